@@ -1,0 +1,12 @@
+//! `vmlane bench`.
+
+use std::process::ExitCode;
+
+#[derive(Debug, clap::Args)]
+pub struct Args {}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        anyhow::bail!("vmlane bench is not built yet")
+    }
+}
