@@ -1,1 +1,5 @@
-//! placeholder
+//! Hardware models: what a guest's driver sees. They know ports and guest memory, never a socket
+//! and never another VM's device; `transport` carries register accesses to them.
+
+pub mod irq;
+pub mod pci;

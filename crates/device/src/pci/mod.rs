@@ -1,0 +1,65 @@
+//! The PCI function as a transport drives it.
+
+use std::os::fd::OwnedFd;
+
+use vmlane_mem::MemoryMap;
+
+/// Number of PCI regions a function has: BAR 0 to 5, the ROM, the configuration space.
+pub const REGIONS: usize = 8;
+/// Region number of the configuration space.
+pub const CONFIG_REGION: usize = 7;
+
+/// One region (BAR, ROM or configuration space) as announced to the VMM. Size 0: absent.
+#[derive(Debug, Default)]
+pub struct Region {
+    /// Bytes.
+    pub size: u64,
+    pub readable: bool,
+    pub writable: bool,
+    /// A file the VMM may map instead of trapping accesses (the whole region, offset 0).
+    pub mmap: Option<OwnedFd>,
+}
+
+/// How many vectors of each kind the function offers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct IrqCounts {
+    pub intx: u32,
+    pub msi: u32,
+    pub msix: u32,
+}
+
+/// A register access that the device cannot carry out: answered with an error, never fatal.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AccessError {
+    #[error("region {region} has no {len} bytes at {offset:#x}")]
+    OutOfRange { region: u32, offset: u64, len: usize },
+}
+
+/// A PCI function. One session thread calls it; nothing here may block on another VM.
+pub trait PciDevice: Send {
+    /// The regions, in the order of [`REGIONS`]. Called whenever the VMM asks.
+    fn region(&self, index: usize) -> Region;
+
+    /// The vectors offered.
+    fn irq_counts(&self) -> IrqCounts;
+
+    /// Reads `data.len()` bytes at `offset` of `region` (configuration space included).
+    fn read(&mut self, region: usize, offset: u64, data: &mut [u8]) -> Result<(), AccessError>;
+
+    /// Writes. `posted` is true when the VMM asked for no reply, so the vCPU has already gone on.
+    fn write(&mut self, region: usize, offset: u64, data: &[u8], posted: bool) -> Result<(), AccessError>;
+
+    /// The guest's memory is now `map` (a region was added, or [`Self::unmap`] has been obeyed).
+    fn memory(&mut self, map: &MemoryMap);
+
+    /// Guest addresses `[start, start + len)` are about to go away. When this returns nothing, no
+    /// worker either, touches them any more.
+    fn unmap(&mut self, start: u64, len: u64);
+
+    /// The interrupt set-up changed (vectors connected, disconnected, or INTx unmasked): raise again
+    /// whatever is still pending.
+    fn irqs_changed(&mut self);
+
+    /// Function reset: everything but identity (MAC, CID) is forgotten.
+    fn reset(&mut self);
+}

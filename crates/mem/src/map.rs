@@ -1,0 +1,3 @@
+/// placeholder
+#[derive(Clone, Debug, Default)]
+pub struct MemoryMap {}
