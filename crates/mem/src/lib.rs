@@ -1,4 +1,18 @@
 //! Guest memory: shared files mapped into this process, guest addresses translated, bytes copied.
-//! The only crate where guest bytes meet `unsafe`.
+//!
+//! The only crate where guest bytes meet `unsafe`. Everything behind these types may change at any
+//! moment: a guest (or another thread of the VMM) writes while we read. So nothing here hands out a
+//! reference into guest memory; bytes are copied out, indices are loaded as atomics, and every
+//! pointer stays inside a mapping that the holder keeps alive.
+
 mod map;
-pub use map::*;
+mod pages;
+mod region;
+mod sigbus;
+
+pub use map::{Fault, MapError, MapRequest, MemoryMap};
+pub use pages::{Pages, copy};
+pub use region::memfd;
+
+#[cfg(test)]
+mod tests;
