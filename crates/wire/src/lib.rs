@@ -1,1 +1,4 @@
-//! placeholder
+//! Bytes as named types: no I/O, no unsafe, no trust in lengths that came from outside.
+
+pub mod pci;
+pub mod vfio_user;

@@ -1,6 +1,9 @@
 //! The PCI function as a transport drives it.
 
+pub mod config;
+
 use std::os::fd::OwnedFd;
+use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
 
@@ -60,6 +63,13 @@ pub trait PciDevice: Send {
     /// whatever is still pending.
     fn irqs_changed(&mut self);
 
-    /// Function reset: everything but identity (MAC, CID) is forgotten.
+    /// Function reset: everything but identity (MAC, CID) and the memory map is forgotten. The VMM
+    /// does not announce its memory again after a reset.
     fn reset(&mut self);
+
+    /// How long the session may busy-wait for the next access after one: a driver in the middle of a
+    /// burst of port I/O waits for each answer, and sleeping costs it more than the work.
+    fn spin_hint(&self) -> Duration {
+        Duration::ZERO
+    }
 }
