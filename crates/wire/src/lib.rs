@@ -2,3 +2,5 @@
 
 pub mod pci;
 pub mod vfio_user;
+pub mod vmci;
+pub mod vmci_stream;

@@ -1,0 +1,233 @@
+//! One direction of a lane: bytes from one end's ring into the other's, and when it may sleep.
+//!
+//! Between calls everything here is plain data; the ends' shared indices are touched only through
+//! their ports. `tests/interleavings.rs` runs this very code against every interleaving of a small
+//! model and fails when one of the rules M1 to M4 is broken.
+
+use vmlane_port::{End, PortFault, StreamPort, transfer};
+
+/// Why a direction sleeps, and therefore what wakes it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Sleep {
+    /// Nothing to move, and the writer sees an empty ring: its next byte sends a notice.
+    Empty,
+    /// The reader's ring is exactly full: its next read sends a notice.
+    Full,
+    /// Nothing will ever move again, or nobody is there to take it.
+    Over,
+}
+
+/// Whose fault it was.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Blame {
+    Source(PortFault),
+    Sink(PortFault),
+}
+
+/// Where bytes come from.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+enum Source {
+    /// The end's own ring.
+    Ring,
+    /// What the end left behind when it went; `at` bytes of it are delivered.
+    Spill { bytes: Vec<u8>, at: usize },
+}
+
+/// One direction. `marks` are ends to announce once `moved` has reached their position.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Direction {
+    source: Source,
+    sleep: Option<Sleep>,
+    moved: u64,
+    marks: Vec<(u64, End)>,
+}
+
+impl Default for Direction {
+    fn default() -> Self {
+        Direction { source: Source::Ring, sleep: None, moved: 0, marks: Vec::new() }
+    }
+}
+
+/// The two ends of a direction; `None` for one that has left.
+type Ends<'a> = (Option<&'a mut (dyn StreamPort + 'static)>, Option<&'a mut (dyn StreamPort + 'static)>);
+
+impl Direction {
+    /// Bytes moved so far.
+    pub fn moved(&self) -> u64 {
+        self.moved
+    }
+
+    pub fn sleep(&self) -> Option<Sleep> {
+        self.sleep
+    }
+
+    /// Bytes of a spill that are not delivered yet.
+    pub fn spilled(&self) -> usize {
+        match &self.source {
+            Source::Ring => 0,
+            Source::Spill { bytes, at } => bytes.len() - at,
+        }
+    }
+
+    /// Moves what fits, at most `quota` bytes, leaving the sink a little room (rule M7). A direction
+    /// that finds work is awake afterwards; one that sleeps and finds none sleeps on.
+    pub fn turn(&mut self, ends: Ends<'_>, quota: usize) -> Result<usize, Blame> {
+        let (from, Some(to)) = ends else {
+            self.sleep = Some(Sleep::Over);
+            return Ok(0);
+        };
+        let keep_free = to.keep_free();
+        let moved = self.step(from, to, quota, keep_free)?;
+        if moved > 0 {
+            self.sleep = None;
+        }
+        Ok(moved)
+    }
+
+    /// Makes the direction look again: whoever calls knows that something may have changed.
+    pub fn wake(&mut self) {
+        self.sleep = None;
+    }
+
+    /// Tries to sleep by rule M4. True if it may; false if there is more to do.
+    pub fn try_sleep(&mut self, ends: Ends<'_>, quota: usize) -> Result<bool, Blame> {
+        let (mut from, Some(to)) = ends else {
+            self.sleep = Some(Sleep::Over);
+            return Ok(true);
+        };
+        // To the last byte: only a reader that saw a full ring announces that it made room.
+        self.step(from.as_deref_mut(), to, quota, 0)?;
+        to.nudge().map_err(Blame::Sink)?;
+        self.sleep = match (&self.source, from) {
+            (Source::Ring, Some(from)) => {
+                from.settle_reading().map_err(Blame::Source)?;
+                if from.arm_readable().map_err(Blame::Source)? {
+                    Some(Sleep::Empty)
+                } else if to.arm_writable().map_err(Blame::Sink)? {
+                    Some(Sleep::Full)
+                } else {
+                    None
+                }
+            }
+            (Source::Ring, None) => Some(Sleep::Over),
+            (Source::Spill { bytes, at }, _) if *at == bytes.len() => Some(Sleep::Over),
+            (Source::Spill { .. }, _) => to.arm_writable().map_err(Blame::Sink)?.then_some(Sleep::Full),
+        };
+        Ok(self.sleep.is_some())
+    }
+
+    fn step(
+        &mut self,
+        from: Option<&mut (dyn StreamPort + 'static)>,
+        to: &mut dyn StreamPort,
+        quota: usize,
+        keep_free: usize,
+    ) -> Result<usize, Blame> {
+        let len = match (&mut self.source, from) {
+            (Source::Ring, Some(from)) => {
+                let readable = from.readable().map_err(Blame::Source)?.min(quota);
+                let len = if readable == 0 { 0 } else { readable.min(room(to, keep_free)?) };
+                if len > 0 {
+                    // M1: bytes first, then the tail that announces them; the source's room last.
+                    transfer(to.sink(), from.source(), len);
+                    to.produce(len).map_err(Blame::Sink)?;
+                    from.consume(len).map_err(Blame::Source)?;
+                }
+                len
+            }
+            (Source::Ring, None) => 0,
+            (Source::Spill { bytes, at }, _) => {
+                let rest = (bytes.len() - *at).min(quota);
+                let len = if rest == 0 { 0 } else { rest.min(room(to, keep_free)?) };
+                if len > 0 {
+                    to.sink().write(&bytes[*at..*at + len]);
+                    *at += len;
+                    to.produce(len).map_err(Blame::Sink)?;
+                }
+                len
+            }
+        };
+        self.moved += len as u64;
+        self.announce(to);
+        Ok(len)
+    }
+
+    /// Tells the sink of every end whose bytes it has.
+    fn announce(&mut self, to: &mut dyn StreamPort) {
+        if self.marks.is_empty() {
+            return;
+        }
+        let moved = self.moved;
+        self.marks.retain(|&(position, end)| {
+            if position <= moved {
+                to.end(end);
+            }
+            position > moved
+        });
+    }
+
+    /// Announces `end` behind everything the source has written up to now.
+    pub fn mark(&mut self, from: Option<&mut (dyn StreamPort + 'static)>, end: End) -> Result<(), Blame> {
+        let pending = match (&self.source, from) {
+            (Source::Ring, Some(from)) => from.readable().map_err(Blame::Source)?,
+            (Source::Ring, None) => 0,
+            (Source::Spill { .. }, _) => self.spilled(),
+        };
+        if !self.marks.iter().any(|&(_, pending_end)| pending_end == end) {
+            self.marks.push((self.moved + pending as u64, end));
+        }
+        self.sleep = None;
+        Ok(())
+    }
+
+    /// The source's end leaves: what its ring still holds moves on, the rest is kept here. `allow`
+    /// says whether that many bytes may be kept; if not they are lost with their sender. Returns the
+    /// number kept. The port is not used after this.
+    pub fn source_leaves(
+        &mut self,
+        from: &mut (dyn StreamPort + 'static),
+        to: Option<&mut (dyn StreamPort + 'static)>,
+        allow: impl FnOnce(usize) -> bool,
+    ) -> Result<usize, Blame> {
+        let Some(to) = to else {
+            self.source = Source::Spill { bytes: Vec::new(), at: 0 };
+            return Ok(0);
+        };
+        while self.step(Some(from), to, usize::MAX, 0)? > 0 {}
+        let rest = from.readable().map_err(Blame::Source)?;
+        let kept = if rest > 0 && allow(rest) { rest } else { 0 };
+        let mut bytes = vec![0; kept];
+        from.source().read(&mut bytes);
+        self.source = Source::Spill { bytes, at: 0 };
+        if kept > 0 {
+            // Nobody will read what the peer writes from here on, however long it takes to read this.
+            to.end(End::Refused);
+        }
+        self.mark(None, End::Detached)?;
+        self.announce(to);
+        Ok(kept)
+    }
+
+    /// Gives up whatever is kept: nobody is left to read it. Returns the number of bytes.
+    pub fn drop_spill(&mut self) -> usize {
+        let dropped = self.spilled();
+        self.source = Source::Spill { bytes: Vec::new(), at: 0 };
+        self.marks.clear();
+        dropped
+    }
+
+    /// For the safety net: is there something this direction could move right now?
+    pub fn has_work(&self, ends: Ends<'_>) -> Result<bool, Blame> {
+        let (from, Some(to)) = ends else { return Ok(false) };
+        let readable = match (&self.source, from) {
+            (Source::Ring, Some(from)) => from.readable().map_err(Blame::Source)?,
+            (Source::Ring, None) => 0,
+            (Source::Spill { .. }, _) => self.spilled(),
+        };
+        Ok(readable > 0 && to.writable().map_err(Blame::Sink)? > 0)
+    }
+}
+
+fn room(to: &mut dyn StreamPort, keep_free: usize) -> Result<usize, Blame> {
+    Ok(to.writable().map_err(Blame::Sink)?.saturating_sub(keep_free))
+}

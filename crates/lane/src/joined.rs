@@ -1,0 +1,229 @@
+//! A lane: two ends, two directions, and how they come apart.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use vmlane_port::{Budget, End, LaneEnd, Shutdown, Side, StreamPort};
+
+use crate::direction::{Blame, Direction, Sleep};
+
+/// What a turn of a lane did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Bytes moved.
+    Moved(usize),
+    /// Nothing to do at the moment.
+    Idle,
+}
+
+/// A fault of one end ended the lane.
+#[derive(Debug)]
+pub struct Broken {
+    pub side: Side,
+    pub fault: vmlane_port::PortFault,
+}
+
+/// Two joined ends. Owned by one worker.
+pub struct Lane {
+    ends: [Option<LaneEnd>; 2],
+    /// `directions[Side::A]` carries what A wrote.
+    directions: [Direction; 2],
+    /// Who pays for the bytes kept of an end that has left, and how many; given back when they are
+    /// delivered or dropped.
+    charged: [Option<(Arc<Budget>, usize)>; 2],
+    /// False if an end never announces anything: then the lane looks by itself.
+    notifies: bool,
+    /// When bytes last moved, for the worker's decision to sleep.
+    pub last_moved: Instant,
+    pub last_nudge: Instant,
+    /// Whether the worker has it on its list of lanes to turn.
+    pub active: bool,
+    /// For the safety net: progress at its last look that found something left undone.
+    suspicion: Option<[u64; 2]>,
+    sleeps: u64,
+}
+
+type PortRef<'a> = Option<&'a mut (dyn StreamPort + 'static)>;
+
+fn pair(ends: &mut [Option<LaneEnd>; 2], from: Side) -> (PortRef<'_>, PortRef<'_>) {
+    let [a, b] = ends;
+    let a = a.as_mut().map(|end| &mut *end.port);
+    let b = b.as_mut().map(|end| &mut *end.port);
+    if from == Side::A { (a, b) } else { (b, a) }
+}
+
+fn broken(from: Side, blame: Blame) -> Broken {
+    match blame {
+        Blame::Source(fault) => Broken { side: from, fault },
+        Blame::Sink(fault) => Broken { side: from.other(), fault },
+    }
+}
+
+fn refund(charge: &mut Option<(Arc<Budget>, usize)>) {
+    if let Some((budget, bytes)) = charge.take() {
+        budget.give_back(bytes);
+    }
+}
+
+impl Lane {
+    pub fn new(ends: [LaneEnd; 2], now: Instant) -> Lane {
+        let notifies = ends.iter().all(|end| end.port.notifies());
+        Lane {
+            ends: ends.map(Some),
+            directions: Default::default(),
+            charged: [None, None],
+            notifies,
+            last_moved: now,
+            last_nudge: now,
+            active: false,
+            suspicion: None,
+            sleeps: 0,
+        }
+    }
+
+    pub fn notifies(&self) -> bool {
+        self.notifies
+    }
+
+    /// Bytes moved, both directions.
+    pub fn moved(&self) -> u64 {
+        self.directions.iter().map(Direction::moved).sum()
+    }
+
+    /// One turn of each direction.
+    pub fn turn(&mut self, quota: usize) -> Result<Turn, Broken> {
+        let mut moved = 0;
+        for from in Side::BOTH {
+            let ends = pair(&mut self.ends, from);
+            let direction = &mut self.directions[from as usize];
+            moved += direction.turn(ends, quota).map_err(|blame| broken(from, blame))?;
+            if direction.spilled() == 0 {
+                refund(&mut self.charged[from as usize]);
+            }
+        }
+        Ok(if moved > 0 { Turn::Moved(moved) } else { Turn::Idle })
+    }
+
+    /// Makes both directions look again.
+    pub fn wake(&mut self) {
+        self.directions.iter_mut().for_each(Direction::wake);
+    }
+
+    /// Tries to put both directions to sleep. True if the lane may be left alone until it is kicked.
+    pub fn try_sleep(&mut self, quota: usize) -> Result<bool, Broken> {
+        let mut asleep = true;
+        for from in Side::BOTH {
+            let ends = pair(&mut self.ends, from);
+            asleep &=
+                self.directions[from as usize].try_sleep(ends, quota).map_err(|blame| broken(from, blame))?;
+        }
+        self.sleeps += u64::from(asleep);
+        Ok(asleep)
+    }
+
+    /// Wakes readers that wait for more than one notice told them of.
+    pub fn nudge(&mut self) -> Result<(), Broken> {
+        for side in Side::BOTH {
+            if let Some(end) = &mut self.ends[side as usize] {
+                end.port.nudge().map_err(|fault| Broken { side, fault })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `side` announced that it sends or receives no more.
+    pub fn shutdown(&mut self, side: Side, what: Shutdown) -> Result<(), Broken> {
+        match what {
+            Shutdown::Send => self.mark(side, End::Finished),
+            Shutdown::Receive => {
+                if let Some(peer) = &mut self.ends[side.other() as usize] {
+                    peer.port.end(End::Refused);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// `side` reset the connection.
+    pub fn reset(&mut self, side: Side) -> Result<(), Broken> {
+        self.mark(side, End::Reset)
+    }
+
+    fn mark(&mut self, side: Side, end: End) -> Result<(), Broken> {
+        let (from, _) = pair(&mut self.ends, side);
+        self.directions[side as usize].mark(from, end).map_err(|blame| broken(side, blame))
+    }
+
+    /// `side` leaves: its bytes are taken, its port is dropped. Returns the number of bytes kept for
+    /// a peer that had no room for them yet, or why they could not be taken.
+    pub fn leave(&mut self, side: Side) -> Result<usize, Broken> {
+        let Some(mut end) = self.ends[side as usize].take() else { return Ok(0) };
+        let peer = self.ends[side.other() as usize].as_mut().map(|peer| &mut *peer.port);
+        let budget = end.budget.clone();
+        let direction = &mut self.directions[side as usize];
+        let kept = direction.source_leaves(&mut *end.port, peer, |bytes| budget.take(bytes));
+        // What the peer had on the way to the leaver has no reader any more.
+        self.directions[side.other() as usize].drop_spill();
+        refund(&mut self.charged[side.other() as usize]);
+        self.wake();
+        let kept = kept.map_err(|blame| broken(side, blame))?;
+        self.charged[side as usize] = Some((budget, kept));
+        Ok(kept)
+    }
+
+    /// True once both ends have left.
+    pub fn is_over(&self) -> bool {
+        self.ends.iter().all(Option::is_none)
+    }
+
+    /// Ends the lane because of a fault: whoever is left is told that its peer is gone.
+    pub fn break_up(&mut self) {
+        for end in self.ends.iter_mut().filter_map(Option::as_mut) {
+            end.port.end(End::Detached);
+        }
+        self.ends = [None, None];
+        self.charged.iter_mut().for_each(refund);
+    }
+
+    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: two looks with work left
+    /// undone and no progress between them mean a lost notice.
+    pub fn inspect(&mut self) -> Result<Inspection, Broken> {
+        let mut refill = false;
+        let mut stuck = false;
+        for from in Side::BOTH {
+            let direction = &self.directions[from as usize];
+            let sleep = direction.sleep();
+            let work = direction.has_work(pair(&mut self.ends, from)).map_err(|blame| broken(from, blame))?;
+            match sleep {
+                Some(Sleep::Full) => refill |= work,
+                _ => stuck |= work,
+            }
+        }
+        let progress = [self.moved(), self.sleeps];
+        let again = self.suspicion == Some(progress);
+        self.suspicion = stuck.then_some(progress);
+        Ok(match (stuck && again, refill) {
+            (true, _) => Inspection::LostNotice,
+            (false, true) => Inspection::Refill,
+            (false, false) => Inspection::Quiet,
+        })
+    }
+
+    /// Repairs after a lost notice: everybody looks again.
+    pub fn rouse(&mut self) {
+        for end in self.ends.iter_mut().filter_map(Option::as_mut) {
+            end.port.rouse();
+        }
+        self.wake();
+    }
+}
+
+/// What the safety net found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspection {
+    Quiet,
+    /// A resting reader has made some room; filling it early is useful, nothing was lost.
+    Refill,
+    /// Work was left undone over two looks: a notice got lost.
+    LostNotice,
+}

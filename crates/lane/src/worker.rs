@@ -1,0 +1,407 @@
+//! Workers: one thread each, which owns its lanes and turns them while there is work.
+//!
+//! A worker is adaptive: busy while bytes move, spinning for a while after, then it arms the lanes by
+//! the rules, and parks when none is left awake. A safety net looks at sleeping lanes ten times a
+//! second; it counts what it finds and must find nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use tracing::{debug, error, warn};
+use vmlane_port::{LaneEnd, LaneId, Lanes, Shutdown, Side};
+use vmlane_stats::counters;
+
+use crate::joined::{Broken, Inspection, Lane, Turn};
+use crate::queue::{Command, Queue};
+
+/// How workers behave.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Threads. Every lane belongs to one of them.
+    pub workers: u16,
+    /// How long a lane is polled after its last byte before it is armed and left alone.
+    pub spin: Duration,
+    /// Never sleep: a core of its own is spent on latency.
+    pub poll: bool,
+    /// Bytes a lane moves per turn at most, so that one cannot hold the worker.
+    pub quota: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Self {
+        Settings { workers: 1, spin: Duration::from_micros(500), poll: false, quota: 1 << 20 }
+    }
+}
+
+counters! {
+    /// What the workers did, all of them together.
+    pub struct WorkerStats {
+        /// Bytes copied from end to end.
+        bytes,
+        /// Turns that moved something.
+        turns,
+        /// Lanes put to sleep.
+        sleeps,
+        /// Times a worker parked.
+        parks,
+        /// Lanes joined.
+        joined,
+        /// Lanes ended because an end broke the rules of its ring.
+        broken,
+        /// Lanes ended because our own code panicked on them.
+        panics,
+        /// Bytes kept for a peer after their sender had left.
+        spilled_bytes,
+        /// Bytes lost because their sender left and its budget was spent.
+        lost_bytes,
+        /// Safety net: notices that had got lost. Stays 0 unless there is a bug here or in a guest.
+        lost_notices,
+        /// Safety net: rings of resting readers topped up early.
+        refills,
+    }
+}
+
+/// How often the safety net looks.
+const INSPECT: Duration = Duration::from_millis(100);
+/// How often a reader is reminded of bytes it has not come for, while more arrive.
+const NUDGE: Duration = Duration::from_millis(1);
+/// Turns between two looks at the clock while bytes move.
+const CLOCK_EVERY: u32 = 16;
+/// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
+const PAUSES: u32 = 32;
+/// A lane whose ends never announce anything is looked at this often when idle.
+const POLLED: Duration = Duration::from_millis(1);
+
+/// The worker threads; dropping it stops them.
+pub struct Workers {
+    queues: Vec<Arc<Queue>>,
+    threads: Vec<JoinHandle<()>>,
+    stats: Arc<WorkerStats>,
+    next: std::sync::atomic::AtomicUsize,
+}
+
+impl Workers {
+    /// Starts the threads.
+    pub fn start(settings: Settings) -> std::io::Result<Workers> {
+        let stats = Arc::new(WorkerStats::default());
+        let mut workers = Workers {
+            queues: Vec::new(),
+            threads: Vec::new(),
+            stats: stats.clone(),
+            next: std::sync::atomic::AtomicUsize::new(0),
+        };
+        for number in 0..settings.workers.max(1) {
+            let queue = Arc::new(Queue::default());
+            let worker = Worker::new(queue.clone(), settings, stats.clone());
+            workers.queues.push(queue);
+            let thread = std::thread::Builder::new().name(format!("worker-{number}"));
+            workers.threads.push(thread.spawn(move || worker.run())?);
+        }
+        Ok(workers)
+    }
+
+    pub fn stats(&self) -> &Arc<WorkerStats> {
+        &self.stats
+    }
+}
+
+impl Drop for Workers {
+    fn drop(&mut self) {
+        self.queues.iter().for_each(|queue| queue.stop());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Lanes for Workers {
+    fn join(&self, ends: [LaneEnd; 2]) -> LaneId {
+        let worker = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % self.queues.len();
+        LaneId { worker: worker as u16, number: self.queues[worker].join(ends) }
+    }
+
+    fn kick(&self, lane: LaneId) {
+        self.queues[usize::from(lane.worker)].kick(lane.number);
+    }
+
+    fn shutdown(&self, lane: LaneId, side: Side, what: Shutdown) {
+        let queue = &self.queues[usize::from(lane.worker)];
+        queue.send(lane.number, |slot| Command::Shutdown { slot, side, what });
+    }
+
+    fn reset(&self, lane: LaneId, side: Side) {
+        self.queues[usize::from(lane.worker)].send(lane.number, |slot| Command::Reset { slot, side });
+    }
+
+    fn leave(&self, ends: &[(LaneId, Side)]) {
+        let (done, finished) = sync_channel(ends.len());
+        let mut asked = 0;
+        for &(lane, side) in ends {
+            let done = done.clone();
+            let queue = &self.queues[usize::from(lane.worker)];
+            asked += usize::from(queue.send(lane.number, |slot| Command::Leave { slot, side, done }));
+        }
+        drop(done);
+        // A sender that is dropped unused (its lane was gone, or the worker stops) counts as an answer.
+        for _ in 0..asked {
+            if finished.recv().is_err() {
+                break;
+            }
+        }
+    }
+}
+
+struct Worker {
+    queue: Arc<Queue>,
+    settings: Settings,
+    stats: Arc<WorkerStats>,
+    lanes: Vec<Option<Lane>>,
+    /// Slots of the lanes that are awake.
+    active: Vec<usize>,
+    commands: Vec<Command>,
+    inspected: Instant,
+    polled: Instant,
+}
+
+impl Worker {
+    fn new(queue: Arc<Queue>, settings: Settings, stats: Arc<WorkerStats>) -> Worker {
+        let now = Instant::now();
+        Worker {
+            queue,
+            settings,
+            stats,
+            lanes: Vec::new(),
+            active: Vec::new(),
+            commands: Vec::new(),
+            inspected: now,
+            polled: now,
+        }
+    }
+
+    fn run(mut self) {
+        self.queue.adopt();
+        let mut idle_rounds = 0;
+        let mut until_clock = 0;
+        let mut now = Instant::now();
+        loop {
+            if !self.obey() {
+                return;
+            }
+            if until_clock == 0 || idle_rounds > 0 {
+                now = Instant::now();
+                until_clock = CLOCK_EVERY;
+                self.housekeeping(now);
+            }
+            until_clock -= 1;
+            if self.round(now) {
+                idle_rounds = 0;
+            } else if self.active.is_empty() && !self.settings.poll {
+                self.park();
+                idle_rounds = 1;
+            } else {
+                idle_rounds += 1;
+                if idle_rounds > PAUSES { std::thread::yield_now() } else { std::hint::spin_loop() }
+            }
+        }
+    }
+
+    fn park(&mut self) {
+        self.stats.parks.inc();
+        let timeout = if self.lanes.iter().flatten().any(|lane| !lane.notifies()) {
+            Some(POLLED)
+        } else if self.lanes.iter().any(Option::is_some) {
+            Some(INSPECT)
+        } else {
+            None
+        };
+        self.queue.park(timeout);
+    }
+
+    /// Carries out what other threads asked for. False when asked to stop.
+    fn obey(&mut self) -> bool {
+        let mut commands = std::mem::take(&mut self.commands);
+        let any = self.queue.take(&mut commands);
+        let mut go_on = true;
+        if any {
+            for command in commands.drain(..) {
+                go_on &= self.command(command);
+            }
+        }
+        self.commands = commands;
+        go_on
+    }
+
+    fn command(&mut self, command: Command) -> bool {
+        match command {
+            Command::Stop => return false,
+            Command::Join { slot, ends } => {
+                if self.lanes.len() <= slot {
+                    self.lanes.resize_with(slot + 1, || None);
+                }
+                self.lanes[slot] = Some(Lane::new(ends, Instant::now()));
+                self.stats.joined.inc();
+                self.activate(slot);
+            }
+            Command::Kick { slot } => self.activate(slot),
+            Command::Shutdown { slot, side, what } => {
+                self.guarded(slot, |lane| lane.shutdown(side, what));
+                self.activate(slot);
+            }
+            Command::Reset { slot, side } => {
+                self.guarded(slot, |lane| lane.reset(side));
+                self.activate(slot);
+            }
+            Command::Leave { slot, side, done } => {
+                if let Some(kept) = self.guarded(slot, |lane| lane.leave(side)) {
+                    self.stats.spilled_bytes.add(kept as u64);
+                }
+                if self.lanes.get(slot).and_then(Option::as_ref).is_some_and(Lane::is_over) {
+                    self.remove(slot);
+                } else {
+                    self.activate(slot);
+                }
+                let _ = done.send(());
+            }
+        }
+        true
+    }
+
+    fn activate(&mut self, slot: usize) {
+        let Some(lane) = self.lanes.get_mut(slot).and_then(Option::as_mut) else { return };
+        lane.last_moved = Instant::now();
+        if !lane.active {
+            lane.active = true;
+            self.active.push(slot);
+        }
+    }
+
+    /// Turns every lane that is awake. True if bytes moved.
+    fn round(&mut self, now: Instant) -> bool {
+        let mut moved_any = false;
+        let mut index = 0;
+        while index < self.active.len() {
+            let slot = self.active[index];
+            let quota = self.settings.quota;
+            match self.guarded(slot, |lane| lane.turn(quota)) {
+                Some(Turn::Moved(bytes)) => {
+                    self.stats.bytes.add(bytes as u64);
+                    self.stats.turns.inc();
+                    self.moved(slot, now);
+                    moved_any = true;
+                }
+                Some(Turn::Idle) => self.try_sleep(slot, now),
+                None => {}
+            }
+            // A lane that fell asleep or broke has left the list, and another took its place.
+            index += usize::from(self.active.get(index) == Some(&slot));
+        }
+        moved_any
+    }
+
+    fn moved(&mut self, slot: usize, now: Instant) {
+        let Some(lane) = self.lanes[slot].as_mut() else { return };
+        lane.last_moved = now;
+        if now.duration_since(lane.last_nudge) >= NUDGE {
+            lane.last_nudge = now;
+            self.guarded(slot, Lane::nudge);
+        }
+    }
+
+    /// Puts an idle lane to sleep once it has been polled long enough.
+    fn try_sleep(&mut self, slot: usize, now: Instant) {
+        let Some(lane) = self.lanes[slot].as_mut() else { return };
+        if self.settings.poll || now.saturating_duration_since(lane.last_moved) < self.settings.spin {
+            return;
+        }
+        let quota = self.settings.quota;
+        if self.guarded(slot, |lane| lane.try_sleep(quota)) == Some(true) {
+            self.stats.sleeps.inc();
+            self.deactivate(slot);
+        }
+    }
+
+    fn deactivate(&mut self, slot: usize) {
+        if let Some(lane) = self.lanes[slot].as_mut() {
+            lane.active = false;
+        }
+        if let Some(index) = self.active.iter().position(|&other| other == slot) {
+            self.active.swap_remove(index);
+        }
+    }
+
+    /// Runs `action` on a lane; a fault of its ends or a panic of ours ends that lane and no other.
+    fn guarded<T>(&mut self, slot: usize, action: impl FnOnce(&mut Lane) -> Result<T, Broken>) -> Option<T> {
+        let lane = self.lanes.get_mut(slot)?.as_mut()?;
+        match catch_unwind(AssertUnwindSafe(|| action(lane))) {
+            Ok(Ok(value)) => return Some(value),
+            Ok(Err(broken)) => {
+                self.stats.broken.inc();
+                debug!(side = ?broken.side, "stream ended: {}", broken.fault);
+            }
+            Err(_) => {
+                self.stats.panics.inc();
+                error!("a stream's turn panicked; the stream is ended");
+            }
+        }
+        if catch_unwind(AssertUnwindSafe(|| lane.break_up())).is_err() {
+            self.stats.panics.inc();
+        }
+        self.remove(slot);
+        None
+    }
+
+    fn remove(&mut self, slot: usize) {
+        self.deactivate(slot);
+        if self.lanes[slot].take().is_some() {
+            self.queue.free(slot);
+        }
+    }
+
+    /// The safety net, and a look at lanes that never announce anything.
+    fn housekeeping(&mut self, now: Instant) {
+        if now.duration_since(self.polled) >= POLLED {
+            self.polled = now;
+            for slot in 0..self.lanes.len() {
+                if self.lanes[slot].as_ref().is_some_and(|lane| !lane.active && !lane.notifies()) {
+                    self.poll_once(slot);
+                }
+            }
+        }
+        if now.duration_since(self.inspected) >= INSPECT {
+            self.inspected = now;
+            for slot in 0..self.lanes.len() {
+                if self.lanes[slot].as_ref().is_some_and(|lane| !lane.active) {
+                    self.inspect(slot);
+                }
+            }
+        }
+    }
+
+    fn poll_once(&mut self, slot: usize) {
+        if let Some(Turn::Moved(_)) = self.guarded(slot, |lane| lane.turn(usize::MAX)) {
+            self.activate(slot);
+        }
+    }
+
+    fn inspect(&mut self, slot: usize) {
+        match self.guarded(slot, Lane::inspect) {
+            Some(Inspection::LostNotice) => {
+                self.stats.lost_notices.inc();
+                warn!("a stream slept with work to do: a notice got lost; repaired");
+                self.guarded(slot, |lane| {
+                    lane.rouse();
+                    Ok(())
+                });
+                self.activate(slot);
+            }
+            Some(Inspection::Refill) => {
+                self.stats.refills.inc();
+                self.activate(slot);
+            }
+            Some(Inspection::Quiet) | None => {}
+        }
+    }
+}

@@ -1,0 +1,90 @@
+//! What devices ask of whoever moves the bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+
+use crate::StreamPort;
+
+/// One of the two ends of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    A = 0,
+    B = 1,
+}
+
+impl Side {
+    pub const BOTH: [Side; 2] = [Side::A, Side::B];
+
+    pub fn other(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+}
+
+/// A lane: which worker owns it, and which one it is there. Never reused while anyone may hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct LaneId {
+    pub worker: u16,
+    pub number: u64,
+}
+
+/// Bytes one VM may leave behind in streams that it left before its peers had read them.
+#[derive(Debug)]
+pub struct Budget {
+    left: AtomicUsize,
+}
+
+impl Budget {
+    pub fn new(bytes: usize) -> Budget {
+        Budget { left: AtomicUsize::new(bytes) }
+    }
+
+    /// Takes `bytes` if that many are left.
+    pub fn take(&self, bytes: usize) -> bool {
+        self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+    }
+
+    pub fn give_back(&self, bytes: usize) {
+        self.left.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    pub fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+}
+
+/// One end to join: the port, and who pays for bytes it leaves behind.
+pub struct LaneEnd {
+    pub port: Box<dyn StreamPort>,
+    pub budget: Arc<Budget>,
+}
+
+/// What one end has said about the future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shutdown {
+    /// It sends no more: the peer hears of it behind the bytes sent so far.
+    Send,
+    /// It reads no more: the peer hears of it at once.
+    Receive,
+}
+
+/// Joins stream ports. All calls return quickly; none copies.
+pub trait Lanes: Send + Sync {
+    /// Joins two ends; bytes start to move at once.
+    fn join(&self, ends: [LaneEnd; 2]) -> LaneId;
+
+    /// Something may have changed in one of the rings.
+    fn kick(&self, lane: LaneId);
+
+    /// `side` announced that it sends or receives no more.
+    fn shutdown(&self, lane: LaneId, side: Side, what: Shutdown);
+
+    /// `side` reset the connection: its peer hears of it behind the bytes sent so far.
+    fn reset(&self, lane: LaneId, side: Side);
+
+    /// The given ends leave. Blocks until the workers have taken what these ends had still to give
+    /// and touch their memory no more. The peers are told when they have read it all.
+    fn leave(&self, ends: &[(LaneId, Side)]);
+}

@@ -1,0 +1,42 @@
+//! A position in a byte ring over guest pages, and the one copy between two of them.
+
+use vmlane_mem::{Pages, copy};
+
+/// Where in a ring the next bytes are read or written. `at` is below `size`.
+#[derive(Clone, Copy, Debug)]
+pub struct RingSlice<'a> {
+    pub pages: &'a Pages,
+    /// Byte offset of the ring's first data byte in `pages`.
+    pub base: usize,
+    /// Ring size in bytes; indices wrap here, not at a page boundary.
+    pub size: usize,
+    pub at: usize,
+}
+
+impl RingSlice<'_> {
+    /// Copies `out.len()` bytes out of the ring.
+    pub fn read(&self, out: &mut [u8]) {
+        let (head, tail) = out.split_at_mut(out.len().min(self.size - self.at));
+        self.pages.read(self.base + self.at, head);
+        self.pages.read(self.base, tail);
+    }
+
+    /// Copies `data` into the ring.
+    pub fn write(&self, data: &[u8]) {
+        let (head, tail) = data.split_at(data.len().min(self.size - self.at));
+        self.pages.write(self.base + self.at, head);
+        self.pages.write(self.base, tail);
+    }
+}
+
+/// Moves `len` bytes from ring to ring: at most three pieces, for two wraps.
+pub fn transfer(to: RingSlice<'_>, from: RingSlice<'_>, mut len: usize) {
+    let (mut to_at, mut from_at) = (to.at, from.at);
+    while len > 0 {
+        let here = len.min(to.size - to_at).min(from.size - from_at);
+        copy(to.pages, to.base + to_at, from.pages, from.base + from_at, here);
+        to_at = if to_at + here == to.size { 0 } else { to_at + here };
+        from_at = if from_at + here == from.size { 0 } else { from_at + here };
+        len -= here;
+    }
+}

@@ -1,0 +1,83 @@
+//! One end of a byte stream as a lane sees it.
+
+use crate::RingSlice;
+
+/// The far end broke the rules of its ring (an index outside it, or one that went backwards), or its
+/// memory is gone. Its stream ends; nobody else notices.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum PortFault {
+    #[error("{index} {value:#x} is not below the ring size {size:#x}")]
+    OutOfRing { index: &'static str, value: u64, size: u64 },
+    #[error("{index} moved from {before:#x} to {after:#x}, which is not ahead of it")]
+    Backwards { index: &'static str, before: u64, after: u64 },
+    #[error("the memory under the ring is gone")]
+    MemoryGone,
+}
+
+/// How a stream ends for the party that stays, always behind the last byte it could get.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum End {
+    /// The peer sends no more.
+    Finished,
+    /// The peer reads no more.
+    Refused,
+    /// The peer is gone.
+    Detached,
+    /// The peer reset the connection.
+    Reset,
+}
+
+/// One end of a byte stream. A worker owns it; the party behind it (a guest, a process) moves its
+/// own indices at any time.
+///
+/// Reading half: bytes this party has written. Writing half: room for bytes this party will read.
+/// Indices that the party sees may lag behind what was really consumed while the lane is awake; the
+/// `settle_*` and `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
+pub trait StreamPort: Send {
+    /// Bytes the party has written and nobody has consumed, from a fresh load of its index.
+    fn readable(&mut self) -> Result<usize, PortFault>;
+
+    /// Where those bytes lie.
+    fn source(&self) -> RingSlice<'_>;
+
+    /// The first `len` readable bytes are copied. May leave the party unaware of (part of) the room.
+    fn consume(&mut self, len: usize) -> Result<(), PortFault>;
+
+    /// Before sleeping: show the party all the room there is (rule M3 included).
+    fn settle_reading(&mut self) -> Result<(), PortFault>;
+
+    /// After [`Self::settle_reading`]: a fresh look. True if nothing is readable and the party's next
+    /// byte will wake the lane.
+    fn arm_readable(&mut self) -> Result<bool, PortFault>;
+
+    /// Bytes of room in the party's ring, from a fresh load of its index.
+    fn writable(&mut self) -> Result<usize, PortFault>;
+
+    /// Where the room lies.
+    fn sink(&self) -> RingSlice<'_>;
+
+    /// Bytes that should stay free while the lane is awake, so that the party never sees a full ring
+    /// and has no reason to announce that it made room (rule M7).
+    fn keep_free(&self) -> usize;
+
+    /// `len` bytes were written into the room: publish them, and wake the party if it may be asleep.
+    fn produce(&mut self, len: usize) -> Result<(), PortFault>;
+
+    /// A fresh look. True if the ring is exactly full and the party's next read will wake the lane.
+    fn arm_writable(&mut self) -> Result<bool, PortFault>;
+
+    /// Wakes a party that may wait for more bytes than were there when it was last woken (low-water
+    /// marks). Called before sleeping and every millisecond or so while bytes move.
+    fn nudge(&mut self) -> Result<(), PortFault>;
+
+    /// Wakes the party on both halves: the safety net's repair.
+    fn rouse(&mut self);
+
+    /// False if this party never tells the lane of new bytes or room: the lane must look by itself.
+    fn notifies(&self) -> bool {
+        true
+    }
+
+    /// Tells the party how its stream ends. All bytes before it are published.
+    fn end(&mut self, end: End);
+}
