@@ -1,1 +1,18 @@
-//! placeholder
+//! How a VMM reaches a device: a vfio-user server that serves PCI functions, one session a VMM.
+//!
+//! A session owns nothing but its socket and the memory map; it borrows the device. What a guest does
+//! can produce error answers and a device reset, never a closed socket: a VMM does not reconnect, and
+//! a guest whose register access finds nobody spins for ever.
+
+pub mod irq;
+mod limit;
+pub mod listener;
+pub mod stats;
+#[doc(hidden)]
+pub mod testing;
+pub mod vfio_user;
+
+pub use irq::IrqSet;
+pub use listener::{ListenError, Listener, Server};
+pub use stats::SessionStats;
+pub use vfio_user::{Session, SessionEnd, SessionHandle};

@@ -1,0 +1,215 @@
+//! Interrupts as event file descriptors that the VMM handed over.
+//!
+//! Raising costs one write and a read lock that only a `SET_IRQS` message ever contends: with KVM
+//! the descriptor leads straight into the guest. Descriptors come from another process, so they are
+//! checked: a write to one must never block, because workers that serve other VMs do it.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use parking_lot::RwLock;
+use rustix::fs::{FileType, OFlags};
+use vmlane_device::irq::{Interrupts, IrqMode};
+
+use crate::stats::{SessionStats, count};
+
+/// A kind of interrupt that a VMM connects on its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IrqKind {
+    Intx,
+    Msi,
+    Msix,
+}
+
+/// A descriptor that cannot serve as an interrupt.
+#[derive(Debug, thiserror::Error)]
+pub enum IrqError {
+    #[error("interrupt descriptor is a {kind:?}, not an eventfd")]
+    NotEventFd { kind: FileType },
+    #[error("interrupt descriptor cannot be made non-blocking")]
+    Host(#[from] rustix::io::Errno),
+}
+
+/// The vectors of one kind. Switched on without any descriptor is a state of its own: that is how
+/// QEMU enables MSI-X before the guest has asked for a vector.
+#[derive(Debug, Default)]
+struct Group {
+    on: bool,
+    fds: Vec<Option<OwnedFd>>,
+}
+
+impl Group {
+    fn connected(&self) -> u16 {
+        self.fds.iter().flatten().count().try_into().unwrap_or(u16::MAX)
+    }
+}
+
+#[derive(Debug, Default)]
+struct Lines {
+    intx: Group,
+    intx_masked: bool,
+    msi: Group,
+    msix: Group,
+}
+
+impl Lines {
+    fn group(&mut self, kind: IrqKind) -> &mut Group {
+        match kind {
+            IrqKind::Intx => &mut self.intx,
+            IrqKind::Msi => &mut self.msi,
+            IrqKind::Msix => &mut self.msix,
+        }
+    }
+
+    fn mode(&self) -> IrqMode {
+        if self.msix.on {
+            IrqMode::Msix { vectors: self.msix.connected() }
+        } else if self.msi.on {
+            IrqMode::Msi { vectors: self.msi.connected() }
+        } else if self.intx.on {
+            IrqMode::Intx
+        } else {
+            IrqMode::Off
+        }
+    }
+}
+
+/// The interrupts of one device; outlives sessions, empty between them.
+#[derive(Debug)]
+pub struct IrqSet {
+    lines: RwLock<Lines>,
+    /// The mode in force, packed, so that asking for it takes no lock.
+    mode: AtomicU32,
+    stats: Arc<SessionStats>,
+}
+
+impl IrqSet {
+    pub fn new(stats: Arc<SessionStats>) -> IrqSet {
+        IrqSet { lines: RwLock::default(), mode: AtomicU32::new(pack(IrqMode::Off)), stats }
+    }
+
+    /// Connects `fds` to the vectors from `start` on and switches the kind on. The caller has checked
+    /// the range against what the device offers. All or nothing.
+    pub fn connect(&self, kind: IrqKind, start: usize, fds: Vec<OwnedFd>) -> Result<(), IrqError> {
+        for fd in &fds {
+            check_eventfd(fd)?;
+        }
+        self.change(|lines| {
+            let group = lines.group(kind);
+            group.on = true;
+            if group.fds.len() < start + fds.len() {
+                group.fds.resize_with(start + fds.len(), || None);
+            }
+            for (slot, fd) in group.fds[start..].iter_mut().zip(fds) {
+                *slot = Some(fd);
+            }
+        });
+        Ok(())
+    }
+
+    /// Takes the descriptors of `count` vectors away; the kind is (or stays) switched on.
+    pub fn disconnect(&self, kind: IrqKind, start: usize, count: usize) {
+        self.change(|lines| {
+            let group = lines.group(kind);
+            group.on = true;
+            group.fds.iter_mut().skip(start).take(count).for_each(|slot| *slot = None);
+        });
+    }
+
+    /// Switches a kind off.
+    pub fn disable(&self, kind: IrqKind) {
+        self.change(|lines| {
+            *lines.group(kind) = Group::default();
+            if kind == IrqKind::Intx {
+                lines.intx_masked = false;
+            }
+        });
+    }
+
+    /// Holds the line interrupt back, or lets it through again; the device raises again what is
+    /// still pending then.
+    pub fn mask_intx(&self, masked: bool) {
+        self.change(|lines| lines.intx_masked = masked);
+    }
+
+    /// Disconnects everything: the VMM is gone.
+    pub fn clear(&self) {
+        self.change(|lines| *lines = Lines::default());
+    }
+
+    /// Signals one vector of a kind, whatever the mode: the VMM asked for a test interrupt.
+    pub fn trigger(&self, kind: IrqKind, vector: usize) {
+        let lines = self.lines.read();
+        let group = match kind {
+            IrqKind::Intx => &lines.intx,
+            IrqKind::Msi => &lines.msi,
+            IrqKind::Msix => &lines.msix,
+        };
+        self.signal(group, vector);
+    }
+
+    fn change(&self, change: impl FnOnce(&mut Lines)) {
+        let mut lines = self.lines.write();
+        change(&mut lines);
+        self.mode.store(pack(lines.mode()), Ordering::Release);
+    }
+
+    fn signal(&self, group: &Group, vector: usize) -> bool {
+        let Some(Some(fd)) = group.fds.get(vector) else { return false };
+        // A full counter means that the interrupt is pending anyway, so no error matters here.
+        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        count(&self.stats.irqs_raised);
+        true
+    }
+}
+
+impl Interrupts for IrqSet {
+    fn mode(&self) -> IrqMode {
+        unpack(self.mode.load(Ordering::Acquire))
+    }
+
+    fn raise(&self, vector: u16) -> bool {
+        let lines = self.lines.read();
+        if lines.msix.on {
+            self.signal(&lines.msix, usize::from(vector))
+        } else if lines.msi.on {
+            self.signal(&lines.msi, usize::from(vector))
+        } else {
+            lines.intx.on && (lines.intx_masked || self.signal(&lines.intx, 0))
+        }
+    }
+}
+
+/// Eventfds have no file type of their own (anonymous inodes); pipes, sockets, devices and files of
+/// a slow file system do, and a write to those could block. Other anonymous inodes refuse writes.
+fn check_eventfd(fd: &OwnedFd) -> Result<(), IrqError> {
+    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
+    if kind != FileType::Unknown {
+        return Err(IrqError::NotEventFd { kind });
+    }
+    let flags = rustix::fs::fcntl_getfl(fd)?;
+    if !flags.contains(OFlags::NONBLOCK) {
+        rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
+    }
+    Ok(())
+}
+
+fn pack(mode: IrqMode) -> u32 {
+    match mode {
+        IrqMode::Off => 0,
+        IrqMode::Intx => 1 << 16,
+        IrqMode::Msi { vectors } => 2 << 16 | u32::from(vectors),
+        IrqMode::Msix { vectors } => 3 << 16 | u32::from(vectors),
+    }
+}
+
+fn unpack(word: u32) -> IrqMode {
+    let vectors = (word & 0xffff) as u16;
+    match word >> 16 {
+        1 => IrqMode::Intx,
+        2 => IrqMode::Msi { vectors },
+        3 => IrqMode::Msix { vectors },
+        _ => IrqMode::Off,
+    }
+}

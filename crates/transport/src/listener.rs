@@ -1,0 +1,248 @@
+//! A unix socket that VMMs connect to, and the thread that serves them one after the other.
+//!
+//! One device, one VMM at a time: a second one is turned away while the first is served. A VMM that
+//! was killed and started again may connect before its predecessor's end has been noticed, so
+//! turning away waits a moment first. The device lives in the serving thread, across sessions.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use vmlane_device::pci::PciDevice;
+
+use crate::irq::IrqSet;
+use crate::limit::LogLimit;
+use crate::stats::{SessionStats, count};
+use crate::vfio_user::{Session, SessionHandle};
+
+/// Why a socket cannot be offered.
+#[derive(Debug, thiserror::Error)]
+pub enum ListenError {
+    #[error("{path}: exists and is not a socket")]
+    NotSocket { path: PathBuf },
+    #[error("{path}: another process serves this socket")]
+    InUse { path: PathBuf },
+    #[error("{path}: {what}: {source}")]
+    Host { path: PathBuf, what: &'static str, source: io::Error },
+}
+
+/// A socket that is bound and listening; only its owner may connect.
+#[derive(Debug)]
+pub struct Listener {
+    socket: OwnedFd,
+    path: PathBuf,
+}
+
+impl Listener {
+    /// Binds `path`, creating its directory and replacing a socket that nobody serves any more.
+    pub fn bind(path: impl Into<PathBuf>) -> Result<Listener, ListenError> {
+        let path = path.into();
+        let host = |what| {
+            let path = path.clone();
+            move |source: io::Error| ListenError::Host { path, what, source }
+        };
+        if let Some(directory) = path.parent() {
+            let mut builder = std::fs::DirBuilder::new();
+            builder.recursive(true).mode(0o700);
+            builder.create(directory).map_err(host("creating its directory"))?;
+        }
+        remove_stale(&path)?;
+        let flags = SocketFlags::CLOEXEC;
+        let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
+            .map_err(|error| host("creating a socket")(error.into()))?;
+        let address = SocketAddrUnix::new(&path).map_err(|error| host("using it as an address")(error.into()))?;
+        rustix::net::bind(&socket, &address).map_err(|error| host("binding")(error.into()))?;
+        // Before listening: until then nobody can connect, whatever the umask was.
+        rustix::fs::chmod(&path, Mode::RUSR | Mode::WUSR).map_err(|error| host("setting its mode")(error.into()))?;
+        rustix::net::listen(&socket, 4).map_err(|error| host("listening")(error.into()))?;
+        Ok(Listener { socket, path })
+    }
+
+    /// Serves `device` to whoever connects, on two threads named after `name`.
+    pub fn serve(
+        self,
+        name: &str,
+        device: Box<dyn PciDevice>,
+        irqs: Arc<IrqSet>,
+        stats: Arc<SessionStats>,
+    ) -> io::Result<Server> {
+        let Listener { socket, path } = self;
+        let socket = Arc::new(socket);
+        let door = Arc::new(Door { name: name.to_owned(), desk: Mutex::default(), changed: Condvar::new(), stats });
+        let serving = {
+            let door = door.clone();
+            spawn(format!("vfu-{name}"), move || door.serve(device, &irqs))?
+        };
+        let mut server = Server { door: door.clone(), socket: socket.clone(), path, threads: vec![serving] };
+        server.threads.push(spawn(format!("acc-{name}"), move || door.accept(&socket))?);
+        Ok(server)
+    }
+}
+
+/// A device on offer. Dropping it stops the session, ends the threads and removes the socket.
+pub struct Server {
+    door: Arc<Door>,
+    socket: Arc<OwnedFd>,
+    path: PathBuf,
+    threads: Vec<JoinHandle<()>>,
+}
+
+impl Server {
+    /// Serves a connection that somebody else accepted. Gives it back if a VMM is being served.
+    pub fn adopt(&self, stream: UnixStream) -> Result<(), UnixStream> {
+        self.door.offer(stream)
+    }
+
+    /// True while a VMM is connected.
+    pub fn connected(&self) -> bool {
+        self.door.desk.lock().session.is_some()
+    }
+
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Same as dropping it.
+    pub fn stop(self) {}
+}
+
+impl Drop for Server {
+    fn drop(&mut self) {
+        self.door.close();
+        // Wakes the accepting thread; the error of a socket already shut down says the same.
+        let _ = rustix::net::shutdown(&*self.socket, Shutdown::Both);
+        // Nobody can connect any more, so the name is of no use; it may have been removed already.
+        let _ = std::fs::remove_file(&self.path);
+        for thread in self.threads.drain(..) {
+            // A thread that panicked has been reported by the panic hook.
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Where connections wait for the serving thread.
+struct Door {
+    name: String,
+    desk: Mutex<Desk>,
+    changed: Condvar,
+    stats: Arc<SessionStats>,
+}
+
+#[derive(Default)]
+struct Desk {
+    waiting: Option<UnixStream>,
+    session: Option<SessionHandle>,
+    closed: bool,
+}
+
+impl Desk {
+    fn busy(&self) -> bool {
+        !self.closed && (self.waiting.is_some() || self.session.is_some())
+    }
+}
+
+impl Door {
+    /// How long a new connection waits for the end of the one before it.
+    const GRACE: Duration = Duration::from_millis(500);
+
+    fn offer(&self, stream: UnixStream) -> Result<(), UnixStream> {
+        let mut desk = self.desk.lock();
+        self.changed.wait_while_for(&mut desk, |desk| desk.busy(), Door::GRACE);
+        if desk.closed || desk.busy() {
+            return Err(stream);
+        }
+        desk.waiting = Some(stream);
+        self.changed.notify_all();
+        Ok(())
+    }
+
+    fn close(&self) {
+        let mut desk = self.desk.lock();
+        desk.closed = true;
+        desk.waiting = None;
+        if let Some(session) = &desk.session {
+            session.stop();
+        }
+        self.changed.notify_all();
+    }
+
+    fn accept(&self, socket: &OwnedFd) {
+        let mut log = LogLimit::default();
+        while !self.desk.lock().closed {
+            match rustix::net::accept_with(socket, SocketFlags::CLOEXEC) {
+                Ok(stream) => {
+                    if self.offer(stream.into()).is_err() {
+                        count(&self.stats.refused);
+                        if let Some(held_back) = log.allow() {
+                            tracing::warn!(device = self.name, held_back, "a second VMM was turned away");
+                        }
+                    }
+                }
+                Err(Errno::INTR | Errno::CONNABORTED) => {}
+                Err(error) => {
+                    if let Some(held_back) = log.allow() {
+                        tracing::warn!(device = self.name, %error, held_back, "accepting a VMM");
+                    }
+                    // Out of descriptors, most likely: others must finish first.
+                    std::thread::sleep(Duration::from_millis(100));
+                }
+            }
+        }
+    }
+
+    fn serve(&self, mut device: Box<dyn PciDevice>, irqs: &Arc<IrqSet>) {
+        loop {
+            let mut desk = self.desk.lock();
+            self.changed.wait_while(&mut desk, |desk| desk.waiting.is_none() && !desk.closed);
+            let Some(stream) = desk.waiting.take() else { return };
+            let session = match Session::new(stream, device.as_mut(), irqs.clone(), self.stats.clone()) {
+                Ok(session) => session,
+                Err(error) => {
+                    tracing::warn!(device = self.name, %error, "VMM connection unusable");
+                    continue;
+                }
+            };
+            desk.session = Some(session.handle());
+            drop(desk);
+            tracing::info!(device = self.name, "VMM connected");
+            // Device code is guarded inside; this keeps the thread for the next VMM should the
+            // session's own code fail.
+            match catch_unwind(AssertUnwindSafe(|| session.run())) {
+                Ok(reason) => tracing::info!(device = self.name, %reason, "VMM disconnected"),
+                Err(_) => tracing::error!(device = self.name, "session failed; VMM disconnected"),
+            }
+            self.desk.lock().session = None;
+            self.changed.notify_all();
+        }
+    }
+}
+
+fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(work)
+}
+
+/// A socket file outlives the process that served it; remove it, but nothing else.
+fn remove_stale(path: &Path) -> Result<(), ListenError> {
+    let Ok(metadata) = std::fs::symlink_metadata(path) else { return Ok(()) };
+    if !metadata.file_type().is_socket() {
+        return Err(ListenError::NotSocket { path: path.to_owned() });
+    }
+    if UnixStream::connect(path).is_ok() {
+        return Err(ListenError::InUse { path: path.to_owned() });
+    }
+    std::fs::remove_file(path).map_err(|source| ListenError::Host {
+        path: path.to_owned(),
+        what: "removing a stale socket",
+        source,
+    })
+}

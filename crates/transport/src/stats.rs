@@ -1,0 +1,58 @@
+//! What one device's sessions did, counted; readers never disturb them.
+
+use std::sync::atomic::{AtomicU64, Ordering};
+
+/// Counters of one device, over all its sessions. Only ever incremented.
+#[derive(Debug, Default)]
+pub struct SessionStats {
+    /// Connections served, the present one included.
+    pub sessions: AtomicU64,
+    /// Connections turned away because another VMM was being served.
+    pub refused: AtomicU64,
+    pub messages: AtomicU64,
+    pub reads: AtomicU64,
+    pub writes: AtomicU64,
+    /// Writes (counted in `writes` too) whose sender asked for no reply.
+    pub posted_writes: AtomicU64,
+    /// Requests answered with an error, or that would have been had an answer been wanted.
+    pub errors: AtomicU64,
+    /// Faults in device code that were contained.
+    pub panics: AtomicU64,
+    pub resets: AtomicU64,
+    pub dma_maps: AtomicU64,
+    pub dma_unmaps: AtomicU64,
+    /// Interrupts delivered to a connected vector.
+    pub irqs_raised: AtomicU64,
+    /// Streams that could not be understood any further.
+    pub protocol_errors: AtomicU64,
+    /// Descriptors closed because no message wanted them.
+    pub surplus_fds: AtomicU64,
+}
+
+impl SessionStats {
+    /// Name and value of every counter.
+    pub fn snapshot(&self) -> [(&'static str, u64); 14] {
+        [
+            ("sessions", &self.sessions),
+            ("refused", &self.refused),
+            ("messages", &self.messages),
+            ("reads", &self.reads),
+            ("writes", &self.writes),
+            ("posted_writes", &self.posted_writes),
+            ("errors", &self.errors),
+            ("panics", &self.panics),
+            ("resets", &self.resets),
+            ("dma_maps", &self.dma_maps),
+            ("dma_unmaps", &self.dma_unmaps),
+            ("irqs_raised", &self.irqs_raised),
+            ("protocol_errors", &self.protocol_errors),
+            ("surplus_fds", &self.surplus_fds),
+        ]
+        .map(|(name, counter)| (name, counter.load(Ordering::Relaxed)))
+    }
+}
+
+/// One more. Relaxed: counters order nothing.
+pub(crate) fn count(counter: &AtomicU64) {
+    counter.fetch_add(1, Ordering::Relaxed);
+}

@@ -1,0 +1,279 @@
+//! A vfio-user session: one VMM, one socket, one device.
+//!
+//! A register access costs two system calls, one to receive and one to answer. Bad requests are
+//! answered with an error and the session goes on; a panic in device code is contained the same way
+//! and resets the device. A session ends only when the peer closes, when its stream makes no sense
+//! any more, when its memory file was cut short, or when it is told to stop.
+//!
+//! `VERSION` may come at any time or not at all: nothing depends on it, and a socket handed over by
+//! a predecessor has had it already.
+
+mod error;
+mod inbox;
+mod reply;
+mod request;
+mod set_irqs;
+
+use std::any::Any;
+use std::io;
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use vmlane_device::pci::PciDevice;
+use vmlane_mem::MemoryMap;
+use vmlane_wire::vfio_user::{Header, Kind};
+
+pub use error::RequestError;
+pub use inbox::{MAX_FDS, StreamError};
+pub use request::MAX_ACCESS;
+
+use crate::irq::IrqSet;
+use crate::limit::LogLimit;
+use crate::stats::{SessionStats, count};
+use inbox::{Inbox, Message, Received};
+use reply::Reply;
+use request::Requests;
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionEnd {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("stopped")]
+    Stopped,
+    #[error("the stream makes no sense: {0}")]
+    Broken(#[from] StreamError),
+    #[error("a guest memory file is shorter than what was mapped of it")]
+    MemoryLost,
+    #[error("socket: {0}")]
+    Socket(#[source] io::Error),
+}
+
+/// Ends a session from another thread.
+#[derive(Clone, Debug)]
+pub struct SessionHandle {
+    stream: Arc<UnixStream>,
+    stopped: Arc<AtomicBool>,
+}
+
+impl SessionHandle {
+    /// Shuts the socket down; `run` returns soon after.
+    pub fn stop(&self) {
+        self.stopped.store(true, Ordering::Release);
+        // An error means that the peer was faster, which ends the session just as well.
+        let _ = self.stream.shutdown(Shutdown::Both);
+    }
+}
+
+/// One VMM served. The device is borrowed: it outlives its VMMs.
+pub struct Session<'d> {
+    handle: SessionHandle,
+    requests: Requests<'d>,
+    inbox: Inbox,
+    reply: Reply,
+    waiter: Waiter,
+    log: LogLimit,
+}
+
+impl<'d> Session<'d> {
+    pub fn new(
+        stream: UnixStream,
+        device: &'d mut dyn PciDevice,
+        irqs: Arc<IrqSet>,
+        stats: Arc<SessionStats>,
+    ) -> io::Result<Session<'d>> {
+        // Sleeping in the kernel is the idle state, whatever the acceptor had set.
+        stream.set_nonblocking(false)?;
+        count(&stats.sessions);
+        Ok(Session {
+            handle: SessionHandle { stream: Arc::new(stream), stopped: Arc::default() },
+            requests: Requests::new(device, irqs, stats),
+            inbox: Inbox::new(),
+            reply: Reply::new(),
+            waiter: Waiter::default(),
+            log: LogLimit::default(),
+        })
+    }
+
+    pub fn handle(&self) -> SessionHandle {
+        self.handle.clone()
+    }
+
+    /// Serves until the peer closes or cannot be served any longer. Afterwards the device is reset,
+    /// without memory and without interrupts, ready for the next VMM.
+    pub fn run(mut self) -> SessionEnd {
+        let survey = catch_unwind(AssertUnwindSafe(|| self.requests.survey()));
+        if let Err(panic) = survey {
+            self.contain(&*panic, "listing regions");
+        }
+        let end = self.serve();
+        if let SessionEnd::Broken(_) = end {
+            count(&self.requests.stats.protocol_errors);
+        }
+        self.detach();
+        if self.handle.stopped.load(Ordering::Acquire) { SessionEnd::Stopped } else { end }
+    }
+
+    fn serve(&mut self) -> SessionEnd {
+        loop {
+            match self.inbox.next() {
+                Ok(Some(message)) => {
+                    let header = message.header;
+                    let outcome = dispatch(&mut self.requests, &mut self.reply, message);
+                    if let Err(error) = self.answer(&header, outcome) {
+                        let gone = matches!(error, Errno::PIPE | Errno::CONNRESET);
+                        return if gone { SessionEnd::Closed } else { SessionEnd::Socket(error.into()) };
+                    }
+                    if self.requests.map.poisoned() {
+                        return SessionEnd::MemoryLost;
+                    }
+                }
+                Ok(None) => match self.receive() {
+                    Ok(Received::Closed) => return self.closed(),
+                    Ok(Received::Bytes | Received::Nothing) => {}
+                    Err(error) => return SessionEnd::Socket(error.into()),
+                },
+                Err(error) => return error.into(),
+            }
+        }
+    }
+
+    fn receive(&mut self) -> Result<Received, Errno> {
+        let surplus = self.inbox.surplus;
+        let received = self.waiter.wait(self.requests.spin, |wait| self.inbox.receive(&*self.handle.stream, wait));
+        if self.inbox.surplus != surplus {
+            self.requests.stats.surplus_fds.fetch_add(self.inbox.surplus - surplus, Ordering::Relaxed);
+        }
+        received
+    }
+
+    fn closed(&self) -> SessionEnd {
+        match self.inbox.pending() {
+            0 => SessionEnd::Closed,
+            have => StreamError::Cut { have }.into(),
+        }
+    }
+
+    fn answer(&mut self, request: &Header, outcome: Outcome) -> Result<(), Errno> {
+        count(&self.requests.stats.messages);
+        let errno = match outcome {
+            Outcome::Done => None,
+            Outcome::Refused(error) => {
+                count(&self.requests.stats.errors);
+                if let Some(held_back) = self.log.allow() {
+                    let command = request.command.get();
+                    tracing::debug!(command, %error, held_back, "request refused");
+                }
+                Some(error.errno())
+            }
+            Outcome::Panicked(panic) => {
+                count(&self.requests.stats.errors);
+                self.contain(&*panic, "a request");
+                Some(Errno::IO)
+            }
+        };
+        // Answering what wants no answer, or is one itself, would put the peer out of step.
+        if request.no_reply() || request.kind() == Kind::Reply {
+            return Ok(());
+        }
+        match errno {
+            None => self.reply.send(&*self.handle.stream, request),
+            Some(errno) => self.reply.send_error(&*self.handle.stream, request, errno),
+        }
+    }
+
+    /// After a fault in device code: the device forgets its state and goes on with the same memory.
+    fn contain(&mut self, panic: &(dyn Any + Send), during: &str) {
+        count(&self.requests.stats.panics);
+        if let Some(held_back) = self.log.allow() {
+            let what = panic_text(panic);
+            tracing::error!(during, what, held_back, "fault in device code; device reset");
+        }
+        let requests = &mut self.requests;
+        guarded(&requests.stats, || requests.device.reset());
+        guarded(&requests.stats, || requests.device.memory(&requests.map));
+    }
+
+    /// Leaves the device as nobody's. Memory is still mapped while it resets, so that what is under
+    /// way can be finished.
+    fn detach(&mut self) {
+        let requests = &mut self.requests;
+        guarded(&requests.stats, || requests.device.reset());
+        guarded(&requests.stats, || requests.device.unmap(0, u64::MAX));
+        requests.map = MemoryMap::default();
+        guarded(&requests.stats, || requests.device.memory(&requests.map));
+        requests.irqs.clear();
+        guarded(&requests.stats, || requests.device.irqs_changed());
+    }
+}
+
+/// What became of a request.
+enum Outcome {
+    Done,
+    Refused(RequestError),
+    Panicked(Box<dyn Any + Send>),
+}
+
+fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, message: Message<'_>) -> Outcome {
+    reply.begin();
+    // Unwind safety: after a panic the device is reset and the reply begun anew, and the map in
+    // `requests` is only ever replaced as a whole.
+    let work = || {
+        let outcome = requests.handle(message, reply);
+        requests.spin = requests.device.spin_hint();
+        outcome
+    };
+    match catch_unwind(AssertUnwindSafe(work)) {
+        Ok(Ok(())) => Outcome::Done,
+        Ok(Err(error)) => Outcome::Refused(error),
+        Err(panic) => Outcome::Panicked(panic),
+    }
+}
+
+/// Runs device code whose failure must not keep the rest from happening.
+fn guarded(stats: &SessionStats, work: impl FnOnce()) {
+    if catch_unwind(AssertUnwindSafe(work)).is_err() {
+        count(&stats.panics);
+    }
+}
+
+fn panic_text(panic: &(dyn Any + Send)) -> &str {
+    let text = panic.downcast_ref::<&str>().copied();
+    text.or_else(|| panic.downcast_ref::<String>().map(String::as_str)).unwrap_or("no message")
+}
+
+/// Decides between sleeping and spinning: it spins only if the last wait was short, so a burst pays
+/// for one sleep at its beginning and one vain spin at its end.
+#[derive(Default)]
+struct Waiter {
+    burst: bool,
+}
+
+impl Waiter {
+    fn wait(
+        &mut self,
+        spin: Duration,
+        mut receive: impl FnMut(bool) -> Result<Received, Errno>,
+    ) -> Result<Received, Errno> {
+        if spin.is_zero() {
+            return receive(true);
+        }
+        let begun = Instant::now();
+        if self.burst {
+            while begun.elapsed() < spin {
+                match receive(false)? {
+                    Received::Nothing => std::hint::spin_loop(),
+                    received => return Ok(received),
+                }
+            }
+        }
+        let received = receive(true);
+        self.burst = begun.elapsed() < spin;
+        received
+    }
+}
