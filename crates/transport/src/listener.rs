@@ -60,10 +60,12 @@ impl Listener {
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
             .map_err(|error| host("creating a socket")(error.into()))?;
-        let address = SocketAddrUnix::new(&path).map_err(|error| host("using it as an address")(error.into()))?;
+        let address =
+            SocketAddrUnix::new(&path).map_err(|error| host("using it as an address")(error.into()))?;
         rustix::net::bind(&socket, &address).map_err(|error| host("binding")(error.into()))?;
         // Before listening: until then nobody can connect, whatever the umask was.
-        rustix::fs::chmod(&path, Mode::RUSR | Mode::WUSR).map_err(|error| host("setting its mode")(error.into()))?;
+        rustix::fs::chmod(&path, Mode::RUSR | Mode::WUSR)
+            .map_err(|error| host("setting its mode")(error.into()))?;
         rustix::net::listen(&socket, 4).map_err(|error| host("listening")(error.into()))?;
         Ok(Listener { socket, path })
     }
@@ -78,7 +80,8 @@ impl Listener {
     ) -> io::Result<Server> {
         let Listener { socket, path } = self;
         let socket = Arc::new(socket);
-        let door = Arc::new(Door { name: name.to_owned(), desk: Mutex::default(), changed: Condvar::new(), stats });
+        let door =
+            Arc::new(Door { name: name.to_owned(), desk: Mutex::default(), changed: Condvar::new(), stats });
         let serving = {
             let door = door.clone();
             spawn(format!("vfu-{name}"), move || door.serve(device, &irqs))?
@@ -181,7 +184,9 @@ impl Door {
         while !self.desk.lock().closed {
             match rustix::net::accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
-                    if self.offer(stream.into()).is_err() {
+                    let refused = self.offer(stream.into());
+                    if refused.is_err() {
+                        // Before closing it, so that whoever sees it closed finds it counted.
                         count(&self.stats.refused);
                         if let Some(held_back) = log.allow() {
                             tracing::warn!(device = self.name, held_back, "a second VMM was turned away");

@@ -1,52 +1,22 @@
 //! The VMM's side of vfio-user, small and synchronous: for tests and benches that attach synthetic
 //! guests, in this process or another. Not for production use: it trusts the server.
 
-use std::io::{self, IoSlice, Read};
-use std::mem::MaybeUninit;
+mod socket;
+
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
-use rustix::net::{
-    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags,
-    recvmsg, sendmsg,
-};
 use vmlane_wire::vfio_user::{
-    Command, DeviceInfo, DmaMap, DmaUnmap, HEADER, Header, IrqInfo, Kind, RegionAccess, RegionInfo, SetIrqs,
+    Command, DeviceInfo, DmaMap, DmaUnmap, Header, IrqInfo, Kind, RegionAccess, RegionInfo, SetIrqs,
     irq_index, split,
 };
+use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
-use zerocopy::{FromBytes, IntoBytes};
 
-use crate::vfio_user::MAX_FDS;
-
-#[derive(Debug, thiserror::Error)]
-pub enum ClientError {
-    #[error("socket: {0}")]
-    Io(#[from] io::Error),
-    #[error("command {command} was refused with errno {errno}")]
-    Refused { command: u16, errno: u32 },
-    #[error("answer to command {command}: {what}")]
-    Answer { command: u16, what: &'static str },
-}
-
-impl ClientError {
-    /// The errno of a refusal.
-    pub fn errno(&self) -> Option<u32> {
-        match self {
-            ClientError::Refused { errno, .. } => Some(*errno),
-            _ => None,
-        }
-    }
-}
-
-/// An answer: what follows the header, and the descriptor that came with it.
-#[derive(Debug)]
-pub struct Answer {
-    pub payload: Vec<u8>,
-    pub fd: Option<OwnedFd>,
-}
+pub use socket::{Answer, ClientError};
 
 /// A VMM that has connected one device.
 #[derive(Debug)]
@@ -84,47 +54,21 @@ impl Client {
 
     /// Sends bytes in one piece, descriptors with their first byte.
     pub fn send(&self, bytes: &[u8], fds: &[BorrowedFd<'_>]) -> Result<(), ClientError> {
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(64))];
-        let mut control = SendAncillaryBuffer::new(&mut space);
-        if !fds.is_empty() {
-            control.push(SendAncillaryMessage::ScmRights(fds));
-        }
-        let sent = sendmsg(&self.stream, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL);
-        let sent = sent.map_err(io::Error::from)?;
-        if sent < bytes.len() {
-            io::Write::write_all(&mut &self.stream, &bytes[sent..])?;
-        }
-        Ok(())
+        socket::send(&self.stream, bytes, fds)
     }
 
     /// Receives one message, whatever it is.
     pub fn receive(&self) -> Result<(Header, Answer), ClientError> {
-        let mut head = [0; HEADER];
-        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
-        let mut control = RecvAncillaryBuffer::new(&mut space);
-        let mut iov = [io::IoSliceMut::new(&mut head)];
-        let got = recvmsg(&self.stream, &mut iov, &mut control, RecvFlags::CMSG_CLOEXEC).map_err(io::Error::from)?;
-        let mut fd = None;
-        for message in control.drain() {
-            if let RecvAncillaryMessage::ScmRights(fds) = message {
-                fd = fds.last().or(fd);
-            }
-        }
-        if got.bytes == 0 {
-            return Err(io::Error::from(io::ErrorKind::UnexpectedEof).into());
-        }
-        (&self.stream).read_exact(&mut head[got.bytes..])?;
-        let header = Header::read_from_bytes(&head).map_err(|_| ClientError::Answer { command: 0, what: "no header" })?;
-        let size = header.size.get() as usize;
-        let command = header.command.get();
-        let len = size.checked_sub(HEADER).ok_or(ClientError::Answer { command, what: "size below the header's" })?;
-        let mut payload = vec![0; len];
-        (&self.stream).read_exact(&mut payload)?;
-        Ok((header, Answer { payload, fd }))
+        socket::receive(&self.stream)
     }
 
     /// Sends a request and waits for its answer, which must be the next message.
-    pub fn request(&mut self, command: u16, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
+    pub fn request(
+        &mut self,
+        command: u16,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Answer, ClientError> {
         let id = self.next_id;
         let bytes = self.message(command, payload, false);
         self.send(&bytes, fds)?;
@@ -138,7 +82,12 @@ impl Client {
         Ok(answer)
     }
 
-    fn call(&mut self, command: Command, payload: &[u8], fds: &[BorrowedFd<'_>]) -> Result<Answer, ClientError> {
+    fn call(
+        &mut self,
+        command: Command,
+        payload: &[u8],
+        fds: &[BorrowedFd<'_>],
+    ) -> Result<Answer, ClientError> {
         self.request(command.code(), payload, fds)
     }
 
@@ -170,7 +119,13 @@ impl Client {
     }
 
     /// Announces guest memory; without a file it is announced but cannot be used.
-    pub fn map(&mut self, guest: u64, len: u64, file: Option<(BorrowedFd<'_>, u64)>, writable: bool) -> Result<(), ClientError> {
+    pub fn map(
+        &mut self,
+        guest: u64,
+        len: u64,
+        file: Option<(BorrowedFd<'_>, u64)>,
+        writable: bool,
+    ) -> Result<(), ClientError> {
         let map = DmaMap {
             argsz: U32::new(size_of::<DmaMap>() as u32),
             flags: U32::new(DmaMap::READ | if writable { DmaMap::WRITE } else { 0 }),
@@ -297,7 +252,9 @@ pub fn signals(fd: impl AsFd) -> u64 {
     }
 }
 
-fn layout<T: FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned + Copy>(
+fn layout<
+    T: zerocopy::FromBytes + zerocopy::KnownLayout + zerocopy::Immutable + zerocopy::Unaligned + Copy,
+>(
     command: Command,
     payload: &[u8],
 ) -> Result<T, ClientError> {

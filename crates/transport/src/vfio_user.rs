@@ -145,7 +145,8 @@ impl<'d> Session<'d> {
 
     fn receive(&mut self) -> Result<Received, Errno> {
         let surplus = self.inbox.surplus;
-        let received = self.waiter.wait(self.requests.spin, |wait| self.inbox.receive(&*self.handle.stream, wait));
+        let received =
+            self.waiter.wait(self.requests.spin, |wait| self.inbox.receive(&*self.handle.stream, wait));
         if self.inbox.surplus != surplus {
             self.requests.stats.surplus_fds.fetch_add(self.inbox.surplus - surplus, Ordering::Relaxed);
         }

@@ -164,7 +164,11 @@ impl ConfigBuilder {
     pub fn capability(mut self, at: usize, bytes: &[u8], writable: &[u8]) -> ConfigBuilder {
         let (id, len) = (bytes.first().copied().unwrap_or(0), bytes.len());
         let end = at.saturating_add(len);
-        let fits = at >= HEADER_END && at % 4 == 0 && end <= CONFIG_SIZE && len >= 2 && writable.len() <= len;
+        let fits = at >= HEADER_END
+            && at.is_multiple_of(4)
+            && end <= CONFIG_SIZE
+            && len >= 2
+            && writable.len() <= len;
         if !fits || self.taken[at..end].contains(&true) {
             return self.fail(ConfigError::Capability { id, at, len });
         }

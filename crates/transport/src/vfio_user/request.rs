@@ -165,7 +165,9 @@ impl<'d> Requests<'d> {
                 (start, len) = (0, u64::MAX);
                 self.map.unmap_all()
             }
-            DmaUnmap::DIRTY_BITMAP => return Err(RequestError::Unsupported { what: "a bitmap of dirty pages" }),
+            DmaUnmap::DIRTY_BITMAP => {
+                return Err(RequestError::Unsupported { what: "a bitmap of dirty pages" });
+            }
             flags => return Err(RequestError::Field { name: "unmap flags", value: flags.into() }),
         };
         self.map = rest;
@@ -253,7 +255,8 @@ fn version(payload: &[u8], reply: &mut Reply) -> Result<(), RequestError> {
     if version.major.get() != 0 {
         return Err(RequestError::Field { name: "major version", value: version.major.get().into() });
     }
-    if !data.is_empty() && std::ffi::CStr::from_bytes_with_nul(data).ok().is_none_or(|text| text.to_str().is_err())
+    if !data.is_empty()
+        && std::ffi::CStr::from_bytes_with_nul(data).ok().is_none_or(|text| text.to_str().is_err())
     {
         return Err(RequestError::VersionData);
     }

@@ -29,7 +29,10 @@ impl Requests<'_> {
         };
         let end = start.checked_add(count).filter(|end| *end <= self.vectors(index));
         if end.is_none() {
-            return Err(RequestError::Field { name: "interrupt range end", value: u64::from(start) + u64::from(count) });
+            return Err(RequestError::Field {
+                name: "interrupt range end",
+                value: u64::from(start) + u64::from(count),
+            });
         }
         let vectors = start as usize..(start + count) as usize;
         match (action, what) {
@@ -38,7 +41,10 @@ impl Requests<'_> {
             (IrqAction::Trigger, IrqData::None) => vectors.for_each(|vector| self.irqs.trigger(kind, vector)),
             (IrqAction::Trigger, IrqData::Bool) => {
                 let wanted = booleans(data, payload.len(), count)?;
-                vectors.zip(wanted).filter(|(_, on)| **on != 0).for_each(|(vector, _)| self.irqs.trigger(kind, vector));
+                vectors
+                    .zip(wanted)
+                    .filter(|(_, on)| **on != 0)
+                    .for_each(|(vector, _)| self.irqs.trigger(kind, vector));
             }
             (IrqAction::Trigger, IrqData::EventFd) if fds.is_empty() => {
                 self.irqs.disconnect(kind, vectors.start, vectors.len());
