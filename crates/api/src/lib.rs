@@ -1,1 +1,36 @@
-//! placeholder
+//! The control protocol of the daemon, and a client of it.
+//!
+//! One request, one answer, each a line of JSON on `RUNTIME_DIR/control.sock`:
+//! `{"version":1,"method":"status"}` is answered by `{"version":1,"ok":{...}}` or
+//! `{"version":1,"error":{"code":"...","message":"..."}}`. A connection may carry any number of them.
+//! Every length is bounded at both ends; see [`line`].
+
+mod answer;
+mod call;
+mod client;
+mod counters;
+pub mod line;
+
+pub use answer::{
+    Connection, Done, ErrorCode, Failure, Outcome, Pong, Ports, Reloaded, Reply, Stats, Status, VmStats,
+    VmStatus,
+};
+pub use call::{Call, METHODS};
+pub use client::{Client, ClientError};
+pub use counters::CounterList;
+
+use std::path::{Path, PathBuf};
+
+/// Version of the protocol, of every answer and of every `--json` output made from one.
+pub const VERSION: u32 = 1;
+/// Where the daemon keeps its sockets unless told otherwise.
+pub const RUNTIME_DIR: &str = "/run/vmlane";
+/// Bytes a request may have, its newline included.
+pub const MAX_REQUEST: usize = 64 << 10;
+/// Bytes an answer may have, its newline included.
+pub const MAX_ANSWER: usize = 16 << 20;
+
+/// The control socket under a runtime directory.
+pub fn control_socket(runtime_dir: &Path) -> PathBuf {
+    runtime_dir.join("control.sock")
+}

@@ -1,0 +1,191 @@
+//! What the daemon answers.
+
+use serde::{Deserialize, Serialize};
+
+use crate::counters::CounterList;
+use crate::{MAX_REQUEST, VERSION};
+
+/// An answer: `{"version":1,"ok":...}` or `{"version":1,"error":{...}}`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Reply<T> {
+    pub version: u32,
+    #[serde(flatten)]
+    pub outcome: Outcome<T>,
+}
+
+/// What became of a request. `Ok` holds the body that belongs to the method.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub enum Outcome<T> {
+    #[serde(rename = "ok")]
+    Ok(T),
+    #[serde(rename = "error")]
+    Error(Failure),
+}
+
+impl<T: Serialize> Reply<T> {
+    pub fn ok(body: T) -> Reply<T> {
+        Reply { version: VERSION, outcome: Outcome::Ok(body) }
+    }
+
+    /// The answer as a line, newline included.
+    pub fn to_line(&self) -> String {
+        let mut line = serde_json::to_string(self).expect("strings, numbers and lists always serialise");
+        line.push('\n');
+        line
+    }
+}
+
+impl Reply<Done> {
+    pub fn error(failure: Failure) -> Reply<Done> {
+        Reply { version: VERSION, outcome: Outcome::Error(failure) }
+    }
+}
+
+/// Why a request was not carried out.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize, thiserror::Error)]
+#[error("{message}")]
+pub struct Failure {
+    pub code: ErrorCode,
+    pub message: String,
+}
+
+impl Failure {
+    pub fn internal(message: String) -> Failure {
+        Failure { code: ErrorCode::Failed, message }
+    }
+
+    pub fn request_too_long() -> Failure {
+        let message = format!("the request is longer than {MAX_REQUEST} bytes");
+        Failure { code: ErrorCode::TooLong, message }
+    }
+}
+
+/// Kinds of failures, for programs.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+pub enum ErrorCode {
+    BadRequest,
+    WrongVersion,
+    UnknownMethod,
+    TooLong,
+    /// Too many clients at once.
+    Busy,
+    /// The request did not arrive in time.
+    TimedOut,
+    /// The configuration does not allow it.
+    Forbidden,
+    UnknownVm,
+    /// It was tried and did not work.
+    Failed,
+}
+
+/// To requests that have nothing to tell but that they were carried out.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Done {}
+
+/// To `ping`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Pong {
+    pub pid: u32,
+    /// Version of the program.
+    pub daemon: String,
+}
+
+/// To `status`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Status {
+    /// Version of the program.
+    pub daemon: String,
+    pub pid: u32,
+    pub uptime_seconds: f64,
+    pub config: String,
+    pub runtime_dir: String,
+    pub workers: u16,
+    /// `adaptive` or `poll`.
+    pub mode: String,
+    pub spin_us: u64,
+    pub fault_injection: bool,
+    pub vms: Vec<VmStatus>,
+}
+
+/// One VM in [`Status`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmStatus {
+    pub name: String,
+    pub cid: u32,
+    pub group: String,
+    /// A VMM is connected.
+    pub attached: bool,
+    /// The guest's driver has set the device up.
+    pub ready: bool,
+    pub sockets: Vec<String>,
+    pub queue_pairs: usize,
+    pub queue_pair_bytes: u64,
+    pub connections: usize,
+    pub doorbells: usize,
+    pub inbox_bytes: usize,
+}
+
+/// To `stats`. Counters only grow while the daemon runs.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Stats {
+    pub uptime_seconds: f64,
+    pub workers: CounterList,
+    pub vms: Vec<VmStats>,
+}
+
+/// One VM in [`Stats`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct VmStats {
+    pub name: String,
+    pub cid: u32,
+    /// What the VMCI device did.
+    pub vmci: CounterList,
+    /// What its connection to the VMM did.
+    pub session: CounterList,
+}
+
+/// To `ports`.
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Ports {
+    pub connections: Vec<Connection>,
+}
+
+/// One stream connection between two VMs.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Connection {
+    pub client_vm: String,
+    pub client_cid: u32,
+    pub client_port: u32,
+    pub server_vm: String,
+    pub server_cid: u32,
+    pub server_port: u32,
+    pub state: String,
+}
+
+/// To `reload`.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reloaded {
+    /// What is in force now.
+    pub applied: Vec<String>,
+    /// What was asked for and is not, with the reason and the way out.
+    pub refused: Vec<String>,
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_outcomes_survive_the_wire() {
+        let ok = Reply::ok(&Pong { pid: 7, daemon: "0.1.0".into() });
+        assert_eq!(ok.to_line(), "{\"version\":1,\"ok\":{\"pid\":7,\"daemon\":\"0.1.0\"}}\n");
+        let error = Reply::error(Failure { code: ErrorCode::UnknownVm, message: "no".into() });
+        assert_eq!(
+            error.to_line(),
+            "{\"version\":1,\"error\":{\"code\":\"unknown_vm\",\"message\":\"no\"}}\n"
+        );
+        assert_eq!(serde_json::from_str::<Reply<Pong>>(&ok.to_line()).unwrap(), ok);
+        assert_eq!(serde_json::from_str::<Reply<Done>>(&error.to_line()).unwrap(), error);
+    }
+}

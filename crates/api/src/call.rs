@@ -1,0 +1,127 @@
+//! What can be asked of the daemon.
+
+use serde::{Deserialize, Serialize};
+
+use crate::answer::{ErrorCode, Failure};
+use crate::{MAX_REQUEST, VERSION};
+
+/// A request. On the wire its name is the key `method`, and parameters stand beside it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(tag = "method", rename_all = "snake_case", deny_unknown_fields)]
+pub enum Call {
+    /// Is anybody there, and which process?
+    Ping,
+    /// The daemon and its VMs.
+    Status,
+    /// Every counter.
+    Stats,
+    /// Connections between VMs.
+    Ports,
+    /// Read the configuration again and apply what differs.
+    Reload,
+    /// Make the device of a VM panic at its next register access. For tests of containment; needs
+    /// `fault_injection` in the configuration.
+    DebugPanic { vm: String },
+    /// Stop the daemon.
+    Shutdown,
+}
+
+/// Names of all methods, for errors.
+pub const METHODS: [&str; 7] = ["ping", "status", "stats", "ports", "reload", "debug_panic", "shutdown"];
+
+impl Call {
+    /// The request as a line, newline included.
+    pub fn to_line(&self) -> String {
+        #[derive(Serialize)]
+        struct Request<'c> {
+            version: u32,
+            #[serde(flatten)]
+            call: &'c Call,
+        }
+        let request = Request { version: VERSION, call: self };
+        let mut line = serde_json::to_string(&request).expect("strings and integers always serialise");
+        line.push('\n');
+        line
+    }
+
+    /// Understands a request line. What is wrong is named, from the outside in: JSON, version,
+    /// method, parameters.
+    pub fn from_line(line: &[u8]) -> Result<Call, Failure> {
+        let bad = |message: String| Failure { code: ErrorCode::BadRequest, message };
+        if line.len() > MAX_REQUEST {
+            return Err(Failure::request_too_long());
+        }
+        let value: serde_json::Value =
+            serde_json::from_slice(line).map_err(|error| bad(format!("the request is not JSON: {error}")))?;
+        let serde_json::Value::Object(mut request) = value else {
+            return Err(bad(format!(
+                "the request is not an object; send {{\"version\":{VERSION},\"method\":\"ping\"}}"
+            )));
+        };
+        match request.remove("version") {
+            Some(version) if version == VERSION => {}
+            version => {
+                let given = version.map_or("none".to_owned(), |version| version.to_string());
+                let message = format!("version: {given} given, this daemon speaks {VERSION}");
+                return Err(Failure { code: ErrorCode::WrongVersion, message });
+            }
+        }
+        let method = request.get("method").and_then(|method| method.as_str()).unwrap_or_default().to_owned();
+        if !METHODS.contains(&method.as_str()) {
+            let message = format!("method: {method:?} is unknown; known are {}", METHODS.join(", "));
+            return Err(Failure { code: ErrorCode::UnknownMethod, message });
+        }
+        serde_json::from_value(request.into()).map_err(|error| bad(format!("{method}: {error}")))
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn every_call_survives_the_wire() {
+        let calls = [
+            Call::Ping,
+            Call::Status,
+            Call::Stats,
+            Call::Ports,
+            Call::Reload,
+            Call::DebugPanic { vm: "web".into() },
+            Call::Shutdown,
+        ];
+        assert_eq!(calls.len(), METHODS.len());
+        for (call, method) in calls.iter().zip(METHODS) {
+            let line = call.to_line();
+            assert!(line.contains(&format!("\"method\":\"{method}\"")), "{line}");
+            assert_eq!(Call::from_line(line.as_bytes()).as_ref(), Ok(call));
+        }
+    }
+
+    #[test]
+    fn errors_name_what_is_wrong() {
+        let table: [(&str, ErrorCode, &str); 8] = [
+            ("{", ErrorCode::BadRequest, "not JSON"),
+            ("[]", ErrorCode::BadRequest, "not an object"),
+            (r#"{"method":"ping"}"#, ErrorCode::WrongVersion, "version: none given, this daemon speaks 1"),
+            (r#"{"version":2,"method":"ping"}"#, ErrorCode::WrongVersion, "version: 2 given"),
+            (r#"{"version":1}"#, ErrorCode::UnknownMethod, "known are ping, status"),
+            (r#"{"version":1,"method":"dance"}"#, ErrorCode::UnknownMethod, "\"dance\" is unknown"),
+            (r#"{"version":1,"method":"debug_panic"}"#, ErrorCode::BadRequest, "missing field `vm`"),
+            (r#"{"version":1,"method":"debug_panic","vm":3}"#, ErrorCode::BadRequest, "expected a string"),
+        ];
+        for (line, code, text) in table {
+            let failure = Call::from_line(line.as_bytes()).unwrap_err();
+            assert_eq!(failure.code, code, "{line}: {failure:?}");
+            assert!(failure.message.contains(text), "{line}: {failure:?}");
+        }
+    }
+
+    #[test]
+    fn an_endless_request_is_refused_before_it_is_parsed() {
+        let line = vec![b'['; MAX_REQUEST + 1];
+        assert_eq!(Call::from_line(&line).unwrap_err().code, ErrorCode::TooLong);
+        let deep = vec![b'['; MAX_REQUEST];
+        assert_eq!(Call::from_line(&deep).unwrap_err().code, ErrorCode::BadRequest);
+    }
+}

@@ -1,0 +1,136 @@
+//! A client of the daemon: one connection, one call after the other.
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::time::Duration;
+
+use serde::de::DeserializeOwned;
+
+use crate::answer::{Done, ErrorCode, Failure, Outcome, Pong, Ports, Reloaded, Reply, Stats, Status};
+use crate::call::Call;
+use crate::line::{self, LineError, LineReader};
+use crate::{MAX_ANSWER, VERSION, control_socket};
+
+/// What went wrong between the daemon and us, or what it said.
+#[derive(Debug, thiserror::Error)]
+pub enum ClientError {
+    #[error(
+        "no daemon answers at {path}: {source}; start one with `vmlane daemon --runtime-dir {runtime_dir}`, \
+         or name the directory of a running one with --runtime-dir"
+    )]
+    NoDaemon { path: PathBuf, runtime_dir: PathBuf, source: io::Error },
+    #[error("{path}: {source}; only the user who runs the daemon and root may ask it")]
+    Denied { path: PathBuf, source: io::Error },
+    #[error("the daemon at {path} did not answer {method}: {source}")]
+    NoAnswer { path: PathBuf, method: String, source: LineError },
+    #[error("the daemon at {path} answered {method} with something else: {what}")]
+    BadAnswer { path: PathBuf, method: String, what: String },
+    /// The daemon refused.
+    #[error(transparent)]
+    Refused(#[from] Failure),
+}
+
+impl ClientError {
+    /// The kind of refusal, if the daemon refused.
+    pub fn code(&self) -> Option<ErrorCode> {
+        match self {
+            ClientError::Refused(failure) => Some(failure.code),
+            _ => None,
+        }
+    }
+}
+
+/// A connection to the daemon.
+#[derive(Debug)]
+pub struct Client {
+    path: PathBuf,
+    stream: UnixStream,
+    answers: LineReader,
+    timeout: Duration,
+}
+
+impl Client {
+    /// How long an answer may take.
+    pub const TIMEOUT: Duration = Duration::from_secs(10);
+
+    /// Connects to the daemon of a runtime directory.
+    pub fn connect(runtime_dir: &Path) -> Result<Client, ClientError> {
+        let path = control_socket(runtime_dir);
+        let connected = UnixStream::connect(&path).and_then(|stream| Ok((stream.try_clone()?, stream)));
+        match connected {
+            Ok((stream, far)) => {
+                let answers = LineReader::new(far, MAX_ANSWER);
+                Ok(Client { path, stream, answers, timeout: Client::TIMEOUT })
+            }
+            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
+                Err(ClientError::Denied { path, source })
+            }
+            Err(source) => Err(ClientError::NoDaemon { path, runtime_dir: runtime_dir.to_owned(), source }),
+        }
+    }
+
+    /// Changes how long an answer may take.
+    pub fn with_timeout(mut self, timeout: Duration) -> Client {
+        self.timeout = timeout;
+        self
+    }
+
+    /// Asks and waits for the answer, which must have the form that belongs to the method.
+    pub fn call<T: DeserializeOwned>(&mut self, call: &Call) -> Result<T, ClientError> {
+        // A failed write is not the last word: a daemon that is busy answers first and closes then.
+        let sent = line::write(&self.stream, call.to_line().as_bytes(), self.timeout);
+        let line = match (self.answers.next(self.timeout), sent) {
+            (Ok(line), _) => line,
+            (Err(_), Err(source)) | (Err(source), Ok(())) => {
+                return Err(ClientError::NoAnswer { path: self.path.clone(), method: method(call), source });
+            }
+        };
+        let reply: Reply<T> = serde_json::from_slice(&line).map_err(|error| self.bad_answer(call, error))?;
+        if reply.version != VERSION {
+            let what = format!("version {}, and this program speaks {VERSION}", reply.version);
+            return Err(self.bad_answer(call, what));
+        }
+        match reply.outcome {
+            Outcome::Ok(body) => Ok(body),
+            Outcome::Error(failure) => Err(failure.into()),
+        }
+    }
+
+    pub fn ping(&mut self) -> Result<Pong, ClientError> {
+        self.call(&Call::Ping)
+    }
+
+    pub fn status(&mut self) -> Result<Status, ClientError> {
+        self.call(&Call::Status)
+    }
+
+    pub fn stats(&mut self) -> Result<Stats, ClientError> {
+        self.call(&Call::Stats)
+    }
+
+    pub fn ports(&mut self) -> Result<Ports, ClientError> {
+        self.call(&Call::Ports)
+    }
+
+    pub fn reload(&mut self) -> Result<Reloaded, ClientError> {
+        self.call(&Call::Reload)
+    }
+
+    pub fn debug_panic(&mut self, vm: &str) -> Result<(), ClientError> {
+        self.call(&Call::DebugPanic { vm: vm.to_owned() }).map(|Done {}| ())
+    }
+
+    pub fn shutdown(&mut self) -> Result<(), ClientError> {
+        self.call(&Call::Shutdown).map(|Done {}| ())
+    }
+
+    fn bad_answer(&self, call: &Call, what: impl ToString) -> ClientError {
+        ClientError::BadAnswer { path: self.path.clone(), method: method(call), what: what.to_string() }
+    }
+}
+
+fn method(call: &Call) -> String {
+    let value = serde_json::to_value(call).unwrap_or_default();
+    value["method"].as_str().unwrap_or_default().to_owned()
+}
