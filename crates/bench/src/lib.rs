@@ -1,1 +1,28 @@
-//! placeholder
+//! A netperf that also speaks vsock: a server that serves many clients, and one client call per test.
+//!
+//! `server` owns everything that answers; `client::run` owns one measurement and returns a
+//! `report::Report`. Both ends run the same loops (`load`) over the same sockets (`transport`) and
+//! agree on what to do over a control connection (`control`) of the same family as the data, so a
+//! vsock test needs no network card. Nothing here knows a device or the daemon.
+
+pub mod address;
+pub mod client;
+mod control;
+mod cpu;
+pub mod error;
+mod load;
+mod meter;
+pub mod report;
+pub mod server;
+pub mod size;
+pub mod spec;
+mod sys;
+mod team;
+mod transport;
+
+pub use address::Address;
+pub use client::run;
+pub use error::Error;
+pub use report::Report;
+pub use server::Server;
+pub use spec::{Spec, Test};

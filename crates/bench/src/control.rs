@@ -1,0 +1,230 @@
+//! The control connection: length-prefixed JSON (u32 little-endian, then that many bytes).
+//!
+//! ```text
+//! client                                server
+//! Hello                          -->
+//!                                <--    Hello
+//! Test(spec)                     -->
+//!                                <--    Ready { port }        a listener for this test only
+//! (data connections; none for crr)
+//!                                <--    Accepted { buffers }  all of them arrived
+//! Start                          -->
+//!                                <--    Started               both ends let their sessions go
+//! Finish                         -->                          the client's sessions are done
+//!                                <--    Result                what the server's sessions saw
+//! ```
+//! The server may answer anything with `Error` and close. Whoever is silent for longer than the step
+//! allows is given up; nothing a peer sends makes the other end allocate more than `MAX_MESSAGE`.
+
+use std::io;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::retry_on_intr;
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+use crate::meter::Tally;
+use crate::spec::Spec;
+use crate::transport::{Conn, is_timeout};
+
+/// Raised whenever an older peer would misunderstand.
+pub const PROTOCOL: u32 = 1;
+const MAGIC: &str = "vmlane-bench";
+const MAX_MESSAGE: usize = 256 << 10;
+/// For steps at which the peer has nothing to do but answer.
+pub const ANSWER: Duration = Duration::from_secs(5);
+
+#[derive(Debug, Serialize, Deserialize)]
+#[serde(tag = "type", rename_all = "snake_case")]
+pub enum Message {
+    Hello { magic: String, protocol: u32 },
+    Test(Spec),
+    Ready { port: u32 },
+    Accepted { send_buffer: u64, recv_buffer: u64 },
+    Start,
+    Started,
+    Finish,
+    Result(Outcome),
+    Error { message: String },
+}
+
+/// The server's half of a result.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Outcome {
+    pub tallies: Vec<Tally>,
+    /// CPUs busy on the whole machine during the window, if it can tell.
+    pub machine_cpus: Option<f64>,
+    /// Effective buffers of the last data connection (crr has none before it starts).
+    pub send_buffer: Option<u64>,
+    pub recv_buffer: Option<u64>,
+}
+
+impl Message {
+    pub fn hello() -> Message {
+        Message::Hello { magic: MAGIC.to_owned(), protocol: PROTOCOL }
+    }
+
+    fn name(&self) -> &'static str {
+        match self {
+            Message::Hello { .. } => "hello",
+            Message::Test(_) => "test",
+            Message::Ready { .. } => "ready",
+            Message::Accepted { .. } => "accepted",
+            Message::Start => "start",
+            Message::Started => "started",
+            Message::Finish => "finish",
+            Message::Result(_) => "result",
+            Message::Error { .. } => "error",
+        }
+    }
+}
+
+pub struct Channel {
+    conn: Conn,
+    peer: String,
+}
+
+impl Channel {
+    pub fn new(conn: Conn, peer: String) -> Channel {
+        Channel { conn, peer }
+    }
+
+    pub fn conn(&self) -> &Conn {
+        &self.conn
+    }
+
+    pub fn send(&self, message: &Message) -> Result<(), Error> {
+        let body = serde_json::to_vec(message)
+            .map_err(|error| Error::Io { doing: "writing a control message", cause: error.into() })?;
+        let mut frame = (body.len() as u32).to_le_bytes().to_vec();
+        frame.extend_from_slice(&body);
+        let doing = "sending a control message";
+        self.conn.set_patience(ANSWER).map_err(Error::io(doing))?;
+        self.conn.write_all(&frame).map_err(|cause| self.failure(cause, ANSWER, doing))
+    }
+
+    /// The next message; the peer's `Error` becomes ours. `patience` covers the message as a whole, so
+    /// a peer that sends a byte a second gains nothing.
+    pub fn recv(&self, patience: Duration, doing: &'static str) -> Result<Message, Error> {
+        let until = Instant::now() + patience;
+        let mut prefix = [0; 4];
+        self.fill(&mut prefix, until, patience, doing)?;
+        let length = u32::from_le_bytes(prefix) as usize;
+        if length > MAX_MESSAGE {
+            return Err(self.wrong("its first bytes are no message length".into()));
+        }
+        let mut body = vec![0; length];
+        self.fill(&mut body, until, patience, doing)?;
+        match serde_json::from_slice(&body) {
+            Ok(Message::Error { message }) => {
+                Err(Error::Refused { peer: self.peer.clone(), message: printable(&message) })
+            }
+            Ok(message) => Ok(message),
+            Err(error) => Err(self.wrong(format!("unreadable message: {error}"))),
+        }
+    }
+
+    /// Checks the other side's greeting.
+    pub fn recv_hello(&self, doing: &'static str) -> Result<(), Error> {
+        match self.recv(ANSWER, doing)? {
+            Message::Hello { magic, protocol: PROTOCOL } if magic == MAGIC => Ok(()),
+            Message::Hello { magic, protocol } if magic == MAGIC => {
+                Err(Error::Version { peer: self.peer.clone(), ours: PROTOCOL, theirs: protocol })
+            }
+            other => Err(self.unexpected(&other)),
+        }
+    }
+
+    /// Whether the peer says (or hangs up) something within `patience`. Nothing is read.
+    pub fn wait(&self, patience: Duration) -> Result<bool, Error> {
+        let timeout = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+        let mut fds = [PollFd::new(&self.conn, PollFlags::IN)];
+        let ready = retry_on_intr(|| poll(&mut fds, Some(&timeout)));
+        ready
+            .map(|count| count > 0)
+            .map_err(|cause| Error::Io { doing: "waiting for the peer", cause: cause.into() })
+    }
+
+    /// Says good-bye so that what was sent last still arrives: closing a TCP socket with unread bytes
+    /// would reset the connection and take our words with it.
+    pub fn close(self) {
+        let until = Instant::now() + Duration::from_secs(1);
+        let _ = self.conn.finish_sending();
+        let mut scrap = [0; 4096];
+        while Instant::now() < until {
+            let left = until.saturating_duration_since(Instant::now()).max(Duration::from_millis(10));
+            if self.conn.set_patience(left).is_err() || !matches!(self.conn.read(&mut scrap), Ok(1..)) {
+                break;
+            }
+        }
+    }
+
+    pub fn unexpected(&self, message: &Message) -> Error {
+        self.wrong(format!("it sent \"{}\" out of turn", message.name()))
+    }
+
+    fn wrong(&self, why: String) -> Error {
+        Error::WrongPeer { peer: self.peer.clone(), why }
+    }
+
+    fn fill(
+        &self,
+        mut buffer: &mut [u8],
+        until: Instant,
+        patience: Duration,
+        doing: &'static str,
+    ) -> Result<(), Error> {
+        while !buffer.is_empty() {
+            let left = until.saturating_duration_since(Instant::now());
+            if left.is_zero() {
+                return Err(self.failure(io::ErrorKind::TimedOut.into(), patience, doing));
+            }
+            // A zero time-out would mean "for ever", and the kernel counts in jiffies.
+            self.conn.set_patience(left.max(Duration::from_millis(10))).map_err(Error::io(doing))?;
+            match self.conn.read(buffer).map_err(|cause| self.failure(cause, patience, doing))? {
+                0 => return Err(Error::Gone { peer: self.peer.clone(), doing }),
+                count => buffer = &mut buffer[count..],
+            }
+        }
+        Ok(())
+    }
+
+    fn failure(&self, cause: io::Error, patience: Duration, doing: &'static str) -> Error {
+        use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
+        let peer = self.peer.clone();
+        match cause.kind() {
+            _ if is_timeout(&cause) => Error::Silent { peer, seconds: patience.as_secs(), doing },
+            BrokenPipe | ConnectionReset | NotConnected => Error::Gone { peer, doing },
+            _ => Error::Io { doing, cause },
+        }
+    }
+}
+
+/// What a peer says ends up on a terminal: no control characters, no novels.
+fn printable(text: &str) -> String {
+    text.chars().filter(|c| !c.is_control()).take(500).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Test;
+
+    #[test]
+    fn messages_keep_their_shape_on_the_wire() {
+        let json = serde_json::to_string(&Message::hello()).unwrap();
+        assert_eq!(json, r#"{"type":"hello","magic":"vmlane-bench","protocol":1}"#);
+        let json = serde_json::to_string(&Message::Test(Spec::new(Test::Maerts))).unwrap();
+        assert!(json.starts_with(r#"{"type":"test","test":"maerts","#), "{json}");
+        assert!(
+            matches!(serde_json::from_str(&json).unwrap(), Message::Test(spec) if spec.test == Test::Maerts)
+        );
+    }
+
+    #[test]
+    fn what_a_peer_says_is_made_printable() {
+        assert_eq!(printable("a\u{1b}[31mb\nc"), "a[31mbc");
+        assert_eq!(printable(&"x".repeat(9999)).len(), 500);
+    }
+}

@@ -1,0 +1,153 @@
+//! The answering end: one process, many clients, a thread for each and nothing left of it afterwards.
+//!
+//! The accept loop owns the listeners; `visit::serve` owns one client from greeting to good-bye. What
+//! clients may ask for is bounded twice: each test by `Limits`, all of them together by `Budget`.
+
+mod budget;
+mod visit;
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use rustix::event::{PollFd, PollFlags, poll};
+
+use crate::address::Address;
+use crate::control::{Channel, Message};
+use crate::error::Error;
+use crate::spec::Limits;
+use crate::transport::{Buffers, Conn, Listener};
+use budget::Budget;
+
+/// Where one line about each failed visit goes.
+pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
+
+pub struct Server {
+    listeners: Vec<Listener>,
+    shared: Arc<Shared>,
+}
+
+struct Shared {
+    limits: Limits,
+    budget: Budget,
+    log: Log,
+}
+
+/// A server on a thread of its own; it stops when this is dropped.
+pub struct Running {
+    addresses: Vec<Address>,
+    stop: Option<OwnedFd>,
+    thread: Option<JoinHandle<Result<(), Error>>>,
+}
+
+impl Server {
+    pub fn bind(addresses: &[Address]) -> Result<Server, Error> {
+        let listeners = addresses.iter().map(|address| Listener::bind(address, Buffers::default()));
+        let listeners = listeners.collect::<Result<Vec<_>, _>>()?;
+        for listener in &listeners {
+            // poll says when to accept; this is for a client that is gone again by then.
+            listener.set_patience(Duration::from_millis(100)).map_err(Error::io("preparing a listener"))?;
+        }
+        let shared = Shared { limits: Limits::default(), budget: Budget::default(), log: Arc::new(|_| ()) };
+        Ok(Server { listeners, shared: Arc::new(shared) })
+    }
+
+    pub fn with_log(self, log: Log) -> Server {
+        let limits = self.shared.limits.clone();
+        Server { shared: Arc::new(Shared { limits, budget: Budget::default(), log }), ..self }
+    }
+
+    /// Where it listens, ports chosen by the kernel included.
+    pub fn addresses(&self) -> Vec<Address> {
+        self.listeners.iter().map(|listener| listener.address().clone()).collect()
+    }
+
+    /// Serves until the process ends.
+    pub fn run(self) -> Result<(), Error> {
+        self.serve(None)
+    }
+
+    pub fn spawn(self) -> Result<Running, Error> {
+        let (watched, stop) =
+            rustix::pipe::pipe().map_err(|error| Error::io("making a pipe")(error.into()))?;
+        let addresses = self.addresses();
+        let thread = std::thread::Builder::new()
+            .name("bench server".into())
+            .spawn(move || self.serve(Some(watched)))
+            .map_err(Error::io("starting the server's thread"))?;
+        Ok(Running { addresses, stop: Some(stop), thread: Some(thread) })
+    }
+
+    fn serve(self, stop: Option<OwnedFd>) -> Result<(), Error> {
+        let mut fds: Vec<PollFd<'_>> =
+            self.listeners.iter().map(|door| PollFd::new(door, PollFlags::IN)).collect();
+        fds.extend(stop.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
+        loop {
+            match poll(&mut fds, None) {
+                Ok(_) => {}
+                Err(rustix::io::Errno::INTR) => continue,
+                Err(error) => return Err(Error::io("waiting for clients")(error.into())),
+            }
+            if fds[self.listeners.len()..].iter().any(|fd| !fd.revents().is_empty()) {
+                return Ok(());
+            }
+            for (listener, fd) in self.listeners.iter().zip(&fds) {
+                if !fd.revents().is_empty() {
+                    self.admit(listener);
+                }
+            }
+        }
+    }
+
+    fn admit(&self, listener: &Listener) {
+        let conn = match listener.accept() {
+            Ok(conn) => conn,
+            Err(error) if crate::transport::is_timeout(&error) => return,
+            Err(error) => {
+                // Out of descriptors, most likely: let some visits end instead of spinning.
+                (self.shared.log)(&format!("accepting on {}: {error}", listener.address()));
+                std::thread::sleep(Duration::from_millis(50));
+                return;
+            }
+        };
+        if let Err(error) = self.receive(conn, listener.address()) {
+            (self.shared.log)(&error.to_string());
+        }
+    }
+
+    fn receive(&self, conn: Conn, door: &Address) -> Result<(), Error> {
+        let peer = match conn.peer_host() {
+            Ok(host) => format!("client {host} on {door}"),
+            Err(error) => return Err(Error::io("asking who the client is")(error)),
+        };
+        let channel = Channel::new(conn, peer);
+        let Some(seat) = self.shared.budget.seat() else {
+            let message = "busy: too many clients at once; try again later".to_owned();
+            return channel.send(&Message::Error { message });
+        };
+        let (shared, door) = (self.shared.clone(), door.clone());
+        let visit = move || {
+            let _seat = seat;
+            visit::serve(channel, &door, &shared);
+        };
+        let spawned = std::thread::Builder::new().name("visit".into()).spawn(visit);
+        spawned.map(drop).map_err(|cause: io::Error| Error::Io { doing: "starting a client's thread", cause })
+    }
+}
+
+impl Running {
+    pub fn addresses(&self) -> &[Address] {
+        &self.addresses
+    }
+}
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        self.stop = None; // closing the pipe is the signal
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join(); // a failure was already logged
+        }
+    }
+}

@@ -1,0 +1,200 @@
+//! One client's visit, in the order of the diagram in `control`. Whatever goes wrong ends the visit,
+//! and with it every thread, socket and path it had.
+
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+
+use super::Shared;
+use crate::address::Address;
+use crate::control::{ANSWER, Channel, Message, Outcome};
+use crate::cpu;
+use crate::error::Error;
+use crate::load;
+use crate::spec::{Spec, Test};
+use crate::team::{Cue, Session, Team};
+use crate::transport::{BufferSizes, Buffers, Conn, Listener, PeerHost};
+
+/// For all data connections of a test to arrive.
+const ARRIVAL: Duration = Duration::from_secs(10);
+/// How long after its planned end a client may still be busy.
+const OVERTIME: Duration = Duration::from_secs(60);
+/// How often an idle door looks whether the test is over.
+const GLANCE: Duration = Duration::from_millis(50);
+
+pub fn serve(channel: Channel, door: &Address, shared: &Shared) {
+    if let Err(error) = converse(&channel, door, shared) {
+        (shared.log)(&error.to_string());
+        // Its own hang-up is no news to a client; anything else it should hear. It may be deaf by now.
+        if !matches!(error, Error::Gone { .. } | Error::Version { .. }) {
+            let _ = channel.send(&Message::Error { message: error.to_string() });
+        }
+    }
+    channel.close();
+}
+
+fn converse(channel: &Channel, door: &Address, shared: &Shared) -> Result<(), Error> {
+    let greeting = channel.recv_hello("greeting");
+    if matches!(greeting, Ok(()) | Err(Error::Version { .. })) {
+        channel.send(&Message::hello())?; // a client of another version learns ours from it
+    }
+    greeting?;
+    let spec = match channel.recv(ANSWER, "asking for a test")? {
+        Message::Test(spec) => Arc::new(spec),
+        other => return Err(channel.unexpected(&other)),
+    };
+    spec.check(&shared.limits, "this server")?;
+    let share = shared.budget.test(spec.sessions.into(), spec.memory());
+    let _share = share.ok_or_else(|| {
+        Error::Usage(
+            "busy: the tests under way leave too little memory or too few sessions; ask for less or later"
+                .into(),
+        )
+    })?;
+    measure(channel, door, &spec)
+}
+
+fn measure(channel: &Channel, door: &Address, spec: &Arc<Spec>) -> Result<(), Error> {
+    let from = channel.conn().peer_host().map_err(Error::io("asking who the client is"))?;
+    let buffers = Buffers { size: spec.remote_buffer, maximum: spec.local_buffer.max(spec.remote_buffer) };
+    let address = channel.conn().data_address(door, spec.data_port.unwrap_or(0))?;
+    let listener = Listener::bind(&address, buffers)?;
+    listener.set_patience(GLANCE).map_err(Error::io("preparing the data listener"))?;
+    channel.send(&Message::Ready { port: listener.number() })?;
+
+    let seen = Arc::new(Mutex::new(None));
+    let team = if spec.test == Test::Crr {
+        open_house(spec, listener, from, seen.clone())?
+    } else {
+        let conns = gather(channel, &listener, spec, from)?;
+        drop(listener); // nobody else is expected
+        *seen.lock().unwrap_or_else(PoisonError::into_inner) = conns[0].buffers().ok();
+        seated(spec, conns)?
+    };
+    let sizes = look(&seen).unwrap_or(BufferSizes { send: 0, recv: 0 });
+    channel.send(&Message::Accepted { send_buffer: sizes.send, recv_buffer: sizes.recv })?;
+    match channel.recv(ARRIVAL, "getting ready to start")? {
+        Message::Start => {}
+        other => return Err(channel.unexpected(&other)),
+    }
+    team.go();
+    channel.send(&Message::Started)?;
+    let outcome = watch(channel, spec, team, &seen)?;
+    channel.send(&Message::Result(outcome))
+}
+
+/// From the start signal to the result.
+fn watch(
+    channel: &Channel,
+    spec: &Spec,
+    team: Team,
+    seen: &Mutex<Option<BufferSizes>>,
+) -> Result<Outcome, Error> {
+    channel.wait(spec.warmup())?;
+    let opened = cpu::sample();
+    match channel.recv(spec.warmup() + spec.length() + OVERTIME, "measuring")? {
+        Message::Finish => {}
+        other => return Err(channel.unexpected(&other)),
+    }
+    // An open house is idle from here on and takes a glance to notice; a stream may still be arriving.
+    let early = (spec.test == Test::Crr).then(cpu::sample);
+    if spec.test == Test::Crr {
+        team.stop();
+    }
+    let sessions = team.join()?;
+    let closed = early.unwrap_or_else(cpu::sample);
+    let sizes = look(seen);
+    Ok(Outcome {
+        tallies: sessions.iter().map(|session| session.tally).collect(),
+        machine_cpus: cpu::cpus_busy(opened, closed),
+        send_buffer: sizes.map(|sizes| sizes.send),
+        recv_buffer: sizes.map(|sizes| sizes.recv),
+    })
+}
+
+fn look(seen: &Mutex<Option<BufferSizes>>) -> Option<BufferSizes> {
+    *seen.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+/// Waits for the client's data connections, and turns away everybody else's.
+fn gather(
+    channel: &Channel,
+    listener: &Listener,
+    spec: &Spec,
+    from: PeerHost,
+) -> Result<Vec<Arc<Conn>>, Error> {
+    let until = Instant::now() + ARRIVAL;
+    let mut conns = Vec::new();
+    while conns.len() < spec.sessions as usize {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() {
+            return Err(Error::Usage(format!(
+                "only {} of {} data connections arrived within {} s: is {} reachable, or would -P with a port that is help?",
+                conns.len(),
+                spec.sessions,
+                ARRIVAL.as_secs(),
+                listener.address()
+            )));
+        }
+        let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
+        let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(channel.conn(), PollFlags::IN)];
+        match poll(&mut fds, Some(&timeout)) {
+            Ok(_) | Err(rustix::io::Errno::INTR) => {}
+            Err(error) => return Err(Error::io("waiting for data connections")(error.into())),
+        }
+        // A client that speaks now is giving up, or gone.
+        if !fds[1].revents().is_empty() {
+            let message = channel.recv(ANSWER, "connecting its sessions")?;
+            return Err(channel.unexpected(&message));
+        }
+        if !fds[0].revents().is_empty() {
+            match listener.accept() {
+                Ok(conn) if conn.peer_host().ok() == Some(from) => {
+                    prepare(&conn, spec)?;
+                    conns.push(Arc::new(conn));
+                }
+                Ok(_) => {}
+                Err(error) if crate::transport::is_timeout(&error) => {}
+                Err(error) => return Err(Error::io("accepting a data connection")(error)),
+            }
+        }
+    }
+    Ok(conns)
+}
+
+fn prepare(conn: &Conn, spec: &Spec) -> Result<(), Error> {
+    conn.set_patience(load::IDLE).map_err(Error::io("preparing a data connection"))?;
+    if spec.nodelay {
+        conn.set_nodelay().map_err(Error::io("setting nodelay (-D)"))?;
+    }
+    Ok(())
+}
+
+fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<Team, Error> {
+    let theirs = conns.clone();
+    Team::assemble(spec, conns, move |session, cue| {
+        let conn = &theirs[session];
+        let (doing, done) = match cue.spec.test {
+            Test::Stream => ("receiving", load::receive(conn, cue)),
+            Test::Maerts => ("sending", load::send(conn, cue)),
+            Test::Rr | Test::Crr => ("answering", load::answer(conn, cue)),
+        };
+        done.map_err(|cause| {
+            conn.hang_up(); // the client must not wait for what will not come
+            Error::Data { session, doing, cause: load::explain(cause) }
+        })
+    })
+}
+
+fn open_house(
+    spec: &Arc<Spec>,
+    listener: Listener,
+    from: PeerHost,
+    seen: Arc<Mutex<Option<BufferSizes>>>,
+) -> Result<Team, Error> {
+    let note = move |sizes| *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(sizes);
+    Team::assemble(spec, Vec::new(), move |session, cue: &Cue| -> Result<Session, Error> {
+        load::accept_and_answer(&listener, from, &note, cue).map_err(Error::data(session, "accepting"))
+    })
+}

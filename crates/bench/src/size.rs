@@ -1,0 +1,57 @@
+//! Sizes as people type them: `65536`, `64k`, `1M`, always in powers of 1024.
+
+use crate::error::Error;
+
+/// Reads a byte count with an optional suffix k, M or G (either case).
+pub fn parse_size(text: &str) -> Result<u64, Error> {
+    let bad = || {
+        Error::Usage(format!(
+            "\"{text}\" is no size: write a whole number of bytes, with k, M or G if you like (64k)"
+        ))
+    };
+    let (digits, shift) = match text.char_indices().last().ok_or_else(bad)? {
+        (at, 'k' | 'K') => (&text[..at], 10),
+        (at, 'm' | 'M') => (&text[..at], 20),
+        (at, 'g' | 'G') => (&text[..at], 30),
+        _ => (text, 0),
+    };
+    if !digits.bytes().all(|byte| byte.is_ascii_digit()) {
+        return Err(bad());
+    }
+    let number: u64 = digits.parse().map_err(|_| bad())?;
+    number.checked_mul(1 << shift).ok_or_else(bad)
+}
+
+/// Reads `REQ,RSP`; one number alone counts for both.
+pub fn parse_pair(text: &str) -> Result<(u64, u64), Error> {
+    match text.split_once(',') {
+        Some((request, response)) => Ok((parse_size(request)?, parse_size(response)?)),
+        None => parse_size(text).map(|size| (size, size)),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes() {
+        for (text, bytes) in
+            [("0", 0), ("1", 1), ("64k", 65536), ("64K", 65536), ("2M", 2 << 20), ("1G", 1 << 30)]
+        {
+            assert_eq!(parse_size(text).unwrap(), bytes, "{text}");
+        }
+        for text in ["", "k", "-1", "+1", "1.5k", "64kB", "1 k", "é", "99999999999G", "99999999999999999999"]
+        {
+            assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn pairs() {
+        assert_eq!(parse_pair("1,64k").unwrap(), (1, 65536));
+        assert_eq!(parse_pair("128").unwrap(), (128, 128));
+        assert!(parse_pair("1,").is_err());
+        assert!(parse_pair("1,2,3").is_err());
+    }
+}

@@ -1,0 +1,170 @@
+//! What one measurement is: sent by the client, checked by both ends before anything is allocated.
+
+use std::time::Duration;
+
+use serde::{Deserialize, Serialize};
+
+use crate::error::Error;
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Test {
+    /// The client sends, the server receives.
+    Stream,
+    /// "Stream" backwards: the server sends.
+    Maerts,
+    /// Request and response over one connection.
+    Rr,
+    /// A connection for every request.
+    Crr,
+}
+
+impl Test {
+    pub fn name(self) -> &'static str {
+        match self {
+            Test::Stream => "stream",
+            Test::Maerts => "maerts",
+            Test::Rr => "rr",
+            Test::Crr => "crr",
+        }
+    }
+
+    /// Whether the test counts transactions rather than bytes.
+    pub fn is_transactional(self) -> bool {
+        matches!(self, Test::Rr | Test::Crr)
+    }
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Spec {
+    pub test: Test,
+    pub seconds: f64,
+    pub warmup: f64,
+    /// Bytes of each send, and (`receive_bytes`) the most a receive asks for.
+    pub message_bytes: u64,
+    pub receive_bytes: u64,
+    pub request_bytes: u64,
+    pub response_bytes: u64,
+    pub sessions: u32,
+    pub nodelay: bool,
+    /// Socket buffers at the client and at the server; none leaves the kernel's default.
+    pub local_buffer: Option<u64>,
+    pub remote_buffer: Option<u64>,
+    /// Where the server takes the data connections; none lets its kernel choose.
+    pub data_port: Option<u32>,
+}
+
+impl Spec {
+    /// The defaults of the command line.
+    pub fn new(test: Test) -> Spec {
+        Spec {
+            test,
+            seconds: 10.0,
+            warmup: 0.5,
+            message_bytes: 64 << 10,
+            receive_bytes: 64 << 10,
+            request_bytes: 1,
+            response_bytes: 1,
+            sessions: 1,
+            nodelay: false,
+            local_buffer: None,
+            remote_buffer: None,
+            data_port: None,
+        }
+    }
+
+    pub fn length(&self) -> Duration {
+        Duration::from_secs_f64(self.seconds)
+    }
+
+    pub fn warmup(&self) -> Duration {
+        Duration::from_secs_f64(self.warmup)
+    }
+
+    /// Memory one end needs for all its sessions.
+    pub fn memory(&self) -> u64 {
+        let each = if self.test.is_transactional() {
+            self.request_bytes.saturating_add(self.response_bytes)
+        } else {
+            self.message_bytes.max(self.receive_bytes)
+        };
+        each.saturating_mul(self.sessions.into())
+    }
+
+    /// Refuses what would hurt the one who runs it. `whose` says who refuses, for the message.
+    pub fn check(&self, limits: &Limits, whose: &str) -> Result<(), Error> {
+        let sizes = [
+            ("message bytes (-m)", self.message_bytes, 1, limits.message_bytes),
+            ("receive bytes (-M)", self.receive_bytes, 1, limits.message_bytes),
+            ("request bytes (-r)", self.request_bytes, 1, limits.message_bytes),
+            ("response bytes (-r)", self.response_bytes, 1, limits.message_bytes),
+            ("sessions (-n)", self.sessions.into(), 1, limits.sessions),
+            ("local socket buffer (-s)", self.local_buffer.unwrap_or(1), 1, limits.buffer_bytes),
+            ("remote socket buffer (-S)", self.remote_buffer.unwrap_or(1), 1, limits.buffer_bytes),
+        ];
+        for (key, value, least, most) in sizes {
+            if value < least || value > most {
+                return Err(Error::Usage(format!("{key} {value}: {whose} takes {least} to {most}")));
+            }
+        }
+        for (key, value, least) in
+            [("seconds (-l)", self.seconds, 0.01), ("warm-up (--warmup)", self.warmup, 0.0)]
+        {
+            // `contains` is false for NaN, which must not reach Duration.
+            if !(least..=limits.seconds).contains(&value) {
+                return Err(Error::Usage(format!(
+                    "{key} {value}: {whose} takes {least} to {}",
+                    limits.seconds
+                )));
+            }
+        }
+        Ok(())
+    }
+}
+
+/// What one test may ask for at most.
+#[derive(Clone, Debug)]
+pub struct Limits {
+    pub message_bytes: u64,
+    pub sessions: u64,
+    pub buffer_bytes: u64,
+    pub seconds: f64,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { message_bytes: 16 << 20, sessions: 256, buffer_bytes: 1 << 30, seconds: 24.0 * 3600.0 }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn limits_name_key_value_and_range() {
+        let ask = |change: fn(&mut Spec)| {
+            let mut spec = Spec::new(Test::Stream);
+            change(&mut spec);
+            spec.check(&Limits::default(), "this server").map_err(|error| error.to_string())
+        };
+        assert!(ask(|_| ()).is_ok());
+        assert_eq!(
+            ask(|s| s.message_bytes = 1 << 40).unwrap_err(),
+            "message bytes (-m) 1099511627776: this server takes 1 to 16777216"
+        );
+        for change in [
+            (|s| s.sessions = 0) as fn(&mut Spec),
+            |s| s.sessions = 100_000,
+            |s| s.message_bytes = 0,
+            |s| s.response_bytes = 0,
+            |s| s.local_buffer = Some(u64::MAX),
+            |s| s.seconds = f64::NAN,
+            |s| s.seconds = -1.0,
+            |s| s.warmup = f64::INFINITY,
+        ] {
+            assert!(ask(change).is_err());
+        }
+    }
+}

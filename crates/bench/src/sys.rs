@@ -1,0 +1,98 @@
+//! The few calls no safe crate offers: vsock's own socket options and a vsock address with flags.
+//!
+//! `unsafe` is opened here because the options are 64-bit values at level AF_VSOCK and the flags byte
+//! of `sockaddr_vm` lies in what libc calls padding; everything passed to the kernel lives on our stack.
+#![allow(unsafe_code)]
+
+use std::io;
+use std::mem::size_of;
+use std::os::fd::{AsFd, AsRawFd};
+
+use socket2::{SockAddr, SockAddrStorage};
+
+/// `SO_VM_SOCKETS_BUFFER_*`, from linux/vm_sockets.h.
+#[derive(Clone, Copy, Debug)]
+pub enum VsockBuffer {
+    Size = 0,
+    Min = 1,
+    Max = 2,
+}
+
+/// `VMADDR_FLAG_TO_HOST`: hand the connection to the hypervisor whatever the CID is.
+pub const FLAG_TO_HOST: u8 = 1;
+
+/// `struct sockaddr_vm` with the flags byte by its name (libc still calls it `svm_zero[0]`).
+#[derive(Clone, Copy)]
+#[repr(C)]
+struct SockaddrVm {
+    family: libc::sa_family_t,
+    reserved: u16,
+    port: u32,
+    cid: u32,
+    flags: u8,
+    zero: [u8; 3],
+}
+const _: () = assert!(size_of::<SockaddrVm>() == size_of::<libc::sockaddr_vm>());
+
+pub fn vsock_address(cid: u32, port: u32, flags: u8) -> SockAddr {
+    let mut storage = SockAddrStorage::zeroed();
+    let address = SockaddrVm { family: libc::AF_VSOCK as u16, reserved: 0, port, cid, flags, zero: [0; 3] };
+    // SAFETY: SockaddrVm is plain data, smaller and less aligned than sockaddr_storage (the kernel's own
+    // contract for every sockaddr), and has the layout AF_VSOCK promises (asserted above).
+    unsafe {
+        *storage.view_as::<SockaddrVm>() = address;
+        SockAddr::new(storage, size_of::<SockaddrVm>() as libc::socklen_t)
+    }
+}
+
+pub fn set_vsock_option(socket: impl AsFd, option: VsockBuffer, value: u64) -> io::Result<()> {
+    // SAFETY: the descriptor is borrowed for the call; pointer and length describe `value`, which outlives it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::AF_VSOCK,
+            option as libc::c_int,
+            (&raw const value).cast(),
+            size_of::<u64>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
+}
+
+pub fn vsock_option(socket: impl AsFd, option: VsockBuffer) -> io::Result<u64> {
+    let mut value = 0_u64;
+    let mut length = size_of::<u64>() as libc::socklen_t;
+    // SAFETY: the descriptor is borrowed for the call; the kernel writes at most `length` bytes into
+    // `value`, any bit pattern of which is a valid u64.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::AF_VSOCK,
+            option as libc::c_int,
+            (&raw mut value).cast(),
+            &raw mut length,
+        )
+    };
+    if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_flagged_address_reads_back() {
+        let address = vsock_address(7, 4_000_000_000, FLAG_TO_HOST);
+        assert_eq!(address.as_vsock_address(), Some((7, 4_000_000_000)));
+    }
+
+    #[test]
+    fn vsock_options_where_the_family_exists() {
+        let Ok(socket) = socket2::Socket::new(socket2::Domain::VSOCK, socket2::Type::STREAM, None) else {
+            return;
+        };
+        set_vsock_option(&socket, VsockBuffer::Max, 1 << 20).unwrap();
+        set_vsock_option(&socket, VsockBuffer::Size, 1 << 20).unwrap();
+        assert_eq!(vsock_option(&socket, VsockBuffer::Size).unwrap(), 1 << 20);
+    }
+}

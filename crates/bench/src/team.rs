@@ -1,0 +1,188 @@
+//! The threads of one test: a session each, all let go at the same moment, all gone when it is dropped.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use hdrhistogram::Histogram;
+
+use crate::error::Error;
+use crate::meter::Tally;
+use crate::spec::Spec;
+use crate::transport::Conn;
+
+/// What one session brings home.
+#[derive(Clone, Debug, Default)]
+pub struct Session {
+    pub tally: Tally,
+    /// Round trips in nanoseconds, from the end that asked.
+    pub round_trips: Option<Histogram<u64>>,
+}
+
+/// What a session knows once it may begin.
+pub struct Cue {
+    pub start: Instant,
+    pub spec: Arc<Spec>,
+    stop: Arc<AtomicBool>,
+}
+
+/// A session still at work this long after its time is given up: a peer may send a byte now and then
+/// for ever.
+const GRACE: Duration = Duration::from_secs(60);
+
+impl Cue {
+    pub fn opens(&self) -> Instant {
+        self.start + self.spec.warmup()
+    }
+
+    pub fn ends(&self) -> Instant {
+        self.opens() + self.spec.length()
+    }
+
+    pub fn is_overdue(&self, now: Instant) -> bool {
+        now > self.ends() + GRACE
+    }
+
+    pub fn is_stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
+    }
+}
+
+/// Closed until the start time is known, or until it is certain that there will be none.
+#[derive(Default)]
+struct Gate {
+    state: Mutex<GateState>,
+    moved: Condvar,
+}
+
+#[derive(Clone, Copy, Default)]
+enum GateState {
+    #[default]
+    Closed,
+    Open(Instant),
+    Abandoned,
+}
+
+impl Gate {
+    fn set(&self, state: GateState) {
+        *self.state.lock().unwrap_or_else(PoisonError::into_inner) = state;
+        self.moved.notify_all();
+    }
+
+    fn wait(&self) -> Option<Instant> {
+        let mut state = self.state.lock().unwrap_or_else(PoisonError::into_inner);
+        loop {
+            match *state {
+                GateState::Open(start) => return Some(start),
+                GateState::Abandoned => return None,
+                GateState::Closed => state = self.moved.wait(state).unwrap_or_else(PoisonError::into_inner),
+            }
+        }
+    }
+}
+
+pub struct Team {
+    gate: Arc<Gate>,
+    stop: Arc<AtomicBool>,
+    conns: Vec<Arc<Conn>>,
+    threads: Vec<JoinHandle<Result<Session, Error>>>,
+}
+
+impl Team {
+    /// One thread a session; `conns` are theirs (none for crr), kept so that they can be hung up.
+    pub fn assemble(
+        spec: &Arc<Spec>,
+        conns: Vec<Arc<Conn>>,
+        work: impl Fn(usize, &Cue) -> Result<Session, Error> + Send + Sync + 'static,
+    ) -> Result<Team, Error> {
+        let work = Arc::new(work);
+        let mut team = Team { gate: Arc::default(), stop: Arc::default(), conns, threads: Vec::new() };
+        for session in 0..spec.sessions as usize {
+            let (work, gate, stop, spec) = (work.clone(), team.gate.clone(), team.stop.clone(), spec.clone());
+            let body = move || match gate.wait() {
+                Some(start) => work(session, &Cue { start, spec, stop }),
+                None => Ok(Session::default()),
+            };
+            let thread = std::thread::Builder::new()
+                .name(format!("session {session}"))
+                .spawn(body)
+                .map_err(Error::io("starting a session's thread"))?;
+            team.threads.push(thread);
+        }
+        Ok(team)
+    }
+
+    pub fn go(&self) {
+        self.gate.set(GateState::Open(Instant::now()));
+    }
+
+    /// Asks sessions that have no end of their own to come home.
+    pub fn stop(&self) {
+        self.stop.store(true, Ordering::Relaxed);
+    }
+
+    /// All sessions, or the first failure in session order.
+    pub fn join(mut self) -> Result<Vec<Session>, Error> {
+        let results: Vec<_> = self.threads.drain(..).map(JoinHandle::join).collect();
+        let results = results.into_iter().map(|joined| {
+            joined.unwrap_or_else(|_| {
+                Err(Error::Io {
+                    doing: "running a session",
+                    cause: std::io::Error::other("its thread panicked"),
+                })
+            })
+        });
+        results.collect()
+    }
+}
+
+impl Drop for Team {
+    fn drop(&mut self) {
+        self.gate.set(GateState::Abandoned);
+        self.stop();
+        self.conns.iter().for_each(|conn| conn.hang_up());
+        for thread in self.threads.drain(..) {
+            let _ = thread.join(); // its result interests nobody any more
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::spec::Test;
+
+    fn spec(sessions: u32) -> Arc<Spec> {
+        Arc::new(Spec { sessions, ..Spec::new(Test::Rr) })
+    }
+
+    #[test]
+    fn all_start_at_one_moment() {
+        let team = Team::assemble(&spec(4), Vec::new(), |session, cue| {
+            let tally = Tally {
+                bytes: session as u64,
+                seconds: cue.start.elapsed().as_secs_f64(),
+                ..Tally::default()
+            };
+            Ok(Session { tally, round_trips: None })
+        })
+        .unwrap();
+        team.go();
+        let bytes: Vec<u64> = team.join().unwrap().iter().map(|session| session.tally.bytes).collect();
+        assert_eq!(bytes, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_team_that_never_started_is_dismissed() {
+        let team = Team::assemble(&spec(3), Vec::new(), |_, _| panic!("nobody said go")).unwrap();
+        drop(team);
+    }
+
+    #[test]
+    fn a_panic_is_one_sessions_failure() {
+        let team = Team::assemble(&spec(2), Vec::new(), |_, _| panic!("on purpose")).unwrap();
+        team.go();
+        assert!(team.join().unwrap_err().to_string().contains("panicked"));
+    }
+}

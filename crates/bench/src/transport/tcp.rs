@@ -1,0 +1,49 @@
+//! TCP: resolve, set buffers before the handshake (they decide the window scale), connect or listen.
+
+use std::io;
+use std::net::{SocketAddr, ToSocketAddrs};
+
+use socket2::{Domain, Socket, Type};
+
+use super::{BACKLOG, Buffers, CONNECT_TIMEOUT, set_plain_buffers};
+use crate::address::Address;
+
+fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+    // A static binary may have no resolver at all; this name must work all the same.
+    let host = if host == "localhost" { "127.0.0.1" } else { host };
+    Ok((host, port).to_socket_addrs()?.collect())
+}
+
+fn nobody() -> io::Error {
+    io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}
+
+pub fn connect(host: &str, port: u16, buffers: Buffers) -> io::Result<Socket> {
+    let mut last = nobody();
+    for address in resolve(host, port)? {
+        let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+        set_plain_buffers(&socket, buffers)?;
+        match socket.connect_timeout(&address.into(), CONNECT_TIMEOUT) {
+            Ok(()) => return Ok(socket),
+            Err(error) => last = error,
+        }
+    }
+    // socket2's own time-out carries no errno; give it the kernel's.
+    if last.kind() == io::ErrorKind::TimedOut {
+        Err(io::Error::from_raw_os_error(libc::ETIMEDOUT))
+    } else {
+        Err(last)
+    }
+}
+
+pub fn listen(host: &str, port: u16, buffers: Buffers) -> io::Result<(Socket, Address)> {
+    let host = if host.is_empty() { "0.0.0.0" } else { host };
+    let address = resolve(host, port)?.into_iter().next().ok_or_else(nobody)?;
+    let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
+    socket.set_reuse_address(true)?;
+    set_plain_buffers(&socket, buffers)?;
+    socket.bind(&address.into())?;
+    socket.listen(BACKLOG)?;
+    let port = socket.local_addr()?.as_socket().map_or(port, |local| local.port());
+    Ok((socket, Address::Tcp { host: host.to_owned(), port }))
+}

@@ -1,0 +1,218 @@
+//! Peers that die, lie, stall or speak something else: the server goes on, the client says what it met.
+
+use std::io::{Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::time::{Duration, Instant};
+
+use vmlane_bench::{Address, Server, Spec, Test, run, server::Running};
+
+const HELLO: &str = r#"{"type":"hello","magic":"vmlane-bench","protocol":1}"#;
+
+fn serve() -> (Running, u16) {
+    let running = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap().spawn().unwrap();
+    let Address::Tcp { port, .. } = running.addresses()[0] else { panic!("not tcp") };
+    (running, port)
+}
+
+fn quick(test: Test) -> Spec {
+    Spec { seconds: 0.1, warmup: 0.0, ..Spec::new(test) }
+}
+
+/// A client or server that speaks the control protocol by hand.
+struct Hand(TcpStream);
+
+impl Hand {
+    fn to(port: u16) -> Hand {
+        let stream = TcpStream::connect(("127.0.0.1", port)).unwrap();
+        stream.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+        Hand(stream)
+    }
+
+    fn say(&mut self, json: &str) {
+        self.0.write_all(&(json.len() as u32).to_le_bytes()).unwrap();
+        self.0.write_all(json.as_bytes()).unwrap();
+    }
+
+    /// The next message, or nothing when the other side hung up.
+    fn hear(&mut self) -> Option<String> {
+        let mut length = [0; 4];
+        self.0.read_exact(&mut length).ok()?;
+        let mut body = vec![0; u32::from_le_bytes(length) as usize];
+        self.0.read_exact(&mut body).ok()?;
+        Some(String::from_utf8(body).unwrap())
+    }
+
+    fn ask(&mut self, spec: &Spec) -> String {
+        self.say(HELLO);
+        assert!(self.hear().unwrap().contains("hello"));
+        let spec = serde_json::to_string(spec).unwrap();
+        self.say(&spec.replacen('{', r#"{"type":"test","#, 1));
+        self.hear().unwrap()
+    }
+}
+
+fn data_port(ready: &str) -> u16 {
+    let ready: serde_json::Value = serde_json::from_str(ready).unwrap();
+    ready["port"].as_u64().unwrap_or_else(|| panic!("{ready}")) as u16
+}
+
+/// Threads of this process that serve visits or sessions.
+fn busy_threads() -> usize {
+    let names = std::fs::read_dir("/proc/self/task")
+        .unwrap()
+        .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
+    names.filter(|name| name.starts_with("session") || name.starts_with("visit")).count()
+}
+
+#[test]
+fn a_client_may_die_at_every_stage() {
+    let (running, port) = serve();
+    for test in [Test::Stream, Test::Maerts, Test::Rr, Test::Crr] {
+        for stage in 0..6 {
+            die_at(stage, test, port);
+        }
+    }
+    // Nothing of the dead is left, and the living are served. Other tests of this file run beside this
+    // one under the same names, so wait for a quiet moment.
+    let until = Instant::now() + Duration::from_secs(40);
+    while busy_threads() > 0 {
+        assert!(Instant::now() < until, "{} threads left", busy_threads());
+        std::thread::sleep(Duration::from_millis(20));
+    }
+    assert!(run(&running.addresses()[0], &quick(Test::Rr)).is_ok());
+}
+
+fn die_at(stage: u32, test: Test, port: u16) {
+    let mut hand = Hand::to(port);
+    if stage == 0 {
+        return; // connected
+    }
+    if stage == 1 {
+        hand.say(HELLO);
+        return;
+    }
+    let ready = hand.ask(&Spec { sessions: 2, seconds: 30.0, ..quick(test) });
+    let port = data_port(&ready);
+    if stage == 2 {
+        return; // before any data connection
+    }
+    let _first = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    if stage == 3 {
+        return; // before all of them
+    }
+    let _second = TcpStream::connect(("127.0.0.1", port)).unwrap();
+    assert!(hand.hear().unwrap().contains("accepted"));
+    if stage == 4 {
+        return;
+    }
+    hand.say(r#"{"type":"start"}"#);
+    assert!(hand.hear().unwrap().contains("started"));
+}
+
+#[test]
+fn garbage_is_answered_with_a_good_bye() {
+    let (running, port) = serve();
+    for garbage in [
+        &b"GET / HTTP/1.1\r\n\r\n"[..],
+        b"\xff\xff\xff\xff",
+        b"\x00\x00\x00\x00",
+        b"\x05\x00\x00\x00hello",
+        b"\x02\x00\x00\x00{}",
+        b"\x04\x00\x00\x00\xff\xfe\xfd\xfc",
+    ] {
+        let mut hand = Hand::to(port);
+        hand.0.write_all(garbage).unwrap();
+        let answer = hand.hear().unwrap();
+        assert!(answer.contains("does not speak vmlane bench"), "{answer}");
+        assert!(hand.hear().is_none());
+    }
+    assert!(run(&running.addresses()[0], &quick(Test::Stream)).is_ok());
+}
+
+#[test]
+fn wrong_turns_and_absurd_wishes_are_refused() {
+    let (_running, port) = serve();
+    let mut hand = Hand::to(port);
+    hand.say(r#"{"type":"start"}"#);
+    assert!(hand.hear().unwrap().contains("out of turn"));
+
+    let mut hand = Hand::to(port);
+    hand.say(HELLO);
+    hand.hear().unwrap();
+    hand.say(r#"{"type":"finish"}"#);
+    assert!(hand.hear().unwrap().contains("out of turn"));
+
+    for (spec, part) in [
+        (Spec { message_bytes: 1 << 50, ..quick(Test::Stream) }, "message bytes (-m)"),
+        (Spec { sessions: 1_000_000, ..quick(Test::Stream) }, "sessions (-n)"),
+        (Spec { sessions: 200, message_bytes: 16 << 20, ..quick(Test::Stream) }, "busy"),
+        (Spec { seconds: 1e300, ..quick(Test::Stream) }, "seconds (-l)"),
+        (Spec { data_port: Some(70_000), ..quick(Test::Stream) }, "data port (-P)"),
+    ] {
+        let answer = Hand::to(port).ask(&spec);
+        assert!(answer.contains(part), "{answer}");
+    }
+}
+
+#[test]
+fn both_ends_tell_their_versions() {
+    let (_running, port) = serve();
+    let mut hand = Hand::to(port);
+    hand.say(&HELLO.replace(":1}", ":99}"));
+    assert_eq!(hand.hear().unwrap(), HELLO, "a newer client must learn our version");
+    assert!(hand.hear().is_none());
+
+    let error = against(|mut hand| hand.say(&HELLO.replace(":1}", ":99}")));
+    assert!(error.contains("speaks version 99") && error.contains("this program version 1"), "{error}");
+}
+
+/// What a client says about a server that behaves as given.
+fn against(behave: impl FnOnce(Hand) + Send) -> String {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let address: Address =
+        format!("tcp:127.0.0.1:{}", listener.local_addr().unwrap().port()).parse().unwrap();
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut hand = Hand(listener.accept().unwrap().0);
+            hand.hear().unwrap();
+            behave(hand);
+        });
+        run(&address, &quick(Test::Rr)).unwrap_err().to_string()
+    })
+}
+
+#[test]
+fn a_client_names_the_wrong_peer() {
+    let error = against(|mut hand| hand.0.write_all(b"SSH-2.0-OpenSSH_9.2\r\n").unwrap());
+    assert!(error.contains("does not speak vmlane bench"), "{error}");
+    let error = against(drop);
+    assert!(error.contains("hung up at our greeting"), "{error}");
+    let error = against(|mut hand| {
+        hand.say(HELLO);
+        hand.hear();
+    });
+    assert!(error.contains("closed the connection while preparing the test"), "{error}");
+}
+
+#[test]
+fn a_client_gives_up_on_a_silent_peer() {
+    let error = against(|mut hand| {
+        let _ = hand.0.read(&mut [0]); // until the client has had enough
+    });
+    assert!(error.contains("no answer for 5 s while greeting"), "{error}");
+}
+
+#[test]
+fn a_server_that_dies_in_the_middle_is_an_error() {
+    let error = against(|mut hand| {
+        hand.say(HELLO);
+        hand.hear();
+        let data = TcpListener::bind("127.0.0.1:0").unwrap();
+        hand.say(&format!(r#"{{"type":"ready","port":{}}}"#, data.local_addr().unwrap().port()));
+        let _session = data.accept().unwrap();
+        hand.say(r#"{"type":"accepted","send_buffer":1,"recv_buffer":1}"#);
+        hand.hear();
+        hand.say(r#"{"type":"started"}"#);
+    });
+    assert!(error.contains("session 0: asking"), "{error}");
+}
