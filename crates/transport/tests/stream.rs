@@ -227,6 +227,26 @@ fn a_stream_that_makes_no_sense_ends_with_the_reason() {
     assert!(f.close().contains("end of stream after 20 bytes"));
 }
 
+#[test]
+fn a_peer_that_never_reads_blocks_only_its_own_session_which_can_still_be_stopped() {
+    let mut f = Fixture::start();
+    f.vmm.stream().set_nonblocking(true).unwrap();
+    let heap: Vec<u8> = (0..100).flat_map(|_| read_request(&mut f, 0x100)).collect();
+    // Until neither end takes any more: the session is blocked answering, or about to be.
+    let mut full = 0;
+    while full < 5 {
+        match f.vmm.stream().write(&heap) {
+            Ok(_) => full = 0,
+            Err(_) => {
+                full += 1;
+                std::thread::sleep(Duration::from_millis(20));
+            }
+        }
+    }
+    f.handle.stop();
+    assert_eq!(f.session.join().unwrap().to_string(), "stopped");
+}
+
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, failure_persistence: None, ..ProptestConfig::default() })]
 
