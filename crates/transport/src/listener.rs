@@ -23,7 +23,7 @@ use vmlane_device::pci::PciDevice;
 use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
-use crate::vfio_user::{Session, SessionHandle};
+use crate::vfio_user::{Session, SessionHandle, refuse};
 
 /// Why a socket cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -184,10 +184,10 @@ impl Door {
         while !self.desk.lock().closed {
             match rustix::net::accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
-                    let refused = self.offer(stream.into());
-                    if refused.is_err() {
+                    if let Err(stream) = self.offer(stream.into()) {
                         // Before closing it, so that whoever sees it closed finds it counted.
                         count(&self.stats.refused);
+                        refuse(stream);
                         if let Some(held_back) = log.allow() {
                             tracing::warn!(device = self.name, held_back, "a second VMM was turned away");
                         }

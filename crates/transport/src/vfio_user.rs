@@ -10,6 +10,7 @@
 
 mod error;
 mod inbox;
+mod refuse;
 mod reply;
 mod request;
 mod set_irqs;
@@ -30,6 +31,7 @@ use vmlane_wire::vfio_user::{Header, Kind};
 
 pub use error::RequestError;
 pub use inbox::{MAX_FDS, StreamError};
+pub(crate) use refuse::refuse;
 pub use request::MAX_ACCESS;
 
 use crate::irq::IrqSet;

@@ -13,6 +13,7 @@ use vmlane_transport::testing::{Client, eventfd, signals};
 use vmlane_transport::{IrqSet, ListenError, Listener, Server, SessionStats};
 
 const EIO: Option<u32> = Some(5);
+const EBUSY: Option<u32> = Some(16);
 
 #[test]
 fn a_panic_resets_the_device_and_nothing_else() {
@@ -92,7 +93,7 @@ fn vmms_come_and_go_and_a_second_one_is_turned_away() {
 
     let mut first = Client::connect(&path).unwrap();
     first.write_u32(2, 0x100, 1).unwrap();
-    assert!(Client::connect(&path).is_err());
+    assert_eq!(Client::connect(&path).unwrap_err().errno(), EBUSY);
     let refused = || offered.stats.refused.load(std::sync::atomic::Ordering::Relaxed);
     assert_eq!(refused(), 1);
     assert_eq!(first.read_u32(2, 0x100).unwrap(), 1);

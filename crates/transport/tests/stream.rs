@@ -236,7 +236,7 @@ fn a_peer_that_never_reads_blocks_only_its_own_session_which_can_still_be_stoppe
     let mut full = 0;
     while full < 5 {
         match f.vmm.stream().write(&heap) {
-            Ok(_) => full = 0,
+            Ok(written) => full = usize::from(written == 0),
             Err(_) => {
                 full += 1;
                 std::thread::sleep(Duration::from_millis(20));

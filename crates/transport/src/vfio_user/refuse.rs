@@ -1,0 +1,32 @@
+//! Turning a VMM away in words it understands.
+//!
+//! QEMU 11.1 aborts when its first message finds the socket closed; an error answer makes it report
+//! "device busy" and exit cleanly.
+
+use std::os::unix::net::UnixStream;
+use std::time::Duration;
+
+use rustix::io::Errno;
+
+use super::inbox::Inbox;
+use super::reply::Reply;
+
+/// How long a VMM may take to say something after connecting.
+const PATIENCE: Duration = Duration::from_millis(200);
+
+/// Answers the first message with "busy", if one comes soon, and closes the connection.
+pub(crate) fn refuse(stream: UnixStream) {
+    // Failing is fine at every step: the connection is closed all the same.
+    if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(PATIENCE)).is_err() {
+        return;
+    }
+    let mut inbox = Inbox::new();
+    if inbox.receive(&stream, true).is_err() {
+        return;
+    }
+    if let Ok(Some(message)) = inbox.next()
+        && !message.header.no_reply()
+    {
+        let _ = Reply::new().send_error(&stream, &message.header, Errno::BUSY);
+    }
+}
