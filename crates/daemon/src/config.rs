@@ -1,0 +1,173 @@
+//! The configuration file: what it may say, checked as a whole before any of it takes effect.
+//!
+//! `raw` mirrors the TOML and knows spans, `check` turns it into the types here or into a list of
+//! everything that is wrong with it. Nothing else in the daemon sees text from the file.
+
+mod check;
+mod raw;
+#[cfg(test)]
+mod tests;
+
+use std::fmt;
+use std::io;
+use std::path::{Path, PathBuf};
+
+/// Where the configuration is unless told otherwise.
+pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
+
+/// A configuration without mistakes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Config {
+    pub daemon: DaemonConfig,
+    /// In the order of the file; names and CIDs are unique.
+    pub vms: Vec<VmConfig>,
+}
+
+/// The table `[daemon]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct DaemonConfig {
+    pub workers: u16,
+    pub mode: Mode,
+    /// How long a stream is polled after its last byte.
+    pub spin_us: u64,
+    /// `vmlane debug panic` is allowed.
+    pub fault_injection: bool,
+    /// Log filter.
+    pub log: Option<String>,
+}
+
+impl Default for DaemonConfig {
+    fn default() -> Self {
+        DaemonConfig { workers: 1, mode: Mode::Adaptive, spin_us: 500, fault_injection: false, log: None }
+    }
+}
+
+/// How workers wait.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Mode {
+    /// They sleep when nothing moves.
+    Adaptive,
+    /// They never sleep.
+    Poll,
+}
+
+impl Mode {
+    pub fn name(self) -> &'static str {
+        match self {
+            Mode::Adaptive => "adaptive",
+            Mode::Poll => "poll",
+        }
+    }
+}
+
+/// One `[[vm]]`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct VmConfig {
+    pub name: String,
+    pub group: String,
+    pub cid: u32,
+    pub forwards: Vec<ForwardConfig>,
+    pub restricted: bool,
+    pub trusted: bool,
+    pub limits: Limits,
+}
+
+/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct ForwardConfig {
+    pub port: u32,
+    pub to_vm: String,
+    pub to_port: u32,
+}
+
+/// What one VM may make the daemon hold.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    pub queue_pairs: usize,
+    pub queue_pair_bytes: u64,
+    pub connections: usize,
+    pub doorbells: usize,
+    pub inbox_bytes: usize,
+    pub spill_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            queue_pairs: 1024,
+            queue_pair_bytes: 1 << 30,
+            connections: 1024,
+            doorbells: 1024,
+            inbox_bytes: 1 << 20,
+            spill_bytes: 64 << 20,
+        }
+    }
+}
+
+impl Config {
+    /// Reads and checks a file.
+    pub fn load(path: &Path) -> Result<Config, ConfigError> {
+        let text = std::fs::read_to_string(path)
+            .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+        Config::parse(path, &text)
+    }
+
+    /// Checks the text of a file; `path` is for messages.
+    pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
+        check::check(text).map_err(|problems| ConfigError::Invalid { path: path.to_owned(), problems })
+    }
+
+    pub fn vm(&self, name: &str) -> Option<&VmConfig> {
+        self.vms.iter().find(|vm| vm.name == name)
+    }
+
+    /// The names of all VMs, for messages.
+    pub fn names(&self) -> String {
+        if self.vms.is_empty() {
+            return "none".into();
+        }
+        self.vms.iter().map(|vm| vm.name.as_str()).collect::<Vec<_>>().join(", ")
+    }
+}
+
+/// One mistake in the file.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Problem {
+    /// Counted from 1; none if the mistake has no place.
+    pub line: Option<usize>,
+    /// Key, value, what is wrong and the way out.
+    pub text: String,
+}
+
+/// Why there is no configuration.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfigError {
+    #[error(
+        "configuration {path}: {source}; create it, or name another file with --config \
+         (one VM takes three lines: [[vm]], name = \"a\", cid = 3)"
+    )]
+    Unreadable { path: PathBuf, source: io::Error },
+    #[error("{}", Report { path, problems })]
+    Invalid { path: PathBuf, problems: Vec<Problem> },
+}
+
+struct Report<'e> {
+    path: &'e Path,
+    problems: &'e [Problem],
+}
+
+impl fmt::Display for Report<'_> {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        for (number, problem) in self.problems.iter().enumerate() {
+            if number > 0 {
+                out.write_str("\n")?;
+            }
+            write!(out, "{}", self.path.display())?;
+            if let Some(line) = problem.line {
+                write!(out, ":{line}")?;
+            }
+            write!(out, ": {}", problem.text)?;
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,303 @@
+//! From what the file says to a configuration, or to everything that is wrong with it.
+
+use std::collections::HashMap;
+use std::ops::{Range, RangeInclusive};
+
+use toml::Spanned;
+
+use super::raw::{RawConfig, RawDaemon, RawForward, RawLimits, RawVm, Size};
+use super::{Config, DaemonConfig, ForwardConfig, Limits, Mode, Problem, VmConfig};
+
+/// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
+/// kept free for contexts that are no VMs.
+const CIDS: RangeInclusive<i64> = 3..=0x7fff_ffff;
+/// The last port number means "any".
+const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
+const WORKERS: RangeInclusive<i64> = 1..=256;
+const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
+const LONGEST_NAME: usize = 64;
+/// Linux accepts datagrams of this many bytes; an inbox must hold one and more.
+const SMALLEST_INBOX: u64 = 128 << 10;
+
+/// Checks the text of a configuration file.
+pub fn check(text: &str) -> Result<Config, Vec<Problem>> {
+    let raw: RawConfig = toml::from_str(text).map_err(|error| vec![not_understood(text, &error)])?;
+    let mut checker = Checker { text, problems: Vec::new() };
+    let config = checker.config(&raw);
+    if checker.problems.is_empty() {
+        return Ok(config);
+    }
+    checker.problems.sort_by_key(|problem| problem.line);
+    Err(checker.problems)
+}
+
+/// A syntax error, an unknown key or a value of the wrong type: the line says which.
+fn not_understood(text: &str, error: &toml::de::Error) -> Problem {
+    let message = error.message().trim().replace('\n', ", ");
+    let Some(span) = error.span() else { return Problem { line: None, text: message } };
+    let number = line_of(text, span.start);
+    let source = text.lines().nth(number - 1).unwrap_or_default().trim();
+    let text = if source.is_empty() { message } else { format!("{message}, in `{source}`") };
+    Problem { line: Some(number), text }
+}
+
+fn line_of(text: &str, offset: usize) -> usize {
+    text.bytes().take(offset).filter(|&byte| byte == b'\n').count() + 1
+}
+
+struct Checker<'t> {
+    text: &'t str,
+    problems: Vec<Problem>,
+}
+
+impl Checker<'_> {
+    fn problem(&mut self, span: Range<usize>, text: String) {
+        let line = Some(line_of(self.text, span.start));
+        self.problems.push(Problem { line, text });
+    }
+
+    fn config(&mut self, raw: &RawConfig) -> Config {
+        if let Some(group) = &raw.port_group {
+            let text =
+                "port_group: this version has no switch yet (it comes with VMXNET3 NICs); remove the table";
+            self.problem(group.span(), text.into());
+        }
+        let daemon = self.daemon(&raw.daemon);
+        let defaults = self.limits("limits", &raw.limits, Limits::default());
+        let vms: Vec<VmConfig> =
+            raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults)).collect();
+        self.unique(&raw.vm);
+        for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
+            self.targets(vm, raw_vm.get_ref(), &vms);
+        }
+        Config { daemon, vms }
+    }
+
+    fn daemon(&mut self, raw: &RawDaemon) -> DaemonConfig {
+        let default = DaemonConfig::default();
+        let workers = raw.workers.as_ref().map(|value| self.number("daemon: workers", value, WORKERS));
+        let spin_us = raw.spin_us.as_ref().map(|value| self.number("daemon: spin_us", value, SPIN_US));
+        let mode = match raw.mode.as_ref().map(|mode| (mode, mode.get_ref().as_str())) {
+            None | Some((_, "adaptive")) => Mode::Adaptive,
+            Some((_, "poll")) => Mode::Poll,
+            Some((mode, unknown)) => {
+                let text = format!("daemon: mode = {unknown:?} is unknown; use \"adaptive\" or \"poll\"");
+                self.problem(mode.span(), text);
+                Mode::Adaptive
+            }
+        };
+        DaemonConfig {
+            workers: workers.map_or(default.workers, |value| value as u16),
+            mode,
+            spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
+            fault_injection: raw.fault_injection.unwrap_or(default.fault_injection),
+            log: raw.log.clone(),
+        }
+    }
+
+    fn vm(&mut self, index: usize, spanned: &Spanned<RawVm>, defaults: Limits) -> VmConfig {
+        let raw = spanned.get_ref();
+        let name = match &raw.name {
+            Some(name) => {
+                self.name("vm: name", name);
+                name.get_ref().clone()
+            }
+            None => {
+                let text = format!("vm number {}: name is missing; add name = \"...\"", index + 1);
+                self.problem(spanned.span(), text);
+                String::new()
+            }
+        };
+        let vm = format!("vm {name:?}");
+        if let Some(group) = &raw.group {
+            self.name(&format!("{vm}: group"), group);
+        }
+        if let Some(nic) = &raw.nic {
+            let text = format!(
+                "{vm}: nic: this version serves no NICs yet (they come with VMXNET3); remove the key"
+            );
+            self.problem(nic.span(), text);
+        }
+        self.vsock(&vm, raw);
+        VmConfig {
+            group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
+            cid: self.cid(&vm, spanned),
+            forwards: raw.forward.iter().filter_map(|forward| self.forward(&vm, forward)).collect(),
+            restricted: raw.restricted,
+            trusted: raw.trusted,
+            limits: self.limits(&format!("{vm}: limits"), &raw.limits, defaults),
+            name,
+        }
+    }
+
+    fn vsock(&mut self, vm: &str, raw: &RawVm) {
+        let Some(vsock) = &raw.vsock else { return };
+        let text = match vsock.get_ref().as_str() {
+            "vmci" => return,
+            "virtio" => {
+                format!("{vm}: vsock = \"virtio\" is not served yet by this version; use vsock = \"vmci\"")
+            }
+            other => format!("{vm}: vsock = {other:?} is unknown; use vsock = \"vmci\""),
+        };
+        self.problem(vsock.span(), text);
+    }
+
+    fn cid(&mut self, vm: &str, raw: &Spanned<RawVm>) -> u32 {
+        let Some(cid) = &raw.get_ref().cid else {
+            self.problem(
+                raw.span(),
+                format!("{vm}: cid is missing; add a number from 3 on that no other VM has"),
+            );
+            return 0;
+        };
+        if (0..3).contains(cid.get_ref()) {
+            let text = format!("{vm}: cid = {}: CIDs 0, 1 and 2 are reserved; use 3 or more", cid.get_ref());
+            self.problem(cid.span(), text);
+            return 0;
+        }
+        self.number(&format!("{vm}: cid"), cid, CIDS) as u32
+    }
+
+    fn forward(&mut self, vm: &str, raw: &Spanned<RawForward>) -> Option<ForwardConfig> {
+        let RawForward { port, to } = raw.get_ref();
+        let target = to.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse::<i64>().ok()?)));
+        let text = match target {
+            Some((name, to_port)) if PORTS.contains(&to_port) && PORTS.contains(port) && !name.is_empty() => {
+                return Some(ForwardConfig {
+                    port: *port as u32,
+                    to_vm: name.to_owned(),
+                    to_port: to_port as u32,
+                });
+            }
+            Some((name, _)) if !PORTS.contains(port) && !name.is_empty() => {
+                format!("{vm}: forward: port = {port} is no vsock port; use {}", shown(&PORTS))
+            }
+            _ => format!("{vm}: forward: to = {to:?} is not \"VM:PORT\"; write for example to = \"db:5000\""),
+        };
+        self.problem(raw.span(), text);
+        None
+    }
+
+    /// No name and no CID twice, over all groups: sockets are named after the one, packets
+    /// addressed by the other.
+    fn unique(&mut self, raws: &[Spanned<RawVm>]) {
+        let mut names: HashMap<&str, usize> = HashMap::new();
+        let mut cids: HashMap<i64, &str> = HashMap::new();
+        for raw in raws {
+            let vm = raw.get_ref();
+            let name = vm.name.as_ref().map_or("", |name| name.get_ref());
+            if let Some(spanned) = &vm.name {
+                let line = line_of(self.text, spanned.span().start);
+                if let Some(first) = names.insert(name, line) {
+                    let text = format!("vm: name = {name:?} is taken by the VM of line {first}; rename one");
+                    self.problem(spanned.span(), text);
+                }
+            }
+            if let Some(cid) = &vm.cid
+                && let Some(other) = cids.insert(*cid.get_ref(), name)
+            {
+                let text = format!(
+                    "vm {name:?}: cid = {} is taken by VM {other:?}; give one another",
+                    cid.get_ref()
+                );
+                self.problem(cid.span(), text);
+            }
+        }
+    }
+
+    /// Every forward leads to another VM of the same group, and no port leads to two.
+    fn targets(&mut self, vm: &VmConfig, raw: &RawVm, all: &[VmConfig]) {
+        let mut ports = HashMap::new();
+        for spanned in &raw.forward {
+            let RawForward { port, to } = spanned.get_ref();
+            let key = format!("vm {:?}: forward {port} -> {to:?}", vm.name);
+            if let Some(other) = ports.insert(*port, to) {
+                self.problem(
+                    spanned.span(),
+                    format!("{key}: port {port} leads to {other:?} already; remove one"),
+                );
+            }
+            let Some(name) = to.rsplit_once(':').map(|(name, _)| name).filter(|name| !name.is_empty()) else {
+                continue; // reported by `forward`
+            };
+            let text = match all.iter().find(|other| other.name == name) {
+                None => {
+                    let known: Vec<_> = all.iter().map(|other| other.name.as_str()).collect();
+                    format!("{key}: there is no VM {name:?}; known are {}", known.join(", "))
+                }
+                Some(other) if other.name == vm.name => format!("{key}: a VM cannot be its own target"),
+                Some(other) if other.group != vm.group => format!(
+                    "{key}: {:?} is in group {:?} and {name:?} in group {:?}; no traffic crosses groups, \
+                     put both into one",
+                    vm.name, vm.group, other.group
+                ),
+                Some(_) => continue,
+            };
+            self.problem(spanned.span(), text);
+        }
+    }
+
+    fn limits(&mut self, table: &str, raw: &RawLimits, base: Limits) -> Limits {
+        let mut limit = |key: &str, value: &Option<Spanned<Size>>, base: u64, range: RangeInclusive<u64>| {
+            let Some(spanned) = value else { return base };
+            match spanned.get_ref().value {
+                Some(value) if range.contains(&value) => value,
+                _ => {
+                    let written = &spanned.get_ref().written;
+                    let text =
+                        format!("{table}: {key} = {written}; use a number (or \"64M\") {}", shown(&range));
+                    self.problem(spanned.span(), text);
+                    base
+                }
+            }
+        };
+        const MANY: u64 = 1 << 16;
+        Limits {
+            queue_pairs: limit("queue_pairs", &raw.queue_pairs, base.queue_pairs as u64, 1..=MANY) as usize,
+            queue_pair_bytes: limit(
+                "queue_pair_bytes",
+                &raw.queue_pair_bytes,
+                base.queue_pair_bytes,
+                4096..=1 << 40,
+            ),
+            connections: limit("connections", &raw.connections, base.connections as u64, 1..=MANY) as usize,
+            doorbells: limit("doorbells", &raw.doorbells, base.doorbells as u64, 0..=MANY) as usize,
+            inbox_bytes: limit(
+                "inbox_bytes",
+                &raw.inbox_bytes,
+                base.inbox_bytes as u64,
+                SMALLEST_INBOX..=1 << 30,
+            ) as usize,
+            spill_bytes: limit("spill_bytes", &raw.spill_bytes, base.spill_bytes as u64, 0..=1 << 40)
+                as usize,
+        }
+    }
+
+    /// Names become parts of paths and of addresses such as `db:5000`.
+    fn name(&mut self, key: &str, value: &Spanned<String>) {
+        let name = value.get_ref();
+        let good = name.starts_with(|first: char| first.is_ascii_alphanumeric())
+            && name.len() <= LONGEST_NAME
+            && name.bytes().all(|byte| byte.is_ascii_alphanumeric() || b"._-".contains(&byte));
+        if !good {
+            let text = format!(
+                "{key} = {name:?}: use up to {LONGEST_NAME} letters, digits, '.', '_' and '-', a letter or digit first"
+            );
+            self.problem(value.span(), text);
+        }
+    }
+
+    fn number(&mut self, key: &str, value: &Spanned<i64>, range: RangeInclusive<i64>) -> i64 {
+        if !range.contains(value.get_ref()) {
+            self.problem(
+                value.span(),
+                format!("{key} = {}; use a number {}", value.get_ref(), shown(&range)),
+            );
+        }
+        *value.get_ref()
+    }
+}
+
+fn shown<T: std::fmt::Display>(range: &RangeInclusive<T>) -> String {
+    format!("from {} to {}", range.start(), range.end())
+}

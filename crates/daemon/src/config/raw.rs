@@ -1,0 +1,142 @@
+//! The TOML as it stands in the file: every key known, every value with its place.
+//!
+//! Numbers are read wide and names loosely, so that `check` can say what is wrong with a value in
+//! words of its own. Keys of the contract that this version does not serve are known too, because
+//! "unknown key" would be the wrong answer.
+
+use std::fmt;
+
+use serde::de::{self, IgnoredAny, Visitor};
+use serde::{Deserialize, Deserializer};
+use toml::Spanned;
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawConfig {
+    #[serde(default)]
+    pub daemon: RawDaemon,
+    #[serde(default)]
+    pub limits: RawLimits,
+    #[serde(default)]
+    pub vm: Vec<Spanned<RawVm>>,
+    pub port_group: Option<Spanned<IgnoredAny>>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawDaemon {
+    pub workers: Option<Spanned<i64>>,
+    pub mode: Option<Spanned<String>>,
+    pub spin_us: Option<Spanned<i64>>,
+    pub fault_injection: Option<bool>,
+    pub log: Option<String>,
+}
+
+#[derive(Debug, Default, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawLimits {
+    pub queue_pairs: Option<Spanned<Size>>,
+    pub queue_pair_bytes: Option<Spanned<Size>>,
+    pub connections: Option<Spanned<Size>>,
+    pub doorbells: Option<Spanned<Size>>,
+    pub inbox_bytes: Option<Spanned<Size>>,
+    pub spill_bytes: Option<Spanned<Size>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawVm {
+    pub name: Option<Spanned<String>>,
+    pub group: Option<Spanned<String>>,
+    pub cid: Option<Spanned<i64>>,
+    pub vsock: Option<Spanned<String>>,
+    #[serde(default)]
+    pub forward: Vec<Spanned<RawForward>>,
+    #[serde(default)]
+    pub restricted: bool,
+    #[serde(default)]
+    pub trusted: bool,
+    #[serde(default)]
+    pub limits: RawLimits,
+    pub nic: Option<Spanned<IgnoredAny>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawForward {
+    pub port: i64,
+    pub to: String,
+}
+
+/// A number, or a text such as `"64M"`.
+#[derive(Debug, Clone, PartialEq, Eq)]
+pub struct Size {
+    /// None if the text makes no sense.
+    pub value: Option<u64>,
+    /// As written, for messages.
+    pub written: String,
+}
+
+impl<'de> Deserialize<'de> for Size {
+    fn deserialize<D: Deserializer<'de>>(deserializer: D) -> Result<Size, D::Error> {
+        struct Written;
+        impl Visitor<'_> for Written {
+            type Value = Size;
+
+            fn expecting(&self, formatter: &mut fmt::Formatter<'_>) -> fmt::Result {
+                formatter.write_str("a number or a text such as \"64M\"")
+            }
+
+            fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
+                Ok(Size { value: value.try_into().ok(), written: value.to_string() })
+            }
+
+            fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
+                Ok(Size { value: Some(value), written: value.to_string() })
+            }
+
+            fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
+                Ok(Size { value: scaled(text), written: format!("{text:?}") })
+            }
+        }
+        deserializer.deserialize_any(Written)
+    }
+}
+
+/// Understands `64`, `64k`, `64M`, `64G`: powers of 1024.
+fn scaled(text: &str) -> Option<u64> {
+    let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
+    let shift = match &text[digits.len()..] {
+        "" => 0,
+        "k" | "K" => 10,
+        "M" => 20,
+        "G" => 30,
+        _ => return None,
+    };
+    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::scaled;
+
+    #[test]
+    fn sizes_take_letters() {
+        for (text, value) in [
+            ("0", Some(0)),
+            ("12", Some(12)),
+            ("4k", Some(4096)),
+            ("4K", Some(4096)),
+            ("64M", Some(64 << 20)),
+            ("2G", Some(2 << 30)),
+            ("", None),
+            ("M", None),
+            ("-1", None),
+            ("4 k", None),
+            ("4kk", None),
+            ("99999999999G", None),
+        ] {
+            assert_eq!(scaled(text), value, "{text:?}");
+        }
+    }
+}
