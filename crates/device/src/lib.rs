@@ -3,3 +3,4 @@
 
 pub mod irq;
 pub mod pci;
+pub mod vmci;

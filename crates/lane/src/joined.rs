@@ -111,7 +111,7 @@ impl Lane {
 
     /// Tries to put both directions to sleep. True if the lane may be left alone until it is kicked.
     pub fn try_sleep(&mut self, quota: usize) -> Result<bool, Broken> {
-        let mut asleep = true;
+        let mut asleep = !self.ends.iter_mut().flatten().any(|end| end.port.holds_back());
         for from in Side::BOTH {
             let ends = pair(&mut self.ends, from);
             asleep &=

@@ -40,6 +40,16 @@ impl Pages {
         self.keep.iter().any(|region| region.poisoned())
     }
 
+    /// Guest address ranges (start, bytes) of the regions that the pages lie in.
+    pub fn guest_ranges(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.keep.iter().map(|region| (region.guest, region.len))
+    }
+
+    /// Does one of those ranges overlap `[start, start + len)`?
+    pub fn touches(&self, start: u64, len: u64) -> bool {
+        self.guest_ranges().any(|(at, size)| at < start.saturating_add(len) && start < at + size)
+    }
+
     fn check(&self, offset: usize, len: usize) {
         assert!(
             offset <= self.len() && len <= self.len() - offset,

@@ -73,6 +73,12 @@ pub trait StreamPort: Send {
     /// Wakes the party on both halves: the safety net's repair.
     fn rouse(&mut self);
 
+    /// Sends what had to wait for its time, if the time has come. True while something still waits:
+    /// the lane may not sleep.
+    fn holds_back(&mut self) -> bool {
+        false
+    }
+
     /// False if this party never tells the lane of new bytes or room: the lane must look by itself.
     fn notifies(&self) -> bool {
         true

@@ -1,0 +1,352 @@
+//! Queue pairs: created by one VM, attached by another, detached by both.
+
+use vmlane_mem::Pages;
+use vmlane_port::{LaneEnd, LaneId, Side};
+use vmlane_wire::vmci::{
+    CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS, QP_ASYMMETRIC,
+    QP_ATTACH_ONLY, QP_LOCAL, QueuePairAlloc, QueuePairEvent, VmciError, datagram, event,
+};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::fabric::{Caller, Fabric, Inner};
+use super::hypercall::shifted;
+use super::notices::{Address, Notices, Protocol};
+use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
+use super::stats::Refusal;
+use super::stream::Key;
+
+const BAD_ARGS: Refusal = Refusal::QueuePair(VmciError::InvalidArgs);
+
+/// Guest address ranges that one end's pages lie in.
+type Ranges = Vec<(u64, u64)>;
+
+/// The pages of an end that waits for its peer.
+struct Waiting {
+    produce: Pages,
+    consume: Pages,
+    page_size: usize,
+}
+
+enum PairState {
+    /// The creator's pages; nobody has attached.
+    Created(Box<Waiting>),
+    /// Both ends are in the engine's hands; `gone` ones have detached since.
+    Joined { lane: LaneId, gone: [bool; 2] },
+}
+
+/// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
+pub(super) struct Pair {
+    creator: u32,
+    attacher: Option<u32>,
+    /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
+    peer: u32,
+    flags: u32,
+    produce_size: u64,
+    consume_size: u64,
+    state: PairState,
+    ranges: [Ranges; 2],
+    /// The stream connection that offered it.
+    pub connection: Option<Key>,
+}
+
+impl Pair {
+    fn bytes(&self) -> u64 {
+        self.produce_size + self.consume_size
+    }
+
+    /// Which side `cid` still holds.
+    fn side(&self, cid: u32) -> Option<Side> {
+        let gone = match &self.state {
+            PairState::Created(_) => [false, true],
+            PairState::Joined { gone, .. } => *gone,
+        };
+        if self.creator == cid && !gone[0] {
+            Some(Side::A)
+        } else if self.attacher == Some(cid) && !gone[1] {
+            Some(Side::B)
+        } else {
+            None
+        }
+    }
+
+    /// May `cid` offer it on a connection to `server`, which it knows as `known_as`?
+    pub fn offered_by(&self, cid: u32, server: u32, known_as: u32) -> bool {
+        matches!(self.state, PairState::Created(_))
+            && self.creator == cid
+            && self.connection.is_none()
+            && [server, known_as, CID_ANY].contains(&self.peer)
+    }
+
+    /// The lane, once `cid` is attached as the second end.
+    pub fn attached_by(&self, cid: u32) -> Option<LaneId> {
+        match &self.state {
+            PairState::Joined { lane, gone: [_, false] } if self.attacher == Some(cid) => Some(*lane),
+            _ => None,
+        }
+    }
+}
+
+/// An ALLOC that has been checked as far as it goes without the tables.
+struct Request {
+    handle: Handle,
+    peer: u32,
+    flags: u32,
+    produce_size: u64,
+    consume_size: u64,
+    pages: Waiting,
+    ranges: Ranges,
+}
+
+impl Request {
+    /// Every number is checked against the others before anything is derived from it.
+    fn parse(caller: Caller<'_>, payload: &[u8]) -> Result<Request, Refusal> {
+        let (call, list) = QueuePairAlloc::read_from_prefix(payload)
+            .map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
+        let handle = Handle::from(call.handle);
+        let (flags, peer) = (call.flags.get(), call.peer.get());
+        let (produce_size, consume_size) = (call.produce_size.get(), call.consume_size.get());
+        let total = produce_size.checked_add(consume_size).ok_or(BAD_ARGS)?;
+        if handle.context == CID_ANY
+            || handle.resource < FIRST_FREE_RESOURCE
+            || handle.resource == CID_ANY
+            || flags & !QP_ALL_FLAGS != 0
+            || flags & QP_LOCAL != 0
+            || total == 0
+        {
+            return Err(BAD_ARGS);
+        }
+        if total > MAX_QUEUE_PAIR {
+            return Err(Refusal::Quota);
+        }
+        let page = 1u64 << caller.pages.shift;
+        let produce_pages = produce_size.div_ceil(page) + 1;
+        let count = produce_pages + consume_size.div_ceil(page) + 1;
+        let width = if caller.pages.ppn64 { 8 } else { 4 };
+        if call.num_ppns.get() != count || (list.len() as u64) < count * width {
+            return Err(BAD_ARGS);
+        }
+        let address = |ppn: &[u8]| {
+            let mut bytes = [0; 8];
+            bytes[..ppn.len()].copy_from_slice(ppn);
+            // Out of range on overflow: no region has this address.
+            shifted(u64::from_le_bytes(bytes), caller.pages.shift).unwrap_or(u64::MAX)
+        };
+        let mut addresses = list.chunks_exact(width as usize).take(count as usize).map(address);
+        let mut resolve = |count| {
+            let pages = addresses.by_ref().take(count as usize);
+            caller.memory.pages(pages, caller.pages.shift).map_err(|_| Refusal::Address)
+        };
+        let produce = resolve(produce_pages)?;
+        let consume = resolve(count - produce_pages)?;
+        let ranges = produce.guest_ranges().chain(consume.guest_ranges()).collect();
+        let pages = Waiting { produce, consume, page_size: page as usize };
+        Ok(Request { handle, peer, flags, produce_size, consume_size, pages, ranges })
+    }
+}
+
+impl Fabric {
+    pub(super) fn queue_pair_alloc(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
+        let request = Request::parse(caller, payload)?;
+        let mut inner = self.inner.lock();
+        let limits = inner.context(caller.cid)?.spec.limits;
+        let context = inner.context(caller.cid)?;
+        if context.pairs >= limits.queue_pairs
+            || context.pair_bytes + request.produce_size + request.consume_size > limits.queue_pair_bytes
+        {
+            return Err(Refusal::Quota);
+        }
+        let bytes = request.produce_size + request.consume_size;
+        if inner.pairs.contains_key(&request.handle) {
+            self.attach(&mut inner, caller.cid, request)?;
+        } else {
+            create(&mut inner, caller.cid, request)?;
+        }
+        let context = inner.context_mut(caller.cid)?;
+        context.pairs += 1;
+        context.pair_bytes += bytes;
+        context.stats.queue_pairs.inc();
+        Ok(0)
+    }
+
+    fn attach(&self, inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
+        let pair = inner.pairs.get(&request.handle).ok_or(BAD_ARGS)?;
+        pair_accepts(inner, pair, cid, &request)?;
+        let (creator, connection) = (pair.creator, pair.connection);
+        let ends = [creator, cid].map(|end| {
+            inner.contexts.get(&end).and_then(|context| Some((context.inbox.clone()?, context.budget.clone())))
+        });
+        let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
+        let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0]);
+        let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
+        // Taken out only now that nothing can fail any more.
+        let placeholder = PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone: [false; 2] };
+        let PairState::Created(waiting) = std::mem::replace(&mut pair.state, placeholder) else {
+            return Err(Refusal::QueuePair(VmciError::Unavailable));
+        };
+        initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
+        let [creator_voice, attacher_voice] = voices.clone();
+        let end = |pages: Waiting, notices, produce, consume, budget| {
+            let queues = GuestQueues {
+                produce: pages.produce,
+                consume: pages.consume,
+                page_size: pages.page_size,
+                notices,
+            };
+            LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget }
+        };
+        let (produce, consume) = (pair.produce_size, pair.consume_size);
+        let lane = self.lanes.join([
+            end(*waiting, creator_voice, produce, consume, first.1),
+            end(request.pages, attacher_voice, consume, produce, second.1),
+        ]);
+        pair.state = PairState::Joined { lane, gone: [false; 2] };
+        pair.attacher = Some(cid);
+        pair.ranges[1] = request.ranges;
+        if let Some(connection) = connection.and_then(|key| inner.connections.get_mut(&key)) {
+            connection.joined(lane, voices);
+        }
+        let event = QueuePairEvent::new(event::QP_PEER_ATTACH, request.handle, cid);
+        let dst = Handle::new(creator, EVENT_RESOURCE);
+        first.0.push_own(datagram(dst, Handle::new(0, 0), event.as_bytes()).into());
+        Ok(())
+    }
+
+    pub(super) fn queue_pair_detach(&self, cid: u32, handle: Handle) -> Result<i32, Refusal> {
+        let leaving = {
+            let mut inner = self.inner.lock();
+            let pair = inner.pairs.get(&handle).filter(|pair| pair.side(cid).is_some());
+            if pair.is_none() {
+                return Err(Refusal::QueuePair(VmciError::NotFound));
+            }
+            inner.detach(cid, handle)
+        };
+        // The guest frees the pages as soon as it sees the result: wait until nobody uses them.
+        self.lanes.leave(leaving.as_slice());
+        Ok(0)
+    }
+}
+
+/// The checks of an attach, in the order of Linux's broker (`vmci_queue_pair.c`).
+fn pair_accepts(inner: &Inner, pair: &Pair, cid: u32, request: &Request) -> Result<(), Refusal> {
+    if pair.creator == cid || pair.attacher == Some(cid) {
+        return Err(Refusal::QueuePair(VmciError::AlreadyExists));
+    }
+    if !matches!(pair.state, PairState::Created(_)) {
+        return Err(Refusal::QueuePair(VmciError::Unavailable));
+    }
+    // The creator knows a forwarded server as the host; whom it means is in the tracked connection.
+    let named = match pair.connection {
+        Some(key) => {
+            key.server.0 == cid && inner.connections.get(&key).is_some_and(|own| own.is_about(request.handle))
+        }
+        None => pair.peer == CID_ANY || pair.peer == cid,
+    };
+    let expected = request.peer == CID_ANY || request.peer == pair.creator;
+    if !named || !expected || !inner.may_talk(cid, pair.creator) {
+        return Err(Refusal::QueuePair(VmciError::NoAccess));
+    }
+    let symmetric = |flags: u32| flags & !QP_ASYMMETRIC;
+    if symmetric(pair.flags) != symmetric(request.flags)
+        || pair.produce_size != request.consume_size
+        || pair.consume_size != request.produce_size
+    {
+        return Err(Refusal::QueuePair(VmciError::QueuePairMismatch));
+    }
+    Ok(())
+}
+
+fn create(inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
+    if request.flags & QP_ATTACH_ONLY != 0 {
+        return Err(Refusal::QueuePair(VmciError::NotFound));
+    }
+    if request.handle.context != cid && request.handle.context != request.peer {
+        return Err(Refusal::QueuePair(VmciError::NoAccess));
+    }
+    // A pair with a VM that the caller may not talk to could never be attached.
+    if request.peer != CID_ANY && request.peer != CID_HOST && !inner.may_talk(cid, request.peer) {
+        return Err(Refusal::QueuePair(VmciError::NoAccess));
+    }
+    initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
+    inner.pairs.insert(
+        request.handle,
+        Pair {
+            creator: cid,
+            attacher: None,
+            peer: request.peer,
+            flags: request.flags,
+            produce_size: request.produce_size,
+            consume_size: request.consume_size,
+            state: PairState::Created(Box::new(request.pages)),
+            ranges: [request.ranges, Vec::new()],
+            connection: None,
+        },
+    );
+    Ok(())
+}
+
+/// What the device says to creator and attacher, and in whose name.
+fn voices(
+    inner: &Inner,
+    handle: Handle,
+    cids: [u32; 2],
+    connection: Option<Key>,
+    inboxes: [&std::sync::Arc<super::inbox::Inbox>; 2],
+) -> [std::sync::Arc<Notices>; 2] {
+    let connection = connection.and_then(|key| Some((key, inner.connections.get(&key)?)));
+    let protocol = connection.map_or(Protocol::Qstate, |(_, connection)| connection.protocol());
+    let addresses = connection.map(|(key, connection)| {
+        let known = connection.server_as_known(key);
+        let (client, server) = (key.client, key.server);
+        [
+            Address { cid: client.0, port: client.1, peer_cid: known.0, peer_port: known.1 },
+            Address { cid: server.0, port: server.1, peer_cid: client.0, peer_port: client.1 },
+        ]
+    });
+    let voice = |end: usize, hold| {
+        let address = addresses.map(|addresses| addresses[end]);
+        let peer = address.map_or(cids[1 - end], |address| address.peer_cid);
+        Notices::new(inboxes[end].clone(), cids[end], address, (handle, peer), protocol, hold)
+    };
+    [voice(0, connection.is_some()), voice(1, false)]
+}
+
+impl Inner {
+    /// Takes `cid` off the pair. Returns the lane end whose leaving must be awaited, if any.
+    fn detach(&mut self, cid: u32, handle: Handle) -> Option<(LaneId, Side)> {
+        let pair = self.pairs.get_mut(&handle)?;
+        let side = pair.side(cid)?;
+        let bytes = pair.bytes();
+        let key = pair.connection;
+        let (leaving, over) = match &mut pair.state {
+            PairState::Created(_) => (None, true),
+            PairState::Joined { lane, gone } => {
+                gone[side as usize] = true;
+                (Some((*lane, side)), *gone == [true; 2])
+            }
+        };
+        // The key may name a newer connection by now, if the client has used its port again.
+        let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
+        if over {
+            self.pairs.remove(&handle);
+            own.map(|key| self.remove_connection(key));
+        } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
+            connection.left(side);
+        }
+        if let Some(context) = self.contexts.get_mut(&cid) {
+            context.pairs -= 1;
+            context.pair_bytes -= bytes;
+        }
+        leaving
+    }
+
+    /// Takes `cid` off every pair whose pages of this VM lie in ranges that `which` picks.
+    pub(super) fn detach_all(&mut self, cid: u32, which: impl Fn(&Ranges) -> bool) -> Vec<(LaneId, Side)> {
+        let handles: Vec<Handle> = self
+            .pairs
+            .iter()
+            .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side as usize])))
+            .map(|(handle, _)| *handle)
+            .collect();
+        handles.into_iter().filter_map(|handle| self.detach(cid, handle)).collect()
+    }
+}

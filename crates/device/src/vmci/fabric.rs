@@ -1,0 +1,362 @@
+//! All VMs of one daemon: their contexts, who may talk to whom, datagrams between them.
+//!
+//! The daemon plays the hypervisor. A sender is known by its session, never by what its packet says;
+//! no traffic of any kind crosses groups.
+
+use std::collections::HashMap;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use vmlane_mem::{MemoryMap, Pages};
+use vmlane_port::{Budget, Lanes};
+use vmlane_wire::vmci::{
+    CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, MAX_DATAGRAM_PAYLOAD,
+    MAX_HYPERCALL, VmciError,
+};
+use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, HYPERVISOR_CONTROL_RESOURCE};
+use zerocopy::FromBytes;
+
+use crate::irq::Interrupts;
+
+use super::broker::Pair;
+use super::inbox::Inbox;
+use super::signals::Signals;
+use super::stats::{Refusal, VmciStats};
+use super::stream::{Connection, Key};
+
+/// The old "well-known" context: its resources are mapped to whoever asked for them first.
+const CID_WELL_KNOWN: u32 = 1;
+/// Connections that are not established expire after this long without progress.
+const HANDSHAKE: Duration = Duration::from_secs(30);
+
+/// What one VM may use at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs open at once.
+    pub queue_pairs: usize,
+    /// Bytes of all its queue pairs together (guest memory that the engine watches).
+    pub queue_pair_bytes: u64,
+    /// Stream connections it may have opened and be tracked at once.
+    pub connections: usize,
+    /// Doorbells, and datagram maps.
+    pub doorbells: usize,
+    /// Bytes of datagrams that wait for it; beyond, senders are refused.
+    pub inbox_bytes: usize,
+    /// Bytes it may leave behind in streams that it left.
+    pub spill_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            queue_pairs: 4096,
+            queue_pair_bytes: 256 << 20,
+            connections: 4096,
+            doorbells: 4096,
+            inbox_bytes: 2 * 69_632,
+            spill_bytes: 16 << 20,
+        }
+    }
+}
+
+/// A second way in: connects of a VM to {CID 2, `port`} reach {`to_cid`, `to_port`}.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Forward {
+    pub port: u32,
+    pub to_cid: u32,
+    pub to_port: u32,
+}
+
+/// A VM as configured.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    pub name: String,
+    pub cid: u32,
+    /// Isolation group: nothing crosses groups.
+    pub group: String,
+    pub forwards: Vec<Forward>,
+    /// Talks to trusted VMs only.
+    pub restricted: bool,
+    /// May talk to restricted VMs.
+    pub trusted: bool,
+    pub limits: Limits,
+}
+
+/// Why a VM could not be added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    #[error("CID {cid} belongs to VM {name:?} already")]
+    CidTaken { cid: u32, name: String },
+    #[error("CID {cid} is reserved; VMs have 3 to {max:#x}", max = i32::MAX)]
+    CidReserved { cid: u32 },
+    #[error("a VM named {0:?} exists already")]
+    NameTaken(String),
+}
+
+/// One VM as the fabric knows it.
+pub(super) struct Context {
+    pub spec: VmSpec,
+    pub stats: Arc<VmciStats>,
+    pub budget: Arc<Budget>,
+    pub inbox: Option<Arc<Inbox>>,
+    /// The driver has enabled interrupts: it can be reached.
+    pub ready: bool,
+    pub bitmap: Option<Pages>,
+    /// Doorbell resource to index in the bitmap.
+    pub doorbells: HashMap<u32, usize>,
+    pub pairs: usize,
+    pub pair_bytes: u64,
+    pub connections: usize,
+}
+
+impl Context {
+    fn new(spec: VmSpec) -> Context {
+        Context {
+            budget: Arc::new(Budget::new(spec.limits.spill_bytes)),
+            spec,
+            stats: Arc::default(),
+            inbox: None,
+            ready: false,
+            bitmap: None,
+            doorbells: HashMap::new(),
+            pairs: 0,
+            pair_bytes: 0,
+            connections: 0,
+        }
+    }
+
+    /// Its queue, if a driver is there to fetch from it.
+    pub fn reachable_inbox(&self) -> Option<&Arc<Inbox>> {
+        self.inbox.as_ref().filter(|_| self.ready)
+    }
+}
+
+/// How a guest names pages in its calls.
+#[derive(Clone, Copy, Debug)]
+pub struct PageFormat {
+    pub shift: u32,
+    /// 64-bit page numbers; else 32-bit.
+    pub ppn64: bool,
+}
+
+/// The calling guest, as far as one call goes.
+#[derive(Clone, Copy)]
+pub struct Caller<'a> {
+    pub cid: u32,
+    pub memory: &'a MemoryMap,
+    pub pages: PageFormat,
+    pub stats: &'a VmciStats,
+}
+
+#[derive(Default)]
+pub(super) struct Inner {
+    pub contexts: HashMap<u32, Context>,
+    pub pairs: HashMap<Handle, Pair>,
+    pub connections: HashMap<Key, Connection>,
+    /// Group and well-known resource id to the context that took it.
+    pub well_known: HashMap<(String, u32), u32>,
+}
+
+impl Inner {
+    pub fn context(&self, cid: u32) -> Result<&Context, Refusal> {
+        self.contexts.get(&cid).ok_or(Refusal::Destination)
+    }
+
+    pub fn context_mut(&mut self, cid: u32) -> Result<&mut Context, Refusal> {
+        self.contexts.get_mut(&cid).ok_or(Refusal::Destination)
+    }
+
+    /// May these two exchange anything at all?
+    pub fn may_talk(&self, a: u32, b: u32) -> bool {
+        let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
+        a.spec.cid == b.spec.cid
+            || (a.spec.group == b.spec.group
+                && (!a.spec.restricted || b.spec.trusted)
+                && (!b.spec.restricted || a.spec.trusted))
+    }
+
+    /// The queue of `to` if `from` may reach it and a driver is there.
+    pub fn reach(&self, from: u32, to: u32) -> Result<&Arc<Inbox>, Refusal> {
+        if !self.may_talk(from, to) {
+            return Err(Refusal::Destination);
+        }
+        self.context(to)?.reachable_inbox().ok_or(Refusal::Destination)
+    }
+}
+
+/// The VMs of one daemon. Shared by all sessions.
+pub struct Fabric {
+    pub(super) inner: Mutex<Inner>,
+    pub(super) lanes: Arc<dyn Lanes>,
+}
+
+impl Fabric {
+    /// A fabric without VMs, whose streams are moved by `lanes`.
+    pub fn new(lanes: Arc<dyn Lanes>) -> Arc<Fabric> {
+        Arc::new(Fabric { inner: Mutex::default(), lanes })
+    }
+
+    /// Makes a VM known. Its device may be created next.
+    pub fn add_vm(&self, spec: VmSpec) -> Result<(), AddError> {
+        if spec.cid < 3 || spec.cid > i32::MAX as u32 {
+            return Err(AddError::CidReserved { cid: spec.cid });
+        }
+        let mut inner = self.inner.lock();
+        if let Some(other) = inner.contexts.get(&spec.cid) {
+            return Err(AddError::CidTaken { cid: spec.cid, name: other.spec.name.clone() });
+        }
+        if inner.contexts.values().any(|other| other.spec.name == spec.name) {
+            return Err(AddError::NameTaken(spec.name));
+        }
+        inner.contexts.insert(spec.cid, Context::new(spec));
+        Ok(())
+    }
+
+    /// Changes what may change under a running VM: limits, forwards, privileges. Group and CID stay.
+    pub fn update_vm(&self, spec: VmSpec) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(&spec.cid) {
+            let (group, name) = (context.spec.group.clone(), context.spec.name.clone());
+            context.spec = VmSpec { group, name, ..spec };
+        }
+    }
+
+    /// Forgets a VM; what it had open ends first.
+    pub fn remove_vm(&self, cid: u32) {
+        self.reset(cid);
+        self.inner.lock().contexts.remove(&cid);
+    }
+
+    /// Creates the queue of a VM's device.
+    pub(super) fn open(&self, cid: u32, irqs: Arc<dyn Interrupts>) -> Option<Arc<Inbox>> {
+        let mut inner = self.inner.lock();
+        let context = inner.contexts.get_mut(&cid)?;
+        let signals = Signals::new(irqs, context.stats.clone());
+        let inbox = Arc::new(Inbox::new(context.spec.limits.inbox_bytes, signals, context.stats.clone()));
+        context.inbox = Some(inbox.clone());
+        Some(inbox)
+    }
+
+    /// The driver is there (its probe is over), or no longer.
+    pub(super) fn set_ready(&self, cid: u32, ready: bool) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
+            context.ready = ready;
+        }
+    }
+
+    /// A datagram from `caller`: `bytes` are a private copy, header first. Returns the value for
+    /// RESULT_LOW: negative error, or what the destination defines (total size when routed).
+    pub fn send(&self, caller: Caller<'_>, bytes: &[u8]) -> i32 {
+        caller.stats.datagrams_sent.inc();
+        self.dispatch(caller, bytes).unwrap_or_else(|refusal| refusal.count(caller.stats))
+    }
+
+    fn dispatch(&self, caller: Caller<'_>, bytes: &[u8]) -> Result<i32, Refusal> {
+        let (header, rest) =
+            DatagramHeader::read_from_prefix(bytes).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
+        let payload_size = usize::try_from(header.payload_size())
+            .ok()
+            .filter(|size| *size <= MAX_HYPERCALL && *size <= rest.len())
+            .ok_or(Refusal::Size(VmciError::InvalidArgs))?;
+        let payload = &rest[..payload_size];
+        let (dst, src) = (header.dst(), header.src());
+        if dst.context == CID_HYPERVISOR {
+            if src.context != caller.cid && src != Handle::INVALID {
+                return Err(Refusal::Source);
+            }
+            if dst.resource == HYPERVISOR_CONTROL_RESOURCE {
+                return Err(Refusal::Destination);
+            }
+            caller.stats.hypercalls.inc();
+            return self.hypercall(caller, dst.resource, payload);
+        }
+        if src.context != caller.cid {
+            return Err(Refusal::Source);
+        }
+        if dst.context == CID_ANY {
+            return Err(Refusal::Size(VmciError::InvalidArgs));
+        }
+        if payload_size > MAX_DATAGRAM_PAYLOAD {
+            return Err(Refusal::Size(VmciError::PayloadTooLarge));
+        }
+        let total = DATAGRAM_HEADER + payload_size;
+        if dst.resource == CONTROL_RESOURCE {
+            self.control(caller, src, dst.context, payload)?;
+        } else {
+            self.route(caller.cid, dst, &bytes[..total])?;
+        }
+        Ok(total as i32)
+    }
+
+    fn route(&self, from: u32, dst: Handle, bytes: &[u8]) -> Result<(), Refusal> {
+        let inner = self.inner.lock();
+        let to = if dst.context == CID_WELL_KNOWN {
+            let group = inner.context(from)?.spec.group.clone();
+            *inner.well_known.get(&(group, dst.resource)).ok_or(Refusal::Destination)?
+        } else {
+            dst.context
+        };
+        // Resource 0 takes events, which only the device itself sends.
+        if dst.resource == EVENT_RESOURCE {
+            return Err(Refusal::Source);
+        }
+        let inbox = inner.reach(from, to)?.clone();
+        drop(inner);
+        if inbox.push(from, bytes.into()) { Ok(()) } else { Err(Refusal::Full) }
+    }
+
+    /// Everything a context holds goes: driver unloaded, function reset, VMM gone, a new probe. Its
+    /// CID and its counters stay. Blocks until no worker touches its memory any more.
+    pub fn reset(&self, cid: u32) {
+        let leaving = {
+            let mut inner = self.inner.lock();
+            let Some(context) = inner.contexts.get_mut(&cid) else { return };
+            context.ready = false;
+            context.bitmap = None;
+            context.doorbells.clear();
+            if let Some(inbox) = &context.inbox {
+                inbox.signals.reset();
+                inbox.clear();
+            }
+            inner.well_known.retain(|_, owner| *owner != cid);
+            let leaving = inner.detach_all(cid, |_| true);
+            inner.forget_connections(cid);
+            leaving
+        };
+        self.lanes.leave(&leaving);
+        // Ends that were told while the context left may have queued something for it.
+        if let Some(inbox) = self.inner.lock().contexts.get(&cid).and_then(|context| context.inbox.clone()) {
+            inbox.clear();
+        }
+    }
+
+    /// Guest addresses `[start, start + len)` go away: whatever lies there ends as if detached.
+    pub fn unmap(&self, cid: u32, start: u64, len: u64) {
+        let leaving = {
+            let mut inner = self.inner.lock();
+            let Some(context) = inner.contexts.get_mut(&cid) else { return };
+            if context.bitmap.as_ref().is_some_and(|pages| pages.touches(start, len)) {
+                context.bitmap = None;
+            }
+            inner.detach_all(cid, |ranges| {
+                ranges.iter().any(|&(at, size)| at < start.saturating_add(len) && start < at + size)
+            })
+        };
+        self.lanes.leave(&leaving);
+    }
+
+    /// Drops connections whose set-up has stopped. Call it every few seconds.
+    pub fn expire(&self) {
+        let mut inner = self.inner.lock();
+        let now = Instant::now();
+        let old: Vec<Key> = inner
+            .connections
+            .iter()
+            .filter(|(_, connection)| connection.is_stale(now, HANDSHAKE))
+            .map(|(key, _)| *key)
+            .collect();
+        for key in old {
+            inner.remove_connection(key);
+        }
+    }
+}

@@ -1,0 +1,31 @@
+//! The VMCI device and the fabric between VMs.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `device.rs` | one VM's PCI function: registers, the two datagram paths, reset |
+//! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
+//! | `fabric.rs` | all VMs: contexts, who may talk to whom, datagrams, doorbells, events |
+//! | `hypercall.rs` | calls to the hypervisor |
+//! | `broker.rs` | queue pairs: create, attach, detach |
+//! | `stream.rs`, `handshake.rs` | stream connections: control packets, what each state allows |
+//! | `queue_pair.rs` | one guest's end of a queue pair as a stream port |
+//! | `inbox.rs`, `notices.rs`, `signals.rs` | what waits for a guest, and how it hears of it |
+//!
+//! Locks: the fabric's one lock is held for look-ups and changes of tables, never while bytes are
+//! copied, guest memory is translated or another thread is waited for. An inbox has its own.
+
+mod broker;
+mod fabric;
+mod handshake;
+mod hypercall;
+mod inbox;
+mod notices;
+mod queue_pair;
+mod signals;
+mod stats;
+mod stream;
+
+pub use fabric::{AddError, Caller, Fabric, Forward, Limits, PageFormat, VmSpec};
+pub use notices::{Notice, Protocol};
+pub use queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
+pub use stats::VmciStats;

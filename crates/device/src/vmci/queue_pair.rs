@@ -1,0 +1,441 @@
+//! One guest's end of a queue pair as a stream port.
+//!
+//! A queue pair is two byte rings. The guest writes *only* its produce header page (the tail of its
+//! produce ring, the head of its consume ring); the device writes *only* its consume header page (the
+//! tail of the consume ring, the head of the produce ring). No field has two writers, each is loaded
+//! once per decision and checked before use. Rules M1 to M8: `docs/devices/vmci.md`.
+//!
+//! ```text
+//! guest writes   produce ring --> device reads     tail: guest     head: device
+//! guest reads    consume ring <-- device writes    tail: device    head: guest
+//! ```
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+
+use vmlane_mem::Pages;
+use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
+use zerocopy::IntoBytes;
+
+use super::notices::{Notice, Notices, Protocol};
+
+/// The memory of one guest's queue pair and the voice towards this guest: what the rules need. The
+/// model in `tests/interleavings.rs` is the other implementation.
+pub trait QueueMemory: Send {
+    /// Tail of the produce ring: the guest's.
+    fn load_tail(&self) -> u64;
+    /// Head of the consume ring: the guest's.
+    fn load_head(&self) -> u64;
+    /// Tail of the consume ring: ours.
+    fn store_tail(&self, tail: u64);
+    /// Head of the produce ring: ours.
+    fn store_head(&self, head: u64);
+    /// Orders every store before it against every load after it.
+    fn fence(&self);
+    /// The pages of the produce ring and of the consume ring, and where data begin in each.
+    fn rings(&self) -> (&Pages, &Pages, usize);
+    /// Sends the guest a notice, unless one of its kind is still on its way.
+    fn owe(&self, notice: Notice);
+
+    fn protocol(&self) -> Protocol {
+        Protocol::Qstate
+    }
+
+    /// Called at every look at an index: is the memory still there, and (older protocol) has the
+    /// guest announced that it waits for something there is?
+    fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    /// The device is about to wait until `index` is passed (older protocol).
+    fn wait_for(&self, _notice: Notice, _index: u64) {}
+
+    /// True while a notice may not be sent yet, so that the lane has to stay awake for it.
+    fn held_back(&self) -> bool {
+        false
+    }
+
+    /// False if the guest announces nothing: the lane has to look by itself.
+    fn announces(&self) -> bool {
+        true
+    }
+
+    /// `bytes` were taken from the guest, or given to it.
+    fn took(&self, _bytes: usize) {}
+    fn gave(&self, _bytes: usize) {}
+
+    /// Tells the guest how its stream ends.
+    fn tell(&self, _end: End) {}
+}
+
+/// Bytes the guest writes: plain data, valid after every call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Reading {
+    pub size: u64,
+    /// First byte not yet copied.
+    pub cur: u64,
+    /// The head the guest sees; may trail `cur` while the lane is awake (M7).
+    pub published: u64,
+    /// The tail at the last look.
+    pub tail: u64,
+}
+
+/// Bytes the guest reads: plain data, valid after every call.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+pub struct Writing {
+    pub size: u64,
+    /// The tail the guest sees: always exact.
+    pub tail: u64,
+    /// The head at the last look.
+    pub head: u64,
+    /// The head right after the last bytes were published; what the guest had read by then.
+    pub head_at_produce: u64,
+    /// Bytes were published without a WROTE since the last one.
+    pub unannounced: bool,
+}
+
+/// A queue pair's end. `M` is the guest's memory, or the model's.
+pub struct QueuePairPort<M> {
+    pub memory: M,
+    pub reading: Reading,
+    pub writing: Writing,
+}
+
+/// Bytes from index `from` forward to index `to` in a ring of `size`.
+fn distance(from: u64, to: u64, size: u64) -> u64 {
+    if to >= from { to - from } else { to + size - from }
+}
+
+fn advance(index: u64, len: u64, size: u64) -> u64 {
+    let sum = index + len;
+    if sum >= size { sum - size } else { sum }
+}
+
+impl Reading {
+    fn new(size: u64) -> Reading {
+        Reading { size, cur: 0, published: 0, tail: 0 }
+    }
+
+    /// Accepts a tail just loaded: inside the ring, and not behind the one before it.
+    fn accept(&mut self, tail: u64) -> Result<(), PortFault> {
+        if tail >= self.size {
+            return Err(PortFault::OutOfRing { index: "producer_tail", value: tail, size: self.size });
+        }
+        if distance(self.published, tail, self.size) < distance(self.published, self.tail, self.size) {
+            return Err(PortFault::Backwards { index: "producer_tail", before: self.tail, after: tail });
+        }
+        self.tail = tail;
+        Ok(())
+    }
+
+    fn pending(&self) -> u64 {
+        distance(self.cur, self.tail, self.size)
+    }
+
+    /// Bytes the guest may still write, as far as it can see.
+    fn room(&self) -> u64 {
+        if self.size == 0 { 0 } else { self.size - 1 - distance(self.published, self.tail, self.size) }
+    }
+}
+
+impl Writing {
+    fn new(size: u64) -> Writing {
+        Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced: false }
+    }
+
+    /// Accepts a head just loaded: between the one before it and the tail.
+    fn accept(&mut self, head: u64) -> Result<(), PortFault> {
+        if head >= self.size {
+            return Err(PortFault::OutOfRing { index: "consumer_head", value: head, size: self.size });
+        }
+        if distance(self.head, head, self.size) > distance(self.head, self.tail, self.size) {
+            return Err(PortFault::Backwards { index: "consumer_head", before: self.head, after: head });
+        }
+        self.head = head;
+        Ok(())
+    }
+
+    fn used(&self) -> u64 {
+        if self.size == 0 {
+            return 0;
+        }
+        distance(self.head, self.tail, self.size)
+    }
+}
+
+impl<M: QueueMemory> QueuePairPort<M> {
+    /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
+    pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
+        QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
+    }
+
+    fn pkt(&self) -> bool {
+        self.memory.protocol() == Protocol::Pkt
+    }
+
+    /// Shows the guest the head `new`, and wakes it if it may sleep for room (M3).
+    fn publish(&mut self, new: u64) -> Result<(), PortFault> {
+        let old = self.reading.published;
+        if new == old {
+            return Ok(());
+        }
+        self.memory.store_head(new);
+        // The check of the next tail is against the new head; everything up to `tail` stays pending.
+        self.reading.published = new;
+        self.memory.fence();
+        let tail = self.memory.load_tail();
+        if advance(tail, 1, self.reading.size) == old {
+            self.memory.owe(Notice::Read);
+        }
+        self.reading.accept(tail)?;
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
+
+    fn look(&self) -> Result<(), PortFault> {
+        self.memory.look(&self.reading, &self.writing)
+    }
+}
+
+impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        if self.reading.size == 0 {
+            return Ok(0);
+        }
+        self.look()?;
+        let tail = self.memory.load_tail();
+        self.reading.accept(tail)?;
+        Ok(self.reading.pending() as usize)
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        let (produce, _, base) = self.memory.rings();
+        RingSlice {
+            pages: produce,
+            base,
+            size: self.reading.size as usize,
+            at: self.reading.cur as usize,
+        }
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        let reading = &mut self.reading;
+        reading.cur = advance(reading.cur, len as u64, reading.size);
+        self.memory.took(len);
+        let lag = distance(self.reading.published, self.reading.cur, self.reading.size);
+        // M7: one byte stays unreported, so the guest never sees an empty ring and sends no WROTE;
+        // and room is reported half a ring at a time, so a blocked writer is woken for a good reason.
+        if lag > 1 && lag * 2 >= self.reading.size {
+            let behind = advance(self.reading.cur, self.reading.size - 1, self.reading.size);
+            self.publish(behind)?;
+        }
+        Ok(())
+    }
+
+    fn settle_reading(&mut self) -> Result<(), PortFault> {
+        if self.reading.size == 0 {
+            return Ok(());
+        }
+        self.publish(self.reading.cur)
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        if self.reading.size == 0 {
+            return Ok(true);
+        }
+        if self.pkt() {
+            let next = advance(self.reading.cur, 1, self.reading.size);
+            self.memory.wait_for(Notice::WaitingRead, next);
+        }
+        self.memory.fence();
+        let tail = self.memory.load_tail();
+        self.reading.accept(tail)?;
+        Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        if self.writing.size == 0 {
+            return Ok(0);
+        }
+        self.look()?;
+        let head = self.memory.load_head();
+        self.writing.accept(head)?;
+        Ok((self.writing.size - 1 - self.writing.used()) as usize)
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        let (_, consume, base) = self.memory.rings();
+        RingSlice {
+            pages: consume,
+            base,
+            size: self.writing.size as usize,
+            at: self.writing.tail as usize,
+        }
+    }
+
+    fn keep_free(&self) -> usize {
+        usize::from(self.writing.size > 2)
+    }
+
+    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        let old = self.writing.tail;
+        self.writing.tail = advance(old, len as u64, self.writing.size);
+        self.memory.store_tail(self.writing.tail);
+        self.memory.fence();
+        let head = self.memory.load_head();
+        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
+        if head == old {
+            self.memory.owe(Notice::Wrote);
+        }
+        self.writing.unannounced = head != old;
+        self.writing.head_at_produce = head;
+        self.memory.gave(len);
+        self.writing.accept(head)?;
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        if self.writing.size == 0 {
+            return Ok(true);
+        }
+        if self.pkt() {
+            let next = advance(self.writing.tail, 1, self.writing.size);
+            self.memory.wait_for(Notice::WaitingWrite, next);
+        }
+        self.memory.fence();
+        let head = self.memory.load_head();
+        self.writing.accept(head)?;
+        Ok(self.writing.used() == self.writing.size - 1)
+    }
+
+    fn nudge(&mut self) -> Result<(), PortFault> {
+        if !self.writing.unannounced {
+            return Ok(());
+        }
+        // A guest that has read since it saw the last bytes knows of them all. One that has not may
+        // sleep with a low-water mark above what its last WROTE announced.
+        self.writing.unannounced = false;
+        let head = self.memory.load_head();
+        self.writing.accept(head)?;
+        if head == self.writing.head_at_produce && self.writing.used() > 0 {
+            self.memory.owe(Notice::Wrote);
+        }
+        Ok(())
+    }
+
+    fn rouse(&mut self) {
+        self.memory.owe(Notice::Wrote);
+        self.memory.owe(Notice::Read);
+    }
+
+    fn holds_back(&mut self) -> bool {
+        self.memory.held_back()
+    }
+
+    fn notifies(&self) -> bool {
+        self.memory.announces()
+    }
+
+    fn end(&mut self, end: End) {
+        self.memory.tell(end);
+    }
+}
+
+/// A real guest's two queues: header page, then data pages, each.
+pub struct GuestQueues {
+    pub produce: Pages,
+    pub consume: Pages,
+    pub page_size: usize,
+    pub notices: Arc<Notices>,
+}
+
+/// Writes the two header pages as a guest expects to find them after ALLOC.
+pub fn initialise_headers(produce: &Pages, consume: &Pages, handle: Handle) {
+    for pages in [produce, consume] {
+        pages.write(queue_header::HANDLE, RawHandle::from(handle).as_bytes());
+        pages.store_u64(queue_header::PRODUCER_TAIL, 0);
+        pages.store_u64(queue_header::CONSUMER_HEAD, 0);
+    }
+}
+
+impl QueueMemory for GuestQueues {
+    fn load_tail(&self) -> u64 {
+        self.produce.load_u64(queue_header::PRODUCER_TAIL)
+    }
+
+    fn load_head(&self) -> u64 {
+        self.produce.load_u64(queue_header::CONSUMER_HEAD)
+    }
+
+    fn store_tail(&self, tail: u64) {
+        self.consume.store_u64(queue_header::PRODUCER_TAIL, tail);
+    }
+
+    fn store_head(&self, head: u64) {
+        self.consume.store_u64(queue_header::CONSUMER_HEAD, head);
+    }
+
+    fn fence(&self) {
+        fence(Ordering::SeqCst);
+    }
+
+    fn rings(&self) -> (&Pages, &Pages, usize) {
+        (&self.produce, &self.consume, self.page_size)
+    }
+
+    fn owe(&self, notice: Notice) {
+        self.notices.owe(notice);
+    }
+
+    fn protocol(&self) -> Protocol {
+        self.notices.protocol()
+    }
+
+    fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
+        if self.produce.poisoned() || self.consume.poisoned() {
+            return Err(PortFault::MemoryGone);
+        }
+        if self.protocol() == Protocol::Pkt {
+            let notices = &self.notices;
+            if writing.used() > 0 && notices.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
+                notices.owe(Notice::Wrote);
+            }
+            if reading.room() > 0 && notices.guest_waits_for_room.swap(false, Ordering::SeqCst) {
+                notices.owe(Notice::Read);
+            }
+        }
+        Ok(())
+    }
+
+    fn wait_for(&self, notice: Notice, index: u64) {
+        // Linux stores generation and offset and never looks at them.
+        self.notices.set_waiting(usize::from(notice == Notice::WaitingWrite), 0, index);
+        self.notices.owe(notice);
+    }
+
+    fn held_back(&self) -> bool {
+        self.notices.deferring()
+    }
+
+    fn announces(&self) -> bool {
+        self.notices.connected()
+    }
+
+    fn took(&self, bytes: usize) {
+        self.notices.inbox().stats.stream_bytes_sent.add(bytes as u64);
+    }
+
+    fn gave(&self, bytes: usize) {
+        self.notices.inbox().stats.stream_bytes_received.add(bytes as u64);
+    }
+
+    fn tell(&self, end: End) {
+        self.notices.end(end);
+    }
+}
+
+impl Drop for GuestQueues {
+    fn drop(&mut self) {
+        self.notices.close();
+    }
+}

@@ -1,0 +1,131 @@
+//! Interrupt causes of one VMCI device: which are pending, enabled, and how they reach the guest.
+//!
+//! With a vector per cause Linux never reads ICR; with one vector (or the INTx line) it reads ICR,
+//! which acknowledges. Both are kept at once, because the guest decides (`docs/devices/vmci.md`).
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+
+use crate::irq::{Interrupts, IrqMode};
+
+use super::stats::VmciStats;
+
+/// Shared by the session (registers) and the workers (notices).
+pub struct Signals {
+    irqs: Arc<dyn Interrupts>,
+    stats: Arc<VmciStats>,
+    /// IMR: causes the guest wants.
+    mask: AtomicU32,
+    /// CONTROL.INT_ENABLE.
+    enabled: AtomicBool,
+    /// ICR: causes not acknowledged by a read.
+    pending: AtomicU32,
+    /// Causes that came while they could not be delivered.
+    withheld: AtomicU32,
+}
+
+impl Signals {
+    pub fn new(irqs: Arc<dyn Interrupts>, stats: Arc<VmciStats>) -> Signals {
+        Signals {
+            irqs,
+            stats,
+            mask: AtomicU32::new(0),
+            enabled: AtomicBool::new(false),
+            pending: AtomicU32::new(0),
+            withheld: AtomicU32::new(0),
+        }
+    }
+
+    /// Raises one cause (a single bit of ICR).
+    pub fn raise(&self, cause: u32) {
+        self.pending.fetch_or(cause, Ordering::SeqCst);
+        if !self.fire(cause) {
+            self.withheld.fetch_or(cause, Ordering::SeqCst);
+            // Enabling may have happened between the look and the note; it then missed the note.
+            if self.deliverable() & cause != 0 {
+                self.release();
+            }
+        }
+    }
+
+    fn deliverable(&self) -> u32 {
+        if self.enabled.load(Ordering::SeqCst) { self.mask.load(Ordering::SeqCst) } else { 0 }
+    }
+
+    fn fire(&self, cause: u32) -> bool {
+        if self.deliverable() & cause == 0 {
+            return false;
+        }
+        let vector = match self.irqs.mode() {
+            IrqMode::Off => return false,
+            IrqMode::Msix { vectors } | IrqMode::Msi { vectors } if vectors >= 2 => {
+                let own = cause.trailing_zeros() as u16;
+                if own < vectors { own } else { 0 }
+            }
+            IrqMode::Intx | IrqMode::Msi { .. } | IrqMode::Msix { .. } => 0,
+        };
+        let raised = self.irqs.raise(vector);
+        if raised {
+            self.stats.interrupts.inc();
+        }
+        raised
+    }
+
+    fn release(&self) {
+        let waiting = self.withheld.swap(0, Ordering::SeqCst);
+        for bit in 0..3 {
+            let cause = 1 << bit;
+            if waiting & cause != 0 && !self.fire(cause) {
+                self.withheld.fetch_or(cause, Ordering::SeqCst);
+            }
+        }
+    }
+
+    /// IMR.
+    pub fn set_mask(&self, mask: u32) {
+        self.mask.store(mask, Ordering::SeqCst);
+        self.release();
+    }
+
+    pub fn mask(&self) -> u32 {
+        self.mask.load(Ordering::SeqCst)
+    }
+
+    /// CONTROL.INT_ENABLE and INT_DISABLE.
+    pub fn set_enabled(&self, enabled: bool) {
+        self.enabled.store(enabled, Ordering::SeqCst);
+        self.release();
+    }
+
+    /// True once the driver has enabled interrupts: its probe is over.
+    pub fn enabled(&self) -> bool {
+        self.enabled.load(Ordering::SeqCst)
+    }
+
+    /// STATUS.INT_ON.
+    pub fn asserted(&self) -> bool {
+        self.pending.load(Ordering::SeqCst) & self.deliverable() != 0
+    }
+
+    /// A read of ICR: the enabled causes, acknowledged.
+    pub fn acknowledge(&self) -> u32 {
+        let mask = self.mask.load(Ordering::SeqCst);
+        self.pending.fetch_and(!mask, Ordering::SeqCst) & mask
+    }
+
+    /// The VMM changed its set-up, or unmasked the line: deliver what could not be delivered, and
+    /// repeat what a level-triggered line would still assert.
+    pub fn lines_changed(&self) {
+        self.release();
+        if self.irqs.mode() == IrqMode::Intx && self.asserted() {
+            self.irqs.raise(0);
+        }
+    }
+
+    pub fn reset(&self) {
+        self.enabled.store(false, Ordering::SeqCst);
+        self.mask.store(0, Ordering::SeqCst);
+        self.pending.store(0, Ordering::SeqCst);
+        self.withheld.store(0, Ordering::SeqCst);
+    }
+}

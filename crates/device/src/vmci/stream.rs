@@ -1,0 +1,392 @@
+//! Stream connections between VMs: control packets checked, translated, passed on.
+//!
+//! A connection is known by the real addresses of its two ends. A client that came in through the
+//! map {CID 2, port} -> {VM, port} knows its server as the host; every packet is translated on the
+//! way, both ways. Packets about bytes and room are consumed: each guest's peer is the device.
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use vmlane_port::{LaneId, Shutdown, Side};
+use vmlane_wire::vmci::{CID_HOST, DatagramHeader, Handle, VmciError};
+use vmlane_wire::vmci_stream::{
+    CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
+};
+use zerocopy::IntoBytes;
+
+use super::fabric::{Caller, Fabric, Inner};
+use super::handshake::{Role, State, Verdict, verdict};
+use super::notices::{Notices, Protocol};
+use super::stats::{Refusal, VmciStats};
+
+/// A (CID, port) pair.
+pub type SocketAddress = (u32, u32);
+
+/// Both real addresses of a connection; the client connected, the server listened.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Key {
+    pub client: SocketAddress,
+    pub server: SocketAddress,
+}
+
+/// One tracked connection.
+pub struct Connection {
+    state: State,
+    /// The port of {CID 2, port} that the client connected to, if it came in that way.
+    via_host: Option<u32>,
+    protocol: Protocol,
+    handle: Option<Handle>,
+    lane: Option<LaneId>,
+    voices: Option<[Arc<Notices>; 2]>,
+    client_left: bool,
+    touched: Instant,
+}
+
+impl Connection {
+    fn new(via_host: Option<u32>) -> Connection {
+        Connection {
+            state: State::Requested,
+            via_host,
+            protocol: Protocol::Qstate,
+            handle: None,
+            lane: None,
+            voices: None,
+            client_left: false,
+            touched: Instant::now(),
+        }
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// The server's address as the client knows it.
+    pub fn server_as_known(&self, key: Key) -> SocketAddress {
+        self.via_host.map_or(key.server, |port| (CID_HOST, port))
+    }
+
+    /// Is `handle` the queue pair that was offered on it?
+    pub fn is_about(&self, handle: Handle) -> bool {
+        self.handle == Some(handle)
+    }
+
+    /// The engine has joined the two ends.
+    pub fn joined(&mut self, lane: LaneId, voices: [Arc<Notices>; 2]) {
+        self.lane = Some(lane);
+        self.voices = Some(voices);
+    }
+
+    /// One end has detached.
+    pub fn left(&mut self, side: Side) {
+        self.client_left |= side == Side::A;
+    }
+
+    pub fn is_stale(&self, now: Instant, limit: Duration) -> bool {
+        self.lane.is_none() && now.saturating_duration_since(self.touched) > limit
+    }
+}
+
+fn side(role: Role) -> Side {
+    match role {
+        Role::Client => Side::A,
+        Role::Server => Side::B,
+    }
+}
+
+/// A control packet with its addresses, as a datagram.
+fn control_datagram(from: SocketAddress, to: SocketAddress, packet: ControlPacket) -> Box<[u8]> {
+    let header = DatagramHeader::new(
+        Handle::new(to.0, CONTROL_RESOURCE),
+        Handle::new(from.0, CONTROL_RESOURCE),
+        CONTROL_PACKET,
+    );
+    let packet = packet.with_ports(from.1, to.1);
+    [header.as_bytes(), packet.as_bytes()].concat().into()
+}
+
+impl Inner {
+    /// Sends RST to `to` in the name of `from`. Dropped when the queue is full: the guest's own
+    /// timeouts then do the work, and a flood of bad packets cannot grow anything.
+    fn send_reset(&self, from: SocketAddress, to: SocketAddress) {
+        let Some(context) = self.contexts.get(&to.0) else { return };
+        if let Some(inbox) = context.reachable_inbox() {
+            context.stats.resets_sent.inc();
+            let packet = ControlPacket::new(PacketType::Rst, 0, 0);
+            inbox.push(CID_HOST, control_datagram(from, to, packet));
+        }
+    }
+
+    pub(super) fn remove_connection(&mut self, key: Key) -> Option<Connection> {
+        let connection = self.connections.remove(&key)?;
+        if let Some(client) = self.contexts.get_mut(&key.client.0) {
+            client.connections -= 1;
+        }
+        Some(connection)
+    }
+
+    /// A context is gone: the peers of its half-made connections hear of it now, those of complete
+    /// ones when the engine has delivered what there was.
+    pub(super) fn forget_connections(&mut self, cid: u32) {
+        let keys: Vec<Key> = self
+            .connections
+            .iter()
+            .filter(|(key, connection)| {
+                connection.lane.is_none() && (key.client.0 == cid || key.server.0 == cid)
+            })
+            .map(|(key, _)| *key)
+            .collect();
+        for key in keys {
+            let Some(connection) = self.remove_connection(key) else { continue };
+            if key.client.0 == cid {
+                self.send_reset(key.client, key.server);
+            } else {
+                self.send_reset(connection.server_as_known(key), key.client);
+            }
+        }
+    }
+
+    /// Passes `packet` on to the other end of the connection, addresses translated.
+    fn forward(&self, key: Key, connection: &Connection, from: Role, packet: ControlPacket) -> Result<(), Refusal> {
+        let (source, target) = match from {
+            Role::Client => (key.client, key.server),
+            Role::Server => (connection.server_as_known(key), key.client),
+        };
+        let sender = if from == Role::Client { key.client.0 } else { key.server.0 };
+        let inbox = self.reach(sender, target.0)?;
+        if inbox.push(sender, control_datagram(source, target, packet)) { Ok(()) } else { Err(Refusal::Full) }
+    }
+}
+
+/// A control packet on its way through the tables.
+struct Packet {
+    sender: SocketAddress,
+    /// Where the sender thinks it goes; RST comes back from there.
+    addressed: SocketAddress,
+    kind: PacketType,
+    body: ControlPacket,
+}
+
+impl Fabric {
+    /// A control packet from `caller`, whose header has been checked.
+    pub(super) fn control(
+        &self,
+        caller: Caller<'_>,
+        src: Handle,
+        dst_cid: u32,
+        payload: &[u8],
+    ) -> Result<(), Refusal> {
+        let (cid, stats) = (caller.cid, caller.stats);
+        let body = ControlPacket::parse(payload).ok_or(Refusal::Size(VmciError::InvalidArgs))?;
+        if src.resource != CONTROL_RESOURCE {
+            return Err(Refusal::Source);
+        }
+        let sender = (cid, body.src_port());
+        let addressed = (dst_cid, body.dst_port());
+        let mut inner = self.inner.lock();
+        let Some(kind) = body.kind() else {
+            stats.refused_state.inc();
+            let invalid = ControlPacket::new(PacketType::Invalid, 0, 0);
+            if let Some(inbox) = inner.context(cid)?.reachable_inbox() {
+                inbox.push(CID_HOST, control_datagram(addressed, sender, invalid));
+            }
+            return Ok(());
+        };
+        let packet = Packet { sender, addressed, kind, body };
+        let via_host = (dst_cid == CID_HOST).then_some(addressed.1);
+        let peer = match via_host {
+            None => addressed,
+            Some(port) => {
+                let forwards = &inner.context(cid)?.spec.forwards;
+                match forwards.iter().find(|forward| forward.port == port) {
+                    Some(forward) => (forward.to_cid, forward.to_port),
+                    // The host itself: nobody listens there.
+                    None => return Ok(refuse(&inner, &packet, stats)),
+                }
+            }
+        };
+        let as_client = Key { client: sender, server: peer };
+        let as_server = Key { client: peer, server: sender };
+        if matches!(kind, PacketType::Request | PacketType::Request2) {
+            return request(&mut inner, as_client, via_host, packet.body, stats);
+        }
+        if inner.connections.contains_key(&as_client) {
+            self.known(&mut inner, as_client, Role::Client, packet, stats)
+        } else if inner.connections.contains_key(&as_server) {
+            self.known(&mut inner, as_server, Role::Server, packet, stats)
+        } else {
+            count(kind, stats);
+            // A destination that does not exist is refused like any other datagram to it.
+            inner.reach(cid, peer.0)?;
+            Ok(refuse(&inner, &packet, stats))
+        }
+    }
+
+    /// A packet of a tracked connection.
+    fn known(
+        &self,
+        inner: &mut Inner,
+        key: Key,
+        role: Role,
+        packet: Packet,
+        stats: &VmciStats,
+    ) -> Result<(), Refusal> {
+        count(packet.kind, stats);
+        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+        let Some(verdict) = verdict(connection.state, role, packet.kind) else {
+            return Ok(refuse(inner, &packet, stats));
+        };
+        match verdict {
+            Verdict::Notice => self.notice(connection, role, packet.kind),
+            Verdict::Shutdown => self.shutdown(connection, role, packet.body.mode()),
+            Verdict::Reset => match connection.lane {
+                Some(lane) => self.lanes.reset(lane, side(role)),
+                None => {
+                    // Whether or not the other end can be told, this connection is over.
+                    let told = inner.forward(key, connection, role, packet.body);
+                    inner.remove_connection(key);
+                    return told;
+                }
+            },
+            Verdict::Forward(next) => {
+                inner.forward(key, connection, role, packet.body)?;
+                let Some(connection) = inner.connections.get_mut(&key) else { return Ok(()) };
+                if packet.kind == PacketType::Negotiate {
+                    connection.protocol = Protocol::Pkt;
+                }
+                connection.state = next;
+                connection.touched = Instant::now();
+            }
+            Verdict::Offer => return offer(inner, key, packet, stats),
+            Verdict::Attach => return attach(inner, key, packet, stats),
+        }
+        Ok(())
+    }
+
+    fn notice(&self, connection: &Connection, role: Role, kind: PacketType) {
+        let Some(lane) = connection.lane else { return };
+        if let Some(voices) = &connection.voices {
+            let voice = &voices[side(role) as usize];
+            match kind {
+                PacketType::WaitingRead => voice.guest_waits_for_bytes.store(true, Ordering::SeqCst),
+                PacketType::WaitingWrite => voice.guest_waits_for_room.store(true, Ordering::SeqCst),
+                _ => {}
+            }
+        }
+        self.lanes.kick(lane);
+    }
+
+    fn shutdown(&self, connection: &Connection, role: Role, mode: u64) {
+        let Some(lane) = connection.lane else { return };
+        if mode & SHUTDOWN_RECEIVE != 0 {
+            self.lanes.shutdown(lane, side(role), Shutdown::Receive);
+        }
+        if mode & SHUTDOWN_SEND != 0 {
+            self.lanes.shutdown(lane, side(role), Shutdown::Send);
+        }
+    }
+}
+
+fn count(kind: PacketType, stats: &VmciStats) {
+    match kind {
+        PacketType::Wrote => stats.wrote_sent.inc(),
+        PacketType::Read => stats.read_sent.inc(),
+        PacketType::WaitingRead | PacketType::WaitingWrite => stats.waiting_sent.inc(),
+        _ => {}
+    }
+}
+
+/// Answers a packet that nothing expects with RST, unless it is one itself.
+fn refuse(inner: &Inner, packet: &Packet, stats: &VmciStats) {
+    if packet.kind != PacketType::Rst {
+        stats.refused_state.inc();
+        inner.send_reset(packet.addressed, packet.sender);
+    }
+}
+
+/// REQUEST, REQUEST2: a new connection, or the same one again with the older protocol.
+fn request(
+    inner: &mut Inner,
+    key: Key,
+    via_host: Option<u32>,
+    body: ControlPacket,
+    stats: &VmciStats,
+) -> Result<(), Refusal> {
+    inner.reach(key.client.0, key.server.0)?;
+    match inner.connections.get(&key) {
+        // The client's port is in use again although the server has not closed its end yet.
+        Some(old) if old.state != State::Requested && !old.client_left => {
+            stats.refused_state.inc();
+            inner.send_reset(old.server_as_known(key), key.client);
+            return Ok(());
+        }
+        Some(_) => {
+            inner.remove_connection(key);
+        }
+        None => {}
+    }
+    let client = inner.context_mut(key.client.0)?;
+    if client.connections >= client.spec.limits.connections {
+        return Err(Refusal::Quota);
+    }
+    client.connections += 1;
+    client.stats.connects.inc();
+    let connection = Connection::new(via_host);
+    let forwarded = inner.forward(key, &connection, Role::Client, body);
+    inner.connections.insert(key, connection);
+    if forwarded.is_err() {
+        inner.remove_connection(key);
+    }
+    forwarded
+}
+
+/// OFFER: the handle must be a pair that this client created for this server.
+fn offer(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Result<(), Refusal> {
+    let handle = packet.body.handle();
+    let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+    let known_as = connection.server_as_known(key).0;
+    let offered = inner.pairs.get(&handle).is_some_and(|pair| {
+        pair.offered_by(key.client.0, key.server.0, known_as)
+    });
+    if !offered {
+        stats.refused_queue_pair.inc();
+        return Ok(refuse(inner, &packet, stats));
+    }
+    inner.forward(key, connection, Role::Client, packet.body)?;
+    if let Some(pair) = inner.pairs.get_mut(&handle) {
+        pair.connection = Some(key);
+    }
+    if let Some(connection) = inner.connections.get_mut(&key) {
+        connection.handle = Some(handle);
+        connection.state = State::Offered;
+        connection.touched = Instant::now();
+    }
+    Ok(())
+}
+
+/// ATTACH: the server must be attached to the pair that was offered.
+fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Result<(), Refusal> {
+    let handle = packet.body.handle();
+    let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+    let attached = connection.is_about(handle)
+        && inner.pairs.get(&handle).is_some_and(|pair| pair.attached_by(key.server.0).is_some());
+    if !attached {
+        stats.refused_queue_pair.inc();
+        return Ok(refuse(inner, &packet, stats));
+    }
+    inner.forward(key, connection, Role::Server, packet.body)?;
+    if let Some(connection) = inner.connections.get_mut(&key) {
+        connection.state = State::Established;
+        if let Some([client, _]) = &connection.voices {
+            client.attached();
+        }
+    }
+    for cid in [key.client.0, key.server.0] {
+        inner.context(cid)?.stats.established.inc();
+    }
+    Ok(())
+}
