@@ -1,1 +1,30 @@
-//! placeholder
+//! Real VMs on one machine: set them up, boot them, run commands in them, take them down.
+//!
+//! `vmlane lab` and the tests use the same parts. [`setup`] fetches QEMU, kernels and a root image
+//! once. [`Lab::up`] starts one *supervisor* process that owns a lab's QEMUs and its daemon; it is
+//! asked over a Unix socket, and when it ends, however that happens, all of the lab ends. In each
+//! guest the [`agent`] runs commands for it over a virtio-serial port, so that the devices under
+//! test stay out of the way of the tests.
+
+pub mod agent;
+pub mod child;
+pub mod client;
+mod cpio;
+pub mod device;
+pub mod dirs;
+mod elf;
+mod lab;
+pub mod plan;
+pub mod proto;
+mod qemu;
+mod qmp;
+pub mod setup;
+pub mod spec;
+pub mod supervisor;
+
+pub use client::Output;
+pub use device::Device;
+pub use lab::{Guest, Lab, Running, list};
+pub use plan::{GuestStatus, Status};
+pub use proto::Exit;
+pub use spec::{Forward, LabSpec};

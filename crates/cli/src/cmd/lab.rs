@@ -1,12 +1,270 @@
-//! `vmlane lab`.
+//! `vmlane lab`: real VMs on this host.
 
+use std::ffi::OsString;
+use std::path::{Path, PathBuf};
 use std::process::ExitCode;
 
-#[derive(Debug, clap::Args)]
-pub struct Args {}
+use anyhow::{Context, Result, bail};
+use clap::{Args as ClapArgs, Subcommand};
+use vmlane_lab::{Forward, Lab, LabSpec, agent, child, supervisor};
+
+#[path = "lab_show.rs"]
+mod show;
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Examples:
+  vmlane lab up demo --device vmci            two VMs with VMCI sockets
+  vmlane lab exec demo a -- uname -r          run a command in guest a
+  vmlane lab cp demo ./tool b:/usr/bin/       copy a file into guest b
+  vmlane lab logs demo a                      what guest a's kernel said
+  vmlane lab down demo                        take everything down
+
+QEMU, kernels and the guests' image are fetched once, from the Debian mirror that apt uses here,
+into ${XDG_CACHE_HOME:-~/.cache}/vmlane. VMLANE_QEMU names a QEMU to use instead; VMLANE_ACCEL
+(kvm or tcg) overrides the probe.")]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, Subcommand)]
+enum Command {
+    /// Fetch what labs need: QEMU, a root image, kernels
+    Setup {
+        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, or all
+        #[arg(long, value_delimiter = ',', default_value = "6.12")]
+        kernel: Vec<String>,
+    },
+    /// Boot a lab; returns when every guest answers
+    Up(Box<Up>),
+    /// Run a command in a guest with its stdin, stdout, stderr and exit code
+    Exec {
+        lab: String,
+        guest: String,
+        /// Start the command in this directory
+        #[arg(long)]
+        cwd: Option<String>,
+        #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
+        command: Vec<String>,
+    },
+    /// Copy a file or directory into a guest, or a file out of one
+    ///
+    /// One of SOURCE and TARGET is GUEST:PATH.
+    #[command(after_help = "Examples:\n  vmlane lab cp demo ./tool b:/usr/bin/\n  vmlane lab cp demo a:/var/log/x ./x")]
+    Cp { lab: String, source: String, target: String },
+    /// Print what a guest's console, the daemon or the supervisor said
+    Logs {
+        lab: String,
+        /// A guest, "daemon" or "supervisor"; all when left out
+        of: Option<String>,
+        /// Go on printing what is added
+        #[arg(short, long)]
+        follow: bool,
+    },
+    /// List the labs of this user
+    List {
+        #[arg(long)]
+        json: bool,
+    },
+    /// Show one lab: guests, addresses, process ids, paths
+    Status {
+        lab: String,
+        #[arg(long)]
+        json: bool,
+    },
+    /// Kill a guest's QEMU at once
+    Kill { lab: String, guest: String },
+    /// Boot a guest again that was killed; it keeps its CID and addresses
+    Start { lab: String, guest: String },
+    /// Restart a guest's system; returns when it answers
+    Reboot {
+        lab: String,
+        guest: String,
+        /// Press the reset button instead of asking the guest
+        #[arg(long)]
+        hard: bool,
+    },
+    /// Send a QMP command to a guest's QEMU and print what it returns
+    #[command(after_help = "Examples:\n  vmlane lab qmp demo a query-status\n  vmlane lab qmp demo a stop")]
+    Qmp {
+        lab: String,
+        guest: String,
+        command: String,
+        /// The command's arguments, as JSON
+        arguments: Option<String>,
+    },
+    /// Take a lab down; nothing of it is left running
+    Down {
+        #[arg(required_unless_present = "all")]
+        lab: Option<String>,
+        /// All labs of this user
+        #[arg(long)]
+        all: bool,
+    },
+    /// The agent, in a guest
+    #[command(hide = true)]
+    Agent,
+    /// Owns a lab's processes
+    #[command(hide = true)]
+    Supervise,
+    /// Becomes a command that ends with its parent
+    #[command(hide = true)]
+    Child {
+        parent: u32,
+        #[arg(last = true)]
+        command: Vec<OsString>,
+    },
+}
+
+#[derive(Debug, ClapArgs)]
+#[command(after_help = "\
+Devices: vmci is vmlane's. qemu-virtio-net, qemu-vmxnet3, qemu-e1000 and qemu-e1000e are QEMU's own
+network cards, to compare with, joined by a socket between the QEMUs, or with :tap at the end of the
+name by a host bridge (root only).
+
+Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's first network card has
+10.77.0.N/24 and fd77::N/64 with N = 1 for a; a second has 10.78.0.N/24 and fd78::N/64, and so on.
+
+Examples:
+  vmlane lab up demo --device vmci --device qemu-virtio-net
+  vmlane lab up old --kernel 5.10,7.2 --device vmci --forward b:5000=a:5000
+  vmlane lab up four --guests 4 --mem 1024 --device qemu-e1000e:tap --json")]
+struct Up {
+    name: String,
+    /// How many guests
+    #[arg(long, default_value_t = 2)]
+    guests: usize,
+    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12]
+    #[arg(long, value_delimiter = ',')]
+    kernel: Vec<String>,
+    /// Processors per guest
+    #[arg(long, default_value_t = 1)]
+    cpus: u32,
+    /// Memory per guest in MiB
+    #[arg(long, default_value_t = 512, value_name = "MiB")]
+    mem: u32,
+    /// A device that every guest gets; may be given several times
+    #[arg(long, value_name = "DEVICE")]
+    device: Vec<String>,
+    /// Isolation group; a list gives one per guest
+    #[arg(long, value_delimiter = ',')]
+    group: Vec<String>,
+    /// GUEST:PORT=GUEST:PORT: the first guest's connects to CID 2, PORT reach the second's PORT
+    #[arg(long, value_name = "FROM=TO")]
+    forward: Vec<Forward>,
+    /// TOML merged over the daemon's generated configuration ([[vm]] entries by name)
+    #[arg(long, value_name = "FILE")]
+    daemon_config: Option<PathBuf>,
+    /// More words for the guests' kernel command lines
+    #[arg(long, default_value = "", allow_hyphen_values = true)]
+    append: String,
+    /// How long the guests may take to boot, in seconds
+    #[arg(long, default_value_t = 180, value_name = "SECONDS")]
+    boot_timeout: u64,
+    /// Print guests, CIDs, addresses, process ids and paths as JSON
+    #[arg(long)]
+    json: bool,
+}
 
 impl Args {
-    pub fn run(self) -> anyhow::Result<ExitCode> {
-        anyhow::bail!("vmlane lab is not built yet")
+    pub fn run(self) -> Result<ExitCode> {
+        match self.command {
+            Command::Setup { kernel } => set_up(kernel)?,
+            Command::Up(up) => up.run()?,
+            Command::Exec { lab, guest, cwd, command } => return exec(&lab, &guest, cwd, command),
+            Command::Cp { lab, source, target } => copy(&lab, &source, &target)?,
+            Command::Logs { lab, of, follow } => show::logs(&lab, of.as_deref(), follow)?,
+            Command::List { json } => show::list(json)?,
+            Command::Status { lab, json } => show::status(&Lab::open(&lab)?.status()?, json)?,
+            Command::Kill { lab, guest } => Lab::open(&lab)?.guest(&guest).kill()?,
+            Command::Start { lab, guest } => Lab::open(&lab)?.guest(&guest).start()?,
+            Command::Reboot { lab, guest, hard } => Lab::open(&lab)?.guest(&guest).reboot(hard)?,
+            Command::Qmp { lab, guest, command, arguments } => {
+                let arguments = arguments.as_deref().map(serde_json::from_str).transpose();
+                let arguments = arguments.context("the arguments are no JSON")?;
+                println!("{}", Lab::open(&lab)?.guest(&guest).qmp(&command, arguments)?);
+            }
+            Command::Down { lab, all } => down(lab, all)?,
+            Command::Agent => agent::run()?,
+            Command::Supervise => supervisor::run()?,
+            Command::Child { parent, command } => child::run(parent, &command)?,
+        }
+        Ok(ExitCode::SUCCESS)
     }
+}
+
+fn say(line: &str) {
+    eprintln!("lab: {line}");
+}
+
+fn set_up(mut kernels: Vec<String>) -> Result<()> {
+    if kernels.iter().any(|k| k == "all") {
+        kernels = vmlane_lab::setup::KERNELS.map(|(version, ..)| version.to_owned()).to_vec();
+    }
+    let assets = vmlane_lab::setup::ensure(&kernels, &vmlane_lab::setup::Progress(&say))?;
+    let list: Vec<&str> = assets.kernels.iter().map(|k| k.version.as_str()).collect();
+    println!(
+        "ready: QEMU {}, accelerator {}, kernels {}",
+        assets.qemu.version,
+        assets.accel.name(),
+        list.join(", ")
+    );
+    Ok(())
+}
+
+impl Up {
+    fn run(self) -> Result<()> {
+        let mut spec = LabSpec::new(&self.name);
+        spec.guests = self.guests;
+        spec.kernels = self.kernel;
+        spec.cpus = self.cpus;
+        spec.mem_mib = self.mem;
+        spec.devices = self.device.iter().map(|d| d.parse()).collect::<Result<_>>()?;
+        spec.groups = self.group;
+        spec.forwards = self.forward;
+        spec.daemon_config = self.daemon_config;
+        spec.append = self.append;
+        spec.boot_seconds = self.boot_timeout;
+        let lab = Lab::up_with(&spec, &std::env::current_exe()?, &say)?;
+        let status = lab.status()?;
+        lab.detach()?;
+        show::status(&status, self.json)
+    }
+}
+
+fn exec(lab: &str, guest: &str, cwd: Option<String>, argv: Vec<String>) -> Result<ExitCode> {
+    let lab = Lab::open(lab)?;
+    let session = lab.guest(guest).session_in(cwd, argv)?;
+    session.feed(std::io::stdin());
+    let exit = session.finish(&mut std::io::stdout().lock(), &mut std::io::stderr().lock())?;
+    Ok(ExitCode::from(exit.shell_code() as u8))
+}
+
+/// `GUEST:PATH` is a path in a guest; a local path with a colon is written with a slash before it.
+fn in_guest(text: &str) -> Option<(&str, &str)> {
+    text.split_once(':').filter(|(guest, _)| !guest.contains('/') && !guest.is_empty())
+}
+
+fn copy(lab: &str, source: &str, target: &str) -> Result<()> {
+    let lab = Lab::open(lab)?;
+    match (in_guest(source), in_guest(target)) {
+        (None, Some((guest, path))) => {
+            let path = if path.is_empty() { "/root/" } else { path };
+            lab.guest(guest).cp_to(Path::new(source), path)
+        }
+        (Some((guest, path)), None) => lab.guest(guest).cp_from(path, Path::new(target)),
+        _ => bail!("cp {source} {target}: exactly one of the two is GUEST:PATH, such as a:/root/x"),
+    }
+}
+
+fn down(lab: Option<String>, all: bool) -> Result<()> {
+    let names = match (lab, all) {
+        (Some(name), _) => vec![name],
+        (None, _) => vmlane_lab::list().into_iter().map(|(name, _)| name).collect(),
+    };
+    for name in names {
+        Lab::at(&name)?.down().with_context(|| format!("lab {name}"))?;
+    }
+    Ok(())
 }

@@ -1,0 +1,145 @@
+//! The agent: what a guest of a lab runs, `vmlane lab agent`.
+//!
+//! One thread reads the serial port and never waits for a command: what a session may have under
+//! way is bounded by its credit, so handing data to the session's own threads cannot block. One
+//! thread writes the port, whole frames only.
+
+mod network;
+mod session;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufReader, ErrorKind, Read, Write};
+use std::path::PathBuf;
+use std::sync::mpsc::{self, Sender};
+use std::sync::{Arc, Mutex, PoisonError};
+use std::time::Duration;
+
+use anyhow::{Context, Result, bail};
+
+use crate::proto::{self, Frame, Hello, Kind, Setup, Up};
+use session::Session;
+
+/// The running sessions by number.
+type Sessions = Arc<Mutex<HashMap<u32, Session>>>;
+
+/// Serves the port until it fails.
+pub fn run() -> Result<()> {
+    let path = find_port()?;
+    let file = File::options()
+        .read(true)
+        .write(true)
+        .open(&path)
+        .with_context(|| format!("cannot open the lab's port {}", path.display()))?;
+    let out = start_writer(file.try_clone()?);
+    let mut port = BufReader::with_capacity(64 * 1024, Patient(file));
+
+    let hello = Hello { nonce: nonce(), release: release() };
+    send(&out, proto::opening(&Frame::json(Kind::Hello, 0, &hello)));
+    let setup = wait_for_setup(&mut port, hello.nonce)?;
+    let mut warnings = Vec::new();
+    network::apply(&setup, &mut warnings);
+    let up = Up { release: hello.release, uptime: uptime(), warnings };
+    send(&out, Frame::json(Kind::Up, 0, &up).encode());
+    serve(&mut port, &out)
+}
+
+fn serve(port: &mut impl Read, out: &Sender<Vec<u8>>) -> Result<()> {
+    let sessions = Sessions::default();
+    while let Some(frame) = Frame::read(port).context("the lab's port")? {
+        match frame.kind {
+            Kind::Exec => session::start(&frame, out, &sessions),
+            Kind::Reboot => reboot(),
+            _ => {
+                let mut open = sessions.lock().unwrap_or_else(PoisonError::into_inner);
+                if let Some(session) = open.get_mut(&frame.session) {
+                    session.handle(frame);
+                }
+            }
+        }
+    }
+    bail!("the lab's port ended")
+}
+
+fn send(out: &Sender<Vec<u8>>, bytes: Vec<u8>) {
+    // The writer ends only with the process.
+    let _ = out.send(bytes);
+}
+
+fn start_writer(mut file: File) -> Sender<Vec<u8>> {
+    let (sender, receiver) = mpsc::channel::<Vec<u8>>();
+    std::thread::spawn(move || {
+        for bytes in receiver {
+            if let Err(error) = file.write_all(&bytes) {
+                eprintln!("vmlane agent: cannot write the lab's port: {error}");
+                std::process::exit(1);
+            }
+        }
+    });
+    sender
+}
+
+/// A port whose host side is away reads as an end of file; the host side comes back.
+struct Patient(File);
+
+impl Read for Patient {
+    fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
+        loop {
+            match self.0.read(buffer) {
+                Ok(0) => std::thread::sleep(Duration::from_millis(50)),
+                Err(e) if e.kind() == ErrorKind::Interrupted => {}
+                other => return other,
+            }
+        }
+    }
+}
+
+fn find_port() -> Result<PathBuf> {
+    for _ in 0..200 {
+        for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
+            let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();
+            if name.trim() == proto::PORT {
+                return Ok(PathBuf::from("/dev").join(entry.file_name()));
+            }
+        }
+        std::thread::sleep(Duration::from_millis(50));
+    }
+    bail!("no virtio-serial port named {} in 10 s: the agent runs in guests of a lab only", proto::PORT)
+}
+
+/// Skips whatever was meant for an agent before this one.
+fn wait_for_setup(port: &mut impl Read, nonce: u64) -> Result<Setup> {
+    while proto::hunt(port)? {
+        if let Ok(Some(frame)) = Frame::read(port)
+            && frame.kind == Kind::Setup
+            && let Ok(setup) = frame.parse::<Setup>()
+            && setup.nonce == nonce
+        {
+            return Ok(setup);
+        }
+    }
+    bail!("the lab's port ended before the supervisor answered")
+}
+
+fn reboot() {
+    eprintln!("vmlane agent: restarting as the lab asks");
+    rustix::fs::sync();
+    if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::Restart) {
+        eprintln!("vmlane agent: cannot restart: {error}");
+    }
+}
+
+fn nonce() -> u64 {
+    let uuid = fs::read_to_string("/proc/sys/kernel/random/uuid").unwrap_or_default();
+    let digits: String = uuid.chars().filter(char::is_ascii_hexdigit).take(12).collect();
+    u64::from_str_radix(&digits, 16).unwrap_or_else(|_| std::process::id().into())
+}
+
+fn release() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+fn uptime() -> f64 {
+    let text = fs::read_to_string("/proc/uptime").unwrap_or_default();
+    text.split(' ').next().and_then(|n| n.parse().ok()).unwrap_or_default()
+}

@@ -1,0 +1,86 @@
+//! Where the lab keeps things: the cache that outlives labs, and one short runtime directory a lab.
+
+use std::fs;
+use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result, bail};
+
+/// `${XDG_CACHE_HOME:-~/.cache}/vmlane`.
+pub fn cache() -> Result<PathBuf> {
+    if let Some(dir) = std::env::var_os("XDG_CACHE_HOME").filter(|v| !v.is_empty()) {
+        return Ok(PathBuf::from(dir).join("vmlane"));
+    }
+    let home = std::env::var_os("HOME")
+        .context("neither XDG_CACHE_HOME nor HOME is set; set one, the cache of images goes there")?;
+    Ok(PathBuf::from(home).join(".cache/vmlane"))
+}
+
+/// `${XDG_RUNTIME_DIR:-/tmp}/vmlane-lab-UID`: short, because socket paths end at 107 bytes.
+pub fn runtime() -> PathBuf {
+    let base = std::env::var_os("XDG_RUNTIME_DIR")
+        .filter(|v| !v.is_empty())
+        .map_or_else(|| PathBuf::from("/tmp"), PathBuf::from);
+    base.join(format!("vmlane-lab-{}", rustix::process::getuid().as_raw()))
+}
+
+/// The directory of the lab `name`.
+pub fn lab(name: &str) -> Result<PathBuf> {
+    check_name(name)?;
+    let dir = runtime().join(name);
+    // The longest path under it that must be a socket address is the daemon's "d/vm/a/vsock.sock".
+    let length = dir.as_os_str().len() + "/d/vm/aa/vsock.sock".len();
+    if length > 107 {
+        bail!(
+            "the lab directory {} is too long for Unix sockets ({length} bytes, 107 fit): \
+             use a shorter lab name or XDG_RUNTIME_DIR",
+            dir.display()
+        );
+    }
+    Ok(dir)
+}
+
+/// Lab names become path parts and host names.
+pub fn check_name(name: &str) -> Result<()> {
+    let good = !name.is_empty()
+        && name.len() <= 32
+        && name.bytes().all(|b| b.is_ascii_alphanumeric() || b == b'-' || b == b'_')
+        && !name.starts_with('-');
+    if !good {
+        bail!("lab name {name:?}: use 1 to 32 letters, digits, '-' or '_', not starting with '-'");
+    }
+    Ok(())
+}
+
+/// Makes the runtime directory, private to this user, and refuses one that somebody else planted.
+pub fn make_runtime() -> Result<PathBuf> {
+    let dir = runtime();
+    fs::DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(&dir)
+        .with_context(|| format!("cannot make the runtime directory {}", dir.display()))?;
+    let meta = fs::symlink_metadata(&dir)?;
+    if !meta.is_dir() || meta.uid() != rustix::process::getuid().as_raw() {
+        bail!("{} is not a directory of this user; remove it", dir.display());
+    }
+    Ok(dir)
+}
+
+/// Makes `dir` and its parents.
+pub fn make(dir: &Path) -> Result<()> {
+    fs::create_dir_all(dir).with_context(|| format!("cannot make {}", dir.display()))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_checked() {
+        assert!(check_name("demo-1").is_ok());
+        for bad in ["", "-x", "a/b", "..", &"x".repeat(33)] {
+            assert!(check_name(bad).is_err(), "{bad:?}");
+        }
+    }
+}

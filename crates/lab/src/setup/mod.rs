@@ -1,0 +1,156 @@
+//! Host set-up: QEMU, kernels and the guests' root image, fetched once into the cache.
+//!
+//! Each artifact is one directory in the cache whose name carries a digest of its recipe. It is
+//! made under a temporary name and renamed when complete, so what exists is whole; a lock file
+//! keeps two set-ups from doing the work twice.
+
+mod accel;
+mod apt;
+mod kernel;
+mod packages;
+mod qemu;
+mod root;
+mod run;
+
+use std::fs::{self, File};
+use std::path::{Path, PathBuf};
+
+use anyhow::{Context, Result};
+use rustix::fs::FlockOperation;
+use serde::{Deserialize, Serialize};
+
+pub use accel::Accel;
+pub use kernel::{KERNELS, Kernel};
+pub use qemu::Qemu;
+pub use root::Root;
+
+use crate::dirs;
+
+/// What a lab needs from the host, with every path resolved.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct Assets {
+    pub qemu: Qemu,
+    pub accel: Accel,
+    pub root: Root,
+    pub kernels: Vec<Kernel>,
+}
+
+impl Assets {
+    pub fn kernel(&self, version: &str) -> Result<&Kernel> {
+        self.kernels
+            .iter()
+            .find(|k| k.version == version)
+            .with_context(|| format!("kernel {version} was not set up"))
+    }
+}
+
+/// Progress lines of the set-up; work that was cached says nothing.
+pub struct Progress<'a>(pub &'a dyn Fn(&str));
+
+impl Progress<'_> {
+    fn say(&self, line: &str) {
+        (self.0)(line);
+    }
+}
+
+/// Makes sure that everything for `kernels` is in the cache; quick when it is.
+pub fn ensure(kernels: &[String], progress: &Progress<'_>) -> Result<Assets> {
+    let cache = Cache::open()?;
+    let qemu = qemu::ensure(&cache, progress)?;
+    let root = root::ensure(&cache, progress)?;
+    let mut list: Vec<Kernel> = Vec::new();
+    for version in kernels {
+        if !list.iter().any(|k| k.version == *version) {
+            list.push(kernel::ensure(&cache, version, progress)?);
+        }
+    }
+    let probe = list.first().context("no kernel was asked for")?;
+    let accel = accel::choose(&cache, &qemu, probe, &root, progress)?;
+    Ok(Assets { qemu, accel, root, kernels: list })
+}
+
+/// The cache directory.
+pub(crate) struct Cache {
+    dir: PathBuf,
+}
+
+impl Cache {
+    fn open() -> Result<Self> {
+        let dir = dirs::cache()?;
+        dirs::make(&dir)?;
+        Ok(Self { dir })
+    }
+
+    /// The path of the artifact `name`; `make` fills a fresh directory when it does not exist yet.
+    fn artifact(&self, name: &str, make: impl FnOnce(&Path) -> Result<()>) -> Result<PathBuf> {
+        let path = self.dir.join(name);
+        if path.is_dir() {
+            return Ok(path);
+        }
+        let _lock = self.lock()?;
+        if path.is_dir() {
+            return Ok(path); // another set-up made it while this one waited
+        }
+        let temp = self.dir.join(format!(".part-{name}"));
+        remove_tree(&temp)?; // what a set-up that was killed left: the lock says it is nobody's
+        dirs::make(&temp)?;
+        let done = make(&temp).and_then(|()| {
+            fs::rename(&temp, &path).with_context(|| format!("cannot name {}", path.display()))
+        });
+        if done.is_err() {
+            let _ = remove_tree(&temp);
+        }
+        done?;
+        Ok(path)
+    }
+
+    fn lock(&self) -> Result<File> {
+        let path = self.dir.join(".lock");
+        let file = File::create(&path)
+            .with_context(|| format!("cannot open the set-up lock {}", path.display()))?;
+        rustix::fs::flock(&file, FlockOperation::LockExclusive)
+            .with_context(|| format!("cannot lock {}", path.display()))?;
+        Ok(file)
+    }
+}
+
+fn remove_tree(path: &Path) -> Result<()> {
+    match fs::remove_dir_all(path) {
+        Err(e) if e.kind() != std::io::ErrorKind::NotFound => {
+            Err(e).with_context(|| format!("cannot remove {}", path.display()))
+        }
+        _ => Ok(()),
+    }
+}
+
+/// Eight hex digits that change when a recipe does (FNV-1a: this names, it protects nothing).
+fn digest(parts: &[&str]) -> String {
+    let mut hash = 0xcbf2_9ce4_8422_2325_u64;
+    for byte in parts.iter().flat_map(|p| p.bytes().chain([0])) {
+        hash = (hash ^ u64::from(byte)).wrapping_mul(0x0100_0000_01b3);
+    }
+    format!("{:08x}", (hash >> 32) as u32 ^ hash as u32)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_artifact_is_made_once_and_never_half() {
+        let temp = tempfile::tempdir().unwrap();
+        let cache = Cache { dir: temp.path().to_path_buf() };
+        assert!(cache.artifact("x", |_| anyhow::bail!("no network")).is_err());
+        assert!(!temp.path().join("x").exists());
+        assert!(!temp.path().join(".part-x").exists());
+        let path = cache.artifact("x", |dir| Ok(fs::write(dir.join("f"), "1")?)).unwrap();
+        assert_eq!(fs::read_to_string(path.join("f")).unwrap(), "1");
+        cache.artifact("x", |_| panic!("made twice")).unwrap();
+    }
+
+    #[test]
+    fn a_digest_follows_the_recipe() {
+        assert_eq!(digest(&["a", "b"]), digest(&["a", "b"]));
+        assert_ne!(digest(&["a", "b"]), digest(&["ab"]));
+    }
+}

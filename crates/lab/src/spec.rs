@@ -1,0 +1,253 @@
+//! What a lab should be: guests, kernels, devices; and the names and addresses that follow.
+
+use std::path::PathBuf;
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::device::Device;
+use crate::dirs;
+use crate::setup::KERNELS;
+
+/// The kernel of guests when nobody says otherwise.
+pub const DEFAULT_KERNEL: &str = "6.12";
+
+/// Guests are named by letters.
+pub const MOST_GUESTS: usize = 26;
+
+/// A lab to be. `LabSpec::new(name)` has the defaults; set the fields that matter.
+#[derive(Clone, Debug, Serialize, Deserialize)]
+pub struct LabSpec {
+    pub name: String,
+    pub guests: usize,
+    /// Empty for the default, one for all guests, or one a guest.
+    pub kernels: Vec<String>,
+    pub cpus: u32,
+    pub mem_mib: u32,
+    pub devices: Vec<Device>,
+    /// Isolation groups: empty for the default, one for all, or one a guest.
+    pub groups: Vec<String>,
+    pub forwards: Vec<Forward>,
+    /// A TOML file merged over the generated daemon configuration.
+    pub daemon_config: Option<PathBuf>,
+    /// More words for the guests' kernel command lines.
+    pub append: String,
+    /// How long all guests together may take to boot.
+    pub boot_seconds: u64,
+}
+
+/// `GUEST:PORT=GUEST:PORT`: the first guest's connects to {CID 2, port} reach the second.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Forward {
+    pub from: String,
+    pub port: u32,
+    pub to: String,
+    pub to_port: u32,
+}
+
+/// One guest with everything decided.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct GuestSpec {
+    pub name: String,
+    /// 1 for guest a.
+    pub number: u32,
+    pub kernel: String,
+    pub group: Option<String>,
+    pub cid: Option<u32>,
+    pub nics: Vec<Nic>,
+}
+
+/// One network card of one guest.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Nic {
+    pub device: String,
+    pub mac: String,
+    /// With prefix length, as `ip address add` takes it.
+    pub ipv4: String,
+    pub ipv6: String,
+}
+
+impl LabSpec {
+    pub fn new(name: &str) -> Self {
+        Self {
+            name: name.to_owned(),
+            guests: 2,
+            kernels: Vec::new(),
+            cpus: 1,
+            mem_mib: 512,
+            devices: Vec::new(),
+            groups: Vec::new(),
+            forwards: Vec::new(),
+            daemon_config: None,
+            append: String::new(),
+            boot_seconds: 180,
+        }
+    }
+
+    /// Adds a device by its command-line name.
+    pub fn device(mut self, name: &str) -> Result<Self> {
+        self.devices.push(name.parse()?);
+        Ok(self)
+    }
+
+    pub fn has_daemon(&self) -> bool {
+        self.devices.iter().any(Device::is_ours)
+    }
+
+    /// Checks everything that can be wrong before anything starts.
+    pub fn check(&self) -> Result<()> {
+        dirs::check_name(&self.name)?;
+        let guests = self.guests;
+        ensure!(
+            (1..=MOST_GUESTS).contains(&guests),
+            "guests = {guests}: a lab has 1 to {MOST_GUESTS}"
+        );
+        ensure!((1..=64).contains(&self.cpus), "cpus = {}: a guest has 1 to 64", self.cpus);
+        ensure!(self.mem_mib >= 256, "mem = {} MiB: a guest needs 256 or more", self.mem_mib);
+        for kernel in &self.kernels {
+            if !KERNELS.iter().any(|(v, ..)| v == kernel) {
+                let valid = KERNELS.map(|(v, ..)| v).join(", ");
+                bail!("kernel {kernel:?}: choose from {valid}");
+            }
+        }
+        per_guest("kernel", &self.kernels, guests)?;
+        per_guest("group", &self.groups, guests)?;
+        let vmci = self.devices.iter().filter(|d| **d == Device::Vmci).count();
+        ensure!(vmci <= 1, "device vmci: a guest has one; it was given {vmci} times");
+        let ours = self.has_daemon();
+        ensure!(
+            ours || (self.forwards.is_empty() && self.groups.is_empty() && self.daemon_config.is_none()),
+            "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci"
+        );
+        let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();
+        for forward in &self.forwards {
+            for name in [&forward.from, &forward.to] {
+                ensure!(
+                    names.contains(name),
+                    "forward {forward:?}: this lab has no guest {name:?}; it has {}",
+                    names.join(", ")
+                );
+            }
+        }
+        if let Some(path) = &self.daemon_config {
+            ensure!(path.is_file(), "daemon configuration {}: no such file", path.display());
+        }
+        Ok(())
+    }
+
+    /// Every guest, with its name, kernel, CID and addresses.
+    pub fn guests(&self) -> Vec<GuestSpec> {
+        let nics: Vec<&Device> =
+            self.devices.iter().filter(|d| matches!(d, Device::QemuNic { .. })).collect();
+        let vmci = self.devices.contains(&Device::Vmci);
+        (0..self.guests.min(MOST_GUESTS))
+            .map(|index| {
+                let number = index as u32 + 1;
+                GuestSpec {
+                    name: char::from(b'a' + index as u8).to_string(),
+                    number,
+                    kernel: pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into()),
+                    group: pick(&self.groups, index),
+                    cid: vmci.then_some(number + 2),
+                    nics: (0..).zip(&nics).map(|(net, device)| nic(net, number, device)).collect(),
+                }
+            })
+            .collect()
+    }
+
+    /// The kernels in use, each once.
+    pub fn kernels_used(&self) -> Vec<String> {
+        let mut kernels: Vec<String> = self.guests().into_iter().map(|g| g.kernel).collect();
+        kernels.sort();
+        kernels.dedup();
+        kernels
+    }
+}
+
+fn pick(list: &[String], index: usize) -> Option<String> {
+    if list.len() == 1 { list.first().cloned() } else { list.get(index).cloned() }
+}
+
+fn per_guest(key: &str, list: &[String], guests: usize) -> Result<()> {
+    ensure!(
+        list.len() <= 1 || list.len() == guests,
+        "{key} = {:?}: give one for all guests, or one for each of the {guests}",
+        list.join(",")
+    );
+    Ok(())
+}
+
+/// Card `net` of guest `number`: each card of a guest has a subnet of its own.
+fn nic(net: u32, number: u32, device: &Device) -> Nic {
+    Nic {
+        device: device.to_string(),
+        mac: format!("52:54:00:77:{net:02x}:{number:02x}"),
+        ipv4: format!("10.{}.0.{number}/24", 77 + net),
+        ipv6: format!("fd{}::{number}/64", 77 + net),
+    }
+}
+
+impl FromStr for Forward {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let parse = || -> Option<Self> {
+            let (from, to) = text.split_once('=')?;
+            let (from, port) = from.split_once(':')?;
+            let (to, to_port) = to.split_once(':')?;
+            Some(Self {
+                from: from.to_owned(),
+                port: port.parse().ok()?,
+                to: to.to_owned(),
+                to_port: to_port.parse().ok()?,
+            })
+        };
+        parse().with_context(|| {
+            format!("forward {text:?}: write it as GUEST:PORT=GUEST:PORT, such as a:5000=b:5000")
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_cids_and_addresses_follow_the_order() {
+        let spec = LabSpec::new("t")
+            .device("vmci")
+            .and_then(|s| s.device("qemu-e1000"))
+            .and_then(|s| s.device("qemu-virtio-net"))
+            .unwrap();
+        let guests = spec.guests();
+        assert_eq!(guests[1].name, "b");
+        assert_eq!(guests[1].cid, Some(4));
+        assert_eq!(guests[1].nics[0].ipv4, "10.77.0.2/24");
+        assert_eq!(guests[1].nics[0].ipv6, "fd77::2/64");
+        assert_eq!(guests[1].nics[1].ipv4, "10.78.0.2/24");
+        assert_ne!(guests[0].nics[0].mac, guests[1].nics[0].mac);
+    }
+
+    #[test]
+    fn lists_are_for_one_or_for_all() {
+        let mut spec = LabSpec::new("t");
+        spec.kernels = vec!["5.10".into(), "7.2".into()];
+        spec.check().unwrap();
+        assert_eq!(spec.guests()[1].kernel, "7.2");
+        spec.guests = 3;
+        assert!(spec.check().unwrap_err().to_string().contains("one for each of the 3"));
+        spec.kernels = vec!["4.19".into()];
+        assert!(spec.check().unwrap_err().to_string().contains("5.10, 6.1, 6.12, 7.2"));
+    }
+
+    #[test]
+    fn forwards() {
+        let forward: Forward = "a:5000=b:6000".parse().unwrap();
+        assert_eq!((forward.port, forward.to.as_str(), forward.to_port), (5000, "b", 6000));
+        assert!("a=b".parse::<Forward>().is_err());
+        let mut spec = LabSpec::new("t").device("vmci").unwrap();
+        spec.forwards = vec!["a:1=z:1".parse().unwrap()];
+        assert!(spec.check().unwrap_err().to_string().contains("no guest \"z\""));
+    }
+}

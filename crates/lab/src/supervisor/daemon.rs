@@ -1,0 +1,138 @@
+//! The vmlane daemon of a lab: its configuration, and what it wants on QEMU's command line.
+
+use std::fs;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::Command;
+
+use anyhow::{Context, Result, bail};
+use toml::{Table, Value};
+
+use crate::plan::Plan;
+use crate::spec::LabSpec;
+
+/// Writes the configuration that the spec amounts to.
+pub fn write_config(plan: &Plan) -> Result<()> {
+    let mut config = generate(&plan.spec);
+    if let Some(path) = &plan.spec.daemon_config {
+        let text = fs::read_to_string(path)
+            .with_context(|| format!("cannot read the daemon configuration {}", path.display()))?;
+        let more: Table = text.parse().with_context(|| path.display().to_string())?;
+        merge(&mut config, more);
+    }
+    let path = plan.daemon_config();
+    fs::write(&path, toml::to_string(&config)?)
+        .with_context(|| format!("cannot write {}", path.display()))
+}
+
+fn generate(spec: &LabSpec) -> Table {
+    let vms = spec.guests().into_iter().map(|guest| {
+        let mut vm = Table::new();
+        vm.insert("name".into(), guest.name.clone().into());
+        if let Some(group) = &guest.group {
+            vm.insert("group".into(), group.clone().into());
+        }
+        if let Some(cid) = guest.cid {
+            vm.insert("cid".into(), i64::from(cid).into());
+            vm.insert("vsock".into(), "vmci".into());
+        }
+        let forwards: Vec<Value> = spec
+            .forwards
+            .iter()
+            .filter(|f| f.from == guest.name)
+            .map(|f| {
+                let mut forward = Table::new();
+                forward.insert("port".into(), i64::from(f.port).into());
+                forward.insert("to".into(), format!("{}:{}", f.to, f.to_port).into());
+                Value::Table(forward)
+            })
+            .collect();
+        if !forwards.is_empty() {
+            vm.insert("forward".into(), forwards.into());
+        }
+        Value::Table(vm)
+    });
+    let mut config = Table::new();
+    config.insert("daemon".into(), Table::new().into());
+    config.insert("vm".into(), vms.collect::<Vec<_>>().into());
+    config
+}
+
+/// Tables merge key by key, `[[vm]]` entries by their name; all else is replaced.
+fn merge(base: &mut Table, more: Table) {
+    for (key, value) in more {
+        match (base.get_mut(&key), value) {
+            (Some(Value::Table(old)), Value::Table(new)) => merge(old, new),
+            (Some(Value::Array(old)), Value::Array(new)) if key == "vm" => {
+                for vm in new {
+                    let same = old.iter_mut().find(|o| o.get("name") == vm.get("name"));
+                    match (same, vm) {
+                        (Some(Value::Table(old)), Value::Table(vm)) => merge(old, vm),
+                        (_, vm) => old.push(vm),
+                    }
+                }
+            }
+            (_, value) => {
+                base.insert(key, value);
+            }
+        }
+    }
+}
+
+/// The command that runs the daemon.
+pub fn command(plan: &Plan) -> Command {
+    let mut command = Command::new(&plan.vmlane);
+    command.arg("daemon").args(paths(plan));
+    command
+}
+
+fn paths(plan: &Plan) -> [String; 4] {
+    let text = |p: &Path| p.display().to_string();
+    ["--config".into(), text(&plan.daemon_config()), "--runtime-dir".into(), text(&plan.daemon_runtime())]
+}
+
+/// Whether the daemon accepts control connections.
+pub fn answers(plan: &Plan) -> bool {
+    UnixStream::connect(plan.daemon_runtime().join("control.sock")).is_ok()
+}
+
+/// The QEMU arguments that attach `guest` to the daemon.
+pub fn qemu_args(plan: &Plan, guest: &str) -> Result<Vec<String>> {
+    let output = Command::new(&plan.vmlane)
+        .args(["qemu-args", guest])
+        .args(paths(plan))
+        .args(["--mem", &plan.spec.mem_mib.to_string(), "--json"])
+        .output()
+        .context("cannot run vmlane qemu-args")?;
+    if !output.status.success() {
+        let stderr = String::from_utf8_lossy(&output.stderr);
+        bail!("vmlane qemu-args {guest}: {}", stderr.trim());
+    }
+    let value: serde_json::Value =
+        serde_json::from_slice(&output.stdout).context("vmlane qemu-args --json")?;
+    // A plain array, or an object with the array and a version.
+    let list = if value.is_array() { &value } else { &value["args"] };
+    serde_json::from_value(list.clone()).context("vmlane qemu-args --json: no list of arguments")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_configuration_has_every_vm_and_takes_more() {
+        let mut spec = LabSpec::new("t").device("vmci").unwrap();
+        spec.groups = vec!["red".into(), "blue".into()];
+        spec.forwards = vec!["a:5000=b:6000".parse().unwrap()];
+        let mut config = generate(&spec);
+        let more = "[daemon]\nmode = \"poll\"\n[[vm]]\nname = \"b\"\ncid = 9\n";
+        merge(&mut config, more.parse().unwrap());
+        let text = toml::to_string(&config).unwrap();
+        let back: Table = text.parse().unwrap();
+        assert_eq!(back["daemon"]["mode"].as_str(), Some("poll"));
+        assert_eq!(back["vm"][0]["forward"][0]["to"].as_str(), Some("b:6000"));
+        assert_eq!(back["vm"][1]["group"].as_str(), Some("blue"));
+        assert_eq!(back["vm"][1]["cid"].as_integer(), Some(9));
+        assert_eq!(back["vm"].as_array().unwrap().len(), 2);
+    }
+}

@@ -1,0 +1,132 @@
+//! One guest of a lab as the supervisor holds it: its QEMU, its link, its first root.
+
+use std::fs::{self, File};
+use std::io::{BufWriter, Write};
+use std::os::fd::OwnedFd;
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::process::{Command, Stdio};
+use std::sync::Arc;
+
+use anyhow::{Context, Result};
+
+use super::link::{Link, Phase};
+use super::{Event, Supervisor, daemon, net};
+use crate::child::{self, Handle};
+use crate::cpio::Archive;
+use crate::plan::{GuestStatus, Plan};
+use crate::proto::Setup;
+use crate::spec::GuestSpec;
+use crate::{elf, qemu};
+
+/// The first program of every guest.
+const INIT: &str = include_str!("../../../../guest/init");
+
+pub struct Machine {
+    pub spec: GuestSpec,
+    pub link: Arc<Link>,
+    pub process: Option<Handle>,
+}
+
+impl Machine {
+    pub fn new(spec: GuestSpec) -> Self {
+        Self { link: Link::new(&spec.name), spec, process: None }
+    }
+
+    pub fn status(&self, plan: &Plan) -> GuestStatus {
+        let (phase, boot_seconds) = self.link.phase();
+        let (state, up) = match phase {
+            Phase::Off { .. } => ("off", None),
+            Phase::Booting => ("booting", None),
+            Phase::Up(up) => ("up", Some(up)),
+        };
+        let name = &self.spec.name;
+        GuestStatus {
+            name: name.clone(),
+            state: state.to_owned(),
+            cid: self.spec.cid,
+            group: self.spec.group.clone(),
+            kernel: self.spec.kernel.clone(),
+            release: up.as_ref().map(|u| u.release.clone()),
+            boot_seconds,
+            pid: self.process.as_ref().map(|p| p.pid),
+            nics: self.spec.nics.clone(),
+            console_log: plan.console(name),
+            qemu_log: plan.qemu_log(name),
+            qmp_socket: plan.qmp(name),
+            warnings: up.map(|u| u.warnings).unwrap_or_default(),
+        }
+    }
+}
+
+impl Supervisor {
+    pub(super) fn start_guest(&mut self, index: usize) -> Result<()> {
+        let plan = &self.plan;
+        let machine = &self.machines[index];
+        let name = machine.spec.name.clone();
+        let ours =
+            if plan.spec.has_daemon() { daemon::qemu_args(plan, &name)? } else { Vec::new() };
+        let (port, qemu_end) = UnixStream::pair().context("cannot make the agent's port")?;
+        machine.link.attach(port, setup(plan, &machine.spec), {
+            let sender = self.sender.clone();
+            move || {
+                let _ = sender.send(Event::GuestUp);
+            }
+        })?;
+        let mut inner: Command = plan.assets.qemu.command();
+        inner.args(qemu::args(plan, &machine.spec, &ours));
+        let mut command = child::protected(&plan.vmlane, &inner);
+        command.stdin(Stdio::from(OwnedFd::from(qemu_end)));
+        let sender = self.sender.clone();
+        let process = self
+            .spawn(command, &plan.qemu_log(&name), move |pid, status| {
+                let _ = sender.send(Event::GuestEnded(pid, status));
+            })
+            .with_context(|| format!("guest {name}"))?;
+        self.machines[index].process = Some(process);
+        net::join_taps(&self.plan, &self.machines[index].spec)
+    }
+}
+
+fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
+    let hosts = plan.spec.guests().into_iter().filter_map(|g| {
+        let address = g.nics.first()?.ipv4.split('/').next()?.to_owned();
+        Some((g.name, address))
+    });
+    Setup {
+        nonce: 0,
+        hostname: guest.name.clone(),
+        nics: guest.nics.clone(),
+        hosts: hosts.collect(),
+        vmci: guest.cid.is_some(),
+    }
+}
+
+/// Writes one first root for each kernel in use: the kernel's part from the cache, then ours.
+pub fn write_initrds(plan: &Plan) -> Result<()> {
+    let vmlane = fs::read(&plan.vmlane)
+        .with_context(|| format!("cannot read {}", plan.vmlane.display()))?;
+    let mut archive = Archive::new(Vec::new());
+    for dir in ["bin", "dev", "proc", "sys", "root"] {
+        archive.directory(dir)?;
+    }
+    archive.character_device("dev/console", 5, 1)?;
+    archive.file("bin/busybox", 0o755, &fs::read(plan.assets.root.busybox())?)?;
+    archive.file("init", 0o755, INIT.as_bytes())?;
+    archive.file("vmlane", 0o755, &elf::loadable(vmlane))?;
+    let ours = archive.finish()?;
+    for kernel in &plan.assets.kernels {
+        let mut file = BufWriter::new(File::create(plan.initrd(&kernel.version))?);
+        file.write_all(&fs::read(kernel.first_modules())?)?;
+        file.write_all(&ours)?;
+        file.flush()?;
+    }
+    Ok(())
+}
+
+/// The end of a log, for error messages.
+pub fn tail(path: &Path) -> String {
+    let text = fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
+    let lines: Vec<&str> = text.lines().collect();
+    lines[lines.len().saturating_sub(25)..].join("\n")
+}

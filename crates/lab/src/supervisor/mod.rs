@@ -1,0 +1,344 @@
+//! The supervisor: one process a lab, `vmlane lab supervise`, that owns everything the lab runs.
+//!
+//! Its main thread starts every child (see `child`) and takes every decision, one event at a time;
+//! other threads only carry bytes and post events. It ends when told to, when a signal says so,
+//! when its lab fails to come up, or when the one who started it is gone before letting go of it;
+//! and with it ends all that it started, even when it is killed.
+
+mod api;
+mod daemon;
+mod link;
+mod machine;
+pub mod net;
+
+use std::collections::HashMap;
+use std::fs::{self, File};
+use std::io::{BufRead, Write};
+use std::os::unix::net::UnixListener;
+use std::process::{ExitStatus, Stdio};
+use std::sync::Arc;
+use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail};
+use rustix::process::Signal;
+
+use crate::child::{self, Handle};
+use crate::plan::{DaemonStatus, Plan, Reply, Report, Request, Status};
+use machine::Machine;
+
+/// What the main thread reacts to.
+pub enum Event {
+    GuestUp,
+    /// A QEMU ended; its process id.
+    GuestEnded(u32, ExitStatus),
+    DaemonEnded(ExitStatus),
+    Request(Request, Sender<Reply>),
+    /// A signal, or the starter went away.
+    Stop(&'static str),
+    /// The starter lets the lab live on its own.
+    Detached,
+}
+
+struct Supervisor {
+    plan: Plan,
+    machines: Vec<Machine>,
+    daemon: Option<Handle>,
+    sender: Sender<Event>,
+    events: Receiver<Event>,
+}
+
+/// What `vmlane lab supervise` runs: the plan comes on standard input, reports leave on standard
+/// output.
+pub fn run() -> Result<()> {
+    // A session of its own: Ctrl-C is for the starter, who tells by closing its end of our stdin.
+    let _ = rustix::process::setsid();
+    rustix::process::set_child_subreaper(Some(rustix::process::getpid()))
+        .context("cannot become a subreaper")?;
+    let mut line = String::new();
+    std::io::stdin().lock().read_line(&mut line).context("cannot read the plan")?;
+    let plan: Plan = serde_json::from_str(&line).context("the plan")?;
+    let lock = lock(&plan)?;
+    let (sender, events) = mpsc::channel();
+    watch_signals(&sender)?;
+    watch_starter(&sender);
+    let machines = plan.spec.guests().into_iter().map(Machine::new).collect();
+    let mut supervisor = Supervisor { plan, machines, daemon: None, sender, events };
+    let result = supervisor.live();
+    supervisor.tear_down();
+    drop(lock);
+    result
+}
+
+/// Held as long as this process lives: the proof that a lab's directory is not stale.
+fn lock(plan: &Plan) -> Result<File> {
+    let file = File::create(plan.dir.join("lock")).context("cannot make the lab's lock")?;
+    rustix::fs::flock(&file, rustix::fs::FlockOperation::NonBlockingLockExclusive)
+        .with_context(|| format!("lab {} is running already", plan.spec.name))?;
+    Ok(file)
+}
+
+fn watch_signals(sender: &Sender<Event>) -> Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let sender = sender.clone();
+    std::thread::spawn(move || {
+        for _ in signals.forever() {
+            let _ = sender.send(Event::Stop("a signal"));
+        }
+    });
+    Ok(())
+}
+
+fn watch_starter(sender: &Sender<Event>) {
+    let sender = sender.clone();
+    std::thread::spawn(move || {
+        let mut line = String::new();
+        let _ = std::io::stdin().lock().read_line(&mut line);
+        let detached = line.trim() == "detach";
+        let _ = sender.send(if detached { Event::Detached } else { Event::Stop("its starter ended") });
+    });
+}
+
+/// Says something to the starter, who may be gone.
+fn report(report: &Report) {
+    if let Ok(line) = serde_json::to_string(report) {
+        let _ = writeln!(std::io::stdout(), "{line}");
+    }
+}
+
+impl Supervisor {
+    fn live(&mut self) -> Result<()> {
+        if let Err(error) = self.come_up() {
+            report(&Report::Failed(format!("{error:#}")));
+            return Err(error);
+        }
+        report(&Report::Ready(self.status()));
+        while let Ok(event) = self.events.recv() {
+            if !self.react(event) {
+                break;
+            }
+        }
+        Ok(())
+    }
+
+    fn come_up(&mut self) -> Result<()> {
+        for machine in &self.machines {
+            fs::create_dir_all(self.plan.guest_dir(&machine.spec.name))?;
+        }
+        machine::write_initrds(&self.plan).context("write the guests' first root")?;
+        net::prepare(&self.plan)?;
+        if self.plan.spec.has_daemon() {
+            self.start_daemon()?;
+        }
+        let links: HashMap<_, _> =
+            self.machines.iter().map(|m| (m.spec.name.clone(), m.link.clone())).collect();
+        for index in 0..self.machines.len() {
+            self.start_guest(index)?;
+        }
+        let socket = self.plan.dir.join("api.sock");
+        let listener = UnixListener::bind(&socket)
+            .with_context(|| format!("cannot listen at {}", socket.display()))?;
+        let shared = api::Shared { plan: self.plan.clone(), links, events: self.sender.clone() };
+        api::serve(listener, Arc::new(shared));
+        self.wait_for_guests()
+    }
+
+    fn start_daemon(&mut self) -> Result<()> {
+        daemon::write_config(&self.plan)?;
+        fs::create_dir_all(self.plan.daemon_runtime())?;
+        let log = self.plan.daemon_log();
+        let sender = self.sender.clone();
+        let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));
+        command.stdin(Stdio::null());
+        let handle = self.spawn(command, &log, move |_, status| {
+            let _ = sender.send(Event::DaemonEnded(status));
+        })?;
+        self.daemon = Some(handle);
+        let deadline = Instant::now() + Duration::from_secs(20);
+        while !daemon::answers(&self.plan) {
+            match self.events.recv_timeout(Duration::from_millis(20)) {
+                Ok(Event::DaemonEnded(status)) => {
+                    bail!("the daemon ended ({status}):\n{}", machine::tail(&log))
+                }
+                Ok(Event::Stop(why)) => bail!("stopped by {why}"),
+                _ => {}
+            }
+            if Instant::now() > deadline {
+                bail!("the daemon did not answer in 20 s:\n{}", machine::tail(&log));
+            }
+        }
+        Ok(())
+    }
+
+    /// Starts a child with its output in `log`; `ended` runs when it has ended.
+    fn spawn(
+        &self,
+        mut command: std::process::Command,
+        log: &std::path::Path,
+        ended: impl FnOnce(u32, ExitStatus) + Send + 'static,
+    ) -> Result<Handle> {
+        let file = File::options().create(true).append(true).open(log)?;
+        command.stdout(file.try_clone()?).stderr(file);
+        let mut child = command.spawn().context("cannot start a process")?;
+        let handle = Handle::of(&child)?;
+        std::thread::spawn(move || {
+            let pid = child.id();
+            if let Ok(status) = child.wait() {
+                ended(pid, status);
+            }
+        });
+        Ok(handle)
+    }
+
+    fn wait_for_guests(&mut self) -> Result<()> {
+        let deadline = Instant::now() + Duration::from_secs(self.plan.spec.boot_seconds);
+        let mut told = vec![false; self.machines.len()];
+        loop {
+            for (machine, told) in self.machines.iter().zip(&mut told) {
+                if let (link::Phase::Up(_), Some(seconds)) = machine.link.phase()
+                    && !*told
+                {
+                    *told = true;
+                    let name = &machine.spec.name;
+                    report(&Report::Progress(format!("guest {name} is up after {seconds:.1} s")));
+                }
+            }
+            if told.iter().all(|t| *t) {
+                return Ok(());
+            }
+            match self.events.recv_timeout(Duration::from_millis(500)) {
+                Ok(Event::Stop(why)) => bail!("stopped by {why}"),
+                Ok(Event::DaemonEnded(status)) => {
+                    let log = machine::tail(&self.plan.daemon_log());
+                    bail!("the daemon ended ({status}) while guests booted:\n{log}");
+                }
+                Ok(Event::GuestEnded(pid, status)) => {
+                    let name = self.guest_of(pid).map_or("?", |m| m.spec.name.as_str());
+                    let log = machine::tail(&self.plan.qemu_log(name));
+                    bail!("the QEMU of guest {name} ended ({status}) before the guest was up:\n{log}");
+                }
+                Ok(Event::Request(_, reply)) => {
+                    let _ = reply.send(Reply::Error("the lab is still coming up".into()));
+                }
+                Ok(Event::GuestUp | Event::Detached) | Err(RecvTimeoutError::Timeout) => {}
+                Err(RecvTimeoutError::Disconnected) => bail!("no more events"),
+            }
+            let late = Instant::now() > deadline;
+            for (machine, _) in self.machines.iter().zip(&told).filter(|(_, told)| !**told) {
+                let name = &machine.spec.name;
+                let console = machine::tail(&self.plan.console(name));
+                if late {
+                    let seconds = self.plan.spec.boot_seconds;
+                    bail!("guest {name} did not answer in {seconds} s; its console ends:\n{console}");
+                }
+                if console.contains("Kernel panic") {
+                    bail!("guest {name} panicked; its console ends:\n{console}");
+                }
+            }
+        }
+    }
+
+    fn guest_of(&self, pid: u32) -> Option<&Machine> {
+        self.machines.iter().find(|m| m.process.as_ref().is_some_and(|p| p.pid == pid))
+    }
+
+    /// One event of a lab that is up; false when it is to end.
+    fn react(&mut self, event: Event) -> bool {
+        match event {
+            Event::Stop(why) => {
+                eprintln!("vmlane lab: going down: {why}");
+                return false;
+            }
+            Event::Detached | Event::GuestUp => {}
+            Event::GuestEnded(pid, status) => {
+                for machine in &mut self.machines {
+                    if machine.process.as_ref().is_some_and(|p| p.pid == pid) {
+                        eprintln!("vmlane lab: the QEMU of guest {} ended: {status}", machine.spec.name);
+                        machine.process = None;
+                        machine.link.set_off(&format!("its QEMU ended ({status})"));
+                    }
+                }
+            }
+            Event::DaemonEnded(status) => {
+                eprintln!("vmlane lab: the daemon ended: {status}");
+                self.daemon = None;
+            }
+            Event::Request(request, reply) => {
+                let down = matches!(request, Request::Down);
+                let answer = self.handle(request).unwrap_or_else(|e| Reply::Error(format!("{e:#}")));
+                let _ = reply.send(answer);
+                return !down;
+            }
+        }
+        true
+    }
+
+    fn handle(&mut self, request: Request) -> Result<Reply> {
+        match request {
+            Request::Status => return Ok(Reply::Status(Box::new(self.status()))),
+            Request::Kill { guest } => {
+                let machine = self.machine(&guest)?;
+                let Some(process) = machine.process.take() else {
+                    bail!("guest {guest} is off; vmlane lab start brings it back");
+                };
+                machine.link.set_off("it was killed");
+                process.end(Signal::KILL, Duration::from_secs(10));
+            }
+            Request::Start { guest } => {
+                if self.machine(&guest)?.process.is_some() {
+                    bail!("guest {guest} runs already; vmlane lab kill or reboot it");
+                }
+                let index = self.machines.iter().position(|m| m.spec.name == guest);
+                self.start_guest(index.unwrap_or_default())?;
+            }
+            // The connection's own thread did what the others need.
+            Request::Down | Request::Reboot { .. } | Request::WaitUp { .. } | Request::Exec { .. } => {}
+        }
+        Ok(Reply::Done)
+    }
+
+    fn machine(&mut self, guest: &str) -> Result<&mut Machine> {
+        self.machines
+            .iter_mut()
+            .find(|m| m.spec.name == guest)
+            .with_context(|| format!("no guest {guest:?}"))
+    }
+
+    fn status(&self) -> Status {
+        Status {
+            version: 1,
+            name: self.plan.spec.name.clone(),
+            dir: self.plan.dir.clone(),
+            supervisor_pid: std::process::id(),
+            accelerator: self.plan.assets.accel.name().to_owned(),
+            qemu_version: self.plan.assets.qemu.version.clone(),
+            guests: self.machines.iter().map(|m| m.status(&self.plan)).collect(),
+            daemon: self.plan.spec.has_daemon().then(|| DaemonStatus {
+                pid: self.daemon.as_ref().map(|d| d.pid),
+                runtime_dir: self.plan.daemon_runtime(),
+                config: self.plan.daemon_config(),
+                log: self.plan.daemon_log(),
+            }),
+        }
+    }
+
+    /// Guests are thrown away, so they are killed; the daemon may say goodbye.
+    fn tear_down(&mut self) {
+        for machine in &mut self.machines {
+            machine.link.set_off("the lab is going down");
+            if let Some(process) = &machine.process {
+                process.signal(Signal::KILL);
+            }
+        }
+        for process in self.machines.iter_mut().filter_map(|m| m.process.take()) {
+            process.wait(Duration::from_secs(10));
+        }
+        if let Some(daemon) = self.daemon.take() {
+            daemon.end(Signal::TERM, Duration::from_secs(3));
+        }
+        child::kill_all_children();
+        net::remove(&self.plan);
+        let _ = fs::remove_dir_all(&self.plan.dir);
+    }
+}
