@@ -1,0 +1,45 @@
+//! Tells systemd how far the daemon is, when systemd asked for it.
+
+use std::io;
+use std::os::linux::net::SocketAddrExt;
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::net::{SocketAddr, UnixDatagram};
+
+/// Sends `state` (such as `READY=1`) to the socket that `NOTIFY_SOCKET` names, if it does.
+pub fn notify(state: &str) {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return };
+    if let Err(error) = send(name.as_bytes(), state) {
+        tracing::warn!("NOTIFY_SOCKET = {name:?}: {error}");
+    }
+}
+
+fn send(name: &[u8], state: &str) -> io::Result<()> {
+    let address = match name {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
+        path => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path))?,
+    };
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn both_kinds_of_sockets_are_reached() {
+        let directory = tempfile::tempdir().unwrap();
+        let path = directory.path().join("notify");
+        let abstract_name = format!("vmlane-test-{}", std::process::id());
+        let by_path = UnixDatagram::bind(&path).unwrap();
+        let by_name =
+            UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&abstract_name).unwrap()).unwrap();
+        let names = [path.as_os_str().as_bytes().to_vec(), format!("@{abstract_name}").into_bytes()];
+        for (socket, name) in [by_path, by_name].iter().zip(names) {
+            send(&name, "READY=1").unwrap();
+            let mut text = [0; 16];
+            let length = socket.recv(&mut text).unwrap();
+            assert_eq!(&text[..length], b"READY=1");
+        }
+        assert!(send(b"/nonexistent/notify", "READY=1").is_err());
+    }
+}

@@ -1,0 +1,79 @@
+//! Where the daemon's sockets are. The names are a contract: VMMs are started with them.
+
+use std::path::{Path, PathBuf};
+
+/// Bytes of the longest path a unix socket can have.
+const LONGEST: usize = 107;
+
+/// The runtime directory and what is in it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Paths {
+    runtime: PathBuf,
+}
+
+/// A socket path that the kernel would not take.
+#[derive(Debug, thiserror::Error)]
+#[error(
+    "{path}: a unix socket path may have {LONGEST} bytes and this one has {length}; \
+     use a shorter --runtime-dir or a shorter name for the VM"
+)]
+pub struct TooLong {
+    path: PathBuf,
+    length: usize,
+}
+
+impl Paths {
+    /// Relative directories are made absolute, because VMMs are started elsewhere.
+    pub fn new(runtime: &Path) -> std::io::Result<Paths> {
+        Ok(Paths { runtime: std::path::absolute(runtime)? })
+    }
+
+    pub fn runtime(&self) -> &Path {
+        &self.runtime
+    }
+
+    pub fn control(&self) -> PathBuf {
+        vmlane_api::control_socket(&self.runtime)
+    }
+
+    /// The directory of all VMs.
+    pub fn vms(&self) -> PathBuf {
+        self.runtime.join("vm")
+    }
+
+    pub fn vm(&self, name: &str) -> PathBuf {
+        self.vms().join(name)
+    }
+
+    /// The socket of a VM's VMCI device.
+    pub fn vmci(&self, name: &str) -> Result<PathBuf, TooLong> {
+        let path = self.vm(name).join("vmci.sock");
+        match path.as_os_str().len() {
+            length if length > LONGEST => Err(TooLong { path, length }),
+            _ => Ok(path),
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_the_contract() {
+        let paths = Paths::new(Path::new("/run/vmlane")).unwrap();
+        assert_eq!(paths.control(), Path::new("/run/vmlane/control.sock"));
+        assert_eq!(paths.vmci("web").unwrap(), Path::new("/run/vmlane/vm/web/vmci.sock"));
+    }
+
+    #[test]
+    fn paths_that_no_socket_can_have_are_refused_with_the_way_out() {
+        let name = "n".repeat(64);
+        let fits = "/".to_owned() + &"d".repeat(LONGEST - 1 - "/vm/".len() - 64 - "/vmci.sock".len());
+        assert!(Paths::new(Path::new(&fits)).unwrap().vmci(&name).is_ok());
+        let error = Paths::new(Path::new(&(fits + "d"))).unwrap().vmci(&name).unwrap_err().to_string();
+        for word in ["107", "108", "--runtime-dir"] {
+            assert!(error.contains(word), "{error}");
+        }
+    }
+}
