@@ -15,17 +15,23 @@
 //! copied, guest memory is translated or another thread is waited for. An inbox has its own.
 
 mod broker;
+mod device;
+mod dma;
 mod fabric;
 mod handshake;
 mod hypercall;
 mod inbox;
 mod notices;
+mod ports;
 mod queue_pair;
 mod signals;
 mod stats;
 mod stream;
+mod views;
 
+pub use device::{CreateError, VmciDevice};
 pub use fabric::{AddError, Caller, Fabric, Forward, Limits, PageFormat, VmSpec};
 pub use notices::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
 pub use stats::VmciStats;
+pub use views::{ConnectionView, VmView};

@@ -97,11 +97,6 @@ impl Signals {
         self.release();
     }
 
-    /// True once the driver has enabled interrupts: its probe is over.
-    pub fn enabled(&self) -> bool {
-        self.enabled.load(Ordering::SeqCst)
-    }
-
     /// STATUS.INT_ON.
     pub fn asserted(&self) -> bool {
         self.pending.load(Ordering::SeqCst) & self.deliverable() != 0

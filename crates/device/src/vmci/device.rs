@@ -1,0 +1,338 @@
+//! One VM's VMCI function: registers, the two datagram paths, reset.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmlane_mem::MemoryMap;
+use vmlane_wire::vmci::{
+    BAR0_SIZE, BAR1_SIZE, CAPS_DATAGRAM, CAPS_DMA_DATAGRAM, CAPS_NOTIFICATIONS, CAPS_PPN64, CAUSE_DATAGRAM,
+    CAUSE_DMA_DATAGRAM, CAUSE_NOTIFICATION, CONTROL_INT_DISABLE, CONTROL_INT_ENABLE, CONTROL_RESET, DEVICE_ID,
+    MMIO_OFFSET, Reg, VENDOR_ID, VmciError,
+};
+
+use crate::irq::Interrupts;
+use crate::pci::config::{Bar, ConfigSpace, Msix};
+use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region};
+
+use super::dma;
+use super::fabric::{Caller, Fabric, PageFormat};
+use super::inbox::Inbox;
+use super::ports::{Assembled, Assembler, Stream};
+
+/// What the device offers.
+const CAPS: u32 = CAPS_DATAGRAM | CAPS_NOTIFICATIONS | CAPS_PPN64 | CAPS_DMA_DATAGRAM;
+/// One vector per cause; with fewer, Linux 5.18 and later can hang on a DMA receive.
+const VECTORS: u16 = 3;
+/// A driver reads RESULT_LOW twice after a send at most. Later reads belong to a send that the
+/// driver refused by itself, and must not find the success of an earlier one.
+const RESULT_READS: u8 = 2;
+/// How long the next access of a byte-port burst is busy-waited for.
+const PORT_SPIN: Duration = Duration::from_micros(150);
+
+/// Register state: plain data, valid after every access.
+#[derive(Clone, Debug)]
+struct Registers {
+    /// CAPS as the driver wrote it; `None` before that.
+    caps: Option<u32>,
+    page_shift: u32,
+    out_high: u32,
+    in_high: u32,
+    result: i32,
+    result_reads: u8,
+}
+
+impl Registers {
+    const fn new() -> Registers {
+        Registers { caps: None, page_shift: 12, out_high: 0, in_high: 0, result: 0, result_reads: 0 }
+    }
+}
+
+/// A VMCI device. One session drives it; workers reach its guest through the inbox.
+pub struct VmciDevice {
+    fabric: Arc<Fabric>,
+    cid: u32,
+    inbox: Arc<Inbox>,
+    config: ConfigSpace,
+    memory: MemoryMap,
+    regs: Registers,
+    assembler: Assembler,
+    stream: Stream,
+    /// Private copy of the datagram being sent.
+    outgoing: Vec<u8>,
+    /// The batch being delivered.
+    batch: Vec<u8>,
+    /// The last access was to a byte port.
+    bursting: bool,
+}
+
+/// Why a device could not be created.
+#[derive(Debug, thiserror::Error)]
+pub enum CreateError {
+    #[error("no VM with CID {0} is known; add it first")]
+    UnknownVm(u32),
+    #[error(transparent)]
+    Config(#[from] crate::pci::config::ConfigError),
+}
+
+impl VmciDevice {
+    /// The device of the VM with context id `cid`, which `fabric` must know.
+    pub fn new(fabric: Arc<Fabric>, cid: u32, irqs: Arc<dyn Interrupts>) -> Result<VmciDevice, CreateError> {
+        let inbox = fabric.open(cid, irqs).ok_or(CreateError::UnknownVm(cid))?;
+        let config = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
+            .class(0x0880_00)
+            .revision(0x10)
+            .subsystem(VENDOR_ID, DEVICE_ID)
+            .interrupt_pin(1)
+            .timing(6, 255)
+            .bar(0, Bar::Io { size: BAR0_SIZE as u32 })
+            .bar(1, Bar::Mem64 { size: BAR1_SIZE })
+            .msi(0x40)
+            .msix(0x58, Msix { vectors: VECTORS, table: (1, 0), pba: (1, 0x1000) })
+            .build()?;
+        Ok(VmciDevice {
+            fabric,
+            cid,
+            inbox,
+            config,
+            memory: MemoryMap::default(),
+            regs: Registers::new(),
+            assembler: Assembler::default(),
+            stream: Stream::default(),
+            outgoing: Vec::new(),
+            batch: Vec::new(),
+            bursting: false,
+        })
+    }
+
+    /// The register file's offset of an access, if it falls into one.
+    fn register(region: usize, offset: u64) -> Option<u64> {
+        match region {
+            0 => Some(offset),
+            1 if (MMIO_OFFSET..MMIO_OFFSET + 0x10000).contains(&offset) => Some(offset - MMIO_OFFSET),
+            _ => None,
+        }
+    }
+
+    fn read_register(&mut self, reg: Reg) -> u32 {
+        match reg {
+            Reg::Status => u32::from(self.inbox.signals.asserted()),
+            Reg::Icr => self.inbox.signals.acknowledge(),
+            Reg::Imr => self.inbox.signals.mask(),
+            // Always the whole offer: a driver that is loaded again reads it again.
+            Reg::Caps => CAPS,
+            Reg::ResultLow => self.result() as u32,
+            Reg::ResultHigh => (i64::from(self.regs.result) >> 32) as u32,
+            Reg::GuestPageShift => self.regs.page_shift,
+            Reg::Control
+            | Reg::DataOut
+            | Reg::DataIn
+            | Reg::DataOutLow
+            | Reg::DataOutHigh
+            | Reg::DataInLow
+            | Reg::DataInHigh => 0,
+        }
+    }
+
+    fn result(&mut self) -> i32 {
+        self.assembler.reset();
+        if self.regs.result_reads == 0 {
+            return VmciError::InvalidArgs.code();
+        }
+        self.regs.result_reads -= 1;
+        self.regs.result
+    }
+
+    fn write_register(&mut self, reg: Reg, value: u32, posted: bool) {
+        match reg {
+            Reg::Control => self.control(value),
+            Reg::Imr => self.inbox.signals.set_mask(value),
+            Reg::Caps => {
+                // Written once per probe: whatever there was belongs to a kernel that is gone (kexec).
+                self.reset_state();
+                self.regs.caps = Some(value & CAPS);
+            }
+            Reg::DataOutHigh => self.regs.out_high = value,
+            Reg::DataInHigh => self.regs.in_high = value,
+            Reg::DataOutLow => self.dma_send(u64::from(self.regs.out_high) << 32 | u64::from(value)),
+            Reg::DataInLow => self.dma_receive(u64::from(self.regs.in_high) << 32 | u64::from(value), posted),
+            Reg::GuestPageShift if [12, 14, 16].contains(&value) => self.regs.page_shift = value,
+            _ => self.inbox.stats.register_holes.inc(),
+        }
+    }
+
+    fn control(&mut self, value: u32) {
+        if value & CONTROL_RESET != 0 {
+            self.reset_state();
+        }
+        if value & CONTROL_INT_DISABLE != 0 {
+            self.inbox.signals.set_enabled(false);
+        }
+        if value & CONTROL_INT_ENABLE != 0 {
+            self.fabric.set_ready(self.cid, true);
+            self.inbox.signals.set_enabled(true);
+        }
+    }
+
+    fn acknowledged(&self, cap: u32) -> bool {
+        self.regs.caps.is_some_and(|caps| caps & cap != 0)
+    }
+
+    /// Guest memory as far as the function may touch it now.
+    fn reachable_memory(&self) -> MemoryMap {
+        if self.config.bus_master() { self.memory.clone() } else { MemoryMap::default() }
+    }
+
+    fn send(&mut self, memory: &MemoryMap, datagram: &[u8]) -> i32 {
+        let pages = PageFormat { shift: self.regs.page_shift, ppn64: self.acknowledged(CAPS_PPN64) };
+        self.fabric.send(Caller { cid: self.cid, memory, pages, stats: &self.inbox.stats }, datagram)
+    }
+
+    fn latch(&mut self, result: i32) {
+        self.regs.result = result;
+        self.regs.result_reads = RESULT_READS;
+    }
+
+    fn dma_send(&mut self, addr: u64) {
+        let memory = self.reachable_memory();
+        let mut outgoing = std::mem::take(&mut self.outgoing);
+        let result = if !self.acknowledged(CAPS_DMA_DATAGRAM) {
+            dma::BAD_BUFFER.code()
+        } else if dma::fetch(&memory, addr, &mut outgoing).is_ok() {
+            self.send(&memory, &outgoing)
+        } else {
+            self.inbox.stats.refused_address.inc();
+            dma::BAD_BUFFER.code()
+        };
+        self.outgoing = outgoing;
+        self.latch(result);
+        dma::finish_send(&memory, addr, result);
+    }
+
+    fn dma_receive(&mut self, addr: u64, posted: bool) {
+        let memory = self.reachable_memory();
+        self.inbox.fetching();
+        let allowed = self.acknowledged(CAPS_DMA_DATAGRAM);
+        if !allowed || dma::deliver(&memory, addr, &self.inbox, &mut self.batch).is_err() {
+            self.inbox.stats.refused_address.inc();
+        }
+        dma::finish_receive(&memory, addr);
+        if posted {
+            // The guest did not wait for this access, so it may already sleep until vector 2.
+            self.inbox.signals.raise(CAUSE_DMA_DATAGRAM);
+        }
+        self.inbox.fetched();
+    }
+
+    fn port_out(&mut self, data: &[u8]) {
+        self.bursting = true;
+        for byte in data {
+            match self.assembler.push(*byte) {
+                Assembled::More => {}
+                Assembled::TooLarge => {
+                    self.inbox.stats.refused_size.inc();
+                    self.latch(VmciError::PayloadTooLarge.code());
+                }
+                Assembled::Datagram => {
+                    let datagram = self.assembler.take();
+                    let memory = self.reachable_memory();
+                    let result = self.send(&memory, &datagram);
+                    self.latch(result);
+                    self.assembler.restart(datagram);
+                }
+            }
+        }
+    }
+
+    fn port_in(&mut self, data: &mut [u8]) {
+        self.bursting = true;
+        data.fill_with(|| self.stream.next(&self.inbox));
+    }
+
+    /// Everything that belongs to the driver goes; the CID, the offer and the memory map stay.
+    fn reset_state(&mut self) {
+        self.inbox.stats.resets.inc();
+        self.fabric.reset(self.cid);
+        self.regs = Registers::new();
+        self.assembler.reset();
+        self.stream.reset();
+        self.bursting = false;
+    }
+}
+
+impl PciDevice for VmciDevice {
+    fn region(&self, index: usize) -> Region {
+        let size = match index {
+            0 => BAR0_SIZE,
+            1 => BAR1_SIZE,
+            CONFIG_REGION => self.config.size(),
+            _ => 0,
+        };
+        Region { size, readable: size > 0, writable: size > 0, mmap: None }
+    }
+
+    fn irq_counts(&self) -> IrqCounts {
+        IrqCounts { intx: 1, msi: 1, msix: u32::from(VECTORS) }
+    }
+
+    fn read(&mut self, region: usize, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
+        if region == CONFIG_REGION {
+            return self.config.read(offset, data);
+        }
+        self.bursting = false;
+        data.fill(0);
+        let Some(at) = VmciDevice::register(region, offset) else {
+            // The MSI-X table and the rest of BAR 1: the VMM keeps the table to itself.
+            return Ok(());
+        };
+        match Reg::at(at) {
+            Some(Reg::DataIn) => self.port_in(data),
+            Some(reg) if data.len() == 4 => data.copy_from_slice(&self.read_register(reg).to_le_bytes()),
+            _ => self.inbox.stats.register_holes.inc(),
+        }
+        Ok(())
+    }
+
+    fn write(&mut self, region: usize, offset: u64, data: &[u8], posted: bool) -> Result<(), AccessError> {
+        if region == CONFIG_REGION {
+            let was_master = self.config.bus_master();
+            self.config.write(offset, data)?;
+            // Cleared on kexec and by a driver's removal: what it set up is not ours to touch any more.
+            if was_master && !self.config.bus_master() {
+                self.reset_state();
+            }
+            return Ok(());
+        }
+        self.bursting = false;
+        let Some(at) = VmciDevice::register(region, offset) else { return Ok(()) };
+        match (Reg::at(at), <[u8; 4]>::try_from(data)) {
+            (Some(Reg::DataOut), _) => self.port_out(data),
+            (Some(reg), Ok(word)) => self.write_register(reg, u32::from_le_bytes(word), posted),
+            _ => self.inbox.stats.register_holes.inc(),
+        }
+        Ok(())
+    }
+
+    fn memory(&mut self, map: &MemoryMap) {
+        self.memory = map.clone();
+    }
+
+    fn unmap(&mut self, start: u64, len: u64) {
+        self.fabric.unmap(self.cid, start, len);
+    }
+
+    fn irqs_changed(&mut self) {
+        self.inbox.signals.lines_changed();
+    }
+
+    fn reset(&mut self) {
+        self.config.reset();
+        self.reset_state();
+    }
+
+    fn spin_hint(&self) -> Duration {
+        if self.bursting { PORT_SPIN } else { Duration::ZERO }
+    }
+}
+
+/// Causes in the order of their vectors; the guest's drivers count on it.
+const _: () = assert!(CAUSE_DATAGRAM == 1 && CAUSE_NOTIFICATION == 2 && CAUSE_DMA_DATAGRAM == 4);

@@ -1,0 +1,101 @@
+//! Datagrams by DMA buffers: Linux 5.18 and later. Source: `docs/devices/vmci.md`, "DMA path".
+//!
+//! A vCPU spins with interrupts off until `busy` changes, so every path here ends by changing it,
+//! whatever the guest wrote, unless the header itself cannot be written.
+
+use vmlane_mem::MemoryMap;
+use vmlane_wire::vmci::{
+    DATAGRAM_HEADER, DMA_BUSY, DMA_HEADER, DMA_INLINE, DMA_LIST, DMA_MAX_ELEMENTS, DMA_RESULT, DmaElement, DmaHeader,
+    MAX_DATAGRAM, VmciError,
+};
+use zerocopy::FromBytes;
+
+use super::inbox::Inbox;
+
+/// Bytes a receive buffer may have at most; Linux offers 69632.
+const MAX_RECEIVE: usize = 1 << 20;
+/// Ends a batch: a destination of {~0, ~0}.
+const TERMINATOR: [u8; DATAGRAM_HEADER] = [0xff; DATAGRAM_HEADER];
+
+/// Why a buffer cannot be used.
+pub struct BadBuffer;
+
+/// The guest's header and the ranges (address, bytes) it describes.
+fn describe(memory: &MemoryMap, addr: u64) -> Result<Vec<(u64, usize)>, BadBuffer> {
+    let mut raw = [0; DMA_HEADER];
+    memory.read(addr, &mut raw).map_err(|_| BadBuffer)?;
+    let header = DmaHeader::read_from_bytes(&raw).map_err(|_| BadBuffer)?;
+    let body = addr.checked_add(DMA_HEADER as u64).ok_or(BadBuffer)?;
+    let mut ranges = Vec::with_capacity(1);
+    match header.opcode() {
+        DMA_INLINE => ranges.push((body, header.size() as usize)),
+        DMA_LIST if header.size() <= DMA_MAX_ELEMENTS => {
+            for index in 0..u64::from(header.size()) {
+                let mut raw = [0; size_of::<DmaElement>()];
+                memory.read(body + index * raw.len() as u64, &mut raw).map_err(|_| BadBuffer)?;
+                let element = DmaElement::read_from_bytes(&raw).map_err(|_| BadBuffer)?;
+                let size = usize::try_from(element.size.get()).map_err(|_| BadBuffer)?;
+                ranges.push((element.addr.get(), size));
+            }
+        }
+        _ => return Err(BadBuffer),
+    }
+    let total = ranges.iter().try_fold(0usize, |sum, (_, size)| sum.checked_add(*size)).ok_or(BadBuffer)?;
+    if total <= MAX_RECEIVE { Ok(ranges) } else { Err(BadBuffer) }
+}
+
+/// Copies the datagram out of the send buffer at `addr`, once, into `out`.
+pub fn fetch(memory: &MemoryMap, addr: u64, out: &mut Vec<u8>) -> Result<(), BadBuffer> {
+    out.clear();
+    let ranges = describe(memory, addr)?;
+    let total: usize = ranges.iter().map(|(_, size)| size).sum();
+    if total > MAX_DATAGRAM {
+        return Err(BadBuffer);
+    }
+    out.resize(total, 0);
+    let mut rest = &mut out[..];
+    for (addr, size) in ranges {
+        let (here, after) = rest.split_at_mut(size);
+        memory.read(addr, here).map_err(|_| BadBuffer)?;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Tells the guest that its send is done. Returns false if the header cannot be written.
+pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
+    let at = |offset| addr.checked_add(offset).unwrap_or(u64::MAX);
+    let _ = memory.write(at(DMA_RESULT), &i64::from(result).to_le_bytes());
+    // Only now may the vCPU go on.
+    memory.store_u32(at(DMA_BUSY), 0).is_ok()
+}
+
+/// Fills the receive buffer at `addr` with as many whole datagrams as fit, and ends it.
+/// `batch` is scratch space.
+pub fn deliver(memory: &MemoryMap, addr: u64, inbox: &Inbox, batch: &mut Vec<u8>) -> Result<(), BadBuffer> {
+    batch.clear();
+    let ranges = describe(memory, addr)?;
+    for (addr, size) in &ranges {
+        memory.check_writable(*addr, *size).map_err(|_| BadBuffer)?;
+    }
+    let total: usize = ranges.iter().map(|(_, size)| size).sum();
+    while inbox.pop_into(batch, total - batch.len()) {}
+    if total - batch.len() >= DATAGRAM_HEADER {
+        batch.extend_from_slice(&TERMINATOR);
+    }
+    let mut rest = &batch[..];
+    for (addr, size) in ranges {
+        let (here, after) = rest.split_at(size.min(rest.len()));
+        memory.write(addr, here).map_err(|_| BadBuffer)?;
+        rest = after;
+    }
+    Ok(())
+}
+
+/// Tells the guest that its buffer is filled: `busy` becomes 1 with everything before it visible.
+pub fn finish_receive(memory: &MemoryMap, addr: u64) -> bool {
+    addr.checked_add(DMA_BUSY).is_some_and(|at| memory.store_u32(at, 1).is_ok())
+}
+
+/// The result of a send whose buffer cannot be used.
+pub const BAD_BUFFER: VmciError = VmciError::InvalidArgs;
