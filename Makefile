@@ -1,0 +1,57 @@
+# vmlane. Two commands on a fresh machine: `make demo` and `make test`.
+# Everything a target needs is installed by scripts/bootstrap.sh and by `vmlane lab setup`.
+
+TRIPLE  := x86_64-unknown-linux-gnu
+BIN     := target/$(TRIPLE)/release/vmlane
+FULL    ?= 0
+ONLY    ?=
+FUZZ_SECONDS ?= 60
+export VMLANE_BIN := $(CURDIR)/$(BIN)
+
+.PHONY: all help bootstrap build setup demo test test-unit test-guests bench fuzz lint doc clean
+
+all: build
+
+help:
+	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
+	@echo 'make test    unit, property and real-guest tests'
+	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows)'
+	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
+	@echo 'make lint    formatting, clippy, docs, licences'
+
+bootstrap:
+	@scripts/bootstrap.sh
+
+build: bootstrap
+	@echo '==> building vmlane (release, static)'
+	@cargo build --release --locked -p vmlane-cli
+
+setup: build
+	@echo '==> QEMU, kernels and the guest image (cached after the first time)'
+	@$(BIN) lab setup
+
+demo: setup
+	@$(BIN) demo --out out/demo $(if $(filter 1,$(FULL)),--full)
+
+test: setup test-unit test-guests
+
+test-unit: bootstrap
+	@echo '==> unit and property tests'
+	@cargo test --locked --workspace
+
+test-guests: setup
+	@echo '==> tests in real guests'
+	@cargo test --locked --release -p vmlane-lab --features guests -- --test-threads=1 --nocapture
+
+bench: bootstrap
+	@cargo run --quiet --locked --release -p vmlane-cli --features native-bench -- bench native --out out/bench $(if $(ONLY),--only $(ONLY))
+
+fuzz: bootstrap
+	@FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh
+
+lint: bootstrap
+	@scripts/lint.sh
+
+clean:
+	@cargo clean
+	@rm -rf out fuzz/target
