@@ -12,6 +12,7 @@ mod cpu;
 pub mod error;
 mod load;
 mod meter;
+pub mod native;
 pub mod report;
 pub mod server;
 pub mod size;

@@ -1,0 +1,72 @@
+//! Threads that spin belong on CPUs of their own: two of them on one CPU measure the scheduler.
+
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// The CPUs that this process may use, looked up before anybody is pinned: threads started by a pinned
+/// one inherit its single CPU, and find their way out with this.
+#[derive(Clone, Copy)]
+pub struct Cpus(Option<CpuSet>);
+
+/// The calling thread stays on one CPU until this is dropped.
+pub struct Placed {
+    before: Option<CpuSet>,
+    /// Affinity belongs to a thread: a raw pointer's type keeps this from moving to another.
+    _here: std::marker::PhantomData<*const ()>,
+}
+
+impl Cpus {
+    pub fn allowed() -> Cpus {
+        Cpus(sched_getaffinity(None).ok())
+    }
+
+    /// Whether two threads can run at once.
+    pub fn are_several(&self) -> bool {
+        self.0.as_ref().is_none_or(|allowed| allowed.count() > 1)
+    }
+
+    /// Puts the calling thread on the `index`th of them. Does nothing when there are not that many, or
+    /// when the kernel will not: the number is then this machine's, not wrong.
+    pub fn pin(&self, index: usize) -> Placed {
+        Placed { before: self.try_pin(index), _here: std::marker::PhantomData }
+    }
+
+    fn try_pin(&self, index: usize) -> Option<CpuSet> {
+        let allowed = self.0.as_ref()?;
+        let cpu = (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).nth(index)?;
+        let before = sched_getaffinity(None).ok()?;
+        let mut only = CpuSet::new();
+        only.set(cpu);
+        sched_setaffinity(None, &only).ok()?;
+        Some(before)
+    }
+}
+
+impl Drop for Placed {
+    fn drop(&mut self) {
+        if let Some(before) = &self.before {
+            let _ = sched_setaffinity(None, before); // it was allowed before
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn pins_and_gives_back() {
+        let cpus = Cpus::allowed();
+        let before = sched_getaffinity(None).unwrap();
+        let placed = cpus.pin(0);
+        assert_eq!(sched_getaffinity(None).unwrap().count(), 1);
+        if before.count() > 1 {
+            let inner = cpus.pin(1);
+            assert!(sched_getaffinity(None).unwrap() != before);
+            drop(inner);
+        }
+        drop(placed);
+        assert!(sched_getaffinity(None).unwrap() == before);
+        drop(cpus.pin(CpuSet::MAX_CPU)); // nobody has that many
+        assert!(sched_getaffinity(None).unwrap() == before);
+    }
+}

@@ -1,0 +1,81 @@
+//! The order of the runs, the choice of rows and the arithmetic, with benchmarks made of numbers.
+
+use std::cell::RefCell;
+use std::rc::Rc;
+
+use super::*;
+
+fn fixed(values: &'static [f64]) -> impl FnMut(Duration) -> io::Result<Sample> {
+    let mut values = values.iter().cycle();
+    move |_| Ok(Sample { value: *values.next().expect("a cycle has no end") })
+}
+
+fn options(only: &str, rounds: usize) -> Options {
+    Options { only: only.to_owned(), rounds, length: Duration::from_millis(5) }
+}
+
+fn registry() -> Registry {
+    let mut all = Registry::default();
+    all.add("vmci.64k", GBITS, &["copy", "ring"], fixed(&[90.0, 10.0, 80.0]));
+    all.add("copy", GBITS, &[], fixed(&[160.0]));
+    all.add("ring", GBITS, &["copy"], fixed(&[40.0]));
+    all
+}
+
+#[test]
+fn medians_and_ratios() {
+    let report = registry().run(&options("vmci.", 3), |_, _| ()).unwrap();
+    assert_eq!(report.rows.len(), 1);
+    let row = &report.rows[0];
+    assert_eq!((row.value, row.min, row.max), (80.0, 10.0, 90.0));
+    assert_eq!(row.beside[0], Beside { name: "copy".into(), value: 160.0, ratio: 0.5 });
+    assert_eq!(row.beside[1].ratio, 2.0);
+    let json: serde_json::Value = serde_json::from_str(&report.json()).unwrap();
+    assert_eq!((&json["version"], &json["rows"][0]["unit"]), (&1.into(), &"Gbit/s".into()));
+    assert!(report.table().contains("0.500 x copy, 2.000 x ring"), "{}", report.table());
+    assert_eq!((median(&[1.0, 2.0]), median(&[3.0])), (1.5, 3.0));
+}
+
+#[test]
+fn rounds_interleave_what_the_chosen_rows_need() {
+    let heard = Rc::new(RefCell::new(Vec::new()));
+    let report =
+        registry().run(&options("ring", 2), |round, name| heard.borrow_mut().push((round, name.to_owned())));
+    let order: Vec<_> = heard.borrow().iter().map(|(round, name)| format!("{round}{name}")).collect();
+    assert_eq!(order, ["0copy", "0ring", "1copy", "1ring"]);
+    assert_eq!(report.unwrap().rows.len(), 1);
+}
+
+#[test]
+fn mistakes_are_named() {
+    let told = |registry: Registry, only| registry.run(&options(only, 1), |_, _| ()).unwrap_err().to_string();
+    assert!(told(registry(), "nothing").contains("ONLY=nothing: no row begins so"));
+    let mut twice = registry();
+    twice.add("copy", GBITS, &[], fixed(&[1.0]));
+    assert!(told(twice, "").contains("twice"));
+    let mut lonely = registry();
+    lonely.add("x", GBITS, &["y"], fixed(&[1.0]));
+    assert!(told(lonely, "").contains("no row y"));
+    let mut broken = registry();
+    broken.add("broken", GBITS, &[], |_| Err(io::Error::other("no such device")));
+    assert_eq!(told(broken, ""), "broken: no such device");
+}
+
+#[test]
+fn the_file_gets_its_folders() {
+    let dir = tempfile::tempdir().unwrap();
+    let path = dir.path().join("out/bench/latest.json");
+    let report = registry().run(&options("", 1), |_, _| ()).unwrap();
+    report.write(&path).unwrap();
+    let back: Report = serde_json::from_str(&std::fs::read_to_string(path).unwrap()).unwrap();
+    assert_eq!(back, report);
+}
+
+#[test]
+fn every_native_row_runs() {
+    let report = Registry::native().run(&options("", 1), |_, _| ()).unwrap();
+    assert_eq!(report.rows.len(), 11);
+    for row in &report.rows {
+        assert!(row.value > 0.0 && row.value.is_finite(), "{row:?}");
+    }
+}

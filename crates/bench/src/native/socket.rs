@@ -1,0 +1,81 @@
+//! The same through the kernel: Unix stream sockets and TCP over the loopback device.
+
+use std::io::{self, Read, Write};
+use std::net::{TcpListener, TcpStream};
+use std::os::unix::net::UnixStream;
+use std::time::{Duration, Instant};
+
+use super::{RING, Sample, one_way};
+
+pub fn unix_stream(message: usize, length: Duration) -> io::Result<Sample> {
+    let (from, to) = UnixStream::pair()?;
+    stream(from, to, message, length)
+}
+
+pub fn tcp_stream(message: usize, length: Duration) -> io::Result<Sample> {
+    let (from, to) = tcp_pair()?;
+    stream(from, to, message, length)
+}
+
+pub fn unix_round_trips(length: Duration) -> io::Result<Sample> {
+    let (from, to) = UnixStream::pair()?;
+    round_trips(from, to, length)
+}
+
+pub fn tcp_round_trips(length: Duration) -> io::Result<Sample> {
+    let (from, to) = tcp_pair()?;
+    round_trips(from, to, length)
+}
+
+fn tcp_pair() -> io::Result<(TcpStream, TcpStream)> {
+    let listener = TcpListener::bind("127.0.0.1:0")?;
+    let from = TcpStream::connect(listener.local_addr()?)?;
+    let (to, _) = listener.accept()?;
+    from.set_nodelay(true)?;
+    to.set_nodelay(true)?;
+    Ok((from, to))
+}
+
+fn stream(
+    mut from: impl Write,
+    mut to: impl Read + Send,
+    message: usize,
+    length: Duration,
+) -> io::Result<Sample> {
+    let bytes = vec![0xa5; message];
+    let batch = (RING / message).max(1);
+    // `from` moves in: dropping the sender is what ends the stream.
+    let send = move || (0..batch).try_for_each(|_| from.write_all(&bytes));
+    one_way(length, send, move || {
+        let mut buffer = vec![0; message];
+        let mut total = 0;
+        loop {
+            match to.read(&mut buffer)? {
+                0 => return Ok(total),
+                count => total += count as u64,
+            }
+        }
+    })
+}
+
+fn round_trips<S: Read + Write + Send>(mut from: S, mut to: S, length: Duration) -> io::Result<Sample> {
+    std::thread::scope(|scope| {
+        scope.spawn(move || -> io::Result<()> {
+            let mut byte = [0];
+            while to.read(&mut byte)? == 1 {
+                to.write_all(&byte)?;
+            }
+            Ok(())
+        });
+        let (mut byte, mut count) = ([0], 0);
+        let start = Instant::now();
+        while start.elapsed() < length {
+            from.write_all(&[7])?;
+            from.read_exact(&mut byte)?;
+            count += 1;
+        }
+        let sample = Sample::rate(count, start.elapsed());
+        drop(from); // the other thread ends when it reads this end
+        Ok(sample)
+    })
+}
