@@ -278,6 +278,7 @@ impl PciDevice for VmciDevice {
         if region == CONFIG_REGION {
             return self.config.read(offset, data);
         }
+        self.inbox.obey_injection();
         self.bursting = false;
         data.fill(0);
         let Some(at) = VmciDevice::register(region, offset) else {
@@ -302,6 +303,7 @@ impl PciDevice for VmciDevice {
             }
             return Ok(());
         }
+        self.inbox.obey_injection();
         self.bursting = false;
         let Some(at) = VmciDevice::register(region, offset) else { return Ok(()) };
         match (Reg::at(at), <[u8; 4]>::try_from(data)) {

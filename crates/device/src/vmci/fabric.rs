@@ -345,6 +345,14 @@ impl Fabric {
         self.lanes.leave(&leaving);
     }
 
+    /// For tests of fault containment: the VM's next register access panics inside its session.
+    /// Returns false if there is no such device.
+    pub fn inject_panic(&self, cid: u32) -> bool {
+        let inner = self.inner.lock();
+        let inbox = inner.contexts.get(&cid).and_then(|context| context.inbox.as_ref());
+        inbox.inspect(|inbox| inbox.inject_panic()).is_some()
+    }
+
     /// Drops connections whose set-up has stopped. Call it every few seconds.
     pub fn expire(&self) {
         let mut inner = self.inner.lock();

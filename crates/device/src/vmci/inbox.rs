@@ -39,12 +39,33 @@ pub struct Inbox {
     pub stats: Arc<VmciStats>,
     /// An interrupt is on its way and the guest has not come to fetch yet.
     announced: AtomicBool,
+    /// For tests of fault containment: the next register access panics.
+    injected_panic: AtomicBool,
 }
 
 impl Inbox {
     /// `limit`: bytes of ordinary datagrams that may wait.
     pub fn new(limit: usize, signals: Signals, stats: Arc<VmciStats>) -> Inbox {
-        Inbox { inner: Mutex::default(), limit, signals, stats, announced: AtomicBool::new(false) }
+        Inbox {
+            inner: Mutex::default(),
+            limit,
+            signals,
+            stats,
+            announced: AtomicBool::new(false),
+            injected_panic: AtomicBool::new(false),
+        }
+    }
+
+    /// Makes the next register access of this device panic.
+    pub fn inject_panic(&self) {
+        self.injected_panic.store(true, Ordering::Relaxed);
+    }
+
+    /// Panics if that was asked for.
+    pub fn obey_injection(&self) {
+        if self.injected_panic.load(Ordering::Relaxed) && self.injected_panic.swap(false, Ordering::Relaxed) {
+            panic!("injected on request");
+        }
     }
 
     /// Queues another VM's datagram. False if the queue, or that VM's half of it, is full. A queue
