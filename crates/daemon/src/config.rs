@@ -12,6 +12,8 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use vmlane_device::vmci::Limits;
+
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
 
@@ -78,30 +80,6 @@ pub struct ForwardConfig {
     pub port: u32,
     pub to_vm: String,
     pub to_port: u32,
-}
-
-/// What one VM may make the daemon hold.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    pub queue_pairs: usize,
-    pub queue_pair_bytes: u64,
-    pub connections: usize,
-    pub doorbells: usize,
-    pub inbox_bytes: usize,
-    pub spill_bytes: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            queue_pairs: 1024,
-            queue_pair_bytes: 1 << 30,
-            connections: 1024,
-            doorbells: 1024,
-            inbox_bytes: 1 << 20,
-            spill_bytes: 64 << 20,
-        }
-    }
 }
 
 impl Config {

@@ -1,8 +1,26 @@
 //! The daemon: reads the configuration, serves each VM's device, answers the control socket.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `config.rs` | the configuration file, checked as a whole |
+//! | `run.rs` | the process: options, signals, a clean end |
+//! | `assembly.rs`, `vm.rs` | workers, the fabric, a served VM each; the answers to control requests |
+//! | `plan.rs` | what a reload does |
+//! | `control.rs` | the control socket |
+//! | `runtime.rs`, `paths.rs` | the runtime directory |
+//! | `log.rs`, `notify.rs` | stderr, systemd |
+//! | `qemu.rs` | how a VMM attaches |
+//! | `fault.rs` | faults on demand, for tests |
 
+pub mod assembly;
 pub mod config;
 pub mod control;
+mod fault;
 pub mod log;
 pub mod notify;
 pub mod paths;
+pub mod plan;
 pub mod qemu;
+pub mod run;
+pub mod runtime;
+mod vm;

@@ -1,0 +1,273 @@
+//! What a reload does: the difference between two configurations, as far as running VMs allow it.
+//!
+//! A VM that a VMM is attached to cannot be taken away, because QEMU never comes back to a device it
+//! lost; nor can its identity change. Such parts are refused, with a reason, and keep their old
+//! state. The rest is applied. Nothing here acts: a plan is data.
+
+use crate::config::{Config, DaemonConfig, VmConfig};
+use crate::vm::spec;
+
+/// What to do, in this order, and what will be in force then.
+#[derive(Debug, PartialEq, Eq)]
+pub struct Plan {
+    /// Names of VMs to withdraw.
+    pub remove: Vec<String>,
+    /// Names of VMs to offer.
+    pub add: Vec<String>,
+    /// Names of VMs whose forwards, limits or privileges change in place.
+    pub update: Vec<String>,
+    /// What was asked for and cannot be, each with its reason and the way out.
+    pub refused: Vec<String>,
+    /// The configuration in force when the plan is carried out.
+    pub effective: Config,
+}
+
+/// The parts that had to be refused make the rest impossible; nothing is changed.
+#[derive(Debug, thiserror::Error)]
+#[error("nothing was changed, because {conflict}, and {}", refused.join("; "))]
+pub struct Conflict {
+    conflict: String,
+    refused: Vec<String>,
+}
+
+/// Compares; `attached` says whether a VM of the old configuration has a VMM.
+pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Result<Plan, Conflict> {
+    let mut plan = Plan {
+        remove: Vec::new(),
+        add: Vec::new(),
+        update: Vec::new(),
+        refused: daemon_changes(&old.daemon, &new.daemon),
+        effective: Config { daemon: old.daemon.clone(), vms: Vec::new() },
+    };
+    for vm in &old.vms {
+        if new.vm(&vm.name).is_some() {
+            continue;
+        }
+        if attached(&vm.name) {
+            plan.refused.push(format!(
+                "vm {:?} is not removed: a VMM is attached to it; shut the guest down and reload again",
+                vm.name
+            ));
+            plan.effective.vms.push(vm.clone());
+        } else {
+            plan.remove.push(vm.name.clone());
+        }
+    }
+    for vm in &new.vms {
+        let effective = match old.vm(&vm.name) {
+            None => {
+                plan.add.push(vm.name.clone());
+                vm.clone()
+            }
+            Some(before) => plan.change(before, vm, attached(&vm.name)),
+        };
+        plan.effective.vms.push(effective);
+    }
+    if let Some(conflict) = conflict(&plan.effective) {
+        return Err(Conflict { conflict, refused: plan.refused });
+    }
+    plan.update = changed_in_place(old, &plan);
+    Ok(plan)
+}
+
+impl Plan {
+    /// The state of a VM that both configurations have.
+    fn change(&mut self, before: &VmConfig, vm: &VmConfig, attached: bool) -> VmConfig {
+        let fixed = fixed_changes(before, vm);
+        if fixed.is_empty() {
+            return vm.clone();
+        }
+        if !attached {
+            self.remove.push(vm.name.clone());
+            self.add.push(vm.name.clone());
+            return vm.clone();
+        }
+        self.refused.push(format!(
+            "vm {:?}: {} cannot change while a VMM is attached to it; shut the guest down and reload again",
+            vm.name,
+            fixed.join(", ")
+        ));
+        let mut effective = vm.clone();
+        effective.cid = before.cid;
+        effective.group.clone_from(&before.group);
+        effective.limits.inbox_bytes = before.limits.inbox_bytes;
+        effective.limits.spill_bytes = before.limits.spill_bytes;
+        effective
+    }
+}
+
+/// Keys that are settled when a VM is offered: its identity, and buffers that exist from then on.
+fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
+    let change = |key: &str, differs: bool, value: String| differs.then(|| format!("{key} = {value}"));
+    [
+        change("cid", before.cid != after.cid, after.cid.to_string()),
+        change("group", before.group != after.group, format!("{:?}", after.group)),
+        change(
+            "inbox_bytes",
+            before.limits.inbox_bytes != after.limits.inbox_bytes,
+            after.limits.inbox_bytes.to_string(),
+        ),
+        change(
+            "spill_bytes",
+            before.limits.spill_bytes != after.limits.spill_bytes,
+            after.limits.spill_bytes.to_string(),
+        ),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// The table `[daemon]` is read at start only.
+fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
+    let change = |key: &str, differs: bool| {
+        differs.then(|| format!("daemon: {key} changes when the daemon is started again"))
+    };
+    [
+        change("workers", before.workers != after.workers),
+        change("mode", before.mode != after.mode),
+        change("spin_us", before.spin_us != after.spin_us),
+        change("fault_injection", before.fault_injection != after.fault_injection),
+        change("log", before.log != after.log),
+    ]
+    .into_iter()
+    .flatten()
+    .collect()
+}
+
+/// What does not fit together in a mix of an old and a new configuration that were each right.
+fn conflict(config: &Config) -> Option<String> {
+    for (index, vm) in config.vms.iter().enumerate() {
+        if let Some(other) = config.vms[..index].iter().find(|other| other.cid == vm.cid) {
+            return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
+        }
+        for forward in &vm.forwards {
+            let target = config.vm(&forward.to_vm);
+            if target.is_none_or(|target| target.group != vm.group) {
+                return Some(format!(
+                    "forward {} of vm {:?} would lead to vm {:?} outside its group",
+                    forward.port, vm.name, forward.to_vm
+                ));
+            }
+        }
+    }
+    None
+}
+
+/// VMs that stay and of which the fabric must hear: their own keys changed, or their targets' CIDs.
+fn changed_in_place(old: &Config, plan: &Plan) -> Vec<String> {
+    let stays = |vm: &&VmConfig| !plan.add.contains(&vm.name);
+    let differs = |vm: &&VmConfig| {
+        let before = old.vm(&vm.name);
+        before != Some(*vm)
+            || before.is_none_or(|before| spec(old, before).forwards != spec(&plan.effective, vm).forwards)
+    };
+    plan.effective.vms.iter().filter(stays).filter(differs).map(|vm| vm.name.clone()).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    use super::*;
+
+    const WEB: &str = "[[vm]]\nname = \"web\"\ncid = 3\n";
+    const DB: &str = "[[vm]]\nname = \"db\"\ncid = 4\n";
+
+    fn config(text: &str) -> Config {
+        Config::parse(Path::new("t.toml"), text).unwrap()
+    }
+
+    fn planned(old: &str, new: &str, attached: &[&str]) -> Result<Plan, Conflict> {
+        plan(&config(old), &config(new), |name| attached.contains(&name))
+    }
+
+    /// Removed, added, updated, refused parts.
+    fn short(plan: &Plan) -> (String, String, String, usize) {
+        (plan.remove.join(" "), plan.add.join(" "), plan.update.join(" "), plan.refused.len())
+    }
+
+    fn expect(removed: &str, added: &str, updated: &str, refused: usize) -> (String, String, String, usize) {
+        (removed.into(), added.into(), updated.into(), refused)
+    }
+
+    #[test]
+    fn nothing_changes_nothing() {
+        let both = [WEB, DB].concat();
+        let plan = planned(&both, &both, &["web"]).unwrap();
+        assert_eq!(short(&plan), expect("", "", "", 0));
+        assert_eq!(plan.effective, config(&both));
+    }
+
+    #[test]
+    fn vms_come_and_go_unless_a_vmm_is_attached() {
+        assert_eq!(short(&planned(WEB, DB, &[]).unwrap()), expect("web", "db", "", 0));
+        let plan = planned(WEB, DB, &["web"]).unwrap();
+        assert_eq!(short(&plan), expect("", "db", "", 1));
+        assert!(plan.refused[0].contains("\"web\" is not removed: a VMM is attached"), "{:?}", plan.refused);
+        assert_eq!(plan.effective.names(), "web, db");
+    }
+
+    #[test]
+    fn forwards_limits_and_privileges_change_in_place() {
+        for line in
+            ["forward = [{port = 1, to = \"db:2\"}]", "limits = {connections = 5}", "restricted = true"]
+        {
+            let old = [WEB, DB].concat();
+            let new = [WEB, line, "\n", DB].concat();
+            let plan = planned(&old, &new, &["web", "db"]).unwrap();
+            assert_eq!(short(&plan), expect("", "", "web", 0), "{line}");
+            assert_eq!(plan.effective, config(&new));
+        }
+    }
+
+    #[test]
+    fn identity_changes_only_without_a_vmm() {
+        for (key, line) in
+            [("group", "group = \"g\""), ("spill_bytes", "limits = {spill_bytes = 0, connections = 9}")]
+        {
+            let new = [WEB, line].concat();
+            assert_eq!(short(&planned(WEB, &new, &[]).unwrap()), expect("web", "web", "", 0));
+            let plan = planned(WEB, &new, &["web"]).unwrap();
+            assert!(plan.refused[0].contains(key) && plan.refused[0].contains("shut the guest down"));
+            let update = if line.contains("connections") { "web" } else { "" };
+            assert_eq!(short(&plan), expect("", "", update, 1), "the rest of the VM's changes is applied");
+        }
+        let moved = WEB.replace('3', "9");
+        assert_eq!(planned(WEB, &moved, &["web"]).unwrap().effective, config(WEB));
+        assert_eq!(planned(WEB, &moved, &[]).unwrap().effective, config(&moved));
+    }
+
+    #[test]
+    fn a_forward_follows_its_target_to_another_cid() {
+        let web = [WEB, "forward = [{port = 1, to = \"db:2\"}]\n"].concat();
+        let old = [&web, DB].concat();
+        let new = [&web, "[[vm]]\nname = \"db\"\ncid = 7\n"].concat();
+        assert_eq!(short(&planned(&old, &new, &["web"]).unwrap()), expect("db", "db", "web", 0));
+    }
+
+    #[test]
+    fn a_refused_part_that_spoils_the_rest_stops_everything() {
+        // "db" takes the CID of "web", which cannot go.
+        let error = planned(WEB, &DB.replace('4', "3"), &["web"]).unwrap_err().to_string();
+        for word in
+            ["nothing was changed", "cid 3 of vm \"db\" still belongs to vm \"web\"", "shut the guest down"]
+        {
+            assert!(error.contains(word), "{error}");
+        }
+        // Both move to another group, but only "web" can.
+        let forward = "forward = [{port = 1, to = \"db:2\"}]\n";
+        let old = [WEB, forward, DB].concat();
+        let new = [WEB, "group = \"g\"\n", forward, DB, "group = \"g\"\n"].concat();
+        let error = planned(&old, &new, &["db"]).unwrap_err().to_string();
+        assert!(error.contains("outside its group"), "{error}");
+    }
+
+    #[test]
+    fn the_daemons_own_settings_need_a_restart() {
+        let plan = planned("", "[daemon]\nworkers = 2\nmode = \"poll\"", &[]).unwrap();
+        assert_eq!(plan.refused.len(), 2);
+        assert!(plan.refused[0].contains("daemon: workers changes when the daemon is started again"));
+        assert_eq!(plan.effective.daemon, DaemonConfig::default());
+    }
+}

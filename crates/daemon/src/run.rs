@@ -1,0 +1,119 @@
+//! The process: from the command line's options to a clean end.
+
+use std::io;
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
+use std::time::Duration;
+
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+use signal_hook::iterator::Signals;
+
+use crate::assembly::{AssemblyError, Daemon, Event};
+use crate::config::{Config, ConfigError};
+use crate::control::{Bounds, ControlServer};
+use crate::log::{self, LogError};
+use crate::notify::notify;
+use crate::paths::Paths;
+use crate::runtime::{self, RuntimeError};
+
+/// How often the main thread looks after things.
+const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+/// What the command line says.
+#[derive(Clone, Debug)]
+pub struct Options {
+    pub config: PathBuf,
+    pub runtime_dir: PathBuf,
+    /// Log filter; beats the environment's and the configuration's.
+    pub log: Option<String>,
+}
+
+/// Why the daemon did not run.
+#[derive(Debug, thiserror::Error)]
+pub enum RunError {
+    #[error(transparent)]
+    Config(#[from] ConfigError),
+    #[error(transparent)]
+    Log(#[from] LogError),
+    #[error(transparent)]
+    Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Assembly(#[from] AssemblyError),
+    #[error("{what}: {source}")]
+    Host { what: String, source: io::Error },
+}
+
+/// Serves until told to stop by a signal or through the control socket.
+pub fn run(options: Options) -> Result<(), RunError> {
+    let host = |what: String| move |source: io::Error| RunError::Host { what, source };
+    let config = Config::load(&options.config)?;
+    let (key, filter) = log::choose(options.log, config.daemon.log.clone());
+    let throttle = log::init(key, filter)?;
+    raise_descriptor_limit();
+
+    let shown = options.runtime_dir.display().to_string();
+    let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
+    let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
+    let _claim = runtime::claim(&paths)?;
+    runtime::clear(&paths);
+
+    let (events, inbox) = channel();
+    // Before anything is served: a signal during the start must not leave sockets behind.
+    forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
+    let daemon = Arc::new(Daemon::start(paths.clone(), config_path, config, events)?);
+    let control = paths.control();
+    let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
+        .map_err(host(format!("control socket {}", control.display())))?;
+    tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
+    notify("READY=1");
+
+    loop {
+        match inbox.recv_timeout(HOUSEKEEPING) {
+            Ok(Event::Reload) => reload(&daemon),
+            Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
+            Err(RecvTimeoutError::Timeout) => {}
+        }
+        daemon.housekeeping();
+        throttle.tell();
+    }
+    tracing::info!("stopping");
+    notify("STOPPING=1");
+    drop(control);
+    daemon.stop();
+    Ok(())
+}
+
+fn reload(daemon: &Daemon) {
+    match daemon.reload() {
+        Ok(report) => {
+            report.applied.iter().for_each(|part| tracing::info!("reload: {part}"));
+            report.refused.iter().for_each(|part| tracing::warn!("reload: {part}"));
+            tracing::info!("reloaded");
+        }
+        Err(failure) => tracing::error!("reload: {failure}"),
+    }
+}
+
+fn forward_signals(events: Sender<Event>) -> io::Result<()> {
+    let mut signals = Signals::new([SIGTERM, SIGINT, SIGHUP])?;
+    let forwarding = move || {
+        for signal in signals.forever() {
+            let event = if signal == SIGHUP { Event::Reload } else { Event::Stop };
+            if events.send(event).is_err() {
+                return;
+            }
+        }
+    };
+    std::thread::Builder::new().name("signals".into()).spawn(forwarding).map(drop)
+}
+
+/// Every VM needs descriptors for memory and interrupts; the usual soft limit is for other programs.
+fn raise_descriptor_limit() {
+    let limit = getrlimit(Resource::Nofile);
+    let raised = Rlimit { current: limit.maximum, maximum: limit.maximum };
+    if let Err(error) = setrlimit(Resource::Nofile, raised) {
+        tracing::warn!(%error, "raising the limit of open files");
+    }
+}

@@ -1,0 +1,111 @@
+//! The runtime directory: made, owned by one daemon at a time, left clean.
+
+use std::fs::{self, DirBuilder, File};
+use std::io;
+use std::os::unix::fs::DirBuilderExt;
+use std::path::PathBuf;
+use std::time::Duration;
+
+use rustix::fs::{FlockOperation, flock};
+use rustix::io::Errno;
+use vmlane_api::Client;
+
+use crate::paths::Paths;
+
+/// Why this process cannot serve in a directory.
+#[derive(Debug, thiserror::Error)]
+pub enum RuntimeError {
+    #[error("{path}: {what}: {source}")]
+    Host { path: PathBuf, what: &'static str, source: io::Error },
+    #[error(
+        "another daemon (pid {pid}) serves {directory}; stop it first, or give this one another --runtime-dir"
+    )]
+    Taken { directory: PathBuf, pid: u32 },
+    #[error(
+        "another process holds {directory} and does not answer at its control socket; \
+         stop it first (`fuser {directory}` names it), or give this one another --runtime-dir"
+    )]
+    Held { directory: PathBuf },
+}
+
+/// The right to serve in a runtime directory; ends with the process at the latest.
+#[derive(Debug)]
+pub struct Claim {
+    _directory: File,
+}
+
+/// Makes the directory if need be and claims it. Two daemons that start at once cannot both win,
+/// because the kernel grants the lock on the directory once.
+pub fn claim(paths: &Paths) -> Result<Claim, RuntimeError> {
+    let path = paths.runtime();
+    let host = |what| move |source: io::Error| RuntimeError::Host { path: path.to_owned(), what, source };
+    DirBuilder::new()
+        .recursive(true)
+        .mode(0o700)
+        .create(path)
+        .map_err(host("creating the runtime directory"))?;
+    let taken = |pid| RuntimeError::Taken { directory: path.to_owned(), pid };
+    if let Some(pid) = other_daemon(paths) {
+        return Err(taken(pid));
+    }
+    let directory = File::open(path).map_err(host("opening the runtime directory"))?;
+    match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
+        Ok(()) => Ok(Claim { _directory: directory }),
+        // It may have been about to answer.
+        Err(Errno::WOULDBLOCK) => Err(match other_daemon(paths) {
+            Some(pid) => taken(pid),
+            None => RuntimeError::Held { directory: path.to_owned() },
+        }),
+        Err(error) => Err(host("locking the runtime directory")(error.into())),
+    }
+}
+
+fn other_daemon(paths: &Paths) -> Option<u32> {
+    let client = Client::connect(paths.runtime()).ok()?;
+    Some(client.with_timeout(Duration::from_secs(2)).ping().ok()?.pid)
+}
+
+/// Removes what a daemon that was killed left behind. The caller holds the claim.
+pub fn clear(paths: &Paths) {
+    for vm in fs::read_dir(paths.vms()).into_iter().flatten().flatten() {
+        // Directories with anything else in them stay.
+        let _ = fs::remove_file(vm.path().join("vmci.sock"));
+        let _ = fs::remove_dir(vm.path());
+    }
+    let _ = fs::remove_dir(paths.vms());
+}
+
+#[cfg(test)]
+mod tests {
+    use std::os::unix::fs::PermissionsExt;
+    use std::os::unix::net::UnixListener;
+
+    use super::*;
+
+    #[test]
+    fn a_directory_is_made_private_and_claimed_once() {
+        let base = tempfile::tempdir().unwrap();
+        let paths = Paths::new(&base.path().join("a/b")).unwrap();
+        let first = claim(&paths).unwrap();
+        assert_eq!(fs::metadata(paths.runtime()).unwrap().permissions().mode() & 0o777, 0o700);
+        let error = claim(&paths).unwrap_err();
+        assert!(matches!(error, RuntimeError::Held { .. }), "{error}");
+        assert!(error.to_string().contains("--runtime-dir"));
+        drop(first);
+        claim(&paths).unwrap();
+    }
+
+    #[test]
+    fn leftovers_go_and_what_is_not_ours_stays() {
+        let base = tempfile::tempdir().unwrap();
+        let paths = Paths::new(base.path()).unwrap();
+        for name in ["web", "db"] {
+            fs::create_dir_all(paths.vm(name)).unwrap();
+            drop(UnixListener::bind(paths.vmci(name).unwrap()).unwrap());
+        }
+        fs::write(paths.vm("db").join("notes"), "mine").unwrap();
+        clear(&paths);
+        assert!(!paths.vm("web").exists());
+        assert!(!paths.vmci("db").unwrap().exists() && paths.vm("db").join("notes").exists());
+    }
+}

@@ -1,0 +1,129 @@
+//! One configured VM while it is served: its place in the fabric, its device, its socket.
+
+use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use vmlane_device::pci::PciDevice;
+use vmlane_device::vmci::{AddError, CreateError, Fabric, Forward, VmSpec, VmciDevice};
+use vmlane_transport::{IrqSet, ListenError, Listener, Server, SessionStats};
+
+use crate::config::{Config, VmConfig};
+use crate::fault::Faulty;
+use crate::paths::{Paths, TooLong};
+
+/// Why a VM cannot be served.
+#[derive(Debug, thiserror::Error)]
+pub enum VmError {
+    #[error("vm {name:?}: {source}")]
+    Path { name: String, source: TooLong },
+    #[error("vm {name:?}: {source}")]
+    Add { name: String, source: AddError },
+    #[error("vm {name:?}: {source}")]
+    Device { name: String, source: CreateError },
+    #[error("vm {name:?}: {source}")]
+    Listen { name: String, source: ListenError },
+    #[error("vm {name:?}: starting its threads: {source}")]
+    Threads { name: String, source: std::io::Error },
+}
+
+/// A VM on offer. [`ServedVm::withdraw`] takes it back.
+pub struct ServedVm {
+    name: String,
+    cid: u32,
+    server: Server,
+    stats: Arc<SessionStats>,
+    trap: Arc<AtomicBool>,
+}
+
+impl ServedVm {
+    /// Makes a VM known to the fabric and opens its socket.
+    pub fn offer(
+        fabric: &Arc<Fabric>,
+        paths: &Paths,
+        spec: VmSpec,
+        faulty: bool,
+    ) -> Result<ServedVm, VmError> {
+        let (name, cid) = (spec.name.clone(), spec.cid);
+        let path = paths.vmci(&name).map_err(|source| VmError::Path { name: name.clone(), source })?;
+        fabric.add_vm(spec).map_err(|source| VmError::Add { name: name.clone(), source })?;
+        let offered = ServedVm::serve(fabric, &path, name, cid, faulty);
+        if offered.is_err() {
+            fabric.remove_vm(cid);
+        }
+        offered
+    }
+
+    fn serve(
+        fabric: &Arc<Fabric>,
+        path: &Path,
+        name: String,
+        cid: u32,
+        faulty: bool,
+    ) -> Result<ServedVm, VmError> {
+        let stats = Arc::new(SessionStats::default());
+        let irqs = Arc::new(IrqSet::new(stats.clone()));
+        let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())
+            .map_err(|source| VmError::Device { name: name.clone(), source })?;
+        let trap = Arc::new(AtomicBool::new(false));
+        let device: Box<dyn PciDevice> =
+            if faulty { Box::new(Faulty { device, trap: trap.clone() }) } else { Box::new(device) };
+        let listener =
+            Listener::bind(path).map_err(|source| VmError::Listen { name: name.clone(), source })?;
+        let served = listener.serve(&name, device, irqs, stats.clone());
+        let server = served.map_err(|source| VmError::Threads { name: name.clone(), source })?;
+        Ok(ServedVm { name, cid, server, stats, trap })
+    }
+
+    /// Ends the session if there is one, removes the socket and its directory, forgets the VM.
+    pub fn withdraw(self, fabric: &Fabric, paths: &Paths) {
+        self.server.stop();
+        fabric.remove_vm(self.cid);
+        // Stays if somebody put something else there.
+        let _ = std::fs::remove_dir(paths.vm(&self.name));
+    }
+
+    /// A VMM is connected.
+    pub fn attached(&self) -> bool {
+        self.server.connected()
+    }
+
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    pub fn cid(&self) -> u32 {
+        self.cid
+    }
+
+    pub fn socket(&self) -> &Path {
+        self.server.path()
+    }
+
+    pub fn stats(&self) -> &SessionStats {
+        &self.stats
+    }
+
+    /// The next register access panics, if the VM was offered so.
+    pub fn set_trap(&self) {
+        self.trap.store(true, Ordering::Release);
+    }
+}
+
+/// A VM of a configuration as the fabric wants it. Targets of forwards that `config` lacks lead
+/// nowhere; a checked configuration has none.
+pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
+    let forward = |forward: &crate::config::ForwardConfig| {
+        let target = config.vm(&forward.to_vm)?;
+        Some(Forward { port: forward.port, to_cid: target.cid, to_port: forward.to_port })
+    };
+    VmSpec {
+        name: vm.name.clone(),
+        cid: vm.cid,
+        group: vm.group.clone(),
+        forwards: vm.forwards.iter().filter_map(forward).collect(),
+        restricted: vm.restricted,
+        trusted: vm.trusted,
+        limits: vm.limits,
+    }
+}
