@@ -41,9 +41,7 @@ impl<W: Write> Archive<W> {
         self.inode += 1;
         let size = u32::try_from(data.len())
             .map_err(|_| io::Error::other(format!("{name} is too large for a cpio archive")))?;
-        let fields = [
-            self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name.len() as u32 + 1, 0,
-        ];
+        let fields = [self.inode, mode, 0, 0, 1, 0, size, 0, 0, device.0, device.1, name.len() as u32 + 1, 0];
         let mut header = String::from("070701");
         for field in fields {
             header += &format!("{field:08X}");

@@ -15,11 +15,9 @@ fn loaded_end(elf: &[u8]) -> Option<usize> {
     if elf.get(..6)? != b"\x7fELF\x02\x01" {
         return None;
     }
-    let u64_at = |at: usize| {
-        Some(u64::from_le_bytes(elf.get(at..at.checked_add(8)?)?.try_into().ok()?) as usize)
-    };
-    let u16_at =
-        |at: usize| Some(usize::from(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?)));
+    let u64_at =
+        |at: usize| Some(u64::from_le_bytes(elf.get(at..at.checked_add(8)?)?.try_into().ok()?) as usize);
+    let u16_at = |at: usize| Some(usize::from(u16::from_le_bytes(elf.get(at..at + 2)?.try_into().ok()?)));
     let (table, entry, count) = (u64_at(0x20)?, u16_at(0x36)?, u16_at(0x38)?);
     let mut end = table.checked_add(entry.checked_mul(count)?)?;
     for index in 0..count {

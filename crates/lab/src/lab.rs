@@ -354,8 +354,7 @@ impl Guest {
         let session = self.session(["sh", "-c", r#"exec cat "$1""#, "cp", source])?;
         session.feed(std::io::empty());
         let part = target.with_extension("vmlane-part");
-        let mut file =
-            fs::File::create(&part).with_context(|| format!("cannot write {}", part.display()))?;
+        let mut file = fs::File::create(&part).with_context(|| format!("cannot write {}", part.display()))?;
         let mut stderr = Vec::new();
         let exit = session.finish(&mut file, &mut stderr);
         if !matches!(exit, Ok(exit) if exit.code == Some(0)) {

@@ -24,7 +24,7 @@ pub mod supervisor;
 
 pub use client::Output;
 pub use device::Device;
-pub use lab::{Guest, Lab, Running, list};
+pub use lab::{Guest, Lab, Running, find_vmlane, list};
 pub use plan::{GuestStatus, Status};
 pub use proto::Exit;
 pub use spec::{Forward, LabSpec};

@@ -70,15 +70,27 @@ pub enum Request {
     Status,
     Down,
     /// SIGKILL to a guest's QEMU.
-    Kill { guest: String },
+    Kill {
+        guest: String,
+    },
     /// A new QEMU for a guest that has none.
-    Start { guest: String },
+    Start {
+        guest: String,
+    },
     /// Restart from inside the guest, or by the reset button.
-    Reboot { guest: String, hard: bool },
+    Reboot {
+        guest: String,
+        hard: bool,
+    },
     /// Answers when the guest does.
-    WaitUp { guest: String },
+    WaitUp {
+        guest: String,
+    },
     /// The connection carries frames from here on.
-    Exec { guest: String, exec: Exec },
+    Exec {
+        guest: String,
+        exec: Exec,
+    },
 }
 
 /// The answer to a request.

@@ -61,12 +61,9 @@ pub enum Kind {
 impl Kind {
     fn of(number: u8) -> Option<Self> {
         use Kind::*;
-        [
-            Hello, Setup, Up, Exec, Stdin, StdinEnd, Stdout, Stderr, Credit, Signal, Close, Exit,
-            Failed, Reboot,
-        ]
-        .into_iter()
-        .find(|k| *k as u8 == number)
+        [Hello, Setup, Up, Exec, Stdin, StdinEnd, Stdout, Stderr, Credit, Signal, Close, Exit, Failed, Reboot]
+            .into_iter()
+            .find(|k| *k as u8 == number)
     }
 }
 
@@ -183,7 +180,8 @@ impl Frame {
 
 /// What a side that starts anew sends first.
 pub fn opening(first: &Frame) -> Vec<u8> {
-    let mut bytes = vec![0; HEADER + MAX_DATA];
+    // A frame cut inside its header takes the most; one more header of zeros must remain after it.
+    let mut bytes = vec![0; 2 * HEADER + MAX_DATA];
     bytes.extend(PREAMBLE);
     bytes.extend(first.encode());
     bytes
@@ -197,11 +195,8 @@ pub fn hunt(from: &mut impl Read) -> io::Result<bool> {
         if from.read(&mut byte)? == 0 {
             return Ok(false);
         }
-        matched = if byte[0] == PREAMBLE[matched] {
-            matched + 1
-        } else {
-            usize::from(byte[0] == PREAMBLE[0])
-        };
+        matched =
+            if byte[0] == PREAMBLE[matched] { matched + 1 } else { usize::from(byte[0] == PREAMBLE[0]) };
     }
     Ok(true)
 }

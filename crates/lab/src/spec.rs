@@ -99,10 +99,7 @@ impl LabSpec {
     pub fn check(&self) -> Result<()> {
         dirs::check_name(&self.name)?;
         let guests = self.guests;
-        ensure!(
-            (1..=MOST_GUESTS).contains(&guests),
-            "guests = {guests}: a lab has 1 to {MOST_GUESTS}"
-        );
+        ensure!((1..=MOST_GUESTS).contains(&guests), "guests = {guests}: a lab has 1 to {MOST_GUESTS}");
         ensure!((1..=64).contains(&self.cpus), "cpus = {}: a guest has 1 to 64", self.cpus);
         ensure!(self.mem_mib >= 256, "mem = {} MiB: a guest needs 256 or more", self.mem_mib);
         for kernel in &self.kernels {

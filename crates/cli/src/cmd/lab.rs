@@ -51,7 +51,9 @@ enum Command {
     /// Copy a file or directory into a guest, or a file out of one
     ///
     /// One of SOURCE and TARGET is GUEST:PATH.
-    #[command(after_help = "Examples:\n  vmlane lab cp demo ./tool b:/usr/bin/\n  vmlane lab cp demo a:/var/log/x ./x")]
+    #[command(
+        after_help = "Examples:\n  vmlane lab cp demo ./tool b:/usr/bin/\n  vmlane lab cp demo a:/var/log/x ./x"
+    )]
     Cp { lab: String, source: String, target: String },
     /// Print what a guest's console, the daemon or the supervisor said
     Logs {

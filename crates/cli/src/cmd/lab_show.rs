@@ -61,8 +61,8 @@ pub fn logs(name: &str, of: Option<&str>, follow: bool) -> Result<()> {
         return Ok(());
     };
     let path: PathBuf = lab.log(of);
-    let mut file = File::open(&path)
-        .with_context(|| format!("no log of {of:?}: give a guest, daemon or supervisor"))?;
+    let mut file =
+        File::open(&path).with_context(|| format!("no log of {of:?}: give a guest, daemon or supervisor"))?;
     loop {
         let mut text = Vec::new();
         file.read_to_end(&mut text)?;

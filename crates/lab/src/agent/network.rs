@@ -10,6 +10,7 @@ use crate::spec::Nic;
 
 /// How long devices may take to appear after their drivers are loaded.
 const PATIENCE: Duration = Duration::from_secs(15);
+const LINK_PATIENCE: Duration = Duration::from_secs(4);
 
 pub fn apply(setup: &Setup, warnings: &mut Vec<String>) {
     // No wait for duplicate addresses: the lab gives each only once.
@@ -25,9 +26,7 @@ pub fn apply(setup: &Setup, warnings: &mut Vec<String>) {
     let _ = fs::write("/etc/hosts", hosts);
     run(warnings, "ip", &["link", "set", "lo", "up"]);
     load_drivers(warnings);
-    for nic in &setup.nics {
-        configure(nic, warnings);
-    }
+    configure(&setup.nics, warnings);
     if setup.vmci {
         load_vmci(warnings);
     }
@@ -55,7 +54,7 @@ fn load_drivers(warnings: &mut Vec<String>) {
 
 /// The transport has no alias: it is loaded by name, once the device has its driver.
 fn load_vmci(warnings: &mut Vec<String>) {
-    let bound = wait(|| {
+    let bound = wait(PATIENCE, || {
         fs::read_dir("/sys/bus/pci/drivers/vmw_vmci")
             .into_iter()
             .flatten()
@@ -72,14 +71,37 @@ fn load_vmci(warnings: &mut Vec<String>) {
     let _ = Command::new("modprobe").args(["-q", "vsock_diag"]).output();
 }
 
-fn configure(nic: &Nic, warnings: &mut Vec<String>) {
-    let Some(name) = wait(|| interface(&nic.mac)) else {
-        warnings.push(format!("no network card {} ({}) appeared", nic.device, nic.mac));
-        return;
-    };
-    run(warnings, "ip", &["address", "add", &nic.ipv4, "dev", &name]);
-    run(warnings, "ip", &["-6", "address", "add", &nic.ipv6, "dev", &name, "nodad"]);
-    run(warnings, "ip", &["link", "set", &name, "up"]);
+/// Names the cards eth0, eth1 ... in the lab's order, which need not be the order of their slots.
+fn configure(nics: &[Nic], warnings: &mut Vec<String>) {
+    let mut present = Vec::new();
+    for (index, nic) in nics.iter().enumerate() {
+        match wait(PATIENCE, || interface(&nic.mac)) {
+            Some(name) => present.push((index, nic, name)),
+            None => warnings.push(format!("no network card {} ({}) appeared", nic.device, nic.mac)),
+        }
+    }
+    if present.iter().any(|(index, _, name)| *name != format!("eth{index}")) {
+        for (index, _, name) in &present {
+            run(warnings, "ip", &["link", "set", name, "name", &format!("lab{index}")]);
+        }
+        for (index, ..) in &present {
+            let (from, to) = (format!("lab{index}"), format!("eth{index}"));
+            run(warnings, "ip", &["link", "set", &from, "name", &to]);
+        }
+    }
+    for (index, nic, _) in &present {
+        let name = format!("eth{index}");
+        run(warnings, "ip", &["address", "add", &nic.ipv4, "dev", &name]);
+        run(warnings, "ip", &["-6", "address", "add", &nic.ipv6, "dev", &name, "nodad"]);
+        run(warnings, "ip", &["link", "set", &name, "up"]);
+    }
+    for (index, ..) in &present {
+        // Some cards take seconds to see their link; without a neighbour there never is one.
+        let state = format!("/sys/class/net/eth{index}/operstate");
+        wait(LINK_PATIENCE, || {
+            fs::read_to_string(&state).ok().filter(|s| matches!(s.trim(), "up" | "unknown"))
+        });
+    }
 }
 
 fn interface(mac: &str) -> Option<String> {
@@ -89,8 +111,8 @@ fn interface(mac: &str) -> Option<String> {
     })
 }
 
-fn wait<T>(mut ready: impl FnMut() -> Option<T>) -> Option<T> {
-    let deadline = Instant::now() + PATIENCE;
+fn wait<T>(patience: Duration, mut ready: impl FnMut() -> Option<T>) -> Option<T> {
+    let deadline = Instant::now() + patience;
     loop {
         if let Some(value) = ready() {
             return Some(value);

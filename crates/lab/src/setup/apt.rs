@@ -14,8 +14,7 @@ use super::run;
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
 /// Backports have a low priority by default, so a release that comes with them is asked for.
-const PREFER_BACKPORTS: &str =
-    "printf 'Package: *\\nPin: release a=*-backports\\nPin-Priority: 600\\n' \
+const PREFER_BACKPORTS: &str = "printf 'Package: *\\nPin: release a=*-backports\\nPin-Priority: 600\\n' \
      > \"$1\"/etc/apt/preferences.d/backports";
 
 /// The mirrors this host's apt is configured with.
@@ -51,9 +50,12 @@ impl Mirrors {
                 .filter(|p| p.extension().is_some_and(|e| e == "sources" || e == "list"))
                 .for_each(|p| add(p));
         }
-        let entries = text.iter().flat_map(|(deb822, content)| {
-            if *deb822 { deb822_entries(content) } else { list_entries(content) }
-        });
+        let entries =
+            text.iter().flat_map(
+                |(deb822, content)| {
+                    if *deb822 { deb822_entries(content) } else { list_entries(content) }
+                },
+            );
         Self::choose(entries).context(
             "no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d: \
              the guest images and QEMU come from the mirror that apt uses; configure one",
@@ -86,11 +88,7 @@ impl Mirrors {
         if what.backports {
             command.arg(format!("--setup-hook={PREFER_BACKPORTS}"));
         }
-        command
-            .arg(format!("--include={}", what.packages.join(",")))
-            .arg(what.suite)
-            .arg(into)
-            .arg("-");
+        command.arg(format!("--include={}", what.packages.join(","))).arg(what.suite).arg(into).arg("-");
         run::tool(what.step, &mut command, &self.sources(what)).map(drop)
     }
 
@@ -108,10 +106,11 @@ impl Mirrors {
 }
 
 fn is_debian(suite: &str) -> bool {
-    const RELEASES: [&str; 9] = [
-        "bullseye", "bookworm", "trixie", "forky", "sid", "stable", "oldstable", "testing", "unstable",
-    ];
-    RELEASES.iter().any(|r| suite.strip_prefix(r).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '/'])))
+    const RELEASES: [&str; 9] =
+        ["bullseye", "bookworm", "trixie", "forky", "sid", "stable", "oldstable", "testing", "unstable"];
+    RELEASES
+        .iter()
+        .any(|r| suite.strip_prefix(r).is_some_and(|rest| rest.is_empty() || rest.starts_with(['-', '/'])))
 }
 
 /// `(uri, suite)` of every one-line `deb` entry with the component `main`.

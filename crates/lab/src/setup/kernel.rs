@@ -62,8 +62,15 @@ const KEPT: [&str; 26] = [
 
 /// Parts of `net/` that no lab uses.
 const DROPPED: [&str; 9] = [
-    "net/wireless/", "net/mac80211/", "net/bluetooth/", "net/nfc/", "net/can/", "net/mac802154/",
-    "net/ieee802154/", "net/batman-adv/", "net/ceph/",
+    "net/wireless/",
+    "net/mac80211/",
+    "net/bluetooth/",
+    "net/nfc/",
+    "net/can/",
+    "net/mac802154/",
+    "net/ieee802154/",
+    "net/batman-adv/",
+    "net/ceph/",
 ];
 
 /// One kernel in the cache.
@@ -144,8 +151,7 @@ fn unpack(tree: &Path, dir: &Path) -> Result<()> {
 
 fn wanted(path: &str) -> bool {
     let top_net = path.strip_prefix("drivers/net/").is_some_and(|rest| !rest.contains('/'));
-    (top_net || KEPT.iter().any(|k| path.starts_with(k)))
-        && !DROPPED.iter().any(|d| path.starts_with(d))
+    (top_net || KEPT.iter().any(|k| path.starts_with(k))) && !DROPPED.iter().any(|d| path.starts_with(d))
 }
 
 /// Copies the wanted modules, uncompressed: busybox' insmod takes no .ko.xz.
@@ -185,10 +191,8 @@ fn write_first(modules: &Path, out: &Path) -> Result<()> {
     let dep = fs::read_to_string(modules.join("modules.dep")).context("modules.dep")?;
     let mut order: Vec<&str> = Vec::new();
     for first in FIRST {
-        let Some((path, needs)) = dep
-            .lines()
-            .filter_map(|l| l.split_once(':'))
-            .find(|(path, _)| stem(path) == first)
+        let Some((path, needs)) =
+            dep.lines().filter_map(|l| l.split_once(':')).find(|(path, _)| stem(path) == first)
         else {
             continue; // built in, or of another age
         };
@@ -238,7 +242,7 @@ mod tests {
     fn the_first_root_loads_what_a_module_needs_before_it() {
         let temp = tempfile::tempdir().unwrap();
         let module = |name: &str| fs::write(temp.path().join(name), name).unwrap();
-        ["ext4.ko", "jbd2.ko", "crc16.ko", "virtio_blk.ko"].map(module);
+        ["ext4.ko", "jbd2.ko", "crc16.ko", "virtio_blk.ko"].into_iter().for_each(module);
         let dep = "virtio_blk.ko:\next4.ko: jbd2.ko crc16.ko\njbd2.ko:\ncrc16.ko:\n";
         fs::write(temp.path().join("modules.dep"), dep).unwrap();
         let out = temp.path().join("first.cpio");

@@ -106,8 +106,8 @@ impl Cache {
 
     fn lock(&self) -> Result<File> {
         let path = self.dir.join(".lock");
-        let file = File::create(&path)
-            .with_context(|| format!("cannot open the set-up lock {}", path.display()))?;
+        let file =
+            File::create(&path).with_context(|| format!("cannot open the set-up lock {}", path.display()))?;
         rustix::fs::flock(&file, FlockOperation::LockExclusive)
             .with_context(|| format!("cannot lock {}", path.display()))?;
         Ok(file)

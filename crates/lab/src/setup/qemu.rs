@@ -95,8 +95,7 @@ pub fn ensure(cache: &Cache, progress: &Progress<'_>) -> Result<Qemu> {
     let dir = cache.artifact(&name, |dir| {
         packages::ensure(progress)?;
         progress.say("fetching QEMU (this host has none that is 10.1 or later)");
-        let fetch =
-            Fetch { step: "fetch QEMU", suite: "trixie", backports: true, packages: &PACKAGES };
+        let fetch = Fetch { step: "fetch QEMU", suite: "trixie", backports: true, packages: &PACKAGES };
         Mirrors::of_host()?.fetch(&fetch, dir)?;
         let qemu = Qemu::unpacked(dir).probe()?;
         if !qemu.is_recent() {

@@ -11,10 +11,12 @@ use serde::{Deserialize, Serialize};
 use super::apt::{Fetch, Mirrors};
 use super::{Cache, Progress, digest, packages, remove_tree, run};
 
-const PACKAGES: [&str; 16] = [
+// dash, because the shell of busybox prefers its own applets to the tools below.
+const PACKAGES: [&str; 17] = [
     "bash",
     "busybox-static",
     "coreutils",
+    "dash",
     "ethtool",
     "iperf3",
     "iproute2",
@@ -52,10 +54,7 @@ const FILES: [(&str, &str); 6] = [
         "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/false\n\
          tcpdump:x:100:100::/:/bin/false\nnobody:x:65534:65534::/:/bin/false\n",
     ),
-    (
-        "etc/group",
-        "root:x:0:\ndaemon:x:1:\ntty:x:5:\ntcpdump:x:100:\nnogroup:x:65534:\n",
-    ),
+    ("etc/group", "root:x:0:\ndaemon:x:1:\ntty:x:5:\ntcpdump:x:100:\nnogroup:x:65534:\n"),
     ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
     ("etc/resolv.conf", ""),
     ("etc/protocols", "icmp 1 ICMP\ntcp 6 TCP\nudp 17 UDP\nipv6-icmp 58 IPv6-ICMP\n"),
@@ -150,7 +149,8 @@ fn disk_usage(dir: &Path) -> Result<u64> {
     for entry in fs::read_dir(dir)? {
         let entry = entry?;
         let meta = entry.metadata()?;
-        total += if meta.is_dir() { 4096 + disk_usage(&entry.path())? } else { meta.len().next_multiple_of(4096) };
+        total +=
+            if meta.is_dir() { 4096 + disk_usage(&entry.path())? } else { meta.len().next_multiple_of(4096) };
     }
     Ok(total)
 }

@@ -21,8 +21,7 @@ pub fn write_config(plan: &Plan) -> Result<()> {
         merge(&mut config, more);
     }
     let path = plan.daemon_config();
-    fs::write(&path, toml::to_string(&config)?)
-        .with_context(|| format!("cannot write {}", path.display()))
+    fs::write(&path, toml::to_string(&config)?).with_context(|| format!("cannot write {}", path.display()))
 }
 
 fn generate(spec: &LabSpec) -> Table {

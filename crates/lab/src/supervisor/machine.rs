@@ -64,8 +64,7 @@ impl Supervisor {
         let plan = &self.plan;
         let machine = &self.machines[index];
         let name = machine.spec.name.clone();
-        let ours =
-            if plan.spec.has_daemon() { daemon::qemu_args(plan, &name)? } else { Vec::new() };
+        let ours = if plan.spec.has_daemon() { daemon::qemu_args(plan, &name)? } else { Vec::new() };
         let (port, qemu_end) = UnixStream::pair().context("cannot make the agent's port")?;
         machine.link.attach(port, setup(plan, &machine.spec), {
             let sender = self.sender.clone();
@@ -104,8 +103,7 @@ fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
 
 /// Writes one first root for each kernel in use: the kernel's part from the cache, then ours.
 pub fn write_initrds(plan: &Plan) -> Result<()> {
-    let vmlane = fs::read(&plan.vmlane)
-        .with_context(|| format!("cannot read {}", plan.vmlane.display()))?;
+    let vmlane = fs::read(&plan.vmlane).with_context(|| format!("cannot read {}", plan.vmlane.display()))?;
     let mut archive = Archive::new(Vec::new());
     for dir in ["bin", "dev", "proc", "sys", "root"] {
         archive.directory(dir)?;

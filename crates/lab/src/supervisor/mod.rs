@@ -137,8 +137,8 @@ impl Supervisor {
             self.start_guest(index)?;
         }
         let socket = self.plan.dir.join("api.sock");
-        let listener = UnixListener::bind(&socket)
-            .with_context(|| format!("cannot listen at {}", socket.display()))?;
+        let listener =
+            UnixListener::bind(&socket).with_context(|| format!("cannot listen at {}", socket.display()))?;
         let shared = api::Shared { plan: self.plan.clone(), links, events: self.sender.clone() };
         api::serve(listener, Arc::new(shared));
         self.wait_for_guests()
@@ -299,10 +299,7 @@ impl Supervisor {
     }
 
     fn machine(&mut self, guest: &str) -> Result<&mut Machine> {
-        self.machines
-            .iter_mut()
-            .find(|m| m.spec.name == guest)
-            .with_context(|| format!("no guest {guest:?}"))
+        self.machines.iter_mut().find(|m| m.spec.name == guest).with_context(|| format!("no guest {guest:?}"))
     }
 
     fn status(&self) -> Status {

@@ -118,14 +118,11 @@ struct Hub {
 
 fn hub(plan: &Plan, net: usize) -> Result<()> {
     let guests = plan.spec.guests();
-    let hub = Arc::new(Hub {
-        ports: Mutex::new(vec![None; guests.len()]),
-        places: Mutex::default(),
-    });
+    let hub = Arc::new(Hub { ports: Mutex::new(vec![None; guests.len()]), places: Mutex::default() });
     for (index, guest) in guests.iter().enumerate() {
         let path = hub_socket(plan, net, guest);
-        let listener = UnixListener::bind(&path)
-            .with_context(|| format!("cannot listen at {}", path.display()))?;
+        let listener =
+            UnixListener::bind(&path).with_context(|| format!("cannot listen at {}", path.display()))?;
         let hub = hub.clone();
         std::thread::spawn(move || {
             // One connection at a time: a guest that starts again connects again.
