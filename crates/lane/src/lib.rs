@@ -6,9 +6,11 @@
 //! across a copy. Why notifications are made here and never forwarded: `docs/devices/vmci.md`.
 
 mod direction;
+mod inline;
 mod joined;
 mod queue;
 mod worker;
 
 pub use direction::{Blame, Direction, Sleep};
+pub use inline::Inline;
 pub use worker::{Settings, WorkerStats, Workers};

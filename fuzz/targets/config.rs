@@ -1,0 +1,8 @@
+//! The configuration file: any text gives a configuration or an error, never a panic.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+
+fuzz_target!(|text: &str| {
+    let _ = vmlane_daemon::config::Config::parse(text);
+});
