@@ -204,11 +204,8 @@ impl Daemon {
             return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
         }
         match state.vms.iter().find(|vm| vm.name() == name) {
-            Some(vm) => {
-                vm.set_trap();
-                Ok(Done {})
-            }
-            None => {
+            Some(vm) if self.fabric.inject_panic(vm.cid()) => Ok(Done {}),
+            _ => {
                 let message = format!("vm {name:?} is not served; known are {}", state.config.names());
                 Err(Failure { code: ErrorCode::UnknownVm, message })
             }
@@ -252,8 +249,7 @@ fn line<T: serde::Serialize>(outcome: Result<T, Failure>) -> String {
 impl State {
     fn offer(&mut self, daemon: &Daemon, config: &Config, name: &str) -> Result<(), VmError> {
         if let Some(vm) = config.vm(name) {
-            let faulty = config.daemon.fault_injection;
-            let served = ServedVm::offer(&daemon.fabric, &daemon.paths, spec(config, vm), faulty)?;
+            let served = ServedVm::offer(&daemon.fabric, &daemon.paths, spec(config, vm))?;
             tracing::info!(vm = name, cid = vm.cid, socket = %served.socket().display(), "serving");
             self.vms.push(served);
         }

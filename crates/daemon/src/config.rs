@@ -4,6 +4,7 @@
 //! everything that is wrong with it. Nothing else in the daemon sees text from the file.
 
 mod check;
+mod place;
 mod raw;
 #[cfg(test)]
 mod tests;

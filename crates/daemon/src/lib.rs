@@ -10,12 +10,10 @@
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
 //! | `qemu.rs` | how a VMM attaches |
-//! | `fault.rs` | faults on demand, for tests |
 
 pub mod assembly;
 pub mod config;
 pub mod control;
-mod fault;
 pub mod log;
 pub mod notify;
 pub mod paths;

@@ -2,14 +2,11 @@
 
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::{AddError, CreateError, Fabric, Forward, VmSpec, VmciDevice};
 use vmlane_transport::{IrqSet, ListenError, Listener, Server, SessionStats};
 
 use crate::config::{Config, VmConfig};
-use crate::fault::Faulty;
 use crate::paths::{Paths, TooLong};
 
 /// Why a VM cannot be served.
@@ -33,46 +30,31 @@ pub struct ServedVm {
     cid: u32,
     server: Server,
     stats: Arc<SessionStats>,
-    trap: Arc<AtomicBool>,
 }
 
 impl ServedVm {
     /// Makes a VM known to the fabric and opens its socket.
-    pub fn offer(
-        fabric: &Arc<Fabric>,
-        paths: &Paths,
-        spec: VmSpec,
-        faulty: bool,
-    ) -> Result<ServedVm, VmError> {
+    pub fn offer(fabric: &Arc<Fabric>, paths: &Paths, spec: VmSpec) -> Result<ServedVm, VmError> {
         let (name, cid) = (spec.name.clone(), spec.cid);
         let path = paths.vmci(&name).map_err(|source| VmError::Path { name: name.clone(), source })?;
         fabric.add_vm(spec).map_err(|source| VmError::Add { name: name.clone(), source })?;
-        let offered = ServedVm::serve(fabric, &path, name, cid, faulty);
+        let offered = ServedVm::serve(fabric, &path, name, cid);
         if offered.is_err() {
             fabric.remove_vm(cid);
         }
         offered
     }
 
-    fn serve(
-        fabric: &Arc<Fabric>,
-        path: &Path,
-        name: String,
-        cid: u32,
-        faulty: bool,
-    ) -> Result<ServedVm, VmError> {
+    fn serve(fabric: &Arc<Fabric>, path: &Path, name: String, cid: u32) -> Result<ServedVm, VmError> {
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
         let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())
             .map_err(|source| VmError::Device { name: name.clone(), source })?;
-        let trap = Arc::new(AtomicBool::new(false));
-        let device: Box<dyn PciDevice> =
-            if faulty { Box::new(Faulty { device, trap: trap.clone() }) } else { Box::new(device) };
         let listener =
             Listener::bind(path).map_err(|source| VmError::Listen { name: name.clone(), source })?;
-        let served = listener.serve(&name, device, irqs, stats.clone());
+        let served = listener.serve(&name, Box::new(device), irqs, stats.clone());
         let server = served.map_err(|source| VmError::Threads { name: name.clone(), source })?;
-        Ok(ServedVm { name, cid, server, stats, trap })
+        Ok(ServedVm { name, cid, server, stats })
     }
 
     /// Ends the session if there is one, removes the socket and its directory, forgets the VM.
@@ -102,11 +84,6 @@ impl ServedVm {
 
     pub fn stats(&self) -> &SessionStats {
         &self.stats
-    }
-
-    /// The next register access panics, if the VM was offered so.
-    pub fn set_trap(&self) {
-        self.trap.store(true, Ordering::Release);
     }
 }
 

@@ -1,7 +1,16 @@
 //! The subcommands; each file owns its flags, its help and its run.
 
 pub mod bench;
+pub mod control;
+pub mod daemon;
+pub mod debug;
 pub mod lab;
+pub mod ports;
+pub mod qemu_args;
+pub mod reload;
+pub mod stats;
+pub mod status;
+pub mod top;
 
 use std::process::ExitCode;
 
@@ -9,6 +18,23 @@ use clap::Subcommand;
 
 #[derive(Debug, Subcommand)]
 pub enum Command {
+    /// Serve the configured VMs until stopped
+    Daemon(daemon::Args),
+    /// Print QEMU's arguments for a VM of the configuration
+    QemuArgs(qemu_args::Args),
+    /// Show the daemon and its VMs
+    Status(status::Args),
+    /// Show what moves, again and again
+    Top(top::Args),
+    /// Show the stream connections between VMs
+    Ports(ports::Args),
+    /// Show the counters of VMs and workers
+    Stats(stats::Args),
+    /// Make the daemon read its configuration again
+    Reload(reload::Args),
+    /// Provoke faults, for tests
+    #[command(hide = true)]
+    Debug(debug::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
     Bench(bench::Args),
     /// Boot real VMs on this host, run commands in them, take them down
@@ -19,6 +45,14 @@ impl Command {
     /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own).
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
+            Command::Daemon(args) => args.run(),
+            Command::QemuArgs(args) => args.run(),
+            Command::Status(args) => args.run(),
+            Command::Top(args) => args.run(),
+            Command::Ports(args) => args.run(),
+            Command::Stats(args) => args.run(),
+            Command::Reload(args) => args.run(),
+            Command::Debug(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Lab(args) => args.run(),
         }

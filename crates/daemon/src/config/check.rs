@@ -5,6 +5,7 @@ use std::ops::{Range, RangeInclusive};
 
 use toml::Spanned;
 
+use super::place::{line_of, not_understood};
 use super::raw::{RawConfig, RawDaemon, RawForward, RawLimits, RawVm, Size};
 use super::{Config, DaemonConfig, ForwardConfig, Limits, Mode, Problem, VmConfig};
 
@@ -29,20 +30,6 @@ pub fn check(text: &str) -> Result<Config, Vec<Problem>> {
     }
     checker.problems.sort_by_key(|problem| problem.line);
     Err(checker.problems)
-}
-
-/// A syntax error, an unknown key or a value of the wrong type: the line says which.
-fn not_understood(text: &str, error: &toml::de::Error) -> Problem {
-    let message = error.message().trim().replace('\n', ", ");
-    let Some(span) = error.span() else { return Problem { line: None, text: message } };
-    let number = line_of(text, span.start);
-    let source = text.lines().nth(number - 1).unwrap_or_default().trim();
-    let text = if source.is_empty() { message } else { format!("{message}, in `{source}`") };
-    Problem { line: Some(number), text }
-}
-
-fn line_of(text: &str, offset: usize) -> usize {
-    text.bytes().take(offset).filter(|&byte| byte == b'\n').count() + 1
 }
 
 struct Checker<'t> {

@@ -1,0 +1,155 @@
+//! What the commands that ask a running daemon have in common.
+
+use std::io::{self, IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Duration;
+
+use serde::Serialize;
+use vmlane_api::{Client, ClientError, VERSION};
+
+/// Which daemon to ask.
+#[derive(Debug, clap::Args)]
+pub struct Where {
+    /// Runtime directory of the daemon to ask
+    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    pub runtime_dir: PathBuf,
+}
+
+impl Where {
+    pub fn connect(&self) -> Result<Client, ClientError> {
+        Client::connect(&self.runtime_dir)
+    }
+}
+
+/// How to show the answer.
+#[derive(Debug, clap::Args)]
+pub struct Show {
+    #[command(flatten)]
+    pub place: Where,
+    /// Print JSON, one object a line
+    #[arg(long)]
+    pub json: bool,
+    /// Ask again every so many seconds, until interrupted
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    pub interval: Option<Duration>,
+}
+
+impl Show {
+    /// Asks once, or at every interval, and prints as JSON or as `plain` puts it.
+    pub fn report<T: Serialize>(
+        &self,
+        ask: impl Fn(&mut Client) -> Result<T, ClientError>,
+        mut plain: impl FnMut(&T) -> anyhow::Result<String>,
+    ) -> anyhow::Result<ExitCode> {
+        loop {
+            let answer = ask(&mut self.place.connect()?)?;
+            let text = if self.json { json(&answer)? } else { plain(&answer)? };
+            if !print(&text)? {
+                return Ok(ExitCode::SUCCESS);
+            }
+            let Some(interval) = self.interval else { return Ok(ExitCode::SUCCESS) };
+            std::thread::sleep(interval);
+            if !self.json {
+                print("\n")?;
+            }
+        }
+    }
+}
+
+/// An answer as one line, the version first.
+pub fn json(answer: &impl Serialize) -> serde_json::Result<String> {
+    #[derive(Serialize)]
+    struct Versioned<'a, T> {
+        version: u32,
+        #[serde(flatten)]
+        answer: &'a T,
+    }
+    Ok(serde_json::to_string(&Versioned { version: VERSION, answer })? + "\n")
+}
+
+/// Writes to stdout. False if nobody reads it any more, which ends a listing without an error.
+pub fn print(text: &str) -> io::Result<bool> {
+    let mut out = io::stdout().lock();
+    match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {
+        Ok(()) => Ok(true),
+        Err(error) if error.kind() == io::ErrorKind::BrokenPipe => Ok(false),
+        Err(error) => Err(error),
+    }
+}
+
+pub fn is_terminal() -> bool {
+    io::stdout().is_terminal()
+}
+
+/// Understands seconds, fractions included.
+pub fn seconds(text: &str) -> Result<Duration, String> {
+    let seconds: f64 = text.parse().map_err(|_| "give a number of seconds, such as 1 or 0.5".to_owned())?;
+    if !(0.1..=86_400.0).contains(&seconds) {
+        return Err("give 0.1 to 86400 seconds".into());
+    }
+    Ok(Duration::from_secs_f64(seconds))
+}
+
+/// Columns as wide as their widest cell; numbers to the right. The first row is the heading.
+pub fn table(rows: &[Vec<String>]) -> String {
+    let columns = rows.iter().map(Vec::len).max().unwrap_or(0);
+    let width = |column: usize| rows.iter().filter_map(|row| row.get(column)).map(|cell| cell.len()).max();
+    let widths: Vec<usize> = (0..columns).map(|column| width(column).unwrap_or(0)).collect();
+    let numeric: Vec<bool> = (0..columns)
+        .map(|column| {
+            let mut cells = rows.iter().skip(1).filter_map(|row| row.get(column)).peekable();
+            cells.peek().is_some() && cells.all(|cell| cell.starts_with(|first: char| first.is_ascii_digit()))
+        })
+        .collect();
+    let mut text = String::new();
+    for row in rows {
+        let cells = row.iter().zip(&widths).zip(&numeric).map(|((cell, &width), &right)| {
+            if right { format!("{cell:>width$}") } else { format!("{cell:<width$}") }
+        });
+        let line = cells.collect::<Vec<_>>().join("  ");
+        text.push_str(line.trim_end());
+        text.push('\n');
+    }
+    text
+}
+
+/// A row of a table.
+#[macro_export]
+macro_rules! row {
+    ($($cell:expr),* $(,)?) => { vec![$($cell.to_string()),*] };
+}
+
+/// A number of bytes for eyes.
+pub fn bytes(count: f64) -> String {
+    let units = ["B", "KiB", "MiB", "GiB", "TiB"];
+    let mut value = count;
+    let mut unit = 0;
+    while value >= 1024.0 && unit + 1 < units.len() {
+        value /= 1024.0;
+        unit += 1;
+    }
+    if unit == 0 { format!("{value:.0} B") } else { format!("{value:.1} {}", units[unit]) }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn tables_line_up() {
+        let rows = [row!["NAME", "CID", "X"], row!["a", 3, "yes"], row!["long-name", 12, "no"]];
+        assert_eq!(table(&rows), "NAME       CID  X\na            3  yes\nlong-name   12  no\n");
+        assert_eq!(table(&[row!["NAME", "CID"]]), "NAME  CID\n");
+    }
+
+    #[test]
+    fn intervals_and_bytes() {
+        assert_eq!(seconds("0.5"), Ok(Duration::from_millis(500)));
+        assert!(["0", "-1", "x", "nan", "1e9"].iter().all(|text| seconds(text).is_err()));
+        assert_eq!(
+            (bytes(5.0), bytes(1536.0), bytes(3e9)),
+            ("5 B".into(), "1.5 KiB".into(), "2.8 GiB".into())
+        );
+    }
+}

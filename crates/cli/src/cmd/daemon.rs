@@ -1,0 +1,46 @@
+//! `vmlane daemon`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use vmlane_daemon::config;
+use vmlane_daemon::run::{Options, run};
+
+const EXAMPLES: &str = "Examples:
+  vmlane daemon
+  vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
+
+A configuration for two VMs that may talk to each other:
+  [[vm]]
+  name = \"web\"
+  cid = 3
+  [[vm]]
+  name = \"db\"
+  cid = 4
+
+Signals: SIGTERM and SIGINT stop it, SIGHUP reloads the configuration (as `vmlane reload` does).
+It is ready when `vmlane status` answers, and tells systemd so (Type=notify).
+VMs are attached with what `vmlane qemu-args VM` prints.";
+
+/// Serves the configured VMs until stopped
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+    /// Directory for the sockets
+    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    runtime_dir: PathBuf,
+    /// What to log: error, warn, info, debug, trace, or per part as in "warn,vmlane_device=debug"
+    /// [default: VMLANE_LOG, then the configuration's, then info]
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        run(Options { config: self.config, runtime_dir: self.runtime_dir, log: self.log })?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,82 @@
+//! `vmlane qemu-args`: how to attach a configured VM. Needs the configuration, no running daemon.
+
+use std::io::{IsTerminal, Write};
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::bail;
+use vmlane_daemon::config::{self, Config};
+use vmlane_daemon::paths::Paths;
+use vmlane_daemon::qemu;
+
+const EXAMPLES: &str = r#"Examples:
+  vmlane qemu-args web
+  eval "qemu-system-x86_64 -machine q35 -accel kvm $(vmlane qemu-args web --mem 2048) -drive file=web.qcow2"
+  qemu-system-x86_64 -machine q35 -accel kvm $(vmlane qemu-args web --words) -drive file=web.qcow2
+  vmlane qemu-args web --json | jq -r '.args[]'
+
+The words are quoted for a shell, so a script must `eval` them; --words leaves the quotes away, for a
+bare $(...), and works as long as no path has spaces. The memory size goes to -m and to the memory
+backend alike: leave your own -m away. QEMU merges the -machine option with yours."#;
+
+/// Prints QEMU's arguments for a VM of the configuration (QEMU 10.1 or later).
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Name of the VM, as in the configuration
+    vm: String,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+    /// Runtime directory of the daemon that will serve the VM
+    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    runtime_dir: PathBuf,
+    /// Memory of the guest
+    #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    mem: u64,
+    /// Print a JSON object; its key "args" is the list of arguments
+    #[arg(long, conflicts_with = "words")]
+    json: bool,
+    /// Print plain words separated by spaces, for a bare $(...)
+    #[arg(long)]
+    words: bool,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let config = Config::load(&self.config)?;
+        if config.vm(&self.vm).is_none() {
+            bail!("VM {:?} is not in {}; known are {}", self.vm, self.config.display(), config.names());
+        }
+        let paths = Paths::new(&self.runtime_dir)?;
+        let arguments = qemu::arguments(&paths, &self.vm, self.mem)?;
+        let mut out = std::io::stdout().lock();
+        if self.json {
+            let socket = paths.vmci(&self.vm)?;
+            let report = serde_json::json!({
+                "version": vmlane_api::VERSION,
+                "vm": self.vm,
+                "socket": socket,
+                "args": arguments,
+            });
+            writeln!(out, "{report}")?;
+        } else if self.words {
+            if let Some(word) = arguments.iter().find(|word| word.contains([' ', '\t', '\n', '*', '?', '[']))
+            {
+                bail!("--words: {word} cannot be told apart unquoted; use eval without --words, or --json");
+            }
+            writeln!(out, "{}", arguments.join(" "))?;
+        } else {
+            // For eyes, a line an option; for programs one line, which every reader of shell words takes.
+            let separator = if out.is_terminal() { " \\\n" } else { " " };
+            let options: Vec<String> = arguments
+                .chunks(2)
+                .map(|option| {
+                    option.iter().map(|word| qemu::shell_quoted(word)).collect::<Vec<_>>().join(" ")
+                })
+                .collect();
+            writeln!(out, "{}", options.join(separator))?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,42 @@
+//! `vmlane reload`.
+
+use std::process::ExitCode;
+use std::time::Duration;
+
+use super::control::{Where, json, print};
+
+const EXAMPLES: &str = "Examples:
+  vmlane reload
+  vmlane reload --json | jq -r '.refused[]'
+
+A mistake in the file leaves the configuration before in force. What cannot be applied now (a VM
+with a VMM attached that shall go, settings of the daemon itself) is listed, and the exit code is 1.";
+
+/// Makes the daemon read its configuration again and apply what differs
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    place: Where,
+    /// Print JSON
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let report = self.place.connect()?.with_timeout(Duration::from_secs(60)).reload()?;
+        if self.json {
+            print(&json(&report)?)?;
+        } else {
+            let mut text = String::new();
+            report.applied.iter().for_each(|part| text += &format!("{part}\n"));
+            if report.applied.is_empty() && report.refused.is_empty() {
+                text += "nothing differs\n";
+            }
+            print(&text)?;
+            report.refused.iter().for_each(|part| eprintln!("not applied: {part}"));
+        }
+        Ok(if report.refused.is_empty() { ExitCode::SUCCESS } else { ExitCode::from(1) })
+    }
+}
