@@ -178,7 +178,7 @@ mod tests {
 
     #[test]
     fn both_outcomes_survive_the_wire() {
-        let ok = Reply::ok(&Pong { pid: 7, daemon: "0.1.0".into() });
+        let ok = Reply::ok(Pong { pid: 7, daemon: "0.1.0".into() });
         assert_eq!(ok.to_line(), "{\"version\":1,\"ok\":{\"pid\":7,\"daemon\":\"0.1.0\"}}\n");
         let error = Reply::error(Failure { code: ErrorCode::UnknownVm, message: "no".into() });
         assert_eq!(

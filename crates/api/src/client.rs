@@ -16,14 +16,14 @@ use crate::{MAX_ANSWER, VERSION, control_socket};
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {
     #[error(
-        "no daemon answers at {path}: {source}; start one with `vmlane daemon --runtime-dir {runtime_dir}`, \
+        "no daemon answers at {path}: {cause}; start one with `vmlane daemon --runtime-dir {runtime_dir}`, \
          or name the directory of a running one with --runtime-dir"
     )]
-    NoDaemon { path: PathBuf, runtime_dir: PathBuf, source: io::Error },
-    #[error("{path}: {source}; only the user who runs the daemon and root may ask it")]
-    Denied { path: PathBuf, source: io::Error },
-    #[error("the daemon at {path} did not answer {method}: {source}")]
-    NoAnswer { path: PathBuf, method: String, source: LineError },
+    NoDaemon { path: PathBuf, runtime_dir: PathBuf, cause: io::Error },
+    #[error("{path}: {cause}; only the user who runs the daemon and root may ask it")]
+    Denied { path: PathBuf, cause: io::Error },
+    #[error("the daemon at {path} did not answer {method}: {cause}")]
+    NoAnswer { path: PathBuf, method: String, cause: LineError },
     #[error("the daemon at {path} answered {method} with something else: {what}")]
     BadAnswer { path: PathBuf, method: String, what: String },
     /// The daemon refused.
@@ -63,10 +63,10 @@ impl Client {
                 let answers = LineReader::new(far, MAX_ANSWER);
                 Ok(Client { path, stream, answers, timeout: Client::TIMEOUT })
             }
-            Err(source) if source.kind() == io::ErrorKind::PermissionDenied => {
-                Err(ClientError::Denied { path, source })
+            Err(cause) if cause.kind() == io::ErrorKind::PermissionDenied => {
+                Err(ClientError::Denied { path, cause })
             }
-            Err(source) => Err(ClientError::NoDaemon { path, runtime_dir: runtime_dir.to_owned(), source }),
+            Err(cause) => Err(ClientError::NoDaemon { path, runtime_dir: runtime_dir.to_owned(), cause }),
         }
     }
 
@@ -82,8 +82,8 @@ impl Client {
         let sent = line::write(&self.stream, call.to_line().as_bytes(), self.timeout);
         let line = match (self.answers.next(self.timeout), sent) {
             (Ok(line), _) => line,
-            (Err(_), Err(source)) | (Err(source), Ok(())) => {
-                return Err(ClientError::NoAnswer { path: self.path.clone(), method: method(call), source });
+            (Err(_), Err(cause)) | (Err(cause), Ok(())) => {
+                return Err(ClientError::NoAnswer { path: self.path.clone(), method: method(call), cause });
             }
         };
         let reply: Reply<T> = serde_json::from_slice(&line).map_err(|error| self.bad_answer(call, error))?;

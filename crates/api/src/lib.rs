@@ -3,7 +3,7 @@
 //! One request, one answer, each a line of JSON on `RUNTIME_DIR/control.sock`:
 //! `{"version":1,"method":"status"}` is answered by `{"version":1,"ok":{...}}` or
 //! `{"version":1,"error":{"code":"...","message":"..."}}`. A connection may carry any number of them.
-//! Every length is bounded at both ends; see [`line`].
+//! Every length is bounded at both ends; see [`mod@line`].
 
 mod answer;
 mod call;

@@ -8,7 +8,7 @@ use clap::Parser;
 
 /// Two VMs on one Linux host talk at memory speed, with the drivers they already have.
 #[derive(Debug, Parser)]
-#[command(name = "vmlane", version, about, propagate_version = true, max_term_width = 100)]
+#[command(name = "vmlane", version, propagate_version = true, max_term_width = 100)]
 struct Cli {
     #[command(subcommand)]
     command: cmd::Command,

@@ -87,7 +87,7 @@ impl Config {
     /// Reads and checks a file.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
         let text = std::fs::read_to_string(path)
-            .map_err(|source| ConfigError::Unreadable { path: path.to_owned(), source })?;
+            .map_err(|cause| ConfigError::Unreadable { path: path.to_owned(), cause })?;
         Config::parse(path, &text)
     }
 
@@ -122,10 +122,10 @@ pub struct Problem {
 #[derive(Debug, thiserror::Error)]
 pub enum ConfigError {
     #[error(
-        "configuration {path}: {source}; create it, or name another file with --config \
+        "configuration {path}: {cause}; create it, or name another file with --config \
          (one VM takes three lines: [[vm]], name = \"a\", cid = 3)"
     )]
-    Unreadable { path: PathBuf, source: io::Error },
+    Unreadable { path: PathBuf, cause: io::Error },
     #[error("{}", Report { path, problems })]
     Invalid { path: PathBuf, problems: Vec<Problem> },
 }

@@ -41,7 +41,7 @@ pub fn choose(argument: Option<String>, configured: Option<String>) -> (&'static
     ("daemon: log", configured.unwrap_or_else(|| "info".into()))
 }
 
-/// Starts the log of this process.
+/// Starts the log of this process; panics are told there, too.
 pub fn init(key: &'static str, filter: String) -> Result<Throttle, LogError> {
     let parsed = EnvFilter::builder().parse(&filter);
     let parsed = parsed.map_err(|error| LogError::Filter { key, filter, why: error.to_string() })?;
@@ -51,6 +51,8 @@ pub fn init(key: &'static str, filter: String) -> Result<Throttle, LogError> {
         .with_ansi(std::io::stderr().is_terminal());
     let log = tracing_subscriber::registry().with(parsed).with(lines).with(throttle.clone());
     log.try_init().map_err(|_| LogError::Twice)?;
+    // Contained panics would otherwise write to stderr past the limit.
+    std::panic::set_hook(Box::new(|panic| tracing::error!("{panic}")));
     Ok(throttle)
 }
 

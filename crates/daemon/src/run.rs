@@ -41,13 +41,13 @@ pub enum RunError {
     Runtime(#[from] RuntimeError),
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
-    #[error("{what}: {source}")]
-    Host { what: String, source: io::Error },
+    #[error("{what}: {cause}")]
+    Host { what: String, cause: io::Error },
 }
 
 /// Serves until told to stop by a signal or through the control socket.
 pub fn run(options: Options) -> Result<(), RunError> {
-    let host = |what: String| move |source: io::Error| RunError::Host { what, source };
+    let host = |what: String| move |cause: io::Error| RunError::Host { what, cause };
     let config = Config::load(&options.config)?;
     let (key, filter) = log::choose(options.log, config.daemon.log.clone());
     let throttle = log::init(key, filter)?;

@@ -15,8 +15,8 @@ use crate::paths::Paths;
 /// Why this process cannot serve in a directory.
 #[derive(Debug, thiserror::Error)]
 pub enum RuntimeError {
-    #[error("{path}: {what}: {source}")]
-    Host { path: PathBuf, what: &'static str, source: io::Error },
+    #[error("{path}: {what}: {cause}")]
+    Host { path: PathBuf, what: &'static str, cause: io::Error },
     #[error(
         "another daemon (pid {pid}) serves {directory}; stop it first, or give this one another --runtime-dir"
     )]
@@ -38,7 +38,7 @@ pub struct Claim {
 /// because the kernel grants the lock on the directory once.
 pub fn claim(paths: &Paths) -> Result<Claim, RuntimeError> {
     let path = paths.runtime();
-    let host = |what| move |source: io::Error| RuntimeError::Host { path: path.to_owned(), what, source };
+    let host = |what| move |cause: io::Error| RuntimeError::Host { path: path.to_owned(), what, cause };
     DirBuilder::new()
         .recursive(true)
         .mode(0o700)

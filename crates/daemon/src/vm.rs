@@ -12,16 +12,16 @@ use crate::paths::{Paths, TooLong};
 /// Why a VM cannot be served.
 #[derive(Debug, thiserror::Error)]
 pub enum VmError {
-    #[error("vm {name:?}: {source}")]
-    Path { name: String, source: TooLong },
-    #[error("vm {name:?}: {source}")]
-    Add { name: String, source: AddError },
-    #[error("vm {name:?}: {source}")]
-    Device { name: String, source: CreateError },
-    #[error("vm {name:?}: {source}")]
-    Listen { name: String, source: ListenError },
-    #[error("vm {name:?}: starting its threads: {source}")]
-    Threads { name: String, source: std::io::Error },
+    #[error("vm {name:?}: {cause}")]
+    Path { name: String, cause: TooLong },
+    #[error("vm {name:?}: {cause}")]
+    Add { name: String, cause: AddError },
+    #[error("vm {name:?}: {cause}")]
+    Device { name: String, cause: CreateError },
+    #[error("vm {name:?}: {cause}")]
+    Listen { name: String, cause: ListenError },
+    #[error("vm {name:?}: starting its threads: {cause}")]
+    Threads { name: String, cause: std::io::Error },
 }
 
 /// A VM on offer. [`ServedVm::withdraw`] takes it back.
@@ -36,8 +36,8 @@ impl ServedVm {
     /// Makes a VM known to the fabric and opens its socket.
     pub fn offer(fabric: &Arc<Fabric>, paths: &Paths, spec: VmSpec) -> Result<ServedVm, VmError> {
         let (name, cid) = (spec.name.clone(), spec.cid);
-        let path = paths.vmci(&name).map_err(|source| VmError::Path { name: name.clone(), source })?;
-        fabric.add_vm(spec).map_err(|source| VmError::Add { name: name.clone(), source })?;
+        let path = paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
+        fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
         let offered = ServedVm::serve(fabric, &path, name, cid);
         if offered.is_err() {
             fabric.remove_vm(cid);
@@ -49,11 +49,10 @@ impl ServedVm {
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
         let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())
-            .map_err(|source| VmError::Device { name: name.clone(), source })?;
-        let listener =
-            Listener::bind(path).map_err(|source| VmError::Listen { name: name.clone(), source })?;
+            .map_err(|cause| VmError::Device { name: name.clone(), cause })?;
+        let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
         let served = listener.serve(&name, Box::new(device), irqs, stats.clone());
-        let server = served.map_err(|source| VmError::Threads { name: name.clone(), source })?;
+        let server = served.map_err(|cause| VmError::Threads { name: name.clone(), cause })?;
         Ok(ServedVm { name, cid, server, stats })
     }
 

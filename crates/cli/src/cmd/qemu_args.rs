@@ -5,14 +5,18 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
+use serde::Serialize;
 use vmlane_daemon::config::{self, Config};
 use vmlane_daemon::paths::Paths;
 use vmlane_daemon::qemu;
 
+use super::control::json;
+
 const EXAMPLES: &str = r#"Examples:
   vmlane qemu-args web
-  eval "qemu-system-x86_64 -machine q35 -accel kvm $(vmlane qemu-args web --mem 2048) -drive file=web.qcow2"
-  qemu-system-x86_64 -machine q35 -accel kvm $(vmlane qemu-args web --words) -drive file=web.qcow2
+  vmlane qemu-args web --config ./vmlane.toml --runtime-dir /tmp/vmlane --mem 2048
+  eval "qemu-system-x86_64 -machine q35 $(vmlane qemu-args web) web.qcow2"
+  qemu-system-x86_64 -machine q35 $(vmlane qemu-args web --words) web.qcow2
   vmlane qemu-args web --json | jq -r '.args[]'
 
 The words are quoted for a shell, so a script must `eval` them; --words leaves the quotes away, for a
@@ -42,6 +46,13 @@ pub struct Args {
     words: bool,
 }
 
+#[derive(Serialize)]
+struct Report<'a> {
+    vm: &'a str,
+    socket: PathBuf,
+    args: &'a [String],
+}
+
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(&self.config)?;
@@ -52,14 +63,8 @@ impl Args {
         let arguments = qemu::arguments(&paths, &self.vm, self.mem)?;
         let mut out = std::io::stdout().lock();
         if self.json {
-            let socket = paths.vmci(&self.vm)?;
-            let report = serde_json::json!({
-                "version": vmlane_api::VERSION,
-                "vm": self.vm,
-                "socket": socket,
-                "args": arguments,
-            });
-            writeln!(out, "{report}")?;
+            let report = Report { vm: &self.vm, socket: paths.vmci(&self.vm)?, args: &arguments };
+            write!(out, "{}", json(&report)?)?;
         } else if self.words {
             if let Some(word) = arguments.iter().find(|word| word.contains([' ', '\t', '\n', '*', '?', '[']))
             {

@@ -1,0 +1,91 @@
+//! `vmlane qemu-args`, and what is common to all commands' usage.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
+
+fn vmlane(arguments: &[&str]) -> Output {
+    Command::new(VMLANE).args(arguments).output().unwrap()
+}
+
+struct Setup {
+    _directory: tempfile::TempDir,
+    config: String,
+}
+
+fn setup() -> Setup {
+    let directory = tempfile::tempdir().unwrap();
+    let config = directory.path().join("vmlane.toml");
+    std::fs::write(&config, "[[vm]]\nname = \"web\"\ncid = 3\n[[vm]]\nname = \"db\"\ncid = 4\n").unwrap();
+    Setup { config: config.to_str().unwrap().to_owned(), _directory: directory }
+}
+
+impl Setup {
+    fn qemu_args(&self, arguments: &[&str]) -> Output {
+        vmlane(&[&["qemu-args", "--config", &self.config], arguments].concat())
+    }
+
+    /// The arguments as JSON lists them.
+    fn list(&self, arguments: &[&str]) -> Vec<String> {
+        let output = self.qemu_args(&[arguments, &["--json"]].concat());
+        let report: Value = serde_json::from_slice(&output.stdout).unwrap();
+        assert_eq!(report["version"], 1);
+        serde_json::from_value(report["args"].clone()).unwrap()
+    }
+}
+
+/// The words that a shell makes of `script`'s arguments.
+fn shell_words(script: &str) -> Vec<String> {
+    let output = Command::new("sh").args(["-c", script]).env("VMLANE", VMLANE).output().unwrap();
+    let text = String::from_utf8(output.stdout).unwrap();
+    text.split_terminator('\0').map(str::to_owned).collect()
+}
+
+#[test]
+fn a_shell_gets_the_same_words_from_all_forms() {
+    let setup = setup();
+    let common = ["web", "--runtime-dir", "/run/x", "--mem", "256"];
+    let list = setup.list(&common);
+    assert_eq!(list[5], "256M");
+    assert!(list[7].contains("\"path\":\"/run/x/vm/web/vmci.sock\""), "{list:?}");
+    let command = format!("\"$VMLANE\" qemu-args --config '{}' {}", setup.config, common.join(" "));
+    assert_eq!(shell_words(&format!("eval \"printf '%s\\\\0' $({command})\"")), list);
+    assert_eq!(shell_words(&format!("printf '%s\\0' $({command} --words)")), list);
+}
+
+#[test]
+fn odd_paths_are_quoted_or_refused() {
+    let setup = setup();
+    let odd = ["web", "--runtime-dir", "/run/it's a $dir"];
+    let command =
+        format!("\"$VMLANE\" qemu-args --config '{}' web --runtime-dir \"/run/it's a \\$dir\"", setup.config);
+    assert_eq!(shell_words(&format!("args=$({command}); eval \"printf '%s\\\\0' $args\"")), setup.list(&odd));
+    let refused = setup.qemu_args(&[&odd[..], &["--words"]].concat());
+    assert_eq!(refused.status.code(), Some(1));
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("use eval"));
+}
+
+#[test]
+fn errors_name_what_is_known() {
+    let setup = setup();
+    let output = setup.qemu_args(&["wbe"]);
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert_eq!(output.status.code(), Some(1));
+    assert!(error.contains("\"wbe\"") && error.contains("known are web, db"), "{error}");
+    assert_eq!(setup.qemu_args(&["web", "--mem", "0"]).status.code(), Some(2));
+    let long = format!("/{}", "d".repeat(120));
+    let error = String::from_utf8(setup.qemu_args(&["web", "--runtime-dir", &long]).stderr).unwrap();
+    assert!(error.contains("107") && error.contains("--runtime-dir"), "{error}");
+}
+
+#[test]
+fn every_command_has_examples_and_usage_errors_exit_2() {
+    for command in ["daemon", "qemu-args", "status", "stats", "ports", "top", "reload", "debug"] {
+        let help = String::from_utf8(vmlane(&[command, "--help"]).stdout).unwrap();
+        assert!(help.contains("Examples:") && help.contains(&format!("vmlane {command}")), "{help}");
+        assert_eq!(vmlane(&[command, "--nonsense"]).status.code(), Some(2));
+    }
+    assert_eq!(vmlane(&["top", "--interval", "0"]).status.code(), Some(2));
+}
