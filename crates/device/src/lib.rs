@@ -3,4 +3,6 @@
 
 pub mod irq;
 pub mod pci;
+#[doc(hidden)]
+pub mod testing;
 pub mod vmci;

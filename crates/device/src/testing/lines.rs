@@ -1,0 +1,123 @@
+//! The interrupt controller of a synthetic guest: counts edges, wakes whoever waits for one.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::{Condvar, Mutex};
+
+use crate::irq::{Interrupts, IrqMode};
+
+/// Vectors a guest can have.
+const VECTORS: usize = 3;
+
+/// Interrupt lines that remember. A bell rings with every edge, and when asked to.
+#[derive(Debug)]
+pub struct Lines {
+    mode: Mutex<IrqMode>,
+    raised: [AtomicU64; VECTORS],
+    taken: [AtomicU64; VECTORS],
+    rings: AtomicU64,
+    sleepers: AtomicU32,
+    lock: Mutex<()>,
+    bell: Condvar,
+}
+
+impl Lines {
+    /// Three vectors of MSI-X, as every newer Linux has them.
+    pub fn msix() -> Arc<Lines> {
+        Lines::new(IrqMode::Msix { vectors: 3 })
+    }
+
+    pub fn new(mode: IrqMode) -> Arc<Lines> {
+        Arc::new(Lines {
+            mode: Mutex::new(mode),
+            raised: Default::default(),
+            taken: Default::default(),
+            rings: AtomicU64::new(0),
+            sleepers: AtomicU32::new(0),
+            lock: Mutex::new(()),
+            bell: Condvar::new(),
+        })
+    }
+
+    /// Connects other lines. The device is to be told ([`crate::pci::PciDevice::irqs_changed`]).
+    pub fn set_mode(&self, mode: IrqMode) {
+        *self.mode.lock() = mode;
+    }
+
+    /// Edges of `vector` so far.
+    pub fn raised(&self, vector: u16) -> u64 {
+        self.raised[usize::from(vector)].load(Ordering::SeqCst)
+    }
+
+    /// True if there were edges since the last call.
+    pub fn take(&self, vector: u16) -> bool {
+        let raised = self.raised(vector);
+        self.taken[usize::from(vector)].swap(raised, Ordering::SeqCst) != raised
+    }
+
+    /// True if [`Self::take`] would be.
+    pub fn pending(&self, vector: u16) -> bool {
+        self.taken[usize::from(vector)].load(Ordering::SeqCst) != self.raised(vector)
+    }
+
+    /// What to hand to [`Self::wait`]: taken before looking whether there is a reason to wait.
+    pub fn ticket(&self) -> u64 {
+        self.rings.load(Ordering::SeqCst)
+    }
+
+    /// Rings the bell: everyone who waits looks again.
+    pub fn ring(&self) {
+        self.rings.fetch_add(1, Ordering::SeqCst);
+        if self.sleepers.load(Ordering::SeqCst) > 0 {
+            drop(self.lock.lock());
+            self.bell.notify_all();
+        }
+    }
+
+    /// Waits until the bell has rung since `ticket`: spins for `spin`, then sleeps. False: `deadline`
+    /// came first.
+    pub fn wait(&self, ticket: u64, spin: Duration, deadline: Instant) -> bool {
+        let until = Instant::now() + spin;
+        while self.ticket() == ticket {
+            if Instant::now() >= until {
+                return self.sleep(ticket, deadline);
+            }
+            std::hint::spin_loop();
+        }
+        true
+    }
+
+    fn sleep(&self, ticket: u64, deadline: Instant) -> bool {
+        self.sleepers.fetch_add(1, Ordering::SeqCst);
+        let mut guard = self.lock.lock();
+        let mut in_time = true;
+        while self.ticket() == ticket && in_time {
+            in_time = !self.bell.wait_until(&mut guard, deadline).timed_out();
+        }
+        drop(guard);
+        self.sleepers.fetch_sub(1, Ordering::SeqCst);
+        in_time || self.ticket() != ticket
+    }
+}
+
+impl Interrupts for Lines {
+    fn mode(&self) -> IrqMode {
+        *self.mode.lock()
+    }
+
+    fn raise(&self, vector: u16) -> bool {
+        let connected = match self.mode() {
+            IrqMode::Off => 0,
+            IrqMode::Intx => 1,
+            IrqMode::Msi { vectors } | IrqMode::Msix { vectors } => vectors,
+        };
+        if vector >= connected {
+            return false;
+        }
+        self.raised[usize::from(vector)].fetch_add(1, Ordering::SeqCst);
+        self.ring();
+        true
+    }
+}

@@ -1,0 +1,68 @@
+//! One VM of a test: memory, interrupts and a device of this process.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+
+use crate::pci::PciDevice;
+use crate::vmci::{Fabric, Limits, VmSpec, VmciDevice};
+
+use super::driver::{Driver, Path};
+use super::guest::Guest;
+use super::lines::Lines;
+use super::ram::Ram;
+use super::registers::Direct;
+
+/// A VM's configuration as tests want it: everyone in one group, default limits.
+pub fn vm(cid: u32) -> VmSpec {
+    VmSpec {
+        name: format!("vm-{cid}"),
+        cid,
+        group: "test".into(),
+        forwards: Vec::new(),
+        restricted: false,
+        trusted: false,
+        limits: Limits::default(),
+    }
+}
+
+/// A VM that is switched on; nobody has loaded a driver yet.
+pub struct Machine {
+    pub cid: u32,
+    pub fabric: Arc<Fabric>,
+    pub ram: Arc<Ram>,
+    pub lines: Arc<Lines>,
+    pub device: Arc<Mutex<VmciDevice>>,
+}
+
+impl Machine {
+    /// Adds the VM to the fabric, with 64 MiB of memory and three MSI-X vectors.
+    pub fn new(fabric: &Arc<Fabric>, spec: VmSpec) -> Machine {
+        Machine::with(fabric, spec, 64 << 20, Lines::msix())
+    }
+
+    pub fn with(fabric: &Arc<Fabric>, spec: VmSpec, memory: u64, lines: Arc<Lines>) -> Machine {
+        let cid = spec.cid;
+        fabric.add_vm(spec).expect("a context id that is free");
+        let ram = Arc::new(Ram::new(memory));
+        let mut device = VmciDevice::new(fabric.clone(), cid, lines.clone()).expect("a device");
+        device.memory(&ram.device_map());
+        Machine { cid, fabric: fabric.clone(), ram, lines, device: Arc::new(Mutex::new(device)) }
+    }
+
+    /// Register access.
+    pub fn registers(&self) -> Direct {
+        Direct::new(self.device.clone())
+    }
+
+    /// Loads the driver.
+    pub fn probe(&self, path: Path) -> Driver {
+        let registers = Box::new(self.registers());
+        Driver::probe(registers, self.ram.clone(), self.lines.clone(), path).expect("a probe that succeeds")
+    }
+
+    /// Loads the driver and stream sockets.
+    pub fn boot(&self, path: Path) -> Arc<Guest> {
+        Guest::new(self.probe(path))
+    }
+}

@@ -1,0 +1,45 @@
+//! Small guest drivers that do what Linux does, over shared memory: for tests, benches and fuzzing.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `ram.rs`, `lines.rs`, `registers.rs` | a guest's memory, its interrupts, how it reaches its device |
+//! | `machine.rs` | one VM: the three of them around a device of this process |
+//! | `driver.rs`, `receive.rs` | `vmw_vmci`: probe, calls, both datagram paths |
+//! | `queues.rs` | a queue pair's memory from the guest's side |
+//! | `notify.rs` | both notification protocols of stream sockets |
+//! | `guest.rs`, `handshake.rs`, `socket.rs` | `vmw_vsock_vmci_transport`: dispatch, connect and accept, wake-ups |
+//! | `stream.rs` | sockets as a program uses them |
+//! | `pattern.rs` | streams of bytes that can be checked at any position |
+//!
+//! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost
+//! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
+
+mod driver;
+mod guest;
+mod handshake;
+mod lines;
+mod machine;
+mod notify;
+mod pattern;
+mod queues;
+mod ram;
+mod receive;
+mod registers;
+mod socket;
+mod stream;
+
+pub use driver::{Driver, Path, ProbeError};
+pub use guest::Guest;
+pub use handshake::{Listener, Options};
+pub use lines::Lines;
+pub use machine::{Machine, vm};
+pub use pattern::Pattern;
+pub use queues::{PairSpec, Queues};
+pub use ram::{Placement, Ram};
+pub use receive::Datagram;
+pub use registers::{Direct, Registers};
+pub use socket::SocketError;
+pub use stream::Stream;
+
+/// How long anything may take before it counts as hung. Generous: machines are shared.
+pub const PATIENCE: std::time::Duration = std::time::Duration::from_secs(30);

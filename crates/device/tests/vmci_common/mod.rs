@@ -1,0 +1,157 @@
+//! What the VMCI tests share: a fabric with real workers, and pairs of guests that stream through it.
+#![allow(dead_code)] // each test file uses its own part
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmlane_device::testing::{Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm};
+use vmlane_device::vmci::{Fabric, VmSpec, VmView};
+use vmlane_lane::{Settings, WorkerStats, Workers};
+
+/// A fabric and the workers behind it.
+pub struct World {
+    pub fabric: Arc<Fabric>,
+    pub stats: Arc<WorkerStats>,
+    /// Declared last: the workers stop when nobody uses them any more.
+    _workers: Arc<Workers>,
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(Settings::default())
+    }
+
+    pub fn with(settings: Settings) -> World {
+        let workers = Arc::new(Workers::start(settings).expect("worker threads"));
+        World { fabric: Fabric::new(workers.clone()), stats: workers.stats().clone(), _workers: workers }
+    }
+
+    pub fn machine(&self, cid: u32) -> Machine {
+        Machine::new(&self.fabric, vm(cid))
+    }
+
+    pub fn machine_with(&self, spec: VmSpec) -> Machine {
+        Machine::new(&self.fabric, spec)
+    }
+
+    pub fn view(&self, cid: u32) -> VmView {
+        self.fabric.vms().into_iter().find(|view| view.cid == cid).expect("a VM of this fabric")
+    }
+
+    /// Two booted guests with CIDs 3 and 4.
+    pub fn two(&self, path: Path) -> [(Machine, Arc<Guest>); 2] {
+        [3, 4].map(|cid| {
+            let machine = self.machine(cid);
+            let guest = machine.boot(path);
+            (machine, guest)
+        })
+    }
+
+    /// The safety net has found nothing to repair, and no lane has misbehaved.
+    pub fn assert_clean(&self) {
+        assert_eq!(self.stats.lost_notices.get(), 0, "notices got lost: {:?}", self.stats);
+        assert_eq!(self.stats.panics.get(), 0, "{:?}", self.stats);
+        assert_eq!(self.stats.broken.get(), 0, "{:?}", self.stats);
+    }
+}
+
+/// Connects `client` to `port` of `server`: (the client's end, the server's end, the listener).
+pub fn connect(client: &Arc<Guest>, server: &Arc<Guest>, port: u32, options: Options) -> (Stream, Stream) {
+    let listener = server.listen(port, options.placement);
+    connect_to(client, &listener, (server.cid, port), options)
+}
+
+/// Connects while another thread accepts.
+pub fn connect_to(
+    client: &Arc<Guest>,
+    listener: &Listener,
+    peer: (u32, u32),
+    options: Options,
+) -> (Stream, Stream) {
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().expect("a connection"));
+        let stream = client.connect(peer, options).expect("to be accepted");
+        (stream, accepting.join().expect("the accepting thread"))
+    })
+}
+
+/// Rings of `size`, pages anywhere.
+pub fn rings(size: u64) -> Options {
+    Options { size, ..Options::default() }
+}
+
+/// Sends `bytes` bytes of a pattern in chunks of changing size, then shuts down sending.
+pub fn send_pattern(stream: &Stream, pattern: Pattern, bytes: u64, largest: usize) {
+    let mut chunk = vec![0; largest];
+    let mut sizes = Sizes::new(pattern.seed, largest);
+    let mut at = 0;
+    while at < bytes {
+        let len = sizes.next().min((bytes - at) as usize);
+        pattern.fill(at, &mut chunk[..len]);
+        stream.send_all(&chunk[..len]).unwrap_or_else(|error| panic!("sending byte {at}: {error}"));
+        at += len as u64;
+    }
+    stream.shutdown(2);
+}
+
+/// Receives until the end of the stream and checks every byte. Returns their number.
+pub fn check_pattern(stream: &Stream, pattern: Pattern, largest: usize) -> u64 {
+    let mut chunk = vec![0; largest];
+    let mut sizes = Sizes::new(!pattern.seed, largest);
+    let mut at = 0;
+    loop {
+        let len = sizes.next();
+        match stream.recv(&mut chunk[..len]).unwrap_or_else(|error| panic!("receiving byte {at}: {error}")) {
+            0 => return at,
+            got => {
+                pattern.check(at, &chunk[..got]);
+                at += got as u64;
+            }
+        }
+    }
+}
+
+/// Sizes between 1 and the largest, small ones as often as large ones.
+pub struct Sizes {
+    random: u64,
+    largest: usize,
+}
+
+impl Sizes {
+    pub fn new(seed: u64, largest: usize) -> Sizes {
+        Sizes { random: seed | 1, largest }
+    }
+
+    pub fn next(&mut self) -> usize {
+        self.random ^= self.random << 13;
+        self.random ^= self.random >> 7;
+        self.random ^= self.random << 17;
+        let bits = usize::BITS - self.largest.leading_zeros();
+        let below = 1 << (self.random % u64::from(bits) + 1);
+        1 + (self.random >> 32) as usize % self.largest.min(below)
+    }
+}
+
+/// Streams both ways at once, `bytes` each, every byte checked; both ends shut down and close.
+pub fn stream_both_ways((a, b): (Stream, Stream), bytes: u64, largest: usize) {
+    let (up, down) = (Pattern::new(11), Pattern::new(22));
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_pattern(&a, up, bytes, largest));
+        scope.spawn(|| send_pattern(&b, down, bytes, largest));
+        let received = scope.spawn(|| check_pattern(&b, up, largest));
+        assert_eq!(check_pattern(&a, down, largest), bytes);
+        assert_eq!(received.join().expect("the receiving thread"), bytes);
+    });
+}
+
+/// Looks again and again until `done` holds.
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: not so after {PATIENCE:?}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// Pages in random order, and pages in a row.
+pub const PLACEMENTS: [Placement; 2] = [Placement::Scattered, Placement::Contiguous];
