@@ -47,10 +47,10 @@ pub fn run(to: &Address, spec: &Spec) -> Result<Report, Error> {
     let sessions = team.join();
     let closed = cpu::sample();
 
-    let mut remote = finish(&channel, &sessions)?;
+    let (sessions, mut remote) = finish(&channel, sessions)?;
     remote.send_buffer = remote.send_buffer.or(Some(send_buffer));
     remote.recv_buffer = remote.recv_buffer.or(Some(recv_buffer));
-    let local = Local { sessions: sessions?, machine_cpus: cpu::cpus_busy(opened, closed), sizes };
+    let local = Local { sessions, machine_cpus: cpu::cpus_busy(opened, closed), sizes };
     Report::new(to, &spec, &local, &remote)
 }
 
@@ -113,15 +113,21 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<(Team,
     Ok((team, sizes))
 }
 
-/// Tells the server that our sessions are done, and learns what its own saw. When ours failed, the
-/// server's view is asked for all the same: it may know the reason.
-fn finish(channel: &Channel, sessions: &Result<Vec<Session>, Error>) -> Result<Outcome, Error> {
-    channel.send(&Message::Finish)?;
+/// Tells the server that our sessions are done, and learns what its own saw. When ours failed, it is asked
+/// all the same: a broken pipe here may have its reason there.
+fn finish(
+    channel: &Channel,
+    sessions: Result<Vec<Session>, Error>,
+) -> Result<(Vec<Session>, Outcome), Error> {
     let patience = if sessions.is_ok() { RESULT } else { ANSWER };
-    match channel.recv(patience, "reporting its side") {
-        Ok(Message::Result(outcome)) => Ok(outcome),
-        Ok(other) => Err(channel.unexpected(&other)),
-        Err(_) if sessions.is_err() => Ok(Outcome::default()),
-        Err(error) => Err(error),
+    let answer = channel.send(&Message::Finish).and_then(|()| channel.recv(patience, "reporting its side"));
+    match (sessions, answer) {
+        (Ok(sessions), Ok(Message::Result(outcome))) => Ok((sessions, outcome)),
+        (Ok(_), Ok(other)) => Err(channel.unexpected(&other)),
+        (Ok(_), Err(error)) => Err(error),
+        (Err(ours), Err(theirs @ Error::Refused { .. })) => {
+            Err(Error::Both { ours: Box::new(ours), theirs: Box::new(theirs) })
+        }
+        (Err(ours), _) => Err(ours),
     }
 }

@@ -25,6 +25,9 @@ pub enum Error {
     Gone { peer: String, doing: &'static str },
     #[error("{peer} says: {message}")]
     Refused { peer: String, message: String },
+    /// A session of ours failed, and the server knows something about it.
+    #[error("{ours}; {theirs}")]
+    Both { ours: Box<Error>, theirs: Box<Error> },
     #[error("session {session}: {doing}: {cause}")]
     Data { session: usize, doing: &'static str, cause: io::Error },
     #[error("{doing}: {cause}")]
