@@ -1,6 +1,6 @@
 //! QEMU's command line for one guest.
 
-use std::path::PathBuf;
+use std::path::Path;
 
 use crate::device::{Backend, Device, NicModel};
 use crate::plan::Plan;
@@ -13,6 +13,9 @@ use crate::supervisor::net;
 /// connected socket: it becomes the agent's port.
 pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String]) -> Vec<String> {
     let mut args = machine(plan, guest);
+    if !ours.iter().any(|a| a == "-m") {
+        args.extend(["-m".into(), plan.spec.mem_mib.to_string()]);
+    }
     args.extend(disks(plan, guest));
     args.extend(ours.iter().cloned());
     let nics = plan.spec.devices.iter().filter_map(|device| match device {
@@ -29,7 +32,6 @@ fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     let mut args = words("-nodefaults -no-user-config -display none -machine q35");
     args.extend(plan.assets.accel.args().iter().map(|a| (*a).to_owned()));
     args.extend(["-name".into(), format!("{}-{}", plan.spec.name, guest.name)]);
-    args.extend(["-m".into(), plan.spec.mem_mib.to_string()]);
     args.extend(["-smp".into(), plan.spec.cpus.to_string()]);
     let kernel = plan.assets.kernel(&guest.kernel).map(|k| k.image()).unwrap_or_default();
     args.extend(["-kernel".into(), text(&kernel)]);
@@ -43,8 +45,7 @@ fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     args.extend(["-chardev".into(), format!("file,id=console,append=on,path={console}")]);
     args.extend(words("-serial chardev:console"));
     let qmp = comma(&plan.qmp(&guest.name));
-    args.extend(["-chardev".into(), format!("socket,id=qmp,server=on,wait=off,path={qmp}")]);
-    args.extend(words("-mon chardev=qmp,mode=control"));
+    args.extend(["-qmp".into(), format!("unix:{qmp},server=on,wait=off")]);
     args
 }
 
@@ -53,6 +54,10 @@ fn kernel_words(plan: &Plan) -> String {
     if plan.assets.accel == Accel::Tcg {
         // What these guard against does not exist in an emulated processor, and costs much there.
         line += " mitigations=off nokaslr";
+        if let Some(khz) = plan.assets.tsc_khz {
+            // The counter is the host's: known, common to all processors, and steady.
+            line += &format!(" tsc=reliable tsc_early_khz={khz}");
+        }
     }
     if !plan.spec.append.is_empty() {
         line = format!("{line} {}", plan.spec.append);
@@ -104,11 +109,11 @@ fn words(line: &str) -> Vec<String> {
     line.split_whitespace().map(str::to_owned).collect()
 }
 
-fn text(path: &PathBuf) -> String {
+fn text(path: &Path) -> String {
     path.display().to_string()
 }
 
 /// In QEMU's comma lists a comma of a value is doubled.
-fn comma(path: &PathBuf) -> String {
+fn comma(path: &Path) -> String {
     text(path).replace(',', ",,")
 }

@@ -11,6 +11,7 @@ mod packages;
 mod qemu;
 mod root;
 mod run;
+mod tsc;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
@@ -33,6 +34,8 @@ pub struct Assets {
     pub accel: Accel,
     pub root: Root,
     pub kernels: Vec<Kernel>,
+    /// The host's time-stamp counter, when it is known.
+    pub tsc_khz: Option<u32>,
 }
 
 impl Assets {
@@ -66,7 +69,7 @@ pub fn ensure(kernels: &[String], progress: &Progress<'_>) -> Result<Assets> {
     }
     let probe = list.first().context("no kernel was asked for")?;
     let accel = accel::choose(&cache, &qemu, probe, &root, progress)?;
-    Ok(Assets { qemu, accel, root, kernels: list })
+    Ok(Assets { qemu, accel, root, kernels: list, tsc_khz: tsc::khz() })
 }
 
 /// The cache directory.

@@ -110,9 +110,12 @@ fn ip(args: &[&str]) -> Result<()> {
     Ok(())
 }
 
+/// Where frames for one guest go.
+type Port = SyncSender<Arc<[u8]>>;
+
 /// A learning hub over QEMU's stream sockets: four bytes of length, then the frame.
 struct Hub {
-    ports: Mutex<Vec<Option<SyncSender<Arc<[u8]>>>>>,
+    ports: Mutex<Vec<Option<Port>>>,
     places: Mutex<HashMap<[u8; 6], usize>>,
 }
 
@@ -147,7 +150,7 @@ impl Hub {
         self.set_port(index, None);
     }
 
-    fn set_port(&self, index: usize, sender: Option<SyncSender<Arc<[u8]>>>) {
+    fn set_port(&self, index: usize, sender: Option<Port>) {
         self.ports.lock().unwrap_or_else(PoisonError::into_inner)[index] = sender;
     }
 

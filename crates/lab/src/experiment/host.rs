@@ -1,0 +1,149 @@
+//! What the host is, and what its processes use.
+
+use std::path::Path;
+use std::process::Command;
+use std::time::{SystemTime, UNIX_EPOCH};
+
+/// CPU seconds of the processes that serve the guests, and of the whole machine, at one moment.
+#[derive(Clone, Copy, Debug)]
+pub struct Cpu {
+    served: f64,
+    machine: f64,
+}
+
+impl Cpu {
+    /// None when one of them is gone, or /proc does not say.
+    pub fn sample(pids: &[u32]) -> Option<Cpu> {
+        let read = |path: String| std::fs::read_to_string(path).ok();
+        let mut served = 0;
+        for pid in pids {
+            served += process_ticks(&read(format!("/proc/{pid}/stat"))?)?;
+        }
+        let machine = machine_ticks(&read("/proc/stat".into())?)?;
+        let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        Some(Cpu { served: seconds(served), machine: seconds(machine) })
+    }
+
+    /// CPU seconds since `before`: of the processes, and of everything else.
+    pub fn since(self, before: Cpu) -> (f64, f64) {
+        let served = (self.served - before.served).max(0.0);
+        (round(served), round((self.machine - before.machine - served).max(0.0)))
+    }
+}
+
+/// Ticks are hundredths; what is beyond them is noise of the arithmetic.
+fn round(seconds: f64) -> f64 {
+    (seconds * 1000.0).round() / 1000.0
+}
+
+/// utime and stime of `/proc/PID/stat`; the name before them may have spaces and brackets.
+fn process_ticks(stat: &str) -> Option<u64> {
+    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+    let field = |at: usize| fields.get(at)?.parse::<u64>().ok();
+    Some(field(11)? + field(12)?)
+}
+
+/// user, nice, system, irq and softirq of `/proc/stat`; guest time is inside user.
+fn machine_ticks(stat: &str) -> Option<u64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    let fields: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
+    [0, 1, 2, 5, 6].into_iter().map(|at| fields.get(at)).sum()
+}
+
+/// The processor's name.
+pub fn cpu_model() -> String {
+    let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
+    value_of(&text, "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// CPUs that this process may use.
+pub fn cpus() -> usize {
+    std::thread::available_parallelism().map_or(1, usize::from)
+}
+
+pub fn memory_bytes() -> u64 {
+    let text = std::fs::read_to_string("/proc/meminfo").unwrap_or_default();
+    let kib = value_of(&text, "MemTotal").and_then(|v| v.split_whitespace().next()?.parse::<u64>().ok());
+    kib.unwrap_or(0) << 10
+}
+
+pub fn kernel() -> String {
+    rustix::system::uname().release().to_string_lossy().into_owned()
+}
+
+fn value_of(text: &str, key: &str) -> Option<String> {
+    let line = text.lines().find(|line| line.split(':').next().is_some_and(|k| k.trim() == key))?;
+    Some(line.split_once(':')?.1.trim().to_owned())
+}
+
+/// The commit of the source tree that `program` lies in, with `-dirty` when files differ from it.
+pub fn commit(program: &Path) -> Option<String> {
+    // A program that was installed elsewhere says nothing about the tree it came from.
+    let tree = program.ancestors().find(|dir| dir.join("crates/lab").is_dir())?;
+    let git = Command::new("git")
+        .arg("-C")
+        .arg(tree)
+        .args(["describe", "--always", "--dirty", "--exclude=*", "--abbrev=10"])
+        .output()
+        .ok()?;
+    let text = String::from_utf8_lossy(&git.stdout).trim().to_owned();
+    (git.status.success() && !text.is_empty()).then_some(text)
+}
+
+/// The time now, as `2025-01-31 17:05 UTC`.
+pub fn date() -> String {
+    let seconds = SystemTime::now().duration_since(UNIX_EPOCH).map_or(0, |since| since.as_secs());
+    date_of(seconds)
+}
+
+fn date_of(seconds: u64) -> String {
+    let (mut days, minutes) = (seconds / 86_400, seconds % 86_400 / 60);
+    let leap = |year: u64| year.is_multiple_of(4) && !year.is_multiple_of(100) || year.is_multiple_of(400);
+    let mut year = 1970;
+    while days >= 365 + u64::from(leap(year)) {
+        days -= 365 + u64::from(leap(year));
+        year += 1;
+    }
+    let february = 28 + u64::from(leap(year));
+    let mut month = 1;
+    for length in [31, february, 31, 30, 31, 30, 31, 31, 30, 31, 30] {
+        if days < length {
+            break;
+        }
+        days -= length;
+        month += 1;
+    }
+    format!("{year}-{month:02}-{:02} {:02}:{:02} UTC", days + 1, minutes / 60, minutes % 60)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_with_brackets_do_not_shift_the_fields() {
+        let stat = "7 (a) b)) S 1 2 3 4 5 6 7 8 9 10 30 12 0 0 20 0";
+        assert_eq!(process_ticks(stat), Some(42));
+        assert_eq!(process_ticks("7 (x) S 1"), None);
+    }
+
+    #[test]
+    fn busy_is_neither_idle_nor_stolen() {
+        assert_eq!(machine_ticks("cpu  10 20 30 4000 500 1 2 77 10 0\n"), Some(63));
+    }
+
+    #[test]
+    fn the_rest_is_what_the_served_did_not_use() {
+        let (before, after) = (Cpu { served: 1.0, machine: 10.0 }, Cpu { served: 2.5, machine: 12.0 });
+        assert_eq!(after.since(before), (1.5, 0.5));
+        assert!(Cpu::sample(&[std::process::id()]).is_some());
+        assert!(Cpu::sample(&[u32::MAX]).is_none());
+    }
+
+    #[test]
+    fn dates() {
+        assert_eq!(date_of(0), "1970-01-01 00:00 UTC");
+        assert_eq!(date_of(951_827_640), "2000-02-29 12:34 UTC");
+        assert_eq!(date_of(1_735_689_599), "2024-12-31 23:59 UTC");
+    }
+}

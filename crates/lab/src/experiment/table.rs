@@ -1,0 +1,123 @@
+//! Results as lines of text: while a sweep goes, and at its end.
+
+use super::rows::Row;
+use super::summary::{Key, OURS, Summary};
+
+/// `512`, `4k`, `1M`: as bench takes it.
+pub fn size(bytes: u64) -> String {
+    match bytes {
+        0 => "0".into(),
+        _ if bytes % (1 << 20) == 0 => format!("{}M", bytes >> 20),
+        _ if bytes % (1 << 10) == 0 => format!("{}k", bytes >> 10),
+        _ => bytes.to_string(),
+    }
+}
+
+/// `1.23`, `12.3`, `123`: three digits, more before the point if need be.
+pub fn number(value: f64) -> String {
+    let decimals = match value {
+        value if value >= 99.95 => 0,
+        value if value >= 9.995 => 1,
+        _ => 2,
+    };
+    format!("{value:.decimals$}")
+}
+
+/// A row's value in the unit that people get to see.
+pub fn unit(test: &str) -> (&'static str, f64) {
+    if test == "rr" || test == "crr" { ("1/s", 1.0) } else { ("Mbit/s", 1e6) }
+}
+
+/// A line of columns; the heading has the same widths.
+fn line(cells: &[String]) -> String {
+    let mut text = String::new();
+    for (at, cell) in cells.iter().enumerate() {
+        let width = [6, 8, 7, 8].get(at).copied().unwrap_or(15);
+        text += &format!("{cell:>width$}  ");
+    }
+    text.trim_end().to_owned()
+}
+
+/// The column names; devices are named as the lab names them.
+pub fn heading(others: &[&str]) -> String {
+    let mut cells: Vec<String> = ["test", "sessions", "buffer", "message"].map(str::to_owned).to_vec();
+    cells.push(format!("{OURS} Mbit/s"));
+    for other in others {
+        cells.push((*other).to_owned());
+        cells.push("ratio".to_owned());
+    }
+    line(&cells)
+}
+
+/// One combination: medians and ratios.
+pub fn combination(summary: &Summary, key: &Key, others: &[&str]) -> String {
+    let (name, scale) = unit(&key.test);
+    let shown = |device: &str| match summary.get(key, device) {
+        Some(spread) if scale == 1.0 => format!("{} {name}", number(spread.median)),
+        Some(spread) => number(spread.median / scale),
+        None => "failed".into(),
+    };
+    let buffer = key.send_buffer.map_or("default".into(), size);
+    let mut cells = vec![key.test.clone(), key.sessions.to_string(), buffer, size(key.message_bytes)];
+    cells.push(shown(OURS));
+    for other in others {
+        cells.push(shown(other));
+        cells.push(summary.ratio(key, other).map_or("-".into(), |ratio| format!("{}x", number(ratio))));
+    }
+    line(&cells)
+}
+
+/// Everything, and what the numbers are.
+pub fn whole(rows: &[Row]) -> String {
+    let summary = Summary::of(rows);
+    let others: Vec<&str> = summary.others().collect();
+    let mut text = heading(&others) + "\n";
+    for test in ["stream", "rr"] {
+        let mut before: Option<&Key> = None;
+        for key in summary.keys(test) {
+            if before.is_some_and(|b| (b.sessions, b.send_buffer) != (key.sessions, key.send_buffer)) {
+                text.push('\n');
+            }
+            text += &(combination(&summary, key, &others) + "\n");
+            before = Some(key);
+        }
+    }
+    let runs = rows.iter().map(|row| row.run).max().unwrap_or(0);
+    text += &format!(
+        "\nMedians of {runs} runs in Mbit/s (rr: transactions per second). Ratio: {OURS} / the device before it.\n"
+    );
+    let failed = rows.iter().filter(|row| row.failed.is_some()).count();
+    if failed > 0 {
+        text += &format!("{failed} of {} runs failed.\n", rows.len());
+    }
+    text
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn sizes_and_numbers() {
+        assert_eq!([0, 512, 4096, 1536, 2 << 20].map(size), ["0", "512", "4k", "1536", "2M"]);
+        assert_eq!([1.234, 9.999, 12.34, 99.96, 4321.4].map(number), ["1.23", "10.0", "12.3", "100", "4321"]);
+    }
+
+    #[test]
+    fn a_line_has_medians_and_ratios_and_says_what_failed() {
+        let row = |device: &str, bps: Option<f64>| Row {
+            device: device.into(),
+            test: "stream".into(),
+            message_bytes: 4096,
+            send_buffer: Some(65536),
+            sessions: 5,
+            throughput_bps: bps,
+            failed: bps.is_none().then(|| "why".into()),
+            ..Row::default()
+        };
+        let text = whole(&[row("vmci", Some(9e8)), row("qemu-a", Some(3e8)), row("qemu-b", None)]);
+        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
+        assert_eq!(words, ["stream", "5", "64k", "4k", "900", "300", "3.00x", "failed", "-"]);
+        assert!(text.ends_with("1 of 3 runs failed.\n"), "{text}");
+    }
+}
