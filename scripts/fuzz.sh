@@ -21,7 +21,7 @@ if [ "${FUZZ_ASAN:-0}" = 1 ]; then
 fi
 
 echo '==> building the fuzz targets'
-RUSTFLAGS="$(echo $flags)" cargo "${toolchain[@]}" build --locked --release --manifest-path fuzz/Cargo.toml --target "$triple"
+RUSTFLAGS="$(echo $flags)" cargo "${toolchain[@]}" build --release --manifest-path fuzz/Cargo.toml --target "$triple"
 
 targets=("$@")
 if [ ${#targets[@]} -eq 0 ]; then

@@ -4,5 +4,5 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
-    let _ = vmlane_daemon::config::Config::parse(text);
+    let _ = vmlane_daemon::config::Config::parse(std::path::Path::new("fuzz.toml"), text);
 });
