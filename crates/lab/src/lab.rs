@@ -17,6 +17,7 @@ use crate::plan::{Plan, Reply, Report, Request, Status};
 use crate::proto::Exec;
 use crate::setup::{self, Progress};
 use crate::spec::LabSpec;
+use crate::supervisor::net;
 use crate::{dirs, qmp};
 
 /// A lab. Dropped by the one who brought it up, it goes down, unless [`Lab::detach`]ed.
@@ -184,6 +185,7 @@ fn down(dir: &Path) -> Result<()> {
     if !dir.exists() {
         bail!("no such lab; vmlane lab list shows which there are");
     }
+    net::remove(&dir.file_name().unwrap_or_default().to_string_lossy());
     fs::remove_dir_all(dir).with_context(|| format!("cannot remove {}", dir.display()))
 }
 

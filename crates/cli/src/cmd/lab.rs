@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
-use vmlane_lab::{Forward, Lab, LabSpec, agent, child, supervisor};
+use vmlane_lab::{Device, Forward, Lab, LabSpec, agent, child, supervisor};
 
 #[path = "lab_show.rs"]
 mod show;
@@ -104,6 +104,9 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Draw DIR/report.html again from DIR/results.jsonl
+    #[command(after_help = "Example:\n  vmlane lab draw out/demo")]
+    Draw { dir: PathBuf },
     /// The agent, in a guest
     #[command(hide = true)]
     Agent,
@@ -138,7 +141,7 @@ struct Up {
     #[arg(long, default_value_t = 2)]
     guests: usize,
     /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12]
-    #[arg(long, value_delimiter = ',')]
+    #[arg(long, value_delimiter = ',', value_parser = ["5.10", "6.1", "6.12", "7.2"])]
     kernel: Vec<String>,
     /// Processors per guest
     #[arg(long, default_value_t = 1)]
@@ -148,7 +151,7 @@ struct Up {
     mem: u32,
     /// A device that every guest gets; may be given several times
     #[arg(long, value_name = "DEVICE")]
-    device: Vec<String>,
+    device: Vec<Device>,
     /// Isolation group; a list gives one per guest
     #[arg(long, value_delimiter = ',')]
     group: Vec<String>,
@@ -188,6 +191,7 @@ impl Args {
                 println!("{}", Lab::open(&lab)?.guest(&guest).qmp(&command, arguments)?);
             }
             Command::Down { lab, all } => down(lab, all)?,
+            Command::Draw { dir } => println!("{}", vmlane_lab::report::draw(&dir)?.display()),
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,
             Command::Child { parent, command } => child::run(parent, &command)?,
@@ -222,7 +226,7 @@ impl Up {
         spec.kernels = self.kernel;
         spec.cpus = self.cpus;
         spec.mem_mib = self.mem;
-        spec.devices = self.device.iter().map(|d| d.parse()).collect::<Result<_>>()?;
+        spec.devices = self.device;
         spec.groups = self.group;
         spec.forwards = self.forward;
         spec.daemon_config = self.daemon_config;

@@ -335,7 +335,7 @@ impl Supervisor {
             daemon.end(Signal::TERM, Duration::from_secs(3));
         }
         child::kill_all_children();
-        net::remove(&self.plan);
+        net::remove(&self.plan.spec.name);
         let _ = fs::remove_dir_all(&self.plan.dir);
     }
 }

@@ -58,11 +58,11 @@ fn networks(plan: &Plan) -> impl Iterator<Item = (usize, Backend)> {
 
 /// Makes what must be there before the guests start.
 pub fn prepare(plan: &Plan) -> Result<()> {
+    remove(&plan.spec.name);
     for (net, backend) in networks(plan) {
         match backend {
             Backend::Tap => {
                 let bridge = bridge_name(&plan.spec.name, net);
-                let _ = ip(&["link", "delete", &bridge]); // left by a lab that was killed
                 ip(&["link", "add", &bridge, "type", "bridge"]).context(
                     "device ...:tap needs a host bridge, and so root; without :tap no root is needed",
                 )?;
@@ -93,11 +93,14 @@ pub fn join_taps(plan: &Plan, guest: &GuestSpec) -> Result<()> {
     Ok(())
 }
 
-/// Removes bridges; TAP interfaces end with their QEMU.
-pub fn remove(plan: &Plan) {
-    for (net, backend) in networks(plan) {
-        if backend == Backend::Tap {
-            let _ = ip(&["link", "delete", &bridge_name(&plan.spec.name, net)]);
+/// Removes the lab's bridges, also those of a supervisor that was killed; TAP interfaces end with
+/// their QEMU.
+pub fn remove(lab: &str) {
+    let prefix = format!("vl{}n", tag(lab));
+    for entry in std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
+        let name = entry.file_name().to_string_lossy().into_owned();
+        if name.starts_with(&prefix) {
+            let _ = ip(&["link", "delete", &name]);
         }
     }
 }
