@@ -18,6 +18,9 @@ pub fn connect(to: &Address, cause: &io::Error) -> String {
         (Address::Tcp { .. }, libc::EADDRNOTAVAIL) => {
             ": all local ports wait out TIME_WAIT; use a shorter -l or fewer -n".into()
         }
+        (Address::Vsock { .. }, libc::EHOSTUNREACH) => {
+            ": no VM with that CID can be reached from here".into()
+        }
         (_, libc::ETIMEDOUT) => ": nobody answers there; check the address".into(),
         _ => String::new(),
     }
