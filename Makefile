@@ -44,7 +44,7 @@ test-guests: setup
 	@cargo test --locked --release -p vmlane-lab --features guests -- --test-threads=1 --nocapture
 
 bench: bootstrap
-	@cargo run --quiet --locked --release -p vmlane-cli --features native-bench -- bench native --out out/bench $(if $(ONLY),--only $(ONLY))
+	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))
 
 fuzz: bootstrap
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh

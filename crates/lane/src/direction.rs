@@ -198,6 +198,7 @@ impl Direction {
         let kept = if rest > 0 && allow(rest) { rest } else { 0 };
         let mut bytes = vec![0; kept];
         from.source().read(&mut bytes);
+        from.consume(kept).map_err(Blame::Source)?;
         self.source = Source::Spill { bytes, at: 0 };
         if kept > 0 {
             // Nobody will read what the peer writes from here on, however long it takes to read this.

@@ -59,7 +59,7 @@ impl MemoryMap {
         let MapRequest { guest, len, offset, fd, writable } = request;
         let end = guest.checked_add(len);
         let file_end = offset.checked_add(len);
-        let aligned = [guest, len, offset].iter().all(|value| value % PAGE == 0);
+        let aligned = [guest, len, offset].iter().all(|value| value .is_multiple_of(PAGE));
         let (Some(end), Some(file_end), true, true) = (end, file_end, aligned, len > 0) else {
             return Err(MapError::Shape { guest, len, offset });
         };
@@ -167,7 +167,7 @@ impl MemoryMap {
     /// Publishes a 32-bit little-endian word after all earlier writes (release). 4-byte aligned.
     pub fn store_u32(&self, addr: u64, value: u32) -> Result<(), Fault> {
         let fault = Fault { addr, len: 4 };
-        if addr % 4 != 0 {
+        if !addr.is_multiple_of(4) {
             return Err(fault);
         }
         let region = self.find(addr).filter(|region| region.writable).ok_or(fault)?;
@@ -183,7 +183,7 @@ impl MemoryMap {
         for addr in addrs {
             let fault = Fault { addr, len: size };
             let region = self.find(addr).filter(|region| region.writable).ok_or(fault)?;
-            if addr % size != 0 || region.len - (addr - region.guest) < size {
+            if !addr.is_multiple_of(size) || region.len - (addr - region.guest) < size {
                 return Err(fault);
             }
             pointers.push(region.at(addr - region.guest));

@@ -50,6 +50,7 @@ impl Pages {
         self.guest_ranges().any(|(at, size)| at < start.saturating_add(len) && start < at + size)
     }
 
+    #[inline]
     fn check(&self, offset: usize, len: usize) {
         assert!(
             offset <= self.len() && len <= self.len() - offset,
@@ -105,9 +106,10 @@ impl Pages {
         }
     }
 
+    #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
         self.check(offset, 8);
-        assert!(offset % 8 == 0);
+        assert!(offset.is_multiple_of(8));
         let (at, _) = self.run(offset, 8);
         // SAFETY: aligned (pages are), inside a mapping that lives as long as `self`, and only ever
         // accessed atomically by this process.

@@ -75,7 +75,7 @@ impl Region {
 
     /// Publishes a word after everything written before it. `offset` must be 4-byte aligned.
     pub fn store_u32(&self, offset: u64, value: u32) {
-        assert!(self.writable && offset % 4 == 0 && offset + 4 <= self.len);
+        assert!(self.writable && offset.is_multiple_of(4) && offset + 4 <= self.len);
         // SAFETY: inside a writable mapping, aligned (mappings are page-aligned), accessed atomically.
         unsafe { AtomicU32::from_ptr(self.base.add(offset as usize).as_ptr().cast()) }
             .store(value.to_le(), Ordering::Release);

@@ -1,0 +1,50 @@
+//! `make bench`: the engine without VMs. Synthetic VMCI guests (the driver that the device's own tests
+//! use) speak to the real device models and workers; every row stands beside what the machine does
+//! without any of it, measured interleaved in the same run.
+
+mod pair;
+mod process;
+mod rows;
+
+use std::path::PathBuf;
+use std::time::Duration;
+
+use clap::Parser;
+use vmlane_bench::native::report::{Options, Registry};
+
+/// Native benchmarks of the engine, beside plain copies, rings and sockets
+#[derive(Debug, Parser)]
+struct Args {
+    /// Only the rows whose names begin so
+    #[arg(long, default_value = "")]
+    only: String,
+    /// Rounds; each row's figure is the median
+    #[arg(long, default_value_t = 7)]
+    rounds: usize,
+    /// Milliseconds a row runs in a round
+    #[arg(long, default_value_t = 400)]
+    millis: u64,
+    /// Where latest.json goes
+    #[arg(long, default_value = "out/bench")]
+    out: PathBuf,
+    /// Internal: be one guest of a row whose guests are processes
+    #[arg(long, hide = true, num_args = 4, value_names = ["SOCKET", "ROLE", "BLOCK", "PEER"])]
+    guest: Option<Vec<String>>,
+}
+
+fn main() -> anyhow::Result<()> {
+    let args = Args::parse();
+    if let Some(guest) = args.guest {
+        return process::be_guest(&guest);
+    }
+    let options =
+        Options { only: args.only, rounds: args.rounds, length: Duration::from_millis(args.millis) };
+    let mut registry = Registry::native();
+    rows::register(&mut registry)?;
+    let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
+    print!("{}", report.table());
+    let path = args.out.join("latest.json");
+    report.write(&path)?;
+    println!("\nwritten: {}", path.display());
+    Ok(())
+}

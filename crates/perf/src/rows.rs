@@ -1,0 +1,186 @@
+//! The rows.
+
+use std::io;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
+use vmlane_bench::native::{Cpus, Sample};
+use vmlane_device::testing::{Queues, Stream};
+use vmlane_wire::vmci::queue_header;
+use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
+
+use crate::pair::{Pair, RING};
+use crate::process;
+
+/// Connections per second.
+const CONNECTS: &str = "conn/s";
+
+/// Adds all rows. Guests are booted here, once; each round opens its own stream.
+pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
+    for (size, block) in [("4k", 4 << 10), ("64k", 64 << 10)] {
+        let beside = ["copy.ring", "ring", "unix", "tcp"].map(|name| format!("{name}.{size}"));
+        let beside: Vec<&str> = beside.iter().map(String::as_str).collect();
+        registry.add(&format!("vmci.engine.{size}"), GBITS, &beside[..1], move |length| {
+            other(engine(block as u64, length))
+        });
+        registry.add(&format!("vmci.stream.{size}"), GBITS, &beside, move |length| {
+            other(stream(block, length))
+        });
+        registry.add(&format!("vmci.stream.{size}.processes"), GBITS, &beside, move |length| {
+            other(process::stream(block, length))
+        });
+    }
+    let beside = ["ring.rr.1", "unix.rr.1", "tcp.rr.1"];
+    registry.add("vmci.rr.1", ROUND_TRIPS, &beside, move |length| other(round_trips(length)));
+    registry.add("unix.connect", CONNECTS, &[], unix_connects);
+    registry.add("vmci.connect", CONNECTS, &["unix.connect"], move |length| other(connects(length)));
+    Ok(())
+}
+
+fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
+    result.map_err(|error| io::Error::other(format!("{error:#}")))
+}
+
+/// The engine's own speed: the guests only move indices, in steps of `block`, both from one thread; the
+/// worker has the other CPU.
+fn engine(block: u64, length: Duration) -> anyhow::Result<Sample> {
+    let cpus = Cpus::allowed();
+    let pair = {
+        let _worker = cpus.pin(1);
+        Pair::new()?
+    };
+    let (client, server) = pair.connect()?;
+    let _mover = cpus.pin(0);
+    let mut moved = 0u64;
+    let start = Instant::now();
+    // The guests' threads are not running; what they would be told waits in their inboxes.
+    client.queues(|from| {
+        server.queues(|to| {
+            while start.elapsed() < length {
+                for _ in 0..64 {
+                    write_indices(from, block);
+                    moved += read_indices(to);
+                }
+            }
+        });
+    });
+    Ok(Sample::gbits(moved, start.elapsed()))
+}
+
+/// Claims to have written one block, if there is room for it.
+fn write_indices(queues: &Queues, block: u64) {
+    if queues.room() >= block {
+        let (tail, _) = queues.own_indices();
+        queues.produce.store_u64(queue_header::PRODUCER_TAIL, (tail + block) % RING);
+    }
+}
+
+/// Claims to have read whatever is there. Returns the number of bytes.
+fn read_indices(queues: &Queues) -> u64 {
+    let ready = queues.ready();
+    if ready == 0 {
+        return 0;
+    }
+    let (_, head) = queues.own_indices();
+    queues.produce.store_u64(queue_header::CONSUMER_HEAD, (head + ready) % RING);
+    ready
+}
+
+/// The whole path: A's thread writes every byte, B's reads every byte, the worker is a third.
+fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
+    let pair = Pair::new()?;
+    let (client, server) = pair.connect()?;
+    one_way(client, server, block, length)
+}
+
+/// Streams until the time is up; the clock stops when the last byte has arrived.
+fn one_way(client: Stream, server: Stream, block: usize, length: Duration) -> anyhow::Result<Sample> {
+    let stop = AtomicBool::new(false);
+    let start = Instant::now();
+    std::thread::scope(|scope| {
+        let sender = scope.spawn(|| {
+            let data = vec![0xa5; block];
+            while !stop.load(Ordering::Relaxed) {
+                client.send_all(&data)?;
+            }
+            client.shutdown(SHUTDOWN_SEND);
+            Ok(())
+        });
+        let receiver = scope.spawn(|| {
+            let mut buffer = vec![0; block];
+            let mut total = 0;
+            loop {
+                match server.recv(&mut buffer)? {
+                    0 => return Ok((total, start.elapsed())),
+                    count => total += count as u64,
+                }
+            }
+        });
+        std::thread::sleep(length);
+        stop.store(true, Ordering::Relaxed);
+        let describe = |error: vmlane_device::testing::SocketError| anyhow::anyhow!("{error}");
+        sender.join().expect("no panic").map_err(describe)?;
+        let (bytes, time) = receiver.join().expect("no panic").map_err(describe)?;
+        Ok(Sample::gbits(bytes, time))
+    })
+}
+
+/// One byte there, one byte back, each guest on its thread.
+fn round_trips(length: Duration) -> anyhow::Result<Sample> {
+    let pair = Pair::new()?;
+    let (client, server) = pair.connect()?;
+    let describe = |error: vmlane_device::testing::SocketError| anyhow::anyhow!("{error}");
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| -> Result<(), vmlane_device::testing::SocketError> {
+            let mut byte = [0];
+            while server.recv(&mut byte)? == 1 {
+                server.send_all(&byte)?;
+            }
+            Ok(())
+        });
+        let (mut byte, mut count) = ([0], 0);
+        let start = Instant::now();
+        while start.elapsed() < length {
+            client.send_all(&[7]).map_err(describe)?;
+            client.recv(&mut byte).map_err(describe)?;
+            count += 1;
+        }
+        let sample = Sample::rate(count, start.elapsed());
+        client.shutdown(SHUTDOWN_SEND);
+        echo.join().expect("no panic").map_err(describe)?;
+        Ok(sample)
+    })
+}
+
+/// Connect, accept, close, one after the other.
+fn connects(length: Duration) -> anyhow::Result<Sample> {
+    let pair = Pair::new()?;
+    let mut count = 0;
+    let start = Instant::now();
+    while start.elapsed() < length {
+        drop(pair.connect()?);
+        count += 1;
+    }
+    Ok(Sample::rate(count, start.elapsed()))
+}
+
+/// The same over Unix sockets, for the scale.
+fn unix_connects(length: Duration) -> io::Result<Sample> {
+    use std::os::linux::net::SocketAddrExt;
+    use std::os::unix::net::{SocketAddr, UnixListener, UnixStream};
+    let name = format!("vmlane-perf-{}", std::process::id());
+    let address = SocketAddr::from_abstract_name(name.as_bytes())?;
+    let listener = UnixListener::bind_addr(&address)?;
+    let mut count = 0;
+    let start = Instant::now();
+    while start.elapsed() < length {
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().map(|_| ()));
+            UnixStream::connect_addr(&address)?;
+            accepting.join().expect("no panic")
+        })?;
+        count += 1;
+    }
+    Ok(Sample::rate(count, start.elapsed()))
+}
