@@ -4,7 +4,8 @@
 //! once. [`Lab::up`] starts one *supervisor* process that owns a lab's QEMUs and its daemon; it is
 //! asked over a Unix socket, and when it ends, however that happens, all of the lab ends. In each
 //! guest the [`agent`] runs commands for it over a virtio-serial port, so that the devices under
-//! test stay out of the way of the tests.
+//! test stay out of the way of the tests. An [`experiment`] is a sweep of measurements in a lab;
+//! [`report`] shows its rows.
 
 pub mod agent;
 pub mod child;
@@ -13,13 +14,17 @@ mod cpio;
 pub mod device;
 pub mod dirs;
 mod elf;
+pub mod experiment;
+pub mod figure;
 mod lab;
 pub mod plan;
 pub mod proto;
 mod qemu;
 mod qmp;
+pub mod report;
 pub mod setup;
 pub mod spec;
+pub mod stop;
 pub mod supervisor;
 
 pub use client::Output;

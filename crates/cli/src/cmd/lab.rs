@@ -104,6 +104,9 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
+    /// Draw DIR/report.html again from DIR/results.jsonl
+    #[command(after_help = "Example:\n  vmlane lab draw out/demo")]
+    Draw { dir: PathBuf },
     /// The agent, in a guest
     #[command(hide = true)]
     Agent,
@@ -188,6 +191,7 @@ impl Args {
                 println!("{}", Lab::open(&lab)?.guest(&guest).qmp(&command, arguments)?);
             }
             Command::Down { lab, all } => down(lab, all)?,
+            Command::Draw { dir } => println!("{}", vmlane_lab::report::draw(&dir)?.display()),
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,
             Command::Child { parent, command } => child::run(parent, &command)?,

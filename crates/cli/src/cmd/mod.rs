@@ -4,6 +4,7 @@ pub mod bench;
 pub mod control;
 pub mod daemon;
 pub mod debug;
+pub mod demo;
 pub mod lab;
 pub mod ports;
 pub mod qemu_args;
@@ -39,6 +40,8 @@ pub enum Command {
     Bench(bench::Args),
     /// Boot real VMs on this host, run commands in them, take them down
     Lab(lab::Args),
+    /// Measure VMCI sockets against TCP between two VMs: a table and a report
+    Demo(demo::Args),
 }
 
 impl Command {
@@ -55,6 +58,7 @@ impl Command {
             Command::Debug(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Lab(args) => args.run(),
+            Command::Demo(args) => args.run(),
         }
     }
 }

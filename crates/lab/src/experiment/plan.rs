@@ -60,7 +60,7 @@ impl Sweep {
             sessions: vec![1, 5],
             round_trips: true,
             runs: 2,
-            seconds: 1.0,
+            seconds: 1.5,
             warmup: 0.3,
         }
     }
@@ -181,11 +181,11 @@ mod tests {
         let steps = sweep.steps();
         assert_eq!(
             steps[0].case.client("vsock:4", &sweep).join(" "),
-            "vmlane bench stream --json --to vsock:4 -l 1 --warmup 0.3 -n 1 -m 512 -s 65536 -S 65536"
+            "vmlane bench stream --json --to vsock:4 -l 1.5 --warmup 0.3 -n 1 -m 512 -s 65536 -S 65536"
         );
         assert_eq!(
             steps.last().unwrap().case.client("tcp:x", &sweep).join(" "),
-            "vmlane bench rr --json --to tcp:x -l 1 --warmup 0.3 -n 1 -r 1,1"
+            "vmlane bench rr --json --to tcp:x -l 1.5 --warmup 0.3 -n 1 -r 1,1"
         );
     }
 }

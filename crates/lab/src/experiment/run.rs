@@ -26,7 +26,12 @@ const GIVE_UP: u32 = 3;
 
 /// What a sweep tells whoever watches.
 pub enum News<'a> {
-    Starts { step: &'a Step, number: usize, of: usize, left: Option<Duration> },
+    Starts {
+        step: &'a Step,
+        number: usize,
+        of: usize,
+        left: Option<Duration>,
+    },
     Ended(&'a Row),
     /// All rows of one combination.
     Combination(&'a [Row]),
@@ -91,12 +96,12 @@ impl<'a> Runner<'a> {
             setup: self.setup.clone(),
             ..Row::default()
         };
-        let failures = self.failures.get(&row.device).copied().unwrap_or(0);
-        let result = if failures >= GIVE_UP {
-            Err(anyhow::anyhow!("not tried: {failures} runs before it failed one after the other"))
-        } else {
-            self.try_measure(step, &mut row)
-        };
+        let failures = self.failures.entry(row.device.clone()).or_default();
+        if *failures >= GIVE_UP {
+            row.failed = Some(format!("not tried: {failures} runs failed one after the other"));
+            return row;
+        }
+        let result = self.try_measure(step, &mut row);
         let failures = self.failures.entry(row.device.clone()).or_default();
         match result {
             Ok(()) => *failures = 0,

@@ -52,11 +52,8 @@ impl Spread {
         values.sort_by(f64::total_cmp);
         let (min, max) = (*values.first()?, *values.last()?);
         let middle = values.len() / 2;
-        let median = if values.len() % 2 == 1 {
-            values[middle]
-        } else {
-            (values[middle - 1] + values[middle]) / 2.0
-        };
+        let median =
+            if values.len() % 2 == 1 { values[middle] } else { (values[middle - 1] + values[middle]) / 2.0 };
         Some(Spread { median, min, max, runs: values.len() })
     }
 }
@@ -104,6 +101,11 @@ impl Summary {
         Some((all.min, all.max))
     }
 
+    /// Whether every combination has a number for every device.
+    pub fn is_complete(&self) -> bool {
+        self.results.values().all(|devices| devices.len() == self.devices.len())
+    }
+
     /// For programs: a list of combinations with every device's spread and our ratio to it.
     pub fn json(&self) -> serde_json::Value {
         let combination = |key: &Key| {
@@ -119,6 +121,13 @@ impl Summary {
         let list: Vec<_> = self.results.keys().map(combination).collect();
         serde_json::json!({ "version": 1, "combinations": list })
     }
+}
+
+/// Whether the sweep may be relied on: no run of ours failed, and every combination has a number for
+/// every device. A single lost run of another device is recorded and shown; its other runs still count.
+pub fn is_sound(rows: &[Row]) -> bool {
+    let lost = rows.iter().any(|row| row.device == OURS && row.failed.is_some());
+    !lost && Summary::of(rows).is_complete()
 }
 
 #[cfg(test)]
@@ -139,8 +148,18 @@ mod tests {
     }
 
     #[test]
+    fn a_lost_run_of_ours_counts_and_one_of_theirs_only_if_it_was_the_last() {
+        let (good, lost) = (Some(1.0), None);
+        let ours = row("vmci", 1, good);
+        assert!(is_sound(&[ours.clone(), row("tcp", 1, lost), row("tcp", 2, good)]));
+        assert!(!is_sound(&[ours.clone(), row("tcp", 1, lost), row("tcp", 2, lost)]));
+        assert!(!is_sound(&[ours, row("vmci", 2, lost), row("tcp", 1, good)]));
+    }
+
+    #[test]
     fn medians_of_odd_even_and_nothing() {
-        let of = |values: &[f64]| Spread::of(values.iter().copied()).map(|s| (s.median, s.min, s.max, s.runs));
+        let of =
+            |values: &[f64]| Spread::of(values.iter().copied()).map(|s| (s.median, s.min, s.max, s.runs));
         assert_eq!(of(&[3.0, 1.0, 2.0]), Some((2.0, 1.0, 3.0, 3)));
         assert_eq!(of(&[4.0, 2.0]), Some((3.0, 2.0, 4.0, 2)));
         assert_eq!(of(&[]), None);
