@@ -10,6 +10,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::fabric::{Caller, Fabric, Inner};
 use super::hypercall::shifted;
+use super::inbox::MAX_OWN;
 use super::notices::{Address, Notices, Protocol};
 use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
 use super::stats::Refusal;
@@ -176,6 +177,10 @@ impl Fabric {
             inner.contexts.get(&end).and_then(|context| Some((context.inbox.clone()?, context.budget.clone())))
         });
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
+        // Someone who never fetches what is queued about its pairs gets no more of them.
+        if first.0.own() >= MAX_OWN || second.0.own() >= MAX_OWN {
+            return Err(Refusal::Quota);
+        }
         let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0]);
         let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
         // Taken out only now that nothing can fail any more.
@@ -214,8 +219,7 @@ impl Fabric {
     pub(super) fn queue_pair_detach(&self, cid: u32, handle: Handle) -> Result<i32, Refusal> {
         let leaving = {
             let mut inner = self.inner.lock();
-            let pair = inner.pairs.get(&handle).filter(|pair| pair.side(cid).is_some());
-            if pair.is_none() {
+            if inner.held(cid, handle).is_none() {
                 return Err(Refusal::QueuePair(VmciError::NotFound));
             }
             inner.detach(cid, handle)
@@ -228,7 +232,7 @@ impl Fabric {
 
 /// The checks of an attach, in the order of Linux's broker (`vmci_queue_pair.c`).
 fn pair_accepts(inner: &Inner, pair: &Pair, cid: u32, request: &Request) -> Result<(), Refusal> {
-    if pair.creator == cid || pair.attacher == Some(cid) {
+    if pair.side(cid).is_some() {
         return Err(Refusal::QueuePair(VmciError::AlreadyExists));
     }
     if !matches!(pair.state, PairState::Created(_)) {
@@ -259,7 +263,8 @@ fn create(inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> 
     if request.flags & QP_ATTACH_ONLY != 0 {
         return Err(Refusal::QueuePair(VmciError::NotFound));
     }
-    if request.handle.context != cid && request.handle.context != request.peer {
+    // Linux's broker also takes the peer's context; then one VM could use up another's handles.
+    if request.handle.context != cid {
         return Err(Refusal::QueuePair(VmciError::NoAccess));
     }
     // A pair with a VM that the caller may not talk to could never be attached.
@@ -311,9 +316,25 @@ fn voices(
 }
 
 impl Inner {
+    /// The pair of that name that `cid` is an end of.
+    fn held(&mut self, cid: u32, handle: Handle) -> Option<&mut Pair> {
+        let current = self.pairs.get_mut(&handle).filter(|pair| pair.side(cid).is_some());
+        current.or_else(|| self.orphans.get_mut(&(cid, handle)))
+    }
+
+    /// The names of pairs that `cid`, which holds none any more, has created are free again.
+    pub(super) fn orphan_pairs(&mut self, cid: u32) {
+        let left: Vec<(Handle, Pair)> = self.pairs.extract_if(|_, pair| pair.creator == cid).collect();
+        for (handle, pair) in left {
+            if let Some(attacher) = pair.attacher {
+                self.orphans.insert((attacher, handle), pair);
+            }
+        }
+    }
+
     /// Takes `cid` off the pair. Returns the lane end whose leaving must be awaited, if any.
     fn detach(&mut self, cid: u32, handle: Handle) -> Option<(LaneId, Side)> {
-        let pair = self.pairs.get_mut(&handle)?;
+        let pair = self.held(cid, handle)?;
         let side = pair.side(cid)?;
         let bytes = pair.bytes();
         let key = pair.connection;
@@ -327,7 +348,9 @@ impl Inner {
         // The key may name a newer connection by now, if the client has used its port again.
         let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
         if over {
-            self.pairs.remove(&handle);
+            if self.orphans.remove(&(cid, handle)).is_none() {
+                self.pairs.remove(&handle);
+            }
             own.map(|key| self.remove_connection(key));
         } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
             connection.left(side);
@@ -344,6 +367,7 @@ impl Inner {
         let handles: Vec<Handle> = self
             .pairs
             .iter()
+            .chain(self.orphans.iter().map(|((_, handle), pair)| (handle, pair)))
             .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side as usize])))
             .map(|(handle, _)| *handle)
             .collect();

@@ -134,6 +134,10 @@ impl VmciDevice {
     }
 
     fn result(&mut self) -> i32 {
+        if self.assembler.is_interrupted() {
+            // The result of half a datagram; an earlier one's success would mislead.
+            self.regs.result_reads = 0;
+        }
         self.assembler.reset();
         if self.regs.result_reads == 0 {
             return VmciError::InvalidArgs.code();

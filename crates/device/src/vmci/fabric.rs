@@ -11,8 +11,8 @@ use parking_lot::Mutex;
 use vmlane_mem::{MemoryMap, Pages};
 use vmlane_port::{Budget, Lanes};
 use vmlane_wire::vmci::{
-    CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, MAX_DATAGRAM_PAYLOAD,
-    MAX_HYPERCALL, VmciError,
+    CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
+    MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
 };
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, HYPERVISOR_CONTROL_RESOURCE};
 use zerocopy::FromBytes;
@@ -20,7 +20,7 @@ use zerocopy::FromBytes;
 use crate::irq::Interrupts;
 
 use super::broker::Pair;
-use super::inbox::Inbox;
+use super::inbox::{Account, Inbox};
 use super::signals::Signals;
 use super::stats::{Refusal, VmciStats};
 use super::stream::{Connection, Key};
@@ -153,6 +153,9 @@ pub struct Caller<'a> {
 pub(super) struct Inner {
     pub contexts: HashMap<u32, Context>,
     pub pairs: HashMap<Handle, Pair>,
+    /// Pairs whose creator was reset, by the end that is left: the creator's next kernel counts its
+    /// handles from the start again.
+    pub orphans: HashMap<(u32, Handle), Pair>,
     pub connections: HashMap<Key, Connection>,
     /// Group and well-known resource id to the context that took it.
     pub well_known: HashMap<(String, u32), u32>,
@@ -224,7 +227,9 @@ impl Fabric {
     /// Forgets a VM; what it had open ends first.
     pub fn remove_vm(&self, cid: u32) {
         self.reset(cid);
-        self.inner.lock().contexts.remove(&cid);
+        let mut inner = self.inner.lock();
+        inner.disown_connections(cid);
+        inner.contexts.remove(&cid);
     }
 
     /// Creates the queue of a VM's device.
@@ -273,7 +278,8 @@ impl Fabric {
         if src.context != caller.cid {
             return Err(Refusal::Source);
         }
-        if dst.context == CID_ANY {
+        // A resource of ~0 would end the batch that the receiver parses, and hide what lies behind it.
+        if dst.context == CID_ANY || dst.resource == INVALID_ID {
             return Err(Refusal::Size(VmciError::InvalidArgs));
         }
         if payload_size > MAX_DATAGRAM_PAYLOAD {
@@ -302,7 +308,7 @@ impl Fabric {
         }
         let inbox = inner.reach(from, to)?.clone();
         drop(inner);
-        if inbox.push(from, bytes.into()) { Ok(()) } else { Err(Refusal::Full) }
+        if inbox.push(Account::Ordinary, from, bytes.into()) { Ok(()) } else { Err(Refusal::Full) }
     }
 
     /// Everything a context holds goes: driver unloaded, function reset, VMM gone, a new probe. Its
@@ -320,6 +326,7 @@ impl Fabric {
             }
             inner.well_known.retain(|_, owner| *owner != cid);
             let leaving = inner.detach_all(cid, |_| true);
+            inner.orphan_pairs(cid);
             inner.forget_connections(cid);
             leaving
         };
@@ -355,8 +362,12 @@ impl Fabric {
 
     /// Drops connections whose set-up has stopped. Call it every few seconds.
     pub fn expire(&self) {
+        self.expire_at(Instant::now());
+    }
+
+    /// The same as if it were `now`.
+    pub fn expire_at(&self, now: Instant) {
         let mut inner = self.inner.lock();
-        let now = Instant::now();
         let old: Vec<Key> = inner
             .connections
             .iter()

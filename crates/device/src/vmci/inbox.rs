@@ -1,8 +1,9 @@
 //! What waits for one guest: datagrams in order, and at most one notice of a kind per connection.
 //!
 //! Workers and other VMs' sessions put things in, the guest's own session takes them out. The lock
-//! is held for a push or a pop, never while guest memory is touched. Bounds: ordinary datagrams by
-//! bytes, in all and per sender; notices by the number of connections (rule M8), so none is refused.
+//! is held for a push or a pop, never while guest memory is touched. Bounds: datagrams by bytes, in all
+//! and per sender, those that set up connections on an account of their own; notices by the number of
+//! connections (rule M8), so none is refused.
 
 use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
@@ -15,9 +16,54 @@ use super::notices::{Notice, Notices};
 use super::signals::Signals;
 use super::stats::VmciStats;
 
+/// Packets of the device itself that may wait for a VM before it gets no new queue pairs. A pair adds
+/// nine at most (attached, four ends, four notices), and pairs have a quota: so there is a bound.
+pub const MAX_OWN: usize = 16_384;
+
+/// What a datagram from another VM is charged to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Account {
+    /// Datagram sockets and the like.
+    Ordinary,
+    /// Packets that set up connections: floods of the others cannot keep them out.
+    Control,
+}
+
+/// Bytes that wait on one account.
+#[derive(Default)]
+struct Charges {
+    bytes: usize,
+    from: HashMap<u32, usize>,
+}
+
+impl Charges {
+    /// Charges `len` bytes to `from` if its share allows. A share is as large as what is still free, so
+    /// one sender gets half, two a third each, and whoever comes next finds room.
+    fn take(&mut self, from: u32, len: usize, limit: usize, first_is_free: bool) -> bool {
+        let own = self.from.get(&from).copied().unwrap_or(0);
+        let free = limit.saturating_sub(self.bytes);
+        if len > free || (own + len > free && !(own == 0 && first_is_free)) {
+            return false;
+        }
+        self.bytes += len;
+        *self.from.entry(from).or_default() += len;
+        true
+    }
+
+    fn give_back(&mut self, from: u32, len: usize) {
+        self.bytes -= len;
+        if let Some(own) = self.from.get_mut(&from) {
+            *own -= len;
+            if *own == 0 {
+                self.from.remove(&from);
+            }
+        }
+    }
+}
+
 enum Item {
     /// From another VM, charged to it.
-    Datagram { from: u32, bytes: Box<[u8]> },
+    Datagram { account: Account, from: u32, bytes: Box<[u8]> },
     /// From the device itself: events, resets, shutdowns. Bounded by what they are about.
     Own(Box<[u8]>),
     Notice(Arc<Notices>, Notice),
@@ -26,9 +72,10 @@ enum Item {
 #[derive(Default)]
 struct Inner {
     items: VecDeque<Item>,
-    /// Bytes of [`Item::Datagram`]s.
-    bytes: usize,
-    from: HashMap<u32, usize>,
+    /// For [`Item::Datagram`]s, by [`Account`].
+    charges: [Charges; 2],
+    /// Number of the other items.
+    own: usize,
 }
 
 /// The inbound queue of one guest.
@@ -44,7 +91,7 @@ pub struct Inbox {
 }
 
 impl Inbox {
-    /// `limit`: bytes of ordinary datagrams that may wait.
+    /// `limit`: bytes of ordinary datagrams that may wait; of control packets half as many may.
     pub fn new(limit: usize, signals: Signals, stats: Arc<VmciStats>) -> Inbox {
         Inbox {
             inner: Mutex::default(),
@@ -68,18 +115,17 @@ impl Inbox {
         }
     }
 
-    /// Queues another VM's datagram. False if the queue, or that VM's half of it, is full. A queue
-    /// with nothing from this sender always takes one: the largest datagram is half of the default.
-    pub fn push(&self, from: u32, bytes: Box<[u8]>) -> bool {
-        let len = bytes.len();
+    /// Queues another VM's datagram. False if the queue, or that VM's share of it, is full. One ordinary
+    /// datagram of a sender of which none waits is taken if it fits at all: the largest is half of the
+    /// default limit.
+    pub fn push(&self, account: Account, from: u32, bytes: Box<[u8]>) -> bool {
+        let ordinary = account == Account::Ordinary;
+        let limit = if ordinary { self.limit } else { self.limit / 2 };
         let mut inner = self.inner.lock();
-        let own = inner.from.get(&from).copied().unwrap_or(0);
-        if inner.bytes + len > self.limit || (own > 0 && own + len > self.limit / 2) {
+        if !inner.charges[account as usize].take(from, bytes.len(), limit, ordinary) {
             return false;
         }
-        inner.bytes += len;
-        *inner.from.entry(from).or_default() += len;
-        inner.items.push_back(Item::Datagram { from, bytes });
+        inner.items.push_back(Item::Datagram { account, from, bytes });
         drop(inner);
         self.announce();
         true
@@ -87,13 +133,19 @@ impl Inbox {
 
     /// Queues a packet of the device itself.
     pub fn push_own(&self, bytes: Box<[u8]>) {
-        self.inner.lock().items.push_back(Item::Own(bytes));
-        self.announce();
+        self.add_own(Item::Own(bytes));
     }
 
     /// Queues a notice; the caller has made sure that none of its kind waits.
     pub fn push_notice(&self, notices: Arc<Notices>, notice: Notice) {
-        self.inner.lock().items.push_back(Item::Notice(notices, notice));
+        self.add_own(Item::Notice(notices, notice));
+    }
+
+    fn add_own(&self, item: Item) {
+        let mut inner = self.inner.lock();
+        inner.own += 1;
+        inner.items.push_back(item);
+        drop(inner);
         self.announce();
     }
 
@@ -116,9 +168,14 @@ impl Inbox {
         }
     }
 
-    /// Bytes of ordinary datagrams waiting.
+    /// Bytes of other VMs' datagrams waiting.
     pub fn bytes(&self) -> usize {
-        self.inner.lock().bytes
+        self.inner.lock().charges.iter().map(|charges| charges.bytes).sum()
+    }
+
+    /// Packets of the device itself that wait.
+    pub fn own(&self) -> usize {
+        self.inner.lock().own
     }
 
     /// Appends the next datagram, padded with zeros to 8 bytes, if it fits into `room`. Returns
@@ -135,15 +192,11 @@ impl Inbox {
             if padded(len) > room {
                 return false;
             }
-            match inner.items.pop_front() {
-                Some(Item::Datagram { from, bytes }) => {
-                    inner.bytes -= len;
-                    if let Some(own) = inner.from.get_mut(&from) {
-                        *own -= len;
-                        if *own == 0 {
-                            inner.from.remove(&from);
-                        }
-                    }
+            let item = inner.items.pop_front();
+            inner.own -= usize::from(matches!(item, Some(Item::Own(_) | Item::Notice(..))));
+            match item {
+                Some(Item::Datagram { account, from, bytes }) => {
+                    inner.charges[account as usize].give_back(from, len);
                     out.extend_from_slice(&bytes);
                 }
                 Some(Item::Own(bytes)) => out.extend_from_slice(&bytes),

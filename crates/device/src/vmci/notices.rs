@@ -20,8 +20,8 @@ use super::inbox::Inbox;
 /// Bytes of a notice as a datagram.
 pub const NOTICE_LEN: usize = DATAGRAM_HEADER + CONTROL_PACKET;
 
-/// How long the first WROTE (or end) to a connecting guest waits after ATTACH: Linux handles packets of one
-/// socket in work items that may run out of order, and resets a connection on a WROTE before ATTACH.
+/// How long the first notice (or end) to a connecting guest waits after ATTACH: Linux handles packets of one
+/// socket in work items that may run out of order, and resets a connection on any other packet before ATTACH.
 const AFTER_ATTACH: Duration = Duration::from_millis(1);
 
 /// Packets of which one per connection waits at most.
@@ -33,6 +33,9 @@ pub enum Notice {
     WaitingRead = 4,
     WaitingWrite = 8,
 }
+
+/// Bit beside those of [`Notice`]: ends are held back.
+const ENDS: u8 = 0x80;
 
 /// How the two ends of a connection tell each other of bytes and room.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -52,7 +55,7 @@ pub struct Address {
     pub peer_port: u32,
 }
 
-/// When the guest may get its first WROTE.
+/// When the guest may get its first notice.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
     None,
@@ -76,8 +79,8 @@ pub struct Notices {
     told: AtomicU8,
     closed: AtomicBool,
     hold: Mutex<Hold>,
-    /// A WROTE, or an end, is owed but held back.
-    deferred: AtomicBool,
+    /// Bits of [`Notice`] that are owed but held back, and [`ENDS`].
+    deferred: AtomicU8,
     deferred_ends: Mutex<Vec<End>>,
     /// The guest announced that it waits for bytes (older protocol).
     pub guest_waits_for_bytes: AtomicBool,
@@ -109,7 +112,7 @@ impl Notices {
             told: AtomicU8::new(0),
             closed: AtomicBool::new(false),
             hold: Mutex::new(if hold { Hold::UntilAttach } else { Hold::None }),
-            deferred: AtomicBool::new(false),
+            deferred: AtomicU8::new(0),
             deferred_ends: Mutex::default(),
             guest_waits_for_bytes: AtomicBool::new(false),
             guest_waits_for_room: AtomicBool::new(false),
@@ -135,11 +138,11 @@ impl Notices {
         if self.address.is_none() || self.closed.load(Ordering::Relaxed) {
             return;
         }
-        if notice == Notice::Wrote && self.held() {
-            self.deferred.store(true, Ordering::Relaxed);
+        let bit = notice as u8;
+        if self.held() {
+            self.deferred.fetch_or(bit, Ordering::Relaxed);
             return;
         }
-        let bit = notice as u8;
         if self.queued.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
             self.inbox.push_notice(self.clone(), notice);
         }
@@ -168,17 +171,32 @@ impl Notices {
 
     /// Sends what was held back if it may go now. True while it may not: the lane must not sleep.
     pub fn deferring(self: &Arc<Self>) -> bool {
-        if !self.deferred.load(Ordering::Relaxed) {
+        // Before ATTACH nothing can go, however long the server takes: the ATTACH wakes the lane.
+        if self.deferred.load(Ordering::Relaxed) == 0 || matches!(*self.hold.lock(), Hold::UntilAttach) {
             return false;
         }
         if self.held() {
             return true;
         }
-        self.deferred.store(false, Ordering::Relaxed);
-        // A WROTE without bytes only makes the guest look again.
-        self.owe(Notice::Wrote);
+        let deferred = self.deferred.swap(0, Ordering::Relaxed);
+        for notice in [Notice::Wrote, Notice::Read, Notice::WaitingRead, Notice::WaitingWrite] {
+            if deferred & notice as u8 != 0 {
+                self.owe(notice);
+            }
+        }
         self.tell_deferred();
         false
+    }
+
+    /// The server has gone or refused: if its ATTACH has not come by now, it never will.
+    fn abandon_attach(&self) {
+        let mut hold = self.hold.lock();
+        if matches!(*hold, Hold::UntilAttach) {
+            *hold = Hold::None;
+            drop(hold);
+            self.deferred.store(0, Ordering::Relaxed);
+            self.tell_deferred();
+        }
     }
 
     fn tell_deferred(&self) {
@@ -234,9 +252,12 @@ impl Notices {
         if self.told.fetch_or(bit, Ordering::SeqCst) & bit != 0 {
             return;
         }
+        if matches!(end, End::Detached | End::Reset) {
+            self.abandon_attach();
+        }
         if self.held() {
             self.deferred_ends.lock().push(end);
-            self.deferred.store(true, Ordering::Relaxed);
+            self.deferred.fetch_or(ENDS, Ordering::Relaxed);
             return;
         }
         self.tell(end);

@@ -54,6 +54,11 @@ impl Assembler {
         if whole { Assembled::Datagram } else { Assembled::More }
     }
 
+    /// Part of a datagram is here.
+    pub fn is_interrupted(&self) -> bool {
+        !self.bytes.is_empty()
+    }
+
     /// The complete datagram; the buffer is handed out to be given back for the next one.
     pub fn take(&mut self) -> Vec<u8> {
         std::mem::take(&mut self.bytes)

@@ -67,6 +67,9 @@ pub trait QueueMemory: Send {
 
     /// Tells the guest how its stream ends.
     fn tell(&self, _end: End) {}
+
+    /// The guest broke the rules of its ring.
+    fn broke(&self) {}
 }
 
 /// Bytes the guest writes: plain data, valid after every call.
@@ -174,6 +177,14 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.memory.protocol() == Protocol::Pkt
     }
 
+    fn accept_tail(&mut self, tail: u64) -> Result<(), PortFault> {
+        self.reading.accept(tail).inspect_err(|_| self.memory.broke())
+    }
+
+    fn accept_head(&mut self, head: u64) -> Result<(), PortFault> {
+        self.writing.accept(head).inspect_err(|_| self.memory.broke())
+    }
+
     /// Shows the guest the head `new`, and wakes it if it may sleep for room (M3).
     fn publish(&mut self, new: u64) -> Result<(), PortFault> {
         let old = self.reading.published;
@@ -188,7 +199,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
         if advance(tail, 1, self.reading.size) == old {
             self.memory.owe(Notice::Read);
         }
-        self.reading.accept(tail)?;
+        self.accept_tail(tail)?;
         if self.pkt() { self.look() } else { Ok(()) }
     }
 
@@ -204,7 +215,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         }
         self.look()?;
         let tail = self.memory.load_tail();
-        self.reading.accept(tail)?;
+        self.accept_tail(tail)?;
         Ok(self.reading.pending() as usize)
     }
 
@@ -249,7 +260,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         }
         self.memory.fence();
         let tail = self.memory.load_tail();
-        self.reading.accept(tail)?;
+        self.accept_tail(tail)?;
         Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
     }
 
@@ -259,7 +270,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         }
         self.look()?;
         let head = self.memory.load_head();
-        self.writing.accept(head)?;
+        self.accept_head(head)?;
         Ok((self.writing.size - 1 - self.writing.used()) as usize)
     }
 
@@ -290,7 +301,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         self.writing.unannounced = head != old;
         self.writing.head_at_produce = head;
         self.memory.gave(len);
-        self.writing.accept(head)?;
+        self.accept_head(head)?;
         if self.pkt() { self.look() } else { Ok(()) }
     }
 
@@ -304,7 +315,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         }
         self.memory.fence();
         let head = self.memory.load_head();
-        self.writing.accept(head)?;
+        self.accept_head(head)?;
         Ok(self.writing.used() == self.writing.size - 1)
     }
 
@@ -316,7 +327,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         // sleep with a low-water mark above what its last WROTE announced.
         self.writing.unannounced = false;
         let head = self.memory.load_head();
-        self.writing.accept(head)?;
+        self.accept_head(head)?;
         if head == self.writing.head_at_produce && self.writing.used() > 0 {
             self.memory.owe(Notice::Wrote);
         }
@@ -431,6 +442,10 @@ impl QueueMemory for GuestQueues {
 
     fn tell(&self, end: End) {
         self.notices.end(end);
+    }
+
+    fn broke(&self) {
+        self.notices.inbox().stats.broken_rings.inc();
     }
 }
 

@@ -17,6 +17,7 @@ use zerocopy::IntoBytes;
 
 use super::fabric::{Caller, Fabric, Inner};
 use super::handshake::{Role, State, Verdict, verdict};
+use super::inbox::Account;
 use super::notices::{Notices, Protocol};
 use super::stats::{Refusal, VmciStats};
 
@@ -40,6 +41,9 @@ pub struct Connection {
     lane: Option<LaneId>,
     voices: Option<[Arc<Notices>; 2]>,
     client_left: bool,
+    /// Counts against its client's quota. Not once the client's VM has been removed: another may have
+    /// the context id by now.
+    counted: bool,
     touched: Instant,
 }
 
@@ -53,6 +57,7 @@ impl Connection {
             lane: None,
             voices: None,
             client_left: false,
+            counted: true,
             touched: Instant::now(),
         }
     }
@@ -117,16 +122,23 @@ impl Inner {
         if let Some(inbox) = context.reachable_inbox() {
             context.stats.resets_sent.inc();
             let packet = ControlPacket::new(PacketType::Rst, 0, 0);
-            inbox.push(CID_HOST, control_datagram(from, to, packet));
+            inbox.push(Account::Control, CID_HOST, control_datagram(from, to, packet));
         }
     }
 
     pub(super) fn remove_connection(&mut self, key: Key) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
-        if let Some(client) = self.contexts.get_mut(&key.client.0) {
+        if let Some(client) = self.contexts.get_mut(&key.client.0).filter(|_| connection.counted) {
             client.connections -= 1;
         }
         Some(connection)
+    }
+
+    /// The VM is removed; connections that its peers still hold outlive it.
+    pub(super) fn disown_connections(&mut self, cid: u32) {
+        for (_, connection) in self.connections.iter_mut().filter(|(key, _)| key.client.0 == cid) {
+            connection.counted = false;
+        }
     }
 
     /// A context is gone: the peers of its half-made connections hear of it now, those of complete
@@ -158,7 +170,8 @@ impl Inner {
         };
         let sender = if from == Role::Client { key.client.0 } else { key.server.0 };
         let inbox = self.reach(sender, target.0)?;
-        if inbox.push(sender, control_datagram(source, target, packet)) { Ok(()) } else { Err(Refusal::Full) }
+        let packet = control_datagram(source, target, packet);
+        if inbox.push(Account::Control, sender, packet) { Ok(()) } else { Err(Refusal::Full) }
     }
 }
 
@@ -192,7 +205,7 @@ impl Fabric {
             stats.refused_state.inc();
             let invalid = ControlPacket::new(PacketType::Invalid, 0, 0);
             if let Some(inbox) = inner.context(cid)?.reachable_inbox() {
-                inbox.push(CID_HOST, control_datagram(addressed, sender, invalid));
+                inbox.push(Account::Control, CID_HOST, control_datagram(addressed, sender, invalid));
             }
             return Ok(());
         };
@@ -262,7 +275,13 @@ impl Fabric {
                 connection.touched = Instant::now();
             }
             Verdict::Offer => return offer(inner, key, packet, stats),
-            Verdict::Attach => return attach(inner, key, packet, stats),
+            Verdict::Attach => {
+                attach(inner, key, packet, stats)?;
+                // What was held back for the client may go soon.
+                if let Some(lane) = inner.connections.get(&key).and_then(|connection| connection.lane) {
+                    self.lanes.kick(lane);
+                }
+            }
         }
         Ok(())
     }

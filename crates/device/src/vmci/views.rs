@@ -21,6 +21,8 @@ pub struct VmView {
     pub doorbells: usize,
     /// Datagrams waiting for it, in bytes.
     pub inbox_bytes: usize,
+    /// Packets of the device itself waiting for it.
+    pub packets_waiting: usize,
     /// Bytes it may still leave behind.
     pub spill_left: usize,
     pub stats: Arc<VmciStats>,
@@ -51,6 +53,7 @@ impl Fabric {
                 connections: context.connections,
                 doorbells: context.doorbells.len(),
                 inbox_bytes: context.inbox.as_ref().map_or(0, |inbox| inbox.bytes()),
+                packets_waiting: context.inbox.as_ref().map_or(0, |inbox| inbox.own()),
                 spill_left: context.budget.left(),
                 stats: context.stats.clone(),
             })
