@@ -116,8 +116,7 @@ impl Driver {
         driver.write(Reg::Caps, driver.caps);
         if path != Path::Ports {
             driver.write(Reg::GuestPageShift, PAGE.trailing_zeros());
-            driver.write(Reg::DataInHigh, (driver.rx.address >> 32) as u32);
-            driver.write(Reg::DataOutHigh, (driver.tx.address >> 32) as u32);
+            driver.restore_addresses();
         }
         driver.expect("SET_NOTIFY_BITMAP", 0, Driver::register_bitmap)?;
         driver.expect("RESOURCES_QUERY", 1, |driver| {
@@ -128,6 +127,12 @@ impl Driver {
         driver.write(Reg::Control, CONTROL_INT_ENABLE);
         driver.cid = driver.call(call::GET_CONTEXT_ID, &[]) as u32;
         Ok(driver)
+    }
+
+    /// Tells the device the upper halves of the buffers' addresses.
+    pub fn restore_addresses(&mut self) {
+        self.write(Reg::DataInHigh, (self.rx.address >> 32) as u32);
+        self.write(Reg::DataOutHigh, (self.tx.address >> 32) as u32);
     }
 
     fn expect(
@@ -179,6 +184,11 @@ impl Driver {
     /// The command register of the configuration space.
     pub fn set_command(&mut self, bits: u16) {
         self.registers.write_bytes(CONFIG_REGION, offset::COMMAND as u64, &bits.to_le_bytes());
+    }
+
+    /// Any register access at all.
+    pub fn registers_mut(&mut self) -> &mut dyn Registers {
+        &mut *self.registers
     }
 
     /// Sends one datagram, whatever it is. Returns what the caller in Linux gets to see.

@@ -34,7 +34,7 @@ pub use handshake::{Listener, Options};
 pub use lines::Lines;
 pub use machine::{Machine, vm};
 pub use pattern::Pattern;
-pub use queues::{PairSpec, Queues};
+pub use queues::{PairSpec, Queues, alloc_call};
 pub use ram::{Placement, Ram};
 pub use receive::Datagram;
 pub use registers::{Direct, Registers};

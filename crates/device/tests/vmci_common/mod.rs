@@ -88,7 +88,7 @@ pub fn send_pattern(stream: &Stream, pattern: Pattern, bytes: u64, largest: usiz
     while at < bytes {
         let len = sizes.next().min((bytes - at) as usize);
         pattern.fill(at, &mut chunk[..len]);
-        stream.send_all(&chunk[..len]).unwrap_or_else(|error| panic!("sending byte {at}: {error}"));
+        stream.send_all(&chunk[..len]).unwrap_or_else(|error| panic!("sending byte {at}: {error}; {}", rings_of(stream)));
         at += len as u64;
     }
     stream.shutdown(2);
@@ -101,7 +101,8 @@ pub fn check_pattern(stream: &Stream, pattern: Pattern, largest: usize) -> u64 {
     let mut at = 0;
     loop {
         let len = sizes.next();
-        match stream.recv(&mut chunk[..len]).unwrap_or_else(|error| panic!("receiving byte {at}: {error}")) {
+        let got = stream.recv(&mut chunk[..len]);
+        match got.unwrap_or_else(|error| panic!("receiving byte {at}: {error}; {}", rings_of(stream))) {
             0 => return at,
             got => {
                 pattern.check(at, &chunk[..got]);
@@ -109,6 +110,15 @@ pub fn check_pattern(stream: &Stream, pattern: Pattern, largest: usize) -> u64 {
             }
         }
     }
+}
+
+/// The state of a stream's rings, for the message when something hangs.
+fn rings_of(stream: &Stream) -> String {
+    stream.queues(|queues| {
+        let (tail, head) = queues.own_indices();
+        let (ready, room) = (queues.ready(), queues.room());
+        format!("ready {ready}, room {room}, own tail {tail:#x} and head {head:#x}")
+    })
 }
 
 /// Sizes between 1 and the largest, small ones as often as large ones.
