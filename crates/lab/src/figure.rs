@@ -190,6 +190,16 @@ pub fn grouped(figure: &Grouped) -> String {
     svg + "</svg>\n"
 }
 
+/// An error bar, with a rim in the colour of the page (which the page may set): it must be seen on
+/// light and on dark bars.
+fn whisker(svg: &mut String, path: &str) {
+    let _ = writeln!(
+        svg,
+        "<path class=\"rim\" d=\"{path}\" stroke=\"#fff\" stroke-width=\"3\" stroke-opacity=\".7\" fill=\"none\"/>\
+         <path d=\"{path}\" stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\"/>"
+    );
+}
+
 /// One bar; a cross where there is none.
 fn column(
     svg: &mut String,
@@ -219,11 +229,9 @@ fn column(
     if bar.runs > 1 {
         let (low, high, cap) = (y_of(bar.min), y_of(bar.max), (width * 0.3).min(5.0));
         let (middle, from, to) = (middle - 0.5, middle - 0.5 - cap, middle - 0.5 + cap);
-        let _ = writeln!(
-            svg,
-            "<path d=\"M{from:.1} {high:.1}H{to:.1}M{middle:.1} {high:.1}V{low:.1}M{from:.1} {low:.1}H{to:.1}\" \
-             stroke=\"currentColor\" stroke-width=\"1.3\" fill=\"none\"/>"
-        );
+        let path =
+            format!("M{from:.1} {high:.1}H{to:.1}M{middle:.1} {high:.1}V{low:.1}M{from:.1} {low:.1}H{to:.1}");
+        whisker(svg, &path);
     }
 }
 
@@ -268,12 +276,9 @@ pub fn lying(id: &str, title: &str, unit: &str, bars: &[Lying]) -> String {
         );
         if bar.runs > 1 {
             let (low, high, y) = (x_of(bar.min), x_of(bar.max), top + 12.0);
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{low:.1} {:.1}v10M{low:.1} {y:.1}H{high:.1}M{high:.1} {0:.1}v10\" \
-                 stroke=\"currentColor\" fill=\"none\"/>",
-                y - 5.0
-            );
+            let end = y - 5.0;
+            let path = format!("M{low:.1} {end:.1}v10M{low:.1} {y:.1}H{high:.1}M{high:.1} {end:.1}v10");
+            whisker(&mut svg, &path);
         }
         let number = format!("{} {unit}", crate::experiment::table::number(bar.median));
         text(&mut svg, (x_of(bar.max) + 8.0, top + 17.0), "", &number);

@@ -1,5 +1,6 @@
 //! `vmlane demo`: two VMs, VMCI sockets against TCP, a table and a report.
 
+use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -96,11 +97,14 @@ struct Screen {
     headed: bool,
     /// After the line of the combination: how far, and how long still.
     place: String,
+    /// Failures that were told: a device that is given up fails the same way many times.
+    said: BTreeSet<String>,
 }
 
 impl Screen {
     fn new() -> Screen {
-        Screen { terminal: std::io::stderr().is_terminal(), headed: false, place: String::new() }
+        let terminal = std::io::stderr().is_terminal();
+        Screen { terminal, headed: false, place: String::new(), said: BTreeSet::new() }
     }
 
     fn show(&mut self, news: &News<'_>) {
@@ -114,9 +118,10 @@ impl Screen {
                 }
             }
             News::Ended(row) => {
-                if let Some(why) = &row.failed {
+                let line = row.failed.as_ref().map(|why| format!("demo: {} failed: {why}", row.device));
+                if let Some(line) = line.filter(|line| self.said.insert(line.clone())) {
                     self.clear();
-                    eprintln!("demo: {} run {} failed: {why}", row.device, row.run);
+                    eprintln!("{line}");
                 }
             }
             News::Combination(rows) => {

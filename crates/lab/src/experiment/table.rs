@@ -7,8 +7,8 @@ use super::summary::{Key, OURS, Summary};
 pub fn size(bytes: u64) -> String {
     match bytes {
         0 => "0".into(),
-        _ if bytes % (1 << 20) == 0 => format!("{}M", bytes >> 20),
-        _ if bytes % (1 << 10) == 0 => format!("{}k", bytes >> 10),
+        _ if bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
+        _ if bytes.is_multiple_of(1 << 10) => format!("{}k", bytes >> 10),
         _ => bytes.to_string(),
     }
 }

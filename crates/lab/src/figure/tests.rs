@@ -33,7 +33,7 @@ fn figure() -> Grouped {
 fn every_bar_has_its_error_bar_and_a_missing_one_its_cross() {
     let svg = grouped(&figure());
     assert_eq!(svg.matches("<title>").count(), 3);
-    assert_eq!((svg.matches("fill=\"none\"").count(), svg.matches('×').count()), (3, 1));
+    assert_eq!((svg.matches("class=\"rim\"").count(), svg.matches('×').count()), (3, 1));
     assert!(svg.contains("A &amp; B") && svg.contains("x &lt;y&gt;") && !svg.contains("<y>"));
     assert!(!svg.contains("NaN") && !svg.contains("inf"));
 }
