@@ -25,7 +25,8 @@ fn payload(len: usize) -> Vec<u8> {
 
 #[test]
 fn every_size_arrives_on_every_path() {
-    for [from, to] in [[Path::Dma, Path::Ports], [Path::Ports, Path::Dma], [Path::DmaPosted, Path::DmaPosted]] {
+    for [from, to] in [[Path::Dma, Path::Ports], [Path::Ports, Path::Dma], [Path::DmaPosted, Path::DmaPosted]]
+    {
         let world = World::new();
         let [mut a, mut b] = two(&world, from, to);
         for len in [0, 1, 8, 24, 100, 4048, 4049, 4072, 4073, 8192, MAX_DATAGRAM_PAYLOAD] {
@@ -82,7 +83,9 @@ fn batches_larger_than_a_page_or_a_buffer_lose_nothing() {
         }
         let mut got = Vec::new();
         while got.len() < sent.len() {
-            got.extend(b.await_datagrams().into_iter().map(|datagram| (datagram.src.context, datagram.payload)));
+            got.extend(
+                b.await_datagrams().into_iter().map(|datagram| (datagram.src.context, datagram.payload)),
+            );
         }
         assert!(got == sent, "{path:?}");
     }

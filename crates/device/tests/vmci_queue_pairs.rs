@@ -93,7 +93,11 @@ fn sizes_and_page_lists_must_agree() {
         ("a page more than needed", call(8192, 5000, 7, &pages[..7]), args),
         ("a list shorter than claimed", call(8192, 5000, 6, &pages[..5]), args),
         ("a sum that wraps", call(u64::MAX, 2, 6, &pages[..6]), args),
-        ("sizes that round up to nothing", call(u64::MAX - 1, 1, 2, &pages[..2]), VmciError::NoResources.code()),
+        (
+            "sizes that round up to nothing",
+            call(u64::MAX - 1, 1, 2, &pages[..2]),
+            VmciError::NoResources.code(),
+        ),
         ("more than 128 MiB", call(64 << 20, (64 << 20) + 1, 6, &pages[..6]), VmciError::NoResources.code()),
         ("a header outside memory", call(8192, 5000, 6, &with(0, outside)), args),
         ("a data page outside memory", call(8192, 5000, 6, &with(2, outside)), args),
@@ -115,7 +119,8 @@ fn quotas_are_checked_before_anything_is_kept() {
     let world = World::new();
     let limits = Limits { queue_pairs: 2, queue_pair_bytes: 20_000, ..Limits::default() };
     let mut a = world.machine_with(VmSpec { limits, ..vm(3) }).probe(Path::Dma);
-    let spec = |resource, produce| PairSpec { handle: Handle::new(3, resource), peer: CID_ANY, produce, ..CREATE };
+    let spec =
+        |resource, produce| PairSpec { handle: Handle::new(3, resource), peer: CID_ANY, produce, ..CREATE };
     assert_eq!(refused(&mut a, spec(1, 15_001)), VmciError::InvalidArgs.code());
     assert_eq!(refused(&mut a, spec(2000, 15_001)), VmciError::NoResources.code());
     let pair = alloc(&mut a, spec(2000, 8192));
@@ -134,9 +139,17 @@ fn only_the_one_it_was_made_for_attaches() {
     let _pair = alloc(&mut a, CREATE);
     assert_eq!(refused(&mut c, ATTACH), VmciError::NoAccess.code());
     assert_eq!(refused(&mut a, ATTACH), VmciError::AlreadyExists.code(), "the creator");
-    assert_eq!(refused(&mut b, PairSpec { peer: 5, ..ATTACH }), VmciError::NoAccess.code(), "made by another");
+    assert_eq!(
+        refused(&mut b, PairSpec { peer: 5, ..ATTACH }),
+        VmciError::NoAccess.code(),
+        "made by another"
+    );
     let mismatch = VmciError::QueuePairMismatch.code();
-    assert_eq!(refused(&mut b, PairSpec { produce: 8192, consume: 5000, ..ATTACH }), mismatch, "not mirrored");
+    assert_eq!(
+        refused(&mut b, PairSpec { produce: 8192, consume: 5000, ..ATTACH }),
+        mismatch,
+        "not mirrored"
+    );
     assert_eq!(refused(&mut b, PairSpec { produce: 4999, ..ATTACH }), mismatch);
     assert_eq!(detach(&mut b, PAIR), VmciError::NotFound.code(), "not attached");
     let mine = alloc(&mut b, ATTACH);

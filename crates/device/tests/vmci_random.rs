@@ -6,7 +6,9 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmci_common::World;
-use vmlane_device::testing::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm};
+use vmlane_device::testing::{
+    Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm,
+};
 use vmlane_device::vmci::{Fabric, Limits, VmSpec};
 use vmlane_lane::Inline;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, Handle, RawHandle, Reg, call, datagram, queue_header};
@@ -37,7 +39,14 @@ fn handle() -> impl Strategy<Value = Handle> {
 
 fn size() -> impl Strategy<Value = u64> {
     prop_oneof![
-        Just(0u64), Just(1), Just(2), Just(128), Just(4096), Just(5003), Just(128 << 20), any::<u64>()
+        Just(0u64),
+        Just(1),
+        Just(2),
+        Just(128),
+        Just(4096),
+        Just(5003),
+        Just(128 << 20),
+        any::<u64>()
     ]
 }
 
@@ -119,8 +128,13 @@ impl Pair {
                 );
             }
             Deed::Alloc { spec: (handle, peer, flags, produce, consume), pages } => {
-                let spec =
-                    PairSpec { handle: *handle, peer: *peer, flags: *flags, produce: *produce, consume: *consume };
+                let spec = PairSpec {
+                    handle: *handle,
+                    peer: *peer,
+                    flags: *flags,
+                    produce: *produce,
+                    consume: *consume,
+                };
                 let pages: Vec<u64> = pages.iter().map(|page| page * 4096).collect();
                 let count = produce.div_ceil(4096).saturating_add(consume.div_ceil(4096)).saturating_add(2);
                 let needed = usize::try_from(count).unwrap_or(0).min(8);
@@ -136,7 +150,8 @@ impl Pair {
                 registers.write_bytes(0, Reg::DataOut.offset(), &bytes);
             }
             Deed::Index { page, field, value } => {
-                let field = [queue_header::HANDLE, queue_header::PRODUCER_TAIL, queue_header::CONSUMER_HEAD][*field];
+                let field =
+                    [queue_header::HANDLE, queue_header::PRODUCER_TAIL, queue_header::CONSUMER_HEAD][*field];
                 self.machines[who].ram.write(page * 4096 + field as u64, &value.to_le_bytes());
                 self.lanes.turn_all();
             }
@@ -150,13 +165,19 @@ impl Pair {
             machine.registers().write32(0, Reg::Control.offset(), 1);
         }
         for view in self.fabric.vms() {
-            assert_eq!((view.queue_pairs, view.queue_pair_bytes, view.connections), (0, 0, 0), "{}", view.name);
+            assert_eq!(
+                (view.queue_pairs, view.queue_pair_bytes, view.connections),
+                (0, 0, 0),
+                "{}",
+                view.name
+            );
             assert_eq!((view.doorbells, view.inbox_bytes, view.packets_waiting), (0, 0, 0), "{}", view.name);
         }
         assert_eq!(self.fabric.connections(), []);
         let [mut a, mut b] = [0, 1].map(|index: usize| self.machines[index].probe(Path::Dma));
         assert_eq!(a.send_to(Handle::new(4, 77), 5, b"alive"), 29);
-        let expected = Datagram { dst: Handle::new(4, 77), src: Handle::new(3, 5), payload: b"alive".to_vec() };
+        let expected =
+            Datagram { dst: Handle::new(4, 77), src: Handle::new(3, 5), payload: b"alive".to_vec() };
         assert_eq!(b.await_datagrams(), [expected]);
     }
 }

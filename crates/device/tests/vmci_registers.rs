@@ -21,7 +21,11 @@ fn a_probe_ends_with_the_capabilities_and_the_context_id() {
         let mut driver = world.machine(3).probe(path);
         assert_eq!(driver.cid, 3);
         assert_eq!(driver.caps, if path == Path::Ports { 0x1c } else { OFFER });
-        assert_eq!(driver.read(Reg::Caps), OFFER, "a driver that is loaded again reads the whole offer again");
+        assert_eq!(
+            driver.read(Reg::Caps),
+            OFFER,
+            "a driver that is loaded again reads the whole offer again"
+        );
         assert!(world.view(3).ready);
     }
 }
@@ -117,7 +121,8 @@ fn a_receive_buffer_that_makes_no_sense_loses_nothing() {
     let (mut driver, mut sender) = (machine.probe(Path::Dma), other.probe(Path::Dma));
     assert_eq!(sender.send_to(Handle::new(3, 77), 5, b"kept"), 28);
     let page = machine.ram.alloc(1, Placement::Scattered)[0];
-    for header in [DmaHeader::new(0, 9, 1), DmaHeader::new(0, DMA_LIST, 1), DmaHeader::new(0, DMA_LIST, 1000)] {
+    for header in [DmaHeader::new(0, 9, 1), DmaHeader::new(0, DMA_LIST, 1), DmaHeader::new(0, DMA_LIST, 1000)]
+    {
         machine.ram.write(page, header.as_bytes());
         machine.ram.write(page + 24, DmaElement { addr: 64.into(), size: 69_632.into() }.as_bytes());
         driver.write(Reg::DataInHigh, (page >> 32) as u32);

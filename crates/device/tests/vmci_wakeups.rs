@@ -83,7 +83,9 @@ fn a_writer_sleeps_until_a_slow_reader_has_made_room() {
                 while at < 19 * size {
                     // Both rings fill up before anything is read.
                     let sleeps = world.stats.sleeps.get();
-                    vmci_common::eventually("the lane sleeps", || world.stats.sleeps.get() > sleeps || at > 0);
+                    vmci_common::eventually("the lane sleeps", || {
+                        world.stats.sleeps.get() > sleeps || at > 0
+                    });
                     let mut bytes = vec![0; size as usize / 2];
                     assert_eq!(b.recv_all(&mut bytes), Ok(bytes.len()));
                     pattern.check(at, &bytes);

@@ -6,8 +6,8 @@ use std::time::Instant;
 use vmlane_mem::Pages;
 use vmlane_wire::pci::{command, offset};
 use vmlane_wire::vmci::{
-    CAPS_DATAGRAM, CAPS_DMA_DATAGRAM, CAPS_NOTIFICATIONS, CAPS_PPN64, CONTROL_INT_ENABLE, CONTROL_RESET, DMA_HEADER,
-    DMA_INLINE, DmaHeader, Handle, MAX_DATAGRAM, MMIO_OFFSET, RawHandle, Reg, call, datagram,
+    CAPS_DATAGRAM, CAPS_DMA_DATAGRAM, CAPS_NOTIFICATIONS, CAPS_PPN64, CONTROL_INT_ENABLE, CONTROL_RESET,
+    DMA_HEADER, DMA_INLINE, DmaHeader, Handle, MAX_DATAGRAM, MMIO_OFFSET, RawHandle, Reg, call, datagram,
 };
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket};
 use zerocopy::IntoBytes;

@@ -119,9 +119,10 @@ impl Guest {
         let kind = packet.kind();
         let outcome = match (socket.phase(), kind) {
             (_, Some(PacketType::Rst)) => Err(SocketError::Refused),
-            (Phase::Requested { protocol, placement }, Some(PacketType::Negotiate | PacketType::Negotiate2)) => {
-                self.offer(socket, protocol, placement, packet.size())
-            }
+            (
+                Phase::Requested { protocol, placement },
+                Some(PacketType::Negotiate | PacketType::Negotiate2),
+            ) => self.offer(socket, protocol, placement, packet.size()),
             (Phase::Offered, Some(PacketType::Attach)) => {
                 socket.set_phase(Phase::Established);
                 Ok(())

@@ -98,7 +98,10 @@ impl Queues {
 
     /// Where the guest writes next, and where it reads next.
     pub fn own_indices(&self) -> (u64, u64) {
-        (self.produce.load_u64(queue_header::PRODUCER_TAIL), self.produce.load_u64(queue_header::CONSUMER_HEAD))
+        (
+            self.produce.load_u64(queue_header::PRODUCER_TAIL),
+            self.produce.load_u64(queue_header::CONSUMER_HEAD),
+        )
     }
 }
 

@@ -3,8 +3,8 @@
 use std::time::Instant;
 
 use vmlane_wire::vmci::{
-    DATAGRAM_HEADER, DMA_HEADER, DMA_LIST, DatagramHeader, DmaElement, DmaHeader, Handle, INVALID_ID, MAX_DATAGRAM,
-    Reg, padded,
+    DATAGRAM_HEADER, DMA_HEADER, DMA_LIST, DatagramHeader, DmaElement, DmaHeader, Handle, INVALID_ID,
+    MAX_DATAGRAM, Reg, padded,
 };
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket};
 use zerocopy::{FromBytes, IntoBytes};

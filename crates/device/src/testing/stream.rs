@@ -150,7 +150,8 @@ impl Stream {
     /// Announces that this end sends (2) or receives (1) no more.
     pub fn shutdown(&self, mode: u64) {
         self.socket.state.lock().shutdown |= mode;
-        self.guest.send_control(self.socket.key, ControlPacket::new(PacketType::Shutdown, 0, 0).with_mode(mode));
+        self.guest
+            .send_control(self.socket.key, ControlPacket::new(PacketType::Shutdown, 0, 0).with_mode(mode));
     }
 
     /// Closes: nothing is sent, the queue pair is detached and its pages are freed.

@@ -1,10 +1,15 @@
 //! What the VMCI tests share: a fabric with real workers, and pairs of guests that stream through it.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod talk;
+pub mod villain;
+
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_device::testing::{Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm};
+use vmlane_device::testing::{
+    Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm,
+};
 use vmlane_device::vmci::{Fabric, VmSpec, VmView};
 use vmlane_lane::{Settings, WorkerStats, Workers};
 
@@ -88,7 +93,9 @@ pub fn send_pattern(stream: &Stream, pattern: Pattern, bytes: u64, largest: usiz
     while at < bytes {
         let len = sizes.next().min((bytes - at) as usize);
         pattern.fill(at, &mut chunk[..len]);
-        stream.send_all(&chunk[..len]).unwrap_or_else(|error| panic!("sending byte {at}: {error}; {}", rings_of(stream)));
+        stream
+            .send_all(&chunk[..len])
+            .unwrap_or_else(|error| panic!("sending byte {at}: {error}; {}", rings_of(stream)));
         at += len as u64;
     }
     stream.shutdown(2);
