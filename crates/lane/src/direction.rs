@@ -24,6 +24,14 @@ pub enum Blame {
     Sink(PortFault),
 }
 
+/// What an end left behind that its peer had no room for, in bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Left {
+    pub kept: usize,
+    /// Beyond what its budget allowed.
+    pub lost: usize,
+}
+
 /// Where bytes come from.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 enum Source {
@@ -180,21 +188,26 @@ impl Direction {
         Ok(())
     }
 
-    /// The source's end leaves: what its ring still holds moves on, the rest is kept here. `allow`
-    /// says whether that many bytes may be kept; if not they are lost with their sender. Returns the
-    /// number kept. The port is not used after this.
+    /// The source's end leaves: what its ring holds now moves on, the rest of it is kept here. `allow`
+    /// says whether that many bytes may be kept; if not they are lost with their sender. The port is
+    /// not used after this. Bounded by the ring: a leaver that goes on writing is not waited for.
     pub fn source_leaves(
         &mut self,
         from: &mut (dyn StreamPort + 'static),
         to: Option<&mut (dyn StreamPort + 'static)>,
         allow: impl FnOnce(usize) -> bool,
-    ) -> Result<usize, Blame> {
+    ) -> Result<Left, Blame> {
         let Some(to) = to else {
             self.source = Source::Spill { bytes: Vec::new(), at: 0 };
-            return Ok(0);
+            return Ok(Left::default());
         };
-        while self.step(Some(from), to, usize::MAX, 0)? > 0 {}
-        let rest = from.readable().map_err(Blame::Source)?;
+        let mut rest = from.readable().map_err(Blame::Source)?;
+        while rest > 0 {
+            match self.step(Some(from), to, rest, 0)? {
+                0 => break,
+                moved => rest -= moved,
+            }
+        }
         let kept = if rest > 0 && allow(rest) { rest } else { 0 };
         let mut bytes = vec![0; kept];
         from.source().read(&mut bytes);
@@ -206,7 +219,7 @@ impl Direction {
         }
         self.mark(None, End::Detached)?;
         self.announce(to);
-        Ok(kept)
+        Ok(Left { kept, lost: rest - kept })
     }
 
     /// Gives up whatever is kept: nobody is left to read it. Returns the number of bytes.

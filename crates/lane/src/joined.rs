@@ -5,7 +5,7 @@ use std::time::Instant;
 
 use vmlane_port::{Budget, End, LaneEnd, Shutdown, Side, StreamPort};
 
-use crate::direction::{Blame, Direction, Sleep};
+use crate::direction::{Blame, Direction, Left, Sleep};
 
 /// What a turn of a lane did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -154,21 +154,21 @@ impl Lane {
         self.directions[side as usize].mark(from, end).map_err(|blame| broken(side, blame))
     }
 
-    /// `side` leaves: its bytes are taken, its port is dropped. Returns the number of bytes kept for
-    /// a peer that had no room for them yet, or why they could not be taken.
-    pub fn leave(&mut self, side: Side) -> Result<usize, Broken> {
-        let Some(mut end) = self.ends[side as usize].take() else { return Ok(0) };
+    /// `side` leaves: its bytes are taken, its port is dropped. Returns what its peer had no room for
+    /// yet, or why the bytes could not be taken.
+    pub fn leave(&mut self, side: Side) -> Result<Left, Broken> {
+        let Some(mut end) = self.ends[side as usize].take() else { return Ok(Left::default()) };
         let peer = self.ends[side.other() as usize].as_mut().map(|peer| &mut *peer.port);
         let budget = end.budget.clone();
         let direction = &mut self.directions[side as usize];
-        let kept = direction.source_leaves(&mut *end.port, peer, |bytes| budget.take(bytes));
+        let left = direction.source_leaves(&mut *end.port, peer, |bytes| budget.take(bytes));
         // What the peer had on the way to the leaver has no reader any more.
         self.directions[side.other() as usize].drop_spill();
         refund(&mut self.charged[side.other() as usize]);
         self.wake();
-        let kept = kept.map_err(|blame| broken(side, blame))?;
-        self.charged[side as usize] = Some((budget, kept));
-        Ok(kept)
+        let left = left.map_err(|blame| broken(side, blame))?;
+        self.charged[side as usize] = Some((budget, left.kept));
+        Ok(left)
     }
 
     /// True once both ends have left.

@@ -11,6 +11,6 @@ mod joined;
 mod queue;
 mod worker;
 
-pub use direction::{Blame, Direction, Sleep};
+pub use direction::{Blame, Direction, Left, Sleep};
 pub use inline::Inline;
 pub use worker::{Settings, WorkerStats, Workers};

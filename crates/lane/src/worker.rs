@@ -255,8 +255,9 @@ impl Worker {
                 self.activate(slot);
             }
             Command::Leave { slot, side, done } => {
-                if let Some(kept) = self.guarded(slot, |lane| lane.leave(side)) {
-                    self.stats.spilled_bytes.add(kept as u64);
+                if let Some(left) = self.guarded(slot, |lane| lane.leave(side)) {
+                    self.stats.spilled_bytes.add(left.kept as u64);
+                    self.stats.lost_bytes.add(left.lost as u64);
                 }
                 if self.lanes.get(slot).and_then(Option::as_ref).is_some_and(Lane::is_over) {
                     self.remove(slot);

@@ -4,6 +4,7 @@
 //! map {CID 2, port} -> {VM, port} knows its server as the host; every packet is translated on the
 //! way, both ways. Packets about bytes and room are consumed: each guest's peer is the device.
 
+use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -31,6 +32,10 @@ pub struct Key {
     pub server: SocketAddress,
 }
 
+const SAID_RECEIVE: u8 = 1;
+const SAID_SEND: u8 = 2;
+const SAID_RESET: u8 = 4;
+
 /// One tracked connection.
 pub struct Connection {
     state: State,
@@ -41,6 +46,9 @@ pub struct Connection {
     lane: Option<LaneId>,
     voices: Option<[Arc<Notices>; 2]>,
     client_left: bool,
+    /// What each end has said about its future, as bits: the engine hears of each once, however often
+    /// a guest repeats it.
+    said: [Cell<u8>; 2],
     /// Counts against its client's quota. Not once the client's VM has been removed: another may have
     /// the context id by now.
     counted: bool,
@@ -57,6 +65,7 @@ impl Connection {
             lane: None,
             voices: None,
             client_left: false,
+            said: Default::default(),
             counted: true,
             touched: Instant::now(),
         }
@@ -84,6 +93,12 @@ impl Connection {
     pub fn joined(&mut self, lane: LaneId, voices: [Arc<Notices>; 2]) {
         self.lane = Some(lane);
         self.voices = Some(voices);
+    }
+
+    /// True the first time that `role` says `what`.
+    fn says(&self, role: Role, what: u8) -> bool {
+        let said = &self.said[side(role) as usize];
+        said.replace(said.get() | what) & what == 0
     }
 
     /// One end has detached.
@@ -257,7 +272,7 @@ impl Fabric {
             Verdict::Notice => self.notice(connection, role, packet.kind),
             Verdict::Shutdown => self.shutdown(connection, role, packet.body.mode()),
             Verdict::Reset => match connection.lane {
-                Some(lane) => self.lanes.reset(lane, side(role)),
+                Some(lane) => self.reset_lane(connection, lane, role),
                 None => {
                     // Whether or not the other end can be told, this connection is over.
                     let told = inner.forward(key, connection, role, packet.body);
@@ -301,11 +316,18 @@ impl Fabric {
 
     fn shutdown(&self, connection: &Connection, role: Role, mode: u64) {
         let Some(lane) = connection.lane else { return };
-        if mode & SHUTDOWN_RECEIVE != 0 {
+        if mode & SHUTDOWN_RECEIVE != 0 && connection.says(role, SAID_RECEIVE) {
             self.lanes.shutdown(lane, side(role), Shutdown::Receive);
         }
-        if mode & SHUTDOWN_SEND != 0 {
+        if mode & SHUTDOWN_SEND != 0 && connection.says(role, SAID_SEND) {
             self.lanes.shutdown(lane, side(role), Shutdown::Send);
+        }
+    }
+
+    /// RST on a connection that the engine has.
+    fn reset_lane(&self, connection: &Connection, lane: LaneId, role: Role) {
+        if connection.says(role, SAID_RESET) {
+            self.lanes.reset(lane, side(role));
         }
     }
 }
