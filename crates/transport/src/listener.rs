@@ -194,6 +194,8 @@ impl Door {
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
+                // The socket was shut down to end this thread.
+                Err(_) if self.desk.lock().closed => {}
                 Err(error) => {
                     if let Some(held_back) = log.allow() {
                         tracing::warn!(device = self.name, %error, held_back, "accepting a VMM");
