@@ -16,6 +16,7 @@ use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region};
 
 use super::dma;
 use super::fabric::{Caller, Fabric, PageFormat};
+use super::hypercall;
 use super::inbox::Inbox;
 use super::ports::{Assembled, Assembler, Stream};
 
@@ -188,7 +189,16 @@ impl VmciDevice {
 
     fn send(&mut self, memory: &MemoryMap, datagram: &[u8]) -> i32 {
         let pages = PageFormat { shift: self.regs.page_shift, ppn64: self.acknowledged(CAPS_PPN64) };
-        self.fabric.send(Caller { cid: self.cid, memory, pages, stats: &self.inbox.stats }, datagram)
+        let result =
+            self.fabric.send(Caller { cid: self.cid, memory, pages, stats: &self.inbox.stats }, datagram);
+        let unknown = result == VmciError::NotFound.code();
+        if unknown && self.is_forgotten(datagram) { 0 } else { result }
+    }
+
+    /// Whether a driver, whose device was reset under it, gives up a queue pair that went with the
+    /// reset. Linux keeps a pair whose detach fails, and trips over it when the module is unloaded.
+    fn is_forgotten(&self, datagram: &[u8]) -> bool {
+        self.regs.caps.is_none() && hypercall::is_detach(datagram)
     }
 
     fn latch(&mut self, result: i32) {
@@ -196,15 +206,28 @@ impl VmciDevice {
         self.regs.result_reads = RESULT_READS;
     }
 
+    /// What the guest waits for from a write of `value` to `reg` on: held while the write is served.
+    fn awaited(&self, reg: Option<Reg>, value: u32) -> Option<dma::Awaited> {
+        let (request, high) = match reg? {
+            Reg::DataOutLow => (dma::Request::Send, self.regs.out_high),
+            Reg::DataInLow => (dma::Request::Receive, self.regs.in_high),
+            _ => return None,
+        };
+        let addr = u64::from(high) << 32 | u64::from(value);
+        Some(dma::Awaited { memory: self.memory.clone(), request, addr })
+    }
+
     fn dma_send(&mut self, addr: u64) {
-        let memory = self.reachable_memory();
+        let memory = self.memory.clone();
         let mut outgoing = std::mem::take(&mut self.outgoing);
-        let result = if !self.acknowledged(CAPS_DMA_DATAGRAM) {
-            dma::BAD_BUFFER.code()
-        } else if dma::fetch(&memory, addr, &mut outgoing).is_ok() {
-            self.send(&memory, &outgoing)
-        } else {
+        let result = if dma::fetch(&memory, addr, &mut outgoing).is_err() {
             self.inbox.stats.refused_address.inc();
+            dma::BAD_BUFFER.code()
+        } else if self.may_use_dma() {
+            self.send(&memory, &outgoing)
+        } else if self.is_forgotten(&outgoing) {
+            0
+        } else {
             dma::BAD_BUFFER.code()
         };
         self.outgoing = outgoing;
@@ -212,14 +235,20 @@ impl VmciDevice {
         dma::finish_send(&memory, addr, result);
     }
 
+    /// Requests are answered also when this is false, and carry nothing then: kexec takes the
+    /// bus-master bit away while programs still send, and the vCPU spins for its answer.
+    fn may_use_dma(&self) -> bool {
+        self.acknowledged(CAPS_DMA_DATAGRAM) && self.config.bus_master()
+    }
+
     fn dma_receive(&mut self, addr: u64, posted: bool) {
-        let memory = self.reachable_memory();
         self.inbox.fetching();
-        let allowed = self.acknowledged(CAPS_DMA_DATAGRAM);
-        if !allowed || dma::deliver(&memory, addr, &self.inbox, &mut self.batch).is_err() {
+        let allowed = self.may_use_dma();
+        let source = allowed.then_some(&*self.inbox);
+        if dma::deliver(&self.memory, addr, source, &mut self.batch).is_err() || !allowed {
             self.inbox.stats.refused_address.inc();
         }
-        dma::finish_receive(&memory, addr);
+        dma::finish_receive(&self.memory, addr);
         if posted {
             // The guest did not wait for this access, so it may already sleep until vector 2.
             self.inbox.signals.raise(CAUSE_DMA_DATAGRAM);
@@ -256,7 +285,9 @@ impl VmciDevice {
     fn reset_state(&mut self) {
         self.inbox.stats.resets.inc();
         self.fabric.reset(self.cid);
-        self.regs = Registers::new();
+        // A driver whose device was reset under it still sends, and it wrote these at its probe only.
+        let Registers { out_high, in_high, .. } = self.regs;
+        self.regs = Registers { out_high, in_high, ..Registers::new() };
         self.assembler.reset();
         self.stream.reset();
         self.bursting = false;
@@ -307,10 +338,16 @@ impl PciDevice for VmciDevice {
             }
             return Ok(());
         }
+        let register = VmciDevice::register(region, offset);
+        let reg = register.and_then(Reg::at);
+        let word = <[u8; 4]>::try_from(data);
+        let _awaited = self.awaited(reg, word.map(u32::from_le_bytes).unwrap_or_default());
         self.inbox.obey_injection();
         self.bursting = false;
-        let Some(at) = VmciDevice::register(region, offset) else { return Ok(()) };
-        match (Reg::at(at), <[u8; 4]>::try_from(data)) {
+        if register.is_none() {
+            return Ok(());
+        }
+        match (reg, word) {
             (Some(Reg::DataOut), _) => self.port_out(data),
             (Some(reg), Ok(word)) => self.write_register(reg, u32::from_le_bytes(word), posted),
             _ => self.inbox.stats.register_holes.inc(),

@@ -70,16 +70,21 @@ pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
     memory.store_u32(at(DMA_BUSY), 0).is_ok()
 }
 
-/// Fills the receive buffer at `addr` with as many whole datagrams as fit, and ends it.
+/// Fills the receive buffer at `addr` with as many whole datagrams of `inbox` as fit, and ends it.
 /// `batch` is scratch space.
-pub fn deliver(memory: &MemoryMap, addr: u64, inbox: &Inbox, batch: &mut Vec<u8>) -> Result<(), BadBuffer> {
+pub fn deliver(
+    memory: &MemoryMap,
+    addr: u64,
+    inbox: Option<&Inbox>,
+    batch: &mut Vec<u8>,
+) -> Result<(), BadBuffer> {
     batch.clear();
     let ranges = describe(memory, addr)?;
     for (addr, size) in &ranges {
         memory.check_writable(*addr, *size).map_err(|_| BadBuffer)?;
     }
     let total: usize = ranges.iter().map(|(_, size)| size).sum();
-    while inbox.pop_into(batch, total - batch.len()) {}
+    while inbox.is_some_and(|inbox| inbox.pop_into(batch, total - batch.len())) {}
     if total - batch.len() >= DATAGRAM_HEADER {
         batch.extend_from_slice(&TERMINATOR);
     }
@@ -99,3 +104,33 @@ pub fn finish_receive(memory: &MemoryMap, addr: u64) -> bool {
 
 /// The result of a send whose buffer cannot be used.
 pub const BAD_BUFFER: VmciError = VmciError::InvalidArgs;
+
+/// What a guest asked for.
+#[derive(Clone, Copy)]
+pub enum Request {
+    Send,
+    Receive,
+}
+
+/// A request under way. Should the code that serves it panic, the guest is answered all the same:
+/// its vCPU, or its interrupt thread, would wait for ever and outlive no unloading of the driver.
+pub struct Awaited {
+    pub memory: MemoryMap,
+    pub request: Request,
+    pub addr: u64,
+}
+
+impl Drop for Awaited {
+    fn drop(&mut self) {
+        if !std::thread::panicking() {
+            return;
+        }
+        match self.request {
+            Request::Send => finish_send(&self.memory, self.addr, BAD_BUFFER.code()),
+            Request::Receive => {
+                let _ = deliver(&self.memory, self.addr, None, &mut Vec::new());
+                finish_receive(&self.memory, self.addr)
+            }
+        };
+    }
+}

@@ -1,6 +1,8 @@
 //! Calls to the hypervisor: datagrams to context 0. Source: `docs/devices/vmci.md`, "Calls".
 
-use vmlane_wire::vmci::{CAUSE_NOTIFICATION, Handle, RawHandle, VmciError, call, event};
+use vmlane_wire::vmci::{
+    CAUSE_NOTIFICATION, CID_HYPERVISOR, DatagramHeader, Handle, RawHandle, VmciError, call, event,
+};
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
@@ -11,6 +13,12 @@ const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
 
 fn read<T: FromBytes + Immutable + KnownLayout>(payload: &[u8]) -> Result<T, Refusal> {
     T::read_from_prefix(payload).map(|(value, _)| value).map_err(|_| BAD_SIZE)
+}
+
+/// Whether `datagram` is the call that gives up a queue pair.
+pub(super) fn is_detach(datagram: &[u8]) -> bool {
+    let detach = Handle::new(CID_HYPERVISOR, call::QUEUEPAIR_DETACH);
+    DatagramHeader::read_from_prefix(datagram).is_ok_and(|(header, _)| header.dst() == detach)
 }
 
 impl Fabric {
