@@ -8,13 +8,14 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests bench fuzz lint doc clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance bench fuzz lint doc clean
 
 all: build
 
 help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
 	@echo 'make test    unit, property and real-guest tests'
+	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
 	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows)'
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
 	@echo 'make lint    formatting, clippy, docs, licences'
@@ -42,6 +43,10 @@ test-unit: bootstrap
 test-guests: setup
 	@echo '==> tests in real guests'
 	@cargo test --locked --release -p vmlane-lab --features guests -- --test-threads=1 --nocapture
+	@cargo test --locked --release -p vmlane-tests --features guests -- --test-threads=1 --nocapture
+
+acceptance: setup
+	@tests/acceptance.sh
 
 bench: bootstrap
 	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))

@@ -1,0 +1,92 @@
+"""Both ends of a case, side by side: what a near end does, and what answers it.
+
+A connection's first 16 bytes name the function that serves it at the far end.
+"""
+import errno
+import os
+import select
+import threading
+import time
+import traceback
+
+import vs
+
+BLOCK = os.urandom(1 << 20)
+FAR, NEAR = {}, {}
+
+
+def far(function):
+    FAR[function.__name__.removeprefix("far_")] = function
+
+
+def near(function):
+    NEAR[function.__name__.removeprefix("near_")] = function
+
+
+def ready(sock, events, seconds):
+    """What poll reports within so many seconds."""
+    poll = select.poll()
+    poll.register(sock, events)
+    found = poll.poll(seconds * 1000)
+    return found[0][1] if found else 0
+
+
+def fails(number, function, *args):
+    try:
+        answer = function(*args)
+    except OSError as error:
+        vs.check(error.errno == number, f"{error}, not {errno.errorcode[number]}")
+        return
+    vs.check(False, f"returned {answer!r}, not {errno.errorcode[number]}")
+
+
+def go(sock):
+    sock.sendall(b"g")
+
+
+def wait_go(sock):
+    vs.check(vs.recv_exactly(sock, 1) == b"g", "another byte than the signal")
+
+
+class Dial:
+    """Opens connections to the far end; the first 16 bytes say which case they are for."""
+
+    def __init__(self, cid, port):
+        self.cid, self.port = cid, port
+
+    def __call__(self, case, size=None):
+        sock = vs.connected(self.cid, self.port, size=size)
+        sock.settimeout(None)
+        sock.sendall(case.encode().ljust(16))
+        return sock
+
+
+def answer(sock):
+    case = vs.recv_exactly(sock, 16).decode().strip()
+    try:
+        FAR[case](sock)
+    except BaseException:
+        vs.say("failed", case, traceback.format_exc())
+    sock.close()
+
+
+def serve(port):
+    listener = vs.listening(port, size=262144, largest=1 << 28)
+    vs.say("listening")
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=answer, args=(sock,), daemon=True).start()
+
+
+def run(cid, port, cases):
+    dial, done = Dial(cid, port), []
+    for name, function in NEAR.items():
+        if cases and name not in cases:
+            continue
+        start = time.monotonic()
+        try:
+            note = function(dial)
+        except BaseException as error:
+            raise AssertionError(f"case {name}") from error
+        done.append(f"{name} {time.monotonic() - start:.1f} s" + (f" ({note})" if note else ""))
+    vs.result(cases=", ".join(done))

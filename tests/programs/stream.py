@@ -1,0 +1,66 @@
+"""Long streams of random bytes that both ends sum up.
+
+  stream.py take PORT                        takes streams until it is ended, a thread each
+  stream.py give CID PORT SECONDS [to-host]  gives for so long, then compares checksums
+
+`take` says how each stream ended: "whole COUNT", or "cut COUNT REASON".
+"""
+import errno
+import hashlib
+import os
+import socket
+import sys
+import threading
+import time
+
+import vs
+
+
+def take_one(sock):
+    total, digest = 0, hashlib.sha256()
+    try:
+        while part := sock.recv(1 << 16):
+            digest.update(part)
+            total += len(part)
+        # A giver that is gone ends its stream as one that is done; only the latter takes an answer.
+        sock.sendall(digest.hexdigest().encode())
+        vs.say("whole", total)
+    except OSError as error:
+        vs.say("cut", total, errno.errorcode.get(error.errno, error.errno))
+    sock.close()
+
+
+def take(port):
+    listener = vs.listening(port)
+    vs.say("listening")
+    while True:
+        sock, _ = listener.accept()
+        threading.Thread(target=take_one, args=(sock,), daemon=True).start()
+
+
+def give(cid, port, seconds, to_host):
+    sock = vs.connected(cid, port, to_host)
+    start, total, digest, told = time.monotonic(), 0, hashlib.sha256(), False
+    try:
+        while time.monotonic() - start < seconds:
+            part = os.urandom(1 << 16)
+            digest.update(part)
+            sock.sendall(part)
+            total += len(part)
+            if not told and total >= 1 << 20:
+                vs.say("moving")
+                told = True
+        sock.shutdown(socket.SHUT_WR)
+        far = vs.recv_exactly(sock, 64).decode()
+    except (OSError, AssertionError) as error:
+        vs.say("cut", total, errno.errorcode.get(getattr(error, "errno", None), "END"))
+        sys.exit(3)
+    vs.check(far == digest.hexdigest(), "the checksums differ")
+    vs.result(bytes=total, seconds=round(time.monotonic() - start, 3))
+
+
+if __name__ == "__main__":
+    if sys.argv[1] == "take":
+        take(int(sys.argv[2]))
+    else:
+        give(*map(int, sys.argv[2:5]), to_host="to-host" in sys.argv)

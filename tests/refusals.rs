@@ -1,0 +1,27 @@
+//! A connect that cannot succeed fails at once, with the error that a sockets programmer expects.
+
+use vmlane_tests::{Bed, kept, python, spec};
+
+#[test]
+fn a_closed_port_and_an_absent_cid_fail_at_once() {
+    let bed = Bed::up(&spec("refuse", &["6.12", "5.10"]));
+    for (from, to) in [("a", "b"), ("b", "a")] {
+        refused(&bed, from, bed.cid(to), "ECONNRESET", "a port without a listener");
+        refused(&bed, from, 77, "EHOSTUNREACH", "an absent CID");
+        // Datagrams: the same errors, from the send itself.
+        python(&bed.guest(from), "datagrams fails 77 9 EHOSTUNREACH");
+    }
+    // A VM that is gone is an absent CID; a port of CID 2 that is not mapped is a closed one.
+    refused(&bed, "a", 2, "ECONNRESET", "a port of CID 2 that is not in the map");
+    bed.guest("b").kill().unwrap();
+    refused(&bed, "a", 4, "EHOSTUNREACH", "the CID of a VM that was killed");
+    bed.finish();
+}
+
+fn refused(bed: &Bed, from: &str, cid: u32, error: &str, what: &str) {
+    let figures = python(&bed.guest(from), &format!("refusals {cid} 4999 {error}"));
+    let most = figures["most_seconds"].as_f64().unwrap();
+    assert!(most < 10.0, "{what}: {figures}");
+    let late = if most < 1.0 { "" } else { ", LATER THAN A SECOND" };
+    kept(3, &format!("guest {from}: {what}: {error} after {most} s at most{late}"));
+}

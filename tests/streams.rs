@@ -1,0 +1,119 @@
+//! Streams arrive whole: through unchanged socat, with a close right after the last write, and
+//! many at once, between every pair of kernels.
+
+use vmlane_lab::{Forward, LabSpec};
+use vmlane_tests::{Bed, Carrier, Mode, Route, carry, full, kept, python, serve, spec};
+
+/// How much one pair of guests carries.
+#[derive(Clone, Copy)]
+struct Load {
+    mib: u64,
+    connections: u32,
+}
+
+impl Load {
+    /// The long form, or the short one of every day.
+    fn usual() -> Load {
+        if full() { Load { mib: 64, connections: 200 } } else { Load { mib: 16, connections: 40 } }
+    }
+
+    /// With a guest before 5.18 every notice is a datagram through byte ports: slow when emulated.
+    fn port_path() -> Load {
+        Load { mib: 4, connections: 20 }
+    }
+}
+
+const PORT: u32 = 5000;
+const ECHO: u32 = 7000;
+
+/// Guest a connects to guest b: files three ways, then many connections at once.
+fn pair(what: &str, kernels: [&str; 2], load: Load) {
+    let bed = Bed::up(&spec(what, &kernels));
+    let route = Route { cid: bed.cid("b"), port: PORT, listen: PORT };
+    files(&bed, &kernels.join(" to "), Carrier::Socat, route, load);
+    many(&bed, &kernels.join(" to "), bed.cid("b"), "", load);
+    bed.finish();
+}
+
+fn files(bed: &Bed, pair: &str, carrier: Carrier, route: Route, load: Load) {
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    let mut seconds = Vec::new();
+    for mode in [Mode::Both, Mode::Out, Mode::Back] {
+        seconds.push(format!("{mode:?} {:.1} s", carry(&a, &b, carrier, route, mode, load.mib << 20)));
+    }
+    let how = match (carrier, route.cid) {
+        (Carrier::Socat, 2) => "socat through the map of CID 2",
+        (Carrier::Socat, _) => "unchanged socat",
+        (Carrier::Flagged, _) => "a program that sets the flag",
+    };
+    kept(1, &format!("{pair}: {} MiB each way, {how}, checksums equal ({})", load.mib, seconds.join(", ")));
+}
+
+fn many(bed: &Bed, pair: &str, cid: u32, flag: &str, load: Load) {
+    let port = if cid == 2 { ECHO + 1 } else { ECHO };
+    let server = serve(&bed.guest("b"), &format!("echo serve {ECHO}"));
+    let count = load.connections;
+    let figures = python(&bed.guest("a"), &format!("echo burst {cid} {port} {count} {} {flag}", 1 << 20));
+    assert_eq!(figures["connections"], count, "{}", server.said());
+    kept(
+        1,
+        &format!(
+            "{pair}: {count} connections at once echoed 1 MiB each (open in {} s, done in {} s)",
+            figures["open_seconds"], figures["seconds"]
+        ),
+    );
+}
+
+#[test]
+fn two_guests_of_6_12() {
+    pair("s612", ["6.12", "6.12"], Load::usual());
+}
+
+#[test]
+fn two_guests_of_6_1() {
+    if full() {
+        pair("s61", ["6.1", "6.1"], Load::usual());
+    }
+}
+
+#[test]
+fn two_guests_of_5_10() {
+    if full() {
+        pair("s510", ["5.10", "5.10"], Load::port_path());
+    }
+}
+
+#[test]
+fn an_old_guest_connects_to_a_new_one() {
+    pair("s510-612", ["5.10", "6.12"], Load::port_path());
+}
+
+/// A kernel from 7.1 on takes connections as it is; only its own connects need a flag or the map.
+#[test]
+fn a_guest_of_6_12_connects_to_one_of_7_2() {
+    if full() {
+        pair("s612-72", ["6.12", "7.2"], Load::usual());
+    }
+}
+
+fn forwarding(spec: LabSpec) -> LabSpec {
+    let forward = |port: u32, to_port: u32| Forward { from: "a".into(), port, to: "b".into(), to_port };
+    // The echo server's number differs from the one in the map, so that the map must translate.
+    LabSpec { forwards: vec![forward(PORT, PORT), forward(ECHO + 1, ECHO)], ..spec }
+}
+
+/// Two guests of 7.2: a program that sets the flag, and unchanged socat through the map.
+#[test]
+fn two_guests_of_7_2() {
+    let bed = Bed::up(&forwarding(spec("s72", &["7.2", "7.2"])));
+    let load = Load::usual();
+    let direct = Route { cid: bed.cid("b"), port: PORT, listen: PORT };
+    let mapped = Route { cid: 2, ..direct };
+    files(&bed, "7.2 to 7.2", Carrier::Socat, mapped, load);
+    many(&bed, "7.2 to 7.2 through the map of CID 2", 2, "", load);
+    if full() {
+        files(&bed, "7.2 to 7.2", Carrier::Flagged, direct, load);
+    }
+    many(&bed, "7.2 to 7.2 with the flag", direct.cid, "to-host", load);
+    bed.finish();
+}
