@@ -87,7 +87,8 @@ impl World {
                 limits,
             };
             fabric.add_vm(spec).expect("distinct CIDs");
-            let mut device = VmciDevice::new(fabric.clone(), cid, Arc::new(Lines::default())).expect("known VM");
+            let mut device =
+                VmciDevice::new(fabric.clone(), cid, Arc::new(Lines::default())).expect("known VM");
             let fd = memfd("fuzz", RAM).expect("memfd");
             let request = MapRequest { guest: 0, len: RAM, offset: 0, fd, writable: true };
             let memory = MemoryMap::default().map(request).expect("maps");

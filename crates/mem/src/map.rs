@@ -59,7 +59,7 @@ impl MemoryMap {
         let MapRequest { guest, len, offset, fd, writable } = request;
         let end = guest.checked_add(len);
         let file_end = offset.checked_add(len);
-        let aligned = [guest, len, offset].iter().all(|value| value .is_multiple_of(PAGE));
+        let aligned = [guest, len, offset].iter().all(|value| value.is_multiple_of(PAGE));
         let (Some(end), Some(file_end), true, true) = (end, file_end, aligned, len > 0) else {
             return Err(MapError::Shape { guest, len, offset });
         };

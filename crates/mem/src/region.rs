@@ -70,7 +70,9 @@ impl Region {
     pub fn write(&self, offset: u64, data: &[u8]) {
         assert!(self.writable && offset <= self.len && data.len() as u64 <= self.len - offset);
         // SAFETY: destination checked to lie inside a writable mapping; source is a private slice.
-        unsafe { libc::memmove(self.base.add(offset as usize).as_ptr().cast(), data.as_ptr().cast(), data.len()) };
+        unsafe {
+            libc::memmove(self.base.add(offset as usize).as_ptr().cast(), data.as_ptr().cast(), data.len())
+        };
     }
 
     /// Publishes a word after everything written before it. `offset` must be 4-byte aligned.

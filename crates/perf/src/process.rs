@@ -11,7 +11,9 @@ use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use vmlane_bench::native::Sample;
 use vmlane_device::irq::Interrupts as _;
-use vmlane_device::testing::{Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm};
+use vmlane_device::testing::{
+    Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm,
+};
 use vmlane_device::vmci::{Fabric, VmciDevice};
 use vmlane_lane::{Settings, Workers};
 use vmlane_transport::testing::{Client, eventfd, signals};

@@ -24,9 +24,8 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
         registry.add(&format!("vmci.engine.{size}"), GBITS, &beside[..1], move |length| {
             other(engine(block as u64, length))
         });
-        registry.add(&format!("vmci.stream.{size}"), GBITS, &beside, move |length| {
-            other(stream(block, length))
-        });
+        registry
+            .add(&format!("vmci.stream.{size}"), GBITS, &beside, move |length| other(stream(block, length)));
         registry.add(&format!("vmci.stream.{size}.processes"), GBITS, &beside, move |length| {
             other(process::stream(block, length))
         });

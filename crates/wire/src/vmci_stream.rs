@@ -41,8 +41,19 @@ impl PacketType {
     pub fn from_wire(value: u8) -> Option<PacketType> {
         use PacketType::*;
         const ALL: [PacketType; 13] = [
-            Invalid, Request, Negotiate, Offer, Attach, Wrote, Read, Rst, Shutdown, WaitingWrite, WaitingRead,
-            Request2, Negotiate2,
+            Invalid,
+            Request,
+            Negotiate,
+            Offer,
+            Attach,
+            Wrote,
+            Read,
+            Rst,
+            Shutdown,
+            WaitingWrite,
+            WaitingRead,
+            Request2,
+            Negotiate2,
         ];
         ALL.get(usize::from(value)).copied()
     }

@@ -3,8 +3,8 @@
 use vmlane_mem::Pages;
 use vmlane_port::{LaneEnd, LaneId, Side};
 use vmlane_wire::vmci::{
-    CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS, QP_ASYMMETRIC,
-    QP_ATTACH_ONLY, QP_LOCAL, QueuePairAlloc, QueuePairEvent, VmciError, datagram, event,
+    CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS,
+    QP_ASYMMETRIC, QP_ATTACH_ONLY, QP_LOCAL, QueuePairAlloc, QueuePairEvent, VmciError, datagram, event,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -101,8 +101,8 @@ struct Request {
 impl Request {
     /// Every number is checked against the others before anything is derived from it.
     fn parse(caller: Caller<'_>, payload: &[u8]) -> Result<Request, Refusal> {
-        let (call, list) = QueuePairAlloc::read_from_prefix(payload)
-            .map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
+        let (call, list) =
+            QueuePairAlloc::read_from_prefix(payload).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
         let handle = Handle::from(call.handle);
         let (flags, peer) = (call.flags.get(), call.peer.get());
         let (produce_size, consume_size) = (call.produce_size.get(), call.consume_size.get());
@@ -174,7 +174,10 @@ impl Fabric {
         pair_accepts(inner, pair, cid, &request)?;
         let (creator, connection) = (pair.creator, pair.connection);
         let ends = [creator, cid].map(|end| {
-            inner.contexts.get(&end).and_then(|context| Some((context.inbox.clone()?, context.budget.clone())))
+            inner
+                .contexts
+                .get(&end)
+                .and_then(|context| Some((context.inbox.clone()?, context.budget.clone())))
         });
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
         // Someone who never fetches what is queued about its pairs gets no more of them.
@@ -184,7 +187,8 @@ impl Fabric {
         let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0]);
         let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
         // Taken out only now that nothing can fail any more.
-        let placeholder = PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone: [false; 2] };
+        let placeholder =
+            PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone: [false; 2] };
         let PairState::Created(waiting) = std::mem::replace(&mut pair.state, placeholder) else {
             return Err(Refusal::QueuePair(VmciError::Unavailable));
         };

@@ -6,8 +6,8 @@ use std::time::Duration;
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmci::{
     BAR0_SIZE, BAR1_SIZE, CAPS_DATAGRAM, CAPS_DMA_DATAGRAM, CAPS_NOTIFICATIONS, CAPS_PPN64, CAUSE_DATAGRAM,
-    CAUSE_DMA_DATAGRAM, CAUSE_NOTIFICATION, CONTROL_INT_DISABLE, CONTROL_INT_ENABLE, CONTROL_RESET, DEVICE_ID,
-    MMIO_OFFSET, Reg, VENDOR_ID, VmciError,
+    CAUSE_DMA_DATAGRAM, CAUSE_NOTIFICATION, CONTROL_INT_DISABLE, CONTROL_INT_ENABLE, CONTROL_RESET,
+    DEVICE_ID, MMIO_OFFSET, Reg, VENDOR_ID, VmciError,
 };
 
 use crate::irq::Interrupts;
@@ -80,7 +80,7 @@ impl VmciDevice {
     pub fn new(fabric: Arc<Fabric>, cid: u32, irqs: Arc<dyn Interrupts>) -> Result<VmciDevice, CreateError> {
         let inbox = fabric.open(cid, irqs).ok_or(CreateError::UnknownVm(cid))?;
         let config = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
-            .class(0x0880_00)
+            .class(0x0008_8000)
             .revision(0x10)
             .subsystem(VENDOR_ID, DEVICE_ID)
             .interrupt_pin(1)

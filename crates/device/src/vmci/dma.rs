@@ -5,8 +5,8 @@
 
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmci::{
-    DATAGRAM_HEADER, DMA_BUSY, DMA_HEADER, DMA_INLINE, DMA_LIST, DMA_MAX_ELEMENTS, DMA_RESULT, DmaElement, DmaHeader,
-    MAX_DATAGRAM, VmciError,
+    DATAGRAM_HEADER, DMA_BUSY, DMA_HEADER, DMA_INLINE, DMA_LIST, DMA_MAX_ELEMENTS, DMA_RESULT, DmaElement,
+    DmaHeader, MAX_DATAGRAM, VmciError,
 };
 use zerocopy::FromBytes;
 
@@ -64,7 +64,7 @@ pub fn fetch(memory: &MemoryMap, addr: u64, out: &mut Vec<u8>) -> Result<(), Bad
 
 /// Tells the guest that its send is done. Returns false if the header cannot be written.
 pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
-    let at = |offset| addr.checked_add(offset).unwrap_or(u64::MAX);
+    let at = |offset| addr.saturating_add(offset);
     let _ = memory.write(at(DMA_RESULT), &i64::from(result).to_le_bytes());
     // Only now may the vCPU go on.
     memory.store_u32(at(DMA_BUSY), 0).is_ok()

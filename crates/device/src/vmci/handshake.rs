@@ -68,7 +68,9 @@ pub fn verdict(state: State, role: Role, kind: PacketType) -> Option<Verdict> {
         (State::Negotiated, Role::Client, P::Offer) => Verdict::Offer,
         (State::Offered, Role::Server, P::Attach) => Verdict::Attach,
         // The server may write, wait and close before its ATTACH has been passed on.
-        (State::Offered, Role::Server, P::Wrote | P::Read | P::WaitingRead | P::WaitingWrite) => Verdict::Notice,
+        (State::Offered, Role::Server, P::Wrote | P::Read | P::WaitingRead | P::WaitingWrite) => {
+            Verdict::Notice
+        }
         (State::Offered, Role::Server, P::Shutdown) => Verdict::Shutdown,
         (State::Established, _, P::Wrote | P::Read | P::WaitingRead | P::WaitingWrite) => Verdict::Notice,
         (State::Established, _, P::Shutdown) => Verdict::Shutdown,
@@ -88,8 +90,10 @@ mod tests {
         let mut allowed = Vec::new();
         for state in states {
             for role in [Role::Client, Role::Server] {
-                let kinds: Vec<_> =
-                    (0..=12).filter_map(P::from_wire).filter(|kind| verdict(state, role, *kind).is_some()).collect();
+                let kinds: Vec<_> = (0..=12)
+                    .filter_map(P::from_wire)
+                    .filter(|kind| verdict(state, role, *kind).is_some())
+                    .collect();
                 allowed.push((state, role, kinds));
             }
         }

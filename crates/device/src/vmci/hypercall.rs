@@ -35,9 +35,7 @@ impl Fabric {
             // All applicable events are sent to everyone; Linux keeps its subscriptions to itself.
             call::EVENT_SUBSCRIBE | call::EVENT_UNSUBSCRIBE => known_event(payload),
             call::QUEUEPAIR_ALLOC => self.queue_pair_alloc(caller, payload),
-            call::QUEUEPAIR_DETACH => {
-                self.queue_pair_detach(caller.cid, read::<RawHandle>(payload)?.into())
-            }
+            call::QUEUEPAIR_DETACH => self.queue_pair_detach(caller.cid, read::<RawHandle>(payload)?.into()),
             _ => Err(Refusal::Call(VmciError::InvalidResource)),
         }
     }
@@ -76,7 +74,8 @@ impl Fabric {
     fn doorbell_unlink(&self, cid: u32, payload: &[u8]) -> Result<i32, Refusal> {
         let handle: Handle = read::<RawHandle>(payload)?.into();
         let mut inner = self.inner.lock();
-        let linked = handle.context == cid && inner.context_mut(cid)?.doorbells.remove(&handle.resource).is_some();
+        let linked =
+            handle.context == cid && inner.context_mut(cid)?.doorbells.remove(&handle.resource).is_some();
         if linked { Ok(0) } else { Err(Refusal::Call(VmciError::NotFound)) }
     }
 
@@ -140,12 +139,17 @@ fn resources_query(payload: &[u8]) -> Result<i32, Refusal> {
         return Err(Refusal::Call(VmciError::InvalidArgs));
     }
     let ids = payload.get(8..8 + 4 * count as usize).ok_or(BAD_SIZE)?;
-    let known = ids.chunks_exact(4).enumerate().filter(|(_, id)| {
-        u32::from_le_bytes((*id).try_into().expect("chunks of four")) < call::COUNT
-    });
+    let known = ids
+        .chunks_exact(4)
+        .enumerate()
+        .filter(|(_, id)| u32::from_le_bytes((*id).try_into().expect("chunks of four")) < call::COUNT);
     Ok(known.fold(0, |bits, (index, _)| bits | 1 << index))
 }
 
 fn known_event(payload: &[u8]) -> Result<i32, Refusal> {
-    if read::<U32>(payload)?.get() < event::COUNT { Ok(0) } else { Err(Refusal::Call(VmciError::EventUnknown)) }
+    if read::<U32>(payload)?.get() < event::COUNT {
+        Ok(0)
+    } else {
+        Err(Refusal::Call(VmciError::EventUnknown))
+    }
 }

@@ -63,7 +63,11 @@ impl Charges {
 
 enum Item {
     /// From another VM, charged to it.
-    Datagram { account: Account, from: u32, bytes: Box<[u8]> },
+    Datagram {
+        account: Account,
+        from: u32,
+        bytes: Box<[u8]>,
+    },
     /// From the device itself: events, resets, shutdowns. Bounded by what they are about.
     Own(Box<[u8]>),
     Notice(Arc<Notices>, Notice),

@@ -4,7 +4,9 @@
 //! endless stream in pages of 4096 bytes, where a datagram starts only where every known driver looks
 //! for one (`docs/devices/vmci.md`, "Port path").
 
-use vmlane_wire::vmci::{CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL};
+use vmlane_wire::vmci::{
+    CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL,
+};
 use zerocopy::FromBytes;
 
 use super::inbox::Inbox;
@@ -43,8 +45,7 @@ impl Assembler {
             return Assembled::More;
         }
         let Ok((header, _)) = DatagramHeader::read_from_prefix(&self.bytes) else { return Assembled::More };
-        let limit =
-            if header.dst().context == CID_HYPERVISOR { MAX_HYPERCALL } else { MAX_DATAGRAM_PAYLOAD };
+        let limit = if header.dst().context == CID_HYPERVISOR { MAX_HYPERCALL } else { MAX_DATAGRAM_PAYLOAD };
         if self.bytes.len() == DATAGRAM_HEADER && header.payload_size() > limit as u64 {
             self.skip = header.payload_size();
             self.bytes.clear();

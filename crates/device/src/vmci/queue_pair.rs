@@ -221,12 +221,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
 
     fn source(&self) -> RingSlice<'_> {
         let (produce, _, base) = self.memory.rings();
-        RingSlice {
-            pages: produce,
-            base,
-            size: self.reading.size as usize,
-            at: self.reading.cur as usize,
-        }
+        RingSlice { pages: produce, base, size: self.reading.size as usize, at: self.reading.cur as usize }
     }
 
     fn consume(&mut self, len: usize) -> Result<(), PortFault> {
@@ -276,12 +271,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
 
     fn sink(&self) -> RingSlice<'_> {
         let (_, consume, base) = self.memory.rings();
-        RingSlice {
-            pages: consume,
-            base,
-            size: self.writing.size as usize,
-            at: self.writing.tail as usize,
-        }
+        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
     }
 
     fn keep_free(&self) -> usize {

@@ -178,7 +178,13 @@ impl Inner {
     }
 
     /// Passes `packet` on to the other end of the connection, addresses translated.
-    fn forward(&self, key: Key, connection: &Connection, from: Role, packet: ControlPacket) -> Result<(), Refusal> {
+    fn forward(
+        &self,
+        key: Key,
+        connection: &Connection,
+        from: Role,
+        packet: ControlPacket,
+    ) -> Result<(), Refusal> {
         let (source, target) = match from {
             Role::Client => (key.client, key.server),
             Role::Server => (connection.server_as_known(key), key.client),
@@ -233,7 +239,7 @@ impl Fabric {
                 match forwards.iter().find(|forward| forward.port == port) {
                     Some(forward) => (forward.to_cid, forward.to_port),
                     // The host itself: nobody listens there.
-                    None => return Ok(refuse(&inner, &packet, stats)),
+                    None => return refuse(&inner, &packet, stats),
                 }
             }
         };
@@ -250,7 +256,7 @@ impl Fabric {
             count(kind, stats);
             // A destination that does not exist is refused like any other datagram to it.
             inner.reach(cid, peer.0)?;
-            Ok(refuse(&inner, &packet, stats))
+            refuse(&inner, &packet, stats)
         }
     }
 
@@ -266,7 +272,7 @@ impl Fabric {
         count(packet.kind, stats);
         let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
         let Some(verdict) = verdict(connection.state, role, packet.kind) else {
-            return Ok(refuse(inner, &packet, stats));
+            return refuse(inner, &packet, stats);
         };
         match verdict {
             Verdict::Notice => self.notice(connection, role, packet.kind),
@@ -341,12 +347,13 @@ fn count(kind: PacketType, stats: &VmciStats) {
     }
 }
 
-/// Answers a packet that nothing expects with RST, unless it is one itself.
-fn refuse(inner: &Inner, packet: &Packet, stats: &VmciStats) {
+/// Answers a packet that nothing expects with RST, unless it is one itself. As a datagram it was sent.
+fn refuse(inner: &Inner, packet: &Packet, stats: &VmciStats) -> Result<(), Refusal> {
     if packet.kind != PacketType::Rst {
         stats.refused_state.inc();
         inner.send_reset(packet.addressed, packet.sender);
     }
+    Ok(())
 }
 
 /// REQUEST, REQUEST2: a new connection, or the same one again with the older protocol.
@@ -390,12 +397,11 @@ fn offer(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Resu
     let handle = packet.body.handle();
     let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
     let known_as = connection.server_as_known(key).0;
-    let offered = inner.pairs.get(&handle).is_some_and(|pair| {
-        pair.offered_by(key.client.0, key.server.0, known_as)
-    });
+    let offered =
+        inner.pairs.get(&handle).is_some_and(|pair| pair.offered_by(key.client.0, key.server.0, known_as));
     if !offered {
         stats.refused_queue_pair.inc();
-        return Ok(refuse(inner, &packet, stats));
+        return refuse(inner, &packet, stats);
     }
     inner.forward(key, connection, Role::Client, packet.body)?;
     if let Some(pair) = inner.pairs.get_mut(&handle) {
@@ -417,7 +423,7 @@ fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Res
         && inner.pairs.get(&handle).is_some_and(|pair| pair.attached_by(key.server.0).is_some());
     if !attached {
         stats.refused_queue_pair.inc();
-        return Ok(refuse(inner, &packet, stats));
+        return refuse(inner, &packet, stats);
     }
     inner.forward(key, connection, Role::Server, packet.body)?;
     if let Some(connection) = inner.connections.get_mut(&key) {
