@@ -51,8 +51,8 @@ def wait_go(sock):
 class Dial:
     """Opens connections to the far end; the first 16 bytes say which case they are for."""
 
-    def __init__(self, cid, port):
-        self.cid, self.port = cid, port
+    def __init__(self, cid, port, slow):
+        self.cid, self.port, self.slow = cid, port, slow
 
     def __call__(self, case, size=None):
         sock = vs.connected(self.cid, self.port, size=size)
@@ -78,8 +78,8 @@ def serve(port):
         threading.Thread(target=answer, args=(sock,), daemon=True).start()
 
 
-def run(cid, port, cases):
-    dial, done = Dial(cid, port), []
+def run(cid, port, slow, cases):
+    dial, done = Dial(cid, port, slow), []
     for name, function in NEAR.items():
         if cases and name not in cases:
             continue
