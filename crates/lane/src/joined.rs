@@ -35,7 +35,6 @@ pub struct Lane {
     notifies: bool,
     /// When bytes last moved, for the worker's decision to sleep.
     pub last_moved: Instant,
-    pub last_nudge: Instant,
     /// Whether the worker has it on its list of lanes to turn.
     pub active: bool,
     /// For the safety net: progress at its last look that found something left undone.
@@ -74,7 +73,6 @@ impl Lane {
             charged: [None, None],
             notifies,
             last_moved: now,
-            last_nudge: now,
             active: false,
             suspicion: None,
             sleeps: 0,

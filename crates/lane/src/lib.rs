@@ -13,4 +13,4 @@ mod worker;
 
 pub use direction::{Blame, Direction, Left, Sleep};
 pub use inline::Inline;
-pub use worker::{Settings, WorkerStats, Workers};
+pub use worker::{Settings, Worker, WorkerStats, Workers};

@@ -6,6 +6,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -80,27 +81,28 @@ pub struct Workers {
     queues: Vec<Arc<Queue>>,
     threads: Vec<JoinHandle<()>>,
     stats: Arc<WorkerStats>,
-    next: std::sync::atomic::AtomicUsize,
+    next: AtomicUsize,
 }
 
 impl Workers {
     /// Starts the threads.
     pub fn start(settings: Settings) -> std::io::Result<Workers> {
-        let stats = Arc::new(WorkerStats::default());
-        let mut workers = Workers {
-            queues: Vec::new(),
-            threads: Vec::new(),
-            stats: stats.clone(),
-            next: std::sync::atomic::AtomicUsize::new(0),
-        };
-        for number in 0..settings.workers.max(1) {
-            let queue = Arc::new(Queue::default());
-            let worker = Worker::new(queue.clone(), settings, stats.clone());
-            workers.queues.push(queue);
+        let (mut workers, unstarted) = Workers::unstarted(settings);
+        for (number, worker) in unstarted.into_iter().enumerate() {
             let thread = std::thread::Builder::new().name(format!("worker-{number}"));
             workers.threads.push(thread.spawn(move || worker.run())?);
         }
         Ok(workers)
+    }
+
+    /// The workers without threads: nothing moves unless the caller calls [`Worker::step`]. For
+    /// benchmarks of the engine alone.
+    pub fn unstarted(settings: Settings) -> (Workers, Vec<Worker>) {
+        let stats = Arc::new(WorkerStats::default());
+        let queues: Vec<_> = (0..settings.workers.max(1)).map(|_| Arc::new(Queue::default())).collect();
+        let unstarted =
+            queues.iter().map(|queue| Worker::new(queue.clone(), settings, stats.clone())).collect();
+        (Workers { queues, threads: Vec::new(), stats, next: AtomicUsize::new(0) }, unstarted)
     }
 
     pub fn stats(&self) -> &Arc<WorkerStats> {
@@ -119,7 +121,7 @@ impl Drop for Workers {
 
 impl Lanes for Workers {
     fn join(&self, ends: [LaneEnd; 2]) -> LaneId {
-        let worker = self.next.fetch_add(1, std::sync::atomic::Ordering::Relaxed) % self.queues.len();
+        let worker = self.next.fetch_add(1, Ordering::Relaxed) % self.queues.len();
         LaneId { worker: worker as u16, number: self.queues[worker].join(ends) }
     }
 
@@ -154,7 +156,8 @@ impl Lanes for Workers {
     }
 }
 
-struct Worker {
+/// One worker: a thread of [`Workers`], or driven by whoever measures it.
+pub struct Worker {
     queue: Arc<Queue>,
     settings: Settings,
     stats: Arc<WorkerStats>,
@@ -162,6 +165,13 @@ struct Worker {
     /// Slots of the lanes that are awake.
     active: Vec<usize>,
     commands: Vec<Command>,
+    /// Rounds in a row that moved nothing.
+    idle_rounds: u32,
+    until_clock: u32,
+    now: Instant,
+    /// Bytes and turns that the counters do not have yet.
+    moved: (u64, u64),
+    nudged: Instant,
     inspected: Instant,
     polled: Instant,
 }
@@ -176,6 +186,11 @@ impl Worker {
             lanes: Vec::new(),
             active: Vec::new(),
             commands: Vec::new(),
+            idle_rounds: 0,
+            until_clock: 0,
+            now,
+            moved: (0, 0),
+            nudged: now,
             inspected: now,
             polled: now,
         }
@@ -183,29 +198,34 @@ impl Worker {
 
     fn run(mut self) {
         self.queue.adopt();
-        let mut idle_rounds = 0;
-        let mut until_clock = 0;
-        let mut now = Instant::now();
-        loop {
-            if !self.obey() {
-                return;
+        while self.step() {
+            if self.idle_rounds == 0 {
+                continue;
             }
-            if until_clock == 0 || idle_rounds > 0 {
-                now = Instant::now();
-                until_clock = CLOCK_EVERY;
-                self.housekeeping(now);
-            }
-            until_clock -= 1;
-            if self.round(now) {
-                idle_rounds = 0;
-            } else if self.active.is_empty() && !self.settings.poll {
+            if self.active.is_empty() && !self.settings.poll {
                 self.park();
-                idle_rounds = 1;
+            } else if self.idle_rounds > PAUSES {
+                std::thread::yield_now();
             } else {
-                idle_rounds += 1;
-                if idle_rounds > PAUSES { std::thread::yield_now() } else { std::hint::spin_loop() }
+                std::hint::spin_loop();
             }
         }
+    }
+
+    /// One round: what others asked for, what is due, a turn of every lane that is awake. Returns
+    /// false when asked to stop.
+    pub fn step(&mut self) -> bool {
+        if !self.obey() {
+            return false;
+        }
+        if self.until_clock == 0 || self.idle_rounds > 0 {
+            self.now = Instant::now();
+            self.until_clock = CLOCK_EVERY;
+            self.housekeeping();
+        }
+        self.until_clock -= 1;
+        self.idle_rounds = if self.round() { 0 } else { self.idle_rounds.saturating_add(1) };
+        true
     }
 
     fn park(&mut self) {
@@ -280,7 +300,7 @@ impl Worker {
     }
 
     /// Turns every lane that is awake. True if bytes moved.
-    fn round(&mut self, now: Instant) -> bool {
+    fn round(&mut self) -> bool {
         let mut moved_any = false;
         let mut index = 0;
         while index < self.active.len() {
@@ -288,12 +308,14 @@ impl Worker {
             let quota = self.settings.quota;
             match self.guarded(slot, |lane| lane.turn(quota)) {
                 Some(Turn::Moved(bytes)) => {
-                    self.stats.bytes.add(bytes as u64);
-                    self.stats.turns.inc();
-                    self.moved(slot, now);
+                    self.moved.0 += bytes as u64;
+                    self.moved.1 += 1;
+                    if let Some(lane) = self.lanes[slot].as_mut() {
+                        lane.last_moved = self.now;
+                    }
                     moved_any = true;
                 }
-                Some(Turn::Idle) => self.try_sleep(slot, now),
+                Some(Turn::Idle) => self.try_sleep(slot),
                 None => {}
             }
             // A lane that fell asleep or broke has left the list, and another took its place.
@@ -302,17 +324,9 @@ impl Worker {
         moved_any
     }
 
-    fn moved(&mut self, slot: usize, now: Instant) {
-        let Some(lane) = self.lanes[slot].as_mut() else { return };
-        lane.last_moved = now;
-        if now.duration_since(lane.last_nudge) >= NUDGE {
-            lane.last_nudge = now;
-            self.guarded(slot, Lane::nudge);
-        }
-    }
-
     /// Puts an idle lane to sleep once it has been polled long enough.
-    fn try_sleep(&mut self, slot: usize, now: Instant) {
+    fn try_sleep(&mut self, slot: usize) {
+        let now = self.now;
         let Some(lane) = self.lanes[slot].as_mut() else { return };
         if self.settings.poll || now.saturating_duration_since(lane.last_moved) < self.settings.spin {
             return;
@@ -361,8 +375,20 @@ impl Worker {
         }
     }
 
-    /// The safety net, and a look at lanes that never announce anything.
-    fn housekeeping(&mut self, now: Instant) {
+    /// What need not be done every round: counters, readers to remind, lanes that never announce
+    /// anything, the safety net.
+    fn housekeeping(&mut self) {
+        let now = self.now;
+        let (bytes, turns) = std::mem::take(&mut self.moved);
+        self.stats.bytes.add(bytes);
+        self.stats.turns.add(turns);
+        if now.duration_since(self.nudged) >= NUDGE {
+            self.nudged = now;
+            for index in (0..self.active.len()).rev() {
+                let slot = self.active[index];
+                self.guarded(slot, Lane::nudge);
+            }
+        }
         if now.duration_since(self.polled) >= POLLED {
             self.polled = now;
             for slot in 0..self.lanes.len() {

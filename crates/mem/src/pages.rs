@@ -3,7 +3,7 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::region::Region;
 
@@ -108,12 +108,12 @@ impl Pages {
 
     #[inline]
     fn word(&self, offset: usize) -> &AtomicU64 {
-        self.check(offset, 8);
-        assert!(offset.is_multiple_of(8));
-        let (at, _) = self.run(offset, 8);
-        // SAFETY: aligned (pages are), inside a mapping that lives as long as `self`, and only ever
-        // accessed atomically by this process.
-        unsafe { AtomicU64::from_ptr(at.cast()) }
+        let page = self.pages[offset >> self.shift];
+        let within = offset & ((1 << self.shift) - 1);
+        assert!(within.is_multiple_of(8));
+        // SAFETY: aligned (pages are, and their sizes are multiples of eight), inside a mapping that
+        // lives as long as `self`, and only ever accessed atomically by this process.
+        unsafe { AtomicU64::from_ptr(page.add(within).as_ptr().cast()) }
     }
 
     /// Loads a 64-bit little-endian word (acquire): what was written before it is visible after.
@@ -126,6 +126,19 @@ impl Pages {
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) {
         self.word(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Stores a 64-bit little-endian word and orders it (and all before it) before every later load
+    /// of the caller: a store and a full fence in one.
+    #[inline]
+    pub fn store_u64_fenced(&self, offset: usize, value: u64) {
+        if cfg!(target_arch = "x86_64") {
+            // A locked exchange is a full barrier, and cheaper than a store with a fence behind it.
+            self.word(offset).swap(value.to_le(), Ordering::SeqCst);
+        } else {
+            self.store_u64(offset, value);
+            fence(Ordering::SeqCst);
+        }
     }
 }
 

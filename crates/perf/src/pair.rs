@@ -20,13 +20,18 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Boots both on a fabric of their own.
+    /// Boots both on a fabric of their own, with a worker thread.
     pub fn new() -> anyhow::Result<Pair> {
-        let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
+        Ok(Pair::on(Workers::start(Settings::default()).context("starting a worker")?))
+    }
+
+    /// The same on workers of any kind.
+    pub fn on(workers: Workers) -> Pair {
+        let workers = Arc::new(workers);
         let fabric = Fabric::new(workers.clone());
         let machines = [3, 4].map(|cid| Machine::new(&fabric, vm(cid)));
         let [a, b] = [0, 1].map(|index: usize| machines[index].boot(Path::Dma));
-        Ok(Pair { a, b, _machines: machines, _workers: workers })
+        Pair { a, b, _machines: machines, _workers: workers }
     }
 
     /// A connection from A to B, with pages anywhere, as real guests have them.

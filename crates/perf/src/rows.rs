@@ -5,8 +5,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
-use vmlane_bench::native::{Cpus, Sample};
+use vmlane_bench::native::Sample;
 use vmlane_device::testing::{Queues, Stream};
+use vmlane_lane::{Settings, Worker, Workers};
 use vmlane_wire::vmci::queue_header;
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
 
@@ -41,30 +42,39 @@ fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
     result.map_err(|error| io::Error::other(format!("{error:#}")))
 }
 
-/// The engine's own speed: the guests only move indices, in steps of `block`, both from one thread; the
-/// worker has the other CPU.
+/// The engine's own speed: one thread is the worker, and between its rounds it moves the guests'
+/// indices by a block, so every round has one block to move. Nothing else runs.
 fn engine(block: u64, length: Duration) -> anyhow::Result<Sample> {
-    let cpus = Cpus::allowed();
-    let pair = {
-        let _worker = cpus.pin(1);
-        Pair::new()?
-    };
-    let (client, server) = pair.connect()?;
-    let _mover = cpus.pin(0);
-    let mut moved = 0u64;
+    let (workers, mut worker) = Workers::unstarted(Settings::default());
+    let worker = &mut worker[0];
+    let pair = Pair::on(workers);
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| pair.connect());
+        while !connecting.is_finished() {
+            worker.step();
+        }
+        let (client, server) = connecting.join().expect("no panic")?;
+        // The guests' own threads do not run; what they would be told waits in their inboxes.
+        let sample = client.queues(|from| server.queues(|to| drive(worker, from, to, block, length)));
+        let closing = scope.spawn(move || drop((client, server)));
+        while !closing.is_finished() {
+            worker.step();
+        }
+        Ok(sample)
+    })
+}
+
+fn drive(worker: &mut Worker, from: &Queues, to: &Queues, block: u64, length: Duration) -> Sample {
+    let mut moved = 0;
     let start = Instant::now();
-    // The guests' threads are not running; what they would be told waits in their inboxes.
-    client.queues(|from| {
-        server.queues(|to| {
-            while start.elapsed() < length {
-                for _ in 0..64 {
-                    write_indices(from, block);
-                    moved += read_indices(to);
-                }
-            }
-        });
-    });
-    Ok(Sample::gbits(moved, start.elapsed()))
+    while start.elapsed() < length {
+        for _ in 0..64 {
+            write_indices(from, block);
+            worker.step();
+            moved += read_indices(to);
+        }
+    }
+    Sample::gbits(moved, start.elapsed())
 }
 
 /// Claims to have written one block, if there is room for it.

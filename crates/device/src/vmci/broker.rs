@@ -195,12 +195,7 @@ impl Fabric {
         initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
         let [creator_voice, attacher_voice] = voices.clone();
         let end = |pages: Waiting, notices, produce, consume, budget| {
-            let queues = GuestQueues {
-                produce: pages.produce,
-                consume: pages.consume,
-                page_size: pages.page_size,
-                notices,
-            };
+            let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notices);
             LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget }
         };
         let (produce, consume) = (pair.produce_size, pair.consume_size);

@@ -79,6 +79,8 @@ pub struct Notices {
     told: AtomicU8,
     closed: AtomicBool,
     hold: Mutex<Hold>,
+    /// False once `hold` is over for good: the common case, looked at without the lock.
+    holding: AtomicBool,
     /// Bits of [`Notice`] that are owed but held back, and [`ENDS`].
     deferred: AtomicU8,
     deferred_ends: Mutex<Vec<End>>,
@@ -112,6 +114,7 @@ impl Notices {
             told: AtomicU8::new(0),
             closed: AtomicBool::new(false),
             hold: Mutex::new(if hold { Hold::UntilAttach } else { Hold::None }),
+            holding: AtomicBool::new(hold),
             deferred: AtomicU8::new(0),
             deferred_ends: Mutex::default(),
             guest_waits_for_bytes: AtomicBool::new(false),
@@ -149,6 +152,9 @@ impl Notices {
     }
 
     fn held(&self) -> bool {
+        if !self.holding.load(Ordering::Relaxed) {
+            return false;
+        }
         let mut hold = self.hold.lock();
         match *hold {
             Hold::None => false,
@@ -156,6 +162,7 @@ impl Notices {
             Hold::Until(time) if Instant::now() < time => true,
             Hold::Until(_) => {
                 *hold = Hold::None;
+                self.holding.store(false, Ordering::Relaxed);
                 false
             }
         }
@@ -193,6 +200,7 @@ impl Notices {
         let mut hold = self.hold.lock();
         if matches!(*hold, Hold::UntilAttach) {
             *hold = Hold::None;
+            self.holding.store(false, Ordering::Relaxed);
             drop(hold);
             self.deferred.store(0, Ordering::Relaxed);
             self.tell_deferred();

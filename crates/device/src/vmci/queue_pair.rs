@@ -10,8 +10,9 @@
 //! guest reads    consume ring <-- device writes    tail: device    head: guest
 //! ```
 
+use std::cell::Cell;
 use std::sync::Arc;
-use std::sync::atomic::{Ordering, fence};
+use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::Pages;
 use vmlane_port::{End, PortFault, RingSlice, StreamPort};
@@ -42,9 +43,14 @@ pub trait QueueMemory: Send {
         Protocol::Qstate
     }
 
-    /// Called at every look at an index: is the memory still there, and (older protocol) has the
-    /// guest announced that it waits for something there is?
+    /// Called at every look at an index: has the guest announced that it waits for something that is
+    /// there (older protocol)?
     fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    /// Called now and then: is the memory still there?
+    fn check(&self) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -310,6 +316,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
     }
 
     fn nudge(&mut self) -> Result<(), PortFault> {
+        self.memory.check()?;
         if !self.writing.unannounced {
             return Ok(());
         }
@@ -344,10 +351,25 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
 
 /// A real guest's two queues: header page, then data pages, each.
 pub struct GuestQueues {
-    pub produce: Pages,
-    pub consume: Pages,
-    pub page_size: usize,
-    pub notices: Arc<Notices>,
+    produce: Pages,
+    consume: Pages,
+    page_size: usize,
+    notices: Arc<Notices>,
+    /// Bytes taken and given that the VM's counters do not have yet.
+    counts: (Cell<u64>, Cell<u64>),
+}
+
+impl GuestQueues {
+    /// `page_size`: bytes of a header page, behind which the data begin.
+    pub fn new(produce: Pages, consume: Pages, page_size: usize, notices: Arc<Notices>) -> GuestQueues {
+        GuestQueues { produce, consume, page_size, notices, counts: Default::default() }
+    }
+
+    fn flush(&self) {
+        let stats = &self.notices.inbox().stats;
+        stats.stream_bytes_sent.add(self.counts.0.take());
+        stats.stream_bytes_received.add(self.counts.1.take());
+    }
 }
 
 /// Writes the two header pages as a guest expects to find them after ALLOC.
@@ -369,15 +391,16 @@ impl QueueMemory for GuestQueues {
     }
 
     fn store_tail(&self, tail: u64) {
-        self.consume.store_u64(queue_header::PRODUCER_TAIL, tail);
+        self.consume.store_u64_fenced(queue_header::PRODUCER_TAIL, tail);
     }
 
     fn store_head(&self, head: u64) {
-        self.consume.store_u64(queue_header::CONSUMER_HEAD, head);
+        self.consume.store_u64_fenced(queue_header::CONSUMER_HEAD, head);
     }
 
     fn fence(&self) {
-        fence(Ordering::SeqCst);
+        // Every store of an index is a full barrier already; only the compiler is to be held back.
+        compiler_fence(Ordering::SeqCst);
     }
 
     fn rings(&self) -> (&Pages, &Pages, usize) {
@@ -393,9 +416,6 @@ impl QueueMemory for GuestQueues {
     }
 
     fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
-        if self.produce.poisoned() || self.consume.poisoned() {
-            return Err(PortFault::MemoryGone);
-        }
         if self.protocol() == Protocol::Pkt {
             let notices = &self.notices;
             if writing.used() > 0 && notices.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
@@ -404,6 +424,14 @@ impl QueueMemory for GuestQueues {
             if reading.room() > 0 && notices.guest_waits_for_room.swap(false, Ordering::SeqCst) {
                 notices.owe(Notice::Read);
             }
+        }
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), PortFault> {
+        self.flush();
+        if self.produce.poisoned() || self.consume.poisoned() {
+            return Err(PortFault::MemoryGone);
         }
         Ok(())
     }
@@ -423,11 +451,11 @@ impl QueueMemory for GuestQueues {
     }
 
     fn took(&self, bytes: usize) {
-        self.notices.inbox().stats.stream_bytes_sent.add(bytes as u64);
+        self.counts.0.set(self.counts.0.get() + bytes as u64);
     }
 
     fn gave(&self, bytes: usize) {
-        self.notices.inbox().stats.stream_bytes_received.add(bytes as u64);
+        self.counts.1.set(self.counts.1.get() + bytes as u64);
     }
 
     fn tell(&self, end: End) {
@@ -441,6 +469,7 @@ impl QueueMemory for GuestQueues {
 
 impl Drop for GuestQueues {
     fn drop(&mut self) {
+        self.flush();
         self.notices.close();
     }
 }
