@@ -42,7 +42,6 @@ test-unit: bootstrap
 
 test-guests: setup
 	@echo '==> tests in real guests'
-	@cargo test --locked --release -p vmlane-lab --features guests -- --test-threads=1 --nocapture
 	@cargo test --locked --release -p vmlane-tests --features guests -- --test-threads=1 --nocapture
 
 acceptance: setup
