@@ -1,6 +1,7 @@
 //! Two synthetic guests on one fabric, with one stream between them.
 
 use std::sync::Arc;
+use std::time::Duration;
 
 use anyhow::Context as _;
 use vmlane_device::testing::{Guest, Machine, Options, Path, Placement, Stream, vm};
@@ -9,6 +10,9 @@ use vmlane_lane::{Settings, Workers};
 
 /// Ring size of every stream here: what a socket has by default.
 pub const RING: u64 = 256 << 10;
+
+/// How long a guest's thread looks again before it sleeps.
+pub const SPIN: Duration = Duration::from_micros(200);
 
 /// Two guests with loaded drivers.
 pub struct Pair {
@@ -31,6 +35,8 @@ impl Pair {
         let fabric = Fabric::new(workers.clone());
         let machines = [3, 4].map(|cid| Machine::new(&fabric, vm(cid)));
         let [a, b] = [0, 1].map(|index: usize| machines[index].boot(Path::Dma));
+        // A guest's vCPU that waits for a moment does not sleep; a wake-up costs more than the wait.
+        [&a, &b].iter().for_each(|guest| guest.set_spin(SPIN));
         Pair { a, b, _machines: machines, _workers: workers }
     }
 

@@ -20,7 +20,7 @@ use vmlane_transport::testing::{Client, eventfd, signals};
 use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
 
-use crate::pair::RING;
+use crate::pair::{RING, SPIN};
 
 const PORT: u32 = 5000;
 
@@ -111,7 +111,9 @@ fn attach(socket: &str) -> anyhow::Result<Arc<Guest>> {
     let bell = lines.clone();
     std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
     let driver = Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?;
-    Ok(Guest::new(driver))
+    let guest = Guest::new(driver);
+    guest.set_spin(SPIN);
+    Ok(guest)
 }
 
 /// What a hypervisor does with an eventfd: an edge at the guest. Ends with the process.

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_bench::native::Sample;
+use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_device::testing::{Queues, Stream};
 use vmlane_lane::{Settings, Worker, Workers};
 use vmlane_wire::vmci::queue_header;

@@ -8,6 +8,8 @@ use parking_lot::{Condvar, Mutex};
 
 use crate::irq::{Interrupts, IrqMode};
 
+/// Looks of a spinning waiter between two offers of its CPU to others.
+const YIELD_EVERY: u32 = 16;
 /// Vectors a guest can have.
 const VECTORS: usize = 3;
 
@@ -80,11 +82,14 @@ impl Lines {
     /// came first.
     pub fn wait(&self, ticket: u64, spin: Duration, deadline: Instant) -> bool {
         let until = Instant::now() + spin;
+        let mut rounds = 0u32;
         while self.ticket() == ticket {
             if Instant::now() >= until {
                 return self.sleep(ticket, deadline);
             }
-            std::hint::spin_loop();
+            rounds += 1;
+            // Where guests and workers outnumber the CPUs, whoever has nothing to do makes room.
+            if rounds.is_multiple_of(YIELD_EVERY) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         true
     }
