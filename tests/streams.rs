@@ -9,17 +9,22 @@ use vmlane_tests::{Bed, Carrier, Mode, Route, carry, full, kept, python, serve, 
 struct Load {
     mib: u64,
     connections: u32,
+    /// What each of the connections echoes.
+    echo_kib: u32,
+    /// More words for the echo client.
+    words: &'static str,
 }
 
 impl Load {
     /// The long form, or the short one of every day.
     fn usual() -> Load {
-        if full() { Load { mib: 64, connections: 200 } } else { Load { mib: 16, connections: 40 } }
+        let (mib, connections) = if full() { (64, 200) } else { (16, 40) };
+        Load { mib, connections, echo_kib: 1024, words: "" }
     }
 
     /// With a guest before 5.18 every notice is a datagram through byte ports: slow when emulated.
     fn port_path() -> Load {
-        Load { mib: 4, connections: 20 }
+        Load { mib: 4, connections: 20, echo_kib: 256, words: "small" }
     }
 }
 
@@ -31,7 +36,7 @@ fn pair(what: &str, kernels: [&str; 2], load: Load) {
     let bed = Bed::up(&spec(what, &kernels));
     let route = Route { cid: bed.cid("b"), port: PORT, listen: PORT };
     files(&bed, &kernels.join(" to "), Carrier::Socat, route, load);
-    many(&bed, &kernels.join(" to "), bed.cid("b"), "", load);
+    many(&bed, &kernels.join(" to "), bed.cid("b"), load);
     bed.finish();
 }
 
@@ -49,16 +54,17 @@ fn files(bed: &Bed, pair: &str, carrier: Carrier, route: Route, load: Load) {
     kept(1, &format!("{pair}: {} MiB each way, {how}, checksums equal ({})", load.mib, seconds.join(", ")));
 }
 
-fn many(bed: &Bed, pair: &str, cid: u32, flag: &str, load: Load) {
+fn many(bed: &Bed, pair: &str, cid: u32, load: Load) {
     let port = if cid == 2 { ECHO + 1 } else { ECHO };
     let server = serve(&bed.guest("b"), &format!("echo serve {ECHO}"));
-    let count = load.connections;
-    let figures = python(&bed.guest("a"), &format!("echo burst {cid} {port} {count} {} {flag}", 1 << 20));
+    let Load { connections: count, echo_kib, words, .. } = load;
+    let figures =
+        python(&bed.guest("a"), &format!("echo burst {cid} {port} {count} {} {words}", echo_kib << 10));
     assert_eq!(figures["connections"], count, "{}", server.said());
     kept(
         1,
         &format!(
-            "{pair}: {count} connections at once echoed 1 MiB each (open in {} s, done in {} s)",
+            "{pair}: {count} connections at once echoed {echo_kib} KiB each (open in {} s, done in {} s)",
             figures["open_seconds"], figures["seconds"]
         ),
     );
@@ -110,10 +116,10 @@ fn two_guests_of_7_2() {
     let direct = Route { cid: bed.cid("b"), port: PORT, listen: PORT };
     let mapped = Route { cid: 2, ..direct };
     files(&bed, "7.2 to 7.2", Carrier::Socat, mapped, load);
-    many(&bed, "7.2 to 7.2 through the map of CID 2", 2, "", load);
+    many(&bed, "7.2 to 7.2 through the map of CID 2", 2, load);
     if full() {
         files(&bed, "7.2 to 7.2", Carrier::Flagged, direct, load);
     }
-    many(&bed, "7.2 to 7.2 with the flag", direct.cid, "to-host", load);
+    many(&bed, "7.2 to 7.2 with the flag", direct.cid, Load { words: "to-host", ..load });
     bed.finish();
 }

@@ -6,8 +6,8 @@
 //! the turn with the results so far. The tape never touches shared state; the explorer performs the
 //! access that was wanted, once, and appends its result.
 //!
-//! Stores wait in a store buffer, as they may on every CPU: until a fence, or at the latest until the
-//! next load is done. With the fences of the rules this never shows.
+//! Stores wait in a store buffer, as they may on every CPU: until a fence or an atomic operation, but
+//! past one load at most. With the fences of the rules this never shows.
 
 use std::panic::resume_unwind;
 use std::sync::Arc;
@@ -58,6 +58,8 @@ struct Tape {
     path: Vec<Access>,
     wanted: Option<Access>,
     buffered: Vec<Access>,
+    /// A load has passed what is buffered.
+    passed: bool,
 }
 
 struct Shared {
@@ -101,9 +103,10 @@ impl ModelMemory {
         tape.wanted.unwrap()
     }
 
-    /// The accesses whose results were asked for, without values.
+    /// The accesses whose results were asked for, without values, and the stores that wait.
     pub fn path(&self) -> Vec<Access> {
-        self.shared.tape.lock().path.clone()
+        let tape = self.shared.tape.lock();
+        [&tape.path[..], &tape.buffered].concat()
     }
 
     /// B's ring: at each offset the mark of the byte that was copied there.
@@ -115,7 +118,10 @@ impl ModelMemory {
 
     /// Buffered stores reach memory.
     pub fn drain(&self) {
-        let buffered = std::mem::take(&mut self.shared.tape.lock().buffered);
+        let mut tape = self.shared.tape.lock();
+        tape.passed = false;
+        let buffered = std::mem::take(&mut tape.buffered);
+        drop(tape);
         for store in buffered {
             self.access(store);
         }
@@ -138,13 +144,23 @@ impl ModelMemory {
     }
 
     fn load(&self, access: Access) -> u64 {
+        if self.shared.tape.lock().passed {
+            self.drain();
+        }
         let result = self.access(access);
-        self.drain();
+        self.shared.tape.lock().passed = true;
         result.into()
     }
 
+    fn swap(&self, access: Access) -> bool {
+        self.drain();
+        self.access(access) != 0
+    }
+
     fn store(&self, access: Access) {
-        self.shared.tape.lock().buffered.push(access);
+        let mut tape = self.shared.tape.lock();
+        tape.buffered.push(access);
+        tape.passed = false;
     }
 }
 
@@ -194,12 +210,12 @@ impl QueueMemory for ModelMemory {
     /// The same decisions as those of `GuestQueues`, which this stands for.
     fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
         if self.protocol == Protocol::Pkt {
-            if writing.tail != writing.head && self.load(Access::TakeBWaits) != 0 {
+            if writing.tail != writing.head && self.swap(Access::TakeBWaits) {
                 self.owe(Notice::Wrote);
             }
             let used = |size: u64| (reading.tail + size - reading.published) % size;
             let room = reading.size > 0 && used(reading.size) < reading.size - 1;
-            if room && self.load(Access::TakeAWaits) != 0 {
+            if room && self.swap(Access::TakeAWaits) {
                 self.owe(Notice::Read);
             }
         }
