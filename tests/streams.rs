@@ -23,8 +23,11 @@ impl Load {
     }
 
     /// With a guest before 5.18 every notice is a datagram through byte ports: slow when emulated.
+    /// Linux drops a connection that is in the making for a second, so the number that can be opened
+    /// at once depends on how fast this machine emulates ports; the short form stays far below it.
     fn port_path() -> Load {
-        Load { mib: 4, connections: 20, echo_kib: 256, words: "small" }
+        let connections = if full() { 20 } else { 6 };
+        Load { mib: 4, connections, echo_kib: 256, words: "small" }
     }
 }
 
