@@ -96,11 +96,17 @@ impl Queue {
         }
     }
 
+    /// Is there anything to take? One relaxed load, for every round of a worker.
+    #[inline]
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.load(Ordering::Relaxed)
+    }
+
     /// The worker takes everything that waits. `into` is emptied first; the two buffers change
     /// places, so nothing is allocated once they have grown.
     #[inline]
     pub fn take(&self, into: &mut Vec<Command>) -> bool {
-        if !self.waiting.load(Ordering::Relaxed) {
+        if !self.is_waiting() {
             return false;
         }
         self.waiting.store(false, Ordering::SeqCst);

@@ -70,7 +70,7 @@ const INSPECT: Duration = Duration::from_millis(100);
 /// How often a reader is reminded of bytes it has not come for, while more arrive.
 const NUDGE: Duration = Duration::from_millis(1);
 /// Turns between two looks at the clock while bytes move.
-const CLOCK_EVERY: u32 = 16;
+const CLOCK_EVERY: u32 = 64;
 /// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
 const PAUSES: u32 = 32;
 /// A lane whose ends never announce anything is looked at this often when idle.
@@ -242,6 +242,9 @@ impl Worker {
 
     /// Carries out what other threads asked for. False when asked to stop.
     fn obey(&mut self) -> bool {
+        if !self.queue.is_waiting() {
+            return true;
+        }
         let mut commands = std::mem::take(&mut self.commands);
         let any = self.queue.take(&mut commands);
         let mut go_on = true;
