@@ -26,7 +26,7 @@ impl Load {
     /// Linux drops a connection that is in the making for a second, so the number that can be opened
     /// at once depends on how fast this machine emulates ports; the short form stays far below it.
     fn port_path() -> Load {
-        let connections = if full() { 20 } else { 6 };
+        let connections = if full() { 20 } else { 3 };
         Load { mib: 4, connections, echo_kib: 256, words: "small" }
     }
 }

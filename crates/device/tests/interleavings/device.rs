@@ -223,7 +223,8 @@ impl Device {
             (Outcome::Finished(engine), Ok(_)) => self.resting(engine),
             (Outcome::Suspended(access, now), Ok(copied)) => {
                 let (call, path) = (past.1, self.memory.path());
-                let apart = self.make.breaks.map(|_| past.clone());
+                let broken = self.make.breaks.is_some() || self.memory.reordered();
+                let apart = broken.then(|| past.clone());
                 self.in_call(&past, Key { call, path, access, copied, now, published_before, apart })
             }
         };

@@ -58,8 +58,9 @@ struct Tape {
     path: Vec<Access>,
     wanted: Option<Access>,
     buffered: Vec<Access>,
-    /// A load has passed what is buffered.
+    /// A load has passed what is buffered; one has done so in this call.
     passed: bool,
+    reordered: bool,
 }
 
 struct Shared {
@@ -103,10 +104,14 @@ impl ModelMemory {
         tape.wanted.unwrap()
     }
 
-    /// The accesses whose results were asked for, without values, and the stores that wait.
+    /// The accesses whose results were asked for, without values.
     pub fn path(&self) -> Vec<Access> {
-        let tape = self.shared.tape.lock();
-        [&tape.path[..], &tape.buffered].concat()
+        self.shared.tape.lock().path.clone()
+    }
+
+    /// Has a load passed a store in this call?
+    pub fn reordered(&self) -> bool {
+        self.shared.tape.lock().reordered
     }
 
     /// B's ring: at each offset the mark of the byte that was copied there.
@@ -148,7 +153,9 @@ impl ModelMemory {
             self.drain();
         }
         let result = self.access(access);
-        self.shared.tape.lock().passed = true;
+        let mut tape = self.shared.tape.lock();
+        tape.passed = !tape.buffered.is_empty();
+        tape.reordered |= tape.passed;
         result.into()
     }
 
