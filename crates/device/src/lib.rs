@@ -6,3 +6,4 @@ pub mod pci;
 #[doc(hidden)]
 pub mod testing;
 pub mod vmci;
+pub mod vmxnet3;

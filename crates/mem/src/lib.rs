@@ -9,10 +9,16 @@ mod map;
 mod pages;
 mod region;
 mod sigbus;
+mod spans;
+mod sum;
+mod window;
 
 pub use map::{Fault, MapError, MapRequest, MemoryMap};
 pub use pages::{Pages, copy};
 pub use region::memfd;
+pub use spans::{Spans, copy_spans, copy_spans_summed};
+pub use sum::Sum;
+pub use window::Window;
 
 #[cfg(test)]
 mod tests;

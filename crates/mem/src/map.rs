@@ -2,10 +2,12 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::pages::Pages;
 use crate::region::Region;
+use crate::window::Window;
 
 /// Regions one VM may map; QEMU needs about ten, more with memory hot-plug.
 const MAX_REGIONS: usize = 64;
@@ -120,6 +122,25 @@ impl MemoryMap {
         let after = self.regions.partition_point(|region| region.guest <= addr);
         let region = self.regions.get(after.checked_sub(1)?)?;
         (addr - region.guest < region.len).then_some(region)
+    }
+
+    /// Host address of `addr` and how many of the next `len` bytes follow it there.
+    #[inline]
+    pub(crate) fn resolve(&self, addr: u64, len: usize, writable: bool) -> Option<(NonNull<u8>, usize)> {
+        let region = self.find(addr).filter(|region| region.writable || !writable)?;
+        let offset = addr - region.guest;
+        let here = len.min(usize::try_from(region.len - offset).unwrap_or(usize::MAX));
+        Some((region.at(offset), here))
+    }
+
+    /// `[addr, addr + len)` to be held: inside one region, `addr` a multiple of 8.
+    pub fn window(&self, addr: u64, len: usize, writable: bool) -> Result<Window, Fault> {
+        let fault = Fault { addr, len: len as u64 };
+        let region = self.find(addr).filter(|region| region.writable || !writable).ok_or(fault)?;
+        if len == 0 || !addr.is_multiple_of(8) || region.len - (addr - region.guest) < len as u64 {
+            return Err(fault);
+        }
+        Ok(Window::new(region.at(addr - region.guest), len, writable, region.clone()))
     }
 
     /// Walks `[addr, addr + len)` piece by piece after checking that all of it is mapped.

@@ -1,6 +1,8 @@
 //! Bytes as named types: no I/O, no unsafe, no trust in lengths that came from outside.
 
+pub mod ethernet;
 pub mod pci;
 pub mod vfio_user;
 pub mod vmci;
 pub mod vmci_stream;
+pub mod vmxnet3;

@@ -1,0 +1,1 @@
+//! An active NIC's rings as a `FramePort`: owned by a worker.

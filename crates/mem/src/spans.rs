@@ -1,0 +1,278 @@
+//! A list of pieces of guest memory, resolved once: a frame where its sender left it, or the buffers
+//! it goes to.
+#![allow(unsafe_code)] // raw copies between mapped pieces
+
+use std::io;
+use std::os::fd::AsFd;
+use std::ptr::NonNull;
+
+use crate::map::{Fault, MemoryMap};
+use crate::sum::Sum;
+
+/// Bytes that are summed while they are copied go through a private block of this size.
+const BLOCK: usize = 2048;
+
+#[derive(Clone, Copy, Debug)]
+struct Piece {
+    base: NonNull<u8>,
+    len: usize,
+}
+
+/// Pieces of one guest's memory, logically contiguous. Emptied and filled again for each frame; once
+/// it has grown, nothing is allocated.
+#[derive(Debug)]
+pub struct Spans {
+    /// Keeps the mappings under `pieces` alive.
+    map: MemoryMap,
+    writable: bool,
+    pieces: Vec<Piece>,
+    len: usize,
+}
+
+// SAFETY: pointers into shared mappings kept alive by `map`; accessed by raw copies only.
+unsafe impl Send for Spans {}
+// SAFETY: as above.
+unsafe impl Sync for Spans {}
+
+impl Spans {
+    /// An empty list over `map`. `writable`: only pieces that may be written are taken.
+    pub fn new(map: MemoryMap, writable: bool) -> Spans {
+        Spans { map, writable, pieces: Vec::new(), len: 0 }
+    }
+
+    /// Forgets the pieces.
+    #[inline]
+    pub fn clear(&mut self) {
+        self.pieces.clear();
+        self.len = 0;
+    }
+
+    /// Bytes of all pieces together.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// Number of pieces.
+    pub fn pieces(&self) -> usize {
+        self.pieces.len()
+    }
+
+    /// Adds the guest's `[addr, addr + len)`; the list is unchanged if it is not all mapped.
+    #[inline]
+    pub fn push(&mut self, addr: u64, len: usize) -> Result<(), Fault> {
+        let fault = Fault { addr, len: len as u64 };
+        addr.checked_add(len as u64).ok_or(fault)?;
+        let before = (self.pieces.len(), self.len);
+        let mut done = 0;
+        while done < len {
+            match self.map.resolve(addr + done as u64, len - done, self.writable) {
+                Some((base, here)) => {
+                    self.pieces.push(Piece { base, len: here });
+                    done += here;
+                }
+                None => {
+                    self.pieces.truncate(before.0);
+                    return Err(fault);
+                }
+            }
+        }
+        self.len += len;
+        Ok(())
+    }
+
+    /// Takes back the last `bytes`, which are no more than there are.
+    pub fn shorten(&mut self, bytes: usize) {
+        assert!(bytes <= self.len, "{bytes} of {} bytes taken back", self.len);
+        self.len -= bytes;
+        let mut left = bytes;
+        while let Some(last) = self.pieces.last_mut().filter(|_| left > 0) {
+            let here = last.len.min(left);
+            last.len -= here;
+            left -= here;
+            if last.len == 0 {
+                self.pieces.pop();
+            }
+        }
+    }
+
+    #[inline]
+    fn check(&self, offset: usize, len: usize) {
+        assert!(
+            offset <= self.len && len <= self.len - offset,
+            "{offset}+{len} is outside {} bytes of spans",
+            self.len
+        );
+    }
+
+    /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`, which was checked.
+    #[inline]
+    fn runs(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(*mut u8, usize)) {
+        for piece in &self.pieces {
+            if len == 0 {
+                return;
+            }
+            if offset >= piece.len {
+                offset -= piece.len;
+                continue;
+            }
+            let here = (piece.len - offset).min(len);
+            // SAFETY: `offset` is inside the piece.
+            each(unsafe { piece.base.as_ptr().add(offset) }, here);
+            offset = 0;
+            len -= here;
+        }
+    }
+
+    /// Copies `[offset, offset + out.len())` out, once.
+    #[inline]
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        self.check(offset, out.len());
+        let mut done = 0;
+        self.runs(offset, out.len(), |from, len| {
+            // SAFETY: `from` is valid for `len` bytes of a live mapping; `out` is private.
+            unsafe { libc::memmove(out[done..done + len].as_mut_ptr().cast(), from.cast(), len) };
+            done += len;
+        });
+    }
+
+    /// Copies `data` in at `offset`. The list is writable.
+    #[inline]
+    pub fn write(&self, offset: usize, data: &[u8]) {
+        assert!(self.writable);
+        self.check(offset, data.len());
+        let mut done = 0;
+        self.runs(offset, data.len(), |to, len| {
+            // SAFETY: `to` is valid for `len` bytes of a live writable mapping; `data` is private.
+            unsafe { libc::memmove(to.cast(), data[done..done + len].as_ptr().cast(), len) };
+            done += len;
+        });
+    }
+
+    /// One `readv` of `fd` into the pieces from `offset` on, after `head` (private). Returns the bytes
+    /// read, those of `head` included.
+    pub fn read_from(&self, fd: impl AsFd, head: &mut [u8], offset: usize) -> io::Result<usize> {
+        assert!(self.writable);
+        let mut vectors = vec![libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() }];
+        self.vectors(offset, self.len.saturating_sub(offset), &mut vectors);
+        // SAFETY: every vector points to private bytes or into a live writable mapping.
+        let done =
+            unsafe { libc::readv(raw(fd), vectors.as_ptr(), vectors.len().min(MAX_VECTORS) as libc::c_int) };
+        usize::try_from(done).map_err(|_| io::Error::last_os_error())
+    }
+
+    /// One `writev` to `fd`: `head` (private), then `[offset, offset + len)`.
+    pub fn write_to(&self, fd: impl AsFd, head: &[u8], offset: usize, len: usize) -> io::Result<usize> {
+        self.check(offset, len);
+        let mut vectors =
+            vec![libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() }];
+        self.vectors(offset, len, &mut vectors);
+        // SAFETY: every vector points to private bytes or into a live mapping; the kernel only reads.
+        let done =
+            unsafe { libc::writev(raw(fd), vectors.as_ptr(), vectors.len().min(MAX_VECTORS) as libc::c_int) };
+        usize::try_from(done).map_err(|_| io::Error::last_os_error())
+    }
+
+    fn vectors(&self, offset: usize, len: usize, vectors: &mut Vec<libc::iovec>) {
+        self.runs(offset, len, |base, len| {
+            vectors.push(libc::iovec { iov_base: base.cast(), iov_len: len });
+        });
+    }
+}
+
+/// What one `readv` or `writev` takes (`UIO_MAXIOV`).
+const MAX_VECTORS: usize = 1024;
+
+fn raw(fd: impl AsFd) -> libc::c_int {
+    use std::os::fd::AsRawFd;
+    fd.as_fd().as_raw_fd()
+}
+
+/// Copies `len` bytes between two lists, guest to guest: the one copy.
+///
+/// Panics when a range is outside its list (a caller's bug, never a guest's doing).
+#[inline]
+pub fn copy_spans(to: &Spans, to_offset: usize, from: &Spans, from_offset: usize, len: usize) {
+    assert!(to.writable);
+    to.check(to_offset, len);
+    from.check(from_offset, len);
+    let mut target = Cursor::new(to, to_offset);
+    from.runs(from_offset, len, |mut source, mut left| {
+        while left > 0 {
+            let (at, room) = target.run();
+            let here = room.min(left);
+            // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable.
+            unsafe {
+                libc::memmove(at.cast(), source.cast(), here);
+                source = source.add(here);
+            }
+            target.advance(here);
+            left -= here;
+        }
+    });
+}
+
+/// The same, and adds what was delivered to `sum`: bytes and sum agree whatever the guests do
+/// meanwhile, because both come from a private block.
+pub fn copy_spans_summed(
+    to: &Spans,
+    to_offset: usize,
+    from: &Spans,
+    from_offset: usize,
+    len: usize,
+    sum: &mut Sum,
+) {
+    assert!(to.writable);
+    to.check(to_offset, len);
+    from.check(from_offset, len);
+    let mut block = [0u8; BLOCK];
+    let mut target = Cursor::new(to, to_offset);
+    from.runs(from_offset, len, |mut source, mut left| {
+        while left > 0 {
+            let (at, room) = target.run();
+            let here = room.min(left).min(BLOCK);
+            // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable; the
+            // block is private and at least that long.
+            unsafe {
+                libc::memmove(block.as_mut_ptr().cast(), source.cast(), here);
+                sum.add(&block[..here]);
+                libc::memmove(at.cast(), block.as_ptr().cast(), here);
+                source = source.add(here);
+            }
+            target.advance(here);
+            left -= here;
+        }
+    });
+}
+
+/// A position in a list that only moves forward.
+struct Cursor<'a> {
+    pieces: &'a [Piece],
+    at: usize,
+}
+
+impl<'a> Cursor<'a> {
+    fn new(spans: &'a Spans, offset: usize) -> Cursor<'a> {
+        let mut cursor = Cursor { pieces: &spans.pieces, at: 0 };
+        cursor.advance(offset);
+        cursor
+    }
+
+    fn run(&self) -> (*mut u8, usize) {
+        let piece = self.pieces[0];
+        // SAFETY: `at` is inside the piece.
+        (unsafe { piece.base.as_ptr().add(self.at) }, piece.len - self.at)
+    }
+
+    fn advance(&mut self, bytes: usize) {
+        self.at += bytes;
+        while let Some(piece) = self.pieces.first().filter(|piece| self.at >= piece.len) {
+            self.at -= piece.len;
+            self.pieces = &self.pieces[1..];
+        }
+    }
+}

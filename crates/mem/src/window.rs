@@ -1,0 +1,131 @@
+//! One contiguous piece of guest memory held for long: a descriptor ring, a shared area, a register
+//! page.
+#![allow(unsafe_code)] // atomics and raw copies inside a mapping
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::ptr::NonNull;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+
+use crate::region::{Region, memfd};
+
+/// `len` bytes at an address that is a multiple of 8. Words are accessed atomically; offsets are
+/// checked, and one outside (a caller's bug, never a guest's doing) panics.
+#[derive(Debug)]
+pub struct Window {
+    base: NonNull<u8>,
+    len: usize,
+    writable: bool,
+    region: Arc<Region>,
+}
+
+// SAFETY: a pointer into a shared mapping kept alive by `region`; accessed atomically or by raw copies.
+unsafe impl Send for Window {}
+// SAFETY: as above.
+unsafe impl Sync for Window {}
+
+impl Window {
+    pub(crate) fn new(base: NonNull<u8>, len: usize, writable: bool, region: Arc<Region>) -> Window {
+        debug_assert!((base.as_ptr() as usize).is_multiple_of(8));
+        Window { base, len, writable, region }
+    }
+
+    /// A fresh shared file of `len` bytes (whole pages), zeroed and mapped here: memory that a VMM maps
+    /// too.
+    pub fn of_file(name: &str, len: u64) -> io::Result<(Window, OwnedFd)> {
+        let fd = memfd(name, len)?;
+        let region = Arc::new(Region::new(0, len, &fd, 0, true)?);
+        Ok((Window::new(region.at(0), len as usize, true, region), fd))
+    }
+
+    /// Bytes.
+    pub fn len(&self) -> usize {
+        self.len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len == 0
+    }
+
+    /// True once the file under it turned out shorter than promised.
+    pub fn poisoned(&self) -> bool {
+        self.region.poisoned()
+    }
+
+    #[inline]
+    fn at(&self, offset: usize, len: usize, align: usize) -> *mut u8 {
+        assert!(
+            offset.is_multiple_of(align) && offset <= self.len && len <= self.len - offset,
+            "{offset:#x}+{len} is outside a window of {:#x} bytes, or unaligned",
+            self.len
+        );
+        // SAFETY: just checked to lie inside the mapping.
+        unsafe { self.base.as_ptr().add(offset) }
+    }
+
+    #[inline]
+    fn word32(&self, offset: usize) -> &AtomicU32 {
+        // SAFETY: aligned (`base` is, and `offset`), inside a mapping that lives as long as `self`.
+        unsafe { AtomicU32::from_ptr(self.at(offset, 4, 4).cast()) }
+    }
+
+    #[inline]
+    fn word64(&self, offset: usize) -> &AtomicU64 {
+        // SAFETY: as above.
+        unsafe { AtomicU64::from_ptr(self.at(offset, 8, 8).cast()) }
+    }
+
+    /// Loads a little-endian word (acquire).
+    #[inline]
+    pub fn load_u32(&self, offset: usize) -> u32 {
+        u32::from_le(self.word32(offset).load(Ordering::Acquire))
+    }
+
+    /// Loads a little-endian word (acquire).
+    #[inline]
+    pub fn load_u64(&self, offset: usize) -> u64 {
+        u64::from_le(self.word64(offset).load(Ordering::Acquire))
+    }
+
+    /// Stores a little-endian word (release). The window is writable.
+    #[inline]
+    pub fn store_u32(&self, offset: usize, value: u32) {
+        assert!(self.writable);
+        self.word32(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Stores a little-endian word (release). The window is writable.
+    #[inline]
+    pub fn store_u64(&self, offset: usize, value: u64) {
+        assert!(self.writable);
+        self.word64(offset).store(value.to_le(), Ordering::Release);
+    }
+
+    /// Sets bits in a little-endian word; returns the word before.
+    pub fn set_bits_u32(&self, offset: usize, bits: u32) -> u32 {
+        assert!(self.writable);
+        u32::from_le(self.word32(offset).fetch_or(bits.to_le(), Ordering::SeqCst))
+    }
+
+    /// Clears bits in a little-endian word; returns the word before.
+    pub fn clear_bits_u32(&self, offset: usize, bits: u32) -> u32 {
+        assert!(self.writable);
+        u32::from_le(self.word32(offset).fetch_and(!bits.to_le(), Ordering::SeqCst))
+    }
+
+    /// Copies bytes out, once.
+    pub fn read(&self, offset: usize, out: &mut [u8]) {
+        let from = self.at(offset, out.len(), 1);
+        // SAFETY: checked to lie inside the mapping; the destination is private.
+        unsafe { libc::memmove(out.as_mut_ptr().cast(), from.cast(), out.len()) };
+    }
+
+    /// Copies bytes in. The window is writable.
+    pub fn write(&self, offset: usize, data: &[u8]) {
+        assert!(self.writable);
+        let to = self.at(offset, data.len(), 1);
+        // SAFETY: checked to lie inside the mapping, which is writable; the source is private.
+        unsafe { libc::memmove(to.cast(), data.as_ptr().cast(), data.len()) };
+    }
+}

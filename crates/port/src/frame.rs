@@ -1,0 +1,201 @@
+//! A frame on its way: where its bytes lie, what its sender wants done to it, what its receiver is
+//! told about it.
+//!
+//! A source *lends* a frame ([`Lent`]): the first bytes as a private copy, the rest where the guest
+//! left it. The switch checks and edits the private copy and hands a [`Packet`] to the sink: its
+//! header bytes and the untouched rest, which the sink copies once, straight into its guest's buffers.
+
+use vmlane_mem::{Spans, Sum, copy_spans, copy_spans_summed};
+use vmlane_wire::ethernet::Tci;
+
+/// What a sender leaves to whoever carries its frame. Offsets count from the first byte of the frame
+/// as lent, in-band tags included.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Offload {
+    /// Nothing: the frame is complete.
+    #[default]
+    None,
+    /// Sum from `start` to the end of the frame and store the complement at `field`, which holds the
+    /// pseudo header's sum already.
+    Checksum { start: u16, field: u16 },
+    /// TCP segmentation: `header` bytes of headers, at most `mss` bytes of payload in each segment.
+    /// Length fields, IPv4 checksum and TCP checksum are not to be believed.
+    Segment { header: u16, mss: u16 },
+    /// The same inside a VXLAN or Geneve tunnel (`header` ends behind the inner TCP header; `mss` 0:
+    /// only the inner checksum). `outer_sum`: the outer UDP checksum is wanted too.
+    Tunnel { header: u16, mss: u16, outer_sum: bool },
+}
+
+/// A frame that its source lends until it is told that it is finished.
+#[derive(Debug)]
+pub struct Lent<'a> {
+    /// The first bytes, copied once: all of a short frame, else at least all the headers that the
+    /// sender speaks of and at least [`HEAD`] bytes.
+    pub head: &'a [u8],
+    /// All the frame's bytes in the sender's memory, those of `head` included.
+    pub spans: &'a Spans,
+    pub offload: Offload,
+    /// A tag to be inserted behind the addresses.
+    pub tag: Option<Tci>,
+}
+
+/// Bytes of a frame that are copied for inspection, unless it is shorter.
+pub const HEAD: usize = 192;
+/// The most header bytes a sender may speak of; offloads with longer ones are refused.
+pub const MAX_HEAD: usize = 512;
+/// The longest frame that anyone may send, tags included.
+pub const MAX_FRAME: usize = 65_536 + 64;
+
+impl Lent<'_> {
+    /// Bytes.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.spans.len()
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+}
+
+/// The network protocol of a frame.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Network {
+    V4,
+    V6,
+    #[default]
+    Other,
+}
+
+/// The transport protocol of an unfragmented IP packet.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Transport {
+    Tcp,
+    Udp,
+    #[default]
+    Other,
+}
+
+/// What a frame is, as parsed from its head. Offsets count from the start of [`Packet::head`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Layers {
+    pub network: Network,
+    pub transport: Transport,
+    /// A part of a fragmented IP packet.
+    pub fragment: bool,
+    /// Where the IP header starts, if `network` is not `Other`.
+    pub network_at: u16,
+    /// Where the header behind the IP headers starts, if `network` is not `Other`.
+    pub transport_at: u16,
+}
+
+/// What is known about a frame's checksums.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub enum Verdict {
+    /// Nobody looked.
+    #[default]
+    Unknown,
+    /// TCP or UDP checksum and, for IPv4, the header's are right (or the bytes never left this host).
+    Good,
+}
+
+/// A TCP super-frame that is delivered whole.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Aggregate {
+    /// Payload bytes of each segment that it stands for; never 0.
+    pub mss: u16,
+    /// How many segments; at least 2.
+    pub segments: u16,
+    /// Bytes of headers in front of the payload.
+    pub header: u16,
+}
+
+/// A checksum still to be filled in while the frame is copied: the sum from `start` to the end,
+/// complemented, goes to `field` (both inside or at the end of the head). The field holds its seed.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Unfinished {
+    pub start: u16,
+    pub field: u16,
+    /// A result of 0 is sent as 0xffff (UDP).
+    pub never_zero: bool,
+}
+
+/// A frame as it is delivered. Tags are out of band: `head` has no outer 802.1Q tag.
+#[derive(Clone, Copy, Debug)]
+pub struct Packet<'a> {
+    /// Checked and edited header bytes; at least an Ethernet header.
+    pub head: &'a [u8],
+    /// The sender's memory; `body_len` bytes from `body_at` on follow the head.
+    pub body: &'a Spans,
+    pub body_at: usize,
+    pub body_len: usize,
+    pub tag: Option<Tci>,
+    pub layers: Layers,
+    pub verdict: Verdict,
+    /// None for a frame no longer than its receiver's MTU allows.
+    pub aggregate: Option<Aggregate>,
+    /// The sink fills this in, or says to its guest that the checksum is partial.
+    pub unfinished: Option<Unfinished>,
+}
+
+impl Packet<'_> {
+    /// Bytes, without the tag.
+    #[inline]
+    pub fn len(&self) -> usize {
+        self.head.len() + self.body_len
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.len() == 0
+    }
+
+    /// Writes the frame into `to` from its first byte on: the one copy. `scratch` takes the header
+    /// while its checksum is filled in. `to` has room for it (and for the tag, if `in_band`, which
+    /// inserts it). Returns the bytes written.
+    pub fn write(&self, to: &Spans, in_band: bool, scratch: &mut [u8; MAX_HEAD]) -> usize {
+        let tag = self.tag.filter(|_| in_band);
+        let insert = if tag.is_some() { vmlane_wire::ethernet::TAG } else { 0 };
+        let head_len = self.head.len();
+        let body_to = head_len + insert;
+        match self.unfinished {
+            None if tag.is_none() => {
+                to.write(0, self.head);
+                copy_spans(to, body_to, self.body, self.body_at, self.body_len);
+            }
+            None => {
+                copy_spans(to, body_to, self.body, self.body_at, self.body_len);
+                to.write(0, self.tagged(tag, scratch));
+            }
+            Some(unfinished) => {
+                let (start, field) = (usize::from(unfinished.start), usize::from(unfinished.field));
+                let mut sum = Sum::default();
+                sum.add(&self.head[start.min(head_len)..]);
+                copy_spans_summed(to, body_to, self.body, self.body_at, self.body_len, &mut sum);
+                let sum = match sum.checksum() {
+                    0 if unfinished.never_zero => 0xffff,
+                    sum => sum,
+                };
+                let head = self.tagged(tag, scratch);
+                let at = field + insert;
+                head[at..at + 2].copy_from_slice(&sum.to_be_bytes());
+                to.write(0, head);
+            }
+        }
+        body_to + self.body_len
+    }
+
+    /// The head in `scratch`, with the tag if there is one.
+    fn tagged<'s>(&self, tag: Option<Tci>, scratch: &'s mut [u8; MAX_HEAD]) -> &'s mut [u8] {
+        use vmlane_wire::ethernet::{TAG, ether_type};
+        let len = self.head.len();
+        let Some(tag) = tag else {
+            scratch[..len].copy_from_slice(self.head);
+            return &mut scratch[..len];
+        };
+        scratch[..12].copy_from_slice(&self.head[..12]);
+        scratch[12..14].copy_from_slice(&ether_type::VLAN.to_be_bytes());
+        scratch[14..16].copy_from_slice(&tag.0.to_be_bytes());
+        scratch[16..len + TAG].copy_from_slice(&self.head[12..]);
+        &mut scratch[..len + TAG]
+    }
+}

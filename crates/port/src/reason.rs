@@ -1,0 +1,105 @@
+//! Why a frame was not delivered.
+
+use vmlane_stats::counters;
+
+/// A reason, counted at the port whose doing it was.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Reason {
+    /// Sender: shorter than an Ethernet header, or longer than its MTU or any frame may be.
+    BadLength,
+    /// Sender: a descriptor chain that cannot be (no end, too long, unknown type).
+    BadDescriptor,
+    /// Sender: bytes outside its memory.
+    BadAddress,
+    /// Sender: offload wishes that do not match the frame.
+    BadOffload,
+    /// Sender: a source address that is not its own, where the policy forbids it.
+    ForgedSource,
+    /// Sender or receiver: the guest changed its address, where the policy forbids it.
+    MacChanged,
+    /// Sender: a tag that its port group does not take.
+    BadVlan,
+    /// Sender: no receiver; the address is unknown.
+    NoReceiver,
+    /// Receiver: no buffers, longer than a frame may be held.
+    NoBuffers,
+    /// Receiver: posted buffers too small or too few for a frame of this length.
+    NoRoom,
+    /// Receiver: longer than its MTU, and it takes no aggregates.
+    TooLong,
+    /// Receiver: its descriptors or buffers lie outside its memory, or are of an impossible kind.
+    BadReceiver,
+    /// Receiver: it does not want the frame (filter).
+    Filtered,
+    /// Receiver: detached while the frame waited.
+    Gone,
+    /// Receiver: the uplink refused it.
+    Uplink,
+    /// Sender: broadcast or multicast beyond its share.
+    Flood,
+}
+
+counters! {
+    /// What went through one port of the switch. `tx` and `rx` are the guest's view.
+    pub struct PortStats {
+        /// Frames taken from the guest; a super-frame counts once.
+        tx_frames,
+        tx_bytes,
+        /// Super-frames among them.
+        tx_tso,
+        /// Frames given to the guest.
+        rx_frames,
+        rx_bytes,
+        /// Super-frames given whole.
+        rx_aggregates,
+        /// Frames made by cutting super-frames for this receiver.
+        rx_segments,
+        /// Frames whose checksum was completed in the copy for this receiver.
+        rx_checksums,
+        /// Frames that had to wait for this receiver's buffers.
+        held,
+        /// Faults of our own contained while serving this port.
+        panics,
+        drop_bad_length,
+        drop_bad_descriptor,
+        drop_bad_address,
+        drop_bad_offload,
+        drop_forged_source,
+        drop_mac_changed,
+        drop_bad_vlan,
+        drop_no_receiver,
+        drop_no_buffers,
+        drop_no_room,
+        drop_too_long,
+        drop_bad_receiver,
+        drop_filtered,
+        drop_gone,
+        drop_uplink,
+        drop_flood,
+    }
+}
+
+impl PortStats {
+    /// Counts a drop.
+    pub fn drop(&self, reason: Reason) {
+        match reason {
+            Reason::BadLength => &self.drop_bad_length,
+            Reason::BadDescriptor => &self.drop_bad_descriptor,
+            Reason::BadAddress => &self.drop_bad_address,
+            Reason::BadOffload => &self.drop_bad_offload,
+            Reason::ForgedSource => &self.drop_forged_source,
+            Reason::MacChanged => &self.drop_mac_changed,
+            Reason::BadVlan => &self.drop_bad_vlan,
+            Reason::NoReceiver => &self.drop_no_receiver,
+            Reason::NoBuffers => &self.drop_no_buffers,
+            Reason::NoRoom => &self.drop_no_room,
+            Reason::TooLong => &self.drop_too_long,
+            Reason::BadReceiver => &self.drop_bad_receiver,
+            Reason::Filtered => &self.drop_filtered,
+            Reason::Gone => &self.drop_gone,
+            Reason::Uplink => &self.drop_uplink,
+            Reason::Flood => &self.drop_flood,
+        }
+        .inc();
+    }
+}

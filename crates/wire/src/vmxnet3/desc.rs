@@ -1,0 +1,1 @@
+//! Command descriptors and completions: 16 bytes each.

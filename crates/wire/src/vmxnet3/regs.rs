@@ -1,0 +1,1 @@
+//! Register offsets, command codes, revisions, event bits.
