@@ -92,22 +92,17 @@ pub struct Rss {
 }
 
 /// When interrupts are held back. The first one after a quiet time is never.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Moderation {
     /// One for each batch.
     Off,
     /// As the device sees fit.
+    #[default]
     Adaptive,
     /// After so many completions, 4 ms at the latest.
     Static { rx: u32, tx: u32 },
     /// At most so many a second for each vector.
     Rate(u32),
-}
-
-impl Default for Moderation {
-    fn default() -> Self {
-        Moderation::Adaptive
-    }
 }
 
 /// Ten counters of one queue, in the order of the specification's statistics blocks.
