@@ -1,4 +1,6 @@
 //! The `vmlane` binary: one file a subcommand under `cmd/`, this file only dispatches.
+// Doc comments are the text of --help, where brackets mean what they mean in usage lines.
+#![allow(rustdoc::broken_intra_doc_links)]
 
 mod cmd;
 
