@@ -2,7 +2,6 @@
 
 use std::io;
 use std::os::fd::OwnedFd;
-use std::ptr::NonNull;
 use std::sync::Arc;
 
 use crate::pages::Pages;
@@ -124,13 +123,9 @@ impl MemoryMap {
         (addr - region.guest < region.len).then_some(region)
     }
 
-    /// Host address of `addr` and how many of the next `len` bytes follow it there.
-    #[inline]
-    pub(crate) fn resolve(&self, addr: u64, len: usize, writable: bool) -> Option<(NonNull<u8>, usize)> {
-        let region = self.find(addr).filter(|region| region.writable || !writable)?;
-        let offset = addr - region.guest;
-        let here = len.min(usize::try_from(region.len - offset).unwrap_or(usize::MAX));
-        Some((region.at(offset), here))
+    /// The region around `addr`, if it may be used so.
+    pub(crate) fn region(&self, addr: u64, writable: bool) -> Option<&Region> {
+        self.find(addr).filter(|region| region.writable || !writable).map(Arc::as_ref)
     }
 
     /// `[addr, addr + len)` to be held: inside one region, `addr` a multiple of 8.

@@ -27,6 +27,16 @@ pub struct Spans {
     writable: bool,
     pieces: Vec<Piece>,
     len: usize,
+    /// The region that the last piece came from: the next one mostly comes from it too.
+    near: Near,
+}
+
+/// A mapped region: its guest address, its bytes, where it lies.
+#[derive(Clone, Copy, Debug)]
+struct Near {
+    guest: u64,
+    len: u64,
+    base: NonNull<u8>,
 }
 
 // SAFETY: pointers into shared mappings kept alive by `map`; accessed by raw copies only.
@@ -37,7 +47,8 @@ unsafe impl Sync for Spans {}
 impl Spans {
     /// An empty list over `map`. `writable`: only pieces that may be written are taken.
     pub fn new(map: MemoryMap, writable: bool) -> Spans {
-        Spans { map, writable, pieces: Vec::new(), len: 0 }
+        let near = Near { guest: 0, len: 0, base: NonNull::dangling() };
+        Spans { map, writable, pieces: Vec::new(), len: 0, near }
     }
 
     /// Forgets the pieces.
@@ -65,21 +76,35 @@ impl Spans {
     /// Adds the guest's `[addr, addr + len)`; the list is unchanged if it is not all mapped.
     #[inline]
     pub fn push(&mut self, addr: u64, len: usize) -> Result<(), Fault> {
+        let Near { guest, len: mapped, base } = self.near;
+        let offset = addr.wrapping_sub(guest);
+        if len > 0 && offset < mapped && len as u64 <= mapped - offset {
+            // SAFETY: just checked to lie inside the region, which `map` keeps alive.
+            let base = unsafe { base.add(offset as usize) };
+            self.pieces.push(Piece { base, len });
+            self.len += len;
+            return Ok(());
+        }
+        self.push_far(addr, len)
+    }
+
+    /// The same for bytes that lie in another region than the last ones, or in several.
+    #[cold]
+    fn push_far(&mut self, addr: u64, len: usize) -> Result<(), Fault> {
         let fault = Fault { addr, len: len as u64 };
         addr.checked_add(len as u64).ok_or(fault)?;
-        let before = (self.pieces.len(), self.len);
+        let before = self.pieces.len();
         let mut done = 0;
         while done < len {
-            match self.map.resolve(addr + done as u64, len - done, self.writable) {
-                Some((base, here)) => {
-                    self.pieces.push(Piece { base, len: here });
-                    done += here;
-                }
-                None => {
-                    self.pieces.truncate(before.0);
-                    return Err(fault);
-                }
-            }
+            let Some(region) = self.map.region(addr + done as u64, self.writable) else {
+                self.pieces.truncate(before);
+                return Err(fault);
+            };
+            self.near = Near { guest: region.guest, len: region.len, base: region.at(0) };
+            let offset = addr + done as u64 - region.guest;
+            let here = (len - done).min(usize::try_from(region.len - offset).unwrap_or(usize::MAX));
+            self.pieces.push(Piece { base: region.at(offset), len: here });
+            done += here;
         }
         self.len += len;
         Ok(())
@@ -109,6 +134,14 @@ impl Spans {
         );
     }
 
+    /// Where `[offset, offset + len)` lies, if the first piece has it all.
+    #[inline]
+    fn one_run(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let first = self.pieces.first().filter(|first| offset <= first.len && len <= first.len - offset)?;
+        // SAFETY: `offset` is inside the piece or at its end.
+        Some(unsafe { first.base.as_ptr().add(offset) })
+    }
+
     /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`, which was checked.
     #[inline]
     fn runs(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(*mut u8, usize)) {
@@ -132,6 +165,11 @@ impl Spans {
     #[inline]
     pub fn read(&self, offset: usize, out: &mut [u8]) {
         self.check(offset, out.len());
+        if let Some(from) = self.one_run(offset, out.len()) {
+            // SAFETY: `from` is valid for `out.len()` bytes of a live mapping; `out` is private.
+            unsafe { libc::memmove(out.as_mut_ptr().cast(), from.cast(), out.len()) };
+            return;
+        }
         let mut done = 0;
         self.runs(offset, out.len(), |from, len| {
             // SAFETY: `from` is valid for `len` bytes of a live mapping; `out` is private.
@@ -145,6 +183,11 @@ impl Spans {
     pub fn write(&self, offset: usize, data: &[u8]) {
         assert!(self.writable);
         self.check(offset, data.len());
+        if let Some(to) = self.one_run(offset, data.len()) {
+            // SAFETY: `to` is valid for `data.len()` bytes of a live writable mapping; `data` is private.
+            unsafe { libc::memmove(to.cast(), data.as_ptr().cast(), data.len()) };
+            return;
+        }
         let mut done = 0;
         self.runs(offset, data.len(), |to, len| {
             // SAFETY: `to` is valid for `len` bytes of a live writable mapping; `data` is private.
@@ -200,6 +243,14 @@ pub fn copy_spans(to: &Spans, to_offset: usize, from: &Spans, from_offset: usize
     assert!(to.writable);
     to.check(to_offset, len);
     from.check(from_offset, len);
+    if len == 0 {
+        return;
+    }
+    if let (Some(to), Some(from)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) {
+        // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
+        unsafe { libc::memmove(to.cast(), from.cast(), len) };
+        return;
+    }
     let mut target = Cursor::new(to, to_offset);
     from.runs(from_offset, len, |mut source, mut left| {
         while left > 0 {
@@ -229,6 +280,9 @@ pub fn copy_spans_summed(
     assert!(to.writable);
     to.check(to_offset, len);
     from.check(from_offset, len);
+    if len == 0 {
+        return;
+    }
     let mut block = [0u8; BLOCK];
     let mut target = Cursor::new(to, to_offset);
     from.runs(from_offset, len, |mut source, mut left| {

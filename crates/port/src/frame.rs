@@ -6,7 +6,7 @@
 //! header bytes and the untouched rest, which the sink copies once, straight into its guest's buffers.
 
 use vmlane_mem::{Spans, Sum, copy_spans, copy_spans_summed};
-use vmlane_wire::ethernet::Tci;
+use vmlane_wire::ethernet::{TAG, Tci, ether_type};
 
 /// What a sender leaves to whoever carries its frame. Offsets count from the first byte of the frame
 /// as lent, in-band tags included.
@@ -152,50 +152,54 @@ impl Packet<'_> {
     /// Writes the frame into `to` from its first byte on: the one copy. `scratch` takes the header
     /// while its checksum is filled in. `to` has room for it (and for the tag, if `in_band`, which
     /// inserts it). Returns the bytes written.
+    #[inline]
     pub fn write(&self, to: &Spans, in_band: bool, scratch: &mut [u8; MAX_HEAD]) -> usize {
         let tag = self.tag.filter(|_| in_band);
-        let insert = if tag.is_some() { vmlane_wire::ethernet::TAG } else { 0 };
-        let head_len = self.head.len();
-        let body_to = head_len + insert;
-        match self.unfinished {
-            None if tag.is_none() => {
-                to.write(0, self.head);
-                copy_spans(to, body_to, self.body, self.body_at, self.body_len);
-            }
+        let body_to = self.head.len() + if tag.is_some() { TAG } else { 0 };
+        let head = match self.unfinished {
             None => {
                 copy_spans(to, body_to, self.body, self.body_at, self.body_len);
-                to.write(0, self.tagged(tag, scratch));
+                self.head
             }
-            Some(unfinished) => {
-                let (start, field) = (usize::from(unfinished.start), usize::from(unfinished.field));
-                let mut sum = Sum::default();
-                sum.add(&self.head[start.min(head_len)..]);
-                copy_spans_summed(to, body_to, self.body, self.body_at, self.body_len, &mut sum);
-                let sum = match sum.checksum() {
-                    0 if unfinished.never_zero => 0xffff,
-                    sum => sum,
-                };
-                let head = self.tagged(tag, scratch);
-                let at = field + insert;
-                head[at..at + 2].copy_from_slice(&sum.to_be_bytes());
-                to.write(0, head);
-            }
+            Some(unfinished) => self.finish(unfinished, to, body_to, scratch),
+        };
+        match tag {
+            None => to.write(0, head),
+            Some(tag) => write_tagged(to, head, tag),
         }
         body_to + self.body_len
     }
 
-    /// The head in `scratch`, with the tag if there is one.
-    fn tagged<'s>(&self, tag: Option<Tci>, scratch: &'s mut [u8; MAX_HEAD]) -> &'s mut [u8] {
-        use vmlane_wire::ethernet::{TAG, ether_type};
-        let len = self.head.len();
-        let Some(tag) = tag else {
-            scratch[..len].copy_from_slice(self.head);
-            return &mut scratch[..len];
+    /// Copies the body and sums it; the head with its checksum in `scratch`.
+    fn finish<'s>(
+        &self,
+        unfinished: Unfinished,
+        to: &Spans,
+        body_to: usize,
+        scratch: &'s mut [u8; MAX_HEAD],
+    ) -> &'s [u8] {
+        let head = &mut scratch[..self.head.len()];
+        head.copy_from_slice(self.head);
+        let (start, field) = (usize::from(unfinished.start), usize::from(unfinished.field));
+        let mut sum = Sum::default();
+        sum.add(&head[start.min(head.len())..]);
+        copy_spans_summed(to, body_to, self.body, self.body_at, self.body_len, &mut sum);
+        let sum = match sum.checksum() {
+            0 if unfinished.never_zero => 0xffff,
+            sum => sum,
         };
-        scratch[..12].copy_from_slice(&self.head[..12]);
-        scratch[12..14].copy_from_slice(&ether_type::VLAN.to_be_bytes());
-        scratch[14..16].copy_from_slice(&tag.0.to_be_bytes());
-        scratch[16..len + TAG].copy_from_slice(&self.head[12..]);
-        &mut scratch[..len + TAG]
+        head[field..field + 2].copy_from_slice(&sum.to_be_bytes());
+        head
     }
+}
+
+/// Writes a head with its tag behind the addresses.
+#[cold]
+fn write_tagged(to: &Spans, head: &[u8], tag: Tci) {
+    const ADDRESSES: usize = 12;
+    let [high, low] = ether_type::VLAN.to_be_bytes();
+    let [priority, vlan] = tag.0.to_be_bytes();
+    to.write(0, &head[..ADDRESSES]);
+    to.write(ADDRESSES, &[high, low, priority, vlan]);
+    to.write(ADDRESSES + TAG, &head[ADDRESSES..]);
 }

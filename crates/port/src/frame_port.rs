@@ -17,6 +17,8 @@ pub struct Token(pub u32);
 pub struct Takes {
     /// Bytes of the longest frame without tag that is no aggregate (MTU + 14).
     pub frame: usize,
+    /// Bytes of the longest aggregate that its buffers hold.
+    pub aggregate: usize,
     /// TCP super-frames over IPv4, over IPv6.
     pub tso4: bool,
     pub tso6: bool,

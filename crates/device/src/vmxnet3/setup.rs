@@ -51,6 +51,8 @@ pub struct Setup {
     pub mtu: u16,
     /// The most buffers of one packet under LRO; 0: the driver named no limit.
     pub max_rx_sg: u16,
+    /// As many buffers of ring 0 are used at once; None: all that are posted.
+    pub rx_depth: Option<u16>,
     pub tx: Vec<TxSetup>,
     pub rx: Vec<RxSetup>,
     pub shared: Arc<Shared>,

@@ -1,1 +1,321 @@
-//! An active NIC's rings as a `FramePort`: owned by a worker.
+//! An active NIC's rings as a [`FramePort`]: what one worker owns while frames flow.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `ring.rs` | rings by generation |
+//! | `tx.rs`, `offload.rs` | packets gathered, checked, lent, completed in order |
+//! | `rx.rs`, `layout.rs` | packets laid into posted buffers, completed |
+//! | `rss.rs` | the receive queue of a packet |
+//! | `moderation.rs` | when an interrupt is due |
+//! | `counters.rs` | the driver's statistics |
+//!
+//! Everything in the rings is the guest's and may change at any moment: each descriptor is read once,
+//! and what was read is checked. Nothing here allocates once it has run for a while, nothing locks
+//! (but [`NicPort::refresh`]), nothing makes a system call but to raise an interrupt.
+
+mod counters;
+mod layout;
+mod moderation;
+mod offload;
+mod ring;
+mod rss;
+mod rx;
+mod tx;
+
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use vmlane_mem::{Spans, Window};
+use vmlane_port::{
+    Filter, FramePort, Lent, MAX_FRAME, MAX_HEAD, Packet, PortStats, Reason, Refusal, Takes, Token,
+};
+use vmlane_wire::ethernet::{HEADER, TAG};
+
+use self::moderation::{LineId, Moderator};
+use self::offload::TxRules;
+use self::rss::{Hash, Toeplitz};
+use self::rx::{Bench, RxQueue, RxRules, Undelivered};
+use self::tx::{Stopped, TxQueue};
+use super::setup::{Live, Setup, Shared};
+
+/// Frames taken from one transmit queue before the next one has its turn.
+const BURST: u32 = 16;
+/// How long a masked vector keeps the worker from sleeping deeply. Drivers that poll for longer than
+/// that look by themselves; indices that never fire stay masked for ever.
+const RESTLESS: Duration = Duration::from_millis(20);
+
+/// Words of a queue descriptor that the device writes.
+const TX_THRESHOLD: usize = 0x04;
+const STATUS_STOPPED: usize = 0x50;
+const STATUS_ERROR: usize = 0x54;
+/// Words of DriverShared.
+const EVENTS: usize = 0x2b8;
+const INTERRUPT_CONTROL: usize = 0x6c;
+const EXTENDED_INTERRUPT_CONTROL: usize = 0x2d4;
+/// Event bits: a queue stopped.
+const RX_QUEUE_ERROR: u32 = 1;
+const TX_QUEUE_ERROR: u32 = 2;
+
+/// The rings of an active NIC.
+pub struct NicPort {
+    tx: Vec<TxQueue>,
+    rx: Vec<RxQueue>,
+    tx_lines: Vec<LineId>,
+    rx_lines: Vec<LineId>,
+    /// The transmit queue whose turn it is, and how many frames it may still have.
+    turn: usize,
+    burst: u32,
+    tx_rules: TxRules,
+    rx_rules: RxRules,
+    filter: Filter,
+    rss: Option<Toeplitz>,
+    moderator: Moderator,
+    /// Until when a pending vector is worth looking at often.
+    restless: Option<Instant>,
+    takes: Takes,
+    /// What the posted buffers hold of an aggregate is not known yet.
+    unsized_buffers: bool,
+    control: usize,
+    bench: Bench,
+    shared: Arc<Shared>,
+    stats: Arc<PortStats>,
+}
+
+impl NicPort {
+    /// The rings of `setup`, from their first descriptors on. Drops that are the guest's doing are
+    /// counted in `stats`.
+    pub fn new(setup: Setup, stats: Arc<PortStats>) -> NicPort {
+        let Setup { revision, memory, mtu, max_rx_sg, tx, rx, shared, rx_depth } = setup;
+        let extended = revision >= 6 && (tx.len() > 8 || rx.len() > 16);
+        let queues = rx.len() as u16;
+        let tx: Vec<_> = tx.into_iter().map(|setup| TxQueue::new(setup, &memory)).collect();
+        let rx: Vec<_> =
+            (0u16..).zip(rx).map(|(number, setup)| RxQueue::new(setup, number, queues, rx_depth)).collect();
+        let live = shared.live.lock().clone();
+        let mut moderator = Moderator::new(live.moderation);
+        let rx_rules = RxRules {
+            frame: usize::from(mtu) + HEADER + 2 * TAG,
+            limit: RxRules::limit(max_rx_sg),
+            counts_segments: revision >= 2,
+            features: live.features,
+        };
+        let frame = usize::from(mtu) + HEADER;
+        let takes = Takes {
+            frame,
+            aggregate: frame,
+            tso4: false,
+            tso6: false,
+            partial_sum: false,
+            partial_frame: false,
+        };
+        let mut port = NicPort {
+            tx_lines: tx.iter().map(|queue| moderator.line(queue.vector)).collect(),
+            rx_lines: rx.iter().map(|queue| moderator.line(queue.vector)).collect(),
+            turn: 0,
+            burst: BURST,
+            tx_rules: TxRules::new(revision, mtu),
+            rx_rules,
+            filter: Filter::default(),
+            rss: None,
+            moderator,
+            restless: None,
+            takes,
+            unsized_buffers: true,
+            control: if extended { EXTENDED_INTERRUPT_CONTROL } else { INTERRUPT_CONTROL },
+            bench: Bench {
+                into: Spans::new(memory, true),
+                buffers: Vec::with_capacity(rx_rules.limit.min(64)),
+                scratch: Box::new([0; MAX_HEAD]),
+            },
+            tx,
+            rx,
+            shared,
+            stats,
+        };
+        port.adopt(live);
+        port.disarm();
+        port
+    }
+
+    fn adopt(&mut self, live: Live) {
+        let Live { filter, features, rss, moderation } = live;
+        self.filter = filter;
+        self.rx_rules.features = features;
+        self.rss = rss.filter(|rss| self.rx.len() > 1 && !rss.table.is_empty()).map(Toeplitz::new);
+        self.moderator.mode = moderation;
+        // An aggregate's verdict cannot be told where the driver wants no verdicts.
+        let lro = features.rx_checksum;
+        self.takes.tso4 = lro && features.lro4;
+        self.takes.tso6 = lro && features.lro6;
+        self.takes.partial_sum = self.takes.tso4 || self.takes.tso6;
+        self.size_buffers();
+    }
+
+    /// Looks how much of an aggregate the posted buffers hold.
+    fn size_buffers(&mut self) {
+        let largest = self.rx.iter_mut().filter_map(|queue| queue.largest(&self.rx_rules)).min();
+        self.unsized_buffers = largest.is_none();
+        if let Some(largest) = largest {
+            self.takes.aggregate = largest.clamp(self.takes.frame, MAX_FRAME.max(self.takes.frame));
+        }
+    }
+
+    /// A queue has stopped: the driver learns of it by an event and resets the device.
+    #[cold]
+    fn stopped(&self, descriptor: &Window, error: u32, event: u32) {
+        descriptor.store_u32(STATUS_ERROR, error);
+        descriptor.store_u32(STATUS_STOPPED, 1);
+        self.shared.area.set_bits_u32(EVENTS, event);
+        self.shared.vectors.publish(self.shared.event_vector, self.control_word());
+    }
+
+    fn control_word(&self) -> u32 {
+        self.shared.area.load_u32(self.control)
+    }
+
+    #[cold]
+    fn tx_stopped(&self, queue: usize, Stopped(error): Stopped) {
+        self.shared.tx_errors[queue].store(error, Ordering::Release);
+        self.stopped(&self.tx[queue].descriptor, error, TX_QUEUE_ERROR);
+    }
+
+    #[cold]
+    fn rx_stopped(&self, queue: usize, Stopped(error): Stopped) {
+        self.shared.rx_errors[queue].store(error, Ordering::Release);
+        self.stopped(&self.rx[queue].descriptor, error, RX_QUEUE_ERROR);
+    }
+
+    /// Runs the moderator. Returns true if something waits for its time.
+    fn interrupts(&mut self, now: Instant) -> bool {
+        let (area, control) = (&self.shared.area, self.control);
+        let outcome = self.moderator.run(&self.shared.vectors, || area.load_u32(control), now);
+        if outcome.fired {
+            self.restless = Some(now + RESTLESS);
+        }
+        outcome.held
+    }
+
+    fn next_turn(&mut self) {
+        self.turn = if self.turn + 1 < self.tx.len() { self.turn + 1 } else { 0 };
+        self.burst = BURST;
+    }
+}
+
+/// A slot of a queue, as a token.
+fn token(queue: usize, slot: u16) -> Token {
+    Token((queue as u32) << 16 | u32::from(slot))
+}
+
+fn slot(token: Token) -> (usize, u16) {
+    ((token.0 >> 16) as usize, token.0 as u16)
+}
+
+impl FramePort for NicPort {
+    #[inline]
+    fn fetch(&mut self) -> Option<Token> {
+        for _ in 0..=self.tx.len() {
+            if self.burst > 0 {
+                self.burst -= 1;
+                let counters = &self.shared.tx_stats[self.turn];
+                match self.tx[self.turn].fetch(&self.tx_rules, &self.stats, counters) {
+                    Ok(Some(slot)) => return Some(token(self.turn, slot)),
+                    Ok(None) => {}
+                    Err(stopped) => self.tx_stopped(self.turn, stopped),
+                }
+            }
+            self.next_turn();
+        }
+        None
+    }
+
+    #[inline]
+    fn lent(&self, token: Token) -> Lent<'_> {
+        let (queue, slot) = slot(token);
+        self.tx[queue].lent(slot)
+    }
+
+    #[inline]
+    fn finish(&mut self, token: Token) {
+        let (queue, slot) = slot(token);
+        self.tx[queue].finish(slot);
+    }
+
+    #[inline]
+    fn takes(&self) -> Takes {
+        self.takes
+    }
+
+    #[inline]
+    fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    #[inline]
+    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let fits = match packet.aggregate {
+            Some(_) => self.rx_rules.features.lro4 || self.rx_rules.features.lro6,
+            None => packet.len() <= self.rx_rules.frame,
+        };
+        if !fits {
+            return Err(Refusal::Drop(Reason::TooLong));
+        }
+        let (queue, hash) = self.rss.as_ref().map_or((0, Hash::default()), |rss| rss.queue(packet));
+        let counters = &self.shared.rx_stats[queue];
+        let delivered = self.rx[queue].deliver(packet, hash, &self.rx_rules, &mut self.bench, counters);
+        match delivered {
+            Ok(completions) => {
+                self.moderator.received(self.rx_lines[queue], completions);
+                Ok(())
+            }
+            Err(Undelivered::Refused(refusal)) => {
+                self.unsized_buffers |= refusal != Refusal::Full;
+                Err(refusal)
+            }
+            Err(Undelivered::Stopped(stopped)) => {
+                self.rx_stopped(queue, stopped);
+                Err(Refusal::Drop(Reason::BadReceiver))
+            }
+        }
+    }
+
+    fn has_room(&mut self) -> bool {
+        // Where a packet was refused, its queue alone decides.
+        let starved = self.rx.iter().any(RxQueue::is_starved);
+        self.rx.iter_mut().filter(|queue| !starved || queue.is_starved()).any(RxQueue::has_room)
+    }
+
+    fn flush(&mut self, now: Instant) {
+        for (queue, line) in self.tx.iter_mut().zip(&self.tx_lines) {
+            let written = queue.flush();
+            self.moderator.sent(*line, written);
+        }
+        if self.unsized_buffers {
+            self.size_buffers();
+        }
+        self.interrupts(now);
+    }
+
+    fn tick(&mut self, now: Instant) -> bool {
+        let held = self.interrupts(now);
+        let pending = self.shared.vectors.settle(self.control_word());
+        held || pending && self.restless.is_some_and(|until| now < until)
+    }
+
+    fn arm(&mut self) -> bool {
+        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(TX_THRESHOLD, 1));
+        // A driver stores a descriptor and then loads the threshold: one of the two looks sees the
+        // other's store.
+        fence(Ordering::SeqCst);
+        self.tx.iter().any(TxQueue::waits)
+    }
+
+    fn disarm(&mut self) {
+        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(TX_THRESHOLD, u32::MAX));
+    }
+
+    fn refresh(&mut self) {
+        let live = self.shared.live.lock().clone();
+        self.adopt(live);
+    }
+}

@@ -1,0 +1,154 @@
+//! What a packet's first descriptor wishes, checked against the packet.
+
+use vmlane_port::{MAX_FRAME, MAX_HEAD, Offload, Reason};
+use vmlane_wire::ethernet::{HEADER, TAG};
+use vmlane_wire::vmxnet3::desc::{OffloadMode, TxDesc};
+
+/// Ethernet, IPv4 and TCP without options.
+const MIN_SEGMENT_HEADER: usize = HEADER + 20 + 20;
+/// The farthest offset of a checksum field that a driver may name.
+const MAX_FIELD: usize = 1024;
+/// Segments of one super-frame. TCP's smallest segments (48 bytes) need fewer.
+const MAX_SEGMENTS: usize = 2048;
+
+/// What a revision and an MTU allow.
+#[derive(Clone, Copy, Debug)]
+pub struct TxRules {
+    /// Bytes of the longest frame that is not segmented, two in-band tags included.
+    pub frame: usize,
+    /// Mode 1 means encapsulation (revisions 4 to 6).
+    pub encapsulated: bool,
+    /// `ext1` means encapsulation (revision 7).
+    pub inner: bool,
+}
+
+impl TxRules {
+    pub fn new(revision: u8, mtu: u16) -> TxRules {
+        let frame = usize::from(mtu) + HEADER + 2 * TAG;
+        TxRules { frame, encapsulated: (4..=6).contains(&revision), inner: revision >= 7 }
+    }
+
+    /// The wishes of `first` for a packet of `len` bytes, or why they cannot be.
+    #[inline]
+    pub fn check(&self, first: &TxDesc, len: usize) -> Result<Offload, Reason> {
+        let inner = self.inner && first.inner();
+        match first.mode() {
+            OffloadMode::None => self.limit(len, self.frame).map(|()| Offload::None),
+            OffloadMode::Checksum if inner => self.tunnel(first, 0, len),
+            OffloadMode::Segment if inner => self.tunnel(first, self.mss(first)?, len),
+            OffloadMode::Encapsulated if self.encapsulated => self.tunnel(first, first.mss_or_field(), len),
+            OffloadMode::Encapsulated => Err(Reason::BadOffload),
+            OffloadMode::Checksum => self.checksum(first, len),
+            OffloadMode::Segment => {
+                let (header, mss) = (first.header(), self.mss(first)?);
+                self.segments(header, mss, MIN_SEGMENT_HEADER, len)?;
+                Ok(Offload::Segment { header, mss })
+            }
+        }
+    }
+
+    #[inline]
+    fn limit(&self, len: usize, most: usize) -> Result<(), Reason> {
+        if (HEADER..=most).contains(&len) { Ok(()) } else { Err(Reason::BadLength) }
+    }
+
+    fn mss(&self, first: &TxDesc) -> Result<u16, Reason> {
+        Some(first.mss_or_field()).filter(|&mss| mss > 0).ok_or(Reason::BadOffload)
+    }
+
+    fn checksum(&self, first: &TxDesc, len: usize) -> Result<Offload, Reason> {
+        self.limit(len, self.frame)?;
+        let (start, field) = (first.header(), first.mss_or_field());
+        let (from, at) = (usize::from(start), usize::from(field));
+        let fits = (HEADER..=at).contains(&from) && at <= MAX_FIELD && at + 2 <= len && at + 2 <= MAX_HEAD;
+        if fits { Ok(Offload::Checksum { start, field }) } else { Err(Reason::BadOffload) }
+    }
+
+    fn tunnel(&self, first: &TxDesc, mss: u16, len: usize) -> Result<Offload, Reason> {
+        let header = first.header();
+        if mss > 0 {
+            self.segments(header, mss, MIN_SEGMENT_HEADER, len)?;
+        } else {
+            self.limit(len, self.frame)?;
+            self.header(header, HEADER + 1, len)?;
+        }
+        Ok(Offload::Tunnel { header, mss, outer_sum: first.outer_sum() })
+    }
+
+    fn segments(&self, header: u16, mss: u16, least: usize, len: usize) -> Result<(), Reason> {
+        self.limit(len, MAX_FRAME)?;
+        self.header(header, least, len)?;
+        let segments = (len - usize::from(header)).div_ceil(usize::from(mss));
+        if segments <= MAX_SEGMENTS { Ok(()) } else { Err(Reason::BadOffload) }
+    }
+
+    fn header(&self, header: u16, least: usize, len: usize) -> Result<(), Reason> {
+        let header = usize::from(header);
+        let fits = header >= least && header <= MAX_HEAD && header < len;
+        if fits { Ok(()) } else { Err(Reason::BadOffload) }
+    }
+}
+
+/// Header bytes that an offload speaks of.
+#[inline]
+pub fn spoken_of(offload: Offload) -> usize {
+    match offload {
+        Offload::None => 0,
+        Offload::Checksum { field, .. } => usize::from(field) + 2,
+        Offload::Segment { header, .. } | Offload::Tunnel { header, .. } => usize::from(header),
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn wish(mode: OffloadMode, header: u16, mss: u16) -> TxDesc {
+        TxDesc::new(0, 1).with_offload(mode, header, mss)
+    }
+
+    #[test]
+    fn wishes_that_cannot_be_are_refused() {
+        let rules = TxRules::new(4, 1500);
+        let checksum = |start, field, len| rules.check(&wish(OffloadMode::Checksum, start, field), len);
+        assert_eq!(checksum(34, 50, 52), Ok(Offload::Checksum { start: 34, field: 50 }));
+        for (start, field, len) in
+            [(34, 51, 52), (51, 50, 60), (0, 50, 60), (34, 600, 1500), (34, 1025, 1500)]
+        {
+            assert_eq!(checksum(start, field, len), Err(Reason::BadOffload), "{start} {field} {len}");
+        }
+        let segment = |header, mss, len| rules.check(&wish(OffloadMode::Segment, header, mss), len);
+        assert_eq!(segment(54, 1448, 65000), Ok(Offload::Segment { header: 54, mss: 1448 }));
+        for (header, mss, len) in
+            [(54, 0, 1000), (54, 100, 54), (40, 100, 1000), (600, 100, 1000), (54, 1, 60000)]
+        {
+            assert_eq!(segment(header, mss, len), Err(Reason::BadOffload), "{header} {mss} {len}");
+        }
+        assert_eq!(segment(54, 1448, MAX_FRAME + 1), Err(Reason::BadLength));
+    }
+
+    #[test]
+    fn cve_2015_8744_a_frame_shorter_than_its_header() {
+        let rules = TxRules::new(1, 1500);
+        for len in 1..HEADER {
+            assert_eq!(rules.check(&TxDesc::new(0, len), len), Err(Reason::BadLength));
+        }
+        assert_eq!(rules.check(&TxDesc::new(0, 14), HEADER), Ok(Offload::None));
+    }
+
+    #[test]
+    fn encapsulation_by_revision() {
+        let old = wish(OffloadMode::Encapsulated, 104, 1400);
+        for revision in 1..=7 {
+            let got = TxRules::new(revision, 1500).check(&old, 20000);
+            assert_eq!(got.is_ok(), (4..=6).contains(&revision), "revision {revision}");
+        }
+        let new = wish(OffloadMode::Segment, 104, 1400).with_inner().with_outer_sum();
+        let tunnel = Offload::Tunnel { header: 104, mss: 1400, outer_sum: true };
+        assert_eq!(TxRules::new(7, 1500).check(&new, 20000), Ok(tunnel));
+        assert_eq!(TxRules::new(6, 1500).check(&new, 20000), Ok(Offload::Segment { header: 104, mss: 1400 }));
+        let sum = wish(OffloadMode::Checksum, 104, 120).with_inner();
+        let tunnel = Offload::Tunnel { header: 104, mss: 0, outer_sum: false };
+        assert_eq!(TxRules::new(7, 1500).check(&sum, 1000), Ok(tunnel));
+    }
+}

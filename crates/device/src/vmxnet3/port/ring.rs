@@ -1,0 +1,154 @@
+//! Rings as the device walks them: commands by generation, completions with a generation.
+
+use vmlane_wire::vmxnet3::desc::{CONTROL, SIZE};
+
+use crate::vmxnet3::setup::Ring;
+
+/// A position in a ring. Laps start at 0; the driver's descriptors of an even lap have generation 1.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
+pub struct Place {
+    pub index: u16,
+    pub lap: u32,
+}
+
+impl Place {
+    #[inline]
+    pub fn generation(self) -> bool {
+        self.lap & 1 == 0
+    }
+
+    /// The position behind, in a ring of any size.
+    #[inline]
+    pub fn next(self, size: u16) -> Place {
+        if self.index + 1 < size {
+            return Place { index: self.index + 1, ..self };
+        }
+        Place { index: 0, lap: self.lap.wrapping_add(1) }
+    }
+
+    /// `steps` positions behind; at most a lap.
+    pub fn after(self, steps: u16, size: u16) -> Place {
+        let to = u32::from(self.index) + u32::from(steps.min(size));
+        match to.checked_sub(u32::from(size)) {
+            Some(index) => Place { index: index as u16, lap: self.lap.wrapping_add(1) },
+            None => Place { index: to as u16, ..self },
+        }
+    }
+
+    /// Is this position behind `other`, less than 2^31 laps away?
+    fn is_behind(self, other: Place) -> bool {
+        match self.lap.wrapping_sub(other.lap) as i32 {
+            0 => self.index > other.index,
+            laps => laps > 0,
+        }
+    }
+}
+
+/// A ring that the driver writes. Never written here.
+#[derive(Debug)]
+pub struct CommandRing {
+    ring: Ring,
+    /// Tells a control word's generation bit.
+    generation_of: fn(u64) -> bool,
+    /// The next descriptor to use.
+    pub head: Place,
+}
+
+impl CommandRing {
+    pub fn new(ring: Ring, generation_of: fn(u64) -> bool) -> CommandRing {
+        CommandRing { ring, generation_of, head: Place::default() }
+    }
+
+    #[inline]
+    pub fn size(&self) -> u16 {
+        self.ring.size
+    }
+
+    /// The address and control word at `place`, if the driver has posted that position. The control
+    /// word is loaded once, and first (acquire).
+    #[inline]
+    pub fn load(&self, place: Place) -> Option<(u64, u64)> {
+        let at = usize::from(place.index) * SIZE;
+        let control = self.ring.window.load_u64(at + CONTROL);
+        if (self.generation_of)(control) != place.generation() {
+            return None;
+        }
+        Some((self.ring.window.load_u64(at), control))
+    }
+
+    #[inline]
+    pub fn is_posted(&self, place: Place) -> bool {
+        let control = self.ring.window.load_u64(usize::from(place.index) * SIZE + CONTROL);
+        (self.generation_of)(control) == place.generation()
+    }
+
+    #[inline]
+    pub fn next(&self, place: Place) -> Place {
+        place.next(self.ring.size)
+    }
+
+    /// Has the driver posted anew what was used at `place`? (So it has seen its completion.)
+    pub fn is_reposted(&self, place: Place) -> bool {
+        let again = Place { lap: place.lap.wrapping_add(1), ..place };
+        self.head.is_behind(again) || self.is_posted(again)
+    }
+}
+
+/// A ring that the device writes.
+#[derive(Debug)]
+pub struct CompletionRing {
+    ring: Ring,
+    head: Place,
+}
+
+impl CompletionRing {
+    pub fn new(ring: Ring) -> CompletionRing {
+        CompletionRing { ring, head: Place::default() }
+    }
+
+    /// The next completion's position.
+    #[inline]
+    pub fn head(&self) -> Place {
+        self.head
+    }
+
+    /// Writes one at `place`, its generation last.
+    #[inline]
+    pub fn write(&self, place: Place, words: impl FnOnce(bool) -> [u64; 2]) {
+        let at = usize::from(place.index) * SIZE;
+        let [low, high] = words(place.generation());
+        self.ring.window.store_u64(at, low);
+        self.ring.window.store_u64(at + CONTROL, high);
+    }
+
+    /// Moves the head to `place`.
+    #[inline]
+    pub fn advance(&mut self, place: Place) {
+        self.head = place;
+    }
+
+    #[inline]
+    pub fn next(&self, place: Place) -> Place {
+        place.next(self.ring.size)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Place;
+
+    #[test]
+    fn positions_wrap_by_comparison() {
+        let mut place = Place::default();
+        for _ in 0..33 {
+            place = place.next(32);
+        }
+        assert_eq!(place, Place { index: 1, lap: 1 });
+        assert!(!place.generation());
+        assert_eq!(Place { index: 30, lap: 4 }.after(5, 32), Place { index: 3, lap: 5 });
+        assert_eq!(Place { index: 30, lap: 4 }.after(1, 32), Place { index: 31, lap: 4 });
+        let last = Place { index: 31, lap: u32::MAX };
+        assert!(last.next(32).is_behind(last) && !last.is_behind(last.next(32)));
+        assert_eq!(Place::default().next(1), Place { index: 0, lap: 1 });
+    }
+}

@@ -1,0 +1,279 @@
+//! One receive queue: packets are copied into posted buffers and completed.
+
+use vmlane_mem::{Spans, Window};
+use vmlane_port::{MAX_HEAD, Network, Packet, Reason, Refusal, Transport, Verdict};
+use vmlane_wire::ethernet::{MIN_FRAME, TAG};
+use vmlane_wire::vmxnet3::desc::{RxCompletion, RxDesc, RxLayers, error};
+
+use super::counters;
+use super::layout::{Buffer, Buffers, Missing, NoPlace};
+use super::ring::{CommandRing, CompletionRing, Place};
+use super::rss::Hash;
+use super::tx::Stopped;
+use crate::vmxnet3::setup::{Features, QueueCounters, RxSetup};
+
+/// Buffers of a packet where the driver names no limit: what Linux's usual build takes.
+const DEFAULT_LIMIT: usize = 18;
+
+/// What a revision, the driver's limits and its features say about packets.
+#[derive(Clone, Copy, Debug)]
+pub struct RxRules {
+    /// Bytes of the longest frame that is no aggregate, with an inner tag or two.
+    pub frame: usize,
+    /// Buffers of one packet.
+    pub limit: usize,
+    /// Completions tell segments and size of an aggregate.
+    pub counts_segments: bool,
+    pub features: Features,
+}
+
+impl RxRules {
+    pub fn limit(max_rx_sg: u16) -> usize {
+        match max_rx_sg {
+            0 => DEFAULT_LIMIT,
+            limit => usize::from(limit),
+        }
+    }
+}
+
+/// Memory that all queues of a NIC use for the packet in hand.
+#[derive(Debug)]
+pub struct Bench {
+    pub into: Spans,
+    pub buffers: Vec<Buffer>,
+    pub scratch: Box<[u8; MAX_HEAD]>,
+}
+
+/// Why a packet was not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    Refused(Refusal),
+    Stopped(Stopped),
+}
+
+impl From<Refusal> for Undelivered {
+    fn from(refusal: Refusal) -> Undelivered {
+        Undelivered::Refused(refusal)
+    }
+}
+
+/// One receive queue.
+#[derive(Debug)]
+pub struct RxQueue {
+    buffers: Buffers,
+    completions: CompletionRing,
+    /// For each completion slot the buffer that it last told of, where completions are fewer than
+    /// descriptors: the slot is free again when that buffer was posted anew.
+    told: Option<Box<[Option<(bool, Place)>]>>,
+    data: Option<(u64, u16)>,
+    /// What the last packet that did not fit waits for.
+    missing: Option<Missing>,
+    /// Names of ring 0, ring 1 and the data ring in completions.
+    names: [u16; 3],
+    stopped: bool,
+    pub vector: u8,
+    pub descriptor: Window,
+}
+
+impl RxQueue {
+    /// Queue `number` of `queues`.
+    pub fn new(setup: RxSetup, number: u16, queues: u16, depth: Option<u16>) -> RxQueue {
+        let descriptors =
+            usize::from(setup.ring0.size) + setup.ring1.as_ref().map_or(0, |ring| ring.size.into());
+        let completions = usize::from(setup.completions.size);
+        let ring = |ring| CommandRing::new(ring, RxDesc::generation_of);
+        RxQueue {
+            buffers: Buffers::new(ring(setup.ring0), setup.ring1.map(ring), depth),
+            completions: CompletionRing::new(setup.completions),
+            told: (completions < descriptors).then(|| vec![None; completions].into_boxed_slice()),
+            data: setup.data,
+            missing: None,
+            names: [number, number + queues, number + 2 * queues],
+            stopped: false,
+            vector: setup.vector,
+            descriptor: setup.descriptor,
+        }
+    }
+
+    /// Was the last packet refused for want of buffers?
+    pub fn is_starved(&self) -> bool {
+        self.missing.is_some() && !self.stopped
+    }
+
+    /// Is what the last refused packet waited for there? Or, if none was refused, a head buffer?
+    pub fn has_room(&mut self) -> bool {
+        if self.stopped {
+            return false;
+        }
+        match self.missing {
+            Some(missing) => self.buffers.is_there(missing),
+            None => self.buffers.head().is_ok(),
+        }
+    }
+
+    /// See [`Buffers::largest`].
+    pub fn largest(&mut self, rules: &RxRules) -> Option<usize> {
+        self.buffers.largest(rules.limit)
+    }
+
+    /// Copies a packet into the next buffers and completes them. Returns how many completions.
+    #[inline]
+    pub fn deliver(
+        &mut self,
+        packet: &Packet<'_>,
+        hash: Hash,
+        rules: &RxRules,
+        bench: &mut Bench,
+        counters: &QueueCounters,
+    ) -> Result<u32, Undelivered> {
+        if self.stopped {
+            return Err(Refusal::Drop(Reason::BadReceiver).into());
+        }
+        let in_band = packet.tag.is_some() && !rules.features.rx_vlan;
+        let len = packet.len() + if in_band { TAG } else { 0 };
+        let need = len.max(MIN_FRAME);
+        let delivered = match self.data {
+            Some((base, size)) if need <= usize::from(size) && packet.aggregate.is_none() => {
+                self.to_data_ring(base, size, need, bench)
+            }
+            _ => self.to_buffers(need, rules, bench),
+        };
+        let data_ring = delivered.map_err(|no_place| self.no_place(no_place, counters))?;
+        let written = packet.write(&bench.into, in_band, &mut bench.scratch);
+        if written < need {
+            bench.into.write(written, &[0; MIN_FRAME][..need - written]);
+        }
+        self.missing = None;
+        let tag = packet.tag.filter(|_| !in_band);
+        let common = RxCompletion::of(layers(packet, rules), tag);
+        self.complete(common, packet, hash, rules, data_ring, &bench.buffers);
+        counters::received(counters, packet.head, len, packet.aggregate);
+        Ok(bench.buffers.len() as u32)
+    }
+
+    /// A slot of the data ring instead of the head's memory, which the driver keeps.
+    #[inline]
+    fn to_data_ring(
+        &mut self,
+        base: u64,
+        size: u16,
+        need: usize,
+        bench: &mut Bench,
+    ) -> Result<bool, NoPlace> {
+        self.buffers.head()?;
+        self.completions_left(1)?;
+        let place = self.buffers.take_head();
+        bench.buffers.clear();
+        bench.buffers.push(Buffer { second: false, place, len: need as u16 });
+        bench.into.clear();
+        let slot = base.saturating_add(u64::from(place.index) * u64::from(size));
+        bench.into.push(slot, need).map_err(|_| NoPlace::Broken)?;
+        Ok(true)
+    }
+
+    #[inline]
+    fn to_buffers(&mut self, need: usize, rules: &RxRules, bench: &mut Bench) -> Result<bool, NoPlace> {
+        let layout = self.buffers.lay_out(need, rules.limit, &mut bench.into, &mut bench.buffers)?;
+        self.completions_left(bench.buffers.len())?;
+        self.buffers.take(layout);
+        Ok(false)
+    }
+
+    /// Are `count` completion slots free?
+    #[inline]
+    fn completions_left(&self, count: usize) -> Result<(), NoPlace> {
+        let Some(told) = &self.told else { return Ok(()) };
+        if count > told.len() {
+            return Err(NoPlace::Refused(Refusal::Drop(Reason::NoRoom)));
+        }
+        let mut place = self.completions.head();
+        for _ in 0..count {
+            if let Some((second, buffer)) = told[usize::from(place.index)] {
+                if !self.buffers.is_reposted(second, buffer) {
+                    let place = Place { lap: buffer.lap.wrapping_add(1), ..buffer };
+                    return Err(NoPlace::Later(Missing { second, place }));
+                }
+            }
+            place = self.completions.next(place);
+        }
+        Ok(())
+    }
+
+    #[cold]
+    fn no_place(&mut self, no_place: NoPlace, counters: &QueueCounters) -> Undelivered {
+        match no_place {
+            NoPlace::Later(missing) => {
+                self.missing = Some(missing);
+                Refusal::Full.into()
+            }
+            NoPlace::Refused(refusal) => {
+                counters::rx_no_buffers(counters);
+                refusal.into()
+            }
+            NoPlace::Broken => {
+                self.stopped = true;
+                counters::rx_error(counters);
+                Undelivered::Stopped(Stopped(error::SMALL_BUFFER))
+            }
+        }
+    }
+
+    /// Writes the completions of a packet, the first one last: a driver never sees half a packet.
+    #[inline]
+    fn complete(
+        &mut self,
+        common: RxCompletion,
+        packet: &Packet<'_>,
+        hash: Hash,
+        rules: &RxRules,
+        data_ring: bool,
+        buffers: &[Buffer],
+    ) {
+        let start = self.completions.head();
+        let mut place = start;
+        for (at, buffer) in buffers.iter().enumerate() {
+            if let Some(told) = &mut self.told {
+                told[usize::from(place.index)] = Some((buffer.second, buffer.place));
+            }
+            if at > 0 {
+                let name = self.names[usize::from(buffer.second)];
+                let end = at + 1 == buffers.len();
+                let one = common.buffer(buffer.place.index, name, buffer.len).ends(false, end);
+                let one = one.rss(hash.kind, hash.value);
+                self.completions.write(place, |generation| one.words(generation));
+            }
+            place = self.completions.next(place);
+        }
+        let first = &buffers[0];
+        let name = self.names[if data_ring { 2 } else { 0 }];
+        let one = common.buffer(first.place.index, name, first.len).ends(true, buffers.len() == 1);
+        let one = match packet.aggregate {
+            // The hash's place holds the number of segments.
+            Some(aggregate) if rules.counts_segments => {
+                one.lro(aggregate.segments.min(255) as u8, aggregate.mss)
+            }
+            _ => one.rss(hash.kind, hash.value),
+        };
+        self.completions.write(start, |generation| one.words(generation));
+        self.completions.advance(place);
+    }
+}
+
+/// What a completion tells about protocols and checksums.
+#[inline]
+fn layers(packet: &Packet<'_>, rules: &RxRules) -> RxLayers {
+    let known = packet.layers;
+    let tcp = known.transport == Transport::Tcp && !known.fragment;
+    let udp = known.transport == Transport::Udp && !known.fragment;
+    let ip = known.network != Network::Other;
+    let verified = packet.verdict == Verdict::Good || packet.unfinished.is_some();
+    RxLayers {
+        v4: known.network == Network::V4,
+        v6: known.network == Network::V6,
+        tcp: ip && tcp,
+        udp: ip && udp,
+        fragment: known.fragment,
+        // Anything but "right" has only one neutral expression: nobody looked.
+        good: verified && rules.features.rx_checksum && ip && (tcp || udp),
+    }
+}
