@@ -64,7 +64,7 @@ pub struct RxQueue {
     completions: CompletionRing,
     /// For each completion slot the buffer that it last told of, where completions are fewer than
     /// descriptors: the slot is free again when that buffer was posted anew.
-    told: Option<Box<[Option<(bool, Place)>]>>,
+    told: Option<Vec<Option<Buffer>>>,
     data: Option<(u64, u16)>,
     /// What the last packet that did not fit waits for.
     missing: Option<Missing>,
@@ -85,7 +85,7 @@ impl RxQueue {
         RxQueue {
             buffers: Buffers::new(ring(setup.ring0), setup.ring1.map(ring), depth),
             completions: CompletionRing::new(setup.completions),
-            told: (completions < descriptors).then(|| vec![None; completions].into_boxed_slice()),
+            told: (completions < descriptors).then(|| vec![None; completions]),
             data: setup.data,
             missing: None,
             names: [number, number + queues, number + 2 * queues],
@@ -134,9 +134,9 @@ impl RxQueue {
         let need = len.max(MIN_FRAME);
         let delivered = match self.data {
             Some((base, size)) if need <= usize::from(size) && packet.aggregate.is_none() => {
-                self.to_data_ring(base, size, need, bench)
+                self.place_in_data_ring(base, size, need, bench)
             }
-            _ => self.to_buffers(need, rules, bench),
+            _ => self.place_in_buffers(need, rules, bench),
         };
         let data_ring = delivered.map_err(|no_place| self.no_place(no_place, counters))?;
         let written = packet.write(&bench.into, in_band, &mut bench.scratch);
@@ -153,7 +153,7 @@ impl RxQueue {
 
     /// A slot of the data ring instead of the head's memory, which the driver keeps.
     #[inline]
-    fn to_data_ring(
+    fn place_in_data_ring(
         &mut self,
         base: u64,
         size: u16,
@@ -172,7 +172,7 @@ impl RxQueue {
     }
 
     #[inline]
-    fn to_buffers(&mut self, need: usize, rules: &RxRules, bench: &mut Bench) -> Result<bool, NoPlace> {
+    fn place_in_buffers(&mut self, need: usize, rules: &RxRules, bench: &mut Bench) -> Result<bool, NoPlace> {
         let layout = self.buffers.lay_out(need, rules.limit, &mut bench.into, &mut bench.buffers)?;
         self.completions_left(bench.buffers.len())?;
         self.buffers.take(layout);
@@ -188,11 +188,11 @@ impl RxQueue {
         }
         let mut place = self.completions.head();
         for _ in 0..count {
-            if let Some((second, buffer)) = told[usize::from(place.index)] {
-                if !self.buffers.is_reposted(second, buffer) {
-                    let place = Place { lap: buffer.lap.wrapping_add(1), ..buffer };
-                    return Err(NoPlace::Later(Missing { second, place }));
-                }
+            if let Some(Buffer { second, place, .. }) = told[usize::from(place.index)]
+                && !self.buffers.is_reposted(second, place)
+            {
+                let place = Place { lap: place.lap.wrapping_add(1), ..place };
+                return Err(NoPlace::Later(Missing { second, place }));
             }
             place = self.completions.next(place);
         }
@@ -233,7 +233,7 @@ impl RxQueue {
         let mut place = start;
         for (at, buffer) in buffers.iter().enumerate() {
             if let Some(told) = &mut self.told {
-                told[usize::from(place.index)] = Some((buffer.second, buffer.place));
+                told[usize::from(place.index)] = Some(*buffer);
             }
             if at > 0 {
                 let name = self.names[usize::from(buffer.second)];
