@@ -45,7 +45,7 @@ fn settle(lane: &mut Lane) -> Result<(), Broken> {
     for _ in 0..64 {
         while let Turn::Moved(_) = lane.turn(QUOTA)? {}
         lane.nudge()?;
-        if lane.try_sleep(QUOTA)? {
+        if lane.try_sleep(QUOTA, Instant::now())? {
             break;
         }
     }

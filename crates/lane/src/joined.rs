@@ -1,11 +1,15 @@
 //! A lane: two ends, two directions, and how they come apart.
 
 use std::sync::Arc;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vmlane_port::{Budget, End, LaneEnd, Shutdown, Side, StreamPort};
 
 use crate::direction::{Blame, Direction, Left, Sleep};
+
+/// How soon a lane that sleeps for a full ring looks at it by itself, and how rarely in the end.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(100);
 
 /// What a turn of a lane did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -40,6 +44,11 @@ pub struct Lane {
     /// For the safety net: progress at its last look that found something left undone.
     suspicion: Option<[u64; 2]>,
     sleeps: u64,
+    /// Asleep for a full ring: when to look at it, and how long it was waited for that.
+    look: Option<Instant>,
+    patience: Duration,
+    /// Bytes moved when the lane last fell asleep.
+    moved_at_sleep: u64,
 }
 
 type PortRef<'a> = Option<&'a mut (dyn StreamPort + 'static)>;
@@ -76,6 +85,9 @@ impl Lane {
             active: false,
             suspicion: None,
             sleeps: 0,
+            look: None,
+            patience: FIRST_LOOK,
+            moved_at_sleep: 0,
         }
     }
 
@@ -107,8 +119,9 @@ impl Lane {
         self.directions.iter_mut().for_each(Direction::wake);
     }
 
-    /// Tries to put both directions to sleep. True if the lane may be left alone until it is kicked.
-    pub fn try_sleep(&mut self, quota: usize) -> Result<bool, Broken> {
+    /// Tries to put both directions to sleep. True if the lane may be left alone until it is kicked, or
+    /// until [`Lane::look`].
+    pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
         let mut asleep = !self.ends.iter_mut().flatten().any(|end| end.port.holds_back());
         for from in Side::BOTH {
             let ends = pair(&mut self.ends, from);
@@ -116,7 +129,28 @@ impl Lane {
                 self.directions[from as usize].try_sleep(ends, quota).map_err(|blame| broken(from, blame))?;
         }
         self.sleeps += u64::from(asleep);
+        let full = self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full));
+        self.look = (asleep && full).then(|| {
+            let moved = self.moved();
+            self.patience = if moved != self.moved_at_sleep { FIRST_LOOK } else { self.patience };
+            self.moved_at_sleep = moved;
+            now + self.patience
+        });
         Ok(asleep)
+    }
+
+    /// When a sleeping lane wants to be inspected before anybody announces anything. A reader that
+    /// found its ring full announces room only when it has made much of it (Linux: its notify window).
+    /// Two programs that read little and then block in a write wait for each other's reader then, and
+    /// only the lane can see that both rings have room.
+    pub fn look(&self) -> Option<Instant> {
+        self.look
+    }
+
+    /// There was no room yet: look again, but less soon.
+    pub fn be_patient(&mut self, now: Instant) {
+        self.patience = (self.patience * 2).min(LAST_LOOK);
+        self.look = Some(now + self.patience);
     }
 
     /// Wakes readers that wait for more than one notice told them of.

@@ -60,7 +60,7 @@ counters! {
         lost_bytes,
         /// Safety net: notices that had got lost. Stays 0 unless there is a bug here or in a guest.
         lost_notices,
-        /// Safety net: rings of resting readers topped up early.
+        /// Rings topped up that their readers had made room in without announcing it yet.
         refills,
     }
 }
@@ -174,6 +174,8 @@ pub struct Worker {
     nudged: Instant,
     inspected: Instant,
     polled: Instant,
+    /// The first time that a sleeping lane wants to be looked at.
+    next_look: Option<Instant>,
 }
 
 impl Worker {
@@ -193,6 +195,7 @@ impl Worker {
             nudged: now,
             inspected: now,
             polled: now,
+            next_look: None,
         }
     }
 
@@ -230,14 +233,13 @@ impl Worker {
 
     fn park(&mut self) {
         self.stats.parks.inc();
-        let timeout = if self.lanes.iter().flatten().any(|lane| !lane.notifies()) {
-            Some(POLLED)
-        } else if self.lanes.iter().any(Option::is_some) {
-            Some(INSPECT)
-        } else {
-            None
-        };
-        self.queue.park(timeout);
+        let now = Instant::now();
+        let timeout = self.lanes.iter().flatten().map(|lane| match lane.look() {
+            _ if !lane.notifies() => POLLED,
+            Some(look) => look.saturating_duration_since(now),
+            None => INSPECT,
+        });
+        self.queue.park(timeout.min());
     }
 
     /// Carries out what other threads asked for. False when asked to stop.
@@ -335,8 +337,10 @@ impl Worker {
             return;
         }
         let quota = self.settings.quota;
-        if self.guarded(slot, |lane| lane.try_sleep(quota)) == Some(true) {
+        if self.guarded(slot, |lane| lane.try_sleep(quota, now)) == Some(true) {
             self.stats.sleeps.inc();
+            let look = self.lanes[slot].as_ref().and_then(Lane::look);
+            self.next_look = self.next_look.into_iter().chain(look).min();
             self.deactivate(slot);
         }
     }
@@ -400,13 +404,21 @@ impl Worker {
                 }
             }
         }
-        if now.duration_since(self.inspected) >= INSPECT {
+        let everyone = now.duration_since(self.inspected) >= INSPECT;
+        if everyone {
             self.inspected = now;
+        }
+        if everyone || self.next_look.is_some_and(|look| look <= now) {
             for slot in 0..self.lanes.len() {
-                if self.lanes[slot].as_ref().is_some_and(|lane| !lane.active) {
-                    self.inspect(slot);
+                let Some(lane) = self.lanes[slot].as_ref().filter(|lane| !lane.active) else { continue };
+                match lane.look() {
+                    Some(look) if look <= now => self.inspect(slot),
+                    None if everyone => self.inspect(slot),
+                    _ => {}
                 }
             }
+            let asleep = self.lanes.iter().flatten().filter(|lane| !lane.active);
+            self.next_look = asleep.filter_map(Lane::look).min();
         }
     }
 
@@ -431,7 +443,13 @@ impl Worker {
                 self.stats.refills.inc();
                 self.activate(slot);
             }
-            Some(Inspection::Quiet) | None => {}
+            Some(Inspection::Quiet) => {
+                let now = self.now;
+                if let Some(lane) = self.lanes[slot].as_mut().filter(|lane| lane.look().is_some()) {
+                    lane.be_patient(now);
+                }
+            }
+            None => {}
         }
     }
 }
