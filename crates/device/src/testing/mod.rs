@@ -19,6 +19,7 @@ mod guest;
 mod handshake;
 mod lines;
 mod machine;
+pub mod nic;
 mod notify;
 mod pattern;
 mod queues;

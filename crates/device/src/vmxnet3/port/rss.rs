@@ -109,8 +109,8 @@ mod tests {
     #[test]
     fn the_published_vectors_of_ipv4() {
         // Source and its port, destination and its port, hash of addresses, hash with ports.
-        let vectors: [([u8; 4], u16, [u8; 4], u16, u32, u32); 5] = [
-            ([66, 9, 149, 187], 2794, [161, 142, 100, 80], 1766, 0x323e8fc2, 0x51ccc178),
+        let vectors = [
+            ([66u8, 9, 149, 187], 2794u16, [161u8, 142, 100, 80], 1766u16, 0x323e8fc2, 0x51ccc178u32),
             ([199, 92, 111, 2], 14230, [65, 69, 140, 83], 4739, 0xd718262a, 0xc626b0ea),
             ([24, 19, 198, 95], 12898, [12, 22, 207, 184], 38024, 0xd2d0a5de, 0x5c2b394a),
             ([38, 27, 205, 30], 48228, [209, 142, 163, 6], 2217, 0x82989176, 0xafc7327f),

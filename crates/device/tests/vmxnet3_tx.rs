@@ -1,0 +1,231 @@
+//! Transmit queues: packets lent as the driver posted them, completed once each and in ring order.
+
+mod vmxnet3_common;
+
+use std::time::{Duration, Instant};
+
+use proptest::prelude::*;
+use vmlane_device::testing::nic::{RingsSpec, Wish};
+use vmlane_device::vmxnet3::setup::Moderation;
+use vmlane_port::{FramePort, HEAD, Offload};
+use vmlane_wire::ethernet::Tci;
+use vmlane_wire::vmxnet3::desc::OffloadMode;
+use vmxnet3_common::{Nic, frame, tcp4};
+
+/// Words of a queue descriptor and of DriverShared.
+const TX_THRESHOLD: usize = 4;
+const INTERRUPT_CONTROL: usize = 0x6c;
+
+#[test]
+fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
+    let mut nic = Nic::new(&RingsSpec::linux());
+    let sent = frame(1500);
+    assert!(nic.guest.tx[0].send(&sent, &[54, 100], &Wish::NONE));
+    let (token, bytes) = nic.fetch().unwrap();
+    assert_eq!(bytes, sent);
+    let lent = nic.port.lent(token);
+    assert_eq!((lent.head, lent.offload, lent.tag), (&sent[..HEAD], Offload::None, None));
+    assert!(nic.fetch().is_none());
+    nic.flush();
+    assert_eq!(nic.guest.tx[0].reap(), 0, "completed before it was finished");
+    nic.port.finish(token);
+    nic.flush();
+    assert_eq!(nic.guest.tx[0].reap(), 1);
+    assert_eq!((nic.tx_row(2), nic.tx_row(3)), (1, 1500));
+    assert_eq!(nic.guest.lines.raised(0), 1);
+}
+
+#[test]
+fn rings_of_any_size_wrap() {
+    for size in [32, 33, 576, 1056] {
+        let mut nic = Nic::new(&RingsSpec { tx: size, memory: 64 << 20, ..RingsSpec::linux() });
+        let mut reaped = 0;
+        for round in 0..4 * usize::from(size) {
+            let sent = frame(60 + round % 1400);
+            assert!(nic.guest.tx[0].send(&sent, &[14, 33][..round % 3], &Wish::NONE));
+            let (token, bytes) = nic.fetch().unwrap();
+            assert_eq!(bytes, sent, "size {size}, round {round}");
+            nic.port.finish(token);
+            nic.flush();
+            reaped += nic.guest.tx[0].reap();
+        }
+        assert_eq!(reaped, 4 * usize::from(size));
+    }
+}
+
+#[test]
+fn completions_stay_in_ring_order_when_frames_are_finished_in_any() {
+    let mut nic = Nic::new(&RingsSpec::linux());
+    (0..20).for_each(|at| assert!(nic.guest.tx[0].send(&frame(100 + at), &[], &Wish::NONE)));
+    let mut tokens: Vec<_> = std::iter::from_fn(|| nic.port.fetch()).collect();
+    assert_eq!(tokens.len(), 20);
+    let first = tokens.remove(0);
+    tokens.reverse();
+    for token in tokens {
+        nic.port.finish(token);
+        nic.flush();
+        assert_eq!(nic.guest.tx[0].reap(), 0);
+    }
+    nic.port.finish(first);
+    nic.flush();
+    assert_eq!(nic.guest.tx[0].reap(), 20);
+}
+
+#[test]
+fn only_packets_that_ask_are_completed() {
+    let mut nic = Nic::new(&RingsSpec::linux());
+    let silent = Wish { completion: false, ..Wish::NONE };
+    for wish in [&silent, &silent, &Wish::NONE, &silent] {
+        assert!(nic.guest.tx[0].send(&frame(64), &[20], wish));
+    }
+    assert_eq!(nic.swallow(), 4);
+    assert_eq!(nic.guest.tx[0].reap(), 1);
+    assert!(nic.guest.tx[0].next_completion().is_none());
+}
+
+#[test]
+fn wishes_reach_the_switch() {
+    let mut nic = Nic::new(&RingsSpec { revision: 4, ..RingsSpec::linux() });
+    let tag = Some(Tci(0x6005));
+    let tunnel = Wish { mode: OffloadMode::Encapsulated, outer_sum: true, ..Wish::segment(104, 1400) };
+    let wishes = [
+        (Wish::checksum(34, 50), Offload::Checksum { start: 34, field: 50 }, None),
+        (Wish { tag, ..Wish::segment(66, 1448) }, Offload::Segment { header: 66, mss: 1448 }, tag),
+        (tunnel, Offload::Tunnel { header: 104, mss: 1400, outer_sum: true }, None),
+        (Wish::segment(300, 1000), Offload::Segment { header: 300, mss: 1000 }, None),
+    ];
+    for (wish, offload, tag) in wishes {
+        let sent = tcp4(if wish.mode == OffloadMode::Checksum { 1400 } else { 9000 }, (1, 2));
+        assert!(nic.guest.tx[0].send(&sent, &[66], &wish));
+        let (token, bytes) = nic.fetch().unwrap();
+        assert_eq!(bytes, sent);
+        let lent = nic.port.lent(token);
+        assert_eq!((lent.offload, lent.tag), (offload, tag));
+        assert_eq!(lent.head, &sent[..HEAD.max(wish.header.into())]);
+        nic.port.finish(token);
+    }
+    // Rows 0 and 1: 7 + 7 + 9 segments, each with its header.
+    assert_eq!(nic.tx_row(0), 7 + 7 + 9);
+    assert_eq!(nic.tx_row(1), 9000 + 6 * 66 + 9000 + 6 * 104 + 9000 + 8 * 300);
+    assert_eq!(nic.tx_row(2), 1 + 7 + 7 + 9);
+}
+
+#[test]
+fn queues_take_turns() {
+    let mut nic = Nic::new(&RingsSpec { queues: 2, ..RingsSpec::linux() });
+    for queue in 0..2 {
+        (0..40).for_each(|_| assert!(nic.guest.tx[queue].send(&frame(60 + queue), &[], &Wish::NONE)));
+    }
+    let mut lens: Vec<usize> = Vec::new();
+    while let Some(token) = nic.port.fetch() {
+        lens.push(nic.port.lent(token).len());
+        nic.port.finish(token);
+    }
+    assert_eq!(lens.len(), 80);
+    let behind = lens[..40].iter().filter(|len| **len == 60).count();
+    assert!((16..=24).contains(&behind), "{behind} of the first 40 frames come from queue 0");
+    nic.flush();
+    assert_eq!([nic.guest.tx[0].reap(), nic.guest.tx[1].reap()], [40, 40]);
+    assert_eq!([nic.guest.lines.raised(0), nic.guest.lines.raised(1)], [1, 1], "one for each flush");
+}
+
+#[test]
+fn the_threshold_rings_only_while_armed() {
+    let mut nic = Nic::new(&RingsSpec::linux());
+    assert_eq!(nic.guest.descriptors[0].load_u32(TX_THRESHOLD), u32::MAX);
+    assert!(!nic.port.arm());
+    assert_eq!(nic.guest.descriptors[0].load_u32(TX_THRESHOLD), 1);
+    nic.port.disarm();
+    assert_eq!(nic.guest.descriptors[0].load_u32(TX_THRESHOLD), u32::MAX);
+    nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE);
+    assert!(nic.port.arm(), "a frame waits");
+}
+
+#[test]
+fn a_masked_vector_fires_when_it_is_unmasked() {
+    let mut nic = Nic::new(&RingsSpec { auto_mask: true, ..RingsSpec::linux() });
+    let now = Instant::now();
+    let send = |nic: &mut Nic| {
+        assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+        assert_eq!(nic.swallow(), 1);
+    };
+    send(&mut nic);
+    assert_eq!((nic.guest.lines.raised(0), nic.guest.page.load_u32(0)), (1, 1), "fired and masked");
+    send(&mut nic);
+    assert!(nic.port.tick(now), "the driver may unmask at any moment");
+    assert_eq!(nic.guest.lines.raised(0), 1);
+    // Linux unmasks before it lets interrupts through again.
+    nic.guest.area.store_u32(INTERRUPT_CONTROL, 1);
+    nic.guest.page.store_u32(0, 0);
+    assert!(nic.port.tick(now));
+    nic.guest.area.store_u32(INTERRUPT_CONTROL, 0);
+    assert!(!nic.port.tick(now));
+    assert_eq!(nic.guest.lines.raised(0), 2);
+}
+
+#[test]
+fn a_vector_that_is_never_unmasked_does_not_keep_the_worker_awake() {
+    let mut nic = Nic::new(&RingsSpec::linux());
+    nic.guest.page.store_u32(0, 1);
+    assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+    assert_eq!(nic.swallow(), 1);
+    assert!(nic.port.tick(Instant::now()));
+    assert!(!nic.port.tick(Instant::now() + Duration::from_millis(100)));
+    nic.guest.page.store_u32(0, 0);
+    assert!(!nic.port.tick(Instant::now() + Duration::from_millis(200)));
+    assert_eq!(nic.guest.lines.raised(0), 1, "still not forgotten");
+}
+
+#[test]
+fn a_rate_holds_back_what_follows_and_lets_it_go_in_time() {
+    let mut nic = Nic::new(&RingsSpec { moderation: Moderation::Rate(1000), ..RingsSpec::linux() });
+    let start = Instant::now();
+    let at = |micros| start + Duration::from_micros(micros);
+    for micros in [0, 100, 200] {
+        assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+        let token = nic.port.fetch().unwrap();
+        nic.port.finish(token);
+        nic.port.flush(at(micros));
+    }
+    assert_eq!(nic.guest.lines.raised(0), 1);
+    assert!(nic.port.tick(at(999)));
+    assert!(!nic.port.tick(at(1000)));
+    assert_eq!(nic.guest.lines.raised(0), 2);
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 64, ..ProptestConfig::default() })]
+
+    /// Frames of any length in pieces of any, finished in any order: lent as posted, completed in order.
+    #[test]
+    fn any_traffic_is_lent_and_completed(
+        size in 3u16..80,
+        traffic in prop::collection::vec((14usize..1514, prop::collection::vec(1usize..700, 0..4), any::<bool>()), 1..200),
+        seed in any::<u64>(),
+    ) {
+        let mut nic = Nic::new(&RingsSpec { tx: size, ..RingsSpec::linux() });
+        let (mut lent, mut random, mut wanted, mut reaped) = (Vec::new(), seed | 1, 0, 0);
+        for (len, split, completion) in traffic {
+            let sent = frame(len);
+            let wish = Wish { completion, ..Wish::NONE };
+            if nic.guest.tx[0].send(&sent, &split, &wish) {
+                wanted += usize::from(completion);
+                let (token, bytes) = nic.fetch().expect("it was posted");
+                prop_assert_eq!(bytes, sent);
+                lent.push(token);
+            }
+            random ^= random << 13;
+            random ^= random >> 7;
+            if random % 3 > 0 && !lent.is_empty() {
+                let token = lent.swap_remove(random as usize % lent.len());
+                nic.port.finish(token);
+            }
+            nic.flush();
+            reaped += nic.guest.tx[0].reap();
+        }
+        lent.into_iter().for_each(|token| nic.port.finish(token));
+        nic.flush();
+        reaped += nic.guest.tx[0].reap();
+        prop_assert_eq!(reaped, wanted);
+    }
+}
