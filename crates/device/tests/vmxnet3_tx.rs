@@ -216,7 +216,7 @@ proptest! {
             }
             random ^= random << 13;
             random ^= random >> 7;
-            if random % 3 > 0 && !lent.is_empty() {
+            if !random.is_multiple_of(3) && !lent.is_empty() {
                 let token = lent.swap_remove(random as usize % lent.len());
                 nic.port.finish(token);
             }
