@@ -2,6 +2,7 @@
 //! use) speak to the real device models and workers; every row stands beside what the machine does
 //! without any of it, measured interleaved in the same run.
 
+mod frames;
 mod pair;
 mod process;
 mod rows;
@@ -41,6 +42,7 @@ fn main() -> anyhow::Result<()> {
         Options { only: args.only, rounds: args.rounds, length: Duration::from_millis(args.millis) };
     let mut registry = Registry::native();
     rows::register(&mut registry)?;
+    frames::register(&mut registry);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());
     let path = args.out.join("latest.json");

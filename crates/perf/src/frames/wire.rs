@@ -1,0 +1,66 @@
+//! Two NICs and nothing between them: what ports cost without a switch.
+
+use std::time::Instant;
+
+use vmlane_device::vmxnet3::port::NicPort;
+use vmlane_port::{
+    Aggregate, FramePort, Layers, Network, Offload, Packet, Refusal, Transport, Unfinished, Verdict,
+};
+
+/// Frames moved in one direction before the other has its turn.
+const BATCH: usize = 64;
+
+/// Carries frames from one port to another, whatever their addresses.
+pub struct Wire(pub [NicPort; 2]);
+
+impl Wire {
+    /// One batch each way. Returns how many frames moved.
+    pub fn step(&mut self) -> usize {
+        let [a, b] = &mut self.0;
+        let moved = carry(a, b) + carry(b, a);
+        let now = Instant::now();
+        self.0.iter_mut().for_each(|port| port.flush(now));
+        moved
+    }
+}
+
+fn carry(from: &mut NicPort, to: &mut NicPort) -> usize {
+    for moved in 0..BATCH {
+        if !to.has_room() {
+            return moved;
+        }
+        let Some(token) = from.fetch() else { return moved };
+        let lent = from.lent(token);
+        let (unfinished, aggregate) = match lent.offload {
+            Offload::Checksum { start, field } => {
+                (Some(Unfinished { start, field, never_zero: false }), None)
+            }
+            Offload::Segment { header, mss } => {
+                let segments = (lent.len() - usize::from(header)).div_ceil(usize::from(mss)) as u16;
+                (None, Some(Aggregate { mss, segments, header }))
+            }
+            _ => (None, None),
+        };
+        let packet = Packet {
+            head: lent.head,
+            body: lent.spans,
+            body_at: lent.head.len(),
+            body_len: lent.len() - lent.head.len(),
+            tag: lent.tag,
+            layers: Layers {
+                network: Network::V4,
+                transport: Transport::Tcp,
+                fragment: false,
+                network_at: 14,
+                transport_at: 34,
+            },
+            verdict: Verdict::Good,
+            aggregate,
+            unfinished,
+        };
+        let delivered = to.deliver(&packet);
+        from.finish(token);
+        assert!(matches!(delivered, Ok(()) | Err(Refusal::Full)), "{delivered:?}");
+    }
+    BATCH
+}
