@@ -110,6 +110,16 @@ impl Spans {
         Ok(())
     }
 
+    /// Has the CPU fetch the first bytes at a guest address that is likely to be pushed soon.
+    #[inline]
+    pub fn prefetch(&self, addr: u64) {
+        let offset = addr.wrapping_sub(self.near.guest);
+        if offset < self.near.len {
+            // SAFETY: inside the region, which `map` keeps alive.
+            crate::window::prefetch(unsafe { self.near.base.as_ptr().add(offset as usize) });
+        }
+    }
+
     /// Takes back the last `bytes`, which are no more than there are.
     pub fn shorten(&mut self, bytes: usize) {
         assert!(bytes <= self.len, "{bytes} of {} bytes taken back", self.len);
@@ -127,11 +137,9 @@ impl Spans {
 
     #[inline]
     fn check(&self, offset: usize, len: usize) {
-        assert!(
-            offset <= self.len && len <= self.len - offset,
-            "{offset}+{len} is outside {} bytes of spans",
-            self.len
-        );
+        if !(offset <= self.len && len <= self.len - offset) {
+            outside(offset, len, self.len);
+        }
     }
 
     /// Where `[offset, offset + len)` lies, if the first piece has it all.
@@ -225,6 +233,11 @@ impl Spans {
             vectors.push(libc::iovec { iov_base: base.cast(), iov_len: len });
         });
     }
+}
+
+#[cold]
+fn outside(offset: usize, len: usize, spans: usize) -> ! {
+    panic!("{offset}+{len} is outside {spans} bytes of spans");
 }
 
 /// What one `readv` or `writev` takes (`UIO_MAXIOV`).

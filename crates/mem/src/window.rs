@@ -55,11 +55,9 @@ impl Window {
 
     #[inline]
     fn at(&self, offset: usize, len: usize, align: usize) -> *mut u8 {
-        assert!(
-            offset.is_multiple_of(align) && offset <= self.len && len <= self.len - offset,
-            "{offset:#x}+{len} is outside a window of {:#x} bytes, or unaligned",
-            self.len
-        );
+        if !(offset.is_multiple_of(align) && offset <= self.len && len <= self.len - offset) {
+            outside(offset, len, self.len);
+        }
         // SAFETY: just checked to lie inside the mapping.
         unsafe { self.base.as_ptr().add(offset) }
     }
@@ -74,6 +72,15 @@ impl Window {
     fn word64(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8, 8).cast()) }
+    }
+
+    /// Has the CPU fetch the cache line at `offset`, if that is inside.
+    #[inline]
+    pub fn prefetch(&self, offset: usize) {
+        if offset < self.len {
+            // SAFETY: inside the mapping.
+            prefetch(unsafe { self.base.as_ptr().add(offset) });
+        }
     }
 
     /// Loads a little-endian word (acquire).
@@ -128,4 +135,22 @@ impl Window {
         // SAFETY: checked to lie inside the mapping, which is writable; the source is private.
         unsafe { libc::memmove(to.cast(), data.as_ptr().cast(), data.len()) };
     }
+}
+
+#[cold]
+fn outside(offset: usize, len: usize, window: usize) -> ! {
+    panic!("{offset:#x}+{len} is outside a window of {window:#x} bytes, or unaligned");
+}
+
+/// A hint that the cache line at `at` is read soon.
+#[inline]
+pub(crate) fn prefetch(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    {
+        use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
+        // SAFETY: a hint; it never faults.
+        unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
 }

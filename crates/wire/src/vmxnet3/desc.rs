@@ -40,7 +40,8 @@ pub enum OffloadMode {
     Segment,
 }
 
-const TX_GEN: u32 = 14;
+/// Where a transmit descriptor's control word has its generation bit.
+pub const TX_GEN: u32 = 14;
 const TX_OUTER_SUM: u32 = 15;
 const TX_TYPE: u32 = 16;
 const TX_INNER: u32 = 17;
@@ -60,12 +61,6 @@ pub struct TxDesc {
 }
 
 impl TxDesc {
-    /// The generation bit of a control word.
-    #[inline]
-    pub const fn generation_of(control: u64) -> bool {
-        bits(control, TX_GEN, 1) != 0
-    }
-
     #[inline]
     pub const fn from_words(addr: u64, control: u64) -> TxDesc {
         TxDesc { addr, control }
@@ -232,7 +227,8 @@ impl TxCompletion {
 }
 
 const RX_BODY: u32 = 14;
-const RX_GEN: u32 = 31;
+/// Where a receive descriptor's control word has its generation bit.
+pub const RX_GEN: u32 = 31;
 
 /// A receive descriptor.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -242,11 +238,6 @@ pub struct RxDesc {
 }
 
 impl RxDesc {
-    #[inline]
-    pub const fn generation_of(control: u64) -> bool {
-        bits(control, RX_GEN, 1) != 0
-    }
-
     #[inline]
     pub const fn from_words(addr: u64, control: u64) -> RxDesc {
         RxDesc { addr, control }

@@ -10,6 +10,10 @@ use crate::testing::ram::Ram;
 
 /// Bytes of a BODY buffer.
 pub const BODY: usize = 4096;
+/// What Linux leaves free in front of a HEAD buffer (room for headers, and to align IP), and what it
+/// keeps behind it.
+const BEFORE: usize = 64 + 2;
+const BEHIND: usize = 320;
 
 /// How a driver lays out a receive queue.
 #[derive(Clone, Debug)]
@@ -90,9 +94,21 @@ struct Posted {
 }
 
 impl Posted {
-    fn new(ram: &Arc<Ram>, shapes: impl Iterator<Item = (usize, bool)>) -> Posted {
-        let slots: Vec<RxDesc> =
-            shapes.map(|(len, body)| RxDesc::new(alloc(ram, len), len, body, false)).collect();
+    /// HEAD buffers lie side by side, as Linux cuts them from larger pieces: in pages of their own they
+    /// would all fight for the same cache sets.
+    fn new(ram: &Arc<Ram>, shapes: impl Iterator<Item = (usize, bool)> + Clone) -> Posted {
+        let stride = |(len, body): (usize, bool)| match body {
+            true => len,
+            false => (len + BEFORE).next_multiple_of(64) + BEHIND,
+        };
+        let mut next = alloc(ram, shapes.clone().map(stride).sum());
+        let slots: Vec<RxDesc> = shapes
+            .map(|(len, body)| {
+                let addr = if body { next } else { next + BEFORE as u64 };
+                next += stride((len, body)) as u64;
+                RxDesc::new(addr, len, body, false)
+            })
+            .collect();
         let bytes = slots.len() * SIZE;
         let addr = alloc(ram, bytes);
         let size = slots.len() as u16;

@@ -7,7 +7,7 @@ use vmlane_mem::Spans;
 use vmlane_port::{Reason, Refusal};
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxDesc};
 
-use super::ring::{CommandRing, Place};
+use super::ring::{Place, RxCommands};
 
 /// A buffer that a packet goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -39,8 +39,8 @@ pub enum NoPlace {
 /// The two rings of a queue.
 #[derive(Debug)]
 pub struct Buffers {
-    pub ring0: CommandRing,
-    pub ring1: Option<CommandRing>,
+    pub ring0: RxCommands,
+    pub ring1: Option<RxCommands>,
     /// As many of ring 0 may be in the driver's hands at once; None: all.
     depth: Option<u16>,
 }
@@ -53,12 +53,12 @@ pub struct Layout {
 }
 
 impl Buffers {
-    pub fn new(ring0: CommandRing, ring1: Option<CommandRing>, depth: Option<u16>) -> Buffers {
+    pub fn new(ring0: RxCommands, ring1: Option<RxCommands>, depth: Option<u16>) -> Buffers {
         let depth = depth.filter(|&depth| depth < ring0.size());
         Buffers { ring0, ring1, depth }
     }
 
-    fn ring(&self, second: bool) -> Option<&CommandRing> {
+    fn ring(&self, second: bool) -> Option<&RxCommands> {
         if second { self.ring1.as_ref() } else { Some(&self.ring0) }
     }
 
@@ -128,6 +128,7 @@ impl Buffers {
     ) -> Result<Layout, NoPlace> {
         into.clear();
         list.clear();
+        into.prefetch(self.ring0.look_ahead());
         let head = self.head()?;
         let place = self.ring0.head;
         if head.len() < MIN_HEAD || into.push(head.addr, head.len().min(need)).is_err() {

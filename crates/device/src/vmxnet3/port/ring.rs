@@ -1,8 +1,11 @@
 //! Rings as the device walks them: commands by generation, completions with a generation.
 
-use vmlane_wire::vmxnet3::desc::{CONTROL, SIZE};
+use vmlane_wire::vmxnet3::desc::{CONTROL, RX_GEN, SIZE, TX_GEN};
 
 use crate::vmxnet3::setup::Ring;
+
+/// How many descriptors ahead the CPU is told to fetch what they name.
+const AHEAD: usize = 4;
 
 /// A position in a ring. Laps start at 0; the driver's descriptors of an even lap have generation 1.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
@@ -44,19 +47,18 @@ impl Place {
     }
 }
 
-/// A ring that the driver writes. Never written here.
+/// A ring that the driver writes; a control word's bit `GENERATION` is the generation. Never written
+/// here.
 #[derive(Debug)]
-pub struct CommandRing {
+pub struct CommandRing<const GENERATION: u32> {
     ring: Ring,
-    /// Tells a control word's generation bit.
-    generation_of: fn(u64) -> bool,
     /// The next descriptor to use.
     pub head: Place,
 }
 
-impl CommandRing {
-    pub fn new(ring: Ring, generation_of: fn(u64) -> bool) -> CommandRing {
-        CommandRing { ring, generation_of, head: Place::default() }
+impl<const GENERATION: u32> CommandRing<GENERATION> {
+    pub fn new(ring: Ring) -> CommandRing<GENERATION> {
+        CommandRing { ring, head: Place::default() }
     }
 
     #[inline]
@@ -70,7 +72,7 @@ impl CommandRing {
     pub fn load(&self, place: Place) -> Option<(u64, u64)> {
         let at = usize::from(place.index) * SIZE;
         let control = self.ring.window.load_u64(at + CONTROL);
-        if (self.generation_of)(control) != place.generation() {
+        if (control >> GENERATION & 1 != 0) != place.generation() {
             return None;
         }
         Some((self.ring.window.load_u64(at), control))
@@ -79,12 +81,22 @@ impl CommandRing {
     #[inline]
     pub fn is_posted(&self, place: Place) -> bool {
         let control = self.ring.window.load_u64(usize::from(place.index) * SIZE + CONTROL);
-        (self.generation_of)(control) == place.generation()
+        (control >> GENERATION & 1 != 0) == place.generation()
     }
 
     #[inline]
     pub fn next(&self, place: Place) -> Place {
         place.next(self.ring.size)
+    }
+
+    /// The CPU fetches ahead: the descriptors after the next ones. Returns the address in one of the
+    /// next, whether or not it is posted. (At the ring's end it does without.)
+    #[inline]
+    pub fn look_ahead(&self) -> u64 {
+        let index = usize::from(self.head.index);
+        self.ring.window.prefetch((index + 2 * AHEAD) * SIZE);
+        let near = if index + AHEAD < usize::from(self.ring.size) { index + AHEAD } else { 0 };
+        self.ring.window.load_u64(near * SIZE)
     }
 
     /// Has the driver posted anew what was used at `place`? (So it has seen its completion.)
@@ -93,6 +105,9 @@ impl CommandRing {
         self.head.is_behind(again) || self.is_posted(again)
     }
 }
+
+pub type TxCommands = CommandRing<TX_GEN>;
+pub type RxCommands = CommandRing<RX_GEN>;
 
 /// A ring that the device writes.
 #[derive(Debug)]

@@ -3,11 +3,11 @@
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{MAX_HEAD, Network, Packet, Reason, Refusal, Transport, Verdict};
 use vmlane_wire::ethernet::{MIN_FRAME, TAG};
-use vmlane_wire::vmxnet3::desc::{RxCompletion, RxDesc, RxLayers, error};
+use vmlane_wire::vmxnet3::desc::{RxCompletion, RxLayers, error};
 
 use super::counters;
 use super::layout::{Buffer, Buffers, Missing, NoPlace};
-use super::ring::{CommandRing, CompletionRing, Place};
+use super::ring::{CompletionRing, Place, RxCommands};
 use super::rss::Hash;
 use super::tx::Stopped;
 use crate::vmxnet3::setup::{Features, QueueCounters, RxSetup};
@@ -81,9 +81,8 @@ impl RxQueue {
         let descriptors =
             usize::from(setup.ring0.size) + setup.ring1.as_ref().map_or(0, |ring| ring.size.into());
         let completions = usize::from(setup.completions.size);
-        let ring = |ring| CommandRing::new(ring, RxDesc::generation_of);
         RxQueue {
-            buffers: Buffers::new(ring(setup.ring0), setup.ring1.map(ring), depth),
+            buffers: Buffers::new(RxCommands::new(setup.ring0), setup.ring1.map(RxCommands::new), depth),
             completions: CompletionRing::new(setup.completions),
             told: (completions < descriptors).then(|| vec![None; completions]),
             data: setup.data,

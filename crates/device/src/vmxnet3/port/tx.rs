@@ -9,7 +9,7 @@ use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
 use super::counters;
 use super::offload::{TxRules, spoken_of};
-use super::ring::{CommandRing, CompletionRing, Place};
+use super::ring::{CompletionRing, Place, TxCommands};
 use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
 /// Frames of one queue that may be lent at once.
@@ -54,7 +54,7 @@ pub struct Stopped(pub u32);
 /// One transmit queue.
 #[derive(Debug)]
 pub struct TxQueue {
-    commands: CommandRing,
+    commands: TxCommands,
     completions: CompletionRing,
     memory: MemoryMap,
     slots: Vec<Slot>,
@@ -72,7 +72,7 @@ impl TxQueue {
     pub fn new(setup: TxSetup, memory: &MemoryMap) -> TxQueue {
         let packets = usize::from(setup.commands.size);
         TxQueue {
-            commands: CommandRing::new(setup.commands, TxDesc::generation_of),
+            commands: TxCommands::new(setup.commands),
             completions: CompletionRing::new(setup.completions),
             memory: memory.clone(),
             slots: Vec::with_capacity(LOOK_AHEAD),
@@ -189,7 +189,7 @@ impl TxQueue {
 /// sense. The inner one: the packet alone does not.
 #[inline]
 fn gather(
-    commands: &CommandRing,
+    commands: &TxCommands,
     slot: &mut Slot,
     rules: &TxRules,
 ) -> Result<(Extent, Result<(), Reason>), Stopped> {
@@ -198,6 +198,7 @@ fn gather(
     let mut fine = Ok(());
     let mut len = 0usize;
     slot.spans.clear();
+    slot.spans.prefetch(commands.look_ahead());
     for _ in 0..MAX_DESCRIPTORS {
         // The driver hands over the first descriptor last: all others must be there, or never come. A
         // chain as long as the ring meets its own first descriptor, of the wrong generation.
