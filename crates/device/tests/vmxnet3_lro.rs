@@ -3,6 +3,7 @@
 mod vmxnet3_common;
 
 use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
 
 use vmlane_device::testing::nic::{Received, RingsSpec, RxShape};
 use vmlane_device::vmxnet3::setup::Features;
@@ -134,7 +135,7 @@ fn the_size_is_learnt_when_buffers_come_late() {
     let mut port = vmlane_device::vmxnet3::port::NicPort::new(setup, stats);
     assert_eq!(port.takes().aggregate, 1514);
     guest.rx[0].fill();
-    port.flush(std::time::Instant::now());
+    port.flush(Instant::now());
     assert!(port.takes().aggregate > 65535 + 14);
 }
 
@@ -157,6 +158,7 @@ fn a_packet_s_completions_appear_together() {
                     Ok(()) => delivered += 1,
                     Err(_) => std::thread::yield_now(),
                 }
+                device.flush(Instant::now());
             }
             stop.store(true, Ordering::Release);
         });

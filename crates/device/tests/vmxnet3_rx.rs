@@ -167,7 +167,7 @@ fn nothing_is_consumed_until_all_of_a_packet_fits() {
     assert!(!nic.port.has_room());
     assert_eq!(nic.deliver(&frame(1000), plain), Ok(()), "a small one still fits");
     for _ in 0..count + 1 {
-        assert!(nic.guest.rx[0].receive().is_some());
+        assert!(nic.receive(0).is_some());
     }
     assert_eq!(nic.deliver(&frame(9000), plain), Err(Refusal::Full));
     nic.guest.rx[0].repost();
@@ -183,7 +183,7 @@ fn a_full_ring_refuses_and_recovers() {
         let fitted = (0..100).filter(|_| nic.deliver(&frame(1000), plain).is_ok()).count();
         assert_eq!(fitted, 63, "round {round}");
         assert!(!nic.port.has_room());
-        while nic.guest.rx[0].receive().is_some() {}
+        while nic.receive(0).is_some() {}
         assert!(!nic.port.has_room(), "seen, but not posted again");
         nic.guest.rx[0].repost();
         assert!(nic.port.has_room());
@@ -197,7 +197,7 @@ fn every_slot_may_be_posted() {
     let fitted = (0..100).filter(|_| nic.deliver(&frame(1000), plain).is_ok()).count();
     assert_eq!(fitted, 64);
     for _ in 0..500 {
-        assert!(nic.guest.rx[0].receive().is_some());
+        assert!(nic.receive(0).is_some());
         assert_eq!(nic.deliver(&frame(1000), plain), Ok(()));
     }
 }
@@ -212,7 +212,7 @@ fn a_completion_ring_smaller_than_the_rings_is_not_overrun() {
         let fitted = (0..100).filter(|_| nic.deliver(&frame(5000), plain).is_ok()).count();
         assert_eq!(fitted, 32, "two completions a packet, round {round}");
         for _ in 0..fitted {
-            assert_eq!(nic.guest.rx[0].receive().unwrap().bytes, frame(5000));
+            assert_eq!(nic.receive(0).unwrap().bytes, frame(5000));
         }
         assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Full), "round {round}");
         nic.guest.rx[0].repost();
@@ -251,11 +251,11 @@ fn a_depth_caps_the_buffers_in_flight() {
         let fitted = (0..100).filter(|_| nic.deliver(&frame(1000), plain).is_ok()).count();
         assert_eq!(fitted, 10, "round {round}");
         assert!(!nic.port.has_room());
-        (0..4).for_each(|_| assert!(nic.guest.rx[0].receive().is_some()));
+        (0..4).for_each(|_| assert!(nic.receive(0).is_some()));
         nic.guest.rx[0].repost();
         let fitted = (0..100).filter(|_| nic.deliver(&frame(1000), plain).is_ok()).count();
         assert_eq!(fitted, 4);
-        while nic.guest.rx[0].receive().is_some() {}
+        while nic.receive(0).is_some() {}
         nic.guest.rx[0].repost();
     }
 }
@@ -275,7 +275,7 @@ fn a_flow_stays_in_one_queue_and_its_hash_is_told() {
         for _ in 0..3 {
             let sent = tcp4(200, (port, 80));
             nic.deliver(&sent, |packet| packet.layers = TCP4).unwrap();
-            let queue = (0..2).find_map(|queue| nic.guest.rx[queue].receive().map(|got| (queue, got)));
+            let queue = (0..2).find_map(|queue| nic.receive(queue).map(|got| (queue, got)));
             let (queue, got) = queue.unwrap();
             assert_eq!(got.bytes, sent);
             let (kind, hash) = got.end().hash();
@@ -291,12 +291,12 @@ fn a_flow_stays_in_one_queue_and_its_hash_is_told() {
 fn what_is_not_hashed_goes_to_queue_0() {
     let mut nic = Nic::new(&spec(|spec| (spec.queues, spec.rss) = (2, Some(rss()))));
     nic.deliver(&frame(100), plain).unwrap();
-    assert_eq!(nic.guest.rx[0].receive().unwrap().end().hash(), (0, 0));
+    assert_eq!(nic.receive(0).unwrap().end().hash(), (0, 0));
     let udp = Layers { transport: Transport::Udp, ..TCP4 };
     let mut hashes = Vec::new();
     for (port, layers) in [(1, udp), (2, udp), (3, Layers { fragment: true, ..TCP4 })] {
         nic.deliver(&tcp4(100, (port, 80)), |packet| packet.layers = layers).unwrap();
-        let got = (0..2).find_map(|queue| nic.guest.rx[queue].receive()).unwrap();
+        let got = (0..2).find_map(|queue| nic.receive(queue)).unwrap();
         hashes.push(got.end().hash());
     }
     assert!(hashes.iter().all(|hash| *hash == hashes[0] && hash.0 == 1), "addresses alone: {hashes:x?}");

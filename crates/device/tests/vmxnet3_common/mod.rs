@@ -112,7 +112,13 @@ impl Nic {
     /// Delivers `frame` as `edit` makes it, and takes it at the other end.
     pub fn pass(&mut self, frame: &[u8], edit: impl FnOnce(&mut Packet<'_>)) -> Received {
         self.deliver(frame, edit).expect("there is room");
-        self.guest.rx[0].receive().expect("a packet")
+        self.receive(0).expect("a packet")
+    }
+
+    /// Publishes what was delivered; the next packet that queue `queue` has then.
+    pub fn receive(&mut self, queue: usize) -> Option<Received> {
+        self.flush();
+        self.guest.rx[queue].receive()
     }
 
     pub fn deliver(&mut self, frame: &[u8], edit: impl FnOnce(&mut Packet<'_>)) -> Result<(), Refusal> {

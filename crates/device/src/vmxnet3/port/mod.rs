@@ -286,6 +286,7 @@ impl FramePort for NicPort {
     }
 
     fn flush(&mut self, now: Instant) {
+        self.rx.iter_mut().for_each(RxQueue::flush);
         for (queue, line) in self.tx.iter_mut().zip(&self.tx_lines) {
             let written = queue.flush();
             self.moderator.sent(*line, written);

@@ -109,16 +109,23 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
 pub type TxCommands = CommandRing<TX_GEN>;
 pub type RxCommands = CommandRing<RX_GEN>;
 
-/// A ring that the device writes.
+/// A ring that the device writes. Completions gather and are published together: each write takes the
+/// cache line away from a driver that polls.
 #[derive(Debug)]
 pub struct CompletionRing {
     ring: Ring,
+    /// Where the next completion goes.
     head: Place,
+    /// Not written yet: the completions in front of `head`.
+    gathered: Vec<[u64; 2]>,
 }
+
+/// Completions that gather at most, unless one packet has more.
+const GATHERED: usize = 64;
 
 impl CompletionRing {
     pub fn new(ring: Ring) -> CompletionRing {
-        CompletionRing { ring, head: Place::default() }
+        CompletionRing { ring, head: Place::default(), gathered: Vec::with_capacity(GATHERED) }
     }
 
     /// The next completion's position.
@@ -127,24 +134,36 @@ impl CompletionRing {
         self.head
     }
 
-    /// Writes one at `place`, its generation last.
-    #[inline]
-    pub fn write(&self, place: Place, words: impl FnOnce(bool) -> [u64; 2]) {
-        let at = usize::from(place.index) * SIZE;
-        let [low, high] = words(place.generation());
-        self.ring.window.store_u64(at, low);
-        self.ring.window.store_u64(at + CONTROL, high);
-    }
-
-    /// Moves the head to `place`.
-    #[inline]
-    pub fn advance(&mut self, place: Place) {
-        self.head = place;
-    }
-
     #[inline]
     pub fn next(&self, place: Place) -> Place {
         place.next(self.ring.size)
+    }
+
+    /// Room for a packet's completions.
+    #[inline]
+    pub fn make_room(&mut self) {
+        if self.gathered.len() >= GATHERED.min(self.ring.size.into()) {
+            self.publish();
+        }
+    }
+
+    /// Adds one. `words` makes it for a generation.
+    #[inline]
+    pub fn push(&mut self, words: impl FnOnce(bool) -> [u64; 2]) {
+        self.gathered.push(words(self.head.generation()));
+        self.head = self.head.next(self.ring.size);
+    }
+
+    /// Writes what has gathered, the last one first and each one's generation last: a driver sees all
+    /// of it or nothing, so never a part of a packet.
+    #[inline]
+    pub fn publish(&mut self) {
+        let mut index = usize::from(self.head.index);
+        for [low, high] in self.gathered.drain(..).rev() {
+            index = index.checked_sub(1).unwrap_or(usize::from(self.ring.size) - 1);
+            self.ring.window.store_u64(index * SIZE, low);
+            self.ring.window.store_u64(index * SIZE + CONTROL, high);
+        }
     }
 }
 

@@ -217,7 +217,7 @@ impl RxQueue {
         }
     }
 
-    /// Writes the completions of a packet, the first one last: a driver never sees half a packet.
+    /// Adds the completions of a packet.
     #[inline]
     fn complete(
         &mut self,
@@ -228,33 +228,29 @@ impl RxQueue {
         data_ring: bool,
         buffers: &[Buffer],
     ) {
-        let start = self.completions.head();
-        let mut place = start;
+        self.completions.make_room();
         for (at, buffer) in buffers.iter().enumerate() {
             if let Some(told) = &mut self.told {
-                told[usize::from(place.index)] = Some(*buffer);
+                told[usize::from(self.completions.head().index)] = Some(*buffer);
             }
-            if at > 0 {
-                let name = self.names[usize::from(buffer.second)];
-                let end = at + 1 == buffers.len();
-                let one = common.buffer(buffer.place.index, name, buffer.len).ends(false, end);
-                let one = one.rss(hash.kind, hash.value);
-                self.completions.write(place, |generation| one.words(generation));
-            }
-            place = self.completions.next(place);
+            let name = self.names[if data_ring { 2 } else { usize::from(buffer.second) }];
+            let end = at + 1 == buffers.len();
+            let one = common.buffer(buffer.place.index, name, buffer.len).ends(at == 0, end);
+            let one = match packet.aggregate {
+                // The hash's place holds the number of segments.
+                Some(aggregate) if at == 0 && rules.counts_segments => {
+                    one.lro(aggregate.segments.min(255) as u8, aggregate.mss)
+                }
+                _ => one.rss(hash.kind, hash.value),
+            };
+            self.completions.push(|generation| one.words(generation));
         }
-        let first = &buffers[0];
-        let name = self.names[if data_ring { 2 } else { 0 }];
-        let one = common.buffer(first.place.index, name, first.len).ends(true, buffers.len() == 1);
-        let one = match packet.aggregate {
-            // The hash's place holds the number of segments.
-            Some(aggregate) if rules.counts_segments => {
-                one.lro(aggregate.segments.min(255) as u8, aggregate.mss)
-            }
-            _ => one.rss(hash.kind, hash.value),
-        };
-        self.completions.write(start, |generation| one.words(generation));
-        self.completions.advance(place);
+    }
+
+    /// Shows the driver what was delivered.
+    #[inline]
+    pub fn flush(&mut self) {
+        self.completions.publish();
     }
 }
 

@@ -173,14 +173,14 @@ impl TxQueue {
         while let Some(taken) = self.order.front().filter(|taken| taken.done) {
             if taken.wants_completion {
                 let completion = TxCompletion { index: taken.end };
-                let place = self.completions.head();
-                self.completions.write(place, |generation| completion.words(generation));
-                self.completions.advance(self.completions.next(place));
+                self.completions.make_room();
+                self.completions.push(|generation| completion.words(generation));
                 written += 1;
             }
             self.order.pop_front();
             self.first += 1;
         }
+        self.completions.publish();
         written
     }
 }
