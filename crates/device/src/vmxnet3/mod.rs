@@ -1,10 +1,41 @@
 //! The VMXNET3 NIC (PCI 15ad:07b0).
 //!
+//! | file | what |
+//! | --- | --- |
+//! | `device.rs` | the PCI function: configuration space, registers, reset |
+//! | `page.rs`, `vectors.rs` | BAR 0 where it is trapped; interrupt masks and who may fire |
+//! | `command.rs` | commands, each done when its write returns |
+//! | `activate.rs` | the shared area checked once and for all |
+//! | `wishes.rs`, `rss.rs` | filters, features, scaling, moderation as the driver last said |
+//! | `profile.rs` | which NIC the guest is given |
+//! | `handle.rs`, `stats.rs` | the operator's view: link, counters |
+//! | `setup.rs` | what session and worker share |
+//! | `port` | the data path |
+//!
 //! Two parties share a NIC. The *session* owns the registers: it executes commands, validates what
 //! the driver put into shared memory, and makes of it a [`setup::Setup`] that is checked once and
 //! for all. The *worker* owns the rings while the NIC is active: [`port`] is the setup as a
 //! `FramePort`. Between them lies [`setup::Shared`]: what changes while traffic flows.
+//!
+//! A NIC is *down* until its driver latches an address of a shared area, *ready* then, and *active*
+//! between ACTIVATE and whatever ends it: QUIESCE, RESET, a new choice of revision or area, a
+//! function reset, bus mastering switched off, memory taken away, the end of the session.
 
+mod activate;
+mod command;
+mod device;
+mod handle;
+mod page;
 pub mod port;
+mod profile;
+mod rss;
 pub mod setup;
+mod stats;
 pub mod vectors;
+mod wishes;
+
+pub use activate::{RefusedActivation, RingName};
+pub use device::{CreateError, MAX_QUEUES, NicConfig, Vmxnet3Device};
+pub use handle::{NicHandle, NicView};
+pub use profile::{Profile, UnknownProfile};
+pub use stats::NicStats;

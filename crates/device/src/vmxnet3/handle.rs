@@ -1,0 +1,110 @@
+//! A NIC as its operator sees it: its link, its counters, what its guest has made of it. Outlives
+//! the sessions that drive the device.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmlane_wire::ethernet::Mac;
+use vmlane_wire::vmxnet3::regs::event;
+use vmlane_wire::vmxnet3::shared::at;
+
+use super::setup::Shared;
+use super::stats::NicStats;
+
+/// Shared between the session that drives a NIC and whoever manages it.
+#[derive(Debug)]
+pub struct NicHandle {
+    pub stats: NicStats,
+    state: Mutex<State>,
+}
+
+#[derive(Debug)]
+struct State {
+    up: bool,
+    view: NicView,
+    active: Option<Running>,
+}
+
+/// An active NIC's shared area, and where in it the interrupt control word lies.
+#[derive(Clone, Debug)]
+pub struct Running {
+    pub shared: Arc<Shared>,
+    pub control: usize,
+}
+
+impl Running {
+    /// Raises events and, if it may, the interrupt.
+    pub fn raise(&self, events: u32) {
+        self.shared.area.set_bits_u32(at::EVENTS, events);
+        self.shared.vectors.publish(self.shared.event_vector, self.control_word());
+    }
+
+    pub fn control_word(&self) -> u32 {
+        self.shared.area.load_u32(self.control)
+    }
+}
+
+/// What a guest has made of its NIC.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct NicView {
+    pub active: bool,
+    /// Revision its driver chose; None: no driver was there yet.
+    pub revision: Option<u8>,
+    /// The address in force.
+    pub mac: Mac,
+    /// Of the last activation.
+    pub mtu: u16,
+    pub tx_queues: u8,
+    pub rx_queues: u8,
+}
+
+impl Default for NicHandle {
+    fn default() -> NicHandle {
+        let state = State { up: true, view: NicView::default(), active: None };
+        NicHandle { stats: NicStats::default(), state: Mutex::new(state) }
+    }
+}
+
+impl NicHandle {
+    /// Sets the link up or down and tells the guest. Which frames still pass is not decided here.
+    pub fn set_link(&self, up: bool) {
+        let mut state = self.state.lock();
+        if state.up == up {
+            return;
+        }
+        state.up = up;
+        self.stats.link_changes.inc();
+        // Under the lock: a session that lets go of the memory waits until this is done.
+        if let Some(running) = &state.active {
+            running.raise(event::LINK);
+        }
+    }
+
+    pub fn is_link_up(&self) -> bool {
+        self.state.lock().up
+    }
+
+    pub fn view(&self) -> NicView {
+        self.state.lock().view
+    }
+
+    pub(super) fn set_identity(&self, revision: Option<u8>, mac: Mac) {
+        let view = &mut self.state.lock().view;
+        (view.revision, view.mac) = (revision, mac);
+    }
+
+    pub(super) fn activated(&self, running: Running, mtu: u16) {
+        let mut state = self.state.lock();
+        let (tx, rx) = (running.shared.tx_stats.len(), running.shared.rx_stats.len());
+        let NicView { revision, mac, .. } = state.view;
+        state.view = NicView { active: true, revision, mac, mtu, tx_queues: tx as u8, rx_queues: rx as u8 };
+        state.active = Some(running);
+    }
+
+    /// When this returns, the handle touches no guest memory any more.
+    pub(super) fn quiesced(&self) {
+        let mut state = self.state.lock();
+        state.view.active = false;
+        state.active = None;
+    }
+}
