@@ -11,7 +11,7 @@ use crate::irq::{Interrupts, IrqMode};
 /// Looks of a spinning waiter between two offers of its CPU to others.
 const YIELD_EVERY: u32 = 16;
 /// Vectors a guest can have.
-const VECTORS: usize = 3;
+const VECTORS: usize = 65;
 
 /// Interrupt lines that remember. A bell rings with every edge, and when asked to.
 #[derive(Debug)]
@@ -34,8 +34,8 @@ impl Lines {
     pub fn new(mode: IrqMode) -> Arc<Lines> {
         Arc::new(Lines {
             mode: Mutex::new(mode),
-            raised: Default::default(),
-            taken: Default::default(),
+            raised: [const { AtomicU64::new(0) }; VECTORS],
+            taken: [const { AtomicU64::new(0) }; VECTORS],
             rings: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             lock: Mutex::new(()),

@@ -5,7 +5,13 @@
 //! | `tx_ring.rs` | posting packets, taking completions |
 //! | `rx_ring.rs` | posting buffers, putting packets together, Linux's own checks |
 //! | `rings.rs` | a NIC's rings made active without registers |
+//! | `frames.rs` | a switch of one port that whoever tests turns by hand |
+//! | `machine.rs` | one VM with a NIC: memory, interrupts, registers |
+//! | `driver.rs` | probe, activation, reconfiguration as Linux does them |
 
+mod driver;
+mod frames;
+mod machine;
 mod rings;
 mod rx_ring;
 mod tx_ring;
@@ -16,6 +22,9 @@ use vmlane_mem::Window;
 
 use super::ram::{PAGE, Placement, Ram};
 
+pub use driver::{DriverSpec, NicDriver};
+pub use frames::InlineFrames;
+pub use machine::NicMachine;
 pub use rings::{Rings, RingsSpec};
 pub use rx_ring::{BODY, Received, RxRings, RxShape};
 pub use tx_ring::{TxRing, Wish};

@@ -1,0 +1,134 @@
+//! One VM with one NIC of this process.
+
+use std::sync::Arc;
+
+use parking_lot::Mutex;
+use vmlane_mem::{MemoryMap, Window};
+use vmlane_wire::ethernet::Mac;
+use vmlane_wire::pci::{command, offset};
+use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg};
+
+use super::frames::{InlineFrames, PORT};
+use crate::irq::IrqMode;
+use crate::pci::{CONFIG_REGION, PciDevice};
+use crate::testing::lines::Lines;
+use crate::testing::ram::Ram;
+use crate::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
+
+/// A VM that is switched on; nobody has loaded a driver yet.
+pub struct NicMachine {
+    pub ram: Arc<Ram>,
+    pub lines: Arc<Lines>,
+    pub frames: Arc<InlineFrames>,
+    pub handle: Arc<NicHandle>,
+    pub mac: Mac,
+    pub device: Mutex<Vmxnet3Device>,
+    /// As announced to the device.
+    map: Mutex<MemoryMap>,
+}
+
+impl NicMachine {
+    /// 16 MiB of memory, 65 vectors of MSI-X connected, bus mastering on.
+    pub fn new(edit: impl FnOnce(&mut NicConfig)) -> NicMachine {
+        let mut config = NicConfig::new(Mac([0x52, 0x54, 0, 0, 0, 3]));
+        edit(&mut config);
+        let lines = Lines::new(IrqMode::Msix { vectors: 65 });
+        let frames = Arc::new(InlineFrames::default());
+        let (handle, mac) = (config.handle.clone(), config.mac);
+        let device = Vmxnet3Device::new(config, frames.clone(), PORT, lines.clone()).expect("a device");
+        let ram = Arc::new(Ram::new(16 << 20));
+        let map = Mutex::new(ram.device_map());
+        let machine = NicMachine { ram, lines, frames, handle, mac, device: Mutex::new(device), map };
+        machine.announce();
+        machine.set_bus_master(true);
+        machine
+    }
+
+    pub fn with_profile(profile: Profile) -> NicMachine {
+        NicMachine::new(|config| config.profile = profile)
+    }
+
+    fn announce(&self) {
+        self.device.lock().memory(&self.map.lock());
+    }
+
+    /// The memory map that the device was given last.
+    pub fn map(&self) -> MemoryMap {
+        self.map.lock().clone()
+    }
+
+    /// Announces another one.
+    pub fn set_map(&self, map: MemoryMap) {
+        *self.map.lock() = map;
+        self.announce();
+    }
+
+    /// Takes a region away, as a VMM does.
+    pub fn unmap(&self, start: u64, len: u64) {
+        self.device.lock().unmap(start, len);
+        let rest = self.map().unmap(start, len).expect("whole regions");
+        self.set_map(rest);
+    }
+
+    pub fn set_bus_master(&self, on: bool) {
+        let bits = if on { command::BUS_MASTER | command::MEMORY } else { command::MEMORY };
+        let mut device = self.device.lock();
+        let written = device.write(CONFIG_REGION, offset::COMMAND as u64, &bits.to_le_bytes(), false);
+        written.expect("the command register");
+    }
+
+    pub fn read32(&self, region: usize, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.device.lock().read(region, offset, &mut data).expect("a register inside its region");
+        u32::from_le_bytes(data)
+    }
+
+    pub fn write32(&self, region: usize, offset: u64, value: u32) {
+        let mut device = self.device.lock();
+        device.write(region, offset, &value.to_le_bytes(), false).expect("a register inside its region");
+    }
+
+    pub fn read(&self, reg: Reg) -> u32 {
+        self.read32(1, reg.offset())
+    }
+
+    pub fn write(&self, reg: Reg, value: u32) {
+        self.write32(1, reg.offset(), value);
+    }
+
+    /// A trapped access to BAR 0.
+    pub fn write_page(&self, reg: PageReg, value: u32) {
+        self.write32(0, reg.offset(), value);
+    }
+
+    /// BAR 0 as a VMM maps it, if it may.
+    pub fn page(&self) -> Option<Window> {
+        let file = self.device.lock().region(0).mmap?;
+        let request = vmlane_mem::MapRequest { guest: 0, len: 4096, offset: 0, fd: file, writable: true };
+        let map = MemoryMap::default().map(request).expect("a page");
+        Some(map.window(0, 4096, true).expect("the page"))
+    }
+
+    /// A command and its result.
+    pub fn command(&self, command: Command) -> u32 {
+        self.command_code(command.code())
+    }
+
+    pub fn command_code(&self, code: u32) -> u32 {
+        self.write(Reg::Command, code);
+        self.read(Reg::Command)
+    }
+
+    /// Latches an address of a shared area.
+    pub fn set_shared(&self, addr: u64) {
+        self.write(Reg::SharedLow, addr as u32);
+        self.write(Reg::SharedHigh, (addr >> 32) as u32);
+    }
+
+    /// A counter by name.
+    pub fn count(&self, name: &str) -> u64 {
+        use vmlane_stats::Counters;
+        let all = self.handle.stats.snapshot();
+        all.into_iter().find(|(counter, _)| *counter == name).expect("a counter of this name").1
+    }
+}
