@@ -9,9 +9,6 @@ use std::ptr::NonNull;
 use crate::map::{Fault, MemoryMap};
 use crate::sum::Sum;
 
-/// Bytes that are summed while they are copied go through a private block of this size.
-const BLOCK: usize = 2048;
-
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     base: NonNull<u8>,
@@ -281,7 +278,7 @@ pub fn copy_spans(to: &Spans, to_offset: usize, from: &Spans, from_offset: usize
 }
 
 /// The same, and adds what was delivered to `sum`: bytes and sum agree whatever the guests do
-/// meanwhile, because both come from a private block.
+/// meanwhile.
 pub fn copy_spans_summed(
     to: &Spans,
     to_offset: usize,
@@ -296,18 +293,14 @@ pub fn copy_spans_summed(
     if len == 0 {
         return;
     }
-    let mut block = [0u8; BLOCK];
     let mut target = Cursor::new(to, to_offset);
     from.runs(from_offset, len, |mut source, mut left| {
         while left > 0 {
             let (at, room) = target.run();
-            let here = room.min(left).min(BLOCK);
-            // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable; the
-            // block is private and at least that long.
+            let here = room.min(left);
+            // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable.
             unsafe {
-                libc::memmove(block.as_mut_ptr().cast(), source.cast(), here);
-                sum.add(&block[..here]);
-                libc::memmove(at.cast(), block.as_ptr().cast(), here);
+                sum.copy(at, source, here);
                 source = source.add(here);
             }
             target.advance(here);

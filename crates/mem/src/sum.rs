@@ -1,5 +1,11 @@
 //! The Internet checksum's sum (RFC 1071) over bytes that come in parts of any length.
-#![allow(unsafe_code)] // a function compiled for AVX2 is called where the CPU has it
+#![allow(unsafe_code)] // functions compiled for AVX2, called where the CPU has it; copies between raw pointers
+
+/// Bytes that are copied at once through a private block.
+const BLOCK: usize = 256;
+/// Bytes of a vector register.
+#[cfg(target_arch = "x86_64")]
+const LINE: usize = 32;
 
 /// A running one's-complement sum. Parts may be odd: the next one then continues in the middle of a
 /// 16-bit word.
@@ -19,10 +25,56 @@ impl Sum {
     /// Adds `data`.
     #[inline]
     pub fn add(&mut self, data: &[u8]) {
-        let sum = fold(sum_of(data));
+        self.add_words(sum_of(data), data.len());
+    }
+
+    /// Adds the sum of the native-endian 16-bit words of `len` bytes, not folded.
+    #[inline]
+    fn add_words(&mut self, words: u64, len: usize) {
+        let sum = fold(words);
         // Moving a sum by one byte swaps its bytes (RFC 1071, 2B).
         self.total += u64::from(if self.odd { sum.swap_bytes() } else { sum });
-        self.odd ^= data.len() % 2 == 1;
+        self.odd ^= len % 2 == 1;
+    }
+
+    /// Copies `len` bytes and adds them as they were copied: what is stored is what is summed, even if
+    /// somebody changes the source meanwhile.
+    ///
+    /// # Safety
+    /// `from` is valid for reads and `to` for writes of `len` bytes. They may be shared memory, and may
+    /// overlap if it does not matter what is written then.
+    #[inline]
+    pub(crate) unsafe fn copy(&mut self, to: *mut u8, from: *const u8, len: usize) {
+        #[cfg(target_arch = "x86_64")]
+        if len >= LINE && std::arch::is_x86_feature_detected!("avx2") {
+            let whole = len / LINE * LINE;
+            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes.
+            let words = unsafe { copy_avx2(to, from, whole) };
+            self.add_words(words, whole);
+            // SAFETY: `len - whole` bytes are left of each.
+            return unsafe { self.copy_in_blocks(to.add(whole), from.add(whole), len - whole) };
+        }
+        // SAFETY: the caller's promise.
+        unsafe { self.copy_in_blocks(to, from, len) }
+    }
+
+    /// See [`Self::copy`]: by way of a private block.
+    ///
+    /// # Safety
+    /// As there.
+    unsafe fn copy_in_blocks(&mut self, mut to: *mut u8, mut from: *const u8, mut len: usize) {
+        let mut block = [0u8; BLOCK];
+        while len > 0 {
+            let here = len.min(BLOCK);
+            // SAFETY: both are valid for `len` bytes, the block is private and at least `here` long.
+            unsafe {
+                libc::memmove(block.as_mut_ptr().cast(), from.cast(), here);
+                self.add(&block[..here]);
+                libc::memmove(to.cast(), block.as_ptr().cast(), here);
+                (to, from) = (to.add(here), from.add(here));
+            }
+            len -= here;
+        }
     }
 
     /// Adds one 16-bit number at an even place.
@@ -70,6 +122,37 @@ fn sum_avx2(data: &[u8]) -> u64 {
     sum_portable(data)
 }
 
+/// Copies `len` bytes (a multiple of 32); the sum of their 32-bit words. Every vector is loaded once.
+///
+/// # Safety
+/// The CPU has AVX2; `from` is valid for reads and `to` for writes of `len` bytes.
+#[cfg(target_arch = "x86_64")]
+#[target_feature(enable = "avx2")]
+unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
+    use std::arch::x86_64::*;
+    /// A vector at any address.
+    #[derive(Clone, Copy)]
+    #[repr(C, packed)]
+    struct Anywhere(__m256i);
+    let zero = _mm256_setzero_si256();
+    let mut sums = [zero; 4];
+    for at in (0..len).step_by(LINE) {
+        // SAFETY: inside the range. Volatile: loaded exactly once.
+        let Anywhere(words) = unsafe { from.add(at).cast::<Anywhere>().read_volatile() };
+        // SAFETY: inside the range.
+        unsafe { to.add(at).cast::<Anywhere>().write(Anywhere(words)) };
+        let pair = 2 * (at / LINE % 2);
+        sums[pair] = _mm256_add_epi64(sums[pair], _mm256_unpacklo_epi32(words, zero));
+        sums[pair + 1] = _mm256_add_epi64(sums[pair + 1], _mm256_unpackhi_epi32(words, zero));
+    }
+    let sum = _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
+    let mut lanes = [0u64; 4];
+    // SAFETY: 32 private bytes.
+    unsafe { lanes.as_mut_ptr().cast::<Anywhere>().write(Anywhere(sum)) };
+    // A lane holds less than 2^32 for each vector: no overflow.
+    lanes.iter().sum()
+}
+
 /// Sums 32-bit words in eight lanes, which compilers turn into vector code.
 #[inline(always)]
 fn sum_portable(data: &[u8]) -> u64 {
@@ -114,6 +197,24 @@ mod tests {
                 sum.add(one);
                 sum.add(two);
                 assert_eq!(sum.folded(), plain(&data[..len]), "{len} bytes cut at {cut}");
+            }
+        }
+    }
+
+    #[test]
+    fn what_is_copied_is_summed() {
+        let from: Vec<u8> = (0..3000u32).map(|at| (at * 89 % 253) as u8).collect();
+        for len in [0, 1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 2047, 3000 - 7] {
+            for (at, first) in [(0, 0), (1, 5), (7, 64), (3, 33)] {
+                let (mut to, mut sum) = (vec![0; 3100], Sum::default());
+                let first = first.min(len);
+                for (at_to, at_from, len) in [(0, at, first), (first, at + first, len - first)] {
+                    // SAFETY: inside both vectors.
+                    unsafe { sum.copy(to[at_to..].as_mut_ptr(), from[at_from..].as_ptr(), len) };
+                }
+                assert_eq!(to[..len], from[at..at + len]);
+                assert!(to[len..].iter().all(|byte| *byte == 0));
+                assert_eq!(sum.folded(), plain(&from[at..at + len]), "{len} bytes from {at}");
             }
         }
     }

@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vmlane_bench::native::report::{GBITS, Registry};
-use vmlane_bench::native::{Cpus, Sample};
+use vmlane_bench::native::{Cpus, Sample, copy_blocks};
 
 use self::guest::{Guest, Load};
 use self::wire::Wire;
@@ -18,41 +18,51 @@ const MFRAMES: &str = "Mframes/s";
 /// Frames that a guest posts in one turn.
 const POSTS: usize = 64;
 
+/// Bytes of memory that super-frames come from, and as many that they go to: a plain copy has the same.
+const AREA: usize = 2 << 20;
+
 /// Adds all rows.
 pub fn register(registry: &mut Registry) {
-    registry.add("vmxnet3.ports.64", MFRAMES, &[], |length| {
-        Ok(Sample { value: ports(Load::Small, length)?.frames / 1e6 })
-    });
-    registry.add("vmxnet3.ports.1500", GBITS, &[], |length| {
-        Ok(Sample { value: ports(Load::Full, length)?.gbits })
-    });
-    registry.add("vmxnet3.ports.64k", GBITS, &[], |length| {
-        Ok(Sample { value: ports(Load::Super, length)?.gbits })
-    });
+    let copy = "copy.frames.64k";
+    registry.add(copy, GBITS, &[], plain_copy);
+    registry.add("vmxnet3.ports.64", MFRAMES, &[], |length| Ok(ports(Load::Small, length).mframes()));
+    registry.add("vmxnet3.ports.1500", GBITS, &[], |length| Ok(ports(Load::Full, length).gbits()));
+    registry.add("vmxnet3.ports.64k", GBITS, &[copy], |length| Ok(ports(Load::Super, length).gbits()));
 }
 
-/// Rates.
-struct Rates {
-    frames: f64,
-    gbits: f64,
+/// Copies as long as super-frames, between as much memory, on a worker's CPU.
+fn plain_copy(length: Duration) -> io::Result<Sample> {
+    let _placed = Cpus::allowed().pin(0);
+    copy_blocks(Load::Super.len(), 64 << 10, AREA, length)
+}
+
+/// What arrived.
+struct Arrived {
+    frames: u64,
+    bytes: u64,
+    time: Duration,
+}
+
+impl Arrived {
+    fn mframes(&self) -> Sample {
+        Sample { value: self.frames as f64 / self.time.as_secs_f64() / 1e6 }
+    }
+
+    fn gbits(&self) -> Sample {
+        Sample::gbits(self.bytes, self.time)
+    }
 }
 
 /// One guest sends to another through a bare wire.
-fn ports(load: Load, length: Duration) -> io::Result<Rates> {
+fn ports(load: Load, length: Duration) -> Arrived {
     let (a, port_a) = Guest::new(1, 2, load, true);
     let (b, port_b) = Guest::new(2, 1, load, true);
     let mut wire = Wire([port_a, port_b]);
-    let (mut idle, mut all, mut moved) = (0u64, 0u64, 0u64);
     let counts = measure(&mut [a, b], &[0], length, || {
-        let n = wire.step();
-        all += 1;
-        idle += (n == 0) as u64;
-        moved += n as u64;
+        wire.step();
     });
-    eprintln!("HACK idle {idle} of {all}, {moved}");
     let (frames, bytes) = counts.received[1];
-    let seconds = counts.time.as_secs_f64();
-    Ok(Rates { frames: frames as f64 / seconds, gbits: bytes as f64 * 8.0 / seconds / 1e9 })
+    Arrived { frames, bytes, time: counts.time }
 }
 
 /// What was received, by guest: frames and bytes.
