@@ -83,6 +83,15 @@ impl Window {
         }
     }
 
+    /// The same for a line that is written soon.
+    #[inline]
+    pub fn prefetch_write(&self, offset: usize) {
+        if offset < self.len {
+            // SAFETY: inside the mapping.
+            prefetch_write(unsafe { self.base.as_ptr().add(offset) });
+        }
+    }
+
     /// Loads a little-endian word (acquire).
     #[inline]
     pub fn load_u32(&self, offset: usize) -> u32 {
@@ -150,6 +159,18 @@ pub(crate) fn prefetch(at: *const u8) {
         use std::arch::x86_64::{_MM_HINT_T0, _mm_prefetch};
         // SAFETY: a hint; it never faults.
         unsafe { _mm_prefetch::<_MM_HINT_T0>(at.cast()) };
+    }
+    #[cfg(not(target_arch = "x86_64"))]
+    let _ = at;
+}
+
+/// A hint that the cache line at `at` is written soon.
+#[inline]
+pub(crate) fn prefetch_write(at: *const u8) {
+    #[cfg(target_arch = "x86_64")]
+    // SAFETY: a hint; it never faults, and CPUs without it take it for no operation.
+    unsafe {
+        std::arch::asm!("prefetchw [{at}]", at = in(reg) at, options(nostack, preserves_flags, readonly));
     }
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;

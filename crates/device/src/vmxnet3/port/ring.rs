@@ -120,6 +120,8 @@ pub struct CompletionRing {
     gathered: Vec<[u64; 2]>,
 }
 
+/// Completions in a cache line.
+const LINE: usize = 64 / SIZE;
 /// Completions that gather at most, unless one packet has more.
 const GATHERED: usize = 64;
 
@@ -151,6 +153,10 @@ impl CompletionRing {
     #[inline]
     pub fn push(&mut self, words: impl FnOnce(bool) -> [u64; 2]) {
         self.gathered.push(words(self.head.generation()));
+        let index = usize::from(self.head.index);
+        if index.is_multiple_of(LINE) {
+            self.ring.window.prefetch_write((index + LINE) * SIZE);
+        }
         self.head = self.head.next(self.ring.size);
     }
 
