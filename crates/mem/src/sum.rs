@@ -46,8 +46,8 @@ impl Sum {
     #[inline]
     pub(crate) unsafe fn copy(&mut self, to: *mut u8, from: *const u8, len: usize) {
         #[cfg(target_arch = "x86_64")]
-        if len >= LINE && std::arch::is_x86_feature_detected!("avx2") {
-            let whole = len / LINE * LINE;
+        if len >= 2 * LINE && std::arch::is_x86_feature_detected!("avx2") {
+            let whole = len / (2 * LINE) * (2 * LINE);
             // SAFETY: the CPU has AVX2; both are valid for `whole` bytes.
             let words = unsafe { copy_avx2(to, from, whole) };
             self.add_words(words, whole);
@@ -122,7 +122,7 @@ fn sum_avx2(data: &[u8]) -> u64 {
     sum_portable(data)
 }
 
-/// Copies `len` bytes (a multiple of 32); the sum of their 32-bit words. Every vector is loaded once.
+/// Copies `len` bytes (a multiple of 64); the sum of their 32-bit words. Every vector is loaded once.
 ///
 /// # Safety
 /// The CPU has AVX2; `from` is valid for reads and `to` for writes of `len` bytes.
@@ -135,17 +135,20 @@ unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
     #[repr(C, packed)]
     struct Anywhere(__m256i);
     let zero = _mm256_setzero_si256();
-    let mut sums = [zero; 4];
-    for at in (0..len).step_by(LINE) {
-        // SAFETY: inside the range. Volatile: loaded exactly once.
-        let Anywhere(words) = unsafe { from.add(at).cast::<Anywhere>().read_volatile() };
-        // SAFETY: inside the range.
-        unsafe { to.add(at).cast::<Anywhere>().write(Anywhere(words)) };
-        let pair = 2 * (at / LINE % 2);
-        sums[pair] = _mm256_add_epi64(sums[pair], _mm256_unpacklo_epi32(words, zero));
-        sums[pair + 1] = _mm256_add_epi64(sums[pair + 1], _mm256_unpackhi_epi32(words, zero));
+    let (mut low, mut high) = ([zero; 2], [zero; 2]);
+    let mut at = 0;
+    while at < len {
+        // SAFETY: inside the range, which has whole pairs. Volatile: loaded exactly once.
+        let pair = [0, LINE].map(|next| unsafe { from.add(at + next).cast::<Anywhere>().read_volatile().0 });
+        for (half, words) in pair.into_iter().enumerate() {
+            // SAFETY: inside the range.
+            unsafe { to.add(at + half * LINE).cast::<Anywhere>().write(Anywhere(words)) };
+            low[half] = _mm256_add_epi64(low[half], _mm256_unpacklo_epi32(words, zero));
+            high[half] = _mm256_add_epi64(high[half], _mm256_unpackhi_epi32(words, zero));
+        }
+        at += 2 * LINE;
     }
-    let sum = _mm256_add_epi64(_mm256_add_epi64(sums[0], sums[1]), _mm256_add_epi64(sums[2], sums[3]));
+    let sum = _mm256_add_epi64(_mm256_add_epi64(low[0], low[1]), _mm256_add_epi64(high[0], high[1]));
     let mut lanes = [0u64; 4];
     // SAFETY: 32 private bytes.
     unsafe { lanes.as_mut_ptr().cast::<Anywhere>().write(Anywhere(sum)) };
