@@ -8,21 +8,57 @@ use super::{RING, Sample};
 
 /// Copies blocks of `block` bytes from one ring's memory to another's, round and round.
 pub fn copy_ring(block: usize, length: Duration) -> io::Result<Sample> {
-    copy_blocks(block, block, RING, length)
-}
-
-/// The same between two areas of `area` bytes with a block every `stride` bytes.
-pub fn copy_blocks(block: usize, stride: usize, area: usize, length: Duration) -> io::Result<Sample> {
-    assert!(block > 0 && block <= stride && area.is_multiple_of(stride));
-    let from = Mapping::new(area)?;
-    let mut to = Mapping::new(area)?;
-    let mut blocks = 0;
+    assert!(block > 0 && RING.is_multiple_of(block));
+    let from = Mapping::new(RING)?;
+    let mut to = Mapping::new(RING)?;
+    let mut laps = 0;
     let start = Instant::now();
     while start.elapsed() < length {
-        for at in (0..area).step_by(stride) {
+        for at in (0..RING).step_by(block) {
             to.copy_from(at, &from, at, block);
         }
-        blocks += (area / stride) as u64;
+        laps += 1;
     }
-    Ok(Sample::gbits(blocks * block as u64, start.elapsed()))
+    Ok(Sample::gbits(laps * RING as u64, start.elapsed()))
+}
+
+/// Where frames of one length lie at their sender and go to at their receiver.
+#[derive(Clone, Copy, Debug)]
+pub struct Scatter {
+    /// Bytes of a frame; one every `stride` bytes, `frames` of them.
+    pub len: usize,
+    pub stride: usize,
+    pub frames: usize,
+    /// Bytes of its first buffer; one every `head_stride` bytes, `heads` of them.
+    pub head: usize,
+    pub head_stride: usize,
+    pub heads: usize,
+    /// Bytes of each further buffer; `bodies` of them side by side.
+    pub body: usize,
+    pub bodies: usize,
+}
+
+/// Copies frames into a receiver's buffers, round and round: what a NIC has to do at the least.
+pub fn copy_frames(scatter: Scatter, length: Duration) -> io::Result<Sample> {
+    let Scatter { len, stride, frames, head, head_stride, heads, body, bodies } = scatter;
+    let from = Mapping::new(stride * frames)?;
+    let mut to_heads = Mapping::new(head_stride * heads)?;
+    let mut to_bodies = Mapping::new(body * bodies)?;
+    let (mut next_head, mut next_body, mut copied) = (0, 0, 0);
+    let start = Instant::now();
+    while start.elapsed() < length {
+        for frame in 0..frames {
+            let mut at = head.min(len);
+            to_heads.copy_from(next_head * head_stride, &from, frame * stride, at);
+            next_head = (next_head + 1) % heads;
+            while at < len {
+                let here = body.min(len - at);
+                to_bodies.copy_from(next_body * body, &from, frame * stride + at, here);
+                next_body = (next_body + 1) % bodies;
+                at += here;
+            }
+        }
+        copied += (frames * len) as u64;
+    }
+    Ok(Sample::gbits(copied, start.elapsed()))
 }

@@ -13,7 +13,7 @@ mod socket;
 use std::io;
 use std::time::{Duration, Instant};
 
-pub use copy::{copy_blocks, copy_ring};
+pub use copy::{Scatter, copy_frames, copy_ring};
 pub use place::{Cpus, Placed};
 pub use ring::{ring_round_trips, ring_stream};
 pub use socket::{tcp_round_trips, tcp_stream, unix_round_trips, unix_stream};

@@ -3,8 +3,9 @@
 
 use std::sync::Arc;
 
+use vmlane_bench::native::Scatter;
 use vmlane_device::testing::Placement;
-use vmlane_device::testing::nic::{Rings, RingsSpec, RxShape, Wish};
+use vmlane_device::testing::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation};
 use vmlane_port::PortStats;
@@ -46,6 +47,26 @@ impl Load {
         }
     }
 
+    /// Bytes from one to the next.
+    fn stride(self) -> usize {
+        self.len().next_multiple_of(if self == Load::Small { 128 } else { 2048 })
+    }
+
+    /// Where frames lie at their sender and go to at their receiver, for a plain copy.
+    pub fn scatter(self) -> Scatter {
+        let rx = receiver();
+        Scatter {
+            len: self.len(),
+            stride: self.stride(),
+            frames: self.frames(),
+            head: rx.head,
+            head_stride: rx.head_stride(),
+            heads: rx.ring0.into(),
+            body: BODY,
+            bodies: rx.ring1.into(),
+        }
+    }
+
     fn wish(self) -> Wish {
         match self {
             Load::Small => Wish::NONE,
@@ -68,6 +89,11 @@ impl Load {
         }
         parts
     }
+}
+
+/// Linux's default receive rings.
+fn receiver() -> RxShape {
+    RxShape::linux(1024)
 }
 
 /// A guest's address by its number.
@@ -112,7 +138,7 @@ impl Guest {
         let spec = RingsSpec {
             revision: 6,
             tx: 512,
-            rx: RxShape::linux(1024),
+            rx: receiver(),
             features: Features { rx_checksum: true, rx_vlan: true, lro4: lro, lro6: lro },
             moderation: Moderation::Adaptive,
             memory: 24 << 20,
@@ -120,7 +146,7 @@ impl Guest {
         };
         let (rings, setup) = Rings::new(&spec);
         let head = headers(load, number, to);
-        let stride = load.len().next_multiple_of(if load == Load::Small { 128 } else { 2048 });
+        let stride = load.stride();
         let bytes = stride * load.frames();
         let base = rings.ram.alloc(bytes.div_ceil(4096), Placement::Contiguous)[0];
         let frames = (0..load.frames())

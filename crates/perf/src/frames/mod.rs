@@ -8,7 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use vmlane_bench::native::report::{GBITS, Registry};
-use vmlane_bench::native::{Cpus, Sample, copy_blocks};
+use vmlane_bench::native::{Cpus, Sample, copy_frames};
 
 use self::guest::{Guest, Load};
 use self::wire::Wire;
@@ -17,9 +17,6 @@ use self::wire::Wire;
 const MFRAMES: &str = "Mframes/s";
 /// Frames that a guest posts in one turn.
 const POSTS: usize = 64;
-
-/// Bytes of memory that super-frames come from, and as many that they go to: a plain copy has the same.
-const AREA: usize = 2 << 20;
 
 /// Adds all rows.
 pub fn register(registry: &mut Registry) {
@@ -30,10 +27,10 @@ pub fn register(registry: &mut Registry) {
     registry.add("vmxnet3.ports.64k", GBITS, &[copy], |length| Ok(ports(Load::Super, length).gbits()));
 }
 
-/// Copies as long as super-frames, between as much memory, on a worker's CPU.
+/// Copies super-frames between buffers like the guests', on a worker's CPU.
 fn plain_copy(length: Duration) -> io::Result<Sample> {
     let _placed = Cpus::allowed().pin(0);
-    copy_blocks(Load::Super.len(), 64 << 10, AREA, length)
+    copy_frames(Load::Super.scatter(), length)
 }
 
 /// What arrived.

@@ -49,10 +49,20 @@ impl RxShape {
         }
     }
 
+    /// Bytes from one HEAD to the next: they lie side by side, as Linux cuts them from larger pieces. (In
+    /// pages of their own they would all fight for the same cache sets.)
+    pub fn head_stride(&self) -> usize {
+        head_stride(self.head)
+    }
+
     /// The same with an MTU of 9000: a HEAD and two BODYs for each packet in ring 0.
     pub fn linux_jumbo() -> RxShape {
         RxShape { ring0: 1056, ring1: 576, completions: 1632, head: 3072, bodies: 2, ..RxShape::linux(0) }
     }
+}
+
+fn head_stride(len: usize) -> usize {
+    (len + BEFORE).next_multiple_of(64) + BEHIND
 }
 
 /// A packet as the driver hands it to its stack.
@@ -94,13 +104,8 @@ struct Posted {
 }
 
 impl Posted {
-    /// HEAD buffers lie side by side, as Linux cuts them from larger pieces: in pages of their own they
-    /// would all fight for the same cache sets.
     fn new(ram: &Arc<Ram>, shapes: impl Iterator<Item = (usize, bool)> + Clone) -> Posted {
-        let stride = |(len, body): (usize, bool)| match body {
-            true => len,
-            false => (len + BEFORE).next_multiple_of(64) + BEHIND,
-        };
+        let stride = |(len, body): (usize, bool)| if body { len } else { head_stride(len) };
         let mut next = alloc(ram, shapes.clone().map(stride).sum());
         let slots: Vec<RxDesc> = shapes
             .map(|(len, body)| {
