@@ -198,8 +198,11 @@ impl Buffers {
     #[inline]
     pub fn take(&mut self, layout: Layout) {
         self.ring0.head = layout.next0;
-        if let Some(ring1) = &mut self.ring1 {
+        if let Some(ring1) = &mut self.ring1
+            && ring1.head != layout.next1
+        {
             ring1.head = layout.next1;
+            ring1.look_far_ahead();
         }
     }
 

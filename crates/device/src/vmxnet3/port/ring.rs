@@ -99,6 +99,12 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
         self.ring.window.load_u64(near * SIZE)
     }
 
+    /// The same for a ring of which a packet takes many.
+    pub fn look_far_ahead(&self) {
+        let index = usize::from(self.head.index);
+        (1..=4).for_each(|line| self.ring.window.prefetch((index + line * LINE) * SIZE));
+    }
+
     /// Has the driver posted anew what was used at `place`? (So it has seen its completion.)
     pub fn is_reposted(&self, place: Place) -> bool {
         let again = Place { lap: place.lap.wrapping_add(1), ..place };
