@@ -11,14 +11,11 @@ use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_port::{FramePort, MAX_FRAME, Offload, Packet, Reason, Refusal, Verdict};
 use vmlane_stats::Counters as _;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, RxDesc, SIZE, TxDesc, error};
+use vmlane_wire::vmxnet3::shared::at;
 use vmxnet3_common::{Nic, TCP4, aggregate, frame, tcp4};
 
 /// Where no memory is.
 const NOWHERE: u64 = 0xdead_0000_0000;
-/// Words of a queue descriptor and of DriverShared.
-const STATUS_STOPPED: usize = 0x50;
-const STATUS_ERROR: usize = 0x54;
-const EVENTS: usize = 0x2b8;
 
 fn linux() -> Nic {
     Nic::new(&RingsSpec::linux())
@@ -36,8 +33,8 @@ fn check_tx_stopped(nic: &mut Nic, code: u32) {
     assert!(nic.port.fetch().is_none());
     assert_eq!(nic.guest.shared.tx_errors[0].load(std::sync::atomic::Ordering::Relaxed), code);
     let descriptor = &nic.guest.descriptors[0];
-    assert_eq!((descriptor.load_u32(STATUS_STOPPED), descriptor.load_u32(STATUS_ERROR)), (1, code));
-    assert_eq!((nic.guest.area.load_u32(EVENTS), nic.guest.lines.raised(1)), (2, 1));
+    assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
+    assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (2, 1));
     // Once only, and what comes later is not looked at.
     nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE);
     assert!(nic.port.fetch().is_none() && !nic.port.arm());
@@ -48,8 +45,8 @@ fn check_rx_stopped(nic: &mut Nic) {
     let code = error::SMALL_BUFFER;
     assert_eq!(nic.guest.shared.rx_errors[0].load(std::sync::atomic::Ordering::Relaxed), code);
     let descriptor = &nic.guest.descriptors[1];
-    assert_eq!((descriptor.load_u32(STATUS_STOPPED), descriptor.load_u32(STATUS_ERROR)), (1, code));
-    assert_eq!((nic.guest.area.load_u32(EVENTS), nic.guest.lines.raised(1)), (1, 1));
+    assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
+    assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (1, 1));
     assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(Reason::BadReceiver)));
     assert!(!nic.port.has_room());
     assert_eq!(nic.guest.lines.raised(1), 1);

@@ -10,11 +10,8 @@ use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_port::{FramePort, HEAD, Offload};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::OffloadMode;
+use vmlane_wire::vmxnet3::shared::at;
 use vmxnet3_common::{Nic, frame, tcp4};
-
-/// Words of a queue descriptor and of DriverShared.
-const TX_THRESHOLD: usize = 4;
-const INTERRUPT_CONTROL: usize = 0x6c;
 
 #[test]
 fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
@@ -132,11 +129,11 @@ fn queues_take_turns() {
 #[test]
 fn the_threshold_rings_only_while_armed() {
     let mut nic = Nic::new(&RingsSpec::linux());
-    assert_eq!(nic.guest.descriptors[0].load_u32(TX_THRESHOLD), u32::MAX);
+    assert_eq!(nic.guest.descriptors[0].load_u32(at::TX_THRESHOLD), u32::MAX);
     assert!(!nic.port.arm());
-    assert_eq!(nic.guest.descriptors[0].load_u32(TX_THRESHOLD), 1);
+    assert_eq!(nic.guest.descriptors[0].load_u32(at::TX_THRESHOLD), 1);
     nic.port.disarm();
-    assert_eq!(nic.guest.descriptors[0].load_u32(TX_THRESHOLD), u32::MAX);
+    assert_eq!(nic.guest.descriptors[0].load_u32(at::TX_THRESHOLD), u32::MAX);
     nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE);
     assert!(nic.port.arm(), "a frame waits");
 }
@@ -155,10 +152,10 @@ fn a_masked_vector_fires_when_it_is_unmasked() {
     assert!(nic.port.tick(now), "the driver may unmask at any moment");
     assert_eq!(nic.guest.lines.raised(0), 1);
     // Linux unmasks before it lets interrupts through again.
-    nic.guest.area.store_u32(INTERRUPT_CONTROL, 1);
+    nic.guest.area.store_u32(at::INTERRUPT_CONTROL, 1);
     nic.guest.page.store_u32(0, 0);
     assert!(nic.port.tick(now));
-    nic.guest.area.store_u32(INTERRUPT_CONTROL, 0);
+    nic.guest.area.store_u32(at::INTERRUPT_CONTROL, 0);
     assert!(!nic.port.tick(now));
     assert_eq!(nic.guest.lines.raised(0), 2);
 }

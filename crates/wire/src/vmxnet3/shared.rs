@@ -24,6 +24,7 @@ pub mod at {
     /// DriverShared: the extended interrupt block.
     pub const EXTENDED: usize = 0x2d0;
     /// Queue descriptor, either kind.
+    pub const TX_THRESHOLD: usize = 0x04;
     pub const STOPPED: usize = 0x50;
     pub const ERROR: usize = 0x54;
     pub const STATISTICS: usize = 0x58;

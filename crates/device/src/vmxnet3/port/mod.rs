@@ -31,6 +31,8 @@ use vmlane_port::{
     Filter, FramePort, Lent, MAX_FRAME, MAX_HEAD, Packet, PortStats, Reason, Refusal, Takes, Token,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
+use vmlane_wire::vmxnet3::regs::event;
+use vmlane_wire::vmxnet3::shared::at;
 
 use self::moderation::{LineId, Moderator};
 use self::offload::TxRules;
@@ -44,18 +46,6 @@ const BURST: u32 = 16;
 /// How long a masked vector keeps the worker from sleeping deeply. Drivers that poll for longer than
 /// that look by themselves; indices that never fire stay masked for ever.
 const RESTLESS: Duration = Duration::from_millis(20);
-
-/// Words of a queue descriptor that the device writes.
-const TX_THRESHOLD: usize = 0x04;
-const STATUS_STOPPED: usize = 0x50;
-const STATUS_ERROR: usize = 0x54;
-/// Words of DriverShared.
-const EVENTS: usize = 0x2b8;
-const INTERRUPT_CONTROL: usize = 0x6c;
-const EXTENDED_INTERRUPT_CONTROL: usize = 0x2d4;
-/// Event bits: a queue stopped.
-const RX_QUEUE_ERROR: u32 = 1;
-const TX_QUEUE_ERROR: u32 = 2;
 
 /// The rings of an active NIC.
 pub struct NicPort {
@@ -122,7 +112,7 @@ impl NicPort {
             restless: None,
             takes,
             unsized_buffers: true,
-            control: if extended { EXTENDED_INTERRUPT_CONTROL } else { INTERRUPT_CONTROL },
+            control: if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL },
             bench: Bench {
                 into: Spans::new(memory, true),
                 buffers: Vec::with_capacity(rx_rules.limit.min(64)),
@@ -164,9 +154,9 @@ impl NicPort {
     /// A queue has stopped: the driver learns of it by an event and resets the device.
     #[cold]
     fn stopped(&self, descriptor: &Window, error: u32, event: u32) {
-        descriptor.store_u32(STATUS_ERROR, error);
-        descriptor.store_u32(STATUS_STOPPED, 1);
-        self.shared.area.set_bits_u32(EVENTS, event);
+        descriptor.store_u32(at::ERROR, error);
+        descriptor.store_u32(at::STOPPED, 1);
+        self.shared.area.set_bits_u32(at::EVENTS, event);
         self.shared.vectors.publish(self.shared.event_vector, self.control_word());
     }
 
@@ -177,13 +167,13 @@ impl NicPort {
     #[cold]
     fn tx_stopped(&self, queue: usize, Stopped(error): Stopped) {
         self.shared.tx_errors[queue].store(error, Ordering::Release);
-        self.stopped(&self.tx[queue].descriptor, error, TX_QUEUE_ERROR);
+        self.stopped(&self.tx[queue].descriptor, error, event::TX_QUEUE);
     }
 
     #[cold]
     fn rx_stopped(&self, queue: usize, Stopped(error): Stopped) {
         self.shared.rx_errors[queue].store(error, Ordering::Release);
-        self.stopped(&self.rx[queue].descriptor, error, RX_QUEUE_ERROR);
+        self.stopped(&self.rx[queue].descriptor, error, event::RX_QUEUE);
     }
 
     /// Runs the moderator. Returns true if something waits for its time.
@@ -304,7 +294,7 @@ impl FramePort for NicPort {
     }
 
     fn arm(&mut self) -> bool {
-        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(TX_THRESHOLD, 1));
+        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, 1));
         // A driver stores a descriptor and then loads the threshold: one of the two looks sees the
         // other's store.
         fence(Ordering::SeqCst);
@@ -312,7 +302,7 @@ impl FramePort for NicPort {
     }
 
     fn disarm(&mut self) {
-        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(TX_THRESHOLD, u32::MAX));
+        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
     }
 
     fn refresh(&mut self) {
