@@ -91,7 +91,7 @@ pub trait FramePort: Send {
 }
 
 /// A port of the switch, whether or not anything is attached to it. Never reused.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u32);
 
 /// What devices ask of whoever moves the frames. Each call returns when the worker has obeyed: after

@@ -1,0 +1,371 @@
+//! All ports, and the way of a frame between them. One worker owns it.
+
+use std::collections::HashMap;
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::error;
+use vmlane_port::{FramePort, MAX_HEAD, PortId, Reason, Token};
+
+use crate::port::Port;
+use crate::spec::Settings;
+use crate::table::{KnownTable, LearnedTable, Slot, key};
+use crate::worker::WorkerStats;
+
+/// The ports and what is known about them.
+pub struct Fabric {
+    pub settings: Settings,
+    pub stats: Arc<WorkerStats>,
+    /// A port is taken out while it has its turn.
+    pub slots: Vec<Option<Box<Port>>>,
+    by_id: HashMap<PortId, Slot>,
+    groups: HashMap<String, u16>,
+    /// By group: attached ports.
+    pub members: Vec<Vec<Slot>>,
+    /// By group: does anyone look at others' frames?
+    pub mirrored: Vec<bool>,
+    pub attached: Vec<Slot>,
+    pub known: KnownTable,
+    pub learned: LearnedTable,
+    /// Of `known` and of the ports' configuration.
+    pub epoch: u64,
+    /// Ports whose ends want a flush.
+    pub dirty: Vec<Slot>,
+    /// Ports for which frames wait, at the most.
+    pub waiting: usize,
+    first: usize,
+    pub now: Instant,
+    /// Seconds since the start.
+    pub seconds: u32,
+    started: Instant,
+    pub edit: Box<[u8; MAX_HEAD]>,
+    /// The port whose code is running, for blame.
+    pub serving: Slot,
+    /// Receivers whose code panicked in a sender's turn.
+    pub faulted: Vec<Slot>,
+}
+
+impl Fabric {
+    pub fn new(settings: Settings, stats: Arc<WorkerStats>) -> Fabric {
+        let learned = LearnedTable::new();
+        let now = Instant::now();
+        Fabric {
+            settings,
+            stats,
+            slots: Vec::new(),
+            by_id: HashMap::new(),
+            groups: HashMap::new(),
+            members: Vec::new(),
+            mirrored: Vec::new(),
+            attached: Vec::new(),
+            known: KnownTable::new(std::iter::empty(), learned.seed()),
+            learned,
+            epoch: 1,
+            dirty: Vec::new(),
+            waiting: 0,
+            first: 0,
+            now,
+            seconds: 0,
+            started: now,
+            edit: Box::new([0; MAX_HEAD]),
+            serving: 0,
+            faulted: Vec::new(),
+        }
+    }
+
+    /// Attached ports.
+    pub fn attached(&self) -> &[Slot] {
+        &self.attached
+    }
+
+    pub fn end(&mut self, slot: Slot) -> Option<&mut Box<dyn FramePort>> {
+        self.slots.get_mut(usize::from(slot))?.as_mut()?.end.as_mut()
+    }
+
+    /// Is any end served by the kernel?
+    pub fn uplinks(&self) -> bool {
+        self.wake_fds().next().is_some()
+    }
+
+    /// Files that become readable when a frame waits.
+    pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let ports = self.attached.iter().filter_map(|&slot| self.slots[usize::from(slot)].as_ref());
+        ports.filter_map(|port| port.end.as_ref()?.wake_fd())
+    }
+
+    pub fn slot(&self, id: PortId) -> Option<Slot> {
+        self.by_id.get(&id).copied()
+    }
+
+    /// Does any frame wait for a receiver?
+    pub fn is_waiting(&self) -> bool {
+        self.waiting > 0
+    }
+
+    fn group(&mut self, name: &str) -> u16 {
+        let next = self.groups.len() as u16;
+        *self.groups.entry(name.to_owned()).or_insert(next)
+    }
+
+    pub fn add(&mut self, id: PortId, make: impl FnOnce(u16) -> Port, group: &str) {
+        let group = self.group(group);
+        let port = Box::new(make(group));
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.slots[slot] = Some(port);
+        self.by_id.insert(id, slot as Slot);
+        self.rebuild();
+    }
+
+    /// Changes a port's configuration in place.
+    pub fn update(&mut self, id: PortId, group: &str, change: impl FnOnce(&mut Port)) {
+        let Some(slot) = self.slot(id) else { return };
+        let group = self.group(group);
+        self.drop_parked_between(slot);
+        self.learned.forget(slot);
+        if let Some(port) = &mut self.slots[usize::from(slot)] {
+            change(port);
+            port.group = group;
+        }
+        self.rebuild();
+    }
+
+    pub fn remove(&mut self, id: PortId) {
+        let Some(slot) = self.slot(id) else { return };
+        self.detach(slot);
+        self.by_id.remove(&id);
+        self.slots[usize::from(slot)] = None;
+        self.rebuild();
+    }
+
+    pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
+        self.detach(slot);
+        if let Some(port) = &mut self.slots[usize::from(slot)] {
+            port.end = Some(end);
+            port.stalled = false;
+        }
+        self.rebuild();
+    }
+
+    /// Lets go of a port's end.
+    pub fn detach(&mut self, slot: Slot) {
+        self.drop_parked_between(slot);
+        self.learned.forget(slot);
+        let Some(port) = self.slots[usize::from(slot)].as_mut() else { return };
+        port.settle();
+        if let Some(end) = port.end.take()
+            && catch_unwind(AssertUnwindSafe(|| drop(end))).is_err()
+        {
+            port.stats.panics.inc();
+        }
+        self.rebuild();
+    }
+
+    pub fn refresh(&mut self, slot: Slot) {
+        self.guarded(slot, |fabric| {
+            if let Some(end) = fabric.end(slot) {
+                end.refresh();
+            }
+        });
+        self.rebuild();
+    }
+
+    /// Drops the frames that wait for a port and those of it that wait elsewhere.
+    fn drop_parked_between(&mut self, slot: Slot) {
+        self.drop_parked(slot, Reason::Gone);
+        for other in 0..self.slots.len() as Slot {
+            let Some(mut receiver) = self.slots[usize::from(other)].take() else { continue };
+            if receiver.parked_of.get(usize::from(slot)).is_some_and(|&count| count > 0) {
+                let mut gone = Vec::new();
+                receiver.parked.retain(|parked| {
+                    if parked.sender == slot {
+                        gone.push(parked.token);
+                    }
+                    parked.sender != slot
+                });
+                receiver.parked_of[usize::from(slot)] = 0;
+                gone.iter().for_each(|_| receiver.lose(Reason::Gone));
+                gone.into_iter().for_each(|token| self.finish(slot, token));
+            }
+            self.slots[usize::from(other)] = Some(receiver);
+        }
+        self.count_waiting();
+    }
+
+    /// Drops the frames that wait for a port.
+    pub fn drop_parked(&mut self, slot: Slot, reason: Reason) {
+        let Some(mut receiver) = self.slots[usize::from(slot)].take() else { return };
+        while let Some(parked) = receiver.parked.pop_front() {
+            *receiver.count_parked(parked.sender) -= 1;
+            receiver.lose(reason);
+            self.finish(parked.sender, parked.token);
+        }
+        self.slots[usize::from(slot)] = Some(receiver);
+    }
+
+    pub fn finish(&mut self, sender: Slot, token: Token) {
+        self.guarded(sender, |fabric| {
+            if let Some(end) = fabric.end(sender) {
+                end.finish(token);
+            }
+        });
+        self.mark(sender);
+    }
+
+    pub fn mark(&mut self, slot: Slot) {
+        if let Some(port) = &mut self.slots[usize::from(slot)]
+            && !port.dirty
+        {
+            port.dirty = true;
+            self.dirty.push(slot);
+        }
+    }
+
+    pub fn count_waiting(&mut self) {
+        self.waiting = self.slots.iter().flatten().filter(|port| !port.parked.is_empty()).count();
+    }
+
+    /// Derives the tables from the ports.
+    fn rebuild(&mut self) {
+        self.epoch += 1;
+        for port in self.slots.iter_mut().flatten() {
+            if catch_unwind(AssertUnwindSafe(|| port.adopt())).is_err() {
+                port.stats.panics.inc();
+                port.end = None;
+            }
+        }
+        let attached = || {
+            let slots = self.slots.iter().enumerate();
+            slots.filter_map(|(slot, port)| {
+                Some((slot as Slot, port.as_ref().filter(|port| port.end.is_some())?))
+            })
+        };
+        self.members = vec![Vec::new(); self.groups.len()];
+        self.mirrored = vec![false; self.groups.len()];
+        for (slot, port) in attached() {
+            self.members[usize::from(port.group)].push(slot);
+            self.mirrored[usize::from(port.group)] |= port.mirror;
+        }
+        // A port that has its address from its operator comes before one that chose it.
+        let vms = || attached().filter(|(_, port)| !port.uplink);
+        let own = vms().filter(|(_, port)| port.effective == port.mac);
+        let chosen = vms().filter(|(_, port)| port.effective != port.mac);
+        let entries: Vec<_> =
+            own.chain(chosen).map(|(slot, port)| (key(port.group, port.effective), slot)).collect();
+        self.known = KnownTable::new(entries.into_iter(), self.learned.seed());
+        self.attached = attached().map(|(slot, _)| slot).collect();
+    }
+
+    /// Runs `action`; a panic of ours ends the port that was being served.
+    fn guarded<T>(&mut self, slot: Slot, action: impl FnOnce(&mut Fabric) -> T) -> Option<T> {
+        self.serving = slot;
+        let result = catch_unwind(AssertUnwindSafe(|| action(self)));
+        if result.is_err() {
+            self.blame();
+        }
+        result.ok()
+    }
+
+    #[cold]
+    pub fn blame(&mut self) {
+        let slot = self.serving;
+        self.stats.panics.inc();
+        let Some(port) = self.slots.get_mut(usize::from(slot)).and_then(Option::as_mut) else { return };
+        error!(port = port.id.0, "serving a port panicked; the port is detached");
+        port.stats.panics.inc();
+        // The end is in an unknown state: its frames are not finished but forgotten with it.
+        if let Some(end) = port.end.take() {
+            let _ = catch_unwind(AssertUnwindSafe(|| drop(end)));
+        }
+        self.detach(slot);
+    }
+
+    /// One look at every port. True if a frame moved.
+    pub fn round(&mut self, now: Instant) -> bool {
+        self.now = now;
+        let mut moved = false;
+        for at in 0..self.attached.len() {
+            let Some(&slot) = self.attached.get(at) else { break };
+            self.guarded(slot, |fabric| {
+                if let Some(port) = fabric.slots[usize::from(slot)].as_mut()
+                    && let Some(end) = &port.end
+                {
+                    port.takes = end.takes();
+                }
+            });
+        }
+        if self.waiting > 0 || self.any_stalled() {
+            moved |= self.retry();
+        }
+        let count = self.attached.len();
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        for at in 0..count {
+            let index = (self.first + at) % count;
+            let Some(&slot) = self.attached.get(index) else { break };
+            moved |= self.turn(slot);
+            self.flush();
+        }
+        moved
+    }
+
+    fn any_stalled(&self) -> bool {
+        self.attached
+            .iter()
+            .any(|&slot| self.slots[usize::from(slot)].as_ref().is_some_and(|port| port.stalled))
+    }
+
+    /// Flushes the ends that got or finished something.
+    fn flush(&mut self) {
+        while let Some(slot) = self.dirty.pop() {
+            let now = self.now;
+            self.guarded(slot, |fabric| {
+                let Some(port) = fabric.slots[usize::from(slot)].as_mut() else { return };
+                port.dirty = false;
+                port.settle();
+                if let Some(end) = &mut port.end {
+                    end.flush(now);
+                }
+            });
+        }
+    }
+
+    /// Looks at every port though nothing moves. True if one wants to be looked at again soon.
+    pub fn tick(&mut self, now: Instant) -> bool {
+        let mut soon = false;
+        let mut at = 0;
+        while let Some(&slot) = self.attached.get(at) {
+            soon |=
+                self.guarded(slot, |fabric| fabric.end(slot).is_some_and(|end| end.tick(now))) == Some(true);
+            at += 1;
+        }
+        soon
+    }
+
+    /// Calls `action` with every end; true if any call was.
+    pub fn any_end(&mut self, action: impl Fn(&mut dyn FramePort) -> bool) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while let Some(&slot) = self.attached.get(at) {
+            let one = self.guarded(slot, |fabric| fabric.end(slot).is_some_and(|end| action(&mut **end)));
+            any |= one == Some(true);
+            at += 1;
+        }
+        any
+    }
+
+    /// Once a second or so.
+    pub fn housekeeping(&mut self) {
+        let seconds = self.now.duration_since(self.started).as_secs() as u32;
+        if seconds != self.seconds {
+            self.seconds = seconds;
+            if seconds.is_multiple_of(16) {
+                self.learned.age(seconds);
+                self.epoch += 1;
+            }
+        }
+    }
+}

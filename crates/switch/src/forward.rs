@@ -1,0 +1,202 @@
+//! From a frame to the packets that one receiver gets.
+
+use vmlane_port::{
+    Aggregate, FramePort, Layers, MAX_HEAD, Network, Packet, Reason, Refusal, Takes, Unfinished, Verdict,
+};
+use vmlane_wire::ethernet::Tci;
+
+use crate::fallback::{self, Cutter};
+use crate::frame::{Frame, Job, Segmentation};
+use crate::parse::{IPV4, IPV6};
+
+/// The most segments that the completion of an aggregate can tell.
+const MAX_AGGREGATED: u16 = 255;
+
+/// What a receiver got and its counters do not know yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Tally {
+    pub frames: u64,
+    pub bytes: u64,
+    pub aggregates: u64,
+    pub segments: u64,
+    pub checksums: u64,
+}
+
+/// Why a frame (or the rest of its segments) was not delivered.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Undelivered {
+    /// No buffers; segments before `next` were delivered.
+    Full {
+        next: u16,
+    },
+    Drop(Reason),
+}
+
+/// One delivery: a frame, what is to be done to it, for whom.
+pub struct Delivery<'a> {
+    pub frame: &'a Frame<'a>,
+    pub layers: Layers,
+    pub job: Job,
+    /// The tag that the receiver sees.
+    pub tag: Option<Tci>,
+    pub takes: &'a Takes,
+    /// A receiver that is not the one addressed gets only complete frames.
+    pub mirror: bool,
+    /// Segments delivered before.
+    pub from: u16,
+}
+
+impl Delivery<'_> {
+    /// Hands the frame to `end`. `edit` takes headers that change.
+    #[inline]
+    pub fn deliver(
+        &self,
+        end: &mut dyn FramePort,
+        edit: &mut [u8; MAX_HEAD],
+        tally: &mut Tally,
+    ) -> Result<(), Undelivered> {
+        match self.job {
+            Job::Nothing => self.single(None, Verdict::Unknown, end, tally),
+            Job::Checksum(unfinished) => {
+                tally.checksums += u64::from(!self.takes.partial_frame);
+                let done = self.single(Some(unfinished), Verdict::Good, end, tally);
+                tally.checksums -= u64::from(!self.takes.partial_frame && done.is_err());
+                done
+            }
+            Job::Segment(segmentation) if self.takes_whole(&segmentation) => {
+                self.whole(&segmentation, end, edit, tally)
+            }
+            Job::Segment(segmentation) => self.segments(segmentation, end, edit, tally),
+        }
+    }
+
+    #[inline]
+    fn single(
+        &self,
+        unfinished: Option<Unfinished>,
+        verdict: Verdict,
+        end: &mut dyn FramePort,
+        tally: &mut Tally,
+    ) -> Result<(), Undelivered> {
+        let Frame { head, lent, popped, .. } = *self.frame;
+        let body_at = head.len() + popped;
+        let packet = Packet {
+            head,
+            body: lent.spans,
+            body_at,
+            body_len: lent.len() - body_at,
+            tag: self.tag,
+            layers: self.layers,
+            verdict,
+            aggregate: None,
+            unfinished,
+        };
+        if packet.len() > self.takes.frame {
+            return Err(Undelivered::Drop(Reason::TooLong));
+        }
+        hand_over(&packet, end, 0, tally)
+    }
+
+    /// May the super-frame stay in one piece?
+    fn takes_whole(&self, segmentation: &Segmentation) -> bool {
+        let Segmentation { tcp, outer, segments, .. } = segmentation;
+        let (wanted, plain) = match tcp.network {
+            Network::V4 => (self.takes.tso4, IPV4),
+            _ => (self.takes.tso6, IPV6),
+        };
+        let at = usize::from(tcp.network_at);
+        let len = self.frame.len();
+        wanted
+            && !self.mirror
+            && self.from == 0
+            && outer.is_none()
+            && (2..=MAX_AGGREGATED).contains(segments)
+            // Receivers aggregate packets without IP options only.
+            && usize::from(tcp.transport_at) == at + plain
+            && len <= self.takes.aggregate
+            && len - at <= usize::from(u16::MAX)
+    }
+
+    fn whole(
+        &self,
+        segmentation: &Segmentation,
+        end: &mut dyn FramePort,
+        edit: &mut [u8; MAX_HEAD],
+        tally: &mut Tally,
+    ) -> Result<(), Undelivered> {
+        let Segmentation { tcp, header, mss, segments, .. } = *segmentation;
+        let bytes = usize::from(header);
+        let head = &mut edit[..bytes];
+        head.copy_from_slice(&self.frame.head[..bytes]);
+        let unfinished = fallback::complete(head, &tcp, self.frame.len());
+        let packet = Packet {
+            head,
+            body: self.frame.lent.spans,
+            body_at: bytes + self.frame.popped,
+            body_len: self.frame.len() - bytes,
+            tag: self.tag,
+            layers: tcp,
+            verdict: Verdict::Good,
+            aggregate: Some(Aggregate { mss, segments, header }),
+            unfinished: Some(unfinished).filter(|_| !self.takes.partial_sum),
+        };
+        hand_over(&packet, end, 0, tally)?;
+        tally.aggregates += 1;
+        Ok(())
+    }
+
+    fn segments(
+        &self,
+        segmentation: Segmentation,
+        end: &mut dyn FramePort,
+        edit: &mut [u8; MAX_HEAD],
+        tally: &mut Tally,
+    ) -> Result<(), Undelivered> {
+        let Segmentation { tcp, outer, header, mss, segments } = segmentation;
+        let (bytes, mss) = (usize::from(header), usize::from(mss));
+        let payload = self.frame.len() - bytes;
+        if bytes + payload.min(mss) > self.takes.frame {
+            return Err(Undelivered::Drop(Reason::TooLong));
+        }
+        edit[..bytes].copy_from_slice(&self.frame.head[..bytes]);
+        let mut cutter = Cutter::new(&mut edit[..bytes], segmentation);
+        for number in self.from..segments {
+            let before = usize::from(number) * mss;
+            let here = mss.min(payload - before);
+            let (head, unfinished) = cutter.cut(number, here);
+            let packet = Packet {
+                head,
+                body: self.frame.lent.spans,
+                body_at: bytes + self.frame.popped + before,
+                body_len: here,
+                tag: self.tag,
+                layers: outer.map_or(tcp, |(outer, _)| outer),
+                verdict: Verdict::Good,
+                aggregate: None,
+                unfinished: Some(unfinished),
+            };
+            hand_over(&packet, end, number, tally)?;
+            tally.segments += u64::from(segments > 1);
+            tally.checksums += u64::from(!self.takes.partial_frame);
+        }
+        Ok(())
+    }
+}
+
+#[inline]
+fn hand_over(
+    packet: &Packet<'_>,
+    end: &mut dyn FramePort,
+    number: u16,
+    tally: &mut Tally,
+) -> Result<(), Undelivered> {
+    match end.deliver(packet) {
+        Ok(()) => {
+            tally.frames += 1;
+            tally.bytes += packet.len() as u64;
+            Ok(())
+        }
+        Err(Refusal::Full) => Err(Undelivered::Full { next: number }),
+        Err(Refusal::Drop(reason)) => Err(Undelivered::Drop(reason)),
+    }
+}

@@ -1,0 +1,131 @@
+//! How a port of the switch is configured, in VMware's words.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmlane_port::{Filter, PortId, PortStats, VlanSet};
+use vmlane_wire::ethernet::{Mac, Tci};
+
+/// Who tags frames (VMware's three modes of a port group).
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum VlanMode {
+    /// External switch tagging: the port has no VLAN. Untagged and priority-tagged frames only.
+    Untagged,
+    /// Virtual switch tagging: the guest sends and receives untagged frames, the switch puts them into
+    /// this VLAN (1 to 4094).
+    Access(u16),
+    /// Virtual guest tagging: the guest tags; VLANs of the set pass. Untagged and priority-tagged
+    /// frames count as VLAN 0.
+    Trunk(VlanSet),
+}
+
+impl VlanMode {
+    /// Is the port a member of the VLAN (0: untagged)?
+    #[inline]
+    pub fn carries(&self, vlan: u16) -> bool {
+        match self {
+            VlanMode::Untagged => vlan == 0,
+            VlanMode::Access(own) => vlan == *own,
+            VlanMode::Trunk(set) => set.contains(vlan),
+        }
+    }
+
+    /// Does the guest's VLAN filter pass a frame of this VLAN? Only a guest that tags sees VLANs.
+    #[inline]
+    pub(crate) fn shows(&self, vlan: u16, filter: &Filter) -> bool {
+        !matches!(self, VlanMode::Trunk(_)) || filter.promiscuous || filter.takes_vlan(vlan)
+    }
+
+    /// The tag that a receiver sees on a frame of this VLAN that came with `tag`.
+    #[inline]
+    pub(crate) fn egress_tag(&self, vlan: u16, tag: Option<Tci>) -> Option<Tci> {
+        match self {
+            // A tag that the switch put on, it takes off again, priority and all.
+            VlanMode::Access(_) => None,
+            _ if vlan == 0 => tag,
+            _ => Some(tag.unwrap_or_default().with_vlan(vlan)),
+        }
+    }
+}
+
+/// What a guest may do. The default is that of a vSphere *standard* switch: promiscuous mode rejected,
+/// MAC address changes and forged transmits accepted.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Policy {
+    /// A guest in promiscuous mode sees all frames of its VLANs in its group.
+    pub promiscuous: bool,
+    /// A guest may use another address than its NIC's permanent one. Otherwise a NIC whose address was
+    /// changed receives nothing.
+    pub mac_changes: bool,
+    /// A guest may send from addresses that are not its NIC's. Those are learned, so that bridges and
+    /// nested VMs behind the port (its guest in promiscuous mode) are found.
+    pub forged_transmits: bool,
+}
+
+impl Default for Policy {
+    fn default() -> Policy {
+        Policy { promiscuous: false, mac_changes: true, forged_transmits: true }
+    }
+}
+
+/// A port as the operator wants it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortSpec {
+    pub name: String,
+    /// Isolation group: no frame ever crosses from one to another.
+    pub group: String,
+    /// Permanent address of the NIC behind it; not used for an uplink.
+    pub mac: Mac,
+    pub vlan: VlanMode,
+    pub policy: Policy,
+    /// Leads out of the host: any source address comes in and is learned, unknown addresses go out,
+    /// and nothing goes from one uplink to another.
+    pub uplink: bool,
+}
+
+/// A port as it is.
+#[derive(Clone, Debug)]
+pub struct PortView {
+    pub id: PortId,
+    pub spec: PortSpec,
+    /// Something is connected.
+    pub attached: bool,
+    /// It had no buffers for longer than a frame may wait, and has none yet.
+    pub stalled: bool,
+    /// The address in force, if something is connected.
+    pub mac: Option<Mac>,
+    pub stats: Arc<PortStats>,
+}
+
+/// How the worker behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// Never sleep: a core of its own is spent on latency.
+    pub poll: bool,
+    /// Time between two looks while frames flow and for [`Self::linger`] after.
+    pub sleep: Duration,
+    /// How long after the last frame looks stay that frequent. Sleeps double from then on.
+    pub linger: Duration,
+    /// The longest sleep while anything is attached: doorbells in mapped pages are announced by nobody.
+    pub deepest: Duration,
+    /// How long a receiver may leave frames waiting without taking any.
+    pub hold: Duration,
+    /// Frames that one port may send before the next has its turn.
+    pub frames: u32,
+    /// Bytes, copies counted, likewise.
+    pub bytes: usize,
+}
+
+impl Default for Settings {
+    fn default() -> Settings {
+        Settings {
+            poll: false,
+            sleep: Duration::from_micros(50),
+            linger: Duration::from_millis(20),
+            deepest: Duration::from_millis(5),
+            hold: Duration::from_millis(5),
+            frames: 64,
+            bytes: 256 << 10,
+        }
+    }
+}

@@ -1,0 +1,149 @@
+//! The switch as others see it: ports to manage, ends to attach.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::mpsc::sync_channel;
+use std::thread::JoinHandle;
+
+use parking_lot::Mutex;
+use vmlane_port::{FramePort, Frames, PortId, PortStats};
+use vmlane_wire::ethernet::Mac;
+
+use crate::port::PortState;
+use crate::queue::{Command, Queue, Request};
+use crate::spec::{PortSpec, PortView, Settings};
+use crate::worker::{Worker, WorkerStats};
+
+struct Entry {
+    spec: PortSpec,
+    stats: Arc<PortStats>,
+    state: Arc<PortState>,
+}
+
+/// A virtual switch and its worker; dropping it stops the worker and detaches everything.
+pub struct Switch {
+    queue: Arc<Queue>,
+    ports: Mutex<BTreeMap<PortId, Entry>>,
+    next: AtomicU32,
+    stats: Arc<WorkerStats>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl Switch {
+    /// Starts the worker's thread. Fails if the host has no thread or file to spare.
+    pub fn start(settings: Settings) -> io::Result<Switch> {
+        let (mut switch, worker) = Switch::make(settings)?;
+        let thread = std::thread::Builder::new().name("switch".into());
+        switch.thread = Some(thread.spawn(move || worker.run())?);
+        Ok(switch)
+    }
+
+    /// The switch without a thread: nothing happens unless the caller calls [`Worker::step`], and what
+    /// is asked of the switch is not waited for. For benchmarks and tests.
+    pub fn unstarted(settings: Settings) -> (Switch, Worker) {
+        Switch::make(settings).expect("an eventfd to spare")
+    }
+
+    fn make(settings: Settings) -> io::Result<(Switch, Worker)> {
+        let queue = Arc::new(Queue::new()?);
+        let stats = Arc::new(WorkerStats::default());
+        let worker = Worker::new(queue.clone(), settings, stats.clone());
+        let (ports, next) = (Mutex::default(), AtomicU32::new(1));
+        Ok((Switch { queue, ports, next, stats, thread: None }, worker))
+    }
+
+    pub fn worker_stats(&self) -> &Arc<WorkerStats> {
+        &self.stats
+    }
+
+    /// Makes a port; nothing is attached to it yet.
+    pub fn add_port(&self, spec: PortSpec) -> PortId {
+        let id = PortId(self.next.fetch_add(1, Ordering::Relaxed));
+        let (stats, state) = (Arc::new(PortStats::default()), Arc::new(PortState::default()));
+        let entry = Entry { spec: spec.clone(), stats: stats.clone(), state: state.clone() };
+        self.ports.lock().insert(id, entry);
+        self.ask(Request::Add { id, spec, stats, state });
+        id
+    }
+
+    /// Removes a port; what is attached to it is dropped. False if there is none.
+    pub fn remove_port(&self, id: PortId) -> bool {
+        let known = self.ports.lock().remove(&id).is_some();
+        if known {
+            self.ask(Request::Remove { id });
+        }
+        known
+    }
+
+    /// Changes a port; what is attached stays, frames that wait for it or that it waits with are
+    /// dropped. False if there is no such port.
+    pub fn update_port(&self, id: PortId, spec: PortSpec) -> bool {
+        match self.ports.lock().get_mut(&id) {
+            Some(entry) => entry.spec = spec.clone(),
+            None => return false,
+        }
+        self.ask(Request::Update { id, spec });
+        true
+    }
+
+    /// All ports, in the order of their making.
+    pub fn ports(&self) -> Vec<PortView> {
+        let view = |(id, entry): (&PortId, &Entry)| {
+            let Entry { spec, stats, state } = entry;
+            let [a, b, c, d, e, f, ..] = state.mac.load(Ordering::Relaxed).to_le_bytes();
+            let attached = state.attached.load(Ordering::Relaxed);
+            PortView {
+                id: *id,
+                spec: spec.clone(),
+                attached,
+                stalled: state.stalled.load(Ordering::Relaxed),
+                mac: (attached && !spec.uplink).then_some(Mac([a, b, c, d, e, f])),
+                stats: stats.clone(),
+            }
+        };
+        self.ports.lock().iter().map(view).collect()
+    }
+
+    /// Sends a request and waits until it is carried out (or the worker is gone).
+    fn ask(&self, request: Request) {
+        if self.thread.is_none() {
+            return self.queue.send(Command { request, done: None });
+        }
+        let (done, finished) = sync_channel(1);
+        self.queue.send(Command { request, done: Some(done) });
+        let _ = finished.recv();
+    }
+}
+
+impl Drop for Switch {
+    fn drop(&mut self) {
+        self.queue.send(Command { request: Request::Stop, done: None });
+        if let Some(thread) = self.thread.take() {
+            let _ = thread.join();
+        }
+    }
+}
+
+impl Frames for Switch {
+    fn attach(&self, id: PortId, end: Box<dyn FramePort>) {
+        self.ask(Request::Attach { id, end });
+    }
+
+    fn detach(&self, id: PortId) {
+        self.ask(Request::Detach { id });
+    }
+
+    fn refresh(&self, id: PortId) {
+        self.ask(Request::Refresh { id });
+    }
+
+    fn kick(&self, _: PortId) {
+        self.queue.kick();
+    }
+
+    fn stats(&self, id: PortId) -> Arc<PortStats> {
+        self.ports.lock().get(&id).map(|entry| entry.stats.clone()).unwrap_or_default()
+    }
+}

@@ -1,0 +1,316 @@
+//! A frame port over plain memory, and the test's end of it.
+
+use std::collections::VecDeque;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
+use vmlane_port::{
+    Aggregate, Filter, FramePort, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Offload, Packet, Reason, Refusal,
+    Takes, Token, Verdict,
+};
+use vmlane_wire::ethernet::{HEADER, Mac, Tci};
+
+/// Frames that the port lends at once, at most.
+pub const LOOK_AHEAD: usize = 256;
+/// Bytes of memory for each.
+const ROOM: usize = 68 << 10;
+
+/// A frame as its receiver got it.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Received {
+    /// Without the tag.
+    pub bytes: Vec<u8>,
+    pub tag: Option<Tci>,
+    pub layers: Layers,
+    pub verdict: Verdict,
+    pub aggregate: Option<Aggregate>,
+}
+
+/// When the port's own code panics.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Trap {
+    Fetch,
+    Deliver,
+    Finish,
+    Flush,
+}
+
+struct Inner {
+    takes: Takes,
+    filter: Filter,
+    sending: VecDeque<(Vec<u8>, Offload, Option<Tci>)>,
+    received: Vec<Received>,
+    /// Frames that may still be delivered; None: any number.
+    room: Option<usize>,
+    refuse: Option<Reason>,
+    lent: usize,
+    finished: usize,
+    /// Calls of `fetch` that had a frame, and of `flush`.
+    flushes: usize,
+    keeps: bool,
+    dropped: bool,
+    trap: Option<Trap>,
+}
+
+/// The test's end of a [`MemoryPort`].
+#[derive(Clone)]
+pub struct Wire(Arc<Mutex<Inner>>);
+
+/// What an ordinary NIC with an MTU of 1500 takes.
+pub const PLAIN: Takes = Takes {
+    frame: 1500 + HEADER,
+    aggregate: 1500 + HEADER,
+    tso4: false,
+    tso6: false,
+    partial_sum: false,
+    partial_frame: false,
+};
+
+/// What a NIC takes whose guest aggregates (LRO).
+pub const LRO: Takes =
+    Takes { aggregate: MAX_FRAME, tso4: true, tso6: true, partial_sum: true, partial_frame: false, ..PLAIN };
+
+impl Wire {
+    /// A port whose guest has the address `mac`, wants its own frames and broadcasts, and takes [`PLAIN`].
+    pub fn new(mac: Mac) -> (Wire, Box<MemoryPort>) {
+        let filter = Filter { mac, unicast: true, broadcast: true, ..Filter::default() };
+        let inner = Inner {
+            takes: PLAIN,
+            filter: filter.clone(),
+            sending: VecDeque::new(),
+            received: Vec::new(),
+            room: None,
+            refuse: None,
+            lent: 0,
+            finished: 0,
+            flushes: 0,
+            keeps: true,
+            dropped: false,
+            trap: None,
+        };
+        let wire = Wire(Arc::new(Mutex::new(inner)));
+        let memory = memory(LOOK_AHEAD * ROOM);
+        let port = MemoryPort {
+            wire: wire.clone(),
+            slots: (0..LOOK_AHEAD)
+                .map(|_| Slot {
+                    head: [0; MAX_HEAD],
+                    head_len: 0,
+                    spans: Spans::new(memory.clone(), true),
+                    offload: Offload::None,
+                    tag: None,
+                })
+                .collect(),
+            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            filter,
+            sink: Spans::new(self::memory(2 * ROOM), true),
+            scratch: [0; MAX_HEAD],
+        };
+        (wire, Box::new(port))
+    }
+
+    pub fn send(&self, frame: &[u8], offload: Offload, tag: Option<Tci>) {
+        self.0.lock().sending.push_back((frame.to_vec(), offload, tag));
+    }
+
+    /// What arrived since the last call.
+    pub fn received(&self) -> Vec<Received> {
+        std::mem::take(&mut self.0.lock().received)
+    }
+
+    pub fn set_takes(&self, takes: Takes) {
+        self.0.lock().takes = takes;
+    }
+
+    /// In force after the next refresh.
+    pub fn change_filter(&self, change: impl FnOnce(&mut Filter)) {
+        change(&mut self.0.lock().filter);
+    }
+
+    /// Lets `frames` more in; None: any number.
+    pub fn set_room(&self, frames: Option<usize>) {
+        self.0.lock().room = frames;
+    }
+
+    /// Every delivery is refused for this reason.
+    pub fn refuse(&self, reason: Option<Reason>) {
+        self.0.lock().refuse = reason;
+    }
+
+    /// Frames are only counted from now on.
+    pub fn forget_frames(&self) {
+        self.0.lock().keeps = false;
+    }
+
+    pub fn set_trap(&self, trap: Trap) {
+        self.0.lock().trap = Some(trap);
+    }
+
+    /// Frames that were lent and are not finished.
+    pub fn outstanding(&self) -> usize {
+        let inner = self.0.lock();
+        inner.lent - inner.finished
+    }
+
+    /// Frames that were not fetched yet.
+    pub fn queued(&self) -> usize {
+        self.0.lock().sending.len()
+    }
+
+    pub fn flushes(&self) -> usize {
+        self.0.lock().flushes
+    }
+
+    /// The port is gone.
+    pub fn dropped(&self) -> bool {
+        self.0.lock().dropped
+    }
+}
+
+fn memory(bytes: usize) -> MemoryMap {
+    let len = bytes as u64;
+    let fd = memfd("frames", len).expect("a memory file");
+    MemoryMap::default()
+        .map(MapRequest { guest: 0, len, offset: 0, fd, writable: true })
+        .expect("a memory file to map")
+}
+
+struct Slot {
+    head: [u8; MAX_HEAD],
+    head_len: usize,
+    spans: Spans,
+    offload: Offload,
+    tag: Option<Tci>,
+}
+
+/// A [`FramePort`] that sends what a test queued and keeps what it gets.
+pub struct MemoryPort {
+    wire: Wire,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    filter: Filter,
+    sink: Spans,
+    scratch: [u8; MAX_HEAD],
+}
+
+impl MemoryPort {
+    fn spring(&self, trap: Trap) {
+        assert!(self.wire.0.lock().trap != Some(trap), "the test wants a panic in {trap:?}");
+    }
+}
+
+impl Drop for MemoryPort {
+    fn drop(&mut self) {
+        self.wire.0.lock().dropped = true;
+    }
+}
+
+impl FramePort for MemoryPort {
+    fn fetch(&mut self) -> Option<Token> {
+        let mut inner = self.wire.0.lock();
+        let (frame, offload, tag) = match self.free.last() {
+            Some(_) => inner.sending.pop_front()?,
+            None => return None,
+        };
+        inner.lent += 1;
+        drop(inner);
+        self.spring(Trap::Fetch);
+        let number = self.free.pop()?;
+        let slot = &mut self.slots[number as usize];
+        // Two pieces, so that frames are not in one run.
+        let (at, cut) = (number as u64 * ROOM as u64, frame.len() / 3);
+        slot.spans.clear();
+        slot.spans.push(at, cut).expect("memory of its own");
+        slot.spans.push(at + cut as u64 + 64, frame.len() - cut).expect("memory of its own");
+        slot.spans.write(0, &frame);
+        let spoken_of = match offload {
+            Offload::None => 0,
+            Offload::Checksum { field, .. } => usize::from(field) + 2,
+            Offload::Segment { header, .. } | Offload::Tunnel { header, .. } => usize::from(header),
+        };
+        slot.head_len = frame.len().min(HEAD.max(spoken_of)).min(MAX_HEAD);
+        slot.head[..slot.head_len].copy_from_slice(&frame[..slot.head_len]);
+        (slot.offload, slot.tag) = (offload, tag);
+        Some(Token(number))
+    }
+
+    fn lent(&self, token: Token) -> Lent<'_> {
+        let Slot { head, head_len, spans, offload, tag } = &self.slots[token.0 as usize];
+        Lent { head: &head[..*head_len], spans, offload: *offload, tag: *tag }
+    }
+
+    fn finish(&mut self, token: Token) {
+        self.spring(Trap::Finish);
+        assert!(!self.free.contains(&token.0), "{token:?} was finished twice");
+        self.free.push(token.0);
+        self.wire.0.lock().finished += 1;
+    }
+
+    fn takes(&self) -> Takes {
+        self.wire.0.lock().takes
+    }
+
+    fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        self.spring(Trap::Deliver);
+        let mut inner = self.wire.0.lock();
+        if let Some(reason) = inner.refuse {
+            return Err(Refusal::Drop(reason));
+        }
+        match &mut inner.room {
+            Some(0) => return Err(Refusal::Full),
+            Some(room) => *room -= 1,
+            None => {}
+        }
+        let takes = inner.takes;
+        match packet.aggregate {
+            None => assert!(packet.len() <= takes.frame, "{} bytes are too long", packet.len()),
+            Some(aggregate) => {
+                assert!(packet.len() <= takes.aggregate && (2..=255).contains(&aggregate.segments));
+                assert!(takes.tso4 || takes.tso6);
+            }
+        }
+        self.sink.clear();
+        self.sink.push(0, packet.len()).expect("memory of its own");
+        let len = packet.write(&self.sink, false, &mut self.scratch);
+        if !inner.keeps {
+            return Ok(());
+        }
+        let mut bytes = vec![0; len];
+        self.sink.read(0, &mut bytes);
+        inner.received.push(Received {
+            bytes,
+            tag: packet.tag,
+            layers: packet.layers,
+            verdict: packet.verdict,
+            aggregate: packet.aggregate,
+        });
+        Ok(())
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.wire.0.lock().room != Some(0)
+    }
+
+    fn flush(&mut self, _: Instant) {
+        self.spring(Trap::Flush);
+        self.wire.0.lock().flushes += 1;
+    }
+
+    fn tick(&mut self, _: Instant) -> bool {
+        false
+    }
+
+    fn arm(&mut self) -> bool {
+        !self.wire.0.lock().sending.is_empty()
+    }
+
+    fn refresh(&mut self) {
+        self.filter = self.wire.0.lock().filter.clone();
+    }
+}

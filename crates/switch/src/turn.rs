@@ -1,0 +1,342 @@
+//! A port's turn: its frames are fetched, checked, looked up and given to their receivers.
+
+use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+
+use vmlane_port::{FramePort, Layers, MAX_HEAD, Reason, Token};
+
+use crate::fabric::Fabric;
+use crate::forward::{Delivery, Undelivered};
+use crate::frame::{Frame, Job, job};
+use crate::parse;
+use crate::port::{MAX_PARKED, MAX_SLOW, Parked, Port, Route};
+use crate::table::{Slot, key};
+
+/// Bytes that a delivery costs beside its own, when turns are measured.
+const DELIVERY_COST: usize = 64;
+
+/// Where a frame goes.
+#[derive(Clone, Copy)]
+enum Way {
+    One(Slot),
+    /// To all of the VLAN that want the group address.
+    Group,
+    /// To all of the VLAN that look for strangers.
+    Unknown,
+}
+
+/// What became of a frame in its sender's eyes.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Fate {
+    Finished,
+    Held,
+}
+
+/// A checked frame and where it comes from.
+struct Sent<'a> {
+    slot: Slot,
+    group: u16,
+    from_uplink: bool,
+    token: Token,
+    frame: Frame<'a>,
+    layers: Layers,
+    job: Job,
+    vlan: u16,
+}
+
+impl Fabric {
+    /// One sender's share of a round. True if it sent anything.
+    pub fn turn(&mut self, slot: Slot) -> bool {
+        let Some(mut sender) = self.slots[usize::from(slot)].take() else { return false };
+        self.serving = slot;
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender)));
+        self.slots[usize::from(slot)] = Some(sender);
+        let moved = outcome.unwrap_or_else(|_| {
+            self.blame();
+            true
+        });
+        while let Some(faulted) = self.faulted.pop() {
+            self.serving = faulted;
+            self.blame();
+        }
+        if moved {
+            self.mark(slot);
+        }
+        moved
+    }
+
+    fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
+        let Some(mut end) = sender.end.take() else { return false };
+        // The end goes back to its port whatever happens.
+        let outcome = catch_unwind(AssertUnwindSafe(|| {
+            let mut scratch = [0; MAX_HEAD];
+            let mut bytes = self.settings.bytes;
+            let mut moved = false;
+            for _ in 0..self.settings.frames {
+                let Some(token) = end.fetch() else { break };
+                moved = true;
+                let mut cost = 0;
+                if self.forward(slot, sender, &*end, token, &mut scratch, &mut cost) == Fate::Finished {
+                    end.finish(token);
+                }
+                match bytes.checked_sub(cost) {
+                    Some(left) => bytes = left,
+                    None => break,
+                }
+            }
+            moved
+        }));
+        sender.end = Some(end);
+        outcome.unwrap_or_else(|panic| resume_unwind(panic))
+    }
+
+    /// Takes one frame on its way.
+    #[inline]
+    fn forward(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        end: &dyn FramePort,
+        token: Token,
+        scratch: &mut [u8; MAX_HEAD],
+        cost: &mut usize,
+    ) -> Fate {
+        let lent = end.lent(token);
+        sender.tx_frames += 1;
+        sender.tx_bytes += lent.len() as u64;
+        *cost += lent.len() + DELIVERY_COST;
+        let fate = Frame::new(&lent, scratch).and_then(|frame| {
+            let vlan = sender.ingress_vlan(frame.tag).ok_or(Reason::BadVlan)?;
+            let way = self.look_up(slot, sender, &frame, vlan)?;
+            let layers = parse::layers(frame.head);
+            let job = job(&frame, &layers)?;
+            if let Job::Segment(segmentation) = job {
+                sender.tx_tso += u64::from(segmentation.segments > 1);
+            }
+            let (group, from_uplink) = (sender.group, sender.uplink);
+            let sent = Sent { slot, group, from_uplink, token, frame, layers, job, vlan };
+            self.spread(&sent, way, cost)
+        });
+        fate.unwrap_or_else(|reason| {
+            sender.lose(reason);
+            Fate::Finished
+        })
+    }
+
+    /// Checks the source address and finds the destination.
+    #[inline]
+    fn look_up(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        frame: &Frame<'_>,
+        vlan: u16,
+    ) -> Result<Way, Reason> {
+        let to = key(sender.group, frame.destination());
+        let from = key(sender.group, frame.source());
+        let Route { to: last_to, from: last_from, vlan: last_vlan, receiver, epoch } = sender.route;
+        if to == last_to && from == last_from && vlan == last_vlan && epoch == self.epoch {
+            return Ok(Way::One(receiver));
+        }
+        let way = self.find(slot, sender, frame, vlan)?;
+        if let Way::One(receiver) = way {
+            sender.route = Route { to, from, vlan, receiver, epoch: self.epoch };
+        }
+        Ok(way)
+    }
+
+    fn find(&mut self, slot: Slot, sender: &Port, frame: &Frame<'_>, vlan: u16) -> Result<Way, Reason> {
+        let (source, destination) = (frame.source(), frame.destination());
+        if !source.is_unicast() {
+            return Err(Reason::ForgedSource);
+        }
+        let from = key(sender.group, source);
+        if sender.uplink || source != sender.effective {
+            match sender {
+                Port { uplink: false, policy, blocked, .. } if !policy.forged_transmits => {
+                    return Err(if *blocked { Reason::MacChanged } else { Reason::ForgedSource });
+                }
+                // The address of a port is known and never learned elsewhere.
+                _ if self.known.find(from, |_| true).is_none() => {
+                    self.learned.learn(from, vlan, slot, sender.uplink, self.seconds);
+                }
+                _ => {}
+            }
+        }
+        if destination.is_multicast() {
+            return Ok(Way::Group);
+        }
+        let to = key(sender.group, destination);
+        let carries =
+            |other: Slot| self.slots[usize::from(other)].as_ref().is_some_and(|port| port.vlan.carries(vlan));
+        if let Some(receiver) = self.known.find(to, carries) {
+            return Ok(Way::One(receiver));
+        }
+        if to == key(sender.group, sender.effective) {
+            return Err(Reason::NoReceiver);
+        }
+        match self.learned.find(to, vlan, self.seconds) {
+            Some(behind) if behind == slot => Err(Reason::NoReceiver),
+            Some(behind) if carries(behind) && !(sender.uplink && self.is_uplink(behind)) => {
+                Ok(Way::One(behind))
+            }
+            _ => Ok(Way::Unknown),
+        }
+    }
+
+    fn is_uplink(&self, slot: Slot) -> bool {
+        self.slots[usize::from(slot)].as_ref().is_some_and(|port| port.uplink)
+    }
+
+    /// Gives a frame to all who should get it.
+    #[inline]
+    fn spread(&mut self, sent: &Sent<'_>, way: Way, cost: &mut usize) -> Result<Fate, Reason> {
+        match way {
+            Way::One(receiver) => {
+                if self.mirrored[usize::from(sent.group)] {
+                    self.mirror(sent, receiver, cost);
+                }
+                Ok(self.give(sent, receiver, true))
+            }
+            Way::Group => {
+                let to = sent.frame.destination();
+                Ok(self.give_all(sent, cost, |port| port.takes_group(to)).unwrap_or(Fate::Finished))
+            }
+            Way::Unknown => self.give_all(sent, cost, |port| port.floods).ok_or(Reason::NoReceiver),
+        }
+    }
+
+    /// To all members of the VLAN that `want` it; None if there is none. The frame waits only if it has
+    /// a single receiver.
+    fn give_all(&mut self, sent: &Sent<'_>, cost: &mut usize, want: impl Fn(&Port) -> bool) -> Option<Fate> {
+        let group = usize::from(sent.group);
+        let is_receiver = |fabric: &Fabric, slot: Slot| {
+            fabric.slots[usize::from(slot)].as_ref().is_some_and(|port| {
+                port.vlan.carries(sent.vlan) && !(sent.from_uplink && port.uplink) && want(port)
+            })
+        };
+        let mut fate = None;
+        let mut only = None;
+        for at in 0..self.members[group].len() {
+            let slot = self.members[group][at];
+            if !is_receiver(self, slot) {
+                continue;
+            }
+            match (only, fate) {
+                (None, None) => only = Some(slot),
+                (Some(first), None) => {
+                    self.give(sent, first, false);
+                    fate = Some(self.give(sent, slot, false));
+                }
+                _ => fate = Some(self.give(sent, slot, false)),
+            }
+            *cost += sent.frame.len();
+        }
+        match (only, fate) {
+            (Some(only), None) => Some(self.give(sent, only, true)),
+            (_, fate) => fate,
+        }
+    }
+
+    /// Copies for those who look at others' frames.
+    #[cold]
+    fn mirror(&mut self, sent: &Sent<'_>, receiver: Slot, cost: &mut usize) {
+        let group = usize::from(sent.group);
+        for at in 0..self.members[group].len() {
+            let slot = self.members[group][at];
+            let looks = self.slots[usize::from(slot)]
+                .as_ref()
+                .is_some_and(|port| port.mirror && port.vlan.carries(sent.vlan));
+            if looks && slot != receiver {
+                self.give(sent, slot, false);
+                *cost += sent.frame.len();
+            }
+        }
+    }
+
+    /// Gives a frame to one receiver; `may_wait` for its buffers.
+    #[inline]
+    fn give(&mut self, sent: &Sent<'_>, receiver: Slot, may_wait: bool) -> Fate {
+        let Some(port) = self.slots[usize::from(receiver)].as_mut() else { return Fate::Finished };
+        let Some(end) = port.end.as_mut() else { return Fate::Finished };
+        let to = sent.frame.destination();
+        let own = to == port.effective || to.is_multicast();
+        let wanted = if own { port.takes_own || to.is_multicast() } else { port.floods };
+        let tag = match sent.vlan {
+            0 if sent.frame.tag.is_none() => None,
+            vlan => port.vlan.egress_tag(vlan, sent.frame.tag),
+        };
+        let refused = if port.blocked {
+            Some(Reason::MacChanged)
+        } else if !wanted || sent.vlan != 0 && !port.vlan.shows(sent.vlan, end.filter()) {
+            Some(Reason::Filtered)
+        } else if port.stalled {
+            Some(Reason::NoBuffers)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            port.lose(reason);
+            return Fate::Finished;
+        }
+        let parked = Parked { sender: sent.slot, token: sent.token, tag, next: 0 };
+        if !port.parked.is_empty() {
+            return self.park(receiver, parked, may_wait);
+        }
+        let delivery = Delivery {
+            frame: &sent.frame,
+            layers: sent.layers,
+            job: sent.job,
+            tag,
+            takes: &port.takes,
+            mirror: !own && !port.uplink,
+            from: 0,
+        };
+        let edit = &mut *self.edit;
+        let tally = &mut port.rx;
+        let outcome = catch_unwind(AssertUnwindSafe(|| delivery.deliver(&mut **end, edit, tally)));
+        let fate = match outcome {
+            Ok(Ok(())) => Fate::Finished,
+            Ok(Err(Undelivered::Drop(reason))) => {
+                port.lose(reason);
+                Fate::Finished
+            }
+            Ok(Err(Undelivered::Full { next })) => {
+                return self.park(receiver, Parked { next, ..parked }, may_wait);
+            }
+            Err(_) => {
+                self.faulted.push(receiver);
+                port.lose(Reason::Gone);
+                return Fate::Finished;
+            }
+        };
+        if !port.dirty {
+            port.dirty = true;
+            self.dirty.push(receiver);
+        }
+        fate
+    }
+
+    /// Lets a frame wait for its receiver's buffers, if there is a place.
+    #[cold]
+    fn park(&mut self, receiver: Slot, parked: Parked, may_wait: bool) -> Fate {
+        self.mark(receiver);
+        let (now, hold) = (self.now, self.settings.hold);
+        let Some(port) = self.slots[usize::from(receiver)].as_mut() else { return Fate::Finished };
+        let first = port.parked.is_empty();
+        let slow = !first && now.saturating_duration_since(port.waiting_since) > hold;
+        let room = port.parked.len() < MAX_PARKED && !(slow && *port.count_parked(parked.sender) >= MAX_SLOW);
+        if !may_wait || !room {
+            port.lose(Reason::NoBuffers);
+            return Fate::Finished;
+        }
+        if first {
+            port.progress = now;
+            port.waiting_since = now;
+            self.waiting += 1;
+        }
+        *port.count_parked(parked.sender) += 1;
+        port.parked.push_back(parked);
+        port.stats.held.inc();
+        Fate::Held
+    }
+}

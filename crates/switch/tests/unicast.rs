@@ -1,0 +1,153 @@
+//! Known unicast, broadcast, filters, held frames.
+
+mod common;
+
+use std::time::Duration;
+
+use common::{Bench, frame, mac};
+use vmlane_port::{Frames, Reason};
+use vmlane_switch::testing::Trap;
+use vmlane_wire::ethernet::Mac;
+
+#[test]
+fn a_frame_reaches_its_receiver_and_nobody_else() {
+    let mut bench = Bench::new();
+    let (a, b, c) = (bench.guest(1), bench.guest(2), bench.guest(3));
+    for len in [14, 60, 191, 192, 193, 1514] {
+        let sent = frame(mac(2), mac(1), len, 7);
+        a.send(&sent);
+        bench.run();
+        assert_eq!(b.frames(), [sent], "{len} bytes");
+    }
+    assert!(a.frames().is_empty() && c.frames().is_empty());
+    assert_eq!((a.wire.outstanding(), a.stats.tx_frames.get(), b.stats.rx_frames.get()), (0, 6, 6));
+    assert_eq!(a.stats.tx_bytes.get(), b.stats.rx_bytes.get());
+}
+
+#[test]
+fn a_broadcast_reaches_all_others_and_never_its_sender() {
+    let mut bench = Bench::new();
+    let guests: Vec<_> = (1..=4).map(|number| bench.guest(number)).collect();
+    guests[3].wire.change_filter(|filter| filter.broadcast = false);
+    bench.refresh(&guests[3]);
+    let sent = frame(Mac::BROADCAST, mac(1), 60, 0);
+    guests[0].send(&sent);
+    bench.run();
+    let got: Vec<_> = guests.iter().map(|guest| guest.frames().len()).collect();
+    assert_eq!(got, [0, 1, 1, 0]);
+    assert_eq!(guests[0].wire.outstanding(), 0);
+}
+
+#[test]
+fn frames_to_a_full_receiver_wait_in_order_and_others_pass() {
+    let mut bench = Bench::new();
+    let (a, b, c) = (bench.guest(1), bench.guest(2), bench.guest(3));
+    b.wire.set_room(Some(2));
+    let to_b: Vec<_> = (0..5).map(|number| frame(mac(2), mac(1), 100, number)).collect();
+    to_b.iter().for_each(|sent| a.send(sent));
+    a.send(&frame(mac(3), mac(1), 100, 9));
+    bench.run();
+    assert_eq!(c.frames().len(), 1, "another receiver's frame waited");
+    assert_eq!((b.frames(), a.wire.outstanding()), (to_b[..2].to_vec(), 3));
+    b.wire.set_room(Some(1));
+    bench.run();
+    assert_eq!(b.frames(), to_b[2..3]);
+    b.wire.set_room(None);
+    bench.run();
+    assert_eq!((b.frames(), a.wire.outstanding(), b.stats.held.get()), (to_b[3..].to_vec(), 0, 3));
+}
+
+#[test]
+fn a_receiver_that_stays_full_loses_frames_until_it_has_room() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    b.wire.set_room(Some(0));
+    let sent = frame(mac(2), mac(1), 100, 0);
+    a.send(&sent);
+    bench.run();
+    assert_eq!((a.wire.outstanding(), b.stats.drop_no_buffers.get()), (1, 0));
+    std::thread::sleep(Duration::from_millis(7));
+    bench.run();
+    assert_eq!((a.wire.outstanding(), b.stats.drop_no_buffers.get()), (0, 1));
+    assert!(bench.switch.ports()[1].stalled);
+    a.send(&sent);
+    bench.run();
+    assert_eq!((a.wire.outstanding(), b.stats.drop_no_buffers.get()), (0, 2), "dropped at once");
+    b.wire.set_room(None);
+    a.send(&sent);
+    bench.run();
+    assert_eq!(b.frames(), [sent]);
+    assert!(!bench.switch.ports()[1].stalled);
+}
+
+#[test]
+fn a_sender_whose_frames_all_wait_is_left_alone_and_loses_none() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    b.wire.set_room(Some(0));
+    (0..300).for_each(|at| a.send(&frame(mac(2), mac(1), 60 + at, 0)));
+    bench.run();
+    assert_eq!((a.wire.outstanding(), a.wire.queued()), (256, 44));
+    b.wire.set_room(None);
+    bench.run();
+    let lengths: Vec<_> = b.frames().iter().map(Vec::len).collect();
+    assert_eq!(lengths, (60..360).collect::<Vec<_>>());
+}
+
+#[test]
+fn detaching_either_side_drops_what_waits() {
+    for leaver in 0..2 {
+        let mut bench = Bench::new();
+        let guests = [bench.guest(1), bench.guest(2)];
+        guests[1].wire.set_room(Some(0));
+        (0..10).for_each(|_| guests[0].send(&frame(mac(2), mac(1), 60, 0)));
+        bench.run();
+        assert_eq!(guests[0].wire.outstanding(), 10);
+        bench.switch.detach(guests[leaver].id);
+        bench.step();
+        assert!(guests[leaver].wire.dropped());
+        assert_eq!(guests[0].wire.outstanding(), 0, "leaver {leaver}");
+        assert_eq!(guests[1].stats.drop_gone.get(), 10);
+        guests[1].wire.set_room(None);
+        bench.run();
+        assert!(guests[1].frames().is_empty());
+    }
+}
+
+#[test]
+fn a_panic_ends_the_port_that_it_happened_in_and_no_other() {
+    for trap in [Trap::Fetch, Trap::Deliver, Trap::Finish, Trap::Flush] {
+        let mut bench = Bench::new();
+        let (a, b, c) = (bench.guest(1), bench.guest(2), bench.guest(3));
+        let victim = if trap == Trap::Deliver { &b } else { &a };
+        victim.wire.set_trap(trap);
+        a.send(&frame(mac(2), mac(1), 60, 0));
+        bench.run();
+        assert!(victim.wire.dropped(), "{trap:?}");
+        assert_eq!(victim.stats.panics.get(), 1);
+        let sent = frame(mac(3), mac(if trap == Trap::Deliver { 1 } else { 2 }), 60, 1);
+        if trap == Trap::Deliver { &a } else { &b }.send(&sent);
+        bench.run();
+        assert_eq!(c.frames(), [sent], "{trap:?}");
+        if trap == Trap::Deliver {
+            assert_eq!(a.wire.outstanding(), 0);
+        }
+    }
+}
+
+#[test]
+fn a_refusal_is_counted_at_the_receiver() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    b.wire.refuse(Some(Reason::NoRoom));
+    a.send(&frame(mac(2), mac(1), 60, 0));
+    a.send(&frame(mac(9), mac(1), 60, 0));
+    a.send(&frame(mac(1), mac(1), 60, 0));
+    bench.run();
+    assert_eq!((b.stats.drop_no_room.get(), a.stats.drop_no_receiver.get()), (1, 2));
+    assert_eq!(a.wire.outstanding(), 0);
+    b.wire.refuse(None);
+    a.send(&frame(mac(2), mac(1), 1515, 0));
+    bench.run();
+    assert_eq!(b.stats.drop_too_long.get(), 1);
+}
