@@ -3,6 +3,7 @@
 use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use vmlane_mem::{MemoryMap, Window};
@@ -34,8 +35,6 @@ const PLAIN_QUEUES: u8 = 8;
 const PAGE_NAME: &str = "vmxnet3-bar0";
 /// Refused activations are logged no more often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
-/// Error code of queues whose memory went away.
-const QUEUE_LOST: u32 = 0x8000_0006;
 
 /// A NIC as configured.
 #[derive(Clone, Debug)]
@@ -315,10 +314,8 @@ impl Vmxnet3Device {
         self.stats().lost_memory.inc();
         if let Some(active) = &self.active {
             let shared = &active.running.shared;
-            for error in shared.tx_errors.iter().chain(&shared.rx_errors) {
-                error.store(QUEUE_LOST, std::sync::atomic::Ordering::Release);
-            }
             self.frames.detach(self.port);
+            shared.failed.store(true, Ordering::Release);
             stats::write_status(&active.table, shared);
             active.running.raise(event::TX_QUEUE | event::RX_QUEUE);
         }

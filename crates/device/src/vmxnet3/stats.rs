@@ -46,6 +46,9 @@ counters! {
     }
 }
 
+/// Error code of a queue that stopped through no fault of the guest.
+pub const QUEUE_LOST: u32 = 0x8000_0006;
+
 /// Writes ten rows each into the descriptors of all queues, transmit queues first.
 pub fn write_statistics(table: &Window, shared: &Shared) {
     let queues = shared.tx_stats.iter().chain(&shared.rx_stats);
@@ -57,10 +60,12 @@ pub fn write_statistics(table: &Window, shared: &Shared) {
     }
 }
 
-/// Writes what stopped which queue.
+/// Writes what stopped which queue. An activation that a fault of ours ended stopped them all.
 pub fn write_status(table: &Window, shared: &Shared) {
+    let otherwise = if shared.failed.load(Ordering::Acquire) { QUEUE_LOST } else { 0 };
     let errors = shared.tx_errors.iter().chain(&shared.rx_errors);
     for (queue, error) in errors.map(|error: &AtomicU32| error.load(Ordering::Acquire)).enumerate() {
+        let error = if error == 0 { otherwise } else { error };
         table.store_u32(queue * QUEUE_SIZE + at::ERROR, error);
         table.store_u32(queue * QUEUE_SIZE + at::STOPPED, u32::from(error != 0));
     }

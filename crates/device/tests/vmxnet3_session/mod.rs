@@ -1,0 +1,63 @@
+//! What the tests of the VMXNET3 control side share: a NIC that is open, frames through it.
+#![allow(dead_code)] // each test file uses a part
+
+use std::time::Instant;
+
+use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, Received};
+use vmlane_device::testing::{Placement, Ram};
+use vmlane_mem::Spans;
+use vmlane_port::{Layers, Packet, Verdict};
+
+/// `len` bytes, a broadcast.
+pub fn frame(len: usize) -> Vec<u8> {
+    let mut frame: Vec<u8> = (0..len).map(|at| at as u8).collect();
+    frame[..6].fill(0xff);
+    frame[12..14].copy_from_slice(&[0x88, 0xb5]);
+    frame
+}
+
+/// A machine of the default profile (`full` from revision 7 on) whose driver has opened its NIC.
+pub fn active(spec: DriverSpec) -> (NicMachine, NicDriver) {
+    use vmlane_device::vmxnet3::Profile;
+    let profile = if spec.revision > 6 { Profile::Full } else { Profile::Vmxnet3 };
+    let queues = spec.tx_queues.max(spec.rx_queues).max(8);
+    let machine = NicMachine::new(|config| (config.profile, config.max_queues) = (profile, queues));
+    let mut driver = NicDriver::probe(&machine, spec);
+    driver.open(&machine);
+    (machine, driver)
+}
+
+/// Gives a frame to the guest. False: nothing is attached.
+pub fn deliver(machine: &NicMachine, frame: &[u8]) -> bool {
+    deliver_as(machine, frame, Layers::default())
+}
+
+pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> bool {
+    let sender = Ram::new(1 << 16);
+    let page = sender.alloc(1, Placement::Scattered)[0];
+    sender.write(page, frame);
+    let mut spans = Spans::new(sender.device_map(), false);
+    spans.push(page, frame.len()).expect("a page of this memory");
+    let head = &frame[..frame.len().min(64)];
+    let packet = Packet {
+        head,
+        body: &spans,
+        body_at: head.len(),
+        body_len: frame.len() - head.len(),
+        tag: None,
+        layers,
+        verdict: Verdict::Unknown,
+        aggregate: None,
+        unfinished: None,
+    };
+    let delivered = machine.frames.with(|end| {
+        end.deliver(&packet).expect("there is room");
+        end.flush(Instant::now());
+    });
+    delivered.is_some()
+}
+
+/// The next packet of queue 0.
+pub fn receive(driver: &mut NicDriver) -> Option<Received> {
+    driver.rx[0].receive()
+}
