@@ -215,6 +215,7 @@ impl Vmxnet3Device {
     /// Logged at a limited rate: a driver may try for ever.
     pub(super) fn log_refusal(&mut self, refused: &RefusedActivation) {
         self.stats().refused_activations.inc();
+        self.nic.handle.refused(*refused);
         let now = Instant::now();
         if self.quiet_until.is_none_or(|until| now >= until) {
             self.quiet_until = Some(now + LOG_EVERY);

@@ -8,6 +8,7 @@ use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
 
+use super::activate::RefusedActivation;
 use super::setup::Shared;
 use super::stats::NicStats;
 
@@ -56,6 +57,8 @@ pub struct NicView {
     pub mtu: u16,
     pub tx_queues: u8,
     pub rx_queues: u8,
+    /// Why the last attempt to activate failed, if it did.
+    pub refused: Option<RefusedActivation>,
 }
 
 impl Default for NicHandle {
@@ -97,8 +100,20 @@ impl NicHandle {
         let mut state = self.state.lock();
         let (tx, rx) = (running.shared.tx_stats.len(), running.shared.rx_stats.len());
         let NicView { revision, mac, .. } = state.view;
-        state.view = NicView { active: true, revision, mac, mtu, tx_queues: tx as u8, rx_queues: rx as u8 };
+        state.view = NicView {
+            active: true,
+            revision,
+            mac,
+            mtu,
+            tx_queues: tx as u8,
+            rx_queues: rx as u8,
+            refused: None,
+        };
         state.active = Some(running);
+    }
+
+    pub(super) fn refused(&self, refused: RefusedActivation) {
+        self.state.lock().view.refused = Some(refused);
     }
 
     /// When this returns, the handle touches no guest memory any more.

@@ -6,7 +6,7 @@ use std::time::Instant;
 use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, Received};
 use vmlane_device::testing::{Placement, Ram};
 use vmlane_mem::Spans;
-use vmlane_port::{Layers, Packet, Verdict};
+use vmlane_port::{Layers, Packet, Refusal, Verdict};
 
 /// `len` bytes, a broadcast.
 pub fn frame(len: usize) -> Vec<u8> {
@@ -29,10 +29,18 @@ pub fn active(spec: DriverSpec) -> (NicMachine, NicDriver) {
 
 /// Gives a frame to the guest. False: nothing is attached.
 pub fn deliver(machine: &NicMachine, frame: &[u8]) -> bool {
+    machine.frames.is_attached() && {
+        try_deliver(machine, frame).expect("there is room");
+        true
+    }
+}
+
+/// The same, or why not; something is attached.
+pub fn try_deliver(machine: &NicMachine, frame: &[u8]) -> Result<(), Refusal> {
     deliver_as(machine, frame, Layers::default())
 }
 
-pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> bool {
+pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> Result<(), Refusal> {
     let sender = Ram::new(1 << 16);
     let page = sender.alloc(1, Placement::Scattered)[0];
     sender.write(page, frame);
@@ -51,10 +59,11 @@ pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> bool {
         unfinished: None,
     };
     let delivered = machine.frames.with(|end| {
-        end.deliver(&packet).expect("there is room");
+        let delivered = end.deliver(&packet);
         end.flush(Instant::now());
+        delivered
     });
-    delivered.is_some()
+    delivered.expect("something is attached")
 }
 
 /// The next packet of queue 0.
