@@ -371,8 +371,15 @@ fn the_end_of_a_session_ends_what_was_active() {
 #[test]
 fn an_operator_sees_what_the_guest_made_of_its_nic() {
     let (machine, _driver) = active(DriverSpec::linux(6).with_queues(2));
-    let expected =
-        NicView { active: true, revision: Some(6), mac: machine.mac, mtu: 1500, tx_queues: 2, rx_queues: 2 };
+    let expected = NicView {
+        active: true,
+        revision: Some(6),
+        mac: machine.mac,
+        mtu: 1500,
+        tx_queues: 2,
+        rx_queues: 2,
+        refused: None,
+    };
     assert_eq!(machine.handle.view(), expected);
 }
 
