@@ -1,6 +1,8 @@
 //! Switches with ports over plain memory, and frames to send.
 #![allow(dead_code)] // each test file uses a part
 
+pub mod tcp;
+
 use std::sync::Arc;
 use std::time::Duration;
 

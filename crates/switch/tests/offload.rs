@@ -1,0 +1,227 @@
+//! Super-frames kept whole or cut, checksums completed: against an independent implementation.
+
+mod common;
+
+use common::tcp::Packet;
+use common::{Bench, Guest, mac};
+use vmlane_port::{Aggregate, Filter, Offload, Takes, Verdict};
+use vmlane_switch::testing::{LRO, PLAIN, Received};
+use vmlane_switch::{Policy, PortSpec};
+use vmlane_wire::ethernet::{Mac, Tci};
+
+fn pair() -> (Bench, Guest, Guest) {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    (bench, a, b)
+}
+
+fn packet(v6: bool, payload: usize) -> Packet {
+    let mut packet = Packet::new(mac(2), mac(1), v6, payload).timestamped();
+    (packet.tcp.psh, packet.tcp.fin, packet.tcp.cwr) = (true, true, true);
+    packet
+}
+
+fn segment(packet: &Packet, mss: u16) -> Offload {
+    Offload::Segment { header: packet.header_len() as u16, mss }
+}
+
+fn bytes(received: &[Received]) -> Vec<Vec<u8>> {
+    received.iter().map(|one| one.bytes.clone()).collect()
+}
+
+/// With its tag in band.
+fn tagged(frame: &[u8], tag: [u8; 2]) -> Vec<u8> {
+    [&frame[..12], &[0x81, 0, tag[0], tag[1]], &frame[12..]].concat()
+}
+
+#[test]
+fn super_frames_are_cut_for_a_receiver_that_does_not_take_them() {
+    let (mut bench, a, b) = pair();
+    for v6 in [false, true] {
+        for (payload, mss) in
+            [(1, 1428), (1428, 1428), (1429, 1428), (2856, 1428), (60_001, 1428), (5000, 100), (7, 1)]
+        {
+            let packet = packet(v6, payload);
+            a.wire.send(&packet.partial(false), segment(&packet, mss), None);
+            bench.run();
+            let received = b.wire.received();
+            let expected: Vec<_> = packet.segments(mss.into()).iter().map(Packet::bytes).collect();
+            assert_eq!(bytes(&received), expected, "v6 {v6}, {payload} bytes by {mss}");
+            assert!(received.iter().all(|one| one.aggregate.is_none() && one.verdict == Verdict::Good));
+        }
+    }
+    assert_eq!(a.wire.outstanding(), 0);
+    assert_eq!(a.stats.tx_tso.get(), 10);
+    assert_eq!(b.stats.rx_segments.get() + 4, b.stats.rx_frames.get());
+}
+
+#[test]
+fn super_frames_stay_whole_for_a_receiver_that_takes_them() {
+    let (mut bench, a, b) = pair();
+    for (v6, partial_sum) in [(false, false), (false, true), (true, false), (true, true)] {
+        b.wire.set_takes(Takes { partial_sum, ..LRO });
+        let packet = packet(v6, 60_000);
+        a.wire.send(&packet.partial(false), segment(&packet, 1428), None);
+        bench.run();
+        let [received] = &b.wire.received()[..] else { panic!("one frame") };
+        let header = packet.header_len() as u16;
+        assert_eq!(received.aggregate, Some(Aggregate { mss: 1428, segments: 43, header }));
+        assert_eq!(received.verdict, Verdict::Good);
+        let mut expected = packet.bytes();
+        if partial_sum {
+            let tcp = packet.header_len() - packet.tcp.header_len() + 16;
+            expected[tcp..tcp + 2].copy_from_slice(&packet.partial(true)[tcp..tcp + 2]);
+        }
+        assert_eq!(received.bytes, expected, "v6 {v6}, partial {partial_sum}");
+    }
+    assert_eq!(b.stats.rx_aggregates.get(), 4);
+}
+
+#[test]
+fn limits_of_a_receiver_are_kept() {
+    let (mut bench, a, b) = pair();
+    let packet = packet(false, 30_000);
+    for (takes, mss, frames) in [
+        (LRO, 1428, 1),
+        (Takes { aggregate: 30_000, ..LRO }, 1428, 22),
+        (Takes { tso4: false, ..LRO }, 1428, 22),
+        (Takes { tso6: false, ..LRO }, 1428, 1),
+        // More segments than a completion can tell.
+        (LRO, 117, 257),
+        (LRO, 118, 1),
+        // Longer than the MTU allows.
+        (PLAIN, 1449, 0),
+        (LRO, 1449, 1),
+    ] {
+        b.wire.set_takes(takes);
+        a.wire.send(&packet.partial(false), segment(&packet, mss), None);
+        bench.run();
+        assert_eq!(b.wire.received().len(), frames, "{takes:?} {mss}");
+    }
+    assert_eq!(b.stats.drop_too_long.get(), 1);
+}
+
+#[test]
+fn segments_that_meet_a_full_receiver_go_on_where_they_stopped() {
+    let (mut bench, a, b) = pair();
+    let packet = packet(false, 20_000);
+    b.wire.set_room(Some(3));
+    a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
+    a.wire.send(&packet.partial(true), Offload::Checksum { start: 34, field: 50 }, None);
+    b.wire.set_takes(Takes { frame: 30_000, ..PLAIN });
+    let mut received = Vec::new();
+    for room in [4, 1, 5, 20] {
+        bench.run();
+        received.extend(bytes(&b.wire.received()));
+        b.wire.set_room(Some(room));
+    }
+    bench.run();
+    received.extend(bytes(&b.wire.received()));
+    let mut expected: Vec<_> = packet.segments(1000).iter().map(Packet::bytes).collect();
+    expected.push(packet.bytes());
+    assert_eq!(received, expected);
+    assert_eq!((a.wire.outstanding(), b.stats.held.get()), (0, 2));
+}
+
+#[test]
+fn checksums_are_completed_in_the_copy() {
+    let (mut bench, a, b) = pair();
+    for v6 in [false, true] {
+        for payload in [0, 1, 100, 1400] {
+            let packet = packet(v6, payload);
+            let start = (packet.header_len() - packet.tcp.header_len()) as u16;
+            a.wire.send(&packet.partial(true), Offload::Checksum { start, field: start + 16 }, None);
+            bench.run();
+            let received = b.wire.received();
+            assert_eq!(bytes(&received), [packet.bytes()], "v6 {v6}, {payload}");
+            assert_eq!(received[0].verdict, Verdict::Good);
+        }
+    }
+    assert_eq!(b.stats.rx_checksums.get(), 8);
+}
+
+#[test]
+fn an_in_band_tag_moves_out_and_offsets_with_it() {
+    let mut bench = Bench::new();
+    let mut trunk = |number: u8| {
+        let vlan = vmlane_switch::VlanMode::Trunk(vmlane_port::VlanSet::all());
+        bench.port(PortSpec { vlan, ..Bench::spec(number) })
+    };
+    let (a, b) = (trunk(1), trunk(2));
+    let packet = packet(false, 3000);
+    let frame = tagged(&packet.partial(false), [0x60, 5]);
+    a.wire.send(&frame, Offload::Segment { header: packet.header_len() as u16 + 4, mss: 1000 }, None);
+    let short = Packet::new(mac(2), mac(1), true, 100);
+    let frame = tagged(&short.partial(true), [0x60, 5]);
+    a.wire.send(&frame, Offload::Checksum { start: 58, field: 74 }, None);
+    bench.run();
+    let received = b.wire.received();
+    let mut expected: Vec<_> = packet.segments(1000).iter().map(Packet::bytes).collect();
+    expected.push(short.bytes());
+    assert_eq!(bytes(&received), expected);
+    assert!(received.iter().all(|one| one.tag == Some(Tci(0x6005)) && one.layers.network_at == 14));
+}
+
+#[test]
+fn a_promiscuous_receiver_gets_complete_segments() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    let policy = Policy { promiscuous: true, ..Policy::default() };
+    let c = bench.port(PortSpec { policy, ..Bench::spec(3) });
+    c.wire.change_filter(|filter| filter.promiscuous = true);
+    bench.refresh(&c);
+    [&b, &c].iter().for_each(|guest| guest.wire.set_takes(LRO));
+    let packet = packet(false, 5000);
+    a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
+    bench.run();
+    assert_eq!(b.wire.received().len(), 1);
+    let expected: Vec<_> = packet.segments(1000).iter().map(Packet::bytes).collect();
+    assert_eq!(bytes(&c.wire.received()), expected);
+}
+
+#[test]
+fn wishes_that_do_not_match_the_frame_are_refused() {
+    let (mut bench, a, b) = pair();
+    let packet = packet(false, 3000);
+    let header = packet.header_len() as u16;
+    let super_frame = packet.partial(false);
+    let mut udp = super_frame.clone();
+    udp[23] = 17;
+    let mut fragment = super_frame.clone();
+    fragment[20] = 0x20;
+    let mut group = super_frame.clone();
+    group[..6].fill(0xff);
+    let wishes = [
+        (&super_frame, Offload::Segment { header: header - 1, mss: 1000 }),
+        (&super_frame, Offload::Segment { header: header + 1, mss: 1000 }),
+        (&super_frame, Offload::Segment { header, mss: 0 }),
+        (&super_frame, Offload::Segment { header, mss: 1 }),
+        (&super_frame, Offload::Checksum { start: 34, field: 33 }),
+        (&super_frame, Offload::Checksum { start: 13, field: 33 }),
+        (&super_frame, Offload::Tunnel { header, mss: 1000, outer_sum: false }),
+        (&udp, Offload::Segment { header, mss: 1000 }),
+        (&udp, Offload::Tunnel { header, mss: 0, outer_sum: false }),
+        (&fragment, Offload::Segment { header, mss: 1000 }),
+        (&group, Offload::Segment { header, mss: 1000 }),
+    ];
+    for (number, (frame, offload)) in wishes.iter().enumerate() {
+        a.wire.send(frame, *offload, None);
+        bench.run();
+        assert_eq!(a.stats.drop_bad_offload.get(), number as u64 + 1, "{offload:?}");
+    }
+    assert!(b.frames().is_empty() && a.wire.outstanding() == 0);
+}
+
+#[test]
+fn an_uplink_that_takes_super_frames_gets_them_whole() {
+    let mut bench = Bench::new();
+    let a = bench.guest(1);
+    let up = bench.port(PortSpec { uplink: true, mac: Mac::default(), ..Bench::spec(9) });
+    up.wire.change_filter(|filter| *filter = Filter::open());
+    bench.refresh(&up);
+    up.wire.set_takes(LRO);
+    let packet = packet(false, 5000);
+    a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
+    bench.run();
+    assert!(up.wire.received()[0].aggregate.is_some());
+}
