@@ -205,36 +205,66 @@ impl Spans {
     /// read, those of `head` included.
     pub fn read_from(&self, fd: impl AsFd, head: &mut [u8], offset: usize) -> io::Result<usize> {
         assert!(self.writable);
-        let mut vectors = vec![libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() }];
-        self.vectors(offset, self.len.saturating_sub(offset), &mut vectors);
+        let first = libc::iovec { iov_base: head.as_mut_ptr().cast(), iov_len: head.len() };
+        let vectors = self.vectors(first, offset, self.len.saturating_sub(offset));
+        let (list, count) = vectors.raw();
         // SAFETY: every vector points to private bytes or into a live writable mapping.
-        let done =
-            unsafe { libc::readv(raw(fd), vectors.as_ptr(), vectors.len().min(MAX_VECTORS) as libc::c_int) };
+        let done = unsafe { libc::readv(raw(fd), list, count) };
         usize::try_from(done).map_err(|_| io::Error::last_os_error())
     }
 
     /// One `writev` to `fd`: `head` (private), then `[offset, offset + len)`.
     pub fn write_to(&self, fd: impl AsFd, head: &[u8], offset: usize, len: usize) -> io::Result<usize> {
         self.check(offset, len);
-        let mut vectors =
-            vec![libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() }];
-        self.vectors(offset, len, &mut vectors);
+        let first = libc::iovec { iov_base: head.as_ptr().cast_mut().cast(), iov_len: head.len() };
+        let vectors = self.vectors(first, offset, len);
+        let (list, count) = vectors.raw();
         // SAFETY: every vector points to private bytes or into a live mapping; the kernel only reads.
-        let done =
-            unsafe { libc::writev(raw(fd), vectors.as_ptr(), vectors.len().min(MAX_VECTORS) as libc::c_int) };
+        let done = unsafe { libc::writev(raw(fd), list, count) };
         usize::try_from(done).map_err(|_| io::Error::last_os_error())
     }
 
-    fn vectors(&self, offset: usize, len: usize, vectors: &mut Vec<libc::iovec>) {
+    fn vectors(&self, first: libc::iovec, offset: usize, len: usize) -> Vectors {
+        let mut vectors = Vectors { few: [first; FEW], count: 1, many: Vec::new() };
         self.runs(offset, len, |base, len| {
             vectors.push(libc::iovec { iov_base: base.cast(), iov_len: len });
         });
+        vectors
     }
 }
 
 #[cold]
 fn outside(offset: usize, len: usize, spans: usize) -> ! {
     panic!("{offset}+{len} is outside {spans} bytes of spans");
+}
+
+/// Vectors that need no allocation: a super-frame has some 17 pieces.
+const FEW: usize = 24;
+
+struct Vectors {
+    few: [libc::iovec; FEW],
+    count: usize,
+    /// All of them, once there are more than `few` holds.
+    many: Vec<libc::iovec>,
+}
+
+impl Vectors {
+    fn push(&mut self, vector: libc::iovec) {
+        if self.count < FEW {
+            self.few[self.count] = vector;
+        } else {
+            if self.many.is_empty() {
+                self.many.extend_from_slice(&self.few);
+            }
+            self.many.push(vector);
+        }
+        self.count += 1;
+    }
+
+    fn raw(&self) -> (*const libc::iovec, libc::c_int) {
+        let list = if self.many.is_empty() { self.few.as_ptr() } else { self.many.as_ptr() };
+        (list, self.count.min(MAX_VECTORS) as libc::c_int)
+    }
 }
 
 /// What one `readv` or `writev` takes (`UIO_MAXIOV`).

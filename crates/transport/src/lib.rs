@@ -8,6 +8,7 @@ pub mod irq;
 mod limit;
 pub mod listener;
 pub mod stats;
+pub mod tap;
 #[doc(hidden)]
 pub mod testing;
 pub mod vfio_user;
@@ -15,4 +16,5 @@ pub mod vfio_user;
 pub use irq::IrqSet;
 pub use listener::{ListenError, Listener, Server};
 pub use stats::SessionStats;
+pub use tap::{Tap, TapError, TapOptions};
 pub use vfio_user::{Session, SessionEnd, SessionHandle};

@@ -1,0 +1,218 @@
+//! A TAP interface as an uplink: frames to and from the host's network stack, super-frames whole.
+//!
+//! Each frame is one `readv` or `writev`, with a `virtio_net_hdr` (virtio 1.2, section 5.1.6) in front
+//! that tells checksums and segments still to be made. What the host sends is read into memory of the
+//! port's own; what guests send goes straight from their memory to the kernel.
+
+mod header;
+mod interface;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
+use vmlane_port::{
+    Filter, FramePort, HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, Packet, PortStats, Reason, Refusal, Takes,
+    Token,
+};
+use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
+
+use self::header::Header;
+pub use self::interface::TapError;
+
+/// Frames of the host that may be lent at once.
+const LOOK_AHEAD: usize = 128;
+/// Bytes of memory for each: the longest frame, in whole pages.
+const ROOM: usize = MAX_FRAME.next_multiple_of(4096);
+/// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
+const AGGREGATE: usize = HEADER + u16::MAX as usize;
+/// Frames that are left out in one look, at most.
+const MAX_SKIPS: usize = 64;
+/// Bytes of addresses, behind which a tag goes.
+const ADDRESSES: usize = 12;
+
+/// Which interface, and how.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct TapOptions {
+    /// Up to 15 bytes. Made if there is none (and we may).
+    pub name: String,
+    /// The interface has several queues (`ip tuntap add ... multi_queue`); this is one of them.
+    pub multi_queue: bool,
+}
+
+/// A frame of the host.
+struct Slot {
+    head: [u8; MAX_HEAD],
+    head_len: usize,
+    spans: Spans,
+    offload: Offload,
+}
+
+/// An attached TAP interface.
+pub struct Tap {
+    file: OwnedFd,
+    name: String,
+    takes: Takes,
+    filter: Filter,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    stats: Arc<PortStats>,
+    /// Header, tag and edited first bytes of a frame on its way out.
+    out: [u8; Header::SIZE + TAG + MAX_HEAD],
+}
+
+impl Tap {
+    /// Attaches to the interface. Bringing it up, giving it an address or a bridge is the operator's.
+    pub fn open(options: &TapOptions, stats: Arc<PortStats>) -> Result<Tap, TapError> {
+        let file = interface::attach(options)?;
+        let mtu = interface::mtu(&options.name)?;
+        let memory = |source| TapError::Memory { name: options.name.clone(), source };
+        let len = (LOOK_AHEAD * ROOM) as u64;
+        let fd = memfd("tap", len).map_err(memory)?;
+        let map = MemoryMap::default()
+            .map(MapRequest { guest: 0, len, offset: 0, fd, writable: true })
+            .map_err(|error| memory(io::Error::other(error)))?;
+        let slot = |_| Slot {
+            head: [0; MAX_HEAD],
+            head_len: 0,
+            spans: Spans::new(map.clone(), true),
+            offload: Offload::None,
+        };
+        Ok(Tap {
+            file,
+            name: options.name.clone(),
+            takes: takes(mtu),
+            filter: Filter::open(),
+            slots: (0..LOOK_AHEAD).map(slot).collect(),
+            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            stats,
+            out: [0; Header::SIZE + TAG + MAX_HEAD],
+        })
+    }
+
+    /// Reads one frame into a slot. None: none waits.
+    fn read(&mut self, number: u32) -> Option<Result<(), Reason>> {
+        let slot = &mut self.slots[number as usize];
+        slot.spans.clear();
+        if slot.spans.push(u64::from(number) * ROOM as u64, ROOM).is_err() {
+            return None;
+        }
+        let mut header = [0; Header::SIZE];
+        // An interface that is down or gone has no frames.
+        let bytes = slot.spans.read_from(&self.file, &mut header, 0).ok()?;
+        Some(
+            bytes.checked_sub(Header::SIZE).ok_or(Reason::BadLength).and_then(|len| fill(slot, &header, len)),
+        )
+    }
+}
+
+fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), Reason> {
+    if !(HEADER..=MAX_FRAME).contains(&len) {
+        return Err(Reason::BadLength);
+    }
+    slot.spans.shorten(ROOM - len);
+    // A header with all its options: what an offload may speak of is found in it.
+    slot.head_len = len.min(HEAD);
+    slot.spans.read(0, &mut slot.head[..slot.head_len]);
+    slot.offload =
+        Header::from_bytes(header).offload(&slot.head[..slot.head_len]).ok_or(Reason::BadOffload)?;
+    Ok(())
+}
+
+fn takes(mtu: usize) -> Takes {
+    Takes {
+        frame: mtu + HEADER,
+        aggregate: AGGREGATE,
+        tso4: true,
+        tso6: true,
+        partial_sum: true,
+        partial_frame: true,
+    }
+}
+
+impl FramePort for Tap {
+    fn fetch(&mut self) -> Option<Token> {
+        for _ in 0..MAX_SKIPS {
+            let number = *self.free.last()?;
+            match self.read(number)? {
+                Ok(()) => {
+                    self.free.pop();
+                    return Some(Token(number));
+                }
+                Err(reason) => {
+                    let stats: &PortStats = &self.stats;
+                    stats.drop(reason);
+                }
+            }
+        }
+        None
+    }
+
+    fn lent(&self, token: Token) -> Lent<'_> {
+        let Slot { head, head_len, spans, offload } = &self.slots[token.0 as usize];
+        Lent { head: &head[..*head_len], spans, offload: *offload, tag: None }
+    }
+
+    fn finish(&mut self, token: Token) {
+        self.free.push(token.0);
+    }
+
+    fn takes(&self) -> Takes {
+        self.takes
+    }
+
+    fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+        let tag = packet.tag.map(|tag| {
+            let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), tag.0.to_be_bytes());
+            [a, b, c, d]
+        });
+        let shift = if tag.is_some() { TAG } else { 0 };
+        self.out[..Header::SIZE].copy_from_slice(&Header::of(packet, shift as u16).to_bytes());
+        let head = &mut self.out[Header::SIZE..];
+        let len = packet.head.len();
+        head[..ADDRESSES].copy_from_slice(&packet.head[..ADDRESSES]);
+        head[ADDRESSES..ADDRESSES + shift].copy_from_slice(tag.as_ref().map_or(&[][..], |tag| &tag[..]));
+        head[ADDRESSES + shift..len + shift].copy_from_slice(&packet.head[ADDRESSES..]);
+        let out = &self.out[..Header::SIZE + shift + len];
+        match packet.body.write_to(&self.file, out, packet.body_at, packet.body_len) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Refusal::Full),
+            Err(_) => Err(Refusal::Drop(Reason::Uplink)),
+        }
+    }
+
+    fn has_room(&mut self) -> bool {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut files = [PollFd::new(&self.file, PollFlags::OUT)];
+        poll(&mut files, Some(&at_once)).is_ok_and(|ready| ready > 0)
+    }
+
+    fn flush(&mut self, _: Instant) {}
+
+    fn tick(&mut self, _: Instant) -> bool {
+        false
+    }
+
+    /// Its file tells.
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    /// The interface's MTU may have changed.
+    fn refresh(&mut self) {
+        if let Ok(mtu) = interface::mtu(&self.name) {
+            self.takes = takes(mtu);
+        }
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.file.as_fd())
+    }
+}

@@ -1,0 +1,129 @@
+//! `struct virtio_net_hdr`, little endian: what remains to be done to a frame.
+
+use vmlane_port::{Network, Offload, Packet};
+
+/// Flag: the checksum from `start` on is to be filled in.
+const NEEDS_CHECKSUM: u8 = 1;
+/// Kinds of super-frames, and the bit that says that its first segment has CWR set.
+const NONE: u8 = 0;
+const TCP_V4: u8 = 1;
+const TCP_V6: u8 = 4;
+const ECN: u8 = 0x80;
+
+/// Offsets in a TCP header.
+const DATA_OFFSET: usize = 12;
+const FLAGS: usize = 13;
+const CHECKSUM: u16 = 16;
+const CWR: u8 = 0x80;
+
+/// The header without the number of buffers.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Header {
+    flags: u8,
+    kind: u8,
+    /// Bytes of headers of a super-frame; a hint.
+    header: u16,
+    /// Payload bytes of its segments.
+    mss: u16,
+    start: u16,
+    /// Of the checksum, from `start` on.
+    field: u16,
+}
+
+impl Header {
+    pub const SIZE: usize = 10;
+
+    pub fn to_bytes(self) -> [u8; Header::SIZE] {
+        let mut bytes = [self.flags, self.kind, 0, 0, 0, 0, 0, 0, 0, 0];
+        let words = [self.header, self.mss, self.start, self.field];
+        for (to, word) in bytes[2..].chunks_exact_mut(2).zip(words) {
+            to.copy_from_slice(&word.to_le_bytes());
+        }
+        bytes
+    }
+
+    pub fn from_bytes(bytes: &[u8; Header::SIZE]) -> Header {
+        let [flags, kind, a, b, c, d, e, f, g, h] = *bytes;
+        let [header, mss] = [[a, b], [c, d]].map(u16::from_le_bytes);
+        let [start, field] = [[e, f], [g, h]].map(u16::from_le_bytes);
+        Header { flags, kind, header, mss, start, field }
+    }
+
+    /// What a packet needs whose bytes behind the addresses move by `shift` (a tag).
+    pub fn of(packet: &Packet<'_>, shift: u16) -> Header {
+        let mut header = Header::default();
+        if let Some(unfinished) = packet.unfinished {
+            header.flags = NEEDS_CHECKSUM;
+            header.start = unfinished.start + shift;
+            header.field = unfinished.field - unfinished.start;
+        }
+        if let Some(aggregate) = packet.aggregate {
+            let tcp = packet.layers.transport_at;
+            let flags = packet.head.get(usize::from(tcp) + FLAGS).copied().unwrap_or(0);
+            header.kind = if packet.layers.network == Network::V4 { TCP_V4 } else { TCP_V6 };
+            header.kind |= if flags & CWR != 0 { ECN } else { 0 };
+            // The kernel refuses super-frames whose checksum is not its own to fill in.
+            header.flags = NEEDS_CHECKSUM;
+            (header.start, header.field) = (tcp + shift, CHECKSUM);
+            (header.header, header.mss) = (aggregate.header + shift, aggregate.mss);
+        }
+        header
+    }
+
+    /// What the host leaves to us; None if it makes no sense for a frame that begins with `head`.
+    pub fn offload(&self, head: &[u8]) -> Option<Offload> {
+        let wants = self.flags & NEEDS_CHECKSUM != 0;
+        match self.kind & !ECN {
+            NONE if !wants => Some(Offload::None),
+            NONE => {
+                let field = self.start.checked_add(self.field)?;
+                let fits = usize::from(field) + 2 <= head.len();
+                fits.then_some(Offload::Checksum { start: self.start, field })
+            }
+            TCP_V4 | TCP_V6 if wants && self.field == CHECKSUM && self.mss > 0 => {
+                let offset = head.get(usize::from(self.start) + DATA_OFFSET)?;
+                let header = self.start.checked_add(u16::from(offset >> 4) * 4)?;
+                (usize::from(header) <= head.len()).then_some(Offload::Segment { header, mss: self.mss })
+            }
+            _ => None,
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn bytes_and_back() {
+        let header = Header { flags: 1, kind: 0x84, header: 0x102, mss: 0x304, start: 34, field: 16 };
+        assert_eq!(header.to_bytes(), [1, 0x84, 2, 1, 4, 3, 34, 0, 16, 0]);
+        assert_eq!(Header::from_bytes(&header.to_bytes()), header);
+    }
+
+    #[test]
+    fn wishes_that_cannot_be_are_none() {
+        let mut head = [0u8; 60];
+        head[34 + DATA_OFFSET] = 0x50;
+        let plain = Header { flags: 1, start: 34, field: 16, ..Header::default() };
+        let checksum = Offload::Checksum { start: 34, field: 50 };
+        let segment = Offload::Segment { header: 54, mss: 1000 };
+        let tcp = Header { kind: TCP_V4, mss: 1000, ..plain };
+        for (header, expected) in [
+            (Header::default(), Some(Offload::None)),
+            (plain, Some(checksum)),
+            (Header { field: 25, ..plain }, None),
+            (Header { start: u16::MAX, ..plain }, None),
+            (tcp, Some(segment)),
+            (Header { kind: TCP_V6 | ECN, ..tcp }, Some(segment)),
+            (Header { flags: 0, ..tcp }, None),
+            (Header { mss: 0, ..tcp }, None),
+            (Header { field: 6, ..tcp }, None),
+            (Header { start: 55, ..tcp }, None),
+            (Header { kind: 3, ..tcp }, None),
+            (Header { kind: 5, ..tcp }, None),
+        ] {
+            assert_eq!(header.offload(&head), expected, "{header:?}");
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! The system calls that attach to a TAP interface.
+#![allow(unsafe_code)] // ioctl
+
+use std::io;
+use std::os::fd::{AsFd, AsRawFd, OwnedFd};
+
+use rustix::fs::{Mode, OFlags};
+
+use super::TapOptions;
+use super::header::Header;
+
+const DEVICE: &str = "/dev/net/tun";
+
+/// Why an uplink could not be attached.
+#[derive(Debug, thiserror::Error)]
+pub enum TapError {
+    #[error("TAP interface name {name:?} is empty, longer than 15 bytes, or has a \"/\", a \"%\" or a space")]
+    Name { name: String },
+    #[error("TAP interface {name:?}: {DEVICE} cannot be opened; load the module with `modprobe tun`")]
+    Device { name: String, source: io::Error },
+    #[error(
+        "TAP interface {name:?} cannot be attached; make it with `ip tuntap add dev {name} mode tap user USER{}` \
+         for the user that vmlane runs as, or give vmlane CAP_NET_ADMIN",
+        if *multi_queue { " multi_queue" } else { "" }
+    )]
+    Attach { name: String, multi_queue: bool, source: io::Error },
+    #[error(
+        "TAP interface {name:?} is in use by another program, or has one queue where several are configured"
+    )]
+    Busy { name: String, source: io::Error },
+    #[error("TAP interface {name:?}: the kernel refused {what}")]
+    Setting { name: String, what: &'static str, source: io::Error },
+    #[error("TAP interface {name:?}: no memory for its frames")]
+    Memory { name: String, source: io::Error },
+}
+
+/// Offloads that the kernel may leave to us: checksums, TCP segmentation over IPv4 and IPv6, with ECN.
+const OFFLOADS: libc::c_uint = 1 | 2 | 4 | 8;
+
+/// An interface request with its name and nothing else.
+fn request(name: &str) -> Result<libc::ifreq, TapError> {
+    let fits = (1..libc::IFNAMSIZ).contains(&name.len())
+        && !name.bytes().any(|byte| byte == 0 || byte == b'/' || byte == b'%' || byte.is_ascii_whitespace());
+    if !fits {
+        return Err(TapError::Name { name: name.to_owned() });
+    }
+    // SAFETY: a structure of plain numbers and bytes, for which zeros are valid.
+    let mut request: libc::ifreq = unsafe { std::mem::zeroed() };
+    for (to, from) in request.ifr_name.iter_mut().zip(name.bytes()) {
+        *to = from as libc::c_char;
+    }
+    Ok(request)
+}
+
+fn check(result: libc::c_int) -> io::Result<()> {
+    if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+}
+
+/// Opens a queue of the interface, non-blocking, with our header in front of each frame.
+pub fn attach(options: &TapOptions) -> Result<OwnedFd, TapError> {
+    let TapOptions { name, multi_queue } = options;
+    let mut request = request(name)?;
+    let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
+    let file = rustix::fs::open(DEVICE, flags, Mode::empty())
+        .map_err(|error| TapError::Device { name: name.clone(), source: error.into() })?;
+    let queues = if *multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
+    request.ifr_ifru.ifru_flags = flags as libc::c_short;
+    // SAFETY: the kernel reads and writes one `ifreq`, which outlives the call.
+    let attached = check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) });
+    attached.map_err(|source| match source.raw_os_error() {
+        Some(libc::EBUSY | libc::EINVAL) => TapError::Busy { name: name.clone(), source },
+        _ => TapError::Attach { name: name.clone(), multi_queue: *multi_queue, source },
+    })?;
+    let set =
+        |what, result| check(result).map_err(|source| TapError::Setting { name: name.clone(), what, source });
+    let (size, little_endian) = (Header::SIZE as libc::c_int, 1 as libc::c_int);
+    // SAFETY: the kernel reads one `int`, which outlives the call.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETHDRSZ as _, &raw const size) };
+    set("the header's size", result)?;
+    // SAFETY: as above.
+    let result = unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETVNETLE as _, &raw const little_endian) };
+    set("little-endian headers", result)?;
+    // SAFETY: the argument is a number.
+    let result =
+        unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETOFFLOAD as _, libc::c_ulong::from(OFFLOADS)) };
+    set("offloads", result)?;
+    Ok(file)
+}
+
+/// Bytes of the longest packet (without Ethernet header).
+pub fn mtu(name: &str) -> Result<usize, TapError> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to tell its MTU", source };
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(|error| failed(error.into()))?;
+    let mut request = request(name)?;
+    // SAFETY: the kernel reads and writes one `ifreq`, which outlives the call.
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFMTU as _, &raw mut request) })
+        .map_err(failed)?;
+    // SAFETY: the kernel filled in this member.
+    Ok(usize::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
+}
