@@ -112,7 +112,9 @@ pub struct Status {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmStatus {
     pub name: String,
-    pub cid: u32,
+    /// None for a VM without a VMCI device.
+    #[serde(default)]
+    pub cid: Option<u32>,
     pub group: String,
     /// A VMM is connected.
     pub attached: bool,
@@ -124,6 +126,23 @@ pub struct VmStatus {
     pub connections: usize,
     pub doorbells: usize,
     pub inbox_bytes: usize,
+    #[serde(default)]
+    pub nics: Vec<NicStatus>,
+}
+
+/// One NIC in [`VmStatus`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NicStatus {
+    /// `nic0`, `nic1` ...
+    pub name: String,
+    pub mac: String,
+    pub profile: String,
+    pub port_group: String,
+    pub socket: String,
+    /// A VMM is connected.
+    pub attached: bool,
+    /// The guest's driver has activated the device.
+    pub active: bool,
 }
 
 /// To `stats`. Counters only grow while the daemon runs.
@@ -131,16 +150,43 @@ pub struct VmStatus {
 pub struct Stats {
     pub uptime_seconds: f64,
     pub workers: CounterList,
+    /// What the switch's worker did.
+    #[serde(default)]
+    pub switch: CounterList,
+    #[serde(default)]
+    pub uplinks: Vec<UplinkStats>,
     pub vms: Vec<VmStats>,
+}
+
+/// One uplink in [`Stats`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct UplinkStats {
+    pub name: String,
+    pub port: CounterList,
 }
 
 /// One VM in [`Stats`].
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmStats {
     pub name: String,
-    pub cid: u32,
+    #[serde(default)]
+    pub cid: Option<u32>,
     /// What the VMCI device did.
     pub vmci: CounterList,
+    /// What its connection to the VMM did.
+    pub session: CounterList,
+    #[serde(default)]
+    pub nics: Vec<NicStats>,
+}
+
+/// One NIC in [`VmStats`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct NicStats {
+    pub name: String,
+    /// What the device's registers did.
+    pub device: CounterList,
+    /// What went through its port of the switch.
+    pub port: CounterList,
     /// What its connection to the VMM did.
     pub session: CounterList,
 }
@@ -149,6 +195,27 @@ pub struct VmStats {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Ports {
     pub connections: Vec<Connection>,
+    /// Ports of the switch.
+    #[serde(default)]
+    pub switch: Vec<SwitchPort>,
+}
+
+/// One port of the switch.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct SwitchPort {
+    /// `VM/nic0`, or the uplink's name.
+    pub name: String,
+    /// `nic` or `uplink`.
+    pub kind: String,
+    pub group: String,
+    /// `untagged`, a number, `trunk` or a list.
+    pub vlan: String,
+    pub mac: String,
+    /// Frames may flow: the guest's driver is active.
+    pub active: bool,
+    pub tx_frames: u64,
+    pub rx_frames: u64,
+    pub dropped: u64,
 }
 
 /// One stream connection between two VMs.

@@ -10,23 +10,27 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_api::{
     Call, Connection, CounterList, Done, ErrorCode, Failure, Pong, Ports, Reloaded, Reply, Stats, Status,
-    VmStats, VmStatus,
+    SwitchPort, VmStats, VmStatus,
 };
 use vmlane_device::vmci::{Fabric, VmView};
 use vmlane_lane::{Settings, Workers};
 use vmlane_stats::Counters;
+use vmlane_switch::{PortView, Switch, VlanMode};
 
 use crate::config::{Config, Mode};
 use crate::control::Answers;
 use crate::paths::Paths;
 use crate::plan::plan;
-use crate::vm::{ServedVm, VmError, spec};
+use crate::uplink::{UplinkError, Uplinks};
+use crate::vm::{Host, ServedVm, VmError};
 
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
 pub enum AssemblyError {
     #[error(transparent)]
     Vm(#[from] VmError),
+    #[error(transparent)]
+    Uplink(#[from] UplinkError),
     #[error("starting the workers: {0}")]
     Workers(std::io::Error),
 }
@@ -44,6 +48,7 @@ pub struct Daemon {
     config_path: PathBuf,
     started: Instant,
     fabric: Arc<Fabric>,
+    switch: Arc<Switch>,
     workers: Arc<Workers>,
     events: Sender<Event>,
     state: Mutex<State>,
@@ -53,6 +58,7 @@ struct State {
     /// In force.
     config: Config,
     vms: Vec<ServedVm>,
+    uplinks: Uplinks,
     /// No VM may be offered any more.
     stopped: bool,
 }
@@ -73,12 +79,23 @@ impl Daemon {
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
         let fabric = Fabric::new(workers.clone());
-        let state = Mutex::new(State { config: config.clone(), vms: Vec::new(), stopped: false });
-        let daemon = Daemon { paths, config_path, started: Instant::now(), fabric, workers, events, state };
+        let poll = config.daemon.mode == Mode::Poll;
+        let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
+        let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
+        let mut uplinks = Uplinks;
+        uplinks.change(&switch, &config.uplinks)?;
+        let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false };
+        let state = Mutex::new(state);
+        let daemon =
+            Daemon { paths, config_path, started: Instant::now(), fabric, switch, workers, events, state };
         for vm in &config.vms {
             daemon.state.lock().offer(&daemon, &config, &vm.name)?;
         }
         Ok(daemon)
+    }
+
+    fn host(&self) -> Host<'_> {
+        Host { fabric: &self.fabric, switch: &self.switch, paths: &self.paths }
     }
 
     /// To be called every few seconds.
@@ -90,7 +107,7 @@ impl Daemon {
     pub fn stop(&self) {
         let mut state = self.state.lock();
         for vm in std::mem::take(&mut state.vms) {
-            vm.withdraw(&self.fabric, &self.paths);
+            vm.withdraw(&self.host());
         }
         state.stopped = true;
         let _ = std::fs::remove_dir(self.paths.vms());
@@ -124,8 +141,14 @@ impl Daemon {
             }
         }
         for vm in plan.effective.vms.iter().filter(|vm| plan.update.contains(&vm.name)) {
-            self.fabric.update_vm(spec(&plan.effective, vm));
+            if let Some(served) = state.vms.iter_mut().find(|served| served.name() == vm.name) {
+                served.update(&self.host(), &plan.effective, vm);
+            }
             report.applied.push(format!("vm {:?}: changed", vm.name));
+        }
+        match state.uplinks.change(&self.switch, &plan.effective.uplinks) {
+            Ok(applied) => report.applied.extend(applied),
+            Err(error) => report.refused.push(error.to_string()),
         }
         Ok(report)
     }
@@ -137,7 +160,7 @@ impl Daemon {
     fn status(&self) -> Status {
         let state = self.state.lock();
         let daemon = &state.config.daemon;
-        let views = self.fabric.vms();
+        let (views, ports) = (self.fabric.vms(), self.switch.ports());
         Status {
             daemon: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -148,34 +171,48 @@ impl Daemon {
             mode: daemon.mode.name().into(),
             spin_us: daemon.spin_us,
             fault_injection: daemon.fault_injection,
-            vms: state.with_views(views, |vm, view| VmStatus {
-                name: view.name,
-                cid: view.cid,
-                group: view.group,
-                attached: vm.attached(),
-                ready: view.ready,
-                sockets: vec![vm.socket().display().to_string()],
-                queue_pairs: view.queue_pairs,
-                queue_pair_bytes: view.queue_pair_bytes,
-                connections: view.connections,
-                doorbells: view.doorbells,
-                inbox_bytes: view.inbox_bytes,
-            }),
+            vms: state.vms.iter().map(|vm| self.vm_status(vm, &views, &ports)).collect(),
+        }
+    }
+
+    fn vm_status(&self, vm: &ServedVm, views: &[VmView], ports: &[PortView]) -> VmStatus {
+        let view = views.iter().find(|view| Some(view.cid) == vm.cid());
+        let active = |port| ports.iter().any(|view| view.id == port && view.attached);
+        VmStatus {
+            name: vm.name().into(),
+            cid: vm.cid(),
+            group: vm.group().into(),
+            attached: vm.attached(),
+            ready: view.is_some_and(|view| view.ready),
+            sockets: vm.socket().iter().map(|socket| socket.display().to_string()).collect(),
+            queue_pairs: view.map_or(0, |view| view.queue_pairs),
+            queue_pair_bytes: view.map_or(0, |view| view.queue_pair_bytes),
+            connections: view.map_or(0, |view| view.connections),
+            doorbells: view.map_or(0, |view| view.doorbells),
+            inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
+            nics: vm.nics.iter().map(|nic| nic.status(active)).collect(),
         }
     }
 
     fn stats(&self) -> Stats {
         let views = self.fabric.vms();
         let state = self.state.lock();
+        let vm_stats = |vm: &ServedVm| {
+            let view = views.iter().find(|view| Some(view.cid) == vm.cid());
+            VmStats {
+                name: vm.name().into(),
+                cid: vm.cid(),
+                vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
+                session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
+                nics: vm.nics.iter().map(|nic| nic.stats(&self.switch)).collect(),
+            }
+        };
         Stats {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             workers: self.workers.stats().snapshot().into_iter().collect(),
-            vms: state.with_views(views, |vm, view| VmStats {
-                name: view.name,
-                cid: view.cid,
-                vmci: view.stats.snapshot().into_iter().collect(),
-                session: vm.stats().snapshot().into_iter().collect::<CounterList>(),
-            }),
+            switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
+            uplinks: state.uplinks.stats(&self.switch),
+            vms: state.vms.iter().map(vm_stats).collect(),
         }
     }
 
@@ -193,7 +230,8 @@ impl Daemon {
             server_port: connection.server.1,
             state: connection.state.into(),
         });
-        Ports { connections: connections.collect() }
+        let switch = self.switch.ports().into_iter().map(switch_port).collect();
+        Ports { connections: connections.collect(), switch }
     }
 
     fn debug_panic(&self, name: &str) -> Result<Done, Failure> {
@@ -204,7 +242,7 @@ impl Daemon {
             return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
         }
         match state.vms.iter().find(|vm| vm.name() == name) {
-            Some(vm) if self.fabric.inject_panic(vm.cid()) => Ok(Done {}),
+            Some(vm) if vm.cid().is_some_and(|cid| self.fabric.inject_panic(cid)) => Ok(Done {}),
             _ => {
                 let message = format!("vm {name:?} is not served; known are {}", state.config.names());
                 Err(Failure { code: ErrorCode::UnknownVm, message })
@@ -249,8 +287,8 @@ fn line<T: serde::Serialize>(outcome: Result<T, Failure>) -> String {
 impl State {
     fn offer(&mut self, daemon: &Daemon, config: &Config, name: &str) -> Result<(), VmError> {
         if let Some(vm) = config.vm(name) {
-            let served = ServedVm::offer(&daemon.fabric, &daemon.paths, spec(config, vm))?;
-            tracing::info!(vm = name, cid = vm.cid, socket = %served.socket().display(), "serving");
+            let served = ServedVm::offer(&daemon.host(), config, vm)?;
+            tracing::info!(vm = name, cid = served.cid(), nics = served.nics.len(), "serving");
             self.vms.push(served);
         }
         Ok(())
@@ -258,14 +296,32 @@ impl State {
 
     fn withdraw(&mut self, daemon: &Daemon, name: &str) {
         if let Some(index) = self.vms.iter().position(|vm| vm.name() == name) {
-            self.vms.remove(index).withdraw(&daemon.fabric, &daemon.paths);
+            self.vms.remove(index).withdraw(&daemon.host());
             tracing::info!(vm = name, "no longer served");
         }
     }
+}
 
-    /// Combines each served VM with the fabric's view of it, by CID.
-    fn with_views<T>(&self, views: Vec<VmView>, combine: impl Fn(&ServedVm, VmView) -> T) -> Vec<T> {
-        let served = |cid| self.vms.iter().find(|vm| vm.cid() == cid);
-        views.into_iter().filter_map(|view| Some(combine(served(view.cid)?, view))).collect()
+/// A port of the switch as the control socket shows it.
+fn switch_port(view: PortView) -> SwitchPort {
+    let counters = view.stats.snapshot();
+    let sum = |wanted: &dyn Fn(&str) -> bool| -> u64 {
+        counters.iter().filter(|(name, _)| wanted(name)).map(|(_, value)| value).sum()
+    };
+    SwitchPort {
+        kind: if view.spec.uplink { "uplink" } else { "nic" }.into(),
+        vlan: match &view.spec.vlan {
+            VlanMode::Untagged => "untagged".into(),
+            VlanMode::Access(vlan) => vlan.to_string(),
+            VlanMode::Trunk(vlans) if *vlans == vmlane_port::VlanSet::all() => "trunk".into(),
+            VlanMode::Trunk(vlans) => format!("{vlans:?}"),
+        },
+        mac: if view.spec.uplink { "-".into() } else { view.spec.mac.to_string() },
+        active: view.attached,
+        tx_frames: sum(&|name| name == "tx_frames"),
+        rx_frames: sum(&|name| name == "rx_frames"),
+        dropped: sum(&|name| name.starts_with("drop_")),
+        name: view.spec.name,
+        group: view.spec.group,
     }
 }

@@ -4,6 +4,7 @@
 //! everything that is wrong with it. Nothing else in the daemon sees text from the file.
 
 mod check;
+mod net;
 mod place;
 mod raw;
 #[cfg(test)]
@@ -14,6 +15,9 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use vmlane_device::vmci::Limits;
+pub use vmlane_device::vmxnet3::Profile;
+pub use vmlane_switch::Policy;
+use vmlane_wire::ethernet::Mac;
 
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
@@ -24,6 +28,57 @@ pub struct Config {
     pub daemon: DaemonConfig,
     /// In the order of the file; names and CIDs are unique.
     pub vms: Vec<VmConfig>,
+    /// Names are unique; one named "default" is always there.
+    pub port_groups: Vec<PortGroupConfig>,
+    pub uplinks: Vec<UplinkConfig>,
+}
+
+/// One `[[port_group]]`: what ports of the switch have in common.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct PortGroupConfig {
+    pub name: String,
+    pub vlan: Vlan,
+    pub policy: Policy,
+}
+
+/// Which VLANs a port group carries.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub enum Vlan {
+    /// None: frames travel untagged (external switch tagging).
+    Untagged,
+    /// The switch tags (virtual switch tagging).
+    Access(u16),
+    /// The guest tags (virtual guest tagging), with one of these.
+    Trunk(Vec<u16>),
+    TrunkAll,
+}
+
+/// One `[[uplink]]`: a TAP interface of the host as a port of the switch.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkConfig {
+    pub name: String,
+    /// Name of the interface; it is made if it is not there.
+    pub tap: String,
+    /// Isolation group whose VMs it reaches.
+    pub group: String,
+    pub vlan: Vlan,
+    pub queues: u16,
+}
+
+/// One element of `nic`.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct NicConfig {
+    pub profile: Profile,
+    pub port_group: String,
+    pub mac: Mac,
+    /// The most queues of each direction.
+    pub queues: u8,
+    /// The largest MTU of the guest that the port carries.
+    pub mtu: u16,
+    /// Doorbells are messages instead of stores into a shared page.
+    pub trapped: bool,
+    /// The port group's, with what the NIC says otherwise.
+    pub policy: Policy,
 }
 
 /// The table `[daemon]`.
@@ -68,7 +123,11 @@ impl Mode {
 pub struct VmConfig {
     pub name: String,
     pub group: String,
+    /// It has a VMCI device.
+    pub vmci: bool,
+    /// 0 without one.
     pub cid: u32,
+    pub nics: Vec<NicConfig>,
     pub forwards: Vec<ForwardConfig>,
     pub restricted: bool,
     pub trusted: bool,
@@ -98,6 +157,10 @@ impl Config {
 
     pub fn vm(&self, name: &str) -> Option<&VmConfig> {
         self.vms.iter().find(|vm| vm.name == name)
+    }
+
+    pub fn port_group(&self, name: &str) -> Option<&PortGroupConfig> {
+        self.port_groups.iter().find(|group| group.name == name)
     }
 
     /// The names of all VMs, for messages.

@@ -47,7 +47,16 @@ impl Paths {
 
     /// The socket of a VM's VMCI device.
     pub fn vmci(&self, name: &str) -> Result<PathBuf, TooLong> {
-        let path = self.vm(name).join("vmci.sock");
+        self.socket(name, "vmci.sock")
+    }
+
+    /// The socket of a VM's NIC, counted from 0.
+    pub fn nic(&self, name: &str, number: usize) -> Result<PathBuf, TooLong> {
+        self.socket(name, &format!("nic{number}.sock"))
+    }
+
+    fn socket(&self, name: &str, file: &str) -> Result<PathBuf, TooLong> {
+        let path = self.vm(name).join(file);
         match path.as_os_str().len() {
             length if length > LONGEST => Err(TooLong { path, length }),
             _ => Ok(path),
@@ -64,6 +73,7 @@ mod tests {
         let paths = Paths::new(Path::new("/run/vmlane")).unwrap();
         assert_eq!(paths.control(), Path::new("/run/vmlane/control.sock"));
         assert_eq!(paths.vmci("web").unwrap(), Path::new("/run/vmlane/vm/web/vmci.sock"));
+        assert_eq!(paths.nic("web", 1).unwrap(), Path::new("/run/vmlane/vm/web/nic1.sock"));
     }
 
     #[test]

@@ -4,7 +4,7 @@
 //! lost; nor can its identity change. Such parts are refused, with a reason, and keep their old
 //! state. The rest is applied. Nothing here acts: a plan is data.
 
-use crate::config::{Config, DaemonConfig, VmConfig};
+use crate::config::{Config, DaemonConfig, NicConfig, VmConfig};
 use crate::vm::spec;
 
 /// What to do, in this order, and what will be in force then.
@@ -37,7 +37,7 @@ pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Resu
         add: Vec::new(),
         update: Vec::new(),
         refused: daemon_changes(&old.daemon, &new.daemon),
-        effective: Config { daemon: old.daemon.clone(), vms: Vec::new() },
+        effective: Config { daemon: old.daemon.clone(), vms: Vec::new(), ..new.clone() },
     };
     for vm in &old.vms {
         if new.vm(&vm.name).is_some() {
@@ -63,6 +63,7 @@ pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Resu
         };
         plan.effective.vms.push(effective);
     }
+    plan.keep_port_groups(old);
     if let Some(conflict) = conflict(&plan.effective) {
         return Err(Conflict { conflict, refused: plan.refused });
     }
@@ -71,6 +72,26 @@ pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Resu
 }
 
 impl Plan {
+    /// A VM that stays as it was stays in its port groups.
+    fn keep_port_groups(&mut self, old: &Config) {
+        let names: Vec<String> = self
+            .effective
+            .vms
+            .iter()
+            .flat_map(|vm| vm.nics.iter())
+            .map(|nic| nic.port_group.clone())
+            .collect();
+        for name in names {
+            if self.effective.port_group(&name).is_none()
+                && let Some(group) = old.port_group(&name)
+            {
+                self.refused
+                    .push(format!("port_group {name:?} is not removed: a NIC of an attached VM is in it"));
+                self.effective.port_groups.push(group.clone());
+            }
+        }
+    }
+
     /// The state of a VM that both configurations have.
     fn change(&mut self, before: &VmConfig, vm: &VmConfig, attached: bool) -> VmConfig {
         let fixed = fixed_changes(before, vm);
@@ -89,6 +110,8 @@ impl Plan {
         ));
         let mut effective = vm.clone();
         effective.cid = before.cid;
+        effective.vmci = before.vmci;
+        effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
         effective.limits.inbox_bytes = before.limits.inbox_bytes;
         effective.limits.spill_bytes = before.limits.spill_bytes;
@@ -101,6 +124,8 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     let change = |key: &str, differs: bool, value: String| differs.then(|| format!("{key} = {value}"));
     [
         change("cid", before.cid != after.cid, after.cid.to_string()),
+        change("vsock", before.vmci != after.vmci, if after.vmci { "\"vmci\"" } else { "\"none\"" }.into()),
+        change("nic", !same_hardware(&before.nics, &after.nics), format!("[{} of them]", after.nics.len())),
         change("group", before.group != after.group, format!("{:?}", after.group)),
         change(
             "inbox_bytes",
@@ -116,6 +141,12 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+/// What a guest cannot see change under it. A NIC's port group and policy can.
+fn same_hardware(before: &[NicConfig], after: &[NicConfig]) -> bool {
+    let hardware = |nic: &NicConfig| (nic.profile, nic.mac, nic.queues, nic.mtu, nic.trapped);
+    before.iter().map(hardware).eq(after.iter().map(hardware))
 }
 
 /// The table `[daemon]` is read at start only.
@@ -138,7 +169,7 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
 /// What does not fit together in a mix of an old and a new configuration that were each right.
 fn conflict(config: &Config) -> Option<String> {
     for (index, vm) in config.vms.iter().enumerate() {
-        if let Some(other) = config.vms[..index].iter().find(|other| other.cid == vm.cid) {
+        if let Some(other) = config.vms[..index].iter().find(|other| vm.vmci && other.cid == vm.cid) {
             return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
         }
         for forward in &vm.forwards {
@@ -161,6 +192,10 @@ fn changed_in_place(old: &Config, plan: &Plan) -> Vec<String> {
         let before = old.vm(&vm.name);
         before != Some(*vm)
             || before.is_none_or(|before| spec(old, before).forwards != spec(&plan.effective, vm).forwards)
+            || vm
+                .nics
+                .iter()
+                .any(|nic| old.port_group(&nic.port_group) != plan.effective.port_group(&nic.port_group))
     };
     plan.effective.vms.iter().filter(stays).filter(differs).map(|vm| vm.name.clone()).collect()
 }

@@ -1,5 +1,8 @@
 //! How QEMU (10.1 or later) attaches a configured VM.
 
+use std::path::Path;
+
+use crate::config::VmConfig;
 use crate::paths::{Paths, TooLong};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
@@ -8,25 +11,34 @@ const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 
 /// The arguments, one string each. They add to what the caller has: a machine type, an
 /// accelerator, disks. QEMU merges several `-machine` options into one.
-pub fn arguments(paths: &Paths, vm: &str, memory_mib: u64) -> Result<Vec<String>, TooLong> {
-    let socket = paths.vmci(vm)?;
+pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<String>, TooLong> {
     // The daemon copies from and to the guest's memory, so that must be a file it can map.
     let memory = format!("memory-backend-memfd,id=vmlane-mem,size={memory_mib}M,share=on");
-    // A structured property such as `socket` can only be given as JSON. With posted writes a guest
-    // would go on before a command of its has been carried out.
-    let device = format!(
-        "{{\"driver\":\"vfio-user-pci\",\"socket\":{{\"type\":\"unix\",\"path\":{}}},\
-         \"x-no-posted-writes\":true,\"x-msg-timeout\":{MESSAGE_TIMEOUT_MS}}}",
-        serde_json::Value::from(socket.to_string_lossy())
-    );
-    let memory_size = format!("{memory_mib}M");
-    let options = [
-        ("-object", memory.as_str()),
-        ("-machine", "memory-backend=vmlane-mem"),
-        ("-m", &memory_size),
-        ("-device", &device),
-    ];
-    Ok(options.iter().flat_map(|(option, value)| [option.to_string(), value.to_string()]).collect())
+    let mut arguments = vec!["-object".into(), memory];
+    arguments.extend(["-machine".into(), "memory-backend=vmlane-mem".into()]);
+    arguments.extend(["-m".into(), format!("{memory_mib}M")]);
+    if vm.vmci {
+        // With posted writes a guest would go on before a command of its has been carried out.
+        arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
+    }
+    for (number, nic) in vm.nics.iter().enumerate() {
+        // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
+        arguments.extend(["-device".into(), device(&paths.nic(&vm.name, number)?, nic.trapped)]);
+    }
+    Ok(arguments)
+}
+
+/// A structured property such as `socket` can only be given as JSON.
+fn device(socket: &Path, no_posted_writes: bool) -> String {
+    let mut device = serde_json::json!({
+        "driver": "vfio-user-pci",
+        "socket": { "type": "unix", "path": socket.to_string_lossy() },
+        "x-msg-timeout": MESSAGE_TIMEOUT_MS,
+    });
+    if no_posted_writes {
+        device["x-no-posted-writes"] = true.into();
+    }
+    device.to_string()
 }
 
 /// A word as a shell must read it.
@@ -40,14 +52,18 @@ pub fn shell_quoted(word: &str) -> String {
 
 #[cfg(test)]
 mod tests {
-    use std::path::Path;
-
     use super::*;
+    use crate::config::Config;
+
+    fn vm(keys: &str) -> VmConfig {
+        let text = format!("[[vm]]\nname = \"web\"\n{keys}");
+        Config::parse(Path::new("t.toml"), &text).unwrap().vms.remove(0)
+    }
 
     #[test]
     fn the_device_is_json_with_the_socket_and_the_timeouts() {
         let paths = Paths::new(Path::new("/run/with \"quotes\"")).unwrap();
-        let arguments = arguments(&paths, "web", 512).unwrap();
+        let arguments = arguments(&paths, &vm("cid = 3"), 512).unwrap();
         assert_eq!(
             arguments[..7],
             [
@@ -70,6 +86,21 @@ mod tests {
                 "x-msg-timeout": 60000,
             })
         );
+    }
+
+    #[test]
+    fn nics_follow_and_only_trapped_ones_need_writes_that_wait() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let nics =
+            "vsock = \"none\"\nnic = [{ model = \"vmxnet3\" }, { model = \"vmxnet3\", trapped = true }]";
+        let arguments = arguments(&paths, &vm(nics), 64).unwrap();
+        let devices: Vec<serde_json::Value> =
+            arguments.iter().filter_map(|word| serde_json::from_str(word).ok()).collect();
+        let sockets: Vec<_> =
+            devices.iter().map(|device| device["socket"]["path"].as_str().unwrap()).collect();
+        assert_eq!(sockets, ["/run/v/vm/web/nic0.sock", "/run/v/vm/web/nic1.sock"]);
+        assert_eq!(devices[0].get("x-no-posted-writes"), None);
+        assert_eq!(devices[1]["x-no-posted-writes"], true);
     }
 
     #[test]

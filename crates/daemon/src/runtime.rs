@@ -70,6 +70,14 @@ pub fn clear(paths: &Paths) {
     for vm in fs::read_dir(paths.vms()).into_iter().flatten().flatten() {
         // Directories with anything else in them stay.
         let _ = fs::remove_file(vm.path().join("vmci.sock"));
+        for file in fs::read_dir(vm.path()).into_iter().flatten().flatten() {
+            let name = file.file_name();
+            let name = name.to_string_lossy();
+            let number = name.strip_prefix("nic").and_then(|name| name.strip_suffix(".sock"));
+            if number.is_some_and(|number| number.parse::<u8>().is_ok()) {
+                let _ = fs::remove_file(file.path());
+            }
+        }
         let _ = fs::remove_dir(vm.path());
     }
     let _ = fs::remove_dir(paths.vms());
@@ -102,6 +110,7 @@ mod tests {
         for name in ["web", "db"] {
             fs::create_dir_all(paths.vm(name)).unwrap();
             drop(UnixListener::bind(paths.vmci(name).unwrap()).unwrap());
+            drop(UnixListener::bind(paths.nic(name, 1).unwrap()).unwrap());
         }
         fs::write(paths.vm("db").join("notes"), "mine").unwrap();
         clear(&paths);

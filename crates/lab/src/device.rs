@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Result, bail};
+use anyhow::{Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
 /// One `--device`.
@@ -11,8 +11,23 @@ use serde::{Deserialize, Serialize};
 pub enum Device {
     /// vmlane's own VMCI device.
     Vmci,
+    /// vmlane's own network card, on its switch.
+    Vmxnet3(Vmxnet3),
     /// One of QEMU's network cards, to compare with.
     QemuNic { model: NicModel, backend: Backend },
+}
+
+/// The keys of `vmxnet3:key=value,...`; what is not given is the daemon's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Vmxnet3 {
+    pub profile: Option<String>,
+    pub queues: Option<u8>,
+    /// The MTU that guests set.
+    pub mtu: Option<u16>,
+    /// The VLAN that the switch puts the card into.
+    pub vlan: Option<u16>,
+    /// Doorbells are messages.
+    pub trapped: bool,
 }
 
 /// QEMU's models of network cards.
@@ -55,12 +70,20 @@ impl Device {
     /// What `--device` takes.
     pub fn valid() -> String {
         let nics = NICS.map(|(name, ..)| name).join(", ");
-        format!("vmci, {nics} (a qemu- name may end in :tap for a host bridge)")
+        format!(
+            "vmci, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), {nics} (a qemu- name may end in \
+             :tap for a host bridge)"
+        )
     }
 
     /// Whether the daemon serves it.
     pub fn is_ours(&self) -> bool {
-        matches!(self, Device::Vmci)
+        matches!(self, Device::Vmci | Device::Vmxnet3(_))
+    }
+
+    /// Whether it is a network card.
+    pub fn is_nic(&self) -> bool {
+        !matches!(self, Device::Vmci)
     }
 }
 
@@ -71,6 +94,9 @@ impl FromStr for Device {
         let (name, option) = text.split_once(':').map_or((text, None), |(n, o)| (n, Some(o)));
         if name == "vmci" && option.is_none() {
             return Ok(Device::Vmci);
+        }
+        if name == "vmxnet3" {
+            return Ok(Device::Vmxnet3(vmxnet3(text, option.unwrap_or_default())?));
         }
         let Some((_, model, _)) = NICS.into_iter().find(|(n, ..)| *n == name) else {
             bail!("device {text:?}: choose from {}", Device::valid());
@@ -84,10 +110,43 @@ impl FromStr for Device {
     }
 }
 
+fn vmxnet3(text: &str, options: &str) -> Result<Vmxnet3> {
+    let mut nic = Vmxnet3::default();
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        let bad = || anyhow!("device {text:?}: {key} = {value:?} makes no sense");
+        match key {
+            "profile" if !value.is_empty() => nic.profile = Some(value.to_owned()),
+            "queues" => nic.queues = Some(value.parse().map_err(|_| bad())?),
+            "mtu" => nic.mtu = Some(value.parse().map_err(|_| bad())?),
+            "vlan" => nic.vlan = Some(value.parse().map_err(|_| bad())?),
+            "trapped" => nic.trapped = value.parse().map_err(|_| bad())?,
+            _ => bail!(
+                "device {text:?}: vmxnet3 has no key {key:?}; it takes profile, queues, mtu, vlan, trapped"
+            ),
+        }
+    }
+    Ok(nic)
+}
+
+impl fmt::Display for Vmxnet3 {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut keys: Vec<String> = Vec::new();
+        keys.extend(self.profile.iter().map(|profile| format!("profile={profile}")));
+        keys.extend(self.queues.iter().map(|queues| format!("queues={queues}")));
+        keys.extend(self.mtu.iter().map(|mtu| format!("mtu={mtu}")));
+        keys.extend(self.vlan.iter().map(|vlan| format!("vlan={vlan}")));
+        keys.extend(self.trapped.then(|| "trapped=true".to_owned()));
+        write!(f, "vmxnet3")?;
+        if keys.is_empty() { Ok(()) } else { write!(f, ":{}", keys.join(",")) }
+    }
+}
+
 impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Vmci => write!(f, "vmci"),
+            Device::Vmxnet3(nic) => write!(f, "{nic}"),
             Device::QemuNic { model, backend: Backend::Stream } => write!(f, "{}", model.name()),
             Device::QemuNic { model, backend: Backend::Tap } => write!(f, "{}:tap", model.name()),
         }
@@ -100,16 +159,24 @@ mod tests {
 
     #[test]
     fn names_round_trip() {
-        for name in ["vmci", "qemu-virtio-net", "qemu-vmxnet3:tap", "qemu-e1000", "qemu-e1000e"] {
+        for name in [
+            "vmci",
+            "vmxnet3",
+            "vmxnet3:profile=full,queues=4,mtu=9000,vlan=10,trapped=true",
+            "qemu-virtio-net",
+            "qemu-vmxnet3:tap",
+            "qemu-e1000",
+            "qemu-e1000e",
+        ] {
             assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
         }
     }
 
     #[test]
     fn errors_list_what_is_valid() {
-        for bad in ["vmxnet4", "qemu-e1000:bridge", "vmci:x", ""] {
+        for bad in ["vmxnet4", "vmxnet3:speed=1", "vmxnet3:mtu=big", "qemu-e1000:bridge", "vmci:x", ""] {
             let text = bad.parse::<Device>().unwrap_err().to_string();
-            assert!(text.contains("tap"), "{text}");
+            assert!(text.contains("tap") || text.contains("trapped") || text.contains("mtu"), "{text}");
         }
     }
 }

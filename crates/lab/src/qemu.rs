@@ -18,12 +18,11 @@ pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String]) -> Vec<String> {
     }
     args.extend(disks(plan, guest));
     args.extend(ours.iter().cloned());
-    let nics = plan.spec.devices.iter().filter_map(|device| match device {
-        Device::QemuNic { model, backend } => Some((*model, *backend)),
-        Device::Vmci => None,
-    });
-    for (net, (model, backend)) in nics.enumerate() {
-        args.extend(nic(plan, guest, net, model, backend));
+    let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
+    for (net, device) in nics.enumerate() {
+        if let Device::QemuNic { model, backend } = device {
+            args.extend(nic(plan, guest, net, *model, *backend));
+        }
     }
     args
 }

@@ -66,6 +66,9 @@ pub struct Nic {
     /// With prefix length, as `ip address add` takes it.
     pub ipv4: String,
     pub ipv6: String,
+    /// What the guest sets; none leaves the driver's default.
+    #[serde(default)]
+    pub mtu: Option<u16>,
 }
 
 impl LabSpec {
@@ -115,7 +118,7 @@ impl LabSpec {
         let ours = self.has_daemon();
         ensure!(
             ours || (self.forwards.is_empty() && self.groups.is_empty() && self.daemon_config.is_none()),
-            "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci"
+            "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
         );
         let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();
         for forward in &self.forwards {
@@ -135,8 +138,7 @@ impl LabSpec {
 
     /// Every guest, with its name, kernel, CID and addresses.
     pub fn guests(&self) -> Vec<GuestSpec> {
-        let nics: Vec<&Device> =
-            self.devices.iter().filter(|d| matches!(d, Device::QemuNic { .. })).collect();
+        let nics: Vec<&Device> = self.devices.iter().filter(|device| device.is_nic()).collect();
         let vmci = self.devices.contains(&Device::Vmci);
         (0..self.guests.min(MOST_GUESTS))
             .map(|index| {
@@ -182,6 +184,10 @@ fn nic(net: u32, number: u32, device: &Device) -> Nic {
         mac: format!("52:54:00:77:{net:02x}:{number:02x}"),
         ipv4: format!("10.{}.0.{number}/24", 77 + net),
         ipv6: format!("fd{}::{number}/64", 77 + net),
+        mtu: match device {
+            Device::Vmxnet3(nic) => nic.mtu,
+            _ => None,
+        },
     }
 }
 

@@ -9,9 +9,12 @@ use crate::row;
 
 const EXAMPLES: &str = "Examples:
   vmlane ports
-  vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'";
+  vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'
+  vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
-/// Shows the stream connections between VMs
+TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped.";
+
+/// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -36,5 +39,25 @@ fn plain(ports: &Ports) -> String {
             connection.state,
         ]);
     }
-    table(&rows)
+    let mut text = table(&rows);
+    if !ports.switch.is_empty() {
+        let mut rows = vec![row!["PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "TX", "RX", "DROPPED"]];
+        for port in &ports.switch {
+            let active = if port.active { "yes" } else { "no" };
+            rows.push(row![
+                port.name,
+                port.kind,
+                port.group,
+                port.vlan,
+                port.mac,
+                active,
+                port.tx_frames,
+                port.rx_frames,
+                port.dropped,
+            ]);
+        }
+        text += "\n";
+        text += &table(&rows);
+    }
+    text
 }

@@ -49,21 +49,31 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report<'a> {
     vm: &'a str,
-    socket: PathBuf,
+    /// Of the VMCI device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nics: Vec<PathBuf>,
     args: &'a [String],
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let config = Config::load(&self.config)?;
-        if config.vm(&self.vm).is_none() {
+        let Some(vm) = config.vm(&self.vm) else {
             bail!("VM {:?} is not in {}; known are {}", self.vm, self.config.display(), config.names());
-        }
+        };
         let paths = Paths::new(&self.runtime_dir)?;
-        let arguments = qemu::arguments(&paths, &self.vm, self.mem)?;
+        let arguments = qemu::arguments(&paths, vm, self.mem)?;
         let mut out = std::io::stdout().lock();
         if self.json {
-            let report = Report { vm: &self.vm, socket: paths.vmci(&self.vm)?, args: &arguments };
+            let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
+            let report = Report {
+                vm: &self.vm,
+                socket: vm.vmci.then(|| paths.vmci(&vm.name)).transpose()?,
+                nics: nics.collect::<Result<_, _>>()?,
+                args: &arguments,
+            };
             write!(out, "{}", json(&report)?)?;
         } else if self.words {
             if let Some(word) = arguments.iter().find(|word| word.contains([' ', '\t', '\n', '*', '?', '[']))

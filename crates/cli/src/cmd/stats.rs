@@ -13,6 +13,7 @@ const EXAMPLES: &str = "Examples:
   vmlane stats web --all
   vmlane stats --interval 1
   vmlane stats --json | jq '.vms[] | {name, lost: .vmci.refused_full}'
+  vmlane stats web | grep drop_                 why frames of a NIC were dropped
 
 Counters only grow while the daemon runs. With --interval, a second column shows what was added per
 second since the time before.";
@@ -82,11 +83,24 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
     };
     if workers {
         list("workers", &stats.workers, before.map(|before| &before.workers));
+        list("switch", &stats.switch, before.map(|before| &before.switch));
+        for uplink in &stats.uplinks {
+            let then =
+                before.and_then(|before| before.uplinks.iter().find(|other| other.name == uplink.name));
+            list(&format!("uplink.{}", uplink.name), &uplink.port, then.map(|then| &then.port));
+        }
     }
     for vm in &stats.vms {
         let then = before.and_then(|before| before.vms.iter().find(|other| other.name == vm.name));
         list(&format!("{}.vmci", vm.name), &vm.vmci, then.map(|then| &then.vmci));
         list(&format!("{}.session", vm.name), &vm.session, then.map(|then| &then.session));
+        for nic in &vm.nics {
+            let then = then.and_then(|then| then.nics.iter().find(|other| other.name == nic.name));
+            let name = format!("{}.{}", vm.name, nic.name);
+            list(&format!("{name}.port"), &nic.port, then.map(|then| &then.port));
+            list(&format!("{name}.device"), &nic.device, then.map(|then| &then.device));
+            list(&format!("{name}.session"), &nic.session, then.map(|then| &then.session));
+        }
     }
     table(&rows)
 }
@@ -99,8 +113,10 @@ mod tests {
 
     fn stats(uptime_seconds: f64, bytes: u64) -> Stats {
         let vmci = [("stream_bytes_sent", bytes), ("resets", 0)].into_iter().collect();
-        let vm = VmStats { name: "web".into(), cid: 3, vmci, session: [("reads", 7)].into_iter().collect() };
-        Stats { uptime_seconds, workers: [("bytes", bytes)].into_iter().collect(), vms: vec![vm] }
+        let session = [("reads", 7)].into_iter().collect();
+        let vm = VmStats { name: "web".into(), cid: Some(3), vmci, session, nics: vec![] };
+        let workers = [("bytes", bytes)].into_iter().collect();
+        Stats { uptime_seconds, workers, switch: CounterList::default(), uplinks: vec![], vms: vec![vm] }
     }
 
     #[test]

@@ -43,7 +43,7 @@ fn plain(status: &Status) -> String {
     for vm in &status.vms {
         rows.push(row![
             vm.name,
-            vm.cid,
+            vm.cid.map_or_else(|| "-".into(), |cid| cid.to_string()),
             vm.group,
             yes(vm.attached),
             yes(vm.ready),
@@ -53,8 +53,21 @@ fn plain(status: &Status) -> String {
             vm.sockets.join(" "),
         ]);
     }
+    let mut nics = vec![row!["NIC", "MAC", "PORT GROUP", "PROFILE", "ATTACHED", "ACTIVE", "SOCKET"]];
+    for (vm, nic) in status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
+        nics.push(row![
+            format!("{}/{}", vm.name, nic.name),
+            nic.mac,
+            nic.port_group,
+            nic.profile,
+            yes(nic.attached),
+            yes(nic.active),
+            nic.socket,
+        ]);
+    }
+    let nics = if nics.len() > 1 { format!("\n{}", table(&nics)) } else { String::new() };
     format!(
-        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\n{}",
+        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\n{}{nics}",
         status.daemon,
         status.pid,
         status.uptime_seconds,

@@ -46,7 +46,11 @@ struct Rates {
 #[derive(Debug, PartialEq, Serialize)]
 struct VmRates {
     name: String,
-    cid: u32,
+    cid: Option<u32>,
+    frames_sent_per_second: f64,
+    frames_received_per_second: f64,
+    frame_bytes_per_second: f64,
+    drops_per_second: f64,
     ready: bool,
     connections: usize,
     sent_per_second: f64,
@@ -90,10 +94,23 @@ fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
         };
         let session =
             |name: &str| per_second(vm.session.get(name), then.map_or(0, |then| then.session.get(name)));
+        let ports = |wanted: &dyn Fn(&str) -> bool| {
+            let sum = |vm: &VmStats| -> u64 {
+                let counters = vm.nics.iter().flat_map(|nic| nic.port.iter());
+                counters.filter(|(name, _)| wanted(name)).map(|(_, value)| value).sum()
+            };
+            per_second(sum(vm), then.map_or(0, sum))
+        };
+        let frames = |names: &[&str]| ports(&|name| names.contains(&name));
+        let drops = ports(&|name| name.starts_with("drop_"));
         let view = status.vms.iter().find(|view| view.name == vm.name);
         VmRates {
             name: vm.name.clone(),
             cid: vm.cid,
+            frames_sent_per_second: frames(&["tx_frames"]),
+            frames_received_per_second: frames(&["rx_frames"]),
+            frame_bytes_per_second: frames(&["tx_bytes", "rx_bytes"]),
+            drops_per_second: drops,
             ready: view.is_some_and(|view| view.ready),
             connections: view.map_or(0, |view| view.connections),
             sent_per_second: vmci(&["stream_bytes_sent"]),
@@ -129,12 +146,16 @@ fn screen(rates: &Rates, status: &Status) -> String {
         "NOTICES",
         "DATAGRAMS",
         "INTERRUPTS",
-        "ACCESSES"
+        "ACCESSES",
+        "FRAMES OUT",
+        "FRAMES IN",
+        "ON WIRE",
+        "DROPS"
     ]];
     for vm in &rates.vms {
         rows.push(row![
             vm.name,
-            vm.cid,
+            vm.cid.map_or_else(|| "-".into(), |cid| cid.to_string()),
             if vm.ready { "yes" } else { "no" },
             vm.connections,
             speed(vm.sent_per_second),
@@ -143,6 +164,10 @@ fn screen(rates: &Rates, status: &Status) -> String {
             format!("{:.0}/s", vm.datagrams_per_second),
             format!("{:.0}/s", vm.interrupts_per_second),
             format!("{:.0}/s", vm.accesses_per_second),
+            format!("{:.0}/s", vm.frames_sent_per_second),
+            format!("{:.0}/s", vm.frames_received_per_second),
+            speed(vm.frame_bytes_per_second),
+            format!("{:.0}/s", vm.drops_per_second),
         ]);
     }
     // On a terminal the picture replaces the one before; elsewhere they follow each other.
@@ -165,11 +190,13 @@ mod tests {
             [("stream_bytes_sent", bytes), ("wrote_sent", bytes / 100), ("read_received", bytes / 100)];
         let vm = VmStats {
             name: "web".into(),
-            cid: 3,
+            cid: Some(3),
             vmci: vmci.into_iter().collect(),
             session: [("reads", bytes / 10), ("writes", bytes / 10)].into_iter().collect(),
+            nics: vec![],
         };
-        Stats { uptime_seconds, workers: [("bytes", bytes)].into_iter().collect(), vms: vec![vm] }
+        let workers = [("bytes", bytes)].into_iter().collect();
+        Stats { uptime_seconds, workers, switch: Default::default(), uplinks: vec![], vms: vec![vm] }
     }
 
     fn status() -> Status {

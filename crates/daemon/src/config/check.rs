@@ -7,7 +7,7 @@ use toml::Spanned;
 
 use super::place::{line_of, not_understood};
 use super::raw::{RawConfig, RawDaemon, RawForward, RawLimits, RawVm, Size};
-use super::{Config, DaemonConfig, ForwardConfig, Limits, Mode, Problem, VmConfig};
+use super::{Config, DaemonConfig, ForwardConfig, Limits, Mode, PortGroupConfig, Problem, VmConfig};
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
 /// kept free for contexts that are no VMs.
@@ -32,32 +32,30 @@ pub fn check(text: &str) -> Result<Config, Vec<Problem>> {
     Err(checker.problems)
 }
 
-struct Checker<'t> {
+pub(super) struct Checker<'t> {
     text: &'t str,
     problems: Vec<Problem>,
 }
 
 impl Checker<'_> {
-    fn problem(&mut self, span: Range<usize>, text: String) {
+    pub(super) fn problem(&mut self, span: Range<usize>, text: String) {
         let line = Some(line_of(self.text, span.start));
         self.problems.push(Problem { line, text });
     }
 
     fn config(&mut self, raw: &RawConfig) -> Config {
-        if let Some(group) = &raw.port_group {
-            let text =
-                "port_group: this version has no switch yet (it comes with VMXNET3 NICs); remove the table";
-            self.problem(group.span(), text.into());
-        }
         let daemon = self.daemon(&raw.daemon);
         let defaults = self.limits("limits", &raw.limits, Limits::default());
+        let port_groups = self.port_groups(&raw.port_group);
+        let uplinks = self.uplinks(&raw.uplink);
         let vms: Vec<VmConfig> =
-            raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults)).collect();
+            raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults, &port_groups)).collect();
         self.unique(&raw.vm);
         for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
             self.targets(vm, raw_vm.get_ref(), &vms);
         }
-        Config { daemon, vms }
+        self.unique_macs(&vms, &raw.vm);
+        Config { daemon, vms, port_groups, uplinks }
     }
 
     fn daemon(&mut self, raw: &RawDaemon) -> DaemonConfig {
@@ -82,7 +80,13 @@ impl Checker<'_> {
         }
     }
 
-    fn vm(&mut self, index: usize, spanned: &Spanned<RawVm>, defaults: Limits) -> VmConfig {
+    fn vm(
+        &mut self,
+        index: usize,
+        spanned: &Spanned<RawVm>,
+        defaults: Limits,
+        port_groups: &[PortGroupConfig],
+    ) -> VmConfig {
         let raw = spanned.get_ref();
         let name = match &raw.name {
             Some(name) => {
@@ -99,16 +103,12 @@ impl Checker<'_> {
         if let Some(group) = &raw.group {
             self.name(&format!("{vm}: group"), group);
         }
-        if let Some(nic) = &raw.nic {
-            let text = format!(
-                "{vm}: nic: this version serves no NICs yet (they come with VMXNET3); remove the key"
-            );
-            self.problem(nic.span(), text);
-        }
-        self.vsock(&vm, raw);
+        let vmci = self.vsock(&vm, spanned);
         VmConfig {
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
-            cid: self.cid(&vm, spanned),
+            vmci,
+            cid: if vmci { self.cid(&vm, spanned) } else { 0 },
+            nics: self.nics(&vm, &name, raw, port_groups),
             forwards: raw.forward.iter().filter_map(|forward| self.forward(&vm, forward)).collect(),
             restricted: raw.restricted,
             trusted: raw.trusted,
@@ -117,16 +117,31 @@ impl Checker<'_> {
         }
     }
 
-    fn vsock(&mut self, vm: &str, raw: &RawVm) {
-        let Some(vsock) = &raw.vsock else { return };
-        let text = match vsock.get_ref().as_str() {
-            "vmci" => return,
-            "virtio" => {
-                format!("{vm}: vsock = \"virtio\" is not served yet by this version; use vsock = \"vmci\"")
+    /// Whether the VM has a VMCI device.
+    fn vsock(&mut self, vm: &str, spanned: &Spanned<RawVm>) -> bool {
+        let raw = spanned.get_ref();
+        let (span, text) = match raw.vsock.as_ref().map(|vsock| (vsock.span(), vsock.get_ref().as_str())) {
+            None | Some((_, "vmci")) => return true,
+            Some((span, "none")) if raw.cid.is_some() || !raw.forward.is_empty() => {
+                (span, format!("{vm}: vsock = \"none\" has no use for cid and forward; remove them"))
             }
-            other => format!("{vm}: vsock = {other:?} is unknown; use vsock = \"vmci\""),
+            Some((_, "none")) if raw.nic.is_empty() => (
+                spanned.span(),
+                format!("{vm}: with vsock = \"none\" and no nic there is nothing to serve; give it one"),
+            ),
+            Some((_, "none")) => return false,
+            Some((span, "virtio")) => (
+                span,
+                format!(
+                    "{vm}: vsock = \"virtio\" is not served yet by this version; use \"vmci\" or \"none\""
+                ),
+            ),
+            Some((span, other)) => {
+                (span, format!("{vm}: vsock = {other:?} is unknown; use \"vmci\" or \"none\""))
+            }
         };
-        self.problem(vsock.span(), text);
+        self.problem(span, text);
+        false
     }
 
     fn cid(&mut self, vm: &str, raw: &Spanned<RawVm>) -> u32 {
@@ -218,6 +233,9 @@ impl Checker<'_> {
                      put both into one",
                     vm.name, vm.group, other.group
                 ),
+                Some(other) if !other.vmci => {
+                    format!("{key}: {name:?} has vsock = \"none\" and takes no connections; give it \"vmci\"")
+                }
                 Some(_) => continue,
             };
             self.problem(spanned.span(), text);
@@ -261,7 +279,7 @@ impl Checker<'_> {
     }
 
     /// Names become parts of paths and of addresses such as `db:5000`.
-    fn name(&mut self, key: &str, value: &Spanned<String>) {
+    pub(super) fn name(&mut self, key: &str, value: &Spanned<String>) {
         let name = value.get_ref();
         let good = name.starts_with(|first: char| first.is_ascii_alphanumeric())
             && name.len() <= LONGEST_NAME
@@ -274,7 +292,7 @@ impl Checker<'_> {
         }
     }
 
-    fn number(&mut self, key: &str, value: &Spanned<i64>, range: RangeInclusive<i64>) -> i64 {
+    pub(super) fn number(&mut self, key: &str, value: &Spanned<i64>, range: RangeInclusive<i64>) -> i64 {
         if !range.contains(value.get_ref()) {
             self.problem(
                 value.span(),

@@ -1,12 +1,12 @@
 //! The TOML as it stands in the file: every key known, every value with its place.
 //!
 //! Numbers are read wide and names loosely, so that `check` can say what is wrong with a value in
-//! words of its own. Keys of the contract that this version does not serve are known too, because
-//! "unknown key" would be the wrong answer.
+//! words of its own. Values of the contract that this version does not serve are known too, because
+//! "unknown" would be the wrong answer.
 
 use std::fmt;
 
-use serde::de::{self, IgnoredAny, Visitor};
+use serde::de::{self, Visitor};
 use serde::{Deserialize, Deserializer};
 use toml::Spanned;
 
@@ -19,7 +19,46 @@ pub struct RawConfig {
     pub limits: RawLimits,
     #[serde(default)]
     pub vm: Vec<Spanned<RawVm>>,
-    pub port_group: Option<Spanned<IgnoredAny>>,
+    #[serde(default)]
+    pub port_group: Vec<Spanned<RawPortGroup>>,
+    #[serde(default)]
+    pub uplink: Vec<Spanned<RawUplink>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawPortGroup {
+    pub name: Option<Spanned<String>>,
+    pub vlan: Option<Spanned<toml::Value>>,
+    pub promiscuous: Option<bool>,
+    pub mac_changes: Option<bool>,
+    pub forged_transmits: Option<bool>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawUplink {
+    pub name: Option<Spanned<String>>,
+    pub tap: Option<Spanned<String>>,
+    pub group: Option<Spanned<String>>,
+    pub vlan: Option<Spanned<toml::Value>>,
+    pub queues: Option<Spanned<i64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawNic {
+    pub model: Option<Spanned<String>>,
+    pub profile: Option<Spanned<String>>,
+    pub port_group: Option<Spanned<String>>,
+    pub mac: Option<Spanned<String>>,
+    pub mtu: Option<Spanned<i64>>,
+    pub queues: Option<Spanned<i64>>,
+    #[serde(default)]
+    pub trapped: bool,
+    pub promiscuous: Option<bool>,
+    pub mac_changes: Option<bool>,
+    pub forged_transmits: Option<bool>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -58,7 +97,8 @@ pub struct RawVm {
     pub trusted: bool,
     #[serde(default)]
     pub limits: RawLimits,
-    pub nic: Option<Spanned<IgnoredAny>>,
+    #[serde(default)]
+    pub nic: Vec<Spanned<RawNic>>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -50,7 +50,9 @@ fn the_example_of_the_contract_is_understood() {
 
 #[test]
 fn everything_has_a_default_but_name_and_cid() {
-    assert_eq!(parse("").unwrap(), Config { daemon: DaemonConfig::default(), vms: vec![] });
+    let empty = parse("").unwrap();
+    assert_eq!((empty.daemon, empty.vms, empty.uplinks), (DaemonConfig::default(), vec![], vec![]));
+    assert_eq!(empty.port_groups.len(), 1, "the default one");
     let config = parse(TWO).unwrap();
     assert_eq!(config.vms[0].group, "default");
     assert_eq!((config.daemon.workers, config.daemon.mode, config.daemon.spin_us), (1, Mode::Adaptive, 500));
@@ -72,7 +74,12 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[limits]\nspill_bytes = \"lots\"", 2, &["spill_bytes = \"lots\"", "(or \"64M\")"]),
     ("[limits]\nspill_bytes = -5", 2, &["spill_bytes = -5"]),
     ("[limits]\nsockets = 5", 2, &["unknown field `sockets`", "`queue_pairs`"]),
-    ("[[port_group]]\nname = \"prod\"\nvlan = 10", 1, &["port_group", "no switch yet", "remove"]),
+    ("[[port_group]]\nvlan = 10", 1, &["port_group number 1: name is missing"]),
+    ("[[port_group]]\nname = \"p\"\nvlan = 4095", 3, &["vlan = 4095", "1 to 4094", "trunk"]),
+    ("[[port_group]]\nname = \"p\"\nvlan = [1, 0]", 3, &["vlan = [1, 0]"]),
+    ("[[port_group]]\nname = \"p\"\n[[port_group]]\nname = \"p\"", 4, &["name = \"p\" is taken"]),
+    ("[[uplink]]\nname = \"u\"", 1, &["uplink number 1: tap is missing"]),
+    ("[[uplink]]\nname = \"u\"\ntap = \"sixteen-letters-\"", 3, &["tap = ", "at most 15"]),
     ("[[vm]]\ncid = 3", 1, &["vm number 1: name is missing"]),
     ("[[vm]]\nname = \"a\"", 1, &["vm \"a\": cid is missing", "from 3 on"]),
     ("[[vm]]\nname = \"a/b\"\ncid = 3", 2, &["name = \"a/b\"", "letters, digits"]),
@@ -86,11 +93,6 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[vm]]\nname = \"a\"\ncid = 0x80000000", 3, &["cid = 2147483648", "from 3 to 2147483647"]),
     ("[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"", 4, &["\"virtio\" is not served yet", "\"vmci\""]),
     ("[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"xen\"", 4, &["vsock = \"xen\" is unknown", "\"vmci\""]),
-    (
-        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [ { model = \"vmxnet3\" } ]",
-        4,
-        &["vm \"a\": nic: this version serves no NICs yet", "VMXNET3"],
-    ),
     (
         "[[vm]]\nname = \"a\"\ncid = 3\nlimits = { doorbells = 70000 }",
         4,
@@ -166,4 +168,69 @@ fn a_missing_file_names_itself_and_the_way_out() {
     for word in ["/nonexistent/vmlane.toml", "No such file", "--config"] {
         assert!(error.contains(word), "{error}");
     }
+}
+
+const NIC: &str = "[[vm]]\nname = \"a\"\nvsock = \"none\"\nnic = [";
+
+fn nic(keys: &str) -> Result<Config, String> {
+    parse(&format!("[[port_group]]\nname = \"prod\"\nvlan = 10\nmac_changes = false\n{NIC}{{{keys}}}]"))
+}
+
+#[test]
+fn a_nic_takes_what_its_port_group_says_unless_it_says_otherwise() {
+    let config = nic("model = \"vmxnet3\", port_group = \"prod\", promiscuous = true, mtu = 9000").unwrap();
+    let vm = &config.vms[0];
+    assert_eq!((vm.vmci, vm.cid), (false, 0));
+    let nic = &vm.nics[0];
+    assert_eq!((nic.profile, nic.mtu, nic.trapped), (Profile::Vmxnet3, 9000, false));
+    let all = Policy { promiscuous: true, mac_changes: false, forged_transmits: true };
+    assert_eq!(nic.policy, all);
+    assert_eq!(config.port_group("prod").unwrap().vlan, Vlan::Access(10));
+}
+
+#[test]
+fn addresses_are_made_of_names_and_stay() {
+    let macs = |text: &str| -> Vec<Mac> {
+        parse(text).unwrap().vms.iter().flat_map(|vm| vm.nics.iter().map(|nic| nic.mac)).collect()
+    };
+    let two =
+        "[[vm]]\nname = \"NAME\"\nvsock = \"none\"\nnic = [{model = \"vmxnet3\"}, {model = \"vmxnet3\"}]\n";
+    let (a, b) = (two.replace("NAME", "a"), two.replace("NAME", "b"));
+    let both = macs(&[a.as_str(), &b].concat());
+    assert_eq!(both[..2], macs(&a)[..], "whatever else is configured");
+    let mut unique = both.clone();
+    unique.sort();
+    unique.dedup();
+    assert_eq!(unique.len(), 4);
+    assert!(both.iter().all(|mac| mac.is_unicast() && mac.0[0] & 2 != 0), "{both:?}");
+}
+
+#[test]
+fn mistakes_of_nics_name_key_value_and_way_out() {
+    for (keys, words) in [
+        ("", &["vm \"a\": nic 0: model is missing"][..]),
+        ("model = \"e1000\"", &["model = \"e1000\"", "use \"vmxnet3\""]),
+        ("model = \"vmxnet3\", profile = \"fast\"", &["profile", "\"fast\"", "vmxnet2-class"]),
+        ("model = \"vmxnet3\", port_group = \"nope\"", &["port_group = \"nope\"", "known are prod, default"]),
+        ("model = \"vmxnet3\", mac = \"zz\"", &["mac = \"zz\"", "52:54:00"]),
+        ("model = \"vmxnet3\", mac = \"01:00:5e:00:00:01\"", &["mac = ", "must be even"]),
+        ("model = \"vmxnet3\", queues = 33", &["queues = 33", "from 1 to 32"]),
+        ("model = \"vmxnet3\", mtu = 68", &["mtu = 68", "from 1280"]),
+        ("model = \"vmxnet3\", speed = 1", &["unknown field `speed`"]),
+    ] {
+        let error = nic(keys).unwrap_err();
+        assert!(words.iter().all(|word| error.contains(word)), "{keys}: {error}");
+    }
+    let mac = "mac = \"52:54:00:00:00:01\"";
+    let twice = nic(&format!("model = \"vmxnet3\", {mac}}}, {{model = \"vmxnet3\", {mac}")).unwrap_err();
+    assert!(twice.contains("52:54:00:00:00:01") && twice.contains("taken"), "{twice}");
+}
+
+#[test]
+fn a_vm_without_vsock_needs_a_nic_and_no_cid() {
+    let none = parse("[[vm]]\nname = \"a\"\nvsock = \"none\"").unwrap_err();
+    assert!(none.contains("no nic"), "{none}");
+    let cid =
+        parse("[[vm]]\nname = \"a\"\nvsock = \"none\"\ncid = 3\nnic = [{model = \"vmxnet3\"}]").unwrap_err();
+    assert!(cid.contains("no use for cid"), "{cid}");
 }

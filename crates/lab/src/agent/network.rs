@@ -91,6 +91,9 @@ fn configure(nics: &[Nic], warnings: &mut Vec<String>) {
     }
     for (index, nic, _) in &present {
         let name = format!("eth{index}");
+        if let Some(mtu) = nic.mtu {
+            run(warnings, "ip", &["link", "set", &name, "mtu", &mtu.to_string()]);
+        }
         run(warnings, "ip", &["address", "add", &nic.ipv4, "dev", &name]);
         run(warnings, "ip", &["-6", "address", "add", &nic.ipv6, "dev", &name, "nodad"]);
         run(warnings, "ip", &["link", "set", &name, "up"]);

@@ -7,7 +7,7 @@
 use vmlane_bench::Test;
 
 use crate::Device;
-use crate::device::{Backend, NicModel};
+use crate::device::{Backend, NicModel, Vmxnet3};
 
 const KIB: u64 = 1 << 10;
 
@@ -54,8 +54,14 @@ impl Sweep {
         let nic = |model| Device::QemuNic { model, backend: Backend::Stream };
         Sweep {
             name: "quick",
-            devices: vec![Device::Vmci, nic(NicModel::VirtioNet), nic(NicModel::Vmxnet3)],
-            messages: [512].into_iter().chain([1, 4, 16, 64].map(|k| k * KIB)).collect(),
+            devices: vec![
+                Device::Vmci,
+                Device::Vmxnet3(Vmxnet3::default()),
+                nic(NicModel::VirtioNet),
+                nic(NicModel::Vmxnet3),
+                nic(NicModel::E1000),
+            ],
+            messages: vec![512, 4 * KIB, 64 * KIB],
             buffers: vec![64 * KIB, 256 * KIB],
             sessions: vec![1, 5],
             round_trips: true,
@@ -143,29 +149,30 @@ mod tests {
     fn devices_take_turns_within_a_combination() {
         let sweep = Sweep::quick();
         let steps = sweep.steps();
-        assert_eq!(steps.len(), (5 * 2 * 2 + 1) * 3 * 2);
-        for (number, round) in steps.chunks(3).enumerate() {
+        assert_eq!(steps.len(), (3 * 2 * 2 + 1) * 5 * 2);
+        for (number, round) in steps.chunks(5).enumerate() {
             assert!(round.iter().all(|s| s.combination == number / 2 && s.run as usize == number % 2 + 1));
             let mut devices: Vec<String> = round.iter().map(|s| s.case.device.to_string()).collect();
             devices.sort();
-            assert_eq!(devices, ["qemu-virtio-net", "qemu-vmxnet3", "vmci"]);
+            assert_eq!(devices, ["qemu-e1000", "qemu-virtio-net", "qemu-vmxnet3", "vmci", "vmxnet3"]);
         }
         let order = |steps: &[Step]| steps.iter().map(|s| s.case.device.clone()).collect::<Vec<_>>();
-        for combination in steps.chunks(6) {
-            let mut back = order(&combination[3..]);
+        for combination in steps.chunks(10) {
+            let mut back = order(&combination[5..]);
             back.reverse();
-            assert_eq!(order(&combination[..3]), back);
+            assert_eq!(order(&combination[..5]), back);
         }
     }
 
     #[test]
     fn every_device_is_first_equally_often() {
-        let sweep = Sweep { round_trips: false, messages: vec![512, 1024, 4096], ..Sweep::quick() };
+        let sweep =
+            Sweep { round_trips: false, messages: vec![512, 1024, 4096, 16384, 65536], ..Sweep::quick() };
         let mut first: BTreeMap<String, u32> = BTreeMap::new();
-        for combination in sweep.steps().chunks(6) {
+        for combination in sweep.steps().chunks(10) {
             *first.entry(combination[0].case.device.to_string()).or_default() += 1;
         }
-        assert_eq!(first.into_values().collect::<Vec<_>>(), [4, 4, 4]);
+        assert_eq!(first.into_values().collect::<Vec<_>>(), [4, 4, 4, 4, 4]);
     }
 
     #[test]

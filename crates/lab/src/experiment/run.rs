@@ -258,10 +258,13 @@ mod tests {
             workers: [("bytes", sent)].into_iter().collect(),
             vms: vec![VmStats {
                 name: "a".into(),
-                cid: 3,
+                cid: Some(3),
                 vmci: [("wrote_sent", sent), ("resets", resets)].into_iter().collect(),
                 session: CounterList::default(),
+                nics: vec![],
             }],
+            switch: CounterList::default(),
+            uplinks: vec![],
         };
         let counters = moved(&stats(10, 1), &stats(15, 1));
         assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);

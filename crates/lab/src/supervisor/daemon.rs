@@ -8,8 +8,9 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use toml::{Table, Value};
 
+use crate::device::{Device, Vmxnet3};
 use crate::plan::Plan;
-use crate::spec::LabSpec;
+use crate::spec::{GuestSpec, LabSpec};
 
 /// Writes the configuration that the spec amounts to.
 pub fn write_config(plan: &Plan) -> Result<()> {
@@ -34,6 +35,12 @@ fn generate(spec: &LabSpec) -> Table {
         if let Some(cid) = guest.cid {
             vm.insert("cid".into(), i64::from(cid).into());
             vm.insert("vsock".into(), "vmci".into());
+        } else {
+            vm.insert("vsock".into(), "none".into());
+        }
+        let nics: Vec<Value> = our_nics(spec).map(|(net, nic)| nic_table(net, nic, &guest).into()).collect();
+        if !nics.is_empty() {
+            vm.insert("nic".into(), nics.into());
         }
         let forwards: Vec<Value> = spec
             .forwards
@@ -53,16 +60,58 @@ fn generate(spec: &LabSpec) -> Table {
     });
     let mut config = Table::new();
     config.insert("daemon".into(), Table::new().into());
+    let groups: Vec<Value> = our_nics(spec).map(|(net, nic)| port_group(net, nic).into()).collect();
+    if !groups.is_empty() {
+        config.insert("port_group".into(), groups.into());
+    }
     config.insert("vm".into(), vms.collect::<Vec<_>>().into());
     config
 }
 
-/// Tables merge key by key, `[[vm]]` entries by their name; all else is replaced.
+/// The lab's networks that are our switch's.
+fn our_nics(spec: &LabSpec) -> impl Iterator<Item = (usize, &Vmxnet3)> {
+    let nics = spec.devices.iter().filter(|device| device.is_nic());
+    nics.enumerate().filter_map(|(net, device)| match device {
+        Device::Vmxnet3(nic) => Some((net, nic)),
+        _ => None,
+    })
+}
+
+/// Each network is a segment of its own: the first untagged, the others told apart by VLANs that
+/// guests do not see.
+fn port_group(net: usize, nic: &Vmxnet3) -> Table {
+    let vlan = nic.vlan.map_or(if net == 0 { 0 } else { 3000 + net as i64 }, i64::from);
+    Table::from_iter([
+        ("name".to_owned(), Value::from(format!("net{net}"))),
+        ("vlan".to_owned(), vlan.into()),
+    ])
+}
+
+fn nic_table(net: usize, nic: &Vmxnet3, guest: &GuestSpec) -> Table {
+    let mut table = Table::new();
+    table.insert("model".into(), "vmxnet3".into());
+    table.insert("port_group".into(), format!("net{net}").into());
+    if let Some(known) = guest.nics.get(net) {
+        table.insert("mac".into(), known.mac.clone().into());
+    }
+    if let Some(profile) = &nic.profile {
+        table.insert("profile".into(), profile.clone().into());
+    }
+    if let Some(queues) = nic.queues {
+        table.insert("queues".into(), i64::from(queues).into());
+    }
+    if nic.trapped {
+        table.insert("trapped".into(), true.into());
+    }
+    table
+}
+
+/// Tables merge key by key, `[[vm]]` and `[[port_group]]` entries by their name; all else is replaced.
 fn merge(base: &mut Table, more: Table) {
     for (key, value) in more {
         match (base.get_mut(&key), value) {
             (Some(Value::Table(old)), Value::Table(new)) => merge(old, new),
-            (Some(Value::Array(old)), Value::Array(new)) if key == "vm" => {
+            (Some(Value::Array(old)), Value::Array(new)) if ["vm", "port_group"].contains(&key.as_str()) => {
                 for vm in new {
                     let same = old.iter_mut().find(|o| o.get("name") == vm.get("name"));
                     match (same, vm) {

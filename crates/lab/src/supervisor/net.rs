@@ -46,14 +46,11 @@ fn tag(lab: &str) -> String {
 }
 
 fn networks(plan: &Plan) -> impl Iterator<Item = (usize, Backend)> {
-    plan.spec
-        .devices
-        .iter()
-        .filter_map(|d| match d {
-            Device::QemuNic { backend, .. } => Some(*backend),
-            Device::Vmci => None,
-        })
-        .enumerate()
+    let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
+    nics.enumerate().filter_map(|(net, device)| match device {
+        Device::QemuNic { backend, .. } => Some((net, *backend)),
+        _ => None,
+    })
 }
 
 /// Makes what must be there before the guests start.

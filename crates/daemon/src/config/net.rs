@@ -1,0 +1,248 @@
+//! The part of the file that concerns the switch: port groups, uplinks, NICs.
+
+use std::collections::HashMap;
+use std::ops::RangeInclusive;
+
+use toml::{Spanned, Value};
+use vmlane_wire::ethernet::Mac;
+
+use super::check::Checker;
+use super::raw::{RawNic, RawPortGroup, RawUplink, RawVm};
+use super::{NicConfig, Policy, PortGroupConfig, Profile, UplinkConfig, Vlan, VmConfig};
+
+const VLANS: RangeInclusive<i64> = 1..=4094;
+const QUEUES: RangeInclusive<i64> = 1..=32;
+const MTUS: RangeInclusive<i64> = 1280..=9190;
+/// The kernel's bound on names of interfaces, without the final zero.
+const LONGEST_INTERFACE: usize = 15;
+/// Where NICs are that name no port group.
+const DEFAULT: &str = "default";
+/// One virtual function a PCI slot: more NICs than this fit no usual machine.
+const MOST_NICS: usize = 10;
+
+impl Checker<'_> {
+    pub(super) fn port_groups(&mut self, raws: &[Spanned<RawPortGroup>]) -> Vec<PortGroupConfig> {
+        let mut groups: Vec<PortGroupConfig> = Vec::new();
+        for (index, spanned) in raws.iter().enumerate() {
+            let raw = spanned.get_ref();
+            let Some(name) = &raw.name else {
+                let text = format!("port_group number {}: name is missing; add name = \"...\"", index + 1);
+                self.problem(spanned.span(), text);
+                continue;
+            };
+            self.name("port_group: name", name);
+            if groups.iter().any(|other| other.name == *name.get_ref()) {
+                let text =
+                    format!("port_group: name = {:?} is taken by another one; rename one", name.get_ref());
+                self.problem(name.span(), text);
+            }
+            let key = format!("port_group {:?}", name.get_ref());
+            groups.push(PortGroupConfig {
+                name: name.get_ref().clone(),
+                vlan: raw.vlan.as_ref().map_or(Vlan::Untagged, |vlan| self.vlan(&key, vlan)),
+                policy: policy(Policy::default(), raw.promiscuous, raw.mac_changes, raw.forged_transmits),
+            });
+        }
+        if !groups.iter().any(|group| group.name == DEFAULT) {
+            groups.push(PortGroupConfig {
+                name: DEFAULT.into(),
+                vlan: Vlan::Untagged,
+                policy: Policy::default(),
+            });
+        }
+        groups
+    }
+
+    fn vlan(&mut self, key: &str, spanned: &Spanned<Value>) -> Vlan {
+        let good = match spanned.get_ref() {
+            Value::Integer(0) => Some(Vlan::Untagged),
+            Value::Integer(vlan) if VLANS.contains(vlan) => Some(Vlan::Access(*vlan as u16)),
+            Value::String(word) if word == "trunk" => Some(Vlan::TrunkAll),
+            Value::Array(list) if !list.is_empty() => list
+                .iter()
+                .map(|vlan| vlan.as_integer().filter(|vlan| VLANS.contains(vlan)).map(|vlan| vlan as u16))
+                .collect::<Option<Vec<u16>>>()
+                .map(Vlan::Trunk),
+            _ => None,
+        };
+        good.unwrap_or_else(|| {
+            let text = format!(
+                "{key}: vlan = {}; use 0 (untagged), a number from 1 to 4094 (the switch tags), \"trunk\" or a \
+                 list such as [10, 20] (the guest tags)",
+                spanned.get_ref()
+            );
+            self.problem(spanned.span(), text);
+            Vlan::Untagged
+        })
+    }
+
+    pub(super) fn uplinks(&mut self, raws: &[Spanned<RawUplink>]) -> Vec<UplinkConfig> {
+        let mut uplinks: Vec<UplinkConfig> = Vec::new();
+        for (index, spanned) in raws.iter().enumerate() {
+            let raw = spanned.get_ref();
+            let (Some(name), Some(tap)) = (&raw.name, &raw.tap) else {
+                let missing = if raw.name.is_none() { "name" } else { "tap" };
+                let text =
+                    format!("uplink number {}: {missing} is missing; add {missing} = \"...\"", index + 1);
+                self.problem(spanned.span(), text);
+                continue;
+            };
+            self.name("uplink: name", name);
+            let key = format!("uplink {:?}", name.get_ref());
+            self.name(&format!("{key}: tap"), tap);
+            if tap.get_ref().len() > LONGEST_INTERFACE {
+                let text = format!(
+                    "{key}: tap = {:?}: names of interfaces have at most {LONGEST_INTERFACE} bytes; use a shorter one",
+                    tap.get_ref()
+                );
+                self.problem(tap.span(), text);
+            }
+            if let Some(other) =
+                uplinks.iter().find(|other| other.name == *name.get_ref() || other.tap == *tap.get_ref())
+            {
+                let text = format!(
+                    "{key}: name and tap must be its own, and uplink {:?} has one of them",
+                    other.name
+                );
+                self.problem(name.span(), text);
+            }
+            if let Some(group) = &raw.group {
+                self.name(&format!("{key}: group"), group);
+            }
+            let queues = raw
+                .queues
+                .as_ref()
+                .map_or(1, |queues| self.number(&format!("{key}: queues"), queues, QUEUES));
+            uplinks.push(UplinkConfig {
+                name: name.get_ref().clone(),
+                tap: tap.get_ref().clone(),
+                group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
+                vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
+                queues: queues as u16,
+            });
+        }
+        uplinks
+    }
+
+    pub(super) fn nics(
+        &mut self,
+        vm: &str,
+        vm_name: &str,
+        raw: &RawVm,
+        groups: &[PortGroupConfig],
+    ) -> Vec<NicConfig> {
+        if let Some(last) = raw.nic.get(MOST_NICS) {
+            let text = format!("{vm}: nic: {} are too many; use at most {MOST_NICS}", raw.nic.len());
+            self.problem(last.span(), text);
+        }
+        raw.nic
+            .iter()
+            .enumerate()
+            .map(|(number, nic)| self.nic(&format!("{vm}: nic {number}"), vm_name, number, nic, groups))
+            .collect()
+    }
+
+    fn nic(
+        &mut self,
+        key: &str,
+        vm_name: &str,
+        number: usize,
+        spanned: &Spanned<RawNic>,
+        groups: &[PortGroupConfig],
+    ) -> NicConfig {
+        let raw = spanned.get_ref();
+        match &raw.model {
+            Some(model) if model.get_ref() == "vmxnet3" => {}
+            Some(model) => {
+                let text = format!("{key}: model = {:?} is not served; use \"vmxnet3\"", model.get_ref());
+                self.problem(model.span(), text);
+            }
+            None => self.problem(spanned.span(), format!("{key}: model is missing; add model = \"vmxnet3\"")),
+        }
+        let group = raw.port_group.as_ref().map_or(DEFAULT, |group| group.get_ref());
+        let known = groups.iter().find(|other| other.name == group);
+        if known.is_none() {
+            let names: Vec<&str> = groups.iter().map(|group| group.name.as_str()).collect();
+            let span = raw.port_group.as_ref().map_or(spanned.span(), Spanned::span);
+            let text = format!(
+                "{key}: port_group = {group:?}: there is none of that name; known are {}",
+                names.join(", ")
+            );
+            self.problem(span, text);
+        }
+        let of_group = known.map(|group| group.policy).unwrap_or_default();
+        let number_of = |checker: &mut Self, name: &str, value: &Option<Spanned<i64>>, default, range| {
+            value.as_ref().map_or(default, |value| checker.number(&format!("{key}: {name}"), value, range))
+        };
+        NicConfig {
+            profile: self.profile(key, raw.profile.as_ref()),
+            port_group: group.to_owned(),
+            mac: self.mac(key, vm_name, number, raw.mac.as_ref()),
+            queues: number_of(self, "queues", &raw.queues, 8, QUEUES) as u8,
+            mtu: number_of(self, "mtu", &raw.mtu, 9190, MTUS) as u16,
+            trapped: raw.trapped,
+            policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
+        }
+    }
+
+    fn profile(&mut self, key: &str, raw: Option<&Spanned<String>>) -> Profile {
+        let Some(raw) = raw else { return Profile::default() };
+        raw.get_ref().parse().unwrap_or_else(|error| {
+            self.problem(raw.span(), format!("{key}: profile: {error}"));
+            Profile::default()
+        })
+    }
+
+    fn mac(&mut self, key: &str, vm_name: &str, number: usize, raw: Option<&Spanned<String>>) -> Mac {
+        let Some(raw) = raw else { return derived_mac(vm_name, number) };
+        let text = match raw.get_ref().parse::<Mac>() {
+            Ok(mac) if mac.is_unicast() => return mac,
+            Ok(mac) => format!(
+                "{key}: mac = \"{mac}\" is no address of a NIC; its first byte must be even, and not all 0"
+            ),
+            Err(error) => format!("{key}: mac = {error}"),
+        };
+        self.problem(raw.span(), text);
+        Mac::default()
+    }
+
+    /// No address twice in one isolation group.
+    pub(super) fn unique_macs(&mut self, vms: &[VmConfig], raws: &[Spanned<RawVm>]) {
+        let mut seen: HashMap<(&str, Mac), &str> = HashMap::new();
+        for (vm, raw) in vms.iter().zip(raws) {
+            for (number, nic) in vm.nics.iter().enumerate() {
+                if let Some(other) = seen.insert((&vm.group, nic.mac), &vm.name) {
+                    let span = raw.get_ref().nic.get(number).map_or(raw.span(), Spanned::span);
+                    let text = format!(
+                        "vm {:?}: nic {number}: mac = \"{}\" is taken by VM {other:?}; give one another",
+                        vm.name, nic.mac
+                    );
+                    self.problem(span, text);
+                }
+            }
+        }
+    }
+}
+
+fn policy(
+    base: Policy,
+    promiscuous: Option<bool>,
+    mac_changes: Option<bool>,
+    forged: Option<bool>,
+) -> Policy {
+    Policy {
+        promiscuous: promiscuous.unwrap_or(base.promiscuous),
+        mac_changes: mac_changes.unwrap_or(base.mac_changes),
+        forged_transmits: forged.unwrap_or(base.forged_transmits),
+    }
+}
+
+/// A locally administered address made of the VM's name, the same in every run: FNV-1a, 40 bits.
+fn derived_mac(vm: &str, number: usize) -> Mac {
+    let words = vm.bytes().chain([0, number as u8]);
+    let hash = words.fold(0xcbf2_9ce4_8422_2325_u64, |hash, byte| {
+        (hash ^ u64::from(byte)).wrapping_mul(0x0000_0100_0000_01b3)
+    });
+    let [a, b, c, d, e, ..] = (hash ^ hash >> 40).to_le_bytes();
+    Mac([0x52, a, b, c, d, e])
+}

@@ -1,0 +1,154 @@
+//! One NIC of a served VM: its port of the switch, its device, its socket; and what the
+//! configuration says in the switch's words.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vmlane_api::{NicStats, NicStatus};
+use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
+use vmlane_port::{Frames, PortId, VlanSet};
+use vmlane_stats::Counters;
+use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
+use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
+
+use crate::config::{Config, NicConfig, UplinkConfig, Vlan, VmConfig};
+use crate::paths::Paths;
+use crate::vm::VmError;
+
+/// A NIC on offer.
+pub struct ServedNic {
+    name: String,
+    config: NicConfig,
+    port: PortId,
+    server: Server,
+    session: Arc<SessionStats>,
+    handle: Arc<NicHandle>,
+}
+
+impl ServedNic {
+    /// Adds the port and opens the socket of NIC `number` of `vm`.
+    pub fn offer(
+        switch: &Arc<Switch>,
+        paths: &Paths,
+        config: &Config,
+        vm: &VmConfig,
+        number: usize,
+    ) -> Result<ServedNic, VmError> {
+        let path =
+            paths.nic(&vm.name, number).map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
+        let port = switch.add_port(port_spec(config, vm, number));
+        let served = ServedNic::serve(switch, &path, vm, number, port);
+        if served.is_err() {
+            switch.remove_port(port);
+        }
+        served
+    }
+
+    fn serve(
+        switch: &Arc<Switch>,
+        path: &Path,
+        vm: &VmConfig,
+        number: usize,
+        port: PortId,
+    ) -> Result<ServedNic, VmError> {
+        let name = || vm.name.clone();
+        let config = vm.nics[number].clone();
+        let session = Arc::new(SessionStats::default());
+        let irqs = Arc::new(IrqSet::new(session.clone()));
+        let frames: Arc<dyn Frames> = switch.clone();
+        let hardware = hardware(&config);
+        let handle = hardware.handle.clone();
+        let device = Vmxnet3Device::new(hardware, frames, port, irqs.clone())
+            .map_err(|cause| VmError::Nic { name: name(), number, cause: cause.to_string() })?;
+        let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause })?;
+        let server = listener
+            .serve(&format!("{}-n{number}", vm.name), Box::new(device), irqs, session.clone())
+            .map_err(|cause| VmError::Threads { name: name(), cause })?;
+        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, handle })
+    }
+
+    /// Ends the session, removes the socket and the port.
+    pub fn withdraw(self, switch: &Switch) {
+        self.server.stop();
+        switch.remove_port(self.port);
+    }
+
+    pub fn attached(&self) -> bool {
+        self.server.connected()
+    }
+
+    /// The configuration changed in ways that a guest does not see.
+    pub fn update(&mut self, switch: &Switch, config: &Config, vm: &VmConfig, number: usize) {
+        self.config = vm.nics[number].clone();
+        switch.update_port(self.port, port_spec(config, vm, number));
+    }
+
+    pub fn status(&self, active: impl Fn(PortId) -> bool) -> NicStatus {
+        NicStatus {
+            name: self.name.clone(),
+            mac: self.config.mac.to_string(),
+            profile: self.config.profile.name().into(),
+            port_group: self.config.port_group.clone(),
+            socket: self.server.path().display().to_string(),
+            attached: self.attached(),
+            active: active(self.port),
+        }
+    }
+
+    pub fn stats(&self, switch: &Switch) -> NicStats {
+        NicStats {
+            name: self.name.clone(),
+            device: self.handle.stats.snapshot().into_iter().collect(),
+            port: switch.stats(self.port).snapshot().into_iter().collect(),
+            session: self.session.snapshot().into_iter().collect(),
+        }
+    }
+}
+
+fn hardware(config: &NicConfig) -> vmxnet3::NicConfig {
+    vmxnet3::NicConfig {
+        profile: config.profile,
+        max_queues: config.queues,
+        trapped: config.trapped,
+        ..vmxnet3::NicConfig::new(config.mac)
+    }
+}
+
+/// The port of NIC `number` of `vm`.
+fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
+    let nic = &vm.nics[number];
+    PortSpec {
+        name: format!("{}/nic{number}", vm.name),
+        group: vm.group.clone(),
+        mac: nic.mac,
+        vlan: config.port_group(&nic.port_group).map_or(VlanMode::Untagged, |group| vlan_mode(&group.vlan)),
+        policy: nic.policy,
+        uplink: false,
+    }
+}
+
+/// The port of an uplink.
+#[cfg_attr(not(test), expect(dead_code))]
+pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
+    PortSpec {
+        name: uplink.name.clone(),
+        group: uplink.group.clone(),
+        mac: Default::default(),
+        vlan: vlan_mode(&uplink.vlan),
+        policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
+        uplink: true,
+    }
+}
+
+fn vlan_mode(vlan: &Vlan) -> VlanMode {
+    match vlan {
+        Vlan::Untagged => VlanMode::Untagged,
+        Vlan::Access(vlan) => VlanMode::Access(*vlan),
+        Vlan::TrunkAll => VlanMode::Trunk(VlanSet::all()),
+        Vlan::Trunk(vlans) => {
+            let mut set = VlanSet::none();
+            vlans.iter().for_each(|&vlan| set.insert(vlan));
+            VlanMode::Trunk(set)
+        }
+    }
+}
