@@ -11,6 +11,11 @@ use crate::direction::{Blame, Direction, Left, Sleep};
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
+/// Looks of the safety net, a tenth of a second apart, after which a notice is lost; the same where an
+/// end sends its notices byte by byte.
+const LOOKS: u32 = 2;
+const SLOW_LOOKS: u32 = 30;
+
 /// What a turn of a lane did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -41,8 +46,11 @@ pub struct Lane {
     pub last_moved: Instant,
     /// Whether the worker has it on its list of lanes to turn.
     pub active: bool,
-    /// For the safety net: progress at its last look that found something left undone.
-    suspicion: Option<[u64; 2]>,
+    /// For the safety net: progress when it first found something left undone, and how often it has
+    /// looked since.
+    suspicion: Option<([u64; 2], u32)>,
+    /// Looks without progress that make a notice count as lost.
+    looks: u32,
     sleeps: u64,
     /// Asleep for a full ring: when to look at it, and how long it was waited for that.
     look: Option<Instant>,
@@ -76,6 +84,7 @@ fn refund(charge: &mut Option<(Arc<Budget>, usize)>) {
 impl Lane {
     pub fn new(ends: [LaneEnd; 2], now: Instant) -> Lane {
         let notifies = ends.iter().all(|end| end.port.notifies());
+        let slow = ends.iter().any(|end| end.slow);
         Lane {
             ends: ends.map(Some),
             directions: Default::default(),
@@ -84,6 +93,7 @@ impl Lane {
             last_moved: now,
             active: false,
             suspicion: None,
+            looks: if slow { SLOW_LOOKS } else { LOOKS },
             sleeps: 0,
             look: None,
             patience: FIRST_LOOK,
@@ -217,8 +227,8 @@ impl Lane {
         self.charged.iter_mut().for_each(refund);
     }
 
-    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: two looks with work left
-    /// undone and no progress between them mean a lost notice.
+    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: two looks (more for guests
+    /// that are slow to send) with work left undone and no progress between them mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         let mut refill = false;
         let mut stuck = false;
@@ -232,9 +242,9 @@ impl Lane {
             }
         }
         let progress = [self.moved(), self.sleeps];
-        let again = self.suspicion == Some(progress);
-        self.suspicion = stuck.then_some(progress);
-        Ok(match (stuck && again, refill) {
+        let before = self.suspicion.filter(|(then, _)| *then == progress).map_or(0, |(_, looks)| looks);
+        self.suspicion = stuck.then_some((progress, before + 1));
+        Ok(match (stuck && before + 1 >= self.looks, refill) {
             (true, _) => Inspection::LostNotice,
             (false, true) => Inspection::Refill,
             (false, false) => Inspection::Quiet,

@@ -59,6 +59,8 @@ impl Budget {
 pub struct LaneEnd {
     pub port: Box<dyn StreamPort>,
     pub budget: Arc<Budget>,
+    /// Its notices may take seconds to arrive; one that is missing is not lost yet.
+    pub slow: bool,
 }
 
 /// What one end has said about the future.

@@ -177,7 +177,7 @@ impl Fabric {
             inner
                 .contexts
                 .get(&end)
-                .and_then(|context| Some((context.inbox.clone()?, context.budget.clone())))
+                .and_then(|context| Some((context.inbox.clone()?, context.budget.clone(), context.slow)))
         });
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
         // Someone who never fetches what is queued about its pairs gets no more of them.
@@ -194,14 +194,14 @@ impl Fabric {
         };
         initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
         let [creator_voice, attacher_voice] = voices.clone();
-        let end = |pages: Waiting, notices, produce, consume, budget| {
+        let end = |pages: Waiting, notices, produce, consume, budget, slow| {
             let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notices);
-            LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget }
+            LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow }
         };
         let (produce, consume) = (pair.produce_size, pair.consume_size);
         let lane = self.lanes.join([
-            end(*waiting, creator_voice, produce, consume, first.1),
-            end(request.pages, attacher_voice, consume, produce, second.1),
+            end(*waiting, creator_voice, produce, consume, first.1, first.2),
+            end(request.pages, attacher_voice, consume, produce, second.1, second.2),
         ]);
         pair.state = PairState::Joined { lane, gone: [false; 2] };
         pair.attacher = Some(cid);

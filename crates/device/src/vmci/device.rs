@@ -173,7 +173,7 @@ impl VmciDevice {
             self.inbox.signals.set_enabled(false);
         }
         if value & CONTROL_INT_ENABLE != 0 {
-            self.fabric.set_ready(self.cid, true);
+            self.fabric.set_ready(self.cid, !self.acknowledged(CAPS_DMA_DATAGRAM));
             self.inbox.signals.set_enabled(true);
         }
     }

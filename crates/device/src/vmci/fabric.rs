@@ -3,7 +3,7 @@
 //! The daemon plays the hypervisor. A sender is known by its session, never by what its packet says;
 //! no traffic of any kind crosses groups.
 
-use std::collections::HashMap;
+use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -102,6 +102,8 @@ pub(super) struct Context {
     pub inbox: Option<Arc<Inbox>>,
     /// The driver has enabled interrupts: it can be reached.
     pub ready: bool,
+    /// Its datagrams go through byte ports: a handshake takes long.
+    pub slow: bool,
     pub bitmap: Option<Pages>,
     /// Doorbell resource to index in the bitmap.
     pub doorbells: HashMap<u32, usize>,
@@ -118,6 +120,7 @@ impl Context {
             stats: Arc::default(),
             inbox: None,
             ready: false,
+            slow: false,
             bitmap: None,
             doorbells: HashMap::new(),
             pairs: 0,
@@ -157,6 +160,8 @@ pub(super) struct Inner {
     /// handles from the start again.
     pub orphans: HashMap<(u32, Handle), Pair>,
     pub connections: HashMap<Key, Connection>,
+    /// Connections whose REQUEST waits its turn, in order; some may be gone meanwhile.
+    pub waiting: VecDeque<Key>,
     /// Group and well-known resource id to the context that took it.
     pub well_known: HashMap<(String, u32), u32>,
 }
@@ -242,10 +247,11 @@ impl Fabric {
         Some(inbox)
     }
 
-    /// The driver is there (its probe is over), or no longer.
-    pub(super) fn set_ready(&self, cid: u32, ready: bool) {
+    /// The driver is there (its probe is over). `slow`: it sends byte by byte.
+    pub(super) fn set_ready(&self, cid: u32, slow: bool) {
         if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
-            context.ready = ready;
+            context.ready = true;
+            context.slow = slow;
         }
     }
 
@@ -377,5 +383,6 @@ impl Fabric {
         for key in old {
             inner.remove_connection(key);
         }
+        inner.pass_on_waiting(now);
     }
 }

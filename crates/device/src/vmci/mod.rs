@@ -22,6 +22,7 @@ mod handshake;
 mod hypercall;
 mod inbox;
 mod notices;
+mod pace;
 mod ports;
 mod queue_pair;
 mod signals;

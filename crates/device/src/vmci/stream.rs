@@ -53,6 +53,8 @@ pub struct Connection {
     /// the context id by now.
     counted: bool,
     touched: Instant,
+    /// Its REQUEST, which waits for others' handshakes (see [`super::pace`]).
+    waiting: Option<ControlPacket>,
 }
 
 impl Connection {
@@ -68,6 +70,7 @@ impl Connection {
             said: Default::default(),
             counted: true,
             touched: Instant::now(),
+            waiting: None,
         }
     }
 
@@ -106,6 +109,28 @@ impl Connection {
         self.client_left |= side == Side::A;
     }
 
+    /// Part of a handshake that is under way and moved a moment ago?
+    pub fn is_in_the_making(&self, now: Instant, limit: Duration) -> bool {
+        self.state != State::Established
+            && self.waiting.is_none()
+            && now.saturating_duration_since(self.touched) < limit
+    }
+
+    /// Has its REQUEST not been passed on yet?
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    pub fn hold(&mut self, request: ControlPacket) {
+        self.waiting = Some(request);
+    }
+
+    /// The REQUEST that waited; the handshake starts now.
+    pub fn release(&mut self, now: Instant) -> Option<ControlPacket> {
+        self.touched = now;
+        self.waiting.take()
+    }
+
     pub fn is_stale(&self, now: Instant, limit: Duration) -> bool {
         self.lane.is_none() && now.saturating_duration_since(self.touched) > limit
     }
@@ -132,7 +157,7 @@ fn control_datagram(from: SocketAddress, to: SocketAddress, packet: ControlPacke
 impl Inner {
     /// Sends RST to `to` in the name of `from`. Dropped when the queue is full: the guest's own
     /// timeouts then do the work, and a flood of bad packets cannot grow anything.
-    fn send_reset(&self, from: SocketAddress, to: SocketAddress) {
+    pub(super) fn send_reset(&self, from: SocketAddress, to: SocketAddress) {
         let Some(context) = self.contexts.get(&to.0) else { return };
         if let Some(inbox) = context.reachable_inbox() {
             context.stats.resets_sent.inc();
@@ -178,7 +203,7 @@ impl Inner {
     }
 
     /// Passes `packet` on to the other end of the connection, addresses translated.
-    fn forward(
+    pub(super) fn forward(
         &self,
         key: Key,
         connection: &Connection,
@@ -248,15 +273,28 @@ impl Fabric {
         if matches!(kind, PacketType::Request | PacketType::Request2) {
             return request(&mut inner, as_client, via_host, packet.body, stats);
         }
+        let outcome = self.answer(&mut inner, (as_client, as_server), packet, stats);
+        inner.pass_on_waiting(Instant::now());
+        outcome
+    }
+
+    /// Any packet but a REQUEST.
+    fn answer(
+        &self,
+        inner: &mut Inner,
+        (as_client, as_server): (Key, Key),
+        packet: Packet,
+        stats: &VmciStats,
+    ) -> Result<(), Refusal> {
         if inner.connections.contains_key(&as_client) {
-            self.known(&mut inner, as_client, Role::Client, packet, stats)
+            self.known(inner, as_client, Role::Client, packet, stats)
         } else if inner.connections.contains_key(&as_server) {
-            self.known(&mut inner, as_server, Role::Server, packet, stats)
+            self.known(inner, as_server, Role::Server, packet, stats)
         } else {
-            count(kind, stats);
+            count(packet.kind, stats);
             // A destination that does not exist is refused like any other datagram to it.
-            inner.reach(cid, peer.0)?;
-            refuse(&inner, &packet, stats)
+            inner.reach(packet.sender.0, as_client.server.0)?;
+            refuse(inner, &packet, stats)
         }
     }
 
@@ -279,6 +317,9 @@ impl Fabric {
             Verdict::Shutdown => self.shutdown(connection, role, packet.body.mode()),
             Verdict::Reset => match connection.lane {
                 Some(lane) => self.reset_lane(connection, lane, role),
+                None if connection.waiting.is_some() => {
+                    inner.remove_connection(key);
+                }
                 None => {
                     // Whether or not the other end can be told, this connection is over.
                     let told = inner.forward(key, connection, role, packet.body);
@@ -383,7 +424,12 @@ fn request(
     }
     client.connections += 1;
     client.stats.connects.inc();
-    let connection = Connection::new(via_host);
+    let mut connection = Connection::new(via_host);
+    if inner.queue_up(key, Instant::now()) {
+        connection.hold(body);
+        inner.connections.insert(key, connection);
+        return Ok(());
+    }
     let forwarded = inner.forward(key, &connection, Role::Client, body);
     inner.connections.insert(key, connection);
     if forwarded.is_err() {
