@@ -1,6 +1,9 @@
-//! What the fuzz targets share: two or three VMs with real devices on one fabric, driven by bytes.
+//! What the fuzz targets share: two or three VMs with real devices on one fabric, driven by bytes;
+//! what a NIC's targets need is in [`nic`].
 //!
 //! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone.
+
+pub mod nic;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
