@@ -56,6 +56,15 @@ impl Default for Direction {
     }
 }
 
+/// How far a step fills the sink's ring.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Filling {
+    /// Leaves what the sink wants to stay free while the lane is awake (rule M7).
+    KeepFree,
+    /// To the last byte.
+    Full,
+}
+
 /// The two ends of a direction; `None` for one that has left.
 type Ends<'a> = (Option<&'a mut (dyn StreamPort + 'static)>, Option<&'a mut (dyn StreamPort + 'static)>);
 
@@ -84,8 +93,7 @@ impl Direction {
             self.sleep = Some(Sleep::Over);
             return Ok(0);
         };
-        let keep_free = to.keep_free();
-        let moved = self.step(from, to, quota, keep_free)?;
+        let moved = self.step(from, to, quota, Filling::KeepFree)?;
         if moved > 0 {
             self.sleep = None;
         }
@@ -104,7 +112,7 @@ impl Direction {
             return Ok(true);
         };
         // To the last byte: only a reader that saw a full ring announces that it made room.
-        self.step(from.as_deref_mut(), to, quota, 0)?;
+        self.step(from.as_deref_mut(), to, quota, Filling::Full)?;
         to.nudge().map_err(Blame::Sink)?;
         self.sleep = match (&self.source, from) {
             (Source::Ring, Some(from)) => {
@@ -124,17 +132,18 @@ impl Direction {
         Ok(self.sleep.is_some())
     }
 
+    #[inline]
     fn step(
         &mut self,
         from: Option<&mut (dyn StreamPort + 'static)>,
         to: &mut dyn StreamPort,
         quota: usize,
-        keep_free: usize,
+        filling: Filling,
     ) -> Result<usize, Blame> {
         let len = match (&mut self.source, from) {
             (Source::Ring, Some(from)) => {
                 let readable = from.readable().map_err(Blame::Source)?.min(quota);
-                let len = if readable == 0 { 0 } else { readable.min(room(to, keep_free)?) };
+                let len = if readable == 0 { 0 } else { fit(to, readable, filling)? };
                 if len > 0 {
                     // M1: bytes first, then the tail that announces them; the source's room last.
                     transfer(to.sink(), from.source(), len);
@@ -146,7 +155,7 @@ impl Direction {
             (Source::Ring, None) => 0,
             (Source::Spill { bytes, at }, _) => {
                 let rest = (bytes.len() - *at).min(quota);
-                let len = if rest == 0 { 0 } else { rest.min(room(to, keep_free)?) };
+                let len = if rest == 0 { 0 } else { fit(to, rest, filling)? };
                 if len > 0 {
                     to.sink().write(&bytes[*at..*at + len]);
                     *at += len;
@@ -203,7 +212,7 @@ impl Direction {
         };
         let mut rest = from.readable().map_err(Blame::Source)?;
         while rest > 0 {
-            match self.step(Some(from), to, rest, 0)? {
+            match self.step(Some(from), to, rest, Filling::Full)? {
                 0 => break,
                 moved => rest -= moved,
             }
@@ -242,6 +251,13 @@ impl Direction {
     }
 }
 
-fn room(to: &mut dyn StreamPort, keep_free: usize) -> Result<usize, Blame> {
-    Ok(to.writable().map_err(Blame::Sink)?.saturating_sub(keep_free))
+/// How many of `wanted` bytes go into the sink.
+#[inline]
+fn fit(to: &mut dyn StreamPort, wanted: usize, filling: Filling) -> Result<usize, Blame> {
+    let room = to.writable().map_err(Blame::Sink)?;
+    Ok(match filling {
+        _ if wanted < room => wanted,
+        Filling::KeepFree => room.saturating_sub(to.keep_free()),
+        Filling::Full => room,
+    })
 }

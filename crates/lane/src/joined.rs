@@ -16,6 +16,11 @@ const LAST_LOOK: Duration = Duration::from_millis(100);
 const LOOKS: u32 = 2;
 const SLOW_LOOKS: u32 = 30;
 
+/// While bytes go one way, the other way is looked at once in so many turns and one; a turn counts once
+/// more for every `LONG` bytes, so that an answer waits for a few microseconds at most.
+const UNLOOKED: usize = 4;
+const LONG: usize = 8 << 10;
+
 /// What a turn of a lane did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
@@ -57,6 +62,10 @@ pub struct Lane {
     patience: Duration,
     /// Bytes moved when the lane last fell asleep.
     moved_at_sleep: u64,
+    /// The way that bytes went last.
+    way: Side,
+    /// Turns since the other way was looked at, long ones counted for several.
+    unlooked: usize,
 }
 
 type PortRef<'a> = Option<&'a mut (dyn StreamPort + 'static)>;
@@ -98,6 +107,8 @@ impl Lane {
             look: None,
             patience: FIRST_LOOK,
             moved_at_sleep: 0,
+            way: Side::A,
+            unlooked: 0,
         }
     }
 
@@ -110,18 +121,32 @@ impl Lane {
         self.directions.iter().map(Direction::moved).sum()
     }
 
-    /// One turn of each direction.
+    /// One turn of each direction; while bytes go one way only, the other one has its turn less often.
     pub fn turn(&mut self, quota: usize) -> Result<Turn, Broken> {
-        let mut moved = 0;
-        for from in Side::BOTH {
-            let ends = pair(&mut self.ends, from);
-            let direction = &mut self.directions[from as usize];
-            moved += direction.turn(ends, quota).map_err(|blame| broken(from, blame))?;
-            if direction.spilled() == 0 {
-                refund(&mut self.charged[from as usize]);
-            }
+        let way = self.way;
+        let moved = self.turn_one(way, quota)?;
+        if moved > 0 && self.unlooked < UNLOOKED {
+            self.unlooked += 1 + moved / LONG;
+            return Ok(Turn::Moved(moved));
         }
-        Ok(if moved > 0 { Turn::Moved(moved) } else { Turn::Idle })
+        let back = self.turn_one(way.other(), quota)?;
+        self.unlooked = if moved > 0 && back > 0 { UNLOOKED } else { 0 };
+        if moved == 0 && back > 0 {
+            self.way = way.other();
+        }
+        Ok(if moved + back > 0 { Turn::Moved(moved + back) } else { Turn::Idle })
+    }
+
+    #[inline]
+    fn turn_one(&mut self, from: Side, quota: usize) -> Result<usize, Broken> {
+        let ends = pair(&mut self.ends, from);
+        let direction = &mut self.directions[from as usize];
+        let moved = direction.turn(ends, quota).map_err(|blame| broken(from, blame))?;
+        let charged = &mut self.charged[from as usize];
+        if charged.is_some() && direction.spilled() == 0 {
+            refund(charged);
+        }
+        Ok(moved)
     }
 
     /// Makes both directions look again.

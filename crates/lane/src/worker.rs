@@ -357,11 +357,22 @@ impl Worker {
     /// Runs `action` on a lane; a fault of its ends or a panic of ours ends that lane and no other.
     fn guarded<T>(&mut self, slot: usize, action: impl FnOnce(&mut Lane) -> Result<T, Broken>) -> Option<T> {
         let lane = self.lanes.get_mut(slot)?.as_mut()?;
-        match catch_unwind(AssertUnwindSafe(|| action(lane))) {
-            Ok(Ok(value)) => return Some(value),
-            Ok(Err(broken)) => {
+        // A fault is large and rare: it takes a way of its own, so that what a turn returns stays small.
+        let mut fault = None;
+        let value = catch_unwind(AssertUnwindSafe(|| match action(lane) {
+            Ok(value) => Some(value),
+            Err(broken) => {
+                fault = Some(broken);
+                None
+            }
+        }));
+        match value {
+            Ok(Some(value)) => return Some(value),
+            Ok(None) => {
                 self.stats.broken.inc();
-                debug!(side = ?broken.side, "stream ended: {}", broken.fault);
+                if let Some(broken) = fault {
+                    debug!(side = ?broken.side, "stream ended: {}", broken.fault);
+                }
             }
             Err(_) => {
                 self.stats.panics.inc();
