@@ -14,7 +14,7 @@ mod sum;
 mod window;
 
 pub use map::{Fault, MapError, MapRequest, MemoryMap};
-pub use pages::{Pages, copy};
+pub use pages::{Pages, Word, copy};
 pub use region::memfd;
 pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;

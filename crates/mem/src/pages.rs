@@ -13,17 +13,30 @@ pub struct Pages {
     pages: Box<[NonNull<u8>]>,
     shift: u32,
     /// Keeps the mappings under `pages` alive.
-    keep: Vec<Arc<Region>>,
+    keep: Arc<[Arc<Region>]>,
+}
+
+/// One word of some pages, found once: an index that is looked at over and over. Little-endian in
+/// memory.
+#[derive(Debug)]
+pub struct Word {
+    at: NonNull<u64>,
+    /// Keeps the mapping under `at` alive.
+    _keep: Arc<[Arc<Region>]>,
 }
 
 // SAFETY: pointers into shared mappings kept alive by `keep`; accessed by raw copies and atomics only.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
+// SAFETY: a pointer into a shared mapping kept alive by `_keep`; accessed atomically only.
+unsafe impl Send for Word {}
+// SAFETY: as above.
+unsafe impl Sync for Word {}
 
 impl Pages {
     pub(crate) fn new(pages: Vec<NonNull<u8>>, shift: u32, keep: Vec<Arc<Region>>) -> Pages {
-        Pages { pages: pages.into_boxed_slice(), shift, keep }
+        Pages { pages: pages.into_boxed_slice(), shift, keep: keep.into() }
     }
 
     /// Bytes.
@@ -52,11 +65,19 @@ impl Pages {
 
     #[inline]
     fn check(&self, offset: usize, len: usize) {
-        assert!(
-            offset <= self.len() && len <= self.len() - offset,
-            "{offset:#x}+{len:#x} is outside {:#x} bytes of pages",
-            self.len()
-        );
+        if !(offset <= self.len() && len <= self.len() - offset) {
+            outside(offset, len, self.len());
+        }
+    }
+
+    /// Where `[offset, offset + len)` lies, if it is all in one page.
+    #[inline]
+    fn one_run(&self, offset: usize, len: usize) -> Option<*mut u8> {
+        let size = 1usize << self.shift;
+        let within = offset & (size - 1);
+        let page = self.pages.get(offset >> self.shift).filter(|_| len <= size - within)?;
+        // SAFETY: `within` is less than the page's size.
+        Some(unsafe { page.as_ptr().add(within) })
     }
 
     /// The longest contiguous run at `offset`, at most `max` bytes. `offset` is inside the pages.
@@ -106,49 +127,100 @@ impl Pages {
         }
     }
 
+    /// The 64-bit word at `offset`, which is inside the pages and a multiple of eight.
     #[inline]
-    fn word(&self, offset: usize) -> &AtomicU64 {
+    fn address(&self, offset: usize) -> NonNull<u64> {
+        assert!(offset.is_multiple_of(8));
         let page = self.pages[offset >> self.shift];
-        let within = offset & ((1 << self.shift) - 1);
-        assert!(within.is_multiple_of(8));
-        // SAFETY: aligned (pages are, and their sizes are multiples of eight), inside a mapping that
-        // lives as long as `self`, and only ever accessed atomically by this process.
-        unsafe { AtomicU64::from_ptr(page.add(within).as_ptr().cast()) }
+        // SAFETY: what is added is less than the page's size.
+        unsafe { page.add(offset & ((1 << self.shift) - 1)) }.cast()
+    }
+
+    /// The same, for many accesses.
+    pub fn word(&self, offset: usize) -> Word {
+        Word { at: self.address(offset), _keep: self.keep.clone() }
     }
 
     /// Loads a 64-bit little-endian word (acquire): what was written before it is visible after.
     #[inline]
     pub fn load_u64(&self, offset: usize) -> u64 {
-        u64::from_le(self.word(offset).load(Ordering::Acquire))
+        // SAFETY: `address` is in a mapping that lives as long as `self`.
+        u64::from_le(unsafe { atomic(self.address(offset)) }.load(Ordering::Acquire))
     }
 
     /// Stores a 64-bit little-endian word (release).
     #[inline]
     pub fn store_u64(&self, offset: usize, value: u64) {
-        self.word(offset).store(value.to_le(), Ordering::Release);
+        // SAFETY: as above; pages are writable.
+        unsafe { atomic(self.address(offset)) }.store(value.to_le(), Ordering::Release);
+    }
+}
+
+/// # Safety
+/// `at` is in a mapping that lives for `'a`.
+#[inline]
+unsafe fn atomic<'a>(at: NonNull<u64>) -> &'a AtomicU64 {
+    // SAFETY: alive (the caller's promise), aligned (pages are, and offsets are multiples of eight), and
+    // only ever accessed atomically by this process.
+    unsafe { AtomicU64::from_ptr(at.as_ptr()) }
+}
+
+impl Word {
+    #[inline]
+    fn atomic(&self) -> &AtomicU64 {
+        // SAFETY: `_keep` keeps the mapping alive as long as `self`.
+        unsafe { atomic(self.at) }
     }
 
-    /// Stores a 64-bit little-endian word and orders it (and all before it) before every later load
-    /// of the caller: a store and a full fence in one.
+    /// Loads it (acquire): what was written before it is visible after.
     #[inline]
-    pub fn store_u64_fenced(&self, offset: usize, value: u64) {
+    pub fn load(&self) -> u64 {
+        u64::from_le(self.atomic().load(Ordering::Acquire))
+    }
+
+    /// Stores it (release).
+    #[inline]
+    pub fn store(&self, value: u64) {
+        self.atomic().store(value.to_le(), Ordering::Release);
+    }
+
+    /// Stores it and orders it (and all before it) before every later load of the caller: a store and
+    /// a full fence in one.
+    #[inline]
+    pub fn store_fenced(&self, value: u64) {
         if cfg!(target_arch = "x86_64") {
             // A locked exchange is a full barrier, and cheaper than a store with a fence behind it.
-            self.word(offset).swap(value.to_le(), Ordering::SeqCst);
+            self.atomic().swap(value.to_le(), Ordering::SeqCst);
         } else {
-            self.store_u64(offset, value);
+            self.store(value);
             fence(Ordering::SeqCst);
         }
     }
+}
+
+#[cold]
+fn outside(offset: usize, len: usize, pages: usize) -> ! {
+    panic!("{offset:#x}+{len:#x} is outside {pages:#x} bytes of pages");
 }
 
 /// Copies `len` bytes between two sets of pages, guest to guest: the one copy.
 ///
 /// Panics when a range is outside its pages (a caller's bug, never a guest's doing). The pages may
 /// overlap: a guest may list one page twice, and hurts only its own bytes by that.
-pub fn copy(to: &Pages, mut to_offset: usize, from: &Pages, mut from_offset: usize, mut len: usize) {
+#[inline]
+pub fn copy(to: &Pages, to_offset: usize, from: &Pages, from_offset: usize, len: usize) {
     to.check(to_offset, len);
     from.check(from_offset, len);
+    let (Some(target), Some(source)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) else {
+        return copy_runs(to, to_offset, from, from_offset, len);
+    };
+    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable; memmove allows
+    // them to overlap.
+    unsafe { libc::memmove(target.cast(), source.cast(), len) };
+}
+
+/// The same for ranges that were checked, over any number of pages.
+fn copy_runs(to: &Pages, mut to_offset: usize, from: &Pages, mut from_offset: usize, mut len: usize) {
     while len > 0 {
         let (source, source_len) = from.run(from_offset, len);
         let (target, target_len) = to.run(to_offset, len);

@@ -30,7 +30,16 @@ impl RingSlice<'_> {
 }
 
 /// Moves `len` bytes from ring to ring: at most three pieces, for two wraps.
-pub fn transfer(to: RingSlice<'_>, from: RingSlice<'_>, mut len: usize) {
+#[inline]
+pub fn transfer(to: RingSlice<'_>, from: RingSlice<'_>, len: usize) {
+    if len <= to.size - to.at && len <= from.size - from.at {
+        return copy(to.pages, to.base + to.at, from.pages, from.base + from.at, len);
+    }
+    transfer_wrapped(to, from, len);
+}
+
+#[cold]
+fn transfer_wrapped(to: RingSlice<'_>, from: RingSlice<'_>, mut len: usize) {
     let (mut to_at, mut from_at) = (to.at, from.at);
     while len > 0 {
         let here = len.min(to.size - to_at).min(from.size - from_at);

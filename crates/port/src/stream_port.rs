@@ -3,15 +3,40 @@
 use crate::RingSlice;
 
 /// The far end broke the rules of its ring (an index outside it, or one that went backwards), or its
-/// memory is gone. Its stream ends; nobody else notices.
+/// memory is gone. Its stream ends; nobody else notices. Boxed, because every look at an index may
+/// return one and none does: so results travel in registers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum PortFault {
+#[error(transparent)]
+pub struct PortFault(Box<Fault>);
+
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+enum Fault {
     #[error("{index} {value:#x} is not below the ring size {size:#x}")]
     OutOfRing { index: &'static str, value: u64, size: u64 },
     #[error("{index} moved from {before:#x} to {after:#x}, which is not ahead of it")]
     Backwards { index: &'static str, before: u64, after: u64 },
     #[error("the memory under the ring is gone")]
     MemoryGone,
+}
+
+impl PortFault {
+    /// An index outside its ring.
+    #[cold]
+    pub fn out_of_ring(index: &'static str, value: u64, size: u64) -> PortFault {
+        PortFault(Box::new(Fault::OutOfRing { index, value, size }))
+    }
+
+    /// An index that is not ahead of where it was.
+    #[cold]
+    pub fn backwards(index: &'static str, before: u64, after: u64) -> PortFault {
+        PortFault(Box::new(Fault::Backwards { index, before, after }))
+    }
+
+    /// The memory under the ring is gone.
+    #[cold]
+    pub fn memory_gone() -> PortFault {
+        PortFault(Box::new(Fault::MemoryGone))
+    }
 }
 
 /// How a stream ends for the party that stays, always behind the last byte it could get.
@@ -57,7 +82,8 @@ pub trait StreamPort: Send {
     fn sink(&self) -> RingSlice<'_>;
 
     /// Bytes that should stay free while the lane is awake, so that the party never sees a full ring
-    /// and has no reason to announce that it made room (rule M7).
+    /// and has no reason to announce that it made room (rule M7). One at most: it is asked for only
+    /// where all the room would be filled.
     fn keep_free(&self) -> usize;
 
     /// `len` bytes were written into the room: publish them, and wake the party if it may be asleep.

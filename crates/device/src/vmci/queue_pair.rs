@@ -14,7 +14,7 @@ use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
-use vmlane_mem::Pages;
+use vmlane_mem::{Pages, Word};
 use vmlane_port::{End, PortFault, RingSlice, StreamPort};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
@@ -127,12 +127,16 @@ impl Reading {
     }
 
     /// Accepts a tail just loaded: inside the ring, and not behind the one before it.
+    #[inline]
     fn accept(&mut self, tail: u64) -> Result<(), PortFault> {
+        if tail == self.tail {
+            return Ok(()); // as it was when it was accepted
+        }
         if tail >= self.size {
-            return Err(PortFault::OutOfRing { index: "producer_tail", value: tail, size: self.size });
+            return Err(PortFault::out_of_ring("producer_tail", tail, self.size));
         }
         if distance(self.published, tail, self.size) < distance(self.published, self.tail, self.size) {
-            return Err(PortFault::Backwards { index: "producer_tail", before: self.tail, after: tail });
+            return Err(PortFault::backwards("producer_tail", self.tail, tail));
         }
         self.tail = tail;
         Ok(())
@@ -154,12 +158,16 @@ impl Writing {
     }
 
     /// Accepts a head just loaded: between the one before it and the tail.
+    #[inline]
     fn accept(&mut self, head: u64) -> Result<(), PortFault> {
+        if head == self.head {
+            return Ok(()); // as it was when it was accepted
+        }
         if head >= self.size {
-            return Err(PortFault::OutOfRing { index: "consumer_head", value: head, size: self.size });
+            return Err(PortFault::out_of_ring("consumer_head", head, self.size));
         }
         if distance(self.head, head, self.size) > distance(self.head, self.tail, self.size) {
-            return Err(PortFault::Backwards { index: "consumer_head", before: self.head, after: head });
+            return Err(PortFault::backwards("consumer_head", self.head, head));
         }
         self.head = head;
         Ok(())
@@ -179,14 +187,17 @@ impl<M: QueueMemory> QueuePairPort<M> {
         QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
     }
 
+    #[inline]
     fn pkt(&self) -> bool {
         self.memory.protocol() == Protocol::Pkt
     }
 
+    #[inline]
     fn accept_tail(&mut self, tail: u64) -> Result<(), PortFault> {
         self.reading.accept(tail).inspect_err(|_| self.memory.broke())
     }
 
+    #[inline]
     fn accept_head(&mut self, head: u64) -> Result<(), PortFault> {
         self.writing.accept(head).inspect_err(|_| self.memory.broke())
     }
@@ -209,6 +220,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
         if self.pkt() { self.look() } else { Ok(()) }
     }
 
+    #[inline]
     fn look(&self) -> Result<(), PortFault> {
         self.memory.look(&self.reading, &self.writing)
     }
@@ -354,15 +366,36 @@ pub struct GuestQueues {
     produce: Pages,
     consume: Pages,
     page_size: usize,
+    indices: Indices,
     notices: Arc<Notices>,
+    /// That of `notices`: asked for at every look.
+    protocol: Protocol,
     /// Bytes taken and given that the VM's counters do not have yet.
     counts: (Cell<u64>, Cell<u64>),
+}
+
+/// The words of the two header pages that are in use.
+struct Indices {
+    /// The guest's: tail of its produce ring, head of its consume ring.
+    guest_tail: Word,
+    guest_head: Word,
+    /// Ours: tail of the guest's consume ring, head of its produce ring.
+    our_tail: Word,
+    our_head: Word,
 }
 
 impl GuestQueues {
     /// `page_size`: bytes of a header page, behind which the data begin.
     pub fn new(produce: Pages, consume: Pages, page_size: usize, notices: Arc<Notices>) -> GuestQueues {
-        GuestQueues { produce, consume, page_size, notices, counts: Default::default() }
+        let indices = Indices {
+            guest_tail: produce.word(queue_header::PRODUCER_TAIL),
+            guest_head: produce.word(queue_header::CONSUMER_HEAD),
+            our_tail: consume.word(queue_header::PRODUCER_TAIL),
+            our_head: consume.word(queue_header::CONSUMER_HEAD),
+        };
+        let protocol = notices.protocol();
+        let counts = Default::default();
+        GuestQueues { produce, consume, page_size, indices, notices, protocol, counts }
     }
 
     fn flush(&self) {
@@ -383,19 +416,19 @@ pub fn initialise_headers(produce: &Pages, consume: &Pages, handle: Handle) {
 
 impl QueueMemory for GuestQueues {
     fn load_tail(&self) -> u64 {
-        self.produce.load_u64(queue_header::PRODUCER_TAIL)
+        self.indices.guest_tail.load()
     }
 
     fn load_head(&self) -> u64 {
-        self.produce.load_u64(queue_header::CONSUMER_HEAD)
+        self.indices.guest_head.load()
     }
 
     fn store_tail(&self, tail: u64) {
-        self.consume.store_u64_fenced(queue_header::PRODUCER_TAIL, tail);
+        self.indices.our_tail.store_fenced(tail);
     }
 
     fn store_head(&self, head: u64) {
-        self.consume.store_u64_fenced(queue_header::CONSUMER_HEAD, head);
+        self.indices.our_head.store_fenced(head);
     }
 
     fn fence(&self) {
@@ -412,11 +445,11 @@ impl QueueMemory for GuestQueues {
     }
 
     fn protocol(&self) -> Protocol {
-        self.notices.protocol()
+        self.protocol
     }
 
     fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
-        if self.protocol() == Protocol::Pkt {
+        if self.protocol == Protocol::Pkt {
             let notices = &self.notices;
             if writing.used() > 0 && notices.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
                 notices.owe(Notice::Wrote);
@@ -431,7 +464,7 @@ impl QueueMemory for GuestQueues {
     fn check(&self) -> Result<(), PortFault> {
         self.flush();
         if self.produce.poisoned() || self.consume.poisoned() {
-            return Err(PortFault::MemoryGone);
+            return Err(PortFault::memory_gone());
         }
         Ok(())
     }
