@@ -82,7 +82,7 @@ impl Daemon {
         let poll = config.daemon.mode == Mode::Poll;
         let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
-        let mut uplinks = Uplinks;
+        let mut uplinks = Uplinks::default();
         uplinks.change(&switch, &config.uplinks)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false };
         let state = Mutex::new(state);

@@ -62,7 +62,8 @@ pub struct UplinkConfig {
     /// Isolation group whose VMs it reaches.
     pub group: String,
     pub vlan: Vlan,
-    pub queues: u16,
+    /// The interface was made with several queues; this is one of them.
+    pub multi_queue: bool,
 }
 
 /// One element of `nic`.

@@ -128,7 +128,6 @@ fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
 }
 
 /// The port of an uplink.
-#[cfg_attr(not(test), expect(dead_code))]
 pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
     PortSpec {
         name: uplink.name.clone(),

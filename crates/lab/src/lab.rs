@@ -8,7 +8,7 @@ use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use serde_json::Value;
 
 use crate::child::Handle;
@@ -17,7 +17,7 @@ use crate::plan::{Plan, Reply, Report, Request, Status};
 use crate::proto::Exec;
 use crate::setup::{self, Progress};
 use crate::spec::LabSpec;
-use crate::supervisor::net;
+use crate::supervisor::{host, net};
 use crate::{dirs, qmp};
 
 /// A lab. Dropped by the one who brought it up, it goes down, unless [`Lab::detach`]ed.
@@ -111,6 +111,19 @@ impl Lab {
 
     pub fn dir(&self) -> &Path {
         &self.dir
+    }
+
+    /// A command on the lab's test host: a process of this machine in the host's network namespace.
+    pub fn host_command(&self, argv: &[String]) -> Result<Command> {
+        let name = self.status()?.name;
+        let namespace = host::namespace(&name);
+        ensure!(
+            Path::new("/run/netns").join(&namespace).exists(),
+            "lab {name:?} has no test host; bring it up with --uplink"
+        );
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &namespace]).args(argv);
+        Ok(command)
     }
 
     pub fn daemon_runtime_dir(&self) -> PathBuf {

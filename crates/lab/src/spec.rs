@@ -29,6 +29,9 @@ pub struct LabSpec {
     /// Isolation groups: empty for the default, one for all, or one a guest.
     pub groups: Vec<String>,
     pub forwards: Vec<Forward>,
+    /// The first network of vmlane's own reaches a test host in a network namespace.
+    #[serde(default)]
+    pub uplink: bool,
     /// A TOML file merged over the generated daemon configuration.
     pub daemon_config: Option<PathBuf>,
     /// More words for the guests' kernel command lines.
@@ -82,6 +85,7 @@ impl LabSpec {
             devices: Vec::new(),
             groups: Vec::new(),
             forwards: Vec::new(),
+            uplink: false,
             daemon_config: None,
             append: String::new(),
             boot_seconds: 180,
@@ -119,6 +123,10 @@ impl LabSpec {
         ensure!(
             ours || (self.forwards.is_empty() && self.groups.is_empty() && self.daemon_config.is_none()),
             "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
+        );
+        ensure!(
+            !self.uplink || self.devices.iter().any(|device| matches!(device, Device::Vmxnet3(_))),
+            "an uplink is a port of vmlane's switch: add --device vmxnet3"
         );
         let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();
         for forward in &self.forwards {

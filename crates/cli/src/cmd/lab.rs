@@ -158,6 +158,10 @@ struct Up {
     /// GUEST:PORT=GUEST:PORT: the first guest's connects to CID 2, PORT reach the second's PORT
     #[arg(long, value_name = "FROM=TO")]
     forward: Vec<Forward>,
+    /// A test host in a network namespace, 10.77.0.254, behind an uplink of the switch; reached as guest
+    /// `host` by `lab exec` (root only)
+    #[arg(long)]
+    uplink: bool,
     /// TOML merged over the daemon's generated configuration ([[vm]] entries by name)
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
@@ -229,6 +233,7 @@ impl Up {
         spec.devices = self.device;
         spec.groups = self.group;
         spec.forwards = self.forward;
+        spec.uplink = self.uplink;
         spec.daemon_config = self.daemon_config;
         spec.append = self.append;
         spec.boot_seconds = self.boot_timeout;
@@ -241,10 +246,23 @@ impl Up {
 
 fn exec(lab: &str, guest: &str, cwd: Option<String>, argv: Vec<String>) -> Result<ExitCode> {
     let lab = Lab::open(lab)?;
+    if guest == "host" {
+        return on_host(&lab, cwd, &argv);
+    }
     let session = lab.guest(guest).session_in(cwd, argv)?;
     session.feed(std::io::stdin());
     let exit = session.finish(&mut std::io::stdout().lock(), &mut std::io::stderr().lock())?;
     Ok(ExitCode::from(exit.shell_code() as u8))
+}
+
+/// Runs a command in the namespace of the lab's test host.
+fn on_host(lab: &Lab, cwd: Option<String>, argv: &[String]) -> Result<ExitCode> {
+    let mut command = lab.host_command(argv)?;
+    if let Some(cwd) = cwd {
+        command.current_dir(cwd);
+    }
+    let status = command.status().context("cannot run ip (iproute2)")?;
+    Ok(ExitCode::from(status.code().unwrap_or(1) as u8))
 }
 
 /// `GUEST:PATH` is a path in a guest; a local path with a colon is written with a slash before it.

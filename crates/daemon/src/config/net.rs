@@ -109,16 +109,12 @@ impl Checker<'_> {
             if let Some(group) = &raw.group {
                 self.name(&format!("{key}: group"), group);
             }
-            let queues = raw
-                .queues
-                .as_ref()
-                .map_or(1, |queues| self.number(&format!("{key}: queues"), queues, QUEUES));
             uplinks.push(UplinkConfig {
                 name: name.get_ref().clone(),
                 tap: tap.get_ref().clone(),
                 group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
                 vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
-                queues: queues as u16,
+                multi_queue: raw.multi_queue,
             });
         }
         uplinks

@@ -42,7 +42,8 @@ pub struct RawUplink {
     pub tap: Option<Spanned<String>>,
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,
-    pub queues: Option<Spanned<i64>>,
+    #[serde(default)]
+    pub multi_queue: bool,
 }
 
 #[derive(Debug, Deserialize)]

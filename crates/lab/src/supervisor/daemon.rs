@@ -11,6 +11,7 @@ use toml::{Table, Value};
 use crate::device::{Device, Vmxnet3};
 use crate::plan::Plan;
 use crate::spec::{GuestSpec, LabSpec};
+use crate::supervisor::host;
 
 /// Writes the configuration that the spec amounts to.
 pub fn write_config(plan: &Plan) -> Result<()> {
@@ -63,6 +64,15 @@ fn generate(spec: &LabSpec) -> Table {
     let groups: Vec<Value> = our_nics(spec).map(|(net, nic)| port_group(net, nic).into()).collect();
     if !groups.is_empty() {
         config.insert("port_group".into(), groups.into());
+    }
+    if spec.uplink {
+        let mut uplink = Table::new();
+        uplink.insert("name".into(), "host".into());
+        uplink.insert("tap".into(), host::tap(&spec.name).into());
+        if let Some(group) = spec.groups.first() {
+            uplink.insert("group".into(), group.clone().into());
+        }
+        config.insert("uplink".into(), Value::Array(vec![uplink.into()]));
     }
     config.insert("vm".into(), vms.collect::<Vec<_>>().into());
     config

@@ -7,6 +7,7 @@
 
 mod api;
 mod daemon;
+pub mod host;
 mod link;
 mod machine;
 pub mod net;
@@ -130,6 +131,9 @@ impl Supervisor {
         net::prepare(&self.plan)?;
         if self.plan.spec.has_daemon() {
             self.start_daemon()?;
+        }
+        if self.plan.spec.uplink {
+            host::prepare(&self.plan.spec)?;
         }
         let links: HashMap<_, _> =
             self.machines.iter().map(|m| (m.spec.name.clone(), m.link.clone())).collect();
@@ -336,6 +340,7 @@ impl Supervisor {
         }
         child::kill_all_children();
         net::remove(&self.plan.spec.name);
+        host::remove(&self.plan.spec.name);
         let _ = fs::remove_dir_all(&self.plan.dir);
     }
 }

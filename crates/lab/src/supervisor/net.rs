@@ -40,7 +40,7 @@ fn bridge_name(lab: &str, net: usize) -> String {
     format!("vl{}n{net}", tag(lab))
 }
 
-fn tag(lab: &str) -> String {
+pub(super) fn tag(lab: &str) -> String {
     let hash = lab.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
     format!("{:06x}", hash & 0xff_ffff)
 }
@@ -102,7 +102,7 @@ pub fn remove(lab: &str) {
     }
 }
 
-fn ip(args: &[&str]) -> Result<()> {
+pub(super) fn ip(args: &[&str]) -> Result<()> {
     let output = Command::new("ip").args(args).output().context("cannot run ip (iproute2)")?;
     if !output.status.success() {
         bail!("ip {}: {}", args.join(" "), String::from_utf8_lossy(&output.stderr).trim());
