@@ -43,8 +43,8 @@ pub struct Fabric {
     pub edit: Box<[u8; MAX_HEAD]>,
     /// The port whose code is running, for blame.
     pub serving: Slot,
-    /// Receivers whose code panicked in a sender's turn.
-    pub faulted: Vec<Slot>,
+    /// The frame whose way is being found, in a sender's turn.
+    pub in_flight: Option<Token>,
 }
 
 impl Fabric {
@@ -71,7 +71,7 @@ impl Fabric {
             started: now,
             edit: Box::new([0; MAX_HEAD]),
             serving: 0,
-            faulted: Vec::new(),
+            in_flight: None,
         }
     }
 

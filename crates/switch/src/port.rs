@@ -70,6 +70,8 @@ pub struct Port {
     pub mirror: bool,
     /// Wants frames to addresses that nobody knows, and may have them.
     pub floods: bool,
+    /// The VLAN of the frames it sends without a tag; None if it may not.
+    pub untagged: Option<u16>,
     /// As of this round.
     pub takes: Takes,
 
@@ -118,6 +120,7 @@ impl Port {
             takes_own: false,
             mirror: false,
             floods: false,
+            untagged: None,
             takes: NOTHING,
             parked: VecDeque::with_capacity(MAX_PARKED),
             parked_of: Vec::new(),
@@ -135,6 +138,7 @@ impl Port {
 
     /// Derives what follows from filter and policy.
     pub fn adopt(&mut self) {
+        self.untagged = self.ingress_vlan(None);
         let Some(end) = &self.end else {
             self.state.attached.store(false, Ordering::Relaxed);
             self.state.mac.store(0, Ordering::Relaxed);

@@ -2,13 +2,15 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use vmlane_port::{FramePort, Layers, MAX_HEAD, Reason, Token};
+use vmlane_port::{FramePort, Layers, Lent, MAX_HEAD, Offload, Packet, Reason, Refusal, Token, Verdict};
+use vmlane_wire::ethernet::Mac;
 
 use crate::fabric::Fabric;
 use crate::forward::{Delivery, Undelivered};
 use crate::frame::{Frame, Job, job};
 use crate::parse;
 use crate::port::{MAX_PARKED, MAX_SLOW, Parked, Port, Route};
+use crate::spec::VlanMode;
 use crate::table::{Slot, key};
 
 /// Bytes that a delivery costs beside its own, when turns are measured.
@@ -54,10 +56,6 @@ impl Fabric {
             self.blame();
             true
         });
-        while let Some(faulted) = self.faulted.pop() {
-            self.serving = faulted;
-            self.blame();
-        }
         if moved {
             self.mark(slot);
         }
@@ -75,7 +73,9 @@ impl Fabric {
                 let Some(token) = end.fetch() else { break };
                 moved = true;
                 let mut cost = 0;
+                self.in_flight = Some(token);
                 if self.forward(slot, sender, &*end, token, &mut scratch, &mut cost) == Fate::Finished {
+                    self.in_flight = None;
                     end.finish(token);
                 }
                 match bytes.checked_sub(cost) {
@@ -85,6 +85,12 @@ impl Fabric {
             }
             moved
         }));
+        if outcome.is_err() && self.serving != slot {
+            // A receiver's code failed, never with a frame that waits for it.
+            if let Some(token) = self.in_flight {
+                let _ = catch_unwind(AssertUnwindSafe(|| end.finish(token)));
+            }
+        }
         sender.end = Some(end);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
@@ -104,6 +110,9 @@ impl Fabric {
         sender.tx_frames += 1;
         sender.tx_bytes += lent.len() as u64;
         *cost += lent.len() + DELIVERY_COST;
+        if let Some(fate) = self.express(slot, sender, &lent, token) {
+            return fate;
+        }
         let fate = Frame::new(&lent, scratch).and_then(|frame| {
             let vlan = sender.ingress_vlan(frame.tag).ok_or(Reason::BadVlan)?;
             let way = self.look_up(slot, sender, &frame, vlan)?;
@@ -120,6 +129,66 @@ impl Fabric {
             sender.lose(reason);
             Fate::Finished
         })
+    }
+
+    /// The short way of most frames: nothing to be done to it, and like the last one from and to whom.
+    /// None: not this one.
+    #[inline]
+    fn express(&mut self, slot: Slot, sender: &Port, lent: &Lent<'_>, token: Token) -> Option<Fate> {
+        let head = lent.head;
+        let (addresses, kind) = head.split_first_chunk::<12>()?;
+        if lent.tag.is_some() || lent.offload != Offload::None || matches!(kind, [0x81, 0, ..] | [] | [_]) {
+            return None;
+        }
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *addresses;
+        let route = &sender.route;
+        let known = route.to == key(sender.group, Mac([a, b, c, d, e, f]))
+            && route.from == key(sender.group, Mac([g, h, i, j, k, l]))
+            && route.epoch == self.epoch
+            && Some(route.vlan) == sender.untagged;
+        if !known || self.mirrored[usize::from(sender.group)] {
+            return None;
+        }
+        let receiver = route.receiver;
+        let port = self.slots[usize::from(receiver)].as_deref_mut()?;
+        let to_own = route.to == key(port.group, port.effective);
+        let ready = to_own && port.takes_own && !port.blocked && !port.stalled && port.parked.is_empty();
+        // Any other mode of tagging wants a tag or a look at the filter.
+        let bare = route.vlan == 0 || matches!(port.vlan, VlanMode::Access(_));
+        if !ready || !bare || lent.len() > port.takes.frame {
+            return None;
+        }
+        let packet = Packet {
+            head,
+            body: lent.spans,
+            body_at: head.len(),
+            body_len: lent.len() - head.len(),
+            tag: None,
+            layers: parse::layers(head),
+            verdict: Verdict::Unknown,
+            aggregate: None,
+            unfinished: None,
+        };
+        let end = port.end.as_mut()?;
+        self.serving = receiver;
+        let outcome = end.deliver(&packet);
+        self.serving = slot;
+        match outcome {
+            Ok(()) => {
+                port.rx.frames += 1;
+                port.rx.bytes += packet.len() as u64;
+            }
+            Err(Refusal::Drop(reason)) => port.lose(reason),
+            Err(Refusal::Full) => {
+                let parked = Parked { sender: slot, token, tag: None, next: 0 };
+                return Some(self.park(receiver, parked, true));
+            }
+        }
+        if !port.dirty {
+            port.dirty = true;
+            self.dirty.push(receiver);
+        }
+        Some(Fate::Finished)
     }
 
     /// Checks the source address and finds the destination.
@@ -291,29 +360,21 @@ impl Fabric {
             mirror: !own && !port.uplink,
             from: 0,
         };
-        let edit = &mut *self.edit;
-        let tally = &mut port.rx;
-        let outcome = catch_unwind(AssertUnwindSafe(|| delivery.deliver(&mut **end, edit, tally)));
-        let fate = match outcome {
-            Ok(Ok(())) => Fate::Finished,
-            Ok(Err(Undelivered::Drop(reason))) => {
-                port.lose(reason);
-                Fate::Finished
-            }
-            Ok(Err(Undelivered::Full { next })) => {
+        self.serving = receiver;
+        let outcome = delivery.deliver(&mut **end, &mut self.edit, &mut port.rx);
+        self.serving = sent.slot;
+        match outcome {
+            Ok(()) => {}
+            Err(Undelivered::Drop(reason)) => port.lose(reason),
+            Err(Undelivered::Full { next }) => {
                 return self.park(receiver, Parked { next, ..parked }, may_wait);
             }
-            Err(_) => {
-                self.faulted.push(receiver);
-                port.lose(Reason::Gone);
-                return Fate::Finished;
-            }
-        };
+        }
         if !port.dirty {
             port.dirty = true;
             self.dirty.push(receiver);
         }
-        fate
+        Fate::Finished
     }
 
     /// Lets a frame wait for its receiver's buffers, if there is a place.
