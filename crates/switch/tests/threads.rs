@@ -1,0 +1,135 @@
+//! The worker's thread: what is asked of it is done on return, frames move by themselves, idle ports
+//! cost nothing, senders share.
+
+mod common;
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use common::{Bench, frame, mac};
+use vmlane_port::{Frames, PortId};
+use vmlane_switch::testing::{Trap, Wire};
+use vmlane_switch::{Settings, Switch};
+
+fn guest(switch: &Switch, number: u8) -> (PortId, Wire) {
+    let id = switch.add_port(Bench::spec(number));
+    let (wire, end) = Wire::new(mac(number));
+    switch.attach(id, end);
+    (id, wire)
+}
+
+fn soon(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn frames_move_while_ports_come_and_go() {
+    let switch = Arc::new(Switch::start(Settings::default()).unwrap());
+    let ((a, from), (b, to)) = (guest(&switch, 1), guest(&switch, 2));
+    for number in 0..100 {
+        from.send(&frame(mac(2), mac(1), 60, number), vmlane_port::Offload::None, None);
+        switch.kick(a);
+    }
+    let mut got = 0;
+    let deadline = Instant::now() + Duration::from_secs(10);
+    while got < 100 && Instant::now() < deadline {
+        got += to.received().len();
+    }
+    assert_eq!(got, 100);
+    switch.detach(b);
+    assert!(to.dropped() && !switch.ports()[1].attached);
+    let (again, end) = Wire::new(mac(2));
+    switch.attach(b, end);
+    let (third, end) = Wire::new(mac(2));
+    switch.attach(b, end);
+    assert!(again.dropped() && !third.dropped());
+    switch.attach(PortId(99), Wire::new(mac(9)).1);
+    assert!(switch.remove_port(b) && third.dropped());
+    drop(switch);
+    assert!(from.dropped());
+}
+
+#[test]
+fn a_panic_leaves_the_worker_running() {
+    let switch = Switch::start(Settings::default()).unwrap();
+    let (a, from) = guest(&switch, 1);
+    from.set_trap(Trap::Fetch);
+    from.send(&frame(mac(2), mac(1), 60, 0), vmlane_port::Offload::None, None);
+    switch.kick(a);
+    soon("the port is detached", || from.dropped());
+    assert_eq!(switch.worker_stats().panics.get(), 1);
+    let (_, again) = guest(&switch, 3);
+    switch.detach(a);
+    assert!(!again.dropped());
+}
+
+/// CPU time of the thread named "switch" that lives longest, in clock ticks.
+fn ticks() -> u64 {
+    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
+    tasks
+        .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok())
+        .filter(|stat| stat.contains("(switch)"))
+        .filter_map(|stat| {
+            let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect();
+            Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
+        })
+        .sum()
+}
+
+#[test]
+fn idle_ports_cost_nothing_worth_mentioning() {
+    let switch = Switch::start(Settings::default()).unwrap();
+    let _wires: Vec<_> = (1..=8).map(|number| guest(&switch, number)).collect();
+    std::thread::sleep(Duration::from_millis(200));
+    let before = (ticks(), switch.worker_stats().sleeps.get());
+    std::thread::sleep(Duration::from_secs(2));
+    // Other tests of this file have switches of their own for a moment.
+    let (spent, sleeps) = (ticks().saturating_sub(before.0), switch.worker_stats().sleeps.get() - before.1);
+    assert!(sleeps < 600, "{sleeps} sleeps in two seconds");
+    assert!(spent <= 4, "{spent} ticks of 10 ms in two seconds");
+}
+
+#[test]
+fn senders_share_a_receiver_whatever_the_size_of_their_frames() {
+    let mut bench = Bench::new();
+    let senders: Vec<_> = (1..=3).map(|number| bench.guest(number)).collect();
+    let receiver = bench.guest(9);
+    receiver.wire.set_takes(vmlane_port::Takes { frame: 20_000, ..vmlane_switch::testing::PLAIN });
+    for (sender, len) in senders.iter().zip([60, 1500, 16_000]) {
+        let number = senders.iter().position(|other| other.id == sender.id).unwrap() as u8 + 1;
+        (0..5000).for_each(|_| sender.send(&frame(mac(9), mac(number), len, 0)));
+    }
+    receiver.wire.forget_frames();
+    for _ in 0..40 {
+        bench.step();
+    }
+    let frames: Vec<_> = senders.iter().map(|sender| sender.stats.tx_frames.get()).collect();
+    // Small ones are limited by number, large ones by bytes.
+    assert_eq!(&frames[..2], [40 * 64, 40 * 64]);
+    let large = frames[2] * 16_000 / 40;
+    assert!((200 << 10..300 << 10).contains(&large), "{large} bytes a turn");
+}
+
+#[test]
+fn a_receiver_that_stops_slows_nobody_else() {
+    let mut bench = Bench::with(Settings { hold: Duration::from_millis(2), ..Settings::default() });
+    let (a, stopped, lively) = (bench.guest(1), bench.guest(2), bench.guest(3));
+    stopped.wire.set_room(Some(0));
+    let start = Instant::now();
+    let mut sent = 0u64;
+    while start.elapsed() < Duration::from_millis(200) {
+        if a.wire.queued() < 64 {
+            a.send(&frame(mac(2), mac(1), 60, 0));
+            a.send(&frame(mac(3), mac(1), 60, 0));
+            sent += 1;
+        }
+        bench.step();
+    }
+    bench.run();
+    assert_eq!(lively.stats.rx_frames.get(), sent);
+    assert_eq!(stopped.stats.drop_no_buffers.get(), sent);
+}
