@@ -85,7 +85,14 @@ impl Spans {
         self.push_far(addr, len)
     }
 
-    /// The same for bytes that lie in another region than the last ones, or in several.
+    /// Only `[addr, addr + len)`: [`Self::clear`] and [`Self::push`].
+    #[inline]
+    pub fn set(&mut self, addr: u64, len: usize) -> Result<(), Fault> {
+        self.clear();
+        self.push(addr, len)
+    }
+
+    /// [`Self::push`] of bytes that lie in another region than the last ones, or in several.
     #[cold]
     fn push_far(&mut self, addr: u64, len: usize) -> Result<(), Fault> {
         let fault = Fault { addr, len: len as u64 };

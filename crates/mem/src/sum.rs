@@ -1,8 +1,6 @@
 //! The Internet checksum's sum (RFC 1071) over bytes that come in parts of any length.
 #![allow(unsafe_code)] // functions compiled for AVX2, called where the CPU has it; copies between raw pointers
 
-/// Bytes that are copied at once through a private block.
-const BLOCK: usize = 256;
 /// Bytes of a vector register.
 #[cfg(target_arch = "x86_64")]
 const LINE: usize = 32;
@@ -48,33 +46,14 @@ impl Sum {
         #[cfg(target_arch = "x86_64")]
         if len >= 2 * LINE && std::arch::is_x86_feature_detected!("avx2") {
             let whole = len / (2 * LINE) * (2 * LINE);
-            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes.
-            let words = unsafe { copy_avx2(to, from, whole) };
-            self.add_words(words, whole);
-            // SAFETY: `len - whole` bytes are left of each.
-            return unsafe { self.copy_in_blocks(to.add(whole), from.add(whole), len - whole) };
+            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes, and for the rest behind them.
+            let words = unsafe {
+                copy_avx2(to, from, whole) + copy_words(to.add(whole), from.add(whole), len - whole)
+            };
+            return self.add_words(words, len);
         }
         // SAFETY: the caller's promise.
-        unsafe { self.copy_in_blocks(to, from, len) }
-    }
-
-    /// See [`Self::copy`]: by way of a private block.
-    ///
-    /// # Safety
-    /// As there.
-    unsafe fn copy_in_blocks(&mut self, mut to: *mut u8, mut from: *const u8, mut len: usize) {
-        let mut block = [0u8; BLOCK];
-        while len > 0 {
-            let here = len.min(BLOCK);
-            // SAFETY: both are valid for `len` bytes, the block is private and at least `here` long.
-            unsafe {
-                libc::memmove(block.as_mut_ptr().cast(), from.cast(), here);
-                self.add(&block[..here]);
-                libc::memmove(to.cast(), block.as_ptr().cast(), here);
-                (to, from) = (to.add(here), from.add(here));
-            }
-            len -= here;
-        }
+        self.add_words(unsafe { copy_words(to, from, len) }, len);
     }
 
     /// Adds one 16-bit number at an even place.
@@ -108,6 +87,9 @@ fn fold(mut sum: u64) -> u16 {
 
 #[inline]
 fn sum_of(data: &[u8]) -> u64 {
+    if data.len() < 64 {
+        return sum_short(data);
+    }
     #[cfg(target_arch = "x86_64")]
     if data.len() >= 128 && std::arch::is_x86_feature_detected!("avx2") {
         // SAFETY: the CPU has AVX2.
@@ -122,6 +104,50 @@ fn sum_avx2(data: &[u8]) -> u64 {
     sum_portable(data)
 }
 
+/// A value at any address.
+#[derive(Clone, Copy)]
+#[repr(C, packed)]
+struct Anywhere<T>(T);
+
+/// Copies `len` bytes; the sum of their 16-bit words. Every word is loaded once.
+///
+/// # Safety
+/// `from` is valid for reads and `to` for writes of `len` bytes.
+#[inline]
+unsafe fn copy_words(to: *mut u8, from: *const u8, len: usize) -> u64 {
+    /// Moves a value; volatile: it is loaded exactly once.
+    #[inline(always)]
+    unsafe fn word<T: Copy>(to: *mut u8, from: *const u8, at: usize) -> T {
+        // SAFETY: the caller's promise.
+        unsafe {
+            let word = from.add(at).cast::<Anywhere<T>>().read_volatile();
+            to.add(at).cast::<Anywhere<T>>().write(word);
+            word.0
+        }
+    }
+    let (mut sum, mut at) = (0u64, 0);
+    // SAFETY: all of these end at or before `len`.
+    unsafe {
+        while len - at >= 8 {
+            let two: u64 = word(to, from, at);
+            sum += (two & 0xffff_ffff) + (two >> 32);
+            at += 8;
+        }
+        if len - at >= 4 {
+            sum += u64::from(word::<u32>(to, from, at));
+            at += 4;
+        }
+        if len - at >= 2 {
+            sum += u64::from(word::<u16>(to, from, at));
+            at += 2;
+        }
+        if len > at {
+            sum += u64::from(u16::from_ne_bytes([word(to, from, at), 0]));
+        }
+    }
+    sum
+}
+
 /// Copies `len` bytes (a multiple of 64); the sum of their 32-bit words. Every vector is loaded once.
 ///
 /// # Safety
@@ -130,19 +156,16 @@ fn sum_avx2(data: &[u8]) -> u64 {
 #[target_feature(enable = "avx2")]
 unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
     use std::arch::x86_64::*;
-    /// A vector at any address.
-    #[derive(Clone, Copy)]
-    #[repr(C, packed)]
-    struct Anywhere(__m256i);
     let zero = _mm256_setzero_si256();
     let (mut low, mut high) = ([zero; 2], [zero; 2]);
     let mut at = 0;
     while at < len {
         // SAFETY: inside the range, which has whole pairs. Volatile: loaded exactly once.
-        let pair = [0, LINE].map(|next| unsafe { from.add(at + next).cast::<Anywhere>().read_volatile().0 });
+        let pair = [0, LINE]
+            .map(|next| unsafe { from.add(at + next).cast::<Anywhere<__m256i>>().read_volatile().0 });
         for (half, words) in pair.into_iter().enumerate() {
             // SAFETY: inside the range.
-            unsafe { to.add(at + half * LINE).cast::<Anywhere>().write(Anywhere(words)) };
+            unsafe { to.add(at + half * LINE).cast::<Anywhere<__m256i>>().write(Anywhere(words)) };
             low[half] = _mm256_add_epi64(low[half], _mm256_unpacklo_epi32(words, zero));
             high[half] = _mm256_add_epi64(high[half], _mm256_unpackhi_epi32(words, zero));
         }
@@ -151,9 +174,23 @@ unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
     let sum = _mm256_add_epi64(_mm256_add_epi64(low[0], low[1]), _mm256_add_epi64(high[0], high[1]));
     let mut lanes = [0u64; 4];
     // SAFETY: 32 private bytes.
-    unsafe { lanes.as_mut_ptr().cast::<Anywhere>().write(Anywhere(sum)) };
+    unsafe { lanes.as_mut_ptr().cast::<Anywhere<__m256i>>().write(Anywhere(sum)) };
     // A lane holds less than 2^32 for each vector: no overflow.
     lanes.iter().sum()
+}
+
+/// Sums what is shorter than vectors are worth.
+#[inline]
+fn sum_short(data: &[u8]) -> u64 {
+    let mut words = data.chunks_exact(4);
+    let sum: u64 =
+        words.by_ref().map(|word| u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))).sum();
+    match *words.remainder() {
+        [] => sum,
+        [a] => sum + u64::from(u16::from_ne_bytes([a, 0])),
+        [a, b] => sum + u64::from(u16::from_ne_bytes([a, b])),
+        [a, b, c, ..] => sum + u64::from(u16::from_ne_bytes([a, b])) + u64::from(u16::from_ne_bytes([c, 0])),
+    }
 }
 
 /// Sums 32-bit words in eight lanes, which compilers turn into vector code.

@@ -10,6 +10,9 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use crate::region::{Region, memfd};
 
+/// Bytes of two words.
+const PAIR: usize = 16;
+
 /// `len` bytes at an address that is a multiple of 8. Words are accessed atomically; offsets are
 /// checked, and one outside (a caller's bug, never a guest's doing) panics.
 #[derive(Debug)]
@@ -72,6 +75,31 @@ impl Window {
     fn word64(&self, offset: usize) -> &AtomicU64 {
         // SAFETY: as above.
         unsafe { AtomicU64::from_ptr(self.at(offset, 8, 8).cast()) }
+    }
+
+    /// The window as an array of pairs of words, such as descriptors: loads one word of pair `index`
+    /// (acquire).
+    #[inline]
+    pub fn load_half(&self, index: usize, second: bool) -> u64 {
+        let word = self.pair(index, second);
+        u64::from_le(word.load(Ordering::Acquire))
+    }
+
+    /// Stores pair `index`, its second word last (release). The window is writable.
+    #[inline]
+    pub fn store_pair(&self, index: usize, [first, second]: [u64; 2]) {
+        assert!(self.writable);
+        self.pair(index, false).store(first.to_le(), Ordering::Release);
+        self.pair(index, true).store(second.to_le(), Ordering::Release);
+    }
+
+    #[inline]
+    fn pair(&self, index: usize, second: bool) -> &AtomicU64 {
+        if index >= self.len / PAIR {
+            outside(index * PAIR, PAIR, self.len);
+        }
+        // SAFETY: the pair lies inside the mapping, and at a multiple of 8 as `base` does.
+        unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index * PAIR + 8 * usize::from(second)).cast()) }
     }
 
     /// Has the CPU fetch the cache line at `offset`, if that is inside.

@@ -77,8 +77,8 @@ pub struct TxRing {
     posted: VecDeque<(u16, u16)>,
     silent: u16,
     in_use: u16,
-    /// A buffer for each descriptor.
-    buffers: u64,
+    /// A buffer for each descriptor, once [`Self::send`] needs them.
+    buffers: Option<u64>,
 }
 
 impl TxRing {
@@ -98,7 +98,7 @@ impl TxRing {
             posted: VecDeque::new(),
             silent: 0,
             in_use: 0,
-            buffers: alloc(ram, usize::from(size) * BUFFER),
+            buffers: None,
         }
     }
 
@@ -159,9 +159,11 @@ impl TxRing {
         let mut left = frame;
         let mut sizes = split.iter().copied();
         let mut index = self.next;
+        let bytes = usize::from(self.size) * BUFFER;
+        let buffers = *self.buffers.get_or_insert_with(|| alloc(&self.ram, bytes));
         while !left.is_empty() {
             let len = sizes.next().unwrap_or(BUFFER).min(left.len()).min(BUFFER);
-            let addr = self.buffers + u64::from(index) * BUFFER as u64;
+            let addr = buffers + u64::from(index) * BUFFER as u64;
             parts.push((addr, len));
             index = if index + 1 == self.size { 0 } else { index + 1 };
             if parts.len() <= usize::from(self.room()) {

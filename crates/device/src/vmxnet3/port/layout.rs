@@ -91,6 +91,13 @@ impl Buffers {
         Err(NoPlace::Broken)
     }
 
+    /// The same when a HEAD is next and no depth is set; else None.
+    #[inline]
+    pub fn quick_head(&self) -> Option<RxDesc> {
+        let (addr, control) = self.ring0.load(self.ring0.head).filter(|_| self.depth.is_none())?;
+        Some(RxDesc::from_words(addr, control)).filter(|desc| !desc.is_body())
+    }
+
     /// With a depth of d, the descriptor d places back must have come back.
     #[inline]
     fn within_depth(&self) -> Result<(), NoPlace> {

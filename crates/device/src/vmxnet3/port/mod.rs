@@ -3,7 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `ring.rs` | rings by generation |
-//! | `tx.rs`, `offload.rs` | packets gathered, checked, lent, completed in order |
+//! | `tx.rs`, `offload.rs`, `order.rs` | packets gathered, checked, lent, completed in order |
 //! | `rx.rs`, `layout.rs` | packets laid into posted buffers, completed |
 //! | `rss.rs` | the receive queue of a packet |
 //! | `moderation.rs` | when an interrupt is due |
@@ -17,6 +17,7 @@ mod counters;
 mod layout;
 mod moderation;
 mod offload;
+mod order;
 mod ring;
 mod rss;
 mod rx;

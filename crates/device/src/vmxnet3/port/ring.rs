@@ -1,6 +1,6 @@
 //! Rings as the device walks them: commands by generation, completions with a generation.
 
-use vmlane_wire::vmxnet3::desc::{CONTROL, RX_GEN, SIZE, TX_GEN};
+use vmlane_wire::vmxnet3::desc::{RX_GEN, SIZE, TX_GEN};
 
 use crate::vmxnet3::setup::Ring;
 
@@ -23,10 +23,8 @@ impl Place {
     /// The position behind, in a ring of any size.
     #[inline]
     pub fn next(self, size: u16) -> Place {
-        if self.index + 1 < size {
-            return Place { index: self.index + 1, ..self };
-        }
-        Place { index: 0, lap: self.lap.wrapping_add(1) }
+        let index = self.index.wrapping_add(1);
+        if index < size { Place { index, ..self } } else { Place { index: 0, lap: self.lap.wrapping_add(1) } }
     }
 
     /// `steps` positions behind; at most a lap.
@@ -70,17 +68,17 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
     /// word is loaded once, and first (acquire).
     #[inline]
     pub fn load(&self, place: Place) -> Option<(u64, u64)> {
-        let at = usize::from(place.index) * SIZE;
-        let control = self.ring.window.load_u64(at + CONTROL);
+        let index = usize::from(place.index);
+        let control = self.ring.window.load_half(index, true);
         if (control >> GENERATION & 1 != 0) != place.generation() {
             return None;
         }
-        Some((self.ring.window.load_u64(at), control))
+        Some((self.ring.window.load_half(index, false), control))
     }
 
     #[inline]
     pub fn is_posted(&self, place: Place) -> bool {
-        let control = self.ring.window.load_u64(usize::from(place.index) * SIZE + CONTROL);
+        let control = self.ring.window.load_half(usize::from(place.index), true);
         (control >> GENERATION & 1 != 0) == place.generation()
     }
 
@@ -96,7 +94,7 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
         let index = usize::from(self.head.index);
         self.ring.window.prefetch((index + 2 * AHEAD) * SIZE);
         let near = if index + AHEAD < usize::from(self.ring.size) { index + AHEAD } else { 0 };
-        self.ring.window.load_u64(near * SIZE)
+        self.ring.window.load_half(near, false)
     }
 
     /// The same for a ring of which a packet takes many.
@@ -171,11 +169,18 @@ impl CompletionRing {
     #[inline]
     pub fn publish(&mut self) {
         let mut index = usize::from(self.head.index);
-        for [low, high] in self.gathered.drain(..).rev() {
-            index = index.checked_sub(1).unwrap_or(usize::from(self.ring.size) - 1);
-            self.ring.window.store_u64(index * SIZE, low);
-            self.ring.window.store_u64(index * SIZE + CONTROL, high);
+        for &words in self.gathered.iter().rev() {
+            index = if index == 0 { usize::from(self.ring.size) - 1 } else { index - 1 };
+            self.ring.window.store_pair(index, words);
         }
+        self.gathered.clear();
+    }
+
+    /// Writes one at once; nothing has gathered.
+    #[inline]
+    pub fn write(&mut self, words: impl FnOnce(bool) -> [u64; 2]) {
+        self.ring.window.store_pair(usize::from(self.head.index), words(self.head.generation()));
+        self.head = self.head.next(self.ring.size);
     }
 }
 

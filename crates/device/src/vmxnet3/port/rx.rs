@@ -3,7 +3,7 @@
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{MAX_HEAD, Network, Packet, Reason, Refusal, Transport, Verdict};
 use vmlane_wire::ethernet::{MIN_FRAME, TAG};
-use vmlane_wire::vmxnet3::desc::{RxCompletion, RxLayers, error};
+use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 
 use super::counters;
 use super::layout::{Buffer, Buffers, Missing, NoPlace};
@@ -131,6 +131,15 @@ impl RxQueue {
         let in_band = packet.tag.is_some() && !rules.features.rx_vlan;
         let len = packet.len() + if in_band { TAG } else { 0 };
         let need = len.max(MIN_FRAME);
+        if let Some(place) = self.single(need, packet, bench) {
+            write(packet, in_band, need, bench);
+            let name = self.names[0];
+            let one = common(packet, in_band, rules).buffer(place.index, name, need as u16).ends(true, true);
+            self.completions.make_room();
+            self.completions.push(|generation| one.rss(hash.kind, hash.value).words(generation));
+            counters::received(counters, packet.head, len, None);
+            return Ok(1);
+        }
         let delivered = match self.data {
             Some((base, size)) if need <= usize::from(size) && packet.aggregate.is_none() => {
                 self.place_in_data_ring(base, size, need, bench)
@@ -138,16 +147,27 @@ impl RxQueue {
             _ => self.place_in_buffers(need, rules, bench),
         };
         let data_ring = delivered.map_err(|no_place| self.no_place(no_place, counters))?;
-        let written = packet.write(&bench.into, in_band, &mut bench.scratch);
-        if written < need {
-            bench.into.write(written, &[0; MIN_FRAME][..need - written]);
-        }
+        write(packet, in_band, need, bench);
         self.missing = None;
-        let tag = packet.tag.filter(|_| !in_band);
-        let common = RxCompletion::of(layers(packet, rules), tag);
+        let common = common(packet, in_band, rules);
         self.complete(common, packet, hash, rules, data_ring, &bench.buffers);
         counters::received(counters, packet.head, len, packet.aggregate);
         Ok(bench.buffers.len() as u32)
+    }
+
+    /// The ordinary case, quickly: one frame into one posted head buffer that is large enough. None:
+    /// look closer.
+    #[inline]
+    fn single(&mut self, need: usize, packet: &Packet<'_>, bench: &mut Bench) -> Option<Place> {
+        let ordinary = self.data.is_none() && self.told.is_none() && packet.aggregate.is_none();
+        if !ordinary {
+            return None;
+        }
+        let head = self.buffers.quick_head().filter(|head| head.len() >= need.max(MIN_HEAD))?;
+        bench.into.set(head.addr, need).ok()?;
+        bench.into.prefetch(self.buffers.ring0.look_ahead());
+        self.missing = None;
+        Some(self.buffers.take_head())
     }
 
     /// A slot of the data ring instead of the head's memory, which the driver keeps.
@@ -252,6 +272,21 @@ impl RxQueue {
     pub fn flush(&mut self) {
         self.completions.publish();
     }
+}
+
+/// Copies the packet and pads it.
+#[inline]
+fn write(packet: &Packet<'_>, in_band: bool, need: usize, bench: &mut Bench) {
+    let written = packet.write(&bench.into, in_band, &mut bench.scratch);
+    if written < need {
+        bench.into.write(written, &[0; MIN_FRAME][..need - written]);
+    }
+}
+
+/// What all completions of a packet have in common.
+#[inline]
+fn common(packet: &Packet<'_>, in_band: bool, rules: &RxRules) -> RxCompletion {
+    RxCompletion::of(layers(packet, rules), packet.tag.filter(|_| !in_band))
 }
 
 /// What a completion tells about protocols and checksums.

@@ -1,7 +1,5 @@
 //! One transmit queue: packets are gathered from descriptors, lent, and completed in ring order.
 
-use std::collections::VecDeque;
-
 use vmlane_mem::{MemoryMap, Spans, Window};
 use vmlane_port::{HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, PortStats, Reason};
 use vmlane_wire::ethernet::Tci;
@@ -9,6 +7,7 @@ use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
 use super::counters;
 use super::offload::{TxRules, spoken_of};
+use super::order::Order;
 use super::ring::{CompletionRing, Place, TxCommands};
 use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
@@ -31,15 +30,6 @@ struct Slot {
     number: u64,
 }
 
-/// A packet that was taken from the ring and is not completed yet.
-#[derive(Debug)]
-struct Taken {
-    /// Its last descriptor.
-    end: u16,
-    wants_completion: bool,
-    done: bool,
-}
-
 /// Where a packet ends, and how long it is.
 struct Extent {
     end: Place,
@@ -59,10 +49,7 @@ pub struct TxQueue {
     memory: MemoryMap,
     slots: Vec<Slot>,
     free: Vec<u16>,
-    /// Packets in ring order, from the first that is not completed on.
-    order: VecDeque<Taken>,
-    /// Number of the first of `order`.
-    first: u64,
+    order: Order,
     stopped: bool,
     pub vector: u8,
     pub descriptor: Window,
@@ -70,15 +57,14 @@ pub struct TxQueue {
 
 impl TxQueue {
     pub fn new(setup: TxSetup, memory: &MemoryMap) -> TxQueue {
-        let packets = usize::from(setup.commands.size);
+        let order = Order::new(setup.commands.size);
         TxQueue {
             commands: TxCommands::new(setup.commands),
             completions: CompletionRing::new(setup.completions),
             memory: memory.clone(),
             slots: Vec::with_capacity(LOOK_AHEAD),
             free: Vec::with_capacity(LOOK_AHEAD),
-            order: VecDeque::with_capacity(packets),
-            first: 0,
+            order,
             stopped: false,
             vector: setup.vector,
             descriptor: setup.descriptor,
@@ -100,40 +86,45 @@ impl TxQueue {
         counters: &QueueCounters,
     ) -> Result<Option<u16>, Stopped> {
         for _ in 0..MAX_SKIPS {
-            if !self.waits() || self.order.len() == usize::from(self.commands.size()) {
-                return Ok(None);
+            let head = self.commands.head;
+            let Some((addr, control)) = self.commands.load(head).filter(|_| !self.stopped) else { break };
+            if self.order.is_full() {
+                break;
             }
-            let Some(slot) = self.free_slot() else { return Ok(None) };
-            let (extent, lent) = match gather(&self.commands, &mut self.slots[usize::from(slot)], rules) {
-                Ok(gathered) => gathered,
+            let Some(number) = self.free_slot() else { break };
+            let slot = &mut self.slots[usize::from(number)];
+            slot.spans.clear();
+            slot.spans.prefetch(self.commands.look_ahead());
+            let first = TxDesc::from_words(addr, control);
+            let mut lent = Ok(());
+            let extent = match gather(&self.commands, first, &mut slot.spans, &mut lent) {
+                Ok(extent) => extent,
                 Err(stopped) => {
-                    self.free.push(slot);
                     self.stopped = true;
+                    self.free.push(number);
                     stats.drop(Reason::BadDescriptor);
                     return Err(stopped);
                 }
             };
-            let Extent { end, wants_completion, .. } = extent;
-            self.order.push_back(Taken { end: end.index, wants_completion, done: lent.is_err() });
+            let Extent { end, wants_completion, len } = extent;
             self.commands.head = self.commands.next(end);
-            match lent {
+            slot.number = self.order.push(end.index, wants_completion);
+            match lent.and_then(|()| fill(slot, &first, len, rules)) {
                 Ok(()) => {
-                    let number = self.first + self.order.len() as u64 - 1;
-                    let slot_ref = &mut self.slots[usize::from(slot)];
-                    slot_ref.number = number;
-                    counters::sent(counters, &slot_ref.head, extent.len, slot_ref.offload);
-                    return Ok(Some(slot));
+                    counters::sent(counters, &slot.head, len, slot.offload);
+                    return Ok(Some(number));
                 }
                 Err(reason) => {
-                    self.free.push(slot);
                     stats.drop(reason);
                     counters::tx_error(counters);
+                    self.finish(number);
                 }
             }
         }
         Ok(None)
     }
 
+    #[inline]
     fn free_slot(&mut self) -> Option<u16> {
         if let Some(slot) = self.free.pop() {
             return Some(slot);
@@ -161,8 +152,7 @@ impl TxQueue {
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        let number = self.slots[usize::from(slot)].number;
-        self.order[(number - self.first) as usize].done = true;
+        self.order.finish(self.slots[usize::from(slot)].number);
         self.free.push(slot);
     }
 
@@ -170,55 +160,45 @@ impl TxQueue {
     #[inline]
     pub fn flush(&mut self) -> u32 {
         let mut written = 0;
-        while let Some(taken) = self.order.front().filter(|taken| taken.done) {
-            if taken.wants_completion {
-                let completion = TxCompletion { index: taken.end };
-                self.completions.make_room();
-                self.completions.push(|generation| completion.words(generation));
+        while let Some((index, wants_completion)) = self.order.pop_finished() {
+            if wants_completion {
+                self.completions.write(|generation| TxCompletion { index }.words(generation));
                 written += 1;
             }
-            self.order.pop_front();
-            self.first += 1;
         }
-        self.completions.publish();
         written
     }
 }
 
-/// Reads the packet at the ring's head, each descriptor once. The outer error: the ring makes no
-/// sense. The inner one: the packet alone does not.
+/// Reads the packet that starts with `first` at the ring's head, each descriptor once, its bytes into
+/// `spans`. `fine` becomes an error where the packet alone makes no sense; the error returned: the ring
+/// does not.
 #[inline]
 fn gather(
     commands: &TxCommands,
-    slot: &mut Slot,
-    rules: &TxRules,
-) -> Result<(Extent, Result<(), Reason>), Stopped> {
-    let mut place = commands.head;
-    let mut first = None;
-    let mut fine = Ok(());
-    let mut len = 0usize;
-    slot.spans.clear();
-    slot.spans.prefetch(commands.look_ahead());
+    first: TxDesc,
+    spans: &mut Spans,
+    fine: &mut Result<(), Reason>,
+) -> Result<Extent, Stopped> {
+    let (mut desc, mut end, mut len) = (first, commands.head, 0usize);
     for _ in 0..MAX_DESCRIPTORS {
-        // The driver hands over the first descriptor last: all others must be there, or never come. A
-        // chain as long as the ring meets its own first descriptor, of the wrong generation.
-        let Some((addr, control)) = commands.load(place) else { return Err(Stopped(error::NO_END)) };
-        let desc = TxDesc::from_words(addr, control);
         if desc.unknown_type() {
             return Err(Stopped(error::UNKNOWN_TYPE));
         }
         len = len.saturating_add(desc.len());
         if fine.is_ok() && len > MAX_FRAME {
-            fine = Err(Reason::BadLength);
-        } else if fine.is_ok() && slot.spans.push(desc.addr, desc.len()).is_err() {
-            fine = Err(Reason::BadAddress);
+            *fine = Err(Reason::BadLength);
+        } else if fine.is_ok() && spans.push(desc.addr, desc.len()).is_err() {
+            *fine = Err(Reason::BadAddress);
         }
-        let first = *first.get_or_insert(desc);
         if desc.end() {
-            let extent = Extent { end: place, wants_completion: desc.wants_completion(), len };
-            return Ok((extent, fine.and_then(|()| fill(slot, &first, len, rules))));
+            return Ok(Extent { end, wants_completion: desc.wants_completion(), len });
         }
-        place = commands.next(place);
+        end = commands.next(end);
+        // The driver hands over the first descriptor last: all others must be there, or never come. A
+        // chain as long as the ring meets its own first descriptor, of the wrong generation.
+        let Some((addr, control)) = commands.load(end) else { return Err(Stopped(error::NO_END)) };
+        desc = TxDesc::from_words(addr, control);
     }
     Err(Stopped(error::TOO_MANY_DESCRIPTORS))
 }

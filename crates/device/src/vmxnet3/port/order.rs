@@ -1,0 +1,68 @@
+//! Packets in ring order, from the first that is not completed on: finished in any order, completed
+//! in theirs.
+
+/// A packet that was taken from the ring.
+#[derive(Clone, Copy, Debug, Default)]
+struct Taken {
+    /// Its last descriptor.
+    end: u16,
+    wants_completion: bool,
+    finished: bool,
+}
+
+/// As many packets as a ring has descriptors, at most. Packets are numbered from the first ever.
+#[derive(Debug)]
+pub struct Order {
+    /// A power of two of them; packet n is at n modulo their number.
+    taken: Box<[Taken]>,
+    most: u64,
+    first: u64,
+    next: u64,
+}
+
+impl Order {
+    pub fn new(ring: u16) -> Order {
+        let taken = vec![Taken::default(); usize::from(ring).next_power_of_two()].into_boxed_slice();
+        Order { taken, most: ring.into(), first: 0, next: 0 }
+    }
+
+    #[inline]
+    pub fn is_full(&self) -> bool {
+        self.next - self.first >= self.most
+    }
+
+    #[inline]
+    fn at(&mut self, number: u64) -> &mut Taken {
+        let mask = self.taken.len() - 1;
+        &mut self.taken[number as usize & mask]
+    }
+
+    /// Adds a packet whose last descriptor is `end`; its number. There is room.
+    #[inline]
+    pub fn push(&mut self, end: u16, wants_completion: bool) -> u64 {
+        let number = self.next;
+        *self.at(number) = Taken { end, wants_completion, finished: false };
+        self.next += 1;
+        number
+    }
+
+    #[inline]
+    pub fn finish(&mut self, number: u64) {
+        self.at(number).finished = true;
+    }
+
+    /// Takes the first packet, if it is finished: its last descriptor, and whether a completion is
+    /// wanted.
+    #[inline]
+    pub fn pop_finished(&mut self) -> Option<(u16, bool)> {
+        if self.first == self.next {
+            return None;
+        }
+        let Taken { end, wants_completion, finished } = *self.at(self.first);
+        if !finished {
+            return None;
+        }
+        self.first += 1;
+        Some((end, wants_completion))
+    }
+}
