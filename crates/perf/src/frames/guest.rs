@@ -134,7 +134,7 @@ pub struct Guest {
 
 impl Guest {
     /// Guest `number`, which sends to `to`, and the port of its NIC. `lro`: it takes super-frames.
-    pub fn new(number: u16, to: u16, load: Load, lro: bool) -> (Guest, NicPort) {
+    pub fn new(number: u16, to: u16, load: Load, lro: bool, stats: Arc<PortStats>) -> (Guest, NicPort) {
         let spec = RingsSpec {
             revision: 6,
             tx: 512,
@@ -156,7 +156,7 @@ impl Guest {
                 load.parts(addr)
             })
             .collect();
-        let port = NicPort::new(setup, Arc::new(PortStats::default()));
+        let port = NicPort::new(setup, stats);
         (Guest { rings, frames, next: 0, wish: load.wish() }, port)
     }
 

@@ -1,30 +1,57 @@
 //! The rows of VMXNET3: synthetic guests on one thread, the worker that moves their frames on the other.
 
+mod drive;
 mod guest;
+mod switched;
 mod wire;
 
 use std::io;
-use std::sync::atomic::{AtomicBool, Ordering};
-use std::time::{Duration, Instant};
+use std::sync::Arc;
+use std::time::Duration;
 
-use vmlane_bench::native::report::{GBITS, Registry};
+use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_bench::native::{Cpus, Sample, copy_frames};
 
+use self::drive::{Counts, flood, ping_pong};
 use self::guest::{Guest, Load};
+use self::switched::Switched;
 use self::wire::Wire;
 
 /// Million frames per second.
 const MFRAMES: &str = "Mframes/s";
-/// Frames that a guest posts in one turn.
-const POSTS: usize = 64;
+const OF_MEAN: &str = "of the mean";
+/// A plain copy of super-frames.
+const COPY: &str = "copy.frames.64k";
 
 /// Adds all rows.
 pub fn register(registry: &mut Registry) {
-    let copy = "copy.frames.64k";
-    registry.add(copy, GBITS, &[], plain_copy);
+    registry.add(COPY, GBITS, &[], plain_copy);
+    ports_rows(registry);
+    let mut add = |name: &str, unit, beside: &[&str], load, lro, value: fn(&Counts) -> Sample| {
+        registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length))));
+    };
+    add("vmxnet3.frames.64", MFRAMES, &["vmxnet3.ports.64"], Load::Small, true, Counts::mframes);
+    add("vmxnet3.frames.1500", GBITS, &["vmxnet3.ports.1500"], Load::Full, true, Counts::gbits);
+    add("vmxnet3.tso.64k", GBITS, &[COPY, "vmxnet3.ports.64k"], Load::Super, true, Counts::gbits);
+    add("vmxnet3.segment.64k", GBITS, &[COPY], Load::Super, false, Counts::gbits);
+    registry.add("vmxnet3.rr.1", ROUND_TRIPS, &["ring.rr.1", "tcp.rr.1"], |length| Ok(round_trips(length)));
+    for count in [2, 8, 32] {
+        let name = format!("vmxnet3.scale.{count}");
+        let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.scale.2"] };
+        registry.add(&name, MFRAMES, beside, move |length| {
+            Ok(switched(count, count, Load::Full, true, length).mframes())
+        });
+    }
+    registry.add("vmxnet3.share.32", OF_MEAN, &[], |length| {
+        Ok(switched(32, 32, Load::Full, true, length).smallest_share())
+    });
+}
+
+/// Ports without a switch.
+fn ports_rows(registry: &mut Registry) {
     registry.add("vmxnet3.ports.64", MFRAMES, &[], |length| Ok(ports(Load::Small, length).mframes()));
     registry.add("vmxnet3.ports.1500", GBITS, &[], |length| Ok(ports(Load::Full, length).gbits()));
-    registry.add("vmxnet3.ports.64k", GBITS, &[copy], |length| Ok(ports(Load::Super, length).gbits()));
+    registry.add("vmxnet3.ports.64k", GBITS, &[COPY], |length| Ok(ports(Load::Super, length).gbits()));
 }
 
 /// Copies super-frames between buffers like the guests', on a worker's CPU.
@@ -33,66 +60,26 @@ fn plain_copy(length: Duration) -> io::Result<Sample> {
     copy_frames(Load::Super.scatter(), length)
 }
 
-/// What arrived.
-struct Arrived {
-    frames: u64,
-    bytes: u64,
-    time: Duration,
-}
-
-impl Arrived {
-    fn mframes(&self) -> Sample {
-        Sample { value: self.frames as f64 / self.time.as_secs_f64() / 1e6 }
-    }
-
-    fn gbits(&self) -> Sample {
-        Sample::gbits(self.bytes, self.time)
-    }
-}
-
 /// One guest sends to another through a bare wire.
-fn ports(load: Load, length: Duration) -> Arrived {
-    let (a, port_a) = Guest::new(1, 2, load, true);
-    let (b, port_b) = Guest::new(2, 1, load, true);
+fn ports(load: Load, length: Duration) -> Counts {
+    let (a, port_a) = Guest::new(0, 1, load, true, Arc::default());
+    let (b, port_b) = Guest::new(1, 0, load, true, Arc::default());
     let mut wire = Wire([port_a, port_b]);
-    let counts = measure(&mut [a, b], &[0], length, || {
-        wire.step();
-    });
-    let (frames, bytes) = counts.received[1];
-    Arrived { frames, bytes, time: counts.time }
+    flood(&mut [a, b], 1, length, || wire.step())
 }
 
-/// What was received, by guest: frames and bytes.
-struct Counts {
-    received: Vec<(u64, u64)>,
-    time: Duration,
+/// Guests behind the switch, the first `senders` of which send.
+fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -> Counts {
+    let Switched { mut guests, mut worker, .. } = Switched::new(count, load, lro);
+    flood(&mut guests, senders.into(), length, || {
+        worker.step();
+    })
 }
 
-/// Has `senders` send for as long as `length` while `step` moves frames on this thread. Guests run on
-/// another one; both have a CPU of their own where there are two.
-fn measure(guests: &mut [Guest], senders: &[usize], length: Duration, mut step: impl FnMut()) -> Counts {
-    let cpus = Cpus::allowed();
-    let stop = AtomicBool::new(false);
-    std::thread::scope(|scope| {
-        let driving = scope.spawn(|| {
-            let _placed = cpus.pin(1);
-            let mut received = vec![(0, 0); guests.len()];
-            let start = Instant::now();
-            while !stop.load(Ordering::Relaxed) {
-                senders.iter().for_each(|&sender| guests[sender].send(POSTS));
-                for (guest, total) in guests.iter_mut().zip(&mut received) {
-                    let (frames, bytes) = guest.receive();
-                    *total = (total.0 + frames, total.1 + bytes);
-                }
-            }
-            Counts { received, time: start.elapsed() }
-        });
-        let _placed = cpus.pin(0);
-        let start = Instant::now();
-        while start.elapsed() < length {
-            (0..64).for_each(|_| step());
-        }
-        stop.store(true, Ordering::Relaxed);
-        driving.join().expect("no panic")
+fn round_trips(length: Duration) -> Sample {
+    let Switched { guests, mut worker, .. } = Switched::new(2, Load::Small, true);
+    let Ok(mut pair) = <[Guest; 2]>::try_from(guests) else { unreachable!("two were made") };
+    ping_pong(&mut pair, length, || {
+        worker.step();
     })
 }

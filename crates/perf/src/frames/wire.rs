@@ -14,22 +14,22 @@ const BATCH: usize = 64;
 pub struct Wire(pub [NicPort; 2]);
 
 impl Wire {
-    /// One batch each way. Returns how many frames moved.
-    pub fn step(&mut self) -> usize {
+    /// One batch each way.
+    pub fn step(&mut self) {
         let [a, b] = &mut self.0;
-        let moved = carry(a, b) + carry(b, a);
+        carry(a, b);
+        carry(b, a);
         let now = Instant::now();
         self.0.iter_mut().for_each(|port| port.flush(now));
-        moved
     }
 }
 
-fn carry(from: &mut NicPort, to: &mut NicPort) -> usize {
-    for moved in 0..BATCH {
+fn carry(from: &mut NicPort, to: &mut NicPort) {
+    for _ in 0..BATCH {
         if !to.has_room() {
-            return moved;
+            return;
         }
-        let Some(token) = from.fetch() else { return moved };
+        let Some(token) = from.fetch() else { return };
         let lent = from.lent(token);
         let (unfinished, aggregate) = match lent.offload {
             Offload::Checksum { start, field } => {
@@ -62,5 +62,4 @@ fn carry(from: &mut NicPort, to: &mut NicPort) -> usize {
         from.finish(token);
         assert!(matches!(delivered, Ok(()) | Err(Refusal::Full)), "{delivered:?}");
     }
-    BATCH
 }

@@ -1,0 +1,99 @@
+//! Guests on one thread, whoever moves their frames on the other.
+
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use vmlane_bench::native::{Cpus, Sample};
+
+use super::guest::Guest;
+
+/// Frames that a guest posts in one turn.
+const POSTS: usize = 64;
+
+/// What was received, by guest: frames and bytes.
+pub struct Counts {
+    pub received: Vec<(u64, u64)>,
+    pub time: Duration,
+}
+
+impl Counts {
+    /// Million frames a second, of all guests together.
+    pub fn mframes(&self) -> Sample {
+        let frames: u64 = self.received.iter().map(|(frames, _)| frames).sum();
+        Sample { value: frames as f64 / self.time.as_secs_f64() / 1e6 }
+    }
+
+    pub fn gbits(&self) -> Sample {
+        Sample::gbits(self.received.iter().map(|(_, bytes)| bytes).sum(), self.time)
+    }
+
+    /// What the guest with the least received, as a part of the mean.
+    pub fn smallest_share(&self) -> Sample {
+        let frames = || self.received.iter().map(|(frames, _)| *frames as f64);
+        let mean = frames().sum::<f64>() / self.received.len() as f64;
+        Sample { value: frames().fold(f64::INFINITY, f64::min) / mean }
+    }
+}
+
+/// Runs `guests` on a thread of their own while `step` moves frames on this one, for about `length`.
+/// Each has a CPU of its own where there are two.
+fn beside<T: Send>(
+    length: Duration,
+    mut step: impl FnMut(),
+    guests: impl FnOnce(&AtomicBool) -> T + Send,
+) -> T {
+    let cpus = Cpus::allowed();
+    let stop = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        let driving = scope.spawn(|| {
+            let _placed = cpus.pin(1);
+            guests(&stop)
+        });
+        let _placed = cpus.pin(0);
+        let start = Instant::now();
+        while start.elapsed() < length {
+            (0..64).for_each(|_| step());
+        }
+        stop.store(true, Ordering::Relaxed);
+        driving.join().expect("no panic")
+    })
+}
+
+/// Has the first `senders` guests send as fast as they can.
+pub fn flood(guests: &mut [Guest], senders: usize, length: Duration, step: impl FnMut()) -> Counts {
+    beside(length, step, |stop| {
+        let mut received = vec![(0, 0); guests.len()];
+        let start = Instant::now();
+        while !stop.load(Ordering::Relaxed) {
+            for (number, (guest, total)) in guests.iter_mut().zip(&mut received).enumerate() {
+                if number < senders {
+                    guest.send(POSTS);
+                }
+                let (frames, bytes) = guest.receive();
+                *total = (total.0 + frames, total.1 + bytes);
+            }
+        }
+        Counts { received, time: start.elapsed() }
+    })
+}
+
+/// One frame there, one frame back.
+pub fn ping_pong(pair: &mut [Guest; 2], length: Duration, step: impl FnMut()) -> Sample {
+    beside(length, step, |stop| {
+        let mut count = 0;
+        let start = Instant::now();
+        'trips: while !stop.load(Ordering::Relaxed) {
+            for (from, to) in [(0, 1), (1, 0)] {
+                pair[from].send(1);
+                while pair[to].receive().0 == 0 {
+                    if stop.load(Ordering::Relaxed) {
+                        break 'trips;
+                    }
+                    std::hint::spin_loop();
+                }
+            }
+            count += 1;
+        }
+        Sample::rate(count, start.elapsed())
+    })
+}

@@ -1,0 +1,36 @@
+//! Guests behind the switch, whose worker the caller turns by hand.
+
+use vmlane_port::Frames;
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
+
+use super::guest::{Guest, Load, mac};
+
+/// Guests, their switch and its worker. Guest n sends to its neighbour: 0 and 1 to each other, 2 and 3,
+/// and so on.
+pub struct Switched {
+    pub guests: Vec<Guest>,
+    pub worker: Worker,
+    _switch: Switch,
+}
+
+impl Switched {
+    pub fn new(count: u16, load: Load, lro: bool) -> Switched {
+        let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
+        let connect = |number: u16| {
+            let port = switch.add_port(PortSpec {
+                name: format!("vm-{number}"),
+                group: "test".into(),
+                mac: mac(number),
+                vlan: VlanMode::Untagged,
+                policy: Policy::default(),
+                uplink: false,
+            });
+            let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(&switch, port));
+            switch.attach(port, Box::new(nic));
+            guest
+        };
+        let guests = (0..count).map(connect).collect();
+        worker.step();
+        Switched { guests, worker, _switch: switch }
+    }
+}
