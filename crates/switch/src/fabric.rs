@@ -84,11 +84,6 @@ impl Fabric {
         self.slots.get_mut(usize::from(slot))?.as_mut()?.end.as_mut()
     }
 
-    /// Is any end served by the kernel?
-    pub fn uplinks(&self) -> bool {
-        self.wake_fds().next().is_some()
-    }
-
     /// Files that become readable when a frame waits.
     pub fn wake_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let ports = self.attached.iter().filter_map(|&slot| self.slots[usize::from(slot)].as_ref());

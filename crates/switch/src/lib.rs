@@ -6,6 +6,7 @@
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
 //! | `fabric.rs`, `port.rs` | all ports; a port as the worker has it |
 //! | `turn.rs` | the way of a frame from its sender to its receivers |
+//! | `lookup.rs` | may it be sent, and to whom |
 //! | `waiting.rs` | frames that wait for a receiver's buffers |
 //! | `table.rs` | where an address is |
 //! | `frame.rs`, `parse.rs` | a frame, its layers, its sender's wishes checked |
@@ -18,6 +19,7 @@ mod fabric;
 mod fallback;
 mod forward;
 mod frame;
+mod lookup;
 mod parse;
 mod port;
 mod queue;

@@ -44,6 +44,8 @@ pub struct Worker {
     sleep: Duration,
     /// Ends were asked to announce their next frame.
     armed: bool,
+    /// An uplink's file woke us and there was no frame: one that is gone would do so for ever.
+    cried_wolf: bool,
     moved: bool,
     soon: bool,
 }
@@ -58,6 +60,7 @@ impl Worker {
             busy: Instant::now(),
             sleep: settings.sleep,
             armed: false,
+            cried_wolf: false,
             moved: false,
             soon: false,
         }
@@ -78,6 +81,8 @@ impl Worker {
         let now = Instant::now();
         if self.queue.is_waiting() {
             self.busy = now;
+            // Also so that an end that comes later is asked when the others are.
+            self.wake_up();
             for Command { request, done } in self.queue.take() {
                 if !self.obey(request) {
                     return false;
@@ -88,6 +93,7 @@ impl Worker {
         self.moved = self.fabric.round(now);
         if self.moved {
             self.busy = now;
+            self.cried_wolf = false;
             self.stats.rounds.bump(1);
             self.wake_up();
         }
@@ -173,17 +179,15 @@ impl Worker {
         let timeout =
             timeout.map(|time| Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() });
         let bell = PollFd::from_borrowed_fd(self.queue.bell(), PollFlags::IN);
-        let result = if self.fabric.uplinks() && !self.fabric.is_waiting() {
-            let files = self.fabric.wake_fds();
-            let mut files: Vec<_> = std::iter::once(bell)
-                .chain(files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)))
-                .collect();
-            poll(&mut files, timeout.as_ref()).map(|_| !files[0].revents().is_empty())
-        } else {
-            let mut files = [bell];
-            poll(&mut files, timeout.as_ref()).map(|_| !files[0].revents().is_empty())
-        };
-        self.queue.get_up(result.unwrap_or(true));
+        let files = self.fabric.wake_fds().filter(|_| !self.cried_wolf && !self.fabric.is_waiting());
+        let files = files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+        let mut files: Vec<_> = std::iter::once(bell).chain(files).collect();
+        let _ = poll(&mut files, timeout.as_ref());
+        let rung = !files[0].revents().is_empty();
+        let woken = files[1..].iter().any(|file| !file.revents().is_empty());
+        drop(files);
+        self.cried_wolf = woken;
+        self.queue.get_up(rung);
     }
 }
 

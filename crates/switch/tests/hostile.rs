@@ -16,7 +16,7 @@ fn offload() -> impl Strategy<Value = Offload> {
     prop_oneof![
         Just(Offload::None),
         (small.clone(), small.clone()).prop_map(|(start, field)| Offload::Checksum { start, field }),
-        (prop_oneof![Just(54u16), Just(66), Just(74), Just(86), small.clone()], word.clone())
+        (prop_oneof![Just(54u16), Just(66), Just(74), Just(86), small.clone()], word)
             .prop_map(|(header, mss)| Offload::Segment { header, mss }),
         (small, word, any::<bool>()).prop_map(|(header, mss, outer_sum)| Offload::Tunnel {
             header,

@@ -2,8 +2,9 @@
 
 mod common;
 
-use common::tcp::Packet;
+use common::tcp::{Ip, Packet};
 use common::{Bench, Guest, mac};
+use etherparse::{IpNumber, UdpHeader};
 use vmlane_port::{Aggregate, Filter, Offload, Takes, Verdict};
 use vmlane_switch::testing::{LRO, PLAIN, Received};
 use vmlane_switch::{Policy, PortSpec};
@@ -224,4 +225,69 @@ fn an_uplink_that_takes_super_frames_gets_them_whole() {
     a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
     bench.run();
     assert!(up.wire.received()[0].aggregate.is_some());
+}
+
+/// `inner` inside a tunnel over IPv4 or IPv6, its outer lengths and checksums real; UDP checksum 0.
+fn tunnelled(v6: bool, geneve: bool, inner: &[u8], id: u16, sum: bool) -> Vec<u8> {
+    let header = match geneve {
+        true => [&[2, 0, 0x65, 0x58, 0, 0, 7, 0][..], &[9; 8]].concat(),
+        false => vec![8, 0, 0, 0, 0, 0, 7, 0],
+    };
+    let payload = [&header[..], inner].concat();
+    let udp = |checksum| UdpHeader {
+        source_port: 50_000,
+        destination_port: if geneve { 6081 } else { 4789 },
+        length: 8 + payload.len() as u16,
+        checksum,
+    };
+    let mut outer = Packet::new(mac(2), mac(1), v6, 0);
+    let (ip, checksum) = match &mut outer.ip {
+        Ip::V4(ip) => {
+            ip.protocol = IpNumber::UDP;
+            ip.identification = id;
+            ip.set_payload_len(8 + payload.len()).unwrap();
+            ip.header_checksum = ip.calc_header_checksum();
+            (ip.to_bytes().to_vec(), udp(0).calc_checksum_ipv4(ip, &payload).unwrap())
+        }
+        Ip::V6(ip) => {
+            ip.next_header = IpNumber::UDP;
+            ip.set_payload_length(8 + payload.len()).unwrap();
+            (ip.to_bytes().to_vec(), udp(0).calc_checksum_ipv6(ip, &payload).unwrap())
+        }
+    };
+    let udp = udp(if sum { checksum } else { 0 });
+    [&outer.ethernet.to_bytes()[..], &ip, &udp.to_bytes(), &payload].concat()
+}
+
+#[test]
+fn tunnelled_super_frames_are_cut_with_both_headers_right() {
+    let (mut bench, a, b) = pair();
+    b.wire.set_takes(LRO);
+    for case in 0..16 {
+        let [outer_v6, inner_v6, geneve, outer_sum] = [1, 2, 4, 8].map(|bit| case & bit != 0);
+        let inner = Packet::new(mac(20), mac(10), inner_v6, 4001).timestamped();
+        let sent = tunnelled(outer_v6, geneve, &inner.partial(false), 0xffff, false);
+        let header = (sent.len() - 4001) as u16;
+        a.wire.send(&sent, Offload::Tunnel { header, mss: 1000, outer_sum }, None);
+        bench.run();
+        let expected: Vec<_> = (0..)
+            .zip(inner.segments(1000))
+            .map(|(number, segment)| {
+                let id = 0xffff_u16.wrapping_add(number);
+                tunnelled(outer_v6, geneve, &segment.bytes(), id, outer_sum)
+            })
+            .collect();
+        let received = b.wire.received();
+        assert_eq!(bytes(&received).len(), expected.len());
+        for (got, expected) in received.iter().zip(&expected) {
+            assert!(&got.bytes == expected, "case {case}: {:?}\n{:?}", &got.bytes[..140], &expected[..140]);
+        }
+        // Only the inner checksum.
+        let inner = Packet::new(mac(20), mac(10), inner_v6, 700);
+        let sent = tunnelled(outer_v6, geneve, &inner.partial(true), 7, false);
+        let header = (sent.len() - 700) as u16;
+        a.wire.send(&sent, Offload::Tunnel { header, mss: 0, outer_sum: false }, None);
+        bench.run();
+        assert_eq!(bytes(&b.wire.received()), [tunnelled(outer_v6, geneve, &inner.bytes(), 7, false)]);
+    }
 }
