@@ -4,7 +4,7 @@
 //! their ports. `tests/interleavings.rs` runs this very code against every interleaving of a small
 //! model and fails when one of the rules M1 to M4 is broken.
 
-use vmlane_port::{End, PortFault, StreamPort, transfer};
+use vmlane_port::{End, PortFault, StreamPort};
 
 /// Why a direction sleeps, and therefore what wakes it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -146,8 +146,7 @@ impl Direction {
                 let len = if readable == 0 { 0 } else { fit(to, readable, filling)? };
                 if len > 0 {
                     // M1: bytes first, then the tail that announces them; the source's room last.
-                    transfer(to.sink(), from.source(), len);
-                    to.produce(len).map_err(Blame::Sink)?;
+                    to.fill(from.source(), len).map_err(Blame::Sink)?;
                     from.consume(len).map_err(Blame::Source)?;
                 }
                 len

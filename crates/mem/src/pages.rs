@@ -6,6 +6,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
 use crate::region::Region;
+use crate::window::prefetch;
 
 /// Whole pages, logically contiguous, physically anywhere (facts: nearly random in real guests).
 #[derive(Debug)]
@@ -15,6 +16,9 @@ pub struct Pages {
     /// Keeps the mappings under `pages` alive.
     keep: Arc<[Arc<Region>]>,
 }
+
+/// Bytes at each end of a page that are fetched ahead.
+const EDGE: usize = 256;
 
 /// One word of some pages, found once: an index that is looked at over and over. Little-endian in
 /// memory.
@@ -67,6 +71,18 @@ impl Pages {
     fn check(&self, offset: usize, len: usize) {
         if !(offset <= self.len() && len <= self.len() - offset) {
             outside(offset, len, self.len());
+        }
+    }
+
+    /// Has the CPU fetch both ends of the page at `offset`, which is copied next: pages lie anywhere, so
+    /// its own prefetcher does not find them, and memmove may begin at either end.
+    #[inline]
+    fn prefetch(&self, offset: usize) {
+        let Some(page) = self.pages.get(offset >> self.shift) else { return };
+        let (start, last) = (page.as_ptr(), (1 << self.shift) - EDGE);
+        for line in (0..EDGE).step_by(64) {
+            prefetch(start.wrapping_add(line));
+            prefetch(start.wrapping_add(last + line));
         }
     }
 
@@ -225,6 +241,10 @@ fn copy_runs(to: &Pages, mut to_offset: usize, from: &Pages, mut from_offset: us
         let (source, source_len) = from.run(from_offset, len);
         let (target, target_len) = to.run(to_offset, len);
         let here = source_len.min(target_len);
+        if here < len {
+            from.prefetch(from_offset + here);
+            to.prefetch(to_offset + here);
+        }
         // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable;
         // memmove allows them to overlap.
         unsafe { libc::memmove(target.cast(), source.cast(), here) };

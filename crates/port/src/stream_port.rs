@@ -1,6 +1,6 @@
 //! One end of a byte stream as a lane sees it.
 
-use crate::RingSlice;
+use crate::{RingSlice, transfer};
 
 /// The far end broke the rules of its ring (an index outside it, or one that went backwards), or its
 /// memory is gone. Its stream ends; nobody else notices. Boxed, because every look at an index may
@@ -88,6 +88,13 @@ pub trait StreamPort: Send {
 
     /// `len` bytes were written into the room: publish them, and wake the party if it may be asleep.
     fn produce(&mut self, len: usize) -> Result<(), PortFault>;
+
+    /// Moves `len` bytes, for which there is room, from the ring of another party into this one's. Bytes
+    /// first, then the index that announces them (rule M1).
+    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault> {
+        transfer(self.sink(), from, len);
+        self.produce(len)
+    }
 
     /// A fresh look. True if the ring is exactly full and the party's next read will wake the lane.
     fn arm_writable(&mut self) -> Result<bool, PortFault>;
