@@ -1,0 +1,181 @@
+//! VMXNET3 NICs under unmodified drivers: files arrive whole whatever the guest switches on or off,
+//! resets at any moment leave nothing stuck, interrupts of every kind work, flows spread over queues.
+
+use vmlane_lab::{Guest, LabSpec};
+use vmlane_tests::{Bed, PATIENCE, full, kept, spec};
+
+/// Guests with a NIC on vmlane's switch beside the VMCI device.
+fn nics(what: &str, kernels: &[&str], device: &str) -> LabSpec {
+    spec(what, kernels).device(device).unwrap()
+}
+
+/// Carries `mib` random mebibytes over TCP from one guest to the other's address and compares.
+fn file(from: &Guest, to: &Guest, address: &str, mib: u32) {
+    from.sh(&format!("head -c {mib}M /dev/urandom >/dev/shm/in")).unwrap();
+    let listening =
+        to.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5001,reuseaddr CREATE:/dev/shm/out"]).unwrap();
+    listening.wait_for("listening on", PATIENCE).unwrap();
+    from.sh(&format!("socat -u OPEN:/dev/shm/in TCP:{address}:5001")).unwrap();
+    assert!(listening.wait().unwrap().success());
+    let sum = |guest: &Guest, name: &str| guest.sh(&format!("sha256sum </dev/shm/{name}")).unwrap();
+    assert_eq!(sum(from, "in"), sum(to, "out"), "{mib} MiB, {} to {}", from.name(), to.name());
+    from.sh("rm /dev/shm/in").unwrap();
+    to.sh("rm /dev/shm/out").unwrap();
+}
+
+/// A file each way.
+fn files(bed: &Bed, mib: u32) {
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    file(&a, &b, "10.77.0.2", mib);
+    file(&b, &a, "10.77.0.1", mib);
+}
+
+fn both(bed: &Bed, line: &str) {
+    for name in ["a", "b"] {
+        bed.guest(name).sh(line).unwrap_or_else(|error| panic!("guest {name}: {line}: {error:#}"));
+    }
+}
+
+fn pings(bed: &Bed, mtu: u32) {
+    let (v4, v6) = (mtu - 28, mtu - 48);
+    let a = bed.guest("a");
+    a.sh(&format!("ping -q -c 3 -i 0.2 -M do -s {v4} 10.77.0.2")).unwrap();
+    a.sh(&format!("ping -6 -q -c 3 -i 0.2 -M do -s {v6} fd77::2")).unwrap();
+}
+
+/// What a guest may switch on and off; each line is undone by the second.
+const SWITCHES: [(&str, &str, &str); 6] = [
+    ("TSO off", "ethtool -K eth0 tso off", "ethtool -K eth0 tso on"),
+    ("LRO off", "ethtool -K eth0 lro off", "ethtool -K eth0 lro on"),
+    ("transmit checksum off", "ethtool -K eth0 tx off", "ethtool -K eth0 tx on tso on"),
+    ("receive checksum off", "ethtool -K eth0 rx off", "ethtool -K eth0 rx on lro on"),
+    (
+        "smallest rings",
+        "ethtool -G eth0 rx 32 tx 32 || ethtool -G eth0 rx 64 tx 64",
+        "ethtool -G eth0 rx 1024 tx 512",
+    ),
+    ("largest rings", "ethtool -G eth0 rx 4096 tx 4096", "ethtool -G eth0 rx 1024 tx 512"),
+];
+
+fn traffic(kernel: &str, mib: u32) {
+    let bed = Bed::up(&nics(&format!("n{}", kernel.replace('.', "")), &[kernel, kernel], "vmxnet3"));
+    pings(&bed, 1500);
+    files(&bed, mib);
+    for (what, on, off) in SWITCHES {
+        both(&bed, on);
+        files(&bed, mib);
+        both(&bed, off);
+        println!("kernel {kernel}: {what}: files equal");
+    }
+    both(&bed, "ip link set eth0 mtu 9000");
+    pings(&bed, 9000);
+    files(&bed, mib);
+    both(&bed, "ethtool -K eth0 lro off");
+    files(&bed, mib);
+    both(&bed, "ethtool -K eth0 lro on");
+    // A path MTU that only one end knows: TCP's own segment sizes keep within the smaller.
+    bed.guest("b").sh("ip link set eth0 mtu 1500").unwrap();
+    files(&bed, mib);
+    bed.guest("a").sh("ip link set eth0 mtu 1500").unwrap();
+    both(
+        &bed,
+        "ethtool -C eth0 rx-usecs 100 || true; ethtool -C eth0 rx-usecs 0 || true; ethtool -S eth0 >/dev/null",
+    );
+    let streams = iperf(&bed, "-P 8 -t 2");
+    let back = iperf(&bed, "-R -t 2");
+    kept(
+        1,
+        &format!(
+            "vmxnet3, {kernel}: pings of 1500 and 9000, {mib} MiB each way equal with everything on and off, \
+             8 streams {streams:.2} Gbit/s, reverse {back:.2} Gbit/s"
+        ),
+    );
+    bed.finish();
+}
+
+/// Gbit/s from a to b.
+fn iperf(bed: &Bed, options: &str) -> f64 {
+    let server = bed.guest("b").spawn(["iperf3", "-s", "-1", "--forceflush"]).unwrap();
+    server.wait_for("listening", PATIENCE).unwrap();
+    let text = bed.guest("a").sh(&format!("iperf3 -J -c 10.77.0.2 {options}")).unwrap();
+    server.wait().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["end"]["sum_received"]["bits_per_second"].as_f64().expect("a rate") / 1e9
+}
+
+#[test]
+fn files_arrive_whole_whatever_is_switched() {
+    let kernels: &[&str] = if full() { &["5.10", "6.1", "6.12", "7.2"] } else { &["6.12"] };
+    for kernel in kernels {
+        traffic(kernel, if full() { 64 } else { 8 });
+    }
+}
+
+/// Runs `storm` in guest b while a streams to it, over and over; afterwards a file goes through.
+#[test]
+fn resets_under_traffic_leave_nothing_stuck() {
+    let times = if full() { 50 } else { 5 };
+    let bed = Bed::up(&nics("storm", &["6.12", "6.12"], "vmxnet3"));
+    let b = bed.guest("b");
+    let flood = bed.guest("a").spawn([
+        "sh",
+        "-c",
+        "while :; do iperf3 -u -b 200M -t 1 -c 10.77.0.2; sleep 0.1; done",
+    ]);
+    let flood = flood.unwrap();
+    let server = b.spawn(["sh", "-c", "while :; do iperf3 -s -1 --idle-timeout 2; done"]).unwrap();
+    let up = "ip addr replace 10.77.0.2/24 dev eth0; ip link set eth0 up";
+    for (what, line) in [
+        ("down and up", "ip link set eth0 down; ip link set eth0 up".to_owned()),
+        ("MTU", "ip link set eth0 mtu 9000; ip link set eth0 mtu 1500".to_owned()),
+        ("driver reload", format!("rmmod vmxnet3; modprobe vmxnet3; sleep 0.3; {up}")),
+    ] {
+        for _ in 0..times {
+            b.sh(&line).unwrap_or_else(|error| panic!("{what}: {error:#}"));
+        }
+    }
+    drop(server);
+    drop(flood);
+    bed.guest("a").sh("ping -q -c 20 -i 0.2 -W 2 10.77.0.2 >/dev/null; true").unwrap();
+    files(&bed, 8);
+    for _ in 0..if full() { 10 } else { 1 } {
+        bed.check_kernel("b");
+        b.reboot(false).unwrap();
+        bed.equip("b");
+        files(&bed, 8);
+    }
+    kept(
+        2,
+        &format!(
+            "{times} times each: link down/up, MTU change, driver reload under a flood; reboots; files equal after"
+        ),
+    );
+    bed.finish();
+}
+
+#[test]
+fn interrupts_of_the_old_kind_work() {
+    let mut spec = nics("intx", &["6.12", "6.12"], "vmxnet3");
+    spec.append = "pci=nomsi".into();
+    let bed = Bed::up(&spec);
+    assert!(bed.guest("a").sh("dmesg").unwrap().contains("intr type 1"), "the driver took INTx");
+    pings(&bed, 1500);
+    files(&bed, 4);
+    kept(3, "pci=nomsi: files equal over INTx");
+    bed.finish();
+}
+
+#[test]
+fn flows_spread_over_queues() {
+    let mut spec = nics("rss", &["6.12", "6.12"], "vmxnet3");
+    spec.cpus = 4;
+    let bed = Bed::up(&spec);
+    files(&bed, 8);
+    let rate = iperf(&bed, "-P 16 -t 3");
+    let stats = bed.guest("b").sh("ethtool -S eth0 | grep 'ucast pkts rx'").unwrap();
+    let counts: Vec<u64> = stats.lines().filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+    assert_eq!(counts.len(), 4, "{stats}");
+    assert!(counts.iter().all(|&count| count > 0), "a queue without a frame: {stats}");
+    kept(3, &format!("4 vCPUs: 16 flows ({rate:.2} Gbit/s) over 4 queues by RSS: {counts:?} frames"));
+    bed.finish();
+}

@@ -1,0 +1,196 @@
+//! The switch between guests: what forwards gets no merged frames, policies and VLANs hold, a guest
+//! that stands still slows nobody, the host is a peer.
+
+use std::time::Duration;
+
+use vmlane_lab::LabSpec;
+use vmlane_tests::{Bed, PATIENCE, full, kept, spec};
+
+fn nics(what: &str, guests: usize) -> LabSpec {
+    spec(what, &vec!["6.12"; guests]).device("vmxnet3").unwrap()
+}
+
+/// A daemon configuration merged over the lab's.
+fn with_config(mut spec: LabSpec, text: &str) -> (LabSpec, tempfile::NamedTempFile) {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), text).unwrap();
+    spec.daemon_config = Some(file.path().to_owned());
+    (spec, file)
+}
+
+fn port(bed: &Bed, guest: &str, counter: &str) -> u64 {
+    let stats = bed.stats();
+    let vm = stats["vms"].as_array().unwrap().iter().find(|vm| vm["name"] == guest).unwrap().clone();
+    vm["nics"][0]["port"][counter].as_u64().unwrap_or_else(|| panic!("no counter {counter} in {vm}"))
+}
+
+fn iperf(bed: &Bed, from: &str, to: &str, address: &str, seconds: u32) -> f64 {
+    let server = bed.guest(to).spawn(["iperf3", "-s", "-1", "--forceflush"]).unwrap();
+    server.wait_for("listening", PATIENCE).unwrap();
+    let text = bed.guest(from).sh(&format!("iperf3 -J -c {address} -t {seconds}")).unwrap();
+    server.wait().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["end"]["sum_received"]["bits_per_second"].as_f64().expect("a rate") / 1e9
+}
+
+/// a - router b - c: b has LRO off as soon as it forwards, and gets nothing longer than its MTU.
+#[test]
+fn a_guest_that_forwards_gets_no_merged_frame() {
+    let bed = Bed::up(&nics("router", 3));
+    bed.guest("b")
+        .sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; \
+                       echo 0 >/proc/sys/net/ipv4/conf/eth0/send_redirects")
+        .unwrap();
+    assert!(bed.guest("b").sh("ethtool -k eth0 | grep large-receive").unwrap().contains("off"));
+    let before = port(&bed, "b", "rx_aggregates");
+    bed.guest("a").sh("ip route add 10.77.0.3/32 via 10.77.0.2").unwrap();
+    bed.guest("c").sh("ip route add 10.77.0.1/32 via 10.77.0.2").unwrap();
+    let rate = iperf(&bed, "a", "c", "10.77.0.3", 3);
+    assert_eq!(port(&bed, "b", "rx_aggregates"), before, "a router got merged frames");
+    assert!(port(&bed, "b", "rx_segments") > 0, "super-frames were cut for it");
+    kept(4, &format!("a forwarding guest gets no merged frame and forwards {rate:.2} Gbit/s at its MTU"));
+    bed.finish();
+}
+
+#[test]
+fn policies_hold() {
+    for allowed in [false, true] {
+        let text = format!(
+            "[[port_group]]\nname = \"net0\"\npromiscuous = {allowed}\nmac_changes = {allowed}\nforged_transmits = {allowed}\n"
+        );
+        let (spec, _file) = with_config(nics("policy", 3), &text);
+        let bed = Bed::up(&spec);
+        let (a, b, c) = (bed.guest("a"), bed.guest("b"), bed.guest("c"));
+        // Promiscuous mode: does c see what a and b say to each other?
+        let sniff =
+            c.spawn(["sh", "-c", "timeout 8 tcpdump -lni eth0 icmp and host 10.77.0.2 2>&1; true"]).unwrap();
+        sniff.wait_for("listening on", PATIENCE).unwrap();
+        a.sh("ping -q -c 5 -i 0.3 10.77.0.2").unwrap();
+        let seen = sniff.wait().unwrap().stdout();
+        assert_eq!(seen.contains("ICMP echo"), allowed, "promiscuous = {allowed}: {seen}");
+        // Another source address, as a bridge or a nested guest sends: a raw frame from Python.
+        let forged = "import socket; s = socket.socket(socket.AF_PACKET, socket.SOCK_RAW); s.bind(('eth0', 0)); \
+                      [s.send(b'\\xff'*6 + bytes.fromhex('020000000099') + b'\\x08\\x06' + bytes(46)) for _ in range(5)]";
+        let before = (port(&bed, "a", "drop_forged_source"), port(&bed, "b", "rx_frames"));
+        a.sh(&format!("python3 -c \"{forged}\"")).unwrap();
+        vmlane_tests::wait_until("the forged frames are dropped or delivered", || {
+            let dropped = port(&bed, "a", "drop_forged_source") - before.0;
+            let delivered = port(&bed, "b", "rx_frames") - before.1;
+            if allowed { delivered >= 5 } else { dropped == 5 }
+        });
+        // A changed address.
+        b.sh(
+            "ip link set eth0 down; ip link set eth0 address 02:00:00:00:00:77; ip link set eth0 up; sleep 1",
+        )
+        .unwrap();
+        a.sh("ip neigh flush all").unwrap();
+        let reached = a.sh("ping -q -c 4 -i 0.3 -W 2 10.77.0.2").is_ok();
+        assert_eq!(reached, allowed, "mac_changes = {allowed}");
+        bed.finish();
+    }
+    kept(
+        7,
+        "promiscuous mode, a forged source and a changed address are each allowed and refused as configured",
+    );
+}
+
+#[test]
+fn vlans_keep_apart_and_tags_travel() {
+    // a and b tag by themselves, c is put into VLAN 10 by the switch.
+    let text = "[[port_group]]\nname = \"trunk\"\nvlan = \"trunk\"\n[[port_group]]\nname = \"ten\"\nvlan = 10\n\
+                [[vm]]\nname = \"a\"\nnic = [{model = \"vmxnet3\", port_group = \"trunk\", mac = \"52:54:00:77:00:01\"}]\n\
+                [[vm]]\nname = \"b\"\nnic = [{model = \"vmxnet3\", port_group = \"trunk\", mac = \"52:54:00:77:00:02\"}]\n\
+                [[vm]]\nname = \"c\"\nnic = [{model = \"vmxnet3\", port_group = \"ten\", mac = \"52:54:00:77:00:03\"}]\n";
+    let (spec, _file) = with_config(nics("vlan", 3), text);
+    let bed = Bed::up(&spec);
+    for (name, host) in [("a", 1), ("b", 2)] {
+        bed.guest(name)
+            .sh(&format!(
+                "ip link add link eth0 name eth0.10 type vlan id 10; ip addr add 10.99.0.{host}/24 dev eth0.10; \
+                 ip link set eth0.10 up"
+            ))
+            .unwrap();
+    }
+    bed.guest("c").sh("ip addr add 10.99.0.3/24 dev eth0").unwrap();
+    let a = bed.guest("a");
+    a.sh("ping -q -c 3 -i 0.2 10.99.0.2").expect("tagged to tagged");
+    a.sh("ping -q -c 3 -i 0.2 10.99.0.3").expect("tagged by the guest to tagged by the switch");
+    a.sh("ping -q -c 3 -i 0.2 10.77.0.2").expect("untagged beside");
+    assert!(a.sh("ping -q -c 2 -W 1 10.77.0.3").is_err(), "untagged frames do not enter VLAN 10");
+    let rate = iperf(&bed, "a", "c", "10.99.0.3", 2);
+    kept(
+        1,
+        &format!("VLAN 10 tagged by a guest and by its port group: {rate:.2} Gbit/s; nothing else crosses"),
+    );
+    bed.finish();
+}
+
+#[test]
+fn a_guest_that_stands_still_slows_nobody() {
+    let bed = Bed::up(&nics("still", 3));
+    let seconds = if full() { 30 } else { 6 };
+    let before = iperf(&bed, "a", "b", "10.77.0.2", 3);
+    // c is flooded by a while it stands still.
+    bed.guest("c").qmp("stop", None).unwrap();
+    let flood = bed.guest("a").spawn(["sh", "-c", "ip neigh replace 10.77.0.3 lladdr 52:54:00:77:00:03 dev eth0; \
+                                       while :; do head -c 1000000 /dev/zero; done | socat -u -b 1400 - UDP:10.77.0.3:9"]).unwrap();
+    let during = iperf(&bed, "a", "b", "10.77.0.2", seconds);
+    drop(flood);
+    bed.guest("c").qmp("cont", None).unwrap();
+    bed.guest("a")
+        .sh("ping -q -c 20 -i 0.3 -W 3 10.77.0.3 >/dev/null; ping -q -c 3 -W 5 10.77.0.3")
+        .expect("it goes on");
+    assert!(port(&bed, "c", "drop_no_buffers") > 0, "its frames were dropped");
+    kept(
+        8,
+        &format!(
+            "a guest stopped for {seconds} s and flooded: two others {during:.2} Gbit/s, before {before:.2}"
+        ),
+    );
+    bed.finish();
+}
+
+#[test]
+fn the_host_is_a_peer_behind_an_uplink() {
+    let mut spec = nics("uplink", 2);
+    spec.uplink = true;
+    let bed = Bed::up(&spec);
+    let run = |words: &[&str]| {
+        let argv: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();
+        bed.lab().host_command(&argv).unwrap().output().unwrap()
+    };
+    let a = bed.guest("a");
+    a.sh("ping -q -c 3 -i 0.2 -M do -s 1472 10.77.0.254").unwrap();
+    a.sh("ping -6 -q -c 3 -i 0.2 fd77::fe").unwrap();
+    // The host sends a file to the guest and takes one, over plain TCP sockets.
+    let listening = a.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5001 CREATE:/dev/shm/out"]).unwrap();
+    listening.wait_for("listening on", PATIENCE).unwrap();
+    let send = "import os,socket,hashlib; d=os.urandom(16<<20); s=socket.create_connection(('10.77.0.1',5001)); \
+                s.sendall(d); s.close(); print(hashlib.sha256(d).hexdigest())";
+    let sent = run(&["python3", "-c", send]);
+    assert!(sent.status.success(), "{}", String::from_utf8_lossy(&sent.stderr));
+    assert!(listening.wait().unwrap().success());
+    let sum = a.sh("sha256sum </dev/shm/out").unwrap();
+    let expected = String::from_utf8_lossy(&sent.stdout).trim().to_owned();
+    assert!(sum.starts_with(&expected), "{sum} is not {expected}");
+    let take = "import socket,hashlib; l=socket.create_server(('10.77.0.254',5002)); c,_=l.accept(); h=hashlib.sha256()\n\
+                while True:\n d=c.recv(1<<20)\n if not d: break\n h.update(d)\nprint(h.hexdigest())";
+    let argv: Vec<String> = ["python3", "-c", take].map(str::to_owned).to_vec();
+    let mut command = bed.lab().host_command(&argv).unwrap();
+    let server = command.stdout(std::process::Stdio::piped()).spawn().unwrap();
+    std::thread::sleep(Duration::from_secs(1));
+    a.sh("head -c 16M /dev/urandom >/dev/shm/in; for i in $(seq 60); do socat -u OPEN:/dev/shm/in TCP:10.77.0.254:5002 && exit 0; \
+          sleep 1; done; exit 1").unwrap();
+    let output = server.wait_with_output().unwrap();
+    let taken = String::from_utf8_lossy(&output.stdout).trim().to_owned();
+    let sum = a.sh("sha256sum </dev/shm/in").unwrap();
+    assert!(!taken.is_empty() && sum.starts_with(&taken), "{sum} is not {taken}");
+    let stats = bed.stats();
+    let uplink = &stats["uplinks"][0]["port"];
+    assert!(uplink["rx_aggregates"].as_u64() > Some(0), "super-frames left whole: {uplink}");
+    kept(
+        6,
+        "guest and host exchange 16 MiB each way over the TAP uplink, checksums equal, super-frames whole",
+    );
+    bed.finish();
+}
