@@ -78,7 +78,7 @@ fn answers_are_those_of_the_profile() {
         (GetDeviceIdHigh, 1, 1),
         (GetExtraInfo, 0, 0),
         (GetAdaptiveRing, 1, 1),
-        (GetTxDataSize, 256, 0),
+        (GetTxDataSize, 128, 0),
         (GetRssFields, 3, 0),
         (GetMaxQueues, 0x0808, 0),
         (GetMaxCapabilities, 0, 0),
@@ -104,7 +104,7 @@ fn a_command_of_a_later_revision_means_nothing() {
     assert_eq!(machine.command(Command::SetRssFields), 0);
     assert_eq!(machine.command(Command::GetRssFields), 0);
     assert_eq!(machine.command(Command::GetMaxQueues), 0);
-    assert_eq!(machine.command(Command::GetTxDataSize), 256);
+    assert_eq!(machine.command(Command::GetTxDataSize), 128);
 }
 
 #[test]

@@ -25,9 +25,9 @@ const REFUSED: u32 = 1;
 const DEVICE_REVISION: u32 = 1;
 /// Adaptive rings are switched off.
 const NO_ADAPTIVE_RINGS: u32 = 1;
-/// Bytes of a transmit data slot: small frames and all headers fit, so that drivers write them in
-/// place instead of mapping one more buffer.
-const TX_DATA_SLOT: u32 = 256;
+/// Bytes of a slot of the transmit data ring. A larger one would save translations, but kernels from 6.5
+/// on, built with checks of copies (Debian's are), warn at each boot about a copy into more than 128.
+const TX_DATA_SLOT: u32 = 128;
 
 impl Vmxnet3Device {
     /// Executes a command and returns its result.
