@@ -11,9 +11,10 @@ use crate::direction::{Blame, Direction, Left, Sleep};
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// Looks of the safety net, a tenth of a second apart, after which a notice is lost; the same where an
+/// Looks of the safety net, a tenth of a second apart, after which a notice is lost: a guest that others
+/// keep from running may take most of a second between its store and its notice. The same where an
 /// end sends its notices byte by byte.
-const LOOKS: u32 = 2;
+const LOOKS: u32 = 10;
 const SLOW_LOOKS: u32 = 30;
 
 /// While bytes go one way, the other way is looked at once in so many turns and one; a turn counts once
@@ -252,7 +253,7 @@ impl Lane {
         self.charged.iter_mut().for_each(refund);
     }
 
-    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: two looks (more for guests
+    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: ten looks (more for guests
     /// that are slow to send) with work left undone and no progress between them mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         let mut refill = false;
@@ -291,6 +292,6 @@ pub enum Inspection {
     Quiet,
     /// A resting reader has made some room; filling it early is useful, nothing was lost.
     Refill,
-    /// Work was left undone over two looks: a notice got lost.
+    /// Work was left undone over ten looks: a notice got lost.
     LostNotice,
 }
