@@ -353,22 +353,30 @@ struct Cursor<'a> {
 }
 
 impl<'a> Cursor<'a> {
+    #[inline]
     fn new(spans: &'a Spans, offset: usize) -> Cursor<'a> {
-        let mut cursor = Cursor { pieces: &spans.pieces, at: 0 };
-        cursor.advance(offset);
+        let mut cursor = Cursor { pieces: &spans.pieces, at: offset };
+        while let Some(piece) = cursor.pieces.first().filter(|piece| cursor.at >= piece.len) {
+            cursor.at -= piece.len;
+            cursor.pieces = &cursor.pieces[1..];
+        }
         cursor
     }
 
+    /// The bytes from here to the end of the piece.
+    #[inline]
     fn run(&self) -> (*mut u8, usize) {
         let piece = self.pieces[0];
         // SAFETY: `at` is inside the piece.
         (unsafe { piece.base.as_ptr().add(self.at) }, piece.len - self.at)
     }
 
+    /// Forward by at most a run.
+    #[inline]
     fn advance(&mut self, bytes: usize) {
         self.at += bytes;
-        while let Some(piece) = self.pieces.first().filter(|piece| self.at >= piece.len) {
-            self.at -= piece.len;
+        if self.at == self.pieces[0].len {
+            self.at = 0;
             self.pieces = &self.pieces[1..];
         }
     }

@@ -158,47 +158,32 @@ impl Buffers {
         list: &mut Vec<Buffer>,
         layout: &mut Layout,
     ) -> Result<(), NoPlace> {
-        while into.len() < need {
-            if list.len() == limit {
-                return Err(NoPlace::Refused(Refusal::Drop(Reason::NoRoom)));
-            }
-            let (second, place, desc) = self.body(layout, need - into.len())?;
-            let len = desc.len().min(need - into.len());
-            if len == 0 || into.push(desc.addr, len).is_err() {
-                return Err(NoPlace::Broken);
-            }
-            list.push(Buffer { second, place, len: len as u16 });
-        }
-        Ok(())
-    }
-
-    /// The next BODY. `left`: bytes that still need room.
-    fn body(&self, layout: &mut Layout, left: usize) -> Result<(bool, Place, RxDesc), NoPlace> {
-        if let Some((addr, control)) = self.ring0.load(layout.next0) {
+        let mut left = need - into.len();
+        while let Some((addr, control)) = self.ring0.load(layout.next0).filter(|_| left > 0) {
             let desc = RxDesc::from_words(addr, control);
-            if desc.is_body() {
-                let place = layout.next0;
-                layout.next0 = self.ring0.next(place);
-                return Ok((false, place, desc));
+            if !desc.is_body() {
+                break;
             }
+            let place = layout.next0;
+            left -= add(desc, left, limit, into, list, |len| Buffer { second: false, place, len })?;
+            layout.next0 = self.ring0.next(place);
         }
-        let never = NoPlace::Refused(Refusal::Drop(Reason::NoRoom));
-        let ring1 = self.ring1.as_ref().ok_or(never)?;
-        let place = layout.next1;
-        let Some((addr, control)) = ring1.load(place) else {
-            // What is left of the packet needs about as many more: wait for the last of them.
-            let steps = (left.div_ceil(BODY) - 1).min(usize::from(ring1.size()) / 2);
-            return Err(NoPlace::Later(Missing {
-                second: true,
-                place: place.after(steps as u16, ring1.size()),
-            }));
-        };
-        let desc = RxDesc::from_words(addr, control);
-        if !desc.is_body() {
-            return Err(never);
+        if left == 0 {
+            return Ok(());
         }
-        layout.next1 = ring1.next(place);
-        Ok((true, place, desc))
+        let ring1 = self.ring1.as_ref().ok_or(TOO_LARGE)?;
+        let mut place = layout.next1;
+        while left > 0 {
+            let (addr, control) = ring1.load(place).ok_or_else(|| wait_for(ring1, place, left))?;
+            let desc = RxDesc::from_words(addr, control);
+            if !desc.is_body() {
+                return Err(TOO_LARGE);
+            }
+            left -= add(desc, left, limit, into, list, |len| Buffer { second: true, place, len })?;
+            place = ring1.next(place);
+        }
+        layout.next1 = place;
+        Ok(())
     }
 
     /// Consumes what was laid out.
@@ -231,3 +216,34 @@ impl Buffers {
 
 /// What a BODY holds with most drivers, in bytes.
 const BODY: usize = 4096;
+
+/// No number of posted buffers would do.
+const TOO_LARGE: NoPlace = NoPlace::Refused(Refusal::Drop(Reason::NoRoom));
+
+/// Adds a buffer for up to `left` bytes. Returns how many it takes.
+#[inline]
+fn add(
+    desc: RxDesc,
+    left: usize,
+    limit: usize,
+    into: &mut Spans,
+    list: &mut Vec<Buffer>,
+    buffer: impl FnOnce(u16) -> Buffer,
+) -> Result<usize, NoPlace> {
+    if list.len() >= limit {
+        return Err(TOO_LARGE);
+    }
+    let len = desc.len().min(left);
+    if len == 0 || into.push(desc.addr, len).is_err() {
+        return Err(NoPlace::Broken);
+    }
+    list.push(buffer(len as u16));
+    Ok(len)
+}
+
+/// What is left of a packet needs about as many more BODYs: the last of them is worth waiting for.
+#[cold]
+fn wait_for(ring1: &RxCommands, next: Place, left: usize) -> NoPlace {
+    let steps = (left.div_ceil(BODY) - 1).min(usize::from(ring1.size()) / 2);
+    NoPlace::Later(Missing { second: true, place: next.after(steps as u16, ring1.size()) })
+}

@@ -1,6 +1,6 @@
 //! Rings as the device walks them: commands by generation, completions with a generation.
 
-use vmlane_wire::vmxnet3::desc::{RX_GEN, SIZE, TX_GEN};
+use vmlane_wire::vmxnet3::desc::{RX_GEN, RxCompletion, SIZE, TX_GEN};
 
 use crate::vmxnet3::setup::Ring;
 
@@ -145,9 +145,12 @@ impl CompletionRing {
         place.next(self.ring.size)
     }
 
-    /// Room for a packet's completions.
+    /// Room for a packet's `count` completions. Their lines are about to be written.
     #[inline]
-    pub fn make_room(&mut self) {
+    pub fn make_room(&mut self, count: usize) {
+        let index = usize::from(self.head.index);
+        (1..=count.div_ceil(LINE))
+            .for_each(|line| self.ring.window.prefetch_write((index + line * LINE) * SIZE));
         if self.gathered.len() >= GATHERED.min(self.ring.size.into()) {
             self.publish();
         }
@@ -157,11 +160,19 @@ impl CompletionRing {
     #[inline]
     pub fn push(&mut self, words: impl FnOnce(bool) -> [u64; 2]) {
         self.gathered.push(words(self.head.generation()));
-        let index = usize::from(self.head.index);
-        if index.is_multiple_of(LINE) {
-            self.ring.window.prefetch_write((index + LINE) * SIZE);
-        }
         self.head = self.head.next(self.ring.size);
+    }
+
+    /// Adds receive completions.
+    #[inline]
+    pub fn extend(&mut self, completions: impl Iterator<Item = RxCompletion>) {
+        let (mut head, size) = (self.head, self.ring.size);
+        self.gathered.extend(completions.map(|one| {
+            let words = one.words(head.generation());
+            head = head.next(size);
+            words
+        }));
+        self.head = head;
     }
 
     /// Writes what has gathered, the last one first and each one's generation last: a driver sees all

@@ -135,7 +135,7 @@ impl RxQueue {
             write(packet, in_band, need, bench);
             let name = self.names[0];
             let one = common(packet, in_band, rules).buffer(place.index, name, need as u16).ends(true, true);
-            self.completions.make_room();
+            self.completions.make_room(1);
             self.completions.push(|generation| one.rss(hash.kind, hash.value).words(generation));
             counters::received(counters, packet.head, len, None);
             return Ok(1);
@@ -248,23 +248,32 @@ impl RxQueue {
         data_ring: bool,
         buffers: &[Buffer],
     ) {
-        self.completions.make_room();
-        for (at, buffer) in buffers.iter().enumerate() {
-            if let Some(told) = &mut self.told {
-                told[usize::from(self.completions.head().index)] = Some(*buffer);
+        self.completions.make_room(buffers.len());
+        if let Some(told) = &mut self.told {
+            let mut place = self.completions.head();
+            for buffer in buffers {
+                told[usize::from(place.index)] = Some(*buffer);
+                place = self.completions.next(place);
             }
-            let name = self.names[if data_ring { 2 } else { usize::from(buffer.second) }];
-            let end = at + 1 == buffers.len();
-            let one = common.buffer(buffer.place.index, name, buffer.len).ends(at == 0, end);
-            let one = match packet.aggregate {
-                // The hash's place holds the number of segments.
-                Some(aggregate) if at == 0 && rules.counts_segments => {
-                    one.lro(aggregate.segments.min(255) as u8, aggregate.mss)
-                }
-                _ => one.rss(hash.kind, hash.value),
-            };
-            self.completions.push(|generation| one.words(generation));
         }
+        let Some((first, rest)) = buffers.split_first() else { return };
+        let name = self.names[if data_ring { 2 } else { 0 }];
+        let hashed = common.rss(hash.kind, hash.value);
+        let start = match packet.aggregate {
+            // The hash's place holds the number of segments.
+            Some(aggregate) if rules.counts_segments => {
+                common.lro(aggregate.segments.min(255) as u8, aggregate.mss)
+            }
+            _ => hashed,
+        };
+        let start = start.buffer(first.place.index, name, first.len).ends(true, rest.is_empty());
+        self.completions.push(|generation| start.words(generation));
+        let Some((last, middle)) = rest.split_last() else { return };
+        let one = |buffer: &Buffer| {
+            hashed.buffer(buffer.place.index, self.names[usize::from(buffer.second)], buffer.len)
+        };
+        self.completions.extend(middle.iter().map(one));
+        self.completions.push(|generation| one(last).ends(false, true).words(generation));
     }
 
     /// Shows the driver what was delivered.
