@@ -5,6 +5,7 @@
 //! reference into guest memory; bytes are copied out, indices are loaded as atomics, and every
 //! pointer stays inside a mapping that the holder keeps alive.
 
+mod bulk;
 mod map;
 mod pages;
 mod region;

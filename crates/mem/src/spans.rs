@@ -6,6 +6,7 @@ use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 
+use crate::bulk;
 use crate::map::{Fault, MemoryMap};
 use crate::sum::Sum;
 
@@ -295,7 +296,7 @@ pub fn copy_spans(to: &Spans, to_offset: usize, from: &Spans, from_offset: usize
     }
     if let (Some(to), Some(from)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) {
         // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
-        unsafe { libc::memmove(to.cast(), from.cast(), len) };
+        unsafe { bulk::copy(to, from, len) };
         return;
     }
     let mut target = Cursor::new(to, to_offset);
@@ -305,7 +306,7 @@ pub fn copy_spans(to: &Spans, to_offset: usize, from: &Spans, from_offset: usize
             let here = room.min(left);
             // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable.
             unsafe {
-                libc::memmove(at.cast(), source.cast(), here);
+                bulk::copy(at, source, here);
                 source = source.add(here);
             }
             target.advance(here);
