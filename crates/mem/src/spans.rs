@@ -147,12 +147,17 @@ impl Spans {
         }
     }
 
-    /// Where `[offset, offset + len)` lies, if the first piece has it all.
+    /// Where `[offset, offset + len)` lies, if one piece has it all.
     #[inline]
-    fn one_run(&self, offset: usize, len: usize) -> Option<*mut u8> {
-        let first = self.pieces.first().filter(|first| offset <= first.len && len <= first.len - offset)?;
-        // SAFETY: `offset` is inside the piece or at its end.
-        Some(unsafe { first.base.as_ptr().add(offset) })
+    fn one_run(&self, mut offset: usize, len: usize) -> Option<*mut u8> {
+        for piece in &self.pieces {
+            if offset < piece.len {
+                // SAFETY: `offset` is inside the piece.
+                return (len <= piece.len - offset).then(|| unsafe { piece.base.as_ptr().add(offset) });
+            }
+            offset -= piece.len;
+        }
+        None
     }
 
     /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`, which was checked.
@@ -330,6 +335,10 @@ pub fn copy_spans_summed(
     from.check(from_offset, len);
     if len == 0 {
         return;
+    }
+    if let (Some(to), Some(from)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) {
+        // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable.
+        return unsafe { sum.copy(to, from, len) };
     }
     let mut target = Cursor::new(to, to_offset);
     from.runs(from_offset, len, |mut source, mut left| {

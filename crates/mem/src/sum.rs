@@ -29,9 +29,8 @@ impl Sum {
     /// Adds the sum of the native-endian 16-bit words of `len` bytes, not folded.
     #[inline]
     fn add_words(&mut self, words: u64, len: usize) {
-        let sum = fold(words);
         // Moving a sum by one byte swaps its bytes (RFC 1071, 2B).
-        self.total += u64::from(if self.odd { sum.swap_bytes() } else { sum });
+        self.total += if self.odd { u64::from(fold(words).swap_bytes()) } else { words };
         self.odd ^= len % 2 == 1;
     }
 
@@ -182,10 +181,15 @@ unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
 /// Sums what is shorter than vectors are worth.
 #[inline]
 fn sum_short(data: &[u8]) -> u64 {
-    let mut words = data.chunks_exact(4);
-    let sum: u64 =
-        words.by_ref().map(|word| u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]))).sum();
-    match *words.remainder() {
+    let (pairs, rest) = data.as_chunks::<8>();
+    let mut sum = 0;
+    for pair in pairs {
+        let two = u64::from_ne_bytes(*pair);
+        sum += (two & 0xffff_ffff) + (two >> 32);
+    }
+    let (words, rest) = rest.as_chunks::<4>();
+    sum += words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum::<u64>();
+    match *rest {
         [] => sum,
         [a] => sum + u64::from(u16::from_ne_bytes([a, 0])),
         [a, b] => sum + u64::from(u16::from_ne_bytes([a, b])),

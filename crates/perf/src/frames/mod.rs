@@ -39,11 +39,11 @@ pub fn register(registry: &mut Registry) {
         let name = format!("vmxnet3.scale.{count}");
         let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.scale.2"] };
         registry.add(&name, MFRAMES, beside, move |length| {
-            Ok(switched(count, count, Load::Full, true, length).mframes())
+            Ok(switched(count, count, Load::Small, true, length).mframes())
         });
     }
     registry.add("vmxnet3.share.32", OF_MEAN, &[], |length| {
-        Ok(switched(32, 32, Load::Full, true, length).smallest_share())
+        Ok(switched(32, 32, Load::Small, true, length).smallest_share())
     });
 }
 
@@ -70,7 +70,22 @@ fn ports(load: Load, length: Duration) -> Counts {
 
 /// Guests behind the switch, the first `senders` of which send.
 fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -> Counts {
-    let Switched { mut guests, mut worker, .. } = Switched::new(count, load, lro);
+    let Switched { mut guests, mut worker, _switch } = Switched::new(count, load, lro);
+    if std::env::var("H2_SINGLE").is_ok() {
+        let mut t = Duration::ZERO; let mut n = 0;
+        let mut best = f64::INFINITY;
+        let k = if load == Load::Super { 20 } else { 64 };
+        for _ in 0..2000 {
+            guests[0].send(k);
+            let s = std::time::Instant::now();
+            worker.step();
+            let d = s.elapsed();
+            t += d;
+            let (f, _) = guests[1].receive(); n += f;
+            if f > 0 { best = best.min(d.as_nanos() as f64 / f as f64); }
+        }
+        eprintln!("HACK {load:?} {lro}: {} frames, {:.1} ns mean, best {best:.1} ns", n, t.as_nanos() as f64 / n as f64);
+    }
     flood(&mut guests, senders.into(), length, || {
         worker.step();
     })

@@ -10,7 +10,7 @@ use super::guest::{Guest, Load, mac};
 pub struct Switched {
     pub guests: Vec<Guest>,
     pub worker: Worker,
-    _switch: Switch,
+    pub _switch: Switch,
 }
 
 impl Switched {
