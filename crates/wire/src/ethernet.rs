@@ -77,7 +77,8 @@ impl FromStr for Mac {
         let mut bytes = [0; 6];
         let mut parts = text.split([':', '-']);
         for byte in &mut bytes {
-            let part = parts.next().filter(|part| part.len() == 2).ok_or_else(bad)?;
+            let digits = |part: &&str| part.len() == 2 && part.bytes().all(|digit| digit.is_ascii_hexdigit());
+            let part = parts.next().filter(digits).ok_or_else(bad)?;
             *byte = u8::from_str_radix(part, 16).map_err(|_| bad())?;
         }
         if parts.next().is_some() { Err(bad()) } else { Ok(Mac(bytes)) }
