@@ -395,7 +395,17 @@ impl Guest {
 
     /// A new QEMU for a guest that was killed or ended; returns when it answers.
     pub fn start(&self) -> Result<()> {
-        self.ask(Request::Start { guest: self.name.clone() })?;
+        self.start_by(false)
+    }
+
+    /// The same, but its firmware finds a kernel in the network: through PXE on its first NIC, which must
+    /// be on vmlane's switch. Somebody there must answer DHCP and serve the files.
+    pub fn start_from_network(&self) -> Result<()> {
+        self.start_by(true)
+    }
+
+    fn start_by(&self, network: bool) -> Result<()> {
+        self.ask(Request::Start { guest: self.name.clone(), network })?;
         self.ask(Request::WaitUp { guest: self.name.clone() })
     }
 

@@ -76,6 +76,9 @@ pub enum Request {
     /// A new QEMU for a guest that has none.
     Start {
         guest: String,
+        /// From its first NIC, by PXE, instead of from a kernel that QEMU is given.
+        #[serde(default)]
+        network: bool,
     },
     /// Restart from inside the guest, or by the reset button.
     Reboot {
@@ -128,6 +131,9 @@ pub struct GuestStatus {
     pub boot_seconds: Option<f64>,
     pub pid: Option<u32>,
     pub nics: Vec<Nic>,
+    pub kernel_image: PathBuf,
+    /// The first root that goes with it.
+    pub initrd: PathBuf,
     pub console_log: PathBuf,
     pub qemu_log: PathBuf,
     pub qmp_socket: PathBuf,

@@ -2,6 +2,8 @@
 
 use std::path::Path;
 
+use anyhow::{Result, bail};
+
 use crate::device::{Backend, Device, NicModel};
 use crate::plan::Plan;
 use crate::proto::PORT;
@@ -9,22 +11,67 @@ use crate::setup::Accel;
 use crate::spec::GuestSpec;
 use crate::supervisor::net;
 
+/// Where a guest gets its kernel from.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Boot {
+    /// From QEMU, which was given it.
+    Kernel,
+    /// From the network: iPXE, the NIC's boot ROM, drives the device and loads it.
+    Network,
+}
+
+/// The boot ROM of a vmxnet3, which comes with QEMU's firmware.
+const ROM: &str = "pxe-vmxnet3.rom";
+
 /// QEMU's arguments; `ours` are those that the daemon's side asks for. Standard input must be a
 /// connected socket: it becomes the agent's port.
-pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String]) -> Vec<String> {
+///
+/// # Errors
+/// A guest without a NIC of ours cannot boot from the network.
+pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String], boot: Boot) -> Result<Vec<String>> {
     let mut args = machine(plan, guest);
+    let mut ours = ours.to_vec();
+    match boot {
+        Boot::Kernel => args.extend(kernel(plan, guest)),
+        // Without a display the BIOS and its ROMs speak on the serial console.
+        Boot::Network => {
+            args.extend(words("-machine graphics=off"));
+            give_rom(&mut ours, &guest.name)?;
+        }
+    }
     if !ours.iter().any(|a| a == "-m") {
         args.extend(["-m".into(), plan.spec.mem_mib.to_string()]);
     }
     args.extend(disks(plan, guest));
-    args.extend(ours.iter().cloned());
+    args.extend(ours);
     let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
     for (net, device) in nics.enumerate() {
         if let Device::QemuNic { model, backend } = device {
             args.extend(nic(plan, guest, net, *model, *backend));
         }
     }
-    args
+    Ok(args)
+}
+
+/// The first NIC gets a boot ROM and is what the BIOS boots from.
+fn give_rom(ours: &mut [String], guest: &str) -> Result<()> {
+    for word in ours {
+        let Ok(mut device) = serde_json::from_str::<serde_json::Value>(word) else { continue };
+        if device["socket"]["path"].as_str().is_some_and(|path| path.ends_with("/nic0.sock")) {
+            device["romfile"] = ROM.into();
+            device["bootindex"] = 0.into();
+            *word = device.to_string();
+            return Ok(());
+        }
+    }
+    bail!("guest {guest} has no vmxnet3 of vmlane's to boot from: bring the lab up with --device vmxnet3")
+}
+
+fn kernel(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
+    let kernel = plan.assets.kernel(&guest.kernel).map(|k| k.image()).unwrap_or_default();
+    let initrd = plan.initrd(&guest.kernel);
+    let words = ["-kernel", &text(&kernel), "-initrd", &text(&initrd), "-append", &kernel_words(plan)];
+    words.map(str::to_owned).to_vec()
 }
 
 fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
@@ -32,11 +79,6 @@ fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     args.extend(plan.assets.accel.args().iter().map(|a| (*a).to_owned()));
     args.extend(["-name".into(), format!("{}-{}", plan.spec.name, guest.name)]);
     args.extend(["-smp".into(), plan.spec.cpus.to_string()]);
-    let kernel = plan.assets.kernel(&guest.kernel).map(|k| k.image()).unwrap_or_default();
-    args.extend(["-kernel".into(), text(&kernel)]);
-    args.extend(["-initrd".into(), text(&plan.initrd(&guest.kernel))]);
-    args.extend(["-append".into(), kernel_words(plan)]);
-
     args.extend(words("-device virtio-rng-pci,romfile= -device virtio-serial-pci,id=ports,romfile="));
     args.extend(words("-chardev socket,id=agent,fd=0"));
     args.extend(words(&format!("-device virtserialport,bus=ports.0,chardev=agent,name={PORT}")));

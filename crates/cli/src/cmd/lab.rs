@@ -78,7 +78,13 @@ enum Command {
     /// Kill a guest's QEMU at once
     Kill { lab: String, guest: String },
     /// Boot a guest again that was killed; it keeps its CID and addresses
-    Start { lab: String, guest: String },
+    Start {
+        lab: String,
+        guest: String,
+        /// Let its firmware find a kernel in the network (PXE on its first NIC, a vmxnet3)
+        #[arg(long)]
+        network: bool,
+    },
     /// Restart a guest's system; returns when it answers
     Reboot {
         lab: String,
@@ -187,7 +193,10 @@ impl Args {
             Command::List { json } => show::list(json)?,
             Command::Status { lab, json } => show::status(&Lab::open(&lab)?.status()?, json)?,
             Command::Kill { lab, guest } => Lab::open(&lab)?.guest(&guest).kill()?,
-            Command::Start { lab, guest } => Lab::open(&lab)?.guest(&guest).start()?,
+            Command::Start { lab, guest, network: false } => Lab::open(&lab)?.guest(&guest).start()?,
+            Command::Start { lab, guest, network: true } => {
+                Lab::open(&lab)?.guest(&guest).start_from_network()?;
+            }
             Command::Reboot { lab, guest, hard } => Lab::open(&lab)?.guest(&guest).reboot(hard)?,
             Command::Qmp { lab, guest, command, arguments } => {
                 let arguments = arguments.as_deref().map(serde_json::from_str).transpose();

@@ -70,7 +70,7 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
             answer(stream, &Reply::Done)
         }
         for_main => {
-            if let Request::Kill { guest } | Request::Start { guest } = &for_main {
+            if let Request::Kill { guest } | Request::Start { guest, .. } = &for_main {
                 shared.link(guest)?;
             }
             let (sender, reply) = mpsc::channel();

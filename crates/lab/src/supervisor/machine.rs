@@ -14,10 +14,11 @@ use super::link::{Link, Phase};
 use super::{Event, Supervisor, daemon, net};
 use crate::child::{self, Handle};
 use crate::cpio::Archive;
+use crate::elf;
 use crate::plan::{GuestStatus, Plan};
 use crate::proto::Setup;
+use crate::qemu::{self, Boot};
 use crate::spec::GuestSpec;
-use crate::{elf, qemu};
 
 /// The first program of every guest.
 const INIT: &str = include_str!("../../../../guest/init");
@@ -51,6 +52,8 @@ impl Machine {
             boot_seconds,
             pid: self.process.as_ref().map(|p| p.pid),
             nics: self.spec.nics.clone(),
+            kernel_image: plan.assets.kernel(&self.spec.kernel).map(|k| k.image()).unwrap_or_default(),
+            initrd: plan.initrd(&self.spec.kernel),
             console_log: plan.console(name),
             qemu_log: plan.qemu_log(name),
             qmp_socket: plan.qmp(name),
@@ -60,7 +63,7 @@ impl Machine {
 }
 
 impl Supervisor {
-    pub(super) fn start_guest(&mut self, index: usize) -> Result<()> {
+    pub(super) fn start_guest(&mut self, index: usize, boot: Boot) -> Result<()> {
         let plan = &self.plan;
         let machine = &self.machines[index];
         let name = machine.spec.name.clone();
@@ -73,7 +76,7 @@ impl Supervisor {
             }
         })?;
         let mut inner: Command = plan.assets.qemu.command();
-        inner.args(qemu::args(plan, &machine.spec, &ours));
+        inner.args(qemu::args(plan, &machine.spec, &ours, boot)?);
         let mut command = child::protected(&plan.vmlane, &inner);
         command.stdin(Stdio::from(OwnedFd::from(qemu_end)));
         let sender = self.sender.clone();

@@ -26,6 +26,7 @@ use rustix::process::Signal;
 
 use crate::child::{self, Handle};
 use crate::plan::{DaemonStatus, Plan, Reply, Report, Request, Status};
+use crate::qemu::Boot;
 use machine::Machine;
 
 /// What the main thread reacts to.
@@ -138,7 +139,7 @@ impl Supervisor {
         let links: HashMap<_, _> =
             self.machines.iter().map(|m| (m.spec.name.clone(), m.link.clone())).collect();
         for index in 0..self.machines.len() {
-            self.start_guest(index)?;
+            self.start_guest(index, Boot::Kernel)?;
         }
         let socket = self.plan.dir.join("api.sock");
         let listener =
@@ -289,12 +290,15 @@ impl Supervisor {
                 machine.link.set_off("it was killed");
                 process.end(Signal::KILL, Duration::from_secs(10));
             }
-            Request::Start { guest } => {
+            Request::Start { guest, network } => {
                 if self.machine(&guest)?.process.is_some() {
                     bail!("guest {guest} runs already; vmlane lab kill or reboot it");
                 }
                 let index = self.machines.iter().position(|m| m.spec.name == guest);
-                self.start_guest(index.unwrap_or_default())?;
+                self.start_guest(
+                    index.unwrap_or_default(),
+                    if network { Boot::Network } else { Boot::Kernel },
+                )?;
             }
             // The connection's own thread did what the others need.
             Request::Down | Request::Reboot { .. } | Request::WaitUp { .. } | Request::Exec { .. } => {}
