@@ -62,8 +62,8 @@ pub struct UplinkConfig {
     /// Isolation group whose VMs it reaches.
     pub group: String,
     pub vlan: Vlan,
-    /// The interface was made with several queues; this is one of them.
-    pub multi_queue: bool,
+    /// Queues to use of an interface made with `multi_queue`; None: it has one.
+    pub queues: Option<u16>,
 }
 
 /// One element of `nic`.

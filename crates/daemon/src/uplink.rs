@@ -45,7 +45,7 @@ impl Uplinks {
                 continue;
             }
             let port = switch.add_port(uplink_spec(uplink));
-            let options = TapOptions { name: uplink.tap.clone(), multi_queue: uplink.multi_queue };
+            let options = TapOptions { name: uplink.tap.clone(), queues: uplink.queues };
             match Tap::open(&options, switch.stats(port)) {
                 Ok(tap) => switch.attach(port, Box::new(tap)),
                 Err(cause) => {

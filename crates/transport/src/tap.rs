@@ -12,11 +12,11 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Filter, FramePort, HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, Packet, PortStats, Reason, Refusal, Takes,
-    Token,
+    Filter, FramePort, HEAD, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, PortStats, Reason, Refusal,
+    Takes, Token, Transport,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -39,8 +39,14 @@ const ADDRESSES: usize = 12;
 pub struct TapOptions {
     /// Up to 15 bytes. Made if there is none (and we may).
     pub name: String,
-    /// The interface has several queues (`ip tuntap add ... multi_queue`); this is one of them.
-    pub multi_queue: bool,
+    /// How many queues, 1 to [`TapOptions::MOST_QUEUES`], of an interface made for several (`ip tuntap add
+    /// ... multi_queue`); None: an interface with its one queue. The kernel keeps a flow in one queue: the one
+    /// that its frames were last sent through.
+    pub queues: Option<u16>,
+}
+
+impl TapOptions {
+    pub const MOST_QUEUES: u16 = 16;
 }
 
 /// A frame of the host.
@@ -53,7 +59,14 @@ struct Slot {
 
 /// An attached TAP interface.
 pub struct Tap {
-    file: OwnedFd,
+    /// One file a queue.
+    queues: Vec<OwnedFd>,
+    /// Readable when one of `queues` is.
+    any: OwnedFd,
+    /// The queue that is looked at first, so that each gets its turn.
+    next: usize,
+    /// The queue that last had no room.
+    full: usize,
     name: String,
     takes: Takes,
     filter: Filter,
@@ -67,7 +80,10 @@ pub struct Tap {
 impl Tap {
     /// Attaches to the interface. Bringing it up, giving it an address or a bridge is the operator's.
     pub fn open(options: &TapOptions, stats: Arc<PortStats>) -> Result<Tap, TapError> {
-        let file = interface::attach(options)?;
+        let number = options.queues.unwrap_or(1).clamp(1, TapOptions::MOST_QUEUES);
+        let queues = (0..number).map(|_| interface::attach(options)).collect::<Result<Vec<_>, _>>()?;
+        let any = one_of(&queues)
+            .map_err(|error| TapError::Memory { name: options.name.clone(), source: error.into() })?;
         let mtu = interface::mtu(&options.name)?;
         let memory = |source| TapError::Memory { name: options.name.clone(), source };
         let len = (LOOK_AHEAD * ROOM) as u64;
@@ -82,7 +98,10 @@ impl Tap {
             offload: Offload::None,
         };
         Ok(Tap {
-            file,
+            queues,
+            any,
+            next: 0,
+            full: 0,
             name: options.name.clone(),
             takes: takes(mtu),
             filter: Filter::open(),
@@ -101,12 +120,47 @@ impl Tap {
             return None;
         }
         let mut header = [0; Header::SIZE];
+        let count = self.queues.len();
         // An interface that is down or gone has no frames.
-        let bytes = slot.spans.read_from(&self.file, &mut header, 0).ok()?;
+        let (at, bytes) = (self.next..self.next + count).find_map(|at| {
+            let queue = self.queues.get(at % count)?;
+            slot.spans.read_from(queue, &mut header, 0).ok().map(|bytes| (at, bytes))
+        })?;
+        self.next = (at + 1) % count;
         Some(
             bytes.checked_sub(Header::SIZE).ok_or(Reason::BadLength).and_then(|len| fill(slot, &header, len)),
         )
     }
+}
+
+/// A file that is readable when one of several is.
+fn one_of(files: &[OwnedFd]) -> rustix::io::Result<OwnedFd> {
+    let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+    for file in files {
+        epoll::add(&any, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
+    }
+    Ok(any)
+}
+
+/// The queue of a packet's flow. Flows are told apart by their addresses and ports as they stand in the head,
+/// whatever the protocol: what matters is that a flow stays where it is.
+fn queue_of(packet: &Packet<'_>, count: usize) -> usize {
+    if count == 1 {
+        return 0;
+    }
+    let layers = &packet.layers;
+    let (from, to) = match layers.network {
+        Network::V4 => (layers.network_at + 12, layers.network_at + 20),
+        Network::V6 => (layers.network_at + 8, layers.network_at + 40),
+        Network::Other => (0, ADDRESSES as u16),
+    };
+    let ports = if layers.fragment || layers.transport == Transport::Other { 0 } else { 4 };
+    let addresses = packet.head.get(usize::from(from)..usize::from(to)).unwrap_or_default();
+    let at = usize::from(layers.transport_at);
+    let ports = packet.head.get(at..at + ports).unwrap_or_default();
+    let mix = |sum: u32, &byte: &u8| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193); // FNV-1a
+    let sum = addresses.iter().chain(ports).fold(0x811c_9dc5, mix);
+    (sum ^ sum >> 16) as usize % count
 }
 
 fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), Reason> {
@@ -181,16 +235,20 @@ impl FramePort for Tap {
         head[ADDRESSES..ADDRESSES + shift].copy_from_slice(tag.as_ref().map_or(&[][..], |tag| &tag[..]));
         head[ADDRESSES + shift..len + shift].copy_from_slice(&packet.head[ADDRESSES..]);
         let out = &self.out[..Header::SIZE + shift + len];
-        match packet.body.write_to(&self.file, out, packet.body_at, packet.body_len) {
+        let queue = queue_of(packet, self.queues.len());
+        match packet.body.write_to(&self.queues[queue], out, packet.body_at, packet.body_len) {
             Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => Err(Refusal::Full),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.full = queue;
+                Err(Refusal::Full)
+            }
             Err(_) => Err(Refusal::Drop(Reason::Uplink)),
         }
     }
 
     fn has_room(&mut self) -> bool {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
-        let mut files = [PollFd::new(&self.file, PollFlags::OUT)];
+        let mut files = [PollFd::new(&self.queues[self.full], PollFlags::OUT)];
         poll(&mut files, Some(&at_once)).is_ok_and(|ready| ready > 0)
     }
 
@@ -213,6 +271,6 @@ impl FramePort for Tap {
     }
 
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.file.as_fd())
+        Some(self.any.as_fd())
     }
 }

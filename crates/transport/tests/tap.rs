@@ -47,7 +47,11 @@ struct Uplink {
 
 impl Uplink {
     fn new() -> Uplink {
-        let options = TapOptions { name: "vmlane0".into(), multi_queue: false };
+        Uplink::with_queues(None)
+    }
+
+    fn with_queues(queues: Option<u16>) -> Uplink {
+        let options = TapOptions { name: "vmlane0".into(), queues };
         let tap = Tap::open(&options, Arc::new(PortStats::default())).unwrap();
         ip("link set vmlane0 address 52:54:00:00:00:01 up");
         ip("addr add 10.9.0.1/24 dev vmlane0");
@@ -187,6 +191,43 @@ fn super_frames_pass_both_ways_whole() {
     assert!(sent.starts_with(&bytes[54..]) || sent.windows(100).any(|window| window == &bytes[54..154]));
 }
 
+#[test]
+fn flows_share_several_queues() {
+    if outside("flows_share_several_queues") {
+        return;
+    }
+    let mut uplink = Uplink::with_queues(Some(4));
+    let shown = Command::new("ip").args(["-d", "link", "show", "vmlane0"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("multi_queue") && shown.contains("numqueues 4"), "{shown}");
+    let socket = UdpSocket::bind((HOST, 5000)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    for port in 6000..6032u16 {
+        let mut frame = Vec::new();
+        packet().udp(port, 5000).write(&mut frame, &port.to_be_bytes()).unwrap();
+        uplink.deliver(frame, Transport::Udp, None);
+    }
+    // Queues know no order among each other.
+    let mut ports: Vec<u16> = (0..32)
+        .map(|_| {
+            let mut got = [0; 2];
+            let (_, from) = socket.recv_from(&mut got).unwrap();
+            assert_eq!(from.port(), u16::from_be_bytes(got));
+            socket.send_to(&got, from).unwrap();
+            from.port()
+        })
+        .collect();
+    ports.sort_unstable();
+    assert!(ports.iter().copied().eq(6000..6032), "{ports:?}");
+    let mut back: Vec<u16> = (0..32).map(|_| uplink.fetch().0).map(|frame| word(&frame, 42)).collect();
+    back.sort_unstable();
+    assert_eq!(back, ports);
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
 /// What acknowledges a SYN.
 fn acknowledgment(bytes: &[u8]) -> u32 {
     let sliced = SlicedPacket::from_ethernet(bytes).unwrap();
@@ -199,7 +240,7 @@ fn acknowledgment(bytes: &[u8]) -> u32 {
 #[test]
 fn errors_name_the_interface_and_the_way_out() {
     let open = |name: &str| {
-        let options = TapOptions { name: name.into(), multi_queue: false };
+        let options = TapOptions { name: name.into(), queues: None };
         Tap::open(&options, Arc::default()).err().map(|error| error.to_string())
     };
     for name in ["", "a-name-of-16-byte", "a/b", "tap%d", "a b"] {
@@ -208,7 +249,7 @@ fn errors_name_the_interface_and_the_way_out() {
     }
     let attach = TapError::Attach {
         name: "tap0".into(),
-        multi_queue: true,
+        queues: Some(2),
         source: std::io::ErrorKind::PermissionDenied.into(),
     };
     assert!(attach.to_string().contains("ip tuntap add dev tap0 mode tap user USER multi_queue"), "{attach}");

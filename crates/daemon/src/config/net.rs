@@ -15,6 +15,8 @@ const QUEUES: RangeInclusive<i64> = 1..=32;
 const MTUS: RangeInclusive<i64> = 1280..=9190;
 /// The kernel's bound on names of interfaces, without the final zero.
 const LONGEST_INTERFACE: usize = 15;
+/// Queues of an uplink.
+const TAP_QUEUES: u16 = vmlane_transport::TapOptions::MOST_QUEUES;
 /// Where NICs are that name no port group.
 const DEFAULT: &str = "default";
 /// One virtual function a PCI slot: more NICs than this fit no usual machine.
@@ -76,6 +78,19 @@ impl Checker<'_> {
         })
     }
 
+    fn tap_queues(&mut self, key: &str, queues: &Spanned<i64>) -> Option<u16> {
+        let number = u16::try_from(*queues.get_ref()).ok();
+        let fits = number.filter(|number| (1..=TAP_QUEUES).contains(number));
+        if fits.is_none() {
+            let text = format!(
+                "{key}: queues = {}; use 1 to {TAP_QUEUES} for an interface made with multi_queue, or leave it out",
+                queues.get_ref(),
+            );
+            self.problem(queues.span(), text);
+        }
+        fits
+    }
+
     pub(super) fn uplinks(&mut self, raws: &[Spanned<RawUplink>]) -> Vec<UplinkConfig> {
         let mut uplinks: Vec<UplinkConfig> = Vec::new();
         for (index, spanned) in raws.iter().enumerate() {
@@ -109,12 +124,13 @@ impl Checker<'_> {
             if let Some(group) = &raw.group {
                 self.name(&format!("{key}: group"), group);
             }
+            let queues = raw.queues.as_ref().and_then(|queues| self.tap_queues(&key, queues));
             uplinks.push(UplinkConfig {
                 name: name.get_ref().clone(),
                 tap: tap.get_ref().clone(),
                 group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
                 vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
-                multi_queue: raw.multi_queue,
+                queues,
             });
         }
         uplinks

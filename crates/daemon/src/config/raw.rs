@@ -42,8 +42,7 @@ pub struct RawUplink {
     pub tap: Option<Spanned<String>>,
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,
-    #[serde(default)]
-    pub multi_queue: bool,
+    pub queues: Option<Spanned<i64>>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -80,6 +80,7 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[port_group]]\nname = \"p\"\n[[port_group]]\nname = \"p\"", 4, &["name = \"p\" is taken"]),
     ("[[uplink]]\nname = \"u\"", 1, &["uplink number 1: tap is missing"]),
     ("[[uplink]]\nname = \"u\"\ntap = \"sixteen-letters-\"", 3, &["tap = ", "at most 15"]),
+    ("[[uplink]]\nname = \"u\"\ntap = \"t\"\nqueues = 17", 4, &["uplink \"u\"", "queues = 17", "1 to 16"]),
     ("[[vm]]\ncid = 3", 1, &["vm number 1: name is missing"]),
     ("[[vm]]\nname = \"a\"", 1, &["vm \"a\": cid is missing", "from 3 on"]),
     ("[[vm]]\nname = \"a/b\"\ncid = 3", 2, &["name = \"a/b\"", "letters, digits"]),

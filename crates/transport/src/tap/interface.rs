@@ -21,11 +21,12 @@ pub enum TapError {
     #[error(
         "TAP interface {name:?} cannot be attached; make it with `ip tuntap add dev {name} mode tap user USER{}` \
          for the user that vmlane runs as, or give vmlane CAP_NET_ADMIN",
-        if *multi_queue { " multi_queue" } else { "" }
+        if queues.is_some() { " multi_queue" } else { "" }
     )]
-    Attach { name: String, multi_queue: bool, source: io::Error },
+    Attach { name: String, queues: Option<u16>, source: io::Error },
     #[error(
-        "TAP interface {name:?} is in use by another program, or has one queue where several are configured"
+        "TAP interface {name:?} is in use by another program, or was made with `multi_queue` where `queues` is \
+         not configured, or the other way round"
     )]
     Busy { name: String, source: io::Error },
     #[error("TAP interface {name:?}: the kernel refused {what}")]
@@ -58,19 +59,19 @@ fn check(result: libc::c_int) -> io::Result<()> {
 
 /// Opens a queue of the interface, non-blocking, with our header in front of each frame.
 pub fn attach(options: &TapOptions) -> Result<OwnedFd, TapError> {
-    let TapOptions { name, multi_queue } = options;
+    let TapOptions { name, queues } = options;
     let mut request = request(name)?;
     let flags = OFlags::RDWR | OFlags::NONBLOCK | OFlags::CLOEXEC;
     let file = rustix::fs::open(DEVICE, flags, Mode::empty())
         .map_err(|error| TapError::Device { name: name.clone(), source: error.into() })?;
-    let queues = if *multi_queue { libc::IFF_MULTI_QUEUE } else { 0 };
-    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | queues;
+    let several = if queues.is_some() { libc::IFF_MULTI_QUEUE } else { 0 };
+    let flags = libc::IFF_TAP | libc::IFF_NO_PI | libc::IFF_VNET_HDR | several;
     request.ifr_ifru.ifru_flags = flags as libc::c_short;
     // SAFETY: the kernel reads and writes one `ifreq`, which outlives the call.
     let attached = check(unsafe { libc::ioctl(file.as_raw_fd(), libc::TUNSETIFF as _, &raw mut request) });
     attached.map_err(|source| match source.raw_os_error() {
         Some(libc::EBUSY | libc::EINVAL) => TapError::Busy { name: name.clone(), source },
-        _ => TapError::Attach { name: name.clone(), multi_queue: *multi_queue, source },
+        _ => TapError::Attach { name: name.clone(), queues: *queues, source },
     })?;
     let set =
         |what, result| check(result).map_err(|source| TapError::Setting { name: name.clone(), what, source });

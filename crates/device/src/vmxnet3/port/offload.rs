@@ -70,7 +70,8 @@ impl TxRules {
             self.segments(header, mss, MIN_SEGMENT_HEADER, len)?;
         } else {
             self.limit(len, self.frame)?;
-            self.header(header, HEADER + 1, len)?;
+            // A packet may be all headers: a SYN, an acknowledgement.
+            self.header(header, HEADER + 1, len + 1)?;
         }
         Ok(Offload::Tunnel { header, mss, outer_sum: first.outer_sum() })
     }
@@ -82,6 +83,7 @@ impl TxRules {
         if segments <= MAX_SEGMENTS { Ok(()) } else { Err(Reason::BadOffload) }
     }
 
+    /// Headers end before byte `len`.
     fn header(&self, header: u16, least: usize, len: usize) -> Result<(), Reason> {
         let header = usize::from(header);
         let fits = header >= least && header <= MAX_HEAD && header < len;
@@ -149,6 +151,9 @@ mod tests {
         assert_eq!(TxRules::new(6, 1500).check(&new, 20000), Ok(Offload::Segment { header: 104, mss: 1400 }));
         let sum = wish(OffloadMode::Checksum, 104, 120).with_inner();
         let tunnel = Offload::Tunnel { header: 104, mss: 0, outer_sum: false };
-        assert_eq!(TxRules::new(7, 1500).check(&sum, 1000), Ok(tunnel));
+        for len in [104, 1000] {
+            assert_eq!(TxRules::new(7, 1500).check(&sum, len), Ok(tunnel), "{len}");
+        }
+        assert_eq!(TxRules::new(7, 1500).check(&sum, 103), Err(Reason::BadOffload));
     }
 }
