@@ -109,6 +109,7 @@ fn hardware(config: &NicConfig) -> vmxnet3::NicConfig {
     vmxnet3::NicConfig {
         profile: config.profile,
         max_queues: config.queues,
+        mtu: config.mtu,
         trapped: config.trapped,
         ..vmxnet3::NicConfig::new(config.mac)
     }

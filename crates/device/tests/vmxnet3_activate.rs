@@ -3,7 +3,7 @@
 mod vmxnet3_session;
 
 use vmlane_device::pci::PciDevice;
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
+use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_device::vmxnet3::{Profile, RefusedActivation, RingName};
 use vmlane_wire::vmxnet3::regs::Command;
 use vmlane_wire::vmxnet3::shared::{QUEUE_SIZE, at};
@@ -494,4 +494,22 @@ fn the_older_class_uses_a_part_of_its_ring() {
     let machine = &machine;
     let delivered = (0..256).take_while(|_| vmxnet3_session::try_deliver(machine, &frame(60)).is_ok());
     assert_eq!(delivered.count(), 150);
+}
+
+/// A port has an MTU of its own, whatever its guest believes.
+#[test]
+fn the_port_carries_no_more_than_its_own_mtu() {
+    let takes = |port: u16| {
+        let machine = NicMachine::new(|config| config.mtu = port);
+        let mut driver = NicDriver::probe(&machine, DriverSpec { mtu: 9000, ..linux() });
+        driver.open(&machine);
+        for len in [1514, 1600, 9014] {
+            assert!(driver.tx[0].send(&frame(len), &[], &Wish::NONE));
+        }
+        let lent = machine.frames.with(|end| std::iter::from_fn(|| end.fetch()).count());
+        let takes = machine.frames.with(|end| end.takes().frame);
+        (lent.expect("attached"), takes.expect("attached"))
+    };
+    assert_eq!(takes(9190), (3, 9014));
+    assert_eq!(takes(1500), (1, 1514));
 }

@@ -150,7 +150,7 @@ impl Vmxnet3Device {
         let setup = Setup {
             revision,
             memory: memory.clone(),
-            mtu,
+            mtu: mtu.min(self.nic.mtu),
             max_rx_sg: driver.max_rx_sg.get(),
             rx_depth: self.nic.profile.rx_depth(),
             tx,

@@ -44,6 +44,8 @@ pub struct NicConfig {
     pub profile: Profile,
     /// Queues of either kind, 1 to 32. Drivers below revision 6 cannot be told and use up to 8.
     pub max_queues: u8,
+    /// The port carries no larger packet, whatever MTU its driver chose. Bytes, without Ethernet header.
+    pub mtu: u16,
     /// BAR 0 is trapped instead of mapped by the VMM. The VMM must then be told not to post writes.
     pub trapped: bool,
     /// What the operator holds of this NIC.
@@ -54,9 +56,12 @@ impl NicConfig {
     /// The default profile with up to 8 queues, BAR 0 mapped.
     pub fn new(mac: Mac) -> NicConfig {
         let handle = Arc::new(NicHandle::default());
-        NicConfig { mac, profile: Profile::default(), max_queues: 8, trapped: false, handle }
+        NicConfig { mac, profile: Profile::default(), max_queues: 8, mtu: MOST_MTU, trapped: false, handle }
     }
 }
+
+/// The largest MTU of any revision.
+pub const MOST_MTU: u16 = 9190;
 
 /// Why a device could not be created.
 #[derive(Debug, thiserror::Error)]

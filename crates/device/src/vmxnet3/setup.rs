@@ -47,7 +47,7 @@ pub struct Setup {
     /// 1 to 7.
     pub revision: u8,
     pub memory: MemoryMap,
-    /// As the driver gave it, within the limits of the revision.
+    /// As the driver gave it, within the limits of the revision and of the port.
     pub mtu: u16,
     /// The most buffers of one packet under LRO; 0: the driver named no limit.
     pub max_rx_sg: u16,
