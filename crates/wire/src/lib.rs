@@ -1,6 +1,7 @@
 //! Bytes as named types: no I/O, no unsafe, no trust in lengths that came from outside.
 
 pub mod ethernet;
+pub mod host;
 pub mod pci;
 pub mod vfio_user;
 pub mod vmci;

@@ -31,6 +31,8 @@ struct Waiting {
 enum PairState {
     /// The creator's pages; nobody has attached.
     Created(Box<Waiting>),
+    /// Offered by a party that is no VMCI guest; the guest has not attached.
+    Offered,
     /// Both ends are in the engine's hands; `gone` ones have detached since.
     Joined { lane: LaneId, gone: [bool; 2] },
 }
@@ -58,7 +60,7 @@ impl Pair {
     /// Which side `cid` still holds.
     fn side(&self, cid: u32) -> Option<Side> {
         let gone = match &self.state {
-            PairState::Created(_) => [false, true],
+            PairState::Created(_) | PairState::Offered => [false, true],
             PairState::Joined { gone, .. } => *gone,
         };
         if self.creator == cid && !gone[0] {
@@ -172,6 +174,9 @@ impl Fabric {
     fn attach(&self, inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
         let pair = inner.pairs.get(&request.handle).ok_or(BAD_ARGS)?;
         pair_accepts(inner, pair, cid, &request)?;
+        if matches!(pair.state, PairState::Offered) {
+            return self.attach_to_party(inner, cid, request);
+        }
         let (creator, connection) = (pair.creator, pair.connection);
         let ends = [creator, cid].map(|end| {
             inner
@@ -207,11 +212,90 @@ impl Fabric {
         pair.attacher = Some(cid);
         pair.ranges[1] = request.ranges;
         if let Some(connection) = connection.and_then(|key| inner.connections.get_mut(&key)) {
-            connection.joined(lane, voices);
+            connection.joined(lane, voices.map(Some));
         }
         let event = QueuePairEvent::new(event::QP_PEER_ATTACH, request.handle, cid);
         let dst = Handle::new(creator, EVENT_RESOURCE);
         first.0.push_own(datagram(dst, Handle::new(0, 0), event.as_bytes()).into());
+        Ok(())
+    }
+
+    /// A guest attaches to what a party offered.
+    fn attach_to_party(&self, inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
+        let Request { handle, pages, ranges, .. } = request;
+        let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
+        let key = pair.connection.ok_or(BAD_ARGS)?;
+        initialise_headers(&pages.produce, &pages.consume, handle);
+        self.join(inner, key, handle, (cid, Side::B), pages)?;
+        if let Some(pair) = inner.pairs.get_mut(&handle) {
+            pair.attacher = Some(cid);
+            pair.ranges[1] = ranges;
+        }
+        Ok(())
+    }
+
+    /// A party takes the pair that a guest has created and offered on `key`.
+    pub(super) fn join_party(&self, inner: &mut Inner, key: Key, handle: Handle) -> Result<(), Refusal> {
+        let pair = inner.pairs.get_mut(&handle).ok_or(BAD_ARGS)?;
+        let creator = pair.creator;
+        let PairState::Created(waiting) = std::mem::replace(&mut pair.state, PairState::Offered) else {
+            return Err(BAD_ARGS);
+        };
+        self.join(inner, key, handle, (creator, Side::A), *waiting)?;
+        if let Some(pair) = inner.pairs.get_mut(&handle) {
+            pair.attacher = Some(key.server.0);
+            pair.connection = Some(key);
+        }
+        Ok(())
+    }
+
+    /// Joins the guest `cid`, whose `pages` those are, as `side` with the end of the other party.
+    fn join(
+        &self,
+        inner: &mut Inner,
+        key: Key,
+        handle: Handle,
+        (cid, side): (u32, Side),
+        pages: Waiting,
+    ) -> Result<(), Refusal> {
+        let context = inner.context(cid)?;
+        let (Some(inbox), budget, slow) = (context.inbox.clone(), context.budget.clone(), context.slow)
+        else {
+            return Err(Refusal::Destination);
+        };
+        if inbox.own() >= MAX_OWN {
+            return Err(Refusal::Quota);
+        }
+        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+        let known = connection.server_as_known(key);
+        let address = match side {
+            Side::A => Address { cid, port: key.client.1, peer_cid: known.0, peer_port: known.1 },
+            Side::B => Address { cid, port: key.server.1, peer_cid: key.client.0, peer_port: key.client.1 },
+        };
+        // A connecting guest hears nothing before its ATTACH.
+        let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
+        let voice = Notices::new(inbox, cid, Some(address), peer, connection.protocol(), hold);
+        let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
+        let (mut produce, mut consume) = (pair.produce_size, pair.consume_size);
+        if side == Side::B {
+            std::mem::swap(&mut produce, &mut consume);
+        }
+        let theirs = inner.take_end(key).ok_or(Refusal::Destination)?;
+        let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone());
+        let ours = LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
+        let (ends, voices) = match side {
+            Side::A => ([ours, theirs], [Some(voice), None]),
+            Side::B => ([theirs, ours], [None, Some(voice)]),
+        };
+        let lane = self.lanes.join(ends);
+        if let Some(pair) = inner.pairs.get_mut(&handle) {
+            pair.state = PairState::Joined { lane, gone: [false; 2] };
+        }
+        inner.party_joined(key, handle, lane);
+        if let Some(connection) = inner.connections.get_mut(&key) {
+            connection.offer(handle);
+            connection.joined(lane, voices);
+        }
         Ok(())
     }
 
@@ -234,7 +318,7 @@ fn pair_accepts(inner: &Inner, pair: &Pair, cid: u32, request: &Request) -> Resu
     if pair.side(cid).is_some() {
         return Err(Refusal::QueuePair(VmciError::AlreadyExists));
     }
-    if !matches!(pair.state, PairState::Created(_)) {
+    if !matches!(pair.state, PairState::Created(_) | PairState::Offered) {
         return Err(Refusal::QueuePair(VmciError::Unavailable));
     }
     // The creator knows a forwarded server as the host; whom it means is in the tracked connection.
@@ -321,6 +405,53 @@ impl Inner {
         current.or_else(|| self.orphans.get_mut(&(cid, handle)))
     }
 
+    /// A pair of a party at `key.client` for the guest at `key.server`: both rings of `size` bytes.
+    pub(super) fn register_pair(&mut self, key: Key, size: u64) -> Option<Handle> {
+        let cid = key.client.0;
+        // Handles of pairs that are still open are passed over; there are far fewer than numbers.
+        let handle = (0..=self.pairs.len()).find_map(|_| {
+            self.last_resource = self.last_resource.wrapping_add(1).max(FIRST_FREE_RESOURCE) % (1 << 31);
+            let handle = Handle::new(cid, self.last_resource.max(FIRST_FREE_RESOURCE));
+            (!self.pairs.contains_key(&handle)).then_some(handle)
+        })?;
+        let pair = Pair {
+            creator: cid,
+            attacher: None,
+            peer: key.server.0,
+            flags: 0,
+            produce_size: size,
+            consume_size: size,
+            state: PairState::Offered,
+            ranges: Default::default(),
+            connection: Some(key),
+        };
+        self.pairs.insert(handle, pair);
+        Some(handle)
+    }
+
+    /// A party's pair to which nobody attached goes.
+    pub(super) fn forget_pair_of_party(&mut self, handle: Handle) {
+        if self.pairs.get(&handle).is_some_and(|pair| matches!(pair.state, PairState::Offered)) {
+            self.pairs.remove(&handle);
+        }
+    }
+
+    /// The party `cid` leaves the pair that `lane` belongs to; its name may mean a newer one by now.
+    /// True if the guest has been reset meanwhile, so that nobody is left who knows of it.
+    pub(super) fn detach_lane(&mut self, cid: u32, handle: Handle, lane: LaneId) -> bool {
+        let is_lane =
+            |pair: &Pair| matches!(&pair.state, PairState::Joined { lane: own, .. } if *own == lane);
+        if self.pairs.get(&handle).is_some_and(is_lane) {
+            self.detach(cid, handle);
+            return false;
+        }
+        let orphan = self.orphans.get(&(cid, handle)).is_some_and(is_lane);
+        if orphan {
+            self.orphans.remove(&(cid, handle));
+        }
+        orphan
+    }
+
     /// The names of pairs that `cid`, which holds none any more, has created are free again.
     pub(super) fn orphan_pairs(&mut self, cid: u32) {
         let left: Vec<(Handle, Pair)> = self.pairs.extract_if(|_, pair| pair.creator == cid).collect();
@@ -338,7 +469,7 @@ impl Inner {
         let bytes = pair.bytes();
         let key = pair.connection;
         let (leaving, over) = match &mut pair.state {
-            PairState::Created(_) => (None, true),
+            PairState::Created(_) | PairState::Offered => (None, true),
             PairState::Joined { lane, gone } => {
                 gone[side as usize] = true;
                 (Some((*lane, side)), *gone == [true; 2])
@@ -355,8 +486,9 @@ impl Inner {
             connection.left(side);
         }
         if let Some(context) = self.contexts.get_mut(&cid) {
-            context.pairs -= 1;
-            context.pair_bytes -= bytes;
+            // A VM with another kind of vsock is charged for none.
+            context.pairs = context.pairs.saturating_sub(1);
+            context.pair_bytes = context.pair_bytes.saturating_sub(bytes);
         }
         leaving
     }

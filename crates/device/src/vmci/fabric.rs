@@ -20,6 +20,7 @@ use zerocopy::FromBytes;
 use crate::irq::Interrupts;
 
 use super::broker::Pair;
+use super::endpoint::{After, Endpoint, Failed, Hosted, is_host};
 use super::inbox::{Account, Inbox};
 use super::signals::Signals;
 use super::stats::{Refusal, VmciStats};
@@ -164,6 +165,15 @@ pub(super) struct Inner {
     pub waiting: VecDeque<Key>,
     /// Group and well-known resource id to the context that took it.
     pub well_known: HashMap<(String, u32), u32>,
+    /// Who answers for context ids that no VMCI guest has.
+    pub endpoints: HashMap<u32, Arc<dyn Endpoint>>,
+    /// Their connections, by number.
+    pub hosted: HashMap<u64, Hosted>,
+    pub numbers: u64,
+    /// The last resource id given to a pair of a party.
+    pub last_resource: u32,
+    /// Calls to make once the lock is free.
+    pub after: Vec<After>,
 }
 
 impl Inner {
@@ -177,6 +187,11 @@ impl Inner {
 
     /// May these two exchange anything at all?
     pub fn may_talk(&self, a: u32, b: u32) -> bool {
+        // Who of the host's programs may is for their endpoint to say.
+        if is_host(a) || is_host(b) {
+            let other = if is_host(a) { b } else { a };
+            return self.is_hosted(vmlane_wire::vmci::CID_HOST) && self.contexts.contains_key(&other);
+        }
         let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
         a.spec.cid == b.spec.cid
             || (a.spec.group == b.spec.group
@@ -312,6 +327,13 @@ impl Fabric {
         if dst.resource == EVENT_RESOURCE {
             return Err(Refusal::Source);
         }
+        if let Some(endpoint) = inner.endpoints.get(&to).filter(|_| inner.may_talk(from, to)).cloned() {
+            drop(inner);
+            let (header, payload) =
+                DatagramHeader::read_from_prefix(bytes).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
+            let taken = endpoint.datagram((from, header.src().resource), dst.resource, payload);
+            return if taken { Ok(()) } else { Err(Refusal::Full) };
+        }
         let inbox = inner.reach(from, to)?.clone();
         drop(inner);
         if inbox.push(Account::Ordinary, from, bytes.into()) { Ok(()) } else { Err(Refusal::Full) }
@@ -337,6 +359,7 @@ impl Fabric {
             leaving
         };
         self.lanes.leave(&leaving);
+        self.run_after();
         // Ends that were told while the context left may have queued something for it.
         if let Some(inbox) = self.inner.lock().contexts.get(&cid).and_then(|context| context.inbox.clone()) {
             inbox.clear();
@@ -381,8 +404,10 @@ impl Fabric {
             .map(|(key, _)| *key)
             .collect();
         for key in old {
-            inner.remove_connection(key);
+            inner.remove_connection_as(key, Failed::Gone);
         }
         inner.pass_on_waiting(now);
+        drop(inner);
+        self.run_after();
     }
 }

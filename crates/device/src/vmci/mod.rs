@@ -7,8 +7,10 @@
 //! | `fabric.rs` | all VMs: contexts, who may talk to whom, datagrams, doorbells, events |
 //! | `hypercall.rs` | calls to the hypervisor |
 //! | `broker.rs` | queue pairs: create, attach, detach |
+//! | `endpoint.rs` | parties that are no VMCI guests: host programs, VMs with another kind of vsock |
 //! | `stream.rs`, `handshake.rs` | stream connections: control packets, what each state allows |
 //! | `queue_pair.rs` | one guest's end of a queue pair as a stream port |
+//! | `shared.rs` | the same over memory that a process of the host shares |
 //! | `inbox.rs`, `notices.rs`, `signals.rs` | what waits for a guest, and how it hears of it |
 //!
 //! Locks: the fabric's one lock is held for look-ups and changes of tables, never while bytes are
@@ -17,6 +19,7 @@
 mod broker;
 mod device;
 mod dma;
+mod endpoint;
 mod fabric;
 mod handshake;
 mod hypercall;
@@ -25,14 +28,18 @@ mod notices;
 mod pace;
 mod ports;
 mod queue_pair;
+mod shared;
 mod signals;
 mod stats;
 mod stream;
 mod views;
 
 pub use device::{CreateError, VmciDevice};
+pub use endpoint::{Call, ConnectError, Endpoint, Failed, Remote};
 pub use fabric::{AddError, Caller, Fabric, Forward, Limits, PageFormat, VmSpec};
 pub use notices::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
+pub use shared::{SharedMap, SharedRing, Waker};
 pub use stats::VmciStats;
+pub use stream::{Key, SocketAddress};
 pub use views::{ConnectionView, VmView};

@@ -16,6 +16,7 @@ use vmlane_wire::vmci_stream::{
 };
 use zerocopy::IntoBytes;
 
+use super::endpoint::Failed;
 use super::fabric::{Caller, Fabric, Inner};
 use super::handshake::{Role, State, Verdict, verdict};
 use super::inbox::Account;
@@ -44,7 +45,8 @@ pub struct Connection {
     protocol: Protocol,
     handle: Option<Handle>,
     lane: Option<LaneId>,
-    voices: Option<[Arc<Notices>; 2]>,
+    /// None for an end that is no VMCI guest.
+    voices: [Option<Arc<Notices>>; 2],
     client_left: bool,
     /// What each end has said about its future, as bits: the engine hears of each once, however often
     /// a guest repeats it.
@@ -55,6 +57,10 @@ pub struct Connection {
     touched: Instant,
     /// Its REQUEST, which waits for others' handshakes (see [`super::pace`]).
     waiting: Option<ControlPacket>,
+    /// Its number among the connections of parties that are no VMCI guests (see [`super::endpoint`]).
+    party: Option<u64>,
+    /// The ring size that a guest asked a party for.
+    asked: u64,
 }
 
 impl Connection {
@@ -65,13 +71,44 @@ impl Connection {
             protocol: Protocol::Qstate,
             handle: None,
             lane: None,
-            voices: None,
+            voices: [None, None],
             client_left: false,
             said: Default::default(),
             counted: true,
             touched: Instant::now(),
             waiting: None,
+            party: None,
+            asked: 0,
         }
+    }
+
+    /// One end of which is no VMCI guest. Charged to nobody's quota yet.
+    pub fn of_party(via_host: Option<u32>, number: u64) -> Connection {
+        Connection { party: Some(number), counted: false, ..Connection::new(via_host) }
+    }
+
+    pub fn party(&self) -> Option<u64> {
+        self.party
+    }
+
+    /// The ring size that the client asked for, in bytes.
+    pub fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    pub fn use_protocol(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+    }
+
+    pub fn advance(&mut self, state: State) {
+        self.state = state;
+        self.touched = Instant::now();
+    }
+
+    /// A party offers the pair `handle` on it.
+    pub fn offer(&mut self, handle: Handle) {
+        self.handle = Some(handle);
+        self.advance(State::Offered);
     }
 
     pub fn state(&self) -> State {
@@ -93,9 +130,9 @@ impl Connection {
     }
 
     /// The engine has joined the two ends.
-    pub fn joined(&mut self, lane: LaneId, voices: [Arc<Notices>; 2]) {
+    pub fn joined(&mut self, lane: LaneId, voices: [Option<Arc<Notices>>; 2]) {
         self.lane = Some(lane);
-        self.voices = Some(voices);
+        self.voices = voices;
     }
 
     /// True the first time that `role` says `what`.
@@ -167,7 +204,13 @@ impl Inner {
     }
 
     pub(super) fn remove_connection(&mut self, key: Key) -> Option<Connection> {
+        self.remove_connection_as(key, Failed::Gone)
+    }
+
+    /// The same; a party at one of its ends that waits for it hears `why`.
+    pub(super) fn remove_connection_as(&mut self, key: Key, why: Failed) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
+        self.party_failed(&connection, why);
         if let Some(client) = self.contexts.get_mut(&key.client.0).filter(|_| connection.counted) {
             client.connections -= 1;
         }
@@ -257,24 +300,26 @@ impl Fabric {
         };
         let packet = Packet { sender, addressed, kind, body };
         let via_host = (dst_cid == CID_HOST).then_some(addressed.1);
-        let peer = match via_host {
-            None => addressed,
-            Some(port) => {
-                let forwards = &inner.context(cid)?.spec.forwards;
-                match forwards.iter().find(|forward| forward.port == port) {
-                    Some(forward) => (forward.to_cid, forward.to_port),
-                    // The host itself: nobody listens there.
-                    None => return refuse(&inner, &packet, stats),
-                }
-            }
+        let forwards = &inner.context(cid)?.spec.forwards;
+        let forward = forwards.iter().find(|forward| via_host == Some(forward.port));
+        let (peer, via_host) = match forward {
+            Some(forward) => ((forward.to_cid, forward.to_port), via_host),
+            // The host itself, if its programs take part.
+            None if via_host.is_none() || inner.is_hosted(CID_HOST) => (addressed, None),
+            None => return refuse(&inner, &packet, stats),
         };
         let as_client = Key { client: sender, server: peer };
         let as_server = Key { client: peer, server: sender };
         if matches!(kind, PacketType::Request | PacketType::Request2) {
-            return request(&mut inner, as_client, via_host, packet.body, stats);
+            let outcome = request(&mut inner, as_client, via_host, packet.body, stats);
+            drop(inner);
+            self.run_after();
+            return outcome;
         }
         let outcome = self.answer(&mut inner, (as_client, as_server), packet, stats);
         inner.pass_on_waiting(Instant::now());
+        drop(inner);
+        self.run_after();
         outcome
     }
 
@@ -293,7 +338,9 @@ impl Fabric {
         } else {
             count(packet.kind, stats);
             // A destination that does not exist is refused like any other datagram to it.
-            inner.reach(packet.sender.0, as_client.server.0)?;
+            if !inner.is_hosted(as_client.server.0) {
+                inner.reach(packet.sender.0, as_client.server.0)?;
+            }
             refuse(inner, &packet, stats)
         }
     }
@@ -320,6 +367,9 @@ impl Fabric {
                 None if connection.waiting.is_some() => {
                     inner.remove_connection(key);
                 }
+                None if connection.party.is_some() => {
+                    inner.remove_connection_as(key, Failed::Refused);
+                }
                 None => {
                     // Whether or not the other end can be told, this connection is over.
                     let told = inner.forward(key, connection, role, packet.body);
@@ -327,6 +377,12 @@ impl Fabric {
                     return told;
                 }
             },
+            Verdict::Forward(_) if connection.party.is_some() => {
+                return inner.answer_party(key, packet.body);
+            }
+            Verdict::Offer if connection.party.is_some() => {
+                return self.offer_to_party(inner, key, packet, stats);
+            }
             Verdict::Forward(next) => {
                 inner.forward(key, connection, role, packet.body)?;
                 let Some(connection) = inner.connections.get_mut(&key) else { return Ok(()) };
@@ -350,8 +406,7 @@ impl Fabric {
 
     fn notice(&self, connection: &Connection, role: Role, kind: PacketType) {
         let Some(lane) = connection.lane else { return };
-        if let Some(voices) = &connection.voices {
-            let voice = &voices[side(role) as usize];
+        if let Some(voice) = &connection.voices[side(role) as usize] {
             match kind {
                 PacketType::WaitingRead => voice.guest_waits_for_bytes.store(true, Ordering::SeqCst),
                 PacketType::WaitingWrite => voice.guest_waits_for_room.store(true, Ordering::SeqCst),
@@ -405,7 +460,12 @@ fn request(
     body: ControlPacket,
     stats: &VmciStats,
 ) -> Result<(), Refusal> {
-    inner.reach(key.client.0, key.server.0)?;
+    let to_party = inner.is_hosted(key.server.0);
+    if !to_party {
+        inner.reach(key.client.0, key.server.0)?;
+    } else if !inner.may_talk(key.client.0, key.server.0) {
+        return Err(Refusal::Destination);
+    }
     match inner.connections.get(&key) {
         // The client's port is in use again although the server has not closed its end yet.
         Some(old) if old.state != State::Requested && !old.client_left => {
@@ -424,6 +484,16 @@ fn request(
     }
     client.connections += 1;
     client.stats.connects.inc();
+    if to_party {
+        let mut connection = inner.request_party(key, via_host, body.size());
+        connection.counted = true;
+        connection.asked = body.size();
+        if body.kind() == Some(PacketType::Request) {
+            connection.protocol = Protocol::Pkt;
+        }
+        inner.connections.insert(key, connection);
+        return Ok(());
+    }
     let mut connection = Connection::new(via_host);
     if inner.queue_up(key, Instant::now()) {
         connection.hold(body);
@@ -471,15 +541,61 @@ fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Res
         stats.refused_queue_pair.inc();
         return refuse(inner, &packet, stats);
     }
-    inner.forward(key, connection, Role::Server, packet.body)?;
+    if connection.party.is_some() {
+        inner.party_established(key);
+    } else {
+        inner.forward(key, connection, Role::Server, packet.body)?;
+    }
+    established(inner, key);
+    Ok(())
+}
+
+fn established(inner: &mut Inner, key: Key) {
     if let Some(connection) = inner.connections.get_mut(&key) {
         connection.state = State::Established;
-        if let Some([client, _]) = &connection.voices {
+        if let [Some(client), _] = &connection.voices {
             client.attached();
         }
     }
     for cid in [key.client.0, key.server.0] {
-        inner.context(cid)?.stats.established.inc();
+        if let Ok(context) = inner.context(cid) {
+            context.stats.established.inc();
+        }
     }
-    Ok(())
+}
+
+impl Fabric {
+    /// OFFER to a party: its end and the guest's are joined, and the guest is told so.
+    fn offer_to_party(
+        &self,
+        inner: &mut Inner,
+        key: Key,
+        packet: Packet,
+        stats: &VmciStats,
+    ) -> Result<(), Refusal> {
+        let handle = packet.body.handle();
+        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+        let known_as = connection.server_as_known(key);
+        let offered = inner
+            .pairs
+            .get(&handle)
+            .is_some_and(|pair| pair.offered_by(key.client.0, key.server.0, known_as.0));
+        if !offered || self.join_party(inner, key, handle).is_err() {
+            stats.refused_queue_pair.inc();
+            inner.remove_connection_as(key, Failed::Gone);
+            return refuse(inner, &packet, stats);
+        }
+        let attach = ControlPacket::new(PacketType::Attach, 0, 0).with_handle(handle);
+        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
+        if inner.forward(key, connection, Role::Server, attach).is_err() {
+            // The guest gives the connection up by itself; the pair goes with its DETACH.
+            stats.refused_state.inc();
+        }
+        inner.party_established(key);
+        established(inner, key);
+        if let Some(lane) = inner.connections.get(&key).and_then(|connection| connection.lane) {
+            self.lanes.kick(lane);
+        }
+        Ok(())
+    }
 }

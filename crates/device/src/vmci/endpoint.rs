@@ -1,0 +1,374 @@
+//! Parties that are no VMCI guests: the host's programs at CID 2, VMs with another kind of vsock.
+//!
+//! The fabric speaks the vSockets control protocol for them. A party brings a [`LaneEnd`] for each
+//! connection, whatever its own rings are, and hears what became of it; sizes, handles and both
+//! notification protocols stay in here.
+//!
+//! ```text
+//! guest connects                              party connects
+//! REQUEST(2)   -> Endpoint::requested         Fabric::connect        -> REQUEST2
+//! Fabric::accept -> NEGOTIATE(2)              NEGOTIATE(2): OFFER of a pair without memory of its own
+//! OFFER: joined, ATTACH -> Remote::joined     ALLOC: joined; ATTACH  -> Remote::joined
+//! ```
+//! Nobody is called with the fabric's lock held.
+
+use std::sync::Arc;
+use std::time::Instant;
+
+use vmlane_port::{LaneEnd, LaneId, Lanes, Side};
+use vmlane_wire::vmci::{CID_HOST, Handle, MAX_DATAGRAM_PAYLOAD, MAX_QUEUE_PAIR, VmciError, datagram};
+use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
+
+use super::fabric::{Fabric, Inner};
+use super::handshake::{Role, State};
+use super::inbox::Account;
+use super::notices::Protocol;
+use super::stats::Refusal;
+use super::stream::{Connection, Key, SocketAddress};
+
+/// Ring size proposed to a listening guest, in bytes: what Linux sockets have by default.
+const RING: u64 = 256 << 10;
+
+/// A party at one context id.
+pub trait Endpoint: Send + Sync {
+    /// A guest wants to connect to `call.key.server`. Answered with [`Fabric::accept`] or
+    /// [`Fabric::hang_up`], now or later. `size`: the ring the guest asks for, in bytes.
+    fn requested(&self, call: Call, size: u64);
+
+    /// A guest's datagram for `port`. False if there is nobody or no room: the sender is told.
+    fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> bool {
+        let _ = (from, port, payload);
+        false
+    }
+}
+
+/// One connection as its party sees it. Calls come from any thread and must return soon.
+pub trait Remote: Send + Sync {
+    /// Bytes move. `lane` and `side`: this party's end, for [`vmlane_port::Lanes`].
+    fn joined(&self, lane: LaneId, side: Side);
+
+    /// It did not come about. Not called after [`Self::joined`], whose port hears of ends.
+    fn failed(&self, why: Failed);
+}
+
+/// Why a connection did not come about.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Failed {
+    /// The other end answered RST.
+    Refused,
+    /// The other end went away or stopped in the middle.
+    Gone,
+}
+
+/// One connection of a party: its addresses, and a number that is never used again.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Call {
+    pub key: Key,
+    pub number: u64,
+}
+
+/// Why a party cannot connect.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum ConnectError {
+    #[error("no VM with this CID can be reached: none is configured, or its driver is not loaded")]
+    Unreachable,
+    #[error("the two addresses are connected already")]
+    InUse,
+    #[error("the VM does not fetch its packets")]
+    Busy,
+}
+
+/// What the fabric knows of a party's connection.
+pub(super) struct Hosted {
+    key: Key,
+    role: Role,
+    /// The party's end until it is joined.
+    end: Option<LaneEnd>,
+    remote: Option<Arc<dyn Remote>>,
+    handle: Option<Handle>,
+    lane: Option<LaneId>,
+}
+
+/// A call to make once the lock is free.
+pub(super) enum After {
+    Requested(Arc<dyn Endpoint>, Call, u64),
+    Joined(Arc<dyn Remote>, LaneId, Side),
+    Failed(Arc<dyn Remote>, Failed),
+}
+
+fn side(role: Role) -> Side {
+    if role == Role::Client { Side::A } else { Side::B }
+}
+
+impl Hosted {
+    fn cid(&self) -> u32 {
+        if self.role == Role::Client { self.key.client.0 } else { self.key.server.0 }
+    }
+}
+
+impl Fabric {
+    /// `endpoint` answers for `cid` from here on: [`CID_HOST`], or a VM that has no VMCI device.
+    pub fn set_endpoint(&self, cid: u32, endpoint: Arc<dyn Endpoint>) {
+        self.inner.lock().endpoints.insert(cid, endpoint);
+    }
+
+    /// Nobody answers for `cid` any more. Its connections stay until they are hung up.
+    pub fn clear_endpoint(&self, cid: u32) {
+        self.inner.lock().endpoints.remove(&cid);
+    }
+
+    /// Who moves the bytes: for kicks and shutdowns of joined ends.
+    pub fn lanes(&self) -> &Arc<dyn Lanes> {
+        &self.lanes
+    }
+
+    /// The group of the VM `cid`.
+    pub fn group_of(&self, cid: u32) -> Option<String> {
+        self.inner.lock().contexts.get(&cid).map(|context| context.spec.group.clone())
+    }
+
+    /// Accepts what a guest requested: `end` is this party's. False if the guest has given up meanwhile.
+    pub fn accept(&self, call: Call, end: LaneEnd, remote: Arc<dyn Remote>) -> bool {
+        let mut inner = self.inner.lock();
+        let accepted = inner.accept(call, end, remote);
+        drop(inner);
+        self.run_after();
+        accepted
+    }
+
+    /// Connects a party at `key.client` to a VMCI guest at `key.server`.
+    pub fn connect(&self, key: Key, end: LaneEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
+        let mut inner = self.inner.lock();
+        if inner.reach(key.client.0, key.server.0).is_err() {
+            return Err(ConnectError::Unreachable);
+        }
+        if inner.connections.contains_key(&key) {
+            return Err(ConnectError::InUse);
+        }
+        let number = inner.next_number();
+        let call = Call { key, number };
+        let mut connection = Connection::of_party(None, number);
+        let request = ControlPacket::new(PacketType::Request2, 0, 0).with_size(RING, PROTO_QSTATE);
+        if inner.queue_up(key, Instant::now()) {
+            connection.hold(request);
+        } else if inner.forward(key, &connection, Role::Client, request).is_err() {
+            return Err(ConnectError::Busy);
+        }
+        inner.connections.insert(key, connection);
+        let hosted = Hosted {
+            key,
+            role: Role::Client,
+            end: Some(end),
+            remote: Some(remote),
+            handle: None,
+            lane: None,
+        };
+        inner.hosted.insert(number, hosted);
+        Ok(call)
+    }
+
+    /// The party's end of a connection ends, whatever its state: a request is refused, a handshake
+    /// given up, a joined end leaves after what it has written is taken. Blocks until no worker
+    /// touches its memory any more. What was hung up before is gone: nothing happens.
+    pub fn hang_up(&self, call: Call) {
+        let mut inner = self.inner.lock();
+        let Some(hosted) = inner.hosted.remove(&call.number) else { return };
+        let leaving = inner.hang_up(call, hosted);
+        drop(inner);
+        self.lanes.leave(leaving.as_slice());
+        self.run_after();
+    }
+
+    /// A party's datagram. The result is as for a guest's: true if it is queued for `to`.
+    pub fn send_datagram(
+        &self,
+        from: SocketAddress,
+        to: SocketAddress,
+        payload: &[u8],
+    ) -> Result<(), VmciError> {
+        if payload.len() > MAX_DATAGRAM_PAYLOAD {
+            return Err(VmciError::PayloadTooLarge);
+        }
+        // Resources 0 and 1 are events and stream control, and ~0 hides what lies behind it.
+        if to.1 <= 1 || to.1 == u32::MAX {
+            return Err(VmciError::InvalidArgs);
+        }
+        let inbox = self.inner.lock().reach(from.0, to.0).map_err(|_| VmciError::InvalidResource)?.clone();
+        let bytes = datagram(Handle::new(to.0, to.1), Handle::new(from.0, from.1), payload);
+        if inbox.push(Account::Ordinary, from.0, bytes.into()) { Ok(()) } else { Err(VmciError::NoResources) }
+    }
+
+    /// Makes the calls that had to wait for the lock.
+    pub(super) fn run_after(&self) {
+        loop {
+            let calls = std::mem::take(&mut self.inner.lock().after);
+            if calls.is_empty() {
+                return;
+            }
+            for call in calls {
+                match call {
+                    After::Requested(endpoint, call, size) => endpoint.requested(call, size),
+                    After::Joined(remote, lane, side) => remote.joined(lane, side),
+                    After::Failed(remote, why) => remote.failed(why),
+                }
+            }
+        }
+    }
+}
+
+impl Inner {
+    fn next_number(&mut self) -> u64 {
+        self.numbers += 1;
+        self.numbers
+    }
+
+    /// Does somebody other than a VMCI guest answer for `cid`?
+    pub(super) fn is_hosted(&self, cid: u32) -> bool {
+        self.endpoints.contains_key(&cid)
+    }
+
+    /// A guest's REQUEST for a party; what the guest may have open has been checked.
+    pub(super) fn request_party(&mut self, key: Key, via_host: Option<u32>, size: u64) -> Connection {
+        let number = self.next_number();
+        let hosted = Hosted { key, role: Role::Server, end: None, remote: None, handle: None, lane: None };
+        self.hosted.insert(number, hosted);
+        if let Some(endpoint) = self.endpoints.get(&key.server.0) {
+            self.after.push(After::Requested(endpoint.clone(), Call { key, number }, size));
+        }
+        Connection::of_party(via_host, number)
+    }
+
+    fn accept(&mut self, call: Call, end: LaneEnd, remote: Arc<dyn Remote>) -> bool {
+        let Some(hosted) = self.hosted.get_mut(&call.number) else { return false };
+        let Some(connection) = self.connections.get(&call.key) else { return false };
+        if connection.party() != Some(call.number) || connection.state() != State::Requested {
+            return false;
+        }
+        hosted.end = Some(end);
+        hosted.remote = Some(remote);
+        let (kind, proto) = match connection.protocol() {
+            Protocol::Qstate => (PacketType::Negotiate2, PROTO_QSTATE),
+            Protocol::Pkt => (PacketType::Negotiate, 0),
+        };
+        let answer = ControlPacket::new(kind, 0, 0).with_size(connection.asked(), proto);
+        if self.forward(call.key, connection, Role::Server, answer).is_err() {
+            self.remove_connection_as(call.key, Failed::Gone);
+            return false;
+        }
+        if let Some(connection) = self.connections.get_mut(&call.key) {
+            connection.advance(State::Negotiated);
+        }
+        true
+    }
+
+    /// NEGOTIATE or INVALID for a party that connects.
+    pub(super) fn answer_party(&mut self, key: Key, packet: ControlPacket) -> Result<(), Refusal> {
+        let connection = self.connections.get_mut(&key).ok_or(Refusal::Destination)?;
+        let Some(number) = connection.party() else { return Err(Refusal::Destination) };
+        let outcome = if packet.kind() == Some(PacketType::Invalid) {
+            // The guest speaks the older protocol only: once more, in that one.
+            let first = connection.protocol() == Protocol::Qstate;
+            connection.use_protocol(Protocol::Pkt);
+            connection.advance(State::Requested);
+            first.then(|| ControlPacket::new(PacketType::Request, 0, 0).with_size(RING, 0))
+        } else {
+            if packet.kind() == Some(PacketType::Negotiate) {
+                connection.use_protocol(Protocol::Pkt);
+            }
+            self.pair_of_party(key, number, packet.size())
+        };
+        let sent = outcome.is_some_and(|answer| {
+            self.connections
+                .get(&key)
+                .is_some_and(|connection| self.forward(key, connection, Role::Client, answer).is_ok())
+        });
+        if !sent {
+            self.send_reset(key.client, key.server);
+            self.remove_connection_as(key, Failed::Gone);
+        }
+        Ok(())
+    }
+
+    /// A pair without memory, for the guest to attach to; the OFFER of it.
+    fn pair_of_party(&mut self, key: Key, number: u64, size: u64) -> Option<ControlPacket> {
+        if size == 0 || size.checked_mul(2).is_none_or(|total| total > MAX_QUEUE_PAIR) {
+            return None;
+        }
+        let handle = self.register_pair(key, size)?;
+        self.hosted.get_mut(&number)?.handle = Some(handle);
+        self.connections.get_mut(&key)?.offer(handle);
+        Some(ControlPacket::new(PacketType::Offer, 0, 0).with_handle(handle))
+    }
+
+    /// The end that the party of `key` brings, once.
+    pub(super) fn take_end(&mut self, key: Key) -> Option<LaneEnd> {
+        let number = self.connections.get(&key)?.party()?;
+        self.hosted.get_mut(&number)?.end.take()
+    }
+
+    /// The end is in the engine's hands.
+    pub(super) fn party_joined(&mut self, key: Key, handle: Handle, lane: LaneId) {
+        let Some(number) = self.connections.get(&key).and_then(Connection::party) else { return };
+        if let Some(hosted) = self.hosted.get_mut(&number) {
+            hosted.handle = Some(handle);
+            hosted.lane = Some(lane);
+        }
+    }
+
+    /// The handshake is over: the party is told.
+    pub(super) fn party_established(&mut self, key: Key) {
+        let Some(number) = self.connections.get(&key).and_then(Connection::party) else { return };
+        let Some(hosted) = self.hosted.get_mut(&number) else { return };
+        if let (Some(remote), Some(lane)) = (hosted.remote.take(), hosted.lane) {
+            self.after.push(After::Joined(remote, lane, side(hosted.role)));
+        }
+    }
+
+    /// A connection is forgotten: a party that still waits for it is told.
+    pub(super) fn party_failed(&mut self, connection: &Connection, why: Failed) {
+        let Some(number) = connection.party() else { return };
+        let Some(hosted) = self.hosted.get_mut(&number).filter(|hosted| hosted.lane.is_none()) else {
+            return;
+        };
+        let (end, remote) = (hosted.end.take(), hosted.remote.take());
+        drop(end);
+        if let Some(remote) = remote {
+            self.after.push(After::Failed(remote, why));
+        }
+        if let Some(hosted) = self.hosted.remove(&number)
+            && let Some(handle) = hosted.handle
+        {
+            self.forget_pair_of_party(handle);
+        }
+    }
+
+    fn hang_up(&mut self, call: Call, hosted: Hosted) -> Option<(LaneId, Side)> {
+        let Hosted { key, role, handle, lane, .. } = &hosted;
+        let current = self.connections.get(key).is_some_and(|own| own.party() == Some(call.number));
+        if let (Some(lane), Some(handle)) = (*lane, *handle) {
+            if self.detach_lane(hosted.cid(), handle, lane) && current {
+                self.remove_connection(*key);
+            }
+            // Whatever became of the tables, this end leaves; the id is never used again.
+            return Some((lane, side(*role)));
+        }
+        if let Some(handle) = *handle {
+            self.forget_pair_of_party(handle);
+        }
+        if current {
+            let known = self.connections.get(key).map(|own| own.server_as_known(*key));
+            match (role, known) {
+                (Role::Client, _) => self.send_reset(key.client, key.server),
+                (Role::Server, Some(known)) => self.send_reset(known, key.client),
+                (Role::Server, None) => {}
+            }
+            self.remove_connection(*key);
+        }
+        None
+    }
+}
+
+/// May a guest exchange anything with CID `cid` because it is the host?
+pub(super) fn is_host(cid: u32) -> bool {
+    cid == CID_HOST
+}

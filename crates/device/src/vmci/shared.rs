@@ -1,0 +1,170 @@
+//! A ring in memory that this process shares with another (or with itself) as a stream port: the
+//! daemon's half of a host socket. The other half is `vmlane_sock::ring`.
+//!
+//! The rules are those of a guest's queue pair, and so is the code: the other process is trusted as
+//! little as a guest. Only how it is woken differs: a bit says whether it waits, so that one that looks
+//! by itself costs no system call.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, compiler_fence};
+
+use vmlane_mem::{MapError, MapRequest, MemoryMap, Pages, Word};
+use vmlane_port::{End, PortFault};
+use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
+
+use super::notices::Notice;
+use super::queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
+
+/// How the process behind a shared ring is reached. Called by workers: must not block.
+pub trait Waker: Send + Sync {
+    /// It waits, and what it waits for may be there.
+    fn wake(&self);
+
+    /// Its stream has ended in a way that is to be seen in the ring.
+    fn ended(&self, end: End);
+
+    /// It broke the rules of its ring.
+    fn broke(&self);
+}
+
+/// A ring's memory, mapped.
+#[derive(Clone)]
+pub struct SharedMap {
+    map: MemoryMap,
+    size: u64,
+}
+
+impl SharedMap {
+    /// Maps a ring's file with rings of `size` bytes: a power of two, from a page up.
+    pub fn new(fd: OwnedFd, size: u64) -> Result<SharedMap, MapError> {
+        let request = MapRequest { guest: 0, len: layout::file(size), offset: 0, fd, writable: true };
+        Ok(SharedMap { map: MemoryMap::default().map(request)?, size })
+    }
+
+    fn data(&self, at: u64) -> Result<Pages, MapError> {
+        self.pages(at, self.size.trailing_zeros())
+    }
+
+    fn index(&self, at: u64) -> Result<Pages, MapError> {
+        self.pages(at, INDEX_PAGE.trailing_zeros())
+    }
+
+    fn pages(&self, at: u64, shift: u32) -> Result<Pages, MapError> {
+        let shape = MapError::Shape { guest: at, len: 1 << shift, offset: at };
+        self.map.pages(std::iter::once(at), shift).map_err(|_| shape)
+    }
+
+    /// The daemon's end of it.
+    pub fn port(&self, waker: Arc<dyn Waker>) -> Result<QueuePairPort<SharedRing>, MapError> {
+        let size = self.size;
+        let process = self.index(layout::process_page(size))?;
+        let daemon = self.index(layout::daemon_page(size))?;
+        let ring = SharedRing {
+            produce: self.data(layout::PROCESS_DATA)?,
+            consume: self.data(layout::daemon_data(size))?,
+            process_tail: process.word(word::TAIL),
+            process_head: process.word(word::HEAD),
+            wants_bytes: process.word(word::WANTS_BYTES),
+            wants_room: process.word(word::WANTS_ROOM),
+            our_tail: daemon.word(word::TAIL),
+            our_head: daemon.word(word::HEAD),
+            ended: daemon.word(word::ENDED),
+            waker,
+        };
+        Ok(QueuePairPort::new(ring, size, size))
+    }
+
+    /// Does the process wait for bytes, and are there some (or the stream's end)? And does it wait for
+    /// room? For a process that asks for a look.
+    pub fn waits(&self) -> Result<(bool, bool), MapError> {
+        let process = self.index(layout::process_page(self.size))?;
+        let daemon = self.index(layout::daemon_page(self.size))?;
+        let head = process.load_u64(word::HEAD);
+        let some = daemon.load_u64(word::TAIL) != head || daemon.load_u64(word::ENDED) != 0;
+        Ok((process.load_u64(word::WANTS_BYTES) != 0 && some, process.load_u64(word::WANTS_ROOM) != 0))
+    }
+
+    /// What the process has said about its future.
+    pub fn said(&self) -> u64 {
+        self.index(layout::process_page(self.size)).map_or(0, |page| page.load_u64(word::SAID))
+    }
+}
+
+/// See the module's text.
+pub struct SharedRing {
+    produce: Pages,
+    consume: Pages,
+    process_tail: Word,
+    process_head: Word,
+    wants_bytes: Word,
+    wants_room: Word,
+    our_tail: Word,
+    our_head: Word,
+    ended: Word,
+    waker: Arc<dyn Waker>,
+}
+
+impl QueueMemory for SharedRing {
+    #[inline]
+    fn load_tail(&self) -> u64 {
+        self.process_tail.load()
+    }
+
+    #[inline]
+    fn load_head(&self) -> u64 {
+        self.process_head.load()
+    }
+
+    #[inline]
+    fn store_tail(&self, tail: u64) {
+        self.our_tail.store_fenced(tail);
+    }
+
+    #[inline]
+    fn store_head(&self, head: u64) {
+        self.our_head.store_fenced(head);
+    }
+
+    fn fence(&self) {
+        // Every store of an index is a full barrier already; only the compiler is to be held back.
+        compiler_fence(Ordering::SeqCst);
+    }
+
+    #[inline]
+    fn rings(&self) -> (&Pages, &Pages, usize) {
+        (&self.produce, &self.consume, 0)
+    }
+
+    fn owe(&self, notice: Notice) {
+        let waits = if notice == Notice::Wrote { &self.wants_bytes } else { &self.wants_room };
+        // Loaded behind the fenced store of the index; the process sets it before its last look.
+        if waits.load() != 0 {
+            self.waker.wake();
+        }
+    }
+
+    fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn check(&self) -> Result<(), PortFault> {
+        if self.produce.poisoned() { Err(PortFault::memory_gone()) } else { Ok(()) }
+    }
+
+    fn tell(&self, end: End) {
+        let bit = match end {
+            End::Finished => ended::FINISHED,
+            End::Refused => ended::REFUSED,
+            End::Detached => ended::DETACHED,
+            End::Reset => ended::RESET,
+        };
+        self.ended.store_fenced(self.ended.load() | bit);
+        self.waker.wake();
+        self.waker.ended(end);
+    }
+
+    fn broke(&self) {
+        self.waker.broke();
+    }
+}

@@ -1,0 +1,404 @@
+//! Parties that are no VMCI guests: the fabric speaks the control protocol for them, in both versions
+//! and both directions, and every way to fail is heard at both ends.
+
+mod vmci_common;
+
+use std::os::unix::fs::FileExt as _;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::mpsc::{Receiver, Sender, channel};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use vmci_common::{World, eventually};
+use vmlane_device::testing::{Guest, Options, PATIENCE, Path, Pattern, Placement, SocketError, Stream};
+use vmlane_device::vmci::{
+    Call, ConnectError, Endpoint, Fabric, Failed, Key, Protocol, Remote, SharedMap, Waker,
+};
+
+use vmlane_port::{Budget, End, LaneEnd, LaneId, Shutdown, Side};
+use vmlane_sock::ring::{Incoming, Outgoing};
+use vmlane_wire::host::layout;
+
+const RING: u64 = 64 << 10;
+const HOST: u32 = 2;
+
+#[derive(Debug, PartialEq)]
+enum Heard {
+    Joined(LaneId, Side),
+    Failed(Failed),
+    Ended(End),
+}
+
+/// What a party hears of one connection, in order.
+struct Ear(Mutex<Sender<Heard>>);
+
+impl Waker for Ear {
+    fn wake(&self) {}
+    fn broke(&self) {}
+    fn ended(&self, end: End) {
+        let _ = self.0.lock().send(Heard::Ended(end));
+    }
+}
+
+impl Remote for Ear {
+    fn joined(&self, lane: LaneId, side: Side) {
+        let _ = self.0.lock().send(Heard::Joined(lane, side));
+    }
+    fn failed(&self, why: Failed) {
+        let _ = self.0.lock().send(Heard::Failed(why));
+    }
+}
+
+/// A party's end of a connection; it polls its ring.
+struct Party {
+    fabric: Arc<Fabric>,
+    call: Option<Call>,
+    lane: Option<(LaneId, Side)>,
+    out: Outgoing,
+    incoming: Incoming,
+    heard: Receiver<Heard>,
+}
+
+fn end() -> (LaneEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
+    let fd = vmlane_mem::memfd("party", layout::file(RING)).expect("a file");
+    let map = SharedMap::new(fd.try_clone().expect("a descriptor"), RING).expect("a mapping");
+    let (tell, heard) = channel();
+    let ear = Arc::new(Ear(Mutex::new(tell)));
+    let port = Box::new(map.port(ear.clone()).expect("a port"));
+    let end = LaneEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
+    (end, ear, heard, vmlane_sock::ring::map(fd, RING).expect("a ring"))
+}
+
+impl Party {
+    fn connect(fabric: &Arc<Fabric>, from: u32, to: (u32, u32)) -> Result<Party, ConnectError> {
+        let (end, ear, heard, (out, incoming)) = end();
+        let call = fabric.connect(Key { client: (HOST, from), server: to }, end, ear)?;
+        Ok(Party { fabric: fabric.clone(), call: Some(call), lane: None, out, incoming, heard })
+    }
+
+    fn hear(&self) -> Heard {
+        self.heard.recv_timeout(PATIENCE).expect("news in time")
+    }
+
+    fn join(mut self) -> Party {
+        match self.hear() {
+            Heard::Joined(lane, side) => self.lane = Some((lane, side)),
+            other => panic!("{other:?}"),
+        }
+        self
+    }
+
+    fn kick(&self, kick: bool) {
+        if let Some((lane, _)) = self.lane.filter(|_| kick) {
+            self.fabric.lanes().kick(lane);
+        }
+    }
+
+    fn send_all(&mut self, mut data: &[u8]) {
+        let deadline = Instant::now() + PATIENCE;
+        while !data.is_empty() {
+            let moved = self.out.write(data).expect("a ring in order");
+            data = &data[moved.len..];
+            self.kick(moved.kick);
+            assert!(Instant::now() < deadline, "no room came");
+        }
+    }
+
+    fn finish(&self) {
+        let (lane, side) = self.lane.expect("a joined end");
+        self.fabric.lanes().shutdown(lane, side, Shutdown::Send);
+    }
+
+    /// Everything up to the end of the stream, checked. Returns the number of bytes.
+    fn check(&mut self, pattern: Pattern) -> u64 {
+        let (mut at, mut buffer) = (0, vec![0; 10_000]);
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            let over = self.incoming.is_over();
+            let moved = self.incoming.read(&mut buffer).expect("a ring in order");
+            pattern.check(at, &buffer[..moved.len]);
+            at += moved.len as u64;
+            self.kick(moved.kick);
+            if over && moved.len == 0 {
+                return at;
+            }
+            assert!(Instant::now() < deadline, "no end came");
+        }
+    }
+}
+
+impl Drop for Party {
+    fn drop(&mut self) {
+        if let Some(call) = self.call {
+            self.fabric.hang_up(call);
+        }
+    }
+}
+
+/// A datagram's source and payload.
+type Got = ((u32, u32), Vec<u8>);
+type Datagrams = Receiver<Got>;
+
+/// The host: takes requests for one port.
+struct Host {
+    requests: Mutex<Sender<(Call, u64)>>,
+    datagrams: Mutex<Sender<Got>>,
+}
+
+impl Endpoint for Host {
+    fn requested(&self, call: Call, size: u64) {
+        let _ = self.requests.lock().send((call, size));
+    }
+
+    fn datagram(&self, from: (u32, u32), port: u32, payload: &[u8]) -> bool {
+        port == 77 && self.datagrams.lock().send((from, payload.to_vec())).is_ok()
+    }
+}
+
+fn host(world: &World) -> (Receiver<(Call, u64)>, Datagrams) {
+    let (requests, asked) = channel();
+    let (datagrams, got) = channel();
+    let host = Host { requests: Mutex::new(requests), datagrams: Mutex::new(datagrams) };
+    world.fabric.set_endpoint(HOST, Arc::new(host));
+    (asked, got)
+}
+
+fn accept(world: &World, call: Call) -> Party {
+    let (end, ear, heard, (out, incoming)) = end();
+    assert!(world.fabric.accept(call, end, ear), "the guest still waits");
+    Party { fabric: world.fabric.clone(), call: Some(call), lane: None, out, incoming, heard }
+}
+
+fn options(protocol: Protocol) -> Options {
+    Options { size: RING, protocol, ..Options::default() }
+}
+
+/// A guest's connection to the host, both ends.
+fn from_guest(
+    world: &World,
+    asked: &Receiver<(Call, u64)>,
+    guest: &Arc<Guest>,
+    protocol: Protocol,
+) -> (Party, Stream) {
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| guest.connect((HOST, 99), options(protocol)).expect("acceptance"));
+        let (call, size) = asked.recv_timeout(PATIENCE).expect("a request");
+        assert_eq!((call.key.server, size), ((HOST, 99), RING));
+        let party = accept(world, call).join();
+        (party, connecting.join().expect("the guest's thread"))
+    })
+}
+
+fn to_guest(world: &World, guest: &Arc<Guest>, port: u32) -> (Party, Stream) {
+    let listener = guest.listen(port, Placement::Scattered);
+    std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().expect("a connection"));
+        let party = Party::connect(&world.fabric, 4000 + port, (3, port)).expect("a way").join();
+        (party, accepting.join().expect("the guest's thread"))
+    })
+}
+
+/// 8 MiB each way at once, both ends checked, then both ends closed.
+fn both_ways(world: &World, mut party: Party, stream: Stream) {
+    const BYTES: u64 = 8 << 20;
+    let (down, up) = (Pattern { seed: 1 }, Pattern { seed: 2 });
+    std::thread::scope(|scope| {
+        scope.spawn(|| vmci_common::send_pattern(&stream, up, BYTES, 70_000));
+        let reading = scope.spawn(|| vmci_common::check_pattern(&stream, down, 50_000));
+        // One thread serves the party's end: what it sends is never more than what it can.
+        let (mut sent, mut got) = (0u64, 0u64);
+        let (mut buffer, mut chunk) = (vec![0; 30_000], vec![0; 20_000]);
+        let deadline = Instant::now() + PATIENCE;
+        let mut finished = false;
+        while got < BYTES || !finished {
+            let len = chunk.len().min((BYTES - sent) as usize);
+            down.fill(sent, &mut chunk[..len]);
+            let moved = party.out.write(&chunk[..len]).expect("a ring in order");
+            sent += moved.len as u64;
+            party.kick(moved.kick);
+            if sent == BYTES && !finished {
+                party.finish();
+                finished = true;
+            }
+            let moved = party.incoming.read(&mut buffer).expect("a ring in order");
+            up.check(got, &buffer[..moved.len]);
+            got += moved.len as u64;
+            party.kick(moved.kick);
+            assert!(Instant::now() < deadline, "{sent} sent, {got} received of {BYTES}");
+        }
+        assert_eq!(reading.join().expect("the reader"), BYTES);
+    });
+    stream.close();
+    drop(party);
+    eventually("nothing is left", || world.fabric.connections().is_empty());
+    assert_eq!(world.view(3).queue_pairs, 0);
+    world.assert_clean();
+}
+
+#[test]
+fn a_guest_connects_to_the_host() {
+    for (path, protocol) in
+        [(Path::Dma, Protocol::Qstate), (Path::Dma, Protocol::Pkt), (Path::Ports, Protocol::Qstate)]
+    {
+        let world = World::new();
+        let (asked, _) = host(&world);
+        let machine = world.machine(3);
+        let guest = machine.boot(path);
+        let (party, stream) = from_guest(&world, &asked, &guest, protocol);
+        both_ways(&world, party, stream);
+    }
+}
+
+#[test]
+fn the_host_connects_to_a_guest() {
+    for path in [Path::Dma, Path::Ports] {
+        let world = World::new();
+        let _host = host(&world);
+        let machine = world.machine(3);
+        let guest = machine.boot(path);
+        let (party, stream) = to_guest(&world, &guest, 5000);
+        assert_eq!(stream.peer(), (HOST, 9000));
+        both_ways(&world, party, stream);
+    }
+}
+
+#[test]
+fn refusals_are_heard_on_either_side() {
+    let world = World::new();
+    let (asked, _) = host(&world);
+    let machine = world.machine(3);
+    let guest = machine.boot(Path::Dma);
+    // Nobody listens in the guest.
+    let done = AtomicBool::new(false);
+    let serving = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !done.load(Ordering::Relaxed) {
+                guest.service();
+            }
+        });
+        let party = Party::connect(&world.fabric, 4000, (3, 1)).expect("a way");
+        let heard = party.hear();
+        done.store(true, Ordering::Relaxed);
+        heard
+    });
+    assert_eq!(serving, Heard::Failed(Failed::Refused));
+    // The host hangs up instead of accepting.
+    std::thread::scope(|scope| {
+        let connecting = scope.spawn(|| guest.connect((HOST, 1), options(Protocol::Qstate)).err());
+        world.fabric.hang_up(asked.recv_timeout(PATIENCE).expect("a request").0);
+        assert_eq!(connecting.join().expect("the guest's thread"), Some(SocketError::Refused));
+    });
+    // No such VM, and one whose driver is not loaded.
+    let _off = world.machine(4);
+    for cid in [4, 5, 2] {
+        let refused = Party::connect(&world.fabric, 4000, (cid, 1)).err();
+        assert_eq!(refused, Some(ConnectError::Unreachable), "CID {cid}");
+    }
+    eventually("nothing is left", || world.fabric.connections().is_empty());
+}
+
+#[test]
+fn bytes_sent_before_a_close_arrive_and_the_end_behind_them() {
+    let world = World::new();
+    let (asked, _) = host(&world);
+    let machine = world.machine(3);
+    let guest = machine.boot(Path::Dma);
+    // The guest closes with bytes on the way.
+    let (mut party, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    let pattern = Pattern { seed: 3 };
+    let mut bytes = vec![0; RING as usize - 1];
+    pattern.fill(0, &mut bytes);
+    stream.send_all(&bytes).expect("room");
+    stream.close();
+    assert_eq!(party.check(pattern), RING - 1);
+    assert_eq!(party.hear(), Heard::Ended(End::Detached));
+    drop(party);
+    // The host closes with bytes on the way.
+    let (mut party, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    party.send_all(&bytes);
+    drop(party);
+    assert_eq!(vmci_common::check_pattern(&stream, pattern, 1000), RING - 1);
+    stream.close();
+    eventually("nothing is left", || world.fabric.connections().is_empty());
+    world.assert_clean();
+}
+
+#[test]
+fn a_guest_that_dies_ends_its_streams_and_its_handshakes() {
+    let world = World::new();
+    let (asked, _) = host(&world);
+    let machine = world.machine(3);
+    let guest = machine.boot(Path::Dma);
+    let (party, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    let hanging = Party::connect(&world.fabric, 4001, (3, 9)).expect("a way");
+    world.fabric.reset(3);
+    assert_eq!(party.hear(), Heard::Ended(End::Detached));
+    assert_eq!(hanging.hear(), Heard::Failed(Failed::Gone));
+    drop((party, hanging, stream));
+    eventually("nothing is left", || world.fabric.connections().is_empty());
+}
+
+#[test]
+fn a_handshake_that_stops_expires_and_leaves_no_pair() {
+    let world = World::new();
+    let _host = host(&world);
+    let machine = world.machine(3);
+    let _driver = machine.probe(Path::Dma);
+    let party = Party::connect(&world.fabric, 4000, (3, 9)).expect("a way");
+    world.fabric.expire_at(Instant::now() + Duration::from_secs(31));
+    assert_eq!(party.hear(), Heard::Failed(Failed::Gone));
+    assert!(world.fabric.connections().is_empty());
+}
+
+#[test]
+fn a_party_that_breaks_its_ring_loses_its_stream_only() {
+    let world = World::new();
+    let (asked, _) = host(&world);
+    let machine = world.machine(3);
+    let guest = machine.boot(Path::Dma);
+    let (good, good_stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    let fd = vmlane_mem::memfd("forger", layout::file(RING)).expect("a file");
+    let map = SharedMap::new(fd.try_clone().expect("a descriptor"), RING).expect("a mapping");
+    let (tell, heard) = channel();
+    let ear = Arc::new(Ear(Mutex::new(tell)));
+    let listener = guest.listen(6000, Placement::Scattered);
+    let (call, stream) = std::thread::scope(|scope| {
+        let accepting = scope.spawn(|| listener.accept().expect("a connection"));
+        let port = Box::new(map.port(ear.clone()).expect("a port"));
+        let end = LaneEnd { port, budget: Arc::new(Budget::new(0)), slow: false };
+        let key = Key { client: (HOST, 4444), server: (3, 6000) };
+        let call = world.fabric.connect(key, end, ear.clone()).expect("a way");
+        (call, accepting.join().expect("the guest's thread"))
+    });
+    let Ok(Heard::Joined(lane, _)) = heard.recv_timeout(PATIENCE) else { panic!("not joined") };
+    // A tail outside the ring, written straight into the file.
+    let page = layout::process_page(RING);
+    std::fs::File::from(fd).write_all_at(&u64::MAX.to_le_bytes(), page).expect("to write");
+    world.fabric.lanes().kick(lane);
+    assert_eq!(stream.recv(&mut [0; 8]), Ok(0), "its peer hears that it is gone");
+    world.fabric.hang_up(call);
+    stream.close();
+    assert_eq!(world.stats.broken.get(), 1);
+    let mut good = good;
+    good.send_all(b"unharmed");
+    let mut bytes = [0; 8];
+    assert_eq!((good_stream.recv_all(&mut bytes), &bytes), (Ok(8), b"unharmed"));
+}
+
+#[test]
+fn datagrams_go_both_ways_and_nobody_is_told() {
+    let world = World::new();
+    let (_asked, got) = host(&world);
+    let machine = world.machine(3);
+    let guest = machine.boot(Path::Dma);
+    let to = |port| vmlane_wire::vmci::Handle::new(HOST, port);
+    assert_eq!(guest.driver(|driver| driver.send_to(to(77), 1234, b"hello")), 29);
+    assert_eq!(got.recv_timeout(PATIENCE).expect("a datagram"), ((3, 1234), b"hello".to_vec()));
+    assert!(guest.driver(|driver| driver.send_to(to(78), 1234, b"hello")) < 0);
+    world.fabric.send_datagram((HOST, 77), (3, 1234), b"answer").expect("room");
+    let datagram = guest.next_datagram().expect("a datagram");
+    assert_eq!(datagram.payload, b"answer");
+    assert!(world.fabric.send_datagram((HOST, 77), (3, 0), b"event").is_err());
+    assert!(world.fabric.send_datagram((HOST, 77), (9, 5), b"nobody").is_err());
+}
