@@ -69,6 +69,8 @@ pub struct UplinkConfig {
 /// One element of `nic`.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct NicConfig {
+    pub model: NicModel,
+    /// Of a VMXNET3 NIC.
     pub profile: Profile,
     pub port_group: String,
     pub mac: Mac,
@@ -80,6 +82,26 @@ pub struct NicConfig {
     pub trapped: bool,
     /// The port group's, with what the NIC says otherwise.
     pub policy: Policy,
+}
+
+/// What a guest finds in its PCI slot.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum NicModel {
+    /// By vfio-user.
+    Vmxnet3,
+    /// By vhost-user.
+    VirtioNet(VirtioNet),
+}
+
+/// What is decided about a virtio NIC only.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct VirtioNet {
+    /// Super-frames may reach the guest whole.
+    pub lro: bool,
+    /// Packed rings are on offer.
+    pub packed: bool,
+    /// The guest is told the MTU, which the file names.
+    pub announces_mtu: bool,
 }
 
 /// The table `[daemon]`.

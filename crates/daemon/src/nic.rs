@@ -5,13 +5,15 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_api::{NicStats, NicStatus};
+use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
+use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
 use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
-use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
+use vmlane_transport::{IrqSet, Listener, RingLines, Server, SessionStats};
 
-use crate::config::{Config, NicConfig, UplinkConfig, Vlan, VmConfig};
+use crate::config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig};
 use crate::paths::Paths;
 use crate::vm::VmError;
 
@@ -22,7 +24,13 @@ pub struct ServedNic {
     port: PortId,
     server: Server,
     session: Arc<SessionStats>,
-    handle: Arc<NicHandle>,
+    counters: DeviceCounters,
+}
+
+/// Where a model counts.
+enum DeviceCounters {
+    Vmxnet3(Arc<NicHandle>),
+    Virtio(Arc<VirtioNetStats>),
 }
 
 impl ServedNic {
@@ -54,17 +62,33 @@ impl ServedNic {
         let name = || vm.name.clone();
         let config = vm.nics[number].clone();
         let session = Arc::new(SessionStats::default());
-        let irqs = Arc::new(IrqSet::new(session.clone()));
         let frames: Arc<dyn Frames> = switch.clone();
-        let hardware = hardware(&config);
-        let handle = hardware.handle.clone();
-        let device = Vmxnet3Device::new(hardware, frames, port, irqs.clone())
-            .map_err(|cause| VmError::Nic { name: name(), number, cause: cause.to_string() })?;
-        let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause })?;
-        let server = listener
-            .serve(&format!("{}-n{number}", vm.name), Box::new(device), irqs, session.clone())
-            .map_err(|cause| VmError::Threads { name: name(), cause })?;
-        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, handle })
+        let bad = |cause: String| VmError::Nic { name: name(), number, cause };
+        let bind = || Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause });
+        let thread = format!("{}-n{number}", vm.name);
+        let (server, counters) = match config.model {
+            NicModel::Vmxnet3 => {
+                let irqs = Arc::new(IrqSet::new(session.clone()));
+                let hardware = hardware(&config);
+                let handle = hardware.handle.clone();
+                let device = Vmxnet3Device::new(hardware, frames, port, irqs.clone())
+                    .map_err(|cause| bad(cause.to_string()))?;
+                let server = bind()?.serve(&thread, Box::new(device), irqs, session.clone());
+                (server, DeviceCounters::Vmxnet3(handle))
+            }
+            NicModel::VirtioNet(virtio) => {
+                let lines = RingLines::new(2 * u16::from(config.queues));
+                let lines = Arc::new(lines.map_err(|cause| bad(cause.to_string()))?);
+                let stats = Arc::new(VirtioNetStats::default());
+                let device =
+                    NetDevice::new(virtio_net(&config, virtio), frames, port, lines.clone(), stats.clone());
+                let device: Box<dyn VhostDevice> = Box::new(device);
+                let server = bind()?.serve_vhost(&thread, device, lines, session.clone());
+                (server, DeviceCounters::Virtio(stats))
+            }
+        };
+        let server = server.map_err(|cause| VmError::Threads { name: name(), cause })?;
+        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters })
     }
 
     /// Ends the session, removes the socket and the port.
@@ -87,7 +111,10 @@ impl ServedNic {
         NicStatus {
             name: self.name.clone(),
             mac: self.config.mac.to_string(),
-            profile: self.config.profile.name().into(),
+            profile: match self.config.model {
+                NicModel::Vmxnet3 => self.config.profile.name().into(),
+                NicModel::VirtioNet(_) => "virtio-net".into(),
+            },
             port_group: self.config.port_group.clone(),
             socket: self.server.path().display().to_string(),
             attached: self.attached(),
@@ -98,7 +125,10 @@ impl ServedNic {
     pub fn stats(&self, switch: &Switch) -> NicStats {
         NicStats {
             name: self.name.clone(),
-            device: self.handle.stats.snapshot().into_iter().collect(),
+            device: match &self.counters {
+                DeviceCounters::Vmxnet3(handle) => handle.stats.snapshot().into_iter().collect(),
+                DeviceCounters::Virtio(stats) => stats.snapshot().into_iter().collect(),
+            },
             port: switch.stats(self.port).snapshot().into_iter().collect(),
             session: self.session.snapshot().into_iter().collect(),
         }
@@ -113,6 +143,11 @@ fn hardware(config: &NicConfig) -> vmxnet3::NicConfig {
         trapped: config.trapped,
         ..vmxnet3::NicConfig::new(config.mac)
     }
+}
+
+fn virtio_net(config: &NicConfig, virtio: VirtioNet) -> NetConfig {
+    let NicConfig { mac, mtu, queues, .. } = *config;
+    NetConfig { mac, mtu, queues, lro: virtio.lro, packed: virtio.packed }
 }
 
 /// The port of NIC `number` of `vm`.

@@ -145,7 +145,7 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
 
 /// What a guest cannot see change under it. A NIC's port group and policy can.
 fn same_hardware(before: &[NicConfig], after: &[NicConfig]) -> bool {
-    let hardware = |nic: &NicConfig| (nic.profile, nic.mac, nic.queues, nic.mtu, nic.trapped);
+    let hardware = |nic: &NicConfig| (nic.model, nic.profile, nic.mac, nic.queues, nic.mtu, nic.trapped);
     before.iter().map(hardware).eq(after.iter().map(hardware))
 }
 

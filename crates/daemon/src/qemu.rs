@@ -2,12 +2,17 @@
 
 use std::path::Path;
 
-use crate::config::VmConfig;
+use crate::config::{NicConfig, NicModel, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
 /// is suspended or the daemon is looked at with a debugger.
 const MESSAGE_TIMEOUT_MS: u32 = 60_000;
+
+/// How often QEMU tries to reach a vhost-user socket whose daemon went away.
+const RECONNECT_MS: u32 = 200;
+/// Descriptors of a virtio NIC's rings: the most that QEMU has.
+const RING: u16 = 1024;
 
 /// The arguments, one string each. They add to what the caller has: a machine type, an
 /// accelerator, disks. QEMU merges several `-machine` options into one.
@@ -22,10 +27,41 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
         arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
     }
     for (number, nic) in vm.nics.iter().enumerate() {
+        if let NicModel::VirtioNet(virtio) = nic.model {
+            arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio));
+            continue;
+        }
         // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
         arguments.extend(["-device".into(), device(&paths.nic(&vm.name, number)?, nic.trapped)]);
     }
     Ok(arguments)
+}
+
+/// A virtio NIC whose rings the daemon serves. QEMU keeps trying when the daemon is away.
+fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet) -> Vec<String> {
+    let NicConfig { mac, mtu, queues, .. } = nic;
+    let path = socket.to_string_lossy().replace(',', ",,");
+    let chardev = format!("socket,id=vmlane-nic{number},path={path},reconnect-ms={RECONNECT_MS}");
+    let mut netdev = format!("vhost-user,id=vmlane-net{number},chardev=vmlane-nic{number}");
+    let mut device = format!(
+        "virtio-net-pci,netdev=vmlane-net{number},mac={mac},rx_queue_size={RING},tx_queue_size={RING}"
+    );
+    if *queues > 1 {
+        netdev += &format!(",queues={queues}");
+        // A vector each for every ring, the control queue and changes of the configuration.
+        device += &format!(",mq=on,vectors={}", 2 * u16::from(*queues) + 2);
+    }
+    if virtio.announces_mtu {
+        device += &format!(",host_mtu={mtu}");
+    }
+    if virtio.packed {
+        device += ",packed=on";
+    }
+    device += ",romfile=";
+    [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
+        .into_iter()
+        .flat_map(|(option, value)| [option.to_owned(), value])
+        .collect()
 }
 
 /// A structured property such as `socket` can only be given as JSON.

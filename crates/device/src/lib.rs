@@ -5,5 +5,6 @@ pub mod irq;
 pub mod pci;
 #[doc(hidden)]
 pub mod testing;
+pub mod virtio;
 pub mod vmci;
 pub mod vmxnet3;

@@ -13,6 +13,8 @@ pub enum Device {
     Vmci,
     /// vmlane's own network card, on its switch.
     Vmxnet3(Vmxnet3),
+    /// A virtio network card on vmlane's switch.
+    VirtioNet(VirtioNet),
     /// One of QEMU's network cards, to compare with.
     QemuNic { model: NicModel, backend: Backend },
 }
@@ -28,6 +30,21 @@ pub struct Vmxnet3 {
     pub vlan: Option<u16>,
     /// Doorbells are messages.
     pub trapped: bool,
+}
+
+/// The keys of `virtio-net:key=value,...`; what is not given is the daemon's default.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct VirtioNet {
+    /// Pairs of queues.
+    pub queues: Option<u8>,
+    /// The MTU that guests set.
+    pub mtu: Option<u16>,
+    /// The VLAN that the switch puts the card into.
+    pub vlan: Option<u16>,
+    /// Whether super-frames reach guests whole.
+    pub lro: Option<bool>,
+    /// Packed rings.
+    pub packed: bool,
 }
 
 /// QEMU's models of network cards.
@@ -71,14 +88,29 @@ impl Device {
     pub fn valid() -> String {
         let nics = NICS.map(|(name, ..)| name).join(", ");
         format!(
-            "vmci, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), {nics} (a qemu- name may end in \
+            "vmci, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), virtio-net (takes \
+             :queues=N,mtu=N,vlan=N,lro=false,packed=true), {nics} (a qemu- name may end in \
              :tap for a host bridge)"
         )
     }
 
     /// Whether the daemon serves it.
     pub fn is_ours(&self) -> bool {
-        matches!(self, Device::Vmci | Device::Vmxnet3(_))
+        matches!(self, Device::Vmci | Device::Vmxnet3(_) | Device::VirtioNet(_))
+    }
+
+    /// Whether it is a port of the daemon's switch.
+    pub fn is_on_switch(&self) -> bool {
+        matches!(self, Device::Vmxnet3(_) | Device::VirtioNet(_))
+    }
+
+    /// The VLAN that the switch puts the card into, if one was named.
+    pub fn vlan(&self) -> Option<u16> {
+        match self {
+            Device::Vmxnet3(nic) => nic.vlan,
+            Device::VirtioNet(nic) => nic.vlan,
+            _ => None,
+        }
     }
 
     /// Whether it is a network card.
@@ -97,6 +129,9 @@ impl FromStr for Device {
         }
         if name == "vmxnet3" {
             return Ok(Device::Vmxnet3(vmxnet3(text, option.unwrap_or_default())?));
+        }
+        if name == "virtio-net" {
+            return Ok(Device::VirtioNet(virtio_net(text, option.unwrap_or_default())?));
         }
         let Some((_, model, _)) = NICS.into_iter().find(|(n, ..)| *n == name) else {
             bail!("device {text:?}: choose from {}", Device::valid());
@@ -129,6 +164,38 @@ fn vmxnet3(text: &str, options: &str) -> Result<Vmxnet3> {
     Ok(nic)
 }
 
+fn virtio_net(text: &str, options: &str) -> Result<VirtioNet> {
+    let mut nic = VirtioNet::default();
+    for option in options.split(',').filter(|option| !option.is_empty()) {
+        let (key, value) = option.split_once('=').unwrap_or((option, ""));
+        let bad = || anyhow!("device {text:?}: {key} = {value:?} makes no sense");
+        match key {
+            "queues" => nic.queues = Some(value.parse().map_err(|_| bad())?),
+            "mtu" => nic.mtu = Some(value.parse().map_err(|_| bad())?),
+            "vlan" => nic.vlan = Some(value.parse().map_err(|_| bad())?),
+            "lro" => nic.lro = Some(value.parse().map_err(|_| bad())?),
+            "packed" => nic.packed = value.parse().map_err(|_| bad())?,
+            _ => bail!(
+                "device {text:?}: virtio-net has no key {key:?}; it takes queues, mtu, vlan, lro, packed"
+            ),
+        }
+    }
+    Ok(nic)
+}
+
+impl fmt::Display for VirtioNet {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let mut keys: Vec<String> = Vec::new();
+        keys.extend(self.queues.iter().map(|queues| format!("queues={queues}")));
+        keys.extend(self.mtu.iter().map(|mtu| format!("mtu={mtu}")));
+        keys.extend(self.vlan.iter().map(|vlan| format!("vlan={vlan}")));
+        keys.extend(self.lro.iter().map(|lro| format!("lro={lro}")));
+        keys.extend(self.packed.then(|| "packed=true".to_owned()));
+        write!(f, "virtio-net")?;
+        if keys.is_empty() { Ok(()) } else { write!(f, ":{}", keys.join(",")) }
+    }
+}
+
 impl fmt::Display for Vmxnet3 {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         let mut keys: Vec<String> = Vec::new();
@@ -147,6 +214,7 @@ impl fmt::Display for Device {
         match self {
             Device::Vmci => write!(f, "vmci"),
             Device::Vmxnet3(nic) => write!(f, "{nic}"),
+            Device::VirtioNet(nic) => write!(f, "{nic}"),
             Device::QemuNic { model, backend: Backend::Stream } => write!(f, "{}", model.name()),
             Device::QemuNic { model, backend: Backend::Tap } => write!(f, "{}:tap", model.name()),
         }
@@ -162,6 +230,8 @@ mod tests {
         for name in [
             "vmci",
             "vmxnet3",
+            "virtio-net",
+            "virtio-net:queues=2,mtu=9000,vlan=10,lro=false,packed=true",
             "vmxnet3:profile=full,queues=4,mtu=9000,vlan=10,trapped=true",
             "qemu-virtio-net",
             "qemu-vmxnet3:tap",

@@ -125,7 +125,7 @@ impl LabSpec {
             "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
         );
         ensure!(
-            !self.uplink || self.devices.iter().any(|device| matches!(device, Device::Vmxnet3(_))),
+            !self.uplink || self.devices.iter().any(|device| device.is_on_switch()),
             "an uplink is a port of vmlane's switch: add --device vmxnet3"
         );
         let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();
@@ -194,6 +194,7 @@ fn nic(net: u32, number: u32, device: &Device) -> Nic {
         ipv6: format!("fd{}::{number}/64", 77 + net),
         mtu: match device {
             Device::Vmxnet3(nic) => nic.mtu,
+            Device::VirtioNet(nic) => nic.mtu,
             _ => None,
         },
     }

@@ -6,7 +6,7 @@ use std::io;
 use std::os::fd::OwnedFd;
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::region::{Region, memfd};
 
@@ -66,6 +66,12 @@ impl Window {
     }
 
     #[inline]
+    fn word16(&self, offset: usize) -> &AtomicU16 {
+        // SAFETY: aligned (`base` is, and `offset`), inside a mapping that lives as long as `self`.
+        unsafe { AtomicU16::from_ptr(self.at(offset, 2, 2).cast()) }
+    }
+
+    #[inline]
     fn word32(&self, offset: usize) -> &AtomicU32 {
         // SAFETY: aligned (`base` is, and `offset`), inside a mapping that lives as long as `self`.
         unsafe { AtomicU32::from_ptr(self.at(offset, 4, 4).cast()) }
@@ -118,6 +124,19 @@ impl Window {
             // SAFETY: inside the mapping.
             prefetch_write(unsafe { self.base.as_ptr().add(offset) });
         }
+    }
+
+    /// Loads a little-endian word (acquire).
+    #[inline]
+    pub fn load_u16(&self, offset: usize) -> u16 {
+        u16::from_le(self.word16(offset).load(Ordering::Acquire))
+    }
+
+    /// Stores a little-endian word (release). The window is writable.
+    #[inline]
+    pub fn store_u16(&self, offset: usize, value: u16) {
+        assert!(self.writable);
+        self.word16(offset).store(value.to_le(), Ordering::Release);
     }
 
     /// Loads a little-endian word (acquire).

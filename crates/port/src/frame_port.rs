@@ -84,6 +84,11 @@ pub trait FramePort: Send {
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self) {}
 
+    /// A file that becomes readable when the party announces a frame, until [`Self::disarm`].
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
     /// A file that becomes readable when a frame waits: for ports that the kernel serves.
     fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
         None

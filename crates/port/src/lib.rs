@@ -14,6 +14,7 @@ mod lanes;
 mod reason;
 mod ring;
 mod stream_port;
+mod vnet;
 
 pub use filter::{Filter, VlanSet};
 pub use frame::{
@@ -25,3 +26,4 @@ pub use lanes::{Budget, LaneEnd, LaneId, Lanes, Shutdown, Side};
 pub use reason::{PortStats, Reason};
 pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};
+pub use vnet::VnetHeader;

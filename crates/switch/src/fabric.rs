@@ -90,6 +90,12 @@ impl Fabric {
         ports.filter_map(|port| port.end.as_ref()?.wake_fd())
     }
 
+    /// Files that say so until their ends are disarmed.
+    pub fn bells(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let ports = self.attached.iter().filter_map(|&slot| self.slots[usize::from(slot)].as_ref());
+        ports.filter_map(|port| port.end.as_ref()?.bell())
+    }
+
     pub fn slot(&self, id: PortId) -> Option<Slot> {
         self.by_id.get(&id).copied()
     }

@@ -179,15 +179,25 @@ impl Worker {
         let timeout =
             timeout.map(|time| Timespec { tv_sec: time.as_secs() as _, tv_nsec: time.subsec_nanos().into() });
         let bell = PollFd::from_borrowed_fd(self.queue.bell(), PollFlags::IN);
-        let files = self.fabric.wake_fds().filter(|_| !self.cried_wolf && !self.fabric.is_waiting());
-        let files = files.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
-        let mut files: Vec<_> = std::iter::once(bell).chain(files).collect();
+        let uplinks = self.fabric.wake_fds().filter(|_| !self.cried_wolf && !self.fabric.is_waiting());
+        let files_of_kernel = uplinks.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+        let bells = self.fabric.bells().filter(|_| self.armed);
+        let bells = bells.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN));
+        let mut files: Vec<_> = std::iter::once(bell).chain(bells).collect();
+        let first = files.len();
+        files.extend(files_of_kernel);
         let _ = poll(&mut files, timeout.as_ref());
-        let rung = !files[0].revents().is_empty();
-        let woken = files[1..].iter().any(|file| !file.revents().is_empty());
+        let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
+        let rung = is_ready(&files[0]);
+        let announced = files[1..first].iter().any(is_ready);
+        let woken = files[first..].iter().any(is_ready);
         drop(files);
         self.cried_wolf = woken;
         self.queue.get_up(rung);
+        if announced {
+            // Silences the bell, too.
+            self.wake_up();
+        }
     }
 }
 

@@ -183,7 +183,7 @@ impl Interrupts for IrqSet {
 
 /// Eventfds have no file type of their own (anonymous inodes); pipes, sockets, devices and files of
 /// a slow file system do, and a write to those could block. Other anonymous inodes refuse writes.
-fn check_eventfd(fd: &OwnedFd) -> Result<(), IrqError> {
+pub(crate) fn check_eventfd(fd: &OwnedFd) -> Result<(), IrqError> {
     let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
     if kind != FileType::Unknown {
         return Err(IrqError::NotEventFd { kind });

@@ -12,9 +12,11 @@ pub mod tap;
 #[doc(hidden)]
 pub mod testing;
 pub mod vfio_user;
+pub mod vhost_user;
 
 pub use irq::IrqSet;
 pub use listener::{ListenError, Listener, Server};
 pub use stats::SessionStats;
 pub use tap::{Tap, TapError, TapOptions};
 pub use vfio_user::{Session, SessionEnd, SessionHandle};
+pub use vhost_user::RingLines;

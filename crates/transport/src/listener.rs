@@ -19,11 +19,13 @@ use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use vmlane_device::pci::PciDevice;
+use vmlane_device::virtio::vhost::VhostDevice;
 
 use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
 use crate::vfio_user::{Session, SessionHandle, refuse};
+use crate::vhost_user::{self, RingLines};
 
 /// Why a socket cannot be offered.
 #[derive(Debug, thiserror::Error)]
@@ -78,17 +80,93 @@ impl Listener {
         irqs: Arc<IrqSet>,
         stats: Arc<SessionStats>,
     ) -> io::Result<Server> {
+        let served = PciServed { device, irqs, stats: stats.clone() };
+        self.serve_any(name, "vfu", Box::new(served), stats)
+    }
+
+    /// The same for a device behind vhost-user; `lines` are those that the device was made with.
+    pub fn serve_vhost(
+        self,
+        name: &str,
+        device: Box<dyn VhostDevice>,
+        lines: Arc<RingLines>,
+        stats: Arc<SessionStats>,
+    ) -> io::Result<Server> {
+        let served = VhostServed { device, lines, stats: stats.clone() };
+        self.serve_any(name, "vhu", Box::new(served), stats)
+    }
+
+    fn serve_any(
+        self,
+        name: &str,
+        kind: &str,
+        served: Box<dyn Served>,
+        stats: Arc<SessionStats>,
+    ) -> io::Result<Server> {
         let Listener { socket, path } = self;
         let socket = Arc::new(socket);
-        let door =
-            Arc::new(Door { name: name.to_owned(), desk: Mutex::default(), changed: Condvar::new(), stats });
+        let refuse = served.refusal();
+        let door = Arc::new(Door {
+            name: name.to_owned(),
+            desk: Mutex::default(),
+            changed: Condvar::new(),
+            stats,
+            refuse,
+        });
         let serving = {
             let door = door.clone();
-            spawn(format!("vfu-{name}"), move || door.serve(device, &irqs))?
+            spawn(format!("{kind}-{name}"), move || door.serve(served))?
         };
         let mut server = Server { door: door.clone(), socket: socket.clone(), path, threads: vec![serving] };
         server.threads.push(spawn(format!("acc-{name}"), move || door.accept(&socket))?);
         Ok(server)
+    }
+}
+
+/// What a door leads to: a device and its protocol.
+trait Served: Send {
+    /// A session over `stream`, and how to run it to its end, which is told in words.
+    fn open(&mut self, stream: UnixStream) -> io::Result<(SessionHandle, Run<'_>)>;
+
+    /// How a second VMM is turned away.
+    fn refusal(&self) -> fn(UnixStream);
+}
+
+type Run<'s> = Box<dyn FnOnce() -> String + 's>;
+
+struct PciServed {
+    device: Box<dyn PciDevice>,
+    irqs: Arc<IrqSet>,
+    stats: Arc<SessionStats>,
+}
+
+impl Served for PciServed {
+    fn open(&mut self, stream: UnixStream) -> io::Result<(SessionHandle, Run<'_>)> {
+        let session = Session::new(stream, self.device.as_mut(), self.irqs.clone(), self.stats.clone())?;
+        Ok((session.handle(), Box::new(|| session.run().to_string())))
+    }
+
+    fn refusal(&self) -> fn(UnixStream) {
+        refuse
+    }
+}
+
+struct VhostServed {
+    device: Box<dyn VhostDevice>,
+    lines: Arc<RingLines>,
+    stats: Arc<SessionStats>,
+}
+
+impl Served for VhostServed {
+    fn open(&mut self, stream: UnixStream) -> io::Result<(SessionHandle, Run<'_>)> {
+        let session =
+            vhost_user::Session::new(stream, self.device.as_mut(), self.lines.clone(), self.stats.clone())?;
+        Ok((session.handle(), Box::new(|| session.run().to_string())))
+    }
+
+    /// A front end takes a closed connection for one to be tried again.
+    fn refusal(&self) -> fn(UnixStream) {
+        drop
     }
 }
 
@@ -139,6 +217,7 @@ struct Door {
     desk: Mutex<Desk>,
     changed: Condvar,
     stats: Arc<SessionStats>,
+    refuse: fn(UnixStream),
 }
 
 #[derive(Default)]
@@ -187,7 +266,7 @@ impl Door {
                     if let Err(stream) = self.offer(stream.into()) {
                         // Before closing it, so that whoever sees it closed finds it counted.
                         count(&self.stats.refused);
-                        refuse(stream);
+                        (self.refuse)(stream);
                         if let Some(held_back) = log.allow() {
                             tracing::warn!(device = self.name, held_back, "a second VMM was turned away");
                         }
@@ -207,24 +286,24 @@ impl Door {
         }
     }
 
-    fn serve(&self, mut device: Box<dyn PciDevice>, irqs: &Arc<IrqSet>) {
+    fn serve(&self, mut served: Box<dyn Served>) {
         loop {
             let mut desk = self.desk.lock();
             self.changed.wait_while(&mut desk, |desk| desk.waiting.is_none() && !desk.closed);
             let Some(stream) = desk.waiting.take() else { return };
-            let session = match Session::new(stream, device.as_mut(), irqs.clone(), self.stats.clone()) {
-                Ok(session) => session,
+            let (session, run) = match served.open(stream) {
+                Ok(opened) => opened,
                 Err(error) => {
                     tracing::warn!(device = self.name, %error, "VMM connection unusable");
                     continue;
                 }
             };
-            desk.session = Some(session.handle());
+            desk.session = Some(session);
             drop(desk);
             tracing::info!(device = self.name, "VMM connected");
             // Device code is guarded inside; this keeps the thread for the next VMM should the
             // session's own code fail.
-            match catch_unwind(AssertUnwindSafe(|| session.run())) {
+            match catch_unwind(AssertUnwindSafe(run)) {
                 Ok(reason) => tracing::info!(device = self.name, %reason, "VMM disconnected"),
                 Err(_) => tracing::error!(device = self.name, "session failed; VMM disconnected"),
             }

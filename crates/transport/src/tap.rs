@@ -4,7 +4,6 @@
 //! that tells checksums and segments still to be made. What the host sends is read into memory of the
 //! port's own; what guests send goes straight from their memory to the kernel.
 
-mod header;
 mod interface;
 
 use std::io;
@@ -16,11 +15,10 @@ use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
     Filter, FramePort, HEAD, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, PortStats, Reason, Refusal,
-    Takes, Token, Transport,
+    Takes, Token, Transport, VnetHeader as Header,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
-use self::header::Header;
 pub use self::interface::TapError;
 
 /// Frames of the host that may be lent at once.

@@ -64,6 +64,18 @@ pub struct SessionHandle {
 }
 
 impl SessionHandle {
+    pub(crate) fn new(stream: UnixStream) -> SessionHandle {
+        SessionHandle { stream: Arc::new(stream), stopped: Arc::default() }
+    }
+
+    pub(crate) fn stream(&self) -> &UnixStream {
+        &self.stream
+    }
+
+    pub(crate) fn is_stopped(&self) -> bool {
+        self.stopped.load(Ordering::Acquire)
+    }
+
     /// Shuts the socket down; `run` returns soon after.
     pub fn stop(&self) {
         self.stopped.store(true, Ordering::Release);

@@ -4,6 +4,8 @@ pub mod ethernet;
 pub mod host;
 pub mod pci;
 pub mod vfio_user;
+pub mod vhost_user;
+pub mod virtio;
 pub mod vmci;
 pub mod vmci_stream;
 pub mod vmxnet3;

@@ -8,7 +8,7 @@ use vmlane_wire::ethernet::Mac;
 
 use super::check::Checker;
 use super::raw::{RawNic, RawPortGroup, RawUplink, RawVm};
-use super::{NicConfig, Policy, PortGroupConfig, Profile, UplinkConfig, Vlan, VmConfig};
+use super::{NicConfig, NicModel, Policy, PortGroupConfig, Profile, UplinkConfig, VirtioNet, Vlan, VmConfig};
 
 const VLANS: RangeInclusive<i64> = 1..=4094;
 const QUEUES: RangeInclusive<i64> = 1..=32;
@@ -163,14 +163,8 @@ impl Checker<'_> {
         groups: &[PortGroupConfig],
     ) -> NicConfig {
         let raw = spanned.get_ref();
-        match &raw.model {
-            Some(model) if model.get_ref() == "vmxnet3" => {}
-            Some(model) => {
-                let text = format!("{key}: model = {:?} is not served; use \"vmxnet3\"", model.get_ref());
-                self.problem(model.span(), text);
-            }
-            None => self.problem(spanned.span(), format!("{key}: model is missing; add model = \"vmxnet3\"")),
-        }
+        let model = self.model(key, spanned);
+        let default_queues = if model == NicModel::Vmxnet3 { 8 } else { 1 };
         let group = raw.port_group.as_ref().map_or(DEFAULT, |group| group.get_ref());
         let known = groups.iter().find(|other| other.name == group);
         if known.is_none() {
@@ -187,14 +181,50 @@ impl Checker<'_> {
             value.as_ref().map_or(default, |value| checker.number(&format!("{key}: {name}"), value, range))
         };
         NicConfig {
+            model,
             profile: self.profile(key, raw.profile.as_ref()),
             port_group: group.to_owned(),
             mac: self.mac(key, vm_name, number, raw.mac.as_ref()),
-            queues: number_of(self, "queues", &raw.queues, 8, QUEUES) as u8,
+            queues: number_of(self, "queues", &raw.queues, default_queues, QUEUES) as u8,
             mtu: number_of(self, "mtu", &raw.mtu, 9190, MTUS) as u16,
             trapped: raw.trapped,
             policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
         }
+    }
+
+    /// The model, and what is said for that model only.
+    fn model(&mut self, key: &str, spanned: &Spanned<RawNic>) -> NicModel {
+        let raw = spanned.get_ref();
+        let mut stray = |name: &str, given: bool, model: &str| {
+            if given {
+                self.problem(spanned.span(), format!("{key}: {name} is a key of {model} only; remove it"));
+            }
+        };
+        match raw.model.as_ref().map(|model| (model, model.get_ref().as_str())) {
+            Some((_, "vmxnet3")) => {
+                stray("lro", raw.lro.is_some(), "virtio-net");
+                stray("packed", raw.packed.is_some(), "virtio-net");
+            }
+            Some((_, "virtio-net")) => {
+                stray("profile", raw.profile.is_some(), "vmxnet3");
+                stray("trapped", raw.trapped, "vmxnet3");
+                return NicModel::VirtioNet(VirtioNet {
+                    lro: raw.lro.unwrap_or(true),
+                    packed: raw.packed.unwrap_or(false),
+                    announces_mtu: raw.mtu.is_some(),
+                });
+            }
+            Some((model, unknown)) => {
+                let text =
+                    format!("{key}: model = {unknown:?} is not served; use \"vmxnet3\" or \"virtio-net\"");
+                self.problem(model.span(), text);
+            }
+            None => {
+                let text = format!("{key}: model is missing; add model = \"vmxnet3\" or \"virtio-net\"");
+                self.problem(spanned.span(), text);
+            }
+        }
+        NicModel::Vmxnet3
     }
 
     fn profile(&mut self, key: &str, raw: Option<&Spanned<String>>) -> Profile {

@@ -56,6 +56,8 @@ pub struct RawNic {
     pub queues: Option<Spanned<i64>>,
     #[serde(default)]
     pub trapped: bool,
+    pub lro: Option<bool>,
+    pub packed: Option<bool>,
     pub promiscuous: Option<bool>,
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,

@@ -8,7 +8,7 @@ use std::process::Command;
 use anyhow::{Context, Result, bail};
 use toml::{Table, Value};
 
-use crate::device::{Device, Vmxnet3};
+use crate::device::{Device, VirtioNet, Vmxnet3};
 use crate::plan::Plan;
 use crate::spec::{GuestSpec, LabSpec};
 use crate::supervisor::host;
@@ -79,31 +79,55 @@ fn generate(spec: &LabSpec) -> Table {
 }
 
 /// The lab's networks that are our switch's.
-fn our_nics(spec: &LabSpec) -> impl Iterator<Item = (usize, &Vmxnet3)> {
+fn our_nics(spec: &LabSpec) -> impl Iterator<Item = (usize, &Device)> {
     let nics = spec.devices.iter().filter(|device| device.is_nic());
-    nics.enumerate().filter_map(|(net, device)| match device {
-        Device::Vmxnet3(nic) => Some((net, nic)),
-        _ => None,
-    })
+    nics.enumerate().filter(|(_, device)| device.is_on_switch())
 }
 
 /// Each network is a segment of its own: the first untagged, the others told apart by VLANs that
 /// guests do not see.
-fn port_group(net: usize, nic: &Vmxnet3) -> Table {
-    let vlan = nic.vlan.map_or(if net == 0 { 0 } else { 3000 + net as i64 }, i64::from);
+fn port_group(net: usize, nic: &Device) -> Table {
+    let vlan = nic.vlan().map_or(if net == 0 { 0 } else { 3000 + net as i64 }, i64::from);
     Table::from_iter([
         ("name".to_owned(), Value::from(format!("net{net}"))),
         ("vlan".to_owned(), vlan.into()),
     ])
 }
 
-fn nic_table(net: usize, nic: &Vmxnet3, guest: &GuestSpec) -> Table {
-    let mut table = Table::new();
-    table.insert("model".into(), "vmxnet3".into());
+fn nic_table(net: usize, device: &Device, guest: &GuestSpec) -> Table {
+    let mut table = match device {
+        Device::Vmxnet3(nic) => vmxnet3(nic),
+        Device::VirtioNet(nic) => virtio_net(nic),
+        _ => Table::new(),
+    };
     table.insert("port_group".into(), format!("net{net}").into());
     if let Some(known) = guest.nics.get(net) {
         table.insert("mac".into(), known.mac.clone().into());
     }
+    table
+}
+
+fn virtio_net(nic: &VirtioNet) -> Table {
+    let mut table = Table::new();
+    table.insert("model".into(), "virtio-net".into());
+    if let Some(queues) = nic.queues {
+        table.insert("queues".into(), i64::from(queues).into());
+    }
+    if let Some(mtu) = nic.mtu {
+        table.insert("mtu".into(), i64::from(mtu).into());
+    }
+    if let Some(lro) = nic.lro {
+        table.insert("lro".into(), lro.into());
+    }
+    if nic.packed {
+        table.insert("packed".into(), true.into());
+    }
+    table
+}
+
+fn vmxnet3(nic: &Vmxnet3) -> Table {
+    let mut table = Table::new();
+    table.insert("model".into(), "vmxnet3".into());
     if let Some(profile) = &nic.profile {
         table.insert("profile".into(), profile.clone().into());
     }

@@ -7,7 +7,7 @@ use std::os::fd::{AsFd, AsRawFd, OwnedFd};
 use rustix::fs::{Mode, OFlags};
 
 use super::TapOptions;
-use super::header::Header;
+use vmlane_port::VnetHeader as Header;
 
 const DEVICE: &str = "/dev/net/tun";
 

@@ -1,9 +1,12 @@
-//! `struct virtio_net_hdr`, little endian: what remains to be done to a frame.
+//! `struct virtio_net_hdr`, little endian (virtio 1.2, section 5.1.6): what remains to be done to a frame.
+//! TAP interfaces and virtio NICs have it in front of every frame.
 
-use vmlane_port::{Network, Offload, Packet};
+use crate::{Network, Offload, Packet, Verdict};
 
 /// Flag: the checksum from `start` on is to be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
+/// Flag: whoever sent it says that the checksum is right.
+const CHECKED: u8 = 2;
 /// Kinds of super-frames, and the bit that says that its first segment has CWR set.
 const NONE: u8 = 0;
 const TCP_V4: u8 = 1;
@@ -18,7 +21,7 @@ const CWR: u8 = 0x80;
 
 /// The header without the number of buffers.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Header {
+pub struct VnetHeader {
     flags: u8,
     kind: u8,
     /// Bytes of headers of a super-frame; a hint.
@@ -30,10 +33,10 @@ pub struct Header {
     field: u16,
 }
 
-impl Header {
+impl VnetHeader {
     pub const SIZE: usize = 10;
 
-    pub fn to_bytes(self) -> [u8; Header::SIZE] {
+    pub fn to_bytes(self) -> [u8; VnetHeader::SIZE] {
         let mut bytes = [self.flags, self.kind, 0, 0, 0, 0, 0, 0, 0, 0];
         let words = [self.header, self.mss, self.start, self.field];
         for (to, word) in bytes[2..].chunks_exact_mut(2).zip(words) {
@@ -42,16 +45,16 @@ impl Header {
         bytes
     }
 
-    pub fn from_bytes(bytes: &[u8; Header::SIZE]) -> Header {
+    pub fn from_bytes(bytes: &[u8; VnetHeader::SIZE]) -> VnetHeader {
         let [flags, kind, a, b, c, d, e, f, g, h] = *bytes;
         let [header, mss] = [[a, b], [c, d]].map(u16::from_le_bytes);
         let [start, field] = [[e, f], [g, h]].map(u16::from_le_bytes);
-        Header { flags, kind, header, mss, start, field }
+        VnetHeader { flags, kind, header, mss, start, field }
     }
 
     /// What a packet needs whose bytes behind the addresses move by `shift` (a tag).
-    pub fn of(packet: &Packet<'_>, shift: u16) -> Header {
-        let mut header = Header::default();
+    pub fn of(packet: &Packet<'_>, shift: u16) -> VnetHeader {
+        let mut header = VnetHeader::default();
         if let Some(unfinished) = packet.unfinished {
             header.flags = NEEDS_CHECKSUM;
             header.start = unfinished.start + shift;
@@ -70,7 +73,44 @@ impl Header {
         header
     }
 
-    /// What the host leaves to us; None if it makes no sense for a frame that begins with `head`.
+    /// [`Self::of`] for a guest that takes verdicts too.
+    pub fn with_verdict(packet: &Packet<'_>, shift: u16) -> VnetHeader {
+        let mut header = VnetHeader::of(packet, shift);
+        if header.flags == 0 && packet.verdict == Verdict::Good {
+            header.flags = CHECKED;
+        }
+        header
+    }
+
+    /// Header bytes that an offload speaks of, of a frame of unknown length.
+    #[inline]
+    pub fn spoken_of(&self) -> usize {
+        const LONGEST_TCP: usize = 60;
+        if self.flags & NEEDS_CHECKSUM == 0 { 0 } else { usize::from(self.start) + LONGEST_TCP }
+    }
+
+    /// Nothing remains to be done.
+    #[inline]
+    pub fn is_plain(&self) -> bool {
+        self.flags & NEEDS_CHECKSUM == 0 && self.kind == NONE
+    }
+
+    /// A super-frame.
+    #[inline]
+    pub fn is_segmented(&self) -> bool {
+        self.kind & !ECN != NONE
+    }
+
+    /// A super-frame of a kind that was agreed on.
+    pub fn is_allowed(&self, tso4: bool, tso6: bool) -> bool {
+        match self.kind & !ECN {
+            TCP_V4 => tso4,
+            TCP_V6 => tso6,
+            _ => false,
+        }
+    }
+
+    /// What the sender leaves to us; None if it makes no sense for a frame that begins with `head`.
     pub fn offload(&self, head: &[u8]) -> Option<Offload> {
         let wants = self.flags & NEEDS_CHECKSUM != 0;
         match self.kind & !ECN {
@@ -92,7 +132,7 @@ impl Header {
 
 #[cfg(test)]
 mod tests {
-    use super::*;
+    use super::{VnetHeader as Header, *};
 
     #[test]
     fn bytes_and_back() {

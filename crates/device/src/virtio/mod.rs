@@ -1,0 +1,15 @@
+//! virtio devices whose rings a VMM hands over by vhost-user.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `queue`, `queue/split.rs`, `queue/packed.rs` | virtqueues: chains read once and checked, completions |
+//! | `vhost.rs` | what a vhost-user session asks of a device |
+//! | `net` | the NIC: its rings as a `FramePort` |
+//!
+//! As with VMXNET3 two parties share a device. The *session* keeps what the VMM said about rings and
+//! memory; whenever it changes, the device is stopped and run again with a [`vhost::Setup`]. The
+//! *worker* owns the rings while they run, and leaves behind how far it came.
+
+pub mod net;
+pub mod queue;
+pub mod vhost;

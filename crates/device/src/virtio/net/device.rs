@@ -1,0 +1,139 @@
+//! The session's side: what is on offer, and which rings run.
+
+use std::sync::Arc;
+
+use vmlane_port::{Frames, PortId};
+use vmlane_stats::counters;
+use vmlane_wire::ethernet::Mac;
+use vmlane_wire::virtio::{self, feature, net_feature};
+use zerocopy::IntoBytes;
+
+use super::port::NetPort;
+use crate::virtio::vhost::{Lines, Setup, VhostDevice};
+
+/// What an operator decides about a NIC.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct NetConfig {
+    pub mac: Mac,
+    /// The largest MTU of the guest that the port carries.
+    pub mtu: u16,
+    /// The most pairs of queues; at least 1.
+    pub queues: u8,
+    /// The guest may be given super-frames whole.
+    pub lro: bool,
+    /// Packed rings are on offer.
+    pub packed: bool,
+}
+
+counters! {
+    /// Counters of one NIC's control side.
+    pub struct VirtioNetStats {
+        /// Times rings were started.
+        starts,
+        /// Times rings were stopped.
+        stops,
+        /// Rings that could not be started: their addresses or sizes make no sense.
+        bad_rings,
+        /// Rings that broke while they ran: chains that cannot be.
+        broken_rings,
+        /// Interrupts raised.
+        calls,
+    }
+}
+
+/// A NIC as its vhost-user session drives it.
+pub struct NetDevice {
+    config: NetConfig,
+    /// As the VMM set it.
+    mtu: u16,
+    frames: Arc<dyn Frames>,
+    port: PortId,
+    lines: Arc<dyn Lines>,
+    stats: Arc<VirtioNetStats>,
+    attached: bool,
+}
+
+impl NetDevice {
+    pub fn new(
+        config: NetConfig,
+        frames: Arc<dyn Frames>,
+        port: PortId,
+        lines: Arc<dyn Lines>,
+        stats: Arc<VirtioNetStats>,
+    ) -> NetDevice {
+        NetDevice { config, mtu: config.mtu, frames, port, lines, stats, attached: false }
+    }
+}
+
+impl VhostDevice for NetDevice {
+    fn features(&self) -> u64 {
+        use net_feature::*;
+        let mut features =
+            feature::VERSION_1 | feature::ANY_LAYOUT | feature::INDIRECT | feature::EVENT_INDEX;
+        features |= CSUM | GUEST_CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | MERGEABLE | STATUS | MTU | MAC;
+        if self.config.lro {
+            features |= GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+        }
+        if self.config.queues > 1 {
+            features |= MULTI_QUEUE;
+        }
+        if self.config.packed {
+            features |= feature::PACKED;
+        }
+        features
+    }
+
+    fn queues(&self) -> u16 {
+        2 * u16::from(self.config.queues)
+    }
+
+    fn queue_number(&self) -> u16 {
+        self.config.queues.into()
+    }
+
+    fn config(&self) -> Vec<u8> {
+        let config = virtio::NetConfig {
+            mac: self.config.mac.0,
+            status: virtio::LINK_UP.into(),
+            max_queue_pairs: u16::from(self.config.queues).into(),
+            mtu: self.mtu.into(),
+            speed: u32::MAX.into(),
+            duplex: 1,
+        };
+        config.as_bytes().to_vec()
+    }
+
+    fn set_mtu(&mut self, mtu: u16) -> bool {
+        const SMALLEST: u16 = 68;
+        let fits = (SMALLEST..=self.config.mtu).contains(&mtu);
+        if fits {
+            self.mtu = mtu;
+        }
+        fits
+    }
+
+    fn run(&mut self, setup: Setup) {
+        if setup.rings.iter().all(Option::is_none) {
+            return;
+        }
+        let config = NetConfig { mtu: self.mtu, ..self.config };
+        let port =
+            NetPort::new(config, setup, self.lines.clone(), self.frames.stats(self.port), self.stats.clone());
+        self.stats.starts.inc();
+        self.attached = true;
+        self.frames.attach(self.port, Box::new(port));
+    }
+
+    fn stop(&mut self) {
+        if std::mem::take(&mut self.attached) {
+            self.stats.stops.inc();
+            self.frames.detach(self.port);
+        }
+    }
+}
+
+impl Drop for NetDevice {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

@@ -1,0 +1,16 @@
+//! The virtio NIC (virtio 1.2, section 5.1).
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `device.rs` | features, configuration space, which rings run |
+//! | `port.rs` | the running rings as a `FramePort` |
+//! | `tx.rs`, `rx.rs` | the guest's frames lent; others' frames copied into its buffers |
+//! | `steering.rs` | the receive queue of a flow |
+
+mod device;
+mod port;
+mod rx;
+mod steering;
+mod tx;
+
+pub use device::{NetConfig, NetDevice, VirtioNetStats};

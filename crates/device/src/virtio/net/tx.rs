@@ -1,0 +1,237 @@
+//! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
+
+use vmlane_mem::{MemoryMap, Spans};
+use vmlane_port::{HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, PortStats, Reason, VnetHeader};
+use vmlane_wire::ethernet::{HEADER, TAG};
+
+use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
+
+/// Frames of one ring that may be lent at once.
+const LOOK_AHEAD: usize = 256;
+/// Frames that are left out in one look, at most.
+const MAX_SKIPS: usize = 64;
+
+/// What was negotiated, as far as it concerns frames that the guest sends.
+#[derive(Clone, Copy, Debug)]
+pub struct TxRules {
+    /// Bytes of the header in front of a frame.
+    pub header: usize,
+    /// Bytes of the longest frame that is not segmented, two in-band tags included.
+    pub frame: usize,
+    pub checksum: bool,
+    pub tso4: bool,
+    pub tso6: bool,
+}
+
+impl TxRules {
+    pub fn longest(mtu: u16) -> usize {
+        usize::from(mtu) + HEADER + 2 * TAG
+    }
+}
+
+/// A lent frame. The slot that was last in use is used next: its memory is warm.
+#[derive(Debug)]
+struct Slot {
+    head: [u8; MAX_HEAD],
+    head_len: usize,
+    spans: Spans,
+    offload: Offload,
+    /// Which frame of the ring it is, counted from the first ever.
+    number: u64,
+}
+
+/// A chain that was taken and is not completed.
+#[derive(Clone, Copy, Debug)]
+struct Pending {
+    taken: Taken,
+    finished: bool,
+}
+
+/// One transmit ring.
+#[derive(Debug)]
+pub struct TxQueue {
+    pub queue: Queue,
+    /// Number of the virtqueue.
+    pub ring: usize,
+    memory: MemoryMap,
+    slots: Vec<Slot>,
+    free: Vec<u16>,
+    /// Chains from the first that is not completed on; frame n is at n modulo their number.
+    pending: Box<[Option<Pending>]>,
+    first: u64,
+    next: u64,
+    segments: Vec<Segment>,
+    pub broken: bool,
+}
+
+impl TxQueue {
+    pub fn new(queue: Queue, ring: usize, memory: &MemoryMap) -> TxQueue {
+        let pending = vec![None; usize::from(queue.size()).next_power_of_two()].into_boxed_slice();
+        TxQueue {
+            queue,
+            ring,
+            memory: memory.clone(),
+            slots: Vec::with_capacity(LOOK_AHEAD),
+            free: Vec::with_capacity(LOOK_AHEAD),
+            pending,
+            first: 0,
+            next: 0,
+            segments: Vec::with_capacity(64),
+            broken: false,
+        }
+    }
+
+    /// Does a frame wait?
+    #[inline]
+    pub fn waits(&self) -> bool {
+        !self.broken && self.queue.is_there(self.queue.next)
+    }
+
+    /// Lends the next frame: its slot. What makes no sense is counted and completed.
+    #[inline]
+    pub fn fetch(&mut self, rules: &TxRules, stats: &PortStats) -> Result<Option<u16>, Broken> {
+        for _ in 0..MAX_SKIPS {
+            if self.broken || self.next - self.first >= self.pending.len() as u64 {
+                return Ok(None);
+            }
+            self.segments.clear();
+            let taken = match self.queue.read(self.queue.next, &mut self.segments) {
+                Ok(Some(taken)) => taken,
+                Ok(None) => return Ok(None),
+                Err(broken) => {
+                    self.broken = true;
+                    stats.drop(Reason::BadDescriptor);
+                    return Err(broken);
+                }
+            };
+            let Some(number) = self.free_slot() else { return Ok(None) };
+            self.queue.next = taken.next;
+            let slot = &mut self.slots[usize::from(number)];
+            slot.number = self.next;
+            *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
+            self.next += 1;
+            match gather(&self.segments, slot, &self.memory, rules) {
+                Ok(()) => return Ok(Some(number)),
+                Err(reason) => {
+                    stats.drop(reason);
+                    self.finish(number);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    #[inline]
+    fn at(pending: &mut [Option<Pending>], number: u64) -> &mut Option<Pending> {
+        let mask = pending.len() - 1;
+        &mut pending[number as usize & mask]
+    }
+
+    #[inline]
+    fn free_slot(&mut self) -> Option<u16> {
+        if let Some(slot) = self.free.pop() {
+            return Some(slot);
+        }
+        let slot = self.slots.len();
+        if slot == LOOK_AHEAD {
+            return None;
+        }
+        self.slots.push(Slot {
+            head: [0; MAX_HEAD],
+            head_len: 0,
+            spans: Spans::new(self.memory.clone(), false),
+            offload: Offload::None,
+            number: 0,
+        });
+        Some(slot as u16)
+    }
+
+    #[inline]
+    pub fn lent(&self, slot: u16) -> Lent<'_> {
+        let slot = &self.slots[usize::from(slot)];
+        Lent { head: &slot.head[..slot.head_len], spans: &slot.spans, offload: slot.offload, tag: None }
+    }
+
+    #[inline]
+    pub fn finish(&mut self, slot: u16) {
+        let number = self.slots[usize::from(slot)].number;
+        if let Some(pending) = Self::at(&mut self.pending, number) {
+            pending.finished = true;
+        }
+        self.free.push(slot);
+    }
+
+    /// Completes what can be completed in ring order. True if the driver wants to be told.
+    #[inline]
+    pub fn flush(&mut self) -> bool {
+        while self.first != self.next {
+            let place = Self::at(&mut self.pending, self.first);
+            let Some(Pending { taken, finished: true }) = *place else { break };
+            *place = None;
+            self.queue.complete(taken.id, taken.count, 0);
+            self.first += 1;
+        }
+        self.queue.publish()
+    }
+
+    /// The first chain that is not completed.
+    fn oldest(&mut self) -> Cursor {
+        let first = if self.first == self.next { None } else { *Self::at(&mut self.pending, self.first) };
+        first.map_or(self.queue.next, |pending| pending.taken.at)
+    }
+}
+
+impl Drop for TxQueue {
+    fn drop(&mut self) {
+        self.flush();
+        let oldest = self.oldest();
+        self.queue.leave(oldest);
+    }
+}
+
+/// Takes the header and the private copy of the first bytes, and checks the wishes.
+#[inline]
+fn gather(segments: &[Segment], slot: &mut Slot, memory: &MemoryMap, rules: &TxRules) -> Result<(), Reason> {
+    slot.spans.clear();
+    let mut header = [0; 12];
+    let mut have = 0;
+    let mut len = 0usize;
+    for segment in segments {
+        if segment.writable {
+            return Err(Reason::BadDescriptor);
+        }
+        let bytes = segment.len as usize;
+        let here = bytes.min(rules.header - have);
+        if here > 0 {
+            memory.read(segment.addr, &mut header[have..have + here]).map_err(|_| Reason::BadAddress)?;
+            have += here;
+        }
+        let rest = bytes - here;
+        len = len.saturating_add(rest);
+        if len > MAX_FRAME {
+            return Err(Reason::BadLength);
+        }
+        if rest > 0 {
+            let addr = segment.addr.checked_add(here as u64).ok_or(Reason::BadAddress)?;
+            slot.spans.push(addr, rest).map_err(|_| Reason::BadAddress)?;
+        }
+    }
+    if have < rules.header || len < HEADER {
+        return Err(Reason::BadLength);
+    }
+    let [a, b, c, d, e, f, g, h, i, j, ..] = header;
+    let header = VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j]);
+    if !header.is_segmented() && len > rules.frame {
+        return Err(Reason::BadLength);
+    }
+    slot.head_len = len.min(HEAD.max(header.spoken_of().min(MAX_HEAD)));
+    slot.spans.read(0, &mut slot.head[..slot.head_len]);
+    if header.is_plain() {
+        slot.offload = Offload::None;
+        return Ok(());
+    }
+    let allowed = rules.checksum && (!header.is_segmented() || header.is_allowed(rules.tso4, rules.tso6));
+    let offload = header.offload(&slot.head[..slot.head_len]).filter(|_| allowed);
+    slot.offload = offload.ok_or(Reason::BadOffload)?;
+    Ok(())
+}

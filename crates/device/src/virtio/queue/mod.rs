@@ -1,0 +1,194 @@
+//! Virtqueues from the device's side.
+//!
+//! Everything in a ring is the guest's and may change at any moment: each descriptor is loaded once,
+//! and what was loaded is checked and used. Walks are bounded by the ring's size and by
+//! [`MAX_SEGMENTS`], so that loops end. Nothing allocates once it has run for a while.
+
+mod area;
+mod packed;
+mod split;
+mod table;
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use vmlane_mem::{Fault, MemoryMap};
+use vmlane_wire::virtio::{MAX_RING, feature};
+
+use self::packed::Packed;
+use self::split::Split;
+use super::vhost::RingSetup;
+
+/// Pieces of one chain, indirect tables included. Linux uses at most a few dozen.
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// A piece of guest memory that a descriptor names; nothing says yet that it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub addr: u64,
+    pub len: u32,
+    /// The device may write it; it may read it otherwise.
+    pub writable: bool,
+}
+
+/// A place in a ring: where a chain starts. A free-running index in split rings; in packed ones the
+/// descriptor's number, and the wrap counter in bit 15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor(pub u16);
+
+/// A chain that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// What its completion names.
+    pub id: u16,
+    /// Descriptors of the ring that it takes.
+    pub count: u16,
+    pub at: Cursor,
+    pub next: Cursor,
+}
+
+/// A ring that cannot be. It is not looked at any more.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    #[error("more chains are available than the ring holds")]
+    Index,
+    #[error("descriptor {0} does not exist")]
+    Descriptor(u16),
+    #[error("a chain without end")]
+    Loop,
+    #[error("a chain of more than {MAX_SEGMENTS} pieces")]
+    Long,
+    #[error("an indirect table where none may be, or of an impossible size")]
+    Table,
+    #[error(transparent)]
+    Memory(#[from] Fault),
+}
+
+/// Why a ring cannot run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRing {
+    #[error("a ring of {0} descriptors")]
+    Size(u16),
+    #[error("part of a ring at {0:#x}, which is not aligned")]
+    Unaligned(u64),
+    #[error("position {0:#x} is outside the ring")]
+    Position(u32),
+    #[error(transparent)]
+    Memory(#[from] Fault),
+}
+
+#[derive(Debug)]
+enum Kind {
+    Split(Split),
+    Packed(Packed),
+}
+
+/// One virtqueue. Completions are in the order of the chains, so that whoever takes the ring over
+/// after a crash finds all that is not completed from the ring's memory alone.
+#[derive(Debug)]
+pub struct Queue {
+    kind: Kind,
+    size: u16,
+    /// Where the next chain is taken from.
+    pub next: Cursor,
+    memory: MemoryMap,
+    indirect: bool,
+    /// An indirect table, read once.
+    table: Vec<u8>,
+    position: Arc<AtomicU32>,
+}
+
+impl Queue {
+    /// The ring of `setup`, from its position on.
+    pub fn new(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Result<Queue, BadRing> {
+        let size = setup.size;
+        if size == 0 || size > MAX_RING {
+            return Err(BadRing::Size(size));
+        }
+        let position = setup.position.load(Ordering::Acquire);
+        let event_index = features & feature::EVENT_INDEX != 0;
+        let (kind, next) = if features & feature::PACKED != 0 {
+            let packed = Packed::new(setup, position, event_index, memory)?;
+            (Kind::Packed(packed), Cursor(position as u16))
+        } else {
+            (Kind::Split(Split::new(setup, position, event_index, memory)?), Cursor(position as u16))
+        };
+        Ok(Queue {
+            kind,
+            size,
+            next,
+            memory: memory.clone(),
+            indirect: features & feature::INDIRECT != 0,
+            table: Vec::new(),
+            position: setup.position.clone(),
+        })
+    }
+
+    pub fn size(&self) -> u16 {
+        self.size
+    }
+
+    /// Reads the chain at `at`, which is [`Self::next`] or the `next` of a chain just read: its pieces
+    /// are added to `segments`. None: no chain is there yet.
+    #[inline]
+    pub fn read(&mut self, at: Cursor, segments: &mut Vec<Segment>) -> Result<Option<Taken>, Broken> {
+        let Queue { kind, memory, indirect, table, next, .. } = self;
+        let reader = table::Reader { memory, allowed: *indirect, table };
+        match kind {
+            Kind::Split(ring) => ring.read(at, *next, segments, reader),
+            Kind::Packed(ring) => ring.read(at, segments, reader),
+        }
+    }
+
+    /// A fresh look: is there a chain at `at`?
+    #[inline]
+    pub fn is_there(&self, at: Cursor) -> bool {
+        match &self.kind {
+            Kind::Split(ring) => ring.is_there(at),
+            Kind::Packed(ring) => ring.is_there(at),
+        }
+    }
+
+    /// Completes a chain into which `len` bytes were written. Not visible before [`Self::publish`].
+    #[inline]
+    pub fn complete(&mut self, id: u16, count: u16, len: u32) {
+        match &mut self.kind {
+            Kind::Split(ring) => ring.complete(id, len),
+            Kind::Packed(ring) => ring.complete(id, count, len),
+        }
+    }
+
+    /// Makes completions visible. True if the driver wants to be told.
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        match &mut self.kind {
+            Kind::Split(ring) => ring.publish(),
+            Kind::Packed(ring) => ring.publish(),
+        }
+    }
+
+    /// The driver need not announce chains.
+    pub fn quiet(&mut self) {
+        match &mut self.kind {
+            Kind::Split(ring) => ring.quiet(),
+            Kind::Packed(ring) => ring.quiet(),
+        }
+    }
+
+    /// Asks the driver to announce its next chain. A full fence and a fresh look must follow.
+    pub fn listen(&mut self) {
+        match &mut self.kind {
+            Kind::Split(ring) => ring.listen(self.next),
+            Kind::Packed(ring) => ring.listen(self.next),
+        }
+    }
+
+    /// Leaves behind where the next owner goes on: at `first`, the first chain that is not completed.
+    pub fn leave(&mut self, first: Cursor) {
+        let upper = match &self.kind {
+            Kind::Split(_) => 0,
+            Kind::Packed(ring) => u32::from(ring.used_position()) << 16,
+        };
+        self.position.store(upper | u32::from(first.0), Ordering::Release);
+    }
+}

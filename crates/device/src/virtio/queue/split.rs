@@ -1,0 +1,160 @@
+//! Split rings (virtio 1.2, section 2.7).
+
+use std::sync::atomic::{Ordering, fence};
+
+use vmlane_mem::{MemoryMap, Window};
+use vmlane_wire::virtio::{NO_NOTICE, desc, passes, split_bytes};
+
+use super::area::Area;
+use super::table::{Reader, push};
+use super::{BadRing, Broken, Cursor, RingSetup, Segment, Taken};
+
+/// Offsets in either half: flags, the index, the entries.
+const FLAGS: usize = 0;
+const INDEX: usize = 2;
+const ENTRIES: usize = 4;
+
+#[derive(Debug)]
+pub struct Split {
+    size: u16,
+    descriptors: Window,
+    available: Area,
+    used: Area,
+    event_index: bool,
+    /// The driver's index as last loaded.
+    seen: u16,
+    /// Completions written, completions visible.
+    written: u16,
+    published: u16,
+    /// Nothing was published yet: the driver may wait for what was before.
+    fresh: bool,
+}
+
+impl Split {
+    pub fn new(
+        setup: &RingSetup,
+        position: u32,
+        event_index: bool,
+        memory: &MemoryMap,
+    ) -> Result<Split, BadRing> {
+        let size = setup.size;
+        if !size.is_power_of_two() {
+            return Err(BadRing::Size(size));
+        }
+        let next = u16::try_from(position).map_err(|_| BadRing::Position(position))?;
+        if !setup.descriptors.is_multiple_of(desc::SIZE as u64) {
+            return Err(BadRing::Unaligned(setup.descriptors));
+        }
+        let [descriptors, available, used] = split_bytes(size);
+        let used = Area::new(memory, setup.device, used, 4)?;
+        let written = used.load_u16(INDEX);
+        Ok(Split {
+            size,
+            descriptors: memory.window(setup.descriptors, descriptors, false)?,
+            available: Area::new(memory, setup.driver, available, 2)?,
+            used,
+            event_index,
+            seen: next,
+            written,
+            published: written,
+            fresh: true,
+        })
+    }
+
+    #[inline]
+    fn slot(&self, index: u16) -> usize {
+        usize::from(index & (self.size - 1))
+    }
+
+    #[inline]
+    pub fn is_there(&self, at: Cursor) -> bool {
+        self.available.load_u16(INDEX) != at.0
+    }
+
+    #[inline]
+    pub fn read(
+        &mut self,
+        at: Cursor,
+        first: Cursor,
+        segments: &mut Vec<Segment>,
+        mut reader: Reader<'_>,
+    ) -> Result<Option<Taken>, Broken> {
+        if at.0 == self.seen {
+            self.seen = self.available.load_u16(INDEX);
+            if self.seen.wrapping_sub(first.0) > self.size {
+                return Err(Broken::Index);
+            }
+            if at.0 == self.seen {
+                return Ok(None);
+            }
+        }
+        let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0));
+        let begin = segments.len();
+        let mut index = id;
+        for count in 1..=self.size {
+            if index >= self.size {
+                return Err(Broken::Descriptor(index));
+            }
+            let addr = self.descriptors.load_half(index.into(), false);
+            let word = self.descriptors.load_half(index.into(), true);
+            let (len, flags, next) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
+            if flags & desc::INDIRECT != 0 {
+                if flags & desc::NEXT != 0 {
+                    return Err(Broken::Table);
+                }
+                reader.chained(addr, len, segments, begin)?;
+            } else {
+                push(segments, begin, Segment { addr, len, writable: flags & desc::WRITE != 0 })?;
+            }
+            if flags & desc::NEXT == 0 {
+                return Ok(Some(Taken { id, count, at, next: Cursor(at.0.wrapping_add(1)) }));
+            }
+            index = next;
+        }
+        Err(Broken::Loop)
+    }
+
+    #[inline]
+    pub fn complete(&mut self, id: u16, len: u32) {
+        let entry = ENTRIES + 8 * self.slot(self.written);
+        self.used.store_u32(entry, id.into());
+        self.used.store_u32(entry + 4, len);
+        self.written = self.written.wrapping_add(1);
+    }
+
+    #[inline]
+    pub fn publish(&mut self) -> bool {
+        let (old, new) = (self.published, self.written);
+        if old == new {
+            return false;
+        }
+        self.used.store_u16(INDEX, new);
+        self.published = new;
+        // The driver stores what it wants and then loads the index: one of the two looks sees the
+        // other's store.
+        fence(Ordering::SeqCst);
+        let fresh = std::mem::take(&mut self.fresh);
+        if self.event_index {
+            let event = self.available.load_u16(ENTRIES + 2 * usize::from(self.size));
+            fresh || passes(event, new, old)
+        } else {
+            self.available.load_u16(FLAGS) & NO_NOTICE == 0
+        }
+    }
+
+    pub fn quiet(&mut self) {
+        // With event index the flags are not looked at; a chain that is behind the event already
+        // announces nothing until the index has come around.
+        if !self.event_index {
+            self.used.store_u16(FLAGS, NO_NOTICE);
+        }
+    }
+
+    pub fn listen(&mut self, next: Cursor) {
+        if self.event_index {
+            self.used.store_u16(ENTRIES + 8 * usize::from(self.size), next.0);
+        } else {
+            self.used.store_u16(FLAGS, 0);
+        }
+    }
+}

@@ -1,0 +1,91 @@
+//! What a vhost-user session asks of a device, and what it hands over.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::AtomicU32;
+
+use vmlane_mem::MemoryMap;
+
+/// A device behind vhost-user. One session at a time drives it.
+pub trait VhostDevice: Send {
+    /// Feature bits on offer; those of the transport (PROTOCOL_FEATURES) apart.
+    fn features(&self) -> u64;
+
+    /// Number of virtqueues, at most.
+    fn queues(&self) -> u16;
+
+    /// What GET_QUEUE_NUM answers: virtqueues, or pairs of them.
+    fn queue_number(&self) -> u16 {
+        self.queues()
+    }
+
+    /// The device's configuration space.
+    fn config(&self) -> Vec<u8>;
+
+    /// Sets the MTU that guests may use. False: not one that the device carries.
+    fn set_mtu(&mut self, _mtu: u16) -> bool {
+        false
+    }
+
+    /// Runs exactly the rings of `setup` from now on. The device is stopped.
+    fn run(&mut self, setup: Setup);
+
+    /// Stops all rings. When it returns nobody touches guest memory any more, and each ring's
+    /// position is where it came to.
+    fn stop(&mut self);
+}
+
+/// Everything a device needs to run.
+#[derive(Debug)]
+pub struct Setup {
+    /// As negotiated.
+    pub features: u64,
+    pub memory: MemoryMap,
+    /// By number; None: does not run.
+    pub rings: Vec<Option<RingSetup>>,
+}
+
+/// A ring that is to run. Addresses are the guest's; nothing is checked yet.
+#[derive(Clone, Debug)]
+pub struct RingSetup {
+    /// Descriptors; at least 1, at most [`vmlane_wire::virtio::MAX_RING`].
+    pub size: u16,
+    pub descriptors: u64,
+    /// The driver's half: available ring, or its event suppression.
+    pub driver: u64,
+    /// The device's half: used ring, or its event suppression.
+    pub device: u64,
+    /// What SET_VRING_BASE and GET_VRING_BASE tell: where the next chain is taken from, and in packed
+    /// rings (upper half) where the next completion goes.
+    pub position: Arc<AtomicU32>,
+}
+
+/// The event fds of a device's rings, wherever they lead. Shared with workers.
+pub trait Lines: Send + Sync {
+    /// Tells the guest of completions in `ring`.
+    fn call(&self, ring: usize);
+
+    /// Tells the VMM that `ring` broke and stands still.
+    fn fail(&self, ring: usize);
+
+    /// Becomes readable when the guest announces something in any ring, until [`Self::clear`].
+    fn bell(&self) -> Option<BorrowedFd<'_>>;
+
+    fn clear(&self);
+}
+
+/// Lines that lead nowhere.
+#[derive(Debug, Default)]
+pub struct NoLines;
+
+impl Lines for NoLines {
+    fn call(&self, _: usize) {}
+
+    fn fail(&self, _: usize) {}
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn clear(&self) {}
+}

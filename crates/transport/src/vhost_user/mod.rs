@@ -1,0 +1,162 @@
+//! A vhost-user session, the back end's side: one VMM, one socket, one device.
+//!
+//! Follows `docs/interop/vhost-user.rst` of QEMU. Whatever the front end changes, the device is
+//! stopped, the change is made, and the rings that can run then are run again: there is no state in
+//! between. Requests that make no sense are refused where an answer is wanted and change nothing; a
+//! panic in device code is contained the same way. A session ends when the peer closes, when its
+//! stream makes no sense any more, when its memory file was cut short, or when it is told to stop.
+
+mod inbox;
+mod lines;
+mod memory;
+mod request;
+mod rings;
+
+use std::io;
+use std::os::unix::net::UnixStream;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+
+use rustix::io::Errno;
+use rustix::net::SendFlags;
+use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_wire::vhost_user::{HEADER, Header, protocol};
+use zerocopy::IntoBytes;
+
+use self::inbox::{Message, StreamError, receive};
+pub use self::lines::RingLines;
+use self::request::{Answer, Requests};
+use crate::limit::LogLimit;
+use crate::stats::{SessionStats, count};
+use crate::vfio_user::SessionHandle;
+
+/// Why a session ended.
+#[derive(Debug, thiserror::Error)]
+pub enum SessionEnd {
+    #[error("the peer closed the connection")]
+    Closed,
+    #[error("stopped")]
+    Stopped,
+    #[error("the stream makes no sense: {0}")]
+    Broken(#[from] StreamError),
+    #[error("a guest memory file is shorter than what was mapped of it")]
+    MemoryLost,
+}
+
+/// One VMM served. The device is borrowed: it outlives its VMMs.
+pub struct Session<'d> {
+    handle: SessionHandle,
+    requests: Requests<'d>,
+    stats: Arc<SessionStats>,
+    log: LogLimit,
+}
+
+impl<'d> Session<'d> {
+    pub fn new(
+        stream: UnixStream,
+        device: &'d mut dyn VhostDevice,
+        lines: Arc<RingLines>,
+        stats: Arc<SessionStats>,
+    ) -> io::Result<Session<'d>> {
+        stream.set_nonblocking(false)?;
+        count(&stats.sessions);
+        let requests = Requests::new(device, lines, stats.clone());
+        Ok(Session { handle: SessionHandle::new(stream), requests, stats, log: LogLimit::default() })
+    }
+
+    pub fn handle(&self) -> SessionHandle {
+        self.handle.clone()
+    }
+
+    /// Serves until the peer closes or cannot be served any longer. Afterwards no ring runs and
+    /// nothing is mapped, ready for the next VMM.
+    pub fn run(mut self) -> SessionEnd {
+        let end = self.serve();
+        if let SessionEnd::Broken(_) = end {
+            count(&self.stats.protocol_errors);
+        }
+        if catch_unwind(AssertUnwindSafe(|| self.requests.leave())).is_err() {
+            count(&self.stats.panics);
+        }
+        if self.handle.is_stopped() { SessionEnd::Stopped } else { end }
+    }
+
+    fn serve(&mut self) -> SessionEnd {
+        loop {
+            let message = match receive(self.handle.stream()) {
+                Ok(Some(message)) => message,
+                Ok(None) => return SessionEnd::Closed,
+                Err(error) => return error.into(),
+            };
+            count(&self.stats.messages);
+            self.stats.surplus_fds.fetch_add(message.surplus, std::sync::atomic::Ordering::Relaxed);
+            let header = message.header;
+            let answer = self.dispatch(message);
+            if let Err(error) = self.answer(&header, answer) {
+                let gone = matches!(error, Errno::PIPE | Errno::CONNRESET);
+                return if gone { SessionEnd::Closed } else { StreamError::from(error).into() };
+            }
+            if self.requests.memory_lost() {
+                return SessionEnd::MemoryLost;
+            }
+        }
+    }
+
+    /// Carries a request out; None: it failed.
+    fn dispatch(&mut self, message: Message) -> Option<Answer> {
+        let code = message.header.request.get();
+        // Unwind safety: requests change what they know as a whole or not at all, and after a panic
+        // the device is stopped.
+        match catch_unwind(AssertUnwindSafe(|| self.requests.handle(message))) {
+            Ok(Ok(answer)) => Some(answer),
+            Ok(Err(error)) => {
+                count(&self.stats.errors);
+                if let Some(held_back) = self.log.allow() {
+                    tracing::debug!(request = code, %error, held_back, "request refused");
+                }
+                None
+            }
+            Err(_) => {
+                count(&self.stats.errors);
+                count(&self.stats.panics);
+                if let Some(held_back) = self.log.allow() {
+                    tracing::error!(request = code, held_back, "fault in device code; device stopped");
+                }
+                if catch_unwind(AssertUnwindSafe(|| self.requests.stop())).is_err() {
+                    count(&self.stats.panics);
+                }
+                None
+            }
+        }
+    }
+
+    fn answer(&self, request: &Header, answer: Option<Answer>) -> Result<(), Errno> {
+        let acknowledged = request.needs_reply() && self.requests.agreed(protocol::REPLY_ACK);
+        let code = request.request.get();
+        match answer {
+            Some(Answer::Payload(payload)) => self.send(code, &payload),
+            // A configuration space that cannot be read is told by an empty one.
+            None if request::answers_with_config(code) => self.send(code, &[]),
+            // Whoever waits for a value gets zeros rather than nothing.
+            None if let Some(len) = request::answer_len(code) => self.send(code, &vec![0; len]),
+            Some(Answer::Done) if acknowledged => self.send(code, 0u64.as_bytes()),
+            None if acknowledged => self.send(code, 1u64.as_bytes()),
+            _ => Ok(()),
+        }
+    }
+
+    fn send(&self, code: u32, payload: &[u8]) -> Result<(), Errno> {
+        let mut bytes = Vec::with_capacity(HEADER + payload.len());
+        bytes.extend_from_slice(Header::reply(code, payload.len()).as_bytes());
+        bytes.extend_from_slice(payload);
+        let mut sent = 0;
+        while sent < bytes.len() {
+            match rustix::net::send(self.handle.stream(), &bytes[sent..], SendFlags::NOSIGNAL) {
+                Ok(more) => sent += more,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(())
+    }
+}

@@ -1,0 +1,346 @@
+//! One front end's requests, carried out on one device.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use vmlane_device::virtio::vhost::{Setup, VhostDevice};
+use vmlane_mem::MapError;
+use vmlane_wire::vhost_user::{
+    ConfigSpace, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, OneRegion, RING_INDEX, RingAddress,
+    RingState, protocol, request,
+};
+use vmlane_wire::virtio::{MAX_RING, feature};
+use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
+
+use super::inbox::Message;
+use super::lines::{Line, RingLines};
+use super::memory::{MAX_SLOTS, Memory};
+use super::rings::Ring;
+use crate::irq::IrqError;
+use crate::stats::{SessionStats, count};
+
+/// Protocol features on offer.
+const PROTOCOL: u64 = protocol::MULTI_QUEUE
+    | protocol::REPLY_ACK
+    | protocol::NET_MTU
+    | protocol::CONFIG
+    | protocol::RESET_DEVICE
+    | protocol::CONFIGURE_MEM_SLOTS
+    | protocol::STATUS;
+
+/// What a request that succeeded is answered with.
+pub enum Answer {
+    /// Nothing, unless the front end wants to hear that it was done.
+    Done,
+    Payload(Vec<u8>),
+}
+
+/// Why a request was refused; it changed nothing.
+#[derive(Debug, thiserror::Error)]
+pub enum RequestError {
+    #[error("request {0} does not exist or is not served")]
+    Unknown(u32),
+    #[error("a payload of {have} bytes, {need} are needed")]
+    Payload { have: usize, need: usize },
+    #[error("{have} file descriptors, {need} are needed")]
+    Descriptors { have: usize, need: usize },
+    #[error("{name} is {value:#x}")]
+    Field { name: &'static str, value: u64 },
+    #[error("ring {0} runs")]
+    Running(usize),
+    #[error(transparent)]
+    Map(#[from] MapError),
+    #[error(transparent)]
+    Line(#[from] IrqError),
+}
+
+/// Bytes of the answer that a request always gets.
+pub fn answer_len(code: u32) -> Option<usize> {
+    match code {
+        request::GET_FEATURES
+        | request::GET_PROTOCOL_FEATURES
+        | request::GET_QUEUE_NUM
+        | request::GET_MAX_MEM_SLOTS
+        | request::GET_STATUS => Some(8),
+        request::GET_VRING_BASE => Some(size_of::<RingState>()),
+        _ => None,
+    }
+}
+
+pub fn answers_with_config(code: u32) -> bool {
+    code == request::GET_CONFIG
+}
+
+pub struct Requests<'d> {
+    device: &'d mut dyn VhostDevice,
+    lines: Arc<RingLines>,
+    stats: Arc<SessionStats>,
+    features: u64,
+    protocol: u64,
+    status: u8,
+    memory: Memory,
+    rings: Vec<Ring>,
+}
+
+impl<'d> Requests<'d> {
+    pub fn new(
+        device: &'d mut dyn VhostDevice,
+        lines: Arc<RingLines>,
+        stats: Arc<SessionStats>,
+    ) -> Requests<'d> {
+        let rings = (0..device.queues()).map(|_| Ring::default()).collect();
+        Requests {
+            device,
+            lines,
+            stats,
+            features: 0,
+            protocol: 0,
+            status: 0,
+            memory: Memory::default(),
+            rings,
+        }
+    }
+
+    /// Was this protocol feature negotiated?
+    pub fn agreed(&self, feature: u64) -> bool {
+        self.protocol & feature != 0
+    }
+
+    pub fn memory_lost(&self) -> bool {
+        self.memory.map.poisoned()
+    }
+
+    pub fn stop(&mut self) {
+        self.device.stop();
+    }
+
+    /// The front end is gone.
+    pub fn leave(&mut self) {
+        self.device.stop();
+        self.lines.reset();
+        self.memory = Memory::default();
+    }
+
+    pub fn handle(&mut self, message: Message) -> Result<Answer, RequestError> {
+        let Message { header, payload, fds, .. } = message;
+        let payload = &payload[..];
+        match header.request.get() {
+            request::GET_FEATURES => number(self.device.features() | feature::PROTOCOL_FEATURES),
+            request::SET_FEATURES => self.set_features(u64_of(payload)?),
+            request::SET_OWNER => Ok(Answer::Done),
+            request::RESET_OWNER | request::RESET_DEVICE => self.reset(),
+            request::SET_MEM_TABLE => self.set_memory(payload, fds),
+            request::ADD_MEM_REG => self.add_memory(payload, fds),
+            request::REM_MEM_REG => self.remove_memory(payload),
+            request::GET_MAX_MEM_SLOTS => number(MAX_SLOTS as u64),
+            request::SET_VRING_NUM => self.set_size(fixed(payload)?.0),
+            request::SET_VRING_ADDR => self.set_address(fixed(payload)?.0),
+            request::SET_VRING_BASE => self.set_base(fixed(payload)?.0),
+            request::GET_VRING_BASE => self.get_base(fixed(payload)?.0),
+            request::SET_VRING_ENABLE => self.enable(fixed(payload)?.0),
+            request::SET_VRING_KICK => self.set_line(Line::Kick, payload, fds),
+            request::SET_VRING_CALL => self.set_line(Line::Call, payload, fds),
+            request::SET_VRING_ERR => self.set_line(Line::Error, payload, fds),
+            request::GET_PROTOCOL_FEATURES => number(PROTOCOL),
+            request::SET_PROTOCOL_FEATURES => {
+                self.protocol = subset("protocol features", u64_of(payload)?, PROTOCOL)?;
+                Ok(Answer::Done)
+            }
+            request::GET_QUEUE_NUM => number(self.device.queue_number().into()),
+            request::NET_SET_MTU => {
+                let mtu = u64_of(payload)?;
+                let good = u16::try_from(mtu).is_ok_and(|mtu| self.change(|this| this.device.set_mtu(mtu)));
+                if good { Ok(Answer::Done) } else { Err(RequestError::Field { name: "MTU", value: mtu }) }
+            }
+            request::GET_CONFIG => self.get_config(payload),
+            request::SET_STATUS => {
+                self.status = u64_of(payload)? as u8;
+                Ok(Answer::Done)
+            }
+            request::GET_STATUS => number(self.status.into()),
+            code => Err(RequestError::Unknown(code)),
+        }
+    }
+
+    /// Stops the device, makes a change, and runs what can run then.
+    fn change<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
+        self.device.stop();
+        let result = change(self);
+        let rings = self.rings.iter().map(|ring| ring.setup(&self.memory)).collect();
+        self.device.run(Setup { features: self.features, memory: self.memory.map.clone(), rings });
+        result
+    }
+
+    fn set_features(&mut self, features: u64) -> Result<Answer, RequestError> {
+        let offered = self.device.features() | feature::PROTOCOL_FEATURES;
+        let features = subset("features", features, offered)?;
+        self.change(|this| {
+            this.features = features;
+            if features & feature::PROTOCOL_FEATURES == 0 {
+                // Without protocol features there is no SET_VRING_ENABLE: rings run as they are started.
+                this.rings.iter_mut().for_each(|ring| ring.enabled = true);
+            }
+        });
+        Ok(Answer::Done)
+    }
+
+    fn reset(&mut self) -> Result<Answer, RequestError> {
+        count(&self.stats.resets);
+        self.device.stop();
+        self.status = 0;
+        for ring in &mut self.rings {
+            (ring.started, ring.enabled) = (false, false);
+            ring.set_position(0);
+        }
+        Ok(Answer::Done)
+    }
+
+    fn set_memory(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+        let (table, rest) = fixed::<MemoryTable>(payload)?;
+        let regions = table.regions.get() as usize;
+        if regions > MAX_FDS {
+            return Err(RequestError::Field { name: "number of memory regions", value: regions as u64 });
+        }
+        if fds.len() != regions {
+            return Err(RequestError::Descriptors { have: fds.len(), need: regions });
+        }
+        let mut rest = rest;
+        let mut memory = Memory::default();
+        for fd in fds {
+            let (region, behind) = fixed::<MemoryRegion>(rest)?;
+            rest = behind;
+            count(&self.stats.dma_maps);
+            memory = memory.with(region, fd)?;
+        }
+        self.change(|this| this.memory = memory);
+        Ok(Answer::Done)
+    }
+
+    fn add_memory(&mut self, payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+        let (one, _) = fixed::<OneRegion>(payload)?;
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(RequestError::Descriptors { have: fds.len(), need: 1 });
+        };
+        count(&self.stats.dma_maps);
+        let memory = self.memory.with(&one.region, fd)?;
+        self.change(|this| this.memory = memory);
+        Ok(Answer::Done)
+    }
+
+    fn remove_memory(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
+        let (one, _) = fixed::<OneRegion>(payload)?;
+        count(&self.stats.dma_unmaps);
+        let memory = self.memory.without(&one.region);
+        let guest = one.region.guest.get();
+        let memory = memory.ok_or(RequestError::Field { name: "memory region", value: guest })?;
+        self.change(|this| this.memory = memory);
+        Ok(Answer::Done)
+    }
+
+    fn ring(&self, index: u32) -> Result<usize, RequestError> {
+        let found = (index as usize) < self.rings.len();
+        found.then_some(index as usize).ok_or(RequestError::Field { name: "ring", value: index.into() })
+    }
+
+    /// A ring that does not run.
+    fn idle_ring(&mut self, index: u32) -> Result<&mut Ring, RequestError> {
+        let index = self.ring(index)?;
+        if self.rings[index].started { Err(RequestError::Running(index)) } else { Ok(&mut self.rings[index]) }
+    }
+
+    fn set_size(&mut self, state: &RingState) -> Result<Answer, RequestError> {
+        let ring = self.idle_ring(state.index.get())?;
+        let size = state.number.get();
+        let fits = (1..=u32::from(MAX_RING)).contains(&size);
+        if !fits {
+            return Err(RequestError::Field { name: "ring size", value: size.into() });
+        }
+        ring.size = size as u16;
+        Ok(Answer::Done)
+    }
+
+    fn set_address(&mut self, address: &RingAddress) -> Result<Answer, RequestError> {
+        let index = self.ring(address.index.get())?;
+        // A front end repeats this for a running ring when dirty pages are to be logged.
+        self.change(|this| this.rings[index].address = Some(*address));
+        Ok(Answer::Done)
+    }
+
+    fn set_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
+        self.idle_ring(state.index.get())?.set_position(state.number.get());
+        Ok(Answer::Done)
+    }
+
+    fn get_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
+        let index = self.ring(state.index.get())?;
+        self.change(|this| this.rings[index].started = false);
+        self.lines.set(Line::Kick, index, None)?;
+        let number = self.rings[index].position.load(std::sync::atomic::Ordering::Acquire);
+        let answer = RingState { index: state.index, number: number.into() };
+        Ok(Answer::Payload(answer.as_bytes().to_vec()))
+    }
+
+    fn enable(&mut self, state: &RingState) -> Result<Answer, RequestError> {
+        let index = self.ring(state.index.get())?;
+        let enabled = state.number.get() != 0;
+        if self.rings[index].enabled != enabled {
+            self.change(|this| this.rings[index].enabled = enabled);
+        }
+        Ok(Answer::Done)
+    }
+
+    fn set_line(
+        &mut self,
+        line: Line,
+        payload: &[u8],
+        mut fds: Vec<OwnedFd>,
+    ) -> Result<Answer, RequestError> {
+        let word = u64_of(payload)?;
+        let index = self.ring((word & RING_INDEX) as u32)?;
+        let need = usize::from(word & NO_FD == 0);
+        if fds.len() != need {
+            return Err(RequestError::Descriptors { have: fds.len(), need });
+        }
+        self.lines.set(line, index, fds.pop())?;
+        if line == Line::Kick && !self.rings[index].started {
+            self.change(|this| this.rings[index].started = true);
+        }
+        Ok(Answer::Done)
+    }
+
+    fn get_config(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
+        let (space, rest) = fixed::<ConfigSpace>(payload)?;
+        let (offset, size) = (space.offset.get() as usize, space.size.get() as usize);
+        let inside = size <= MAX_CONFIG && offset <= MAX_CONFIG - size && rest.len() == size;
+        if !inside {
+            return Err(RequestError::Field { name: "configuration space", value: size as u64 });
+        }
+        // What the device does not have reads as zeros.
+        let mut config = self.device.config();
+        config.resize(MAX_CONFIG, 0);
+        let mut answer = space.as_bytes().to_vec();
+        answer.extend_from_slice(&config[offset..offset + size]);
+        Ok(Answer::Payload(answer))
+    }
+}
+
+fn number(value: u64) -> Result<Answer, RequestError> {
+    Ok(Answer::Payload(value.as_bytes().to_vec()))
+}
+
+fn subset(name: &'static str, value: u64, offered: u64) -> Result<u64, RequestError> {
+    if value & !offered == 0 { Ok(value) } else { Err(RequestError::Field { name, value: value & !offered }) }
+}
+
+fn u64_of(payload: &[u8]) -> Result<u64, RequestError> {
+    let bytes = payload.first_chunk::<8>().ok_or(RequestError::Payload { have: payload.len(), need: 8 })?;
+    Ok(u64::from_le_bytes(*bytes))
+}
+
+/// The layout that a payload begins with, and what follows it.
+fn fixed<T: FromBytes + KnownLayout + Immutable + Unaligned>(
+    payload: &[u8],
+) -> Result<(&T, &[u8]), RequestError> {
+    T::ref_from_prefix(payload)
+        .map_err(|_| RequestError::Payload { have: payload.len(), need: size_of::<T>() })
+}

@@ -1,0 +1,39 @@
+//! What the front end has said about each ring.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
+
+use vmlane_device::virtio::vhost::RingSetup;
+use vmlane_wire::vhost_user::RingAddress;
+
+use super::memory::Memory;
+
+/// One ring. It runs once it has a size, addresses and a kick, and is enabled.
+#[derive(Debug, Default)]
+pub struct Ring {
+    pub size: u16,
+    pub address: Option<RingAddress>,
+    /// SET_VRING_BASE, then how far the device came.
+    pub position: Arc<AtomicU32>,
+    /// Between SET_VRING_KICK and GET_VRING_BASE.
+    pub started: bool,
+    pub enabled: bool,
+}
+
+impl Ring {
+    /// The ring in the guest's addresses; None: it does not run, or not there.
+    pub fn setup(&self, memory: &Memory) -> Option<RingSetup> {
+        let address = self.address.filter(|_| self.started && self.enabled && self.size > 0)?;
+        Some(RingSetup {
+            size: self.size,
+            descriptors: memory.guest(address.descriptors.get())?,
+            driver: memory.guest(address.available.get())?,
+            device: memory.guest(address.used.get())?,
+            position: self.position.clone(),
+        })
+    }
+
+    pub fn set_position(&mut self, position: u32) {
+        self.position.store(position, Ordering::Release);
+    }
+}
