@@ -9,6 +9,7 @@
 //! | `notify.rs` | both notification protocols of stream sockets |
 //! | `guest.rs`, `handshake.rs`, `socket.rs` | `vmw_vsock_vmci_transport`: dispatch, connect and accept, wake-ups |
 //! | `stream.rs` | sockets as a program uses them |
+//! | `virtio.rs` | virtqueues from the driver's side |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
 //! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost
@@ -28,6 +29,7 @@ mod receive;
 mod registers;
 mod socket;
 mod stream;
+pub mod virtio;
 
 pub use driver::{Driver, Path, ProbeError};
 pub use guest::Guest;

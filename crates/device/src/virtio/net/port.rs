@@ -142,6 +142,16 @@ impl NetPort {
         self.burst = BURST;
     }
 
+    /// Completes the finished frames of some transmit rings.
+    fn settle(&mut self, which: impl Fn(&TxQueue) -> bool) {
+        for queue in self.tx.iter_mut().filter(|queue| which(queue)) {
+            if queue.flush() {
+                self.counters.calls.bump(1);
+                self.lines.call(queue.ring);
+            }
+        }
+    }
+
     /// Makes deliveries visible.
     fn show(&mut self) {
         self.hidden = 0;
@@ -245,15 +255,11 @@ impl FramePort for NetPort {
 
     fn flush(&mut self, _: Instant) {
         self.show();
-        for queue in &mut self.tx {
-            if queue.flush() {
-                self.counters.calls.bump(1);
-                self.lines.call(queue.ring);
-            }
-        }
+        self.settle(|_| true);
     }
 
     fn tick(&mut self, _: Instant) -> bool {
+        self.settle(|queue| queue.skipped);
         false
     }
 
@@ -281,10 +287,6 @@ impl Drop for NetPort {
             let next = queue.queue.next;
             queue.queue.leave(next);
         }
-        for queue in &mut self.tx {
-            if queue.flush() {
-                self.lines.call(queue.ring);
-            }
-        }
+        self.settle(|_| true);
     }
 }

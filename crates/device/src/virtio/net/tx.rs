@@ -62,6 +62,8 @@ pub struct TxQueue {
     next: u64,
     segments: Vec<Segment>,
     pub broken: bool,
+    /// Frames were left out, and nobody will ask for a flush because of them.
+    pub skipped: bool,
 }
 
 impl TxQueue {
@@ -78,6 +80,7 @@ impl TxQueue {
             next: 0,
             segments: Vec::with_capacity(64),
             broken: false,
+            skipped: false,
         }
     }
 
@@ -115,6 +118,7 @@ impl TxQueue {
                 Err(reason) => {
                     stats.drop(reason);
                     self.finish(number);
+                    self.skipped = true;
                 }
             }
         }
@@ -164,6 +168,7 @@ impl TxQueue {
     /// Completes what can be completed in ring order. True if the driver wants to be told.
     #[inline]
     pub fn flush(&mut self) -> bool {
+        self.skipped = false;
         while self.first != self.next {
             let place = Self::at(&mut self.pending, self.first);
             let Some(Pending { taken, finished: true }) = *place else { break };

@@ -1,0 +1,252 @@
+//! A virtio NIC's rings: frames out of chains of every shape, frames into buffers, completions and
+//! notices, positions across stops; in split and in packed rings.
+
+mod virtio_common;
+
+use std::sync::atomic::Ordering;
+
+use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, pieces, unfinished};
+use vmlane_device::testing::virtio::out;
+use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_port::{Aggregate, Layers, Network, Offload, Reason, Refusal, Transport, Verdict};
+use vmlane_wire::ethernet::Tci;
+use vmlane_wire::virtio::{feature, net_feature};
+
+const KINDS: [u64; 2] = [0, feature::PACKED];
+
+#[test]
+fn frames_leave_chains_of_every_shape() {
+    for kind in KINDS {
+        let mut nic = Nic::new(ALL | kind);
+        let frame: Vec<u8> = (0..1400).map(|at| at as u8).collect();
+        let whole = nic.bytes(&[&[0; HEADER][..], &frame].concat());
+        let (header, body) = (nic.bytes(&[0; HEADER]), nic.bytes(&frame));
+        // Three laps, so that wraps are seen.
+        for _ in 0..12 {
+            let ids = [
+                nic.tx.post(&[out(whole, HEADER + 1400)]),
+                nic.tx.post(&pieces(header, body, 1400)),
+                // The header in the middle of pieces, an empty one among them.
+                nic.tx.post(&[
+                    out(whole, 5),
+                    out(whole + 5, 0),
+                    out(whole + 5, 100),
+                    out(whole + 105, HEADER + 1295),
+                ]),
+                nic.tx.post_indirect(&pieces(header, body, 1400)),
+                nic.tx.post_indirect(&[out(whole, HEADER + 1), out(whole + 13, 1399)]),
+            ];
+            for id in ids {
+                assert_eq!(nic.sent(), Some((frame.clone(), Offload::None)));
+                assert_eq!(nic.tx.take(), Some((id, 0)));
+            }
+            assert_eq!(nic.sent(), None);
+        }
+    }
+}
+
+#[test]
+fn wishes_are_those_of_the_header() {
+    let mut nic = Nic::new(ALL);
+    let mut frame = vec![0; 4000];
+    frame[34 + 12] = 0x50;
+    let body = nic.bytes(&frame);
+    let mut send = |header: [u8; HEADER], len: usize| {
+        let header = nic.bytes(&header);
+        nic.tx.post(&pieces(header, body, len));
+        let sent = nic.sent();
+        assert!(nic.tx.take().is_some());
+        sent.map(|(_, offload)| offload)
+    };
+    assert_eq!(
+        send([1, 0, 0, 0, 0, 0, 34, 0, 16, 0, 0, 0], 1000),
+        Some(Offload::Checksum { start: 34, field: 50 })
+    );
+    let segment = Offload::Segment { header: 54, mss: 1000 };
+    assert_eq!(send([1, 1, 54, 0, 0xe8, 3, 34, 0, 16, 0, 0, 0], 4000), Some(segment));
+    // TSO over IPv6 was not agreed on; a long frame that is no super-frame.
+    assert_eq!(send([1, 4, 54, 0, 0xe8, 3, 34, 0, 16, 0, 0, 0], 4000), None);
+    assert_eq!(send([0; HEADER], 4000), None);
+    assert_eq!((nic.stats().drop_bad_offload.get(), nic.stats().drop_bad_length.get()), (1, 1));
+}
+
+#[test]
+fn frames_are_completed_in_the_order_of_the_ring() {
+    for kind in KINDS {
+        let mut nic = Nic::new(ALL | kind);
+        let whole = nic.bytes(&[0; 100]);
+        let ids: Vec<u16> = (0..4).map(|_| nic.tx.post(&[out(whole, 100)])).collect();
+        let tokens: Vec<_> = (0..4).map(|_| nic.fetch().unwrap()).collect();
+        let finish = |nic: &Nic, at: usize| {
+            nic.with(|end| {
+                end.finish(tokens[at]);
+                end.flush(std::time::Instant::now());
+            })
+        };
+        finish(&nic, 2);
+        finish(&nic, 1);
+        assert_eq!(nic.tx.take(), None);
+        finish(&nic, 0);
+        assert_eq!([0, 1, 2].map(|_| nic.tx.take().map(|(id, _)| id)), [0, 1, 2].map(|at| Some(ids[at])));
+        assert_eq!(nic.tx.take(), None);
+        // What is lent when the rings stop is taken again by whoever runs them next.
+        nic.device.stop();
+        nic.run();
+        assert!(nic.sent().is_some());
+        assert_eq!(nic.tx.take(), Some((ids[3], 0)));
+        assert_eq!(nic.sent(), None);
+    }
+}
+
+#[test]
+fn a_frame_is_spread_over_mergeable_buffers() {
+    for kind in KINDS {
+        let mut nic = Nic::new(ALL | kind);
+        let frame = Frame::new(1400);
+        for _ in 0..9 {
+            let buffers = [500, 600, 700].map(|len| nic.post_buffer(len));
+            nic.deliver(&frame, |packet| packet).unwrap();
+            let lengths = [0, 1, 2].map(|_| nic.rx.take().unwrap().1);
+            assert_eq!(lengths, [500, 600, 312]);
+            let mut got = nic.read(buffers[0], 500);
+            got.extend(nic.read(buffers[1], 600));
+            got.extend(nic.read(buffers[2], 312));
+            assert_eq!(got[..HEADER], [0, 0, 0, 0, 0, 0, 0, 0, 0, 0, 3, 0]);
+            assert_eq!(got[HEADER..], frame.bytes);
+        }
+    }
+}
+
+#[test]
+fn a_frame_takes_all_its_buffers_or_none() {
+    for kind in KINDS {
+        let mut nic = Nic::new(ALL | kind);
+        let frame = Frame::new(1400);
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Full));
+        nic.post_buffer(600);
+        nic.post_buffer(600);
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Full));
+        assert!(!nic.with(|end| end.has_room()), "the third buffer is missing");
+        nic.post_buffer(600);
+        assert!(nic.with(|end| end.has_room()));
+        nic.deliver(&frame, |packet| packet).unwrap();
+        assert_eq!([0, 1, 2].map(|_| nic.rx.take().unwrap().1), [600, 600, 212]);
+        // A ring of the smallest buffers never holds it.
+        for _ in 0..16 {
+            nic.post_buffer(64);
+        }
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(Reason::NoRoom)));
+        assert_eq!(nic.rx.take(), None);
+    }
+}
+
+#[test]
+fn without_mergeable_buffers_a_chain_must_do() {
+    let mut nic = Nic::new(MODERN);
+    let frame = Frame::new(1400);
+    nic.post_buffer(1411);
+    assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(Reason::NoRoom)));
+    let short = Frame::new(1399);
+    nic.deliver(&short, |packet| packet).unwrap();
+    assert_eq!(nic.rx.take().unwrap().1, 1411);
+}
+
+#[test]
+fn checksums_are_told_or_made() {
+    let frame = Frame::new(200);
+    for (features, flags) in [(MODERN, [0; 10]), (ALL, [1, 0, 0, 0, 0, 0, 34, 0, 16, 0])] {
+        let mut nic = Nic::new(features);
+        let buffer = nic.post_buffer(400);
+        nic.deliver(&frame, |packet| vmlane_port::Packet { unfinished: Some(unfinished()), ..packet })
+            .unwrap();
+        let got = nic.read(buffer, HEADER + 200);
+        assert_eq!(got[..10], flags);
+        let same = got[HEADER..] == frame.bytes;
+        assert_eq!(same, features == ALL, "a partial checksum stays as it is, another one is filled in");
+        let takes = nic.with(|end| end.takes());
+        assert_eq!((takes.partial_frame, takes.tso4, takes.tso6), (same, same, false));
+    }
+    // A verdict.
+    let mut nic = Nic::new(ALL);
+    let buffer = nic.post_buffer(400);
+    nic.deliver(&frame, |packet| vmlane_port::Packet { verdict: Verdict::Good, ..packet }).unwrap();
+    assert_eq!(nic.read(buffer, 1), [2]);
+}
+
+#[test]
+fn super_frames_and_tags_are_told() {
+    let mut nic = Nic::sized(ALL, 256);
+    let buffer = nic.post_buffer(8000);
+    let frame = Frame::new(4000);
+    let layers = Layers {
+        network: Network::V4,
+        transport: Transport::Tcp,
+        fragment: false,
+        network_at: 14,
+        transport_at: 34,
+    };
+    let aggregate = Some(Aggregate { mss: 1000, segments: 4, header: 54 });
+    let tag = Some(Tci(0x600a));
+    nic.deliver(&frame, |packet| vmlane_port::Packet { layers, aggregate, tag, ..packet }).unwrap();
+    let got = nic.read(buffer, HEADER + 4004);
+    assert_eq!(got[..HEADER], [1, 1, 58, 0, 0xe8, 3, 38, 0, 16, 0, 1, 0]);
+    assert_eq!(got[HEADER..HEADER + 12], frame.bytes[..12]);
+    assert_eq!(got[HEADER + 12..HEADER + 16], [0x81, 0, 0x60, 0x0a]);
+    assert_eq!(got[HEADER + 16..], frame.bytes[12..]);
+}
+
+#[test]
+fn drivers_are_told_when_they_want_to_be() {
+    for features in [MODERN, MODERN | feature::PACKED] {
+        let mut nic = Nic::new(features);
+        let frame = Frame::new(100);
+        let calls = |nic: &Nic| nic.bells.calls.load(Ordering::SeqCst);
+        for wanted in [true, false] {
+            if !wanted {
+                nic.rx.mute();
+            }
+            let before = calls(&nic);
+            nic.post_buffer(400);
+            nic.deliver(&frame, |packet| packet).unwrap();
+            assert_eq!(calls(&nic) - before, u64::from(wanted));
+        }
+        // Kicks: none while the worker is awake; asked for before it sleeps.
+        assert!(!nic.tx.wants_kick() && !nic.rx.wants_kick());
+        assert!(!nic.with(|end| end.arm()));
+        assert!(nic.tx.wants_kick());
+        nic.with(|end| end.disarm());
+        assert!(!nic.tx.wants_kick());
+        let whole = nic.bytes(&[0; 100]);
+        nic.tx.post(&[out(whole, 100)]);
+        assert!(nic.with(|end| end.arm()), "a frame waits");
+    }
+}
+
+#[test]
+fn event_indices_are_kept() {
+    let mut nic = Nic::new(MODERN | feature::EVENT_INDEX);
+    let frame = Frame::new(100);
+    let before = nic.bells.calls.load(Ordering::SeqCst);
+    // used_event: after the third from here.
+    let event = 4 + 2 * usize::from(nic.rx.size);
+    nic.post_buffer(400);
+    nic.deliver(&frame, |packet| packet).unwrap();
+    nic.rx.driver.store_u16(event, 3);
+    for calls in [1, 1, 2, 2] {
+        nic.post_buffer(400);
+        nic.deliver(&frame, |packet| packet).unwrap();
+        assert_eq!(nic.bells.calls.load(Ordering::SeqCst) - before, calls);
+    }
+}
+
+#[test]
+fn what_is_on_offer() {
+    let nic = Nic::new(MODERN);
+    let features = nic.device.features();
+    for bit in [feature::VERSION_1, feature::PACKED, net_feature::MERGEABLE, net_feature::GUEST_TSO6] {
+        assert_ne!(features & bit, 0);
+    }
+    assert_eq!(features & net_feature::MULTI_QUEUE, 0);
+    let config = nic.device.config();
+    assert_eq!(config[..12], [0x52, 0, 0, 0, 0, 1, 1, 0, 1, 0, 0xdc, 5]);
+}

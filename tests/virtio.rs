@@ -1,0 +1,230 @@
+//! virtio NICs under unmodified drivers, alone and beside VMXNET3 on one switch.
+
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use vmlane_lab::{Guest, LabSpec};
+use vmlane_tests::{Bed, PATIENCE, full, kept, wait_until};
+
+fn lab(what: &str, kernels: &[&str], devices: &[&str]) -> LabSpec {
+    let mut spec = LabSpec::new(&format!("{what}-{}", std::process::id()));
+    for device in devices {
+        spec = spec.device(device).unwrap();
+    }
+    spec.kernels = kernels.iter().map(|kernel| (*kernel).to_owned()).collect();
+    spec.guests = kernels.len();
+    spec.boot_seconds = 300;
+    spec
+}
+
+/// Carries `mib` random mebibytes over TCP and compares.
+fn file(from: &Guest, to: &Guest, address: &str, mib: u32) {
+    from.sh(&format!("head -c {mib}M /dev/urandom >/dev/shm/in")).unwrap();
+    let listening =
+        to.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5001,reuseaddr CREATE:/dev/shm/out"]).unwrap();
+    listening.wait_for("listening on", PATIENCE).unwrap();
+    from.sh(&format!("socat -u OPEN:/dev/shm/in TCP:{address}:5001")).unwrap();
+    assert!(listening.wait().unwrap().success());
+    let sum = |guest: &Guest, name: &str| guest.sh(&format!("sha256sum </dev/shm/{name}")).unwrap();
+    assert_eq!(sum(from, "in"), sum(to, "out"), "{mib} MiB, {} to {}", from.name(), to.name());
+    from.sh("rm /dev/shm/in").unwrap();
+    to.sh("rm /dev/shm/out").unwrap();
+}
+
+fn files(bed: &Bed, mib: u32) {
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    file(&a, &b, "10.77.0.2", mib);
+    file(&b, &a, "10.77.0.1", mib);
+}
+
+fn both(bed: &Bed, line: &str) {
+    for name in ["a", "b"] {
+        bed.guest(name).sh(line).unwrap_or_else(|error| panic!("guest {name}: {line}: {error:#}"));
+    }
+}
+
+fn pings(bed: &Bed, mtu: u32) {
+    let (v4, v6) = (mtu - 28, mtu - 48);
+    let a = bed.guest("a");
+    a.sh(&format!("ping -q -c 3 -i 0.2 -M do -s {v4} 10.77.0.2")).unwrap();
+    a.sh(&format!("ping -6 -q -c 3 -i 0.2 -M do -s {v6} fd77::2")).unwrap();
+}
+
+/// Gbit/s from guest a to the address.
+fn iperf(bed: &Bed, address: &str, options: &str) -> f64 {
+    let server = bed.guest("b").spawn(["iperf3", "-s", "-1", "--forceflush"]).unwrap();
+    server.wait_for("listening", PATIENCE).unwrap();
+    let text = bed.guest("a").sh(&format!("iperf3 -J -c {address} {options}")).unwrap();
+    server.wait().unwrap();
+    let json: serde_json::Value = serde_json::from_str(&text).unwrap();
+    json["end"]["sum_received"]["bits_per_second"].as_f64().expect("a rate") / 1e9
+}
+
+fn port(bed: &Bed, guest: &str, nic: usize, counter: &str) -> u64 {
+    let stats = bed.stats();
+    let vm = stats["vms"].as_array().unwrap().iter().find(|vm| vm["name"] == guest).unwrap().clone();
+    vm["nics"][nic]["port"][counter].as_u64().unwrap_or_else(|| panic!("no counter {counter} in {vm}"))
+}
+
+/// What a guest may switch on or off; each line is undone by the second.
+const SWITCHES: [(&str, &str, &str); 4] = [
+    ("TSO off", "ethtool -K eth0 tso off", "ethtool -K eth0 tso on"),
+    ("transmit checksum off", "ethtool -K eth0 tx off", "ethtool -K eth0 tx on tso on"),
+    ("checksum without scatter", "ethtool -K eth0 sg off", "ethtool -K eth0 sg on tso on"),
+    ("MTU 9000", "ip link set eth0 mtu 9000", "ip link set eth0 mtu 1500"),
+];
+
+fn traffic(kernel: &str, device: &str, mib: u32) {
+    let name = format!("vn{}", kernel.replace('.', ""));
+    let bed = Bed::up(&lab(&name, &[kernel, kernel], &[device]));
+    pings(&bed, 1500);
+    files(&bed, mib);
+    for (what, on, off) in SWITCHES {
+        both(&bed, on);
+        files(&bed, mib);
+        both(&bed, off);
+        println!("kernel {kernel}, {device}: {what}: files equal");
+    }
+    both(&bed, "ip link set eth0 mtu 9000");
+    pings(&bed, 9000);
+    both(&bed, "ip link set eth0 mtu 1500");
+    for _ in 0..3 {
+        let up = "ip addr replace 10.77.0.2/24 dev eth0; ip link set eth0 up";
+        bed.guest("b").sh(&format!("rmmod virtio_net && modprobe virtio_net && sleep 0.3; {up}")).unwrap();
+    }
+    bed.guest("a").sh("ping -q -c 10 -i 0.2 -W 2 10.77.0.2 >/dev/null; true").unwrap();
+    files(&bed, mib);
+    let there = iperf(&bed, "10.77.0.2", "-P 4 -t 2");
+    let back = iperf(&bed, "10.77.0.2", "-R -t 2");
+    assert!(port(&bed, "b", 0, "rx_aggregates") > 0, "no super-frame stayed whole");
+    kept(
+        1,
+        &format!(
+            "{device}, {kernel}: pings of 1500 and 9000, {mib} MiB each way equal with everything on and off, driver \
+             reloads; {there:.2} Gbit/s, reverse {back:.2} Gbit/s"
+        ),
+    );
+    bed.finish();
+}
+
+#[test]
+fn files_arrive_whole_whatever_is_switched() {
+    let kernels: &[&str] = if full() { &["5.10", "6.1", "6.12", "7.2"] } else { &["6.12"] };
+    for kernel in kernels {
+        traffic(kernel, "virtio-net", if full() { 64 } else { 8 });
+    }
+}
+
+#[test]
+fn packed_rings_and_several_queues() {
+    let mut spec = lab("vnq", &["6.12", "6.12"], &["virtio-net:queues=2,packed=true"]);
+    spec.cpus = 2;
+    let bed = Bed::up(&spec);
+    let features = bed.guest("a").sh("cat /sys/class/net/eth0/device/features").unwrap();
+    assert_eq!(features.trim().as_bytes()[34], b'1', "packed rings were not agreed on: {features}");
+    files(&bed, 8);
+    let rate = iperf(&bed, "10.77.0.2", "-P 8 -t 2");
+    let stats = bed.guest("b").sh("ethtool -S eth0 | grep -E 'rx[01]_packets'").unwrap();
+    let counts: Vec<u64> = stats.lines().filter_map(|line| line.rsplit(' ').next()?.parse().ok()).collect();
+    assert!(counts.len() == 2 && counts.iter().all(|&count| count > 10), "flows use both queues: {stats}");
+    kept(1, &format!("packed rings, 2 pairs of queues: files equal, 8 flows {rate:.2} Gbit/s over both"));
+    bed.finish();
+}
+
+/// Each guest has a card of either kind on one VLAN: eth0 vmxnet3, eth1 virtio-net.
+#[test]
+fn vmxnet3_and_virtio_talk() {
+    let bed = Bed::up(&lab("mixed", &["6.12", "6.12"], &["vmxnet3:vlan=20", "virtio-net:vlan=20"]));
+    // a has eth0 only, b has eth1 only, in one subnet.
+    bed.guest("a").sh("ip link set eth1 down").unwrap();
+    bed.guest("b")
+        .sh("ip link set eth0 down; ip addr add 10.77.0.2/24 dev eth1; ip addr add fd77::2/64 dev eth1")
+        .unwrap();
+    bed.guest("a").sh("ping -q -c 10 -i 0.2 -W 2 10.77.0.2 >/dev/null; true").unwrap();
+    pings(&bed, 1500);
+    files(&bed, 16);
+    let there = iperf(&bed, "10.77.0.2", "-t 3");
+    let back = iperf(&bed, "10.77.0.2", "-R -t 3");
+    assert!(port(&bed, "b", 1, "rx_aggregates") > 0, "vmxnet3 to virtio: super-frames whole");
+    assert!(port(&bed, "a", 0, "rx_aggregates") > 0, "virtio to vmxnet3: super-frames whole");
+    kept(
+        1,
+        &format!(
+            "vmxnet3 with virtio-net: files equal, {there:.2} Gbit/s to virtio, {back:.2} Gbit/s to vmxnet3"
+        ),
+    );
+    bed.finish();
+}
+
+/// a - router b - c: what b sends on fits the wire, and c gets every byte.
+#[test]
+fn a_virtio_guest_that_forwards() {
+    for device in ["virtio-net", "virtio-net:lro=false"] {
+        let bed = Bed::up(&lab("vroute", &["6.12"; 3], &[device]));
+        bed.guest("b")
+            .sh("echo 1 >/proc/sys/net/ipv4/ip_forward; echo 0 >/proc/sys/net/ipv4/conf/all/send_redirects; \
+                 echo 0 >/proc/sys/net/ipv4/conf/eth0/send_redirects")
+            .unwrap();
+        bed.guest("a").sh("ip route add 10.77.0.3/32 via 10.77.0.2").unwrap();
+        bed.guest("c").sh("ip route add 10.77.0.1/32 via 10.77.0.2").unwrap();
+        file(&bed.guest("a"), &bed.guest("c"), "10.77.0.3", 16);
+        if device.contains("lro=false") {
+            assert_eq!(port(&bed, "b", 0, "rx_aggregates"), 0, "a router got merged frames");
+        }
+        kept(4, &format!("{device}: a forwarding guest passes 16 MiB on, equal"));
+        bed.finish();
+    }
+}
+
+/// The daemon is killed and started again: QEMU comes back by itself and nothing in the rings is lost.
+#[test]
+fn traffic_survives_the_daemon() {
+    let bed = Bed::up(&lab("vkill", &["6.12", "6.12"], &["virtio-net"]));
+    let a = bed.guest("a");
+    let ping = a.spawn(["sh", "-c", "ping -q -i 0.1 -c 120 10.77.0.2"]).unwrap();
+    std::thread::sleep(Duration::from_secs(2));
+    let daemon = restart_daemon(&bed);
+    let said = ping.wait().unwrap().stdout();
+    let received = said.split(", ").find_map(|part| part.strip_suffix(" received")?.parse::<u32>().ok());
+    // 0.1 s apart: 20 lost are 2 s.
+    assert!(received.is_some_and(|received| received > 100), "{said}");
+    files(&bed, 8);
+    kept(
+        3,
+        &format!(
+            "the daemon killed and started again under a ping of 120: {} came back",
+            received.unwrap_or(0)
+        ),
+    );
+    bed.check();
+    drop(daemon);
+    bed.lab_down();
+}
+
+/// A daemon that is not the lab's; it ends with the test.
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        self.0.kill().unwrap();
+        self.0.wait().unwrap();
+    }
+}
+
+/// SIGKILL, and another one in its place at once.
+fn restart_daemon(bed: &Bed) -> Daemon {
+    let status = bed.lab().status().unwrap().daemon.expect("a daemon");
+    rustix::process::kill_process(bed.daemon_pid(), rustix::process::Signal::KILL).unwrap();
+    wait_until("the lab has seen its daemon's end", || {
+        bed.lab().status().unwrap().daemon.is_some_and(|daemon| daemon.pid.is_none())
+    });
+    let child = Command::new(vmlane_lab::find_vmlane().unwrap())
+        .args(["daemon", "--config"])
+        .arg(status.config)
+        .arg("--runtime-dir")
+        .arg(status.runtime_dir)
+        .stderr(Stdio::null())
+        .stdout(Stdio::null())
+        .spawn();
+    Daemon(child.unwrap())
+}
