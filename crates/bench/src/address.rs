@@ -1,4 +1,5 @@
-//! Where a server listens and where a client connects: `tcp:HOST[:PORT]`, `vsock:CID[:PORT]`, `unix:PATH`.
+//! Where a server listens (`tcp:HOST[:PORT]`, `vsock:CID[:PORT]`, `unix:PATH`), and where a client sends to:
+//! there, or as datagrams with `udp:HOST[:PORT]` and `vsock-dgram:CID[:PORT]`.
 
 use std::fmt;
 use std::path::PathBuf;
@@ -53,18 +54,67 @@ impl Address {
         }
     }
 
-    /// An address one can connect to: "any" is only for listeners.
-    pub fn target(text: &str) -> Result<Address, Error> {
-        let address: Address = text.parse()?;
-        let any = match &address {
+    fn names_nobody(&self) -> bool {
+        match self {
             Address::Tcp { host, .. } => host.is_empty(),
             Address::Vsock { cid, .. } => *cid == CID_ANY,
             Address::Unix(_) => false,
-        };
-        if any {
-            return Err(usage(text, "it names no machine: write tcp:HOST, vsock:CID or unix:PATH"));
         }
-        Ok(address)
+    }
+}
+
+/// Where a client measures to. Datagrams need a stream beside them, on which both ends agree what to do: TCP
+/// beside UDP, a vsock stream beside vsock datagrams, at the same address and port.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Target {
+    /// Where the server listens.
+    pub control: Address,
+    pub datagrams: bool,
+}
+
+impl Target {
+    /// The transport's name in reports.
+    pub fn transport(&self) -> &'static str {
+        match (self.control.family(), self.datagrams) {
+            (Family::Tcp, true) => "udp",
+            (Family::Vsock, true) => "vsock-dgram",
+            (family, _) => family.name(),
+        }
+    }
+}
+
+impl From<Address> for Target {
+    fn from(control: Address) -> Target {
+        Target { control, datagrams: false }
+    }
+}
+
+impl FromStr for Target {
+    type Err = Error;
+
+    fn from_str(text: &str) -> Result<Self, Error> {
+        let (control, datagrams) = match text.split_once(':') {
+            Some(("udp", rest)) => (tcp(text, rest)?, true),
+            Some(("vsock-dgram", rest)) => (vsock(text, rest)?, true),
+            _ => (text.parse::<Address>()?, false),
+        };
+        if control.names_nobody() {
+            return Err(usage(
+                text,
+                "it names no machine: write tcp:HOST, udp:HOST, vsock:CID, vsock-dgram:CID or unix:PATH",
+            ));
+        }
+        Ok(Target { control, datagrams })
+    }
+}
+
+impl fmt::Display for Target {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let stream = self.control.to_string();
+        match (stream.split_once(':'), self.datagrams) {
+            (Some((_, rest)), true) => write!(f, "{}:{rest}", self.transport()),
+            _ => f.write_str(&stream),
+        }
     }
 }
 
@@ -83,9 +133,13 @@ impl FromStr for Address {
             "vsock" => vsock(text, rest),
             "unix" if rest.is_empty() => Err(usage(text, "the path is missing: write unix:PATH")),
             "unix" => Ok(Address::Unix(rest.into())),
-            "udp" | "vsock-dgram" => {
-                Err(usage(text, "datagrams are not built yet: use tcp:, vsock: or unix:"))
+            "udp" => {
+                Err(usage(text, "a server listens on tcp:, and serves UDP to those who ask for it there"))
             }
+            "vsock-dgram" => Err(usage(
+                text,
+                "a server listens on vsock:, and serves datagrams to those who ask for them there",
+            )),
             _ => Err(usage(text, known)),
         }
     }
@@ -174,8 +228,8 @@ mod tests {
         for (text, part) in [
             ("4:5000", "write tcp:HOST"),
             ("host", "write tcp:HOST"),
-            ("udp:host", "not built yet"),
-            ("vsock-dgram:4", "not built yet"),
+            ("udp:host", "listens on tcp:"),
+            ("vsock-dgram:4", "listens on vsock:"),
             ("tcp:host:70000", "0 to 65535"),
             ("tcp:[::1", "closing ]"),
             ("vsock:x", "CID must be a number"),
@@ -185,7 +239,20 @@ mod tests {
             let message = text.parse::<Address>().unwrap_err().to_string();
             assert!(message.contains(part) && message.contains(text), "{message}");
         }
-        assert!(Address::target("vsock:").unwrap_err().to_string().contains("names no machine"));
-        assert!(Address::target("tcp:").is_err());
+        assert!("vsock:".parse::<Target>().unwrap_err().to_string().contains("names no machine"));
+        assert!("tcp:".parse::<Target>().is_err() && "udp:".parse::<Target>().is_err());
+    }
+
+    #[test]
+    fn targets_of_datagrams() {
+        for (text, printed, transport) in [
+            ("udp:10.77.0.2", "udp:10.77.0.2:12900", "udp"),
+            ("udp:[fd77::2]:9", "udp:[fd77::2]:9", "udp"),
+            ("vsock-dgram:4", "vsock-dgram:4:12900", "vsock-dgram"),
+            ("vsock:4", "vsock:4:12900", "vsock"),
+        ] {
+            let target: Target = text.parse().unwrap();
+            assert_eq!((target.to_string().as_str(), target.transport()), (printed, transport));
+        }
     }
 }

@@ -1,57 +1,126 @@
 //! The asking end: one call, one measurement.
 
 use std::sync::Arc;
-use std::time::Duration;
+use std::time::{Duration, Instant, SystemTime};
 
-use crate::address::{Address, Family};
+use serde::{Deserialize, Serialize};
+
+use crate::address::{Address, Family, Target};
+use crate::auth::Secret;
 use crate::control::{ANSWER, Channel, Message, Outcome};
-use crate::cpu;
+use crate::cpu::{self, Machine};
+use crate::datagrams::Header;
 use crate::error::Error;
 use crate::load;
-use crate::report::{Local, Report};
+use crate::report::{Local, Report, TcpSummary};
 use crate::spec::{Limits, Spec, Test};
 use crate::team::{Session, Team};
-use crate::transport::{self, BufferSizes, Buffers, Conn};
+use crate::transport::{self, BufferSizes, Buffers, Conn, DatagramConn, Sent};
 
 /// For the server to see the data connections that we know to be up.
 const ARRIVAL: Duration = Duration::from_secs(15);
 /// For the server's sessions to end after ours did: what is under way must still arrive.
 const RESULT: Duration = Duration::from_secs(60);
+/// Between two hellos of a session whose datagrams the server has not seen yet.
+const HELLO: Duration = Duration::from_millis(100);
+
+/// What a client needs beside the test itself.
+#[derive(Clone, Debug, Default)]
+pub struct Options {
+    /// Shared with a server that asks for it.
+    pub secret: Option<Secret>,
+    /// Only addresses of this version of IP, where a name has several.
+    pub ip: Option<IpVersion>,
+}
+
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpVersion {
+    V4,
+    V6,
+}
+
+/// What moved in a part of the test, as this end saw it.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Progress {
+    /// Seconds since the end of the warm-up; negative within it.
+    pub from: f64,
+    pub to: f64,
+    pub bytes: u64,
+    pub transactions: u64,
+    pub throughput_bps: f64,
+    pub transactions_per_second: f64,
+}
+
+/// How often to tell, and whom.
+pub type Every<'a> = (Duration, Box<dyn FnMut(&Progress) + 'a>);
+
+/// Who wants to be told while a test runs.
+#[derive(Default)]
+pub struct Hooks<'a> {
+    /// Both ends are ready: returns when the test may start.
+    pub before_start: Option<Box<dyn FnMut() -> Result<(), Error> + 'a>>,
+    /// Once after the warm-up, and then every so often.
+    pub every: Option<Every<'a>>,
+}
 
 /// Runs the test against the server at `to` and returns what both ends saw.
-pub fn run(to: &Address, spec: &Spec) -> Result<Report, Error> {
-    let spec = Arc::new(complete(spec, to.family()));
+pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -> Result<Report, Error> {
+    let mut spec = complete(spec, to.control.family());
+    spec.datagrams = to.datagrams;
+    let spec = Arc::new(spec);
     spec.check(&Limits::default(), "vmlane bench")?;
     let buffers = Buffers { size: spec.local_buffer, maximum: spec.local_buffer.max(spec.remote_buffer) };
+    let control = match options.ip {
+        Some(version) => transport::only(&to.control, version)?,
+        None => to.control.clone(),
+    };
 
-    let channel = greet(to)?;
+    let channel = greet(&control, options)?;
     channel.send(&Message::Test((*spec).clone()))?;
-    let port = match channel.recv(ANSWER, "preparing the test")? {
-        Message::Ready { port } => port,
+    let Ready { port, ports, token } = match channel.recv(ANSWER, "preparing the test")? {
+        Message::Ready { port, ports, token } => Ready { port, ports, token },
         other => return Err(channel.unexpected(&other)),
     };
-    let data = transport::announced(to, port);
-    let (team, sizes) = assemble(&data, &spec, buffers)?;
+    let assembled = if spec.datagrams {
+        assemble_datagrams(&channel, &control, &spec, buffers, &ports, token)?
+    } else {
+        let data = transport::announced(&control, port);
+        assemble(&data, &spec, buffers)?
+    };
     let (send_buffer, recv_buffer) = match channel.recv(ARRIVAL, "accepting the data connections")? {
         Message::Accepted { send_buffer, recv_buffer } => (send_buffer, recv_buffer),
         other => return Err(channel.unexpected(&other)),
     };
+    if let Some(before_start) = &mut hooks.before_start {
+        before_start()?;
+    }
     channel.send(&Message::Start)?;
     match channel.recv(ANSWER, "starting")? {
         Message::Started => {}
         other => return Err(channel.unexpected(&other)),
     }
-    team.go();
-    std::thread::sleep(spec.warmup());
-    let opened = cpu::sample();
+    let Assembled { team, conns, sizes } = assembled;
+    let started_at = SystemTime::now();
+    let start = team.go();
+    let (opened, early, intervals) = look_on(&team, start, &spec, hooks);
     let sessions = team.join();
-    let closed = cpu::sample();
+    let closed = early.unwrap_or_else(cpu::sample);
+    let tcp = TcpSummary::of(conns.iter().filter_map(|conn| conn.tcp_state()));
 
     let (sessions, mut remote) = finish(&channel, sessions)?;
     remote.send_buffer = remote.send_buffer.or(Some(send_buffer));
     remote.recv_buffer = remote.recv_buffer.or(Some(recv_buffer));
-    let local = Local { sessions, machine_cpus: cpu::cpus_busy(opened, closed), sizes };
+    let machine: Option<Machine> = cpu::between(opened, closed);
+    let since = started_at.duration_since(SystemTime::UNIX_EPOCH).unwrap_or_default();
+    let started_at_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
+    let local = Local { sessions, machine, tcp, sizes, intervals, started_at_ns };
     Report::new(to, &spec, &local, &remote)
+}
+
+struct Ready {
+    port: u32,
+    ports: Vec<u32>,
+    token: u32,
 }
 
 /// VMCI has one buffer size for both ends of a connection: a size given for one counts for both.
@@ -64,28 +133,48 @@ fn complete(spec: &Spec, family: Family) -> Spec {
     spec
 }
 
-fn greet(to: &Address) -> Result<Channel, Error> {
+fn greet(to: &Address, options: &Options) -> Result<Channel, Error> {
     let conn = Conn::connect(to, Buffers::default())?;
     let channel = Channel::new(conn, to.to_string());
     channel.send(&Message::hello())?;
-    match channel.recv_hello("greeting") {
+    let challenge = match channel.recv_hello("greeting") {
         // A peer that says nothing or hangs up at a greeting is hardly a bench server.
         Err(Error::Gone { peer, .. }) => {
-            Err(Error::WrongPeer { peer, why: "it hung up at our greeting".into() })
+            return Err(Error::WrongPeer { peer, why: "it hung up at our greeting".into() });
         }
-        other => other.map(|()| channel),
+        other => other?,
+    };
+    match (challenge, &options.secret) {
+        (Some(challenge), Some(secret)) => {
+            channel.send(&Message::Proof { proof: secret.prove(&challenge) })?;
+        }
+        (Some(_), None) => {
+            return Err(Error::Usage(format!(
+                "{to} serves only those who know its secret: give --secret-file"
+            )));
+        }
+        // A server that asks for nothing serves everybody.
+        (None, _) => {}
     }
+    Ok(channel)
 }
 
 /// The sessions, connected and waiting for the start; with the buffers of the first.
-fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<(Team, BufferSizes), Error> {
+struct Assembled {
+    team: Team,
+    /// Stream connections, to be asked afterwards how they fared.
+    conns: Vec<Arc<Conn>>,
+    sizes: BufferSizes,
+}
+
+fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assembled, Error> {
     if spec.test == Test::Crr {
         // One connection ahead of the test tells the buffers that all of them will have; the server's
         // end drops it as one that asks nothing.
         let sizes = Conn::connect(data, buffers)?.buffers().map_err(Error::io("reading the buffer sizes"))?;
         let data = data.clone();
         let work = move |session, cue: &_| load::connect_and_ask(session, &data, buffers, cue);
-        return Ok((Team::assemble(spec, Vec::new(), work)?, sizes));
+        return Ok(Assembled { team: Team::assemble(spec, Vec::new(), work)?, conns: Vec::new(), sizes });
     }
     let mut conns = Vec::new();
     for session in 0..spec.sessions as usize {
@@ -98,11 +187,12 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<(Team,
     }
     let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
     let theirs = conns.clone();
-    let team = Team::assemble(spec, conns, move |session, cue| {
+    let team = Team::assemble(spec, conns.clone(), move |session, cue| {
         let conn = &theirs[session];
         let (doing, done) = match cue.spec.test {
             Test::Stream => ("sending", load::send(conn, cue)),
             Test::Maerts => ("receiving", load::receive(conn, cue)),
+            Test::Bidir => ("sending and receiving", load::both(conn, cue)),
             Test::Rr | Test::Crr => ("asking", load::ask(conn, cue)),
         };
         done.map_err(|cause| {
@@ -110,7 +200,119 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<(Team,
             Error::Data { session, doing, cause: load::explain(cause) }
         })
     })?;
-    Ok((team, sizes))
+    Ok(Assembled { team, conns, sizes })
+}
+
+/// The same for datagrams: each session says hello until the server has seen all of them.
+fn assemble_datagrams(
+    channel: &Channel,
+    control: &Address,
+    spec: &Arc<Spec>,
+    buffers: Buffers,
+    ports: &[u32],
+    token: u32,
+) -> Result<Assembled, Error> {
+    if ports.len() != spec.sessions as usize {
+        return Err(Error::WrongPeer {
+            peer: control.to_string(),
+            why: format!("it has {} ports for {} sessions", ports.len(), spec.sessions),
+        });
+    }
+    let connect = |&port: &u32| {
+        DatagramConn::connect(&transport::announced(control, port), buffers, token).map(Arc::new)
+    };
+    let conns = ports.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
+    let hello = Header::hello(token).to_bytes();
+    let until = Instant::now() + ARRIVAL;
+    while Instant::now() < until {
+        for (session, conn) in conns.iter().enumerate() {
+            match conn.send(&hello) {
+                Ok(Sent::Yes | Sent::Refused) => {}
+                Err(cause) => return Err(Error::Data { session, doing: "saying hello", cause }),
+            }
+        }
+        if channel.wait(HELLO)? {
+            break;
+        }
+    }
+    let team = Team::assemble(spec, Vec::new(), move |session, cue| {
+        let conn = &conns[session];
+        let (doing, done) = match cue.spec.test {
+            Test::Maerts => ("receiving datagrams", load::receive_datagrams(conn, cue)),
+            Test::Rr => ("asking by datagrams", load::ask_datagrams(conn, cue)),
+            _ => ("sending datagrams", load::send_datagrams(conn, cue)),
+        };
+        done.map_err(|cause| Error::Data { session, doing, cause: load::explain(cause) })
+    })?;
+    Ok(Assembled { team, conns: Vec::new(), sizes })
+}
+
+type CpuSample = Option<cpu::Sample>;
+
+/// Looks on until the window closes: the machine's CPUs when it opened, those when it closed if senders go on
+/// after it, and what moved meanwhile.
+fn look_on(
+    team: &Team,
+    start: Instant,
+    spec: &Spec,
+    hooks: &mut Hooks<'_>,
+) -> (CpuSample, Option<CpuSample>, Vec<Progress>) {
+    let opens = start + spec.warmup();
+    let ends = opens + spec.length();
+    let mut intervals = Vec::new();
+    let mut last = (start, (0, 0));
+    let mut tell = |now: Instant, hooks: &mut Hooks<'_>| {
+        let Some((_, told)) = &mut hooks.every else { return };
+        let sum = team.progress();
+        let (then, before) = std::mem::replace(&mut last, (now, sum));
+        let seconds = now.saturating_duration_since(then).as_secs_f64();
+        if seconds <= 0.0 {
+            return;
+        }
+        let at = |moment: Instant| {
+            moment.saturating_duration_since(opens).as_secs_f64()
+                - opens.saturating_duration_since(moment).as_secs_f64()
+        };
+        let (bytes, transactions) = (sum.0 - before.0, sum.1 - before.1);
+        let progress = Progress {
+            from: at(then),
+            to: at(now),
+            bytes,
+            transactions,
+            throughput_bps: bytes as f64 * 8.0 / seconds,
+            transactions_per_second: transactions as f64 / seconds,
+        };
+        told(&progress);
+        intervals.push(progress);
+    };
+    sleep_until(team, opens);
+    let opened = cpu::sample();
+    tell(Instant::now(), hooks);
+    let every = hooks.every.as_ref().map(|(every, _)| *every);
+    let mut next = opens;
+    while let Some(every) = every.filter(|_| next < ends && !team.is_done()) {
+        next = (next + every).min(ends);
+        sleep_until(team, next);
+        tell(Instant::now(), hooks);
+    }
+    let early = (spec.cooldown > 0.0).then(|| {
+        sleep_until(team, ends);
+        cpu::sample()
+    });
+    (opened, early, intervals)
+}
+
+/// Sleeps, but not longer than there is somebody at work.
+fn sleep_until(team: &Team, until: Instant) {
+    const GLANCE: Duration = Duration::from_millis(100);
+    loop {
+        let left = until.saturating_duration_since(Instant::now());
+        if left.is_zero() || team.is_done() {
+            return;
+        }
+        std::thread::sleep(left.min(GLANCE));
+    }
 }
 
 /// Tells the server that our sessions are done, and learns what its own saw. When ours failed, it is asked

@@ -3,10 +3,12 @@
 //! ```text
 //! client                                server
 //! Hello                          -->
-//!                                <--    Hello
+//!                                <--    Hello { challenge }
+//! Proof                          -->                          only if there was a challenge
 //! Test(spec)                     -->
-//!                                <--    Ready { port }        a listener for this test only
-//! (data connections; none for crr)
+//!                                <--    Ready { port }        a listener for this test only; for datagrams a
+//!                                                             port a session, and a token
+//! (data connections, or hellos as datagrams until Accepted; none for crr)
 //!                                <--    Accepted { buffers }  all of them arrived
 //! Start                          -->
 //!                                <--    Started               both ends let their sessions go
@@ -23,13 +25,16 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use serde::{Deserialize, Serialize};
 
+use crate::cpu::Machine;
+use crate::datagrams::Datagrams;
 use crate::error::Error;
 use crate::meter::Tally;
+use crate::report::TcpSummary;
 use crate::spec::Spec;
 use crate::transport::{Conn, is_timeout};
 
 /// Raised whenever an older peer would misunderstand.
-pub const PROTOCOL: u32 = 1;
+pub const PROTOCOL: u32 = 2;
 const MAGIC: &str = "vmlane-bench";
 const MAX_MESSAGE: usize = 256 << 10;
 /// For steps at which the peer has nothing to do but answer.
@@ -38,15 +43,36 @@ pub const ANSWER: Duration = Duration::from_secs(5);
 #[derive(Debug, Serialize, Deserialize)]
 #[serde(tag = "type", rename_all = "snake_case")]
 pub enum Message {
-    Hello { magic: String, protocol: u32 },
+    Hello {
+        magic: String,
+        protocol: u32,
+        /// The server wants to see that the client knows the shared secret.
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        challenge: Option<String>,
+    },
+    /// HMAC-SHA-256 of the challenge under the secret, in hexadecimal digits.
+    Proof {
+        proof: String,
+    },
     Test(Spec),
-    Ready { port: u32 },
-    Accepted { send_buffer: u64, recv_buffer: u64 },
+    Ready {
+        port: u32,
+        #[serde(default)]
+        ports: Vec<u32>,
+        #[serde(default)]
+        token: u32,
+    },
+    Accepted {
+        send_buffer: u64,
+        recv_buffer: u64,
+    },
     Start,
     Started,
     Finish,
     Result(Outcome),
-    Error { message: String },
+    Error {
+        message: String,
+    },
 }
 
 /// The server's half of a result.
@@ -54,7 +80,13 @@ pub enum Message {
 pub struct Outcome {
     pub tallies: Vec<Tally>,
     /// CPUs busy on the whole machine during the window, if it can tell.
-    pub machine_cpus: Option<f64>,
+    pub machine: Option<Machine>,
+    /// The end's TCP connections, together.
+    #[serde(default)]
+    pub tcp: Option<TcpSummary>,
+    /// What became of the datagrams of each session.
+    #[serde(default)]
+    pub datagrams: Vec<Datagrams>,
     /// Effective buffers of the last data connection (crr has none before it starts).
     pub send_buffer: Option<u64>,
     pub recv_buffer: Option<u64>,
@@ -62,12 +94,18 @@ pub struct Outcome {
 
 impl Message {
     pub fn hello() -> Message {
-        Message::Hello { magic: MAGIC.to_owned(), protocol: PROTOCOL }
+        Message::challenge(None)
+    }
+
+    /// A server's greeting that asks for proof.
+    pub fn challenge(challenge: Option<String>) -> Message {
+        Message::Hello { magic: MAGIC.to_owned(), protocol: PROTOCOL, challenge }
     }
 
     fn name(&self) -> &'static str {
         match self {
             Message::Hello { .. } => "hello",
+            Message::Proof { .. } => "proof",
             Message::Test(_) => "test",
             Message::Ready { .. } => "ready",
             Message::Accepted { .. } => "accepted",
@@ -125,11 +163,11 @@ impl Channel {
         }
     }
 
-    /// Checks the other side's greeting.
-    pub fn recv_hello(&self, doing: &'static str) -> Result<(), Error> {
+    /// Checks the other side's greeting. Returns its challenge, if it has one.
+    pub fn recv_hello(&self, doing: &'static str) -> Result<Option<String>, Error> {
         match self.recv(ANSWER, doing)? {
-            Message::Hello { magic, protocol: PROTOCOL } if magic == MAGIC => Ok(()),
-            Message::Hello { magic, protocol } if magic == MAGIC => {
+            Message::Hello { magic, protocol: PROTOCOL, challenge } if magic == MAGIC => Ok(challenge),
+            Message::Hello { magic, protocol, .. } if magic == MAGIC => {
                 Err(Error::Version { peer: self.peer.clone(), ours: PROTOCOL, theirs: protocol })
             }
             other => Err(self.unexpected(&other)),
@@ -214,7 +252,7 @@ mod tests {
     #[test]
     fn messages_keep_their_shape_on_the_wire() {
         let json = serde_json::to_string(&Message::hello()).unwrap();
-        assert_eq!(json, r#"{"type":"hello","magic":"vmlane-bench","protocol":1}"#);
+        assert_eq!(json, r#"{"type":"hello","magic":"vmlane-bench","protocol":2}"#);
         let json = serde_json::to_string(&Message::Test(Spec::new(Test::Maerts))).unwrap();
         assert!(json.starts_with(r#"{"type":"test","test":"maerts","#), "{json}");
         assert!(

@@ -3,31 +3,65 @@
 
 use std::time::Instant;
 
+use serde::{Deserialize, Serialize};
+
 #[derive(Clone, Copy, Debug)]
 pub struct Sample {
     at: Instant,
-    busy_ticks: u64,
+    ticks: Ticks,
+}
+
+/// What a whole machine's CPUs did, in CPUs: 1.5 is one and a half.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machine {
+    /// user and nice; guests of this machine are in it.
+    pub user: f64,
+    /// system, irq and softirq.
+    pub system: f64,
+    /// Wanted, and given to other guests by a hypervisor below this machine. No part of the load.
+    pub steal: f64,
+}
+
+impl Machine {
+    /// CPUs busy.
+    pub fn busy(&self) -> f64 {
+        self.user + self.system
+    }
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+struct Ticks {
+    user: u64,
+    system: u64,
+    steal: u64,
 }
 
 /// None where /proc is missing.
 pub fn sample() -> Option<Sample> {
     let text = std::fs::read_to_string("/proc/stat").ok()?;
-    Some(Sample { at: Instant::now(), busy_ticks: busy_ticks(&text)? })
+    Some(Sample { at: Instant::now(), ticks: ticks(&text)? })
 }
 
-/// CPUs busy between two samples: 1.5 is one and a half CPUs.
-pub fn cpus_busy(from: Option<Sample>, to: Option<Sample>) -> Option<f64> {
+/// What the CPUs did between two samples.
+pub fn between(from: Option<Sample>, to: Option<Sample>) -> Option<Machine> {
     let (from, to) = (from?, to?);
     let seconds = to.at.saturating_duration_since(from.at).as_secs_f64();
-    let ticks = to.busy_ticks.saturating_sub(from.busy_ticks) as f64;
-    (seconds > 0.0).then(|| ticks / rustix::param::clock_ticks_per_second() as f64 / seconds)
+    let cpus = |from: u64, to: u64| {
+        to.saturating_sub(from) as f64 / rustix::param::clock_ticks_per_second() as f64 / seconds
+    };
+    (seconds > 0.0).then(|| Machine {
+        user: cpus(from.ticks.user, to.ticks.user),
+        system: cpus(from.ticks.system, to.ticks.system),
+        steal: cpus(from.ticks.steal, to.ticks.steal),
+    })
 }
 
-/// user, nice, system, irq and softirq; not idle, iowait or stolen time. Guest time is inside user.
-fn busy_ticks(stat: &str) -> Option<u64> {
+/// Columns of proc_stat(5): user, nice, system, idle, iowait, irq, softirq, steal.
+fn ticks(stat: &str) -> Option<Ticks> {
     let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
     let ticks: Vec<u64> = line.split_whitespace().map_while(|field| field.parse().ok()).collect();
-    [0, 1, 2, 5, 6].into_iter().map(|field| ticks.get(field)).sum()
+    let sum = |fields: &[usize]| fields.iter().map(|&field| ticks.get(field)).sum::<Option<u64>>();
+    Some(Ticks { user: sum(&[0, 1])?, system: sum(&[2, 5, 6])?, steal: ticks.get(7).copied().unwrap_or(0) })
 }
 
 #[cfg(test)]
@@ -37,13 +71,13 @@ mod tests {
     #[test]
     fn adds_the_busy_columns() {
         let stat = "cpu  10 20 30 4000 500 1 2 77 10 0\ncpu0 1 1 1 1 1 1 1 1 1 1\n";
-        assert_eq!(busy_ticks(stat), Some(63));
-        assert_eq!(busy_ticks("intr 5"), None);
-        assert_eq!(busy_ticks("cpu 1 2"), None);
+        assert_eq!(ticks(stat), Some(Ticks { user: 30, system: 33, steal: 77 }));
+        assert_eq!(ticks("intr 5"), None);
+        assert_eq!(ticks("cpu 1 2"), None);
     }
 
     #[test]
     fn needs_both_samples() {
-        assert!(cpus_busy(None, sample()).is_none());
+        assert!(between(None, sample()).is_none());
     }
 }

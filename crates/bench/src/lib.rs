@@ -6,9 +6,12 @@
 //! vsock test needs no network card. Nothing here knows a device or the daemon.
 
 pub mod address;
+mod auth;
 pub mod client;
+pub mod confidence;
 mod control;
 mod cpu;
+mod datagrams;
 pub mod error;
 mod load;
 mod meter;
@@ -21,8 +24,9 @@ mod sys;
 mod team;
 mod transport;
 
-pub use address::Address;
-pub use client::run;
+pub use address::{Address, Target};
+pub use auth::Secret;
+pub use client::{Hooks, Options, Progress, run};
 pub use error::Error;
 pub use report::Report;
 pub use server::Server;

@@ -22,6 +22,26 @@ pub fn parse_size(text: &str) -> Result<u64, Error> {
     number.checked_mul(1 << shift).ok_or_else(bad)
 }
 
+/// Reads bits per second, with a suffix k, M or G (powers of 1000, as links are named).
+pub fn parse_rate(text: &str) -> Result<u64, Error> {
+    let bad = || {
+        Error::Usage(format!(
+            "\"{text}\" is no rate: write bits per second, with k, M or G (powers of 1000) if you like (100M)"
+        ))
+    };
+    let (digits, factor) = match text.char_indices().last().ok_or_else(bad)? {
+        (at, 'k' | 'K') => (&text[..at], 1e3),
+        (at, 'm' | 'M') => (&text[..at], 1e6),
+        (at, 'g' | 'G') => (&text[..at], 1e9),
+        _ => (text, 1.0),
+    };
+    if !digits.bytes().all(|byte| byte.is_ascii_digit() || byte == b'.') {
+        return Err(bad());
+    }
+    let rate = digits.parse::<f64>().map_err(|_| bad())? * factor;
+    if (1.0..1e15).contains(&rate) { Ok(rate as u64) } else { Err(bad()) }
+}
+
 /// Reads `REQ,RSP`; one number alone counts for both.
 pub fn parse_pair(text: &str) -> Result<(u64, u64), Error> {
     match text.split_once(',') {
@@ -44,6 +64,16 @@ mod tests {
         for text in ["", "k", "-1", "+1", "1.5k", "64kB", "1 k", "é", "99999999999G", "99999999999999999999"]
         {
             assert!(parse_size(text).is_err(), "{text}");
+        }
+    }
+
+    #[test]
+    fn rates() {
+        for (text, rate) in [("100M", 100_000_000), ("2.5G", 2_500_000_000), ("9k", 9000), ("7", 7)] {
+            assert_eq!(parse_rate(text).unwrap(), rate, "{text}");
+        }
+        for text in ["", "M", "-1M", "0", "1e9", "nan", "1..2", "99999999999G"] {
+            assert!(parse_rate(text).is_err(), "{text}");
         }
     }
 

@@ -13,6 +13,8 @@ pub enum Test {
     Stream,
     /// "Stream" backwards: the server sends.
     Maerts,
+    /// Both send and receive at once, over the same connections.
+    Bidir,
     /// Request and response over one connection.
     Rr,
     /// A connection for every request.
@@ -24,6 +26,7 @@ impl Test {
         match self {
             Test::Stream => "stream",
             Test::Maerts => "maerts",
+            Test::Bidir => "bidir",
             Test::Rr => "rr",
             Test::Crr => "crr",
         }
@@ -51,9 +54,29 @@ pub struct Spec {
     /// Socket buffers at the client and at the server; none leaves the kernel's default.
     pub local_buffer: Option<u64>,
     pub remote_buffer: Option<u64>,
-    /// Where the server takes the data connections; none lets its kernel choose.
+    /// Where the server takes the data connections; none lets its kernel choose. Datagrams need a port a
+    /// session, from this one on.
     pub data_port: Option<u32>,
+    /// Data goes as datagrams.
+    #[serde(default)]
+    pub datagrams: bool,
+    /// Seconds that senders go on after the window has closed.
+    #[serde(default)]
+    pub cooldown: f64,
+    /// Requests under way at once on each connection (rr).
+    #[serde(default = "one")]
+    pub in_flight: u32,
+    /// Bits per second that a sending session keeps to; none: as fast as it can.
+    #[serde(default)]
+    pub rate_bps: Option<u64>,
 }
+
+fn one() -> u32 {
+    1
+}
+
+/// The least and the most bytes of a datagram: our header, and what UDP over IPv4 can carry.
+pub const DATAGRAM: (u64, u64) = (24, 65_507);
 
 impl Spec {
     /// The defaults of the command line.
@@ -71,6 +94,10 @@ impl Spec {
             local_buffer: None,
             remote_buffer: None,
             data_port: None,
+            datagrams: false,
+            cooldown: 0.0,
+            in_flight: 1,
+            rate_bps: None,
         }
     }
 
@@ -82,23 +109,55 @@ impl Spec {
         Duration::from_secs_f64(self.warmup)
     }
 
+    pub fn cooldown(&self) -> Duration {
+        Duration::from_secs_f64(self.cooldown)
+    }
+
     /// Memory one end needs for all its sessions.
     pub fn memory(&self) -> u64 {
         let each = if self.test.is_transactional() {
             self.request_bytes.saturating_add(self.response_bytes)
+        } else if self.test == Test::Bidir {
+            self.message_bytes.saturating_add(self.receive_bytes)
         } else {
             self.message_bytes.max(self.receive_bytes)
         };
         each.saturating_mul(self.sessions.into())
     }
 
+    /// What a test cannot be.
+    fn check_kind(&self) -> Result<(), Error> {
+        let no = |text: &str| Err(Error::Usage(text.to_owned()));
+        match self.test {
+            Test::Crr if self.datagrams => {
+                no("crr: datagrams make no connections; use rr, or tcp:, vsock:, unix:")
+            }
+            Test::Bidir if self.datagrams => {
+                no("bidir: over datagrams run stream and maerts at the same time")
+            }
+            Test::Rr if self.datagrams && self.in_flight > 1 => {
+                no("requests in flight (-b): over datagrams one at a time; use more sessions (-n)")
+            }
+            Test::Rr => Ok(()),
+            _ if self.in_flight > 1 => no("requests in flight (-b): only rr has requests"),
+            _ => Ok(()),
+        }
+    }
+
     /// Refuses what would hurt the one who runs it. `whose` says who refuses, for the message.
     pub fn check(&self, limits: &Limits, whose: &str) -> Result<(), Error> {
+        self.check_kind()?;
+        let streams = (1, limits.message_bytes);
+        let (least, most) = if self.datagrams && !self.test.is_transactional() { DATAGRAM } else { streams };
+        // Requests carry as much of their number as fits.
+        let most_of_rr = if self.datagrams { DATAGRAM.1 } else { limits.message_bytes };
         let sizes = [
-            ("message bytes (-m)", self.message_bytes, 1, limits.message_bytes),
+            ("message bytes (-m)", self.message_bytes, least, most),
             ("receive bytes (-M)", self.receive_bytes, 1, limits.message_bytes),
-            ("request bytes (-r)", self.request_bytes, 1, limits.message_bytes),
-            ("response bytes (-r)", self.response_bytes, 1, limits.message_bytes),
+            ("request bytes (-r)", self.request_bytes, 1, most_of_rr),
+            ("response bytes (-r)", self.response_bytes, 1, most_of_rr),
+            ("requests in flight (-b)", self.in_flight.into(), 1, limits.in_flight),
+            ("rate (--rate)", self.rate_bps.unwrap_or(1), 1, limits.rate_bps),
             ("sessions (-n)", self.sessions.into(), 1, limits.sessions),
             ("local socket buffer (-s)", self.local_buffer.unwrap_or(1), 1, limits.buffer_bytes),
             ("remote socket buffer (-S)", self.remote_buffer.unwrap_or(1), 1, limits.buffer_bytes),
@@ -108,9 +167,11 @@ impl Spec {
                 return Err(Error::Usage(format!("{key} {value}: {whose} takes {least} to {most}")));
             }
         }
-        for (key, value, least) in
-            [("seconds (-l)", self.seconds, 0.01), ("warm-up (--warmup)", self.warmup, 0.0)]
-        {
+        for (key, value, least) in [
+            ("seconds (-l)", self.seconds, 0.01),
+            ("warm-up (--warmup)", self.warmup, 0.0),
+            ("cool-down (--cooldown)", self.cooldown, 0.0),
+        ] {
             // `contains` is false for NaN, which must not reach Duration.
             if !(least..=limits.seconds).contains(&value) {
                 return Err(Error::Usage(format!(
@@ -130,11 +191,20 @@ pub struct Limits {
     pub sessions: u64,
     pub buffer_bytes: u64,
     pub seconds: f64,
+    pub in_flight: u64,
+    pub rate_bps: u64,
 }
 
 impl Default for Limits {
     fn default() -> Self {
-        Limits { message_bytes: 16 << 20, sessions: 256, buffer_bytes: 1 << 30, seconds: 24.0 * 3600.0 }
+        Limits {
+            message_bytes: 16 << 20,
+            sessions: 256,
+            buffer_bytes: 1 << 30,
+            seconds: 24.0 * 3600.0,
+            in_flight: 10_000,
+            rate_bps: 10_000_000_000_000,
+        }
     }
 }
 
@@ -163,6 +233,15 @@ mod tests {
             |s| s.seconds = f64::NAN,
             |s| s.seconds = -1.0,
             |s| s.warmup = f64::INFINITY,
+            |s| s.cooldown = -0.1,
+            |s| s.in_flight = 0,
+            |s| s.in_flight = 2,
+            |s| (s.test, s.in_flight) = (Test::Rr, 1 << 20),
+            |s| s.rate_bps = Some(0),
+            |s| (s.datagrams, s.message_bytes) = (true, 23),
+            |s| (s.datagrams, s.message_bytes) = (true, 65_508),
+            |s| (s.datagrams, s.test) = (true, Test::Crr),
+            |s| (s.datagrams, s.test) = (true, Test::Bidir),
         ] {
             assert!(ask(change).is_err());
         }

@@ -5,10 +5,10 @@
 #![allow(unsafe_code)]
 
 use std::io;
-use std::mem::size_of;
+use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
 
-use socket2::{SockAddr, SockAddrStorage};
+use socket2::{SockAddr, SockAddrStorage, Socket};
 
 /// `SO_VM_SOCKETS_BUFFER_*`, from linux/vm_sockets.h.
 #[derive(Clone, Copy, Debug)]
@@ -74,6 +74,50 @@ pub fn vsock_option(socket: impl AsFd, option: VsockBuffer) -> io::Result<u64> {
         )
     };
     if result == 0 { Ok(value) } else { Err(io::Error::last_os_error()) }
+}
+
+/// One datagram and who sent it.
+pub fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(usize, SockAddr)> {
+    let room: *mut [u8] = buffer;
+    // SAFETY: MaybeUninit<u8> has the layout of u8, and socket2 promises to write only initialized bytes into
+    // it, so `buffer` stays a slice of bytes. The borrow ends with the call.
+    let room = unsafe { &mut *(room as *mut [MaybeUninit<u8>]) };
+    socket.recv_from(room)
+}
+
+/// What TCP knows of a connection. Bytes, microseconds and counts.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TcpState {
+    pub retransmits: u64,
+    pub cwnd_segments: u64,
+    pub mss: u64,
+    pub rtt_us: u64,
+}
+
+/// `TCP_INFO` (linux/tcp.h).
+pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpState> {
+    // SAFETY: a structure of plain numbers, for which zeros are valid.
+    let mut info: libc::tcp_info = unsafe { std::mem::zeroed() };
+    let mut length = size_of::<libc::tcp_info>() as libc::socklen_t;
+    // SAFETY: the descriptor is borrowed for the call; the kernel writes at most `length` bytes into `info`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_fd().as_raw_fd(),
+            libc::IPPROTO_TCP,
+            libc::TCP_INFO,
+            (&raw mut info).cast(),
+            &raw mut length,
+        )
+    };
+    if result != 0 {
+        return Err(io::Error::last_os_error());
+    }
+    Ok(TcpState {
+        retransmits: info.tcpi_total_retrans.into(),
+        cwnd_segments: info.tcpi_snd_cwnd.into(),
+        mss: info.tcpi_snd_mss.into(),
+        rtt_us: info.tcpi_rtt.into(),
+    })
 }
 
 #[cfg(test)]

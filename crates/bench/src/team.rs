@@ -7,8 +7,9 @@ use std::time::{Duration, Instant};
 
 use hdrhistogram::Histogram;
 
+use crate::datagrams::Datagrams;
 use crate::error::Error;
-use crate::meter::Tally;
+use crate::meter::{Live, Meter, Tally};
 use crate::spec::Spec;
 use crate::transport::Conn;
 
@@ -16,6 +17,8 @@ use crate::transport::Conn;
 #[derive(Clone, Debug, Default)]
 pub struct Session {
     pub tally: Tally,
+    /// What became of its datagrams.
+    pub datagrams: Option<Datagrams>,
     /// Round trips in nanoseconds, from the end that asked.
     pub round_trips: Option<Histogram<u64>>,
 }
@@ -24,6 +27,7 @@ pub struct Session {
 pub struct Cue {
     pub start: Instant,
     pub spec: Arc<Spec>,
+    live: Arc<Live>,
     stop: Arc<AtomicBool>,
 }
 
@@ -40,8 +44,20 @@ impl Cue {
         self.opens() + self.spec.length()
     }
 
+    /// When senders stop.
+    pub fn finishes(&self) -> Instant {
+        self.ends() + self.spec.cooldown()
+    }
+
     pub fn is_overdue(&self, now: Instant) -> bool {
-        now > self.ends() + GRACE
+        now > self.finishes() + GRACE
+    }
+
+    /// A meter for the calling thread. Without a cool-down the window reaches to the session's end, so that
+    /// bytes under way when the sender stops are paid for with the time they take.
+    pub fn meter(&self) -> Meter {
+        let closes = (self.spec.cooldown > 0.0).then(|| self.ends());
+        Meter::new(self.opens(), closes, self.live.clone())
     }
 
     pub fn is_stopped(&self) -> bool {
@@ -86,6 +102,7 @@ pub struct Team {
     gate: Arc<Gate>,
     stop: Arc<AtomicBool>,
     conns: Vec<Arc<Conn>>,
+    live: Vec<Arc<Live>>,
     threads: Vec<JoinHandle<Result<Session, Error>>>,
 }
 
@@ -97,11 +114,13 @@ impl Team {
         work: impl Fn(usize, &Cue) -> Result<Session, Error> + Send + Sync + 'static,
     ) -> Result<Team, Error> {
         let work = Arc::new(work);
-        let mut team = Team { gate: Arc::default(), stop: Arc::default(), conns, threads: Vec::new() };
+        let live = (0..spec.sessions).map(|_| Arc::default()).collect();
+        let mut team = Team { gate: Arc::default(), stop: Arc::default(), conns, live, threads: Vec::new() };
         for session in 0..spec.sessions as usize {
             let (work, gate, stop, spec) = (work.clone(), team.gate.clone(), team.stop.clone(), spec.clone());
+            let live = team.live[session].clone();
             let body = move || match gate.wait() {
-                Some(start) => work(session, &Cue { start, spec, stop }),
+                Some(start) => work(session, &Cue { start, spec, live, stop }),
                 None => Ok(Session::default()),
             };
             let thread = std::thread::Builder::new()
@@ -113,8 +132,25 @@ impl Team {
         Ok(team)
     }
 
-    pub fn go(&self) {
-        self.gate.set(GateState::Open(Instant::now()));
+    /// Lets them go; when that was.
+    pub fn go(&self) -> Instant {
+        let start = Instant::now();
+        self.gate.set(GateState::Open(start));
+        start
+    }
+
+    /// Bytes and transactions of all sessions so far.
+    pub fn progress(&self) -> (u64, u64) {
+        let sum = |(bytes, count): (u64, u64), live: &Arc<Live>| {
+            let now = live.read();
+            (bytes.saturating_add(now.0), count.saturating_add(now.1))
+        };
+        self.live.iter().fold((0, 0), sum)
+    }
+
+    /// Whether all sessions have come home.
+    pub fn is_done(&self) -> bool {
+        self.threads.iter().all(JoinHandle::is_finished)
     }
 
     /// Asks sessions that have no end of their own to come home.
@@ -165,7 +201,7 @@ mod tests {
                 seconds: cue.start.elapsed().as_secs_f64(),
                 ..Tally::default()
             };
-            Ok(Session { tally, round_trips: None })
+            Ok(Session { tally, ..Session::default() })
         })
         .unwrap();
         team.go();

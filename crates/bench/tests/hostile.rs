@@ -4,9 +4,13 @@ use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::time::{Duration, Instant};
 
-use vmlane_bench::{Address, Server, Spec, Test, run, server::Running};
+use vmlane_bench::{Address, Error, Hooks, Options, Report, Server, Spec, Test, server::Running};
 
-const HELLO: &str = r#"{"type":"hello","magic":"vmlane-bench","protocol":1}"#;
+fn run(to: &Address, spec: &Spec) -> Result<Report, Error> {
+    vmlane_bench::run(&to.clone().into(), spec, &Options::default(), &mut Hooks::default())
+}
+
+const HELLO: &str = r#"{"type":"hello","magic":"vmlane-bench","protocol":2}"#;
 
 fn serve() -> (Running, u16) {
     let running = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap().spawn().unwrap();
@@ -67,7 +71,7 @@ fn busy_threads() -> usize {
 #[test]
 fn a_client_may_die_at_every_stage() {
     let (running, port) = serve();
-    for test in [Test::Stream, Test::Maerts, Test::Rr, Test::Crr] {
+    for test in [Test::Stream, Test::Maerts, Test::Bidir, Test::Rr, Test::Crr] {
         for stage in 0..6 {
             die_at(stage, test, port);
         }
@@ -158,12 +162,12 @@ fn wrong_turns_and_absurd_wishes_are_refused() {
 fn both_ends_tell_their_versions() {
     let (_running, port) = serve();
     let mut hand = Hand::to(port);
-    hand.say(&HELLO.replace(":1}", ":99}"));
+    hand.say(&HELLO.replace(":2}", ":99}"));
     assert_eq!(hand.hear().unwrap(), HELLO, "a newer client must learn our version");
     assert!(hand.hear().is_none());
 
-    let error = against(|mut hand| hand.say(&HELLO.replace(":1}", ":99}")));
-    assert!(error.contains("speaks version 99") && error.contains("this program version 1"), "{error}");
+    let error = against(|mut hand| hand.say(&HELLO.replace(":2}", ":99}")));
+    assert!(error.contains("speaks version 99") && error.contains("this program version 2"), "{error}");
 }
 
 /// What a client says about a server that behaves as given.
@@ -215,4 +219,35 @@ fn a_server_that_dies_in_the_middle_is_an_error() {
         hand.say(r#"{"type":"started"}"#);
     });
     assert!(error.contains("session 0: asking"), "{error}");
+}
+
+/// Datagrams of strangers and of clients that died must not keep a visit.
+#[test]
+fn datagrams_of_strangers_are_ignored() {
+    let (running, port) = serve();
+    let mut hand = Hand::to(port);
+    let spec = Spec { datagrams: true, message_bytes: 100, receive_bytes: 100, ..quick(Test::Stream) };
+    let ready: serde_json::Value = serde_json::from_str(&hand.ask(&spec)).unwrap();
+    let data = ready["ports"][0].as_u64().unwrap_or_else(|| panic!("{ready}")) as u16;
+    let token = ready["token"].as_u64().unwrap() as u32;
+    let stranger = std::net::UdpSocket::bind("127.0.0.1:0").unwrap();
+    stranger.connect(("127.0.0.1", data)).unwrap();
+    let mut hello = [0; 24];
+    hello[20] = 4;
+    for junk in [&b""[..], &b"x"[..], &[0xff; 1400][..], &hello[..]] {
+        let _ = stranger.send(junk);
+    }
+    // The right token counts, whoever has it on this machine.
+    hello[16..20].copy_from_slice(&token.to_le_bytes());
+    stranger.send(&hello).unwrap();
+    assert!(hand.hear().unwrap().contains("accepted"));
+    hand.say(r#"{"type":"start"}"#);
+    assert!(hand.hear().unwrap().contains("started"));
+    // A number that says nothing, a hello in the middle, a header that is cut: none is counted.
+    for junk in [&hello[..], &hello[..23], &[7; 24][..]] {
+        stranger.send(junk).unwrap();
+    }
+    drop(hand);
+    drop(stranger);
+    assert!(run(&running.addresses()[0], &quick(Test::Rr)).is_ok());
 }

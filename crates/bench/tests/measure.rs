@@ -1,6 +1,21 @@
 //! Whole measurements in one process, over TCP loopback and Unix sockets (and vsock where it loops back).
 
-use vmlane_bench::{Address, Error, Report, Server, Spec, Test, run, server::Running};
+use std::time::Duration;
+
+use vmlane_bench::client::IpVersion;
+use vmlane_bench::{
+    Address, Error, Hooks, Options, Progress, Report, Secret, Server, Spec, Target, Test, server::Running,
+};
+
+fn run(to: &Address, spec: &Spec) -> Result<Report, Error> {
+    vmlane_bench::run(&to.clone().into(), spec, &Options::default(), &mut Hooks::default())
+}
+
+/// The same server, by UDP.
+fn run_udp(to: &Address, spec: &Spec) -> Result<Report, Error> {
+    let to = Target { control: to.clone(), datagrams: true };
+    vmlane_bench::run(&to, spec, &Options::default(), &mut Hooks::default())
+}
 
 fn serve(address: &str) -> Running {
     Server::bind(&[address.parse().unwrap()]).unwrap().spawn().unwrap()
@@ -38,11 +53,20 @@ fn sane(report: &Report) {
 #[test]
 fn streams_both_ways() {
     everywhere(|address| {
-        for test in [Test::Stream, Test::Maerts] {
+        for test in [Test::Stream, Test::Maerts, Test::Bidir] {
             let spec = Spec { sessions: 3, message_bytes: 5000, receive_bytes: 777, ..quick(test) };
             let report = run(address, &spec).unwrap();
             sane(&report);
-            assert!(report.throughput_bps.unwrap() > 0.0 && report.sender_throughput_bps.unwrap() > 0.0);
+            assert!(report.throughput_bps.unwrap() > 0.0);
+            match test {
+                Test::Bidir => {
+                    assert!(report.to_server_bps.unwrap() > 0.0 && report.from_server_bps.unwrap() > 0.0);
+                }
+                _ => assert!(report.sender_throughput_bps.unwrap() > 0.0),
+            }
+            let is_tcp = matches!(address, Address::Tcp { .. });
+            assert_eq!(report.tcp.local.is_some_and(|tcp| tcp.mss > 500), is_tcp, "{:?}", report.tcp);
+            assert_eq!(report.tcp.remote.is_some(), is_tcp);
             assert!(report.rtt_us.is_none() && report.transactions.is_none());
         }
     });
@@ -148,4 +172,132 @@ fn vsock_over_the_local_cid_where_the_kernel_loops_it_back() {
         }
         Err(error) => assert!(matches!(error, Error::Connect { .. }), "{error}"), // no vsock_loopback here
     }
+}
+
+#[test]
+fn datagrams_are_accounted_for() {
+    let running = serve("tcp:127.0.0.1:0");
+    let address = &running.addresses()[0];
+    for test in [Test::Stream, Test::Maerts] {
+        let spec = Spec {
+            sessions: 2,
+            message_bytes: 1000,
+            receive_bytes: 1000,
+            rate_bps: Some(8_000_000),
+            ..quick(test)
+        };
+        let report = run_udp(address, &spec).unwrap();
+        sane(&report);
+        let told = report.datagrams.unwrap();
+        assert_eq!(report.transport, "udp");
+        assert!(told.counts.sent > 100 && told.counts.received > 0, "{told:?}");
+        assert_eq!(report.bytes, told.counts.received * 1000);
+        assert_eq!(told.lost, told.counts.sent - told.counts.received);
+        // Each of two sessions at 8 Mbit/s, and no faster.
+        assert!(told.counts.sent <= 2 * 201 + 2 * 11, "the pace was not kept: {told:?}");
+    }
+    let rr = run_udp(address, &Spec { sessions: 2, response_bytes: 200, ..quick(Test::Rr) }).unwrap();
+    sane(&rr);
+    assert!(rr.transactions.unwrap() > 10 && rr.rtt_us.is_some() && rr.datagrams.is_some());
+    for (spec, words) in [
+        (Spec { test: Test::Crr, ..quick(Test::Crr) }, "crr: datagrams"),
+        (Spec { message_bytes: 10, ..quick(Test::Stream) }, "takes 24 to 65507"),
+    ] {
+        let error = run_udp(address, &spec).unwrap_err();
+        assert!(error.is_usage() && error.to_string().contains(words), "{error}");
+    }
+    let dir = tempfile::tempdir().unwrap();
+    let unix = serve(&format!("unix:{}/s", dir.path().display()));
+    let error =
+        run_udp(&unix.addresses()[0], &Spec { message_bytes: 100, ..quick(Test::Stream) }).unwrap_err();
+    assert!(error.to_string().contains("datagrams go over UDP or vsock"), "{error}");
+}
+
+#[test]
+fn several_requests_in_flight() {
+    let running = serve("tcp:127.0.0.1:0");
+    let spec =
+        Spec { in_flight: 16, request_bytes: 64, response_bytes: 64, nodelay: true, ..quick(Test::Rr) };
+    let report = run(&running.addresses()[0], &spec).unwrap();
+    sane(&report);
+    assert_eq!((report.bytes, report.in_flight), (report.transactions.unwrap() * 128, Some(16)));
+}
+
+#[test]
+fn the_cool_down_is_not_measured() {
+    let running = serve("tcp:127.0.0.1:0");
+    for test in [Test::Stream, Test::Maerts, Test::Rr] {
+        let report = run(&running.addresses()[0], &Spec { cooldown: 0.5, ..quick(test) }).unwrap();
+        assert!(report.bytes > 0 && report.cooldown_seconds == 0.5);
+        // A window of 0.2 s, although the senders went on for another 0.5 s.
+        assert!(report.seconds < 0.6, "{test:?}: {} s", report.seconds);
+    }
+}
+
+#[test]
+fn who_looks_on_is_told() {
+    let running = serve("tcp:127.0.0.1:0");
+    let (mut told, mut asked) = (Vec::<Progress>::new(), 0);
+    let to: Target = running.addresses()[0].clone().into();
+    let report = {
+        let mut hooks = Hooks {
+            before_start: Some(Box::new(|| {
+                asked += 1;
+                Ok(())
+            })),
+            every: Some((Duration::from_millis(100), Box::new(|progress| told.push(*progress)))),
+        };
+        let spec = Spec { seconds: 0.5, ..quick(Test::Stream) };
+        vmlane_bench::run(&to, &spec, &Options::default(), &mut hooks).unwrap()
+    };
+    assert_eq!(asked, 1, "asked before the start");
+    assert!(told[0].from < 0.0, "the warm-up comes first: {told:?}");
+    assert!(told.len() >= 3 && told.iter().any(|progress| progress.bytes > 0), "{told:?}");
+    assert_eq!(report.intervals, told);
+    assert!(report.started_at_ns > 1_600_000_000_000_000_000);
+}
+
+#[test]
+fn a_start_that_was_called_off_leaves_nothing() {
+    let running = serve("tcp:127.0.0.1:0");
+    let to: Target = running.addresses()[0].clone().into();
+    let mut hooks =
+        Hooks { before_start: Some(Box::new(|| Err(Error::Usage("called off".into())))), ..Hooks::default() };
+    let error = vmlane_bench::run(&to, &quick(Test::Stream), &Options::default(), &mut hooks).unwrap_err();
+    assert_eq!(error.to_string(), "called off");
+    sane(&run(&running.addresses()[0], &quick(Test::Stream)).unwrap());
+}
+
+#[test]
+fn a_server_with_a_secret_serves_those_who_know_it() {
+    let file = |text: &str| {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        std::fs::write(file.path(), text).unwrap();
+        Secret::read(file.path()).unwrap()
+    };
+    let server = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
+    let running = server.with_secret(file("correct horse battery")).spawn().unwrap();
+    let to: Target = running.addresses()[0].clone().into();
+    let ask = |secret: Option<Secret>| {
+        let options = Options { secret, ip: None };
+        vmlane_bench::run(&to, &quick(Test::Rr), &options, &mut Hooks::default())
+    };
+    sane(&ask(Some(file("correct horse battery\n"))).unwrap());
+    let error = ask(None).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("give --secret-file"), "{error}");
+    let error = ask(Some(file("wrong horse battery"))).unwrap_err().to_string();
+    assert!(error.contains("not the secret of this server"), "{error}");
+}
+
+#[test]
+fn a_version_of_ip_can_be_asked_for() {
+    let running = serve("tcp:127.0.0.1:0");
+    let to: Target = running.addresses()[0].clone().into();
+    let ask = |ip| {
+        let options = Options { secret: None, ip: Some(ip) };
+        vmlane_bench::run(&to, &quick(Test::Rr), &options, &mut Hooks::default())
+    };
+    sane(&ask(IpVersion::V4).unwrap());
+    let error = ask(IpVersion::V6).unwrap_err();
+    assert!(error.is_usage() && error.to_string().contains("has no IPv6 address"), "{error}");
 }

@@ -10,7 +10,6 @@ use std::time::{Duration, Instant};
 use super::{IDLE, pattern, record, round_trips};
 use crate::address::Address;
 use crate::error::Error;
-use crate::meter::Meter;
 use crate::team::{Cue, Session};
 use crate::transport::{BufferSizes, Buffers, Conn, Listener, PeerHost, is_timeout};
 
@@ -23,7 +22,7 @@ pub fn connect_and_ask(session: usize, to: &Address, buffers: Buffers, cue: &Cue
     let mut response = vec![0; cue.spec.response_bytes as usize];
     let bytes = request.len() + response.len();
     let mut times = round_trips();
-    let mut meter = Meter::new(cue.opens());
+    let mut meter = cue.meter();
     let ends = cue.ends();
     let mut began = Instant::now();
     while began < ends && !cue.is_stopped() {
@@ -40,7 +39,7 @@ pub fn connect_and_ask(session: usize, to: &Address, buffers: Buffers, cue: &Cue
         }
         began = now;
     }
-    Ok(Session { tally: meter.close(began), round_trips: Some(times) })
+    Ok(Session { tally: meter.close(began), round_trips: Some(times), ..Session::default() })
 }
 
 fn exchange(conn: &Conn, request: &[u8], response: &mut [u8]) -> io::Result<()> {
@@ -63,7 +62,7 @@ pub fn accept_and_answer(
 ) -> io::Result<Session> {
     let mut request = vec![0; cue.spec.request_bytes as usize];
     let response = pattern(cue.spec.response_bytes);
-    let mut meter = Meter::new(cue.opens());
+    let mut meter = cue.meter();
     let mut first = true;
     let mut last = Instant::now();
     while !cue.is_stopped() && !cue.is_overdue(last) {
@@ -87,7 +86,7 @@ pub fn accept_and_answer(
             meter.count(last, request.len() + response.len(), 1);
         }
     }
-    Ok(Session { tally: meter.close(last), round_trips: None })
+    Ok(Session { tally: meter.close(last), ..Session::default() })
 }
 
 fn serve(conn: &Conn, cue: &Cue, request: &mut [u8], response: &[u8]) -> io::Result<()> {

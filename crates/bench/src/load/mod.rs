@@ -2,6 +2,8 @@
 //! code serves the client's end and the server's.
 
 mod crr;
+mod datagram;
+mod pace;
 mod rr;
 mod stream;
 
@@ -11,8 +13,9 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 pub use crr::{accept_and_answer, connect_and_ask};
+pub use datagram::{answer_datagrams, ask_datagrams, receive_datagrams, send_datagrams};
 pub use rr::{answer, ask};
-pub use stream::{receive, send};
+pub use stream::{both, receive, send};
 
 use crate::team::Cue;
 

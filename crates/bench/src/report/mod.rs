@@ -3,18 +3,26 @@
 //! Bytes and seconds are the receiver's; buffers are those the data meets on its way (the sender's send
 //! buffer, the receiver's receive buffer), as the kernel reads them back. What a test does not have is null.
 
+mod csv;
+mod tcp;
 mod text;
 
 use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
-use crate::address::Address;
+use crate::address::Target;
+use crate::client::Progress;
+use crate::confidence::{self, Confidence};
 use crate::control::Outcome;
+use crate::cpu::Machine;
+use crate::datagrams::Datagrams;
 use crate::error::Error;
 use crate::meter::Tally;
 use crate::spec::{Spec, Test};
 use crate::team::Session;
 use crate::transport::BufferSizes;
+pub use tcp::TcpSummary;
+pub use text::interval;
 
 /// Raised when a key changes its meaning or goes away; new keys do not raise it.
 pub const VERSION: u32 = 1;
@@ -37,20 +45,53 @@ pub struct Report {
     /// The longest session's window, warm-up excluded.
     pub seconds: f64,
     pub warmup_seconds: f64,
+    #[serde(default)]
+    pub cooldown_seconds: f64,
+    /// When this end let its sessions go, in nanoseconds since 1970.
+    #[serde(default)]
+    pub started_at_ns: u64,
+    /// Requests under way at once on each connection (rr).
+    #[serde(default)]
+    pub in_flight: Option<u32>,
+    /// Bits per second that each sending session kept to.
+    #[serde(default)]
+    pub rate_bps: Option<u64>,
     pub bytes: u64,
     /// Bits per second, as received; and as the sender saw it.
     pub throughput_bps: Option<f64>,
     pub sender_throughput_bps: Option<f64>,
+    /// Each way of a bidir test, as received.
+    #[serde(default)]
+    pub to_server_bps: Option<f64>,
+    #[serde(default)]
+    pub from_server_bps: Option<f64>,
     pub transactions: Option<u64>,
     pub transactions_per_second: Option<f64>,
     pub rtt_us: Option<RoundTrips>,
     /// CPUs busy on the whole machine (1.5 is one and a half), as netperf counts.
     pub cpu: Ends,
+    /// The same in parts.
+    #[serde(default)]
+    pub machine: Machines,
     /// CPUs used by the test's own threads.
     pub cpu_process: Ends,
     pub service_demand_us_per_kib: Ends,
     pub service_demand_us_per_transaction: Ends,
     pub per_session: Vec<PerSession>,
+    /// What became of the datagrams.
+    #[serde(default)]
+    pub datagrams: Option<Loss>,
+    /// What TCP tells about the connections when the test is over.
+    #[serde(default)]
+    pub tcp: TcpEnds,
+    #[serde(default)]
+    pub intervals: Vec<Progress>,
+    /// Several runs: throughput, transactions, CPU and service demand are their means, all else is the last one's.
+    #[serde(default)]
+    pub confidence: Option<Confidence>,
+    /// All round trips, in nanoseconds.
+    #[serde(skip)]
+    pub round_trips: Option<Histogram<u64>>,
     /// What the reader should know before trusting the numbers.
     pub notes: Vec<String>,
 }
@@ -79,11 +120,42 @@ pub struct PerSession {
     pub throughput_bps: f64,
 }
 
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Machines {
+    pub local: Option<Machine>,
+    pub remote: Option<Machine>,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct TcpEnds {
+    pub local: Option<TcpSummary>,
+    pub remote: Option<TcpSummary>,
+}
+
+/// Datagrams of all sessions and both ends.
+#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
+pub struct Loss {
+    #[serde(flatten)]
+    pub counts: Datagrams,
+    pub lost: u64,
+    pub lost_percent: f64,
+}
+
+impl Loss {
+    fn of(all: impl Iterator<Item = Datagrams>) -> Option<Loss> {
+        let counts = all.reduce(Datagrams::add)?;
+        Some(Loss { counts, lost: counts.lost(), lost_percent: counts.lost_percent() })
+    }
+}
+
 /// The client's half of a result.
 pub(crate) struct Local {
     pub sessions: Vec<Session>,
-    pub machine_cpus: Option<f64>,
+    pub machine: Option<Machine>,
+    pub tcp: Option<TcpSummary>,
     pub sizes: BufferSizes,
+    pub intervals: Vec<Progress>,
+    pub started_at_ns: u64,
 }
 
 /// All sessions of one end.
@@ -113,10 +185,16 @@ fn per_second(amount: f64, seconds: f64) -> Option<f64> {
 }
 
 impl Report {
-    pub(crate) fn new(to: &Address, spec: &Spec, local: &Local, remote: &Outcome) -> Result<Report, Error> {
+    pub(crate) fn new(to: &Target, spec: &Spec, local: &Local, remote: &Outcome) -> Result<Report, Error> {
         let ours: Vec<Tally> = local.sessions.iter().map(|session| session.tally).collect();
-        // The end that counts: the receiver of a stream, the asker of a question.
-        let counted = if spec.test == Test::Stream { &remote.tallies } else { &ours };
+        // The end that counts: the receiver of a stream, the asker of a question; both of a two-way test.
+        let counted = &match spec.test {
+            Test::Stream => remote.tallies.clone(),
+            Test::Bidir => {
+                ours.iter().zip(&remote.tallies).map(|(here, there)| together(here, there)).collect()
+            }
+            _ => ours.clone(),
+        };
         let (sum, here, there) =
             (Sum::of(counted.iter()), Sum::of(ours.iter()), Sum::of(remote.tallies.iter()));
         let idle = counted.iter().position(|tally| tally.bytes == 0);
@@ -129,8 +207,14 @@ impl Report {
         }
         let asks = spec.test.is_transactional();
         let bps = |sum: Sum| (!asks).then(|| per_second(sum.bytes as f64 * 8.0, sum.seconds)).flatten();
-        let sender = if spec.test == Test::Maerts { there } else { here };
-        let cpu = Ends { local: local.machine_cpus, remote: remote.machine_cpus };
+        let sender = match spec.test {
+            Test::Stream => bps(here),
+            Test::Maerts => bps(there),
+            _ => None,
+        };
+        let two_way = |sum: Sum| (spec.test == Test::Bidir).then(|| bps(sum)).flatten();
+        let busy = |machine: Option<Machine>| machine.map(|machine| machine.busy());
+        let cpu = Ends { local: busy(local.machine), remote: busy(remote.machine) };
         let cpu_process = Ends {
             local: per_second(here.cpu_seconds, here.seconds),
             remote: per_second(there.cpu_seconds, there.seconds),
@@ -145,12 +229,15 @@ impl Report {
         let (send_buffer, recv_buffer) = match spec.test {
             Test::Stream => (Some(local.sizes.send), remote.recv_buffer),
             Test::Maerts => (remote.send_buffer, Some(local.sizes.recv)),
-            Test::Rr | Test::Crr => (Some(local.sizes.send), Some(local.sizes.recv)),
+            Test::Bidir | Test::Rr | Test::Crr => (Some(local.sizes.send), Some(local.sizes.recv)),
         };
+        let round_trips = merged(local.sessions.iter().filter_map(|session| session.round_trips.as_ref()));
+        let ours = local.sessions.iter().filter_map(|session| session.datagrams);
+        let theirs = remote.datagrams.iter().copied().filter(|_| !asks);
         Ok(Report {
             version: VERSION,
             test: spec.test.name().to_owned(),
-            transport: to.family().name().to_owned(),
+            transport: to.transport().to_owned(),
             to: to.to_string(),
             message_bytes: if asks { spec.request_bytes } else { spec.message_bytes },
             receive_bytes: (!asks).then_some(spec.receive_bytes),
@@ -162,13 +249,20 @@ impl Report {
             nodelay: spec.nodelay,
             seconds: sum.seconds,
             warmup_seconds: spec.warmup,
+            cooldown_seconds: spec.cooldown,
+            started_at_ns: local.started_at_ns,
+            in_flight: (spec.test == Test::Rr).then_some(spec.in_flight),
+            rate_bps: spec.rate_bps,
             bytes: sum.bytes,
             throughput_bps: bps(sum),
-            sender_throughput_bps: bps(sender),
+            sender_throughput_bps: sender,
+            to_server_bps: two_way(there),
+            from_server_bps: two_way(here),
             transactions: asks.then_some(sum.transactions),
             transactions_per_second: asks.then(|| per_second(sum.transactions as f64, sum.seconds)).flatten(),
-            rtt_us: RoundTrips::of(local.sessions.iter().filter_map(|session| session.round_trips.as_ref())),
+            rtt_us: round_trips.as_ref().map(RoundTrips::of),
             cpu,
+            machine: Machines { local: local.machine, remote: remote.machine },
             cpu_process,
             service_demand_us_per_kib: if asks { Ends::default() } else { demand(sum.bytes as f64 / 1024.0) },
             service_demand_us_per_transaction: if asks {
@@ -177,8 +271,73 @@ impl Report {
                 Ends::default()
             },
             per_session: counted.iter().map(PerSession::of).collect(),
+            datagrams: Loss::of(ours.chain(theirs)),
+            tcp: TcpEnds { local: local.tcp, remote: remote.tcp },
+            intervals: local.intervals.clone(),
+            confidence: None,
+            round_trips,
             notes: notes(spec, local.sizes, remote),
         })
+    }
+
+    /// What the test is about: bits or transactions per second.
+    pub fn result(&self) -> f64 {
+        self.transactions_per_second.or(self.throughput_bps).unwrap_or(0.0)
+    }
+
+    /// Several runs as one: the last one's report with the means of what netperf takes means of.
+    pub fn of_runs(mut runs: Vec<Report>, confidence: Confidence) -> Option<Report> {
+        let mean_of = |pick: &dyn Fn(&Report) -> Option<f64>| {
+            let values: Option<Vec<f64>> = runs.iter().map(pick).collect();
+            values.map(|values| confidence::mean(&values))
+        };
+        let ends = |pick: fn(&Report) -> Ends| Ends {
+            local: mean_of(&|run| pick(run).local),
+            remote: mean_of(&|run| pick(run).remote),
+        };
+        let throughput_bps = mean_of(&|run| run.throughput_bps);
+        let transactions_per_second = mean_of(&|run| run.transactions_per_second);
+        let (cpu, cpu_process) = (ends(|run| run.cpu), ends(|run| run.cpu_process));
+        let per_kib = ends(|run| run.service_demand_us_per_kib);
+        let per_transaction = ends(|run| run.service_demand_us_per_transaction);
+        let last = runs.pop()?;
+        let mut notes = last.notes.clone();
+        if !confidence.reached {
+            let width = confidence.reached_width_percent;
+            let width = width.map_or("unknown".to_owned(), |width| format!("{width:.1} percent wide"));
+            notes.push(format!(
+                "the confidence asked for was not reached in {} runs: the interval is {width}, not {} (more runs with \
+                 --max-runs, longer ones with -l)",
+                confidence.values.len(),
+                confidence.asked_width_percent
+            ));
+        }
+        Some(Report {
+            throughput_bps,
+            transactions_per_second,
+            cpu,
+            cpu_process,
+            service_demand_us_per_kib: per_kib,
+            service_demand_us_per_transaction: per_transaction,
+            confidence: Some(confidence),
+            notes,
+            ..last
+        })
+    }
+
+    /// The names of the columns of [`Report::csv`].
+    pub fn csv_header() -> String {
+        csv::header()
+    }
+
+    /// One line of comma-separated values.
+    pub fn csv(&self) -> String {
+        csv::row(self)
+    }
+
+    /// The round trips' distribution as HdrHistogram's own tools print it (microseconds), for its plotters.
+    pub fn percentiles(&self) -> Option<String> {
+        self.round_trips.as_ref().map(text::percentiles)
     }
 
     /// One line of JSON.
@@ -203,26 +362,40 @@ impl PerSession {
     }
 }
 
-impl RoundTrips {
-    fn of<'a>(histograms: impl Iterator<Item = &'a Histogram<u64>>) -> Option<RoundTrips> {
-        let mut all: Option<Histogram<u64>> = None;
-        for histogram in histograms {
-            match &mut all {
-                None => all = Some(histogram.clone()),
-                Some(all) => all.add(histogram).expect("all sessions use the same bounds"),
-            }
+/// A session of a two-way test.
+fn together(here: &Tally, there: &Tally) -> Tally {
+    Tally {
+        bytes: here.bytes.saturating_add(there.bytes),
+        transactions: 0,
+        seconds: here.seconds.max(there.seconds),
+        cpu_seconds: here.cpu_seconds,
+    }
+}
+
+/// None: no round trip at all.
+fn merged<'a>(histograms: impl Iterator<Item = &'a Histogram<u64>>) -> Option<Histogram<u64>> {
+    let mut all: Option<Histogram<u64>> = None;
+    for histogram in histograms {
+        match &mut all {
+            None => all = Some(histogram.clone()),
+            Some(all) => all.add(histogram).expect("all sessions use the same bounds"),
         }
-        let all = all.filter(|all| !all.is_empty())?;
+    }
+    all.filter(|all| !all.is_empty())
+}
+
+impl RoundTrips {
+    fn of(all: &Histogram<u64>) -> RoundTrips {
         let us = |nanoseconds: u64| nanoseconds as f64 / 1000.0;
         let at = |quantile| us(all.value_at_quantile(quantile));
-        Some(RoundTrips {
+        RoundTrips {
             min: us(all.min()),
             p50: at(0.5),
             p90: at(0.9),
             p99: at(0.99),
             p999: at(0.999),
             max: us(all.max()),
-        })
+        }
     }
 }
 

@@ -7,16 +7,24 @@ fn tally(bytes: u64, seconds: f64) -> Tally {
 }
 
 fn local(tallies: &[Tally]) -> Local {
-    let sessions = tallies.iter().map(|&tally| Session { tally, round_trips: None }).collect();
-    Local { sessions, machine_cpus: Some(1.5), sizes: BufferSizes { send: 111, recv: 222 } }
+    let sessions = tallies.iter().map(|&tally| Session { tally, ..Session::default() }).collect();
+    Local {
+        sessions,
+        machine: Some(Machine { user: 1.0, system: 0.5, steal: 7.0 }),
+        tcp: None,
+        sizes: BufferSizes { send: 111, recv: 222 },
+        intervals: Vec::new(),
+        started_at_ns: 1,
+    }
 }
 
 fn remote(tallies: &[Tally]) -> Outcome {
     Outcome {
         tallies: tallies.to_vec(),
-        machine_cpus: Some(0.5),
+        machine: Some(Machine { user: 0.25, system: 0.25, steal: 0.0 }),
         send_buffer: Some(333),
         recv_buffer: Some(444),
+        ..Outcome::default()
     }
 }
 
@@ -100,4 +108,67 @@ fn a_buffer_smaller_than_asked_is_told() {
     let told = notes(&spec, BufferSizes { send: 111, recv: 2000 }, &remote(&[]));
     assert_eq!(told.len(), 1);
     assert!(told[0].starts_with("local send buffer: asked for 1000, the kernel gave 111"), "{told:?}");
+}
+
+#[test]
+fn both_ways_add_up() {
+    let both = report(Test::Bidir, &local(&[tally(4096, 1.0)]), &remote(&[tally(1024, 2.0)])).unwrap();
+    assert_eq!((both.bytes, both.seconds, both.throughput_bps), (5120, 2.0, Some(20480.0)));
+    assert_eq!((both.to_server_bps, both.from_server_bps), (Some(4096.0), Some(32768.0)));
+    assert!(both.text().contains("to the server 4.10 kbit/s, from it 32.77 kbit/s"), "{}", both.text());
+}
+
+#[test]
+fn lost_datagrams_are_told() {
+    let mut here = local(&[tally(1000, 1.0)]);
+    here.sessions[0].datagrams = Some(Datagrams { sent: 10, refused: 1, ..Datagrams::default() });
+    let mut there = remote(&[tally(800, 1.0)]);
+    there.datagrams =
+        vec![Datagrams { received: 8, reordered: 2, duplicated: 1, jitter_us: 12.0, ..Datagrams::default() }];
+    let udp = report(Test::Stream, &here, &there).unwrap();
+    let loss = udp.datagrams.unwrap();
+    assert_eq!((loss.lost, loss.lost_percent, loss.counts.reordered), (2, 20.0, 2));
+    let json = serde_json::to_value(&udp).unwrap();
+    assert_eq!((&json["datagrams"]["sent"], &json["datagrams"]["lost"]), (&10.into(), &2.into()));
+    assert!(udp.text().contains("lost 2 (20.00 %)  out of order 2  twice 1  refused 1"), "{}", udp.text());
+}
+
+#[test]
+fn several_runs_are_one_report_of_means() {
+    let run =
+        |bytes| report(Test::Stream, &local(&[tally(bytes, 1.0)]), &remote(&[tally(bytes, 1.0)])).unwrap();
+    let runs = vec![run(1000), run(2000), run(3000)];
+    let values: Vec<f64> = runs.iter().map(Report::result).collect();
+    let told = "95,5".parse::<crate::confidence::Wish>().unwrap().judge(&values);
+    let one = Report::of_runs(runs, told).unwrap();
+    assert_eq!(one.throughput_bps, Some(16_000.0));
+    assert_eq!(one.confidence.as_ref().unwrap().values, [8000.0, 16_000.0, 24_000.0]);
+    assert!(one.notes[0].contains("not reached in 3 runs") && one.text().contains("95 %"), "{:?}", one.notes);
+}
+
+#[test]
+fn csv_has_a_value_for_each_column() {
+    let stream = report(Test::Stream, &local(&[tally(4096, 1.0)]), &remote(&[tally(4096, 1.0)])).unwrap();
+    let (header, row) = (Report::csv_header(), stream.csv());
+    assert_eq!(header.split(',').count(), row.split(',').count());
+    let value = |name: &str| {
+        let at = header.split(',').position(|column| column == name).unwrap();
+        row.split(',').nth(at).unwrap().to_owned()
+    };
+    assert_eq!(
+        (value("test"), value("bytes"), value("runs")),
+        ("stream".into(), "4096".into(), String::new())
+    );
+}
+
+#[test]
+fn a_distribution_in_hdrhistograms_words() {
+    let mut times = Histogram::new_with_bounds(1, 60_000_000_000, 3).unwrap();
+    (1..=1000).for_each(|us| times.record(us * 1000).unwrap());
+    let told = text::percentiles(&times);
+    assert!(told.starts_with("       Value     Percentile TotalCount 1/(1-Percentile)"), "{told}");
+    assert!(
+        told.contains("0.500000000000        500") && told.contains("Total count    =         1000"),
+        "{told}"
+    );
 }

@@ -2,7 +2,10 @@
 
 use std::fmt::Write as _;
 
-use super::{Ends, Report};
+use hdrhistogram::Histogram;
+
+use super::{Ends, Loss, Report, TcpSummary};
+use crate::cpu::Machine;
 
 pub fn table(report: &Report) -> String {
     let mut out = String::new();
@@ -30,6 +33,12 @@ pub fn table(report: &Report) -> String {
             report.sender_throughput_bps.map(|bps| format!("; sender saw {}", bits(bps))).unwrap_or_default();
         line(&mut out, "throughput", format!("{} ({} bytes{sent})", bits(bps), report.bytes));
     }
+    if let (Some(to), Some(from)) = (report.to_server_bps, report.from_server_bps) {
+        line(&mut out, "each way", format!("to the server {}, from it {}", bits(to), bits(from)));
+    }
+    if let Some(loss) = &report.datagrams {
+        line(&mut out, "datagrams", datagrams(loss));
+    }
     if let (Some(rate), Some(count)) = (report.transactions_per_second, report.transactions) {
         line(&mut out, "transactions", format!("{rate:.1}/s ({count})"));
     }
@@ -52,9 +61,16 @@ pub fn table(report: &Report) -> String {
         format!("send {}  receive {}", size(report.send_buffer), size(report.recv_buffer)),
     );
     line(&mut out, "CPUs busy", ends(report.cpu, "machine"));
+    line(&mut out, "  in parts", parts(report.machine.local, report.machine.remote));
     line(&mut out, "CPUs used", ends(report.cpu_process, "own threads"));
     line(&mut out, "service demand", ends(report.service_demand_us_per_kib, "us/KiB"));
     line(&mut out, "service demand", ends(report.service_demand_us_per_transaction, "us/transaction"));
+    line(&mut out, "TCP", tcp(report.tcp.local, report.tcp.remote));
+    if let Some(told) = &report.confidence {
+        let width = told.reached_width_percent.map_or("-".to_owned(), |width| format!("{width:.1}"));
+        let (runs, level) = (told.values.len(), told.level_percent);
+        line(&mut out, "confidence", format!("{level:.0} %: interval {width} % wide after {runs} runs"));
+    }
     for note in &report.notes {
         line(&mut out, "note", note.clone());
     }
@@ -67,6 +83,77 @@ fn ends(ends: Ends, unit: &str) -> String {
     }
     let one = |value: Option<f64>| value.map_or("-".to_owned(), |value| format!("{value:.3}"));
     format!("local {}  remote {}  ({unit})", one(ends.local), one(ends.remote))
+}
+
+fn datagrams(loss: &Loss) -> String {
+    let counts = &loss.counts;
+    let mut text = format!(
+        "sent {}  received {}  lost {} ({:.2} %)",
+        counts.sent, counts.received, loss.lost, loss.lost_percent
+    );
+    let more =
+        [("out of order", counts.reordered), ("twice", counts.duplicated), ("refused", counts.refused)];
+    for (what, count) in more.into_iter().filter(|(_, count)| *count > 0) {
+        let _ = write!(text, "  {what} {count}");
+    }
+    if counts.jitter_us > 0.0 {
+        let _ = write!(text, "  jitter {:.1} us", counts.jitter_us);
+    }
+    text
+}
+
+fn parts(local: Option<Machine>, remote: Option<Machine>) -> String {
+    let one = |machine: Option<Machine>| {
+        machine.map_or("-".to_owned(), |machine| {
+            format!("user {:.2} system {:.2} stolen {:.2}", machine.user, machine.system, machine.steal)
+        })
+    };
+    if local.is_none() && remote.is_none() {
+        return String::new();
+    }
+    format!("local {};  remote {}", one(local), one(remote))
+}
+
+fn tcp(local: Option<TcpSummary>, remote: Option<TcpSummary>) -> String {
+    let one = |which: &str, tcp: Option<TcpSummary>| {
+        tcp.map(|tcp| {
+            format!(
+                "{which} retransmits {} cwnd {} MSS {} rtt {:.0} us",
+                tcp.retransmits, tcp.cwnd_bytes, tcp.mss, tcp.rtt_us
+            )
+        })
+    };
+    let told: Vec<String> = [one("local", local), one("remote", remote)].into_iter().flatten().collect();
+    told.join(";  ")
+}
+
+/// A line of an interval, as it is printed while the test runs.
+pub fn interval(progress: &crate::client::Progress) -> String {
+    let warm = if progress.to <= 0.0 { "  (warm-up)" } else { "" };
+    let rate = if progress.transactions > 0 {
+        format!("{:10.1} transactions/s", progress.transactions_per_second)
+    } else {
+        format!("{:>16}  {:12} bytes", bits(progress.throughput_bps), progress.bytes)
+    };
+    format!("{:8.2} to {:6.2} s  {rate}{warm}", progress.from, progress.to)
+}
+
+/// HdrHistogram's percentile text format: value, percentile, count up to it, 1 / (1 - percentile).
+pub fn percentiles(histogram: &Histogram<u64>) -> String {
+    let mut out = String::from("       Value     Percentile TotalCount 1/(1-Percentile)\n\n");
+    let mut count = 0;
+    for step in histogram.iter_quantiles(5) {
+        count += step.count_since_last_iteration();
+        let (value, quantile) = (step.value_iterated_to() as f64 / 1000.0, step.quantile_iterated_to());
+        let inverse = if quantile < 1.0 { format!("{:14.2}", 1.0 / (1.0 - quantile)) } else { String::new() };
+        let _ = writeln!(out, "{value:12.3} {quantile:2.12} {count:10} {inverse}");
+    }
+    let us = |value: f64| value / 1000.0;
+    let (mean, deviation) = (us(histogram.mean()), us(histogram.stdev()));
+    let _ = writeln!(out, "#[Mean    = {mean:12.3}, StdDeviation   = {deviation:12.3}]");
+    let (max, total) = (us(histogram.max() as f64), histogram.len());
+    let _ = writeln!(out, "#[Max     = {max:12.3}, Total count    = {total:12}]");
+    out
 }
 
 fn bits(bps: f64) -> String {

@@ -15,6 +15,7 @@ use std::time::Duration;
 use rustix::event::{PollFd, PollFlags, poll};
 
 use crate::address::Address;
+use crate::auth::Secret;
 use crate::control::{Channel, Message};
 use crate::error::Error;
 use crate::spec::Limits;
@@ -33,6 +34,8 @@ struct Shared {
     limits: Limits,
     budget: Budget,
     log: Log,
+    /// What a client must know.
+    secret: Option<Secret>,
 }
 
 /// A server on a thread of its own; it stops when this is dropped.
@@ -50,13 +53,27 @@ impl Server {
             // poll says when to accept; this is for a client that is gone again by then.
             listener.set_patience(Duration::from_millis(100)).map_err(Error::io("preparing a listener"))?;
         }
-        let shared = Shared { limits: Limits::default(), budget: Budget::default(), log: Arc::new(|_| ()) };
+        let shared = Shared {
+            limits: Limits::default(),
+            budget: Budget::default(),
+            log: Arc::new(|_| ()),
+            secret: None,
+        };
         Ok(Server { listeners, shared: Arc::new(shared) })
     }
 
     pub fn with_log(self, log: Log) -> Server {
-        let limits = self.shared.limits.clone();
-        Server { shared: Arc::new(Shared { limits, budget: Budget::default(), log }), ..self }
+        let Shared { limits, secret, .. } = &*self.shared;
+        let (limits, secret) = (limits.clone(), secret.clone());
+        Server { shared: Arc::new(Shared { limits, secret, budget: Budget::default(), log }), ..self }
+    }
+
+    /// Serves only clients that know the secret.
+    pub fn with_secret(self, secret: Secret) -> Server {
+        let Shared { limits, log, .. } = &*self.shared;
+        let (limits, log) = (limits.clone(), log.clone());
+        let shared = Shared { limits, log, secret: Some(secret), budget: Budget::default() };
+        Server { shared: Arc::new(shared), ..self }
     }
 
     /// Where it listens, ports chosen by the kernel included.

@@ -8,18 +8,24 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
 use super::Shared;
 use crate::address::Address;
+use crate::auth::{self, Secret};
 use crate::control::{ANSWER, Channel, Message, Outcome};
 use crate::cpu;
 use crate::error::Error;
 use crate::load;
+use crate::report::TcpSummary;
 use crate::spec::{Spec, Test};
 use crate::team::{Cue, Session, Team};
-use crate::transport::{BufferSizes, Buffers, Conn, Listener, PeerHost};
+use crate::transport::{BufferSizes, Buffers, Conn, DatagramConn, Listener, PeerHost};
 
 /// For all data connections of a test to arrive.
 const ARRIVAL: Duration = Duration::from_secs(10);
 /// How long after its planned end a client may still be busy.
 const OVERTIME: Duration = Duration::from_secs(60);
+/// For the client to start: it may wait for others that start with it.
+const START: Duration = Duration::from_secs(120);
+/// A wrong proof is answered after this long.
+const WRONG: Duration = Duration::from_millis(500);
 /// How often an idle door looks whether the test is over.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -36,10 +42,15 @@ pub fn serve(channel: Channel, door: &Address, shared: &Shared) {
 
 fn converse(channel: &Channel, door: &Address, shared: &Shared) -> Result<(), Error> {
     let greeting = channel.recv_hello("greeting");
-    if matches!(greeting, Ok(()) | Err(Error::Version { .. })) {
-        channel.send(&Message::hello())?; // a client of another version learns ours from it
+    let challenge = shared.secret.as_ref().map(|_| auth::challenge()).transpose()?;
+    if matches!(greeting, Ok(_) | Err(Error::Version { .. })) {
+        // A client of another version learns ours from it.
+        channel.send(&Message::challenge(challenge.clone()))?;
     }
     greeting?;
+    if let (Some(secret), Some(challenge)) = (&shared.secret, &challenge) {
+        check_proof(channel, secret, challenge)?;
+    }
     let spec = match channel.recv(ANSWER, "asking for a test")? {
         Message::Test(spec) => Arc::new(spec),
         other => return Err(channel.unexpected(&other)),
@@ -55,32 +66,61 @@ fn converse(channel: &Channel, door: &Address, shared: &Shared) -> Result<(), Er
     measure(channel, door, &spec)
 }
 
+fn check_proof(channel: &Channel, secret: &Secret, challenge: &str) -> Result<(), Error> {
+    match channel.recv(ANSWER, "proving that it knows the secret")? {
+        Message::Proof { proof } if secret.accepts(challenge, &proof) => Ok(()),
+        Message::Proof { .. } => {
+            std::thread::sleep(WRONG); // who guesses shall have time
+            Err(Error::Usage("that is not the secret of this server (--secret-file)".into()))
+        }
+        other => Err(channel.unexpected(&other)),
+    }
+}
+
 fn measure(channel: &Channel, door: &Address, spec: &Arc<Spec>) -> Result<(), Error> {
     let from = channel.conn().peer_host().map_err(Error::io("asking who the client is"))?;
     let buffers = Buffers { size: spec.remote_buffer, maximum: spec.local_buffer.max(spec.remote_buffer) };
+    if spec.datagrams {
+        let (team, sizes) = meet(channel, door, spec, from, buffers)?;
+        return perform(channel, spec, team, &Mutex::new(sizes), &[]);
+    }
     let address = channel.conn().data_address(door, spec.data_port.unwrap_or(0))?;
     let listener = Listener::bind(&address, buffers)?;
     listener.set_patience(GLANCE).map_err(Error::io("preparing the data listener"))?;
-    channel.send(&Message::Ready { port: listener.number() })?;
+    channel.send(&Message::Ready { port: listener.number(), ports: Vec::new(), token: 0 })?;
 
     let seen = Arc::new(Mutex::new(None));
+    let mut all = Vec::new();
     let team = if spec.test == Test::Crr {
         open_house(spec, listener, from, seen.clone())?
     } else {
         let conns = gather(channel, &listener, spec, from)?;
         drop(listener); // nobody else is expected
         *seen.lock().unwrap_or_else(PoisonError::into_inner) = conns[0].buffers().ok();
+        all.clone_from(&conns);
         seated(spec, conns)?
     };
-    let sizes = look(&seen).unwrap_or(BufferSizes { send: 0, recv: 0 });
+    perform(channel, spec, team, &seen, &all)
+}
+
+/// From sessions that wait to the result.
+fn perform(
+    channel: &Channel,
+    spec: &Spec,
+    team: Team,
+    seen: &Mutex<Option<BufferSizes>>,
+    conns: &[Arc<Conn>],
+) -> Result<(), Error> {
+    let sizes = look(seen).unwrap_or(BufferSizes { send: 0, recv: 0 });
     channel.send(&Message::Accepted { send_buffer: sizes.send, recv_buffer: sizes.recv })?;
-    match channel.recv(ARRIVAL, "getting ready to start")? {
+    match channel.recv(START, "getting ready to start")? {
         Message::Start => {}
         other => return Err(channel.unexpected(&other)),
     }
     team.go();
     channel.send(&Message::Started)?;
-    let outcome = watch(channel, spec, team, &seen)?;
+    let mut outcome = watch(channel, spec, team, seen)?;
+    outcome.tcp = TcpSummary::of(conns.iter().filter_map(|conn| conn.tcp_state()));
     channel.send(&Message::Result(outcome))
 }
 
@@ -93,13 +133,21 @@ fn watch(
 ) -> Result<Outcome, Error> {
     channel.wait(spec.warmup())?;
     let opened = cpu::sample();
-    match channel.recv(spec.warmup() + spec.length() + OVERTIME, "measuring")? {
+    let early = if spec.cooldown > 0.0 {
+        channel.wait(spec.length())?;
+        Some(cpu::sample())
+    } else {
+        None
+    };
+    let left = spec.warmup() + spec.length() + spec.cooldown() + OVERTIME;
+    match channel.recv(left, "measuring")? {
         Message::Finish => {}
         other => return Err(channel.unexpected(&other)),
     }
     // An open house is idle from here on and takes a glance to notice; a stream may still be arriving.
-    let early = (spec.test == Test::Crr).then(cpu::sample);
-    if spec.test == Test::Crr {
+    let unbounded = spec.test == Test::Crr || spec.datagrams;
+    let early = early.or_else(|| unbounded.then(cpu::sample));
+    if unbounded {
         team.stop();
     }
     let sessions = team.join()?;
@@ -107,7 +155,9 @@ fn watch(
     let sizes = look(seen);
     Ok(Outcome {
         tallies: sessions.iter().map(|session| session.tally).collect(),
-        machine_cpus: cpu::cpus_busy(opened, closed),
+        machine: cpu::between(opened, closed),
+        tcp: None,
+        datagrams: sessions.iter().filter_map(|session| session.datagrams).collect(),
         send_buffer: sizes.map(|sizes| sizes.send),
         recv_buffer: sizes.map(|sizes| sizes.recv),
     })
@@ -178,6 +228,7 @@ fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<Team, Error> {
         let (doing, done) = match cue.spec.test {
             Test::Stream => ("receiving", load::receive(conn, cue)),
             Test::Maerts => ("sending", load::send(conn, cue)),
+            Test::Bidir => ("sending and receiving", load::both(conn, cue)),
             Test::Rr | Test::Crr => ("answering", load::answer(conn, cue)),
         };
         done.map_err(|cause| {
@@ -185,6 +236,51 @@ fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<Team, Error> {
             Error::Data { session, doing, cause: load::explain(cause) }
         })
     })
+}
+
+/// A socket a session for datagrams; they wait for the client's hellos.
+fn meet(
+    channel: &Channel,
+    door: &Address,
+    spec: &Arc<Spec>,
+    from: PeerHost,
+    buffers: Buffers,
+) -> Result<(Team, Option<BufferSizes>), Error> {
+    if matches!(door, Address::Unix(_)) {
+        return Err(Error::Usage("datagrams go over UDP or vsock: use udp: or vsock-dgram:".into()));
+    }
+    let token = u32::from_le_bytes(auth::random::<4>()?);
+    let (mut conns, mut ports) = (Vec::new(), Vec::new());
+    for session in 0..spec.sessions {
+        let port = spec.data_port.map_or(0, |port| port.saturating_add(session));
+        let address = channel.conn().data_address(door, port)?;
+        let (conn, port) = DatagramConn::bind(&address, buffers, token)?;
+        conns.push(Arc::new(conn));
+        ports.push(port);
+    }
+    let sizes = conns[0].buffers().ok();
+    channel.send(&Message::Ready { port: 0, ports, token })?;
+    let until = Instant::now() + ARRIVAL;
+    for (met, conn) in conns.iter().enumerate() {
+        if !conn.meet(from, until).map_err(Error::io("waiting for the client's datagrams"))? {
+            return Err(Error::Usage(format!(
+                "the datagrams of only {met} of {} sessions arrived within {} s: is the way open, or would -P with \
+                 a port that is help?",
+                spec.sessions,
+                ARRIVAL.as_secs()
+            )));
+        }
+    }
+    let team = Team::assemble(spec, Vec::new(), move |session, cue| {
+        let conn = &conns[session];
+        let (doing, done) = match cue.spec.test {
+            Test::Maerts => ("sending datagrams", load::send_datagrams(conn, cue)),
+            Test::Rr => ("answering datagrams", load::answer_datagrams(conn, cue)),
+            _ => ("receiving datagrams", load::receive_datagrams(conn, cue)),
+        };
+        done.map_err(|cause| Error::Data { session, doing, cause: load::explain(cause) })
+    })?;
+    Ok((team, sizes))
 }
 
 fn open_house(

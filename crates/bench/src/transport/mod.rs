@@ -4,6 +4,7 @@
 //! listener before `listen`. For VMCI that is the only moment (the ring is negotiated from the connecting
 //! socket's size, limited by the listener's maximum), which is why every test gets a listener of its own.
 
+mod datagram;
 mod hint;
 mod tcp;
 mod unix;
@@ -19,9 +20,11 @@ use std::time::Duration;
 
 use socket2::Socket;
 
+pub use self::datagram::{DatagramConn, Sent};
 use crate::address::{Address, CID_ANY, Family};
+use crate::client::IpVersion;
 use crate::error::Error;
-use crate::sys::VsockBuffer;
+use crate::sys::{TcpState, VsockBuffer};
 
 const CONNECT_TIMEOUT: Duration = Duration::from_secs(5);
 const BACKLOG: i32 = 512;
@@ -141,6 +144,11 @@ impl Conn {
         Ok(BufferSizes { send, recv: self.socket.recv_buffer_size()? as u64 })
     }
 
+    /// None for sockets that are not TCP's.
+    pub fn tcp_state(&self) -> Option<TcpState> {
+        (self.family == Family::Tcp).then(|| crate::sys::tcp_info(&self.socket).ok()).flatten()
+    }
+
     pub fn peer_host(&self) -> io::Result<PeerHost> {
         let address = self.socket.peer_addr()?;
         Ok(match (address.as_socket(), address.as_vsock_address()) {
@@ -183,6 +191,24 @@ pub fn announced(control: &Address, port: u32) -> Address {
         Address::Vsock { cid, .. } => Address::Vsock { cid: *cid, port },
         Address::Unix(path) => Address::Unix(numbered(path, port)),
     }
+}
+
+/// The address with its host's name resolved to this version of IP.
+pub fn only(address: &Address, version: IpVersion) -> Result<Address, Error> {
+    let Address::Tcp { host, port } = address else {
+        return Err(Error::Usage(format!("{address}: -4 and -6 are for tcp: and udp:")));
+    };
+    let all = tcp::resolve(host, *port).map_err(|cause| Error::Connect {
+        address: address.to_string(),
+        hint: String::new(),
+        cause,
+    })?;
+    let fits = all.into_iter().find(|ip| ip.is_ipv4() == (version == IpVersion::V4));
+    let ip = fits.ok_or_else(|| {
+        let version = if version == IpVersion::V4 { "IPv4" } else { "IPv6" };
+        Error::Usage(format!("{address} has no {version} address: leave -4 or -6 out"))
+    })?;
+    Ok(Address::Tcp { host: ip.ip().to_string(), port: *port })
 }
 
 fn numbered(path: &std::path::Path, number: u32) -> PathBuf {

@@ -8,13 +8,13 @@ use socket2::{Domain, Socket, Type};
 use super::{BACKLOG, Buffers, CONNECT_TIMEOUT, set_plain_buffers};
 use crate::address::Address;
 
-fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
+pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // A static binary may have no resolver at all; this name must work all the same.
     let host = if host == "localhost" { "127.0.0.1" } else { host };
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-fn nobody() -> io::Error {
+pub fn nobody() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the name has no address")
 }
 

@@ -1,13 +1,18 @@
 //! `vmlane bench`: a server, and a test per subcommand. Flags and help live here, measuring in vmlane-bench.
 
-use std::io::Write;
+use std::io::{BufRead, Write};
+use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
+use std::time::{Duration, SystemTime};
 
 use clap::Subcommand;
 use vmlane_bench::address::DEFAULT_PORT;
-use vmlane_bench::size::{parse_pair, parse_size};
-use vmlane_bench::{Address, Error, Server, Spec, Test};
+use vmlane_bench::client::IpVersion;
+use vmlane_bench::confidence::{LEAST_RUNS, MOST_RUNS, Wish};
+use vmlane_bench::report::interval;
+use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
+use vmlane_bench::{Address, Error, Hooks, Options, Report, Secret, Server, Spec, Target, Test};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -17,8 +22,11 @@ Examples:
   vmlane bench maerts --to tcp:10.77.0.2 --json         the other direction, over TCP, as JSON
   vmlane bench rr --to unix:/run/bench.sock -r 1,1      round trips of a byte
   vmlane bench crr --to tcp:10.77.0.2 -l 5              a connection for every request
+  vmlane bench bidir --to tcp:[fd77::2]                 both ways at once, over IPv6
+  vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
 
-Addresses: tcp:HOST[:PORT], vsock:CID[:PORT], unix:PATH. Sizes take k, M, G (powers of 1024).";
+Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take
+k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.";
 
 const SERVER_EXAMPLES: &str = "\
 Examples:
@@ -26,7 +34,10 @@ Examples:
   vmlane bench server --listen tcp:0.0.0.0 --listen vsock:
   vmlane bench server --listen tcp:[::]:5000 --listen unix:/run/bench.sock
 
-Any client that reaches it may make it send and receive: listen where you trust the neighbours.";
+  vmlane bench server --listen tcp:0.0.0.0 --secret-file FILE   for those who know the secret
+
+Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a
+secret. It proves who asks; the data is neither encrypted nor signed.";
 
 const STREAM_EXAMPLES: &str = "\
 Examples:
@@ -34,6 +45,10 @@ Examples:
   --to vsock:4 -m 16k -s 1M -S 1M   smaller messages, bigger buffers at both ends
   --to tcp:10.77.0.2 -n 8 -l 30     8 connections for 30 s
   --to vsock:4 --json               one line of JSON
+  --to tcp:10.77.0.2 -i 1           a line every second (what this end sent or received)
+  --to tcp:10.77.0.2 -l 5 --confidence 95,5 --max-runs 20
+                                    runs of 5 s until the mean is known to 5 percent
+  --to udp:10.77.0.2 -m 1472 --rate 200M     datagrams at a pace; without --rate as fast as they go
 
 The receiver counts; the window starts after the warm-up and ends when the last byte has arrived.
 Buffers: -s sets ours, -S the server's. A vsock connection between VMCI guests has one size for both
@@ -45,7 +60,7 @@ Examples:
   --to tcp:10.77.0.2 -r 128,8k -D   small questions, big answers, nodelay
   --to unix:/run/bench.sock --json  one line of JSON with percentiles in rtt_us";
 
-/// Measure with `stream`, `maerts`, `rr` or `crr` against a `server`
+/// Measure with `stream`, `maerts`, `bidir`, `rr` or `crr` against a `server`
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -64,6 +79,9 @@ enum Command {
     /// Throughput from the server to here
     #[command(after_help = STREAM_EXAMPLES)]
     Maerts(StreamArgs),
+    /// Throughput both ways at once, over the same connections
+    #[command(after_help = STREAM_EXAMPLES)]
+    Bidir(StreamArgs),
     /// Requests and responses over one connection: rate and round-trip times
     #[command(after_help = RR_EXAMPLES)]
     Rr(RrArgs),
@@ -78,19 +96,25 @@ struct ServerArgs {
     /// Default: tcp:127.0.0.1, and vsock: if this kernel has it
     #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Address>())]
     listen: Vec<Address>,
+    /// Serve only clients that know what is in this file
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
 }
 
 #[derive(Debug, clap::Args)]
 struct CommonArgs {
-    /// Where the server is: tcp:HOST[:PORT], vsock:CID[:PORT] or unix:PATH
-    #[arg(long, value_name = "ADDRESS", value_parser = Address::target)]
-    to: Address,
+    /// Where the server is: tcp:, udp:HOST[:PORT], vsock:, vsock-dgram:CID[:PORT] or unix:PATH
+    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>())]
+    to: Target,
     /// How long to measure, in seconds
     #[arg(short = 'l', long = "seconds", value_name = "SECONDS", default_value_t = 10.0)]
     seconds: f64,
     /// How long to run before measuring, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     warmup: f64,
+    /// How long to go on after measuring, in seconds, so that many sessions end under the same load
+    #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
+    cooldown: f64,
     /// Connections at once, a thread each at both ends
     #[arg(short = 'n', long = "sessions", value_name = "COUNT", default_value_t = 1)]
     sessions: u32,
@@ -103,21 +127,51 @@ struct CommonArgs {
     /// Send small TCP segments at once (no effect on vsock and Unix sockets, which never wait)
     #[arg(short = 'D', long)]
     nodelay: bool,
+    /// Use IPv4 only, where a name has addresses of both kinds
+    #[arg(short = '4', conflicts_with = "v6")]
+    v4: bool,
+    /// Use IPv6 only
+    #[arg(short = '6')]
+    v6: bool,
+    /// Print what moved, every so many seconds
+    #[arg(short = 'i', long, value_name = "SECONDS")]
+    interval: Option<f64>,
+    /// Repeat until the mean is known: level (95 or 99) and width of the interval in percent of the mean
+    #[arg(long, value_name = "LEVEL,WIDTH")]
+    confidence: Option<Wish>,
+    /// Most runs with --confidence, 3 to 30
+    #[arg(long, value_name = "COUNT", default_value_t = 10, requires = "confidence")]
+    max_runs: u32,
+    /// Start at this time, in nanoseconds since 1970, together with others that were told the same
+    #[arg(long, value_name = "NANOSECONDS", conflicts_with = "barrier")]
+    start_at: Option<u64>,
+    /// Print "ready" when both ends are, and start when a line comes on standard input
+    #[arg(long)]
+    barrier: bool,
+    /// The secret that the server asks for
+    #[arg(long, value_name = "FILE")]
+    secret_file: Option<PathBuf>,
     /// The server's port for the data connections, where a firewall must know it [default: any free one]
     #[arg(short = 'P', long = "data-port", value_name = "PORT")]
     data_port: Option<u32>,
     /// Print one line of JSON
-    #[arg(long)]
+    #[arg(long, conflicts_with = "csv")]
     json: bool,
+    /// Print comma-separated values: a line of names, a line of values
+    #[arg(long)]
+    csv: bool,
 }
 
 #[derive(Debug, clap::Args)]
 struct StreamArgs {
     #[command(flatten)]
     common: CommonArgs,
-    /// Bytes in each send
-    #[arg(short = 'm', long = "message", value_name = "SIZE", default_value = "64k", value_parser = parse_size)]
-    message: u64,
+    /// Bytes in each send [default: 64k; 1472 over udp:, 16k over vsock-dgram:]
+    #[arg(short = 'm', long = "message", value_name = "SIZE", value_parser = parse_size)]
+    message: Option<u64>,
+    /// Bits per second that each sending session keeps to (k, M, G: powers of 1000)
+    #[arg(long, value_name = "RATE", value_parser = parse_rate)]
+    rate: Option<u64>,
     /// Bytes a receive asks for [default: as -m]
     #[arg(short = 'M', long = "receive", value_name = "SIZE", value_parser = parse_size)]
     receive: Option<u64>,
@@ -130,6 +184,12 @@ struct RrArgs {
     /// Bytes of a request and of its response
     #[arg(short = 'r', long = "size", value_name = "REQ,RSP", default_value = "1,1", value_parser = parse_pair)]
     size: (u64, u64),
+    /// Requests under way at once on each connection (rr)
+    #[arg(short = 'b', long = "in-flight", value_name = "COUNT", default_value_t = 1)]
+    in_flight: u32,
+    /// Write all round-trip times as HdrHistogram's percentile text
+    #[arg(long, value_name = "FILE")]
+    histogram: Option<PathBuf>,
 }
 
 impl Args {
@@ -138,6 +198,7 @@ impl Args {
             Command::Server(args) => serve(&args),
             Command::Stream(args) => args.measure(Test::Stream),
             Command::Maerts(args) => args.measure(Test::Maerts),
+            Command::Bidir(args) => args.measure(Test::Bidir),
             Command::Rr(args) => args.measure(Test::Rr),
             Command::Crr(args) => args.measure(Test::Crr),
         };
@@ -154,16 +215,28 @@ impl Args {
 
 impl StreamArgs {
     fn measure(&self, test: Test) -> Result<(), Error> {
-        let receive_bytes = self.receive.unwrap_or(self.message);
-        let spec = Spec { message_bytes: self.message, receive_bytes, ..self.common.spec(test) };
-        self.common.measure(&spec)
+        let usual = match self.common.to.transport() {
+            "udp" => 1472,
+            "vsock-dgram" => 16 << 10,
+            _ => 64 << 10,
+        };
+        let message_bytes = self.message.unwrap_or(usual);
+        let receive_bytes = self.receive.unwrap_or(message_bytes);
+        let spec = Spec { message_bytes, receive_bytes, rate_bps: self.rate, ..self.common.spec(test) };
+        self.common.measure(&spec).map(drop)
     }
 }
 
 impl RrArgs {
     fn measure(&self, test: Test) -> Result<(), Error> {
         let (request_bytes, response_bytes) = self.size;
-        self.common.measure(&Spec { request_bytes, response_bytes, ..self.common.spec(test) })
+        let in_flight = self.in_flight;
+        let spec = Spec { request_bytes, response_bytes, in_flight, ..self.common.spec(test) };
+        let report = self.common.measure(&spec)?;
+        let Some(path) = &self.histogram else { return Ok(()) };
+        let text = report.percentiles().unwrap_or_default();
+        std::fs::write(path, text)
+            .map_err(|error| Error::Usage(format!("histogram file {}: {error}", path.display())))
     }
 }
 
@@ -172,6 +245,7 @@ impl CommonArgs {
         Spec {
             seconds: self.seconds,
             warmup: self.warmup,
+            cooldown: self.cooldown,
             sessions: self.sessions,
             nodelay: self.nodelay,
             local_buffer: self.local_buffer,
@@ -181,10 +255,85 @@ impl CommonArgs {
         }
     }
 
-    fn measure(&self, spec: &Spec) -> Result<(), Error> {
-        let report = vmlane_bench::run(&self.to, spec)?;
-        let text = if self.json { report.json() + "\n" } else { report.text() };
-        print(&text)
+    fn measure(&self, spec: &Spec) -> Result<Report, Error> {
+        let report = match self.confidence {
+            Some(wish) => self.repeat(spec, wish)?,
+            None => self.once(spec, true)?,
+        };
+        let text = match () {
+            () if self.json => report.json() + "\n",
+            () if self.csv => Report::csv_header() + "\n" + &report.csv() + "\n",
+            () => report.text(),
+        };
+        print(&text)?;
+        Ok(report)
+    }
+
+    /// As many runs as it takes, and no more than allowed.
+    fn repeat(&self, spec: &Spec, wish: Wish) -> Result<Report, Error> {
+        if !(LEAST_RUNS..=MOST_RUNS).contains(&self.max_runs) {
+            return Err(Error::Usage(format!(
+                "--max-runs {}: use {LEAST_RUNS} to {MOST_RUNS}",
+                self.max_runs
+            )));
+        }
+        let mut runs = Vec::new();
+        loop {
+            runs.push(self.once(spec, runs.is_empty())?);
+            let values: Vec<f64> = runs.iter().map(Report::result).collect();
+            let told = wish.judge(&values);
+            let width = told.reached_width_percent.map_or("-".into(), |width| format!("{width:.1} %"));
+            if !self.json && !self.csv {
+                eprintln!("run {}: interval {width} wide", runs.len());
+            }
+            if told.reached || runs.len() >= self.max_runs as usize {
+                return Ok(Report::of_runs(runs, told).expect("there was a run"));
+            }
+        }
+    }
+
+    fn once(&self, spec: &Spec, first: bool) -> Result<Report, Error> {
+        let ip = match (self.v4, self.v6) {
+            (true, _) => Some(IpVersion::V4),
+            (_, true) => Some(IpVersion::V6),
+            _ => None,
+        };
+        let secret = self.secret_file.as_deref().map(Secret::read).transpose()?;
+        let mut hooks = Hooks::default();
+        if first && (self.barrier || self.start_at.is_some()) {
+            hooks.before_start = Some(Box::new(|| self.wait_for_others()));
+        }
+        let every = self.interval.map(|seconds| match seconds {
+            seconds if (0.05..=86_400.0).contains(&seconds) => Ok(Duration::from_secs_f64(seconds)),
+            _ => Err(Error::Usage(format!("interval (-i) {seconds}: use 0.05 to 86400 seconds"))),
+        });
+        if let Some(every) = every.transpose()? {
+            let quiet = self.json || self.csv;
+            hooks.every = Some((
+                every,
+                Box::new(move |progress| {
+                    if !quiet {
+                        let _ = print(&(interval(progress) + "\n")); // the report will tell
+                    }
+                }),
+            ));
+        }
+        vmlane_bench::run(&self.to, spec, &Options { secret, ip }, &mut hooks)
+    }
+
+    /// Returns when the test shall start.
+    fn wait_for_others(&self) -> Result<(), Error> {
+        if let Some(at) = self.start_at {
+            let at = SystemTime::UNIX_EPOCH + Duration::from_nanos(at);
+            std::thread::sleep(at.duration_since(SystemTime::now()).unwrap_or_default());
+            return Ok(());
+        }
+        print("ready\n")?;
+        let mut line = String::new();
+        match std::io::stdin().lock().read_line(&mut line) {
+            Ok(1..) => Ok(()),
+            _ => Err(Error::Usage("--barrier: standard input ended before a line that says go".into())),
+        }
     }
 }
 
@@ -196,6 +345,10 @@ fn print(text: &str) -> Result<(), Error> {
 
 fn serve(args: &ServerArgs) -> Result<(), Error> {
     let server = if args.listen.is_empty() { serve_default()? } else { Server::bind(&args.listen)? };
+    let server = match &args.secret_file {
+        Some(path) => server.with_secret(Secret::read(path)?),
+        None => server,
+    };
     for address in server.addresses() {
         print(&format!("listening on {address}\n"))?;
     }
