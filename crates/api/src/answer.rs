@@ -153,6 +153,9 @@ pub struct Stats {
     /// What the switch's worker did.
     #[serde(default)]
     pub switch: CounterList,
+    /// What the worker of the virtio-vsock devices did.
+    #[serde(default)]
+    pub vsock: CounterList,
     #[serde(default)]
     pub uplinks: Vec<UplinkStats>,
     pub vms: Vec<VmStats>,

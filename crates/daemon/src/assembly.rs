@@ -16,6 +16,7 @@ use vmlane_device::vmci::{Fabric, VmView};
 use vmlane_lane::{Settings, Workers};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch, VlanMode};
+use vmlane_vsock::Hub;
 
 use crate::config::{Config, Mode};
 use crate::control::Answers;
@@ -49,6 +50,7 @@ pub struct Daemon {
     started: Instant,
     fabric: Arc<Fabric>,
     switch: Arc<Switch>,
+    hub: Arc<Hub>,
     workers: Arc<Workers>,
     events: Sender<Event>,
     state: Mutex<State>,
@@ -82,12 +84,24 @@ impl Daemon {
         let poll = config.daemon.mode == Mode::Poll;
         let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
+        let spin = Duration::from_micros(config.daemon.spin_us);
+        let hub = Hub::start(vmlane_vsock::Settings { spin, poll }).map_err(AssemblyError::Workers)?;
+        let hub = Arc::new(hub);
         let mut uplinks = Uplinks::default();
         uplinks.change(&switch, &config.uplinks)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false };
         let state = Mutex::new(state);
-        let daemon =
-            Daemon { paths, config_path, started: Instant::now(), fabric, switch, workers, events, state };
+        let daemon = Daemon {
+            paths,
+            config_path,
+            started: Instant::now(),
+            fabric,
+            switch,
+            hub,
+            workers,
+            events,
+            state,
+        };
         for vm in &config.vms {
             daemon.state.lock().offer(&daemon, &config, &vm.name)?;
         }
@@ -95,7 +109,7 @@ impl Daemon {
     }
 
     fn host(&self) -> Host<'_> {
-        Host { fabric: &self.fabric, switch: &self.switch, paths: &self.paths }
+        Host { fabric: &self.fabric, switch: &self.switch, hub: &self.hub, paths: &self.paths }
     }
 
     /// To be called every few seconds.
@@ -211,6 +225,7 @@ impl Daemon {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             workers: self.workers.stats().snapshot().into_iter().collect(),
             switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
+            vsock: self.hub.stats().snapshot().into_iter().collect(),
             uplinks: state.uplinks.stats(&self.switch),
             vms: state.vms.iter().map(vm_stats).collect(),
         }

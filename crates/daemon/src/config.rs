@@ -148,6 +148,8 @@ pub struct VmConfig {
     pub group: String,
     /// It has a VMCI device.
     pub vmci: bool,
+    /// It has a virtio-vsock device instead.
+    pub virtio_vsock: bool,
     /// 0 without one.
     pub cid: u32,
     pub nics: Vec<NicConfig>,

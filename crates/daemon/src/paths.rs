@@ -50,6 +50,11 @@ impl Paths {
         self.socket(name, "vmci.sock")
     }
 
+    /// The socket of a VM's virtio-vsock device.
+    pub fn vsock(&self, name: &str) -> Result<PathBuf, TooLong> {
+        self.socket(name, "vsock.sock")
+    }
+
     /// The socket of a VM's NIC, counted from 0.
     pub fn nic(&self, name: &str, number: usize) -> Result<PathBuf, TooLong> {
         self.socket(name, &format!("nic{number}.sock"))

@@ -111,6 +111,7 @@ impl Plan {
         let mut effective = vm.clone();
         effective.cid = before.cid;
         effective.vmci = before.vmci;
+        effective.virtio_vsock = before.virtio_vsock;
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
         effective.limits.inbox_bytes = before.limits.inbox_bytes;
@@ -124,7 +125,7 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     let change = |key: &str, differs: bool, value: String| differs.then(|| format!("{key} = {value}"));
     [
         change("cid", before.cid != after.cid, after.cid.to_string()),
-        change("vsock", before.vmci != after.vmci, if after.vmci { "\"vmci\"" } else { "\"none\"" }.into()),
+        change("vsock", vsock(before) != vsock(after), format!("{:?}", vsock(after))),
         change("nic", !same_hardware(&before.nics, &after.nics), format!("[{} of them]", after.nics.len())),
         change("group", before.group != after.group, format!("{:?}", after.group)),
         change(
@@ -141,6 +142,14 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     .into_iter()
     .flatten()
     .collect()
+}
+
+fn vsock(vm: &VmConfig) -> &'static str {
+    match (vm.vmci, vm.virtio_vsock) {
+        (true, _) => "vmci",
+        (_, true) => "virtio",
+        _ => "none",
+    }
 }
 
 /// What a guest cannot see change under it. A NIC's port group and policy can.
@@ -169,7 +178,7 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
 /// What does not fit together in a mix of an old and a new configuration that were each right.
 fn conflict(config: &Config) -> Option<String> {
     for (index, vm) in config.vms.iter().enumerate() {
-        if let Some(other) = config.vms[..index].iter().find(|other| vm.vmci && other.cid == vm.cid) {
+        if let Some(other) = config.vms[..index].iter().find(|other| vm.cid != 0 && other.cid == vm.cid) {
             return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
         }
         for forward in &vm.forwards {

@@ -26,6 +26,9 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
         // With posted writes a guest would go on before a command of its has been carried out.
         arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
     }
+    if vm.virtio_vsock {
+        arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?));
+    }
     for (number, nic) in vm.nics.iter().enumerate() {
         if let NicModel::VirtioNet(virtio) = nic.model {
             arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio));
@@ -35,6 +38,17 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
         arguments.extend(["-device".into(), device(&paths.nic(&vm.name, number)?, nic.trapped)]);
     }
     Ok(arguments)
+}
+
+/// QEMU makes this device only of a socket that is connected already, so it cannot connect again.
+fn virtio_vsock(socket: &Path) -> [String; 4] {
+    let path = socket.to_string_lossy().replace(',', ",,");
+    [
+        "-chardev".into(),
+        format!("socket,id=vmlane-vsock,path={path}"),
+        "-device".into(),
+        "vhost-user-vsock-pci,chardev=vmlane-vsock".into(),
+    ]
 }
 
 /// A virtio NIC whose rings the daemon serves. QEMU keeps trying when the daemon is away.

@@ -5,7 +5,8 @@ use std::sync::Arc;
 
 use vmlane_device::vmci::{AddError, CreateError, Fabric, Forward, VmSpec, VmciDevice};
 use vmlane_switch::Switch;
-use vmlane_transport::{IrqSet, ListenError, Listener, Server, SessionStats};
+use vmlane_transport::{IrqSet, ListenError, Listener, RingLines, Server, SessionStats};
+use vmlane_vsock::{Hub, VsockDevice, VsockVm};
 
 use crate::config::{Config, VmConfig};
 use crate::nic::ServedNic;
@@ -32,6 +33,7 @@ pub enum VmError {
 pub struct Host<'h> {
     pub fabric: &'h Arc<Fabric>,
     pub switch: &'h Arc<Switch>,
+    pub hub: &'h Arc<Hub>,
     pub paths: &'h Paths,
 }
 
@@ -39,12 +41,13 @@ pub struct Host<'h> {
 pub struct ServedVm {
     name: String,
     group: String,
-    vmci: Option<ServedVmci>,
+    vmci: Option<ServedVsock>,
+    virtio: Option<ServedVsock>,
     pub nics: Vec<ServedNic>,
 }
 
-/// Its VMCI device.
-struct ServedVmci {
+/// Its VMCI or virtio-vsock device.
+struct ServedVsock {
     cid: u32,
     server: Server,
     stats: Arc<SessionStats>,
@@ -53,8 +56,13 @@ struct ServedVmci {
 impl ServedVm {
     /// Makes a VM known to the fabric and the switch and opens its sockets.
     pub fn offer(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedVm, VmError> {
-        let mut served =
-            ServedVm { name: vm.name.clone(), group: vm.group.clone(), vmci: None, nics: Vec::new() };
+        let mut served = ServedVm {
+            name: vm.name.clone(),
+            group: vm.group.clone(),
+            vmci: None,
+            virtio: None,
+            nics: Vec::new(),
+        };
         match served.fill(host, config, vm) {
             Ok(()) => Ok(served),
             Err(error) => {
@@ -66,7 +74,10 @@ impl ServedVm {
 
     fn fill(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<(), VmError> {
         if vm.vmci {
-            self.vmci = Some(ServedVmci::offer(host, spec(config, vm))?);
+            self.vmci = Some(ServedVsock::offer(host, spec(config, vm))?);
+        }
+        if vm.virtio_vsock {
+            self.virtio = Some(ServedVsock::offer_virtio(host, vm)?);
         }
         for number in 0..vm.nics.len() {
             self.nics.push(ServedNic::offer(host.switch, host.paths, config, vm, number)?);
@@ -80,6 +91,10 @@ impl ServedVm {
             vmci.server.stop();
             host.fabric.remove_vm(vmci.cid);
         }
+        if let Some(virtio) = self.virtio {
+            virtio.server.stop();
+            host.hub.remove(virtio.cid);
+        }
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
         // Stays if somebody put something else there.
         let _ = std::fs::remove_dir(host.paths.vm(&self.name));
@@ -90,6 +105,9 @@ impl ServedVm {
         if vm.vmci {
             host.fabric.update_vm(spec(config, vm));
         }
+        if vm.virtio_vsock {
+            host.hub.add(vsock_vm(vm));
+        }
         for (number, nic) in self.nics.iter_mut().enumerate() {
             nic.update(host.switch, config, vm, number);
         }
@@ -97,7 +115,7 @@ impl ServedVm {
 
     /// A VMM is connected to one of its devices.
     pub fn attached(&self) -> bool {
-        self.vmci.as_ref().is_some_and(|vmci| vmci.server.connected())
+        self.vsock().is_some_and(|vsock| vsock.server.connected())
             || self.nics.iter().any(ServedNic::attached)
     }
 
@@ -110,33 +128,55 @@ impl ServedVm {
     }
 
     pub fn cid(&self) -> Option<u32> {
-        self.vmci.as_ref().map(|vmci| vmci.cid)
+        self.vsock().map(|vsock| vsock.cid)
     }
 
-    /// The socket of the VMCI device.
+    fn vsock(&self) -> Option<&ServedVsock> {
+        self.vmci.as_ref().or(self.virtio.as_ref())
+    }
+
+    /// The socket of the VMCI or virtio-vsock device.
     pub fn socket(&self) -> Option<&Path> {
-        self.vmci.as_ref().map(|vmci| vmci.server.path())
+        self.vsock().map(|vsock| vsock.server.path())
     }
 
-    /// Counters of the VMCI device's connection.
+    /// Counters of that device's connection.
     pub fn stats(&self) -> Option<&SessionStats> {
-        self.vmci.as_ref().map(|vmci| &*vmci.stats)
+        self.vsock().map(|vsock| &*vsock.stats)
     }
 }
 
-impl ServedVmci {
-    fn offer(host: &Host<'_>, spec: VmSpec) -> Result<ServedVmci, VmError> {
+impl ServedVsock {
+    fn offer_virtio(host: &Host<'_>, vm: &VmConfig) -> Result<ServedVsock, VmError> {
+        let name = || vm.name.clone();
+        let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause })?;
+        let threads = |cause| VmError::Threads { name: name(), cause };
+        let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
+        let stats = Arc::new(SessionStats::default());
+        host.hub.add(vsock_vm(vm));
+        let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
+        match listener.serve_vhost(&format!("{}-vs", vm.name), device, lines, stats.clone()) {
+            Ok(server) => Ok(ServedVsock { cid: vm.cid, server, stats }),
+            Err(cause) => {
+                host.hub.remove(vm.cid);
+                Err(threads(cause))
+            }
+        }
+    }
+
+    fn offer(host: &Host<'_>, spec: VmSpec) -> Result<ServedVsock, VmError> {
         let (name, cid) = (spec.name.clone(), spec.cid);
         let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
-        let offered = ServedVmci::serve(host.fabric, &path, name, cid);
+        let offered = ServedVsock::serve(host.fabric, &path, name, cid);
         if offered.is_err() {
             host.fabric.remove_vm(cid);
         }
         offered
     }
 
-    fn serve(fabric: &Arc<Fabric>, path: &Path, name: String, cid: u32) -> Result<ServedVmci, VmError> {
+    fn serve(fabric: &Arc<Fabric>, path: &Path, name: String, cid: u32) -> Result<ServedVsock, VmError> {
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
         let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())
@@ -144,8 +184,13 @@ impl ServedVmci {
         let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
         let served = listener.serve(&name, Box::new(device), irqs, stats.clone());
         let server = served.map_err(|cause| VmError::Threads { name: name.clone(), cause })?;
-        Ok(ServedVmci { cid, server, stats })
+        Ok(ServedVsock { cid, server, stats })
     }
+}
+
+/// A VM with a virtio-vsock device as the hub wants it.
+fn vsock_vm(vm: &VmConfig) -> VsockVm {
+    VsockVm { cid: vm.cid, group: vm.group.clone(), connections: vm.limits.connections }
 }
 
 /// A VM of a configuration as the fabric wants it. Targets of forwards that `config` lacks lead

@@ -15,6 +15,8 @@ pub enum Device {
     Vmxnet3(Vmxnet3),
     /// A virtio network card on vmlane's switch.
     VirtioNet(VirtioNet),
+    /// vmlane's own virtio-vsock device.
+    VirtioVsock,
     /// One of QEMU's network cards, to compare with.
     QemuNic { model: NicModel, backend: Backend },
 }
@@ -88,7 +90,7 @@ impl Device {
     pub fn valid() -> String {
         let nics = NICS.map(|(name, ..)| name).join(", ");
         format!(
-            "vmci, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), virtio-net (takes \
+            "vmci, virtio-vsock, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), virtio-net (takes \
              :queues=N,mtu=N,vlan=N,lro=false,packed=true), {nics} (a qemu- name may end in \
              :tap for a host bridge)"
         )
@@ -96,7 +98,7 @@ impl Device {
 
     /// Whether the daemon serves it.
     pub fn is_ours(&self) -> bool {
-        matches!(self, Device::Vmci | Device::Vmxnet3(_) | Device::VirtioNet(_))
+        matches!(self, Device::Vmci | Device::VirtioVsock) || self.is_on_switch()
     }
 
     /// Whether it is a port of the daemon's switch.
@@ -115,7 +117,7 @@ impl Device {
 
     /// Whether it is a network card.
     pub fn is_nic(&self) -> bool {
-        !matches!(self, Device::Vmci)
+        !matches!(self, Device::Vmci | Device::VirtioVsock)
     }
 }
 
@@ -126,6 +128,9 @@ impl FromStr for Device {
         let (name, option) = text.split_once(':').map_or((text, None), |(n, o)| (n, Some(o)));
         if name == "vmci" && option.is_none() {
             return Ok(Device::Vmci);
+        }
+        if name == "virtio-vsock" && option.is_none() {
+            return Ok(Device::VirtioVsock);
         }
         if name == "vmxnet3" {
             return Ok(Device::Vmxnet3(vmxnet3(text, option.unwrap_or_default())?));
@@ -213,6 +218,7 @@ impl fmt::Display for Device {
     fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
         match self {
             Device::Vmci => write!(f, "vmci"),
+            Device::VirtioVsock => write!(f, "virtio-vsock"),
             Device::Vmxnet3(nic) => write!(f, "{nic}"),
             Device::VirtioNet(nic) => write!(f, "{nic}"),
             Device::QemuNic { model, backend: Backend::Stream } => write!(f, "{}", model.name()),
@@ -230,6 +236,7 @@ mod tests {
         for name in [
             "vmci",
             "vmxnet3",
+            "virtio-vsock",
             "virtio-net",
             "virtio-net:queues=2,mtu=9000,vlan=10,lro=false,packed=true",
             "vmxnet3:profile=full,queues=4,mtu=9000,vlan=10,trapped=true",

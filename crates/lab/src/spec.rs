@@ -117,8 +117,11 @@ impl LabSpec {
         }
         per_guest("kernel", &self.kernels, guests)?;
         per_guest("group", &self.groups, guests)?;
-        let vmci = self.devices.iter().filter(|d| **d == Device::Vmci).count();
-        ensure!(vmci <= 1, "device vmci: a guest has one; it was given {vmci} times");
+        let vmci = self.devices.iter().filter(|d| matches!(d, Device::Vmci | Device::VirtioVsock)).count();
+        ensure!(
+            vmci <= 1,
+            "devices vmci and virtio-vsock: a guest has one of them, once; it was given {vmci}"
+        );
         let ours = self.has_daemon();
         ensure!(
             ours || (self.forwards.is_empty() && self.groups.is_empty() && self.daemon_config.is_none()),
@@ -147,7 +150,7 @@ impl LabSpec {
     /// Every guest, with its name, kernel, CID and addresses.
     pub fn guests(&self) -> Vec<GuestSpec> {
         let nics: Vec<&Device> = self.devices.iter().filter(|device| device.is_nic()).collect();
-        let vmci = self.devices.contains(&Device::Vmci);
+        let vsock = self.devices.iter().any(|device| matches!(device, Device::Vmci | Device::VirtioVsock));
         (0..self.guests.min(MOST_GUESTS))
             .map(|index| {
                 let number = index as u32 + 1;
@@ -156,7 +159,7 @@ impl LabSpec {
                     number,
                     kernel: pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into()),
                     group: pick(&self.groups, index),
-                    cid: vmci.then_some(number + 2),
+                    cid: vsock.then_some(number + 2),
                     nics: (0..).zip(&nics).map(|(net, device)| nic(net, number, device)).collect(),
                 }
             })

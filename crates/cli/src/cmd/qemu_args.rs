@@ -49,7 +49,7 @@ pub struct Args {
 #[derive(Serialize)]
 struct Report<'a> {
     vm: &'a str,
-    /// Of the VMCI device.
+    /// Of the VMCI or virtio-vsock device.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket: Option<PathBuf>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -70,7 +70,11 @@ impl Args {
             let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
             let report = Report {
                 vm: &self.vm,
-                socket: vm.vmci.then(|| paths.vmci(&vm.name)).transpose()?,
+                socket: match (vm.vmci, vm.virtio_vsock) {
+                    (true, _) => Some(paths.vmci(&vm.name)?),
+                    (_, true) => Some(paths.vsock(&vm.name)?),
+                    _ => None,
+                },
                 nics: nics.collect::<Result<_, _>>()?,
                 args: &arguments,
             };

@@ -84,6 +84,7 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
     if workers {
         list("workers", &stats.workers, before.map(|before| &before.workers));
         list("switch", &stats.switch, before.map(|before| &before.switch));
+        list("vsock", &stats.vsock, before.map(|before| &before.vsock));
         for uplink in &stats.uplinks {
             let then =
                 before.and_then(|before| before.uplinks.iter().find(|other| other.name == uplink.name));
@@ -116,7 +117,14 @@ mod tests {
         let session = [("reads", 7)].into_iter().collect();
         let vm = VmStats { name: "web".into(), cid: Some(3), vmci, session, nics: vec![] };
         let workers = [("bytes", bytes)].into_iter().collect();
-        Stats { uptime_seconds, workers, switch: CounterList::default(), uplinks: vec![], vms: vec![vm] }
+        Stats {
+            uptime_seconds,
+            workers,
+            switch: CounterList::default(),
+            vsock: CounterList::default(),
+            uplinks: vec![],
+            vms: vec![vm],
+        }
     }
 
     #[test]

@@ -196,7 +196,14 @@ mod tests {
             nics: vec![],
         };
         let workers = [("bytes", bytes)].into_iter().collect();
-        Stats { uptime_seconds, workers, switch: Default::default(), uplinks: vec![], vms: vec![vm] }
+        Stats {
+            uptime_seconds,
+            workers,
+            switch: Default::default(),
+            vsock: Default::default(),
+            uplinks: vec![],
+            vms: vec![vm],
+        }
     }
 
     fn status() -> Status {

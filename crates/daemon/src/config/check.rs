@@ -103,11 +103,12 @@ impl Checker<'_> {
         if let Some(group) = &raw.group {
             self.name(&format!("{vm}: group"), group);
         }
-        let vmci = self.vsock(&vm, spanned);
+        let (vmci, virtio_vsock) = self.vsock(&vm, spanned);
         VmConfig {
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
             vmci,
-            cid: if vmci { self.cid(&vm, spanned) } else { 0 },
+            virtio_vsock,
+            cid: if vmci || virtio_vsock { self.cid(&vm, spanned) } else { 0 },
             nics: self.nics(&vm, &name, raw, port_groups),
             forwards: raw.forward.iter().filter_map(|forward| self.forward(&vm, forward)).collect(),
             restricted: raw.restricted,
@@ -117,11 +118,11 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the VM has a VMCI device.
-    fn vsock(&mut self, vm: &str, spanned: &Spanned<RawVm>) -> bool {
+    /// Whether the VM has a VMCI device, or a virtio-vsock device.
+    fn vsock(&mut self, vm: &str, spanned: &Spanned<RawVm>) -> (bool, bool) {
         let raw = spanned.get_ref();
         let (span, text) = match raw.vsock.as_ref().map(|vsock| (vsock.span(), vsock.get_ref().as_str())) {
-            None | Some((_, "vmci")) => return true,
+            None | Some((_, "vmci")) => return (true, false),
             Some((span, "none")) if raw.cid.is_some() || !raw.forward.is_empty() => {
                 (span, format!("{vm}: vsock = \"none\" has no use for cid and forward; remove them"))
             }
@@ -129,19 +130,17 @@ impl Checker<'_> {
                 spanned.span(),
                 format!("{vm}: with vsock = \"none\" and no nic there is nothing to serve; give it one"),
             ),
-            Some((_, "none")) => return false,
-            Some((span, "virtio")) => (
-                span,
-                format!(
-                    "{vm}: vsock = \"virtio\" is not served yet by this version; use \"vmci\" or \"none\""
-                ),
-            ),
+            Some((_, "none")) => return (false, false),
+            Some((span, "virtio")) if !raw.forward.is_empty() => {
+                (span, format!("{vm}: forward works with vsock = \"vmci\" only; remove it"))
+            }
+            Some((_, "virtio")) => return (false, true),
             Some((span, other)) => {
-                (span, format!("{vm}: vsock = {other:?} is unknown; use \"vmci\" or \"none\""))
+                (span, format!("{vm}: vsock = {other:?} is unknown; use \"vmci\", \"virtio\" or \"none\""))
             }
         };
         self.problem(span, text);
-        false
+        (false, false)
     }
 
     fn cid(&mut self, vm: &str, raw: &Spanned<RawVm>) -> u32 {
@@ -234,7 +233,9 @@ impl Checker<'_> {
                     vm.name, vm.group, other.group
                 ),
                 Some(other) if !other.vmci => {
-                    format!("{key}: {name:?} has vsock = \"none\" and takes no connections; give it \"vmci\"")
+                    format!(
+                        "{key}: {name:?} has no VMCI device and takes no connections; give it vsock = \"vmci\""
+                    )
                 }
                 Some(_) => continue,
             };

@@ -33,6 +33,9 @@ pub trait VhostDevice: Send {
     /// Stops all rings. When it returns nobody touches guest memory any more, and each ring's
     /// position is where it came to.
     fn stop(&mut self);
+
+    /// The VMM is gone, and its guest with it. The device is stopped.
+    fn gone(&mut self) {}
 }
 
 /// Everything a device needs to run.

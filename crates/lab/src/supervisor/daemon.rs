@@ -35,7 +35,8 @@ fn generate(spec: &LabSpec) -> Table {
         }
         if let Some(cid) = guest.cid {
             vm.insert("cid".into(), i64::from(cid).into());
-            vm.insert("vsock".into(), "vmci".into());
+            let virtio = spec.devices.contains(&Device::VirtioVsock);
+            vm.insert("vsock".into(), if virtio { "virtio" } else { "vmci" }.into());
         } else {
             vm.insert("vsock".into(), "none".into());
         }

@@ -117,6 +117,7 @@ impl<'d> Requests<'d> {
     /// The front end is gone.
     pub fn leave(&mut self) {
         self.device.stop();
+        self.device.gone();
         self.lines.reset();
         self.memory = Memory::default();
     }

@@ -1,0 +1,22 @@
+//! virtio-vsock devices of VMs, and the packets between them.
+//!
+//! A packet goes from the sender's chain to the receiver's buffers with one copy. Credit is between the two guests:
+//! what one announces, the other hears. Nothing in here holds payload; a receiver without buffers
+//! stops its senders for a while, and then its connections are reset.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `device.rs` | a VM's device as its vhost-user session drives it |
+//! | `port.rs` | its running rings: packets out, packets in |
+//! | `table.rs` | who is connected to whom, so that a VM's end is told |
+//! | `round.rs` | routes |
+//! | `hub.rs` | the worker |
+
+mod device;
+mod hub;
+mod port;
+mod round;
+mod table;
+
+pub use device::VsockDevice;
+pub use hub::{Hub, HubStats, Settings, VsockVm};
