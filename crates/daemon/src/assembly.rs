@@ -2,6 +2,8 @@
 //!
 //! The state lock orders the operator's requests; no session and no worker ever takes it.
 
+use std::collections::HashMap;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::Sender;
@@ -14,6 +16,8 @@ use vmlane_api::{
 };
 use vmlane_device::vmci::{Fabric, VmView};
 use vmlane_lane::{Settings, Workers};
+use vmlane_mem::MemoryMap;
+use vmlane_state::{Found, Journal, Records, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch, VlanMode};
 use vmlane_vsock::Hub;
@@ -53,10 +57,13 @@ pub struct Daemon {
     hub: Arc<Hub>,
     workers: Arc<Workers>,
     events: Sender<Event>,
+    store: Arc<dyn Store>,
     state: Mutex<State>,
 }
 
 struct State {
+    /// What a predecessor left; empty once the daemon has started.
+    found: Found,
     /// In force.
     config: Config,
     vms: Vec<ServedVm>,
@@ -66,12 +73,14 @@ struct State {
 }
 
 impl Daemon {
-    /// Serves the VMs of `config`. `config_path` is read again on reload.
+    /// Serves the VMs of `config`. `config_path` is read again on reload. What a predecessor left in
+    /// `store` is gone on with.
     pub fn start(
         paths: Paths,
         config_path: PathBuf,
         config: Config,
         events: Sender<Event>,
+        (store, mut found): (Arc<dyn Store>, Found),
     ) -> Result<Daemon, AssemblyError> {
         let settings = Settings {
             workers: config.daemon.workers,
@@ -80,7 +89,8 @@ impl Daemon {
             ..Settings::default()
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
-        let fabric = Fabric::new(workers.clone());
+        let (log, records) = fabric_log(&store, &mut found);
+        let fabric = Fabric::recorded(workers.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
@@ -89,27 +99,33 @@ impl Daemon {
         let hub = Arc::new(hub);
         let mut uplinks = Uplinks::default();
         uplinks.change(&switch, &config.uplinks)?;
-        let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false };
+        let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
-        let daemon = Daemon {
-            paths,
-            config_path,
-            started: Instant::now(),
-            fabric,
-            switch,
-            hub,
-            workers,
-            events,
-            state,
-        };
+        let started = Instant::now();
+        let daemon =
+            Daemon { paths, config_path, started, fabric, switch, hub, workers, events, store, state };
+        let mut maps = HashMap::new();
         for vm in &config.vms {
-            daemon.state.lock().offer(&daemon, &config, &vm.name)?;
+            maps.extend(daemon.state.lock().offer(&daemon, &config, &vm.name)?);
         }
+        // All devices know their guests' memory: streams between them can go on, then the guests.
+        daemon.fabric.resume(records, &maps);
+        let mut state = daemon.state.lock();
+        state.vms.iter().for_each(ServedVm::go);
+        for (name, file) in std::mem::take(&mut state.found).0 {
+            tracing::info!(name, "left by a predecessor and not in the configuration any more");
+            if name.ends_with("/listen") {
+                crate::runtime::remove_socket(&file);
+            }
+            daemon.store.remove(&name);
+        }
+        drop(state);
         Ok(daemon)
     }
 
     fn host(&self) -> Host<'_> {
-        Host { fabric: &self.fabric, switch: &self.switch, hub: &self.hub, paths: &self.paths }
+        let Daemon { fabric, switch, hub, paths, store, .. } = self;
+        Host { fabric, switch, hub, paths, store }
     }
 
     /// To be called every few seconds.
@@ -147,7 +163,10 @@ impl Daemon {
         }
         for name in &plan.add {
             match state.offer(self, &plan.effective, name) {
-                Ok(()) => report.applied.push(format!("vm {name:?}: added")),
+                Ok(_) => {
+                    state.vms.iter().for_each(ServedVm::go);
+                    report.applied.push(format!("vm {name:?}: added"));
+                }
                 Err(error) => {
                     state.config.vms.retain(|vm| vm.name != *name);
                     report.refused.push(error.to_string());
@@ -300,19 +319,49 @@ fn line<T: serde::Serialize>(outcome: Result<T, Failure>) -> String {
 }
 
 impl State {
-    fn offer(&mut self, daemon: &Daemon, config: &Config, name: &str) -> Result<(), VmError> {
-        if let Some(vm) = config.vm(name) {
-            let served = ServedVm::offer(&daemon.host(), config, vm)?;
-            tracing::info!(vm = name, cid = served.cid(), nics = served.nics.len(), "serving");
-            self.vms.push(served);
-        }
-        Ok(())
+    /// Returns the memory of the VM's guest by its context id, if a predecessor served it.
+    fn offer(
+        &mut self,
+        daemon: &Daemon,
+        config: &Config,
+        name: &str,
+    ) -> Result<Option<(u32, MemoryMap)>, VmError> {
+        let Some(vm) = config.vm(name) else { return Ok(None) };
+        let (served, map) = ServedVm::offer(&daemon.host(), config, vm, &mut self.found)?;
+        tracing::info!(vm = name, cid = served.cid(), nics = served.nics.len(), "serving");
+        self.vms.push(served);
+        Ok(map)
     }
 
     fn withdraw(&mut self, daemon: &Daemon, name: &str) {
         if let Some(index) = self.vms.iter().position(|vm| vm.name() == name) {
             self.vms.remove(index).withdraw(&daemon.host());
             tracing::info!(vm = name, "no longer served");
+        }
+    }
+}
+
+/// Name, kind and bytes of a half of the fabric's journal.
+const FABRIC_LOG: &str = "fabric.log";
+const FABRIC_KIND: u32 = 2;
+const FABRIC_HALF: usize = 128 << 20;
+
+/// The fabric's journal, a predecessor's if that is of use, and its records.
+fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, Records) {
+    if let Some(file) = found.take(FABRIC_LOG) {
+        match Journal::open(file, FABRIC_KIND, FABRIC_HALF) {
+            Ok((log, records)) => return (Some(log), records),
+            Err(error) => {
+                tracing::error!(%error, "the predecessor's streams are lost: VMCI devices are reset")
+            }
+        }
+    }
+    let log = Journal::create("vmlane-fabric", FABRIC_KIND, FABRIC_HALF);
+    match log.and_then(|log| store.put(FABRIC_LOG, log.file().as_fd()).map(|()| log)) {
+        Ok(log) => (Some(log), Records::new()),
+        Err(error) => {
+            tracing::warn!(%error, "streams will not outlive this daemon");
+            (None, Records::new())
         }
     }
 }

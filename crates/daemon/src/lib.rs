@@ -9,11 +9,13 @@
 //! | `control.rs` | the control socket |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
+//! | `keeper/` | who holds descriptors while no daemon runs |
 //! | `qemu.rs` | how a VMM attaches |
 
 pub mod assembly;
 pub mod config;
 pub mod control;
+pub mod keeper;
 pub mod log;
 mod nic;
 pub mod notify;

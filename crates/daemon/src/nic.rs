@@ -9,13 +9,13 @@ use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
 use vmlane_port::{Frames, PortId, VlanSet};
+use vmlane_state::Found;
 use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
 use vmlane_transport::{IrqSet, Listener, RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig};
-use crate::paths::Paths;
-use crate::vm::VmError;
+use crate::vm::{Host, VmError, listen};
 
 /// A NIC on offer.
 pub struct ServedNic {
@@ -36,16 +36,17 @@ enum DeviceCounters {
 impl ServedNic {
     /// Adds the port and opens the socket of NIC `number` of `vm`.
     pub fn offer(
-        switch: &Arc<Switch>,
-        paths: &Paths,
+        host: &Host<'_>,
         config: &Config,
         vm: &VmConfig,
         number: usize,
+        found: &mut Found,
     ) -> Result<ServedNic, VmError> {
-        let path =
-            paths.nic(&vm.name, number).map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
+        let path = host.paths.nic(&vm.name, number);
+        let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
+        let switch = host.switch;
         let port = switch.add_port(port_spec(config, vm, number));
-        let served = ServedNic::serve(switch, &path, vm, number, port);
+        let served = ServedNic::serve(host, &path, vm, number, port, found);
         if served.is_err() {
             switch.remove_port(port);
         }
@@ -53,18 +54,20 @@ impl ServedNic {
     }
 
     fn serve(
-        switch: &Arc<Switch>,
+        host: &Host<'_>,
         path: &Path,
         vm: &VmConfig,
         number: usize,
         port: PortId,
+        found: &mut Found,
     ) -> Result<ServedNic, VmError> {
         let name = || vm.name.clone();
         let config = vm.nics[number].clone();
         let session = Arc::new(SessionStats::default());
-        let frames: Arc<dyn Frames> = switch.clone();
+        let frames: Arc<dyn Frames> = host.switch.clone();
         let bad = |cause: String| VmError::Nic { name: name(), number, cause };
-        let bind = || Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause });
+        let scope = format!("{}.nic{number}", vm.name);
+        let unheard = |cause| VmError::Listen { name: name(), cause };
         let thread = format!("{}-n{number}", vm.name);
         let (server, counters) = match config.model {
             NicModel::Vmxnet3 => {
@@ -73,7 +76,10 @@ impl ServedNic {
                 let handle = hardware.handle.clone();
                 let device = Vmxnet3Device::new(hardware, frames, port, irqs.clone())
                     .map_err(|cause| bad(cause.to_string()))?;
-                let server = bind()?.serve(&thread, Box::new(device), irqs, session.clone());
+                let (listener, scope, prepared) =
+                    listen(host, path, &scope, &irqs, found).map_err(unheard)?;
+                let device = Box::new(device);
+                let server = listener.serve_on(&thread, device, irqs, session.clone(), scope, prepared);
                 (server, DeviceCounters::Vmxnet3(handle))
             }
             NicModel::VirtioNet(virtio) => {
@@ -83,7 +89,8 @@ impl ServedNic {
                 let device =
                     NetDevice::new(virtio_net(&config, virtio), frames, port, lines.clone(), stats.clone());
                 let device: Box<dyn VhostDevice> = Box::new(device);
-                let server = bind()?.serve_vhost(&thread, device, lines, session.clone());
+                let listener = Listener::bind(path).map_err(unheard)?;
+                let server = listener.serve_vhost(&thread, device, lines, session.clone());
                 (server, DeviceCounters::Virtio(stats))
             }
         };
@@ -95,6 +102,11 @@ impl ServedNic {
     pub fn withdraw(self, switch: &Switch) {
         self.server.stop();
         switch.remove_port(self.port);
+    }
+
+    /// See [`crate::vm::ServedVm::go`].
+    pub fn go(&self) {
+        self.server.go();
     }
 
     pub fn attached(&self) -> bool {

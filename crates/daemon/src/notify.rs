@@ -13,12 +13,25 @@ pub fn notify(state: &str) {
     }
 }
 
-fn send(name: &[u8], state: &str) -> io::Result<()> {
-    let address = match name {
-        [b'@', name @ ..] => SocketAddr::from_abstract_name(name)?,
-        path => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path))?,
+/// A socket connected to whoever `NOTIFY_SOCKET` names; `None` if it names nobody.
+pub fn socket() -> io::Result<Option<UnixDatagram>> {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
+        return Ok(None);
     };
-    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address).map(drop)
+    let socket = UnixDatagram::unbound()?;
+    socket.connect_addr(&address(name.as_bytes())?)?;
+    Ok(Some(socket))
+}
+
+fn address(name: &[u8]) -> io::Result<SocketAddr> {
+    match name {
+        [b'@', name @ ..] => SocketAddr::from_abstract_name(name),
+        path => SocketAddr::from_pathname(std::ffi::OsStr::from_bytes(path)),
+    }
+}
+
+fn send(name: &[u8], state: &str) -> io::Result<()> {
+    UnixDatagram::unbound()?.send_to_addr(state.as_bytes(), &address(name)?).map(drop)
 }
 
 #[cfg(test)]

@@ -13,6 +13,7 @@ use signal_hook::iterator::Signals;
 use crate::assembly::{AssemblyError, Daemon, Event};
 use crate::config::{Config, ConfigError};
 use crate::control::{Bounds, ControlServer};
+use crate::keeper::{self, Held};
 use crate::log::{self, LogError};
 use crate::notify::notify;
 use crate::paths::Paths;
@@ -57,12 +58,17 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
     let _claim = runtime::claim(&paths)?;
-    runtime::clear(&paths);
+    let Held { store, found, keeper } = keeper::connect(paths.runtime());
+    if found.is_empty() {
+        runtime::clear(&paths);
+    } else {
+        tracing::info!(descriptors = found.0.len(), "taking over from a daemon that ended");
+    }
 
     let (events, inbox) = channel();
     // Before anything is served: a signal during the start must not leave sockets behind.
     forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
-    let daemon = Arc::new(Daemon::start(paths.clone(), config_path, config, events)?);
+    let daemon = Arc::new(Daemon::start(paths.clone(), config_path, config, events, (store, found))?);
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
@@ -82,6 +88,9 @@ pub fn run(options: Options) -> Result<(), RunError> {
     notify("STOPPING=1");
     drop(control);
     daemon.stop();
+    if let Some(keeper) = keeper {
+        keeper.end();
+    }
     Ok(())
 }
 

@@ -1,13 +1,17 @@
 //! The runtime directory: made, owned by one daemon at a time, left clean.
 
+use std::ffi::OsStr;
 use std::fs::{self, DirBuilder, File};
 use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::ffi::OsStrExt;
 use std::os::unix::fs::DirBuilderExt;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::time::Duration;
 
 use rustix::fs::{FlockOperation, flock};
 use rustix::io::Errno;
+use rustix::net::SocketAddrUnix;
 use vmlane_api::Client;
 
 use crate::paths::Paths;
@@ -81,6 +85,18 @@ pub fn clear(paths: &Paths) {
         let _ = fs::remove_dir(vm.path());
     }
     let _ = fs::remove_dir(paths.vms());
+}
+
+/// Removes the name of a listening socket, and its directory if it was the last one there.
+pub fn remove_socket(socket: &OwnedFd) {
+    let address = rustix::net::getsockname(socket).ok();
+    let address = address.and_then(|address| SocketAddrUnix::try_from(address).ok());
+    let Some(path) = address.as_ref().and_then(SocketAddrUnix::path_bytes) else { return };
+    let path = Path::new(OsStr::from_bytes(path));
+    let _ = fs::remove_file(path);
+    if let Some(directory) = path.parent() {
+        let _ = fs::remove_dir(directory);
+    }
 }
 
 #[cfg(test)]

@@ -1,10 +1,14 @@
 //! One configured VM while it is served: its place in the fabric, its devices, their sockets.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_device::vmci::{AddError, CreateError, Fabric, Forward, VmSpec, VmciDevice};
+use vmlane_mem::MemoryMap;
+use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
+use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{IrqSet, ListenError, Listener, RingLines, Server, SessionStats};
 use vmlane_vsock::{Hub, VsockDevice, VsockVm};
 
@@ -35,6 +39,33 @@ pub struct Host<'h> {
     pub switch: &'h Arc<Switch>,
     pub hub: &'h Arc<Hub>,
     pub paths: &'h Paths,
+    pub store: &'h Arc<dyn Store>,
+}
+
+/// A device's socket and session: a predecessor's, as far as it left them, and where they are held for
+/// a successor.
+pub fn listen(
+    host: &Host<'_>,
+    path: &Path,
+    name: &str,
+    irqs: &IrqSet,
+    found: &mut Found,
+) -> Result<(Listener, Scope, Option<Prepared>), ListenError> {
+    let scope = Scope::new(host.store.clone(), name);
+    let mut found = found.scope(name);
+    let adopted = found.take("listen").and_then(|socket| Listener::adopt(path, socket));
+    let listener = match adopted {
+        Some(listener) => listener,
+        None => {
+            let listener = Listener::bind(path)?;
+            if let Err(error) = scope.put("listen", listener.socket().as_fd()) {
+                tracing::warn!(name, %error, "a listening socket is not held for a successor");
+            }
+            listener
+        }
+    };
+    let prepared = Prepared::from(found.scope("s"), &scope, irqs);
+    Ok((listener, scope, prepared))
 }
 
 /// A VM on offer. [`ServedVm::withdraw`] takes it back.
@@ -55,7 +86,13 @@ struct ServedVsock {
 
 impl ServedVm {
     /// Makes a VM known to the fabric and the switch and opens its sockets.
-    pub fn offer(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedVm, VmError> {
+    /// Also returns the memory that a predecessor's VMCI device had, by context id.
+    pub fn offer(
+        host: &Host<'_>,
+        config: &Config,
+        vm: &VmConfig,
+        found: &mut Found,
+    ) -> Result<(ServedVm, Option<(u32, MemoryMap)>), VmError> {
         let mut served = ServedVm {
             name: vm.name.clone(),
             group: vm.group.clone(),
@@ -63,8 +100,8 @@ impl ServedVm {
             virtio: None,
             nics: Vec::new(),
         };
-        match served.fill(host, config, vm) {
-            Ok(()) => Ok(served),
+        match served.fill(host, config, vm, found) {
+            Ok(map) => Ok((served, map)),
             Err(error) => {
                 served.withdraw(host);
                 Err(error)
@@ -72,17 +109,32 @@ impl ServedVm {
         }
     }
 
-    fn fill(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<(), VmError> {
+    fn fill(
+        &mut self,
+        host: &Host<'_>,
+        config: &Config,
+        vm: &VmConfig,
+        found: &mut Found,
+    ) -> Result<Option<(u32, MemoryMap)>, VmError> {
+        let mut known = None;
         if vm.vmci {
-            self.vmci = Some(ServedVsock::offer(host, spec(config, vm))?);
+            let (vmci, map) = ServedVsock::offer(host, spec(config, vm), found)?;
+            known = map.map(|map| (vmci.cid, map));
+            self.vmci = Some(vmci);
         }
         if vm.virtio_vsock {
             self.virtio = Some(ServedVsock::offer_virtio(host, vm)?);
         }
         for number in 0..vm.nics.len() {
-            self.nics.push(ServedNic::offer(host.switch, host.paths, config, vm, number)?);
+            self.nics.push(ServedNic::offer(host, config, vm, number, found)?);
         }
-        Ok(())
+        Ok(known)
+    }
+
+    /// VMMs that a predecessor served are served from now on.
+    pub fn go(&self) {
+        self.vmci.iter().for_each(|vmci| vmci.server.go());
+        self.nics.iter().for_each(ServedNic::go);
     }
 
     /// Ends the sessions, removes the sockets and their directory, forgets the VM.
@@ -90,12 +142,14 @@ impl ServedVm {
         if let Some(vmci) = self.vmci {
             vmci.server.stop();
             host.fabric.remove_vm(vmci.cid);
+            host.store.remove_all(&format!("{}.vmci/", self.name));
         }
         if let Some(virtio) = self.virtio {
             virtio.server.stop();
             host.hub.remove(virtio.cid);
         }
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
+        host.store.remove_all(&format!("{}.nic", self.name));
         // Stays if somebody put something else there.
         let _ = std::fs::remove_dir(host.paths.vm(&self.name));
     }
@@ -165,26 +219,38 @@ impl ServedVsock {
         }
     }
 
-    fn offer(host: &Host<'_>, spec: VmSpec) -> Result<ServedVsock, VmError> {
+    fn offer(
+        host: &Host<'_>,
+        spec: VmSpec,
+        found: &mut Found,
+    ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
         let (name, cid) = (spec.name.clone(), spec.cid);
         let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
-        let offered = ServedVsock::serve(host.fabric, &path, name, cid);
+        let offered = ServedVsock::serve(host, &path, name, cid, found);
         if offered.is_err() {
             host.fabric.remove_vm(cid);
         }
         offered
     }
 
-    fn serve(fabric: &Arc<Fabric>, path: &Path, name: String, cid: u32) -> Result<ServedVsock, VmError> {
+    fn serve(
+        host: &Host<'_>,
+        path: &Path,
+        name: String,
+        cid: u32,
+        found: &mut Found,
+    ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
-        let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())
+        let device = VmciDevice::new(host.fabric.clone(), cid, irqs.clone())
             .map_err(|cause| VmError::Device { name: name.clone(), cause })?;
-        let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
-        let served = listener.serve(&name, Box::new(device), irqs, stats.clone());
+        let (listener, scope, prepared) = listen(host, path, &format!("{name}.vmci"), &irqs, found)
+            .map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
+        let map = prepared.as_ref().map(|prepared| prepared.map.clone());
+        let served = listener.serve_on(&name, Box::new(device), irqs, stats.clone(), scope, prepared);
         let server = served.map_err(|cause| VmError::Threads { name: name.clone(), cause })?;
-        Ok(ServedVsock { cid, server, stats })
+        Ok((ServedVsock { cid, server, stats }, map))
     }
 }
 

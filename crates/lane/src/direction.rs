@@ -69,6 +69,11 @@ enum Filling {
 type Ends<'a> = (Option<&'a mut (dyn StreamPort + 'static)>, Option<&'a mut (dyn StreamPort + 'static)>);
 
 impl Direction {
+    /// One whose source has left, with `bytes` still to be delivered.
+    pub fn of_spill(bytes: Vec<u8>) -> Direction {
+        Direction { source: Source::Spill { bytes, at: 0 }, ..Direction::default() }
+    }
+
     /// Bytes moved so far.
     pub fn moved(&self) -> u64 {
         self.moved
@@ -220,6 +225,9 @@ impl Direction {
         let mut bytes = vec![0; kept];
         from.source().read(&mut bytes);
         from.consume(kept).map_err(Blame::Source)?;
+        if kept > 0 {
+            to.keep(&bytes);
+        }
         self.source = Source::Spill { bytes, at: 0 };
         if kept > 0 {
             // Nobody will read what the peer writes from here on, however long it takes to read this.

@@ -4,7 +4,7 @@
 use std::time::Instant;
 
 use parking_lot::Mutex;
-use vmlane_port::{LaneEnd, LaneId, Lanes, Shutdown, Side};
+use vmlane_port::{LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
 
 use crate::joined::{Broken, Lane, Turn};
 
@@ -61,6 +61,18 @@ impl Lanes for Inline {
         };
         let id = LaneId { worker: 0, number };
         self.with(id, |_| Ok(()));
+        id
+    }
+
+    fn resume(&self, lane: Resumed) -> LaneId {
+        let Resumed { ends, left, marks } = lane;
+        let number = {
+            let mut lanes = self.lanes.lock();
+            lanes.push(Some(Lane::resumed(ends, left, Instant::now())));
+            lanes.len() as u64 - 1
+        };
+        let id = LaneId { worker: 0, number };
+        self.with(id, |lane| lane.take_up(marks));
         id
     }
 

@@ -93,11 +93,22 @@ fn refund(charge: &mut Option<(Arc<Budget>, usize)>) {
 
 impl Lane {
     pub fn new(ends: [LaneEnd; 2], now: Instant) -> Lane {
-        let notifies = ends.iter().all(|end| end.port.notifies());
-        let slow = ends.iter().any(|end| end.slow);
+        Lane::resumed(ends.map(Some), Default::default(), now)
+    }
+
+    /// A predecessor's lane; [`Lane::take_up`] comes next.
+    pub fn resumed(ends: [Option<LaneEnd>; 2], left: [Vec<u8>; 2], now: Instant) -> Lane {
+        let notifies = ends.iter().flatten().all(|end| end.port.notifies());
+        let slow = ends.iter().flatten().any(|end| end.slow);
+        let mut directions: [Direction; 2] = Default::default();
+        for ((direction, end), bytes) in directions.iter_mut().zip(&ends).zip(left) {
+            if end.is_none() {
+                *direction = Direction::of_spill(bytes);
+            }
+        }
         Lane {
-            ends: ends.map(Some),
-            directions: Default::default(),
+            ends,
+            directions,
             charged: [None, None],
             notifies,
             last_moved: now,
@@ -111,6 +122,17 @@ impl Lane {
             way: Side::A,
             unlooked: 0,
         }
+    }
+
+    /// Puts the marks of a predecessor's lane back behind its bytes and wakes everybody.
+    pub fn take_up(&mut self, marks: [Vec<End>; 2]) -> Result<(), Broken> {
+        for (side, marks) in Side::BOTH.into_iter().zip(marks) {
+            for end in marks {
+                self.mark(side, end)?;
+            }
+        }
+        self.rouse();
+        Ok(())
     }
 
     pub fn notifies(&self) -> bool {

@@ -5,10 +5,11 @@ use std::sync::mpsc::SyncSender;
 use std::thread::Thread;
 
 use parking_lot::Mutex;
-use vmlane_port::{LaneEnd, Shutdown, Side};
+use vmlane_port::{LaneEnd, Resumed, Shutdown, Side};
 
 pub enum Command {
     Join { slot: usize, ends: [LaneEnd; 2] },
+    Resume { slot: usize, lane: Box<Resumed> },
     Kick { slot: usize },
     Shutdown { slot: usize, side: Side, what: Shutdown },
     Reset { slot: usize, side: Side },
@@ -43,13 +44,22 @@ fn split(number: u64) -> (u32, usize) {
 impl Queue {
     /// Gives out a slot and queues the join. Returns the lane's number.
     pub fn join(&self, ends: [LaneEnd; 2]) -> u64 {
+        self.begin(|slot| Command::Join { slot, ends })
+    }
+
+    /// The same for a predecessor's lane.
+    pub fn resume(&self, lane: Resumed) -> u64 {
+        self.begin(|slot| Command::Resume { slot, lane: Box::new(lane) })
+    }
+
+    fn begin(&self, command: impl FnOnce(usize) -> Command) -> u64 {
         let mut inner = self.inner.lock();
         let slot = inner.free.pop().unwrap_or_else(|| {
             inner.kicked.push(false);
             inner.generation.push(0);
             inner.kicked.len() - 1
         });
-        inner.commands.push(Command::Join { slot, ends });
+        inner.commands.push(command(slot));
         let number = u64::from(inner.generation[slot]) << 32 | slot as u64;
         drop(inner);
         self.wake();

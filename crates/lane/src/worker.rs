@@ -12,7 +12,7 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, error, warn};
-use vmlane_port::{LaneEnd, LaneId, Lanes, Shutdown, Side};
+use vmlane_port::{LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
 use vmlane_stats::counters;
 
 use crate::joined::{Broken, Inspection, Lane, Turn};
@@ -123,6 +123,11 @@ impl Lanes for Workers {
     fn join(&self, ends: [LaneEnd; 2]) -> LaneId {
         let worker = self.next.fetch_add(1, Ordering::Relaxed) % self.queues.len();
         LaneId { worker: worker as u16, number: self.queues[worker].join(ends) }
+    }
+
+    fn resume(&self, lane: Resumed) -> LaneId {
+        let worker = self.next.fetch_add(1, Ordering::Relaxed) % self.queues.len();
+        LaneId { worker: worker as u16, number: self.queues[worker].resume(lane) }
     }
 
     fn kick(&self, lane: LaneId) {
@@ -268,6 +273,16 @@ impl Worker {
                 }
                 self.lanes[slot] = Some(Lane::new(ends, Instant::now()));
                 self.stats.joined.inc();
+                self.activate(slot);
+            }
+            Command::Resume { slot, lane } => {
+                if self.lanes.len() <= slot {
+                    self.lanes.resize_with(slot + 1, || None);
+                }
+                let Resumed { ends, left, marks } = *lane;
+                self.lanes[slot] = Some(Lane::resumed(ends, left, Instant::now()));
+                self.stats.joined.inc();
+                self.guarded(slot, |lane| lane.take_up(marks));
                 self.activate(slot);
             }
             Command::Kick { slot } => self.activate(slot),

@@ -98,6 +98,16 @@ impl MemoryMap {
         Ok(MemoryMap { regions: Arc::new(regions) })
     }
 
+    /// Guest address and bytes of every region.
+    pub fn regions(&self) -> impl Iterator<Item = (u64, u64)> + '_ {
+        self.regions.iter().map(|region| (region.guest, region.len))
+    }
+
+    /// Is there memory at `addr`?
+    pub fn is_mapped(&self, addr: u64) -> bool {
+        self.find(addr).is_some()
+    }
+
     /// The empty map.
     pub fn unmap_all(&self) -> MemoryMap {
         MemoryMap::default()

@@ -42,6 +42,12 @@ impl Window {
         Ok((Window::new(region.at(0), len as usize, true, region), fd))
     }
 
+    /// The first `len` bytes (whole pages) of a file that exists, mapped here.
+    pub fn over_file(file: &OwnedFd, len: u64) -> io::Result<Window> {
+        let region = Arc::new(Region::new(0, len, file, 0, true)?);
+        Ok(Window::new(region.at(0), len as usize, true, region))
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use crate::StreamPort;
+use crate::{End, StreamPort};
 
 /// One of the two ends of a lane.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -72,10 +72,23 @@ pub enum Shutdown {
     Receive,
 }
 
+/// A lane of a predecessor, by what its two guests and the records say.
+pub struct Resumed {
+    /// `None` for an end that has left.
+    pub ends: [Option<LaneEnd>; 2],
+    /// What an end that has left had still to give.
+    pub left: [Vec<u8>; 2],
+    /// How each end's bytes end, where it has said so and its peer was not told yet.
+    pub marks: [Vec<End>; 2],
+}
+
 /// Joins stream ports. All calls return quickly; none copies.
 pub trait Lanes: Send + Sync {
     /// Joins two ends; bytes start to move at once.
     fn join(&self, ends: [LaneEnd; 2]) -> LaneId;
+
+    /// Goes on with a lane of a predecessor. Both ends are woken: what was on its way may be lost.
+    fn resume(&self, lane: Resumed) -> LaneId;
 
     /// Something may have changed in one of the rings.
     fn kick(&self, lane: LaneId);

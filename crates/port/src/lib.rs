@@ -22,7 +22,7 @@ pub use frame::{
     Verdict,
 };
 pub use frame_port::{FramePort, Frames, PortId, Refusal, Takes, Token};
-pub use lanes::{Budget, LaneEnd, LaneId, Lanes, Shutdown, Side};
+pub use lanes::{Budget, LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
 pub use reason::{PortStats, Reason};
 pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};

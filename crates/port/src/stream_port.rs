@@ -117,6 +117,9 @@ pub trait StreamPort: Send {
         true
     }
 
+    /// The other end has left these bytes for this one: they are all that a successor has of them.
+    fn keep(&mut self, _bytes: &[u8]) {}
+
     /// Tells the party how its stream ends. All bytes before it are published.
     fn end(&mut self, end: End);
 }

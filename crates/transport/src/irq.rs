@@ -22,6 +22,17 @@ pub enum IrqKind {
     Msix,
 }
 
+impl IrqKind {
+    /// As in the names of descriptors that are held for a successor.
+    pub fn name(self) -> &'static str {
+        match self {
+            IrqKind::Intx => "intx",
+            IrqKind::Msi => "msi",
+            IrqKind::Msix => "msix",
+        }
+    }
+}
+
 /// A descriptor that cannot serve as an interrupt.
 #[derive(Debug, thiserror::Error)]
 pub enum IrqError {
@@ -136,6 +147,23 @@ impl IrqSet {
     /// Disconnects everything: the VMM is gone.
     pub fn clear(&self) {
         self.change(|lines| *lines = Lines::default());
+    }
+
+    /// Kinds that are switched on, as bits in the order of [`IrqKind`], and bit 3: INTx is masked.
+    pub fn switches(&self) -> u8 {
+        let lines = self.lines.read();
+        let bits = [lines.intx.on, lines.msi.on, lines.msix.on, lines.intx_masked];
+        bits.iter().enumerate().map(|(bit, &on)| u8::from(on) << bit).sum()
+    }
+
+    /// Sets what [`IrqSet::switches`] said in a predecessor.
+    pub fn set_switches(&self, bits: u8) {
+        self.change(|lines| {
+            for (bit, kind) in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix].into_iter().enumerate() {
+                lines.group(kind).on |= bits >> bit & 1 != 0;
+            }
+            lines.intx_masked = bits & 8 != 0;
+        });
     }
 
     /// Signals one vector of a kind, whatever the mode: the VMM asked for a test interrupt.

@@ -20,3 +20,4 @@ pub use stats::SessionStats;
 pub use tap::{Tap, TapError, TapOptions};
 pub use vfio_user::{Session, SessionEnd, SessionHandle};
 pub use vhost_user::RingLines;
+pub use vmlane_state::Scope;

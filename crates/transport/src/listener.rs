@@ -20,11 +20,12 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_state::Scope;
 
 use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
-use crate::vfio_user::{Session, SessionHandle, refuse};
+use crate::vfio_user::{Prepared, Session, SessionHandle, refuse};
 use crate::vhost_user::{self, RingLines};
 
 /// Why a socket cannot be offered.
@@ -72,6 +73,23 @@ impl Listener {
         Ok(Listener { socket, path })
     }
 
+    /// Goes on with a socket that a predecessor bound to `path`; `None` if it is not there any more.
+    pub fn adopt(path: impl Into<PathBuf>, socket: OwnedFd) -> Option<Listener> {
+        let path = path.into();
+        let address = rustix::net::getsockname(&socket).ok()?;
+        let address = SocketAddrUnix::try_from(address).ok()?;
+        let bound = address.path_bytes()? == path.as_os_str().as_encoded_bytes();
+        (bound
+            && rustix::net::sockopt::socket_acceptconn(&socket).ok()?
+            && std::fs::symlink_metadata(&path).is_ok_and(|metadata| metadata.file_type().is_socket()))
+        .then_some(Listener { socket, path })
+    }
+
+    /// The socket, to be held for a successor.
+    pub fn socket(&self) -> &OwnedFd {
+        &self.socket
+    }
+
     /// Serves `device` to whoever connects, on two threads named after `name`.
     pub fn serve(
         self,
@@ -80,8 +98,22 @@ impl Listener {
         irqs: Arc<IrqSet>,
         stats: Arc<SessionStats>,
     ) -> io::Result<Server> {
-        let served = PciServed { device, irqs, stats: stats.clone() };
-        self.serve_any(name, "vfu", Box::new(served), stats)
+        self.serve_on(name, device, irqs, stats, Scope::none(), None)
+    }
+
+    /// The same with what a successor needs held in `scope`. `prepared`, a predecessor's VMM, is served
+    /// first, once [`Server::go`] was called.
+    pub fn serve_on(
+        self,
+        name: &str,
+        device: Box<dyn PciDevice>,
+        irqs: Arc<IrqSet>,
+        stats: Arc<SessionStats>,
+        scope: Scope,
+        prepared: Option<Prepared>,
+    ) -> io::Result<Server> {
+        let served = PciServed { device, irqs, stats: stats.clone(), scope };
+        self.serve_any(name, "vfu", Box::new(served), stats, prepared)
     }
 
     /// The same for a device behind vhost-user; `lines` are those that the device was made with.
@@ -93,7 +125,7 @@ impl Listener {
         stats: Arc<SessionStats>,
     ) -> io::Result<Server> {
         let served = VhostServed { device, lines, stats: stats.clone() };
-        self.serve_any(name, "vhu", Box::new(served), stats)
+        self.serve_any(name, "vhu", Box::new(served), stats, None)
     }
 
     fn serve_any(
@@ -102,17 +134,15 @@ impl Listener {
         kind: &str,
         served: Box<dyn Served>,
         stats: Arc<SessionStats>,
+        prepared: Option<Prepared>,
     ) -> io::Result<Server> {
         let Listener { socket, path } = self;
         let socket = Arc::new(socket);
         let refuse = served.refusal();
-        let door = Arc::new(Door {
-            name: name.to_owned(),
-            desk: Mutex::default(),
-            changed: Condvar::new(),
-            stats,
-            refuse,
-        });
+        let held = prepared.is_some();
+        let waiting = prepared.map(|prepared| Arrival::Prepared(Box::new(prepared)));
+        let desk = Mutex::new(Desk { waiting, held, ..Desk::default() });
+        let door = Arc::new(Door { name: name.to_owned(), desk, changed: Condvar::new(), stats, refuse });
         let serving = {
             let door = door.clone();
             spawn(format!("{kind}-{name}"), move || door.serve(served))?
@@ -125,8 +155,8 @@ impl Listener {
 
 /// What a door leads to: a device and its protocol.
 trait Served: Send {
-    /// A session over `stream`, and how to run it to its end, which is told in words.
-    fn open(&mut self, stream: UnixStream) -> io::Result<(SessionHandle, Run<'_>)>;
+    /// A session with whoever has come, and how to run it to its end, which is told in words.
+    fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)>;
 
     /// How a second VMM is turned away.
     fn refusal(&self) -> fn(UnixStream);
@@ -138,11 +168,16 @@ struct PciServed {
     device: Box<dyn PciDevice>,
     irqs: Arc<IrqSet>,
     stats: Arc<SessionStats>,
+    scope: Scope,
 }
 
 impl Served for PciServed {
-    fn open(&mut self, stream: UnixStream) -> io::Result<(SessionHandle, Run<'_>)> {
-        let session = Session::new(stream, self.device.as_mut(), self.irqs.clone(), self.stats.clone())?;
+    fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)> {
+        let (device, irqs, stats) = (self.device.as_mut(), self.irqs.clone(), self.stats.clone());
+        let session = match arrival {
+            Arrival::New(stream) => Session::new(stream, device, irqs, stats, &self.scope)?,
+            Arrival::Prepared(prepared) => Session::resume(*prepared, device, irqs, stats),
+        };
         Ok((session.handle(), Box::new(|| session.run().to_string())))
     }
 
@@ -158,7 +193,9 @@ struct VhostServed {
 }
 
 impl Served for VhostServed {
-    fn open(&mut self, stream: UnixStream) -> io::Result<(SessionHandle, Run<'_>)> {
+    fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)> {
+        // A front end connects again by itself: nothing of its session outlives a daemon.
+        let Arrival::New(stream) = arrival else { return Err(io::ErrorKind::Unsupported.into()) };
         let session =
             vhost_user::Session::new(stream, self.device.as_mut(), self.lines.clone(), self.stats.clone())?;
         Ok((session.handle(), Box::new(|| session.run().to_string())))
@@ -179,6 +216,17 @@ pub struct Server {
 }
 
 impl Server {
+    /// A predecessor's VMM may be served now.
+    pub fn go(&self) {
+        self.door.desk.lock().held = false;
+        self.door.changed.notify_all();
+    }
+
+    /// Ends the threads as they are and leaves everything to a successor.
+    pub fn leave(self) {
+        std::mem::forget(self);
+    }
+
     /// Serves a connection that somebody else accepted. Gives it back if a VMM is being served.
     pub fn adopt(&self, stream: UnixStream) -> Result<(), UnixStream> {
         self.door.offer(stream)
@@ -220,9 +268,17 @@ struct Door {
     refuse: fn(UnixStream),
 }
 
+/// Who is to be served next.
+enum Arrival {
+    New(UnixStream),
+    Prepared(Box<Prepared>),
+}
+
 #[derive(Default)]
 struct Desk {
-    waiting: Option<UnixStream>,
+    waiting: Option<Arrival>,
+    /// Whoever waits has to wait for other devices.
+    held: bool,
     session: Option<SessionHandle>,
     closed: bool,
 }
@@ -243,7 +299,7 @@ impl Door {
         if desk.closed || desk.busy() {
             return Err(stream);
         }
-        desk.waiting = Some(stream);
+        desk.waiting = Some(Arrival::New(stream));
         self.changed.notify_all();
         Ok(())
     }
@@ -289,9 +345,9 @@ impl Door {
     fn serve(&self, mut served: Box<dyn Served>) {
         loop {
             let mut desk = self.desk.lock();
-            self.changed.wait_while(&mut desk, |desk| desk.waiting.is_none() && !desk.closed);
-            let Some(stream) = desk.waiting.take() else { return };
-            let (session, run) = match served.open(stream) {
+            self.changed.wait_while(&mut desk, |desk| (desk.waiting.is_none() || desk.held) && !desk.closed);
+            let Some(arrival) = desk.waiting.take() else { return };
+            let (session, run) = match served.open(arrival) {
                 Ok(opened) => opened,
                 Err(error) => {
                     tracing::warn!(device = self.name, %error, "VMM connection unusable");

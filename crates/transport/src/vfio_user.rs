@@ -6,10 +6,13 @@
 //! any more, when its memory file was cut short, or when it is told to stop.
 //!
 //! `VERSION` may come at any time or not at all: nothing depends on it, and a socket handed over by
-//! a predecessor has had it already.
+//! a predecessor has had it already. What a successor needs is in shared files before each answer
+//! leaves (`mail.rs`, `past.rs`; `docs/survival.md`).
 
 mod error;
 mod inbox;
+mod mail;
+mod past;
 mod refuse;
 mod reply;
 mod request;
@@ -18,6 +21,7 @@ mod set_irqs;
 use std::any::Any;
 use std::io;
 use std::net::Shutdown;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
@@ -25,12 +29,14 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vmlane_device::pci::PciDevice;
+use vmlane_device::pci::{Past, PciDevice};
 use vmlane_mem::MemoryMap;
-use vmlane_wire::vfio_user::{Header, Kind};
+use vmlane_state::Scope;
+use vmlane_wire::vfio_user::{Command, Header, Kind};
 
 pub use error::RequestError;
 pub use inbox::{MAX_FDS, StreamError};
+pub use past::Prepared;
 pub(crate) use refuse::refuse;
 pub use request::MAX_ACCESS;
 
@@ -38,6 +44,8 @@ use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
 use inbox::{Inbox, Message, Received};
+use mail::{Letter, Mail};
+use past::{Done, Keep};
 use reply::Reply;
 use request::Requests;
 
@@ -88,30 +96,94 @@ impl SessionHandle {
 pub struct Session<'d> {
     handle: SessionHandle,
     requests: Requests<'d>,
+    mail: Mail,
+    keep: Keep,
     inbox: Inbox,
     reply: Reply,
     waiter: Waiter,
     log: LogLimit,
+    /// The message before was no register access: the next one may bring descriptors, which are held
+    /// for a successor before the message is taken.
+    wary: bool,
 }
 
 impl<'d> Session<'d> {
+    /// A VMM that has just connected. What a successor needs is held in `scope`.
     pub fn new(
         stream: UnixStream,
         device: &'d mut dyn PciDevice,
         irqs: Arc<IrqSet>,
         stats: Arc<SessionStats>,
+        scope: &Scope,
     ) -> io::Result<Session<'d>> {
         // Sleeping in the kernel is the idle state, whatever the acceptor had set.
         stream.set_nonblocking(false)?;
+        let mail = Mail::create()?;
+        scope.remove_all("s/");
+        let keep = Keep::begin(scope, &stream, &mail, device.files())?;
         count(&stats.sessions);
         Ok(Session {
             handle: SessionHandle { stream: Arc::new(stream), stopped: Arc::default() },
-            requests: Requests::new(device, irqs, stats),
+            requests: Requests::new(device, irqs, stats, scope.clone()),
+            mail,
+            keep,
             inbox: Inbox::new(),
             reply: Reply::new(),
             waiter: Waiter::default(),
             log: LogLimit::default(),
+            wary: true,
         })
+    }
+
+    /// A predecessor's VMM, with whatever it had asked. A device that cannot take over is reset.
+    pub fn resume(
+        prepared: Prepared,
+        device: &'d mut dyn PciDevice,
+        irqs: Arc<IrqSet>,
+        stats: Arc<SessionStats>,
+    ) -> Session<'d> {
+        count(&stats.sessions);
+        device.memory(&prepared.map);
+        let mut prepared = prepared;
+        let past = &mut prepared;
+        let resumed = catch_unwind(AssertUnwindSafe(|| match &past.records {
+            Ok(records) => {
+                let resumed = device.resume(Past { records, files: &mut past.files });
+                resumed.map_err(|error| error.to_string())
+            }
+            Err(error) => Err(error.to_string()),
+        }));
+        let reset = resumed.unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned())).err();
+        if let Some(error) = reset {
+            tracing::error!(error, "the state of a predecessor is of no use; device reset");
+            guarded(&stats, || device.abandon());
+        }
+        prepared.hold(device.files());
+        let Prepared { stream, mut mail, map, keep, done, inbound, .. } = prepared;
+        let (number, start) = mail.cursor();
+        let done = done.filter(|done| done.number == number);
+        if let Some(done) = done
+            && let Err(error) = mail.send(&stream, done.letter)
+        {
+            tracing::debug!(%error, "an answer of the predecessor");
+        }
+        let (number, start) = done.map_or((number, start), |done| (number + 1, start + done.size));
+        let mut inbox = Inbox::resume(&mut mail, number, start);
+        inbox.restore_fds(inbound.into_iter().filter(|(of, ..)| *of == number).map(|(.., fd)| fd).collect());
+        let mut requests = Requests::new(device, irqs, stats, keep.scope.clone());
+        requests.map = map;
+        requests.again = inbox.pending() > 0;
+        Session {
+            handle: SessionHandle { stream: Arc::new(stream), stopped: Arc::default() },
+            requests,
+            mail,
+            keep,
+            inbox,
+            reply: Reply::new(),
+            waiter: Waiter::default(),
+            log: LogLimit::default(),
+            wary: true,
+        }
     }
 
     pub fn handle(&self) -> SessionHandle {
@@ -135,10 +207,11 @@ impl<'d> Session<'d> {
 
     fn serve(&mut self) -> SessionEnd {
         loop {
-            match self.inbox.next() {
+            match self.inbox.next(&self.mail) {
                 Ok(Some(message)) => {
                     let header = message.header;
-                    let outcome = dispatch(&mut self.requests, &mut self.reply, message);
+                    let number = self.inbox.number();
+                    let outcome = dispatch(&mut self.requests, &mut self.reply, number, message);
                     if let Err(error) = self.answer(&header, outcome) {
                         let gone = matches!(error, Errno::PIPE | Errno::CONNRESET);
                         return if gone { SessionEnd::Closed } else { SessionEnd::Socket(error.into()) };
@@ -159,12 +232,32 @@ impl<'d> Session<'d> {
 
     fn receive(&mut self) -> Result<Received, Errno> {
         let surplus = self.inbox.surplus;
-        let received =
-            self.waiter.wait(self.requests.spin, |wait| self.inbox.receive(&*self.handle.stream, wait));
+        let stream = self.handle.stream.clone();
+        if self.wary && self.inbox.pending() == 0 {
+            // Descriptors are held before their message is taken: a daemon that is killed between the
+            // two finds the message again.
+            let fds = inbox::peek(&*stream)?;
+            self.hold(self.inbox.number(), &fds);
+        }
+        let (mail, inbox) = (&mut self.mail, &mut self.inbox);
+        let received = self.waiter.wait(self.requests.spin, |wait| inbox.receive(mail, &*stream, wait));
+        if let Ok(Received::Bytes) = received
+            && !self.wary
+            && let Some((number, fds)) = self.inbox.last_fds()
+        {
+            self.hold(number, fds);
+        }
         if self.inbox.surplus != surplus {
             self.requests.stats.surplus_fds.fetch_add(self.inbox.surplus - surplus, Ordering::Relaxed);
         }
         received
+    }
+
+    /// Holds descriptors that came with request `number` until it has been carried out.
+    fn hold(&self, number: u64, fds: &[OwnedFd]) {
+        for (place, fd) in fds.iter().enumerate() {
+            self.requests.hold(&format!("s/in.{number}.{place}"), fd);
+        }
     }
 
     fn closed(&self) -> SessionEnd {
@@ -193,13 +286,30 @@ impl<'d> Session<'d> {
             }
         };
         // Answering what wants no answer, or is one itself, would put the peer out of step.
-        if request.no_reply() || request.kind() == Kind::Reply {
-            return Ok(());
-        }
+        let silent = request.no_reply() || request.kind() == Kind::Reply;
         match errno {
-            None => self.reply.send(&*self.handle.stream, request),
-            Some(errno) => self.reply.send_error(&*self.handle.stream, request, errno),
+            None => self.reply.finish(request),
+            Some(errno) => self.reply.finish_error(request, errno),
         }
+        let letter = if silent { Letter::default() } else { self.mail.put(self.reply.bytes())? };
+        let number = self.inbox.number();
+        // Valid before the answer leaves: from here on a successor only answers.
+        self.keep.done(Done { number, size: self.inbox.serving().1, letter }, &self.requests.irqs);
+        let (requests, log) = (&mut self.requests, &self.keep.log);
+        guarded(&requests.stats, || requests.device.record(log));
+        log.commit();
+        if !silent {
+            self.reply.send(&*self.handle.stream, &mut self.mail, letter)?;
+        }
+        self.inbox.done(&mut self.mail);
+        self.requests.again = false;
+        let access = [Command::RegionRead.code(), Command::RegionWrite.code()];
+        let plain = access.contains(&request.command.get());
+        if !plain && Command::from_code(request.command.get()).is_some_and(carries_fds) {
+            self.requests.scope.remove_all(&format!("s/in.{number}."));
+        }
+        self.wary = !plain;
+        Ok(())
     }
 
     /// After a fault in device code: the device forgets its state and goes on with the same memory.
@@ -224,6 +334,7 @@ impl<'d> Session<'d> {
         guarded(&requests.stats, || requests.device.memory(&requests.map));
         requests.irqs.clear();
         guarded(&requests.stats, || requests.device.irqs_changed());
+        self.keep.end();
     }
 }
 
@@ -234,11 +345,17 @@ enum Outcome {
     Panicked(Box<dyn Any + Send>),
 }
 
-fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, message: Message<'_>) -> Outcome {
+/// Commands that descriptors come with.
+fn carries_fds(command: Command) -> bool {
+    matches!(command, Command::DmaMap | Command::SetIrqs)
+}
+
+fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, number: u64, message: Message<'_>) -> Outcome {
     reply.begin();
     // Unwind safety: after a panic the device is reset and the reply begun anew, and the map in
     // `requests` is only ever replaced as a whole.
     let work = || {
+        requests.device.begin(number);
         let outcome = requests.handle(message, reply);
         requests.spin = requests.device.spin_hint();
         outcome

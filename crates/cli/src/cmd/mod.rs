@@ -5,6 +5,7 @@ pub mod control;
 pub mod daemon;
 pub mod debug;
 pub mod demo;
+pub mod keeper;
 pub mod lab;
 pub mod ports;
 pub mod qemu_args;
@@ -21,6 +22,8 @@ use clap::Subcommand;
 pub enum Command {
     /// Serve the configured VMs until stopped
     Daemon(daemon::Args),
+    /// Hold descriptors while no daemon runs (the daemon starts it)
+    Keeper(keeper::Args),
     /// Print QEMU's arguments for a VM of the configuration
     QemuArgs(qemu_args::Args),
     /// Show the daemon and its VMs
@@ -49,6 +52,7 @@ impl Command {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Command::Daemon(args) => args.run(),
+            Command::Keeper(args) => args.run(),
             Command::QemuArgs(args) => args.run(),
             Command::Status(args) => args.run(),
             Command::Top(args) => args.run(),

@@ -87,6 +87,18 @@ impl ConfigSpace {
         Ok(())
     }
 
+    /// All of it, for a successor.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Takes over what a predecessor had, as far as a guest can write it. `None` if it is no configuration
+    /// space of this size.
+    pub fn restore(&mut self, bytes: &[u8]) -> Option<()> {
+        (bytes.len() == self.bytes.len()).then_some(())?;
+        self.write(0, bytes).ok()
+    }
+
     /// Function reset: commands and message-signalled interrupts are off. BAR addresses and the
     /// interrupt line stay, as they do for a physical function reset through VFIO: firmware put them
     /// there, and whoever resets a function does not run firmware again.

@@ -6,6 +6,7 @@ use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
+use vmlane_state::{Found, Journal, Records, Unusable};
 
 /// Number of PCI regions a function has: BAR 0 to 5, the ROM, the configuration space.
 pub const REGIONS: usize = 8;
@@ -38,6 +39,20 @@ pub enum AccessError {
     OutOfRange { region: u32, offset: u64, len: usize },
 }
 
+/// What a predecessor left of a device.
+pub struct Past<'a> {
+    pub records: &'a Records,
+    /// By the names of [`PciDevice::files`].
+    pub files: &'a mut Found,
+}
+
+impl Past<'_> {
+    /// The record of a kind that there is one of.
+    pub fn record(&self, kind: u32) -> Option<&[u8]> {
+        self.records.iter().find(|(key, _)| key.0 == kind).map(|(_, record)| &record[..])
+    }
+}
+
 /// A PCI function. One session thread calls it; nothing here may block on another VM.
 pub trait PciDevice: Send {
     /// The regions, in the order of [`REGIONS`]. Called whenever the VMM asks.
@@ -66,6 +81,31 @@ pub trait PciDevice: Send {
     /// Function reset: everything but identity (MAC, CID) and the memory map is forgotten. The VMM
     /// does not announce its memory again after a reset.
     fn reset(&mut self);
+
+    /// Request `number` begins; numbers grow. One that a predecessor may have carried out comes again
+    /// with the number it had.
+    fn begin(&mut self, _number: u64) {}
+
+    /// Files that a successor needs, by name. Asked for when a session begins.
+    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
+        Vec::new()
+    }
+
+    /// Stages what a successor must know and has changed since the last call; the caller commits. Keys
+    /// of kinds below 256 are the caller's.
+    fn record(&mut self, _log: &Journal) {}
+
+    /// Goes on where a predecessor of the same kind stopped, with its records and files. Memory and
+    /// interrupts are as they were. An error leaves the device reset.
+    fn resume(&mut self, _past: Past<'_>) -> Result<(), Unusable> {
+        Err(Unusable::Missing("what this device's predecessor knew".into()))
+    }
+
+    /// A predecessor's state is of no use: begin anew, with the memory there is. A driver that can be told
+    /// is told.
+    fn abandon(&mut self) {
+        self.reset();
+    }
 
     /// How long the session may busy-wait for the next access after one: a driver in the middle of a
     /// burst of port I/O waits for each answer, and sleeping costs it more than the work.

@@ -1,7 +1,10 @@
 //! Queue pairs: created by one VM, attached by another, detached by both.
 
-use vmlane_mem::Pages;
-use vmlane_port::{LaneEnd, LaneId, Side};
+use std::sync::Arc;
+
+use vmlane_mem::{MemoryMap, Pages};
+use vmlane_port::{End, LaneEnd, LaneId, Resumed, Side};
+use vmlane_state::{Journal, Reader, Writer};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS,
     QP_ASYMMETRIC, QP_ATTACH_ONLY, QP_LOCAL, QueuePairAlloc, QueuePairEvent, VmciError, datagram, event,
@@ -10,9 +13,10 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::fabric::{Caller, Fabric, Inner};
 use super::hypercall::shifted;
-use super::inbox::MAX_OWN;
-use super::notices::{Address, Notices, Protocol};
+use super::inbox::{Inbox, MAX_OWN};
+use super::notices::{Address, Notices, Place, Protocol};
 use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
+use super::record::{self, Dirty};
 use super::stats::Refusal;
 use super::stream::Key;
 
@@ -28,6 +32,20 @@ struct Waiting {
     page_size: usize,
 }
 
+impl Waiting {
+    /// The pages of both rings, the produce ring's `produce` pages first.
+    fn resolve(memory: &MemoryMap, shift: u32, list: &[u64], produce: usize) -> Option<Waiting> {
+        let (produce, consume) = list.split_at_checked(produce)?;
+        let resolve = |list: &[u64]| memory.pages(list.iter().copied(), shift).ok();
+        let page_size = 1usize.checked_shl(shift)?;
+        Some(Waiting { produce: resolve(produce)?, consume: resolve(consume)?, page_size })
+    }
+
+    fn ranges(&self) -> Ranges {
+        self.produce.guest_ranges().chain(self.consume.guest_ranges()).collect()
+    }
+}
+
 enum PairState {
     /// The creator's pages; nobody has attached.
     Created(Box<Waiting>),
@@ -39,6 +57,8 @@ enum PairState {
 
 /// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
 pub(super) struct Pair {
+    /// Names it in records; never used again.
+    pub serial: u64,
     creator: u32,
     attacher: Option<u32>,
     /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
@@ -98,6 +118,8 @@ struct Request {
     consume_size: u64,
     pages: Waiting,
     ranges: Ranges,
+    /// Addresses of the pages, for a successor.
+    list: Vec<u64>,
 }
 
 impl Request {
@@ -134,16 +156,11 @@ impl Request {
             // Out of range on overflow: no region has this address.
             shifted(u64::from_le_bytes(bytes), caller.pages.shift).unwrap_or(u64::MAX)
         };
-        let mut addresses = list.chunks_exact(width as usize).take(count as usize).map(address);
-        let mut resolve = |count| {
-            let pages = addresses.by_ref().take(count as usize);
-            caller.memory.pages(pages, caller.pages.shift).map_err(|_| Refusal::Address)
-        };
-        let produce = resolve(produce_pages)?;
-        let consume = resolve(count - produce_pages)?;
-        let ranges = produce.guest_ranges().chain(consume.guest_ranges()).collect();
-        let pages = Waiting { produce, consume, page_size: page as usize };
-        Ok(Request { handle, peer, flags, produce_size, consume_size, pages, ranges })
+        let list: Vec<u64> = list.chunks_exact(width as usize).take(count as usize).map(address).collect();
+        let pages = Waiting::resolve(caller.memory, caller.pages.shift, &list, produce_pages as usize);
+        let pages = pages.ok_or(Refusal::Address)?;
+        let ranges = pages.ranges();
+        Ok(Request { handle, peer, flags, produce_size, consume_size, pages, ranges, list })
     }
 }
 
@@ -162,12 +179,13 @@ impl Fabric {
         if inner.pairs.contains_key(&request.handle) {
             self.attach(&mut inner, caller.cid, request)?;
         } else {
-            create(&mut inner, caller.cid, request)?;
+            create(&mut inner, caller.cid, request, self.log.as_deref())?;
         }
         let context = inner.context_mut(caller.cid)?;
         context.pairs += 1;
         context.pair_bytes += bytes;
         context.stats.queue_pairs.inc();
+        self.settle(&mut inner, caller, 0);
         Ok(0)
     }
 
@@ -189,7 +207,13 @@ impl Fabric {
         if first.0.own() >= MAX_OWN || second.0.own() >= MAX_OWN {
             return Err(Refusal::Quota);
         }
-        let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0]);
+        let place = (self.log.clone(), pair.serial);
+        let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0], place);
+        let (serial, list) = (pair_serial(inner, request.handle), &request.list);
+        inner.dirty.push(Dirty::Pair(serial));
+        if let Some(log) = &self.log {
+            log.stage((record::PAGES, serial, Side::B as u64), &record::pages(request.pages.page_size, list));
+        }
         let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
         // Taken out only now that nothing can fail any more.
         let placeholder =
@@ -274,8 +298,9 @@ impl Fabric {
         };
         // A connecting guest hears nothing before its ATTACH.
         let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
-        let voice = Notices::new(inbox, cid, Some(address), peer, connection.protocol(), hold);
         let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
+        let place = Place { log: self.log.clone(), serial: pair.serial, side: side as u64 };
+        let voice = Notices::new(inbox, cid, Some(address), peer, connection.protocol(), hold, place);
         let (mut produce, mut consume) = (pair.produce_size, pair.consume_size);
         if side == Side::B {
             std::mem::swap(&mut produce, &mut consume);
@@ -299,16 +324,24 @@ impl Fabric {
         Ok(())
     }
 
-    pub(super) fn queue_pair_detach(&self, cid: u32, handle: Handle) -> Result<i32, Refusal> {
-        let leaving = {
+    pub(super) fn queue_pair_detach(&self, caller: Caller<'_>, handle: Handle) -> Result<i32, Refusal> {
+        let cid = caller.cid;
+        let (leaving, dirty) = {
             let mut inner = self.inner.lock();
             if inner.held(cid, handle).is_none() {
-                return Err(Refusal::QueuePair(VmciError::NotFound));
+                // A guest keeps a pair whose detach fails. One that a predecessor could not hand over is
+                // gone; what it was, nobody knows any more.
+                let lost = inner.generation > 1;
+                return if lost { Ok(0) } else { Err(Refusal::QueuePair(VmciError::NotFound)) };
             }
-            inner.detach(cid, handle)
+            inner.apart(|inner| inner.detach(cid, handle))
         };
         // The guest frees the pages as soon as it sees the result: wait until nobody uses them.
         self.lanes.leave(leaving.as_slice());
+        // Recorded only now: a successor that finds the end attached takes its bytes.
+        let mut inner = self.inner.lock();
+        inner.dirty.extend(dirty);
+        self.settle(&mut inner, caller, 0);
         Ok(0)
     }
 }
@@ -342,7 +375,11 @@ fn pair_accepts(inner: &Inner, pair: &Pair, cid: u32, request: &Request) -> Resu
     Ok(())
 }
 
-fn create(inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
+fn pair_serial(inner: &Inner, handle: Handle) -> u64 {
+    inner.pairs.get(&handle).map_or(0, |pair| pair.serial)
+}
+
+fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) -> Result<(), Refusal> {
     if request.flags & QP_ATTACH_ONLY != 0 {
         return Err(Refusal::QueuePair(VmciError::NotFound));
     }
@@ -355,9 +392,17 @@ fn create(inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> 
         return Err(Refusal::QueuePair(VmciError::NoAccess));
     }
     initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
+    inner.serial += 1;
+    let serial = inner.serial;
+    inner.dirty.push(Dirty::Pair(serial));
+    if let Some(log) = log {
+        let pages = record::pages(request.pages.page_size, &request.list);
+        log.stage((record::PAGES, serial, Side::A as u64), &pages);
+    }
     inner.pairs.insert(
         request.handle,
         Pair {
+            serial,
             creator: cid,
             attacher: None,
             peer: request.peer,
@@ -378,8 +423,9 @@ fn voices(
     handle: Handle,
     cids: [u32; 2],
     connection: Option<Key>,
-    inboxes: [&std::sync::Arc<super::inbox::Inbox>; 2],
-) -> [std::sync::Arc<Notices>; 2] {
+    inboxes: [&Arc<Inbox>; 2],
+    (log, serial): (Option<Arc<Journal>>, u64),
+) -> [Arc<Notices>; 2] {
     let connection = connection.and_then(|key| Some((key, inner.connections.get(&key)?)));
     let protocol = connection.map_or(Protocol::Qstate, |(_, connection)| connection.protocol());
     let addresses = connection.map(|(key, connection)| {
@@ -393,7 +439,8 @@ fn voices(
     let voice = |end: usize, hold| {
         let address = addresses.map(|addresses| addresses[end]);
         let peer = address.map_or(cids[1 - end], |address| address.peer_cid);
-        Notices::new(inboxes[end].clone(), cids[end], address, (handle, peer), protocol, hold)
+        let place = Place { log: log.clone(), serial, side: end as u64 };
+        Notices::new(inboxes[end].clone(), cids[end], address, (handle, peer), protocol, hold, place)
     };
     [voice(0, connection.is_some()), voice(1, false)]
 }
@@ -414,7 +461,9 @@ impl Inner {
             let handle = Handle::new(cid, self.last_resource.max(FIRST_FREE_RESOURCE));
             (!self.pairs.contains_key(&handle)).then_some(handle)
         })?;
+        self.serial += 1;
         let pair = Pair {
+            serial: self.serial,
             creator: cid,
             attacher: None,
             peer: key.server.0,
@@ -456,10 +505,18 @@ impl Inner {
     pub(super) fn orphan_pairs(&mut self, cid: u32) {
         let left: Vec<(Handle, Pair)> = self.pairs.extract_if(|_, pair| pair.creator == cid).collect();
         for (handle, pair) in left {
+            self.dirty.push(Dirty::Pair(pair.serial));
             if let Some(attacher) = pair.attacher {
                 self.orphans.insert((attacher, handle), pair);
             }
         }
+    }
+
+    /// What `act` changes is recorded by the caller, later.
+    pub(super) fn apart<T>(&mut self, act: impl FnOnce(&mut Inner) -> T) -> (T, Vec<Dirty>) {
+        let before = std::mem::take(&mut self.dirty);
+        let done = act(self);
+        (done, std::mem::replace(&mut self.dirty, before))
     }
 
     /// Takes `cid` off the pair. Returns the lane end whose leaving must be awaited, if any.
@@ -468,6 +525,7 @@ impl Inner {
         let side = pair.side(cid)?;
         let bytes = pair.bytes();
         let key = pair.connection;
+        let serial = pair.serial;
         let (leaving, over) = match &mut pair.state {
             PairState::Created(_) | PairState::Offered => (None, true),
             PairState::Joined { lane, gone } => {
@@ -475,6 +533,7 @@ impl Inner {
                 (Some((*lane, side)), *gone == [true; 2])
             }
         };
+        self.dirty.push(Dirty::Pair(serial));
         // The key may name a newer connection by now, if the client has used its port again.
         let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
         if over {
@@ -484,6 +543,7 @@ impl Inner {
             own.map(|key| self.remove_connection(key));
         } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
             connection.left(side);
+            self.dirty.extend(own.map(Dirty::Connection));
         }
         if let Some(context) = self.contexts.get_mut(&cid) {
             // A VM with another kind of vsock is charged for none.
@@ -503,5 +563,225 @@ impl Inner {
             .map(|(handle, _)| *handle)
             .collect();
         handles.into_iter().filter_map(|handle| self.detach(cid, handle)).collect()
+    }
+}
+
+/// Parts of a pair's record.
+const CREATED: u8 = 0;
+const JOINED: u8 = 1;
+
+/// A pair as recorded.
+pub(super) struct PairRecord {
+    pub handle: Handle,
+    /// By the end that is left, if the creator was reset.
+    pub orphan: Option<u32>,
+    pub pair: Pair,
+    joined: bool,
+    gone: [bool; 2],
+}
+
+impl Pair {
+    pub fn to_record(&self, handle: Handle, orphan: Option<u32>) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u32(handle.context).u32(handle.resource).option(orphan.map(u64::from));
+        out.u32(self.creator).option(self.attacher.map(u64::from)).u32(self.peer).u32(self.flags);
+        out.u64(self.produce_size).u64(self.consume_size);
+        out.flag(self.connection.is_some());
+        if let Some(Key { client, server }) = self.connection {
+            out.u32(client.0).u32(client.1).u32(server.0).u32(server.1);
+        }
+        match &self.state {
+            PairState::Created(_) => out.u8(CREATED),
+            // A party's end does not outlive the daemon, and nobody else has one yet.
+            PairState::Offered => out.u8(JOINED).flag(true).flag(true),
+            PairState::Joined { gone, .. } => out.u8(JOINED).flag(gone[0]).flag(gone[1]),
+        };
+        out.0
+    }
+
+    pub fn from_record(serial: u64, record: &[u8]) -> Option<PairRecord> {
+        let mut from = Reader::new(record);
+        let cid = |word: Option<u64>| word.map(|cid| cid as u32);
+        let handle = Handle::new(from.u32()?, from.u32()?);
+        let orphan = cid(from.option()?);
+        let (creator, attacher) = (from.u32()?, cid(from.option()?));
+        let (peer, flags) = (from.u32()?, from.u32()?);
+        let (produce_size, consume_size) = (from.u64()?, from.u64()?);
+        if produce_size.checked_add(consume_size)? > MAX_QUEUE_PAIR {
+            return None;
+        }
+        let connection = match from.flag()? {
+            true => Some(Key { client: (from.u32()?, from.u32()?), server: (from.u32()?, from.u32()?) }),
+            false => None,
+        };
+        let (joined, gone) = match from.u8()? {
+            CREATED => (false, [false, true]),
+            JOINED => (true, [from.flag()?, from.flag()?]),
+            _ => return None,
+        };
+        from.end()?;
+        let state = PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone };
+        let ranges = Default::default();
+        let pair = Pair {
+            serial,
+            creator,
+            attacher,
+            peer,
+            flags,
+            produce_size,
+            consume_size,
+            state,
+            ranges,
+            connection,
+        };
+        Some(PairRecord { handle, orphan, pair, joined, gone })
+    }
+}
+
+/// What else the records say of a pair, by side.
+#[derive(Default)]
+pub(super) struct PairParts {
+    /// Bytes of a page, and the pages' addresses.
+    pub pages: [Option<(usize, Vec<u64>)>; 2],
+    /// Ends that each side was told.
+    pub told: [u8; 2],
+    /// What each side's peer has left for it, and the tail where that begins.
+    pub spill: [Option<(u64, Vec<u8>)>; 2],
+}
+
+impl Fabric {
+    /// Goes on with a pair of a predecessor. `maps`: the memory of the guests that are there. False: it
+    /// cannot be gone on with.
+    pub(super) fn resume_pair(
+        &self,
+        inner: &mut Inner,
+        record: PairRecord,
+        parts: PairParts,
+        maps: &std::collections::HashMap<u32, MemoryMap>,
+    ) -> bool {
+        let PairRecord { handle, orphan, mut pair, joined, mut gone } = record;
+        let cids = [Some(pair.creator), pair.attacher];
+        let PairParts { pages, told, mut spill } = parts;
+        let mut waiting: [Option<Waiting>; 2] = [None, None];
+        for side in Side::BOTH {
+            let end = side as usize;
+            if gone[end] {
+                continue;
+            }
+            let sizes = if side == Side::A { pair.produce_size } else { pair.consume_size };
+            let found = cids[end].and_then(|cid| {
+                let (page, list) = pages[end].as_ref()?;
+                let produce = usize::try_from(sizes.div_ceil(*page as u64)).ok()? + 1;
+                Waiting::resolve(maps.get(&cid)?, page.trailing_zeros(), list, produce)
+            });
+            match found {
+                Some(found) => {
+                    pair.ranges[end] = found.ranges();
+                    waiting[end] = Some(found);
+                }
+                // Its VM, or its memory, is not there any more.
+                None if joined => gone[end] = true,
+                None => return false,
+            }
+        }
+        if gone == [true; 2] {
+            return false;
+        }
+        for side in Side::BOTH.into_iter().filter(|side| !gone[*side as usize]) {
+            let Some(context) = cids[side as usize].and_then(|cid| inner.contexts.get_mut(&cid)) else {
+                return false;
+            };
+            context.pairs += 1;
+            context.pair_bytes += pair.bytes();
+        }
+        if joined {
+            let Some(lane) = self.resume_lane(inner, handle, &pair, gone, waiting, told, &mut spill) else {
+                return false;
+            };
+            pair.state = PairState::Joined { lane, gone };
+        } else if let [Some(pages), _] = waiting {
+            pair.state = PairState::Created(Box::new(pages));
+        } else {
+            return false;
+        }
+        match orphan {
+            Some(cid) => inner.orphans.insert((cid, handle), pair),
+            None => inner.pairs.insert(handle, pair),
+        };
+        true
+    }
+
+    #[allow(clippy::too_many_arguments)] // all that is known of one pair
+    fn resume_lane(
+        &self,
+        inner: &mut Inner,
+        handle: Handle,
+        pair: &Pair,
+        gone: [bool; 2],
+        waiting: [Option<Waiting>; 2],
+        told: [u8; 2],
+        spill: &mut [Option<(u64, Vec<u8>)>; 2],
+    ) -> Option<LaneId> {
+        let cids = [pair.creator, pair.attacher?];
+        let context = |cid: u32| {
+            let context = inner.contexts.get(&cid)?;
+            Some((context.inbox.clone()?, context.budget.clone(), context.slow))
+        };
+        let sides = [context(cids[0])?, context(cids[1])?];
+        let own = pair
+            .connection
+            .filter(|key| inner.connections.get(key).is_some_and(|connection| connection.is_about(handle)));
+        let place = (self.log.clone(), pair.serial);
+        let voices = voices(inner, handle, cids, own, [&sides[0].0, &sides[1].0], place);
+        for (voice, told) in voices.iter().zip(told) {
+            voice.restore_told(told);
+        }
+        let mut marks: [Vec<End>; 2] = Default::default();
+        if let Some(connection) = own.and_then(|key| inner.connections.get(&key)) {
+            if connection.is_attached() {
+                voices[0].attached();
+            }
+            marks = connection.pending_ends();
+            for (voice, end) in voices.iter().zip(connection.refusals()) {
+                end.into_iter().for_each(|end| voice.end(end));
+            }
+        }
+        let mut queues = [None, None];
+        for ((queue, waiting), voice) in queues.iter_mut().zip(waiting).zip(&voices) {
+            *queue = waiting
+                .map(|pages| GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone()));
+        }
+        let shown = [0, 1].map(|end: usize| queues[end].as_ref().map(GuestQueues::shown));
+        let mut resumed = Resumed { ends: [None, None], left: Default::default(), marks };
+        for (end, queues) in queues.into_iter().enumerate() {
+            let sizes = [pair.produce_size, pair.consume_size];
+            let (produce, consume) = if end == 0 { (sizes[0], sizes[1]) } else { (sizes[1], sizes[0]) };
+            let (Some(queues), Some(own)) = (queues, shown[end]) else {
+                resumed.marks[end].push(End::Detached);
+                continue;
+            };
+            // What the peer was shown last says how far this end's bytes have gone.
+            let cur = shown[1 - end].map(|(_, tail)| tail);
+            let port = QueuePairPort::resumed(queues, produce, consume, own, cur);
+            let Some(port) = port else {
+                voices.iter().for_each(|voice| voice.end(End::Detached));
+                return Some(LaneId { worker: 0, number: u64::MAX });
+            };
+            if gone[1 - end]
+                && let Some((from, bytes)) = spill[end].take()
+                && consume > 0
+            {
+                let delivered = (own.1 + consume - from % consume) % consume;
+                let rest = bytes.get(delivered as usize..).unwrap_or_default();
+                resumed.left[1 - end] = rest.to_vec();
+            }
+            let (_, budget, slow) = &sides[end];
+            resumed.ends[end] = Some(LaneEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
+        }
+        let lane = self.lanes.resume(resumed);
+        if let Some(connection) = own.and_then(|key| inner.connections.get_mut(&key)) {
+            connection.joined(lane, voices.map(Some));
+        }
+        Some(lane)
     }
 }

@@ -4,6 +4,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
+use vmlane_state::{Journal, Reader, Unusable, Writer};
 use vmlane_wire::vmci::{
     BAR0_SIZE, BAR1_SIZE, CAPS_DATAGRAM, CAPS_DMA_DATAGRAM, CAPS_NOTIFICATIONS, CAPS_PPN64, CAUSE_DATAGRAM,
     CAUSE_DMA_DATAGRAM, CAUSE_NOTIFICATION, CONTROL_INT_DISABLE, CONTROL_INT_ENABLE, CONTROL_RESET,
@@ -12,7 +13,7 @@ use vmlane_wire::vmci::{
 
 use crate::irq::Interrupts;
 use crate::pci::config::{Bar, ConfigSpace, Msix};
-use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region};
+use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
 
 use super::dma;
 use super::fabric::{Caller, Fabric, PageFormat};
@@ -64,7 +65,15 @@ pub struct VmciDevice {
     batch: Vec<u8>,
     /// The last access was to a byte port.
     bursting: bool,
+    /// Number of the request at hand.
+    request: u64,
+    /// As recorded last: registers and ports, configuration space.
+    recorded: [Vec<u8>; 2],
 }
+
+/// Kinds of the device's records.
+const REGISTERS: u32 = 256;
+const CONFIG: u32 = 257;
 
 /// Why a device could not be created.
 #[derive(Debug, thiserror::Error)]
@@ -102,6 +111,8 @@ impl VmciDevice {
             outgoing: Vec::new(),
             batch: Vec::new(),
             bursting: false,
+            request: 0,
+            recorded: Default::default(),
         })
     }
 
@@ -189,8 +200,10 @@ impl VmciDevice {
 
     fn send(&mut self, memory: &MemoryMap, datagram: &[u8]) -> i32 {
         let pages = PageFormat { shift: self.regs.page_shift, ppn64: self.acknowledged(CAPS_PPN64) };
-        let result =
-            self.fabric.send(Caller { cid: self.cid, memory, pages, stats: &self.inbox.stats }, datagram);
+        let result = self.fabric.send(
+            Caller { cid: self.cid, memory, pages, stats: &self.inbox.stats, request: self.request },
+            datagram,
+        );
         let unknown = result == VmciError::NotFound.code();
         if unknown && self.is_forgotten(datagram) { 0 } else { result }
     }
@@ -244,7 +257,7 @@ impl VmciDevice {
     fn dma_receive(&mut self, addr: u64, posted: bool) {
         self.inbox.fetching();
         let allowed = self.may_use_dma();
-        let source = allowed.then_some(&*self.inbox);
+        let source = allowed.then_some((&*self.inbox, &*self.fabric));
         if dma::deliver(&self.memory, addr, source, &mut self.batch).is_err() || !allowed {
             self.inbox.stats.refused_address.inc();
         }
@@ -279,6 +292,23 @@ impl VmciDevice {
     fn port_in(&mut self, data: &mut [u8]) {
         self.bursting = true;
         data.fill_with(|| self.stream.next(&self.inbox));
+    }
+
+    fn restore(&mut self, from: &mut Reader<'_>) -> Option<()> {
+        let caps = from.option()?.map(|caps| caps as u32 & CAPS);
+        let (page_shift, out_high, in_high) = (from.u32()?, from.u32()?, from.u32()?);
+        let (result, result_reads) = (from.u32()? as i32, from.u8()?);
+        let (mask, enabled, taken) = (from.u32()?, from.flag()?, from.u64()?);
+        let (assembler, stream) = (Assembler::from_record(from)?, Stream::from_record(from)?);
+        from.end()?;
+        if ![12, 14, 16].contains(&page_shift) {
+            return None;
+        }
+        self.regs = Registers { caps, page_shift, out_high, in_high, result, result_reads };
+        (self.assembler, self.stream) = (assembler, stream);
+        self.inbox.drop_below(taken);
+        self.inbox.signals.restore(mask, enabled);
+        Some(())
     }
 
     /// Everything that belongs to the driver goes; the CID, the offer and the memory map stay.
@@ -370,6 +400,49 @@ impl PciDevice for VmciDevice {
     fn reset(&mut self) {
         self.config.reset();
         self.reset_state();
+    }
+
+    fn begin(&mut self, number: u64) {
+        self.request = number;
+        self.inbox.forget_consumed();
+    }
+
+    fn record(&mut self, log: &Journal) {
+        let mut out = Writer(std::mem::take(&mut self.outgoing));
+        out.0.clear();
+        let Registers { caps, page_shift, out_high, in_high, result, result_reads } = &self.regs;
+        out.option(caps.map(u64::from)).u32(*page_shift).u32(*out_high).u32(*in_high);
+        out.u32(*result as u32).u8(*result_reads);
+        let signals = &self.inbox.signals;
+        out.u32(signals.mask()).flag(signals.is_enabled()).u64(self.inbox.taken());
+        self.assembler.record(&mut out);
+        self.stream.record(&mut out);
+        let [registers, config] = &mut self.recorded;
+        if *registers != out.0 {
+            log.stage((REGISTERS, 0, 0), &out.0);
+            registers.clone_from(&out.0);
+        }
+        if config != self.config.bytes() {
+            log.stage((CONFIG, 0, 0), self.config.bytes());
+            config.clear();
+            config.extend_from_slice(self.config.bytes());
+        }
+        self.outgoing = out.0;
+    }
+
+    fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
+        if let Some(bytes) = past.record(CONFIG) {
+            self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
+        }
+        // Nothing was asked of the device yet.
+        let Some(bytes) = past.record(REGISTERS) else { return Ok(()) };
+        let mut from = Reader::new(bytes);
+        self.restore(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
+        // What was raised may not have arrived, and what waits was perhaps announced to nobody.
+        self.inbox.announce_again();
+        self.inbox.signals.raise(CAUSE_NOTIFICATION);
+        self.inbox.signals.raise(CAUSE_DMA_DATAGRAM);
+        Ok(())
     }
 
     fn spin_hint(&self) -> Duration {

@@ -10,6 +10,7 @@ use vmlane_wire::vmci::{
 };
 use zerocopy::FromBytes;
 
+use super::fabric::Fabric;
 use super::inbox::Inbox;
 
 /// Bytes a receive buffer may have at most; Linux offers 69632.
@@ -75,7 +76,7 @@ pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
 pub fn deliver(
     memory: &MemoryMap,
     addr: u64,
-    inbox: Option<&Inbox>,
+    source: Option<(&Inbox, &Fabric)>,
     batch: &mut Vec<u8>,
 ) -> Result<(), BadBuffer> {
     batch.clear();
@@ -84,7 +85,11 @@ pub fn deliver(
         memory.check_writable(*addr, *size).map_err(|_| BadBuffer)?;
     }
     let total: usize = ranges.iter().map(|(_, size)| size).sum();
-    while inbox.is_some_and(|inbox| inbox.pop_into(batch, total - batch.len())) {}
+    if let Some((inbox, fabric)) = source {
+        // What is not recorded yet does not leave: its sender's request might be done again.
+        let _recorded = fabric.inner.lock();
+        while inbox.pop_into(batch, total - batch.len()) {}
+    }
     if total - batch.len() >= DATAGRAM_HEADER {
         batch.extend_from_slice(&TERMINATOR);
     }

@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_mem::{MemoryMap, Pages};
 use vmlane_port::{Budget, Lanes};
+use vmlane_state::Journal;
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
     MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
@@ -22,6 +23,7 @@ use crate::irq::Interrupts;
 use super::broker::Pair;
 use super::endpoint::{After, Endpoint, Failed, Hosted, is_host};
 use super::inbox::{Account, Inbox};
+use super::record::{self, Dirty};
 use super::signals::Signals;
 use super::stats::{Refusal, VmciStats};
 use super::stream::{Connection, Key};
@@ -106,6 +108,8 @@ pub(super) struct Context {
     /// Its datagrams go through byte ports: a handshake takes long.
     pub slow: bool,
     pub bitmap: Option<Pages>,
+    /// Address of the bitmap's page, and its shift.
+    pub bitmap_at: Option<(u64, u32)>,
     /// Doorbell resource to index in the bitmap.
     pub doorbells: HashMap<u32, usize>,
     pub pairs: usize,
@@ -123,6 +127,7 @@ impl Context {
             ready: false,
             slow: false,
             bitmap: None,
+            bitmap_at: None,
             doorbells: HashMap::new(),
             pairs: 0,
             pair_bytes: 0,
@@ -151,6 +156,8 @@ pub struct Caller<'a> {
     pub memory: &'a MemoryMap,
     pub pages: PageFormat,
     pub stats: &'a VmciStats,
+    /// Number of the request that the call came with: done once, whoever does it.
+    pub request: u64,
 }
 
 #[derive(Default)]
@@ -174,6 +181,14 @@ pub(super) struct Inner {
     pub last_resource: u32,
     /// Calls to make once the lock is free.
     pub after: Vec<After>,
+    /// What has changed since the last commit.
+    pub dirty: Vec<Dirty>,
+    /// The last pair's.
+    pub serial: u64,
+    /// How many daemons came before.
+    pub generation: u64,
+    /// By context: the last request of a predecessor that was done, and its result.
+    pub executed: HashMap<u32, (u64, i32)>,
 }
 
 impl Inner {
@@ -212,12 +227,19 @@ impl Inner {
 pub struct Fabric {
     pub(super) inner: Mutex<Inner>,
     pub(super) lanes: Arc<dyn Lanes>,
+    /// For a successor, if there may be one.
+    pub(super) log: Option<Arc<Journal>>,
 }
 
 impl Fabric {
     /// A fabric without VMs, whose streams are moved by `lanes`.
     pub fn new(lanes: Arc<dyn Lanes>) -> Arc<Fabric> {
-        Arc::new(Fabric { inner: Mutex::default(), lanes })
+        Fabric::recorded(lanes, None)
+    }
+
+    /// One whose state is recorded for a successor.
+    pub fn recorded(lanes: Arc<dyn Lanes>, log: Option<Journal>) -> Arc<Fabric> {
+        Arc::new(Fabric { inner: Mutex::default(), lanes, log: log.map(Arc::new) })
     }
 
     /// Makes a VM known. Its device may be created next.
@@ -255,18 +277,27 @@ impl Fabric {
     /// Creates the queue of a VM's device.
     pub(super) fn open(&self, cid: u32, irqs: Arc<dyn Interrupts>) -> Option<Arc<Inbox>> {
         let mut inner = self.inner.lock();
+        let first = record::first_number(inner.generation);
         let context = inner.contexts.get_mut(&cid)?;
         let signals = Signals::new(irqs, context.stats.clone());
-        let inbox = Arc::new(Inbox::new(context.spec.limits.inbox_bytes, signals, context.stats.clone()));
+        let inbox = Arc::new(Inbox::new(
+            context.spec.limits.inbox_bytes,
+            signals,
+            context.stats.clone(),
+            (cid, self.log.clone(), first),
+        ));
         context.inbox = Some(inbox.clone());
         Some(inbox)
     }
 
     /// The driver is there (its probe is over). `slow`: it sends byte by byte.
     pub(super) fn set_ready(&self, cid: u32, slow: bool) {
-        if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
+        let mut inner = self.inner.lock();
+        if let Some(context) = inner.contexts.get_mut(&cid) {
             context.ready = true;
             context.slow = slow;
+            inner.dirty.push(Dirty::Context(cid));
+            self.commit(&mut inner);
         }
     }
 
@@ -274,6 +305,9 @@ impl Fabric {
     /// RESULT_LOW: negative error, or what the destination defines (total size when routed).
     pub fn send(&self, caller: Caller<'_>, bytes: &[u8]) -> i32 {
         caller.stats.datagrams_sent.inc();
+        if let Some(result) = self.executed(caller) {
+            return result;
+        }
         self.dispatch(caller, bytes).unwrap_or_else(|refusal| refusal.count(caller.stats))
     }
 
@@ -308,15 +342,16 @@ impl Fabric {
         }
         let total = DATAGRAM_HEADER + payload_size;
         if dst.resource == CONTROL_RESOURCE {
-            self.control(caller, src, dst.context, payload)?;
+            self.control(caller, src, dst.context, payload, total as i32)?;
         } else {
-            self.route(caller.cid, dst, &bytes[..total])?;
+            self.route(caller, dst, &bytes[..total])?;
         }
         Ok(total as i32)
     }
 
-    fn route(&self, from: u32, dst: Handle, bytes: &[u8]) -> Result<(), Refusal> {
-        let inner = self.inner.lock();
+    fn route(&self, caller: Caller<'_>, dst: Handle, bytes: &[u8]) -> Result<(), Refusal> {
+        let from = caller.cid;
+        let mut inner = self.inner.lock();
         let to = if dst.context == CID_WELL_KNOWN {
             let group = inner.context(from)?.spec.group.clone();
             *inner.well_known.get(&(group, dst.resource)).ok_or(Refusal::Destination)?
@@ -335,50 +370,78 @@ impl Fabric {
             return if taken { Ok(()) } else { Err(Refusal::Full) };
         }
         let inbox = inner.reach(from, to)?.clone();
-        drop(inner);
-        if inbox.push(Account::Ordinary, from, bytes.into()) { Ok(()) } else { Err(Refusal::Full) }
+        if !inbox.push(Account::Ordinary, from, bytes.into()) {
+            return Err(Refusal::Full);
+        }
+        self.settle(&mut inner, caller, bytes.len() as i32);
+        Ok(())
     }
 
     /// Everything a context holds goes: driver unloaded, function reset, VMM gone, a new probe. Its
     /// CID and its counters stay. Blocks until no worker touches its memory any more.
     pub fn reset(&self, cid: u32) {
-        let leaving = {
+        let (leaving, dirty) = {
             let mut inner = self.inner.lock();
             let Some(context) = inner.contexts.get_mut(&cid) else { return };
             context.ready = false;
             context.bitmap = None;
-            context.doorbells.clear();
+            context.bitmap_at = None;
+            let doorbells = std::mem::take(&mut context.doorbells).into_keys();
+            let gone = doorbells.map(|resource| Dirty::Doorbell(cid, resource));
             if let Some(inbox) = &context.inbox {
                 inbox.signals.reset();
                 inbox.clear();
             }
-            inner.well_known.retain(|_, owner| *owner != cid);
-            let leaving = inner.detach_all(cid, |_| true);
-            inner.orphan_pairs(cid);
-            inner.forget_connections(cid);
-            leaving
+            let mut gone: Vec<Dirty> = gone.collect();
+            gone.push(Dirty::Context(cid));
+            inner.dirty.extend(gone);
+            let Inner { well_known, dirty, .. } = &mut *inner;
+            well_known.retain(|(_, resource), owner| {
+                if *owner == cid {
+                    dirty.push(Dirty::WellKnown(cid, *resource));
+                }
+                *owner != cid
+            });
+            inner.apart(|inner| {
+                let leaving = inner.detach_all(cid, |_| true);
+                inner.orphan_pairs(cid);
+                inner.forget_connections(cid);
+                leaving
+            })
         };
         self.lanes.leave(&leaving);
         self.run_after();
+        let mut inner = self.inner.lock();
         // Ends that were told while the context left may have queued something for it.
-        if let Some(inbox) = self.inner.lock().contexts.get(&cid).and_then(|context| context.inbox.clone()) {
+        if let Some(inbox) = inner.contexts.get(&cid).and_then(|context| context.inbox.clone()) {
             inbox.clear();
         }
+        inner.executed.remove(&cid);
+        inner.dirty.extend(dirty);
+        inner.dirty.push(Dirty::Executed(cid));
+        self.commit(&mut inner);
     }
 
     /// Guest addresses `[start, start + len)` go away: whatever lies there ends as if detached.
     pub fn unmap(&self, cid: u32, start: u64, len: u64) {
-        let leaving = {
+        let (leaving, dirty) = {
             let mut inner = self.inner.lock();
             let Some(context) = inner.contexts.get_mut(&cid) else { return };
             if context.bitmap.as_ref().is_some_and(|pages| pages.touches(start, len)) {
                 context.bitmap = None;
+                context.bitmap_at = None;
+                inner.dirty.push(Dirty::Context(cid));
             }
-            inner.detach_all(cid, |ranges| {
-                ranges.iter().any(|&(at, size)| at < start.saturating_add(len) && start < at + size)
+            inner.apart(|inner| {
+                inner.detach_all(cid, |ranges| {
+                    ranges.iter().any(|&(at, size)| at < start.saturating_add(len) && start < at + size)
+                })
             })
         };
         self.lanes.leave(&leaving);
+        let mut inner = self.inner.lock();
+        inner.dirty.extend(dirty);
+        self.commit(&mut inner);
     }
 
     /// For tests of fault containment: the VM's next register access panics inside its session.
@@ -407,6 +470,7 @@ impl Fabric {
             inner.remove_connection_as(key, Failed::Gone);
         }
         inner.pass_on_waiting(now);
+        self.commit(&mut inner);
         drop(inner);
         self.run_after();
     }

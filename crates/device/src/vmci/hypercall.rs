@@ -7,6 +7,7 @@ use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::fabric::{Caller, Fabric};
+use super::record::Dirty;
 use super::stats::Refusal;
 
 const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
@@ -27,15 +28,15 @@ impl Fabric {
             call::RESOURCES_QUERY => resources_query(payload),
             call::GET_CONTEXT_ID => Ok(caller.cid as i32),
             call::SET_NOTIFY_BITMAP => self.set_notify_bitmap(caller, payload),
-            call::DOORBELL_LINK => self.doorbell_link(caller.cid, payload),
-            call::DOORBELL_UNLINK => self.doorbell_unlink(caller.cid, payload),
+            call::DOORBELL_LINK => self.doorbell_link(caller, payload),
+            call::DOORBELL_UNLINK => self.doorbell_unlink(caller, payload),
             call::DOORBELL_NOTIFY => self.doorbell_notify(caller.cid, payload),
-            call::DATAGRAM_REQUEST_MAP => self.request_map(caller.cid, payload),
-            call::DATAGRAM_REMOVE_MAP => self.remove_map(caller.cid, payload),
+            call::DATAGRAM_REQUEST_MAP => self.request_map(caller, payload),
+            call::DATAGRAM_REMOVE_MAP => self.remove_map(caller, payload),
             // All applicable events are sent to everyone; Linux keeps its subscriptions to itself.
             call::EVENT_SUBSCRIBE | call::EVENT_UNSUBSCRIBE => known_event(payload),
             call::QUEUEPAIR_ALLOC => self.queue_pair_alloc(caller, payload),
-            call::QUEUEPAIR_DETACH => self.queue_pair_detach(caller.cid, read::<RawHandle>(payload)?.into()),
+            call::QUEUEPAIR_DETACH => self.queue_pair_detach(caller, read::<RawHandle>(payload)?.into()),
             _ => Err(Refusal::Call(VmciError::InvalidResource)),
         }
     }
@@ -49,11 +50,17 @@ impl Fabric {
         let addr = shifted(ppn, caller.pages.shift).ok_or(Refusal::Address)?;
         let page = [addr].into_iter();
         let pages = caller.memory.pages(page, caller.pages.shift).map_err(|_| Refusal::Address)?;
-        self.inner.lock().context_mut(caller.cid)?.bitmap = Some(pages);
+        let mut inner = self.inner.lock();
+        let context = inner.context_mut(caller.cid)?;
+        context.bitmap = Some(pages);
+        context.bitmap_at = Some((addr, caller.pages.shift));
+        inner.dirty.push(Dirty::Context(caller.cid));
+        self.settle(&mut inner, caller, 0);
         Ok(0)
     }
 
-    fn doorbell_link(&self, cid: u32, payload: &[u8]) -> Result<i32, Refusal> {
+    fn doorbell_link(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
+        let cid = caller.cid;
         let (handle, index) = read::<[U64; 2]>(payload).map(|[raw, index]| (handle(raw), index.get()))?;
         let mut inner = self.inner.lock();
         let context = inner.context_mut(cid)?;
@@ -68,15 +75,23 @@ impl Fabric {
             return Err(Refusal::Quota);
         }
         context.doorbells.insert(handle.resource, index as usize);
+        inner.dirty.push(Dirty::Doorbell(cid, handle.resource));
+        self.settle(&mut inner, caller, 0);
         Ok(0)
     }
 
-    fn doorbell_unlink(&self, cid: u32, payload: &[u8]) -> Result<i32, Refusal> {
+    fn doorbell_unlink(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
+        let cid = caller.cid;
         let handle: Handle = read::<RawHandle>(payload)?.into();
         let mut inner = self.inner.lock();
         let linked =
             handle.context == cid && inner.context_mut(cid)?.doorbells.remove(&handle.resource).is_some();
-        if linked { Ok(0) } else { Err(Refusal::Call(VmciError::NotFound)) }
+        if !linked {
+            return Err(Refusal::Call(VmciError::NotFound));
+        }
+        inner.dirty.push(Dirty::Doorbell(cid, handle.resource));
+        self.settle(&mut inner, caller, 0);
+        Ok(0)
     }
 
     /// Rings a doorbell of any VM that the caller may talk to: sets its byte, raises vector 1.
@@ -96,7 +111,8 @@ impl Fabric {
     }
 
     /// Pre-2010 drivers: a resource of the well-known context is mapped to whoever asks first.
-    fn request_map(&self, cid: u32, payload: &[u8]) -> Result<i32, Refusal> {
+    fn request_map(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
+        let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
         let context = inner.context(cid)?;
@@ -108,10 +124,13 @@ impl Fabric {
             return Err(Refusal::Quota);
         }
         inner.well_known.insert((group, resource), cid);
+        inner.dirty.push(Dirty::WellKnown(cid, resource));
+        self.settle(&mut inner, caller, 0);
         Ok(0)
     }
 
-    fn remove_map(&self, cid: u32, payload: &[u8]) -> Result<i32, Refusal> {
+    fn remove_map(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
+        let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
         let key = (inner.context(cid)?.spec.group.clone(), resource);
@@ -119,6 +138,8 @@ impl Fabric {
             return Err(Refusal::Call(VmciError::NotFound));
         }
         inner.well_known.remove(&key);
+        inner.dirty.push(Dirty::WellKnown(cid, resource));
+        self.settle(&mut inner, caller, 0);
         Ok(0)
     }
 }

@@ -9,10 +9,12 @@ use std::collections::{HashMap, VecDeque};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, MutexGuard};
+use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
 use super::notices::{Notice, Notices};
+use super::record;
 use super::signals::Signals;
 use super::stats::VmciStats;
 
@@ -75,17 +77,32 @@ enum Item {
 
 #[derive(Default)]
 struct Inner {
-    items: VecDeque<Item>,
+    /// With its number, for those that are recorded: notices are not, a successor sends them anew.
+    items: VecDeque<(u64, Item)>,
+    /// Number of the next one; grows over all daemons.
+    next: u64,
+    /// Numbers that the guest has and a record still speaks of.
+    consumed: Vec<u64>,
     /// For [`Item::Datagram`]s, by [`Account`].
     charges: [Charges; 2],
     /// Number of the other items.
     own: usize,
 }
 
+impl Inner {
+    fn number(&mut self) -> u64 {
+        let number = self.next;
+        self.next += 1;
+        number
+    }
+}
+
 /// The inbound queue of one guest.
 pub struct Inbox {
     inner: Mutex<Inner>,
     limit: usize,
+    cid: u32,
+    log: Option<Arc<Journal>>,
     pub signals: Signals,
     pub stats: Arc<VmciStats>,
     /// An interrupt is on its way and the guest has not come to fetch yet.
@@ -96,10 +113,18 @@ pub struct Inbox {
 
 impl Inbox {
     /// `limit`: bytes of ordinary datagrams that may wait; of control packets half as many may.
-    pub fn new(limit: usize, signals: Signals, stats: Arc<VmciStats>) -> Inbox {
+    /// What waits for `cid` is recorded in `log`, numbered from `first` on.
+    pub fn new(
+        limit: usize,
+        signals: Signals,
+        stats: Arc<VmciStats>,
+        (cid, log, first): (u32, Option<Arc<Journal>>, u64),
+    ) -> Inbox {
         Inbox {
-            inner: Mutex::default(),
+            inner: Mutex::new(Inner { next: first, ..Inner::default() }),
             limit,
+            cid,
+            log,
             signals,
             stats,
             announced: AtomicBool::new(false),
@@ -129,28 +154,112 @@ impl Inbox {
         if !inner.charges[account as usize].take(from, bytes.len(), limit, ordinary) {
             return false;
         }
-        inner.items.push_back(Item::Datagram { account, from, bytes });
+        let number = inner.number();
+        if let Some(log) = &self.log {
+            log.stage(record::item(self.cid, number), &record::waiting(Some((account, from)), &bytes));
+        }
+        inner.items.push_back((number, Item::Datagram { account, from, bytes }));
         drop(inner);
         self.announce();
         true
     }
 
-    /// Queues a packet of the device itself.
+    /// Queues a packet of the device itself, as part of what the caller commits.
     pub fn push_own(&self, bytes: Box<[u8]>) {
-        self.add_own(Item::Own(bytes));
+        let mut inner = self.inner.lock();
+        let number = inner.number();
+        if let Some(log) = &self.log {
+            log.stage(record::item(self.cid, number), &record::waiting(None, &bytes));
+        }
+        self.add_own(inner, (number, Item::Own(bytes)));
+    }
+
+    /// The same, committed at once and together with `also`.
+    pub fn push_told(&self, bytes: Box<[u8]>, also: (vmlane_state::Key, &[u8])) {
+        let mut inner = self.inner.lock();
+        let number = inner.number();
+        if let Some(log) = &self.log {
+            let waiting = record::waiting(None, &bytes);
+            log.write_all(&[
+                (record::item(self.cid, number), Some(waiting.as_slice())),
+                (also.0, Some(also.1)),
+            ]);
+        }
+        self.add_own(inner, (number, Item::Own(bytes)));
     }
 
     /// Queues a notice; the caller has made sure that none of its kind waits.
     pub fn push_notice(&self, notices: Arc<Notices>, notice: Notice) {
-        self.add_own(Item::Notice(notices, notice));
+        self.add_own(self.inner.lock(), (0, Item::Notice(notices, notice)));
     }
 
-    fn add_own(&self, item: Item) {
-        let mut inner = self.inner.lock();
+    fn add_own(&self, mut inner: MutexGuard<'_, Inner>, item: (u64, Item)) {
         inner.own += 1;
         inner.items.push_back(item);
         drop(inner);
         self.announce();
+    }
+
+    /// Numbers what comes from now on from `first` on.
+    pub fn number_from(&self, first: u64) {
+        self.inner.lock().next = first;
+    }
+
+    /// What the records say was waiting, in order, in front of everything else.
+    pub fn restore_first(&self, waiting: Vec<(u64, Option<(Account, u32)>, Box<[u8]>)>) {
+        let mut inner = self.inner.lock();
+        for (number, account, bytes) in waiting.into_iter().rev() {
+            let item = match account {
+                Some((account, from)) => {
+                    let charges = &mut inner.charges[account as usize];
+                    charges.bytes += bytes.len();
+                    *charges.from.entry(from).or_default() += bytes.len();
+                    Item::Datagram { account, from, bytes }
+                }
+                None => {
+                    inner.own += 1;
+                    Item::Own(bytes)
+                }
+            };
+            inner.items.push_front((number, item));
+        }
+    }
+
+    /// The device's predecessor had handed out everything below `number`.
+    pub fn drop_below(&self, number: u64) {
+        let mut out = Vec::new();
+        loop {
+            let waits = self.inner.lock().items.iter().any(|(own, _)| (1..number).contains(own));
+            if !waits || !self.pop_into(&mut out, usize::MAX) {
+                return;
+            }
+            out.clear();
+        }
+    }
+
+    /// Number below which the guest has everything.
+    pub fn taken(&self) -> u64 {
+        let inner = self.inner.lock();
+        inner.items.iter().map(|(number, _)| *number).find(|number| *number != 0).unwrap_or(inner.next)
+    }
+
+    /// What the guest has got is recorded by its device: the records of it may go.
+    pub fn forget_consumed(&self) {
+        let mut inner = self.inner.lock();
+        let consumed = std::mem::take(&mut inner.consumed);
+        if let Some(log) = &self.log
+            && !consumed.is_empty()
+        {
+            let gone: Vec<_> =
+                consumed.iter().map(|&number| (record::item(self.cid, number), None)).collect();
+            log.write_all(&gone);
+        }
+    }
+
+    /// Whether a guest was announced something or not: it looks.
+    pub fn announce_again(&self) {
+        self.announced.store(true, Ordering::SeqCst);
+        self.signals.raise(CAUSE_DATAGRAM);
     }
 
     fn announce(&self) {
@@ -188,7 +297,7 @@ impl Inbox {
         let mut inner = self.inner.lock();
         let start = out.len();
         loop {
-            let Some(item) = inner.items.front() else { return false };
+            let Some((_, item)) = inner.items.front() else { return false };
             let len = match item {
                 Item::Datagram { bytes, .. } | Item::Own(bytes) => bytes.len(),
                 Item::Notice(..) => super::notices::NOTICE_LEN,
@@ -196,7 +305,10 @@ impl Inbox {
             if padded(len) > room {
                 return false;
             }
-            let item = inner.items.pop_front();
+            let (number, item) = inner.items.pop_front().unzip();
+            if let Some(number) = number.filter(|number| *number != 0 && self.log.is_some()) {
+                inner.consumed.push(number);
+            }
             inner.own -= usize::from(matches!(item, Some(Item::Own(_) | Item::Notice(..))));
             match item {
                 Some(Item::Datagram { account, from, bytes }) => {
@@ -219,7 +331,15 @@ impl Inbox {
 
     /// Forgets everything that waits.
     pub fn clear(&self) {
-        *self.inner.lock() = Inner::default();
+        let mut inner = self.inner.lock();
+        if let Some(log) = &self.log {
+            let numbers = inner.items.iter().map(|(number, _)| *number).chain(inner.consumed.iter().copied());
+            numbers.filter(|number| *number != 0).for_each(|number| {
+                log.stage_removal(record::item(self.cid, number));
+            });
+        }
+        *inner = Inner { next: inner.next, ..Inner::default() };
+        drop(inner);
         self.announced.store(false, Ordering::SeqCst);
     }
 }

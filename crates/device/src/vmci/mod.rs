@@ -28,6 +28,7 @@ mod notices;
 mod pace;
 mod ports;
 mod queue_pair;
+mod record;
 mod shared;
 mod signals;
 mod stats;

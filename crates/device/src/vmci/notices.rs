@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_port::End;
+use vmlane_state::Journal;
 use vmlane_wire::vmci::{DATAGRAM_HEADER, DatagramHeader, Handle, QueuePairEvent, datagram, event};
 use vmlane_wire::vmci_stream::{
     CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
@@ -16,6 +17,7 @@ use vmlane_wire::vmci_stream::{
 use zerocopy::IntoBytes;
 
 use super::inbox::Inbox;
+use super::record;
 
 /// Bytes of a notice as a datagram.
 pub const NOTICE_LEN: usize = DATAGRAM_HEADER + CONTROL_PACKET;
@@ -55,6 +57,14 @@ pub struct Address {
     pub peer_port: u32,
 }
 
+/// Which end of which queue pair it is, as records name them.
+#[derive(Clone, Debug, Default)]
+pub struct Place {
+    pub log: Option<Arc<Journal>>,
+    pub serial: u64,
+    pub side: u64,
+}
+
 /// When the guest may get its first notice.
 #[derive(Clone, Copy, Debug)]
 enum Hold {
@@ -66,6 +76,8 @@ enum Hold {
 /// The device's voice towards one guest's end of a connection.
 pub struct Notices {
     inbox: Arc<Inbox>,
+    /// Its pair and end, for a successor.
+    place: Place,
     /// `None` for a queue pair outside any vSockets connection: events only.
     address: Option<Address>,
     /// The guest's own context id.
@@ -75,8 +87,9 @@ pub struct Notices {
     protocol: Protocol,
     /// Bits of [`Notice`] that wait in the inbox.
     queued: AtomicU8,
-    /// Ends already told, one bit each.
+    /// Ends already told, one bit each; and those of them that are recorded as such.
     told: AtomicU8,
+    recorded: AtomicU8,
     closed: AtomicBool,
     hold: Mutex<Hold>,
     /// False once `hold` is over for good: the common case, looked at without the lock.
@@ -102,9 +115,12 @@ impl Notices {
         (handle, peer_cid): (Handle, u32),
         protocol: Protocol,
         hold: bool,
+        place: Place,
     ) -> Arc<Notices> {
         Arc::new(Notices {
             inbox,
+            place,
+            recorded: AtomicU8::new(0),
             address,
             cid,
             handle,
@@ -271,11 +287,29 @@ impl Notices {
         self.tell(end);
     }
 
+    /// A predecessor had told these ends.
+    pub fn restore_told(&self, bits: u8) {
+        self.told.store(bits, Ordering::SeqCst);
+        self.recorded.store(bits, Ordering::SeqCst);
+    }
+
+    /// Where the guest reads `bytes` that its peer has left, from index `tail` on.
+    pub fn keep(&self, tail: u64, bytes: &[u8]) {
+        if let Some(log) = &self.place.log {
+            log.write((record::SPILL, self.place.serial, self.place.side), &record::spill(tail, bytes));
+        }
+    }
+
+    fn queue(&self, end: End, bytes: Box<[u8]>) {
+        let bits = self.recorded.fetch_or(1 << end as u8, Ordering::SeqCst) | 1 << end as u8;
+        self.inbox.push_told(bytes, ((record::TOLD, self.place.serial, self.place.side), &[bits]));
+    }
+
     fn tell(&self, end: End) {
         if end == End::Detached {
             let event = QueuePairEvent::new(event::QP_PEER_DETACH, self.handle, self.peer_cid);
             let dst = Handle::new(self.cid, vmlane_wire::vmci::EVENT_RESOURCE);
-            self.inbox.push_own(datagram(dst, Handle::new(0, 0), event.as_bytes()).into());
+            self.queue(end, datagram(dst, Handle::new(0, 0), event.as_bytes()).into());
             return;
         }
         let Some(address) = self.address else { return };
@@ -287,7 +321,7 @@ impl Notices {
         };
         let mut bytes = control_header(&address).as_bytes().to_vec();
         bytes.extend_from_slice(packet.as_bytes());
-        self.inbox.push_own(bytes.into());
+        self.queue(end, bytes.into());
     }
 
     /// The engine has let go of this end: after what was held back, nothing more is said.

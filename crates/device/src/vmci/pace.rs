@@ -10,6 +10,7 @@ use std::time::{Duration, Instant};
 
 use super::fabric::Inner;
 use super::handshake::Role;
+use super::record::Dirty;
 use super::stream::{Connection, Key};
 
 /// Handshakes of one slow guest that are under way at once.
@@ -87,6 +88,7 @@ impl Inner {
         let Some(connection) = self.connections.get_mut(&key) else { return };
         let server = connection.server_as_known(key);
         let Some(request) = connection.release(now) else { return };
+        self.dirty.push(Dirty::Connection(key));
         if self.forward(key, &self.connections[&key], Role::Client, request).is_err() {
             // The program was told that its packet went out: it learns like this that it led nowhere.
             self.remove_connection(key);

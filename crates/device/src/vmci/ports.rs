@@ -4,6 +4,7 @@
 //! endless stream in pages of 4096 bytes, where a datagram starts only where every known driver looks
 //! for one (`docs/devices/vmci.md`, "Port path").
 
+use vmlane_state::{Reader, Writer};
 use vmlane_wire::vmci::{
     CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL,
 };
@@ -65,6 +66,15 @@ impl Assembler {
         std::mem::take(&mut self.bytes)
     }
 
+    /// Adds what a successor must know.
+    pub fn record(&self, out: &mut Writer) {
+        out.u64(self.skip).bytes(&self.bytes);
+    }
+
+    pub fn from_record(from: &mut Reader<'_>) -> Option<Assembler> {
+        Some(Assembler { skip: from.u64()?, bytes: from.bytes()?.to_vec() })
+    }
+
     /// Starts afresh, keeping a buffer of moderate size.
     pub fn restart(&mut self, mut buffer: Vec<u8>) {
         buffer.clear();
@@ -109,6 +119,16 @@ impl Stream {
             inbox.fetched();
         }
         byte.unwrap_or(0xff)
+    }
+
+    /// Adds what a successor must know.
+    pub fn record(&self, out: &mut Writer) {
+        out.u32(self.at as u32).flag(self.filling).bytes(&self.current[self.served..]);
+    }
+
+    pub fn from_record(from: &mut Reader<'_>) -> Option<Stream> {
+        let (at, filling) = (from.u32()? as usize % PAGE, from.flag()?);
+        Some(Stream { current: from.bytes()?.to_vec(), served: 0, at, filling })
     }
 
     pub fn reset(&mut self) {

@@ -71,6 +71,9 @@ pub trait QueueMemory: Send {
     fn took(&self, _bytes: usize) {}
     fn gave(&self, _bytes: usize) {}
 
+    /// The peer has left `bytes`, which go to index `tail` and behind.
+    fn keep(&self, _tail: u64, _bytes: &[u8]) {}
+
     /// Tells the guest how its stream ends.
     fn tell(&self, _end: End) {}
 
@@ -185,6 +188,29 @@ impl<M: QueueMemory> QueuePairPort<M> {
     /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
     pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
         QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
+    }
+
+    /// An end that a predecessor had in hand. `cur`: the first byte of the produce ring that the peer does
+    /// not have, which is the tail that the peer sees, because both rings are of one size and began
+    /// together; `None` if there is no peer any more. The guest's own words are checked like any others.
+    pub fn resumed(
+        memory: M,
+        produce_size: u64,
+        consume_size: u64,
+        (published, tail): (u64, u64),
+        cur: Option<u64>,
+    ) -> Option<Self> {
+        let inside = |index: u64, size: u64| index < size || size == 0 && index == 0;
+        let cur = cur.unwrap_or(published);
+        let head = memory.load_head();
+        let sound = inside(published, produce_size) && inside(cur, produce_size);
+        if !sound || !inside(tail, consume_size) || !inside(head, consume_size) {
+            return None;
+        }
+        let mut port = QueuePairPort::new(memory, produce_size, consume_size);
+        port.reading = Reading { size: produce_size, cur, published, tail: cur };
+        port.writing = Writing { tail, head, head_at_produce: head, unannounced: true, ..port.writing };
+        Some(port)
     }
 
     #[inline]
@@ -356,6 +382,10 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         self.memory.announces()
     }
 
+    fn keep(&mut self, bytes: &[u8]) {
+        self.memory.keep(self.writing.tail, bytes);
+    }
+
     fn end(&mut self, end: End) {
         self.memory.tell(end);
     }
@@ -396,6 +426,11 @@ impl GuestQueues {
         let protocol = notices.protocol();
         let counts = Default::default();
         GuestQueues { produce, consume, page_size, indices, notices, protocol, counts }
+    }
+
+    /// The head of the produce ring and the tail of the consume ring, as the guest was shown them last.
+    pub fn shown(&self) -> (u64, u64) {
+        (self.indices.our_head.load(), self.indices.our_tail.load())
     }
 
     fn flush(&self) {
@@ -489,6 +524,10 @@ impl QueueMemory for GuestQueues {
 
     fn gave(&self, bytes: usize) {
         self.counts.1.set(self.counts.1.get() + bytes as u64);
+    }
+
+    fn keep(&self, tail: u64, bytes: &[u8]) {
+        self.notices.keep(tail, bytes);
     }
 
     fn tell(&self, end: End) {

@@ -117,6 +117,17 @@ impl Signals {
         }
     }
 
+    /// As in a predecessor; whatever may have been pending is raised again by the caller.
+    pub fn restore(&self, mask: u32, enabled: bool) {
+        self.mask.store(mask, Ordering::SeqCst);
+        self.enabled.store(enabled, Ordering::SeqCst);
+    }
+
+    /// CONTROL.INT_ENABLE is in force.
+    pub fn is_enabled(&self) -> bool {
+        self.enabled.load(Ordering::SeqCst)
+    }
+
     pub fn reset(&self) {
         self.enabled.store(false, Ordering::SeqCst);
         self.mask.store(0, Ordering::SeqCst);

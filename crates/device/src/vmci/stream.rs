@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vmlane_port::{LaneId, Shutdown, Side};
+use vmlane_port::{End, LaneId, Shutdown, Side};
+use vmlane_state::{Reader, Writer};
 use vmlane_wire::vmci::{CID_HOST, DatagramHeader, Handle, VmciError};
 use vmlane_wire::vmci_stream::{
     CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
@@ -21,6 +22,7 @@ use super::fabric::{Caller, Fabric, Inner};
 use super::handshake::{Role, State, Verdict, verdict};
 use super::inbox::Account;
 use super::notices::{Notices, Protocol};
+use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
 
 /// A (CID, port) pair.
@@ -109,6 +111,67 @@ impl Connection {
     pub fn offer(&mut self, handle: Handle) {
         self.handle = Some(handle);
         self.advance(State::Offered);
+    }
+
+    /// Its ATTACH has been passed on.
+    pub fn is_attached(&self) -> bool {
+        self.state == State::Established
+    }
+
+    /// How each end's bytes end, as far as it has said.
+    pub fn pending_ends(&self) -> [Vec<End>; 2] {
+        self.said.each_ref().map(|said| {
+            let ends = [(SAID_SEND, End::Finished), (SAID_RESET, End::Reset)];
+            ends.into_iter().filter(|(bit, _)| said.get() & bit != 0).map(|(_, end)| end).collect()
+        })
+    }
+
+    /// What each end is told at once because of what its peer has said.
+    pub fn refusals(&self) -> [Option<End>; 2] {
+        let said = |end: usize| self.said[end].get() & SAID_RECEIVE != 0;
+        [said(1), said(0)].map(|refused| refused.then_some(End::Refused))
+    }
+
+    pub fn to_record(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u8(self.state as u8).option(self.via_host.map(u64::from));
+        out.flag(self.protocol == Protocol::Pkt).flag(self.handle.is_some());
+        let handle = self.handle.unwrap_or(Handle::INVALID);
+        out.u32(handle.context).u32(handle.resource).flag(self.client_left);
+        out.u8(self.said[0].get()).u8(self.said[1].get()).flag(self.counted);
+        out.bytes(self.waiting.as_ref().map_or(&[], |packet| packet.as_bytes()));
+        out.0
+    }
+
+    pub fn from_record(record: &[u8]) -> Option<Connection> {
+        let mut from = Reader::new(record);
+        let states = [State::Requested, State::Negotiated, State::Offered, State::Established];
+        let state = *states.get(usize::from(from.u8()?))?;
+        let via_host = from.option()?.map(|port| port as u32);
+        let protocol = if from.flag()? { Protocol::Pkt } else { Protocol::Qstate };
+        let named = from.flag()?;
+        let handle = Handle::new(from.u32()?, from.u32()?);
+        let client_left = from.flag()?;
+        let said = [Cell::new(from.u8()?), Cell::new(from.u8()?)];
+        let counted = from.flag()?;
+        let waiting = ControlPacket::parse(from.bytes()?);
+        from.end()?;
+        let handle = named.then_some(handle);
+        Some(Connection {
+            state,
+            protocol,
+            handle,
+            client_left,
+            said,
+            counted,
+            waiting,
+            ..Connection::new(via_host)
+        })
+    }
+
+    /// Counts against its client's quota.
+    pub fn is_counted(&self) -> bool {
+        self.counted
     }
 
     pub fn state(&self) -> State {
@@ -211,6 +274,7 @@ impl Inner {
     pub(super) fn remove_connection_as(&mut self, key: Key, why: Failed) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
         self.party_failed(&connection, why);
+        self.dirty.push(Dirty::Connection(key));
         if let Some(client) = self.contexts.get_mut(&key.client.0).filter(|_| connection.counted) {
             client.connections -= 1;
         }
@@ -219,8 +283,9 @@ impl Inner {
 
     /// The VM is removed; connections that its peers still hold outlive it.
     pub(super) fn disown_connections(&mut self, cid: u32) {
-        for (_, connection) in self.connections.iter_mut().filter(|(key, _)| key.client.0 == cid) {
+        for (key, connection) in self.connections.iter_mut().filter(|(key, _)| key.client.0 == cid) {
             connection.counted = false;
+            self.dirty.push(Dirty::Connection(*key));
         }
     }
 
@@ -281,6 +346,7 @@ impl Fabric {
         src: Handle,
         dst_cid: u32,
         payload: &[u8],
+        result: i32,
     ) -> Result<(), Refusal> {
         let (cid, stats) = (caller.cid, caller.stats);
         let body = ControlPacket::parse(payload).ok_or(Refusal::Size(VmciError::InvalidArgs))?;
@@ -296,6 +362,7 @@ impl Fabric {
             if let Some(inbox) = inner.context(cid)?.reachable_inbox() {
                 inbox.push(Account::Control, CID_HOST, control_datagram(addressed, sender, invalid));
             }
+            self.settle(&mut inner, caller, result);
             return Ok(());
         };
         let packet = Packet { sender, addressed, kind, body };
@@ -306,18 +373,38 @@ impl Fabric {
             Some(forward) => ((forward.to_cid, forward.to_port), via_host),
             // The host itself, if its programs take part.
             None if via_host.is_none() || inner.is_hosted(CID_HOST) => (addressed, None),
-            None => return refuse(&inner, &packet, stats),
+            None => {
+                let refused = refuse(&inner, &packet, stats);
+                self.settle(&mut inner, caller, result);
+                return refused;
+            }
         };
         let as_client = Key { client: sender, server: peer };
         let as_server = Key { client: peer, server: sender };
         if matches!(kind, PacketType::Request | PacketType::Request2) {
             let outcome = request(&mut inner, as_client, via_host, packet.body, stats);
+            inner.dirty.push(Dirty::Connection(as_client));
+            match &outcome {
+                Ok(()) => self.settle(&mut inner, caller, result),
+                Err(_) => self.commit(&mut inner),
+            }
             drop(inner);
             self.run_after();
             return outcome;
         }
+        let notice = matches!(
+            kind,
+            PacketType::Wrote | PacketType::Read | PacketType::WaitingRead | PacketType::WaitingWrite
+        );
         let outcome = self.answer(&mut inner, (as_client, as_server), packet, stats);
         inner.pass_on_waiting(Instant::now());
+        if !notice || !inner.dirty.is_empty() {
+            inner.dirty.extend([as_client, as_server].map(Dirty::Connection));
+            match &outcome {
+                Ok(()) => self.settle(&mut inner, caller, result),
+                Err(_) => self.commit(&mut inner),
+            }
+        }
         drop(inner);
         self.run_after();
         outcome
@@ -522,6 +609,7 @@ fn offer(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Resu
     inner.forward(key, connection, Role::Client, packet.body)?;
     if let Some(pair) = inner.pairs.get_mut(&handle) {
         pair.connection = Some(key);
+        inner.dirty.push(Dirty::Pair(pair.serial));
     }
     if let Some(connection) = inner.connections.get_mut(&key) {
         connection.handle = Some(handle);

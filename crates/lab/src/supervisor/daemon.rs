@@ -179,6 +179,12 @@ pub fn answers(plan: &Plan) -> bool {
     UnixStream::connect(plan.daemon_runtime().join("control.sock")).is_ok()
 }
 
+/// The process that answers there.
+pub fn pid(plan: &Plan) -> Option<u32> {
+    let client = vmlane_api::Client::connect(&plan.daemon_runtime()).ok()?;
+    Some(client.with_timeout(std::time::Duration::from_secs(2)).ping().ok()?.pid)
+}
+
 /// The QEMU arguments that attach `guest` to the daemon.
 pub fn qemu_args(plan: &Plan, guest: &str) -> Result<Vec<String>> {
     let output = Command::new(&plan.vmlane)

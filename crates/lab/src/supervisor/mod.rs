@@ -16,6 +16,7 @@ use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufRead, Write};
 use std::os::unix::net::UnixListener;
+use std::os::unix::process::ExitStatusExt;
 use std::process::{ExitStatus, Stdio};
 use std::sync::Arc;
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
@@ -29,12 +30,17 @@ use crate::plan::{DaemonStatus, Plan, Reply, Report, Request, Status};
 use crate::qemu::Boot;
 use machine::Machine;
 
+/// How long a daemon that died is gone at least.
+const RESTART: Duration = Duration::from_millis(50);
+
 /// What the main thread reacts to.
 pub enum Event {
     GuestUp,
     /// A QEMU ended; its process id.
     GuestEnded(u32, ExitStatus),
     DaemonEnded(ExitStatus),
+    /// The daemon is to be there again.
+    RestartDaemon,
     Request(Request, Sender<Reply>),
     /// A signal, or the starter went away.
     Stop(&'static str),
@@ -176,6 +182,38 @@ impl Supervisor {
         Ok(())
     }
 
+    fn restart_daemon_in(&self, delay: Duration) {
+        let sender = self.sender.clone();
+        std::thread::spawn(move || {
+            std::thread::sleep(delay);
+            let _ = sender.send(Event::RestartDaemon);
+        });
+    }
+
+    /// Starts the daemon again, or goes on with one that took its place.
+    fn restart_daemon(&mut self) -> Result<()> {
+        let sender = self.sender.clone();
+        if let Some(pid) = daemon::pid(&self.plan) {
+            let handle = Handle::open(pid)?;
+            let watched = Handle::open(pid)?;
+            std::thread::spawn(move || {
+                while !watched.wait(Duration::from_secs(3600)) {}
+                // How it ended is not for us to know: it is no child of ours.
+                let _ = sender.send(Event::DaemonEnded(ExitStatus::from_raw(1 << 8)));
+            });
+            eprintln!("vmlane lab: the daemon is process {pid} now");
+            self.daemon = Some(handle);
+            return Ok(());
+        }
+        let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));
+        command.stdin(Stdio::null());
+        let handle = self.spawn(command, &self.plan.daemon_log(), move |_, status| {
+            let _ = sender.send(Event::DaemonEnded(status));
+        })?;
+        self.daemon = Some(handle);
+        Ok(())
+    }
+
     /// Starts a child with its output in `log`; `ended` runs when it has ended.
     fn spawn(
         &self,
@@ -226,7 +264,8 @@ impl Supervisor {
                 Ok(Event::Request(_, reply)) => {
                     let _ = reply.send(Reply::Error("the lab is still coming up".into()));
                 }
-                Ok(Event::GuestUp | Event::Detached) | Err(RecvTimeoutError::Timeout) => {}
+                Ok(Event::GuestUp | Event::Detached | Event::RestartDaemon)
+                | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => bail!("no more events"),
             }
             let late = Instant::now() > deadline;
@@ -268,6 +307,17 @@ impl Supervisor {
             Event::DaemonEnded(status) => {
                 eprintln!("vmlane lab: the daemon ended: {status}");
                 self.daemon = None;
+                // One that was stopped stays so; one that died comes back, as under any supervisor.
+                if !status.success() {
+                    self.restart_daemon_in(RESTART);
+                }
+            }
+            Event::RestartDaemon => {
+                if self.daemon.is_none()
+                    && let Err(error) = self.restart_daemon()
+                {
+                    eprintln!("vmlane lab: the daemon cannot be started again: {error:#}");
+                }
             }
             Event::Request(request, reply) => {
                 let down = matches!(request, Request::Down);

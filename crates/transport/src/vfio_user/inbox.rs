@@ -1,6 +1,6 @@
 //! The receiving half of a session: bytes and descriptors in, whole messages out.
 //!
-//! One fixed buffer, one `recvmsg` a read. A read may bring several messages or a piece of one. The
+//! One fixed buffer (in the session's mail), one `recvmsg` a read. A read may bring several messages or a piece of one. The
 //! kernel ends a read at the first chunk that carried descriptors, so those belong to the last
 //! message *begun* in that read; they wait beside it until it is complete.
 
@@ -11,6 +11,8 @@ use std::os::fd::{AsFd, OwnedFd};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use vmlane_wire::vfio_user::{HEADER, Header, MAX_MESSAGE, split};
+
+use super::mail::Mail;
 
 /// Descriptors one message may carry; QEMU refuses servers that announce more than 16.
 pub const MAX_FDS: usize = 16;
@@ -43,11 +45,14 @@ pub enum Received {
 }
 
 pub struct Inbox {
-    buffer: Box<[u8]>,
-    /// Bytes received and not yet taken: `buffer[start..end]`.
+    /// Number of the message at `start`, counted over all daemons that served the session.
+    number: u64,
+    /// Bytes received and not yet done with: `start..end` of the mail.
     start: usize,
     end: usize,
-    /// Position in the stream of `buffer[start]`.
+    /// Bytes of the message that is being served.
+    serving: usize,
+    /// Position in the stream of `start`.
     position: u64,
     /// Descriptors by the position of the message they came with. Two entries at most: a message
     /// under way and the one that ended the last read.
@@ -58,8 +63,48 @@ pub struct Inbox {
 
 impl Inbox {
     pub fn new() -> Inbox {
-        let buffer = vec![0; MAX_MESSAGE].into_boxed_slice();
-        Inbox { buffer, start: 0, end: 0, position: 0, fds: Vec::new(), surplus: 0 }
+        let (number, fds) = (1, Vec::new());
+        Inbox { number, start: 0, end: 0, serving: 0, position: 0, fds, surplus: 0 }
+    }
+
+    /// Goes on with a predecessor's mail, from request `number` at `start` on.
+    pub fn resume(mail: &mut Mail, number: u64, start: usize) -> Inbox {
+        let buffer = mail.inbound();
+        let mut end = start.min(buffer.len());
+        while let Some((header, _)) = split::<Header>(&buffer[end..]) {
+            let size = header.size.get() as usize;
+            // What makes no sense ends the session when its turn comes.
+            if size == 0 {
+                break;
+            }
+            end = end.saturating_add(size.max(HEADER)).min(buffer.len());
+        }
+        let start = if end == start { 0 } else { start };
+        let end = if start == 0 && end <= HEADER { 0 } else { end };
+        mail.set_cursor(number, start);
+        Inbox { number, start, end, ..Inbox::new() }
+    }
+
+    /// Number of the message that [`Inbox::next`] gives.
+    pub fn number(&self) -> u64 {
+        self.number
+    }
+
+    /// Where it begins, and its bytes.
+    pub fn serving(&self) -> (usize, usize) {
+        (self.start, self.serving)
+    }
+
+    /// Gives a request of a predecessor its descriptors.
+    pub fn restore_fds(&mut self, fds: Vec<OwnedFd>) {
+        if !fds.is_empty() {
+            self.fds.push((self.position, fds));
+        }
+    }
+
+    /// Descriptors that the last read brought, and the number of the message they belong to.
+    pub fn last_fds(&self) -> Option<(u64, &[OwnedFd])> {
+        self.fds.last().map(|(_, fds)| (self.number, &fds[..]))
     }
 
     /// Bytes of an unfinished message.
@@ -68,15 +113,13 @@ impl Inbox {
     }
 
     /// Reads once. Call only when [`Self::next`] has returned nothing, so that there is room.
-    pub fn receive(&mut self, socket: impl AsFd, wait: bool) -> Result<Received, Errno> {
-        // Usually everything has been taken and this moves nothing.
-        self.buffer.copy_within(self.start..self.end, 0);
-        (self.start, self.end) = (0, self.end - self.start);
+    pub fn receive(&mut self, mail: &mut Mail, socket: impl AsFd, wait: bool) -> Result<Received, Errno> {
+        self.make_room(mail);
 
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
-        let room = &mut self.buffer[self.end..];
+        let room = &mut mail.inbound_mut()[self.end..];
         let got = loop {
             match recvmsg(&socket, &mut [IoSliceMut::new(room)], &mut control, flags) {
                 Ok(got) => break got.bytes,
@@ -92,17 +135,32 @@ impl Inbox {
         self.end += got;
         for message in control.drain() {
             if let RecvAncillaryMessage::ScmRights(fds) = message {
-                let owner = self.last_begun();
+                let owner = self.last_begun(mail);
                 self.keep(owner, fds);
             }
         }
         Ok(Received::Bytes)
     }
 
-    /// The next complete message, or nothing when more must be received first.
-    pub fn next(&mut self) -> Result<Option<Message<'_>>, StreamError> {
+    /// Begins with the first byte again if a message of any size might find no room. Usually everything
+    /// has been served and there is nothing to move.
+    fn make_room(&mut self, mail: &mut Mail) {
+        if self.start == 0 || self.pending() == 0 {
+            return;
+        }
+        let buffer = mail.inbound_mut();
+        buffer.copy_within(self.start..self.end, 0);
+        (self.start, self.end) = (0, self.end - self.start);
+        buffer[self.end..].fill(0);
+        mail.set_cursor(self.number, 0);
+    }
+
+    /// The next complete message, or nothing when more must be received first. It is there until
+    /// [`Inbox::done`].
+    pub fn next<'m>(&mut self, mail: &'m Mail) -> Result<Option<Message<'m>>, StreamError> {
         let have = self.pending();
-        let Some((header, _)) = split::<Header>(&self.buffer[self.start..self.end]) else { return Ok(None) };
+        let buffer = mail.inbound();
+        let Some((header, _)) = split::<Header>(&buffer[self.start..self.end]) else { return Ok(None) };
         let header = *header;
         let size = header.size.get() as usize;
         if size < HEADER {
@@ -116,17 +174,29 @@ impl Inbox {
         }
         let fds = self.claim();
         let payload = self.start + HEADER..self.start + size;
+        self.serving = size;
+        Ok(Some(Message { header, payload: &buffer[payload], fds }))
+    }
+
+    /// The message was served. Its bytes go first: a header that is left would be a request.
+    pub fn done(&mut self, mail: &mut Mail) {
+        let size = std::mem::take(&mut self.serving);
+        mail.inbound_mut()[self.start..self.start + size].fill(0);
         self.start += size;
         self.position += size as u64;
-        Ok(Some(Message { header, payload: &self.buffer[payload], fds }))
+        self.number += 1;
+        if self.start == self.end {
+            (self.start, self.end) = (0, 0);
+        }
+        mail.set_cursor(self.number, self.start);
     }
 
     /// Stream position of the last message of which at least one byte has arrived.
-    fn last_begun(&self) -> u64 {
+    fn last_begun(&self, mail: &Mail) -> u64 {
         let (mut at, mut last) = (self.start, self.start);
         while at < self.end {
             last = at;
-            let Some((header, _)) = split::<Header>(&self.buffer[at..self.end]) else { break };
+            let Some((header, _)) = split::<Header>(&mail.inbound()[at..self.end]) else { break };
             // A size that makes no sense ends the session when this message's turn comes.
             let size = header.size.get() as usize;
             if !(HEADER..=self.end - at).contains(&size) {
@@ -154,4 +224,27 @@ impl Inbox {
             _ => Vec::new(),
         }
     }
+}
+
+/// Waits for bytes and looks, without taking them, which descriptors come with the first of them.
+pub fn peek(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
+    let mut byte = [0];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
+    loop {
+        match recvmsg(&socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
+            Ok(_) => break,
+            Err(Errno::INTR) => {}
+            // The read that follows says what is the matter.
+            Err(_) => return Ok(Vec::new()),
+        }
+    }
+    let mut kept = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            kept.extend(fds);
+        }
+    }
+    Ok(kept)
 }

@@ -9,6 +9,7 @@ use std::time::Duration;
 use rustix::io::Errno;
 
 use super::inbox::Inbox;
+use super::mail::Mail;
 use super::reply::Reply;
 
 /// How long a VMM may take to say something after connecting.
@@ -20,13 +21,15 @@ pub(crate) fn refuse(stream: UnixStream) {
     if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(PATIENCE)).is_err() {
         return;
     }
-    let mut inbox = Inbox::new();
-    if inbox.receive(&stream, true).is_err() {
+    let (mut inbox, Ok(mut mail)) = (Inbox::new(), Mail::create()) else { return };
+    if inbox.receive(&mut mail, &stream, true).is_err() {
         return;
     }
-    if let Ok(Some(message)) = inbox.next()
+    if let Ok(Some(message)) = inbox.next(&mail)
         && !message.header.no_reply()
     {
-        let _ = Reply::new().send_error(&stream, &message.header, Errno::BUSY);
+        let mut reply = Reply::new();
+        reply.finish_error(&message.header, Errno::BUSY);
+        let _ = reply.send_plain(&stream);
     }
 }

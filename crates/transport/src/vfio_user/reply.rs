@@ -1,4 +1,4 @@
-//! The sending half of a session: one answer at a time, one system call each.
+//! The answering half of a session: one answer at a time, one system call each.
 
 use std::io::IoSlice;
 use std::mem::MaybeUninit;
@@ -8,6 +8,8 @@ use rustix::io::Errno;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, send, sendmsg};
 use vmlane_wire::vfio_user::{HEADER, Header};
 use zerocopy::{Immutable, IntoBytes};
+
+use super::mail::{Letter, Mail};
 
 /// An answer being put together; its buffer is used again for the next one.
 pub struct Reply {
@@ -44,47 +46,48 @@ impl Reply {
         self.fd = Some(fd);
     }
 
-    /// Sends what was put together as the answer to `request`.
-    pub fn send(&mut self, socket: impl AsFd, request: &Header) -> Result<(), Errno> {
+    /// Completes what was put together as the answer to `request`.
+    pub fn finish(&mut self, request: &Header) {
         let header = Header::reply(request, self.bytes.len() - HEADER);
         self.bytes[..HEADER].copy_from_slice(header.as_bytes());
-        self.flush(socket)
     }
 
-    /// Sends an error as the answer to `request`, and nothing of what was put together.
-    pub fn send_error(&mut self, socket: impl AsFd, request: &Header, errno: Errno) -> Result<(), Errno> {
+    /// Makes it an error, and nothing of what was put together.
+    pub fn finish_error(&mut self, request: &Header, errno: Errno) {
         self.begin();
         let code = errno.raw_os_error().unsigned_abs();
         self.bytes.copy_from_slice(Header::failure(request, code).as_bytes());
-        self.flush(socket)
     }
 
-    fn flush(&mut self, socket: impl AsFd) -> Result<(), Errno> {
-        let mut sent = 0;
-        while sent < self.bytes.len() {
-            let rest = &self.bytes[sent..];
-            let result = match &self.fd {
-                Some(fd) => send_with(&socket, rest, fd),
-                None => send(&socket, rest, SendFlags::NOSIGNAL),
-            };
-            match result {
-                Ok(more) => {
-                    sent += more;
-                    // The descriptor went with the first byte.
-                    self.fd = None;
-                }
-                Err(Errno::INTR) => {}
-                Err(error) => return Err(error),
-            }
-        }
-        Ok(())
+    /// The answer, once finished.
+    pub fn bytes(&self) -> &[u8] {
+        &self.bytes
+    }
+
+    /// Sends the answer, which lies in the mail as `letter`.
+    pub fn send(&mut self, socket: impl AsFd, mail: &mut Mail, letter: Letter) -> Result<(), Errno> {
+        let Some(fd) = self.fd.take() else { return mail.send(socket, letter) };
+        send_with(&socket, &self.bytes, &fd)?;
+        mail.sent(letter)
+    }
+
+    /// Sends the answer of a session that has no mail.
+    pub fn send_plain(&self, socket: impl AsFd) -> Result<(), Errno> {
+        send(socket, &self.bytes, SendFlags::NOSIGNAL).map(drop)
     }
 }
 
-fn send_with(socket: impl AsFd, bytes: &[u8], fd: &OwnedFd) -> Result<usize, Errno> {
+/// With a descriptor, which only messages of a few bytes have: they go in one piece.
+fn send_with(socket: impl AsFd, bytes: &[u8], fd: &OwnedFd) -> Result<(), Errno> {
     let fds = [fd.as_fd()];
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
     let mut control = SendAncillaryBuffer::new(&mut space);
     control.push(SendAncillaryMessage::ScmRights(&fds));
-    sendmsg(socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL)
+    loop {
+        match sendmsg(&socket, &[IoSlice::new(bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error),
+        }
+    }
 }

@@ -3,12 +3,13 @@
 //! Every function here may be interrupted by a panic in device code; what the session itself knows
 //! (the memory map) is changed before the device is told, so that it holds whatever the device does.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Duration;
 
 use vmlane_device::pci::{AccessError, PciDevice, REGIONS};
 use vmlane_mem::{MapRequest, MemoryMap};
+use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{
     Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Kind, RegionAccess, RegionInfo, Version, irq_index, split,
 };
@@ -39,18 +40,36 @@ pub struct Requests<'d> {
     pub stats: Arc<SessionStats>,
     /// The device's wish after the last request.
     pub spin: Duration,
+    /// Where descriptors are held for a successor.
+    pub scope: Scope,
+    /// The request at hand may have been carried out, in part or whole, by a predecessor.
+    pub again: bool,
     extents: [Extent; REGIONS],
 }
 
 impl<'d> Requests<'d> {
-    pub fn new(device: &'d mut dyn PciDevice, irqs: Arc<IrqSet>, stats: Arc<SessionStats>) -> Requests<'d> {
+    pub fn new(
+        device: &'d mut dyn PciDevice,
+        irqs: Arc<IrqSet>,
+        stats: Arc<SessionStats>,
+        scope: Scope,
+    ) -> Requests<'d> {
         Requests {
             device,
             irqs,
             map: MemoryMap::default(),
             stats,
             spin: Duration::ZERO,
+            scope,
+            again: false,
             extents: Default::default(),
+        }
+    }
+
+    /// Holds a descriptor for a successor. One that cannot be held is lost only with this daemon.
+    pub(super) fn hold(&self, name: &str, fd: &OwnedFd) {
+        if let Err(error) = self.scope.put(name, fd.as_fd()) {
+            tracing::warn!(name, %error, "a descriptor cannot be held for a successor");
         }
     }
 
@@ -144,13 +163,17 @@ impl<'d> Requests<'d> {
         // ROMs, shadowed pieces below 1 MiB and the device's own BARs come without a file. They hold
         // nothing a driver would use; refusing them would only make the VMM complain.
         let Some(fd) = fds.into_iter().next() else { return Ok(()) };
-        self.map = self.map.map(MapRequest {
-            guest: map.address.get(),
-            len: map.size.get(),
-            offset: map.offset.get(),
-            fd,
-            writable: map.writable(),
-        })?;
+        let (guest, len, offset) = (map.address.get(), map.size.get(), map.offset.get());
+        if self.again && self.map.window(guest, 8, false).is_ok() {
+            // The predecessor had come so far.
+            return Ok(());
+        }
+        let writable = map.writable();
+        let kept = fd.try_clone();
+        self.map = self.map.map(MapRequest { guest, len, offset, fd, writable })?;
+        if let Ok(fd) = kept {
+            self.hold(&MemoryName { guest, len, offset, writable }.to_string(), &fd);
+        }
         self.device.memory(&self.map);
         Ok(())
     }
@@ -170,9 +193,13 @@ impl<'d> Requests<'d> {
             }
             flags => return Err(RequestError::Field { name: "unmap flags", value: flags.into() }),
         };
+        let gone: Vec<_> = self.map.regions().filter(|(guest, ..)| !rest.is_mapped(*guest)).collect();
         self.map = rest;
         self.device.unmap(start, len);
         self.device.memory(&self.map);
+        for (guest, len) in gone {
+            self.scope.remove_all(&format!("s/mem.{guest:x}.{len:x}."));
+        }
         reply.put(unmap);
         Ok(())
     }
@@ -238,6 +265,32 @@ impl<'d> Requests<'d> {
             irq_index::MSIX => counts.msix,
             _ => 0,
         }
+    }
+}
+
+/// A memory file's name while it is held for a successor says where it is mapped.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct MemoryName {
+    pub guest: u64,
+    pub len: u64,
+    pub offset: u64,
+    pub writable: bool,
+}
+
+impl std::fmt::Display for MemoryName {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        let access = if self.writable { "rw" } else { "ro" };
+        write!(f, "s/mem.{:x}.{:x}.{:x}.{access}", self.guest, self.len, self.offset)
+    }
+}
+
+impl MemoryName {
+    /// Understands a name without its `s/`.
+    pub fn parse(name: &str) -> Option<MemoryName> {
+        let mut words = name.strip_prefix("mem.")?.split('.');
+        let mut number = || u64::from_str_radix(words.next()?, 16).ok();
+        let (guest, len, offset) = (number()?, number()?, number()?);
+        Some(MemoryName { guest, len, offset, writable: words.next()? == "rw" })
     }
 }
 

@@ -36,7 +36,10 @@ impl Requests<'_> {
         }
         let vectors = start as usize..(start + count) as usize;
         match (action, what) {
-            (IrqAction::Trigger, IrqData::None) if count == 0 => self.irqs.disable(kind),
+            (IrqAction::Trigger, IrqData::None) if count == 0 => {
+                self.irqs.disable(kind);
+                self.scope.remove_all(&format!("s/irq.{}.", kind.name()));
+            }
             _ if count == 0 => return Err(RequestError::Field { name: "interrupt count", value: 0 }),
             (IrqAction::Trigger, IrqData::None) => vectors.for_each(|vector| self.irqs.trigger(kind, vector)),
             (IrqAction::Trigger, IrqData::Bool) => {
@@ -48,12 +51,19 @@ impl Requests<'_> {
             }
             (IrqAction::Trigger, IrqData::EventFd) if fds.is_empty() => {
                 self.irqs.disconnect(kind, vectors.start, vectors.len());
+                vectors.for_each(|vector| self.scope.remove(&irq_name(kind, vector)));
             }
             (IrqAction::Trigger, IrqData::EventFd) => {
                 if fds.len() != vectors.len() {
                     return Err(RequestError::Descriptors { have: fds.len(), count });
                 }
+                let kept: Vec<_> = fds.iter().map(|fd| fd.try_clone()).collect();
                 self.irqs.connect(kind, vectors.start, fds)?;
+                for (vector, fd) in vectors.zip(kept) {
+                    if let Ok(fd) = fd {
+                        self.hold(&irq_name(kind, vector), &fd);
+                    }
+                }
             }
             // A VMM that gets this answer for INTx falls back to unmasking by message.
             (_, IrqData::EventFd) => return Err(RequestError::Unsupported { what: "masking by event" }),
@@ -70,6 +80,10 @@ impl Requests<'_> {
         self.device.irqs_changed();
         Ok(())
     }
+}
+
+fn irq_name(kind: IrqKind, vector: usize) -> String {
+    format!("s/irq.{}.{vector}", kind.name())
 }
 
 fn booleans(data: &[u8], payload: usize, count: u32) -> Result<&[u8], RequestError> {

@@ -187,7 +187,8 @@ impl Fixture {
         let (send, receive) = std::sync::mpsc::channel();
         let (lines, counters) = (irqs.clone(), stats.clone());
         let session = std::thread::spawn(move || {
-            let session = Session::new(theirs, &mut toy, lines, counters).expect("session");
+            let session = Session::new(theirs, &mut toy, lines, counters, &vmlane_state::Scope::none())
+                .expect("session");
             send.send(session.handle()).expect("fixture waits");
             session.run()
         });

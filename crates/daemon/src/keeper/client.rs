@@ -1,0 +1,178 @@
+//! The daemon's side of the keeper: what is to be held, and another keeper when one dies.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::process::CommandExt;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use vmlane_state::{Found, Store};
+
+use super::KeeperError;
+use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, receive, send};
+
+/// How long a keeper may take to start, or its predecessor's daemon to be gone.
+const PATIENCE: Duration = Duration::from_secs(5);
+
+/// A keeper and what it was given: all of it is put again where it has to be replaced.
+pub struct Keeper {
+    path: PathBuf,
+    inner: Mutex<Inner>,
+}
+
+struct Inner {
+    socket: Arc<OwnedFd>,
+    held: BTreeMap<String, OwnedFd>,
+    ended: bool,
+}
+
+impl Keeper {
+    /// The keeper at `path`, started if there is none, and what it holds.
+    pub fn connect(path: &Path) -> Result<(Arc<Keeper>, Found), KeeperError> {
+        let host = |what| {
+            let path = path.to_owned();
+            move |cause: io::Error| KeeperError::Host { path, what, cause }
+        };
+        let socket = match open(path) {
+            Ok(socket) => socket,
+            Err(_) => start(path).map_err(host("starting a keeper"))?,
+        };
+        let found = list(&socket).map_err(host("asking the keeper what it holds"))?;
+        let mut held = BTreeMap::new();
+        for (name, fd) in &found.0 {
+            held.insert(name.clone(), fd.try_clone().map_err(host("taking what the keeper holds"))?);
+        }
+        let inner = Mutex::new(Inner { socket: Arc::new(socket), held, ended: false });
+        let keeper = Arc::new(Keeper { path: path.to_owned(), inner });
+        let watched = Arc::downgrade(&keeper);
+        std::thread::Builder::new()
+            .name("keeper".into())
+            .spawn(move || watch(&watched))
+            .map_err(host("starting a thread"))?;
+        Ok((keeper, found))
+    }
+
+    /// Nobody comes after this daemon: the keeper ends and everything it holds is closed.
+    pub fn end(&self) {
+        let mut inner = self.inner.lock();
+        inner.ended = true;
+        inner.held.clear();
+        // A keeper that does not hear it is gone already.
+        let _ = send(&*inner.socket, END, "", None);
+        let patience = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let _ = poll(&mut [PollFd::new(&*inner.socket, PollFlags::IN)], Some(&patience));
+    }
+
+    /// Another keeper in place of one that died; it gets everything again.
+    fn replace(&self) {
+        let mut inner = self.inner.lock();
+        if inner.ended {
+            return;
+        }
+        tracing::warn!("the keeper has ended; another one is started");
+        match start(&self.path) {
+            Ok(socket) => {
+                inner.socket = Arc::new(socket);
+                for (name, fd) in &inner.held {
+                    if let Err(error) = send(&*inner.socket, PUT, name, Some(fd.as_fd())) {
+                        tracing::warn!(name, %error, "handing a descriptor to the keeper");
+                        break;
+                    }
+                }
+                tracing::info!(descriptors = inner.held.len(), "the new keeper has everything");
+            }
+            Err(error) => tracing::error!(%error, "no keeper can be started; trying again"),
+        }
+    }
+}
+
+impl Store for Keeper {
+    fn put(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()> {
+        let kept = fd.try_clone_to_owned()?;
+        let mut inner = self.inner.lock();
+        inner.held.insert(name.to_owned(), kept);
+        // A keeper that is gone is replaced, and the next one gets this too.
+        let _ = send(&*inner.socket, PUT, name, Some(fd));
+        Ok(())
+    }
+
+    fn remove(&self, name: &str) {
+        let mut inner = self.inner.lock();
+        if inner.held.remove(name).is_some() {
+            let _ = send(&*inner.socket, DROP, name, None);
+        }
+    }
+
+    fn remove_all(&self, prefix: &str) {
+        let mut inner = self.inner.lock();
+        let before = inner.held.len();
+        inner.held.retain(|name, _| !name.starts_with(prefix));
+        if inner.held.len() != before {
+            let _ = send(&*inner.socket, DROP_ALL, prefix, None);
+        }
+    }
+}
+
+/// Waits for the keeper's end, again and again, as long as somebody wants one.
+fn watch(keeper: &Weak<Keeper>) {
+    loop {
+        let Some(socket) = keeper.upgrade().map(|keeper| keeper.inner.lock().socket.clone()) else { return };
+        let mut fds = [PollFd::new(&socket, PollFlags::IN)];
+        // It never says anything unasked: whatever comes is its end.
+        let _ = poll(&mut fds, None);
+        drop(socket);
+        match keeper.upgrade() {
+            Some(keeper) if !keeper.inner.lock().ended => keeper.replace(),
+            _ => return,
+        }
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+fn open(path: &Path) -> io::Result<OwnedFd> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    Ok(socket)
+}
+
+/// Starts this very program as a keeper, in a session of its own, and connects to it.
+fn start(path: &Path) -> io::Result<OwnedFd> {
+    let runtime = path.parent().unwrap_or(Path::new("/"));
+    let mut command = Command::new("/proc/self/exe");
+    command.arg0("vmlane").arg("keeper").arg("--runtime-dir").arg(runtime);
+    command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+    let mut child = command.spawn()?;
+    let deadline = Instant::now() + PATIENCE;
+    let socket = loop {
+        match open(path) {
+            Ok(socket) => break socket,
+            Err(error) if Instant::now() > deadline || child.try_wait()?.is_some() => return Err(error),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    };
+    // Somebody must take note of its end, or it stays in the process table.
+    let _ = std::thread::Builder::new().name("keeper-end".into()).spawn(move || child.wait());
+    Ok(socket)
+}
+
+fn list(socket: &OwnedFd) -> io::Result<Found> {
+    send(socket, LIST, "", None)?;
+    let mut found = Found::default();
+    loop {
+        let packet = receive(socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
+        match (packet.what, packet.fd) {
+            (PUT, Some(fd)) => {
+                found.0.insert(packet.name, fd);
+            }
+            (LISTED, _) => return Ok(found),
+            _ => {}
+        }
+    }
+}

@@ -1,0 +1,56 @@
+//! Descriptors held while no daemon runs: by a process of our own, or by systemd.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `process.rs` | `vmlane keeper`: all of that process |
+//! | `protocol.rs` | what daemon and keeper say to each other |
+//! | `client.rs` | the daemon's side; starts another keeper when one dies |
+//! | `systemd.rs` | the same with systemd's store |
+
+mod client;
+mod process;
+mod protocol;
+mod systemd;
+
+use std::io;
+use std::path::{Path, PathBuf};
+use std::sync::Arc;
+
+use vmlane_state::{Found, NoStore, Store};
+
+pub use client::Keeper;
+pub use process::serve;
+
+/// The keeper's socket in the runtime directory.
+pub fn socket(runtime: &Path) -> PathBuf {
+    runtime.join("keeper.sock")
+}
+
+/// A store, what a predecessor left in it, and how to end it for good.
+pub struct Held {
+    pub store: Arc<dyn Store>,
+    pub found: Found,
+    pub keeper: Option<Arc<Keeper>>,
+}
+
+/// Connects to whoever holds descriptors for a daemon of this runtime directory. A daemon that finds
+/// nobody serves all the same, without a successor.
+pub fn connect(runtime: &Path) -> Held {
+    if let Some((store, found)) = systemd::connect() {
+        return Held { store: Arc::new(store), found, keeper: None };
+    }
+    match Keeper::connect(&socket(runtime)) {
+        Ok((keeper, found)) => Held { store: keeper.clone(), found, keeper: Some(keeper) },
+        Err(error) => {
+            tracing::error!(%error, "no keeper: VMs will notice if this daemon ends");
+            Held { store: Arc::new(NoStore), found: Found::default(), keeper: None }
+        }
+    }
+}
+
+/// Why there is no keeper.
+#[derive(Debug, thiserror::Error)]
+pub enum KeeperError {
+    #[error("{path}: {what}: {cause}")]
+    Host { path: PathBuf, what: &'static str, cause: io::Error },
+}

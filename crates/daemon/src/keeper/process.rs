@@ -1,0 +1,102 @@
+//! `vmlane keeper`: holds descriptors for one daemon after the other. One thread, one loop; it looks at
+//! nothing but names.
+
+use std::collections::BTreeMap;
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::path::Path;
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::fs::Mode;
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+
+use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, send};
+
+/// Descriptors held at most; a daemon of the same host asks for them.
+const MOST: usize = 65_536;
+
+/// Serves at `path` until a daemon says that nobody comes after it.
+pub fn serve(path: &Path) -> io::Result<()> {
+    let limit = getrlimit(Resource::Nofile);
+    // Fails only where the limit is not ours to change; then it is what it is.
+    let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    let listener = listen(path)?;
+    let mut held: BTreeMap<String, OwnedFd> = BTreeMap::new();
+    let mut daemon: Option<OwnedFd> = None;
+    loop {
+        let mut fds = vec![match &daemon {
+            Some(daemon) => PollFd::new(daemon, PollFlags::IN),
+            None => PollFd::new(&listener, PollFlags::IN),
+        }];
+        let look = Timespec { tv_sec: 2, tv_nsec: 0 };
+        match poll(&mut fds, daemon.is_none().then_some(&look)) {
+            // Nobody comes to a place that is gone.
+            Ok(0) if std::fs::symlink_metadata(path).is_err() => return Ok(()),
+            Ok(0) => continue,
+            Ok(_) => {}
+            Err(Errno::INTR) => continue,
+            Err(error) => return Err(error.into()),
+        }
+        // One daemon at a time: the next one waits in the queue until the one before it is gone, whose
+        // last packets are obeyed first.
+        let Some(socket) = &daemon else {
+            daemon = accept(&listener);
+            continue;
+        };
+        match receive(socket) {
+            Ok(Some(packet)) if packet.what == END => {
+                let _ = std::fs::remove_file(path);
+                return Ok(());
+            }
+            Ok(Some(packet)) => obey(packet, socket, &mut held),
+            Ok(None) | Err(_) => daemon = None,
+        }
+    }
+}
+
+fn listen(path: &Path) -> io::Result<OwnedFd> {
+    let socket =
+        rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    match std::fs::remove_file(path) {
+        Err(error) if error.kind() != io::ErrorKind::NotFound => return Err(error),
+        _ => {}
+    }
+    rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
+    // Before listening: until then nobody can connect, whatever the umask was.
+    rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
+    rustix::net::listen(&socket, 8)?;
+    Ok(socket)
+}
+
+/// A daemon of the same user.
+fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+    let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).ok()?;
+    let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
+    let trusted = peer.uid == rustix::process::geteuid() || peer.uid.is_root();
+    trusted.then_some(socket)
+}
+
+fn obey(packet: Packet, socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) {
+    let Packet { what, name, fd } = packet;
+    match (what, fd) {
+        (PUT, Some(fd)) if held.len() < MOST || held.contains_key(&name) => {
+            held.insert(name, fd);
+        }
+        (DROP, _) => {
+            held.remove(&name);
+        }
+        (DROP_ALL, _) => held.retain(|held, _| !held.starts_with(&name)),
+        (LIST, _) => {
+            for (name, fd) in held.iter() {
+                if send(socket, PUT, name, Some(fd.as_fd())).is_err() {
+                    return;
+                }
+            }
+            // A daemon that does not hear this is gone, which the next look shows.
+            let _ = send(socket, LISTED, "", None);
+        }
+        _ => {}
+    }
+}

@@ -1,0 +1,16 @@
+//! What outlives the daemon: state as records in shared files, and whoever holds those files.
+//!
+//! `docs/survival.md` is the contract that devices and ports follow.
+
+mod bytes;
+mod journal;
+mod mapping;
+mod store;
+
+pub use bytes::{Reader, Writer};
+pub use journal::{Journal, Key, Records, Unusable};
+pub use mapping::Mapping;
+pub use store::{Found, NoStore, Scope, Store};
+
+/// Of all layouts in shared files together: a daemon that knows another one refuses to take over.
+pub const LAYOUT: u32 = 1;
