@@ -20,6 +20,7 @@ use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Journal, Records, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch, VlanMode};
+use vmlane_transport::host::{Bounds, HostSockets, Policy};
 use vmlane_vsock::Hub;
 
 use crate::config::{Config, Mode};
@@ -38,6 +39,8 @@ pub enum AssemblyError {
     Uplink(#[from] UplinkError),
     #[error("starting the workers: {0}")]
     Workers(std::io::Error),
+    #[error("{path}: {cause}")]
+    Host { path: PathBuf, cause: std::io::Error },
 }
 
 /// What others ask of the main thread.
@@ -56,6 +59,7 @@ pub struct Daemon {
     switch: Arc<Switch>,
     hub: Arc<Hub>,
     workers: Arc<Workers>,
+    sockets: HostSockets,
     events: Sender<Event>,
     store: Arc<dyn Store>,
     state: Mutex<State>,
@@ -99,11 +103,22 @@ impl Daemon {
         let hub = Arc::new(hub);
         let mut uplinks = Uplinks::default();
         uplinks.change(&switch, &config.uplinks)?;
+        let sockets = host_sockets(&fabric, &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
-        let started = Instant::now();
-        let daemon =
-            Daemon { paths, config_path, started, fabric, switch, hub, workers, events, store, state };
+        let daemon = Daemon {
+            paths,
+            config_path,
+            started: Instant::now(),
+            fabric,
+            switch,
+            hub,
+            workers,
+            sockets,
+            events,
+            store,
+            state,
+        };
         let mut maps = HashMap::new();
         for vm in &config.vms {
             maps.extend(daemon.state.lock().offer(&daemon, &config, &vm.name)?);
@@ -124,8 +139,8 @@ impl Daemon {
     }
 
     fn host(&self) -> Host<'_> {
-        let Daemon { fabric, switch, hub, paths, store, .. } = self;
-        Host { fabric, switch, hub, paths, store }
+        let Daemon { fabric, switch, hub, paths, sockets, store, .. } = self;
+        Host { fabric, switch, hub, paths, sockets, store }
     }
 
     /// To be called every few seconds.
@@ -179,6 +194,7 @@ impl Daemon {
             }
             report.applied.push(format!("vm {:?}: changed", vm.name));
         }
+        self.sockets.set_policy(policy(&plan.effective));
         match state.uplinks.change(&self.switch, &plan.effective.uplinks) {
             Ok(applied) => report.applied.extend(applied),
             Err(error) => report.refused.push(error.to_string()),
@@ -252,8 +268,10 @@ impl Daemon {
 
     fn ports(&self) -> Ports {
         let views = self.fabric.vms();
-        let name =
-            |cid: u32| views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone());
+        let name = |cid: u32| match cid {
+            vmlane_wire::vmci::CID_HOST => "host".into(),
+            _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
+        };
         let connections = self.fabric.connections().into_iter();
         let connections = connections.map(|connection| Connection {
             client_vm: name(connection.client.0),
@@ -289,6 +307,28 @@ impl Daemon {
         self.events.send(Event::Stop).map_err(|_| stopping())?;
         Ok(Done {})
     }
+}
+
+/// Who may, by the configuration.
+fn policy(config: &Config) -> Policy {
+    Policy { owner: rustix::process::geteuid().as_raw(), rules: config.hosts.clone() }
+}
+
+/// Opens the door for programs of the host: for its own user, and for all others only if a rule could
+/// let some of them in.
+fn host_sockets(fabric: &Arc<Fabric>, paths: &Paths, config: &Config) -> Result<HostSockets, AssemblyError> {
+    use std::os::unix::fs::PermissionsExt as _;
+    let path = paths.host();
+    let failed = |cause| AssemblyError::Host { path: path.clone(), cause };
+    let mode = if config.hosts.is_empty() {
+        0o600
+    } else {
+        // They must come through to the socket; what else is here has modes of its own.
+        let through = std::fs::Permissions::from_mode(0o711);
+        std::fs::set_permissions(paths.runtime(), through).map_err(failed)?;
+        0o666
+    };
+    HostSockets::start(fabric.clone(), &path, mode, policy(config), Bounds::default()).map_err(failed)
 }
 
 impl Drop for Daemon {

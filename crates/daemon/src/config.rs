@@ -17,6 +17,7 @@ use std::path::{Path, PathBuf};
 pub use vmlane_device::vmci::Limits;
 pub use vmlane_device::vmxnet3::Profile;
 pub use vmlane_switch::Policy;
+pub use vmlane_transport::host::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
 /// Where the configuration is unless told otherwise.
@@ -31,6 +32,8 @@ pub struct Config {
     /// Names are unique; one named "default" is always there.
     pub port_groups: Vec<PortGroupConfig>,
     pub uplinks: Vec<UplinkConfig>,
+    /// Which programs of the host may talk to VMs; root and the daemon's own user may anyway.
+    pub hosts: Vec<HostRule>,
 }
 
 /// One `[[port_group]]`: what ports of the switch have in common.

@@ -36,6 +36,16 @@ impl Paths {
         vmlane_api::control_socket(&self.runtime)
     }
 
+    /// Where programs of the host ask for streams to VMs.
+    pub fn host(&self) -> PathBuf {
+        self.runtime.join("host.sock")
+    }
+
+    /// A VM's Unix socket for programs that speak `CONNECT <port>`.
+    pub fn uds(&self, name: &str) -> Result<PathBuf, TooLong> {
+        self.socket(name, "vsock.uds")
+    }
+
     /// The directory of all VMs.
     pub fn vms(&self) -> PathBuf {
         self.runtime.join("vm")

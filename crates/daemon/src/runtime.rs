@@ -74,6 +74,7 @@ pub fn clear(paths: &Paths) {
     for vm in fs::read_dir(paths.vms()).into_iter().flatten().flatten() {
         // Directories with anything else in them stay.
         let _ = fs::remove_file(vm.path().join("vmci.sock"));
+        let _ = fs::remove_file(vm.path().join("vsock.uds"));
         for file in fs::read_dir(vm.path()).into_iter().flatten().flatten() {
             let name = file.file_name();
             let name = name.to_string_lossy();

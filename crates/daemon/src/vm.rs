@@ -8,6 +8,7 @@ use vmlane_device::vmci::{AddError, CreateError, Fabric, Forward, VmSpec, VmciDe
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
+use vmlane_transport::host::{Guest, HostSockets};
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{IrqSet, ListenError, Listener, RingLines, Server, SessionStats};
 use vmlane_vsock::{Hub, VsockDevice, VsockVm};
@@ -29,6 +30,8 @@ pub enum VmError {
     Nic { name: String, number: usize, cause: String },
     #[error("vm {name:?}: {cause}")]
     Listen { name: String, cause: ListenError },
+    #[error("vm {name:?}: its Unix socket for host programs: {cause}")]
+    Uds { name: String, cause: std::io::Error },
     #[error("vm {name:?}: starting its threads: {cause}")]
     Threads { name: String, cause: std::io::Error },
 }
@@ -39,6 +42,7 @@ pub struct Host<'h> {
     pub switch: &'h Arc<Switch>,
     pub hub: &'h Arc<Hub>,
     pub paths: &'h Paths,
+    pub sockets: &'h HostSockets,
     pub store: &'h Arc<dyn Store>,
 }
 
@@ -141,6 +145,7 @@ impl ServedVm {
     pub fn withdraw(self, host: &Host<'_>) {
         if let Some(vmci) = self.vmci {
             vmci.server.stop();
+            host.sockets.remove_guest(vmci.cid);
             host.fabric.remove_vm(vmci.cid);
             host.store.remove_all(&format!("{}.vmci/", self.name));
         }
@@ -226,8 +231,17 @@ impl ServedVsock {
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
         let (name, cid) = (spec.name.clone(), spec.cid);
         let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
+        let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
+        let group = spec.group.clone();
         host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
-        let offered = ServedVsock::serve(host, &path, name, cid, found);
+        let offered = ServedVsock::serve(host, &path, name.clone(), cid, found);
+        let offered = offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
+            Ok(()) => Ok((served, map)),
+            Err(cause) => {
+                served.server.stop();
+                Err(VmError::Uds { name, cause })
+            }
+        });
         if offered.is_err() {
             host.fabric.remove_vm(cid);
         }

@@ -34,7 +34,7 @@ enum Heard {
 struct Ear(Mutex<Sender<Heard>>);
 
 impl Waker for Ear {
-    fn wake(&self) {}
+    fn wake(&self, _room: bool) {}
     fn broke(&self) {}
     fn ended(&self, end: End) {
         let _ = self.0.lock().send(Heard::Ended(end));

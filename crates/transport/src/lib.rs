@@ -4,6 +4,7 @@
 //! can produce error answers and a device reset, never a closed socket: a VMM does not reconnect, and
 //! a guest whose register access finds nobody spins for ever.
 
+pub mod host;
 pub mod irq;
 mod limit;
 pub mod listener;

@@ -1,12 +1,15 @@
 //! The subcommands; each file owns its flags, its help and its run.
 
 pub mod bench;
+pub mod connect;
 pub mod control;
 pub mod daemon;
 pub mod debug;
 pub mod demo;
 pub mod keeper;
 pub mod lab;
+pub mod listen;
+mod pipe;
 pub mod ports;
 pub mod qemu_args;
 pub mod reload;
@@ -39,6 +42,10 @@ pub enum Command {
     /// Provoke faults, for tests
     #[command(hide = true)]
     Debug(debug::Args),
+    /// Connect standard input and output to a port of a VM
+    Connect(connect::Args),
+    /// Take a connection of a VM to a port of this host
+    Listen(listen::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
     Bench(bench::Args),
     /// Boot real VMs on this host, run commands in them, take them down
@@ -60,6 +67,8 @@ impl Command {
             Command::Stats(args) => args.run(),
             Command::Reload(args) => args.run(),
             Command::Debug(args) => args.run(),
+            Command::Connect(args) => args.run(),
+            Command::Listen(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Lab(args) => args.run(),
             Command::Demo(args) => args.run(),

@@ -6,14 +6,18 @@ use std::ops::{Range, RangeInclusive};
 use toml::Spanned;
 
 use super::place::{line_of, not_understood};
-use super::raw::{RawConfig, RawDaemon, RawForward, RawLimits, RawVm, Size};
-use super::{Config, DaemonConfig, ForwardConfig, Limits, Mode, PortGroupConfig, Problem, VmConfig};
+use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
+use super::{
+    Config, DaemonConfig, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem, VmConfig,
+};
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
 /// kept free for contexts that are no VMs.
 const CIDS: RangeInclusive<i64> = 3..=0x7fff_ffff;
 /// The last port number means "any".
 const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
+/// Users and groups; the last number means "none".
+const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const WORKERS: RangeInclusive<i64> = 1..=256;
 const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
 const LONGEST_NAME: usize = 64;
@@ -48,6 +52,7 @@ impl Checker<'_> {
         let defaults = self.limits("limits", &raw.limits, Limits::default());
         let port_groups = self.port_groups(&raw.port_group);
         let uplinks = self.uplinks(&raw.uplink);
+        let hosts = raw.host.iter().map(|rule| self.host(rule.get_ref())).collect();
         let vms: Vec<VmConfig> =
             raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults, &port_groups)).collect();
         self.unique(&raw.vm);
@@ -55,7 +60,25 @@ impl Checker<'_> {
             self.targets(vm, raw_vm.get_ref(), &vms);
         }
         self.unique_macs(&vms, &raw.vm);
-        Config { daemon, vms, port_groups, uplinks }
+        Config { hosts, daemon, vms, port_groups, uplinks }
+    }
+
+    /// One permission of host programs.
+    fn host(&mut self, raw: &RawHost) -> HostRule {
+        let uid = raw.uid.as_ref().map(|uid| self.number("host: uid", uid, IDS) as u32);
+        let gid = raw.gid.as_ref().map(|gid| self.number("host: gid", gid, IDS) as u32);
+        let mut named = |groups: &Vec<Spanned<String>>| {
+            groups.iter().for_each(|group| self.name("host: groups", group));
+            groups.iter().map(|group| group.get_ref().clone()).collect()
+        };
+        HostRule {
+            uid,
+            gid,
+            groups: raw.groups.as_ref().map(&mut named),
+            connect: raw.connect.unwrap_or(true),
+            listen: raw.listen.unwrap_or(true),
+            privileged: raw.privileged,
+        }
     }
 
     fn daemon(&mut self, raw: &RawDaemon) -> DaemonConfig {

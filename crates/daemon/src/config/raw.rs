@@ -23,6 +23,20 @@ pub struct RawConfig {
     pub port_group: Vec<Spanned<RawPortGroup>>,
     #[serde(default)]
     pub uplink: Vec<Spanned<RawUplink>>,
+    #[serde(default)]
+    pub host: Vec<Spanned<RawHost>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawHost {
+    pub uid: Option<Spanned<i64>>,
+    pub gid: Option<Spanned<i64>>,
+    pub groups: Option<Vec<Spanned<String>>>,
+    pub connect: Option<bool>,
+    pub listen: Option<bool>,
+    #[serde(default)]
+    pub privileged: bool,
 }
 
 #[derive(Debug, Deserialize)]

@@ -40,7 +40,7 @@ pub use endpoint::{Call, ConnectError, Endpoint, Failed, Remote};
 pub use fabric::{AddError, Caller, Fabric, Forward, Limits, PageFormat, VmSpec};
 pub use notices::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
-pub use shared::{SharedMap, SharedRing, Waker};
+pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use stats::VmciStats;
 pub use stream::{Key, SocketAddress};
 pub use views::{ConnectionView, VmView};

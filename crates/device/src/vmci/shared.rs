@@ -18,14 +18,22 @@ use super::queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
 
 /// How the process behind a shared ring is reached. Called by workers: must not block.
 pub trait Waker: Send + Sync {
-    /// It waits, and what it waits for may be there.
-    fn wake(&self);
+    /// It waits, and what it waits for may be there: bytes, or (`room`) room for its own.
+    fn wake(&self, room: bool);
 
     /// Its stream has ended in a way that is to be seen in the ring.
     fn ended(&self, end: End);
 
     /// It broke the rules of its ring.
     fn broke(&self);
+}
+
+/// See [`SharedMap::waits`].
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Waits {
+    pub bytes: bool,
+    pub room: bool,
+    pub blocked: bool,
 }
 
 /// A ring's memory, mapped.
@@ -75,14 +83,21 @@ impl SharedMap {
         Ok(QueuePairPort::new(ring, size, size))
     }
 
-    /// Does the process wait for bytes, and are there some (or the stream's end)? And does it wait for
-    /// room? For a process that asks for a look.
-    pub fn waits(&self) -> Result<(bool, bool), MapError> {
+    /// What the process waits for: bytes or the stream's end that are there, room that is there, and
+    /// room that is not. For a process that asks for a look.
+    pub fn waits(&self) -> Result<Waits, MapError> {
         let process = self.index(layout::process_page(self.size))?;
         let daemon = self.index(layout::daemon_page(self.size))?;
-        let head = process.load_u64(word::HEAD);
-        let some = daemon.load_u64(word::TAIL) != head || daemon.load_u64(word::ENDED) != 0;
-        Ok((process.load_u64(word::WANTS_BYTES) != 0 && some, process.load_u64(word::WANTS_ROOM) != 0))
+        let load = |page: &Pages, word| page.load_u64(word) % self.size;
+        let over = daemon.load_u64(word::ENDED) != 0;
+        let bytes = over || load(&daemon, word::TAIL) != load(&process, word::HEAD);
+        let full = (load(&process, word::TAIL) + 1) % self.size == load(&daemon, word::HEAD);
+        let wants_room = process.load_u64(word::WANTS_ROOM) != 0;
+        Ok(Waits {
+            bytes: bytes && process.load_u64(word::WANTS_BYTES) != 0,
+            room: wants_room && (over || !full),
+            blocked: wants_room && full && !over,
+        })
     }
 
     /// What the process has said about its future.
@@ -137,10 +152,11 @@ impl QueueMemory for SharedRing {
     }
 
     fn owe(&self, notice: Notice) {
-        let waits = if notice == Notice::Wrote { &self.wants_bytes } else { &self.wants_room };
+        let room = notice == Notice::Read;
+        let waits = if room { &self.wants_room } else { &self.wants_bytes };
         // Loaded behind the fenced store of the index; the process sets it before its last look.
         if waits.load() != 0 {
-            self.waker.wake();
+            self.waker.wake(room);
         }
     }
 
@@ -160,7 +176,7 @@ impl QueueMemory for SharedRing {
             End::Reset => ended::RESET,
         };
         self.ended.store_fenced(self.ended.load() | bit);
-        self.waker.wake();
+        self.waker.wake(false);
         self.waker.ended(end);
     }
 

@@ -1,0 +1,55 @@
+//! `vmlane listen`.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+
+use anyhow::Context as _;
+use vmlane_sock::{ANY, Host, plain};
+
+use super::pipe::pipe;
+
+const EXAMPLES: &str = "Examples:
+  vmlane listen 5000 > received      in the VM: socat -u FILE:data VSOCK-CONNECT:2:5000
+  vmlane listen --keep 5000
+  vmlane listen any                  prints the port to standard error
+
+VMs reach it at CID 2. Ports below 1024 need a permission of their own ([[host]] in the configuration).";
+
+/// Takes a connection of a VM to a port of this host, for standard input and output
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// The port, or "any"
+    #[arg(value_parser = port)]
+    port: u32,
+    /// Take one connection after the other
+    #[arg(short, long)]
+    keep: bool,
+    /// The daemon's directory
+    #[arg(long, value_name = "DIR", env = "VMLANE_RUNTIME_DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    runtime_dir: PathBuf,
+}
+
+fn port(text: &str) -> Result<u32, String> {
+    match text {
+        "any" => Ok(ANY),
+        _ => text.parse().map_err(|_| format!("{text:?} is no port: a number up to {}, or \"any\"", ANY - 1)),
+    }
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let listener = plain::Listener::bind(&Host::at(&self.runtime_dir), self.port)
+            .with_context(|| format!("listening at port {}", self.port))?;
+        if self.port == ANY {
+            eprintln!("listening at {}", listener.local_addr());
+        }
+        loop {
+            let (stream, _) = listener.accept().context("waiting for a connection")?;
+            pipe(&stream)?;
+            if !self.keep {
+                return Ok(ExitCode::SUCCESS);
+            }
+        }
+    }
+}

@@ -1,0 +1,356 @@
+//! A stream to a VM, over a ring in shared memory.
+//!
+//! Bytes are copied once between this process and the VM, and a busy stream makes no system call. The
+//! descriptor is a Unix socket that carries signals only: it polls readable and writable as the stream
+//! is, if the stream does not block. Its reading half stays readable until a read has found nothing; its
+//! writing half is made unwritable by filling it.
+
+use std::io::{self, Read, Write};
+use std::net::Shutdown;
+use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
+use std::os::unix::net::UnixStream;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags};
+use vmlane_wire::host::{FLAG_RING, Op, RING, Request, SAID_RECEIVE, SAID_SEND};
+
+use crate::door::{Answer, Host};
+use crate::ring::{self, Incoming, Outgoing};
+
+/// How long a blocking call looks again before it sleeps.
+const SPIN: Duration = Duration::from_micros(50);
+/// Looks between two offers of the CPU to others.
+const YIELD_EVERY: u32 = 64;
+
+/// A CID and a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct Address {
+    pub cid: u32,
+    pub port: u32,
+}
+
+impl std::fmt::Display for Address {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        write!(f, "{}:{}", self.cid, self.port)
+    }
+}
+
+/// A stream between this process and a VM. `&Stream` reads and writes too, so two threads may use one
+/// stream, each its own way.
+pub struct Stream {
+    out: Mutex<Outgoing>,
+    incoming: Mutex<Incoming>,
+    signals: UnixStream,
+    local: Address,
+    peer: Address,
+    /// Somebody may poll the descriptor.
+    polled: AtomicBool,
+    nonblocking: AtomicBool,
+    /// Which halves wait for a signal.
+    waits: [AtomicBool; 2],
+    timeouts: Mutex<[Option<Duration>; 2]>,
+    spin: Mutex<Duration>,
+}
+
+const READING: usize = 0;
+const WRITING: usize = 1;
+
+impl Stream {
+    /// Connects to `port` of the VM with CID `cid`, through the daemon of [`Host::default`]. Errors are those
+    /// of AF_VSOCK: ENODEV (no such VM, or no driver in it), ECONNRESET (nobody listens), ETIMEDOUT,
+    /// EACCES (not allowed).
+    pub fn connect(cid: u32, port: u32) -> io::Result<Stream> {
+        Stream::connect_by(&Host::default(), cid, port, Duration::from_secs(2))
+    }
+
+    /// The same through another daemon, or with another patience.
+    pub fn connect_by(host: &Host, cid: u32, port: u32, timeout: Duration) -> io::Result<Stream> {
+        let millis = timeout.as_millis().clamp(1, 60_000) as u32;
+        let (socket, mut answer) = host.ask(Request::new(Op::Connect, cid, port, millis, FLAG_RING))?;
+        let memory = answer.fds.pop().ok_or_else(no_memory)?;
+        let local = Address { cid: answer.cid, port: answer.port };
+        Stream::new(socket, memory, local, Address { cid, port })
+    }
+
+    /// What a listener got.
+    pub(crate) fn accepted(mut answer: Answer, local: Address) -> io::Result<Stream> {
+        let (Some(memory), Some(socket)) = (answer.fds.pop(), answer.fds.pop()) else {
+            return Err(no_memory());
+        };
+        let peer = Address { cid: answer.cid, port: answer.port };
+        Stream::new(socket.into(), memory, local, peer)
+    }
+
+    fn new(signals: UnixStream, memory: OwnedFd, local: Address, peer: Address) -> io::Result<Stream> {
+        // As small as it gets: filling it is how the descriptor becomes unwritable.
+        rustix::net::sockopt::set_socket_send_buffer_size(&signals, 1)?;
+        let (out, incoming) = ring::map(memory, RING)?;
+        Ok(Stream {
+            out: Mutex::new(out),
+            incoming: Mutex::new(incoming),
+            signals,
+            local,
+            peer,
+            polled: AtomicBool::new(false),
+            nonblocking: AtomicBool::new(false),
+            waits: Default::default(),
+            timeouts: Mutex::default(),
+            spin: Mutex::new(SPIN),
+        })
+    }
+
+    /// This end's address.
+    pub fn local_addr(&self) -> Address {
+        self.local
+    }
+
+    pub fn peer_addr(&self) -> Address {
+        self.peer
+    }
+
+    /// Calls that cannot proceed fail with `WouldBlock`.
+    pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
+        self.nonblocking.store(nonblocking, Ordering::SeqCst);
+        self.make_polled()
+    }
+
+    pub fn set_read_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.set_timeout(READING, timeout)
+    }
+
+    pub fn set_write_timeout(&self, timeout: Option<Duration>) -> io::Result<()> {
+        self.set_timeout(WRITING, timeout)
+    }
+
+    fn set_timeout(&self, half: usize, timeout: Option<Duration>) -> io::Result<()> {
+        if timeout == Some(Duration::ZERO) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        self.timeouts.lock()[half] = timeout;
+        Ok(())
+    }
+
+    /// How long a blocking call looks again before it sleeps: more costs CPU, less costs latency.
+    pub fn set_spin(&self, spin: Duration) {
+        *self.spin.lock() = spin;
+    }
+
+    /// Ends one direction or both. The peer reads what was written, then the end.
+    pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        let what = match how {
+            Shutdown::Read => SAID_RECEIVE,
+            Shutdown::Write => SAID_SEND,
+            Shutdown::Both => SAID_RECEIVE | SAID_SEND,
+        };
+        self.out.lock().say(what);
+        self.signal();
+        Ok(())
+    }
+
+    /// The daemon may be asleep: it is to look.
+    fn signal(&self) {
+        let _ = rustix::net::send(&self.signals, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    }
+
+    fn kick(&self, kick: bool) {
+        if kick {
+            self.signal();
+        }
+    }
+
+    /// From here on the descriptor shows what the stream can do.
+    fn make_polled(&self) -> io::Result<()> {
+        if !self.polled.swap(true, Ordering::SeqCst) && self.incoming.lock().arm()? {
+            // There is something already: the daemon says so.
+            self.signal();
+        }
+        Ok(())
+    }
+
+    /// Takes the signals that have come. What was meant for the other half is asked for again.
+    fn drain(&self, half: usize) -> io::Result<()> {
+        let mut bytes = [0; 64];
+        let mut any = false;
+        loop {
+            match rustix::net::recv(&self.signals, &mut bytes, RecvFlags::DONTWAIT) {
+                // The daemon is gone.
+                Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(_) => any = true,
+                Err(Errno::AGAIN) => break,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(error.into()),
+            }
+        }
+        if any && (self.waits[1 - half].load(Ordering::SeqCst) || (half == WRITING && self.is_polled())) {
+            self.signal();
+        }
+        Ok(())
+    }
+
+    fn is_polled(&self) -> bool {
+        self.polled.load(Ordering::SeqCst)
+    }
+
+    /// Waits for `done` by looking, then by sleeping. `arm` announces the sleep and looks once more.
+    fn wait(
+        &self,
+        half: usize,
+        mut done: impl FnMut() -> io::Result<bool>,
+        mut arm: impl FnMut() -> io::Result<bool>,
+    ) -> io::Result<()> {
+        if self.nonblocking.load(Ordering::Relaxed) {
+            self.drain(half)?;
+            if arm()? {
+                return Ok(());
+            }
+            if half == WRITING {
+                self.fill();
+                if arm()? {
+                    return Ok(());
+                }
+            }
+            return Err(io::ErrorKind::WouldBlock.into());
+        }
+        let start = Instant::now();
+        let spin = *self.spin.lock();
+        let mut rounds = 0u32;
+        while start.elapsed() < spin {
+            if done()? {
+                return Ok(());
+            }
+            rounds += 1;
+            if rounds.is_multiple_of(YIELD_EVERY) { std::thread::yield_now() } else { std::hint::spin_loop() }
+        }
+        self.waits[half].store(true, Ordering::SeqCst);
+        let deadline = self.timeouts.lock()[half].map(|timeout| start + timeout);
+        let outcome = self.sleep(half, deadline, &mut arm);
+        self.waits[half].store(false, Ordering::SeqCst);
+        outcome
+    }
+
+    fn sleep(
+        &self,
+        half: usize,
+        deadline: Option<Instant>,
+        arm: &mut dyn FnMut() -> io::Result<bool>,
+    ) -> io::Result<()> {
+        loop {
+            self.drain(half)?;
+            if arm()? {
+                return Ok(());
+            }
+            let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
+            if left == Some(Duration::ZERO) {
+                return Err(io::ErrorKind::WouldBlock.into());
+            }
+            let left = left
+                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+            match poll(&mut [PollFd::new(&self.signals, PollFlags::IN)], left.as_ref()) {
+                Ok(_) => {}
+                Err(Errno::INTR) => return Err(io::ErrorKind::Interrupted.into()),
+                Err(error) => return Err(error.into()),
+            }
+        }
+    }
+
+    /// Makes the descriptor unwritable.
+    fn fill(&self) {
+        let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+        while rustix::net::send(&self.signals, &[0; 256], flags).is_ok() {}
+    }
+
+    fn receive(&self, data: &mut [u8]) -> io::Result<usize> {
+        let mut incoming = self.incoming.lock();
+        if data.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            let over = incoming.is_over();
+            let moved = incoming.read(data)?;
+            self.kick(moved.kick);
+            if moved.len > 0 || over {
+                if !self.is_polled() {
+                    incoming.disarm();
+                }
+                return Ok(moved.len);
+            }
+            self.wait(READING, || Ok(incoming.ready()? > 0 || incoming.is_over()), || incoming.arm())?;
+        }
+    }
+
+    fn transmit(&self, data: &[u8]) -> io::Result<usize> {
+        let mut out = self.out.lock();
+        if data.is_empty() {
+            return Ok(0);
+        }
+        loop {
+            if out.is_refused() || out.said() & SAID_SEND != 0 {
+                return Err(io::ErrorKind::BrokenPipe.into());
+            }
+            let moved = out.write(data)?;
+            self.kick(moved.kick);
+            if moved.len > 0 {
+                out.disarm();
+                return Ok(moved.len);
+            }
+            let free = |out: &Outgoing| Ok(out.room()? > 0 || out.is_refused());
+            self.wait(WRITING, || free(&out), || Ok(out.arm()? || out.is_refused()))?;
+        }
+    }
+}
+
+fn no_memory() -> io::Error {
+    io::Error::new(io::ErrorKind::InvalidData, "the daemon sent no memory for the stream")
+}
+
+impl Read for &Stream {
+    fn read(&mut self, data: &mut [u8]) -> io::Result<usize> {
+        self.receive(data)
+    }
+}
+
+impl Write for &Stream {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.transmit(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl Read for Stream {
+    fn read(&mut self, data: &mut [u8]) -> io::Result<usize> {
+        self.receive(data)
+    }
+}
+
+impl Write for Stream {
+    fn write(&mut self, data: &[u8]) -> io::Result<usize> {
+        self.transmit(data)
+    }
+
+    fn flush(&mut self) -> io::Result<()> {
+        Ok(())
+    }
+}
+
+impl AsRawFd for Stream {
+    /// To be polled only: bytes do not go through it.
+    fn as_raw_fd(&self) -> RawFd {
+        let _ = self.make_polled();
+        self.signals.as_raw_fd()
+    }
+}
+
+impl AsFd for Stream {
+    /// To be polled only: bytes do not go through it.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        let _ = self.make_polled();
+        self.signals.as_fd()
+    }
+}

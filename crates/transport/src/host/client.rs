@@ -1,0 +1,187 @@
+//! One connection to a door: what it asked for, and how far it has come.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::time::Instant;
+
+use vmlane_device::vmci::{Call, SharedMap};
+use vmlane_wire::host::{REQUEST, Reply, Request};
+use zerocopy::{FromBytes, IntoBytes};
+
+use super::mail::{Bell, Token};
+use super::policy::Peer;
+use super::socket::{self, Io};
+use super::stream::{Kind, Pump, Stream};
+
+/// A line of the text door has so many bytes at most, its end included.
+const LINE: usize = 32;
+
+/// How a client speaks.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Dialect {
+    /// Records, at `host.sock`.
+    Native,
+    /// Lines of text, at the door of this VM.
+    Hybrid(u32),
+}
+
+/// A client as it is served.
+pub struct Client {
+    pub socket: Arc<OwnedFd>,
+    pub peer: Peer,
+    pub state: State,
+    /// By when the state must have changed.
+    pub deadline: Option<Instant>,
+    pub bell: Option<Arc<Bell>>,
+}
+
+pub enum State {
+    /// Its request has not arrived whole.
+    Asking {
+        dialect: Dialect,
+        bytes: Vec<u8>,
+    },
+    /// A guest has been asked.
+    Connecting(Opening, Dialect, u32),
+    /// A guest has been accepted; its end of the stream goes to the listener `to` with this record.
+    Accepting(Opening, Option<Delivery>),
+    Streaming(Box<Stream>),
+    Listening {
+        port: u32,
+        ring: bool,
+    },
+    Datagrams {
+        port: u32,
+        socket: Arc<OwnedFd>,
+    },
+}
+
+/// A stream that is not joined yet.
+pub struct Opening {
+    pub call: Call,
+    pub ring: Ring,
+}
+
+/// A ring and how it will be used.
+pub enum Ring {
+    /// By the process: the mapping, and the file to hand over.
+    Theirs(SharedMap, OwnedFd),
+    /// By the pump.
+    Ours(Box<Pump>),
+}
+
+/// What a listener gets for a connection.
+pub struct Delivery {
+    pub to: Token,
+    pub reply: Reply,
+    pub socket: OwnedFd,
+}
+
+/// What a client asks for.
+#[derive(Clone, Copy, Debug)]
+pub enum Asked {
+    Record(Request),
+    /// A port of the VM.
+    Line(u32),
+}
+
+/// A request, none yet, or none ever.
+pub enum Arrival {
+    Whole(Asked),
+    Later,
+    Never,
+}
+
+impl Ring {
+    pub fn into_kind(self) -> (Kind, Option<OwnedFd>) {
+        match self {
+            Ring::Theirs(map, fd) => (Kind::Ring { map, said: 0 }, Some(fd)),
+            Ring::Ours(pump) => (Kind::Plain(pump), None),
+        }
+    }
+}
+
+/// Reads on in a request. What follows it belongs to the stream and stays in the socket.
+pub fn arrival(socket: &OwnedFd, dialect: Dialect, bytes: &mut Vec<u8>) -> Arrival {
+    match dialect {
+        Dialect::Native => loop {
+            let mut buffer = [0; REQUEST];
+            match socket::read(socket, &mut buffer[..REQUEST - bytes.len()]) {
+                Io::Done(len) => bytes.extend_from_slice(&buffer[..len]),
+                Io::WouldBlock => return Arrival::Later,
+                Io::Over => return Arrival::Never,
+            }
+            if bytes.len() == REQUEST {
+                let request = Request::read_from_bytes(bytes);
+                return request.map_or(Arrival::Never, |request| Arrival::Whole(Asked::Record(request)));
+            }
+        },
+        Dialect::Hybrid(_) => {
+            let mut buffer = [0; LINE];
+            let seen = match socket::peek(socket, &mut buffer) {
+                Io::Done(len) => &buffer[..len],
+                Io::WouldBlock => return Arrival::Later,
+                Io::Over => return Arrival::Never,
+            };
+            let Some(end) = seen.iter().position(|&byte| byte == b'\n') else {
+                return if seen.len() < LINE { Arrival::Later } else { Arrival::Never };
+            };
+            let port = line(&seen[..end]);
+            let mut taken = [0; LINE];
+            // It is all there: nothing else reads this socket.
+            let _ = socket::read(socket, &mut taken[..=end]);
+            port.map_or(Arrival::Never, |port| Arrival::Whole(Asked::Line(port)))
+        }
+    }
+}
+
+/// The port of `CONNECT <port>`, in any case.
+fn line(text: &[u8]) -> Option<u32> {
+    let mut words = std::str::from_utf8(text).ok()?.split_ascii_whitespace();
+    let verb = words.next()?;
+    let port = words.next()?.parse().ok()?;
+    (verb.eq_ignore_ascii_case("connect") && words.next().is_none()).then_some(port)
+}
+
+impl Client {
+    /// Answers a record; false if the client is gone.
+    pub fn reply(&self, reply: Reply, fd: Option<&OwnedFd>) -> bool {
+        let fds: Vec<_> = fd.iter().map(|fd| fd.as_fd()).collect();
+        socket::write_with(&*self.socket, reply.as_bytes(), &fds) == Io::Done(reply.as_bytes().len())
+    }
+
+    /// The stream is there.
+    pub fn greet(&self, dialect: Dialect, port: u32, fd: Option<&OwnedFd>) -> bool {
+        match dialect {
+            Dialect::Native => self.reply(Reply::new(0, vmlane_wire::vmci::CID_HOST, port), fd),
+            Dialect::Hybrid(_) => {
+                let line = format!("OK {port}\n");
+                socket::write(&*self.socket, line.as_bytes()) == Io::Done(line.len())
+            }
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::line;
+
+    #[test]
+    fn lines_are_read_as_firecracker_reads_them() {
+        for (text, port) in [
+            ("CONNECT 52", Some(52)),
+            ("connect 52", Some(52)),
+            ("CONNECT 52\r", Some(52)),
+            ("CONNECT 4294967295", Some(u32::MAX)),
+            ("CONNECT 4294967296", None),
+            ("CONNECT -1", None),
+            ("CONNECT", None),
+            ("CONNECT 52 x", None),
+            ("HELLO 52", None),
+            ("", None),
+        ] {
+            assert_eq!(line(text.as_bytes()), port, "{text:?}");
+        }
+        assert_eq!(line(b"CONNECT \xff"), None);
+    }
+}

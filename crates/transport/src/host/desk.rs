@@ -1,0 +1,667 @@
+//! The thread that serves host sockets. It alone owns the tables; nothing in it waits for a process.
+
+use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use rustix::net::SocketType;
+use vmlane_device::vmci::{Call, ConnectError, Fabric, Failed, Key, SharedMap};
+use vmlane_port::{Budget, LaneEnd, LaneId, Side};
+use vmlane_wire::host::{ALL_FLAGS, FLAG_RING, Op, PEER, PORT_ANY, RING, Reply, Request, layout};
+use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
+use zerocopy::FromBytes;
+
+use super::client::{Arrival, Asked, Client, Delivery, Dialect, Opening, Ring, State, arrival};
+use super::mail::{Bell, Guest, Mail, Mailbox, Token};
+use super::policy::{FIRST_FREE_PORT, Peer, Policy, Wish};
+use super::socket::{self, Io};
+use super::stream::{Kind, Pump, Stream, Turn};
+use super::{Bounds, Datagrams};
+
+/// How long a guest may take to answer unless the process says otherwise: what AF_VSOCK has.
+const CONNECT: Duration = Duration::from_secs(2);
+const LONGEST_CONNECT: Duration = Duration::from_secs(60);
+/// Bytes that the programs of one user may leave behind in streams that they closed.
+const SPILL: usize = 64 << 20;
+/// Where a failed accept is tried again.
+const RETRY: Duration = Duration::from_millis(100);
+const BELL: Token = 0;
+const FIRST_TOKEN: Token = 1;
+
+/// A listening socket.
+struct Door {
+    socket: OwnedFd,
+    dialect: Dialect,
+}
+
+/// See the module's text.
+pub struct Desk {
+    fabric: Arc<Fabric>,
+    mailbox: Arc<Mailbox>,
+    datagrams: Datagrams,
+    policy: Arc<Mutex<Policy>>,
+    bounds: Bounds,
+    epoll: OwnedFd,
+    doors: HashMap<Token, Door>,
+    guests: HashMap<u32, Guest>,
+    clients: HashMap<Token, Client>,
+    /// Listeners by port.
+    listeners: HashMap<u32, Token>,
+    of_process: HashMap<i32, usize>,
+    unasked: usize,
+    budgets: HashMap<u32, Arc<Budget>>,
+    deadlines: BTreeMap<(Instant, Token), ()>,
+    ready: VecDeque<Token>,
+    next_token: Token,
+    next_port: u32,
+    /// A door could not be served; look again soon.
+    retry: bool,
+    buffer: Vec<u8>,
+}
+
+impl Desk {
+    pub fn new(
+        fabric: Arc<Fabric>,
+        mailbox: Arc<Mailbox>,
+        datagrams: Datagrams,
+        policy: Arc<Mutex<Policy>>,
+        door: OwnedFd,
+        bounds: Bounds,
+    ) -> io::Result<Desk> {
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, mailbox.bell(), epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        let mut desk = Desk {
+            fabric,
+            mailbox,
+            datagrams,
+            policy,
+            bounds,
+            epoll,
+            doors: HashMap::new(),
+            guests: HashMap::new(),
+            clients: HashMap::new(),
+            listeners: HashMap::new(),
+            of_process: HashMap::new(),
+            unasked: 0,
+            budgets: HashMap::new(),
+            deadlines: BTreeMap::new(),
+            ready: VecDeque::new(),
+            next_token: FIRST_TOKEN,
+            // Firecracker's clients expect numbers from 2^30 on; anything free will do.
+            next_port: 1 << 30,
+            retry: false,
+            buffer: vec![0; 128 << 10],
+        };
+        desk.open(door, Dialect::Native)?;
+        Ok(desk)
+    }
+
+    fn token(&mut self) -> Token {
+        self.next_token += 1;
+        self.next_token
+    }
+
+    fn open(&mut self, socket: OwnedFd, dialect: Dialect) -> io::Result<()> {
+        let token = self.token();
+        epoll::add(
+            &self.epoll,
+            &socket,
+            epoll::EventData::new_u64(token),
+            epoll::EventFlags::IN | epoll::EventFlags::ET,
+        )?;
+        self.doors.insert(token, Door { socket, dialect });
+        Ok(())
+    }
+
+    pub fn run(mut self) {
+        let mut mails = Vec::new();
+        let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
+        loop {
+            let timeout = self.timeout();
+            let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
+                Ok((events, _)) => events,
+                Err(Errno::INTR) => continue,
+                Err(error) => {
+                    tracing::error!(%error, "waiting for host sockets; they are served no more");
+                    return self.end();
+                }
+            };
+            for event in events.iter() {
+                match event.data.u64() {
+                    BELL => {}
+                    token if self.doors.contains_key(&token) => self.welcome(token),
+                    token => self.stirs(token, event.flags),
+                }
+            }
+            if std::mem::take(&mut self.retry) {
+                let doors: Vec<Token> = self.doors.keys().copied().collect();
+                doors.into_iter().for_each(|door| self.welcome(door));
+            }
+            self.mailbox.take(&mut mails);
+            for mail in mails.drain(..) {
+                if matches!(mail, Mail::Stop) {
+                    return self.end();
+                }
+                self.read(mail);
+            }
+            for _ in 0..self.ready.len() {
+                if let Some(token) = self.ready.pop_front() {
+                    self.turn(token);
+                }
+            }
+            self.expire();
+        }
+    }
+
+    fn timeout(&self) -> Option<Timespec> {
+        let wait = if !self.ready.is_empty() {
+            Duration::ZERO
+        } else if self.retry {
+            RETRY
+        } else {
+            let (&(deadline, _), ()) = self.deadlines.first_key_value()?;
+            deadline.saturating_duration_since(Instant::now())
+        };
+        Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() })
+    }
+
+    fn end(mut self) {
+        let tokens: Vec<Token> = self.clients.keys().copied().collect();
+        tokens.into_iter().for_each(|token| self.close(token));
+    }
+
+    fn read(&mut self, mail: Mail) {
+        match mail {
+            Mail::Requested(call) => self.requested(call),
+            Mail::Joined(token, lane, side) => self.joined(token, lane, side),
+            Mail::Failed(token, why) => {
+                let errno = if why == Failed::Refused { Errno::CONNRESET } else { Errno::TIMEDOUT };
+                self.fail(token, errno);
+            }
+            Mail::Wake(token) => {
+                if let Some(bell) = self.clients.get(&token).and_then(|client| client.bell.as_ref()) {
+                    bell.ringing.store(false, Ordering::SeqCst);
+                }
+                self.turn(token);
+            }
+            Mail::AddGuest(guest, door) => {
+                if let Err(error) = self.open(door, Dialect::Hybrid(guest.cid)) {
+                    tracing::error!(%error, path = %guest.uds.display(), "opening a VM's Unix socket");
+                }
+                self.guests.insert(guest.cid, guest);
+            }
+            Mail::RemoveGuest(cid) => {
+                self.doors.retain(|_, door| door.dialect != Dialect::Hybrid(cid));
+                self.guests.remove(&cid);
+            }
+            Mail::Policy(policy) => *self.policy.lock() = policy,
+            Mail::Stop => {}
+        }
+    }
+
+    /// Somebody knocks.
+    fn welcome(&mut self, door: Token) {
+        loop {
+            let Some(Door { socket, dialect }) = self.doors.get(&door) else { return };
+            let dialect = *dialect;
+            let socket = match socket::accept(socket) {
+                Ok(socket) => socket,
+                Err(Errno::AGAIN) => return,
+                Err(Errno::INTR | Errno::CONNABORTED) => continue,
+                Err(error) => {
+                    tracing::warn!(%error, "accepting a host program");
+                    self.retry = true;
+                    return;
+                }
+            };
+            let Ok(peer) = socket::peer(&socket) else { continue };
+            if self.unasked >= self.bounds.unasked {
+                continue; // closed: whoever knocks more slowly gets in
+            }
+            let state = State::Asking { dialect, bytes: Vec::new() };
+            let deadline = Some(Instant::now() + self.bounds.request);
+            if let Some(token) =
+                self.admit(Client { socket: Arc::new(socket), peer, state, deadline, bell: None })
+            {
+                self.unasked += 1;
+                self.stirs(token, epoll::EventFlags::IN);
+            }
+        }
+    }
+
+    /// Gives a client a place, if there is one.
+    fn admit(&mut self, client: Client) -> Option<Token> {
+        let own = self.of_process.get(&client.peer.pid).copied().unwrap_or(0);
+        if self.clients.len() >= self.bounds.clients || own >= self.bounds.of_process {
+            tracing::debug!(pid = client.peer.pid, "a host program has too many sockets");
+            return None;
+        }
+        let token = self.token();
+        let wanted =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &*client.socket, epoll::EventData::new_u64(token), wanted).ok()?;
+        *self.of_process.entry(client.peer.pid).or_default() += 1;
+        if let Some(deadline) = client.deadline {
+            self.deadlines.insert((deadline, token), ());
+        }
+        self.clients.insert(token, client);
+        Some(token)
+    }
+
+    /// The client goes, with all it had.
+    fn close(&mut self, token: Token) {
+        let Some(client) = self.clients.remove(&token) else { return };
+        let _ = epoll::delete(&self.epoll, &*client.socket);
+        if let Some(deadline) = client.deadline {
+            self.deadlines.remove(&(deadline, token));
+        }
+        if let Some(count) = self.of_process.get_mut(&client.peer.pid) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_process.remove(&client.peer.pid);
+            }
+        }
+        match client.state {
+            State::Asking { .. } => self.unasked -= 1,
+            State::Connecting(opening, ..) | State::Accepting(opening, _) => {
+                self.fabric.hang_up(opening.call)
+            }
+            State::Streaming(stream) => self.fabric.hang_up(stream.call),
+            State::Listening { port, .. } => {
+                self.listeners.remove(&port);
+            }
+            State::Datagrams { port, socket } => {
+                let _ = epoll::delete(&self.epoll, &*socket);
+                self.datagrams.lock().remove(&port);
+            }
+        }
+    }
+
+    /// The client hears why, and goes.
+    fn fail(&mut self, token: Token, errno: Errno) {
+        if let Some(client) = self.clients.get(&token)
+            && matches!(
+                client.state,
+                State::Asking { dialect: Dialect::Native, .. } | State::Connecting(_, Dialect::Native, _)
+            )
+        {
+            client.reply(Reply::new(errno.raw_os_error(), 0, 0), None);
+        }
+        self.close(token);
+    }
+
+    fn expire(&mut self) {
+        let now = Instant::now();
+        while let Some((&(deadline, token), ())) = self.deadlines.first_key_value() {
+            if deadline > now {
+                return;
+            }
+            self.deadlines.remove(&(deadline, token));
+            self.fail(token, Errno::TIMEDOUT);
+        }
+    }
+
+    /// The state has changed in time, or begins to be waited for.
+    fn set_deadline(&mut self, token: Token, deadline: Option<Instant>) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        if let Some(old) = std::mem::replace(&mut client.deadline, deadline) {
+            self.deadlines.remove(&(old, token));
+        }
+        if let Some(deadline) = deadline {
+            self.deadlines.insert((deadline, token), ());
+        }
+    }
+
+    /// Something happened at a client's socket.
+    fn stirs(&mut self, token: Token, flags: epoll::EventFlags) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        match &mut client.state {
+            State::Asking { dialect, bytes } => {
+                let dialect = *dialect;
+                match arrival(&client.socket, dialect, bytes) {
+                    Arrival::Later => {}
+                    Arrival::Never => self.fail(token, Errno::PROTO),
+                    Arrival::Whole(asked) => self.ask(token, dialect, asked),
+                }
+            }
+            State::Connecting(..) if hung_up => self.close(token),
+            // What it wrote before it went is still to be delivered.
+            State::Accepting(Opening { ring: Ring::Ours(pump), .. }, _) => pump.hung_up |= hung_up,
+            State::Accepting(..) if hung_up => self.close(token),
+            State::Connecting(..) | State::Accepting(..) => {}
+            State::Streaming(stream) => {
+                match &mut stream.kind {
+                    Kind::Plain(pump) => {
+                        pump.can_read = true;
+                        pump.can_write = true;
+                        pump.hung_up |= hung_up;
+                        self.turn(token);
+                    }
+                    // What it wrote is in its ring, and is taken when it leaves.
+                    Kind::Ring { .. } if hung_up => self.close(token),
+                    Kind::Ring { .. } => self.turn(token),
+                }
+            }
+            State::Listening { .. } => {
+                if hung_up || socket::peek(&*client.socket, &mut [0]) == Io::Over {
+                    self.close(token);
+                }
+            }
+            State::Datagrams { .. } => self.datagrams_from(token, hung_up),
+        }
+    }
+
+    fn turn(&mut self, token: Token) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        let State::Streaming(stream) = &mut client.state else { return };
+        match stream.turn(&self.fabric, &client.socket, &mut self.buffer) {
+            Turn::Waits => {}
+            Turn::Again => self.ready.push_back(token),
+            Turn::Over => self.close(token),
+        }
+    }
+
+    fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
+        self.policy.lock().allows(peer, wish)
+    }
+
+    fn ask(&mut self, token: Token, dialect: Dialect, asked: Asked) {
+        let outcome = match (asked, dialect) {
+            (Asked::Line(port), Dialect::Hybrid(cid)) => {
+                self.connect(token, dialect, (cid, port), false, CONNECT)
+            }
+            (Asked::Record(request), _) => self.record(token, request),
+            (Asked::Line(_), Dialect::Native) => Err(Errno::PROTO),
+        };
+        if let Err(errno) = outcome {
+            self.fail(token, errno);
+        }
+    }
+
+    fn record(&mut self, token: Token, request: Request) -> Result<(), Errno> {
+        let Some(op) = request.op().filter(|_| request.flags.get() & !ALL_FLAGS == 0) else {
+            return Err(Errno::PROTO);
+        };
+        let Some(peer) = self.clients.get(&token).map(|client| client.peer) else { return Ok(()) };
+        let ring = request.flags.get() & FLAG_RING != 0;
+        match op {
+            Op::Connect => {
+                let cid = request.cid.get();
+                let group = self.fabric.group_of(cid).ok_or(Errno::NODEV)?;
+                if !self.allows(peer, Wish::Connect(&group)) {
+                    return Err(Errno::ACCESS);
+                }
+                let patience = match request.arg.get() {
+                    0 => CONNECT,
+                    millis => Duration::from_millis(millis.into()).min(LONGEST_CONNECT),
+                };
+                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)
+            }
+            Op::Listen => {
+                let port =
+                    self.free_port(request.port.get(), |desk, port| desk.listeners.contains_key(&port))?;
+                if !self.allows(peer, Wish::Listen(port)) {
+                    return Err(Errno::ACCESS);
+                }
+                self.listeners.insert(port, token);
+                self.becomes(token, State::Listening { port, ring }, None);
+                self.answer(token, port, None)
+            }
+            Op::Datagram => {
+                let taken = |desk: &Desk, port| desk.datagrams.lock().contains_key(&port);
+                let port = self.free_port(request.port.get(), taken)?;
+                // Resources 0 and 1 are events and stream control.
+                if port <= 1 {
+                    return Err(Errno::ADDRNOTAVAIL);
+                }
+                if !self.allows(peer, Wish::Listen(port)) {
+                    return Err(Errno::ACCESS);
+                }
+                let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
+                let ours = Arc::new(ours);
+                let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                epoll::add(&self.epoll, &*ours, epoll::EventData::new_u64(token), wanted)?;
+                self.datagrams.lock().insert(port, (ours.clone(), peer));
+                self.becomes(token, State::Datagrams { port, socket: ours }, None);
+                self.answer(token, port, Some(&theirs))
+            }
+        }
+    }
+
+    fn answer(&mut self, token: Token, port: u32, fd: Option<&OwnedFd>) -> Result<(), Errno> {
+        let told =
+            self.clients.get(&token).is_some_and(|client| client.reply(Reply::new(0, CID_HOST, port), fd));
+        if !told {
+            self.close(token);
+        }
+        Ok(())
+    }
+
+    /// The client's request has been understood.
+    fn becomes(&mut self, token: Token, state: State, deadline: Option<Instant>) {
+        if let Some(client) = self.clients.get_mut(&token) {
+            if matches!(client.state, State::Asking { .. }) {
+                self.unasked -= 1;
+            }
+            client.state = state;
+        }
+        self.set_deadline(token, deadline);
+    }
+
+    fn free_port(&mut self, wanted: u32, taken: impl Fn(&Desk, u32) -> bool) -> Result<u32, Errno> {
+        if wanted != PORT_ANY {
+            return if taken(self, wanted) { Err(Errno::ADDRINUSE) } else { Ok(wanted) };
+        }
+        // There are more ports than clients.
+        for _ in 0..=self.bounds.clients {
+            let port = self.own_port();
+            if !taken(self, port) {
+                return Ok(port);
+            }
+        }
+        Err(Errno::ADDRNOTAVAIL)
+    }
+
+    /// The next port for an end of this host.
+    fn own_port(&mut self) -> u32 {
+        self.next_port = self.next_port.wrapping_add(1);
+        if self.next_port < FIRST_FREE_PORT || self.next_port == PORT_ANY {
+            self.next_port = 1 << 30;
+        }
+        self.next_port
+    }
+
+    /// A ring for a new stream: the end for the lane, and the rest.
+    fn ring(
+        &mut self,
+        token: Token,
+        uid: u32,
+        signal: Option<Arc<OwnedFd>>,
+    ) -> io::Result<(LaneEnd, Arc<Bell>, Ring)> {
+        let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
+        let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
+        let budget = self.budgets.entry(uid).or_insert_with(|| Arc::new(Budget::new(SPILL))).clone();
+        let theirs = signal.is_some();
+        let bell = Bell { token, mailbox: self.mailbox.clone(), signal, ringing: AtomicBool::new(false) };
+        let bell = Arc::new(bell);
+        let port = Box::new(map.port(bell.clone()).map_err(io::Error::other)?);
+        let ring = if theirs {
+            Ring::Theirs(map, fd)
+        } else {
+            let (out, incoming) = vmlane_sock::ring::map(fd, RING)?;
+            Ring::Ours(Box::new(Pump::new(out, incoming)))
+        };
+        Ok((LaneEnd { port, budget, slow: false }, bell, ring))
+    }
+
+    fn connect(
+        &mut self,
+        token: Token,
+        dialect: Dialect,
+        to: (u32, u32),
+        shared: bool,
+        patience: Duration,
+    ) -> Result<(), Errno> {
+        let Some(client) = self.clients.get(&token) else { return Ok(()) };
+        let (uid, signal) = (client.peer.uid, shared.then(|| client.socket.clone()));
+        let (end, bell, ring) = self.ring(token, uid, signal).map_err(|error| {
+            tracing::warn!(%error, "memory for a host socket");
+            Errno::NOBUFS
+        })?;
+        let port = self.own_port();
+        let key = Key { client: (CID_HOST, port), server: to };
+        let call = self.fabric.connect(key, end, bell.clone()).map_err(|error| match error {
+            ConnectError::Unreachable => Errno::NODEV,
+            ConnectError::InUse => Errno::ADDRINUSE,
+            ConnectError::Busy => Errno::NOBUFS,
+        })?;
+        if let Some(client) = self.clients.get_mut(&token) {
+            client.bell = Some(bell);
+        }
+        let state = State::Connecting(Opening { call, ring }, dialect, port);
+        self.becomes(token, state, Some(Instant::now() + patience));
+        Ok(())
+    }
+
+    /// A guest wants to reach a program of the host.
+    fn requested(&mut self, call: Call) {
+        let (cid, port) = (call.key.client.0, call.key.server.1);
+        let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(token)?)));
+        let accepted = match listener {
+            Some((token, client)) => {
+                let group = self.fabric.group_of(cid).unwrap_or_default();
+                let ring = matches!(client.state, State::Listening { ring: true, .. });
+                let peer = client.peer;
+                self.allows(peer, Wish::BeReached(&group))
+                    && self.accept_for(call, token, peer, ring).is_some()
+            }
+            None => self.accept_for_path(call).is_some(),
+        };
+        if !accepted {
+            self.fabric.hang_up(call);
+        }
+    }
+
+    fn accept_for(&mut self, call: Call, listener: Token, peer: Peer, shared: bool) -> Option<()> {
+        let (ours, theirs) = socket::pair(SocketType::STREAM).ok()?;
+        let (cid, port) = call.key.client;
+        let delivery = Delivery { to: listener, reply: Reply::new(0, cid, port), socket: theirs };
+        self.accept(call, ours, peer, shared, Some(delivery))
+    }
+
+    /// A program may listen at a path of its own, named after the VM's socket and the port.
+    fn accept_for_path(&mut self, call: Call) -> Option<()> {
+        let mut path = self.guests.get(&call.key.client.0)?.uds.clone().into_os_string();
+        path.push(format!("_{}", call.key.server.1));
+        let socket = socket::connect(path.as_ref()).ok()?;
+        let peer = socket::peer(&socket).ok()?;
+        self.accept(call, socket, peer, false, None)
+    }
+
+    fn accept(
+        &mut self,
+        call: Call,
+        socket: OwnedFd,
+        peer: Peer,
+        shared: bool,
+        delivery: Option<Delivery>,
+    ) -> Option<()> {
+        let socket = Arc::new(socket);
+        let token = self.next_token + 1;
+        let (end, bell, ring) = self.ring(token, peer.uid, shared.then(|| socket.clone())).ok()?;
+        let state = State::Accepting(Opening { call, ring }, delivery);
+        let deadline = Some(Instant::now() + CONNECT);
+        let client = Client { socket, peer, state, deadline, bell: Some(bell.clone()) };
+        // The bell knows the token that the client gets here.
+        let admitted = self.admit(client)?;
+        debug_assert_eq!(admitted, token);
+        if !self.fabric.accept(call, end, bell) {
+            self.close(token);
+            return None;
+        }
+        Some(())
+    }
+
+    /// The guest has attached: the process hears of it, and bytes go.
+    fn joined(&mut self, token: Token, lane: LaneId, side: Side) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        let state = std::mem::replace(
+            &mut client.state,
+            State::Asking { dialect: Dialect::Native, bytes: Vec::new() },
+        );
+        // The placeholder is no client without a request.
+        self.unasked += 1;
+        let (opening, greeting, delivery) = match state {
+            State::Connecting(opening, dialect, port) => (opening, Some((dialect, port)), None),
+            State::Accepting(opening, delivery) => (opening, None, delivery),
+            other => {
+                client.state = other;
+                self.unasked -= 1;
+                return;
+            }
+        };
+        let (kind, fd) = opening.ring.into_kind();
+        let stream = Stream { call: opening.call, lane, side, kind };
+        self.becomes(token, State::Streaming(Box::new(stream)), None);
+        let told = match (greeting, delivery) {
+            (Some((dialect, port)), _) => {
+                self.clients.get(&token).is_some_and(|client| client.greet(dialect, port, fd.as_ref()))
+            }
+            (None, Some(delivery)) => self.deliver(&delivery, fd.as_ref()),
+            (None, None) => true,
+        };
+        if told { self.turn(token) } else { self.close(token) }
+    }
+
+    /// A listener that does not fetch its connections gets no more of them.
+    fn deliver(&self, delivery: &Delivery, ring: Option<&OwnedFd>) -> bool {
+        let Some(listener) = self.clients.get(&delivery.to) else { return false };
+        let mut fds = vec![delivery.socket.as_fd()];
+        fds.extend(ring.map(AsFd::as_fd));
+        let bytes = zerocopy::IntoBytes::as_bytes(&delivery.reply);
+        socket::write_with(&*listener.socket, bytes, &fds) == Io::Done(bytes.len())
+    }
+
+    /// Datagrams of a process to guests. Like all datagrams they may get lost.
+    fn datagrams_from(&mut self, token: Token, hung_up: bool) {
+        let Some(client) = self.clients.get(&token) else { return };
+        let State::Datagrams { port, socket } = &client.state else { return };
+        let (port, socket, peer) = (*port, socket.clone(), client.peer);
+        if self.buffer.len() < PEER + MAX_DATAGRAM_PAYLOAD {
+            self.buffer.resize(PEER + MAX_DATAGRAM_PAYLOAD, 0);
+        }
+        for _ in 0..64 {
+            match socket::read(&*socket, &mut self.buffer) {
+                Io::Done(len) => {
+                    let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(&self.buffer[..len])
+                    else {
+                        continue;
+                    };
+                    let group = self.fabric.group_of(to.cid.get());
+                    if group.is_some_and(|group| self.allows(peer, Wish::Connect(&group))) {
+                        let from = (CID_HOST, port);
+                        let _ = self.fabric.send_datagram(from, (to.cid.get(), to.port.get()), payload);
+                    }
+                }
+                Io::WouldBlock => {
+                    if hung_up {
+                        self.close(token);
+                    }
+                    return;
+                }
+                Io::Over => return self.close(token),
+            }
+        }
+        // The rest comes with its own edge: ask for it.
+        let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let _ = epoll::modify(&self.epoll, &*socket, epoll::EventData::new_u64(token), wanted);
+    }
+}

@@ -1,0 +1,91 @@
+//! Which processes may reach which VMs, by user, group and VM group.
+
+/// Who is at the other end of a Unix socket, from SO_PEERCRED.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Peer {
+    pub pid: i32,
+    pub uid: u32,
+    pub gid: u32,
+}
+
+/// One permission. A process has it if all that the rule names fits.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Rule {
+    pub uid: Option<u32>,
+    /// The process's effective group, not its supplementary ones.
+    pub gid: Option<u32>,
+    /// Groups of VMs; `None`: all.
+    pub groups: Option<Vec<String>>,
+    pub connect: bool,
+    pub listen: bool,
+    /// May take ports below 1024.
+    pub privileged: bool,
+}
+
+/// What a process wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Wish<'a> {
+    /// To connect, or to send datagrams, to a VM of this group.
+    Connect(&'a str),
+    /// To listen on this port, for whatever VMs its rules allow.
+    Listen(u32),
+    /// To be reached by a VM of this group.
+    BeReached(&'a str),
+}
+
+/// Ports below this one are privileged.
+pub const FIRST_FREE_PORT: u32 = 1024;
+
+/// All rules. Root and the daemon's own user need none.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct Policy {
+    pub owner: u32,
+    pub rules: Vec<Rule>,
+}
+
+impl Policy {
+    /// Is it allowed? If not: EACCES.
+    pub fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
+        if peer.uid == 0 || peer.uid == self.owner {
+            return true;
+        }
+        self.rules.iter().any(|rule| {
+            let in_group =
+                |group: &str| rule.groups.as_ref().is_none_or(|groups| groups.iter().any(|one| one == group));
+            rule.uid.is_none_or(|uid| uid == peer.uid)
+                && rule.gid.is_none_or(|gid| gid == peer.gid)
+                && match wish {
+                    Wish::Connect(group) => rule.connect && in_group(group),
+                    Wish::Listen(port) => rule.listen && (rule.privileged || port >= FIRST_FREE_PORT),
+                    Wish::BeReached(group) => rule.listen && in_group(group),
+                }
+        })
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn rule() -> Rule {
+        Rule { uid: None, gid: None, groups: None, connect: true, listen: false, privileged: false }
+    }
+
+    #[test]
+    fn a_rule_grants_what_it_says_and_nothing_else() {
+        let user = Peer { pid: 1, uid: 1000, gid: 100 };
+        let policy = |rules| Policy { owner: 7, rules };
+        assert!(!policy(vec![]).allows(user, Wish::Connect("a")));
+        assert!(policy(vec![]).allows(Peer { uid: 7, ..user }, Wish::Listen(22)));
+        assert!(policy(vec![]).allows(Peer { uid: 0, ..user }, Wish::Listen(22)));
+        let by_user = policy(vec![Rule { uid: Some(1000), ..rule() }]);
+        assert!(by_user.allows(user, Wish::Connect("a")));
+        assert!(!by_user.allows(Peer { uid: 1001, ..user }, Wish::Connect("a")));
+        assert!(!by_user.allows(user, Wish::Listen(5000)) && !by_user.allows(user, Wish::BeReached("a")));
+        let listens = policy(vec![Rule { gid: Some(100), listen: true, connect: false, ..rule() }]);
+        assert!(listens.allows(user, Wish::Listen(5000)) && !listens.allows(user, Wish::Listen(22)));
+        assert!(!listens.allows(user, Wish::Connect("a")));
+        let groups = policy(vec![Rule { groups: Some(vec!["a".into()]), ..rule() }]);
+        assert!(groups.allows(user, Wish::Connect("a")) && !groups.allows(user, Wish::Connect("b")));
+    }
+}
