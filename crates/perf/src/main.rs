@@ -3,6 +3,7 @@
 //! without any of it, measured interleaved in the same run.
 
 mod frames;
+mod host;
 mod pair;
 mod process;
 mod rows;
@@ -43,6 +44,7 @@ fn main() -> anyhow::Result<()> {
     let mut registry = Registry::native();
     rows::register(&mut registry)?;
     frames::register(&mut registry);
+    host::register(&mut registry);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());
     let path = args.out.join("latest.json");

@@ -13,6 +13,7 @@ mod pipe;
 pub mod ports;
 pub mod qemu_args;
 pub mod reload;
+pub mod run;
 pub mod stats;
 pub mod status;
 pub mod top;
@@ -46,6 +47,8 @@ pub enum Command {
     Connect(connect::Args),
     /// Take a connection of a VM to a port of this host
     Listen(listen::Args),
+    /// Run a program as it is, with AF_VSOCK towards VMs
+    Run(run::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
     Bench(bench::Args),
     /// Boot real VMs on this host, run commands in them, take them down
@@ -69,6 +72,7 @@ impl Command {
             Command::Debug(args) => args.run(),
             Command::Connect(args) => args.run(),
             Command::Listen(args) => args.run(),
+            Command::Run(args) => args.run(),
             Command::Bench(args) => args.run(),
             Command::Lab(args) => args.run(),
             Command::Demo(args) => args.run(),

@@ -1,0 +1,484 @@
+/* AF_VSOCK for programs of a host without a VMCI kernel module: by LD_PRELOAD (`vmlane run`), or linked.
+ *
+ * A stream socket of the family is a Unix socket in truth. connect() takes it to the daemon, which
+ * answers with one record and from then on pumps its bytes to and from the VM; listen() takes it there too,
+ * and every connection then arrives as a record with a descriptor. So whatever a program does with a
+ * descriptor (poll, epoll, dup, fork, exec, MSG_PEEK, timeouts, shutdown) is the kernel's own doing. Only
+ * the calls that name addresses and options are replaced here.
+ *
+ * What is known of a socket is kept by its inode, which survives dup and fork; after exec the bytes
+ * still flow, only its addresses are forgotten. Records: crates/wire/src/host.rs.
+ */
+#define _GNU_SOURCE
+#include <dlfcn.h>
+#include <errno.h>
+#include <fcntl.h>
+#include <pthread.h>
+#include <stdarg.h>
+#include <stddef.h>
+#include <stdint.h>
+#include <stdlib.h>
+#include <string.h>
+#include <sys/ioctl.h>
+#include <sys/socket.h>
+#include <sys/stat.h>
+#include <sys/time.h>
+#include <sys/un.h>
+#include <unistd.h>
+
+#ifndef AF_VSOCK
+#define AF_VSOCK 40
+#endif
+#define PUBLIC __attribute__((visibility("default")))
+
+struct sockaddr_vsock {
+    sa_family_t family;
+    unsigned short reserved;
+    unsigned int port;
+    unsigned int cid;
+    unsigned char flags;
+    unsigned char zero[3];
+};
+
+enum { CID_ANY = -1, CID_LOCAL = 1, CID_HOST = 2 };
+#define PORT_ANY 0xffffffffu
+#define GET_LOCAL_CID 0x7b9
+#define MAGIC 0x684c4d56u /* "VMLh" */
+
+struct request {
+    uint32_t magic;
+    uint16_t version, op;
+    uint32_t cid, port, arg, flags;
+};
+struct reply {
+    uint32_t magic;
+    int32_t error;
+    uint32_t cid, port;
+};
+enum { OP_CONNECT = 1, OP_LISTEN = 2 };
+
+/* ---- what is known of sockets ---- */
+
+struct known {
+    ino_t inode;
+    dev_t device;
+    int type; /* 0: a free place */
+    int listening, connected;
+    uint32_t port, peer_cid, peer_port;
+    uint64_t size, min, max;
+    struct timeval timeout;
+};
+
+enum { PLACES = 16384, PROBES = 16 };
+static struct known places[PLACES];
+static unsigned next_victim;
+static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
+
+static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void after_fork(void) { pthread_mutex_unlock(&lock); }
+
+__attribute__((constructor)) static void start(void) { pthread_atfork(before_fork, after_fork, after_fork); }
+
+static struct known *place_of(ino_t inode, dev_t device) {
+    for (unsigned i = 0; i < PROBES; i++) {
+        struct known *place = &places[(inode + i) % PLACES];
+        if (place->type && place->inode == inode && place->device == device)
+            return place;
+    }
+    return NULL;
+}
+
+/* A copy of what is known of `fd`; 0 if it is none of ours. */
+static int look(int fd, struct known *out) {
+    struct stat info;
+    int saved = errno, found = 0;
+    if (fd >= 0 && fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode)) {
+        pthread_mutex_lock(&lock);
+        struct known *place = place_of(info.st_ino, info.st_dev);
+        if (place) {
+            *out = *place;
+            found = 1;
+        }
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+    return found;
+}
+
+static void note(int fd, const struct known *what) {
+    struct stat info;
+    int saved = errno;
+    if (fstat(fd, &info) == 0) {
+        pthread_mutex_lock(&lock);
+        struct known *place = place_of(info.st_ino, info.st_dev);
+        for (unsigned i = 0; !place && i < PROBES; i++) {
+            struct known *one = &places[(info.st_ino + i) % PLACES];
+            if (!one->type)
+                place = one;
+        }
+        /* Sockets that were closed leave their places behind: the next ones take them. */
+        if (!place)
+            place = &places[(info.st_ino + next_victim++ % PROBES) % PLACES];
+        *place = *what;
+        place->inode = info.st_ino;
+        place->device = info.st_dev;
+        pthread_mutex_unlock(&lock);
+    }
+    errno = saved;
+}
+
+/* ---- the calls behind ours ---- */
+
+#define REAL(result, name, ...)                                                                              \
+    static result (*real)(__VA_ARGS__);                                                                      \
+    if (!real)                                                                                               \
+    real = (result(*)(__VA_ARGS__))dlsym(RTLD_NEXT, #name)
+
+static int real_connect(int fd, const struct sockaddr *to, socklen_t len) {
+    REAL(int, connect, int, const struct sockaddr *, socklen_t);
+    return real(fd, to, len);
+}
+
+static int real_socket(int family, int type, int protocol) {
+    REAL(int, socket, int, int, int);
+    return real(family, type, protocol);
+}
+
+/* ---- the daemon ---- */
+
+static int fail(int error) {
+    errno = error;
+    return -1;
+}
+
+static int address_of_daemon(struct sockaddr_un *to) {
+    const char *directory = getenv("VMLANE_RUNTIME_DIR");
+    if (!directory || !*directory)
+        directory = "/run/vmlane";
+    memset(to, 0, sizeof *to);
+    to->sun_family = AF_UNIX;
+    if (strlen(directory) + sizeof "/host.sock" > sizeof to->sun_path)
+        return fail(ENAMETOOLONG);
+    strcat(strcpy(to->sun_path, directory), "/host.sock");
+    return 0;
+}
+
+static int whole(int fd, void *data, size_t len, int sending) {
+    for (size_t done = 0; done < len;) {
+        char *at = (char *)data + done;
+        ssize_t now = sending ? send(fd, at, len - done, MSG_NOSIGNAL) : recv(fd, at, len - done, 0);
+        if (now > 0)
+            done += (size_t)now;
+        else if (now == 0)
+            return fail(ECONNRESET);
+        else if (errno != EINTR)
+            return -1;
+    }
+    return 0;
+}
+
+/* Takes `fd` to the daemon with a request. The daemon answers in bounded time. */
+static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, struct reply *reply) {
+    struct sockaddr_un to;
+    if (address_of_daemon(&to))
+        return -1;
+    int flags = fcntl(fd, F_GETFL);
+    if (flags & O_NONBLOCK)
+        fcntl(fd, F_SETFL, flags & ~O_NONBLOCK);
+    struct timeval none = {0, 0}, before[2] = {{0, 0}, {0, 0}};
+    socklen_t size = sizeof before[0];
+    getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &before[0], &size);
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
+    struct request request = {MAGIC, 1, op, cid, port, arg, 0};
+    int outcome = real_connect(fd, (struct sockaddr *)&to, sizeof to);
+    if (outcome && (errno == ENOENT || errno == ECONNREFUSED))
+        errno = ENODEV; /* no daemon: as if there were no vsock */
+    if (!outcome)
+        outcome = whole(fd, &request, sizeof request, 1) || whole(fd, reply, sizeof *reply, 0) ? -1 : 0;
+    int saved = errno;
+    setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &before[0], sizeof before[0]);
+    if (flags & O_NONBLOCK)
+        fcntl(fd, F_SETFL, flags);
+    errno = saved;
+    if (!outcome && reply->magic != MAGIC)
+        return fail(EPROTO);
+    if (!outcome && reply->error)
+        return fail(reply->error);
+    return outcome;
+}
+
+/* Puts a fresh socket in the place of `fd`, so that a program may try again with it. */
+static int renew(int fd, const struct known *known, int family) {
+    int saved = errno, flags = fcntl(fd, F_GETFL), own = fcntl(fd, F_GETFD);
+    int fresh = real_socket(family, known->type, 0), done = -1;
+    if (fresh >= 0) {
+        fcntl(fresh, F_SETFL, flags);
+        done = dup3(fresh, fd, own & FD_CLOEXEC ? O_CLOEXEC : 0);
+        close(fresh);
+        if (done >= 0 && family == AF_UNIX)
+            note(fd, known);
+    }
+    errno = saved;
+    return done < 0 ? -1 : 0;
+}
+
+static int tell(const struct sockaddr_vsock *address, struct sockaddr *out, socklen_t *len) {
+    if (!out || !len)
+        return 0;
+    memcpy(out, address, *len < sizeof *address ? *len : sizeof *address);
+    *len = sizeof *address;
+    return 0;
+}
+
+/* ---- the calls ---- */
+
+PUBLIC int socket(int family, int type, int protocol) {
+    if (family != AF_VSOCK)
+        return real_socket(family, type, protocol);
+    int kind = type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC);
+    if (kind != SOCK_STREAM) /* the kernel's own family may have it */
+        return real_socket(family, type, protocol);
+    if (protocol != 0 && protocol != AF_VSOCK)
+        return fail(EPROTONOSUPPORT);
+    int fd = real_socket(AF_UNIX, type, 0);
+    if (fd >= 0) {
+        struct known known = {.type = kind, .port = PORT_ANY, .size = 262144, .min = 128, .max = 262144};
+        note(fd, &known);
+    }
+    return fd;
+}
+
+PUBLIC int bind(int fd, const struct sockaddr *to, socklen_t len) {
+    REAL(int, bind, int, const struct sockaddr *, socklen_t);
+    struct known known;
+    if (!look(fd, &known))
+        return real(fd, to, len);
+    const struct sockaddr_vsock *address = (const void *)to;
+    if (len < offsetof(struct sockaddr_vsock, flags) || to->sa_family != AF_VSOCK)
+        return fail(EINVAL);
+    if (address->cid != (unsigned)CID_ANY && address->cid != CID_HOST)
+        return fail(EADDRNOTAVAIL);
+    known.port = address->port;
+    note(fd, &known);
+    return 0;
+}
+
+PUBLIC int listen(int fd, int backlog) {
+    REAL(int, listen, int, int);
+    struct known known;
+    struct reply reply;
+    if (!look(fd, &known))
+        return real(fd, backlog);
+    if (known.connected)
+        return fail(EINVAL);
+    if (known.listening)
+        return 0;
+    if (ask(fd, OP_LISTEN, 0, known.port, backlog < 0 ? 0 : (uint32_t)backlog, &reply)) {
+        renew(fd, &known, AF_UNIX);
+        return -1;
+    }
+    known.listening = 1;
+    known.port = reply.port;
+    note(fd, &known);
+    return 0;
+}
+
+PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t len) {
+    struct known known;
+    struct reply reply;
+    if (!look(fd, &known))
+        return real_connect(fd, to, len);
+    const struct sockaddr_vsock *address = (const void *)to;
+    if (len < offsetof(struct sockaddr_vsock, flags))
+        return fail(EINVAL);
+    if (to->sa_family != AF_VSOCK)
+        return fail(EAFNOSUPPORT);
+    if (known.connected)
+        return fail(EISCONN);
+    if (known.listening)
+        return fail(EINVAL);
+    uint64_t millis = (uint64_t)known.timeout.tv_sec * 1000 + (uint64_t)known.timeout.tv_usec / 1000;
+    uint32_t patience = millis > 60000 ? 60000 : (uint32_t)millis;
+    if (ask(fd, OP_CONNECT, address->cid, address->port, patience, &reply)) {
+        /* Not a VM of ours: another hypervisor's, if the kernel knows it. */
+        if (errno == ENODEV && renew(fd, &known, AF_VSOCK) == 0)
+            return real_connect(fd, to, len) == 0 ? 0 : fail(errno == EAFNOSUPPORT ? ENODEV : errno);
+        renew(fd, &known, AF_UNIX);
+        return -1;
+    }
+    known.connected = 1;
+    known.port = reply.port;
+    known.peer_cid = address->cid;
+    known.peer_port = address->port;
+    note(fd, &known);
+    return 0;
+}
+
+static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const struct known *listener) {
+    struct reply reply;
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int) * 2)];
+    } control;
+    struct iovec part = {&reply, sizeof reply};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    ssize_t got = recvmsg(fd, &message, flags & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0);
+    if (got < 0)
+        return -1;
+    struct cmsghdr *rights = got == sizeof reply ? CMSG_FIRSTHDR(&message) : NULL;
+    if (!rights || rights->cmsg_type != SCM_RIGHTS)
+        return fail(got == 0 ? EINVAL : ECONNABORTED);
+    int taken;
+    memcpy(&taken, CMSG_DATA(rights), sizeof taken);
+    if (flags & SOCK_NONBLOCK)
+        fcntl(taken, F_SETFL, fcntl(taken, F_GETFL) | O_NONBLOCK);
+    struct known known = *listener;
+    known.listening = 0;
+    known.connected = 1;
+    known.peer_cid = reply.cid;
+    known.peer_port = reply.port;
+    note(taken, &known);
+    struct sockaddr_vsock address = {.family = AF_VSOCK, .port = reply.port, .cid = reply.cid};
+    tell(&address, peer, len);
+    return taken;
+}
+
+PUBLIC int accept4(int fd, struct sockaddr *peer, socklen_t *len, int flags) {
+    REAL(int, accept4, int, struct sockaddr *, socklen_t *, int);
+    struct known known;
+    if (!look(fd, &known))
+        return real(fd, peer, len, flags);
+    return known.listening ? take(fd, peer, len, flags, &known) : fail(EINVAL);
+}
+
+PUBLIC int accept(int fd, struct sockaddr *peer, socklen_t *len) {
+    REAL(int, accept, int, struct sockaddr *, socklen_t *);
+    struct known known;
+    if (!look(fd, &known))
+        return real(fd, peer, len);
+    return known.listening ? take(fd, peer, len, 0, &known) : fail(EINVAL);
+}
+
+PUBLIC int getsockname(int fd, struct sockaddr *out, socklen_t *len) {
+    REAL(int, getsockname, int, struct sockaddr *, socklen_t *);
+    struct known known;
+    if (!look(fd, &known))
+        return real(fd, out, len);
+    struct sockaddr_vsock address = {.family = AF_VSOCK, .port = known.port, .cid = CID_HOST};
+    if (!known.connected && !known.listening)
+        address.cid = (unsigned)CID_ANY;
+    return tell(&address, out, len);
+}
+
+PUBLIC int getpeername(int fd, struct sockaddr *out, socklen_t *len) {
+    REAL(int, getpeername, int, struct sockaddr *, socklen_t *);
+    struct known known;
+    if (!look(fd, &known))
+        return real(fd, out, len);
+    if (!known.connected)
+        return fail(ENOTCONN);
+    struct sockaddr_vsock address = {.family = AF_VSOCK, .port = known.peer_port, .cid = known.peer_cid};
+    return tell(&address, out, len);
+}
+
+/* Old and new layouts of a timeout are one where longs have 64 bits. */
+static int is_timeout(int name) { return name == 6 || name == 8; }
+
+PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
+    REAL(int, setsockopt, int, int, int, const void *, socklen_t);
+    struct known known;
+    if (level != AF_VSOCK || !look(fd, &known))
+        return real(fd, level, name, value, len);
+    if (is_timeout(name)) {
+        if (len < sizeof known.timeout)
+            return fail(EINVAL);
+        memcpy(&known.timeout, value, sizeof known.timeout);
+        if (known.timeout.tv_sec < 0 || known.timeout.tv_usec < 0 || known.timeout.tv_usec > 999999)
+            return fail(EDOM);
+    } else if (name >= 0 && name <= 2) {
+        uint64_t *fields[] = {&known.size, &known.min, &known.max};
+        if (len < sizeof *fields[0])
+            return fail(EINVAL);
+        memcpy(fields[name], value, sizeof *fields[0]);
+        known.size = known.size > known.max ? known.max : known.size;
+        known.size = known.size < known.min ? known.min : known.size;
+    } else {
+        return fail(ENOPROTOOPT);
+    }
+    note(fd, &known);
+    return 0;
+}
+
+static int give(const void *from, socklen_t size, void *value, socklen_t *len) {
+    if (!value || !len || *len < size)
+        return fail(EINVAL);
+    memcpy(value, from, size);
+    *len = size;
+    return 0;
+}
+
+PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen_t *restrict len) {
+    REAL(int, getsockopt, int, int, int, void *, socklen_t *);
+    struct known known;
+    int family = AF_VSOCK;
+    int ours = level == AF_VSOCK || (level == SOL_SOCKET && (name == SO_DOMAIN || name == SO_ACCEPTCONN));
+    if (!ours || !look(fd, &known))
+        return real(fd, level, name, value, len);
+    if (level == SOL_SOCKET)
+        return give(name == SO_DOMAIN ? &family : &known.listening, sizeof(int), value, len);
+    if (is_timeout(name)) {
+        struct timeval two = {2, 0};
+        int set = known.timeout.tv_sec || known.timeout.tv_usec;
+        return give(set ? &known.timeout : &two, sizeof two, value, len);
+    }
+    if (name < 0 || name > 2)
+        return fail(ENOPROTOOPT);
+    const uint64_t *fields[] = {&known.size, &known.min, &known.max};
+    return give(fields[name], sizeof *fields[0], value, len);
+}
+
+/* ---- /dev/vsock, which tells the local CID ---- */
+
+static int is_device(const char *path) { return path && !strcmp(path, "/dev/vsock") && access(path, F_OK); }
+
+PUBLIC int ioctl(int fd, unsigned long request, ...) {
+    REAL(int, ioctl, int, unsigned long, void *);
+    va_list rest;
+    va_start(rest, request);
+    void *argument = va_arg(rest, void *);
+    va_end(rest);
+    if (request == GET_LOCAL_CID && argument) {
+        *(unsigned int *)argument = CID_HOST;
+        return 0;
+    }
+    return real(fd, request, argument);
+}
+
+#define OPEN(name)                                                                                           \
+    PUBLIC int name(const char *path, int flags, ...) {                                                      \
+        REAL(int, name, const char *, int, mode_t);                                                          \
+        va_list rest;                                                                                        \
+        va_start(rest, flags);                                                                               \
+        mode_t mode = flags & (O_CREAT | O_TMPFILE) ? va_arg(rest, mode_t) : 0;                              \
+        va_end(rest);                                                                                        \
+        return real(is_device(path) ? "/dev/null" : path, flags, mode);                                      \
+    }
+OPEN(open)
+OPEN(open64)
+
+/* ---- the names of the VMCI Sockets Programming Guide ---- */
+
+PUBLIC int VMCISock_GetAFValue(void) { return AF_VSOCK; }
+
+PUBLIC int VMCISock_GetAFValueFd(int *fd) {
+    if (fd)
+        *fd = -1;
+    return AF_VSOCK;
+}
+
+PUBLIC void VMCISock_ReleaseAFValueFd(int fd) { (void)fd; }
+
+PUBLIC unsigned int VMCISock_GetLocalCID(void) { return CID_HOST; }
+
+PUBLIC unsigned int VMCISock_Version(void) { return 0xffffffffu; }

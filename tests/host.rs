@@ -1,0 +1,232 @@
+//! Programs of the host and of VMs reach each other: `vmlane connect` and `listen`, unmodified programs
+//! under `vmlane run`, programs linked with the library, and whoever speaks the text door.
+
+use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::net::{UnixListener, UnixStream};
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+
+use vmlane_lab::Running;
+use vmlane_tests::{Bed, full, kept, spec, wait_until};
+
+const MIB: usize = 1 << 20;
+/// Where guest a echoes.
+const ECHO: &str = "6000";
+
+/// A program of the host that does not outlive its test.
+struct Program(Child);
+
+impl Drop for Program {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// `vmlane WORDS...`, for the lab's daemon.
+fn vmlane(bed: &Bed, words: &[&str]) -> Command {
+    let mut command = Command::new(vmlane_lab::find_vmlane().unwrap());
+    command.args(words).env("VMLANE_RUNTIME_DIR", bed.lab().daemon_runtime_dir());
+    command
+}
+
+fn run(command: &mut Command) -> Output {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{command:?}: {}: {said}", output.status);
+    output
+}
+
+fn program_file(name: &str) -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).join(name)
+}
+
+/// Random bytes in a file, and their checksum.
+fn bytes(folder: &Path, count: usize) -> (PathBuf, String) {
+    let path = folder.join("bytes");
+    let mut data = Vec::with_capacity(count);
+    std::fs::File::open("/dev/urandom").unwrap().take(count as u64).read_to_end(&mut data).unwrap();
+    std::fs::write(&path, data).unwrap();
+    let sum = sum(&path);
+    (path, sum)
+}
+
+fn sum(path: &Path) -> String {
+    let output = run(Command::new("sha256sum").arg(path));
+    String::from_utf8(output.stdout).unwrap().split(' ').next().unwrap().to_owned()
+}
+
+/// Starts `script` in guest a.
+fn start(bed: &Bed, script: &str) -> Running {
+    bed.guest("a").spawn(["sh", "-c", script]).unwrap()
+}
+
+/// An echo server in guest a, listening.
+fn echo(bed: &Bed) -> Running {
+    let server = start(bed, &format!("exec socat VSOCK-LISTEN:{ECHO},fork,reuseaddr,backlog=256 SYSTEM:cat"));
+    wait_until("the echo server listens", || {
+        vmlane(bed, &["connect", "-w", "30", "3", ECHO])
+            .stdin(Stdio::null())
+            .output()
+            .unwrap()
+            .status
+            .success()
+    });
+    server
+}
+
+/// Runs a sender of `path` on the host until it finds its listener in the guest.
+fn send(mut command: Command, path: &Path) {
+    wait_until("the guest takes the bytes", || {
+        let output = command.stdin(std::fs::File::open(path).unwrap()).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr).into_owned();
+        let early = said.contains("reset by peer");
+        assert!(output.status.success() || early, "{command:?}: {said}");
+        output.status.success()
+    });
+}
+
+/// `path` to the guest by `sender`, back by a guest's socat to `receiver`, which writes what it gets.
+fn there_and_back(bed: &Bed, path: &Path, expected: &str, sender: Command, mut receiver: Command, port: u32) {
+    let taking = start(bed, &format!("socat -u VSOCK-LISTEN:{port} CREATE:/tmp/in && sha256sum /tmp/in"));
+    send(sender, path);
+    let output = taking.wait().unwrap();
+    assert!(output.stdout().contains(expected), "{}{}", output.stdout(), output.stderr());
+    let received = path.with_extension("received");
+    let file = std::fs::File::create(&received).unwrap();
+    let mut receiving = Program(receiver.stdout(file).stdin(Stdio::null()).spawn().unwrap());
+    bed.guest("a")
+        .sh(&format!("until socat -u FILE:/tmp/in VSOCK-CONNECT:2:{}; do sleep 0.2; done", port + 1))
+        .unwrap();
+    assert!(receiving.0.wait().unwrap().success());
+    assert_eq!(sum(&received), expected);
+}
+
+/// The kernels of this run, one bed for each.
+fn kernels() -> Vec<&'static str> {
+    if full() { vec!["5.10", "6.1", "6.12", "7.2"] } else { vec!["6.12"] }
+}
+
+#[test]
+fn bytes_arrive_both_ways() {
+    for kernel in kernels() {
+        let bed = Bed::up(&spec("host", &[kernel]));
+        let folder = tempfile::tempdir().unwrap();
+        let (path, expected) = bytes(folder.path(), 64 * MIB);
+        there_and_back(
+            &bed,
+            &path,
+            &expected,
+            vmlane(&bed, &["connect", "-w", "30", "3", "5000"]),
+            vmlane(&bed, &["listen", "5001"]),
+            5000,
+        );
+        let unmodified = |words: &[&str]| {
+            let mut command = vmlane(&bed, &["run", "--"]);
+            command.args(words);
+            command
+        };
+        there_and_back(
+            &bed,
+            &path,
+            &expected,
+            unmodified(&["socat", "-u", "STDIN", "VSOCK-CONNECT:3:5010"]),
+            unmodified(&["socat", "-u", "VSOCK-LISTEN:5011", "STDOUT"]),
+            5010,
+        );
+        there_and_back(
+            &bed,
+            &path,
+            &expected,
+            unmodified(&["ncat", "--vsock", "--send-only", "3", "5020"]),
+            unmodified(&["ncat", "--vsock", "--recv-only", "-l", "5021"]),
+            5020,
+        );
+        kept(1, &format!("{kernel}: 64 MiB each way by connect and listen, socat, ncat: equal checksums"));
+        bed.finish();
+    }
+}
+
+#[test]
+fn unmodified_programs_find_what_they_expect() {
+    for kernel in kernels() {
+        let bed = Bed::up(&spec("host", &[kernel]));
+        let _server = echo(&bed);
+        let script = program_file("programs/host_semantics.py");
+        let mut command = vmlane(&bed, &["run", "--", "python3"]);
+        command.arg(script).args(["3", ECHO, "5100"]).stdout(Stdio::piped());
+        let mut program = Program(command.spawn().unwrap());
+        let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
+        assert_eq!(lines.next().unwrap().unwrap(), "listening");
+        let answer = bed.guest("a").sh("printf guest | socat -t 60 - VSOCK-CONNECT:2:5100").unwrap();
+        assert_eq!(answer, "host");
+        assert_eq!(lines.next().unwrap().unwrap(), "done");
+        assert!(program.0.wait().unwrap().success());
+        // Two hundred connections, all open before the first one is used.
+        let many = "import ctypes, socket
+c, t = ctypes.CDLL(None), (60).to_bytes(8, 'little') + bytes(8)
+socks = [socket.socket(40, 1) for _ in range(200)]
+for s in socks: c.setsockopt(s.fileno(), 40, 6, t, 16); s.connect((3, 6000))
+for n, s in enumerate(socks): s.sendall(b'%d' % n); s.shutdown(1)
+for n, s in enumerate(socks): assert s.makefile().read() == str(n), n";
+        run(vmlane(&bed, &["run", "--", "python3", "-c", many]).stdin(Stdio::null()));
+        kept(1, &format!("{kernel}: options, readiness, dup, fork, half-close, refusals; 200 connections"));
+        bed.finish();
+    }
+}
+
+#[test]
+fn the_text_door_and_the_library_reach_a_guest() {
+    let bed = Bed::up(&spec("host", &["6.12"]));
+    let _server = echo(&bed);
+    let uds = bed.lab().daemon_runtime_dir().join("vm/a/vsock.uds");
+    // As a client of Firecracker does it.
+    let mut door = UnixStream::connect(&uds).unwrap();
+    door.write_all(format!("CONNECT {ECHO}\n").as_bytes()).unwrap();
+    let mut reader = BufReader::new(door.try_clone().unwrap());
+    let mut line = String::new();
+    reader.read_line(&mut line).unwrap();
+    assert!(line.starts_with("OK ") && line.trim_end()[3..].parse::<u32>().is_ok(), "{line:?}");
+    door.write_all(b"through the door").unwrap();
+    door.shutdown(std::net::Shutdown::Write).unwrap();
+    let mut all = String::new();
+    reader.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "through the door");
+    let mut beside = uds.into_os_string();
+    beside.push("_5200");
+    let listener = UnixListener::bind(&beside).unwrap();
+    let calling = start(&bed, "echo from the guest | socat -u - VSOCK-CONNECT:2:5200");
+    let mut all = String::new();
+    listener.accept().unwrap().0.read_to_string(&mut all).unwrap();
+    assert_eq!(all, "from the guest\n");
+    assert!(calling.wait().unwrap().success());
+    // A C program linked with the library, compiled against its header alone, and Python.
+    let folder = tempfile::tempdir().unwrap();
+    run(vmlane(&bed, &["run", "--write-library"]).arg(folder.path()));
+    let examples = program_file("../crates/preload/examples");
+    let built = folder.path().join("echo");
+    run(Command::new("cc")
+        .arg("-Wall")
+        .arg("-Werror")
+        .arg("-I")
+        .arg(folder.path())
+        .arg(examples.join("echo.c"))
+        .arg("-o")
+        .arg(&built)
+        .arg("-L")
+        .arg(folder.path())
+        .arg("-lvmlane_vsock"));
+    let dir = bed.lab().daemon_runtime_dir();
+    let mut linked = Command::new(&built);
+    linked.args(["3", ECHO, "from C"]).env("LD_LIBRARY_PATH", folder.path()).env("VMLANE_RUNTIME_DIR", &dir);
+    assert_eq!(run(&mut linked).stdout, b"from C");
+    let mut python = vmlane(&bed, &["run", "--", "python3"]);
+    python.arg(examples.join("echo.py")).args(["3", ECHO, "from Python"]);
+    assert_eq!(run(&mut python).stdout, b"from Python");
+    // What cannot be served is told so.
+    let own = vmlane_lab::find_vmlane().unwrap();
+    let refused = vmlane(&bed, &["run", "--"]).arg(own).output().unwrap();
+    assert!(!refused.status.success());
+    assert!(String::from_utf8_lossy(&refused.stderr).contains("statically linked"));
+    bed.finish();
+}
