@@ -31,11 +31,11 @@ def connected():
     return sock
 
 
-def expect(number, call):
+def expect(number, call, *others):
     try:
         call()
     except OSError as error:
-        assert error.errno == number, error
+        assert error.errno in (number, *others), error
     else:
         raise AssertionError(f"{call} did not fail")
 
@@ -108,7 +108,8 @@ sock = stream()
 expect(errno.ECONNRESET, lambda: sock.connect((CID, 9)))
 sock.connect((CID, ECHO))
 sock.close()
-expect(errno.ENODEV, lambda: stream().connect((4444, 1)))
+# The kernel's own AF_VSOCK is asked then, if it has one.
+expect(errno.ENODEV, lambda: stream().connect((4444, 1)), errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
 
 # The other way.
 server = stream()
