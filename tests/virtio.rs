@@ -318,3 +318,29 @@ fn a_killed_guest_resets_its_connections() {
     kept(2, "a killed guest's peer gets ECONNRESET");
     bed.finish();
 }
+
+/// A VMCI guest (a) and a virtio-vsock guest (b): neither knows of the other's kind.
+#[test]
+fn vmci_and_virtio_connect() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[[vm]]\nname = \"b\"\nvsock = \"virtio\"\n").unwrap();
+    let mut spec = lab("vmix", &["6.12", "6.12"], &["vmci"]);
+    spec.daemon_config = Some(file.path().to_owned());
+    let bed = Bed::up(&spec);
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    let mib = if full() { 64 } else { 8 };
+    for mode in [Mode::Both, Mode::Out, Mode::Back] {
+        carry(&a, &b, Carrier::Socat, Route { cid: 4, port: 5000, listen: 5000 }, mode, mib << 20);
+        carry(&b, &a, Carrier::Socat, Route { cid: 3, port: 5000, listen: 5000 }, mode, mib << 20);
+    }
+    for (guest, target) in [(&a, "4:9999"), (&b, "3:9999")] {
+        let line = format!("timeout 10 socat - VSOCK-CONNECT:{target} </dev/null 2>&1; echo code $?");
+        let refused = guest.sh(&line).unwrap();
+        assert!(refused.contains("code 1") && refused.contains("reset"), "{refused}");
+    }
+    kept(
+        2,
+        &format!("VMCI and virtio-vsock guests: {mib} MiB each way equal whoever connects, refused ports"),
+    );
+    bed.finish();
+}

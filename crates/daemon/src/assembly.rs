@@ -99,7 +99,8 @@ impl Daemon {
         let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
-        let hub = Hub::start(vmlane_vsock::Settings { spin, poll }).map_err(AssemblyError::Workers)?;
+        let hub = Hub::start(vmlane_vsock::Settings { spin, poll }, Some(fabric.clone()))
+            .map_err(AssemblyError::Workers)?;
         let hub = Arc::new(hub);
         let mut uplinks = Uplinks::default();
         uplinks.change(&switch, &config.uplinks)?;

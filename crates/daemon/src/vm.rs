@@ -127,7 +127,7 @@ impl ServedVm {
             self.vmci = Some(vmci);
         }
         if vm.virtio_vsock {
-            self.virtio = Some(ServedVsock::offer_virtio(host, vm)?);
+            self.virtio = Some(ServedVsock::offer_virtio(host, config, vm)?);
         }
         for number in 0..vm.nics.len() {
             self.nics.push(ServedNic::offer(host, config, vm, number, found)?);
@@ -151,7 +151,9 @@ impl ServedVm {
         }
         if let Some(virtio) = self.virtio {
             virtio.server.stop();
+            host.fabric.clear_endpoint(virtio.cid);
             host.hub.remove(virtio.cid);
+            host.fabric.remove_vm(virtio.cid);
         }
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
         host.store.remove_all(&format!("{}.nic", self.name));
@@ -165,6 +167,7 @@ impl ServedVm {
             host.fabric.update_vm(spec(config, vm));
         }
         if vm.virtio_vsock {
+            host.fabric.update_vm(spec(config, vm));
             host.hub.add(vsock_vm(vm));
         }
         for (number, nic) in self.nics.iter_mut().enumerate() {
@@ -206,19 +209,24 @@ impl ServedVm {
 }
 
 impl ServedVsock {
-    fn offer_virtio(host: &Host<'_>, vm: &VmConfig) -> Result<ServedVsock, VmError> {
+    fn offer_virtio(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedVsock, VmError> {
         let name = || vm.name.clone();
         let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
         let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause })?;
         let threads = |cause| VmError::Threads { name: name(), cause };
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
         let stats = Arc::new(SessionStats::default());
+        let add = host.fabric.add_vm(spec(config, vm));
+        add.map_err(|cause| VmError::Add { name: name(), cause })?;
+        host.fabric.set_endpoint(vm.cid, host.hub.party(vm.cid));
         host.hub.add(vsock_vm(vm));
         let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
         match listener.serve_vhost(&format!("{}-vs", vm.name), device, lines, stats.clone()) {
             Ok(server) => Ok(ServedVsock { cid: vm.cid, server, stats }),
             Err(cause) => {
+                host.fabric.clear_endpoint(vm.cid);
                 host.hub.remove(vm.cid);
+                host.fabric.remove_vm(vm.cid);
                 Err(threads(cause))
             }
         }
@@ -235,13 +243,14 @@ impl ServedVsock {
         let group = spec.group.clone();
         host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
         let offered = ServedVsock::serve(host, &path, name.clone(), cid, found);
-        let offered = offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
-            Ok(()) => Ok((served, map)),
-            Err(cause) => {
-                served.server.stop();
-                Err(VmError::Uds { name, cause })
-            }
-        });
+        let offered =
+            offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
+                Ok(()) => Ok((served, map)),
+                Err(cause) => {
+                    served.server.stop();
+                    Err(VmError::Uds { name, cause })
+                }
+            });
         if offered.is_err() {
             host.fabric.remove_vm(cid);
         }
@@ -277,7 +286,7 @@ fn vsock_vm(vm: &VmConfig) -> VsockVm {
 /// nowhere; a checked configuration has none.
 pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
     let forward = |forward: &crate::config::ForwardConfig| {
-        let target = config.vm(&forward.to_vm).filter(|target| target.vmci)?;
+        let target = config.vm(&forward.to_vm).filter(|target| target.cid != 0)?;
         Some(Forward { port: forward.port, to_cid: target.cid, to_port: forward.to_port })
     };
     VmSpec {

@@ -13,6 +13,10 @@ use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
 use vmlane_stats::counters;
 
+use vmlane_device::vmci::{Endpoint, Fabric};
+
+use crate::bridge::{Bridge, Mailbox, Party};
+use crate::link::Waker;
 use crate::port::Port;
 use crate::round::Rounds;
 
@@ -72,6 +76,7 @@ const PAUSES: u32 = 32;
 /// The devices' common worker; dropping it stops it.
 pub struct Hub {
     desk: Arc<Desk>,
+    mailbox: Arc<Mailbox>,
     stats: Arc<HubStats>,
     thread: Option<JoinHandle<()>>,
 }
@@ -80,28 +85,52 @@ struct Desk {
     requests: Mutex<Vec<(Request, SyncSender<()>)>>,
     waiting: std::sync::atomic::AtomicBool,
     bell: std::os::fd::OwnedFd,
+    /// The worker sleeps, or is about to.
+    asleep: std::sync::atomic::AtomicBool,
+}
+
+impl Waker for Desk {
+    fn wake(&self) {
+        use std::sync::atomic::Ordering::SeqCst;
+        if self.asleep.load(SeqCst) && self.asleep.swap(false, SeqCst) {
+            // A full counter means that the worker is woken anyway.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
 }
 
 impl Hub {
-    /// Starts the worker's thread.
-    pub fn start(settings: Settings) -> std::io::Result<Hub> {
+    /// Starts the worker's thread. With a `fabric`, VMCI guests are reached through it.
+    pub fn start(settings: Settings, fabric: Option<Arc<Fabric>>) -> std::io::Result<Hub> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
-        let desk = Arc::new(Desk { requests: Mutex::default(), waiting: Default::default(), bell });
+        let desk = Arc::new(Desk {
+            requests: Mutex::default(),
+            waiting: Default::default(),
+            bell,
+            asleep: Default::default(),
+        });
+        let mailbox = Mailbox::new(desk.clone());
+        let bridge = fabric.map(|fabric| Bridge::new(fabric, mailbox.clone()));
         let stats = Arc::new(HubStats::default());
         let worker = Worker {
             desk: desk.clone(),
-            rounds: Rounds::new(stats.clone()),
+            rounds: Rounds::new(stats.clone(), bridge),
             settings,
             stats: stats.clone(),
             busy: Instant::now(),
             idle: 0,
         };
         let thread = std::thread::Builder::new().name("vsock".into()).spawn(move || worker.run())?;
-        Ok(Hub { desk, stats, thread: Some(thread) })
+        Ok(Hub { desk, mailbox, stats, thread: Some(thread) })
     }
 
     pub fn stats(&self) -> &Arc<HubStats> {
         &self.stats
+    }
+
+    /// What answers for the VM `cid` when VMCI guests connect to it.
+    pub fn party(&self, cid: u32) -> Arc<dyn Endpoint> {
+        Arc::new(Party { cid, mailbox: self.mailbox.clone() })
     }
 
     /// Makes a VM known, or changes what is known of it.
@@ -205,6 +234,7 @@ impl Worker {
 
     /// Sleeps until a guest announces something or somebody asks.
     fn rest(&mut self) {
+        self.desk.asleep.store(true, std::sync::atomic::Ordering::SeqCst);
         if !self.rounds.arm() {
             self.stats.sleeps.bump(1);
             let timeout = self
@@ -218,6 +248,7 @@ impl Worker {
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.desk.bell, &mut count);
         }
+        self.desk.asleep.store(false, std::sync::atomic::Ordering::SeqCst);
         self.rounds.disarm();
         self.idle = 0;
     }

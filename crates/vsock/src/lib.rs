@@ -1,7 +1,8 @@
 //! virtio-vsock devices of VMs, and the packets between them.
 //!
 //! A packet goes from the sender's chain to the receiver's buffers with one copy. Credit is between the two guests:
-//! what one announces, the other hears. Nothing in here holds payload; a receiver without buffers
+//! what one announces, the other hears. Between two such
+//! devices nothing holds payload; a receiver without buffers
 //! stops its senders for a while, and then its connections are reset.
 //!
 //! | file | what |
@@ -10,10 +11,13 @@
 //! | `port.rs` | its running rings: packets out, packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `round.rs` | routes |
+//! | `bridge.rs`, `link.rs` | connections to VMCI guests, which the daemon ends here and there |
 //! | `hub.rs` | the worker |
 
+mod bridge;
 mod device;
 mod hub;
+mod link;
 mod port;
 mod round;
 mod table;

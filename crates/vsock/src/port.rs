@@ -162,27 +162,43 @@ impl Port {
         }
         loop {
             let left = outgoing.len - outgoing.done;
-            let Some((taken, room)) = self.buffer()? else { return Err(NoBuffers) };
-            let here = left.min(room);
-            if self.spread(here).is_err() {
-                self.breaks(RX, Broken::Memory(Fault { addr: 0, len: here as u64 }));
-                return Err(NoBuffers);
-            }
-            let mut header = outgoing.header;
-            header.len = (here as u32).into();
-            if here < left {
-                // The message does not end here.
-                header.flags = (header.flags.get() & !(END_OF_MESSAGE | END_OF_RECORD)).into();
-            }
-            copy_spans(&self.into, 0, &from.payload, outgoing.done, here);
-            self.head.write(0, header.as_bytes());
-            self.rx.next = taken.next;
-            self.rx.complete(taken.id, taken.count, (HEADER + here) as u32);
+            let here = self.send(outgoing.header, &from.payload, outgoing.done, left)?;
             outgoing.done += here;
             if outgoing.done == outgoing.len {
                 return Ok(());
             }
         }
+    }
+
+    /// Sends this guest one packet with up to `len` bytes of `from`, from `at` on. Returns how many it took.
+    pub fn send(
+        &mut self,
+        mut header: Header,
+        from: &Spans,
+        at: usize,
+        len: usize,
+    ) -> Result<usize, NoBuffers> {
+        let Some((taken, room)) = self.buffer()? else { return Err(NoBuffers) };
+        let here = len.min(room);
+        if self.spread(here).is_err() {
+            self.breaks(RX, Broken::Descriptor(taken.id));
+            return Err(NoBuffers);
+        }
+        header.len = (here as u32).into();
+        if here < len {
+            // The message does not end here.
+            header.flags = (header.flags.get() & !(END_OF_MESSAGE | END_OF_RECORD)).into();
+        }
+        copy_spans(&self.into, 0, from, at, here);
+        self.head.write(0, header.as_bytes());
+        self.rx.next = taken.next;
+        self.rx.complete(taken.id, taken.count, (HEADER + here) as u32);
+        Ok(here)
+    }
+
+    /// The payload of the packet that was fetched last.
+    pub fn payload(&self) -> &Spans {
+        &self.payload
     }
 
     /// Are there buffers for `len` bytes? A packet that is delivered at once is never half delivered

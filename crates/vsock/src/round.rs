@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_wire::virtio_vsock::{Header, kind, op};
 
+use crate::bridge::Bridge;
 use crate::hub::{HubStats, VsockVm};
 use crate::port::{Nonsense, Outgoing, Port};
 use crate::table::Table;
@@ -19,17 +20,27 @@ const HOLD: Duration = Duration::from_millis(200);
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
 
-struct Vm {
+pub struct Vm {
     spec: VsockVm,
     port: Option<Box<Port>>,
     /// It has had no buffers for longer than a packet may wait.
     stalled: bool,
 }
 
+/// By CID.
+pub type Vms = BTreeMap<u32, Vm>;
+
+/// A VM's rings, if they run.
+pub fn port_of(vms: &mut Vms, cid: u32) -> Option<&mut Port> {
+    vms.get_mut(&cid)?.port.as_deref_mut()
+}
+
 /// All VMs with such a device. One worker owns it.
 pub struct Rounds {
-    vms: BTreeMap<u32, Vm>,
+    vms: Vms,
     table: Table,
+    /// Connections to VMCI guests.
+    bridge: Option<Bridge>,
     stats: Arc<HubStats>,
     started: Instant,
     first: usize,
@@ -42,8 +53,9 @@ enum Fate {
 }
 
 impl Rounds {
-    pub fn new(stats: Arc<HubStats>) -> Rounds {
-        Rounds { vms: BTreeMap::new(), table: Table::default(), stats, started: Instant::now(), first: 0 }
+    pub fn new(stats: Arc<HubStats>, bridge: Option<Bridge>) -> Rounds {
+        let (vms, table) = (Vms::new(), Table::default());
+        Rounds { vms, table, bridge, stats, started: Instant::now(), first: 0 }
     }
 
     pub fn add(&mut self, spec: VsockVm) {
@@ -74,16 +86,15 @@ impl Rounds {
 
     /// A VM knows of no connection any more: its peers are told.
     pub fn reset_all(&mut self, cid: u32) {
+        if let Some(bridge) = &mut self.bridge {
+            bridge.drop_all(cid);
+        }
         for known in self.table.clear(cid) {
-            if let Some(peer) = self.port(known.peer) {
+            if let Some(peer) = port_of(&mut self.vms, known.peer) {
                 let from = (cid, known.port);
                 peer.reply(Header::new(from, (known.peer, known.peer_port), known.kind, op::RST));
             }
         }
-    }
-
-    fn port(&mut self, cid: u32) -> Option<&mut Port> {
-        self.vms.get_mut(&cid)?.port.as_deref_mut()
     }
 
     /// One look at every VM. True if anything moved.
@@ -93,6 +104,9 @@ impl Rounds {
         self.first = if self.first + 1 < cids.len() { self.first + 1 } else { 0 };
         for at in 0..cids.len() {
             moved |= self.turn(cids[(self.first + at) % cids.len()], now);
+        }
+        if let Some(bridge) = &mut self.bridge {
+            moved |= bridge.turn(&mut self.vms);
         }
         for vm in self.vms.values_mut() {
             if let Some(port) = &mut vm.port {
@@ -154,6 +168,14 @@ impl Rounds {
         if !matches!(header.kind.get(), kind::STREAM | kind::SEQPACKET) {
             return self.refuse(port, &header);
         }
+        if let (Some(to), Some(bridge)) = (to, &mut self.bridge)
+            && !self.vms.contains_key(&to)
+            && bridge.is_for(to)
+        {
+            let most = self.vms.get(&cid).map_or(0, |vm| vm.spec.connections);
+            bridge.take(port, outgoing, most);
+            return Fate::Finished;
+        }
         let Some(group) = self.vms.get(&cid).map(|vm| vm.spec.group.clone()) else { return Fate::Finished };
         let Some(vm) = to.and_then(|to| self.vms.get_mut(&to)).filter(|vm| vm.spec.group == group) else {
             return self.refuse(port, &header);
@@ -206,7 +228,7 @@ impl Rounds {
             }
         }
         fence(Ordering::SeqCst);
-        self.ports().any(Port::waits)
+        self.ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news)
     }
 
     pub fn disarm(&mut self) {
@@ -219,7 +241,7 @@ impl Rounds {
 
     /// Does a packet wait for somebody?
     pub fn is_waiting(&self) -> bool {
-        self.ports().any(Port::holds_packet)
+        self.ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }
 }
 

@@ -255,7 +255,7 @@ impl Checker<'_> {
                      put both into one",
                     vm.name, vm.group, other.group
                 ),
-                Some(other) if !other.vmci => {
+                Some(other) if !other.vmci && !other.virtio_vsock => {
                     format!(
                         "{key}: {name:?} has no VMCI device and takes no connections; give it vsock = \"vmci\""
                     )
