@@ -26,6 +26,11 @@ impl fmt::Debug for Secret {
 }
 
 impl Secret {
+    /// For the fuzzer.
+    pub(crate) fn of(bytes: &[u8]) -> Secret {
+        Secret(bytes.to_vec())
+    }
+
     /// The file's text, without white space around it.
     pub fn read(path: &Path) -> Result<Secret, Error> {
         let text = std::fs::read(path)

@@ -25,12 +25,13 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::retry_on_intr;
 use serde::{Deserialize, Serialize};
 
+use crate::auth::Secret;
 use crate::cpu::Machine;
 use crate::datagrams::Datagrams;
 use crate::error::Error;
 use crate::meter::Tally;
 use crate::report::TcpSummary;
-use crate::spec::Spec;
+use crate::spec::{Limits, Spec};
 use crate::transport::{Conn, is_timeout};
 
 /// Raised whenever an older peer would misunderstand.
@@ -148,18 +149,14 @@ impl Channel {
         let until = Instant::now() + patience;
         let mut prefix = [0; 4];
         self.fill(&mut prefix, until, patience, doing)?;
-        let length = u32::from_le_bytes(prefix) as usize;
-        if length > MAX_MESSAGE {
-            return Err(self.wrong("its first bytes are no message length".into()));
-        }
+        let length = length(prefix).map_err(|why| self.wrong(why))?;
         let mut body = vec![0; length];
         self.fill(&mut body, until, patience, doing)?;
-        match serde_json::from_slice(&body) {
-            Ok(Message::Error { message }) => {
+        match parse(&body).map_err(|why| self.wrong(why))? {
+            Message::Error { message } => {
                 Err(Error::Refused { peer: self.peer.clone(), message: printable(&message) })
             }
-            Ok(message) => Ok(message),
-            Err(error) => Err(self.wrong(format!("unreadable message: {error}"))),
+            message => Ok(message),
         }
     }
 
@@ -236,6 +233,39 @@ impl Channel {
             BrokenPipe | ConnectionReset | NotConnected => Error::Gone { peer, doing },
             _ => Error::Io { doing, cause },
         }
+    }
+}
+
+/// The length of the body that a prefix announces.
+fn length(prefix: [u8; 4]) -> Result<usize, String> {
+    let length = u32::from_le_bytes(prefix) as usize;
+    if length > MAX_MESSAGE { Err("its first bytes are no message length".into()) } else { Ok(length) }
+}
+
+fn parse(body: &[u8]) -> Result<Message, String> {
+    serde_json::from_slice(body).map_err(|error| format!("unreadable message: {error}"))
+}
+
+/// Reads bytes as a peer's message and does with it what the other end would: for the fuzzer.
+#[doc(hidden)]
+pub fn fuzz(bytes: &[u8]) {
+    let Some((prefix, rest)) = bytes.split_first_chunk() else { return };
+    let Ok(length) = length(*prefix) else { return };
+    let Some(Ok(message)) = rest.get(..length).map(parse) else { return };
+    match message {
+        Message::Test(spec) => {
+            let limits = Limits::default();
+            if spec.check(&limits, "this server").is_ok() {
+                assert!(u64::from(spec.sessions) <= limits.sessions);
+                let _ = (spec.memory(), spec.warmup() + spec.length() + spec.cooldown());
+            }
+        }
+        Message::Result(outcome) => crate::report::of_anything(&outcome),
+        Message::Error { message } => assert!(printable(&message).chars().count() <= 500),
+        Message::Proof { proof } => {
+            assert!(!Secret::of(b"the fuzzer's secret").accepts("00", &proof), "a forged proof");
+        }
+        _ => {}
     }
 }
 

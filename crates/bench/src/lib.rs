@@ -9,7 +9,8 @@ pub mod address;
 mod auth;
 pub mod client;
 pub mod confidence;
-mod control;
+#[doc(hidden)]
+pub mod control;
 mod cpu;
 mod datagrams;
 pub mod error;

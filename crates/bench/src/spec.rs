@@ -113,7 +113,8 @@ impl Spec {
         Duration::from_secs_f64(self.cooldown)
     }
 
-    /// Memory one end needs for all its sessions.
+    /// Memory the server needs for all sessions: for messages, and for the socket buffers that it was asked to
+    /// set, which VMCI pins and TCP may fill.
     pub fn memory(&self) -> u64 {
         let each = if self.test.is_transactional() {
             self.request_bytes.saturating_add(self.response_bytes)
@@ -122,7 +123,8 @@ impl Spec {
         } else {
             self.message_bytes.max(self.receive_bytes)
         };
-        each.saturating_mul(self.sessions.into())
+        let kernel = self.remote_buffer.unwrap_or(0).saturating_mul(2);
+        each.saturating_add(kernel).saturating_mul(self.sessions.into())
     }
 
     /// What a test cannot be.
@@ -200,7 +202,7 @@ impl Default for Limits {
         Limits {
             message_bytes: 16 << 20,
             sessions: 256,
-            buffer_bytes: 1 << 30,
+            buffer_bytes: 128 << 20,
             seconds: 24.0 * 3600.0,
             in_flight: 10_000,
             rate_bps: 10_000_000_000_000,
@@ -245,5 +247,12 @@ mod tests {
         ] {
             assert!(ask(change).is_err());
         }
+    }
+
+    #[test]
+    fn socket_buffers_count_as_memory() {
+        let spec = Spec { sessions: 4, remote_buffer: Some(1 << 20), ..Spec::new(Test::Maerts) };
+        assert_eq!(spec.memory(), 4 * ((64 << 10) + (2 << 20)));
+        assert_eq!(Spec { remote_buffer: Some(u64::MAX), ..spec }.memory(), u64::MAX);
     }
 }

@@ -214,6 +214,26 @@ fn datagrams_are_accounted_for() {
 }
 
 #[test]
+fn more_in_flight_than_the_buffers_hold() {
+    everywhere(|address| {
+        for (in_flight, bytes) in [(64, 20_000), (1000, 60_000)] {
+            let spec = Spec {
+                in_flight,
+                request_bytes: bytes,
+                response_bytes: bytes,
+                local_buffer: Some(16 << 10),
+                remote_buffer: Some(16 << 10),
+                ..quick(Test::Rr)
+            };
+            // An asker that blocked in its requests would fail: nothing would move.
+            let report = run(address, &spec).unwrap();
+            sane(&report);
+            assert_eq!(report.bytes, report.transactions.unwrap() * 2 * bytes);
+        }
+    });
+}
+
+#[test]
 fn several_requests_in_flight() {
     let running = serve("tcp:127.0.0.1:0");
     let spec =

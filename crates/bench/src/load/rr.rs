@@ -1,7 +1,8 @@
 //! Request and response over one connection: the asking end keeps the time of every round trip.
 //!
 //! With several requests in flight the answers come in the order of the requests, so the oldest one out is the
-//! one that is answered.
+//! one that is answered. The asker then never blocks in a request while an answer may wait: with the buffers of
+//! both directions full, the two ends would wait for each other for ever.
 
 use std::collections::VecDeque;
 use std::io;
@@ -9,7 +10,7 @@ use std::time::Instant;
 
 use super::{check_overdue, pattern, record, round_trips};
 use crate::team::{Cue, Session};
-use crate::transport::Conn;
+use crate::transport::{Conn, is_timeout};
 
 pub fn ask(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let request = pattern(cue.spec.request_bytes);
@@ -19,18 +20,17 @@ pub fn ask(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let mut meter = cue.meter();
     let finishes = cue.finishes();
     let depth = cue.spec.in_flight as usize;
-    let mut out: VecDeque<Instant> = VecDeque::with_capacity(depth);
+    let mut out = Outstanding { asked: VecDeque::with_capacity(depth), sent: 0 };
     let mut now = Instant::now();
     loop {
         let goes_on = now < finishes && !cue.is_stopped();
-        while goes_on && out.len() < depth {
-            out.push_back(now);
+        if depth > 1 {
+            out.fill(conn, &request, if goes_on { depth } else { 0 })?;
+        } else if goes_on {
             conn.write_all(&request)?;
-            if depth > 1 {
-                now = Instant::now();
-            }
+            out.asked.push_back(now);
         }
-        let Some(asked) = out.pop_front() else { break };
+        let Some(asked) = out.asked.pop_front() else { break };
         if !conn.read_full(&mut response)? {
             return Err(io::ErrorKind::UnexpectedEof.into());
         }
@@ -41,6 +41,39 @@ pub fn ask(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     }
     conn.finish_sending()?;
     Ok(Session { tally: meter.close(now), round_trips: Some(times), ..Session::default() })
+}
+
+/// Requests without an answer yet.
+struct Outstanding {
+    /// When each began that went out whole.
+    asked: VecDeque<Instant>,
+    /// Bytes that are out of the next one.
+    sent: usize,
+}
+
+impl Outstanding {
+    /// Sends until `depth` requests are out or nothing more fits; what has begun is finished in any case. At
+    /// least one is out afterwards if there was anything to send.
+    fn fill(&mut self, conn: &Conn, request: &[u8], depth: usize) -> io::Result<()> {
+        while self.asked.len() < depth || self.sent > 0 {
+            let began = Instant::now();
+            match conn.try_write(request.get(self.sent..).unwrap_or_default()) {
+                Ok(count) => self.sent += count,
+                Err(error) if is_timeout(&error) && !self.asked.is_empty() => break, // an answer makes room
+                // Nothing is owed to us: the ordinary way may wait for room.
+                Err(error) if is_timeout(&error) => {
+                    conn.write_all(request.get(self.sent..).unwrap_or_default())?;
+                    self.sent = request.len();
+                }
+                Err(error) => return Err(error),
+            }
+            if self.sent >= request.len() {
+                self.sent = 0;
+                self.asked.push_back(began);
+            }
+        }
+        Ok(())
+    }
 }
 
 pub fn answer(conn: &Conn, cue: &Cue) -> io::Result<Session> {

@@ -276,7 +276,7 @@ impl Report {
             intervals: local.intervals.clone(),
             confidence: None,
             round_trips,
-            notes: notes(spec, local.sizes, remote),
+            notes: notes(spec, to.transport(), local.sizes, remote),
         })
     }
 
@@ -400,20 +400,51 @@ impl RoundTrips {
 }
 
 /// A kernel may give less than it was asked for, without a word: we say it.
-fn notes(spec: &Spec, local: BufferSizes, remote: &Outcome) -> Vec<String> {
+/// The kernel doubles what it grants, for its own book-keeping (socket(7)), except to vsock streams.
+fn notes(spec: &Spec, transport: &str, local: BufferSizes, remote: &Outcome) -> Vec<String> {
+    let told = |size: Option<u64>| size.filter(|&size| size > 0);
     let sizes = [
-        ("local send", spec.local_buffer, Some(local.send)),
-        ("local receive", spec.local_buffer, Some(local.recv)),
-        ("remote send", spec.remote_buffer, remote.send_buffer.filter(|&size| size > 0)),
-        ("remote receive", spec.remote_buffer, remote.recv_buffer.filter(|&size| size > 0)),
+        ("local send", spec.local_buffer, Some(local.send), "wmem_max"),
+        ("local receive", spec.local_buffer, Some(local.recv), "rmem_max"),
+        ("remote send", spec.remote_buffer, told(remote.send_buffer), "wmem_max"),
+        ("remote receive", spec.remote_buffer, told(remote.recv_buffer), "rmem_max"),
     ];
-    let short = sizes.into_iter().filter_map(|(which, asked, given)| match (asked, given) {
-        (Some(asked), Some(given)) if given < asked => {
-            Some(format!("{which} buffer: asked for {asked}, the kernel gave {given} (net.core.wmem_max, net.core.rmem_max)"))
+    let times = if transport == "vsock" { 1 } else { 2 };
+    let short = sizes.into_iter().filter_map(|(which, asked, given, key)| match (asked, given) {
+        (Some(asked), Some(given)) if given < asked.saturating_mul(times) => {
+            let why = match times {
+                1 => "the other end allows no more".to_owned(),
+                _ => format!("sysctl net.core.{key} cuts it"),
+            };
+            Some(format!("{which} buffer: asked for {asked}, the kernel gave {}: {why}", given / times))
         }
         _ => None,
     });
     short.collect()
+}
+
+/// Makes a report of whatever a server says, for the fuzzer.
+pub(crate) fn of_anything(remote: &Outcome) {
+    for (test, to) in
+        [(Test::Stream, "tcp:x"), (Test::Maerts, "udp:x"), (Test::Bidir, "vsock:4"), (Test::Rr, "unix:x")]
+    {
+        let Ok(to) = to.parse::<Target>() else { continue };
+        let sessions = remote.tallies.len().clamp(1, 4);
+        let spec = Spec { sessions: sessions as u32, datagrams: to.datagrams, ..Spec::new(test) };
+        let tally = Tally { bytes: 1, transactions: 1, seconds: 1.0, cpu_seconds: 0.5 };
+        let session = Session { tally, ..Session::default() };
+        let local = Local {
+            sessions: vec![session; sessions],
+            machine: None,
+            tcp: None,
+            sizes: BufferSizes { send: 1, recv: 1 },
+            intervals: Vec::new(),
+            started_at_ns: 0,
+        };
+        if let Ok(report) = Report::new(&to, &spec, &local, remote) {
+            let _ = (report.json(), report.text(), report.csv());
+        }
+    }
 }
 
 #[cfg(test)]

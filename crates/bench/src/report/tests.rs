@@ -104,10 +104,19 @@ fn an_empty_window_is_a_failure_not_a_zero() {
 
 #[test]
 fn a_buffer_smaller_than_asked_is_told() {
-    let spec = Spec { local_buffer: Some(1000), remote_buffer: Some(300), ..Spec::new(Test::Stream) };
-    let told = notes(&spec, BufferSizes { send: 111, recv: 2000 }, &remote(&[]));
-    assert_eq!(told.len(), 1);
-    assert!(told[0].starts_with("local send buffer: asked for 1000, the kernel gave 111"), "{told:?}");
+    let spec = Spec { local_buffer: Some(1000), remote_buffer: Some(150), ..Spec::new(Test::Stream) };
+    let sizes = BufferSizes { send: 500, recv: 2000 };
+    // What is read back is twice what was granted.
+    let told = notes(&spec, "tcp", sizes, &remote(&[]));
+    assert_eq!(
+        told,
+        ["local send buffer: asked for 1000, the kernel gave 250: sysctl net.core.wmem_max cuts it"]
+    );
+    let told = notes(&spec, "vsock", sizes, &remote(&[]));
+    assert_eq!(
+        told,
+        ["local send buffer: asked for 1000, the kernel gave 500: the other end allows no more"]
+    );
 }
 
 #[test]

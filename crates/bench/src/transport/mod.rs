@@ -105,6 +105,14 @@ impl Conn {
         }
     }
 
+    /// Sends what fits now; "would block" if that is nothing.
+    pub fn try_write(&self, buffer: &[u8]) -> io::Result<usize> {
+        match retry(|| self.socket.send_with_flags(buffer, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)) {
+            Ok(0) if !buffer.is_empty() => Err(ErrorKind::WriteZero.into()),
+            other => other,
+        }
+    }
+
     pub fn write_all(&self, mut buffer: &[u8]) -> io::Result<()> {
         while !buffer.is_empty() {
             let sent = self.write(buffer)?;
@@ -311,10 +319,10 @@ fn set_plain_buffers(socket: &Socket, buffers: Buffers) -> io::Result<()> {
     let size = size.min(i32::MAX as u64 / 2) as usize; // the kernel doubles an int
     socket.set_send_buffer_size(size)?;
     socket.set_recv_buffer_size(size)?;
-    if socket.send_buffer_size()? < size {
+    if socket.send_buffer_size()? < size * 2 {
         let _ = rustix::net::sockopt::set_socket_send_buffer_size_force(socket, size);
     }
-    if socket.recv_buffer_size()? < size {
+    if socket.recv_buffer_size()? < size * 2 {
         let _ = rustix::net::sockopt::set_socket_recv_buffer_size_force(socket, size);
     }
     Ok(())

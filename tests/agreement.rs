@@ -1,0 +1,146 @@
+//! `vmlane bench` beside netperf and iperf3, in real guests, interleaved in one run: on a guest's loopback
+//! and from guest to guest. Every tool must bring a result; the ratios are printed and not judged, because a
+//! machine that does other things meanwhile says little about a tool.
+
+use serde_json::Value;
+use vmlane_lab::{Guest, Running};
+use vmlane_tests::{Bed, PATIENCE, full, spec};
+
+const SIZES: [u32; 3] = [512, 4096, 65536];
+
+/// A tool's result: bits or transactions per second, and CPU seconds of both its ends per gigabyte.
+#[derive(Clone, Copy)]
+struct Sample {
+    value: f64,
+    cpu: Option<f64>,
+}
+
+fn number(value: &Value, path: &str) -> f64 {
+    value.pointer(path).and_then(Value::as_f64).unwrap_or_else(|| panic!("no {path} in {value}"))
+}
+
+fn said(guest: &Guest, line: &str) -> String {
+    guest.sh(line).unwrap_or_else(|error| panic!("{line}: {error:#}"))
+}
+
+fn parsed(text: &str) -> Value {
+    serde_json::from_str(text).unwrap_or_else(|error| panic!("{error}: {text}"))
+}
+
+/// Percent of one CPU at both ends, over bits per second, as CPU seconds per gigabyte.
+fn per_gigabyte(cpus: f64, bps: f64) -> Option<f64> {
+    Some(cpus / (bps / 8e9))
+}
+
+fn vmlane(guest: &Guest, address: &str, what: &str, seconds: u32) -> Sample {
+    // No warm-up: netperf has none, and all three count from the first byte.
+    let line = format!("vmlane bench {what} --to tcp:{address} -l {seconds} --warmup 0 --json");
+    let report = parsed(&said(guest, &line));
+    if what.starts_with("rr") {
+        return Sample { value: number(&report, "/transactions_per_second"), cpu: None };
+    }
+    let value = number(&report, "/throughput_bps");
+    let cpus = number(&report, "/cpu_process/local") + number(&report, "/cpu_process/remote");
+    Sample { value, cpu: per_gigabyte(cpus, value) }
+}
+
+fn iperf3(guest: &Guest, address: &str, size: u32, seconds: u32) -> Sample {
+    let report = parsed(&said(guest, &format!("iperf3 -J -c {address} -t {seconds} -l {size}")));
+    let value = number(&report, "/end/sum_received/bits_per_second");
+    let percent = |end: &str| number(&report, &format!("/end/cpu_utilization_percent/{end}_total"));
+    Sample { value, cpu: per_gigabyte((percent("host") + percent("remote")) / 100.0, value) }
+}
+
+/// The number alone: `-P 0` leaves out the heading and `-v 0` all but the result, in 10^6 bits/s for streams.
+fn netperf(guest: &Guest, address: &str, test: &str, options: &str, seconds: u32) -> Sample {
+    let text = said(guest, &format!("netperf -H {address} -t {test} -l {seconds} -P 0 -v 0 -- {options}"));
+    let value: f64 = text.trim().parse().unwrap_or_else(|error| panic!("{error}: {text}"));
+    Sample { value: if test == "TCP_STREAM" { value * 1e6 } else { value }, cpu: None }
+}
+
+fn median(mut values: Vec<f64>) -> f64 {
+    values.sort_by(f64::total_cmp);
+    let middle = values.len() / 2;
+    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
+}
+
+struct Tool<'a> {
+    name: &'static str,
+    measure: Box<dyn Fn() -> Sample + 'a>,
+}
+
+fn tool<'a>(name: &'static str, measure: impl Fn() -> Sample + 'a) -> Tool<'a> {
+    Tool { name, measure: Box::new(measure) }
+}
+
+/// The tools one after the other, as many times as there are rounds; then a row: medians, and ours over theirs.
+fn row(place: &str, what: &str, rounds: usize, tools: &[Tool<'_>]) {
+    let mut samples = vec![Vec::new(); tools.len()];
+    for _ in 0..rounds {
+        for (tool, samples) in tools.iter().zip(&mut samples) {
+            let sample = (tool.measure)();
+            assert!(sample.value > 0.0, "{place} {what}: {} measured nothing", tool.name);
+            samples.push(sample);
+        }
+    }
+    let value = |samples: &[Sample]| median(samples.iter().map(|sample| sample.value).collect());
+    let ours = value(&samples[0]);
+    print!("agreement: {place} {what}: {} {ours:.4e}", tools[0].name);
+    for (tool, samples) in tools.iter().zip(&samples).skip(1) {
+        let theirs = value(samples);
+        print!("  {} {theirs:.4e} ratio {:.3}", tool.name, ours / theirs);
+    }
+    for (tool, samples) in tools.iter().zip(&samples) {
+        let cpu: Vec<f64> = samples.iter().filter_map(|sample| sample.cpu).collect();
+        if cpu.len() == rounds {
+            print!("  {} {:.3} CPU s/GB", tool.name, median(cpu));
+        }
+    }
+    println!();
+}
+
+fn compare(place: &str, from: &Guest, address: &str) {
+    let (rounds, seconds) = if full() { (5, 5) } else { (3, 1) };
+    for size in SIZES {
+        let (ours, theirs) = (format!("stream -m {size} -M {size}"), format!("-m {size} -M {size}"));
+        let tools = [
+            tool("vmlane", || vmlane(from, address, &ours, seconds)),
+            tool("netperf", || netperf(from, address, "TCP_STREAM", &theirs, seconds)),
+            tool("iperf3", || iperf3(from, address, size, seconds)),
+        ];
+        row(place, &format!("stream {size}"), rounds, &tools);
+    }
+    for size in SIZES {
+        let (ours, theirs) = (format!("rr -r {size},{size}"), format!("-r {size},{size}"));
+        let tools = [
+            tool("vmlane", || vmlane(from, address, &ours, seconds)),
+            tool("netperf", || netperf(from, address, "TCP_RR", &theirs, seconds)),
+        ];
+        row(place, &format!("rr {size}"), rounds, &tools);
+    }
+}
+
+/// The three servers in a guest, on every address.
+fn servers(guest: &Guest) -> Vec<Running> {
+    let start = |argv: &[&str], word: &str| {
+        let running = guest.spawn(argv.iter().copied()).unwrap();
+        running.wait_for(word, PATIENCE).unwrap();
+        running
+    };
+    said(guest, "netserver >/dev/null");
+    vec![
+        start(&["vmlane", "bench", "server", "--listen", "tcp:0.0.0.0"], "listening on tcp"),
+        start(&["iperf3", "--forceflush", "-s"], "Server listening"),
+    ]
+}
+
+#[test]
+fn bench_beside_netperf_and_iperf3() {
+    let bed = Bed::up(&spec("agree", &["6.12", "6.12"]).device("vmxnet3").unwrap());
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    let running = [servers(&a), servers(&b)];
+    compare("loopback", &a, "127.0.0.1");
+    compare("guest to guest", &a, "10.77.0.2");
+    drop(running);
+    bed.finish();
+}
