@@ -41,10 +41,12 @@ test-unit: bootstrap
 	@cargo test --locked --workspace
 
 test-guests: setup
+	@scripts/bootstrap.sh socat ncat python3
 	@echo '==> tests in real guests'
 	@cargo test --locked --release -p vmlane-tests --features guests -- --test-threads=1 --nocapture
 
 acceptance: setup
+	@scripts/bootstrap.sh socat ncat python3
 	@tests/acceptance.sh
 
 bench: bootstrap
