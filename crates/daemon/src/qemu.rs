@@ -154,6 +154,30 @@ mod tests {
     }
 
     #[test]
+    fn virtio_devices_are_behind_vhost_user() {
+        let paths = Paths::new(Path::new("/run/v,1")).unwrap();
+        let keys = "cid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\", mac = \"52:54:00:00:00:03\", \
+                    queues = 2, mtu = 9000, packed = true }]";
+        let arguments = arguments(&paths, &vm(keys), 64).unwrap();
+        assert_eq!(
+            arguments[6..],
+            [
+                "-chardev",
+                "socket,id=vmlane-vsock,path=/run/v,,1/vm/web/vsock.sock",
+                "-device",
+                "vhost-user-vsock-pci,chardev=vmlane-vsock",
+                "-chardev",
+                "socket,id=vmlane-nic0,path=/run/v,,1/vm/web/nic0.sock,reconnect-ms=200",
+                "-netdev",
+                "vhost-user,id=vmlane-net0,chardev=vmlane-nic0,queues=2",
+                "-device",
+                "virtio-net-pci,netdev=vmlane-net0,mac=52:54:00:00:00:03,rx_queue_size=1024,tx_queue_size=1024,\
+                 mq=on,vectors=6,host_mtu=9000,packed=on,romfile=",
+            ]
+        );
+    }
+
+    #[test]
     fn a_shell_reads_back_what_was_quoted() {
         for word in ["", "plain-1.0/x=y,z:1", "two words", "it's", "{\"a\":1}", "$HOME `id` \\ \n*", "~"] {
             let script = format!("printf %s {}", shell_quoted(word));

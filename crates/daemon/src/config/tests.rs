@@ -92,7 +92,23 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[vm]]\nname = \"a\"\ncid = 0", 3, &["cid = 0", "reserved"]),
     ("[[vm]]\nname = \"a\"\ncid = -1", 3, &["cid = -1", "from 3 to 2147483647"]),
     ("[[vm]]\nname = \"a\"\ncid = 0x80000000", 3, &["cid = 2147483648", "from 3 to 2147483647"]),
-    ("[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"", 4, &["\"virtio\" is not served yet", "\"vmci\""]),
+    ("[[vm]]\nname = \"a\"\nvsock = \"virtio\"", 1, &["vm \"a\": cid is missing"]),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"\nforward = [{ port = 1, to = \"b:7\" }]",
+        4,
+        &["forward works with vsock = \"vmci\" only"],
+    ),
+    ("[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"ne2k\" }]", 4, &["\"ne2k\"", "\"virtio-net\""]),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", packed = true }]",
+        4,
+        &["packed is a key of virtio-net only"],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"virtio-net\", trapped = true }]",
+        4,
+        &["trapped is a key of vmxnet3 only"],
+    ),
     ("[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"xen\"", 4, &["vsock = \"xen\" is unknown", "\"vmci\""]),
     (
         "[[vm]]\nname = \"a\"\ncid = 3\nlimits = { doorbells = 70000 }",
