@@ -24,10 +24,13 @@ pub enum Call {
     DebugPanic { vm: String },
     /// Stop the daemon.
     Shutdown,
+    /// End at once and leave every VM to the daemon that asks, which knows state files of this layout.
+    HandOver { layout: u32 },
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 7] = ["ping", "status", "stats", "ports", "reload", "debug_panic", "shutdown"];
+pub const METHODS: [&str; 8] =
+    ["ping", "status", "stats", "ports", "reload", "debug_panic", "shutdown", "hand_over"];
 
 impl Call {
     /// The request as a line, newline included.
@@ -89,6 +92,7 @@ mod tests {
             Call::Reload,
             Call::DebugPanic { vm: "web".into() },
             Call::Shutdown,
+            Call::HandOver { layout: 1 },
         ];
         assert_eq!(calls.len(), METHODS.len());
         for (call, method) in calls.iter().zip(METHODS) {

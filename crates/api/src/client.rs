@@ -125,6 +125,11 @@ impl Client {
         self.call(&Call::Shutdown).map(|Done {}| ())
     }
 
+    /// Has the daemon make room for one that knows state of `layout`.
+    pub fn hand_over(&mut self, layout: u32) -> Result<(), ClientError> {
+        self.call(&Call::HandOver { layout }).map(|Done {}| ())
+    }
+
     fn bad_answer(&self, call: &Call, what: impl ToString) -> ClientError {
         ClientError::BadAnswer { path: self.path.clone(), method: method(call), what: what.to_string() }
     }

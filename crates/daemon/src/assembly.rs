@@ -48,6 +48,8 @@ pub enum AssemblyError {
 pub enum Event {
     Stop,
     Reload,
+    /// Another daemon goes on with everything.
+    HandOver,
 }
 
 /// A running daemon. Stopping or dropping it withdraws every VM.
@@ -303,6 +305,19 @@ impl Daemon {
         }
     }
 
+    fn hand_over(&self, layout: u32) -> Result<Done, Failure> {
+        if layout != vmlane_state::LAYOUT {
+            return Err(Failure::internal(format!(
+                "this daemon's state has layout {}, the one that asks knows {layout}; this one stays. Stop it and \
+                 start the other, which VMs will notice",
+                vmlane_state::LAYOUT
+            )));
+        }
+        let stopping = || Failure::internal("the daemon is stopping already".into());
+        self.events.send(Event::HandOver).map_err(|_| stopping())?;
+        Ok(Done {})
+    }
+
     fn shutdown(&self) -> Result<Done, Failure> {
         let stopping = || Failure::internal("the daemon is stopping already".into());
         self.events.send(Event::Stop).map_err(|_| stopping())?;
@@ -348,6 +363,7 @@ impl Answers for Daemon {
             Call::Reload => line(self.reload()),
             Call::DebugPanic { vm } => line(self.debug_panic(&vm)),
             Call::Shutdown => line(self.shutdown()),
+            Call::HandOver { layout } => line(self.hand_over(layout)),
         }
     }
 }

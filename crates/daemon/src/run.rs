@@ -4,7 +4,7 @@ use std::io;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
@@ -17,10 +17,13 @@ use crate::keeper::{self, Held};
 use crate::log::{self, LogError};
 use crate::notify::notify;
 use crate::paths::Paths;
-use crate::runtime::{self, RuntimeError};
+use crate::runtime::{self, Claim, RuntimeError};
 
 /// How often the main thread looks after things.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
+
+/// How long a daemon may take to make room for another.
+const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the command line says.
 #[derive(Clone, Debug)]
@@ -29,6 +32,8 @@ pub struct Options {
     pub runtime_dir: PathBuf,
     /// Log filter; beats the environment's and the configuration's.
     pub log: Option<String>,
+    /// Take the place of a daemon that serves in the runtime directory.
+    pub replace: bool,
 }
 
 /// Why the daemon did not run.
@@ -57,7 +62,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let shown = options.runtime_dir.display().to_string();
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
-    let _claim = runtime::claim(&paths)?;
+    let _claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
     let Held { store, found, keeper } = keeper::connect(paths.runtime());
     if found.is_empty() {
         runtime::clear(&paths);
@@ -78,6 +83,12 @@ pub fn run(options: Options) -> Result<(), RunError> {
     loop {
         match inbox.recv_timeout(HOUSEKEEPING) {
             Ok(Event::Reload) => reload(&daemon),
+            Ok(Event::HandOver) => {
+                tracing::info!("another daemon goes on with everything");
+                // At once and without a goodbye to anybody: what the other one needs is in the store after
+                // every step, and each moment from here on is a gap.
+                std::process::exit(0);
+            }
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
@@ -92,6 +103,26 @@ pub fn run(options: Options) -> Result<(), RunError> {
         keeper.end();
     }
     Ok(())
+}
+
+/// Asks the daemon that serves in the runtime directory to make room, if there is one. It stays where it
+/// and this one do not understand each other.
+fn take_place(paths: &Paths) -> Result<Claim, RunError> {
+    if let Ok(client) = vmlane_api::Client::connect(paths.runtime()) {
+        let mut client = client.with_timeout(PATIENCE);
+        client.hand_over(vmlane_state::LAYOUT).map_err(|error| RunError::Host {
+            what: "the daemon that runs does not hand over".into(),
+            cause: io::Error::other(error.to_string()),
+        })?;
+    }
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match runtime::claim(paths) {
+            Ok(claim) => return Ok(claim),
+            Err(error) if Instant::now() > deadline => return Err(error.into()),
+            Err(_) => std::thread::sleep(Duration::from_millis(1)),
+        }
+    }
 }
 
 fn reload(daemon: &Daemon) {

@@ -146,12 +146,12 @@ impl<'d> Session<'d> {
         device.memory(&prepared.map);
         let mut prepared = prepared;
         let past = &mut prepared;
-        let resumed = catch_unwind(AssertUnwindSafe(|| match &past.records {
-            Ok(records) => {
-                let resumed = device.resume(Past { records, files: &mut past.files });
-                resumed.map_err(|error| error.to_string())
+        let resumed = catch_unwind(AssertUnwindSafe(|| {
+            device.adopt(&mut past.files);
+            match &past.records {
+                Ok(records) => device.resume(Past { records }).map_err(|error| error.to_string()),
+                Err(error) => Err(error.to_string()),
             }
-            Err(error) => Err(error.to_string()),
         }));
         let reset = resumed.unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned())).err();
         if let Some(error) = reset {

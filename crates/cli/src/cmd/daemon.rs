@@ -9,6 +9,7 @@ use vmlane_daemon::run::{Options, run};
 const EXAMPLES: &str = "Examples:
   vmlane daemon
   vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
+  vmlane daemon --replace        (an upgrade under running VMs)
 
 A configuration for two VMs that may talk to each other:
   [[vm]]
@@ -20,6 +21,7 @@ A configuration for two VMs that may talk to each other:
 
 Signals: SIGTERM and SIGINT stop it, SIGHUP reloads the configuration (as `vmlane reload` does).
 It is ready when `vmlane status` answers, and tells systemd so (Type=notify).
+It may be killed and started again: VMs go on (docs/survival.md). Stopping it lets go of them.
 VMs are attached with what `vmlane qemu-args VM` prints.";
 
 /// Serves the configured VMs until stopped
@@ -36,11 +38,15 @@ pub struct Args {
     /// [default: VMLANE_LOG, then the configuration's, then info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
+    /// Take the place of the daemon that runs: VMs stay attached and go on
+    #[arg(long)]
+    replace: bool,
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        run(Options { config: self.config, runtime_dir: self.runtime_dir, log: self.log })?;
+        let Args { config, runtime_dir, log, replace } = self;
+        run(Options { config, runtime_dir, log, replace })?;
         Ok(ExitCode::SUCCESS)
     }
 }

@@ -42,8 +42,6 @@ pub enum AccessError {
 /// What a predecessor left of a device.
 pub struct Past<'a> {
     pub records: &'a Records,
-    /// By the names of [`PciDevice::files`].
-    pub files: &'a mut Found,
 }
 
 impl Past<'_> {
@@ -91,11 +89,15 @@ pub trait PciDevice: Send {
         Vec::new()
     }
 
+    /// Goes on with the files of a predecessor, by the names of [`PciDevice::files`]. Comes before
+    /// [`PciDevice::resume`] or [`PciDevice::abandon`].
+    fn adopt(&mut self, _files: &mut Found) {}
+
     /// Stages what a successor must know and has changed since the last call; the caller commits. Keys
     /// of kinds below 256 are the caller's.
     fn record(&mut self, _log: &Journal) {}
 
-    /// Goes on where a predecessor of the same kind stopped, with its records and files. Memory and
+    /// Goes on where a predecessor of the same kind stopped, with its records. Memory and
     /// interrupts are as they were. An error leaves the device reset.
     fn resume(&mut self, _past: Past<'_>) -> Result<(), Unusable> {
         Err(Unusable::Missing("what this device's predecessor knew".into()))

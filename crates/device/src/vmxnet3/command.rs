@@ -5,7 +5,7 @@ use std::sync::atomic::AtomicBool;
 
 use parking_lot::Mutex;
 use vmlane_mem::Window;
-use vmlane_wire::vmxnet3::regs::{Command, DEVICE_ID, link};
+use vmlane_wire::vmxnet3::regs::{Command, DEVICE_ID, event, link};
 use vmlane_wire::vmxnet3::shared::{BlockRef, Coalesce, at};
 use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
@@ -28,6 +28,14 @@ const NO_ADAPTIVE_RINGS: u32 = 1;
 /// Bytes of a slot of the transmit data ring. A larger one would save translations, but kernels from 6.5
 /// on, built with checks of copies (Debian's are), warn at each boot about a copy into more than 128.
 const TX_DATA_SLOT: u32 = 128;
+
+/// Where in its rings an activation begins.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+enum Rings {
+    New,
+    /// Where a predecessor stopped.
+    Past,
+}
 
 impl Vmxnet3Device {
     /// Executes a command and returns its result.
@@ -109,7 +117,7 @@ impl Vmxnet3Device {
     fn activate(&mut self) -> u32 {
         // A driver that activates twice wants what is in memory now.
         self.quiesce();
-        match self.try_activate() {
+        match self.try_activate(Rings::New) {
             Ok(()) => DONE,
             Err(refused) => {
                 self.log_refusal(&refused);
@@ -118,7 +126,18 @@ impl Vmxnet3Device {
         }
     }
 
-    fn try_activate(&mut self) -> Result<(), RefusedActivation> {
+    /// Goes on with a predecessor's activation, from what is in memory and where it was in the rings.
+    pub(super) fn resume_activation(&mut self) -> Result<(), String> {
+        self.try_activate(Rings::Past).map_err(|refused| refused.to_string())?;
+        if self.active.is_none() {
+            return Err("positions in the rings are not known".into());
+        }
+        // What was raised may not have arrived.
+        self.vectors.raise_all();
+        Ok(())
+    }
+
+    fn try_activate(&mut self, rings: Rings) -> Result<(), RefusedActivation> {
         if !self.config.bus_master() {
             return Err(RefusedActivation::NotBusMaster);
         }
@@ -156,12 +175,25 @@ impl Vmxnet3Device {
             tx,
             rx,
             shared,
+            positions: self.positions.clone(),
+        };
+        let stats = self.frames.stats(self.port);
+        let port = match rings {
+            Rings::New => NicPort::new(setup, stats),
+            Rings::Past => match NicPort::resumed(setup, stats) {
+                Some(port) => port,
+                None => {
+                    running.raise(event::TX_QUEUE | event::RX_QUEUE);
+                    self.nic.handle.quiesced();
+                    self.vectors.quiesce();
+                    return Ok(());
+                }
+            },
         };
         self.active = Some(Active { running, memory, table, wishes, level, revision });
         self.stats().activations.inc();
         tracing::debug!(mac = %self.nic.mac, revision, mtu, view = ?self.nic.handle.view(), "active");
-        let stats = self.frames.stats(self.port);
-        self.frames.attach(self.port, Box::new(NicPort::new(setup, stats)));
+        self.frames.attach(self.port, Box::new(port));
         Ok(())
     }
 

@@ -8,6 +8,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{MemoryMap, Window};
 use vmlane_port::{Frames, PortId};
+use vmlane_state::{Found, Journal, Reader, Unusable, Writer};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{
     BAR0_SIZE, BAR1_SIZE, BAR2_SIZE, CLASS, Command, DEVICE_ID, EXTENDED_VECTORS, PBA_OFFSET, REVISION_ID,
@@ -15,12 +16,15 @@ use vmlane_wire::vmxnet3::regs::{
 };
 use vmlane_wire::vmxnet3::shared::{Coalesce, DriverShared, at};
 
+use zerocopy::{FromBytes, IntoBytes};
+
 use crate::irq::Interrupts;
 use crate::pci::config::{Bar, ConfigError, ConfigSpace, Msix};
-use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region};
+use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
 
 use super::activate::{self, RefusedActivation};
 use super::handle::{NicHandle, Running};
+use super::port;
 use super::profile::Profile;
 use super::rss;
 use super::stats::{self, NicStats};
@@ -33,6 +37,13 @@ pub const MAX_QUEUES: u8 = 32;
 const PLAIN_QUEUES: u8 = 8;
 /// Registers and interrupt masks of the whole BAR 0.
 const PAGE_NAME: &str = "vmxnet3-bar0";
+/// Positions in the rings of all queues, receive queues up to twice as many.
+const POSITIONS_NAME: &str = "vmxnet3-rings";
+const POSITIONS: u64 = 4096;
+const _: () = assert!(port::positions(3 * MAX_QUEUES as usize) <= POSITIONS as usize);
+/// Kinds of the device's records.
+const REGISTERS: u32 = 256;
+const CONFIG: u32 = 257;
 /// Refused activations are logged no more often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -121,6 +132,11 @@ pub struct Vmxnet3Device {
     /// BAR 0, whether or not the VMM maps it.
     pub(super) page: Arc<Window>,
     page_file: OwnedFd,
+    /// Where positions in the rings are stored for a successor.
+    pub(super) positions: Arc<Window>,
+    positions_file: OwnedFd,
+    /// As recorded last: registers, configuration space.
+    recorded: [Vec<u8>; 2],
     pub(super) vectors: Arc<Vectors>,
     pub(super) regs: Registers,
     pub(super) active: Option<Active>,
@@ -146,6 +162,8 @@ impl Vmxnet3Device {
         let config = config_space(&nic)?;
         let (page, page_file) = Window::of_file(PAGE_NAME, BAR0_SIZE).map_err(CreateError::Page)?;
         let page = Arc::new(page);
+        let (positions, positions_file) =
+            Window::of_file(POSITIONS_NAME, POSITIONS).map_err(CreateError::Page)?;
         let regs = Registers {
             revision: None,
             shared_low: 0,
@@ -166,6 +184,9 @@ impl Vmxnet3Device {
             vectors: Arc::new(Vectors::new(page.clone(), irqs)),
             page,
             page_file,
+            positions: Arc::new(positions),
+            positions_file,
+            recorded: Default::default(),
             regs,
             active: None,
             quiet_until: None,
@@ -329,10 +350,46 @@ impl Vmxnet3Device {
         self.quiesce();
     }
 
+    /// The registers of a predecessor; whether it was active.
+    fn restore(&mut self, from: &mut Reader<'_>) -> Option<bool> {
+        let revision = from.option()?.map(|revision| revision as u8);
+        let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
+        let (mac_low, mac) = (from.u32()?, Mac(from.bytes()?.try_into().ok()?));
+        let (granted, rss_fields) = (from.u32()?, from.u32()?);
+        let coalesce = match from.bytes()? {
+            [] => None,
+            bytes => Some(Coalesce::read_from_bytes(bytes).ok()?),
+        };
+        let active = from.flag()?;
+        from.end()?;
+        let known = revision.is_none_or(|revision| (1..=self.nic.profile.revision()).contains(&revision));
+        if !known || !mac.is_unicast() {
+            return None;
+        }
+        self.regs = Registers {
+            revision,
+            shared_low,
+            shared,
+            result,
+            mac_low,
+            mac,
+            granted: granted & self.nic.profile.capabilities(),
+            rss_fields: rss_fields & rss::ALL_FIELDS,
+            coalesce,
+        };
+        Some(active)
+    }
+
     /// Splits an access into words; false for one that has none.
     fn is_words(offset: u64, len: usize) -> bool {
         offset.is_multiple_of(4) && matches!(len, 4 | 8)
     }
+}
+
+/// Does a file have so many bytes?
+fn holds(file: &OwnedFd, bytes: u64) -> bool {
+    let file = file.try_clone().map(std::fs::File::from);
+    file.and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.len() >= bytes)
 }
 
 /// MACL and MACH of an address.
@@ -461,6 +518,61 @@ impl PciDevice for Vmxnet3Device {
         if touched {
             self.abandon();
         }
+    }
+
+    fn files(&self) -> Vec<(&'static str, OwnedFd)> {
+        let files = [("bar0", &self.page_file), ("rings", &self.positions_file)];
+        files.into_iter().filter_map(|(name, file)| Some((name, file.try_clone().ok()?))).collect()
+    }
+
+    fn adopt(&mut self, files: &mut Found) {
+        if let Some(file) = files.take("bar0").filter(|file| holds(file, BAR0_SIZE))
+            && let Ok(page) = Window::over_file(&file, BAR0_SIZE)
+        {
+            self.page = Arc::new(page);
+            self.page_file = file;
+            self.vectors = Arc::new(self.vectors.over(self.page.clone()));
+        }
+        if let Some(file) = files.take("rings").filter(|file| holds(file, POSITIONS))
+            && let Ok(positions) = Window::over_file(&file, POSITIONS)
+        {
+            self.positions = Arc::new(positions);
+            self.positions_file = file;
+        }
+    }
+
+    fn record(&mut self, log: &Journal) {
+        let mut out = Writer::new();
+        let regs = &self.regs;
+        out.option(regs.revision.map(u64::from)).u32(regs.shared_low).u64(regs.shared).u32(regs.result);
+        out.u32(regs.mac_low).bytes(&regs.mac.0).u32(regs.granted).u32(regs.rss_fields);
+        out.bytes(regs.coalesce.as_ref().map_or(&[], |scheme| scheme.as_bytes()));
+        out.flag(self.active.is_some());
+        let [registers, config] = &mut self.recorded;
+        if *registers != out.0 {
+            log.stage((REGISTERS, 0, 0), &out.0);
+            *registers = out.0;
+        }
+        if config != self.config.bytes() {
+            log.stage((CONFIG, 0, 0), self.config.bytes());
+            *config = self.config.bytes().to_vec();
+        }
+    }
+
+    fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
+        if let Some(bytes) = past.record(CONFIG) {
+            self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
+        }
+        // Nothing was asked of the device yet.
+        let Some(bytes) = past.record(REGISTERS) else { return Ok(()) };
+        let mut from = Reader::new(bytes);
+        let active = self.restore(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
+        self.nic.handle.set_identity(self.regs.revision, self.regs.mac);
+        if active && let Err(error) = self.resume_activation() {
+            // The driver was told by an event, where that was possible; it resets the device then.
+            tracing::warn!(mac = %self.nic.mac, error, "a predecessor's activation is not gone on with");
+        }
+        Ok(())
     }
 
     fn irqs_changed(&mut self) {

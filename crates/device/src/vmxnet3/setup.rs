@@ -56,6 +56,8 @@ pub struct Setup {
     pub tx: Vec<TxSetup>,
     pub rx: Vec<RxSetup>,
     pub shared: Arc<Shared>,
+    /// Outlives the daemon: where in the rings the device is.
+    pub positions: Arc<Window>,
 }
 
 /// What the driver may change while frames flow. Picked up by `FramePort::refresh`.

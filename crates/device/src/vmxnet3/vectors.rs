@@ -38,6 +38,24 @@ impl std::fmt::Debug for Vectors {
 }
 
 impl Vectors {
+    /// The same for a page that a predecessor had: masks stay.
+    pub fn over(&self, page: Arc<Window>) -> Vectors {
+        Vectors {
+            page,
+            irqs: self.irqs.clone(),
+            auto_mask: AtomicBool::new(false),
+            count: AtomicU32::new(0),
+            pending: [const { AtomicBool::new(false) }; MAX_VECTORS],
+            asserted: AtomicBool::new(false),
+        }
+    }
+
+    /// Every index in use becomes pending: whoever settles next fires what may.
+    pub fn raise_all(&self) {
+        let count = self.count.load(Ordering::Acquire) as usize;
+        self.pending.iter().take(count).for_each(|pending| pending.store(true, Ordering::SeqCst));
+    }
+
     /// All masked, nothing pending. `page` has at least 0x208 bytes.
     pub fn new(page: Arc<Window>, irqs: Arc<dyn Interrupts>) -> Vectors {
         let vectors = Vectors {

@@ -40,7 +40,9 @@ pub enum Event {
     GuestEnded(u32, ExitStatus),
     DaemonEnded(ExitStatus),
     /// The daemon is to be there again.
-    RestartDaemon,
+    RestartDaemon {
+        died: bool,
+    },
     Request(Request, Sender<Reply>),
     /// A signal, or the starter went away.
     Stop(&'static str),
@@ -182,11 +184,11 @@ impl Supervisor {
         Ok(())
     }
 
-    fn restart_daemon_in(&self, delay: Duration) {
+    fn restart_daemon_in(&self, delay: Duration, died: bool) {
         let sender = self.sender.clone();
         std::thread::spawn(move || {
             std::thread::sleep(delay);
-            let _ = sender.send(Event::RestartDaemon);
+            let _ = sender.send(Event::RestartDaemon { died });
         });
     }
 
@@ -264,7 +266,7 @@ impl Supervisor {
                 Ok(Event::Request(_, reply)) => {
                     let _ = reply.send(Reply::Error("the lab is still coming up".into()));
                 }
-                Ok(Event::GuestUp | Event::Detached | Event::RestartDaemon)
+                Ok(Event::GuestUp | Event::Detached | Event::RestartDaemon { .. })
                 | Err(RecvTimeoutError::Timeout) => {}
                 Err(RecvTimeoutError::Disconnected) => bail!("no more events"),
             }
@@ -308,12 +310,12 @@ impl Supervisor {
                 eprintln!("vmlane lab: the daemon ended: {status}");
                 self.daemon = None;
                 // One that was stopped stays so; one that died comes back, as under any supervisor.
-                if !status.success() {
-                    self.restart_daemon_in(RESTART);
-                }
+                // Another may have taken its place.
+                self.restart_daemon_in(RESTART, !status.success());
             }
-            Event::RestartDaemon => {
+            Event::RestartDaemon { died } => {
                 if self.daemon.is_none()
+                    && (died || daemon::pid(&self.plan).is_some())
                     && let Err(error) = self.restart_daemon()
                 {
                     eprintln!("vmlane lab: the daemon cannot be started again: {error:#}");

@@ -330,6 +330,11 @@ pub struct RxCompletion {
 }
 
 impl RxCompletion {
+    /// Descriptor and ring that it is about, as [`RxCompletion::buffer`] put them.
+    pub const fn place(self) -> (u16, u16) {
+        (self.low as u16 & 0xfff, (self.low >> RXC_QUEUE) as u16 & 0x3ff)
+    }
+
     /// What all completions of a frame have in common.
     #[inline]
     pub const fn of(layers: RxLayers, tag: Option<Tci>) -> RxCompletion {

@@ -18,6 +18,7 @@ mod layout;
 mod moderation;
 mod offload;
 mod order;
+mod past;
 mod ring;
 mod rss;
 mod rx;
@@ -68,6 +69,8 @@ pub struct NicPort {
     /// What the posted buffers hold of an aggregate is not known yet.
     unsized_buffers: bool,
     control: usize,
+    /// Where positions in the rings are stored for a successor.
+    positions: Arc<Window>,
     bench: Bench,
     shared: Arc<Shared>,
     stats: Arc<PortStats>,
@@ -77,7 +80,37 @@ impl NicPort {
     /// The rings of `setup`, from their first descriptors on. Drops that are the guest's doing are
     /// counted in `stats`.
     pub fn new(setup: Setup, stats: Arc<PortStats>) -> NicPort {
-        let Setup { revision, memory, mtu, max_rx_sg, tx, rx, shared, rx_depth } = setup;
+        let port = NicPort::unstored(setup, stats);
+        port.store();
+        port
+    }
+
+    /// The rings of `setup` from where a predecessor stopped; `None` if that is not known.
+    pub fn resumed(setup: Setup, stats: Arc<PortStats>) -> Option<NicPort> {
+        let mut port = NicPort::unstored(setup, stats);
+        let (tx, window) = (port.tx.len(), port.positions.clone());
+        for (number, queue) in port.tx.iter_mut().enumerate() {
+            queue.resume(&window, number)?;
+        }
+        for (number, queue) in port.rx.iter_mut().enumerate() {
+            queue.resume(&window, tx + number)?;
+        }
+        port.store();
+        Some(port)
+    }
+
+    #[inline]
+    fn store(&self) {
+        for (number, queue) in self.tx.iter().enumerate() {
+            queue.store(&self.positions, number);
+        }
+        for (number, queue) in (self.tx.len()..).zip(&self.rx) {
+            queue.store(&self.positions, number);
+        }
+    }
+
+    fn unstored(setup: Setup, stats: Arc<PortStats>) -> NicPort {
+        let Setup { revision, memory, mtu, max_rx_sg, tx, rx, shared, rx_depth, positions } = setup;
         let extended = revision >= 6 && (tx.len() > 8 || rx.len() > 16);
         let queues = rx.len() as u16;
         let tx: Vec<_> = tx.into_iter().map(|setup| TxQueue::new(setup, &memory)).collect();
@@ -113,6 +146,7 @@ impl NicPort {
             restless: None,
             takes,
             unsized_buffers: true,
+            positions,
             control: if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL },
             bench: Bench {
                 into: Spans::new(memory, true),
@@ -191,6 +225,11 @@ impl NicPort {
         self.turn = if self.turn + 1 < self.tx.len() { self.turn + 1 } else { 0 };
         self.burst = BURST;
     }
+}
+
+/// Bytes for the positions of so many queues, of both kinds together.
+pub const fn positions(queues: usize) -> usize {
+    past::bytes(queues)
 }
 
 /// A slot of a queue, as a token.
@@ -282,6 +321,7 @@ impl FramePort for NicPort {
             let written = queue.flush();
             self.moderator.sent(*line, written);
         }
+        self.store();
         if self.unsized_buffers {
             self.size_buffers();
         }

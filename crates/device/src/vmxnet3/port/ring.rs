@@ -134,6 +134,15 @@ impl CompletionRing {
         CompletionRing { ring, head: Place::default(), gathered: Vec::with_capacity(GATHERED) }
     }
 
+    /// Goes on at a predecessor's position, or behind what it has shown since.
+    pub fn resume(&mut self, head: Place, shown: impl FnMut(u64, u64)) {
+        self.head = super::past::reconcile(&self.ring, head, shown);
+    }
+
+    pub fn size(&self) -> u16 {
+        self.ring.size
+    }
+
     /// The next completion's position.
     #[inline]
     pub fn head(&self) -> Place {

@@ -7,6 +7,7 @@ use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 
 use super::counters;
 use super::layout::{Buffer, Buffers, Missing, NoPlace};
+use super::past;
 use super::ring::{CompletionRing, Place, RxCommands};
 use super::rss::Hash;
 use super::tx::Stopped;
@@ -274,6 +275,39 @@ impl RxQueue {
         };
         self.completions.extend(middle.iter().map(one));
         self.completions.push(|generation| one(last).ends(false, true).words(generation));
+    }
+
+    /// Stores where a successor begins.
+    #[inline]
+    pub fn store(&self, window: &Window, number: usize) {
+        let ring1 = self.buffers.ring1.as_ref().map_or(Place::default(), |ring| ring.head);
+        past::store(window, number, [self.buffers.ring0.head, ring1, self.completions.head()]);
+    }
+
+    /// Goes on where a predecessor stopped. Not possible where completions are fewer than descriptors:
+    /// which of them the driver has seen is not stored.
+    pub fn resume(&mut self, window: &Window, number: usize) -> Option<()> {
+        if self.told.is_some() {
+            return None;
+        }
+        let size0 = self.buffers.ring0.size();
+        let size1 = self.buffers.ring1.as_ref().map_or(1, |ring| ring.size());
+        let sizes = [size0, size1, self.completions.size()];
+        let [mut ring0, mut ring1, head] = past::load(window, number, sizes)?;
+        let second = self.names[1];
+        self.completions.resume(head, |low, high| {
+            let (index, ring) = RxCompletion::from_words(low, high).place();
+            if ring == second && index < size1 {
+                ring1 = ring1.behind(index, size1);
+            } else if ring != second && index < size0 {
+                ring0 = ring0.behind(index, size0);
+            }
+        });
+        self.buffers.ring0.head = ring0;
+        if let Some(ring) = &mut self.buffers.ring1 {
+            ring.head = ring1;
+        }
+        Some(())
     }
 
     /// Shows the driver what was delivered.

@@ -8,6 +8,7 @@ use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 use super::counters;
 use super::offload::{TxRules, spoken_of};
 use super::order::Order;
+use super::past;
 use super::ring::{CompletionRing, Place, TxCommands};
 use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
@@ -50,6 +51,8 @@ pub struct TxQueue {
     slots: Vec<Slot>,
     free: Vec<u16>,
     order: Order,
+    /// Behind the last packet that is completed: a successor begins here.
+    done: Place,
     stopped: bool,
     pub vector: u8,
     pub descriptor: Window,
@@ -65,6 +68,7 @@ impl TxQueue {
             slots: Vec::with_capacity(LOOK_AHEAD),
             free: Vec::with_capacity(LOOK_AHEAD),
             order,
+            done: Place::default(),
             stopped: false,
             vector: setup.vector,
             descriptor: setup.descriptor,
@@ -156,11 +160,32 @@ impl TxQueue {
         self.free.push(slot);
     }
 
+    /// Stores where a successor begins.
+    #[inline]
+    pub fn store(&self, window: &Window, number: usize) {
+        past::store(window, number, [self.done, self.completions.head()]);
+    }
+
+    /// Goes on where a predecessor stopped; frames that it had taken and not completed are taken again.
+    pub fn resume(&mut self, window: &Window, number: usize) -> Option<()> {
+        let size = self.commands.size();
+        let [mut done, head] = past::load(window, number, [size, self.completions.size()])?;
+        self.completions.resume(head, |low, _| {
+            let index = low as u16 & 0xfff;
+            if index < size {
+                done = done.behind(index, size);
+            }
+        });
+        (self.done, self.commands.head) = (done, done);
+        Some(())
+    }
+
     /// Completes what can be completed in ring order. Returns how many completions were written.
     #[inline]
     pub fn flush(&mut self) -> u32 {
         let mut written = 0;
         while let Some((index, wants_completion)) = self.order.pop_finished() {
+            self.done = self.done.behind(index, self.commands.size());
             if wants_completion {
                 self.completions.write(|generation| TxCompletion { index }.words(generation));
                 written += 1;
