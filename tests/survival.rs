@@ -1,27 +1,155 @@
-//! The daemon dies and comes back: streams go on, no guest notices.
+//! The daemon dies and comes back, or is replaced by another: streams go on, no guest notices.
 
+use std::process::{Command, Stdio};
 use std::time::Duration;
 
-use vmlane_tests::{Bed, full, give, json, kept, spec, take};
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmlane_lab::{LabSpec, Running};
+use vmlane_tests::{Bed, PATIENCE, Service, full, give, json, kept, serve, spec, take, wait_until};
 
-/// Streams both ways between three guests while the daemon is killed again and again.
+fn guests(what: &str, kernels: &[&str]) -> LabSpec {
+    spec(what, kernels).device("vmxnet3").unwrap()
+}
+
+/// Four VMCI streams and four of TCP over the NICs, between two guests.
+struct Load {
+    streams: Vec<(&'static str, Running)>,
+    _takers: Vec<Service>,
+}
+
+impl Load {
+    fn start(bed: &Bed, seconds: u32) -> Load {
+        let mut takers = Vec::new();
+        let mut streams = Vec::new();
+        for name in ["a", "b"] {
+            takers.push(take(&bed.guest(name)));
+            takers.push(serve(&bed.guest(name), "tcp take 7200"));
+        }
+        for _ in 0..2 {
+            for (from, to, address) in [("a", "b", "10.77.0.2"), ("b", "a", "10.77.0.1")] {
+                streams.push((from, give(bed, from, to, seconds)));
+                let seconds = seconds.to_string();
+                let line = ["python3", "/t/tcp.py", "give", address, "7200", &seconds];
+                let running = bed.guest(from).spawn(line).unwrap();
+                running.wait_for("moving", PATIENCE).unwrap();
+                streams.push((from, running));
+            }
+        }
+        Load { streams, _takers: takers }
+    }
+
+    /// Every stream must have come whole. Returns the longest pause of the TCP streams, in seconds.
+    fn finish(self, bed: &Bed) -> f64 {
+        let mut longest = 0.0f64;
+        for (from, stream) in self.streams {
+            let figures: Value = json(&bed.guest(from), "give", &stream.wait().unwrap());
+            longest = longest.max(figures["pause"].as_f64().unwrap_or(0.0));
+        }
+        longest
+    }
+}
+
 #[test]
 fn streams_outlast_a_killed_daemon() {
     let kills = if full() { 50 } else { 4 };
-    let bed = Bed::up(&spec("survive", &["6.12", "6.12", "6.1"]));
-    let takers = ["a", "b", "c"].map(|guest| take(&bed.guest(guest)));
-    let ways = [("a", "b"), ("b", "a"), ("c", "a"), ("b", "c")];
-    let streams = ways.map(|(from, to)| (from, give(&bed, from, to, 3 + 2 * kills)));
+    let bed = Bed::up(&guests("survive", &["6.12", "6.12"]));
+    let load = Load::start(&bed, 6 + 2 * kills);
     for _ in 0..kills {
         std::thread::sleep(Duration::from_millis(1500));
         bed.kill_daemon();
     }
-    let mut bytes = Vec::new();
-    for (from, stream) in streams {
-        let figures = json(&bed.guest(from), "stream give", &stream.wait().unwrap());
-        bytes.push(figures["bytes"].to_string());
-    }
-    drop(takers);
-    kept(1, &format!("{kills} times killed: 4 streams whole, checksums equal ({} bytes)", bytes.join(", ")));
+    let pause = load.finish(&bed);
+    kept(4, &format!("{kills} times killed: 8 streams whole, checksums equal, longest pause {pause} s"));
+    idle_and_reload(&bed);
+    keeper(&bed);
+    second(&bed);
+    replaced(&bed);
     bed.finish();
+}
+
+/// Killed while nothing moves and while a driver comes and goes: every guest answers, and streams again.
+fn idle_and_reload(bed: &Bed) {
+    bed.kill_daemon();
+    let reload = "rmmod vmxnet3 && modprobe vmxnet3 && ip link set eth0 up";
+    let reloading = bed.guest("b").spawn(["sh", "-c", reload]).unwrap();
+    for _ in 0..3 {
+        bed.kill_daemon();
+    }
+    assert!(reloading.wait().unwrap().success());
+    for name in ["a", "b"] {
+        bed.guest(name).sh("true").unwrap();
+    }
+    let taker = take(&bed.guest("b"));
+    json(&bed.guest("a"), "stream give", &give(bed, "a", "b", 2).wait().unwrap());
+    drop(taker);
+}
+
+/// The process that holds descriptors for this lab's daemon.
+fn keeper_pid(bed: &Bed) -> Option<Pid> {
+    let directory = bed.lab().daemon_runtime_dir().display().to_string();
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let words: Vec<&str> = line.split('\0').collect();
+        let ours = words.contains(&"keeper") && words.contains(&directory.as_str());
+        ours.then(|| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))?
+    })
+}
+
+/// The keeper is killed: another one has everything soon, and the next daemon finds it.
+fn keeper(bed: &Bed) {
+    let taker = take(&bed.guest("b"));
+    let stream = give(bed, "a", "b", 6);
+    let before = keeper_pid(bed).expect("a keeper");
+    kill_process(before, Signal::KILL).unwrap();
+    wait_until("another keeper is there", || keeper_pid(bed).is_some_and(|pid| pid != before));
+    std::thread::sleep(Duration::from_millis(500));
+    bed.kill_daemon();
+    json(&bed.guest("a"), "stream give", &stream.wait().unwrap());
+    drop(taker);
+    kept(4, "the keeper was killed, then the daemon: a stream went on, checksums equal");
+}
+
+/// A second daemon in the same place says who runs, and disturbs nobody.
+fn second(bed: &Bed) {
+    let status = bed.lab().status().unwrap().daemon.unwrap();
+    let output = Command::new(vmlane_lab::find_vmlane().unwrap())
+        .arg("daemon")
+        .arg("--config")
+        .arg(&status.config)
+        .arg("--runtime-dir")
+        .arg(&status.runtime_dir)
+        .output()
+        .unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert_eq!(output.status.code(), Some(1), "{said}");
+    assert!(said.contains("another daemon (pid "), "{said}");
+}
+
+/// Another daemon takes the place of the one that runs, under load.
+fn replaced(bed: &Bed) {
+    let load = Load::start(bed, 8);
+    let status = bed.lab().status().unwrap().daemon.unwrap();
+    let before = bed.daemon_pid();
+    let log = std::fs::File::options().append(true).open(&status.log).unwrap();
+    let mut successor = Command::new(vmlane_lab::find_vmlane().unwrap())
+        .args(["daemon", "--replace", "--config"])
+        .arg(&status.config)
+        .arg("--runtime-dir")
+        .arg(&status.runtime_dir)
+        .stdin(Stdio::null())
+        .stdout(Stdio::null())
+        .stderr(log)
+        .spawn()
+        .unwrap();
+    bed.wait_for_another_daemon(before);
+    let pause = load.finish(bed);
+    kept(4, &format!("replaced under 8 streams: all whole, checksums equal, longest pause {pause} s"));
+    // The lab's own supervisor takes over from here.
+    kill_process(Pid::from_child(&successor), Signal::KILL).unwrap();
+    successor.wait().unwrap();
+    wait_until("the lab's daemon is back", || {
+        bed.lab().status().unwrap().daemon.is_some_and(|daemon| daemon.pid.is_some())
+    });
 }
