@@ -10,6 +10,8 @@ use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
 use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
+use vmlane_api::ClientError;
+
 use crate::assembly::{AssemblyError, Daemon, Event};
 use crate::config::{Config, ConfigError};
 use crate::control::{Bounds, ControlServer};
@@ -85,8 +87,9 @@ pub fn run(options: Options) -> Result<(), RunError> {
             Ok(Event::Reload) => reload(&daemon),
             Ok(Event::HandOver) => {
                 tracing::info!("another daemon goes on with everything");
-                // At once and without a goodbye to anybody: what the other one needs is in the store after
-                // every step, and each moment from here on is a gap.
+                // The answer to the one that asks leaves meanwhile; traffic still flows.
+                std::thread::sleep(Duration::from_millis(2));
+                // Without a goodbye to anybody: what the other one needs is in the store after every step.
                 std::process::exit(0);
             }
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
@@ -110,10 +113,14 @@ pub fn run(options: Options) -> Result<(), RunError> {
 fn take_place(paths: &Paths) -> Result<Claim, RunError> {
     if let Ok(client) = vmlane_api::Client::connect(paths.runtime()) {
         let mut client = client.with_timeout(PATIENCE);
-        client.hand_over(vmlane_state::LAYOUT).map_err(|error| RunError::Host {
-            what: "the daemon that runs does not hand over".into(),
-            cause: io::Error::other(error.to_string()),
-        })?;
+        match client.hand_over(vmlane_state::LAYOUT) {
+            Err(error @ ClientError::Refused { .. }) => {
+                let what = "the daemon that runs does not hand over".into();
+                return Err(RunError::Host { what, cause: io::Error::other(error.to_string()) });
+            }
+            // One that does not answer any more may be gone already; the claim shows.
+            Ok(()) | Err(_) => {}
+        }
     }
     let deadline = Instant::now() + PATIENCE;
     loop {

@@ -33,6 +33,9 @@ use machine::Machine;
 /// How long a daemon that died is gone at least.
 const RESTART: Duration = Duration::from_millis(50);
 
+/// How long one that another replaces may be gone.
+const SUCCESSION: Duration = Duration::from_secs(5);
+
 /// What the main thread reacts to.
 pub enum Event {
     GuestUp,
@@ -54,6 +57,8 @@ struct Supervisor {
     plan: Plan,
     machines: Vec<Machine>,
     daemon: Option<Handle>,
+    /// Since when a daemon that ended by itself may have a successor.
+    waits_for_daemon: Option<Instant>,
     sender: Sender<Event>,
     events: Receiver<Event>,
 }
@@ -73,7 +78,7 @@ pub fn run() -> Result<()> {
     watch_signals(&sender)?;
     watch_starter(&sender);
     let machines = plan.spec.guests().into_iter().map(Machine::new).collect();
-    let mut supervisor = Supervisor { plan, machines, daemon: None, sender, events };
+    let mut supervisor = Supervisor { plan, machines, daemon: None, waits_for_daemon: None, sender, events };
     let result = supervisor.live();
     supervisor.tear_down();
     drop(lock);
@@ -314,8 +319,16 @@ impl Supervisor {
                 self.restart_daemon_in(RESTART, !status.success());
             }
             Event::RestartDaemon { died } => {
+                if self.daemon.is_none() && !died && daemon::pid(&self.plan).is_none() {
+                    // One that takes over needs a moment; one that was stopped has no successor.
+                    let waiting = self.waits_for_daemon.get_or_insert_with(Instant::now).elapsed();
+                    if waiting < SUCCESSION {
+                        self.restart_daemon_in(RESTART, false);
+                    }
+                    return true;
+                }
+                self.waits_for_daemon = None;
                 if self.daemon.is_none()
-                    && (died || daemon::pid(&self.plan).is_some())
                     && let Err(error) = self.restart_daemon()
                 {
                     eprintln!("vmlane lab: the daemon cannot be started again: {error:#}");
