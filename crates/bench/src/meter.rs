@@ -57,6 +57,16 @@ impl Meter {
         Meter { opens, closes, opened, closed: None, bytes: 0, transactions: 0, live }
     }
 
+    /// Counts between two borders of the test, where the time does not matter.
+    #[inline]
+    pub fn add(&mut self, bytes: usize, transactions: u64) {
+        self.live.add(bytes as u64, transactions);
+        if self.opened.is_some() && self.closed.is_none() {
+            self.bytes += bytes as u64;
+            self.transactions += transactions;
+        }
+    }
+
     /// Counts what was complete at `now`. Whatever ends the warm-up began within it: it opens the
     /// window and is not counted; whatever is under way at the closing time closes it and is. True if it was
     /// counted.

@@ -1,6 +1,6 @@
 //! The threads of one test: a session each, all let go at the same moment, all gone when it is dropped.
 
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
@@ -29,7 +29,15 @@ pub struct Cue {
     pub spec: Arc<Spec>,
     live: Arc<Live>,
     stop: Arc<AtomicBool>,
+    dial: Arc<AtomicU8>,
 }
+
+/// Borders that a test passes: the window opens, it closes, senders stop. From the last on, or without a thread
+/// that turns the dial, sessions look at the clock themselves.
+const BORDERS: u8 = 3;
+
+/// Which border a session saw last; it begins with none.
+pub struct Seen(Option<u8>);
 
 /// A session still at work this long after its time is given up: a peer may send a byte now and then
 /// for ever.
@@ -47,6 +55,22 @@ impl Cue {
     /// When senders stop.
     pub fn finishes(&self) -> Instant {
         self.ends() + self.spec.cooldown()
+    }
+
+    pub fn nothing_seen(&self) -> Seen {
+        Seen(None)
+    }
+
+    /// Whether a border was passed since the last call, so that the clock matters. A look at the clock for
+    /// every message would cost an emulated guest more than to send it.
+    #[inline]
+    pub fn must_look(&self, seen: &mut Seen) -> bool {
+        let dial = self.dial.load(Ordering::Relaxed);
+        if seen.0 == Some(dial) && dial < BORDERS {
+            return false;
+        }
+        seen.0 = Some(dial);
+        true
     }
 
     pub fn is_overdue(&self, now: Instant) -> bool {
@@ -104,6 +128,9 @@ pub struct Team {
     conns: Vec<Arc<Conn>>,
     live: Vec<Arc<Live>>,
     threads: Vec<JoinHandle<Result<Session, Error>>>,
+    spec: Arc<Spec>,
+    dial: Arc<AtomicU8>,
+    clock: Mutex<Option<JoinHandle<()>>>,
 }
 
 impl Team {
@@ -115,12 +142,21 @@ impl Team {
     ) -> Result<Team, Error> {
         let work = Arc::new(work);
         let live = (0..spec.sessions).map(|_| Arc::default()).collect();
-        let mut team = Team { gate: Arc::default(), stop: Arc::default(), conns, live, threads: Vec::new() };
+        let mut team = Team {
+            gate: Arc::default(),
+            stop: Arc::default(),
+            conns,
+            live,
+            threads: Vec::new(),
+            spec: spec.clone(),
+            dial: Arc::default(),
+            clock: Mutex::default(),
+        };
         for session in 0..spec.sessions as usize {
             let (work, gate, stop, spec) = (work.clone(), team.gate.clone(), team.stop.clone(), spec.clone());
-            let live = team.live[session].clone();
+            let (live, dial) = (team.live[session].clone(), team.dial.clone());
             let body = move || match gate.wait() {
-                Some(start) => work(session, &Cue { start, spec, live, stop }),
+                Some(start) => work(session, &Cue { start, spec, live, stop, dial }),
                 None => Ok(Session::default()),
             };
             let thread = std::thread::Builder::new()
@@ -135,8 +171,43 @@ impl Team {
     /// Lets them go; when that was.
     pub fn go(&self) -> Instant {
         let start = Instant::now();
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = self.turn_dial(start);
         self.gate.set(GateState::Open(start));
         start
+    }
+
+    /// A thread that turns the dial at each border and then ends. Without one, every look is at the clock.
+    fn turn_dial(&self, start: Instant) -> Option<JoinHandle<()>> {
+        let opens = start + self.spec.warmup();
+        let ends = opens + self.spec.length();
+        let borders = [opens, ends, ends + self.spec.cooldown()];
+        let (dial, stop) = (self.dial.clone(), self.stop.clone());
+        let turn = move || {
+            for border in borders {
+                while !stop.load(Ordering::Relaxed) {
+                    let left = border.saturating_duration_since(Instant::now());
+                    if left.is_zero() {
+                        break;
+                    }
+                    std::thread::park_timeout(left);
+                }
+                dial.fetch_add(1, Ordering::Relaxed);
+            }
+        };
+        let clock = std::thread::Builder::new().name("clock".into()).spawn(turn);
+        if clock.is_err() {
+            self.dial.store(BORDERS, Ordering::Relaxed);
+        }
+        clock.ok()
+    }
+
+    /// Lets the clock's thread go; not before the sessions are home.
+    fn dismiss_clock(&self) {
+        self.stop();
+        if let Some(clock) = self.clock.lock().unwrap_or_else(PoisonError::into_inner).take() {
+            clock.thread().unpark();
+            let _ = clock.join(); // it has no result
+        }
     }
 
     /// Bytes and transactions of all sessions so far.
@@ -181,6 +252,7 @@ impl Drop for Team {
         for thread in self.threads.drain(..) {
             let _ = thread.join(); // its result interests nobody any more
         }
+        self.dismiss_clock();
     }
 }
 

@@ -17,9 +17,17 @@ pub fn send(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let mut meter = cue.meter();
     let mut pace = Pace::new(cue.start, cue.spec.rate_bps);
     let finishes = cue.finishes();
+    let mut seen = cue.nothing_seen();
     loop {
         pace.wait(message.len(), finishes);
         conn.write_all(&message)?;
+        if !cue.must_look(&mut seen) {
+            meter.add(message.len(), 0);
+            if cue.is_stopped() {
+                break;
+            }
+            continue;
+        }
         let now = Instant::now();
         meter.count(now, message.len(), 0);
         if now >= finishes || cue.is_stopped() {
@@ -33,8 +41,13 @@ pub fn send(conn: &Conn, cue: &Cue) -> io::Result<Session> {
 pub fn receive(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let mut buffer = vec![0; cue.spec.receive_bytes as usize];
     let mut meter = cue.meter();
+    let mut seen = cue.nothing_seen();
     loop {
         let count = conn.read(&mut buffer)?;
+        if count > 0 && !cue.must_look(&mut seen) {
+            meter.add(count, 0);
+            continue;
+        }
         let now = Instant::now();
         if count == 0 {
             return Ok(Session { tally: meter.close(now), ..Session::default() });
