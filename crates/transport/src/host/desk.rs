@@ -35,6 +35,11 @@ const RETRY: Duration = Duration::from_millis(100);
 const BELL: Token = 0;
 const FIRST_TOKEN: Token = 1;
 
+/// A number that is another one at every start.
+fn moment() -> u32 {
+    std::time::SystemTime::UNIX_EPOCH.elapsed().map_or(0, |time| time.subsec_nanos())
+}
+
 /// A listening socket.
 struct Door {
     socket: OwnedFd,
@@ -94,8 +99,9 @@ impl Desk {
             deadlines: BTreeMap::new(),
             ready: VecDeque::new(),
             next_token: FIRST_TOKEN,
-            // Firecracker's clients expect numbers from 2^30 on; anything free will do.
-            next_port: 1 << 30,
+            // From 2^30 on as Firecracker's, but not where a predecessor began: guests may still hold
+            // their ends of its connections.
+            next_port: (1 << 30) + moment() % (1 << 29),
             retry: false,
             buffer: vec![0; 128 << 10],
         };
