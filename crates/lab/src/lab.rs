@@ -42,7 +42,13 @@ impl Lab {
     pub fn up_with(spec: &LabSpec, vmlane: &Path, progress: &dyn Fn(&str)) -> Result<Self> {
         spec.check()?;
         let dir = dirs::lab(&spec.name)?;
-        let assets = setup::ensure(&spec.kernels_used(), &Progress(progress))?;
+        let mut assets = setup::ensure(&spec.kernels_used(), &Progress(progress))?;
+        match spec.accelerator.as_deref() {
+            None => {}
+            Some("kvm") => assets.accel = setup::Accel::Kvm,
+            Some("tcg") => assets.accel = setup::Accel::Tcg,
+            Some(other) => bail!("accelerator {other:?}: choose from kvm, tcg"),
+        }
         make_dir(&dir, &spec.name)?;
         let plan = Plan { spec: spec.clone(), assets, vmlane: vmlane.to_owned(), dir: dir.clone() };
         let log = fs::File::create(dir.join("supervisor.log"))?;

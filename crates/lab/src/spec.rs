@@ -13,8 +13,8 @@ use crate::setup::KERNELS;
 /// The kernel of guests when nobody says otherwise.
 pub const DEFAULT_KERNEL: &str = "6.12";
 
-/// Guests are named by letters.
-pub const MOST_GUESTS: usize = 26;
+/// Guests are named by letters: a to z, aa, ab ... Their addresses end at 253.
+pub const MOST_GUESTS: usize = 128;
 
 /// A lab to be. `LabSpec::new(name)` has the defaults; set the fields that matter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -38,6 +38,9 @@ pub struct LabSpec {
     pub append: String,
     /// How long all guests together may take to boot.
     pub boot_seconds: u64,
+    /// `kvm` or `tcg`; none leaves the choice to the set-up.
+    #[serde(default)]
+    pub accelerator: Option<String>,
 }
 
 /// `GUEST:PORT=GUEST:PORT`: the first guest's connects to {CID 2, port} reach the second.
@@ -89,6 +92,7 @@ impl LabSpec {
             daemon_config: None,
             append: String::new(),
             boot_seconds: 180,
+            accelerator: None,
         }
     }
 
@@ -155,7 +159,7 @@ impl LabSpec {
             .map(|index| {
                 let number = index as u32 + 1;
                 GuestSpec {
-                    name: char::from(b'a' + index as u8).to_string(),
+                    name: guest_name(index),
                     number,
                     kernel: pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into()),
                     group: pick(&self.groups, index),
@@ -173,6 +177,12 @@ impl LabSpec {
         kernels.dedup();
         kernels
     }
+}
+
+/// `a` to `z`, then `aa`, `ab` ...
+fn guest_name(index: usize) -> String {
+    let letter = char::from(b'a' + (index % 26) as u8);
+    if index < 26 { letter.to_string() } else { format!("{}{letter}", guest_name(index / 26 - 1)) }
 }
 
 fn pick(list: &[String], index: usize) -> Option<String> {
@@ -242,6 +252,17 @@ mod tests {
         assert_eq!(guests[1].nics[0].ipv6, "fd77::2/64");
         assert_eq!(guests[1].nics[1].ipv4, "10.78.0.2/24");
         assert_ne!(guests[0].nics[0].mac, guests[1].nics[0].mac);
+    }
+
+    #[test]
+    fn names_go_on_after_z() {
+        let name = |index| guest_name(index);
+        assert_eq!([0, 25, 26, 27, 51, 52].map(name), ["a", "z", "aa", "ab", "az", "ba"]);
+        let spec = LabSpec { guests: MOST_GUESTS, ..LabSpec::new("t") };
+        let mut names: Vec<String> = spec.guests().into_iter().map(|guest| guest.name).collect();
+        names.sort();
+        names.dedup();
+        assert_eq!(names.len(), MOST_GUESTS);
     }
 
     #[test]

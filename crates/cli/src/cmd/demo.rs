@@ -1,14 +1,15 @@
-//! `vmlane demo`: two VMs, VMCI sockets against TCP, a table and a report.
+//! `vmlane demo`: two VMs, VMCI sockets against TCP, a table and a report. An experiment like others, whose plan
+//! is built in.
 
-use std::collections::BTreeSet;
-use std::io::{IsTerminal, Write};
 use std::path::PathBuf;
 use std::process::ExitCode;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use anyhow::Result;
-use vmlane_lab::experiment::{self, News, Runner, Step, Summary, Sweep, Writer, rows, table};
-use vmlane_lab::{Lab, report, stop};
+use vmlane_lab::experiment::{self, Runner, Summary, Writer, rows, table};
+use vmlane_lab::{report, stop};
+
+use super::progress::{Screen, minutes};
 
 const EXAMPLES: &str = "\
 Examples:
@@ -43,23 +44,18 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let begin = Instant::now();
-        let mut sweep = if self.full { Sweep::full() } else { Sweep::quick() };
-        sweep.runs = self.runs.unwrap_or(sweep.runs);
+        let mut plan = experiment::demo(self.full);
+        plan.runs = self.runs.unwrap_or(plan.runs);
+        // A demo starts anew each time; an experiment goes on.
         let mut file = Writer::create(&self.out)?;
-        // Several demos of one user do not meet.
-        let spec = experiment::lab_spec(&format!("demo-{}", std::process::id()), &sweep);
         let program = std::env::current_exe()?;
-        let lab = Lab::up_with(&spec, &program, &|line| eprintln!("demo: {line}"))?;
-        // Until here Ctrl-C just ends this process, and the lab goes down with it; from here on it
-        // lets the report be written.
-        let stop = stop::on_signals()?;
-        let setup = experiment::setup(&lab.status()?, &spec, &sweep, &program);
-        let mut screen = Screen::new();
-        let rows =
-            Runner::new(&lab, &sweep, setup, stop.flag())?.run(&mut file, &mut |news| screen.show(news))?;
+        // Several demos of one user do not meet.
+        let name = format!("demo-{}", std::process::id());
+        let (stop, mut screen) = (stop::on_signals()?, Screen::new("demo"));
+        eprintln!("demo: booting two VMs");
+        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
+        let rows = runner.run(&mut file, &[], &mut |news| screen.show(news))?;
         screen.clear();
-        eprintln!("demo: taking the VMs down");
-        lab.down()?;
         let failed = rows.iter().filter(|row| row.failed.is_some()).count();
         if !rows.is_empty() {
             let report = report::draw(&self.out)?;
@@ -81,90 +77,5 @@ impl Args {
             return Ok(ExitCode::from(code));
         }
         Ok(ExitCode::from(u8::from(!experiment::summary::is_sound(&rows))))
-    }
-}
-
-/// `4:07`.
-fn minutes(time: Duration) -> String {
-    let seconds = time.as_secs();
-    format!("{}:{:02}", seconds / 60, seconds % 60)
-}
-
-/// Progress on standard error: a line for every combination, and on a terminal one that is
-/// overwritten for the run under way.
-struct Screen {
-    terminal: bool,
-    headed: bool,
-    /// After the line of the combination: how far, and how long still.
-    place: String,
-    /// Failures that were told: a device that is given up fails the same way many times.
-    said: BTreeSet<String>,
-}
-
-impl Screen {
-    fn new() -> Screen {
-        let terminal = std::io::stderr().is_terminal();
-        Screen { terminal, headed: false, place: String::new(), said: BTreeSet::new() }
-    }
-
-    fn show(&mut self, news: &News<'_>) {
-        match news {
-            News::Starts { step, number, of, left } => {
-                let left = left.map_or(String::new(), |left| format!(", {} left", minutes(left)));
-                self.place = format!("[{number}/{of}{left}]");
-                if self.terminal {
-                    eprint!("\r\x1b[K{} {}", self.place, describe(step));
-                    let _ = std::io::stderr().flush();
-                }
-            }
-            News::Ended(row) => {
-                let line = row.failed.as_ref().map(|why| format!("demo: {} failed: {why}", row.device));
-                if let Some(line) = line.filter(|line| self.said.insert(line.clone())) {
-                    self.clear();
-                    eprintln!("{line}");
-                }
-            }
-            News::Combination(rows) => {
-                self.clear();
-                let summary = Summary::of(rows);
-                let others: Vec<&str> = summary.others().collect();
-                if !std::mem::replace(&mut self.headed, true) {
-                    eprintln!("{}", table::heading(&others));
-                }
-                if let Some(row) = rows.first() {
-                    let key = experiment::summary::Key::of(row);
-                    eprintln!("{}  {}", table::combination(&summary, &key, &others), self.place);
-                }
-            }
-        }
-    }
-
-    fn clear(&self) {
-        if self.terminal {
-            eprint!("\r\x1b[K");
-        }
-    }
-}
-
-fn describe(step: &Step) -> String {
-    let case = &step.case;
-    let (test, size) = (case.test.name(), table::size(case.message_bytes));
-    format!("{}: {test} {size}, sessions {}, run {}", case.device, case.sessions, step.run)
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn times_are_minutes_and_seconds() {
-        assert_eq!(minutes(Duration::from_secs(247)), "4:07");
-        assert_eq!(minutes(Duration::from_millis(900)), "0:00");
-    }
-
-    #[test]
-    fn the_run_under_way_is_named() {
-        let steps = Sweep::quick().steps();
-        assert_eq!(describe(&steps[1]), "vmxnet3: stream 512, sessions 1, run 1");
     }
 }

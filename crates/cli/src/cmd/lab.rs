@@ -8,6 +8,8 @@ use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
 use vmlane_lab::{Device, Forward, Lab, LabSpec, agent, child, supervisor};
 
+#[path = "lab_run.rs"]
+mod run;
 #[path = "lab_show.rs"]
 mod show;
 
@@ -54,7 +56,11 @@ enum Command {
     #[command(
         after_help = "Examples:\n  vmlane lab cp demo ./tool b:/usr/bin/\n  vmlane lab cp demo a:/var/log/x ./x"
     )]
-    Cp { lab: String, source: String, target: String },
+    Cp {
+        lab: String,
+        source: String,
+        target: String,
+    },
     /// Print what a guest's console, the daemon or the supervisor said
     Logs {
         lab: String,
@@ -76,7 +82,10 @@ enum Command {
         json: bool,
     },
     /// Kill a guest's QEMU at once
-    Kill { lab: String, guest: String },
+    Kill {
+        lab: String,
+        guest: String,
+    },
     /// Boot a guest again that was killed; it keeps its CID and addresses
     Start {
         lab: String,
@@ -110,9 +119,12 @@ enum Command {
         #[arg(long)]
         all: bool,
     },
-    /// Draw DIR/report.html again from DIR/results.jsonl
+    Run(run::Args),
+    /// Draw DIR/report.html and DIR/figures again from DIR/results.jsonl
     #[command(after_help = "Example:\n  vmlane lab draw out/demo")]
-    Draw { dir: PathBuf },
+    Draw {
+        dir: PathBuf,
+    },
     /// The agent, in a guest
     #[command(hide = true)]
     Agent,
@@ -204,6 +216,7 @@ impl Args {
                 println!("{}", Lab::open(&lab)?.guest(&guest).qmp(&command, arguments)?);
             }
             Command::Down { lab, all } => down(lab, all)?,
+            Command::Run(run) => return run.run(),
             Command::Draw { dir } => println!("{}", vmlane_lab::report::draw(&dir)?.display()),
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,

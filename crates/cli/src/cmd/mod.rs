@@ -11,6 +11,7 @@ pub mod lab;
 pub mod listen;
 mod pipe;
 pub mod ports;
+pub mod progress;
 pub mod qemu_args;
 pub mod reload;
 pub mod run;

@@ -1,33 +1,53 @@
 //! What the host is, and what its processes use.
 
+use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
 use std::time::{SystemTime, UNIX_EPOCH};
 
 /// CPU seconds of the processes that serve the guests, and of the whole machine, at one moment.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub struct Cpu {
-    served: f64,
+    served: Vec<(String, f64)>,
     machine: f64,
+}
+
+/// CPU seconds between two moments.
+#[derive(Clone, Debug, Default, PartialEq)]
+pub struct Used {
+    /// By name: `daemon`, and the guests' QEMUs.
+    pub served: BTreeMap<String, f64>,
+    pub other: f64,
+}
+
+impl Used {
+    pub fn total(&self) -> f64 {
+        round(self.served.values().sum())
+    }
 }
 
 impl Cpu {
     /// None when one of them is gone, or /proc does not say.
-    pub fn sample(pids: &[u32]) -> Option<Cpu> {
+    pub fn sample(processes: &[(String, u32)]) -> Option<Cpu> {
         let read = |path: String| std::fs::read_to_string(path).ok();
-        let mut served = 0;
-        for pid in pids {
-            served += process_ticks(&read(format!("/proc/{pid}/stat"))?)?;
-        }
-        let machine = machine_ticks(&read("/proc/stat".into())?)?;
         let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
-        Some(Cpu { served: seconds(served), machine: seconds(machine) })
+        let mut served = Vec::new();
+        for (name, pid) in processes {
+            served.push((name.clone(), seconds(process_ticks(&read(format!("/proc/{pid}/stat"))?)?)));
+        }
+        Some(Cpu { served, machine: seconds(machine_ticks(&read("/proc/stat".into())?)?) })
     }
 
-    /// CPU seconds since `before`: of the processes, and of everything else.
-    pub fn since(self, before: Cpu) -> (f64, f64) {
-        let served = (self.served - before.served).max(0.0);
-        (round(served), round((self.machine - before.machine - served).max(0.0)))
+    /// CPU seconds since `before`: of each process, and of everything else.
+    pub fn since(&self, before: &Cpu) -> Used {
+        let earlier = |name: &str| before.served.iter().find(|(n, _)| n == name).map_or(0.0, |(_, s)| *s);
+        let served: BTreeMap<String, f64> = self
+            .served
+            .iter()
+            .map(|(name, seconds)| (name.clone(), round((seconds - earlier(name)).max(0.0))))
+            .collect();
+        let all: f64 = served.values().sum();
+        Used { served, other: round((self.machine - before.machine - all).max(0.0)) }
     }
 }
 
@@ -134,10 +154,13 @@ mod tests {
 
     #[test]
     fn the_rest_is_what_the_served_did_not_use() {
-        let (before, after) = (Cpu { served: 1.0, machine: 10.0 }, Cpu { served: 2.5, machine: 12.0 });
-        assert_eq!(after.since(before), (1.5, 0.5));
-        assert!(Cpu::sample(&[std::process::id()]).is_some());
-        assert!(Cpu::sample(&[u32::MAX]).is_none());
+        let at =
+            |daemon, a, machine| Cpu { served: vec![("daemon".into(), daemon), ("a".into(), a)], machine };
+        let used = at(2.5, 1.0, 12.0).since(&at(1.0, 0.5, 9.5));
+        assert_eq!((used.total(), used.other), (2.0, 0.5));
+        assert_eq!((used.served["daemon"], used.served["a"]), (1.5, 0.5));
+        assert!(Cpu::sample(&[("x".into(), std::process::id())]).is_some());
+        assert!(Cpu::sample(&[("x".into(), u32::MAX)]).is_none());
     }
 
     #[test]

@@ -1,198 +1,369 @@
-//! Which runs a sweep makes, and in which order.
+//! A plan: what an experiment varies, how often it measures, and what is drawn of it.
 //!
-//! The devices take turns within every combination of the other factors, and every second round goes
-//! backwards: what changes slowly on the host (its clock, its other work) then meets all of them alike
-//! and cannot be mistaken for a difference between them.
+//! `[matrix]` is crossed; each `[[case]]` is crossed for itself, on top of what `[fixed]` says. The
+//! text of the plan travels in the rows, so that drawing needs nothing else.
 
-use vmlane_bench::Test;
+use std::collections::BTreeMap;
 
-use crate::Device;
-use crate::device::{Backend, NicModel, Vmxnet3};
+use anyhow::{Result, bail};
+use serde::Deserialize;
+use toml::{Spanned, Value};
 
-const KIB: u64 = 1 << 10;
+use super::factors::{Factors, NAMES};
 
-/// The factors of a sweep.
+/// No plan makes more runs than this.
+const MOST_RUNS: usize = 100_000;
+const LONGEST: f64 = 3600.0;
+
+/// A plan, checked.
 #[derive(Clone, Debug)]
-pub struct Sweep {
-    pub name: &'static str,
-    pub devices: Vec<Device>,
-    pub messages: Vec<u64>,
-    pub buffers: Vec<u64>,
-    pub sessions: Vec<u32>,
-    /// Whether round trips of one byte are measured, too.
-    pub round_trips: bool,
-    /// How often each combination is measured with each device.
+pub struct Plan {
+    pub name: String,
+    pub title: String,
+    /// The paper that the experiment repeats, as it is cited.
+    pub paper: Option<String>,
+    /// What the reader must know, a paragraph each.
+    pub notes: Vec<String>,
+    pub statistic: Statistic,
+    /// How often each combination is measured.
     pub runs: u32,
     pub seconds: f64,
     pub warmup: f64,
+    /// Milliseconds between the first and the last session's start that a run may have.
+    pub max_skew_ms: f64,
+    /// The combinations, each once, in the plan's order.
+    pub combinations: Vec<Factors>,
+    /// The factors that the plan names.
+    pub named: Vec<&'static str>,
+    pub figures: Vec<Figure>,
+    pub claims: Vec<Claim>,
+    /// The text, and whether its `[quick]` part counted.
+    pub source: String,
+    pub quick: bool,
 }
 
-/// What one run measures.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Case {
-    pub device: Device,
-    pub test: Test,
-    pub message_bytes: u64,
-    /// None leaves the kernel's default.
-    pub send_buffer: Option<u64>,
-    pub sessions: u32,
+/// How repeats become one number.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Statistic {
+    #[default]
+    Median,
+    Mean,
 }
 
-/// One run of the sweep.
-#[derive(Clone, Debug, PartialEq)]
-pub struct Step {
-    /// Steps of one combination follow each other and differ in device and run only.
-    pub combination: usize,
-    /// From 1.
-    pub run: u32,
-    pub case: Case,
+/// Factors and the values that count.
+pub type Filter = BTreeMap<String, OneOrMany>;
+
+/// `5` and `[1, 5]`.
+#[derive(Clone, Debug, PartialEq, Deserialize)]
+#[serde(untagged)]
+pub enum OneOrMany {
+    Many(Vec<Value>),
+    One(Value),
 }
 
-impl Sweep {
-    /// Some minutes: short runs, to see the shape.
-    pub fn quick() -> Sweep {
-        let nic = |model| Device::QemuNic { model, backend: Backend::Stream };
-        Sweep {
-            name: "quick",
-            devices: vec![
-                Device::Vmci,
-                Device::Vmxnet3(Vmxnet3::default()),
-                nic(NicModel::VirtioNet),
-                nic(NicModel::Vmxnet3),
-                nic(NicModel::E1000),
-            ],
-            messages: vec![512, 4 * KIB, 64 * KIB],
-            buffers: vec![64 * KIB, 256 * KIB],
-            sessions: vec![1, 5],
-            round_trips: true,
-            runs: 2,
-            seconds: 1.5,
-            warmup: 0.3,
+/// One figure.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Figure {
+    pub title: String,
+    #[serde(default)]
+    pub caption: String,
+    #[serde(default)]
+    pub kind: Kind,
+    #[serde(default)]
+    pub value: Measure,
+    /// The factor along the x axis.
+    pub x: String,
+    /// The factors that a legend entry stands for.
+    #[serde(default)]
+    pub series: Vec<String>,
+    /// A factor with a panel for each of its values, all on one scale.
+    pub panels: Option<String>,
+    /// Which rows count.
+    #[serde(default)]
+    pub only: Filter,
+    /// For ratios: what every value is divided by.
+    #[serde(default)]
+    pub over: Filter,
+    /// Powers of ten along the y axis.
+    #[serde(default)]
+    pub log: bool,
+}
+
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Kind {
+    #[default]
+    Bars,
+    Lines,
+    Ratio,
+}
+
+/// What a figure shows of a row.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Deserialize)]
+#[serde(rename_all = "kebab-case")]
+pub enum Measure {
+    /// Throughput, or transactions a second.
+    #[default]
+    Result,
+    /// Microseconds in which half of the round trips were back.
+    RttP50,
+    RttP99,
+    /// CPU seconds of daemon and QEMUs for a gigabyte, or for a thousand transactions.
+    Cpu,
+}
+
+/// What the paper says, and what here speaks for or against it.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Claim {
+    pub said: String,
+    #[serde(default)]
+    pub value: Measure,
+    /// What is measured, and what it is divided by; without `over` the value itself is shown.
+    #[serde(default)]
+    pub of: Filter,
+    #[serde(default)]
+    pub over: Filter,
+    /// What to make of it.
+    #[serde(default)]
+    pub remark: String,
+}
+
+type Table = BTreeMap<String, Spanned<Value>>;
+
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Raw {
+    name: String,
+    title: String,
+    paper: Option<String>,
+    #[serde(default)]
+    notes: Vec<String>,
+    #[serde(default)]
+    statistic: Statistic,
+    runs: Spanned<i64>,
+    seconds: Spanned<f64>,
+    warmup: Option<Spanned<f64>>,
+    max_skew_ms: Option<Spanned<f64>>,
+    #[serde(default)]
+    fixed: Table,
+    #[serde(default)]
+    matrix: Table,
+    #[serde(default)]
+    case: Vec<Table>,
+    quick: Option<Quick>,
+    #[serde(default)]
+    figure: Vec<Figure>,
+    #[serde(default)]
+    claim: Vec<Claim>,
+}
+
+/// What is otherwise in a thin slice: `keep` leaves of each factor only these values.
+#[derive(Deserialize)]
+#[serde(deny_unknown_fields)]
+struct Quick {
+    runs: Option<Spanned<i64>>,
+    seconds: Option<Spanned<f64>>,
+    warmup: Option<Spanned<f64>>,
+    #[serde(default)]
+    keep: Table,
+}
+
+impl Plan {
+    /// Reads a plan; `quick` takes its thin slice.
+    ///
+    /// # Errors
+    /// Name the line and the key.
+    pub fn parse(source: &str, quick: bool) -> Result<Plan> {
+        let raw: Raw = toml::from_str(source).map_err(|error| {
+            let line = error.span().map_or(1, |span| line_of(source, span.start));
+            anyhow::anyhow!("line {line}: {}", error.message())
+        })?;
+        let reader = Reader { source };
+        let slice = raw.quick.as_ref().filter(|_| quick);
+        let mut plan = Plan {
+            runs: reader.runs(slice.and_then(|q| q.runs.as_ref()).unwrap_or(&raw.runs))?,
+            seconds: reader.time(
+                "seconds",
+                slice.and_then(|q| q.seconds.as_ref()).or(Some(&raw.seconds)),
+                0.0,
+            )?,
+            warmup: reader.time(
+                "warmup",
+                slice.and_then(|q| q.warmup.as_ref()).or(raw.warmup.as_ref()),
+                0.3,
+            )?,
+            max_skew_ms: reader.time("max_skew_ms", raw.max_skew_ms.as_ref(), 50.0)?,
+            combinations: Vec::new(),
+            named: reader.named(&raw)?,
+            name: raw.name,
+            title: raw.title,
+            paper: raw.paper,
+            notes: raw.notes,
+            statistic: raw.statistic,
+            figures: raw.figure,
+            claims: raw.claim,
+            source: source.to_owned(),
+            quick,
+        };
+        if plan.seconds <= 0.0 {
+            bail!("line {}: seconds = 0: a run needs some time", line_of(source, raw.seconds.span().start));
         }
+        let cases: Vec<&Table> =
+            if raw.case.is_empty() { vec![&raw.matrix] } else { raw.case.iter().collect() };
+        for case in cases {
+            let tables = [&raw.fixed, &raw.matrix, case];
+            reader.cross(&tables, &mut plan.combinations)?;
+        }
+        if let Some(slice) = slice {
+            let keep: BTreeMap<&str, Vec<String>> =
+                slice.keep.iter().map(|(name, values)| (name.as_str(), texts(values.get_ref()))).collect();
+            let kept =
+                |factors: &Factors| keep.iter().all(|(name, values)| values.contains(&factors.text(name)));
+            plan.combinations.retain(kept);
+        }
+        if plan.combinations.is_empty() {
+            bail!("the plan has no runs: give [matrix] or [[case]] factors, and let [quick] keep some");
+        }
+        if plan.combinations.len().saturating_mul(plan.runs as usize) > MOST_RUNS {
+            bail!(
+                "the plan makes {} runs, and {MOST_RUNS} are the most",
+                plan.combinations.len() * plan.runs as usize
+            );
+        }
+        plan.check_drawing()?;
+        Ok(plan)
     }
 
-    /// Numbers to quote: more sizes, three runs of ten seconds.
-    pub fn full() -> Sweep {
-        Sweep {
-            name: "full",
-            messages: (0..10).map(|shift| 512 << shift).collect(),
-            runs: 3,
-            seconds: 10.0,
-            warmup: 1.0,
-            ..Sweep::quick()
-        }
-    }
-
-    /// Every run, in order.
-    pub fn steps(&self) -> Vec<Step> {
-        let mut steps = Vec::new();
-        for (combination, (test, sessions, send_buffer, message_bytes)) in
-            self.combinations().into_iter().enumerate()
-        {
-            // Nobody is always first after a pause.
-            let mut devices = self.devices.clone();
-            devices.rotate_left(combination % self.devices.len().max(1));
-            for run in 1..=self.runs {
-                for device in devices.iter().cloned() {
-                    let case = Case { device, test, message_bytes, send_buffer, sessions };
-                    steps.push(Step { combination, run, case });
-                }
-                devices.reverse();
+    /// Figures and claims may only speak of factors that there are.
+    fn check_drawing(&self) -> Result<()> {
+        let figures = self.figures.iter().flat_map(|f| {
+            let filters = f.only.keys().chain(f.over.keys());
+            std::iter::once(&f.x).chain(&f.series).chain(&f.panels).chain(filters)
+        });
+        let claims = self.claims.iter().flat_map(|c| c.of.keys().chain(c.over.keys()));
+        for name in figures.chain(claims) {
+            if !NAMES.contains(&name.as_str()) {
+                let line =
+                    self.source.lines().position(|line| line.contains(name.as_str())).map_or(1, |at| at + 1);
+                bail!("line {line}: {name:?} is no factor; there are {}", NAMES.join(", "));
             }
         }
-        steps
-    }
-
-    fn combinations(&self) -> Vec<(Test, u32, Option<u64>, u64)> {
-        let mut list = Vec::new();
-        for &sessions in &self.sessions {
-            for &buffer in &self.buffers {
-                list.extend(self.messages.iter().map(|&size| (Test::Stream, sessions, Some(buffer), size)));
-            }
-        }
-        if self.round_trips {
-            list.push((Test::Rr, 1, None, 1));
-        }
-        list
+        Ok(())
     }
 }
 
-impl Case {
-    /// The command of the client in guest a; `to` is the address of the server in guest b.
-    pub fn client(&self, to: &str, sweep: &Sweep) -> Vec<String> {
-        let mut argv: Vec<String> =
-            ["vmlane", "bench", self.test.name(), "--json", "--to", to].map(str::to_owned).to_vec();
-        let mut add = |option: &str, value: String| argv.extend([option.to_owned(), value]);
-        add("-l", sweep.seconds.to_string());
-        add("--warmup", sweep.warmup.to_string());
-        add("-n", self.sessions.to_string());
-        if self.test.is_transactional() {
-            add("-r", format!("{0},{0}", self.message_bytes));
-        } else {
-            add("-m", self.message_bytes.to_string());
+/// The line of a byte, from 1.
+fn line_of(source: &str, at: usize) -> usize {
+    source.bytes().take(at).filter(|byte| *byte == b'\n').count() + 1
+}
+
+/// A value or a list of them, as texts.
+fn texts(value: &Value) -> Vec<String> {
+    match value {
+        Value::Array(list) => list.iter().flat_map(texts).collect(),
+        Value::String(text) => vec![text.clone()],
+        other => vec![other.to_string()],
+    }
+}
+
+impl OneOrMany {
+    pub fn texts(&self) -> Vec<String> {
+        match self {
+            OneOrMany::Many(list) => list.iter().flat_map(texts).collect(),
+            OneOrMany::One(value) => texts(value),
         }
-        if let Some(bytes) = self.send_buffer {
-            add("-s", bytes.to_string());
-            add("-S", bytes.to_string());
+    }
+}
+
+struct Reader<'t> {
+    source: &'t str,
+}
+
+impl Reader<'_> {
+    fn line<T>(&self, value: &Spanned<T>) -> usize {
+        line_of(self.source, value.span().start)
+    }
+
+    fn runs(&self, value: &Spanned<i64>) -> Result<u32> {
+        match u32::try_from(*value.get_ref()) {
+            Ok(runs) if (1..=1000).contains(&runs) => Ok(runs),
+            _ => bail!("line {}: runs = {}: from 1 to 1000", self.line(value), value.get_ref()),
         }
-        argv
+    }
+
+    fn time(&self, key: &str, value: Option<&Spanned<f64>>, default: f64) -> Result<f64> {
+        let Some(value) = value else { return Ok(default) };
+        let time = *value.get_ref();
+        // `contains` is false for NaN.
+        if !(0.0..=LONGEST * 1000.0).contains(&time) || (key != "max_skew_ms" && time > LONGEST) {
+            bail!("line {}: {key} = {time}: from 0 to {LONGEST} s", self.line(value));
+        }
+        Ok(time)
+    }
+
+    /// The factors of the plan, in their own order.
+    fn named(&self, raw: &Raw) -> Result<Vec<&'static str>> {
+        let tables = [&raw.fixed, &raw.matrix].into_iter().chain(&raw.case);
+        let quick = raw.quick.as_ref().map(|quick| &quick.keep);
+        for (name, value) in tables.clone().chain(quick).flatten() {
+            if !NAMES.contains(&name.as_str()) {
+                let line = self.line(value);
+                bail!("line {line}: {name} is no factor; there are {}", NAMES.join(", "));
+            }
+        }
+        let named = |name: &&&str| tables.clone().any(|table| table.contains_key(**name));
+        Ok(NAMES.iter().filter(named).copied().collect())
+    }
+
+    /// Every combination of the tables' values; a later table's values replace an earlier one's.
+    fn cross(&self, tables: &[&Table], into: &mut Vec<Factors>) -> Result<()> {
+        let lists: Vec<(&'static str, usize, Vec<String>)> = NAMES
+            .into_iter()
+            .filter_map(|name| {
+                let value = tables.iter().rev().find_map(|table| table.get(name))?;
+                Some((name, self.line(value), texts(value.get_ref())))
+            })
+            .collect();
+        if let Some((name, line, _)) = lists.iter().find(|(.., values)| values.is_empty()) {
+            bail!("line {line}: {name} has no value");
+        }
+        let count = lists.iter().try_fold(1_usize, |count, (.., values)| count.checked_mul(values.len()));
+        if count.is_none_or(|count| count > MOST_RUNS) {
+            bail!(
+                "line {}: the factors make more than {MOST_RUNS} combinations",
+                lists.first().map_or(1, |l| l.1)
+            );
+        }
+        for number in 0..count.unwrap_or(0) {
+            let (mut factors, mut rest) = (Factors::default(), number);
+            // The last factor changes fastest.
+            let mut picks: Vec<&str> = Vec::with_capacity(lists.len());
+            for (.., values) in lists.iter().rev() {
+                picks.push(&values[rest % values.len()]);
+                rest /= values.len();
+            }
+            for ((name, line, _), text) in lists.iter().zip(picks.iter().rev()) {
+                factors.set(name, text).map_err(|error| anyhow::anyhow!("line {line}: {name}: {error:#}"))?;
+            }
+            if let Some((name, why)) = factors.impossible() {
+                let line =
+                    lists.iter().find(|(n, ..)| *n == name).or(lists.first()).map_or(1, |(_, line, _)| *line);
+                bail!(
+                    "line {line}: {name} = {:?} is impossible in {}: {why}",
+                    factors.text(name),
+                    factors.id()
+                );
+            }
+            if !into.contains(&factors) {
+                into.push(factors);
+            }
+        }
+        Ok(())
     }
 }
 
 #[cfg(test)]
-mod tests {
-    use std::collections::BTreeMap;
-
-    use super::*;
-
-    #[test]
-    fn devices_take_turns_within_a_combination() {
-        let sweep = Sweep::quick();
-        let steps = sweep.steps();
-        assert_eq!(steps.len(), (3 * 2 * 2 + 1) * 5 * 2);
-        for (number, round) in steps.chunks(5).enumerate() {
-            assert!(round.iter().all(|s| s.combination == number / 2 && s.run as usize == number % 2 + 1));
-            let mut devices: Vec<String> = round.iter().map(|s| s.case.device.to_string()).collect();
-            devices.sort();
-            assert_eq!(devices, ["qemu-e1000", "qemu-virtio-net", "qemu-vmxnet3", "vmci", "vmxnet3"]);
-        }
-        let order = |steps: &[Step]| steps.iter().map(|s| s.case.device.clone()).collect::<Vec<_>>();
-        for combination in steps.chunks(10) {
-            let mut back = order(&combination[5..]);
-            back.reverse();
-            assert_eq!(order(&combination[..5]), back);
-        }
-    }
-
-    #[test]
-    fn every_device_is_first_equally_often() {
-        let sweep =
-            Sweep { round_trips: false, messages: vec![512, 1024, 4096, 16384, 65536], ..Sweep::quick() };
-        let mut first: BTreeMap<String, u32> = BTreeMap::new();
-        for combination in sweep.steps().chunks(10) {
-            *first.entry(combination[0].case.device.to_string()).or_default() += 1;
-        }
-        assert_eq!(first.into_values().collect::<Vec<_>>(), [4, 4, 4, 4, 4]);
-    }
-
-    #[test]
-    fn the_full_sweep_has_the_sizes_between() {
-        let full = Sweep::full();
-        assert_eq!((full.messages.len(), full.messages[9]), (10, 256 * KIB));
-        assert!(Sweep::quick().messages.iter().all(|size| full.messages.contains(size)));
-    }
-
-    #[test]
-    fn clients_get_both_buffers() {
-        let sweep = Sweep::quick();
-        let steps = sweep.steps();
-        assert_eq!(
-            steps[0].case.client("vsock:4", &sweep).join(" "),
-            "vmlane bench stream --json --to vsock:4 -l 1.5 --warmup 0.3 -n 1 -m 512 -s 65536 -S 65536"
-        );
-        assert_eq!(
-            steps.last().unwrap().case.client("tcp:x", &sweep).join(" "),
-            "vmlane bench rr --json --to tcp:x -l 1.5 --warmup 0.3 -n 1 -r 1,1"
-        );
-    }
-}
+mod tests;

@@ -12,6 +12,8 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use vmlane_bench::report::RoundTrips;
 
+use super::table::size;
+
 /// Raised when a key changes its meaning or goes away; new keys do not raise it.
 pub const VERSION: u32 = 1;
 /// The file of a result directory.
@@ -37,6 +39,9 @@ pub struct Row {
     pub sessions: u32,
     /// From 1.
     pub run: u32,
+    /// What tells the combination from all others of its plan.
+    #[serde(default, skip_serializing_if = "String::is_empty")]
+    pub id: String,
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub throughput_bps: Option<f64>,
     #[serde(default, skip_serializing_if = "Option::is_none")]
@@ -46,15 +51,27 @@ pub struct Row {
     /// What the daemon and the QEMUs used during the whole run: start of the client, warm-up and all.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_cpu_seconds: Option<f64>,
+    /// The same by process: `daemon`, and the guests' QEMUs.
+    #[serde(default, skip_serializing_if = "BTreeMap::is_empty")]
+    pub host_cpu_by_process: BTreeMap<String, f64>,
     /// What everything else on the host used meanwhile: a measure of disturbance.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub host_other_cpu_seconds: Option<f64>,
     /// The length of the whole run, which the CPU seconds belong to.
     #[serde(default)]
     pub wall_seconds: f64,
+    /// Between the first and the last client's start.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skew_ms: Option<f64>,
+    /// Attempts that were thrown away because their skew was beyond what the plan allows.
+    #[serde(default, skip_serializing_if = "is_zero")]
+    pub repeated: u32,
     /// Why there is no result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
+    /// The ends of the logs of whoever died.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub log: Option<String>,
     #[serde(default, skip_serializing_if = "Counters::is_empty")]
     pub counters: Counters,
     /// Everything that the measuring tool said.
@@ -62,6 +79,23 @@ pub struct Row {
     pub report: serde_json::Value,
     #[serde(default)]
     pub setup: Setup,
+    /// The whole plan, in the first row that each start of the program writes.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub plan_source: Option<PlanSource>,
+    /// The plan's other factors, and keys of later versions.
+    #[serde(flatten)]
+    pub factors: BTreeMap<String, serde_json::Value>,
+}
+
+/// A plan as it was given.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct PlanSource {
+    pub text: String,
+    pub quick: bool,
+}
+
+fn is_zero(number: &u32) -> bool {
+    *number == 0
 }
 
 /// Where and how a row was measured.
@@ -90,6 +124,26 @@ pub struct Setup {
 }
 
 impl Row {
+    /// A factor's value as plans write it.
+    pub fn factor(&self, name: &str) -> String {
+        match name {
+            "device" => self.device.clone(),
+            "kernel" => self.kernel.clone(),
+            "accelerator" => self.accelerator.clone(),
+            "guests" => self.guests.to_string(),
+            "tool" => self.tool.clone(),
+            "test" => self.test.clone(),
+            "message" => size(self.message_bytes),
+            "buffer" => self.send_buffer.map_or_else(|| "default".into(), size),
+            "sessions" => self.sessions.to_string(),
+            _ => match self.factors.get(name) {
+                None => "default".into(),
+                Some(serde_json::Value::String(text)) => text.clone(),
+                Some(other) => other.to_string(),
+            },
+        }
+    }
+
     /// The number that the test is about: bit/s or transactions/s; none when the run failed.
     pub fn value(&self) -> Option<f64> {
         if self.failed.is_some() {
@@ -114,6 +168,27 @@ impl Writer {
         Ok(Writer { file, path })
     }
 
+    /// Goes on with a file that has rows, or makes an empty one. Whatever a line that was cut short left at its
+    /// end is taken away; returns the rows that are there.
+    pub fn append(dir: &Path) -> Result<(Writer, Vec<Row>)> {
+        crate::dirs::make(dir)?;
+        let path = dir.join(FILE);
+        let text = match std::fs::read(&path) {
+            Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => String::new(),
+            Err(error) => return Err(error).with_context(|| format!("cannot read {}", path.display())),
+        };
+        let whole = text.rfind('\n').map_or(0, |at| at + 1);
+        let rows = parse(&text[..whole]).with_context(|| path.display().to_string())?;
+        let file = File::options()
+            .create(true)
+            .append(true)
+            .open(&path)
+            .and_then(|file| file.set_len(whole as u64).map(|()| file))
+            .with_context(|| format!("cannot write {}", path.display()))?;
+        Ok((Writer { file, path }, rows))
+    }
+
     pub fn add(&mut self, row: &Row) -> Result<()> {
         let line = serde_json::to_string(row)? + "\n";
         self.file.write_all(line.as_bytes()).with_context(|| format!("cannot write {}", self.path.display()))
@@ -127,11 +202,22 @@ pub fn read(dir: &Path) -> Result<Vec<Row>> {
     parse(&text).with_context(|| path.display().to_string())
 }
 
-/// Rows from the text of a file; an error names the line.
+/// Rows from the text of a file; an error names the line. A last line without an end was cut short: it is
+/// left out.
 pub fn parse(text: &str) -> Result<Vec<Row>> {
+    parse_what_is_whole(text).map(|(rows, _)| rows)
+}
+
+/// The same, and whether the last line was cut short.
+pub fn parse_what_is_whole(text: &str) -> Result<(Vec<Row>, bool)> {
     let mut rows = Vec::new();
+    let cut_at = if text.ends_with('\n') { usize::MAX } else { text.lines().count() };
     for (number, line) in (1..).zip(text.lines()).filter(|(_, line)| !line.trim().is_empty()) {
-        let row: Row = serde_json::from_str(line).with_context(|| format!("line {number}"))?;
+        let row: Row = match serde_json::from_str(line) {
+            Ok(row) => row,
+            Err(_) if number == cut_at => return Ok((rows, true)),
+            Err(error) => return Err(error).with_context(|| format!("line {number}")),
+        };
         if row.version != VERSION {
             bail!(
                 "line {number}: version {}, and this program reads {VERSION}; use the vmlane that wrote it",
@@ -140,7 +226,7 @@ pub fn parse(text: &str) -> Result<Vec<Row>> {
         }
         rows.push(row);
     }
-    Ok(rows)
+    Ok((rows, false))
 }
 
 #[cfg(test)]
@@ -153,6 +239,10 @@ mod tests {
     fn a_line_of_the_contract_is_a_row() {
         let rows = parse(&format!("{LINE}\n\n{LINE}\n")).unwrap();
         assert_eq!((rows.len(), rows[0].value()), (2, Some(1e9)));
+        assert_eq!(
+            [rows[0].factor("buffer"), rows[0].factor("new_key"), rows[0].factor("mtu")],
+            ["64k", "7", "default"]
+        );
         assert_eq!((rows[0].device.as_str(), rows[0].send_buffer), ("vmci", Some(65536)));
     }
 
@@ -165,6 +255,17 @@ mod tests {
         let mut writer = Writer::create(dir.path()).unwrap();
         writer.add(&row).unwrap();
         assert_eq!(read(dir.path()).unwrap(), [row]);
+    }
+
+    #[test]
+    fn a_file_that_was_cut_short_goes_on_where_it_is_whole() {
+        let dir = tempfile::tempdir().unwrap();
+        std::fs::write(dir.path().join(FILE), format!("{LINE}\n{}", &LINE[..90])).unwrap();
+        assert_eq!(read(dir.path()).unwrap().len(), 1);
+        let (mut writer, rows) = Writer::append(dir.path()).unwrap();
+        assert_eq!(rows.len(), 1);
+        writer.add(&rows[0]).unwrap();
+        assert_eq!(read(dir.path()).unwrap().len(), 2);
     }
 
     #[test]

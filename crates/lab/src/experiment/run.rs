@@ -1,30 +1,31 @@
-//! Makes the runs of a sweep in a lab that is up: a server in guest b, one client after the other in
-//! guest a, a row for each.
+//! Makes the runs of a plan: a lab for those that can share one, a row for each.
 //!
-//! A run that fails is a row that says so, and the sweep goes on; a device that only fails is given
-//! up, because every failure may cost its whole deadline.
+//! A run that fails is a row that says so and why, and the rest goes on: guests that died are started again,
+//! a lab that broke is brought up anew. A combination that only fails is given up, because every failure may
+//! cost its whole deadline.
 
 use std::collections::BTreeMap;
+use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::sync::mpsc::{self, RecvTimeoutError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
-use vmlane_api::{Client, CounterList, Stats};
-use vmlane_bench::Report;
 
-use super::host::Cpu;
-use super::plan::{Step, Sweep};
-use super::rows::{Counters, Row, Setup, VERSION, Writer};
-use crate::plan::Status;
-use crate::{Device, Guest, Lab, Output, Running};
+use super::bench::Bench;
+use super::host;
+use super::plan::Plan;
+use super::rows::{PlanSource, Row, VERSION, Writer};
+use super::steps::{Boot, Step};
+use crate::Lab;
 
-/// What a run may take beyond its length.
-const PATIENCE: Duration = Duration::from_secs(30);
-/// Failures in a row after which a device's other runs are not tried.
+/// Failures in a row after which a combination's other runs are not tried.
 const GIVE_UP: u32 = 3;
+/// How often a run with too much skew is repeated.
+const REPEATS: u32 = 3;
+/// What a run takes beyond its length, until some were made: its clients start and report.
+const OVERHEAD: f64 = 1.5;
 
-/// What a sweep tells whoever watches.
+/// What an experiment tells whoever watches.
 pub enum News<'a> {
     Starts {
         step: &'a Step,
@@ -33,241 +34,236 @@ pub enum News<'a> {
         left: Option<Duration>,
     },
     Ended(&'a Row),
-    /// All rows of one combination.
+    /// All rows of one combination, and where that is.
     Combination(&'a [Row]),
+    Says(&'a str),
 }
 
-/// A sweep under way.
+/// An experiment under way.
 pub struct Runner<'a> {
-    lab: &'a Lab,
-    sweep: &'a Sweep,
-    setup: Setup,
+    pub plan: &'a Plan,
+    /// The vmlane that runs everywhere.
+    pub program: &'a Path,
+    /// Of the labs.
+    pub name: &'a str,
     /// Set from outside: no more runs.
-    stop: &'a AtomicBool,
-    status: Status,
-    server: Option<Running>,
+    pub stop: &'a AtomicBool,
+}
+
+/// What stays the same from run to run.
+struct Course<'r, 'w> {
+    file: &'r mut Writer,
+    watch: &'r mut (dyn FnMut(&News<'_>) + 'w),
+    begin: Instant,
+    date: String,
+    number: usize,
+    of: usize,
+    /// Written by this start of the program.
+    rows: Vec<Row>,
     failures: BTreeMap<String, u32>,
 }
 
-impl<'a> Runner<'a> {
-    pub fn new(lab: &'a Lab, sweep: &'a Sweep, setup: Setup, stop: &'a AtomicBool) -> Result<Runner<'a>> {
-        let status = lab.status()?;
-        Ok(Runner { lab, sweep, setup, stop, status, server: None, failures: BTreeMap::new() })
-    }
-
-    /// Makes every run and returns the rows, which are in the file as well. Ends early when stopped.
-    pub fn run(mut self, file: &mut Writer, watch: &mut dyn FnMut(&News<'_>)) -> Result<Vec<Row>> {
-        let steps = self.sweep.steps();
-        let (begin, of) = (Instant::now(), steps.len());
-        let mut rows: Vec<Row> = Vec::new();
-        let mut first = 0; // row of the present combination
-        for (index, step) in steps.iter().enumerate() {
-            let left = (index > 0).then(|| begin.elapsed() / index as u32 * (of - index) as u32);
-            watch(&News::Starts { step, number: index + 1, of, left });
-            let row = self.measure(step);
-            if self.stop.load(Ordering::Relaxed) {
+impl Runner<'_> {
+    /// Makes every run that `done` lacks and returns the new rows, which are in the file as well. Ends early
+    /// when stopped.
+    ///
+    /// # Errors
+    /// The file cannot be written. A lab that cannot be brought up makes failed rows.
+    pub fn run(&self, file: &mut Writer, done: &[Row], watch: &mut dyn FnMut(&News<'_>)) -> Result<Vec<Row>> {
+        let made = |step: &Step| {
+            let id = step.factors.id();
+            done.iter().any(|row| row.id == id && row.run == step.run)
+        };
+        let mut boots = self.plan.boots();
+        for boot in &mut boots {
+            boot.steps.retain(|step| !made(step));
+        }
+        boots.retain(|boot| !boot.steps.is_empty());
+        let of = boots.iter().map(|boot| boot.steps.len()).sum();
+        let mut course = Course {
+            file,
+            watch,
+            begin: Instant::now(),
+            date: host::date(),
+            number: 0,
+            of,
+            rows: Vec::new(),
+            failures: BTreeMap::new(),
+        };
+        for boot in &boots {
+            if self.stopped() {
                 break;
             }
-            file.add(&row)?;
-            watch(&News::Ended(&row));
-            rows.push(row);
-            if steps.get(index + 1).is_none_or(|next| next.combination != step.combination) {
-                watch(&News::Combination(&rows[first..]));
-                first = rows.len();
-            }
+            self.serve(boot, &mut course)?;
         }
-        Ok(rows)
+        Ok(course.rows)
     }
 
-    fn measure(&mut self, step: &Step) -> Row {
-        let case = &step.case;
-        let mut row = Row {
-            version: VERSION,
-            device: case.device.to_string(),
-            kernel: self.status.guests.first().map(|g| g.kernel.clone()).unwrap_or_default(),
-            accelerator: self.status.accelerator.clone(),
-            guests: self.status.guests.len() as u32,
-            tool: "vmlane-bench".into(),
-            test: case.test.name().into(),
-            message_bytes: case.message_bytes,
-            send_buffer: case.send_buffer,
-            sessions: case.sessions,
-            run: step.run,
-            setup: self.setup.clone(),
-            ..Row::default()
-        };
-        let failures = self.failures.entry(row.device.clone()).or_default();
-        if *failures >= GIVE_UP {
-            row.failed = Some(format!("not tried: {failures} runs failed one after the other"));
-            return row;
-        }
-        let result = self.try_measure(step, &mut row);
-        let failures = self.failures.entry(row.device.clone()).or_default();
-        match result {
-            Ok(()) => *failures = 0,
-            Err(error) => {
-                *failures += 1;
-                row.failed = Some(format!("{error:#}"));
-                // It may be what broke; the next run gets a new one.
-                self.server = None;
-            }
-        }
-        row
+    fn stopped(&self) -> bool {
+        self.stop.load(Ordering::Relaxed)
     }
 
-    fn try_measure(&mut self, step: &Step, row: &mut Row) -> Result<()> {
-        if self.server.is_none() {
-            self.server = Some(self.start_server()?);
+    /// All runs of one lab.
+    fn serve(&self, boot: &Boot, course: &mut Course<'_, '_>) -> Result<()> {
+        let mut bench: Option<Bench> = None;
+        let mut first = course.rows.len(); // row of the present combination
+        for (index, step) in boot.steps.iter().enumerate() {
+            course.starts(step, self.plan);
+            let mut row = self.blank(step, course);
+            let id = row.id.clone();
+            let failures = course.failures.get(&id).copied().unwrap_or(0);
+            if failures >= GIVE_UP {
+                row.failed = Some(format!("not tried: {failures} runs failed one after the other"));
+            } else {
+                let result = self.attempt(&mut bench, boot, step, &mut row, course);
+                if self.stopped() {
+                    break;
+                }
+                let failures = course.failures.entry(id).or_default();
+                *failures = if result.is_ok() { 0 } else { *failures + 1 };
+                row.failed = result.err().map(|error| format!("{error:#}"));
+            }
+            course.ended(row)?;
+            if boot.steps.get(index + 1).is_none_or(|next| next.combination != step.combination) {
+                (course.watch)(&News::Combination(&course.rows[first..]));
+                first = course.rows.len();
+            }
         }
-        let to = address(&self.status, &step.case.device)?;
-        let argv = step.case.client(&to, self.sweep);
-        let patience = Duration::from_secs_f64(self.sweep.seconds + self.sweep.warmup) + PATIENCE;
-        let pids = self.pids();
-        let counted = self.counters(&step.case.device)?;
-        let (cpu, begin) = (Cpu::sample(&pids), Instant::now());
-        let output = client(&self.lab.guest("a"), argv, patience, self.stop);
-        row.wall_seconds = (begin.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
-        if let (Some(before), Some(after)) = (cpu, Cpu::sample(&pids)) {
-            let (served, other) = after.since(before);
-            (row.host_cpu_seconds, row.host_other_cpu_seconds) = (Some(served), Some(other));
-        }
-        if let (Some(before), Ok(Some(after))) = (counted, self.counters(&step.case.device)) {
-            row.counters = moved(&before, &after);
-        }
-        let output = output?;
-        if !output.success() {
-            bail!("exit code {}: {}", output.exit.shell_code(), output.stderr().trim());
-        }
-        let text = output.stdout();
-        let report: Report = serde_json::from_str(&text).with_context(|| format!("its output {text:?}"))?;
-        row.throughput_bps = report.throughput_bps;
-        row.transactions_per_second = report.transactions_per_second;
-        row.rtt_us = report.rtt_us;
-        row.report = serde_json::from_str(&text)?;
-        if row.value().is_none() {
-            bail!("the result has no number: {text}");
+        if let Some(bench) = bench {
+            bench.down()?;
         }
         Ok(())
     }
 
-    fn start_server(&self) -> Result<Running> {
-        let mut argv = vec!["vmlane", "bench", "server", "--listen", "tcp:0.0.0.0"];
-        if self.sweep.devices.contains(&Device::Vmci) {
-            argv.extend(["--listen", "vsock:"]);
-        }
-        let listeners = argv.len() / 2 - 1;
-        let last = if listeners > 1 { "listening on vsock" } else { "listening on tcp" };
-        // The one before it may still hold the ports for a moment.
-        let deadline = Instant::now() + Duration::from_secs(10);
-        loop {
-            let server = self.lab.guest("b").spawn(argv.clone())?;
-            match server.wait_for(last, Duration::from_secs(10)) {
-                Ok(()) => return Ok(server),
-                Err(error) if Instant::now() > deadline => return Err(error.context("the server in guest b")),
-                Err(_) => std::thread::sleep(Duration::from_millis(200)),
-            }
-        }
-    }
-
-    /// The processes that serve the guests.
-    fn pids(&self) -> Vec<u32> {
-        let daemon = self.status.daemon.as_ref().and_then(|daemon| daemon.pid);
-        self.status.guests.iter().filter_map(|guest| guest.pid).chain(daemon).collect()
-    }
-
-    fn counters(&self, device: &Device) -> Result<Option<Stats>> {
-        if !device.is_ours() {
-            return Ok(None);
-        }
-        Ok(Some(Client::connect(&self.lab.daemon_runtime_dir())?.stats()?))
-    }
-}
-
-/// Where guest b is reached through a device.
-fn address(status: &Status, device: &Device) -> Result<String> {
-    let guest = status.guests.iter().find(|guest| guest.name == "b").context("the lab has no guest b")?;
-    if *device == Device::Vmci {
-        return Ok(format!("vsock:{}", guest.cid.context("guest b has no CID")?));
-    }
-    let name = device.to_string();
-    let nic = guest.nics.iter().find(|nic| nic.device == name);
-    let nic = nic.with_context(|| format!("guest b has no {name}"))?;
-    Ok(format!("tcp:{}", nic.ipv4.split('/').next().unwrap_or_default()))
-}
-
-/// Runs a command to its end, to the deadline, or until stopped; in the last two cases it is ended.
-fn client(guest: &Guest, argv: Vec<String>, patience: Duration, stop: &AtomicBool) -> Result<Output> {
-    let session = guest.session(argv)?;
-    session.feed(std::io::empty());
-    let signaller = session.signaller();
-    let (sender, receiver) = mpsc::channel();
-    std::thread::spawn(move || {
-        let mut output = Output::default();
-        let exit = session.finish(&mut output.stdout, &mut output.stderr);
-        // Nobody listens after the deadline.
-        let _ = sender.send(exit.map(|exit| Output { exit, ..output }));
-    });
-    let deadline = Instant::now() + patience;
-    loop {
-        match receiver.recv_timeout(Duration::from_millis(50)) {
-            Ok(output) => return output,
-            Err(RecvTimeoutError::Disconnected) => bail!("the client's session ended without a word"),
-            Err(RecvTimeoutError::Timeout) => {}
-        }
-        let stopped = stop.load(Ordering::Relaxed);
-        if stopped || Instant::now() > deadline {
-            signaller.hang_up();
-            bail!(if stopped {
-                "stopped".to_owned()
-            } else {
-                format!("no result in {:.0} s", patience.as_secs_f64())
-            });
-        }
-    }
-}
-
-/// The counters that moved, and by how much.
-fn moved(before: &Stats, after: &Stats) -> Counters {
-    let delta = |after: &CounterList, before: Option<&CounterList>| -> BTreeMap<String, u64> {
-        let earlier = |name| before.map_or(0, |before| before.get(name));
-        after
-            .iter()
-            .map(|(name, value)| (name.to_owned(), value.saturating_sub(earlier(name))))
-            .filter(|(_, value)| *value > 0)
-            .collect()
-    };
-    let mut counters = Counters::new();
-    counters.insert("workers".into(), delta(&after.workers, Some(&before.workers)));
-    for vm in &after.vms {
-        let earlier = before.vms.iter().find(|other| other.name == vm.name);
-        counters.insert(vm.name.clone(), delta(&vm.vmci, earlier.map(|earlier| &earlier.vmci)));
-    }
-    counters
-}
-
-#[cfg(test)]
-mod tests {
-    use vmlane_api::VmStats;
-
-    use super::*;
-
-    #[test]
-    fn only_what_moved_is_kept() {
-        let stats = |sent, resets| Stats {
-            uptime_seconds: 1.0,
-            workers: [("bytes", sent)].into_iter().collect(),
-            vms: vec![VmStats {
-                name: "a".into(),
-                cid: Some(3),
-                vmci: [("wrote_sent", sent), ("resets", resets)].into_iter().collect(),
-                session: CounterList::default(),
-                nics: vec![],
-            }],
-            switch: CounterList::default(),
-            uplinks: vec![],
+    /// One run, in a lab that is whole.
+    fn attempt(
+        &self,
+        bench: &mut Option<Bench>,
+        boot: &Boot,
+        step: &Step,
+        row: &mut Row,
+        course: &mut Course<'_, '_>,
+    ) -> Result<()> {
+        let mut present = match bench.take() {
+            Some(bench) => bench,
+            None => self.bring_up(boot, course)?,
         };
-        let counters = moved(&stats(10, 1), &stats(15, 1));
-        assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);
-        assert_eq!(counters["workers"]["bytes"], 5);
+        present.describe(row);
+        let result = self.measure(&mut present, step, row);
+        if let Err(error) = &result
+            && !self.stopped()
+        {
+            row.log = present.last_words();
+            (course.watch)(&News::Says(&format!("{}: run {} failed: {error:#}", row.id, row.run)));
+            match present.mend() {
+                Ok(()) => *bench = Some(present),
+                Err(error) => {
+                    (course.watch)(&News::Says(&format!(
+                        "the lab cannot be mended, a new one comes: {error:#}"
+                    )));
+                    let _ = present.down();
+                }
+            }
+        } else {
+            *bench = Some(present);
+        }
+        result
+    }
+
+    fn measure(&self, bench: &mut Bench, step: &Step, row: &mut Row) -> Result<()> {
+        loop {
+            bench.measure(step, self.plan, row, self.stop)?;
+            let skew = row.skew_ms.unwrap_or(0.0);
+            if skew <= self.plan.max_skew_ms {
+                return Ok(());
+            }
+            if row.repeated >= REPEATS {
+                (row.throughput_bps, row.transactions_per_second) = (None, None);
+                bail!(
+                    "skew {skew:.0} ms, and the plan allows {:.0}; repeated {REPEATS} times",
+                    self.plan.max_skew_ms
+                );
+            }
+            row.repeated += 1;
+        }
+    }
+
+    fn bring_up(&self, boot: &Boot, course: &mut Course<'_, '_>) -> Result<Bench> {
+        let mut spec = boot.spec(self.name);
+        spec.accelerator = boot.like.accelerator.clone();
+        let said = std::cell::RefCell::new(Vec::new());
+        let lab = Lab::up_with(&spec, self.program, &|line| said.borrow_mut().push(line.to_owned()));
+        let warnings = said.into_inner();
+        for line in warnings.iter().filter(|line| line.contains("warning")) {
+            (course.watch)(&News::Says(line));
+        }
+        let lab = lab.with_context(|| {
+            format!("the lab of {} guests with {:?} did not come up", spec.guests, spec.devices)
+        })?;
+        Bench::new(lab, boot, self.program)
+    }
+
+    /// A row with everything that is known before the run.
+    fn blank(&self, step: &Step, course: &Course<'_, '_>) -> Row {
+        let (factors, plan) = (&step.factors, self.plan);
+        let typed =
+            ["device", "kernel", "accelerator", "guests", "tool", "test", "message", "buffer", "sessions"];
+        let others = plan.named.iter().filter(|name| !typed.contains(*name));
+        let first = course.rows.is_empty();
+        let mut row = Row {
+            version: VERSION,
+            device: factors.device.to_string(),
+            kernel: factors.kernel.clone(),
+            accelerator: factors.accelerator.clone().unwrap_or_default(),
+            guests: factors.guests,
+            tool: factors.tool.name().into(),
+            test: factors.test.name().into(),
+            message_bytes: factors.message,
+            send_buffer: factors.buffer,
+            sessions: factors.sessions,
+            run: step.run,
+            id: factors.id(),
+            plan_source: first.then(|| PlanSource { text: plan.source.clone(), quick: plan.quick }),
+            factors: others.map(|name| ((*name).to_owned(), factors.text(name).into())).collect(),
+            ..Row::default()
+        };
+        row.setup = super::rows::Setup {
+            date: course.date.clone(),
+            cpu_model: host::cpu_model(),
+            cpus: host::cpus(),
+            memory_bytes: host::memory_bytes(),
+            host_kernel: host::kernel(),
+            guest_cpus: factors.cpus,
+            guest_memory_mib: factors.memory,
+            vmlane: env!("CARGO_PKG_VERSION").to_owned(),
+            commit: host::commit(self.program),
+            pinned: "nothing".into(),
+            plan: plan.name.clone(),
+            seconds: plan.seconds,
+            warmup_seconds: plan.warmup,
+            runs: plan.runs,
+            ..super::rows::Setup::default()
+        };
+        row
+    }
+}
+
+impl Course<'_, '_> {
+    fn starts(&mut self, step: &Step, plan: &Plan) {
+        self.number += 1;
+        let (made, left) = (self.number - 1, self.of - self.number + 1);
+        let each = match made {
+            0..3 => plan.seconds + plan.warmup + OVERHEAD,
+            _ => self.begin.elapsed().as_secs_f64() / made as f64,
+        };
+        let left = Some(Duration::from_secs_f64(each * left as f64));
+        (self.watch)(&News::Starts { step, number: self.number, of: self.of, left });
+    }
+
+    fn ended(&mut self, row: Row) -> Result<()> {
+        self.file.add(&row)?;
+        (self.watch)(&News::Ended(&row));
+        self.rows.push(row);
+        Ok(())
     }
 }

@@ -8,8 +8,8 @@ use crate::spec::LabSpec;
 use crate::supervisor::net::{ip, tag};
 
 /// Its addresses in the network of the first card.
-const IPV4: &str = "10.77.0.254/24";
-const IPV6: &str = "fd77::fe/64";
+pub const IPV4: &str = "10.77.0.254/24";
+pub const IPV6: &str = "fd77::fe/64";
 
 /// The uplink's interface.
 pub fn tap(lab: &str) -> String {

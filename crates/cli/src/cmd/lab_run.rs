@@ -1,0 +1,142 @@
+//! `vmlane lab run` and `vmlane lab draw`: experiments from plans.
+
+use std::path::PathBuf;
+use std::process::ExitCode;
+use std::time::Instant;
+
+use anyhow::{Context, Result, bail};
+use vmlane_lab::experiment::{Plan, Row, Runner, Writer, rows};
+use vmlane_lab::{report, stop};
+
+use crate::cmd::progress::{Screen, minutes};
+
+const EXAMPLES: &str = "\
+Examples:
+  vmlane lab run experiments/devices/plan.toml --out out/devices
+  vmlane lab run plan.toml --out out/mine --quick       the plan's thin slice
+  vmlane lab run plan.toml --check                      what would be run; boots nothing
+
+DIR/results.jsonl gets a line for every run as it ends, DIR/report.html shows them. Ctrl-C ends early and keeps
+what was measured; the same command then goes on: runs that have a row are not made again.
+
+Exit code 1: a run failed. 2: the plan makes no sense; the message names line and key.";
+
+/// Make the runs of a plan
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// What to measure: factors, repeats, figures (docs/guide/experiments.md)
+    plan: PathBuf,
+    /// Where results.jsonl and report.html go [default: out/NAME of the plan]
+    #[arg(long, value_name = "DIR")]
+    out: Option<PathBuf>,
+    /// Only the plan's thin slice
+    #[arg(long)]
+    quick: bool,
+    /// How often each combination is measured, instead of what the plan says
+    #[arg(long, value_name = "COUNT", value_parser = clap::value_parser!(u32).range(1..=1000))]
+    runs: Option<u32>,
+    /// How long each run measures, instead of what the plan says
+    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    seconds: Option<f64>,
+    /// The labs' name [default: run- and the process id]
+    #[arg(long, value_name = "NAME")]
+    name: Option<String>,
+    /// Make runs that failed once more
+    #[arg(long)]
+    retry: bool,
+    /// Print what would be run, and boot nothing
+    #[arg(long)]
+    check: bool,
+    /// Print what was done as JSON
+    #[arg(long)]
+    json: bool,
+}
+
+fn seconds(text: &str) -> Result<f64, String> {
+    let value = text.parse::<f64>().ok().filter(|value| (0.05..=3600.0).contains(value));
+    value.ok_or_else(|| format!("{text:?}: from 0.05 to 3600 seconds"))
+}
+
+impl Args {
+    pub fn run(self) -> Result<ExitCode> {
+        let path = self.plan.display();
+        let text = std::fs::read_to_string(&self.plan).with_context(|| format!("cannot read {path}"))?;
+        let mut plan = match Plan::parse(&text, self.quick) {
+            Ok(plan) => plan,
+            Err(error) => {
+                eprintln!("vmlane: {path}: {error:#}");
+                return Ok(ExitCode::from(2));
+            }
+        };
+        plan.runs = self.runs.unwrap_or(plan.runs);
+        plan.seconds = self.seconds.unwrap_or(plan.seconds);
+        if self.check {
+            return check(&plan, self.json);
+        }
+        let out = self.out.clone().unwrap_or_else(|| PathBuf::from("out").join(&plan.name));
+        let (mut file, mut done) = Writer::append(&out)?;
+        if let Some(other) = done.iter().find(|row| row.setup.plan != plan.name) {
+            bail!(
+                "{} has rows of the plan {:?}: give another --out, or remove it",
+                out.display(),
+                other.setup.plan
+            );
+        }
+        if self.retry {
+            done.retain(|row| row.failed.is_none());
+        }
+        let program = std::env::current_exe()?;
+        let name = self.name.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
+        let (begin, mut screen) = (Instant::now(), Screen::new("run"));
+        let stop = stop::on_signals()?;
+        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
+        let rows = runner.run(&mut file, &done, &mut |news| screen.show(news))?;
+        screen.clear();
+        let drawn = if rows.is_empty() && done.is_empty() { None } else { Some(report::draw(&out)?) };
+        let failed = rows.iter().filter(|row| row.failed.is_some()).count();
+        if self.json {
+            let (results, report) = (out.join(rows::FILE), drawn.clone());
+            let summary = serde_json::json!({ "version": 1, "plan": plan.name, "runs": rows.len(), "failed": failed,
+                "already_there": done.len(), "results": results, "report": report });
+            println!("{summary}");
+        }
+        eprintln!("run: {} runs in {}, {failed} failed", rows.len(), minutes(begin.elapsed()));
+        if let Some(path) = drawn {
+            eprintln!("run: {}", path.display());
+        }
+        if let Some(code) = stop.exit_code() {
+            eprintln!("run: ended early; the same command goes on");
+            return Ok(ExitCode::from(code));
+        }
+        Ok(ExitCode::from(u8::from(rows.iter().any(|row: &Row| row.failed.is_some()))))
+    }
+}
+
+/// What a plan amounts to.
+fn check(plan: &Plan, json: bool) -> Result<ExitCode> {
+    let boots = plan.boots();
+    let runs: usize = boots.iter().map(|boot| boot.steps.len()).sum();
+    let seconds = runs as f64 * (plan.seconds + plan.warmup + 1.5);
+    if json {
+        let ids: Vec<String> = plan.combinations.iter().map(|factors| factors.id()).collect();
+        let value = serde_json::json!({ "version": 1, "plan": plan.name, "labs": boots.len(), "runs": runs,
+            "combinations": ids, "seconds_about": seconds.round() });
+        println!("{value}");
+        return Ok(ExitCode::SUCCESS);
+    }
+    for boot in &boots {
+        let guests = boot.like.guests;
+        let devices: Vec<String> = boot.devices.iter().map(ToString::to_string).collect();
+        println!("a lab of {guests} guests with {}: {} runs", devices.join(", "), boot.steps.len());
+        for step in boot.steps.iter().filter(|step| step.run == 1) {
+            println!("  {}", step.factors.id());
+        }
+    }
+    println!(
+        "{runs} runs, about {} and the boots of {} labs",
+        minutes(std::time::Duration::from_secs_f64(seconds)),
+        boots.len()
+    );
+    Ok(ExitCode::SUCCESS)
+}

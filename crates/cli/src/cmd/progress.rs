@@ -1,0 +1,107 @@
+//! Progress of an experiment on standard error: a line for every combination, and on a terminal one that is
+//! overwritten for the run under way.
+
+use std::collections::BTreeSet;
+use std::io::{IsTerminal, Write};
+use std::time::Duration;
+
+use vmlane_lab::experiment::{News, Row, Step, table};
+
+pub struct Screen {
+    /// Before each line.
+    name: &'static str,
+    terminal: bool,
+    /// How far, and how long still.
+    place: String,
+    /// What was told: a combination that is given up fails the same way many times.
+    said: BTreeSet<String>,
+}
+
+/// `4:07`.
+pub fn minutes(time: Duration) -> String {
+    let seconds = time.as_secs();
+    format!("{}:{:02}", seconds / 60, seconds % 60)
+}
+
+impl Screen {
+    pub fn new(name: &'static str) -> Screen {
+        let terminal = std::io::stderr().is_terminal();
+        Screen { name, terminal, place: String::new(), said: BTreeSet::new() }
+    }
+
+    pub fn show(&mut self, news: &News<'_>) {
+        match news {
+            News::Starts { step, number, of, left } => {
+                let left = left.map_or(String::new(), |left| format!(", {} left", minutes(left)));
+                self.place = format!("[{number}/{of}{left}]");
+                if self.terminal {
+                    eprint!("\r\x1b[K{} {}", self.place, describe(step));
+                    let _ = std::io::stderr().flush();
+                }
+            }
+            News::Says(line) => self.once(format!("{}: {line}", self.name)),
+            News::Ended(_) => {}
+            News::Combination(rows) => {
+                self.clear();
+                for line in combination(rows) {
+                    eprintln!("{} {line}", self.place);
+                }
+            }
+        }
+    }
+
+    fn once(&mut self, line: String) {
+        if self.said.insert(line.clone()) {
+            self.clear();
+            eprintln!("{line}");
+        }
+    }
+
+    pub fn clear(&self) {
+        if self.terminal {
+            eprint!("\r\x1b[K");
+        }
+    }
+}
+
+/// A line a device: what it is about, and every run's number.
+fn combination(rows: &[Row]) -> Vec<String> {
+    let mut ids: Vec<&str> = rows.iter().map(|row| row.id.as_str()).collect();
+    ids.sort();
+    ids.dedup();
+    let line = |id: &&str| {
+        let runs = rows.iter().filter(|row| row.id == **id);
+        let (unit, scale) = rows.first().map_or(("", 1.0), |row| table::unit(&row.test));
+        let value = |row: &Row| row.value().map_or("failed".into(), |value| table::number(value / scale));
+        format!("{id}: {} {unit}", runs.map(value).collect::<Vec<_>>().join(" "))
+    };
+    ids.iter().map(line).collect()
+}
+
+fn describe(step: &Step) -> String {
+    format!("{}, run {}", step.factors.id(), step.run)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn times_are_minutes_and_seconds() {
+        assert_eq!(minutes(Duration::from_secs(247)), "4:07");
+        assert_eq!(minutes(Duration::from_millis(900)), "0:00");
+    }
+
+    #[test]
+    fn a_combination_is_a_line_a_device() {
+        let row = |id: &str, bps: Option<f64>| Row {
+            id: id.into(),
+            test: "stream".into(),
+            throughput_bps: bps,
+            failed: bps.is_none().then(|| "why".into()),
+            ..Row::default()
+        };
+        let lines = combination(&[row("b", Some(2e9)), row("a", None), row("b", Some(1.5e9))]);
+        assert_eq!(lines, ["a: failed Mbit/s", "b: 2000 1500 Mbit/s"]);
+    }
+}

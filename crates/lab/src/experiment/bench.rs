@@ -1,0 +1,393 @@
+//! A lab in which runs are made: its servers, its clients, and who is still alive.
+
+use std::collections::BTreeMap;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Stdio};
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context, Result, bail, ensure};
+use vmlane_api::{Client, CounterList, Stats};
+
+use super::factors::{Factors, Peer, Tool};
+use super::host::Cpu;
+use super::plan::Plan;
+use super::rows::{Counters, Row};
+use super::steps::{Boot, Step};
+use super::together::Team;
+use super::tool;
+use crate::plan::{GuestStatus, Status};
+use crate::supervisor::host as test_host;
+use crate::{Device, Guest, Lab, Running};
+
+/// What a run may take beyond its length, and each further client of it.
+const PATIENCE: Duration = Duration::from_secs(30);
+const MORE_PATIENCE: Duration = Duration::from_secs(4);
+/// Of a log that goes into a row.
+const LOG_BYTES: usize = 4000;
+
+/// A lab that is up.
+pub struct Bench {
+    lab: Lab,
+    status: Status,
+    like: Factors,
+    program: PathBuf,
+    link_script: String,
+    /// By guest (or `host`) and tool.
+    servers: BTreeMap<(String, Tool), Vec<Running>>,
+    /// The server on the test host.
+    host: Option<HostServer>,
+    /// Guests that were seen dead.
+    dead: Vec<String>,
+}
+
+/// Ends with its owner.
+struct HostServer(Child);
+
+impl Drop for HostServer {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One client with whom it talks.
+struct Flow {
+    guest: String,
+    server: String,
+    /// An IP address, or a CID.
+    to: String,
+    /// Among the clients of one server.
+    place: usize,
+}
+
+impl Bench {
+    pub fn new(lab: Lab, boot: &Boot, program: &Path) -> Result<Bench> {
+        let status = lab.status()?;
+        let bench = Bench {
+            lab,
+            status,
+            like: boot.like.clone(),
+            program: program.to_owned(),
+            link_script: boot.link_script(),
+            servers: BTreeMap::new(),
+            host: None,
+            dead: Vec::new(),
+        };
+        for guest in &bench.status.guests {
+            bench.set_links(&guest.name)?;
+        }
+        bench.set_rate()?;
+        Ok(bench)
+    }
+
+    pub fn down(self) -> Result<()> {
+        drop(self.servers);
+        drop(self.host);
+        self.lab.down()
+    }
+
+    fn set_links(&self, guest: &str) -> Result<()> {
+        if !self.link_script.is_empty() {
+            self.lab.guest(guest).sh(&self.link_script).context("the plan's settings of the cards")?;
+        }
+        Ok(())
+    }
+
+    /// Shapes the uplink, both ways.
+    fn set_rate(&self) -> Result<()> {
+        let Some(rate) = self.like.rate else { return Ok(()) };
+        let tap = test_host::tap(&self.status.name);
+        // A bucket of 2 ms of the rate, and never less than a few of the longest frames.
+        let burst = (rate / 8 / 500).max(256 << 10);
+        let to_guests =
+            format!("tc qdisc replace dev {tap} root tbf rate {rate}bit burst {burst} latency 20ms");
+        let from_guests = format!(
+            "tc qdisc replace dev {tap} ingress; tc filter replace dev {tap} parent ffff: protocol all prio 1 \
+             matchall action police rate {rate}bit burst {burst} conform-exceed drop"
+        );
+        for line in [to_guests, from_guests] {
+            let argv = ["sh".to_owned(), "-ec".to_owned(), line];
+            let output = self.lab.host_command(&argv)?.output().context("cannot run tc (iproute2)")?;
+            let said = String::from_utf8_lossy(&output.stderr);
+            ensure!(output.status.success(), "the uplink cannot be shaped: {}", said.trim());
+        }
+        Ok(())
+    }
+
+    /// What the lab adds to a row.
+    pub fn describe(&self, row: &mut Row) {
+        row.accelerator = self.status.accelerator.clone();
+        row.setup.qemu = self.status.qemu_version.clone();
+        let release = self.status.guests.first().and_then(|guest| guest.release.clone());
+        row.setup.guest_kernel = release.unwrap_or_default();
+    }
+
+    /// One run.
+    ///
+    /// # Errors
+    /// A client that failed, a guest that died, a result that never came.
+    pub fn measure(&mut self, step: &Step, plan: &Plan, row: &mut Row, stop: &AtomicBool) -> Result<()> {
+        self.dead.clear();
+        let factors = &step.factors;
+        let flows = self.flows(factors)?;
+        for flow in &flows {
+            self.serve(&flow.server, factors)?;
+        }
+        let mut commands: Vec<(Guest, Vec<String>)> = Vec::new();
+        for flow in &flows {
+            let of = tool::clients(factors, plan, &flow.to, flow.place);
+            commands.extend(of.into_iter().map(|argv| (self.lab.guest(&flow.guest), argv)));
+        }
+        let more = MORE_PATIENCE * commands.len() as u32;
+        let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
+        let processes = self.processes();
+        let team = Team::gather(commands, PATIENCE + more, stop)?;
+        let counted = self.counters(&factors.device)?;
+        let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
+        let ends = team.go(patience, stop, &mut || self.look());
+        row.wall_seconds = (begin.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
+        if let (Some(before), Some(after)) = (cpu, Cpu::sample(&processes)) {
+            let used = after.since(&before);
+            (row.host_cpu_seconds, row.host_other_cpu_seconds) = (Some(used.total()), Some(used.other));
+            row.host_cpu_by_process = used.served;
+        }
+        if let (Some(before), Ok(Some(after))) = (counted, self.counters(&factors.device)) {
+            row.counters = moved(&before, &after);
+        }
+        // Whoever died says more than whoever missed it.
+        let ends = ends.or_else(|error| self.look().and(Err(error)))?;
+        row.skew_ms = Some((ends.skew.as_secs_f64() * 1e5).round() / 100.0);
+        let mut all = Vec::new();
+        for output in &ends.outputs {
+            if !output.success() {
+                let _ = self.look();
+                bail!(
+                    "exit code {}: {} {}",
+                    output.exit.shell_code(),
+                    output.stderr().trim(),
+                    output.stdout().trim()
+                );
+            }
+            all.push(tool::read(factors, &output.stdout())?);
+        }
+        let measured = tool::sum(all);
+        row.throughput_bps = measured.throughput_bps;
+        row.transactions_per_second = measured.transactions_per_second;
+        row.rtt_us = measured.rtt_us;
+        row.report = measured.report;
+        Ok(())
+    }
+
+    /// Who talks to whom.
+    fn flows(&self, factors: &Factors) -> Result<Vec<Flow>> {
+        let guests = &self.status.guests;
+        let mut flows = Vec::new();
+        if factors.to == Peer::Host {
+            let to = if factors.ip == 6 { test_host::IPV6 } else { test_host::IPV4 };
+            let to = plain(to);
+            let one = |(place, guest): (usize, &GuestStatus)| Flow {
+                guest: guest.name.clone(),
+                server: "host".into(),
+                to: to.clone(),
+                place,
+            };
+            return Ok(guests.iter().enumerate().map(one).collect());
+        }
+        for pair in guests.chunks_exact(2) {
+            for (place, to) in addresses(&pair[1], factors)?.into_iter().enumerate() {
+                flows.push(Flow { guest: pair[0].name.clone(), server: pair[1].name.clone(), to, place });
+            }
+        }
+        Ok(flows)
+    }
+
+    /// Makes sure that somebody answers.
+    fn serve(&mut self, server: &str, factors: &Factors) -> Result<()> {
+        if server == "host" {
+            return self.serve_on_host();
+        }
+        let key = (server.to_owned(), factors.tool);
+        if self.servers.contains_key(&key) {
+            return Ok(());
+        }
+        let guest = self.status.guests.iter().find(|guest| guest.name == server).context("no such guest")?;
+        let mut listen = vec!["0.0.0.0".to_owned()];
+        listen.extend(guest.nics.iter().map(|nic| plain(&nic.ipv6)));
+        let vsock = guest.cid.is_some();
+        let mut running = Vec::new();
+        for (argv, mark) in tool::servers(factors.tool, vsock, &listen, self.like.nics as usize) {
+            running.push(start_server(&self.lab.guest(server), &argv, mark)?);
+        }
+        self.servers.insert(key, running);
+        Ok(())
+    }
+
+    fn serve_on_host(&mut self) -> Result<()> {
+        if let Some(server) = &mut self.host
+            && matches!(server.0.try_wait(), Ok(None))
+        {
+            return Ok(());
+        }
+        let program = self.program.display().to_string();
+        let listen = [plain(test_host::IPV4), format!("[{}]", plain(test_host::IPV6))]
+            .map(|host| format!("tcp:{host}"));
+        let mut argv = vec![program, "bench".into(), "server".into()];
+        listen.into_iter().for_each(|address| argv.extend(["--listen".into(), address]));
+        let mut command = self.lab.host_command(&argv)?;
+        command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
+        let mut child = command.spawn().context("cannot start the server on the test host")?;
+        let stdout = child.stdout.take().context("the server has no output")?;
+        self.host = Some(HostServer(child));
+        // Two lines: one a listener.
+        let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stdout));
+        for _ in 0..2 {
+            let line = lines.next().transpose()?.context("the server on the test host ended at once")?;
+            ensure!(line.contains("listening"), "the server on the test host said {line:?}");
+        }
+        Ok(())
+    }
+
+    /// The processes that serve the guests, by name.
+    fn processes(&self) -> Vec<(String, u32)> {
+        let daemon = self.status.daemon.as_ref().and_then(|daemon| Some(("daemon".to_owned(), daemon.pid?)));
+        let guests = self.status.guests.iter().filter_map(|guest| Some((guest.name.clone(), guest.pid?)));
+        daemon.into_iter().chain(guests).collect()
+    }
+
+    fn counters(&self, device: &Device) -> Result<Option<Stats>> {
+        if *device != Device::Vmci {
+            return Ok(None);
+        }
+        Ok(Some(Client::connect(&self.lab.daemon_runtime_dir())?.stats()?))
+    }
+
+    /// An error when a guest or the daemon is gone.
+    fn look(&mut self) -> Result<()> {
+        let status = self.lab.status()?;
+        self.dead = status
+            .guests
+            .iter()
+            .filter(|guest| guest.state != "up")
+            .map(|guest| guest.name.clone())
+            .collect();
+        if status.daemon.as_ref().is_some_and(|daemon| daemon.pid.is_none()) {
+            self.dead.push("daemon".into());
+            bail!("the daemon died");
+        }
+        ensure!(self.dead.is_empty(), "guest {} died during the run", self.dead.join(", "));
+        Ok(())
+    }
+
+    /// The ends of the logs of whoever died; none when nobody did.
+    pub fn last_words(&mut self) -> Option<String> {
+        let _ = self.look();
+        let log = |name: &String| {
+            let read =
+                |path: &Path| std::fs::read(path).map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+            let guest = self.status.guests.iter().find(|guest| guest.name == *name);
+            let qemu = guest.and_then(|guest| read(&guest.qemu_log).ok()).unwrap_or_default();
+            let text = read(&self.lab.log(name)).unwrap_or_default() + &qemu;
+            let from = text.char_indices().rev().nth(LOG_BYTES).map_or(0, |(at, _)| at);
+            format!("==> {name} <==\n{}\n", &text[from..])
+        };
+        (!self.dead.is_empty()).then(|| self.dead.iter().map(log).collect())
+    }
+
+    /// Makes the lab whole again: dead guests are started, servers are new.
+    pub fn mend(&mut self) -> Result<()> {
+        self.servers.clear();
+        self.host = None;
+        let status = self.lab.status()?;
+        ensure!(status.daemon.as_ref().is_none_or(|daemon| daemon.pid.is_some()), "its daemon is gone");
+        for guest in status.guests.iter().filter(|guest| guest.state != "up") {
+            if guest.state == "off" {
+                self.lab.guest(&guest.name).start().with_context(|| format!("guest {}", guest.name))?;
+            } else {
+                bail!("guest {} is {}", guest.name, guest.state);
+            }
+            self.set_links(&guest.name)?;
+        }
+        self.status = self.lab.status()?;
+        Ok(())
+    }
+}
+
+/// `10.77.0.1/24` without the length.
+fn plain(address: &str) -> String {
+    address.split('/').next().unwrap_or_default().to_owned()
+}
+
+/// Where a guest is reached through a device: one address a card.
+fn addresses(guest: &GuestStatus, factors: &Factors) -> Result<Vec<String>> {
+    let name = &guest.name;
+    if factors.device == Device::Vmci {
+        return Ok(vec![guest.cid.with_context(|| format!("guest {name} has no CID"))?.to_string()]);
+    }
+    let device = factors.device.to_string();
+    let of = guest.nics.iter().filter(|nic| nic.device == device);
+    let list: Vec<String> =
+        of.map(|nic| plain(if factors.ip == 6 { &nic.ipv6 } else { &nic.ipv4 })).collect();
+    ensure!(list.len() == factors.nics as usize, "guest {name} has {} cards {device}", list.len());
+    Ok(list)
+}
+
+fn start_server(guest: &Guest, argv: &[String], mark: &str) -> Result<Running> {
+    // The one before it may still hold the ports for a moment.
+    let deadline = Instant::now() + Duration::from_secs(30);
+    loop {
+        let server = guest.spawn(argv.to_vec())?;
+        match server.wait_for(mark, Duration::from_secs(20)) {
+            Ok(()) => return Ok(server),
+            Err(error) if Instant::now() > deadline => {
+                return Err(error.context(format!("the server in guest {}", guest.name())));
+            }
+            Err(_) => std::thread::sleep(Duration::from_millis(200)),
+        }
+    }
+}
+
+/// The counters that moved, and by how much.
+fn moved(before: &Stats, after: &Stats) -> Counters {
+    let delta = |after: &CounterList, before: Option<&CounterList>| -> BTreeMap<String, u64> {
+        let earlier = |name| before.map_or(0, |before| before.get(name));
+        after
+            .iter()
+            .map(|(name, value)| (name.to_owned(), value.saturating_sub(earlier(name))))
+            .filter(|(_, value)| *value > 0)
+            .collect()
+    };
+    let mut counters = Counters::new();
+    counters.insert("workers".into(), delta(&after.workers, Some(&before.workers)));
+    for vm in &after.vms {
+        let earlier = before.vms.iter().find(|other| other.name == vm.name);
+        counters.insert(vm.name.clone(), delta(&vm.vmci, earlier.map(|earlier| &earlier.vmci)));
+    }
+    counters
+}
+#[cfg(test)]
+mod tests {
+    use vmlane_api::VmStats;
+
+    use super::*;
+
+    #[test]
+    fn only_what_moved_is_kept() {
+        let stats = |sent, resets| Stats {
+            uptime_seconds: 1.0,
+            workers: [("bytes", sent)].into_iter().collect(),
+            vms: vec![VmStats {
+                name: "a".into(),
+                cid: Some(3),
+                vmci: [("wrote_sent", sent), ("resets", resets)].into_iter().collect(),
+                session: CounterList::default(),
+                nics: vec![],
+            }],
+            switch: CounterList::default(),
+            uplinks: vec![],
+        };
+        let counters = moved(&stats(10, 1), &stats(15, 1));
+        assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);
+        assert_eq!(counters["workers"]["bytes"], 5);
+    }
+}

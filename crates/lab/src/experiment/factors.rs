@@ -1,0 +1,424 @@
+//! The factors of an experiment: their names in a plan, their values, and what makes no sense together.
+
+use std::str::FromStr;
+
+use anyhow::{Context, Result, bail, ensure};
+use vmlane_bench::Test;
+use vmlane_bench::size::parse_size;
+
+use super::table::size;
+use crate::Device;
+use crate::device::NicModel;
+use crate::setup::KERNELS;
+use crate::spec::{DEFAULT_KERNEL, MOST_GUESTS};
+
+/// Names of factors, as plans and rows write them.
+pub const NAMES: [&str; 21] = [
+    "device",
+    "profile",
+    "queues",
+    "kernel",
+    "accelerator",
+    "guests",
+    "cpus",
+    "memory",
+    "nics",
+    "to",
+    "mtu",
+    "offloads",
+    "ring",
+    "rate",
+    "test",
+    "tool",
+    "message",
+    "buffer",
+    "sessions",
+    "nodelay",
+    "ip",
+];
+
+/// The tests that a plan may ask for.
+pub const TESTS: [Test; 4] = [Test::Stream, Test::Maerts, Test::Rr, Test::Crr];
+
+/// The longest message and the largest buffer that bench takes.
+const MOST_MESSAGE: u64 = 16 << 20;
+const MOST_BUFFER: u64 = 1 << 30;
+/// Cards of one guest: each takes a slot and, of ours, a share of the daemon's limits.
+const MOST_NICS: u32 = 8;
+
+/// Who answers the clients.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Peer {
+    /// Guests in pairs: a to b, c to d.
+    Guest,
+    /// Every guest to the test host behind the uplink.
+    Host,
+}
+
+/// What measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Tool {
+    Vmlane,
+    Netperf,
+    Iperf3,
+}
+
+/// One value of every factor; the defaults are what a plan need not say.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Factors {
+    pub device: Device,
+    pub kernel: String,
+    /// None leaves the choice to the lab.
+    pub accelerator: Option<String>,
+    pub guests: u32,
+    pub cpus: u32,
+    /// MiB a guest.
+    pub memory: u32,
+    /// Cards of the device, in each guest; each has clients of its own.
+    pub nics: u32,
+    pub to: Peer,
+    pub mtu: Option<u16>,
+    /// What `ethtool -K` is given, as `tso=off,lro=off`.
+    pub offloads: Vec<(String, String)>,
+    /// Descriptors of each ring.
+    pub ring: Option<u32>,
+    /// Bits per second that the uplink carries.
+    pub rate: Option<u64>,
+    pub test: Test,
+    pub tool: Tool,
+    /// Bytes of a send; for round trips of the request and of the response.
+    pub message: u64,
+    /// None leaves the kernel's default.
+    pub buffer: Option<u64>,
+    /// Connections of each client.
+    pub sessions: u32,
+    pub nodelay: bool,
+    /// 4 or 6.
+    pub ip: u8,
+}
+
+impl Default for Factors {
+    fn default() -> Self {
+        Factors {
+            device: Device::Vmci,
+            kernel: DEFAULT_KERNEL.into(),
+            accelerator: None,
+            guests: 2,
+            cpus: 1,
+            memory: 512,
+            nics: 1,
+            to: Peer::Guest,
+            mtu: None,
+            offloads: Vec::new(),
+            ring: None,
+            rate: None,
+            test: Test::Stream,
+            tool: Tool::Vmlane,
+            message: 64 << 10,
+            buffer: None,
+            sessions: 1,
+            nodelay: false,
+            ip: 4,
+        }
+    }
+}
+
+impl Tool {
+    const ALL: [(Tool, &str); 3] =
+        [(Tool::Vmlane, "vmlane"), (Tool::Netperf, "netperf"), (Tool::Iperf3, "iperf3")];
+
+    pub fn name(self) -> &'static str {
+        Self::ALL.iter().find(|(tool, _)| *tool == self).map_or("", |(_, name)| name)
+    }
+}
+
+impl Peer {
+    pub fn name(self) -> &'static str {
+        if self == Peer::Guest { "guest" } else { "host" }
+    }
+}
+
+/// A whole number within bounds.
+fn whole<T: FromStr + PartialOrd + std::fmt::Display>(text: &str, least: T, most: T) -> Result<T> {
+    let value = text.parse::<T>().ok().filter(|value| (&least..=&most).contains(&value));
+    value.with_context(|| format!("{text:?} is no whole number from {least} to {most}"))
+}
+
+fn bytes(text: &str, most: u64) -> Result<u64> {
+    let value = parse_size(text).map_err(|error| anyhow::anyhow!("{error}"))?;
+    ensure!((1..=most).contains(&value), "{text:?}: from 1 byte to {}", size(most));
+    Ok(value)
+}
+
+/// `1G`, `100M`: bits per second, in powers of 1000 as link speeds are.
+fn bits(text: &str) -> Result<u64> {
+    let (digits, unit) = match text.as_bytes().last() {
+        Some(b'k') => (&text[..text.len() - 1], 1_000),
+        Some(b'M') => (&text[..text.len() - 1], 1_000_000),
+        Some(b'G') => (&text[..text.len() - 1], 1_000_000_000),
+        _ => (text, 1),
+    };
+    let value = digits.parse::<u64>().ok().and_then(|value| value.checked_mul(unit));
+    let value = value.filter(|value| (1_000_000..=1_000_000_000_000).contains(value));
+    value.with_context(|| format!("{text:?} is no rate from 1M to 1000G bit/s"))
+}
+
+fn rate_name(bits: u64) -> String {
+    if bits.is_multiple_of(1_000_000_000) {
+        format!("{}G", bits / 1_000_000_000)
+    } else {
+        format!("{}M", bits / 1_000_000)
+    }
+}
+
+fn offloads(text: &str) -> Result<Vec<(String, String)>> {
+    const KNOWN: [&str; 8] = ["tso", "gso", "gro", "lro", "tx", "rx", "sg", "rxhash"];
+    let one = |pair: &str| -> Result<(String, String)> {
+        let (name, state) = pair.split_once('=').unwrap_or((pair, ""));
+        ensure!(
+            KNOWN.contains(&name) && ["on", "off"].contains(&state),
+            "{pair:?}: write NAME=on or NAME=off with NAME of {}",
+            KNOWN.join(", ")
+        );
+        Ok((name.to_owned(), state.to_owned()))
+    };
+    text.split(',').map(one).collect()
+}
+
+/// `default` says that nothing is set.
+fn optional<T>(text: &str, parse: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
+    if text == "default" { Ok(None) } else { parse(text).map(Some) }
+}
+
+fn shown<T: ToString>(value: Option<T>) -> String {
+    value.map_or_else(|| "default".into(), |value| value.to_string())
+}
+
+impl Factors {
+    /// Sets one factor from its text.
+    ///
+    /// # Errors
+    /// A factor that does not exist, a value that it does not take.
+    pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
+        match name {
+            "device" => self.device = text.parse()?,
+            "profile" | "queues" => {
+                let Device::Vmxnet3(nic) = &mut self.device else {
+                    bail!("{} has none: it is a factor of vmlane's vmxnet3", self.device);
+                };
+                if name == "profile" {
+                    const PROFILES: [&str; 3] = ["vmxnet3", "vmxnet2-class", "full"];
+                    ensure!(PROFILES.contains(&text), "{text:?}: choose from {}", PROFILES.join(", "));
+                    nic.profile = Some(text.to_owned());
+                } else {
+                    nic.queues = Some(whole(text, 1, 16)?);
+                }
+            }
+            "kernel" => {
+                let known = KERNELS.map(|(version, ..)| version);
+                ensure!(known.contains(&text), "{text:?}: choose from {}", known.join(", "));
+                self.kernel = text.to_owned();
+            }
+            "accelerator" => {
+                ensure!(["default", "kvm", "tcg"].contains(&text), "{text:?}: choose from default, kvm, tcg");
+                self.accelerator = (text != "default").then(|| text.to_owned());
+            }
+            "guests" => self.guests = whole(text, 1, MOST_GUESTS as u32)?,
+            "cpus" => self.cpus = whole(text, 1, 64)?,
+            "memory" => self.memory = whole(text, 256, 1 << 20)?,
+            "nics" => self.nics = whole(text, 1, MOST_NICS)?,
+            "to" => {
+                self.to = match text {
+                    "guest" => Peer::Guest,
+                    "host" => Peer::Host,
+                    _ => bail!("{text:?}: choose from guest, host"),
+                }
+            }
+            "mtu" => self.mtu = optional(text, |text| whole(text, 576, 9000))?,
+            "offloads" => self.offloads = optional(text, offloads)?.unwrap_or_default(),
+            "ring" => self.ring = optional(text, |text| whole(text, 32, 4096))?,
+            "rate" => self.rate = optional(text, bits)?,
+            "test" => {
+                let test = TESTS.into_iter().find(|test| test.name() == text);
+                let names = TESTS.map(Test::name).join(", ");
+                self.test = test.with_context(|| format!("{text:?}: choose from {names}"))?;
+            }
+            "tool" => {
+                let found = Tool::ALL.iter().find(|(_, name)| *name == text);
+                let names = Tool::ALL.map(|(_, name)| name).join(", ");
+                self.tool = found.with_context(|| format!("{text:?}: choose from {names}"))?.0;
+            }
+            "message" => self.message = bytes(text, MOST_MESSAGE)?,
+            "buffer" => self.buffer = optional(text, |text| bytes(text, MOST_BUFFER))?,
+            "sessions" => self.sessions = whole(text, 1, 256)?,
+            "nodelay" => {
+                self.nodelay = text.parse().ok().with_context(|| format!("{text:?}: true or false"))?
+            }
+            "ip" => {
+                self.ip = whole(text, 4, 6)?;
+                ensure!(self.ip != 5, "5: choose from 4, 6");
+            }
+            _ => bail!("no such factor; there are {}", NAMES.join(", ")),
+        }
+        Ok(())
+    }
+
+    /// The value as plans and labels write it; empty for a factor that does not exist.
+    pub fn text(&self, name: &str) -> String {
+        let nic = match &self.device {
+            Device::Vmxnet3(nic) => Some(nic),
+            _ => None,
+        };
+        match name {
+            "device" => self.device.to_string(),
+            "profile" => shown(nic.and_then(|nic| nic.profile.clone())),
+            "queues" => shown(nic.and_then(|nic| nic.queues)),
+            "kernel" => self.kernel.clone(),
+            "accelerator" => shown(self.accelerator.clone()),
+            "guests" => self.guests.to_string(),
+            "cpus" => self.cpus.to_string(),
+            "memory" => self.memory.to_string(),
+            "nics" => self.nics.to_string(),
+            "to" => self.to.name().to_owned(),
+            "mtu" => shown(self.mtu),
+            "offloads" if self.offloads.is_empty() => "default".into(),
+            "offloads" => self
+                .offloads
+                .iter()
+                .map(|(name, state)| format!("{name}={state}"))
+                .collect::<Vec<_>>()
+                .join(","),
+            "ring" => shown(self.ring),
+            "rate" => shown(self.rate.map(rate_name)),
+            "test" => self.test.name().to_owned(),
+            "tool" => self.tool.name().to_owned(),
+            "message" => size(self.message),
+            "buffer" => shown(self.buffer.map(size)),
+            "sessions" => self.sessions.to_string(),
+            "nodelay" => self.nodelay.to_string(),
+            "ip" => self.ip.to_string(),
+            _ => String::new(),
+        }
+    }
+
+    /// What tells this combination from all others: every factor that is not at its default.
+    pub fn id(&self) -> String {
+        let default = Factors::default();
+        let differs = |name: &&&str| **name == "device" || self.text(name) != default.text(name);
+        let pairs = NAMES.iter().filter(differs).filter(|name| !["profile", "queues"].contains(name));
+        pairs.map(|name| format!("{name}={}", self.text(name))).collect::<Vec<_>>().join(" ")
+    }
+
+    /// The factor that makes the combination impossible, and why.
+    pub fn impossible(&self) -> Option<(&'static str, String)> {
+        let device = &self.device;
+        let vmci = *device == Device::Vmci;
+        let e1000 = matches!(device, Device::QemuNic { model: NicModel::E1000 | NicModel::E1000e, .. });
+        let card_only = [
+            ("mtu", self.mtu.is_some()),
+            ("offloads", !self.offloads.is_empty()),
+            ("ring", self.ring.is_some()),
+            ("nics", self.nics > 1),
+            ("ip", self.ip == 6),
+            ("nodelay", self.nodelay),
+        ];
+        if let Some((name, _)) = card_only.into_iter().find(|(_, set)| vmci && *set) {
+            return Some((name, "vmci is no network card".into()));
+        }
+        let host = self.to == Peer::Host;
+        let why = match () {
+            () if vmci && self.tool != Tool::Vmlane => {
+                ("tool", format!("{} does not speak vsock", self.tool.name()))
+            }
+            () if host && !matches!(device, Device::Vmxnet3(_)) => {
+                ("to", format!("the host is behind vmlane's switch, and {device} is not on it"))
+            }
+            () if host && self.nics > 1 => ("nics", "only the first card's network has an uplink".into()),
+            () if host && self.tool != Tool::Vmlane => ("tool", "on the host only vmlane answers".into()),
+            () if !host && self.guests % 2 == 1 => {
+                ("guests", format!("{} guests do not make pairs", self.guests))
+            }
+            () if !host && self.rate.is_some() => {
+                ("rate", "only the uplink has a rate; add to = \"host\"".into())
+            }
+            () if self.ring.is_some() && e1000 => {
+                ("ring", format!("{device} takes 80 to 4096 in steps of its own"))
+            }
+            () => return super::tool::impossible(self),
+        };
+        Some(why)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn texts_come_back() {
+        let mut factors = Factors::default();
+        for (name, text) in [
+            ("device", "vmxnet3"),
+            ("profile", "vmxnet2-class"),
+            ("queues", "4"),
+            ("guests", "4"),
+            ("to", "host"),
+            ("mtu", "9000"),
+            ("offloads", "tso=off,gro=on"),
+            ("ring", "256"),
+            ("rate", "1G"),
+            ("test", "rr"),
+            ("message", "1"),
+            ("buffer", "256k"),
+            ("sessions", "5"),
+            ("nodelay", "true"),
+            ("ip", "6"),
+        ] {
+            factors.set(name, text).unwrap();
+            let shown = if name == "device" { "vmxnet3".into() } else { factors.text(name) };
+            assert_eq!(shown, text, "{name}");
+        }
+        assert_eq!(factors.text("device"), "vmxnet3:profile=vmxnet2-class,queues=4");
+        assert!(factors.id().starts_with("device=vmxnet3:profile=vmxnet2-class,queues=4 guests=4 to=host"));
+        for name in NAMES {
+            assert_ne!(factors.text(name), "", "{name}");
+        }
+    }
+
+    #[test]
+    fn values_beyond_reason_are_refused() {
+        for (name, text) in [
+            ("message", "99999999999999999999"),
+            ("message", "18446744073709551615k"),
+            ("message", "0"),
+            ("buffer", "2G"),
+            ("guests", "0"),
+            ("guests", "4294967297"),
+            ("rate", "99999999999999999999G"),
+            ("offloads", "tso"),
+            ("kernel", "4.4"),
+            ("device", "vmxnet4"),
+            ("queues", "1"),
+            ("ip", "5"),
+            ("colour", "red"),
+        ] {
+            assert!(Factors::default().set(name, text).is_err(), "{name} = {text}");
+        }
+    }
+
+    #[test]
+    fn what_cannot_be_names_the_factor() {
+        let why = |pairs: &[(&str, &str)]| {
+            let mut factors = Factors::default();
+            pairs.iter().for_each(|(name, text)| factors.set(name, text).unwrap());
+            factors.impossible().map(|(name, _)| name)
+        };
+        assert_eq!(why(&[]), None);
+        assert_eq!(why(&[("mtu", "9000")]), Some("mtu"));
+        assert_eq!(why(&[("tool", "netperf")]), Some("tool"));
+        assert_eq!(why(&[("device", "qemu-e1000"), ("to", "host")]), Some("to"));
+        assert_eq!(why(&[("device", "vmxnet3"), ("guests", "3")]), Some("guests"));
+        assert_eq!(why(&[("device", "vmxnet3"), ("tool", "iperf3"), ("test", "rr")]), Some("test"));
+        assert_eq!(why(&[("device", "vmxnet3"), ("guests", "3"), ("to", "host"), ("rate", "1G")]), None);
+    }
+}

@@ -1,0 +1,110 @@
+//! Plans that are good, and what is said of those that are not.
+
+use super::*;
+use crate::experiment::steps::Step;
+
+const PLAN: &str = r#"
+name = "t"
+title = "T"
+runs = 2
+seconds = 1.5
+
+[fixed]
+buffer = "64k"
+
+[matrix]
+device = ["vmci", "vmxnet3", "qemu-e1000"]
+message = [512, "4k"]
+sessions = [1, 5]
+"#;
+
+fn said(change: impl Fn(&str) -> String) -> String {
+    Plan::parse(&change(PLAN), false).map(|_| String::new()).unwrap_or_else(|error| format!("{error:#}"))
+}
+
+#[test]
+fn a_matrix_is_crossed_and_the_devices_take_turns() {
+    let plan = Plan::parse(PLAN, false).unwrap();
+    assert_eq!(plan.combinations.len(), 12);
+    assert_eq!(plan.named, ["device", "message", "buffer", "sessions"]);
+    let boots = plan.boots();
+    assert_eq!((boots.len(), boots[0].devices.len(), boots[0].steps.len()), (1, 3, 24));
+    let devices = |steps: &[Step]| steps.iter().map(|s| s.factors.device.to_string()).collect::<Vec<_>>();
+    for combination in boots[0].steps.chunks(6) {
+        let mut back = devices(&combination[3..]);
+        back.reverse();
+        assert_eq!(devices(&combination[..3]), back);
+        assert!(combination.iter().all(|step| step.combination == combination[0].combination));
+    }
+    // Nobody is always first.
+    assert_ne!(devices(&boots[0].steps[..1]), devices(&boots[0].steps[6..7]));
+}
+
+#[test]
+fn cases_add_to_what_is_fixed_and_need_their_own_labs() {
+    let text = r#"
+name = "t"
+title = "T"
+runs = 1
+seconds = 1
+[fixed]
+device = "vmxnet3"
+[[case]]
+mtu = [1500, 9000]
+[[case]]
+guests = 4
+message = ["1k", "2k"]
+[[case]]
+to = "host"
+guests = 3
+rate = "1G"
+"#;
+    let plan = Plan::parse(text, false).unwrap();
+    assert_eq!(plan.combinations.len(), 5);
+    let boots = plan.boots();
+    assert_eq!(boots.len(), 4);
+    assert_eq!(boots[1].link_script(), "set -e\nip link set eth0 mtu 9000\n");
+    assert_eq!((boots[2].steps.len(), boots[2].spec("x").guests), (2, 4));
+    assert!(boots[3].spec("x").uplink && !boots[2].spec("x").uplink);
+}
+
+#[test]
+fn cards_multiply_and_crowds_do_not_share() {
+    let text = PLAN.replace("[fixed]", "[fixed]\nguests = 8").replace("\"vmci\", ", "");
+    let boots = Plan::parse(&text, false).unwrap().boots();
+    assert_eq!(boots.len(), 2);
+    let text = PLAN.replace("[fixed]", "[fixed]\nnics = 3").replace("\"vmci\", ", "");
+    let boots = Plan::parse(&text, false).unwrap().boots();
+    assert_eq!((boots.len(), boots[0].spec("x").devices.len()), (1, 6));
+}
+
+#[test]
+fn a_thin_slice_keeps_some() {
+    let text =
+        format!("{PLAN}\n[quick]\nruns = 1\nseconds = 0.5\n[quick.keep]\nsessions = 1\nmessage = [\"4k\"]\n");
+    assert_eq!(Plan::parse(&text, false).unwrap().combinations.len(), 12);
+    let plan = Plan::parse(&text, true).unwrap();
+    assert_eq!((plan.combinations.len(), plan.runs, plan.seconds), (3, 1, 0.5));
+}
+
+#[test]
+fn errors_name_line_and_key() {
+    for (from, to, line, words) in [
+        ("sessions = [1, 5]", "colour = 3", 13, "colour is no factor"),
+        ("\"qemu-e1000\"", "\"vmxnet4\"", 11, "device: device \"vmxnet4\""),
+        ("\"4k\"", "\"18446744073709551615k\"", 12, "message: \"18446744073709551615k\""),
+        ("\"4k\"", "99999999999", 12, "message: \"99999999999\""),
+        ("[1, 5]", "[1, 4294967297]", 13, "sessions: \"4294967297\""),
+        ("[1, 5]", "[]", 13, "sessions has no value"),
+        ("runs = 2", "runs = 0", 4, "runs = 0"),
+        ("seconds = 1.5", "seconds = 1e99", 5, "seconds = "),
+        ("buffer = \"64k\"", "mtu = 9000", 8, "mtu = \"9000\" is impossible"),
+        ("buffer = \"64k\"", "guests = 3", 8, "do not make pairs"),
+        ("title = \"T\"", "titel = \"T\"", 3, "titel"),
+    ] {
+        let said = said(|plan| plan.replace(from, to));
+        assert!(said.contains(&format!("line {line}:")) && said.contains(words), "{to}: {said}");
+    }
+    let figure = |plan: &str| format!("{plan}\n[[figure]]\ntitle = \"f\"\nx = \"size\"\n");
+    assert!(said(figure).contains("\"size\" is no factor"));
+}

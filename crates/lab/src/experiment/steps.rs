@@ -1,0 +1,149 @@
+//! The runs of a plan in their order, and the labs that they need.
+//!
+//! Devices that need the same lab share it and take turns within every combination of the other factors;
+//! every second round goes backwards. What changes slowly on the host (its clock, its other work) then
+//! meets all of them alike and cannot be mistaken for a difference between them.
+
+use super::factors::{Factors, Peer};
+use super::plan::Plan;
+use crate::{Device, LabSpec};
+
+/// Cards that one guest gets at most when devices share a lab.
+const SHARED_CARDS: usize = 6;
+
+/// One run.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Step {
+    /// Steps of one combination follow each other and differ in device and run only.
+    pub combination: usize,
+    /// From 1.
+    pub run: u32,
+    pub factors: Factors,
+}
+
+/// Runs that one lab serves.
+#[derive(Clone, Debug)]
+pub struct Boot {
+    /// What all of them have in common.
+    pub like: Factors,
+    pub devices: Vec<Device>,
+    pub steps: Vec<Step>,
+}
+
+impl Plan {
+    /// Every run, by the lab that it needs.
+    pub fn boots(&self) -> Vec<Boot> {
+        let mut boots: Vec<(Boot, Vec<Factors>)> = Vec::new();
+        for factors in &self.combinations {
+            let place = boots.iter_mut().find(|(boot, _)| boot.takes(factors));
+            let (boot, list) = match place {
+                Some(place) => place,
+                None => {
+                    let boot = Boot { like: factors.clone(), devices: Vec::new(), steps: Vec::new() };
+                    boots.push((boot, Vec::new()));
+                    boots.last_mut().expect("it was just put there")
+                }
+            };
+            if !boot.devices.contains(&factors.device) {
+                boot.devices.push(factors.device.clone());
+            }
+            list.push(factors.clone());
+        }
+        let mut combination = 0;
+        for (boot, list) in &mut boots {
+            boot.steps = self.order(list, &mut combination);
+        }
+        boots.into_iter().map(|(boot, _)| boot).collect()
+    }
+
+    /// The runs of one lab.
+    fn order(&self, list: &[Factors], combination: &mut usize) -> Vec<Step> {
+        let mut groups: Vec<Vec<&Factors>> = Vec::new();
+        for factors in list {
+            let same =
+                |other: &&Factors| Factors { device: factors.device.clone(), ..(*other).clone() } == *factors;
+            match groups.iter_mut().find(|group| group.first().is_some_and(same)) {
+                Some(group) => group.push(factors),
+                None => groups.push(vec![factors]),
+            }
+        }
+        let mut steps = Vec::new();
+        for mut group in groups {
+            // Nobody is always first after a pause.
+            let length = group.len().max(1);
+            group.rotate_left(*combination % length);
+            for run in 1..=self.runs {
+                let one =
+                    |factors: &&Factors| Step { combination: *combination, run, factors: (*factors).clone() };
+                steps.extend(group.iter().map(one));
+                group.reverse();
+            }
+            *combination += 1;
+        }
+        steps
+    }
+}
+
+impl Boot {
+    /// Whether the combination can be measured in this lab.
+    fn takes(&self, factors: &Factors) -> bool {
+        // What differs between runs of one lab.
+        let movable = |f: &Factors| Factors {
+            test: self.like.test,
+            tool: self.like.tool,
+            message: self.like.message,
+            buffer: self.like.buffer,
+            sessions: self.like.sessions,
+            nodelay: self.like.nodelay,
+            ip: self.like.ip,
+            device: self.like.device.clone(),
+            ..f.clone()
+        };
+        if movable(factors) != self.like {
+            return false;
+        }
+        if self.devices.contains(&factors.device) {
+            return true;
+        }
+        // The uplink joins one network only; and a small guest stays small.
+        let cards = self.devices.iter().filter(|device| device.is_nic()).count();
+        factors.to == Peer::Guest
+            && (cards + 1) * factors.nics as usize <= SHARED_CARDS
+            && factors.guests <= 4
+    }
+
+    /// The lab, under a name.
+    pub fn spec(&self, name: &str) -> LabSpec {
+        let cards =
+            |device: &Device| vec![device.clone(); if device.is_nic() { self.like.nics as usize } else { 1 }];
+        LabSpec {
+            guests: self.like.guests as usize,
+            kernels: vec![self.like.kernel.clone()],
+            cpus: self.like.cpus,
+            mem_mib: self.like.memory,
+            devices: self.devices.iter().flat_map(cards).collect(),
+            uplink: self.like.to == Peer::Host,
+            // Emulated guests share few processors.
+            boot_seconds: 180 + 20 * u64::from(self.like.guests),
+            ..LabSpec::new(name)
+        }
+    }
+
+    /// What a guest sets on its cards; empty for nothing.
+    pub fn link_script(&self) -> String {
+        let cards = self.devices.iter().filter(|device| device.is_nic()).count() * self.like.nics as usize;
+        let mut script = String::new();
+        for card in 0..cards {
+            if let Some(ring) = self.like.ring {
+                script += &format!("ethtool -G eth{card} rx {ring} tx {ring}\n");
+            }
+            if let Some(mtu) = self.like.mtu {
+                script += &format!("ip link set eth{card} mtu {mtu}\n");
+            }
+            for (name, state) in &self.like.offloads {
+                script += &format!("ethtool -K eth{card} {name} {state}\n");
+            }
+        }
+        if script.is_empty() { script } else { format!("set -e\n{script}") }
+    }
+}
