@@ -18,6 +18,7 @@ pub mod experiment;
 pub mod figure;
 mod lab;
 pub mod plan;
+mod png;
 pub mod proto;
 mod qemu;
 mod qmp;

@@ -1,8 +1,8 @@
-//! A sweep as one page that needs nothing else: what was measured, where, figures, tables.
+//! An experiment as one page that needs nothing else: what the paper says, what was measured, where; charts,
+//! numbers, what failed and what is missing.
 //!
-//! Drawn from the raw rows alone, so the same rows always give the same bytes, and an old result can be
-//! drawn again. The figures are arranged as figures 1 (one session) and 3 (five sessions) of VMware's
-//! paper "VMCI Socket Performance" (2009) are, because that is what readers will hold beside them.
+//! Drawn from the raw rows alone (the plan is in them), so the same rows always give the same bytes, and an old
+//! result can be drawn again.
 
 mod tables;
 #[cfg(test)]
@@ -13,57 +13,109 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
+use crate::experiment::data::{Data, Drawn};
+use crate::experiment::plan::Plan;
 use crate::experiment::rows::{self, Row, Setup};
-use crate::experiment::summary::{Key, OURS, Spread, Summary};
-use crate::experiment::table::{number, size};
-use crate::figure::{self, Grouped, Lying, Series, Side, escape};
+use crate::experiment::summary::Spread;
+use crate::figure::{self, escape};
+use crate::png;
 
 /// The file of a result directory.
 pub const FILE: &str = "report.html";
+/// Its directory of pictures.
+pub const FIGURES: &str = "figures";
 
-/// Draws `DIR/report.html` from `DIR/results.jsonl` and returns its path.
+/// Draws `DIR/report.html` and `DIR/figures/*.svg` and `*.png` from `DIR/results.jsonl`; returns the page's path.
+///
+/// # Errors
+/// There are no rows, or a file cannot be read or written.
 pub fn draw(dir: &Path) -> Result<PathBuf> {
     let rows = rows::read(dir)?;
     if rows.is_empty() {
         bail!("{} has no rows; measure first, for example with vmlane demo", dir.join(rows::FILE).display());
     }
+    let plan = plan_of(&rows);
     let path = dir.join(FILE);
-    std::fs::write(&path, html(&rows)).with_context(|| format!("cannot write {}", path.display()))?;
+    std::fs::write(&path, page(&rows, plan.as_ref()))
+        .with_context(|| format!("cannot write {}", path.display()))?;
+    let figures = dir.join(FIGURES);
+    crate::dirs::make(&figures)?;
+    for (number, drawn) in (1..).zip(charts(&rows, plan.as_ref())) {
+        for (panel, chart) in drawn.charts.iter().enumerate() {
+            let svg = figure::svg(chart);
+            let name = if drawn.charts.len() == 1 {
+                format!("{number}")
+            } else {
+                format!("{number}{}", letter(panel))
+            };
+            // Alone in a file, ink has to say what it is.
+            let alone = svg.replacen("<svg ", "<svg color=\"#1b1f24\" style=\"background:#fff\" ", 1);
+            for (kind, bytes) in [("svg", alone.into_bytes()), ("png", png::png(&svg)?)] {
+                let path = figures.join(format!("{name}.{kind}"));
+                std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
+            }
+        }
+    }
+    if !png::has_fonts() {
+        eprintln!(
+            "draw: this host has no fonts in /usr/share/fonts: the PNG pictures have no words (install fonts-dejavu-core)"
+        );
+    }
     Ok(path)
+}
+
+fn letter(number: usize) -> char {
+    char::from(b'a' + (number % 26) as u8)
+}
+
+/// The plan that the rows carry; the last one, when a later start had another.
+fn plan_of(rows: &[Row]) -> Option<Plan> {
+    let sources = rows.iter().rev().filter_map(|row| row.plan_source.as_ref());
+    sources.filter_map(|source| Plan::parse(&source.text, source.quick).ok()).next()
+}
+
+fn charts(rows: &[Row], plan: Option<&Plan>) -> Vec<Drawn> {
+    let data = Data::new(rows, plan);
+    let figures = plan.iter().flat_map(|plan| &plan.figures);
+    (1..).zip(figures).map(|(number, figure)| data.draw(figure, &format!("f{number}"))).collect()
 }
 
 /// The whole page.
 pub fn html(rows: &[Row]) -> String {
-    let summary = Summary::of(rows);
-    let title = "VMCI sockets against TCP, between two VMs on one host";
+    page(rows, plan_of(rows).as_ref())
+}
+
+fn page(rows: &[Row], plan: Option<&Plan>) -> String {
+    let title = plan.map_or("An experiment", |plan| plan.title.as_str());
     let mut page = format!(
         "<!DOCTYPE html>\n<html lang=\"en\">\n<head>\n<meta charset=\"utf-8\">\n\
          <meta name=\"viewport\" content=\"width=device-width, initial-scale=1\">\n\
-         <meta name=\"color-scheme\" content=\"light dark\">\n<title>{title}</title>\n<style>\n{}</style>\n\
-         </head>\n<body>\n<h1>{title}</h1>\n",
+         <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{0}</title>\n\
+         <style>\n{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
+        escape(title),
         include_str!("report/style.css")
     );
-    page += &lead(rows, &summary);
-    page += &facts(rows);
-    page += &how_to_read(rows);
-    let mut counts: Vec<u32> = summary.keys("stream").map(|key| key.sessions).collect();
-    counts.dedup();
-    for (number, count) in (1..).zip(&counts) {
-        page += &throughput(&summary, number, *count);
+    let missing = plan.map(|plan| missing(rows, plan)).unwrap_or_default();
+    page += &lead(rows, plan, missing.len());
+    page += &claims(rows, plan);
+    page += &drawn(rows, plan);
+    let _ = write!(page, "<h2>Where it was measured</h2>\n{}{}", facts(rows), how_to_read(rows, plan));
+    page += "<h2>The numbers</h2>\n";
+    page += &tables::numbers(rows, plan);
+    let notices = tables::notices(rows);
+    if !notices.is_empty() {
+        let _ = write!(
+            page,
+            "<h2>What VMCI needed beside the bytes</h2>\n<p>Notices and interrupts per MiB, counted by the daemon over \
+             all runs of a combination, set-up included.</p>\n{notices}"
+        );
     }
-    if !counts.is_empty() {
-        page += "<h2>The numbers</h2>\n<p>Medians, with the least and the most of the runs below them.</p>\n";
-        for count in &counts {
-            page += &tables::throughput(&summary, *count);
-        }
-    }
-    if summary.keys("rr").next().is_some() {
-        page += &round_trips(rows, &summary, counts.len() + 1);
-    }
-    page += &notices(rows);
     let failures = tables::failures(rows);
     if !failures.is_empty() {
         let _ = write!(page, "<h2>Runs that failed</h2>\n{failures}");
+    }
+    if !missing.is_empty() {
+        let _ = write!(page, "<h2>Rows that are missing</h2>\n{}", tables::missing(&missing));
     }
     let _ = write!(
         page,
@@ -76,27 +128,89 @@ pub fn html(rows: &[Row]) -> String {
     page
 }
 
-/// The result in a sentence for each baseline.
-fn lead(rows: &[Row], summary: &Summary) -> String {
-    let mut html = String::from("<p class=\"lead\">");
-    for other in summary.others() {
-        let Some((low, high)) = summary.ratios("stream", other) else { continue };
-        let (low, high, other) = (number(low), number(high), escape(other));
-        let _ = write!(html, "VMCI sockets moved {low} to {high} times the bytes of TCP over {other}. ");
+/// The plan's runs that have no row: which combination, and how many of how many.
+fn missing(rows: &[Row], plan: &Plan) -> Vec<(String, u32, u32)> {
+    // A start may have asked for fewer runs than the plan.
+    let runs = rows.iter().map(|row| row.setup.runs).max().filter(|runs| *runs > 0).unwrap_or(plan.runs);
+    let lacks = |id: &String| {
+        let has = |run: &u32| rows.iter().any(|row| row.id == *id && row.run == *run);
+        runs - (1..=runs).filter(has).count() as u32
+    };
+    let ids = plan.combinations.iter().map(|factors| factors.id());
+    ids.map(|id| (lacks(&id), id))
+        .filter(|(lacks, _)| *lacks > 0)
+        .map(|(lacks, id)| (id, lacks, runs))
+        .collect()
+}
+
+fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
+    let mut html = String::new();
+    if let Some(paper) = plan.and_then(|plan| plan.paper.as_ref()) {
+        let _ = writeln!(html, "<p class=\"lead\">After: {}</p>", escape(paper));
     }
-    let round_trips: Vec<String> = summary
-        .others()
-        .filter_map(|other| Some((other, summary.ratios("rr", other)?.0)))
-        .map(|(other, ratio)| format!("{} times as many as TCP over {}", number(ratio), escape(other)))
-        .collect();
-    if !round_trips.is_empty() {
-        let _ = write!(html, "Round trips per second: {}. ", round_trips.join(", "));
+    for note in plan.iter().flat_map(|plan| &plan.notes) {
+        let _ = writeln!(html, "<p>{}</p>", escape(note));
     }
     let failed = rows.iter().filter(|row| row.failed.is_some()).count();
+    let _ = write!(html, "<p>{} runs were made", rows.len());
     if failed > 0 {
-        let _ = write!(html, "{failed} of {} runs failed; they are listed below.", rows.len());
+        let _ = write!(html, "; {failed} of {} runs failed, and are listed below", rows.len());
     }
-    html.trim_end().to_owned() + "</p>\n"
+    if missing > 0 {
+        let _ =
+            write!(html, "; <strong>{missing} combinations lack rows</strong>, and are listed at the end");
+    }
+    if plan.is_none() {
+        html += "; the rows carry no plan that this program reads, so nothing is drawn and nothing can be said to be missing";
+    }
+    if plan.is_some_and(|plan| plan.quick) {
+        html += "; this is the plan's thin slice, good for a look and for nothing else";
+    }
+    html + ".</p>\n"
+}
+
+/// What the paper says beside what was measured.
+fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
+    let Some(plan) = plan.filter(|plan| !plan.claims.is_empty()) else { return String::new() };
+    let data = Data::new(rows, Some(plan));
+    let mut html = String::from(
+        "<h2>What the paper says, and what was measured</h2>\n<table class=\"claims\"><thead><tr><th>the paper</th>\
+         <th>here</th></tr></thead><tbody>\n",
+    );
+    for claim in &plan.claims {
+        let measured = data.measured(claim).unwrap_or_else(|| "not measured".into());
+        let remark = if claim.remark.is_empty() {
+            String::new()
+        } else {
+            format!("<small>{}</small>", escape(&claim.remark))
+        };
+        let _ =
+            writeln!(html, "<tr><td>{}</td><td>{}{remark}</td></tr>", escape(&claim.said), escape(&measured));
+    }
+    html + "</tbody></table>\n"
+}
+
+fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
+    let mut html = String::new();
+    let figures = plan.iter().flat_map(|plan| &plan.figures);
+    for ((number, figure), drawn) in (1..).zip(figures).zip(charts(rows, plan)) {
+        let _ = write!(
+            html,
+            "<h2>Figure {number}: {}</h2>\n<figure>\n<div class=\"panels\">\n",
+            escape(&figure.title)
+        );
+        for chart in &drawn.charts {
+            html += &figure::svg(chart);
+        }
+        let scale = if drawn.charts.len() > 1 { " All panels have one scale." } else { "" };
+        let mixed = if drawn.mixed { " Some marks take several combinations together." } else { "" };
+        let _ = write!(
+            html,
+            "</div>\n<figcaption>{}{scale}{mixed}</figcaption>\n</figure>\n",
+            escape(&figure.caption)
+        );
+    }
+    html
 }
 
 /// Distinct values of the rows, in their order: a result file may be put together from several.
@@ -104,7 +218,7 @@ fn distinct(rows: &[Row], of: impl Fn(&Row) -> String) -> String {
     let mut values: Vec<String> = Vec::new();
     for row in rows {
         let value = of(row);
-        if !values.contains(&value) {
+        if !value.is_empty() && !values.contains(&value) {
             values.push(value);
         }
     }
@@ -113,23 +227,22 @@ fn distinct(rows: &[Row], of: impl Fn(&Row) -> String) -> String {
 
 fn facts(rows: &[Row]) -> String {
     let setup = |of: fn(&Setup) -> String| distinct(rows, |row| of(&row.setup));
+    let gib = f64::from(1 << 30);
     let facts = [
         ("Date", setup(|s| s.date.clone())),
         ("Processor", setup(|s| s.cpu_model.clone())),
         (
             "CPUs, memory",
-            setup(|s| format!("{}, {:.1} GiB", s.cpus, s.memory_bytes as f64 / f64::from(1 << 30))),
-        ),
-        ("Host kernel", setup(|s| s.host_kernel.clone())),
-        ("QEMU, accelerator", distinct(rows, |row| format!("{}, {}", row.setup.qemu, row.accelerator))),
-        (
-            "Guests",
             distinct(rows, |row| {
-                let s = &row.setup;
-                let (kernel, mib) = (&s.guest_kernel, s.guest_memory_mib);
-                format!("{} with {} CPU and {mib} MiB each, kernel {kernel}", row.guests, s.guest_cpus)
+                format!("{}, {:.1} GiB", row.setup.cpus, row.setup.memory_bytes as f64 / gib)
             }),
         ),
+        ("Host kernel", setup(|s| s.host_kernel.clone())),
+        ("QEMU", setup(|s| s.qemu.clone())),
+        ("Accelerator", distinct(rows, |row| row.accelerator.clone())),
+        ("Guests' kernel", setup(|s| s.guest_kernel.clone())),
+        ("Guests", distinct(rows, |row| row.guests.to_string()).replace(';', ",")),
+        ("Each guest", setup(|s| format!("{} CPU, {} MiB", s.guest_cpus, s.guest_memory_mib))),
         ("vmlane", setup(|s| format!("{}, commit {}", s.vmlane, s.commit.as_deref().unwrap_or("unknown")))),
         ("Measured with", distinct(rows, |row| row.tool.clone())),
         ("Pinned to CPUs", setup(|s| s.pinned.clone())),
@@ -137,29 +250,39 @@ fn facts(rows: &[Row]) -> String {
             "Runs",
             setup(|s| {
                 let (runs, seconds, warmup) = (s.runs, s.seconds, s.warmup_seconds);
-                format!("{runs} of each, {seconds} s after {warmup} s of warm-up ({} plan)", s.plan)
+                format!("{runs} of each, {seconds} s after {warmup} s of warm-up (plan {})", s.plan)
             }),
         ),
     ];
     let mut html = String::from("<dl>\n");
-    for (name, value) in facts {
-        let _ = writeln!(html, "<dt>{name}</dt><dd>{}</dd>", escape(&value));
+    for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
+        let _ = writeln!(html, "<dt>{name}</dt><dd>{}</dd>", escape(value));
     }
     html + "</dl>\n"
 }
 
-fn how_to_read(rows: &[Row]) -> String {
-    let mut html = String::from(
-        "<h2>How to read it</h2>\n<ul>\n\
-         <li>Guest a sends as fast as it can, guest b counts what arrives. A <b>message</b> is what one send \
-         hands over; <b>sessions</b> are connections at the same time, with a thread each.</li>\n\
-         <li><b>Buffers</b> are the socket buffers asked for at both ends. For VMCI that is the size of the \
-         ring in each direction; for TCP, Linux sets aside twice as much, half of it for its own needs.</li>\n\
-         <li>A bar is the median of the runs, its whisker reaches from the least to the most. Plain blue is \
-         VMCI, hatched orange TCP; lighter is the smaller buffer. A cross: every run failed.</li>\n\
-         <li>The transports took turns within every combination, every second round backwards, in the same \
-         two guests.</li>\n</ul>\n",
+fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
+    let mean = plan.is_some_and(|plan| plan.statistic == crate::experiment::plan::Statistic::Mean);
+    let mut html = format!(
+        "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most. A cross: nothing was \
+         measured, or every run failed.</li>\n\
+         <li>A <b>message</b> is what one send hands over; <b>sessions</b> are connections at the same time. \
+         <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
+         Linux sets aside twice as much, half of it for its own needs.</li>\n\
+         <li>Devices that could share VMs took turns within every combination, every second round backwards.</li>\n",
+        if mean { "mean" } else { "median" }
     );
+    let skews: Vec<f64> = rows.iter().filter(|row| row.guests > 2).filter_map(|row| row.skew_ms).collect();
+    if let Some(skew) = Spread::of(skews) {
+        let repeated: u32 = rows.iter().map(|row| row.repeated).sum();
+        let _ = writeln!(
+            html,
+            "<li>Where several VMs sent, the first and the last client started within {:.1} ms of each other in the \
+             middle, {:.1} ms at worst; {repeated} attempts were thrown away for too much.</li>",
+            skew.median, skew.max
+        );
+    }
+    html += "</ul>\n";
     if rows.iter().any(|row| row.accelerator == "tcg") {
         html += "<p class=\"care\">The accelerator was tcg: guests' instructions were emulated. Work inside a \
                  guest costs many times what it costs on hardware virtualization, so neither the numbers nor the \
@@ -181,89 +304,4 @@ fn how_to_read(rows: &[Row]) -> String {
         );
     }
     html
-}
-
-/// One figure a number of sessions, one panel a baseline, all panels on one scale.
-fn throughput(summary: &Summary, figure: usize, count: u32) -> String {
-    let keys: Vec<&Key> = summary.keys("stream").filter(|key| key.sessions == count).collect();
-    let mut sizes: Vec<u64> = keys.iter().map(|key| key.message_bytes).collect();
-    sizes.sort();
-    sizes.dedup();
-    let mut buffers: Vec<Option<u64>> = keys.iter().map(|key| key.send_buffer).collect();
-    buffers.dedup();
-    let series = |device: &str, side, name: &str| -> Vec<Series> {
-        let one = |(shade, buffer): (usize, &Option<u64>)| {
-            let bar = |size: &u64| {
-                let key = keys.iter().find(|k| k.send_buffer == *buffer && k.message_bytes == *size)?;
-                let bps = summary.get(key, device)?;
-                let mbit = |bps: f64| bps / 1e6;
-                Some(Spread { median: mbit(bps.median), min: mbit(bps.min), max: mbit(bps.max), ..bps })
-            };
-            let label = format!("{name}, {}", tables::buffer(*buffer));
-            Series { label, side, shade, bars: sizes.iter().map(bar).collect() }
-        };
-        buffers.iter().enumerate().map(one).collect()
-    };
-    let ours = series(OURS, Side::Ours, "VMCI");
-    let panels: Vec<(&str, Vec<Series>)> = summary
-        .others()
-        .map(|other| (other, ours.iter().cloned().chain(series(other, Side::Theirs, "TCP")).collect()))
-        .collect();
-    let reach = figure::reach(panels.iter().flat_map(|(_, series)| series));
-    let sessions = tables::sessions(count);
-    let mut html = format!("<h2>Figure {figure}: {sessions}</h2>\n<figure>\n<div class=\"panels\">\n");
-    for (panel, (other, series)) in panels.into_iter().enumerate() {
-        html += &figure::grouped(&Grouped {
-            id: format!("f{figure}p{panel}"),
-            title: format!("VMCI and TCP over {other}, {sessions}"),
-            x_title: "message size in bytes".into(),
-            y_title: "Mbit/s".into(),
-            groups: sizes.iter().map(|bytes| size(*bytes)).collect(),
-            series,
-            reach,
-        });
-    }
-    let paper = match count {
-        1 => " Arranged as figure 1 of “VMCI Socket Performance”.",
-        5 => " Arranged as figure 3 of “VMCI Socket Performance”.",
-        _ => "",
-    };
-    let _ = write!(
-        html,
-        "</div>\n<figcaption>Throughput from guest a to guest b by message size, with {sessions}. All panels of \
-         this figure have one scale.{paper}</figcaption>\n</figure>\n"
-    );
-    html
-}
-
-fn round_trips(rows: &[Row], summary: &Summary, figure: usize) -> String {
-    let Some(key) = summary.keys("rr").next() else { return String::new() };
-    let bars: Vec<Lying> = std::iter::once(OURS)
-        .chain(summary.others())
-        .map(|device| Lying {
-            label: tables::transport(device),
-            side: if device == OURS { Side::Ours } else { Side::Theirs },
-            bar: summary.get(key, device),
-        })
-        .collect();
-    format!(
-        "<h2>Figure {figure}: round trips</h2>\n<figure class=\"narrow\">\n{}<figcaption>Round trips per second of \
-         {} byte each way, over one connection with the kernels' default buffers; the next begins when the one \
-         before is back.</figcaption>\n</figure>\n{}",
-        figure::lying("rr", "Round trips per second", "/s", &bars),
-        key.message_bytes,
-        tables::round_trips(rows, summary)
-    )
-}
-
-fn notices(rows: &[Row]) -> String {
-    let table = tables::notices(rows);
-    if table.is_empty() {
-        return String::new();
-    }
-    format!(
-        "<h2>What VMCI needed beside the bytes</h2>\n<p>Notices and interrupts per MiB, counted by the daemon over \
-         all runs of a combination, set-up included. Every notice costs an exit or an interrupt; a daemon that \
-         stays awake needs few.</p>\n{table}"
-    )
 }

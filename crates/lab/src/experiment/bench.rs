@@ -13,7 +13,7 @@ use super::factors::{Factors, Peer, Tool};
 use super::host::Cpu;
 use super::plan::Plan;
 use super::rows::{Counters, Row};
-use super::steps::{Boot, Step};
+use super::steps::{Boot, Step, shaper};
 use super::together::Team;
 use super::tool;
 use crate::plan::{GuestStatus, Status};
@@ -32,7 +32,7 @@ pub struct Bench {
     status: Status,
     like: Factors,
     program: PathBuf,
-    link_script: String,
+    guest_script: String,
     /// By guest (or `host`) and tool.
     servers: BTreeMap<(String, Tool), Vec<Running>>,
     /// The server on the test host.
@@ -69,13 +69,13 @@ impl Bench {
             status,
             like: boot.like.clone(),
             program: program.to_owned(),
-            link_script: boot.link_script(),
+            guest_script: boot.guest_script(),
             servers: BTreeMap::new(),
             host: None,
             dead: Vec::new(),
         };
         for guest in &bench.status.guests {
-            bench.set_links(&guest.name)?;
+            bench.set_guest(&guest.name)?;
         }
         bench.set_rate()?;
         Ok(bench)
@@ -87,31 +87,22 @@ impl Bench {
         self.lab.down()
     }
 
-    fn set_links(&self, guest: &str) -> Result<()> {
-        if !self.link_script.is_empty() {
-            self.lab.guest(guest).sh(&self.link_script).context("the plan's settings of the cards")?;
+    fn set_guest(&self, guest: &str) -> Result<()> {
+        if !self.guest_script.is_empty() {
+            self.lab.guest(guest).sh(&self.guest_script).context("the plan's settings of the guest")?;
         }
         Ok(())
     }
 
-    /// Shapes the uplink, both ways.
+    /// Shapes what the test host sends; what guests send they shape themselves (see the boot's script): a kernel
+    /// without policing can do no more.
     fn set_rate(&self) -> Result<()> {
         let Some(rate) = self.like.rate else { return Ok(()) };
-        let tap = test_host::tap(&self.status.name);
-        // A bucket of 2 ms of the rate, and never less than a few of the longest frames.
-        let burst = (rate / 8 / 500).max(256 << 10);
-        let to_guests =
-            format!("tc qdisc replace dev {tap} root tbf rate {rate}bit burst {burst} latency 20ms");
-        let from_guests = format!(
-            "tc qdisc replace dev {tap} ingress; tc filter replace dev {tap} parent ffff: protocol all prio 1 \
-             matchall action police rate {rate}bit burst {burst} conform-exceed drop"
-        );
-        for line in [to_guests, from_guests] {
-            let argv = ["sh".to_owned(), "-ec".to_owned(), line];
-            let output = self.lab.host_command(&argv)?.output().context("cannot run tc (iproute2)")?;
-            let said = String::from_utf8_lossy(&output.stderr);
-            ensure!(output.status.success(), "the uplink cannot be shaped: {}", said.trim());
-        }
+        let line = shaper(&test_host::tap(&self.status.name), rate);
+        let argv: Vec<String> = line.split(' ').map(str::to_owned).collect();
+        let output = self.lab.host_command(&argv)?.output().context("cannot run tc (iproute2)")?;
+        let said = String::from_utf8_lossy(&output.stderr);
+        ensure!(output.status.success(), "the uplink cannot be shaped: {}", said.trim());
         Ok(())
     }
 
@@ -306,7 +297,7 @@ impl Bench {
             } else {
                 bail!("guest {} is {}", guest.name, guest.state);
             }
-            self.set_links(&guest.name)?;
+            self.set_guest(&guest.name)?;
         }
         self.status = self.lab.status()?;
         Ok(())

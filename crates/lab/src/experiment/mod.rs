@@ -12,11 +12,13 @@
 //! | `rows.rs` | the raw rows and their file |
 //! | `host.rs` | what the host is and uses |
 //! | `summary.rs` | repeats in one number, and ratios |
+//! | `data.rs` | what charts and claims show of the rows |
 //! | `table.rs` | both as text |
 //!
 //! [`crate::figure`] and [`crate::report`] draw from the rows alone.
 
 mod bench;
+pub mod data;
 pub mod factors;
 pub mod host;
 pub mod plan;

@@ -24,6 +24,8 @@ pub struct Plan {
     pub paper: Option<String>,
     /// What the reader must know, a paragraph each.
     pub notes: Vec<String>,
+    /// What a lab does not have and the plan needs: it can be checked, and not be run.
+    pub needs: Option<String>,
     pub statistic: Statistic,
     /// How often each combination is measured.
     pub runs: u32,
@@ -141,6 +143,7 @@ struct Raw {
     paper: Option<String>,
     #[serde(default)]
     notes: Vec<String>,
+    needs: Option<String>,
     #[serde(default)]
     statistic: Statistic,
     runs: Spanned<i64>,
@@ -202,6 +205,7 @@ impl Plan {
             title: raw.title,
             paper: raw.paper,
             notes: raw.notes,
+            needs: raw.needs,
             statistic: raw.statistic,
             figures: raw.figure,
             claims: raw.claim,

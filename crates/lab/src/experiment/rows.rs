@@ -127,6 +127,7 @@ impl Row {
     /// A factor's value as plans write it.
     pub fn factor(&self, name: &str) -> String {
         match name {
+            "id" => self.id.clone(),
             "device" => self.device.clone(),
             "kernel" => self.kernel.clone(),
             "accelerator" => self.accelerator.clone(),

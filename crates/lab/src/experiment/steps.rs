@@ -129,10 +129,14 @@ impl Boot {
         }
     }
 
-    /// What a guest sets on its cards; empty for nothing.
-    pub fn link_script(&self) -> String {
+    /// What a guest sets before the first run; empty for nothing.
+    pub fn guest_script(&self) -> String {
         let cards = self.devices.iter().filter(|device| device.is_nic()).count() * self.like.nics as usize;
         let mut script = String::new();
+        // Without this the kernel gives less than a plan asks for, and iperf3 refuses to go on.
+        if let Some(most) = self.steps.iter().filter_map(|step| step.factors.buffer).max() {
+            script += &format!("sysctl -q -w net.core.rmem_max={most} net.core.wmem_max={most}\n");
+        }
         for card in 0..cards {
             if let Some(ring) = self.like.ring {
                 script += &format!("ethtool -G eth{card} rx {ring} tx {ring}\n");
@@ -144,6 +148,17 @@ impl Boot {
                 script += &format!("ethtool -K eth{card} {name} {state}\n");
             }
         }
+        if let Some(rate) = self.like.rate {
+            // Together the guests send what the uplink carries.
+            script += &format!("{}\n", shaper("eth0", rate / u64::from(self.like.guests)));
+        }
         if script.is_empty() { script } else { format!("set -e\n{script}") }
     }
+}
+
+/// The command that lets an interface send at a rate, in bits per second.
+pub fn shaper(interface: &str, rate: u64) -> String {
+    // A bucket of 2 ms of the rate, and never less than a few of the longest frames.
+    let burst = (rate / 8 / 500).max(256 << 10);
+    format!("tc qdisc replace dev {interface} root tbf rate {rate}bit burst {burst} latency 20ms")
 }

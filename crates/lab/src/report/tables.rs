@@ -1,16 +1,18 @@
-//! The tables of a report: numbers, round trips, notices, failures.
+//! The tables of a report: numbers, notices, failures, what is missing.
 
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::experiment::Row;
-use crate::experiment::summary::{Key, OURS, Spread, Summary};
-use crate::experiment::table::{number, size};
+use crate::experiment::data::title;
+use crate::experiment::plan::Plan;
+use crate::experiment::rows::Row;
+use crate::experiment::summary::Spread;
+use crate::experiment::table::{number, size, unit};
 use crate::figure::escape;
 
 /// A cell: the median, and below it the range when there is one.
 fn cell(spread: Option<Spread>, scale: f64) -> String {
-    let Some(spread) = spread else { return "<td>failed</td>".into() };
+    let Some(spread) = spread else { return "<td>–</td>".into() };
     let n = |value: f64| number(value / scale);
     if spread.runs < 2 {
         return format!("<td>{}</td>", n(spread.median));
@@ -18,85 +20,59 @@ fn cell(spread: Option<Spread>, scale: f64) -> String {
     format!("<td>{}<small>{}–{}</small></td>", n(spread.median), n(spread.min), n(spread.max))
 }
 
-pub fn buffer(bytes: Option<u64>) -> String {
-    bytes.map_or("default".into(), |bytes| size(bytes).replace('k', " KiB").replace('M', " MiB"))
-}
-
-/// `one session`, `five sessions`, `16 sessions`.
-pub fn sessions(count: u32) -> String {
-    match count {
-        1 => "one session".into(),
-        2..=9 => {
-            let words = ["two", "three", "four", "five", "six", "seven", "eight", "nine"];
-            format!("{} sessions", words[count as usize - 2])
+/// Every combination: the factors that differ, and what was measured.
+pub fn numbers(rows: &[Row], plan: Option<&Plan>) -> String {
+    let named: Vec<&str> =
+        plan.map_or(vec!["device", "test", "message", "buffer", "sessions"], |plan| plan.named.clone());
+    let first = |name: &str| rows.first().map(|row| row.factor(name));
+    let varies = |name: &&str| rows.iter().any(|row| Some(row.factor(name)) != first(name));
+    let factors: Vec<&str> = named.into_iter().filter(varies).collect();
+    let mut ids: Vec<&str> = Vec::new();
+    for row in rows {
+        if !ids.contains(&row.id.as_str()) {
+            ids.push(&row.id);
         }
-        _ => format!("{count} sessions"),
     }
-}
-
-/// Throughput of every combination with `count` sessions.
-pub fn throughput(summary: &Summary, count: u32) -> String {
-    let others: Vec<&str> = summary.others().collect();
-    let mut html =
-        format!("<div class=\"scroll\"><table><caption>Mbit/s with {}</caption><thead><tr>", sessions(count));
-    html += "<th>buffers</th><th>message</th><th>VMCI</th>";
-    for other in &others {
-        let _ = write!(html, "<th>TCP, {}</th><th>VMCI / TCP</th>", escape(other));
+    let order: Vec<String> =
+        plan.iter().flat_map(|plan| &plan.combinations).map(|factors| factors.id()).collect();
+    ids.sort_by_key(|id| order.iter().position(|other| other == id).unwrap_or(usize::MAX));
+    let mut html = String::from(
+        "<p>Medians, with the least and the most of the runs below them.</p>\n<div class=\"scroll\"><table><thead><tr>",
+    );
+    for name in &factors {
+        let _ = write!(html, "<th class=\"text\">{}</th>", escape(title(name)));
     }
-    html += "</tr></thead><tbody>\n";
-    let mut before = None;
-    for key in summary.keys("stream").filter(|key| key.sessions == count) {
-        let first = before.replace(key.send_buffer) != Some(key.send_buffer);
-        let class = if first { " class=\"first\"" } else { "" };
-        let shown = if first { buffer(key.send_buffer) } else { String::new() };
-        let _ = write!(html, "<tr{class}><td>{shown}</td><td>{}</td>", size(key.message_bytes));
-        html += &cell(summary.get(key, OURS), 1e6);
-        for other in &others {
-            html += &cell(summary.get(key, other), 1e6);
-            html += &ratio(summary.ratio(key, other));
+    html += "<th>result</th><th class=\"text\">unit</th><th>runs</th><th>median µs</th><th>99 % µs</th><th>CPU s</th>\
+             <th>skew ms</th></tr></thead><tbody>\n";
+    for id in ids {
+        let of: Vec<&Row> = rows.iter().filter(|row| row.id == id).collect();
+        let Some(row) = of.first() else { continue };
+        let (name, scale) = unit(&row.test);
+        html += "<tr>";
+        for factor in &factors {
+            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&row.factor(factor)));
+        }
+        let good = || of.iter().filter(|row| row.failed.is_none());
+        let spread = |value: fn(&Row) -> Option<f64>| Spread::of(good().filter_map(|row| value(row)));
+        html += &cell(spread(Row::value), scale);
+        let _ = write!(html, "<td class=\"text\">{name}</td><td>{}</td>", good().count());
+        for value in [
+            (|row| row.rtt_us.map(|times| times.p50)) as fn(&Row) -> Option<f64>,
+            |row| row.rtt_us.map(|times| times.p99),
+            |row| row.host_cpu_seconds,
+            |row| row.skew_ms.filter(|_| row.guests > 2),
+        ] {
+            let middle = spread(value).map_or("–".into(), |spread| number(spread.median));
+            let _ = write!(html, "<td>{middle}</td>");
         }
         html += "</tr>\n";
     }
-    html + "</tbody></table></div>\n"
+    html + "</tbody></table></div>\n<p><small>CPU s: seconds of the daemon and all QEMUs during a run, start and \
+            warm-up included.</small></p>\n"
 }
 
-fn ratio(ratio: Option<f64>) -> String {
-    format!("<td class=\"ratio\">{}</td>", ratio.map_or("–".into(), number))
-}
-
-/// Rates and times of round trips; times are the medians over the runs.
-pub fn round_trips(rows: &[Row], summary: &Summary) -> String {
-    let mut html = String::from(
-        "<div class=\"scroll\"><table><thead><tr><th class=\"text\">transport</th><th>round trips / s</th>\
-         <th>VMCI / TCP</th><th>median µs</th><th>90 % below</th><th>99 % below</th></tr></thead><tbody>\n",
-    );
-    for key in summary.keys("rr") {
-        for device in std::iter::once(OURS).chain(summary.others()) {
-            let times: Vec<_> = rows
-                .iter()
-                .filter(|row| row.device == device && Key::of(row) == *key && row.failed.is_none())
-                .filter_map(|row| row.rtt_us)
-                .collect();
-            let middle = |values: Vec<f64>| Spread::of(values).map_or("–".into(), |s| number(s.median));
-            let _ = write!(html, "<tr><td class=\"text\">{}</td>", escape(&transport(device)));
-            html += &cell(summary.get(key, device), 1.0);
-            html += &if device == OURS { "<td></td>".into() } else { ratio(summary.ratio(key, device)) };
-            for values in [
-                times.iter().map(|t| t.p50).collect(),
-                times.iter().map(|t| t.p90).collect(),
-                times.iter().map(|t| t.p99).collect(),
-            ] {
-                let _ = write!(html, "<td>{}</td>", middle(values));
-            }
-            html += "</tr>\n";
-        }
-    }
-    html + "</tbody></table></div>\n"
-}
-
-/// What people call a device's way.
-pub fn transport(device: &str) -> String {
-    if device == OURS { "VMCI sockets".into() } else { format!("TCP, {device}") }
+fn buffer(bytes: Option<u64>) -> String {
+    bytes.map_or("default".into(), |bytes| size(bytes).replace('k', " KiB").replace('M', " MiB"))
 }
 
 /// The counters of the columns: whose, and which.
@@ -111,12 +87,13 @@ const COUNTERS: [(&str, &str, &str); 6] = [
 
 /// Notices and interrupts per MiB of VMCI streams, over all runs of a combination; empty without any.
 pub fn notices(rows: &[Row]) -> String {
-    let mut sums: BTreeMap<Key, (f64, [f64; 6])> = BTreeMap::new();
+    let mut sums: BTreeMap<(u32, Option<u64>, u64), (f64, [f64; 6])> = BTreeMap::new();
     let of = |row: &Row, vm: &str, name: &str| {
         row.counters.get(vm).and_then(|counters| counters.get(name)).copied().unwrap_or(0) as f64
     };
-    for row in rows.iter().filter(|row| row.device == OURS && row.test == "stream" && row.failed.is_none()) {
-        let (mib, counts) = sums.entry(Key::of(row)).or_default();
+    for row in rows.iter().filter(|row| row.device == "vmci" && row.test == "stream" && row.failed.is_none())
+    {
+        let (mib, counts) = sums.entry((row.sessions, row.send_buffer, row.message_bytes)).or_default();
         *mib += of(row, "a", "stream_bytes_sent") / f64::from(1 << 20);
         for (count, (vm, name, _)) in counts.iter_mut().zip(COUNTERS) {
             *count += of(row, vm, name);
@@ -133,14 +110,8 @@ pub fn notices(rows: &[Row]) -> String {
         let _ = write!(html, "<th>{title}</th>");
     }
     html += "<th>MiB moved</th></tr></thead><tbody>\n";
-    let mut before = None;
-    for (key, (mib, counts)) in &sums {
-        let first = before.replace((key.sessions, key.send_buffer)) != Some((key.sessions, key.send_buffer));
-        let (class, buffer) =
-            if first { (" class=\"first\"", buffer(key.send_buffer)) } else { ("", String::new()) };
-        let sessions = if first { key.sessions.to_string() } else { String::new() };
-        let message = size(key.message_bytes);
-        let _ = write!(html, "<tr{class}><td>{sessions}</td><td>{buffer}</td><td>{message}</td>");
+    for ((sessions, bytes, message), (mib, counts)) in &sums {
+        let _ = write!(html, "<tr><td>{sessions}</td><td>{}</td><td>{}</td>", buffer(*bytes), size(*message));
         for count in counts {
             let _ = write!(html, "<td>{}</td>", number(count / mib));
         }
@@ -149,22 +120,30 @@ pub fn notices(rows: &[Row]) -> String {
     html + "</tbody></table></div>\n"
 }
 
-/// The runs that failed, with the reason; empty when none did.
+/// The runs that failed, with the reason and the log; empty when none did.
 pub fn failures(rows: &[Row]) -> String {
     let mut html = String::new();
     for row in rows {
         let Some(why) = &row.failed else { continue };
-        let _ = writeln!(
-            html,
-            "<li>{}, {} of {} bytes, buffers {}, {}, run {}: {}</li>",
-            escape(&transport(&row.device)),
-            escape(&row.test),
-            row.message_bytes,
-            buffer(row.send_buffer),
-            sessions(row.sessions),
-            row.run,
-            escape(why)
-        );
+        let _ = write!(html, "<li>{}, run {}: {}", escape(&row.id), row.run, escape(why));
+        if let Some(log) = &row.log {
+            let _ = write!(
+                html,
+                "<details><summary>the end of its log</summary><pre>{}</pre></details>",
+                escape(log)
+            );
+        }
+        html += "</li>\n";
     }
     if html.is_empty() { html } else { format!("<ul>\n{html}</ul>\n") }
+}
+
+/// Combinations without all of their rows.
+pub fn missing(list: &[(String, u32, u32)]) -> String {
+    let mut html =
+        String::from("<p>The plan has these runs, and the results have no rows for them.</p>\n<ul>\n");
+    for (id, lacks, runs) in list {
+        let _ = writeln!(html, "<li>{}: {lacks} of {runs} runs</li>", escape(id));
+    }
+    html + "</ul>\n"
 }

@@ -1,35 +1,97 @@
-//! A small sweep, drawn: what a reader must find, and that drawing again changes nothing.
-
-use std::collections::BTreeMap;
+//! A small experiment, drawn: what a reader must find, and that drawing again changes nothing.
 
 use super::*;
+use crate::experiment::rows::PlanSource;
+use crate::experiment::steps::Step;
 
-fn row(device: &str, test: &str, sessions: u32, message_bytes: u64, run: u32) -> Row {
-    let value = f64::from(run) * 10.0 * message_bytes as f64 * if device == OURS { 4.0 } else { 1.0 };
-    let count = |names: [&str; 3]| -> BTreeMap<String, u64> {
-        names.map(|name| (name.to_owned(), 1 << 20)).into_iter().collect()
+const PLAN: &str = r#"
+name = "t"
+title = "A <title>"
+paper = "The Paper, 2009"
+notes = ["A note & more."]
+runs = 2
+seconds = 1
+
+[[case]]
+device = ["vmci", "vmxnet3", "qemu-e1000"]
+sessions = [1, 5]
+buffer = "64k"
+message = ["512", "64k"]
+
+[[case]]
+device = ["vmci", "vmxnet3"]
+test = "rr"
+message = 1
+
+[[figure]]
+title = "Throughput"
+x = "message"
+series = ["device"]
+panels = "sessions"
+only = { test = "stream" }
+
+[[figure]]
+title = "Ratio"
+kind = "ratio"
+x = "message"
+series = ["device", "sessions"]
+only = { test = "stream", device = "vmci" }
+over = { device = ["vmxnet3", "qemu-e1000"] }
+
+[[figure]]
+title = "Round trips"
+kind = "lines"
+value = "rtt-p50"
+log = true
+x = "device"
+only = { test = "rr" }
+
+[[claim]]
+said = "VMCI is faster."
+of = { device = "vmci", test = "stream" }
+over = { device = "vmxnet3" }
+
+[[claim]]
+said = "It is 29 Gbit/s."
+of = { device = "vmci", test = "stream", message = "64k" }
+"#;
+
+fn row(step: &Step) -> Row {
+    let factors = &step.factors;
+    let times = match factors.text("device").as_str() {
+        "vmci" => 4.0,
+        "vmxnet3" => 2.0,
+        _ => 1.0,
     };
-    let counters = [
-        ("a".to_owned(), count(["stream_bytes_sent", "wrote_sent", "interrupts"])),
-        ("b".to_owned(), count(["wrote_received", "read_sent", "interrupts"])),
-    ];
+    let value = f64::from(step.run) * times * factors.message as f64;
+    let asks = factors.test.is_transactional();
+    let rtt = vmlane_bench::report::RoundTrips {
+        min: 1.0,
+        p50: 100.0 / times,
+        p90: 3.0,
+        p99: 4.0,
+        p999: 5.0,
+        max: 6.0,
+    };
     Row {
         version: 1,
-        device: device.into(),
+        id: factors.id(),
+        device: factors.text("device"),
         kernel: "6.12".into(),
         accelerator: "tcg".into(),
         guests: 2,
-        tool: "vmlane-bench".into(),
-        test: test.into(),
-        message_bytes,
-        send_buffer: (test == "stream").then_some(65536 * u64::from(run)),
-        sessions,
-        run,
-        throughput_bps: (test == "stream").then_some(value * 1e6),
-        transactions_per_second: (test == "rr").then_some(value),
+        tool: "vmlane".into(),
+        test: factors.test.name().into(),
+        message_bytes: factors.message,
+        send_buffer: factors.buffer,
+        sessions: factors.sessions,
+        run: step.run,
+        throughput_bps: (!asks).then_some(value * 1e6),
+        transactions_per_second: asks.then_some(value),
+        rtt_us: asks.then_some(rtt),
         wall_seconds: 2.0,
+        host_cpu_seconds: Some(1.0),
         host_other_cpu_seconds: Some(1.0),
-        counters: if device == OURS { counters.into_iter().collect() } else { BTreeMap::new() },
         setup: Setup {
             cpu_model: "Some <CPU>".into(),
             cpus: 2,
@@ -39,6 +101,7 @@ fn row(device: &str, test: &str, sessions: u32, message_bytes: u64, run: u32) ->
             commit: Some("c0ffee".into()),
             pinned: "nothing".into(),
             date: "2025-01-31 17:05 UTC".into(),
+            plan: "t".into(),
             runs: 2,
             ..Setup::default()
         },
@@ -47,59 +110,59 @@ fn row(device: &str, test: &str, sessions: u32, message_bytes: u64, run: u32) ->
 }
 
 fn sweep() -> Vec<Row> {
-    let mut rows = Vec::new();
-    for device in [OURS, "qemu-virtio-net", "qemu-vmxnet3"] {
-        for run in 1..=2 {
-            for sessions in [1, 5] {
-                rows.extend([512, 65536].map(|size| row(device, "stream", sessions, size, run)));
-            }
-            rows.push(row(device, "rr", 1, 1, run));
-        }
-    }
+    let plan = Plan::parse(PLAN, false).unwrap();
+    let mut rows: Vec<Row> = plan.boots().iter().flat_map(|boot| &boot.steps).map(row).collect();
+    rows[0].plan_source = Some(PlanSource { text: PLAN.into(), quick: false });
     rows
 }
 
 #[test]
-fn a_reader_finds_figures_numbers_and_where_they_come_from() {
+fn a_reader_finds_figures_claims_numbers_and_where_they_come_from() {
     let page = html(&sweep());
-    // Two panels for one session, two for five, and one for round trips.
-    assert_eq!((page.matches("<svg").count(), page.matches("</svg>").count()), (5, 5));
+    // Two panels, a ratio, round trips.
+    assert_eq!((page.matches("<svg").count(), page.matches("</svg>").count()), (4, 4));
+    // 3 devices by 2 sizes by 2 panels; 2 devices by 2 sessions by 2 sizes; 2 devices.
+    assert_eq!(page.matches("class=\"mark\"").count(), 12 + 8 + 2);
     for part in [
-        "Figure 1: one session<",
-        "Figure 2: five sessions<",
-        "Figure 3: round trips",
-        "VMCI, 64 KiB",
-        "TCP, 128 KiB",
-        "VMCI and TCP over qemu-vmxnet3",
-        "Round trips per second: 4.00 times as many as TCP over qemu-virtio-net, 4.00 times",
-        "moved 4.00 to 4.00 times the bytes of TCP over qemu-virtio-net",
+        "A &lt;title&gt;",
+        "After: The Paper, 2009",
+        "A note &amp; more.",
+        "Figure 1: Throughput<",
+        "Throughput: 5 sessions",
+        "Figure 3: Round trips",
+        "message size in bytes",
+        "VMCI is faster.</td><td>2.00 to 2.00 times, in the middle 2.00 (4 combinations)",
+        "29 Gbit/s.</td><td>393 Gbit/s",
+        "vmci / each device",
         "Some &lt;CPU&gt;",
         "c0ffee",
         "6.1-host",
         "6.12-guest",
-        "11.1.3, tcg",
+        "11.1.3",
         "2025-01-31 17:05 UTC",
         "<dt>Pinned to CPUs</dt><dd>nothing</dd>",
         "results.jsonl",
         "instructions were emulated",
         "0.50 of the host's 2 CPUs",
-        "interrupts to a",
+        "28 runs were made.",
     ] {
         assert!(page.contains(part), "{part} is missing");
     }
-    assert!(!page.contains("NaN") && !page.contains("Runs that failed"));
-}
-
-#[test]
-fn nothing_is_loaded_from_elsewhere() {
-    let page = html(&sweep()).replace("http://www.w3.org/2000/svg", "");
-    for part in ["http:", "https:", "<script", "<link", "<img", "@import", "src="] {
+    for part in ["NaN", "Runs that failed", "Rows that are missing", "take several combinations"] {
         assert!(!page.contains(part), "{part}");
     }
 }
 
 #[test]
-fn the_same_rows_give_the_same_bytes() {
+fn nothing_is_loaded_from_elsewhere() {
+    let page = html(&sweep()).replace("http://www.w3.org/2000/svg", "");
+    for part in ["http:", "https:", "<script", "<img", "@import", "src="] {
+        assert!(!page.contains(part), "{part}");
+    }
+}
+
+#[test]
+fn the_same_rows_give_the_same_bytes_and_pictures() {
     let dir = tempfile::tempdir().unwrap();
     let mut writer = rows::Writer::create(dir.path()).unwrap();
     sweep().iter().for_each(|row| writer.add(row).unwrap());
@@ -108,22 +171,52 @@ fn the_same_rows_give_the_same_bytes() {
     assert_eq!(String::from_utf8_lossy(&first), html(&sweep()));
     draw(dir.path()).unwrap();
     assert_eq!(first, std::fs::read(&path).unwrap());
+    for name in ["1a.svg", "1b.png", "2.svg", "3.png"] {
+        let bytes = std::fs::read(dir.path().join(FIGURES).join(name)).unwrap();
+        assert!(bytes.len() > 1000, "{name}");
+        assert_eq!(name.ends_with("png"), bytes.starts_with(b"\x89PNG"), "{name}");
+    }
 }
 
 #[test]
-fn failed_runs_are_listed_and_do_not_stop_the_drawing() {
+fn failed_runs_are_listed_with_their_logs_and_do_not_stop_the_drawing() {
     let mut rows = sweep();
-    for row in rows.iter_mut().filter(|row| row.device == OURS) {
+    for row in rows.iter_mut().filter(|row| row.device == "vmci") {
         row.failed = Some("no <answer>".into());
+        row.log = Some("panic & end".into());
     }
     let page = html(&rows);
-    assert!(page.contains("10 of 30 runs failed") && page.contains("no &lt;answer&gt;"));
+    assert!(page.contains("10 of 28 runs failed") && page.contains("no &lt;answer&gt;"));
+    assert!(page.contains("panic &amp; end") && page.contains("not measured"));
     assert!(!page.contains("NaN") && !page.contains("inf "));
 }
 
 #[test]
-fn an_empty_result_says_so() {
+fn a_file_that_was_cut_short_says_what_is_missing() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut writer = rows::Writer::create(dir.path()).unwrap();
+    sweep().iter().for_each(|row| writer.add(row).unwrap());
+    let path = dir.path().join(rows::FILE);
+    let text = std::fs::read_to_string(&path).unwrap();
+    // In the middle of a line, after four runs of everything that follow each other.
+    let line = text.match_indices('\n').nth(25).unwrap().0;
+    std::fs::write(&path, &text[..line + 40]).unwrap();
+    let page = std::fs::read_to_string(draw(dir.path()).unwrap()).unwrap();
+    assert!(
+        page.contains("26 runs were made; <strong>2 combinations lack rows</strong>"),
+        "{}",
+        &page[..3000]
+    );
+    assert!(page.contains("test=rr message=1: 1 of 2 runs"));
+}
+
+#[test]
+fn an_empty_result_says_so_and_rows_without_a_plan_are_shown_as_numbers() {
     let dir = tempfile::tempdir().unwrap();
     rows::Writer::create(dir.path()).unwrap();
     assert!(draw(dir.path()).unwrap_err().to_string().contains("no rows"));
+    let mut rows = sweep();
+    rows[0].plan_source = None;
+    let page = html(&rows);
+    assert!(page.contains("carry no plan") && page.contains("<td class=\"text\">vmxnet3</td>"));
 }

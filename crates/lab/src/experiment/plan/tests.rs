@@ -63,7 +63,7 @@ rate = "1G"
     assert_eq!(plan.combinations.len(), 5);
     let boots = plan.boots();
     assert_eq!(boots.len(), 4);
-    assert_eq!(boots[1].link_script(), "set -e\nip link set eth0 mtu 9000\n");
+    assert_eq!(boots[1].guest_script(), "set -e\nip link set eth0 mtu 9000\n");
     assert_eq!((boots[2].steps.len(), boots[2].spec("x").guests), (2, 4));
     assert!(boots[3].spec("x").uplink && !boots[2].spec("x").uplink);
 }
