@@ -101,6 +101,11 @@ impl Device {
         matches!(self, Device::Vmci | Device::VirtioVsock) || self.is_on_switch()
     }
 
+    /// Whether it carries vsock; a guest has one such device.
+    pub fn is_vsock(&self) -> bool {
+        matches!(self, Device::Vmci | Device::VirtioVsock)
+    }
+
     /// Whether it is a port of the daemon's switch.
     pub fn is_on_switch(&self) -> bool {
         matches!(self, Device::Vmxnet3(_) | Device::VirtioNet(_))

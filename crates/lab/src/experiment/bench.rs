@@ -312,7 +312,7 @@ fn plain(address: &str) -> String {
 /// Where a guest is reached through a device: one address a card.
 fn addresses(guest: &GuestStatus, factors: &Factors) -> Result<Vec<String>> {
     let name = &guest.name;
-    if factors.device == Device::Vmci {
+    if factors.device.is_vsock() {
         return Ok(vec![guest.cid.with_context(|| format!("guest {name} has no CID"))?.to_string()]);
     }
     let device = factors.device.to_string();

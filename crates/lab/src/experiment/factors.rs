@@ -38,7 +38,7 @@ pub const NAMES: [&str; 21] = [
 ];
 
 /// The tests that a plan may ask for.
-pub const TESTS: [Test; 4] = [Test::Stream, Test::Maerts, Test::Rr, Test::Crr];
+pub const TESTS: [Test; 5] = [Test::Stream, Test::Maerts, Test::Bidir, Test::Rr, Test::Crr];
 
 /// The longest message and the largest buffer that bench takes.
 const MOST_MESSAGE: u64 = 16 << 20;
@@ -202,18 +202,19 @@ impl Factors {
     pub fn set(&mut self, name: &str, text: &str) -> Result<()> {
         match name {
             "device" => self.device = text.parse()?,
-            "profile" | "queues" => {
-                let Device::Vmxnet3(nic) = &mut self.device else {
-                    bail!("{} has none: it is a factor of vmlane's vmxnet3", self.device);
-                };
-                if name == "profile" {
-                    const PROFILES: [&str; 3] = ["vmxnet3", "vmxnet2-class", "full"];
-                    ensure!(PROFILES.contains(&text), "{text:?}: choose from {}", PROFILES.join(", "));
-                    nic.profile = Some(text.to_owned());
-                } else {
-                    nic.queues = Some(whole(text, 1, 16)?);
+            "profile" => {
+                const PROFILES: [&str; 3] = ["vmxnet3", "vmxnet2-class", "full"];
+                ensure!(PROFILES.contains(&text), "{text:?}: choose from {}", PROFILES.join(", "));
+                match &mut self.device {
+                    Device::Vmxnet3(nic) => nic.profile = Some(text.to_owned()),
+                    other => bail!("{other} has none: it is a factor of vmlane's vmxnet3"),
                 }
             }
+            "queues" => match &mut self.device {
+                Device::Vmxnet3(nic) => nic.queues = Some(whole(text, 1, 16)?),
+                Device::VirtioNet(nic) => nic.queues = Some(whole(text, 1, 16)?),
+                other => bail!("{other} has none: it is a factor of vmlane's vmxnet3 and virtio-net"),
+            },
             "kernel" => {
                 let known = KERNELS.map(|(version, ..)| version);
                 ensure!(known.contains(&text), "{text:?}: choose from {}", known.join(", "));
@@ -265,14 +266,15 @@ impl Factors {
 
     /// The value as plans and labels write it; empty for a factor that does not exist.
     pub fn text(&self, name: &str) -> String {
-        let nic = match &self.device {
-            Device::Vmxnet3(nic) => Some(nic),
-            _ => None,
+        let (profile, queues) = match &self.device {
+            Device::Vmxnet3(nic) => (nic.profile.clone(), nic.queues),
+            Device::VirtioNet(nic) => (None, nic.queues),
+            _ => (None, None),
         };
         match name {
             "device" => self.device.to_string(),
-            "profile" => shown(nic.and_then(|nic| nic.profile.clone())),
-            "queues" => shown(nic.and_then(|nic| nic.queues)),
+            "profile" => shown(profile),
+            "queues" => shown(queues),
             "kernel" => self.kernel.clone(),
             "accelerator" => shown(self.accelerator.clone()),
             "guests" => self.guests.to_string(),
@@ -312,7 +314,7 @@ impl Factors {
     /// The factor that makes the combination impossible, and why.
     pub fn impossible(&self) -> Option<(&'static str, String)> {
         let device = &self.device;
-        let vmci = *device == Device::Vmci;
+        let vsock = device.is_vsock();
         let e1000 = matches!(device, Device::QemuNic { model: NicModel::E1000 | NicModel::E1000e, .. });
         let card_only = [
             ("mtu", self.mtu.is_some()),
@@ -322,15 +324,15 @@ impl Factors {
             ("ip", self.ip == 6),
             ("nodelay", self.nodelay),
         ];
-        if let Some((name, _)) = card_only.into_iter().find(|(_, set)| vmci && *set) {
-            return Some((name, "vmci is no network card".into()));
+        if let Some((name, _)) = card_only.into_iter().find(|(_, set)| vsock && *set) {
+            return Some((name, format!("{device} is no network card")));
         }
         let host = self.to == Peer::Host;
         let why = match () {
-            () if vmci && self.tool != Tool::Vmlane => {
+            () if vsock && self.tool != Tool::Vmlane => {
                 ("tool", format!("{} does not speak vsock", self.tool.name()))
             }
-            () if host && !matches!(device, Device::Vmxnet3(_)) => {
+            () if host && !device.is_on_switch() => {
                 ("to", format!("the host is behind vmlane's switch, and {device} is not on it"))
             }
             () if host && self.nics > 1 => ("nics", "only the first card's network has an uplink".into()),

@@ -105,6 +105,9 @@ impl Boot {
         if self.devices.contains(&factors.device) {
             return true;
         }
+        if factors.device.is_vsock() && self.devices.iter().any(Device::is_vsock) {
+            return false;
+        }
         // The uplink joins one network only; and a small guest stays small.
         let cards = self.devices.iter().filter(|device| device.is_nic()).count();
         factors.to == Peer::Guest

@@ -7,7 +7,6 @@ use vmlane_bench::{Report, Test};
 
 use super::factors::{Factors, Tool};
 use super::plan::Plan;
-use crate::Device;
 
 /// The first port of iperf3's servers: each serves one client.
 const IPERF3_PORT: usize = 5201;
@@ -77,11 +76,8 @@ fn bracketed(address: &str) -> String {
 }
 
 fn vmlane(factors: &Factors, plan: &Plan, host: &str) -> Vec<String> {
-    let to = if factors.device == Device::Vmci {
-        format!("vsock:{host}")
-    } else {
-        format!("tcp:{}", bracketed(host))
-    };
+    let to =
+        if factors.device.is_vsock() { format!("vsock:{host}") } else { format!("tcp:{}", bracketed(host)) };
     let mut argv: Vec<String> =
         ["vmlane", "bench", factors.test.name(), "--json", "--to", &to].map(str::to_owned).to_vec();
     let mut add = |option: &str, value: String| argv.extend([option.to_owned(), value]);
