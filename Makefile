@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance bench fuzz lint doc clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance bench experiments fuzz lint doc clean
 
 all: build
 
@@ -16,6 +16,7 @@ help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
 	@echo 'make test    unit, property and real-guest tests'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
+	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
 	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows)'
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
 	@echo 'make lint    formatting, clippy, docs, licences'
@@ -41,16 +42,22 @@ test-unit: bootstrap
 	@cargo test --locked --workspace
 
 test-guests: setup
-	@scripts/bootstrap.sh socat ncat python3
+	@scripts/bootstrap.sh socat ncat python3 chromium
 	@echo '==> tests in real guests'
 	@cargo test --locked --release -p vmlane-tests --features guests -- --test-threads=1 --nocapture
 
 acceptance: setup
-	@scripts/bootstrap.sh socat ncat python3
+	@scripts/bootstrap.sh socat ncat python3 chromium
 	@tests/acceptance.sh
 
 bench: bootstrap
 	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))
+
+experiments: setup
+	@code=0; for plan in experiments/*/plan.toml; do \
+	  name=$$(basename $$(dirname $$plan)); echo "==> experiment $$name"; \
+	  $(BIN) lab run $$plan --out out/experiments$(if $(filter 1,$(QUICK)),-quick)/$$name $(if $(filter 1,$(QUICK)),--quick) || code=$$?; \
+	done; exit $$code
 
 fuzz: bootstrap
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh

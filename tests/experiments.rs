@@ -1,0 +1,130 @@
+//! Experiments keep their promises in real guests: a guest that is killed costs its own run only, what was
+//! interrupted goes on, and a browser shows the report.
+
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use vmlane_lab::experiment::{Row, rows};
+use vmlane_lab::{Lab, find_vmlane};
+
+const PLAN: &str = r#"
+name = "thin"
+title = "A thin plan"
+runs = 1
+seconds = 4
+warmup = 0.2
+max_skew_ms = 5000
+
+[matrix]
+device = "vmxnet3"
+message = ["4k", "16k", "64k"]
+buffer = "64k"
+
+[[figure]]
+title = "Throughput"
+x = "message"
+series = ["device"]
+"#;
+
+fn start(plan: &Path, out: &Path, name: &str) -> Child {
+    Command::new(find_vmlane().unwrap())
+        .args(["lab", "run", "--name", name, "--out"])
+        .args([out, plan])
+        .stdin(Stdio::null())
+        .spawn()
+        .unwrap()
+}
+
+/// Waits until `found` gives something.
+fn wait<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(300);
+    loop {
+        if let Some(found) = found() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come in five minutes");
+        std::thread::sleep(Duration::from_millis(50));
+    }
+}
+
+fn rows_of(out: &Path) -> Vec<Row> {
+    rows::read(out).unwrap_or_default()
+}
+
+fn files() -> (tempfile::TempDir, PathBuf, PathBuf) {
+    let dir = tempfile::tempdir().unwrap();
+    let (plan, out) = (dir.path().join("plan.toml"), dir.path().join("out"));
+    std::fs::write(&plan, PLAN).unwrap();
+    (dir, plan, out)
+}
+
+#[test]
+fn a_guest_killed_in_mid_run_costs_its_run_and_the_rest_goes_on() {
+    let (_dir, plan, out) = files();
+    let name = format!("texp-kill-{}", std::process::id());
+    let mut run = start(&plan, &out, &name);
+    wait("the first row", || (!rows_of(&out).is_empty()).then_some(()));
+    // The second run is under way.
+    std::thread::sleep(Duration::from_secs(1));
+    Lab::open(&name).unwrap().guest("b").kill().unwrap();
+    let status = run.wait().unwrap();
+    let rows = rows_of(&out);
+    let failed: Vec<&Row> = rows.iter().filter(|row| row.failed.is_some()).collect();
+    assert_eq!((rows.len(), failed.len(), status.code()), (3, 1, Some(1)), "{failed:?}");
+    assert!(failed[0].failed.as_deref().unwrap().contains("guest b"), "{:?}", failed[0].failed);
+    assert!(failed[0].log.as_deref().unwrap().contains("==> b <=="), "{:?}", failed[0].log);
+    assert!(rows.last().unwrap().throughput_bps.is_some(), "the run after it has a result");
+}
+
+#[test]
+fn what_was_interrupted_goes_on_and_a_browser_shows_the_report() {
+    let (_dir, plan, out) = files();
+    let name = format!("texp-go-{}", std::process::id());
+    let mut run = start(&plan, &out, &name);
+    wait("the first row", || (!rows_of(&out).is_empty()).then_some(()));
+    let pid = rustix::process::Pid::from_child(&run);
+    rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+    assert_eq!(run.wait().unwrap().code(), Some(130));
+    let before = rows_of(&out);
+    assert!(before.len() < 3, "it ended early");
+    assert!(std::fs::read_to_string(out.join("report.html")).unwrap().contains("combinations lack rows"));
+
+    assert_eq!(start(&plan, &out, &name).wait().unwrap().code(), Some(0));
+    let after = rows_of(&out);
+    assert_eq!(after.len(), 3);
+    assert_eq!(after[..before.len()], before[..], "what there was is as it was");
+    browse(&out.join("report.html"));
+}
+
+#[test]
+fn a_plan_without_sense_names_its_line_and_boots_nothing() {
+    let (dir, plan, out) = files();
+    std::fs::write(&plan, PLAN.replace("\"16k\"", "\"99999999999999999999k\"")).unwrap();
+    let output = Command::new(find_vmlane().unwrap()).args(["lab", "run", "--out"]).args([&out, &plan]).output().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr).into_owned();
+    assert_eq!(output.status.code(), Some(2), "{said}");
+    assert!(said.contains("line 11: message: \"99999999999999999999k\""), "{said}");
+    assert!(!out.exists() && dir.path().exists());
+}
+
+/// Opens a page in a headless Chromium: no word on its console, and marks in every chart.
+fn browse(page: &Path) {
+    let profile = tempfile::tempdir().unwrap();
+    let output = Command::new("chromium")
+        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"])
+        .args(["--virtual-time-budget=2000", "--dump-dom"])
+        .arg(format!("--user-data-dir={}", profile.path().display()))
+        .arg(format!("file://{}", page.display()))
+        .output()
+        .expect("chromium is not installed: apt-get install --no-install-recommends chromium");
+    let (dom, log) = (String::from_utf8_lossy(&output.stdout), String::from_utf8_lossy(&output.stderr));
+    assert!(output.status.success(), "{log}");
+    let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
+    assert!(complaints.is_empty(), "{complaints:?}");
+    let charts: Vec<&str> = dom.split("<svg").skip(1).map(|rest| rest.split("</svg>").next().unwrap()).collect();
+    assert!(!charts.is_empty(), "the page has no chart: {dom}");
+    for chart in charts {
+        assert!(chart.contains("class=\"mark\"") && chart.contains("x-title") && chart.contains("y-title"), "{chart}");
+    }
+}
