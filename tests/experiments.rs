@@ -101,7 +101,11 @@ fn what_was_interrupted_goes_on_and_a_browser_shows_the_report() {
 fn a_plan_without_sense_names_its_line_and_boots_nothing() {
     let (dir, plan, out) = files();
     std::fs::write(&plan, PLAN.replace("\"16k\"", "\"99999999999999999999k\"")).unwrap();
-    let output = Command::new(find_vmlane().unwrap()).args(["lab", "run", "--out"]).args([&out, &plan]).output().unwrap();
+    let output = Command::new(find_vmlane().unwrap())
+        .args(["lab", "run", "--out"])
+        .args([&out, &plan])
+        .output()
+        .unwrap();
     let said = String::from_utf8_lossy(&output.stderr).into_owned();
     assert_eq!(output.status.code(), Some(2), "{said}");
     assert!(said.contains("line 11: message: \"99999999999999999999k\""), "{said}");
@@ -112,7 +116,13 @@ fn a_plan_without_sense_names_its_line_and_boots_nothing() {
 fn browse(page: &Path) {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")
-        .args(["--headless", "--no-sandbox", "--disable-gpu", "--disable-dev-shm-usage", "--enable-logging=stderr"])
+        .args([
+            "--headless",
+            "--no-sandbox",
+            "--disable-gpu",
+            "--disable-dev-shm-usage",
+            "--enable-logging=stderr",
+        ])
         .args(["--virtual-time-budget=2000", "--dump-dom"])
         .arg(format!("--user-data-dir={}", profile.path().display()))
         .arg(format!("file://{}", page.display()))
@@ -122,9 +132,13 @@ fn browse(page: &Path) {
     assert!(output.status.success(), "{log}");
     let complaints: Vec<&str> = log.lines().filter(|line| line.contains("CONSOLE")).collect();
     assert!(complaints.is_empty(), "{complaints:?}");
-    let charts: Vec<&str> = dom.split("<svg").skip(1).map(|rest| rest.split("</svg>").next().unwrap()).collect();
+    let charts: Vec<&str> =
+        dom.split("<svg").skip(1).map(|rest| rest.split("</svg>").next().unwrap()).collect();
     assert!(!charts.is_empty(), "the page has no chart: {dom}");
     for chart in charts {
-        assert!(chart.contains("class=\"mark\"") && chart.contains("x-title") && chart.contains("y-title"), "{chart}");
+        assert!(
+            chart.contains("class=\"mark\"") && chart.contains("x-title") && chart.contains("y-title"),
+            "{chart}"
+        );
     }
 }

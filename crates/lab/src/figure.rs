@@ -213,7 +213,8 @@ fn tip(series: &Series, group: &str, value: &Spread) -> String {
 fn bars(svg: &mut String, chart: &Chart, axis: &Axis, group: f64) {
     let width = (group * 0.84 / chart.series.len().max(1) as f64).min(70.0);
     let numbers = chart.groups.len() * chart.series.len() <= MOST_NUMBERS;
-    let base = axis.base();
+    // What is divided stands on 1, above or below.
+    let base = if chart.shape == Shape::Ratio { axis.y(1.0) } else { axis.base() };
     for (at, label) in chart.groups.iter().enumerate() {
         let left = LEFT + group * (at as f64 + 0.5) - width * chart.series.len() as f64 / 2.0;
         for (index, series) in chart.series.iter().enumerate() {
@@ -225,11 +226,12 @@ fn bars(svg: &mut String, chart: &Chart, axis: &Axis, group: f64) {
             let y = axis.y(value.median);
             let _ = writeln!(
                 svg,
-                "<rect class=\"mark\" x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" \
+                "<rect class=\"mark\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" \
                  stroke=\"currentColor\" stroke-width=\".8\"><title>{}</title></rect>",
                 x + 0.8,
+                y.min(base),
                 width - 1.6,
-                (base - y).max(0.5),
+                (base - y).abs().max(0.5),
                 fill(&chart.id, index),
                 tip(series, label, &value)
             );

@@ -216,7 +216,7 @@ impl<'r> Data<'r> {
             let unit = unit(&rows, claim.value);
             let all = Spread::of(ids.iter().filter_map(|id| Some(self.spread(of(id), claim.value)?.median)))?;
             let (low, high) = (number(all.min / unit.scale), number(all.max / unit.scale));
-            return Some(if all.runs == 1 {
+            return Some(if low == high {
                 format!("{low} {}", unit.name)
             } else {
                 format!("{low} to {high} {}", unit.name)
