@@ -376,6 +376,7 @@ mod tests {
             }],
             switch: CounterList::default(),
             uplinks: vec![],
+            vsock: CounterList::default(),
         };
         let counters = moved(&stats(10, 1), &stats(15, 1));
         assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);
