@@ -113,13 +113,10 @@ pub fn run(options: Options) -> Result<(), RunError> {
 fn take_place(paths: &Paths) -> Result<Claim, RunError> {
     if let Ok(client) = vmlane_api::Client::connect(paths.runtime()) {
         let mut client = client.with_timeout(PATIENCE);
-        match client.hand_over(vmlane_state::LAYOUT) {
-            Err(error @ ClientError::Refused { .. }) => {
-                let what = "the daemon that runs does not hand over".into();
-                return Err(RunError::Host { what, cause: io::Error::other(error.to_string()) });
-            }
-            // One that does not answer any more may be gone already; the claim shows.
-            Ok(()) | Err(_) => {}
+        // One that does not answer any more may be gone already; the claim shows.
+        if let Err(error @ ClientError::Refused { .. }) = client.hand_over(vmlane_state::LAYOUT) {
+            let what = "the daemon that runs does not hand over".into();
+            return Err(RunError::Host { what, cause: io::Error::other(error.to_string()) });
         }
     }
     let deadline = Instant::now() + PATIENCE;

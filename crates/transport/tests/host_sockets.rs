@@ -70,7 +70,7 @@ impl World {
         })
     }
 
-    fn from_guest(&self, port: u32) -> Far {
+    fn guest_connects(&self, port: u32) -> Far {
         self.guest.connect((2, port), Options::default()).expect("to be accepted")
     }
 
@@ -183,7 +183,7 @@ fn rings_carry_streams_both_ways() {
     let listener = Listener::bind_by(&world.host(), 700).unwrap();
     let (far, (near, from)) = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
-        (world.from_guest(700), accepting.join().unwrap())
+        (world.guest_connects(700), accepting.join().unwrap())
     });
     assert_eq!((from.cid, near.local_addr()), (3, Address { cid: 2, port: 700 }));
     both_ways(&near, &far);
@@ -203,7 +203,7 @@ fn plain_sockets_carry_streams_both_ways() {
     let listener = plain::Listener::bind(&host, 700).unwrap();
     let (far, (near, from)) = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().unwrap());
-        (world.from_guest(700), accepting.join().unwrap())
+        (world.guest_connects(700), accepting.join().unwrap())
     });
     assert_eq!(from.cid, 3);
     both_ways(&near, &far);
@@ -406,7 +406,7 @@ fn the_text_door_speaks_as_firecracker_does() {
     let mut path = world.uds().into_os_string();
     path.push("_53");
     let listener = UnixListener::bind(&path).unwrap();
-    let far = world.from_guest(53);
+    let far = world.guest_connects(53);
     let (near, _) = listener.accept().unwrap();
     both_ways(&near, &far);
     drop((near, listener));

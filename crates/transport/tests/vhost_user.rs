@@ -87,7 +87,7 @@ impl Front {
 
     /// With protocol features, REPLY_ACK among them.
     fn agreed() -> Front {
-        let mut front = Front::new();
+        let front = Front::new();
         front.tell(request::SET_FEATURES, (FEATURES | feature::PROTOCOL_FEATURES).as_bytes(), &[]);
         front.tell(request::SET_PROTOCOL_FEATURES, (protocol::REPLY_ACK | protocol::CONFIG).as_bytes(), &[]);
         front
@@ -260,7 +260,7 @@ fn a_running_ring_goes_on_in_new_memory() {
 #[test]
 fn cve_2020_10722_memory_that_cannot_be() {
     let mut front = Front::agreed();
-    let max = u64::MAX & !0xfff;
+    let max = !0xfffu64;
     for bad in [
         region(0, 0, USER, 0),
         region(0, MEMORY + 0x1000, USER, 0),
@@ -290,7 +290,7 @@ fn cve_2022_0669_descriptors_do_not_leak() {
     for _ in 0..50 {
         assert_eq!(front.set_memory(&[region(0, MEMORY, USER, 0)], 3), 1);
         assert_eq!(front.set_memory(&[region(0, MEMORY, USER, 0)], 0), 1);
-        assert_eq!(front.ask(request::SET_OWNER, &[], &vec![file.as_fd(); 8]), 0);
+        assert_eq!(front.ask(request::SET_OWNER, &[], &[file.as_fd(); 8]), 0);
         assert_eq!(front.ask(request::SET_VRING_KICK, 0u64.as_bytes(), &[file.as_fd(), file.as_fd()]), 1);
         assert_eq!(front.ask(request::SET_VRING_KICK, 0x100u64.as_bytes(), &[file.as_fd()]), 1);
         // Not an eventfd: a write to it could block.

@@ -31,6 +31,9 @@ pub enum Account {
     Control,
 }
 
+/// Who sent a datagram and what it is charged to; None: the device itself.
+pub type Charged = Option<(Account, u32)>;
+
 /// Bytes that wait on one account.
 #[derive(Default)]
 struct Charges {
@@ -206,7 +209,7 @@ impl Inbox {
     }
 
     /// What the records say was waiting, in order, in front of everything else.
-    pub fn restore_first(&self, waiting: Vec<(u64, Option<(Account, u32)>, Box<[u8]>)>) {
+    pub fn restore_first(&self, waiting: Vec<(u64, Charged, Box<[u8]>)>) {
         let mut inner = self.inner.lock();
         for (number, account, bytes) in waiting.into_iter().rev() {
             let item = match account {

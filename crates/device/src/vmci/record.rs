@@ -12,7 +12,7 @@ use vmlane_state::{Journal, Key as RecordKey, Reader, Records, Writer};
 
 use super::broker::{Pair, PairParts};
 use super::fabric::{Caller, Fabric, Inner};
-use super::inbox::Account;
+use super::inbox::{Account, Charged};
 use super::stream::{Connection, Key};
 
 /// Kinds of records of the fabric.
@@ -48,14 +48,14 @@ pub fn item(cid: u32, number: u64) -> RecordKey {
 }
 
 /// Something that waits: of whom and charged to what, unless the device itself made it.
-pub fn waiting(of: Option<(Account, u32)>, bytes: &[u8]) -> Vec<u8> {
+pub fn waiting(of: Charged, bytes: &[u8]) -> Vec<u8> {
     let mut out = Writer::new();
     let (account, from) = of.map_or((0, 0), |(account, from)| (1 + account as u8, from));
     out.u8(account).u32(from).bytes(bytes);
     out.0
 }
 
-fn parse_waiting(record: &[u8]) -> Option<(Option<(Account, u32)>, Box<[u8]>)> {
+fn parse_waiting(record: &[u8]) -> Option<(Charged, Box<[u8]>)> {
     let mut from = Reader::new(record);
     let (account, cid) = (from.u8()?, from.u32()?);
     let of = match account {

@@ -62,7 +62,7 @@ pub fn line_style(number: usize) -> String {
 /// A marker: shape and filling differ from series to series.
 pub fn marker(number: usize, (x, y): (f64, f64), attributes: &str, tip: &str) -> String {
     let (colour, _) = LINES[number % LINES.len()];
-    let filled = number % 2 == 0;
+    let filled = number.is_multiple_of(2);
     let inside = if filled { colour } else { "#fff" };
     let path = match number % 4 {
         0 => format!("M{:.1} {y:.1}a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0 -9.2 0z", x - 4.6),

@@ -87,7 +87,9 @@ const COUNTERS: [(&str, &str, &str); 6] = [
 
 /// Notices and interrupts per MiB of VMCI streams, over all runs of a combination; empty without any.
 pub fn notices(rows: &[Row]) -> String {
-    let mut sums: BTreeMap<(u32, Option<u64>, u64), (f64, [f64; 6])> = BTreeMap::new();
+    /// Sessions, socket buffer, message bytes.
+    type Combination = (u32, Option<u64>, u64);
+    let mut sums: BTreeMap<Combination, (f64, [f64; COUNTERS.len()])> = BTreeMap::new();
     let of = |row: &Row, vm: &str, name: &str| {
         row.counters.get(vm).and_then(|counters| counters.get(name)).copied().unwrap_or(0) as f64
     };
