@@ -71,7 +71,8 @@ fn streams_outlast_a_killed_daemon() {
 /// Killed while nothing moves and while a driver comes and goes: every guest answers, and streams again.
 fn idle_and_reload(bed: &Bed) {
     bed.kill_daemon();
-    let reload = "rmmod vmxnet3 && modprobe vmxnet3 && ip link set eth0 up";
+    let reload = "rmmod vmxnet3 && modprobe vmxnet3 && sleep 0.3 && \
+                  ip addr replace 10.77.0.2/24 dev eth0 && ip link set eth0 up";
     let reloading = bed.guest("b").spawn(["sh", "-c", reload]).unwrap();
     for _ in 0..3 {
         bed.kill_daemon();

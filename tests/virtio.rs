@@ -301,7 +301,7 @@ s.recv(1)
 
 /// A guest that is killed: its peers hear of it.
 #[test]
-fn a_killed_guest_resets_its_connections() {
+fn a_killed_guest_ends_its_connections() {
     let bed = Bed::up(&lab("vgone", &["6.12", "6.12"], &["virtio-vsock"]));
     let listening =
         bed.guest("b").spawn(["socat", "-d", "-d", "VSOCK-LISTEN:6002", "EXEC:'sleep 1000'"]).unwrap();
@@ -314,8 +314,9 @@ fn a_killed_guest_resets_its_connections() {
     let waiting = waiting.unwrap();
     waiting.wait_for("successfully connected", PATIENCE).unwrap();
     bed.guest("b").kill().unwrap();
-    waiting.wait_for("reset", PATIENCE).unwrap();
-    kept(2, "a killed guest's peer gets ECONNRESET");
+    // Linux tells the end of a stream when it is reset after it was set up.
+    waiting.wait_for("is at EOF", PATIENCE).unwrap();
+    kept(2, "the streams of a killed guest's peers end");
     bed.finish();
 }
 

@@ -201,14 +201,18 @@ mod tests {
     use super::*;
 
     fn header(number: u64) -> Header {
-        Header { number, sent_ns: number * 1000, token: 7, phase: Phase::Counted }
+        Header { number, sent_ns: number.wrapping_mul(1000), token: 7, phase: Phase::Counted }
     }
 
     fn account(numbers: &[u64]) -> Datagrams {
         let start = Instant::now();
         let mut account = Account::new(start);
         for &number in numbers {
-            account.receive(&header(number), 100, start + Duration::from_nanos(number * 1000));
+            account.receive(
+                &header(number),
+                100,
+                start + Duration::from_nanos((number % 1_000_000_000) * 1000),
+            );
         }
         account.close().0
     }

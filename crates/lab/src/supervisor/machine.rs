@@ -14,6 +14,7 @@ use super::link::{Link, Phase};
 use super::{Event, Supervisor, daemon, net};
 use crate::child::{self, Handle};
 use crate::cpio::Archive;
+use crate::device::Device;
 use crate::elf;
 use crate::plan::{GuestStatus, Plan};
 use crate::proto::Setup;
@@ -100,7 +101,7 @@ fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
         hostname: guest.name.clone(),
         nics: guest.nics.clone(),
         hosts: hosts.collect(),
-        vmci: guest.cid.is_some(),
+        vmci: plan.spec.devices.iter().any(|device| matches!(device, Device::Vmci)),
     }
 }
 
