@@ -150,7 +150,10 @@ fn replaced(bed: &Bed) {
     // The lab's own supervisor takes over from here.
     kill_process(Pid::from_child(&successor), Signal::KILL).unwrap();
     successor.wait().unwrap();
+    let vmlane = vmlane_lab::find_vmlane().unwrap();
     wait_until("the lab's daemon is back", || {
-        bed.lab().status().unwrap().daemon.is_some_and(|daemon| daemon.pid.is_some())
+        let mut ask = Command::new(&vmlane);
+        ask.args(["stats", "--runtime-dir"]).arg(&status.runtime_dir);
+        ask.output().unwrap().status.success()
     });
 }
