@@ -7,6 +7,7 @@
 
 pub mod address;
 mod auth;
+pub mod barrier;
 pub mod client;
 pub mod confidence;
 #[doc(hidden)]

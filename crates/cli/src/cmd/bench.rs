@@ -1,10 +1,10 @@
 //! `vmlane bench`: a server, and a test per subcommand. Flags and help live here, measuring in vmlane-bench.
 
-use std::io::{BufRead, Write};
+use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
 use std::sync::Arc;
-use std::time::{Duration, SystemTime};
+use std::time::Duration;
 
 use clap::Subcommand;
 use vmlane_bench::address::DEFAULT_PORT;
@@ -145,7 +145,8 @@ struct CommonArgs {
     /// Start at this time, in nanoseconds since 1970, together with others that were told the same
     #[arg(long, value_name = "NANOSECONDS", conflicts_with = "barrier")]
     start_at: Option<u64>,
-    /// Print "ready" when both ends are, and start when a line comes on standard input
+    /// Print "ready" when both ends are, and start when a line comes on standard input. The line "clock" is
+    /// answered with this machine's clock instead, and "go N" starts when that clock shows N nanoseconds
     #[arg(long)]
     barrier: bool,
     /// The secret that the server asks for
@@ -323,17 +324,11 @@ impl CommonArgs {
 
     /// Returns when the test shall start.
     fn wait_for_others(&self) -> Result<(), Error> {
-        if let Some(at) = self.start_at {
-            let at = SystemTime::UNIX_EPOCH + Duration::from_nanos(at);
-            std::thread::sleep(at.duration_since(SystemTime::now()).unwrap_or_default());
-            return Ok(());
+        match self.start_at {
+            Some(at) => vmlane_bench::barrier::until(at),
+            None => vmlane_bench::barrier::wait(&mut std::io::stdin().lock(), &mut std::io::stdout().lock())?,
         }
-        print("ready\n")?;
-        let mut line = String::new();
-        match std::io::stdin().lock().read_line(&mut line) {
-            Ok(1..) => Ok(()),
-            _ => Err(Error::Usage("--barrier: standard input ended before a line that says go".into())),
-        }
+        Ok(())
     }
 }
 

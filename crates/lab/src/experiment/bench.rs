@@ -14,7 +14,7 @@ use super::host::Cpu;
 use super::plan::Plan;
 use super::rows::{Counters, Row};
 use super::steps::{Boot, Step, shaper};
-use super::together::Team;
+use super::together::{Hold, Team};
 use super::tool;
 use crate::plan::{GuestStatus, Status};
 use crate::supervisor::host as test_host;
@@ -133,7 +133,8 @@ impl Bench {
         let more = MORE_PATIENCE * commands.len() as u32;
         let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
         let processes = self.processes();
-        let team = Team::gather(commands, PATIENCE + more, stop)?;
+        let hold = if factors.tool == Tool::Vmlane { Hold::Barrier } else { Hold::Gate };
+        let team = Team::gather(hold, commands, PATIENCE + more, stop)?;
         let counted = self.counters(&factors.device)?;
         let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
         let ends = team.go(patience, stop, &mut || self.look());
@@ -148,7 +149,6 @@ impl Bench {
         }
         // Whoever died says more than whoever missed it.
         let ends = ends.or_else(|error| self.look().and(Err(error)))?;
-        row.skew_ms = Some((ends.skew.as_secs_f64() * 1e5).round() / 100.0);
         let mut all = Vec::new();
         for output in &ends.outputs {
             if !output.success() {
@@ -161,6 +161,11 @@ impl Bench {
                 );
             }
             all.push(tool::read(factors, &output.stdout())?);
+        }
+        let started: Vec<_> = all.iter().map(|measured| measured.report["started_at_ns"].as_u64()).collect();
+        if let Some((skew, known_to)) = ends.starts.skew_ms(&started) {
+            let rounded = |ms: f64| Some((ms * 100.0).round() / 100.0);
+            (row.skew_ms, row.skew_known_to_ms) = (rounded(skew), rounded(known_to));
         }
         let measured = tool::sum(all);
         row.throughput_bps = measured.throughput_bps;

@@ -63,6 +63,9 @@ pub struct Row {
     /// Between the first and the last client's start.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub skew_ms: Option<f64>,
+    /// How far that may be off: the guests' clocks are known no better.
+    #[serde(default, skip_serializing_if = "Option::is_none")]
+    pub skew_known_to_ms: Option<f64>,
     /// Attempts that were thrown away because their skew was beyond what the plan allows.
     #[serde(default, skip_serializing_if = "is_zero")]
     pub repeated: u32,

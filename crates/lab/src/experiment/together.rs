@@ -1,13 +1,16 @@
 //! Commands in many guests that start together, and what becomes of them.
 //!
-//! Each is started behind a gate: a shell that says that it is ready, waits for a word, says that it goes on,
-//! and becomes the command. All gates open at once. The second word's arrival is seen on this machine's clock,
-//! so the skew needs no clocks that agree.
+//! `vmlane bench` connects first, then waits at its barrier, tells its clock when asked, and starts at the moment
+//! that it is named: every client gets the same moment, each on its own clock. Its report says when it started.
+//!
+//! Other tools wait behind a gate: a shell that says that it is ready, waits for a word, says that it goes on,
+//! and becomes the command. All gates open at once, and the second word's arrival is seen on this machine's
+//! clock. What the command does between its start and its first byte is not seen.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::sync::mpsc::{self, Receiver, RecvTimeoutError, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::{Arc, Condvar, Mutex, PoisonError};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
@@ -15,16 +18,30 @@ use anyhow::{Context, Result, bail};
 use crate::client::Signaller;
 use crate::{Guest, Output};
 
-const GATE: &str = r#"echo vmlane-ready >&2; read -r word || exit 1; echo vmlane-goes >&2; exec "$@""#;
-const READY: &str = "vmlane-ready\n";
-const GOES: &str = "vmlane-goes\n";
+const GATE: &str = r#"echo vmlane-ready; read -r word || exit 1; echo vmlane-goes; exec "$@""#;
+/// How often a client's clock is asked for: the quickest answer counts.
+const LOOKS: usize = 8;
+/// How long a client may take to tell it.
+const ANSWER: Duration = Duration::from_secs(10);
+/// From the word to the moment that it names; more for every client, because each has to hear of it.
+const LEAD: Duration = Duration::from_millis(50);
+const MORE_LEAD: Duration = Duration::from_millis(5);
 const BREATH: Duration = Duration::from_millis(50);
 /// How often somebody looks whether the guests are still there.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// Commands that wait behind their gates.
+/// How clients are held back until all are ready.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Hold {
+    /// They have `vmlane bench --barrier`'s words.
+    Barrier,
+    /// They know nothing of it.
+    Gate,
+}
+
+/// Commands that wait for the sign.
 pub struct Team {
-    gates: Vec<Sender<()>>,
+    hold: Hold,
     members: Vec<Member>,
     ends: Receiver<(usize, Result<Output>)>,
 }
@@ -32,50 +49,126 @@ pub struct Team {
 struct Member {
     name: String,
     signaller: Signaller,
-    marks: Marks,
+    tell: Sender<String>,
+    words: Words,
 }
 
 /// What a team did.
 pub struct Ends {
     pub outputs: Vec<Output>,
-    pub skew: Duration,
+    pub starts: Starts,
+}
+
+/// What is known about when the members started.
+pub enum Starts {
+    /// Between the first and the last.
+    Seen(Duration),
+    /// The moment that all were named, as each one's clock (nanoseconds since 1970), which is known to `known_to`.
+    Named { moments: Vec<u64>, known_to: Duration },
+}
+
+impl Starts {
+    /// Milliseconds between the first and the last start, and how far that may be off; `started` is when the
+    /// members say that they started, in nanoseconds since 1970. None if one did not say.
+    pub fn skew_ms(&self, started: &[Option<u64>]) -> Option<(f64, f64)> {
+        match self {
+            Starts::Seen(skew) => Some((skew.as_secs_f64() * 1e3, 0.0)),
+            Starts::Named { moments, known_to } => {
+                let late =
+                    moments.iter().zip(started).map(|(named, at)| at.map(|at| at as f64 - *named as f64));
+                let late: Vec<f64> = late.collect::<Option<_>>()?;
+                let (first, last) =
+                    (late.iter().copied().reduce(f64::min)?, late.iter().copied().reduce(f64::max)?);
+                Some(((last - first) / 1e6, known_to.as_secs_f64() * 1e3))
+            }
+        }
+    }
+}
+
+/// A member's clock: what it showed at a moment of ours.
+#[derive(Clone, Copy)]
+struct Look {
+    asked: Instant,
+    took: Duration,
+    /// Nanoseconds since 1970.
+    shown: u64,
+}
+
+impl Look {
+    /// What the clock shows at `moment`; the answer was given half way, as far as anybody knows.
+    fn at(&self, moment: Instant) -> u64 {
+        let since = moment.saturating_duration_since(self.asked + self.took / 2);
+        self.shown.saturating_add(since.as_nanos() as u64)
+    }
+}
+
+impl Member {
+    /// The quickest of several looks at its clock.
+    fn look(&self) -> Result<Look> {
+        let mut best: Option<Look> = None;
+        for look in 0..LOOKS {
+            let asked = Instant::now();
+            let _ = self.tell.send("clock\n".to_owned()); // a client that is gone does not answer
+            let (line, at) = self
+                .words
+                .line(1 + look, ANSWER)
+                .with_context(|| format!("guest {}: the client does not tell its clock", self.name))?;
+            let shown = line.strip_prefix("clock ").and_then(|text| text.parse().ok());
+            let shown = shown.with_context(|| format!("guest {}: the client said {line:?}", self.name))?;
+            let took = at.duration_since(asked);
+            if best.is_none_or(|best| took < best.took) {
+                best = Some(Look { asked, took, shown });
+            }
+        }
+        best.context("no look at a clock")
+    }
 }
 
 impl Team {
     /// Starts every command and waits until all are ready.
     pub fn gather(
+        hold: Hold,
         commands: Vec<(Guest, Vec<String>)>,
         patience: Duration,
         stop: &AtomicBool,
     ) -> Result<Team> {
         let (sender, ends) = mpsc::channel();
-        let mut team = Team { gates: Vec::new(), members: Vec::new(), ends };
+        let mut team = Team { hold, members: Vec::new(), ends };
         for (number, (guest, argv)) in commands.into_iter().enumerate() {
-            let words = ["bash", "-c", GATE, "gate"].map(str::to_owned).into_iter().chain(argv);
+            let gate = ["bash", "-c", GATE, "gate"].map(str::to_owned).into_iter();
+            let words: Vec<String> = match hold {
+                Hold::Barrier => argv.into_iter().chain(["--barrier".to_owned()]).collect(),
+                Hold::Gate => gate.chain(argv).collect(),
+            };
             let session = guest.session(words).with_context(|| format!("guest {}", guest.name()))?;
-            let (gate, open) = mpsc::channel();
-            session.feed(Gate { open, sent: false });
-            let marks = Marks::default();
+            let (tell, told) = mpsc::channel();
+            session.feed(Told { told, rest: Vec::new() });
+            let words = Words::default();
             let member = Member {
                 name: guest.name().to_owned(),
                 signaller: session.signaller(),
-                marks: marks.clone(),
+                tell,
+                words: words.clone(),
             };
             team.members.push(member);
-            team.gates.push(gate);
             let sender = sender.clone();
             std::thread::spawn(move || {
-                let (mut output, mut marks) = (Output::default(), marks);
-                let exit = session.finish(&mut output.stdout, &mut marks);
-                output.stderr = marks.text().into_bytes();
+                let (mut output, mut words) = (Output::default(), words);
+                let exit = session.finish(&mut words, &mut output.stderr);
+                output.stdout = words.output();
                 // Nobody listens after the deadline.
                 let _ = sender.send((number, exit.map(|exit| Output { exit, ..output })));
             });
         }
+        team.wait_until_ready(patience, stop)?;
+        Ok(team)
+    }
+
+    fn wait_until_ready(&self, patience: Duration, stop: &AtomicBool) -> Result<()> {
         let deadline = Instant::now() + patience;
-        while let Some(late) = team.members.iter().find(|member| member.marks.ready().is_none()) {
-            if let Ok((number, end)) = team.ends.try_recv() {
-                let name = &team.members[number].name;
+        while let Some(late) = self.members.iter().find(|member| member.words.count() == 0) {
+            if let Ok((number, end)) = self.ends.try_recv() {
+                let name = &self.members[number].name;
                 let said = end.map(|output| output.stderr()).unwrap_or_else(|error| format!("{error:#}"));
                 bail!("guest {name}: the client ended before it started: {}", said.trim());
             }
@@ -85,22 +178,43 @@ impl Team {
             if Instant::now() > deadline {
                 bail!("guest {} did not start its client in {:.0} s", late.name, patience.as_secs_f64());
             }
-            std::thread::sleep(Duration::from_millis(2));
+            late.words.line(0, Duration::from_millis(5));
         }
-        Ok(team)
+        Ok(())
     }
 
-    /// Opens all gates and waits for every command's end. `alive` is asked now and then; what it says ends
-    /// the wait.
+    /// Gives the sign; for a barrier, the moment that it names.
+    fn sign(&self) -> Result<Option<(Vec<u64>, Duration)>> {
+        let looks = match self.hold {
+            Hold::Gate => None,
+            Hold::Barrier => Some(self.members.iter().map(Member::look).collect::<Result<Vec<Look>>>()?),
+        };
+        let moment = Instant::now() + LEAD + MORE_LEAD * self.members.len() as u32;
+        let moments: Option<Vec<u64>> =
+            looks.as_ref().map(|looks| looks.iter().map(|look| look.at(moment)).collect());
+        for (number, member) in self.members.iter().enumerate() {
+            let word = match &moments {
+                Some(moments) => {
+                    member.words.end();
+                    format!("go {}\n", moments[number])
+                }
+                None => "go\n".to_owned(),
+            };
+            let _ = member.tell.send(word);
+        }
+        let known_to = looks.and_then(|looks| looks.iter().map(|look| look.took / 2).max());
+        Ok(moments.zip(known_to))
+    }
+
+    /// Lets all go and waits for every command's end. `alive` is asked now and then; what it says ends the
+    /// wait.
     pub fn go(
         self,
         patience: Duration,
         stop: &AtomicBool,
         alive: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Ends> {
-        for gate in &self.gates {
-            let _ = gate.send(());
-        }
+        let named = self.sign()?;
         let deadline = Instant::now() + patience;
         let mut outputs: Vec<Option<Output>> = vec![None; self.members.len()];
         let mut looked = Instant::now();
@@ -124,10 +238,19 @@ impl Team {
                 bail!("no result in {:.0} s", patience.as_secs_f64());
             }
         }
-        let starts: Vec<Instant> = self.members.iter().filter_map(|member| member.marks.goes()).collect();
+        let starts = match named {
+            Some((moments, known_to)) => Starts::Named { moments, known_to },
+            None => Starts::Seen(self.seen_skew()),
+        };
+        Ok(Ends { outputs: outputs.into_iter().flatten().collect(), starts })
+    }
+
+    /// Between the first gate's opening and the last's.
+    fn seen_skew(&self) -> Duration {
+        let starts = self.members.iter().filter_map(|member| member.words.line(1, Duration::ZERO));
+        let starts: Vec<Instant> = starts.map(|(_, at)| at).collect();
         let (first, last) = (starts.iter().min(), starts.iter().max());
-        let skew = first.zip(last).map_or(Duration::ZERO, |(first, last)| last.duration_since(*first));
-        Ok(Ends { outputs: outputs.into_iter().flatten().collect(), skew })
+        first.zip(last).map_or(Duration::ZERO, |(first, last)| last.duration_since(*first))
     }
 }
 
@@ -139,67 +262,86 @@ impl Drop for Team {
     }
 }
 
-/// Standard input that ends with one word, once somebody gives the sign.
-struct Gate {
-    open: Receiver<()>,
-    sent: bool,
+/// Standard input that is what somebody tells, until nobody can any more.
+struct Told {
+    told: Receiver<String>,
+    rest: Vec<u8>,
 }
 
-impl Read for Gate {
+impl Read for Told {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
-        if self.sent || self.open.recv().is_err() || buffer.len() < 3 {
-            return Ok(0);
+        if self.rest.is_empty() {
+            let Ok(word) = self.told.recv() else { return Ok(0) };
+            self.rest = word.into_bytes();
         }
-        self.sent = true;
-        buffer[..3].copy_from_slice(b"go\n");
-        Ok(3)
+        let length = self.rest.len().min(buffer.len());
+        buffer[..length].copy_from_slice(&self.rest[..length]);
+        self.rest.drain(..length);
+        Ok(length)
     }
 }
 
-/// Standard error, and when the gate's two words came.
+/// Standard output: lines, and when each came; then, after the last word of a start, the tool's own output.
 #[derive(Clone, Default)]
-struct Marks(Arc<Mutex<Seen>>);
+struct Words(Arc<(Mutex<Heard>, Condvar)>);
 
 #[derive(Default)]
-struct Seen {
+struct Heard {
+    lines: Vec<(String, Instant)>,
+    started: bool,
+    /// A line that has not ended; once started, the tool's output.
     text: Vec<u8>,
-    ready: Option<Instant>,
-    goes: Option<Instant>,
 }
 
-impl Marks {
-    fn seen<T>(&self, of: impl FnOnce(&mut Seen) -> T) -> T {
-        of(&mut self.0.lock().unwrap_or_else(PoisonError::into_inner))
+/// A client that shouts does not make this process grow.
+const MOST: usize = 64 << 20;
+
+impl Words {
+    fn heard<T>(&self, of: impl FnOnce(&mut Heard) -> T) -> T {
+        of(&mut self.0.0.lock().unwrap_or_else(PoisonError::into_inner))
     }
 
-    fn ready(&self) -> Option<Instant> {
-        self.seen(|seen| seen.ready)
+    fn count(&self) -> usize {
+        self.heard(|heard| heard.lines.len())
     }
 
-    fn goes(&self) -> Option<Instant> {
-        self.seen(|seen| seen.goes)
+    /// The line of a number, waited for.
+    fn line(&self, number: usize, patience: Duration) -> Option<(String, Instant)> {
+        let (heard, came) = &*self.0;
+        let heard = heard.lock().unwrap_or_else(PoisonError::into_inner);
+        let missing = |heard: &mut Heard| heard.lines.len() <= number;
+        let (heard, _) =
+            came.wait_timeout_while(heard, patience, missing).unwrap_or_else(PoisonError::into_inner);
+        heard.lines.get(number).cloned()
     }
 
-    fn text(&self) -> String {
-        let text = self.seen(|seen| String::from_utf8_lossy(&seen.text).into_owned());
-        text.replace(READY, "").replace(GOES, "")
+    /// All that comes from now on is output.
+    fn end(&self) {
+        self.heard(|heard| heard.started = true);
+    }
+
+    fn output(&self) -> Vec<u8> {
+        self.heard(|heard| std::mem::take(&mut heard.text))
     }
 }
 
-impl Write for Marks {
+impl Write for Words {
     fn write(&mut self, data: &[u8]) -> io::Result<usize> {
-        self.seen(|seen| {
-            // A client that shouts does not make this process grow.
-            if seen.text.len() < 1 << 20 {
-                seen.text.extend(data);
+        let now = Instant::now();
+        self.heard(|heard| {
+            if heard.text.len() < MOST {
+                heard.text.extend(data);
             }
-            let now = Instant::now();
-            for (word, at) in [(READY, &mut seen.ready), (GOES, &mut seen.goes)] {
-                if at.is_none() && seen.text.windows(word.len()).any(|part| part == word.as_bytes()) {
-                    *at = Some(now);
-                }
+            while !heard.started
+                && let Some(end) = heard.text.iter().position(|byte| *byte == b'\n')
+            {
+                let line: Vec<u8> = heard.text.drain(..=end).collect();
+                let line = String::from_utf8_lossy(&line[..end]).into_owned();
+                heard.started = line == "vmlane-goes";
+                heard.lines.push((line, now));
             }
         });
+        self.0.1.notify_all();
         Ok(data.len())
     }
 
@@ -213,24 +355,43 @@ mod tests {
     use super::*;
 
     #[test]
-    fn words_are_found_in_pieces_and_taken_out() {
-        let mut marks = Marks::default();
-        marks.write_all(b"vmlane-re").unwrap();
-        assert!(marks.ready().is_none());
-        marks.write_all(b"ady\nvmlane-goes\nno route\n").unwrap();
-        assert!(marks.ready().is_some() && marks.goes().is_some());
-        assert_eq!(marks.text(), "no route\n");
+    fn words_are_found_in_pieces_and_output_is_what_follows() {
+        let mut words = Words::default();
+        words.write_all(b"vmlane-re").unwrap();
+        assert_eq!(words.count(), 0);
+        words.write_all(b"ady\nvmlane-goes\n{\"a\":").unwrap();
+        words.write_all(b"1}\n").unwrap();
+        assert_eq!(words.line(0, Duration::ZERO).unwrap().0, "vmlane-ready");
+        assert_eq!((words.count(), words.output()), (2, b"{\"a\":1}\n".to_vec()));
+        let mut words = Words::default();
+        words.write_all(b"ready\nclock 5\n").unwrap();
+        words.end();
+        words.write_all(b"{\n}\n").unwrap();
+        assert_eq!((words.count(), words.output()), (2, b"{\n}\n".to_vec()));
+        assert!(words.line(2, Duration::ZERO).is_none());
     }
 
     #[test]
-    fn a_gate_gives_one_word_and_nothing_when_forgotten() {
-        let (gate, open) = mpsc::channel();
-        gate.send(()).unwrap();
+    fn what_is_told_is_read_and_then_the_end() {
+        let (tell, told) = mpsc::channel();
+        tell.send("clock\n".to_owned()).unwrap();
+        tell.send("go\n".to_owned()).unwrap();
+        drop(tell);
         let mut text = String::new();
-        Gate { open, sent: false }.read_to_string(&mut text).unwrap();
-        assert_eq!(text, "go\n");
-        let (gate, open) = mpsc::channel();
-        drop(gate);
-        assert_eq!(Gate { open, sent: false }.read(&mut [0; 8]).unwrap(), 0);
+        Told { told, rest: Vec::new() }.read_to_string(&mut text).unwrap();
+        assert_eq!(text, "clock\ngo\n");
+    }
+
+    #[test]
+    fn skew_is_between_the_first_and_the_last() {
+        let named =
+            Starts::Named { moments: vec![1_000_000, 9_000_000], known_to: Duration::from_micros(300) };
+        // One was 2 ms late, the other 5 ms, each by its own clock.
+        let (skew, known_to) = named.skew_ms(&[Some(3_000_000), Some(14_000_000)]).unwrap();
+        assert!((skew - 3.0).abs() < 1e-9 && (known_to - 0.3).abs() < 1e-9);
+        assert_eq!(named.skew_ms(&[Some(3_000_000), None]), None);
+        let asked = Instant::now();
+        let look = Look { asked, took: Duration::from_millis(2), shown: 7_000_000 };
+        assert_eq!(look.at(asked + Duration::from_millis(11)), 17_000_000);
     }
 }
