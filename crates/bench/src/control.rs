@@ -173,12 +173,23 @@ impl Channel {
 
     /// Whether the peer says (or hangs up) something within `patience`. Nothing is read.
     pub fn wait(&self, patience: Duration) -> Result<bool, Error> {
-        let timeout = Timespec::try_from(patience).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
-        let mut fds = [PollFd::new(&self.conn, PollFlags::IN)];
-        let ready = retry_on_intr(|| poll(&mut fds, Some(&timeout)));
-        ready
-            .map(|count| count > 0)
-            .map_err(|cause| Error::Io { doing: "waiting for the peer", cause: cause.into() })
+        let until = Instant::now().checked_add(patience);
+        let failed = |cause| Error::Io { doing: "waiting for the peer", cause };
+        loop {
+            if self.conn.is_readable(false).map_err(failed)? {
+                return Ok(true);
+            }
+            let left = until.map_or(patience, |until| until.saturating_duration_since(Instant::now()));
+            let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: i64::MAX, tv_nsec: 0 });
+            let mut fds = [PollFd::new(&self.conn, PollFlags::IN)];
+            let ready = retry_on_intr(|| poll(&mut fds, Some(&timeout)));
+            if ready.map_err(|cause| failed(cause.into()))? == 0 {
+                return Ok(false);
+            }
+            if self.conn.is_readable(true).map_err(failed)? {
+                return Ok(true);
+            }
+        }
     }
 
     /// Says good-bye so that what was sent last still arrives: closing a TCP socket with unread bytes

@@ -1,9 +1,11 @@
 //! Datagrams to and from VMs. Only VMs with a VMCI device have them.
 
-use std::io;
+use std::io::{self, IoSlice, IoSliceMut};
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
+use std::time::Duration;
 
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{RecvFlags, SendFlags};
 use vmlane_wire::host::{Op, PEER, Peer, Request};
 use vmlane_wire::vmci::MAX_DATAGRAM_PAYLOAD;
@@ -44,20 +46,27 @@ impl Datagram {
             return Err(rustix::io::Errno::MSGSIZE.into());
         }
         let peer = Peer { cid: to.cid.into(), port: to.port.into() };
-        let message = [peer.as_bytes(), data].concat();
-        rustix::net::send(&self.socket, &message, SendFlags::NOSIGNAL)?;
+        let parts = [IoSlice::new(peer.as_bytes()), IoSlice::new(data)];
+        rustix::net::sendmsg(&self.socket, &parts, &mut Default::default(), SendFlags::NOSIGNAL)?;
         Ok(data.len())
     }
 
     /// Receives one datagram; what does not fit into `data` is lost. Returns its bytes and who sent it.
     pub fn recv_from(&self, data: &mut [u8]) -> io::Result<(usize, Address)> {
-        let mut message = vec![0; PEER + data.len()];
-        let (_, len) = rustix::net::recv(&self.socket, &mut *message, RecvFlags::empty())?;
-        let bytes = message.get(..len.min(PEER + data.len())).unwrap_or(&[]);
+        let mut header = [0; PEER];
+        let parts = &mut [IoSliceMut::new(&mut header), IoSliceMut::new(data)];
+        let got =
+            rustix::net::recvmsg(&self.socket, parts, &mut Default::default(), RecvFlags::empty())?.bytes;
         let gone = || io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone");
-        let (peer, payload) = Peer::read_from_prefix(bytes).map_err(|_| gone())?;
-        data[..payload.len()].copy_from_slice(payload);
-        Ok((payload.len(), Address { cid: peer.cid.get(), port: peer.port.get() }))
+        let len = got.checked_sub(PEER).ok_or_else(gone)?;
+        let peer = Peer::read_from_bytes(&header).map_err(|_| gone())?;
+        Ok((len, Address { cid: peer.cid.get(), port: peer.port.get() }))
+    }
+
+    /// Calls that cannot proceed for so long fail with `WouldBlock`.
+    pub fn set_timeouts(&self, timeout: Option<Duration>) -> io::Result<()> {
+        set_socket_timeout(&self.socket, Timeout::Recv, timeout)?;
+        Ok(set_socket_timeout(&self.socket, Timeout::Send, timeout)?)
     }
 
     /// Calls that cannot proceed fail with `WouldBlock`.

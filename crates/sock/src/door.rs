@@ -41,6 +41,11 @@ impl Host {
         Host { path: directory.join("host.sock") }
     }
 
+    /// Is there a daemon's socket, whether or not somebody serves it?
+    pub fn is_there(&self) -> bool {
+        self.path.exists()
+    }
+
     /// Sends a request and waits for the answer.
     pub(crate) fn ask(&self, request: Request) -> io::Result<(UnixStream, Answer)> {
         let stream = UnixStream::connect(&self.path).map_err(|error| self.explain(error))?;

@@ -44,6 +44,11 @@ impl Listener {
         Ok((stream, peer))
     }
 
+    /// [`Self::accept`] fails with `WouldBlock` after so long.
+    pub fn set_timeout(&self, timeout: Option<std::time::Duration>) -> io::Result<()> {
+        self.socket.set_read_timeout(timeout)
+    }
+
     /// [`Self::accept`] fails with `WouldBlock` when nobody waits.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.socket.set_nonblocking(nonblocking)

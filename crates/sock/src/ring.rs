@@ -51,6 +51,17 @@ pub struct Incoming {
     shared: Arc<Shared>,
 }
 
+/// Tells the daemon what this process does no more, while others use the halves.
+pub struct Voice(Arc<Shared>);
+
+impl Voice {
+    /// Adds `SAID_*` bits; to be followed by a signal.
+    pub fn say(&self, what: u64) {
+        let said = self.0.said.lock();
+        said.store_fenced(said.load() | what);
+    }
+}
+
 fn broken() -> io::Error {
     io::Error::new(io::ErrorKind::InvalidData, "the daemon broke the rules of the ring")
 }
@@ -62,16 +73,24 @@ fn host(error: impl std::fmt::Display) -> io::Error {
 /// Maps a ring's file and takes both halves of it.
 pub fn map(fd: OwnedFd, size: u64) -> io::Result<(Outgoing, Incoming)> {
     let request = MapRequest { guest: 0, len: layout::file(size), offset: 0, fd, writable: true };
-    let map = MemoryMap::default().map(request).map_err(host)?;
+    halves(&MemoryMap::default().map(request).map_err(host)?, size)
+}
+
+/// Takes both halves where they are, of a ring that another user gives up. `map`: its file, from address 0.
+pub fn halves(map: &MemoryMap, size: u64) -> io::Result<(Outgoing, Incoming)> {
     let pages = |at: u64, bytes: u64| map.pages(std::iter::once(at), bytes.trailing_zeros()).map_err(host);
     let own = pages(layout::process_page(size), INDEX_PAGE)?;
     let theirs = pages(layout::daemon_page(size), INDEX_PAGE)?;
     let shared = Arc::new(Shared { said: Mutex::new(own.word(word::SAID)), ended: theirs.word(word::ENDED) });
+    let (tail, head) = (own.load_u64(word::TAIL), own.load_u64(word::HEAD));
+    if tail >= size || head >= size {
+        return Err(io::Error::new(io::ErrorKind::InvalidData, "an index outside its ring"));
+    }
     let outgoing = Outgoing {
         data: pages(layout::PROCESS_DATA, size)?,
         tail: own.word(word::TAIL),
         head: theirs.word(word::HEAD),
-        at: 0,
+        at: tail,
         size,
         wants: own.word(word::WANTS_ROOM),
         shared: shared.clone(),
@@ -80,7 +99,7 @@ pub fn map(fd: OwnedFd, size: u64) -> io::Result<(Outgoing, Incoming)> {
         data: pages(layout::daemon_data(size), size)?,
         tail: theirs.word(word::TAIL),
         head: own.word(word::HEAD),
-        at: 0,
+        at: head,
         size,
         wants: own.word(word::WANTS_BYTES),
         shared,
@@ -124,10 +143,9 @@ impl Outgoing {
         self.wants.store(0);
     }
 
-    /// Tells the daemon what this process does no more (`SAID_*`); to be followed by a signal.
-    pub fn say(&self, what: u64) {
-        let said = self.shared.said.lock();
-        said.store_fenced(said.load() | what);
+    /// For saying what this process does no more.
+    pub fn voice(&self) -> Voice {
+        Voice(self.shared.clone())
     }
 
     /// What this process has said.

@@ -9,7 +9,7 @@ use std::io::{self, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, AsRawFd, BorrowedFd, OwnedFd, RawFd};
 use std::os::unix::net::UnixStream;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -19,7 +19,7 @@ use rustix::net::{RecvFlags, SendFlags};
 use vmlane_wire::host::{FLAG_RING, Op, RING, Request, SAID_RECEIVE, SAID_SEND};
 
 use crate::door::{Answer, Host};
-use crate::ring::{self, Incoming, Outgoing};
+use crate::ring::{self, Incoming, Outgoing, Voice};
 
 /// How long a blocking call looks again before it sleeps.
 const SPIN: Duration = Duration::from_micros(50);
@@ -44,6 +44,9 @@ impl std::fmt::Display for Address {
 pub struct Stream {
     out: Mutex<Outgoing>,
     incoming: Mutex<Incoming>,
+    voice: Voice,
+    /// What was shut down here: `SAID_*`.
+    down: AtomicU64,
     signals: UnixStream,
     local: Address,
     peer: Address,
@@ -90,6 +93,8 @@ impl Stream {
         rustix::net::sockopt::set_socket_send_buffer_size(&signals, 1)?;
         let (out, incoming) = ring::map(memory, RING)?;
         Ok(Stream {
+            voice: out.voice(),
+            down: AtomicU64::new(0),
             out: Mutex::new(out),
             incoming: Mutex::new(incoming),
             signals,
@@ -110,6 +115,11 @@ impl Stream {
 
     pub fn peer_addr(&self) -> Address {
         self.peer
+    }
+
+    /// Bytes that fit into each direction's ring.
+    pub fn buffer_size(&self) -> u64 {
+        RING
     }
 
     /// Calls that cannot proceed fail with `WouldBlock`.
@@ -139,16 +149,53 @@ impl Stream {
         *self.spin.lock() = spin;
     }
 
-    /// Ends one direction or both. The peer reads what was written, then the end.
+    /// Ends one direction or both. The peer reads what was written, then the end. `Both` wakes whoever is
+    /// blocked on this stream in another thread.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let what = match how {
             Shutdown::Read => SAID_RECEIVE,
             Shutdown::Write => SAID_SEND,
             Shutdown::Both => SAID_RECEIVE | SAID_SEND,
         };
-        self.out.lock().say(what);
+        self.down.fetch_or(what, Ordering::SeqCst);
+        self.voice.say(what);
         self.signal();
+        if how == Shutdown::Both {
+            // Nothing is left to be signalled: the daemon takes what was written and hangs up.
+            rustix::net::shutdown(&self.signals, rustix::net::Shutdown::Both)?;
+        }
         Ok(())
+    }
+
+    fn is_down(&self, what: u64) -> bool {
+        self.down.load(Ordering::SeqCst) & what != 0
+    }
+
+    /// Is there something to read, or the end? If not, the descriptor polls readable once there is.
+    pub fn ready(&self) -> io::Result<bool> {
+        self.make_polled()?;
+        let incoming = self.incoming.lock();
+        if incoming.arm()? || self.is_down(SAID_RECEIVE) {
+            return Ok(true);
+        }
+        match self.drain(READING) {
+            Err(error) if error.kind() == io::ErrorKind::ConnectionReset => Ok(true),
+            done => done.and_then(|()| incoming.arm()),
+        }
+    }
+
+    /// Writes what fits now; fails with `WouldBlock` if that is nothing.
+    pub fn try_write(&self, data: &[u8]) -> io::Result<usize> {
+        let mut out = self.out.lock();
+        self.check_writable(&out)?;
+        let moved = out.write(data)?;
+        self.kick(moved.kick);
+        if moved.len == 0 && !data.is_empty() { Err(io::ErrorKind::WouldBlock.into()) } else { Ok(moved.len) }
+    }
+
+    fn check_writable(&self, out: &Outgoing) -> io::Result<()> {
+        let over = out.is_refused() || self.is_down(SAID_SEND);
+        if over { Err(io::ErrorKind::BrokenPipe.into()) } else { Ok(()) }
     }
 
     /// The daemon may be asleep: it is to look.
@@ -239,6 +286,9 @@ impl Stream {
         arm: &mut dyn FnMut() -> io::Result<bool>,
     ) -> io::Result<()> {
         loop {
+            if self.is_down(if half == READING { SAID_RECEIVE } else { SAID_SEND }) {
+                return Ok(());
+            }
             self.drain(half)?;
             if arm()? {
                 return Ok(());
@@ -269,6 +319,9 @@ impl Stream {
             return Ok(0);
         }
         loop {
+            if self.is_down(SAID_RECEIVE) {
+                return Ok(0);
+            }
             let over = incoming.is_over();
             let moved = incoming.read(data)?;
             self.kick(moved.kick);
@@ -288,9 +341,7 @@ impl Stream {
             return Ok(0);
         }
         loop {
-            if out.is_refused() || out.said() & SAID_SEND != 0 {
-                return Err(io::ErrorKind::BrokenPipe.into());
-            }
+            self.check_writable(&out)?;
             let moved = out.write(data)?;
             self.kick(moved.kick);
             if moved.len > 0 {

@@ -46,7 +46,8 @@ fn pattern(bytes: u64) -> Vec<u8> {
 
 /// A failure in words: the kernel's "try again" means here that nothing moved.
 pub fn explain(cause: io::Error) -> io::Error {
-    if crate::transport::is_timeout(&cause) && cause.raw_os_error().is_some() {
+    let of_socket = cause.raw_os_error().is_some() || cause.kind() == io::ErrorKind::WouldBlock;
+    if crate::transport::is_timeout(&cause) && of_socket {
         return io::Error::new(
             io::ErrorKind::TimedOut,
             format!("nothing moved for {} s; is the peer alive?", IDLE.as_secs()),

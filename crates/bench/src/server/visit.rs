@@ -26,6 +26,7 @@ const OVERTIME: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(120);
 /// A wrong proof is answered after this long.
 const WRONG: Duration = Duration::from_millis(500);
+const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// How often an idle door looks whether the test is over.
 const GLANCE: Duration = Duration::from_millis(50);
 
@@ -189,12 +190,15 @@ fn gather(
         }
         let timeout = Timespec::try_from(left).unwrap_or(Timespec { tv_sec: 1, tv_nsec: 0 });
         let mut fds = [PollFd::new(listener, PollFlags::IN), PollFd::new(channel.conn(), PollFlags::IN)];
-        match poll(&mut fds, Some(&timeout)) {
+        let asking = Error::io("listening to the client");
+        let early = channel.conn().is_readable(false).map_err(asking)?;
+        match poll(&mut fds, Some(if early { &AT_ONCE } else { &timeout })) {
             Ok(_) | Err(rustix::io::Errno::INTR) => {}
             Err(error) => return Err(Error::io("waiting for data connections")(error.into())),
         }
         // A client that speaks now is giving up, or gone.
-        if !fds[1].revents().is_empty() {
+        let polled = !fds[1].revents().is_empty();
+        if early || channel.conn().is_readable(polled).map_err(Error::io("listening to the client"))? {
             let message = channel.recv(ANSWER, "connecting its sessions")?;
             return Err(channel.unexpected(&message));
         }

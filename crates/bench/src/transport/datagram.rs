@@ -3,12 +3,14 @@
 //! The server's are bound first and learn who their client is from its hello, which carries the test's token.
 
 use std::io::{self, Read, Write};
+use std::os::fd::AsFd;
+use std::sync::OnceLock;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use socket2::{Domain, Socket, Type};
+use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::{Buffers, PeerHost, is_timeout, retry, set_plain_buffers, tcp};
+use super::{Buffers, PeerHost, host, is_timeout, retry, set_plain_buffers, tcp};
 use crate::address::Address;
 use crate::datagrams::{HEADER, Header, Phase};
 use crate::error::Error;
@@ -18,9 +20,15 @@ use crate::sys::{receive_from, vsock_address};
 const LONGEST: usize = 1 << 16;
 
 pub struct DatagramConn {
-    socket: Socket,
+    end: End,
     /// Told to those who look at strangers.
     pub token: u32,
+}
+
+enum End {
+    Kernel(Socket),
+    /// On a host whose daemon serves the VMs; with the peer once it is known.
+    Host(vmlane_sock::Datagram, OnceLock<vmlane_sock::Address>),
 }
 
 /// What became of a send.
@@ -39,20 +47,23 @@ impl DatagramConn {
                 let address = addresses.into_iter().next().ok_or_else(tcp::nobody)?;
                 let socket = plain(Domain::for_address(address), buffers)?;
                 socket.connect(&address.into())?;
-                Ok(socket)
+                Ok(End::Kernel(socket))
             }),
-            Address::Vsock { cid, port } => bind_vsock(u32::MAX, buffers).and_then(|socket| {
-                socket.connect(&vsock_address(*cid, *port, 0))?;
-                Ok(socket)
+            Address::Vsock { cid, port } => bind_vsock(u32::MAX, buffers).and_then(|end| {
+                match &end {
+                    End::Kernel(socket) => socket.connect(&vsock_address(*cid, *port, 0))?,
+                    End::Host(_, peer) => drop(peer.set(host::address((*cid, *port)))),
+                }
+                Ok(end)
             }),
             Address::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         };
-        let socket = connected.map_err(|cause| Error::Connect {
+        let end = connected.map_err(|cause| Error::Connect {
             address: to.to_string(),
             hint: String::new(),
             cause,
         })?;
-        Ok(DatagramConn { socket, token })
+        Ok(DatagramConn { end, token })
     }
 
     /// The server's end, still without a peer; and its port. Port 0 (for vsock `u32::MAX`) lets the kernel choose.
@@ -63,17 +74,22 @@ impl DatagramConn {
                 let socket = plain(Domain::for_address(address), buffers)?;
                 socket.bind(&address.into())?;
                 let port = socket.local_addr()?.as_socket().map_or(*port, |local| local.port());
-                Ok((socket, port.into()))
+                Ok((End::Kernel(socket), port.into()))
             }),
-            Address::Vsock { port, .. } => bind_vsock(*port, buffers).and_then(|socket| {
-                let port = socket.local_addr()?.as_vsock_address().map_or(*port, |(_, port)| port);
-                Ok((socket, port))
+            Address::Vsock { port, .. } => bind_vsock(*port, buffers).and_then(|end| {
+                let port = match &end {
+                    End::Kernel(socket) => {
+                        socket.local_addr()?.as_vsock_address().map_or(*port, |(_, port)| port)
+                    }
+                    End::Host(socket, _) => socket.local_addr().port,
+                };
+                Ok((end, port))
             }),
             Address::Unix(_) => Err(io::ErrorKind::Unsupported.into()),
         };
-        let (socket, port) =
+        let (end, port) =
             bound.map_err(|cause| Error::Listen { address: at.to_string(), hint: "", cause })?;
-        Ok((DatagramConn { socket, token }, port))
+        Ok((DatagramConn { end, token }, port))
     }
 
     /// Waits until `deadline` for the hello of a client on `host`; from then on its peer. False: none came.
@@ -85,22 +101,28 @@ impl DatagramConn {
                 return Ok(false);
             }
             self.set_patience(left)?;
-            let (count, from) = match retry(|| receive_from(&self.socket, &mut buffer)) {
+            let (count, from) = match retry(|| self.receive_from(&mut buffer)) {
                 Ok(got) => got,
                 Err(error) if is_timeout(&error) => return Ok(false),
                 Err(error) => return Err(error),
             };
             let hello = Header::parse(&buffer[..count], self.token);
             let hello = hello.is_some_and(|header| header.phase == Phase::Hello);
-            let theirs = match (from.as_socket(), from.as_vsock_address()) {
-                (Some(ip), _) => Some(PeerHost::Ip(ip.ip().to_canonical())),
-                (_, Some((cid, _))) => Some(PeerHost::Cid(cid)),
-                _ => None,
-            };
-            if hello && theirs == Some(host) {
-                self.socket.connect(&from)?;
+            if hello && from.host() == Some(host) {
+                match (from, &self.end) {
+                    (From::Kernel(from), End::Kernel(socket)) => socket.connect(&from)?,
+                    (From::Host(from), End::Host(_, peer)) => drop(peer.set(from)),
+                    _ => {}
+                }
                 return Ok(true);
             }
+        }
+    }
+
+    fn receive_from(&self, buffer: &mut [u8]) -> io::Result<(usize, From)> {
+        match &self.end {
+            End::Kernel(socket) => receive_from(socket, buffer).map(|(len, from)| (len, From::Kernel(from))),
+            End::Host(socket, _) => socket.recv_from(buffer).map(|(len, from)| (len, From::Host(from))),
         }
     }
 
@@ -108,12 +130,24 @@ impl DatagramConn {
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
         // Zero would mean "for ever", and the kernel counts in jiffies.
         let patience = Some(patience.max(Duration::from_millis(10)));
-        self.socket.set_read_timeout(patience)?;
-        self.socket.set_write_timeout(patience)
+        match &self.end {
+            End::Kernel(socket) => {
+                socket.set_read_timeout(patience)?;
+                socket.set_write_timeout(patience)
+            }
+            End::Host(socket, _) => socket.set_timeouts(patience),
+        }
     }
 
     pub fn send(&self, datagram: &[u8]) -> io::Result<Sent> {
-        match retry(|| (&self.socket).write(datagram)) {
+        let sent = match &self.end {
+            End::Kernel(socket) => retry(|| (&*socket).write(datagram)),
+            End::Host(socket, peer) => match peer.get() {
+                Some(peer) => retry(|| socket.send_to(datagram, *peer)),
+                None => Err(io::ErrorKind::NotConnected.into()),
+            },
+        };
+        match sent {
             Ok(_) => Ok(Sent::Yes),
             Err(error) if is_full(&error) => Ok(Sent::Refused),
             Err(error) => Err(error),
@@ -122,7 +156,15 @@ impl DatagramConn {
 
     /// Bytes of the next datagram, cut to the buffer; None: none within the patience.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
-        match retry(|| (&self.socket).read(buffer)) {
+        let got = match &self.end {
+            End::Kernel(socket) => retry(|| (&*socket).read(buffer)),
+            End::Host(socket, peer) => match retry(|| socket.recv_from(buffer)) {
+                // A stranger's is none for us.
+                Ok((_, from)) if peer.get().is_some_and(|peer| *peer != from) => return Ok(Some(0)),
+                got => got.map(|(count, _)| count),
+            },
+        };
+        match got {
             Ok(count) => Ok(Some(count)),
             Err(error) if is_timeout(&error) => Ok(None),
             // The peer's machine says that nobody listens (any more): the same as silence.
@@ -134,7 +176,11 @@ impl DatagramConn {
     /// Waits a moment for room to send.
     pub fn wait_for_room(&self) {
         let moment = Timespec { tv_sec: 0, tv_nsec: 100_000 };
-        let mut fds = [PollFd::new(&self.socket, PollFlags::OUT)];
+        let fd = match &self.end {
+            End::Kernel(socket) => socket.as_fd(),
+            End::Host(socket, _) => socket.as_fd(),
+        };
+        let mut fds = [PollFd::from_borrowed_fd(fd, PollFlags::OUT)];
         let ready = poll(&mut fds, Some(&moment)).unwrap_or(0);
         if ready > 0 {
             // Writable, it says, but the queue that was full is another one (a driver's, or the peer's).
@@ -143,8 +189,12 @@ impl DatagramConn {
     }
 
     pub fn buffers(&self) -> io::Result<super::BufferSizes> {
-        let send = self.socket.send_buffer_size()? as u64;
-        Ok(super::BufferSizes { send, recv: self.socket.recv_buffer_size()? as u64 })
+        let fd = match &self.end {
+            End::Kernel(socket) => socket.as_fd(),
+            End::Host(socket, _) => socket.as_fd(),
+        };
+        let send = rustix::net::sockopt::socket_send_buffer_size(fd)? as u64;
+        Ok(super::BufferSizes { send, recv: rustix::net::sockopt::socket_recv_buffer_size(fd)? as u64 })
     }
 
     /// A buffer for any datagram of this many bytes.
@@ -159,10 +209,33 @@ fn plain(domain: Domain, buffers: Buffers) -> io::Result<Socket> {
     Ok(socket)
 }
 
-fn bind_vsock(port: u32, buffers: Buffers) -> io::Result<Socket> {
+/// By the daemon of this host, if there is one; else by the kernel.
+fn bind_vsock(port: u32, buffers: Buffers) -> io::Result<End> {
+    if let Some(bound) = host::datagram(port) {
+        return bound.map(|socket| End::Host(socket, OnceLock::new()));
+    }
     let socket = plain(Domain::VSOCK, buffers)?;
     socket.bind(&vsock_address(u32::MAX, port, 0))?;
-    Ok(socket)
+    Ok(End::Kernel(socket))
+}
+
+/// Who sent a datagram.
+enum From {
+    Kernel(SockAddr),
+    Host(vmlane_sock::Address),
+}
+
+impl From {
+    fn host(&self) -> Option<PeerHost> {
+        match self {
+            From::Kernel(from) => match (from.as_socket(), from.as_vsock_address()) {
+                (Some(ip), _) => Some(PeerHost::Ip(ip.ip().to_canonical())),
+                (_, Some((cid, _))) => Some(PeerHost::Cid(cid)),
+                _ => None,
+            },
+            From::Host(from) => Some(PeerHost::Cid(from.cid)),
+        }
+    }
 }
 
 /// A queue on the way is full: try again.

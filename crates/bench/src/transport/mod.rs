@@ -6,6 +6,7 @@
 
 mod datagram;
 mod hint;
+mod host;
 mod tcp;
 mod unix;
 mod vsock;
@@ -62,44 +63,74 @@ impl fmt::Display for PeerHost {
 }
 
 pub struct Conn {
-    socket: Socket,
+    end: End,
     family: Family,
+}
+
+enum End {
+    Kernel(Socket),
+    /// On a host whose daemon serves the VMs.
+    Host(Box<vmlane_sock::Stream>),
 }
 
 impl Conn {
     pub fn connect(to: &Address, buffers: Buffers) -> Result<Conn, Error> {
         let connected = match to {
-            Address::Tcp { host, port } => tcp::connect(host, *port, buffers),
-            Address::Vsock { cid, port } => vsock::connect(*cid, *port, buffers),
-            Address::Unix(path) => unix::connect(path, buffers),
+            Address::Tcp { host, port } => tcp::connect(host, *port, buffers).map(End::Kernel),
+            Address::Vsock { cid, port } => connect_vsock(*cid, *port, buffers),
+            Address::Unix(path) => unix::connect(path, buffers).map(End::Kernel),
         };
-        let socket = connected.map_err(|cause| Error::Connect {
+        let end = connected.map_err(|cause| Error::Connect {
             address: to.to_string(),
             hint: hint::connect(to, &cause),
             cause,
         })?;
-        Ok(Conn { socket, family: to.family() })
+        Ok(Conn { end, family: to.family() })
     }
 
     pub fn set_nodelay(&self) -> io::Result<()> {
-        match self.family {
-            Family::Tcp => self.socket.set_tcp_nodelay(true),
-            Family::Vsock | Family::Unix => Ok(()), // these never delay
+        match &self.end {
+            End::Kernel(socket) if self.family == Family::Tcp => socket.set_tcp_nodelay(true),
+            _ => Ok(()), // these never delay
         }
     }
 
     /// How long one read or write may block.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        self.socket.set_read_timeout(Some(patience))?;
-        self.socket.set_write_timeout(Some(patience))
+        match &self.end {
+            End::Kernel(socket) => {
+                socket.set_read_timeout(Some(patience))?;
+                socket.set_write_timeout(Some(patience))
+            }
+            End::Host(stream) => {
+                stream.set_read_timeout(Some(patience))?;
+                stream.set_write_timeout(Some(patience))
+            }
+        }
+    }
+
+    /// Is there something to read, or the end? `polled`: what poll said of the descriptor. To be asked before
+    /// poll, too: a host socket's descriptor only carries signals.
+    pub fn is_readable(&self, polled: bool) -> io::Result<bool> {
+        match &self.end {
+            End::Kernel(_) => Ok(polled),
+            End::Host(stream) => stream.ready(),
+        }
     }
 
     pub fn read(&self, buffer: &mut [u8]) -> io::Result<usize> {
-        retry(|| (&self.socket).read(buffer))
+        match &self.end {
+            End::Kernel(socket) => retry(|| (&*socket).read(buffer)),
+            End::Host(stream) => retry(|| (&**stream).read(buffer)),
+        }
     }
 
     pub fn write(&self, buffer: &[u8]) -> io::Result<usize> {
-        match retry(|| (&self.socket).write(buffer)) {
+        let written = match &self.end {
+            End::Kernel(socket) => retry(|| (&*socket).write(buffer)),
+            End::Host(stream) => retry(|| (&**stream).write(buffer)),
+        };
+        match written {
             Ok(0) if !buffer.is_empty() => Err(ErrorKind::WriteZero.into()),
             other => other,
         }
@@ -107,7 +138,12 @@ impl Conn {
 
     /// Sends what fits now; "would block" if that is nothing.
     pub fn try_write(&self, buffer: &[u8]) -> io::Result<usize> {
-        match retry(|| self.socket.send_with_flags(buffer, libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL)) {
+        let flags = libc::MSG_DONTWAIT | libc::MSG_NOSIGNAL;
+        let written = match &self.end {
+            End::Kernel(socket) => retry(|| socket.send_with_flags(buffer, flags)),
+            End::Host(stream) => retry(|| stream.try_write(buffer)),
+        };
+        match written {
             Ok(0) if !buffer.is_empty() => Err(ErrorKind::WriteZero.into()),
             other => other,
         }
@@ -135,30 +171,49 @@ impl Conn {
     }
 
     pub fn finish_sending(&self) -> io::Result<()> {
-        self.socket.shutdown(Shutdown::Write)
+        self.shutdown(Shutdown::Write)
     }
 
     /// Wakes whoever is blocked on this connection. An error means that it is already gone.
     pub fn hang_up(&self) {
-        let _ = self.socket.shutdown(Shutdown::Both);
+        let _ = self.shutdown(Shutdown::Both);
+    }
+
+    fn shutdown(&self, how: Shutdown) -> io::Result<()> {
+        match &self.end {
+            End::Kernel(socket) => socket.shutdown(how),
+            End::Host(stream) => stream.shutdown(how),
+        }
     }
 
     pub fn buffers(&self) -> io::Result<BufferSizes> {
-        if self.family == Family::Vsock {
-            let size = crate::sys::vsock_option(&self.socket, VsockBuffer::Size)?;
-            return Ok(BufferSizes { send: size, recv: size });
-        }
-        let send = self.socket.send_buffer_size()? as u64;
-        Ok(BufferSizes { send, recv: self.socket.recv_buffer_size()? as u64 })
+        let size = match &self.end {
+            End::Kernel(socket) if self.family == Family::Vsock => {
+                crate::sys::vsock_option(socket, VsockBuffer::Size)?
+            }
+            End::Kernel(socket) => {
+                let send = socket.send_buffer_size()? as u64;
+                return Ok(BufferSizes { send, recv: socket.recv_buffer_size()? as u64 });
+            }
+            End::Host(stream) => stream.buffer_size(),
+        };
+        Ok(BufferSizes { send: size, recv: size })
     }
 
     /// None for sockets that are not TCP's.
     pub fn tcp_state(&self) -> Option<TcpState> {
-        (self.family == Family::Tcp).then(|| crate::sys::tcp_info(&self.socket).ok()).flatten()
+        match &self.end {
+            End::Kernel(socket) if self.family == Family::Tcp => crate::sys::tcp_info(socket).ok(),
+            _ => None,
+        }
     }
 
     pub fn peer_host(&self) -> io::Result<PeerHost> {
-        let address = self.socket.peer_addr()?;
+        let socket = match &self.end {
+            End::Kernel(socket) => socket,
+            End::Host(stream) => return Ok(PeerHost::Cid(stream.peer_addr().cid)),
+        };
+        let address = socket.peer_addr()?;
         Ok(match (address.as_socket(), address.as_vsock_address()) {
             (Some(ip), _) => PeerHost::Ip(ip.ip().to_canonical()),
             (_, Some((cid, _))) => PeerHost::Cid(cid),
@@ -174,7 +229,12 @@ impl Conn {
         };
         match control {
             Address::Tcp { .. } => {
-                let local = self.socket.local_addr().map_err(Error::io("reading the local address"))?;
+                let local = match &self.end {
+                    End::Kernel(socket) => {
+                        socket.local_addr().map_err(Error::io("reading the local address"))?
+                    }
+                    End::Host(_) => return Err(Error::Usage(format!("{control} is no address of this end"))),
+                };
                 let host = local.as_socket().map(|ip| ip.ip().to_string()).unwrap_or_default();
                 Ok(Address::Tcp { host, port: port.try_into().map_err(|_| no_port(65535))? })
             }
@@ -225,31 +285,54 @@ fn numbered(path: &std::path::Path, number: u32) -> PathBuf {
     name.into()
 }
 
+/// By the daemon of this host, if there is one and it knows the CID; else by the kernel.
+fn connect_vsock(cid: u32, port: u32, buffers: Buffers) -> io::Result<End> {
+    let unknown = match host::connect(cid, port) {
+        Some(Ok(stream)) => return Ok(End::Host(Box::new(stream))),
+        Some(Err(error)) if error.raw_os_error() != Some(libc::ENODEV) => return Err(error),
+        unknown => unknown,
+    };
+    let socket = vsock::connect(cid, port, buffers).map(End::Kernel);
+    match (socket, unknown) {
+        // Without the family the kernel's word says less than the daemon's.
+        (Err(error), Some(Err(unknown))) if error.raw_os_error() == Some(libc::EAFNOSUPPORT) => Err(unknown),
+        (socket, _) => socket,
+    }
+}
+
 impl AsFd for Conn {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        match &self.end {
+            End::Kernel(socket) => socket.as_fd(),
+            End::Host(stream) => stream.as_fd(),
+        }
     }
 }
 
 pub struct Listener {
-    socket: Socket,
+    door: Door,
     address: Address,
     buffers: Buffers,
+}
+
+enum Door {
+    Kernel(Socket),
+    Host(vmlane_sock::Listener),
 }
 
 impl Listener {
     pub fn bind(address: &Address, buffers: Buffers) -> Result<Listener, Error> {
         let bound = match address {
-            Address::Tcp { host, port } => tcp::listen(host, *port, buffers),
-            Address::Vsock { cid, port } => vsock::listen(*cid, *port, buffers),
-            Address::Unix(path) => unix::listen(path, buffers),
+            Address::Tcp { host, port } => kernel(tcp::listen(host, *port, buffers)),
+            Address::Vsock { cid, port } => listen_vsock(*cid, *port, buffers),
+            Address::Unix(path) => kernel(unix::listen(path, buffers)),
         };
-        let (socket, address) = bound.map_err(|cause| Error::Listen {
+        let (door, address) = bound.map_err(|cause| Error::Listen {
             address: address.to_string(),
             hint: hint::listen(address, &cause),
             cause,
         })?;
-        Ok(Listener { socket, address, buffers })
+        Ok(Listener { door, address, buffers })
     }
 
     /// Where it really listens, the port chosen by the kernel included.
@@ -272,21 +355,41 @@ impl Listener {
 
     /// Waits at most `patience` (a socket option: set once, not per call) for one connection.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        self.socket.set_read_timeout(Some(patience))
+        match &self.door {
+            Door::Kernel(socket) => socket.set_read_timeout(Some(patience)),
+            Door::Host(listener) => listener.set_timeout(Some(patience)),
+        }
     }
 
     pub fn accept(&self) -> io::Result<Conn> {
-        let (socket, _) = retry(|| self.socket.accept())?;
-        if self.address.family() == Family::Unix {
-            set_plain_buffers(&socket, self.buffers)?; // the others inherit theirs from the listener
+        let end = match &self.door {
+            Door::Kernel(socket) => End::Kernel(retry(|| socket.accept())?.0),
+            Door::Host(listener) => End::Host(Box::new(retry(|| listener.accept())?.0)),
+        };
+        if let (Family::Unix, End::Kernel(socket)) = (self.address.family(), &end) {
+            set_plain_buffers(socket, self.buffers)?; // the others inherit theirs from the listener
         }
-        Ok(Conn { socket, family: self.address.family() })
+        Ok(Conn { end, family: self.address.family() })
     }
+}
+
+fn kernel(bound: io::Result<(Socket, Address)>) -> io::Result<(Door, Address)> {
+    bound.map(|(socket, address)| (Door::Kernel(socket), address))
+}
+
+fn listen_vsock(cid: u32, port: u32, buffers: Buffers) -> io::Result<(Door, Address)> {
+    let Some(listening) = host::listen(cid, port) else { return kernel(vsock::listen(cid, port, buffers)) };
+    let listener = listening?;
+    let address = Address::Vsock { cid, port: listener.local_addr().port };
+    Ok((Door::Host(listener), address))
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        self.socket.as_fd()
+        match &self.door {
+            Door::Kernel(socket) => socket.as_fd(),
+            Door::Host(listener) => listener.as_fd(),
+        }
     }
 }
 

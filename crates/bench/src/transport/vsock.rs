@@ -10,6 +10,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 
 use socket2::{Domain, Socket, Type};
 
+use super::host::FIRST_GUEST;
 use super::{BACKLOG, Buffers};
 use crate::address::Address;
 use crate::sys::{FLAG_TO_HOST, VsockBuffer, set_vsock_option, vsock_address};
@@ -17,8 +18,6 @@ use crate::sys::{FLAG_TO_HOST, VsockBuffer, set_vsock_option, vsock_address};
 /// Set by the kernel at creation; a smaller wish needs the minimum lowered first.
 const DEFAULT_MIN: u64 = 128;
 const DEFAULT_MAX: u64 = 256 << 10;
-/// The first CID that names a VM.
-const FIRST_GUEST: u32 = 3;
 
 /// The flags that worked last, so that a connect-per-request test pays for the discovery once.
 static FLAGS: AtomicU8 = AtomicU8::new(0);

@@ -26,7 +26,10 @@ Examples:
   vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
 
 Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take
-k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.";
+k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
+
+On a host whose daemon serves its VMs, vsock: leads to them and is reached by them without any kernel vsock;
+VMLANE_RUNTIME_DIR names the daemon's directory if it is not /run/vmlane.";
 
 const SERVER_EXAMPLES: &str = "\
 Examples:
@@ -354,8 +357,13 @@ fn serve(args: &ServerArgs) -> Result<(), Error> {
 fn serve_default() -> Result<Server, Error> {
     let tcp = Address::Tcp { host: "127.0.0.1".to_owned(), port: DEFAULT_PORT };
     let vsock = Address::Vsock { cid: vmlane_bench::address::CID_ANY, port: DEFAULT_PORT.into() };
+    let denied = std::io::ErrorKind::PermissionDenied;
     match Server::bind(&[tcp.clone(), vsock]) {
-        Err(Error::Listen { cause, .. }) if cause.raw_os_error() == Some(NO_FAMILY) => Server::bind(&[tcp]),
+        Err(Error::Listen { cause, .. })
+            if cause.raw_os_error() == Some(NO_FAMILY) || cause.kind() == denied =>
+        {
+            Server::bind(&[tcp])
+        }
         other => other,
     }
 }
