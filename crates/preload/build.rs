@@ -4,8 +4,10 @@
 use std::path::PathBuf;
 use std::process::Command;
 
+const SOURCES: [&str; 4] = ["src/vsock.c", "src/ring.c", "src/calls.c", "src/escapes.c"];
+
 fn main() {
-    println!("cargo::rerun-if-changed=src/vsock.c");
+    println!("cargo::rerun-if-changed=src");
     println!("cargo::rerun-if-env-changed=CC");
     let out =
         PathBuf::from(std::env::var_os("OUT_DIR").expect("cargo sets OUT_DIR")).join("libvmlane_vsock.so");
@@ -22,7 +24,7 @@ fn main() {
         "-Werror",
     ]);
     command.args(["-Wl,-soname,libvmlane_vsock.so", "-Wl,-z,now", "-Wl,-z,relro", "-o"]).arg(&out);
-    command.args(["src/vsock.c", "-ldl", "-lpthread"]);
+    command.args(SOURCES).args(["-ldl", "-lpthread"]);
     let status = command.status().unwrap_or_else(|error| panic!("{compiler}: {error}; install a C compiler"));
-    assert!(status.success(), "{compiler} could not compile src/vsock.c: {status}");
+    assert!(status.success(), "{compiler} could not compile {SOURCES:?}: {status}");
 }

@@ -1,26 +1,23 @@
 /* AF_VSOCK for programs of a host without a VMCI kernel module: by LD_PRELOAD (`vmlane run`), or linked.
  *
  * A stream socket of the family is a Unix socket in truth. connect() takes it to the daemon, which
- * answers with one record and from then on pumps its bytes to and from the VM; listen() takes it there too,
- * and every connection then arrives as a record with a descriptor. So whatever a program does with a
- * descriptor (poll, epoll, dup, fork, exec, MSG_PEEK, timeouts, shutdown) is the kernel's own doing. Only
- * the calls that name addresses and options are replaced here.
+ * answers with one record; listen() takes it there too, and every connection then arrives as a record with a
+ * descriptor. With the record comes memory for a ring (ring.c), through which read, write and their kin
+ * move the bytes (calls.c) until the program does something with the descriptor that needs the kernel
+ * (dup, fork, exec, epoll ...; escapes.c): from then on the daemon pumps the bytes through the Unix socket.
+ * This file replaces the calls that name addresses and options.
  *
  * What is known of a socket is kept by its inode, which survives dup and fork; after exec the bytes
  * still flow, only its addresses are forgotten. Records: crates/wire/src/host.rs.
  */
-#define _GNU_SOURCE
+#include "ring.h"
 #include <dlfcn.h>
-#include <errno.h>
 #include <fcntl.h>
 #include <pthread.h>
 #include <stdarg.h>
-#include <stddef.h>
-#include <stdint.h>
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/socket.h>
 #include <sys/stat.h>
 #include <sys/time.h>
 #include <sys/un.h>
@@ -29,8 +26,6 @@
 #ifndef AF_VSOCK
 #define AF_VSOCK 40
 #endif
-#define PUBLIC __attribute__((visibility("default")))
-
 struct sockaddr_vsock {
     sa_family_t family;
     unsigned short reserved;
@@ -74,7 +69,11 @@ static struct known places[PLACES];
 static unsigned next_victim;
 static pthread_mutex_t lock = PTHREAD_MUTEX_INITIALIZER;
 
-static void before_fork(void) { pthread_mutex_lock(&lock); }
+static void before_fork(void) {
+    /* Two processes cannot share an end of a ring. */
+    ring_switch_all(0);
+    pthread_mutex_lock(&lock);
+}
 static void after_fork(void) { pthread_mutex_unlock(&lock); }
 
 __attribute__((constructor)) static void start(void) { pthread_atfork(before_fork, after_fork, after_fork); }
@@ -163,22 +162,47 @@ static int address_of_daemon(struct sockaddr_un *to) {
     return 0;
 }
 
-static int whole(int fd, void *data, size_t len, int sending) {
-    for (size_t done = 0; done < len;) {
-        char *at = (char *)data + done;
-        ssize_t now = sending ? send(fd, at, len - done, MSG_NOSIGNAL) : recv(fd, at, len - done, 0);
-        if (now > 0)
-            done += (size_t)now;
-        else if (now == 0)
-            return fail(ECONNRESET);
-        else if (errno != EINTR)
-            return -1;
-    }
-    return 0;
+/* One record with at most two descriptors; `fds` are -1 where none came. */
+static ssize_t record(int fd, struct reply *reply, int *fds, int flags) {
+    union {
+        struct cmsghdr header;
+        char space[CMSG_SPACE(sizeof(int) * 2)];
+    } control;
+    struct iovec part = {reply, sizeof *reply};
+    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
+                             .msg_controllen = sizeof control};
+    fds[0] = fds[1] = -1;
+    ssize_t got = real_recvmsg(fd, &message, flags);
+    struct cmsghdr *rights = got > 0 ? CMSG_FIRSTHDR(&message) : NULL;
+    if (rights && rights->cmsg_level == SOL_SOCKET && rights->cmsg_type == SCM_RIGHTS)
+        memcpy(fds, CMSG_DATA(rights),
+               rights->cmsg_len >= CMSG_LEN(sizeof(int) * 2) ? sizeof(int) * 2 : sizeof(int));
+    return got;
+}
+
+static int converse(int fd, const struct request *request, struct reply *reply, int *memory) {
+    int fds[2];
+    ssize_t done;
+    while ((done = real_send(fd, request, sizeof *request, MSG_NOSIGNAL)) < 0 && errno == EINTR)
+        ;
+    if (done < 0)
+        return -1;
+    while ((done = record(fd, reply, fds, MSG_CMSG_CLOEXEC | MSG_WAITALL)) < 0 && errno == EINTR)
+        ;
+    if (done < 0)
+        return -1;
+    if (fds[1] >= 0)
+        real_close(fds[1]);
+    if (memory)
+        *memory = fds[0];
+    else if (fds[0] >= 0)
+        real_close(fds[0]);
+    return done == sizeof *reply ? 0 : fail(ECONNRESET);
 }
 
 /* Takes `fd` to the daemon with a request. The daemon answers in bounded time. */
-static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, struct reply *reply) {
+static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, struct reply *reply,
+               int *memory) {
     struct sockaddr_un to;
     if (address_of_daemon(&to))
         return -1;
@@ -189,12 +213,12 @@ static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, s
     socklen_t size = sizeof before[0];
     getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &before[0], &size);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    struct request request = {MAGIC, 1, op, cid, port, arg, 0};
+    struct request request = {MAGIC, 1, op, cid, port, arg, ring_wanted() ? FLAG_RING : 0};
     int outcome = real_connect(fd, (struct sockaddr *)&to, sizeof to);
     if (outcome && (errno == ENOENT || errno == ECONNREFUSED))
         errno = ENODEV; /* no daemon: as if there were no vsock */
     if (!outcome)
-        outcome = whole(fd, &request, sizeof request, 1) || whole(fd, reply, sizeof *reply, 0) ? -1 : 0;
+        outcome = converse(fd, &request, reply, memory);
     int saved = errno;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &before[0], sizeof before[0]);
     if (flags & O_NONBLOCK)
@@ -273,7 +297,7 @@ PUBLIC int listen(int fd, int backlog) {
         return fail(EINVAL);
     if (known.listening)
         return 0;
-    if (ask(fd, OP_LISTEN, 0, known.port, backlog < 0 ? 0 : (uint32_t)backlog, &reply)) {
+    if (ask(fd, OP_LISTEN, 0, known.port, backlog < 0 ? 0 : (uint32_t)backlog, &reply, NULL)) {
         renew(fd, &known, AF_UNIX);
         return -1;
     }
@@ -299,7 +323,10 @@ PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t len) {
         return fail(EINVAL);
     uint64_t millis = (uint64_t)known.timeout.tv_sec * 1000 + (uint64_t)known.timeout.tv_usec / 1000;
     uint32_t patience = millis > 60000 ? 60000 : (uint32_t)millis;
-    if (ask(fd, OP_CONNECT, address->cid, address->port, patience, &reply)) {
+    int memory = -1;
+    if (ask(fd, OP_CONNECT, address->cid, address->port, patience, &reply, &memory)) {
+        if (memory >= 0)
+            real_close(memory);
         /* Not a VM of ours: another hypervisor's, if the kernel knows it. */
         if (errno == ENODEV && renew(fd, &known, AF_VSOCK) == 0)
             return real_connect(fd, to, len) == 0 ? 0 : fail(errno == EAFNOSUPPORT ? ENODEV : errno);
@@ -311,26 +338,39 @@ PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t len) {
     known.peer_cid = address->cid;
     known.peer_port = address->port;
     note(fd, &known);
+    if (memory >= 0)
+        ring_adopt(fd, memory);
     return 0;
+}
+
+/* The daemon is gone and the port with it: takes it again when the next one is there. */
+static int listen_again(int fd, const struct known *listener) {
+    struct reply reply;
+    const struct timespec moment = {0, 50 * 1000 * 1000};
+    for (uint64_t start = ring_now(); ring_now() - start < 5000000000u; nanosleep(&moment, NULL)) {
+        if (renew(fd, listener, AF_UNIX))
+            return -1;
+        if (ask(fd, OP_LISTEN, 0, listener->port, 0, &reply, NULL) == 0)
+            return 0;
+    }
+    /* Programs try again after this one. */
+    return fail(ECONNABORTED);
 }
 
 static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const struct known *listener) {
     struct reply reply;
-    union {
-        struct cmsghdr header;
-        char space[CMSG_SPACE(sizeof(int) * 2)];
-    } control;
-    struct iovec part = {&reply, sizeof reply};
-    struct msghdr message = {.msg_iov = &part, .msg_iovlen = 1, .msg_control = &control,
-                             .msg_controllen = sizeof control};
-    ssize_t got = recvmsg(fd, &message, flags & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0);
+    int fds[2];
+    ssize_t got = record(fd, &reply, fds, flags & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0);
+    if (got == 0 || (got < 0 && errno == ECONNRESET))
+        return listen_again(fd, listener) ? -1 : take(fd, peer, len, flags, listener);
     if (got < 0)
         return -1;
-    struct cmsghdr *rights = got == sizeof reply ? CMSG_FIRSTHDR(&message) : NULL;
-    if (!rights || rights->cmsg_type != SCM_RIGHTS)
-        return fail(got == 0 ? EINVAL : ECONNABORTED);
-    int taken;
-    memcpy(&taken, CMSG_DATA(rights), sizeof taken);
+    if (got != sizeof reply || fds[0] < 0) {
+        if (fds[0] >= 0)
+            real_close(fds[0]);
+        return fail(ECONNABORTED);
+    }
+    int taken = fds[0];
     if (flags & SOCK_NONBLOCK)
         fcntl(taken, F_SETFL, fcntl(taken, F_GETFL) | O_NONBLOCK);
     struct known known = *listener;
@@ -339,6 +379,8 @@ static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const 
     known.peer_cid = reply.cid;
     known.peer_port = reply.port;
     note(taken, &known);
+    if (fds[1] >= 0)
+        ring_adopt(taken, fds[1]);
     struct sockaddr_vsock address = {.family = AF_VSOCK, .port = reply.port, .cid = reply.cid};
     tell(&address, peer, len);
     return taken;
@@ -450,6 +492,12 @@ PUBLIC int ioctl(int fd, unsigned long request, ...) {
     va_end(rest);
     if (request == GET_LOCAL_CID && argument) {
         *(unsigned int *)argument = CID_HOST;
+        return 0;
+    }
+    struct ring *ring = request == FIONREAD && argument ? ring_hold(fd) : NULL;
+    if (ring) {
+        *(int *)argument = (int)ring_readable(ring);
+        ring_release(ring);
         return 0;
     }
     return real(fd, request, argument);

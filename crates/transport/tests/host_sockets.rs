@@ -1,96 +1,24 @@
 //! Host sockets against a synthetic guest: rings, plain sockets, text doors, and what hostile programs do.
 
+mod host_world;
+
 use std::io::{ErrorKind, Read, Write};
 use std::net::Shutdown;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::FileExt as _;
 use std::os::unix::net::{UnixListener, UnixStream};
-use std::path::PathBuf;
-use std::sync::Arc;
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmlane_device::testing::{
-    Guest, Lines, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream as Far, vm,
-};
-use vmlane_device::vmci::Fabric;
-use vmlane_lane::{Settings, WorkerStats, Workers};
+use vmlane_device::testing::{Options, PATIENCE, Pattern, Placement, Stream as Far};
 use vmlane_sock::{Address, Datagram, Host, Listener, Stream, plain};
-use vmlane_transport::host::{self, Bounds, HostSockets, Policy};
+use vmlane_transport::host::Bounds;
 use vmlane_wire::host::{FLAG_RING, Op, RING, Reply, Request, layout};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
+use host_world::{SECOND, World, eventually};
+
 const BYTES: u64 = 4 << 20;
-const SECOND: Duration = Duration::from_secs(1);
-
-/// One guest, the daemon's pieces, and a runtime directory.
-struct World {
-    sockets: Option<HostSockets>,
-    guest: Arc<Guest>,
-    fabric: Arc<Fabric>,
-    stats: Arc<WorkerStats>,
-    dir: tempfile::TempDir,
-    _machine: Machine,
-}
-
-impl World {
-    fn new() -> World {
-        World::with(Bounds::default())
-    }
-
-    fn with(bounds: Bounds) -> World {
-        let workers = Arc::new(Workers::start(Settings::default()).unwrap());
-        let (fabric, stats) = (Fabric::new(workers.clone()), workers.stats().clone());
-        let machine = Machine::with(&fabric, vm(3), 256 << 20, Lines::msix());
-        let guest = machine.boot(Path::Dma);
-        let dir = tempfile::tempdir().unwrap();
-        let policy = Policy { owner: rustix::process::getuid().as_raw(), rules: Vec::new() };
-        let door = dir.path().join("host.sock");
-        let sockets = HostSockets::start(fabric.clone(), &door, 0o600, policy, bounds).unwrap();
-        let uds = dir.path().join("vsock.uds");
-        sockets.add_guest(host::Guest { cid: 3, group: "test".into(), uds }).unwrap();
-        World { sockets: Some(sockets), guest, fabric, stats, dir, _machine: machine }
-    }
-
-    fn host(&self) -> Host {
-        Host::at(self.dir.path())
-    }
-
-    fn uds(&self) -> PathBuf {
-        self.dir.path().join("vsock.uds")
-    }
-
-    /// A connection to the guest's `port`, made by `connect`.
-    fn to_guest<T: Send>(&self, port: u32, connect: impl FnOnce() -> T + Send) -> (T, Far) {
-        let listener = self.guest.listen(port, Placement::Scattered);
-        std::thread::scope(|scope| {
-            let accepting = scope.spawn(|| listener.accept().expect("a connection"));
-            let near = connect();
-            (near, accepting.join().unwrap())
-        })
-    }
-
-    fn guest_connects(&self, port: u32) -> Far {
-        self.guest.connect((2, port), Options::default()).expect("to be accepted")
-    }
-
-    fn stream(&self, port: u32) -> (Stream, Far) {
-        self.to_guest(port, || Stream::connect_by(&self.host(), 3, port, 30 * SECOND).unwrap())
-    }
-
-    fn assert_clean(&self) {
-        eventually("nothing is left", || self.fabric.connections().is_empty());
-        assert_eq!((self.stats.lost_notices.get(), self.stats.panics.get()), (0, 0), "{:?}", self.stats);
-    }
-}
-
-fn eventually(what: &str, mut done: impl FnMut() -> bool) {
-    let deadline = Instant::now() + PATIENCE;
-    while !done() {
-        assert!(Instant::now() < deadline, "{what}: not so in time");
-        std::thread::sleep(Duration::from_millis(1));
-    }
-}
 
 /// [`BYTES`] each way at once, checked, ended by half-closes.
 fn both_ways(near: &(impl Sync + Duplex), far: &Far) {

@@ -5,6 +5,10 @@
 //! every further [`Reply`] is an accepted connection, with its socket (and the ring's memory) attached.
 //! After a DATAGRAM the reply has a packet socket attached whose messages begin with a [`Peer`].
 //!
+//! The signal line carries [`SIGNAL`]s, which mean "look". A process that cannot use the ring itself any
+//! more (it forks, say) sends [`SWITCH`], touches the ring no more and sends nothing until the daemon has
+//! answered [`SWITCH`]: from there on the socket carries the stream, and the daemon moves the bytes.
+//!
 //! A ring's file: the process's data, the daemon's data (`size` bytes each, a power of two of whole
 //! pages), then the page that the process writes, then the page that the daemon writes. The rings
 //! follow the rules of VMCI queue pairs: `docs/devices/vmci.md`, M1 to M8.
@@ -21,6 +25,11 @@ pub const VERSION: u16 = 1;
 pub const FLAG_RING: u32 = 1;
 /// All flags there are.
 pub const ALL_FLAGS: u32 = FLAG_RING;
+
+/// Signal line: something may have changed in the ring.
+pub const SIGNAL: u8 = 0;
+/// Signal line: what comes behind this byte is the stream.
+pub const SWITCH: u8 = 1;
 
 /// In a [`Request`]: a port of the daemon's choice.
 pub const PORT_ANY: u32 = u32::MAX;

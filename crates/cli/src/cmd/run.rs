@@ -19,7 +19,8 @@ const EXAMPLES: &str = "Examples:
 
 CIDs that are no VM of the daemon are left to the kernel's own AF_VSOCK, if it has one. Programs that
 are statically linked, or that run with another user's rights, cannot be served; neither can
-SOCK_SEQPACKET and SOCK_DGRAM, nor sockets used through io_uring's own connect and accept.";
+SOCK_SEQPACKET and SOCK_DGRAM. Programs that move bytes by io_uring, or by system calls of their own, need
+--plain, and cannot connect or accept so.";
 
 /// Runs a program as it is, with AF_VSOCK towards the daemon's VMs
 #[derive(Debug, clap::Args)]
@@ -28,6 +29,9 @@ pub struct Args {
     /// The daemon's directory
     #[arg(long, value_name = "DIR", env = "VMLANE_RUNTIME_DIR", default_value = vmlane_api::RUNTIME_DIR)]
     runtime_dir: PathBuf,
+    /// Let the kernel move the bytes from the beginning: slower, and all that a descriptor can do
+    #[arg(long)]
+    plain: bool,
     /// Write the shared library and its C header into a directory instead
     #[arg(long, value_name = "DIR", conflicts_with = "command")]
     write_library: Option<PathBuf>,
@@ -54,12 +58,13 @@ impl Args {
             preload.push(others);
         }
         let runtime_dir = std::path::absolute(&self.runtime_dir)?;
-        let error = Command::new(&path)
-            .arg0(program)
-            .args(arguments)
-            .env("LD_PRELOAD", preload)
-            .env("VMLANE_RUNTIME_DIR", runtime_dir)
-            .exec();
+        let mut command = Command::new(&path);
+        command.arg0(program).args(arguments);
+        command.env("LD_PRELOAD", preload).env("VMLANE_RUNTIME_DIR", runtime_dir);
+        if self.plain {
+            command.env("VMLANE_VSOCK_PLAIN", "1");
+        }
+        let error = command.exec();
         Err(error).with_context(|| format!("running {}", path.display()))
     }
 }

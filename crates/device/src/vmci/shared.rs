@@ -50,6 +50,11 @@ impl SharedMap {
         Ok(SharedMap { map: MemoryMap::default().map(request)?, size })
     }
 
+    /// The ring's file, mapped from address 0 on.
+    pub fn memory(&self) -> &MemoryMap {
+        &self.map
+    }
+
     fn data(&self, at: u64) -> Result<Pages, MapError> {
         self.pages(at, self.size.trailing_zeros())
     }

@@ -14,7 +14,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_device::vmci::{Call, ConnectError, Fabric, Failed, Key, SharedMap};
 use vmlane_port::{Budget, LaneEnd, LaneId, Side};
-use vmlane_wire::host::{ALL_FLAGS, FLAG_RING, Op, PEER, PORT_ANY, RING, Reply, Request, layout};
+use vmlane_wire::host::{ALL_FLAGS, FLAG_RING, Op, PEER, PORT_ANY, RING, Reply, Request, SWITCH, layout};
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
 
@@ -372,7 +372,19 @@ impl Desk {
             Turn::Waits => {}
             Turn::Again => self.ready.push_back(token),
             Turn::Over => self.close(token),
+            Turn::Switch => self.switch(token),
         }
+    }
+
+    /// The process uses its ring no more: the socket carries the stream from here on.
+    fn switch(&mut self, token: Token) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        let State::Streaming(stream) = &mut client.state else { return };
+        if let Some(bell) = &client.bell {
+            bell.silence();
+        }
+        let switched = stream.switch().is_ok() && socket::write(&*client.socket, &[SWITCH]) == Io::Done(1);
+        if switched { self.ready.push_back(token) } else { self.close(token) }
     }
 
     fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
@@ -496,7 +508,12 @@ impl Desk {
         let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
         let budget = self.budgets.entry(uid).or_insert_with(|| Arc::new(Budget::new(SPILL))).clone();
         let theirs = signal.is_some();
-        let bell = Bell { token, mailbox: self.mailbox.clone(), signal, ringing: AtomicBool::new(false) };
+        let bell = Bell {
+            token,
+            mailbox: self.mailbox.clone(),
+            signal: Mutex::new(signal),
+            ringing: AtomicBool::new(false),
+        };
         let bell = Arc::new(bell);
         let port = Box::new(map.port(bell.clone()).map_err(io::Error::other)?);
         let ring = if theirs {

@@ -10,6 +10,7 @@ use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
 use vmlane_device::vmci::{Call, Failed, Remote, Waker};
 use vmlane_port::{End, LaneId, Side};
+use vmlane_wire::host::SIGNAL;
 
 /// A client of the thread, or a door.
 pub type Token = u64;
@@ -75,12 +76,17 @@ impl Mailbox {
 pub struct Bell {
     pub token: Token,
     pub mailbox: Arc<Mailbox>,
-    pub signal: Option<Arc<OwnedFd>>,
+    pub signal: Mutex<Option<Arc<OwnedFd>>>,
     /// A wake is in the letter box already.
     pub ringing: AtomicBool,
 }
 
 impl Bell {
+    /// From here on nothing but the thread that pumps writes to the socket.
+    pub fn silence(&self) {
+        *self.signal.lock() = None;
+    }
+
     pub fn ring(&self) {
         if !self.ringing.swap(true, Ordering::SeqCst) {
             self.mailbox.send(Mail::Wake(self.token));
@@ -90,12 +96,15 @@ impl Bell {
 
 impl Waker for Bell {
     fn wake(&self, room: bool) {
-        if let Some(socket) = &self.signal {
+        let signal = self.signal.lock();
+        let pumped = signal.is_none();
+        if let Some(socket) = &*signal {
             // One that does not fetch its signals has some already.
-            let _ = rustix::net::send(socket, &[0], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+            let _ = rustix::net::send(socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
         }
+        drop(signal);
         // One that waits for room cannot be polled writable until its socket is emptied.
-        if room || self.signal.is_none() {
+        if room || pumped {
             self.ring();
         }
     }

@@ -7,7 +7,7 @@ use rustix::net::Shutdown as Shut;
 use vmlane_device::vmci::{Call, Fabric, SharedMap};
 use vmlane_port::{LaneId, Shutdown, Side};
 use vmlane_sock::ring::{Incoming, Outgoing};
-use vmlane_wire::host::{SAID_RECEIVE, SAID_SEND, ended};
+use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, SIGNAL, SWITCH, ended};
 
 use super::socket::{self, Io};
 
@@ -23,6 +23,8 @@ pub enum Turn {
     Again,
     /// It is over: hang up.
     Over,
+    /// The process leaves its ring to us.
+    Switch,
 }
 
 /// How the bytes travel.
@@ -73,6 +75,17 @@ pub struct Stream {
 }
 
 impl Stream {
+    /// Takes the ring over from the process; what it said counts on.
+    pub fn switch(&mut self) -> std::io::Result<()> {
+        let Kind::Ring { map, said } = &self.kind else { return Ok(()) };
+        let (out, incoming) = vmlane_sock::ring::halves(map.memory(), RING)?;
+        let mut pump = Pump::new(out, incoming);
+        pump.finished = *said & SAID_SEND != 0;
+        pump.delivered = *said & SAID_RECEIVE != 0;
+        self.kind = Kind::Plain(Box::new(pump));
+        Ok(())
+    }
+
     /// Does what can be done now. `buffer` is scratch space.
     pub fn turn(&mut self, fabric: &Arc<Fabric>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
         let end = End { fabric, lane: self.lane, side: self.side };
@@ -104,6 +117,7 @@ impl End<'_> {
 /// The process with a ring of its own has sent a signal, or gone.
 fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
     let Ok(waits) = map.waits() else { return Turn::Over };
+    let mut switched = false;
     // One that waits for room may have filled its socket, so that it cannot be polled writable: what is
     // in there is taken when there is room.
     if waits.blocked {
@@ -111,8 +125,10 @@ fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, b
             return Turn::Over;
         }
     } else {
-        loop {
+        while !switched {
             match socket::read(socket, buffer) {
+                // Behind it nothing may come before we have answered.
+                Io::Done(len) if buffer[..len].last() == Some(&SWITCH) => switched = true,
                 Io::Done(_) => {}
                 Io::WouldBlock => break,
                 Io::Over => return Turn::Over,
@@ -127,11 +143,11 @@ fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, b
         end.shutdown(Shutdown::Send);
     }
     *said |= now;
-    if waits.bytes || waits.room {
-        socket::write(socket, &[0]);
+    if (waits.bytes || waits.room) && !switched {
+        socket::write(socket, &[SIGNAL]);
     }
     end.kick(true);
-    Turn::Waits
+    if switched { Turn::Switch } else { Turn::Waits }
 }
 
 impl Pump {

@@ -1,0 +1,73 @@
+//! Unmodified programs: a C program that knows AF_VSOCK only, with the library preloaded, against a synthetic
+//! guest.
+
+mod host_world;
+
+use std::process::{Command, Stdio};
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use host_world::World;
+use vmlane_device::testing::{Placement, Stream as Far};
+
+const ECHO: u32 = 6000;
+
+/// Sends back what comes, to the end.
+fn echo(far: &Far) {
+    let mut chunk = vec![0; 100_000];
+    while let Ok(len @ 1..) = far.recv(&mut chunk) {
+        if far.send_all(&chunk[..len]).is_err() {
+            return;
+        }
+    }
+    far.shutdown(2);
+    // The process closes first: its end is the last to be seen.
+    let _ = far.recv(&mut chunk);
+}
+
+/// Runs the cases of `crates/preload/tests/streams.c`.
+fn run(plain: bool) {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    let library = folder.path().join(vmlane_preload::LIBRARY_NAME);
+    std::fs::write(&library, vmlane_preload::LIBRARY).unwrap();
+    let program = folder.path().join("streams");
+    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../preload/tests/streams.c");
+    let built = Command::new("cc").args(["-O2", source, "-lpthread", "-o"]).arg(&program).status().unwrap();
+    assert!(built.success());
+    let listener = world.guest.listen(ECHO, Placement::Scattered);
+    let over = AtomicBool::new(false);
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while let Ok(far) = listener.accept() {
+                if over.load(Ordering::SeqCst) {
+                    return;
+                }
+                scope.spawn(move || echo(&far));
+            }
+        });
+        let mut command = Command::new(&program);
+        command.args(["3", &ECHO.to_string()]).stdin(Stdio::null());
+        command.env("LD_PRELOAD", &library).env("VMLANE_RUNTIME_DIR", world.dir.path());
+        if plain {
+            command.env("VMLANE_VSOCK_PLAIN", "1");
+        }
+        let output = command.output().unwrap();
+        over.store(true, Ordering::SeqCst);
+        // Wakes the one that accepts.
+        drop(vmlane_sock::Stream::connect_by(&world.host(), 3, ECHO, 30 * host_world::SECOND));
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", output.status);
+        assert_eq!(output.stdout, b"done\n");
+    });
+    world.assert_clean();
+}
+
+#[test]
+fn a_program_finds_what_it_expects_of_its_streams() {
+    run(false);
+}
+
+#[test]
+fn and_so_it_does_without_rings() {
+    run(true);
+}
