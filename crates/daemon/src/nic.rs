@@ -83,7 +83,7 @@ impl ServedNic {
                 (server, DeviceCounters::Vmxnet3(handle))
             }
             NicModel::VirtioNet(virtio) => {
-                let lines = RingLines::new(2 * u16::from(config.queues));
+                let lines = RingLines::new(2 * u16::from(config.queues) + 1);
                 let lines = Arc::new(lines.map_err(|cause| bad(cause.to_string()))?);
                 let stats = Arc::new(VirtioNetStats::default());
                 let device =

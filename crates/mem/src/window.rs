@@ -48,6 +48,20 @@ impl Window {
         Ok(Window::new(region.at(0), len as usize, true, region))
     }
 
+    /// `len` bytes (cut to a multiple of 8, at least 8) at `offset` (of a page) of somebody else's file, if it
+    /// has them. It may lose them later: [`Self::poisoned`].
+    pub fn of_part(file: &OwnedFd, offset: u64, len: u64) -> io::Result<Window> {
+        const PAGE: u64 = 4096;
+        let len = len & !7;
+        let have = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+        let inside = offset.checked_add(len).is_some_and(|end| end <= have);
+        if len == 0 || !offset.is_multiple_of(PAGE) || !inside {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        let region = Arc::new(Region::new(0, len, file, offset, true)?);
+        Ok(Window::new(region.at(0), len as usize, true, region))
+    }
+
     /// Bytes.
     pub fn len(&self) -> usize {
         self.len

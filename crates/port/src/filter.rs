@@ -19,6 +19,10 @@ impl VlanSet {
         self.0[usize::from(vlan & 0xfff) / 64] |= 1 << (vlan % 64);
     }
 
+    pub fn remove(&mut self, vlan: u16) {
+        self.0[usize::from(vlan & 0xfff) / 64] &= !(1 << (vlan % 64));
+    }
+
     #[inline]
     pub fn contains(&self, vlan: u16) -> bool {
         self.0[usize::from(vlan & 0xfff) / 64] & 1 << (vlan % 64) != 0

@@ -18,8 +18,8 @@ pub enum Offload {
     /// Sum from `start` to the end of the frame and store the complement at `field`, which holds the
     /// pseudo header's sum already.
     Checksum { start: u16, field: u16 },
-    /// TCP segmentation: `header` bytes of headers, at most `mss` bytes of payload in each segment.
-    /// Length fields, IPv4 checksum and TCP checksum are not to be believed.
+    /// TCP or UDP segmentation: `header` bytes of headers, at most `mss` bytes of payload in each segment.
+    /// Length fields, IPv4 checksum and TCP or UDP checksum are not to be believed.
     Segment { header: u16, mss: u16 },
     /// The same inside a VXLAN or Geneve tunnel (`header` ends behind the inner TCP header; `mss` 0:
     /// only the inner checksum). `outer_sum`: the outer UDP checksum is wanted too.
@@ -99,7 +99,7 @@ pub enum Verdict {
     Good,
 }
 
-/// A TCP super-frame that is delivered whole.
+/// A TCP or UDP super-frame that is delivered whole.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Aggregate {
     /// Payload bytes of each segment that it stands for; never 0.

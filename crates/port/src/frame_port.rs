@@ -22,6 +22,9 @@ pub struct Takes {
     /// TCP super-frames over IPv4, over IPv6.
     pub tso4: bool,
     pub tso6: bool,
+    /// UDP super-frames, of datagrams of one length (USO), over IPv4, over IPv6.
+    pub uso4: bool,
+    pub uso6: bool,
     /// An aggregate may arrive with a partial TCP checksum.
     pub partial_sum: bool,
     /// A single TCP or UDP frame may arrive with a partial checksum ([`Packet::unfinished`] set).
@@ -80,6 +83,11 @@ pub trait FramePort: Send {
 
     /// The worker is awake again and looks by itself.
     fn disarm(&mut self) {}
+
+    /// Have filter or wishes changed inside of [`Self::tick`]? Asked after each, and true once.
+    fn changed(&mut self) -> bool {
+        false
+    }
 
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self) {}

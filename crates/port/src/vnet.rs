@@ -1,7 +1,7 @@
 //! `struct virtio_net_hdr`, little endian (virtio 1.2, section 5.1.6): what remains to be done to a frame.
 //! TAP interfaces and virtio NICs have it in front of every frame.
 
-use crate::{Network, Offload, Packet, Verdict};
+use crate::{Network, Offload, Packet, Transport, Verdict};
 
 /// Flag: the checksum from `start` on is to be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -11,8 +11,12 @@ const CHECKED: u8 = 2;
 const NONE: u8 = 0;
 const TCP_V4: u8 = 1;
 const TCP_V6: u8 = 4;
+const UDP: u8 = 5;
 const ECN: u8 = 0x80;
 
+/// The checksum's offset in a UDP header, and all of its bytes.
+const UDP_CHECKSUM: u16 = 6;
+const UDP_HEADER: u16 = 8;
 /// Offsets in a TCP header.
 const DATA_OFFSET: usize = 12;
 const FLAGS: usize = 13;
@@ -61,13 +65,18 @@ impl VnetHeader {
             header.field = unfinished.field - unfinished.start;
         }
         if let Some(aggregate) = packet.aggregate {
-            let tcp = packet.layers.transport_at;
-            let flags = packet.head.get(usize::from(tcp) + FLAGS).copied().unwrap_or(0);
-            header.kind = if packet.layers.network == Network::V4 { TCP_V4 } else { TCP_V6 };
-            header.kind |= if flags & CWR != 0 { ECN } else { 0 };
+            let at = packet.layers.transport_at;
             // The kernel refuses super-frames whose checksum is not its own to fill in.
             header.flags = NEEDS_CHECKSUM;
-            (header.start, header.field) = (tcp + shift, CHECKSUM);
+            header.start = at + shift;
+            if packet.layers.transport == Transport::Udp {
+                (header.kind, header.field) = (UDP, UDP_CHECKSUM);
+            } else {
+                let flags = packet.head.get(usize::from(at) + FLAGS).copied().unwrap_or(0);
+                header.kind = if packet.layers.network == Network::V4 { TCP_V4 } else { TCP_V6 };
+                header.kind |= if flags & CWR != 0 { ECN } else { 0 };
+                header.field = CHECKSUM;
+            }
             (header.header, header.mss) = (aggregate.header + shift, aggregate.mss);
         }
         header
@@ -102,10 +111,11 @@ impl VnetHeader {
     }
 
     /// A super-frame of a kind that was agreed on.
-    pub fn is_allowed(&self, tso4: bool, tso6: bool) -> bool {
+    pub fn is_allowed(&self, tso4: bool, tso6: bool, uso: bool) -> bool {
         match self.kind & !ECN {
             TCP_V4 => tso4,
             TCP_V6 => tso6,
+            UDP => uso,
             _ => false,
         }
     }
@@ -123,6 +133,10 @@ impl VnetHeader {
             TCP_V4 | TCP_V6 if wants && self.field == CHECKSUM && self.mss > 0 => {
                 let offset = head.get(usize::from(self.start) + DATA_OFFSET)?;
                 let header = self.start.checked_add(u16::from(offset >> 4) * 4)?;
+                (usize::from(header) <= head.len()).then_some(Offload::Segment { header, mss: self.mss })
+            }
+            UDP if wants && self.field == UDP_CHECKSUM && self.mss > 0 => {
+                let header = self.start.checked_add(UDP_HEADER)?;
                 (usize::from(header) <= head.len()).then_some(Offload::Segment { header, mss: self.mss })
             }
             _ => None,
@@ -161,7 +175,13 @@ mod tests {
             (Header { field: 6, ..tcp }, None),
             (Header { start: 55, ..tcp }, None),
             (Header { kind: 3, ..tcp }, None),
-            (Header { kind: 5, ..tcp }, None),
+            (Header { kind: UDP, ..tcp }, None),
+            (Header { kind: UDP, field: 6, ..tcp }, Some(Offload::Segment { header: 42, mss: 1000 })),
+            (Header { kind: UDP, field: 6, mss: 0, ..tcp }, None),
+            (Header { kind: UDP, field: 6, flags: 0, ..tcp }, None),
+            (Header { kind: UDP, field: 6, start: 53, ..tcp }, None),
+            (Header { kind: UDP, field: 6, start: u16::MAX, ..tcp }, None),
+            (Header { kind: 6, ..tcp }, None),
         ] {
             assert_eq!(header.offload(&head), expected, "{header:?}");
         }

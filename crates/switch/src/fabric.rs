@@ -336,12 +336,21 @@ impl Fabric {
 
     /// Looks at every port though nothing moves. True if one wants to be looked at again soon.
     pub fn tick(&mut self, now: Instant) -> bool {
-        let mut soon = false;
+        let (mut soon, mut changed) = (false, false);
         let mut at = 0;
         while let Some(&slot) = self.attached.get(at) {
-            soon |=
-                self.guarded(slot, |fabric| fabric.end(slot).is_some_and(|end| end.tick(now))) == Some(true);
+            let ticked = self.guarded(slot, |fabric| {
+                let end = fabric.end(slot)?;
+                Some((end.tick(now), end.changed()))
+            });
+            if let Some((again, differs)) = ticked.flatten() {
+                soon |= again;
+                changed |= differs;
+            }
             at += 1;
+        }
+        if changed {
+            self.rebuild();
         }
         soon
     }

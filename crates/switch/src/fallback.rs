@@ -1,8 +1,8 @@
-//! TCP segmentation for a receiver that does not take super-frames: headers are edited in a private
+//! TCP and UDP segmentation for a receiver that does not take super-frames: headers are edited in a private
 //! copy, payload goes straight from the sender's memory to the receiver's.
 
 use vmlane_mem::Sum;
-use vmlane_port::{Layers, Network, Unfinished};
+use vmlane_port::{Layers, Network, Transport, Unfinished};
 
 use crate::frame::Segmentation;
 use crate::parse::{IPV4, UDP, word};
@@ -11,6 +11,9 @@ use crate::parse::{IPV4, UDP, word};
 const SEQUENCE: usize = 4;
 const FLAGS: usize = 13;
 const TCP_CHECKSUM: usize = 16;
+/// Offsets in a UDP header.
+const UDP_LENGTH: usize = 4;
+const UDP_CHECKSUM: usize = 6;
 /// Flags that only the last segment keeps (FIN, PSH), and only the first (CWR).
 const ONLY_LAST: u8 = 0x01 | 0x08;
 const ONLY_FIRST: u8 = 0x80;
@@ -61,19 +64,26 @@ fn id(head: &[u8], layers: &Layers) -> u16 {
     }
 }
 
-/// Makes the headers of a super-frame those of a complete packet of `frame_len` bytes, but for the TCP
-/// checksum, whose field gets its seed. Returns what remains to be summed.
-pub fn complete(head: &mut [u8], tcp: &Layers, frame_len: usize) -> Unfinished {
-    let id = id(head, tcp);
-    set_ip(head, tcp, frame_len, id);
-    seed(head, tcp, frame_len)
+/// Makes the headers of a super-frame those of a complete packet of `frame_len` bytes, but for the TCP or
+/// UDP checksum, whose field gets its seed. Returns what remains to be summed.
+pub fn complete(head: &mut [u8], packet: &Layers, frame_len: usize) -> Unfinished {
+    let id = id(head, packet);
+    set_ip(head, packet, frame_len, id);
+    seed(head, packet, frame_len)
 }
 
-fn seed(head: &mut [u8], tcp: &Layers, frame_len: usize) -> Unfinished {
-    let start = usize::from(tcp.transport_at);
-    let pseudo = pseudo_header(head, tcp, TCP, frame_len - start);
-    put(head, start + TCP_CHECKSUM, pseudo);
-    Unfinished { start: tcp.transport_at, field: (start + TCP_CHECKSUM) as u16, never_zero: false }
+/// Also fills in UDP's length.
+fn seed(head: &mut [u8], packet: &Layers, frame_len: usize) -> Unfinished {
+    let start = usize::from(packet.transport_at);
+    let udp = packet.transport == Transport::Udp;
+    let (protocol, field) =
+        if udp { (UDP_PROTOCOL, start + UDP_CHECKSUM) } else { (TCP, start + TCP_CHECKSUM) };
+    if udp {
+        put(head, start + UDP_LENGTH, (frame_len - start) as u16);
+    }
+    let pseudo = pseudo_header(head, packet, protocol, frame_len - start);
+    put(head, field, pseudo);
+    Unfinished { start: packet.transport_at, field: field as u16, never_zero: udp }
 }
 
 /// Edits the headers of one super-frame into those of its segments, one after another.
@@ -89,12 +99,19 @@ pub struct Cutter<'a> {
 impl<'a> Cutter<'a> {
     /// `head`: a private copy of exactly the headers, which were checked.
     pub fn new(head: &'a mut [u8], segmentation: Segmentation) -> Cutter<'a> {
-        let tcp = usize::from(segmentation.tcp.transport_at);
-        let sequence = &head[tcp + SEQUENCE..tcp + SEQUENCE + 4];
+        let at = usize::from(segmentation.packet.transport_at);
+        let (sequence, flags) = match segmentation.packet.transport {
+            Transport::Tcp => {
+                let sequence = &head[at + SEQUENCE..at + SEQUENCE + 4];
+                let sequence = [sequence[0], sequence[1], sequence[2], sequence[3]];
+                (u32::from_be_bytes(sequence), head[at + FLAGS])
+            }
+            _ => (0, 0),
+        };
         Cutter {
-            sequence: u32::from_be_bytes([sequence[0], sequence[1], sequence[2], sequence[3]]),
-            flags: head[tcp + FLAGS],
-            id: id(head, &segmentation.tcp),
+            sequence,
+            flags,
+            id: id(head, &segmentation.packet),
             outer_id: segmentation.outer.map_or(0, |(outer, _)| id(head, &outer)),
             segmentation,
             head,
@@ -103,16 +120,18 @@ impl<'a> Cutter<'a> {
 
     /// The headers of segment `number`, which has `payload` bytes.
     pub fn cut(&mut self, number: u16, payload: usize) -> (&[u8], Unfinished) {
-        let Segmentation { tcp, outer, mss, segments, .. } = self.segmentation;
+        let Segmentation { packet, outer, mss, segments, .. } = self.segmentation;
         let frame_len = self.head.len() + payload;
-        let at = usize::from(tcp.transport_at);
-        let sequence = self.sequence.wrapping_add(u32::from(number) * u32::from(mss));
-        self.head[at + SEQUENCE..at + SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
-        let not_last = if number + 1 < segments { ONLY_LAST } else { 0 };
-        let not_first = if number > 0 { ONLY_FIRST } else { 0 };
-        self.head[at + FLAGS] = self.flags & !(not_last | not_first);
-        set_ip(self.head, &tcp, frame_len, self.id.wrapping_add(number));
-        let unfinished = seed(self.head, &tcp, frame_len);
+        if packet.transport == Transport::Tcp {
+            let at = usize::from(packet.transport_at);
+            let sequence = self.sequence.wrapping_add(u32::from(number) * u32::from(mss));
+            self.head[at + SEQUENCE..at + SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
+            let not_last = if number + 1 < segments { ONLY_LAST } else { 0 };
+            let not_first = if number > 0 { ONLY_FIRST } else { 0 };
+            self.head[at + FLAGS] = self.flags & !(not_last | not_first);
+        }
+        set_ip(self.head, &packet, frame_len, self.id.wrapping_add(number));
+        let unfinished = seed(self.head, &packet, frame_len);
         if let Some((outer, wants_sum)) = outer {
             self.wrap(&outer, wants_sum, number, frame_len);
         }
@@ -123,7 +142,7 @@ impl<'a> Cutter<'a> {
     fn wrap(&mut self, outer: &Layers, wants_sum: bool, number: u16, frame_len: usize) {
         set_ip(self.head, outer, frame_len, self.outer_id.wrapping_add(number));
         let udp = usize::from(outer.transport_at);
-        let inner = usize::from(self.segmentation.tcp.transport_at);
+        let inner = usize::from(self.segmentation.packet.transport_at);
         put(self.head, udp + 4, (frame_len - udp) as u16);
         put(self.head, udp + 6, 0);
         if !wants_sum {

@@ -1,7 +1,8 @@
 //! From a frame to the packets that one receiver gets.
 
 use vmlane_port::{
-    Aggregate, FramePort, Layers, MAX_HEAD, Network, Packet, Reason, Refusal, Takes, Unfinished, Verdict,
+    Aggregate, FramePort, Layers, MAX_HEAD, Network, Packet, Reason, Refusal, Takes, Transport, Unfinished,
+    Verdict,
 };
 use vmlane_wire::ethernet::Tci;
 
@@ -99,12 +100,15 @@ impl Delivery<'_> {
 
     /// May the super-frame stay in one piece?
     fn takes_whole(&self, segmentation: &Segmentation) -> bool {
-        let Segmentation { tcp, outer, segments, .. } = segmentation;
-        let (wanted, plain) = match tcp.network {
-            Network::V4 => (self.takes.tso4, IPV4),
-            _ => (self.takes.tso6, IPV6),
+        let Segmentation { packet, outer, segments, .. } = segmentation;
+        let Takes { tso4, tso6, uso4, uso6, .. } = *self.takes;
+        let (wanted, plain) = match (packet.network, packet.transport) {
+            (Network::V4, Transport::Udp) => (uso4, IPV4),
+            (Network::V4, _) => (tso4, IPV4),
+            (_, Transport::Udp) => (uso6, IPV6),
+            _ => (tso6, IPV6),
         };
-        let at = usize::from(tcp.network_at);
+        let at = usize::from(packet.network_at);
         let len = self.frame.len();
         wanted
             && !self.mirror
@@ -112,7 +116,7 @@ impl Delivery<'_> {
             && outer.is_none()
             && (2..=MAX_AGGREGATED).contains(segments)
             // Receivers aggregate packets without IP options only.
-            && usize::from(tcp.transport_at) == at + plain
+            && usize::from(packet.transport_at) == at + plain
             && len <= self.takes.aggregate
             && len - at <= usize::from(u16::MAX)
     }
@@ -124,18 +128,18 @@ impl Delivery<'_> {
         edit: &mut [u8; MAX_HEAD],
         tally: &mut Tally,
     ) -> Result<(), Undelivered> {
-        let Segmentation { tcp, header, mss, segments, .. } = *segmentation;
+        let Segmentation { packet: layers, header, mss, segments, .. } = *segmentation;
         let bytes = usize::from(header);
         let head = &mut edit[..bytes];
         head.copy_from_slice(&self.frame.head[..bytes]);
-        let unfinished = fallback::complete(head, &tcp, self.frame.len());
+        let unfinished = fallback::complete(head, &layers, self.frame.len());
         let packet = Packet {
             head,
             body: self.frame.lent.spans,
             body_at: bytes + self.frame.popped,
             body_len: self.frame.len() - bytes,
             tag: self.tag,
-            layers: tcp,
+            layers,
             verdict: Verdict::Good,
             aggregate: Some(Aggregate { mss, segments, header }),
             unfinished: Some(unfinished).filter(|_| !self.takes.partial_sum),
@@ -152,7 +156,7 @@ impl Delivery<'_> {
         edit: &mut [u8; MAX_HEAD],
         tally: &mut Tally,
     ) -> Result<(), Undelivered> {
-        let Segmentation { tcp, outer, header, mss, segments } = segmentation;
+        let Segmentation { packet: inner, outer, header, mss, segments } = segmentation;
         let (bytes, mss) = (usize::from(header), usize::from(mss));
         let payload = self.frame.len() - bytes;
         if bytes + payload.min(mss) > self.takes.frame {
@@ -170,7 +174,7 @@ impl Delivery<'_> {
                 body_at: bytes + self.frame.popped + before,
                 body_len: here,
                 tag: self.tag,
-                layers: outer.map_or(tcp, |(outer, _)| outer),
+                layers: outer.map_or(inner, |(outer, _)| outer),
                 verdict: Verdict::Good,
                 aggregate: None,
                 unfinished: Some(unfinished),

@@ -80,11 +80,11 @@ fn pop<'a>(lent: &'a Lent<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<
     Ok(Frame { head: shorter, lent, popped: TAG, tag: Some(tag), offload })
 }
 
-/// TCP segmentation that was checked against the frame.
+/// TCP or UDP segmentation that was checked against the frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Segmentation {
-    /// The TCP packet: the inner one of a tunnel.
-    pub tcp: Layers,
+    /// The TCP or UDP packet: the inner one of a tunnel, which is TCP.
+    pub packet: Layers,
     /// The tunnel around it, and whether its UDP checksum is wanted.
     pub outer: Option<(Layers, bool)>,
     /// Bytes of headers.
@@ -147,22 +147,24 @@ fn inner_checksum(frame: &Frame<'_>, inner: &Layers, header: u16) -> Result<Job,
 
 fn segment(
     frame: &Frame<'_>,
-    tcp: Layers,
+    packet: Layers,
     outer: Option<(Layers, bool)>,
     header: u16,
     mss: u16,
 ) -> Result<Job, Reason> {
     let bytes = usize::from(header);
     let payload = frame.len().checked_sub(bytes).filter(|&payload| payload > 0).ok_or(Reason::BadOffload)?;
-    let matches = parse::tcp_payload(frame.head, &tcp) == Some(bytes)
-        && tcp.network != Network::Other
+    let matches = parse::payload(frame.head, &packet) == Some(bytes)
+        && packet.network != Network::Other
+        && (outer.is_none() || packet.transport == Transport::Tcp)
         && mss > 0
-        && bytes + payload.min(mss.into()) - usize::from(outer.map_or(tcp, |(layers, _)| layers).network_at)
+        && bytes + payload.min(mss.into())
+            - usize::from(outer.map_or(packet, |(layers, _)| layers).network_at)
             <= usize::from(u16::MAX)
         && !frame.destination().is_multicast();
     let segments = payload.div_ceil(usize::from(mss.max(1)));
     if !matches || segments > MAX_SEGMENTS {
         return Err(Reason::BadOffload);
     }
-    Ok(Job::Segment(Segmentation { tcp, outer, header, mss, segments: segments as u16 }))
+    Ok(Job::Segment(Segmentation { packet, outer, header, mss, segments: segments as u16 }))
 }

@@ -143,10 +143,14 @@ fn found(
     }
 }
 
-/// Where the payload of a TCP frame starts.
-pub fn tcp_payload(head: &[u8], layers: &Layers) -> Option<usize> {
+/// Where the payload of a TCP or UDP frame starts.
+pub fn payload(head: &[u8], layers: &Layers) -> Option<usize> {
     let at = usize::from(layers.transport_at);
-    (layers.transport == Transport::Tcp).then(|| tcp_length(head.get(at..)?).map(|length| at + length))?
+    match layers.transport {
+        Transport::Tcp => tcp_length(head.get(at..)?).map(|length| at + length),
+        Transport::Udp => Some(at + UDP).filter(|&end| end <= head.len()),
+        Transport::Other => None,
+    }
 }
 
 /// The layers of the frame inside a VXLAN or Geneve tunnel.

@@ -93,8 +93,16 @@ pub struct Port {
     pub rx: Tally,
 }
 
-const NOTHING: Takes =
-    Takes { frame: 0, aggregate: 0, tso4: false, tso6: false, partial_sum: false, partial_frame: false };
+const NOTHING: Takes = Takes {
+    frame: 0,
+    aggregate: 0,
+    tso4: false,
+    tso6: false,
+    uso4: false,
+    uso6: false,
+    partial_sum: false,
+    partial_frame: false,
+};
 
 impl Port {
     pub fn new(

@@ -64,6 +64,8 @@ pub const PLAIN: Takes = Takes {
     aggregate: 1500 + HEADER,
     tso4: false,
     tso6: false,
+    uso4: false,
+    uso6: false,
     partial_sum: false,
     partial_frame: false,
 };

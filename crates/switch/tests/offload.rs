@@ -201,6 +201,8 @@ fn wishes_that_do_not_match_the_frame_are_refused() {
         (&super_frame, Offload::Checksum { start: 13, field: 33 }),
         (&super_frame, Offload::Tunnel { header, mss: 1000, outer_sum: false }),
         (&udp, Offload::Segment { header, mss: 1000 }),
+        (&udp, Offload::Segment { header: 41, mss: 1000 }),
+        (&udp, Offload::Tunnel { header: 42, mss: 1000, outer_sum: false }),
         (&udp, Offload::Tunnel { header, mss: 0, outer_sum: false }),
         (&fragment, Offload::Segment { header, mss: 1000 }),
         (&group, Offload::Segment { header, mss: 1000 }),
@@ -225,6 +227,65 @@ fn an_uplink_that_takes_super_frames_gets_them_whole() {
     a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
     bench.run();
     assert!(up.wire.received()[0].aggregate.is_some());
+}
+
+/// A UDP datagram as an independent implementation makes it.
+fn datagram(v6: bool, payload: &[u8], id: u16) -> Vec<u8> {
+    let mut outer = Packet::new(mac(2), mac(1), v6, 0);
+    let length = 8 + payload.len();
+    let udp =
+        |checksum| UdpHeader { source_port: 443, destination_port: 50_001, length: length as u16, checksum };
+    let (ip, checksum) = match &mut outer.ip {
+        Ip::V4(ip) => {
+            ip.protocol = IpNumber::UDP;
+            ip.identification = id;
+            ip.set_payload_len(length).unwrap();
+            ip.header_checksum = ip.calc_header_checksum();
+            (ip.to_bytes().to_vec(), udp(0).calc_checksum_ipv4(ip, payload).unwrap())
+        }
+        Ip::V6(ip) => {
+            ip.next_header = IpNumber::UDP;
+            ip.set_payload_length(length).unwrap();
+            (ip.to_bytes().to_vec(), udp(0).calc_checksum_ipv6(ip, payload).unwrap())
+        }
+    };
+    [&outer.ethernet.to_bytes()[..], &ip, &udp(checksum).to_bytes(), payload].concat()
+}
+
+#[test]
+fn udp_super_frames_are_cut_or_stay_whole() {
+    let (mut bench, a, b) = pair();
+    for v6 in [false, true] {
+        let header = if v6 { 62 } else { 42 };
+        for (payload, mss) in [(1, 1200), (1200, 1200), (1201, 1200), (30_000, 1452), (60_001, 1400)] {
+            let bytes: Vec<u8> = (0..payload).map(|at| (at * 11 % 251) as u8).collect();
+            let mut sent = datagram(v6, &bytes, 0xfffe);
+            // What the sender leaves out: lengths and checksums.
+            sent[header - 4..header].fill(0);
+            let expected: Vec<_> = (0..)
+                .zip(bytes.chunks(mss))
+                .map(|(number, part)| datagram(v6, part, 0xfffe_u16.wrapping_add(number)))
+                .collect();
+            let wish = Offload::Segment { header: header as u16, mss: mss as u16 };
+            b.wire.set_takes(LRO);
+            a.wire.send(&sent, wish, None);
+            bench.run();
+            let received = b.wire.received();
+            assert_eq!(self::bytes(&received), expected, "v6 {v6}, {payload} by {mss}");
+            b.wire.set_takes(Takes { uso4: true, uso6: true, partial_sum: false, ..LRO });
+            a.wire.send(&sent, wish, None);
+            bench.run();
+            let received = b.wire.received();
+            let whole = (payload > mss).then(|| Aggregate {
+                mss: mss as u16,
+                segments: payload.div_ceil(mss) as u16,
+                header: header as u16,
+            });
+            assert_eq!(received[0].aggregate, whole);
+            assert_eq!(received[0].bytes, datagram(v6, &bytes, 0xfffe));
+        }
+    }
+    assert_eq!((a.wire.outstanding(), a.stats.drop_bad_offload.get()), (0, 0));
 }
 
 /// `inner` inside a tunnel over IPv4 or IPv6, its outer lengths and checksums real; UDP checksum 0.

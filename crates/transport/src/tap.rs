@@ -180,6 +180,8 @@ fn takes(mtu: usize) -> Takes {
         aggregate: AGGREGATE,
         tso4: true,
         tso6: true,
+        uso4: false,
+        uso6: false,
         partial_sum: true,
         partial_frame: true,
     }

@@ -1,6 +1,7 @@
 //! The VMM's side of vfio-user, small and synchronous: for tests and benches that attach synthetic
 //! guests, in this process or another. Not for production use: it trusts the server.
 
+mod front;
 mod socket;
 
 use std::io;
@@ -16,6 +17,7 @@ use vmlane_wire::vfio_user::{
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
+pub use front::{Front, RingEvents};
 pub use socket::{Answer, ClientError};
 
 /// A VMM that has connected one device.

@@ -3,7 +3,7 @@
 //! Layouts follow `docs/interop/vhost-user.rst` of QEMU. All integers are little-endian here: the
 //! protocol says "host order" and both ends share one machine. Nothing trusts a length it was told.
 
-use zerocopy::byteorder::little_endian::{U32, U64};
+use zerocopy::byteorder::little_endian::{U16, U32, U64};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
 /// Bytes of [`Header`].
@@ -38,6 +38,8 @@ pub mod request {
     pub const NET_SET_MTU: u32 = 20;
     pub const GET_CONFIG: u32 = 24;
     pub const SET_CONFIG: u32 = 25;
+    pub const GET_INFLIGHT_FD: u32 = 31;
+    pub const SET_INFLIGHT_FD: u32 = 32;
     pub const RESET_DEVICE: u32 = 34;
     pub const GET_MAX_MEM_SLOTS: u32 = 36;
     pub const ADD_MEM_REG: u32 = 37;
@@ -49,9 +51,11 @@ pub mod request {
 /// Bits of GET_PROTOCOL_FEATURES.
 pub mod protocol {
     pub const MULTI_QUEUE: u64 = 1;
+    pub const LOG_SHMFD: u64 = 1 << 1;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const NET_MTU: u64 = 1 << 4;
     pub const CONFIG: u64 = 1 << 9;
+    pub const INFLIGHT_SHMFD: u64 = 1 << 12;
     pub const RESET_DEVICE: u64 = 1 << 13;
     pub const CONFIGURE_MEM_SLOTS: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
@@ -145,6 +149,25 @@ pub struct MemoryRegion {
 pub struct OneRegion {
     pub padding: U64,
     pub region: MemoryRegion,
+}
+
+/// Where dirty pages are logged: SET_LOG_BASE.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct LogBase {
+    pub size: U64,
+    pub offset: U64,
+}
+
+/// Where a back end notes what is in flight: GET_INFLIGHT_FD, SET_INFLIGHT_FD. Some front ends send 4
+/// bytes of padding behind it.
+#[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct InflightArea {
+    pub size: U64,
+    pub offset: U64,
+    pub rings: U16,
+    pub ring_size: U16,
 }
 
 /// The front half of GET_CONFIG and SET_CONFIG; `size` bytes follow.

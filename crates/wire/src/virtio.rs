@@ -32,8 +32,59 @@ pub mod net_feature {
     pub const HOST_ECN: u64 = 1 << 13;
     pub const MERGEABLE: u64 = 1 << 15;
     pub const STATUS: u64 = 1 << 16;
-    pub const MULTI_QUEUE: u64 = 1 << 22;
+    pub const CTRL_GUEST_OFFLOADS: u64 = 1 << 2;
     pub const MAC: u64 = 1 << 5;
+    pub const CTRL_VQ: u64 = 1 << 17;
+    pub const CTRL_RX: u64 = 1 << 18;
+    pub const CTRL_VLAN: u64 = 1 << 19;
+    pub const CTRL_RX_EXTRA: u64 = 1 << 20;
+    pub const MULTI_QUEUE: u64 = 1 << 22;
+    pub const CTRL_MAC_ADDR: u64 = 1 << 23;
+    pub const GUEST_USO4: u64 = 1 << 54;
+    pub const GUEST_USO6: u64 = 1 << 55;
+    pub const HOST_USO: u64 = 1 << 56;
+}
+
+/// Commands of a NIC's control queue (5.1.6.5): a class, a number, data; answered with a byte.
+pub mod control {
+    pub const OK: u8 = 0;
+    pub const ERROR: u8 = 1;
+
+    pub mod class {
+        pub const RX: u8 = 0;
+        pub const MAC: u8 = 1;
+        pub const VLAN: u8 = 2;
+        pub const MQ: u8 = 4;
+        pub const OFFLOADS: u8 = 5;
+    }
+
+    /// Each has a byte: on or off.
+    pub mod rx {
+        pub const PROMISCUOUS: u8 = 0;
+        pub const ALL_MULTICAST: u8 = 1;
+        pub const ALL_UNICAST: u8 = 2;
+        pub const NO_MULTICAST: u8 = 3;
+        pub const NO_UNICAST: u8 = 4;
+        pub const NO_BROADCAST: u8 = 5;
+    }
+
+    pub mod mac {
+        pub const TABLE: u8 = 0;
+        pub const ADDRESS: u8 = 1;
+    }
+
+    pub mod vlan {
+        pub const ADD: u8 = 0;
+        pub const REMOVE: u8 = 1;
+    }
+
+    pub mod mq {
+        pub const PAIRS: u8 = 0;
+    }
+
+    pub mod offloads {
+        pub const SET: u8 = 0;
+    }
 }
 
 /// Flags of a descriptor.

@@ -64,7 +64,8 @@ impl DriverRing {
 
     pub fn setup(&self) -> RingSetup {
         let [descriptors, driver, device] = self.addresses;
-        RingSetup { size: self.size, descriptors, driver, device, position: self.position.clone() }
+        let position = self.position.clone();
+        RingSetup { size: self.size, descriptors, driver, device, position, record: None, log: None }
     }
 
     /// Memory of `bytes`, zeroed.

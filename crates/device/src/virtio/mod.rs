@@ -4,12 +4,14 @@
 //! | --- | --- |
 //! | `queue`, `queue/split.rs`, `queue/packed.rs` | virtqueues: chains read once and checked, completions |
 //! | `vhost.rs` | what a vhost-user session asks of a device |
+//! | `log.rs` | pages that were written, for a VMM that migrates its guest |
 //! | `net` | the NIC: its rings as a `FramePort` |
 //!
 //! As with VMXNET3 two parties share a device. The *session* keeps what the VMM said about rings and
 //! memory; whenever it changes, the device is stopped and run again with a [`vhost::Setup`]. The
 //! *worker* owns the rings while they run, and leaves behind how far it came.
 
+pub mod log;
 pub mod net;
 pub mod queue;
 pub mod vhost;

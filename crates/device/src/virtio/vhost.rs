@@ -6,6 +6,9 @@ use std::sync::atomic::AtomicU32;
 
 use vmlane_mem::MemoryMap;
 
+use super::log::DirtyLog;
+use super::queue::Record;
+
 /// A device behind vhost-user. One session at a time drives it.
 pub trait VhostDevice: Send {
     /// Feature bits on offer; those of the transport (PROTOCOL_FEATURES) apart.
@@ -61,6 +64,10 @@ pub struct RingSetup {
     /// What SET_VRING_BASE and GET_VRING_BASE tell: where the next chain is taken from, and in packed
     /// rings (upper half) where the next completion goes.
     pub position: Arc<AtomicU32>,
+    /// Where to note how far it came, should this process die.
+    pub record: Option<Record>,
+    /// Where to note which of the guest's pages are written.
+    pub log: Option<DirtyLog>,
 }
 
 /// The event fds of a device's rings, wherever they lead. Shared with workers.

@@ -1,6 +1,6 @@
 use vmlane_port::{Layers, Network, Transport};
 
-use super::{inner, layers, tcp_payload};
+use super::{inner, layers, payload};
 
 fn ipv4_tcp(tags: usize) -> Vec<u8> {
     let mut frame = vec![0; 12];
@@ -23,7 +23,7 @@ fn tags_and_options_are_stepped_over() {
             transport_at: at + 24,
         };
         assert_eq!(layers(&frame), expected);
-        assert_eq!(tcp_payload(&frame, &expected), Some(usize::from(at) + 48));
+        assert_eq!(payload(&frame, &expected), Some(usize::from(at) + 48));
     }
     assert_eq!(layers(&ipv4_tcp(3)), Layers::default());
 }

@@ -11,15 +11,19 @@ mod lines;
 mod memory;
 mod request;
 mod rings;
+mod shared;
 
-use std::io;
+use std::io::{self, IoSlice};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 
 use rustix::io::Errno;
-use rustix::net::SendFlags;
+use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_wire::vhost_user::request::SET_LOG_BASE;
 use vmlane_wire::vhost_user::{HEADER, Header, protocol};
 use zerocopy::IntoBytes;
 
@@ -130,13 +134,15 @@ impl<'d> Session<'d> {
         }
     }
 
-    fn answer(&self, request: &Header, answer: Option<Answer>) -> Result<(), Errno> {
-        let acknowledged = request.needs_reply() && self.requests.agreed(protocol::REPLY_ACK);
-        let code = request.request.get();
+    fn answer(&self, asked: &Header, answer: Option<Answer>) -> Result<(), Errno> {
+        let acknowledged = asked.needs_reply() && self.requests.agreed(protocol::REPLY_ACK);
+        let code = asked.request.get();
         match answer {
             Some(Answer::Payload(payload)) => self.send(code, &payload),
+            Some(Answer::File(payload, file)) => self.send_with(code, &payload, &file),
             // A configuration space that cannot be read is told by an empty one.
             None if request::answers_with_config(code) => self.send(code, &[]),
+            None if code == SET_LOG_BASE => self.send(code, 1u64.as_bytes()),
             // Whoever waits for a value gets zeros rather than nothing.
             None if let Some(len) = request::answer_len(code) => self.send(code, &vec![0; len]),
             Some(Answer::Done) if acknowledged => self.send(code, 0u64.as_bytes()),
@@ -145,10 +151,31 @@ impl<'d> Session<'d> {
         }
     }
 
+    /// The first byte carries the descriptor.
+    fn send_with(&self, code: u32, payload: &[u8], file: &OwnedFd) -> Result<(), Errno> {
+        let bytes = [Header::reply(code, payload.len()).as_bytes(), payload].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        let files = [file.as_fd()];
+        control.push(SendAncillaryMessage::ScmRights(&files));
+        let sent = loop {
+            let stream = self.handle.stream();
+            match sendmsg(stream, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+                Err(Errno::INTR) => {}
+                sent => break sent?,
+            }
+        };
+        self.write(&bytes[sent..])
+    }
+
     fn send(&self, code: u32, payload: &[u8]) -> Result<(), Errno> {
         let mut bytes = Vec::with_capacity(HEADER + payload.len());
         bytes.extend_from_slice(Header::reply(code, payload.len()).as_bytes());
         bytes.extend_from_slice(payload);
+        self.write(&bytes)
+    }
+
+    fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         let mut sent = 0;
         while sent < bytes.len() {
             match rustix::net::send(self.handle.stream(), &bytes[sent..], SendFlags::NOSIGNAL) {

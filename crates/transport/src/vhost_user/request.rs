@@ -3,11 +3,13 @@
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
+use vmlane_device::virtio::log::DirtyLog;
+use vmlane_device::virtio::queue::{Record, recover};
 use vmlane_device::virtio::vhost::{Setup, VhostDevice};
 use vmlane_mem::MapError;
 use vmlane_wire::vhost_user::{
-    ConfigSpace, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, OneRegion, RING_INDEX, RingAddress,
-    RingState, protocol, request,
+    ConfigSpace, InflightArea, LogBase, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, OneRegion,
+    RING_INDEX, RingAddress, RingState, protocol, request,
 };
 use vmlane_wire::virtio::{MAX_RING, feature};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
@@ -16,11 +18,14 @@ use super::inbox::Message;
 use super::lines::{Line, RingLines};
 use super::memory::{MAX_SLOTS, Memory};
 use super::rings::Ring;
+use super::shared::{self, Inflight};
 use crate::irq::IrqError;
 use crate::stats::{SessionStats, count};
 
 /// Protocol features on offer.
 const PROTOCOL: u64 = protocol::MULTI_QUEUE
+    | protocol::LOG_SHMFD
+    | protocol::INFLIGHT_SHMFD
     | protocol::REPLY_ACK
     | protocol::NET_MTU
     | protocol::CONFIG
@@ -33,7 +38,12 @@ pub enum Answer {
     /// Nothing, unless the front end wants to hear that it was done.
     Done,
     Payload(Vec<u8>),
+    /// With a descriptor.
+    File(Vec<u8>, OwnedFd),
 }
+
+/// Feature bits that sessions offer beside a device's.
+const OFFERED: u64 = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
 
 /// Why a request was refused; it changed nothing.
 #[derive(Debug, thiserror::Error)]
@@ -52,6 +62,8 @@ pub enum RequestError {
     Map(#[from] MapError),
     #[error(transparent)]
     Line(#[from] IrqError),
+    #[error("shared memory of the front end: {0}")]
+    Memory(std::io::Error),
 }
 
 /// Bytes of the answer that a request always gets.
@@ -62,6 +74,7 @@ pub fn answer_len(code: u32) -> Option<usize> {
         | request::GET_QUEUE_NUM
         | request::GET_MAX_MEM_SLOTS
         | request::GET_STATUS => Some(8),
+        request::GET_INFLIGHT_FD => Some(size_of::<InflightArea>() + 4),
         request::GET_VRING_BASE => Some(size_of::<RingState>()),
         _ => None,
     }
@@ -80,6 +93,8 @@ pub struct Requests<'d> {
     status: u8,
     memory: Memory,
     rings: Vec<Ring>,
+    inflight: Option<Inflight>,
+    log: Option<DirtyLog>,
 }
 
 impl<'d> Requests<'d> {
@@ -98,6 +113,8 @@ impl<'d> Requests<'d> {
             status: 0,
             memory: Memory::default(),
             rings,
+            inflight: None,
+            log: None,
         }
     }
 
@@ -108,6 +125,8 @@ impl<'d> Requests<'d> {
 
     pub fn memory_lost(&self) -> bool {
         self.memory.map.poisoned()
+            || self.inflight.as_ref().is_some_and(Inflight::poisoned)
+            || self.log.as_ref().is_some_and(DirtyLog::poisoned)
     }
 
     pub fn stop(&mut self) {
@@ -120,13 +139,14 @@ impl<'d> Requests<'d> {
         self.device.gone();
         self.lines.reset();
         self.memory = Memory::default();
+        (self.inflight, self.log) = (None, None);
     }
 
     pub fn handle(&mut self, message: Message) -> Result<Answer, RequestError> {
         let Message { header, payload, fds, .. } = message;
         let payload = &payload[..];
         match header.request.get() {
-            request::GET_FEATURES => number(self.device.features() | feature::PROTOCOL_FEATURES),
+            request::GET_FEATURES => number(self.device.features() | OFFERED),
             request::SET_FEATURES => self.set_features(u64_of(payload)?),
             request::SET_OWNER => Ok(Answer::Done),
             request::RESET_OWNER | request::RESET_DEVICE => self.reset(),
@@ -154,6 +174,11 @@ impl<'d> Requests<'d> {
                 if good { Ok(Answer::Done) } else { Err(RequestError::Field { name: "MTU", value: mtu }) }
             }
             request::GET_CONFIG => self.get_config(payload),
+            request::SET_LOG_BASE => self.set_log(payload, fds),
+            // Nobody waits for it: the bitmap is looked at when the front end wants to know.
+            request::SET_LOG_FD => Ok(Answer::Done),
+            request::GET_INFLIGHT_FD => self.get_inflight(payload),
+            request::SET_INFLIGHT_FD => self.set_inflight(payload, fds),
             request::SET_STATUS => {
                 self.status = u64_of(payload)? as u8;
                 Ok(Answer::Done)
@@ -167,13 +192,24 @@ impl<'d> Requests<'d> {
     fn change<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         self.device.stop();
         let result = change(self);
-        let rings = self.rings.iter().map(|ring| ring.setup(&self.memory)).collect();
+        let log = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0);
+        let mut rings = Vec::with_capacity(self.rings.len());
+        for (number, ring) in self.rings.iter_mut().enumerate() {
+            let record = self.inflight.as_ref().and_then(|inflight| inflight.record(number, ring.size));
+            let setup = ring.setup(&self.memory, record, log.cloned());
+            if let Some(setup) = setup.as_ref().filter(|_| std::mem::take(&mut ring.recovers))
+                && let Some(position) = recover(setup, self.features, &self.memory.map)
+            {
+                ring.set_position(position);
+            }
+            rings.push(setup);
+        }
         self.device.run(Setup { features: self.features, memory: self.memory.map.clone(), rings });
         result
     }
 
     fn set_features(&mut self, features: u64) -> Result<Answer, RequestError> {
-        let offered = self.device.features() | feature::PROTOCOL_FEATURES;
+        let offered = self.device.features() | OFFERED;
         let features = subset("features", features, offered)?;
         self.change(|this| {
             this.features = features;
@@ -189,11 +225,18 @@ impl<'d> Requests<'d> {
         count(&self.stats.resets);
         self.device.stop();
         self.status = 0;
+        self.records().for_each(|record| record.forget());
         for ring in &mut self.rings {
             (ring.started, ring.enabled) = (false, false);
             ring.set_position(0);
         }
         Ok(Answer::Done)
+    }
+
+    /// What is noted of chains in flight, of all rings.
+    fn records(&self) -> impl Iterator<Item = Record> {
+        let rings = self.rings.iter().enumerate();
+        rings.filter_map(|(number, ring)| self.inflight.as_ref()?.record(number, ring.size))
     }
 
     fn set_memory(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
@@ -276,6 +319,11 @@ impl<'d> Requests<'d> {
         let index = self.ring(state.index.get())?;
         self.change(|this| this.rings[index].started = false);
         self.lines.set(Line::Kick, index, None)?;
+        // Stopped in order: the front end knows the position from here on.
+        let size = self.rings[index].size;
+        if let Some(record) = self.inflight.as_ref().and_then(|inflight| inflight.record(index, size)) {
+            record.forget();
+        }
         let number = self.rings[index].position.load(std::sync::atomic::Ordering::Acquire);
         let answer = RingState { index: state.index, number: number.into() };
         Ok(Answer::Payload(answer.as_bytes().to_vec()))
@@ -304,8 +352,37 @@ impl<'d> Requests<'d> {
         }
         self.lines.set(line, index, fds.pop())?;
         if line == Line::Kick && !self.rings[index].started {
-            self.change(|this| this.rings[index].started = true);
+            self.change(|this| (this.rings[index].started, this.rings[index].recovers) = (true, true));
         }
+        Ok(Answer::Done)
+    }
+
+    fn set_log(&mut self, payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+        let (base, _) = fixed::<LogBase>(payload)?;
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(RequestError::Descriptors { have: fds.len(), need: 1 });
+        };
+        let log = shared::log(base, &fd)?;
+        self.change(|this| this.log = Some(log));
+        number(0)
+    }
+
+    fn get_inflight(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
+        let (area, padding) = fixed::<InflightArea>(payload)?;
+        let (answer, file) = Inflight::create(area, self.rings.len())?;
+        // Front ends differ in whether they pad it, and want what they sent.
+        let mut bytes = answer.as_bytes().to_vec();
+        bytes.resize(bytes.len() + padding.len().min(4), 0);
+        Ok(Answer::File(bytes, file))
+    }
+
+    fn set_inflight(&mut self, payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+        let (area, _) = fixed::<InflightArea>(payload)?;
+        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
+            return Err(RequestError::Descriptors { have: fds.len(), need: 1 });
+        };
+        let inflight = Inflight::open(area, &fd, self.rings.len())?;
+        self.change(|this| this.inflight = Some(inflight));
         Ok(Answer::Done)
     }
 

@@ -3,6 +3,8 @@
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
+use vmlane_device::virtio::log::DirtyLog;
+use vmlane_device::virtio::queue::Record;
 use vmlane_device::virtio::vhost::RingSetup;
 use vmlane_wire::vhost_user::RingAddress;
 
@@ -18,11 +20,13 @@ pub struct Ring {
     /// Between SET_VRING_KICK and GET_VRING_BASE.
     pub started: bool,
     pub enabled: bool,
+    /// It was started anew, perhaps after a back end that died: its record, if it has one, says where.
+    pub recovers: bool,
 }
 
 impl Ring {
     /// The ring in the guest's addresses; None: it does not run, or not there.
-    pub fn setup(&self, memory: &Memory) -> Option<RingSetup> {
+    pub fn setup(&self, memory: &Memory, record: Option<Record>, log: Option<DirtyLog>) -> Option<RingSetup> {
         let address = self.address.filter(|_| self.started && self.enabled && self.size > 0)?;
         Some(RingSetup {
             size: self.size,
@@ -30,6 +34,8 @@ impl Ring {
             driver: memory.guest(address.available.get())?,
             device: memory.guest(address.used.get())?,
             position: self.position.clone(),
+            record,
+            log,
         })
     }
 

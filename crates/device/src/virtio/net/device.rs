@@ -2,12 +2,14 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vmlane_port::{Frames, PortId};
 use vmlane_stats::counters;
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::{self, feature, net_feature};
 use zerocopy::IntoBytes;
 
+use super::control::Wishes;
 use super::port::NetPort;
 use crate::virtio::vhost::{Lines, Setup, VhostDevice};
 
@@ -51,7 +53,11 @@ pub struct NetDevice {
     lines: Arc<dyn Lines>,
     stats: Arc<VirtioNetStats>,
     attached: bool,
+    wishes: Arc<Kept>,
 }
+
+/// What the guest asked for on its control queue, with the features agreed on, while the rings do not run.
+pub type Kept = Mutex<Option<(u64, Wishes)>>;
 
 impl NetDevice {
     pub fn new(
@@ -61,7 +67,16 @@ impl NetDevice {
         lines: Arc<dyn Lines>,
         stats: Arc<VirtioNetStats>,
     ) -> NetDevice {
-        NetDevice { config, mtu: config.mtu, frames, port, lines, stats, attached: false }
+        NetDevice {
+            config,
+            mtu: config.mtu,
+            frames,
+            port,
+            lines,
+            stats,
+            attached: false,
+            wishes: Arc::default(),
+        }
     }
 }
 
@@ -70,9 +85,11 @@ impl VhostDevice for NetDevice {
         use net_feature::*;
         let mut features =
             feature::VERSION_1 | feature::ANY_LAYOUT | feature::INDIRECT | feature::EVENT_INDEX;
-        features |= CSUM | GUEST_CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | MERGEABLE | STATUS | MTU | MAC;
+        features |=
+            CSUM | GUEST_CSUM | HOST_TSO4 | HOST_TSO6 | HOST_ECN | HOST_USO | MERGEABLE | STATUS | MTU | MAC;
+        features |= CTRL_VQ | CTRL_RX | CTRL_RX_EXTRA | CTRL_VLAN | CTRL_MAC_ADDR | CTRL_GUEST_OFFLOADS;
         if self.config.lro {
-            features |= GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN;
+            features |= GUEST_TSO4 | GUEST_TSO6 | GUEST_ECN | GUEST_USO4 | GUEST_USO6;
         }
         if self.config.queues > 1 {
             features |= MULTI_QUEUE;
@@ -84,7 +101,8 @@ impl VhostDevice for NetDevice {
     }
 
     fn queues(&self) -> u16 {
-        2 * u16::from(self.config.queues)
+        // The control queue is the last one.
+        2 * u16::from(self.config.queues) + 1
     }
 
     fn queue_number(&self) -> u16 {
@@ -117,8 +135,8 @@ impl VhostDevice for NetDevice {
             return;
         }
         let config = NetConfig { mtu: self.mtu, ..self.config };
-        let port =
-            NetPort::new(config, setup, self.lines.clone(), self.frames.stats(self.port), self.stats.clone());
+        let (stats, counters) = (self.frames.stats(self.port), self.stats.clone());
+        let port = NetPort::new(config, setup, self.lines.clone(), stats, counters, self.wishes.clone());
         self.stats.starts.inc();
         self.attached = true;
         self.frames.attach(self.port, Box::new(port));
@@ -129,6 +147,10 @@ impl VhostDevice for NetDevice {
             self.stats.stops.inc();
             self.frames.detach(self.port);
         }
+    }
+
+    fn gone(&mut self) {
+        *self.wishes.lock() = None;
     }
 }
 

@@ -10,7 +10,8 @@ use vmlane_port::{Filter, FramePort, Lent, MAX_HEAD, Packet, PortStats, Reason, 
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
 
-use super::device::{NetConfig, VirtioNetStats};
+use super::control::{ControlQueue, Served, Wishes};
+use super::device::{Kept, NetConfig, VirtioNetStats};
 use super::rx::{Bench, LONG_HEADER, RxQueue, RxRules, SHORT_HEADER, Undelivered};
 use super::steering::Steering;
 use super::tx::{TxQueue, TxRules};
@@ -41,12 +42,55 @@ pub struct NetPort {
     takes: Takes,
     filter: Filter,
     steering: Steering,
+    /// Pairs of queues in use: frames come in by one of them.
+    pairs: usize,
     /// Frames delivered since they were last made visible.
     hidden: u32,
     bench: Bench,
     lines: Arc<dyn Lines>,
     stats: Arc<PortStats>,
     counters: Arc<VirtioNetStats>,
+    control: Option<Control>,
+}
+
+/// The control queue, where the VMM leaves it to us, and what the guest has asked for there.
+struct Control {
+    queue: ControlQueue,
+    wishes: Wishes,
+    kept: Arc<Kept>,
+    features: u64,
+    most_pairs: u16,
+    changed: bool,
+}
+
+/// What the guest takes unfinished or whole.
+struct Taken {
+    checksum: bool,
+    tso4: bool,
+    tso6: bool,
+    uso4: bool,
+    uso6: bool,
+}
+
+impl Taken {
+    /// By the features, or those of them that the guest has not switched off since.
+    fn of(features: u64) -> Taken {
+        use net_feature::{GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_USO4, GUEST_USO6};
+        let checksum = features & GUEST_CSUM != 0;
+        let has = |feature: u64| checksum && features & feature != 0;
+        let (tso4, tso6, uso4, uso6) = (has(GUEST_TSO4), has(GUEST_TSO6), has(GUEST_USO4), has(GUEST_USO6));
+        Taken { checksum, tso4, tso6, uso4, uso6 }
+    }
+
+    fn aggregates(&self) -> bool {
+        self.tso4 || self.tso6 || self.uso4 || self.uso6
+    }
+}
+
+/// The number of the control queue.
+fn control_ring(features: u64, config: &NetConfig) -> Option<usize> {
+    let pairs = if features & net_feature::MULTI_QUEUE != 0 { usize::from(config.queues) } else { 1 };
+    (features & net_feature::CTRL_VQ != 0).then_some(2 * pairs)
 }
 
 impl NetPort {
@@ -57,15 +101,29 @@ impl NetPort {
         lines: Arc<dyn Lines>,
         stats: Arc<PortStats>,
         counters: Arc<VirtioNetStats>,
+        kept: Arc<Kept>,
     ) -> NetPort {
         let Setup { features, memory, rings } = setup;
         let has = |feature: u64| features & feature != 0;
         let long = has(feature::VERSION_1) || has(net_feature::MERGEABLE);
         let header = if long { LONG_HEADER } else { SHORT_HEADER };
-        let (mut tx, mut rx) = (Vec::new(), Vec::new());
+        let (mut tx, mut rx, mut control) = (Vec::new(), Vec::new(), None);
+        let control_ring = control_ring(features, &config);
         for (number, ring) in rings.iter().enumerate() {
             let Some(ring) = ring else { continue };
             match Queue::new(ring, features, &memory) {
+                Ok(queue) if control_ring == Some(number) => {
+                    let begins = ring.position.load(Ordering::Acquire) as u16 & 0x7fff == 0;
+                    let before = kept.lock().take().filter(|(agreed, _)| !begins && *agreed == features);
+                    let most_pairs = config.queues.into();
+                    let wishes = match before {
+                        Some((_, wishes)) => wishes,
+                        None if begins => Wishes::new(config.mac, features),
+                        None => Wishes::unknown(config.mac, features, most_pairs),
+                    };
+                    let (queue, kept) = (ControlQueue::new(queue, number, &memory), kept.clone());
+                    control = Some(Control { queue, wishes, kept, features, most_pairs, changed: false });
+                }
                 Ok(queue) if number % 2 == 0 => rx.push(RxQueue::new(queue, number)),
                 Ok(queue) => tx.push(TxQueue::new(queue, number, &memory)),
                 Err(error) => {
@@ -75,9 +133,7 @@ impl NetPort {
                 }
             }
         }
-        let checksum = has(net_feature::GUEST_CSUM);
-        let (tso4, tso6) =
-            (checksum && has(net_feature::GUEST_TSO4), checksum && has(net_feature::GUEST_TSO6));
+        let takes = Taken::of(features);
         let frame = usize::from(config.mtu) + HEADER;
         let mergeable = has(net_feature::MERGEABLE);
         let smallest = rx.iter().map(|queue| usize::from(queue.queue.size())).min().unwrap_or(0);
@@ -94,15 +150,24 @@ impl NetPort {
                 checksum: has(net_feature::CSUM),
                 tso4: has(net_feature::HOST_TSO4),
                 tso6: has(net_feature::HOST_TSO6),
+                uso: has(net_feature::HOST_USO),
             },
-            rx_rules: RxRules { header, frame: frame + 2 * TAG, mergeable, checksum, tso: tso4 || tso6 },
+            rx_rules: RxRules {
+                header,
+                frame: frame + 2 * TAG,
+                mergeable,
+                checksum: takes.checksum,
+                aggregates: takes.aggregates(),
+            },
             takes: Takes {
                 frame,
                 aggregate: aggregate.clamp(frame, AGGREGATE.max(frame)),
-                tso4,
-                tso6,
-                partial_sum: checksum,
-                partial_frame: checksum,
+                tso4: takes.tso4,
+                tso6: takes.tso6,
+                uso4: takes.uso4,
+                uso6: takes.uso6,
+                partial_sum: takes.checksum,
+                partial_frame: takes.checksum,
             },
             // What the guest wants beyond its own address is between it and its VMM; the VMM filters.
             filter: Filter {
@@ -113,6 +178,7 @@ impl NetPort {
                 promiscuous: true,
                 ..Filter::default()
             },
+            pairs: usize::MAX,
             hidden: 0,
             bench: Bench {
                 header: Spans::new(memory.clone(), true),
@@ -124,10 +190,53 @@ impl NetPort {
             lines,
             stats,
             counters,
+            control,
         };
+        port.adopt();
         port.rx.iter_mut().for_each(|queue| queue.queue.quiet());
         port.disarm();
         port
+    }
+
+    /// What the guest has asked for on its control queue is in force from here on.
+    fn adopt(&mut self) {
+        let Some(control) = &self.control else { return };
+        let wishes = &control.wishes;
+        self.filter = wishes.filter();
+        if control.features & net_feature::MULTI_QUEUE != 0 {
+            self.steering.limit(wishes.pairs.into());
+            self.pairs = wishes.pairs.into();
+        }
+        let Taken { checksum, tso4, tso6, uso4, uso6 } = Taken::of(wishes.offloads);
+        (self.rx_rules.checksum, self.rx_rules.aggregates) =
+            (checksum, Taken::of(wishes.offloads).aggregates());
+        let whole = Takes { tso4, tso6, uso4, uso6, ..self.takes };
+        self.takes = Takes { partial_sum: checksum, partial_frame: checksum, ..whole };
+    }
+
+    /// Obeys what the guest has asked for meanwhile. True if there is more.
+    fn control(&mut self, now: Instant) -> bool {
+        let Some(control) = &mut self.control else { return false };
+        let Control { queue, wishes, features, most_pairs, changed, .. } = control;
+        match queue.serve(now, |command| wishes.obey(command, *features, *most_pairs)) {
+            Ok(Served { tell, changed: new, more }) => {
+                *changed |= new;
+                if tell {
+                    let ring = queue.ring;
+                    self.counters.calls.bump(1);
+                    self.lines.call(ring);
+                }
+                if new {
+                    self.adopt();
+                }
+                more
+            }
+            Err(broken) => {
+                let ring = queue.ring;
+                self.broke(ring, broken);
+                false
+            }
+        }
     }
 
     #[cold]
@@ -182,7 +291,9 @@ impl FramePort for NetPort {
                 let queue = &mut self.tx[self.turn];
                 match queue.fetch(&self.tx_rules, &self.stats) {
                     Ok(Some(slot)) => {
-                        self.steering.sent(queue.lent(slot).head, self.turn);
+                        if self.turn < self.pairs {
+                            self.steering.sent(queue.lent(slot).head, self.turn);
+                        }
                         return Some(token(self.turn, slot));
                     }
                     Ok(None) => {}
@@ -222,7 +333,7 @@ impl FramePort for NetPort {
     #[inline]
     fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
         let fits = match packet.aggregate {
-            Some(_) => self.rx_rules.tso,
+            Some(_) => self.rx_rules.aggregates,
             None => packet.len() <= self.rx_rules.frame,
         };
         if !fits {
@@ -258,20 +369,27 @@ impl FramePort for NetPort {
         self.settle(|_| true);
     }
 
-    fn tick(&mut self, _: Instant) -> bool {
+    fn tick(&mut self, now: Instant) -> bool {
         self.settle(|queue| queue.skipped);
-        false
+        self.control.is_some() && self.control(now)
+    }
+
+    fn changed(&mut self) -> bool {
+        self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.changed))
     }
 
     fn arm(&mut self) -> bool {
         self.tx.iter_mut().for_each(|queue| queue.queue.listen());
+        self.control.iter_mut().for_each(|control| control.queue.listen());
         // A driver stores a chain and then loads the wish: one of the two looks sees the other's store.
         fence(Ordering::SeqCst);
         self.tx.iter().any(TxQueue::waits)
+            || self.control.as_ref().is_some_and(|control| control.queue.waits())
     }
 
     fn disarm(&mut self) {
         self.tx.iter_mut().for_each(|queue| queue.queue.quiet());
+        self.control.iter_mut().for_each(|control| control.queue.quiet());
         self.lines.clear();
     }
 
@@ -288,5 +406,8 @@ impl Drop for NetPort {
             queue.queue.leave(next);
         }
         self.settle(|_| true);
+        if let Some(control) = self.control.take() {
+            *control.kept.lock() = Some((control.features, control.wishes));
+        }
     }
 }

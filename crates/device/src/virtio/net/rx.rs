@@ -4,6 +4,7 @@ use vmlane_mem::Spans;
 use vmlane_port::{MAX_HEAD, Packet, Reason, Refusal, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
+use crate::virtio::log::DirtyLog;
 use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 
 /// Bytes of the header: with VERSION_1 or mergeable buffers, or without.
@@ -21,7 +22,8 @@ pub struct RxRules {
     pub mergeable: bool,
     /// Partial checksums and verdicts may be told.
     pub checksum: bool,
-    pub tso: bool,
+    /// Super-frames of whatever kind.
+    pub aggregates: bool,
 }
 
 /// Memory that all rings of a NIC use for the packet in hand.
@@ -109,6 +111,9 @@ impl RxQueue {
         } else {
             packet.write(&bench.into, true, &mut bench.scratch);
         }
+        if let Some(log) = self.queue.log() {
+            log_pieces(log, need, &bench.segments);
+        }
         let mut left = need as u32;
         for (taken, bytes) in &bench.chains {
             let here = left.min(*bytes);
@@ -154,6 +159,17 @@ impl RxQueue {
             }
         }
         Ok(())
+    }
+}
+
+/// The first `need` bytes of the pieces were written.
+#[cold]
+fn log_pieces(log: &DirtyLog, need: usize, pieces: &[Segment]) {
+    let mut left = need;
+    for piece in pieces {
+        let here = left.min(piece.len as usize);
+        log.mark(piece.addr, here);
+        left -= here;
     }
 }
 

@@ -63,6 +63,15 @@ impl Steering {
         }
     }
 
+    /// Only the first `pairs` pairs of queues are in use.
+    pub fn limit(&mut self, pairs: usize) {
+        for pair in self.pairs.iter_mut().flat_map(|pairs| pairs.iter_mut()) {
+            if usize::from(*pair) >= pairs {
+                *pair = 0;
+            }
+        }
+    }
+
     /// Where a frame to the guest goes.
     #[inline]
     pub fn pair(&self, head: &[u8]) -> usize {

@@ -21,6 +21,7 @@ pub struct TxRules {
     pub checksum: bool,
     pub tso4: bool,
     pub tso6: bool,
+    pub uso: bool,
 }
 
 impl TxRules {
@@ -235,7 +236,8 @@ fn gather(segments: &[Segment], slot: &mut Slot, memory: &MemoryMap, rules: &TxR
         slot.offload = Offload::None;
         return Ok(());
     }
-    let allowed = rules.checksum && (!header.is_segmented() || header.is_allowed(rules.tso4, rules.tso6));
+    let allowed =
+        rules.checksum && (!header.is_segmented() || header.is_allowed(rules.tso4, rules.tso6, rules.uso));
     let offload = header.offload(&slot.head[..slot.head_len]).filter(|_| allowed);
     slot.offload = offload.ok_or(Reason::BadOffload)?;
     Ok(())

@@ -6,6 +6,7 @@
 
 mod area;
 mod packed;
+mod record;
 mod split;
 mod table;
 
@@ -13,10 +14,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use vmlane_mem::{Fault, MemoryMap};
-use vmlane_wire::virtio::{MAX_RING, feature};
+use vmlane_wire::virtio::{MAX_RING, desc, feature, split_bytes};
 
 use self::packed::Packed;
+pub use self::record::{Record, bytes as record_bytes};
 use self::split::Split;
+use super::log::DirtyLog;
 use super::vhost::RingSetup;
 
 /// Pieces of one chain, indirect tables included. Linux uses at most a few dozen.
@@ -96,6 +99,9 @@ pub struct Queue {
     /// An indirect table, read once.
     table: Vec<u8>,
     position: Arc<AtomicU32>,
+    log: Option<DirtyLog>,
+    /// What of the ring the device writes: address and bytes.
+    written: [(u64, usize); 2],
 }
 
 impl Queue {
@@ -113,6 +119,15 @@ impl Queue {
         } else {
             (Kind::Split(Split::new(setup, position, event_index, memory)?), Cursor(position as u16))
         };
+        let packed = features & feature::PACKED != 0;
+        if let Some(record) = &setup.record {
+            record.begin(features, size);
+            match &kind {
+                Kind::Split(ring) => record.split(ring.used_index()),
+                Kind::Packed(ring) => record.packed(ring.used_position(), ring.used_position(), 0),
+            }
+            record.valid();
+        }
         Ok(Queue {
             kind,
             size,
@@ -121,6 +136,8 @@ impl Queue {
             indirect: features & feature::INDIRECT != 0,
             table: Vec::new(),
             position: setup.position.clone(),
+            log: setup.log.clone(),
+            written: written(setup, packed),
         })
     }
 
@@ -161,9 +178,25 @@ impl Queue {
     /// Makes completions visible. True if the driver wants to be told.
     #[inline]
     pub fn publish(&mut self) -> bool {
-        match &mut self.kind {
+        let tell = match &mut self.kind {
             Kind::Split(ring) => ring.publish(),
             Kind::Packed(ring) => ring.publish(),
+        };
+        self.log_ring();
+        tell
+    }
+
+    /// Where to note which pages of the guest's are written.
+    #[inline]
+    pub fn log(&self) -> Option<&DirtyLog> {
+        self.log.as_ref()
+    }
+
+    /// The device has written somewhere in the ring.
+    #[inline]
+    fn log_ring(&self) {
+        if let Some(log) = &self.log {
+            self.written.iter().for_each(|&(addr, len)| log.mark(addr, len));
         }
     }
 
@@ -173,6 +206,7 @@ impl Queue {
             Kind::Split(ring) => ring.quiet(),
             Kind::Packed(ring) => ring.quiet(),
         }
+        self.log_ring();
     }
 
     /// Asks the driver to announce its next chain. A full fence and a fresh look must follow.
@@ -181,6 +215,7 @@ impl Queue {
             Kind::Split(ring) => ring.listen(self.next),
             Kind::Packed(ring) => ring.listen(self.next),
         }
+        self.log_ring();
     }
 
     /// Leaves behind where the next owner goes on: at `first`, the first chain that is not completed.
@@ -191,4 +226,46 @@ impl Queue {
         };
         self.position.store(upper | u32::from(first.0), Ordering::Release);
     }
+}
+
+/// The parts of a ring that the device writes.
+fn written(setup: &RingSetup, packed: bool) -> [(u64, usize); 2] {
+    let [descriptors, _, used] = split_bytes(setup.size);
+    if packed {
+        [(setup.descriptors, descriptors), (setup.device, 4)]
+    } else {
+        [(setup.device, used), (0, 0)]
+    }
+}
+
+/// Where a ring whose owner died goes on, if its record says so: a position as SET_VRING_BASE has it. The
+/// record and the ring are the VMM's and the guest's: what comes out is checked by [`Queue::new`].
+pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
+    let record = setup.record.as_ref().filter(|record| record.is_of(setup.size))?;
+    if features & feature::PACKED == 0 {
+        let mut index = [0; 2];
+        memory.read(setup.device.checked_add(2)?, &mut index).ok()?;
+        return Some(u16::from_le_bytes(index).into());
+    }
+    const WRAP: u16 = 1 << 15;
+    let (new, old, count) = record.places();
+    let (index, lap) = (old & !WRAP, old & WRAP != 0);
+    if index >= setup.size || new & !WRAP >= setup.size || count > setup.size {
+        return None;
+    }
+    let ring = memory.window(setup.descriptors, desc::SIZE * usize::from(setup.size), true).ok()?;
+    // The device's mark at the old place, whatever the driver has put there since: it was published.
+    let published = |word: u64| (word >> 48) as u16 & desc::USED != 0;
+    if count > 0 && published(ring.load_half(index.into(), true)) != lap {
+        // Some may have been stored, but not the first one, which comes last.
+        for at in (0..usize::from(count)).rev() {
+            let (place, word) = record.noted(at);
+            if place >= setup.size {
+                return None;
+            }
+            ring.store_u64(desc::SIZE * usize::from(place) + 8, word);
+        }
+    }
+    record.packed(new, new, 0);
+    Some(u32::from(new) | u32::from(new) << 16)
 }

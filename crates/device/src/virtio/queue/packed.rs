@@ -7,7 +7,7 @@ use vmlane_wire::virtio::{desc, event, passes};
 
 use super::area::Area;
 use super::table::{Reader, push};
-use super::{BadRing, Broken, Cursor, RingSetup, Segment, Taken};
+use super::{BadRing, Broken, Cursor, Record, RingSetup, Segment, Taken};
 
 /// Bit of a position: the wrap counter.
 const WRAP: u16 = 1 << 15;
@@ -28,9 +28,12 @@ pub struct Packed {
     /// The first completion since the last publication: where and what. It is stored last, and hides
     /// all others until then.
     held: Option<(u16, u64)>,
+    /// With a record: all of them, until they are published. Until then the ring is not touched.
+    noted: Vec<(u16, u64)>,
     /// Where completions are visible up to.
     published: Cursor,
     fresh: bool,
+    record: Option<Record>,
 }
 
 impl Packed {
@@ -56,8 +59,10 @@ impl Packed {
             event_index,
             used,
             held: None,
+            noted: Vec::with_capacity(if setup.record.is_some() { size.into() } else { 0 }),
             published: used,
             fresh: true,
+            record: setup.record.clone(),
         })
     }
 
@@ -130,7 +135,10 @@ impl Packed {
             flags |= desc::WRITE;
         }
         let word = u64::from(len) | u64::from(id) << 32 | u64::from(flags) << 48;
-        if self.held.is_none() {
+        if let Some(record) = &self.record {
+            record.note(self.noted.len(), index, word);
+            self.noted.push((index, word));
+        } else if self.held.is_none() {
             self.held = Some((index, word));
         } else {
             self.store(index, word);
@@ -145,9 +153,16 @@ impl Packed {
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let Some((index, word)) = self.held.take() else { return false };
-        self.store(index, word);
         let (old, new) = (self.published, self.used);
+        if self.record.is_some() {
+            if self.noted.is_empty() {
+                return false;
+            }
+            self.publish_noted(old, new);
+        } else {
+            let Some((index, word)) = self.held.take() else { return false };
+            self.store(index, word);
+        }
         self.published = new;
         fence(Ordering::SeqCst);
         let word = self.driver.load_u32(OFF_WRAP);
@@ -160,6 +175,17 @@ impl Packed {
             event::AT | 3 => true,
             _ => false,
         }
+    }
+
+    /// The first one last: it makes the others visible.
+    fn publish_noted(&mut self, old: Cursor, new: Cursor) {
+        let Some(record) = &self.record else { return };
+        record.packed(new.0, old.0, self.noted.len() as u16);
+        for &(index, word) in self.noted.iter().rev() {
+            self.store(index, word);
+        }
+        record.packed(new.0, new.0, 0);
+        self.noted.clear();
     }
 
     /// Was the descriptor `off_wrap` completed between `old` and `new`?

@@ -7,7 +7,7 @@ use vmlane_wire::virtio::{NO_NOTICE, desc, passes, split_bytes};
 
 use super::area::Area;
 use super::table::{Reader, push};
-use super::{BadRing, Broken, Cursor, RingSetup, Segment, Taken};
+use super::{BadRing, Broken, Cursor, Record, RingSetup, Segment, Taken};
 
 /// Offsets in either half: flags, the index, the entries.
 const FLAGS: usize = 0;
@@ -28,6 +28,7 @@ pub struct Split {
     published: u16,
     /// Nothing was published yet: the driver may wait for what was before.
     fresh: bool,
+    record: Option<Record>,
 }
 
 impl Split {
@@ -58,7 +59,13 @@ impl Split {
             written,
             published: written,
             fresh: true,
+            record: setup.record.clone(),
         })
+    }
+
+    /// The index of the used ring.
+    pub fn used_index(&self) -> u16 {
+        self.published
     }
 
     #[inline]
@@ -129,6 +136,9 @@ impl Split {
             return false;
         }
         self.used.store_u16(INDEX, new);
+        if let Some(record) = &self.record {
+            record.split(new);
+        }
         self.published = new;
         // The driver stores what it wants and then loads the index: one of the two looks sees the
         // other's store.

@@ -130,6 +130,8 @@ impl NicPort {
             aggregate: frame,
             tso4: false,
             tso6: false,
+            uso4: false,
+            uso6: false,
             partial_sum: false,
             partial_frame: false,
         };

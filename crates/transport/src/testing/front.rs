@@ -1,0 +1,155 @@
+//! A vhost-user front end, small and synchronous, for synthetic drivers. It trusts the back end.
+
+use std::io::{self, IoSlice, IoSliceMut, Read};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::net::UnixStream;
+use std::path::Path;
+use std::time::Duration;
+
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use vmlane_device::testing::Ram;
+use vmlane_device::virtio::vhost::RingSetup;
+use vmlane_wire::vhost_user::{
+    HEADER, Header, InflightArea, MemoryRegion, RingAddress, RingState, protocol, request,
+};
+use vmlane_wire::virtio::feature;
+use zerocopy::{FromBytes, IntoBytes};
+
+/// What this front end's addresses are: the guest's, moved.
+const USER: u64 = 0x7f00_0000_0000;
+const PROTOCOL: u64 = protocol::REPLY_ACK | protocol::MULTI_QUEUE | protocol::INFLIGHT_SHMFD;
+
+/// A VMM that has connected one device.
+#[derive(Debug)]
+pub struct Front {
+    socket: UnixStream,
+}
+
+/// The event fds of a ring.
+#[derive(Debug)]
+pub struct RingEvents {
+    pub kick: OwnedFd,
+    pub call: OwnedFd,
+}
+
+impl Front {
+    /// Connects, and agrees on `features` (PROTOCOL_FEATURES is added).
+    pub fn connect(path: &Path, features: u64) -> io::Result<Front> {
+        let socket = UnixStream::connect(path)?;
+        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        let mut front = Front { socket };
+        front.tell(request::SET_OWNER, &[], &[])?;
+        front.get(request::GET_FEATURES)?;
+        front.tell(request::SET_PROTOCOL_FEATURES, PROTOCOL.as_bytes(), &[])?;
+        front.ask(request::SET_FEATURES, (features | feature::PROTOCOL_FEATURES).as_bytes(), &[])?;
+        Ok(front)
+    }
+
+    fn message(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>], answered: bool) -> io::Result<()> {
+        let header = Header::request(code, payload.len(), answered);
+        let bytes = [header.as_bytes(), payload].concat();
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
+        let mut control = SendAncillaryBuffer::new(&mut space);
+        if !fds.is_empty() {
+            control.push(SendAncillaryMessage::ScmRights(fds));
+        }
+        let sent = sendmsg(&self.socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL)?;
+        if sent == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+    }
+
+    /// A request that is not answered.
+    pub fn tell(&self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.message(code, payload, fds, false)
+    }
+
+    fn reply(&mut self) -> io::Result<(Vec<u8>, Option<OwnedFd>)> {
+        let mut bytes = [0; HEADER];
+        let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
+        let mut control = RecvAncillaryBuffer::new(&mut space);
+        let mut into = [IoSliceMut::new(&mut bytes)];
+        let got = recvmsg(&self.socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC)?;
+        let mut file = None;
+        for message in control.drain() {
+            if let RecvAncillaryMessage::ScmRights(fds) = message {
+                file = fds.last();
+            }
+        }
+        if got.bytes == 0 {
+            return Err(io::ErrorKind::UnexpectedEof.into());
+        }
+        self.socket.read_exact(&mut bytes[got.bytes..])?;
+        let header = Header::read_from_bytes(&bytes).map_err(|_| io::ErrorKind::InvalidData)?;
+        let mut payload = vec![0; header.size.get() as usize];
+        self.socket.read_exact(&mut payload)?;
+        Ok((payload, file))
+    }
+
+    /// A request whose success is answered.
+    pub fn ask(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
+        self.message(code, payload, fds, true)?;
+        let (answer, _) = self.reply()?;
+        if answer == [0; 8] { Ok(()) } else { Err(io::Error::other(format!("request {code} was refused"))) }
+    }
+
+    /// A request with a number for an answer.
+    pub fn get(&mut self, code: u32) -> io::Result<u64> {
+        self.tell(code, &[], &[])?;
+        let (answer, _) = self.reply()?;
+        u64::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData.into())
+    }
+
+    /// All of a guest's memory.
+    pub fn set_memory(&mut self, ram: &Ram) -> io::Result<()> {
+        let regions = ram.regions();
+        let mut table = [(regions.len() as u32).to_le_bytes(), [0; 4]].concat();
+        for (guest, size, offset) in regions {
+            let user = (USER + guest).into();
+            let region = MemoryRegion { guest: guest.into(), size: size.into(), user, offset: offset.into() };
+            table.extend_from_slice(region.as_bytes());
+        }
+        let fds = regions.map(|_| ram.fd().as_fd());
+        self.ask(request::SET_MEM_TABLE, &table, &fds)
+    }
+
+    /// Memory of the back end's making for what is in flight in `rings` rings.
+    pub fn get_inflight(&mut self, rings: u16, ring_size: u16) -> io::Result<(InflightArea, OwnedFd)> {
+        let (size, offset) = (0.into(), 0.into());
+        let area = InflightArea { size, offset, rings: rings.into(), ring_size: ring_size.into() };
+        self.tell(request::GET_INFLIGHT_FD, area.as_bytes(), &[])?;
+        let (answer, file) = self.reply()?;
+        let area = InflightArea::read_from_bytes(&answer).map_err(|_| io::ErrorKind::InvalidData)?;
+        Ok((area, file.ok_or(io::ErrorKind::InvalidData)?))
+    }
+
+    pub fn set_inflight(&mut self, area: &InflightArea, file: &OwnedFd) -> io::Result<()> {
+        self.ask(request::SET_INFLIGHT_FD, area.as_bytes(), &[file.as_fd()])
+    }
+
+    /// Starts and enables a ring at the position that `setup` has.
+    pub fn start(&mut self, index: u32, setup: &RingSetup) -> io::Result<RingEvents> {
+        let state = |number: u32| RingState { index: index.into(), number: number.into() };
+        let eventfd = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK);
+        let events = RingEvents { kick: eventfd()?, call: eventfd()? };
+        let position = setup.position.load(std::sync::atomic::Ordering::Acquire);
+        self.ask(request::SET_VRING_NUM, state(setup.size.into()).as_bytes(), &[])?;
+        self.ask(request::SET_VRING_BASE, state(position).as_bytes(), &[])?;
+        let address = RingAddress {
+            index: index.into(),
+            flags: 0.into(),
+            descriptors: (USER + setup.descriptors).into(),
+            used: (USER + setup.device).into(),
+            available: (USER + setup.driver).into(),
+            log: 0.into(),
+        };
+        self.ask(request::SET_VRING_ADDR, address.as_bytes(), &[])?;
+        let number = u64::from(index);
+        self.ask(request::SET_VRING_CALL, number.as_bytes(), &[events.call.as_fd()])?;
+        self.ask(request::SET_VRING_KICK, number.as_bytes(), &[events.kick.as_fd()])?;
+        self.ask(request::SET_VRING_ENABLE, state(1).as_bytes(), &[])?;
+        Ok(events)
+    }
+}
