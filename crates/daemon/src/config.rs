@@ -157,6 +157,8 @@ pub struct VmConfig {
     pub cid: u32,
     pub nics: Vec<NicConfig>,
     pub forwards: Vec<ForwardConfig>,
+    /// The CID by which the guest knows the host, beside 2, as enclaves do.
+    pub parent_cid: Option<u32>,
     pub restricted: bool,
     pub trusted: bool,
     pub limits: Limits,

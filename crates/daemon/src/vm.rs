@@ -151,6 +151,7 @@ impl ServedVm {
         }
         if let Some(virtio) = self.virtio {
             virtio.server.stop();
+            host.sockets.remove_guest(virtio.cid);
             host.fabric.clear_endpoint(virtio.cid);
             host.hub.remove(virtio.cid);
             host.fabric.remove_vm(virtio.cid);
@@ -168,7 +169,7 @@ impl ServedVm {
         }
         if vm.virtio_vsock {
             host.fabric.update_vm(spec(config, vm));
-            host.hub.add(vsock_vm(vm));
+            host.hub.add(vsock_vm(config, vm));
         }
         for (number, nic) in self.nics.iter_mut().enumerate() {
             nic.update(host.switch, config, vm, number);
@@ -212,6 +213,7 @@ impl ServedVsock {
     fn offer_virtio(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedVsock, VmError> {
         let name = || vm.name.clone();
         let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let uds = host.paths.uds(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
         let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause })?;
         let threads = |cause| VmError::Threads { name: name(), cause };
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
@@ -219,17 +221,25 @@ impl ServedVsock {
         let add = host.fabric.add_vm(spec(config, vm));
         add.map_err(|cause| VmError::Add { name: name(), cause })?;
         host.fabric.set_endpoint(vm.cid, host.hub.party(vm.cid));
-        host.hub.add(vsock_vm(vm));
+        host.hub.add(vsock_vm(config, vm));
         let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
-        match listener.serve_vhost(&format!("{}-vs", vm.name), device, lines, stats.clone()) {
-            Ok(server) => Ok(ServedVsock { cid: vm.cid, server, stats }),
-            Err(cause) => {
-                host.fabric.clear_endpoint(vm.cid);
-                host.hub.remove(vm.cid);
-                host.fabric.remove_vm(vm.cid);
-                Err(threads(cause))
+        let served = listener.serve_vhost(&format!("{}-vs", vm.name), device, lines, stats.clone());
+        let served = served.map_err(threads).and_then(|server| {
+            let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
+            match host.sockets.add_guest(guest) {
+                Ok(()) => Ok(ServedVsock { cid: vm.cid, server, stats }),
+                Err(cause) => {
+                    server.stop();
+                    Err(VmError::Uds { name: name(), cause })
+                }
             }
+        });
+        if served.is_err() {
+            host.fabric.clear_endpoint(vm.cid);
+            host.hub.remove(vm.cid);
+            host.fabric.remove_vm(vm.cid);
         }
+        served
     }
 
     fn offer(
@@ -278,8 +288,10 @@ impl ServedVsock {
 }
 
 /// A VM with a virtio-vsock device as the hub wants it.
-fn vsock_vm(vm: &VmConfig) -> VsockVm {
-    VsockVm { cid: vm.cid, group: vm.group.clone(), connections: vm.limits.connections }
+fn vsock_vm(config: &Config, vm: &VmConfig) -> VsockVm {
+    let VmSpec { cid, group, forwards, restricted, trusted, limits, .. } = spec(config, vm);
+    let connections = limits.connections;
+    VsockVm { cid, group, restricted, trusted, connections, forwards, parent: vm.parent_cid }
 }
 
 /// A VM of a configuration as the fabric wants it. Targets of forwards that `config` lacks lead

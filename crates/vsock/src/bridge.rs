@@ -1,4 +1,5 @@
-//! Connections between guests here and parties of the fabric: VMCI guests.
+//! Connections between guests here and others that are no virtio guests: VMCI guests, programs of the host;
+//! and connections that a guest's `forward` map leads elsewhere.
 //!
 //! The daemon ends virtio-vsock for them: it answers requests, gives credit as bytes are taken, and
 //! keeps within the credit that the guest gives.
@@ -16,6 +17,7 @@ use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, o
 use crate::link::{DETACHED, FINISHED, REFUSED, RESET, RING, Shared, Waker};
 use crate::port::{Outgoing, Port};
 use crate::round::{Vms, port_of};
+use crate::vm::VsockVm;
 
 /// A connection: the guest's address here, the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -36,6 +38,12 @@ impl Name {
         }
     }
 
+    /// The connection that somebody asks the guest `vm` for.
+    fn asked(vm: &VsockVm, call: Call) -> Name {
+        let Key { client, server } = call.key;
+        Name { cid: vm.cid, port: server.1, peer: vm.as_seen(client.0), peer_port: client.1 }
+    }
+
     /// A packet to the guest.
     fn packet(&self, op: u16) -> Header {
         Header::new((self.peer, self.peer_port), (self.cid, self.port), kind::STREAM, op)
@@ -45,8 +53,19 @@ impl Name {
 /// What the fabric said, until the worker hears it.
 pub enum News {
     Requested(u32, Call),
+    GivenUp(u32, Call),
     Joined(Name, LaneId, Side),
     Failed(Name),
+}
+
+impl News {
+    /// The CID of the guest that will be told.
+    fn guest(&self) -> u32 {
+        match self {
+            News::Requested(cid, _) | News::GivenUp(cid, _) => *cid,
+            News::Joined(name, ..) | News::Failed(name) => name.cid,
+        }
+    }
 }
 
 /// Where news wait.
@@ -86,6 +105,10 @@ impl Endpoint for Party {
     fn requested(&self, call: Call, _: u64) {
         self.mailbox.put(News::Requested(self.cid, call));
     }
+
+    fn given_up(&self, call: Call) {
+        self.mailbox.put(News::GivenUp(self.cid, call));
+    }
 }
 
 struct Told {
@@ -121,6 +144,8 @@ struct Link {
     /// What it was told of the peer's end, and what it said of its own: flags of SHUTDOWN.
     told: u32,
     said: u32,
+    /// The peer is a guest here, too.
+    relayed: bool,
 }
 
 impl Link {
@@ -140,6 +165,7 @@ impl Link {
             told_taken: 0,
             told: 0,
             said: 0,
+            relayed: false,
         }
     }
 
@@ -160,6 +186,9 @@ pub struct Bridge {
     fabric: Arc<Fabric>,
     mailbox: Arc<Mailbox>,
     links: HashMap<Name, Link>,
+    /// Connections by guest, and how many have a guest here at both ends.
+    counts: HashMap<u32, usize>,
+    relayed: usize,
     budget: Arc<Budget>,
     /// A guest had no buffers for what waits for it.
     blocked: bool,
@@ -174,14 +203,40 @@ impl Bridge {
             fabric,
             mailbox,
             links: HashMap::new(),
+            counts: HashMap::new(),
+            relayed: 0,
             budget: Arc::new(Budget::new(BUDGET)),
             blocked: false,
         }
     }
 
-    /// Is this packet for a VMCI guest, or somebody it may not reach?
-    pub fn is_for(&self, to: u32) -> bool {
-        self.fabric.group_of(to).is_some()
+    /// Is this packet, whose receiver is a virtio guest, of a connection that was forwarded all the same?
+    pub fn relays(&self, header: &Header) -> bool {
+        self.relayed > 0 && self.links.get(&Name::of(header)).is_some_and(|link| link.relayed)
+    }
+
+    fn insert(&mut self, name: Name, link: Link) {
+        *self.counts.entry(name.cid).or_default() += 1;
+        self.relayed += usize::from(link.relayed);
+        self.links.insert(name, link);
+    }
+
+    fn remove(&mut self, name: &Name) -> Option<Link> {
+        let link = self.links.remove(name)?;
+        self.relayed -= usize::from(link.relayed);
+        if let Some(count) = self.counts.get_mut(&name.cid) {
+            *count -= 1;
+            if *count == 0 {
+                self.counts.remove(&name.cid);
+            }
+        }
+        Some(link)
+    }
+
+    /// May this guest have one connection more?
+    fn admits(&self, name: &Name, vm: &VsockVm) -> bool {
+        let own = self.counts.get(&name.cid).copied().unwrap_or(0);
+        own < vm.connections && !self.links.contains_key(name)
     }
 
     fn end(&self, shared: &Arc<Shared>) -> LaneEnd {
@@ -192,21 +247,24 @@ impl Bridge {
         Arc::new(Told { name, mailbox: self.mailbox.clone() })
     }
 
-    /// Takes a guest's packet. `most`: connections it may have.
-    pub fn take(&mut self, port: &mut Port, outgoing: &mut Outgoing, most: usize) {
+    /// Takes a packet of the guest `vm`. False: it was refused.
+    pub fn take(&mut self, port: &mut Port, outgoing: &mut Outgoing, vm: &VsockVm) -> bool {
         let header = outgoing.header;
         let name = Name::of(&header);
-        if header.op.get() == op::REQUEST {
-            if !self.connect(name, &header, most) {
+        let stream = header.kind.get() == kind::STREAM;
+        if stream && header.op.get() == op::REQUEST {
+            let connects = self.connect(name, &header, vm);
+            if !connects {
                 port.reply(header.reset());
             }
-            return;
+            return connects;
         }
-        let Some(link) = self.links.get_mut(&name) else {
-            if header.op.get() != op::RST {
+        let Some(link) = self.links.get_mut(&name).filter(|_| stream) else {
+            let over = header.op.get() == op::RST;
+            if !over {
                 port.reply(header.reset());
             }
-            return;
+            return over;
         };
         (link.buf_alloc, link.fwd_cnt) = (header.buf_alloc.get(), header.fwd_cnt.get());
         let good = match header.op.get() {
@@ -220,33 +278,33 @@ impl Bridge {
             }
             op::RST => {
                 self.drop_link(name, true);
-                return;
+                return true;
             }
             _ => true,
         };
-        if !good {
+        if good {
+            self.pump(name, port);
+        } else {
             self.drop_link(name, true);
             port.reply(header.reset());
-            return;
         }
-        self.pump(name, port);
+        good
     }
 
-    fn connect(&mut self, name: Name, header: &Header, most: usize) -> bool {
-        let own = self.links.keys().filter(|other| other.cid == name.cid).count();
-        if header.kind.get() != kind::STREAM || self.links.contains_key(&name) || own >= most {
+    fn connect(&mut self, name: Name, header: &Header, vm: &VsockVm) -> bool {
+        if !self.admits(&name, vm) {
             return false;
         }
         let Ok(shared) = Shared::new(self.mailbox.clone()) else { return false };
         let end = self.end(&shared);
-        let key = Key { client: (name.cid, name.port), server: (name.peer, name.peer_port) };
+        let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
         let mut link = Link::new(shared);
         (link.buf_alloc, link.fwd_cnt) = (header.buf_alloc.get(), header.fwd_cnt.get());
         link.owes_response = true;
         match self.fabric.connect(key, end, self.told(name)) {
             Ok(call) => {
                 link.call = Some(call);
-                self.links.insert(name, link);
+                self.insert(name, link);
                 true
             }
             Err(error) => {
@@ -310,7 +368,7 @@ impl Bridge {
 
     /// Forgets a connection; the peer hears of a reset, or that the guest is gone.
     fn drop_link(&mut self, name: Name, reset: bool) {
-        let Some(link) = self.links.remove(&name) else { return };
+        let Some(link) = self.remove(&name) else { return };
         if let (true, Some((lane, side))) = (reset, link.lane) {
             self.fabric.lanes().reset(lane, side);
         }
@@ -353,22 +411,27 @@ impl Bridge {
     /// Hears what the fabric said.
     fn hear(&mut self, vms: &mut Vms) {
         let news = std::mem::take(&mut *self.mailbox.news.lock());
+        let mut later = Vec::new();
         for news in news {
+            let waits = match (port_of(vms, news.guest()), &news) {
+                (Some(guest), _) => !guest.takes_replies(),
+                // Its rings are being changed. One that has left for good has no link.
+                (None, News::Joined(name, ..) | News::Failed(name)) => self.links.contains_key(name),
+                (None, _) => false,
+            };
+            if waits {
+                later.push(news);
+                continue;
+            }
             match news {
-                News::Requested(cid, call) => {
-                    let Key { client, server } = call.key;
-                    let name = Name { cid, port: server.1, peer: client.0, peer_port: client.1 };
-                    let shared = Shared::new(self.mailbox.clone());
-                    let (Some(guest), Ok(shared), false) =
-                        (port_of(vms, cid), shared, self.links.contains_key(&name))
-                    else {
-                        self.fabric.hang_up(call);
-                        continue;
-                    };
-                    let mut link = Link::new(shared);
-                    (link.call, link.owed_response) = (Some(call), true);
-                    guest.reply(link.packet(&name, op::REQUEST));
-                    self.links.insert(name, link);
+                News::Requested(cid, call) => self.requested(vms, cid, call),
+                News::GivenUp(cid, call) => {
+                    let Some(name) = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call)) else { continue };
+                    // Another connection may have the name by now.
+                    if self.links.get(&name).is_some_and(|link| link.call == Some(call)) {
+                        self.remove(&name);
+                        port_of(vms, cid).into_iter().for_each(|guest| guest.reply(name.packet(op::RST)));
+                    }
                 }
                 News::Joined(name, lane, side) => {
                     let Some(link) = self.links.get_mut(&name) else { continue };
@@ -384,7 +447,7 @@ impl Bridge {
                     self.fabric.lanes().kick(lane);
                 }
                 News::Failed(name) => {
-                    if self.links.remove(&name).is_some()
+                    if self.remove(&name).is_some()
                         && let Some(guest) = port_of(vms, name.cid)
                     {
                         guest.reply(name.packet(op::RST));
@@ -392,12 +455,36 @@ impl Bridge {
                 }
             }
         }
+        if !later.is_empty() {
+            self.blocked = true;
+            self.mailbox.news.lock().splice(0..0, later);
+        }
+    }
+
+    /// Somebody wants to connect to the guest `cid`, which is asked.
+    fn requested(&mut self, vms: &mut Vms, cid: u32, call: Call) {
+        let relayed = vms.contains_key(&call.key.client.0);
+        let name = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call));
+        let name = name.filter(|name| vms.get(&cid).is_some_and(|vm| self.admits(name, &vm.spec)));
+        let shared = Shared::new(self.mailbox.clone());
+        let (Some(name), Some(guest), Ok(shared)) = (name, port_of(vms, cid), shared) else {
+            return self.fabric.hang_up(call);
+        };
+        let mut link = Link::new(shared);
+        (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);
+        guest.reply(link.packet(&name, op::REQUEST));
+        self.insert(name, link);
     }
 
     /// Gives a guest what waits for it, as far as its credit and its buffers go.
     fn pump(&mut self, name: Name, port: &mut Port) -> bool {
         let Some(link) = self.links.get_mut(&name) else { return false };
         let Some((lane, _)) = link.lane else { return false };
+        if !port.takes_replies() {
+            // It is looked at again when some of them are with the guest.
+            self.blocked = true;
+            return false;
+        }
         let mut moved = false;
         let mut kick = false;
         // What is to be said comes before what is to be given.
@@ -419,6 +506,8 @@ impl Bridge {
         if kick {
             self.fabric.lanes().kick(lane);
         }
+        // Replies of other connections go first, and nobody rings once they are gone.
+        self.blocked |= port.holds_replies() && link.shared.waiting().1 > 0;
         let taken = link.shared.taken() as u32;
         if taken.wrapping_sub(link.told_taken) as usize >= RING / 2 {
             let update = link.packet(&name, op::CREDIT_UPDATE);

@@ -19,6 +19,7 @@ use crate::bridge::{Bridge, Mailbox, Party};
 use crate::link::Waker;
 use crate::port::Port;
 use crate::round::Rounds;
+use crate::vm::VsockVm;
 
 counters! {
     /// What the worker did.
@@ -40,15 +41,6 @@ counters! {
         /// Faults of our own that were contained.
         panics,
     }
-}
-
-/// A VM with a virtio-vsock device.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct VsockVm {
-    pub cid: u32,
-    pub group: String,
-    /// Connections that it may have at once.
-    pub connections: usize,
 }
 
 #[derive(Clone, Copy, Debug)]
@@ -100,7 +92,7 @@ impl Waker for Desk {
 }
 
 impl Hub {
-    /// Starts the worker's thread. With a `fabric`, VMCI guests are reached through it.
+    /// Starts the worker's thread. With a `fabric`, VMCI guests and the host are reached through it.
     pub fn start(settings: Settings, fabric: Option<Arc<Fabric>>) -> std::io::Result<Hub> {
         let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
         let desk = Arc::new(Desk {

@@ -10,8 +10,9 @@
 //! | `device.rs` | a VM's device as its vhost-user session drives it |
 //! | `port.rs` | its running rings: packets out, packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
+//! | `vm.rs` | whom a VM may reach, and its forwards |
 //! | `round.rs` | routes |
-//! | `bridge.rs`, `link.rs` | connections to VMCI guests, which the daemon ends here and there |
+//! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `hub.rs` | the worker |
 
 mod bridge;
@@ -21,6 +22,9 @@ mod link;
 mod port;
 mod round;
 mod table;
+pub mod testing;
+mod vm;
 
 pub use device::VsockDevice;
-pub use hub::{Hub, HubStats, Settings, VsockVm};
+pub use hub::{Hub, HubStats, Settings};
+pub use vm::VsockVm;

@@ -17,6 +17,8 @@ const RX: usize = 0;
 const TX: usize = 1;
 /// Packets of our own that wait for buffers. While as many do, the guest's are not looked at.
 const MAX_REPLIES: usize = 256;
+/// Beyond so many they are forgotten.
+const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 
 /// A packet that a guest sent, until it is delivered.
 #[derive(Debug)]
@@ -191,6 +193,7 @@ impl Port {
         }
         copy_spans(&self.into, 0, from, at, here);
         self.head.write(0, header.as_bytes());
+        self.log(here);
         self.rx.next = taken.next;
         self.rx.complete(taken.id, taken.count, (HEADER + here) as u32);
         Ok(here)
@@ -266,12 +269,28 @@ impl Port {
         Ok(())
     }
 
+    /// A header and `len` bytes were written to the buffer.
+    fn log(&self, len: usize) {
+        let Some(log) = self.rx.log() else { return };
+        let mut left = HEADER + len;
+        for piece in &self.segments {
+            let here = left.min(piece.len as usize);
+            log.mark(piece.addr, here);
+            left -= here;
+        }
+    }
+
     /// Sends this guest a packet without payload, now or when there is room. It is forgotten if too
     /// many wait: a guest that takes none gets none.
     pub fn reply(&mut self, header: Header) {
-        if self.replies.len() < MAX_REPLIES {
+        if self.replies.len() < TOO_MANY_REPLIES {
             self.replies.push_back(header);
         }
+    }
+
+    /// Is there room for more of them? Whoever can wait, waits until there is.
+    pub fn takes_replies(&self) -> bool {
+        self.replies.len() < MAX_REPLIES
     }
 
     /// Delivers waiting replies. True if one was.
@@ -284,6 +303,7 @@ impl Port {
                 break;
             }
             self.head.write(0, header.as_bytes());
+            self.log(0);
             self.rx.next = taken.next;
             self.rx.complete(taken.id, taken.count, HEADER as u32);
             self.replies.pop_front();

@@ -8,9 +8,10 @@ use std::time::{Duration, Instant};
 use vmlane_wire::virtio_vsock::{Header, kind, op};
 
 use crate::bridge::Bridge;
-use crate::hub::{HubStats, VsockVm};
+use crate::hub::HubStats;
 use crate::port::{Nonsense, Outgoing, Port};
 use crate::table::Table;
+use crate::vm::VsockVm;
 
 /// Packets and bytes of one guest before the next one has its turn.
 const PACKETS: usize = 64;
@@ -21,7 +22,7 @@ const HOLD: Duration = Duration::from_millis(200);
 const GRACE: Duration = Duration::from_secs(3);
 
 pub struct Vm {
-    spec: VsockVm,
+    pub spec: VsockVm,
     port: Option<Box<Port>>,
     /// It has had no buffers for longer than a packet may wait.
     stalled: bool,
@@ -39,7 +40,7 @@ pub fn port_of(vms: &mut Vms, cid: u32) -> Option<&mut Port> {
 pub struct Rounds {
     vms: Vms,
     table: Table,
-    /// Connections to VMCI guests.
+    /// Connections to VMCI guests and to the host.
     bridge: Option<Bridge>,
     stats: Arc<HubStats>,
     started: Instant,
@@ -169,15 +170,14 @@ impl Rounds {
             return self.refuse(port, &header);
         }
         if let (Some(to), Some(bridge)) = (to, &mut self.bridge)
-            && !self.vms.contains_key(&to)
-            && bridge.is_for(to)
+            && (!self.vms.contains_key(&to) || bridge.relays(&header))
         {
-            let most = self.vms.get(&cid).map_or(0, |vm| vm.spec.connections);
-            bridge.take(port, outgoing, most);
+            let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
+            self.stats.refused.bump(u64::from(!taken));
             return Fate::Finished;
         }
-        let Some(group) = self.vms.get(&cid).map(|vm| vm.spec.group.clone()) else { return Fate::Finished };
-        let Some(vm) = to.and_then(|to| self.vms.get_mut(&to)).filter(|vm| vm.spec.group == group) else {
+        let allowed = to.is_some_and(|to| self.may_talk(cid, to));
+        let Some(vm) = to.and_then(|to| self.vms.get_mut(&to)).filter(|_| allowed) else {
             return self.refuse(port, &header);
         };
         let Some(receiver) = vm.port.as_deref_mut() else {
@@ -208,6 +208,11 @@ impl Rounds {
         self.stats.stalled.bump(1);
         receiver.reply(peer_reset(&header));
         self.refuse(port, &header)
+    }
+
+    fn may_talk(&self, a: u32, b: u32) -> bool {
+        let (Some(a), Some(b)) = (self.vms.get(&a), self.vms.get(&b)) else { return false };
+        a.spec.may_talk(&b.spec)
     }
 
     /// The sender hears RST, unless that is what it said.

@@ -134,6 +134,7 @@ impl Checker<'_> {
             cid: if vmci || virtio_vsock { self.cid(&vm, spanned) } else { 0 },
             nics: self.nics(&vm, &name, raw, port_groups),
             forwards: raw.forward.iter().filter_map(|forward| self.forward(&vm, forward)).collect(),
+            parent_cid: self.parent_cid(&vm, raw, virtio_vsock),
             restricted: raw.restricted,
             trusted: raw.trusted,
             limits: self.limits(&format!("{vm}: limits"), &raw.limits, defaults),
@@ -154,9 +155,6 @@ impl Checker<'_> {
                 format!("{vm}: with vsock = \"none\" and no nic there is nothing to serve; give it one"),
             ),
             Some((_, "none")) => return (false, false),
-            Some((span, "virtio")) if !raw.forward.is_empty() => {
-                (span, format!("{vm}: forward works with vsock = \"vmci\" only; remove it"))
-            }
             Some((_, "virtio")) => return (false, true),
             Some((span, other)) => {
                 (span, format!("{vm}: vsock = {other:?} is unknown; use \"vmci\", \"virtio\" or \"none\""))
@@ -180,6 +178,19 @@ impl Checker<'_> {
             return 0;
         }
         self.number(&format!("{vm}: cid"), cid, CIDS) as u32
+    }
+
+    fn parent_cid(&mut self, vm: &str, raw: &RawVm, virtio: bool) -> Option<u32> {
+        let cid = raw.parent_cid.as_ref()?;
+        let text = if !virtio {
+            format!("{vm}: parent_cid works with vsock = \"virtio\" only; remove it")
+        } else if raw.cid.as_ref().is_some_and(|own| own.get_ref() == cid.get_ref()) {
+            format!("{vm}: parent_cid = {}: that is the VM's own cid; enclaves have 3 for it", cid.get_ref())
+        } else {
+            return Some(self.number(&format!("{vm}: parent_cid"), cid, CIDS) as u32);
+        };
+        self.problem(cid.span(), text);
+        None
     }
 
     fn forward(&mut self, vm: &str, raw: &Spanned<RawForward>) -> Option<ForwardConfig> {
@@ -231,6 +242,18 @@ impl Checker<'_> {
 
     /// Every forward leads to another VM of the same group, and no port leads to two.
     fn targets(&mut self, vm: &VmConfig, raw: &RawVm, all: &[VmConfig]) {
+        if let Some(cid) = &raw.parent_cid
+            && let Some(other) =
+                all.iter().find(|other| vm.parent_cid == Some(other.cid) && other.name != vm.name)
+        {
+            let text = format!(
+                "vm {:?}: parent_cid = {} is the cid of VM {:?}, which the guest reaches by itself; remove it",
+                vm.name,
+                cid.get_ref(),
+                other.name
+            );
+            self.problem(cid.span(), text);
+        }
         let mut ports = HashMap::new();
         for spanned in &raw.forward {
             let RawForward { port, to } = spanned.get_ref();
@@ -256,9 +279,7 @@ impl Checker<'_> {
                     vm.name, vm.group, other.group
                 ),
                 Some(other) if !other.vmci && !other.virtio_vsock => {
-                    format!(
-                        "{key}: {name:?} has no VMCI device and takes no connections; give it vsock = \"vmci\""
-                    )
+                    format!("{key}: {name:?} takes no connections; give it vsock = \"vmci\" or \"virtio\"")
                 }
                 Some(_) => continue,
             };

@@ -107,6 +107,7 @@ pub struct RawVm {
     pub vsock: Option<Spanned<String>>,
     #[serde(default)]
     pub forward: Vec<Spanned<RawForward>>,
+    pub parent_cid: Option<Spanned<i64>>,
     #[serde(default)]
     pub restricted: bool,
     #[serde(default)]

@@ -93,10 +93,12 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[vm]]\nname = \"a\"\ncid = -1", 3, &["cid = -1", "from 3 to 2147483647"]),
     ("[[vm]]\nname = \"a\"\ncid = 0x80000000", 3, &["cid = 2147483648", "from 3 to 2147483647"]),
     ("[[vm]]\nname = \"a\"\nvsock = \"virtio\"", 1, &["vm \"a\": cid is missing"]),
+    ("[[vm]]\nname = \"a\"\ncid = 3\nparent_cid = 4", 4, &["parent_cid works with vsock = \"virtio\" only"]),
+    ("[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"\nparent_cid = 3", 5, &["parent_cid = 3", "own cid"]),
     (
-        "[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"\nforward = [{ port = 1, to = \"b:7\" }]",
-        4,
-        &["forward works with vsock = \"vmci\" only"],
+        "[[vm]]\nname = \"a\"\ncid = 4\nvsock = \"virtio\"\nparent_cid = 3\n[[vm]]\nname = \"b\"\ncid = 3",
+        5,
+        &["parent_cid = 3", "cid of VM \"b\""],
     ),
     ("[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"ne2k\" }]", 4, &["\"ne2k\"", "\"virtio-net\""]),
     (

@@ -10,6 +10,8 @@
 //! Fabric::accept -> NEGOTIATE(2)              NEGOTIATE(2): OFFER of a pair without memory of its own
 //! OFFER: joined, ATTACH -> Remote::joined     ALLOC: joined; ATTACH  -> Remote::joined
 //! ```
+//! Two parties connect without packets: `Fabric::connect`, `Endpoint::requested`, `Fabric::accept`, and both
+//! are joined.
 //! Nobody is called with the fabric's lock held.
 
 use std::sync::Arc;
@@ -34,6 +36,11 @@ pub trait Endpoint: Send + Sync {
     /// A guest wants to connect to `call.key.server`. Answered with [`Fabric::accept`] or
     /// [`Fabric::hang_up`], now or later. `size`: the ring the guest asks for, in bytes.
     fn requested(&self, call: Call, size: u64);
+
+    /// Who asked has given up before it was answered: [`Fabric::accept`] would say false.
+    fn given_up(&self, call: Call) {
+        let _ = call;
+    }
 
     /// A guest's datagram for `port`. False if there is nobody or no room: the sender is told.
     fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> bool {
@@ -87,6 +94,8 @@ pub(super) struct Hosted {
     remote: Option<Arc<dyn Remote>>,
     handle: Option<Handle>,
     lane: Option<LaneId>,
+    /// The other end's number where that is a party, too.
+    partner: Option<u64>,
 }
 
 /// A call to make once the lock is free.
@@ -94,6 +103,7 @@ pub(super) enum After {
     Requested(Arc<dyn Endpoint>, Call, u64),
     Joined(Arc<dyn Remote>, LaneId, Side),
     Failed(Arc<dyn Remote>, Failed),
+    GivenUp(Arc<dyn Endpoint>, Call),
 }
 
 fn side(role: Role) -> Side {
@@ -101,6 +111,11 @@ fn side(role: Role) -> Side {
 }
 
 impl Hosted {
+    /// The end of a party that has been asked.
+    fn asked(key: Key, partner: Option<u64>) -> Hosted {
+        Hosted { key, role: Role::Server, end: None, remote: None, handle: None, lane: None, partner }
+    }
+
     fn cid(&self) -> u32 {
         if self.role == Role::Client { self.key.client.0 } else { self.key.server.0 }
     }
@@ -130,15 +145,24 @@ impl Fabric {
     /// Accepts what a guest requested: `end` is this party's. False if the guest has given up meanwhile.
     pub fn accept(&self, call: Call, end: LaneEnd, remote: Arc<dyn Remote>) -> bool {
         let mut inner = self.inner.lock();
-        let accepted = inner.accept(call, end, remote);
+        let accepted = match inner.partner(call) {
+            Some(partner) => inner.meet(&*self.lanes, (call, partner), end, remote),
+            None => inner.accept(call, end, remote),
+        };
         drop(inner);
         self.run_after();
         accepted
     }
 
-    /// Connects a party at `key.client` to a VMCI guest at `key.server`.
+    /// Connects a party at `key.client` to a VMCI guest, or to another party, at `key.server`.
     pub fn connect(&self, key: Key, end: LaneEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
         let mut inner = self.inner.lock();
+        if inner.is_hosted(key.server.0) {
+            let call = inner.introduce(key, end, remote);
+            drop(inner);
+            self.run_after();
+            return call;
+        }
         if inner.reach(key.client.0, key.server.0).is_err() {
             return Err(ConnectError::Unreachable);
         }
@@ -162,6 +186,7 @@ impl Fabric {
             remote: Some(remote),
             handle: None,
             lane: None,
+            partner: None,
         };
         inner.hosted.insert(number, hosted);
         Ok(call)
@@ -210,6 +235,7 @@ impl Fabric {
                     After::Requested(endpoint, call, size) => endpoint.requested(call, size),
                     After::Joined(remote, lane, side) => remote.joined(lane, side),
                     After::Failed(remote, why) => remote.failed(why),
+                    After::GivenUp(endpoint, call) => endpoint.given_up(call),
                 }
             }
         }
@@ -230,8 +256,7 @@ impl Inner {
     /// A guest's REQUEST for a party; what the guest may have open has been checked.
     pub(super) fn request_party(&mut self, key: Key, via_host: Option<u32>, size: u64) -> Connection {
         let number = self.next_number();
-        let hosted = Hosted { key, role: Role::Server, end: None, remote: None, handle: None, lane: None };
-        self.hosted.insert(number, hosted);
+        self.hosted.insert(number, Hosted::asked(key, None));
         if let Some(endpoint) = self.endpoints.get(&key.server.0) {
             self.after.push(After::Requested(endpoint.clone(), Call { key, number }, size));
         }
@@ -330,10 +355,12 @@ impl Inner {
         let Some(hosted) = self.hosted.get_mut(&number).filter(|hosted| hosted.lane.is_none()) else {
             return;
         };
-        let (end, remote) = (hosted.end.take(), hosted.remote.take());
+        let (end, remote, key) = (hosted.end.take(), hosted.remote.take(), hosted.key);
         drop(end);
         if let Some(remote) = remote {
             self.after.push(After::Failed(remote, why));
+        } else if let Some(endpoint) = self.endpoints.get(&key.server.0) {
+            self.after.push(After::GivenUp(endpoint.clone(), Call { key, number }));
         }
         if let Some(hosted) = self.hosted.remove(&number)
             && let Some(handle) = hosted.handle
@@ -343,6 +370,9 @@ impl Inner {
     }
 
     fn hang_up(&mut self, call: Call, hosted: Hosted) -> Option<(LaneId, Side)> {
+        if let Some(partner) = hosted.partner {
+            return self.part(partner, &hosted);
+        }
         let Hosted { key, role, handle, lane, .. } = &hosted;
         let current = self.connections.get(key).is_some_and(|own| own.party() == Some(call.number));
         if let (Some(lane), Some(handle)) = (*lane, *handle) {
@@ -363,6 +393,64 @@ impl Inner {
                 (Role::Server, None) => {}
             }
             self.remove_connection(*key);
+        }
+        None
+    }
+}
+
+/// Connections of two parties: virtio guests and programs of the host. No packet of VMCI is involved.
+impl Inner {
+    /// The client's number, if this is the server's end of such a connection.
+    fn partner(&self, call: Call) -> Option<u64> {
+        self.hosted.get(&call.number)?.partner
+    }
+
+    /// The party at `key.client` wants to connect to the one at `key.server`.
+    fn introduce(&mut self, key: Key, end: LaneEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
+        let endpoint = self.endpoints.get(&key.server.0).cloned();
+        let Some(endpoint) = endpoint.filter(|_| self.may_talk(key.client.0, key.server.0)) else {
+            return Err(ConnectError::Unreachable);
+        };
+        let (client, server) = (self.next_number(), self.next_number());
+        let (role, handle, lane) = (Role::Client, None, None);
+        let (end, remote, partner) = (Some(end), Some(remote), Some(server));
+        self.hosted.insert(client, Hosted { key, role, end, remote, handle, lane, partner });
+        self.hosted.insert(server, Hosted::asked(key, Some(client)));
+        self.after.push(After::Requested(endpoint, Call { key, number: server }, RING));
+        Ok(Call { key, number: client })
+    }
+
+    /// The one that was asked accepts.
+    fn meet(
+        &mut self,
+        lanes: &dyn Lanes,
+        (call, client): (Call, u64),
+        end: LaneEnd,
+        remote: Arc<dyn Remote>,
+    ) -> bool {
+        let Some(asking) = self.hosted.get_mut(&client) else { return false };
+        let (Some(theirs), Some(waiting)) = (asking.end.take(), asking.remote.take()) else { return false };
+        let lane = lanes.join([theirs, end]);
+        asking.lane = Some(lane);
+        if let Some(own) = self.hosted.get_mut(&call.number) {
+            own.lane = Some(lane);
+        }
+        self.after.push(After::Joined(waiting, lane, Side::A));
+        self.after.push(After::Joined(remote, lane, Side::B));
+        true
+    }
+
+    /// One of the two hangs up. If they were joined, its end has to leave.
+    fn part(&mut self, partner: u64, hosted: &Hosted) -> Option<(LaneId, Side)> {
+        if let Some(lane) = hosted.lane {
+            return Some((lane, side(hosted.role)));
+        }
+        let other = self.hosted.remove(&partner)?;
+        if let Some(remote) = other.remote {
+            self.after.push(After::Failed(remote, Failed::Refused));
+        } else if let Some(endpoint) = self.endpoints.get(&hosted.key.server.0) {
+            let call = Call { key: hosted.key, number: partner };
+            self.after.push(After::GivenUp(endpoint.clone(), call));
         }
         None
     }
