@@ -19,7 +19,9 @@ fuzz_target!(|data: &[u8]| {
     let fabric = world.fabric.clone();
     let thread = std::thread::spawn(move || {
         let mut device = VmciDevice::new(fabric, 3, irqs.clone()).expect("known VM");
-        Session::new(theirs, &mut device, irqs, stats, &vmlane_transport::Scope::none()).expect("session").run()
+        Session::new(theirs, &mut device, irqs, stats, &vmlane_transport::Scope::none())
+            .expect("session")
+            .run()
     });
     let framed = input.byte() & 3 != 0;
     let mut reader = ours.try_clone().expect("clone");
