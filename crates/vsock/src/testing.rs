@@ -76,7 +76,7 @@ impl Bench {
 
     /// A VM whose driver runs. `packed`: its rings.
     pub fn guest(&mut self, vm: VsockVm, packed: bool) -> Guest {
-        let ram = Arc::new(Ram::new(8 << 20));
+        let ram = Arc::new(Ram::new(32 << 20));
         let (rx, tx) = (DriverRing::new(&ram, RING, packed), DriverRing::new(&ram, RING, packed));
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
         let guest = Guest { cid: vm.cid, rx, tx, features, buffers: vec![(0, 0); RING.into()] };
