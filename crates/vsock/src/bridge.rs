@@ -194,6 +194,8 @@ pub struct Bridge {
     blocked: bool,
 }
 
+/// Connections of all guests together: each has a mapping, and a process may have so many only.
+const MAX_LINKS: usize = 1024;
 /// How many bytes a guest may leave behind in streams that it left.
 const BUDGET: usize = 16 << 20;
 
@@ -236,7 +238,7 @@ impl Bridge {
     /// May this guest have one connection more?
     fn admits(&self, name: &Name, vm: &VsockVm) -> bool {
         let own = self.counts.get(&name.cid).copied().unwrap_or(0);
-        own < vm.connections && !self.links.contains_key(name)
+        own < vm.connections && self.links.len() < MAX_LINKS && !self.links.contains_key(name)
     }
 
     fn end(&self, shared: &Arc<Shared>) -> LaneEnd {

@@ -24,17 +24,17 @@ pub trait Waker: Send + Sync {
 struct Pipe {
     pages: Pages,
     map: MemoryMap,
+    base: u64,
     written: AtomicU64,
     read: AtomicU64,
 }
 
 impl Pipe {
-    fn new() -> std::io::Result<Pipe> {
-        let fd = memfd("vsock-ring", RING as u64)?;
-        let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
-        let map = MemoryMap::default().map(request).map_err(std::io::Error::other)?;
-        let pages = map.pages((0..RING as u64).step_by(1 << PAGE), PAGE).map_err(std::io::Error::other)?;
-        Ok(Pipe { pages, map, written: AtomicU64::new(0), read: AtomicU64::new(0) })
+    /// The ring that begins at `base` of `map`.
+    fn new(map: &MemoryMap, base: u64) -> std::io::Result<Pipe> {
+        let pages = (base..base + RING as u64).step_by(1 << PAGE);
+        let pages = map.pages(pages, PAGE).map_err(std::io::Error::other)?;
+        Ok(Pipe { pages, map: map.clone(), base, written: AtomicU64::new(0), read: AtomicU64::new(0) })
     }
 
     fn readable(&self) -> usize {
@@ -53,7 +53,7 @@ impl Pipe {
     fn spans(&self) -> Spans {
         let mut spans = Spans::new(self.map.clone(), true);
         // All of a map that was just made.
-        let _ = spans.push(0, RING);
+        let _ = spans.push(self.base, RING);
         spans
     }
 }
@@ -78,9 +78,14 @@ pub struct Shared {
 
 impl Shared {
     pub fn new(waker: Arc<dyn Waker>) -> std::io::Result<Arc<Shared>> {
+        // One file for both: mappings are what runs out first.
+        let len = 2 * RING as u64;
+        let fd = memfd("vsock-rings", len)?;
+        let request = MapRequest { guest: 0, len, offset: 0, fd, writable: true };
+        let map = MemoryMap::default().map(request).map_err(std::io::Error::other)?;
         Ok(Arc::new(Shared {
-            inbound: Pipe::new()?,
-            outbound: Pipe::new()?,
+            inbound: Pipe::new(&map, 0)?,
+            outbound: Pipe::new(&map, RING as u64)?,
             ends: AtomicU32::new(0),
             asleep: AtomicBool::new(true),
             waker,
