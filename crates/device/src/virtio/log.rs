@@ -58,7 +58,7 @@ mod tests {
         log.mark(30 << 12, 5 << 12);
         assert_eq!(set(), [5, 6, 30, 31, 32, 33, 34]);
         // Beyond the bitmap, across its end, around the end of all addresses.
-        log.mark(4096 * 8 << 12, 4096);
+        log.mark((4096 * 8) << 12, 4096);
         log.mark((4096 * 8 - 1) << 12, 1 << 20);
         log.mark(u64::MAX, 4096);
         log.mark(u64::MAX - 4095, 4096);
