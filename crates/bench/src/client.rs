@@ -241,6 +241,7 @@ fn assemble_datagrams(
         let (doing, done) = match cue.spec.test {
             Test::Maerts => ("receiving datagrams", load::receive_datagrams(conn, cue)),
             Test::Rr => ("asking by datagrams", load::ask_datagrams(conn, cue)),
+            Test::Bidir => ("sending and receiving datagrams", load::both_datagrams(conn, cue)),
             _ => ("sending datagrams", load::send_datagrams(conn, cue)),
         };
         done.map_err(|cause| Error::Data { session, doing, cause: load::explain(cause) })

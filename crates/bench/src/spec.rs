@@ -134,9 +134,6 @@ impl Spec {
             Test::Crr if self.datagrams => {
                 no("crr: datagrams make no connections; use rr, or tcp:, vsock:, unix:")
             }
-            Test::Bidir if self.datagrams => {
-                no("bidir: over datagrams run stream and maerts at the same time")
-            }
             Test::Rr if self.datagrams && self.in_flight > 1 => {
                 no("requests in flight (-b): over datagrams one at a time; use more sessions (-n)")
             }
@@ -243,7 +240,6 @@ mod tests {
             |s| (s.datagrams, s.message_bytes) = (true, 23),
             |s| (s.datagrams, s.message_bytes) = (true, 65_508),
             |s| (s.datagrams, s.test) = (true, Test::Crr),
-            |s| (s.datagrams, s.test) = (true, Test::Bidir),
         ] {
             assert!(ask(change).is_err());
         }

@@ -196,6 +196,15 @@ fn datagrams_are_accounted_for() {
         // Each of two sessions at 8 Mbit/s, and no faster.
         assert!(told.counts.sent <= 2 * 201 + 2 * 11, "the pace was not kept: {told:?}");
     }
+    let spec = Spec { message_bytes: 1000, rate_bps: Some(20_000_000), sessions: 2, ..quick(Test::Bidir) };
+    let both = run_udp(address, &spec).unwrap();
+    sane(&both);
+    let (there, back) = (both.to_server_bps.unwrap(), both.from_server_bps.unwrap());
+    assert!(there > 0.0 && back > 0.0 && both.throughput_bps.unwrap() > there.max(back));
+    let loss = both.datagrams.unwrap().counts;
+    // Each end sent, and what arrived is what was counted.
+    assert!(loss.received > 0 && loss.received * 1000 == both.bytes, "{loss:?}");
+    assert!(loss.sent >= loss.received);
     let rr = run_udp(address, &Spec { sessions: 2, response_bytes: 200, ..quick(Test::Rr) }).unwrap();
     sane(&rr);
     assert!(rr.transactions.unwrap() > 10 && rr.rtt_us.is_some() && rr.datagrams.is_some());

@@ -98,6 +98,19 @@ pub fn receive_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> 
     Ok(Session { tally, datagrams: Some(datagrams), ..Session::default() })
 }
 
+/// Sends and receives at once, on two threads. The bytes are those received; the account is of both ways.
+pub fn both_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
+    std::thread::scope(|scope| {
+        let sending = scope.spawn(|| send_datagrams(conn, cue));
+        let received = receive_datagrams(conn, cue);
+        let sent = sending.join().unwrap_or_else(|_| Err(io::Error::other("the sending thread panicked")))?;
+        let mut session = received?;
+        session.tally.cpu_seconds += sent.tally.cpu_seconds;
+        session.datagrams = session.datagrams.zip(sent.datagrams).map(|(here, there)| here.add(there));
+        Ok(session)
+    })
+}
+
 /// As much of a request's number as fits in front of it.
 fn number_in(message: &mut [u8], number: u64) {
     let count = message.len().min(8);

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use hdrhistogram::Histogram;
 
 pub use crr::{accept_and_answer, connect_and_ask};
-pub use datagram::{answer_datagrams, ask_datagrams, receive_datagrams, send_datagrams};
+pub use datagram::{answer_datagrams, ask_datagrams, both_datagrams, receive_datagrams, send_datagrams};
 pub use rr::{answer, ask};
 pub use stream::{both, receive, send};
 

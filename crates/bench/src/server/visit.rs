@@ -279,6 +279,7 @@ fn meet(
         let conn = &conns[session];
         let (doing, done) = match cue.spec.test {
             Test::Maerts => ("sending datagrams", load::send_datagrams(conn, cue)),
+            Test::Bidir => ("sending and receiving datagrams", load::both_datagrams(conn, cue)),
             Test::Rr => ("answering datagrams", load::answer_datagrams(conn, cue)),
             _ => ("receiving datagrams", load::receive_datagrams(conn, cue)),
         };
