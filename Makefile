@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance bench experiments fuzz lint doc clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz lint doc clean
 
 all: build
 
@@ -16,6 +16,7 @@ help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
 	@echo 'make test    unit, property and real-guest tests'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
+	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
 	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows)'
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
@@ -49,6 +50,12 @@ test-guests: setup
 acceptance: setup
 	@scripts/bootstrap.sh socat ncat python3 chromium
 	@tests/acceptance.sh
+
+# Hours. VMLANE_SOAK_MINUTES=60 is the default of the last part; VMLANE_SEED repeats a run's moments.
+soak: setup
+	@scripts/bootstrap.sh socat ncat python3
+	@VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests --no-fail-fast \
+	  --test survival --test soak -- --test-threads=1 --nocapture
 
 bench: bootstrap
 	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))

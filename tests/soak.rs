@@ -1,0 +1,252 @@
+//! Long runs: the daemon killed at random moments of whatever guests do, and load for an hour beside guests that
+//! come and go. `make test` runs a short form; `make soak` the long one (`VMLANE_SOAK_MINUTES`, 60 by default).
+//! Moments come from `VMLANE_SEED`, which the tests print: the same number gives the same moments.
+
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
+
+use serde_json::Value;
+use vmlane_lab::{LabSpec, Running};
+use vmlane_tests::{Bed, Service, full, give, json, kept, reload_driver, serve, spec, take, wait_until};
+
+fn guests(what: &str, kernels: &[&str]) -> LabSpec {
+    spec(what, kernels).device("vmxnet3").unwrap()
+}
+
+/// Numbers that look random (Marsaglia's xorshift), the same for the same seed.
+struct Moments(u64);
+
+impl Moments {
+    fn new() -> Moments {
+        let given = std::env::var("VMLANE_SEED").ok().and_then(|text| text.parse().ok());
+        let now = SystemTime::now().duration_since(UNIX_EPOCH).unwrap().as_millis() as u64;
+        let seed = given.unwrap_or(now) | 1;
+        println!("VMLANE_SEED={seed}");
+        Moments(seed)
+    }
+
+    fn below(&mut self, limit: u64) -> u64 {
+        self.0 ^= self.0 << 13;
+        self.0 ^= self.0 >> 7;
+        self.0 ^= self.0 << 17;
+        self.0 % limit
+    }
+}
+
+/// What guest b is at when the daemon dies.
+#[derive(Clone, Copy, Debug)]
+enum Deed {
+    Connect,
+    Transfer,
+    Detach,
+    RingReset,
+    Driver,
+    Reboot,
+}
+
+const DEEDS: [Deed; 6] =
+    [Deed::Connect, Deed::Transfer, Deed::Detach, Deed::RingReset, Deed::Driver, Deed::Reboot];
+
+#[test]
+fn the_daemon_dies_at_any_moment() {
+    let moments = if full() { 200 } else { 6 };
+    let bed = Bed::up(&guests("moments", &["6.12", "6.12", "6.12"]));
+    let mut random = Moments::new();
+    let mut longest = Duration::ZERO;
+    let _takers = [take(&bed.guest("a")), serve(&bed.guest("a"), "echo serve 7000")];
+    // Nothing may disturb these two: they know neither of guest b nor of the daemon's deaths.
+    let _taker = take(&bed.guest("c"));
+    let mut bystander = give(&bed, "a", "c", 20);
+    let before = held(&bed);
+    for moment in 0..moments {
+        let deed = DEEDS[moment % DEEDS.len()];
+        let wait = Duration::from_millis(random.below(700));
+        longest = longest.max(deed_and_death(&bed, deed, wait));
+        if moment % 5 == 4 {
+            json(&bed.guest("a"), "the bystander", &bystander.wait().unwrap());
+            bystander = give(&bed, "a", "c", 20);
+        }
+        println!("moment {moment}: killed {} ms into {deed:?}", wait.as_millis());
+    }
+    json(&bed.guest("a"), "the bystander", &bystander.wait().unwrap());
+    let taker = take(&bed.guest("b"));
+    json(&bed.guest("a"), "stream give", &give(&bed, "a", "b", 2).wait().unwrap());
+    drop(taker);
+    quiet(&bed);
+    let after = held(&bed);
+    assert_eq!(after.descriptors, before.descriptors, "descriptors leak: {before:?}, then {after:?}");
+    let longest = longest.as_secs_f64();
+    kept(
+        4,
+        &format!(
+            "{moments} deaths at random moments: every guest answered (within {longest:.1} s), nothing is left"
+        ),
+    );
+    bed.finish();
+}
+
+/// Guest b begins, the daemon dies, b ends what it began. Returns the longest time in which a guest answered.
+fn deed_and_death(bed: &Bed, deed: Deed, wait: Duration) -> Duration {
+    let guest = bed.guest("b");
+    let begun = begin(bed, deed);
+    std::thread::sleep(wait);
+    bed.kill_daemon();
+    let mut longest = Duration::ZERO;
+    // One that restarts has nobody who could answer.
+    let asked: &[&str] = if matches!(deed, Deed::Reboot) { &["a", "c"] } else { &["a", "b", "c"] };
+    for name in asked {
+        let start = Instant::now();
+        bed.guest(name).sh("true").unwrap();
+        longest = longest.max(start.elapsed());
+    }
+    match begun {
+        Begun::Program(running) => {
+            json(&guest, &format!("{deed:?}"), &running.wait().unwrap());
+        }
+        Begun::Command(running) => {
+            let output = running.wait().unwrap();
+            assert!(output.success(), "{deed:?}: {}{}", output.stdout(), output.stderr());
+        }
+        Begun::Reboot(thread) => thread.join().unwrap(),
+    }
+    longest
+}
+
+enum Begun {
+    /// Its last line is a result.
+    Program(Running),
+    Command(Running),
+    Reboot(std::thread::JoinHandle<()>),
+}
+
+fn begin(bed: &Bed, deed: Deed) -> Begun {
+    let guest = bed.guest("b");
+    let a = bed.cid("a");
+    let python = |words: String| {
+        let argv = ["python3".to_owned()].into_iter().chain(words.split(' ').map(str::to_owned));
+        Begun::Program(guest.spawn(argv.collect::<Vec<_>>()).unwrap())
+    };
+    let sh = |script: &str| Begun::Command(guest.spawn(["sh", "-c", script]).unwrap());
+    match deed {
+        // Few bytes: it is all handshakes. Then many, and then ends: the burst closes with bytes under way.
+        Deed::Connect => python(format!("/t/echo.py burst {a} 7000 20 64 small")),
+        Deed::Transfer => python(format!("/t/stream.py give {a} 7100 1")),
+        Deed::Detach => python(format!("/t/echo.py burst {a} 7000 40 1024 small")),
+        Deed::RingReset => sh("for size in 256 512 1024 256; do ethtool -G eth0 rx $size tx $size; done"),
+        Deed::Driver => sh("rmmod vmxnet3 && modprobe vmxnet3 && sleep 0.3 && \
+                            ip addr replace 10.77.0.2/24 dev eth0 && ip link set eth0 up"),
+        Deed::Reboot => {
+            let guest = bed.guest("b");
+            Begun::Reboot(std::thread::spawn(move || guest.reboot(true).unwrap()))
+        }
+    }
+}
+
+/// What the daemon and its keeper hold while nothing moves.
+#[derive(Clone, Copy, Debug)]
+struct Held {
+    descriptors: usize,
+    /// Anonymous memory, KiB.
+    anonymous: u64,
+}
+
+fn held(bed: &Bed) -> Held {
+    let pid = bed.daemon_pid().as_raw_nonzero();
+    let descriptors = std::fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let status = std::fs::read_to_string(format!("/proc/{pid}/status")).unwrap();
+    let line = status.lines().find(|line| line.starts_with("RssAnon")).unwrap();
+    let anonymous = line.split_whitespace().nth(1).unwrap().parse().unwrap();
+    Held { descriptors, anonymous }
+}
+
+/// Waits until no connection is left in the daemon.
+fn quiet(bed: &Bed) {
+    let left = || -> u64 {
+        let status: Value = serde_json::from_str(&bed.vmlane(&["status", "--json"])).unwrap();
+        let vms = status["vms"].as_array().unwrap();
+        vms.iter().map(|vm| vm["queue_pairs"].as_u64().expect("a VM with VMCI")).sum()
+    };
+    wait_until("no connection is left", || left() == 0);
+}
+
+fn minutes() -> f64 {
+    let given = std::env::var("VMLANE_SOAK_MINUTES").ok().and_then(|text| text.parse().ok());
+    given.unwrap_or(if full() { 60.0 } else { 0.5 })
+}
+
+#[test]
+fn load_beside_guests_that_come_and_go() {
+    let until = Instant::now() + Duration::from_secs_f64(minutes() * 60.0);
+    let bed = Bed::up(&guests("soak", &["6.12", "6.12", "6.12"]));
+    let mut random = Moments::new();
+    let mut takers: Vec<Service> = Vec::new();
+    for name in ["a", "b"] {
+        takers.push(take(&bed.guest(name)));
+        takers.push(serve(&bed.guest(name), "tcp take 7200"));
+        takers.push(serve(&bed.guest(name), "echo serve 7000"));
+    }
+    let mut samples: Vec<Held> = Vec::new();
+    let (mut bytes, mut rounds, mut losses) = (0, 0, 0);
+    loop {
+        bytes += round(&bed, &mut random, &mut losses);
+        rounds += 1;
+        quiet(&bed);
+        let now = held(&bed);
+        println!("round {rounds}: {bytes} bytes so far, {now:?}");
+        // The first round fills what stays; allocators keep a little more.
+        samples.push(now);
+        let first = samples[0];
+        assert!(now.descriptors <= first.descriptors, "descriptors leak: {first:?}, then {now:?}");
+        assert!(now.anonymous <= first.anonymous + 8192, "memory grows: {first:?}, then {now:?}");
+        if rounds > 1 && Instant::now() > until {
+            break;
+        }
+    }
+    drop(takers);
+    kept(
+        4,
+        &format!(
+            "soak of {:.1} minutes, {rounds} rounds: {bytes} bytes whole, a VM lost {losses} times; {:?} after the first, {:?} after the last",
+            minutes(),
+            samples[0],
+            samples[samples.len() - 1]
+        ),
+    );
+    bed.finish();
+}
+
+/// Streams and short connections between a and b, while c is lost in some way. Returns the bytes of the streams.
+fn round(bed: &Bed, random: &mut Moments, losses: &mut u32) -> u64 {
+    let mut running = Vec::new();
+    for (from, to, address) in [("a", "b", "10.77.0.2"), ("b", "a", "10.77.0.1")] {
+        running.push((from, give(bed, from, to, 12)));
+        let line = ["python3", "/t/tcp.py", "give", address, "7200", "12"];
+        running.push((from, bed.guest(from).spawn(line).unwrap()));
+        let burst = format!("python3 /t/echo.py burst {} 7000 20 65536 small", bed.cid(to));
+        let repeated = format!("for round in 1 2 3; do last=$({burst}) || exit 1; done; echo $last");
+        running.push((from, bed.guest(from).spawn(["sh", "-c", &repeated]).unwrap()));
+    }
+    // Cut by what follows; nobody asks what becomes of it.
+    let cut =
+        bed.guest("c").spawn(["python3", "/t/stream.py", "give", &bed.cid("a").to_string(), "7100", "60"]);
+    std::thread::sleep(Duration::from_millis(random.below(3000)));
+    let c = bed.guest("c");
+    bed.check_kernel("c");
+    match random.below(4) {
+        0 => c.reboot(false).unwrap(),
+        1 => c.reboot(true).unwrap(),
+        2 => {
+            c.kill().unwrap();
+            c.start().unwrap();
+            bed.equip("c");
+        }
+        _ => reload_driver(&c),
+    }
+    drop(cut);
+    *losses += 1;
+    let mut bytes = 0;
+    for (from, stream) in running {
+        let figures: Value = json(&bed.guest(from), "load", &stream.wait().unwrap());
+        bytes += figures["bytes"].as_u64().unwrap_or(0);
+    }
+    bytes
+}
