@@ -3,6 +3,8 @@
 use std::time::Duration;
 
 use vmlane_bench::client::IpVersion;
+use vmlane_bench::server::House;
+use vmlane_bench::spec::Limits;
 use vmlane_bench::{
     Address, Error, Hooks, Options, Progress, Report, Secret, Server, Spec, Target, Test, server::Running,
 };
@@ -129,6 +131,24 @@ fn many_clients_at_once() {
             .collect();
         clients.into_iter().for_each(|client| sane(&client.join().unwrap()));
     });
+}
+
+#[test]
+fn a_server_keeps_to_the_limits_it_was_given() {
+    let limits = Limits { seconds: 5.0, ..Limits::default() };
+    let house = House { clients: 8, sessions: 2, memory: 1 << 20 };
+    let server = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap().with_limits(limits, house);
+    let running = server.spawn().unwrap();
+    let address = &running.addresses()[0];
+    sane(&run(address, &Spec { sessions: 2, ..quick(Test::Stream) }).unwrap());
+    for (spec, words) in [
+        (Spec { seconds: 6.0, ..quick(Test::Stream) }, "seconds (-l) 6: this server takes 0.01 to 5"),
+        (Spec { sessions: 3, ..quick(Test::Stream) }, "busy"),
+        (Spec { message_bytes: 2 << 20, ..quick(Test::Stream) }, "busy"),
+    ] {
+        let error = run(address, &spec).unwrap_err().to_string();
+        assert!(error.contains(words), "{error}");
+    }
 }
 
 #[test]

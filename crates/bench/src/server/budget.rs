@@ -2,9 +2,20 @@
 
 use std::sync::{Arc, Mutex, PoisonError};
 
-const CLIENTS: u64 = 64;
-const SESSIONS: u64 = 1024;
-const MEMORY: u64 = 512 << 20;
+/// What all clients together may hold at most.
+#[derive(Clone, Copy, Debug)]
+pub struct House {
+    pub clients: u64,
+    pub sessions: u64,
+    /// Bytes of messages and of socket buffers.
+    pub memory: u64,
+}
+
+impl Default for House {
+    fn default() -> Self {
+        House { clients: 64, sessions: 1024, memory: 512 << 20 }
+    }
+}
 
 #[derive(Clone, Copy, Debug, Default, PartialEq)]
 struct Use {
@@ -15,6 +26,7 @@ struct Use {
 
 #[derive(Default)]
 pub struct Budget {
+    house: House,
     used: Arc<Mutex<Use>>,
 }
 
@@ -25,6 +37,10 @@ pub struct Share {
 }
 
 impl Budget {
+    pub fn new(house: House) -> Budget {
+        Budget { house, used: Arc::default() }
+    }
+
     /// A place for one client; none when the house is full.
     pub fn seat(&self) -> Option<Share> {
         self.take(Use { clients: 1, ..Use::default() })
@@ -41,7 +57,8 @@ impl Budget {
             sessions: used.sessions.checked_add(share.sessions)?,
             memory: used.memory.checked_add(share.memory)?,
         };
-        if after.clients > CLIENTS || after.sessions > SESSIONS || after.memory > MEMORY {
+        let house = self.house;
+        if after.clients > house.clients || after.sessions > house.sessions || after.memory > house.memory {
             return None;
         }
         *used = after;
@@ -64,11 +81,12 @@ mod tests {
 
     #[test]
     fn shares_come_back() {
-        let budget = Budget::default();
-        let seats: Vec<_> = (0..CLIENTS).map(|_| budget.seat().unwrap()).collect();
+        let house = House { clients: 3, ..House::default() };
+        let budget = Budget::new(house);
+        let seats: Vec<_> = (0..3).map(|_| budget.seat().unwrap()).collect();
         assert!(budget.seat().is_none());
         drop(seats);
-        let all = budget.test(SESSIONS, MEMORY).unwrap();
+        let all = budget.test(house.sessions, house.memory).unwrap();
         assert!(budget.test(1, 0).is_none() && budget.test(0, 1).is_none());
         assert!(budget.test(u64::MAX, 0).is_none() && budget.test(0, u64::MAX).is_none());
         drop(all);

@@ -21,6 +21,7 @@ use crate::error::Error;
 use crate::spec::Limits;
 use crate::transport::{Buffers, Conn, Listener};
 use budget::Budget;
+pub use budget::House;
 
 /// Where one line about each failed visit goes.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -63,17 +64,23 @@ impl Server {
     }
 
     pub fn with_log(self, log: Log) -> Server {
-        let Shared { limits, secret, .. } = &*self.shared;
-        let (limits, secret) = (limits.clone(), secret.clone());
-        Server { shared: Arc::new(Shared { limits, secret, budget: Budget::default(), log }), ..self }
+        self.with(|shared| shared.log = log)
     }
 
     /// Serves only clients that know the secret.
     pub fn with_secret(self, secret: Secret) -> Server {
-        let Shared { limits, log, .. } = &*self.shared;
-        let (limits, log) = (limits.clone(), log.clone());
-        let shared = Shared { limits, log, secret: Some(secret), budget: Budget::default() };
-        Server { shared: Arc::new(shared), ..self }
+        self.with(|shared| shared.secret = Some(secret))
+    }
+
+    /// What a test may ask for, and what all clients together may hold.
+    pub fn with_limits(self, limits: Limits, house: House) -> Server {
+        self.with(|shared| (shared.limits, shared.budget) = (limits, Budget::new(house)))
+    }
+
+    fn with(mut self, change: impl FnOnce(&mut Shared)) -> Server {
+        // Nobody is served yet, so nobody else has it.
+        change(Arc::get_mut(&mut self.shared).expect("the server has not begun"));
+        self
     }
 
     /// Where it listens, ports chosen by the kernel included.

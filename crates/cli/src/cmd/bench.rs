@@ -11,7 +11,9 @@ use vmlane_bench::address::DEFAULT_PORT;
 use vmlane_bench::client::IpVersion;
 use vmlane_bench::confidence::{LEAST_RUNS, MOST_RUNS, Wish};
 use vmlane_bench::report::interval;
+use vmlane_bench::server::House;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
+use vmlane_bench::spec::Limits;
 use vmlane_bench::{Address, Error, Hooks, Options, Report, Secret, Server, Spec, Target, Test};
 
 const EXAMPLES: &str = "\
@@ -36,8 +38,8 @@ Examples:
   vmlane bench server                                   TCP on 127.0.0.1 only, and vsock where there is one
   vmlane bench server --listen tcp:0.0.0.0 --listen vsock:
   vmlane bench server --listen tcp:[::]:5000 --listen unix:/run/bench.sock
-
   vmlane bench server --listen tcp:0.0.0.0 --secret-file FILE   for those who know the secret
+  vmlane bench server --listen vsock: --max-clients 4 --max-seconds 60
 
 Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a
 secret. It proves who asks; the data is neither encrypted nor signed.";
@@ -102,6 +104,18 @@ struct ServerArgs {
     /// Serve only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
+    /// Longest test that a client may ask for, in seconds
+    #[arg(long, value_name = "SECONDS", default_value_t = 86400.0)]
+    max_seconds: f64,
+    /// Most clients at once
+    #[arg(long, value_name = "COUNT", default_value_t = 64, value_parser = clap::value_parser!(u64).range(1..=4096))]
+    max_clients: u64,
+    /// Most sessions of all clients together (of one test: 256)
+    #[arg(long, value_name = "COUNT", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=65536))]
+    max_sessions: u64,
+    /// Most memory for messages and socket buffers of all clients together
+    #[arg(long, value_name = "SIZE", default_value = "512M", value_parser = parse_size)]
+    max_memory: u64,
 }
 
 #[derive(Debug, clap::Args)]
@@ -347,6 +361,15 @@ fn serve(args: &ServerArgs) -> Result<(), Error> {
         Some(path) => server.with_secret(Secret::read(path)?),
         None => server,
     };
+    if !(args.max_seconds > 0.0 && args.max_seconds <= 86_400.0) {
+        return Err(Error::Usage(format!(
+            "--max-seconds {}: use more than 0, up to 86400",
+            args.max_seconds
+        )));
+    }
+    let limits = Limits { seconds: args.max_seconds, ..Limits::default() };
+    let house = House { clients: args.max_clients, sessions: args.max_sessions, memory: args.max_memory };
+    let server = server.with_limits(limits, house);
     for address in server.addresses() {
         print(&format!("listening on {address}\n"))?;
     }
