@@ -10,7 +10,7 @@
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
 //! | `keeper/` | who holds descriptors while no daemon runs |
-//! | `qemu.rs` | how a VMM attaches |
+//! | `qemu.rs`, `vmm/` | how VMMs attach |
 
 pub mod assembly;
 pub mod config;
@@ -26,3 +26,4 @@ pub mod run;
 pub mod runtime;
 mod uplink;
 mod vm;
+pub mod vmm;

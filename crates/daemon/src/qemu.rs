@@ -12,16 +12,30 @@ const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 /// How often QEMU tries to reach a vhost-user socket whose daemon went away.
 const RECONNECT_MS: u32 = 200;
 /// Descriptors of a virtio NIC's rings: the most that QEMU has.
-const RING: u16 = 1024;
+pub const RING: u16 = 1024;
 
 /// The arguments, one string each. They add to what the caller has: a machine type, an
 /// accelerator, disks. QEMU merges several `-machine` options into one.
 pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<String>, TooLong> {
-    // The daemon copies from and to the guest's memory, so that must be a file it can map.
-    let memory = format!("memory-backend-memfd,id=vmlane-mem,size={memory_mib}M,share=on");
-    let mut arguments = vec!["-object".into(), memory];
-    arguments.extend(["-machine".into(), "memory-backend=vmlane-mem".into()]);
+    let mut arguments = memory(memory_mib);
     arguments.extend(["-m".into(), format!("{memory_mib}M")]);
+    arguments.extend(devices(paths, vm, |_| true)?);
+    Ok(arguments)
+}
+
+/// Memory that the daemon can map: it copies from and to it, so it must be a file.
+pub fn memory(memory_mib: u64) -> Vec<String> {
+    let memory = format!("memory-backend-memfd,id=vmlane-mem,size={memory_mib}M,share=on");
+    ["-object", &memory, "-machine", "memory-backend=vmlane-mem"].map(str::to_owned).to_vec()
+}
+
+/// The vsock device and those NICs that `which` chooses.
+pub fn devices(
+    paths: &Paths,
+    vm: &VmConfig,
+    which: impl Fn(&NicConfig) -> bool,
+) -> Result<Vec<String>, TooLong> {
+    let mut arguments = Vec::new();
     if vm.vmci {
         // With posted writes a guest would go on before a command of its has been carried out.
         arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
@@ -29,7 +43,7 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
     if vm.virtio_vsock {
         arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?));
     }
-    for (number, nic) in vm.nics.iter().enumerate() {
+    for (number, nic) in vm.nics.iter().enumerate().filter(|(_, nic)| which(nic)) {
         if let NicModel::VirtioNet(virtio) = nic.model {
             arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio));
             continue;

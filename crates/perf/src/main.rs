@@ -2,6 +2,7 @@
 //! use) speak to the real device models and workers; every row stands beside what the machine does
 //! without any of it, measured interleaved in the same run.
 
+mod dpdk;
 mod frames;
 mod host;
 mod pair;
@@ -45,6 +46,7 @@ fn main() -> anyhow::Result<()> {
     rows::register(&mut registry)?;
     frames::register(&mut registry);
     host::register(&mut registry);
+    dpdk::register(&mut registry, &options.only);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());
     let path = args.out.join("latest.json");

@@ -24,6 +24,12 @@ impl Cpus {
         self.0.as_ref().is_none_or(|allowed| allowed.count() > 1)
     }
 
+    /// Their numbers.
+    pub fn numbers(&self) -> Vec<usize> {
+        let set = |allowed: &CpuSet| (0..CpuSet::MAX_CPU).filter(|&cpu| allowed.is_set(cpu)).collect();
+        self.0.as_ref().map(set).unwrap_or_default()
+    }
+
     /// Puts the calling thread on the `index`th of them. Does nothing when there are not that many, or
     /// when the kernel will not: the number is then this machine's, not wrong.
     pub fn pin(&self, index: usize) -> Placed {

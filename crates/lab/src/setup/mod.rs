@@ -6,6 +6,7 @@
 
 mod accel;
 mod apt;
+pub mod dpdk;
 mod kernel;
 mod packages;
 mod qemu;
