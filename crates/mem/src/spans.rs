@@ -125,6 +125,16 @@ impl Spans {
         }
     }
 
+    /// The same for bytes that are written soon.
+    #[inline]
+    pub fn prefetch_write(&self, addr: u64) {
+        let offset = addr.wrapping_sub(self.near.guest);
+        if offset < self.near.len {
+            // SAFETY: inside the region, which `map` keeps alive.
+            crate::window::prefetch_write(unsafe { self.near.base.as_ptr().add(offset as usize) });
+        }
+    }
+
     /// Takes back the last `bytes`, which are no more than there are.
     pub fn shorten(&mut self, bytes: usize) {
         assert!(bytes <= self.len, "{bytes} of {} bytes taken back", self.len);

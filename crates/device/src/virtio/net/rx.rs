@@ -10,6 +10,8 @@ use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 /// Bytes of the header: with VERSION_1 or mergeable buffers, or without.
 pub const LONG_HEADER: usize = 12;
 pub const SHORT_HEADER: usize = 10;
+/// Bytes of a cache line.
+const LINE: u64 = 64;
 /// Buffers of one packet, at most: 64 KiB in buffers of 256 bytes.
 const MAX_BUFFERS: usize = 256;
 
@@ -122,6 +124,11 @@ impl RxQueue {
             self.queue.next = taken.next;
         }
         self.missing = None;
+        let into = &bench.into;
+        self.queue.look_ahead(self.queue.next, |addr| {
+            into.prefetch_write(addr);
+            into.prefetch_write(addr.wrapping_add(LINE));
+        });
         Ok(())
     }
 

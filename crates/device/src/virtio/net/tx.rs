@@ -8,6 +8,8 @@ use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
 
 /// Frames of one ring that may be lent at once.
 const LOOK_AHEAD: usize = 256;
+/// Bytes of a cache line.
+const LINE: u64 = 64;
 /// Frames that are left out in one look, at most.
 const MAX_SKIPS: usize = 64;
 
@@ -111,6 +113,12 @@ impl TxQueue {
             let Some(number) = self.free_slot() else { return Ok(None) };
             self.queue.next = taken.next;
             let slot = &mut self.slots[usize::from(number)];
+            let near = &slot.spans;
+            self.queue.look_ahead(taken.next, |addr| {
+                // A header mostly ends where a cache line does.
+                near.prefetch(addr);
+                near.prefetch(addr.wrapping_add(LINE));
+            });
             slot.number = self.next;
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;

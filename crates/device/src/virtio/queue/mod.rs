@@ -80,6 +80,11 @@ pub enum BadRing {
     Memory(#[from] Fault),
 }
 
+/// Chains that are looked ahead: for their buffers, and for their descriptors. The driver has just written
+/// both on another CPU.
+const NEAR: u16 = 8;
+const FAR: u16 = 16;
+
 #[derive(Debug)]
 enum Kind {
     Split(Split),
@@ -154,6 +159,16 @@ impl Queue {
         match kind {
             Kind::Split(ring) => ring.read(at, *next, segments, reader),
             Kind::Packed(ring) => ring.read(at, segments, reader),
+        }
+    }
+
+    /// Looks ahead from `at`, behind the chain that was read last: `touch` is told of first buffers (or indirect
+    /// tables) whose turn comes soon, to be fetched; nothing about them is certain.
+    #[inline]
+    pub fn look_ahead(&mut self, at: Cursor, touch: impl FnMut(u64)) {
+        match &mut self.kind {
+            Kind::Split(ring) => ring.look_ahead(at, touch),
+            Kind::Packed(ring) => ring.look_ahead(at, touch),
         }
     }
 

@@ -7,7 +7,7 @@ use vmlane_wire::virtio::{desc, event, passes};
 
 use super::area::Area;
 use super::table::{Reader, push};
-use super::{BadRing, Broken, Cursor, Record, RingSetup, Segment, Taken};
+use super::{BadRing, Broken, Cursor, NEAR, Record, RingSetup, Segment, Taken};
 
 /// Bit of a position: the wrap counter.
 const WRAP: u16 = 1 << 15;
@@ -125,6 +125,14 @@ impl Packed {
             word = self.ring.load_half(usize::from(here.0 & !WRAP), true);
         }
         Err(Broken::Loop)
+    }
+
+    /// Calls `touch` with the address of a buffer that is likely to be read soon. It is loaded again when its
+    /// turn comes.
+    #[inline]
+    pub fn look_ahead(&self, at: Cursor, mut touch: impl FnMut(u64)) {
+        let ahead = self.forward(at, NEAR.min(self.size));
+        touch(self.ring.load_half(usize::from(ahead.0 & !WRAP), false));
     }
 
     #[inline]

@@ -7,7 +7,7 @@ use vmlane_wire::virtio::{NO_NOTICE, desc, passes, split_bytes};
 
 use super::area::Area;
 use super::table::{Reader, push};
-use super::{BadRing, Broken, Cursor, Record, RingSetup, Segment, Taken};
+use super::{BadRing, Broken, Cursor, FAR, NEAR, Record, RingSetup, Segment, Taken};
 
 /// Offsets in either half: flags, the index, the entries.
 const FLAGS: usize = 0;
@@ -29,6 +29,8 @@ pub struct Split {
     /// Nothing was published yet: the driver may wait for what was before.
     fresh: bool,
     record: Option<Record>,
+    /// Up to where buffers were looked ahead for.
+    touched: u16,
 }
 
 impl Split {
@@ -60,6 +62,7 @@ impl Split {
             published: written,
             fresh: true,
             record: setup.record.clone(),
+            touched: next,
         })
     }
 
@@ -119,6 +122,31 @@ impl Split {
             index = next;
         }
         Err(Broken::Loop)
+    }
+
+    /// Looks ahead from `at`, behind the chain that was read last: has the CPU fetch descriptors, and calls
+    /// `touch` with the addresses of first buffers. Each is loaded again when its turn comes.
+    #[inline]
+    pub fn look_ahead(&mut self, at: Cursor, mut touch: impl FnMut(u64)) {
+        let there = self.seen.wrapping_sub(at.0);
+        if there > FAR {
+            let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0.wrapping_add(FAR)));
+            self.descriptors.prefetch(usize::from(id) * desc::SIZE);
+        }
+        let want = there.min(NEAR);
+        let mut have = self.touched.wrapping_sub(at.0);
+        if have > NEAR {
+            // Behind, or of another lap.
+            have = 0;
+        }
+        while have < want {
+            let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0.wrapping_add(have)));
+            if id < self.size {
+                touch(self.descriptors.load_half(id.into(), false));
+            }
+            have += 1;
+        }
+        self.touched = at.0.wrapping_add(have);
     }
 
     #[inline]
