@@ -11,7 +11,7 @@ use anyhow::{Context as _, bail};
 use super::{MACS, Rig, window};
 
 /// Rounds of 32 frames that each port sends first; as many circulate from then on.
-const BURSTS: usize = 8;
+const BURSTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
 const STARTS: usize = 10;
 const WARM_UP: Duration = Duration::from_millis(300);
@@ -30,7 +30,7 @@ impl Testpmd {
         let mac = |port: usize| MACS[port].map(|byte| format!("{byte:02x}")).join(":");
         let port = |number: usize| {
             let path = sockets[number].display();
-            format!("--vdev=net_virtio_user{number},path={path},queue_size=1024,mac={}", mac(number))
+            format!("--vdev=net_virtio_user{number},path={path},queue_size=256,mac={}", mac(number))
         };
         let mut command = rig.dpdk.command("usr/bin/dpdk-testpmd");
         command
@@ -41,7 +41,7 @@ impl Testpmd {
             .arg(rig.dpdk.drivers()?)
             .args(["-l", &format!("{switch},{driver}"), "--main-lcore", &switch.to_string()])
             .args([port(0), port(1), "--".into()])
-            .args(["-i", "--forward-mode=mac", "--nb-cores=1", "--burst=32", "--rxd=1024", "--txd=1024"])
+            .args(["-i", "--forward-mode=mac", "--nb-cores=1", "--burst=32", "--rxd=256", "--txd=256"])
             .args(["--total-num-mbufs=16384", "--no-lsc-interrupt", &format!("--txpkts={bytes}")])
             .args([format!("--eth-peer=0,{}", mac(1)), format!("--eth-peer=1,{}", mac(0))])
             .stdin(Stdio::piped())
