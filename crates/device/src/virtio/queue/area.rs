@@ -30,6 +30,12 @@ impl Area {
         self.window.store_u16(self.from + at, value);
     }
 
+    /// Has the CPU fetch the cache line at `at` for writing.
+    #[inline]
+    pub fn prefetch_write(&self, at: usize) {
+        self.window.prefetch_write(self.from + at);
+    }
+
     #[inline]
     pub fn load_u32(&self, at: usize) -> u32 {
         self.window.load_u32(self.from + at)

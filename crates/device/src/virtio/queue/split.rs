@@ -13,6 +13,8 @@ use super::{BadRing, Broken, Cursor, FAR, NEAR, Record, RingSetup, Segment, Take
 const FLAGS: usize = 0;
 const INDEX: usize = 2;
 const ENTRIES: usize = 4;
+/// Entries of the used ring in a cache line.
+const USED_A_LINE: u16 = 8;
 
 #[derive(Debug)]
 pub struct Split {
@@ -22,15 +24,32 @@ pub struct Split {
     used: Area,
     event_index: bool,
     /// The driver's index as last loaded.
-    seen: u16,
+    seen: Index,
     /// Completions written, completions visible.
-    written: u16,
-    published: u16,
+    written: Index,
+    published: Index,
     /// Nothing was published yet: the driver may wait for what was before.
     fresh: bool,
     record: Option<Record>,
     /// Up to where buffers were looked ahead for.
-    touched: u16,
+    touched: Index,
+}
+
+/// An index in a word of its own: were two neighbours loaded as one word just after one of them was stored, the
+/// load would wait until that store, and all stores to the guest's memory before it, are done.
+#[derive(Clone, Copy, Debug)]
+struct Index(u32);
+
+impl Index {
+    #[inline]
+    fn get(self) -> u16 {
+        self.0 as u16
+    }
+
+    #[inline]
+    fn set(&mut self, value: u16) {
+        self.0 = value.into();
+    }
 }
 
 impl Split {
@@ -57,12 +76,12 @@ impl Split {
             available: Area::new(memory, setup.driver, available, 2)?,
             used,
             event_index,
-            seen: next,
-            written,
-            published: written,
+            seen: Index(next.into()),
+            written: Index(written.into()),
+            published: Index(written.into()),
             fresh: true,
             record: setup.record.clone(),
-            touched: next,
+            touched: Index(next.into()),
         })
     }
 
@@ -89,12 +108,13 @@ impl Split {
         segments: &mut Vec<Segment>,
         mut reader: Reader<'_>,
     ) -> Result<Option<Taken>, Broken> {
-        if at.0 == self.seen {
-            self.seen = self.available.load_u16(INDEX);
-            if self.seen.wrapping_sub(first.0) > self.size {
+        if at.0 == self.seen.get() {
+            let seen = self.available.load_u16(INDEX);
+            self.seen.set(seen);
+            if seen.wrapping_sub(first.0) > self.size {
                 return Err(Broken::Index);
             }
-            if at.0 == self.seen {
+            if at.0 == seen {
                 return Ok(None);
             }
         }
@@ -128,13 +148,18 @@ impl Split {
     /// `touch` with the addresses of first buffers. Each is loaded again when its turn comes.
     #[inline]
     pub fn look_ahead(&mut self, at: Cursor, mut touch: impl FnMut(u64)) {
-        let there = self.seen.wrapping_sub(at.0);
+        if at.0.is_multiple_of(USED_A_LINE) {
+            // Completions are in the order of the chains.
+            let next = at.0.wrapping_add(USED_A_LINE);
+            self.used.prefetch_write(ENTRIES + 8 * self.slot(next));
+        }
+        let there = self.seen.get().wrapping_sub(at.0);
         if there > FAR {
             let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0.wrapping_add(FAR)));
             self.descriptors.prefetch(usize::from(id) * desc::SIZE);
         }
         let want = there.min(NEAR);
-        let mut have = self.touched.wrapping_sub(at.0);
+        let mut have = self.touched.get().wrapping_sub(at.0);
         if have > NEAR {
             // Behind, or of another lap.
             have = 0;
@@ -146,20 +171,21 @@ impl Split {
             }
             have += 1;
         }
-        self.touched = at.0.wrapping_add(have);
+        self.touched.set(at.0.wrapping_add(have));
     }
 
     #[inline]
     pub fn complete(&mut self, id: u16, len: u32) {
-        let entry = ENTRIES + 8 * self.slot(self.written);
+        let written = self.written.get();
+        let entry = ENTRIES + 8 * self.slot(written);
         self.used.store_u32(entry, id.into());
         self.used.store_u32(entry + 4, len);
-        self.written = self.written.wrapping_add(1);
+        self.written.set(written.wrapping_add(1));
     }
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published, self.written);
+        let (old, new) = (self.published.get(), self.written.get());
         if old == new {
             return false;
         }
@@ -167,7 +193,7 @@ impl Split {
         if let Some(record) = &self.record {
             record.split(new);
         }
-        self.published = new;
+        self.published.set(new);
         // The driver stores what it wants and then loads the index: one of the two looks sees the
         // other's store.
         fence(Ordering::SeqCst);
