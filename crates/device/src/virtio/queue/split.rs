@@ -87,7 +87,7 @@ impl Split {
 
     /// The index of the used ring.
     pub fn used_index(&self) -> u16 {
-        self.published
+        self.published.get()
     }
 
     #[inline]
