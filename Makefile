@@ -39,6 +39,7 @@ demo: setup
 test: setup test-unit test-guests
 
 test-unit: bootstrap
+	@scripts/bootstrap.sh libvirt-clients libxml2-utils
 	@echo '==> unit and property tests'
 	@cargo test --locked --workspace
 

@@ -1,6 +1,8 @@
 //! The subcommands; each file owns its flags, its help and its run.
 
+mod attach;
 pub mod bench;
+pub mod cloud_hypervisor_args;
 pub mod connect;
 pub mod control;
 pub mod daemon;
@@ -8,10 +10,12 @@ pub mod debug;
 pub mod demo;
 pub mod keeper;
 pub mod lab;
+pub mod libvirt_xml;
 pub mod listen;
 mod pipe;
 pub mod ports;
 pub mod progress;
+pub mod proxmox_args;
 pub mod qemu_args;
 pub mod reload;
 pub mod run;
@@ -31,6 +35,12 @@ pub enum Command {
     Keeper(keeper::Args),
     /// Print QEMU's arguments for a VM of the configuration
     QemuArgs(qemu_args::Args),
+    /// Print a libvirt domain for a VM of the configuration
+    LibvirtXml(libvirt_xml::Args),
+    /// Print the value of args for a VM of Proxmox VE
+    ProxmoxArgs(proxmox_args::Args),
+    /// Print Cloud Hypervisor's arguments for a VM of the configuration
+    CloudHypervisorArgs(cloud_hypervisor_args::Args),
     /// Show the daemon and its VMs
     Status(status::Args),
     /// Show what moves, again and again
@@ -65,6 +75,9 @@ impl Command {
             Command::Daemon(args) => args.run(),
             Command::Keeper(args) => args.run(),
             Command::QemuArgs(args) => args.run(),
+            Command::LibvirtXml(args) => args.run(),
+            Command::ProxmoxArgs(args) => args.run(),
+            Command::CloudHypervisorArgs(args) => args.run(),
             Command::Status(args) => args.run(),
             Command::Top(args) => args.run(),
             Command::Ports(args) => args.run(),

@@ -1,15 +1,12 @@
 //! `vmlane qemu-args`: how to attach a configured VM. Needs the configuration, no running daemon.
 
 use std::io::{IsTerminal, Write};
-use std::path::PathBuf;
 use std::process::ExitCode;
 
 use anyhow::bail;
-use serde::Serialize;
-use vmlane_daemon::config::{self, Config};
-use vmlane_daemon::paths::Paths;
 use vmlane_daemon::qemu;
 
+use super::attach::{Arguments, Report, Target};
 use super::control::json;
 
 const EXAMPLES: &str = r#"Examples:
@@ -27,17 +24,8 @@ backend alike: leave your own -m away. QEMU merges the -machine option with your
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Name of the VM, as in the configuration
-    vm: String,
-    /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
-    config: PathBuf,
-    /// Runtime directory of the daemon that will serve the VM
-    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
-    runtime_dir: PathBuf,
-    /// Memory of the guest
-    #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
-    mem: u64,
+    #[command(flatten)]
+    target: Target,
     /// Print a JSON object; its key "args" is the list of arguments
     #[arg(long, conflicts_with = "words")]
     json: bool,
@@ -46,39 +34,13 @@ pub struct Args {
     words: bool,
 }
 
-#[derive(Serialize)]
-struct Report<'a> {
-    vm: &'a str,
-    /// Of the VMCI or virtio-vsock device.
-    #[serde(skip_serializing_if = "Option::is_none")]
-    socket: Option<PathBuf>,
-    #[serde(skip_serializing_if = "Vec::is_empty")]
-    nics: Vec<PathBuf>,
-    args: &'a [String],
-}
-
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let config = Config::load(&self.config)?;
-        let Some(vm) = config.vm(&self.vm) else {
-            bail!("VM {:?} is not in {}; known are {}", self.vm, self.config.display(), config.names());
-        };
-        let paths = Paths::new(&self.runtime_dir)?;
-        let arguments = qemu::arguments(&paths, vm, self.mem)?;
+        let (vm, paths) = self.target.find()?;
+        let arguments = qemu::arguments(&paths, &vm, self.target.mem)?;
         let mut out = std::io::stdout().lock();
         if self.json {
-            let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
-            let report = Report {
-                vm: &self.vm,
-                socket: match (vm.vmci, vm.virtio_vsock) {
-                    (true, _) => Some(paths.vmci(&vm.name)?),
-                    (_, true) => Some(paths.vsock(&vm.name)?),
-                    _ => None,
-                },
-                nics: nics.collect::<Result<_, _>>()?,
-                args: &arguments,
-            };
-            write!(out, "{}", json(&report)?)?;
+            write!(out, "{}", json(&Report::new(&vm, &paths, Arguments { args: &arguments })?)?)?;
         } else if self.words {
             if let Some(word) = arguments.iter().find(|word| word.contains([' ', '\t', '\n', '*', '?', '[']))
             {

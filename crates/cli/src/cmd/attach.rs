@@ -1,0 +1,70 @@
+//! What the commands that say how a VMM attaches a VM have in common. None needs a running daemon.
+
+use std::path::PathBuf;
+
+use anyhow::bail;
+use serde::Serialize;
+use vmlane_daemon::config::{self, Config, VmConfig};
+use vmlane_daemon::paths::Paths;
+
+/// Which VM, of which configuration.
+#[derive(Debug, clap::Args)]
+pub struct Target {
+    /// Name of the VM, as in the configuration
+    pub vm: String,
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    pub config: PathBuf,
+    /// Runtime directory of the daemon that will serve the VM
+    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    pub runtime_dir: PathBuf,
+    /// Memory of the guest
+    #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
+    pub mem: u64,
+}
+
+impl Target {
+    /// The VM's configuration, and where its sockets will be.
+    pub fn find(&self) -> anyhow::Result<(VmConfig, Paths)> {
+        let config = Config::load(&self.config)?;
+        let Some(vm) = config.vm(&self.vm) else {
+            bail!("VM {:?} is not in {}; known are {}", self.vm, self.config.display(), config.names());
+        };
+        Ok((vm.clone(), Paths::new(&self.runtime_dir)?))
+    }
+}
+
+/// What `--json` prints: the VM, its sockets, and the answer under a name of its own.
+#[derive(Serialize)]
+pub struct Report<'a, T> {
+    pub vm: &'a str,
+    /// Of the VMCI or virtio-vsock device.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    socket: Option<PathBuf>,
+    #[serde(skip_serializing_if = "Vec::is_empty")]
+    nics: Vec<PathBuf>,
+    #[serde(flatten)]
+    pub answer: T,
+}
+
+impl<'a, T: Serialize> Report<'a, T> {
+    pub fn new(vm: &'a VmConfig, paths: &Paths, answer: T) -> anyhow::Result<Report<'a, T>> {
+        let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
+        Ok(Report {
+            vm: &vm.name,
+            socket: match (vm.vmci, vm.virtio_vsock) {
+                (true, _) => Some(paths.vmci(&vm.name)?),
+                (_, true) => Some(paths.vsock(&vm.name)?),
+                _ => None,
+            },
+            nics: nics.collect::<Result<_, _>>()?,
+            answer,
+        })
+    }
+}
+
+/// A list of arguments.
+#[derive(Serialize)]
+pub struct Arguments<'a> {
+    pub args: &'a [String],
+}

@@ -1,0 +1,46 @@
+//! `vmlane cloud-hypervisor-args`: how Cloud Hypervisor attaches a configured VM. Needs the configuration, no
+//! running daemon.
+
+use std::process::ExitCode;
+
+use vmlane_daemon::qemu::shell_quoted;
+use vmlane_daemon::vmm::cloud_hypervisor;
+
+use super::attach::{Arguments, Report, Target};
+use super::control::{json, print};
+
+const EXAMPLES: &str = r#"Examples:
+  vmlane cloud-hypervisor-args web --mem 2048
+  eval "cloud-hypervisor --kernel vmlinux --disk path=web.raw $(vmlane cloud-hypervisor-args web)"
+  vmlane cloud-hypervisor-args web --json | jq -r '.args[]'
+
+The words are quoted for a shell: `eval` them, or take --json. Leave your own --memory, --net,
+--generic-vhost-user and --user-device away, or join their values: each option is taken once.
+virtio NICs need no particular version; virtio-vsock needs one with --generic-vhost-user (version 52
+calls its key virtio_id what later ones call device_type). VMCI and VMXNET3 go through --user-device.
+None of this was tried with Cloud Hypervisor itself yet."#;
+
+/// Prints Cloud Hypervisor's arguments for a VM of the configuration.
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(flatten)]
+    target: Target,
+    /// Print a JSON object; its key "args" is the list of arguments
+    #[arg(long)]
+    json: bool,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        let (vm, paths) = self.target.find()?;
+        let args = cloud_hypervisor::arguments(&paths, &vm, self.target.mem)?;
+        let text = if self.json {
+            json(&Report::new(&vm, &paths, Arguments { args: &args })?)?
+        } else {
+            args.iter().map(|word| shell_quoted(word)).collect::<Vec<_>>().join(" ") + "\n"
+        };
+        print(&text)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

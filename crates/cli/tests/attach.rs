@@ -1,0 +1,113 @@
+//! What is printed for VMMs other than a plain QEMU, for VMs with every kind of port.
+
+use std::process::{Command, Output};
+
+use serde_json::Value;
+
+const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
+
+const CONFIG: &str = r#"
+[[vm]]
+name = "classic"
+cid = 3
+nic = [{ model = "vmxnet3" }, { model = "vmxnet3", trapped = true }]
+[[vm]]
+name = "virtio"
+cid = 4
+vsock = "virtio"
+nic = [{ model = "virtio-net" }, { model = "virtio-net", queues = 4, mtu = 9000, packed = true, lro = false }]
+[[vm]]
+name = "mixed"
+cid = 5
+nic = [{ model = "virtio-net", mac = "52:54:00:00:00:03" }, { model = "vmxnet3" }]
+[[vm]]
+name = "cards"
+vsock = "none"
+nic = [{ model = "virtio-net" }]
+"#;
+const VMS: [&str; 4] = ["classic", "virtio", "mixed", "cards"];
+
+struct Setup {
+    directory: tempfile::TempDir,
+}
+
+impl Setup {
+    fn new() -> Setup {
+        let directory = tempfile::tempdir().unwrap();
+        std::fs::write(directory.path().join("vmlane.toml"), CONFIG).unwrap();
+        Setup { directory }
+    }
+
+    fn vmlane(&self, arguments: &[&str]) -> Output {
+        let config = self.directory.path().join("vmlane.toml");
+        let mut command = Command::new(VMLANE);
+        command.args(arguments).arg("--config").arg(config).args(["--runtime-dir", "/run/it's <&>"]);
+        command.output().unwrap()
+    }
+
+    fn text(&self, arguments: &[&str]) -> String {
+        let output = self.vmlane(arguments);
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8(output.stdout).unwrap()
+    }
+}
+
+/// libvirt's own check against its own schema (packages libvirt-clients and libxml2-utils).
+#[test]
+fn libvirt_takes_the_domain() {
+    let setup = Setup::new();
+    for vm in VMS {
+        let xml = setup.text(&["libvirt-xml", vm, "--mem", "512"]);
+        let file = setup.directory.path().join("domain.xml");
+        std::fs::write(&file, &xml).unwrap();
+        let validate = |file| Command::new("virt-xml-validate").arg(file).arg("domain").output();
+        let output = validate(&file)
+            .expect("virt-xml-validate: run scripts/bootstrap.sh libvirt-clients libxml2-utils");
+        assert!(output.status.success(), "{xml}\n{}", String::from_utf8_lossy(&output.stderr));
+        // The check can fail.
+        std::fs::write(&file, xml.replace("<vcpu>1<", "<vcpu>none<")).unwrap();
+        assert!(!validate(&file).unwrap().status.success());
+        let json: Value =
+            serde_json::from_str(&setup.text(&["libvirt-xml", vm, "--mem", "512", "--json"])).unwrap();
+        assert_eq!((json["version"].as_u64(), json["xml"].as_str()), (Some(1), Some(&*xml)));
+    }
+}
+
+/// What a shell makes of it is what the JSON lists, and QEMU's words are `qemu-args`' own.
+#[test]
+fn words_survive_their_readers() {
+    let setup = Setup::new();
+    let words = |line: &str| -> Vec<String> {
+        let script = "eval \"set -- $LINE\"; printf '%s\\0' \"$@\"";
+        let output = Command::new("sh").args(["-c", script]).env("LINE", line.trim_end()).output().unwrap();
+        let text = String::from_utf8(output.stdout).unwrap();
+        text.split_terminator('\0').map(str::to_owned).collect()
+    };
+    let list = |command: &str, vm: &str| -> Vec<String> {
+        let json: Value = serde_json::from_str(&setup.text(&[command, vm, "--json"])).unwrap();
+        serde_json::from_value(json["args"].clone()).unwrap()
+    };
+    for vm in VMS {
+        let line = setup.text(&["cloud-hypervisor-args", vm]);
+        assert_eq!(words(&line), list("cloud-hypervisor-args", vm));
+        let mut qemu = list("qemu-args", vm);
+        // Proxmox gives the size of the memory itself.
+        let size = qemu.iter().position(|word| word == "-m").unwrap();
+        qemu.drain(size..size + 2);
+        assert_eq!(words(&setup.text(&["proxmox-args", vm])), qemu);
+    }
+}
+
+#[test]
+fn help_has_examples_and_unknown_vms_are_named() {
+    let setup = Setup::new();
+    for command in ["libvirt-xml", "proxmox-args", "cloud-hypervisor-args"] {
+        let help = String::from_utf8(Command::new(VMLANE).args([command, "--help"]).output().unwrap().stdout);
+        let help = help.unwrap();
+        assert!(help.contains("Examples:") && help.contains(&format!("vmlane {command}")), "{help}");
+        let output = setup.vmlane(&[command, "wbe"]);
+        assert_eq!(output.status.code(), Some(1));
+        assert!(String::from_utf8_lossy(&output.stderr).contains("known are classic"));
+        assert_eq!(setup.vmlane(&[command]).status.code(), Some(2));
+    }
+}
