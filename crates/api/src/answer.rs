@@ -106,6 +106,25 @@ pub struct Status {
     pub spin_us: u64,
     pub fault_injection: bool,
     pub vms: Vec<VmStatus>,
+    /// What the daemon has given up: `no`, or a list.
+    #[serde(default)]
+    pub confined: String,
+    /// The threads that move bytes and frames.
+    #[serde(default)]
+    pub watched: Vec<WorkerStatus>,
+}
+
+/// One worker in [`Status`].
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct WorkerStatus {
+    /// `switch`, `worker-0` ...
+    pub name: String,
+    /// For how long it has got nothing done though it is awake; none: it is well.
+    #[serde(default)]
+    pub stuck_seconds: Option<f64>,
+    /// Whose turn it was then.
+    #[serde(default)]
+    pub serving: Option<String>,
 }
 
 /// One VM in [`Status`].
@@ -126,6 +145,12 @@ pub struct VmStatus {
     pub connections: usize,
     pub doorbells: usize,
     pub inbox_bytes: usize,
+    /// Faults of ours contained while its devices were served.
+    #[serde(default)]
+    pub faults: u64,
+    /// Its devices are out of service because they failed too often.
+    #[serde(default)]
+    pub quarantined: bool,
     #[serde(default)]
     pub nics: Vec<NicStatus>,
 }
@@ -158,6 +183,9 @@ pub struct Stats {
     pub vsock: CounterList,
     #[serde(default)]
     pub uplinks: Vec<UplinkStats>,
+    /// What went wrong in the daemon itself.
+    #[serde(default)]
+    pub daemon: CounterList,
     pub vms: Vec<VmStats>,
 }
 
@@ -180,6 +208,20 @@ pub struct VmStats {
     pub session: CounterList,
     #[serde(default)]
     pub nics: Vec<NicStats>,
+    /// What it may use at most.
+    #[serde(default)]
+    pub bounds: Vec<Bound>,
+}
+
+/// A bound of one VM in [`VmStats`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Bound {
+    /// As in the configuration, where it is configurable.
+    pub name: String,
+    pub used: u64,
+    pub limit: u64,
+    /// How often more was asked for.
+    pub refused: u64,
 }
 
 /// One NIC in [`VmStats`].

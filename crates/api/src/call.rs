@@ -19,9 +19,20 @@ pub enum Call {
     Ports,
     /// Read the configuration again and apply what differs.
     Reload,
-    /// Make the device of a VM panic at its next register access. For tests of containment; needs
+    /// Take a VM's devices back into service after a quarantine.
+    Release { vm: String },
+    /// Make a part of the daemon that serves a VM panic: its VMCI device at the next register access, or
+    /// what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`). For tests of containment; needs
     /// `fault_injection` in the configuration.
-    DebugPanic { vm: String },
+    DebugPanic {
+        vm: String,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        at: Option<String>,
+    },
+    /// The same, but it does nothing for so long.
+    DebugStall { vm: String, at: String, milliseconds: u32 },
+    /// The same, but it makes a system call that it has no use for. A confined daemon ends.
+    DebugTrespass { vm: String, at: String },
     /// Stop the daemon.
     Shutdown,
     /// End at once and leave every VM to the daemon that asks, which knows state files of this layout.
@@ -29,8 +40,19 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 8] =
-    ["ping", "status", "stats", "ports", "reload", "debug_panic", "shutdown", "hand_over"];
+pub const METHODS: [&str; 11] = [
+    "ping",
+    "status",
+    "stats",
+    "ports",
+    "reload",
+    "release",
+    "debug_panic",
+    "debug_stall",
+    "debug_trespass",
+    "shutdown",
+    "hand_over",
+];
 
 impl Call {
     /// The request as a line, newline included.
@@ -90,7 +112,10 @@ mod tests {
             Call::Stats,
             Call::Ports,
             Call::Reload,
-            Call::DebugPanic { vm: "web".into() },
+            Call::Release { vm: "web".into() },
+            Call::DebugPanic { vm: "web".into(), at: None },
+            Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
+            Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
             Call::Shutdown,
             Call::HandOver { layout: 1 },
         ];

@@ -117,8 +117,22 @@ impl Client {
         self.call(&Call::Reload)
     }
 
-    pub fn debug_panic(&mut self, vm: &str) -> Result<(), ClientError> {
-        self.call(&Call::DebugPanic { vm: vm.to_owned() }).map(|Done {}| ())
+    pub fn release(&mut self, vm: &str) -> Result<(), ClientError> {
+        self.call(&Call::Release { vm: vm.to_owned() }).map(|Done {}| ())
+    }
+
+    pub fn debug_panic(&mut self, vm: &str, at: Option<String>) -> Result<(), ClientError> {
+        self.call(&Call::DebugPanic { vm: vm.to_owned(), at }).map(|Done {}| ())
+    }
+
+    pub fn debug_stall(&mut self, vm: &str, at: &str, milliseconds: u32) -> Result<(), ClientError> {
+        let (vm, at) = (vm.to_owned(), at.to_owned());
+        self.call(&Call::DebugStall { vm, at, milliseconds }).map(|Done {}| ())
+    }
+
+    pub fn debug_trespass(&mut self, vm: &str, at: &str) -> Result<(), ClientError> {
+        let (vm, at) = (vm.to_owned(), at.to_owned());
+        self.call(&Call::DebugTrespass { vm, at }).map(|Done {}| ())
     }
 
     pub fn shutdown(&mut self) -> Result<(), ClientError> {

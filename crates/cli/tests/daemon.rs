@@ -359,3 +359,62 @@ fn the_log_says_what_happened() {
     assert_eq!(daemon.exit_code(), Some(0));
     contains_all(&place.log(), &["serving", "ready", "stopping"]);
 }
+
+/// A driver's register access, panicking `faults` times inside the device's session.
+fn provoke(place: &Place, vmm: &mut Vmm, faults: u32) {
+    for _ in 0..faults {
+        assert_eq!(place.ask(&["debug", "panic", "web"]).code, 0);
+        assert!(vmm.read_u32(1, CONTROL).is_err());
+    }
+}
+
+#[test]
+fn a_vm_whose_devices_keep_failing_is_quarantined_and_released() {
+    let place = Place::new(&format!("{TWO}\n[[vm]]\nname = \"third\"\ncid = 5\n").replacen(
+        "[daemon]\n",
+        "[daemon]\nfault_limit = 3\nfault_window_s = 3600\n",
+        1,
+    ));
+    let _daemon = place.start();
+    let (mut web, mut db) =
+        (Vmm::connect(place.socket("web")).unwrap(), Vmm::connect(place.socket("db")).unwrap());
+    db.write_u32(1, CONTROL, INT_ENABLE).unwrap();
+    const CAPS: u64 = 0x20018;
+    let offer = web.read_u32(1, CAPS).unwrap();
+    assert_ne!(offer, 0);
+    provoke(&place, &mut web, 2);
+    assert_eq!(web.read_u32(1, CAPS).unwrap(), offer, "a reset device, no more");
+    assert_eq!(place.status("web")["quarantined"], false);
+    provoke(&place, &mut web, 1);
+    eventually(|| (place.status("web")["quarantined"] == true).then_some(()));
+    assert_eq!(place.status("web")["faults"], 3);
+    assert_eq!(web.read_u32(1, CAPS).unwrap(), 0, "answered, on the same socket");
+    assert_eq!(
+        (&place.status("web")["attached"], &place.status("db")["ready"]),
+        (&true.into(), &true.into())
+    );
+    contains_all(&place.ask(&["status"]).out, &["web: in quarantine after 3 faults; `vmlane release web`"]);
+    contains_all(&place.log(), &["its devices are out of service"]);
+    assert_eq!(place.json(&["stats"])["daemon"]["quarantines"], 1);
+
+    let ran = place.ask(&["release", "wbe"]);
+    assert_eq!(ran.code, 1);
+    contains_all(&ran.err, &["\"wbe\"", "known are web, db, third"]);
+    assert_eq!(place.ask(&["release", "web"]).code, 0);
+    assert_eq!(web.read_u32(1, CAPS).unwrap(), offer);
+    assert_eq!(place.status("web")["quarantined"], false);
+    provoke(&place, &mut web, 2);
+    assert_eq!(place.status("web")["quarantined"], false, "what was, is forgiven");
+}
+
+#[test]
+fn a_fault_in_the_control_plane_ends_a_request_and_nothing_else() {
+    let place = Place::new(TWO);
+    let _daemon = place.start();
+    let ran = place.ask(&["debug", "panic", "web", "--at", "control"]);
+    assert_eq!(ran.code, 1);
+    contains_all(&ran.err, &["failed while answering"]);
+    let ran = place.ask(&["debug", "panic", "web", "--at", "nic7"]);
+    contains_all(&ran.err, &["has no \"nic7\"", "nicN-port"]);
+    assert_eq!(place.ask(&["status"]).code, 0);
+}

@@ -11,9 +11,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_api::{
-    Call, Connection, CounterList, Done, ErrorCode, Failure, Pong, Ports, Reloaded, Reply, Stats, Status,
-    SwitchPort, VmStats, VmStatus,
+    Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort,
+    VmStats, VmStatus,
 };
+use vmlane_device::inject::Fault;
 use vmlane_device::vmci::{Fabric, VmView};
 use vmlane_lane::{Settings, Workers};
 use vmlane_mem::MemoryMap;
@@ -23,12 +24,15 @@ use vmlane_switch::{PortView, Switch, VlanMode};
 use vmlane_transport::host::{Bounds, HostSockets, Policy};
 use vmlane_vsock::Hub;
 
+use crate::bounds;
 use crate::config::{Config, Mode};
+use crate::confine;
 use crate::control::Answers;
 use crate::paths::Paths;
 use crate::plan::plan;
 use crate::uplink::{UplinkError, Uplinks};
 use crate::vm::{Host, ServedVm, VmError};
+use crate::watchdog::{DaemonStats, PATIENCE, Watchdog};
 
 /// Why the daemon does not start.
 #[derive(Debug, thiserror::Error)]
@@ -57,22 +61,24 @@ pub struct Daemon {
     paths: Paths,
     config_path: PathBuf,
     started: Instant,
-    fabric: Arc<Fabric>,
-    switch: Arc<Switch>,
+    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) switch: Arc<Switch>,
     hub: Arc<Hub>,
     workers: Arc<Workers>,
     sockets: HostSockets,
+    pub(crate) watchdog: Mutex<Watchdog>,
+    pub(crate) faults: DaemonStats,
     events: Sender<Event>,
     store: Arc<dyn Store>,
-    state: Mutex<State>,
+    pub(crate) state: Mutex<State>,
 }
 
-struct State {
+pub(crate) struct State {
     /// What a predecessor left; empty once the daemon has started.
     found: Found,
     /// In force.
-    config: Config,
-    vms: Vec<ServedVm>,
+    pub config: Config,
+    pub vms: Vec<ServedVm>,
     uplinks: Uplinks,
     /// No VM may be offered any more.
     stopped: bool,
@@ -87,6 +93,7 @@ impl Daemon {
         config: Config,
         events: Sender<Event>,
         (store, mut found): (Arc<dyn Store>, Found),
+        mut uplinks: Uplinks,
     ) -> Result<Daemon, AssemblyError> {
         let settings = Settings {
             workers: config.daemon.workers,
@@ -104,20 +111,23 @@ impl Daemon {
         let hub = Hub::start(vmlane_vsock::Settings { spin, poll }, Some(fabric.clone()))
             .map_err(AssemblyError::Workers)?;
         let hub = Arc::new(hub);
-        let mut uplinks = Uplinks::default();
         uplinks.change(&switch, &config.uplinks)?;
         let sockets = host_sockets(&fabric, &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
+        let watchdog = Mutex::new(watch(&workers, &switch));
+        let (faults, started) = (DaemonStats::default(), Instant::now());
         let daemon = Daemon {
             paths,
             config_path,
-            started: Instant::now(),
+            started,
             fabric,
             switch,
             hub,
             workers,
             sockets,
+            watchdog,
+            faults,
             events,
             store,
             state,
@@ -141,7 +151,7 @@ impl Daemon {
         Ok(daemon)
     }
 
-    fn host(&self) -> Host<'_> {
+    pub(crate) fn host(&self) -> Host<'_> {
         let Daemon { fabric, switch, hub, paths, sockets, store, .. } = self;
         Host { fabric, switch, hub, paths, sockets, store }
     }
@@ -224,6 +234,8 @@ impl Daemon {
             spin_us: daemon.spin_us,
             fault_injection: daemon.fault_injection,
             vms: state.vms.iter().map(|vm| self.vm_status(vm, &views, &ports)).collect(),
+            confined: confine::state(),
+            watched: self.watchdog.lock().status(Instant::now()),
         }
     }
 
@@ -242,6 +254,8 @@ impl Daemon {
             connections: view.map_or(0, |view| view.connections),
             doorbells: view.map_or(0, |view| view.doorbells),
             inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
+            faults: vm.faults(&self.switch),
+            quarantined: vm.quarantined,
             nics: vm.nics.iter().map(|nic| nic.status(active)).collect(),
         }
     }
@@ -257,6 +271,7 @@ impl Daemon {
                 vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
                 session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
                 nics: vm.nics.iter().map(|nic| nic.stats(&self.switch)).collect(),
+                bounds: bounds::of(vm, view),
             }
         };
         Stats {
@@ -265,6 +280,7 @@ impl Daemon {
             switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
             vsock: self.hub.stats().snapshot().into_iter().collect(),
             uplinks: state.uplinks.stats(&self.switch),
+            daemon: self.faults.snapshot().into_iter().collect(),
             vms: state.vms.iter().map(vm_stats).collect(),
         }
     }
@@ -287,22 +303,6 @@ impl Daemon {
         });
         let switch = self.switch.ports().into_iter().map(switch_port).collect();
         Ports { connections: connections.collect(), switch }
-    }
-
-    fn debug_panic(&self, name: &str) -> Result<Done, Failure> {
-        let state = self.state.lock();
-        if !state.config.daemon.fault_injection {
-            let message = "debug_panic needs fault_injection = true in the table [daemon] of the configuration, \
-                           and a restart";
-            return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
-        }
-        match state.vms.iter().find(|vm| vm.name() == name) {
-            Some(vm) if vm.cid().is_some_and(|cid| self.fabric.inject_panic(cid)) => Ok(Done {}),
-            _ => {
-                let message = format!("vm {name:?} is not served; known are {}", state.config.names());
-                Err(Failure { code: ErrorCode::UnknownVm, message })
-            }
-        }
     }
 
     fn hand_over(&self, layout: u32) -> Result<Done, Failure> {
@@ -361,7 +361,15 @@ impl Answers for Daemon {
             Call::Stats => Reply::ok(self.stats()).to_line(),
             Call::Ports => Reply::ok(self.ports()).to_line(),
             Call::Reload => line(self.reload()),
-            Call::DebugPanic { vm } => line(self.debug_panic(&vm)),
+            Call::Release { vm } => line(self.release(&vm)),
+            Call::DebugPanic { vm, at } => {
+                line(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
+            }
+            Call::DebugStall { vm, at, milliseconds } => {
+                let time = Duration::from_millis(milliseconds.into());
+                line(self.debug_fault(&vm, &at, Fault::Stall(time)))
+            }
+            Call::DebugTrespass { vm, at } => line(self.debug_fault(&vm, &at, Fault::Trespass)),
             Call::Shutdown => line(self.shutdown()),
             Call::HandOver { layout } => line(self.hand_over(layout)),
         }
@@ -421,6 +429,16 @@ fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, Re
             (None, Records::new())
         }
     }
+}
+
+/// All workers, watched.
+fn watch(workers: &Workers, switch: &Switch) -> Watchdog {
+    let mut dog = Watchdog::new(PATIENCE);
+    for (number, beat) in workers.beats().iter().enumerate() {
+        dog.watch(format!("worker-{number}"), beat.clone(), |stream| format!("stream {stream}"));
+    }
+    dog.watch("switch".into(), switch.beat().clone(), |port| format!("port {port}"));
+    dog
 }
 
 /// A port of the switch as the control socket shows it.

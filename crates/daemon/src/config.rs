@@ -14,6 +14,7 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use crate::faults::FaultLimit;
 pub use vmlane_device::vmci::Limits;
 pub use vmlane_device::vmxnet3::Profile;
 pub use vmlane_switch::Policy;
@@ -114,15 +115,27 @@ pub struct DaemonConfig {
     pub mode: Mode,
     /// How long a stream is polled after its last byte.
     pub spin_us: u64,
+    /// When a VM whose devices fail is taken out of service.
+    pub fault_limit: FaultLimit,
     /// `vmlane debug panic` is allowed.
     pub fault_injection: bool,
+    /// Whom to become when started as root; None: `vmlane`, or else `nobody`.
+    pub user: Option<String>,
     /// Log filter.
     pub log: Option<String>,
 }
 
 impl Default for DaemonConfig {
     fn default() -> Self {
-        DaemonConfig { workers: 1, mode: Mode::Adaptive, spin_us: 500, fault_injection: false, log: None }
+        DaemonConfig {
+            workers: 1,
+            mode: Mode::Adaptive,
+            spin_us: 500,
+            fault_limit: FaultLimit::default(),
+            fault_injection: false,
+            user: None,
+            log: None,
+        }
     }
 }
 

@@ -5,7 +5,9 @@
 //! | `config.rs` | the configuration file, checked as a whole |
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs`, `vm.rs` | workers, the fabric, a served VM each; the answers to control requests |
+//! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
+//! | `care.rs`, `containment.rs`, `watchdog.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
 //! | `control.rs` | the control socket |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
@@ -13,8 +15,13 @@
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 
 pub mod assembly;
+mod bounds;
+mod care;
 pub mod config;
+pub mod confine;
+mod containment;
 pub mod control;
+mod faults;
 pub mod keeper;
 pub mod log;
 mod nic;
@@ -27,3 +34,4 @@ pub mod runtime;
 mod uplink;
 mod vm;
 pub mod vmm;
+mod watchdog;

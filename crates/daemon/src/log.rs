@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 use std::io::IsTerminal;
-use std::sync::Arc;
+use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -16,7 +16,7 @@ use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
 /// Names of threads on which guests cause the lines.
-const GUEST_THREADS: [&str; 3] = ["vfu-", "acc-", "worker-"];
+const GUEST_THREADS: [&str; 5] = ["vfu-", "vhu-", "acc-", "worker-", "switch"];
 /// Lines a thread may write in a window.
 const LINES: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
@@ -46,6 +46,7 @@ pub fn init(key: &'static str, filter: String) -> Result<Throttle, LogError> {
     let parsed = EnvFilter::builder().parse(&filter);
     let parsed = parsed.map_err(|error| LogError::Filter { key, filter, why: error.to_string() })?;
     let throttle = Throttle::default();
+    let _ = THROTTLE.set(throttle.clone());
     let lines = tracing_subscriber::fmt::layer()
         .with_writer(std::io::stderr)
         .with_ansi(std::io::stderr().is_terminal());
@@ -56,10 +57,21 @@ pub fn init(key: &'static str, filter: String) -> Result<Throttle, LogError> {
     Ok(throttle)
 }
 
+/// Of this process.
+static THROTTLE: OnceLock<Throttle> = OnceLock::new();
+
+/// Lines that `thread` has written in its window, that it may write, and that it had held back ever.
+pub fn lines(thread: &str) -> (u64, u64, u64) {
+    let (used, held) = THROTTLE.get().map_or((0, 0), |throttle| throttle.look(thread));
+    (used, LINES.into(), held)
+}
+
 /// The limit, shared by the log and whoever tells what was held back.
 #[derive(Clone, Debug, Default)]
 pub struct Throttle {
     windows: Arc<Mutex<HashMap<String, Window>>>,
+    /// By thread: lines held back in windows that are over.
+    held_back: Arc<Mutex<HashMap<String, u64>>>,
 }
 
 #[derive(Debug)]
@@ -92,12 +104,20 @@ impl Throttle {
         false
     }
 
+    /// Lines written in the present window, and held back ever.
+    fn look(&self, thread: &str) -> (u64, u64) {
+        let (used, held) =
+            self.windows.lock().get(thread).map_or((0, 0), |window| (window.lines.into(), window.suppressed));
+        (used, held + self.held_back.lock().get(thread).copied().unwrap_or(0))
+    }
+
     /// Ends windows that are over: threads with the number of lines each of them had held back.
     pub fn suppressed(&self, now: Instant) -> Vec<(String, u64)> {
         let mut told = Vec::new();
         self.windows.lock().retain(|thread, window| {
             let over = now.duration_since(window.begun) >= WINDOW;
             if over && window.suppressed > 0 {
+                *self.held_back.lock().entry(thread.clone()).or_default() += window.suppressed;
                 told.push((thread.clone(), window.suppressed));
             }
             !over

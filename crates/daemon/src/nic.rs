@@ -5,6 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_api::{NicStats, NicStatus};
+use vmlane_device::inject::Fault;
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
@@ -107,6 +108,40 @@ impl ServedNic {
     /// See [`crate::vm::ServedVm::go`].
     pub fn go(&self) {
         self.server.go();
+    }
+
+    /// `nic0`, `nic1` ...
+    pub fn name(&self) -> &str {
+        &self.name
+    }
+
+    /// Counters of its connection.
+    pub fn session(&self) -> &SessionStats {
+        &self.session
+    }
+
+    /// Contained faults: in its session, and at its port.
+    pub fn faults(&self, switch: &Switch) -> u64 {
+        self.session.panics() + switch.stats(self.port).panics.get()
+    }
+
+    /// Takes it out of service, or back into it.
+    pub fn set_quarantined(&self, switch: &Switch, on: bool) {
+        // In this order nothing can be attached that would not be shut off.
+        if let DeviceCounters::Vmxnet3(handle) = &self.counters {
+            handle.set_quarantined(on);
+        }
+        switch.shut_port(self.port, on);
+    }
+
+    /// For tests of containment. False if there is nothing active to fail.
+    pub fn inject(&self, fault: Fault, in_worker: bool) -> bool {
+        let DeviceCounters::Vmxnet3(handle) = &self.counters else { return false };
+        if in_worker {
+            return handle.inject_in_worker(fault);
+        }
+        handle.injected.set(fault);
+        true
     }
 
     pub fn attached(&self) -> bool {

@@ -4,11 +4,31 @@ use std::io;
 use std::os::linux::net::SocketAddrExt;
 use std::os::unix::ffi::OsStrExt;
 use std::os::unix::net::{SocketAddr, UnixDatagram};
+use std::sync::OnceLock;
+
+/// Connected while the daemon might still do that.
+static CONNECTED: OnceLock<UnixDatagram> = OnceLock::new();
+
+/// Connects to the socket that `NOTIFY_SOCKET` names: a confined daemon's user may not be allowed to.
+pub fn prepare() {
+    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return };
+    let connected = UnixDatagram::unbound().and_then(|socket| {
+        socket.connect_addr(&address(name.as_bytes())?)?;
+        Ok(socket)
+    });
+    if let Ok(socket) = connected {
+        let _ = CONNECTED.set(socket);
+    }
+}
 
 /// Sends `state` (such as `READY=1`) to the socket that `NOTIFY_SOCKET` names, if it does.
 pub fn notify(state: &str) {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else { return };
-    if let Err(error) = send(name.as_bytes(), state) {
+    let sent = match CONNECTED.get() {
+        Some(socket) => socket.send(state.as_bytes()).map(drop),
+        None => send(name.as_bytes(), state),
+    };
+    if let Err(error) = sent {
         tracing::warn!("NOTIFY_SOCKET = {name:?}: {error}");
     }
 }

@@ -167,7 +167,10 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
         change("workers", before.workers != after.workers),
         change("mode", before.mode != after.mode),
         change("spin_us", before.spin_us != after.spin_us),
+        change("fault_limit", before.fault_limit.faults != after.fault_limit.faults),
+        change("fault_window_s", before.fault_limit.within != after.fault_limit.within),
         change("fault_injection", before.fault_injection != after.fault_injection),
+        change("user", before.user != after.user),
         change("log", before.log != after.log),
     ]
     .into_iter()

@@ -13,13 +13,16 @@ use signal_hook::iterator::Signals;
 use vmlane_api::ClientError;
 
 use crate::assembly::{AssemblyError, Daemon, Event};
+use crate::care::Care;
 use crate::config::{Config, ConfigError};
+use crate::confine::{self, ConfineError};
 use crate::control::{Bounds, ControlServer};
 use crate::keeper::{self, Held};
 use crate::log::{self, LogError};
-use crate::notify::notify;
+use crate::notify::{self, notify};
 use crate::paths::Paths;
 use crate::runtime::{self, Claim, RuntimeError};
+use crate::uplink::Uplinks;
 
 /// How often the main thread looks after things.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -36,6 +39,8 @@ pub struct Options {
     pub log: Option<String>,
     /// Take the place of a daemon that serves in the runtime directory.
     pub replace: bool,
+    /// Give up what it does not need; false is for debugging.
+    pub confine: bool,
 }
 
 /// Why the daemon did not run.
@@ -47,6 +52,8 @@ pub enum RunError {
     Log(#[from] LogError),
     #[error(transparent)]
     Runtime(#[from] RuntimeError),
+    #[error(transparent)]
+    Confine(#[from] ConfineError),
     #[error(transparent)]
     Assembly(#[from] AssemblyError),
     #[error("{what}: {cause}")]
@@ -65,6 +72,14 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
     let _claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
+    let uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
+    notify::prepare();
+    if options.confine {
+        // Before there is any other thread: what is given up here, is given up for all of them.
+        confine::confine(config.daemon.user.as_deref(), paths.runtime(), &config_path)?;
+    } else {
+        tracing::warn!("NOT CONFINED (see --confine): a fault in the daemon is a fault of its user's rights");
+    }
     let Held { store, found, keeper } = keeper::connect(paths.runtime());
     if found.is_empty() {
         runtime::clear(&paths);
@@ -75,16 +90,18 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let (events, inbox) = channel();
     // Before anything is served: a signal during the start must not leave sockets behind.
     forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
-    let daemon = Arc::new(Daemon::start(paths.clone(), config_path, config, events, (store, found))?);
+    let daemon =
+        Arc::new(Daemon::start(paths.clone(), config_path, config, events, (store, found), uplinks)?);
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
+    let care = Care::start(daemon.clone()).map_err(host("starting the watchdog".into()))?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
 
     loop {
         match inbox.recv_timeout(HOUSEKEEPING) {
-            Ok(Event::Reload) => reload(&daemon),
+            Ok(Event::Reload) => daemon.contained("reloading", reload),
             Ok(Event::HandOver) => {
                 tracing::info!("another daemon goes on with everything");
                 // The answer to the one that asks leaves meanwhile; traffic still flows.
@@ -95,12 +112,12 @@ pub fn run(options: Options) -> Result<(), RunError> {
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,
             Err(RecvTimeoutError::Timeout) => {}
         }
-        daemon.housekeeping();
+        daemon.contained("housekeeping", Daemon::housekeeping);
         throttle.tell();
     }
     tracing::info!("stopping");
     notify("STOPPING=1");
-    drop(control);
+    drop((control, care));
     daemon.stop();
     if let Some(keeper) = keeper {
         keeper.end();

@@ -14,6 +14,7 @@ use vmlane_transport::{IrqSet, ListenError, Listener, RingLines, Server, Session
 use vmlane_vsock::{Hub, VsockDevice, VsockVm};
 
 use crate::config::{Config, VmConfig};
+use crate::faults::FaultRecord;
 use crate::nic::ServedNic;
 use crate::paths::{Paths, TooLong};
 
@@ -79,6 +80,9 @@ pub struct ServedVm {
     vmci: Option<ServedVsock>,
     virtio: Option<ServedVsock>,
     pub nics: Vec<ServedNic>,
+    pub record: FaultRecord,
+    /// Its devices are out of service; their sockets are answered.
+    pub quarantined: bool,
 }
 
 /// Its VMCI or virtio-vsock device.
@@ -103,6 +107,8 @@ impl ServedVm {
             vmci: None,
             virtio: None,
             nics: Vec::new(),
+            record: FaultRecord::default(),
+            quarantined: false,
         };
         match served.fill(host, config, vm, found) {
             Ok(map) => Ok((served, map)),
@@ -174,6 +180,21 @@ impl ServedVm {
         for (number, nic) in self.nics.iter_mut().enumerate() {
             nic.update(host.switch, config, vm, number);
         }
+    }
+
+    /// Contained faults of its devices so far, in their sessions and in the switch's worker.
+    pub fn faults(&self, switch: &Switch) -> u64 {
+        let vsock = self.vsock().map_or(0, |vsock| vsock.stats.panics());
+        vsock + self.nics.iter().map(|nic| nic.faults(switch)).sum::<u64>()
+    }
+
+    /// Takes its devices out of service, or back into it. Waits for the workers.
+    pub fn set_quarantined(&mut self, host: &Host<'_>, on: bool) {
+        if let Some(vmci) = &self.vmci {
+            host.fabric.set_quarantined(vmci.cid, on);
+        }
+        self.nics.iter().for_each(|nic| nic.set_quarantined(host.switch, on));
+        self.quarantined = on;
     }
 
     /// A VMM is connected to one of its devices.

@@ -104,6 +104,7 @@ fn a_doorbell_outside_the_rules_is_refused() {
         assert_eq!(link(&mut a, Handle::new(3, resource), 7), 0);
     }
     assert_eq!(link(&mut a, Handle::new(3, 2003), 7), VmciError::NoResources.code());
+    assert_eq!(world.bound(3, "doorbells"), (3, 3, 1));
     assert_eq!(ring(&mut stranger, Handle::new(3, 2000)), VmciError::InvalidResource.code());
     assert_eq!(a.doorbells(), []);
     assert_eq!(a.call(call::DOORBELL_LINK, &[0; 15]), VmciError::InvalidArgs.code());

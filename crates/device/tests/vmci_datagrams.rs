@@ -109,6 +109,8 @@ fn a_sender_takes_no_more_of_a_queue_than_it_leaves_to_others() {
     assert_eq!(d.control(4, request), 56, "and for connections in any case");
     assert!(world.view(4).inbox_bytes <= 139_264);
     assert_eq!(world.view(3).stats.refused_full.get(), 2);
+    let (used, limit, refused) = world.bound(4, "inbox_bytes");
+    assert!(refused == 4 && used <= limit, "{used} of {limit}, {refused} refused");
     let mut got = 0;
     while got < 68 + 34 + 2 {
         got += b.await_datagrams().len();

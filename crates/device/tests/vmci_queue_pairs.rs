@@ -130,6 +130,9 @@ fn quotas_are_checked_before_anything_is_kept() {
     assert_eq!(a.detach(pair), 0);
     alloc(&mut a, spec(2002, 1));
     assert_eq!(world.view(3).stats.refused_quota.get(), 3);
+    assert_eq!(world.bound(3, "queue_pairs"), (2, 2, 1));
+    let (used, limit, refused) = world.bound(3, "queue_pair_bytes");
+    assert!((limit, refused) == (20_000, 2) && used > 0 && used <= limit);
 }
 
 #[test]

@@ -123,6 +123,7 @@ fn connections_have_a_quota() {
     let _b = world.machine(4).probe(Path::Dma);
     assert_eq!([1030, 1031].map(|port| say(&mut a, SERVER, port, PacketType::Request2)), [56, 56]);
     assert_eq!(say(&mut a, SERVER, 1032, PacketType::Request2), VmciError::NoResources.code());
+    assert_eq!(world.bound(3, "connections"), (2, 2, 1));
     assert_eq!(say(&mut a, SERVER, 1030, PacketType::Rst), 56);
     assert_eq!(say(&mut a, SERVER, 1032, PacketType::Request2), 56);
 }

@@ -1,7 +1,7 @@
 //! Where the lab keeps things: the cache that outlives labs, and one short runtime directory a lab.
 
 use std::fs;
-use std::os::unix::fs::{DirBuilderExt, MetadataExt};
+use std::os::unix::fs::{DirBuilderExt, MetadataExt, PermissionsExt};
 use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
@@ -52,18 +52,20 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the runtime directory, private to this user, and refuses one that somebody else planted.
+/// Makes the runtime directory, listed by this user alone (the daemon's user gets through), and refuses one that somebody else planted.
 pub fn make_runtime() -> Result<PathBuf> {
     let dir = runtime();
     fs::DirBuilder::new()
         .recursive(true)
-        .mode(0o700)
+        .mode(0o711)
         .create(&dir)
         .with_context(|| format!("cannot make the runtime directory {}", dir.display()))?;
     let meta = fs::symlink_metadata(&dir)?;
     if !meta.is_dir() || meta.uid() != rustix::process::getuid().as_raw() {
         bail!("{} is not a directory of this user; remove it", dir.display());
     }
+    // One of an older version lets nobody through.
+    fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
     Ok(dir)
 }
 

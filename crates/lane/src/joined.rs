@@ -50,6 +50,8 @@ pub struct Lane {
     notifies: bool,
     /// When bytes last moved, for the worker's decision to sleep.
     pub last_moved: Instant,
+    /// The worker's account that its turns are charged to.
+    pub payer: usize,
     /// Whether the worker has it on its list of lanes to turn.
     pub active: bool,
     /// For the safety net: progress when it first found something left undone, and how often it has
@@ -112,6 +114,7 @@ impl Lane {
             charged: [None, None],
             notifies,
             last_moved: now,
+            payer: 0,
             active: false,
             suspicion: None,
             looks: if slow { SLOW_LOOKS } else { LOOKS },

@@ -8,6 +8,7 @@
 mod direction;
 mod inline;
 mod joined;
+mod payers;
 mod queue;
 mod worker;
 

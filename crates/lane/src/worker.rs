@@ -12,10 +12,12 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use tracing::{debug, error, warn};
-use vmlane_port::{LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
+use vmlane_port::role::{self, Role};
+use vmlane_port::{Beat, Budget, LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
 use vmlane_stats::counters;
 
 use crate::joined::{Broken, Inspection, Lane, Turn};
+use crate::payers::{self, Payer};
 use crate::queue::{Command, Queue};
 
 /// How workers behave.
@@ -60,11 +62,16 @@ counters! {
         lost_bytes,
         /// Safety net: notices that had got lost. Stays 0 unless there is a bug here or in a guest.
         lost_notices,
+        /// Turns put off because whoever opened the stream had used up its part of the round.
+        deferred,
         /// Rings topped up that their readers had made room in without announcing it yet.
         refills,
     }
 }
 
+/// Bytes that a turn costs beside its own, and a look at a lane that has nothing to move.
+const TURN_COST: usize = 2048;
+const LOOK_COST: usize = 512;
 /// How often the safety net looks.
 const INSPECT: Duration = Duration::from_millis(100);
 /// How often a reader is reminded of bytes it has not come for, while more arrive.
@@ -76,11 +83,15 @@ const PAUSES: u32 = 32;
 /// A lane whose ends never announce anything is looked at this often when idle.
 const POLLED: Duration = Duration::from_millis(1);
 
+/// Rounds in a row that may fail outside any lane's turn before nothing good can be expected any more.
+const MAX_FAULTS: u32 = 100;
+
 /// The worker threads; dropping it stops them.
 pub struct Workers {
     queues: Vec<Arc<Queue>>,
     threads: Vec<JoinHandle<()>>,
     stats: Arc<WorkerStats>,
+    beats: Vec<Arc<Beat>>,
     next: AtomicUsize,
 }
 
@@ -100,13 +111,21 @@ impl Workers {
     pub fn unstarted(settings: Settings) -> (Workers, Vec<Worker>) {
         let stats = Arc::new(WorkerStats::default());
         let queues: Vec<_> = (0..settings.workers.max(1)).map(|_| Arc::new(Queue::default())).collect();
-        let unstarted =
-            queues.iter().map(|queue| Worker::new(queue.clone(), settings, stats.clone())).collect();
-        (Workers { queues, threads: Vec::new(), stats, next: AtomicUsize::new(0) }, unstarted)
+        let beats: Vec<Arc<Beat>> = queues.iter().map(|_| Arc::default()).collect();
+        let unstarted = queues.iter().zip(&beats);
+        let unstarted = unstarted
+            .map(|(queue, beat)| Worker::new(queue.clone(), settings, stats.clone(), beat.clone()))
+            .collect();
+        (Workers { queues, threads: Vec::new(), stats, beats, next: AtomicUsize::new(0) }, unstarted)
     }
 
     pub fn stats(&self) -> &Arc<WorkerStats> {
         &self.stats
+    }
+
+    /// The heartbeat of each worker; it serves lanes.
+    pub fn beats(&self) -> &[Arc<Beat>] {
+        &self.beats
     }
 }
 
@@ -166,9 +185,15 @@ pub struct Worker {
     queue: Arc<Queue>,
     settings: Settings,
     stats: Arc<WorkerStats>,
+    beat: Arc<Beat>,
     lanes: Vec<Option<Lane>>,
     /// Slots of the lanes that are awake.
     active: Vec<usize>,
+    /// The same in the order of this round.
+    turns: Vec<usize>,
+    /// Which of them begins.
+    first: usize,
+    payers: Vec<Payer>,
     commands: Vec<Command>,
     /// Rounds in a row that moved nothing.
     idle_rounds: u32,
@@ -184,14 +209,18 @@ pub struct Worker {
 }
 
 impl Worker {
-    fn new(queue: Arc<Queue>, settings: Settings, stats: Arc<WorkerStats>) -> Worker {
+    fn new(queue: Arc<Queue>, settings: Settings, stats: Arc<WorkerStats>, beat: Arc<Beat>) -> Worker {
         let now = Instant::now();
         Worker {
             queue,
             settings,
             stats,
+            beat,
             lanes: Vec::new(),
             active: Vec::new(),
+            turns: Vec::new(),
+            first: 0,
+            payers: Vec::new(),
             commands: Vec::new(),
             idle_rounds: 0,
             until_clock: 0,
@@ -206,6 +235,28 @@ impl Worker {
 
     fn run(mut self) {
         self.queue.adopt();
+        role::enter(Role::Worker);
+        let mut faults = 0;
+        loop {
+            self.beat.set_busy(true);
+            match catch_unwind(AssertUnwindSafe(|| self.step_and_rest())) {
+                Ok(true) => faults = 0,
+                Ok(false) => return,
+                Err(_) => {
+                    self.stats.panics.inc();
+                    if faults >= MAX_FAULTS {
+                        error!("a worker fails in every round; the daemon ends");
+                        std::process::abort();
+                    }
+                    error!("a worker panicked outside any stream's turn; it goes on");
+                    faults += 1;
+                }
+            }
+        }
+    }
+
+    #[inline]
+    fn step_and_rest(&mut self) -> bool {
         while self.step() {
             if self.idle_rounds == 0 {
                 continue;
@@ -218,11 +269,13 @@ impl Worker {
                 std::hint::spin_loop();
             }
         }
+        false
     }
 
     /// One round: what others asked for, what is due, a turn of every lane that is awake. Returns
     /// false when asked to stop.
     pub fn step(&mut self) -> bool {
+        self.beat.round();
         if !self.obey() {
             return false;
         }
@@ -244,7 +297,10 @@ impl Worker {
             Some(look) => look.saturating_duration_since(now),
             None => INSPECT,
         });
-        self.queue.park(timeout.min());
+        let timeout = timeout.min();
+        self.beat.set_busy(false);
+        self.queue.park(timeout);
+        self.beat.set_busy(true);
     }
 
     /// Carries out what other threads asked for. False when asked to stop.
@@ -271,7 +327,10 @@ impl Worker {
                 if self.lanes.len() <= slot {
                     self.lanes.resize_with(slot + 1, || None);
                 }
-                self.lanes[slot] = Some(Lane::new(ends, Instant::now()));
+                let payer = payers::find(&mut self.payers, &ends[0].budget);
+                let mut lane = Lane::new(ends, Instant::now());
+                lane.payer = payer;
+                self.lanes[slot] = Some(lane);
                 self.stats.joined.inc();
                 self.activate(slot);
             }
@@ -280,7 +339,11 @@ impl Worker {
                     self.lanes.resize_with(slot + 1, || None);
                 }
                 let Resumed { ends, left, marks } = *lane;
-                self.lanes[slot] = Some(Lane::resumed(ends, left, Instant::now()));
+                let payer = ends.iter().flatten().next().map(|end| end.budget.clone());
+                let mut lane = Lane::resumed(ends, left, Instant::now());
+                lane.payer =
+                    payers::find(&mut self.payers, &payer.unwrap_or_else(|| Arc::new(Budget::new(0))));
+                self.lanes[slot] = Some(lane);
                 self.stats.joined.inc();
                 self.guarded(slot, |lane| lane.take_up(marks));
                 self.activate(slot);
@@ -319,29 +382,65 @@ impl Worker {
         }
     }
 
-    /// Turns every lane that is awake. True if bytes moved.
+    /// Turns every lane that is awake. True if bytes moved, or would have.
     fn round(&mut self) -> bool {
+        match self.active[..] {
+            [] => false,
+            // Alone, it keeps nobody waiting.
+            [slot] => self.turn(slot).0,
+            _ => self.shared_round(),
+        }
+    }
+
+    /// Whoever opened a lane pays for its turns, and has so much for a round: a guest with a thousand
+    /// streams takes no more of the worker than one with one.
+    fn shared_round(&mut self) -> bool {
         let mut moved_any = false;
-        let mut index = 0;
-        while index < self.active.len() {
-            let slot = self.active[index];
-            let quota = self.settings.quota;
-            match self.guarded(slot, |lane| lane.turn(quota)) {
-                Some(Turn::Moved(bytes)) => {
-                    self.moved.0 += bytes as u64;
-                    self.moved.1 += 1;
-                    if let Some(lane) = self.lanes[slot].as_mut() {
-                        lane.last_moved = self.now;
-                    }
-                    moved_any = true;
-                }
-                Some(Turn::Idle) => self.try_sleep(slot),
-                None => {}
+        let quota = self.settings.quota;
+        self.payers.iter_mut().for_each(|payer| payer.refill(quota));
+        // The lane that begins changes, so that each of a payer's lanes gets its turn.
+        let count = self.active.len();
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        self.turns.clear();
+        self.turns.extend_from_slice(&self.active[self.first..]);
+        self.turns.extend_from_slice(&self.active[..self.first]);
+        for at in 0..self.turns.len() {
+            let slot = self.turns[at];
+            // It may have been ended by another one's turn.
+            let Some(lane) = self.lanes[slot].as_ref().filter(|lane| lane.active) else { continue };
+            let payer = lane.payer;
+            if self.payers[payer].is_spent() {
+                self.stats.deferred.bump(1);
+                moved_any = true;
+                continue;
             }
-            // A lane that fell asleep or broke has left the list, and another took its place.
-            index += usize::from(self.active.get(index) == Some(&slot));
+            let (moved, cost) = self.turn(slot);
+            self.payers[payer].pay(cost);
+            moved_any |= moved;
         }
         moved_any
+    }
+
+    /// A turn of one lane: whether bytes moved, and what it cost.
+    #[inline]
+    fn turn(&mut self, slot: usize) -> (bool, usize) {
+        self.beat.serve(slot as u32);
+        let quota = self.settings.quota;
+        match self.guarded(slot, |lane| lane.turn(quota)) {
+            Some(Turn::Moved(bytes)) => {
+                self.moved.0 += bytes as u64;
+                self.moved.1 += 1;
+                if let Some(lane) = self.lanes[slot].as_mut() {
+                    lane.last_moved = self.now;
+                }
+                (true, bytes + TURN_COST)
+            }
+            Some(Turn::Idle) => {
+                self.try_sleep(slot);
+                (false, LOOK_COST)
+            }
+            None => (false, LOOK_COST),
+        }
     }
 
     /// Puts an idle lane to sleep once it has been polled long enough.
@@ -403,7 +502,8 @@ impl Worker {
 
     fn remove(&mut self, slot: usize) {
         self.deactivate(slot);
-        if self.lanes[slot].take().is_some() {
+        if let Some(lane) = self.lanes[slot].take() {
+            self.payers[lane.payer].lanes -= 1;
             self.queue.free(slot);
         }
     }

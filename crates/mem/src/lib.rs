@@ -14,12 +14,18 @@ mod spans;
 mod sum;
 mod window;
 
-pub use map::{Fault, MapError, MapRequest, MemoryMap};
+pub use map::{Fault, MAX_REGIONS, MapError, MapRequest, MemoryMap};
 pub use pages::{Pages, Word, copy};
 pub use region::memfd;
 pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;
 pub use window::Window;
+
+/// Installs the handler that survives memory files cut short, which the first mapping would do otherwise. For
+/// programs that give up the system call that it needs.
+pub fn prepare() {
+    sigbus::prepare();
+}
 
 #[cfg(test)]
 mod tests;

@@ -9,7 +9,7 @@ use crate::region::Region;
 use crate::window::Window;
 
 /// Regions one VM may map; QEMU needs about ten, more with memory hot-plug.
-const MAX_REGIONS: usize = 64;
+pub const MAX_REGIONS: usize = 64;
 const PAGE: u64 = 4096;
 
 /// A piece of guest memory to map: `len` bytes at guest address `guest`, found at `offset` of `fd`.

@@ -39,7 +39,7 @@ pub struct Guard(usize);
 impl Guard {
     /// Registers `[start, start + len)`. Errors when the table is full.
     pub fn new(start: usize, len: usize) -> io::Result<Guard> {
-        INSTALL.call_once(install);
+        prepare();
         for (index, slot) in TABLE.iter().enumerate() {
             if slot.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
                 slot.hit.store(false, Ordering::Relaxed);
@@ -63,6 +63,11 @@ impl Drop for Guard {
         slot.len.store(0, Ordering::Release);
         slot.used.store(false, Ordering::Release);
     }
+}
+
+/// Installs the handler, once.
+pub fn prepare() {
+    INSTALL.call_once(install);
 }
 
 fn install() {

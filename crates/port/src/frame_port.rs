@@ -92,6 +92,10 @@ pub trait FramePort: Send {
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self) {}
 
+    /// A fault of ours ended this port: its party is told, so that its driver starts anew. Nothing but the
+    /// drop follows.
+    fn fail(&mut self) {}
+
     /// A file that becomes readable when the party announces a frame, until [`Self::disarm`].
     fn bell(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -1,7 +1,7 @@
 //! What devices ask of whoever moves the bytes.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::{End, StreamPort};
 
@@ -34,20 +34,31 @@ pub struct LaneId {
 #[derive(Debug)]
 pub struct Budget {
     left: AtomicUsize,
+    refused: AtomicU64,
 }
 
 impl Budget {
     pub fn new(bytes: usize) -> Budget {
-        Budget { left: AtomicUsize::new(bytes) }
+        Budget { left: AtomicUsize::new(bytes), refused: AtomicU64::new(0) }
     }
 
     /// Takes `bytes` if that many are left.
     pub fn take(&self, bytes: usize) -> bool {
-        self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, |left| left.checked_sub(bytes)).is_ok()
+        let take = |left: usize| left.checked_sub(bytes);
+        let taken = self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).is_ok();
+        if !taken {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
     }
 
     pub fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// How often more was asked for than there was.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
     }
 
     pub fn left(&self) -> usize {

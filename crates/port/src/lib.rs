@@ -7,15 +7,18 @@
 //! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. Whatever switches between them
 //! implements [`Frames`]. A source lends frames, a sink takes one copy of each.
 
+mod beat;
 mod filter;
 mod frame;
 mod frame_port;
 mod lanes;
 mod reason;
 mod ring;
+pub mod role;
 mod stream_port;
 mod vnet;
 
+pub use beat::{Beat, Pulse};
 pub use filter::{Filter, VlanSet};
 pub use frame::{
     Aggregate, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, Transport, Unfinished,

@@ -7,21 +7,32 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
-use vmlane_port::{FramePort, MAX_HEAD, PortId, Reason, Token};
+use vmlane_port::{Beat, FramePort, MAX_HEAD, PortId, Reason, Token};
 
 use crate::port::Port;
 use crate::spec::Settings;
 use crate::table::{KnownTable, LearnedTable, Slot, key};
 use crate::worker::WorkerStats;
 
+/// What one party may still send in this round.
+#[derive(Clone, Copy)]
+pub struct Allowance {
+    pub frames: u32,
+    pub bytes: usize,
+}
+
 /// The ports and what is known about them.
 pub struct Fabric {
     pub settings: Settings,
     pub stats: Arc<WorkerStats>,
+    pub beat: Arc<Beat>,
     /// A port is taken out while it has its turn.
     pub slots: Vec<Option<Box<Port>>>,
     by_id: HashMap<PortId, Slot>,
     groups: HashMap<String, u16>,
+    parties: HashMap<String, u16>,
+    /// By party.
+    pub allowances: Vec<Allowance>,
     /// By group: attached ports.
     pub members: Vec<Vec<Slot>>,
     /// By group: does anyone look at others' frames?
@@ -48,15 +59,18 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    pub fn new(settings: Settings, stats: Arc<WorkerStats>) -> Fabric {
+    pub fn new(settings: Settings, stats: Arc<WorkerStats>, beat: Arc<Beat>) -> Fabric {
         let learned = LearnedTable::new();
         let now = Instant::now();
         Fabric {
             settings,
             stats,
+            beat,
             slots: Vec::new(),
             by_id: HashMap::new(),
             groups: HashMap::new(),
+            parties: HashMap::new(),
+            allowances: Vec::new(),
             members: Vec::new(),
             mirrored: Vec::new(),
             attached: Vec::new(),
@@ -110,9 +124,17 @@ impl Fabric {
         *self.groups.entry(name.to_owned()).or_insert(next)
     }
 
-    pub fn add(&mut self, id: PortId, make: impl FnOnce(u16) -> Port, group: &str) {
+    /// The party that a port's name speaks of.
+    fn party(&mut self, name: &str) -> u16 {
+        let next = self.parties.len() as u16;
+        let owner = name.split_once('/').map_or(name, |(owner, _)| owner);
+        *self.parties.entry(owner.to_owned()).or_insert(next)
+    }
+
+    pub fn add(&mut self, id: PortId, name: &str, make: impl FnOnce(u16) -> Port, group: &str) {
         let group = self.group(group);
-        let port = Box::new(make(group));
+        let mut port = Box::new(make(group));
+        port.party = self.party(name);
         let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
         if slot == self.slots.len() {
             self.slots.push(None);
@@ -145,7 +167,7 @@ impl Fabric {
 
     pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
         self.detach(slot);
-        if let Some(port) = &mut self.slots[usize::from(slot)] {
+        if let Some(port) = self.slots[usize::from(slot)].as_mut().filter(|port| !port.shut) {
             port.end = Some(end);
             port.stalled = false;
         }
@@ -164,6 +186,21 @@ impl Fabric {
             port.stats.panics.inc();
         }
         self.rebuild();
+    }
+
+    /// Ends a port's traffic, its party told, or lets it have some again.
+    pub fn shut(&mut self, slot: Slot, shut: bool) {
+        self.guarded(slot, |fabric| {
+            if let Some(end) = fabric.end(slot).filter(|_| shut) {
+                end.fail();
+            }
+        });
+        if shut {
+            self.detach(slot);
+        }
+        if let Some(port) = &mut self.slots[usize::from(slot)] {
+            port.shut = shut;
+        }
     }
 
     pub fn refresh(&mut self, slot: Slot) {
@@ -236,7 +273,11 @@ impl Fabric {
         for port in self.slots.iter_mut().flatten() {
             if catch_unwind(AssertUnwindSafe(|| port.adopt())).is_err() {
                 port.stats.panics.inc();
-                port.end = None;
+                self.stats.panics.inc();
+                if let Some(mut end) = port.end.take() {
+                    let _ = catch_unwind(AssertUnwindSafe(|| end.fail()));
+                    let _ = catch_unwind(AssertUnwindSafe(|| drop(end)));
+                }
             }
         }
         let attached = || {
@@ -279,7 +320,8 @@ impl Fabric {
         error!(port = port.id.0, "serving a port panicked; the port is detached");
         port.stats.panics.inc();
         // The end is in an unknown state: its frames are not finished but forgotten with it.
-        if let Some(end) = port.end.take() {
+        if let Some(mut end) = port.end.take() {
+            let _ = catch_unwind(AssertUnwindSafe(|| end.fail()));
             let _ = catch_unwind(AssertUnwindSafe(|| drop(end)));
         }
         self.detach(slot);
@@ -302,6 +344,9 @@ impl Fabric {
         if self.waiting > 0 || self.any_stalled() {
             moved |= self.retry();
         }
+        let Settings { frames, bytes, .. } = self.settings;
+        self.allowances.clear();
+        self.allowances.resize(self.parties.len(), Allowance { frames, bytes });
         let count = self.attached.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         for at in 0..count {
@@ -365,6 +410,16 @@ impl Fabric {
             at += 1;
         }
         any
+    }
+
+    /// After a fault outside any port's turn: what can be derived is derived anew.
+    #[cold]
+    pub fn recover(&mut self) {
+        self.dirty.clear();
+        self.slots.iter_mut().flatten().for_each(|port| port.dirty = false);
+        self.count_waiting();
+        self.rebuild();
+        (0..self.slots.len() as Slot).for_each(|slot| self.mark(slot));
     }
 
     /// Once a second or so.

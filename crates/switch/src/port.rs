@@ -51,6 +51,8 @@ pub struct Route {
 /// A port and what is attached to it.
 pub struct Port {
     pub id: PortId,
+    /// Whose port it is: an index into the fabric's allowances.
+    pub party: u16,
     pub group: u16,
     pub mac: Mac,
     pub vlan: VlanMode,
@@ -62,6 +64,8 @@ pub struct Port {
 
     /// The address in force.
     pub effective: Mac,
+    /// Nothing may be attached to it.
+    pub shut: bool,
     /// Its guest changed the address and may not.
     pub blocked: bool,
     /// Frames to its own address are wanted.
@@ -115,6 +119,7 @@ impl Port {
         let now = Instant::now();
         Port {
             id,
+            party: 0,
             group,
             mac: spec.mac,
             vlan: spec.vlan.clone(),
@@ -124,6 +129,7 @@ impl Port {
             state,
             end: None,
             effective: spec.mac,
+            shut: false,
             blocked: false,
             takes_own: false,
             mirror: false,

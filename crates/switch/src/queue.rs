@@ -14,12 +14,34 @@ use crate::port::PortState;
 use crate::spec::PortSpec;
 
 pub enum Request {
-    Add { id: PortId, spec: PortSpec, stats: Arc<PortStats>, state: Arc<PortState> },
-    Update { id: PortId, spec: PortSpec },
-    Remove { id: PortId },
-    Attach { id: PortId, end: Box<dyn FramePort> },
-    Detach { id: PortId },
-    Refresh { id: PortId },
+    Add {
+        id: PortId,
+        spec: PortSpec,
+        stats: Arc<PortStats>,
+        state: Arc<PortState>,
+    },
+    Update {
+        id: PortId,
+        spec: PortSpec,
+    },
+    Remove {
+        id: PortId,
+    },
+    Attach {
+        id: PortId,
+        end: Box<dyn FramePort>,
+    },
+    Detach {
+        id: PortId,
+    },
+    Refresh {
+        id: PortId,
+    },
+    /// Nothing may be attached from now on, or something may again.
+    Shut {
+        id: PortId,
+        shut: bool,
+    },
     Stop,
 }
 

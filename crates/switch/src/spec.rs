@@ -71,6 +71,8 @@ impl Default for Policy {
 /// A port as the operator wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
+    /// `VM/NIC`, or a name without a slash. Ports with the same part before the slash are of one party, and
+    /// share its part of the worker's time.
     pub name: String,
     /// Isolation group: no frame ever crosses from one to another.
     pub group: String,
@@ -110,7 +112,7 @@ pub struct Settings {
     pub deepest: Duration,
     /// How long a receiver may leave frames waiting without taking any.
     pub hold: Duration,
-    /// Frames that one port may send before the next has its turn.
+    /// Frames that the ports of one party may send in a round.
     pub frames: u32,
     /// Bytes, copies counted, likewise.
     pub bytes: usize,

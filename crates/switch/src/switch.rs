@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use vmlane_port::{FramePort, Frames, PortId, PortStats};
+use vmlane_port::{Beat, FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 
 use crate::port::PortState;
@@ -28,6 +28,7 @@ pub struct Switch {
     ports: Mutex<BTreeMap<PortId, Entry>>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
+    beat: Arc<Beat>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -49,9 +50,10 @@ impl Switch {
     fn make(settings: Settings) -> io::Result<(Switch, Worker)> {
         let queue = Arc::new(Queue::new()?);
         let stats = Arc::new(WorkerStats::default());
-        let worker = Worker::new(queue.clone(), settings, stats.clone());
+        let beat = Arc::new(Beat::default());
+        let worker = Worker::new(queue.clone(), settings, stats.clone(), beat.clone());
         let (ports, next) = (Mutex::default(), AtomicU32::new(1));
-        Ok((Switch { queue, ports, next, stats, thread: None }, worker))
+        Ok((Switch { queue, ports, next, stats, beat, thread: None }, worker))
     }
 
     pub fn worker_stats(&self) -> &Arc<WorkerStats> {
@@ -86,6 +88,17 @@ impl Switch {
         }
         self.ask(Request::Update { id, spec });
         true
+    }
+
+    /// Keeps a port from having any traffic, whatever is attached now or later, or lets it have some. What
+    /// is attached is told that it has failed, and dropped.
+    pub fn shut_port(&self, id: PortId, shut: bool) {
+        self.ask(Request::Shut { id, shut });
+    }
+
+    /// The worker's heartbeat; it serves [`PortId`]s.
+    pub fn beat(&self) -> &Arc<Beat> {
+        &self.beat
     }
 
     /// All ports, in the order of their making.

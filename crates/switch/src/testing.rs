@@ -51,6 +51,7 @@ struct Inner {
     flushes: usize,
     keeps: bool,
     dropped: bool,
+    failed: bool,
     trap: Option<Trap>,
 }
 
@@ -90,6 +91,7 @@ impl Wire {
             flushes: 0,
             keeps: true,
             dropped: false,
+            failed: false,
             trap: None,
         };
         let wire = Wire(Arc::new(Mutex::new(inner)));
@@ -163,6 +165,11 @@ impl Wire {
 
     pub fn flushes(&self) -> usize {
         self.0.lock().flushes
+    }
+
+    /// Was the port told that it had failed?
+    pub fn failed(&self) -> bool {
+        self.0.lock().failed
     }
 
     /// The port is gone.
@@ -306,6 +313,10 @@ impl FramePort for MemoryPort {
 
     fn tick(&mut self, _: Instant) -> bool {
         false
+    }
+
+    fn fail(&mut self) {
+        self.wire.0.lock().failed = true;
     }
 
     fn arm(&mut self) -> bool {

@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use vmlane_port::{FramePort, Layers, Lent, MAX_HEAD, Offload, Packet, Reason, Refusal, Token, Verdict};
 use vmlane_wire::ethernet::Mac;
 
-use crate::fabric::Fabric;
+use crate::fabric::{Allowance, Fabric};
 use crate::forward::{Delivery, Undelivered};
 use crate::frame::{Frame, Job, job};
 use crate::lookup::Way;
@@ -16,6 +16,10 @@ use crate::table::{Slot, key};
 
 /// Bytes that a delivery costs beside its own, when turns are measured.
 const DELIVERY_COST: usize = 64;
+/// The same for each piece that a frame lies in: a guest may scatter a frame over hundreds.
+const PIECE_COST: usize = 96;
+/// The same for each copy of a frame that goes to several.
+const COPY_COST: usize = 1024;
 
 /// What became of a frame in its sender's eyes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -41,6 +45,7 @@ impl Fabric {
     pub fn turn(&mut self, slot: Slot) -> bool {
         let Some(mut sender) = self.slots[usize::from(slot)].take() else { return false };
         self.serving = slot;
+        self.beat.serve(sender.id.0);
         let outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender)));
         self.slots[usize::from(slot)] = Some(sender);
         let moved = outcome.unwrap_or_else(|_| {
@@ -58,9 +63,10 @@ impl Fabric {
         // The end goes back to its port whatever happens.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut scratch = [0; MAX_HEAD];
-            let mut bytes = self.settings.bytes;
+            let Allowance { mut frames, mut bytes } = self.allowances[usize::from(sender.party)];
             let mut moved = false;
-            for _ in 0..self.settings.frames {
+            while frames > 0 {
+                frames -= 1;
                 let Some(token) = end.fetch() else { break };
                 moved = true;
                 let mut cost = 0;
@@ -71,9 +77,10 @@ impl Fabric {
                 }
                 match bytes.checked_sub(cost) {
                     Some(left) => bytes = left,
-                    None => break,
+                    None => frames = 0,
                 }
             }
+            self.allowances[usize::from(sender.party)] = Allowance { frames, bytes };
             moved
         }));
         if outcome.is_err() && self.serving != slot {
@@ -100,7 +107,7 @@ impl Fabric {
         let lent = end.lent(token);
         sender.tx_frames += 1;
         sender.tx_bytes += lent.len() as u64;
-        *cost += lent.len() + DELIVERY_COST;
+        *cost += lent.len() + DELIVERY_COST + lent.spans.pieces() * PIECE_COST;
         if let Some(fate) = self.express(slot, sender, &lent, token) {
             return fate;
         }
@@ -224,7 +231,7 @@ impl Fabric {
                 }
                 _ => fate = Some(self.give(sent, slot, false)),
             }
-            *cost += sent.frame.len();
+            *cost += sent.frame.len() + COPY_COST;
         }
         match (only, fate) {
             (Some(only), None) => Some(self.give(sent, only, true)),
@@ -243,7 +250,7 @@ impl Fabric {
                 .is_some_and(|port| port.mirror && port.vlan.carries(sent.vlan));
             if looks && slot != receiver {
                 self.give(sent, slot, false);
-                *cost += sent.frame.len();
+                *cost += sent.frame.len() + COPY_COST;
             }
         }
     }

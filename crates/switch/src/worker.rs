@@ -4,10 +4,14 @@
 //! also looks when nobody calls: with sleeps of some 50 us while frames flow and for a while after, then
 //! with longer and longer ones, for which the ports are asked to announce frames if they can.
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::error;
+use vmlane_port::Beat;
+use vmlane_port::role::{self, Role};
 use vmlane_stats::counters;
 
 use crate::fabric::Fabric;
@@ -32,12 +36,16 @@ counters! {
 /// Most of a sleep's length the kernel may add to it. The default would double the shortest ones.
 const TIMER_SLACK_NS: u64 = 1000;
 
+/// Rounds in a row that may fail outside any port's turn before nothing good can be expected any more.
+const MAX_FAULTS: u32 = 100;
+
 /// The worker, whether a thread runs it or whoever measures it calls [`Worker::step`].
 pub struct Worker {
     queue: Arc<Queue>,
     fabric: Fabric,
     settings: Settings,
     stats: Arc<WorkerStats>,
+    beat: Arc<Beat>,
     /// When a frame last moved or something was asked.
     busy: Instant,
     /// The length of the next sleep.
@@ -51,10 +59,16 @@ pub struct Worker {
 }
 
 impl Worker {
-    pub(crate) fn new(queue: Arc<Queue>, settings: Settings, stats: Arc<WorkerStats>) -> Worker {
+    pub(crate) fn new(
+        queue: Arc<Queue>,
+        settings: Settings,
+        stats: Arc<WorkerStats>,
+        beat: Arc<Beat>,
+    ) -> Worker {
         Worker {
             queue,
-            fabric: Fabric::new(settings, stats.clone()),
+            fabric: Fabric::new(settings, stats.clone(), beat.clone()),
+            beat,
             settings,
             stats,
             busy: Instant::now(),
@@ -68,17 +82,43 @@ impl Worker {
 
     pub(crate) fn run(mut self) {
         let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(TIMER_SLACK_NS));
-        while self.step() {
-            if !self.moved && !self.settings.poll {
-                self.rest();
+        role::enter(Role::Switch);
+        let mut faults = 0;
+        loop {
+            self.beat.set_busy(true);
+            let round = catch_unwind(AssertUnwindSafe(|| {
+                let go_on = self.step();
+                if go_on && !self.moved && !self.settings.poll {
+                    self.rest();
+                }
+                go_on
+            }));
+            match round {
+                Ok(true) => faults = 0,
+                Ok(false) => return,
+                Err(_) => faults = self.contain(faults),
             }
         }
+    }
+
+    /// A fault that belongs to no port's turn. Whoever waits for an answer gets none: the channels close.
+    #[cold]
+    fn contain(&mut self, faults: u32) -> u32 {
+        self.stats.panics.inc();
+        if faults >= MAX_FAULTS {
+            error!("the switch's worker fails in every round; the daemon ends");
+            std::process::abort();
+        }
+        error!("the switch's worker panicked outside any port's turn; it goes on");
+        let _ = catch_unwind(AssertUnwindSafe(|| self.fabric.recover()));
+        faults + 1
     }
 
     /// One round: what others asked for, then every port's turn. Never sleeps. Returns false when asked
     /// to stop.
     pub fn step(&mut self) -> bool {
         let now = Instant::now();
+        self.beat.round();
         if self.queue.is_waiting() {
             self.busy = now;
             // Also so that an end that comes later is asked when the others are.
@@ -112,7 +152,7 @@ impl Worker {
         match request {
             Request::Stop => return false,
             Request::Add { id, spec, stats, state } => {
-                fabric.add(id, |group| Port::new(id, group, &spec, stats, state), &spec.group);
+                fabric.add(id, &spec.name, |group| Port::new(id, group, &spec, stats, state), &spec.group);
             }
             Request::Update { id, spec } => fabric.update(id, &spec.group, |port| {
                 port.mac = spec.mac;
@@ -129,6 +169,11 @@ impl Worker {
             Request::Detach { id } => {
                 if let Some(slot) = fabric.slot(id) {
                     fabric.detach(slot);
+                }
+            }
+            Request::Shut { id, shut } => {
+                if let Some(slot) = fabric.slot(id) {
+                    fabric.shut(slot, shut);
                 }
             }
             Request::Refresh { id } => {
@@ -186,7 +231,9 @@ impl Worker {
         let mut files: Vec<_> = std::iter::once(bell).chain(bells).collect();
         let first = files.len();
         files.extend(files_of_kernel);
+        self.beat.set_busy(false);
         let _ = poll(&mut files, timeout.as_ref());
+        self.beat.set_busy(true);
         let is_ready = |file: &PollFd<'_>| !file.revents().is_empty();
         let rung = is_ready(&files[0]);
         let announced = files[1..first].iter().any(is_ready);

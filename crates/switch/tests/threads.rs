@@ -10,6 +10,7 @@ use common::{Bench, frame, mac};
 use vmlane_port::{Frames, PortId};
 use vmlane_switch::testing::{Trap, Wire};
 use vmlane_switch::{Settings, Switch};
+use vmlane_wire::ethernet::Mac;
 
 fn guest(switch: &Switch, number: u8) -> (PortId, Wire) {
     let id = switch.add_port(Bench::spec(number));
@@ -132,4 +133,49 @@ fn a_receiver_that_stops_slows_nobody_else() {
     bench.run();
     assert_eq!(lively.stats.rx_frames.get(), sent);
     assert_eq!(stopped.stats.drop_no_buffers.get(), sent);
+}
+
+/// Keeps a port's queue filled, and turns the worker.
+fn saturate(bench: &mut Bench, senders: &[(&common::Guest, Vec<u8>)], rounds: usize) {
+    for _ in 0..rounds {
+        for (sender, frame) in senders {
+            while sender.wire.queued() < 300 {
+                sender.send(frame);
+            }
+        }
+        bench.step();
+    }
+}
+
+#[test]
+fn ports_of_one_vm_share_its_part() {
+    let mut bench = Bench::new();
+    let port = |bench: &mut Bench, name: &str, number: u8| {
+        bench.port(vmlane_switch::PortSpec { name: name.into(), ..Bench::spec(number) })
+    };
+    let honest = port(&mut bench, "web/nic0", 1);
+    let greedy: Vec<_> = (2..10).map(|n| port(&mut bench, &format!("evil/nic{n}"), n)).collect();
+    let sink = port(&mut bench, "db/nic0", 99);
+    sink.wire.forget_frames();
+    let to = |number: u8| frame(mac(99), mac(number), 1000, 0);
+    let mut senders = vec![(&honest, to(1))];
+    senders.extend(greedy.iter().zip(2..).map(|(guest, number)| (guest, to(number))));
+    saturate(&mut bench, &senders, 200);
+    let sent = |guest: &common::Guest| guest.stats.tx_frames.get();
+    let all: u64 = greedy.iter().map(sent).sum();
+    assert_eq!(sent(&honest), all);
+    let each: Vec<u64> = greedy.iter().map(sent).collect();
+    assert!(each.iter().max().unwrap() < &(2 * each.iter().min().unwrap()), "{each:?}");
+}
+
+#[test]
+fn broadcasts_are_charged_by_their_copies() {
+    let mut bench = Bench::new();
+    let (honest, storm) = (bench.guest(1), bench.guest(2));
+    let others: Vec<_> = (3..40).map(|number| bench.guest(number)).collect();
+    others.iter().for_each(|other| other.wire.forget_frames());
+    let senders = [(&honest, frame(mac(3), mac(1), 1000, 0)), (&storm, frame(Mac([0xff; 6]), mac(2), 60, 0))];
+    saturate(&mut bench, &senders, 100);
+    let (sent, storms) = (honest.stats.tx_frames.get(), storm.stats.tx_frames.get());
+    assert!(storms * 8 < sent, "{storms} broadcasts beside {sent} frames");
 }

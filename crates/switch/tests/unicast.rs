@@ -6,7 +6,7 @@ use std::time::Duration;
 
 use common::{Bench, frame, mac};
 use vmlane_port::{Frames, Reason};
-use vmlane_switch::testing::Trap;
+use vmlane_switch::testing::{Trap, Wire};
 use vmlane_wire::ethernet::Mac;
 
 #[test]
@@ -124,6 +124,7 @@ fn a_panic_ends_the_port_that_it_happened_in_and_no_other() {
         a.send(&frame(mac(2), mac(1), 60, 0));
         bench.run();
         assert!(victim.wire.dropped(), "{trap:?}");
+        assert!(victim.wire.failed(), "its party was told");
         assert_eq!(victim.stats.panics.get(), 1);
         let sent = frame(mac(3), mac(if trap == Trap::Deliver { 1 } else { 2 }), 60, 1);
         if trap == Trap::Deliver { &a } else { &b }.send(&sent);
@@ -150,4 +151,48 @@ fn a_refusal_is_counted_at_the_receiver() {
     a.send(&frame(mac(2), mac(1), 1515, 0));
     bench.run();
     assert_eq!(b.stats.drop_too_long.get(), 1);
+}
+
+#[test]
+fn a_port_that_is_shut_has_no_traffic_whatever_is_attached() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    bench.switch.shut_port(b.id, true);
+    bench.step();
+    assert!(b.wire.dropped() && b.wire.failed(), "its party was told");
+    let (wire, end) = Wire::new(mac(2));
+    bench.switch.attach(b.id, end);
+    bench.step();
+    assert!(wire.dropped(), "dropped at once");
+    a.send(&frame(mac(2), mac(1), 60, 0));
+    bench.run();
+    assert!(wire.received().is_empty() && a.wire.outstanding() == 0);
+    bench.switch.shut_port(b.id, false);
+    let (wire, end) = Wire::new(mac(2));
+    bench.switch.attach(b.id, end);
+    bench.switch.refresh(b.id);
+    bench.step();
+    a.send(&frame(mac(2), mac(1), 60, 0));
+    bench.run();
+    assert_eq!(wire.received().len(), 1);
+}
+
+/// CVE-2021-3416 and its class: NICs that looped a frame back into themselves ran out of stack. A frame to
+/// its own sender ends there, whoever the sender is.
+#[test]
+fn cve_2021_3416_a_frame_to_its_own_sender_does_not_come_round() {
+    let mut bench = Bench::new();
+    let a = bench.port(vmlane_switch::PortSpec {
+        policy: vmlane_switch::Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
+        ..Bench::spec(1)
+    });
+    a.wire.change_filter(|filter| filter.promiscuous = true);
+    bench.refresh(&a);
+    for to in [mac(1), Mac([0xff; 6]), Mac([1, 0, 0x5e, 0, 0, 1]), mac(77)] {
+        for from in [mac(1), mac(77), Mac([0xff; 6])] {
+            (0..100).for_each(|_| a.send(&frame(to, from, 60, 0)));
+        }
+    }
+    bench.run();
+    assert_eq!((a.wire.outstanding(), a.frames().len()), (0, 0));
 }

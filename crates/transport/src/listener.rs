@@ -20,6 +20,7 @@ use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_port::role::{self, Role};
 use vmlane_state::Scope;
 
 use crate::irq::IrqSet;
@@ -145,10 +146,10 @@ impl Listener {
         let door = Arc::new(Door { name: name.to_owned(), desk, changed: Condvar::new(), stats, refuse });
         let serving = {
             let door = door.clone();
-            spawn(format!("{kind}-{name}"), move || door.serve(served))?
+            spawn(format!("{kind}-{name}"), Role::Session, move || door.serve(served))?
         };
         let mut server = Server { door: door.clone(), socket: socket.clone(), path, threads: vec![serving] };
-        server.threads.push(spawn(format!("acc-{name}"), move || door.accept(&socket))?);
+        server.threads.push(spawn(format!("acc-{name}"), Role::Acceptor, move || door.accept(&socket))?);
         Ok(server)
     }
 }
@@ -369,8 +370,11 @@ impl Door {
     }
 }
 
-fn spawn(name: String, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
-    std::thread::Builder::new().name(name).spawn(work)
+fn spawn(name: String, role: Role, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
+    std::thread::Builder::new().name(name).spawn(move || {
+        role::enter(role);
+        work();
+    })
 }
 
 /// A socket file outlives the process that served it; remove it, but nothing else.

@@ -27,9 +27,22 @@ pub struct SessionStats {
     pub protocol_errors: AtomicU64,
     /// Descriptors closed because no message wanted them.
     pub surplus_fds: AtomicU64,
+    /// Memory regions mapped now (a gauge), and how often there would have been too many.
+    pub regions: AtomicU64,
+    pub refused_regions: AtomicU64,
 }
 
 impl SessionStats {
+    /// Memory regions mapped now, and how often the VMM wanted more than it may have.
+    pub fn regions(&self) -> (u64, u64) {
+        (self.regions.load(Ordering::Relaxed), self.refused_regions.load(Ordering::Relaxed))
+    }
+
+    /// Faults in device code that were contained.
+    pub fn panics(&self) -> u64 {
+        self.panics.load(Ordering::Relaxed)
+    }
+
     /// Name and value of every counter.
     pub fn snapshot(&self) -> [(&'static str, u64); 14] {
         [

@@ -110,6 +110,11 @@ impl Tap {
         })
     }
 
+    /// Counts in `stats` from now on.
+    pub fn set_stats(&mut self, stats: Arc<PortStats>) {
+        self.stats = stats;
+    }
+
     /// Reads one frame into a slot. None: none waits.
     fn read(&mut self, number: u32) -> Option<Result<(), Reason>> {
         let slot = &mut self.slots[number as usize];

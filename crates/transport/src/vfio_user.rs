@@ -331,6 +331,7 @@ impl<'d> Session<'d> {
         guarded(&requests.stats, || requests.device.reset());
         guarded(&requests.stats, || requests.device.unmap(0, u64::MAX));
         requests.map = MemoryMap::default();
+        requests.stats.regions.store(0, Ordering::Relaxed);
         guarded(&requests.stats, || requests.device.memory(&requests.map));
         requests.irqs.clear();
         guarded(&requests.stats, || requests.device.irqs_changed());

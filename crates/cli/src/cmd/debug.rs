@@ -8,6 +8,11 @@ use super::control::Where;
 
 const EXAMPLES: &str = "Examples:
   vmlane debug panic web
+  vmlane debug panic web --at nic0-port
+  vmlane debug stall web --at nic0-port --milliseconds 3000
+
+Parts (--at): vmci (its next register access), stream (the worker's next look at one of its streams), nicN (the
+next register access), nicN-port (the switch's next look; active NICs only), control (this request itself).
 
 Needs fault_injection = true in the table [daemon] of the configuration.";
 
@@ -21,11 +26,39 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum What {
-    /// Make a VM's device panic at its next register access; only that VM may notice
+    /// Make a part that serves a VM panic; only that VM may notice
     #[command(after_help = EXAMPLES)]
     Panic {
         /// Name of the VM
         vm: String,
+        /// Which part panics
+        #[arg(long, value_name = "PART", default_value = "vmci")]
+        at: String,
+        #[command(flatten)]
+        place: Where,
+    },
+    /// Make a part try a system call that it has no use for: a confined daemon ends, and says why
+    #[command(after_help = EXAMPLES)]
+    Trespass {
+        /// Name of the VM
+        vm: String,
+        /// Which part
+        #[arg(long, value_name = "PART", default_value = "vmci")]
+        at: String,
+        #[command(flatten)]
+        place: Where,
+    },
+    /// Make a part do nothing for a while; the watchdog must notice
+    #[command(after_help = EXAMPLES)]
+    Stall {
+        /// Name of the VM
+        vm: String,
+        /// Which part stalls
+        #[arg(long, value_name = "PART", default_value = "vmci")]
+        at: String,
+        /// For how long, 60000 at most
+        #[arg(long, default_value_t = 3000)]
+        milliseconds: u32,
         #[command(flatten)]
         place: Where,
     },
@@ -34,7 +67,11 @@ enum What {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.what {
-            What::Panic { vm, place } => place.connect()?.debug_panic(&vm)?,
+            What::Panic { vm, at, place } => place.connect()?.debug_panic(&vm, Some(at))?,
+            What::Trespass { vm, at, place } => place.connect()?.debug_trespass(&vm, &at)?,
+            What::Stall { vm, at, milliseconds, place } => {
+                place.connect()?.debug_stall(&vm, &at, milliseconds)?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }

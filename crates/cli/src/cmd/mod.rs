@@ -17,6 +17,7 @@ pub mod ports;
 pub mod progress;
 pub mod proxmox_args;
 pub mod qemu_args;
+pub mod release;
 pub mod reload;
 pub mod run;
 pub mod stats;
@@ -51,6 +52,8 @@ pub enum Command {
     Stats(stats::Args),
     /// Make the daemon read its configuration again
     Reload(reload::Args),
+    /// Take a VM's devices back into service after a quarantine
+    Release(release::Args),
     /// Provoke faults, for tests
     #[command(hide = true)]
     Debug(debug::Args),
@@ -83,6 +86,7 @@ impl Command {
             Command::Ports(args) => args.run(),
             Command::Stats(args) => args.run(),
             Command::Reload(args) => args.run(),
+            Command::Release(args) => args.run(),
             Command::Debug(args) => args.run(),
             Command::Connect(args) => args.run(),
             Command::Listen(args) => args.run(),

@@ -82,6 +82,7 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
         }
     };
     if workers {
+        list("daemon", &stats.daemon, before.map(|before| &before.daemon));
         list("workers", &stats.workers, before.map(|before| &before.workers));
         list("switch", &stats.switch, before.map(|before| &before.switch));
         list("vsock", &stats.vsock, before.map(|before| &before.vsock));
@@ -103,7 +104,18 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
             list(&format!("{name}.session"), &nic.session, then.map(|then| &then.session));
         }
     }
-    table(&rows)
+    format!("{}{}", table(&rows), bounds(stats, all))
+}
+
+/// What VMs may use: bounds that are used or were met, or all of them.
+fn bounds(stats: &Stats, all: bool) -> String {
+    let mut rows = vec![row!["BOUND", "USED", "LIMIT", "REFUSED"]];
+    for vm in &stats.vms {
+        for bound in vm.bounds.iter().filter(|bound| all || bound.used > 0 || bound.refused > 0) {
+            rows.push(row![format!("{}.{}", vm.name, bound.name), bound.used, bound.limit, bound.refused]);
+        }
+    }
+    if rows.len() > 1 { format!("\n{}", table(&rows)) } else { String::new() }
 }
 
 #[cfg(test)]
@@ -115,7 +127,7 @@ mod tests {
     fn stats(uptime_seconds: f64, bytes: u64) -> Stats {
         let vmci = [("stream_bytes_sent", bytes), ("resets", 0)].into_iter().collect();
         let session = [("reads", 7)].into_iter().collect();
-        let vm = VmStats { name: "web".into(), cid: Some(3), vmci, session, nics: vec![] };
+        let vm = VmStats { name: "web".into(), cid: Some(3), vmci, session, nics: vec![], bounds: vec![] };
         let workers = [("bytes", bytes)].into_iter().collect();
         Stats {
             uptime_seconds,
@@ -123,6 +135,7 @@ mod tests {
             switch: CounterList::default(),
             vsock: CounterList::default(),
             uplinks: vec![],
+            daemon: CounterList::default(),
             vms: vec![vm],
         }
     }

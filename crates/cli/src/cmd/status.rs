@@ -53,6 +53,7 @@ fn plain(status: &Status) -> String {
             vm.sockets.join(" "),
         ]);
     }
+    let troubles = troubles(status);
     let mut nics = vec![row!["NIC", "MAC", "PORT GROUP", "PROFILE", "ATTACHED", "ACTIVE", "SOCKET"]];
     for (vm, nic) in status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
         nics.push(row![
@@ -67,7 +68,7 @@ fn plain(status: &Status) -> String {
     }
     let nics = if nics.len() > 1 { format!("\n{}", table(&nics)) } else { String::new() };
     format!(
-        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\n{}{nics}",
+        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{troubles}",
         status.daemon,
         status.pid,
         status.uptime_seconds,
@@ -75,8 +76,22 @@ fn plain(status: &Status) -> String {
         if status.workers == 1 { "" } else { "s" },
         status.mode,
         status.config,
+        status.confined,
         table(&rows)
     )
+}
+
+/// What an operator should look at.
+fn troubles(status: &Status) -> String {
+    let vms = status.vms.iter().filter(|vm| vm.quarantined).map(|vm| {
+        format!("{}: in quarantine after {} faults; `vmlane release {}`\n", vm.name, vm.faults, vm.name)
+    });
+    let workers = status.watched.iter().filter_map(|worker| {
+        let serving = worker.serving.as_deref().unwrap_or("nobody");
+        Some(format!("{}: stuck for {:.0} s, serving {serving}\n", worker.name, worker.stuck_seconds?))
+    });
+    let lines: String = vms.chain(workers).collect();
+    if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
 fn yes(yes: bool) -> &'static str {

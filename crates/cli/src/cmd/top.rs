@@ -194,6 +194,7 @@ mod tests {
             vmci: vmci.into_iter().collect(),
             session: [("reads", bytes / 10), ("writes", bytes / 10)].into_iter().collect(),
             nics: vec![],
+            bounds: vec![],
         };
         let workers = [("bytes", bytes)].into_iter().collect();
         Stats {
@@ -202,6 +203,7 @@ mod tests {
             switch: Default::default(),
             vsock: Default::default(),
             uplinks: vec![],
+            daemon: Default::default(),
             vms: vec![vm],
         }
     }

@@ -2,13 +2,15 @@
 
 use std::collections::HashMap;
 use std::ops::{Range, RangeInclusive};
+use std::time::Duration;
 
 use toml::Spanned;
 
 use super::place::{line_of, not_understood};
 use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
 use super::{
-    Config, DaemonConfig, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem, VmConfig,
+    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem,
+    VmConfig,
 };
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
@@ -20,6 +22,9 @@ const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const WORKERS: RangeInclusive<i64> = 1..=256;
 const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
+/// Faults that put a VM into quarantine; 0: never.
+const FAULTS: RangeInclusive<i64> = 0..=1_000_000;
+const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;
 const LONGEST_NAME: usize = 64;
 /// Linux accepts datagrams of this many bytes; an inbox must hold one and more.
 const SMALLEST_INBOX: u64 = 128 << 10;
@@ -85,6 +90,9 @@ impl Checker<'_> {
         let default = DaemonConfig::default();
         let workers = raw.workers.as_ref().map(|value| self.number("daemon: workers", value, WORKERS));
         let spin_us = raw.spin_us.as_ref().map(|value| self.number("daemon: spin_us", value, SPIN_US));
+        let faults = raw.fault_limit.as_ref().map(|value| self.number("daemon: fault_limit", value, FAULTS));
+        let window = raw.fault_window_s.as_ref();
+        let window = window.map(|value| self.number("daemon: fault_window_s", value, FAULT_WINDOW_S));
         let mode = match raw.mode.as_ref().map(|mode| (mode, mode.get_ref().as_str())) {
             None | Some((_, "adaptive")) => Mode::Adaptive,
             Some((_, "poll")) => Mode::Poll,
@@ -98,7 +106,12 @@ impl Checker<'_> {
             workers: workers.map_or(default.workers, |value| value as u16),
             mode,
             spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
+            fault_limit: FaultLimit {
+                faults: faults.map_or(default.fault_limit.faults, |value| value as u32),
+                within: window.map_or(default.fault_limit.within, |value| Duration::from_secs(value as u64)),
+            },
             fault_injection: raw.fault_injection.unwrap_or(default.fault_injection),
+            user: raw.user.clone(),
             log: raw.log.clone(),
         }
     }

@@ -17,7 +17,7 @@ use super::inbox::{Inbox, MAX_OWN};
 use super::notices::{Address, Notices, Place, Protocol};
 use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
 use super::record::{self, Dirty};
-use super::stats::Refusal;
+use super::stats::{Quota, Refusal};
 use super::stream::Key;
 
 const BAD_ARGS: Refusal = Refusal::QueuePair(VmciError::InvalidArgs);
@@ -141,7 +141,7 @@ impl Request {
             return Err(BAD_ARGS);
         }
         if total > MAX_QUEUE_PAIR {
-            return Err(Refusal::Quota);
+            return Err(Refusal::Quota(Quota::QueuePairBytes));
         }
         let page = 1u64 << caller.pages.shift;
         let produce_pages = produce_size.div_ceil(page) + 1;
@@ -170,10 +170,11 @@ impl Fabric {
         let mut inner = self.inner.lock();
         let limits = inner.context(caller.cid)?.spec.limits;
         let context = inner.context(caller.cid)?;
-        if context.pairs >= limits.queue_pairs
-            || context.pair_bytes + request.produce_size + request.consume_size > limits.queue_pair_bytes
-        {
-            return Err(Refusal::Quota);
+        if context.pairs >= limits.queue_pairs {
+            return Err(Refusal::Quota(Quota::QueuePairs));
+        }
+        if context.pair_bytes + request.produce_size + request.consume_size > limits.queue_pair_bytes {
+            return Err(Refusal::Quota(Quota::QueuePairBytes));
         }
         let bytes = request.produce_size + request.consume_size;
         if inner.pairs.contains_key(&request.handle) {
@@ -205,7 +206,7 @@ impl Fabric {
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
         // Someone who never fetches what is queued about its pairs gets no more of them.
         if first.0.own() >= MAX_OWN || second.0.own() >= MAX_OWN {
-            return Err(Refusal::Quota);
+            return Err(Refusal::Quota(Quota::Notices));
         }
         let place = (self.log.clone(), pair.serial);
         let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0], place);
@@ -288,7 +289,7 @@ impl Fabric {
             return Err(Refusal::Destination);
         };
         if inbox.own() >= MAX_OWN {
-            return Err(Refusal::Quota);
+            return Err(Refusal::Quota(Quota::Notices));
         }
         let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
         let known = connection.server_as_known(key);

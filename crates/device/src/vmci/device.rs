@@ -69,6 +69,8 @@ pub struct VmciDevice {
     request: u64,
     /// As recorded last: registers and ports, configuration space.
     recorded: [Vec<u8>; 2],
+    /// The last access found the device out of service.
+    out_of_service: bool,
 }
 
 /// Kinds of the device's records.
@@ -113,6 +115,7 @@ impl VmciDevice {
             bursting: false,
             request: 0,
             recorded: Default::default(),
+            out_of_service: false,
         })
     }
 
@@ -311,6 +314,48 @@ impl VmciDevice {
         Some(())
     }
 
+    /// True while the daemon keeps the device from doing anything.
+    fn is_out_of_service(&mut self) -> bool {
+        let out = self.inbox.is_quarantined();
+        // What an access under way at that moment set up goes, too.
+        if out && !self.out_of_service {
+            self.reset_state();
+        }
+        self.out_of_service = out;
+        out
+    }
+
+    /// Whatever a guest asks while the device is out of service, it is answered: its vCPU would wait for
+    /// ever. A driver that probes finds a device without capabilities.
+    fn write_out_of_service(&mut self, reg: Option<Reg>, value: u32) {
+        match reg {
+            Some(Reg::DataOutHigh) => self.regs.out_high = value,
+            Some(Reg::DataInHigh) => self.regs.in_high = value,
+            Some(Reg::DataOutLow) => {
+                let addr = u64::from(self.regs.out_high) << 32 | u64::from(value);
+                dma::finish_send(&self.memory, addr, dma::OUT_OF_SERVICE.code());
+            }
+            Some(Reg::DataInLow) => {
+                let addr = u64::from(self.regs.in_high) << 32 | u64::from(value);
+                let _ = dma::deliver(&self.memory, addr, None, &mut self.batch);
+                dma::finish_receive(&self.memory, addr);
+            }
+            _ => {}
+        }
+    }
+
+    fn read_out_of_service(&mut self, region: usize, offset: u64, data: &mut [u8]) {
+        let result = i64::from(dma::OUT_OF_SERVICE.code());
+        let word = match VmciDevice::register(region, offset).and_then(Reg::at) {
+            Some(Reg::ResultLow) => result as u32,
+            Some(Reg::ResultHigh) => (result >> 32) as u32,
+            _ => 0,
+        };
+        if let Ok(data) = <&mut [u8; 4]>::try_from(data) {
+            *data = word.to_le_bytes();
+        }
+    }
+
     /// Everything that belongs to the driver goes; the CID, the offer and the memory map stay.
     fn reset_state(&mut self) {
         self.inbox.stats.resets.inc();
@@ -343,9 +388,13 @@ impl PciDevice for VmciDevice {
         if region == CONFIG_REGION {
             return self.config.read(offset, data);
         }
-        self.inbox.obey_injection();
         self.bursting = false;
         data.fill(0);
+        if self.is_out_of_service() {
+            self.read_out_of_service(region, offset, data);
+            return Ok(());
+        }
+        self.inbox.injected.obey();
         let Some(at) = VmciDevice::register(region, offset) else {
             // The MSI-X table and the rest of BAR 1: the VMM keeps the table to itself.
             return Ok(());
@@ -371,9 +420,13 @@ impl PciDevice for VmciDevice {
         let register = VmciDevice::register(region, offset);
         let reg = register.and_then(Reg::at);
         let word = <[u8; 4]>::try_from(data);
-        let _awaited = self.awaited(reg, word.map(u32::from_le_bytes).unwrap_or_default());
-        self.inbox.obey_injection();
         self.bursting = false;
+        if self.is_out_of_service() {
+            self.write_out_of_service(reg, word.map(u32::from_le_bytes).unwrap_or_default());
+            return Ok(());
+        }
+        let _awaited = self.awaited(reg, word.map(u32::from_le_bytes).unwrap_or_default());
+        self.inbox.injected.obey();
         if register.is_none() {
             return Ok(());
         }

@@ -109,6 +109,8 @@ pub fn finish_receive(memory: &MemoryMap, addr: u64) -> bool {
 
 /// The result of a send whose buffer cannot be used.
 pub const BAD_BUFFER: VmciError = VmciError::InvalidArgs;
+/// The result of a send while the device is out of service.
+pub const OUT_OF_SERVICE: VmciError = VmciError::Unavailable;
 
 /// What a guest asked for.
 #[derive(Clone, Copy)]

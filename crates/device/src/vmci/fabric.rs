@@ -18,6 +18,7 @@ use vmlane_wire::vmci::{
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, HYPERVISOR_CONTROL_RESOURCE};
 use zerocopy::FromBytes;
 
+use crate::inject::Fault;
 use crate::irq::Interrupts;
 
 use super::broker::Pair;
@@ -294,7 +295,7 @@ impl Fabric {
     pub(super) fn set_ready(&self, cid: u32, slow: bool) {
         let mut inner = self.inner.lock();
         if let Some(context) = inner.contexts.get_mut(&cid) {
-            context.ready = true;
+            context.ready = !context.inbox.as_ref().is_some_and(|inbox| inbox.is_quarantined());
             context.slow = slow;
             inner.dirty.push(Dirty::Context(cid));
             self.commit(&mut inner);
@@ -444,12 +445,29 @@ impl Fabric {
         self.commit(&mut inner);
     }
 
-    /// For tests of fault containment: the VM's next register access panics inside its session.
+    /// Takes a VM's device out of service, or back into it. Its guest holds nothing any more when this
+    /// returns, and is answered whatever it asks; its driver must be loaded anew afterwards. Must not be
+    /// called by a worker.
+    pub fn set_quarantined(&self, cid: u32, on: bool) {
+        if let Some(inbox) = self.inbox(cid) {
+            inbox.set_quarantined(on);
+            self.reset(cid);
+        }
+    }
+
+    /// For tests of fault containment: the VM's next register access goes wrong inside its session.
     /// Returns false if there is no such device.
-    pub fn inject_panic(&self, cid: u32) -> bool {
-        let inner = self.inner.lock();
-        let inbox = inner.contexts.get(&cid).and_then(|context| context.inbox.as_ref());
-        inbox.inspect(|inbox| inbox.inject_panic()).is_some()
+    pub fn inject(&self, cid: u32, fault: Fault) -> bool {
+        self.inbox(cid).inspect(|inbox| inbox.injected.set(fault)).is_some()
+    }
+
+    /// The same for the worker's next reminder of a stream of this VM.
+    pub fn inject_in_stream(&self, cid: u32, fault: Fault) -> bool {
+        self.inbox(cid).inspect(|inbox| inbox.injected_in_stream.set(fault)).is_some()
+    }
+
+    fn inbox(&self, cid: u32) -> Option<Arc<Inbox>> {
+        self.inner.lock().contexts.get(&cid)?.inbox.clone()
     }
 
     /// Drops connections whose set-up has stopped. Call it every few seconds.

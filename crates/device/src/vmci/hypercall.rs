@@ -8,7 +8,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 
 use super::fabric::{Caller, Fabric};
 use super::record::Dirty;
-use super::stats::Refusal;
+use super::stats::{Quota, Refusal};
 
 const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
 
@@ -72,7 +72,7 @@ impl Fabric {
             return Err(Refusal::Call(VmciError::DuplicateEntry));
         }
         if context.doorbells.len() >= context.spec.limits.doorbells {
-            return Err(Refusal::Quota);
+            return Err(Refusal::Quota(Quota::Doorbells));
         }
         context.doorbells.insert(handle.resource, index as usize);
         inner.dirty.push(Dirty::Doorbell(cid, handle.resource));
@@ -121,7 +121,7 @@ impl Fabric {
             return Err(Refusal::Call(VmciError::AlreadyExists));
         }
         if inner.well_known.values().filter(|owner| **owner == cid).count() >= limit.min(64) {
-            return Err(Refusal::Quota);
+            return Err(Refusal::Quota(Quota::Doorbells));
         }
         inner.well_known.insert((group, resource), cid);
         inner.dirty.push(Dirty::WellKnown(cid, resource));

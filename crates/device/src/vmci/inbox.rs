@@ -13,6 +13,8 @@ use parking_lot::{Mutex, MutexGuard};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
+use crate::inject::Injected;
+
 use super::notices::{Notice, Notices};
 use super::record;
 use super::signals::Signals;
@@ -110,8 +112,12 @@ pub struct Inbox {
     pub stats: Arc<VmciStats>,
     /// An interrupt is on its way and the guest has not come to fetch yet.
     announced: AtomicBool,
-    /// For tests of fault containment: the next register access panics.
-    injected_panic: AtomicBool,
+    /// The device is out of service: it answers, and does nothing.
+    quarantined: AtomicBool,
+    /// For tests of fault containment: what the next register access does.
+    pub injected: Injected,
+    /// The same for the worker's next reminder of a stream of this guest.
+    pub injected_in_stream: Injected,
 }
 
 impl Inbox {
@@ -131,20 +137,20 @@ impl Inbox {
             signals,
             stats,
             announced: AtomicBool::new(false),
-            injected_panic: AtomicBool::new(false),
+            quarantined: AtomicBool::new(false),
+            injected: Injected::default(),
+            injected_in_stream: Injected::default(),
         }
     }
 
-    /// Makes the next register access of this device panic.
-    pub fn inject_panic(&self) {
-        self.injected_panic.store(true, Ordering::Relaxed);
+    /// Takes the device out of service, or back into it.
+    pub fn set_quarantined(&self, on: bool) {
+        self.quarantined.store(on, Ordering::Release);
     }
 
-    /// Panics if that was asked for.
-    pub fn obey_injection(&self) {
-        if self.injected_panic.load(Ordering::Relaxed) && self.injected_panic.swap(false, Ordering::Relaxed) {
-            panic!("injected on request");
-        }
+    #[inline]
+    pub fn is_quarantined(&self) -> bool {
+        self.quarantined.load(Ordering::Acquire)
     }
 
     /// Queues another VM's datagram. False if the queue, or that VM's share of it, is full. One ordinary
@@ -155,6 +161,8 @@ impl Inbox {
         let limit = if ordinary { self.limit } else { self.limit / 2 };
         let mut inner = self.inner.lock();
         if !inner.charges[account as usize].take(from, bytes.len(), limit, ordinary) {
+            drop(inner);
+            self.stats.over_inbox.inc();
             return false;
         }
         let number = inner.number();

@@ -43,4 +43,4 @@ pub use queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
 pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use stats::VmciStats;
 pub use stream::{Key, SocketAddress};
-pub use views::{ConnectionView, VmView};
+pub use views::{Bound, ConnectionView, VmView};

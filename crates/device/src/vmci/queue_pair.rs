@@ -497,6 +497,7 @@ impl QueueMemory for GuestQueues {
     }
 
     fn check(&self) -> Result<(), PortFault> {
+        self.notices.inbox().injected_in_stream.obey();
         self.flush();
         if self.produce.poisoned() || self.consume.poisoned() {
             return Err(PortFault::memory_gone());

@@ -1,6 +1,6 @@
 //! What one VM's VMCI device did, counted by name; refusals by reason.
 
-use vmlane_stats::counters;
+use vmlane_stats::{Counter, counters};
 use vmlane_wire::vmci::VmciError;
 
 counters! {
@@ -56,6 +56,15 @@ counters! {
         refused_call,
         /// Refused: a quota of this VM is spent (queue pairs, connections, doorbells).
         refused_quota,
+        /// Of those: too many queue pairs, too many bytes in them, too many connections, too many doorbells and
+        /// datagram maps, too many packets about its own affairs that it has not fetched.
+        over_queue_pairs,
+        over_queue_pair_bytes,
+        over_connections,
+        over_doorbells,
+        over_notices,
+        /// Datagrams of others refused because this VM's inbox, or the sender's share of it, was full.
+        over_inbox,
         /// Refused: a queue pair of another VM, or one in the wrong state.
         refused_queue_pair,
         /// Refused: guest addresses outside its memory.
@@ -69,6 +78,28 @@ counters! {
     }
 }
 
+/// What a VM has had its share of.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Quota {
+    QueuePairs,
+    QueuePairBytes,
+    Connections,
+    Doorbells,
+    Notices,
+}
+
+impl Quota {
+    fn counter(self, stats: &VmciStats) -> &Counter {
+        match self {
+            Quota::QueuePairs => &stats.over_queue_pairs,
+            Quota::QueuePairBytes => &stats.over_queue_pair_bytes,
+            Quota::Connections => &stats.over_connections,
+            Quota::Doorbells => &stats.over_doorbells,
+            Quota::Notices => &stats.over_notices,
+        }
+    }
+}
+
 /// Why a datagram or a call was refused: what the guest is told and what is counted.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Refusal {
@@ -77,7 +108,8 @@ pub enum Refusal {
     Destination,
     Full,
     Call(VmciError),
-    Quota,
+    /// A quota of the VM is spent.
+    Quota(Quota),
     QueuePair(VmciError),
     Address,
 }
@@ -92,7 +124,10 @@ impl Refusal {
             Refusal::Destination => (&stats.refused_destination, VmciError::InvalidResource),
             Refusal::Full => (&stats.refused_full, VmciError::NoResources),
             Refusal::Call(error) => (&stats.refused_call, error),
-            Refusal::Quota => (&stats.refused_quota, VmciError::NoResources),
+            Refusal::Quota(quota) => {
+                quota.counter(stats).inc();
+                (&stats.refused_quota, VmciError::NoResources)
+            }
             Refusal::QueuePair(error) => (&stats.refused_queue_pair, error),
             Refusal::Address => (&stats.refused_address, VmciError::InvalidArgs),
         };

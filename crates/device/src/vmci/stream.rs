@@ -23,7 +23,7 @@ use super::handshake::{Role, State, Verdict, verdict};
 use super::inbox::Account;
 use super::notices::{Notices, Protocol};
 use super::record::Dirty;
-use super::stats::{Refusal, VmciStats};
+use super::stats::{Quota, Refusal, VmciStats};
 
 /// A (CID, port) pair.
 pub type SocketAddress = (u32, u32);
@@ -567,7 +567,7 @@ fn request(
     }
     let client = inner.context_mut(key.client.0)?;
     if client.connections >= client.spec.limits.connections {
-        return Err(Refusal::Quota);
+        return Err(Refusal::Quota(Quota::Connections));
     }
     client.connections += 1;
     client.stats.connects.inc();

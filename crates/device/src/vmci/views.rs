@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use super::fabric::Fabric;
+use super::fabric::{Context, Fabric};
 use super::stats::VmciStats;
 use super::stream::SocketAddress;
 
@@ -26,6 +26,34 @@ pub struct VmView {
     /// Bytes it may still leave behind.
     pub spill_left: usize,
     pub stats: Arc<VmciStats>,
+    /// What it may use at most, and how often it wanted more.
+    pub bounds: Vec<Bound>,
+}
+
+/// A bound of one VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Bound {
+    /// As in the configuration.
+    pub name: &'static str,
+    pub used: u64,
+    pub limit: u64,
+    /// How often more was asked for.
+    pub refused: u64,
+}
+
+fn bounds(context: &Context) -> Vec<Bound> {
+    let (limits, stats) = (&context.spec.limits, &context.stats);
+    let spilled = limits.spill_bytes.saturating_sub(context.budget.left());
+    let inbox = context.inbox.as_ref().map_or(0, |inbox| inbox.bytes());
+    let rows = [
+        ("queue_pairs", context.pairs as u64, limits.queue_pairs as u64, stats.over_queue_pairs.get()),
+        ("queue_pair_bytes", context.pair_bytes, limits.queue_pair_bytes, stats.over_queue_pair_bytes.get()),
+        ("connections", context.connections as u64, limits.connections as u64, stats.over_connections.get()),
+        ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
+        ("inbox_bytes", inbox as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
+        ("spill_bytes", spilled as u64, limits.spill_bytes as u64, context.budget.refused()),
+    ];
+    rows.map(|(name, used, limit, refused)| Bound { name, used, limit, refused }).to_vec()
 }
 
 /// One stream connection.
@@ -56,6 +84,7 @@ impl Fabric {
                 packets_waiting: context.inbox.as_ref().map_or(0, |inbox| inbox.own()),
                 spill_left: context.budget.left(),
                 stats: context.stats.clone(),
+                bounds: bounds(context),
             })
             .collect();
         vms.sort_by_key(|vm| vm.cid);

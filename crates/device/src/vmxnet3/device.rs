@@ -380,6 +380,31 @@ impl Vmxnet3Device {
         Some(active)
     }
 
+    /// True while the operator, or the daemon itself, keeps the NIC from doing anything.
+    fn is_out_of_service(&mut self) -> bool {
+        let out = self.nic.handle.is_quarantined();
+        if out && self.active.is_some() {
+            self.quiesce();
+            self.regs.result = 0;
+        }
+        out
+    }
+
+    /// A driver that probes finds no revision it knows and leaves; one that runs finds the link down and
+    /// its activation refused.
+    fn read_out_of_service(&mut self, region: usize, offset: u64, data: &mut [u8]) {
+        if let (1, Some(Reg::Command), [a, b, c, d]) = (region, Reg::at(offset), data) {
+            [*a, *b, *c, *d] = self.regs.result.to_le_bytes();
+        }
+    }
+
+    fn write_out_of_service(&mut self, region: usize, offset: u64, data: &[u8]) {
+        if let (1, Some(Reg::Command), &[a, b, c, d]) = (region, Reg::at(offset), data) {
+            let command = known(u32::from_le_bytes([a, b, c, d]), self.revision());
+            self.regs.result = u32::from(command == Some(Command::Activate));
+        }
+    }
+
     /// Splits an access into words; false for one that has none.
     fn is_words(offset: u64, len: usize) -> bool {
         offset.is_multiple_of(4) && matches!(len, 4 | 8)
@@ -457,6 +482,11 @@ impl PciDevice for Vmxnet3Device {
         }
         in_range(region, offset, data.len())?;
         data.fill(0);
+        if self.is_out_of_service() {
+            self.read_out_of_service(region, offset, data);
+            return Ok(());
+        }
+        self.nic.handle.injected.obey();
         match region {
             0 => self.page.read(offset as usize, data),
             1 if Vmxnet3Device::is_words(offset, data.len()) => {
@@ -484,6 +514,11 @@ impl PciDevice for Vmxnet3Device {
             return Ok(());
         }
         in_range(region, offset, data.len())?;
+        if self.is_out_of_service() {
+            self.write_out_of_service(region, offset, data);
+            return Ok(());
+        }
+        self.nic.handle.injected.obey();
         if region == 2 {
             return Ok(());
         }

@@ -2,11 +2,14 @@
 //! the sessions that drive the device.
 
 use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
 
 use parking_lot::Mutex;
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
+
+use crate::inject::{Fault, Injected};
 
 use super::activate::RefusedActivation;
 use super::setup::Shared;
@@ -16,6 +19,10 @@ use super::stats::NicStats;
 #[derive(Debug)]
 pub struct NicHandle {
     pub stats: NicStats,
+    /// The NIC is out of service: it answers like one whose driver has not come yet, and does nothing.
+    quarantined: AtomicBool,
+    /// For tests of fault containment: what the next register access does.
+    pub injected: Injected,
     state: Mutex<State>,
 }
 
@@ -64,7 +71,12 @@ pub struct NicView {
 impl Default for NicHandle {
     fn default() -> NicHandle {
         let state = State { up: true, view: NicView::default(), active: None };
-        NicHandle { stats: NicStats::default(), state: Mutex::new(state) }
+        NicHandle {
+            stats: NicStats::default(),
+            quarantined: AtomicBool::new(false),
+            injected: Injected::default(),
+            state: Mutex::new(state),
+        }
     }
 }
 
@@ -85,6 +97,23 @@ impl NicHandle {
 
     pub fn is_link_up(&self) -> bool {
         self.state.lock().up
+    }
+
+    /// Takes the NIC out of service, or back into it: the driver must then set it up again. Frames stop
+    /// when its port of the switch is blocked, too.
+    pub fn set_quarantined(&self, on: bool) {
+        self.quarantined.store(on, Ordering::Release);
+    }
+
+    pub fn is_quarantined(&self) -> bool {
+        self.quarantined.load(Ordering::Acquire)
+    }
+
+    /// For tests of fault containment: the worker's next look at this NIC goes wrong. False if no driver
+    /// has activated it.
+    pub fn inject_in_worker(&self, fault: Fault) -> bool {
+        let state = self.state.lock();
+        state.active.as_ref().inspect(|running| running.shared.injected.set(fault)).is_some()
     }
 
     pub fn view(&self) -> NicView {

@@ -43,6 +43,13 @@ impl World {
         self.fabric.vms().into_iter().find(|view| view.cid == cid).expect("a VM of this fabric")
     }
 
+    /// A bound of a VM as its operator sees it: used, limit, how often more was asked for.
+    pub fn bound(&self, cid: u32, name: &str) -> (u64, u64, u64) {
+        let view = self.view(cid);
+        let bound = view.bounds.iter().find(|bound| bound.name == name).expect("a bound of this name");
+        (bound.used, bound.limit, bound.refused)
+    }
+
     /// Two booted guests with CIDs 3 and 4.
     pub fn two(&self, path: Path) -> [(Machine, Arc<Guest>); 2] {
         [3, 4].map(|cid| {

@@ -61,12 +61,22 @@ fn beside<T: Send>(
 
 /// Has the first `senders` guests send as fast as they can.
 pub fn flood(guests: &mut [Guest], senders: usize, length: Duration, step: impl FnMut()) -> Counts {
+    flood_from(guests, |number| number < senders, length, step)
+}
+
+/// The same; `sends` says who.
+pub fn flood_from(
+    guests: &mut [Guest],
+    sends: impl Fn(usize) -> bool + Sync,
+    length: Duration,
+    step: impl FnMut(),
+) -> Counts {
     beside(length, step, |stop| {
         let mut received = vec![(0, 0); guests.len()];
         let start = Instant::now();
         while !stop.load(Ordering::Relaxed) {
             for (number, (guest, total)) in guests.iter_mut().zip(&mut received).enumerate() {
-                if number < senders {
+                if sends(number) {
                     guest.send(POSTS);
                 }
                 let (frames, bytes) = guest.receive();

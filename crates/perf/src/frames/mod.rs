@@ -12,7 +12,7 @@ use std::time::Duration;
 use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_bench::native::{Cpus, Sample, copy_frames};
 
-use self::drive::{Counts, flood, ping_pong};
+use self::drive::{Counts, flood, flood_from, ping_pong};
 use self::guest::{Guest, Load};
 use self::switched::Switched;
 use self::wire::Wire;
@@ -44,6 +44,12 @@ pub fn register(registry: &mut Registry) {
             Ok(switched(count, count, Load::Small, true, length).mframes())
         });
     }
+    // Two honest pairs beside a fifth guest: idle; sending small frames to nobody; sending super-frames to
+    // an accomplice. The bar is a ratio of 0.7.
+    registry.add("vmxnet3.honest.idle", GBITS, &[], |length| Ok(honest(None, length)));
+    let idle: &[&str] = &["vmxnet3.honest.idle"];
+    registry.add("vmxnet3.honest.junk", GBITS, idle, |length| Ok(honest(Some((Load::Small, 5)), length)));
+    registry.add("vmxnet3.honest.flood", GBITS, idle, |length| Ok(honest(Some((Load::Super, 6)), length)));
     registry.add("vmxnet3.share.32", OF_MEAN, &[], |length| {
         Ok(switched(32, 32, Load::Small, true, length).smallest_share())
     });
@@ -76,6 +82,20 @@ fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -
     flood(&mut guests, senders.into(), length, || {
         worker.step();
     })
+}
+
+/// What two honest pairs get beside guest 4, which sends to 5, a guest that may not be there.
+fn honest(hostile: Option<(Load, usize)>, length: Duration) -> Sample {
+    let mut loads = vec![Load::Full; 4];
+    let (load, count) = hostile.unwrap_or((Load::Small, 5));
+    loads.resize(count, load);
+    let Switched { mut guests, mut worker, .. } = Switched::mixed(&loads, true);
+    let sends = |number| number == 0 || number == 2 || number == 4 && hostile.is_some();
+    let mut counts = flood_from(&mut guests, sends, length, || {
+        worker.step();
+    });
+    counts.received.truncate(4);
+    counts.gbits()
 }
 
 fn round_trips(length: Duration) -> Sample {

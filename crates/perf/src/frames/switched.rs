@@ -15,8 +15,13 @@ pub struct Switched {
 
 impl Switched {
     pub fn new(count: u16, load: Load, lro: bool) -> Switched {
+        Switched::mixed(&vec![load; count.into()], lro)
+    }
+
+    /// The same with a load for each.
+    pub fn mixed(loads: &[Load], lro: bool) -> Switched {
         let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
-        let connect = |number: u16| {
+        let connect = |(number, &load): (u16, &Load)| {
             let port = switch.add_port(PortSpec {
                 name: format!("vm-{number}"),
                 group: "test".into(),
@@ -29,7 +34,7 @@ impl Switched {
             switch.attach(port, Box::new(nic));
             guest
         };
-        let guests = (0..count).map(connect).collect();
+        let guests = (0..).zip(loads).map(connect).collect();
         worker.step();
         Switched { guests, worker, _switch: switch }
     }

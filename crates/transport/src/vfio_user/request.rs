@@ -5,10 +5,11 @@
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vmlane_device::pci::{AccessError, PciDevice, REGIONS};
-use vmlane_mem::{MapRequest, MemoryMap};
+use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{
     Command, DeviceInfo, DmaMap, DmaUnmap, IrqInfo, Kind, RegionAccess, RegionInfo, Version, irq_index, split,
@@ -170,12 +171,21 @@ impl<'d> Requests<'d> {
         }
         let writable = map.writable();
         let kept = fd.try_clone();
-        self.map = self.map.map(MapRequest { guest, len, offset, fd, writable })?;
+        let mapped = self.map.map(MapRequest { guest, len, offset, fd, writable });
+        if matches!(mapped, Err(MapError::TooMany)) {
+            count(&self.stats.refused_regions);
+        }
+        self.map = mapped?;
+        self.count_regions();
         if let Ok(fd) = kept {
             self.hold(&MemoryName { guest, len, offset, writable }.to_string(), &fd);
         }
         self.device.memory(&self.map);
         Ok(())
+    }
+
+    fn count_regions(&self) {
+        self.stats.regions.store(self.map.regions().count() as u64, Ordering::Relaxed);
     }
 
     fn dma_unmap(&mut self, payload: &[u8], reply: &mut Reply) -> Result<(), RequestError> {
@@ -195,6 +205,7 @@ impl<'d> Requests<'d> {
         };
         let gone: Vec<_> = self.map.regions().filter(|(guest, ..)| !rest.is_mapped(*guest)).collect();
         self.map = rest;
+        self.count_regions();
         self.device.unmap(start, len);
         self.device.memory(&self.map);
         for (guest, len) in gone {

@@ -42,6 +42,7 @@ use self::rss::{Hash, Toeplitz};
 use self::rx::{Bench, RxQueue, RxRules, Undelivered};
 use self::tx::{Stopped, TxQueue};
 use super::setup::{Live, Setup, Shared};
+use super::stats::QUEUE_LOST;
 
 /// Frames taken from one transmit queue before the next one has its turn.
 const BURST: u32 = 16;
@@ -331,6 +332,7 @@ impl FramePort for NicPort {
     }
 
     fn tick(&mut self, now: Instant) -> bool {
+        self.shared.injected.obey();
         let held = self.interrupts(now);
         let pending = self.shared.vectors.settle(self.control_word());
         held || pending && self.restless.is_some_and(|until| now < until)
@@ -346,6 +348,18 @@ impl FramePort for NicPort {
 
     fn disarm(&mut self) {
         self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
+    }
+
+    /// All queues have stopped: Linux, Windows and FreeBSD reset the device when they see these events.
+    fn fail(&mut self) {
+        self.shared.failed.store(true, Ordering::Release);
+        let queues = self.tx.iter().map(|queue| &queue.descriptor);
+        for descriptor in queues.chain(self.rx.iter().map(|queue| &queue.descriptor)) {
+            descriptor.store_u32(at::ERROR, QUEUE_LOST);
+            descriptor.store_u32(at::STOPPED, 1);
+        }
+        self.shared.area.set_bits_u32(at::EVENTS, event::TX_QUEUE | event::RX_QUEUE);
+        self.shared.vectors.publish(self.shared.event_vector, self.control_word());
     }
 
     fn refresh(&mut self) {

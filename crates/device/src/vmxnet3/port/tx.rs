@@ -16,7 +16,7 @@ use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 const LOOK_AHEAD: usize = 256;
 /// Descriptors of one packet. Most drivers use at most 32; the rest is generosity.
 const MAX_DESCRIPTORS: usize = 256;
-/// Packets that are left out in one look, at most.
+/// Packets that are left out in one look, at most; less if they are of many descriptors.
 const MAX_SKIPS: usize = 64;
 
 /// A lent frame. The slot that was last in use is used next: its memory is warm.
@@ -36,6 +36,7 @@ struct Extent {
     end: Place,
     wants_completion: bool,
     len: usize,
+    descriptors: usize,
 }
 
 /// A descriptor that cannot be stopped the queue, with this error code.
@@ -89,7 +90,11 @@ impl TxQueue {
         stats: &PortStats,
         counters: &QueueCounters,
     ) -> Result<Option<u16>, Stopped> {
+        let mut looked = 0;
         for _ in 0..MAX_SKIPS {
+            if looked > MAX_DESCRIPTORS {
+                break;
+            }
             let head = self.commands.head;
             let Some((addr, control)) = self.commands.load(head).filter(|_| !self.stopped) else { break };
             if self.order.is_full() {
@@ -110,7 +115,8 @@ impl TxQueue {
                     return Err(stopped);
                 }
             };
-            let Extent { end, wants_completion, len } = extent;
+            let Extent { end, wants_completion, len, descriptors } = extent;
+            looked += descriptors;
             self.commands.head = self.commands.next(end);
             slot.number = self.order.push(end.index, wants_completion);
             match lent.and_then(|()| fill(slot, &first, len, rules)) {
@@ -206,7 +212,7 @@ fn gather(
     fine: &mut Result<(), Reason>,
 ) -> Result<Extent, Stopped> {
     let (mut desc, mut end, mut len) = (first, commands.head, 0usize);
-    for _ in 0..MAX_DESCRIPTORS {
+    for descriptors in 1..=MAX_DESCRIPTORS {
         if desc.unknown_type() {
             return Err(Stopped(error::UNKNOWN_TYPE));
         }
@@ -217,7 +223,7 @@ fn gather(
             *fine = Err(Reason::BadAddress);
         }
         if desc.end() {
-            return Ok(Extent { end, wants_completion: desc.wants_completion(), len });
+            return Ok(Extent { end, wants_completion: desc.wants_completion(), len, descriptors });
         }
         end = commands.next(end);
         // The driver hands over the first descriptor last: all others must be there, or never come. A

@@ -1,0 +1,30 @@
+//! `vmlane release`.
+
+use std::process::ExitCode;
+
+use super::control::Where;
+
+const EXAMPLES: &str = "Examples:
+  vmlane status --json | jq -r '.vms[] | select(.quarantined) | .name'
+  vmlane release web
+
+A VM whose devices failed too often (fault_limit faults within fault_window_s seconds, table [daemon] of the
+configuration) is in quarantine: its devices answer its guest, and do nothing. After its release the guest's
+drivers set the devices up again: `ip link set DEV up`, or a reload of the driver's module, or a reboot.";
+
+/// Takes a VM's devices back into service after a quarantine
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    /// Name of the VM
+    vm: String,
+    #[command(flatten)]
+    place: Where,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        self.place.connect()?.release(&self.vm)?;
+        Ok(ExitCode::SUCCESS)
+    }
+}

@@ -1,0 +1,199 @@
+//! The daemon as users run it: without rights it does not need; and what happens when a thread tries more.
+
+use std::fs;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use vmlane_transport::testing::Client as Vmm;
+
+const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
+const CONFIG: &str = "[daemon]\nfault_injection = true\n\
+    [[vm]]\nname = \"web\"\ncid = 3\nnic = [{ model = \"vmxnet3\", mac = \"52:54:00:00:00:03\" }]\n";
+const CONTROL: u64 = 0x20004;
+/// Exit code after a violation.
+const VIOLATED: i32 = 71;
+
+struct Place(tempfile::TempDir);
+
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + Duration::from_secs(20);
+    loop {
+        if let Some(seen) = look() {
+            return seen;
+        }
+        assert!(Instant::now() < deadline, "it never happened: {what}");
+        std::thread::sleep(Duration::from_millis(20));
+    }
+}
+
+impl Place {
+    fn new(config: &str) -> Place {
+        let place = Place(tempfile::tempdir().unwrap());
+        // Whoever the daemon becomes gets through.
+        fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o711)).unwrap();
+        fs::write(place.0.path().join("vmlane.toml"), config).unwrap();
+        place
+    }
+
+    fn runtime(&self) -> PathBuf {
+        self.0.path().join("run")
+    }
+
+    fn command(&self, more: &[&str]) -> Command {
+        let log = fs::File::create(self.0.path().join("log")).unwrap();
+        let mut command = Command::new(VMLANE);
+        command.args(["daemon", "--config"]).arg(self.0.path().join("vmlane.toml"));
+        command.arg("--runtime-dir").arg(self.runtime()).args(more);
+        command.env_remove("VMLANE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stderr(log);
+        command
+    }
+
+    fn start(&self, more: &[&str]) -> Daemon {
+        let daemon = Daemon(self.command(more).spawn().unwrap());
+        eventually("the daemon answers", || self.ask(&["status"]).status.success().then_some(()));
+        daemon
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        Command::new(VMLANE).args(words).arg("--runtime-dir").arg(self.runtime()).output().unwrap()
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.0.path().join("log")).unwrap()
+    }
+
+    fn web(&self, socket: &str) -> PathBuf {
+        self.runtime().join("vm/web").join(socket)
+    }
+}
+
+/// A line of a thread's status, by thread name.
+fn threads(daemon: &Daemon, key: &str) -> Vec<(String, String)> {
+    let tasks = fs::read_dir(format!("/proc/{}/task", daemon.0.id())).unwrap().flatten();
+    let one = |task: fs::DirEntry| {
+        let status = fs::read_to_string(task.path().join("status")).ok()?;
+        let field = |key: &str| {
+            let line = status.lines().find(|line| line.split(':').next() == Some(key))?;
+            Some(line.split_once(':')?.1.trim().to_owned())
+        };
+        Some((field("Name")?, field(key)?))
+    };
+    tasks.filter_map(one).collect()
+}
+
+#[test]
+fn every_thread_is_confined() {
+    let place = Place::new(CONFIG);
+    let daemon = place.start(&["--confine"]);
+    let mut vmm = Vmm::connect(place.web("vmci.sock")).unwrap();
+    vmm.read_u32(1, CONTROL).unwrap();
+    for (key, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
+        for (thread, value) in threads(&daemon, key) {
+            assert_eq!(value, wanted, "{key} of thread {thread}");
+        }
+    }
+    for key in ["CapEff", "CapPrm", "CapInh", "CapAmb"] {
+        for (thread, value) in threads(&daemon, key) {
+            assert_eq!(value.trim_start_matches('0'), "", "{key} of thread {thread}");
+        }
+    }
+    // Threads that serve guests have a filter more than the others.
+    let filters = threads(&daemon, "Seccomp_filters");
+    let of = |name: &str| {
+        let filter = filters.iter().find(|(thread, _)| thread.starts_with(name));
+        filter.unwrap_or_else(|| panic!("{name} in {filters:?}")).1.parse::<u32>().unwrap()
+    };
+    let daemons = of("control");
+    for name in ["vfu-web", "acc-web", "worker-0", "switch"] {
+        assert_eq!(of(name), daemons + 1, "{name}: {filters:?}");
+    }
+    if rustix::process::geteuid().is_root() {
+        let uids = threads(&daemon, "Uid");
+        assert!(uids.iter().all(|(_, uid)| !uid.split_whitespace().any(|uid| uid == "0")), "{uids:?}");
+    }
+    let status = String::from_utf8(place.ask(&["status"]).stdout).unwrap();
+    assert!(status.contains("no capabilities, seccomp"), "{status}");
+}
+
+#[test]
+fn a_confined_daemon_does_all_its_work() {
+    let place = Place::new(CONFIG);
+    let mut daemon = place.start(&["--confine"]);
+    // Sessions come and go, VMs too, clients as well.
+    for _ in 0..3 {
+        let mut vmm = Vmm::connect(place.web("nic0.sock")).unwrap();
+        let memory = vmlane_mem::memfd("guest", 1 << 20).unwrap();
+        vmm.map(0, 1 << 20, Some((std::os::fd::AsFd::as_fd(&memory), 0)), true).unwrap();
+        assert!(Vmm::connect(place.web("nic0.sock")).is_err(), "a second one is turned away");
+        let fd = vmlane_transport::testing::eventfd().unwrap();
+        vmm.enable_msix(&[std::os::fd::AsFd::as_fd(&fd)]).unwrap();
+        vmm.reset().unwrap();
+        vmm.unmap_all().unwrap();
+    }
+    let more = format!("{CONFIG}[[vm]]\nname = \"db\"\ncid = 4\n");
+    for config in [more.as_str(), CONFIG, more.as_str()] {
+        fs::write(place.0.path().join("vmlane.toml"), config).unwrap();
+        let reload = place.ask(&["reload"]);
+        assert!(reload.status.success(), "{reload:?}\n{}", place.log());
+    }
+    Vmm::connect(place.runtime().join("vm/db/vmci.sock")).unwrap().read_u32(1, CONTROL).unwrap();
+    assert!(place.ask(&["debug", "panic", "web"]).status.success());
+    let mut vmm = Vmm::connect(place.web("vmci.sock")).unwrap();
+    assert!(vmm.read_u32(1, CONTROL).is_err(), "a panic, backtrace and all, needs no more");
+    vmm.read_u32(1, CONTROL).unwrap();
+    rustix::process::kill_process(rustix::process::Pid::from_child(&daemon.0), rustix::process::Signal::TERM)
+        .unwrap();
+    let status = eventually("its end", || daemon.0.try_wait().unwrap());
+    assert_eq!(status.code(), Some(0), "{}", place.log());
+}
+
+#[test]
+fn a_thread_that_tries_more_ends_the_daemon_and_is_named() {
+    for (at, socket, thread) in [("vmci", "vmci.sock", "vfu-web"), ("nic0", "nic0.sock", "vfu-web-n0")] {
+        let place = Place::new(CONFIG);
+        let mut daemon = place.start(&["--confine"]);
+        let mut vmm = Vmm::connect(place.web(socket)).unwrap();
+        assert!(place.ask(&["debug", "trespass", "web", "--at", at]).status.success());
+        assert!(vmm.read_u32(1, 0).is_err(), "nobody answers any more");
+        let status = eventually("its end", || daemon.0.try_wait().unwrap());
+        assert_eq!(status.code(), Some(VIOLATED), "{}", place.log());
+        let log = place.log();
+        assert!(
+            log.contains(&format!("confinement violated: thread {thread} attempted system call")),
+            "{log}"
+        );
+    }
+}
+
+#[test]
+fn without_confinement_the_same_is_harmless_and_it_is_said_loudly() {
+    let place = Place::new(CONFIG);
+    let daemon = place.start(&[]);
+    let mut vmm = Vmm::connect(place.web("vmci.sock")).unwrap();
+    assert!(place.ask(&["debug", "trespass", "web"]).status.success());
+    vmm.read_u32(1, CONTROL).unwrap();
+    assert!(place.log().contains("NOT CONFINED"));
+    let status = String::from_utf8(place.ask(&["status"]).stdout).unwrap();
+    assert!(status.contains("confined: no"), "{status}");
+    assert!(threads(&daemon, "Seccomp").iter().all(|(_, mode)| mode != "2"));
+}
+
+#[test]
+fn a_user_that_cannot_be_is_an_error() {
+    let place = Place::new(&CONFIG.replacen("[daemon]\n", "[daemon]\nuser = \"no-such-user\"\n", 1));
+    let status = place.command(&["--confine"]).status().unwrap();
+    assert_eq!(status.code(), Some(1));
+    let log = place.log();
+    assert!(log.contains("no-such-user"), "{log}");
+}

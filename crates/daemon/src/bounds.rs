@@ -1,0 +1,36 @@
+//! What each VM may use, as `vmlane stats` shows it.
+
+use vmlane_api::Bound;
+use vmlane_device::vmci::VmView;
+use vmlane_mem::MAX_REGIONS;
+use vmlane_transport::SessionStats;
+
+use crate::log;
+use crate::vm::ServedVm;
+
+/// All bounds of a VM: those of its VMCI device, then memory regions and log lines of each device.
+pub fn of(vm: &ServedVm, view: Option<&VmView>) -> Vec<Bound> {
+    let vmci = view.map(|view| view.bounds.clone()).unwrap_or_default().into_iter();
+    let mut bounds: Vec<Bound> = vmci
+        .map(|bound| Bound {
+            name: bound.name.into(),
+            used: bound.used,
+            limit: bound.limit,
+            refused: bound.refused,
+        })
+        .collect();
+    let mut device = |prefix: &str, session: &SessionStats, thread: String| {
+        let (used, refused) = session.regions();
+        let name = format!("{prefix}memory_regions");
+        bounds.push(Bound { name, used, limit: MAX_REGIONS as u64, refused });
+        let (used, limit, refused) = log::lines(&thread);
+        bounds.push(Bound { name: format!("{prefix}log_lines"), used, limit, refused });
+    };
+    if let Some(stats) = vm.stats() {
+        device("", stats, format!("vfu-{}", vm.name()));
+    }
+    for (number, nic) in vm.nics.iter().enumerate() {
+        device(&format!("nic{number}."), nic.session(), format!("vfu-{}-n{number}", vm.name()));
+    }
+    bounds
+}

@@ -1,0 +1,60 @@
+//! Landlock: which files the daemon may touch at all from here on.
+
+use std::path::Path;
+
+use landlock::{
+    ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus,
+};
+
+/// The newest version whose rights are spoken of here; older kernels get what they know.
+const KNOWN: ABI = ABI::V5;
+
+/// Why the ruleset could not be made.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    #[error(transparent)]
+    Rules(#[from] RulesetError),
+    #[error(transparent)]
+    Path(#[from] PathFdError),
+}
+
+/// What the kernel enforces.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Enforced {
+    Fully,
+    Partly,
+    /// The kernel has no Landlock.
+    Not,
+}
+
+/// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
+/// directories of `config` (reading: editors replace the file) and `program` (reading and starting it
+/// again). No TCP port can be bound or connected to.
+pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced, FilesError> {
+    let all = AccessFs::from_all(KNOWN);
+    let read = AccessFs::ReadFile | AccessFs::ReadDir;
+    let ruleset = Ruleset::default()
+        .set_compatibility(CompatLevel::BestEffort)
+        .handle_access(all)?
+        .handle_access(AccessNet::BindTcp | AccessNet::ConnectTcp)?
+        .create()?;
+    let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::Execute | AccessFs::IoctlDev;
+    let ruleset = allow(ruleset, runtime, all & !devices)?;
+    let ruleset = allow(ruleset, config.parent().unwrap_or(config), read)?;
+    let ruleset = allow(ruleset, program, AccessFs::ReadFile | AccessFs::Execute)?;
+    let ruleset = allow(ruleset, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile)?;
+    Ok(match ruleset.restrict_self()?.ruleset {
+        RulesetStatus::FullyEnforced => Enforced::Fully,
+        RulesetStatus::PartiallyEnforced => Enforced::Partly,
+        RulesetStatus::NotEnforced => Enforced::Not,
+    })
+}
+
+fn allow(
+    ruleset: RulesetCreated,
+    path: &Path,
+    access: impl Into<landlock::BitFlags<AccessFs>>,
+) -> Result<RulesetCreated, FilesError> {
+    Ok(ruleset.add_rule(PathBeneath::new(PathFd::new(path)?, access))?)
+}

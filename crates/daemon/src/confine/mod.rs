@@ -1,0 +1,103 @@
+//! The daemon gives up what it does not need: root, capabilities, files, system calls.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `user.rs` | an unprivileged user, no capabilities |
+//! | `files.rs` | Landlock: the runtime directory, the configuration, itself |
+//! | `calls.rs` | seccomp: an allow-list for the process, a shorter one for each kind of thread |
+//! | `violation.rs` | what happens when a thread tries more |
+
+mod calls;
+mod files;
+mod user;
+mod violation;
+
+use std::io;
+use std::path::Path;
+use std::sync::OnceLock;
+
+use rustix::thread::set_no_new_privs;
+use vmlane_port::role::{self, Role};
+
+use self::calls::CallsError;
+use self::files::{Enforced, FilesError};
+pub use self::violation::EXIT_CODE;
+
+/// Why the daemon could not be confined. It does not serve then.
+#[derive(Debug, thiserror::Error)]
+pub enum ConfineError {
+    #[error(
+        "daemon: user = {user:?}: only root can become another user; leave the key away, or start as root"
+    )]
+    NotRoot { user: String },
+    #[error("daemon: user = {user:?} is not in /etc/passwd; make it (`useradd --system {user}`)")]
+    UnknownUser { user: String },
+    #[error(
+        "daemon: user = {user:?} may not search {directory}; `chmod a+x {directory}`, or choose another \
+         --runtime-dir"
+    )]
+    Unreachable { user: String, directory: String },
+    #[error("giving up privileges: {what}: {cause}")]
+    Host { what: &'static str, cause: io::Error },
+    #[error("confining files (Landlock): {0}")]
+    Files(#[from] FilesError),
+    #[error("confining system calls (seccomp): {0}")]
+    Calls(#[from] CallsError),
+}
+
+/// How far the process is confined, for `vmlane status`.
+static STATE: OnceLock<String> = OnceLock::new();
+
+/// `no` or what is in force.
+pub fn state() -> String {
+    STATE.get().cloned().unwrap_or_else(|| "no".into())
+}
+
+/// True once [`confine`] has been obeyed: nothing that needs a capability works any more.
+pub fn is_confined() -> bool {
+    STATE.get().is_some()
+}
+
+/// Confines the calling thread and all threads started from it. `user`: whom to become, if configured.
+pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), ConfineError> {
+    let host = |what| move |cause: io::Error| ConfineError::Host { what, cause };
+    let program = std::env::current_exe().map_err(host("finding the program"))?;
+    let user = user::choose(user, &[runtime])?;
+    violation::watch().map_err(host("the handler of SIGSYS"))?;
+    // Installs its signal handler, which a filter would not let it do later.
+    vmlane_mem::prepare();
+    user::bound_capabilities();
+    if let Some(user) = &user {
+        user::hand_over(runtime, user).map_err(host("handing the runtime directory over"))?;
+        user::become_user(user).map_err(host("becoming another user"))?;
+    }
+    user::drop_capabilities().map_err(host("dropping capabilities"))?;
+    set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
+    let files = files::confine(runtime, config, &program)?;
+    calls::confine_process()?;
+    role::on_enter(enter);
+    if std::fs::File::open(config).is_err() {
+        tracing::warn!(
+            config = %config.display(),
+            "cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
+        );
+    }
+    let who = user.map_or_else(|| "own user".to_owned(), |user| format!("user {}", user.name));
+    let files = match files {
+        Enforced::Fully => "landlock",
+        Enforced::Partly => "landlock in part (an older kernel)",
+        Enforced::Not => "no landlock (the kernel has none)",
+    };
+    let state = format!("{who}, no capabilities, seccomp, {files}");
+    tracing::info!("confined: {state}");
+    let _ = STATE.set(state);
+    Ok(())
+}
+
+/// A thread that serves guests begins. Without its filter it must not.
+fn enter(role: Role) {
+    if let Err(error) = calls::confine_thread(role) {
+        tracing::error!(role = role.name(), %error, "a thread cannot be confined; the daemon ends");
+        std::process::abort();
+    }
+}

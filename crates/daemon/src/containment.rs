@@ -1,0 +1,122 @@
+//! What the daemon does about faults: it takes a VM whose devices fail too often out of service, takes it
+//! back on request, and provokes faults for tests.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::{Duration, Instant};
+
+use vmlane_api::{Done, ErrorCode, Failure};
+use vmlane_device::inject::Fault;
+
+use crate::assembly::Daemon;
+use crate::vm::ServedVm;
+
+/// The longest stall on request.
+const LONGEST_STALL: Duration = Duration::from_secs(60);
+
+impl Daemon {
+    /// To be called several times a second, by a thread that may wait for sessions and workers. True if
+    /// every worker is well.
+    pub fn look_after(&self) -> bool {
+        let now = Instant::now();
+        let well = self.watchdog.lock().look(&self.faults, now);
+        // Quarantine waits for the workers: not while one of them is stuck.
+        if well {
+            self.quarantine(now);
+        }
+        well
+    }
+
+    /// Runs a part of the daemon's own work whose failure must not end the rest.
+    pub fn contained(&self, what: &str, work: impl FnOnce(&Daemon)) {
+        if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
+            self.faults.panics.inc();
+            tracing::error!("{what} panicked; the daemon goes on");
+        }
+    }
+
+    fn quarantine(&self, now: Instant) {
+        let mut state = self.state.lock();
+        let limit = state.config.daemon.fault_limit;
+        let host = self.host();
+        for vm in &mut state.vms {
+            let faults = vm.faults(&self.switch);
+            if !vm.record.look(faults, limit, now) || vm.quarantined {
+                continue;
+            }
+            vm.set_quarantined(&host, true);
+            self.faults.quarantines.inc();
+            tracing::error!(
+                vm = vm.name(),
+                faults,
+                "{} faults within {} s: its devices are out of service; `vmlane release {}` takes them back",
+                limit.faults,
+                limit.within.as_secs(),
+                vm.name()
+            );
+        }
+    }
+
+    /// Takes a VM's devices back into service.
+    pub(crate) fn release(&self, name: &str) -> Result<Done, Failure> {
+        let mut state = self.state.lock();
+        let names = state.config.names();
+        let host = self.host();
+        let vm = state.vms.iter_mut().find(|vm| vm.name() == name).ok_or_else(|| unknown(name, &names))?;
+        vm.record.forgive();
+        if vm.quarantined {
+            vm.set_quarantined(&host, false);
+            tracing::info!(vm = name, "released from quarantine");
+        }
+        Ok(Done {})
+    }
+
+    /// Makes a part of the daemon that serves a VM go wrong.
+    pub(crate) fn debug_fault(&self, name: &str, at: &str, fault: Fault) -> Result<Done, Failure> {
+        let state = self.state.lock();
+        if !state.config.daemon.fault_injection {
+            let message = "faults on request need fault_injection = true in the table [daemon] of the \
+                           configuration, and a restart";
+            return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
+        }
+        let names = state.config.names();
+        let vm = state.vms.iter().find(|vm| vm.name() == name).ok_or_else(|| unknown(name, &names))?;
+        if matches!(fault, Fault::Stall(time) if time > LONGEST_STALL) {
+            let message = format!("a stall may last {} s", LONGEST_STALL.as_secs());
+            return Err(Failure { code: ErrorCode::BadRequest, message });
+        }
+        if at == "control" {
+            return match fault {
+                Fault::Panic => panic!("injected on request"),
+                Fault::Stall(time) => {
+                    std::thread::sleep(time);
+                    Ok(Done {})
+                }
+                Fault::Trespass => Err(Failure::internal("the control plane looks at files".into())),
+            };
+        }
+        if inject(self, vm, at, fault) {
+            return Ok(Done {});
+        }
+        let message = format!(
+            "vm {name:?} has no {at:?} now; known are vmci, stream, nicN, nicN-port (active NICs only), control"
+        );
+        Err(Failure { code: ErrorCode::BadRequest, message })
+    }
+}
+
+fn inject(daemon: &Daemon, vm: &ServedVm, at: &str, fault: Fault) -> bool {
+    match at {
+        "vmci" => vm.cid().is_some_and(|cid| daemon.fabric.inject(cid, fault)),
+        "stream" => vm.cid().is_some_and(|cid| daemon.fabric.inject_in_stream(cid, fault)),
+        nic => {
+            let (nic, in_worker) = nic.strip_suffix("-port").map_or((nic, false), |nic| (nic, true));
+            let nic = vm.nics.iter().find(|served| served.name() == nic);
+            nic.is_some_and(|nic| nic.inject(fault, in_worker))
+        }
+    }
+}
+
+fn unknown(name: &str, known: &str) -> Failure {
+    let message = format!("vm {name:?} is not served; known are {known}");
+    Failure { code: ErrorCode::UnknownVm, message }
+}

@@ -1,0 +1,79 @@
+//! Faults of one VM's devices over time, and when there were too many.
+
+use std::collections::VecDeque;
+use std::time::{Duration, Instant};
+
+/// How many contained faults within how long put a VM into quarantine.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct FaultLimit {
+    /// 0: never.
+    pub faults: u32,
+    pub within: Duration,
+}
+
+impl Default for FaultLimit {
+    fn default() -> FaultLimit {
+        FaultLimit { faults: 5, within: Duration::from_secs(60) }
+    }
+}
+
+/// One VM's faults as far as they still matter.
+#[derive(Debug, Default)]
+pub struct FaultRecord {
+    /// The counters' sum at the last look.
+    seen: u64,
+    /// When each of the last ones was noticed, at most as many as the limit.
+    times: VecDeque<Instant>,
+}
+
+impl FaultRecord {
+    /// The counters of the VM's devices now add up to `total`. True if that is too much.
+    pub fn look(&mut self, total: u64, limit: FaultLimit, now: Instant) -> bool {
+        let new = total.saturating_sub(std::mem::replace(&mut self.seen, total));
+        let most = limit.faults as usize;
+        for _ in 0..new.min(u64::from(limit.faults)) {
+            self.times.push_back(now);
+        }
+        while self.times.len() > most
+            || self.times.front().is_some_and(|&time| now.duration_since(time) > limit.within)
+        {
+            self.times.pop_front();
+        }
+        most > 0 && self.times.len() >= most
+    }
+
+    /// What was, is forgiven.
+    pub fn forgive(&mut self) {
+        self.times.clear();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const LIMIT: FaultLimit = FaultLimit { faults: 3, within: Duration::from_secs(10) };
+
+    #[test]
+    fn so_many_within_so_long_are_too_many() {
+        let begun = Instant::now();
+        let second = |second| begun + Duration::from_secs(second);
+        let mut record = FaultRecord::default();
+        assert!(!record.look(2, LIMIT, second(0)));
+        assert!(!record.look(2, LIMIT, second(1)), "no new ones");
+        assert!(!record.look(3, LIMIT, second(11)), "two are too old");
+        assert!(!record.look(4, LIMIT, second(12)));
+        assert!(record.look(5, LIMIT, second(13)));
+        record.forgive();
+        assert!(!record.look(5, LIMIT, second(13)), "forgiven");
+        assert!(record.look(u64::MAX, LIMIT, second(14)), "any number at once");
+        assert!(record.times.len() <= 3);
+    }
+
+    #[test]
+    fn a_limit_of_zero_is_none() {
+        let mut record = FaultRecord::default();
+        let limit = FaultLimit { faults: 0, ..LIMIT };
+        assert!(!record.look(1_000_000, limit, Instant::now()) && record.times.is_empty());
+    }
+}

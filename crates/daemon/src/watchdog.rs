@@ -1,0 +1,124 @@
+//! Looks at the workers' heartbeats: one that is busy and gets no round done is stuck. Nothing can be
+//! done about that from inside, but it is told, counted, and systemd's watchdog goes without its sign.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmlane_api::WorkerStatus;
+use vmlane_port::{Beat, Pulse};
+use vmlane_stats::counters;
+
+/// A round takes microseconds; a worker that others keep from running still has one within this time.
+pub const PATIENCE: Duration = Duration::from_secs(2);
+/// A worker that stays stuck is told of again after this long.
+const AGAIN: Duration = Duration::from_secs(30);
+
+counters! {
+    /// What went wrong in the daemon itself.
+    pub struct DaemonStats {
+        /// Times a worker was found stuck.
+        stuck_workers,
+        /// Times a VM's devices were taken out of service for their faults.
+        quarantines,
+        /// Faults contained in the daemon's own threads.
+        panics,
+    }
+}
+
+struct Watched {
+    name: String,
+    beat: Arc<Beat>,
+    /// Names what it serves.
+    serves: fn(u32) -> String,
+    last: Pulse,
+    /// Since when `last` has not changed.
+    since: Instant,
+    told: Option<Instant>,
+}
+
+/// All workers of the daemon.
+pub struct Watchdog {
+    workers: Vec<Watched>,
+    patience: Duration,
+}
+
+impl Watchdog {
+    pub fn new(patience: Duration) -> Watchdog {
+        Watchdog { workers: Vec::new(), patience }
+    }
+
+    /// From now on `beat` is looked at, too.
+    pub fn watch(&mut self, name: String, beat: Arc<Beat>, serves: fn(u32) -> String) {
+        let last = beat.pulse();
+        self.workers.push(Watched { name, beat, serves, last, since: Instant::now(), told: None });
+    }
+
+    /// To be called several times a second. True if every worker is well.
+    pub fn look(&mut self, stats: &DaemonStats, now: Instant) -> bool {
+        let mut well = true;
+        for worker in &mut self.workers {
+            let pulse = worker.beat.pulse();
+            if !pulse.busy || pulse.rounds != worker.last.rounds {
+                if worker.told.take().is_some() {
+                    let seconds = now.duration_since(worker.since).as_secs_f64();
+                    tracing::warn!(worker = worker.name, seconds, "goes on");
+                }
+                (worker.last, worker.since) = (pulse, now);
+                continue;
+            }
+            worker.last = pulse;
+            if now.duration_since(worker.since) < self.patience {
+                continue;
+            }
+            well = false;
+            if worker.told.is_none() {
+                stats.stuck_workers.inc();
+            }
+            if worker.told.is_none_or(|told| now.duration_since(told) >= AGAIN) {
+                worker.told = Some(now);
+                let seconds = now.duration_since(worker.since).as_secs_f64();
+                let serving = (worker.serves)(pulse.serving);
+                tracing::error!(worker = worker.name, serving, seconds, "stuck: gets no round done");
+            }
+        }
+        well
+    }
+
+    pub fn status(&self, now: Instant) -> Vec<WorkerStatus> {
+        let status = |worker: &Watched| WorkerStatus {
+            name: worker.name.clone(),
+            stuck_seconds: worker.told.map(|_| now.duration_since(worker.since).as_secs_f64()),
+            serving: worker.told.map(|_| (worker.serves)(worker.last.serving)),
+        };
+        self.workers.iter().map(status).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_a_busy_worker_without_rounds_is_stuck() {
+        let stats = DaemonStats::default();
+        let mut dog = Watchdog::new(Duration::from_secs(2));
+        let (busy, asleep) = (Arc::new(Beat::default()), Arc::new(Beat::default()));
+        dog.watch("busy".into(), busy.clone(), |port| format!("port {port}"));
+        dog.watch("asleep".into(), asleep, |port| format!("port {port}"));
+        let begun = Instant::now();
+        let second = |second| begun + Duration::from_secs(second);
+        busy.set_busy(true);
+        busy.serve(7);
+        assert!(dog.look(&stats, begun) && dog.look(&stats, second(1)));
+        busy.round();
+        assert!(dog.look(&stats, second(2)) && dog.look(&stats, second(3)));
+        assert!(!dog.look(&stats, second(5)) && !dog.look(&stats, second(6)));
+        assert_eq!(stats.stuck_workers.get(), 1);
+        let status = dog.status(second(6));
+        assert_eq!(status[0].serving.as_deref(), Some("port 7"));
+        assert_eq!((status[0].stuck_seconds, status[1].stuck_seconds), (Some(4.0), None));
+        busy.round();
+        assert!(dog.look(&stats, second(7)));
+        assert_eq!(dog.status(second(7))[0].stuck_seconds, None);
+    }
+}

@@ -1,0 +1,51 @@
+//! Faults on request, for tests of containment: one relaxed load where they are looked for.
+
+use std::sync::atomic::{AtomicU32, Ordering};
+use std::time::Duration;
+
+/// What goes wrong.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Fault {
+    Panic,
+    /// Nothing happens for so long.
+    Stall(Duration),
+    /// A system call that no code on this thread needs.
+    Trespass,
+}
+
+/// A fault that waits for whoever looks next.
+#[derive(Debug, Default)]
+pub struct Injected(AtomicU32);
+
+const PANIC: u32 = u32::MAX;
+const TRESPASS: u32 = u32::MAX - 1;
+
+impl Injected {
+    pub fn set(&self, fault: Fault) {
+        let word = match fault {
+            Fault::Panic => PANIC,
+            Fault::Trespass => TRESPASS,
+            Fault::Stall(time) => (time.as_millis() as u32).clamp(1, TRESPASS - 1),
+        };
+        self.0.store(word, Ordering::Relaxed);
+    }
+
+    /// Does what was asked for, once.
+    #[inline]
+    pub fn obey(&self) {
+        if self.0.load(Ordering::Relaxed) != 0 {
+            self.go_wrong();
+        }
+    }
+
+    #[cold]
+    fn go_wrong(&self) {
+        match self.0.swap(0, Ordering::Relaxed) {
+            0 => {}
+            PANIC => panic!("injected on request"),
+            // statx(2): nothing that serves guests looks at files by name.
+            TRESPASS => drop(std::fs::metadata("/")),
+            milliseconds => std::thread::sleep(Duration::from_millis(milliseconds.into())),
+        }
+    }
+}

@@ -1,0 +1,103 @@
+//! Devices whose code failed, and devices out of service: what their guests see.
+
+mod vmci_common;
+mod vmxnet3_session;
+
+use std::time::Instant;
+
+use vmci_common::World;
+use vmlane_device::inject::Fault;
+use vmlane_device::testing::nic::{DriverSpec, NicDriver};
+use vmlane_device::testing::{PairSpec, Path, Placement};
+use vmlane_port::FramePort;
+use vmlane_wire::vmci::{Handle, Reg, VmciError, call};
+use vmlane_wire::vmxnet3::regs::{Command, Reg as NicReg, event};
+use vmlane_wire::vmxnet3::shared::at;
+use vmxnet3_session::{active, deliver, frame, receive};
+
+const QUEUE_LOST: u32 = 0x8000_0006;
+
+#[test]
+fn a_driver_whose_port_failed_is_told_and_starts_anew() {
+    let (machine, mut driver) = active(DriverSpec::linux(6).with_queues(2));
+    let raised = machine.lines.raised(u16::from(driver.vectors() - 1));
+    machine.frames.with(|end| end.fail()).expect("attached");
+    // As the switch does afterwards.
+    vmlane_port::Frames::detach(&*machine.frames, vmlane_port::PortId(7));
+    assert_eq!(driver.area_word(at::EVENTS), event::TX_QUEUE | event::RX_QUEUE);
+    assert_eq!(machine.lines.raised(u16::from(driver.vectors() - 1)), raised + 1, "the event vector");
+    assert_eq!(machine.command(Command::GetQueueStatus), 0);
+    for queue in 0..4 {
+        assert_eq!(
+            (driver.queue_word(queue, at::STOPPED), driver.queue_word(queue, at::ERROR)),
+            (1, QUEUE_LOST)
+        );
+    }
+    machine.write(NicReg::Events, event::TX_QUEUE | event::RX_QUEUE);
+    driver.close(&machine);
+    driver = NicDriver::probe(&machine, driver.spec.clone());
+    driver.open(&machine);
+    assert!(deliver(&machine, &frame(60)));
+    assert!(receive(&mut driver).is_some());
+    assert_eq!(driver.queue_word(0, at::STOPPED), 0);
+}
+
+#[test]
+fn an_injected_panic_is_in_the_place_it_was_asked_for() {
+    let (machine, _driver) = active(DriverSpec::linux(6));
+    machine.handle.injected.set(Fault::Panic);
+    let session = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| machine.read(NicReg::Revision)));
+    assert!(session.is_err());
+    assert!(machine.handle.inject_in_worker(Fault::Panic));
+    let tick = |end: &mut dyn FramePort| end.tick(Instant::now());
+    let worker = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| machine.frames.with(tick)));
+    assert!(worker.is_err());
+    assert!(machine.frames.with(tick).is_some(), "once");
+}
+
+#[test]
+fn a_nic_out_of_service_refuses_to_be_opened_and_answers_everything() {
+    let (machine, mut driver) = active(DriverSpec::linux(6));
+    machine.handle.set_quarantined(true);
+    assert_eq!(machine.read(NicReg::Revision), 0, "no revision that a driver knows");
+    assert!(!machine.frames.is_attached(), "what was active is not");
+    assert_eq!(machine.command(Command::GetLink), 0, "down");
+    assert_eq!(machine.command(Command::Reset), 0);
+    assert_eq!(driver.try_activate(&machine), 1);
+    for offset in (0..0x1000).step_by(4) {
+        for region in 0..2 {
+            machine.write32(region, offset, u32::MAX);
+            machine.read32(region, offset);
+        }
+    }
+    assert!(!machine.frames.is_attached());
+    machine.handle.set_quarantined(false);
+    driver = NicDriver::probe(&machine, driver.spec.clone());
+    driver.open(&machine);
+    assert!(deliver(&machine, &frame(60)) && receive(&mut driver).is_some());
+}
+
+#[test]
+fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
+    for path in Path::ALL {
+        let world = World::new();
+        let (machine, _peer) = (world.machine(3), world.machine(4));
+        let mut driver = machine.probe(path);
+        let handle = Handle::new(3, 9);
+        let spec = PairSpec { handle, peer: 4, flags: 0, produce: 8192, consume: 8192 };
+        let _queues = driver.alloc(&spec, Placement::Scattered).expect("a queue pair");
+        assert_eq!(world.view(3).queue_pairs, 1);
+        world.fabric.set_quarantined(3, true);
+        // A send that is not answered would keep the driver spinning for ever.
+        assert_eq!(driver.call(call::GET_CONTEXT_ID, &[]), VmciError::Unavailable.code(), "{path:?}");
+        assert_eq!((driver.read(Reg::Caps), driver.read(Reg::Status)), (0, 0));
+        let view = world.view(3);
+        assert_eq!((view.ready, view.queue_pairs, view.connections), (false, 0, 0));
+        driver.write(Reg::Control, 2);
+        assert!(!world.view(3).ready);
+        world.fabric.set_quarantined(3, false);
+        let mut again = machine.probe(path);
+        assert_eq!(again.call(call::GET_CONTEXT_ID, &[]), 3);
+        assert!(world.view(3).ready);
+    }
+}

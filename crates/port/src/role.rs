@@ -1,0 +1,43 @@
+//! What a thread is for. A program that confines its threads sets a hook; others never notice.
+
+use std::sync::OnceLock;
+
+/// A kind of thread that serves guests: what it may ask of the kernel follows from it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Role {
+    /// Serves one VMM's connection.
+    Session,
+    /// Accepts VMMs' connections.
+    Acceptor,
+    /// Moves bytes between mapped pages.
+    Worker,
+    /// Moves frames between mapped pages, and to and from uplinks' files.
+    Switch,
+}
+
+impl Role {
+    pub const ALL: [Role; 4] = [Role::Session, Role::Acceptor, Role::Worker, Role::Switch];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Session => "session",
+            Role::Acceptor => "acceptor",
+            Role::Worker => "worker",
+            Role::Switch => "switch",
+        }
+    }
+}
+
+static HOOK: OnceLock<fn(Role)> = OnceLock::new();
+
+/// Has every thread call `hook` that enters a role from now on. The first call counts.
+pub fn on_enter(hook: fn(Role)) {
+    let _ = HOOK.set(hook);
+}
+
+/// The calling thread does nothing but `role` from here on.
+pub fn enter(role: Role) {
+    if let Some(hook) = HOOK.get() {
+        hook(role);
+    }
+}
