@@ -4,6 +4,7 @@
 //! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone.
 
 pub mod nic;
+pub mod switching;
 pub mod virtio;
 
 use std::sync::Arc;

@@ -15,10 +15,10 @@ use vmlane_api::{
     VmStats, VmStatus,
 };
 use vmlane_device::inject::Fault;
-use vmlane_device::vmci::{Fabric, VmView};
+use vmlane_device::vmci::{Fabric, FabricPast, VmView};
 use vmlane_lane::{Settings, Workers};
 use vmlane_mem::MemoryMap;
-use vmlane_state::{Found, Journal, Records, Store};
+use vmlane_state::{Found, Journal, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch, VlanMode};
 use vmlane_transport::host::{Bounds, HostSockets, Policy};
@@ -102,7 +102,7 @@ impl Daemon {
             ..Settings::default()
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
-        let (log, records) = fabric_log(&store, &mut found);
+        let (log, past) = fabric_log(&store, &mut found);
         let fabric = Fabric::recorded(workers.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
@@ -115,7 +115,7 @@ impl Daemon {
         let sockets = host_sockets(&fabric, &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
-        let watchdog = Mutex::new(watch(&workers, &switch));
+        let watchdog = Mutex::new(watch(&workers, &switch, &hub));
         let (faults, started) = (DaemonStats::default(), Instant::now());
         let daemon = Daemon {
             paths,
@@ -137,7 +137,7 @@ impl Daemon {
             maps.extend(daemon.state.lock().offer(&daemon, &config, &vm.name)?);
         }
         // All devices know their guests' memory: streams between them can go on, then the guests.
-        daemon.fabric.resume(records, &maps);
+        daemon.fabric.resume(past, maps);
         let mut state = daemon.state.lock();
         state.vms.iter().for_each(ServedVm::go);
         for (name, file) in std::mem::take(&mut state.found).0 {
@@ -412,32 +412,36 @@ const FABRIC_KIND: u32 = 2;
 const FABRIC_HALF: usize = 128 << 20;
 
 /// The fabric's journal, a predecessor's if that is of use, and its records.
-fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, Records) {
+fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, FabricPast) {
+    // Devices of a predecessor that left none know more than the fabric does.
+    let mut past = FabricPast::Lost;
     if let Some(file) = found.take(FABRIC_LOG) {
-        match Journal::open(file, FABRIC_KIND, FABRIC_HALF) {
-            Ok((log, records)) => return (Some(log), records),
+        match Journal::open_in_part(file, FABRIC_KIND, FABRIC_HALF) {
+            Ok((log, records, damaged)) => return (Some(log), FabricPast::Known { records, damaged }),
             Err(error) => {
-                tracing::error!(%error, "the predecessor's streams are lost: VMCI devices are reset")
+                tracing::error!(%error, "the predecessor's streams are lost: VMCI devices are reset");
+                past = FabricPast::Lost;
             }
         }
     }
     let log = Journal::create("vmlane-fabric", FABRIC_KIND, FABRIC_HALF);
     match log.and_then(|log| store.put(FABRIC_LOG, log.file().as_fd()).map(|()| log)) {
-        Ok(log) => (Some(log), Records::new()),
+        Ok(log) => (Some(log), past),
         Err(error) => {
             tracing::warn!(%error, "streams will not outlive this daemon");
-            (None, Records::new())
+            (None, past)
         }
     }
 }
 
 /// All workers, watched.
-fn watch(workers: &Workers, switch: &Switch) -> Watchdog {
+fn watch(workers: &Workers, switch: &Switch, hub: &Hub) -> Watchdog {
     let mut dog = Watchdog::new(PATIENCE);
     for (number, beat) in workers.beats().iter().enumerate() {
         dog.watch(format!("worker-{number}"), beat.clone(), |stream| format!("stream {stream}"));
     }
     dog.watch("switch".into(), switch.beat().clone(), |port| format!("port {port}"));
+    dog.watch("vsock".into(), hub.beat().clone(), |_| "virtio-vsock guests".into());
     dog
 }
 

@@ -38,6 +38,9 @@ pub fn socket() -> io::Result<Option<UnixDatagram>> {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
         return Ok(None);
     };
+    if let Some(connected) = CONNECTED.get() {
+        return connected.try_clone().map(Some);
+    }
     let socket = UnixDatagram::unbound()?;
     socket.connect_addr(&address(name.as_bytes())?)?;
     Ok(Some(socket))

@@ -74,13 +74,14 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let _claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
     let uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
     notify::prepare();
+    let reached = keeper::reach(&keeper::socket(paths.runtime()));
     if options.confine {
         // Before there is any other thread: what is given up here, is given up for all of them.
         confine::confine(config.daemon.user.as_deref(), paths.runtime(), &config_path)?;
     } else {
         tracing::warn!("NOT CONFINED (see --confine): a fault in the daemon is a fault of its user's rights");
     }
-    let Held { store, found, keeper } = keeper::connect(paths.runtime());
+    let Held { store, found, keeper } = keeper::connect(paths.runtime(), reached);
     if found.is_empty() {
         runtime::clear(&paths);
     } else {

@@ -13,10 +13,12 @@ pub enum Role {
     Worker,
     /// Moves frames between mapped pages, and to and from uplinks' files.
     Switch,
+    /// Moves virtio-vsock packets between mapped pages.
+    Vsock,
 }
 
 impl Role {
-    pub const ALL: [Role; 4] = [Role::Session, Role::Acceptor, Role::Worker, Role::Switch];
+    pub const ALL: [Role; 5] = [Role::Session, Role::Acceptor, Role::Worker, Role::Switch, Role::Vsock];
 
     pub fn name(self) -> &'static str {
         match self {
@@ -24,6 +26,7 @@ impl Role {
             Role::Acceptor => "acceptor",
             Role::Worker => "worker",
             Role::Switch => "switch",
+            Role::Vsock => "vsock",
         }
     }
 }

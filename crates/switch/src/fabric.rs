@@ -21,6 +21,22 @@ pub struct Allowance {
     pub bytes: usize,
 }
 
+/// The attached ports of one party: a part of [`Fabric::attached`].
+#[derive(Clone, Copy)]
+struct Run {
+    start: usize,
+    len: usize,
+    /// Who of them is served first.
+    first: usize,
+}
+
+/// `at + by`, begun anew at `len`; both are smaller than that.
+#[inline]
+fn rotated(at: usize, by: usize, len: usize) -> usize {
+    let sum = at + by;
+    if sum < len { sum } else { sum - len }
+}
+
 /// The ports and what is known about them.
 pub struct Fabric {
     pub settings: Settings,
@@ -37,7 +53,10 @@ pub struct Fabric {
     pub members: Vec<Vec<Slot>>,
     /// By group: does anyone look at others' frames?
     pub mirrored: Vec<bool>,
+    /// Ports of one party lie side by side.
     pub attached: Vec<Slot>,
+    /// The parties in it, in turns.
+    runs: Vec<Run>,
     pub known: KnownTable,
     pub learned: LearnedTable,
     /// Of `known` and of the ports' configuration.
@@ -74,6 +93,7 @@ impl Fabric {
             members: Vec::new(),
             mirrored: Vec::new(),
             attached: Vec::new(),
+            runs: Vec::new(),
             known: KnownTable::new(std::iter::empty(), learned.seed()),
             learned,
             epoch: 1,
@@ -299,7 +319,14 @@ impl Fabric {
         let entries: Vec<_> =
             own.chain(chosen).map(|(slot, port)| (key(port.group, port.effective), slot)).collect();
         self.known = KnownTable::new(entries.into_iter(), self.learned.seed());
-        self.attached = attached().map(|(slot, _)| slot).collect();
+        let mut parties: Vec<(u16, Slot)> = attached().map(|(slot, port)| (port.party, slot)).collect();
+        parties.sort_unstable();
+        self.attached = parties.iter().map(|&(_, slot)| slot).collect();
+        self.runs.clear();
+        for of_one in parties.chunk_by(|a, b| a.0 == b.0) {
+            let start = self.runs.last().map_or(0, |run| run.start + run.len);
+            self.runs.push(Run { start, len: of_one.len(), first: 0 });
+        }
     }
 
     /// Runs `action`; a panic of ours ends the port that was being served.
@@ -347,13 +374,18 @@ impl Fabric {
         let Settings { frames, bytes, .. } = self.settings;
         self.allowances.clear();
         self.allowances.resize(self.parties.len(), Allowance { frames, bytes });
-        let count = self.attached.len();
+        let count = self.runs.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         for at in 0..count {
-            let index = (self.first + at) % count;
-            let Some(&slot) = self.attached.get(index) else { break };
-            moved |= self.turn(slot);
-            self.flush();
+            // A turn may detach a port: then this looks at another one, which harms nobody.
+            let Some(run) = self.runs.get_mut(rotated(self.first, at, count)) else { break };
+            run.first = if run.first + 1 < run.len { run.first + 1 } else { 0 };
+            let Run { start, len, first } = *run;
+            for at in 0..len {
+                let Some(&slot) = self.attached.get(start + rotated(first, at, len)) else { break };
+                moved |= self.turn(slot);
+                self.flush();
+            }
         }
         moved
     }

@@ -78,6 +78,11 @@ pub const LRO: Takes =
 impl Wire {
     /// A port whose guest has the address `mac`, wants its own frames and broadcasts, and takes [`PLAIN`].
     pub fn new(mac: Mac) -> (Wire, Box<MemoryPort>) {
+        Wire::small(mac, LOOK_AHEAD)
+    }
+
+    /// The same for one that lends at most `look_ahead` frames at once: quickly made.
+    pub fn small(mac: Mac, look_ahead: usize) -> (Wire, Box<MemoryPort>) {
         let filter = Filter { mac, unicast: true, broadcast: true, ..Filter::default() };
         let inner = Inner {
             takes: PLAIN,
@@ -95,10 +100,10 @@ impl Wire {
             trap: None,
         };
         let wire = Wire(Arc::new(Mutex::new(inner)));
-        let memory = memory(LOOK_AHEAD * ROOM);
+        let memory = memory(look_ahead * ROOM);
         let port = MemoryPort {
             wire: wire.clone(),
-            slots: (0..LOOK_AHEAD)
+            slots: (0..look_ahead)
                 .map(|_| Slot {
                     head: [0; MAX_HEAD],
                     head_len: 0,
@@ -107,7 +112,7 @@ impl Wire {
                     tag: None,
                 })
                 .collect(),
-            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            free: (0..look_ahead as u32).rev().collect(),
             filter,
             sink: Spans::new(self::memory(2 * ROOM), true),
             scratch: [0; MAX_HEAD],

@@ -11,6 +11,8 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
+use vmlane_port::Beat;
+use vmlane_port::role::{self, Role};
 use vmlane_stats::counters;
 
 use vmlane_device::vmci::{Endpoint, Fabric};
@@ -70,6 +72,7 @@ pub struct Hub {
     desk: Arc<Desk>,
     mailbox: Arc<Mailbox>,
     stats: Arc<HubStats>,
+    beat: Arc<Beat>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -104,20 +107,27 @@ impl Hub {
         let mailbox = Mailbox::new(desk.clone());
         let bridge = fabric.map(|fabric| Bridge::new(fabric, mailbox.clone()));
         let stats = Arc::new(HubStats::default());
+        let beat = Arc::new(Beat::default());
         let worker = Worker {
             desk: desk.clone(),
             rounds: Rounds::new(stats.clone(), bridge),
             settings,
             stats: stats.clone(),
+            beat: beat.clone(),
             busy: Instant::now(),
             idle: 0,
         };
         let thread = std::thread::Builder::new().name("vsock".into()).spawn(move || worker.run())?;
-        Ok(Hub { desk, mailbox, stats, thread: Some(thread) })
+        Ok(Hub { desk, mailbox, stats, beat, thread: Some(thread) })
     }
 
     pub fn stats(&self) -> &Arc<HubStats> {
         &self.stats
+    }
+
+    /// The worker's heartbeat.
+    pub fn beat(&self) -> &Arc<Beat> {
+        &self.beat
     }
 
     /// What answers for the VM `cid` when VMCI guests connect to it.
@@ -173,6 +183,7 @@ struct Worker {
     rounds: Rounds,
     settings: Settings,
     stats: Arc<HubStats>,
+    beat: Arc<Beat>,
     /// When something last moved.
     busy: Instant,
     idle: u32,
@@ -180,8 +191,11 @@ struct Worker {
 
 impl Worker {
     fn run(mut self) {
+        role::enter(Role::Vsock);
+        self.beat.set_busy(true);
         while self.obey() {
             let now = Instant::now();
+            self.beat.round();
             match catch_unwind(AssertUnwindSafe(|| self.rounds.round(now))) {
                 Ok(true) => {
                     self.busy = now;
@@ -236,7 +250,9 @@ impl Worker {
             let bells = self.rounds.ports().filter_map(Port::bell);
             let all = std::iter::once(std::os::fd::AsFd::as_fd(&self.desk.bell)).chain(bells);
             let mut files: Vec<_> = all.map(|file| PollFd::from_borrowed_fd(file, PollFlags::IN)).collect();
+            self.beat.set_busy(false);
             let _ = poll(&mut files, timeout.as_ref());
+            self.beat.set_busy(true);
             let mut count = [0; 8];
             let _ = rustix::io::read(&self.desk.bell, &mut count);
         }

@@ -308,7 +308,7 @@ pub fn confine_thread(role: Role) -> Result<(), CallsError> {
         Role::Session => SESSION,
         Role::Acceptor => ACCEPTOR,
         Role::Worker => WORKER,
-        Role::Switch => SWITCH,
+        Role::Switch | Role::Vsock => SWITCH,
     };
     seccompiler::apply_filter(&allow_list(&[calls])?)?;
     Ok(())

@@ -61,7 +61,6 @@ pub fn is_confined() -> bool {
 /// Confines the calling thread and all threads started from it. `user`: whom to become, if configured.
 pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), ConfineError> {
     let host = |what| move |cause: io::Error| ConfineError::Host { what, cause };
-    let program = std::env::current_exe().map_err(host("finding the program"))?;
     let user = user::choose(user, &[runtime])?;
     violation::watch().map_err(host("the handler of SIGSYS"))?;
     // Installs its signal handler, which a filter would not let it do later.
@@ -73,7 +72,7 @@ pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), 
     }
     user::drop_capabilities().map_err(host("dropping capabilities"))?;
     set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
-    let files = files::confine(runtime, config, &program)?;
+    let files = files::confine(runtime, config, Path::new("/proc/self/exe"))?;
     calls::confine_process()?;
     role::on_enter(enter);
     if std::fs::File::open(config).is_err() {

@@ -96,9 +96,12 @@ pub fn hand_over(directory: &Path, user: &User) -> io::Result<()> {
 /// Becomes the user for good. Only before other threads exist: the calls concern the calling thread.
 pub fn become_user(user: &User) -> io::Result<()> {
     let (uid, gid) = (Uid::from_raw(user.uid), Gid::from_raw(user.gid));
+    // Who started it may want it to end with itself; the kernel forgets that with the old user.
+    let signal = rustix::process::parent_process_death_signal()?;
     set_thread_groups(&[])?;
     set_thread_res_gid(gid, gid, gid)?;
     set_thread_res_uid(uid, uid, uid)?;
+    rustix::process::set_parent_process_death_signal(signal)?;
     Ok(())
 }
 

@@ -33,13 +33,13 @@ struct Inner {
 }
 
 impl Keeper {
-    /// The keeper at `path`, started if there is none, and what it holds.
-    pub fn connect(path: &Path) -> Result<(Arc<Keeper>, Found), KeeperError> {
+    /// The keeper at `path`, started if there is none, and what it holds. `reached`: see [`reach`].
+    pub fn connect(path: &Path, reached: Option<OwnedFd>) -> Result<(Arc<Keeper>, Found), KeeperError> {
         let host = |what| {
             let path = path.to_owned();
             move |cause: io::Error| KeeperError::Host { path, what, cause }
         };
-        let socket = match open(path) {
+        let socket = match reached.map_or_else(|| open(path), Ok) {
             Ok(socket) => socket,
             Err(_) => start(path).map_err(host("starting a keeper"))?,
         };
@@ -133,6 +133,12 @@ fn watch(keeper: &Weak<Keeper>) {
         }
         std::thread::sleep(Duration::from_millis(20));
     }
+}
+
+/// Connects to a keeper that is there: to be called while this process still is who it was started as, for
+/// a keeper talks to daemons of its own user and of root only.
+pub fn reach(path: &Path) -> Option<OwnedFd> {
+    open(path).ok()
 }
 
 fn open(path: &Path) -> io::Result<OwnedFd> {

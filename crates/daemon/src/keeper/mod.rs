@@ -13,12 +13,13 @@ mod protocol;
 mod systemd;
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vmlane_state::{Found, NoStore, Store};
 
-pub use client::Keeper;
+pub use client::{Keeper, reach};
 pub use process::serve;
 
 /// The keeper's socket in the runtime directory.
@@ -34,12 +35,12 @@ pub struct Held {
 }
 
 /// Connects to whoever holds descriptors for a daemon of this runtime directory. A daemon that finds
-/// nobody serves all the same, without a successor.
-pub fn connect(runtime: &Path) -> Held {
+/// nobody serves all the same, without a successor. `reached`: the keeper that was there, if one was.
+pub fn connect(runtime: &Path, reached: Option<OwnedFd>) -> Held {
     if let Some((store, found)) = systemd::connect() {
         return Held { store: Arc::new(store), found, keeper: None };
     }
-    match Keeper::connect(&socket(runtime)) {
+    match Keeper::connect(&socket(runtime), reached) {
         Ok((keeper, found)) => Held { store: keeper.clone(), found, keeper: Some(keeper) },
         Err(error) => {
             tracing::error!(%error, "no keeper: VMs will notice if this daemon ends");

@@ -484,6 +484,9 @@ impl PciDevice for VmciDevice {
     }
 
     fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
+        if self.fabric.take_lost(self.cid) {
+            return Err(Unusable::Missing("what the fabric knew of this device".into()));
+        }
         if let Some(bytes) = past.record(CONFIG) {
             self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
         }

@@ -3,7 +3,7 @@
 //! The daemon plays the hypervisor. A sender is known by its session, never by what its packet says;
 //! no traffic of any kind crosses groups.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -190,6 +190,8 @@ pub(super) struct Inner {
     pub generation: u64,
     /// By context: the last request of a predecessor that was done, and its result.
     pub executed: HashMap<u32, (u64, i32)>,
+    /// Contexts whose devices begin anew: a predecessor's records of them are of no use.
+    pub lost: HashSet<u32>,
 }
 
 impl Inner {

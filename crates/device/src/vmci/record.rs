@@ -5,10 +5,11 @@
 //! up, all of it is written as it is then, together with the number of the request that did it. So a
 //! successor finds a request either done, with its result, or not begun.
 
-use std::collections::{BTreeMap, HashMap};
+use std::collections::{BTreeMap, HashMap, HashSet};
 
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Journal, Key as RecordKey, Reader, Records, Writer};
+use vmlane_wire::vmci::CID_HOST;
 
 use super::broker::{Pair, PairParts};
 use super::fabric::{Caller, Fabric, Inner};
@@ -208,6 +209,45 @@ impl Sorted {
     }
 }
 
+/// What a predecessor left of the fabric.
+#[derive(Debug)]
+pub enum FabricPast {
+    /// Its records, and the keys of those that are damaged.
+    Known { records: Records, damaged: Vec<RecordKey> },
+    /// Nothing, or nothing that can be read.
+    Lost,
+}
+
+/// Whom damaged records hurt.
+#[derive(Default)]
+struct Damage {
+    /// A damaged record's key is all that there was to it.
+    generation: u64,
+    contexts: HashSet<u32>,
+    /// By serial number.
+    pairs: HashSet<u64>,
+    connections: HashSet<Key>,
+}
+
+impl Damage {
+    fn of(keys: &[RecordKey]) -> Damage {
+        let mut damage = Damage::default();
+        for &(kind, a, b) in keys {
+            match kind {
+                CONTEXT | DOORBELL | WELL_KNOWN | ITEM | EXECUTED => drop(damage.contexts.insert(a as u32)),
+                PAIR | PAGES | SPILL | TOLD => drop(damage.pairs.insert(a)),
+                CONNECTION => {
+                    let key = Key { client: socket_address(a), server: socket_address(b) };
+                    damage.connections.insert(key);
+                }
+                GENERATION => damage.generation = a,
+                _ => {}
+            }
+        }
+        damage
+    }
+}
+
 impl Fabric {
     /// Writes what has changed, before the lock is given up.
     pub(super) fn commit(&self, inner: &mut Inner) {
@@ -237,11 +277,34 @@ impl Fabric {
     }
 
     /// Goes on with what a predecessor recorded. `maps`: the memory of every guest that is there. Called
-    /// once all VMs were added and have their devices, before any of them is served.
-    pub fn resume(&self, records: Records, maps: &HashMap<u32, MemoryMap>) {
+    /// once all VMs were added and have their devices, before any of them is served. A damaged record
+    /// hurts the device or the stream that it was about.
+    pub fn resume(&self, past: FabricPast, mut maps: HashMap<u32, MemoryMap>) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let sorted = Sorted::of(records);
+        let (records, damage) = match past {
+            FabricPast::Known { records, damaged } => {
+                if let Some(log) = &self.log {
+                    damaged.iter().for_each(|key| log.stage_removal(*key));
+                }
+                let damage = Damage::of(&damaged);
+                if !damaged.is_empty() {
+                    tracing::error!(
+                        devices = damage.contexts.len(),
+                        streams = damage.pairs.len() + damage.connections.len(),
+                        "records of a predecessor are damaged: these are reset, the rest goes on"
+                    );
+                }
+                (records, damage)
+            }
+            FabricPast::Lost => {
+                (Records::new(), Damage { contexts: maps.keys().copied().collect(), ..Damage::default() })
+            }
+        };
+        maps.retain(|cid, _| !damage.contexts.contains(cid));
+        let (records, maps) = (self.without_lost(records, &damage), &maps);
+        let mut sorted = Sorted::of(records);
+        sorted.generation = sorted.generation.max(damage.generation);
         inner.generation = sorted.generation + 1;
         if let Some(log) = &self.log {
             log.stage_removal((GENERATION, sorted.generation, 0));
@@ -260,7 +323,9 @@ impl Fabric {
             inner.dirty.push(Dirty::Pair(serial));
             let Some(record) = Pair::from_record(serial, &record) else { continue };
             let connection = record.pair.connection;
-            if self.resume_pair(inner, record, parts, maps) {
+            let sound = !damage.pairs.contains(&serial)
+                && connection.is_none_or(|key| !damage.connections.contains(&key));
+            if sound && self.resume_pair(inner, record, parts, maps) {
                 continue;
             }
             // Its other end did not outlive the predecessor: whoever is there hears of it.
@@ -271,6 +336,7 @@ impl Fabric {
                 inner.send_reset(key.client, key.server);
             }
         }
+        inner.end_damaged(&damage);
         for (cid, items) in sorted.items {
             let Some(inbox) = inner.contexts.get(&cid).and_then(|context| context.inbox.as_ref()) else {
                 continue;
@@ -282,6 +348,24 @@ impl Fabric {
             inbox.restore_first(known.filter(|_| maps.contains_key(&cid)).collect());
         }
         self.commit(inner);
+    }
+
+    /// Records but those of devices that begin anew, which are removed.
+    fn without_lost(&self, records: Records, damage: &Damage) -> Records {
+        let of_lost = |(kind, a, _): RecordKey| {
+            let of_one = matches!(kind, CONTEXT | DOORBELL | WELL_KNOWN | ITEM | EXECUTED);
+            of_one && damage.contexts.contains(&(a as u32))
+        };
+        let (lost, rest): (Records, Records) = records.into_iter().partition(|(key, _)| of_lost(*key));
+        if let Some(log) = &self.log {
+            lost.iter().for_each(|(key, _)| log.stage_removal(*key));
+        }
+        rest
+    }
+
+    /// True, once, for a device whose records were lost: it begins anew.
+    pub(super) fn take_lost(&self, cid: u32) -> bool {
+        self.inner.lock().lost.remove(&cid)
     }
 
     fn resume_contexts(&self, inner: &mut Inner, sorted: &Sorted, maps: &HashMap<u32, MemoryMap>) {
@@ -334,6 +418,41 @@ impl Fabric {
                     inner.connections.insert(key, connection);
                 }
                 None => inner.dirty.push(Dirty::Connection(key)),
+            }
+        }
+    }
+}
+
+impl Inner {
+    /// Ends what damaged records were about; whoever is at its ends hears of it.
+    fn end_damaged(&mut self, damage: &Damage) {
+        self.lost.extend(&damage.contexts);
+        for &serial in &damage.pairs {
+            self.serial = self.serial.max(serial);
+            self.dirty.push(Dirty::Pair(serial));
+        }
+        for &key in &damage.connections {
+            let forwards = self.contexts.get(&key.client.0).map(|context| context.spec.forwards.clone());
+            let ways_in = forwards.unwrap_or_default().into_iter();
+            let ways_in = ways_in.filter(|forward| (forward.to_cid, forward.to_port) == key.server);
+            // The client may know the server by another address.
+            for known_as in ways_in.map(|forward| (CID_HOST, forward.port)).chain([key.server]) {
+                self.send_reset(known_as, key.client);
+            }
+            self.send_reset(key.client, key.server);
+            self.dirty.push(Dirty::Connection(key));
+        }
+        if damage.pairs.is_empty() {
+            return;
+        }
+        let pairs = self.pairs.values().chain(self.orphans.values());
+        let whole: HashSet<Key> = pairs.filter_map(|pair| pair.connection).collect();
+        let halves = self.connections.iter();
+        let halves = halves.filter(|(key, connection)| connection.has_pair() && !whole.contains(*key));
+        for key in halves.map(|(key, _)| *key).collect::<Vec<_>>() {
+            if let Some(connection) = self.remove_connection(key) {
+                self.send_reset(connection.server_as_known(key), key.client);
+                self.send_reset(key.client, key.server);
             }
         }
     }

@@ -192,6 +192,11 @@ impl Connection {
         self.handle == Some(handle)
     }
 
+    /// A queue pair was offered on it.
+    pub fn has_pair(&self) -> bool {
+        self.handle.is_some()
+    }
+
     /// The engine has joined the two ends.
     pub fn joined(&mut self, lane: LaneId, voices: [Option<Arc<Notices>>; 2]) {
         self.lane = Some(lane);

@@ -1,0 +1,93 @@
+//! Records that a daemon left are damaged: whom they were about begins anew, everybody else goes on.
+
+use std::fs::{self, File};
+use std::os::fd::OwnedFd;
+
+use vmlane_lab::Running;
+use vmlane_state::{Journal, Key};
+use vmlane_tests::{Bed, PATIENCE, Service, give, json, kept, reload_driver, serve, spec, take, wait_until};
+
+/// Kinds of records of the fabric (`crates/device/src/vmci/record.rs`).
+const CONTEXT: u32 = 2;
+const CONNECTION: u32 = 9;
+
+/// The fabric's journal, which the daemon has open.
+fn fabric_log(bed: &Bed) -> OwnedFd {
+    let descriptors = format!("/proc/{}/fd", bed.daemon_pid().as_raw_nonzero());
+    let path = fs::read_dir(descriptors).unwrap().flatten().map(|entry| entry.path()).find(|path| {
+        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:vmlane-fabric"))
+    });
+    let file = File::options().read(true).write(true).open(path.expect("the fabric's journal"));
+    file.unwrap().into()
+}
+
+/// Damages records, and the daemon dies.
+fn damage(bed: &Bed, which: impl Fn(Option<Key>) -> bool) -> usize {
+    let spoiled = Journal::spoil(fabric_log(bed), which).unwrap();
+    bed.kill_daemon();
+    spoiled
+}
+
+fn tcp(bed: &Bed, seconds: u32) -> (Service, Running) {
+    let taker = serve(&bed.guest("b"), "tcp take 7200");
+    let line = ["python3", "/t/tcp.py", "give", "10.77.0.2", "7200", &seconds.to_string()];
+    let running = bed.guest("a").spawn(line).unwrap();
+    running.wait_for("moving", PATIENCE).unwrap();
+    (taker, running)
+}
+
+fn whole(bed: &Bed, guest: &str, stream: Running) {
+    json(&bed.guest(guest), "give", &stream.wait().unwrap());
+}
+
+/// A stream from one guest to another works, soon.
+fn streams_again(bed: &Bed, from: &str, to: &str) {
+    let taker = take(&bed.guest(to));
+    whole(bed, from, give(bed, from, to, 1));
+    drop(taker);
+}
+
+#[test]
+fn damage_hurts_those_whom_it_is_about() {
+    let bed = Bed::up(&spec("damage", &["6.12", "6.12", "6.12"]).device("vmxnet3").unwrap());
+    let a = bed.cid("a");
+
+    let taker = take(&bed.guest("c"));
+    let (_tcp_taker, through_nics) = tcp(&bed, 8);
+    let beside = give(&bed, "b", "c", 8);
+    assert_eq!(damage(&bed, |key| key == Some((CONTEXT, a.into(), 0))), 1);
+    whole(&bed, "b", beside);
+    whole(&bed, "a", through_nics);
+    bed.guest("a").sh("true").unwrap();
+    reload_driver(&bed.guest("a"));
+    bed.equip("a");
+    streams_again(&bed, "a", "b");
+    kept(4, "a damaged record of one VMCI device: it began anew; a stream beside it and its own NIC went on");
+
+    let hurt = give(&bed, "a", "c", 60);
+    let beside = give(&bed, "b", "c", 8);
+    let of_a = |key: Key| key.0 == CONNECTION && [key.1, key.2].iter().any(|end| end >> 32 == u64::from(a));
+    assert_eq!(damage(&bed, |key| key.is_some_and(of_a)), 1);
+    let output = hurt.wait().unwrap();
+    assert!(!output.success(), "{}", output.stdout());
+    whole(&bed, "b", beside);
+    streams_again(&bed, "a", "b");
+    kept(4, "a damaged record of one stream: it was reset; a stream beside it went on");
+
+    let (_tcp_taker, through_nics) = tcp(&bed, 8);
+    assert_eq!(damage(&bed, |key| key.is_none()), 1);
+    whole(&bed, "a", through_nics);
+    drop(taker);
+    for guest in ["a", "b", "c"] {
+        bed.guest(guest).sh("true").unwrap();
+        reload_driver(&bed.guest(guest));
+    }
+    wait_until("streams work again", || {
+        let taker = take(&bed.guest("b"));
+        let stream = give(&bed, "a", "b", 1).wait().unwrap();
+        drop(taker);
+        stream.success()
+    });
+    kept(4, "the journal's last word was damaged: all VMCI devices began anew, NICs went on");
+    bed.finish();
+}
