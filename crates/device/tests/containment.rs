@@ -83,7 +83,7 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
         let world = World::new();
         let (machine, _peer) = (world.machine(3), world.machine(4));
         let mut driver = machine.probe(path);
-        let handle = Handle::new(3, 9);
+        let handle = Handle::new(3, 2000);
         let spec = PairSpec { handle, peer: 4, flags: 0, produce: 8192, consume: 8192 };
         let _queues = driver.alloc(&spec, Placement::Scattered).expect("a queue pair");
         assert_eq!(world.view(3).queue_pairs, 1);

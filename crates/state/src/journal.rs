@@ -522,7 +522,8 @@ mod tests {
     fn three() -> (Journal, [usize; 4]) {
         let journal = Journal::create("test", 7, HALF).unwrap();
         let mut ends = [0; 4];
-        for (number, record) in [&b"something of some length"[..], b"more", &[7; 100]].into_iter().enumerate() {
+        for (number, record) in [&b"something of some length"[..], b"more", &[7; 100]].into_iter().enumerate()
+        {
             journal.write((1 + number as u32, 0, 0), record);
             ends[number + 1] = journal.inner.lock().len;
         }
@@ -559,8 +560,10 @@ mod tests {
                 let len = len.min(ends[3] - at);
                 scribble(&journal, HEAD + at, len);
                 assert!(reopen(&journal).is_err());
-                let hurt: Vec<u32> =
-                    (0..3).filter(|n| at < ends[n + 1] && at + len > ends[*n]).map(|n| 1 + n as u32).collect();
+                let hurt: Vec<u32> = (0..3)
+                    .filter(|n| at < ends[n + 1] && at + len > ends[*n])
+                    .map(|n| 1 + n as u32)
+                    .collect();
                 match in_part(&journal) {
                     Ok((records, damaged)) => {
                         assert_eq!(damaged.iter().map(|key| key.0).collect::<Vec<_>>(), hurt, "{at}, {len}");

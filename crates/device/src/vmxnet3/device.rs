@@ -11,11 +11,10 @@ use vmlane_port::{Frames, PortId};
 use vmlane_state::{Found, Journal, Reader, Unusable, Writer};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{
-    BAR0_SIZE, BAR1_SIZE, BAR2_SIZE, CLASS, Command, DEVICE_ID, EXTENDED_VECTORS, PBA_OFFSET, REVISION_ID,
-    Reg, VECTORS, VENDOR_ID, capability, event,
+    BAR0_SIZE, BAR1_SIZE, BAR2_SIZE, CLASS, Command, DEVICE_ID, EXTENDED_VECTORS, PBA_OFFSET, PageReg,
+    REVISION_ID, Reg, VECTORS, VENDOR_ID, capability, event,
 };
 use vmlane_wire::vmxnet3::shared::{Coalesce, DriverShared, at};
-
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::irq::Interrupts;
@@ -413,8 +412,7 @@ impl Vmxnet3Device {
 
 /// Does a file have so many bytes?
 fn holds(file: &OwnedFd, bytes: u64) -> bool {
-    let file = file.try_clone().map(std::fs::File::from);
-    file.and_then(|file| file.metadata()).is_ok_and(|metadata| metadata.len() >= bytes)
+    rustix::fs::fstat(file).is_ok_and(|state| u64::try_from(state.st_size).is_ok_and(|have| have >= bytes))
 }
 
 /// MACL and MACH of an address.
@@ -618,6 +616,9 @@ impl PciDevice for Vmxnet3Device {
         self.stats().function_resets.inc();
         self.config.reset();
         self.reset_driver_state();
+        // Doorbells: masks are the vectors'.
+        let doorbells = PageReg::TxProducer(0).offset() as usize..BAR0_SIZE as usize;
+        doorbells.step_by(4).for_each(|at| self.page.store_u32(at, 0));
         self.regs.result = 0;
         self.regs.mac_low = 0;
         self.regs.mac = self.nic.mac;
