@@ -53,11 +53,12 @@ fn damage_hurts_those_whom_it_is_about() {
     let a = bed.cid("a");
 
     let taker = take(&bed.guest("c"));
-    let (_tcp_taker, through_nics) = tcp(&bed, 8);
+    let (tcp_taker, through_nics) = tcp(&bed, 8);
     let beside = give(&bed, "b", "c", 8);
     assert_eq!(damage(&bed, |key| key == Some((CONTEXT, a.into(), 0))), 1);
     whole(&bed, "b", beside);
     whole(&bed, "a", through_nics);
+    drop(tcp_taker);
     bed.guest("a").sh("true").unwrap();
     reload_driver(&bed.guest("a"));
     bed.equip("a");

@@ -11,7 +11,7 @@ use serde_json::Value;
 use vmlane_transport::testing::Client as Vmm;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
-const TWO: &str = "[daemon]\nfault_injection = true\nfault_limit = 0\n\
+const TWO: &str = "[daemon]\nfault_injection = true\n\
     [[vm]]\nname = \"web\"\ncid = 3\nforward = [{ port = 5000, to = \"db:5000\" }]\n\
     [[vm]]\nname = \"db\"\ncid = 4\n";
 /// Registers in BAR 1.
@@ -274,7 +274,7 @@ fn reload_applies_the_difference_and_refuses_what_would_hurt() {
 
 #[test]
 fn an_injected_panic_stays_inside_its_vm() {
-    let place = Place::new(TWO);
+    let place = Place::new(&TWO.replacen("[daemon]\n", "[daemon]\nfault_limit = 0\n", 1));
     let _daemon = place.start();
     let mut web = Vmm::connect(place.socket("web")).unwrap();
     let mut db = Vmm::connect(place.socket("db")).unwrap();
@@ -371,8 +371,8 @@ fn provoke(place: &Place, vmm: &mut Vmm, faults: u32) {
 #[test]
 fn a_vm_whose_devices_keep_failing_is_quarantined_and_released() {
     let place = Place::new(&format!("{TWO}\n[[vm]]\nname = \"third\"\ncid = 5\n").replacen(
-        "fault_limit = 0\n",
-        "fault_limit = 3\nfault_window_s = 3600\n",
+        "[daemon]\n",
+        "[daemon]\nfault_limit = 3\nfault_window_s = 3600\n",
         1,
     ));
     let _daemon = place.start();

@@ -1,7 +1,7 @@
 //! Seccomp: which system calls a thread may make, by what it is for.
 //!
 //! Two filters for the whole process: everything that any part of the daemon needs, and sockets of no
-//! family but `AF_UNIX` (others are refused with EPERM). Threads that serve guests put a third one on top
+//! family but `AF_UNIX` (others are refused with EPERM). Threads that serve guests put their own on top
 //! with what their role needs. A call outside the list is never carried out: `violation` tells of it and
 //! ends the process.
 
@@ -243,6 +243,18 @@ const DAEMON: &[c_long] = &[
     libc::SYS_vfork,
 ];
 
+/// What the C library (does its heap shrink?) and a panic's backtrace ask for on any thread, and can do
+/// without: refused with EACCES on threads that serve guests.
+const REFUSED: &[c_long] = &[
+    libc::SYS_getcwd,
+    libc::SYS_openat,
+    libc::SYS_readlinkat,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_open,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_readlink,
+];
+
 /// prctl() that is harmless, and needed by threads that start or tell their name.
 const PRCTLS: [i32; 6] = [
     libc::PR_SET_NAME,
@@ -302,7 +314,7 @@ pub fn confine_process() -> Result<(), CallsError> {
     Ok(())
 }
 
-/// A filter for the calling thread, beside those of the process.
+/// Filters for the calling thread, beside those of the process.
 pub fn confine_thread(role: Role) -> Result<(), CallsError> {
     let calls = match role {
         Role::Session => SESSION,
@@ -310,6 +322,11 @@ pub fn confine_thread(role: Role) -> Result<(), CallsError> {
         Role::Worker => WORKER,
         Role::Switch | Role::Vsock => SWITCH,
     };
-    seccompiler::apply_filter(&allow_list(&[calls])?)?;
+    let refused = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
+    let refuse = program(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?;
+    // The calls that the second one refuses must pass the first one.
+    let allow = allow_list(&[calls, REFUSED])?;
+    seccompiler::apply_filter(&refuse)?;
+    seccompiler::apply_filter(&allow)?;
     Ok(())
 }
