@@ -2,6 +2,7 @@
 //! under `vmlane run`, programs linked with the library, and whoever speaks the text door.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
@@ -195,6 +196,8 @@ fn the_text_door_and_the_library_reach_a_guest() {
     let mut beside = uds.into_os_string();
     beside.push("_5200");
     let listener = UnixListener::bind(&beside).unwrap();
+    // The daemon is no longer whoever started it.
+    std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o666)).unwrap();
     let calling = start(&bed, "echo from the guest | socat -u - VSOCK-CONNECT:2:5200");
     let mut all = String::new();
     listener.accept().unwrap().0.read_to_string(&mut all).unwrap();
