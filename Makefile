@@ -44,12 +44,12 @@ test-unit: bootstrap
 	@cargo test --locked --workspace
 
 test-guests: setup
-	@scripts/bootstrap.sh socat ncat python3 chromium
+	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
 	@echo '==> tests in real guests'
 	@cargo test --locked --release -p vmlane-tests --features guests -- --test-threads=1 --nocapture
 
 acceptance: setup
-	@scripts/bootstrap.sh socat ncat python3 chromium
+	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
 	@tests/acceptance.sh
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the last part; VMLANE_SEED repeats a run's moments.

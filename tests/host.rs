@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use vmlane_lab::Running;
-use vmlane_tests::{Bed, full, kept, spec, wait_until};
+use vmlane_tests::{Bed, PATIENCE, full, give, json, kept, spec, take, wait_until};
 
 const MIB: usize = 1 << 20;
 /// Where guest a echoes.
@@ -108,12 +108,17 @@ fn kernels() -> Vec<&'static str> {
     if full() { vec!["5.10", "6.1", "6.12", "7.2"] } else { vec!["6.12"] }
 }
 
+/// How much goes each way.
+fn size() -> usize {
+    if full() { 64 * MIB } else { 16 * MIB }
+}
+
 #[test]
 fn bytes_arrive_both_ways() {
     for kernel in kernels() {
         let bed = Bed::up(&spec("host", &[kernel]));
         let folder = tempfile::tempdir().unwrap();
-        let (path, expected) = bytes(folder.path(), 64 * MIB);
+        let (path, expected) = bytes(folder.path(), size());
         there_and_back(
             &bed,
             &path,
@@ -143,9 +148,123 @@ fn bytes_arrive_both_ways() {
             unmodified(&["ncat", "--vsock", "--recv-only", "-l", "5021"]),
             5020,
         );
-        kept(1, &format!("{kernel}: 64 MiB each way by connect and listen, socat, ncat: equal checksums"));
+        ssh(&bed, folder.path(), &path, &expected);
+        let mib = size() / MIB;
+        kept(
+            1,
+            &format!("{kernel}: {mib} MiB each way by connect and listen, socat, ncat, ssh: equal checksums"),
+        );
         bed.finish();
     }
+}
+
+/// ssh to the guest's own sshd, by three proxy commands.
+fn ssh(bed: &Bed, folder: &Path, path: &Path, expected: &str) {
+    let key = folder.join("key");
+    run(Command::new("ssh-keygen").args(["-q", "-t", "ed25519", "-N", "", "-f"]).arg(&key));
+    let public = std::fs::read_to_string(key.with_extension("pub")).unwrap();
+    bed.guest("a")
+        .sh(&format!(
+            "mkdir -p /run/sshd /root/.ssh && chmod 700 /root /root/.ssh && echo '{}' > /root/.ssh/authorized_keys
+             ssh-keygen -q -t ed25519 -N '' -f /etc/ssh/ssh_host_ed25519_key",
+            public.trim()
+        ))
+        .unwrap();
+    let options = "-o UsePAM=no -o StrictModes=no -o HostKey=/etc/ssh/ssh_host_ed25519_key";
+    let listen = format!("exec socat VSOCK-LISTEN:22,fork 'EXEC:/usr/sbin/sshd -i -e {options}'");
+    let _sshd = start(bed, &listen);
+    let own = vmlane_lab::find_vmlane().unwrap();
+    let uds = bed.lab().daemon_runtime_dir().join("vm/a/vsock.uds");
+    let client = |mut command: Command, proxy: String, line: &str| {
+        command.arg("-i").arg(&key).args([
+            "-o",
+            "StrictHostKeyChecking=no",
+            "-o",
+            "UserKnownHostsFile=/dev/null",
+        ]);
+        command.args(["-o", "BatchMode=yes", "-o", "ConnectTimeout=60", "-o", "LogLevel=ERROR"]);
+        command.arg("-o").arg(format!("ProxyCommand={proxy}")).args(["root@vm", line]);
+        command.env("VMLANE_RUNTIME_DIR", bed.lab().daemon_runtime_dir());
+        command
+    };
+    let connect = || format!("{} connect -w 30 3 22", own.display());
+    wait_until("sshd answers", || {
+        let mut command = client(Command::new("ssh"), connect(), "true");
+        command.stdin(Stdio::null()).output().unwrap().status.success()
+    });
+    let mut there = client(Command::new("ssh"), connect(), "cat > /tmp/by-ssh; sha256sum /tmp/by-ssh");
+    let output = run(there.stdin(std::fs::File::open(path).unwrap()));
+    assert!(String::from_utf8_lossy(&output.stdout).contains(expected));
+    let mut wrapped = vmlane(bed, &["run", "--"]);
+    wrapped.arg("ssh");
+    let back =
+        run(client(wrapped, "socat - VSOCK-CONNECT:3:22".into(), "cat /tmp/by-ssh").stdin(Stdio::null()));
+    assert!(back.stdout == std::fs::read(path).unwrap(), "the bytes came back changed");
+    // ssh skips lines before the server's greeting, so the door's answer does no harm.
+    let text = format!("(echo CONNECT 22; cat) | socat - UNIX-CONNECT:{}", uds.display());
+    let hello = run(client(Command::new("ssh"), text, "echo by the text door").stdin(Stdio::null()));
+    assert_eq!(hello.stdout, b"by the text door\n");
+}
+
+#[test]
+fn the_host_measures_against_a_guest_and_back() {
+    let bed = Bed::up(&spec("hostbench", &["6.12"]));
+    let guest = bed.guest("a");
+    let server = guest.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
+    server.wait_for("listening", PATIENCE).unwrap();
+    let check = |what: &str, output: &str| {
+        let report: serde_json::Value = serde_json::from_str(output).unwrap();
+        let moved = report["throughput_bps"].as_f64().unwrap_or(0.0);
+        let asked = report["transactions_per_second"].as_f64().unwrap_or(0.0);
+        assert!(moved > 0.0 || asked > 0.0, "{what}: {output}");
+    };
+    let tests =
+        [("stream", "vsock"), ("maerts", "vsock"), ("bidir", "vsock"), ("rr", "vsock"), ("crr", "vsock")];
+    let datagrams = [("rr", "vsock-dgram"), ("maerts", "vsock-dgram")];
+    for (test, family) in tests.into_iter().chain(datagrams) {
+        let to = format!("{family}:3");
+        let output = run(&mut vmlane(&bed, &["bench", test, "--to", &to, "-l", "1", "--json"]));
+        check(test, &String::from_utf8_lossy(&output.stdout));
+    }
+    let mut listening = vmlane(&bed, &["bench", "server", "--listen", "vsock:"]);
+    let mut host = Program(listening.stdout(Stdio::piped()).spawn().unwrap());
+    let mut line = String::new();
+    BufReader::new(host.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
+    assert!(line.starts_with("listening on vsock:"), "{line}");
+    for (test, family) in tests.into_iter().chain(datagrams) {
+        let output = guest.sh(&format!("vmlane bench {test} --to {family}:2 -l 1 --json")).unwrap();
+        check(test, &output);
+    }
+    bed.finish();
+}
+
+#[test]
+fn host_connections_end_with_the_daemon_and_come_back_with_the_next() {
+    let bed = Bed::up(&spec("hostkill", &["6.12", "6.12"]));
+    let _server = echo(&bed);
+    let taker = take(&bed.guest("b"));
+    let between = give(&bed, "a", "b", 8);
+    let script = program_file("programs/host_survivor.py");
+    let mut command = vmlane(&bed, &["run", "--", "python3"]);
+    command.arg(script).args(["3", ECHO, "5100"]).stdout(Stdio::piped());
+    let mut program = Program(command.spawn().unwrap());
+    let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
+    // A connection of the guest's that only waits for its end.
+    assert_eq!(lines.next().unwrap().unwrap(), "listening");
+    let held = start(&bed, "socat -u VSOCK-CONNECT:2:5100 -; echo over");
+    assert_eq!(lines.next().unwrap().unwrap(), "ready");
+    bed.kill_daemon();
+    assert_eq!(lines.next().unwrap().unwrap(), "ended");
+    let guest_end = held.wait().unwrap();
+    assert!(guest_end.stdout().contains("over"), "{}", guest_end.stderr());
+    let calling = start(&bed, "until printf again | socat -u - VSOCK-CONNECT:2:5100; do sleep 0.2; done");
+    assert_eq!(lines.next().unwrap().unwrap(), "again");
+    assert!(program.0.wait().unwrap().success());
+    assert!(calling.wait().unwrap().success());
+    json(&bed.guest("a"), "stream give", &between.wait().unwrap());
+    drop(taker);
+    kept(4, "daemon killed: host connections ended at both ends, a VM-to-VM stream went on, new ones work");
+    bed.finish();
 }
 
 #[test]
@@ -226,6 +345,11 @@ fn the_text_door_and_the_library_reach_a_guest() {
     let mut python = vmlane(&bed, &["run", "--", "python3"]);
     python.arg(examples.join("echo.py")).args(["3", ECHO, "from Python"]);
     assert_eq!(run(&mut python).stdout, b"from Python");
+    let mut rust = Command::new(env!("CARGO"));
+    rust.args(["run", "--quiet", "--locked", "--release", "-p", "vmlane-sock", "--example", "echo", "--"]);
+    rust.args(["3", ECHO, "from Rust"]).env("VMLANE_RUNTIME_DIR", &dir);
+    rust.current_dir(program_file(".."));
+    assert_eq!(run(&mut rust).stdout, b"from Rust");
     // What cannot be served is told so.
     let own = vmlane_lab::find_vmlane().unwrap();
     let refused = vmlane(&bed, &["run", "--"]).arg(own).output().unwrap();

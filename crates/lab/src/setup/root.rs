@@ -12,7 +12,7 @@ use super::apt::{Fetch, Mirrors};
 use super::{Cache, Progress, digest, packages, remove_tree, run};
 
 // dash, because the shell of busybox prefers its own applets to the tools below.
-const PACKAGES: [&str; 17] = [
+const PACKAGES: [&str; 18] = [
     "bash",
     "busybox-static",
     "coreutils",
@@ -25,6 +25,7 @@ const PACKAGES: [&str; 17] = [
     "kmod",
     "ncat",
     "netperf",
+    "openssh-server",
     "procps",
     "python3",
     "socat",
@@ -52,7 +53,7 @@ const FILES: [(&str, &str); 6] = [
     (
         "etc/passwd",
         "root:x:0:0:root:/root:/bin/bash\ndaemon:x:1:1::/:/bin/false\n\
-         tcpdump:x:100:100::/:/bin/false\nnobody:x:65534:65534::/:/bin/false\n",
+         tcpdump:x:100:100::/:/bin/false\nsshd:x:101:65534::/run/sshd:/bin/false\nnobody:x:65534:65534::/:/bin/false\n",
     ),
     ("etc/group", "root:x:0:\ndaemon:x:1:\ntty:x:5:\ntcpdump:x:100:\nnogroup:x:65534:\n"),
     ("etc/nsswitch.conf", "passwd: files\ngroup: files\nhosts: files dns\n"),
