@@ -171,7 +171,8 @@ fn ssh(bed: &Bed, folder: &Path, path: &Path, expected: &str) {
         ))
         .unwrap();
     let options = "-o UsePAM=no -o StrictModes=no -o HostKey=/etc/ssh/ssh_host_ed25519_key";
-    let listen = format!("exec socat VSOCK-LISTEN:22,fork 'EXEC:/usr/sbin/sshd -i -e {options}'");
+    let listen =
+        format!("exec socat VSOCK-LISTEN:22,fork 'EXEC:/usr/sbin/sshd -i -e -f /dev/null {options}'");
     let _sshd = start(bed, &listen);
     let own = vmlane_lab::find_vmlane().unwrap();
     let uds = bed.lab().daemon_runtime_dir().join("vm/a/vsock.uds");
@@ -201,7 +202,7 @@ fn ssh(bed: &Bed, folder: &Path, path: &Path, expected: &str) {
         run(client(wrapped, "socat - VSOCK-CONNECT:3:22".into(), "cat /tmp/by-ssh").stdin(Stdio::null()));
     assert!(back.stdout == std::fs::read(path).unwrap(), "the bytes came back changed");
     // ssh skips lines before the server's greeting, so the door's answer does no harm.
-    let text = format!("(echo CONNECT 22; cat) | socat - UNIX-CONNECT:{}", uds.display());
+    let text = format!("sh -c '(echo CONNECT 22; cat) | socat - UNIX-CONNECT:{}'", uds.display());
     let hello = run(client(Command::new("ssh"), text, "echo by the text door").stdin(Stdio::null()));
     assert_eq!(hello.stdout, b"by the text door\n");
 }

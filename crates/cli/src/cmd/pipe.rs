@@ -1,7 +1,9 @@
 //! What `connect` and `listen` share: standard input and output on one end, a stream on the other.
 
-use std::io;
+use std::fs::File;
+use std::io::{self, Read, Write};
 use std::net::Shutdown;
+use std::os::fd::AsFd as _;
 use std::os::unix::net::UnixStream;
 use std::time::Duration;
 
@@ -10,15 +12,32 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 /// How often a peer that sends no more is looked at, while there is input for it.
 const LOOK: Duration = Duration::from_millis(100);
 
+/// Copies to the end. By splice(), as `io::copy` does it, the kernel would hold the lock of a pipe while it waits
+/// for the socket, and keep the pipe's reader from what is there (ssh with this as its proxy command).
+fn copy(mut from: impl Read, mut to: impl Write) -> io::Result<()> {
+    let mut buffer = vec![0; 64 << 10];
+    loop {
+        match from.read(&mut buffer) {
+            Ok(0) => return Ok(()),
+            Ok(len) => to.write_all(&buffer[..len])?,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(error) => return Err(error),
+        }
+    }
+}
+
 /// Copies both ways until both have ended, or the peer is gone.
 pub fn pipe(stream: &UnixStream) -> io::Result<()> {
+    // Not Rust's own: that keeps back what does not end a line.
+    let input = File::from(io::stdin().as_fd().try_clone_to_owned()?);
+    let output = File::from(io::stdout().as_fd().try_clone_to_owned()?);
     let up = stream.try_clone()?;
     let feeding = std::thread::spawn(move || {
-        let copied = io::copy(&mut io::stdin().lock(), &mut &up);
+        let copied = copy(&input, &up);
         let _ = up.shutdown(Shutdown::Write);
         copied
     });
-    io::copy(&mut &*stream, &mut io::stdout().lock())?;
+    copy(stream, &output)?;
     while !feeding.is_finished() {
         let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
         let mut fds = [PollFd::new(stream, PollFlags::empty())];

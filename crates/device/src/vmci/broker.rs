@@ -255,6 +255,8 @@ impl Fabric {
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.attacher = Some(cid);
             pair.ranges[1] = ranges;
+            // A successor has to end it.
+            inner.dirty.push(Dirty::Pair(pair.serial));
         }
         Ok(())
     }
@@ -270,6 +272,7 @@ impl Fabric {
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.attacher = Some(key.server.0);
             pair.connection = Some(key);
+            inner.dirty.push(Dirty::Pair(pair.serial));
         }
         Ok(())
     }
@@ -475,13 +478,16 @@ impl Inner {
             ranges: Default::default(),
             connection: Some(key),
         };
+        self.dirty.push(Dirty::Pair(pair.serial));
         self.pairs.insert(handle, pair);
         Some(handle)
     }
 
     /// A party's pair to which nobody attached goes.
     pub(super) fn forget_pair_of_party(&mut self, handle: Handle) {
-        if self.pairs.get(&handle).is_some_and(|pair| matches!(pair.state, PairState::Offered)) {
+        let offered = self.pairs.get(&handle).filter(|pair| matches!(pair.state, PairState::Offered));
+        if let Some(serial) = offered.map(|pair| pair.serial) {
+            self.dirty.push(Dirty::Pair(serial));
             self.pairs.remove(&handle);
         }
     }
@@ -685,7 +691,9 @@ impl Fabric {
                 None => return false,
             }
         }
-        if gone == [true; 2] {
+        // A party's end did not outlive the predecessor: the guest's connection is reset.
+        let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
+        if gone == [true; 2] || (joined && !cids.iter().flatten().all(has_device)) {
             return false;
         }
         for side in Side::BOTH.into_iter().filter(|side| !gone[*side as usize]) {
