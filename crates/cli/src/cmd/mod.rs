@@ -8,6 +8,7 @@ pub mod control;
 pub mod daemon;
 pub mod debug;
 pub mod demo;
+pub mod import;
 pub mod keeper;
 pub mod lab;
 pub mod libvirt_xml;
@@ -42,6 +43,8 @@ pub enum Command {
     ProxmoxArgs(proxmox_args::Args),
     /// Print Cloud Hypervisor's arguments for a VM of the configuration
     CloudHypervisorArgs(cloud_hypervisor_args::Args),
+    /// Turn the configuration of another program into one of vmlane's
+    Import(import::Args),
     /// Show the daemon and its VMs
     Status(status::Args),
     /// Show what moves, again and again
@@ -81,6 +84,7 @@ impl Command {
             Command::LibvirtXml(args) => args.run(),
             Command::ProxmoxArgs(args) => args.run(),
             Command::CloudHypervisorArgs(args) => args.run(),
+            Command::Import(args) => args.run(),
             Command::Status(args) => args.run(),
             Command::Top(args) => args.run(),
             Command::Ports(args) => args.run(),
