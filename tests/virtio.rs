@@ -1,10 +1,9 @@
 //! virtio NICs under unmodified drivers, alone and beside VMXNET3 on one switch.
 
-use std::process::{Child, Command, Stdio};
 use std::time::Duration;
 
 use vmlane_lab::{Guest, LabSpec};
-use vmlane_tests::{Bed, Carrier, Mode, PATIENCE, Route, carry, full, kept, wait_until};
+use vmlane_tests::{Bed, Carrier, Mode, PATIENCE, Route, carry, full, kept};
 
 fn lab(what: &str, kernels: &[&str], devices: &[&str]) -> LabSpec {
     let mut spec = LabSpec::new(&format!("{what}-{}", std::process::id()));
@@ -180,58 +179,6 @@ fn a_virtio_guest_that_forwards() {
     }
 }
 
-/// UDP super-frames: whole to a guest that takes them, cut for one that does not, and no datagram differs.
-#[test]
-fn udp_segmentation() {
-    let take = "\
-import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5005))
-s.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4 << 20); s.settimeout(60)
-print('listening', flush=True)
-for n in range(100):
-    for at in range(30):
-        data = s.recv(2000)
-        assert data == bytes([n, at]) * 500, (n, at, len(data), data[:2])
-        if at == 29: s.sendto(b'ok', ('10.77.0.1', 5006))
-    assert s.recv(2000) == bytes([n, 30]) * 50
-print('equal', flush=True)
-";
-    let give = "\
-import socket
-s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 5006)); s.settimeout(60)
-s.setsockopt(17, 103, 1000)
-for n in range(100):
-    s.sendto(b''.join(bytes([n, at]) * (500 if at < 30 else 50) for at in range(31)), ('10.77.0.2', 5005))
-    assert s.recv(10) == b'ok'
-";
-    for device in ["virtio-net", "virtio-net:lro=false"] {
-        let bed = Bed::up(&lab("vuso", &["6.12", "6.12"], &[device]));
-        let (a, b) = (bed.guest("a"), bed.guest("b"));
-        let offered = a.sh("ethtool -k eth0 | grep tx-udp-segmentation").unwrap();
-        assert!(offered.contains(": on"), "{offered}");
-        let before = port(&bed, "a", 0, "tx_tso");
-        let taking = b.spawn(["python3", "-c", take]).unwrap();
-        taking.wait_for("listening", PATIENCE).unwrap();
-        a.sh(&format!("python3 -c \"{give}\"")).unwrap();
-        let output = taking.wait().unwrap();
-        assert!(output.stdout().contains("equal"), "{}{}", output.stdout(), output.stderr());
-        assert!(port(&bed, "a", 0, "tx_tso") >= before + 100, "the guest cut them itself");
-        let (whole, cut) = (port(&bed, "b", 0, "rx_aggregates"), port(&bed, "b", 0, "rx_segments"));
-        let lro = !device.contains("lro=false");
-        assert!(
-            if lro { whole >= 100 } else { whole == 0 && cut >= 3100 },
-            "{device}: {whole} whole, {cut} cut"
-        );
-        kept(
-            1,
-            &format!(
-                "{device}: 100 UDP super-frames of 31 datagrams, every byte equal; {whole} whole, {cut} cut"
-            ),
-        );
-        bed.finish();
-    }
-}
-
 /// The daemon is killed and started again: QEMU comes back by itself and nothing in the rings is lost.
 #[test]
 fn traffic_survives_the_daemon() {
@@ -239,7 +186,7 @@ fn traffic_survives_the_daemon() {
     let a = bed.guest("a");
     let ping = a.spawn(["sh", "-c", "ping -q -i 0.1 -c 120 10.77.0.2"]).unwrap();
     std::thread::sleep(Duration::from_secs(2));
-    let daemon = restart_daemon(&bed);
+    bed.kill_daemon();
     let said = ping.wait().unwrap().stdout();
     let received = said.split(", ").find_map(|part| part.strip_suffix(" received")?.parse::<u32>().ok());
     // 0.1 s apart: 20 lost are 2 s.
@@ -252,37 +199,7 @@ fn traffic_survives_the_daemon() {
             received.unwrap_or(0)
         ),
     );
-    bed.check();
-    drop(daemon);
-    bed.lab_down();
-}
-
-/// A daemon that is not the lab's; it ends with the test.
-struct Daemon(Child);
-
-impl Drop for Daemon {
-    fn drop(&mut self) {
-        self.0.kill().unwrap();
-        self.0.wait().unwrap();
-    }
-}
-
-/// SIGKILL, and another one in its place at once.
-fn restart_daemon(bed: &Bed) -> Daemon {
-    let status = bed.lab().status().unwrap().daemon.expect("a daemon");
-    rustix::process::kill_process(bed.daemon_pid(), rustix::process::Signal::KILL).unwrap();
-    wait_until("the lab has seen its daemon's end", || {
-        bed.lab().status().unwrap().daemon.is_some_and(|daemon| daemon.pid.is_none())
-    });
-    let child = Command::new(vmlane_lab::find_vmlane().unwrap())
-        .args(["daemon", "--config"])
-        .arg(status.config)
-        .arg("--runtime-dir")
-        .arg(status.runtime_dir)
-        .stderr(Stdio::null())
-        .stdout(Stdio::null())
-        .spawn();
-    Daemon(child.unwrap())
+    bed.finish();
 }
 
 /// Connections of virtio-vsock guests to each other: no program sets a flag.

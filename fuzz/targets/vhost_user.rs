@@ -11,13 +11,17 @@ use libfuzzer_sys::fuzz_target;
 use rustix::event::{EventfdFlags, eventfd};
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vmlane_device::testing::nic::InlineFrames;
+use vmlane_device::testing::virtio::DriverRing;
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_fuzz::Input;
+use vmlane_fuzz::virtio::SIZE;
 use vmlane_mem::memfd;
 use vmlane_port::PortId;
+use vmlane_transport::testing::Front;
 use vmlane_transport::{RingLines, SessionStats, vhost_user};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vhost_user::Header;
+use vmlane_wire::virtio::feature;
 use zerocopy::IntoBytes;
 
 fuzz_target!(|data: &[u8]| {
@@ -31,9 +35,25 @@ fuzz_target!(|data: &[u8]| {
         let config =
             NetConfig { mac: Mac([0x52, 0, 0, 0, 0, 1]), mtu: 1500, queues: 2, lro: true, packed: true };
         let device = Arc::new(VirtioNetStats::default());
-        let mut device = NetDevice::new(config, end, PortId(0), lines.clone(), device);
+        let mut device = NetDevice::new(config, end, PortId(7), lines.clone(), device);
         vhost_user::Session::new(theirs, &mut device, lines, counted).expect("session").run()
     });
+    // Often the session is one that runs already.
+    let ram = vmlane_fuzz::virtio::ram();
+    if input.byte() & 3 != 0 {
+        let packed = input.byte() & 1 != 0;
+        let features = feature::VERSION_1 | if packed { feature::PACKED } else { 0 };
+        let mut front = Front::over(ours.try_clone().expect("clone"), features).expect("a session");
+        front.set_memory(&ram).expect("memory");
+        if input.byte() & 1 != 0 {
+            let (area, file) = front.get_inflight(5, 64).expect("memory for records");
+            front.set_inflight(&area, &file).expect("taken");
+        }
+        for index in 0..2 {
+            let ring = DriverRing::new(&ram, SIZE, packed);
+            front.start(index, &ring.setup()).expect("a ring");
+        }
+    }
     let mut reader = ours.try_clone().expect("clone");
     let drain = std::thread::spawn(move || {
         let mut sink = [0; 4096];

@@ -35,7 +35,7 @@ fuzz_target!(|data: &[u8]| {
         packed: true,
     };
     let stats = Arc::new(VirtioNetStats::default());
-    let mut device = NetDevice::new(config, frames.clone(), PortId(0), Arc::new(NoLines), stats);
+    let mut device = NetDevice::new(config, frames.clone(), PortId(7), Arc::new(NoLines), stats);
     // Any subset of what is on offer.
     let mut features = device.features() & (input.number::<8>() | feature::VERSION_1);
     features = if packed { features | feature::PACKED } else { features & !feature::PACKED };

@@ -36,7 +36,8 @@ fuzz_target!(|data: &[u8]| {
                 let to = [2, 3, 4, 5, 9, 77][usize::from(input.byte()) % 6];
                 let ports = (u32::from(input.byte() % 3), u32::from(input.byte() % 3));
                 let (kind, op) = (u16::from(input.byte() % 4), u16::from(input.byte() % 9));
-                let payload = input.bytes(usize::from(input.byte()));
+                let count = usize::from(input.byte());
+                let payload = input.bytes(count);
                 let len =
                     if input.byte() & 7 == 0 { input.number::<4>() as u32 } else { payload.len() as u32 };
                 let header = Header::new((guest.cid, ports.0), (to, ports.1), kind, op);

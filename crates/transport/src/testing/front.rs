@@ -39,7 +39,11 @@ pub struct RingEvents {
 impl Front {
     /// Connects, and agrees on `features` (PROTOCOL_FEATURES is added).
     pub fn connect(path: &Path, features: u64) -> io::Result<Front> {
-        let socket = UnixStream::connect(path)?;
+        Front::over(UnixStream::connect(path)?, features)
+    }
+
+    /// The same over a connected socket.
+    pub fn over(socket: UnixStream, features: u64) -> io::Result<Front> {
         socket.set_read_timeout(Some(Duration::from_secs(10)))?;
         let mut front = Front { socket };
         front.tell(request::SET_OWNER, &[], &[])?;
