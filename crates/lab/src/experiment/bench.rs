@@ -378,10 +378,12 @@ mod tests {
                 vmci: [("wrote_sent", sent), ("resets", resets)].into_iter().collect(),
                 session: CounterList::default(),
                 nics: vec![],
+                bounds: vec![],
             }],
             switch: CounterList::default(),
             uplinks: vec![],
             vsock: CounterList::default(),
+            daemon: CounterList::default(),
         };
         let counters = moved(&stats(10, 1), &stats(15, 1));
         assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);
