@@ -73,7 +73,7 @@ fn message(input: &mut Input<'_>) -> (u16, Vec<u8>) {
         }
         11 => (13, Vec::new()),
         kind => {
-            let region = u32::from([0, 1, 1, 2, 7, 7, 9][usize::from(input.byte()) % 7]);
+            let region = [0u32, 1, 1, 2, 7, 7, 9][usize::from(input.byte()) % 7];
             let offset = match input.byte() % 4 {
                 0 => 0x20000 + 4 * u64::from(input.byte()),
                 1 => u64::from(input.byte()),
