@@ -25,6 +25,14 @@ use crate::ring::{self, Incoming, Outgoing, Voice};
 const SPIN: Duration = Duration::from_micros(50);
 /// Looks between two offers of the CPU to others.
 const YIELD_EVERY: u32 = 64;
+/// With this many CPUs or fewer, the daemon and the VM may need the very one that this thread looks on.
+const FEW_CPUS: usize = 3;
+
+fn yield_every() -> u32 {
+    static EVERY: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
+    let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
+    *EVERY.get_or_init(|| if cpus() <= FEW_CPUS { 1 } else { YIELD_EVERY })
+}
 
 /// A CID and a port.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -264,13 +272,13 @@ impl Stream {
         }
         let start = Instant::now();
         let spin = *self.spin.lock();
-        let mut rounds = 0u32;
+        let (mut rounds, yield_every) = (0u32, yield_every());
         while start.elapsed() < spin {
             if done()? {
                 return Ok(());
             }
             rounds += 1;
-            if rounds.is_multiple_of(YIELD_EVERY) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            if rounds.is_multiple_of(yield_every) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         self.waits[half].store(true, Ordering::SeqCst);
         let deadline = self.timeouts.lock()[half].map(|timeout| start + timeout);
