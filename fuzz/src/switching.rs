@@ -288,7 +288,13 @@ impl Bench {
     }
 
     /// Who gets a frame, with which tag.
-    fn receivers(&mut self, number: usize, from: Mac, to: Mac, tag: Option<Tci>) -> BTreeMap<usize, Option<Tci>> {
+    fn receivers(
+        &mut self,
+        number: usize,
+        from: Mac,
+        to: Mac,
+        tag: Option<Tci>,
+    ) -> BTreeMap<usize, Option<Tci>> {
         let sender = &self.ports[number];
         let Some(vlan) = sender.ingress(tag) else { return BTreeMap::new() };
         if !from.is_unicast() {
@@ -329,14 +335,18 @@ impl Bench {
         };
         let receivers = if to.is_multicast() {
             all(&|port| port.wants_strangers() || port.filter.takes(to))
+        } else if to == sender.address() {
+            // Nobody else's, not even for those who look at others' frames.
+            Vec::new()
         } else if let Some(at) = has(to).filter(|&at| self.ports[at].carries(vlan)) {
             one(at)
-        } else if to == sender.address() {
-            Vec::new()
         } else {
             match self.learned.get(&(group.clone(), to, vlan)) {
                 Some(&at) if at == number => Vec::new(),
-                Some(&at) if self.ports[at].carries(vlan) && !(sender.spec.uplink && self.ports[at].spec.uplink) => {
+                Some(&at)
+                    if self.ports[at].carries(vlan)
+                        && !(sender.spec.uplink && self.ports[at].spec.uplink) =>
+                {
                     one(at)
                 }
                 _ => all(&|port| port.wants_strangers()),

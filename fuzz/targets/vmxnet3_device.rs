@@ -105,17 +105,20 @@ impl World {
         match input.byte() % 20 {
             0..=2 => {
                 let region = [0, 1, 1, 2, CONFIG_REGION][usize::from(input.byte()) % 5];
-                let offset = if input.byte() & 3 == 0 { input.number::<2>() } else { 8 * (input.number::<1>() % 16) };
+                let offset =
+                    if input.byte() & 3 == 0 { input.number::<2>() } else { 8 * (input.number::<1>() % 16) };
                 let len = [4, 4, 4, 1, 2, 8, 3, 17][usize::from(input.byte()) % 8];
                 if input.byte() & 1 == 0 {
                     let _ = machine.device.lock().read(region, offset, &mut vec![0; len]);
                 } else {
-                    let _ = machine.device.lock().write(region, offset, input.bytes(len), input.byte() & 1 == 1);
+                    let _ =
+                        machine.device.lock().write(region, offset, input.bytes(len), input.byte() & 1 == 1);
                 }
             }
             3..=6 => {
                 let at = usize::from(input.byte()) % (Command::ALL.len() + 1);
-                let code = Command::ALL.get(at).map_or_else(|| input.number::<4>() as u32, |command| command.code());
+                let code =
+                    Command::ALL.get(at).map_or_else(|| input.number::<4>() as u32, |command| command.code());
                 machine.command_code(code);
             }
             7 | 8 => {
