@@ -121,7 +121,8 @@ fn a_party_with_many_streams_gets_no_more_than_one_with_few() {
     honest.open(&workers, 16, RING);
     greedy.open(&workers, 300, RING);
     turn(&mut worker, 20);
-    (honest.sent(), greedy.sent());
+    honest.sent();
+    greedy.sent();
     turn(&mut worker, 400);
     let (honest, greedy) = (honest.sent() as f64, greedy.sent() as f64);
     assert!((0.9..1.1).contains(&(honest / greedy)), "{honest} bytes beside {greedy}");
