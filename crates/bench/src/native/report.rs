@@ -30,6 +30,7 @@ struct Bench {
     name: String,
     unit: &'static str,
     beside: Vec<String>,
+    foreign: bool,
     run: Run,
 }
 
@@ -88,7 +89,19 @@ impl Registry {
         run: impl FnMut(Duration) -> io::Result<Sample> + 'static,
     ) {
         let beside = beside.iter().map(|&name| name.to_owned()).collect();
-        self.benches.push(Bench { name: name.to_owned(), unit, beside, run: Box::new(run) });
+        self.benches.push(Bench { name: name.to_owned(), unit, beside, foreign: false, run: Box::new(run) });
+    }
+
+    /// Adds a row of programs that are not ours: where they fail, the report says so and goes on without.
+    pub fn add_foreign(
+        &mut self,
+        name: &str,
+        unit: &'static str,
+        beside: &[&str],
+        run: impl FnMut(Duration) -> io::Result<Sample> + 'static,
+    ) {
+        self.add(name, unit, beside, run);
+        self.benches.iter_mut().filter(|bench| bench.name == name).for_each(|bench| bench.foreign = true);
     }
 
     /// Runs what `options` choose. `progress` hears each benchmark's name before it runs.
@@ -101,18 +114,25 @@ impl Registry {
             .flat_map(|bench| bench.beside.iter().chain([&bench.name]).cloned())
             .collect();
         let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        let mut failed = Vec::new();
         for round in 0..options.rounds {
             for bench in self.benches.iter_mut().filter(|bench| needed.contains(&bench.name)) {
                 progress(round, &bench.name);
-                let sample = (bench.run)(options.length)
-                    .map_err(|error| io::Error::new(error.kind(), format!("{}: {error}", bench.name)))?;
-                samples.entry(bench.name.clone()).or_default().push(sample.value);
+                match (bench.run)(options.length) {
+                    Ok(sample) => samples.entry(bench.name.clone()).or_default().push(sample.value),
+                    Err(error) if bench.foreign => {
+                        failed.push(format!("{} in round {}: {error}", bench.name, round + 1));
+                    }
+                    Err(error) => {
+                        return Err(io::Error::new(error.kind(), format!("{}: {error}", bench.name)));
+                    }
+                }
             }
         }
         let chosen = self.benches.iter().filter(|bench| bench.name.starts_with(&options.only));
-        let rows = chosen.map(|bench| Row::new(bench, &samples)).collect();
+        let rows = chosen.filter_map(|bench| Row::new(bench, &samples)).collect();
         let seconds = options.length.as_secs_f64();
-        Ok(Report { version: VERSION, rounds: options.rounds, seconds_per_round: seconds, rows })
+        Ok(Report { version: VERSION, rounds: options.rounds, seconds_per_round: seconds, rows, failed })
     }
 
     fn check(&self, options: &Options) -> io::Result<()> {
@@ -142,6 +162,9 @@ pub struct Report {
     pub rounds: usize,
     pub seconds_per_round: f64,
     pub rows: Vec<Row>,
+    /// Rows of other people's programs that did not work, with the round and the reason.
+    #[serde(default)]
+    pub failed: Vec<String>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -164,21 +187,22 @@ pub struct Beside {
 }
 
 impl Row {
-    fn new(bench: &Bench, samples: &BTreeMap<String, Vec<f64>>) -> Row {
-        let own = &samples[&bench.name];
+    /// None: no round brought a sample.
+    fn new(bench: &Bench, samples: &BTreeMap<String, Vec<f64>>) -> Option<Row> {
+        let own = samples.get(&bench.name)?;
         let value = median(own);
-        let beside = bench.beside.iter().map(|name| {
-            let other = median(&samples[name]);
-            Beside { name: name.clone(), value: other, ratio: value / other }
+        let beside = bench.beside.iter().filter_map(|name| {
+            let other = median(samples.get(name)?);
+            Some(Beside { name: name.clone(), value: other, ratio: value / other })
         });
-        Row {
+        Some(Row {
             name: bench.name.clone(),
             value,
             min: own.iter().copied().fold(f64::INFINITY, f64::min),
             max: own.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             unit: bench.unit.to_owned(),
             beside: beside.collect(),
-        }
+        })
     }
 }
 
@@ -216,6 +240,9 @@ impl Report {
                 number(row.value),
                 row.unit
             );
+        }
+        for failed in &self.failed {
+            let _ = writeln!(out, "failed: {failed}");
         }
         out
     }

@@ -47,6 +47,24 @@ fn rounds_interleave_what_the_chosen_rows_need() {
 }
 
 #[test]
+fn what_is_not_ours_may_fail() {
+    let mut all = registry();
+    let mut round = 0;
+    all.add_foreign("now and then", GBITS, &["copy"], move |_| {
+        round += 1;
+        if round == 2 { Err(io::Error::other("no frame came")) } else { Ok(Sample { value: 20.0 }) }
+    });
+    all.add_foreign("never", GBITS, &[], |_| Err(io::Error::other("no such program")));
+    all.add("beside", GBITS, &["never", "copy"], fixed(&[40.0]));
+    let report = all.run(&options("", 3), |_, _| ()).unwrap();
+    let named = |name: &str| report.rows.iter().find(|row| row.name == name);
+    assert_eq!((named("now and then").unwrap().value, named("never").is_none()), (20.0, true));
+    assert_eq!(named("beside").unwrap().beside.iter().map(|other| &other.name).collect::<Vec<_>>(), ["copy"]);
+    assert_eq!(report.failed.len(), 4);
+    assert!(report.table().contains("failed: now and then in round 2: no frame came"), "{}", report.table());
+}
+
+#[test]
 fn mistakes_are_named() {
     let told = |registry: Registry, only| registry.run(&options(only, 1), |_, _| ()).unwrap_err().to_string();
     assert!(told(registry(), "nothing").contains("ONLY=nothing: no row begins so"));

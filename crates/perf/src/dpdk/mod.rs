@@ -44,11 +44,11 @@ pub fn register(registry: &mut Registry, only: &str) {
         };
         let ovs = format!("ovs.frames.{size}");
         let here = rig.clone();
-        registry.add(&format!("virtio.frames.{size}"), unit, &[&ovs], move |length| {
+        registry.add_foreign(&format!("virtio.frames.{size}"), unit, &[&ovs], move |length| {
             sample(ours::frames(&here, bytes, length), |frames| value(frames, bytes))
         });
         let there = rig.clone();
-        registry.add(&ovs, unit, &[], move |length| {
+        registry.add_foreign(&ovs, unit, &[], move |length| {
             sample(ovs::frames(&there, bytes, length), |frames| value(frames, bytes))
         });
     }
