@@ -64,7 +64,10 @@ fn start(bed: &Bed, script: &str) -> Running {
 
 /// An echo server in guest a, listening.
 fn echo(bed: &Bed) -> Running {
-    let server = start(bed, &format!("exec socat VSOCK-LISTEN:{ECHO},fork,reuseaddr,backlog=256 SYSTEM:cat"));
+    // -t: what socat gives an answer to come, once its client has sent all. Half a second is too little where many
+    // start at once.
+    let listen = format!("VSOCK-LISTEN:{ECHO},fork,reuseaddr,backlog=256");
+    let server = start(bed, &format!("exec socat -t 60 {listen} SYSTEM:cat"));
     wait_until("the echo server listens", || {
         vmlane(bed, &["connect", "-w", "30", "3", ECHO])
             .stdin(Stdio::null())
