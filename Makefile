@@ -55,8 +55,8 @@ acceptance: setup
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the last part; VMLANE_SEED repeats a run's moments.
 soak: setup
 	@scripts/bootstrap.sh socat ncat python3
-	@VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests --no-fail-fast \
-	  --test survival --test soak -- --test-threads=1 --nocapture
+	@VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests,long --no-fail-fast \
+	  --test survival --test soak --test neighbour -- --test-threads=1 --nocapture
 
 bench: bootstrap
 	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))

@@ -7,7 +7,7 @@ out=out/acceptance
 mkdir -p "$out"
 start=$(date +%s)
 echo "==> the promises, kept in real guests; all else is in $out/tests.log"
-VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests --no-fail-fast -- \
+VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests,long --no-fail-fast -- \
 	--test-threads=1 --nocapture >"$out/tests.log" 2>&1
 code=$?
 # libtest writes a test's name in front of what the test prints first.
