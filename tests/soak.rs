@@ -107,7 +107,11 @@ fn deed_and_death(bed: &Bed, deed: Deed, wait: Duration) -> Duration {
             let output = running.wait().unwrap();
             assert!(output.success(), "{deed:?}: {}{}", output.stdout(), output.stderr());
         }
-        Begun::Reboot(thread) => thread.join().unwrap(),
+        Begun::Reboot(thread) => {
+            thread.join().unwrap();
+            // What its disk had not written when it was reset is gone.
+            bed.equip("b");
+        }
     }
     longest
 }
@@ -237,7 +241,10 @@ fn round(bed: &Bed, random: &mut Moments, losses: &mut u32) -> u64 {
     bed.check_kernel("c");
     match random.below(4) {
         0 => c.reboot(false).unwrap(),
-        1 => c.reboot(true).unwrap(),
+        1 => {
+            c.reboot(true).unwrap();
+            bed.equip("c");
+        }
         2 => {
             c.kill().unwrap();
             c.start().unwrap();
