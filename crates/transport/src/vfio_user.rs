@@ -29,10 +29,10 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vmlane_device::pci::{Past, PciDevice};
+use vmlane_device::pci::{CONFIG_REGION, Past, PciDevice};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Scope;
-use vmlane_wire::vfio_user::{Command, Header, Kind};
+use vmlane_wire::vfio_user::{Command, Header, Kind, MAX_MESSAGE, RegionAccess, split};
 
 pub use error::RequestError;
 pub use inbox::{MAX_FDS, StreamError};
@@ -102,8 +102,12 @@ pub struct Session<'d> {
     reply: Reply,
     waiter: Waiter,
     log: LogLimit,
-    /// The message before was no register access: the next one may bring descriptors, which are held
-    /// for a successor before the message is taken.
+    /// Where bytes are looked at before they are taken.
+    scratch: Box<[u8]>,
+    /// Highest number of a request for which descriptors are held.
+    held: u64,
+    /// The message before was not [`plain`]: the next one may bring descriptors, which are held for a successor
+    /// before the message is taken.
     wary: bool,
 }
 
@@ -131,6 +135,8 @@ impl<'d> Session<'d> {
             reply: Reply::new(),
             waiter: Waiter::default(),
             log: LogLimit::default(),
+            scratch: vec![0; MAX_MESSAGE].into(),
+            held: 0,
             wary: true,
         })
     }
@@ -160,16 +166,18 @@ impl<'d> Session<'d> {
         }
         prepared.hold(device.files());
         let Prepared { stream, mut mail, map, keep, done, inbound, .. } = prepared;
-        let (number, start) = mail.cursor();
-        let done = done.filter(|done| done.number == number);
+        let done = done.filter(|done| done.number == mail.cursor().0);
         if let Some(done) = done
             && let Err(error) = mail.send(&stream, done.letter)
         {
             tracing::debug!(%error, "an answer of the predecessor");
         }
-        let (number, start) = done.map_or((number, start), |done| (number + 1, start + done.size));
-        let mut inbox = Inbox::resume(&mut mail, number, start);
-        inbox.restore_fds(inbound.into_iter().filter(|(of, ..)| *of == number).map(|(.., fd)| fd).collect());
+        let mut inbox = Inbox::resume(&mut mail, done.map(|done| done.size));
+        let held = inbound.last().map_or(0, |(number, ..)| *number);
+        for (number, place, _) in inbound.iter().filter(|(number, ..)| *number < inbox.number()) {
+            keep.scope.remove(&format!("s/in.{number}.{place}"));
+        }
+        inbox.restore_fds(&mail, inbound.into_iter().map(|(number, _, fd)| (number, fd)));
         let mut requests = Requests::new(device, irqs, stats, keep.scope.clone());
         requests.map = map;
         requests.again = inbox.pending() > 0;
@@ -182,6 +190,8 @@ impl<'d> Session<'d> {
             reply: Reply::new(),
             waiter: Waiter::default(),
             log: LogLimit::default(),
+            scratch: vec![0; MAX_MESSAGE].into(),
+            held,
             wary: true,
         }
     }
@@ -211,8 +221,9 @@ impl<'d> Session<'d> {
                 Ok(Some(message)) => {
                     let header = message.header;
                     let number = self.inbox.number();
+                    let plain = plain(&message);
                     let outcome = dispatch(&mut self.requests, &mut self.reply, number, message);
-                    if let Err(error) = self.answer(&header, outcome) {
+                    if let Err(error) = self.answer(&header, outcome, plain) {
                         let gone = matches!(error, Errno::PIPE | Errno::CONNRESET);
                         return if gone { SessionEnd::Closed } else { SessionEnd::Socket(error.into()) };
                     }
@@ -233,19 +244,28 @@ impl<'d> Session<'d> {
     fn receive(&mut self) -> Result<Received, Errno> {
         let surplus = self.inbox.surplus;
         let stream = self.handle.stream.clone();
-        if self.wary && self.inbox.pending() == 0 {
+        let mut most = usize::MAX;
+        let wary = self.wary && self.inbox.pending() == 0;
+        if wary {
             // Descriptors are held before their message is taken: a daemon that is killed between the
             // two finds the message again.
-            let fds = inbox::peek(&*stream)?;
-            self.hold(self.inbox.number(), &fds);
+            let sight = match inbox::peek(&*stream, &mut self.scratch) {
+                Ok(sight) => sight,
+                Err(Errno::CONNRESET) => return Ok(Received::Closed),
+                Err(error) => return Err(error),
+            };
+            self.hold(self.inbox.number() + sight.before, &sight.fds);
+            most = sight.bytes.max(1);
         }
         let (mail, inbox) = (&mut self.mail, &mut self.inbox);
-        let received = self.waiter.wait(self.requests.spin, |wait| inbox.receive(mail, &*stream, wait));
+        let received = self.waiter.wait(self.requests.spin, |wait| inbox.receive(mail, &*stream, wait, most));
         if let Ok(Received::Bytes) = received
-            && !self.wary
-            && let Some((number, fds)) = self.inbox.last_fds()
+            && !wary
+            && let Some((number, fds)) = self.inbox.last_fds(&self.mail)
         {
-            self.hold(number, fds);
+            let fds = fds.iter().map(OwnedFd::try_clone).collect::<Result<Vec<_>, _>>();
+            // Clones fail where there are too many descriptors; then they are held by this process only.
+            self.hold(number, &fds.unwrap_or_default());
         }
         if self.inbox.surplus != surplus {
             self.requests.stats.surplus_fds.fetch_add(self.inbox.surplus - surplus, Ordering::Relaxed);
@@ -254,7 +274,10 @@ impl<'d> Session<'d> {
     }
 
     /// Holds descriptors that came with request `number` until it has been carried out.
-    fn hold(&self, number: u64, fds: &[OwnedFd]) {
+    fn hold(&mut self, number: u64, fds: &[OwnedFd]) {
+        if !fds.is_empty() {
+            self.held = self.held.max(number);
+        }
         for (place, fd) in fds.iter().enumerate() {
             self.requests.hold(&format!("s/in.{number}.{place}"), fd);
         }
@@ -267,7 +290,7 @@ impl<'d> Session<'d> {
         }
     }
 
-    fn answer(&mut self, request: &Header, outcome: Outcome) -> Result<(), Errno> {
+    fn answer(&mut self, request: &Header, outcome: Outcome, plain: bool) -> Result<(), Errno> {
         count(&self.requests.stats.messages);
         let errno = match outcome {
             Outcome::Done => None,
@@ -303,9 +326,7 @@ impl<'d> Session<'d> {
         }
         self.inbox.done(&mut self.mail);
         self.requests.again = false;
-        let access = [Command::RegionRead.code(), Command::RegionWrite.code()];
-        let plain = access.contains(&request.command.get());
-        if !plain && Command::from_code(request.command.get()).is_some_and(carries_fds) {
+        if number <= self.held {
             self.requests.scope.remove_all(&format!("s/in.{number}."));
         }
         self.wary = !plain;
@@ -339,16 +360,20 @@ impl<'d> Session<'d> {
     }
 }
 
+/// An access to a register of the device itself: it costs two system calls, which messages with descriptors
+/// seldom follow. They do follow what switches interrupts or memory on in configuration space.
+fn plain(message: &Message<'_>) -> bool {
+    let access = [Command::RegionRead.code(), Command::RegionWrite.code()];
+    access.contains(&message.header.command.get())
+        && split::<RegionAccess>(message.payload)
+            .is_some_and(|(access, _)| access.region.get() as usize != CONFIG_REGION)
+}
+
 /// What became of a request.
 enum Outcome {
     Done,
     Refused(RequestError),
     Panicked(Box<dyn Any + Send>),
-}
-
-/// Commands that descriptors come with.
-fn carries_fds(command: Command) -> bool {
-    matches!(command, Command::DmaMap | Command::SetIrqs)
 }
 
 fn dispatch(requests: &mut Requests<'_>, reply: &mut Reply, number: u64, message: Message<'_>) -> Outcome {

@@ -67,20 +67,24 @@ impl Inbox {
         Inbox { number, start: 0, end: 0, serving: 0, position: 0, fds, surplus: 0 }
     }
 
-    /// Goes on with a predecessor's mail, from request `number` at `start` on.
-    pub fn resume(mail: &mut Mail, number: u64, start: usize) -> Inbox {
-        let buffer = mail.inbound();
-        let mut end = start.min(buffer.len());
-        while let Some((header, _)) = split::<Header>(&buffer[end..]) {
-            let size = header.size.get() as usize;
-            // What makes no sense ends the session when its turn comes.
-            if size == 0 {
-                break;
-            }
-            end = end.saturating_add(size.max(HEADER)).min(buffer.len());
+    /// Goes on with a predecessor's mail. `served`: bytes of the request at its cursor, if the predecessor had
+    /// carried it out. It may have been killed before it cleared them, or halfway.
+    pub fn resume(mail: &mut Mail, served: Option<usize>) -> Inbox {
+        let (mut number, mut start) = mail.cursor();
+        let buffer = mail.inbound_mut();
+        start = start.min(buffer.len());
+        if let Some(size) = served {
+            let next = start.saturating_add(size).min(buffer.len());
+            buffer[start..next].fill(0);
+            (number, start) = (number + 1, next);
         }
-        let start = if end == start { 0 } else { start };
-        let end = if start == 0 && end <= HEADER { 0 } else { end };
+        let mut end = start;
+        while let Some(size) = message_at(&buffer[end..]) {
+            end = end.saturating_add(size).min(buffer.len());
+        }
+        if end == start {
+            (start, end) = (0, 0);
+        }
         mail.set_cursor(number, start);
         Inbox { number, start, end, ..Inbox::new() }
     }
@@ -95,16 +99,31 @@ impl Inbox {
         (self.start, self.serving)
     }
 
-    /// Gives a request of a predecessor its descriptors.
-    pub fn restore_fds(&mut self, fds: Vec<OwnedFd>) {
-        if !fds.is_empty() {
-            self.fds.push((self.position, fds));
+    /// Gives requests that a predecessor had taken their descriptors: number of the request, descriptor. Those of
+    /// requests that are still in the socket come again with them.
+    pub fn restore_fds(&mut self, mail: &Mail, fds: impl IntoIterator<Item = (u64, OwnedFd)>) {
+        for (number, fd) in fds {
+            let before = number.checked_sub(self.number);
+            if let Some(position) = before.and_then(|before| self.position_of(mail, before)) {
+                self.keep(position, std::iter::once(fd));
+            }
         }
     }
 
+    /// Stream position of the message with `before` others in front of it, if some of it is there.
+    fn position_of(&self, mail: &Mail, before: u64) -> Option<u64> {
+        let mut at = self.start;
+        for _ in 0..before {
+            at += message_at(&mail.inbound()[at..self.end])?;
+        }
+        (at < self.end).then(|| self.position + (at - self.start) as u64)
+    }
+
     /// Descriptors that the last read brought, and the number of the message they belong to.
-    pub fn last_fds(&self) -> Option<(u64, &[OwnedFd])> {
-        self.fds.last().map(|(_, fds)| (self.number, &fds[..]))
+    pub fn last_fds(&self, mail: &Mail) -> Option<(u64, &[OwnedFd])> {
+        let (owner, fds) = self.fds.last()?;
+        let before = (0..).find(|before| self.position_of(mail, *before).is_none_or(|at| at >= *owner))?;
+        Some((self.number + before, fds))
     }
 
     /// Bytes of an unfinished message.
@@ -113,15 +132,23 @@ impl Inbox {
     }
 
     /// Reads once. Call only when [`Self::next`] has returned nothing, so that there is room.
-    pub fn receive(&mut self, mail: &mut Mail, socket: impl AsFd, wait: bool) -> Result<Received, Errno> {
+    /// At most `most` bytes.
+    pub fn receive(
+        &mut self,
+        mail: &mut Mail,
+        socket: impl AsFd,
+        wait: bool,
+        most: usize,
+    ) -> Result<Received, Errno> {
         self.make_room(mail);
 
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
         let mut control = RecvAncillaryBuffer::new(&mut space);
         let flags = RecvFlags::CMSG_CLOEXEC | if wait { RecvFlags::empty() } else { RecvFlags::DONTWAIT };
         let room = &mut mail.inbound_mut()[self.end..];
+        let len = room.len().min(most);
         let got = loop {
-            match recvmsg(&socket, &mut [IoSliceMut::new(room)], &mut control, flags) {
+            match recvmsg(&socket, &mut [IoSliceMut::new(&mut room[..len])], &mut control, flags) {
                 Ok(got) => break got.bytes,
                 Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) if !wait => return Ok(Received::Nothing),
@@ -226,25 +253,44 @@ impl Inbox {
     }
 }
 
-/// Waits for bytes and looks, without taking them, which descriptors come with the first of them.
-pub fn peek(socket: impl AsFd) -> Result<Vec<OwnedFd>, Errno> {
-    let mut byte = [0];
+/// Size of the message that begins `bytes`, if one does. What makes no sense ends the session when its turn comes.
+fn message_at(bytes: &[u8]) -> Option<usize> {
+    let (header, _) = split::<Header>(bytes)?;
+    let size = header.size.get() as usize;
+    (size != 0).then_some(size.max(HEADER))
+}
+
+/// What the next read will bring.
+pub struct Sight {
+    /// How many bytes; later ones are not to be read with them, for they may bring descriptors.
+    pub bytes: usize,
+    /// How many whole messages are in front of the one that the descriptors belong to.
+    pub before: u64,
+    pub fds: Vec<OwnedFd>,
+}
+
+/// Waits for bytes and looks at them without taking them. Call with nothing pending.
+pub fn peek(socket: impl AsFd, scratch: &mut [u8]) -> Result<Sight, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let flags = RecvFlags::CMSG_CLOEXEC | RecvFlags::PEEK;
-    loop {
-        match recvmsg(&socket, &mut [IoSliceMut::new(&mut byte)], &mut control, flags) {
-            Ok(_) => break,
+    let bytes = loop {
+        match recvmsg(&socket, &mut [IoSliceMut::new(scratch)], &mut control, flags) {
+            Ok(got) => break got.bytes,
             Err(Errno::INTR) => {}
-            // The read that follows says what is the matter.
-            Err(_) => return Ok(Vec::new()),
+            Err(error) => return Err(error),
         }
-    }
-    let mut kept = Vec::new();
+    };
+    let mut fds = Vec::new();
     for message in control.drain() {
-        if let RecvAncillaryMessage::ScmRights(fds) = message {
-            kept.extend(fds);
+        if let RecvAncillaryMessage::ScmRights(more) = message {
+            fds.extend(more);
         }
     }
-    Ok(kept)
+    // The read ends with what brought the descriptors: they belong to its last message.
+    let (mut at, mut before) = (0, 0);
+    while let Some(size) = message_at(&scratch[at..bytes]).filter(|size| at + size < bytes) {
+        (at, before) = (at + size, before + 1);
+    }
+    Ok(Sight { bytes, before, fds })
 }

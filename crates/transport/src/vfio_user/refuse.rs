@@ -22,7 +22,7 @@ pub(crate) fn refuse(stream: UnixStream) {
         return;
     }
     let (mut inbox, Ok(mut mail)) = (Inbox::new(), Mail::create()) else { return };
-    if inbox.receive(&mut mail, &stream, true).is_err() {
+    if inbox.receive(&mut mail, &stream, true, usize::MAX).is_err() {
         return;
     }
     if let Ok(Some(message)) = inbox.next(&mail)
