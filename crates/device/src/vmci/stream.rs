@@ -4,6 +4,8 @@
 //! map {CID 2, port} -> {VM, port} knows its server as the host; every packet is translated on the
 //! way, both ways. Packets about bytes and room are consumed: each guest's peer is the device.
 
+mod opening;
+
 use std::cell::Cell;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -23,7 +25,9 @@ use super::handshake::{Role, State, Verdict, verdict};
 use super::inbox::Account;
 use super::notices::{Notices, Protocol};
 use super::record::Dirty;
-use super::stats::{Quota, Refusal, VmciStats};
+use super::stats::{Refusal, VmciStats};
+
+use opening::{attach, offer, request};
 
 /// A (CID, port) pair.
 pub type SocketAddress = (u32, u32);
@@ -542,153 +546,4 @@ fn refuse(inner: &Inner, packet: &Packet, stats: &VmciStats) -> Result<(), Refus
         inner.send_reset(packet.addressed, packet.sender);
     }
     Ok(())
-}
-
-/// REQUEST, REQUEST2: a new connection, or the same one again with the older protocol.
-fn request(
-    inner: &mut Inner,
-    key: Key,
-    via_host: Option<u32>,
-    body: ControlPacket,
-    stats: &VmciStats,
-) -> Result<(), Refusal> {
-    let to_party = inner.is_hosted(key.server.0);
-    if !to_party {
-        inner.reach(key.client.0, key.server.0)?;
-    } else if !inner.may_talk(key.client.0, key.server.0) {
-        return Err(Refusal::Destination);
-    }
-    match inner.connections.get(&key) {
-        // The client's port is in use again although the server has not closed its end yet.
-        Some(old) if old.state != State::Requested && !old.client_left => {
-            stats.refused_state.inc();
-            inner.send_reset(old.server_as_known(key), key.client);
-            return Ok(());
-        }
-        Some(_) => {
-            inner.remove_connection(key);
-        }
-        None => {}
-    }
-    let client = inner.context_mut(key.client.0)?;
-    if client.connections >= client.spec.limits.connections {
-        return Err(Refusal::Quota(Quota::Connections));
-    }
-    client.connections += 1;
-    client.stats.connects.inc();
-    if to_party {
-        let mut connection = inner.request_party(key, via_host, body.size());
-        connection.counted = true;
-        connection.asked = body.size();
-        if body.kind() == Some(PacketType::Request) {
-            connection.protocol = Protocol::Pkt;
-        }
-        inner.connections.insert(key, connection);
-        return Ok(());
-    }
-    let mut connection = Connection::new(via_host);
-    if inner.queue_up(key, Instant::now()) {
-        connection.hold(body);
-        inner.connections.insert(key, connection);
-        return Ok(());
-    }
-    let forwarded = inner.forward(key, &connection, Role::Client, body);
-    inner.connections.insert(key, connection);
-    if forwarded.is_err() {
-        inner.remove_connection(key);
-    }
-    forwarded
-}
-
-/// OFFER: the handle must be a pair that this client created for this server.
-fn offer(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Result<(), Refusal> {
-    let handle = packet.body.handle();
-    let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
-    let known_as = connection.server_as_known(key).0;
-    let offered =
-        inner.pairs.get(&handle).is_some_and(|pair| pair.offered_by(key.client.0, key.server.0, known_as));
-    if !offered {
-        stats.refused_queue_pair.inc();
-        return refuse(inner, &packet, stats);
-    }
-    inner.forward(key, connection, Role::Client, packet.body)?;
-    if let Some(pair) = inner.pairs.get_mut(&handle) {
-        pair.connection = Some(key);
-        inner.dirty.push(Dirty::Pair(pair.serial));
-    }
-    if let Some(connection) = inner.connections.get_mut(&key) {
-        connection.handle = Some(handle);
-        connection.state = State::Offered;
-        connection.touched = Instant::now();
-    }
-    Ok(())
-}
-
-/// ATTACH: the server must be attached to the pair that was offered.
-fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciStats) -> Result<(), Refusal> {
-    let handle = packet.body.handle();
-    let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
-    let attached = connection.is_about(handle)
-        && inner.pairs.get(&handle).is_some_and(|pair| pair.attached_by(key.server.0).is_some());
-    if !attached {
-        stats.refused_queue_pair.inc();
-        return refuse(inner, &packet, stats);
-    }
-    if connection.party.is_some() {
-        inner.party_established(key);
-    } else {
-        inner.forward(key, connection, Role::Server, packet.body)?;
-    }
-    established(inner, key);
-    Ok(())
-}
-
-fn established(inner: &mut Inner, key: Key) {
-    if let Some(connection) = inner.connections.get_mut(&key) {
-        connection.state = State::Established;
-        if let [Some(client), _] = &connection.voices {
-            client.attached();
-        }
-    }
-    for cid in [key.client.0, key.server.0] {
-        if let Ok(context) = inner.context(cid) {
-            context.stats.established.inc();
-        }
-    }
-}
-
-impl Fabric {
-    /// OFFER to a party: its end and the guest's are joined, and the guest is told so.
-    fn offer_to_party(
-        &self,
-        inner: &mut Inner,
-        key: Key,
-        packet: Packet,
-        stats: &VmciStats,
-    ) -> Result<(), Refusal> {
-        let handle = packet.body.handle();
-        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
-        let known_as = connection.server_as_known(key);
-        let offered = inner
-            .pairs
-            .get(&handle)
-            .is_some_and(|pair| pair.offered_by(key.client.0, key.server.0, known_as.0));
-        if !offered || self.join_party(inner, key, handle).is_err() {
-            stats.refused_queue_pair.inc();
-            inner.remove_connection_as(key, Failed::Gone);
-            return refuse(inner, &packet, stats);
-        }
-        let attach = ControlPacket::new(PacketType::Attach, 0, 0).with_handle(handle);
-        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
-        if inner.forward(key, connection, Role::Server, attach).is_err() {
-            // The guest gives the connection up by itself; the pair goes with its DETACH.
-            stats.refused_state.inc();
-        }
-        inner.party_established(key);
-        established(inner, key);
-        if let Some(lane) = inner.connections.get(&key).and_then(|connection| connection.lane) {
-            self.lanes.kick(lane);
-        }
-        Ok(())
-    }
 }

@@ -10,19 +10,17 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_port::{Frames, PortId};
 use vmlane_state::{Found, Journal, Reader, Unusable, Writer};
 use vmlane_wire::ethernet::Mac;
-use vmlane_wire::vmxnet3::regs::{
-    BAR0_SIZE, BAR1_SIZE, BAR2_SIZE, CLASS, Command, DEVICE_ID, EXTENDED_VECTORS, PBA_OFFSET, PageReg,
-    REVISION_ID, Reg, VECTORS, VENDOR_ID, capability, event,
-};
+use vmlane_wire::vmxnet3::regs::{BAR0_SIZE, Command, PageReg, Reg, capability, event};
 use vmlane_wire::vmxnet3::shared::{Coalesce, DriverShared, at};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::irq::Interrupts;
-use crate::pci::config::{Bar, ConfigError, ConfigSpace, Msix};
+use crate::pci::config::{ConfigError, ConfigSpace};
 use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
 
 use super::activate::{self, RefusedActivation};
 use super::handle::{NicHandle, Running};
+use super::pci::{bar_size, config_space, in_range, msix_vectors};
 use super::port;
 use super::profile::Profile;
 use super::rss;
@@ -32,8 +30,6 @@ use super::wishes::Wishes;
 
 /// The most queues of either kind.
 pub const MAX_QUEUES: u8 = 32;
-/// Queues up to which 25 interrupt indices are enough.
-const PLAIN_QUEUES: u8 = 8;
 /// Registers and interrupt masks of the whole BAR 0.
 const PAGE_NAME: &str = "vmxnet3-bar0";
 /// Positions in the rings of all queues, receive queues up to twice as many.
@@ -418,48 +414,6 @@ fn holds(file: &OwnedFd, bytes: u64) -> bool {
 /// MACL and MACH of an address.
 pub(super) fn mac_words(Mac([a, b, c, d, e, f]): Mac) -> (u32, u32) {
     (u32::from_le_bytes([a, b, c, d]), u32::from_le_bytes([e, f, 0, 0]))
-}
-
-fn msix_vectors(nic: &NicConfig) -> u16 {
-    match nic.profile.has_msix() {
-        false => 0,
-        true if nic.max_queues > PLAIN_QUEUES => u16::from(EXTENDED_VECTORS),
-        true => u16::from(VECTORS),
-    }
-}
-
-fn config_space(nic: &NicConfig) -> Result<ConfigSpace, ConfigError> {
-    let builder = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
-        .class(CLASS)
-        .revision(REVISION_ID)
-        .subsystem(VENDOR_ID, DEVICE_ID)
-        .interrupt_pin(1)
-        .bar(0, Bar::Mem32 { size: BAR0_SIZE as u32 })
-        .bar(1, Bar::Mem32 { size: BAR1_SIZE as u32 })
-        .bar(2, Bar::Mem32 { size: BAR2_SIZE as u32 })
-        .msi(0x84);
-    match msix_vectors(nic) {
-        0 => builder.build(),
-        vectors => builder.msix(0x9c, Msix { vectors, table: (2, 0), pba: (2, PBA_OFFSET) }).build(),
-    }
-}
-
-/// Bytes of a BAR.
-fn bar_size(region: usize) -> u64 {
-    match region {
-        0 => BAR0_SIZE,
-        1 => BAR1_SIZE,
-        2 => BAR2_SIZE,
-        _ => 0,
-    }
-}
-
-fn in_range(region: usize, offset: u64, len: usize) -> Result<(), AccessError> {
-    let end = offset.checked_add(len as u64);
-    if end.is_some_and(|end| end <= bar_size(region)) {
-        return Ok(());
-    }
-    Err(AccessError::OutOfRange { region: region as u32, offset, len })
 }
 
 impl PciDevice for Vmxnet3Device {

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `device.rs` | the PCI function: configuration space, registers, reset |
+//! | `device.rs`, `pci.rs` | the PCI function: registers, reset; configuration space |
 //! | `page.rs`, `vectors.rs` | BAR 0 where it is trapped; interrupt masks and who may fire |
 //! | `command.rs` | commands, each done when its write returns |
 //! | `activate.rs` | the shared area checked once and for all |
@@ -26,6 +26,7 @@ mod command;
 mod device;
 mod handle;
 mod page;
+mod pci;
 pub mod port;
 mod profile;
 mod rss;

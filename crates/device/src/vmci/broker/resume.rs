@@ -1,0 +1,235 @@
+//! Queue pairs of a predecessor: what is recorded of them, and how they go on.
+
+use std::collections::HashMap;
+
+use vmlane_mem::MemoryMap;
+use vmlane_port::{End, LaneEnd, LaneId, Resumed, Side};
+use vmlane_state::{Reader, Writer};
+use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
+
+use super::{Pair, PairState, Waiting, voices};
+use crate::vmci::fabric::{Fabric, Inner};
+use crate::vmci::queue_pair::{GuestQueues, QueuePairPort};
+use crate::vmci::stream::Key;
+
+/// Parts of a pair's record.
+const CREATED: u8 = 0;
+const JOINED: u8 = 1;
+
+/// A pair as recorded.
+pub(in crate::vmci) struct PairRecord {
+    pub handle: Handle,
+    /// By the end that is left, if the creator was reset.
+    pub orphan: Option<u32>,
+    pub pair: Pair,
+    joined: bool,
+    gone: [bool; 2],
+}
+
+impl Pair {
+    pub fn to_record(&self, handle: Handle, orphan: Option<u32>) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u32(handle.context).u32(handle.resource).option(orphan.map(u64::from));
+        out.u32(self.creator).option(self.attacher.map(u64::from)).u32(self.peer).u32(self.flags);
+        out.u64(self.produce_size).u64(self.consume_size);
+        out.flag(self.connection.is_some());
+        if let Some(Key { client, server }) = self.connection {
+            out.u32(client.0).u32(client.1).u32(server.0).u32(server.1);
+        }
+        match &self.state {
+            PairState::Created(_) => out.u8(CREATED),
+            // A party's end does not outlive the daemon, and nobody else has one yet.
+            PairState::Offered => out.u8(JOINED).flag(true).flag(true),
+            PairState::Joined { gone, .. } => out.u8(JOINED).flag(gone[0]).flag(gone[1]),
+        };
+        out.0
+    }
+
+    pub fn from_record(serial: u64, record: &[u8]) -> Option<PairRecord> {
+        let mut from = Reader::new(record);
+        let cid = |word: Option<u64>| word.map(|cid| cid as u32);
+        let handle = Handle::new(from.u32()?, from.u32()?);
+        let orphan = cid(from.option()?);
+        let (creator, attacher) = (from.u32()?, cid(from.option()?));
+        let (peer, flags) = (from.u32()?, from.u32()?);
+        let (produce_size, consume_size) = (from.u64()?, from.u64()?);
+        if produce_size.checked_add(consume_size)? > MAX_QUEUE_PAIR {
+            return None;
+        }
+        let connection = match from.flag()? {
+            true => Some(Key { client: (from.u32()?, from.u32()?), server: (from.u32()?, from.u32()?) }),
+            false => None,
+        };
+        let (joined, gone) = match from.u8()? {
+            CREATED => (false, [false, true]),
+            JOINED => (true, [from.flag()?, from.flag()?]),
+            _ => return None,
+        };
+        from.end()?;
+        let state = PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone };
+        let ranges = Default::default();
+        let pair = Pair {
+            serial,
+            creator,
+            attacher,
+            peer,
+            flags,
+            produce_size,
+            consume_size,
+            state,
+            ranges,
+            connection,
+        };
+        Some(PairRecord { handle, orphan, pair, joined, gone })
+    }
+}
+
+/// What else the records say of a pair, by side.
+#[derive(Default)]
+pub(in crate::vmci) struct PairParts {
+    /// Bytes of a page, and the pages' addresses.
+    pub pages: [Option<(usize, Vec<u64>)>; 2],
+    /// Ends that each side was told.
+    pub told: [u8; 2],
+    /// What each side's peer has left for it, and the tail where that begins.
+    pub spill: [Option<(u64, Vec<u8>)>; 2],
+}
+
+impl Fabric {
+    /// Goes on with a pair of a predecessor. `maps`: the memory of the guests that are there. False: it
+    /// cannot be gone on with.
+    pub(in crate::vmci) fn resume_pair(
+        &self,
+        inner: &mut Inner,
+        record: PairRecord,
+        parts: PairParts,
+        maps: &HashMap<u32, MemoryMap>,
+    ) -> bool {
+        let PairRecord { handle, orphan, mut pair, joined, mut gone } = record;
+        let cids = [Some(pair.creator), pair.attacher];
+        let PairParts { pages, told, mut spill } = parts;
+        let mut waiting: [Option<Waiting>; 2] = [None, None];
+        for side in Side::BOTH {
+            let end = side as usize;
+            if gone[end] {
+                continue;
+            }
+            let sizes = if side == Side::A { pair.produce_size } else { pair.consume_size };
+            let found = cids[end].and_then(|cid| {
+                let (page, list) = pages[end].as_ref()?;
+                let produce = usize::try_from(sizes.div_ceil(*page as u64)).ok()? + 1;
+                Waiting::resolve(maps.get(&cid)?, page.trailing_zeros(), list, produce)
+            });
+            match found {
+                Some(found) => {
+                    pair.ranges[end] = found.ranges();
+                    waiting[end] = Some(found);
+                }
+                // Its VM, or its memory, is not there any more.
+                None if joined => gone[end] = true,
+                None => return false,
+            }
+        }
+        // A party's end did not outlive the predecessor: the guest's connection is reset.
+        let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
+        if gone == [true; 2] || (joined && !cids.iter().flatten().all(has_device)) {
+            return false;
+        }
+        for side in Side::BOTH.into_iter().filter(|side| !gone[*side as usize]) {
+            let Some(context) = cids[side as usize].and_then(|cid| inner.contexts.get_mut(&cid)) else {
+                return false;
+            };
+            context.pairs += 1;
+            context.pair_bytes += pair.bytes();
+        }
+        if joined {
+            let Some(lane) = self.resume_lane(inner, handle, &pair, gone, waiting, told, &mut spill) else {
+                return false;
+            };
+            pair.state = PairState::Joined { lane, gone };
+        } else if let [Some(pages), _] = waiting {
+            pair.state = PairState::Created(Box::new(pages));
+        } else {
+            return false;
+        }
+        match orphan {
+            Some(cid) => inner.orphans.insert((cid, handle), pair),
+            None => inner.pairs.insert(handle, pair),
+        };
+        true
+    }
+
+    #[allow(clippy::too_many_arguments)] // all that is known of one pair
+    fn resume_lane(
+        &self,
+        inner: &mut Inner,
+        handle: Handle,
+        pair: &Pair,
+        gone: [bool; 2],
+        waiting: [Option<Waiting>; 2],
+        told: [u8; 2],
+        spill: &mut [Option<(u64, Vec<u8>)>; 2],
+    ) -> Option<LaneId> {
+        let cids = [pair.creator, pair.attacher?];
+        let context = |cid: u32| {
+            let context = inner.contexts.get(&cid)?;
+            Some((context.inbox.clone()?, context.budget.clone(), context.slow))
+        };
+        let sides = [context(cids[0])?, context(cids[1])?];
+        let own = pair
+            .connection
+            .filter(|key| inner.connections.get(key).is_some_and(|connection| connection.is_about(handle)));
+        let place = (self.log.clone(), pair.serial);
+        let voices = voices(inner, handle, cids, own, [&sides[0].0, &sides[1].0], place);
+        for (voice, told) in voices.iter().zip(told) {
+            voice.restore_told(told);
+        }
+        let mut marks: [Vec<End>; 2] = Default::default();
+        if let Some(connection) = own.and_then(|key| inner.connections.get(&key)) {
+            if connection.is_attached() {
+                voices[0].attached();
+            }
+            marks = connection.pending_ends();
+            for (voice, end) in voices.iter().zip(connection.refusals()) {
+                end.into_iter().for_each(|end| voice.end(end));
+            }
+        }
+        let mut queues = [None, None];
+        for ((queue, waiting), voice) in queues.iter_mut().zip(waiting).zip(&voices) {
+            *queue = waiting
+                .map(|pages| GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone()));
+        }
+        let shown = [0, 1].map(|end: usize| queues[end].as_ref().map(GuestQueues::shown));
+        let mut resumed = Resumed { ends: [None, None], left: Default::default(), marks };
+        for (end, queues) in queues.into_iter().enumerate() {
+            let sizes = [pair.produce_size, pair.consume_size];
+            let (produce, consume) = if end == 0 { (sizes[0], sizes[1]) } else { (sizes[1], sizes[0]) };
+            let (Some(queues), Some(own)) = (queues, shown[end]) else {
+                resumed.marks[end].push(End::Detached);
+                continue;
+            };
+            // What the peer was shown last says how far this end's bytes have gone.
+            let cur = shown[1 - end].map(|(_, tail)| tail);
+            let port = QueuePairPort::resumed(queues, produce, consume, own, cur);
+            let Some(port) = port else {
+                voices.iter().for_each(|voice| voice.end(End::Detached));
+                return Some(LaneId { worker: 0, number: u64::MAX });
+            };
+            if gone[1 - end]
+                && let Some((from, bytes)) = spill[end].take()
+                && consume > 0
+            {
+                let delivered = (own.1 + consume - from % consume) % consume;
+                let rest = bytes.get(delivered as usize..).unwrap_or_default();
+                resumed.left[1 - end] = rest.to_vec();
+            }
+            let (_, budget, slow) = &sides[end];
+            resumed.ends[end] = Some(LaneEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
+        }
+        let lane = self.lanes.resume(resumed);
+        if let Some(connection) = own.and_then(|key| inner.connections.get_mut(&key)) {
+            connection.joined(lane, voices.map(Some));
+        }
+        Some(lane)
+    }
+}
