@@ -5,21 +5,23 @@ TRIPLE  := x86_64-unknown-linux-gnu
 BIN     := target/$(TRIPLE)/release/vmlane
 FULL    ?= 0
 ONLY    ?=
+export LANES ?= 2
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz lint doc clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint doc clean
 
 all: build
 
 help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
-	@echo 'make test    unit, property and real-guest tests'
+	@echo 'make test    unit, property and real-guest tests (LANES=2 files of the latter at a time)'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
 	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
 	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows)'
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
+	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
 	@echo 'make lint    formatting, clippy, docs, licences'
 
 bootstrap:
@@ -45,8 +47,7 @@ test-unit: bootstrap
 
 test-guests: setup
 	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
-	@echo '==> tests in real guests'
-	@cargo test --locked --release -p vmlane-tests --features guests -- --test-threads=1 --nocapture
+	@tests/lanes.sh
 
 acceptance: setup
 	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
@@ -69,6 +70,9 @@ experiments: setup
 
 fuzz: bootstrap
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh
+
+coverage: bootstrap
+	@scripts/coverage.sh
 
 lint: bootstrap
 	@scripts/lint.sh
