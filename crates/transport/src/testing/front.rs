@@ -27,6 +27,8 @@ const PROTOCOL: u64 = protocol::REPLY_ACK | protocol::MULTI_QUEUE | protocol::IN
 #[derive(Debug)]
 pub struct Front {
     socket: UnixStream,
+    /// The back end answers requests that want it.
+    acknowledges: bool,
 }
 
 /// The event fds of a ring.
@@ -45,10 +47,12 @@ impl Front {
     /// The same over a connected socket.
     pub fn over(socket: UnixStream, features: u64) -> io::Result<Front> {
         socket.set_read_timeout(Some(Duration::from_secs(10)))?;
-        let mut front = Front { socket };
+        let mut front = Front { socket, acknowledges: false };
         front.tell(request::SET_OWNER, &[], &[])?;
         front.get(request::GET_FEATURES)?;
-        front.tell(request::SET_PROTOCOL_FEATURES, PROTOCOL.as_bytes(), &[])?;
+        let common = front.get(request::GET_PROTOCOL_FEATURES)? & PROTOCOL;
+        front.tell(request::SET_PROTOCOL_FEATURES, common.as_bytes(), &[])?;
+        front.acknowledges = common & protocol::REPLY_ACK != 0;
         front.ask(request::SET_FEATURES, (features | feature::PROTOCOL_FEATURES).as_bytes(), &[])?;
         Ok(front)
     }
@@ -92,9 +96,13 @@ impl Front {
         Ok((payload, file))
     }
 
-    /// A request whose success is answered.
+    /// A request whose success is answered. Back ends without REPLY_ACK answer the next question when it is
+    /// done, and say nothing of its success.
     pub fn ask(&mut self, code: u32, payload: &[u8], fds: &[BorrowedFd<'_>]) -> io::Result<()> {
-        self.message(code, payload, fds, true)?;
+        self.message(code, payload, fds, self.acknowledges)?;
+        if !self.acknowledges {
+            return self.get(request::GET_FEATURES).map(drop);
+        }
         let (answer, _) = self.reply()?;
         if answer == [0; 8] { Ok(()) } else { Err(io::Error::other(format!("request {code} was refused"))) }
     }
