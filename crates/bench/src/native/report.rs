@@ -227,7 +227,8 @@ impl Report {
     }
 
     pub fn table(&self) -> String {
-        let mut out = format!("{:<20}{:>12} {:<7} {:>23}  beside\n", "row", "median", "", "min .. max");
+        let width = self.rows.iter().map(|row| row.name.len() + 1).max().unwrap_or(0).max(20);
+        let mut out = format!("{:<width$}{:>12} {:<7} {:>23}  beside\n", "row", "median", "", "min .. max");
         for row in &self.rows {
             let range = format!("{} .. {}", number(row.min), number(row.max));
             let beside = row.beside.iter().map(|other| format!("{:.3} x {}", other.ratio, other.name));
@@ -235,7 +236,7 @@ impl Report {
             // writing to a String cannot fail
             let _ = writeln!(
                 out,
-                "{:<20}{:>12} {:<7} {range:>23}  {beside}",
+                "{:<width$}{:>12} {:<7} {range:>23}  {beside}",
                 row.name,
                 number(row.value),
                 row.unit
