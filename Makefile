@@ -59,7 +59,7 @@ soak: setup
 	@VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests,long --no-fail-fast \
 	  --test survival --test soak --test neighbour -- --test-threads=1 --nocapture
 
-bench: bootstrap
+bench: build
 	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))
 
 experiments: setup

@@ -8,6 +8,7 @@ mod host;
 mod pair;
 mod process;
 mod rows;
+mod vsock;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -46,6 +47,7 @@ fn main() -> anyhow::Result<()> {
     rows::register(&mut registry)?;
     frames::register(&mut registry);
     host::register(&mut registry);
+    vsock::register(&mut registry, &options.only);
     dpdk::register(&mut registry, &options.only);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());

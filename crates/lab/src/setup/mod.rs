@@ -13,6 +13,7 @@ mod qemu;
 mod root;
 mod run;
 mod tsc;
+pub mod vhost_device_vsock;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
