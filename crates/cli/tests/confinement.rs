@@ -95,7 +95,7 @@ fn threads(daemon: &Daemon, key: &str) -> Vec<(String, String)> {
 #[test]
 fn every_thread_is_confined() {
     let place = Place::new(CONFIG);
-    let daemon = place.start(&["--confine"]);
+    let daemon = place.start(&[]);
     let mut vmm = Vmm::connect(place.web("vmci.sock")).unwrap();
     vmm.read_u32(1, CONTROL).unwrap();
     for (key, wanted) in [("NoNewPrivs", "1"), ("Seccomp", "2")] {
@@ -129,7 +129,7 @@ fn every_thread_is_confined() {
 #[test]
 fn a_confined_daemon_does_all_its_work() {
     let place = Place::new(CONFIG);
-    let mut daemon = place.start(&["--confine"]);
+    let mut daemon = place.start(&[]);
     // Sessions come and go, VMs too, clients as well.
     for _ in 0..3 {
         let mut vmm = Vmm::connect(place.web("nic0.sock")).unwrap();
@@ -162,7 +162,7 @@ fn a_confined_daemon_does_all_its_work() {
 fn a_thread_that_tries_more_ends_the_daemon_and_is_named() {
     for (at, socket, thread) in [("vmci", "vmci.sock", "vfu-web"), ("nic0", "nic0.sock", "vfu-web-n0")] {
         let place = Place::new(CONFIG);
-        let mut daemon = place.start(&["--confine"]);
+        let mut daemon = place.start(&[]);
         let mut vmm = Vmm::connect(place.web(socket)).unwrap();
         assert!(place.ask(&["debug", "trespass", "web", "--at", at]).status.success());
         assert!(vmm.read_u32(1, 0).is_err(), "nobody answers any more");
@@ -192,7 +192,7 @@ fn without_confinement_the_same_is_harmless_and_it_is_said_loudly() {
 #[test]
 fn a_user_that_cannot_be_is_an_error() {
     let place = Place::new(&CONFIG.replacen("[daemon]\n", "[daemon]\nuser = \"no-such-user\"\n", 1));
-    let status = place.command(&["--confine"]).status().unwrap();
+    let status = place.command(&[]).status().unwrap();
     assert_eq!(status.code(), Some(1));
     let log = place.log();
     assert!(log.contains("no-such-user"), "{log}");

@@ -79,7 +79,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
         // Before there is any other thread: what is given up here, is given up for all of them.
         confine::confine(config.daemon.user.as_deref(), paths.runtime(), &config_path)?;
     } else {
-        tracing::warn!("NOT CONFINED (see --confine): a fault in the daemon is a fault of its user's rights");
+        tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
     }
     let Held { store, found, keeper } = keeper::connect(paths.runtime(), reached);
     if found.is_empty() {

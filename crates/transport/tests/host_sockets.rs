@@ -13,7 +13,7 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmlane_device::testing::{Options, PATIENCE, Pattern, Placement, Stream as Far};
 use vmlane_sock::{Address, Datagram, Host, Listener, Stream, plain};
 use vmlane_transport::host::Bounds;
-use vmlane_wire::host::{FLAG_RING, Op, RING, Reply, Request, layout};
+use vmlane_wire::host::{FLAG_RING, Op, RING, Reply, Request, SWITCH, layout};
 use zerocopy::{FromBytes as _, IntoBytes as _};
 
 use host_world::{SECOND, World, eventually};
@@ -441,6 +441,50 @@ fn a_hostile_program_loses_its_own_streams_only() {
         assert!(filling.join().unwrap() > 0);
     });
     stuck_far.close();
+    drop(near);
+    far.close();
+    eventually("nothing is left", || world.fabric.connections().is_empty());
+    assert_eq!(world.stats.panics.get(), 0);
+}
+
+#[test]
+fn a_program_that_switches_wildly_loses_its_own_stream_only() {
+    let world = World::new();
+    let (near, far) = world.stream(5000);
+    // Indices forged before it gives the ring up: the stream ends.
+    let ((mut signals, memory), victim) = by_hand(&world, 6000);
+    let file = std::fs::File::from(memory);
+    file.write_all_at(&u64::MAX.to_le_bytes(), layout::process_page(RING)).unwrap();
+    signals.write_all(&[SWITCH]).unwrap();
+    assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer hears that it is gone");
+    victim.close();
+    // Forged afterwards: nobody looks there any more. Asking again is no question.
+    let ((mut signals, memory), victim) = by_hand(&world, 6001);
+    let file = std::fs::File::from(memory);
+    signals.write_all(&[SWITCH; 3]).unwrap();
+    let mut answer = [0];
+    signals.read_exact(&mut answer).unwrap();
+    assert_eq!(answer, [SWITCH]);
+    file.write_all_at(&[0xff; 64], layout::process_page(RING)).unwrap();
+    signals.write_all(b"plain").unwrap();
+    let mut got = Vec::new();
+    while got.len() < 5 {
+        let mut piece = [0; 5];
+        let len = victim.recv(&mut piece).unwrap();
+        assert_ne!(len, 0, "the stream goes on");
+        got.extend_from_slice(&piece[..len]);
+    }
+    assert_eq!(got, b"plain");
+    drop(signals);
+    victim.close();
+    // Floods the line, reads no answer and dies.
+    let ((mut signals, _memory), victim) = by_hand(&world, 6002);
+    signals.set_nonblocking(true).unwrap();
+    while signals.write(&[SWITCH; 4096]).is_ok() {}
+    drop(signals);
+    while !matches!(victim.recv(&mut [0; 4096]), Ok(0) | Err(_)) {}
+    victim.close();
+    both_ways(&near, &far);
     drop(near);
     far.close();
     eventually("nothing is left", || world.fabric.connections().is_empty());

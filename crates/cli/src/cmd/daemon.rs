@@ -22,7 +22,7 @@ A configuration for two VMs that may talk to each other:
 Signals: SIGTERM and SIGINT stop it, SIGHUP reloads the configuration (as `vmlane reload` does).
 It is ready when `vmlane status` answers, and tells systemd so (Type=notify).
 It may be killed and started again: VMs go on (docs/survival.md). Stopping it lets go of them.
-With --confine it gives up its rights before it serves anybody: as root it becomes the user of [daemon] user (default vmlane, or nobody), gives up all
+It gives up its rights before it serves anybody: as root it becomes the user of [daemon] user (default vmlane, or nobody), gives up all
 capabilities, sees only its runtime directory and its configuration (Landlock), and makes only the system calls
 that each of its threads needs (seccomp). A thread that tries more ends the daemon with exit code 71 and a line
 that names thread and call. Uplinks are attached before that: new ones need a restart.
@@ -45,18 +45,18 @@ pub struct Args {
     /// Take the place of the daemon that runs: VMs stay attached and go on
     #[arg(long)]
     replace: bool,
-    /// Give up root, capabilities, files and system calls that it does not need
-    #[arg(long, overrides_with = "no_confine")]
-    confine: bool,
-    /// Keep them, as is the default
-    #[arg(long)]
+    /// Keep root, capabilities, files and system calls that it does not need
+    #[arg(long, overrides_with = "confine")]
     no_confine: bool,
+    /// Give them up, as is the default
+    #[arg(long)]
+    confine: bool,
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let Args { config, runtime_dir, log, replace, confine, no_confine } = self;
-        run(Options { config, runtime_dir, log, replace, confine: confine && !no_confine })?;
+        let Args { config, runtime_dir, log, replace, no_confine, confine: _ } = self;
+        run(Options { config, runtime_dir, log, replace, confine: !no_confine })?;
         Ok(ExitCode::SUCCESS)
     }
 }
