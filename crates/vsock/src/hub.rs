@@ -66,6 +66,9 @@ enum Request {
 const SHORT: Duration = Duration::from_millis(1);
 /// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
 const PAUSES: u32 = 32;
+/// A core that comes back so late is wanted by others. They would have it for a whole slice after each look;
+/// who sleeps is scheduled as soon as it is woken.
+const WANTED: Duration = Duration::from_micros(50);
 
 /// The devices' common worker; dropping it stops it.
 pub struct Hub {
@@ -115,6 +118,7 @@ impl Hub {
             stats: stats.clone(),
             beat: beat.clone(),
             busy: Instant::now(),
+            looked: Instant::now(),
             idle: 0,
         };
         let thread = std::thread::Builder::new().name("vsock".into()).spawn(move || worker.run())?;
@@ -186,6 +190,8 @@ struct Worker {
     beat: Arc<Beat>,
     /// When something last moved.
     busy: Instant,
+    /// The last look.
+    looked: Instant,
     idle: u32,
 }
 
@@ -195,13 +201,18 @@ impl Worker {
         self.beat.set_busy(true);
         while self.obey() {
             let now = Instant::now();
+            let since = now.duration_since(std::mem::replace(&mut self.looked, now));
+            let wanted = self.idle > PAUSES && since > WANTED;
             self.beat.round();
             match catch_unwind(AssertUnwindSafe(|| self.rounds.round(now))) {
                 Ok(true) => {
                     self.busy = now;
                     self.idle = 0;
                 }
-                Ok(false) if self.settings.poll || now.duration_since(self.busy) < self.settings.spin => {
+                Ok(false)
+                    if self.settings.poll
+                        || now.duration_since(self.busy) < self.settings.spin && !wanted =>
+                {
                     self.idle += 1;
                     if self.idle < PAUSES { std::hint::spin_loop() } else { std::thread::yield_now() }
                 }

@@ -16,6 +16,8 @@ use crate::vm::VsockVm;
 /// Packets and bytes of one guest before the next one has its turn.
 const PACKETS: usize = 64;
 const BYTES: usize = 256 << 10;
+/// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
+const SHOWN: usize = 16 << 10;
 /// How long a packet waits for its receiver's buffers before its connection is reset.
 const HOLD: Duration = Duration::from_millis(200);
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
@@ -120,7 +122,7 @@ impl Rounds {
 
     fn turn(&mut self, cid: u32, now: Instant) -> bool {
         let Some(mut port) = self.vms.get_mut(&cid).and_then(|vm| vm.port.take()) else { return false };
-        let (mut moved, mut bytes) = (false, BYTES);
+        let (mut moved, mut bytes, mut hidden) = (false, BYTES, 0);
         for _ in 0..PACKETS {
             let mut outgoing = match port.fetch() {
                 Ok(Some(outgoing)) => outgoing,
@@ -141,6 +143,13 @@ impl Rounds {
                     self.stats.packets.bump(1);
                     port.finish(&outgoing);
                     moved = true;
+                    hidden += here;
+                    if hidden >= SHOWN {
+                        hidden = 0;
+                        let to = u32::try_from(outgoing.header.dst_cid.get()).ok();
+                        to.and_then(|to| port_of(&mut self.vms, to)).into_iter().for_each(Port::flush);
+                        port.flush();
+                    }
                 }
                 Fate::Waits => {
                     port.keep(outgoing);
