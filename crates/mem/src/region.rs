@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicU32, Ordering};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
 
-use crate::sigbus;
+use crate::{bulk, sigbus};
 
 /// A mapped piece of guest memory; unmapped when the last holder drops it.
 #[derive(Debug)]
@@ -62,17 +62,13 @@ impl Region {
         assert!(offset <= self.len && out.len() as u64 <= self.len - offset);
         // SAFETY: source checked to lie inside the mapping; destination is a private slice. The
         // source may change meanwhile: any mix of old and new bytes is acceptable to callers.
-        unsafe {
-            libc::memmove(out.as_mut_ptr().cast(), self.base.add(offset as usize).as_ptr().cast(), out.len())
-        };
+        unsafe { bulk::copy(out.as_mut_ptr(), self.base.add(offset as usize).as_ptr(), out.len()) };
     }
 
     pub fn write(&self, offset: u64, data: &[u8]) {
         assert!(self.writable && offset <= self.len && data.len() as u64 <= self.len - offset);
         // SAFETY: destination checked to lie inside a writable mapping; source is a private slice.
-        unsafe {
-            libc::memmove(self.base.add(offset as usize).as_ptr().cast(), data.as_ptr().cast(), data.len())
-        };
+        unsafe { bulk::copy(self.base.add(offset as usize).as_ptr(), data.as_ptr(), data.len()) };
     }
 
     /// Publishes a word after everything written before it. `offset` must be 4-byte aligned.
