@@ -1,7 +1,8 @@
 //! A synthetic guest with virtio-vsock: a vhost-user front end, and a driver that does what Linux' driver does
 //! with its rings, buffers and credit, for one stream.
 //!
-//! A vCPU that halts is polled for a while before it sleeps, as KVM does (`halt_poll_ns`).
+//! A vCPU that halts is polled for a while before it sleeps, as KVM does (`halt_poll_ns`), unless its core is
+//! wanted by others.
 
 use std::io;
 use std::path::Path;
@@ -29,6 +30,8 @@ const LONGEST: usize = 64 << 10;
 const WINDOW: u32 = 256 << 10;
 const HALT_POLL: Duration = Duration::from_micros(200);
 const PAUSES: u32 = 32;
+/// A core that comes back so late was wanted.
+const WANTED: Duration = Duration::from_micros(50);
 /// A peer that says nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -293,12 +296,16 @@ impl Guest {
     fn wait(&mut self) -> io::Result<()> {
         self.reap();
         let start = Instant::now();
-        let mut looks = 0;
-        while start.elapsed() < HALT_POLL {
+        let (mut looks, mut last) = (0, start);
+        loop {
             if self.has_news() {
                 return Ok(());
             }
-            looks += 1;
+            let now = Instant::now();
+            if now - start >= HALT_POLL || looks > PAUSES && now - last > WANTED {
+                break;
+            }
+            (looks, last) = (looks + 1, now);
             if looks < PAUSES { std::hint::spin_loop() } else { std::thread::yield_now() }
         }
         self.rx.listen();
