@@ -84,7 +84,7 @@ fn load_for_kexec(bed: &Bed, spec: &LabSpec) {
     let guest = bed.guest("b");
     let kernel = &spec.guests()[1].kernel;
     let assets =
-        vmlane_lab::setup::ensure(std::slice::from_ref(kernel), &vmlane_lab::setup::Progress(&|_| ()))
+        vmlane_lab::setup::ensure(std::slice::from_ref(kernel), None, &vmlane_lab::setup::Progress(&|_| ()))
             .unwrap();
     let image = assets.kernels.iter().find(|k| k.version == *kernel).unwrap().image();
     guest.cp_to(&image, "/t/vmlinuz").unwrap();

@@ -1,25 +1,35 @@
-//! How QEMU (10.1 or later) attaches a configured VM.
+//! How QEMU attaches a configured VM: 10.1 or later for vfio-user, 7.2 or later for vhost-user.
+
+mod kind;
 
 use std::path::Path;
 
 use crate::config::{NicConfig, NicModel, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 
+pub use kind::{Lacks, Machine, Qemu, Version};
+
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
 /// is suspended or the daemon is looked at with a debugger.
 const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 
-/// How often QEMU tries to reach a vhost-user socket whose daemon went away.
-const RECONNECT_MS: u32 = 200;
 /// Descriptors of a virtio NIC's rings: the most that QEMU has.
 pub const RING: u16 = 1024;
 
 /// The arguments, one string each. They add to what the caller has: a machine type, an
 /// accelerator, disks. QEMU merges several `-machine` options into one.
-pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<String>, TooLong> {
+///
+/// # Errors
+/// The VM has a device that this QEMU does not, or a socket's path is too long.
+pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64, qemu: Qemu) -> Result<Vec<String>, Lacks> {
+    qemu.check(vm)?;
     let mut arguments = memory(memory_mib);
     arguments.extend(["-m".into(), format!("{memory_mib}M")]);
-    arguments.extend(devices(paths, vm, |_| true)?);
+    if qemu.machine == Machine::Microvm {
+        // Registers of virtio 0.9 are QEMU's default there, and vhost-user-vsock has none.
+        arguments.extend(["-global".into(), "virtio-mmio.force-legacy=false".into()]);
+    }
+    arguments.extend(devices(paths, vm, qemu, |_| true)?);
     Ok(arguments)
 }
 
@@ -33,6 +43,7 @@ pub fn memory(memory_mib: u64) -> Vec<String> {
 pub fn devices(
     paths: &Paths,
     vm: &VmConfig,
+    qemu: Qemu,
     which: impl Fn(&NicConfig) -> bool,
 ) -> Result<Vec<String>, TooLong> {
     let mut arguments = Vec::new();
@@ -41,11 +52,11 @@ pub fn devices(
         arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
     }
     if vm.virtio_vsock {
-        arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?));
+        arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, qemu));
     }
     for (number, nic) in vm.nics.iter().enumerate().filter(|(_, nic)| which(nic)) {
         if let NicModel::VirtioNet(virtio) = nic.model {
-            arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio));
+            arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio, qemu));
             continue;
         }
         // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
@@ -55,29 +66,34 @@ pub fn devices(
 }
 
 /// QEMU makes this device only of a socket that is connected already, so it cannot connect again.
-fn virtio_vsock(socket: &Path) -> [String; 4] {
+fn virtio_vsock(socket: &Path, qemu: Qemu) -> [String; 4] {
     let path = socket.to_string_lossy().replace(',', ",,");
     [
         "-chardev".into(),
         format!("socket,id=vmlane-vsock,path={path}"),
         "-device".into(),
-        "vhost-user-vsock-pci,chardev=vmlane-vsock".into(),
+        format!("{},chardev=vmlane-vsock", qemu.virtio("vhost-user-vsock")),
     ]
 }
 
 /// A virtio NIC whose rings the daemon serves. QEMU keeps trying when the daemon is away.
-fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet) -> Vec<String> {
+fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, qemu: Qemu) -> Vec<String> {
     let NicConfig { mac, mtu, queues, .. } = nic;
     let path = socket.to_string_lossy().replace(',', ",,");
-    let chardev = format!("socket,id=vmlane-nic{number},path={path},reconnect-ms={RECONNECT_MS}");
+    let chardev = format!("socket,id=vmlane-nic{number},path={path},{}", qemu.reconnect());
     let mut netdev = format!("vhost-user,id=vmlane-net{number},chardev=vmlane-nic{number}");
     let mut device = format!(
-        "virtio-net-pci,netdev=vmlane-net{number},mac={mac},rx_queue_size={RING},tx_queue_size={RING}"
+        "{},netdev=vmlane-net{number},mac={mac},rx_queue_size={RING},tx_queue_size={RING}",
+        qemu.virtio("virtio-net")
     );
+    let pci = qemu.machine == Machine::Pci;
     if *queues > 1 {
         netdev += &format!(",queues={queues}");
-        // A vector each for every ring, the control queue and changes of the configuration.
-        device += &format!(",mq=on,vectors={}", 2 * u16::from(*queues) + 2);
+        device += ",mq=on";
+        if pci {
+            // A vector each for every ring, the control queue and changes of the configuration.
+            device += &format!(",vectors={}", 2 * u16::from(*queues) + 2);
+        }
     }
     if virtio.announces_mtu {
         device += &format!(",host_mtu={mtu}");
@@ -85,7 +101,9 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet) 
     if virtio.packed {
         device += ",packed=on";
     }
-    device += ",romfile=";
+    if pci {
+        device += ",romfile=";
+    }
     [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
         .into_iter()
         .flat_map(|(option, value)| [option.to_owned(), value])
@@ -127,7 +145,7 @@ mod tests {
     #[test]
     fn the_device_is_json_with_the_socket_and_the_timeouts() {
         let paths = Paths::new(Path::new("/run/with \"quotes\"")).unwrap();
-        let arguments = arguments(&paths, &vm("cid = 3"), 512).unwrap();
+        let arguments = arguments(&paths, &vm("cid = 3"), 512, Qemu::default()).unwrap();
         assert_eq!(
             arguments[..7],
             [
@@ -157,7 +175,7 @@ mod tests {
         let paths = Paths::new(Path::new("/run/v")).unwrap();
         let nics =
             "vsock = \"none\"\nnic = [{ model = \"vmxnet3\" }, { model = \"vmxnet3\", trapped = true }]";
-        let arguments = arguments(&paths, &vm(nics), 64).unwrap();
+        let arguments = arguments(&paths, &vm(nics), 64, Qemu::default()).unwrap();
         let devices: Vec<serde_json::Value> =
             arguments.iter().filter_map(|word| serde_json::from_str(word).ok()).collect();
         let sockets: Vec<_> =
@@ -172,7 +190,7 @@ mod tests {
         let paths = Paths::new(Path::new("/run/v,1")).unwrap();
         let keys = "cid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\", mac = \"52:54:00:00:00:03\", \
                     queues = 2, mtu = 9000, packed = true }]";
-        let arguments = arguments(&paths, &vm(keys), 64).unwrap();
+        let arguments = arguments(&paths, &vm(keys), 64, Qemu::default()).unwrap();
         assert_eq!(
             arguments[6..],
             [
@@ -189,6 +207,51 @@ mod tests {
                  mq=on,vectors=6,host_mtu=9000,packed=on,romfile=",
             ]
         );
+    }
+
+    #[test]
+    fn an_old_qemu_counts_seconds_and_a_microvm_has_no_pci() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let keys = "cid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\", mac = \"52:54:00:00:00:03\", \
+                    queues = 2 }]";
+        let qemu = Qemu { version: "7.2.19".parse().unwrap(), machine: "microvm".parse().unwrap() };
+        assert_eq!(
+            arguments(&paths, &vm(keys), 64, qemu).unwrap()[6..],
+            [
+                "-global",
+                "virtio-mmio.force-legacy=false",
+                "-chardev",
+                "socket,id=vmlane-vsock,path=/run/v/vm/web/vsock.sock",
+                "-device",
+                "vhost-user-vsock-device,chardev=vmlane-vsock",
+                "-chardev",
+                "socket,id=vmlane-nic0,path=/run/v/vm/web/nic0.sock,reconnect=1",
+                "-netdev",
+                "vhost-user,id=vmlane-net0,chardev=vmlane-nic0,queues=2",
+                "-device",
+                "virtio-net-device,netdev=vmlane-net0,mac=52:54:00:00:00:03,rx_queue_size=1024,\
+                 tx_queue_size=1024,mq=on",
+            ]
+        );
+    }
+
+    #[test]
+    fn what_a_qemu_lacks_is_said_with_the_way_out() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let vmxnet3 = "vsock = \"none\"\nnic = [{ model = \"virtio-net\" }, { model = \"vmxnet3\" }]";
+        let old = Qemu { version: Version(7, 2), ..Qemu::default() };
+        let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
+        for (keys, qemu, words) in [
+            ("cid = 3", old, ["its VMCI device", "needs QEMU >= 10.1", "this is 7.2", "vsock = \"virtio\""]),
+            ("cid = 3", microvm, ["its VMCI device", "no PCI", "q35", "vsock = \"virtio\""]),
+            (vmxnet3, old, ["NIC 1", "needs QEMU >= 10.1", "this is 7.2", "model = \"virtio-net\""]),
+            (vmxnet3, microvm, ["NIC 1", "no PCI", "q35", "model = \"virtio-net\""]),
+        ] {
+            let text = arguments(&paths, &vm(keys), 64, qemu).unwrap_err().to_string();
+            assert!(words.iter().all(|word| text.contains(word)), "{text}");
+        }
+        assert!("7.1".parse::<Version>().unwrap_err().contains("too old"));
+        assert!("new".parse::<Version>().unwrap_err().contains("7.2 or 11.1"));
     }
 
     #[test]

@@ -42,7 +42,7 @@ impl Lab {
     pub fn up_with(spec: &LabSpec, vmlane: &Path, progress: &dyn Fn(&str)) -> Result<Self> {
         spec.check()?;
         let dir = dirs::lab(&spec.name)?;
-        let mut assets = setup::ensure(&spec.kernels_used(), &Progress(progress))?;
+        let mut assets = setup::ensure(&spec.kernels_used(), spec.qemu.as_deref(), &Progress(progress))?;
         match spec.accelerator.as_deref() {
             None => {}
             Some("kvm") => assets.accel = setup::Accel::Kvm,

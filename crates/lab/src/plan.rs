@@ -4,6 +4,7 @@ use std::path::PathBuf;
 
 use serde::{Deserialize, Serialize};
 
+use crate::machine::Machine;
 use crate::proto::Exec;
 use crate::setup::Assets;
 use crate::spec::{LabSpec, Nic};
@@ -114,6 +115,8 @@ pub struct Status {
     pub supervisor_pid: u32,
     pub accelerator: String,
     pub qemu_version: String,
+    #[serde(default)]
+    pub machine: Machine,
     pub guests: Vec<GuestStatus>,
     pub daemon: Option<DaemonStatus>,
 }

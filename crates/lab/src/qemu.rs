@@ -5,6 +5,7 @@ use std::path::Path;
 use anyhow::{Result, bail};
 
 use crate::device::{Backend, Device, NicModel};
+use crate::machine::Machine;
 use crate::plan::Plan;
 use crate::proto::PORT;
 use crate::setup::Accel;
@@ -39,10 +40,16 @@ pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String], boot: Boot) -> Resu
             give_rom(&mut ours, &guest.name)?;
         }
     }
+    if plan.spec.machine == Machine::Microvm && !ours.iter().any(|a| a.starts_with("virtio-mmio.")) {
+        args.extend(words("-global virtio-mmio.force-legacy=false"));
+    }
     if !ours.iter().any(|a| a == "-m") {
         args.extend(["-m".into(), plan.spec.mem_mib.to_string()]);
     }
     args.extend(disks(plan, guest));
+    if plan.assets.accel == Accel::Tcg && !plan.assets.qemu.is_recent() {
+        leave_msi_x(&mut ours);
+    }
     args.extend(ours);
     let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
     for (net, device) in nics.enumerate() {
@@ -67,6 +74,16 @@ fn give_rom(ours: &mut [String], guest: &str) -> Result<()> {
     bail!("guest {guest} has no vmxnet3 of vmlane's to boot from: bring the lab up with --device vmxnet3")
 }
 
+/// QEMU 7.2 sets up the interrupts of a vhost-user NIC with MSI-X as if there were KVM, and without it reads
+/// what nobody made (virtio_pci_set_guest_notifiers asks whether a mask function is there, not whether it is
+/// used). With INTx it does not.
+fn leave_msi_x(ours: &mut [String]) {
+    for word in ours.iter_mut().filter(|word| word.starts_with("virtio-net-pci,")) {
+        let others = word.split(',').filter(|key| !key.starts_with("vectors="));
+        *word = others.chain(["vectors=0"]).collect::<Vec<_>>().join(",");
+    }
+}
+
 fn kernel(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     let kernel = plan.assets.kernel(&guest.kernel).map(|k| k.image()).unwrap_or_default();
     let initrd = plan.initrd(&guest.kernel);
@@ -75,11 +92,17 @@ fn kernel(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
 }
 
 fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
-    let mut args = words("-nodefaults -no-user-config -display none -machine q35");
+    let mut args = words("-nodefaults -no-user-config -display none");
+    args.extend(words(match plan.spec.machine {
+        Machine::Q35 => "-machine q35",
+        // Debian's kernels find virtio-mmio devices by ACPI and not by words of their command line.
+        Machine::Microvm => "-machine microvm,acpi=on,rtc=on,auto-kernel-cmdline=off",
+    }));
     args.extend(plan.assets.accel.args().iter().map(|a| (*a).to_owned()));
     args.extend(["-name".into(), format!("{}-{}", plan.spec.name, guest.name)]);
     args.extend(["-smp".into(), plan.spec.cpus.to_string()]);
-    args.extend(words("-device virtio-rng-pci,romfile= -device virtio-serial-pci,id=ports,romfile="));
+    args.extend(virtio(plan, "virtio-rng", ""));
+    args.extend(virtio(plan, "virtio-serial", ",id=ports"));
     args.extend(words("-chardev socket,id=agent,fd=0"));
     args.extend(words(&format!("-device virtserialport,bus=ports.0,chardev=agent,name={PORT}")));
     let console = comma(&plan.console(&guest.name));
@@ -111,16 +134,19 @@ fn disks(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     let root = comma(&plan.assets.root.image());
     let modules = plan.assets.kernel(&guest.kernel).map(|k| k.modules()).unwrap_or_default();
     let modules = comma(&modules);
-    vec![
-        "-drive".into(),
-        format!("if=none,id=root,format=raw,snapshot=on,cache=unsafe,file={root}"),
-        "-device".into(),
-        "virtio-blk-pci,drive=root,romfile=".into(),
-        "-drive".into(),
-        format!("if=none,id=modules,format=raw,readonly=on,file={modules}"),
-        "-device".into(),
-        "virtio-blk-pci,drive=modules,romfile=".into(),
-    ]
+    let mut args =
+        vec!["-drive".into(), format!("if=none,id=root,format=raw,snapshot=on,cache=unsafe,file={root}")];
+    args.extend(virtio(plan, "virtio-blk", ",drive=root,serial=root"));
+    args.extend(["-drive".into(), format!("if=none,id=modules,format=raw,readonly=on,file={modules}")]);
+    args.extend(virtio(plan, "virtio-blk", ",drive=modules,serial=modules"));
+    args
+}
+
+/// A virtio device of the lab's own.
+fn virtio(plan: &Plan, kind: &str, keys: &str) -> [String; 2] {
+    let machine = plan.spec.machine;
+    let rom = if machine == Machine::Q35 { ",romfile=" } else { "" };
+    ["-device".into(), format!("{}{keys}{rom}", machine.virtio(kind))]
 }
 
 fn nic(plan: &Plan, guest: &GuestSpec, net: usize, model: NicModel, backend: Backend) -> Vec<String> {
@@ -142,7 +168,10 @@ fn nic(plan: &Plan, guest: &GuestSpec, net: usize, model: NicModel, backend: Bac
         }
     };
     let mac = guest.nics.get(net).map_or("", |n| n.mac.as_str());
-    let device = format!("{},netdev={id},mac={mac},romfile=", model.qemu_device());
+    let device = match plan.spec.machine {
+        Machine::Q35 => format!("{},netdev={id},mac={mac},romfile=", model.qemu_device()),
+        Machine::Microvm => format!("virtio-net-device,netdev={id},mac={mac}"),
+    };
     vec!["-netdev".into(), netdev, "-device".into(), device]
 }
 
@@ -157,4 +186,17 @@ fn text(path: &Path) -> String {
 /// In QEMU's comma lists a comma of a value is doubled.
 fn comma(path: &Path) -> String {
     text(path).replace(',', ",,")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn only_vhost_user_nics_lose_their_vectors() {
+        let mut ours = ["-device", "virtio-net-pci,mq=on,vectors=6,romfile=", "vhost-user-vsock-pci,x=1"]
+            .map(str::to_owned);
+        leave_msi_x(&mut ours);
+        assert_eq!(ours, ["-device", "virtio-net-pci,mq=on,romfile=,vectors=0", "vhost-user-vsock-pci,x=1"]);
+    }
 }

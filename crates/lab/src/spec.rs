@@ -8,6 +8,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::device::Device;
 use crate::dirs;
+use crate::machine::{self, Machine};
 use crate::setup::KERNELS;
 
 /// The kernel of guests when nobody says otherwise.
@@ -41,6 +42,11 @@ pub struct LabSpec {
     /// `kvm` or `tcg`; none leaves the choice to the set-up.
     #[serde(default)]
     pub accelerator: Option<String>,
+    #[serde(default)]
+    pub machine: Machine,
+    /// An older QEMU, such as `7.2`; none is one of 10.1 or later.
+    #[serde(default)]
+    pub qemu: Option<String>,
 }
 
 /// `GUEST:PORT=GUEST:PORT`: the first guest's connects to {CID 2, port} reach the second.
@@ -93,6 +99,8 @@ impl LabSpec {
             append: String::new(),
             boot_seconds: 180,
             accelerator: None,
+            machine: Machine::default(),
+            qemu: None,
         }
     }
 
@@ -119,6 +127,7 @@ impl LabSpec {
                 bail!("kernel {kernel:?}: choose from {valid}");
             }
         }
+        machine::check(self.machine, self.qemu.as_deref(), &self.devices)?;
         per_guest("kernel", &self.kernels, guests)?;
         per_guest("group", &self.groups, guests)?;
         let vmci = self.devices.iter().filter(|d| matches!(d, Device::Vmci | Device::VirtioVsock)).count();

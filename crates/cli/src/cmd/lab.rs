@@ -6,7 +6,7 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
-use vmlane_lab::{Device, Forward, Lab, LabSpec, agent, child, supervisor};
+use vmlane_lab::{Device, Forward, Lab, LabSpec, Machine, agent, child, supervisor};
 
 #[path = "lab_run.rs"]
 mod run;
@@ -37,6 +37,9 @@ enum Command {
         /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, or all
         #[arg(long, value_delimiter = ',', default_value = "6.12")]
         kernel: Vec<String>,
+        /// An older QEMU as well: 7.2
+        #[arg(long, value_name = "VERSION", value_parser = ["7.2"])]
+        qemu: Option<String>,
     },
     /// Boot a lab; returns when every guest answers
     Up(Box<Up>),
@@ -142,7 +145,8 @@ enum Command {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Devices: vmci is vmlane's. qemu-virtio-net, qemu-vmxnet3, qemu-e1000 and qemu-e1000e are QEMU's own
+Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI,
+virtio-net and virtio-vsock neither. qemu-virtio-net, qemu-vmxnet3, qemu-e1000 and qemu-e1000e are QEMU's own
 network cards, to compare with, joined by a socket between the QEMUs, or with :tap at the end of the
 name by a host bridge (root only).
 
@@ -151,7 +155,9 @@ Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's fi
 
 Examples:
   vmlane lab up demo --device vmci --device qemu-virtio-net
-  vmlane lab up old --kernel 5.10,7.2 --device vmci --forward b:5000=a:5000
+  vmlane lab up mixed --kernel 5.10,7.2 --device vmci --forward b:5000=a:5000
+  vmlane lab up old --qemu 7.2 --device virtio-net --device virtio-vsock
+  vmlane lab up tiny --machine microvm --device virtio-net --device virtio-vsock
   vmlane lab up four --guests 4 --mem 1024 --device qemu-e1000e:tap --json")]
 struct Up {
     name: String,
@@ -170,6 +176,12 @@ struct Up {
     /// A device that every guest gets; may be given several times
     #[arg(long, value_name = "DEVICE")]
     device: Vec<Device>,
+    /// QEMU's machine: q35, or microvm (virtio devices only, no PCI)
+    #[arg(long, value_name = "MACHINE", default_value = "q35")]
+    machine: Machine,
+    /// An older QEMU, 7.2 of Debian 12 (virtio devices only) [default: one of 10.1 or later]
+    #[arg(long, value_name = "VERSION", value_parser = ["7.2"])]
+    qemu: Option<String>,
     /// Isolation group; a list gives one per guest
     #[arg(long, value_delimiter = ',')]
     group: Vec<String>,
@@ -197,7 +209,7 @@ struct Up {
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
         match self.command {
-            Command::Setup { kernel } => set_up(kernel)?,
+            Command::Setup { kernel, qemu } => set_up(kernel, qemu.as_deref())?,
             Command::Up(up) => up.run()?,
             Command::Exec { lab, guest, cwd, command } => return exec(&lab, &guest, cwd, command),
             Command::Cp { lab, source, target } => copy(&lab, &source, &target)?,
@@ -230,11 +242,11 @@ fn say(line: &str) {
     eprintln!("lab: {line}");
 }
 
-fn set_up(mut kernels: Vec<String>) -> Result<()> {
+fn set_up(mut kernels: Vec<String>, qemu: Option<&str>) -> Result<()> {
     if kernels.iter().any(|k| k == "all") {
         kernels = vmlane_lab::setup::KERNELS.map(|(version, ..)| version.to_owned()).to_vec();
     }
-    let assets = vmlane_lab::setup::ensure(&kernels, &vmlane_lab::setup::Progress(&say))?;
+    let assets = vmlane_lab::setup::ensure(&kernels, qemu, &vmlane_lab::setup::Progress(&say))?;
     let list: Vec<&str> = assets.kernels.iter().map(|k| k.version.as_str()).collect();
     println!(
         "ready: QEMU {}, accelerator {}, kernels {}",
@@ -259,6 +271,8 @@ impl Up {
         spec.daemon_config = self.daemon_config;
         spec.append = self.append;
         spec.boot_seconds = self.boot_timeout;
+        spec.machine = self.machine;
+        spec.qemu = self.qemu;
         let lab = Lab::up_with(&spec, &std::env::current_exe()?, &say)?;
         let status = lab.status()?;
         lab.detach()?;

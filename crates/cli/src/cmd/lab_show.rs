@@ -14,7 +14,8 @@ pub fn status(status: &Status, json: bool) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(status)?);
         return Ok(());
     }
-    println!("lab {} (QEMU {}, {})", status.name, status.qemu_version, status.accelerator);
+    let (version, machine) = (&status.qemu_version, status.machine);
+    println!("lab {} (QEMU {version}, {machine}, {})", status.name, status.accelerator);
     for guest in &status.guests {
         let mut line = format!("  {}  {:7}  kernel {}", guest.name, guest.state, guest.kernel);
         if let Some(cid) = guest.cid {

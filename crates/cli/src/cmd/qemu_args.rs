@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::bail;
-use vmlane_daemon::qemu;
+use vmlane_daemon::qemu::{self, Machine, Qemu, Version};
 
 use super::attach::{Arguments, Report, Target};
 use super::control::json;
@@ -15,17 +15,27 @@ const EXAMPLES: &str = r#"Examples:
   eval "qemu-system-x86_64 -machine q35 $(vmlane qemu-args web) web.qcow2"
   qemu-system-x86_64 -machine q35 $(vmlane qemu-args web --words) web.qcow2
   vmlane qemu-args web --json | jq -r '.args[]'
+  eval "qemu-system-x86_64 -machine microvm $(vmlane qemu-args fn1 --machine microvm --qemu 7.2) ..."
 
 The words are quoted for a shell, so a script must `eval` them; --words leaves the quotes away, for a
 bare $(...), and works as long as no path has spaces. The memory size goes to -m and to the memory
-backend alike: leave your own -m away. QEMU merges the -machine option with yours."#;
+backend alike: leave your own -m away. QEMU merges the -machine option with yours.
 
-/// Prints QEMU's arguments for a VM of the configuration (QEMU 10.1 or later).
+VMCI and VMXNET3 devices are vfio-user devices: they need QEMU >= 10.1 and a machine with PCI. Virtio devices
+work with any QEMU from 7.2 on, and on microvm too."#;
+
+/// Prints QEMU's arguments for a VM of the configuration
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     #[command(flatten)]
     target: Target,
+    /// The machine that QEMU is started with: q35, pc or microvm
+    #[arg(long, value_name = "MACHINE", default_value = "q35")]
+    machine: Machine,
+    /// The QEMU's version; what is older than 9.2 is told otherwise to connect again
+    #[arg(long, value_name = "VERSION", default_value = "10.1")]
+    qemu: Version,
     /// Print a JSON object; its key "args" is the list of arguments
     #[arg(long, conflicts_with = "words")]
     json: bool,
@@ -37,7 +47,8 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (vm, paths) = self.target.find()?;
-        let arguments = qemu::arguments(&paths, &vm, self.target.mem)?;
+        let qemu = Qemu { version: self.qemu, machine: self.machine };
+        let arguments = qemu::arguments(&paths, &vm, self.target.mem, qemu)?;
         let mut out = std::io::stdout().lock();
         if self.json {
             write!(out, "{}", json(&Report::new(&vm, &paths, Arguments { args: &arguments })?)?)?;

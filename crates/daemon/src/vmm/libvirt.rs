@@ -15,7 +15,8 @@ pub fn domain(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<String, T
             interfaces += &interface(&paths.nic(&vm.name, number)?.to_string_lossy(), nic, virtio);
         }
     }
-    let arguments = qemu::devices(paths, vm, |nic| !matches!(nic.model, NicModel::VirtioNet(_)))?;
+    let arguments =
+        qemu::devices(paths, vm, qemu::Qemu::default(), |nic| !matches!(nic.model, NicModel::VirtioNet(_)))?;
     let name = escaped(&vm.name);
     Ok(format!(
         "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>

@@ -8,7 +8,7 @@ use crate::qemu::{self, shell_quoted};
 /// shell does.
 pub fn args(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<String, TooLong> {
     let mut words = qemu::memory(memory_mib);
-    words.extend(qemu::devices(paths, vm, |_| true)?);
+    words.extend(qemu::devices(paths, vm, qemu::Qemu::default(), |_| true)?);
     Ok(words.iter().map(|word| shell_quoted(word)).collect::<Vec<_>>().join(" "))
 }
 

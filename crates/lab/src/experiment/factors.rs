@@ -9,16 +9,19 @@ use vmlane_bench::size::parse_size;
 use super::table::size;
 use crate::Device;
 use crate::device::NicModel;
-use crate::setup::KERNELS;
+use crate::machine::{self, Machine};
+use crate::setup::{KERNELS, QEMU_RELEASES};
 use crate::spec::{DEFAULT_KERNEL, MOST_GUESTS};
 
 /// Names of factors, as plans and rows write them.
-pub const NAMES: [&str; 21] = [
+pub const NAMES: [&str; 23] = [
     "device",
     "profile",
     "queues",
     "kernel",
     "accelerator",
+    "machine",
+    "qemu",
     "guests",
     "cpus",
     "memory",
@@ -70,6 +73,9 @@ pub struct Factors {
     pub kernel: String,
     /// None leaves the choice to the lab.
     pub accelerator: Option<String>,
+    pub machine: Machine,
+    /// An older release; none is one of 10.1 or later.
+    pub qemu: Option<String>,
     pub guests: u32,
     pub cpus: u32,
     /// MiB a guest.
@@ -103,6 +109,8 @@ impl Default for Factors {
             device: Device::Vmci,
             kernel: DEFAULT_KERNEL.into(),
             accelerator: None,
+            machine: Machine::default(),
+            qemu: None,
             guests: 2,
             cpus: 1,
             memory: 512,
@@ -224,6 +232,13 @@ impl Factors {
                 ensure!(["default", "kvm", "tcg"].contains(&text), "{text:?}: choose from default, kvm, tcg");
                 self.accelerator = (text != "default").then(|| text.to_owned());
             }
+            "machine" => self.machine = text.parse()?,
+            "qemu" => {
+                let known = QEMU_RELEASES.map(|(release, _)| release);
+                let names = known.join(", ");
+                ensure!(text == "default" || known.contains(&text), "{text:?}: choose from default, {names}");
+                self.qemu = (text != "default").then(|| text.to_owned());
+            }
             "guests" => self.guests = whole(text, 1, MOST_GUESTS as u32)?,
             "cpus" => self.cpus = whole(text, 1, 64)?,
             "memory" => self.memory = whole(text, 256, 1 << 20)?,
@@ -277,6 +292,8 @@ impl Factors {
             "queues" => shown(queues),
             "kernel" => self.kernel.clone(),
             "accelerator" => shown(self.accelerator.clone()),
+            "machine" => self.machine.to_string(),
+            "qemu" => shown(self.qemu.clone()),
             "guests" => self.guests.to_string(),
             "cpus" => self.cpus.to_string(),
             "memory" => self.memory.to_string(),
@@ -327,6 +344,9 @@ impl Factors {
         if let Some((name, _)) = card_only.into_iter().find(|(_, set)| vsock && *set) {
             return Some((name, format!("{device} is no network card")));
         }
+        if let Err(why) = machine::check(self.machine, self.qemu.as_deref(), std::slice::from_ref(device)) {
+            return Some((if self.qemu.is_some() { "qemu" } else { "machine" }, why.to_string()));
+        }
         let host = self.to == Peer::Host;
         let why = match () {
             () if vsock && self.tool != Tool::Vmlane => {
@@ -363,6 +383,8 @@ mod tests {
             ("device", "vmxnet3"),
             ("profile", "vmxnet2-class"),
             ("queues", "4"),
+            ("machine", "microvm"),
+            ("qemu", "7.2"),
             ("guests", "4"),
             ("to", "host"),
             ("mtu", "9000"),
@@ -381,7 +403,11 @@ mod tests {
             assert_eq!(shown, text, "{name}");
         }
         assert_eq!(factors.text("device"), "vmxnet3:profile=vmxnet2-class,queues=4");
-        assert!(factors.id().starts_with("device=vmxnet3:profile=vmxnet2-class,queues=4 guests=4 to=host"));
+        assert!(
+            factors
+                .id()
+                .starts_with("device=vmxnet3:profile=vmxnet2-class,queues=4 machine=microvm qemu=7.2")
+        );
         for name in NAMES {
             assert_ne!(factors.text(name), "", "{name}");
         }
@@ -399,6 +425,8 @@ mod tests {
             ("rate", "99999999999999999999G"),
             ("offloads", "tso"),
             ("kernel", "4.4"),
+            ("machine", "pc"),
+            ("qemu", "6.0"),
             ("device", "vmxnet4"),
             ("queues", "1"),
             ("ip", "5"),
@@ -420,6 +448,9 @@ mod tests {
         assert_eq!(why(&[("tool", "netperf")]), Some("tool"));
         assert_eq!(why(&[("device", "qemu-e1000"), ("to", "host")]), Some("to"));
         assert_eq!(why(&[("device", "vmxnet3"), ("guests", "3")]), Some("guests"));
+        assert_eq!(why(&[("machine", "microvm")]), Some("machine"));
+        assert_eq!(why(&[("device", "vmxnet3"), ("qemu", "7.2")]), Some("qemu"));
+        assert_eq!(why(&[("device", "virtio-net"), ("machine", "microvm"), ("qemu", "7.2")]), None);
         assert_eq!(why(&[("device", "vmxnet3"), ("tool", "iperf3"), ("test", "rr")]), Some("test"));
         assert_eq!(why(&[("device", "vmxnet3"), ("guests", "3"), ("to", "host"), ("rate", "1G")]), None);
     }

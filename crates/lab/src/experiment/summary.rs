@@ -30,7 +30,8 @@ pub struct Spread {
 /// All results by combination and device.
 #[derive(Clone, Debug, Default)]
 pub struct Summary {
-    results: BTreeMap<Key, BTreeMap<String, Spread>>,
+    /// None where every run failed.
+    results: BTreeMap<Key, BTreeMap<String, Option<Spread>>>,
     devices: BTreeSet<String>,
 }
 
@@ -68,8 +69,7 @@ impl Summary {
             device.extend(row.value());
         }
         for (key, devices) in values {
-            let spreads =
-                devices.into_iter().filter_map(|(device, values)| Some((device, Spread::of(values)?)));
+            let spreads = devices.into_iter().map(|(device, values)| (device, Spread::of(values)));
             summary.results.insert(key, spreads.collect());
         }
         summary
@@ -86,7 +86,12 @@ impl Summary {
     }
 
     pub fn get(&self, key: &Key, device: &str) -> Option<Spread> {
-        self.results.get(key)?.get(device).copied()
+        *self.results.get(key)?.get(device)?
+    }
+
+    /// Whether a device was measured in a combination, with whatever result.
+    pub fn was_tried(&self, key: &Key, device: &str) -> bool {
+        self.results.get(key).is_some_and(|devices| devices.contains_key(device))
     }
 
     /// How many times as much we moved as `device`, by medians.
@@ -101,9 +106,9 @@ impl Summary {
         Some((all.min, all.max))
     }
 
-    /// Whether every combination has a number for every device.
+    /// Whether every combination has a number for every device that was measured in it.
     pub fn is_complete(&self) -> bool {
-        self.results.values().all(|devices| devices.len() == self.devices.len())
+        self.results.values().flat_map(BTreeMap::values).all(Option::is_some)
     }
 
     /// For programs: a list of combinations with every device's spread and our ratio to it.
@@ -124,7 +129,7 @@ impl Summary {
 }
 
 /// Whether the sweep may be relied on: no run of ours failed, and every combination has a number for
-/// every device. A single lost run of another device is recorded and shown; its other runs still count.
+/// every device that was measured in it. A single lost run of another device is recorded and shown; its other runs still count.
 pub fn is_sound(rows: &[Row]) -> bool {
     let lost = rows.iter().any(|row| row.device == OURS && row.failed.is_some());
     !lost && Summary::of(rows).is_complete()
@@ -153,7 +158,10 @@ mod tests {
         let ours = row("vmci", 1, good);
         assert!(is_sound(&[ours.clone(), row("tcp", 1, lost), row("tcp", 2, good)]));
         assert!(!is_sound(&[ours.clone(), row("tcp", 1, lost), row("tcp", 2, lost)]));
-        assert!(!is_sound(&[ours, row("vmci", 2, lost), row("tcp", 1, good)]));
+        assert!(!is_sound(&[ours.clone(), row("vmci", 2, lost), row("tcp", 1, good)]));
+        // A device need not be in every combination.
+        let elsewhere = Row { message_bytes: 4096, ..row("udp", 1, good) };
+        assert!(is_sound(&[ours, elsewhere]));
     }
 
     #[test]

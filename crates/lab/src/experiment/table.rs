@@ -32,7 +32,9 @@ pub fn unit(test: &str) -> (&'static str, f64) {
 fn line(cells: &[String]) -> String {
     let mut text = String::new();
     for (at, cell) in cells.iter().enumerate() {
-        let width = [6, 8, 7, 8].get(at).copied().unwrap_or(15);
+        // After the devices' columns come their ratios'.
+        let device = if at % 2 == 1 || at == 4 { 15 } else { 7 };
+        let width = [6, 8, 7, 8].get(at).copied().unwrap_or(device);
         text += &format!("{cell:>width$}  ");
     }
     text.trim_end().to_owned()
@@ -55,7 +57,8 @@ pub fn combination(summary: &Summary, key: &Key, others: &[&str]) -> String {
     let shown = |device: &str| match summary.get(key, device) {
         Some(spread) if scale == 1.0 => format!("{} {name}", number(spread.median)),
         Some(spread) => number(spread.median / scale),
-        None => "failed".into(),
+        None if summary.was_tried(key, device) => "failed".into(),
+        None => "-".into(),
     };
     let buffer = key.send_buffer.map_or("default".into(), size);
     let mut cells = vec![key.test.clone(), key.sessions.to_string(), buffer, size(key.message_bytes)];
@@ -115,9 +118,10 @@ mod tests {
             failed: bps.is_none().then(|| "why".into()),
             ..Row::default()
         };
-        let text = whole(&[row("vmci", Some(9e8)), row("qemu-a", Some(3e8)), row("qemu-b", None)]);
-        let words: Vec<&str> = text.lines().nth(1).unwrap().split_whitespace().collect();
-        assert_eq!(words, ["stream", "5", "64k", "4k", "900", "300", "3.00x", "failed", "-"]);
-        assert!(text.ends_with("1 of 3 runs failed.\n"), "{text}");
+        let elsewhere = Row { sessions: 1, ..row("qemu-c", Some(1e8)) };
+        let text = whole(&[row("vmci", Some(9e8)), row("qemu-a", Some(3e8)), row("qemu-b", None), elsewhere]);
+        let words: Vec<&str> = text.lines().nth(3).unwrap().split_whitespace().collect();
+        assert_eq!(words, ["stream", "5", "64k", "4k", "900", "300", "3.00x", "failed", "-", "-", "-"]);
+        assert!(text.ends_with("1 of 4 runs failed.\n"), "{text}");
     }
 }

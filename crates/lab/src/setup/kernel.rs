@@ -27,8 +27,15 @@ const PACKAGE: &str = "linux-image-amd64";
 const RECIPE: &str = "3";
 
 /// Modules that the first root loads, when they are modules and not built in.
-const FIRST: [&str; 6] =
-    ["virtio_pci", "virtio_blk", "virtio_console", "crc32c_generic", "crc32c_cryptoapi", "ext4"];
+const FIRST: [&str; 7] = [
+    "virtio_pci",
+    "virtio_mmio",
+    "virtio_blk",
+    "virtio_console",
+    "crc32c_generic",
+    "crc32c_cryptoapi",
+    "ext4",
+];
 
 /// Directories of modules that guests get, below `kernel/`.
 const KEPT: [&str; 26] = [

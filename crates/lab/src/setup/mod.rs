@@ -24,7 +24,7 @@ use serde::{Deserialize, Serialize};
 
 pub use accel::Accel;
 pub use kernel::{KERNELS, Kernel};
-pub use qemu::Qemu;
+pub use qemu::{Qemu, RELEASES as QEMU_RELEASES};
 pub use root::Root;
 
 use crate::dirs;
@@ -58,10 +58,10 @@ impl Progress<'_> {
     }
 }
 
-/// Makes sure that everything for `kernels` is in the cache; quick when it is.
-pub fn ensure(kernels: &[String], progress: &Progress<'_>) -> Result<Assets> {
+/// Makes sure that everything for `kernels` is in the cache; quick when it is. `release` is an older QEMU's.
+pub fn ensure(kernels: &[String], release: Option<&str>, progress: &Progress<'_>) -> Result<Assets> {
     let cache = Cache::open()?;
-    let qemu = qemu::ensure(&cache, progress)?;
+    let qemu = qemu::ensure(&cache, release, progress)?;
     let root = root::ensure(&cache, progress)?;
     let mut list: Vec<Kernel> = Vec::new();
     for version in kernels {

@@ -1,4 +1,5 @@
-//! A QEMU that has the vfio-user device: 10.1 or later, the host's own or one from the mirror.
+//! A QEMU that has the vfio-user device: 10.1 or later, the host's own or one from the mirror. Or Debian 12's
+//! 7.2, for vhost-user.
 
 use std::path::{Path, PathBuf};
 use std::process::Command;
@@ -11,6 +12,9 @@ use super::{Cache, Progress, digest, packages, run};
 
 const PACKAGES: [&str; 3] = ["qemu-system-x86", "seabios", "ipxe-qemu"];
 const OLDEST: (u32, u32) = (10, 1);
+
+/// Older releases: version, and the Debian release that has it.
+pub const RELEASES: [(&str, &str); 1] = [("7.2", "bookworm")];
 
 /// How to start QEMU on this host.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -51,12 +55,16 @@ impl Qemu {
     fn unpacked(dir: &Path) -> Self {
         let usr = dir.join("usr");
         let lib = usr.join("lib/x86_64-linux-gnu");
+        // Up to Debian 12, packages have files in /lib, too.
+        let libraries = [lib.clone(), dir.join("lib/x86_64-linux-gnu")].map(|p| p.display().to_string());
+        let loaders = ["usr/lib64", "lib64"].map(|p| dir.join(p).join("ld-linux-x86-64.so.2"));
+        let loader = loaders.iter().find(|p| p.exists()).unwrap_or(&loaders[0]).clone();
         let path = |p: PathBuf| p.display().to_string();
         Self {
             command: vec![
-                path(usr.join("lib64/ld-linux-x86-64.so.2")),
+                path(loader),
                 "--library-path".into(),
-                path(lib.clone()),
+                libraries.join(":"),
                 path(usr.join("bin/qemu-system-x86_64")),
             ],
             firmware: vec![usr.join("share/qemu"), usr.join("share/seabios")],
@@ -75,13 +83,22 @@ impl Qemu {
         Ok(self)
     }
 
-    fn is_recent(&self) -> bool {
+    /// Whether it has vfio-user devices.
+    pub fn is_recent(&self) -> bool {
         let mut parts = self.version.split('.').map(|p| p.parse().unwrap_or(0));
         (parts.next().unwrap_or(0), parts.next().unwrap_or(0)) >= OLDEST
     }
+
+    fn is_of(&self, release: &str) -> bool {
+        self.version.strip_prefix(release).is_some_and(|rest| rest.is_empty() || rest.starts_with('.'))
+    }
 }
 
-pub fn ensure(cache: &Cache, progress: &Progress<'_>) -> Result<Qemu> {
+/// QEMU 10.1 or later, or an older `release`.
+pub fn ensure(cache: &Cache, release: Option<&str>, progress: &Progress<'_>) -> Result<Qemu> {
+    if let Some(release) = release {
+        return ensure_release(cache, release, progress);
+    }
     if let Some(path) = std::env::var_os("VMLANE_QEMU").filter(|v| !v.is_empty()) {
         return Qemu::plain(Path::new(&path)).probe().context("VMLANE_QEMU");
     }
@@ -109,6 +126,34 @@ pub fn ensure(cache: &Cache, progress: &Progress<'_>) -> Result<Qemu> {
     Qemu::unpacked(&dir).probe()
 }
 
+/// The host's own when it is that release, else Debian's.
+fn ensure_release(cache: &Cache, release: &str, progress: &Progress<'_>) -> Result<Qemu> {
+    let Some((_, suite)) = RELEASES.into_iter().find(|(known, _)| *known == release) else {
+        bail!("QEMU {release:?}: choose from {}", RELEASES.map(|(known, _)| known).join(", "));
+    };
+    let named = std::env::var_os("VMLANE_QEMU").filter(|v| !v.is_empty()).map(PathBuf::from);
+    let of_host = named.or_else(|| run::find("qemu-system-x86_64"));
+    if let Some(path) = of_host
+        && let Ok(qemu) = Qemu::plain(&path).probe()
+        && qemu.is_of(release)
+    {
+        return Ok(qemu);
+    }
+    let name = format!("qemu-{release}-{}", digest(&[&[suite][..], &PACKAGES].concat()));
+    let dir = cache.artifact(&name, |dir| {
+        packages::ensure(progress)?;
+        progress.say(&format!("fetching QEMU {release} (Debian {suite})"));
+        let fetch = Fetch { step: "fetch QEMU", suite, backports: false, packages: &PACKAGES };
+        Mirrors::of_host()?.fetch(&fetch, dir)?;
+        let qemu = Qemu::unpacked(dir).probe()?;
+        if !qemu.is_of(release) {
+            bail!("the mirror's {suite} has QEMU {} and not {release}: set VMLANE_QEMU to one", qemu.version);
+        }
+        Ok(())
+    })?;
+    Qemu::unpacked(&dir).probe()
+}
+
 fn parse_version(text: &str) -> Option<&str> {
     text.strip_prefix("QEMU emulator version ")?.split_whitespace().next()
 }
@@ -124,5 +169,6 @@ mod tests {
         let of = |v: &str| Qemu { version: v.into(), ..Qemu::plain(Path::new("q")) };
         assert!(of("10.1.0").is_recent() && of("11.0").is_recent());
         assert!(!of("10.0.13").is_recent() && !of("7.2.9").is_recent());
+        assert!(of("7.2.19").is_of("7.2") && of("7.2").is_of("7.2") && !of("7.20.1").is_of("7.2"));
     }
 }

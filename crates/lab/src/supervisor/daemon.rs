@@ -191,6 +191,7 @@ pub fn qemu_args(plan: &Plan, guest: &str) -> Result<Vec<String>> {
         .args(["qemu-args", guest])
         .args(paths(plan))
         .args(["--mem", &plan.spec.mem_mib.to_string(), "--json"])
+        .args(["--machine", plan.spec.machine.name(), "--qemu", &plan.assets.qemu.version])
         .output()
         .context("cannot run vmlane qemu-args")?;
     if !output.status.success() {

@@ -383,6 +383,7 @@ impl Supervisor {
             supervisor_pid: std::process::id(),
             accelerator: self.plan.assets.accel.name().to_owned(),
             qemu_version: self.plan.assets.qemu.version.clone(),
+            machine: self.plan.spec.machine,
             guests: self.machines.iter().map(|m| m.status(&self.plan)).collect(),
             daemon: self.plan.spec.has_daemon().then(|| DaemonStatus {
                 pid: self.daemon.as_ref().map(|d| d.pid),

@@ -1,0 +1,128 @@
+//! Which QEMU attaches a VM, and what that one lacks.
+
+use std::fmt;
+use std::str::FromStr;
+
+use crate::config::{NicModel, VmConfig};
+use crate::paths::TooLong;
+
+/// How often QEMU tries to reach a vhost-user socket whose daemon went away.
+const RECONNECT_MS: u32 = 200;
+/// The same where QEMU knows seconds only.
+const RECONNECT_S: u32 = 1;
+
+/// The first QEMU with vfio-user devices.
+const VFIO_USER: Version = Version(10, 1);
+/// The first with `reconnect-ms`; `reconnect` is gone some releases later.
+const MILLISECONDS: Version = Version(9, 2);
+/// The oldest that is tested.
+const OLDEST: Version = Version(7, 2);
+
+/// A QEMU's version, major and minor.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub struct Version(pub u16, pub u16);
+
+/// Where virtio devices are put.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Machine {
+    /// Machines with PCI: q35, pc.
+    Pci,
+    /// `-M microvm`: virtio-mmio, and no PCI.
+    Microvm,
+}
+
+/// The QEMU that is to attach a VM.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Qemu {
+    pub version: Version,
+    pub machine: Machine,
+}
+
+/// What a QEMU does not have.
+#[derive(Debug, thiserror::Error)]
+pub enum Lacks {
+    #[error(
+        "VM {vm}: {device} is a vfio-user device and needs QEMU >= 10.1, and this is {version}: use a newer QEMU, or \
+         {instead}"
+    )]
+    VfioUser { vm: String, device: String, version: Version, instead: &'static str },
+    #[error("VM {vm}: {device} is a PCI device, and a microvm has no PCI: use the machine q35, or {instead}")]
+    Pci { vm: String, device: String, instead: &'static str },
+    #[error(transparent)]
+    Path(#[from] TooLong),
+}
+
+impl Default for Qemu {
+    fn default() -> Qemu {
+        Qemu { version: VFIO_USER, machine: Machine::Pci }
+    }
+}
+
+impl FromStr for Version {
+    type Err = String;
+
+    /// Takes `7.2` and `11.1.3`.
+    fn from_str(text: &str) -> Result<Version, String> {
+        let mut parts = text.split('.').map(str::parse::<u16>);
+        match (parts.next(), parts.next()) {
+            (Some(Ok(major)), Some(Ok(minor))) if Version(major, minor) >= OLDEST => {
+                Ok(Version(major, minor))
+            }
+            (Some(Ok(_)), Some(Ok(_))) => Err(format!("QEMU {text} is too old: {OLDEST} or later")),
+            _ => Err(format!("{text:?} is no version: write it as 7.2 or 11.1")),
+        }
+    }
+}
+
+impl fmt::Display for Version {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(f, "{}.{}", self.0, self.1)
+    }
+}
+
+impl FromStr for Machine {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Machine, String> {
+        match text {
+            "q35" | "pc" => Ok(Machine::Pci),
+            "microvm" => Ok(Machine::Microvm),
+            _ => Err(format!("{text:?}: choose from q35, pc, microvm")),
+        }
+    }
+}
+
+impl Qemu {
+    /// Whether it can have all of the VM's devices.
+    pub(super) fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
+        let vmxnet3 = vm.nics.iter().position(|nic| !matches!(nic.model, NicModel::VirtioNet(_)));
+        let (device, instead) = match vmxnet3 {
+            _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\""),
+            Some(number) => (format!("its NIC {number}, a vmxnet3,"), "model = \"virtio-net\""),
+            None => return Ok(()),
+        };
+        let vm = vm.name.clone();
+        if self.machine == Machine::Microvm {
+            return Err(Lacks::Pci { vm, device, instead });
+        }
+        if self.version < VFIO_USER {
+            return Err(Lacks::VfioUser { vm, device, version: self.version, instead });
+        }
+        Ok(())
+    }
+
+    /// A virtio device's name.
+    pub(super) fn virtio(self, kind: &str) -> String {
+        let bus = if self.machine == Machine::Microvm { "device" } else { "pci" };
+        format!("{kind}-{bus}")
+    }
+
+    /// How its sockets are told to connect again.
+    pub(super) fn reconnect(self) -> String {
+        if self.version < MILLISECONDS {
+            format!("reconnect={RECONNECT_S}")
+        } else {
+            format!("reconnect-ms={RECONNECT_MS}")
+        }
+    }
+}

@@ -1,0 +1,141 @@
+//! What QEMU a lab's guests run in, and which devices that one cannot have.
+
+use std::fmt;
+use std::str::FromStr;
+
+use anyhow::{Result, bail, ensure};
+use serde::{Deserialize, Serialize};
+
+use crate::device::{Backend, Device, NicModel};
+use crate::setup::QEMU_RELEASES;
+
+/// `--machine`.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum Machine {
+    /// A PC with PCI Express.
+    #[default]
+    Q35,
+    /// virtio-mmio devices, told by ACPI, and no PCI.
+    Microvm,
+}
+
+impl Machine {
+    pub const ALL: [Machine; 2] = [Machine::Q35, Machine::Microvm];
+
+    pub fn name(self) -> &'static str {
+        match self {
+            Machine::Q35 => "q35",
+            Machine::Microvm => "microvm",
+        }
+    }
+
+    /// QEMU's name of a virtio device, such as `virtio-blk`.
+    pub fn virtio(self, kind: &str) -> String {
+        match self {
+            Machine::Q35 => format!("{kind}-pci"),
+            Machine::Microvm => format!("{kind}-device"),
+        }
+    }
+}
+
+impl fmt::Display for Machine {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        f.write_str(self.name())
+    }
+}
+
+impl FromStr for Machine {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Self> {
+        let found = Self::ALL.into_iter().find(|machine| machine.name() == text);
+        found.ok_or_else(|| anyhow::anyhow!("machine {text:?}: choose from q35, microvm"))
+    }
+}
+
+/// Refuses what `machine` and the QEMU release `qemu` do not have.
+///
+/// # Errors
+/// Name the device and what to do.
+pub fn check(machine: Machine, qemu: Option<&str>, devices: &[Device]) -> Result<()> {
+    if let Some(release) = qemu {
+        ensure!(
+            QEMU_RELEASES.iter().any(|(known, _)| *known == release),
+            "QEMU {release:?}: choose from {}, or leave --qemu away for one of 10.1 or later",
+            QEMU_RELEASES.map(|(known, _)| known).join(", ")
+        );
+    }
+    for device in devices {
+        if machine == Machine::Microvm && needs_pci(device) {
+            bail!(
+                "device {device} is a PCI device, and a microvm has no PCI: leave --machine microvm away, or choose \
+                 from virtio-net, virtio-vsock, qemu-virtio-net"
+            );
+        }
+        let Some(release) = qemu else { continue };
+        match device {
+            Device::Vmci | Device::Vmxnet3(_) => bail!(
+                "device {device} is served over vfio-user, which needs QEMU >= 10.1: leave --qemu {release} away, or \
+                 choose from virtio-net, virtio-vsock"
+            ),
+            Device::QemuNic { backend: Backend::Stream, .. } => bail!(
+                "device {device} is joined by a socket that QEMU tries again and again, which needs QEMU >= 9.2: \
+                 leave --qemu {release} away, or join by a bridge, {device}:tap"
+            ),
+            Device::QemuNic { backend: Backend::Tap, .. } | Device::VirtioNet(_) | Device::VirtioVsock => {}
+        }
+    }
+    Ok(())
+}
+
+fn needs_pci(device: &Device) -> bool {
+    match device {
+        Device::Vmci | Device::Vmxnet3(_) => true,
+        Device::QemuNic { model, .. } => *model != NicModel::VirtioNet,
+        Device::VirtioNet(_) | Device::VirtioVsock => false,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn why(machine: Machine, qemu: Option<&str>, device: &str) -> Option<String> {
+        let devices = [device.parse::<Device>().unwrap()];
+        check(machine, qemu, &devices).err().map(|error| error.to_string())
+    }
+
+    #[test]
+    fn a_microvm_has_virtio_only() {
+        for device in ["vmci", "vmxnet3", "qemu-vmxnet3", "qemu-e1000", "qemu-e1000e:tap"] {
+            let why = why(Machine::Microvm, None, device).unwrap();
+            assert!(why.contains("no PCI") && why.contains("virtio-vsock"), "{why}");
+        }
+        for device in ["virtio-net:queues=2", "virtio-vsock", "qemu-virtio-net"] {
+            assert_eq!(why(Machine::Microvm, None, device), None);
+        }
+    }
+
+    #[test]
+    fn an_old_qemu_has_no_vfio_user() {
+        for device in ["vmci", "vmxnet3:queues=2"] {
+            let why = why(Machine::Q35, Some("7.2"), device).unwrap();
+            assert!(why.contains("needs QEMU >= 10.1") && why.contains("--qemu 7.2"), "{why}");
+        }
+        let socket = why(Machine::Q35, Some("7.2"), "qemu-e1000").unwrap();
+        assert!(socket.contains("qemu-e1000:tap"), "{socket}");
+        for device in ["virtio-net", "virtio-vsock", "qemu-e1000:tap"] {
+            assert_eq!(why(Machine::Q35, Some("7.2"), device), None);
+        }
+        assert!(why(Machine::Q35, Some("6.0"), "virtio-net").unwrap().contains("7.2"));
+    }
+
+    #[test]
+    fn names_come_back() {
+        for machine in Machine::ALL {
+            assert_eq!(machine.name().parse::<Machine>().unwrap(), machine);
+        }
+        assert!("pc".parse::<Machine>().unwrap_err().to_string().contains("q35, microvm"));
+    }
+}
