@@ -67,8 +67,9 @@ const SHORT: Duration = Duration::from_millis(1);
 /// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
 const PAUSES: u32 = 32;
 /// A core that comes back so late is wanted by others. They would have it for a whole slice after each look;
-/// who sleeps is scheduled as soon as it is woken.
+/// who sleeps is scheduled as soon as it is woken. So for a while the worker sleeps as soon as it is idle.
 const WANTED: Duration = Duration::from_micros(50);
+const POLITE: Duration = Duration::from_millis(50);
 
 /// The devices' common worker; dropping it stops it.
 pub struct Hub {
@@ -119,6 +120,7 @@ impl Hub {
             beat: beat.clone(),
             busy: Instant::now(),
             looked: Instant::now(),
+            polite_until: Instant::now(),
             idle: 0,
         };
         let thread = std::thread::Builder::new().name("vsock".into()).spawn(move || worker.run())?;
@@ -192,6 +194,8 @@ struct Worker {
     busy: Instant,
     /// The last look.
     looked: Instant,
+    /// Others want the core.
+    polite_until: Instant,
     idle: u32,
 }
 
@@ -201,18 +205,14 @@ impl Worker {
         self.beat.set_busy(true);
         while self.obey() {
             let now = Instant::now();
-            let since = now.duration_since(std::mem::replace(&mut self.looked, now));
-            let wanted = self.idle > PAUSES && since > WANTED;
+            self.notice_others(now);
             self.beat.round();
             match catch_unwind(AssertUnwindSafe(|| self.rounds.round(now))) {
                 Ok(true) => {
                     self.busy = now;
                     self.idle = 0;
                 }
-                Ok(false)
-                    if self.settings.poll
-                        || now.duration_since(self.busy) < self.settings.spin && !wanted =>
-                {
+                Ok(false) if self.spins(now) => {
                     self.idle += 1;
                     if self.idle < PAUSES { std::hint::spin_loop() } else { std::thread::yield_now() }
                 }
@@ -226,6 +226,20 @@ impl Worker {
         }
         // Whoever waits for an answer gets none: the channels close.
         self.desk.requests.lock().clear();
+    }
+
+    /// Was the core away for long when it was offered to others?
+    fn notice_others(&mut self, now: Instant) {
+        let since = now.duration_since(std::mem::replace(&mut self.looked, now));
+        if self.idle > PAUSES && since > WANTED {
+            self.polite_until = now + POLITE;
+        }
+    }
+
+    /// Does an idle worker look again, rather than sleep?
+    fn spins(&self, now: Instant) -> bool {
+        let polite = self.idle >= PAUSES && now < self.polite_until;
+        self.settings.poll || now.duration_since(self.busy) < self.settings.spin && !polite
     }
 
     /// Does what others asked for. False: to stop.

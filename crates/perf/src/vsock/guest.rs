@@ -30,8 +30,9 @@ const LONGEST: usize = 64 << 10;
 const WINDOW: u32 = 256 << 10;
 const HALT_POLL: Duration = Duration::from_micros(200);
 const PAUSES: u32 = 32;
-/// A core that comes back so late was wanted.
+/// A core that comes back so late was wanted; for so long nothing is polled then.
 const WANTED: Duration = Duration::from_micros(50);
+const POLITE: Duration = Duration::from_millis(50);
 /// A peer that says nothing for so long hangs.
 const PATIENCE: Duration = Duration::from_secs(5);
 
@@ -74,6 +75,8 @@ pub struct Guest {
     /// Bytes read, and what the peer knows of it: `fwd_cnt`, `last_fwd_cnt`.
     read: u32,
     told: u32,
+    /// Others want the core.
+    polite_until: Instant,
     _session: Front,
 }
 
@@ -114,6 +117,7 @@ impl Guest {
             peer_window: 0,
             read: 0,
             told: 0,
+            polite_until: Instant::now(),
             _session: session,
         };
         guest.rx.kick();
@@ -302,7 +306,10 @@ impl Guest {
                 return Ok(());
             }
             let now = Instant::now();
-            if now - start >= HALT_POLL || looks > PAUSES && now - last > WANTED {
+            if looks > PAUSES && now - last > WANTED {
+                self.polite_until = now + POLITE;
+            }
+            if now - start >= HALT_POLL || looks >= PAUSES && now < self.polite_until {
                 break;
             }
             (looks, last) = (looks + 1, now);
