@@ -286,6 +286,7 @@ fn unmodified_programs_find_what_they_expect() {
         assert_eq!(answer, "host");
         assert_eq!(lines.next().unwrap().unwrap(), "done");
         assert!(program.0.wait().unwrap().success());
+        datagrams(&bed);
         // Two hundred connections, all open before the first one is used.
         let many = "import ctypes, socket
 c, t = ctypes.CDLL(None), (60).to_bytes(8, 'little') + bytes(8)
@@ -297,6 +298,30 @@ for n, s in enumerate(socks): assert s.makefile().read() == str(n), n";
         kept(1, &format!("{kernel}: options, readiness, dup, fork, half-close, refusals; 200 connections"));
         bed.finish();
     }
+}
+
+/// A program of the host and one of the guest, both python3, exchange datagrams of every size.
+fn datagrams(bed: &Bed) {
+    let echo = "import socket
+s = socket.socket(socket.AF_VSOCK, socket.SOCK_DGRAM)
+s.bind((socket.VMADDR_CID_ANY, 6100))
+print('bound', flush=True)
+while True:
+    data, peer = s.recvfrom(70000)
+    s.sendto(data, peer)";
+    let server = bed.guest("a").spawn(["python3", "-u", "-c", echo]).unwrap();
+    server.wait_for("bound", PATIENCE).unwrap();
+    let ask = "import socket
+s = socket.socket(socket.AF_VSOCK, socket.SOCK_DGRAM)
+s.settimeout(60)
+for size in (1, 1000, 5000, 69608):
+    data = bytes(i % 251 for i in range(size))
+    s.sendto(data, (3, 6100))
+    assert s.recvfrom(70000) == (data, (3, 6100)), size
+print(s.getsockname()[0])";
+    let output = run(vmlane(bed, &["run", "--", "python3", "-c", ask]).stdin(Stdio::null()));
+    assert_eq!(output.stdout, b"2\n");
+    drop(server);
 }
 
 #[test]

@@ -4,7 +4,7 @@
 use std::path::PathBuf;
 use std::process::Command;
 
-const SOURCES: [&str; 4] = ["src/vsock.c", "src/ring.c", "src/calls.c", "src/escapes.c"];
+const SOURCES: [&str; 5] = ["src/vsock.c", "src/datagram.c", "src/ring.c", "src/calls.c", "src/escapes.c"];
 
 fn main() {
     println!("cargo::rerun-if-changed=src");

@@ -1,6 +1,6 @@
 /* The calls that move bytes and that wait, for descriptors whose bytes lie in a ring. All others go to the
  * kernel as they are. */
-#include "ring.h"
+#include "vsock.h"
 #include <limits.h>
 #include <stdlib.h>
 #include <string.h>
@@ -8,11 +8,23 @@
 
 /* ---- moving bytes ---- */
 
+static ssize_t other_send(int fd, const struct iovec *parts, int count, int flags) {
+    return datagram_any ? datagram_send(fd, parts, (size_t)count, flags, NULL, 0) : PLAIN;
+}
+
+static ssize_t other_receive(int fd, const struct iovec *parts, int count, int flags) {
+    return datagram_any ? datagram_receive(fd, parts, (size_t)count, flags, NULL, NULL, NULL) : PLAIN;
+}
+
 #define THROUGH_RING(direction, fd, parts, count, flags, otherwise)                                          \
     struct ring *ring = ring_hold(fd);                                                                       \
     if (ring) {                                                                                              \
         ssize_t moved = ring_##direction(ring, fd, parts, count, flags);                                     \
         ring_release(ring);                                                                                  \
+        if (moved != PLAIN)                                                                                  \
+            return moved;                                                                                    \
+    } else {                                                                                                 \
+        ssize_t moved = other_##direction(fd, parts, count, flags);                                          \
         if (moved != PLAIN)                                                                                  \
             return moved;                                                                                    \
     }                                                                                                        \
@@ -56,6 +68,10 @@ PUBLIC ssize_t recvfrom(int fd, void *data, size_t len, int flags, struct sockad
             *size = 0;
         if (moved != PLAIN)
             return moved;
+    } else if (datagram_any) {
+        ssize_t moved = datagram_receive(fd, &part, 1, flags, from, size, NULL);
+        if (moved != PLAIN)
+            return moved;
     }
     return real_recvfrom(fd, data, len, flags, from, size);
 }
@@ -70,6 +86,9 @@ PUBLIC ssize_t sendto(int fd, const void *data, size_t len, int flags, const str
             errno = EISCONN;
             return -1;
         }
+        ssize_t moved = datagram_any ? datagram_send(fd, &part, 1, flags, to, size) : PLAIN;
+        if (moved != PLAIN)
+            return moved;
     }
     THROUGH_RING(send, fd, &part, 1, flags, real_sendto(fd, data, len, flags, to, size));
 }
@@ -83,6 +102,16 @@ PUBLIC ssize_t recvmsg(int fd, struct msghdr *message, int flags) {
             message->msg_namelen = 0;
             message->msg_controllen = 0;
             message->msg_flags = 0;
+        }
+        if (moved != PLAIN)
+            return moved;
+    } else if (datagram_any) {
+        int got = 0;
+        ssize_t moved = datagram_receive(fd, message->msg_iov, message->msg_iovlen, flags, message->msg_name,
+                                         message->msg_name ? &message->msg_namelen : NULL, &got);
+        if (moved >= 0) {
+            message->msg_controllen = 0;
+            message->msg_flags = got;
         }
         if (moved != PLAIN)
             return moved;
@@ -101,6 +130,12 @@ PUBLIC ssize_t sendmsg(int fd, const struct msghdr *message, int flags) {
             memcpy(&passed, CMSG_DATA(part) + at, sizeof passed);
             ring_switch(passed);
         }
+    }
+    if (datagram_any) {
+        ssize_t moved = datagram_send(fd, message->msg_iov, message->msg_iovlen, flags, message->msg_name,
+                                      message->msg_namelen);
+        if (moved != PLAIN)
+            return moved;
     }
     THROUGH_RING(send, fd, message->msg_iov, (int)message->msg_iovlen, flags,
                  real_sendmsg(fd, message, flags));

@@ -1,6 +1,6 @@
 /* Calls after which a descriptor is used behind this library's back: by another process, by a program that
  * replaces this one, by the kernel on its own, by the C library inside. Its bytes leave the ring first. */
-#include "ring.h"
+#include "vsock.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <limits.h>
@@ -102,14 +102,41 @@ PUBLIC ssize_t splice(int in, off64_t *in_at, int out, off64_t *out_at, size_t l
 
 PUBLIC int recvmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags, struct timespec *timeout) {
     REAL(int, recvmmsg, int, struct mmsghdr *, unsigned, int, struct timespec *);
-    ring_switch(fd);
-    return real(fd, messages, count, flags, timeout);
+    struct known known;
+    if (!datagram_is(fd, &known)) {
+        ring_switch(fd);
+        return real(fd, messages, count, flags, timeout);
+    }
+    uint64_t start = ring_now();
+    unsigned done = 0;
+    while (done < count) {
+        int now = flags & ~MSG_WAITFORONE;
+        ssize_t len = recvmsg(fd, &messages[done].msg_hdr, done && flags & MSG_WAITFORONE ? now | MSG_DONTWAIT : now);
+        if (len < 0)
+            break;
+        messages[done++].msg_len = (unsigned)len;
+        if (timeout &&
+            ring_now() - start >= (uint64_t)timeout->tv_sec * 1000000000u + (uint64_t)timeout->tv_nsec)
+            break;
+    }
+    return done ? (int)done : count ? -1 : 0;
 }
 
 PUBLIC int sendmmsg(int fd, struct mmsghdr *messages, unsigned count, int flags) {
     REAL(int, sendmmsg, int, struct mmsghdr *, unsigned, int);
-    ring_switch(fd);
-    return real(fd, messages, count, flags);
+    struct known known;
+    if (!datagram_is(fd, &known)) {
+        ring_switch(fd);
+        return real(fd, messages, count, flags);
+    }
+    unsigned done = 0;
+    for (; done < count; done++) {
+        ssize_t len = sendmsg(fd, &messages[done].msg_hdr, flags);
+        if (len < 0)
+            break;
+        messages[done].msg_len = (unsigned)len;
+    }
+    return done ? (int)done : count ? -1 : 0;
 }
 
 /* ---- the C library inside ---- */

@@ -7,10 +7,12 @@
  * (dup, fork, exec, epoll ...; escapes.c): from then on the daemon pumps the bytes through the Unix socket.
  * This file replaces the calls that name addresses and options.
  *
+ * Datagram sockets: datagram.c.
+ *
  * What is known of a socket is kept by its inode, which survives dup and fork; after exec the bytes
  * still flow, only its addresses are forgotten. Records: crates/wire/src/host.rs.
  */
-#include "ring.h"
+#include "vsock.h"
 #include <dlfcn.h>
 #include <fcntl.h>
 #include <pthread.h>
@@ -18,25 +20,9 @@
 #include <stdlib.h>
 #include <string.h>
 #include <sys/ioctl.h>
-#include <sys/stat.h>
-#include <sys/time.h>
 #include <sys/un.h>
 #include <unistd.h>
 
-#ifndef AF_VSOCK
-#define AF_VSOCK 40
-#endif
-struct sockaddr_vsock {
-    sa_family_t family;
-    unsigned short reserved;
-    unsigned int port;
-    unsigned int cid;
-    unsigned char flags;
-    unsigned char zero[3];
-};
-
-enum { CID_ANY = -1, CID_LOCAL = 1, CID_HOST = 2 };
-#define PORT_ANY 0xffffffffu
 #define GET_LOCAL_CID 0x7b9
 #define MAGIC 0x684c4d56u /* "VMLh" */
 
@@ -45,24 +31,7 @@ struct request {
     uint16_t version, op;
     uint32_t cid, port, arg, flags;
 };
-struct reply {
-    uint32_t magic;
-    int32_t error;
-    uint32_t cid, port;
-};
-enum { OP_CONNECT = 1, OP_LISTEN = 2 };
-
 /* ---- what is known of sockets ---- */
-
-struct known {
-    ino_t inode;
-    dev_t device;
-    int type; /* 0: a free place */
-    int listening, connected;
-    uint32_t port, peer_cid, peer_port;
-    uint64_t size, min, max;
-    struct timeval timeout;
-};
 
 enum { PLACES = 16384, PROBES = 16 };
 static struct known places[PLACES];
@@ -87,8 +56,7 @@ static struct known *place_of(ino_t inode, dev_t device) {
     return NULL;
 }
 
-/* A copy of what is known of `fd`; 0 if it is none of ours. */
-static int look(int fd, struct known *out) {
+int known_look(int fd, struct known *out) {
     struct stat info;
     int saved = errno, found = 0;
     if (fd >= 0 && fstat(fd, &info) == 0 && S_ISSOCK(info.st_mode)) {
@@ -104,7 +72,7 @@ static int look(int fd, struct known *out) {
     return found;
 }
 
-static void note(int fd, const struct known *what) {
+void known_note(int fd, const struct known *what) {
     struct stat info;
     int saved = errno;
     if (fstat(fd, &info) == 0) {
@@ -145,7 +113,7 @@ static int real_socket(int family, int type, int protocol) {
 
 /* ---- the daemon ---- */
 
-static int fail(int error) {
+int vsock_fail(int error) {
     errno = error;
     return -1;
 }
@@ -157,7 +125,7 @@ static int address_of_daemon(struct sockaddr_un *to) {
     memset(to, 0, sizeof *to);
     to->sun_family = AF_UNIX;
     if (strlen(directory) + sizeof "/host.sock" > sizeof to->sun_path)
-        return fail(ENAMETOOLONG);
+        return vsock_fail(ENAMETOOLONG);
     strcat(strcpy(to->sun_path, directory), "/host.sock");
     return 0;
 }
@@ -180,7 +148,7 @@ static ssize_t record(int fd, struct reply *reply, int *fds, int flags) {
     return got;
 }
 
-static int converse(int fd, const struct request *request, struct reply *reply, int *memory) {
+static int converse(int fd, const struct request *request, struct reply *reply, int *sent) {
     int fds[2];
     ssize_t done;
     while ((done = real_send(fd, request, sizeof *request, MSG_NOSIGNAL)) < 0 && errno == EINTR)
@@ -193,16 +161,16 @@ static int converse(int fd, const struct request *request, struct reply *reply, 
         return -1;
     if (fds[1] >= 0)
         real_close(fds[1]);
-    if (memory)
-        *memory = fds[0];
+    if (sent)
+        *sent = fds[0];
     else if (fds[0] >= 0)
         real_close(fds[0]);
-    return done == sizeof *reply ? 0 : fail(ECONNRESET);
+    return done == sizeof *reply ? 0 : vsock_fail(ECONNRESET);
 }
 
 /* Takes `fd` to the daemon with a request. The daemon answers in bounded time. */
-static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, struct reply *reply,
-               int *memory) {
+int daemon_ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, uint32_t ask_flags,
+               struct reply *reply, int *sent) {
     struct sockaddr_un to;
     if (address_of_daemon(&to))
         return -1;
@@ -213,22 +181,27 @@ static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, s
     socklen_t size = sizeof before[0];
     getsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &before[0], &size);
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &none, sizeof none);
-    struct request request = {MAGIC, 1, op, cid, port, arg, ring_wanted() ? FLAG_RING : 0};
+    struct request request = {MAGIC, 1, op, cid, port, arg, ask_flags};
     int outcome = real_connect(fd, (struct sockaddr *)&to, sizeof to);
     if (outcome && (errno == ENOENT || errno == ECONNREFUSED))
         errno = ENODEV; /* no daemon: as if there were no vsock */
     if (!outcome)
-        outcome = converse(fd, &request, reply, memory);
+        outcome = converse(fd, &request, reply, sent);
     int saved = errno;
     setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &before[0], sizeof before[0]);
     if (flags & O_NONBLOCK)
         fcntl(fd, F_SETFL, flags);
     errno = saved;
     if (!outcome && reply->magic != MAGIC)
-        return fail(EPROTO);
+        return vsock_fail(EPROTO);
     if (!outcome && reply->error)
-        return fail(reply->error);
+        return vsock_fail(reply->error);
     return outcome;
+}
+
+static int ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, struct reply *reply,
+               int *memory) {
+    return daemon_ask(fd, op, cid, port, arg, ring_wanted() ? FLAG_RING : 0, reply, memory);
 }
 
 /* Puts a fresh socket in the place of `fd`, so that a program may try again with it. */
@@ -240,13 +213,13 @@ static int renew(int fd, const struct known *known, int family) {
         done = dup3(fresh, fd, own & FD_CLOEXEC ? O_CLOEXEC : 0);
         close(fresh);
         if (done >= 0 && family == AF_UNIX)
-            note(fd, known);
+            known_note(fd, known);
     }
     errno = saved;
     return done < 0 ? -1 : 0;
 }
 
-static int tell(const struct sockaddr_vsock *address, struct sockaddr *out, socklen_t *len) {
+int vsock_tell(const struct sockaddr_vsock *address, struct sockaddr *out, socklen_t *len) {
     if (!out || !len)
         return 0;
     memcpy(out, address, *len < sizeof *address ? *len : sizeof *address);
@@ -260,14 +233,16 @@ PUBLIC int socket(int family, int type, int protocol) {
     if (family != AF_VSOCK)
         return real_socket(family, type, protocol);
     int kind = type & ~(SOCK_NONBLOCK | SOCK_CLOEXEC);
-    if (kind != SOCK_STREAM) /* the kernel's own family may have it */
+    if (kind != SOCK_STREAM && kind != SOCK_DGRAM) /* the kernel's own family may have it */
         return real_socket(family, type, protocol);
     if (protocol != 0 && protocol != AF_VSOCK)
-        return fail(EPROTONOSUPPORT);
+        return vsock_fail(EPROTONOSUPPORT);
     int fd = real_socket(AF_UNIX, type, 0);
     if (fd >= 0) {
+        if (kind == SOCK_DGRAM)
+            __atomic_store_n(&datagram_any, 1, __ATOMIC_RELAXED);
         struct known known = {.type = kind, .port = PORT_ANY, .size = 262144, .min = 128, .max = 262144};
-        note(fd, &known);
+        known_note(fd, &known);
     }
     return fd;
 }
@@ -275,15 +250,17 @@ PUBLIC int socket(int family, int type, int protocol) {
 PUBLIC int bind(int fd, const struct sockaddr *to, socklen_t len) {
     REAL(int, bind, int, const struct sockaddr *, socklen_t);
     struct known known;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real(fd, to, len);
     const struct sockaddr_vsock *address = (const void *)to;
     if (len < offsetof(struct sockaddr_vsock, flags) || to->sa_family != AF_VSOCK)
-        return fail(EINVAL);
+        return vsock_fail(EINVAL);
     if (address->cid != (unsigned)CID_ANY && address->cid != CID_HOST)
-        return fail(EADDRNOTAVAIL);
+        return vsock_fail(EADDRNOTAVAIL);
+    if (known.type == SOCK_DGRAM)
+        return known.bound ? vsock_fail(EINVAL) : datagram_bind(fd, &known, address->port);
     known.port = address->port;
-    note(fd, &known);
+    known_note(fd, &known);
     return 0;
 }
 
@@ -291,10 +268,12 @@ PUBLIC int listen(int fd, int backlog) {
     REAL(int, listen, int, int);
     struct known known;
     struct reply reply;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real(fd, backlog);
+    if (known.type == SOCK_DGRAM)
+        return vsock_fail(EOPNOTSUPP);
     if (known.connected)
-        return fail(EINVAL);
+        return vsock_fail(EINVAL);
     if (known.listening)
         return 0;
     if (ask(fd, OP_LISTEN, 0, known.port, backlog < 0 ? 0 : (uint32_t)backlog, &reply, NULL)) {
@@ -303,24 +282,39 @@ PUBLIC int listen(int fd, int backlog) {
     }
     known.listening = 1;
     known.port = reply.port;
-    note(fd, &known);
+    known_note(fd, &known);
+    return 0;
+}
+
+/* Whom send() means; a socket without a port gets one. */
+static int connect_datagrams(int fd, struct known *known, const struct sockaddr_vsock *address) {
+    known->connected = address->family != AF_UNSPEC;
+    if (known->connected && address->family != AF_VSOCK)
+        return vsock_fail(EAFNOSUPPORT);
+    known->peer_cid = address->cid;
+    known->peer_port = address->port;
+    if (known->connected && !known->bound)
+        return datagram_bind(fd, known, PORT_ANY);
+    known_note(fd, known);
     return 0;
 }
 
 PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t len) {
     struct known known;
     struct reply reply;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real_connect(fd, to, len);
     const struct sockaddr_vsock *address = (const void *)to;
     if (len < offsetof(struct sockaddr_vsock, flags))
-        return fail(EINVAL);
+        return vsock_fail(EINVAL);
+    if (known.type == SOCK_DGRAM)
+        return connect_datagrams(fd, &known, address);
     if (to->sa_family != AF_VSOCK)
-        return fail(EAFNOSUPPORT);
+        return vsock_fail(EAFNOSUPPORT);
     if (known.connected)
-        return fail(EISCONN);
+        return vsock_fail(EISCONN);
     if (known.listening)
-        return fail(EINVAL);
+        return vsock_fail(EINVAL);
     uint64_t millis = (uint64_t)known.timeout.tv_sec * 1000 + (uint64_t)known.timeout.tv_usec / 1000;
     uint32_t patience = millis > 60000 ? 60000 : (uint32_t)millis;
     int memory = -1;
@@ -329,7 +323,7 @@ PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t len) {
             real_close(memory);
         /* Not a VM of ours: another hypervisor's, if the kernel knows it. */
         if (errno == ENODEV && renew(fd, &known, AF_VSOCK) == 0)
-            return real_connect(fd, to, len) == 0 ? 0 : fail(errno == EAFNOSUPPORT ? ENODEV : errno);
+            return real_connect(fd, to, len) == 0 ? 0 : vsock_fail(errno == EAFNOSUPPORT ? ENODEV : errno);
         renew(fd, &known, AF_UNIX);
         return -1;
     }
@@ -337,7 +331,7 @@ PUBLIC int connect(int fd, const struct sockaddr *to, socklen_t len) {
     known.port = reply.port;
     known.peer_cid = address->cid;
     known.peer_port = address->port;
-    note(fd, &known);
+    known_note(fd, &known);
     if (memory >= 0)
         ring_adopt(fd, memory);
     return 0;
@@ -354,7 +348,7 @@ static int listen_again(int fd, const struct known *listener) {
             return 0;
     }
     /* Programs try again after this one. */
-    return fail(ECONNABORTED);
+    return vsock_fail(ECONNABORTED);
 }
 
 static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const struct known *listener) {
@@ -368,7 +362,7 @@ static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const 
     if (got != sizeof reply || fds[0] < 0) {
         if (fds[0] >= 0)
             real_close(fds[0]);
-        return fail(ECONNABORTED);
+        return vsock_fail(ECONNABORTED);
     }
     int taken = fds[0];
     if (flags & SOCK_NONBLOCK)
@@ -378,50 +372,54 @@ static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const 
     known.connected = 1;
     known.peer_cid = reply.cid;
     known.peer_port = reply.port;
-    note(taken, &known);
+    known_note(taken, &known);
     if (fds[1] >= 0)
         ring_adopt(taken, fds[1]);
     struct sockaddr_vsock address = {.family = AF_VSOCK, .port = reply.port, .cid = reply.cid};
-    tell(&address, peer, len);
+    vsock_tell(&address, peer, len);
     return taken;
 }
 
 PUBLIC int accept4(int fd, struct sockaddr *peer, socklen_t *len, int flags) {
     REAL(int, accept4, int, struct sockaddr *, socklen_t *, int);
     struct known known;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real(fd, peer, len, flags);
-    return known.listening ? take(fd, peer, len, flags, &known) : fail(EINVAL);
+    if (known.type == SOCK_DGRAM)
+        return vsock_fail(EOPNOTSUPP);
+    return known.listening ? take(fd, peer, len, flags, &known) : vsock_fail(EINVAL);
 }
 
 PUBLIC int accept(int fd, struct sockaddr *peer, socklen_t *len) {
     REAL(int, accept, int, struct sockaddr *, socklen_t *);
     struct known known;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real(fd, peer, len);
-    return known.listening ? take(fd, peer, len, 0, &known) : fail(EINVAL);
+    if (known.type == SOCK_DGRAM)
+        return vsock_fail(EOPNOTSUPP);
+    return known.listening ? take(fd, peer, len, 0, &known) : vsock_fail(EINVAL);
 }
 
 PUBLIC int getsockname(int fd, struct sockaddr *out, socklen_t *len) {
     REAL(int, getsockname, int, struct sockaddr *, socklen_t *);
     struct known known;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real(fd, out, len);
     struct sockaddr_vsock address = {.family = AF_VSOCK, .port = known.port, .cid = CID_HOST};
-    if (!known.connected && !known.listening)
+    if (!known.connected && !known.listening && !known.bound)
         address.cid = (unsigned)CID_ANY;
-    return tell(&address, out, len);
+    return vsock_tell(&address, out, len);
 }
 
 PUBLIC int getpeername(int fd, struct sockaddr *out, socklen_t *len) {
     REAL(int, getpeername, int, struct sockaddr *, socklen_t *);
     struct known known;
-    if (!look(fd, &known))
+    if (!known_look(fd, &known))
         return real(fd, out, len);
     if (!known.connected)
-        return fail(ENOTCONN);
+        return vsock_fail(ENOTCONN);
     struct sockaddr_vsock address = {.family = AF_VSOCK, .port = known.peer_port, .cid = known.peer_cid};
-    return tell(&address, out, len);
+    return vsock_tell(&address, out, len);
 }
 
 /* Old and new layouts of a timeout are one where longs have 64 bits. */
@@ -430,31 +428,31 @@ static int is_timeout(int name) { return name == 6 || name == 8; }
 PUBLIC int setsockopt(int fd, int level, int name, const void *value, socklen_t len) {
     REAL(int, setsockopt, int, int, int, const void *, socklen_t);
     struct known known;
-    if (level != AF_VSOCK || !look(fd, &known))
+    if (level != AF_VSOCK || !known_look(fd, &known))
         return real(fd, level, name, value, len);
     if (is_timeout(name)) {
         if (len < sizeof known.timeout)
-            return fail(EINVAL);
+            return vsock_fail(EINVAL);
         memcpy(&known.timeout, value, sizeof known.timeout);
         if (known.timeout.tv_sec < 0 || known.timeout.tv_usec < 0 || known.timeout.tv_usec > 999999)
-            return fail(EDOM);
+            return vsock_fail(EDOM);
     } else if (name >= 0 && name <= 2) {
         uint64_t *fields[] = {&known.size, &known.min, &known.max};
         if (len < sizeof *fields[0])
-            return fail(EINVAL);
+            return vsock_fail(EINVAL);
         memcpy(fields[name], value, sizeof *fields[0]);
         known.size = known.size > known.max ? known.max : known.size;
         known.size = known.size < known.min ? known.min : known.size;
     } else {
-        return fail(ENOPROTOOPT);
+        return vsock_fail(ENOPROTOOPT);
     }
-    note(fd, &known);
+    known_note(fd, &known);
     return 0;
 }
 
 static int give(const void *from, socklen_t size, void *value, socklen_t *len) {
     if (!value || !len || *len < size)
-        return fail(EINVAL);
+        return vsock_fail(EINVAL);
     memcpy(value, from, size);
     *len = size;
     return 0;
@@ -464,18 +462,19 @@ PUBLIC int getsockopt(int fd, int level, int name, void *restrict value, socklen
     REAL(int, getsockopt, int, int, int, void *, socklen_t *);
     struct known known;
     int family = AF_VSOCK;
-    int ours = level == AF_VSOCK || (level == SOL_SOCKET && (name == SO_DOMAIN || name == SO_ACCEPTCONN));
-    if (!ours || !look(fd, &known))
+    int ours = level == AF_VSOCK || (level == SOL_SOCKET && (name == SO_DOMAIN || name == SO_ACCEPTCONN || name == SO_TYPE));
+    if (!ours || !known_look(fd, &known))
         return real(fd, level, name, value, len);
     if (level == SOL_SOCKET)
-        return give(name == SO_DOMAIN ? &family : &known.listening, sizeof(int), value, len);
+        return give(name == SO_DOMAIN ? &family : name == SO_TYPE ? &known.type : &known.listening, sizeof(int),
+                    value, len);
     if (is_timeout(name)) {
         struct timeval two = {2, 0};
         int set = known.timeout.tv_sec || known.timeout.tv_usec;
         return give(set ? &known.timeout : &two, sizeof two, value, len);
     }
     if (name < 0 || name > 2)
-        return fail(ENOPROTOOPT);
+        return vsock_fail(ENOPROTOOPT);
     const uint64_t *fields[] = {&known.size, &known.min, &known.max};
     return give(fields[name], sizeof *fields[0], value, len);
 }

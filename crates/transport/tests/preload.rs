@@ -3,6 +3,7 @@
 
 mod host_world;
 
+use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -24,16 +25,24 @@ fn echo(far: &Far) {
     let _ = far.recv(&mut chunk);
 }
 
+/// A program of `crates/preload/tests`, compiled into `folder`, that will run with the library preloaded.
+fn program(name: &str, folder: &Path, world: &World) -> Command {
+    let library = folder.join(vmlane_preload::LIBRARY_NAME);
+    std::fs::write(&library, vmlane_preload::LIBRARY).unwrap();
+    let program = folder.join(name);
+    let source = format!("{}/../preload/tests/{name}.c", env!("CARGO_MANIFEST_DIR"));
+    let built = Command::new("cc").args(["-O2", &source, "-lpthread", "-o"]).arg(&program).status().unwrap();
+    assert!(built.success());
+    let mut command = Command::new(&program);
+    command.stdin(Stdio::null());
+    command.env("LD_PRELOAD", &library).env("VMLANE_RUNTIME_DIR", world.dir.path());
+    command
+}
+
 /// Runs the cases of `crates/preload/tests/streams.c`.
 fn run(plain: bool) {
     let world = World::new();
     let folder = tempfile::tempdir().unwrap();
-    let library = folder.path().join(vmlane_preload::LIBRARY_NAME);
-    std::fs::write(&library, vmlane_preload::LIBRARY).unwrap();
-    let program = folder.path().join("streams");
-    let source = concat!(env!("CARGO_MANIFEST_DIR"), "/../preload/tests/streams.c");
-    let built = Command::new("cc").args(["-O2", source, "-lpthread", "-o"]).arg(&program).status().unwrap();
-    assert!(built.success());
     let listener = world.guest.listen(ECHO, Placement::Scattered);
     let over = AtomicBool::new(false);
     std::thread::scope(|scope| {
@@ -45,9 +54,8 @@ fn run(plain: bool) {
                 scope.spawn(move || echo(&far));
             }
         });
-        let mut command = Command::new(&program);
-        command.args(["3", &ECHO.to_string()]).stdin(Stdio::null());
-        command.env("LD_PRELOAD", &library).env("VMLANE_RUNTIME_DIR", world.dir.path());
+        let mut command = program("streams", folder.path(), &world);
+        command.args(["3", &ECHO.to_string()]);
         if plain {
             command.env("VMLANE_VSOCK_PLAIN", "1");
         }
@@ -70,4 +78,32 @@ fn a_program_finds_what_it_expects_of_its_streams() {
 #[test]
 fn and_so_it_does_without_rings() {
     run(true);
+}
+
+/// The cases of `crates/preload/tests/datagrams.c`: the guest sends each datagram back until an empty one comes.
+#[test]
+fn and_of_its_datagrams() {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    std::thread::scope(|scope| {
+        let echo = scope.spawn(|| {
+            for count in 0.. {
+                let datagram = world.guest.next_datagram().unwrap();
+                let back = world
+                    .guest
+                    .driver(|driver| driver.send_to(datagram.src, datagram.dst.resource, &datagram.payload));
+                assert!(back >= 0, "{back}");
+                if datagram.payload.is_empty() {
+                    return count;
+                }
+            }
+            unreachable!("it counts until an empty one comes");
+        });
+        let output = program("datagrams", folder.path(), &world).args(["3", "1234"]).output().unwrap();
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", output.status);
+        assert_eq!(output.stdout, b"done\n");
+        assert!(echo.join().unwrap() > 0);
+    });
+    assert_eq!(world.stats.panics.get(), 0);
 }

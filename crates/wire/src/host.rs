@@ -23,8 +23,10 @@ pub const VERSION: u16 = 1;
 
 /// The stream's bytes travel in shared memory.
 pub const FLAG_RING: u32 = 1;
+/// DATAGRAM: the packet socket keeps the port by itself, and the daemon closes what asked for it.
+pub const FLAG_ALONE: u32 = 2;
 /// All flags there are.
-pub const ALL_FLAGS: u32 = FLAG_RING;
+pub const ALL_FLAGS: u32 = FLAG_RING | FLAG_ALONE;
 
 /// Signal line: something may have changed in the ring.
 pub const SIGNAL: u8 = 0;

@@ -19,7 +19,7 @@ const EXAMPLES: &str = "Examples:
 
 CIDs that are no VM of the daemon are left to the kernel's own AF_VSOCK, if it has one. Programs that
 are statically linked, or that run with another user's rights, cannot be served; neither can
-SOCK_SEQPACKET and SOCK_DGRAM. Programs that move bytes by io_uring, or by system calls of their own, need
+SOCK_SEQPACKET. Programs that move bytes by io_uring, or by system calls of their own, need
 --plain, and cannot connect or accept so.";
 
 /// Runs a program as it is, with AF_VSOCK towards the daemon's VMs

@@ -16,7 +16,7 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_device::vmci::{Fabric, Failed};
 use vmlane_port::Budget;
-use vmlane_wire::host::{ALL_FLAGS, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
+use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
 
@@ -450,8 +450,15 @@ impl Desk {
                 let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
                 epoll::add(&self.epoll, &*ours, epoll::EventData::new_u64(token), wanted)?;
                 self.datagrams.lock().insert(port, (ours.clone(), peer));
-                self.becomes(token, State::Datagrams { port, socket: ours }, None);
-                self.answer(token, port, Some(&theirs))
+                self.becomes(token, State::Datagrams { port, socket: ours.clone() }, None);
+                self.answer(token, port, Some(&theirs))?;
+                if request.flags.get() & FLAG_ALONE != 0
+                    && let Some(client) = self.clients.get_mut(&token)
+                {
+                    let _ = epoll::delete(&self.epoll, &*client.socket);
+                    client.socket = ours;
+                }
+                Ok(())
             }
         }
     }
