@@ -75,6 +75,15 @@ fn errors_name_what_is_known() {
     assert_eq!(output.status.code(), Some(1));
     assert!(error.contains("\"wbe\"") && error.contains("known are web, db"), "{error}");
     assert_eq!(setup.qemu_args(&["web", "--mem", "0"]).status.code(), Some(2));
+    for (word, value) in [("--machine", "isapc"), ("--qemu", "6.0")] {
+        assert_eq!(setup.qemu_args(&["web", word, value]).status.code(), Some(2), "{word} {value}");
+    }
+    for (word, value, said) in [("--machine", "microvm", "no PCI"), ("--qemu", "7.2", "needs QEMU >= 10.1")] {
+        let output = setup.qemu_args(&["web", word, value]);
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert_eq!(output.status.code(), Some(1));
+        assert!(error.contains(said) && error.contains("vsock = \"virtio\""), "{error}");
+    }
     let long = format!("/{}", "d".repeat(120));
     let error = String::from_utf8(setup.qemu_args(&["web", "--runtime-dir", &long]).stderr).unwrap();
     assert!(error.contains("107") && error.contains("--runtime-dir"), "{error}");
