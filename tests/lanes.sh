@@ -15,7 +15,7 @@ cargo test --locked --release -p vmlane-tests --features guests --no-run >"$buil
 }
 
 # Those that take longest begin, so that the lanes end together; the fixture's own are unit tests.
-longest='virtio switch losses nics vsock_pairs sockets host survival soak streams'
+longest='virtio switch vmms losses nics vsock_pairs sockets host survival soak streams'
 ranked=$(sed -n 's/^ *Executable \([a-z_]*\)\.rs (\(.*\))$/\1 \2/p' "$build" |
   while read -r name file; do
     rank=0
