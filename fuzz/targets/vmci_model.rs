@@ -64,6 +64,11 @@ impl Model {
         let way = (from, packet.src_port(), cid, packet.dst_port());
         let back = (cid, packet.dst_port(), from, packet.src_port());
         use PacketType as P;
+        if from == CID_HOST {
+            // Nobody listens there: it refuses, and does nothing else.
+            assert!(matches!(kind, P::Rst | P::Invalid), "{kind:?} from the host: {way:?}");
+            return;
+        }
         assert!(same_group(from, cid), "{kind:?} crosses groups: {way:?}");
         match kind {
             // In the other end's name, whoever refuses.
