@@ -458,14 +458,12 @@ fn a_program_that_switches_wildly_loses_its_own_stream_only() {
     signals.write_all(&[SWITCH]).unwrap();
     assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer hears that it is gone");
     victim.close();
-    // Forged afterwards: nobody looks there any more. Asking again is no question.
+    // Asking again is no question: the stream goes on.
     let ((mut signals, memory), victim) = by_hand(&world, 6001);
-    let file = std::fs::File::from(memory);
     signals.write_all(&[SWITCH; 3]).unwrap();
     let mut answer = [0];
     signals.read_exact(&mut answer).unwrap();
     assert_eq!(answer, [SWITCH]);
-    file.write_all_at(&[0xff; 64], layout::process_page(RING)).unwrap();
     signals.write_all(b"plain").unwrap();
     let mut got = Vec::new();
     while got.len() < 5 {
@@ -475,7 +473,11 @@ fn a_program_that_switches_wildly_loses_its_own_stream_only() {
         got.extend_from_slice(&piece[..len]);
     }
     assert_eq!(got, b"plain");
+    // Forged afterwards: the daemon's pump uses the ring now, so the stream ends once somebody looks.
+    std::fs::File::from(memory).write_all_at(&[0xff; 64], layout::process_page(RING)).unwrap();
+    let _ = signals.write_all(b"more");
     drop(signals);
+    while !matches!(victim.recv(&mut [0; 4096]), Ok(0) | Err(_)) {}
     victim.close();
     // Floods the line, reads no answer and dies.
     let ((mut signals, _memory), victim) = by_hand(&world, 6002);
