@@ -31,11 +31,15 @@ if ! tool llvm-profdata --version >/dev/null 2>&1; then
   scripts/bootstrap.sh mmdebstrap
   mirror=$(awk '$1 == "deb" && $2 ~ /^http/ { print $2; exit }
     $1 == "URIs:" { print $2; exit }' /etc/apt/sources.list /etc/apt/sources.list.d/* 2>/dev/null || true)
+  [ -n "$mirror" ] || {
+    echo "coverage: no mirror in /etc/apt to take llvm-$version from: 'rustup component add llvm-tools' instead" >&2
+    exit 1
+  }
   for suite in bookworm trixie sid; do
     echo "==> looking for llvm-$version in Debian $suite"
     rm -rf "$cache"
     mmdebstrap --quiet --variant=extract --include="llvm-$version" "$suite" "$cache" \
-      "${mirror:-http://deb.debian.org/debian}" 2>"$out/llvm.log" && break
+      "$mirror" 2>"$out/llvm.log" && break
   done
   tool llvm-profdata --version >/dev/null 2>&1 || {
     echo "coverage: no llvm-cov of LLVM $version: 'rustup component add llvm-tools', or see $out/llvm.log" >&2

@@ -114,7 +114,8 @@ impl Inbox {
     fn position_of(&self, mail: &Mail, before: u64) -> Option<u64> {
         let mut at = self.start;
         for _ in 0..before {
-            at += message_at(&mail.inbound()[at..self.end])?;
+            // A size that makes no sense leads beyond the end.
+            at = at.checked_add(message_at(mail.inbound().get(at..self.end)?)?)?;
         }
         (at < self.end).then(|| self.position + (at - self.start) as u64)
     }
@@ -293,4 +294,63 @@ pub fn peek(socket: impl AsFd, scratch: &mut [u8]) -> Result<Sight, Errno> {
         (at, before) = (at + size, before + 1);
     }
     Ok(Sight { bytes, before, fds })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn fd() -> OwnedFd {
+        vmlane_mem::memfd("with a request", 4096).unwrap()
+    }
+
+    /// Puts a request of `size` bytes, or so it says, at `at`.
+    fn put(mail: &mut Mail, at: usize, size: u32) {
+        mail.inbound_mut()[at + 4..at + 8].copy_from_slice(&size.to_le_bytes());
+    }
+
+    #[test]
+    fn a_request_that_was_carried_out_is_no_request() {
+        let mut mail = Mail::create().unwrap();
+        mail.set_cursor(7, 0);
+        put(&mut mail, 0, 36);
+        put(&mut mail, 36, 20);
+        let inbox = Inbox::resume(&mut mail, Some(36));
+        assert_eq!((inbox.number(), inbox.start, inbox.pending()), (8, 36, 20));
+        assert_eq!(mail.cursor(), (8, 36));
+        // Nor is it when nothing came behind it, or when it was cleared in part.
+        let mut mail = Mail::create().unwrap();
+        mail.set_cursor(7, 0);
+        mail.inbound_mut()[20..36].fill(1);
+        let mut inbox = Inbox::resume(&mut mail, Some(36));
+        assert_eq!((inbox.number(), inbox.pending()), (8, 0));
+        assert!(inbox.next(&mail).unwrap().is_none());
+        assert!(mail.inbound().iter().all(|byte| *byte == 0));
+    }
+
+    #[test]
+    fn descriptors_find_their_requests() {
+        let mut mail = Mail::create().unwrap();
+        mail.set_cursor(7, 0);
+        put(&mut mail, 0, 36);
+        put(&mut mail, 36, 48);
+        let mut inbox = Inbox::resume(&mut mail, None);
+        // Of one that is done, of both that are there, and of one that is still in the socket.
+        inbox.restore_fds(&mail, [6, 7, 8, 8, 9].map(|number| (number, fd())));
+        assert_eq!(inbox.last_fds(&mail).map(|(number, fds)| (number, fds.len())), Some((8, 2)));
+        assert_eq!(inbox.next(&mail).unwrap().map(|message| message.fds.len()), Some(1));
+        inbox.done(&mut mail);
+        assert_eq!(inbox.next(&mail).unwrap().map(|message| message.fds.len()), Some(2));
+    }
+
+    #[test]
+    fn sizes_that_make_no_sense_lead_nowhere() {
+        let mut mail = Mail::create().unwrap();
+        put(&mut mail, 0, u32::MAX);
+        let mut inbox = Inbox::resume(&mut mail, None);
+        let number = inbox.number();
+        inbox.restore_fds(&mail, [1, 2, u64::MAX / 2].map(|more| (number + more, fd())));
+        assert_eq!(inbox.last_fds(&mail).map(|(_, fds)| fds.len()), None);
+        assert!(inbox.next(&mail).is_err());
+    }
 }
