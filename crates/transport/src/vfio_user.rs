@@ -254,7 +254,7 @@ impl<'d> Session<'d> {
                 Err(Errno::CONNRESET) => return Ok(Received::Closed),
                 Err(error) => return Err(error),
             };
-            self.hold(self.inbox.number() + sight.before, &sight.fds);
+            hold(&self.requests, &mut self.held, self.inbox.number() + sight.before, &sight.fds);
             most = sight.bytes.max(1);
         }
         let (mail, inbox) = (&mut self.mail, &mut self.inbox);
@@ -263,24 +263,12 @@ impl<'d> Session<'d> {
             && !wary
             && let Some((number, fds)) = self.inbox.last_fds(&self.mail)
         {
-            let fds = fds.iter().map(OwnedFd::try_clone).collect::<Result<Vec<_>, _>>();
-            // Clones fail where there are too many descriptors; then they are held by this process only.
-            self.hold(number, &fds.unwrap_or_default());
+            hold(&self.requests, &mut self.held, number, fds);
         }
         if self.inbox.surplus != surplus {
             self.requests.stats.surplus_fds.fetch_add(self.inbox.surplus - surplus, Ordering::Relaxed);
         }
         received
-    }
-
-    /// Holds descriptors that came with request `number` until it has been carried out.
-    fn hold(&mut self, number: u64, fds: &[OwnedFd]) {
-        if !fds.is_empty() {
-            self.held = self.held.max(number);
-        }
-        for (place, fd) in fds.iter().enumerate() {
-            self.requests.hold(&format!("s/in.{number}.{place}"), fd);
-        }
     }
 
     fn closed(&self) -> SessionEnd {
@@ -357,6 +345,16 @@ impl<'d> Session<'d> {
         requests.irqs.clear();
         guarded(&requests.stats, || requests.device.irqs_changed());
         self.keep.end();
+    }
+}
+
+/// Holds descriptors that came with request `number` until it has been carried out. `held`: the highest of them.
+fn hold(requests: &Requests<'_>, held: &mut u64, number: u64, fds: &[OwnedFd]) {
+    if !fds.is_empty() {
+        *held = number.max(*held);
+    }
+    for (place, fd) in fds.iter().enumerate() {
+        requests.hold(&format!("s/in.{number}.{place}"), fd);
     }
 }
 
