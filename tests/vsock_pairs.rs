@@ -113,10 +113,11 @@ fn pairs(kernels: [&str; 3]) {
             2,
             &format!(
                 "{from} to {to}, kernel {}: {} MiB each way at once, SHA-256 equal, {:.0} Mbit/s; half-close, ends, 200 \
-                 connections, refused port; SEQPACKET: {seqpacket}",
+                 connections ({} asked for again), refused port; SEQPACKET: {seqpacket}",
                 kernels[0],
                 bytes() >> 20,
-                result["mbit_per_s"].as_f64().unwrap()
+                result["mbit_per_s"].as_f64().unwrap(),
+                result["again"]
             ),
         );
     }

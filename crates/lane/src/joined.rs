@@ -11,11 +11,14 @@ use crate::direction::{Blame, Direction, Left, Sleep};
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
-/// Looks of the safety net, a tenth of a second apart, after which a notice is lost: a guest that others
-/// keep from running may take most of a second between its store and its notice. The same where an
-/// end sends its notices byte by byte.
+/// Looks of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
+/// between which its sender made no request of any kind: a guest that others keep from running, or that
+/// is being reset, may stand still between its store and its notice for as long as it likes. The same
+/// where an end sends its notices byte by byte, or is a program whose requests nobody counts.
 const LOOKS: u32 = 10;
 const SLOW_LOOKS: u32 = 30;
+/// Looks after which bytes are taken from one that made no request either.
+const STILL_LOOKS: u32 = 100;
 
 /// While bytes go one way, the other way is looked at once in so many turns and one; a turn counts once
 /// more for every `LONG` bytes, so that an answer waits for a few microseconds at most.
@@ -54,9 +57,7 @@ pub struct Lane {
     pub payer: usize,
     /// Whether the worker has it on its list of lanes to turn.
     pub active: bool,
-    /// For the safety net: progress when it first found something left undone, and how often it has
-    /// looked since.
-    suspicion: Option<([u64; 2], u32)>,
+    suspicion: Option<Suspicion>,
     /// Looks without progress that make a notice count as lost.
     looks: u32,
     sleeps: u64,
@@ -69,6 +70,18 @@ pub struct Lane {
     way: Side,
     /// Turns since the other way was looked at, long ones counted for several.
     unlooked: usize,
+}
+
+/// The safety net found something left undone.
+#[derive(Clone, Copy)]
+struct Suspicion {
+    /// What the lane had done by then: bytes moved, and sleeps.
+    progress: [u64; 2],
+    /// Looks since, and those of them that found that whoever owes a notice had made a request.
+    looks: u32,
+    lively: u32,
+    /// Requests of both ends at the last look.
+    requests: [Option<u64>; 2],
 }
 
 type PortRef<'a> = Option<&'a mut (dyn StreamPort + 'static)>;
@@ -101,7 +114,7 @@ impl Lane {
     /// A predecessor's lane; [`Lane::take_up`] comes next.
     pub fn resumed(ends: [Option<LaneEnd>; 2], left: [Vec<u8>; 2], now: Instant) -> Lane {
         let notifies = ends.iter().flatten().all(|end| end.port.notifies());
-        let slow = ends.iter().flatten().any(|end| end.slow);
+        let slow = ends.iter().flatten().any(|end| end.slow || end.port.requests().is_none());
         let mut directions: [Direction; 2] = Default::default();
         for ((direction, end), bytes) in directions.iter_mut().zip(&ends).zip(left) {
             if end.is_none() {
@@ -279,26 +292,41 @@ impl Lane {
     }
 
     /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: ten looks (more for guests
-    /// that are slow to send) with work left undone and no progress between them mean a lost notice.
+    /// that are slow to send) with work left undone, no progress between them and other requests of the
+    /// one that should have told of it mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         let mut refill = false;
-        let mut stuck = false;
+        let mut stuck = [false; 2];
         for from in Side::BOTH {
             let direction = &self.directions[from as usize];
             let sleep = direction.sleep();
             let work = direction.has_work(pair(&mut self.ends, from)).map_err(|blame| broken(from, blame))?;
             match sleep {
                 Some(Sleep::Full) => refill |= work,
-                _ => stuck |= work,
+                _ => stuck[from as usize] = work,
             }
         }
+        let requests = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.requests()));
         let progress = [self.moved(), self.sleeps];
-        let before = self.suspicion.filter(|(then, _)| *then == progress).map_or(0, |(_, looks)| looks);
-        self.suspicion = stuck.then_some((progress, before + 1));
-        Ok(match (stuck && before + 1 >= self.looks, refill) {
-            (true, _) => Inspection::LostNotice,
-            (false, true) => Inspection::Refill,
-            (false, false) => Inspection::Quiet,
+        let before = self.suspicion.take().filter(|before| before.progress == progress);
+        if stuck != [false; 2] {
+            let lively = |before: &Suspicion| {
+                (0..2).any(|end| {
+                    stuck[end] && (requests[end].is_none() || requests[end] != before.requests[end])
+                })
+            };
+            self.suspicion = Some(Suspicion {
+                progress,
+                looks: before.map_or(0, |before| before.looks) + 1,
+                lively: before.map_or(0, |before| before.lively + u32::from(lively(&before))),
+                requests,
+            });
+        }
+        Ok(match self.suspicion {
+            Some(Suspicion { lively, .. }) if lively >= self.looks => Inspection::LostNotice,
+            Some(Suspicion { looks, .. }) if looks >= STILL_LOOKS => Inspection::Still,
+            _ if refill => Inspection::Refill,
+            _ => Inspection::Quiet,
         })
     }
 
@@ -317,6 +345,12 @@ pub enum Inspection {
     Quiet,
     /// A resting reader has made some room; filling it early is useful, nothing was lost.
     Refill,
-    /// Work was left undone over ten looks: a notice got lost.
+    /// Work was left undone although its sender went on: a notice got lost.
     LostNotice,
+    /// Work was left undone by a sender that has done nothing since: a VM that is paused, starved, or
+    /// about to be reset. Its bytes are taken without a notice.
+    Still,
 }
+
+#[cfg(test)]
+mod tests;

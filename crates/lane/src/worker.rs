@@ -62,6 +62,8 @@ counters! {
         lost_bytes,
         /// Safety net: notices that had got lost. Stays 0 unless there is a bug here or in a guest.
         lost_notices,
+        /// Safety net: bytes taken without a notice from a sender that stood still.
+        still_senders,
         /// Turns put off because whoever opened the stream had used up its part of the round.
         deferred,
         /// Rings topped up that their readers had made room in without announcing it yet.
@@ -556,9 +558,14 @@ impl Worker {
 
     fn inspect(&mut self, slot: usize) {
         match self.guarded(slot, Lane::inspect) {
-            Some(Inspection::LostNotice) => {
-                self.stats.lost_notices.inc();
-                warn!("a stream slept with work to do: a notice got lost; repaired");
+            Some(found @ (Inspection::LostNotice | Inspection::Still)) => {
+                if found == Inspection::LostNotice {
+                    self.stats.lost_notices.inc();
+                    warn!("a stream slept with work to do: a notice got lost; repaired");
+                } else {
+                    self.stats.still_senders.inc();
+                    debug!("a stream slept with work to do: its sender stands still");
+                }
                 self.guarded(slot, |lane| {
                     lane.rouse();
                     Ok(())

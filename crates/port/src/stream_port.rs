@@ -117,6 +117,12 @@ pub trait StreamPort: Send {
         true
     }
 
+    /// Requests of any kind that this party has made so far. One that makes some while its bytes lie there has
+    /// had the time to announce them. `None` if nobody counts them: its time passes as clocks go.
+    fn requests(&self) -> Option<u64> {
+        None
+    }
+
     /// The other end has left these bytes for this one: they are all that a successor has of them.
     fn keep(&mut self, _bytes: &[u8]) {}
 

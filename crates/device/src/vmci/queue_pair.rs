@@ -67,6 +67,11 @@ pub trait QueueMemory: Send {
         true
     }
 
+    /// Requests that the guest has made so far.
+    fn requests(&self) -> u64 {
+        0
+    }
+
     /// `bytes` were taken from the guest, or given to it.
     fn took(&self, _bytes: usize) {}
     fn gave(&self, _bytes: usize) {}
@@ -382,6 +387,10 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         self.memory.announces()
     }
 
+    fn requests(&self) -> Option<u64> {
+        Some(self.memory.requests())
+    }
+
     fn keep(&mut self, bytes: &[u8]) {
         self.memory.keep(self.writing.tail, bytes);
     }
@@ -517,6 +526,10 @@ impl QueueMemory for GuestQueues {
 
     fn announces(&self) -> bool {
         self.notices.connected()
+    }
+
+    fn requests(&self) -> u64 {
+        self.notices.inbox().stats.datagrams_sent.get()
     }
 
     fn took(&self, bytes: usize) {
