@@ -112,19 +112,27 @@ impl Lane {
     }
 
     /// A predecessor's lane; [`Lane::take_up`] comes next.
-    pub fn resumed(ends: [Option<LaneEnd>; 2], left: [Vec<u8>; 2], now: Instant) -> Lane {
+    pub fn resumed(
+        ends: [Option<LaneEnd>; 2],
+        left: [(Vec<u8>, Option<Arc<Budget>>); 2],
+        now: Instant,
+    ) -> Lane {
         let notifies = ends.iter().flatten().all(|end| end.port.notifies());
         let slow = ends.iter().flatten().any(|end| end.slow || end.port.requests().is_none());
         let mut directions: [Direction; 2] = Default::default();
-        for ((direction, end), bytes) in directions.iter_mut().zip(&ends).zip(left) {
-            if end.is_none() {
-                *direction = Direction::of_spill(bytes);
-            }
+        let mut charged = [None, None];
+        for (from, (bytes, budget)) in left.into_iter().enumerate().filter(|(from, _)| ends[*from].is_none())
+        {
+            // A budget that has become smaller meanwhile loses nobody's bytes.
+            let kept = bytes.len();
+            charged[from] =
+                budget.filter(|budget| kept > 0 && budget.take(kept)).map(|budget| (budget, kept));
+            directions[from] = Direction::of_spill(bytes);
         }
         Lane {
             ends,
             directions,
-            charged: [None, None],
+            charged,
             notifies,
             last_moved: now,
             payer: 0,

@@ -87,8 +87,8 @@ pub enum Shutdown {
 pub struct Resumed {
     /// `None` for an end that has left.
     pub ends: [Option<LaneEnd>; 2],
-    /// What an end that has left had still to give.
-    pub left: [Vec<u8>; 2],
+    /// What an end that has left had still to give, and who pays for its being kept.
+    pub left: [(Vec<u8>, Option<Arc<Budget>>); 2],
     /// How each end's bytes end, where it has said so and its peer was not told yet.
     pub marks: [Vec<End>; 2],
 }

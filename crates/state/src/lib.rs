@@ -13,4 +13,4 @@ pub use mapping::Mapping;
 pub use store::{Found, NoStore, Scope, Store};
 
 /// Of all layouts in shared files together: a daemon that knows another one refuses to take over.
-pub const LAYOUT: u32 = 2;
+pub const LAYOUT: u32 = 3;

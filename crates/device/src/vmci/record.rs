@@ -12,7 +12,7 @@ use vmlane_state::{Journal, Key as RecordKey, Reader, Records, Writer};
 use vmlane_wire::vmci::CID_HOST;
 
 use super::broker::{Pair, PairParts};
-use super::fabric::{Caller, Fabric, Inner};
+use super::fabric::{Caller, Context, Fabric, Inner};
 use super::inbox::{Account, Charged};
 use super::stream::{Connection, Key};
 
@@ -123,11 +123,15 @@ impl Inner {
         };
         match what {
             Dirty::Context(cid) => {
-                let context = self.contexts.get(&cid).filter(|context| context.ready);
+                let known = |context: &&Context| context.ready || context.bitmap_at.is_some();
+                let context = self.contexts.get(&cid).filter(known);
                 let record = context.map(|context| {
                     let mut out = Writer::new();
                     let (addr, shift) = context.bitmap_at.unwrap_or_default();
-                    out.flag(context.slow).option(context.bitmap_at.map(|_| addr)).u32(shift);
+                    out.flag(context.ready)
+                        .flag(context.slow)
+                        .option(context.bitmap_at.map(|_| addr))
+                        .u32(shift);
                     out.0
                 });
                 put((CONTEXT, cid.into(), 0), record);
@@ -372,20 +376,20 @@ impl Fabric {
         for (cid, record) in &sorted.contexts {
             let (Some(context), Some(map)) = (inner.contexts.get_mut(cid), maps.get(cid)) else { continue };
             let mut from = Reader::new(record);
-            let known = (|| Some((from.flag()?, from.option()?, from.u32()?)))();
-            let Some((slow, bitmap, shift)) = known else { continue };
-            (context.ready, context.slow) = (true, slow);
+            let known = (|| Some((from.flag()?, from.flag()?, from.option()?, from.u32()?)))();
+            let Some((ready, slow, bitmap, shift)) = known else { continue };
+            (context.ready, context.slow) = (ready, slow);
             context.bitmap_at = bitmap.filter(|_| [12, 14, 16].contains(&shift)).map(|addr| (addr, shift));
             context.bitmap =
                 context.bitmap_at.and_then(|(addr, shift)| map.pages([addr].into_iter(), shift).ok());
         }
         for &(cid, resource, index) in &sorted.doorbells {
-            if let Some(context) = inner.contexts.get_mut(&cid).filter(|context| context.ready) {
+            if let Some(context) = inner.contexts.get_mut(&cid).filter(|_| maps.contains_key(&cid)) {
                 context.doorbells.insert(resource, index);
             }
         }
         for &(cid, resource) in &sorted.well_known {
-            if let Some(context) = inner.contexts.get(&cid).filter(|context| context.ready) {
+            if let Some(context) = inner.contexts.get(&cid).filter(|_| maps.contains_key(&cid)) {
                 inner.well_known.insert((context.spec.group.clone(), resource), cid);
             }
         }

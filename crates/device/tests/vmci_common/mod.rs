@@ -1,6 +1,7 @@
 //! What the VMCI tests share: a fabric with real workers, and pairs of guests that stream through it.
 #![allow(dead_code)] // each test file uses its own part
 
+pub mod afterlife;
 pub mod talk;
 pub mod villain;
 

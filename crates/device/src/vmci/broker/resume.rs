@@ -221,7 +221,7 @@ impl Fabric {
             {
                 let delivered = (own.1 + consume - from % consume) % consume;
                 let rest = bytes.get(delivered as usize..).unwrap_or_default();
-                resumed.left[1 - end] = rest.to_vec();
+                resumed.left[1 - end] = (rest.to_vec(), Some(sides[1 - end].1.clone()));
             }
             let (_, budget, slow) = &sides[end];
             resumed.ends[end] = Some(LaneEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });

@@ -1,0 +1,421 @@
+//! A daemon that dies under its guests, and its successors: what is in shared files and in guest memory
+//! goes on, everything else is gone.
+//!
+//! A guest's register access is served as a session serves it (`transport/vfio_user.rs`): carried out,
+//! recorded, committed, answered. An access that finds no daemon waits for the next one, as a vCPU does.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::FileExt;
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::{Arc, Weak};
+use std::thread::JoinHandle;
+use std::time::Duration;
+
+use parking_lot::{Condvar, Mutex, MutexGuard};
+use vmlane_device::pci::{Past, PciDevice};
+use vmlane_device::testing::{Driver, Guest, Lines, Path, Ram, Registers};
+use vmlane_device::vmci::{Fabric, FabricPast, VmSpec, VmView, VmciDevice};
+use vmlane_lane::{Inline, Settings, Worker, Workers};
+use vmlane_mem::memfd;
+use vmlane_port::Lanes;
+use vmlane_state::{Journal, Unusable};
+
+pub const FABRIC: u32 = 2;
+pub const SESSION: u32 = 1;
+pub const HALF: usize = 128 << 10;
+/// A session's record: number of the last request that was carried out.
+const DONE: u32 = 1;
+
+/// At which point of a request its daemon dies.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moment {
+    /// It was read.
+    Read,
+    /// It was carried out; of that, the device's own record is missing.
+    Worked,
+    /// That was staged, too.
+    Staged,
+    /// All was recorded; the answer is missing.
+    Committed,
+}
+
+impl Moment {
+    pub const ALL: [Moment; 4] = [Moment::Read, Moment::Worked, Moment::Staged, Moment::Committed];
+}
+
+/// What moves the streams' bytes.
+enum Engine {
+    /// Whoever kicks.
+    Inline(Arc<Inline>),
+    Thread {
+        workers: Arc<Workers>,
+        dead: Arc<AtomicBool>,
+        thread: Option<JoinHandle<()>>,
+    },
+}
+
+impl Engine {
+    fn start(threaded: bool) -> Engine {
+        if !threaded {
+            return Engine::Inline(Arc::default());
+        }
+        let (workers, mut unstarted) = Workers::unstarted(Settings::default());
+        let mut worker: Worker = unstarted.remove(0);
+        let dead = Arc::new(AtomicBool::new(false));
+        let stop = dead.clone();
+        let thread = std::thread::spawn(move || {
+            while !stop.load(Ordering::SeqCst) && worker.step() {
+                std::thread::sleep(Duration::from_micros(20));
+            }
+        });
+        Engine::Thread { workers: Arc::new(workers), dead, thread: Some(thread) }
+    }
+
+    fn lanes(&self) -> Arc<dyn Lanes> {
+        match self {
+            Engine::Inline(lanes) => lanes.clone(),
+            Engine::Thread { workers, .. } => workers.clone(),
+        }
+    }
+
+    /// Stops between two rounds and tells nobody.
+    fn kill(&mut self) {
+        if let Engine::Thread { dead, thread, .. } = self {
+            dead.store(true, Ordering::SeqCst);
+            if let Some(thread) = thread.take() {
+                thread.join().expect("a worker that does not panic");
+            }
+        }
+    }
+}
+
+impl Drop for Engine {
+    fn drop(&mut self) {
+        self.kill();
+    }
+}
+
+struct Daemon {
+    fabric: Arc<Fabric>,
+    log: OwnedFd,
+    engine: Engine,
+}
+
+struct Session {
+    device: VmciDevice,
+    log: Journal,
+    /// Number of the last request that was carried out.
+    done: u64,
+}
+
+/// What outlives daemons of one VM.
+pub struct Seat {
+    pub spec: VmSpec,
+    pub ram: Arc<Ram>,
+    pub lines: Arc<Lines>,
+    world: Weak<Afterlife>,
+    session: Mutex<Option<Session>>,
+    /// The session's file, once there is no daemon.
+    left: Mutex<Option<OwnedFd>>,
+    back: Condvar,
+    requests: AtomicU64,
+    /// Requests until the daemon dies, and at which moment of that one.
+    fate: Mutex<Option<(u64, Moment)>>,
+    /// The VMM is gone, too.
+    gone: AtomicBool,
+}
+
+/// What successors find, as a test may change it.
+pub struct Legacy {
+    pub fabric: Option<OwnedFd>,
+    /// Files of sessions, by CID.
+    pub sessions: HashMap<u32, OwnedFd>,
+}
+
+/// How each device took over: `Err` for those that began anew.
+pub type Outcome = HashMap<u32, Result<(), Unusable>>;
+
+pub struct Afterlife {
+    pub seats: Vec<Arc<Seat>>,
+    daemon: Mutex<Option<Daemon>>,
+    threaded: bool,
+    pub deaths: AtomicU64,
+}
+
+fn share(fd: &OwnedFd) -> OwnedFd {
+    fd.try_clone().expect("one more descriptor")
+}
+
+/// A file as it is at this moment.
+fn copy(fd: &OwnedFd) -> OwnedFd {
+    let from = std::fs::File::from(share(fd));
+    let len = from.metadata().expect("a file").len();
+    let mut bytes = vec![0; len as usize];
+    from.read_exact_at(&mut bytes, 0).expect("its bytes");
+    let to = std::fs::File::from(memfd("legacy", len).expect("a file"));
+    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
+    to.write_all_at(&bytes[..used], 0).expect("to be written");
+    to.into()
+}
+
+impl Afterlife {
+    /// VMs with bytes moved by whoever kicks: nothing happens by itself.
+    pub fn new(specs: Vec<VmSpec>) -> Arc<Afterlife> {
+        Afterlife::with(specs, false)
+    }
+
+    /// The same with a worker that moves bytes.
+    pub fn threaded(specs: Vec<VmSpec>) -> Arc<Afterlife> {
+        Afterlife::with(specs, true)
+    }
+
+    fn with(specs: Vec<VmSpec>, threaded: bool) -> Arc<Afterlife> {
+        Arc::new_cyclic(|world: &Weak<Afterlife>| {
+            let seat = |spec| {
+                Arc::new(Seat {
+                    spec,
+                    ram: Arc::new(Ram::new(4 << 20)),
+                    lines: Lines::msix(),
+                    world: world.clone(),
+                    session: Mutex::default(),
+                    left: Mutex::default(),
+                    back: Condvar::new(),
+                    requests: AtomicU64::new(0),
+                    fate: Mutex::default(),
+                    gone: AtomicBool::new(false),
+                })
+            };
+            let seats: Vec<_> = specs.into_iter().map(seat).collect();
+            let log = Journal::create("fabric", FABRIC, HALF).expect("a file");
+            let file = share(log.file());
+            let engine = Engine::start(threaded);
+            let fabric = Fabric::recorded(engine.lanes(), Some(log));
+            for seat in &seats {
+                fabric.add_vm(seat.spec.clone()).expect("a context id that is free");
+                let device = seat.device(&fabric);
+                let log = Journal::create("session", SESSION, HALF).expect("a file");
+                *seat.session.lock() = Some(Session { device, log, done: 0 });
+            }
+            let daemon = Some(Daemon { fabric, log: file, engine });
+            Afterlife { seats, daemon: Mutex::new(daemon), threaded, deaths: AtomicU64::new(0) }
+        })
+    }
+
+    pub fn seat(&self, cid: u32) -> &Arc<Seat> {
+        self.seats.iter().find(|seat| seat.spec.cid == cid).expect("a VM of this world")
+    }
+
+    pub fn fabric(&self) -> Arc<Fabric> {
+        self.daemon.lock().as_ref().expect("a daemon").fabric.clone()
+    }
+
+    pub fn probe(&self, cid: u32, path: Path) -> Driver {
+        let seat = self.seat(cid);
+        let registers = Box::new(Access(seat.clone()));
+        Driver::probe(registers, seat.ram.clone(), seat.lines.clone(), path).expect("a probe that succeeds")
+    }
+
+    pub fn boot(&self, cid: u32, path: Path) -> Arc<Guest> {
+        Guest::new(self.probe(cid, path))
+    }
+
+    pub fn view(&self, cid: u32) -> VmView {
+        self.fabric().vms().into_iter().find(|view| view.cid == cid).expect("a VM of this world")
+    }
+
+    /// A bound of a VM as its operator sees it: what is used of it.
+    pub fn used(&self, cid: u32, name: &str) -> u64 {
+        let view = self.view(cid);
+        view.bounds.iter().find(|bound| bound.name == name).expect("a bound of this name").used
+    }
+
+    /// The daemon dies between requests and rounds.
+    pub fn kill(&self) -> Legacy {
+        let mut daemon = self.daemon.lock();
+        let mut sessions: Vec<MutexGuard<'_, Option<Session>>> =
+            self.seats.iter().map(|seat| seat.session.lock()).collect();
+        let Daemon { fabric, log, mut engine } = daemon.take().expect("a daemon");
+        engine.kill();
+        self.deaths.fetch_add(1, Ordering::SeqCst);
+        let mut files = HashMap::new();
+        for (seat, session) in self.seats.iter().zip(&mut sessions) {
+            let file = session.as_ref().map(|session| copy(session.log.file()));
+            if let Some(file) = file.or_else(|| seat.left.lock().take()) {
+                files.insert(seat.spec.cid, file);
+            }
+        }
+        let log = copy(&log);
+        sessions.iter_mut().for_each(|session| drop(session.take()));
+        // What these still say when they go, they say to files that nobody goes on with.
+        drop((fabric, engine));
+        Legacy { fabric: Some(log), sessions: files }
+    }
+
+    /// The next daemon, as `assembly.rs` and `Session::resume` bring it up.
+    pub fn succeed(&self, legacy: Legacy) -> Outcome {
+        let mut daemon = self.daemon.lock();
+        assert!(daemon.is_none(), "a daemon runs already");
+        let Legacy { fabric, mut sessions } = legacy;
+        let opened = fabric.map(|file| Journal::open_in_part(file, FABRIC, HALF));
+        let (log, past) = match opened {
+            Some(Ok((log, records, damaged))) => (log, FabricPast::Known { records, damaged }),
+            Some(Err(_)) | None => (Journal::create("fabric", FABRIC, HALF).unwrap(), FabricPast::Lost),
+        };
+        let file = share(log.file());
+        let engine = Engine::start(self.threaded);
+        let fabric = Fabric::recorded(engine.lanes(), Some(log));
+        let there = || self.seats.iter().filter(|seat| !seat.gone.load(Ordering::SeqCst));
+        let mut devices = Vec::new();
+        for seat in &self.seats {
+            fabric.add_vm(seat.spec.clone()).expect("a context id that is free");
+            devices.push(seat.device(&fabric));
+        }
+        let maps = there().map(|seat| (seat.spec.cid, seat.ram.device_map())).collect();
+        fabric.resume(past, maps);
+        let mut outcome = Outcome::new();
+        for (seat, mut device) in self.seats.iter().zip(devices) {
+            if seat.gone.load(Ordering::SeqCst) {
+                continue;
+            }
+            let file = sessions.remove(&seat.spec.cid).ok_or(Unusable::Missing("log".into()));
+            let (log, records) = match file.and_then(|file| Journal::open(file, SESSION, HALF)) {
+                Ok((log, records)) => (log, Ok(records)),
+                Err(error) => (Journal::create("session", SESSION, HALF).unwrap(), Err(error)),
+            };
+            let resumed = match &records {
+                Ok(records) => device.resume(Past { records }),
+                Err(_) => Err(Unusable::Missing("records".into())),
+            };
+            if resumed.is_err() {
+                device.abandon();
+            }
+            let done = records.iter().flatten().find(|((kind, ..), _)| *kind == DONE);
+            let done = done.map_or(0, |(_, word)| u64::from_le_bytes(word[..].try_into().unwrap()));
+            outcome.insert(seat.spec.cid, resumed);
+            *seat.session.lock() = Some(Session { device, log, done });
+            seat.back.notify_all();
+        }
+        *daemon = Some(Daemon { fabric, log: file, engine });
+        outcome
+    }
+
+    /// Dies, and everything is gone on with.
+    pub fn replace(&self) {
+        let legacy = self.kill();
+        for (cid, outcome) in self.succeed(legacy) {
+            outcome.unwrap_or_else(|error| panic!("VM {cid} was not gone on with: {error}"));
+        }
+    }
+
+    /// Its VMM goes while no daemon runs.
+    pub fn lose(&self, cid: u32) {
+        self.seat(cid).gone.store(true, Ordering::SeqCst);
+    }
+}
+
+impl Seat {
+    fn device(&self, fabric: &Arc<Fabric>) -> VmciDevice {
+        let mut device =
+            VmciDevice::new(fabric.clone(), self.spec.cid, self.lines.clone()).expect("a device");
+        device.memory(&self.ram.device_map());
+        device
+    }
+
+    /// Requests so far.
+    pub fn requests(&self) -> u64 {
+        self.requests.load(Ordering::SeqCst)
+    }
+
+    /// The daemon dies in this VM's request number `nth` from now on, 0 being the next, and is replaced.
+    pub fn die_in(&self, nth: u64, moment: Moment) {
+        *self.fate.lock() = Some((nth, moment));
+    }
+
+    /// False once the daemon has died as [`Seat::die_in`] wants it.
+    pub fn is_doomed(&self) -> bool {
+        self.fate.lock().is_some()
+    }
+
+    fn access<T>(&self, mut act: impl FnMut(&mut VmciDevice) -> T) -> T {
+        let number = self.requests.fetch_add(1, Ordering::SeqCst) + 1;
+        let fate = {
+            let mut fate = self.fate.lock();
+            match *fate {
+                Some((0, moment)) => {
+                    *fate = None;
+                    Some(moment)
+                }
+                Some((nth, moment)) => {
+                    *fate = Some((nth - 1, moment));
+                    None
+                }
+                None => None,
+            }
+        };
+        // The mail: an answer is in it before the request counts as carried out.
+        let mut mail = None;
+        let mut fate = fate;
+        loop {
+            let mut guard = self.session.lock();
+            while guard.is_none() {
+                self.back.wait(&mut guard);
+            }
+            let Session { device, log, done } = guard.as_mut().expect("a session");
+            if *done == number {
+                return mail.take().expect("an answer that is recorded");
+            }
+            let moment = fate.take();
+            let dies = |at| moment == Some(at);
+            if !dies(Moment::Read) {
+                device.begin(number);
+                let answer = act(device);
+                if !dies(Moment::Worked) {
+                    log.stage((DONE, 0, 0), &number.to_le_bytes());
+                    device.record(log);
+                }
+                if moment.is_none() || dies(Moment::Committed) {
+                    log.commit();
+                    if moment.is_none() {
+                        return answer;
+                    }
+                    mail = Some(answer);
+                }
+            }
+            drop(guard);
+            self.world.upgrade().expect("a world").replace();
+        }
+    }
+}
+
+/// How a seat's driver reaches whichever daemon there is.
+struct Access(Arc<Seat>);
+
+impl Registers for Access {
+    fn read32(&mut self, region: usize, offset: u64) -> u32 {
+        let mut data = [0; 4];
+        self.read_bytes(region, offset, &mut data);
+        u32::from_le_bytes(data)
+    }
+
+    fn write32(&mut self, region: usize, offset: u64, value: u32) {
+        self.write_bytes(region, offset, &value.to_le_bytes());
+    }
+
+    fn post32(&mut self, region: usize, offset: u64, value: u32) {
+        let data = value.to_le_bytes();
+        self.0.access(|device| device.write(region, offset, &data, true)).expect("a register");
+    }
+
+    fn write_bytes(&mut self, region: usize, offset: u64, bytes: &[u8]) {
+        self.0.access(|device| device.write(region, offset, bytes, false)).expect("a register");
+    }
+
+    fn read_bytes(&mut self, region: usize, offset: u64, bytes: &mut [u8]) {
+        let read = self.0.access(|device| {
+            let mut data = vec![0; bytes.len()];
+            device.read(region, offset, &mut data).map(|()| data)
+        });
+        bytes.copy_from_slice(&read.expect("a register inside its region"));
+    }
+}
