@@ -4,7 +4,7 @@
 
 use serde_json::Value;
 use vmlane_lab::{Guest, Running};
-use vmlane_tests::{Bed, PATIENCE, full, spec};
+use vmlane_tests::{Bed, PATIENCE, full, median, spec};
 
 const SIZES: [u32; 3] = [512, 4096, 65536];
 
@@ -56,12 +56,6 @@ fn netperf(guest: &Guest, address: &str, test: &str, options: &str, seconds: u32
     let text = said(guest, &format!("netperf -H {address} -t {test} -l {seconds} -P 0 -v 0 -- {options}"));
     let value: f64 = text.trim().parse().unwrap_or_else(|error| panic!("{error}: {text}"));
     Sample { value: if test == "TCP_STREAM" { value * 1e6 } else { value }, cpu: None }
-}
-
-fn median(mut values: Vec<f64>) -> f64 {
-    values.sort_by(f64::total_cmp);
-    let middle = values.len() / 2;
-    if values.len() % 2 == 1 { values[middle] } else { f64::midpoint(values[middle - 1], values[middle]) }
 }
 
 struct Tool<'a> {

@@ -17,6 +17,8 @@ pub enum Device {
     VirtioNet(VirtioNet),
     /// vmlane's own virtio-vsock device.
     VirtioVsock,
+    /// vhost-device-vsock of the rust-vmm project, to compare with: one process for all guests.
+    VhostDeviceVsock,
     /// One of QEMU's network cards, to compare with.
     QemuNic { model: NicModel, backend: Backend },
 }
@@ -92,7 +94,7 @@ impl Device {
         format!(
             "vmci, virtio-vsock, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), virtio-net (takes \
              :queues=N,mtu=N,vlan=N,lro=false,packed=true), {nics} (a qemu- name may end in \
-             :tap for a host bridge)"
+             :tap for a host bridge), vhost-device-vsock"
         )
     }
 
@@ -103,7 +105,7 @@ impl Device {
 
     /// Whether it carries vsock; a guest has one such device.
     pub fn is_vsock(&self) -> bool {
-        matches!(self, Device::Vmci | Device::VirtioVsock)
+        matches!(self, Device::Vmci | Device::VirtioVsock | Device::VhostDeviceVsock)
     }
 
     /// Whether it is a port of the daemon's switch.
@@ -122,7 +124,7 @@ impl Device {
 
     /// Whether it is a network card.
     pub fn is_nic(&self) -> bool {
-        !matches!(self, Device::Vmci | Device::VirtioVsock)
+        !self.is_vsock()
     }
 }
 
@@ -136,6 +138,9 @@ impl FromStr for Device {
         }
         if name == "virtio-vsock" && option.is_none() {
             return Ok(Device::VirtioVsock);
+        }
+        if name == "vhost-device-vsock" && option.is_none() {
+            return Ok(Device::VhostDeviceVsock);
         }
         if name == "vmxnet3" {
             return Ok(Device::Vmxnet3(vmxnet3(text, option.unwrap_or_default())?));
@@ -224,6 +229,7 @@ impl fmt::Display for Device {
         match self {
             Device::Vmci => write!(f, "vmci"),
             Device::VirtioVsock => write!(f, "virtio-vsock"),
+            Device::VhostDeviceVsock => write!(f, "vhost-device-vsock"),
             Device::Vmxnet3(nic) => write!(f, "{nic}"),
             Device::VirtioNet(nic) => write!(f, "{nic}"),
             Device::QemuNic { model, backend: Backend::Stream } => write!(f, "{}", model.name()),

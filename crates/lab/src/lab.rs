@@ -13,6 +13,7 @@ use serde_json::Value;
 
 use crate::child::Handle;
 use crate::client::{self, Output, Session, Signaller};
+use crate::device::Device;
 use crate::plan::{Plan, Reply, Report, Request, Status};
 use crate::proto::Exec;
 use crate::setup::{self, Progress};
@@ -43,6 +44,9 @@ impl Lab {
         spec.check()?;
         let dir = dirs::lab(&spec.name)?;
         let mut assets = setup::ensure(&spec.kernels_used(), spec.qemu.as_deref(), &Progress(progress))?;
+        if spec.devices.contains(&Device::VhostDeviceVsock) {
+            assets.vhost_device_vsock = Some(setup::vhost_device_vsock::ensure(&Progress(progress))?);
+        }
         match spec.accelerator.as_deref() {
             None => {}
             Some("kvm") => assets.accel = setup::Accel::Kvm,

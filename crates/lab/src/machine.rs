@@ -83,7 +83,10 @@ pub fn check(machine: Machine, qemu: Option<&str>, devices: &[Device]) -> Result
                 "device {device} is joined by a socket that QEMU tries again and again, which needs QEMU >= 9.2: \
                  leave --qemu {release} away, or join by a bridge, {device}:tap"
             ),
-            Device::QemuNic { backend: Backend::Tap, .. } | Device::VirtioNet(_) | Device::VirtioVsock => {}
+            Device::QemuNic { backend: Backend::Tap, .. }
+            | Device::VirtioNet(_)
+            | Device::VirtioVsock
+            | Device::VhostDeviceVsock => {}
         }
     }
     Ok(())
@@ -93,7 +96,7 @@ fn needs_pci(device: &Device) -> bool {
     match device {
         Device::Vmci | Device::Vmxnet3(_) => true,
         Device::QemuNic { model, .. } => *model != NicModel::VirtioNet,
-        Device::VirtioNet(_) | Device::VirtioVsock => false,
+        Device::VirtioNet(_) | Device::VirtioVsock | Device::VhostDeviceVsock => false,
     }
 }
 

@@ -46,6 +46,15 @@ impl Plan {
         self.dir.join("d")
     }
 
+    /// Where vhost-device-vsock has its sockets.
+    pub fn peer_runtime(&self) -> PathBuf {
+        self.dir.join("p")
+    }
+
+    pub fn peer_log(&self) -> PathBuf {
+        self.dir.join("vhost-device-vsock.log")
+    }
+
     pub fn daemon_config(&self) -> PathBuf {
         self.dir.join("daemon.toml")
     }

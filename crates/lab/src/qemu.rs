@@ -10,7 +10,7 @@ use crate::plan::Plan;
 use crate::proto::PORT;
 use crate::setup::Accel;
 use crate::spec::GuestSpec;
-use crate::supervisor::net;
+use crate::supervisor::{net, peer};
 
 /// Where a guest gets its kernel from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -51,6 +51,13 @@ pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String], boot: Boot) -> Resu
         leave_msi_x(&mut ours);
     }
     args.extend(ours);
+    if plan.spec.devices.contains(&Device::VhostDeviceVsock) {
+        args.extend(peer::qemu_args(
+            plan,
+            guest,
+            !args.iter().any(|a| a.starts_with("memory-backend-memfd")),
+        ));
+    }
     let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
     for (net, device) in nics.enumerate() {
         if let Device::QemuNic { model, backend } = device {

@@ -130,10 +130,10 @@ impl LabSpec {
         machine::check(self.machine, self.qemu.as_deref(), &self.devices)?;
         per_guest("kernel", &self.kernels, guests)?;
         per_guest("group", &self.groups, guests)?;
-        let vmci = self.devices.iter().filter(|d| matches!(d, Device::Vmci | Device::VirtioVsock)).count();
+        let vsock = self.devices.iter().filter(|device| device.is_vsock()).count();
         ensure!(
-            vmci <= 1,
-            "devices vmci and virtio-vsock: a guest has one of them, once; it was given {vmci}"
+            vsock <= 1,
+            "devices vmci, virtio-vsock and vhost-device-vsock: a guest has one of them, once; it was given {vsock}"
         );
         let ours = self.has_daemon();
         ensure!(
@@ -163,7 +163,7 @@ impl LabSpec {
     /// Every guest, with its name, kernel, CID and addresses.
     pub fn guests(&self) -> Vec<GuestSpec> {
         let nics: Vec<&Device> = self.devices.iter().filter(|device| device.is_nic()).collect();
-        let vsock = self.devices.iter().any(|device| matches!(device, Device::Vmci | Device::VirtioVsock));
+        let vsock = self.devices.iter().any(Device::is_vsock);
         (0..self.guests.min(MOST_GUESTS))
             .map(|index| {
                 let number = index as u32 + 1;

@@ -38,6 +38,9 @@ pub struct Assets {
     pub kernels: Vec<Kernel>,
     /// The host's time-stamp counter, when it is known.
     pub tsc_khz: Option<u32>,
+    /// Only for labs with that device.
+    #[serde(default)]
+    pub vhost_device_vsock: Option<PathBuf>,
 }
 
 impl Assets {
@@ -71,7 +74,7 @@ pub fn ensure(kernels: &[String], release: Option<&str>, progress: &Progress<'_>
     }
     let probe = list.first().context("no kernel was asked for")?;
     let accel = accel::choose(&cache, &qemu, probe, &root, progress)?;
-    Ok(Assets { qemu, accel, root, kernels: list, tsc_khz: tsc::khz() })
+    Ok(Assets { qemu, accel, root, kernels: list, tsc_khz: tsc::khz(), vhost_device_vsock: None })
 }
 
 /// The cache directory.

@@ -11,6 +11,7 @@ pub mod host;
 mod link;
 mod machine;
 pub mod net;
+pub mod peer;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -145,6 +146,15 @@ impl Supervisor {
         net::prepare(&self.plan)?;
         if self.plan.spec.has_daemon() {
             self.start_daemon()?;
+        }
+        if let Some(command) = peer::command(&self.plan)? {
+            let log = self.plan.peer_log();
+            let shown = log.clone();
+            // Its guests see a dead device then, as they would anywhere.
+            self.spawn(child::protected(&self.plan.vmlane, &command), &log, move |_, status| {
+                eprintln!("vmlane lab: vhost-device-vsock ended ({status}):\n{}", machine::tail(&shown));
+            })?;
+            peer::wait(&self.plan)?;
         }
         if self.plan.spec.uplink {
             host::prepare(&self.plan.spec)?;
