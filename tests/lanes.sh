@@ -41,6 +41,7 @@ one() {
     return
   fi
   # In one piece, whatever the other lane has to say.
+  cp "$log" "${log%.log}.failed"
   printf '%s\n' "$(tail -n 400 "$log")" "FAILED  $name, exit code $code, after $took s; all of it: $log"
   return 1
 }
@@ -48,6 +49,13 @@ export -f one
 
 echo "==> $(wc -l <<<"$ranked") files, ${LANES:=2} at a time"
 code=0
+rm -f "$LOGS"/*.failed
 xargs -P "$LANES" -L 1 bash -c 'one "$@"' one <<<"$ranked" || code=1
+# Once more at the end, where a reader begins: which test, and what it says.
+for failed in "$LOGS"/*.failed; do
+  [ -e "$failed" ] || continue
+  echo "==> why $(basename "$failed" .failed) failed"
+  grep -A 4 'panicked at' "$failed" | cut -c 1-600 || tail -n 3 "$failed"
+done
 echo "==> tests in real guests: $(($(date +%s) - start)) s, $([ "$code" = 0 ] && echo all passed || echo FAILED)"
 exit "$code"
