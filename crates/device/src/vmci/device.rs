@@ -170,13 +170,17 @@ impl VmciDevice {
                 self.reset_state();
                 self.regs.caps = Some(value & CAPS);
             }
-            Reg::DataOutHigh => self.regs.out_high = value,
-            Reg::DataInHigh => self.regs.in_high = value,
+            Reg::DataOutHigh | Reg::DataInHigh => self.set_high(reg, value),
             Reg::DataOutLow => self.dma_send(u64::from(self.regs.out_high) << 32 | u64::from(value)),
             Reg::DataInLow => self.dma_receive(u64::from(self.regs.in_high) << 32 | u64::from(value), posted),
             Reg::GuestPageShift if [12, 14, 16].contains(&value) => self.regs.page_shift = value,
             _ => self.inbox.stats.register_holes.inc(),
         }
+    }
+
+    fn set_high(&mut self, reg: Reg, value: u32) {
+        *if reg == Reg::DataOutHigh { &mut self.regs.out_high } else { &mut self.regs.in_high } = value;
+        self.fabric.set_buffers_high(self.cid, [self.regs.out_high, self.regs.in_high]);
     }
 
     fn control(&mut self, value: u32) {
@@ -268,6 +272,9 @@ impl VmciDevice {
         if posted {
             // The guest did not wait for this access, so it may already sleep until vector 2.
             self.inbox.signals.raise(CAUSE_DMA_DATAGRAM);
+            if self.regs.caps.is_none() {
+                self.inbox.signals.wake_forgotten(CAUSE_DMA_DATAGRAM);
+            }
         }
         self.inbox.fetched();
     }
@@ -329,8 +336,7 @@ impl VmciDevice {
     /// ever. A driver that probes finds a device without capabilities.
     fn write_out_of_service(&mut self, reg: Option<Reg>, value: u32) {
         match reg {
-            Some(Reg::DataOutHigh) => self.regs.out_high = value,
-            Some(Reg::DataInHigh) => self.regs.in_high = value,
+            Some(reg @ (Reg::DataOutHigh | Reg::DataInHigh)) => self.set_high(reg, value),
             Some(Reg::DataOutLow) => {
                 let addr = u64::from(self.regs.out_high) << 32 | u64::from(value);
                 dma::finish_send(&self.memory, addr, dma::OUT_OF_SERVICE.code());
@@ -339,6 +345,7 @@ impl VmciDevice {
                 let addr = u64::from(self.regs.in_high) << 32 | u64::from(value);
                 let _ = dma::deliver(&self.memory, addr, None, &mut self.batch);
                 dma::finish_receive(&self.memory, addr);
+                self.inbox.signals.wake_forgotten(CAUSE_DMA_DATAGRAM);
             }
             _ => {}
         }
@@ -485,6 +492,10 @@ impl PciDevice for VmciDevice {
 
     fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
         if self.fabric.take_lost(self.cid) {
+            // Its driver will ask all the same, and waits for answers where its buffers are.
+            if let Some(high) = past.record(REGISTERS).and_then(buffers_high) {
+                self.fabric.set_buffers_high(self.cid, high);
+            }
             return Err(Unusable::Missing("what the fabric knew of this device".into()));
         }
         if let Some(bytes) = past.record(CONFIG) {
@@ -501,9 +512,21 @@ impl PciDevice for VmciDevice {
         Ok(())
     }
 
+    fn abandon(&mut self) {
+        self.reset();
+        [self.regs.out_high, self.regs.in_high] = self.fabric.buffers_high(self.cid);
+    }
+
     fn spin_hint(&self) -> Duration {
         if self.bursting { PORT_SPIN } else { Duration::ZERO }
     }
+}
+
+/// Of a record of registers, whatever else is in it.
+fn buffers_high(record: &[u8]) -> Option<[u32; 2]> {
+    let mut from = Reader::new(record);
+    let (_caps, _shift) = (from.option()?, from.u32()?);
+    Some([from.u32()?, from.u32()?])
 }
 
 /// Causes in the order of their vectors; the guest's drivers count on it.

@@ -109,6 +109,8 @@ pub(super) struct Context {
     /// Its datagrams go through byte ports: a handshake takes long.
     pub slow: bool,
     pub bitmap: Option<Pages>,
+    /// Upper halves of the driver's buffers: for sending, for receiving. They outlive every reset.
+    pub buffers_high: [u32; 2],
     /// Address of the bitmap's page, and its shift.
     pub bitmap_at: Option<(u64, u32)>,
     /// Doorbell resource to index in the bitmap.
@@ -129,6 +131,7 @@ impl Context {
             slow: false,
             bitmap: None,
             bitmap_at: None,
+            buffers_high: [0; 2],
             doorbells: HashMap::new(),
             pairs: 0,
             pair_bytes: 0,
@@ -275,6 +278,8 @@ impl Fabric {
         let mut inner = self.inner.lock();
         inner.disown_connections(cid);
         inner.contexts.remove(&cid);
+        inner.dirty.push(Dirty::Context(cid));
+        self.commit(&mut inner);
     }
 
     /// Creates the queue of a VM's device.
@@ -302,6 +307,21 @@ impl Fabric {
             inner.dirty.push(Dirty::Context(cid));
             self.commit(&mut inner);
         }
+    }
+
+    /// Where the driver's buffers are, as its device was told: kept here, too, for a device whose own state
+    /// is lost. Their vCPUs wait for answers there.
+    pub(super) fn set_buffers_high(&self, cid: u32, high: [u32; 2]) {
+        let mut inner = self.inner.lock();
+        if let Some(context) = inner.contexts.get_mut(&cid).filter(|context| context.buffers_high != high) {
+            context.buffers_high = high;
+            inner.dirty.push(Dirty::Context(cid));
+            self.commit(&mut inner);
+        }
+    }
+
+    pub(super) fn buffers_high(&self, cid: u32) -> [u32; 2] {
+        self.inner.lock().contexts.get(&cid).map_or([0; 2], |context| context.buffers_high)
     }
 
     /// A datagram from `caller`: `bytes` are a private copy, header first. Returns the value for

@@ -6,7 +6,7 @@
 
 use vmlane_state::{Reader, Writer};
 use vmlane_wire::vmci::{
-    CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL,
+    CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, MAX_DATAGRAM, MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL,
 };
 use zerocopy::FromBytes;
 
@@ -72,7 +72,11 @@ impl Assembler {
     }
 
     pub fn from_record(from: &mut Reader<'_>) -> Option<Assembler> {
-        Some(Assembler { skip: from.u64()?, bytes: from.bytes()?.to_vec() })
+        let (skip, bytes) = (from.u64()?, from.bytes()?);
+        let mut assembler = Assembler { skip: 0, bytes: Vec::new() };
+        // As they came the first time: part of one datagram, and no more.
+        let part = bytes.iter().all(|byte| assembler.push(*byte) == Assembled::More);
+        (part && (skip == 0 || bytes.is_empty())).then_some(Assembler { skip, ..assembler })
     }
 
     /// Starts afresh, keeping a buffer of moderate size.
@@ -128,7 +132,8 @@ impl Stream {
 
     pub fn from_record(from: &mut Reader<'_>) -> Option<Stream> {
         let (at, filling) = (from.u32()? as usize % PAGE, from.flag()?);
-        Some(Stream { current: from.bytes()?.to_vec(), served: 0, at, filling })
+        let current = from.bytes()?;
+        (current.len() <= MAX_DATAGRAM).then(|| Stream { current: current.to_vec(), served: 0, at, filling })
     }
 
     pub fn reset(&mut self) {

@@ -9,7 +9,8 @@ use std::collections::{BTreeMap, HashMap, HashSet};
 
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Journal, Key as RecordKey, Reader, Records, Writer};
-use vmlane_wire::vmci::CID_HOST;
+use vmlane_wire::vmci::{CID_HOST, DatagramHeader, INVALID_ID, MAX_DATAGRAM};
+use zerocopy::FromBytes;
 
 use super::broker::{Pair, PairParts};
 use super::fabric::{Caller, Context, Fabric, Inner};
@@ -65,9 +66,12 @@ fn parse_waiting(record: &[u8]) -> Option<(Charged, Box<[u8]>)> {
         2 => Some((Account::Control, cid)),
         _ => return None,
     };
-    let bytes = from.bytes()?.into();
+    let bytes = from.bytes()?;
     from.end()?;
-    Some((of, bytes))
+    // Its receiver finds the next one by what its header says.
+    let (header, payload) = DatagramHeader::read_from_prefix(bytes).ok()?;
+    let whole = header.payload_size() == payload.len() as u64 && bytes.len() <= MAX_DATAGRAM;
+    (whole && header.dst().resource != INVALID_ID).then(|| (of, bytes.into()))
 }
 
 /// What one side's peer has left for it, which begins at index `tail`.
@@ -123,7 +127,9 @@ impl Inner {
         };
         match what {
             Dirty::Context(cid) => {
-                let known = |context: &&Context| context.ready || context.bitmap_at.is_some();
+                let known = |context: &&Context| {
+                    context.ready || context.bitmap_at.is_some() || context.buffers_high != [0; 2]
+                };
                 let context = self.contexts.get(&cid).filter(known);
                 let record = context.map(|context| {
                     let mut out = Writer::new();
@@ -131,7 +137,9 @@ impl Inner {
                     out.flag(context.ready)
                         .flag(context.slow)
                         .option(context.bitmap_at.map(|_| addr))
-                        .u32(shift);
+                        .u32(shift)
+                        .u32(context.buffers_high[0])
+                        .u32(context.buffers_high[1]);
                     out.0
                 });
                 put((CONTEXT, cid.into(), 0), record);
@@ -376,9 +384,13 @@ impl Fabric {
         for (cid, record) in &sorted.contexts {
             let (Some(context), Some(map)) = (inner.contexts.get_mut(cid), maps.get(cid)) else { continue };
             let mut from = Reader::new(record);
-            let known = (|| Some((from.flag()?, from.flag()?, from.option()?, from.u32()?)))();
-            let Some((ready, slow, bitmap, shift)) = known else { continue };
-            (context.ready, context.slow) = (ready, slow);
+            let known = (|| {
+                let known = (from.flag()?, from.flag()?, from.option()?, from.u32()?);
+                let high = [from.u32()?, from.u32()?];
+                from.end().map(|()| (known, high))
+            })();
+            let Some(((ready, slow, bitmap, shift), high)) = known else { continue };
+            (context.ready, context.slow, context.buffers_high) = (ready, slow, high);
             context.bitmap_at = bitmap.filter(|_| [12, 14, 16].contains(&shift)).map(|addr| (addr, shift));
             context.bitmap =
                 context.bitmap_at.and_then(|(addr, shift)| map.pages([addr].into_iter(), shift).ok());

@@ -48,6 +48,17 @@ impl Signals {
         }
     }
 
+    /// Wakes a driver that sleeps for an answer, although its device was reset under it: it has switched
+    /// nothing off itself, and sleeps for ever otherwise.
+    pub fn wake_forgotten(&self, cause: u32) {
+        let own = cause.trailing_zeros() as u16;
+        if let IrqMode::Msix { vectors } | IrqMode::Msi { vectors } = self.irqs.mode()
+            && own < vectors
+        {
+            self.irqs.raise(own);
+        }
+    }
+
     fn deliverable(&self) -> u32 {
         if self.enabled.load(Ordering::SeqCst) { self.mask.load(Ordering::SeqCst) } else { 0 }
     }
