@@ -92,8 +92,11 @@ fn parse_pages(record: &[u8]) -> Option<(usize, Vec<u64>)> {
     let mut from = Reader::new(record);
     let (shift, list) = (from.u32()?, from.words()?);
     from.end()?;
-    [12, 14, 16].contains(&shift).then_some((1 << shift, list))
+    [12, 14, 16].contains(&shift).then(|| (1 << shift, list))
 }
+
+/// No machine has seen so many daemons, one after the other.
+const MOST_DAEMONS: u64 = 1 << 22;
 
 /// The first number of what waits in a daemon with so many before it: none is ever used again.
 pub fn first_number(generation: u64) -> u64 {
@@ -193,14 +196,14 @@ impl Sorted {
         for ((kind, a, b), record) in records {
             let (cid, side) = (a as u32, (b & 1) as usize);
             match kind {
-                GENERATION => sorted.generation = a,
+                GENERATION if a < MOST_DAEMONS => sorted.generation = a,
                 CONTEXT => sorted.contexts.push((cid, record)),
                 DOORBELL => {
                     let index = Reader::new(&record).u64().unwrap_or(u64::MAX);
                     sorted.doorbells.push((cid, b as u32, index as usize));
                 }
                 WELL_KNOWN => sorted.well_known.push((cid, b as u32)),
-                PAIR => drop(sorted.pairs.insert(a, record)),
+                PAIR if a < u64::MAX / 2 => drop(sorted.pairs.insert(a, record)),
                 PAGES => sorted.parts.entry(a).or_default().pages[side] = parse_pages(&record),
                 SPILL => {
                     let mut from = Reader::new(&record);
@@ -252,7 +255,7 @@ impl Damage {
                     let key = Key { client: socket_address(a), server: socket_address(b) };
                     damage.connections.insert(key);
                 }
-                GENERATION => damage.generation = a,
+                GENERATION if a < MOST_DAEMONS => damage.generation = a,
                 _ => {}
             }
         }

@@ -525,6 +525,8 @@ impl PciDevice for Vmxnet3Device {
         {
             self.positions = Arc::new(positions);
             self.positions_file = file;
+        } else {
+            port::forget(&self.positions);
         }
     }
 

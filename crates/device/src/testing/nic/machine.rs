@@ -4,13 +4,14 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmlane_mem::{MemoryMap, Window};
+use vmlane_state::{Found, Journal, Records, Unusable};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::pci::{command, offset};
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg};
 
 use super::frames::{InlineFrames, PORT};
 use crate::irq::IrqMode;
-use crate::pci::{CONFIG_REGION, PciDevice};
+use crate::pci::{CONFIG_REGION, Past, PciDevice};
 use crate::testing::lines::Lines;
 use crate::testing::ram::Ram;
 use crate::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
@@ -25,6 +26,17 @@ pub struct NicMachine {
     pub device: Mutex<Vmxnet3Device>,
     /// As announced to the device.
     map: Mutex<MemoryMap>,
+    config: NicConfig,
+}
+
+/// What a NIC of a daemon that died leaves: files, and records of its session.
+pub struct Remains {
+    pub files: Found,
+    pub records: Records,
+    ram: Arc<Ram>,
+    lines: Arc<Lines>,
+    config: NicConfig,
+    map: MemoryMap,
 }
 
 impl NicMachine {
@@ -35,13 +47,49 @@ impl NicMachine {
         let lines = Lines::new(IrqMode::Msix { vectors: 65 });
         let frames = Arc::new(InlineFrames::default());
         let (handle, mac) = (config.handle.clone(), config.mac);
-        let device = Vmxnet3Device::new(config, frames.clone(), PORT, lines.clone()).expect("a device");
+        let device =
+            Vmxnet3Device::new(config.clone(), frames.clone(), PORT, lines.clone()).expect("a device");
         let ram = Arc::new(Ram::new(16 << 20));
         let map = Mutex::new(ram.device_map());
-        let machine = NicMachine { ram, lines, frames, handle, mac, device: Mutex::new(device), map };
+        let device = Mutex::new(device);
+        let machine = NicMachine { ram, lines, frames, handle, mac, device, map, config };
         machine.announce();
         machine.set_bus_master(true);
         machine
+    }
+
+    /// The daemon dies after the last request: nothing of it says or stores anything any more.
+    pub fn die(self) -> Remains {
+        let log = Journal::create("session", 1, 128 << 10).expect("a file");
+        self.device.lock().record(&log);
+        log.commit();
+        let file = log.file().try_clone().expect("one more descriptor");
+        let (_, records) = Journal::open(file, 1, 128 << 10).expect("a sound file");
+        let files = self.device.lock().files().into_iter().map(|(name, file)| (name.to_owned(), file));
+        let files = Found(files.collect());
+        let map = self.map();
+        let NicMachine { ram, lines, frames, device, config, .. } = self;
+        // Dropped, the device would stop its port in an orderly way.
+        std::mem::forget((device, frames));
+        Remains { files, records, ram, lines, config, map }
+    }
+
+    /// A successor takes over, as `Session::resume` does. Also says why it began anew, if it did.
+    pub fn take_over(remains: Remains) -> (NicMachine, Result<(), Unusable>) {
+        let Remains { mut files, records, ram, lines, config, map } = remains;
+        let frames = Arc::new(InlineFrames::default());
+        let config = NicConfig { handle: Arc::default(), ..config };
+        let (handle, mac) = (config.handle.clone(), config.mac);
+        let mut device =
+            Vmxnet3Device::new(config.clone(), frames.clone(), PORT, lines.clone()).expect("a device");
+        device.memory(&map);
+        device.adopt(&mut files);
+        let resumed = device.resume(Past { records: &records });
+        if resumed.is_err() {
+            PciDevice::abandon(&mut device);
+        }
+        let (device, map) = (Mutex::new(device), Mutex::new(map));
+        (NicMachine { ram, lines, frames, handle, mac, device, map, config }, resumed)
     }
 
     pub fn with_profile(profile: Profile) -> NicMachine {

@@ -24,7 +24,7 @@ use super::ram::{PAGE, Placement, Ram};
 
 pub use driver::{DriverSpec, NicDriver};
 pub use frames::InlineFrames;
-pub use machine::NicMachine;
+pub use machine::{NicMachine, Remains};
 pub use rings::{Rings, RingsSpec};
 pub use rx_ring::{BODY, Received, RxRings, RxShape};
 pub use tx_ring::{TxRing, Wish};

@@ -51,6 +51,9 @@ impl Pair {
         let handle = Handle::new(from.u32()?, from.u32()?);
         let orphan = cid(from.option()?);
         let (creator, attacher) = (from.u32()?, cid(from.option()?));
+        if orphan.is_some() && orphan != attacher {
+            return None;
+        }
         let (peer, flags) = (from.u32()?, from.u32()?);
         let (produce_size, consume_size) = (from.u64()?, from.u64()?);
         if produce_size.checked_add(consume_size)? > MAX_QUEUE_PAIR {
@@ -107,6 +110,13 @@ impl Fabric {
     ) -> bool {
         let PairRecord { handle, orphan, mut pair, joined, mut gone } = record;
         let cids = [Some(pair.creator), pair.attacher];
+        let taken = match orphan {
+            Some(cid) => inner.orphans.contains_key(&(cid, handle)),
+            None => inner.pairs.contains_key(&handle),
+        };
+        if taken {
+            return false;
+        }
         let PairParts { pages, told, mut spill } = parts;
         let mut waiting: [Option<Waiting>; 2] = [None, None];
         for side in Side::BOTH {
@@ -114,10 +124,16 @@ impl Fabric {
             if gone[end] {
                 continue;
             }
-            let sizes = if side == Side::A { pair.produce_size } else { pair.consume_size };
+            let sizes = [pair.produce_size, pair.consume_size];
+            let (to_peer, from_peer) =
+                if side == Side::A { (sizes[0], sizes[1]) } else { (sizes[1], sizes[0]) };
             let found = cids[end].and_then(|cid| {
                 let (page, list) = pages[end].as_ref()?;
-                let produce = usize::try_from(sizes.div_ceil(*page as u64)).ok()? + 1;
+                let pages = |size: u64| usize::try_from(size.div_ceil(*page as u64)).ok()?.checked_add(1);
+                let (produce, consume) = (pages(to_peer)?, pages(from_peer)?);
+                if list.len() != produce.checked_add(consume)? {
+                    return None;
+                }
                 Waiting::resolve(maps.get(&cid)?, page.trailing_zeros(), list, produce)
             });
             match found {
@@ -135,13 +151,6 @@ impl Fabric {
         if gone == [true; 2] || (joined && !cids.iter().flatten().all(has_device)) {
             return false;
         }
-        for side in Side::BOTH.into_iter().filter(|side| !gone[*side as usize]) {
-            let Some(context) = cids[side as usize].and_then(|cid| inner.contexts.get_mut(&cid)) else {
-                return false;
-            };
-            context.pairs += 1;
-            context.pair_bytes += pair.bytes();
-        }
         if joined {
             let Some(lane) = self.resume_lane(inner, handle, &pair, gone, waiting, told, &mut spill) else {
                 return false;
@@ -151,6 +160,12 @@ impl Fabric {
             pair.state = PairState::Created(Box::new(pages));
         } else {
             return false;
+        }
+        for side in Side::BOTH.into_iter().filter(|side| !gone[*side as usize]) {
+            if let Some(context) = cids[side as usize].and_then(|cid| inner.contexts.get_mut(&cid)) {
+                context.pairs += 1;
+                context.pair_bytes += pair.bytes();
+            }
         }
         match orphan {
             Some(cid) => inner.orphans.insert((cid, handle), pair),

@@ -230,6 +230,8 @@ impl NicPort {
     }
 }
 
+pub use past::forget;
+
 /// Bytes for the positions of so many queues, of both kinds together.
 pub const fn positions(queues: usize) -> usize {
     past::bytes(queues)

@@ -50,6 +50,11 @@ pub fn load<const N: usize>(window: &Window, number: usize, sizes: [u16; N]) -> 
     Some(places)
 }
 
+/// Leaves nothing that [`load`] takes for positions: those of a predecessor are lost.
+pub fn forget(window: &Window) {
+    (0..window.len()).step_by(8).for_each(|at| window.store_u64(at, u64::MAX));
+}
+
 /// Bytes for so many queues.
 pub const fn bytes(queues: usize) -> usize {
     queues * WORDS * 8
