@@ -250,7 +250,8 @@ fn both_ends_hear_of_a_damaged_stream() {
     for kinds in [[5, 5], [6, 6], [9, 9], [5, 9]] {
         let Rich { world, mut drivers, queues } = rich(Path::Dma);
         let [a, b, _] = &mut drivers;
-        (heard(a), heard(b));
+        heard(a);
+        heard(b);
         let legacy = world.kill();
         let file = legacy.fabric.as_ref().unwrap().try_clone().unwrap();
         Journal::spoil(file, |key| key.is_some_and(|key| kinds.contains(&key.0))).unwrap();
