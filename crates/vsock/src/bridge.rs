@@ -14,6 +14,7 @@ use vmlane_mem::{Spans, copy_spans};
 use vmlane_port::{Budget, LaneEnd, LaneId, Shutdown, Side};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
+use crate::credit::Flow;
 use crate::link::{DETACHED, FINISHED, REFUSED, RESET, RING, Shared, Waker};
 use crate::port::{Outgoing, Port};
 use crate::round::{Vms, port_of};
@@ -136,10 +137,9 @@ struct Link {
     owed_response: bool,
     into: Spans,
     from: Spans,
-    /// The guest's credit, bytes that it was given, and bytes of its own that it knows to be taken.
-    buf_alloc: u32,
-    fwd_cnt: u32,
-    given: u32,
+    /// What the guest is given.
+    flow: Flow,
+    /// Bytes of its own that it knows to be taken.
     told_taken: u32,
     /// What it was told of the peer's end, and what it said of its own: flags of SHUTDOWN.
     told: u32,
@@ -159,9 +159,7 @@ impl Link {
             owed_response: false,
             into,
             from,
-            buf_alloc: 0,
-            fwd_cnt: 0,
-            given: 0,
+            flow: Flow::default(),
             told_taken: 0,
             told: 0,
             said: 0,
@@ -173,11 +171,6 @@ impl Link {
     fn packet(&mut self, name: &Name, op: u16) -> Header {
         self.told_taken = self.shared.taken() as u32;
         Header { buf_alloc: (RING as u32).into(), fwd_cnt: self.told_taken.into(), ..name.packet(op) }
-    }
-
-    fn credit(&self) -> usize {
-        let under_way = self.given.wrapping_sub(self.fwd_cnt);
-        self.buf_alloc.saturating_sub(under_way) as usize
     }
 }
 
@@ -268,7 +261,7 @@ impl Bridge {
             }
             return over;
         };
-        (link.buf_alloc, link.fwd_cnt) = (header.buf_alloc.get(), header.fwd_cnt.get());
+        link.flow.hears(&header);
         let good = match header.op.get() {
             op::RW => Bridge::bytes(link, port, outgoing, &self.fabric),
             op::RESPONSE => self.respond(name),
@@ -301,7 +294,7 @@ impl Bridge {
         let end = self.end(&shared);
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
         let mut link = Link::new(shared);
-        (link.buf_alloc, link.fwd_cnt) = (header.buf_alloc.get(), header.fwd_cnt.get());
+        link.flow.hears(header);
         link.owes_response = true;
         match self.fabric.connect(key, end, self.told(name)) {
             Ok(call) => {
@@ -488,11 +481,11 @@ impl Bridge {
             return false;
         }
         let mut moved = false;
-        let mut kick = false;
+        let (mut kick, mut asks) = (false, false);
         // What is to be said comes before what is to be given.
         while link.told & SHUTDOWN_SEND == 0 && !port.holds_replies() {
             let (at, waiting) = link.shared.waiting();
-            let len = waiting.min(link.credit()).min(RING - at);
+            let len = waiting.min(link.flow.left() as usize).min(RING - at);
             if len == 0 {
                 break;
             }
@@ -501,9 +494,13 @@ impl Bridge {
                 self.blocked = true;
                 break;
             };
-            link.given = link.given.wrapping_add(sent as u32);
+            asks |= link.flow.sends(sent as u32);
             kick |= link.shared.delivered(sent);
             moved = true;
+        }
+        if asks {
+            let question = link.packet(&name, op::CREDIT_REQUEST);
+            port.reply(question);
         }
         if kick {
             self.fabric.lanes().kick(lane);

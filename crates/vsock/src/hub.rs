@@ -62,7 +62,7 @@ enum Request {
     Stop,
 }
 
-/// How long a worker sleeps at most while a packet waits for buffers.
+/// How long a worker sleeps at most while a packet waits for buffers, or a driver for a notice.
 const SHORT: Duration = Duration::from_millis(1);
 /// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
 const PAUSES: u32 = 32;

@@ -4,7 +4,7 @@ use std::collections::VecDeque;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use vmlane_device::virtio::queue::{Broken, Queue, Segment, Taken};
 use vmlane_device::virtio::vhost::{Lines, Setup};
@@ -19,6 +19,10 @@ const TX: usize = 1;
 const MAX_REPLIES: usize = 256;
 /// Beyond so many they are forgotten.
 const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
+
+/// How long a driver may wait to hear that its packets are sent. It frees memory then and does nothing else,
+/// unless its ring is full; an interrupt costs an emulated guest as much as a packet.
+const LATE: Duration = Duration::from_micros(500);
 
 /// A packet that a guest sent, until it is delivered.
 #[derive(Debug)]
@@ -48,6 +52,10 @@ pub struct Port {
     into: Spans,
     /// Headers of packets that the daemon sends to this guest.
     replies: VecDeque<Header>,
+    /// Since when the driver wants to hear that packets are sent, and the descriptors of those it has not
+    /// heard of.
+    owed: Option<Instant>,
+    unheard: u16,
     broken: bool,
     lines: Arc<dyn Lines>,
 }
@@ -90,6 +98,8 @@ impl Port {
             into: Spans::new(memory.clone(), true),
             memory,
             replies: VecDeque::new(),
+            owed: None,
+            unheard: 0,
             broken: false,
             lines,
         };
@@ -118,7 +128,7 @@ impl Port {
         match self.parse(taken) {
             Some(outgoing) => Ok(Some(outgoing)),
             None => {
-                self.tx.complete(taken.id, taken.count, 0);
+                self.sent(&taken);
                 Err(Nonsense)
             }
         }
@@ -153,7 +163,12 @@ impl Port {
 
     /// The packet is delivered or dropped.
     pub fn finish(&mut self, outgoing: &Outgoing) {
-        self.tx.complete(outgoing.taken.id, outgoing.taken.count, 0);
+        self.sent(&outgoing.taken);
+    }
+
+    fn sent(&mut self, taken: &Taken) {
+        self.tx.complete(taken.id, taken.count, 0);
+        self.unheard = self.unheard.saturating_add(taken.count);
     }
 
     /// Gives what is left of `outgoing`, whose payload is in `from`, to this guest: several packets if
@@ -312,13 +327,26 @@ impl Port {
         moved
     }
 
-    /// Makes what was done visible.
-    pub fn flush(&mut self) {
-        for (number, queue) in [(RX, &mut self.rx), (TX, &mut self.tx)] {
-            if queue.publish() {
-                self.lines.call(number);
-            }
+    /// Makes what was done visible. The driver hears of packets for it at once, of packets that it sent when
+    /// half of its ring is given back, or a little later.
+    pub fn flush(&mut self, now: Instant) {
+        if self.rx.publish() {
+            self.lines.call(RX);
         }
+        if self.tx.publish() {
+            self.owed.get_or_insert(now);
+        }
+        let due = |since| self.unheard >= self.tx.size() / 2 || now.saturating_duration_since(since) >= LATE;
+        if self.owed.is_some_and(due) {
+            self.owed = None;
+            self.unheard = 0;
+            self.lines.call(TX);
+        }
+    }
+
+    /// Is the driver to hear something when its time has come?
+    pub fn owes(&self) -> bool {
+        self.owed.is_some()
     }
 
     #[cold]
@@ -369,7 +397,8 @@ impl Port {
 
 impl Drop for Port {
     fn drop(&mut self) {
-        self.flush();
+        self.unheard = self.tx.size();
+        self.flush(Instant::now());
         // What is under way is taken again from its beginning by whoever runs the rings next, unless
         // part of it is delivered: then it is lost, as its connection is.
         let first = match &self.outgoing {

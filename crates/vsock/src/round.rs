@@ -114,7 +114,7 @@ impl Rounds {
         for vm in self.vms.values_mut() {
             if let Some(port) = &mut vm.port {
                 moved |= port.holds_replies() && port.send_replies();
-                port.flush();
+                port.flush(now);
             }
         }
         moved
@@ -147,8 +147,9 @@ impl Rounds {
                     if hidden >= SHOWN {
                         hidden = 0;
                         let to = u32::try_from(outgoing.header.dst_cid.get()).ok();
-                        to.and_then(|to| port_of(&mut self.vms, to)).into_iter().for_each(Port::flush);
-                        port.flush();
+                        let to = to.and_then(|to| port_of(&mut self.vms, to));
+                        to.into_iter().for_each(|receiver| receiver.flush(now));
+                        port.flush(now);
                     }
                 }
                 Fate::Waits => {
@@ -207,6 +208,14 @@ impl Rounds {
             receiver.send_replies();
         }
         if receiver.deliver(port, outgoing).is_ok() {
+            if self.table.delivered(&header, outgoing.len) {
+                receiver.reply(Header {
+                    op: op::CREDIT_REQUEST.into(),
+                    len: 0.into(),
+                    flags: 0.into(),
+                    ..header
+                });
+            }
             return Fate::Finished;
         }
         let since = *outgoing.waits.get_or_insert(now);
@@ -253,9 +262,10 @@ impl Rounds {
         self.vms.values().filter_map(|vm| vm.port.as_deref())
     }
 
-    /// Does a packet wait for somebody?
+    /// Does a packet wait for somebody, or a driver for a notice that is not due yet?
     pub fn is_waiting(&self) -> bool {
-        self.ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
+        self.ports().any(|port| port.holds_packet() || port.owes())
+            || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }
 }
 

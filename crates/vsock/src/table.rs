@@ -1,8 +1,11 @@
-//! Who is connected to whom: so that peers are told when a VM goes, and to bound what one may open.
+//! Who is connected to whom: so that peers are told when a VM goes, to bound what one may open, and to know what
+//! is under way.
 
-use std::collections::{HashMap, HashSet};
+use std::collections::HashMap;
 
 use vmlane_wire::virtio_vsock::{Header, op};
+
+use crate::credit::Flow;
 
 /// A connection as one VM sees it: its port, the peer, the peer's port, the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -13,10 +16,10 @@ pub struct Known {
     pub kind: u16,
 }
 
-/// Connections by VM; each is in the sets of both.
+/// Connections by VM, with what it sends; each is in the maps of both.
 #[derive(Debug, Default)]
 pub struct Table {
-    known: HashMap<u32, HashSet<Known>>,
+    known: HashMap<u32, HashMap<Known, Flow>>,
 }
 
 impl Table {
@@ -38,13 +41,28 @@ impl Table {
                     return false;
                 }
                 for (cid, known) in sides {
-                    self.known.entry(cid).or_default().insert(known);
+                    self.known.entry(cid).or_default().insert(known, Flow::default());
                 }
             }
             op::RST => self.forget(header),
             _ => {}
         }
+        let [_, (cid, receiver)] = Table::sides(header);
+        if let Some(flow) = self.flow(cid, &receiver) {
+            flow.hears(header);
+        }
         true
+    }
+
+    fn flow(&mut self, cid: u32, known: &Known) -> Option<&mut Flow> {
+        self.known.get_mut(&cid)?.get_mut(known)
+    }
+
+    /// The payload of a packet is with its receiver. True if that one should be asked for credit.
+    pub fn delivered(&mut self, header: &Header, len: usize) -> bool {
+        let [(cid, sender), _] = Table::sides(header);
+        // One that began before this daemon did is not counted.
+        len > 0 && self.flow(cid, &sender).is_some_and(|flow| flow.sends(len as u32))
     }
 
     /// The packet's connection is over.
@@ -58,7 +76,7 @@ impl Table {
 
     /// All connections of a VM are over; they are returned.
     pub fn clear(&mut self, cid: u32) -> Vec<Known> {
-        let ended: Vec<Known> = self.known.remove(&cid).into_iter().flatten().collect();
+        let ended: Vec<Known> = self.known.remove(&cid).into_iter().flat_map(HashMap::into_keys).collect();
         for known in &ended {
             if let Some(set) = self.known.get_mut(&known.peer) {
                 set.remove(&Known {
@@ -74,7 +92,7 @@ impl Table {
 
     #[cfg(test)]
     pub fn count(&self, cid: u32) -> usize {
-        self.known.get(&cid).map_or(0, HashSet::len)
+        self.known.get(&cid).map_or(0, HashMap::len)
     }
 }
 

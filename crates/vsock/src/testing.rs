@@ -1,11 +1,13 @@
 //! The routes without their thread, and guests whose rings are filled by hand: for tests and fuzzing.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use vmlane_device::testing::Ram;
 use vmlane_device::testing::virtio::{DriverRing, into, out};
-use vmlane_device::virtio::vhost::{NoLines, Setup};
+use vmlane_device::virtio::vhost::{Lines, Setup};
 use vmlane_device::vmci::{Fabric, Limits, VmSpec};
 use vmlane_port::Lanes;
 use vmlane_wire::virtio::feature;
@@ -39,11 +41,38 @@ pub struct Bench {
     pub now: Instant,
 }
 
+/// Counts what drivers are told.
+#[derive(Default)]
+pub struct Calls([AtomicUsize; 2]);
+
+impl Calls {
+    /// Notices of received packets, and of sent ones, since the last look.
+    pub fn take(&self) -> (usize, usize) {
+        let [rx, tx] = &self.0;
+        (rx.swap(0, Ordering::Relaxed), tx.swap(0, Ordering::Relaxed))
+    }
+}
+
+impl Lines for Calls {
+    fn call(&self, ring: usize) {
+        self.0[ring].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn fail(&self, _: usize) {}
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn clear(&self) {}
+}
+
 /// A VM's rings from its driver's side.
 pub struct Guest {
     pub cid: u32,
     pub rx: DriverRing,
     pub tx: DriverRing,
+    pub calls: Arc<Calls>,
     features: u64,
     /// Buffers by id of their chain: address and bytes.
     buffers: Vec<(u64, usize)>,
@@ -79,7 +108,8 @@ impl Bench {
         let ram = Arc::new(Ram::new(32 << 20));
         let (rx, tx) = (DriverRing::new(&ram, RING, packed), DriverRing::new(&ram, RING, packed));
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
-        let guest = Guest { cid: vm.cid, rx, tx, features, buffers: vec![(0, 0); RING.into()] };
+        let calls = Arc::default();
+        let guest = Guest { cid: vm.cid, rx, tx, calls, features, buffers: vec![(0, 0); RING.into()] };
         let spec = VmSpec {
             name: format!("vm{}", vm.cid),
             cid: vm.cid,
@@ -100,7 +130,7 @@ impl Bench {
     pub fn attach(&mut self, guest: &Guest) {
         let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
         let setup = Setup { features: guest.features, memory: guest.rx.ram.device_map(), rings };
-        if let Some(port) = Port::new(guest.cid, setup, Arc::new(NoLines)) {
+        if let Some(port) = Port::new(guest.cid, setup, guest.calls.clone()) {
             self.rounds.attach(guest.cid, Box::new(port));
         }
     }
