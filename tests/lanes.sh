@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
 # The tests in real guests, LANES files at a time (2 unless told otherwise): guests spend much of their time
-# waiting. A line a file as it ends; what it printed is in out/test/NAME.log, and shown if it failed.
+# waiting. A line a file as it ends; what it printed is in out/test/NAME.log, or NAME.failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LOGS=$PWD/out/test
@@ -40,22 +40,39 @@ one() {
     printf 'ok      %-12s %4d s  %s\n' "$name" "$took" "$(grep -c '^ok$\|\.\.\. ok$' "$log") tests"
     return
   fi
-  # In one piece, whatever the other lane has to say.
-  cp "$log" "${log%.log}.failed"
-  printf '%s\n' "$(tail -n 400 "$log")" "FAILED  $name, exit code $code, after $took s; all of it: $log"
+  [ -e "${log%.log}.failed" ] || mv "$log" "${log%.log}.failed"
+  printf 'FAILED  %-12s %4d s, exit code %s\n' "$name" "$took" "$code"
   return 1
 }
 export -f one
 
 echo "==> $(wc -l <<<"$ranked") files, ${LANES:=2} at a time"
-code=0
 rm -f "$LOGS"/*.failed
-xargs -P "$LANES" -L 1 bash -c 'one "$@"' one <<<"$ranked" || code=1
-# Once more at the end, where a reader begins: which test, and what it says.
+xargs -P "$LANES" -L 1 bash -c 'one "$@" || true' one <<<"$ranked"
+
+if [ "$(find "$LOGS" -name '*.failed' | wc -l)" -gt 4 ]; then
+  grep -H -A 4 'panicked at' "$LOGS"/*.failed | cut -c 1-600
+  echo "==> tests in real guests: $(($(date +%s) - start)) s, FAILED: too many to ask again"
+  exit 1
+fi
+
+# What failed while others used the machine is asked once more, alone: emulated guests keep kernels' own time
+# limits only as well as the machine lets them. Both outcomes are told, and the first one's log stays.
+code=0 unsteady=
 for failed in "$LOGS"/*.failed; do
   [ -e "$failed" ] || continue
-  echo "==> why $(basename "$failed" .failed) failed"
-  grep -A 4 'panicked at' "$failed" | cut -c 1-600 || tail -n 3 "$failed"
+  name=$(basename "$failed" .failed)
+  echo "==> why $name failed (all of it: $failed)"
+  grep -A 4 'panicked at\|has been up for' "$failed" | cut -c 1-600 || tail -n 3 "$failed"
+  echo "==> $name once more, alone"
+  if ! grep " $name " <<<"$ranked" | xargs -L 1 bash -c 'one "$@"' one; then
+    code=1
+    # In one piece, for whoever sees no files of this machine.
+    tail -n 400 "$LOGS/$name.log"
+    continue
+  fi
+  unsteady+=" $name"
 done
+[ -z "$unsteady" ] || echo "==> unsteady, failed beside others and passed alone:$unsteady"
 echo "==> tests in real guests: $(($(date +%s) - start)) s, $([ "$code" = 0 ] && echo all passed || echo FAILED)"
 exit "$code"
