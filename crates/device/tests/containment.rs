@@ -101,3 +101,81 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
         assert!(world.view(3).ready);
     }
 }
+
+/// A fault in a stream's turn ends that stream, at both ends; the worker and its other streams go on.
+#[test]
+fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
+    use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
+    use vmlane_device::testing::Pattern;
+    let world = World::new();
+    let [(_a, first), (_b, second)] = world.two(Path::Dma);
+    let (_c, third) = {
+        let machine = world.machine(5);
+        let guest = machine.boot(Path::Dma);
+        (machine, guest)
+    };
+    let (a, b) = connect(&first, &second, 5000, rings(65_536));
+    let (c, d) = connect(&third, &second, 5001, rings(65_536));
+    assert!(
+        world.fabric.inject_in_stream(3, Fault::Panic) && !world.fabric.inject_in_stream(9, Fault::Panic)
+    );
+    // The worker looks at a reader's memory now and then while bytes wait there.
+    for (guest, stream) in [(&first, &a), (&second, &b)] {
+        eventually("the end is told", || {
+            if a.peer_shutdown() == 0 && a.queues(|queues| queues.room()) > 0 {
+                let _ = a.send(&[1]);
+            }
+            if b.peer_shutdown() == 0 && b.queues(|queues| queues.room()) > 0 {
+                let _ = b.send(&[1]);
+            }
+            guest.service();
+            stream.peer_shutdown() == 3
+        });
+    }
+    assert_eq!(world.stats.panics.get(), 1);
+    let pattern = Pattern::new(3);
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_pattern(&c, pattern, 300_000, 9000));
+        assert_eq!(check_pattern(&d, pattern, 7000), 300_000, "other streams of the worker");
+    });
+    drop((a, b));
+    assert_eq!((world.view(3).queue_pairs, world.view(4).queue_pairs), (0, 1), "the other stream's");
+    let (a, b) = connect(&first, &second, 5002, rings(65_536));
+    std::thread::scope(|scope| {
+        scope.spawn(|| send_pattern(&a, pattern, 100_000, 9000));
+        assert_eq!(check_pattern(&b, pattern, 7000), 100_000, "new streams of the same VMs");
+    });
+}
+
+/// What an operator may change under a running VM, and what not.
+#[test]
+fn vms_are_added_once_and_changed_in_part() {
+    use vmlane_device::testing::vm;
+    use vmlane_device::vmci::{AddError, Limits, VmSpec};
+    let world = World::new();
+    let machine = world.machine(3);
+    let mut driver = machine.probe(Path::Dma);
+    let name = |name: &str, cid| VmSpec { name: name.into(), ..vm(cid) };
+    for cid in [0, 1, 2, 0x8000_0000, u32::MAX] {
+        assert_eq!(world.fabric.add_vm(vm(cid)), Err(AddError::CidReserved { cid }));
+    }
+    assert_eq!(
+        world.fabric.add_vm(name("another", 3)),
+        Err(AddError::CidTaken { cid: 3, name: "vm-3".into() })
+    );
+    assert_eq!(world.fabric.add_vm(name("vm-3", 4)), Err(AddError::NameTaken("vm-3".into())));
+    // Fewer pairs from now on; name and group stay.
+    let limits = Limits { queue_pairs: 1, ..Limits::default() };
+    world.fabric.update_vm(VmSpec { limits, group: "elsewhere".into(), ..name("renamed", 3) });
+    world.fabric.update_vm(vm(77));
+    assert_eq!((world.view(3).name.as_str(), world.bound(3, "queue_pairs").1), ("vm-3", 1));
+    let spec = |n| PairSpec { handle: Handle::new(3, n), peer: 3, flags: 0, produce: 4096, consume: 4096 };
+    let pair = driver.alloc(&spec(2000), Placement::Scattered).expect("the one it may have");
+    assert!(driver.alloc(&spec(2001), Placement::Scattered).is_err());
+    assert_eq!(driver.detach(pair), 0);
+    world.fabric.remove_vm(3);
+    assert!(world.fabric.vms().is_empty());
+    // Its device is there still, and answers.
+    assert!(driver.call(call::GET_CONTEXT_ID, &[]) != 0);
+    world.fabric.add_vm(vm(3)).expect("a CID that is free again");
+}

@@ -11,7 +11,10 @@ use vmci_common::afterlife::{Afterlife, Moment};
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, say};
 use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
 use vmlane_device::testing::{Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm};
-use vmlane_device::vmci::{Forward, Limits, Protocol, VmSpec};
+use vmlane_device::vmci::{
+    Call, Endpoint, Failed, Forward, Limits, Protocol, Remote, SharedMap, VmSpec, Waker,
+};
+use vmlane_port::{Budget, End, LaneEnd, LaneId, Side};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};
 use vmlane_wire::vmci_stream::PacketType;
 use zerocopy::IntoBytes;
@@ -487,6 +490,79 @@ fn a_connection_through_the_map_goes_on() {
     });
     a.close();
     assert_eq!(world.fabric().connections(), []);
+}
+
+/// A program of the host whose end is in the daemon's memory.
+struct Program(parking_lot::Mutex<Vec<Call>>);
+
+impl Endpoint for Program {
+    fn requested(&self, call: Call, _: u64) {
+        self.0.lock().push(call);
+    }
+
+    fn given_up(&self, _: Call) {}
+}
+
+impl Remote for Program {
+    fn joined(&self, _: LaneId, _: Side) {}
+
+    fn failed(&self, why: Failed) {
+        panic!("{why:?}");
+    }
+}
+
+struct Quiet;
+
+impl Waker for Quiet {
+    fn wake(&self, _: bool) {}
+
+    fn broke(&self) {}
+
+    fn ended(&self, _: End) {}
+}
+
+/// Connections with programs of the host do not outlive a daemon: the guest hears of it, and keeps nothing.
+#[test]
+fn streams_with_the_host_end_with_a_reset() {
+    let world = Afterlife::threaded(vec![vm(3), vm(4)]);
+    let program = Arc::new(Program(Default::default()));
+    world.fabric().set_endpoint(2, program.clone());
+    let guest = world.boot(3, Path::Dma);
+    std::thread::scope(|scope| {
+        let established = scope.spawn(|| guest.connect((2, 80), rings(65_536)).expect("to be accepted"));
+        eventually("the host is asked", || !program.0.lock().is_empty());
+        let call = program.0.lock().remove(0);
+        let fd = vmlane_mem::memfd("party", vmlane_wire::host::layout::file(65_536)).expect("a file");
+        let map = SharedMap::new(fd, 65_536).expect("a mapping");
+        let port = Box::new(map.port(Arc::new(Quiet)).expect("a port"));
+        let end = LaneEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
+        assert!(world.fabric().accept(call, end, program.clone()));
+        let stream = established.join().expect("the guest's thread");
+        stream.send_all(&[1; 1000]).expect("room");
+        // Another one has asked and is not answered.
+        let asking = scope.spawn(|| guest.connect((2, 81), rings(65_536)).err());
+        eventually("the host is asked again", || !program.0.lock().is_empty());
+        assert_eq!(world.used(3, "queue_pairs"), 1);
+        world.replace();
+        assert_eq!(asking.join().expect("the guest's thread"), Some(SocketError::Refused));
+        eventually("the guest hears of the end", || {
+            guest.service();
+            stream.resets() > 0 || stream.peer_shutdown() == 3
+        });
+        stream.close();
+    });
+    assert_eq!((world.used(3, "queue_pairs"), world.used(3, "connections")), (0, 0));
+    assert_eq!(world.fabric().connections(), []);
+    // The next daemon's programs are reached as before.
+    world.fabric().set_endpoint(2, program.clone());
+    program.0.lock().clear();
+    std::thread::scope(|scope| {
+        let asking = scope.spawn(|| guest.connect((2, 82), rings(65_536)).err());
+        eventually("the host is asked", || !program.0.lock().is_empty());
+        let call = program.0.lock().remove(0);
+        world.fabric().hang_up(call);
+        assert_eq!(asking.join().expect("the guest's thread"), Some(SocketError::Refused));
+    });
 }
 
 /// Bounds are as used as they were, and enforced.

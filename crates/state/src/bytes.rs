@@ -107,3 +107,46 @@ impl<'a> Reader<'a> {
         self.0.is_empty().then_some(())
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn all() -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u8(7).u32(8).u64(9).flag(true).option(Some(10)).option(None).bytes(b"text");
+        out.words([11, 12].into_iter());
+        out.0
+    }
+
+    type All<'a> = (u8, u32, u64, bool, Option<u64>, Option<u64>, &'a [u8], Vec<u64>);
+
+    fn read(bytes: &[u8]) -> Option<All<'_>> {
+        let mut from = Reader::new(bytes);
+        let (a, b, c, d) = (from.u8()?, from.u32()?, from.u64()?, from.flag()?);
+        let (e, f, g, h) = (from.option()?, from.option()?, from.bytes()?, from.words()?);
+        from.end().map(|()| (a, b, c, d, e, f, g, h))
+    }
+
+    #[test]
+    fn what_is_written_is_read_and_nothing_shorter_or_longer_is() {
+        let whole = all();
+        let expected = (7, 8, 9, true, Some(10), None, &b"text"[..], vec![11, 12]);
+        assert_eq!(read(&whole), Some(expected));
+        for len in 0..whole.len() {
+            assert_eq!(read(&whole[..len]), None, "{len} bytes");
+        }
+        assert_eq!(read(&[&whole[..], &[0]].concat()), None);
+    }
+
+    #[test]
+    fn lengths_and_flags_that_cannot_be_are_nothing() {
+        assert_eq!(Reader::new(&[2]).flag(), None);
+        assert_eq!(Reader::new(&[2, 0, 0, 0, 0, 0, 0, 0, 0]).option(), None);
+        for huge in [5, 0x2000_0000, 0x2000_0001, u32::MAX] {
+            let bytes = [&huge.to_le_bytes()[..], &[0; 16]].concat();
+            assert_eq!(Reader::new(&bytes).words(), None, "{huge} words");
+        }
+        assert_eq!(Reader::new(&u32::MAX.to_le_bytes()).bytes(), None);
+    }
+}

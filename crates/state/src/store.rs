@@ -84,3 +84,62 @@ impl Found {
         self.0.is_empty()
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::os::fd::AsFd;
+
+    use parking_lot::Mutex;
+
+    use super::*;
+
+    #[derive(Default)]
+    struct Shelf(Mutex<Vec<String>>);
+
+    impl Store for Shelf {
+        fn put(&self, name: &str, _: BorrowedFd<'_>) -> io::Result<()> {
+            self.0.lock().push(name.to_owned());
+            Ok(())
+        }
+
+        fn remove(&self, name: &str) {
+            self.0.lock().retain(|held| held != name);
+        }
+
+        fn remove_all(&self, prefix: &str) {
+            self.0.lock().retain(|held| !held.starts_with(prefix));
+        }
+    }
+
+    #[test]
+    fn a_scope_reaches_its_own_names_alone() {
+        let file = vmlane_mem::memfd("any", 1).unwrap();
+        let shelf = Arc::new(Shelf::default());
+        let [one, other] = ["vm1", "vm10"].map(|name| Scope::new(shelf.clone(), name));
+        for scope in [&one, &other] {
+            for name in ["s/sock", "s/log", "listen"] {
+                scope.put(name, file.as_fd()).unwrap();
+            }
+        }
+        one.remove("listen");
+        one.remove_all("s/");
+        one.remove_all("");
+        assert_eq!(*shelf.0.lock(), ["vm10/s/sock", "vm10/s/log", "vm10/listen"]);
+        Scope::none().put("x", file.as_fd()).unwrap();
+        Scope::none().remove("x");
+        Scope::none().remove_all("");
+    }
+
+    #[test]
+    fn what_is_found_is_taken_once_and_by_whole_names() {
+        let file = || vmlane_mem::memfd("any", 1).unwrap();
+        let names = ["vm1/a", "vm1/s/b", "vm10/a", "vm1", "fabric.log"];
+        let mut found = Found(names.into_iter().map(|name| (name.to_owned(), file())).collect());
+        assert!(found.take("fabric.log").is_some() && found.take("fabric.log").is_none());
+        let mut own = found.scope("vm1");
+        assert_eq!(own.0.keys().collect::<Vec<_>>(), ["a", "s/b"]);
+        assert_eq!(own.scope("s").0.len(), 1);
+        assert!(own.take("a").is_some() && own.is_empty());
+        assert_eq!(found.0.keys().collect::<Vec<_>>(), ["vm1", "vm10/a"]);
+    }
+}

@@ -424,7 +424,15 @@ impl Fabric {
     ) {
         for (key, record) in connections {
             let there = maps.contains_key(&key.client.0) || maps.contains_key(&key.server.0);
+            let has_device = |cid| inner.contexts.get(&cid).is_some_and(|context| context.inbox.is_some());
+            let party = !has_device(key.client.0) || !has_device(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
+                // What a party knew of it is gone, however far it had come.
+                Some(connection) if party => {
+                    inner.send_reset(connection.server_as_known(key), key.client);
+                    inner.send_reset(key.client, key.server);
+                    inner.dirty.push(Dirty::Connection(key));
+                }
                 Some(connection) => {
                     if let Some(client) =
                         inner.contexts.get_mut(&key.client.0).filter(|_| connection.is_counted())
