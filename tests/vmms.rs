@@ -1,5 +1,7 @@
 //! The virtio devices in QEMUs that know no vfio-user: Debian 12's 7.2, and a microvm without PCI.
 
+use std::path::Path;
+
 use rustix::process::{Signal, kill_process};
 use serde_json::Value;
 use vmlane_lab::{LabSpec, Machine, Running};
@@ -10,6 +12,10 @@ const TCP: u32 = 7200;
 
 /// Two guests with both devices, once they were seen to be what was asked for.
 fn bed(what: &str, machine: Machine, qemu: Option<&str>) -> Bed {
+    bed_with(what, machine, qemu, None)
+}
+
+fn bed_with(what: &str, machine: Machine, qemu: Option<&str>, config: Option<&Path>) -> Bed {
     let mut spec = LabSpec::new(&format!("{what}-{}", std::process::id()));
     for device in ["virtio-net", "virtio-vsock"] {
         spec = spec.device(device).unwrap();
@@ -18,6 +24,7 @@ fn bed(what: &str, machine: Machine, qemu: Option<&str>) -> Bed {
     spec.boot_seconds = 300;
     spec.machine = machine;
     spec.qemu = qemu.map(str::to_owned);
+    spec.daemon_config = config.map(Path::to_owned);
     let bed = Bed::up(&spec);
     let status = bed.lab().status().unwrap();
     for guest in &status.guests {
@@ -134,4 +141,40 @@ fn virtio_devices_on_a_microvm() {
     if full() {
         promise("mq72", Machine::Microvm, Some("7.2"));
     }
+}
+
+/// The QEMUs listen, and the daemon connects: to one that is started again, and after its own death.
+#[test]
+fn qemus_that_listen() {
+    let vm = |name: &str, number: u32| {
+        format!(
+            "[[vm]]\nname = \"{name}\"\nvsock_role = \"client\"\nnic = [{{ model = \"virtio-net\", role = \"client\", \
+             port_group = \"net0\", mac = \"52:54:00:77:00:0{number}\" }}]\n"
+        )
+    };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    // The sockets are QEMU's, and so is the user who may connect to them.
+    let root = rustix::process::getuid().is_root();
+    let user = if root { "[daemon]\nuser = \"root\"\n" } else { "" };
+    std::fs::write(file.path(), user.to_owned() + &vm("a", 1) + &vm("b", 2)).unwrap();
+    let bed = bed_with("listen", Machine::Q35, None, Some(file.path()));
+    let arguments = bed.vmlane(&[
+        "qemu-args",
+        "a",
+        "--config",
+        &bed.lab().status().unwrap().daemon.unwrap().config.display().to_string(),
+    ]);
+    assert_eq!(arguments.matches("server=on").count(), 2, "{arguments}");
+    ping(&bed);
+    vsock(&bed, 8);
+    a_killed_qemu(&bed);
+    vsock(&bed, 1);
+    let pause = a_killed_daemon(&bed, 6);
+    kept(
+        3,
+        &format!(
+            "QEMUs that listen: streams, a QEMU killed, the daemon killed under TCP: longest pause {pause} s"
+        ),
+    );
+    bed.finish();
 }

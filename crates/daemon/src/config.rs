@@ -97,6 +97,25 @@ pub enum NicModel {
     VirtioNet(VirtioNet),
 }
 
+/// The daemon's end of a vhost-user socket.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum Role {
+    /// It listens, and the VMM connects.
+    #[default]
+    Server,
+    /// The VMM listens, and the daemon connects, again whenever it has to.
+    Client,
+}
+
+impl Role {
+    pub fn name(self) -> &'static str {
+        match self {
+            Role::Server => "server",
+            Role::Client => "client",
+        }
+    }
+}
+
 /// What is decided about a virtio NIC only.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct VirtioNet {
@@ -104,6 +123,8 @@ pub struct VirtioNet {
     pub lro: bool,
     /// Packed rings are on offer.
     pub packed: bool,
+    /// Who listens at the socket.
+    pub role: Role,
     /// The guest is told the MTU, which the file names.
     pub announces_mtu: bool,
 }
@@ -172,6 +193,8 @@ pub struct VmConfig {
     pub forwards: Vec<ForwardConfig>,
     /// The CID by which the guest knows the host, beside 2, as enclaves do.
     pub parent_cid: Option<u32>,
+    /// Of the virtio-vsock device's socket.
+    pub vsock_role: Role,
     pub restricted: bool,
     pub trusted: bool,
     pub limits: Limits,

@@ -13,10 +13,10 @@ use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
-use vmlane_transport::{IrqSet, Listener, RingLines, Server, SessionStats};
+use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig};
-use crate::vm::{Host, VmError, listen};
+use crate::vm::{Host, VmError, listen, vhost_end};
 
 /// A NIC on offer.
 pub struct ServedNic {
@@ -90,8 +90,8 @@ impl ServedNic {
                 let device =
                     NetDevice::new(virtio_net(&config, virtio), frames, port, lines.clone(), stats.clone());
                 let device: Box<dyn VhostDevice> = Box::new(device);
-                let listener = Listener::bind(path).map_err(unheard)?;
-                let server = listener.serve_vhost(&thread, device, lines, session.clone());
+                let end = vhost_end(virtio.role, path).map_err(unheard)?;
+                let server = end.serve(&thread, device, lines, session.clone());
                 (server, DeviceCounters::Virtio(stats))
             }
         };

@@ -112,6 +112,7 @@ impl Plan {
         effective.cid = before.cid;
         effective.vmci = before.vmci;
         effective.virtio_vsock = before.virtio_vsock;
+        effective.vsock_role = before.vsock_role;
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
         effective.limits.inbox_bytes = before.limits.inbox_bytes;
@@ -126,6 +127,7 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     [
         change("cid", before.cid != after.cid, after.cid.to_string()),
         change("vsock", vsock(before) != vsock(after), format!("{:?}", vsock(after))),
+        change("vsock_role", before.vsock_role != after.vsock_role, format!("{:?}", after.vsock_role.name())),
         change("nic", !same_hardware(&before.nics, &after.nics), format!("[{} of them]", after.nics.len())),
         change("group", before.group != after.group, format!("{:?}", after.group)),
         change(

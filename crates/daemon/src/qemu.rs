@@ -4,7 +4,7 @@ mod kind;
 
 use std::path::Path;
 
-use crate::config::{NicConfig, NicModel, VirtioNet, VmConfig};
+use crate::config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 
 pub use kind::{Lacks, Machine, Qemu, Version};
@@ -52,7 +52,7 @@ pub fn devices(
         arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
     }
     if vm.virtio_vsock {
-        arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, qemu));
+        arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, vm.vsock_role, qemu));
     }
     for (number, nic) in vm.nics.iter().enumerate().filter(|(_, nic)| which(nic)) {
         if let NicModel::VirtioNet(virtio) = nic.model {
@@ -66,11 +66,13 @@ pub fn devices(
 }
 
 /// QEMU makes this device only of a socket that is connected already, so it cannot connect again.
-fn virtio_vsock(socket: &Path, qemu: Qemu) -> [String; 4] {
+fn virtio_vsock(socket: &Path, role: Role, qemu: Qemu) -> [String; 4] {
     let path = socket.to_string_lossy().replace(',', ",,");
+    // As server it waits for the daemon before the guest starts.
+    let listens = if role == Role::Client { ",server=on" } else { "" };
     [
         "-chardev".into(),
-        format!("socket,id=vmlane-vsock,path={path}"),
+        format!("socket,id=vmlane-vsock,path={path}{listens}"),
         "-device".into(),
         format!("{},chardev=vmlane-vsock", qemu.virtio("vhost-user-vsock")),
     ]
@@ -80,7 +82,11 @@ fn virtio_vsock(socket: &Path, qemu: Qemu) -> [String; 4] {
 fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, qemu: Qemu) -> Vec<String> {
     let NicConfig { mac, mtu, queues, .. } = nic;
     let path = socket.to_string_lossy().replace(',', ",,");
-    let chardev = format!("socket,id=vmlane-nic{number},path={path},{}", qemu.reconnect());
+    let end = match virtio.role {
+        Role::Server => qemu.reconnect(),
+        Role::Client => "server=on".to_owned(),
+    };
+    let chardev = format!("socket,id=vmlane-nic{number},path={path},{end}");
     let mut netdev = format!("vhost-user,id=vmlane-net{number},chardev=vmlane-nic{number}");
     let mut device = format!(
         "{},netdev=vmlane-net{number},mac={mac},rx_queue_size={RING},tx_queue_size={RING}",
@@ -205,6 +211,22 @@ mod tests {
                 "-device",
                 "virtio-net-pci,netdev=vmlane-net0,mac=52:54:00:00:00:03,rx_queue_size=1024,tx_queue_size=1024,\
                  mq=on,vectors=6,host_mtu=9000,packed=on,romfile=",
+            ]
+        );
+    }
+
+    #[test]
+    fn a_vmm_that_listens_is_told_to() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let keys = "cid = 3\nvsock = \"virtio\"\nvsock_role = \"client\"\nnic = [{ model = \"virtio-net\", \
+                    role = \"client\" }]";
+        let arguments = arguments(&paths, &vm(keys), 64, Qemu::default()).unwrap();
+        let chardevs: Vec<_> = arguments.iter().filter(|word| word.starts_with("socket,")).collect();
+        assert_eq!(
+            chardevs,
+            [
+                "socket,id=vmlane-vsock,path=/run/v/vm/web/vsock.sock,server=on",
+                "socket,id=vmlane-nic0,path=/run/v/vm/web/nic0.sock,server=on",
             ]
         );
     }

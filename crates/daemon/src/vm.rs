@@ -10,10 +10,10 @@ use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
 use vmlane_transport::host::{Guest, HostSockets};
 use vmlane_transport::vfio_user::Prepared;
-use vmlane_transport::{IrqSet, ListenError, Listener, RingLines, Server, SessionStats};
+use vmlane_transport::{Caller, IrqSet, ListenError, Listener, RingLines, Server, SessionStats, VhostEnd};
 use vmlane_vsock::{Hub, VsockDevice, VsockVm};
 
-use crate::config::{Config, VmConfig};
+use crate::config::{Config, Role, VmConfig};
 use crate::faults::FaultRecord;
 use crate::nic::ServedNic;
 use crate::paths::{Paths, TooLong};
@@ -45,6 +45,14 @@ pub struct Host<'h> {
     pub paths: &'h Paths,
     pub sockets: &'h HostSockets,
     pub store: &'h Arc<dyn Store>,
+}
+
+/// The daemon's end of a vhost-user socket.
+pub fn vhost_end(role: Role, path: &Path) -> Result<VhostEnd, ListenError> {
+    Ok(match role {
+        Role::Server => VhostEnd::Listens(Listener::bind(path)?),
+        Role::Client => VhostEnd::Calls(Caller::new(path)?),
+    })
 }
 
 /// A device's socket and session: a predecessor's, as far as it left them, and where they are held for
@@ -235,7 +243,8 @@ impl ServedVsock {
         let name = || vm.name.clone();
         let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
         let uds = host.paths.uds(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
-        let listener = Listener::bind(path).map_err(|cause| VmError::Listen { name: name(), cause })?;
+        let end = vhost_end(vm.vsock_role, &path);
+        let end = end.map_err(|cause| VmError::Listen { name: name(), cause })?;
         let threads = |cause| VmError::Threads { name: name(), cause };
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
         let stats = Arc::new(SessionStats::default());
@@ -244,7 +253,7 @@ impl ServedVsock {
         host.fabric.set_endpoint(vm.cid, host.hub.party(vm.cid));
         host.hub.add(vsock_vm(config, vm));
         let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
-        let served = listener.serve_vhost(&format!("{}-vs", vm.name), device, lines, stats.clone());
+        let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
         let served = served.map_err(threads).and_then(|server| {
             let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
             match host.sockets.add_guest(guest) {

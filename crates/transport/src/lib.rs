@@ -16,7 +16,7 @@ pub mod vfio_user;
 pub mod vhost_user;
 
 pub use irq::IrqSet;
-pub use listener::{ListenError, Listener, Server};
+pub use listener::{Caller, ListenError, Listener, Server, VhostEnd};
 pub use stats::SessionStats;
 pub use tap::{Tap, TapError, TapOptions};
 pub use vfio_user::{Session, SessionEnd, SessionHandle};

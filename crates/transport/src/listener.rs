@@ -1,4 +1,5 @@
-//! A unix socket that VMMs connect to, and the thread that serves them one after the other.
+//! A unix socket that VMMs connect to, and the thread that serves them one after the other; or one where a VMM
+//! listens, and that is connected to again and again.
 //!
 //! One device, one VMM at a time: a second one is turned away while the first is served. A VMM that
 //! was killed and started again may connect before its predecessor's end has been noticed, so
@@ -55,11 +56,7 @@ impl Listener {
             let path = path.clone();
             move |source: io::Error| ListenError::Host { path, what, source }
         };
-        if let Some(directory) = path.parent() {
-            let mut builder = std::fs::DirBuilder::new();
-            builder.recursive(true).mode(0o700);
-            builder.create(directory).map_err(host("creating its directory"))?;
-        }
+        make_directory(&path)?;
         remove_stale(&path)?;
         let flags = SocketFlags::CLOEXEC;
         let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)
@@ -114,44 +111,88 @@ impl Listener {
         prepared: Option<Prepared>,
     ) -> io::Result<Server> {
         let served = PciServed { device, irqs, stats: stats.clone(), scope };
-        self.serve_any(name, "vfu", Box::new(served), stats, prepared)
+        let Listener { socket, path } = self;
+        serve_any(Entrance::Listen(Arc::new(socket)), path, name, "vfu", Box::new(served), stats, prepared)
     }
+}
 
-    /// The same for a device behind vhost-user; `lines` are those that the device was made with.
-    pub fn serve_vhost(
+/// A socket where the VMM listens, to be connected to whenever it does.
+#[derive(Debug)]
+pub struct Caller {
+    path: PathBuf,
+}
+
+impl Caller {
+    /// Makes the directory, for the VMM to bind `path` in.
+    pub fn new(path: impl Into<PathBuf>) -> Result<Caller, ListenError> {
+        let path = path.into();
+        make_directory(&path)?;
+        Ok(Caller { path })
+    }
+}
+
+/// Either end of a vhost-user socket.
+#[derive(Debug)]
+pub enum VhostEnd {
+    Listens(Listener),
+    Calls(Caller),
+}
+
+impl VhostEnd {
+    /// Serves `device`; `lines` are those that it was made with.
+    pub fn serve(
         self,
         name: &str,
         device: Box<dyn VhostDevice>,
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
     ) -> io::Result<Server> {
-        let served = VhostServed { device, lines, stats: stats.clone() };
-        self.serve_any(name, "vhu", Box::new(served), stats, None)
-    }
-
-    fn serve_any(
-        self,
-        name: &str,
-        kind: &str,
-        served: Box<dyn Served>,
-        stats: Arc<SessionStats>,
-        prepared: Option<Prepared>,
-    ) -> io::Result<Server> {
-        let Listener { socket, path } = self;
-        let socket = Arc::new(socket);
-        let refuse = served.refusal();
-        let held = prepared.is_some();
-        let waiting = prepared.map(|prepared| Arrival::Prepared(Box::new(prepared)));
-        let desk = Mutex::new(Desk { waiting, held, ..Desk::default() });
-        let door = Arc::new(Door { name: name.to_owned(), desk, changed: Condvar::new(), stats, refuse });
-        let serving = {
-            let door = door.clone();
-            spawn(format!("{kind}-{name}"), Role::Session, move || door.serve(served))?
+        let served = Box::new(VhostServed { device, lines, stats: stats.clone() });
+        let (entrance, path) = match self {
+            VhostEnd::Listens(Listener { socket, path }) => (Entrance::Listen(Arc::new(socket)), path),
+            VhostEnd::Calls(Caller { path }) => (Entrance::Call, path),
         };
-        let mut server = Server { door: door.clone(), socket: socket.clone(), path, threads: vec![serving] };
-        server.threads.push(spawn(format!("acc-{name}"), Role::Acceptor, move || door.accept(&socket))?);
-        Ok(server)
+        serve_any(entrance, path, name, "vhu", served, stats, None)
     }
+}
+
+/// How VMMs come.
+enum Entrance {
+    Listen(Arc<OwnedFd>),
+    Call,
+}
+
+fn serve_any(
+    entrance: Entrance,
+    path: PathBuf,
+    name: &str,
+    kind: &str,
+    served: Box<dyn Served>,
+    stats: Arc<SessionStats>,
+    prepared: Option<Prepared>,
+) -> io::Result<Server> {
+    let refuse = served.refusal();
+    let held = prepared.is_some();
+    let waiting = prepared.map(|prepared| Arrival::Prepared(Box::new(prepared)));
+    let desk = Mutex::new(Desk { waiting, held, ..Desk::default() });
+    let door = Arc::new(Door { name: name.to_owned(), desk, changed: Condvar::new(), stats, refuse });
+    let serving = {
+        let door = door.clone();
+        spawn(format!("{kind}-{name}"), Role::Session, move || door.serve(served))?
+    };
+    let (letting_in, socket): (Box<dyn FnOnce() + Send>, _) = match entrance {
+        Entrance::Listen(socket) => {
+            let (door, shared) = (door.clone(), socket.clone());
+            (Box::new(move || door.accept(&shared)), Some(socket))
+        }
+        Entrance::Call => {
+            let (door, path) = (door.clone(), path.clone());
+            (Box::new(move || door.call(&path)), None)
+        }
+    };
+    let mut server = Server { door, socket, path, threads: vec![serving] };
+    server.threads.push(spawn(format!("acc-{name}"), Role::Acceptor, letting_in)?);
+    Ok(server)
 }
 
 /// What a door leads to: a device and its protocol.
@@ -211,7 +252,8 @@ impl Served for VhostServed {
 /// A device on offer. Dropping it stops the session, ends the threads and removes the socket.
 pub struct Server {
     door: Arc<Door>,
-    socket: Arc<OwnedFd>,
+    /// None where the VMM listens: the name is its own then, too.
+    socket: Option<Arc<OwnedFd>>,
     path: PathBuf,
     threads: Vec<JoinHandle<()>>,
 }
@@ -249,10 +291,12 @@ impl Server {
 impl Drop for Server {
     fn drop(&mut self) {
         self.door.close();
-        // Wakes the accepting thread; the error of a socket already shut down says the same.
-        let _ = rustix::net::shutdown(&*self.socket, Shutdown::Both);
-        // Nobody can connect any more, so the name is of no use; it may have been removed already.
-        let _ = std::fs::remove_file(&self.path);
+        if let Some(socket) = &self.socket {
+            // Wakes the accepting thread; the error of a socket already shut down says the same.
+            let _ = rustix::net::shutdown(socket, Shutdown::Both);
+            // Nobody can connect any more, so the name is of no use; it may have been removed already.
+            let _ = std::fs::remove_file(&self.path);
+        }
         for thread in self.threads.drain(..) {
             // A thread that panicked has been reported by the panic hook.
             let _ = thread.join();
@@ -293,6 +337,8 @@ impl Desk {
 impl Door {
     /// How long a new connection waits for the end of the one before it.
     const GRACE: Duration = Duration::from_millis(500);
+    /// How soon a VMM that could not be reached is tried again.
+    const AGAIN: Duration = Duration::from_millis(200);
 
     fn offer(&self, stream: UnixStream) -> Result<(), UnixStream> {
         let mut desk = self.desk.lock();
@@ -343,6 +389,36 @@ impl Door {
         }
     }
 
+    /// Connects whenever nobody is served, as often as it takes.
+    fn call(&self, path: &Path) {
+        let mut log = LogLimit::default();
+        loop {
+            let mut desk = self.desk.lock();
+            self.changed.wait_while(&mut desk, |desk| desk.busy());
+            if desk.closed {
+                return;
+            }
+            drop(desk);
+            match connect(path) {
+                Ok(stream) => {
+                    let _ = self.offer(stream);
+                }
+                // Nobody listens there yet, or has the time.
+                Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => {}
+                Err(error) => {
+                    if let Some(held_back) = log.allow() {
+                        let (device, path) = (&self.name, path.display());
+                        tracing::warn!(device, %path, %error, held_back, "connecting to a VMM's socket");
+                    }
+                }
+            }
+            let mut desk = self.desk.lock();
+            if !desk.closed {
+                self.changed.wait_for(&mut desk, Door::AGAIN);
+            }
+        }
+    }
+
     fn serve(&self, mut served: Box<dyn Served>) {
         loop {
             let mut desk = self.desk.lock();
@@ -370,10 +446,32 @@ impl Door {
     }
 }
 
+/// Never waits: a listener whose queue is full is one to try again.
+fn connect(path: &Path) -> Result<UnixStream, Errno> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;
+    rustix::net::connect(&socket, &SocketAddrUnix::new(path)?)?;
+    let flags = rustix::fs::fcntl_getfl(&socket)?;
+    rustix::fs::fcntl_setfl(&socket, flags - rustix::fs::OFlags::NONBLOCK)?;
+    Ok(socket.into())
+}
+
 fn spawn(name: String, role: Role, work: impl FnOnce() + Send + 'static) -> io::Result<JoinHandle<()>> {
     std::thread::Builder::new().name(name).spawn(move || {
         role::enter(role);
         work();
+    })
+}
+
+/// Only its owner may search it.
+fn make_directory(path: &Path) -> Result<(), ListenError> {
+    let Some(directory) = path.parent() else { return Ok(()) };
+    let mut builder = std::fs::DirBuilder::new();
+    builder.recursive(true).mode(0o700);
+    builder.create(directory).map_err(|source| ListenError::Host {
+        path: path.to_owned(),
+        what: "creating its directory",
+        source,
     })
 }
 

@@ -9,7 +9,7 @@ use toml::Spanned;
 use super::place::{line_of, not_understood};
 use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
 use super::{
-    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem,
+    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem, Role,
     VmConfig,
 };
 
@@ -148,6 +148,7 @@ impl Checker<'_> {
             nics: self.nics(&vm, &name, raw, port_groups),
             forwards: raw.forward.iter().filter_map(|forward| self.forward(&vm, forward)).collect(),
             parent_cid: self.parent_cid(&vm, raw, virtio_vsock),
+            vsock_role: self.vsock_role(&vm, raw, virtio_vsock),
             restricted: raw.restricted,
             trusted: raw.trusted,
             limits: self.limits(&format!("{vm}: limits"), &raw.limits, defaults),
@@ -191,6 +192,32 @@ impl Checker<'_> {
             return 0;
         }
         self.number(&format!("{vm}: cid"), cid, CIDS) as u32
+    }
+
+    fn vsock_role(&mut self, vm: &str, raw: &RawVm, virtio: bool) -> Role {
+        let Some(role) = raw.vsock_role.as_ref() else { return Role::Server };
+        if !virtio {
+            self.problem(
+                role.span(),
+                format!("{vm}: vsock_role works with vsock = \"virtio\" only; remove it"),
+            );
+        }
+        self.role(&format!("{vm}: vsock_role"), role)
+    }
+
+    /// Who listens at a vhost-user socket.
+    pub(super) fn role(&mut self, key: &str, role: &Spanned<String>) -> Role {
+        match role.get_ref().as_str() {
+            "server" => Role::Server,
+            "client" => Role::Client,
+            other => {
+                let text = format!(
+                    "{key} = {other:?} is unknown; use \"server\" (the daemon listens) or \"client\" (the VMM does)"
+                );
+                self.problem(role.span(), text);
+                Role::Server
+            }
+        }
     }
 
     fn parent_cid(&mut self, vm: &str, raw: &RawVm, virtio: bool) -> Option<u32> {

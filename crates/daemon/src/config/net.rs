@@ -8,7 +8,9 @@ use vmlane_wire::ethernet::Mac;
 
 use super::check::Checker;
 use super::raw::{RawNic, RawPortGroup, RawUplink, RawVm};
-use super::{NicConfig, NicModel, Policy, PortGroupConfig, Profile, UplinkConfig, VirtioNet, Vlan, VmConfig};
+use super::{
+    NicConfig, NicModel, Policy, PortGroupConfig, Profile, Role, UplinkConfig, VirtioNet, Vlan, VmConfig,
+};
 
 const VLANS: RangeInclusive<i64> = 1..=4094;
 const QUEUES: RangeInclusive<i64> = 1..=32;
@@ -204,6 +206,7 @@ impl Checker<'_> {
             Some((_, "vmxnet3")) => {
                 stray("lro", raw.lro.is_some(), "virtio-net");
                 stray("packed", raw.packed.is_some(), "virtio-net");
+                stray("role", raw.role.is_some(), "virtio-net");
             }
             Some((_, "virtio-net")) => {
                 stray("profile", raw.profile.is_some(), "vmxnet3");
@@ -211,6 +214,10 @@ impl Checker<'_> {
                 return NicModel::VirtioNet(VirtioNet {
                     lro: raw.lro.unwrap_or(true),
                     packed: raw.packed.unwrap_or(false),
+                    role: raw
+                        .role
+                        .as_ref()
+                        .map_or(Role::Server, |role| self.role(&format!("{key}: role"), role)),
                     announces_mtu: raw.mtu.is_some(),
                 });
             }

@@ -72,6 +72,7 @@ pub struct RawNic {
     pub trapped: bool,
     pub lro: Option<bool>,
     pub packed: Option<bool>,
+    pub role: Option<Spanned<String>>,
     pub promiscuous: Option<bool>,
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,
@@ -111,6 +112,7 @@ pub struct RawVm {
     #[serde(default)]
     pub forward: Vec<Spanned<RawForward>>,
     pub parent_cid: Option<Spanned<i64>>,
+    pub vsock_role: Option<Spanned<String>>,
     #[serde(default)]
     pub restricted: bool,
     #[serde(default)]

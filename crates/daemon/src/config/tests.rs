@@ -100,6 +100,26 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         5,
         &["parent_cid = 3", "cid of VM \"b\""],
     ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nvsock_role = \"client\"",
+        4,
+        &["vsock_role works with vsock = \"virtio\" only"],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"\nvsock_role = \"both\"",
+        5,
+        &["vsock_role = \"both\"", "\"client\" (the VMM does)"],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"virtio-net\", role = \"master\" }]",
+        4,
+        &["role = \"master\"", "\"server\" (the daemon listens)"],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", role = \"client\" }]",
+        4,
+        &["role is a key of virtio-net only"],
+    ),
     ("[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"ne2k\" }]", 4, &["\"ne2k\"", "\"virtio-net\""]),
     (
         "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", packed = true }]",

@@ -78,8 +78,11 @@ const SESSION: &[c_long] = &[
     libc::SYS_poll,
 ];
 
+/// Lets VMMs in, or goes to where they listen.
 const ACCEPTOR: &[c_long] = &[
     libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_socket,
     libc::SYS_fcntl,
     libc::SYS_getsockopt,
     libc::SYS_ppoll,

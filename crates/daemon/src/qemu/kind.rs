@@ -48,6 +48,10 @@ pub enum Lacks {
     VfioUser { vm: String, device: String, version: Version, instead: &'static str },
     #[error("VM {vm}: {device} is a PCI device, and a microvm has no PCI: use the machine q35, or {instead}")]
     Pci { vm: String, device: String, instead: &'static str },
+    #[error(
+        "VM {vm}: vsock_role = \"client\" needs a VMM that listens, and Cloud Hypervisor does for NICs only; remove the key"
+    )]
+    Listening { vm: String },
     #[error(transparent)]
     Path(#[from] TooLong),
 }

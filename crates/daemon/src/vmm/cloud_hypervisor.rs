@@ -3,9 +3,9 @@
 
 use std::path::Path;
 
-use crate::config::{NicModel, VmConfig};
-use crate::paths::{Paths, TooLong};
-use crate::qemu::RING;
+use crate::config::{NicModel, Role, VmConfig};
+use crate::paths::Paths;
+use crate::qemu::{Lacks, RING};
 
 /// The virtio id of a vsock device.
 const VSOCK: u32 = 19;
@@ -13,7 +13,7 @@ const VSOCK: u32 = 19;
 const VSOCK_RING: u16 = 128;
 
 /// The arguments, one string each. Each option is given once: that is how Cloud Hypervisor takes lists.
-pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<String>, TooLong> {
+pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<String>, Lacks> {
     let mut arguments = vec!["--memory".to_owned(), format!("size={memory_mib}M,shared=on")];
     let (mut nets, mut devices) = (Vec::new(), Vec::new());
     if vm.vmci {
@@ -28,10 +28,16 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
         let queues = 2 * u16::from(nic.queues);
         let mut net =
             format!("vhost_user=true,socket={socket},mac={},num_queues={queues},queue_size={RING}", nic.mac);
+        if virtio.role == Role::Client {
+            net += ",vhost_mode=server";
+        }
         if virtio.announces_mtu {
             net += &format!(",mtu={}", nic.mtu);
         }
         nets.push(net);
+    }
+    if vm.vsock_role == Role::Client {
+        return Err(Lacks::Listening { vm: vm.name.clone() });
     }
     let vsock = if vm.virtio_vsock {
         let socket = quoted(&paths.vsock(&vm.name)?);
@@ -66,6 +72,17 @@ mod tests {
     fn vm(keys: &str) -> VmConfig {
         let text = format!("[[vm]]\nname = \"web\"\n{keys}");
         Config::parse(Path::new("t.toml"), &text).unwrap().vms.remove(0)
+    }
+
+    #[test]
+    fn it_listens_for_nics_only() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let nic = vm("vsock = \"none\"\nnic = [{ model = \"virtio-net\", role = \"client\" }]");
+        let arguments = |vm| super::arguments(&paths, vm, 512);
+        assert!(arguments(&nic).unwrap()[3].ends_with(",vhost_mode=server"));
+        let vsock = vm("cid = 3\nvsock = \"virtio\"\nvsock_role = \"client\"");
+        let why = arguments(&vsock).unwrap_err().to_string();
+        assert!(why.contains("VM web") && why.contains("remove the key"), "{why}");
     }
 
     #[test]

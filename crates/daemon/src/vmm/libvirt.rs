@@ -3,7 +3,7 @@
 
 use std::fmt::Write as _;
 
-use crate::config::{NicConfig, NicModel, VirtioNet, VmConfig};
+use crate::config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 use crate::qemu;
 
@@ -54,12 +54,14 @@ fn interface(socket: &str, nic: &NicConfig, virtio: VirtioNet) -> String {
     }
     let mtu = if virtio.announces_mtu { format!("      <mtu size='{mtu}'/>\n") } else { String::new() };
     // QEMU tries again every second when the daemon is away; libvirt knows no shorter time.
+    let source = match virtio.role {
+        Role::Server => "mode='client'>\n        <reconnect enabled='yes' timeout='1'/>\n      </source>",
+        Role::Client => "mode='server'/>",
+    };
     format!(
         "    <interface type='vhostuser'>
       <mac address='{mac}'/>
-      <source type='unix' path='{}' mode='client'>
-        <reconnect enabled='yes' timeout='1'/>
-      </source>
+      <source type='unix' path='{}' {source}
       <model type='virtio'/>
       <driver {driver}/>
 {mtu}      <rom enabled='no'/>
@@ -123,6 +125,12 @@ mod tests {
         assert!(xml.contains("<driver queues='2' rx_queue_size='1024' tx_queue_size='1024'/>"), "{xml}");
         assert!(xml.contains("<mtu size='9000'/>") && !xml.contains("commandline"), "{xml}");
         assert!(xml.contains("<access mode='shared'/>"), "{xml}");
+    }
+
+    #[test]
+    fn a_vmm_that_listens_is_told_to() {
+        let xml = xml("vsock = \"none\"\nnic = [{ model = \"virtio-net\", role = \"client\" }]");
+        assert!(xml.contains("/vm/web/nic0.sock' mode='server'/>") && !xml.contains("reconnect"), "{xml}");
     }
 
     #[test]

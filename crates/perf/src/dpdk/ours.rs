@@ -8,7 +8,7 @@ use vmlane_bench::native::Cpus;
 use vmlane_device::virtio::net::{NetConfig, NetDevice};
 use vmlane_port::Frames;
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode};
-use vmlane_transport::{Listener, RingLines, Server};
+use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
 use vmlane_wire::ethernet::Mac;
 
 use super::testpmd::Testpmd;
@@ -61,5 +61,10 @@ fn serve(switch: &Arc<Switch>, socket: &std::path::Path, number: usize) -> anyho
     let config = NetConfig { mac, mtu: 1500, queues: 1, lro: true, packed: false };
     let device = NetDevice::new(config, frames, port, lines.clone(), Arc::default());
     let listener = Listener::bind(socket)?;
-    Ok(listener.serve_vhost(&format!("testpmd-{number}"), Box::new(device), lines, Arc::default())?)
+    Ok(VhostEnd::Listens(listener).serve(
+        &format!("testpmd-{number}"),
+        Box::new(device),
+        lines,
+        Arc::default(),
+    )?)
 }

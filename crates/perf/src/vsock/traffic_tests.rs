@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vmlane_transport::{Listener, RingLines, Server};
+use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
 use vmlane_vsock::{Hub, Settings, VsockDevice, VsockVm};
 
 use super::*;
@@ -26,7 +26,7 @@ fn serve() -> Served {
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).unwrap());
         let device = VsockDevice::new(cid, hub.clone(), lines.clone());
         let listener = Listener::bind(&sockets[index]).unwrap();
-        listener.serve_vhost("guest", Box::new(device), lines, Arc::default()).unwrap()
+        VhostEnd::Listens(listener).serve("guest", Box::new(device), lines, Arc::default()).unwrap()
     };
     let servers = [serve(0), serve(1)];
     let guests = attach(&sockets, || Ok(())).unwrap();
