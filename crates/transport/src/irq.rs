@@ -38,6 +38,8 @@ impl IrqKind {
 pub enum IrqError {
     #[error("interrupt descriptor is a {kind:?}, not an eventfd")]
     NotEventFd { kind: FileType },
+    #[error("interrupt descriptor is a socket, but not a stream socket of this host (AF_UNIX)")]
+    NotLocal,
     #[error("interrupt descriptor cannot be made non-blocking")]
     Host(#[from] rustix::io::Errno),
 }

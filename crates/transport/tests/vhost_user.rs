@@ -304,6 +304,50 @@ fn cve_2022_0669_descriptors_do_not_leak() {
     front.alive();
 }
 
+/// User Mode Linux hears calls from a socket. One that nobody reads costs its owner calls, and us no time.
+#[test]
+fn calls_go_to_a_local_stream_socket_and_never_wait() {
+    let mut front = Front::with_memory();
+    let (mut heard, call) = UnixStream::pair().unwrap();
+    assert_eq!(front.ask(request::SET_VRING_CALL, 0u64.as_bytes(), &[call.as_fd()]), 0);
+    front.lines.call(0);
+    let mut word = [0; 8];
+    heard.read_exact(&mut word).unwrap();
+    assert_eq!(u64::from_ne_bytes(word), 1);
+    // Blocking, as its owner may make it at any time.
+    call.set_nonblocking(false).unwrap();
+    for _ in 0..1 << 16 {
+        front.lines.call(0);
+    }
+    drop(heard);
+    front.lines.call(0);
+
+    let tcp = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    let (datagrams, _other) = std::os::unix::net::UnixDatagram::pair().unwrap();
+    for code in [request::SET_VRING_CALL, request::SET_VRING_ERR] {
+        assert_eq!(front.ask(code, 0u64.as_bytes(), &[tcp.as_fd()]), 1);
+        assert_eq!(front.ask(code, 0u64.as_bytes(), &[datagrams.as_fd()]), 1);
+    }
+    assert_eq!(front.ask(request::SET_VRING_KICK, 0u64.as_bytes(), &[call.as_fd()]), 1);
+    front.alive();
+}
+
+/// The socket for a back end's questions is held as long as the session, so that its end tells of the session's.
+#[test]
+fn the_socket_for_questions_lives_as_long_as_the_session() {
+    let mut front = Front::agreed();
+    let (mut ours, theirs) = UnixStream::pair().unwrap();
+    assert_eq!(front.ask(request::SET_BACKEND_REQ_FD, &[], &[]), 1);
+    assert_eq!(front.ask(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd(), theirs.as_fd()]), 1);
+    assert_eq!(front.ask(request::SET_BACKEND_REQ_FD, &[], &[theirs.as_fd()]), 0);
+    drop(theirs);
+    ours.set_nonblocking(true).unwrap();
+    let nothing = ours.read(&mut [0; 8]).unwrap_err();
+    assert_eq!(nothing.kind(), std::io::ErrorKind::WouldBlock);
+    front.close();
+    assert_eq!(ours.read(&mut [0; 8]).unwrap(), 0);
+}
+
 /// CVE-2020-10723: ring numbers and sizes out of range, in every message that has one.
 #[test]
 fn cve_2020_10723_rings_that_do_not_exist() {

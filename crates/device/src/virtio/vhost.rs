@@ -14,13 +14,9 @@ pub trait VhostDevice: Send {
     /// Feature bits on offer; those of the transport (PROTOCOL_FEATURES) apart.
     fn features(&self) -> u64;
 
-    /// Number of virtqueues, at most.
+    /// Number of virtqueues, at most. It is what GET_QUEUE_NUM answers, of a network card, too: QEMU compares pairs
+    /// with it, Cloud Hypervisor and User Mode Linux count the control queue.
     fn queues(&self) -> u16;
-
-    /// What GET_QUEUE_NUM answers: virtqueues, or pairs of them.
-    fn queue_number(&self) -> u16 {
-        self.queues()
-    }
 
     /// The device's configuration space.
     fn config(&self) -> Vec<u8>;

@@ -6,6 +6,8 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use parking_lot::RwLock;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
+use rustix::fs::FileType;
+use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
 use vmlane_device::virtio::vhost::Lines;
 
 use crate::irq::{IrqError, check_eventfd};
@@ -21,8 +23,39 @@ pub struct RingLines {
 #[derive(Debug, Default)]
 struct Ring {
     kick: RwLock<Option<OwnedFd>>,
-    call: RwLock<Option<OwnedFd>>,
-    error: RwLock<Option<OwnedFd>>,
+    call: RwLock<Option<Signal>>,
+    error: RwLock<Option<Signal>>,
+}
+
+/// How the front end hears.
+#[derive(Debug)]
+enum Signal {
+    Event(OwnedFd),
+    /// User Mode Linux hears by SIGIO, which event fds do not raise: it hands over an end of a socket pair, and
+    /// takes every eight bytes for a call (arch/um/drivers/virtio_uml.c).
+    Socket(OwnedFd),
+}
+
+impl Signal {
+    fn new(fd: OwnedFd) -> Result<Signal, IrqError> {
+        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
+        if kind != FileType::Socket {
+            check_eventfd(&fd)?;
+            return Ok(Signal::Event(fd));
+        }
+        let local = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
+            && sockopt::socket_type(&fd)? == SocketType::STREAM;
+        if local { Ok(Signal::Socket(fd)) } else { Err(IrqError::NotLocal) }
+    }
+
+    /// Never waits. A full counter or socket means that the event is pending anyway, so no error matters.
+    fn raise(&self) {
+        let one = 1u64.to_ne_bytes();
+        let _ = match self {
+            Signal::Event(fd) => rustix::io::write(fd, &one),
+            Signal::Socket(fd) => rustix::net::send(fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
+        };
+    }
 }
 
 /// Which of a ring's three descriptors.
@@ -41,12 +74,12 @@ impl RingLines {
 
     /// Replaces a descriptor. `ring` is one of the device's.
     pub(super) fn set(&self, line: Line, ring: usize, fd: Option<OwnedFd>) -> Result<(), IrqError> {
-        if let Some(fd) = &fd {
-            check_eventfd(fd)?;
-        }
         let lines = &self.rings[ring];
         match line {
             Line::Kick => {
+                if let Some(fd) = &fd {
+                    check_eventfd(fd)?;
+                }
                 let mut kick = lines.kick.write();
                 if let Some(old) = kick.take() {
                     // It is there: nobody else removes it.
@@ -58,8 +91,14 @@ impl RingLines {
                 }
                 *kick = fd;
             }
-            Line::Call => *lines.call.write() = fd,
-            Line::Error => *lines.error.write() = fd,
+            Line::Call => {
+                let signal = fd.map(Signal::new).transpose()?;
+                *lines.call.write() = signal;
+            }
+            Line::Error => {
+                let signal = fd.map(Signal::new).transpose()?;
+                *lines.error.write() = signal;
+            }
         }
         Ok(())
     }
@@ -75,10 +114,9 @@ impl RingLines {
     }
 }
 
-fn signal(line: &RwLock<Option<OwnedFd>>) {
-    if let Some(fd) = &*line.read() {
-        // A full counter means that the event is pending anyway, so no error matters here.
-        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+fn signal(line: &RwLock<Option<Signal>>) {
+    if let Some(signal) = &*line.read() {
+        signal.raise();
     }
 }
 

@@ -28,6 +28,7 @@ const PROTOCOL: u64 = protocol::MULTI_QUEUE
     | protocol::INFLIGHT_SHMFD
     | protocol::REPLY_ACK
     | protocol::NET_MTU
+    | protocol::BACKEND_REQ
     | protocol::CONFIG
     | protocol::RESET_DEVICE
     | protocol::CONFIGURE_MEM_SLOTS
@@ -95,6 +96,9 @@ pub struct Requests<'d> {
     rings: Vec<Ring>,
     inflight: Option<Inflight>,
     log: Option<DirtyLog>,
+    /// Where a back end may ask the front end. Nothing is asked; but its end tells User Mode Linux, which does
+    /// not listen to its other socket, that the daemon is gone.
+    questions: Option<OwnedFd>,
 }
 
 impl<'d> Requests<'d> {
@@ -115,6 +119,7 @@ impl<'d> Requests<'d> {
             rings,
             inflight: None,
             log: None,
+            questions: None,
         }
     }
 
@@ -139,7 +144,7 @@ impl<'d> Requests<'d> {
         self.device.gone();
         self.lines.reset();
         self.memory = Memory::default();
-        (self.inflight, self.log) = (None, None);
+        (self.inflight, self.log, self.questions) = (None, None, None);
     }
 
     pub fn handle(&mut self, message: Message) -> Result<Answer, RequestError> {
@@ -167,11 +172,15 @@ impl<'d> Requests<'d> {
                 self.protocol = subset("protocol features", u64_of(payload)?, PROTOCOL)?;
                 Ok(Answer::Done)
             }
-            request::GET_QUEUE_NUM => number(self.device.queue_number().into()),
+            request::GET_QUEUE_NUM => number(self.device.queues().into()),
             request::NET_SET_MTU => {
                 let mtu = u64_of(payload)?;
                 let good = u16::try_from(mtu).is_ok_and(|mtu| self.change(|this| this.device.set_mtu(mtu)));
                 if good { Ok(Answer::Done) } else { Err(RequestError::Field { name: "MTU", value: mtu }) }
+            }
+            request::SET_BACKEND_REQ_FD => {
+                self.questions = Some(only(fds)?);
+                Ok(Answer::Done)
             }
             request::GET_CONFIG => self.get_config(payload),
             request::SET_LOG_BASE => self.set_log(payload, fds),
@@ -260,11 +269,9 @@ impl<'d> Requests<'d> {
         Ok(Answer::Done)
     }
 
-    fn add_memory(&mut self, payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+    fn add_memory(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
         let (one, _) = fixed::<OneRegion>(payload)?;
-        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(RequestError::Descriptors { have: fds.len(), need: 1 });
-        };
+        let fd = only(fds)?;
         count(&self.stats.dma_maps);
         let memory = self.memory.with(&one.region, fd)?;
         self.change(|this| this.memory = memory);
@@ -357,11 +364,9 @@ impl<'d> Requests<'d> {
         Ok(Answer::Done)
     }
 
-    fn set_log(&mut self, payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+    fn set_log(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
         let (base, _) = fixed::<LogBase>(payload)?;
-        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(RequestError::Descriptors { have: fds.len(), need: 1 });
-        };
+        let fd = only(fds)?;
         let log = shared::log(base, &fd)?;
         self.change(|this| this.log = Some(log));
         number(0)
@@ -376,11 +381,9 @@ impl<'d> Requests<'d> {
         Ok(Answer::File(bytes, file))
     }
 
-    fn set_inflight(&mut self, payload: &[u8], mut fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
+    fn set_inflight(&mut self, payload: &[u8], fds: Vec<OwnedFd>) -> Result<Answer, RequestError> {
         let (area, _) = fixed::<InflightArea>(payload)?;
-        let (Some(fd), true) = (fds.pop(), fds.is_empty()) else {
-            return Err(RequestError::Descriptors { have: fds.len(), need: 1 });
-        };
+        let fd = only(fds)?;
         let inflight = Inflight::open(area, &fd, self.rings.len())?;
         self.change(|this| this.inflight = Some(inflight));
         Ok(Answer::Done)
@@ -404,6 +407,15 @@ impl<'d> Requests<'d> {
 
 fn number(value: u64) -> Result<Answer, RequestError> {
     Ok(Answer::Payload(value.as_bytes().to_vec()))
+}
+
+/// The one descriptor that came along.
+fn only(mut fds: Vec<OwnedFd>) -> Result<OwnedFd, RequestError> {
+    let have = fds.len();
+    match (fds.pop(), have) {
+        (Some(fd), 1) => Ok(fd),
+        _ => Err(RequestError::Descriptors { have, need: 1 }),
+    }
 }
 
 fn subset(name: &'static str, value: u64, offered: u64) -> Result<u64, RequestError> {

@@ -105,10 +105,6 @@ impl VhostDevice for NetDevice {
         2 * u16::from(self.config.queues) + 1
     }
 
-    fn queue_number(&self) -> u16 {
-        self.config.queues.into()
-    }
-
     fn config(&self) -> Vec<u8> {
         let config = virtio::NetConfig {
             mac: self.config.mac.0,
