@@ -11,12 +11,22 @@ use std::path::Path;
 use std::process::{Child, Command};
 use std::time::Duration;
 
-use anyhow::{Context, Result, bail};
+use anyhow::{Context, Result, bail, ensure};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::process::{Pid, PidfdFlags, Signal};
+use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
+
+/// What a child gets beside its protection.
+#[derive(Clone, Debug, Default)]
+pub struct Extra {
+    /// The only processor that it runs on.
+    pub cpu: Option<usize>,
+    /// `KEY=VALUE` for the command, and not for the program that becomes it.
+    pub env: Vec<String>,
+}
 
 /// What `vmlane lab child` runs.
-pub fn run(parent: u32, command: &[OsString]) -> Result<()> {
+pub fn run(parent: u32, extra: &Extra, command: &[OsString]) -> Result<()> {
     rustix::process::set_parent_process_death_signal(Some(Signal::KILL))
         .context("cannot ask for a parent-death signal")?;
     // The parent may have ended before the signal was armed.
@@ -24,19 +34,39 @@ pub fn run(parent: u32, command: &[OsString]) -> Result<()> {
         bail!("the supervisor {parent} is gone");
     }
     let (program, args) = command.split_first().context("no command")?;
-    let error = Command::new(program).args(args).exec();
+    if let Some(cpu) = extra.cpu {
+        ensure!(cpu < CpuSet::MAX_CPU, "processor {cpu}: this host's numbers end at {}", CpuSet::MAX_CPU - 1);
+        let mut cpus = CpuSet::new();
+        cpus.set(cpu);
+        sched_setaffinity(None, &cpus).with_context(|| format!("cannot stay on processor {cpu}"))?;
+    }
+    let env = extra.env.iter().filter_map(|pair| pair.split_once('='));
+    let error = Command::new(program).args(args).envs(env).exec();
     Err(error).with_context(|| format!("cannot run {}", Path::new(program).display()))
+}
+
+/// The processor for the guest with this number, of those that this process may use.
+pub fn cpu_for(number: u32) -> Option<usize> {
+    let mine = sched_getaffinity(None).ok()?;
+    let mine: Vec<usize> = (0..CpuSet::MAX_CPU).filter(|&cpu| mine.is_set(cpu)).collect();
+    mine.get(number.checked_sub(1)? as usize % mine.len().max(1)).copied()
 }
 
 /// A command that starts `inner` under this process's protection.
 pub fn protected(vmlane: &Path, inner: &Command) -> Command {
+    protected_with(vmlane, inner, &Extra::default())
+}
+
+/// The same with more.
+pub fn protected_with(vmlane: &Path, inner: &Command, extra: &Extra) -> Command {
     let mut command = Command::new(vmlane);
-    command
-        .args(["lab", "child"])
-        .arg(std::process::id().to_string())
-        .arg("--")
-        .arg(inner.get_program())
-        .args(inner.get_args());
+    command.args(["lab", "child"]);
+    command.args(extra.cpu.iter().flat_map(|cpu| ["--cpu".to_owned(), cpu.to_string()]));
+    command.args(extra.env.iter().flat_map(|pair| ["--env", pair]));
+    command.arg(std::process::id().to_string()).arg("--").arg(inner.get_program()).args(inner.get_args());
+    if let Some(dir) = inner.get_current_dir() {
+        command.current_dir(dir);
+    }
     for (key, value) in inner.get_envs() {
         match value {
             Some(value) => command.env(key, value),

@@ -1,4 +1,6 @@
-//! Cuts an ELF file to what the kernel loads: the guests' copy needs no debug sections.
+//! Cuts an ELF file to what the kernel loads: the guests' copy needs no debug sections. And gives one another loader.
+
+use anyhow::{Context, Result, ensure};
 
 /// The bytes of `elf` up to the end of its last segment, with the section table unlinked.
 /// Anything that is not a 64-bit little-endian ELF file comes back whole.
@@ -9,6 +11,32 @@ pub fn loadable(mut elf: Vec<u8>) -> Vec<u8> {
         elf[0x3c..0x40].fill(0); // e_shnum, e_shstrndx
     }
     elf
+}
+
+/// The program with `loader` in the place of its own, whose name must not be shorter. A relative name is found
+/// from where the program is started.
+pub fn with_loader(mut elf: Vec<u8>, loader: &str) -> Result<Vec<u8>> {
+    let name = interpreter(&elf).context("no dynamic ELF program")?;
+    ensure!(loader.len() < name.len(), "the loader's name {loader:?} is too long for the program");
+    elf[name.clone()].fill(0);
+    elf[name.start..name.start + loader.len()].copy_from_slice(loader.as_bytes());
+    Ok(elf)
+}
+
+/// Where PT_INTERP says that the loader's name is.
+fn interpreter(elf: &[u8]) -> Option<std::ops::Range<usize>> {
+    const PT_INTERP: u64 = 3;
+    let word = |at: usize, bytes: usize| -> Option<u64> {
+        let slice = elf.get(at..at.checked_add(bytes)?)?;
+        Some(slice.iter().rev().fold(0, |value, byte| value << 8 | u64::from(*byte)))
+    };
+    elf.starts_with(b"\x7fELF\x02\x01").then_some(())?;
+    let (table, entry, count) = (word(0x20, 8)? as usize, word(0x36, 2)? as usize, word(0x38, 2)? as usize);
+    let headers = (0..count).map(|index| table.saturating_add(index * entry));
+    let header = headers.into_iter().find(|&at| word(at, 4) == Some(PT_INTERP))?;
+    let start = word(header.checked_add(8)?, 8)? as usize;
+    let end = start.checked_add(word(header.checked_add(0x20)?, 8)? as usize)?;
+    (end <= elf.len() && start < end).then_some(start..end)
 }
 
 fn loaded_end(elf: &[u8]) -> Option<usize> {
@@ -30,6 +58,21 @@ fn loaded_end(elf: &[u8]) -> Option<usize> {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn a_program_gets_another_loader() {
+        let mut elf = vec![0; 0x100];
+        elf[..6].copy_from_slice(b"\x7fELF\x02\x01");
+        (elf[0x20], elf[0x36], elf[0x38]) = (0x40, 0x38, 1);
+        (elf[0x40], elf[0x48], elf[0x60]) = (3, 0x80, 16);
+        elf[0x80..0x90].copy_from_slice(b"/lib64/ld-x.so.\0");
+        let changed = with_loader(elf.clone(), "lib64/ld-x.so").unwrap();
+        assert_eq!(&changed[0x80..0x90], b"lib64/ld-x.so\0\0\0");
+        assert!(with_loader(elf.clone(), "/lib64/ld-long.so").is_err());
+        elf[0x48] = 0xf8;
+        assert!(with_loader(elf, "x").is_err(), "beyond the end");
+        assert!(with_loader(b"#!/bin/sh\n".to_vec(), "x").is_err());
+    }
 
     #[test]
     fn this_program_shrinks_and_scripts_stay() {

@@ -47,7 +47,7 @@ impl Lab {
         if spec.devices.contains(&Device::VhostDeviceVsock) {
             assets.vhost_device_vsock = Some(setup::vhost_device_vsock::ensure(&Progress(progress))?);
         }
-        match spec.accelerator.as_deref() {
+        match spec.accelerator.as_deref().filter(|_| spec.has_qemu()) {
             None => {}
             Some("kvm") => assets.accel = setup::Accel::Kvm,
             Some("tcg") => assets.accel = setup::Accel::Tcg,

@@ -1,10 +1,10 @@
 //! Real VMs on one machine: set them up, boot them, run commands in them, take them down.
 //!
 //! `vmlane lab` and the tests use the same parts. [`setup`] fetches QEMU, kernels and a root image
-//! once. [`Lab::up`] starts one *supervisor* process that owns a lab's QEMUs and its daemon; it is
+//! once. [`Lab::up`] starts one *supervisor* process that owns a lab's guests and its daemon; it is
 //! asked over a Unix socket, and when it ends, however that happens, all of the lab ends. In each
-//! guest the [`agent`] runs commands for it over a virtio-serial port, so that the devices under
-//! test stay out of the way of the tests. An [`experiment`] is a sweep of measurements in a lab;
+//! guest the [`agent`] runs commands for it over a virtio-serial port (a serial line under User Mode
+//! Linux), so that the devices under test stay out of the way of the tests. An [`experiment`] is a sweep of measurements in a lab;
 //! [`report`] shows its rows.
 
 pub mod agent;
@@ -28,6 +28,7 @@ pub mod setup;
 pub mod spec;
 pub mod stop;
 pub mod supervisor;
+mod uml;
 
 pub use client::Output;
 pub use device::Device;

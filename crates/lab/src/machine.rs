@@ -1,4 +1,4 @@
-//! What QEMU a lab's guests run in, and which devices that one cannot have.
+//! What a lab's guests run in, and which devices that one cannot have.
 
 use std::fmt;
 use std::str::FromStr;
@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Backend, Device, NicModel};
+use crate::device::{Backend, Device, NicModel, VirtioNet};
 use crate::setup::QEMU_RELEASES;
 
 /// `--machine`.
@@ -18,15 +18,18 @@ pub enum Machine {
     Q35,
     /// virtio-mmio devices, told by ACPI, and no PCI.
     Microvm,
+    /// User Mode Linux: no QEMU, one processor, and virtio devices over vhost-user only.
+    Uml,
 }
 
 impl Machine {
-    pub const ALL: [Machine; 2] = [Machine::Q35, Machine::Microvm];
+    pub const ALL: [Machine; 3] = [Machine::Q35, Machine::Microvm, Machine::Uml];
 
     pub fn name(self) -> &'static str {
         match self {
             Machine::Q35 => "q35",
             Machine::Microvm => "microvm",
+            Machine::Uml => "uml",
         }
     }
 
@@ -34,7 +37,24 @@ impl Machine {
     pub fn virtio(self, kind: &str) -> String {
         match self {
             Machine::Q35 => format!("{kind}-pci"),
-            Machine::Microvm => format!("{kind}-device"),
+            Machine::Microvm | Machine::Uml => format!("{kind}-device"),
+        }
+    }
+
+    /// Whether it is a QEMU.
+    pub fn is_qemu(self) -> bool {
+        self != Machine::Uml
+    }
+
+    /// What stands for `device` in a guest of this machine beside guests of others: where User Mode Linux has
+    /// no bus, the virtio device that joins the same switch and the same CIDs.
+    pub fn counterpart(self, device: &Device) -> Device {
+        match (self, device) {
+            (Machine::Uml, Device::Vmci) => Device::VirtioVsock,
+            (Machine::Uml, Device::Vmxnet3(nic)) => {
+                Device::VirtioNet(VirtioNet { mtu: nic.mtu, vlan: nic.vlan, ..VirtioNet::default() })
+            }
+            _ => device.clone(),
         }
     }
 }
@@ -50,7 +70,7 @@ impl FromStr for Machine {
 
     fn from_str(text: &str) -> Result<Self> {
         let found = Self::ALL.into_iter().find(|machine| machine.name() == text);
-        found.ok_or_else(|| anyhow::anyhow!("machine {text:?}: choose from q35, microvm"))
+        found.ok_or_else(|| anyhow::anyhow!("machine {text:?}: choose from q35, microvm, uml"))
     }
 }
 
@@ -73,7 +93,13 @@ pub fn check(machine: Machine, qemu: Option<&str>, devices: &[Device]) -> Result
                  from virtio-net, virtio-vsock, qemu-virtio-net"
             );
         }
-        let Some(release) = qemu else { continue };
+        if machine == Machine::Uml && !matches!(device, Device::VirtioNet(_) | Device::VirtioVsock) {
+            bail!(
+                "device {device} needs a QEMU; User Mode Linux has devices over vhost-user only: leave --machine uml \
+                 away, or choose from virtio-net, virtio-vsock"
+            );
+        }
+        let Some(release) = qemu.filter(|_| machine.is_qemu()) else { continue };
         match device {
             Device::Vmci | Device::Vmxnet3(_) => bail!(
                 "device {device} is served over vfio-user, which needs QEMU >= 10.1: leave --qemu {release} away, or \
@@ -139,6 +165,20 @@ mod tests {
         for machine in Machine::ALL {
             assert_eq!(machine.name().parse::<Machine>().unwrap(), machine);
         }
-        assert!("pc".parse::<Machine>().unwrap_err().to_string().contains("q35, microvm"));
+        assert!("pc".parse::<Machine>().unwrap_err().to_string().contains("q35, microvm, uml"));
+    }
+
+    #[test]
+    fn user_mode_linux_has_vhost_user_only() {
+        for device in ["vmci", "vmxnet3", "qemu-virtio-net", "qemu-e1000:tap"] {
+            let why = why(Machine::Uml, None, device).unwrap();
+            assert!(why.contains("virtio-net, virtio-vsock") && why.contains(device), "{why}");
+        }
+        for device in ["virtio-net:mtu=9000", "virtio-vsock"] {
+            assert_eq!(why(Machine::Uml, None, device), None);
+        }
+        let beside = |device: &str| Machine::Uml.counterpart(&device.parse().unwrap()).to_string();
+        assert_eq!(beside("vmxnet3:profile=full,queues=4,mtu=9000,vlan=7"), "virtio-net:mtu=9000,vlan=7");
+        assert_eq!(beside("vmci"), "virtio-vsock");
     }
 }

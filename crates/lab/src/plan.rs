@@ -123,7 +123,9 @@ pub struct Status {
     pub dir: PathBuf,
     pub supervisor_pid: u32,
     pub accelerator: String,
+    /// Empty when no guest runs in QEMU.
     pub qemu_version: String,
+    /// Guest a's.
     #[serde(default)]
     pub machine: Machine,
     pub guests: Vec<GuestStatus>,
@@ -137,6 +139,8 @@ pub struct GuestStatus {
     pub state: String,
     pub cid: Option<u32>,
     pub group: Option<String>,
+    #[serde(default)]
+    pub machine: Machine,
     pub kernel: String,
     pub release: Option<String>,
     /// From the start of QEMU to a guest that answers.

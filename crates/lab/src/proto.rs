@@ -23,6 +23,17 @@ pub const WINDOW: u32 = 1 << 20;
 /// The name of the virtio-serial port.
 pub const PORT: &str = "vmlane.agent";
 
+/// Where there is no such port, this word of the kernel's command line names a serial line.
+pub const PORT_WORD: &str = "vmlane.port=";
+
+/// The bytes under way to an agent on a serial line. Linux' line discipline holds 4096, and User Mode Linux never
+/// hears again of a line that it once throttled because 128 were left (arch/um/drivers/line.c: nothing puts the
+/// descriptor back). What was meant for an agent before this one may be there as well.
+pub const LINE_WINDOW: u32 = 1536;
+
+/// An agent on a serial line tells of so many bytes that it has taken from there.
+pub const LINE_TAKEN: u32 = 512;
+
 const MAGIC: u16 = 0x4c56;
 const HEADER: usize = 12;
 /// Its first byte occurs once, so looking for it needs no backtracking.
@@ -56,14 +67,18 @@ pub enum Kind {
     Failed = 13,
     /// Supervisor: restart the guest.
     Reboot = 14,
+    /// Agent on a serial line: it took so many bytes from there: a little-endian u32.
+    Taken = 15,
 }
 
 impl Kind {
     fn of(number: u8) -> Option<Self> {
         use Kind::*;
-        [Hello, Setup, Up, Exec, Stdin, StdinEnd, Stdout, Stderr, Credit, Signal, Close, Exit, Failed, Reboot]
-            .into_iter()
-            .find(|k| *k as u8 == number)
+        let all = [
+            Hello, Setup, Up, Exec, Stdin, StdinEnd, Stdout, Stderr, Credit, Signal, Close, Exit, Failed,
+            Reboot, Taken,
+        ];
+        all.into_iter().find(|k| *k as u8 == number)
     }
 }
 
@@ -140,11 +155,15 @@ impl Frame {
         Self::new(Kind::Credit, session, (bytes as u32).to_le_bytes())
     }
 
+    pub fn taken(bytes: u32) -> Self {
+        Self::new(Kind::Taken, 0, bytes.to_le_bytes())
+    }
+
     pub fn parse<'a, T: Deserialize<'a>>(&'a self) -> io::Result<T> {
         serde_json::from_slice(&self.data).map_err(io::Error::other)
     }
 
-    /// The bytes granted by a credit frame.
+    /// The bytes granted by a credit frame, or told by one of a line.
     pub fn granted(&self) -> u32 {
         self.data.as_slice().try_into().map_or(0, u32::from_le_bytes)
     }
@@ -204,16 +223,21 @@ pub fn hunt(from: &mut impl Read) -> io::Result<bool> {
 /// The bytes that a sender may still send.
 pub struct Credit {
     left: Mutex<Option<u32>>,
+    most: u32,
     more: Condvar,
 }
 
 impl Default for Credit {
     fn default() -> Self {
-        Self { left: Mutex::new(Some(WINDOW)), more: Condvar::new() }
+        Self::of(WINDOW)
     }
 }
 
 impl Credit {
+    pub fn of(most: u32) -> Self {
+        Self { left: Mutex::new(Some(most)), most, more: Condvar::new() }
+    }
+
     /// Waits until something may be sent and takes up to `most` of it; `None` when it is over.
     pub fn take(&self, most: usize) -> Option<usize> {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
@@ -232,7 +256,7 @@ impl Credit {
 
     pub fn give(&self, bytes: u32) {
         let mut left = self.left.lock().unwrap_or_else(PoisonError::into_inner);
-        *left = left.map(|n| n.saturating_add(bytes).min(WINDOW));
+        *left = left.map(|n| n.saturating_add(bytes).min(self.most));
         self.more.notify_all();
     }
 

@@ -40,25 +40,25 @@ pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String], boot: Boot) -> Resu
             give_rom(&mut ours, &guest.name)?;
         }
     }
-    if plan.spec.machine == Machine::Microvm && !ours.iter().any(|a| a.starts_with("virtio-mmio.")) {
+    if guest.machine == Machine::Microvm && !ours.iter().any(|a| a.starts_with("virtio-mmio.")) {
         args.extend(words("-global virtio-mmio.force-legacy=false"));
     }
     if !ours.iter().any(|a| a == "-m") {
         args.extend(["-m".into(), plan.spec.mem_mib.to_string()]);
     }
     args.extend(disks(plan, guest));
-    if plan.assets.accel == Accel::Tcg && !plan.assets.qemu.is_recent() {
+    if plan.assets.accel == Accel::Tcg && !plan.assets.qemu()?.is_recent() {
         leave_msi_x(&mut ours);
     }
     args.extend(ours);
-    if plan.spec.devices.contains(&Device::VhostDeviceVsock) {
+    if guest.devices.contains(&Device::VhostDeviceVsock) {
         args.extend(peer::qemu_args(
             plan,
             guest,
             !args.iter().any(|a| a.starts_with("memory-backend-memfd")),
         ));
     }
-    let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
+    let nics = guest.devices.iter().filter(|device| device.is_nic());
     for (net, device) in nics.enumerate() {
         if let Device::QemuNic { model, backend } = device {
             args.extend(nic(plan, guest, net, *model, *backend));
@@ -100,16 +100,16 @@ fn kernel(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
 
 fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     let mut args = words("-nodefaults -no-user-config -display none");
-    args.extend(words(match plan.spec.machine {
+    args.extend(words(match guest.machine {
         Machine::Q35 => "-machine q35",
         // Debian's kernels find virtio-mmio devices by ACPI and not by words of their command line.
-        Machine::Microvm => "-machine microvm,acpi=on,rtc=on,auto-kernel-cmdline=off",
+        Machine::Microvm | Machine::Uml => "-machine microvm,acpi=on,rtc=on,auto-kernel-cmdline=off",
     }));
     args.extend(plan.assets.accel.args().iter().map(|a| (*a).to_owned()));
     args.extend(["-name".into(), format!("{}-{}", plan.spec.name, guest.name)]);
     args.extend(["-smp".into(), plan.spec.cpus.to_string()]);
-    args.extend(virtio(plan, "virtio-rng", ""));
-    args.extend(virtio(plan, "virtio-serial", ",id=ports"));
+    args.extend(virtio(guest, "virtio-rng", ""));
+    args.extend(virtio(guest, "virtio-serial", ",id=ports"));
     args.extend(words("-chardev socket,id=agent,fd=0"));
     args.extend(words(&format!("-device virtserialport,bus=ports.0,chardev=agent,name={PORT}")));
     let console = comma(&plan.console(&guest.name));
@@ -143,15 +143,15 @@ fn disks(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     let modules = comma(&modules);
     let mut args =
         vec!["-drive".into(), format!("if=none,id=root,format=raw,snapshot=on,cache=unsafe,file={root}")];
-    args.extend(virtio(plan, "virtio-blk", ",drive=root,serial=root"));
+    args.extend(virtio(guest, "virtio-blk", ",drive=root,serial=root"));
     args.extend(["-drive".into(), format!("if=none,id=modules,format=raw,readonly=on,file={modules}")]);
-    args.extend(virtio(plan, "virtio-blk", ",drive=modules,serial=modules"));
+    args.extend(virtio(guest, "virtio-blk", ",drive=modules,serial=modules"));
     args
 }
 
 /// A virtio device of the lab's own.
-fn virtio(plan: &Plan, kind: &str, keys: &str) -> [String; 2] {
-    let machine = plan.spec.machine;
+fn virtio(guest: &GuestSpec, kind: &str, keys: &str) -> [String; 2] {
+    let machine = guest.machine;
     let rom = if machine == Machine::Q35 { ",romfile=" } else { "" };
     ["-device".into(), format!("{}{keys}{rom}", machine.virtio(kind))]
 }
@@ -175,9 +175,9 @@ fn nic(plan: &Plan, guest: &GuestSpec, net: usize, model: NicModel, backend: Bac
         }
     };
     let mac = guest.nics.get(net).map_or("", |n| n.mac.as_str());
-    let device = match plan.spec.machine {
+    let device = match guest.machine {
         Machine::Q35 => format!("{},netdev={id},mac={mac},romfile=", model.qemu_device()),
-        Machine::Microvm => format!("virtio-net-device,netdev={id},mac={mac}"),
+        Machine::Microvm | Machine::Uml => format!("virtio-net-device,netdev={id},mac={mac}"),
     };
     vec!["-netdev".into(), netdev, "-device".into(), device]
 }

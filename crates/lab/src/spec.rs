@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::Device;
 use crate::dirs;
 use crate::machine::{self, Machine};
-use crate::setup::KERNELS;
+use crate::setup::{KERNELS, UML_KERNEL};
 
 /// The kernel of guests when nobody says otherwise.
 pub const DEFAULT_KERNEL: &str = "6.12";
@@ -42,8 +42,12 @@ pub struct LabSpec {
     /// `kvm` or `tcg`; none leaves the choice to the set-up.
     #[serde(default)]
     pub accelerator: Option<String>,
+    /// What guests run in, if `machines` does not say.
     #[serde(default)]
     pub machine: Machine,
+    /// What guests run in: empty for `machine`, one for all, or one a guest.
+    #[serde(default)]
+    pub machines: Vec<Machine>,
     /// An older QEMU, such as `7.2`; none is one of 10.1 or later.
     #[serde(default)]
     pub qemu: Option<String>,
@@ -64,7 +68,12 @@ pub struct GuestSpec {
     pub name: String,
     /// 1 for guest a.
     pub number: u32,
+    #[serde(default)]
+    pub machine: Machine,
     pub kernel: String,
+    /// What it has of the lab's devices, in their order.
+    #[serde(default)]
+    pub devices: Vec<Device>,
     pub group: Option<String>,
     pub cid: Option<u32>,
     pub nics: Vec<Nic>,
@@ -100,6 +109,7 @@ impl LabSpec {
             boot_seconds: 180,
             accelerator: None,
             machine: Machine::default(),
+            machines: Vec::new(),
             qemu: None,
         }
     }
@@ -121,15 +131,11 @@ impl LabSpec {
         ensure!((1..=MOST_GUESTS).contains(&guests), "guests = {guests}: a lab has 1 to {MOST_GUESTS}");
         ensure!((1..=64).contains(&self.cpus), "cpus = {}: a guest has 1 to 64", self.cpus);
         ensure!(self.mem_mib >= 256, "mem = {} MiB: a guest needs 256 or more", self.mem_mib);
-        for kernel in &self.kernels {
-            if !KERNELS.iter().any(|(v, ..)| v == kernel) {
-                let valid = KERNELS.map(|(v, ..)| v).join(", ");
-                bail!("kernel {kernel:?}: choose from {valid}");
-            }
-        }
-        machine::check(self.machine, self.qemu.as_deref(), &self.devices)?;
         per_guest("kernel", &self.kernels, guests)?;
         per_guest("group", &self.groups, guests)?;
+        let machines: Vec<String> = self.machines.iter().map(Machine::to_string).collect();
+        per_guest("machine", &machines, guests)?;
+        self.check_machines()?;
         let vsock = self.devices.iter().filter(|device| device.is_vsock()).count();
         ensure!(
             vsock <= 1,
@@ -160,23 +166,78 @@ impl LabSpec {
         Ok(())
     }
 
-    /// Every guest, with its name, kernel, CID and addresses.
+    fn check_machines(&self) -> Result<()> {
+        for kernel in &self.kernels {
+            if kernel != UML_KERNEL && !KERNELS.iter().any(|(v, ..)| v == kernel) {
+                let valid = KERNELS.map(|(v, ..)| v).join(", ");
+                bail!("kernel {kernel:?}: choose from {valid}, or {UML_KERNEL} under --machine uml");
+            }
+        }
+        for (index, guest) in self.guests().iter().enumerate() {
+            machine::check(guest.machine, self.qemu.as_deref(), &guest.devices)?;
+            let (name, asked) = (&guest.name, pick(&self.kernels, index));
+            if guest.machine.is_qemu() {
+                ensure!(
+                    guest.kernel != UML_KERNEL,
+                    "guest {name} with kernel {UML_KERNEL}: it is a program, User Mode Linux, and no kernel for \
+                     QEMU: add --machine uml"
+                );
+                continue;
+            }
+            // One kernel for all is that of the guests in QEMU.
+            ensure!(
+                asked.as_ref().is_none_or(|asked| asked == UML_KERNEL)
+                    || self.kernels.len() == 1 && self.has_qemu(),
+                "guest {name} under User Mode Linux with kernel {:?}: it has {UML_KERNEL} only; leave --kernel away",
+                asked.unwrap_or_default()
+            );
+            ensure!(
+                self.cpus == 1,
+                "cpus = {}: guest {name} under User Mode Linux has one, as it knows no SMP: leave --cpus away",
+                self.cpus
+            );
+            ensure!(
+                self.qemu.is_none() || self.has_qemu(),
+                "QEMU {:?}: there is none under --machine uml; leave --qemu away",
+                self.qemu.as_deref().unwrap_or_default()
+            );
+        }
+        Ok(())
+    }
+
+    /// Whether any guest runs in QEMU.
+    pub fn has_qemu(&self) -> bool {
+        self.machines.is_empty() && self.machine.is_qemu()
+            || self.machines.iter().any(|machine| machine.is_qemu())
+    }
+
+    /// Every guest, with its name, machine, kernel, devices, CID and addresses.
     pub fn guests(&self) -> Vec<GuestSpec> {
-        let nics: Vec<&Device> = self.devices.iter().filter(|device| device.is_nic()).collect();
-        let vsock = self.devices.iter().any(Device::is_vsock);
-        (0..self.guests.min(MOST_GUESTS))
-            .map(|index| {
-                let number = index as u32 + 1;
-                GuestSpec {
-                    name: guest_name(index),
-                    number,
-                    kernel: pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into()),
-                    group: pick(&self.groups, index),
-                    cid: vsock.then_some(number + 2),
-                    nics: (0..).zip(&nics).map(|(net, device)| nic(net, number, device)).collect(),
-                }
-            })
-            .collect()
+        (0..self.guests.min(MOST_GUESTS)).map(|index| self.guest(index)).collect()
+    }
+
+    fn guest(&self, index: usize) -> GuestSpec {
+        let number = index as u32 + 1;
+        let machine = pick(&self.machines, index).unwrap_or(self.machine);
+        // Alone, a machine is asked for what it does not have, and refuses it.
+        let devices: Vec<Device> = if self.has_qemu() {
+            self.devices.iter().map(|device| machine.counterpart(device)).collect()
+        } else {
+            self.devices.clone()
+        };
+        let kernel = || pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into());
+        let vsock = devices.iter().any(Device::is_vsock);
+        let nics = devices.iter().filter(|device| device.is_nic());
+        GuestSpec {
+            name: guest_name(index),
+            number,
+            machine,
+            kernel: if machine.is_qemu() { kernel() } else { UML_KERNEL.into() },
+            group: pick(&self.groups, index),
+            cid: vsock.then_some(number + 2),
+            nics: (0..).zip(nics).map(|(net, device)| nic(net, number, machine, device)).collect(),
+            devices,
+        }
     }
 
     /// The kernels in use, each once.
@@ -194,7 +255,7 @@ fn guest_name(index: usize) -> String {
     if index < 26 { letter.to_string() } else { format!("{}{letter}", guest_name(index / 26 - 1)) }
 }
 
-fn pick(list: &[String], index: usize) -> Option<String> {
+fn pick<T: Clone>(list: &[T], index: usize) -> Option<T> {
     if list.len() == 1 { list.first().cloned() } else { list.get(index).cloned() }
 }
 
@@ -208,17 +269,19 @@ fn per_guest(key: &str, list: &[String], guests: usize) -> Result<()> {
 }
 
 /// Card `net` of guest `number`: each card of a guest has a subnet of its own.
-fn nic(net: u32, number: u32, device: &Device) -> Nic {
+fn nic(net: u32, number: u32, machine: Machine, device: &Device) -> Nic {
+    let mtu = match device {
+        Device::Vmxnet3(nic) => nic.mtu,
+        Device::VirtioNet(nic) => nic.mtu,
+        _ => None,
+    };
     Nic {
         device: device.to_string(),
         mac: format!("52:54:00:77:{net:02x}:{number:02x}"),
         ipv4: format!("10.{}.0.{number}/24", 77 + net),
         ipv6: format!("fd{}::{number}/64", 77 + net),
-        mtu: match device {
-            Device::Vmxnet3(nic) => nic.mtu,
-            Device::VirtioNet(nic) => nic.mtu,
-            _ => None,
-        },
+        // Under User Mode Linux the guest reads the largest MTU that the card carries, which QEMU keeps to itself.
+        mtu: mtu.or((machine == Machine::Uml).then_some(1500)),
     }
 }
 
@@ -284,6 +347,43 @@ mod tests {
         assert!(spec.check().unwrap_err().to_string().contains("one for each of the 3"));
         spec.kernels = vec!["4.19".into()];
         assert!(spec.check().unwrap_err().to_string().contains("5.10, 6.1, 6.12, 7.2"));
+    }
+
+    #[test]
+    fn a_guest_under_user_mode_linux_is_as_it_can_be() {
+        let mut spec = LabSpec::new("t").device("virtio-net").and_then(|s| s.device("virtio-vsock")).unwrap();
+        spec.machines = vec![Machine::Uml];
+        spec.check().unwrap();
+        assert_eq!(spec.kernels_used(), [UML_KERNEL]);
+        let why = |change: &dyn Fn(&mut LabSpec)| {
+            let mut changed = spec.clone();
+            change(&mut changed);
+            changed.check().unwrap_err().to_string()
+        };
+        assert!(why(&|spec| spec.cpus = 2).contains("no SMP"));
+        assert!(why(&|spec| spec.kernels = vec!["6.12".into()]).contains("leave --kernel away"));
+        assert!(why(&|spec| spec.qemu = Some("7.2".into())).contains("leave --qemu away"));
+        assert!(why(&|spec| spec.devices = vec!["vmci".parse().unwrap()]).contains("virtio-vsock"));
+        assert!(
+            why(&|spec| (spec.machines, spec.kernels) = (vec![], vec![UML_KERNEL.into()]))
+                .contains("add --machine uml")
+        );
+        assert!(why(&|spec| spec.machines = vec![Machine::Uml; 3]).contains("one for each of the 2"));
+    }
+
+    #[test]
+    fn beside_qemu_user_mode_linux_has_what_speaks_with_it() {
+        let mut spec = LabSpec::new("t").device("vmci").and_then(|s| s.device("vmxnet3:mtu=9000")).unwrap();
+        spec.machines = vec![Machine::Q35, Machine::Uml];
+        spec.kernels = vec!["7.2".into()];
+        spec.check().unwrap();
+        let guests = spec.guests();
+        let kernels: Vec<&str> = guests.iter().map(|guest| guest.kernel.as_str()).collect();
+        assert_eq!(kernels, ["7.2", UML_KERNEL]);
+        assert_eq!(guests[0].devices, spec.devices);
+        assert_eq!(guests[1].devices[0], Device::VirtioVsock);
+        assert_eq!((guests[1].nics[0].device.as_str(), guests[1].cid), ("virtio-net:mtu=9000", Some(4)));
+        assert_eq!(guests[1].nics[0].mtu, Some(9000));
     }
 
     #[test]

@@ -34,7 +34,7 @@ pub struct Args {
 enum Command {
     /// Fetch what labs need: QEMU, a root image, kernels
     Setup {
-        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, or all
+        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, 7.2um1 (User Mode Linux), or all but the last
         #[arg(long, value_delimiter = ',', default_value = "6.12")]
         kernel: Vec<String>,
         /// An older QEMU as well: 7.2
@@ -137,6 +137,10 @@ enum Command {
     /// Becomes a command that ends with its parent
     #[command(hide = true)]
     Child {
+        #[arg(long)]
+        cpu: Option<usize>,
+        #[arg(long)]
+        env: Vec<String>,
         parent: u32,
         #[arg(last = true)]
         command: Vec<OsString>,
@@ -148,7 +152,8 @@ enum Command {
 Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI,
 virtio-net and virtio-vsock neither. qemu-virtio-net, qemu-vmxnet3, qemu-e1000 and qemu-e1000e are QEMU's own
 network cards, to compare with, joined by a socket between the QEMUs, or with :tap at the end of the
-name by a host bridge (root only).
+name by a host bridge (root only). A uml guest beside guests of QEMU has virtio-vsock for vmci and virtio-net
+for vmxnet3.
 
 Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's first network card has
 10.77.0.N/24 and fd77::N/64 with N = 1 for a; a second has 10.78.0.N/24 and fd78::N/64, and so on.
@@ -158,14 +163,16 @@ Examples:
   vmlane lab up mixed --kernel 5.10,7.2 --device vmci --forward b:5000=a:5000
   vmlane lab up old --qemu 7.2 --device virtio-net --device virtio-vsock
   vmlane lab up tiny --machine microvm --device virtio-net --device virtio-vsock
+  vmlane lab up fast --machine uml --device virtio-net --device virtio-vsock
+  vmlane lab up both --machine q35,uml --device vmci --device vmxnet3
   vmlane lab up four --guests 4 --mem 1024 --device qemu-e1000e:tap --json")]
 struct Up {
     name: String,
     /// How many guests
     #[arg(long, default_value_t = 2)]
     guests: usize,
-    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12]
-    #[arg(long, value_delimiter = ',', value_parser = ["5.10", "6.1", "6.12", "7.2"])]
+    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12; under User Mode Linux 7.2um1]
+    #[arg(long, value_delimiter = ',', value_parser = ["5.10", "6.1", "6.12", "7.2", "7.2um1"])]
     kernel: Vec<String>,
     /// Processors per guest
     #[arg(long, default_value_t = 1)]
@@ -176,9 +183,11 @@ struct Up {
     /// A device that every guest gets; may be given several times
     #[arg(long, value_name = "DEVICE")]
     device: Vec<Device>,
-    /// QEMU's machine: q35, or microvm (virtio devices only, no PCI)
-    #[arg(long, value_name = "MACHINE", default_value = "q35")]
-    machine: Machine,
+    /// What guests run in: QEMU's q35, QEMU's microvm (virtio devices only, no PCI), or uml, User Mode Linux
+    /// (no QEMU; virtio-net and virtio-vsock only, one processor, kernel 7.2um1); a list gives one per guest
+    /// [default: q35]
+    #[arg(long, value_name = "MACHINE", value_delimiter = ',')]
+    machine: Vec<Machine>,
     /// An older QEMU, 7.2 of Debian 12 (virtio devices only) [default: one of 10.1 or later]
     #[arg(long, value_name = "VERSION", value_parser = ["7.2"])]
     qemu: Option<String>,
@@ -232,7 +241,9 @@ impl Args {
             Command::Draw { dir } => println!("{}", vmlane_lab::report::draw(&dir)?.display()),
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,
-            Command::Child { parent, command } => child::run(parent, &command)?,
+            Command::Child { cpu, env, parent, command } => {
+                child::run(parent, &child::Extra { cpu, env }, &command)?;
+            }
         }
         Ok(ExitCode::SUCCESS)
     }
@@ -247,13 +258,10 @@ fn set_up(mut kernels: Vec<String>, qemu: Option<&str>) -> Result<()> {
         kernels = vmlane_lab::setup::KERNELS.map(|(version, ..)| version.to_owned()).to_vec();
     }
     let assets = vmlane_lab::setup::ensure(&kernels, qemu, &vmlane_lab::setup::Progress(&say))?;
-    let list: Vec<&str> = assets.kernels.iter().map(|k| k.version.as_str()).collect();
-    println!(
-        "ready: QEMU {}, accelerator {}, kernels {}",
-        assets.qemu.version,
-        assets.accel.name(),
-        list.join(", ")
-    );
+    let mut list: Vec<&str> = assets.kernels.iter().map(|k| k.version.as_str()).collect();
+    list.extend(assets.uml.iter().map(|_| vmlane_lab::setup::UML_KERNEL));
+    let qemu = assets.qemu.as_ref().map_or("no QEMU".into(), |qemu| format!("QEMU {}", qemu.version));
+    println!("ready: {qemu}, accelerator {}, kernels {}", assets.accel.name(), list.join(", "));
     Ok(())
 }
 
@@ -271,7 +279,7 @@ impl Up {
         spec.daemon_config = self.daemon_config;
         spec.append = self.append;
         spec.boot_seconds = self.boot_timeout;
-        spec.machine = self.machine;
+        spec.machines = self.machine;
         spec.qemu = self.qemu;
         let lab = Lab::up_with(&spec, &std::env::current_exe()?, &say)?;
         let status = lab.status()?;

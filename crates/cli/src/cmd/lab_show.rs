@@ -14,8 +14,19 @@ pub fn status(status: &Status, json: bool) -> Result<()> {
         println!("{}", serde_json::to_string_pretty(status)?);
         return Ok(());
     }
-    let (version, machine) = (&status.qemu_version, status.machine);
-    println!("lab {} (QEMU {version}, {machine}, {})", status.name, status.accelerator);
+    let mut runs: Vec<String> = Vec::new();
+    for guest in &status.guests {
+        let machine = guest.machine;
+        let run = if machine.is_qemu() {
+            format!("QEMU {}, {machine}, {}", status.qemu_version, status.accelerator)
+        } else {
+            "User Mode Linux".to_owned()
+        };
+        if !runs.contains(&run) {
+            runs.push(run);
+        }
+    }
+    println!("lab {} ({})", status.name, runs.join("; "));
     for guest in &status.guests {
         let mut line = format!("  {}  {:7}  kernel {}", guest.name, guest.state, guest.kernel);
         if let Some(cid) = guest.cid {

@@ -1,6 +1,6 @@
 //! The agent: what a guest of a lab runs, `vmlane lab agent`.
 //!
-//! One thread reads the serial port and never waits for a command: what a session may have under
+//! One thread reads the port and never waits for a command: what a session may have under
 //! way is bounded by its credit, so handing data to the session's own threads cannot block. One
 //! thread writes the port, whole frames only.
 
@@ -10,7 +10,8 @@ mod session;
 use std::collections::HashMap;
 use std::fs::{self, File};
 use std::io::{BufReader, ErrorKind, Read, Write};
-use std::path::PathBuf;
+use std::os::unix::fs::OpenOptionsExt;
+use std::path::{Path, PathBuf};
 use std::sync::mpsc::{self, Sender};
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::Duration;
@@ -26,13 +27,10 @@ type Sessions = Arc<Mutex<HashMap<u32, Session>>>;
 /// Serves the port until it fails.
 pub fn run() -> Result<()> {
     let path = find_port()?;
-    let file = File::options()
-        .read(true)
-        .write(true)
-        .open(&path)
-        .with_context(|| format!("cannot open the lab's port {}", path.display()))?;
+    let file = open_port(&path).with_context(|| format!("cannot open the lab's port {}", path.display()))?;
     let out = start_writer(file.try_clone()?);
-    let mut port = BufReader::with_capacity(64 * 1024, Patient(file));
+    let line = rustix::termios::isatty(&file).then(|| out.clone());
+    let mut port = BufReader::with_capacity(64 * 1024, Patient { file, line, taken: 0 });
 
     let hello = Hello { nonce: nonce(), release: release() };
     send(&out, proto::opening(&Frame::json(Kind::Hello, 0, &hello)));
@@ -80,13 +78,32 @@ fn start_writer(mut file: File) -> Sender<Vec<u8>> {
 }
 
 /// A port whose host side is away reads as an end of file; the host side comes back.
-struct Patient(File);
+struct Patient {
+    file: File,
+    /// Of a serial line: who tells the lab what was taken from it.
+    line: Option<Sender<Vec<u8>>>,
+    taken: u32,
+}
+
+impl Patient {
+    fn took(&mut self, bytes: usize) {
+        let Some(out) = &self.line else { return };
+        self.taken += bytes as u32;
+        if self.taken >= proto::LINE_TAKEN {
+            send(out, Frame::taken(std::mem::take(&mut self.taken)).encode());
+        }
+    }
+}
 
 impl Read for Patient {
     fn read(&mut self, buffer: &mut [u8]) -> std::io::Result<usize> {
         loop {
-            match self.0.read(buffer) {
+            match self.file.read(buffer) {
                 Ok(0) => std::thread::sleep(Duration::from_millis(50)),
+                Ok(bytes) => {
+                    self.took(bytes);
+                    return Ok(bytes);
+                }
                 Err(e) if e.kind() == ErrorKind::Interrupted => {}
                 other => return other,
             }
@@ -94,7 +111,23 @@ impl Read for Patient {
     }
 }
 
+fn open_port(path: &Path) -> Result<File> {
+    let no_tty_of_ours = rustix::fs::OFlags::NOCTTY.bits() as i32;
+    let file = File::options().read(true).write(true).custom_flags(no_tty_of_ours).open(path)?;
+    if rustix::termios::isatty(&file) {
+        // Bytes are to pass as they are.
+        let mut line = rustix::termios::tcgetattr(&file)?;
+        line.make_raw();
+        rustix::termios::tcsetattr(&file, rustix::termios::OptionalActions::Now, &line)?;
+    }
+    Ok(file)
+}
+
 fn find_port() -> Result<PathBuf> {
+    let words = fs::read_to_string("/proc/cmdline").unwrap_or_default();
+    if let Some(line) = words.split_whitespace().find_map(|word| word.strip_prefix(proto::PORT_WORD)) {
+        return Ok(line.into());
+    }
     for _ in 0..200 {
         for entry in fs::read_dir("/sys/class/virtio-ports").into_iter().flatten().flatten() {
             let name = fs::read_to_string(entry.path().join("name")).unwrap_or_default();

@@ -10,7 +10,7 @@ use super::table::size;
 use crate::Device;
 use crate::device::NicModel;
 use crate::machine::{self, Machine};
-use crate::setup::{KERNELS, QEMU_RELEASES};
+use crate::setup::{KERNELS, QEMU_RELEASES, UML_KERNEL};
 use crate::spec::{DEFAULT_KERNEL, MOST_GUESTS};
 
 /// Names of factors, as plans and rows write them.
@@ -224,7 +224,8 @@ impl Factors {
                 other => bail!("{other} has none: it is a factor of vmlane's vmxnet3 and virtio-net"),
             },
             "kernel" => {
-                let known = KERNELS.map(|(version, ..)| version);
+                let known: Vec<&str> =
+                    KERNELS.iter().map(|(version, ..)| *version).chain([UML_KERNEL]).collect();
                 ensure!(known.contains(&text), "{text:?}: choose from {}", known.join(", "));
                 self.kernel = text.to_owned();
             }
@@ -347,6 +348,16 @@ impl Factors {
         if let Err(why) = machine::check(self.machine, self.qemu.as_deref(), std::slice::from_ref(device)) {
             return Some((if self.qemu.is_some() { "qemu" } else { "machine" }, why.to_string()));
         }
+        let uml = self.machine == Machine::Uml;
+        if uml != (self.kernel == UML_KERNEL) {
+            return Some((
+                "kernel",
+                format!("machine = \"uml\" and kernel = \"{UML_KERNEL}\" go together only"),
+            ));
+        }
+        if uml && self.cpus > 1 {
+            return Some(("cpus", "User Mode Linux has one processor".into()));
+        }
         let host = self.to == Peer::Host;
         let why = match () {
             () if vsock && self.tool != Tool::Vmlane => {
@@ -449,6 +460,11 @@ mod tests {
         assert_eq!(why(&[("device", "qemu-e1000"), ("to", "host")]), Some("to"));
         assert_eq!(why(&[("device", "vmxnet3"), ("guests", "3")]), Some("guests"));
         assert_eq!(why(&[("machine", "microvm")]), Some("machine"));
+        assert_eq!(why(&[("machine", "uml"), ("device", "virtio-net")]), Some("kernel"));
+        assert_eq!(why(&[("kernel", "7.2um1"), ("device", "virtio-net")]), Some("kernel"));
+        let uml = [("machine", "uml"), ("kernel", "7.2um1"), ("device", "virtio-vsock")];
+        assert_eq!(why(&uml), None);
+        assert_eq!(why(&[&uml[..], &[("cpus", "2")]].concat()), Some("cpus"));
         assert_eq!(why(&[("device", "vmxnet3"), ("qemu", "7.2")]), Some("qemu"));
         assert_eq!(why(&[("device", "virtio-net"), ("machine", "microvm"), ("qemu", "7.2")]), None);
         assert_eq!(why(&[("device", "vmxnet3"), ("tool", "iperf3"), ("test", "rr")]), Some("test"));

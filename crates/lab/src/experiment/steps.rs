@@ -124,7 +124,7 @@ impl Boot {
             kernels: vec![self.like.kernel.clone()],
             cpus: self.like.cpus,
             mem_mib: self.like.memory,
-            machine: self.like.machine,
+            machines: vec![self.like.machine],
             qemu: self.like.qemu.clone(),
             devices: self.devices.iter().flat_map(cards).collect(),
             uplink: self.like.to == Peer::Host,

@@ -16,6 +16,8 @@ use crate::cpio::Archive;
 pub enum Accel {
     Kvm,
     Tcg,
+    /// None: User Mode Linux is a program of this host.
+    Native,
 }
 
 const MARK: &str = "vmlane-probe-booted";
@@ -28,6 +30,7 @@ impl Accel {
         match self {
             Accel::Kvm => "kvm",
             Accel::Tcg => "tcg",
+            Accel::Native => "native",
         }
     }
 
@@ -36,6 +39,7 @@ impl Accel {
         match self {
             Accel::Kvm => &["-accel", "kvm", "-cpu", "host"],
             Accel::Tcg => &["-accel", "tcg,thread=multi"],
+            Accel::Native => &[],
         }
     }
 }

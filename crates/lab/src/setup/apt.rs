@@ -17,6 +17,9 @@ pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 const PREFER_BACKPORTS: &str = "printf 'Package: *\\nPin: release a=*-backports\\nPin-Priority: 600\\n' \
      > \"$1\"/etc/apt/preferences.d/backports";
 
+/// Releases that are not out yet; they have no security archive either.
+const MAKING: [&str; 1] = ["forky"];
+
 /// The mirrors this host's apt is configured with.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirrors {
@@ -93,12 +96,16 @@ impl Mirrors {
     }
 
     fn sources(&self, what: &Fetch<'_>) -> String {
-        let line = |uri: &str, suite: &str| format!("deb [signed-by={KEYRING}] {uri} {suite} main\n");
+        // The lists of a release in the making are good for a week. A mirror that is behind does for a package
+        // that is wanted in one version; whose packages these are the signature says.
+        let lasting = if MAKING.contains(&what.suite) { " check-valid-until=no" } else { "" };
+        let line =
+            |uri: &str, suite: &str| format!("deb [signed-by={KEYRING}{lasting}] {uri} {suite} main\n");
         let mut text = line(&self.main, what.suite);
         if what.backports {
             text += &line(&self.main, &format!("{}-backports", what.suite));
         }
-        if let Some(uri) = &self.security {
+        if let Some(uri) = self.security.as_ref().filter(|_| lasting.is_empty()) {
             text += &line(uri, &format!("{}-security", what.suite));
         }
         text

@@ -145,15 +145,26 @@ fn unpack(tree: &Path, dir: &Path) -> Result<()> {
         let _ = fs::copy(config, dir.join("config")); // for people who ask what was built in
     }
 
-    let kept = tree.join("kept/lib/modules").join(&release);
-    copy_modules(&source, &kept)?;
-    let depmod = run::find("depmod").context("depmod is not installed (package kmod)")?;
     let base = tree.join("kept");
-    run::tool("index the modules", Command::new(depmod).arg("-b").arg(&base).arg(&release), "")?;
+    let kept = keep_modules(&source, &base, &release)?;
     write_first(&kept, &dir.join("first.cpio"))?;
-    root::make_image(&tree.join("kept/lib/modules"), &dir.join("modules.img"), None)?;
+    root::make_image(&base.join("lib/modules"), &dir.join("modules.img"), None)?;
     fs::write(dir.join("release"), release)?;
     Ok(())
+}
+
+/// Moves the wanted modules of a release below `base`, indexed; returns their directory.
+pub(super) fn keep_modules(source: &Path, base: &Path, release: &str) -> Result<PathBuf> {
+    let kept = base.join("lib/modules").join(release);
+    copy_modules(source, &kept)?;
+    let depmod = run::find("depmod").context("depmod is not installed (package kmod)")?;
+    run::tool("index the modules", Command::new(depmod).arg("-b").arg(base).arg(release), "")?;
+    Ok(kept)
+}
+
+/// Which modules are wanted, for the names of artifacts.
+pub(super) fn recipe() -> String {
+    [&KEPT[..], &DROPPED].concat().join(" ")
 }
 
 fn wanted(path: &str) -> bool {

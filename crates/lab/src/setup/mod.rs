@@ -13,12 +13,13 @@ mod qemu;
 mod root;
 mod run;
 mod tsc;
+mod uml;
 pub mod vhost_device_vsock;
 
 use std::fs::{self, File};
 use std::path::{Path, PathBuf};
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 use rustix::fs::FlockOperation;
 use serde::{Deserialize, Serialize};
 
@@ -26,16 +27,22 @@ pub use accel::Accel;
 pub use kernel::{KERNELS, Kernel};
 pub use qemu::{Qemu, RELEASES as QEMU_RELEASES};
 pub use root::Root;
+pub use uml::{UML_KERNEL, Uml};
 
 use crate::dirs;
 
 /// What a lab needs from the host, with every path resolved.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Assets {
-    pub qemu: Qemu,
+    /// None in a lab without guests in QEMU.
+    pub qemu: Option<Qemu>,
     pub accel: Accel,
     pub root: Root,
+    /// Of guests in QEMU.
     pub kernels: Vec<Kernel>,
+    /// In a lab with guests under User Mode Linux.
+    #[serde(default)]
+    pub uml: Option<Uml>,
     /// The host's time-stamp counter, when it is known.
     pub tsc_khz: Option<u32>,
     /// Only for labs with that device.
@@ -44,6 +51,19 @@ pub struct Assets {
 }
 
 impl Assets {
+    pub fn qemu(&self) -> Result<&Qemu> {
+        self.qemu.as_ref().context("no QEMU was set up")
+    }
+
+    pub fn uml(&self) -> Result<&Uml> {
+        self.uml.as_ref().context("User Mode Linux was not set up")
+    }
+
+    /// QEMU's version; empty without one.
+    pub fn qemu_version(&self) -> &str {
+        self.qemu.as_ref().map_or("", |qemu| &qemu.version)
+    }
+
     pub fn kernel(&self, version: &str) -> Result<&Kernel> {
         self.kernels
             .iter()
@@ -62,19 +82,42 @@ impl Progress<'_> {
 }
 
 /// Makes sure that everything for `kernels` is in the cache; quick when it is. `release` is an older QEMU's.
+/// [`UML_KERNEL`] alone needs no QEMU.
 pub fn ensure(kernels: &[String], release: Option<&str>, progress: &Progress<'_>) -> Result<Assets> {
     let cache = Cache::open()?;
-    let qemu = qemu::ensure(&cache, release, progress)?;
     let root = root::ensure(&cache, progress)?;
+    let mut uml = None;
     let mut list: Vec<Kernel> = Vec::new();
     for version in kernels {
-        if !list.iter().any(|k| k.version == *version) {
+        if version == UML_KERNEL {
+            uml = Some(uml::ensure_uml(&cache, progress)?);
+        } else if !list.iter().any(|k| k.version == *version) {
             list.push(kernel::ensure(&cache, version, progress)?);
         }
     }
-    let probe = list.first().context("no kernel was asked for")?;
+    let Some(probe) = list.first() else {
+        ensure!(uml.is_some(), "no kernel was asked for");
+        return Ok(Assets {
+            qemu: None,
+            accel: Accel::Native,
+            root,
+            kernels: list,
+            uml,
+            tsc_khz: None,
+            vhost_device_vsock: None,
+        });
+    };
+    let qemu = qemu::ensure(&cache, release, progress)?;
     let accel = accel::choose(&cache, &qemu, probe, &root, progress)?;
-    Ok(Assets { qemu, accel, root, kernels: list, tsc_khz: tsc::khz(), vhost_device_vsock: None })
+    Ok(Assets {
+        qemu: Some(qemu),
+        accel,
+        root,
+        kernels: list,
+        uml,
+        tsc_khz: tsc::khz(),
+        vhost_device_vsock: None,
+    })
 }
 
 /// The cache directory.

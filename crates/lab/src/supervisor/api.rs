@@ -62,9 +62,15 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
         }
         Request::Reboot { guest, hard } => {
             let link = shared.link(&guest)?;
-            link.reboot(!hard)?;
-            if hard {
-                qmp::execute(&shared.plan.qmp(&guest), "system_reset", None)?;
+            if hard && !shared.is_qemu(&guest) {
+                // It has no reset button: another one takes its place.
+                shared.ask_main(Request::Kill { guest: guest.clone() })?;
+                shared.ask_main(Request::Start { guest: guest.clone(), network: false })?;
+            } else {
+                link.reboot(!hard)?;
+                if hard {
+                    qmp::execute(&shared.plan.qmp(&guest), "system_reset", None)?;
+                }
             }
             link.wait_up(patience)?;
             answer(stream, &Reply::Done)
@@ -73,14 +79,30 @@ fn connection(stream: &UnixStream, shared: &Shared) -> Result<()> {
             if let Request::Kill { guest } | Request::Start { guest, .. } = &for_main {
                 shared.link(guest)?;
             }
-            let (sender, reply) = mpsc::channel();
-            shared.events.send(Event::Request(for_main, sender)).context("the lab is going down")?;
-            answer(stream, &reply.recv().context("the lab is going down")?)
+            answer(stream, &shared.main(for_main)?)
         }
     }
 }
 
 impl Shared {
+    /// What the main thread answers.
+    fn main(&self, request: Request) -> Result<Reply> {
+        let (sender, reply) = mpsc::channel();
+        self.events.send(Event::Request(request, sender)).context("the lab is going down")?;
+        reply.recv().context("the lab is going down")
+    }
+
+    fn ask_main(&self, request: Request) -> Result<()> {
+        match self.main(request)? {
+            Reply::Error(why) => bail!(why),
+            _ => Ok(()),
+        }
+    }
+
+    fn is_qemu(&self, guest: &str) -> bool {
+        self.plan.spec.guests().iter().any(|spec| spec.name == guest && spec.machine.is_qemu())
+    }
+
     fn link(&self, guest: &str) -> Result<&Arc<Link>> {
         let Some(link) = self.links.get(guest) else {
             let names: Vec<String> = self.plan.spec.guests().into_iter().map(|g| g.name).collect();

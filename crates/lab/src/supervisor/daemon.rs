@@ -35,12 +35,13 @@ fn generate(spec: &LabSpec) -> Table {
         }
         if let Some(cid) = guest.cid {
             vm.insert("cid".into(), i64::from(cid).into());
-            let virtio = spec.devices.contains(&Device::VirtioVsock);
+            let virtio = guest.devices.contains(&Device::VirtioVsock);
             vm.insert("vsock".into(), if virtio { "virtio" } else { "vmci" }.into());
         } else {
             vm.insert("vsock".into(), "none".into());
         }
-        let nics: Vec<Value> = our_nics(spec).map(|(net, nic)| nic_table(net, nic, &guest).into()).collect();
+        let nics: Vec<Value> =
+            our_nics(&guest.devices).map(|(net, nic)| nic_table(net, nic, &guest).into()).collect();
         if !nics.is_empty() {
             vm.insert("nic".into(), nics.into());
         }
@@ -62,7 +63,7 @@ fn generate(spec: &LabSpec) -> Table {
     });
     let mut config = Table::new();
     config.insert("daemon".into(), Table::new().into());
-    let groups: Vec<Value> = our_nics(spec).map(|(net, nic)| port_group(net, nic).into()).collect();
+    let groups: Vec<Value> = our_nics(&spec.devices).map(|(net, nic)| port_group(net, nic).into()).collect();
     if !groups.is_empty() {
         config.insert("port_group".into(), groups.into());
     }
@@ -80,8 +81,8 @@ fn generate(spec: &LabSpec) -> Table {
 }
 
 /// The lab's networks that are our switch's.
-fn our_nics(spec: &LabSpec) -> impl Iterator<Item = (usize, &Device)> {
-    let nics = spec.devices.iter().filter(|device| device.is_nic());
+fn our_nics(devices: &[Device]) -> impl Iterator<Item = (usize, &Device)> {
+    let nics = devices.iter().filter(|device| device.is_nic());
     nics.enumerate().filter(|(_, device)| device.is_on_switch())
 }
 
@@ -186,17 +187,18 @@ pub fn pid(plan: &Plan) -> Option<u32> {
 }
 
 /// The QEMU arguments that attach `guest` to the daemon.
-pub fn qemu_args(plan: &Plan, guest: &str) -> Result<Vec<String>> {
+pub fn qemu_args(plan: &Plan, guest: &GuestSpec) -> Result<Vec<String>> {
+    let (name, version) = (guest.name.as_str(), plan.assets.qemu_version());
     let output = Command::new(&plan.vmlane)
-        .args(["qemu-args", guest])
+        .args(["qemu-args", name])
         .args(paths(plan))
         .args(["--mem", &plan.spec.mem_mib.to_string(), "--json"])
-        .args(["--machine", plan.spec.machine.name(), "--qemu", &plan.assets.qemu.version])
+        .args(["--machine", guest.machine.name(), "--qemu", version])
         .output()
         .context("cannot run vmlane qemu-args")?;
     if !output.status.success() {
         let stderr = String::from_utf8_lossy(&output.stderr);
-        bail!("vmlane qemu-args {guest}: {}", stderr.trim());
+        bail!("vmlane qemu-args {name}: {}", stderr.trim());
     }
     let value: serde_json::Value =
         serde_json::from_slice(&output.stdout).context("vmlane qemu-args --json")?;

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Result, bail};
 
-use crate::proto::{self, Frame, Hello, Kind, Setup, Up};
+use crate::proto::{self, Credit, Frame, Hello, Kind, LINE_WINDOW, Setup, Up};
 
 /// Where a guest is.
 #[derive(Clone, Debug)]
@@ -67,16 +67,18 @@ impl Link {
         (state.phase.clone(), state.boot_seconds)
     }
 
-    /// A new QEMU begins: serves its port from threads of its own. `on_up` is called whenever the
-    /// guest has come up.
+    /// A new QEMU begins: serves its port from threads of its own; `line`: its other end is a serial
+    /// line. `on_up` is called whenever the guest has come up.
     pub fn attach(
         self: &Arc<Self>,
         port: UnixStream,
+        line: bool,
         setup: Setup,
         on_up: impl Fn() + Send + 'static,
     ) -> Result<()> {
         let (out, bytes) = mpsc::channel();
-        start_writer(port.try_clone()?, bytes);
+        let window = line.then(|| Arc::new(Credit::of(LINE_WINDOW)));
+        start_writer(port.try_clone()?, bytes, window.clone());
         let run = {
             let mut state = self.state();
             state.run += 1;
@@ -88,7 +90,8 @@ impl Link {
         };
         let link = self.clone();
         std::thread::spawn(move || {
-            link.relay(run, port, setup, &on_up);
+            link.relay(run, port, window.as_deref(), setup, &on_up);
+            window.iter().for_each(|window| window.close());
             link.off(run, "its QEMU ended");
         });
         Ok(())
@@ -121,7 +124,7 @@ impl Link {
         }
     }
 
-    fn relay(&self, run: u64, port: UnixStream, mut setup: Setup, on_up: &dyn Fn()) {
+    fn relay(&self, run: u64, port: UnixStream, window: Option<&Credit>, mut setup: Setup, on_up: &dyn Fn()) {
         let mut port = BufReader::with_capacity(64 * 1024, port);
         loop {
             match Frame::read(&mut port) {
@@ -129,6 +132,9 @@ impl Link {
                     if self.came_up(run, frame.parse().unwrap_or_default()) {
                         on_up();
                     }
+                }
+                Ok(Some(frame)) if frame.kind == Kind::Taken => {
+                    window.iter().for_each(|window| window.give(frame.granted()));
                 }
                 Ok(Some(frame)) => self.deliver(run, frame),
                 Err(e) if e.kind() == ErrorKind::InvalidData => {
@@ -139,6 +145,8 @@ impl Link {
                     if let Ok(Some(frame)) = Frame::read(&mut port)
                         && let Ok(hello) = frame.parse::<Hello>()
                     {
+                        // What was under way when the guest restarted nobody takes, or the new agent does.
+                        window.iter().for_each(|window| window.give(LINE_WINDOW));
                         setup.nonce = hello.nonce;
                         self.restarted(run, &setup);
                     }
@@ -244,12 +252,22 @@ impl Link {
     }
 }
 
-fn start_writer(mut port: UnixStream, bytes: Receiver<Vec<u8>>) {
+fn start_writer(mut port: UnixStream, bytes: Receiver<Vec<u8>>, window: Option<Arc<Credit>>) {
     std::thread::spawn(move || {
         for frame in bytes {
-            if port.write_all(&frame).is_err() {
+            if write(&mut port, &frame, window.as_deref()).is_err() {
                 return; // the reader sees the same end and reports it
             }
         }
     });
+}
+
+fn write(port: &mut UnixStream, mut frame: &[u8], window: Option<&Credit>) -> std::io::Result<()> {
+    let Some(window) = window else { return port.write_all(frame) };
+    while !frame.is_empty() {
+        let part = window.take(frame.len()).ok_or(ErrorKind::BrokenPipe)?;
+        port.write_all(&frame[..part])?;
+        frame = &frame[part..];
+    }
+    Ok(())
 }

@@ -1,25 +1,27 @@
-//! One guest of a lab as the supervisor holds it: its QEMU, its link, its first root.
+//! One guest of a lab as the supervisor holds it: its QEMU or User Mode Linux, its link, its first root.
 
 use std::fs::{self, File};
-use std::io::{BufWriter, Write};
+use std::io::{BufWriter, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 
-use anyhow::{Context, Result};
+use anyhow::{Context, Result, ensure};
 
 use super::link::{Link, Phase};
 use super::{Event, Supervisor, daemon, net};
-use crate::child::{self, Handle};
+use crate::child::{self, Extra, Handle};
 use crate::cpio::Archive;
 use crate::device::Device;
 use crate::elf;
 use crate::plan::{GuestStatus, Plan};
 use crate::proto::Setup;
 use crate::qemu::{self, Boot};
+use crate::setup::UML_KERNEL;
 use crate::spec::GuestSpec;
+use crate::uml;
 
 /// The first program of every guest.
 const INIT: &str = include_str!("../../../../guest/init");
@@ -53,7 +55,11 @@ impl Machine {
             boot_seconds,
             pid: self.process.as_ref().map(|p| p.pid),
             nics: self.spec.nics.clone(),
-            kernel_image: plan.assets.kernel(&self.spec.kernel).map(|k| k.image()).unwrap_or_default(),
+            machine: self.spec.machine,
+            kernel_image: match &plan.assets.uml {
+                Some(uml) if !self.spec.machine.is_qemu() => uml.image(),
+                _ => plan.assets.kernel(&self.spec.kernel).map(|k| k.image()).unwrap_or_default(),
+            },
             initrd: plan.initrd(&self.spec.kernel),
             console_log: plan.console(name),
             qemu_log: plan.qemu_log(name),
@@ -68,27 +74,56 @@ impl Supervisor {
         let plan = &self.plan;
         let machine = &self.machines[index];
         let name = machine.spec.name.clone();
-        let ours = if plan.spec.has_daemon() { daemon::qemu_args(plan, &name)? } else { Vec::new() };
-        let (port, qemu_end) = UnixStream::pair().context("cannot make the agent's port")?;
-        machine.link.attach(port, setup(plan, &machine.spec), {
+        let (command, log) = if machine.spec.machine.is_qemu() {
+            (qemu_command(plan, &machine.spec, boot)?, plan.qemu_log(&name))
+        } else {
+            ensure!(
+                boot == Boot::Kernel,
+                "guest {name} has no firmware to boot from the network: it is no QEMU"
+            );
+            (uml_command(plan, &machine.spec)?, plan.console(&name))
+        };
+        let (port, guest_end) = UnixStream::pair().context("cannot make the agent's port")?;
+        let line = !machine.spec.machine.is_qemu();
+        machine.link.attach(port, line, setup(plan, &machine.spec), {
             let sender = self.sender.clone();
             move || {
                 let _ = sender.send(Event::GuestUp);
             }
         })?;
-        let mut inner: Command = plan.assets.qemu.command();
-        inner.args(qemu::args(plan, &machine.spec, &ours, boot)?);
-        let mut command = child::protected(&plan.vmlane, &inner);
-        command.stdin(Stdio::from(OwnedFd::from(qemu_end)));
+        let mut command = command;
+        command.stdin(Stdio::from(OwnedFd::from(guest_end)));
         let sender = self.sender.clone();
         let process = self
-            .spawn(command, &plan.qemu_log(&name), move |pid, status| {
+            .spawn(command, &log, move |pid, status| {
                 let _ = sender.send(Event::GuestEnded(pid, status));
             })
             .with_context(|| format!("guest {name}"))?;
         self.machines[index].process = Some(process);
         net::join_taps(&self.plan, &self.machines[index].spec)
     }
+}
+
+fn qemu_command(plan: &Plan, guest: &GuestSpec, boot: Boot) -> Result<Command> {
+    let ours = if plan.spec.has_daemon() { daemon::qemu_args(plan, guest)? } else { Vec::new() };
+    let mut inner: Command = plan.assets.qemu()?.command();
+    inner.args(qemu::args(plan, guest, &ours, boot)?);
+    Ok(child::protected(&plan.vmlane, &inner))
+}
+
+/// It has one processor; on one of the host's it loses no time by moving.
+fn uml_command(plan: &Plan, guest: &GuestSpec) -> Result<Command> {
+    let uml = plan.assets.uml()?;
+    if let Err(error) = fs::remove_file(uml::disk(plan, guest))
+        && error.kind() != ErrorKind::NotFound
+    {
+        return Err(error).context("cannot remove what the guest wrote before");
+    }
+    let mut inner = Command::new(uml.program());
+    inner.args(uml::args(plan, guest)?).current_dir(&uml.dir);
+    let (key, value) = uml.env();
+    let extra = Extra { cpu: child::cpu_for(guest.number), env: vec![format!("{key}={value}")] };
+    Ok(child::protected_with(&plan.vmlane, &inner, &extra))
 }
 
 fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
@@ -101,7 +136,7 @@ fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
         hostname: guest.name.clone(),
         nics: guest.nics.clone(),
         hosts: hosts.collect(),
-        vmci: plan.spec.devices.iter().any(|device| matches!(device, Device::Vmci)),
+        vmci: guest.devices.contains(&Device::Vmci),
     }
 }
 
@@ -117,6 +152,9 @@ pub fn write_initrds(plan: &Plan) -> Result<()> {
     archive.file("init", 0o755, INIT.as_bytes())?;
     archive.file("vmlane", 0o755, &elf::loadable(vmlane))?;
     let ours = archive.finish()?;
+    if plan.assets.uml.is_some() {
+        fs::write(plan.initrd(UML_KERNEL), &ours)?; // what it starts with is built in
+    }
     for kernel in &plan.assets.kernels {
         let mut file = BufWriter::new(File::create(plan.initrd(&kernel.version))?);
         file.write_all(&fs::read(kernel.first_modules())?)?;

@@ -274,9 +274,15 @@ impl Supervisor {
                     bail!("the daemon ended ({status}) while guests booted:\n{log}");
                 }
                 Ok(Event::GuestEnded(pid, status)) => {
-                    let name = self.guest_of(pid).map_or("?", |m| m.spec.name.as_str());
-                    let log = machine::tail(&self.plan.qemu_log(name));
-                    bail!("the QEMU of guest {name} ended ({status}) before the guest was up:\n{log}");
+                    let guest = self.guest_of(pid).map(|m| &m.spec);
+                    let name = guest.map_or("?", |spec| spec.name.as_str());
+                    let (what, log) = if guest.is_none_or(|spec| spec.machine.is_qemu()) {
+                        ("QEMU", self.plan.qemu_log(name))
+                    } else {
+                        ("User Mode Linux", self.plan.console(name))
+                    };
+                    let log = machine::tail(&log);
+                    bail!("the {what} of guest {name} ended ({status}) before the guest was up:\n{log}");
                 }
                 Ok(Event::Request(_, reply)) => {
                     let _ = reply.send(Reply::Error("the lab is still coming up".into()));
@@ -392,8 +398,8 @@ impl Supervisor {
             dir: self.plan.dir.clone(),
             supervisor_pid: std::process::id(),
             accelerator: self.plan.assets.accel.name().to_owned(),
-            qemu_version: self.plan.assets.qemu.version.clone(),
-            machine: self.plan.spec.machine,
+            qemu_version: self.plan.assets.qemu_version().to_owned(),
+            machine: self.machines.first().map(|m| m.spec.machine).unwrap_or_default(),
             guests: self.machines.iter().map(|m| m.status(&self.plan)).collect(),
             daemon: self.plan.spec.has_daemon().then(|| DaemonStatus {
                 pid: self.daemon.as_ref().map(|d| d.pid),

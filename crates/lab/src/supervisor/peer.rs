@@ -62,7 +62,7 @@ pub fn qemu_args(plan: &Plan, guest: &GuestSpec, memory: bool) -> Vec<String> {
     }
     let path = socket(plan, guest).display().to_string().replace(',', ",,");
     args.extend(["-chardev".to_owned(), format!("socket,id=peer,path={path}")]);
-    let device = plan.spec.machine.virtio("vhost-user-vsock");
+    let device = guest.machine.virtio("vhost-user-vsock");
     args.extend(["-device".to_owned(), format!("{device},chardev=peer")]);
     args
 }

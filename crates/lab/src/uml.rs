@@ -1,0 +1,81 @@
+//! User Mode Linux's command line for one guest.
+
+use std::path::{Path, PathBuf};
+
+use anyhow::{Result, ensure};
+
+use crate::device::Device;
+use crate::plan::Plan;
+use crate::proto::PORT_WORD;
+use crate::spec::GuestSpec;
+
+/// Virtio's numbers of the devices (virtio 1.3, 5: device types).
+const NET: u32 = 1;
+const VSOCK: u32 = 19;
+
+/// Its arguments. Standard input must be a connected socket: it becomes the agent's port, a serial line.
+/// Standard output is the console.
+///
+/// # Errors
+/// Paths that its command line cannot hold.
+pub fn args(plan: &Plan, guest: &GuestSpec) -> Result<Vec<String>> {
+    let uml = plan.assets.uml()?;
+    let mut args = vec![
+        format!("mem={}M", plan.spec.mem_mib),
+        format!("initrd={}", word(&plan.initrd(&guest.kernel))?),
+        // Of the two ways to catch a guest's system calls the fast one. It trusts what runs in the guest.
+        "seccomp=on".into(),
+        format!("uml_dir={}", word(&plan.guest_dir(&guest.name))?),
+        "umid=uml".into(),
+        format!("ubd0={},{}", word(&disk(plan, guest))?, word(&plan.assets.root.image())?),
+        format!("ubd1r={}", word(&uml.modules())?),
+    ];
+    args.extend(["con=null", "con0=null,fd:1", "ssl=null", "ssl0=fd:0", "quiet"].map(str::to_owned));
+    args.push(format!("{PORT_WORD}/dev/ttyS0"));
+    for (socket, number) in sockets(plan, guest) {
+        args.push(format!("virtio_uml.device={}:{number}", word(&socket)?));
+    }
+    args.extend(plan.spec.append.split_whitespace().map(str::to_owned));
+    Ok(args)
+}
+
+/// What the guest writes to the root image. A process begins with an empty one.
+pub fn disk(plan: &Plan, guest: &GuestSpec) -> PathBuf {
+    plan.guest_dir(&guest.name).join("root.cow")
+}
+
+/// The daemon's sockets for the guest, with the devices' numbers.
+fn sockets(plan: &Plan, guest: &GuestSpec) -> Vec<(PathBuf, u32)> {
+    let dir = plan.daemon_runtime().join("vm").join(&guest.name);
+    let mut nics = 0..;
+    let devices = guest.devices.iter().filter_map(|device| match device {
+        Device::VirtioNet(_) => Some((format!("nic{}.sock", nics.next()?), NET)),
+        Device::VirtioVsock => Some(("vsock.sock".to_owned(), VSOCK)),
+        _ => None,
+    });
+    devices.map(|(socket, number)| (dir.join(socket), number)).collect()
+}
+
+/// A path as part of a word: commas and colons separate parts, spaces words.
+fn word(path: &Path) -> Result<String> {
+    let text = path.display().to_string();
+    ensure!(
+        !text.contains([',', ':', '"']) && !text.contains(char::is_whitespace),
+        "path {text:?}: User Mode Linux takes none with commas, colons, quotes or spaces; set XDG_RUNTIME_DIR and \
+         XDG_CACHE_HOME to other places"
+    );
+    Ok(text)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn paths_are_one_word() {
+        assert_eq!(word(Path::new("/run/vmlane-lab-0/t")).unwrap(), "/run/vmlane-lab-0/t");
+        for bad in ["/a b", "/a,b", "/a:b", "/a\tb"] {
+            assert!(word(Path::new(bad)).unwrap_err().to_string().contains("XDG_RUNTIME_DIR"), "{bad}");
+        }
+    }
+}
