@@ -138,6 +138,16 @@ pub fn kill_all_children() {
     }
 }
 
+/// Takes note of the deaths of orphans of this name that came here.
+pub fn bury(name: &str) {
+    for pid in children() {
+        let comm = std::fs::read_to_string(format!("/proc/{}/comm", pid.as_raw_nonzero()));
+        if comm.is_ok_and(|comm| comm.trim_end() == name) {
+            let _ = rustix::process::waitpid(Some(pid), rustix::process::WaitOptions::NOHANG);
+        }
+    }
+}
+
 fn children() -> Vec<Pid> {
     let mut pids = Vec::new();
     for task in std::fs::read_dir("/proc/self/task").into_iter().flatten().flatten() {

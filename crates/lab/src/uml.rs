@@ -13,6 +13,9 @@ use crate::spec::GuestSpec;
 const NET: u32 = 1;
 const VSOCK: u32 = 19;
 
+/// The name of the processes that a guest's programs run in. They end with it, and become orphans.
+pub const PROCESSES: &str = "uml-userspace";
+
 /// Its arguments. Standard input must be a connected socket: it becomes the agent's port, a serial line.
 /// Standard output is the console.
 ///

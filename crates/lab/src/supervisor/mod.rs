@@ -29,6 +29,7 @@ use rustix::process::Signal;
 use crate::child::{self, Handle};
 use crate::plan::{DaemonStatus, Plan, Reply, Report, Request, Status};
 use crate::qemu::Boot;
+use crate::uml;
 use machine::Machine;
 
 /// How long a daemon that died is gone at least.
@@ -319,6 +320,7 @@ impl Supervisor {
             }
             Event::Detached | Event::GuestUp => {}
             Event::GuestEnded(pid, status) => {
+                child::bury(uml::PROCESSES);
                 for machine in &mut self.machines {
                     if machine.process.as_ref().is_some_and(|p| p.pid == pid) {
                         eprintln!("vmlane lab: the QEMU of guest {} ended: {status}", machine.spec.name);

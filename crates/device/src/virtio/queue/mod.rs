@@ -253,10 +253,25 @@ fn written(setup: &RingSetup, packed: bool) -> [(u64, usize); 2] {
     }
 }
 
+/// User Mode Linux begins packed rings at 0 without the mark of the first lap (arch/um/drivers/virtio_uml.c,
+/// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's mark;
+/// where it does not, the ring is at its beginning.
+fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
+    const BEGIN: u32 = 1 << 15 | 1 << 31;
+    if features & feature::PACKED == 0 || setup.position.load(Ordering::Acquire) != 0 {
+        return None;
+    }
+    let mut flags = [0; 2];
+    memory.read(setup.descriptors.checked_add(14)?, &mut flags).ok()?;
+    (u16::from_le_bytes(flags) & desc::USED == 0).then_some(BEGIN)
+}
+
 /// Where a ring whose owner died goes on, if its record says so: a position as SET_VRING_BASE has it. The
 /// record and the ring are the VMM's and the guest's: what comes out is checked by [`Queue::new`].
 pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
-    let record = setup.record.as_ref().filter(|record| record.is_of(setup.size))?;
+    let Some(record) = setup.record.as_ref().filter(|record| record.is_of(setup.size)) else {
+        return first_lap(setup, features, memory);
+    };
     if features & feature::PACKED == 0 {
         let mut index = [0; 2];
         memory.read(setup.device.checked_add(2)?, &mut index).ok()?;
