@@ -7,6 +7,8 @@ use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
 
+use crate::sys::thread_cpu;
+
 /// What one session saw during its window.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Tally {
@@ -99,18 +101,6 @@ impl Meter {
             cpu_seconds: cpu_then.saturating_sub(cpu).as_secs_f64(),
         }
     }
-}
-
-/// User and system time of the calling thread. Per thread rather than per process, because one server
-/// process serves many clients and each must see its own share.
-///
-/// By the C library: rustix insists on a vDSO with getcpu, and User Mode Linux has one without.
-#[allow(unsafe_code)]
-fn thread_cpu() -> Duration {
-    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
-    // SAFETY: the call writes one timespec, which is there.
-    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
-    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
 }
 
 #[cfg(test)]

@@ -1,4 +1,4 @@
-//! The few calls no safe crate offers: vsock's own socket options and a vsock address with flags.
+//! The few calls no safe crate offers: vsock's own socket options, a vsock address with flags, and a thread's time.
 //!
 //! `unsafe` is opened here because the options are 64-bit values at level AF_VSOCK and the flags byte
 //! of `sockaddr_vm` lies in what libc calls padding; everything passed to the kernel lives on our stack.
@@ -7,8 +7,20 @@
 use std::io;
 use std::mem::{MaybeUninit, size_of};
 use std::os::fd::{AsFd, AsRawFd};
+use std::time::Duration;
 
 use socket2::{SockAddr, SockAddrStorage, Socket};
+
+/// User and system time of the calling thread. Per thread rather than per process, because one server
+/// process serves many clients and each must see its own share.
+///
+/// By the C library: rustix insists on a vDSO with getcpu, and User Mode Linux has one without.
+pub fn thread_cpu() -> Duration {
+    let mut time = libc::timespec { tv_sec: 0, tv_nsec: 0 };
+    // SAFETY: the call writes one timespec, which is there.
+    unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
+    Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
 
 /// `SO_VM_SOCKETS_BUFFER_*`, from linux/vm_sockets.h.
 #[derive(Clone, Copy, Debug)]

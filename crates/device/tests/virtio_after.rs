@@ -208,6 +208,21 @@ fn records_of_other_rings_and_of_none() {
     assert_eq!(recover(&gone, watched.features, &map), None);
 }
 
+/// As User Mode Linux begins them: at 0, in a lap that never was.
+#[test]
+fn packed_rings_that_begin_without_their_mark() {
+    let watched = Watched::new(true);
+    let map = watched.ram.device_map();
+    let bare = || RingSetup { record: None, position: Arc::default(), ..watched.driver.setup() };
+    assert_eq!(recover(&bare(), watched.features, &map), Some(0x8000_8000));
+    assert_eq!(recover(&bare(), watched.features & !feature::PACKED, &map), None);
+    let gone = RingSetup { descriptors: u64::MAX - 7, ..bare() };
+    assert_eq!(recover(&gone, watched.features, &map), None);
+    // A lap later that place has the device's mark.
+    watched.driver.descriptors.store_u64(8, u64::from(desc::AVAIL | desc::USED) << 48);
+    assert_eq!(recover(&bare(), watched.features, &map), None);
+}
+
 /// All pages that differ afterwards are in the log.
 #[test]
 fn every_written_page_is_logged() {
