@@ -105,7 +105,8 @@ impl Daemon {
         let (log, past) = fabric_log(&store, &mut found);
         let fabric = Fabric::recorded(workers.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
-        let settings = vmlane_switch::Settings { poll, ..vmlane_switch::Settings::default() };
+        let floods = config.daemon.flood_limit;
+        let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
         let hub = Hub::start(vmlane_vsock::Settings { spin, poll }, Some(fabric.clone()))

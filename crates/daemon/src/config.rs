@@ -136,6 +136,8 @@ pub struct DaemonConfig {
     pub mode: Mode,
     /// How long a stream is polled after its last byte.
     pub spin_us: u64,
+    /// Frames to several that a NIC may send in a second; 0: any number.
+    pub flood_limit: u32,
     /// When a VM whose devices fail is taken out of service.
     pub fault_limit: FaultLimit,
     /// `vmlane debug panic` is allowed.
@@ -152,6 +154,7 @@ impl Default for DaemonConfig {
             workers: 1,
             mode: Mode::Adaptive,
             spin_us: 500,
+            flood_limit: 4000,
             fault_limit: FaultLimit::default(),
             fault_injection: false,
             user: None,

@@ -7,6 +7,7 @@
 //! | `fabric.rs`, `port.rs` | all ports; a port as the worker has it |
 //! | `turn.rs` | the way of a frame from its sender to its receivers |
 //! | `lookup.rs` | may it be sent, and to whom |
+//! | `flood.rs` | how many frames to several it may send |
 //! | `waiting.rs` | frames that wait for a receiver's buffers |
 //! | `table.rs` | where an address is |
 //! | `frame.rs`, `parse.rs` | a frame, its layers, its sender's wishes checked |
@@ -17,6 +18,7 @@
 
 mod fabric;
 mod fallback;
+mod flood;
 mod forward;
 mod frame;
 mod lookup;

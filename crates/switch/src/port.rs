@@ -8,6 +8,7 @@ use std::time::Instant;
 use vmlane_port::{Filter, FramePort, PortId, PortStats, Reason, Takes, Token};
 use vmlane_wire::ethernet::{Mac, Tci};
 
+use crate::flood::Bucket;
 use crate::forward::Tally;
 use crate::spec::{Policy, PortSpec, VlanMode};
 use crate::table::{Slot, key};
@@ -89,6 +90,11 @@ pub struct Port {
     pub stalled: bool,
 
     pub route: Route,
+    /// What it may still send to several at once, and in vain.
+    pub flood: Bucket,
+    pub vain: Bucket,
+    /// It sent too much in vain: until then nothing is taken from it.
+    pub rests_until: Option<Instant>,
     /// It got or finished frames since its last flush.
     pub dirty: bool,
     pub tx_frames: u64,
@@ -141,6 +147,9 @@ impl Port {
             progress: now,
             waiting_since: now,
             stalled: false,
+            flood: Bucket::new(now),
+            vain: Bucket::new(now),
+            rests_until: None,
             route: Route { to: 0, from: 0, vlan: 0, receiver: 0, epoch: 0 },
             dirty: false,
             tx_frames: 0,

@@ -116,6 +116,10 @@ pub struct Settings {
     pub frames: u32,
     /// Bytes, copies counted, likewise.
     pub bytes: usize,
+    /// Frames to several (broadcast, multicast, unknown addresses) that a port may send in a second, a quarter
+    /// of them at once; those beyond are dropped. A port that sends as many that are dropped for its own fault
+    /// rests for a while. 0: any number. Uplinks are not bound.
+    pub floods: u32,
 }
 
 impl Default for Settings {
@@ -128,6 +132,7 @@ impl Default for Settings {
             hold: Duration::from_millis(5),
             frames: 64,
             bytes: 256 << 10,
+            floods: 0,
         }
     }
 }

@@ -1,6 +1,7 @@
 //! A port's turn: its frames are fetched, checked, looked up and given to their receivers.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::time::Duration;
 
 use vmlane_port::{FramePort, Layers, Lent, MAX_HEAD, Offload, Packet, Reason, Refusal, Token, Verdict};
 use vmlane_wire::ethernet::Mac;
@@ -20,6 +21,10 @@ const DELIVERY_COST: usize = 64;
 const PIECE_COST: usize = 96;
 /// The same for each copy of a frame that goes to several.
 const COPY_COST: usize = 1024;
+
+/// How long nothing is taken from a port that sends too much that is dropped for its own fault: what it sends in
+/// vain would keep the worker, and with it the processor, from others.
+const REST: Duration = Duration::from_millis(5);
 
 /// What became of a frame in its sender's eyes.
 #[derive(Clone, Copy, PartialEq, Eq)]
@@ -59,13 +64,17 @@ impl Fabric {
     }
 
     fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
+        if sender.rests_until.is_some_and(|until| self.now < until) {
+            return false;
+        }
+        sender.rests_until = None;
         let Some(mut end) = sender.end.take() else { return false };
         // The end goes back to its port whatever happens.
         let outcome = catch_unwind(AssertUnwindSafe(|| {
             let mut scratch = [0; MAX_HEAD];
             let Allowance { mut frames, mut bytes } = self.allowances[usize::from(sender.party)];
             let mut moved = false;
-            while frames > 0 {
+            while frames > 0 && sender.rests_until.is_none() {
                 frames -= 1;
                 let Some(token) = end.fetch() else { break };
                 moved = true;
@@ -114,6 +123,14 @@ impl Fabric {
         let fate = Frame::new(&lent, scratch).and_then(|frame| {
             let vlan = sender.ingress_vlan(frame.tag).ok_or(Reason::BadVlan)?;
             let way = self.look_up(slot, sender, &frame, vlan)?;
+            let limit = self.settings.floods;
+            if limit > 0
+                && !matches!(way, Way::One(_))
+                && !sender.uplink
+                && !sender.flood.take(limit, self.now)
+            {
+                return Err(Reason::Flood);
+            }
             let layers = parse::layers(frame.head);
             let job = job(&frame, &layers)?;
             if let Job::Segment(segmentation) = job {
@@ -125,6 +142,10 @@ impl Fabric {
         });
         fate.unwrap_or_else(|reason| {
             sender.lose(reason);
+            let limit = self.settings.floods;
+            if limit > 0 && !sender.uplink && !sender.vain.take(limit, self.now) {
+                sender.rests_until = Some(self.now + REST);
+            }
             Fate::Finished
         })
     }

@@ -2,9 +2,11 @@
 
 mod common;
 
+use std::time::{Duration, Instant};
+
 use common::{Bench, Guest, frame, mac};
 use vmlane_port::{Frames, Offload, VlanSet};
-use vmlane_switch::{Policy, PortSpec, VlanMode};
+use vmlane_switch::{Policy, PortSpec, Settings, VlanMode};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 fn trunk(vlans: &[u16]) -> VlanMode {
@@ -281,4 +283,41 @@ fn a_changed_configuration_is_in_force_at_once() {
     a.send(&frame(mac(2), mac(1), 60, 0));
     bench.run();
     assert_eq!(bench.switch.ports().len(), 1);
+}
+
+#[test]
+fn floods_are_bounded_and_hurt_nobody_else() {
+    let mut bench = Bench::with(Settings { floods: 40, ..Settings::default() });
+    let (a, b, up) =
+        (bench.guest(1), bench.guest(2), bench.port(PortSpec { uplink: true, ..Bench::spec(3) }));
+    let all = Mac::BROADCAST;
+    for round in 0..50 {
+        a.send(&frame(mac(2), mac(1), 60, 0));
+        a.send(&frame([all, Mac([1, 0, 0x5e, 0, 0, 1]), mac(9)][round % 3], mac(1), 60, 0));
+        bench.run();
+    }
+    // What it sent in vain was too much: it rests, and then the rest of it goes on its way.
+    assert_ne!(a.wire.queued(), 0);
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while a.wire.queued() > 0 {
+        assert!(Instant::now() < deadline, "it rests for ever");
+        std::thread::sleep(Duration::from_millis(1));
+        bench.run();
+    }
+    let (groups, own): (Vec<_>, Vec<_>) =
+        b.wire.received().into_iter().partition(|one| one.bytes[0] & 1 == 1);
+    assert_eq!(own.len(), 50, "frames to one are not bound");
+    // A quarter of a second's at once, and a few more for the time that passes.
+    let dropped = a.stats.drop_flood.get();
+    assert!(
+        dropped >= 10 && groups.len() as u64 + dropped <= 50,
+        "{dropped} dropped, {} passed",
+        groups.len()
+    );
+    // Others have their own share, and an uplink any.
+    b.send(&frame(all, mac(2), 60, 0));
+    (0..50).for_each(|_| up.send(&frame(all, mac(3), 60, 0)));
+    bench.run();
+    assert_eq!((b.stats.drop_flood.get(), up.stats.drop_flood.get()), (0, 0));
+    assert_eq!(a.wire.outstanding(), 0);
 }

@@ -22,6 +22,8 @@ const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const WORKERS: RangeInclusive<i64> = 1..=256;
 const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
+/// Frames to several that a NIC may send in a second; 0: any number.
+const FLOODS: RangeInclusive<i64> = 0..=100_000_000;
 /// Faults that put a VM into quarantine; 0: never.
 const FAULTS: RangeInclusive<i64> = 0..=1_000_000;
 const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;
@@ -90,6 +92,7 @@ impl Checker<'_> {
         let default = DaemonConfig::default();
         let workers = raw.workers.as_ref().map(|value| self.number("daemon: workers", value, WORKERS));
         let spin_us = raw.spin_us.as_ref().map(|value| self.number("daemon: spin_us", value, SPIN_US));
+        let floods = raw.flood_limit.as_ref().map(|value| self.number("daemon: flood_limit", value, FLOODS));
         let faults = raw.fault_limit.as_ref().map(|value| self.number("daemon: fault_limit", value, FAULTS));
         let window = raw.fault_window_s.as_ref();
         let window = window.map(|value| self.number("daemon: fault_window_s", value, FAULT_WINDOW_S));
@@ -106,6 +109,7 @@ impl Checker<'_> {
             workers: workers.map_or(default.workers, |value| value as u16),
             mode,
             spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
+            flood_limit: floods.map_or(default.flood_limit, |value| value as u32),
             fault_limit: FaultLimit {
                 faults: faults.map_or(default.fault_limit.faults, |value| value as u32),
                 within: window.map_or(default.fault_limit.within, |value| Duration::from_secs(value as u64)),

@@ -84,6 +84,7 @@ pub struct RawDaemon {
     pub workers: Option<Spanned<i64>>,
     pub mode: Option<Spanned<String>>,
     pub spin_us: Option<Spanned<i64>>,
+    pub flood_limit: Option<Spanned<i64>>,
     pub fault_limit: Option<Spanned<i64>>,
     pub fault_window_s: Option<Spanned<i64>>,
     pub fault_injection: Option<bool>,
