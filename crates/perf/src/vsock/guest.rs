@@ -222,6 +222,9 @@ impl Guest {
             self.ram.read(addr + HEADER as u64, here);
         }
         self.recycle(addr);
+        if header.op.get() == op::CREDIT_REQUEST {
+            self.packet(op::CREDIT_UPDATE, 0, &[])?;
+        }
         Ok(Some(event))
     }
 
@@ -231,7 +234,7 @@ impl Guest {
             op::REQUEST => Event::Request,
             op::RESPONSE => Event::Response,
             op::RW => Event::Data(header.len.get() as usize),
-            op::CREDIT_UPDATE => Event::Credit,
+            op::CREDIT_UPDATE | op::CREDIT_REQUEST => Event::Credit,
             op::SHUTDOWN => Event::Shutdown,
             op::RST => return Err(io::ErrorKind::ConnectionReset.into()),
             other => return Err(invalid(format!("operation {other}"))),
