@@ -153,7 +153,11 @@ fn a_server_keeps_to_the_limits_it_was_given() {
 
 #[test]
 fn a_refused_connection_says_what_to_start() {
-    let free = std::net::TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port();
+    // Bound and not listening: nobody else gets the port meanwhile.
+    use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
+    let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    bind(&held, &std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();
+    let free = std::net::SocketAddr::try_from(getsockname(&held).unwrap()).unwrap().port();
     let address = format!("tcp:127.0.0.1:{free}").parse().unwrap();
     let error = run(&address, &quick(Test::Rr)).unwrap_err().to_string();
     assert!(error.contains(&format!("vmlane bench server --listen tcp:0.0.0.0:{free}")), "{error}");
