@@ -124,10 +124,10 @@ impl Fabric {
         ports.filter_map(|port| port.end.as_ref()?.wake_fd())
     }
 
-    /// Files that say so until their ends are disarmed.
+    /// Files that say so until their ends are disarmed. Those of ports that rest are not listened to.
     pub fn bells(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         let ports = self.attached.iter().filter_map(|&slot| self.slots[usize::from(slot)].as_ref());
-        ports.filter_map(|port| port.end.as_ref()?.bell())
+        ports.filter(|port| port.rests_until.is_none()).filter_map(|port| port.end.as_ref()?.bell())
     }
 
     pub fn slot(&self, id: PortId) -> Option<Slot> {
@@ -432,12 +432,27 @@ impl Fabric {
         soon
     }
 
-    /// Calls `action` with every end; true if any call was.
-    pub fn any_end(&mut self, action: impl Fn(&mut dyn FramePort) -> bool) -> bool {
+    /// Asks every end to announce its next frame; true if one has a frame already. Ports that rest are looked at
+    /// when their time comes.
+    pub fn arm(&mut self) -> bool {
+        self.any_port(|port| port.rests_until.is_none() && port.end.as_mut().is_some_and(|end| end.arm()))
+    }
+
+    /// The ends announce nothing any more.
+    pub fn disarm(&mut self) {
+        self.any_port(|port| {
+            port.end.iter_mut().for_each(|end| end.disarm());
+            false
+        });
+    }
+
+    /// Calls `action` with every attached port; true if any call was.
+    fn any_port(&mut self, action: impl Fn(&mut Port) -> bool) -> bool {
         let mut any = false;
         let mut at = 0;
         while let Some(&slot) = self.attached.get(at) {
-            let one = self.guarded(slot, |fabric| fabric.end(slot).is_some_and(|end| action(&mut **end)));
+            let one = self
+                .guarded(slot, |fabric| fabric.slots[usize::from(slot)].as_deref_mut().is_some_and(&action));
             any |= one == Some(true);
             at += 1;
         }

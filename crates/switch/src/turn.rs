@@ -46,12 +46,14 @@ struct Sent<'a> {
 }
 
 impl Fabric {
-    /// One sender's share of a round. True if it sent anything.
+    /// One sender's share of a round. True if it sent anything, unless it sent so much in vain that it rests now:
+    /// that is no reason to look again soon.
     pub fn turn(&mut self, slot: Slot) -> bool {
         let Some(mut sender) = self.slots[usize::from(slot)].take() else { return false };
         self.serving = slot;
         self.beat.serve(sender.id.0);
         let outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender)));
+        let rests = sender.rests_until.is_some();
         self.slots[usize::from(slot)] = Some(sender);
         let moved = outcome.unwrap_or_else(|_| {
             self.blame();
@@ -60,7 +62,7 @@ impl Fabric {
         if moved {
             self.mark(slot);
         }
-        moved
+        moved && !rests
     }
 
     fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {

@@ -22,7 +22,7 @@ use crate::spec::Settings;
 counters! {
     /// What the worker did.
     pub struct WorkerStats {
-        /// Rounds in which a frame moved.
+        /// Rounds in which a frame moved, other than those of ports that came to rest.
         rounds,
         /// Sleeps of the shortest kind.
         naps,
@@ -189,10 +189,7 @@ impl Worker {
     fn wake_up(&mut self) {
         self.sleep = self.settings.sleep;
         if std::mem::take(&mut self.armed) {
-            self.fabric.any_end(|end| {
-                end.disarm();
-                false
-            });
+            self.fabric.disarm();
         }
     }
 
@@ -207,7 +204,7 @@ impl Worker {
         }
         if !self.armed {
             self.armed = true;
-            if self.fabric.any_end(|end| end.arm()) {
+            if self.fabric.arm() {
                 return;
             }
         }

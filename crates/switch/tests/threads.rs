@@ -95,6 +95,27 @@ fn idle_ports_cost_nothing_worth_mentioning() {
 }
 
 #[test]
+fn who_sends_in_vain_does_not_keep_the_worker_awake() {
+    let switch = Switch::start(Settings { floods: 40, ..Settings::default() }).unwrap();
+    let ((_, flood), (_, other)) = (guest(&switch, 1), guest(&switch, 2));
+    let to_nobody = frame(mac(9), mac(1), 60, 0);
+    let slept = || switch.worker_stats().sleeps.get();
+    // The first ones count as any other; from then on there is always one more in the queue.
+    soon("the sender rests", || {
+        (flood.queued()..64).for_each(|_| flood.send(&to_nobody, vmlane_port::Offload::None, None));
+        slept() > 0
+    });
+    let before = slept();
+    soon("the worker sleeps though frames wait", || {
+        (flood.queued()..64).for_each(|_| flood.send(&to_nobody, vmlane_port::Offload::None, None));
+        slept() > before + 20
+    });
+    // Others are served as ever.
+    other.send(&frame(mac(1), mac(2), 60, 0), vmlane_port::Offload::None, None);
+    soon("the frame to the one that rests", || !flood.received().is_empty());
+}
+
+#[test]
 fn senders_share_a_receiver_whatever_the_size_of_their_frames() {
     let mut bench = Bench::new();
     let senders: Vec<_> = (1..=3).map(|number| bench.guest(number)).collect();
