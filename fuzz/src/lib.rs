@@ -3,6 +3,9 @@
 //!
 //! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone.
 
+pub mod again;
+pub mod forged;
+pub mod heads;
 pub mod nic;
 pub mod switching;
 pub mod virtio;

@@ -140,7 +140,7 @@ fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
     let uplink = number == GUESTS;
     PortSpec {
         name: format!("vm{}/nic{number}", number / 2),
-        group: if input.byte() % 4 == 0 { "other".into() } else { "default".into() },
+        group: if input.byte().is_multiple_of(4) { "other".into() } else { "default".into() },
         mac: own(number),
         vlan: vlan_mode(input),
         policy: policy(input),

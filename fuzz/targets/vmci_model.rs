@@ -25,10 +25,13 @@ const SURE: usize = 16 << 10;
 /// From, its port, to, its port.
 type Way = (u32, u32, u32, u32);
 
+/// Resources and payload of a datagram.
+type Sent = (u32, u32, Vec<u8>);
+
 #[derive(Default)]
 struct Model {
     /// Accepted and not seen: by sender and receiver, resources and payload.
-    datagrams: HashMap<(u32, u32), VecDeque<(u32, u32, Vec<u8>)>>,
+    datagrams: HashMap<(u32, u32), VecDeque<Sent>>,
     /// Control packets sent and not seen; the device may keep some for itself.
     packets: HashMap<Way, VecDeque<Vec<u8>>>,
     /// Kinds that a guest has sent at all.

@@ -18,9 +18,12 @@ use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 use vmlane_wire::vmxnet3::shared::{EXTENDED_SIZE, QUEUE_SIZE};
 
+/// A guest's memory, and places in it with their lengths.
+type Target = (MemoryMap, Vec<(u64, u64)>);
+
 /// Scribbles on places of a guest's memory while it is told to.
 struct Scribbler {
-    target: Mutex<Option<(MemoryMap, Vec<(u64, u64)>)>>,
+    target: Mutex<Option<Target>>,
     on: AtomicBool,
 }
 

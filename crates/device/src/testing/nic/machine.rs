@@ -60,6 +60,14 @@ impl NicMachine {
 
     /// The daemon dies after the last request: nothing of it says or stores anything any more.
     pub fn die(self) -> Remains {
+        let (remains, dead) = self.lie_dead();
+        // Dropped, the device would stop its port in an orderly way.
+        std::mem::forget(dead);
+        remains
+    }
+
+    /// The same with what is left of the daemon itself, to be dropped when nobody looks any more.
+    pub fn lie_dead(self) -> (Remains, impl Sized) {
         let log = Journal::create("session", 1, 128 << 10).expect("a file");
         self.device.lock().record(&log);
         log.commit();
@@ -69,9 +77,7 @@ impl NicMachine {
         let files = Found(files.collect());
         let map = self.map();
         let NicMachine { ram, lines, frames, device, config, .. } = self;
-        // Dropped, the device would stop its port in an orderly way.
-        std::mem::forget((device, frames));
-        Remains { files, records, ram, lines, config, map }
+        (Remains { files, records, ram, lines, config, map }, (device, frames))
     }
 
     /// A successor takes over, as `Session::resume` does. Also says why it began anew, if it did.

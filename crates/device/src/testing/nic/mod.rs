@@ -29,6 +29,10 @@ pub use rings::{Rings, RingsSpec};
 pub use rx_ring::{BODY, Received, RxRings, RxShape};
 pub use tx_ring::{TxRing, Wish};
 
+/// What a transmit descriptor may wish, by itself.
+#[doc(hidden)]
+pub use crate::vmxnet3::port::TxRules;
+
 /// Zeroed contiguous memory of `bytes`, page by page. Address 0 if nothing is asked for.
 fn alloc(ram: &Arc<Ram>, bytes: usize) -> u64 {
     ram.alloc(bytes.div_ceil(PAGE), Placement::Contiguous).first().copied().unwrap_or(0)

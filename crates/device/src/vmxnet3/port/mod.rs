@@ -37,7 +37,8 @@ use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
 
 use self::moderation::{LineId, Moderator};
-use self::offload::TxRules;
+#[doc(hidden)]
+pub use self::offload::TxRules;
 use self::rss::{Hash, Toeplitz};
 use self::rx::{Bench, RxQueue, RxRules, Undelivered};
 use self::tx::{Stopped, TxQueue};
