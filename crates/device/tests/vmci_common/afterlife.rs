@@ -154,8 +154,12 @@ fn copy(fd: &OwnedFd) -> OwnedFd {
     let mut bytes = vec![0; len as usize];
     from.read_exact_at(&mut bytes, 0).expect("its bytes");
     let to = std::fs::File::from(memfd("legacy", len).expect("a file"));
-    let used = bytes.iter().rposition(|byte| *byte != 0).map_or(0, |at| at + 1);
-    to.write_all_at(&bytes[..used], 0).expect("to be written");
+    for (page, at) in bytes.chunks(4096).zip((0..).step_by(4096)) {
+        // Whatever is not written is a hole.
+        if *page != [0; 4096][..page.len()] {
+            to.write_all_at(page, at).expect("to be written");
+        }
+    }
     to.into()
 }
 
