@@ -81,12 +81,21 @@ fn forge(file: &OwnedFd, input: &mut Input<'_>, spared: &impl Fn(Key) -> bool) {
     match input.byte() % 8 {
         0 if !spared(key) => return journal.write_all(&[(key, None)]),
         1 => key.0 = u32::from(input.byte() % 32),
-        2 => key.1 = input.number::<2>(),
-        3 => key.2 = input.number::<2>(),
+        2 => key.1 = number(input),
+        3 => key.2 = number(input),
         _ => change(&mut record, input),
     }
     if !spared(key) {
         journal.write(key, &record);
+    }
+}
+
+/// A small number, any number, one of the largest.
+fn number(input: &mut Input<'_>) -> u64 {
+    match input.byte() % 3 {
+        0 => input.number::<2>(),
+        1 => input.number::<8>(),
+        _ => u64::MAX - input.number::<1>(),
     }
 }
 

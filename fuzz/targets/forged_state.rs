@@ -190,7 +190,12 @@ fn fabric(input: &mut Input<'_>) {
     let [a, b] = &mut guests;
     assert_eq!(a.send_to(Handle::new(4, 77), 55, b"afterwards"), 34);
     assert!(b.service().iter().any(|datagram| datagram.payload == b"afterwards"));
+    // Another life, up to another point.
+    past(&mut guests, input.byte() % 12);
     world.replace();
+    for guest in &mut guests {
+        guest.service();
+    }
     let [a, b] = &mut guests;
     assert_eq!(b.send_to(Handle::new(3, 77), 55, b"once more"), 33);
     assert!(a.service().iter().any(|datagram| datagram.payload == b"once more"));
