@@ -9,7 +9,8 @@ seconds="${FUZZ_SECONDS:-60}"
 triple=x86_64-unknown-linux-gnu
 flags='--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-level=4
   -Cllvm-args=-sanitizer-coverage-inline-8bit-counters -Cllvm-args=-sanitizer-coverage-pc-table
-  -Cllvm-args=-sanitizer-coverage-trace-compares -Ccodegen-units=1 -Cdebug-assertions'
+  -Cllvm-args=-sanitizer-coverage-trace-compares
+  -Cllvm-args=-sanitizer-coverage-gated-trace-callbacks -Ccodegen-units=1 -Cdebug-assertions'
 toolchain=()
 if [ "${FUZZ_ASAN:-0}" = 1 ]; then
   rustup toolchain list 2>/dev/null | grep -q nightly || {

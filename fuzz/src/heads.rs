@@ -48,7 +48,7 @@ impl Bench {
 
     /// What a device would lend, then what the switch makes of it.
     pub fn run(&mut self, data: &[u8]) {
-        let mut input = Input(data);
+        let mut input = Input::of(data);
         let kinds = input.byte();
         let wish: [u8; VnetHeader::SIZE] = std::array::from_fn(|_| input.byte());
         let more = input.number::<2>() as usize;

@@ -4,6 +4,7 @@
 //! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone.
 
 pub mod again;
+pub mod compares;
 pub mod forged;
 pub mod heads;
 pub mod nic;
@@ -27,6 +28,12 @@ pub const RAM: u64 = 1 << 20;
 pub struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
+    /// What an execution begins with.
+    pub fn of(data: &'a [u8]) -> Input<'a> {
+        compares::next();
+        Input(data)
+    }
+
     pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;

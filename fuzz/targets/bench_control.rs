@@ -4,4 +4,7 @@
 
 use libfuzzer_sys::fuzz_target;
 
-fuzz_target!(|bytes: &[u8]| vmlane_bench::control::fuzz(bytes));
+fuzz_target!(|bytes: &[u8]| {
+    vmlane_fuzz::compares::next();
+    vmlane_bench::control::fuzz(bytes);
+});

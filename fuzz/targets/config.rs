@@ -4,5 +4,6 @@
 use libfuzzer_sys::fuzz_target;
 
 fuzz_target!(|text: &str| {
+    vmlane_fuzz::compares::next();
     let _ = vmlane_daemon::config::Config::parse(std::path::Path::new("fuzz.toml"), text);
 });

@@ -26,7 +26,7 @@ use nic_session::{active, frame, receive, try_deliver};
 
 fuzz_target!(|data: &[u8]| {
     let Some((which, rest)) = data.split_first() else { return };
-    let mut input = Input(rest);
+    let mut input = Input::of(rest);
     match which % 8 {
         0 => journal(&mut input),
         1..=3 => nic(&mut input),

@@ -7,7 +7,7 @@ use vmlane_fuzz::Input;
 use vmlane_fuzz::switching::Bench;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let mut bench = Bench::new(&mut input);
     for _ in 0..100 {
         if input.is_empty() {

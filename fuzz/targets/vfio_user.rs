@@ -11,7 +11,7 @@ use vmlane_fuzz::{Input, World};
 use vmlane_transport::{IrqSet, Session, SessionStats};
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let world = World::new();
     let (mut ours, theirs) = UnixStream::pair().expect("socket pair");
     let stats = Arc::new(SessionStats::default());

@@ -149,7 +149,7 @@ fn answers(mut stream: UnixStream) -> Vec<u16> {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let (ours, theirs) = UnixStream::pair().expect("sockets");
     let stats = Arc::new(SessionStats::default());
     let irqs = Arc::new(IrqSet::new(stats.clone()));

@@ -25,7 +25,7 @@ use vmlane_wire::virtio::feature;
 use zerocopy::IntoBytes;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let (ours, theirs) = UnixStream::pair().expect("socket pair");
     let stats = Arc::new(SessionStats::default());
     let lines = Arc::new(RingLines::new(5).expect("lines"));

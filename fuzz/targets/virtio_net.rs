@@ -21,7 +21,7 @@ use vmlane_wire::virtio::feature;
 const HEADER: usize = 12;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let choice = input.byte();
     let packed = choice & 1 != 0;
     let ram = ram();

@@ -14,7 +14,7 @@ use vmlane_mem::Window;
 use vmlane_wire::virtio::feature;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let choice = input.byte();
     let packed = choice & 1 != 0;
     let mut features = feature::VERSION_1;

@@ -7,7 +7,7 @@ use vmlane_fuzz::{Input, RAM, World};
 use vmlane_wire::vmci::{Handle, Reg, datagram};
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let mut world = World::new();
     world.probe_all();
     while !input.is_empty() {

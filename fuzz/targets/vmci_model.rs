@@ -111,7 +111,7 @@ fn check(model: &mut Model, guests: &mut [Driver], which: usize) {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let fabric = Fabric::new(Arc::new(Inline::default()));
     let paths = input.byte();
     let machines = CIDS.map(|cid| {

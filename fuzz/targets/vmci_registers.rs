@@ -8,7 +8,7 @@ use vmlane_fuzz::{Input, RAM, World};
 use vmlane_mem::MemoryMap;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let mut world = World::new();
     if input.byte() & 1 == 1 {
         world.probe_all();

@@ -13,7 +13,7 @@ use zerocopy::IntoBytes;
 const SIZES: [u64; 6] = [0, 1, 2, 128, 4096, 5003];
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let mut world = World::new();
     world.probe_all();
     while !input.is_empty() {

@@ -208,7 +208,7 @@ impl World {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let scribble = input.byte() & 7 == 0;
     let (mut world, profile) = World::new(&mut input);
     {

@@ -13,7 +13,7 @@ use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let profile = Profile::ALL[usize::from(input.byte()) % 3];
     let queues = [1, 2, 9][usize::from(input.byte()) % 3];
     let machine = NicMachine::new(|config| (config.profile, config.max_queues) = (profile, 32));

@@ -10,7 +10,7 @@ use vmlane_fuzz::nic::{self, RING, Sender};
 use vmlane_port::FramePort;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let posted = input.byte() & 1 == 1;
     let (rings, mut port) = nic::port(&mut input, posted);
     let mut sender = Sender::new();

@@ -31,7 +31,7 @@ fn check(lent: &Lent<'_>) {
 }
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let (mut rings, mut port) = nic::port(&mut input, true);
     let modes = [OffloadMode::None, OffloadMode::Encapsulated, OffloadMode::Checksum, OffloadMode::Segment];
     let mut lent = Vec::new();

@@ -14,7 +14,7 @@ use vmlane_vsock::testing::{Bench, vm};
 use vmlane_wire::virtio_vsock::Header;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input(data);
+    let mut input = Input::of(data);
     let packed = input.byte() & 1 != 0;
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let forwards = vec![Forward { port: 1, to_cid: 4, to_port: 1 }];

@@ -16,6 +16,7 @@ use vmlane_wire::{host, vfio_user, vhost_user, virtio, virtio_vsock, vmci};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout};
 
 fuzz_target!(|data: &[u8]| {
+    vmlane_fuzz::compares::next();
     let Some((which, bytes)) = data.split_first() else { return };
     match which % 12 {
         0 => vfio(bytes),
