@@ -287,7 +287,7 @@ fn a_changed_configuration_is_in_force_at_once() {
 
 #[test]
 fn floods_are_bounded_and_hurt_nobody_else() {
-    let mut bench = Bench::with(Settings { floods: 40, ..Settings::default() });
+    let mut bench = Bench::with(Settings { floods: 4, ..Settings::default() });
     let (a, b, up) =
         (bench.guest(1), bench.guest(2), bench.port(PortSpec { uplink: true, ..Bench::spec(3) }));
     let all = Mac::BROADCAST;

@@ -20,7 +20,7 @@ fn guest(switch: &Switch, number: u8) -> (PortId, Wire) {
 }
 
 fn soon(what: &str, done: impl Fn() -> bool) {
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while !done() {
         assert!(Instant::now() < deadline, "{what}");
         std::thread::sleep(Duration::from_millis(1));
@@ -36,7 +36,7 @@ fn frames_move_while_ports_come_and_go() {
         switch.kick(a);
     }
     let mut got = 0;
-    let deadline = Instant::now() + Duration::from_secs(10);
+    let deadline = Instant::now() + Duration::from_secs(60);
     while got < 100 && Instant::now() < deadline {
         got += to.received().len();
     }
@@ -68,30 +68,20 @@ fn a_panic_leaves_the_worker_running() {
     assert!(!again.dropped());
 }
 
-/// CPU time of the thread named "switch" that lives longest, in clock ticks.
-fn ticks() -> u64 {
-    let tasks = std::fs::read_dir("/proc/self/task").unwrap().flatten();
-    tasks
-        .filter_map(|task| std::fs::read_to_string(task.path().join("stat")).ok())
-        .filter(|stat| stat.contains("(switch)"))
-        .filter_map(|stat| {
-            let fields: Vec<_> = stat.rsplit_once(')')?.1.split_whitespace().map(str::to_owned).collect();
-            Some(fields.get(11)?.parse::<u64>().ok()? + fields.get(12)?.parse::<u64>().ok()?)
-        })
-        .sum()
-}
-
 #[test]
 fn idle_ports_cost_nothing_worth_mentioning() {
     let switch = Switch::start(Settings::default()).unwrap();
     let _wires: Vec<_> = (1..=8).map(|number| guest(&switch, number)).collect();
-    std::thread::sleep(Duration::from_millis(200));
-    let before = (ticks(), switch.worker_stats().sleeps.get());
+    soon("the worker sleeps its longest", || switch.worker_stats().sleeps.get() > 20);
+    let look = || (switch.beat().pulse().rounds, switch.worker_stats().sleeps.get());
+    let (begun, before) = (Instant::now(), look());
     std::thread::sleep(Duration::from_secs(2));
-    // Other tests of this file have switches of their own for a moment.
-    let (spent, sleeps) = (ticks().saturating_sub(before.0), switch.worker_stats().sleeps.get() - before.1);
-    assert!(sleeps < 600, "{sleeps} sleeps in two seconds");
-    assert!(spent <= 4, "{spent} ticks of 10 ms in two seconds");
+    let after = look();
+    // A sleep lasts 5 ms in the end, and a round or two go before it.
+    let periods = begun.elapsed().as_millis() as u64 / 5;
+    let (rounds, sleeps) = (after.0 - before.0, after.1 - before.1);
+    assert!(sleeps <= periods + 20, "{sleeps} sleeps in {periods} times 5 ms");
+    assert!(rounds <= 3 * sleeps + 20, "{rounds} rounds for {sleeps} sleeps");
 }
 
 #[test]
@@ -143,7 +133,7 @@ fn a_receiver_that_stops_slows_nobody_else() {
     stopped.wire.set_room(Some(0));
     let start = Instant::now();
     let mut sent = 0u64;
-    while start.elapsed() < Duration::from_millis(200) {
+    while start.elapsed() < Duration::from_millis(200) || sent < 1000 {
         if a.wire.queued() < 64 {
             a.send(&frame(mac(2), mac(1), 60, 0));
             a.send(&frame(mac(3), mac(1), 60, 0));
@@ -153,6 +143,10 @@ fn a_receiver_that_stops_slows_nobody_else() {
     }
     bench.run();
     assert_eq!(lively.stats.rx_frames.get(), sent);
+    while stopped.stats.drop_no_buffers.get() < sent {
+        assert!(start.elapsed() < Duration::from_secs(60), "frames wait for ever");
+        bench.step();
+    }
     assert_eq!(stopped.stats.drop_no_buffers.get(), sent);
 }
 

@@ -2,10 +2,11 @@
 
 mod common;
 
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::{Bench, frame, mac};
 use vmlane_port::{Frames, Reason};
+use vmlane_switch::Settings;
 use vmlane_switch::testing::{Trap, Wire};
 use vmlane_wire::ethernet::Mac;
 
@@ -59,15 +60,22 @@ fn frames_to_a_full_receiver_wait_in_order_and_others_pass() {
 
 #[test]
 fn a_receiver_that_stays_full_loses_frames_until_it_has_room() {
-    let mut bench = Bench::new();
+    let hold = Duration::from_secs(1);
+    let mut bench = Bench::with(Settings { hold, ..Settings::default() });
     let (a, b) = (bench.guest(1), bench.guest(2));
     b.wire.set_room(Some(0));
     let sent = frame(mac(2), mac(1), 100, 0);
+    let begun = Instant::now();
     a.send(&sent);
     bench.run();
-    assert_eq!((a.wire.outstanding(), b.stats.drop_no_buffers.get()), (1, 0));
-    std::thread::sleep(Duration::from_millis(7));
-    bench.run();
+    let seen = (a.wire.outstanding(), b.stats.drop_no_buffers.get());
+    assert!(seen == (1, 0) || begun.elapsed() >= hold, "{seen:?}");
+    while a.wire.outstanding() > 0 {
+        assert!(begun.elapsed() < Duration::from_secs(60), "it waits for ever");
+        std::thread::sleep(Duration::from_millis(5));
+        bench.run();
+    }
+    assert!(begun.elapsed() >= hold, "given up early");
     assert_eq!((a.wire.outstanding(), b.stats.drop_no_buffers.get()), (0, 1));
     assert!(bench.switch.ports()[1].stalled);
     a.send(&sent);
