@@ -22,6 +22,11 @@ fn quick(test: Test) -> Spec {
     Spec { seconds: 0.1, warmup: 0.0, ..Spec::new(test) }
 }
 
+/// Does it still serve? A machine that has no time for a short test has some for a longer one.
+fn serves(to: &Address, test: Test) -> bool {
+    [0.1, 1.0, 10.0].iter().any(|&seconds| run(to, &Spec { seconds, ..quick(test) }).is_ok())
+}
+
 /// A client or server that speaks the control protocol by hand.
 struct Hand(TcpStream);
 
@@ -83,7 +88,7 @@ fn a_client_may_die_at_every_stage() {
         assert!(Instant::now() < until, "{} threads left", busy_threads());
         std::thread::sleep(Duration::from_millis(20));
     }
-    assert!(run(&running.addresses()[0], &quick(Test::Rr)).is_ok());
+    assert!(serves(&running.addresses()[0], Test::Rr));
 }
 
 fn die_at(stage: u32, test: Test, port: u16) {
@@ -130,7 +135,7 @@ fn garbage_is_answered_with_a_good_bye() {
         assert!(answer.contains("does not speak vmlane bench"), "{answer}");
         assert!(hand.hear().is_none());
     }
-    assert!(run(&running.addresses()[0], &quick(Test::Stream)).is_ok());
+    assert!(serves(&running.addresses()[0], Test::Stream));
 }
 
 #[test]
@@ -181,7 +186,8 @@ fn against(behave: impl FnOnce(Hand) + Send) -> String {
             hand.hear().unwrap();
             behave(hand);
         });
-        run(&address, &quick(Test::Rr)).unwrap_err().to_string()
+        // Longer than any of them lives.
+        run(&address, &Spec { seconds: 30.0, ..quick(Test::Rr) }).unwrap_err().to_string()
     })
 }
 
@@ -226,7 +232,14 @@ fn a_server_that_dies_in_the_middle_is_an_error() {
 fn datagrams_of_strangers_are_ignored() {
     let (running, port) = serve();
     let mut hand = Hand::to(port);
-    let spec = Spec { datagrams: true, message_bytes: 100, receive_bytes: 100, ..quick(Test::Stream) };
+    // Not over before the client dies.
+    let spec = Spec {
+        seconds: 30.0,
+        datagrams: true,
+        message_bytes: 100,
+        receive_bytes: 100,
+        ..quick(Test::Stream)
+    };
     let ready: serde_json::Value = serde_json::from_str(&hand.ask(&spec)).unwrap();
     let data = ready["ports"][0].as_u64().unwrap_or_else(|| panic!("{ready}")) as u16;
     let token = ready["token"].as_u64().unwrap() as u32;
@@ -249,5 +262,5 @@ fn datagrams_of_strangers_are_ignored() {
     }
     drop(hand);
     drop(stranger);
-    assert!(run(&running.addresses()[0], &quick(Test::Rr)).is_ok());
+    assert!(serves(&running.addresses()[0], Test::Rr));
 }

@@ -10,13 +10,48 @@ use vmlane_bench::{
 };
 
 fn run(to: &Address, spec: &Spec) -> Result<Report, Error> {
-    vmlane_bench::run(&to.clone().into(), spec, &Options::default(), &mut Hooks::default())
+    measured(&to.clone().into(), spec, &Options::default(), whole)
 }
 
 /// The same server, by UDP.
+fn by_udp(to: &Address) -> Target {
+    Target { control: to.clone(), datagrams: true }
+}
+
 fn run_udp(to: &Address, spec: &Spec) -> Result<Report, Error> {
-    let to = Target { control: to.clone(), datagrams: true };
-    vmlane_bench::run(&to, spec, &Options::default(), &mut Hooks::default())
+    measured(&by_udp(to), spec, &Options::default(), whole)
+}
+
+/// Runs a short test, and longer ones where the machine had no time for it: a server that does not serve
+/// fails in all of them. The last one is still within the 5 s that one of the servers below takes.
+fn measured(
+    to: &Target,
+    spec: &Spec,
+    options: &Options,
+    enough: impl Fn(&Report) -> bool,
+) -> Result<Report, Error> {
+    let mut spec = spec.clone();
+    loop {
+        let outcome = vmlane_bench::run(to, &spec, options, &mut Hooks::default());
+        if !thin(&outcome, &enough) || spec.seconds > 3.0 {
+            return outcome;
+        }
+        spec.seconds *= 4.0;
+    }
+}
+
+/// Whether a session had no time for anything, or all of them for too little.
+fn thin(outcome: &Result<Report, Error>, enough: impl Fn(&Report) -> bool) -> bool {
+    match outcome {
+        Ok(report) => !enough(report),
+        Err(error) => matches!(error, Error::Data { doing: "measuring", .. }),
+    }
+}
+
+/// Something moved every way it should.
+fn whole(report: &Report) -> bool {
+    let rates = [report.sender_throughput_bps, report.to_server_bps, report.from_server_bps];
+    report.bytes > 0 && report.seconds > 0.1 && !rates.contains(&Some(0.0))
 }
 
 fn serve(address: &str) -> Running {
@@ -107,8 +142,9 @@ fn buffers_are_really_set() {
 
 #[test]
 fn a_chosen_data_port_is_used_and_its_clash_is_told() {
-    let running = serve("tcp:127.0.0.1:0");
-    let taken = std::net::TcpListener::bind("127.0.0.1:0").unwrap();
+    // An address that no other test takes ports of.
+    let running = serve("tcp:127.77.0.1:0");
+    let taken = std::net::TcpListener::bind("127.77.0.1:0").unwrap();
     let port = taken.local_addr().unwrap().port();
     let spec = Spec { data_port: Some(port.into()), ..quick(Test::Rr) };
     let error = run(&running.addresses()[0], &spec).unwrap_err().to_string();
@@ -210,15 +246,18 @@ fn datagrams_are_accounted_for() {
             rate_bps: Some(8_000_000),
             ..quick(test)
         };
-        let report = run_udp(address, &spec).unwrap();
+        let sent = |report: &Report| report.datagrams.map_or(0, |told| told.counts.sent);
+        let enough = |report: &Report| whole(report) && sent(report) > 100;
+        let report = measured(&by_udp(address), &spec, &Options::default(), enough).unwrap();
         sane(&report);
         let told = report.datagrams.unwrap();
         assert_eq!(report.transport, "udp");
         assert!(told.counts.sent > 100 && told.counts.received > 0, "{told:?}");
         assert_eq!(report.bytes, told.counts.received * 1000);
         assert_eq!(told.lost, told.counts.sent - told.counts.received);
-        // Each of two sessions at 8 Mbit/s, and no faster.
-        assert!(told.counts.sent <= 2 * 201 + 2 * 11, "the pace was not kept: {told:?}");
+        // Each of two sessions at 8 Mbit/s, and no faster: 10 ms are caught up at most.
+        let most = 2 * (1000.0 * report.seconds) as u64 + 2 * 12;
+        assert!(told.counts.sent <= most, "the pace was not kept: {told:?} in {} s", report.seconds);
     }
     let spec = Spec { message_bytes: 1000, rate_bps: Some(20_000_000), sessions: 2, ..quick(Test::Bidir) };
     let both = run_udp(address, &spec).unwrap();
@@ -229,7 +268,9 @@ fn datagrams_are_accounted_for() {
     // Each end sent, and what arrived is what was counted.
     assert!(loss.received > 0 && loss.received * 1000 == both.bytes, "{loss:?}");
     assert!(loss.sent >= loss.received);
-    let rr = run_udp(address, &Spec { sessions: 2, response_bytes: 200, ..quick(Test::Rr) }).unwrap();
+    let spec = Spec { sessions: 2, response_bytes: 200, ..quick(Test::Rr) };
+    let enough = |report: &Report| report.transactions.is_some_and(|count| count > 10);
+    let rr = measured(&by_udp(address), &spec, &Options::default(), enough).unwrap();
     sane(&rr);
     assert!(rr.transactions.unwrap() > 10 && rr.rtt_us.is_some() && rr.datagrams.is_some());
     for (spec, words) in [
@@ -279,11 +320,21 @@ fn several_requests_in_flight() {
 #[test]
 fn the_cool_down_is_not_measured() {
     let running = serve("tcp:127.0.0.1:0");
+    let to: Target = running.addresses()[0].clone().into();
     for test in [Test::Stream, Test::Maerts, Test::Rr] {
-        let report = run(&running.addresses()[0], &Spec { cooldown: 0.5, ..quick(test) }).unwrap();
-        assert!(report.bytes > 0 && report.cooldown_seconds == 0.5);
-        // A window of 0.2 s, although the senders went on for another 0.5 s.
-        assert!(report.seconds < 0.6, "{test:?}: {} s", report.seconds);
+        let spec = Spec { cooldown: 0.5, ..quick(test) };
+        // A window of 0.2 s, although the senders went on for another 0.5 s. A machine that stands still
+        // at its end makes it longer, or leaves it empty, though hardly five times.
+        let mut windows = (0..5).filter_map(|_| {
+            let outcome = vmlane_bench::run(&to, &spec, &Options::default(), &mut Hooks::default());
+            if thin(&outcome, |report| report.bytes > 0) {
+                return None;
+            }
+            let report = outcome.unwrap();
+            assert_eq!(report.cooldown_seconds, 0.5);
+            Some(report.seconds)
+        });
+        assert!(windows.any(|seconds| seconds < 0.6), "{test:?}: the cool-down is measured");
     }
 }
 
@@ -300,7 +351,8 @@ fn who_looks_on_is_told() {
             })),
             every: Some((Duration::from_millis(100), Box::new(|progress| told.push(*progress)))),
         };
-        let spec = Spec { seconds: 0.5, ..quick(Test::Stream) };
+        // Long enough for 30 looks.
+        let spec = Spec { seconds: 3.0, ..quick(Test::Stream) };
         vmlane_bench::run(&to, &spec, &Options::default(), &mut hooks).unwrap()
     };
     assert_eq!(asked, 1, "asked before the start");
@@ -331,10 +383,7 @@ fn a_server_with_a_secret_serves_those_who_know_it() {
     let server = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
     let running = server.with_secret(file("correct horse battery")).spawn().unwrap();
     let to: Target = running.addresses()[0].clone().into();
-    let ask = |secret: Option<Secret>| {
-        let options = Options { secret, ip: None };
-        vmlane_bench::run(&to, &quick(Test::Rr), &options, &mut Hooks::default())
-    };
+    let ask = |secret: Option<Secret>| measured(&to, &quick(Test::Rr), &Options { secret, ip: None }, whole);
     sane(&ask(Some(file("correct horse battery\n"))).unwrap());
     let error = ask(None).unwrap_err();
     assert!(error.is_usage() && error.to_string().contains("give --secret-file"), "{error}");
@@ -346,10 +395,7 @@ fn a_server_with_a_secret_serves_those_who_know_it() {
 fn a_version_of_ip_can_be_asked_for() {
     let running = serve("tcp:127.0.0.1:0");
     let to: Target = running.addresses()[0].clone().into();
-    let ask = |ip| {
-        let options = Options { secret: None, ip: Some(ip) };
-        vmlane_bench::run(&to, &quick(Test::Rr), &options, &mut Hooks::default())
-    };
+    let ask = |ip| measured(&to, &quick(Test::Rr), &Options { secret: None, ip: Some(ip) }, whole);
     sane(&ask(IpVersion::V4).unwrap());
     let error = ask(IpVersion::V6).unwrap_err();
     assert!(error.is_usage() && error.to_string().contains("has no IPv6 address"), "{error}");
