@@ -15,7 +15,7 @@ const LAST_LOOK: Duration = Duration::from_millis(100);
 /// between which its sender made no request of any kind: a guest that others keep from running, or that
 /// is being reset, may stand still between its store and its notice for as long as it likes. The same
 /// where an end sends its notices byte by byte, or is a program whose requests nobody counts.
-const LOOKS: u32 = 10;
+pub const LOOKS: u32 = 10;
 const SLOW_LOOKS: u32 = 30;
 /// Looks after which bytes are taken from one that made no request either.
 const STILL_LOOKS: u32 = 100;
@@ -59,7 +59,7 @@ pub struct Lane {
     pub active: bool,
     suspicion: Option<Suspicion>,
     /// Looks without progress that make a notice count as lost.
-    looks: u32,
+    pub looks: u32,
     sleeps: u64,
     /// Asleep for a full ring: when to look at it, and how long it was waited for that.
     look: Option<Instant>,

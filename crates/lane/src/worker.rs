@@ -16,7 +16,7 @@ use vmlane_port::role::{self, Role};
 use vmlane_port::{Beat, Budget, LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
 use vmlane_stats::counters;
 
-use crate::joined::{Broken, Inspection, Lane, Turn};
+use crate::joined::{self, Broken, Inspection, Lane, Turn};
 use crate::payers::{self, Payer};
 use crate::queue::{Command, Queue};
 
@@ -31,11 +31,15 @@ pub struct Settings {
     pub poll: bool,
     /// Bytes a lane moves per turn at most, so that one cannot hold the worker.
     pub quota: usize,
+    /// Looks of the safety net, a tenth of a second apart, before a notice counts as lost; more of them
+    /// where guests' threads may stand still for longer. Guests that are slow to send have 30 at least.
+    pub looks: u32,
 }
 
 impl Default for Settings {
     fn default() -> Self {
-        Settings { workers: 1, spin: Duration::from_micros(500), poll: false, quota: 1 << 20 }
+        let spin = Duration::from_micros(500);
+        Settings { workers: 1, spin, poll: false, quota: 1 << 20, looks: joined::LOOKS }
     }
 }
 
@@ -332,6 +336,7 @@ impl Worker {
                 let payer = payers::find(&mut self.payers, &ends[0].budget);
                 let mut lane = Lane::new(ends, Instant::now());
                 lane.payer = payer;
+                lane.looks = lane.looks.max(self.settings.looks);
                 self.lanes[slot] = Some(lane);
                 self.stats.joined.inc();
                 self.activate(slot);
@@ -345,6 +350,7 @@ impl Worker {
                 let mut lane = Lane::resumed(ends, left, Instant::now());
                 lane.payer =
                     payers::find(&mut self.payers, &payer.unwrap_or_else(|| Arc::new(Budget::new(0))));
+                lane.looks = lane.looks.max(self.settings.looks);
                 self.lanes[slot] = Some(lane);
                 self.stats.joined.inc();
                 self.guarded(slot, |lane| lane.take_up(marks));

@@ -28,6 +28,8 @@ impl World {
     }
 
     pub fn with(settings: Settings) -> World {
+        // A guest's thread may stand still between its store and its notice, where cores are few.
+        let settings = Settings { looks: 30, ..settings };
         let workers = Arc::new(Workers::start(settings).expect("worker threads"));
         World { fabric: Fabric::new(workers.clone()), stats: workers.stats().clone(), _workers: workers }
     }

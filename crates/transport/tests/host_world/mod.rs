@@ -29,7 +29,9 @@ impl World {
     }
 
     pub fn with(bounds: Bounds) -> World {
-        let workers = Arc::new(Workers::start(Settings::default()).unwrap());
+        // A guest's thread may stand still between its store and its notice, where cores are few.
+        let settings = Settings { looks: 30, ..Settings::default() };
+        let workers = Arc::new(Workers::start(settings).unwrap());
         let (fabric, stats) = (Fabric::new(workers.clone()), workers.stats().clone());
         let machine = Machine::with(&fabric, vm(3), 256 << 20, Lines::msix());
         let guest = machine.boot(Path::Dma);
