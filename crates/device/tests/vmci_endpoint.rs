@@ -96,11 +96,14 @@ impl Party {
     }
 
     fn send_all(&mut self, mut data: &[u8]) {
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + PATIENCE;
         while !data.is_empty() {
             let moved = self.out.write(data).expect("a ring in order");
             data = &data[moved.len..];
             self.kick(moved.kick);
+            if moved.len > 0 {
+                deadline = Instant::now() + PATIENCE;
+            }
             assert!(Instant::now() < deadline, "no room came");
         }
     }
@@ -113,7 +116,7 @@ impl Party {
     /// Everything up to the end of the stream, checked. Returns the number of bytes.
     fn check(&mut self, pattern: Pattern) -> u64 {
         let (mut at, mut buffer) = (0, vec![0; 10_000]);
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + PATIENCE;
         loop {
             let over = self.incoming.is_over();
             let moved = self.incoming.read(&mut buffer).expect("a ring in order");
@@ -122,6 +125,9 @@ impl Party {
             self.kick(moved.kick);
             if over && moved.len == 0 {
                 return at;
+            }
+            if moved.len > 0 {
+                deadline = Instant::now() + PATIENCE;
             }
             assert!(Instant::now() < deadline, "no end came");
         }
@@ -209,7 +215,7 @@ fn both_ways(world: &World, mut party: Party, stream: Stream) {
         // One thread serves the party's end: what it sends is never more than what it can.
         let (mut sent, mut got) = (0u64, 0u64);
         let (mut buffer, mut chunk) = (vec![0; 30_000], vec![0; 20_000]);
-        let deadline = Instant::now() + PATIENCE;
+        let mut deadline = Instant::now() + PATIENCE;
         let mut finished = false;
         while got < BYTES || !finished {
             let len = chunk.len().min((BYTES - sent) as usize);
@@ -221,7 +227,11 @@ fn both_ways(world: &World, mut party: Party, stream: Stream) {
                 party.finish();
                 finished = true;
             }
+            let room = moved.len;
             let moved = party.incoming.read(&mut buffer).expect("a ring in order");
+            if room + moved.len > 0 {
+                deadline = Instant::now() + PATIENCE;
+            }
             up.check(got, &buffer[..moved.len]);
             got += moved.len as u64;
             party.kick(moved.kick);

@@ -223,6 +223,7 @@ fn stream_under_deaths(path: Path, protocol: Protocol) {
     let streams: Vec<_> =
         (0..3).map(|n| connect(&guests[n % 2], &guests[1 - n % 2], 5000 + n as u32, options)).collect();
     let killer = Killer::of(&world, 7 + path as u64);
+    let deaths = || world.deaths.load(Ordering::SeqCst);
     std::thread::scope(|scope| {
         for (n, (a, b)) in streams.iter().enumerate() {
             let pattern = move |way| Pattern::new(100 * n as u64 + way);
@@ -232,9 +233,12 @@ fn stream_under_deaths(path: Path, protocol: Protocol) {
             scope.spawn(move || assert_eq!(check_pattern(a, pattern(2), 40_000), BYTES));
         }
         // More streams come and go meanwhile.
-        let guests = &guests;
+        let (guests, deaths) = (&guests, &deaths);
         scope.spawn(move || {
-            for n in 0..6 {
+            for n in 0.. {
+                if n >= 6 && deaths() > 5 {
+                    break;
+                }
                 let (a, b) = connect(&guests[0], &guests[1], 6000 + n, options);
                 a.send_all(b"here for a moment").expect("to be taken");
                 a.shutdown(2);
@@ -244,7 +248,7 @@ fn stream_under_deaths(path: Path, protocol: Protocol) {
         });
     });
     drop(killer);
-    assert!(world.deaths.load(Ordering::SeqCst) > 5, "{} deaths", world.deaths.load(Ordering::SeqCst));
+    assert!(deaths() > 5, "{} deaths", deaths());
     drop(streams);
     assert_eq!(world.fabric().connections(), []);
     assert_eq!([3, 4].map(|cid| world.used(cid, "queue_pairs")), [0, 0]);
@@ -258,18 +262,16 @@ fn streams_are_whole_whatever_dies_under_them() {
     stream_under_deaths(Path::Dma, Protocol::Pkt);
 }
 
-/// Fills both rings and what lies between: nobody reads. Returns the number of bytes.
-fn fill(stream: &vmlane_device::testing::Stream, pattern: Pattern) -> u64 {
-    let (mut at, mut idle) = (0, 0);
-    while idle < 50 {
-        let room = stream.queues(|queues| queues.room()).min(1000);
-        let mut chunk = vec![0; room as usize];
+/// Fills both rings of `size` bytes: nobody reads. Returns the number of bytes.
+fn fill(stream: &vmlane_device::testing::Stream, pattern: Pattern, size: u64) -> u64 {
+    let mut at = 0;
+    eventually("both rings are full", || {
+        let mut chunk = vec![0; stream.queues(|queues| queues.room()) as usize];
         pattern.fill(at, &mut chunk);
         stream.send_all(&chunk).expect("room that was seen");
-        at += room;
-        idle = if room > 0 { 0 } else { idle + 1 };
-        std::thread::sleep(Duration::from_micros(200));
-    }
+        at += chunk.len() as u64;
+        at == 2 * (size - 1)
+    });
     at
 }
 
@@ -280,7 +282,7 @@ fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
         let (client, server) = (world.boot(3, path), world.boot(4, path));
         let (a, b) = connect(&client, &server, 5000, rings(16_384));
         let pattern = Pattern::new(5);
-        let sent = fill(&a, pattern);
+        let sent = fill(&a, pattern, 16_384);
         assert!(sent > 30_000, "{sent} bytes in two rings");
         let charged = || world.used(3, "spill_bytes");
         a.close();

@@ -330,7 +330,15 @@ fn a_scheme_holds_interrupts_back() {
     set_scheme(&machine, &driver, &Coalesce::new(Coalesce::DISABLED, [0; 3]));
     assert_eq!(interrupts_of_ten(&machine), 10);
     set_scheme(&machine, &driver, &Coalesce::new(Coalesce::RATE, [100, 0, 0]));
-    assert!(interrupts_of_ten(&machine) <= 1);
+    // One every 10 ms. A machine that took longer for the ten than for nine of these showed nothing.
+    let shown = (0..20).any(|_| {
+        let begun = Instant::now();
+        let made = interrupts_of_ten(&machine);
+        let most = 1 + begun.elapsed().as_millis() as u64 / 10;
+        assert!(made <= most, "{made} interrupts, {most} at most at 100 a second");
+        most < 10
+    });
+    assert!(shown, "ten packets took 90 ms each time");
 }
 
 #[test]
