@@ -76,6 +76,8 @@ int main(int count, char **arguments) {
     struct timeval moment = {0, 20000};
     CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof moment) == 0);
     CHECK(recv(fd, in, sizeof in, 0) < 0 && errno == EAGAIN);
+    moment = (struct timeval){0, 0};
+    CHECK(setsockopt(fd, SOL_SOCKET, SO_RCVTIMEO, &moment, sizeof moment) == 0);
     CHECK(sendto(fd, out, 5, 0, to, sizeof guest) == 5);
     struct pollfd ready = {fd, POLLIN, 0};
     CHECK(poll(&ready, 1, 60000) == 1 && ready.revents & POLLIN);

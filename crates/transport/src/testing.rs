@@ -35,10 +35,10 @@ impl Client {
         Ok(client)
     }
 
-    /// Takes a connected socket; an answer that takes 10 s is an error, not a hang.
+    /// Takes a connected socket; an answer that takes a minute is an error, not a hang.
     pub fn new(stream: UnixStream) -> Client {
         // Fails only for a zero duration.
-        let _ = stream.set_read_timeout(Some(Duration::from_secs(10)));
+        let _ = stream.set_read_timeout(Some(Duration::from_secs(60)));
         Client { stream, next_id: 1 }
     }
 

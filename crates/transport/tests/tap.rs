@@ -65,7 +65,7 @@ impl Uplink {
 
     /// The next IPv4 frame of the host.
     fn fetch(&mut self) -> (Vec<u8>, Offload) {
-        let deadline = Instant::now() + Duration::from_secs(5);
+        let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
             let Some(token) = self.tap.fetch() else {
                 std::thread::sleep(Duration::from_millis(1));
@@ -138,7 +138,7 @@ fn datagrams_pass_both_ways_with_checksums_left_to_the_other_side() {
     }
     let mut uplink = Uplink::new();
     let socket = UdpSocket::bind((HOST, 5000)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut frame = Vec::new();
     packet().udp(6000, 5000).write(&mut frame, b"from the guest").unwrap();
     uplink.deliver(frame, Transport::Udp, None);
@@ -170,7 +170,7 @@ fn super_frames_pass_both_ways_whole() {
     tcp(1001).ack(answer).write(&mut frame, &[]).unwrap();
     uplink.deliver(frame, Transport::Tcp, None);
     let (mut stream, _) = listener.accept().unwrap();
-    stream.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
 
     let sent: Vec<u8> = (0..20_000u32).map(|at| (at % 251) as u8).collect();
     let mut frame = Vec::new();
@@ -201,7 +201,7 @@ fn flows_share_several_queues() {
     let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
     assert!(shown.contains("multi_queue") && shown.contains("numqueues 4"), "{shown}");
     let socket = UdpSocket::bind((HOST, 5000)).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(5))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     for port in 6000..6032u16 {
         let mut frame = Vec::new();
         packet().udp(port, 5000).write(&mut frame, &port.to_be_bytes()).unwrap();

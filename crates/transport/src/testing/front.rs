@@ -47,7 +47,7 @@ impl Front {
 
     /// The same over a connected socket.
     pub fn over(socket: UnixStream, features: u64) -> io::Result<Front> {
-        socket.set_read_timeout(Some(Duration::from_secs(10)))?;
+        socket.set_read_timeout(Some(Duration::from_secs(60)))?;
         let mut front = Front { socket, acknowledges: false };
         front.tell(request::SET_OWNER, &[], &[])?;
         front.get(request::GET_FEATURES)?;

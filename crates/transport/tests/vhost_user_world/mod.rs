@@ -118,13 +118,20 @@ impl Front {
         self.send(&[header.as_bytes(), payload].concat(), fds);
     }
 
-    pub fn reply(&mut self, code: u32) -> Vec<u8> {
+    /// The next answer, and to what.
+    pub fn any_reply(&mut self) -> (u32, Vec<u8>) {
         let mut bytes = [0; HEADER];
         self.socket.read_exact(&mut bytes).unwrap();
         let header = Header::read_from_bytes(&bytes).unwrap();
-        assert!(header.is_reply() && header.request.get() == code, "{header:?} for {code}");
+        assert!(header.is_reply(), "{header:?}");
         let mut payload = vec![0; header.size.get() as usize];
         self.socket.read_exact(&mut payload).unwrap();
+        (header.request.get(), payload)
+    }
+
+    pub fn reply(&mut self, code: u32) -> Vec<u8> {
+        let (answered, payload) = self.any_reply();
+        assert_eq!(answered, code);
         payload
     }
 
@@ -171,6 +178,13 @@ impl Front {
         drop(self.socket);
         self.session.join().unwrap()
     }
+}
+
+/// Descriptors of this process for the memory file of that name.
+pub fn open_files(memory: &str) -> usize {
+    let is_it = |path: std::path::PathBuf| path.to_string_lossy().contains(&format!("memfd:{memory}"));
+    let files = std::fs::read_dir("/proc/self/fd").unwrap().flatten();
+    files.filter(|file| std::fs::read_link(file.path()).is_ok_and(is_it)).count()
 }
 
 pub fn number(bytes: &[u8]) -> u64 {
