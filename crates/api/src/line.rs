@@ -105,7 +105,9 @@ fn is_timeout(error: &io::Error) -> bool {
 mod tests {
     use super::*;
 
+    /// Until a time-out that is expected, and one that is not.
     const SOON: Duration = Duration::from_millis(50);
+    const LATE: Duration = Duration::from_secs(60);
 
     fn pair(limit: usize) -> (UnixStream, LineReader) {
         let (near, far) = UnixStream::pair().unwrap();
@@ -116,34 +118,33 @@ mod tests {
     fn lines_are_cut_at_newlines_wherever_the_reads_end() {
         let (mut near, mut reader) = pair(100);
         near.write_all(b"one\ntwo\nth").unwrap();
-        assert_eq!(reader.next(SOON).unwrap(), b"one");
-        assert_eq!(reader.next(SOON).unwrap(), b"two");
+        assert_eq!(reader.next(LATE).unwrap(), b"one");
+        assert_eq!(reader.next(LATE).unwrap(), b"two");
         near.write_all(b"ree\n").unwrap();
-        assert_eq!(reader.next(SOON).unwrap(), b"three");
+        assert_eq!(reader.next(LATE).unwrap(), b"three");
         near.write_all(b"cut").unwrap();
         drop(near);
-        assert!(matches!(reader.next(SOON), Err(LineError::Cut)));
+        assert!(matches!(reader.next(LATE), Err(LineError::Cut)));
     }
 
     #[test]
     fn a_line_may_have_exactly_the_limit() {
         let (mut near, mut reader) = pair(5);
         near.write_all(b"1234\n12345\n").unwrap();
-        assert_eq!(reader.next(SOON).unwrap(), b"1234");
-        assert!(matches!(reader.next(SOON), Err(LineError::TooLong { limit: 5 })));
+        assert_eq!(reader.next(LATE).unwrap(), b"1234");
+        assert!(matches!(reader.next(LATE), Err(LineError::TooLong { limit: 5 })));
     }
 
     #[test]
     fn a_trickle_does_not_move_the_deadline() {
-        let (mut near, mut reader) = pair(100);
+        // A deadline that moved would end with a line too long.
+        let (mut near, mut reader) = pair(1000);
         let trickle = std::thread::spawn(move || {
             while near.write_all(b"x").is_ok() {
                 std::thread::sleep(SOON / 5);
             }
         });
-        let begun = Instant::now();
         assert!(matches!(reader.next(SOON), Err(LineError::TimedOut { .. })));
-        assert!(begun.elapsed() < SOON * 20);
         drop(reader);
         trickle.join().unwrap();
     }

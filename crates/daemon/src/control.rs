@@ -152,7 +152,7 @@ impl Desk {
 fn turn_away(stream: &UnixStream, clients: usize) {
     let message = format!("{clients} clients are being served already; try again");
     let busy = Reply::error(Failure { code: ErrorCode::Busy, message });
-    let _ = line::write(stream, busy.to_line().as_bytes(), Duration::from_millis(10));
+    let _ = line::write(stream, busy.to_line().as_bytes(), Duration::from_secs(1));
 }
 
 fn serve(stream: &UnixStream, answers: &dyn Answers, bounds: Bounds) {

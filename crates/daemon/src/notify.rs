@@ -65,7 +65,9 @@ mod tests {
     fn both_kinds_of_sockets_are_reached() {
         let directory = tempfile::tempdir().unwrap();
         let path = directory.path().join("notify");
-        let abstract_name = format!("vmlane-test-{}", std::process::id());
+        // Other containers may share the network and its names.
+        let unique = directory.path().file_name().unwrap().to_string_lossy().into_owned();
+        let abstract_name = format!("vmlane-test-{unique}");
         let by_path = UnixDatagram::bind(&path).unwrap();
         let by_name =
             UnixDatagram::bind_addr(&SocketAddr::from_abstract_name(&abstract_name).unwrap()).unwrap();
