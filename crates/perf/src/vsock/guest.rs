@@ -34,7 +34,7 @@ const PAUSES: u32 = 32;
 const WANTED: Duration = Duration::from_micros(50);
 const POLITE: Duration = Duration::from_millis(50);
 /// A peer that says nothing for so long hangs.
-const PATIENCE: Duration = Duration::from_secs(5);
+const PATIENCE: Duration = Duration::from_secs(30);
 
 /// What the device takes a packet from: header and payload, a descriptor each.
 #[derive(Clone, Copy, Default)]

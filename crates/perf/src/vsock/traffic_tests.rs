@@ -36,12 +36,17 @@ fn serve() -> Served {
 #[test]
 fn streams_and_round_trips_arrive_whole() {
     let length = Duration::from_millis(100);
+    // A machine may have no time for a test that is so short, though hardly five times.
+    let moves = |run: &dyn Fn([Guest; 2]) -> anyhow::Result<Sample>| {
+        (0..5).any(|_| {
+            let served = serve();
+            run(served.guests).unwrap().value > 0.0
+        })
+    };
     for block in [1, 3720, 64 << 10, 200_000] {
-        let served = serve();
-        assert!(stream(served.guests, block, length).unwrap().value > 0.0, "{block}");
+        assert!(moves(&|guests| stream(guests, block, length)), "{block}");
     }
-    let served = serve();
-    assert!(round_trips(served.guests, length).unwrap().value > 0.0);
+    assert!(moves(&|guests| round_trips(guests, length)));
 }
 
 /// The last line of defence of a row's figure: it is none if a byte got lost.
