@@ -26,6 +26,6 @@ printf '==> installing %s\n' "${need[*]}"
 [ "$(id -u)" = 0 ] || fail "not root: run 'apt-get install ${need[*]}' as root, then run this again"
 command -v apt-get >/dev/null || fail "no apt-get here: install ${need[*]} with this system's package manager, then run this again"
 export DEBIAN_FRONTEND=noninteractive
-apt-get update -q >/dev/null || fail 'apt-get update failed: check the network and the mirror in /etc/apt, then run this again'
-apt-get install -y -q --no-install-recommends "${need[@]}" >/dev/null ||
+apt-get -o Acquire::Retries=5 update -q >/dev/null || fail 'apt-get update failed: check the network and the mirror in /etc/apt, then run this again'
+apt-get -o Acquire::Retries=5 install -y -q --no-install-recommends "${need[@]}" >/dev/null ||
   fail "apt-get could not install ${need[*]}: check free space (df -h /) and the mirror in /etc/apt, then run this again"
