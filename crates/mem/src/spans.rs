@@ -10,6 +10,9 @@ use crate::bulk;
 use crate::map::{Fault, MemoryMap};
 use crate::sum::Sum;
 
+/// Bytes of a cache line.
+const LINE: u64 = 64;
+
 #[derive(Clone, Copy, Debug)]
 struct Piece {
     base: NonNull<u8>,
@@ -115,23 +118,28 @@ impl Spans {
         Ok(())
     }
 
-    /// Has the CPU fetch the first bytes at a guest address that is likely to be pushed soon.
+    /// Has the CPU fetch some cache lines at a guest address that is likely to be pushed soon.
     #[inline]
-    pub fn prefetch(&self, addr: u64) {
-        let offset = addr.wrapping_sub(self.near.guest);
-        if offset < self.near.len {
-            // SAFETY: inside the region, which `map` keeps alive.
-            crate::window::prefetch(unsafe { self.near.base.as_ptr().add(offset as usize) });
-        }
+    pub fn prefetch(&self, addr: u64, lines: usize) {
+        self.near_lines(addr, lines, crate::window::prefetch);
     }
 
     /// The same for bytes that are written soon.
     #[inline]
-    pub fn prefetch_write(&self, addr: u64) {
-        let offset = addr.wrapping_sub(self.near.guest);
-        if offset < self.near.len {
+    pub fn prefetch_write(&self, addr: u64, lines: usize) {
+        self.near_lines(addr, lines, crate::window::prefetch_write);
+    }
+
+    #[inline]
+    fn near_lines(&self, addr: u64, lines: usize, fetch: impl Fn(*const u8)) {
+        let mut offset = addr.wrapping_sub(self.near.guest);
+        for _ in 0..lines {
+            if offset >= self.near.len {
+                return;
+            }
             // SAFETY: inside the region, which `map` keeps alive.
-            crate::window::prefetch_write(unsafe { self.near.base.as_ptr().add(offset as usize) });
+            fetch(unsafe { self.near.base.as_ptr().add(offset as usize) });
+            offset += LINE;
         }
     }
 

@@ -5,13 +5,11 @@ use vmlane_port::{MAX_HEAD, Packet, Reason, Refusal, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
-use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
+use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
 
 /// Bytes of the header: with VERSION_1 or mergeable buffers, or without.
 pub const LONG_HEADER: usize = 12;
 pub const SHORT_HEADER: usize = 10;
-/// Bytes of a cache line.
-const LINE: u64 = 64;
 /// Buffers of one packet, at most: 64 KiB in buffers of 256 bytes.
 const MAX_BUFFERS: usize = 256;
 
@@ -125,10 +123,7 @@ impl RxQueue {
         }
         self.missing = None;
         let into = &bench.into;
-        self.queue.look_ahead(self.queue.next, |addr| {
-            into.prefetch_write(addr);
-            into.prefetch_write(addr.wrapping_add(LINE));
-        });
+        self.queue.look_ahead(self.queue.next, |addr, _| into.prefetch_write(addr, lines_ahead(need)));
         Ok(())
     }
 

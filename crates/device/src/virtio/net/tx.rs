@@ -4,12 +4,10 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::{HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, PortStats, Reason, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
-use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken};
+use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
 
 /// Frames of one ring that may be lent at once.
 const LOOK_AHEAD: usize = 256;
-/// Bytes of a cache line.
-const LINE: u64 = 64;
 /// Frames that are left out in one look, at most.
 const MAX_SKIPS: usize = 64;
 
@@ -114,11 +112,7 @@ impl TxQueue {
             self.queue.next = taken.next;
             let slot = &mut self.slots[usize::from(number)];
             let near = &slot.spans;
-            self.queue.look_ahead(taken.next, |addr| {
-                // A header mostly ends where a cache line does.
-                near.prefetch(addr);
-                near.prefetch(addr.wrapping_add(LINE));
-            });
+            self.queue.look_ahead(taken.next, |addr, len| near.prefetch(addr, lines_ahead(len as usize)));
             slot.number = self.next;
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;

@@ -85,6 +85,16 @@ pub enum BadRing {
 const NEAR: u16 = 8;
 const FAR: u16 = 16;
 
+/// Cache lines of a buffer of `len` bytes worth fetching before its turn comes: all of a frame of the usual MTU,
+/// which otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches
+/// ahead in long copies.
+pub fn lines_ahead(len: usize) -> usize {
+    const LINE: usize = 64;
+    const SHORT: usize = 2048;
+    // One more: a frame mostly begins in the middle of a line.
+    if len > SHORT { 2 } else { len.div_ceil(LINE) + 1 }
+}
+
 #[derive(Debug)]
 enum Kind {
     Split(Split),
@@ -163,9 +173,9 @@ impl Queue {
     }
 
     /// Looks ahead from `at`, behind the chain that was read last: `touch` is told of first buffers (or indirect
-    /// tables) whose turn comes soon, to be fetched; nothing about them is certain.
+    /// tables) whose turn comes soon, and how long they are, to be fetched; nothing about them is certain.
     #[inline]
-    pub fn look_ahead(&mut self, at: Cursor, touch: impl FnMut(u64)) {
+    pub fn look_ahead(&mut self, at: Cursor, touch: impl FnMut(u64, u32)) {
         match &mut self.kind {
             Kind::Split(ring) => ring.look_ahead(at, touch),
             Kind::Packed(ring) => ring.look_ahead(at, touch),

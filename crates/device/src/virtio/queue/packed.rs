@@ -127,12 +127,12 @@ impl Packed {
         Err(Broken::Loop)
     }
 
-    /// Calls `touch` with the address of a buffer that is likely to be read soon. It is loaded again when its
+    /// Calls `touch` with address and length of a buffer that is likely to be read soon. It is loaded again when its
     /// turn comes.
     #[inline]
-    pub fn look_ahead(&self, at: Cursor, mut touch: impl FnMut(u64)) {
-        let ahead = self.forward(at, NEAR.min(self.size));
-        touch(self.ring.load_half(usize::from(ahead.0 & !WRAP), false));
+    pub fn look_ahead(&self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
+        let ahead = usize::from(self.forward(at, NEAR.min(self.size)).0 & !WRAP);
+        touch(self.ring.load_half(ahead, false), self.ring.load_half(ahead, true) as u32);
     }
 
     #[inline]

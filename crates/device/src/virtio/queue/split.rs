@@ -145,9 +145,9 @@ impl Split {
     }
 
     /// Looks ahead from `at`, behind the chain that was read last: has the CPU fetch descriptors, and calls
-    /// `touch` with the addresses of first buffers. Each is loaded again when its turn comes.
+    /// `touch` with the addresses and lengths of first buffers. Each is loaded again when its turn comes.
     #[inline]
-    pub fn look_ahead(&mut self, at: Cursor, mut touch: impl FnMut(u64)) {
+    pub fn look_ahead(&mut self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
         if at.0.is_multiple_of(USED_A_LINE) {
             // Completions are in the order of the chains.
             let next = at.0.wrapping_add(USED_A_LINE);
@@ -167,7 +167,8 @@ impl Split {
         while have < want {
             let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0.wrapping_add(have)));
             if id < self.size {
-                touch(self.descriptors.load_half(id.into(), false));
+                let len = self.descriptors.load_half(id.into(), true) as u32;
+                touch(self.descriptors.load_half(id.into(), false), len);
             }
             have += 1;
         }

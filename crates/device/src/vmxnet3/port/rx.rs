@@ -166,7 +166,7 @@ impl RxQueue {
         }
         let head = self.buffers.quick_head().filter(|head| head.len() >= need.max(MIN_HEAD))?;
         bench.into.set(head.addr, need).ok()?;
-        bench.into.prefetch(self.buffers.ring0.look_ahead());
+        bench.into.prefetch(self.buffers.ring0.look_ahead(), 1);
         self.missing = None;
         Some(self.buffers.take_head())
     }

@@ -103,7 +103,7 @@ impl TxQueue {
             let Some(number) = self.free_slot() else { break };
             let slot = &mut self.slots[usize::from(number)];
             slot.spans.clear();
-            slot.spans.prefetch(self.commands.look_ahead());
+            slot.spans.prefetch(self.commands.look_ahead(), 1);
             let first = TxDesc::from_words(addr, control);
             let mut lent = Ok(());
             let extent = match gather(&self.commands, first, &mut slot.spans, &mut lent) {
