@@ -130,7 +130,7 @@ fn run(mut command: Command) -> Ran {
 }
 
 fn eventually<T>(mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(20);
+    let deadline = Instant::now() + Duration::from_secs(60);
     loop {
         if let Some(seen) = look() {
             return seen;
@@ -220,7 +220,8 @@ fn sigterm_sigint_and_shutdown_end_it_cleanly() {
         let _vmm = Vmm::connect(place.socket("web")).unwrap();
         daemon.signal(signal);
         assert_eq!(daemon.exit_code(), Some(0));
-        assert_eq!(place.runtime().read_dir().unwrap().count(), 0, "nothing is left behind");
+        // Nothing is left behind; what keeps its files for a successor goes a moment later.
+        eventually(|| (place.runtime().read_dir().unwrap().count() == 0).then_some(()));
     }
     let mut daemon = place.start();
     vmlane_api::Client::connect(&place.runtime()).unwrap().shutdown().unwrap();
@@ -279,6 +280,7 @@ fn an_injected_panic_stays_inside_its_vm() {
     let mut web = Vmm::connect(place.socket("web")).unwrap();
     let mut db = Vmm::connect(place.socket("db")).unwrap();
     db.write_u32(1, CONTROL, INT_ENABLE).unwrap();
+    let begun = Instant::now();
     assert_eq!(place.ask(&["debug", "panic", "web"]).code, 0);
     assert!(web.read_u32(1, CONTROL).is_err());
     assert!(web.read_u32(1, CONTROL).is_ok(), "the same session goes on");
@@ -286,13 +288,16 @@ fn an_injected_panic_stays_inside_its_vm() {
     assert_eq!(place.status("db")["ready"], true);
     assert_eq!(place.stats("web")["session"]["panics"], 1);
 
+    let mut client = vmlane_api::Client::connect(&place.runtime()).unwrap();
     for _ in 0..50 {
-        assert_eq!(place.ask(&["debug", "panic", "web"]).code, 0);
+        client.debug_panic("web", None).unwrap();
         assert!(web.read_u32(1, CONTROL).is_err());
     }
     assert_eq!(place.stats("web")["session"]["panics"], 51);
     let lines = place.log().matches("on request").count();
-    assert!((1..=25).contains(&lines), "a guest cannot flood the log: {lines}");
+    // As many again every 10 s.
+    let most = 25 * (1 + begun.elapsed().as_secs() as usize / 10);
+    assert!((1..=most).contains(&lines), "a guest cannot flood the log: {lines}");
 
     let ran = place.ask(&["debug", "panic", "wbe"]);
     assert_eq!(ran.code, 1);
@@ -314,7 +319,7 @@ fn systemd_is_told_when_it_is_ready() {
     let place = Place::new(TWO);
     let notices = place.directory.path().join("notify");
     let socket = UnixDatagram::bind(&notices).unwrap();
-    socket.set_read_timeout(Some(Duration::from_secs(20))).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
     let mut command = place.daemon_command();
     let mut daemon =
         Running { child: command.env("NOTIFY_SOCKET", &notices).stderr(Stdio::null()).spawn().unwrap() };
