@@ -53,7 +53,9 @@ impl Fabric {
                 }
                 // The address of a port is known and never learned elsewhere.
                 _ if self.known.find(from, |_| true).is_none() => {
-                    self.learned.learn(from, vlan, slot, sender.uplink, self.seconds);
+                    let moved = self.learned.learn(from, vlan, slot, sender.uplink, self.seconds);
+                    // Routes that led to where it was are of no use.
+                    self.epoch += u64::from(moved);
                 }
                 _ => {}
             }

@@ -131,8 +131,10 @@ impl LearnedTable {
     }
 
     /// Remembers that the address was heard behind `slot`. What was heard behind an uplink does not move
-    /// to a VM before it has aged: a VM cannot take over the addresses of the world outside.
-    pub fn learn(&mut self, key: u64, vlan: u16, slot: Slot, uplink: bool, now: u32) {
+    /// to a VM before it has aged: a VM cannot take over the addresses of the world outside. True if the address
+    /// was known elsewhere: whoever noted where it is looks again.
+    #[must_use]
+    pub fn learn(&mut self, key: u64, vlan: u16, slot: Slot, uplink: bool, now: u32) -> bool {
         let set = self.set(key, vlan);
         let aged = |entry: &Learned| entry.slot == NOBODY || now.wrapping_sub(entry.heard) >= AGE;
         let entries = &self.entries[set.clone()];
@@ -141,21 +143,21 @@ impl LearnedTable {
         let way = match same {
             Some(way) if entries[way].slot == slot => {
                 self.entries[set.start + way].heard = now;
-                return;
+                return false;
             }
-            Some(way) if entries[way].uplink && !uplink && !aged(&entries[way]) => return,
+            Some(way) if entries[way].uplink && !uplink && !aged(&entries[way]) => return false,
             Some(way) => way,
             // None free: nothing is learned. What is known stays known.
             None => match entries.iter().position(aged) {
                 Some(way) => way,
-                None => return,
+                None => return false,
             },
         };
         if self.shares.len() <= usize::from(slot) {
             self.shares.resize(usize::from(slot) + 1, 0);
         }
         if self.shares[usize::from(slot)] >= if uplink { UPLINK_SHARE } else { VM_SHARE } {
-            return;
+            return false;
         }
         self.shares[usize::from(slot)] += 1;
         let entry = &mut self.entries[set.start + way];
@@ -163,6 +165,7 @@ impl LearnedTable {
             self.shares[usize::from(entry.slot)] -= 1;
         }
         *entry = Learned { key, vlan, slot, uplink, heard: now };
+        same.is_some()
     }
 
     /// Forgets what was heard behind a port.
@@ -203,23 +206,23 @@ mod tests {
     #[test]
     fn learned_addresses_age_move_and_are_bounded() {
         let mut table = LearnedTable { seed: 0x9e37_79b9_7f4a_7c15, ..LearnedTable::new() };
-        table.learn(5, 10, 1, false, 0);
+        assert!(!table.learn(5, 10, 1, false, 0));
         assert_eq!(table.find(5, 10, AGE - 1), Some(1));
         assert_eq!(table.find(5, 11, 0), None);
         assert_eq!(table.find(5, 10, AGE), None);
-        table.learn(5, 10, 2, true, 1);
+        assert!(table.learn(5, 10, 2, true, 1) && !table.learn(5, 10, 2, true, 1));
         assert_eq!(table.find(5, 10, 2), Some(2), "moved to the uplink");
-        table.learn(5, 10, 1, false, 3);
+        assert!(!table.learn(5, 10, 1, false, 3));
         assert_eq!(table.find(5, 10, 3), Some(2), "a VM does not take what an uplink has");
-        table.learn(5, 10, 1, false, 1 + AGE);
+        assert!(table.learn(5, 10, 1, false, 1 + AGE));
         assert_eq!(table.find(5, 10, 1 + AGE), Some(1));
         table.forget(1);
         assert_eq!(table.find(5, 10, 1 + AGE), None);
-        (0..10_000).for_each(|key| table.learn(key, 0, 3, false, 1));
+        (0..10_000).for_each(|key| assert!(!table.learn(key, 0, 3, false, 1)));
         let known = (0..10_000).filter(|&key| table.find(key, 0, 1).is_some()).count();
         assert_eq!(known, VM_SHARE as usize);
         table.age(1 + AGE);
-        (0..100).for_each(|key| table.learn(key, 0, 3, false, 400));
+        (0..100).for_each(|key| assert!(!table.learn(key, 0, 3, false, 400)));
         assert!(table.find(50, 0, 400).is_some());
     }
 }

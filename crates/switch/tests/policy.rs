@@ -214,6 +214,23 @@ fn a_nested_vm_is_found_behind_a_port_that_may_forge() {
     assert_eq!(other.frames().len(), 2, "its bridge is gone, and so is the address");
 }
 
+/// Whoever sends to it all the time, too, hears of the move at once.
+#[test]
+fn a_nested_vm_that_moves_is_found_behind_its_new_port() {
+    let mut bench = Bench::new();
+    let a = bench.guest(1);
+    let bridges = [2, 3].map(|number| promiscuous(&mut bench, number, Policy::default()));
+    for at in [0, 1, 0] {
+        bridges[at].send(&frame(mac(1), mac(50), 60, 0));
+        bench.run();
+        for _ in 0..3 {
+            a.send(&frame(mac(50), mac(1), 60, 0));
+            bench.run();
+            assert_eq!((bridges[at].frames().len(), bridges[1 - at].frames().len()), (1, 0));
+        }
+    }
+}
+
 #[test]
 fn uplinks_get_strangers_frames_and_nothing_passes_between_them() {
     let mut bench = Bench::new();
