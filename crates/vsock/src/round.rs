@@ -18,8 +18,10 @@ const PACKETS: usize = 64;
 const BYTES: usize = 256 << 10;
 /// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
 const SHOWN: usize = 16 << 10;
-/// How long a packet waits for its receiver's buffers before its connection is reset.
-const HOLD: Duration = Duration::from_millis(200);
+/// How long a packet waits for its receiver's buffers before its connection is reset: a guest of a machine with more
+/// guests than processors is easily kept from its own for some hundred milliseconds (Linux' vhost-vsock waits without
+/// limit). Not longer, as its sender's other packets wait behind it, though once only.
+const HOLD: Duration = Duration::from_secs(2);
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
 
