@@ -336,7 +336,7 @@ impl Desk {
 
 impl Door {
     /// How long a new connection waits for the end of the one before it.
-    const GRACE: Duration = Duration::from_millis(500);
+    const GRACE: Duration = Duration::from_secs(5);
     /// How soon a VMM that could not be reached is tried again.
     const AGAIN: Duration = Duration::from_millis(200);
 
