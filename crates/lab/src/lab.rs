@@ -454,13 +454,17 @@ impl Running {
     /// Waits until its output has `needle` in it.
     pub fn wait_for(&self, needle: &str, patience: Duration) -> Result<()> {
         let deadline = Instant::now() + patience;
-        while !self.stdout().contains(needle) && !self.stderr().contains(needle) {
-            if Instant::now() > deadline || self.thread.as_ref().is_none_or(JoinHandle::is_finished) {
+        loop {
+            // Asked first: what it said last is there once it has ended.
+            let over = Instant::now() > deadline || self.thread.as_ref().is_none_or(JoinHandle::is_finished);
+            if self.stdout().contains(needle) || self.stderr().contains(needle) {
+                return Ok(());
+            }
+            if over {
                 bail!("no {needle:?} in its output: {}{}", self.stdout(), self.stderr());
             }
             std::thread::sleep(Duration::from_millis(10));
         }
-        Ok(())
     }
 
     pub fn signal(&self, number: i32) {

@@ -9,7 +9,7 @@ use anyhow::{Context, Result, bail};
 use serde_json::{Value, json};
 
 /// QEMU serves one client at a time and answers at once; another client is waited for this long.
-const PATIENCE: Duration = Duration::from_secs(20);
+const PATIENCE: Duration = Duration::from_secs(120);
 
 /// Runs `command` and gives back what it returns.
 pub fn execute(socket: &Path, command: &str, arguments: Option<Value>) -> Result<Value> {

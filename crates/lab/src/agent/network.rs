@@ -10,6 +10,8 @@ use crate::spec::Nic;
 
 /// How long devices may take to appear after their drivers are loaded.
 const PATIENCE: Duration = Duration::from_secs(15);
+/// The same for a network card, which a machine that emulates many guests may show late.
+const CARD_PATIENCE: Duration = Duration::from_secs(60);
 const LINK_PATIENCE: Duration = Duration::from_secs(4);
 
 pub fn apply(setup: &Setup, warnings: &mut Vec<String>) {
@@ -75,7 +77,7 @@ fn load_vmci(warnings: &mut Vec<String>) {
 fn configure(nics: &[Nic], warnings: &mut Vec<String>) {
     let mut present = Vec::new();
     for (index, nic) in nics.iter().enumerate() {
-        match wait(PATIENCE, || interface(&nic.mac)) {
+        match wait(CARD_PATIENCE, || interface(&nic.mac)) {
             Some(name) => present.push((index, nic, name)),
             None => warnings.push(format!("no network card {} ({}) appeared", nic.device, nic.mac)),
         }

@@ -134,7 +134,9 @@ impl Bench {
         let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
         let processes = self.processes();
         let hold = if factors.tool == Tool::Vmlane { Hold::Barrier } else { Hold::Gate };
-        let team = Team::gather(hold, commands, PATIENCE + more, stop)?;
+        // Whoever died says more than whoever missed it.
+        let team = Team::gather(hold, commands, PATIENCE + more, stop)
+            .or_else(|error| self.look().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
         let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
         let ends = team.go(patience, stop, &mut || self.look());
@@ -147,7 +149,6 @@ impl Bench {
         if let (Some(before), Ok(Some(after))) = (counted, self.counters(&factors.device)) {
             row.counters = moved(&before, &after);
         }
-        // Whoever died says more than whoever missed it.
         let ends = ends.or_else(|error| self.look().and(Err(error)))?;
         let mut all = Vec::new();
         for output in &ends.outputs {

@@ -36,7 +36,7 @@ use machine::Machine;
 const RESTART: Duration = Duration::from_millis(50);
 
 /// How long one that another replaces may be gone.
-const SUCCESSION: Duration = Duration::from_secs(5);
+const SUCCESSION: Duration = Duration::from_secs(60);
 
 /// What the main thread reacts to.
 pub enum Event {
@@ -184,7 +184,7 @@ impl Supervisor {
             let _ = sender.send(Event::DaemonEnded(status));
         })?;
         self.daemon = Some(handle);
-        let deadline = Instant::now() + Duration::from_secs(20);
+        let deadline = Instant::now() + Duration::from_secs(120);
         while !daemon::answers(&self.plan) {
             match self.events.recv_timeout(Duration::from_millis(20)) {
                 Ok(Event::DaemonEnded(status)) => {
