@@ -58,6 +58,8 @@ fn panicked(bed: &Bed) {
         } else {
             bed.check_kernel("b");
             bed.guest("b").reboot(true).unwrap();
+            // What its disk had not written when it was reset is gone.
+            bed.equip("b");
         }
         drop((takes, from_b));
         let figures = json(&bed.guest("c"), "stream give", &undisturbed.wait().unwrap());

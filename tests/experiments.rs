@@ -5,6 +5,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
+use vmlane_api::Client;
 use vmlane_lab::experiment::{Row, rows};
 use vmlane_lab::{Lab, find_vmlane};
 
@@ -59,15 +60,23 @@ fn files() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (dir, plan, out)
 }
 
+/// Bytes that guest b's card has got.
+fn arrived(lab: &Lab) -> u64 {
+    let stats = Client::connect(&lab.daemon_runtime_dir()).unwrap().stats().unwrap();
+    stats.vms.iter().find(|vm| vm.name == "b").unwrap().nics[0].port.get("rx_bytes")
+}
+
 #[test]
 fn a_guest_killed_in_mid_run_costs_its_run_and_the_rest_goes_on() {
     let (_dir, plan, out) = files();
     let name = format!("texp-kill-{}", std::process::id());
     let mut run = start(&plan, &out, &name);
     wait("the first row", || (!rows_of(&out).is_empty()).then_some(()));
-    // The second run is under way.
-    std::thread::sleep(Duration::from_secs(1));
-    Lab::open(&name).unwrap().guest("b").kill().unwrap();
+    let lab = Lab::open(&name).unwrap();
+    let before = arrived(&lab);
+    // More than what clients and servers say before they begin.
+    wait("the second run's bytes", || (arrived(&lab) > before + (1 << 20)).then_some(()));
+    lab.guest("b").kill().unwrap();
     let status = run.wait().unwrap();
     let rows = rows_of(&out);
     let failed: Vec<&Row> = rows.iter().filter(|row| row.failed.is_some()).collect();

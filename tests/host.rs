@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use vmlane_lab::Running;
-use vmlane_tests::{Bed, PATIENCE, full, give, json, kept, spec, take, wait_until};
+use vmlane_tests::{Bed, PATIENCE, PATIENT, full, give, json, kept, python_on_host, spec, take, wait_until};
 
 const MIB: usize = 1 << 20;
 /// Where guest a echoes.
@@ -100,7 +100,10 @@ fn there_and_back(bed: &Bed, path: &Path, expected: &str, sender: Command, mut r
     let file = std::fs::File::create(&received).unwrap();
     let mut receiving = Program(receiver.stdout(file).stdin(Stdio::null()).spawn().unwrap());
     bed.guest("a")
-        .sh(&format!("until socat -u FILE:/tmp/in VSOCK-CONNECT:2:{}; do sleep 0.2; done", port + 1))
+        .sh(&format!(
+            "until socat -u FILE:/tmp/in VSOCK-CONNECT:2:{},{PATIENT}; do sleep 0.2; done",
+            port + 1
+        ))
         .unwrap();
     assert!(receiving.0.wait().unwrap().success());
     assert_eq!(sum(&received), expected);
@@ -139,7 +142,7 @@ fn bytes_arrive_both_ways() {
             &bed,
             &path,
             &expected,
-            unmodified(&["socat", "-u", "STDIN", "VSOCK-CONNECT:3:5010"]),
+            unmodified(&["socat", "-u", "STDIN", &format!("VSOCK-CONNECT:3:5010,{PATIENT}")]),
             unmodified(&["socat", "-u", "VSOCK-LISTEN:5011", "STDOUT"]),
             5010,
         );
@@ -201,13 +204,39 @@ fn ssh(bed: &Bed, folder: &Path, path: &Path, expected: &str) {
     assert!(String::from_utf8_lossy(&output.stdout).contains(expected));
     let mut wrapped = vmlane(bed, &["run", "--"]);
     wrapped.arg("ssh");
-    let back =
-        run(client(wrapped, "socat - VSOCK-CONNECT:3:22".into(), "cat /tmp/by-ssh").stdin(Stdio::null()));
+    let proxy = format!("socat - VSOCK-CONNECT:3:22,{PATIENT}");
+    let back = run(client(wrapped, proxy, "cat /tmp/by-ssh").stdin(Stdio::null()));
     assert!(back.stdout == std::fs::read(path).unwrap(), "the bytes came back changed");
     // ssh skips lines before the server's greeting, so the door's answer does no harm.
     let text = format!("sh -c '(echo CONNECT 22; cat) | socat - UNIX-CONNECT:{}'", uds.display());
     let hello = run(client(Command::new("ssh"), text, "echo by the text door").stdin(Stdio::null()));
     assert_eq!(hello.stdout, b"by the text door\n");
+}
+
+/// What a run of `vmlane bench` says. One that a standstill of the machine spoilt is made again: a guest's kernel
+/// gives each handshake one second, and a second may pass in which nothing moves.
+fn measured(what: &str, mut run: impl FnMut() -> Result<String, String>) {
+    const STANDSTILL: [&str; 5] =
+        ["reset by peer", "timed out", "gave no answer", "closed the connection while", "nothing moved"];
+    let mut last = String::new();
+    for _ in 0..3 {
+        last = match run() {
+            Ok(output) => {
+                let report: serde_json::Value = serde_json::from_str(&output).unwrap();
+                let rate = |name: &str| report[name].as_f64().unwrap_or(0.0);
+                if rate("throughput_bps") > 0.0 || rate("transactions_per_second") > 0.0 {
+                    return;
+                }
+                output
+            }
+            Err(error) => {
+                assert!(STANDSTILL.iter().any(|why| error.contains(why)), "{what}: {error}");
+                error
+            }
+        };
+        println!("{what}, asked again: {last}");
+    }
+    panic!("{what}: {last}");
 }
 
 #[test]
@@ -216,19 +245,16 @@ fn the_host_measures_against_a_guest_and_back() {
     let guest = bed.guest("a");
     let server = guest.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
     server.wait_for("listening", PATIENCE).unwrap();
-    let check = |what: &str, output: &str| {
-        let report: serde_json::Value = serde_json::from_str(output).unwrap();
-        let moved = report["throughput_bps"].as_f64().unwrap_or(0.0);
-        let asked = report["transactions_per_second"].as_f64().unwrap_or(0.0);
-        assert!(moved > 0.0 || asked > 0.0, "{what}: {output}");
-    };
     let tests =
         [("stream", "vsock"), ("maerts", "vsock"), ("bidir", "vsock"), ("rr", "vsock"), ("crr", "vsock")];
     let datagrams = [("rr", "vsock-dgram"), ("maerts", "vsock-dgram")];
     for (test, family) in tests.into_iter().chain(datagrams) {
         let to = format!("{family}:3");
-        let output = run(&mut vmlane(&bed, &["bench", test, "--to", &to, "-l", "1", "--json"]));
-        check(test, &String::from_utf8_lossy(&output.stdout));
+        measured(test, || {
+            let output = vmlane(&bed, &["bench", test, "--to", &to, "-l", "1", "--json"]).output().unwrap();
+            let said = |bytes: &[u8]| String::from_utf8_lossy(bytes).into_owned();
+            if output.status.success() { Ok(said(&output.stdout)) } else { Err(said(&output.stderr)) }
+        });
     }
     let mut listening = vmlane(&bed, &["bench", "server", "--listen", "vsock:"]);
     let mut host = Program(listening.stdout(Stdio::piped()).spawn().unwrap());
@@ -236,8 +262,8 @@ fn the_host_measures_against_a_guest_and_back() {
     BufReader::new(host.0.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert!(line.starts_with("listening on vsock:"), "{line}");
     for (test, family) in tests.into_iter().chain(datagrams) {
-        let output = guest.sh(&format!("vmlane bench {test} --to {family}:2 -l 1 --json")).unwrap();
-        check(test, &output);
+        let line = format!("vmlane bench {test} --to {family}:2 -l 1 --json");
+        measured(test, || guest.sh(&line).map_err(|error| format!("{error:#}")));
     }
     bed.finish();
 }
@@ -248,20 +274,19 @@ fn host_connections_end_with_the_daemon_and_come_back_with_the_next() {
     let _server = echo(&bed);
     let taker = take(&bed.guest("b"));
     let between = give(&bed, "a", "b", 8);
-    let script = program_file("programs/host_survivor.py");
-    let mut command = vmlane(&bed, &["run", "--", "python3"]);
-    command.arg(script).args(["3", ECHO, "5100"]).stdout(Stdio::piped());
-    let mut program = Program(command.spawn().unwrap());
+    let mut command = python_on_host(&bed, &["host_survivor.py", "3", ECHO, "5100"]);
+    let mut program = Program(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
     // A connection of the guest's that only waits for its end.
     assert_eq!(lines.next().unwrap().unwrap(), "listening");
-    let held = start(&bed, "socat -u VSOCK-CONNECT:2:5100 -; echo over");
+    let held = start(&bed, &format!("socat -u VSOCK-CONNECT:2:5100,{PATIENT} -; echo over"));
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
     bed.kill_daemon();
     assert_eq!(lines.next().unwrap().unwrap(), "ended");
     let guest_end = held.wait().unwrap();
     assert!(guest_end.stdout().contains("over"), "{}", guest_end.stderr());
-    let calling = start(&bed, "until printf again | socat -u - VSOCK-CONNECT:2:5100; do sleep 0.2; done");
+    let call = format!("until printf again | socat -u - VSOCK-CONNECT:2:5100,{PATIENT}; do sleep 0.2; done");
+    let calling = start(&bed, &call);
     assert_eq!(lines.next().unwrap().unwrap(), "again");
     assert!(program.0.wait().unwrap().success());
     assert!(calling.wait().unwrap().success());
@@ -276,25 +301,22 @@ fn unmodified_programs_find_what_they_expect() {
     for kernel in kernels() {
         let bed = Bed::up(&spec("host", &[kernel]));
         let _server = echo(&bed);
-        let script = program_file("programs/host_semantics.py");
-        let mut command = vmlane(&bed, &["run", "--", "python3"]);
-        command.arg(script).args(["3", ECHO, "5100"]).stdout(Stdio::piped());
-        let mut program = Program(command.spawn().unwrap());
+        let mut command = python_on_host(&bed, &["host_semantics.py", "3", ECHO, "5100"]);
+        let mut program = Program(command.stdout(Stdio::piped()).spawn().unwrap());
         let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
         assert_eq!(lines.next().unwrap().unwrap(), "listening");
-        let answer = bed.guest("a").sh("printf guest | socat -t 60 - VSOCK-CONNECT:2:5100").unwrap();
+        let call = format!("printf guest | socat -t 60 - VSOCK-CONNECT:2:5100,{PATIENT}");
+        let answer = bed.guest("a").sh(&call).unwrap();
         assert_eq!(answer, "host");
         assert_eq!(lines.next().unwrap().unwrap(), "done");
         assert!(program.0.wait().unwrap().success());
         datagrams(&bed);
         // Two hundred connections, all open before the first one is used.
-        let many = "import ctypes, socket
-c, t = ctypes.CDLL(None), (60).to_bytes(8, 'little') + bytes(8)
-socks = [socket.socket(40, 1) for _ in range(200)]
-for s in socks: c.setsockopt(s.fileno(), 40, 6, t, 16); s.connect((3, 6000))
+        let many = "import vs
+socks = [vs.connected(3, 6000) for _ in range(200)]
 for n, s in enumerate(socks): s.sendall(b'%d' % n); s.shutdown(1)
-for n, s in enumerate(socks): assert s.makefile().read() == str(n), n";
-        run(vmlane(&bed, &["run", "--", "python3", "-c", many]).stdin(Stdio::null()));
+for n, s in enumerate(socks): assert vs.recv_all(s) == b'%d' % n, n";
+        run(python_on_host(&bed, &["-c", many]).stdin(Stdio::null()));
         kept(1, &format!("{kernel}: options, readiness, dup, fork, half-close, refusals; 200 connections"));
         bed.finish();
     }
@@ -319,7 +341,7 @@ for size in (1, 1000, 5000, 69608):
     s.sendto(data, (3, 6100))
     assert s.recvfrom(70000) == (data, (3, 6100)), size
 print(s.getsockname()[0])";
-    let output = run(vmlane(bed, &["run", "--", "python3", "-c", ask]).stdin(Stdio::null()));
+    let output = run(python_on_host(bed, &["-c", ask]).stdin(Stdio::null()));
     assert_eq!(output.stdout, b"2\n");
     drop(server);
 }
@@ -346,7 +368,7 @@ fn the_text_door_and_the_library_reach_a_guest() {
     let listener = UnixListener::bind(&beside).unwrap();
     // The daemon is no longer whoever started it.
     std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o666)).unwrap();
-    let calling = start(&bed, "echo from the guest | socat -u - VSOCK-CONNECT:2:5200");
+    let calling = start(&bed, &format!("echo from the guest | socat -u - VSOCK-CONNECT:2:5200,{PATIENT}"));
     let mut all = String::new();
     listener.accept().unwrap().0.read_to_string(&mut all).unwrap();
     assert_eq!(all, "from the guest\n");

@@ -9,7 +9,11 @@ start=$(date +%s)
 
 build=$LOGS/build.log
 echo '==> building the tests'
-cargo test --locked --release -p vmlane-tests --features guests --no-run >"$build" 2>&1 || {
+# The example is what one of the tests runs.
+{
+  cargo test --locked --release -p vmlane-tests --features guests --no-run &&
+    cargo build --locked --release -p vmlane-sock --example echo
+} >"$build" 2>&1 || {
   cat "$build"
   exit 1
 }

@@ -15,7 +15,7 @@ fn file(from: &Guest, to: &Guest, address: &str, mib: u32) {
     let listening =
         to.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5001,reuseaddr CREATE:/dev/shm/out"]).unwrap();
     listening.wait_for("listening on", PATIENCE).unwrap();
-    from.sh(&format!("socat -u OPEN:/dev/shm/in TCP:{address}:5001")).unwrap();
+    from.sh(&format!("socat -u OPEN:/dev/shm/in TCP:{address}:5001,retry=5,interval=1")).unwrap();
     assert!(listening.wait().unwrap().success());
     let sum = |guest: &Guest, name: &str| guest.sh(&format!("sha256sum </dev/shm/{name}")).unwrap();
     assert_eq!(sum(from, "in"), sum(to, "out"), "{mib} MiB, {} to {}", from.name(), to.name());

@@ -103,9 +103,12 @@ fn keeper(bed: &Bed) {
     let taker = take(&bed.guest("b"));
     let stream = give(bed, "a", "b", 6);
     let before = keeper_pid(bed).expect("a keeper");
+    let log = bed.lab().log("daemon");
     kill_process(before, Signal::KILL).unwrap();
-    wait_until("another keeper is there", || keeper_pid(bed).is_some_and(|pid| pid != before));
-    std::thread::sleep(Duration::from_millis(500));
+    wait_until("another keeper has everything", || {
+        std::fs::read_to_string(&log).unwrap().contains("the new keeper has everything")
+    });
+    assert_ne!(keeper_pid(bed), Some(before));
     bed.kill_daemon();
     json(&bed.guest("a"), "stream give", &stream.wait().unwrap());
     drop(taker);

@@ -1,33 +1,24 @@
 //! The virtio devices in guests under User Mode Linux, alone and beside a guest in QEMU.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Command, Stdio};
+use std::process::Stdio;
 
 use rustix::process::{Signal, kill_process};
 use vmlane_lab::{LabSpec, Machine};
 use vmlane_tests::siblings::{Traffic, a_killed_guest, ping, spec, tcp, up, vsock};
-use vmlane_tests::{Bed, full, kept, python, serve, wait_until};
-
-/// The script of checked streams as a program of the host, under `vmlane run`.
-fn on_host(bed: &Bed, words: &str) -> Command {
-    let mut command = Command::new(vmlane_lab::find_vmlane().unwrap());
-    command.env("VMLANE_RUNTIME_DIR", bed.lab().daemon_runtime_dir());
-    let script = Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/pairs.py");
-    command.args(["run", "--", "python3"]).arg(script).args(words.split(' '));
-    command
-}
+use vmlane_tests::{Bed, full, kept, python, python_on_host, serve, wait_until};
 
 /// Streams between a guest and a program of the host, opened by either; their checksums are compared both ways.
 fn with_the_host(bed: &Bed, name: &str, mib: u64) {
     let guest = bed.guest(name);
     let server = serve(&guest, "pairs serve 6200");
-    let words = format!("try {} 6200 {}", bed.cid(name), mib << 20);
-    let output = on_host(bed, &words).stdin(Stdio::null()).output().unwrap();
+    let words = ["pairs.py", "try", &bed.cid(name).to_string(), "6200", &(mib << 20).to_string()];
+    let output = python_on_host(bed, &words).stdin(Stdio::null()).output().unwrap();
     let complained = String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{words}: {complained}");
+    assert!(output.status.success(), "{words:?}: {complained}");
     drop(server);
-    let mut server = on_host(bed, "serve 6200").stdout(Stdio::piped()).spawn().unwrap();
+    let mut server =
+        python_on_host(bed, &["pairs.py", "serve", "6200"]).stdout(Stdio::piped()).spawn().unwrap();
     let mut line = String::new();
     BufReader::new(server.stdout.take().unwrap()).read_line(&mut line).unwrap();
     assert_eq!(line, "listening\n");

@@ -1,12 +1,11 @@
 //! Streams between every ordered pair of a VMCI guest, a virtio guest and a program of the host; forwards.
 
 use std::io::{BufRead as _, BufReader};
-use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
 use serde_json::Value;
 use vmlane_lab::LabSpec;
-use vmlane_tests::{Bed, PATIENCE, Service, full, json, kept, serve};
+use vmlane_tests::{Bed, PATIENCE, Service, full, json, kept, python_on_host, serve};
 
 const PORT: u32 = 6100;
 const HOST: u32 = 2;
@@ -36,15 +35,10 @@ fn bed(what: &str, kernels: [&str; 3]) -> Bed {
     Bed::up(&spec)
 }
 
-fn script() -> PathBuf {
-    Path::new(env!("CARGO_MANIFEST_DIR")).join("programs/pairs.py")
-}
-
-/// The script on the host, under `vmlane run`.
+/// The script on the host.
 fn on_host(bed: &Bed, words: &str) -> Command {
-    let mut command = Command::new(vmlane_lab::find_vmlane().unwrap());
-    command.env("VMLANE_RUNTIME_DIR", bed.lab().daemon_runtime_dir());
-    command.args(["run", "--", "python3"]).arg(script()).args(words.split(' '));
+    let mut command = python_on_host(bed, &["pairs.py"]);
+    command.args(words.split(' '));
     command
 }
 
@@ -155,10 +149,8 @@ print('listening', flush=True)
 print(s.accept()[1][0], flush=True)";
     let running = bed.guest("c").spawn(["python3", "-c", see]).unwrap();
     running.wait_for("listening", PATIENCE).unwrap();
-    let mut command = Command::new(vmlane_lab::find_vmlane().unwrap());
-    command.env("VMLANE_RUNTIME_DIR", bed.lab().daemon_runtime_dir());
-    let connect = "import socket; s = socket.socket(40, 1); s.connect((5, 6300))";
-    assert!(command.args(["run", "--", "python3", "-c", connect]).status().unwrap().success());
+    let connect = "import vs; s = vs.connected(5, 6300, again=0)";
+    assert!(python_on_host(&bed, &["-c", connect]).status().unwrap().success());
     assert_eq!(running.wait().unwrap().stdout().lines().last(), Some("9"));
     drop(servers);
     bed.finish();

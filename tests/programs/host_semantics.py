@@ -12,23 +12,9 @@ import socket
 import struct
 import sys
 
+import vs
+
 CID, ECHO, LISTEN = (int(word) for word in sys.argv[1:4])
-
-
-LIBC = ctypes.CDLL(None, use_errno=True)
-
-
-def stream():
-    """A patient one. Python takes only integers for options of this family."""
-    sock = socket.socket(socket.AF_VSOCK, socket.SOCK_STREAM)
-    assert LIBC.setsockopt(sock.fileno(), socket.AF_VSOCK, 6, struct.pack("qq", 60, 0), 16) == 0
-    return sock
-
-
-def connected():
-    sock = stream()
-    sock.connect((CID, ECHO))
-    return sock
 
 
 def expect(number, call, *others):
@@ -41,9 +27,9 @@ def expect(number, call, *others):
 
 
 # Options and addresses.
-sock = stream()
+sock = vs.stream()
 value, size = ctypes.create_string_buffer(16), ctypes.c_uint(16)
-assert LIBC.getsockopt(sock.fileno(), socket.AF_VSOCK, 6, value, ctypes.byref(size)) == 0
+assert vs.LIBC.getsockopt(sock.fileno(), socket.AF_VSOCK, 6, value, ctypes.byref(size)) == 0
 assert struct.unpack("qq", value.raw) == (60, 0)
 assert sock.getsockopt(socket.AF_VSOCK, 0) == 262144
 sock.setsockopt(socket.AF_VSOCK, 0, 65536)
@@ -87,7 +73,7 @@ sock.close()
 poll = select.epoll()
 socks = {}
 for number in range(50):
-    one = connected()
+    one = vs.connected(CID, ECHO)
     one.setblocking(False)
     socks[one.fileno()] = one
     poll.register(one, select.EPOLLIN)
@@ -104,20 +90,20 @@ for one in socks.values():
     one.close()
 
 # Refused, then the same socket again where somebody listens; no such VM.
-sock = stream()
+sock = vs.stream()
 expect(errno.ECONNRESET, lambda: sock.connect((CID, 9)))
 sock.connect((CID, ECHO))
 sock.close()
 # The kernel's own AF_VSOCK is asked then, if it has one.
-expect(errno.ENODEV, lambda: stream().connect((4444, 1)), errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
+expect(errno.ENODEV, lambda: vs.stream().connect((4444, 1)), errno.ETIMEDOUT, errno.ECONNRESET, errno.EHOSTUNREACH)
 
 # The other way.
-server = stream()
+server = vs.stream()
 server.bind((socket.VMADDR_CID_ANY, LISTEN))
 server.listen(5)
 assert server.getsockname() == (2, LISTEN), server.getsockname()
 assert server.getsockopt(socket.SOL_SOCKET, socket.SO_ACCEPTCONN) == 1
-second = stream()
+second = vs.stream()
 second.bind((socket.VMADDR_CID_ANY, LISTEN))
 expect(errno.EADDRINUSE, second.listen)
 server.setblocking(False)

@@ -6,10 +6,8 @@ import threading
 import time
 
 import vs
-from ends import BLOCK, fails, far, go, near, ready, wait_go
+from ends import BLOCK, LARGEST, fails, far, go, near, ready, wait_go
 
-# The driver hands over at most 8696 pages a queue pair, headers included: 16.9 MiB a ring.
-LARGEST = 4347 * 4096
 # Both ends know this one.
 PATTERN = bytes(range(256)) * 4096
 
