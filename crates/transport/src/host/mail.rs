@@ -77,6 +77,8 @@ pub struct Bell {
     pub token: Token,
     pub mailbox: Arc<Mailbox>,
     pub signal: Mutex<Option<Arc<OwnedFd>>>,
+    /// A wake came while there was no socket for signals.
+    pub missed: AtomicBool,
     /// A wake is in the letter box already.
     pub ringing: AtomicBool,
 }
@@ -85,6 +87,16 @@ impl Bell {
     /// From here on nothing but the thread that pumps writes to the socket.
     pub fn silence(&self) {
         *self.signal.lock() = None;
+    }
+
+    /// The process has its answer, which a signal must not come before: from here on it gets signals at `socket`,
+    /// at once the one that it missed.
+    pub fn open(&self, socket: Arc<OwnedFd>) {
+        let mut signal = self.signal.lock();
+        if self.missed.swap(false, Ordering::SeqCst) {
+            let _ = rustix::net::send(&socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+        *signal = Some(socket);
     }
 
     pub fn ring(&self) {
@@ -98,6 +110,9 @@ impl Waker for Bell {
     fn wake(&self, room: bool) {
         let signal = self.signal.lock();
         let pumped = signal.is_none();
+        if pumped {
+            self.missed.store(true, Ordering::SeqCst);
+        }
         if let Some(socket) = &*signal {
             // One that does not fetch its signals has some already.
             let _ = rustix::net::send(socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);

@@ -37,6 +37,7 @@ impl Desk {
             token,
             mailbox: self.mailbox.clone(),
             signal: Mutex::new(signal),
+            missed: AtomicBool::new(false),
             ringing: AtomicBool::new(false),
         };
         let bell = Arc::new(bell);
@@ -64,6 +65,8 @@ impl Desk {
             tracing::warn!(%error, "memory for a host socket");
             Errno::NOBUFS
         })?;
+        // A guest that answers and is done at once wakes it before the answer has gone out on the same socket.
+        bell.silence();
         let port = self.own_port();
         let key = Key { client: (CID_HOST, port), server: to };
         let call = self.fabric.connect(key, end, bell.clone()).map_err(|error| match error {
@@ -160,9 +163,13 @@ impl Desk {
         let stream = Stream { call: opening.call, lane, side, kind };
         self.becomes(token, State::Streaming(Box::new(stream)), None);
         let told = match (greeting, delivery) {
-            (Some((dialect, port)), _) => {
-                self.clients.get(&token).is_some_and(|client| client.greet(dialect, port, fd.as_ref()))
-            }
+            (Some((dialect, port)), _) => self.clients.get(&token).is_some_and(|client| {
+                let greeted = client.greet(dialect, port, fd.as_ref());
+                if let Some(bell) = client.bell.as_ref().filter(|_| greeted && fd.is_some()) {
+                    bell.open(client.socket.clone());
+                }
+                greeted
+            }),
             (None, Some(delivery)) => self.deliver(&delivery, fd.as_ref()),
             (None, None) => true,
         };
