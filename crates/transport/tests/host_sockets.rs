@@ -167,6 +167,28 @@ fn what_was_written_before_a_close_arrives() {
     world.assert_clean();
 }
 
+/// Its signal must not come before the answer, on the same socket.
+#[test]
+fn a_guest_may_be_done_before_its_client_knows() {
+    let world = World::new();
+    let host = world.host();
+    let guest = world.guest.listen(5000, Placement::Scattered);
+    for _ in 0..200 {
+        let mut near = std::thread::scope(|scope| {
+            let connecting = scope.spawn(|| Stream::connect_by(&host, 3, 5000, 30 * SECOND).unwrap());
+            let far = guest.accept().unwrap();
+            far.send_all(b"done").unwrap();
+            far.close();
+            connecting.join().unwrap()
+        });
+        let mut got = Vec::new();
+        near.read_to_end(&mut got).unwrap();
+        assert_eq!(got, b"done");
+    }
+    drop(guest);
+    world.assert_clean();
+}
+
 #[test]
 fn errors_are_those_of_the_address_family() {
     let world = World::new();
