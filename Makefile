@@ -62,7 +62,7 @@ soak: setup
 	  --test survival --test soak --test neighbour -- --test-threads=1 --nocapture
 
 bench: build
-	@cargo run --quiet --locked --release -p vmlane-perf -- --out out/bench $(if $(ONLY),--only $(ONLY))
+	@cargo run --quiet --locked --release -p vmlane-enginebench -- --out out/bench $(if $(ONLY),--only $(ONLY))
 
 experiments: setup
 	@code=0; for plan in experiments/*/plan.toml; do \

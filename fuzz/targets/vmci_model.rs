@@ -10,7 +10,7 @@ use std::sync::Arc;
 use vmlane_device::testing::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_device::vmci::{Fabric, Limits};
 use vmlane_fuzz::Input;
-use vmlane_lane::Inline;
+use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CID_HOST, Handle};
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket, PacketType};
 use zerocopy::IntoBytes;

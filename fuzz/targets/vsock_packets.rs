@@ -8,9 +8,9 @@ use libfuzzer_sys::fuzz_target;
 use vmlane_device::vmci::Forward;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::act;
-use vmlane_lane::Inline;
-use vmlane_vsock::VsockVm;
-use vmlane_vsock::testing::{Bench, vm};
+use vmlane_stream::Inline;
+use vmlane_device::virtio::vsock::VsockVm;
+use vmlane_device::testing::vsock::{Bench, vm};
 use vmlane_wire::virtio_vsock::Header;
 
 fuzz_target!(|data: &[u8]| {

@@ -15,14 +15,14 @@ use vmlane_api::{
     VmStats, VmStatus,
 };
 use vmlane_device::inject::Fault;
+use vmlane_device::virtio::vsock::Hub;
 use vmlane_device::vmci::{Fabric, FabricPast, VmView};
-use vmlane_lane::{Settings, Workers};
+use vmlane_host::sockets::{Bounds, HostSockets, Policy};
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stats::Counters;
+use vmlane_stream::{Settings, Workers};
 use vmlane_switch::{PortView, Switch, VlanMode};
-use vmlane_transport::host::{Bounds, HostSockets, Policy};
-use vmlane_vsock::Hub;
 
 use crate::bounds;
 use crate::config::{Config, Mode};
@@ -109,7 +109,7 @@ impl Daemon {
         let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
-        let hub = Hub::start(vmlane_vsock::Settings { spin, poll }, Some(fabric.clone()))
+        let hub = Hub::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(fabric.clone()))
             .map_err(AssemblyError::Workers)?;
         let hub = Arc::new(hub);
         uplinks.change(&switch, &config.uplinks)?;

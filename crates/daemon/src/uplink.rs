@@ -1,10 +1,10 @@
 //! The uplinks in force: TAP interfaces of the host as ports of the switch.
 
 use vmlane_api::UplinkStats;
+use vmlane_host::uplink::{Tap, TapError, TapOptions};
 use vmlane_port::{Frames, PortId};
 use vmlane_stats::Counters;
 use vmlane_switch::Switch;
-use vmlane_transport::{Tap, TapError, TapOptions};
 
 use crate::config::UplinkConfig;
 use crate::confine;

@@ -4,14 +4,14 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
+use vmlane_device::virtio::vsock::{Hub, VsockDevice, VsockVm};
 use vmlane_device::vmci::{AddError, CreateError, Fabric, Forward, VmSpec, VmciDevice};
+use vmlane_host::sockets::{Guest, HostSockets};
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
-use vmlane_transport::host::{Guest, HostSockets};
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{Caller, IrqSet, ListenError, Listener, RingLines, Server, SessionStats, VhostEnd};
-use vmlane_vsock::{Hub, VsockDevice, VsockVm};
 
 use crate::config::{Config, Role, VmConfig};
 use crate::faults::FaultRecord;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_api::WorkerStatus;
-use vmlane_port::{Beat, Pulse};
+use vmlane_port::{Heartbeat, HeartbeatReading};
 use vmlane_stats::counters;
 
 /// A round takes microseconds; a worker that others keep from running still has one within this time.
@@ -27,10 +27,10 @@ counters! {
 
 struct Watched {
     name: String,
-    beat: Arc<Beat>,
+    beat: Arc<Heartbeat>,
     /// Names what it serves.
     serves: fn(u32) -> String,
-    last: Pulse,
+    last: HeartbeatReading,
     /// Since when `last` has not changed.
     since: Instant,
     told: Option<Instant>,
@@ -48,7 +48,7 @@ impl Watchdog {
     }
 
     /// From now on `beat` is looked at, too.
-    pub fn watch(&mut self, name: String, beat: Arc<Beat>, serves: fn(u32) -> String) {
+    pub fn watch(&mut self, name: String, beat: Arc<Heartbeat>, serves: fn(u32) -> String) {
         let last = beat.pulse();
         self.workers.push(Watched { name, beat, serves, last, since: Instant::now(), told: None });
     }
@@ -102,7 +102,7 @@ mod tests {
     fn only_a_busy_worker_without_rounds_is_stuck() {
         let stats = DaemonStats::default();
         let mut dog = Watchdog::new(Duration::from_secs(2));
-        let (busy, asleep) = (Arc::new(Beat::default()), Arc::new(Beat::default()));
+        let (busy, asleep) = (Arc::new(Heartbeat::default()), Arc::new(Heartbeat::default()));
         dog.watch("busy".into(), busy.clone(), |port| format!("port {port}"));
         dog.watch("asleep".into(), asleep, |port| format!("port {port}"));
         let begun = Instant::now();

@@ -16,7 +16,7 @@ use vmlane_device::vmci::{
     Call, ConnectError, Endpoint, Fabric, Failed, Key, Protocol, Remote, SharedMap, Waker,
 };
 
-use vmlane_port::{Budget, End, LaneEnd, LaneId, Shutdown, Side};
+use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_wire::host::layout;
 
@@ -25,7 +25,7 @@ const HOST: u32 = 2;
 
 #[derive(Debug, PartialEq)]
 enum Heard {
-    Joined(LaneId, Side),
+    Joined(StreamId, Side),
     Failed(Failed),
     Ended(End),
 }
@@ -42,7 +42,7 @@ impl Waker for Ear {
 }
 
 impl Remote for Ear {
-    fn joined(&self, lane: LaneId, side: Side) {
+    fn joined(&self, lane: StreamId, side: Side) {
         let _ = self.0.lock().send(Heard::Joined(lane, side));
     }
     fn failed(&self, why: Failed) {
@@ -54,19 +54,19 @@ impl Remote for Ear {
 struct Party {
     fabric: Arc<Fabric>,
     call: Option<Call>,
-    lane: Option<(LaneId, Side)>,
+    lane: Option<(StreamId, Side)>,
     out: Outgoing,
     incoming: Incoming,
     heard: Receiver<Heard>,
 }
 
-fn end() -> (LaneEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
+fn end() -> (StreamEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
     let fd = vmlane_mem::memfd("party", layout::file(RING)).expect("a file");
     let map = SharedMap::new(fd.try_clone().expect("a descriptor"), RING).expect("a mapping");
     let (tell, heard) = channel();
     let ear = Arc::new(Ear(Mutex::new(tell)));
     let port = Box::new(map.port(ear.clone()).expect("a port"));
-    let end = LaneEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
+    let end = StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
     (end, ear, heard, vmlane_sock::ring::map(fd, RING).expect("a ring"))
 }
 
@@ -376,7 +376,7 @@ fn a_party_that_breaks_its_ring_loses_its_stream_only() {
     let (call, stream) = std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().expect("a connection"));
         let port = Box::new(map.port(ear.clone()).expect("a port"));
-        let end = LaneEnd { port, budget: Arc::new(Budget::new(0)), slow: false };
+        let end = StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false };
         let key = Key { client: (HOST, 4444), server: (3, 6000) };
         let call = world.fabric.connect(key, end, ear.clone()).expect("a way");
         (call, accepting.join().expect("the guest's thread"))

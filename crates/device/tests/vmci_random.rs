@@ -10,7 +10,7 @@ use vmlane_device::testing::{
     Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm,
 };
 use vmlane_device::vmci::{Fabric, Limits, VmSpec};
-use vmlane_lane::Inline;
+use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, Handle, RawHandle, Reg, call, datagram, queue_header};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;

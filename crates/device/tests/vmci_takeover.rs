@@ -14,7 +14,7 @@ use vmlane_device::testing::{Driver, Options, PairSpec, Path, Pattern, Placement
 use vmlane_device::vmci::{
     Call, Endpoint, Failed, Forward, Limits, Protocol, Remote, SharedMap, VmSpec, Waker,
 };
-use vmlane_port::{Budget, End, LaneEnd, LaneId, Side};
+use vmlane_port::{Budget, End, Side, StreamEnd, StreamId};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};
 use vmlane_wire::vmci_stream::PacketType;
 use zerocopy::IntoBytes;
@@ -502,7 +502,7 @@ impl Endpoint for Program {
 }
 
 impl Remote for Program {
-    fn joined(&self, _: LaneId, _: Side) {}
+    fn joined(&self, _: StreamId, _: Side) {}
 
     fn failed(&self, why: Failed) {
         panic!("{why:?}");
@@ -533,7 +533,7 @@ fn streams_with_the_host_end_with_a_reset() {
         let fd = vmlane_mem::memfd("party", vmlane_wire::host::layout::file(65_536)).expect("a file");
         let map = SharedMap::new(fd, 65_536).expect("a mapping");
         let port = Box::new(map.port(Arc::new(Quiet)).expect("a port"));
-        let end = LaneEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
+        let end = StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
         assert!(world.fabric().accept(call, end, program.clone()));
         let stream = established.join().expect("the guest's thread");
         stream.send_all(&[1; 1000]).expect("room");

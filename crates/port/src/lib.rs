@@ -1,32 +1,32 @@
 //! The seams between device models and what moves bytes between them.
 //!
 //! A [`StreamPort`] is one end of a byte stream: a VMCI queue pair today, virtio-vsock connections
-//! and host sockets later. Whatever joins two of them implements [`Lanes`]. Neither side knows the
+//! and host sockets later. Whatever joins two of them implements [`Streams`]. Neither side knows the
 //! other's kind: a device asks for a lane, the lane moves bytes between two ports.
 //!
 //! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. Whatever switches between them
 //! implements [`Frames`]. A source lends frames, a sink takes one copy of each.
 
-mod beat;
 mod filter;
 mod frame;
 mod frame_port;
-mod lanes;
+mod heartbeat;
 mod reason;
 mod ring;
 pub mod role;
 mod stream_port;
+mod streams;
 mod vnet;
 
-pub use beat::{Beat, Pulse};
 pub use filter::{Filter, VlanSet};
 pub use frame::{
     Aggregate, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, Transport, Unfinished,
     Verdict,
 };
 pub use frame_port::{FramePort, Frames, PortId, Refusal, Takes, Token};
-pub use lanes::{Budget, LaneEnd, LaneId, Lanes, Resumed, Shutdown, Side};
+pub use heartbeat::{Heartbeat, HeartbeatReading};
 pub use reason::{PortStats, Reason};
 pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};
+pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

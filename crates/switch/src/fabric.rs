@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
-use vmlane_port::{Beat, FramePort, MAX_HEAD, PortId, Reason, Token};
+use vmlane_port::{FramePort, Heartbeat, MAX_HEAD, PortId, Reason, Token};
 
 use crate::port::Port;
 use crate::spec::Settings;
@@ -41,7 +41,7 @@ fn rotated(at: usize, by: usize, len: usize) -> usize {
 pub struct Fabric {
     pub settings: Settings,
     pub stats: Arc<WorkerStats>,
-    pub beat: Arc<Beat>,
+    pub beat: Arc<Heartbeat>,
     /// A port is taken out while it has its turn.
     pub slots: Vec<Option<Box<Port>>>,
     by_id: HashMap<PortId, Slot>,
@@ -78,7 +78,7 @@ pub struct Fabric {
 }
 
 impl Fabric {
-    pub fn new(settings: Settings, stats: Arc<WorkerStats>, beat: Arc<Beat>) -> Fabric {
+    pub fn new(settings: Settings, stats: Arc<WorkerStats>, beat: Arc<Heartbeat>) -> Fabric {
         let learned = LearnedTable::new();
         let now = Instant::now();
         Fabric {

@@ -8,7 +8,7 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use vmlane_port::{Beat, FramePort, Frames, PortId, PortStats};
+use vmlane_port::{FramePort, Frames, Heartbeat, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 
 use crate::port::PortState;
@@ -28,7 +28,7 @@ pub struct Switch {
     ports: Mutex<BTreeMap<PortId, Entry>>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
-    beat: Arc<Beat>,
+    beat: Arc<Heartbeat>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -50,7 +50,7 @@ impl Switch {
     fn make(settings: Settings) -> io::Result<(Switch, Worker)> {
         let queue = Arc::new(Queue::new()?);
         let stats = Arc::new(WorkerStats::default());
-        let beat = Arc::new(Beat::default());
+        let beat = Arc::new(Heartbeat::default());
         let worker = Worker::new(queue.clone(), settings, stats.clone(), beat.clone());
         let (ports, next) = (Mutex::default(), AtomicU32::new(1));
         Ok((Switch { queue, ports, next, stats, beat, thread: None }, worker))
@@ -97,7 +97,7 @@ impl Switch {
     }
 
     /// The worker's heartbeat; it serves [`PortId`]s.
-    pub fn beat(&self) -> &Arc<Beat> {
+    pub fn beat(&self) -> &Arc<Heartbeat> {
         &self.beat
     }
 

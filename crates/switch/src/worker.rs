@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::error;
-use vmlane_port::Beat;
+use vmlane_port::Heartbeat;
 use vmlane_port::role::{self, Role};
 use vmlane_stats::counters;
 
@@ -45,7 +45,7 @@ pub struct Worker {
     fabric: Fabric,
     settings: Settings,
     stats: Arc<WorkerStats>,
-    beat: Arc<Beat>,
+    beat: Arc<Heartbeat>,
     /// When a frame last moved or something was asked.
     busy: Instant,
     /// The length of the next sleep.
@@ -63,7 +63,7 @@ impl Worker {
         queue: Arc<Queue>,
         settings: Settings,
         stats: Arc<WorkerStats>,
-        beat: Arc<Beat>,
+        beat: Arc<Heartbeat>,
     ) -> Worker {
         Worker {
             queue,

@@ -4,12 +4,10 @@
 //! can produce error answers and a device reset, never a closed socket: a VMM does not reconnect, and
 //! a guest whose register access finds nobody spins for ever.
 
-pub mod host;
 pub mod irq;
 mod limit;
 pub mod listener;
 pub mod stats;
-pub mod tap;
 #[doc(hidden)]
 pub mod testing;
 pub mod vfio_user;
@@ -18,7 +16,6 @@ pub mod vhost_user;
 pub use irq::IrqSet;
 pub use listener::{Caller, ListenError, Listener, Server, VhostEnd};
 pub use stats::SessionStats;
-pub use tap::{Tap, TapError, TapOptions};
 pub use vfio_user::{Session, SessionEnd, SessionHandle};
 pub use vhost_user::RingLines;
 pub use vmlane_state::Scope;

@@ -18,7 +18,7 @@ const MTUS: RangeInclusive<i64> = 1280..=9190;
 /// The kernel's bound on names of interfaces, without the final zero.
 const LONGEST_INTERFACE: usize = 15;
 /// Queues of an uplink.
-const TAP_QUEUES: u16 = vmlane_transport::TapOptions::MOST_QUEUES;
+const TAP_QUEUES: u16 = vmlane_host::uplink::TapOptions::MOST_QUEUES;
 /// Where NICs are that name no port group.
 const DEFAULT: &str = "default";
 /// One virtual function a PCI slot: more NICs than this fit no usual machine.

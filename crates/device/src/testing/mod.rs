@@ -30,6 +30,7 @@ mod registers;
 mod socket;
 mod stream;
 pub mod virtio;
+pub mod vsock;
 
 pub use driver::{Driver, Path, ProbeError};
 pub use guest::Guest;

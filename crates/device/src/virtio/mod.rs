@@ -15,3 +15,4 @@ pub mod log;
 pub mod net;
 pub mod queue;
 pub mod vhost;
+pub mod vsock;

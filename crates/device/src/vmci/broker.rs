@@ -5,7 +5,7 @@ mod resume;
 use std::sync::Arc;
 
 use vmlane_mem::{MemoryMap, Pages};
-use vmlane_port::{LaneEnd, LaneId, Side};
+use vmlane_port::{Side, StreamEnd, StreamId};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{
     CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS,
@@ -56,7 +56,7 @@ enum PairState {
     /// Offered by a party that is no VMCI guest; the guest has not attached.
     Offered,
     /// Both ends are in the engine's hands; `gone` ones have detached since.
-    Joined { lane: LaneId, gone: [bool; 2] },
+    Joined { lane: StreamId, gone: [bool; 2] },
 }
 
 /// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
@@ -105,7 +105,7 @@ impl Pair {
     }
 
     /// The lane, once `cid` is attached as the second end.
-    pub fn attached_by(&self, cid: u32) -> Option<LaneId> {
+    pub fn attached_by(&self, cid: u32) -> Option<StreamId> {
         match &self.state {
             PairState::Joined { lane, gone: [_, false] } if self.attacher == Some(cid) => Some(*lane),
             _ => None,
@@ -222,7 +222,7 @@ impl Fabric {
         let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
         // Taken out only now that nothing can fail any more.
         let placeholder =
-            PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone: [false; 2] };
+            PairState::Joined { lane: StreamId { worker: 0, number: u64::MAX }, gone: [false; 2] };
         let PairState::Created(waiting) = std::mem::replace(&mut pair.state, placeholder) else {
             return Err(Refusal::QueuePair(VmciError::Unavailable));
         };
@@ -230,7 +230,7 @@ impl Fabric {
         let [creator_voice, attacher_voice] = voices.clone();
         let end = |pages: Waiting, notices, produce, consume, budget, slow| {
             let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notices);
-            LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow }
+            StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow }
         };
         let (produce, consume) = (pair.produce_size, pair.consume_size);
         let lane = self.lanes.join([
@@ -315,7 +315,7 @@ impl Fabric {
         }
         let theirs = inner.take_end(key).ok_or(Refusal::Destination)?;
         let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone());
-        let ours = LaneEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
+        let ours = StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
         let (ends, voices) = match side {
             Side::A => ([ours, theirs], [Some(voice), None]),
             Side::B => ([theirs, ours], [None, Some(voice)]),
@@ -498,7 +498,7 @@ impl Inner {
 
     /// The party `cid` leaves the pair that `lane` belongs to; its name may mean a newer one by now.
     /// True if the guest has been reset meanwhile, so that nobody is left who knows of it.
-    pub(super) fn detach_lane(&mut self, cid: u32, handle: Handle, lane: LaneId) -> bool {
+    pub(super) fn detach_lane(&mut self, cid: u32, handle: Handle, lane: StreamId) -> bool {
         let is_lane =
             |pair: &Pair| matches!(&pair.state, PairState::Joined { lane: own, .. } if *own == lane);
         if self.pairs.get(&handle).is_some_and(is_lane) {
@@ -531,7 +531,7 @@ impl Inner {
     }
 
     /// Takes `cid` off the pair. Returns the lane end whose leaving must be awaited, if any.
-    fn detach(&mut self, cid: u32, handle: Handle) -> Option<(LaneId, Side)> {
+    fn detach(&mut self, cid: u32, handle: Handle) -> Option<(StreamId, Side)> {
         let pair = self.held(cid, handle)?;
         let side = pair.side(cid)?;
         let bytes = pair.bytes();
@@ -565,7 +565,7 @@ impl Inner {
     }
 
     /// Takes `cid` off every pair whose pages of this VM lie in ranges that `which` picks.
-    pub(super) fn detach_all(&mut self, cid: u32, which: impl Fn(&Ranges) -> bool) -> Vec<(LaneId, Side)> {
+    pub(super) fn detach_all(&mut self, cid: u32, which: impl Fn(&Ranges) -> bool) -> Vec<(StreamId, Side)> {
         let handles: Vec<Handle> = self
             .pairs
             .iter()

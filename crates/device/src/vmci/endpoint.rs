@@ -1,6 +1,6 @@
 //! Parties that are no VMCI guests: the host's programs at CID 2, VMs with another kind of vsock.
 //!
-//! The fabric speaks the vSockets control protocol for them. A party brings a [`LaneEnd`] for each
+//! The fabric speaks the vSockets control protocol for them. A party brings a [`StreamEnd`] for each
 //! connection, whatever its own rings are, and hears what became of it; sizes, handles and both
 //! notification protocols stay in here.
 //!
@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_port::{LaneEnd, LaneId, Lanes, Side};
+use vmlane_port::{Side, StreamEnd, StreamId, Streams};
 use vmlane_wire::vmci::{CID_HOST, Handle, MAX_DATAGRAM_PAYLOAD, MAX_QUEUE_PAIR, VmciError, datagram};
 use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 
@@ -51,8 +51,8 @@ pub trait Endpoint: Send + Sync {
 
 /// One connection as its party sees it. Calls come from any thread and must return soon.
 pub trait Remote: Send + Sync {
-    /// Bytes move. `lane` and `side`: this party's end, for [`vmlane_port::Lanes`].
-    fn joined(&self, lane: LaneId, side: Side);
+    /// Bytes move. `lane` and `side`: this party's end, for [`vmlane_port::Streams`].
+    fn joined(&self, lane: StreamId, side: Side);
 
     /// It did not come about. Not called after [`Self::joined`], whose port hears of ends.
     fn failed(&self, why: Failed);
@@ -90,10 +90,10 @@ pub(super) struct Hosted {
     key: Key,
     role: Role,
     /// The party's end until it is joined.
-    end: Option<LaneEnd>,
+    end: Option<StreamEnd>,
     remote: Option<Arc<dyn Remote>>,
     handle: Option<Handle>,
-    lane: Option<LaneId>,
+    lane: Option<StreamId>,
     /// The other end's number where that is a party, too.
     partner: Option<u64>,
 }
@@ -101,7 +101,7 @@ pub(super) struct Hosted {
 /// A call to make once the lock is free.
 pub(super) enum After {
     Requested(Arc<dyn Endpoint>, Call, u64),
-    Joined(Arc<dyn Remote>, LaneId, Side),
+    Joined(Arc<dyn Remote>, StreamId, Side),
     Failed(Arc<dyn Remote>, Failed),
     GivenUp(Arc<dyn Endpoint>, Call),
 }
@@ -133,7 +133,7 @@ impl Fabric {
     }
 
     /// Who moves the bytes: for kicks and shutdowns of joined ends.
-    pub fn lanes(&self) -> &Arc<dyn Lanes> {
+    pub fn lanes(&self) -> &Arc<dyn Streams> {
         &self.lanes
     }
 
@@ -143,7 +143,7 @@ impl Fabric {
     }
 
     /// Accepts what a guest requested: `end` is this party's. False if the guest has given up meanwhile.
-    pub fn accept(&self, call: Call, end: LaneEnd, remote: Arc<dyn Remote>) -> bool {
+    pub fn accept(&self, call: Call, end: StreamEnd, remote: Arc<dyn Remote>) -> bool {
         let mut inner = self.inner.lock();
         let accepted = match inner.partner(call) {
             Some(partner) => inner.meet(&*self.lanes, (call, partner), end, remote),
@@ -155,7 +155,7 @@ impl Fabric {
     }
 
     /// Connects a party at `key.client` to a VMCI guest, or to another party, at `key.server`.
-    pub fn connect(&self, key: Key, end: LaneEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
+    pub fn connect(&self, key: Key, end: StreamEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
         let mut inner = self.inner.lock();
         if inner.is_hosted(key.server.0) {
             let call = inner.introduce(key, end, remote);
@@ -263,7 +263,7 @@ impl Inner {
         Connection::of_party(via_host, number)
     }
 
-    fn accept(&mut self, call: Call, end: LaneEnd, remote: Arc<dyn Remote>) -> bool {
+    fn accept(&mut self, call: Call, end: StreamEnd, remote: Arc<dyn Remote>) -> bool {
         let Some(hosted) = self.hosted.get_mut(&call.number) else { return false };
         let Some(connection) = self.connections.get(&call.key) else { return false };
         if connection.party() != Some(call.number) || connection.state() != State::Requested {
@@ -326,13 +326,13 @@ impl Inner {
     }
 
     /// The end that the party of `key` brings, once.
-    pub(super) fn take_end(&mut self, key: Key) -> Option<LaneEnd> {
+    pub(super) fn take_end(&mut self, key: Key) -> Option<StreamEnd> {
         let number = self.connections.get(&key)?.party()?;
         self.hosted.get_mut(&number)?.end.take()
     }
 
     /// The end is in the engine's hands.
-    pub(super) fn party_joined(&mut self, key: Key, handle: Handle, lane: LaneId) {
+    pub(super) fn party_joined(&mut self, key: Key, handle: Handle, lane: StreamId) {
         let Some(number) = self.connections.get(&key).and_then(Connection::party) else { return };
         if let Some(hosted) = self.hosted.get_mut(&number) {
             hosted.handle = Some(handle);
@@ -369,7 +369,7 @@ impl Inner {
         }
     }
 
-    fn hang_up(&mut self, call: Call, hosted: Hosted) -> Option<(LaneId, Side)> {
+    fn hang_up(&mut self, call: Call, hosted: Hosted) -> Option<(StreamId, Side)> {
         if let Some(partner) = hosted.partner {
             return self.part(partner, &hosted);
         }
@@ -406,7 +406,7 @@ impl Inner {
     }
 
     /// The party at `key.client` wants to connect to the one at `key.server`.
-    fn introduce(&mut self, key: Key, end: LaneEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
+    fn introduce(&mut self, key: Key, end: StreamEnd, remote: Arc<dyn Remote>) -> Result<Call, ConnectError> {
         let endpoint = self.endpoints.get(&key.server.0).cloned();
         let Some(endpoint) = endpoint.filter(|_| self.may_talk(key.client.0, key.server.0)) else {
             return Err(ConnectError::Unreachable);
@@ -423,9 +423,9 @@ impl Inner {
     /// The one that was asked accepts.
     fn meet(
         &mut self,
-        lanes: &dyn Lanes,
+        lanes: &dyn Streams,
         (call, client): (Call, u64),
-        end: LaneEnd,
+        end: StreamEnd,
         remote: Arc<dyn Remote>,
     ) -> bool {
         let Some(asking) = self.hosted.get_mut(&client) else { return false };
@@ -441,7 +441,7 @@ impl Inner {
     }
 
     /// One of the two hangs up. If they were joined, its end has to leave.
-    fn part(&mut self, partner: u64, hosted: &Hosted) -> Option<(LaneId, Side)> {
+    fn part(&mut self, partner: u64, hosted: &Hosted) -> Option<(StreamId, Side)> {
         if let Some(lane) = hosted.lane {
             return Some((lane, side(hosted.role)));
         }

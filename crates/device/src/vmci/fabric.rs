@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_mem::{MemoryMap, Pages};
-use vmlane_port::{Budget, Lanes};
+use vmlane_port::{Budget, Streams};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
@@ -232,19 +232,19 @@ impl Inner {
 /// The VMs of one daemon. Shared by all sessions.
 pub struct Fabric {
     pub(super) inner: Mutex<Inner>,
-    pub(super) lanes: Arc<dyn Lanes>,
+    pub(super) lanes: Arc<dyn Streams>,
     /// For a successor, if there may be one.
     pub(super) log: Option<Arc<Journal>>,
 }
 
 impl Fabric {
     /// A fabric without VMs, whose streams are moved by `lanes`.
-    pub fn new(lanes: Arc<dyn Lanes>) -> Arc<Fabric> {
+    pub fn new(lanes: Arc<dyn Streams>) -> Arc<Fabric> {
         Fabric::recorded(lanes, None)
     }
 
     /// One whose state is recorded for a successor.
-    pub fn recorded(lanes: Arc<dyn Lanes>, log: Option<Journal>) -> Arc<Fabric> {
+    pub fn recorded(lanes: Arc<dyn Streams>, log: Option<Journal>) -> Arc<Fabric> {
         Arc::new(Fabric { inner: Mutex::default(), lanes, log: log.map(Arc::new) })
     }
 

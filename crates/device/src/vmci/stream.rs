@@ -11,7 +11,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vmlane_port::{End, LaneId, Shutdown, Side};
+use vmlane_port::{End, Shutdown, Side, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_wire::vmci::{CID_HOST, DatagramHeader, Handle, VmciError};
 use vmlane_wire::vmci_stream::{
@@ -50,7 +50,7 @@ pub struct Connection {
     via_host: Option<u32>,
     protocol: Protocol,
     handle: Option<Handle>,
-    lane: Option<LaneId>,
+    lane: Option<StreamId>,
     /// None for an end that is no VMCI guest.
     voices: [Option<Arc<Notices>>; 2],
     client_left: bool,
@@ -202,7 +202,7 @@ impl Connection {
     }
 
     /// The engine has joined the two ends.
-    pub fn joined(&mut self, lane: LaneId, voices: [Option<Arc<Notices>>; 2]) {
+    pub fn joined(&mut self, lane: StreamId, voices: [Option<Arc<Notices>>; 2]) {
         self.lane = Some(lane);
         self.voices = voices;
     }
@@ -523,7 +523,7 @@ impl Fabric {
     }
 
     /// RST on a connection that the engine has.
-    fn reset_lane(&self, connection: &Connection, lane: LaneId, role: Role) {
+    fn reset_lane(&self, connection: &Connection, lane: StreamId, role: Role) {
         if connection.says(role, SAID_RESET) {
             self.lanes.reset(lane, side(role));
         }

@@ -12,7 +12,7 @@ use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
 use vmlane_device::vmci::{QueuePairPort, Reading, Writing};
-use vmlane_lane::{Blame, Direction};
+use vmlane_stream::{Blame, Direction};
 
 use super::broken::{Make, ModelEnd};
 use super::memory::{Access, ModelMemory, Suspended};

@@ -16,10 +16,10 @@ use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmlane_device::pci::{Past, PciDevice};
 use vmlane_device::testing::{Driver, Guest, Lines, Path, Ram, Registers};
 use vmlane_device::vmci::{Fabric, FabricPast, VmSpec, VmView, VmciDevice};
-use vmlane_lane::{Inline, Settings, Worker, Workers};
 use vmlane_mem::memfd;
-use vmlane_port::Lanes;
+use vmlane_port::Streams;
 use vmlane_state::{Journal, Unusable};
+use vmlane_stream::{Inline, Settings, Worker, Workers};
 
 pub const FABRIC: u32 = 2;
 pub const SESSION: u32 = 1;
@@ -72,7 +72,7 @@ impl Engine {
         Engine::Thread { workers: Arc::new(workers), dead, thread: Some(thread) }
     }
 
-    fn lanes(&self) -> Arc<dyn Lanes> {
+    fn lanes(&self) -> Arc<dyn Streams> {
         match self {
             Engine::Inline(lanes) => lanes.clone(),
             Engine::Thread { workers, .. } => workers.clone(),

@@ -12,7 +12,7 @@ use vmlane_device::testing::{
     Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm,
 };
 use vmlane_device::vmci::{Fabric, VmSpec, VmView};
-use vmlane_lane::{Settings, WorkerStats, Workers};
+use vmlane_stream::{Settings, WorkerStats, Workers};
 
 /// A fabric and the workers behind it.
 pub struct World {

@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 
 use vmlane_mem::MemoryMap;
-use vmlane_port::{End, LaneEnd, LaneId, Resumed, Side};
+use vmlane_port::{End, Resumed, Side, StreamEnd, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
@@ -69,7 +69,7 @@ impl Pair {
             _ => return None,
         };
         from.end()?;
-        let state = PairState::Joined { lane: LaneId { worker: 0, number: u64::MAX }, gone };
+        let state = PairState::Joined { lane: StreamId { worker: 0, number: u64::MAX }, gone };
         let ranges = Default::default();
         let pair = Pair {
             serial,
@@ -184,7 +184,7 @@ impl Fabric {
         waiting: [Option<Waiting>; 2],
         told: [u8; 2],
         spill: &mut [Option<(u64, Vec<u8>)>; 2],
-    ) -> Option<LaneId> {
+    ) -> Option<StreamId> {
         let cids = [pair.creator, pair.attacher?];
         let context = |cid: u32| {
             let context = inner.contexts.get(&cid)?;
@@ -228,7 +228,7 @@ impl Fabric {
             let port = QueuePairPort::resumed(queues, produce, consume, own, cur);
             let Some(port) = port else {
                 voices.iter().for_each(|voice| voice.end(End::Detached));
-                return Some(LaneId { worker: 0, number: u64::MAX });
+                return Some(StreamId { worker: 0, number: u64::MAX });
             };
             if gone[1 - end]
                 && let Some((from, bytes)) = spill[end].take()
@@ -239,7 +239,7 @@ impl Fabric {
                 resumed.left[1 - end] = (rest.to_vec(), Some(sides[1 - end].1.clone()));
             }
             let (_, budget, slow) = &sides[end];
-            resumed.ends[end] = Some(LaneEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
+            resumed.ends[end] = Some(StreamEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
         }
         let lane = self.lanes.resume(resumed);
         if let Some(connection) = own.and_then(|key| inner.connections.get_mut(&key)) {

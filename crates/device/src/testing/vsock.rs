@@ -1,0 +1,217 @@
+//! The routes without their thread, and guests whose rings are filled by hand: for tests and fuzzing.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use crate::testing::Ram;
+use crate::testing::virtio::{DriverRing, into, out};
+use crate::virtio::vhost::{Lines, Setup};
+use crate::vmci::{Fabric, Limits, VmSpec};
+use vmlane_port::Streams;
+use vmlane_wire::virtio::feature;
+use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
+use zerocopy::{FromBytes, IntoBytes};
+
+use crate::virtio::vsock::bridge::{Bridge, Mailbox, Party};
+use crate::virtio::vsock::hub::HubStats;
+use crate::virtio::vsock::link::Waker;
+use crate::virtio::vsock::port::Port;
+use crate::virtio::vsock::round::Rounds;
+use crate::virtio::vsock::vm::VsockVm;
+
+/// Descriptors of each ring.
+pub const RING: u16 = 64;
+const FEATURES: u64 = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKET;
+
+/// Nobody sleeps.
+struct Awake;
+
+impl Waker for Awake {
+    fn wake(&self) {}
+}
+
+/// All VMs, turned by hand.
+pub struct Bench {
+    rounds: Rounds,
+    mailbox: Arc<Mailbox>,
+    pub fabric: Arc<Fabric>,
+    pub stats: Arc<HubStats>,
+    pub now: Instant,
+}
+
+/// Counts what drivers are told.
+#[derive(Default)]
+pub struct Calls([AtomicUsize; 2]);
+
+impl Calls {
+    /// Notices of received packets, and of sent ones, since the last look.
+    pub fn take(&self) -> (usize, usize) {
+        let [rx, tx] = &self.0;
+        (rx.swap(0, Ordering::Relaxed), tx.swap(0, Ordering::Relaxed))
+    }
+}
+
+impl Lines for Calls {
+    fn call(&self, ring: usize) {
+        self.0[ring].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn fail(&self, _: usize) {}
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    fn clear(&self) {}
+}
+
+/// A VM's rings from its driver's side.
+pub struct Guest {
+    pub cid: u32,
+    pub rx: DriverRing,
+    pub tx: DriverRing,
+    pub calls: Arc<Calls>,
+    features: u64,
+    /// Buffers by id of their chain: address and bytes.
+    buffers: Vec<(u64, usize)>,
+}
+
+/// A VM of the group "one".
+pub fn vm(cid: u32) -> VsockVm {
+    let (restricted, trusted) = (false, false);
+    VsockVm {
+        cid,
+        group: "one".into(),
+        restricted,
+        trusted,
+        connections: 16,
+        forwards: Vec::new(),
+        parent: None,
+    }
+}
+
+impl Bench {
+    pub fn new(lanes: Arc<dyn Streams>) -> Bench {
+        let fabric = Fabric::new(lanes);
+        let mailbox = Mailbox::new(Arc::new(Awake));
+        let stats = Arc::new(HubStats::default());
+        let bridge = Bridge::new(fabric.clone(), mailbox.clone());
+        // As if the daemon had been started long ago.
+        let now = Instant::now() + Duration::from_secs(60);
+        Bench { rounds: Rounds::new(stats.clone(), Some(bridge)), mailbox, fabric, stats, now }
+    }
+
+    /// A VM whose driver runs. `packed`: its rings.
+    pub fn guest(&mut self, vm: VsockVm, packed: bool) -> Guest {
+        let ram = Arc::new(Ram::new(32 << 20));
+        let (rx, tx) = (DriverRing::new(&ram, RING, packed), DriverRing::new(&ram, RING, packed));
+        let features = FEATURES | if packed { feature::PACKED } else { 0 };
+        let calls = Arc::default();
+        let guest = Guest { cid: vm.cid, rx, tx, calls, features, buffers: vec![(0, 0); RING.into()] };
+        let spec = VmSpec {
+            name: format!("vm{}", vm.cid),
+            cid: vm.cid,
+            group: vm.group.clone(),
+            forwards: vm.forwards.clone(),
+            restricted: vm.restricted,
+            trusted: vm.trusted,
+            limits: Limits::default(),
+        };
+        self.fabric.add_vm(spec).expect("a CID of its own");
+        self.fabric.set_endpoint(vm.cid, Arc::new(Party { cid: vm.cid, mailbox: self.mailbox.clone() }));
+        self.rounds.add(vm);
+        self.attach(&guest);
+        guest
+    }
+
+    /// The VM's rings run, from where they are.
+    pub fn attach(&mut self, guest: &Guest) {
+        let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
+        let setup = Setup { features: guest.features, memory: guest.rx.ram.device_map(), rings };
+        if let Some(port) = Port::new(guest.cid, setup, guest.calls.clone()) {
+            self.rounds.attach(guest.cid, Box::new(port));
+        }
+    }
+
+    pub fn detach(&mut self, guest: &Guest) {
+        self.rounds.detach(guest.cid);
+    }
+
+    pub fn gone(&mut self, guest: &Guest) {
+        self.rounds.reset_all(guest.cid);
+    }
+
+    /// One look at everything.
+    pub fn round(&mut self) -> bool {
+        self.rounds.round(self.now)
+    }
+
+    /// Looks until nothing moves; false if that does not happen.
+    pub fn run(&mut self) -> bool {
+        (0..10_000).any(|_| !self.round())
+    }
+
+    pub fn arm(&mut self) {
+        self.rounds.arm();
+        self.rounds.disarm();
+    }
+}
+
+impl Guest {
+    /// Sends a packet as it is: whatever its header says.
+    pub fn send(&mut self, header: &Header, payload: &[u8]) {
+        self.send_bytes(&[header.as_bytes(), payload].concat());
+    }
+
+    /// Bytes that may be no packet.
+    pub fn send_bytes(&mut self, bytes: &[u8]) {
+        let addr = self.tx.alloc(bytes.len().max(1));
+        self.tx.ram.write(addr, bytes);
+        self.tx.post(&[out(addr, bytes.len())]);
+    }
+
+    /// A packet to somebody, with this payload.
+    pub fn packet(&mut self, from: u32, to: (u32, u32), kind: u16, op: u16, payload: &[u8]) {
+        let header = Header::new((self.cid, from), to, kind, op);
+        let header = Header { len: (payload.len() as u32).into(), buf_alloc: (256 << 10).into(), ..header };
+        self.send(&header, payload);
+    }
+
+    pub fn post_buffers(&mut self, count: usize, len: usize) {
+        for _ in 0..count {
+            let addr = self.rx.alloc(len);
+            let id = self.rx.post(&[into(addr, len)]);
+            self.buffers[usize::from(id)] = (addr, len);
+        }
+    }
+
+    /// What has come: headers, and the payload of each.
+    pub fn received(&mut self) -> Vec<(Header, Vec<u8>)> {
+        let mut packets = Vec::new();
+        while let Some((id, len)) = self.rx.take() {
+            let (addr, room) = self.buffers[usize::from(id)];
+            let len = len as usize;
+            assert!((HEADER..=room).contains(&len), "{len} bytes in a buffer of {room}");
+            let mut bytes = vec![0; len];
+            self.rx.ram.read(addr, &mut bytes);
+            let header = Header::read_from_bytes(&bytes[..HEADER]).expect("the size is right");
+            assert!(header.len.get() as usize == len - HEADER, "{header:?} in {len} bytes");
+            packets.push((header, bytes.split_off(HEADER)));
+        }
+        packets
+    }
+
+    /// Chains given back by the device.
+    pub fn taken(&mut self) -> usize {
+        std::iter::from_fn(|| self.tx.take()).count()
+    }
+}
+
+/// One end of a stream whose other end nobody holds: it takes what its rings hold, and sends `bytes` zeros.
+pub fn loose_end(bytes: usize) -> Box<dyn vmlane_port::StreamPort> {
+    let shared = crate::virtio::vsock::link::Shared::new(Arc::new(Awake)).expect("memory for two rings");
+    shared.sent(bytes);
+    shared.port()
+}

@@ -1,0 +1,65 @@
+//! A VM's device as its vhost-user session drives it.
+
+use std::sync::Arc;
+
+use crate::virtio::vhost::{Lines, Setup, VhostDevice};
+use vmlane_wire::virtio::feature;
+use vmlane_wire::virtio_vsock::{SEQPACKET, STREAM};
+
+use super::hub::Hub;
+use super::port::Port;
+
+/// Receive, transmit, events; front ends mostly keep the last one to themselves.
+const QUEUES: u16 = 3;
+
+pub struct VsockDevice {
+    cid: u32,
+    hub: Arc<Hub>,
+    lines: Arc<dyn Lines>,
+    running: bool,
+}
+
+impl VsockDevice {
+    pub const QUEUES: u16 = QUEUES;
+
+    /// The device of the VM `cid`, which the hub knows.
+    pub fn new(cid: u32, hub: Arc<Hub>, lines: Arc<dyn Lines>) -> VsockDevice {
+        VsockDevice { cid, hub, lines, running: false }
+    }
+}
+
+impl VhostDevice for VsockDevice {
+    fn features(&self) -> u64 {
+        feature::VERSION_1 | feature::INDIRECT | feature::EVENT_INDEX | feature::PACKED | STREAM | SEQPACKET
+    }
+
+    fn queues(&self) -> u16 {
+        QUEUES
+    }
+
+    fn config(&self) -> Vec<u8> {
+        u64::from(self.cid).to_le_bytes().to_vec()
+    }
+
+    fn run(&mut self, setup: Setup) {
+        let Some(port) = Port::new(self.cid, setup, self.lines.clone()) else { return };
+        self.running = true;
+        self.hub.attach(self.cid, port);
+    }
+
+    fn stop(&mut self) {
+        if std::mem::take(&mut self.running) {
+            self.hub.detach(self.cid);
+        }
+    }
+
+    fn gone(&mut self) {
+        self.hub.gone(self.cid);
+    }
+}
+
+impl Drop for VsockDevice {
+    fn drop(&mut self) {
+        self.stop();
+    }
+}

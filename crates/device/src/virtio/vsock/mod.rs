@@ -1,0 +1,31 @@
+//! virtio-vsock devices of VMs, and the packets between them.
+//!
+//! A packet goes from the sender's chain to the receiver's buffers with one copy. Credit is between the two guests:
+//! what one announces, the other hears; the daemon only asks receivers for news of it in time. Between two such
+//! devices nothing holds payload; a receiver without buffers stops its senders for a while, and then its connections
+//! are reset.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `device.rs` | a VM's device as its vhost-user session drives it |
+//! | `port.rs` | its running rings: packets out, packets in |
+//! | `table.rs` | who is connected to whom, so that a VM's end is told |
+//! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
+//! | `vm.rs` | whom a VM may reach, and its forwards |
+//! | `round.rs` | routes |
+//! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
+//! | `hub.rs` | the worker |
+
+pub(crate) mod bridge;
+mod credit;
+mod device;
+pub(crate) mod hub;
+pub(crate) mod link;
+pub(crate) mod port;
+pub(crate) mod round;
+mod table;
+pub(crate) mod vm;
+
+pub use device::VsockDevice;
+pub use hub::{Hub, HubStats, Settings};
+pub use vm::VsockVm;

@@ -1,0 +1,278 @@
+//! Routes: from one guest's packet to its receiver, or back as a refusal.
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{Ordering, fence};
+use std::time::{Duration, Instant};
+
+use vmlane_wire::virtio_vsock::{Header, kind, op};
+
+use super::bridge::Bridge;
+use super::hub::HubStats;
+use super::port::{Nonsense, Outgoing, Port};
+use super::table::Table;
+use super::vm::VsockVm;
+
+/// Packets and bytes of one guest before the next one has its turn.
+const PACKETS: usize = 64;
+const BYTES: usize = 256 << 10;
+/// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
+const SHOWN: usize = 16 << 10;
+/// How long a packet waits for its receiver's buffers before its connection is reset: a guest of a machine with more
+/// guests than processors is easily kept from its own for some hundred milliseconds (Linux' vhost-vsock waits without
+/// limit). Not longer, as its sender's other packets wait behind it, though once only.
+const HOLD: Duration = Duration::from_secs(2);
+/// How long after the daemon's start a VM may take to come back before it counts as absent.
+const GRACE: Duration = Duration::from_secs(3);
+
+pub struct Vm {
+    pub spec: VsockVm,
+    port: Option<Box<Port>>,
+    /// It has had no buffers for longer than a packet may wait.
+    stalled: bool,
+}
+
+/// By CID.
+pub type Vms = BTreeMap<u32, Vm>;
+
+/// A VM's rings, if they run.
+pub fn port_of(vms: &mut Vms, cid: u32) -> Option<&mut Port> {
+    vms.get_mut(&cid)?.port.as_deref_mut()
+}
+
+/// All VMs with such a device. One worker owns it.
+pub struct Rounds {
+    vms: Vms,
+    table: Table,
+    /// Connections to VMCI guests and to the host.
+    bridge: Option<Bridge>,
+    stats: Arc<HubStats>,
+    started: Instant,
+    first: usize,
+}
+
+/// What became of a packet.
+enum Fate {
+    Finished,
+    Waits,
+}
+
+impl Rounds {
+    pub fn new(stats: Arc<HubStats>, bridge: Option<Bridge>) -> Rounds {
+        let (vms, table) = (Vms::new(), Table::default());
+        Rounds { vms, table, bridge, stats, started: Instant::now(), first: 0 }
+    }
+
+    pub fn add(&mut self, spec: VsockVm) {
+        let before = self.vms.get_mut(&spec.cid).and_then(|vm| vm.port.take());
+        self.vms.insert(spec.cid, Vm { spec, port: before, stalled: false });
+    }
+
+    pub fn remove(&mut self, cid: u32) {
+        self.reset_all(cid);
+        self.vms.remove(&cid);
+    }
+
+    pub fn attach(&mut self, cid: u32, port: Box<Port>) {
+        if port.fresh {
+            self.reset_all(cid);
+        }
+        if let Some(vm) = self.vms.get_mut(&cid) {
+            vm.port = Some(port);
+            vm.stalled = false;
+        }
+    }
+
+    pub fn detach(&mut self, cid: u32) {
+        if let Some(vm) = self.vms.get_mut(&cid) {
+            vm.port = None;
+        }
+    }
+
+    /// A VM knows of no connection any more: its peers are told.
+    pub fn reset_all(&mut self, cid: u32) {
+        if let Some(bridge) = &mut self.bridge {
+            bridge.drop_all(cid);
+        }
+        for known in self.table.clear(cid) {
+            if let Some(peer) = port_of(&mut self.vms, known.peer) {
+                let from = (cid, known.port);
+                peer.reply(Header::new(from, (known.peer, known.peer_port), known.kind, op::RST));
+            }
+        }
+    }
+
+    /// One look at every VM. True if anything moved.
+    pub fn round(&mut self, now: Instant) -> bool {
+        let cids: Vec<u32> = self.vms.keys().copied().collect();
+        let mut moved = false;
+        self.first = if self.first + 1 < cids.len() { self.first + 1 } else { 0 };
+        for at in 0..cids.len() {
+            moved |= self.turn(cids[(self.first + at) % cids.len()], now);
+        }
+        if let Some(bridge) = &mut self.bridge {
+            moved |= bridge.turn(&mut self.vms);
+        }
+        for vm in self.vms.values_mut() {
+            if let Some(port) = &mut vm.port {
+                moved |= port.holds_replies() && port.send_replies();
+                port.flush(now);
+            }
+        }
+        moved
+    }
+
+    fn turn(&mut self, cid: u32, now: Instant) -> bool {
+        let Some(mut port) = self.vms.get_mut(&cid).and_then(|vm| vm.port.take()) else { return false };
+        let (mut moved, mut bytes, mut hidden) = (false, BYTES, 0);
+        for _ in 0..PACKETS {
+            let mut outgoing = match port.fetch() {
+                Ok(Some(outgoing)) => outgoing,
+                Ok(None) => break,
+                Err(Nonsense) => {
+                    self.stats.nonsense.bump(1);
+                    moved = true;
+                    continue;
+                }
+            };
+            let before = outgoing.done;
+            let fate = self.route(cid, &mut port, &mut outgoing, now);
+            let here = outgoing.done - before;
+            moved |= here > 0;
+            self.stats.bytes.bump(here as u64);
+            match fate {
+                Fate::Finished => {
+                    self.stats.packets.bump(1);
+                    port.finish(&outgoing);
+                    moved = true;
+                    hidden += here;
+                    if hidden >= SHOWN {
+                        hidden = 0;
+                        let to = u32::try_from(outgoing.header.dst_cid.get()).ok();
+                        let to = to.and_then(|to| port_of(&mut self.vms, to));
+                        to.into_iter().for_each(|receiver| receiver.flush(now));
+                        port.flush(now);
+                    }
+                }
+                Fate::Waits => {
+                    port.keep(outgoing);
+                    break;
+                }
+            }
+            match bytes.checked_sub(here) {
+                Some(left) => bytes = left,
+                None => break,
+            }
+        }
+        if let Some(vm) = self.vms.get_mut(&cid) {
+            vm.port = Some(port);
+        }
+        moved
+    }
+
+    fn route(&mut self, cid: u32, port: &mut Port, outgoing: &mut Outgoing, now: Instant) -> Fate {
+        let header = outgoing.header;
+        if header.src_cid.get() != u64::from(cid) {
+            self.stats.forged.bump(1);
+            return Fate::Finished;
+        }
+        let known = (op::REQUEST..=op::CREDIT_REQUEST).contains(&header.op.get());
+        let to = u32::try_from(header.dst_cid.get()).ok().filter(|&to| to != cid && known);
+        if !matches!(header.kind.get(), kind::STREAM | kind::SEQPACKET) {
+            return self.refuse(port, &header);
+        }
+        if let (Some(to), Some(bridge)) = (to, &mut self.bridge)
+            && (!self.vms.contains_key(&to) || bridge.relays(&header))
+        {
+            let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
+            self.stats.refused.bump(u64::from(!taken));
+            return Fate::Finished;
+        }
+        let allowed = to.is_some_and(|to| self.may_talk(cid, to));
+        let Some(vm) = to.and_then(|to| self.vms.get_mut(&to)).filter(|_| allowed) else {
+            return self.refuse(port, &header);
+        };
+        let Some(receiver) = vm.port.as_deref_mut() else {
+            let grace = now.saturating_duration_since(self.started) < GRACE;
+            return if grace { Fate::Waits } else { self.refuse(port, &header) };
+        };
+        let lacks = header.kind.get() == kind::SEQPACKET && !receiver.seqpacket;
+        if vm.stalled && receiver.has_buffers() {
+            vm.stalled = false;
+        }
+        // Once a packet, not once a try.
+        let first = outgoing.done == 0 && outgoing.waits.is_none();
+        if lacks || vm.stalled || first && !self.table.pass(&header, vm.spec.connections) {
+            return self.refuse(port, &header);
+        }
+        // Replies before packets: a reset must not be overtaken by what comes after it.
+        if receiver.holds_replies() {
+            receiver.send_replies();
+        }
+        if receiver.deliver(port, outgoing).is_ok() {
+            if self.table.delivered(&header, outgoing.len) {
+                receiver.reply(Header {
+                    op: op::CREDIT_REQUEST.into(),
+                    len: 0.into(),
+                    flags: 0.into(),
+                    ..header
+                });
+            }
+            return Fate::Finished;
+        }
+        let since = *outgoing.waits.get_or_insert(now);
+        if now.saturating_duration_since(since) < HOLD {
+            return Fate::Waits;
+        }
+        vm.stalled = true;
+        self.stats.stalled.bump(1);
+        receiver.reply(peer_reset(&header));
+        self.refuse(port, &header)
+    }
+
+    fn may_talk(&self, a: u32, b: u32) -> bool {
+        let (Some(a), Some(b)) = (self.vms.get(&a), self.vms.get(&b)) else { return false };
+        a.spec.may_talk(&b.spec)
+    }
+
+    /// The sender hears RST, unless that is what it said.
+    fn refuse(&mut self, port: &mut Port, header: &Header) -> Fate {
+        self.table.forget(header);
+        if header.op.get() != op::RST {
+            self.stats.refused.bump(1);
+            port.reply(header.reset());
+        }
+        Fate::Finished
+    }
+
+    /// Asks all guests to announce what they do. True if there is something to do already.
+    pub fn arm(&mut self) -> bool {
+        for vm in self.vms.values_mut() {
+            if let Some(port) = &mut vm.port {
+                port.arm(true);
+            }
+        }
+        fence(Ordering::SeqCst);
+        self.ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news)
+    }
+
+    pub fn disarm(&mut self) {
+        self.vms.values_mut().filter_map(|vm| vm.port.as_mut()).for_each(|port| port.disarm());
+    }
+
+    pub fn ports(&self) -> impl Iterator<Item = &Port> {
+        self.vms.values().filter_map(|vm| vm.port.as_deref())
+    }
+
+    /// Does a packet wait for somebody, or a driver for a notice that is not due yet?
+    pub fn is_waiting(&self) -> bool {
+        self.ports().any(|port| port.holds_packet() || port.owes())
+            || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
+    }
+}
+
+/// What the receiver of a packet is told when the connection is given up on its behalf.
+fn peer_reset(header: &Header) -> Header {
+    let (src, dst) = (header.src_cid.get() as u32, header.dst_cid.get() as u32);
+    Header::new((src, header.src_port.get()), (dst, header.dst_port.get()), header.kind.get(), op::RST)
+}

@@ -1,0 +1,422 @@
+//! The worker with its thread, and devices as vhost-user sessions drive them: who sleeps is woken, who stops
+//! is left alone, who goes is missed; streams to VMCI guests.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{EventfdFlags, eventfd};
+use vmlane_device::testing::vsock::{Bench, Guest};
+use vmlane_device::testing::{Machine, PATIENCE, Path, Pattern, Placement, vm};
+use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
+use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice, VsockVm};
+use vmlane_device::vmci::Fabric;
+use vmlane_stream::{Inline, Workers};
+use vmlane_wire::virtio::feature;
+use vmlane_wire::virtio_vsock::{Header, SEQPACKET, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM, kind, op};
+
+const LOCAL: u32 = 1_000_000;
+
+/// What a guest's kicks and interrupts go through.
+struct Wires {
+    kick: OwnedFd,
+    called: [AtomicU64; 3],
+    failed: AtomicU64,
+}
+
+impl Wires {
+    fn new() -> Arc<Wires> {
+        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
+        Arc::new(Wires { kick, called: Default::default(), failed: AtomicU64::new(0) })
+    }
+
+    fn kick(&self) {
+        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("a kick");
+    }
+}
+
+impl Lines for Wires {
+    fn call(&self, ring: usize) {
+        self.called[ring].fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn fail(&self, _: usize) {
+        self.failed.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.kick.as_fd())
+    }
+
+    fn clear(&self) {
+        let _ = rustix::io::read(&self.kick, &mut [0; 8]);
+    }
+}
+
+/// A VM with its device.
+struct Vm {
+    guest: Guest,
+    packed: bool,
+    device: VsockDevice,
+    wires: Arc<Wires>,
+    received: Vec<(Header, Vec<u8>)>,
+    /// Chains that the device has.
+    outstanding: usize,
+}
+
+fn spec(cid: u32, group: &str) -> VsockVm {
+    VsockVm {
+        cid,
+        group: group.into(),
+        restricted: false,
+        trusted: false,
+        connections: 100,
+        forwards: Vec::new(),
+        parent: None,
+    }
+}
+
+/// A driver whose device nobody runs.
+fn driver(cid: u32, packed: bool) -> Guest {
+    Bench::new(Arc::new(Inline::default())).guest(spec(cid, "test"), packed)
+}
+
+/// Its rings, from where they are.
+fn setup(guest: &Guest, packed: bool) -> Setup {
+    let packed = if packed { feature::PACKED } else { 0 };
+    let features = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKET | packed;
+    let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
+    Setup { features, memory: guest.rx.ram.device_map(), rings }
+}
+
+fn hub(spin: Duration, fabric: Option<Arc<Fabric>>) -> Arc<Hub> {
+    Arc::new(Hub::start(Settings { spin, poll: false }, fabric).expect("a worker"))
+}
+
+impl Vm {
+    fn new(hub: &Arc<Hub>, cid: u32, packed: bool) -> Vm {
+        hub.add(spec(cid, "test"));
+        let wires = Wires::new();
+        let mut device = VsockDevice::new(cid, hub.clone(), wires.clone());
+        assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
+        let mut guest = driver(cid, packed);
+        assert_eq!(setup(&guest, packed).features & !device.features(), 0, "only what is on offer");
+        guest.post_buffers(40, 4096);
+        device.run(setup(&guest, packed));
+        Vm { guest, packed, device, wires, received: Vec::new(), outstanding: 0 }
+    }
+
+    fn send(&mut self, from: u32, to: (u32, u32), kind: u16, op: u16, payload: &[u8]) {
+        self.guest.packet(from, to, kind, op, payload);
+        self.outstanding += 1;
+        self.kick();
+    }
+
+    /// As a driver: only if the device asked for it.
+    fn kick(&self) {
+        if self.guest.tx.wants_kick() {
+            self.wires.kick();
+        }
+    }
+
+    /// Takes what has come and gives the buffers back.
+    fn poll(&mut self) {
+        let got = self.guest.received();
+        if !got.is_empty() {
+            self.guest.post_buffers(got.len(), 4096);
+            if self.guest.rx.wants_kick() {
+                self.wires.kick();
+            }
+        }
+        self.received.extend(got);
+        self.outstanding = self.outstanding.saturating_sub(self.guest.taken());
+    }
+
+    /// The next packet.
+    fn next(&mut self) -> (Header, Vec<u8>) {
+        let deadline = Instant::now() + PATIENCE;
+        while self.received.is_empty() {
+            assert!(Instant::now() < deadline, "VM {} hears nothing", self.guest.cid);
+            self.poll();
+            std::thread::sleep(Duration::from_micros(50));
+        }
+        self.received.remove(0)
+    }
+
+    fn expect(&mut self, op: u16) -> Vec<u8> {
+        let (header, payload) = self.next();
+        assert_eq!(header.op.get(), op, "{header:?}");
+        payload
+    }
+
+    /// Nothing comes, however long the worker has had.
+    fn hears_nothing(&mut self, hub: &Hub) {
+        // Twice around: whatever was under way has been looked at.
+        for _ in 0..2 {
+            hub.add(spec(77, "nobody"));
+        }
+        self.poll();
+        assert_eq!(self.received.len(), 0, "{:?}", self.received);
+    }
+}
+
+fn connect(a: &mut Vm, b: &mut Vm, port: u32, kind: u16) {
+    a.send(port, (b.guest.cid, 5000), kind, op::REQUEST, &[]);
+    b.expect(op::REQUEST);
+    b.send(5000, (a.guest.cid, port), kind, op::RESPONSE, &[]);
+    a.expect(op::RESPONSE);
+}
+
+fn asleep(hub: &Hub) {
+    let before = hub.stats().sleeps.get();
+    let deadline = Instant::now() + PATIENCE;
+    while hub.stats().sleeps.get() == before {
+        assert!(Instant::now() < deadline, "the worker never sleeps");
+        hub.add(spec(77, "nobody"));
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+#[test]
+fn who_sleeps_is_woken_by_every_kick() {
+    for packed in [false, true] {
+        let hub = hub(Duration::ZERO, None);
+        let (mut a, mut b) = (Vm::new(&hub, 3, packed), Vm::new(&hub, 4, !packed));
+        connect(&mut a, &mut b, LOCAL, kind::STREAM);
+        for n in 0..50u32 {
+            if n % 10 == 0 {
+                asleep(&hub);
+            }
+            let (from, to) = if n % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
+            let ports = if n % 2 == 0 { (LOCAL, 5000) } else { (5000, LOCAL) };
+            from.send(ports.0, (to.guest.cid, ports.1), kind::STREAM, op::RW, &n.to_le_bytes());
+            assert_eq!(to.expect(op::RW), n.to_le_bytes());
+        }
+        assert!(hub.stats().packets.get() >= 52 && hub.stats().bytes.get() >= 200);
+        assert!(a.wires.called.iter().map(|called| called.load(Ordering::SeqCst)).sum::<u64>() > 20);
+        assert_eq!(hub.stats().panics.get(), 0);
+        assert_eq!([a.wires, b.wires].map(|wires| wires.failed.load(Ordering::SeqCst)), [0, 0]);
+    }
+}
+
+/// Messages keep their bounds; a half-closed stream still goes the other way.
+#[test]
+fn messages_and_halves() {
+    let hub = hub(Duration::from_millis(1), None);
+    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    connect(&mut a, &mut b, LOCAL, kind::SEQPACKET);
+    for (len, end) in [(10, 1), (4000, 0), (1, 3), (0, 1)] {
+        let header = Header::new((3, LOCAL), (4, 5000), kind::SEQPACKET, op::RW);
+        let header = Header { len: (len as u32).into(), flags: u32::into(end), ..header };
+        a.guest.send(&header, &vec![len as u8; len]);
+        a.kick();
+        let (header, payload) = b.next();
+        assert_eq!((header.op.get(), header.flags.get(), payload), (op::RW, end, vec![len as u8; len]));
+    }
+    connect(&mut a, &mut b, LOCAL + 1, kind::STREAM);
+    let shut = Header::new((3, LOCAL + 1), (4, 5000), kind::STREAM, op::SHUTDOWN);
+    a.guest.send(&Header { flags: SHUTDOWN_SEND.into(), ..shut }, &[]);
+    a.kick();
+    let (header, _) = b.next();
+    assert_eq!((header.op.get(), header.flags.get()), (op::SHUTDOWN, SHUTDOWN_SEND));
+    b.send(5000, (3, LOCAL + 1), kind::STREAM, op::RW, b"the other half");
+    assert_eq!(a.expect(op::RW), b"the other half");
+    a.guest.send(&Header { flags: (SHUTDOWN_SEND | SHUTDOWN_RECEIVE).into(), ..shut }, &[]);
+    a.kick();
+    b.expect(op::SHUTDOWN);
+    b.send(5000, (3, LOCAL + 1), kind::STREAM, op::RST, &[]);
+    a.expect(op::RST);
+}
+
+#[test]
+fn a_device_that_is_stopped_is_left_alone_and_goes_on_where_it_was() {
+    let hub = hub(Duration::from_millis(1), None);
+    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, true));
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+    b.device.stop();
+    a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, b"to one that stands still");
+    b.hears_nothing(&hub);
+    // A migration's end, or a driver's pause: the rings run again, and nothing was lost or answered.
+    b.device.run(setup(&b.guest, b.packed));
+    assert_eq!(b.expect(op::RW), b"to one that stands still");
+    // A device that stands still for long loses its connections, not its senders their rings.
+    b.device.stop();
+    a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, b"in vain");
+    a.expect(op::RST);
+    b.device.stop();
+    b.device.run(setup(&b.guest, b.packed));
+    connect(&mut a, &mut b, LOCAL + 1, kind::STREAM);
+}
+
+#[test]
+fn a_vm_that_goes_is_missed_by_its_peers_alone() {
+    let hub = hub(Duration::from_millis(1), None);
+    let [mut a, mut b, mut c] = [3, 4, 5].map(|cid| Vm::new(&hub, cid, false));
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+    connect(&mut c, &mut b, LOCAL, kind::STREAM);
+    connect(&mut a, &mut c, LOCAL + 1, kind::SEQPACKET);
+    b.device.stop();
+    b.device.gone();
+    for vm in [&mut a, &mut c] {
+        let (header, _) = vm.next();
+        assert_eq!((header.op.get(), header.src_cid.get()), (op::RST, 4));
+    }
+    a.send(LOCAL + 1, (5, 5000), kind::SEQPACKET, op::RW, b"unhurt");
+    assert_eq!(c.expect(op::RW), b"unhurt");
+    // The device itself goes, then the VM.
+    drop(c.device);
+    hub.remove(5);
+    a.send(LOCAL + 2, (5, 5000), kind::STREAM, op::REQUEST, &[]);
+    let refused = loop {
+        let (header, _) = a.next();
+        if header.dst_port.get() == LOCAL + 2 {
+            break header;
+        }
+        assert_eq!(header.op.get(), op::RST);
+    };
+    assert_eq!((refused.op.get(), refused.src_cid.get()), (op::RST, 5));
+    assert!(hub.stats().refused.get() > 0);
+}
+
+/// Moved to another group while it runs: no packet goes to the old one any more.
+#[test]
+fn a_vm_that_changes_groups_leaves_its_old_one() {
+    let hub = hub(Duration::from_millis(1), None);
+    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    hub.add(spec(4, "elsewhere"));
+    a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
+    a.expect(op::RST);
+    b.hears_nothing(&hub);
+    hub.add(spec(4, "test"));
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+}
+
+/// Rings that cannot be run are not; the session lives on and may try again.
+#[test]
+fn rings_outside_of_memory_do_not_run() {
+    let hub = hub(Duration::from_millis(1), None);
+    hub.add(spec(3, "test"));
+    let guest = driver(3, false);
+    let wires = Wires::new();
+    let mut device = VsockDevice::new(3, hub.clone(), wires.clone());
+    let mut broken = setup(&guest, false);
+    broken.rings[1].as_mut().unwrap().descriptors = 1 << 50;
+    device.run(broken);
+    let mut few = setup(&guest, false);
+    few.rings.truncate(1);
+    device.run(few);
+    device.stop();
+    device.gone();
+    assert_eq!(wires.failed.load(Ordering::SeqCst), 1, "the VMM is told");
+    assert_eq!(hub.stats().panics.get(), 0);
+}
+
+/// A VMCI guest and a virtio guest: every byte, both ways, and each end's close.
+#[test]
+fn streams_to_a_vmci_guest_are_whole() {
+    let workers = Arc::new(Workers::start(Default::default()).expect("workers"));
+    let fabric = Fabric::new(workers.clone());
+    let hub = hub(Duration::from_millis(1), Some(fabric.clone()));
+    let machine = Machine::new(&fabric, vm(3));
+    let vmci = machine.boot(Path::Dma);
+    let mut b = Vm::new(&hub, 4, false);
+    fabric.add_vm(vm(4)).expect("a CID of its own");
+    fabric.set_endpoint(4, hub.party(4));
+    const BYTES: u64 = 1 << 20;
+    // The virtio guest connects.
+    let listener = vmci.listen(5000, Placement::Scattered);
+    b.send(LOCAL, (3, 5000), kind::STREAM, op::REQUEST, &[]);
+    let stream = listener.accept().expect("a connection");
+    b.expect(op::RESPONSE);
+    let (up, down) = (Pattern::new(1), Pattern::new(2));
+    std::thread::scope(|scope| {
+        let receiving = scope.spawn(|| {
+            let (mut at, mut chunk) = (0, vec![0; 30_000]);
+            while at < BYTES {
+                let got = stream.recv(&mut chunk).expect("bytes");
+                assert!(got > 0, "the end after {at} bytes");
+                up.check(at, &chunk[..got]);
+                at += got as u64;
+            }
+        });
+        scope.spawn(|| {
+            let (mut at, mut chunk) = (0, vec![0; 20_000]);
+            while at < BYTES {
+                let len = chunk.len().min((BYTES - at) as usize);
+                down.fill(at, &mut chunk[..len]);
+                stream.send_all(&chunk[..len]).expect("to be taken");
+                at += len as u64;
+            }
+        });
+        exchange(&mut b, BYTES, up, down);
+        receiving.join().expect("every byte");
+    });
+    stream.close();
+    let (mut header, _) = b.next();
+    while header.op.get() == op::CREDIT_UPDATE {
+        (header, _) = b.next();
+    }
+    assert!([op::SHUTDOWN, op::RST].contains(&header.op.get()), "{header:?}");
+    // The VMCI guest connects, and is refused, and connects.
+    std::thread::scope(|scope| {
+        let refused = scope.spawn(|| vmci.connect((4, 99), Default::default()).err());
+        let (header, _) = loop {
+            let next = b.next();
+            if next.0.op.get() == op::REQUEST {
+                break next;
+            }
+        };
+        b.send(99, (3, header.src_port.get()), kind::STREAM, op::RST, &[]);
+        assert!(refused.join().expect("an answer").is_some());
+        let accepted = scope.spawn(|| vmci.connect((4, 22), Default::default()));
+        let (header, _) = b.next();
+        assert_eq!((header.op.get(), header.dst_port.get()), (op::REQUEST, 22));
+        b.send(22, (3, header.src_port.get()), kind::STREAM, op::RESPONSE, &[]);
+        let stream = accepted.join().expect("an answer").expect("to be accepted");
+        b.send(22, (3, header.src_port.get()), kind::STREAM, op::RW, b"welcome");
+        let mut got = [0; 7];
+        assert_eq!(stream.recv_all(&mut got), Ok(7));
+        // Its VMM goes: the stream ends.
+        b.device.stop();
+        b.device.gone();
+        assert_eq!(stream.recv(&mut got), Ok(0));
+    });
+    assert_eq!(hub.stats().panics.get(), 0);
+}
+
+/// Sends and receives so many bytes, minding the peer's credit and telling of its own.
+fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
+    let (mut sent, mut credit, mut got, mut told) = (0u64, 64u64 << 10, 0u64, 0u64);
+    let deadline = Instant::now() + 4 * PATIENCE;
+    while sent < bytes || got < bytes {
+        assert!(Instant::now() < deadline, "{sent} bytes sent, {got} received");
+        b.poll();
+        for (header, payload) in std::mem::take(&mut b.received) {
+            assert!([op::RW, op::CREDIT_UPDATE, op::CREDIT_REQUEST].contains(&header.op.get()), "{header:?}");
+            down.check(got, &payload);
+            got += payload.len() as u64;
+            let taken = u64::from(header.fwd_cnt.get());
+            credit = taken + u64::from(header.buf_alloc.get());
+        }
+        let room = credit.saturating_sub(sent).min(bytes - sent).min(3000);
+        if (room > 0 || got - told > 32 << 10) && b.outstanding < 50 {
+            let mut payload = vec![0; room as usize];
+            up.fill(sent, &mut payload);
+            let operation = if room > 0 { op::RW } else { op::CREDIT_UPDATE };
+            let header = Header::new((4, LOCAL), (3, 5000), kind::STREAM, operation);
+            let header = Header {
+                len: (room as u32).into(),
+                buf_alloc: (256u32 << 10).into(),
+                fwd_cnt: (got as u32).into(),
+                ..header
+            };
+            b.guest.send(&header, &payload);
+            b.outstanding += 1;
+            (sent, told) = (sent + room, got);
+            b.kick();
+        } else {
+            std::thread::sleep(Duration::from_micros(50));
+        }
+    }
+}

@@ -1,0 +1,69 @@
+//! When drivers are told what: at once of packets for them, late of packets that are sent.
+
+use std::sync::Arc;
+use std::time::Duration;
+
+use vmlane_device::testing::vsock::{Bench, Guest, RING, vm};
+use vmlane_stream::Inline;
+use vmlane_wire::virtio_vsock::{kind, op};
+
+/// A connected pair whose notices so far are forgotten.
+fn pair(packed: bool) -> (Bench, Guest, Guest) {
+    let mut bench = Bench::new(Arc::new(Inline::default()));
+    let (mut a, mut b) = (bench.guest(vm(3), packed), bench.guest(vm(4), packed));
+    a.post_buffers(8, 4096);
+    b.post_buffers(usize::from(RING) - 8, 4096);
+    a.packet(1, (4, 2), kind::STREAM, op::REQUEST, &[]);
+    assert!(bench.run());
+    b.packet(2, (3, 1), kind::STREAM, op::RESPONSE, &[]);
+    assert!(bench.run());
+    bench.now += Duration::from_secs(1);
+    bench.run();
+    for guest in [&mut a, &mut b] {
+        guest.received();
+        guest.taken();
+        guest.calls.take();
+    }
+    (bench, a, b)
+}
+
+#[test]
+fn a_sender_hears_late_and_a_receiver_at_once() {
+    for packed in [false, true] {
+        let (mut bench, mut a, mut b) = pair(packed);
+        a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
+        bench.run();
+        assert_eq!((a.calls.take(), b.calls.take()), ((0, 0), (1, 0)));
+        // It can see that the packet is sent, should it look.
+        assert_eq!((a.taken(), b.received().len()), (1, 1));
+        bench.now += Duration::from_millis(1);
+        bench.run();
+        assert_eq!((a.calls.take(), b.calls.take()), ((0, 1), (0, 0)), "and only once");
+        bench.now += Duration::from_secs(1);
+        bench.run();
+        assert_eq!(a.calls.take(), (0, 0));
+    }
+}
+
+#[test]
+fn a_sender_hears_when_half_of_its_ring_is_free() {
+    for packed in [false, true] {
+        let (mut bench, mut a, mut b) = pair(packed);
+        for packet in 1..=RING / 2 {
+            a.packet(1, (4, 2), kind::STREAM, op::RW, &[7]);
+            bench.run();
+            assert_eq!(a.calls.take().1, usize::from(packet == RING / 2), "after packet {packet}");
+        }
+        assert_eq!(b.received().len(), usize::from(RING / 2));
+    }
+}
+
+#[test]
+fn nothing_is_owed_when_the_rings_stop() {
+    let (mut bench, mut a, _b) = pair(false);
+    a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
+    bench.run();
+    assert_eq!(a.calls.take(), (0, 0));
+    bench.detach(&a);
+    assert_eq!(a.calls.take(), (0, 1));
+}

@@ -1,0 +1,98 @@
+//! virtio NICs under a driver that nobody here wrote: DPDK's testpmd has two virtio-user ports and forwards
+//! what one receives out of the other, to the first one's address, so the same frames go round and round through
+//! the switch: ours, or Open vSwitch with DPDK. Both are polled on the first CPU, testpmd on the second;
+//! frames are counted by testpmd.
+
+mod ours;
+mod ovs;
+mod testpmd;
+
+use std::io;
+use std::path::PathBuf;
+use std::rc::Rc;
+use std::time::Duration;
+
+use anyhow::{Context as _, ensure};
+use vmlane_bench::native::report::{GBITS, Registry};
+use vmlane_bench::native::{Cpus, Sample};
+use vmlane_lab::setup::{Progress, dpdk};
+
+const MFRAMES: &str = "Mframes/s";
+/// Names of the rows and bytes of a frame (without check sequence).
+const ROWS: [(&str, usize); 2] = [("64", 64), ("1500", 1500)];
+/// The addresses of testpmd's ports.
+const MACS: [[u8; 6]; 2] = [[0x52, 0x54, 0, 0, 1, 0], [0x52, 0x54, 0, 0, 1, 1]];
+
+/// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
+pub fn register(registry: &mut Registry, only: &str) {
+    let names = ROWS.iter().flat_map(|(size, _)| ["virtio", "ovs"].map(|by| format!("{by}.frames.{size}")));
+    if !names.clone().any(|name| name.starts_with(only)) {
+        return;
+    }
+    let rig = match Rig::new() {
+        Ok(rig) => Rc::new(rig),
+        Err(error) => {
+            let names = names.collect::<Vec<_>>().join(", ");
+            return eprintln!("left out: {names}: {error:#}");
+        }
+    };
+    for (size, bytes) in ROWS {
+        let (unit, value): (_, fn(f64, usize) -> f64) = if bytes == 64 {
+            (MFRAMES, |frames, _| frames / 1e6)
+        } else {
+            (GBITS, |frames, bytes| frames * bytes as f64 * 8.0 / 1e9)
+        };
+        let ovs = format!("ovs.frames.{size}");
+        let here = rig.clone();
+        registry.add_foreign(&format!("virtio.frames.{size}"), unit, &[&ovs], move |length| {
+            sample(ours::frames(&here, bytes, length), |frames| value(frames, bytes))
+        });
+        let there = rig.clone();
+        registry.add_foreign(&ovs, unit, &[], move |length| {
+            sample(ovs::frames(&there, bytes, length), |frames| value(frames, bytes))
+        });
+    }
+}
+
+fn sample(frames: anyhow::Result<f64>, value: impl Fn(f64) -> f64) -> io::Result<Sample> {
+    let frames = frames.map_err(|error| io::Error::other(format!("{error:#}")))?;
+    Ok(Sample { value: value(frames) })
+}
+
+/// What all rows here share.
+struct Rig {
+    dpdk: dpdk::Dpdk,
+    /// Sockets and Open vSwitch's database.
+    dir: PathBuf,
+    /// Of the switch and of testpmd.
+    cpus: [usize; 2],
+}
+
+impl Rig {
+    fn new() -> anyhow::Result<Rig> {
+        let cpus = Cpus::allowed().numbers();
+        let [switch, driver, ..] = cpus[..] else {
+            anyhow::bail!("two CPUs are needed, one for each side");
+        };
+        ensure!(rustix::process::geteuid().is_root(), "Open vSwitch runs as root only");
+        let dpdk = dpdk::ensure(&Progress(&|line| eprintln!("{line}")))?;
+        let dir = std::env::temp_dir().join(format!("vmlane-enginebench-dpdk-{}", std::process::id()));
+        std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
+        Ok(Rig { dpdk, dir, cpus: [switch, driver] })
+    }
+
+    fn sockets(&self) -> [PathBuf; 2] {
+        ["vh0", "vh1"].map(|name| self.dir.join(name))
+    }
+}
+
+impl Drop for Rig {
+    fn drop(&mut self) {
+        let _ = std::fs::remove_dir_all(&self.dir);
+    }
+}
+
+/// How long a sample is at least: programs are asked for their counters over a pipe.
+fn window(length: Duration) -> Duration {
+    length.max(Duration::from_millis(400))
+}

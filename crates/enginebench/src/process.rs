@@ -1,0 +1,175 @@
+//! The stream rows with the guests in processes of their own: each attaches to the server's socket as a
+//! VMM does, so registers travel by vfio-user and interrupts by eventfd.
+
+use std::io::{BufRead as _, BufReader};
+use std::os::fd::{AsFd, OwnedFd};
+use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use anyhow::{Context as _, bail};
+use rustix::event::{PollFd, PollFlags, poll};
+use vmlane_bench::native::Sample;
+use vmlane_device::irq::Interrupts as _;
+use vmlane_device::testing::{
+    Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm,
+};
+use vmlane_device::vmci::{Fabric, VmciDevice};
+use vmlane_stream::{Settings, Workers};
+use vmlane_transport::testing::{Client, eventfd, signals};
+use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
+use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
+
+use crate::pair::{RING, SPIN};
+
+const PORT: u32 = 5000;
+
+/// One round: a daemon's pieces here, two guest processes, one stream.
+pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
+    let folder = std::env::temp_dir().join(format!("vmlane-enginebench-{}", std::process::id()));
+    let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
+    let fabric = Fabric::new(workers.clone());
+    let serve = |cid: u32| -> anyhow::Result<Server> {
+        fabric.add_vm(vm(cid))?;
+        let stats = Arc::new(SessionStats::default());
+        let irqs = Arc::new(IrqSet::new(stats.clone()));
+        let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())?;
+        let listener = Listener::bind(folder.join(format!("{cid}.sock")))?;
+        Ok(listener.serve(&format!("vm-{cid}"), Box::new(device), irqs, stats)?)
+    };
+    let servers = [serve(3)?, serve(4)?];
+    let spawn = |index: usize, role: &str| -> anyhow::Result<Child> {
+        Command::new(std::env::current_exe()?)
+            .arg("--guest")
+            .args([servers[index].path().as_os_str(), role.as_ref()])
+            .args([block.to_string(), length.as_millis().to_string()])
+            .stdin(Stdio::null())
+            .stdout(Stdio::piped())
+            .spawn()
+            .context("starting a guest process")
+    };
+    let mut receiver = Guarded(spawn(1, "receiver")?);
+    let mut lines = BufReader::new(receiver.0.stdout.take().context("no output of the receiver")?).lines();
+    lines.next().context("the receiving guest ended before it listened")??;
+    let mut sender = Guarded(spawn(0, "sender")?);
+    let result = lines.next().context("the receiving guest ended without a result")??;
+    sender.0.wait()?;
+    receiver.0.wait()?;
+    let _ = std::fs::remove_dir_all(&folder);
+    let mut numbers = result.split_whitespace().map(str::parse::<u64>);
+    let (Some(Ok(bytes)), Some(Ok(nanos))) = (numbers.next(), numbers.next()) else {
+        bail!("the receiving guest said {result:?}");
+    };
+    Ok(Sample::gbits(bytes, Duration::from_nanos(nanos)))
+}
+
+/// A child that does not outlive its row.
+struct Guarded(Child);
+
+impl Drop for Guarded {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// Register accesses through a vfio-user client.
+struct Remote(Client);
+
+impl Registers for Remote {
+    fn read32(&mut self, region: usize, offset: u64) -> u32 {
+        self.0.read_u32(region as u32, offset).expect("the server answers")
+    }
+
+    fn write32(&mut self, region: usize, offset: u64, value: u32) {
+        self.0.write_u32(region as u32, offset, value).expect("the server answers");
+    }
+
+    fn post32(&mut self, region: usize, offset: u64, value: u32) {
+        self.0.post(region as u32, offset, &value.to_le_bytes()).expect("the server is there");
+    }
+
+    fn write_bytes(&mut self, region: usize, offset: u64, bytes: &[u8]) {
+        self.0.write(region as u32, offset, bytes).expect("the server answers");
+    }
+
+    fn read_bytes(&mut self, region: usize, offset: u64, bytes: &mut [u8]) {
+        self.0.read(region as u32, offset, bytes).expect("the server answers");
+    }
+}
+
+/// A guest whose VMM is this process.
+fn attach(socket: &str) -> anyhow::Result<Arc<Guest>> {
+    let ram = Arc::new(Ram::new(64 << 20));
+    let mut client = Client::connect(socket)?;
+    for (guest, len, offset) in ram.regions() {
+        client.map(guest, len, Some((ram.fd().as_fd(), offset)), true)?;
+    }
+    let vectors: Vec<OwnedFd> = (0..3).map(|_| eventfd()).collect::<Result<_, _>>()?;
+    client.enable_msix(&vectors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    let lines = Lines::msix();
+    let bell = lines.clone();
+    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
+    let driver = Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?;
+    let guest = Guest::new(driver);
+    guest.set_spin(SPIN);
+    Ok(guest)
+}
+
+/// What a hypervisor does with an eventfd: an edge at the guest. Ends with the process.
+fn deliver(vectors: &[OwnedFd], lines: &Lines) {
+    loop {
+        let mut polled: Vec<_> = vectors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        if poll(&mut polled, None).is_err() {
+            continue;
+        }
+        for (vector, fd) in (0..).zip(vectors) {
+            if signals(fd) > 0 {
+                lines.raise(vector);
+            }
+        }
+    }
+}
+
+/// Runs as `--guest SOCKET ROLE BLOCK MILLIS`.
+pub fn be_guest(arguments: &[String]) -> anyhow::Result<()> {
+    let [socket, role, block, millis] = arguments else { bail!("--guest needs four values") };
+    let (block, millis) = (block.parse()?, millis.parse()?);
+    let guest = attach(socket)?;
+    let outcome = match role.as_str() {
+        "receiver" => receive(&guest, block),
+        "sender" => send(&guest, block, Duration::from_millis(millis)),
+        other => bail!("--guest: role {other:?}: it is sender or receiver"),
+    };
+    outcome.map_err(|error| anyhow::anyhow!("{role}: {error}"))
+}
+
+fn send(guest: &Arc<Guest>, block: usize, length: Duration) -> Result<(), SocketError> {
+    let stream = guest.connect((4, PORT), Options { size: RING, ..Options::default() })?;
+    let data = vec![0xa5; block];
+    let start = Instant::now();
+    while start.elapsed() < length {
+        stream.send_all(&data)?;
+    }
+    stream.shutdown(SHUTDOWN_SEND);
+    // Closing at once would be as good; waiting for the peer keeps the two processes' ends apart.
+    while stream.recv(&mut [0; 1])? > 0 {}
+    Ok(())
+}
+
+fn receive(guest: &Arc<Guest>, block: usize) -> Result<(), SocketError> {
+    let listener = guest.listen(PORT, Placement::Scattered);
+    println!("listening");
+    let stream = listener.accept()?;
+    let start = Instant::now();
+    let mut buffer = vec![0; block];
+    let mut total = 0;
+    loop {
+        match stream.recv(&mut buffer)? {
+            0 => break,
+            count => total += count as u64,
+        }
+    }
+    println!("{total} {}", start.elapsed().as_nanos());
+    Ok(())
+}

@@ -1,0 +1,6 @@
+//! What the host itself brings to the VMs: its programs' sockets, and uplinks to its networks.
+//!
+//! `sockets` serves programs of the host at CID 2. `uplink` makes an interface of the host a port of the switch.
+
+pub mod sockets;
+pub mod uplink;

@@ -1,0 +1,187 @@
+//! Streams between processes and guests: how they come about.
+
+use std::io;
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use rustix::net::SocketType;
+use vmlane_device::vmci::{Call, ConnectError, Key, SharedMap};
+use vmlane_port::{Budget, Side, StreamEnd, StreamId};
+use vmlane_wire::host::{RING, Reply, layout};
+use vmlane_wire::vmci::CID_HOST;
+
+use super::{CONNECT, Desk, SPILL};
+use crate::sockets::client::{Client, Delivery, Dialect, Opening, Ring, State};
+use crate::sockets::mail::{Bell, Token};
+use crate::sockets::policy::{Peer, Wish};
+use crate::sockets::socket::{self, Io};
+use crate::sockets::stream::{Pump, Stream};
+
+impl Desk {
+    /// A ring for a new stream: the end for the lane, and the rest.
+    fn ring(
+        &mut self,
+        token: Token,
+        uid: u32,
+        signal: Option<Arc<OwnedFd>>,
+    ) -> io::Result<(StreamEnd, Arc<Bell>, Ring)> {
+        let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
+        let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
+        let budget = self.budgets.entry(uid).or_insert_with(|| Arc::new(Budget::new(SPILL))).clone();
+        let theirs = signal.is_some();
+        let bell = Bell {
+            token,
+            mailbox: self.mailbox.clone(),
+            signal: Mutex::new(signal),
+            missed: AtomicBool::new(false),
+            ringing: AtomicBool::new(false),
+        };
+        let bell = Arc::new(bell);
+        let port = Box::new(map.port(bell.clone()).map_err(io::Error::other)?);
+        let ring = if theirs {
+            Ring::Theirs(map, fd)
+        } else {
+            let (out, incoming) = vmlane_sock::ring::map(fd, RING)?;
+            Ring::Ours(Box::new(Pump::new(out, incoming)))
+        };
+        Ok((StreamEnd { port, budget, slow: false }, bell, ring))
+    }
+
+    pub(super) fn connect(
+        &mut self,
+        token: Token,
+        dialect: Dialect,
+        to: (u32, u32),
+        shared: bool,
+        patience: Duration,
+    ) -> Result<(), Errno> {
+        let Some(client) = self.clients.get(&token) else { return Ok(()) };
+        let (uid, signal) = (client.peer.uid, shared.then(|| client.socket.clone()));
+        let (end, bell, ring) = self.ring(token, uid, signal).map_err(|error| {
+            tracing::warn!(%error, "memory for a host socket");
+            Errno::NOBUFS
+        })?;
+        // A guest that answers and is done at once wakes it before the answer has gone out on the same socket.
+        bell.silence();
+        let port = self.own_port();
+        let key = Key { client: (CID_HOST, port), server: to };
+        let call = self.fabric.connect(key, end, bell.clone()).map_err(|error| match error {
+            ConnectError::Unreachable => Errno::NODEV,
+            ConnectError::InUse => Errno::ADDRINUSE,
+            ConnectError::Busy => Errno::NOBUFS,
+        })?;
+        if let Some(client) = self.clients.get_mut(&token) {
+            client.bell = Some(bell);
+        }
+        let state = State::Connecting(Opening { call, ring }, dialect, port);
+        self.becomes(token, state, Some(Instant::now() + patience));
+        Ok(())
+    }
+
+    /// A guest wants to reach a program of the host.
+    pub(super) fn requested(&mut self, call: Call) {
+        let (cid, port) = (call.key.client.0, call.key.server.1);
+        let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(token)?)));
+        let accepted = match listener {
+            Some((token, client)) => {
+                let group = self.fabric.group_of(cid).unwrap_or_default();
+                let ring = matches!(client.state, State::Listening { ring: true, .. });
+                let peer = client.peer;
+                self.allows(peer, Wish::BeReached(&group))
+                    && self.accept_for(call, token, peer, ring).is_some()
+            }
+            None => self.accept_for_path(call).is_some(),
+        };
+        if !accepted {
+            self.fabric.hang_up(call);
+        }
+    }
+
+    fn accept_for(&mut self, call: Call, listener: Token, peer: Peer, shared: bool) -> Option<()> {
+        let (ours, theirs) = socket::pair(SocketType::STREAM).ok()?;
+        let (cid, port) = call.key.client;
+        let delivery = Delivery { to: listener, reply: Reply::new(0, cid, port), socket: theirs };
+        self.accept(call, ours, peer, shared, Some(delivery))
+    }
+
+    /// A program may listen at a path of its own, named after the VM's socket and the port.
+    fn accept_for_path(&mut self, call: Call) -> Option<()> {
+        let mut path = self.guests.get(&call.key.client.0)?.uds.clone().into_os_string();
+        path.push(format!("_{}", call.key.server.1));
+        let socket = socket::connect(path.as_ref()).ok()?;
+        let peer = socket::peer(&socket).ok()?;
+        self.accept(call, socket, peer, false, None)
+    }
+
+    fn accept(
+        &mut self,
+        call: Call,
+        socket: OwnedFd,
+        peer: Peer,
+        shared: bool,
+        delivery: Option<Delivery>,
+    ) -> Option<()> {
+        let socket = Arc::new(socket);
+        let token = self.next_token + 1;
+        let (end, bell, ring) = self.ring(token, peer.uid, shared.then(|| socket.clone())).ok()?;
+        let state = State::Accepting(Opening { call, ring }, delivery);
+        let deadline = Some(Instant::now() + CONNECT);
+        let client = Client { socket, peer, state, deadline, bell: Some(bell.clone()) };
+        // The bell knows the token that the client gets here.
+        let admitted = self.admit(client)?;
+        debug_assert_eq!(admitted, token);
+        if !self.fabric.accept(call, end, bell) {
+            self.close(token);
+            return None;
+        }
+        Some(())
+    }
+
+    /// The guest has attached: the process hears of it, and bytes go.
+    pub(super) fn joined(&mut self, token: Token, lane: StreamId, side: Side) {
+        let Some(client) = self.clients.get_mut(&token) else { return };
+        let state = std::mem::replace(
+            &mut client.state,
+            State::Asking { dialect: Dialect::Native, bytes: Vec::new() },
+        );
+        // The placeholder is no client without a request.
+        self.unasked += 1;
+        let (opening, greeting, delivery) = match state {
+            State::Connecting(opening, dialect, port) => (opening, Some((dialect, port)), None),
+            State::Accepting(opening, delivery) => (opening, None, delivery),
+            other => {
+                client.state = other;
+                self.unasked -= 1;
+                return;
+            }
+        };
+        let (kind, fd) = opening.ring.into_kind();
+        let stream = Stream { call: opening.call, lane, side, kind };
+        self.becomes(token, State::Streaming(Box::new(stream)), None);
+        let told = match (greeting, delivery) {
+            (Some((dialect, port)), _) => self.clients.get(&token).is_some_and(|client| {
+                let greeted = client.greet(dialect, port, fd.as_ref());
+                if let Some(bell) = client.bell.as_ref().filter(|_| greeted && fd.is_some()) {
+                    bell.open(client.socket.clone());
+                }
+                greeted
+            }),
+            (None, Some(delivery)) => self.deliver(&delivery, fd.as_ref()),
+            (None, None) => true,
+        };
+        if told { self.turn(token) } else { self.close(token) }
+    }
+
+    /// A listener that does not fetch its connections gets no more of them.
+    fn deliver(&self, delivery: &Delivery, ring: Option<&OwnedFd>) -> bool {
+        let Some(listener) = self.clients.get(&delivery.to) else { return false };
+        let mut fds = vec![delivery.socket.as_fd()];
+        fds.extend(ring.map(AsFd::as_fd));
+        let bytes = zerocopy::IntoBytes::as_bytes(&delivery.reply);
+        socket::write_with(&*listener.socket, bytes, &fds) == Io::Done(bytes.len())
+    }
+}

@@ -1,0 +1,241 @@
+//! One stream of a host program: its end of the lane, and what goes between its socket and the ring.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+
+use rustix::net::Shutdown as Shut;
+use vmlane_device::vmci::{Call, Fabric, SharedMap};
+use vmlane_port::{Shutdown, Side, StreamId};
+use vmlane_sock::ring::{Incoming, Outgoing};
+use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, SIGNAL, SWITCH, ended};
+
+use super::socket::{self, Io};
+
+/// Bytes moved each way before others have their turn.
+const QUOTA: usize = 512 << 10;
+
+/// What a turn of a stream led to.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// It waits for its socket or its ring.
+    Waits,
+    /// There is more to do.
+    Again,
+    /// It is over: hang up.
+    Over,
+    /// The process leaves its ring to us.
+    Switch,
+}
+
+/// How the bytes travel.
+pub enum Kind {
+    /// The process uses the ring itself; its socket carries signals.
+    Ring { map: SharedMap, said: u64 },
+    /// The process writes and reads its socket.
+    Plain(Box<Pump>),
+}
+
+/// Between a socket and a ring.
+pub struct Pump {
+    pub out: Outgoing,
+    pub incoming: Incoming,
+    /// The socket has something for us, as far as is known.
+    pub can_read: bool,
+    pub can_write: bool,
+    /// The process has closed its socket.
+    pub hung_up: bool,
+    /// Nothing more is read from the process.
+    finished: bool,
+    /// Nothing more is written to the process.
+    delivered: bool,
+    refused: bool,
+}
+
+impl Pump {
+    pub fn new(out: Outgoing, incoming: Incoming) -> Pump {
+        Pump {
+            out,
+            incoming,
+            can_read: true,
+            can_write: true,
+            hung_up: false,
+            finished: false,
+            delivered: false,
+            refused: false,
+        }
+    }
+}
+
+/// A joined end.
+pub struct Stream {
+    pub call: Call,
+    pub lane: StreamId,
+    pub side: Side,
+    pub kind: Kind,
+}
+
+impl Stream {
+    /// Takes the ring over from the process; what it said counts on.
+    pub fn switch(&mut self) -> std::io::Result<()> {
+        let Kind::Ring { map, said } = &self.kind else { return Ok(()) };
+        let (out, incoming) = vmlane_sock::ring::halves(map.memory(), RING)?;
+        let mut pump = Pump::new(out, incoming);
+        pump.finished = *said & SAID_SEND != 0;
+        pump.delivered = *said & SAID_RECEIVE != 0;
+        self.kind = Kind::Plain(Box::new(pump));
+        Ok(())
+    }
+
+    /// Does what can be done now. `buffer` is scratch space.
+    pub fn turn(&mut self, fabric: &Arc<Fabric>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
+        let end = End { fabric, lane: self.lane, side: self.side };
+        match &mut self.kind {
+            Kind::Ring { map, said } => signalled(&end, map, said, socket, buffer),
+            Kind::Plain(pump) => pump.turn(&end, socket, buffer),
+        }
+    }
+}
+
+struct End<'a> {
+    fabric: &'a Arc<Fabric>,
+    lane: StreamId,
+    side: Side,
+}
+
+impl End<'_> {
+    fn kick(&self, kick: bool) {
+        if kick {
+            self.fabric.lanes().kick(self.lane);
+        }
+    }
+
+    fn shutdown(&self, what: Shutdown) {
+        self.fabric.lanes().shutdown(self.lane, self.side, what);
+    }
+}
+
+/// The process with a ring of its own has sent a signal, or gone.
+fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
+    let Ok(waits) = map.waits() else { return Turn::Over };
+    let mut switched = false;
+    // One that waits for room may have filled its socket, so that it cannot be polled writable: what is
+    // in there is taken when there is room.
+    if waits.blocked {
+        if socket::peek(socket, &mut buffer[..1]) == Io::Over {
+            return Turn::Over;
+        }
+    } else {
+        while !switched {
+            match socket::read(socket, buffer) {
+                // Behind it nothing may come before we have answered.
+                Io::Done(len) if buffer[..len].last() == Some(&SWITCH) => switched = true,
+                Io::Done(_) => {}
+                Io::WouldBlock => break,
+                Io::Over => return Turn::Over,
+            }
+        }
+    }
+    let now = map.said();
+    if now & SAID_RECEIVE & !*said != 0 {
+        end.shutdown(Shutdown::Receive);
+    }
+    if now & SAID_SEND & !*said != 0 {
+        end.shutdown(Shutdown::Send);
+    }
+    *said |= now;
+    if (waits.bytes || waits.room) && !switched {
+        socket::write(socket, &[SIGNAL]);
+    }
+    end.kick(true);
+    if switched { Turn::Switch } else { Turn::Waits }
+}
+
+impl Pump {
+    fn turn(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
+        let (Ok(up), Ok(down)) = (self.upwards(end, socket, buffer), self.downwards(end, socket, buffer))
+        else {
+            return Turn::Over;
+        };
+        let gone = self.incoming.ended() & (ended::DETACHED | ended::RESET) != 0;
+        if (self.hung_up && self.finished) || (gone && self.delivered) {
+            return Turn::Over;
+        }
+        if up || down { Turn::Again } else { Turn::Waits }
+    }
+
+    /// From the process to the guest. True if there is more.
+    fn upwards(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<bool> {
+        if self.out.is_refused() && !self.refused {
+            self.refused = true;
+            self.finished = true;
+            // The process hears of it when it writes.
+            socket::shut(socket, Shut::Read);
+        }
+        let mut moved = 0;
+        while self.can_read && !self.finished {
+            if moved >= QUOTA {
+                return Ok(true);
+            }
+            let room = self.out.room()?;
+            if room == 0 && !self.out.arm()? {
+                return Ok(false);
+            }
+            let room = self.out.room()?.min(buffer.len());
+            match socket::read(socket, &mut buffer[..room]) {
+                Io::Done(len) => {
+                    let done = self.out.write(&buffer[..len])?;
+                    end.kick(done.kick);
+                    moved += len;
+                }
+                Io::WouldBlock => self.can_read = false,
+                Io::Over => {
+                    self.finished = true;
+                    end.shutdown(Shutdown::Send);
+                }
+            }
+        }
+        self.out.disarm();
+        Ok(false)
+    }
+
+    /// From the guest to the process. True if there is more.
+    fn downwards(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<bool> {
+        let mut moved = 0;
+        while !self.delivered {
+            if moved >= QUOTA {
+                return Ok(true);
+            }
+            let over = self.incoming.is_over();
+            let ready = self.incoming.peek(buffer)?;
+            if ready == 0 && over {
+                self.delivered = true;
+                socket::shut(socket, Shut::Write);
+                break;
+            }
+            if ready == 0 {
+                if self.incoming.arm()? {
+                    continue;
+                }
+                return Ok(false);
+            }
+            if !self.can_write {
+                break;
+            }
+            match socket::write(socket, &buffer[..ready]) {
+                Io::Done(len) => {
+                    let kick = self.incoming.consume(len);
+                    end.kick(kick);
+                    moved += len;
+                }
+                Io::WouldBlock => self.can_write = false,
+                Io::Over => {
+                    // Nobody reads any more: so the guest need not write.
+                    self.delivered = true;
+                    end.shutdown(Shutdown::Receive);
+                }
+            }
+        }
+        self.incoming.disarm();
+        Ok(false)
+    }
+}

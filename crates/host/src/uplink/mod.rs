@@ -1,0 +1,5 @@
+//! Ports of the switch that lead out of the host.
+
+mod tap;
+
+pub use tap::{Tap, TapError, TapOptions};

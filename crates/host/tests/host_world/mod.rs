@@ -1,0 +1,85 @@
+//! A synthetic guest and the daemon's pieces for host sockets.
+#![allow(dead_code)] // each test file uses its part
+
+use std::path::PathBuf;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmlane_device::testing::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement, Stream as Far, vm};
+use vmlane_device::vmci::Fabric;
+use vmlane_host::sockets::{self, Bounds, HostSockets, Policy};
+use vmlane_sock::{Host, Stream};
+use vmlane_stream::{Settings, WorkerStats, Workers};
+
+pub const SECOND: Duration = Duration::from_secs(1);
+
+/// One guest, the daemon's pieces, and a runtime directory.
+pub struct World {
+    pub sockets: Option<HostSockets>,
+    pub guest: Arc<Guest>,
+    pub fabric: Arc<Fabric>,
+    pub stats: Arc<WorkerStats>,
+    pub dir: tempfile::TempDir,
+    _machine: Machine,
+}
+
+impl World {
+    pub fn new() -> World {
+        World::with(Bounds::default())
+    }
+
+    pub fn with(bounds: Bounds) -> World {
+        // A guest's thread may stand still between its store and its notice, where cores are few.
+        let settings = Settings { looks: 30, ..Settings::default() };
+        let workers = Arc::new(Workers::start(settings).unwrap());
+        let (fabric, stats) = (Fabric::new(workers.clone()), workers.stats().clone());
+        let machine = Machine::with(&fabric, vm(3), 256 << 20, Lines::msix());
+        let guest = machine.boot(Path::Dma);
+        let dir = tempfile::tempdir().unwrap();
+        let policy = Policy { owner: rustix::process::getuid().as_raw(), rules: Vec::new() };
+        let door = dir.path().join("host.sock");
+        let sockets = HostSockets::start(fabric.clone(), &door, 0o600, policy, bounds).unwrap();
+        let uds = dir.path().join("vsock.uds");
+        sockets.add_guest(sockets::Guest { cid: 3, group: "test".into(), uds }).unwrap();
+        World { sockets: Some(sockets), guest, fabric, stats, dir, _machine: machine }
+    }
+
+    pub fn host(&self) -> Host {
+        Host::at(self.dir.path())
+    }
+
+    pub fn uds(&self) -> PathBuf {
+        self.dir.path().join("vsock.uds")
+    }
+
+    /// A connection to the guest's `port`, made by `connect`.
+    pub fn to_guest<T: Send>(&self, port: u32, connect: impl FnOnce() -> T + Send) -> (T, Far) {
+        let listener = self.guest.listen(port, Placement::Scattered);
+        std::thread::scope(|scope| {
+            let accepting = scope.spawn(|| listener.accept().expect("a connection"));
+            let near = connect();
+            (near, accepting.join().unwrap())
+        })
+    }
+
+    pub fn guest_connects(&self, port: u32) -> Far {
+        self.guest.connect((2, port), Options::default()).expect("to be accepted")
+    }
+
+    pub fn stream(&self, port: u32) -> (Stream, Far) {
+        self.to_guest(port, || Stream::connect_by(&self.host(), 3, port, 30 * SECOND).unwrap())
+    }
+
+    pub fn assert_clean(&self) {
+        eventually("nothing is left", || self.fabric.connections().is_empty());
+        assert_eq!((self.stats.lost_notices.get(), self.stats.panics.get()), (0, 0), "{:?}", self.stats);
+    }
+}
+
+pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}: not so in time");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}

@@ -1,0 +1,256 @@
+//! A TAP uplink against the host's real network stack, in a network namespace of its own. Needs root
+//! (else it says so and passes).
+
+use std::io::{Read, Write};
+use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
+use std::process::Command;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use vmlane_host::uplink::{Tap, TapError, TapOptions};
+use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
+use vmlane_port::{
+    Aggregate, FramePort, Layers, Network, Offload, Packet, PortStats, Transport, Unfinished, Verdict,
+};
+
+const GUEST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
+const HOST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 1);
+const GUEST_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 2];
+const HOST_MAC: [u8; 6] = [0x52, 0x54, 0, 0, 0, 1];
+const INSIDE: &str = "VMLANE_TEST_INSIDE";
+
+/// Runs the test of this name again in a network namespace. False if it is there already.
+fn outside(test: &str) -> bool {
+    if std::env::var_os(INSIDE).is_some() {
+        return false;
+    }
+    let itself = std::env::current_exe().unwrap();
+    let mut command = Command::new("unshare");
+    command.arg("-n").arg(itself).args(["--exact", test, "--nocapture"]).env(INSIDE, "1");
+    match Command::new("unshare").args(["-n", "test", "-c", "/dev/net/tun"]).status() {
+        Ok(status) if status.success() => assert!(command.status().unwrap().success()),
+        _ => eprintln!("{test}: skipped, needs root and /dev/net/tun"),
+    }
+    true
+}
+
+fn ip(arguments: &str) {
+    let status = Command::new("ip").args(arguments.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {arguments}");
+}
+
+struct Uplink {
+    tap: Tap,
+    spans: Spans,
+}
+
+impl Uplink {
+    fn new() -> Uplink {
+        Uplink::with_queues(None)
+    }
+
+    fn with_queues(queues: Option<u16>) -> Uplink {
+        let options = TapOptions { name: "vmlane0".into(), queues };
+        let tap = Tap::open(&options, Arc::new(PortStats::default())).unwrap();
+        ip("link set vmlane0 address 52:54:00:00:00:01 up");
+        ip("addr add 10.9.0.1/24 dev vmlane0");
+        ip("neigh add 10.9.0.2 lladdr 52:54:00:00:00:02 dev vmlane0");
+        let len = 128 << 10;
+        let fd = memfd("test", len).unwrap();
+        let map = MemoryMap::default();
+        let map = map.map(MapRequest { guest: 0, len, offset: 0, fd, writable: true }).unwrap();
+        Uplink { tap, spans: Spans::new(map, true) }
+    }
+
+    /// The next IPv4 frame of the host.
+    fn fetch(&mut self) -> (Vec<u8>, Offload) {
+        let deadline = Instant::now() + Duration::from_secs(60);
+        while Instant::now() < deadline {
+            let Some(token) = self.tap.fetch() else {
+                std::thread::sleep(Duration::from_millis(1));
+                continue;
+            };
+            let lent = self.tap.lent(token);
+            let mut bytes = vec![0; lent.len()];
+            lent.spans.read(0, &mut bytes);
+            assert_eq!(lent.head, &bytes[..lent.head.len()]);
+            let offload = lent.offload;
+            self.tap.finish(token);
+            if bytes[12..14] == [8, 0] {
+                return (bytes, offload);
+            }
+        }
+        panic!("the host sends nothing");
+    }
+
+    /// Sends a TCP or UDP frame whose checksum is still to be made.
+    fn deliver(&mut self, mut frame: Vec<u8>, transport: Transport, mss: Option<u16>) {
+        let (protocol, field, header) = match transport {
+            Transport::Tcp => (6, 50, 54),
+            _ => (17, 40, 42),
+        };
+        let mut sum = protocol + (frame.len() - 34) as u32;
+        for pair in frame[26..34].chunks(2) {
+            sum += u32::from(u16::from_be_bytes([pair[0], pair[1]]));
+        }
+        let sum = ((sum & 0xffff) + (sum >> 16)) as u16;
+        frame[field..field + 2].copy_from_slice(&sum.to_be_bytes());
+        self.spans.clear();
+        self.spans.push(0, frame.len()).unwrap();
+        self.spans.write(0, &frame);
+        let payload = frame.len() - header;
+        let aggregate = mss.map(|mss| Aggregate {
+            mss,
+            segments: payload.div_ceil(mss.into()) as u16,
+            header: header as u16,
+        });
+        let unfinished = Unfinished { start: 34, field: field as u16, never_zero: false };
+        let packet = Packet {
+            head: &frame[..header],
+            body: &self.spans,
+            body_at: header,
+            body_len: payload,
+            tag: None,
+            layers: Layers {
+                network: Network::V4,
+                transport,
+                fragment: false,
+                network_at: 14,
+                transport_at: 34,
+            },
+            verdict: Verdict::Good,
+            aggregate,
+            unfinished: Some(unfinished).filter(|_| aggregate.is_none()),
+        };
+        self.tap.deliver(&packet).unwrap();
+    }
+}
+
+fn packet() -> etherparse::PacketBuilderStep<etherparse::IpHeaders> {
+    PacketBuilder::ethernet2(GUEST_MAC, HOST_MAC).ipv4(GUEST.octets(), HOST.octets(), 64)
+}
+
+#[test]
+fn datagrams_pass_both_ways_with_checksums_left_to_the_other_side() {
+    if outside("datagrams_pass_both_ways_with_checksums_left_to_the_other_side") {
+        return;
+    }
+    let mut uplink = Uplink::new();
+    let socket = UdpSocket::bind((HOST, 5000)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    let mut frame = Vec::new();
+    packet().udp(6000, 5000).write(&mut frame, b"from the guest").unwrap();
+    uplink.deliver(frame, Transport::Udp, None);
+    let mut got = [0; 100];
+    let (len, from) = socket.recv_from(&mut got).unwrap();
+    assert_eq!((&got[..len], from), (&b"from the guest"[..], SocketAddr::from((GUEST, 6000))));
+    socket.send_to(b"from the host", (GUEST, 6000)).unwrap();
+    let (bytes, offload) = uplink.fetch();
+    assert_eq!((&bytes[42..], offload), (&b"from the host"[..], Offload::Checksum { start: 34, field: 40 }));
+}
+
+#[test]
+fn super_frames_pass_both_ways_whole() {
+    if outside("super_frames_pass_both_ways_whole") {
+        return;
+    }
+    let mut uplink = Uplink::new();
+    let listener = TcpListener::bind((HOST, 5000)).unwrap();
+    let tcp = |sequence| packet().tcp(6000, 5000, sequence, 60_000);
+    let mut frame = Vec::new();
+    let options = [etherparse::TcpOptionElement::MaximumSegmentSize(1460)];
+    let syn = packet().tcp(6000, 5000, 1000, 60_000).syn().options(&options).unwrap();
+    syn.write(&mut frame, &[]).unwrap();
+    // The options are a part of the header; with the checksum made by the other side that makes none.
+    uplink.deliver(frame, Transport::Tcp, None);
+    let (bytes, _) = uplink.fetch();
+    let answer = acknowledgment(&bytes);
+    let mut frame = Vec::new();
+    tcp(1001).ack(answer).write(&mut frame, &[]).unwrap();
+    uplink.deliver(frame, Transport::Tcp, None);
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+
+    let sent: Vec<u8> = (0..20_000u32).map(|at| (at % 251) as u8).collect();
+    let mut frame = Vec::new();
+    tcp(1001).ack(answer).psh().write(&mut frame, &sent).unwrap();
+    uplink.deliver(frame, Transport::Tcp, Some(1460));
+    let mut got = vec![0; sent.len()];
+    stream.read_exact(&mut got).unwrap();
+    assert!(got == sent, "bytes were damaged");
+
+    stream.write_all(&sent[..10_000]).unwrap();
+    let (bytes, offload) = loop {
+        let (bytes, offload) = uplink.fetch();
+        if bytes.len() > 1514 {
+            break (bytes, offload);
+        }
+    };
+    assert_eq!(offload, Offload::Segment { header: 54, mss: 1460 });
+    assert!(sent.starts_with(&bytes[54..]) || sent.windows(100).any(|window| window == &bytes[54..154]));
+}
+
+#[test]
+fn flows_share_several_queues() {
+    if outside("flows_share_several_queues") {
+        return;
+    }
+    let mut uplink = Uplink::with_queues(Some(4));
+    let shown = Command::new("ip").args(["-d", "link", "show", "vmlane0"]).output().unwrap();
+    let shown = String::from_utf8_lossy(&shown.stdout).into_owned();
+    assert!(shown.contains("multi_queue") && shown.contains("numqueues 4"), "{shown}");
+    let socket = UdpSocket::bind((HOST, 5000)).unwrap();
+    socket.set_read_timeout(Some(Duration::from_secs(60))).unwrap();
+    for port in 6000..6032u16 {
+        let mut frame = Vec::new();
+        packet().udp(port, 5000).write(&mut frame, &port.to_be_bytes()).unwrap();
+        uplink.deliver(frame, Transport::Udp, None);
+    }
+    // Queues know no order among each other.
+    let mut ports: Vec<u16> = (0..32)
+        .map(|_| {
+            let mut got = [0; 2];
+            let (_, from) = socket.recv_from(&mut got).unwrap();
+            assert_eq!(from.port(), u16::from_be_bytes(got));
+            socket.send_to(&got, from).unwrap();
+            from.port()
+        })
+        .collect();
+    ports.sort_unstable();
+    assert!(ports.iter().copied().eq(6000..6032), "{ports:?}");
+    let mut back: Vec<u16> = (0..32).map(|_| uplink.fetch().0).map(|frame| word(&frame, 42)).collect();
+    back.sort_unstable();
+    assert_eq!(back, ports);
+}
+
+fn word(bytes: &[u8], at: usize) -> u16 {
+    u16::from_be_bytes([bytes[at], bytes[at + 1]])
+}
+
+/// What acknowledges a SYN.
+fn acknowledgment(bytes: &[u8]) -> u32 {
+    let sliced = SlicedPacket::from_ethernet(bytes).unwrap();
+    match sliced.transport {
+        Some(TransportSlice::Tcp(tcp)) if tcp.syn() && tcp.ack() => tcp.sequence_number() + 1,
+        other => panic!("{other:?} is no answer"),
+    }
+}
+
+#[test]
+fn errors_name_the_interface_and_the_way_out() {
+    let open = |name: &str| {
+        let options = TapOptions { name: name.into(), queues: None };
+        Tap::open(&options, Arc::default()).err().map(|error| error.to_string())
+    };
+    for name in ["", "a-name-of-16-byte", "a/b", "tap%d", "a b"] {
+        let text = open(name).unwrap();
+        assert!(text.contains(&format!("{name:?}")) && text.contains("15 bytes"), "{text}");
+    }
+    let attach = TapError::Attach {
+        name: "tap0".into(),
+        queues: Some(2),
+        source: std::io::ErrorKind::PermissionDenied.into(),
+    };
+    assert!(attach.to_string().contains("ip tuntap add dev tap0 mode tap user USER multi_queue"), "{attach}");
+}

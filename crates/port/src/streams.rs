@@ -1,0 +1,116 @@
+//! What devices ask of whoever moves the bytes.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use crate::{End, StreamPort};
+
+/// One of the two ends of a lane.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Side {
+    A = 0,
+    B = 1,
+}
+
+impl Side {
+    pub const BOTH: [Side; 2] = [Side::A, Side::B];
+
+    pub fn other(self) -> Side {
+        match self {
+            Side::A => Side::B,
+            Side::B => Side::A,
+        }
+    }
+}
+
+/// A lane: which worker owns it, and which one it is there. Never reused while anyone may hold it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamId {
+    pub worker: u16,
+    pub number: u64,
+}
+
+/// Bytes one VM may leave behind in streams that it left before its peers had read them.
+#[derive(Debug)]
+pub struct Budget {
+    left: AtomicUsize,
+    refused: AtomicU64,
+}
+
+impl Budget {
+    pub fn new(bytes: usize) -> Budget {
+        Budget { left: AtomicUsize::new(bytes), refused: AtomicU64::new(0) }
+    }
+
+    /// Takes `bytes` if that many are left.
+    pub fn take(&self, bytes: usize) -> bool {
+        let take = |left: usize| left.checked_sub(bytes);
+        let taken = self.left.fetch_update(Ordering::AcqRel, Ordering::Relaxed, take).is_ok();
+        if !taken {
+            self.refused.fetch_add(1, Ordering::Relaxed);
+        }
+        taken
+    }
+
+    pub fn give_back(&self, bytes: usize) {
+        self.left.fetch_add(bytes, Ordering::AcqRel);
+    }
+
+    /// How often more was asked for than there was.
+    pub fn refused(&self) -> u64 {
+        self.refused.load(Ordering::Relaxed)
+    }
+
+    pub fn left(&self) -> usize {
+        self.left.load(Ordering::Relaxed)
+    }
+}
+
+/// One end to join: the port, and who pays for bytes it leaves behind.
+pub struct StreamEnd {
+    pub port: Box<dyn StreamPort>,
+    pub budget: Arc<Budget>,
+    /// Its notices may take seconds to arrive; one that is missing is not lost yet.
+    pub slow: bool,
+}
+
+/// What one end has said about the future.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Shutdown {
+    /// It sends no more: the peer hears of it behind the bytes sent so far.
+    Send,
+    /// It reads no more: the peer hears of it at once.
+    Receive,
+}
+
+/// A lane of a predecessor, by what its two guests and the records say.
+pub struct Resumed {
+    /// `None` for an end that has left.
+    pub ends: [Option<StreamEnd>; 2],
+    /// What an end that has left had still to give, and who pays for its being kept.
+    pub left: [(Vec<u8>, Option<Arc<Budget>>); 2],
+    /// How each end's bytes end, where it has said so and its peer was not told yet.
+    pub marks: [Vec<End>; 2],
+}
+
+/// Joins stream ports. All calls return quickly; none copies.
+pub trait Streams: Send + Sync {
+    /// Joins two ends; bytes start to move at once.
+    fn join(&self, ends: [StreamEnd; 2]) -> StreamId;
+
+    /// Goes on with a lane of a predecessor. Both ends are woken: what was on its way may be lost.
+    fn resume(&self, lane: Resumed) -> StreamId;
+
+    /// Something may have changed in one of the rings.
+    fn kick(&self, lane: StreamId);
+
+    /// `side` announced that it sends or receives no more.
+    fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown);
+
+    /// `side` reset the connection: its peer hears of it behind the bytes sent so far.
+    fn reset(&self, lane: StreamId, side: Side);
+
+    /// The given ends leave. Blocks until the workers have taken what these ends had still to give
+    /// and touch their memory no more. The peers are told when they have read it all.
+    fn leave(&self, ends: &[(StreamId, Side)]);
+}

@@ -1,0 +1,364 @@
+//! A lane: two ends, two directions, and how they come apart.
+
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamPort};
+
+use crate::direction::{Blame, Direction, Left, Sleep};
+
+/// How soon a lane that sleeps for a full ring looks at it by itself, and how rarely in the end.
+const FIRST_LOOK: Duration = Duration::from_millis(1);
+const LAST_LOOK: Duration = Duration::from_millis(100);
+
+/// Looks of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
+/// between which its sender made no request of any kind: a guest that others keep from running, or that
+/// is being reset, may stand still between its store and its notice for as long as it likes. The same
+/// where an end sends its notices byte by byte, or is a program whose requests nobody counts.
+pub const LOOKS: u32 = 10;
+const SLOW_LOOKS: u32 = 30;
+/// Looks after which bytes are taken from one that made no request either.
+const STILL_LOOKS: u32 = 100;
+
+/// While bytes go one way, the other way is looked at once in so many turns and one; a turn counts once
+/// more for every `LONG` bytes, so that an answer waits for a few microseconds at most.
+const UNLOOKED: usize = 4;
+const LONG: usize = 8 << 10;
+
+/// What a turn of a lane did.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Turn {
+    /// Bytes moved.
+    Moved(usize),
+    /// Nothing to do at the moment.
+    Idle,
+}
+
+/// A fault of one end ended the lane.
+#[derive(Debug)]
+pub struct Broken {
+    pub side: Side,
+    pub fault: vmlane_port::PortFault,
+}
+
+/// Two joined ends. Owned by one worker.
+pub struct Lane {
+    ends: [Option<StreamEnd>; 2],
+    /// `directions[Side::A]` carries what A wrote.
+    directions: [Direction; 2],
+    /// Who pays for the bytes kept of an end that has left, and how many; given back when they are
+    /// delivered or dropped.
+    charged: [Option<(Arc<Budget>, usize)>; 2],
+    /// False if an end never announces anything: then the lane looks by itself.
+    notifies: bool,
+    /// When bytes last moved, for the worker's decision to sleep.
+    pub last_moved: Instant,
+    /// The worker's account that its turns are charged to.
+    pub payer: usize,
+    /// Whether the worker has it on its list of lanes to turn.
+    pub active: bool,
+    suspicion: Option<Suspicion>,
+    /// Looks without progress that make a notice count as lost.
+    pub looks: u32,
+    sleeps: u64,
+    /// Asleep for a full ring: when to look at it, and how long it was waited for that.
+    look: Option<Instant>,
+    patience: Duration,
+    /// Bytes moved when the lane last fell asleep.
+    moved_at_sleep: u64,
+    /// The way that bytes went last.
+    way: Side,
+    /// Turns since the other way was looked at, long ones counted for several.
+    unlooked: usize,
+}
+
+/// The safety net found something left undone.
+#[derive(Clone, Copy)]
+struct Suspicion {
+    /// What the lane had done by then: bytes moved, and sleeps.
+    progress: [u64; 2],
+    /// Looks since, and those of them that found that whoever owes a notice had made a request.
+    looks: u32,
+    lively: u32,
+    /// Requests of both ends at the last look.
+    requests: [Option<u64>; 2],
+}
+
+type PortRef<'a> = Option<&'a mut (dyn StreamPort + 'static)>;
+
+fn pair(ends: &mut [Option<StreamEnd>; 2], from: Side) -> (PortRef<'_>, PortRef<'_>) {
+    let [a, b] = ends;
+    let a = a.as_mut().map(|end| &mut *end.port);
+    let b = b.as_mut().map(|end| &mut *end.port);
+    if from == Side::A { (a, b) } else { (b, a) }
+}
+
+fn broken(from: Side, blame: Blame) -> Broken {
+    match blame {
+        Blame::Source(fault) => Broken { side: from, fault },
+        Blame::Sink(fault) => Broken { side: from.other(), fault },
+    }
+}
+
+fn refund(charge: &mut Option<(Arc<Budget>, usize)>) {
+    if let Some((budget, bytes)) = charge.take() {
+        budget.give_back(bytes);
+    }
+}
+
+impl Lane {
+    pub fn new(ends: [StreamEnd; 2], now: Instant) -> Lane {
+        Lane::resumed(ends.map(Some), Default::default(), now)
+    }
+
+    /// A predecessor's lane; [`Lane::take_up`] comes next.
+    pub fn resumed(
+        ends: [Option<StreamEnd>; 2],
+        left: [(Vec<u8>, Option<Arc<Budget>>); 2],
+        now: Instant,
+    ) -> Lane {
+        let notifies = ends.iter().flatten().all(|end| end.port.notifies());
+        let slow = ends.iter().flatten().any(|end| end.slow || end.port.requests().is_none());
+        let mut directions: [Direction; 2] = Default::default();
+        let mut charged = [None, None];
+        for (from, (bytes, budget)) in left.into_iter().enumerate().filter(|(from, _)| ends[*from].is_none())
+        {
+            // A budget that has become smaller meanwhile loses nobody's bytes.
+            let kept = bytes.len();
+            charged[from] =
+                budget.filter(|budget| kept > 0 && budget.take(kept)).map(|budget| (budget, kept));
+            directions[from] = Direction::of_spill(bytes);
+        }
+        Lane {
+            ends,
+            directions,
+            charged,
+            notifies,
+            last_moved: now,
+            payer: 0,
+            active: false,
+            suspicion: None,
+            looks: if slow { SLOW_LOOKS } else { LOOKS },
+            sleeps: 0,
+            look: None,
+            patience: FIRST_LOOK,
+            moved_at_sleep: 0,
+            way: Side::A,
+            unlooked: 0,
+        }
+    }
+
+    /// Puts the marks of a predecessor's lane back behind its bytes and wakes everybody.
+    pub fn take_up(&mut self, marks: [Vec<End>; 2]) -> Result<(), Broken> {
+        for (side, marks) in Side::BOTH.into_iter().zip(marks) {
+            for end in marks {
+                self.mark(side, end)?;
+            }
+        }
+        self.rouse();
+        Ok(())
+    }
+
+    pub fn notifies(&self) -> bool {
+        self.notifies
+    }
+
+    /// Bytes moved, both directions.
+    pub fn moved(&self) -> u64 {
+        self.directions.iter().map(Direction::moved).sum()
+    }
+
+    /// One turn of each direction; while bytes go one way only, the other one has its turn less often.
+    pub fn turn(&mut self, quota: usize) -> Result<Turn, Broken> {
+        let way = self.way;
+        let moved = self.turn_one(way, quota)?;
+        if moved > 0 && self.unlooked < UNLOOKED {
+            self.unlooked += 1 + moved / LONG;
+            return Ok(Turn::Moved(moved));
+        }
+        let back = self.turn_one(way.other(), quota)?;
+        self.unlooked = if moved > 0 && back > 0 { UNLOOKED } else { 0 };
+        if moved == 0 && back > 0 {
+            self.way = way.other();
+        }
+        Ok(if moved + back > 0 { Turn::Moved(moved + back) } else { Turn::Idle })
+    }
+
+    #[inline]
+    fn turn_one(&mut self, from: Side, quota: usize) -> Result<usize, Broken> {
+        let ends = pair(&mut self.ends, from);
+        let direction = &mut self.directions[from as usize];
+        let moved = direction.turn(ends, quota).map_err(|blame| broken(from, blame))?;
+        let charged = &mut self.charged[from as usize];
+        if charged.is_some() && direction.spilled() == 0 {
+            refund(charged);
+        }
+        Ok(moved)
+    }
+
+    /// Makes both directions look again.
+    pub fn wake(&mut self) {
+        self.directions.iter_mut().for_each(Direction::wake);
+    }
+
+    /// Tries to put both directions to sleep. True if the lane may be left alone until it is kicked, or
+    /// until [`Lane::look`].
+    pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
+        let mut asleep = !self.ends.iter_mut().flatten().any(|end| end.port.holds_back());
+        for from in Side::BOTH {
+            let ends = pair(&mut self.ends, from);
+            asleep &=
+                self.directions[from as usize].try_sleep(ends, quota).map_err(|blame| broken(from, blame))?;
+        }
+        self.sleeps += u64::from(asleep);
+        let full = self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full));
+        self.look = (asleep && full).then(|| {
+            let moved = self.moved();
+            self.patience = if moved != self.moved_at_sleep { FIRST_LOOK } else { self.patience };
+            self.moved_at_sleep = moved;
+            now + self.patience
+        });
+        Ok(asleep)
+    }
+
+    /// When a sleeping lane wants to be inspected before anybody announces anything. A reader that
+    /// found its ring full announces room only when it has made much of it (Linux: its notify window).
+    /// Two programs that read little and then block in a write wait for each other's reader then, and
+    /// only the lane can see that both rings have room.
+    pub fn look(&self) -> Option<Instant> {
+        self.look
+    }
+
+    /// There was no room yet: look again, but less soon.
+    pub fn be_patient(&mut self, now: Instant) {
+        self.patience = (self.patience * 2).min(LAST_LOOK);
+        self.look = Some(now + self.patience);
+    }
+
+    /// Wakes readers that wait for more than one notice told them of.
+    pub fn nudge(&mut self) -> Result<(), Broken> {
+        for side in Side::BOTH {
+            if let Some(end) = &mut self.ends[side as usize] {
+                end.port.nudge().map_err(|fault| Broken { side, fault })?;
+            }
+        }
+        Ok(())
+    }
+
+    /// `side` announced that it sends or receives no more.
+    pub fn shutdown(&mut self, side: Side, what: Shutdown) -> Result<(), Broken> {
+        match what {
+            Shutdown::Send => self.mark(side, End::Finished),
+            Shutdown::Receive => {
+                if let Some(peer) = &mut self.ends[side.other() as usize] {
+                    peer.port.end(End::Refused);
+                }
+                Ok(())
+            }
+        }
+    }
+
+    /// `side` reset the connection.
+    pub fn reset(&mut self, side: Side) -> Result<(), Broken> {
+        self.mark(side, End::Reset)
+    }
+
+    fn mark(&mut self, side: Side, end: End) -> Result<(), Broken> {
+        let (from, _) = pair(&mut self.ends, side);
+        self.directions[side as usize].mark(from, end).map_err(|blame| broken(side, blame))
+    }
+
+    /// `side` leaves: its bytes are taken, its port is dropped. Returns what its peer had no room for
+    /// yet, or why the bytes could not be taken.
+    pub fn leave(&mut self, side: Side) -> Result<Left, Broken> {
+        let Some(mut end) = self.ends[side as usize].take() else { return Ok(Left::default()) };
+        let peer = self.ends[side.other() as usize].as_mut().map(|peer| &mut *peer.port);
+        let budget = end.budget.clone();
+        let direction = &mut self.directions[side as usize];
+        let left = direction.source_leaves(&mut *end.port, peer, |bytes| budget.take(bytes));
+        // What the peer had on the way to the leaver has no reader any more.
+        self.directions[side.other() as usize].drop_spill();
+        refund(&mut self.charged[side.other() as usize]);
+        self.wake();
+        let left = left.map_err(|blame| broken(side, blame))?;
+        self.charged[side as usize] = Some((budget, left.kept));
+        Ok(left)
+    }
+
+    /// True once both ends have left.
+    pub fn is_over(&self) -> bool {
+        self.ends.iter().all(Option::is_none)
+    }
+
+    /// Ends the lane because of a fault: whoever is left is told that its peer is gone.
+    pub fn break_up(&mut self) {
+        for end in self.ends.iter_mut().filter_map(Option::as_mut) {
+            end.port.end(End::Detached);
+        }
+        self.ends = [None, None];
+        self.charged.iter_mut().for_each(refund);
+    }
+
+    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: ten looks (more for guests
+    /// that are slow to send) with work left undone, no progress between them and other requests of the
+    /// one that should have told of it mean a lost notice.
+    pub fn inspect(&mut self) -> Result<Inspection, Broken> {
+        let mut refill = false;
+        let mut stuck = [false; 2];
+        for from in Side::BOTH {
+            let direction = &self.directions[from as usize];
+            let sleep = direction.sleep();
+            let work = direction.has_work(pair(&mut self.ends, from)).map_err(|blame| broken(from, blame))?;
+            match sleep {
+                Some(Sleep::Full) => refill |= work,
+                _ => stuck[from as usize] = work,
+            }
+        }
+        let requests = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.requests()));
+        let progress = [self.moved(), self.sleeps];
+        let before = self.suspicion.take().filter(|before| before.progress == progress);
+        if stuck != [false; 2] {
+            let lively = |before: &Suspicion| {
+                (0..2).any(|end| {
+                    stuck[end] && (requests[end].is_none() || requests[end] != before.requests[end])
+                })
+            };
+            self.suspicion = Some(Suspicion {
+                progress,
+                looks: before.map_or(0, |before| before.looks) + 1,
+                lively: before.map_or(0, |before| before.lively + u32::from(lively(&before))),
+                requests,
+            });
+        }
+        Ok(match self.suspicion {
+            Some(Suspicion { lively, .. }) if lively >= self.looks => Inspection::LostNotice,
+            Some(Suspicion { looks, .. }) if looks >= STILL_LOOKS => Inspection::Still,
+            _ if refill => Inspection::Refill,
+            _ => Inspection::Quiet,
+        })
+    }
+
+    /// Repairs after a lost notice: everybody looks again.
+    pub fn rouse(&mut self) {
+        for end in self.ends.iter_mut().filter_map(Option::as_mut) {
+            end.port.rouse();
+        }
+        self.wake();
+    }
+}
+
+/// What the safety net found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Inspection {
+    Quiet,
+    /// A resting reader has made some room; filling it early is useful, nothing was lost.
+    Refill,
+    /// Work was left undone although its sender went on: a notice got lost.
+    LostNotice,
+    /// Work was left undone by a sender that has done nothing since: a VM that is paused, starved, or
+    /// about to be reset. Its bytes are taken without a notice.
+    Still,
+}
+
+#[cfg(test)]
+mod tests;

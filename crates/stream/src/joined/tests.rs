@@ -1,0 +1,157 @@
+//! The safety net tells a lost notice from a sender that stands still.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
+
+use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
+use vmlane_port::{Budget, PortFault, RingSlice};
+
+use super::*;
+
+const RING: usize = 64 << 10;
+
+/// A guest that stores without a notice.
+#[derive(Default)]
+struct Guest {
+    stored: AtomicUsize,
+    requests: AtomicU64,
+    roused: AtomicUsize,
+}
+
+struct Mute {
+    pages: Pages,
+    guest: Arc<Guest>,
+    counted: bool,
+}
+
+impl StreamPort for Mute {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        Ok(self.guest.stored.load(Ordering::Relaxed))
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        self.guest.stored.fetch_sub(len, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn settle_reading(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        Ok(self.readable()? == 0)
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        Ok(RING)
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        self.source()
+    }
+
+    fn keep_free(&self) -> usize {
+        0
+    }
+
+    fn produce(&mut self, _len: usize) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        Ok(true)
+    }
+
+    fn nudge(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn rouse(&mut self) {
+        self.guest.roused.fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn requests(&self) -> Option<u64> {
+        self.counted.then(|| self.guest.requests.load(Ordering::Relaxed))
+    }
+
+    fn end(&mut self, _end: End) {}
+}
+
+/// A lane that fell asleep before the guest stored ten bytes and told nobody.
+fn asleep(counted: bool) -> (Lane, Arc<Guest>) {
+    let guest = Arc::new(Guest::default());
+    let end = |guest: Arc<Guest>| {
+        let fd = memfd("notices", RING as u64).unwrap();
+        let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
+        let map = MemoryMap::default().map(request).unwrap();
+        let pages = map.pages((0..RING as u64).step_by(4096), 12).unwrap();
+        let port = Box::new(Mute { pages, guest, counted });
+        StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false }
+    };
+    let mut lane = Lane::new([end(guest.clone()), end(Arc::default())], Instant::now());
+    assert_eq!(lane.turn(RING).unwrap(), Turn::Idle);
+    assert!(lane.try_sleep(RING, Instant::now()).unwrap());
+    guest.stored.store(10, Ordering::Relaxed);
+    (lane, guest)
+}
+
+/// Looks until the net finds something; how many it took.
+fn looks(lane: &mut Lane, mut between: impl FnMut()) -> (Inspection, u32) {
+    for look in 1..1000 {
+        match lane.inspect().unwrap() {
+            Inspection::Quiet => between(),
+            found => return (found, look),
+        }
+    }
+    panic!("nothing found in 1000 looks");
+}
+
+#[test]
+fn a_guest_that_goes_on_has_lost_its_notice() {
+    let (mut lane, guest) = asleep(true);
+    let request = || {
+        guest.requests.fetch_add(1, Ordering::Relaxed);
+    };
+    assert_eq!(looks(&mut lane, request), (Inspection::LostNotice, LOOKS + 1));
+    lane.rouse();
+    assert_eq!(guest.roused.load(Ordering::Relaxed), 1);
+    assert_eq!(lane.turn(RING).unwrap(), Turn::Moved(10));
+}
+
+#[test]
+fn a_guest_that_stands_still_has_not() {
+    let (mut lane, _) = asleep(true);
+    assert_eq!(looks(&mut lane, || ()), (Inspection::Still, STILL_LOOKS));
+    assert_eq!(lane.turn(RING).unwrap(), Turn::Moved(10));
+    // With a request at every other look it takes twice as many.
+    let (mut lane, guest) = asleep(true);
+    let mut at = 0;
+    let sometimes = || {
+        at += 1;
+        guest.requests.fetch_add(at % 2, Ordering::Relaxed);
+    };
+    assert_eq!(looks(&mut lane, sometimes), (Inspection::LostNotice, 2 * LOOKS));
+}
+
+#[test]
+fn one_whose_requests_nobody_counts_has_a_while() {
+    let (mut lane, _) = asleep(false);
+    assert_eq!(looks(&mut lane, || ()), (Inspection::LostNotice, SLOW_LOOKS + 1));
+}
+
+#[test]
+fn progress_ends_a_suspicion() {
+    let (mut lane, guest) = asleep(false);
+    for _ in 0..50 {
+        for _ in 0..SLOW_LOOKS {
+            assert_eq!(lane.inspect().unwrap(), Inspection::Quiet);
+        }
+        assert_eq!(lane.turn(RING).unwrap(), Turn::Moved(10));
+        assert!(lane.try_sleep(RING, Instant::now()).unwrap());
+        guest.stored.store(10, Ordering::Relaxed);
+    }
+}

@@ -1,0 +1,159 @@
+//! Parties share a worker: what one gets does not depend on how many streams another has.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicU64, Ordering};
+
+use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
+use vmlane_port::{Budget, End, PortFault, RingSlice, StreamEnd, StreamPort, Streams};
+use vmlane_stream::{Settings, Worker, Workers};
+
+const RING: usize = 64 << 10;
+
+/// A party that has always as much to send as its chunk, and takes everything.
+struct Endless {
+    pages: Pages,
+    /// Bytes it has at a time.
+    chunk: usize,
+    sent: Arc<AtomicU64>,
+}
+
+fn pages() -> Pages {
+    let fd: OwnedFd = memfd("share", RING as u64).unwrap();
+    let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
+    let map = MemoryMap::default().map(request).unwrap();
+    map.pages((0..RING as u64).step_by(4096), 12).unwrap()
+}
+
+impl StreamPort for Endless {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        Ok(self.chunk)
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        self.sent.fetch_add(len as u64, Ordering::Relaxed);
+        Ok(())
+    }
+
+    fn settle_reading(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        Ok(self.chunk == 0)
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        Ok(RING)
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        self.source()
+    }
+
+    fn keep_free(&self) -> usize {
+        0
+    }
+
+    fn produce(&mut self, _len: usize) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        Ok(true)
+    }
+
+    fn nudge(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn rouse(&mut self) {}
+
+    fn end(&mut self, _end: End) {}
+}
+
+/// One VM: who pays, and what it has sent.
+struct Party {
+    budget: Arc<Budget>,
+    sent: Arc<AtomicU64>,
+}
+
+impl Party {
+    fn new() -> Party {
+        Party { budget: Arc::new(Budget::new(0)), sent: Arc::default() }
+    }
+
+    /// Opens `count` streams to a party of no account, which sends nothing.
+    fn open(&self, workers: &Workers, count: usize, chunk: usize) {
+        for _ in 0..count {
+            let far = Party::new();
+            let end = |party: &Party, chunk| StreamEnd {
+                port: Box::new(Endless { pages: pages(), chunk, sent: party.sent.clone() }),
+                budget: party.budget.clone(),
+                slow: false,
+            };
+            workers.join([end(self, chunk), end(&far, 0)]);
+        }
+    }
+
+    fn sent(&self) -> u64 {
+        self.sent.swap(0, Ordering::Relaxed)
+    }
+}
+
+fn turn(worker: &mut Worker, rounds: usize) {
+    (0..rounds).for_each(|_| assert!(worker.step()));
+}
+
+fn bench() -> (Workers, Worker) {
+    let (workers, mut worker) = Workers::unstarted(Settings { poll: true, ..Settings::default() });
+    (workers, worker.remove(0))
+}
+
+#[test]
+fn a_party_with_many_streams_gets_no_more_than_one_with_few() {
+    let (workers, mut worker) = bench();
+    let (honest, greedy) = (Party::new(), Party::new());
+    honest.open(&workers, 16, RING);
+    greedy.open(&workers, 300, RING);
+    turn(&mut worker, 20);
+    honest.sent();
+    greedy.sent();
+    turn(&mut worker, 400);
+    let (honest, greedy) = (honest.sent() as f64, greedy.sent() as f64);
+    assert!((0.9..1.1).contains(&(honest / greedy)), "{honest} bytes beside {greedy}");
+    assert!(workers.stats().deferred.get() > 0);
+}
+
+#[test]
+fn single_bytes_and_idle_looks_are_charged_too() {
+    let (workers, mut worker) = bench();
+    let (honest, bytes, idle) = (Party::new(), Party::new(), Party::new());
+    honest.open(&workers, 1, RING);
+    bytes.open(&workers, 600, 1);
+    idle.open(&workers, 800, 0);
+    turn(&mut worker, 100);
+    let (sent, trickle) = (honest.sent(), bytes.sent());
+    assert_eq!(sent, 100 * RING as u64, "it has a turn in every round");
+    // A turn counts as 2 KiB, a round has 1 MiB.
+    assert!(trickle <= 100 * 513, "{trickle} turns of one byte in 100 rounds");
+}
+
+#[test]
+fn all_streams_of_a_party_get_their_turn() {
+    let (workers, mut worker) = bench();
+    let parties: Vec<Party> = (0..64).map(|_| Party::new()).collect();
+    let payer = Party::new();
+    for party in &parties {
+        // One account, counted apart.
+        Party { budget: payer.budget.clone(), sent: party.sent.clone() }.open(&workers, 1, RING);
+    }
+    turn(&mut worker, 640);
+    let sent: Vec<u64> = parties.iter().map(Party::sent).collect();
+    let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
+    assert!(*least * 2 > *most, "{sent:?}");
+}
