@@ -2,7 +2,7 @@
 //! speed: what the switch's own code is held against.
 
 use vmlane_port::{Layers, Network, Transport};
-use vmlane_switch::testing::heads::Segmentation;
+use vmlane_switch::heads::Segmentation;
 
 fn byte(head: &[u8], at: usize) -> usize {
     head[at].into()

@@ -1,13 +1,13 @@
 //! One lent frame through everything that reads and edits its head, without ports and without allocating.
 //! What comes out is checked with sums and offsets worked out here once more, byte by byte.
 
-use vmlane_device::testing::nic::TxRules;
+use vmlane_device::vmxnet3::port::TxRules;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
     Aggregate, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, Transport, Unfinished,
     Verdict, VnetHeader,
 };
-use vmlane_switch::testing::heads::{
+use vmlane_switch::heads::{
     Cutter, Frame, Job, MAX_SEGMENTS, Segmentation, complete, inner, job, layers, payload,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, Tci};

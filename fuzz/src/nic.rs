@@ -1,7 +1,7 @@
 //! A NIC's rings in a small memory, and frames from elsewhere.
 
-use vmlane_device::testing::nic::{Rings, RingsSpec, RxShape};
-use vmlane_device::testing::{Placement, Ram};
+use vmlane_guestsim::nic::{Rings, RingsSpec, RxShape};
+use vmlane_guestsim::{Placement, Ram};
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation, Rss};
 use vmlane_mem::Spans;

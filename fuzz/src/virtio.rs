@@ -2,8 +2,8 @@
 
 use std::sync::Arc;
 
-use vmlane_device::testing::Ram;
-use vmlane_device::testing::virtio::DriverRing;
+use vmlane_guestsim::Ram;
+use vmlane_guestsim::virtio::DriverRing;
 use vmlane_device::virtio::queue::Segment;
 
 use crate::Input;

@@ -4,8 +4,8 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, Wish};
-use vmlane_device::testing::{Driver, PairSpec, Path, Placement, vm};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
 use vmlane_device::vmci::{Limits, VmSpec};
 use vmlane_fuzz::Input;
 use vmlane_fuzz::forged::{change, cut, scribble, session, tamper};
@@ -15,14 +15,9 @@ use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use vmlane_wire::vmxnet3::regs::Command;
 use zerocopy::IntoBytes;
 
-#[allow(dead_code)] // tests use the rest
-#[path = "../../crates/device/tests/vmci_common/afterlife.rs"]
-mod afterlife;
-#[path = "../../crates/device/tests/vmxnet3_session/mod.rs"]
-mod nic_session;
 
-use afterlife::Afterlife;
-use nic_session::{active, frame, receive, try_deliver};
+use vmlane_guestsim::afterlife::Afterlife;
+use vmlane_guestsim::nic::session::{active, frame, receive, try_deliver};
 
 fuzz_target!(|data: &[u8]| {
     let Some((which, rest)) = data.split_first() else { return };

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_device::testing::nic::InlineFrames;
-use vmlane_device::testing::virtio::{DriverRing, into, out};
+use vmlane_guestsim::nic::InlineFrames;
+use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::{NoLines, Setup, VhostDevice};
 use vmlane_fuzz::Input;

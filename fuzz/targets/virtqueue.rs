@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_device::testing::virtio::DriverRing;
+use vmlane_guestsim::virtio::DriverRing;
 use vmlane_device::virtio::queue::{MAX_SEGMENTS, Queue, Record, recover};
 use vmlane_device::virtio::vhost::RingSetup;
 use vmlane_fuzz::Input;

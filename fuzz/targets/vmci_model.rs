@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use libfuzzer_sys::fuzz_target;
 use std::sync::Arc;
-use vmlane_device::testing::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
+use vmlane_guestsim::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_device::vmci::{Fabric, Limits};
 use vmlane_fuzz::Input;
 use vmlane_stream::Inline;

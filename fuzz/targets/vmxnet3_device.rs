@@ -10,7 +10,7 @@ use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
 use vmlane_device::pci::{CONFIG_REGION, PciDevice};
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::Sender;

@@ -6,7 +6,7 @@ use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
 use vmlane_device::pci::PciDevice;
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
 use vmlane_mem::MemoryMap;

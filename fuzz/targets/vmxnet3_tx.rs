@@ -5,7 +5,7 @@
 use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_device::testing::nic::Wish;
+use vmlane_guestsim::nic::Wish;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::{self, RING};
 use vmlane_port::{FramePort, Lent, MAX_FRAME, MAX_HEAD, Offload};

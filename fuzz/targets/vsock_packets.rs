@@ -10,7 +10,7 @@ use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::act;
 use vmlane_stream::Inline;
 use vmlane_device::virtio::vsock::VsockVm;
-use vmlane_device::testing::vsock::{Bench, vm};
+use vmlane_guestsim::vsock::{Bench, vm};
 use vmlane_wire::virtio_vsock::Header;
 
 fuzz_target!(|data: &[u8]| {

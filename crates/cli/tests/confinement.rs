@@ -6,7 +6,7 @@ use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
-use vmlane_transport::testing::Client as Vmm;
+use vmlane_guestsim::vfio_user::Client as Vmm;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
 const CONFIG: &str = "[daemon]\nfault_injection = true\n\
@@ -138,7 +138,7 @@ fn a_confined_daemon_does_all_its_work() {
         let memory = vmlane_mem::memfd("guest", 1 << 20).unwrap();
         vmm.map(0, 1 << 20, Some((std::os::fd::AsFd::as_fd(&memory), 0)), true).unwrap();
         assert!(Vmm::connect(place.web("nic0.sock")).is_err(), "a second one is turned away");
-        let fd = vmlane_transport::testing::eventfd().unwrap();
+        let fd = vmlane_guestsim::eventfd().unwrap();
         vmm.enable_msix(&[std::os::fd::AsFd::as_fd(&fd)]).unwrap();
         vmm.reset().unwrap();
         vmm.unmap_all().unwrap();

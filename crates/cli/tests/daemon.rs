@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use vmlane_transport::testing::Client as Vmm;
+use vmlane_guestsim::vfio_user::Client as Vmm;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
 const TWO: &str = "[daemon]\nfault_injection = true\n\

@@ -8,7 +8,8 @@ use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
-use vmlane_transport::testing::{Client, access, eventfd, signals};
+use vmlane_guestsim::vfio_user::{Client, access};
+use vmlane_guestsim::{eventfd, signals};
 use vmlane_wire::vfio_user::{Command as Request, DmaMap, SetIrqs, irq_index};
 use zerocopy::IntoBytes;
 

@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_device::testing::Ram;
-use vmlane_device::testing::virtio::{DriverRing, into, out};
-use vmlane_transport::testing::{Front, RingEvents};
+use vmlane_guestsim::Ram;
+use vmlane_guestsim::vhost_user::{Front, RingEvents};
+use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_wire::vhost_user::InflightArea;
 use vmlane_wire::virtio::{feature, net_feature};
 

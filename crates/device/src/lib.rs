@@ -4,8 +4,6 @@
 pub mod inject;
 pub mod irq;
 pub mod pci;
-#[doc(hidden)]
-pub mod testing;
 pub mod virtio;
 pub mod vmci;
 pub mod vmxnet3;

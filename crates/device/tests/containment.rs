@@ -1,19 +1,18 @@
 //! Devices whose code failed, and devices out of service: what their guests see.
 
 mod vmci_common;
-mod vmxnet3_session;
 
 use std::time::Instant;
 
 use vmci_common::World;
 use vmlane_device::inject::Fault;
-use vmlane_device::testing::nic::{DriverSpec, NicDriver};
-use vmlane_device::testing::{PairSpec, Path, Placement};
+use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver};
+use vmlane_guestsim::{PairSpec, Path, Placement};
 use vmlane_port::FramePort;
 use vmlane_wire::vmci::{Handle, Reg, VmciError, call};
 use vmlane_wire::vmxnet3::regs::{Command, Reg as NicReg, event};
 use vmlane_wire::vmxnet3::shared::at;
-use vmxnet3_session::{active, deliver, frame, receive};
 
 const QUEUE_LOST: u32 = 0x8000_0006;
 
@@ -106,7 +105,7 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
 #[test]
 fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
-    use vmlane_device::testing::Pattern;
+    use vmlane_guestsim::Pattern;
     let world = World::new();
     let [(_a, first), (_b, second)] = world.two(Path::Dma);
     let (_c, third) = {
@@ -150,8 +149,8 @@ fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
 /// What an operator may change under a running VM, and what not.
 #[test]
 fn vms_are_added_once_and_changed_in_part() {
-    use vmlane_device::testing::vm;
     use vmlane_device::vmci::{AddError, Limits, VmSpec};
+    use vmlane_guestsim::vm;
     let world = World::new();
     let machine = world.machine(3);
     let mut driver = machine.probe(Path::Dma);

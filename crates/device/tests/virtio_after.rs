@@ -9,11 +9,11 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use virtio_common::{ALL, Frame, MODERN, Nic};
-use vmlane_device::testing::Ram;
-use vmlane_device::testing::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::{Queue, Record, record_bytes, recover};
 use vmlane_device::virtio::vhost::{RingSetup, Setup, VhostDevice};
+use vmlane_guestsim::Ram;
+use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_mem::Window;
 use vmlane_wire::virtio::control::{self, class};
 use vmlane_wire::virtio::{desc, feature, net_feature};

@@ -6,8 +6,8 @@ use std::sync::atomic::Ordering;
 
 use proptest::prelude::*;
 use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, pieces};
-use vmlane_device::testing::virtio::{into, out};
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_guestsim::virtio::{into, out};
 use vmlane_port::{Offload, Reason, Refusal};
 use vmlane_wire::virtio::{desc, feature};
 

@@ -6,8 +6,8 @@ mod virtio_common;
 use std::sync::atomic::Ordering;
 
 use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, pieces, unfinished};
-use vmlane_device::testing::virtio::out;
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_guestsim::virtio::out;
 use vmlane_port::{Aggregate, Layers, Network, Offload, Reason, Refusal, Transport, Verdict};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::virtio::{feature, net_feature};

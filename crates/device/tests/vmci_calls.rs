@@ -3,8 +3,8 @@
 mod vmci_common;
 
 use vmci_common::World;
-use vmlane_device::testing::{Driver, Path, vm};
 use vmlane_device::vmci::{Limits, VmSpec};
+use vmlane_guestsim::{Driver, Path, vm};
 use vmlane_wire::vmci::{Handle, RawHandle, VmciError, call};
 use zerocopy::IntoBytes;
 

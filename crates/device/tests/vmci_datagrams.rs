@@ -3,8 +3,8 @@
 mod vmci_common;
 
 use vmci_common::World;
-use vmlane_device::testing::{Driver, Path, vm};
 use vmlane_device::vmci::VmSpec;
+use vmlane_guestsim::{Driver, Path, vm};
 use vmlane_wire::vmci::{CID_ANY, DatagramHeader, Handle, MAX_DATAGRAM_PAYLOAD, VmciError, call, datagram};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;

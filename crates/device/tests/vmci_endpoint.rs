@@ -11,10 +11,10 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmci_common::{World, eventually};
-use vmlane_device::testing::{Guest, Options, PATIENCE, Path, Pattern, Placement, SocketError, Stream};
 use vmlane_device::vmci::{
     Call, ConnectError, Endpoint, Fabric, Failed, Key, Protocol, Remote, SharedMap, Waker,
 };
+use vmlane_guestsim::{Guest, Options, PATIENCE, Path, Pattern, Placement, SocketError, Stream};
 
 use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};

@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use vmci_common::{World, check_pattern, connect, eventually, rings, send_pattern, stream_both_ways};
 use vmlane_device::pci::PciDevice;
-use vmlane_device::testing::{
-    Guest, Machine, Options, PairSpec, Path, Pattern, Placement, SocketError, Stream, vm,
-};
 use vmlane_device::vmci::{Limits, Protocol, VmSpec};
+use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, SocketError, Stream, vm};
 use vmlane_wire::vmci::{
     CID_ANY, CONTROL_RESET, Handle, QP_ATTACH_ONLY, RawHandle, Reg, VmciError, call, queue_header,
 };

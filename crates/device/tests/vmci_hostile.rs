@@ -10,10 +10,8 @@ use std::sync::{Arc, OnceLock};
 
 use vmci_common::villain::{LIMITS, Villain};
 use vmci_common::{Sizes, World, check_pattern, connect, eventually, rings, send_pattern};
-use vmlane_device::testing::{
-    Guest, Machine, Options, PairSpec, Path, Pattern, Placement, Queues, Registers, vm,
-};
 use vmlane_device::vmci::{Fabric, Limits, VmSpec};
+use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, Queues, Registers, vm};
 use vmlane_wire::vmci::{Handle, Reg, queue_header};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 

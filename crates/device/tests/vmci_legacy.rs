@@ -10,9 +10,9 @@ use std::os::unix::fs::FileExt;
 use std::sync::Arc;
 
 use proptest::prelude::*;
-use vmci_common::afterlife::{Afterlife, FABRIC, HALF, Legacy, SESSION};
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, heard, say};
-use vmlane_device::testing::{Driver, PairSpec, Path, Placement, Queues, vm};
+use vmlane_guestsim::afterlife::{Afterlife, FABRIC, HALF, Legacy, SESSION};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, Queues, vm};
 use vmlane_mem::memfd;
 use vmlane_state::{Journal, Key, Records, Unusable};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};

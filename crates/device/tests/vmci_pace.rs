@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vmci_common::World;
 use vmci_common::talk::{heard, say};
-use vmlane_device::testing::{Driver, Path};
+use vmlane_guestsim::{Driver, Path};
 use vmlane_wire::vmci_stream::PacketType;
 
 /// A slow client and a fast server; the ports whose REQUEST reached the server.

@@ -3,8 +3,8 @@
 mod vmci_common;
 
 use vmci_common::{World, eventually};
-use vmlane_device::testing::{Driver, PairSpec, Path, Placement, Queues, vm};
 use vmlane_device::vmci::{Limits, VmSpec};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, Queues, vm};
 use vmlane_wire::vmci::{CID_ANY, Handle, QP_ATTACH_ONLY, QP_LOCAL, RawHandle, VmciError, call, event};
 use zerocopy::IntoBytes;
 
@@ -33,7 +33,7 @@ fn detach(driver: &mut Driver, handle: Handle) -> i32 {
 /// Events about pairs that wait for this guest: number, handle, whose doing.
 fn events(driver: &mut Driver) -> Vec<(u32, Handle, u32)> {
     let word = |bytes: &[u8], at: usize| u32::from_le_bytes(bytes[at..at + 4].try_into().expect("a word"));
-    let about = |datagram: vmlane_device::testing::Datagram| {
+    let about = |datagram: vmlane_guestsim::Datagram| {
         let (event, bytes) = (datagram.event().expect("an event"), &datagram.payload);
         (event, Handle::new(word(bytes, 8), word(bytes, 12)), word(bytes, 16))
     };
@@ -77,7 +77,7 @@ fn sizes_and_page_lists_must_agree() {
     let pages = machine.ram.alloc(7, Placement::Scattered);
     let call = |produce: u64, consume: u64, claimed: u64, pages: &[u64]| {
         let spec = PairSpec { peer: CID_ANY, produce, consume, ..CREATE };
-        let queue = vmlane_device::testing::alloc_call(&spec, pages, true);
+        let queue = vmlane_guestsim::alloc_call(&spec, pages, true);
         [&queue[..32], &claimed.to_le_bytes(), &queue[40..]].concat()
     };
     let args = VmciError::InvalidArgs.code();

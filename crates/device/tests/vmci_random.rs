@@ -6,10 +6,8 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmci_common::World;
-use vmlane_device::testing::{
-    Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm,
-};
 use vmlane_device::vmci::{Fabric, Limits, VmSpec};
+use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm};
 use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, Handle, RawHandle, Reg, call, datagram, queue_header};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
@@ -97,7 +95,7 @@ impl Pair {
         let limits = Limits { queue_pairs: 8, connections: 16, ..Limits::default() };
         let machines = [3, 4].map(|cid| {
             let spec = VmSpec { limits, ..vm(cid) };
-            Machine::with(&fabric, spec, 4 << 20, vmlane_device::testing::Lines::msix())
+            Machine::with(&fabric, spec, 4 << 20, vmlane_guestsim::Lines::msix())
         });
         let drivers = [0, 1].map(|index: usize| machines[index].probe(path));
         Pair { lanes, fabric, machines, drivers }

@@ -6,8 +6,8 @@ use vmci_common::talk::{
     ATTACH, CLIENT, CREATE, PAIR, SERVER, established, heard, offered, pass, say, states, two,
 };
 use vmci_common::{World, eventually};
-use vmlane_device::testing::{Driver, PairSpec, Path, Placement, vm};
 use vmlane_device::vmci::{Limits, VmSpec};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
 use vmlane_wire::vmci::{Handle, VmciError};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;

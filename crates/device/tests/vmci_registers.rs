@@ -5,7 +5,7 @@ mod vmci_common;
 use vmci_common::World;
 use vmlane_device::irq::IrqMode;
 use vmlane_device::pci::{CONFIG_REGION, IrqCounts, PciDevice};
-use vmlane_device::testing::{Driver, Lines, Machine, PairSpec, Path, Placement, Registers, vm};
+use vmlane_guestsim::{Driver, Lines, Machine, PairSpec, Path, Placement, Registers, vm};
 use vmlane_wire::vmci::{
     DMA_INLINE, DMA_LIST, DmaElement, DmaHeader, Handle, Reg, VmciError, call, datagram,
 };

@@ -3,8 +3,8 @@
 mod vmci_common;
 
 use vmci_common::{World, connect, rings, stream_both_ways};
-use vmlane_device::testing::{Options, Path, Placement};
 use vmlane_device::vmci::Protocol;
+use vmlane_guestsim::{Options, Path, Placement};
 
 const MIB: u64 = 1 << 20;
 

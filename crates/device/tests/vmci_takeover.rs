@@ -7,13 +7,13 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vmci_common::afterlife::{Afterlife, Moment};
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, say};
 use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
-use vmlane_device::testing::{Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm};
 use vmlane_device::vmci::{
     Call, Endpoint, Failed, Forward, Limits, Protocol, Remote, SharedMap, VmSpec, Waker,
 };
+use vmlane_guestsim::afterlife::{Afterlife, Moment};
+use vmlane_guestsim::{Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm};
 use vmlane_port::{Budget, End, Side, StreamEnd, StreamId};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};
 use vmlane_wire::vmci_stream::PacketType;
@@ -260,7 +260,7 @@ fn streams_are_whole_whatever_dies_under_them() {
 }
 
 /// Fills both rings of `size` bytes: nobody reads. Returns the number of bytes.
-fn fill(stream: &vmlane_device::testing::Stream, pattern: Pattern, size: u64) -> u64 {
+fn fill(stream: &vmlane_guestsim::Stream, pattern: Pattern, size: u64) -> u64 {
     let mut at = 0;
     eventually("both rings are full", || {
         let mut chunk = vec![0; stream.queues(|queues| queues.room()) as usize];

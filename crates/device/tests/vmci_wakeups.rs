@@ -3,8 +3,8 @@
 mod vmci_common;
 
 use vmci_common::{World, check_pattern, connect, rings, send_pattern};
-use vmlane_device::testing::{Options, Path, Pattern};
 use vmlane_device::vmci::Protocol;
+use vmlane_guestsim::{Options, Path, Pattern};
 use vmlane_stream::Settings;
 
 const PROTOCOLS: [Protocol; 2] = [Protocol::Qstate, Protocol::Pkt];

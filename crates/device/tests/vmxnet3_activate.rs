@@ -1,13 +1,11 @@
 //! ACTIVATE: what is accepted because drivers do it, what is refused because none may.
 
-mod vmxnet3_session;
-
 use vmlane_device::pci::PciDevice;
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_device::vmxnet3::{Profile, RefusedActivation, RingName};
+use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_wire::vmxnet3::regs::Command;
 use vmlane_wire::vmxnet3::shared::{QUEUE_SIZE, at};
-use vmxnet3_session::{active, deliver, frame, receive};
 
 use RefusedActivation as Refused;
 
@@ -492,7 +490,8 @@ fn the_older_class_uses_a_part_of_its_ring() {
     driver.open(&machine);
     driver.rx[0].reposts = false;
     let machine = &machine;
-    let delivered = (0..256).take_while(|_| vmxnet3_session::try_deliver(machine, &frame(60)).is_ok());
+    let delivered =
+        (0..256).take_while(|_| vmlane_guestsim::nic::session::try_deliver(machine, &frame(60)).is_ok());
     assert_eq!(delivered.count(), 150);
 }
 

@@ -1,16 +1,14 @@
 //! Commands of a VMXNET3 NIC: each has taken effect when it returns.
 
-mod vmxnet3_session;
-
 use std::time::Instant;
 
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_device::vmxnet3::Profile;
+use vmlane_guestsim::nic::session::{active, deliver, deliver_as, frame};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_port::{Filter, Layers, Network, Takes, Transport};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, Reg, event, feature, rx_mode};
 use vmlane_wire::vmxnet3::shared::{BlockRef, Coalesce, DriverShared, at};
-use vmxnet3_session::{active, deliver, deliver_as, frame};
 use zerocopy::{FromBytes, IntoBytes};
 
 fn linux() -> DriverSpec {

@@ -2,13 +2,12 @@
 //! others are, says the table in `SECURITY.md`.
 
 mod vmxnet3_common;
-mod vmxnet3_session;
 
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RingsSpec, Wish};
+use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RingsSpec, Wish};
 use vmlane_port::FramePort;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 use vmxnet3_common::Nic;
-use vmxnet3_session::{active, deliver, frame, receive};
 
 /// Every word of the three BARs.
 fn words(machine: &NicMachine) -> Vec<u32> {

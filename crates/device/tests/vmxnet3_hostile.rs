@@ -6,8 +6,8 @@ mod vmxnet3_common;
 use std::time::Instant;
 
 use proptest::prelude::*;
-use vmlane_device::testing::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
 use vmlane_device::vmxnet3::setup::Moderation;
+use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
 use vmlane_port::{FramePort, MAX_FRAME, Offload, Packet, Reason, Refusal, Verdict};
 use vmlane_stats::Counters as _;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, RxDesc, SIZE, TxDesc, error};
@@ -351,7 +351,7 @@ proptest! {
         let mut nic = with(guest, setup);
         let mut random = Random(seed | 1);
         // Buffers in a stretch that is watched from both sides.
-        let pages = nic.guest.ram.alloc(64, vmlane_device::testing::Placement::Contiguous);
+        let pages = nic.guest.ram.alloc(64, vmlane_guestsim::Placement::Contiguous);
         let (from, to) = (pages[0] + 16 * 4096, pages[0] + 48 * 4096);
         let rings = 1 + usize::from(ring1 > 0);
         for lap in 0..6u64 {

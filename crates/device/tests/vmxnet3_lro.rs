@@ -5,8 +5,8 @@ mod vmxnet3_common;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
-use vmlane_device::testing::nic::{Received, RingsSpec, RxShape};
 use vmlane_device::vmxnet3::setup::Features;
+use vmlane_guestsim::nic::{Received, RingsSpec, RxShape};
 use vmlane_port::{FramePort, Packet, Reason, Refusal, Verdict};
 use vmxnet3_common::{Nic, TCP4, TCP4_HEADER, aggregate, tcp4};
 
@@ -130,7 +130,7 @@ fn without_a_second_ring_an_aggregate_is_what_one_head_holds() {
 #[test]
 fn the_size_is_learnt_when_buffers_come_late() {
     // DPDK posts its buffers after ACTIVATE.
-    let (mut guest, setup) = vmlane_device::testing::nic::Rings::unposted(&big());
+    let (mut guest, setup) = vmlane_guestsim::nic::Rings::unposted(&big());
     let stats = std::sync::Arc::default();
     let mut port = vmlane_device::vmxnet3::port::NicPort::new(setup, stats);
     assert_eq!(port.takes().aggregate, 1514);

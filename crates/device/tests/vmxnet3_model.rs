@@ -8,8 +8,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmlane_device::irq::{Interrupts, IrqMode};
-use vmlane_device::testing::nic::{RingsSpec, Wish};
 use vmlane_device::vmxnet3::vectors::Vectors;
+use vmlane_guestsim::nic::{RingsSpec, Wish};
 use vmlane_mem::Window;
 use vmlane_port::FramePort;
 use vmxnet3_common::{Nic, frame};

@@ -1,18 +1,16 @@
 //! Registers, commands and memory in any order: whatever a guest does, nothing panics, nothing is
 //! half active, and an orderly driver finds a working NIC afterwards.
 
-mod vmxnet3_session;
-
 use std::time::Instant;
 
 use proptest::prelude::*;
 use vmlane_device::pci::{CONFIG_REGION, PciDevice};
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_device::vmxnet3::Profile;
+use vmlane_guestsim::nic::session::{deliver, frame, try_deliver};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 use vmlane_wire::vmxnet3::shared::{EXTENDED_SIZE, QUEUE_SIZE};
-use vmxnet3_session::{deliver, frame, try_deliver};
 
 /// Something a guest, its VMM or its operator does.
 #[derive(Clone, Debug)]

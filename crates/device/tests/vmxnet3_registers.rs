@@ -1,15 +1,13 @@
 //! Registers of a VMXNET3 NIC: what is there, what is harmless, who owns which words.
 
-mod vmxnet3_session;
-
 use vmlane_device::irq::IrqMode;
 use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, REGIONS};
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, Wish};
 use vmlane_device::vmxnet3::{CreateError, NicConfig, NicView, Profile, Vmxnet3Device};
+use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, event};
 use vmlane_wire::vmxnet3::shared::at;
-use vmxnet3_session::{active, deliver, frame, receive};
 
 #[test]
 fn a_linux_driver_opens_sends_receives_and_closes() {
@@ -83,7 +81,7 @@ fn a_nic_that_cannot_be_is_not_created() {
     let create = |edit: fn(&mut NicConfig)| {
         let mut config = NicConfig::new(Mac([2, 0, 0, 0, 0, 1]));
         edit(&mut config);
-        let frames = std::sync::Arc::new(vmlane_device::testing::nic::InlineFrames::default());
+        let frames = std::sync::Arc::new(vmlane_guestsim::nic::InlineFrames::default());
         let irqs = std::sync::Arc::new(vmlane_device::irq::NoInterrupts);
         Vmxnet3Device::new(config, frames, vmlane_port::PortId(7), irqs).map(|_| ())
     };

@@ -2,8 +2,8 @@
 
 mod vmxnet3_common;
 
-use vmlane_device::testing::nic::{RingsSpec, RxShape};
 use vmlane_device::vmxnet3::setup::{Features, Rss};
+use vmlane_guestsim::nic::{RingsSpec, RxShape};
 use vmlane_port::{FramePort, Layers, Network, Packet, Reason, Refusal, Transport, Unfinished, Verdict};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::RxLayers;

@@ -1,18 +1,16 @@
 //! The daemon dies under a NIC and a successor goes on with it: rings, filters, masks, moderation; and what
 //! it makes of state that nobody wrote so.
 
-mod vmxnet3_session;
-
 use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use proptest::prelude::*;
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, Remains, Wish};
+use vmlane_guestsim::nic::session::{active, deliver, frame, receive, try_deliver};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Remains, Wish};
 use vmlane_port::Filter;
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, event, rx_mode};
 use vmlane_wire::vmxnet3::shared::{BlockRef, Coalesce, at};
-use vmxnet3_session::{active, deliver, frame, receive, try_deliver};
 use zerocopy::IntoBytes;
 
 fn linux() -> DriverSpec {
@@ -155,8 +153,8 @@ fn a_batch_that_was_not_shown_is_as_if_it_had_not_been() {
     let (machine, mut driver) = active(linux());
     assert!(deliver(&machine, &numbered(1)));
     receive(&mut driver).expect("a frame");
-    let sender = vmlane_device::testing::Ram::new(1 << 16);
-    let page = sender.alloc(1, vmlane_device::testing::Placement::Scattered)[0];
+    let sender = vmlane_guestsim::Ram::new(1 << 16);
+    let page = sender.alloc(1, vmlane_guestsim::Placement::Scattered)[0];
     let bytes = numbered(2);
     sender.write(page, &bytes);
     let mut spans = vmlane_mem::Spans::new(sender.device_map(), false);

@@ -5,8 +5,8 @@ mod vmxnet3_common;
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
-use vmlane_device::testing::nic::{RingsSpec, Wish};
 use vmlane_device::vmxnet3::setup::Moderation;
+use vmlane_guestsim::nic::{RingsSpec, Wish};
 use vmlane_port::{FramePort, HEAD, Offload};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::OffloadMode;

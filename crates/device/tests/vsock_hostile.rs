@@ -4,10 +4,10 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use vmlane_device::testing::virtio::{into, out};
-use vmlane_device::testing::vsock::{Bench, Guest, RING, loose_end, vm};
 use vmlane_device::virtio::vsock::VsockVm;
 use vmlane_device::vmci::{Call, Endpoint, Failed, Forward, Key, Remote};
+use vmlane_guestsim::virtio::{into, out};
+use vmlane_guestsim::vsock::{Bench, Guest, RING, loose_end, vm};
 use vmlane_port::{Budget, Side, StreamEnd, StreamId};
 use vmlane_stream::Inline;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};

@@ -7,11 +7,11 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
-use vmlane_device::testing::vsock::{Bench, Guest};
-use vmlane_device::testing::{Machine, PATIENCE, Path, Pattern, Placement, vm};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
 use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice, VsockVm};
 use vmlane_device::vmci::Fabric;
+use vmlane_guestsim::vsock::{Bench, Guest};
+use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
 use vmlane_stream::{Inline, Workers};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{Header, SEQPACKET, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM, kind, op};

@@ -3,7 +3,7 @@
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmlane_device::testing::vsock::{Bench, Guest, RING, vm};
+use vmlane_guestsim::vsock::{Bench, Guest, RING, vm};
 use vmlane_stream::Inline;
 use vmlane_wire::virtio_vsock::{kind, op};
 

@@ -4,8 +4,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use vmlane_device::testing::{Guest, Machine, Options, Path, Placement, Stream, vm};
 use vmlane_device::vmci::Fabric;
+use vmlane_guestsim::{Guest, Machine, Options, Path, Placement, Stream, vm};
 use vmlane_stream::{Settings, Workers};
 
 /// Ring size of every stream here: what a socket has by default.

@@ -11,12 +11,11 @@ use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use vmlane_bench::native::Sample;
 use vmlane_device::irq::Interrupts as _;
-use vmlane_device::testing::{
-    Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm,
-};
 use vmlane_device::vmci::{Fabric, VmciDevice};
+use vmlane_guestsim::vfio_user::Client;
+use vmlane_guestsim::{Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm};
+use vmlane_guestsim::{eventfd, signals};
 use vmlane_stream::{Settings, Workers};
-use vmlane_transport::testing::{Client, eventfd, signals};
 use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
 

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_bench::native::Sample;
 use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
-use vmlane_device::testing::{Queues, Stream};
+use vmlane_guestsim::{Queues, Stream};
 use vmlane_stream::{Settings, Worker, Workers};
 use vmlane_wire::vmci::queue_header;
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
@@ -126,7 +126,7 @@ fn one_way(client: Stream, server: Stream, block: usize, length: Duration) -> an
         });
         std::thread::sleep(length);
         stop.store(true, Ordering::Relaxed);
-        let describe = |error: vmlane_device::testing::SocketError| anyhow::anyhow!("{error}");
+        let describe = |error: vmlane_guestsim::SocketError| anyhow::anyhow!("{error}");
         sender.join().expect("no panic").map_err(describe)?;
         let (bytes, time) = receiver.join().expect("no panic").map_err(describe)?;
         Ok(Sample::gbits(bytes, time))
@@ -137,9 +137,9 @@ fn one_way(client: Stream, server: Stream, block: usize, length: Duration) -> an
 fn round_trips(length: Duration) -> anyhow::Result<Sample> {
     let pair = Pair::new()?;
     let (client, server) = pair.connect()?;
-    let describe = |error: vmlane_device::testing::SocketError| anyhow::anyhow!("{error}");
+    let describe = |error: vmlane_guestsim::SocketError| anyhow::anyhow!("{error}");
     std::thread::scope(|scope| {
-        let echo = scope.spawn(|| -> Result<(), vmlane_device::testing::SocketError> {
+        let echo = scope.spawn(|| -> Result<(), vmlane_guestsim::SocketError> {
             let mut byte = [0];
             while server.recv(&mut byte)? == 1 {
                 server.send_all(&byte)?;

@@ -10,7 +10,7 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmlane_device::testing::{Options, PATIENCE, Pattern, Placement, Stream as Far};
+use vmlane_guestsim::{Options, PATIENCE, Pattern, Placement, Stream as Far};
 use vmlane_host::sockets::Bounds;
 use vmlane_sock::{Address, Datagram, Host, Listener, Stream, plain};
 use vmlane_wire::host::{FLAG_RING, Op, RING, Reply, Request, SWITCH, layout};

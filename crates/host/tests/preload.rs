@@ -8,7 +8,7 @@ use std::process::{Command, Stdio};
 use std::sync::atomic::{AtomicBool, Ordering};
 
 use host_world::World;
-use vmlane_device::testing::{Placement, SocketError, Stream as Far};
+use vmlane_guestsim::{Placement, SocketError, Stream as Far};
 
 const ECHO: u32 = 6000;
 

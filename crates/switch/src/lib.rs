@@ -28,10 +28,17 @@ mod queue;
 mod spec;
 mod switch;
 mod table;
-pub mod testing;
 mod turn;
 mod waiting;
 mod worker;
+
+/// What the switch does to a frame's first bytes, by itself.
+#[doc(hidden)]
+pub mod heads {
+    pub use crate::fallback::{Cutter, complete};
+    pub use crate::frame::{Frame, Job, MAX_SEGMENTS, Segmentation, job};
+    pub use crate::parse::{inner, layers, payload};
+}
 
 pub use spec::{Policy, PortSpec, PortView, Settings, VlanMode};
 pub use switch::Switch;

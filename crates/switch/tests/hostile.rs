@@ -7,8 +7,8 @@ use common::tcp::Packet;
 use common::{Bench, mac};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
+use vmlane_guestsim::memory_port::{LRO, PLAIN, Received};
 use vmlane_port::{Offload, Takes};
-use vmlane_switch::testing::{LRO, PLAIN, Received};
 use vmlane_wire::ethernet::Tci;
 
 fn offload() -> impl Strategy<Value = Offload> {

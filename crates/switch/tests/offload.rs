@@ -5,8 +5,8 @@ mod common;
 use common::tcp::{Ip, Packet};
 use common::{Bench, Guest, mac};
 use etherparse::{IpNumber, UdpHeader};
+use vmlane_guestsim::memory_port::{LRO, PLAIN, Received};
 use vmlane_port::{Aggregate, Filter, Offload, Takes, Verdict};
-use vmlane_switch::testing::{LRO, PLAIN, Received};
 use vmlane_switch::{Policy, PortSpec};
 use vmlane_wire::ethernet::{Mac, Tci};
 

@@ -5,9 +5,9 @@ mod common;
 use std::time::{Duration, Instant};
 
 use common::{Bench, frame, mac};
+use vmlane_guestsim::memory_port::{Trap, Wire};
 use vmlane_port::{Frames, Reason};
 use vmlane_switch::Settings;
-use vmlane_switch::testing::{Trap, Wire};
 use vmlane_wire::ethernet::Mac;
 
 #[test]

@@ -8,8 +8,6 @@ pub mod irq;
 mod limit;
 pub mod listener;
 pub mod stats;
-#[doc(hidden)]
-pub mod testing;
 pub mod vfio_user;
 pub mod vhost_user;
 

@@ -9,7 +9,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use common::{Fixture, Journal, PANIC, PEEK, Seen, Toy};
-use vmlane_transport::testing::{Client, eventfd, signals};
+use vmlane_guestsim::vfio_user::Client;
+use vmlane_guestsim::{eventfd, signals};
 use vmlane_transport::{IrqSet, ListenError, Listener, Server, SessionStats};
 
 const EIO: Option<u32> = Some(5);

@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use common::{Fixture, PEEK, POKE, RAISE, Seen};
 use vmlane_device::irq::{Interrupts, IrqMode};
-use vmlane_transport::testing::{eventfd, signals};
+use vmlane_guestsim::{eventfd, signals};
 use vmlane_wire::vfio_user::{IrqInfo, RegionInfo, SetIrqs, irq_index};
 
 const EINVAL: Option<u32> = Some(22);

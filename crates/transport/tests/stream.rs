@@ -9,7 +9,8 @@ use std::time::Duration;
 use common::{Fixture, Seen};
 use proptest::prelude::*;
 use vmlane_device::irq::{Interrupts, IrqMode};
-use vmlane_transport::testing::{access, eventfd};
+use vmlane_guestsim::eventfd;
+use vmlane_guestsim::vfio_user::access;
 use vmlane_wire::vfio_user::{Command, Header, MAX_MESSAGE, SetIrqs, irq_index};
 use zerocopy::IntoBytes;
 

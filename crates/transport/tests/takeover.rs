@@ -14,9 +14,10 @@ use parking_lot::Mutex;
 use proptest::prelude::*;
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::{AccessError, IrqCounts, Past, PciDevice, Region};
+use vmlane_guestsim::vfio_user::Client;
+use vmlane_guestsim::{eventfd, signals};
 use vmlane_mem::{MemoryMap, memfd};
 use vmlane_state::{Found, Journal, Scope, Store, Unusable};
-use vmlane_transport::testing::{Client, eventfd, signals};
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{IrqSet, Listener, Session, SessionEnd, SessionStats};
 use vmlane_wire::vfio_user::{SetIrqs, irq_index};
@@ -270,7 +271,7 @@ fn what_lies_in_the_socket_and_in_the_mail_is_served() {
     let (mut vmm, _dead) = world.start();
     *world.fate.lock() = Some(Moment::Worked);
     let count = |vmm: &mut Client, posted| {
-        let access = vmlane_transport::testing::access(2, COUNT, 4);
+        let access = vmlane_guestsim::vfio_user::access(2, COUNT, 4);
         vmm.message(10, &[zerocopy::IntoBytes::as_bytes(&access), &[0; 4]].concat(), posted)
     };
     let mut bytes: Vec<u8> = (0..20).flat_map(|_| count(&mut vmm, true)).collect();
@@ -411,7 +412,7 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
         vmm.write_u32(2, COUNT, 0).expect("an answer");
         *world.fate.lock() = Some(Moment::Read);
         // Nobody waits for this one: it may be lost with the mail.
-        let access = vmlane_transport::testing::access(2, COUNT, 4);
+        let access = vmlane_guestsim::vfio_user::access(2, COUNT, 4);
         let posted = vmm.message(10, &[zerocopy::IntoBytes::as_bytes(&access), &[0; 4]].concat(), true);
         vmm.send(&posted, &[]).expect("sent");
         world.await_death();
@@ -451,7 +452,7 @@ proptest! {
         let (mut vmm, _dead) = world.start();
         vmm.write_u32(2, COUNT, 0).expect("an answer");
         *world.fate.lock() = Some(Moment::Worked);
-        let access = vmlane_transport::testing::access(2, COUNT, 4);
+        let access = vmlane_guestsim::vfio_user::access(2, COUNT, 4);
         let posted = vmm.message(10, &[zerocopy::IntoBytes::as_bytes(&access), &[0; 4]].concat(), true);
         vmm.send(&posted, &[]).expect("sent");
         world.await_death();

@@ -8,7 +8,7 @@ use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
 
 use vmlane_device::virtio::vhost::Lines;
-use vmlane_transport::testing::{eventfd, signals};
+use vmlane_guestsim::{eventfd, signals};
 use vmlane_wire::vhost_user::{Header, MemoryRegion, protocol, request};
 use zerocopy::IntoBytes;
 

@@ -10,10 +10,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use vmlane_device::testing::nic::NicMachine;
+use vmlane_guestsim::nic::NicMachine;
 use vmlane_mem::memfd;
 use vmlane_state::{Found, Scope, Store};
-use vmlane_transport::testing::{Client, eventfd};
+use vmlane_guestsim::eventfd;
+use vmlane_guestsim::vfio_user::Client;
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{IrqSet, Session, SessionStats};
 use zerocopy::IntoBytes;
@@ -118,7 +119,7 @@ pub fn take_over(input: &mut Input<'_>) {
     // What the VMM has sent by the time, and that it is gone then.
     let mut client = Client::new(vmm.try_clone().expect("one more descriptor"));
     for offset in 0..u64::from(input.byte() % 4) {
-        let access = vmlane_transport::testing::access(1, 8 * offset, 4);
+        let access = vmlane_guestsim::vfio_user::access(1, 8 * offset, 4);
         let request = client.message(9, access.as_bytes(), false);
         vmm.write_all(&request).expect("room");
     }

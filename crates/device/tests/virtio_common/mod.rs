@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 use std::time::Instant;
 
-use vmlane_device::testing::nic::InlineFrames;
-use vmlane_device::testing::virtio::{DriverRing, into, out};
-use vmlane_device::testing::{Placement, Ram};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::queue::Segment;
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
+use vmlane_guestsim::nic::InlineFrames;
+use vmlane_guestsim::virtio::{DriverRing, into, out};
+use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{
     FramePort, Layers, Offload, Packet, PortId, PortStats, Refusal, Token, Unfinished, Verdict,

@@ -1,17 +1,14 @@
 //! What the VMCI tests share: a fabric with real workers, and pairs of guests that stream through it.
 #![allow(dead_code)] // each test file uses its own part
 
-pub mod afterlife;
 pub mod talk;
 pub mod villain;
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_device::testing::{
-    Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm,
-};
 use vmlane_device::vmci::{Fabric, VmSpec, VmView};
+use vmlane_guestsim::{Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm};
 use vmlane_stream::{Settings, WorkerStats, Workers};
 
 /// A fabric and the workers behind it.

@@ -1,6 +1,6 @@
 //! Stream set-up spoken by hand: VM 3 connects to a port of VM 4.
 
-use vmlane_device::testing::{Datagram, Driver, PairSpec, Path, Placement, Queues};
+use vmlane_guestsim::{Datagram, Driver, PairSpec, Path, Placement, Queues};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 

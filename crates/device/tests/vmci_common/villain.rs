@@ -1,7 +1,7 @@
 //! A guest that does whatever hurts: sizes, addresses, names, floods, at random.
 
-use vmlane_device::testing::{Driver, Machine, PairSpec, Path, Placement, Queues, alloc_call};
 use vmlane_device::vmci::Limits;
+use vmlane_guestsim::{Driver, Machine, PairSpec, Path, Placement, Queues, alloc_call};
 use vmlane_wire::vmci::{
     CID_ANY, DMA_INLINE, DMA_LIST, DmaElement, DmaHeader, Handle, INVALID_ID, RawHandle, Reg, call, datagram,
 };

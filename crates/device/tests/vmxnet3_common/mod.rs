@@ -4,9 +4,9 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_device::testing::nic::{Received, Rings, RingsSpec};
-use vmlane_device::testing::{Placement, Ram};
 use vmlane_device::vmxnet3::port::NicPort;
+use vmlane_guestsim::nic::{Received, Rings, RingsSpec};
+use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{
     Aggregate, FramePort, Layers, Lent, Network, Packet, PortStats, Refusal, Token, Transport, Verdict,

@@ -4,10 +4,10 @@
 use std::sync::Arc;
 
 use vmlane_bench::native::Scatter;
-use vmlane_device::testing::Placement;
-use vmlane_device::testing::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation};
+use vmlane_guestsim::Placement;
+use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
 use vmlane_port::PortStats;
 use vmlane_wire::ethernet::Mac;
 

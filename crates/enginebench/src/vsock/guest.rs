@@ -11,9 +11,10 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
-use vmlane_device::testing::Ram;
-use vmlane_device::testing::virtio::{DriverRing, into, out};
-use vmlane_transport::testing::{Front, signals};
+use vmlane_guestsim::Ram;
+use vmlane_guestsim::signals;
+use vmlane_guestsim::vhost_user::Front;
+use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 use zerocopy::{FromBytes, IntoBytes};

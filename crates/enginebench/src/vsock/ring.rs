@@ -3,9 +3,9 @@
 use std::os::fd::OwnedFd;
 use std::sync::atomic::{Ordering, fence};
 
-use vmlane_device::testing::virtio::DriverRing;
 use vmlane_device::virtio::queue::Segment;
-use vmlane_transport::testing::RingEvents;
+use vmlane_guestsim::vhost_user::RingEvents;
+use vmlane_guestsim::virtio::DriverRing;
 
 /// One ring that a back end serves.
 pub struct Ring {

@@ -5,8 +5,8 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_device::testing::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement, Stream as Far, vm};
 use vmlane_device::vmci::Fabric;
+use vmlane_guestsim::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement, Stream as Far, vm};
 use vmlane_host::sockets::{self, Bounds, HostSockets, Policy};
 use vmlane_sock::{Host, Stream};
 use vmlane_stream::{Settings, WorkerStats, Workers};

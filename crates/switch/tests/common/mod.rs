@@ -6,8 +6,8 @@ pub mod tcp;
 use std::sync::Arc;
 use std::time::Duration;
 
+use vmlane_guestsim::memory_port::{Received, Wire};
 use vmlane_port::{Frames, Offload, PortId, PortStats};
-use vmlane_switch::testing::{Received, Wire};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
 use vmlane_wire::ethernet::Mac;
 

@@ -10,8 +10,8 @@ use parking_lot::Mutex;
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::config::{Bar, ConfigSpace, Msix};
 use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, Region};
+use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::MemoryMap;
-use vmlane_transport::testing::Client;
 use vmlane_transport::{IrqSet, Session, SessionEnd, SessionHandle, SessionStats};
 
 /// Registers of region 2: plain storage, except for these.

@@ -12,7 +12,7 @@ use std::time::Duration;
 use parking_lot::Mutex;
 use rustix::net::{SendAncillaryBuffer, SendAncillaryMessage, SendFlags, sendmsg};
 use vmlane_device::virtio::vhost::{Setup, VhostDevice};
-use vmlane_transport::testing::eventfd;
+use vmlane_guestsim::eventfd;
 use vmlane_transport::{RingLines, SessionStats, vhost_user};
 use vmlane_wire::vhost_user::{HEADER, Header, MemoryRegion, RingAddress, RingState, protocol, request};
 use vmlane_wire::virtio::feature;

@@ -16,16 +16,25 @@
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `hub.rs` | the worker |
 
-pub(crate) mod bridge;
+mod bridge;
 mod credit;
 mod device;
-pub(crate) mod hub;
-pub(crate) mod link;
-pub(crate) mod port;
-pub(crate) mod round;
+mod hub;
+mod link;
+mod port;
+mod round;
 mod table;
-pub(crate) mod vm;
+mod vm;
 
 pub use device::VsockDevice;
 pub use hub::{Hub, HubStats, Settings};
 pub use vm::VsockVm;
+
+/// The worker's parts without its thread, to be turned by hand.
+#[doc(hidden)]
+pub mod parts {
+    pub use super::bridge::{Bridge, Mailbox, Party};
+    pub use super::link::{Shared, Waker};
+    pub use super::port::Port;
+    pub use super::round::Rounds;
+}

@@ -6,7 +6,7 @@ use vmlane_mem::Window;
 use vmlane_wire::vmxnet3::desc::{CONTROL, RxCompletion, RxDesc, SIZE, completion_generation};
 
 use super::{alloc, window};
-use crate::testing::ram::Ram;
+use crate::ram::Ram;
 
 /// Bytes of a BODY buffer.
 pub const BODY: usize = 4096;

@@ -8,7 +8,7 @@ use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, SIZE, TxCompletion, TxDesc, completion_generation};
 
 use super::{alloc, window};
-use crate::testing::ram::Ram;
+use crate::ram::Ram;
 
 /// Bytes of the buffer that each descriptor has for [`TxRing::send`].
 const BUFFER: usize = 4096;

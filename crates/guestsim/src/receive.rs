@@ -9,7 +9,7 @@ use vmlane_wire::vmci::{
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::irq::{Interrupts, IrqMode};
+use vmlane_device::irq::{Interrupts, IrqMode};
 
 use super::PATIENCE;
 use super::driver::{Driver, Path};

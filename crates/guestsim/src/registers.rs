@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::pci::PciDevice;
-use crate::vmci::VmciDevice;
+use vmlane_device::pci::PciDevice;
+use vmlane_device::vmci::VmciDevice;
 
 /// Register accesses of one guest. A transport's test client is the other implementation.
 pub trait Registers: Send {

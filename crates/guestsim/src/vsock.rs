@@ -5,21 +5,17 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
-use crate::testing::Ram;
-use crate::testing::virtio::{DriverRing, into, out};
-use crate::virtio::vhost::{Lines, Setup};
-use crate::vmci::{Fabric, Limits, VmSpec};
+use crate::Ram;
+use crate::virtio::{DriverRing, into, out};
+use vmlane_device::virtio::vhost::{Lines, Setup};
+use vmlane_device::vmci::{Fabric, Limits, VmSpec};
 use vmlane_port::Streams;
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::virtio::vsock::bridge::{Bridge, Mailbox, Party};
-use crate::virtio::vsock::hub::HubStats;
-use crate::virtio::vsock::link::Waker;
-use crate::virtio::vsock::port::Port;
-use crate::virtio::vsock::round::Rounds;
-use crate::virtio::vsock::vm::VsockVm;
+use vmlane_device::virtio::vsock::parts::{Bridge, Mailbox, Party, Port, Rounds, Shared, Waker};
+use vmlane_device::virtio::vsock::{HubStats, VsockVm};
 
 /// Descriptors of each ring.
 pub const RING: u16 = 64;
@@ -211,7 +207,7 @@ impl Guest {
 
 /// One end of a stream whose other end nobody holds: it takes what its rings hold, and sends `bytes` zeros.
 pub fn loose_end(bytes: usize) -> Box<dyn vmlane_port::StreamPort> {
-    let shared = crate::virtio::vsock::link::Shared::new(Arc::new(Awake)).expect("memory for two rings");
+    let shared = Shared::new(Arc::new(Awake)).expect("memory for two rings");
     shared.sent(bytes);
     shared.port()
 }

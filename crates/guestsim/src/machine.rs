@@ -4,8 +4,8 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 
-use crate::pci::PciDevice;
-use crate::vmci::{Fabric, Limits, VmSpec, VmciDevice};
+use vmlane_device::pci::PciDevice;
+use vmlane_device::vmci::{Fabric, Limits, VmSpec, VmciDevice};
 
 use super::driver::{Driver, Path};
 use super::guest::Guest;

@@ -1,11 +1,9 @@
 //! The VMM's side of vfio-user, small and synchronous: for tests and benches that attach synthetic
 //! guests, in this process or another. Not for production use: it trusts the server.
 
-mod front;
 mod socket;
 
-use std::io;
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
@@ -17,7 +15,6 @@ use vmlane_wire::vfio_user::{
 use zerocopy::IntoBytes;
 use zerocopy::byteorder::little_endian::{U16, U32, U64};
 
-pub use front::{Front, RingEvents};
 pub use socket::{Answer, ClientError};
 
 /// A VMM that has connected one device.
@@ -237,21 +234,6 @@ impl Client {
 /// The fixed part of a register access.
 pub fn access(region: u32, offset: u64, len: usize) -> RegionAccess {
     RegionAccess { offset: U64::new(offset), region: U32::new(region), count: U32::new(len as u32) }
-}
-
-/// An eventfd such as a VMM hands over for a vector.
-pub fn eventfd() -> io::Result<OwnedFd> {
-    use rustix::event::{EventfdFlags, eventfd};
-    Ok(eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
-}
-
-/// How often an eventfd was signalled since the last look.
-pub fn signals(fd: impl AsFd) -> u64 {
-    let mut counter = [0; 8];
-    match rustix::io::read(fd, &mut counter) {
-        Ok(8) => u64::from_ne_bytes(counter),
-        _ => 0,
-    }
 }
 
 fn layout<

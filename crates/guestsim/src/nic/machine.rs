@@ -10,11 +10,11 @@ use vmlane_wire::pci::{command, offset};
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg};
 
 use super::frames::{InlineFrames, PORT};
-use crate::irq::IrqMode;
-use crate::pci::{CONFIG_REGION, Past, PciDevice};
-use crate::testing::lines::Lines;
-use crate::testing::ram::Ram;
-use crate::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
+use crate::lines::Lines;
+use crate::ram::Ram;
+use vmlane_device::irq::IrqMode;
+use vmlane_device::pci::{CONFIG_REGION, Past, PciDevice};
+use vmlane_device::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
 
 /// A VM that is switched on; nobody has loaded a driver yet.
 pub struct NicMachine {

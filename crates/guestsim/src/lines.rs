@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 
-use crate::irq::{Interrupts, IrqMode};
+use vmlane_device::irq::{Interrupts, IrqMode};
 
 /// Looks of a spinning waiter between two offers of its CPU to others.
 const YIELD_EVERY: u32 = 16;
@@ -43,7 +43,7 @@ impl Lines {
         })
     }
 
-    /// Connects other lines. The device is to be told ([`crate::pci::PciDevice::irqs_changed`]).
+    /// Connects other lines. The device is to be told ([`vmlane_device::pci::PciDevice::irqs_changed`]).
     pub fn set_mode(&self, mode: IrqMode) {
         *self.mode.lock() = mode;
     }

@@ -12,9 +12,9 @@ use std::sync::{Arc, Weak};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use crate::{Driver, Guest, Lines, Path, Ram, Registers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmlane_device::pci::{Past, PciDevice};
-use vmlane_device::testing::{Driver, Guest, Lines, Path, Ram, Registers};
 use vmlane_device::vmci::{Fabric, FabricPast, VmSpec, VmView, VmciDevice};
 use vmlane_mem::memfd;
 use vmlane_port::Streams;

@@ -12,7 +12,8 @@ use rustix::net::{
 use vmlane_wire::vfio_user::{HEADER, Header};
 use zerocopy::FromBytes;
 
-use crate::vfio_user::MAX_FDS;
+/// The most descriptors of one message; QEMU announces 8.
+const MAX_FDS: usize = 16;
 
 #[derive(Debug, thiserror::Error)]
 pub enum ClientError {

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use vmlane_wire::vmci::QP_ATTACH_ONLY;
 use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 
-use crate::vmci::Protocol;
+use vmlane_device::vmci::Protocol;
 
 use super::guest::{Guest, Key};
 use super::queues::PairSpec;

@@ -5,8 +5,9 @@
 //! | `tx_ring.rs` | posting packets, taking completions |
 //! | `rx_ring.rs` | posting buffers, putting packets together, Linux's own checks |
 //! | `rings.rs` | a NIC's rings made active without registers |
-//! | `frames.rs` | a switch of one port that whoever tests turns by hand |
+//! | `frames.rs` | a switch of one port that a test turns by hand |
 //! | `machine.rs` | one VM with a NIC: memory, interrupts, registers |
+//! | `session.rs` | a NIC that is open, frames to it |
 //! | `driver.rs` | probe, activation, reconfiguration as Linux does them |
 
 mod driver;
@@ -14,6 +15,7 @@ mod frames;
 mod machine;
 mod rings;
 mod rx_ring;
+pub mod session;
 mod tx_ring;
 
 use std::sync::Arc;
@@ -28,10 +30,6 @@ pub use machine::{NicMachine, Remains};
 pub use rings::{Rings, RingsSpec};
 pub use rx_ring::{BODY, Received, RxRings, RxShape};
 pub use tx_ring::{TxRing, Wish};
-
-/// What a transmit descriptor may wish, by itself.
-#[doc(hidden)]
-pub use crate::vmxnet3::port::TxRules;
 
 /// Zeroed contiguous memory of `bytes`, page by page. Address 0 if nothing is asked for.
 fn alloc(ram: &Arc<Ram>, bytes: usize) -> u64 {

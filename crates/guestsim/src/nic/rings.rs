@@ -10,10 +10,10 @@ use vmlane_port::Filter;
 use super::rx_ring::{RxRings, RxShape};
 use super::tx_ring::TxRing;
 use super::{alloc, window};
-use crate::testing::lines::Lines;
-use crate::testing::ram::Ram;
-use crate::vmxnet3::setup::{Features, Live, Moderation, Ring, Rss, RxSetup, Setup, Shared, TxSetup};
-use crate::vmxnet3::vectors::Vectors;
+use crate::lines::Lines;
+use crate::ram::Ram;
+use vmlane_device::vmxnet3::setup::{Features, Live, Moderation, Ring, Rss, RxSetup, Setup, Shared, TxSetup};
+use vmlane_device::vmxnet3::vectors::Vectors;
 
 /// Bytes of DriverShared and of a queue descriptor.
 const AREA: usize = 800;

@@ -7,12 +7,12 @@ use std::os::unix::net::UnixStream;
 use std::path::Path;
 use std::time::Duration;
 
+use crate::Ram;
 use rustix::io::retry_on_intr;
 use rustix::net::{
     RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
     SendFlags, recvmsg, sendmsg,
 };
-use vmlane_device::testing::Ram;
 use vmlane_device::virtio::vhost::RingSetup;
 use vmlane_wire::vhost_user::{
     HEADER, Header, InflightArea, MemoryRegion, RingAddress, RingState, protocol, request,

@@ -7,7 +7,7 @@ use parking_lot::Mutex;
 use vmlane_wire::vmci::Handle;
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
-use crate::vmci::Protocol;
+use vmlane_device::vmci::Protocol;
 
 use super::guest::{Guest, Key};
 use super::handshake::Backlog;

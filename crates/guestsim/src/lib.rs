@@ -1,4 +1,5 @@
-//! Small guest drivers that do what Linux does, over shared memory: for tests, benches and fuzzing.
+//! Synthetic guests: small drivers that do what Linux does over shared memory, and the VMM's side of vfio-user
+//! and vhost-user. For tests, fuzzing and benchmarks; nothing of it is in the product.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -9,17 +10,25 @@
 //! | `notify.rs` | both notification protocols of stream sockets |
 //! | `guest.rs`, `handshake.rs`, `socket.rs` | `vmw_vsock_vmci_transport`: dispatch, connect and accept, wake-ups |
 //! | `stream.rs` | sockets as a program uses them |
+//! | `nic` | VMXNET3: rings, probe, activation |
 //! | `virtio.rs` | virtqueues from the driver's side |
+//! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
+//! | `memory_port.rs` | a frame port over plain memory, for the switch |
+//! | `vfio_user.rs`, `vhost_user.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
+//! | `afterlife.rs` | a daemon that dies under its guests, and its successor |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
 //! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost
 //! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
 
+pub mod afterlife;
 mod driver;
+mod events;
 mod guest;
 mod handshake;
 mod lines;
 mod machine;
+pub mod memory_port;
 pub mod nic;
 mod notify;
 mod pattern;
@@ -29,10 +38,13 @@ mod receive;
 mod registers;
 mod socket;
 mod stream;
+pub mod vfio_user;
+pub mod vhost_user;
 pub mod virtio;
 pub mod vsock;
 
 pub use driver::{Driver, Path, ProbeError};
+pub use events::{eventfd, signals};
 pub use guest::Guest;
 pub use handshake::{Listener, Options};
 pub use lines::Lines;

@@ -1,10 +1,9 @@
-//! What the tests of the VMXNET3 control side share: a NIC that is open, frames through it.
-#![allow(dead_code)] // each test file uses a part
+//! A NIC whose driver has opened it, and frames to it by hand.
 
 use std::time::Instant;
 
-use vmlane_device::testing::nic::{DriverSpec, NicDriver, NicMachine, Received};
-use vmlane_device::testing::{Placement, Ram};
+use crate::nic::{DriverSpec, NicDriver, NicMachine, Received};
+use crate::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{Layers, Packet, Refusal, Verdict};
 

@@ -12,14 +12,6 @@ use vmlane_port::{
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
-/// What the switch does to a frame's first bytes, by itself.
-#[doc(hidden)]
-pub mod heads {
-    pub use crate::fallback::{Cutter, complete};
-    pub use crate::frame::{Frame, Job, MAX_SEGMENTS, Segmentation, job};
-    pub use crate::parse::{inner, layers, payload};
-}
-
 /// Frames that the port lends at once, at most.
 pub const LOOK_AHEAD: usize = 256;
 /// Bytes of memory for each.

@@ -12,7 +12,7 @@ use vmlane_wire::vmci::{
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket};
 use zerocopy::IntoBytes;
 
-use crate::pci::CONFIG_REGION;
+use vmlane_device::pci::CONFIG_REGION;
 
 use super::PATIENCE;
 use super::lines::Lines;

@@ -8,8 +8,8 @@ use vmlane_mem::Window;
 use vmlane_wire::virtio::{desc, event, split_bytes};
 
 use super::ram::{PAGE, Placement, Ram};
-use crate::virtio::queue::Segment;
-use crate::virtio::vhost::RingSetup;
+use vmlane_device::virtio::queue::Segment;
+use vmlane_device::virtio::vhost::RingSetup;
 
 /// A ring and what its driver knows of it.
 #[derive(Debug)]

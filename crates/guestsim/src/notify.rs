@@ -7,7 +7,7 @@ use std::sync::atomic::{Ordering, fence};
 
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
-use crate::vmci::Protocol;
+use vmlane_device::vmci::Protocol;
 
 use super::queues::Queues;
 use super::ram::PAGE;
