@@ -6,7 +6,7 @@ use std::process::{Child, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use vmlane_api::Client;
-use vmlane_lab::experiment::{Row, rows};
+use vmlane_experiment::{Row, rows};
 use vmlane_lab::{Lab, find_vmlane};
 
 const PLAN: &str = r#"

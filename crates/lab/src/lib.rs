@@ -4,8 +4,7 @@
 //! once. [`Lab::up`] starts one *supervisor* process that owns a lab's guests and its daemon; it is
 //! asked over a Unix socket, and when it ends, however that happens, all of the lab ends. In each
 //! guest the [`agent`] runs commands for it over a virtio-serial port (a serial line under User Mode
-//! Linux), so that the devices under test stay out of the way of the tests. An [`experiment`] is a sweep of measurements in a lab;
-//! [`report`] shows its rows.
+//! Linux), so that the devices under test stay out of the way of the tests.
 
 pub mod agent;
 pub mod child;
@@ -14,19 +13,14 @@ mod cpio;
 pub mod device;
 pub mod dirs;
 mod elf;
-pub mod experiment;
-pub mod figure;
 mod lab;
 pub mod machine;
 pub mod plan;
-mod png;
 pub mod proto;
 mod qemu;
 mod qmp;
-pub mod report;
 pub mod setup;
 pub mod spec;
-pub mod stop;
 pub mod supervisor;
 mod uml;
 

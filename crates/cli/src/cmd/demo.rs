@@ -6,8 +6,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::Result;
-use vmlane_lab::experiment::{self, Runner, Summary, Writer, rows, table};
-use vmlane_lab::{report, stop};
+use vmlane_experiment::{Runner, Summary, Writer, report, rows, stop, table};
 
 use super::progress::{Screen, minutes};
 
@@ -44,7 +43,7 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let begin = Instant::now();
-        let mut plan = experiment::demo(self.full);
+        let mut plan = vmlane_experiment::demo(self.full);
         plan.runs = self.runs.unwrap_or(plan.runs);
         // A demo starts anew each time; an experiment goes on.
         let mut file = Writer::create(&self.out)?;
@@ -76,6 +75,6 @@ impl Args {
             eprintln!("demo: ended early");
             return Ok(ExitCode::from(code));
         }
-        Ok(ExitCode::from(u8::from(!experiment::summary::is_sound(&rows))))
+        Ok(ExitCode::from(u8::from(!vmlane_experiment::summary::is_sound(&rows))))
     }
 }

@@ -238,7 +238,7 @@ impl Args {
             }
             Command::Down { lab, all } => down(lab, all)?,
             Command::Run(run) => return run.run(),
-            Command::Draw { dir } => println!("{}", vmlane_lab::report::draw(&dir)?.display()),
+            Command::Draw { dir } => println!("{}", vmlane_experiment::report::draw(&dir)?.display()),
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,
             Command::Child { cpu, env, parent, command } => {

@@ -5,8 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use vmlane_lab::experiment::{Plan, Row, Runner, Writer, rows};
-use vmlane_lab::{report, stop};
+use vmlane_experiment::{Plan, Row, Runner, Writer, report, rows, stop};
 
 use crate::cmd::progress::{Screen, minutes};
 

@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use vmlane_lab::experiment::{News, Row, Step, table};
+use vmlane_experiment::{News, Row, Step, table};
 
 pub struct Screen {
     /// Before each line.

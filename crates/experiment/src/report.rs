@@ -13,12 +13,12 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, bail};
 
-use crate::experiment::data::{Data, Drawn};
-use crate::experiment::plan::Plan;
-use crate::experiment::rows::{self, Row, Setup};
-use crate::experiment::summary::Spread;
+use crate::data::{Data, Drawn};
 use crate::figure::{self, escape};
+use crate::plan::Plan;
 use crate::png;
+use crate::rows::{self, Row, Setup};
+use crate::summary::Spread;
 
 /// The file of a result directory.
 pub const FILE: &str = "report.html";
@@ -39,7 +39,7 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
     std::fs::write(&path, page(&rows, plan.as_ref()))
         .with_context(|| format!("cannot write {}", path.display()))?;
     let figures = dir.join(FIGURES);
-    crate::dirs::make(&figures)?;
+    vmlane_lab::dirs::make(&figures)?;
     for (number, drawn) in (1..).zip(charts(&rows, plan.as_ref())) {
         for (panel, chart) in drawn.charts.iter().enumerate() {
             let svg = figure::svg(chart);
@@ -262,7 +262,7 @@ fn facts(rows: &[Row]) -> String {
 }
 
 fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
-    let mean = plan.is_some_and(|plan| plan.statistic == crate::experiment::plan::Statistic::Mean);
+    let mean = plan.is_some_and(|plan| plan.statistic == crate::plan::Statistic::Mean);
     let mut html = format!(
         "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most. A cross: nothing was \
          measured, or every run failed.</li>\n\

@@ -15,8 +15,8 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use crate::client::Signaller;
-use crate::{Guest, Output};
+use vmlane_lab::client::Signaller;
+use vmlane_lab::{Guest, Output};
 
 const GATE: &str = r#"echo vmlane-ready; read -r word || exit 1; echo vmlane-goes; exec "$@""#;
 /// How often a client's clock is asked for: the quickest answer counts.

@@ -1,8 +1,8 @@
 //! A small experiment, drawn: what a reader must find, and that drawing again changes nothing.
 
 use super::*;
-use crate::experiment::rows::PlanSource;
-use crate::experiment::steps::Step;
+use crate::rows::PlanSource;
+use crate::steps::Step;
 
 const PLAN: &str = r#"
 name = "t"

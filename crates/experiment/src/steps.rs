@@ -4,9 +4,9 @@
 //! every second round goes backwards. What changes slowly on the host (its clock, its other work) then
 //! meets all of them alike and cannot be mistaken for a difference between them.
 
-use super::factors::{Factors, Peer};
-use super::plan::Plan;
-use crate::{Device, LabSpec};
+use crate::factors::{Factors, Peer};
+use crate::plan::Plan;
+use vmlane_lab::{Device, LabSpec};
 
 /// Cards that one guest gets at most when devices share a lab.
 const SHARED_CARDS: usize = 6;

@@ -2,11 +2,11 @@
 
 use std::collections::BTreeMap;
 
-use super::plan::{Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
-use super::rows::Row;
-use super::summary::Spread;
-use super::table::number;
 use crate::figure::{Chart, Series, Shape, reach};
+use crate::plan::{Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
+use crate::rows::Row;
+use crate::summary::Spread;
+use crate::table::number;
 
 /// The rows of an experiment, in its plan's order.
 pub struct Data<'r> {
@@ -101,7 +101,7 @@ impl<'r> Data<'r> {
         rows.sort_by_key(|row| order.get(&row.id).copied().unwrap_or(usize::MAX));
         Data {
             rows,
-            named: plan.map_or_else(|| super::factors::NAMES.to_vec(), |plan| plan.named.clone()),
+            named: plan.map_or_else(|| crate::factors::NAMES.to_vec(), |plan| plan.named.clone()),
             statistic: plan.map_or(Statistic::Median, |plan| plan.statistic),
         }
     }

@@ -1,7 +1,7 @@
 //! Results as lines of text: while a sweep goes, and at its end.
 
-use super::rows::Row;
-use super::summary::{Key, OURS, Summary};
+use crate::rows::Row;
+use crate::summary::{Key, OURS, Summary};
 
 /// `512`, `4k`, `1M`: as bench takes it.
 pub fn size(bytes: u64) -> String {

@@ -4,7 +4,7 @@ use std::collections::{BTreeMap, BTreeSet};
 
 use serde::Serialize;
 
-use super::rows::Row;
+use crate::rows::Row;
 
 /// The device that the others are compared with.
 pub const OURS: &str = "vmci";

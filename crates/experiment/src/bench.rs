@@ -9,16 +9,16 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use vmlane_api::{Client, CounterList, Stats};
 
-use super::factors::{Factors, Peer, Tool};
-use super::host::Cpu;
-use super::plan::Plan;
-use super::rows::{Counters, Row};
-use super::steps::{Boot, Step, shaper};
-use super::together::{Hold, Team};
-use super::tool;
-use crate::plan::{GuestStatus, Status};
-use crate::supervisor::host as test_host;
-use crate::{Device, Guest, Lab, Running};
+use crate::factors::{Factors, Peer, Tool};
+use crate::host::Cpu;
+use crate::plan::Plan;
+use crate::rows::{Counters, Row};
+use crate::steps::{Boot, Step, shaper};
+use crate::together::{Hold, Team};
+use crate::tool;
+use vmlane_lab::supervisor::host as test_host;
+use vmlane_lab::{Device, Guest, Lab, Running};
+use vmlane_lab::{GuestStatus, Status};
 
 /// What a run may take beyond its length, and each further client of it.
 const PATIENCE: Duration = Duration::from_secs(30);

@@ -6,12 +6,12 @@ use anyhow::{Context, Result, bail, ensure};
 use vmlane_bench::Test;
 use vmlane_bench::size::parse_size;
 
-use super::table::size;
-use crate::Device;
-use crate::device::NicModel;
-use crate::machine::{self, Machine};
-use crate::setup::{KERNELS, QEMU_RELEASES, UML_KERNEL};
-use crate::spec::{DEFAULT_KERNEL, MOST_GUESTS};
+use crate::table::size;
+use vmlane_lab::Device;
+use vmlane_lab::device::NicModel;
+use vmlane_lab::machine::{self, Machine};
+use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNEL};
+use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS};
 
 /// Names of factors, as plans and rows write them.
 pub const NAMES: [&str; 23] = [
@@ -377,7 +377,7 @@ impl Factors {
             () if self.ring.is_some() && e1000 => {
                 ("ring", format!("{device} takes 80 to 4096 in steps of its own"))
             }
-            () => return super::tool::impossible(self),
+            () => return crate::tool::impossible(self),
         };
         Some(why)
     }

@@ -11,12 +11,12 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, bail};
 
-use super::bench::Bench;
-use super::host;
-use super::plan::Plan;
-use super::rows::{PlanSource, Row, VERSION, Writer};
-use super::steps::{Boot, Step};
-use crate::Lab;
+use crate::bench::Bench;
+use crate::host;
+use crate::plan::Plan;
+use crate::rows::{PlanSource, Row, VERSION, Writer};
+use crate::steps::{Boot, Step};
+use vmlane_lab::Lab;
 
 /// Failures in a row after which a combination's other runs are not tried.
 const GIVE_UP: u32 = 3;
@@ -227,7 +227,7 @@ impl Runner<'_> {
             factors: others.map(|name| ((*name).to_owned(), factors.text(name).into())).collect(),
             ..Row::default()
         };
-        row.setup = super::rows::Setup {
+        row.setup = crate::rows::Setup {
             date: course.date.clone(),
             cpu_model: host::cpu_model(),
             cpus: host::cpus(),
@@ -242,7 +242,7 @@ impl Runner<'_> {
             seconds: plan.seconds,
             warmup_seconds: plan.warmup,
             runs: plan.runs,
-            ..super::rows::Setup::default()
+            ..crate::rows::Setup::default()
         };
         row
     }

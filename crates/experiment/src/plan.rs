@@ -9,7 +9,7 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
-use super::factors::{Factors, NAMES};
+use crate::factors::{Factors, NAMES};
 
 /// No plan makes more runs than this.
 const MOST_RUNS: usize = 100_000;

@@ -1,7 +1,7 @@
 //! Plans that are good, and what is said of those that are not.
 
 use super::*;
-use crate::experiment::steps::Step;
+use crate::steps::Step;
 
 const PLAN: &str = r#"
 name = "t"

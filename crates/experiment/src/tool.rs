@@ -5,8 +5,8 @@ use serde_json::Value;
 use vmlane_bench::report::RoundTrips;
 use vmlane_bench::{Report, Test};
 
-use super::factors::{Factors, Tool};
-use super::plan::Plan;
+use crate::factors::{Factors, Tool};
+use crate::plan::Plan;
 
 /// The first port of iperf3's servers: each serves one client.
 const IPERF3_PORT: usize = 5201;

@@ -11,8 +11,8 @@ mod tests;
 
 use std::fmt::Write;
 
-use crate::experiment::summary::Spread;
-use crate::experiment::table::number;
+use crate::summary::Spread;
+use crate::table::number;
 use axis::Axis;
 pub use style::escape;
 use style::{fill, line_style, marker, patterns};

@@ -14,17 +14,24 @@
 //! | `summary.rs` | repeats in one number, and ratios |
 //! | `data.rs` | what charts and claims show of the rows |
 //! | `table.rs` | both as text |
+//! | `figure.rs`, `png.rs` | charts, as SVG and as PNG |
+//! | `report.rs` | the page |
+//! | `stop.rs` | a signal ends a sweep at its next run |
 //!
-//! [`crate::figure`] and [`crate::report`] draw from the rows alone.
+//! [`figure`] and [`report`] draw from the rows alone.
 
 mod bench;
 pub mod data;
 pub mod factors;
+pub mod figure;
 pub mod host;
 pub mod plan;
+mod png;
+pub mod report;
 pub mod rows;
 pub mod run;
 pub mod steps;
+pub mod stop;
 pub mod summary;
 pub mod table;
 mod together;

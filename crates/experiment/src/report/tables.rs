@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::experiment::data::title;
-use crate::experiment::plan::Plan;
-use crate::experiment::rows::Row;
-use crate::experiment::summary::Spread;
-use crate::experiment::table::{number, size, unit};
+use crate::data::title;
 use crate::figure::escape;
+use crate::plan::Plan;
+use crate::rows::Row;
+use crate::summary::Spread;
+use crate::table::{number, size, unit};
 
 /// A cell: the median, and below it the range when there is one.
 fn cell(spread: Option<Spread>, scale: f64) -> String {

@@ -12,7 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use vmlane_bench::report::RoundTrips;
 
-use super::table::size;
+use crate::table::size;
 
 /// Raised when a key changes its meaning or goes away; new keys do not raise it.
 pub const VERSION: u32 = 1;
@@ -166,7 +166,7 @@ pub struct Writer {
 impl Writer {
     /// Makes the directory and an empty file in it.
     pub fn create(dir: &Path) -> Result<Writer> {
-        crate::dirs::make(dir)?;
+        vmlane_lab::dirs::make(dir)?;
         let path = dir.join(FILE);
         let file = File::create(&path).with_context(|| format!("cannot write {}", path.display()))?;
         Ok(Writer { file, path })
@@ -175,7 +175,7 @@ impl Writer {
     /// Goes on with a file that has rows, or makes an empty one. Whatever a line that was cut short left at its
     /// end is taken away; returns the rows that are there.
     pub fn append(dir: &Path) -> Result<(Writer, Vec<Row>)> {
-        crate::dirs::make(dir)?;
+        vmlane_lab::dirs::make(dir)?;
         let path = dir.join(FILE);
         let text = match std::fs::read(&path) {
             Ok(bytes) => String::from_utf8_lossy(&bytes).into_owned(),
