@@ -30,8 +30,9 @@ use crate::confine;
 use crate::control::Answers;
 use crate::paths::Paths;
 use crate::plan::plan;
+use crate::serve::{Host, VmError};
 use crate::uplink::{UplinkError, Uplinks};
-use crate::vm::{Host, ServedVm, VmError};
+use crate::vm::ServedVm;
 use crate::watchdog::{DaemonStats, PATIENCE, Watchdog};
 
 /// Why the daemon does not start.

@@ -16,7 +16,7 @@ use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig};
-use crate::vm::{Host, VmError, listen, vhost_end};
+use crate::serve::{Host, VmError, listen, vhost_end};
 
 /// A NIC on offer.
 pub struct ServedNic {

@@ -5,7 +5,7 @@
 //! state. The rest is applied. Nothing here acts: a plan is data.
 
 use crate::config::{Config, DaemonConfig, NicConfig, VmConfig};
-use crate::vm::spec;
+use crate::vsock::spec;
 
 /// What to do, in this order, and what will be in force then.
 #[derive(Debug, PartialEq, Eq)]

@@ -6,6 +6,7 @@
 //! panic in device code is contained the same way. A session ends when the peer closes, when its
 //! stream makes no sense any more, when its memory file was cut short, or when it is told to stop.
 
+mod error;
 mod inbox;
 mod lines;
 mod memory;

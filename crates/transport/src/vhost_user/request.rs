@@ -6,7 +6,6 @@ use std::sync::Arc;
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::{Record, recover};
 use vmlane_device::virtio::vhost::{Setup, VhostDevice};
-use vmlane_mem::MapError;
 use vmlane_wire::vhost_user::{
     ConfigSpace, InflightArea, LogBase, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, OneRegion,
     RING_INDEX, RingAddress, RingState, protocol, request,
@@ -14,12 +13,12 @@ use vmlane_wire::vhost_user::{
 use vmlane_wire::virtio::{MAX_RING, feature};
 use zerocopy::{FromBytes, Immutable, IntoBytes, KnownLayout, Unaligned};
 
+use super::error::RequestError;
 use super::inbox::Message;
 use super::lines::{Line, RingLines};
 use super::memory::{MAX_SLOTS, Memory};
 use super::rings::Ring;
 use super::shared::{self, Inflight};
-use crate::irq::IrqError;
 use crate::stats::{SessionStats, count};
 
 /// Protocol features on offer.
@@ -45,27 +44,6 @@ pub enum Answer {
 
 /// Feature bits that sessions offer beside a device's.
 const OFFERED: u64 = feature::PROTOCOL_FEATURES | feature::LOG_ALL;
-
-/// Why a request was refused; it changed nothing.
-#[derive(Debug, thiserror::Error)]
-pub enum RequestError {
-    #[error("request {0} does not exist or is not served")]
-    Unknown(u32),
-    #[error("a payload of {have} bytes, {need} are needed")]
-    Payload { have: usize, need: usize },
-    #[error("{have} file descriptors, {need} are needed")]
-    Descriptors { have: usize, need: usize },
-    #[error("{name} is {value:#x}")]
-    Field { name: &'static str, value: u64 },
-    #[error("ring {0} runs")]
-    Running(usize),
-    #[error(transparent)]
-    Map(#[from] MapError),
-    #[error(transparent)]
-    Line(#[from] IrqError),
-    #[error("shared memory of the front end: {0}")]
-    Memory(std::io::Error),
-}
 
 /// Bytes of the answer that a request always gets.
 pub fn answer_len(code: u32) -> Option<usize> {

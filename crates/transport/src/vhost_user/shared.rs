@@ -9,7 +9,7 @@ use vmlane_mem::{Window, memfd};
 use vmlane_wire::vhost_user::{InflightArea, LogBase};
 use vmlane_wire::virtio::MAX_RING;
 
-use super::request::RequestError;
+use super::error::RequestError;
 
 /// Bytes of the largest log: one for 16 TiB of guest memory.
 const MAX_LOG: u64 = 512 << 20;

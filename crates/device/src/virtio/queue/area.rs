@@ -2,7 +2,7 @@
 
 use vmlane_mem::{MemoryMap, Window};
 
-use super::BadRing;
+use super::chain::BadRing;
 
 /// Bytes of guest memory at a multiple of 2 or 4. Offsets count from its first byte.
 #[derive(Debug)]

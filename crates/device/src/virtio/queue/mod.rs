@@ -5,85 +5,26 @@
 //! [`MAX_SEGMENTS`], so that loops end. Nothing allocates once it has run for a while.
 
 mod area;
+mod chain;
 mod packed;
 mod record;
+mod recover;
 mod split;
 mod table;
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use vmlane_mem::{Fault, MemoryMap};
-use vmlane_wire::virtio::{MAX_RING, desc, feature, split_bytes};
+use vmlane_mem::MemoryMap;
+use vmlane_wire::virtio::{MAX_RING, feature, split_bytes};
 
+pub use self::chain::{BadRing, Broken, Cursor, MAX_SEGMENTS, Segment, Taken};
 use self::packed::Packed;
 pub use self::record::{Record, bytes as record_bytes};
+pub use self::recover::recover;
 use self::split::Split;
 use super::log::DirtyLog;
 use super::vhost::RingSetup;
-
-/// Pieces of one chain, indirect tables included. Linux uses at most a few dozen.
-pub const MAX_SEGMENTS: usize = 1024;
-
-/// A piece of guest memory that a descriptor names; nothing says yet that it exists.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Segment {
-    pub addr: u64,
-    pub len: u32,
-    /// The device may write it; it may read it otherwise.
-    pub writable: bool,
-}
-
-/// A place in a ring: where a chain starts. A free-running index in split rings; in packed ones the
-/// descriptor's number, and the wrap counter in bit 15.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Cursor(pub u16);
-
-/// A chain that was read.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
-    /// What its completion names.
-    pub id: u16,
-    /// Descriptors of the ring that it takes.
-    pub count: u16,
-    pub at: Cursor,
-    pub next: Cursor,
-}
-
-/// A ring that cannot be. It is not looked at any more.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum Broken {
-    #[error("more chains are available than the ring holds")]
-    Index,
-    #[error("descriptor {0} does not exist")]
-    Descriptor(u16),
-    #[error("a chain without end")]
-    Loop,
-    #[error("a chain of more than {MAX_SEGMENTS} pieces")]
-    Long,
-    #[error("an indirect table where none may be, or of an impossible size")]
-    Table,
-    #[error(transparent)]
-    Memory(#[from] Fault),
-}
-
-/// Why a ring cannot run.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum BadRing {
-    #[error("a ring of {0} descriptors")]
-    Size(u16),
-    #[error("part of a ring at {0:#x}, which is not aligned")]
-    Unaligned(u64),
-    #[error("position {0:#x} is outside the ring")]
-    Position(u32),
-    #[error(transparent)]
-    Memory(#[from] Fault),
-}
-
-/// Chains that are looked ahead: for their buffers, and for their descriptors. The driver has just written
-/// both on another CPU.
-const NEAR: u16 = 8;
-const FAR: u16 = 16;
 
 /// Cache lines of a buffer of `len` bytes worth fetching before its turn comes: all of a frame of the usual MTU,
 /// which otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches
@@ -101,8 +42,8 @@ enum Kind {
     Packed(Packed),
 }
 
-/// One virtqueue. Completions are in the order of the chains, so that whoever takes the ring over
-/// after a crash finds all that is not completed from the ring's memory alone.
+/// One virtqueue. Completions are in the order of the chains, so that after a crash the next daemon
+/// finds all that is not completed from the ring's memory alone.
 #[derive(Debug)]
 pub struct Queue {
     kind: Kind,
@@ -217,7 +158,7 @@ impl Queue {
         self.log.as_ref()
     }
 
-    /// The device has written somewhere in the ring.
+    /// Logs the ring itself as written.
     #[inline]
     fn log_ring(&self) {
         if let Some(log) = &self.log {
@@ -225,7 +166,7 @@ impl Queue {
         }
     }
 
-    /// The driver need not announce chains.
+    /// Tells the driver that it need not announce chains.
     pub fn quiet(&mut self) {
         match &mut self.kind {
             Kind::Split(ring) => ring.quiet(),
@@ -243,7 +184,7 @@ impl Queue {
         self.log_ring();
     }
 
-    /// Leaves behind where the next owner goes on: at `first`, the first chain that is not completed.
+    /// Stores where the next owner of the ring goes on: at `first`, the first chain that is not completed.
     pub fn leave(&mut self, first: Cursor) {
         let upper = match &self.kind {
             Kind::Split(_) => 0,
@@ -261,51 +202,4 @@ fn written(setup: &RingSetup, packed: bool) -> [(u64, usize); 2] {
     } else {
         [(setup.device, used), (0, 0)]
     }
-}
-
-/// User Mode Linux begins packed rings at 0 without the mark of the first lap (arch/um/drivers/virtio_uml.c,
-/// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's mark;
-/// where it does not, the ring is at its beginning.
-fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
-    const BEGIN: u32 = 1 << 15 | 1 << 31;
-    if features & feature::PACKED == 0 || setup.position.load(Ordering::Acquire) != 0 {
-        return None;
-    }
-    let mut flags = [0; 2];
-    memory.read(setup.descriptors.checked_add(14)?, &mut flags).ok()?;
-    (u16::from_le_bytes(flags) & desc::USED == 0).then_some(BEGIN)
-}
-
-/// Where a ring whose owner died goes on, if its record says so: a position as SET_VRING_BASE has it. The
-/// record and the ring are the VMM's and the guest's: what comes out is checked by [`Queue::new`].
-pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
-    let Some(record) = setup.record.as_ref().filter(|record| record.is_of(setup.size)) else {
-        return first_lap(setup, features, memory);
-    };
-    if features & feature::PACKED == 0 {
-        let mut index = [0; 2];
-        memory.read(setup.device.checked_add(2)?, &mut index).ok()?;
-        return Some(u16::from_le_bytes(index).into());
-    }
-    const WRAP: u16 = 1 << 15;
-    let (new, old, count) = record.places();
-    let (index, lap) = (old & !WRAP, old & WRAP != 0);
-    if index >= setup.size || new & !WRAP >= setup.size || count > setup.size {
-        return None;
-    }
-    let ring = memory.window(setup.descriptors, desc::SIZE * usize::from(setup.size), true).ok()?;
-    // The device's mark at the old place, whatever the driver has put there since: it was published.
-    let published = |word: u64| (word >> 48) as u16 & desc::USED != 0;
-    if count > 0 && published(ring.load_half(index.into(), true)) != lap {
-        // Some may have been stored, but not the first one, which comes last.
-        for at in (0..usize::from(count)).rev() {
-            let (place, word) = record.noted(at);
-            if place >= setup.size {
-                return None;
-            }
-            ring.store_u64(desc::SIZE * usize::from(place) + 8, word);
-        }
-    }
-    record.packed(new, new, 0);
-    Some(u32::from(new) | u32::from(new) << 16)
 }

@@ -6,8 +6,10 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_wire::virtio::{desc, event, passes};
 
 use super::area::Area;
+use super::chain::{BadRing, Broken, Cursor, NEAR, Segment, Taken};
+use super::record::Record;
 use super::table::{Reader, push};
-use super::{BadRing, Broken, Cursor, NEAR, Record, RingSetup, Segment, Taken};
+use crate::virtio::vhost::RingSetup;
 
 /// Bit of a position: the wrap counter.
 const WRAP: u16 = 1 << 15;

@@ -6,8 +6,10 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_wire::virtio::{NO_NOTICE, desc, passes, split_bytes};
 
 use super::area::Area;
+use super::chain::{BadRing, Broken, Cursor, FAR, NEAR, Segment, Taken};
+use super::record::Record;
 use super::table::{Reader, push};
-use super::{BadRing, Broken, Cursor, FAR, NEAR, Record, RingSetup, Segment, Taken};
+use crate::virtio::vhost::RingSetup;
 
 /// Offsets in either half: flags, the index, the entries.
 const FLAGS: usize = 0;

@@ -3,7 +3,7 @@
 use vmlane_mem::MemoryMap;
 use vmlane_wire::virtio::desc;
 
-use super::{Broken, MAX_SEGMENTS, Segment};
+use super::chain::{Broken, MAX_SEGMENTS, Segment};
 
 /// Where tables are read to.
 pub struct Reader<'a> {

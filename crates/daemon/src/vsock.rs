@@ -1,0 +1,125 @@
+//! The VMCI or virtio-vsock device of a VM while it is served: its CID, its device, its sockets.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use vmlane_device::virtio::vsock::{VsockDevice, VsockVm};
+use vmlane_device::vmci::{Forward, VmSpec, VmciDevice};
+use vmlane_host::sockets::Guest;
+use vmlane_mem::MemoryMap;
+use vmlane_state::Found;
+use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
+
+use crate::config::{Config, VmConfig};
+use crate::serve::{Host, VmError, listen, vhost_end};
+
+/// Its VMCI or virtio-vsock device.
+pub struct ServedVsock {
+    pub cid: u32,
+    pub server: Server,
+    pub stats: Arc<SessionStats>,
+}
+
+impl ServedVsock {
+    pub fn offer_virtio(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedVsock, VmError> {
+        let name = || vm.name.clone();
+        let path = host.paths.vsock(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let uds = host.paths.uds(&vm.name).map_err(|cause| VmError::Path { name: name(), cause })?;
+        let end = vhost_end(vm.vsock_role, &path);
+        let end = end.map_err(|cause| VmError::Listen { name: name(), cause })?;
+        let threads = |cause| VmError::Threads { name: name(), cause };
+        let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
+        let stats = Arc::new(SessionStats::default());
+        let add = host.fabric.add_vm(spec(config, vm));
+        add.map_err(|cause| VmError::Add { name: name(), cause })?;
+        host.fabric.set_endpoint(vm.cid, host.hub.party(vm.cid));
+        host.hub.add(vsock_vm(config, vm));
+        let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
+        let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
+        let served = served.map_err(threads).and_then(|server| {
+            let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
+            match host.sockets.add_guest(guest) {
+                Ok(()) => Ok(ServedVsock { cid: vm.cid, server, stats }),
+                Err(cause) => {
+                    server.stop();
+                    Err(VmError::Uds { name: name(), cause })
+                }
+            }
+        });
+        if served.is_err() {
+            host.fabric.clear_endpoint(vm.cid);
+            host.hub.remove(vm.cid);
+            host.fabric.remove_vm(vm.cid);
+        }
+        served
+    }
+
+    pub fn offer(
+        host: &Host<'_>,
+        spec: VmSpec,
+        found: &mut Found,
+    ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
+        let (name, cid) = (spec.name.clone(), spec.cid);
+        let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
+        let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
+        let group = spec.group.clone();
+        host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
+        let offered = ServedVsock::serve(host, &path, name.clone(), cid, found);
+        let offered =
+            offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
+                Ok(()) => Ok((served, map)),
+                Err(cause) => {
+                    served.server.stop();
+                    Err(VmError::Uds { name, cause })
+                }
+            });
+        if offered.is_err() {
+            host.fabric.remove_vm(cid);
+        }
+        offered
+    }
+
+    fn serve(
+        host: &Host<'_>,
+        path: &Path,
+        name: String,
+        cid: u32,
+        found: &mut Found,
+    ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
+        let stats = Arc::new(SessionStats::default());
+        let irqs = Arc::new(IrqSet::new(stats.clone()));
+        let device = VmciDevice::new(host.fabric.clone(), cid, irqs.clone())
+            .map_err(|cause| VmError::Device { name: name.clone(), cause })?;
+        let (listener, scope, prepared) = listen(host, path, &format!("{name}.vmci"), &irqs, found)
+            .map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
+        let map = prepared.as_ref().map(|prepared| prepared.map.clone());
+        let served = listener.serve_on(&name, Box::new(device), irqs, stats.clone(), scope, prepared);
+        let server = served.map_err(|cause| VmError::Threads { name: name.clone(), cause })?;
+        Ok((ServedVsock { cid, server, stats }, map))
+    }
+}
+
+/// A VM with a virtio-vsock device as the hub wants it.
+pub fn vsock_vm(config: &Config, vm: &VmConfig) -> VsockVm {
+    let VmSpec { cid, group, forwards, restricted, trusted, limits, .. } = spec(config, vm);
+    let connections = limits.connections;
+    VsockVm { cid, group, restricted, trusted, connections, forwards, parent: vm.parent_cid }
+}
+
+/// A VM of a configuration as the fabric wants it. Targets of forwards that `config` lacks lead
+/// nowhere; a checked configuration has none.
+pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
+    let forward = |forward: &crate::config::ForwardConfig| {
+        let target = config.vm(&forward.to_vm).filter(|target| target.cid != 0)?;
+        Some(Forward { port: forward.port, to_cid: target.cid, to_port: forward.to_port })
+    };
+    VmSpec {
+        name: vm.name.clone(),
+        cid: vm.cid,
+        group: vm.group.clone(),
+        forwards: vm.forwards.iter().filter_map(forward).collect(),
+        restricted: vm.restricted,
+        trusted: vm.trusted,
+        limits: vm.limits,
+    }
+}

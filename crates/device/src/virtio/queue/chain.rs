@@ -1,0 +1,65 @@
+//! A chain of descriptors as both ring formats give it, and what can be wrong with one.
+
+use vmlane_mem::Fault;
+
+/// Pieces of one chain, indirect tables included. Linux uses at most a few dozen.
+pub const MAX_SEGMENTS: usize = 1024;
+
+/// A piece of guest memory that a descriptor names; nothing says yet that it exists.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Segment {
+    pub addr: u64,
+    pub len: u32,
+    /// The device may write it; it may read it otherwise.
+    pub writable: bool,
+}
+
+/// A place in a ring: where a chain starts. A free-running index in split rings; in packed ones the
+/// descriptor's number, and the wrap counter in bit 15.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Cursor(pub u16);
+
+/// A chain that was read.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Taken {
+    /// What its completion names.
+    pub id: u16,
+    /// Descriptors of the ring that it takes.
+    pub count: u16,
+    pub at: Cursor,
+    pub next: Cursor,
+}
+
+/// A ring that breaks the rules. The device stops reading it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum Broken {
+    #[error("more chains are available than the ring holds")]
+    Index,
+    #[error("descriptor {0} does not exist")]
+    Descriptor(u16),
+    #[error("a chain without end")]
+    Loop,
+    #[error("a chain of more than {MAX_SEGMENTS} pieces")]
+    Long,
+    #[error("an indirect table where none may be, or of an impossible size")]
+    Table,
+    #[error(transparent)]
+    Memory(#[from] Fault),
+}
+
+/// Why a ring cannot run.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum BadRing {
+    #[error("a ring of {0} descriptors")]
+    Size(u16),
+    #[error("part of a ring at {0:#x}, which is not aligned")]
+    Unaligned(u64),
+    #[error("position {0:#x} is outside the ring")]
+    Position(u32),
+    #[error(transparent)]
+    Memory(#[from] Fault),
+}
+
+/// How many chains ahead buffers are fetched, and descriptors. The driver has just written both on another CPU.
+pub(super) const NEAR: u16 = 8;
+pub(super) const FAR: u16 = 16;

@@ -1,0 +1,55 @@
+//! Where a ring goes on whose device died.
+
+use std::sync::atomic::Ordering;
+
+use vmlane_mem::MemoryMap;
+use vmlane_wire::virtio::{desc, feature};
+
+use crate::virtio::vhost::RingSetup;
+
+/// User Mode Linux begins packed rings at 0 without the mark of the first lap (arch/um/drivers/virtio_uml.c,
+/// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's mark;
+/// where it does not, the ring is at its beginning.
+fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
+    const BEGIN: u32 = 1 << 15 | 1 << 31;
+    if features & feature::PACKED == 0 || setup.position.load(Ordering::Acquire) != 0 {
+        return None;
+    }
+    let mut flags = [0; 2];
+    memory.read(setup.descriptors.checked_add(14)?, &mut flags).ok()?;
+    (u16::from_le_bytes(flags) & desc::USED == 0).then_some(BEGIN)
+}
+
+/// Where a ring whose device died goes on, if its record says so: a position as SET_VRING_BASE has it. The
+/// record and the ring are the VMM's and the guest's: what comes out is checked by [`super::Queue::new`].
+pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
+    let Some(record) = setup.record.as_ref().filter(|record| record.is_of(setup.size)) else {
+        return first_lap(setup, features, memory);
+    };
+    if features & feature::PACKED == 0 {
+        let mut index = [0; 2];
+        memory.read(setup.device.checked_add(2)?, &mut index).ok()?;
+        return Some(u16::from_le_bytes(index).into());
+    }
+    const WRAP: u16 = 1 << 15;
+    let (new, old, count) = record.places();
+    let (index, lap) = (old & !WRAP, old & WRAP != 0);
+    if index >= setup.size || new & !WRAP >= setup.size || count > setup.size {
+        return None;
+    }
+    let ring = memory.window(setup.descriptors, desc::SIZE * usize::from(setup.size), true).ok()?;
+    // The device's mark at the old place, whatever the driver has put there since: it was published.
+    let published = |word: u64| (word >> 48) as u16 & desc::USED != 0;
+    if count > 0 && published(ring.load_half(index.into(), true)) != lap {
+        // Some may have been stored, but not the first one, which comes last.
+        for at in (0..usize::from(count)).rev() {
+            let (place, word) = record.noted(at);
+            if place >= setup.size {
+                return None;
+            }
+            ring.store_u64(desc::SIZE * usize::from(place) + 8, word);
+        }
+    }
+    record.packed(new, new, 0);
+    Some(u32::from(new) | u32::from(new) << 16)
+}
