@@ -19,7 +19,8 @@ help:
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
 	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
-	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows)'
+	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows;'
+	@echo '             AGAINST=BINARY: in pairs with the vmlane-enginebench of another build)'
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
 	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
 	@echo 'make lint    formatting, clippy, docs, licences'
@@ -62,7 +63,7 @@ soak: setup
 	  --test survival --test soak --test neighbour -- --test-threads=1 --nocapture
 
 bench: build
-	@cargo run --quiet --locked --release -p vmlane-enginebench -- --out out/bench $(if $(ONLY),--only $(ONLY))
+	@cargo run --quiet --locked --release -p vmlane-enginebench -- --out out/bench $(if $(ONLY),--only $(ONLY)) $(if $(AGAINST),--against $(AGAINST))
 
 experiments: setup
 	@code=0; for plan in experiments/*/plan.toml; do \

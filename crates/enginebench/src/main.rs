@@ -2,6 +2,7 @@
 //! use) speak to the real device models and workers; every row stands beside what the machine does
 //! without any of it, measured interleaved in the same run.
 
+mod compare;
 mod dpdk;
 mod frames;
 mod host;
@@ -31,6 +32,12 @@ struct Args {
     /// Where latest.json goes
     #[arg(long, default_value = "out/bench")]
     out: PathBuf,
+    /// Compare this build with another's vmlane-enginebench, in pairs of fresh processes
+    #[arg(long, value_name = "BINARY")]
+    against: Option<PathBuf>,
+    /// How many pairs, for --against
+    #[arg(long, default_value_t = 20, requires = "against")]
+    pairs: usize,
     /// Internal: be one guest of a row whose guests are processes
     #[arg(long, hide = true, num_args = 4, value_names = ["SOCKET", "ROLE", "BLOCK", "PEER"])]
     guest: Option<Vec<String>>,
@@ -40,6 +47,9 @@ fn main() -> anyhow::Result<()> {
     let args = Args::parse();
     if let Some(guest) = args.guest {
         return process::be_guest(&guest);
+    }
+    if let Some(against) = args.against {
+        return compare(against, args.pairs, &args.only, (args.rounds, args.millis), &args.out);
     }
     let options =
         Options { only: args.only, rounds: args.rounds, length: Duration::from_millis(args.millis) };
@@ -53,6 +63,30 @@ fn main() -> anyhow::Result<()> {
     print!("{}", report.table());
     let path = args.out.join("latest.json");
     report.write(&path)?;
+    println!("\nwritten: {}", path.display());
+    Ok(())
+}
+
+/// Without `--only`: all that a change of the engines can move, and no program of others.
+const COMPARED: [&str; 5] = ["vmci.", "vmxnet3.", "host.", "virtio.vsock.", "virtio.frames."];
+
+fn compare(
+    against: PathBuf,
+    pairs: usize,
+    only: &str,
+    (rounds, millis): (usize, u64),
+    out: &std::path::Path,
+) -> anyhow::Result<()> {
+    let only: Vec<String> = match only {
+        "" => COMPARED.iter().map(|&prefix| prefix.to_owned()).collect(),
+        only => only.split(',').map(str::to_owned).collect(),
+    };
+    let outcome =
+        compare::Comparison { against, pairs, only, rounds, millis }.run(|line| eprintln!("{line}"))?;
+    print!("{}", outcome.table());
+    std::fs::create_dir_all(out)?;
+    let path = out.join("against.json");
+    std::fs::write(&path, serde_json::to_string(&outcome)? + "\n")?;
     println!("\nwritten: {}", path.display());
     Ok(())
 }
