@@ -4,8 +4,8 @@
 use vmlane_device::vmxnet3::port::TxRules;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Aggregate, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, Transport, Unfinished,
-    Verdict, VnetHeader,
+    Aggregate, ChecksumStatus, HEAD, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, PartialChecksum, RxFrame,
+    Transport, TxFrame, VnetHeader,
 };
 use vmlane_switch::heads::{
     Cutter, Frame, Job, MAX_SEGMENTS, Segmentation, complete, inner, job, layers, payload,
@@ -62,7 +62,7 @@ impl Bench {
         let Some(offload) = offload(kinds, &wish, head, len) else { return };
         let tag = (kinds & 0x80 != 0).then_some(Tci(0x2005));
         self.lent.set(0, len).expect("mapped");
-        let lent = Lent { head, spans: &self.lent, offload, tag };
+        let lent = TxFrame { head, spans: &self.lent, offload, tag };
         let mut scratch = [0; MAX_HEAD];
         let Ok(frame) = Frame::new(&lent, &mut scratch) else { return };
         check_pop(&frame, &lent);
@@ -76,13 +76,16 @@ impl Bench {
             assert!(inside.network_at >= found.transport_at + 16, "{inside:?} in {found:?}");
         }
         match job(&frame, &found) {
-            Ok(Job::Checksum(unfinished)) => {
-                let Unfinished { start, field, .. } = unfinished;
+            Ok(Job::Checksum(partial_checksum)) => {
+                let PartialChecksum { start, field, .. } = partial_checksum;
                 let end = usize::from(field) + 2;
                 assert!(HEADER <= usize::from(start) && start <= field && end <= frame.head.len());
-                let packet = Packet { unfinished: Some(unfinished), ..self.packet(&frame, frame.head, 0) };
+                let packet = RxFrame {
+                    partial_checksum: Some(partial_checksum),
+                    ..self.packet(&frame, frame.head, 0)
+                };
                 self.check_told(&packet, Offload::Checksum { start, field });
-                self.check_sum(&packet, unfinished);
+                self.check_sum(&packet, partial_checksum);
             }
             Ok(Job::Segment(segmentation)) => {
                 self.check_whole(&frame, &segmentation);
@@ -93,22 +96,22 @@ impl Bench {
     }
 
     /// What lies behind `head` of the frame, from `skip` bytes on.
-    fn packet<'a>(&'a self, frame: &Frame<'_>, head: &'a [u8], skip: usize) -> Packet<'a> {
-        Packet {
+    fn packet<'a>(&'a self, frame: &Frame<'_>, head: &'a [u8], skip: usize) -> RxFrame<'a> {
+        RxFrame {
             head,
             body: &self.lent,
             body_at: frame.popped + head.len() + skip,
             body_len: frame.len() - head.len() - skip,
             tag: None,
             layers: Layers::default(),
-            verdict: Verdict::Good,
+            checksum: ChecksumStatus::Good,
             aggregate: None,
-            unfinished: None,
+            partial_checksum: None,
         }
     }
 
     /// A virtio NIC's driver that gives back what it was told wishes the same.
-    fn check_told(&self, packet: &Packet<'_>, expected: Offload) {
+    fn check_told(&self, packet: &RxFrame<'_>, expected: Offload) {
         let told = VnetHeader::of(packet, 0);
         assert_eq!(told.offload(packet.head), Some(expected), "{told:?}");
         assert_eq!(VnetHeader::from_bytes(&told.to_bytes()), told);
@@ -116,22 +119,22 @@ impl Bench {
     }
 
     /// The receiver's bytes, with everything that follows `start` summing to what `seed` makes right.
-    fn check_sum(&self, packet: &Packet<'_>, unfinished: Unfinished) {
+    fn check_sum(&self, packet: &RxFrame<'_>, partial_checksum: PartialChecksum) {
         let mut out = [0; WHOLE];
         let Some(out) = self.written(packet, &mut out) else { return };
-        let (start, field) = (usize::from(unfinished.start), usize::from(unfinished.field));
+        let (start, field) = (usize::from(partial_checksum.start), usize::from(partial_checksum.field));
         let seed = u16::from_be_bytes([packet.head[field], packet.head[field + 1]]);
         let got = u16::from_be_bytes([out[field], out[field + 1]]);
         out[field..field + 2].copy_from_slice(&seed.to_be_bytes());
         let expected = match !again::sum(&[&out[start..]], 0) {
-            0 if unfinished.never_zero => 0xffff,
+            0 if partial_checksum.never_zero => 0xffff,
             sum => sum,
         };
         assert_eq!(got, expected);
     }
 
     /// The packet as its receiver has it, if it is not too long to look at each.
-    fn written<'a>(&self, packet: &Packet<'_>, out: &'a mut [u8; WHOLE]) -> Option<&'a mut [u8]> {
+    fn written<'a>(&self, packet: &RxFrame<'_>, out: &'a mut [u8; WHOLE]) -> Option<&'a mut [u8]> {
         let out = out.get_mut(..packet.len())?;
         let written = packet.write(&self.sink, false, &mut [0; MAX_HEAD]);
         assert_eq!(written, packet.len());
@@ -154,12 +157,12 @@ impl Bench {
         let mut head = [0; MAX_HEAD];
         let head = &mut head[..bytes];
         head.copy_from_slice(&frame.head[..bytes]);
-        let unfinished = complete(head, &found, frame.len());
+        let partial_checksum = complete(head, &found, frame.len());
         again::check_ip(head, &found, frame.len(), None);
-        let packet = Packet {
+        let packet = RxFrame {
             layers: found,
             aggregate: Some(Aggregate { mss, segments, header }),
-            unfinished: Some(unfinished),
+            partial_checksum: Some(partial_checksum),
             ..self.packet(frame, head, 0)
         };
         self.check_told(&packet, Offload::Segment { header, mss });
@@ -177,12 +180,12 @@ impl Bench {
         for number in [0, 1, u16::from(other) * 8, segments - 1].into_iter().filter(|n| *n < segments) {
             let before = usize::from(number) * mss;
             let here = mss.min(left - before);
-            let (head, unfinished) = cutter.cut(number, here);
+            let (head, partial_checksum) = cutter.cut(number, here);
             again::check_ip(head, &found, bytes + here, Some((frame.head, number)));
             again::check_tcp(head, &segmentation, frame.head, number);
             let mut packet = self.packet(frame, head, before);
             packet.body_len = here;
-            packet.unfinished = Some(unfinished);
+            packet.partial_checksum = Some(partial_checksum);
             let whole = self.check_packet(&packet, &found);
             if let Some((around, wants_sum)) = outer {
                 again::check_ip(head, &around, bytes + here, Some((frame.head, number)));
@@ -196,7 +199,7 @@ impl Bench {
     }
 
     /// Its TCP or UDP checksum is right once it is written.
-    fn check_packet(&self, packet: &Packet<'_>, found: &Layers) -> Option<[u8; WHOLE]> {
+    fn check_packet(&self, packet: &RxFrame<'_>, found: &Layers) -> Option<[u8; WHOLE]> {
         let mut out = [0; WHOLE];
         let whole = self.written(packet, &mut out)?;
         assert_eq!(again::transport_sum(whole, found), 0xffff, "{found:?}");
@@ -231,7 +234,7 @@ fn offload(kinds: u8, wish: &[u8; VnetHeader::SIZE], head: &[u8], len: usize) ->
 }
 
 /// A popped tag and the rest are the frame as it came.
-fn check_pop(frame: &Frame<'_>, lent: &Lent<'_>) {
+fn check_pop(frame: &Frame<'_>, lent: &TxFrame<'_>) {
     assert!(frame.head.len() >= HEADER && frame.len() >= frame.head.len());
     if frame.popped == 0 {
         assert!(frame.head == lent.head && frame.tag == lent.tag && frame.offload == lent.offload);

@@ -17,8 +17,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::{Fabric, Forward, Limits, VmSpec, VmciDevice};
-use vmlane_stream::Inline;
 use vmlane_mem::{MapRequest, MemoryMap, memfd};
+use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, MMIO_OFFSET, Reg};
 
 /// Bytes of RAM of each VM: small, so that random addresses hit it.

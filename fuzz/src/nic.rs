@@ -1,11 +1,13 @@
 //! A NIC's rings in a small memory, and frames from elsewhere.
 
-use vmlane_guestsim::nic::{Rings, RingsSpec, RxShape};
-use vmlane_guestsim::{Placement, Ram};
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation, Rss};
+use vmlane_guestsim::nic::{Rings, RingsSpec, RxShape};
+use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
-use vmlane_port::{Aggregate, Layers, Network, Packet, PortStats, Transport, Unfinished, Verdict};
+use vmlane_port::{
+    Aggregate, ChecksumStatus, Layers, Network, PartialChecksum, PortStats, RxFrame, Transport,
+};
 use vmlane_wire::ethernet::Tci;
 
 use crate::Input;
@@ -81,7 +83,7 @@ impl Sender {
     }
 
     /// A packet as the switch may make one: its fields agree with its length, not with its bytes.
-    pub fn packet<'a>(&'a mut self, input: &mut Input<'_>, head: &'a mut [u8; 192]) -> Packet<'a> {
+    pub fn packet<'a>(&'a mut self, input: &mut Input<'_>, head: &'a mut [u8; 192]) -> RxFrame<'a> {
         let head_len = 14 + usize::from(input.byte()) % 178;
         let len = usize::from(input.byte()) % head_len;
         let given = input.bytes(len);
@@ -107,21 +109,21 @@ impl Sender {
             segments: 2 + u16::from(input.byte()),
             header: at(input),
         });
-        let unfinished = (kinds & 64 != 0).then(|| Unfinished {
+        let partial_checksum = (kinds & 64 != 0).then(|| PartialChecksum {
             start: at(input),
             field: u16::from(input.byte()) % (head_len as u16 - 1),
             never_zero: kinds & 128 != 0,
         });
-        Packet {
+        RxFrame {
             head: &head[..head_len],
             body: &self.spans,
             body_at: head_len,
             body_len: total - head_len,
             tag: (input.byte() & 1 == 1).then(|| Tci(input.number::<2>() as u16)),
             layers,
-            verdict: if input.byte() & 1 == 1 { Verdict::Good } else { Verdict::Unknown },
+            checksum: if input.byte() & 1 == 1 { ChecksumStatus::Good } else { ChecksumStatus::Unknown },
             aggregate,
-            unfinished,
+            partial_checksum,
         }
     }
 }

@@ -4,8 +4,8 @@
 
 use std::collections::{BTreeMap, HashMap};
 
-use vmlane_port::{Filter, Frames, Offload, PortId, VlanSet};
 use vmlane_guestsim::memory_port::Wire;
+use vmlane_port::{Filter, Frames, Offload, PortId, VlanSet};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
 use vmlane_wire::ethernet::{Mac, Tci};
 

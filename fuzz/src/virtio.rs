@@ -2,9 +2,9 @@
 
 use std::sync::Arc;
 
+use vmlane_device::virtio::queue::Segment;
 use vmlane_guestsim::Ram;
 use vmlane_guestsim::virtio::DriverRing;
-use vmlane_device::virtio::queue::Segment;
 
 use crate::Input;
 

@@ -4,17 +4,16 @@
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
-use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
 use vmlane_device::vmci::{Limits, VmSpec};
 use vmlane_fuzz::Input;
 use vmlane_fuzz::forged::{change, cut, scribble, session, tamper};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{Handle, RawHandle, call};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use vmlane_wire::vmxnet3::regs::Command;
 use zerocopy::IntoBytes;
-
 
 use vmlane_guestsim::afterlife::Afterlife;
 use vmlane_guestsim::nic::session::{active, frame, receive, try_deliver};

@@ -10,12 +10,12 @@ use std::sync::{Arc, LazyLock};
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_guestsim::nic::NicMachine;
 use vmlane_device::vmci::VmciDevice;
 use vmlane_fuzz::{Input, World};
-use vmlane_mem::memfd;
 use vmlane_guestsim::eventfd;
+use vmlane_guestsim::nic::NicMachine;
 use vmlane_guestsim::vfio_user::Client;
+use vmlane_mem::memfd;
 use vmlane_transport::{IrqSet, Scope, Session, SessionStats};
 
 const REPLY: u8 = 1;

@@ -5,15 +5,16 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_guestsim::nic::InlineFrames;
-use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::{NoLines, Setup, VhostDevice};
 use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::{SIZE, act, ram};
+use vmlane_guestsim::nic::InlineFrames;
+use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_mem::Spans;
 use vmlane_port::{
-    Aggregate, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, PortId, Transport, Unfinished, Verdict,
+    Aggregate, ChecksumStatus, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, PartialChecksum, PortId,
+    RxFrame, Transport,
 };
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::feature;
@@ -74,7 +75,7 @@ fuzz_target!(|data: &[u8]| {
             5 => {
                 frames.with(|end| {
                     while let Some(token) = end.fetch() {
-                        let lent = end.lent(token);
+                        let lent = end.frame(token);
                         let len = lent.len();
                         assert!((14..=MAX_FRAME).contains(&len) && lent.head.len() <= MAX_HEAD.min(len));
                         match lent.offload {
@@ -106,16 +107,16 @@ fuzz_target!(|data: &[u8]| {
                     transport_at: 34,
                 };
                 let whole = kind & 1 != 0 && head == 64;
-                let packet = Packet {
+                let packet = RxFrame {
                     head: &bytes[..head],
                     body: &spans,
                     body_at: head,
                     body_len: len - head,
                     tag: None,
                     layers,
-                    verdict: Verdict::Good,
+                    checksum: ChecksumStatus::Good,
                     aggregate: whole.then_some(Aggregate { mss: 1000, segments: 2, header: 54 }),
-                    unfinished: (kind & 2 != 0 && head == 64).then_some(Unfinished {
+                    partial_checksum: (kind & 2 != 0 && head == 64).then_some(PartialChecksum {
                         start: 34,
                         field: 50,
                         never_zero: udp,

@@ -5,11 +5,11 @@ use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_guestsim::virtio::DriverRing;
 use vmlane_device::virtio::queue::{MAX_SEGMENTS, Queue, Record, recover};
 use vmlane_device::virtio::vhost::RingSetup;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::{SIZE, act, ram};
+use vmlane_guestsim::virtio::DriverRing;
 use vmlane_mem::Window;
 use vmlane_wire::virtio::feature;
 

@@ -7,9 +7,9 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use libfuzzer_sys::fuzz_target;
 use std::sync::Arc;
-use vmlane_guestsim::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_device::vmci::{Fabric, Limits};
 use vmlane_fuzz::Input;
+use vmlane_guestsim::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CID_HOST, Handle};
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket, PacketType};

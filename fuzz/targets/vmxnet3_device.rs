@@ -10,10 +10,10 @@ use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
 use vmlane_device::pci::{CONFIG_REGION, PciDevice};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::Sender;
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 use vmlane_wire::vmxnet3::shared::{EXTENDED_SIZE, QUEUE_SIZE};
@@ -149,7 +149,7 @@ impl World {
                 let mut head = [0; 192];
                 let packet = sender.packet(input, &mut head);
                 machine.frames.with(|end| {
-                    let fits = packet.len() <= end.takes().frame;
+                    let fits = packet.len() <= end.capabilities().frame;
                     if fits && packet.aggregate.is_none() {
                         let _ = end.deliver(&packet);
                     }
@@ -159,7 +159,7 @@ impl World {
                 machine.frames.with(|end| {
                     let mut lent = Vec::new();
                     while let Some(token) = end.fetch().filter(|_| lent.len() < 64) {
-                        let frame = end.lent(token);
+                        let frame = end.frame(token);
                         let mut bytes = vec![0; frame.len()];
                         frame.spans.read(0, &mut bytes);
                         lent.push(token);

@@ -6,9 +6,9 @@ use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
 use vmlane_device::pci::PciDevice;
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 

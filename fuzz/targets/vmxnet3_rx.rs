@@ -52,8 +52,8 @@ fuzz_target!(|data: &[u8]| {
             }
             _ => {
                 port.has_room();
-                let takes = port.takes();
-                assert!(takes.aggregate >= takes.frame);
+                let capabilities = port.capabilities();
+                assert!(capabilities.aggregate >= capabilities.frame);
             }
         }
     }

@@ -5,14 +5,14 @@
 use std::time::Instant;
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_guestsim::nic::Wish;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::{self, RING};
-use vmlane_port::{FramePort, Lent, MAX_FRAME, MAX_HEAD, Offload};
+use vmlane_guestsim::nic::Wish;
+use vmlane_port::{FramePort, MAX_FRAME, MAX_HEAD, Offload, TxFrame};
 use vmlane_wire::vmxnet3::desc::OffloadMode;
 
 /// What every lent frame promises.
-fn check(lent: &Lent<'_>) {
+fn check(lent: &TxFrame<'_>) {
     let len = lent.len();
     assert!((14..=MAX_FRAME).contains(&len) && lent.head.len() <= MAX_HEAD.min(len), "{len}");
     match lent.offload {
@@ -81,7 +81,7 @@ fuzz_target!(|data: &[u8]| {
             _ => {
                 for _ in 0..usize::from(RING) {
                     let Some(token) = port.fetch() else { break };
-                    check(&port.lent(token));
+                    check(&port.frame(token));
                     lent.push(token);
                 }
             }

@@ -5,12 +5,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
+use vmlane_device::virtio::vsock::VsockVm;
 use vmlane_device::vmci::Forward;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::act;
-use vmlane_stream::Inline;
-use vmlane_device::virtio::vsock::VsockVm;
 use vmlane_guestsim::vsock::{Bench, vm};
+use vmlane_stream::Inline;
 use vmlane_wire::virtio_vsock::Header;
 
 fuzz_target!(|data: &[u8]| {

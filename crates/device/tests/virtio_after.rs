@@ -333,16 +333,16 @@ fn a_guest_with_a_control_queue_is_obeyed() {
         assert_eq!(guest.command(class::VLAN, control::vlan::ADD, &[5, 0]), control::OK);
         assert_eq!(guest.command(class::RX, 77, &[0]), control::ERROR);
         // Super-frames off, while it runs.
-        assert!(guest.nic.with(|end| end.takes().tso4));
+        assert!(guest.nic.with(|end| end.capabilities().tso4));
         let checksums = net_feature::GUEST_CSUM.to_le_bytes();
         assert_eq!(guest.command(class::OFFLOADS, control::offloads::SET, &checksums), control::OK);
-        assert!(guest.nic.with(|end| !end.takes().tso4 && end.takes().partial_frame));
+        assert!(guest.nic.with(|end| !end.capabilities().tso4 && end.capabilities().partial_frame));
         // Whatever the VMM does with its rings meanwhile.
         let wanted = filter(&guest);
         assert!(wanted.vlans.is_some() && wanted.mac.0 == [2, 0, 0, 0, 0, 9]);
         guest.run();
         assert_eq!(filter(&guest), wanted);
-        assert!(guest.nic.with(|end| !end.takes().tso4));
+        assert!(guest.nic.with(|end| !end.capabilities().tso4));
         // Another VMM, or none that anybody remembers.
         guest.nic.device.stop();
         guest.nic.device.gone();

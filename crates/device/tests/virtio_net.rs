@@ -5,10 +5,10 @@ mod virtio_common;
 
 use std::sync::atomic::Ordering;
 
-use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, pieces, unfinished};
+use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, partial_checksum, pieces};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_guestsim::virtio::out;
-use vmlane_port::{Aggregate, Layers, Network, Offload, Reason, Refusal, Transport, Verdict};
+use vmlane_port::{Aggregate, ChecksumStatus, DropReason, Layers, Network, Offload, Refusal, Transport};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::virtio::{feature, net_feature};
 
@@ -135,7 +135,7 @@ fn a_frame_takes_all_its_buffers_or_none() {
         for _ in 0..16 {
             nic.post_buffer(64);
         }
-        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(Reason::NoRoom)));
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(DropReason::NoRoom)));
         assert_eq!(nic.rx.take(), None);
     }
 }
@@ -145,7 +145,7 @@ fn without_mergeable_buffers_a_chain_must_do() {
     let mut nic = Nic::new(MODERN);
     let frame = Frame::new(1400);
     nic.post_buffer(1411);
-    assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(Reason::NoRoom)));
+    assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(DropReason::NoRoom)));
     let short = Frame::new(1399);
     nic.deliver(&short, |packet| packet).unwrap();
     assert_eq!(nic.rx.take().unwrap().1, 1411);
@@ -157,19 +157,22 @@ fn checksums_are_told_or_made() {
     for (features, flags) in [(MODERN, [0; 10]), (ALL, [1, 0, 0, 0, 0, 0, 34, 0, 16, 0])] {
         let mut nic = Nic::new(features);
         let buffer = nic.post_buffer(400);
-        nic.deliver(&frame, |packet| vmlane_port::Packet { unfinished: Some(unfinished()), ..packet })
-            .unwrap();
+        nic.deliver(&frame, |packet| vmlane_port::RxFrame {
+            partial_checksum: Some(partial_checksum()),
+            ..packet
+        })
+        .unwrap();
         let got = nic.read(buffer, HEADER + 200);
         assert_eq!(got[..10], flags);
         let same = got[HEADER..] == frame.bytes;
         assert_eq!(same, features == ALL, "a partial checksum stays as it is, another one is filled in");
-        let takes = nic.with(|end| end.takes());
-        assert_eq!((takes.partial_frame, takes.tso4, takes.tso6), (same, same, false));
+        let capabilities = nic.with(|end| end.capabilities());
+        assert_eq!((capabilities.partial_frame, capabilities.tso4, capabilities.tso6), (same, same, false));
     }
     // A verdict.
     let mut nic = Nic::new(ALL);
     let buffer = nic.post_buffer(400);
-    nic.deliver(&frame, |packet| vmlane_port::Packet { verdict: Verdict::Good, ..packet }).unwrap();
+    nic.deliver(&frame, |packet| vmlane_port::RxFrame { checksum: ChecksumStatus::Good, ..packet }).unwrap();
     assert_eq!(nic.read(buffer, 1), [2]);
 }
 
@@ -187,7 +190,7 @@ fn super_frames_and_tags_are_told() {
     };
     let aggregate = Some(Aggregate { mss: 1000, segments: 4, header: 54 });
     let tag = Some(Tci(0x600a));
-    nic.deliver(&frame, |packet| vmlane_port::Packet { layers, aggregate, tag, ..packet }).unwrap();
+    nic.deliver(&frame, |packet| vmlane_port::RxFrame { layers, aggregate, tag, ..packet }).unwrap();
     let got = nic.read(buffer, HEADER + 4004);
     assert_eq!(got[..HEADER], [1, 1, 58, 0, 0xe8, 3, 38, 0, 16, 0, 1, 0]);
     assert_eq!(got[HEADER..HEADER + 12], frame.bytes[..12]);

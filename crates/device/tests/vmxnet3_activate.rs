@@ -498,7 +498,7 @@ fn the_older_class_uses_a_part_of_its_ring() {
 /// A port has an MTU of its own, whatever its guest believes.
 #[test]
 fn the_port_carries_no_more_than_its_own_mtu() {
-    let takes = |port: u16| {
+    let capabilities = |port: u16| {
         let machine = NicMachine::new(|config| config.mtu = port);
         let mut driver = NicDriver::probe(&machine, DriverSpec { mtu: 9000, ..linux() });
         driver.open(&machine);
@@ -506,9 +506,9 @@ fn the_port_carries_no_more_than_its_own_mtu() {
             assert!(driver.tx[0].send(&frame(len), &[], &Wish::NONE));
         }
         let lent = machine.frames.with(|end| std::iter::from_fn(|| end.fetch()).count());
-        let takes = machine.frames.with(|end| end.takes().frame);
-        (lent.expect("attached"), takes.expect("attached"))
+        let capabilities = machine.frames.with(|end| end.capabilities().frame);
+        (lent.expect("attached"), capabilities.expect("attached"))
     };
-    assert_eq!(takes(9190), (3, 9014));
-    assert_eq!(takes(1500), (1, 1514));
+    assert_eq!(capabilities(9190), (3, 9014));
+    assert_eq!(capabilities(1500), (1, 1514));
 }

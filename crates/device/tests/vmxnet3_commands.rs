@@ -5,7 +5,7 @@ use std::time::Instant;
 use vmlane_device::vmxnet3::Profile;
 use vmlane_guestsim::nic::session::{active, deliver, deliver_as, frame};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
-use vmlane_port::{Filter, Layers, Network, Takes, Transport};
+use vmlane_port::{Filter, Layers, Network, RxCapabilities, Transport};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, Reg, event, feature, rx_mode};
 use vmlane_wire::vmxnet3::shared::{BlockRef, Coalesce, DriverShared, at};
@@ -19,8 +19,8 @@ fn filter(machine: &NicMachine) -> Filter {
     machine.frames.with(|end| end.filter().clone()).expect("an active NIC")
 }
 
-fn takes(machine: &NicMachine) -> Takes {
-    machine.frames.with(|end| end.takes()).expect("an active NIC")
+fn capabilities(machine: &NicMachine) -> RxCapabilities {
+    machine.frames.with(|end| end.capabilities()).expect("an active NIC")
 }
 
 #[test]
@@ -195,12 +195,12 @@ fn an_empty_vlan_table_is_no_filter() {
 #[test]
 fn features_change_while_frames_flow() {
     let (machine, mut driver) = active(linux());
-    assert!(takes(&machine).tso4 && takes(&machine).tso6);
+    assert!(capabilities(&machine).tso4 && capabilities(&machine).tso6);
     driver.shared.features.set(feature::RX_CHECKSUM);
     driver.store(&machine);
-    assert!(takes(&machine).tso4);
+    assert!(capabilities(&machine).tso4);
     machine.write(Reg::Command, Command::UpdateFeatures.code());
-    assert!(!takes(&machine).tso4 && !takes(&machine).tso6, "no super-frame after the command");
+    assert!(!capabilities(&machine).tso4 && !capabilities(&machine).tso6, "no super-frame after the command");
 }
 
 #[test]
@@ -208,7 +208,7 @@ fn the_older_class_takes_no_super_frames() {
     let machine = NicMachine::with_profile(Profile::Vmxnet2Class);
     let mut driver = NicDriver::probe(&machine, DriverSpec::linux(1));
     driver.open(&machine);
-    assert!(!takes(&machine).tso4 && !takes(&machine).tso6);
+    assert!(!capabilities(&machine).tso4 && !capabilities(&machine).tso6);
 }
 
 #[test]
@@ -501,7 +501,7 @@ fn a_driver_that_reconfigures_keeps_its_filters_and_address() {
         machine.command(Command::Reset);
         driver = NicDriver::allocate(&machine, DriverSpec { mtu, ..linux() });
         driver.open(&machine);
-        assert_eq!(takes(&machine).frame, mtu as usize + 14);
+        assert_eq!(capabilities(&machine).frame, mtu as usize + 14);
         assert!(deliver(&machine, &frame(60)));
     }
     assert_eq!(filter(&machine).mac, machine.mac);

@@ -8,7 +8,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
-use vmlane_port::{FramePort, MAX_FRAME, Offload, Packet, Reason, Refusal, Verdict};
+use vmlane_port::{ChecksumStatus, DropReason, FramePort, MAX_FRAME, Offload, Refusal, RxFrame};
 use vmlane_stats::Counters as _;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, RxDesc, SIZE, TxDesc, error};
 use vmlane_wire::vmxnet3::shared::at;
@@ -21,7 +21,7 @@ fn linux() -> Nic {
     Nic::new(&RingsSpec::linux())
 }
 
-fn plain(_: &mut Packet<'_>) {}
+fn plain(_: &mut RxFrame<'_>) {}
 
 /// The value of a port counter.
 fn count(nic: &Nic, name: &str) -> u64 {
@@ -47,7 +47,7 @@ fn check_rx_stopped(nic: &mut Nic) {
     let descriptor = &nic.guest.descriptors[1];
     assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
     assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (1, 1));
-    assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(Reason::BadReceiver)));
+    assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
     assert!(!nic.port.has_room());
     assert_eq!(nic.guest.lines.raised(1), 1);
 }
@@ -167,7 +167,7 @@ fn cve_2016_6835_headers_are_named_only_as_far_as_the_frame_goes() {
     let wish = Wish::segment(60, 10);
     assert!(nic.guest.tx[0].send(&tcp4(61, (1, 2)), &[], &wish));
     let (token, _) = nic.fetch().unwrap();
-    let lent = nic.port.lent(token);
+    let lent = nic.port.frame(token);
     assert_eq!((lent.head.len(), lent.offload), (61, Offload::Segment { header: 60, mss: 10 }));
     nic.port.finish(token);
     assert!(nic.guest.tx[0].send(&tcp4(60, (1, 2)), &[], &wish));
@@ -207,7 +207,7 @@ fn small_heads_stop_the_queue() {
         guest.rx[0].set_slot(0, 0, RxDesc::new(addr, len, false, false));
         guest.rx[0].fill();
         let mut nic = with(guest, setup);
-        assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(Reason::BadReceiver)));
+        assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
         check_rx_stopped(&mut nic);
     }
 }
@@ -226,7 +226,7 @@ fn buffers_outside_memory_stop_the_queue() {
         guest.rx[0].set_slot(ring, 0, RxDesc::new(NOWHERE, 4000, ring == 1, false));
         guest.rx[0].fill();
         let mut nic = with(guest, setup);
-        assert_eq!(nic.deliver(&frame(len), plain), Err(Refusal::Drop(Reason::BadReceiver)));
+        assert_eq!(nic.deliver(&frame(len), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
         check_rx_stopped(&mut nic);
         assert!(nic.receive(0).is_none(), "nothing was completed");
     }
@@ -240,7 +240,7 @@ fn an_empty_body_is_never_completed() {
     guest.rx[0].fill();
     let mut nic = with(guest, setup);
     assert_eq!(nic.pass(&frame(5000), plain).buffers, 2);
-    assert_eq!(nic.deliver(&frame(5000), plain), Err(Refusal::Drop(Reason::BadReceiver)));
+    assert_eq!(nic.deliver(&frame(5000), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
     check_rx_stopped(&mut nic);
 }
 
@@ -253,7 +253,7 @@ fn cve_2020_16092_a_head_in_ring_1_carries_nothing() {
     }
     guest.rx[0].fill();
     let mut nic = with(guest, setup);
-    assert_eq!(nic.deliver(&frame(5000), plain), Err(Refusal::Drop(Reason::NoRoom)));
+    assert_eq!(nic.deliver(&frame(5000), plain), Err(Refusal::Drop(DropReason::NoRoom)));
     assert_eq!(nic.pass(&frame(1500), plain).bytes, frame(1500));
 }
 
@@ -276,7 +276,7 @@ fn a_buffer_partly_outside_memory_is_not_written() {
     let mut nic = linux();
     let at = nic.guest.rx[0].window(0);
     at.store_u64(0, 0x10_0000 - 100);
-    assert_eq!(nic.deliver(&frame(200), plain), Err(Refusal::Drop(Reason::BadReceiver)));
+    assert_eq!(nic.deliver(&frame(200), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
     check_rx_stopped(&mut nic);
 }
 
@@ -324,7 +324,7 @@ proptest! {
             if random.one_in(2) {
                 while let Some((token, bytes)) = nic.fetch() {
                     prop_assert!((14..=MAX_FRAME).contains(&bytes.len()));
-                    let lent = nic.port.lent(token);
+                    let lent = nic.port.frame(token);
                     prop_assert!(lent.head.len() <= bytes.len());
                     nic.port.finish(token);
                 }
@@ -371,10 +371,10 @@ proptest! {
             for _ in 0..60 {
                 let len = 14 + random.next() as usize % 9000;
                 let outcome = nic.deliver(&frame(len), plain);
-                prop_assert!(outcome != Err(Refusal::Drop(Reason::TooLong)));
+                prop_assert!(outcome != Err(Refusal::Drop(DropReason::TooLong)));
                 let long = tcp4(54 + random.next() as usize % 65000, (1, 2));
                 let _ = nic.deliver(&long, |packet| {
-                    (packet.layers, packet.verdict) = (TCP4, Verdict::Good);
+                    (packet.layers, packet.checksum) = (TCP4, ChecksumStatus::Good);
                     packet.aggregate = Some(aggregate(packet.len(), 1448));
                 });
                 nic.port.has_room();

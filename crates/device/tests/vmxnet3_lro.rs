@@ -7,13 +7,13 @@ use std::time::Instant;
 
 use vmlane_device::vmxnet3::setup::Features;
 use vmlane_guestsim::nic::{Received, RingsSpec, RxShape};
-use vmlane_port::{FramePort, Packet, Reason, Refusal, Verdict};
+use vmlane_port::{ChecksumStatus, DropReason, FramePort, Refusal, RxFrame};
 use vmxnet3_common::{Nic, TCP4, TCP4_HEADER, aggregate, tcp4};
 
 /// A super-frame as the switch hands it over.
-fn whole(mss: u16) -> impl Fn(&mut Packet<'_>) {
+fn whole(mss: u16) -> impl Fn(&mut RxFrame<'_>) {
     move |packet| {
-        (packet.layers, packet.verdict) = (TCP4, Verdict::Good);
+        (packet.layers, packet.checksum) = (TCP4, ChecksumStatus::Good);
         packet.aggregate = Some(aggregate(packet.len(), mss));
     }
 }
@@ -36,9 +36,11 @@ fn check(got: &Received, len: usize, mss: u16) {
 #[test]
 fn a_super_frame_arrives_whole() {
     let mut nic = Nic::new(&big());
-    let takes = nic.port.takes();
-    assert!(takes.tso4 && takes.tso6 && takes.partial_sum && !takes.partial_frame);
-    assert!(takes.aggregate > 65535 + 14, "{}", takes.aggregate);
+    let capabilities = nic.port.capabilities();
+    assert!(
+        capabilities.tso4 && capabilities.tso6 && capabilities.partial_sum && !capabilities.partial_frame
+    );
+    assert!(capabilities.aggregate > 65535 + 14, "{}", capabilities.aggregate);
     for len in [1522, 1523, 3000, 5618, 5619, 20000, 65226, 65549] {
         for round in 0..100 {
             let got = nic.pass(&tcp4(len, (1, 2)), whole(1448));
@@ -90,8 +92,12 @@ fn features_say_who_gets_super_frames() {
     ];
     for (features, tso4, tso6) in cases {
         let nic = Nic::new(&RingsSpec { features, ..big() });
-        let takes = nic.port.takes();
-        assert_eq!((takes.tso4, takes.tso6, takes.partial_sum), (tso4, tso6, tso4 || tso6), "{features:?}");
+        let capabilities = nic.port.capabilities();
+        assert_eq!(
+            (capabilities.tso4, capabilities.tso6, capabilities.partial_sum),
+            (tso4, tso6, tso4 || tso6),
+            "{features:?}"
+        );
     }
 }
 
@@ -104,26 +110,26 @@ fn lro_is_switched_off_between_two_frames() {
         (live.features.lro4, live.features.lro6) = (false, false);
     }
     nic.port.refresh();
-    assert!(!nic.port.takes().tso4);
+    assert!(!nic.port.capabilities().tso4);
     let refused = nic.deliver(&tcp4(20_000, (1, 2)), whole(1448));
-    assert_eq!(refused, Err(Refusal::Drop(Reason::TooLong)));
+    assert_eq!(refused, Err(Refusal::Drop(DropReason::TooLong)));
 }
 
 #[test]
 fn buffers_that_hold_less_say_so() {
     // DPDK: mbufs of 2048 bytes in both rings; the driver names no limit.
     let mut nic = Nic::new(&RingsSpec { max_rx_sg: 3, ..big() });
-    assert_eq!(nic.port.takes().aggregate, 1522 + 2 * 4096);
+    assert_eq!(nic.port.capabilities().aggregate, 1522 + 2 * 4096);
     let got = nic.pass(&tcp4(9714, (1, 2)), whole(1448));
     assert_eq!(got.buffers, 3);
-    assert_eq!(nic.deliver(&tcp4(9715, (1, 2)), whole(1448)), Err(Refusal::Drop(Reason::NoRoom)));
+    assert_eq!(nic.deliver(&tcp4(9715, (1, 2)), whole(1448)), Err(Refusal::Drop(DropReason::NoRoom)));
 }
 
 #[test]
 fn without_a_second_ring_an_aggregate_is_what_one_head_holds() {
     let rx = RxShape { ring1: 0, completions: 64, head: 9000, ..RxShape::linux(64) };
     let mut nic = Nic::new(&RingsSpec { rx, ..RingsSpec::linux() });
-    assert_eq!(nic.port.takes().aggregate, 9000);
+    assert_eq!(nic.port.capabilities().aggregate, 9000);
     check(&nic.pass(&tcp4(9000, (1, 2)), whole(1448)), 9000, 1448);
 }
 
@@ -133,10 +139,10 @@ fn the_size_is_learnt_when_buffers_come_late() {
     let (mut guest, setup) = vmlane_guestsim::nic::Rings::unposted(&big());
     let stats = std::sync::Arc::default();
     let mut port = vmlane_device::vmxnet3::port::NicPort::new(setup, stats);
-    assert_eq!(port.takes().aggregate, 1514);
+    assert_eq!(port.capabilities().aggregate, 1514);
     guest.rx[0].fill();
     port.flush(Instant::now());
-    assert!(port.takes().aggregate > 65535 + 14);
+    assert!(port.capabilities().aggregate > 65535 + 14);
 }
 
 /// Linux keeps an aggregate's numbers only for as long as one poll lasts: whoever looks at any moment

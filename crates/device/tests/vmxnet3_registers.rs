@@ -17,7 +17,7 @@ fn a_linux_driver_opens_sends_receives_and_closes() {
     assert!(driver.tx[0].send(&frame(60), &[], &Wish::NONE));
     let len = machine.frames.with(|end| {
         let token = end.fetch().expect("a frame");
-        let len = end.lent(token).len();
+        let len = end.frame(token).len();
         end.finish(token);
         end.flush(std::time::Instant::now());
         len

@@ -4,12 +4,14 @@ mod vmxnet3_common;
 
 use vmlane_device::vmxnet3::setup::{Features, Rss};
 use vmlane_guestsim::nic::{RingsSpec, RxShape};
-use vmlane_port::{FramePort, Layers, Network, Packet, Reason, Refusal, Transport, Unfinished, Verdict};
+use vmlane_port::{
+    ChecksumStatus, DropReason, FramePort, Layers, Network, PartialChecksum, Refusal, RxFrame, Transport,
+};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::RxLayers;
 use vmxnet3_common::{Nic, TCP4, frame, tcp4};
 
-fn plain(_: &mut Packet<'_>) {}
+fn plain(_: &mut RxFrame<'_>) {}
 
 /// A spec with what differs from Linux's.
 fn spec(edit: impl FnOnce(&mut RingsSpec)) -> RingsSpec {
@@ -111,19 +113,19 @@ fn verdicts_are_told_only_when_somebody_looked() {
     let icmp = Layers { transport: Transport::Other, ..TCP4 };
     let on = RxLayers { good: true, ..RxLayers::default() };
     let cases = [
-        (TCP4, Verdict::Good, RxLayers { v4: true, tcp: true, ..on }),
-        (udp4, Verdict::Good, RxLayers { v4: true, udp: true, ..on }),
-        (tcp6, Verdict::Good, RxLayers { v6: true, tcp: true, ..on }),
-        (TCP4, Verdict::Unknown, RxLayers { v4: true, tcp: true, ..RxLayers::default() }),
-        (fragment, Verdict::Good, RxLayers { v4: true, fragment: true, ..RxLayers::default() }),
-        (icmp, Verdict::Good, RxLayers { v4: true, ..RxLayers::default() }),
-        (Layers::default(), Verdict::Good, RxLayers::default()),
+        (TCP4, ChecksumStatus::Good, RxLayers { v4: true, tcp: true, ..on }),
+        (udp4, ChecksumStatus::Good, RxLayers { v4: true, udp: true, ..on }),
+        (tcp6, ChecksumStatus::Good, RxLayers { v6: true, tcp: true, ..on }),
+        (TCP4, ChecksumStatus::Unknown, RxLayers { v4: true, tcp: true, ..RxLayers::default() }),
+        (fragment, ChecksumStatus::Good, RxLayers { v4: true, fragment: true, ..RxLayers::default() }),
+        (icmp, ChecksumStatus::Good, RxLayers { v4: true, ..RxLayers::default() }),
+        (Layers::default(), ChecksumStatus::Good, RxLayers::default()),
     ];
     for features in [RingsSpec::linux().features, Features { rx_checksum: false, ..Features::default() }] {
         let mut nic = Nic::new(&spec(|spec| spec.features = features));
-        for (layers, verdict, expected) in cases {
+        for (layers, checksum, expected) in cases {
             let got =
-                nic.pass(&tcp4(100, (1, 2)), |packet| (packet.layers, packet.verdict) = (layers, verdict));
+                nic.pass(&tcp4(100, (1, 2)), |packet| (packet.layers, packet.checksum) = (layers, checksum));
             let good = expected.good && features.rx_checksum;
             assert_eq!(got.start().layers(), RxLayers { good, ..expected });
             // The only neutral value: not looked at, and no bit that says "wrong".
@@ -139,9 +141,9 @@ fn a_checksum_is_completed_in_the_copy() {
     for len in [60, 64, 65, 99, 1514] {
         let mut sent = tcp4(len, (5, 6));
         sent[50..52].copy_from_slice(&[0x12, 0x34]); // the seed
-        let unfinished = Unfinished { start: 34, field: 50, never_zero: false };
+        let partial_checksum = PartialChecksum { start: 34, field: 50, never_zero: false };
         let got = nic.pass(&sent, |packet| {
-            (packet.unfinished, packet.layers) = (Some(unfinished), TCP4);
+            (packet.partial_checksum, packet.layers) = (Some(partial_checksum), TCP4);
         });
         let sum = got.bytes[34..]
             .chunks(2)
@@ -222,12 +224,12 @@ fn a_completion_ring_smaller_than_the_rings_is_not_overrun() {
 #[test]
 fn a_frame_beyond_the_mtu_or_its_buffers_is_dropped() {
     let mut nic = Nic::new(&RingsSpec::linux());
-    assert_eq!(nic.port.takes().frame, 1514);
+    assert_eq!(nic.port.capabilities().frame, 1514);
     let long = frame(1523);
-    assert_eq!(nic.deliver(&long, plain), Err(Refusal::Drop(Reason::TooLong)));
+    assert_eq!(nic.deliver(&long, plain), Err(Refusal::Drop(DropReason::TooLong)));
     // iPXE: MTU 1522 in buffers of 1522 bytes, and nothing else.
     let mut nic = Nic::new(&spec(|spec| (spec.rx, spec.mtu) = (single(1522), 1522)));
-    assert_eq!(nic.deliver(&frame(1536), plain), Err(Refusal::Drop(Reason::NoRoom)));
+    assert_eq!(nic.deliver(&frame(1536), plain), Err(Refusal::Drop(DropReason::NoRoom)));
     assert_eq!(nic.pass(&frame(1514), plain).bytes, frame(1514));
 }
 

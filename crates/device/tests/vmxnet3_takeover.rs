@@ -41,7 +41,7 @@ fn fetch(machine: &NicMachine, most: usize, finish: bool) -> Vec<u32> {
         while numbers.len() < most
             && let Some(token) = end.fetch()
         {
-            let lent = end.lent(token);
+            let lent = end.frame(token);
             let mut bytes = vec![0; lent.len()];
             lent.spans.read(0, &mut bytes);
             numbers.push(number(&bytes));
@@ -159,16 +159,16 @@ fn a_batch_that_was_not_shown_is_as_if_it_had_not_been() {
     sender.write(page, &bytes);
     let mut spans = vmlane_mem::Spans::new(sender.device_map(), false);
     spans.push(page, bytes.len()).expect("a page of this memory");
-    let packet = vmlane_port::Packet {
+    let packet = vmlane_port::RxFrame {
         head: &bytes[..64],
         body: &spans,
         body_at: 64,
         body_len: bytes.len() - 64,
         tag: None,
         layers: Default::default(),
-        verdict: vmlane_port::Verdict::Unknown,
+        checksum: vmlane_port::ChecksumStatus::Unknown,
         aggregate: None,
-        unfinished: None,
+        partial_checksum: None,
     };
     for _ in 0..3 {
         machine.frames.with(|end| end.deliver(&packet).expect("room")).expect("something attached");
@@ -199,10 +199,10 @@ fn what_a_driver_chose_once_stays_chosen() {
     let filter = |machine: &NicMachine| -> Filter {
         machine.frames.with(|end| end.filter().clone()).expect("an active NIC")
     };
-    let before = (filter(&machine), machine.frames.with(|end| end.takes()));
+    let before = (filter(&machine), machine.frames.with(|end| end.capabilities()));
     assert!(before.0.unicast);
     let machine = replaced(machine);
-    assert_eq!((filter(&machine), machine.frames.with(|end| end.takes())), before);
+    assert_eq!((filter(&machine), machine.frames.with(|end| end.capabilities())), before);
     assert_eq!(
         (machine.read(Reg::MacLow), machine.read(Reg::MacHigh)),
         (u32::from_le_bytes([0x52, 0x54, 0, 0]), 0x0707)

@@ -20,7 +20,7 @@ fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
     assert!(nic.guest.tx[0].send(&sent, &[54, 100], &Wish::NONE));
     let (token, bytes) = nic.fetch().unwrap();
     assert_eq!(bytes, sent);
-    let lent = nic.port.lent(token);
+    let lent = nic.port.frame(token);
     assert_eq!((lent.head, lent.offload, lent.tag), (&sent[..HEAD], Offload::None, None));
     assert!(nic.fetch().is_none());
     nic.flush();
@@ -96,7 +96,7 @@ fn wishes_reach_the_switch() {
         assert!(nic.guest.tx[0].send(&sent, &[66], &wish));
         let (token, bytes) = nic.fetch().unwrap();
         assert_eq!(bytes, sent);
-        let lent = nic.port.lent(token);
+        let lent = nic.port.frame(token);
         assert_eq!((lent.offload, lent.tag), (offload, tag));
         assert_eq!(lent.head, &sent[..HEAD.max(wish.header.into())]);
         nic.port.finish(token);
@@ -115,7 +115,7 @@ fn queues_take_turns() {
     }
     let mut lens: Vec<usize> = Vec::new();
     while let Some(token) = nic.port.fetch() {
-        lens.push(nic.port.lent(token).len());
+        lens.push(nic.port.frame(token).len());
         nic.port.finish(token);
     }
     assert_eq!(lens.len(), 80);

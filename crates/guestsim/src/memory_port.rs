@@ -7,8 +7,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Aggregate, Filter, FramePort, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Offload, Packet, Reason, Refusal,
-    Takes, Token, Verdict,
+    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, HEAD, Layers, MAX_FRAME, MAX_HEAD, Offload,
+    Refusal, RxCapabilities, RxFrame, Token, TxFrame,
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
@@ -24,7 +24,7 @@ pub struct Received {
     pub bytes: Vec<u8>,
     pub tag: Option<Tci>,
     pub layers: Layers,
-    pub verdict: Verdict,
+    pub checksum: ChecksumStatus,
     pub aggregate: Option<Aggregate>,
 }
 
@@ -38,13 +38,13 @@ pub enum Trap {
 }
 
 struct Inner {
-    takes: Takes,
+    capabilities: RxCapabilities,
     filter: Filter,
     sending: VecDeque<(Vec<u8>, Offload, Option<Tci>)>,
     received: Vec<Received>,
     /// Frames that may still be delivered; None: any number.
     room: Option<usize>,
-    refuse: Option<Reason>,
+    refuse: Option<DropReason>,
     lent: usize,
     finished: usize,
     /// Calls of `fetch` that had a frame, and of `flush`.
@@ -60,7 +60,7 @@ struct Inner {
 pub struct Wire(Arc<Mutex<Inner>>);
 
 /// What an ordinary NIC with an MTU of 1500 takes.
-pub const PLAIN: Takes = Takes {
+pub const PLAIN: RxCapabilities = RxCapabilities {
     frame: 1500 + HEADER,
     aggregate: 1500 + HEADER,
     tso4: false,
@@ -72,8 +72,14 @@ pub const PLAIN: Takes = Takes {
 };
 
 /// What a NIC takes whose guest aggregates (LRO).
-pub const LRO: Takes =
-    Takes { aggregate: MAX_FRAME, tso4: true, tso6: true, partial_sum: true, partial_frame: false, ..PLAIN };
+pub const LRO: RxCapabilities = RxCapabilities {
+    aggregate: MAX_FRAME,
+    tso4: true,
+    tso6: true,
+    partial_sum: true,
+    partial_frame: false,
+    ..PLAIN
+};
 
 impl Wire {
     /// A port whose guest has the address `mac`, wants its own frames and broadcasts, and takes [`PLAIN`].
@@ -85,7 +91,7 @@ impl Wire {
     pub fn small(mac: Mac, look_ahead: usize) -> (Wire, Box<MemoryPort>) {
         let filter = Filter { mac, unicast: true, broadcast: true, ..Filter::default() };
         let inner = Inner {
-            takes: PLAIN,
+            capabilities: PLAIN,
             filter: filter.clone(),
             sending: VecDeque::new(),
             received: Vec::new(),
@@ -129,8 +135,8 @@ impl Wire {
         std::mem::take(&mut self.0.lock().received)
     }
 
-    pub fn set_takes(&self, takes: Takes) {
-        self.0.lock().takes = takes;
+    pub fn set_capabilities(&self, capabilities: RxCapabilities) {
+        self.0.lock().capabilities = capabilities;
     }
 
     /// In force after the next refresh.
@@ -144,7 +150,7 @@ impl Wire {
     }
 
     /// Every delivery is refused for this reason.
-    pub fn refuse(&self, reason: Option<Reason>) {
+    pub fn refuse(&self, reason: Option<DropReason>) {
         self.0.lock().refuse = reason;
     }
 
@@ -250,9 +256,9 @@ impl FramePort for MemoryPort {
         Some(Token(number))
     }
 
-    fn lent(&self, token: Token) -> Lent<'_> {
+    fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { head, head_len, spans, offload, tag } = &self.slots[token.0 as usize];
-        Lent { head: &head[..*head_len], spans, offload: *offload, tag: *tag }
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: *tag }
     }
 
     fn finish(&mut self, token: Token) {
@@ -262,15 +268,15 @@ impl FramePort for MemoryPort {
         self.wire.0.lock().finished += 1;
     }
 
-    fn takes(&self) -> Takes {
-        self.wire.0.lock().takes
+    fn capabilities(&self) -> RxCapabilities {
+        self.wire.0.lock().capabilities
     }
 
     fn filter(&self) -> &Filter {
         &self.filter
     }
 
-    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
         self.spring(Trap::Deliver);
         let mut inner = self.wire.0.lock();
         if let Some(reason) = inner.refuse {
@@ -281,12 +287,12 @@ impl FramePort for MemoryPort {
             Some(room) => *room -= 1,
             None => {}
         }
-        let takes = inner.takes;
+        let capabilities = inner.capabilities;
         match packet.aggregate {
-            None => assert!(packet.len() <= takes.frame, "{} bytes are too long", packet.len()),
+            None => assert!(packet.len() <= capabilities.frame, "{} bytes are too long", packet.len()),
             Some(aggregate) => {
-                assert!(packet.len() <= takes.aggregate && (2..=255).contains(&aggregate.segments));
-                assert!(takes.tso4 || takes.tso6);
+                assert!(packet.len() <= capabilities.aggregate && (2..=255).contains(&aggregate.segments));
+                assert!(capabilities.tso4 || capabilities.tso6);
             }
         }
         self.sink.clear();
@@ -301,7 +307,7 @@ impl FramePort for MemoryPort {
             bytes,
             tag: packet.tag,
             layers: packet.layers,
-            verdict: packet.verdict,
+            checksum: packet.checksum,
             aggregate: packet.aggregate,
         });
         Ok(())

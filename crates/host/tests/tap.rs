@@ -11,7 +11,8 @@ use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use vmlane_host::uplink::{Tap, TapError, TapOptions};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Aggregate, FramePort, Layers, Network, Offload, Packet, PortStats, Transport, Unfinished, Verdict,
+    Aggregate, ChecksumStatus, FramePort, Layers, Network, Offload, PartialChecksum, PortStats, RxFrame,
+    Transport,
 };
 
 const GUEST: Ipv4Addr = Ipv4Addr::new(10, 9, 0, 2);
@@ -71,7 +72,7 @@ impl Uplink {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             };
-            let lent = self.tap.lent(token);
+            let lent = self.tap.frame(token);
             let mut bytes = vec![0; lent.len()];
             lent.spans.read(0, &mut bytes);
             assert_eq!(lent.head, &bytes[..lent.head.len()]);
@@ -105,8 +106,8 @@ impl Uplink {
             segments: payload.div_ceil(mss.into()) as u16,
             header: header as u16,
         });
-        let unfinished = Unfinished { start: 34, field: field as u16, never_zero: false };
-        let packet = Packet {
+        let partial_checksum = PartialChecksum { start: 34, field: field as u16, never_zero: false };
+        let packet = RxFrame {
             head: &frame[..header],
             body: &self.spans,
             body_at: header,
@@ -119,9 +120,9 @@ impl Uplink {
                 network_at: 14,
                 transport_at: 34,
             },
-            verdict: Verdict::Good,
+            checksum: ChecksumStatus::Good,
             aggregate,
-            unfinished: Some(unfinished).filter(|_| aggregate.is_none()),
+            partial_checksum: Some(partial_checksum).filter(|_| aggregate.is_none()),
         };
         self.tap.deliver(&packet).unwrap();
     }

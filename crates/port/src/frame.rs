@@ -1,8 +1,8 @@
 //! A frame on its way: where its bytes lie, what its sender wants done to it, what its receiver is
 //! told about it.
 //!
-//! A source *lends* a frame ([`Lent`]): the first bytes as a private copy, the rest where the guest
-//! left it. The switch checks and edits the private copy and hands a [`Packet`] to the sink: its
+//! A source *lends* a frame ([`TxFrame`]): the first bytes as a private copy, the rest where the guest
+//! left it. The switch checks and edits the private copy and hands a [`RxFrame`] to the sink: its
 //! header bytes and the untouched rest, which the sink copies once, straight into its guest's buffers.
 
 use vmlane_mem::{Spans, Sum, copy_spans, copy_spans_summed};
@@ -28,7 +28,7 @@ pub enum Offload {
 
 /// A frame that its source lends until it is told that it is finished.
 #[derive(Debug)]
-pub struct Lent<'a> {
+pub struct TxFrame<'a> {
     /// The first bytes, copied once: all of a short frame, else at least all the headers that the
     /// sender speaks of and at least [`HEAD`] bytes.
     pub head: &'a [u8],
@@ -46,7 +46,7 @@ pub const MAX_HEAD: usize = 512;
 /// The longest frame that anyone may send, tags included.
 pub const MAX_FRAME: usize = 65_536 + 64;
 
-impl Lent<'_> {
+impl TxFrame<'_> {
     /// Bytes.
     #[inline]
     pub fn len(&self) -> usize {
@@ -76,7 +76,7 @@ pub enum Transport {
     Other,
 }
 
-/// What a frame is, as parsed from its head. Offsets count from the start of [`Packet::head`].
+/// What a frame is, as parsed from its head. Offsets count from the start of [`RxFrame::head`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Layers {
     pub network: Network,
@@ -91,7 +91,7 @@ pub struct Layers {
 
 /// What is known about a frame's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub enum Verdict {
+pub enum ChecksumStatus {
     /// Nobody looked.
     #[default]
     Unknown,
@@ -113,7 +113,7 @@ pub struct Aggregate {
 /// A checksum still to be filled in while the frame is copied: the sum from `start` to the end,
 /// complemented, goes to `field` (both inside or at the end of the head). The field holds its seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Unfinished {
+pub struct PartialChecksum {
     pub start: u16,
     pub field: u16,
     /// A result of 0 is sent as 0xffff (UDP).
@@ -122,7 +122,7 @@ pub struct Unfinished {
 
 /// A frame as it is delivered. Tags are out of band: `head` has no outer 802.1Q tag.
 #[derive(Clone, Copy, Debug)]
-pub struct Packet<'a> {
+pub struct RxFrame<'a> {
     /// Checked and edited header bytes; at least an Ethernet header.
     pub head: &'a [u8],
     /// The sender's memory; `body_len` bytes from `body_at` on follow the head.
@@ -131,14 +131,14 @@ pub struct Packet<'a> {
     pub body_len: usize,
     pub tag: Option<Tci>,
     pub layers: Layers,
-    pub verdict: Verdict,
+    pub checksum: ChecksumStatus,
     /// None for a frame no longer than its receiver's MTU allows.
     pub aggregate: Option<Aggregate>,
     /// The sink fills this in, or says to its guest that the checksum is partial.
-    pub unfinished: Option<Unfinished>,
+    pub partial_checksum: Option<PartialChecksum>,
 }
 
-impl Packet<'_> {
+impl RxFrame<'_> {
     /// Bytes, without the tag.
     #[inline]
     pub fn len(&self) -> usize {
@@ -156,12 +156,12 @@ impl Packet<'_> {
     pub fn write(&self, to: &Spans, in_band: bool, scratch: &mut [u8; MAX_HEAD]) -> usize {
         let tag = self.tag.filter(|_| in_band);
         let body_to = self.head.len() + if tag.is_some() { TAG } else { 0 };
-        let head = match self.unfinished {
+        let head = match self.partial_checksum {
             None => {
                 copy_spans(to, body_to, self.body, self.body_at, self.body_len);
                 self.head
             }
-            Some(unfinished) => self.finish(unfinished, to, body_to, scratch),
+            Some(partial_checksum) => self.finish(partial_checksum, to, body_to, scratch),
         };
         match tag {
             None => to.write(0, head),
@@ -173,19 +173,19 @@ impl Packet<'_> {
     /// Copies the body and sums it; the head with its checksum in `scratch`.
     fn finish<'s>(
         &self,
-        unfinished: Unfinished,
+        partial_checksum: PartialChecksum,
         to: &Spans,
         body_to: usize,
         scratch: &'s mut [u8; MAX_HEAD],
     ) -> &'s [u8] {
         let head = &mut scratch[..self.head.len()];
         head.copy_from_slice(self.head);
-        let (start, field) = (usize::from(unfinished.start), usize::from(unfinished.field));
+        let (start, field) = (usize::from(partial_checksum.start), usize::from(partial_checksum.field));
         let mut sum = Sum::default();
         sum.add(&head[start.min(head.len())..]);
         copy_spans_summed(to, body_to, self.body, self.body_at, self.body_len, &mut sum);
         let sum = match sum.checksum() {
-            0 if unfinished.never_zero => 0xffff,
+            0 if partial_checksum.never_zero => 0xffff,
             sum => sum,
         };
         head[field..field + 2].copy_from_slice(&sum.to_be_bytes());

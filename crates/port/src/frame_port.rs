@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use crate::filter::Filter;
-use crate::frame::{Lent, Packet};
-use crate::reason::{PortStats, Reason};
+use crate::frame::{RxFrame, TxFrame};
+use crate::reason::{DropReason, PortStats};
 
 /// Names a lent frame to its source: opaque to the switch, good until [`FramePort::finish`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -14,7 +14,7 @@ pub struct Token(pub u32);
 
 /// What a port takes. May change at any time between two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Takes {
+pub struct RxCapabilities {
     /// Bytes of the longest frame without tag that is no aggregate (MTU + 14).
     pub frame: usize,
     /// Bytes of the longest aggregate that its buffers hold.
@@ -27,7 +27,7 @@ pub struct Takes {
     pub uso6: bool,
     /// An aggregate may arrive with a partial TCP checksum.
     pub partial_sum: bool,
-    /// A single TCP or UDP frame may arrive with a partial checksum ([`Packet::unfinished`] set).
+    /// A single TCP or UDP frame may arrive with a partial checksum ([`RxFrame::partial_checksum`] set).
     pub partial_frame: bool,
 }
 
@@ -37,7 +37,7 @@ pub enum Refusal {
     /// No buffers now; later perhaps.
     Full,
     /// Never.
-    Drop(Reason),
+    Drop(DropReason),
 }
 
 /// One end of a wire: a guest's NIC, an uplink. One worker owns it; the party behind it changes its
@@ -52,19 +52,19 @@ pub trait FramePort: Send {
     fn fetch(&mut self) -> Option<Token>;
 
     /// The frame behind a token.
-    fn lent(&self, token: Token) -> Lent<'_>;
+    fn frame(&self, token: Token) -> TxFrame<'_>;
 
     /// The frame was copied or dropped; nobody looks at it any more.
     fn finish(&mut self, token: Token);
 
     /// What the port takes now.
-    fn takes(&self) -> Takes;
+    fn capabilities(&self) -> RxCapabilities;
 
     /// Which frames the party behind it wants.
     fn filter(&self) -> &Filter;
 
     /// Copies a packet into the party's buffers. All of a packet or nothing.
-    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal>;
+    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal>;
 
     /// A cheap fresh look: could a packet of ordinary size be delivered now?
     fn has_room(&mut self) -> bool;

@@ -20,12 +20,12 @@ mod vnet;
 
 pub use filter::{Filter, VlanSet};
 pub use frame::{
-    Aggregate, HEAD, Layers, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, Transport, Unfinished,
-    Verdict,
+    Aggregate, ChecksumStatus, HEAD, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, PartialChecksum, RxFrame,
+    Transport, TxFrame,
 };
-pub use frame_port::{FramePort, Frames, PortId, Refusal, Takes, Token};
+pub use frame_port::{FramePort, Frames, PortId, Refusal, RxCapabilities, Token};
 pub use heartbeat::{Heartbeat, HeartbeatReading};
-pub use reason::{PortStats, Reason};
+pub use reason::{DropReason, PortStats};
 pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};

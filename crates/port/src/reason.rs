@@ -4,7 +4,7 @@ use vmlane_stats::counters;
 
 /// A reason, counted at the port whose doing it was.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Reason {
+pub enum DropReason {
     /// Sender: shorter than an Ethernet header, or longer than its MTU or any frame may be.
     BadLength,
     /// Sender: a descriptor chain that cannot be (no end, too long, unknown type).
@@ -81,24 +81,24 @@ counters! {
 
 impl PortStats {
     /// Counts a drop.
-    pub fn drop(&self, reason: Reason) {
+    pub fn drop(&self, reason: DropReason) {
         match reason {
-            Reason::BadLength => &self.drop_bad_length,
-            Reason::BadDescriptor => &self.drop_bad_descriptor,
-            Reason::BadAddress => &self.drop_bad_address,
-            Reason::BadOffload => &self.drop_bad_offload,
-            Reason::ForgedSource => &self.drop_forged_source,
-            Reason::MacChanged => &self.drop_mac_changed,
-            Reason::BadVlan => &self.drop_bad_vlan,
-            Reason::NoReceiver => &self.drop_no_receiver,
-            Reason::NoBuffers => &self.drop_no_buffers,
-            Reason::NoRoom => &self.drop_no_room,
-            Reason::TooLong => &self.drop_too_long,
-            Reason::BadReceiver => &self.drop_bad_receiver,
-            Reason::Filtered => &self.drop_filtered,
-            Reason::Gone => &self.drop_gone,
-            Reason::Uplink => &self.drop_uplink,
-            Reason::Flood => &self.drop_flood,
+            DropReason::BadLength => &self.drop_bad_length,
+            DropReason::BadDescriptor => &self.drop_bad_descriptor,
+            DropReason::BadAddress => &self.drop_bad_address,
+            DropReason::BadOffload => &self.drop_bad_offload,
+            DropReason::ForgedSource => &self.drop_forged_source,
+            DropReason::MacChanged => &self.drop_mac_changed,
+            DropReason::BadVlan => &self.drop_bad_vlan,
+            DropReason::NoReceiver => &self.drop_no_receiver,
+            DropReason::NoBuffers => &self.drop_no_buffers,
+            DropReason::NoRoom => &self.drop_no_room,
+            DropReason::TooLong => &self.drop_too_long,
+            DropReason::BadReceiver => &self.drop_bad_receiver,
+            DropReason::Filtered => &self.drop_filtered,
+            DropReason::Gone => &self.drop_gone,
+            DropReason::Uplink => &self.drop_uplink,
+            DropReason::Flood => &self.drop_flood,
         }
         .inc();
     }

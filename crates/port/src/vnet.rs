@@ -1,7 +1,7 @@
 //! `struct virtio_net_hdr`, little endian (virtio 1.2, section 5.1.6): what remains to be done to a frame.
 //! TAP interfaces and virtio NICs have it in front of every frame.
 
-use crate::{Network, Offload, Packet, Transport, Verdict};
+use crate::{ChecksumStatus, Network, Offload, RxFrame, Transport};
 
 /// Flag: the checksum from `start` on is to be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
@@ -57,12 +57,12 @@ impl VnetHeader {
     }
 
     /// What a packet needs whose bytes behind the addresses move by `shift` (a tag).
-    pub fn of(packet: &Packet<'_>, shift: u16) -> VnetHeader {
+    pub fn of(packet: &RxFrame<'_>, shift: u16) -> VnetHeader {
         let mut header = VnetHeader::default();
-        if let Some(unfinished) = packet.unfinished {
+        if let Some(partial_checksum) = packet.partial_checksum {
             header.flags = NEEDS_CHECKSUM;
-            header.start = unfinished.start + shift;
-            header.field = unfinished.field - unfinished.start;
+            header.start = partial_checksum.start + shift;
+            header.field = partial_checksum.field - partial_checksum.start;
         }
         if let Some(aggregate) = packet.aggregate {
             let at = packet.layers.transport_at;
@@ -83,9 +83,9 @@ impl VnetHeader {
     }
 
     /// [`Self::of`] for a guest that takes verdicts too.
-    pub fn with_verdict(packet: &Packet<'_>, shift: u16) -> VnetHeader {
+    pub fn with_checksum_status(packet: &RxFrame<'_>, shift: u16) -> VnetHeader {
         let mut header = VnetHeader::of(packet, shift);
-        if header.flags == 0 && packet.verdict == Verdict::Good {
+        if header.flags == 0 && packet.checksum == ChecksumStatus::Good {
             header.flags = CHECKED;
         }
         header

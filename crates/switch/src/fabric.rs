@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
-use vmlane_port::{FramePort, Heartbeat, MAX_HEAD, PortId, Reason, Token};
+use vmlane_port::{DropReason, FramePort, Heartbeat, MAX_HEAD, PortId, Token};
 
 use crate::port::Port;
 use crate::spec::Settings;
@@ -234,7 +234,7 @@ impl Fabric {
 
     /// Drops the frames that wait for a port and those of it that wait elsewhere.
     fn drop_parked_between(&mut self, slot: Slot) {
-        self.drop_parked(slot, Reason::Gone);
+        self.drop_parked(slot, DropReason::Gone);
         for other in 0..self.slots.len() as Slot {
             let Some(mut receiver) = self.slots[usize::from(other)].take() else { continue };
             if receiver.parked_of.get(usize::from(slot)).is_some_and(|&count| count > 0) {
@@ -246,7 +246,7 @@ impl Fabric {
                     parked.sender != slot
                 });
                 receiver.parked_of[usize::from(slot)] = 0;
-                gone.iter().for_each(|_| receiver.lose(Reason::Gone));
+                gone.iter().for_each(|_| receiver.lose(DropReason::Gone));
                 gone.into_iter().for_each(|token| self.finish(slot, token));
             }
             self.slots[usize::from(other)] = Some(receiver);
@@ -255,7 +255,7 @@ impl Fabric {
     }
 
     /// Drops the frames that wait for a port.
-    pub fn drop_parked(&mut self, slot: Slot, reason: Reason) {
+    pub fn drop_parked(&mut self, slot: Slot, reason: DropReason) {
         let Some(mut receiver) = self.slots[usize::from(slot)].take() else { return };
         while let Some(parked) = receiver.parked.pop_front() {
             *receiver.count_parked(parked.sender) -= 1;
@@ -364,7 +364,7 @@ impl Fabric {
                 if let Some(port) = fabric.slots[usize::from(slot)].as_mut()
                     && let Some(end) = &port.end
                 {
-                    port.takes = end.takes();
+                    port.capabilities = end.capabilities();
                 }
             });
         }

@@ -2,7 +2,7 @@
 //! copy, payload goes straight from the sender's memory to the receiver's.
 
 use vmlane_mem::Sum;
-use vmlane_port::{Layers, Network, Transport, Unfinished};
+use vmlane_port::{Layers, Network, PartialChecksum, Transport};
 
 use crate::frame::Segmentation;
 use crate::parse::{IPV4, UDP, word};
@@ -66,14 +66,14 @@ fn id(head: &[u8], layers: &Layers) -> u16 {
 
 /// Makes the headers of a super-frame those of a complete packet of `frame_len` bytes, but for the TCP or
 /// UDP checksum, whose field gets its seed. Returns what remains to be summed.
-pub fn complete(head: &mut [u8], packet: &Layers, frame_len: usize) -> Unfinished {
+pub fn complete(head: &mut [u8], packet: &Layers, frame_len: usize) -> PartialChecksum {
     let id = id(head, packet);
     set_ip(head, packet, frame_len, id);
     seed(head, packet, frame_len)
 }
 
 /// Also fills in UDP's length.
-fn seed(head: &mut [u8], packet: &Layers, frame_len: usize) -> Unfinished {
+fn seed(head: &mut [u8], packet: &Layers, frame_len: usize) -> PartialChecksum {
     let start = usize::from(packet.transport_at);
     let udp = packet.transport == Transport::Udp;
     let (protocol, field) =
@@ -83,7 +83,7 @@ fn seed(head: &mut [u8], packet: &Layers, frame_len: usize) -> Unfinished {
     }
     let pseudo = pseudo_header(head, packet, protocol, frame_len - start);
     put(head, field, pseudo);
-    Unfinished { start: packet.transport_at, field: field as u16, never_zero: udp }
+    PartialChecksum { start: packet.transport_at, field: field as u16, never_zero: udp }
 }
 
 /// Edits the headers of one super-frame into those of its segments, one after another.
@@ -119,7 +119,7 @@ impl<'a> Cutter<'a> {
     }
 
     /// The headers of segment `number`, which has `payload` bytes.
-    pub fn cut(&mut self, number: u16, payload: usize) -> (&[u8], Unfinished) {
+    pub fn cut(&mut self, number: u16, payload: usize) -> (&[u8], PartialChecksum) {
         let Segmentation { packet, outer, mss, segments, .. } = self.segmentation;
         let frame_len = self.head.len() + payload;
         if packet.transport == Transport::Tcp {
@@ -131,11 +131,11 @@ impl<'a> Cutter<'a> {
             self.head[at + FLAGS] = self.flags & !(not_last | not_first);
         }
         set_ip(self.head, &packet, frame_len, self.id.wrapping_add(number));
-        let unfinished = seed(self.head, &packet, frame_len);
+        let partial_checksum = seed(self.head, &packet, frame_len);
         if let Some((outer, wants_sum)) = outer {
             self.wrap(&outer, wants_sum, number, frame_len);
         }
-        (self.head, unfinished)
+        (self.head, partial_checksum)
     }
 
     /// The tunnel's headers around a segment.

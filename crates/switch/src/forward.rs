@@ -1,8 +1,8 @@
 //! From a frame to the packets that one receiver gets.
 
 use vmlane_port::{
-    Aggregate, FramePort, Layers, MAX_HEAD, Network, Packet, Reason, Refusal, Takes, Transport, Unfinished,
-    Verdict,
+    Aggregate, ChecksumStatus, DropReason, FramePort, Layers, MAX_HEAD, Network, PartialChecksum, Refusal,
+    RxCapabilities, RxFrame, Transport,
 };
 use vmlane_wire::ethernet::Tci;
 
@@ -30,7 +30,7 @@ pub enum Undelivered {
     Full {
         next: u16,
     },
-    Drop(Reason),
+    Drop(DropReason),
 }
 
 /// One delivery: a frame, what is to be done to it, for whom.
@@ -40,7 +40,7 @@ pub struct Delivery<'a> {
     pub job: Job,
     /// The tag that the receiver sees.
     pub tag: Option<Tci>,
-    pub takes: &'a Takes,
+    pub capabilities: &'a RxCapabilities,
     /// A receiver that is not the one addressed gets only complete frames.
     pub mirror: bool,
     /// Segments delivered before.
@@ -57,11 +57,11 @@ impl Delivery<'_> {
         tally: &mut Tally,
     ) -> Result<(), Undelivered> {
         match self.job {
-            Job::Nothing => self.single(None, Verdict::Unknown, end, tally),
-            Job::Checksum(unfinished) => {
-                tally.checksums += u64::from(!self.takes.partial_frame);
-                let done = self.single(Some(unfinished), Verdict::Good, end, tally);
-                tally.checksums -= u64::from(!self.takes.partial_frame && done.is_err());
+            Job::Nothing => self.single(None, ChecksumStatus::Unknown, end, tally),
+            Job::Checksum(partial_checksum) => {
+                tally.checksums += u64::from(!self.capabilities.partial_frame);
+                let done = self.single(Some(partial_checksum), ChecksumStatus::Good, end, tally);
+                tally.checksums -= u64::from(!self.capabilities.partial_frame && done.is_err());
                 done
             }
             Job::Segment(segmentation) if self.takes_whole(&segmentation) => {
@@ -74,26 +74,26 @@ impl Delivery<'_> {
     #[inline]
     fn single(
         &self,
-        unfinished: Option<Unfinished>,
-        verdict: Verdict,
+        partial_checksum: Option<PartialChecksum>,
+        checksum: ChecksumStatus,
         end: &mut dyn FramePort,
         tally: &mut Tally,
     ) -> Result<(), Undelivered> {
         let Frame { head, lent, popped, .. } = *self.frame;
         let body_at = head.len() + popped;
-        let packet = Packet {
+        let packet = RxFrame {
             head,
             body: lent.spans,
             body_at,
             body_len: lent.len() - body_at,
             tag: self.tag,
             layers: self.layers,
-            verdict,
+            checksum,
             aggregate: None,
-            unfinished,
+            partial_checksum,
         };
-        if packet.len() > self.takes.frame {
-            return Err(Undelivered::Drop(Reason::TooLong));
+        if packet.len() > self.capabilities.frame {
+            return Err(Undelivered::Drop(DropReason::TooLong));
         }
         hand_over(&packet, end, 0, tally)
     }
@@ -101,7 +101,7 @@ impl Delivery<'_> {
     /// May the super-frame stay in one piece?
     fn takes_whole(&self, segmentation: &Segmentation) -> bool {
         let Segmentation { packet, outer, segments, .. } = segmentation;
-        let Takes { tso4, tso6, uso4, uso6, .. } = *self.takes;
+        let RxCapabilities { tso4, tso6, uso4, uso6, .. } = *self.capabilities;
         let (wanted, plain) = match (packet.network, packet.transport) {
             (Network::V4, Transport::Udp) => (uso4, IPV4),
             (Network::V4, _) => (tso4, IPV4),
@@ -117,7 +117,7 @@ impl Delivery<'_> {
             && (2..=MAX_AGGREGATED).contains(segments)
             // Receivers aggregate packets without IP options only.
             && usize::from(packet.transport_at) == at + plain
-            && len <= self.takes.aggregate
+            && len <= self.capabilities.aggregate
             && len - at <= usize::from(u16::MAX)
     }
 
@@ -132,17 +132,17 @@ impl Delivery<'_> {
         let bytes = usize::from(header);
         let head = &mut edit[..bytes];
         head.copy_from_slice(&self.frame.head[..bytes]);
-        let unfinished = fallback::complete(head, &layers, self.frame.len());
-        let packet = Packet {
+        let partial_checksum = fallback::complete(head, &layers, self.frame.len());
+        let packet = RxFrame {
             head,
             body: self.frame.lent.spans,
             body_at: bytes + self.frame.popped,
             body_len: self.frame.len() - bytes,
             tag: self.tag,
             layers,
-            verdict: Verdict::Good,
+            checksum: ChecksumStatus::Good,
             aggregate: Some(Aggregate { mss, segments, header }),
-            unfinished: Some(unfinished).filter(|_| !self.takes.partial_sum),
+            partial_checksum: Some(partial_checksum).filter(|_| !self.capabilities.partial_sum),
         };
         hand_over(&packet, end, 0, tally)?;
         tally.aggregates += 1;
@@ -159,29 +159,29 @@ impl Delivery<'_> {
         let Segmentation { packet: inner, outer, header, mss, segments } = segmentation;
         let (bytes, mss) = (usize::from(header), usize::from(mss));
         let payload = self.frame.len() - bytes;
-        if bytes + payload.min(mss) > self.takes.frame {
-            return Err(Undelivered::Drop(Reason::TooLong));
+        if bytes + payload.min(mss) > self.capabilities.frame {
+            return Err(Undelivered::Drop(DropReason::TooLong));
         }
         edit[..bytes].copy_from_slice(&self.frame.head[..bytes]);
         let mut cutter = Cutter::new(&mut edit[..bytes], segmentation);
         for number in self.from..segments {
             let before = usize::from(number) * mss;
             let here = mss.min(payload - before);
-            let (head, unfinished) = cutter.cut(number, here);
-            let packet = Packet {
+            let (head, partial_checksum) = cutter.cut(number, here);
+            let packet = RxFrame {
                 head,
                 body: self.frame.lent.spans,
                 body_at: bytes + self.frame.popped + before,
                 body_len: here,
                 tag: self.tag,
                 layers: outer.map_or(inner, |(outer, _)| outer),
-                verdict: Verdict::Good,
+                checksum: ChecksumStatus::Good,
                 aggregate: None,
-                unfinished: Some(unfinished),
+                partial_checksum: Some(partial_checksum),
             };
             hand_over(&packet, end, number, tally)?;
             tally.segments += u64::from(segments > 1);
-            tally.checksums += u64::from(!self.takes.partial_frame);
+            tally.checksums += u64::from(!self.capabilities.partial_frame);
         }
         Ok(())
     }
@@ -189,7 +189,7 @@ impl Delivery<'_> {
 
 #[inline]
 fn hand_over(
-    packet: &Packet<'_>,
+    packet: &RxFrame<'_>,
     end: &mut dyn FramePort,
     number: u16,
     tally: &mut Tally,

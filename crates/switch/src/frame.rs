@@ -1,6 +1,6 @@
 //! A frame as it came in: tag out of band, layers known, wishes checked against the bytes.
 
-use vmlane_port::{Layers, Lent, MAX_HEAD, Network, Offload, Reason, Transport, Unfinished};
+use vmlane_port::{DropReason, Layers, MAX_HEAD, Network, Offload, PartialChecksum, Transport, TxFrame};
 use vmlane_wire::ethernet::{HEADER, Mac, TAG, Tci, ether_type};
 
 use crate::parse;
@@ -12,7 +12,7 @@ pub const MAX_SEGMENTS: usize = 2048;
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     pub head: &'a [u8],
-    pub lent: &'a Lent<'a>,
+    pub lent: &'a TxFrame<'a>,
     /// Bytes of the lent frame that are not in this one: the tag that was popped.
     pub popped: usize,
     /// The outer tag, from wherever.
@@ -29,10 +29,10 @@ fn address(head: &[u8], at: usize) -> Mac {
 impl<'a> Frame<'a> {
     /// `scratch` takes the head where a tag is in the way.
     #[inline]
-    pub fn new(lent: &'a Lent<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, Reason> {
+    pub fn new(lent: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
         let head = lent.head;
         if head.len() < HEADER {
-            return Err(Reason::BadLength);
+            return Err(DropReason::BadLength);
         }
         if lent.tag.is_none() && head[12] == 0x81 && head[13] == 0 {
             return pop(lent, scratch);
@@ -62,14 +62,14 @@ const _: () = assert!(ether_type::VLAN == 0x8100);
 
 /// Takes the in-band tag out; offsets move with it.
 #[cold]
-fn pop<'a>(lent: &'a Lent<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, Reason> {
+fn pop<'a>(lent: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
     let head = lent.head;
-    let tag = Tci(parse::word(head, 14).ok_or(Reason::BadLength)?);
-    let len = head.len().checked_sub(TAG).filter(|&len| len >= HEADER).ok_or(Reason::BadLength)?;
-    let shorter = scratch.get_mut(..len).ok_or(Reason::BadLength)?;
+    let tag = Tci(parse::word(head, 14).ok_or(DropReason::BadLength)?);
+    let len = head.len().checked_sub(TAG).filter(|&len| len >= HEADER).ok_or(DropReason::BadLength)?;
+    let shorter = scratch.get_mut(..len).ok_or(DropReason::BadLength)?;
     shorter[..12].copy_from_slice(&head[..12]);
     shorter[12..].copy_from_slice(&head[16..]);
-    let back = |offset: u16| offset.checked_sub(TAG as u16).ok_or(Reason::BadOffload);
+    let back = |offset: u16| offset.checked_sub(TAG as u16).ok_or(DropReason::BadOffload);
     let offload = match lent.offload {
         Offload::None => Offload::None,
         Offload::Checksum { start, field } => Offload::Checksum { start: back(start)?, field: back(field)? },
@@ -98,19 +98,19 @@ pub struct Segmentation {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Job {
     Nothing,
-    Checksum(Unfinished),
+    Checksum(PartialChecksum),
     Segment(Segmentation),
 }
 
 /// Checks the sender's wishes.
 #[inline]
-pub fn job(frame: &Frame<'_>, layers: &Layers) -> Result<Job, Reason> {
+pub fn job(frame: &Frame<'_>, layers: &Layers) -> Result<Job, DropReason> {
     match frame.offload {
         Offload::None => Ok(Job::Nothing),
         Offload::Checksum { start, field } => checksum(frame, layers, start, field),
         Offload::Segment { header, mss } => segment(frame, *layers, None, header, mss),
         Offload::Tunnel { header, mss, outer_sum } => {
-            let inner = parse::inner(frame.head, layers).ok_or(Reason::BadOffload)?;
+            let inner = parse::inner(frame.head, layers).ok_or(DropReason::BadOffload)?;
             match mss {
                 0 => inner_checksum(frame, &inner, header),
                 mss => segment(frame, inner, Some((*layers, outer_sum)), header, mss),
@@ -120,30 +120,30 @@ pub fn job(frame: &Frame<'_>, layers: &Layers) -> Result<Job, Reason> {
 }
 
 #[inline]
-fn checksum(frame: &Frame<'_>, layers: &Layers, start: u16, field: u16) -> Result<Job, Reason> {
+fn checksum(frame: &Frame<'_>, layers: &Layers, start: u16, field: u16) -> Result<Job, DropReason> {
     let fits = usize::from(start) >= HEADER && start <= field && usize::from(field) + 2 <= frame.head.len();
     if !fits {
-        return Err(Reason::BadOffload);
+        return Err(DropReason::BadOffload);
     }
     let udp = layers.transport == Transport::Udp && start == layers.transport_at;
-    Ok(Job::Checksum(Unfinished { start, field, never_zero: udp }))
+    Ok(Job::Checksum(PartialChecksum { start, field, never_zero: udp }))
 }
 
-fn inner_checksum(frame: &Frame<'_>, inner: &Layers, header: u16) -> Result<Job, Reason> {
+fn inner_checksum(frame: &Frame<'_>, inner: &Layers, header: u16) -> Result<Job, DropReason> {
     let offset = match inner.transport {
         Transport::Tcp => 16,
         Transport::Udp => 6,
-        Transport::Other => return Err(Reason::BadOffload),
+        Transport::Other => return Err(DropReason::BadOffload),
     };
     if header < inner.transport_at {
-        return Err(Reason::BadOffload);
+        return Err(DropReason::BadOffload);
     }
     let field = inner.transport_at + offset;
     let never_zero = inner.transport == Transport::Udp;
     if usize::from(field) + 2 > frame.head.len() {
-        return Err(Reason::BadOffload);
+        return Err(DropReason::BadOffload);
     }
-    Ok(Job::Checksum(Unfinished { start: inner.transport_at, field, never_zero }))
+    Ok(Job::Checksum(PartialChecksum { start: inner.transport_at, field, never_zero }))
 }
 
 fn segment(
@@ -152,9 +152,10 @@ fn segment(
     outer: Option<(Layers, bool)>,
     header: u16,
     mss: u16,
-) -> Result<Job, Reason> {
+) -> Result<Job, DropReason> {
     let bytes = usize::from(header);
-    let payload = frame.len().checked_sub(bytes).filter(|&payload| payload > 0).ok_or(Reason::BadOffload)?;
+    let payload =
+        frame.len().checked_sub(bytes).filter(|&payload| payload > 0).ok_or(DropReason::BadOffload)?;
     let matches = parse::payload(frame.head, &packet) == Some(bytes)
         && packet.network != Network::Other
         && (outer.is_none() || packet.transport == Transport::Tcp)
@@ -165,7 +166,7 @@ fn segment(
         && !frame.destination().is_multicast();
     let segments = payload.div_ceil(usize::from(mss.max(1)));
     if !matches || segments > MAX_SEGMENTS {
-        return Err(Reason::BadOffload);
+        return Err(DropReason::BadOffload);
     }
     Ok(Job::Segment(Segmentation { packet, outer, header, mss, segments: segments as u16 }))
 }

@@ -1,6 +1,6 @@
 //! Whether a sender may send from an address, and where the one it sends to is.
 
-use vmlane_port::Reason;
+use vmlane_port::DropReason;
 
 use crate::fabric::Fabric;
 use crate::frame::Frame;
@@ -26,7 +26,7 @@ impl Fabric {
         sender: &mut Port,
         frame: &Frame<'_>,
         vlan: u16,
-    ) -> Result<Way, Reason> {
+    ) -> Result<Way, DropReason> {
         let to = key(sender.group, frame.destination());
         let from = key(sender.group, frame.source());
         let Route { to: last_to, from: last_from, vlan: last_vlan, receiver, epoch } = sender.route;
@@ -40,16 +40,16 @@ impl Fabric {
         Ok(way)
     }
 
-    fn find(&mut self, slot: Slot, sender: &Port, frame: &Frame<'_>, vlan: u16) -> Result<Way, Reason> {
+    fn find(&mut self, slot: Slot, sender: &Port, frame: &Frame<'_>, vlan: u16) -> Result<Way, DropReason> {
         let (source, destination) = (frame.source(), frame.destination());
         if !source.is_unicast() {
-            return Err(Reason::ForgedSource);
+            return Err(DropReason::ForgedSource);
         }
         let from = key(sender.group, source);
         if sender.uplink || source != sender.effective {
             match sender {
                 Port { uplink: false, policy, blocked, .. } if !policy.forged_transmits => {
-                    return Err(if *blocked { Reason::MacChanged } else { Reason::ForgedSource });
+                    return Err(if *blocked { DropReason::MacChanged } else { DropReason::ForgedSource });
                 }
                 // The address of a port is known and never learned elsewhere.
                 _ if self.known.find(from, |_| true).is_none() => {
@@ -70,10 +70,10 @@ impl Fabric {
             return Ok(Way::One(receiver));
         }
         if to == key(sender.group, sender.effective) {
-            return Err(Reason::NoReceiver);
+            return Err(DropReason::NoReceiver);
         }
         match self.learned.find(to, vlan, self.seconds) {
-            Some(behind) if behind == slot => Err(Reason::NoReceiver),
+            Some(behind) if behind == slot => Err(DropReason::NoReceiver),
             Some(behind) if carries(behind) && !(sender.uplink && self.is_uplink(behind)) => {
                 Ok(Way::One(behind))
             }

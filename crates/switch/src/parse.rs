@@ -3,7 +3,7 @@
 use vmlane_port::{Layers, Network, Transport};
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
-/// In-band tags that are skipped (the one that is popped into [`vmlane_port::Packet::tag`] apart).
+/// In-band tags that are skipped (the one that is popped into [`vmlane_port::RxFrame::tag`] apart).
 const MAX_TAGS: usize = 2;
 /// IPv6 extension headers that are walked.
 const MAX_EXTENSIONS: usize = 8;

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use vmlane_port::{Filter, FramePort, PortId, PortStats, Reason, Takes, Token};
+use vmlane_port::{DropReason, Filter, FramePort, PortId, PortStats, RxCapabilities, Token};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 use crate::flood::Bucket;
@@ -78,7 +78,7 @@ pub struct Port {
     /// The VLAN of the frames it sends without a tag; None if it may not.
     pub untagged: Option<u16>,
     /// As of this round.
-    pub takes: Takes,
+    pub capabilities: RxCapabilities,
 
     pub parked: VecDeque<Parked>,
     /// By sender: how many of `parked` are its frames.
@@ -103,7 +103,7 @@ pub struct Port {
     pub rx: Tally,
 }
 
-const NOTHING: Takes = Takes {
+const NOTHING: RxCapabilities = RxCapabilities {
     frame: 0,
     aggregate: 0,
     tso4: false,
@@ -141,7 +141,7 @@ impl Port {
             mirror: false,
             floods: false,
             untagged: None,
-            takes: NOTHING,
+            capabilities: NOTHING,
             parked: VecDeque::with_capacity(MAX_PARKED),
             parked_of: Vec::new(),
             progress: now,
@@ -174,7 +174,7 @@ impl Port {
         self.mirror = promiscuous && self.policy.promiscuous && !self.uplink;
         self.floods = promiscuous && (self.uplink || self.policy.promiscuous || self.policy.forged_transmits);
         self.takes_own = unicast || promiscuous;
-        self.takes = end.takes();
+        self.capabilities = end.capabilities();
         self.state.attached.store(true, Ordering::Relaxed);
         self.state.mac.store(key(0, self.effective), Ordering::Relaxed);
     }
@@ -197,7 +197,7 @@ impl Port {
     }
 
     /// Counts a drop.
-    pub fn lose(&self, reason: Reason) {
+    pub fn lose(&self, reason: DropReason) {
         let stats: &PortStats = &self.stats;
         stats.drop(reason);
     }

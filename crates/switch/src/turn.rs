@@ -3,7 +3,9 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Duration;
 
-use vmlane_port::{FramePort, Layers, Lent, MAX_HEAD, Offload, Packet, Reason, Refusal, Token, Verdict};
+use vmlane_port::{
+    ChecksumStatus, DropReason, FramePort, Layers, MAX_HEAD, Offload, Refusal, RxFrame, Token, TxFrame,
+};
 use vmlane_wire::ethernet::Mac;
 
 use crate::fabric::{Allowance, Fabric};
@@ -115,7 +117,7 @@ impl Fabric {
         scratch: &mut [u8; MAX_HEAD],
         cost: &mut usize,
     ) -> Fate {
-        let lent = end.lent(token);
+        let lent = end.frame(token);
         sender.tx_frames += 1;
         sender.tx_bytes += lent.len() as u64;
         *cost += lent.len() + DELIVERY_COST + lent.spans.pieces() * PIECE_COST;
@@ -123,7 +125,7 @@ impl Fabric {
             return fate;
         }
         let fate = Frame::new(&lent, scratch).and_then(|frame| {
-            let vlan = sender.ingress_vlan(frame.tag).ok_or(Reason::BadVlan)?;
+            let vlan = sender.ingress_vlan(frame.tag).ok_or(DropReason::BadVlan)?;
             let way = self.look_up(slot, sender, &frame, vlan)?;
             let limit = self.settings.floods;
             if limit > 0
@@ -131,7 +133,7 @@ impl Fabric {
                 && !sender.uplink
                 && !sender.flood.take(limit, self.now)
             {
-                return Err(Reason::Flood);
+                return Err(DropReason::Flood);
             }
             let layers = parse::layers(frame.head);
             let job = job(&frame, &layers)?;
@@ -155,7 +157,7 @@ impl Fabric {
     /// The short way of most frames: nothing to be done to it, and like the last one from and to whom.
     /// None: not this one.
     #[inline]
-    fn express(&mut self, slot: Slot, sender: &Port, lent: &Lent<'_>, token: Token) -> Option<Fate> {
+    fn express(&mut self, slot: Slot, sender: &Port, lent: &TxFrame<'_>, token: Token) -> Option<Fate> {
         let head = lent.head;
         let (addresses, kind) = head.split_first_chunk::<12>()?;
         if lent.tag.is_some() || lent.offload != Offload::None || matches!(kind, [0x81, 0, ..] | [] | [_]) {
@@ -176,19 +178,19 @@ impl Fabric {
         let ready = to_own && port.takes_own && !port.blocked && !port.stalled && port.parked.is_empty();
         // Any other mode of tagging wants a tag or a look at the filter.
         let bare = route.vlan == 0 || matches!(port.vlan, VlanMode::Access(_));
-        if !ready || !bare || lent.len() > port.takes.frame {
+        if !ready || !bare || lent.len() > port.capabilities.frame {
             return None;
         }
-        let packet = Packet {
+        let packet = RxFrame {
             head,
             body: lent.spans,
             body_at: head.len(),
             body_len: lent.len() - head.len(),
             tag: None,
             layers: parse::layers(head),
-            verdict: Verdict::Unknown,
+            checksum: ChecksumStatus::Unknown,
             aggregate: None,
-            unfinished: None,
+            partial_checksum: None,
         };
         let end = port.end.as_mut()?;
         self.serving = receiver;
@@ -214,7 +216,7 @@ impl Fabric {
 
     /// Gives a frame to all who should get it.
     #[inline]
-    fn spread(&mut self, sent: &Sent<'_>, way: Way, cost: &mut usize) -> Result<Fate, Reason> {
+    fn spread(&mut self, sent: &Sent<'_>, way: Way, cost: &mut usize) -> Result<Fate, DropReason> {
         match way {
             Way::One(receiver) => {
                 if self.mirrored[usize::from(sent.group)] {
@@ -226,7 +228,7 @@ impl Fabric {
                 let to = sent.frame.destination();
                 Ok(self.give_all(sent, cost, |port| port.takes_group(to)).unwrap_or(Fate::Finished))
             }
-            Way::Unknown => self.give_all(sent, cost, |port| port.floods).ok_or(Reason::NoReceiver),
+            Way::Unknown => self.give_all(sent, cost, |port| port.floods).ok_or(DropReason::NoReceiver),
         }
     }
 
@@ -291,11 +293,11 @@ impl Fabric {
             vlan => port.vlan.egress_tag(vlan, sent.frame.tag),
         };
         let refused = if port.blocked {
-            Some(Reason::MacChanged)
+            Some(DropReason::MacChanged)
         } else if !wanted || sent.vlan != 0 && !port.vlan.shows(sent.vlan, end.filter()) {
-            Some(Reason::Filtered)
+            Some(DropReason::Filtered)
         } else if port.stalled {
-            Some(Reason::NoBuffers)
+            Some(DropReason::NoBuffers)
         } else {
             None
         };
@@ -312,7 +314,7 @@ impl Fabric {
             layers: sent.layers,
             job: sent.job,
             tag,
-            takes: &port.takes,
+            capabilities: &port.capabilities,
             mirror: !own && !port.uplink,
             from: 0,
         };
@@ -343,7 +345,7 @@ impl Fabric {
         let slow = !first && now.saturating_duration_since(port.waiting_since) > hold;
         let room = port.parked.len() < MAX_PARKED && !(slow && *port.count_parked(parked.sender) >= MAX_SLOW);
         if !may_wait || !room {
-            port.lose(Reason::NoBuffers);
+            port.lose(DropReason::NoBuffers);
             return Fate::Finished;
         }
         if first {

@@ -3,7 +3,7 @@
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 
-use vmlane_port::{MAX_HEAD, Reason};
+use vmlane_port::{DropReason, MAX_HEAD};
 
 use crate::fabric::Fabric;
 use crate::forward::{Delivery, Undelivered};
@@ -72,13 +72,13 @@ impl Fabric {
     }
 
     fn deliver_parked(&mut self, slot: Slot, receiver: &mut Port, parked: Parked) -> Result<(), Undelivered> {
-        let Some(end) = receiver.end.as_mut() else { return Err(Undelivered::Drop(Reason::Gone)) };
+        let Some(end) = receiver.end.as_mut() else { return Err(Undelivered::Drop(DropReason::Gone)) };
         let Some(sender) = self.slots[usize::from(parked.sender)].as_ref().and_then(|port| port.end.as_ref())
         else {
-            return Err(Undelivered::Drop(Reason::Gone));
+            return Err(Undelivered::Drop(DropReason::Gone));
         };
         self.serving = parked.sender;
-        let lent = sender.lent(parked.token);
+        let lent = sender.frame(parked.token);
         self.serving = slot;
         let mut scratch = [0; MAX_HEAD];
         // All of this succeeded when the frame came in, from the same private bytes.
@@ -91,7 +91,7 @@ impl Fabric {
             layers,
             job,
             tag: parked.tag,
-            takes: &receiver.takes,
+            capabilities: &receiver.capabilities,
             mirror: to != receiver.effective && !receiver.uplink,
             from: parked.next,
         };
@@ -108,6 +108,6 @@ impl Fabric {
         }
         port.stalled = true;
         port.state.stalled.store(true, Ordering::Relaxed);
-        self.drop_parked(slot, Reason::NoBuffers);
+        self.drop_parked(slot, DropReason::NoBuffers);
     }
 }

@@ -8,7 +8,7 @@ use common::{Bench, mac};
 use etherparse::{NetSlice, SlicedPacket, TransportSlice};
 use proptest::prelude::*;
 use vmlane_guestsim::memory_port::{LRO, PLAIN, Received};
-use vmlane_port::{Offload, Takes};
+use vmlane_port::{Offload, RxCapabilities};
 use vmlane_wire::ethernet::Tci;
 
 fn offload() -> impl Strategy<Value = Offload> {
@@ -41,9 +41,10 @@ fn almost_tcp() -> impl Strategy<Value = Vec<u8>> {
     })
 }
 
-fn takes() -> impl Strategy<Value = Takes> {
-    (60usize..9014, 0usize..66_000, any::<bool>(), any::<bool>())
-        .prop_map(|(frame, more, tso4, tso6)| Takes { frame, aggregate: frame + more, tso4, tso6, ..LRO })
+fn capabilities() -> impl Strategy<Value = RxCapabilities> {
+    (60usize..9014, 0usize..66_000, any::<bool>(), any::<bool>()).prop_map(|(frame, more, tso4, tso6)| {
+        RxCapabilities { frame, aggregate: frame + more, tso4, tso6, ..LRO }
+    })
 }
 
 proptest! {
@@ -53,12 +54,12 @@ proptest! {
     fn whatever_a_guest_sends(
         frames in proptest::collection::vec((almost_tcp(), offload(), proptest::option::of(any::<u16>())), 1..8),
         raw in proptest::collection::vec(any::<u8>(), 0..300),
-        takes in takes(),
+        capabilities in capabilities(),
         room in proptest::option::of(0usize..6),
     ) {
         let mut bench = Bench::new();
         let (a, b) = (bench.guest(1), bench.guest(2));
-        b.wire.set_takes(takes);
+        b.wire.set_capabilities(capabilities);
         b.wire.set_room(room);
         for (bytes, offload, tag) in frames {
             // A source refuses wishes that speak of more than the frame has.
@@ -79,7 +80,7 @@ proptest! {
     ) {
         let mut bench = Bench::new();
         let (a, b) = (bench.guest(1), bench.guest(2));
-        b.wire.set_takes(Takes { frame, aggregate: 40_000, tso4: tso, tso6: tso, ..PLAIN });
+        b.wire.set_capabilities(RxCapabilities { frame, aggregate: 40_000, tso4: tso, tso6: tso, ..PLAIN });
         let packet = Packet::new(mac(2), mac(1), v6, payload);
         let packet = if timestamp { packet.timestamped() } else { packet };
         let header = packet.header_len() as u16;

@@ -6,7 +6,7 @@ use common::tcp::{Ip, Packet};
 use common::{Bench, Guest, mac};
 use etherparse::{IpNumber, UdpHeader};
 use vmlane_guestsim::memory_port::{LRO, PLAIN, Received};
-use vmlane_port::{Aggregate, Filter, Offload, Takes, Verdict};
+use vmlane_port::{Aggregate, ChecksumStatus, Filter, Offload, RxCapabilities};
 use vmlane_switch::{Policy, PortSpec};
 use vmlane_wire::ethernet::{Mac, Tci};
 
@@ -48,7 +48,9 @@ fn super_frames_are_cut_for_a_receiver_that_does_not_take_them() {
             let received = b.wire.received();
             let expected: Vec<_> = packet.segments(mss.into()).iter().map(Packet::bytes).collect();
             assert_eq!(bytes(&received), expected, "v6 {v6}, {payload} bytes by {mss}");
-            assert!(received.iter().all(|one| one.aggregate.is_none() && one.verdict == Verdict::Good));
+            assert!(
+                received.iter().all(|one| one.aggregate.is_none() && one.checksum == ChecksumStatus::Good)
+            );
         }
     }
     assert_eq!(a.wire.outstanding(), 0);
@@ -60,14 +62,14 @@ fn super_frames_are_cut_for_a_receiver_that_does_not_take_them() {
 fn super_frames_stay_whole_for_a_receiver_that_takes_them() {
     let (mut bench, a, b) = pair();
     for (v6, partial_sum) in [(false, false), (false, true), (true, false), (true, true)] {
-        b.wire.set_takes(Takes { partial_sum, ..LRO });
+        b.wire.set_capabilities(RxCapabilities { partial_sum, ..LRO });
         let packet = packet(v6, 60_000);
         a.wire.send(&packet.partial(false), segment(&packet, 1428), None);
         bench.run();
         let [received] = &b.wire.received()[..] else { panic!("one frame") };
         let header = packet.header_len() as u16;
         assert_eq!(received.aggregate, Some(Aggregate { mss: 1428, segments: 43, header }));
-        assert_eq!(received.verdict, Verdict::Good);
+        assert_eq!(received.checksum, ChecksumStatus::Good);
         let mut expected = packet.bytes();
         if partial_sum {
             let tcp = packet.header_len() - packet.tcp.header_len() + 16;
@@ -82,11 +84,11 @@ fn super_frames_stay_whole_for_a_receiver_that_takes_them() {
 fn limits_of_a_receiver_are_kept() {
     let (mut bench, a, b) = pair();
     let packet = packet(false, 30_000);
-    for (takes, mss, frames) in [
+    for (capabilities, mss, frames) in [
         (LRO, 1428, 1),
-        (Takes { aggregate: 30_000, ..LRO }, 1428, 22),
-        (Takes { tso4: false, ..LRO }, 1428, 22),
-        (Takes { tso6: false, ..LRO }, 1428, 1),
+        (RxCapabilities { aggregate: 30_000, ..LRO }, 1428, 22),
+        (RxCapabilities { tso4: false, ..LRO }, 1428, 22),
+        (RxCapabilities { tso6: false, ..LRO }, 1428, 1),
         // More segments than a completion can tell.
         (LRO, 117, 257),
         (LRO, 118, 1),
@@ -94,10 +96,10 @@ fn limits_of_a_receiver_are_kept() {
         (PLAIN, 1449, 0),
         (LRO, 1449, 1),
     ] {
-        b.wire.set_takes(takes);
+        b.wire.set_capabilities(capabilities);
         a.wire.send(&packet.partial(false), segment(&packet, mss), None);
         bench.run();
-        assert_eq!(b.wire.received().len(), frames, "{takes:?} {mss}");
+        assert_eq!(b.wire.received().len(), frames, "{capabilities:?} {mss}");
     }
     assert_eq!(b.stats.drop_too_long.get(), 1);
 }
@@ -109,7 +111,7 @@ fn segments_that_meet_a_full_receiver_go_on_where_they_stopped() {
     b.wire.set_room(Some(3));
     a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
     a.wire.send(&packet.partial(true), Offload::Checksum { start: 34, field: 50 }, None);
-    b.wire.set_takes(Takes { frame: 30_000, ..PLAIN });
+    b.wire.set_capabilities(RxCapabilities { frame: 30_000, ..PLAIN });
     let mut received = Vec::new();
     for room in [4, 1, 5, 20] {
         bench.run();
@@ -135,7 +137,7 @@ fn checksums_are_completed_in_the_copy() {
             bench.run();
             let received = b.wire.received();
             assert_eq!(bytes(&received), [packet.bytes()], "v6 {v6}, {payload}");
-            assert_eq!(received[0].verdict, Verdict::Good);
+            assert_eq!(received[0].checksum, ChecksumStatus::Good);
         }
     }
     assert_eq!(b.stats.rx_checksums.get(), 8);
@@ -171,7 +173,7 @@ fn a_promiscuous_receiver_gets_complete_segments() {
     let c = bench.port(PortSpec { policy, ..Bench::spec(3) });
     c.wire.change_filter(|filter| filter.promiscuous = true);
     bench.refresh(&c);
-    [&b, &c].iter().for_each(|guest| guest.wire.set_takes(LRO));
+    [&b, &c].iter().for_each(|guest| guest.wire.set_capabilities(LRO));
     let packet = packet(false, 5000);
     a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
     bench.run();
@@ -222,7 +224,7 @@ fn an_uplink_that_takes_super_frames_gets_them_whole() {
     let up = bench.port(PortSpec { uplink: true, mac: Mac::default(), ..Bench::spec(9) });
     up.wire.change_filter(|filter| *filter = Filter::open());
     bench.refresh(&up);
-    up.wire.set_takes(LRO);
+    up.wire.set_capabilities(LRO);
     let packet = packet(false, 5000);
     a.wire.send(&packet.partial(false), segment(&packet, 1000), None);
     bench.run();
@@ -267,12 +269,12 @@ fn udp_super_frames_are_cut_or_stay_whole() {
                 .map(|(number, part)| datagram(v6, part, 0xfffe_u16.wrapping_add(number)))
                 .collect();
             let wish = Offload::Segment { header: header as u16, mss: mss as u16 };
-            b.wire.set_takes(LRO);
+            b.wire.set_capabilities(LRO);
             a.wire.send(&sent, wish, None);
             bench.run();
             let received = b.wire.received();
             assert_eq!(self::bytes(&received), expected, "v6 {v6}, {payload} by {mss}");
-            b.wire.set_takes(Takes { uso4: true, uso6: true, partial_sum: false, ..LRO });
+            b.wire.set_capabilities(RxCapabilities { uso4: true, uso6: true, partial_sum: false, ..LRO });
             a.wire.send(&sent, wish, None);
             bench.run();
             let received = b.wire.received();
@@ -323,7 +325,7 @@ fn tunnelled(v6: bool, geneve: bool, inner: &[u8], id: u16, sum: bool) -> Vec<u8
 #[test]
 fn tunnelled_super_frames_are_cut_with_both_headers_right() {
     let (mut bench, a, b) = pair();
-    b.wire.set_takes(LRO);
+    b.wire.set_capabilities(LRO);
     for case in 0..16 {
         let [outer_v6, inner_v6, geneve, outer_sum] = [1, 2, 4, 8].map(|bit| case & bit != 0);
         let inner = Packet::new(mac(20), mac(10), inner_v6, 4001).timestamped();

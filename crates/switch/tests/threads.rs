@@ -110,7 +110,10 @@ fn senders_share_a_receiver_whatever_the_size_of_their_frames() {
     let mut bench = Bench::new();
     let senders: Vec<_> = (1..=3).map(|number| bench.guest(number)).collect();
     let receiver = bench.guest(9);
-    receiver.wire.set_takes(vmlane_port::Takes { frame: 20_000, ..vmlane_guestsim::memory_port::PLAIN });
+    receiver.wire.set_capabilities(vmlane_port::RxCapabilities {
+        frame: 20_000,
+        ..vmlane_guestsim::memory_port::PLAIN
+    });
     for (sender, len) in senders.iter().zip([60, 1500, 16_000]) {
         let number = senders.iter().position(|other| other.id == sender.id).unwrap() as u8 + 1;
         (0..5000).for_each(|_| sender.send(&frame(mac(9), mac(number), len, 0)));

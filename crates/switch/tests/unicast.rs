@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::{Bench, frame, mac};
 use vmlane_guestsim::memory_port::{Trap, Wire};
-use vmlane_port::{Frames, Reason};
+use vmlane_port::{DropReason, Frames};
 use vmlane_switch::Settings;
 use vmlane_wire::ethernet::Mac;
 
@@ -148,7 +148,7 @@ fn a_panic_ends_the_port_that_it_happened_in_and_no_other() {
 fn a_refusal_is_counted_at_the_receiver() {
     let mut bench = Bench::new();
     let (a, b) = (bench.guest(1), bench.guest(2));
-    b.wire.refuse(Some(Reason::NoRoom));
+    b.wire.refuse(Some(DropReason::NoRoom));
     a.send(&frame(mac(2), mac(1), 60, 0));
     a.send(&frame(mac(9), mac(1), 60, 0));
     a.send(&frame(mac(1), mac(1), 60, 0));

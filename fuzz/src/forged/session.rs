@@ -10,11 +10,11 @@ use std::sync::{Arc, OnceLock};
 use std::time::Duration;
 
 use parking_lot::Mutex;
+use vmlane_guestsim::eventfd;
 use vmlane_guestsim::nic::NicMachine;
+use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::memfd;
 use vmlane_state::{Found, Scope, Store};
-use vmlane_guestsim::eventfd;
-use vmlane_guestsim::vfio_user::Client;
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{IrqSet, Session, SessionStats};
 use zerocopy::IntoBytes;

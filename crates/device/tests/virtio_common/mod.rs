@@ -13,7 +13,7 @@ use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{
-    FramePort, Layers, Offload, Packet, PortId, PortStats, Refusal, Token, Unfinished, Verdict,
+    ChecksumStatus, FramePort, Layers, Offload, PartialChecksum, PortId, PortStats, Refusal, RxFrame, Token,
 };
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::{feature, net_feature};
@@ -102,7 +102,7 @@ impl Nic {
                 end.tick(Instant::now());
                 return None;
             };
-            let lent = end.lent(token);
+            let lent = end.frame(token);
             let mut bytes = vec![0; lent.len()];
             lent.spans.read(0, &mut bytes);
             assert_eq!(bytes[..lent.head.len()], *lent.head);
@@ -130,7 +130,7 @@ impl Nic {
     pub fn deliver(
         &self,
         frame: &Frame,
-        packet: impl FnOnce(Packet<'_>) -> Packet<'_>,
+        packet: impl FnOnce(RxFrame<'_>) -> RxFrame<'_>,
     ) -> Result<(), Refusal> {
         self.with(|end| {
             let outcome = end.deliver(&packet(frame.packet()));
@@ -165,24 +165,24 @@ impl Frame {
         Frame { bytes, spans, _ram: ram }
     }
 
-    pub fn packet(&self) -> Packet<'_> {
+    pub fn packet(&self) -> RxFrame<'_> {
         let head = self.bytes.len().min(64);
-        Packet {
+        RxFrame {
             head: &self.bytes[..head],
             body: &self.spans,
             body_at: head,
             body_len: self.bytes.len() - head,
             tag: None,
             layers: Layers::default(),
-            verdict: Verdict::Unknown,
+            checksum: ChecksumStatus::Unknown,
             aggregate: None,
-            unfinished: None,
+            partial_checksum: None,
         }
     }
 }
 
-pub fn unfinished() -> Unfinished {
-    Unfinished { start: 34, field: 50, never_zero: false }
+pub fn partial_checksum() -> PartialChecksum {
+    PartialChecksum { start: 34, field: 50, never_zero: false }
 }
 
 /// A header and a frame in two pieces.

@@ -9,7 +9,8 @@ use vmlane_guestsim::nic::{Received, Rings, RingsSpec};
 use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{
-    Aggregate, FramePort, Layers, Lent, Network, Packet, PortStats, Refusal, Token, Transport, Verdict,
+    Aggregate, ChecksumStatus, FramePort, Layers, Network, PortStats, Refusal, RxFrame, Token, Transport,
+    TxFrame,
 };
 
 /// Bytes of Ethernet, IPv4 and TCP headers without options.
@@ -68,23 +69,23 @@ impl Sender {
     }
 
     /// `frame` as a packet: up to 64 bytes of it as the head.
-    pub fn packet<'a>(&'a mut self, frame: &'a [u8]) -> Packet<'a> {
+    pub fn packet<'a>(&'a mut self, frame: &'a [u8]) -> RxFrame<'a> {
         self.spans.clear();
         for (page, part) in self.pages.iter().zip(frame.chunks(4096)) {
             self.ram.write(*page, part);
             self.spans.push(*page, part.len()).unwrap();
         }
         let head = &frame[..frame.len().min(64)];
-        Packet {
+        RxFrame {
             head,
             body: &self.spans,
             body_at: head.len(),
             body_len: frame.len() - head.len(),
             tag: None,
             layers: Layers::default(),
-            verdict: Verdict::Unknown,
+            checksum: ChecksumStatus::Unknown,
             aggregate: None,
-            unfinished: None,
+            partial_checksum: None,
         }
     }
 }
@@ -110,7 +111,7 @@ impl Nic {
     }
 
     /// Delivers `frame` as `edit` makes it, and takes it at the other end.
-    pub fn pass(&mut self, frame: &[u8], edit: impl FnOnce(&mut Packet<'_>)) -> Received {
+    pub fn pass(&mut self, frame: &[u8], edit: impl FnOnce(&mut RxFrame<'_>)) -> Received {
         self.deliver(frame, edit).expect("there is room");
         self.receive(0).expect("a packet")
     }
@@ -121,7 +122,7 @@ impl Nic {
         self.guest.rx[queue].receive()
     }
 
-    pub fn deliver(&mut self, frame: &[u8], edit: impl FnOnce(&mut Packet<'_>)) -> Result<(), Refusal> {
+    pub fn deliver(&mut self, frame: &[u8], edit: impl FnOnce(&mut RxFrame<'_>)) -> Result<(), Refusal> {
         let mut packet = self.sender.packet(frame);
         edit(&mut packet);
         self.port.deliver(&packet)
@@ -130,7 +131,7 @@ impl Nic {
     /// The next lent frame.
     pub fn fetch(&mut self) -> Option<(Token, Vec<u8>)> {
         let token = self.port.fetch()?;
-        let bytes = bytes(&self.port.lent(token));
+        let bytes = bytes(&self.port.frame(token));
         Some((token, bytes))
     }
 
@@ -156,7 +157,7 @@ impl Nic {
 }
 
 /// All bytes of a lent frame.
-pub fn bytes(lent: &Lent<'_>) -> Vec<u8> {
+pub fn bytes(lent: &TxFrame<'_>) -> Vec<u8> {
     let mut bytes = vec![0; lent.len()];
     lent.spans.read(0, &mut bytes);
     bytes

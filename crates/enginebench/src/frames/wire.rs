@@ -4,7 +4,8 @@ use std::time::Instant;
 
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_port::{
-    Aggregate, FramePort, Layers, Network, Offload, Packet, Refusal, Transport, Unfinished, Verdict,
+    Aggregate, ChecksumStatus, FramePort, Layers, Network, Offload, PartialChecksum, Refusal, RxFrame,
+    Transport,
 };
 
 /// Frames moved in one direction before the other has its turn.
@@ -30,10 +31,10 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
             return;
         }
         let Some(token) = from.fetch() else { return };
-        let lent = from.lent(token);
-        let (unfinished, aggregate) = match lent.offload {
+        let lent = from.frame(token);
+        let (partial_checksum, aggregate) = match lent.offload {
             Offload::Checksum { start, field } => {
-                (Some(Unfinished { start, field, never_zero: false }), None)
+                (Some(PartialChecksum { start, field, never_zero: false }), None)
             }
             Offload::Segment { header, mss } => {
                 let segments = (lent.len() - usize::from(header)).div_ceil(usize::from(mss)) as u16;
@@ -41,7 +42,7 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
             }
             _ => (None, None),
         };
-        let packet = Packet {
+        let packet = RxFrame {
             head: lent.head,
             body: lent.spans,
             body_at: lent.head.len(),
@@ -54,9 +55,9 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
                 network_at: 14,
                 transport_at: 34,
             },
-            verdict: Verdict::Good,
+            checksum: ChecksumStatus::Good,
             aggregate,
-            unfinished,
+            partial_checksum,
         };
         let delivered = to.deliver(&packet);
         from.finish(token);

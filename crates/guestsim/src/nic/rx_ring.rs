@@ -336,7 +336,7 @@ impl RxRings {
         packet.last = Some(done);
         assert_eq!(done.kind() == 3, done.aggregate().is_none());
         if done.kind() == 3 {
-            assert_eq!(done.sum(), 0, "a value here makes Linux take the packet for unfinished");
+            assert_eq!(done.sum(), 0, "a value here makes Linux take the packet for partial_checksum");
         }
         assert!(done.is_frame_good() && !done.is_error());
     }

@@ -5,7 +5,7 @@ use std::time::Instant;
 use crate::nic::{DriverSpec, NicDriver, NicMachine, Received};
 use crate::{Placement, Ram};
 use vmlane_mem::Spans;
-use vmlane_port::{Layers, Packet, Refusal, Verdict};
+use vmlane_port::{ChecksumStatus, Layers, Refusal, RxFrame};
 
 /// `len` bytes, a broadcast.
 pub fn frame(len: usize) -> Vec<u8> {
@@ -46,16 +46,16 @@ pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> Result<
     let mut spans = Spans::new(sender.device_map(), false);
     spans.push(page, frame.len()).expect("a page of this memory");
     let head = &frame[..frame.len().min(64)];
-    let packet = Packet {
+    let packet = RxFrame {
         head,
         body: &spans,
         body_at: head.len(),
         body_len: frame.len() - head.len(),
         tag: None,
         layers,
-        verdict: Verdict::Unknown,
+        checksum: ChecksumStatus::Unknown,
         aggregate: None,
-        unfinished: None,
+        partial_checksum: None,
     };
     let delivered = machine.frames.with(|end| {
         let delivered = end.deliver(&packet);

@@ -14,8 +14,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Filter, FramePort, HEAD, Lent, MAX_FRAME, MAX_HEAD, Network, Offload, Packet, PortStats, Reason, Refusal,
-    Takes, Token, Transport, VnetHeader as Header,
+    DropReason, Filter, FramePort, HEAD, MAX_FRAME, MAX_HEAD, Network, Offload, PortStats, Refusal,
+    RxCapabilities, RxFrame, Token, Transport, TxFrame, VnetHeader as Header,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -66,7 +66,7 @@ pub struct Tap {
     /// The queue that last had no room.
     full: usize,
     name: String,
-    takes: Takes,
+    capabilities: RxCapabilities,
     filter: Filter,
     slots: Vec<Slot>,
     free: Vec<u32>,
@@ -101,7 +101,7 @@ impl Tap {
             next: 0,
             full: 0,
             name: options.name.clone(),
-            takes: takes(mtu),
+            capabilities: capabilities(mtu),
             filter: Filter::open(),
             slots: (0..LOOK_AHEAD).map(slot).collect(),
             free: (0..LOOK_AHEAD as u32).rev().collect(),
@@ -116,7 +116,7 @@ impl Tap {
     }
 
     /// Reads one frame into a slot. None: none waits.
-    fn read(&mut self, number: u32) -> Option<Result<(), Reason>> {
+    fn read(&mut self, number: u32) -> Option<Result<(), DropReason>> {
         let slot = &mut self.slots[number as usize];
         slot.spans.clear();
         if slot.spans.push(u64::from(number) * ROOM as u64, ROOM).is_err() {
@@ -131,7 +131,10 @@ impl Tap {
         })?;
         self.next = (at + 1) % count;
         Some(
-            bytes.checked_sub(Header::SIZE).ok_or(Reason::BadLength).and_then(|len| fill(slot, &header, len)),
+            bytes
+                .checked_sub(Header::SIZE)
+                .ok_or(DropReason::BadLength)
+                .and_then(|len| fill(slot, &header, len)),
         )
     }
 }
@@ -147,7 +150,7 @@ fn one_of(files: &[OwnedFd]) -> rustix::io::Result<OwnedFd> {
 
 /// The queue of a packet's flow. Flows are told apart by their addresses and ports as they stand in the head,
 /// whatever the protocol: what matters is that a flow stays where it is.
-fn queue_of(packet: &Packet<'_>, count: usize) -> usize {
+fn queue_of(packet: &RxFrame<'_>, count: usize) -> usize {
     if count == 1 {
         return 0;
     }
@@ -166,21 +169,21 @@ fn queue_of(packet: &Packet<'_>, count: usize) -> usize {
     (sum ^ sum >> 16) as usize % count
 }
 
-fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), Reason> {
+fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), DropReason> {
     if !(HEADER..=MAX_FRAME).contains(&len) {
-        return Err(Reason::BadLength);
+        return Err(DropReason::BadLength);
     }
     slot.spans.shorten(ROOM - len);
     // A header with all its options: what an offload may speak of is found in it.
     slot.head_len = len.min(HEAD);
     slot.spans.read(0, &mut slot.head[..slot.head_len]);
     slot.offload =
-        Header::from_bytes(header).offload(&slot.head[..slot.head_len]).ok_or(Reason::BadOffload)?;
+        Header::from_bytes(header).offload(&slot.head[..slot.head_len]).ok_or(DropReason::BadOffload)?;
     Ok(())
 }
 
-fn takes(mtu: usize) -> Takes {
-    Takes {
+fn capabilities(mtu: usize) -> RxCapabilities {
+    RxCapabilities {
         frame: mtu + HEADER,
         aggregate: AGGREGATE,
         tso4: true,
@@ -210,24 +213,24 @@ impl FramePort for Tap {
         None
     }
 
-    fn lent(&self, token: Token) -> Lent<'_> {
+    fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { head, head_len, spans, offload } = &self.slots[token.0 as usize];
-        Lent { head: &head[..*head_len], spans, offload: *offload, tag: None }
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None }
     }
 
     fn finish(&mut self, token: Token) {
         self.free.push(token.0);
     }
 
-    fn takes(&self) -> Takes {
-        self.takes
+    fn capabilities(&self) -> RxCapabilities {
+        self.capabilities
     }
 
     fn filter(&self) -> &Filter {
         &self.filter
     }
 
-    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
         let tag = packet.tag.map(|tag| {
             let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), tag.0.to_be_bytes());
             [a, b, c, d]
@@ -247,7 +250,7 @@ impl FramePort for Tap {
                 self.full = queue;
                 Err(Refusal::Full)
             }
-            Err(_) => Err(Refusal::Drop(Reason::Uplink)),
+            Err(_) => Err(Refusal::Drop(DropReason::Uplink)),
         }
     }
 
@@ -271,7 +274,7 @@ impl FramePort for Tap {
     /// The interface's MTU may have changed.
     fn refresh(&mut self) {
         if let Ok(mtu) = interface::mtu(&self.name) {
-            self.takes = takes(mtu);
+            self.capabilities = capabilities(mtu);
         }
     }
 

@@ -6,7 +6,9 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::Instant;
 
 use vmlane_mem::Spans;
-use vmlane_port::{Filter, FramePort, Lent, MAX_HEAD, Packet, PortStats, Reason, Refusal, Takes, Token};
+use vmlane_port::{
+    DropReason, Filter, FramePort, MAX_HEAD, PortStats, Refusal, RxCapabilities, RxFrame, Token, TxFrame,
+};
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
 
@@ -39,7 +41,7 @@ pub struct NetPort {
     burst: u32,
     tx_rules: TxRules,
     rx_rules: RxRules,
-    takes: Takes,
+    capabilities: RxCapabilities,
     filter: Filter,
     steering: Steering,
     /// Pairs of queues in use: frames come in by one of them.
@@ -133,7 +135,7 @@ impl NetPort {
                 }
             }
         }
-        let takes = Taken::of(features);
+        let capabilities = Taken::of(features);
         let frame = usize::from(config.mtu) + HEADER;
         let mergeable = has(net_feature::MERGEABLE);
         let smallest = rx.iter().map(|queue| usize::from(queue.queue.size())).min().unwrap_or(0);
@@ -156,18 +158,18 @@ impl NetPort {
                 header,
                 frame: frame + 2 * TAG,
                 mergeable,
-                checksum: takes.checksum,
-                aggregates: takes.aggregates(),
+                checksum: capabilities.checksum,
+                aggregates: capabilities.aggregates(),
             },
-            takes: Takes {
+            capabilities: RxCapabilities {
                 frame,
                 aggregate: aggregate.clamp(frame, AGGREGATE.max(frame)),
-                tso4: takes.tso4,
-                tso6: takes.tso6,
-                uso4: takes.uso4,
-                uso6: takes.uso6,
-                partial_sum: takes.checksum,
-                partial_frame: takes.checksum,
+                tso4: capabilities.tso4,
+                tso6: capabilities.tso6,
+                uso4: capabilities.uso4,
+                uso6: capabilities.uso6,
+                partial_sum: capabilities.checksum,
+                partial_frame: capabilities.checksum,
             },
             // What the guest wants beyond its own address is between it and its VMM; the VMM filters.
             filter: Filter {
@@ -210,8 +212,8 @@ impl NetPort {
         let Taken { checksum, tso4, tso6, uso4, uso6 } = Taken::of(wishes.offloads);
         (self.rx_rules.checksum, self.rx_rules.aggregates) =
             (checksum, Taken::of(wishes.offloads).aggregates());
-        let whole = Takes { tso4, tso6, uso4, uso6, ..self.takes };
-        self.takes = Takes { partial_sum: checksum, partial_frame: checksum, ..whole };
+        let whole = RxCapabilities { tso4, tso6, uso4, uso6, ..self.capabilities };
+        self.capabilities = RxCapabilities { partial_sum: checksum, partial_frame: checksum, ..whole };
     }
 
     /// Obeys what the guest has asked for meanwhile. True if there is more.
@@ -292,7 +294,7 @@ impl FramePort for NetPort {
                 match queue.fetch(&self.tx_rules, &self.stats) {
                     Ok(Some(slot)) => {
                         if self.turn < self.pairs {
-                            self.steering.sent(queue.lent(slot).head, self.turn);
+                            self.steering.sent(queue.frame(slot).head, self.turn);
                         }
                         return Some(token(self.turn, slot));
                     }
@@ -309,9 +311,9 @@ impl FramePort for NetPort {
     }
 
     #[inline]
-    fn lent(&self, token: Token) -> Lent<'_> {
+    fn frame(&self, token: Token) -> TxFrame<'_> {
         let (queue, slot) = slot(token);
-        self.tx[queue].lent(slot)
+        self.tx[queue].frame(slot)
     }
 
     #[inline]
@@ -321,8 +323,8 @@ impl FramePort for NetPort {
     }
 
     #[inline]
-    fn takes(&self) -> Takes {
-        self.takes
+    fn capabilities(&self) -> RxCapabilities {
+        self.capabilities
     }
 
     #[inline]
@@ -331,16 +333,16 @@ impl FramePort for NetPort {
     }
 
     #[inline]
-    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
         let fits = match packet.aggregate {
             Some(_) => self.rx_rules.aggregates,
             None => packet.len() <= self.rx_rules.frame,
         };
         if !fits {
-            return Err(Refusal::Drop(Reason::TooLong));
+            return Err(Refusal::Drop(DropReason::TooLong));
         }
         let pair = self.steering.pair(packet.head);
-        let Some(queue) = self.rx.get_mut(pair) else { return Err(Refusal::Drop(Reason::NoBuffers)) };
+        let Some(queue) = self.rx.get_mut(pair) else { return Err(Refusal::Drop(DropReason::NoBuffers)) };
         match queue.deliver(packet, &self.rx_rules, &mut self.bench) {
             Ok(()) => {
                 self.hidden += 1;
@@ -354,7 +356,7 @@ impl FramePort for NetPort {
                 queue.broken = true;
                 let ring = queue.ring;
                 self.broke(ring, broken);
-                Err(Refusal::Drop(Reason::BadReceiver))
+                Err(Refusal::Drop(DropReason::BadReceiver))
             }
         }
     }

@@ -1,7 +1,7 @@
 //! One receive ring: packets are copied into the guest's buffers, several for one if it merges them.
 
 use vmlane_mem::Spans;
-use vmlane_port::{MAX_HEAD, Packet, Reason, Refusal, VnetHeader};
+use vmlane_port::{DropReason, MAX_HEAD, Refusal, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
@@ -84,19 +84,19 @@ impl RxQueue {
     #[inline]
     pub fn deliver(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &RxFrame<'_>,
         rules: &RxRules,
         bench: &mut Bench,
     ) -> Result<(), Undelivered> {
         if self.broken {
-            return Err(Refusal::Drop(Reason::BadReceiver).into());
+            return Err(Refusal::Drop(DropReason::BadReceiver).into());
         }
         let shift = if packet.tag.is_some() { TAG } else { 0 };
         let need = rules.header + shift + packet.len();
         self.collect(need, rules, bench)?;
         spread(need, rules.header, bench)?;
         let header = if rules.checksum {
-            VnetHeader::with_verdict(packet, shift as u16)
+            VnetHeader::with_checksum_status(packet, shift as u16)
         } else {
             VnetHeader::default()
         };
@@ -104,9 +104,9 @@ impl RxQueue {
         bytes[..SHORT_HEADER].copy_from_slice(&header.to_bytes());
         bytes[SHORT_HEADER..].copy_from_slice(&(bench.chains.len() as u16).to_le_bytes());
         bench.header.write(0, &bytes[..rules.header]);
-        if rules.checksum && packet.unfinished.is_some() {
+        if rules.checksum && packet.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
-            let partial = Packet { unfinished: None, ..*packet };
+            let partial = RxFrame { partial_checksum: None, ..*packet };
             partial.write(&bench.into, true, &mut bench.scratch);
         } else {
             packet.write(&bench.into, true, &mut bench.scratch);
@@ -137,19 +137,19 @@ impl RxQueue {
             let begin = bench.segments.len();
             let Some(taken) = self.queue.read(at, &mut bench.segments)? else {
                 if descriptors >= usize::from(self.queue.size()) {
-                    return Err(Refusal::Drop(Reason::NoRoom).into());
+                    return Err(Refusal::Drop(DropReason::NoRoom).into());
                 }
                 self.missing = Some(at);
                 return Err(Refusal::Full.into());
             };
             let pieces = &bench.segments[begin..];
             if pieces.iter().any(|piece| !piece.writable) {
-                return Err(Refusal::Drop(Reason::BadReceiver).into());
+                return Err(Refusal::Drop(DropReason::BadReceiver).into());
             }
             let bytes: usize = pieces.iter().map(|piece| piece.len as usize).sum();
             let first = bench.chains.is_empty();
             if first && bytes < rules.header || bytes == 0 {
-                return Err(Refusal::Drop(Reason::BadReceiver).into());
+                return Err(Refusal::Drop(DropReason::BadReceiver).into());
             }
             have = have.saturating_add(bytes);
             descriptors += usize::from(taken.count);
@@ -157,7 +157,7 @@ impl RxQueue {
             at = taken.next;
             let more = rules.mergeable && bench.chains.len() < MAX_BUFFERS;
             if have < need && !more {
-                return Err(Refusal::Drop(Reason::NoRoom).into());
+                return Err(Refusal::Drop(DropReason::NoRoom).into());
             }
         }
         Ok(())
@@ -184,7 +184,7 @@ fn spread(need: usize, header: usize, bench: &mut Bench) -> Result<(), Undeliver
     for piece in &bench.segments {
         let bytes = (piece.len as usize).min(need - before);
         let of_header = bytes.min(header.saturating_sub(before));
-        let bad = |_| Undelivered::Refused(Refusal::Drop(Reason::BadReceiver));
+        let bad = |_| Undelivered::Refused(Refusal::Drop(DropReason::BadReceiver));
         if of_header > 0 {
             bench.header.push(piece.addr, of_header).map_err(bad)?;
         }

@@ -1,7 +1,7 @@
 //! One transmit ring: frames are gathered from chains, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans};
-use vmlane_port::{HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, PortStats, Reason, VnetHeader};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
 use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
@@ -104,7 +104,7 @@ impl TxQueue {
                 Ok(None) => return Ok(None),
                 Err(broken) => {
                     self.broken = true;
-                    stats.drop(Reason::BadDescriptor);
+                    stats.drop(DropReason::BadDescriptor);
                     return Err(broken);
                 }
             };
@@ -154,9 +154,9 @@ impl TxQueue {
     }
 
     #[inline]
-    pub fn lent(&self, slot: u16) -> Lent<'_> {
+    pub fn frame(&self, slot: u16) -> TxFrame<'_> {
         let slot = &self.slots[usize::from(slot)];
-        Lent { head: &slot.head[..slot.head_len], spans: &slot.spans, offload: slot.offload, tag: None }
+        TxFrame { head: &slot.head[..slot.head_len], spans: &slot.spans, offload: slot.offload, tag: None }
     }
 
     #[inline]
@@ -199,38 +199,43 @@ impl Drop for TxQueue {
 
 /// Takes the header and the private copy of the first bytes, and checks the wishes.
 #[inline]
-fn gather(segments: &[Segment], slot: &mut Slot, memory: &MemoryMap, rules: &TxRules) -> Result<(), Reason> {
+fn gather(
+    segments: &[Segment],
+    slot: &mut Slot,
+    memory: &MemoryMap,
+    rules: &TxRules,
+) -> Result<(), DropReason> {
     slot.spans.clear();
     let mut header = [0; 12];
     let mut have = 0;
     let mut len = 0usize;
     for segment in segments {
         if segment.writable {
-            return Err(Reason::BadDescriptor);
+            return Err(DropReason::BadDescriptor);
         }
         let bytes = segment.len as usize;
         let here = bytes.min(rules.header - have);
         if here > 0 {
-            memory.read(segment.addr, &mut header[have..have + here]).map_err(|_| Reason::BadAddress)?;
+            memory.read(segment.addr, &mut header[have..have + here]).map_err(|_| DropReason::BadAddress)?;
             have += here;
         }
         let rest = bytes - here;
         len = len.saturating_add(rest);
         if len > MAX_FRAME {
-            return Err(Reason::BadLength);
+            return Err(DropReason::BadLength);
         }
         if rest > 0 {
-            let addr = segment.addr.checked_add(here as u64).ok_or(Reason::BadAddress)?;
-            slot.spans.push(addr, rest).map_err(|_| Reason::BadAddress)?;
+            let addr = segment.addr.checked_add(here as u64).ok_or(DropReason::BadAddress)?;
+            slot.spans.push(addr, rest).map_err(|_| DropReason::BadAddress)?;
         }
     }
     if have < rules.header || len < HEADER {
-        return Err(Reason::BadLength);
+        return Err(DropReason::BadLength);
     }
     let [a, b, c, d, e, f, g, h, i, j, ..] = header;
     let header = VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j]);
     if !header.is_segmented() && len > rules.frame {
-        return Err(Reason::BadLength);
+        return Err(DropReason::BadLength);
     }
     slot.head_len = len.min(HEAD.max(header.spoken_of().min(MAX_HEAD)));
     slot.spans.read(0, &mut slot.head[..slot.head_len]);
@@ -241,6 +246,6 @@ fn gather(segments: &[Segment], slot: &mut Slot, memory: &MemoryMap, rules: &TxR
     let allowed =
         rules.checksum && (!header.is_segmented() || header.is_allowed(rules.tso4, rules.tso6, rules.uso));
     let offload = header.offload(&slot.head[..slot.head_len]).filter(|_| allowed);
-    slot.offload = offload.ok_or(Reason::BadOffload)?;
+    slot.offload = offload.ok_or(DropReason::BadOffload)?;
     Ok(())
 }

@@ -4,7 +4,7 @@
 //! is none, of ring 1. Nothing is consumed until all of the packet has a place.
 
 use vmlane_mem::Spans;
-use vmlane_port::{Reason, Refusal};
+use vmlane_port::{DropReason, Refusal};
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxDesc};
 
 use super::ring::{Place, RxCommands};
@@ -218,7 +218,7 @@ impl Buffers {
 const BODY: usize = 4096;
 
 /// No number of posted buffers would do.
-const TOO_LARGE: NoPlace = NoPlace::Refused(Refusal::Drop(Reason::NoRoom));
+const TOO_LARGE: NoPlace = NoPlace::Refused(Refusal::Drop(DropReason::NoRoom));
 
 /// Adds a buffer for up to `left` bytes. Returns how many it takes.
 #[inline]

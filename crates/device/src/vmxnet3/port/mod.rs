@@ -30,7 +30,8 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    Filter, FramePort, Lent, MAX_FRAME, MAX_HEAD, Packet, PortStats, Reason, Refusal, Takes, Token,
+    DropReason, Filter, FramePort, MAX_FRAME, MAX_HEAD, PortStats, Refusal, RxCapabilities, RxFrame, Token,
+    TxFrame,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -67,7 +68,7 @@ pub struct NicPort {
     moderator: Moderator,
     /// Until when a pending vector is worth looking at often.
     restless: Option<Instant>,
-    takes: Takes,
+    capabilities: RxCapabilities,
     /// What the posted buffers hold of an aggregate is not known yet.
     unsized_buffers: bool,
     control: usize,
@@ -127,7 +128,7 @@ impl NicPort {
             features: live.features,
         };
         let frame = usize::from(mtu) + HEADER;
-        let takes = Takes {
+        let capabilities = RxCapabilities {
             frame,
             aggregate: frame,
             tso4: false,
@@ -148,7 +149,7 @@ impl NicPort {
             rss: None,
             moderator,
             restless: None,
-            takes,
+            capabilities,
             unsized_buffers: true,
             positions,
             control: if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL },
@@ -175,9 +176,9 @@ impl NicPort {
         self.moderator.mode = moderation;
         // An aggregate's verdict cannot be told where the driver wants no verdicts.
         let lro = features.rx_checksum;
-        self.takes.tso4 = lro && features.lro4;
-        self.takes.tso6 = lro && features.lro6;
-        self.takes.partial_sum = self.takes.tso4 || self.takes.tso6;
+        self.capabilities.tso4 = lro && features.lro4;
+        self.capabilities.tso6 = lro && features.lro6;
+        self.capabilities.partial_sum = self.capabilities.tso4 || self.capabilities.tso6;
         self.size_buffers();
     }
 
@@ -186,7 +187,8 @@ impl NicPort {
         let largest = self.rx.iter_mut().filter_map(|queue| queue.largest(&self.rx_rules)).min();
         self.unsized_buffers = largest.is_none();
         if let Some(largest) = largest {
-            self.takes.aggregate = largest.clamp(self.takes.frame, MAX_FRAME.max(self.takes.frame));
+            self.capabilities.aggregate =
+                largest.clamp(self.capabilities.frame, MAX_FRAME.max(self.capabilities.frame));
         }
     }
 
@@ -266,9 +268,9 @@ impl FramePort for NicPort {
     }
 
     #[inline]
-    fn lent(&self, token: Token) -> Lent<'_> {
+    fn frame(&self, token: Token) -> TxFrame<'_> {
         let (queue, slot) = slot(token);
-        self.tx[queue].lent(slot)
+        self.tx[queue].frame(slot)
     }
 
     #[inline]
@@ -278,8 +280,8 @@ impl FramePort for NicPort {
     }
 
     #[inline]
-    fn takes(&self) -> Takes {
-        self.takes
+    fn capabilities(&self) -> RxCapabilities {
+        self.capabilities
     }
 
     #[inline]
@@ -288,13 +290,13 @@ impl FramePort for NicPort {
     }
 
     #[inline]
-    fn deliver(&mut self, packet: &Packet<'_>) -> Result<(), Refusal> {
+    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
         let fits = match packet.aggregate {
             Some(_) => self.rx_rules.features.lro4 || self.rx_rules.features.lro6,
             None => packet.len() <= self.rx_rules.frame,
         };
         if !fits {
-            return Err(Refusal::Drop(Reason::TooLong));
+            return Err(Refusal::Drop(DropReason::TooLong));
         }
         let (queue, hash) = self.rss.as_ref().map_or((0, Hash::default()), |rss| rss.queue(packet));
         let counters = &self.shared.rx_stats[queue];
@@ -310,7 +312,7 @@ impl FramePort for NicPort {
             }
             Err(Undelivered::Stopped(stopped)) => {
                 self.rx_stopped(queue, stopped);
-                Err(Refusal::Drop(Reason::BadReceiver))
+                Err(Refusal::Drop(DropReason::BadReceiver))
             }
         }
     }

@@ -1,6 +1,6 @@
 //! What a packet's first descriptor wishes, checked against the packet.
 
-use vmlane_port::{MAX_FRAME, MAX_HEAD, Offload, Reason};
+use vmlane_port::{DropReason, MAX_FRAME, MAX_HEAD, Offload};
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::desc::{OffloadMode, TxDesc};
 
@@ -30,14 +30,14 @@ impl TxRules {
 
     /// The wishes of `first` for a packet of `len` bytes, or why they cannot be.
     #[inline]
-    pub fn check(&self, first: &TxDesc, len: usize) -> Result<Offload, Reason> {
+    pub fn check(&self, first: &TxDesc, len: usize) -> Result<Offload, DropReason> {
         let inner = self.inner && first.inner();
         match first.mode() {
             OffloadMode::None => self.limit(len, self.frame).map(|()| Offload::None),
             OffloadMode::Checksum if inner => self.tunnel(first, 0, len),
             OffloadMode::Segment if inner => self.tunnel(first, self.mss(first)?, len),
             OffloadMode::Encapsulated if self.encapsulated => self.tunnel(first, first.mss_or_field(), len),
-            OffloadMode::Encapsulated => Err(Reason::BadOffload),
+            OffloadMode::Encapsulated => Err(DropReason::BadOffload),
             OffloadMode::Checksum => self.checksum(first, len),
             OffloadMode::Segment => {
                 let (header, mss) = (first.header(), self.mss(first)?);
@@ -48,23 +48,23 @@ impl TxRules {
     }
 
     #[inline]
-    fn limit(&self, len: usize, most: usize) -> Result<(), Reason> {
-        if (HEADER..=most).contains(&len) { Ok(()) } else { Err(Reason::BadLength) }
+    fn limit(&self, len: usize, most: usize) -> Result<(), DropReason> {
+        if (HEADER..=most).contains(&len) { Ok(()) } else { Err(DropReason::BadLength) }
     }
 
-    fn mss(&self, first: &TxDesc) -> Result<u16, Reason> {
-        Some(first.mss_or_field()).filter(|&mss| mss > 0).ok_or(Reason::BadOffload)
+    fn mss(&self, first: &TxDesc) -> Result<u16, DropReason> {
+        Some(first.mss_or_field()).filter(|&mss| mss > 0).ok_or(DropReason::BadOffload)
     }
 
-    fn checksum(&self, first: &TxDesc, len: usize) -> Result<Offload, Reason> {
+    fn checksum(&self, first: &TxDesc, len: usize) -> Result<Offload, DropReason> {
         self.limit(len, self.frame)?;
         let (start, field) = (first.header(), first.mss_or_field());
         let (from, at) = (usize::from(start), usize::from(field));
         let fits = (HEADER..=at).contains(&from) && at <= MAX_FIELD && at + 2 <= len && at + 2 <= MAX_HEAD;
-        if fits { Ok(Offload::Checksum { start, field }) } else { Err(Reason::BadOffload) }
+        if fits { Ok(Offload::Checksum { start, field }) } else { Err(DropReason::BadOffload) }
     }
 
-    fn tunnel(&self, first: &TxDesc, mss: u16, len: usize) -> Result<Offload, Reason> {
+    fn tunnel(&self, first: &TxDesc, mss: u16, len: usize) -> Result<Offload, DropReason> {
         let header = first.header();
         if mss > 0 {
             self.segments(header, mss, MIN_SEGMENT_HEADER, len)?;
@@ -76,18 +76,18 @@ impl TxRules {
         Ok(Offload::Tunnel { header, mss, outer_sum: first.outer_sum() })
     }
 
-    fn segments(&self, header: u16, mss: u16, least: usize, len: usize) -> Result<(), Reason> {
+    fn segments(&self, header: u16, mss: u16, least: usize, len: usize) -> Result<(), DropReason> {
         self.limit(len, MAX_FRAME)?;
         self.header(header, least, len)?;
         let segments = (len - usize::from(header)).div_ceil(usize::from(mss));
-        if segments <= MAX_SEGMENTS { Ok(()) } else { Err(Reason::BadOffload) }
+        if segments <= MAX_SEGMENTS { Ok(()) } else { Err(DropReason::BadOffload) }
     }
 
     /// Headers end before byte `len`.
-    fn header(&self, header: u16, least: usize, len: usize) -> Result<(), Reason> {
+    fn header(&self, header: u16, least: usize, len: usize) -> Result<(), DropReason> {
         let header = usize::from(header);
         let fits = header >= least && header <= MAX_HEAD && header < len;
-        if fits { Ok(()) } else { Err(Reason::BadOffload) }
+        if fits { Ok(()) } else { Err(DropReason::BadOffload) }
     }
 }
 
@@ -117,23 +117,23 @@ mod tests {
         for (start, field, len) in
             [(34, 51, 52), (51, 50, 60), (0, 50, 60), (34, 600, 1500), (34, 1025, 1500)]
         {
-            assert_eq!(checksum(start, field, len), Err(Reason::BadOffload), "{start} {field} {len}");
+            assert_eq!(checksum(start, field, len), Err(DropReason::BadOffload), "{start} {field} {len}");
         }
         let segment = |header, mss, len| rules.check(&wish(OffloadMode::Segment, header, mss), len);
         assert_eq!(segment(54, 1448, 65000), Ok(Offload::Segment { header: 54, mss: 1448 }));
         for (header, mss, len) in
             [(54, 0, 1000), (54, 100, 54), (40, 100, 1000), (600, 100, 1000), (54, 1, 60000)]
         {
-            assert_eq!(segment(header, mss, len), Err(Reason::BadOffload), "{header} {mss} {len}");
+            assert_eq!(segment(header, mss, len), Err(DropReason::BadOffload), "{header} {mss} {len}");
         }
-        assert_eq!(segment(54, 1448, MAX_FRAME + 1), Err(Reason::BadLength));
+        assert_eq!(segment(54, 1448, MAX_FRAME + 1), Err(DropReason::BadLength));
     }
 
     #[test]
     fn cve_2015_8744_a_frame_shorter_than_its_header() {
         let rules = TxRules::new(1, 1500);
         for len in 1..HEADER {
-            assert_eq!(rules.check(&TxDesc::new(0, len), len), Err(Reason::BadLength));
+            assert_eq!(rules.check(&TxDesc::new(0, len), len), Err(DropReason::BadLength));
         }
         assert_eq!(rules.check(&TxDesc::new(0, 14), HEADER), Ok(Offload::None));
     }
@@ -154,6 +154,6 @@ mod tests {
         for len in [104, 1000] {
             assert_eq!(TxRules::new(7, 1500).check(&sum, len), Ok(tunnel), "{len}");
         }
-        assert_eq!(TxRules::new(7, 1500).check(&sum, 103), Err(Reason::BadOffload));
+        assert_eq!(TxRules::new(7, 1500).check(&sum, 103), Err(DropReason::BadOffload));
     }
 }

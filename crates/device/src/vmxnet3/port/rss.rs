@@ -1,6 +1,6 @@
 //! Receive-side scaling: the Toeplitz hash and the queue it leads to.
 
-use vmlane_port::{Layers, Network, Packet, Transport};
+use vmlane_port::{Layers, Network, RxFrame, Transport};
 use vmlane_wire::vmxnet3::desc::RssType;
 
 use crate::vmxnet3::setup::Rss;
@@ -50,13 +50,13 @@ impl Toeplitz {
 
     /// The packet's hash and receive queue. Queue 0 for what is not hashed.
     #[inline]
-    pub fn queue(&self, packet: &Packet<'_>) -> (usize, Hash) {
+    pub fn queue(&self, packet: &RxFrame<'_>) -> (usize, Hash) {
         let Some(hash) = self.of(packet) else { return (0, Hash::default()) };
         let at = hash.value as usize % self.rss.table.len().max(1);
         (self.rss.table.get(at).copied().unwrap_or(0).into(), hash)
     }
 
-    fn of(&self, packet: &Packet<'_>) -> Option<Hash> {
+    fn of(&self, packet: &RxFrame<'_>) -> Option<Hash> {
         let Layers { network, transport, fragment, network_at, transport_at } = packet.layers;
         let rss = &self.rss;
         let (addresses, plain, plain_kind) = match network {

@@ -1,7 +1,7 @@
 //! One receive queue: packets are copied into posted buffers and completed.
 
 use vmlane_mem::{Spans, Window};
-use vmlane_port::{MAX_HEAD, Network, Packet, Reason, Refusal, Transport, Verdict};
+use vmlane_port::{ChecksumStatus, DropReason, MAX_HEAD, Network, Refusal, RxFrame, Transport};
 use vmlane_wire::ethernet::{MIN_FRAME, TAG};
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 
@@ -120,14 +120,14 @@ impl RxQueue {
     #[inline]
     pub fn deliver(
         &mut self,
-        packet: &Packet<'_>,
+        packet: &RxFrame<'_>,
         hash: Hash,
         rules: &RxRules,
         bench: &mut Bench,
         counters: &QueueCounters,
     ) -> Result<u32, Undelivered> {
         if self.stopped {
-            return Err(Refusal::Drop(Reason::BadReceiver).into());
+            return Err(Refusal::Drop(DropReason::BadReceiver).into());
         }
         let in_band = packet.tag.is_some() && !rules.features.rx_vlan;
         let len = packet.len() + if in_band { TAG } else { 0 };
@@ -159,7 +159,7 @@ impl RxQueue {
     /// The ordinary case, quickly: one frame into one posted head buffer that is large enough. None:
     /// look closer.
     #[inline]
-    fn single(&mut self, need: usize, packet: &Packet<'_>, bench: &mut Bench) -> Option<Place> {
+    fn single(&mut self, need: usize, packet: &RxFrame<'_>, bench: &mut Bench) -> Option<Place> {
         let ordinary = self.data.is_none() && self.told.is_none() && packet.aggregate.is_none();
         if !ordinary {
             return None;
@@ -204,7 +204,7 @@ impl RxQueue {
     fn completions_left(&self, count: usize) -> Result<(), NoPlace> {
         let Some(told) = &self.told else { return Ok(()) };
         if count > told.len() {
-            return Err(NoPlace::Refused(Refusal::Drop(Reason::NoRoom)));
+            return Err(NoPlace::Refused(Refusal::Drop(DropReason::NoRoom)));
         }
         let mut place = self.completions.head();
         for _ in 0..count {
@@ -243,7 +243,7 @@ impl RxQueue {
     fn complete(
         &mut self,
         common: RxCompletion,
-        packet: &Packet<'_>,
+        packet: &RxFrame<'_>,
         hash: Hash,
         rules: &RxRules,
         data_ring: bool,
@@ -319,7 +319,7 @@ impl RxQueue {
 
 /// Copies the packet and pads it.
 #[inline]
-fn write(packet: &Packet<'_>, in_band: bool, need: usize, bench: &mut Bench) {
+fn write(packet: &RxFrame<'_>, in_band: bool, need: usize, bench: &mut Bench) {
     let written = packet.write(&bench.into, in_band, &mut bench.scratch);
     if written < need {
         bench.into.write(written, &[0; MIN_FRAME][..need - written]);
@@ -328,18 +328,18 @@ fn write(packet: &Packet<'_>, in_band: bool, need: usize, bench: &mut Bench) {
 
 /// What all completions of a packet have in common.
 #[inline]
-fn common(packet: &Packet<'_>, in_band: bool, rules: &RxRules) -> RxCompletion {
+fn common(packet: &RxFrame<'_>, in_band: bool, rules: &RxRules) -> RxCompletion {
     RxCompletion::of(layers(packet, rules), packet.tag.filter(|_| !in_band))
 }
 
 /// What a completion tells about protocols and checksums.
 #[inline]
-fn layers(packet: &Packet<'_>, rules: &RxRules) -> RxLayers {
+fn layers(packet: &RxFrame<'_>, rules: &RxRules) -> RxLayers {
     let known = packet.layers;
     let tcp = known.transport == Transport::Tcp && !known.fragment;
     let udp = known.transport == Transport::Udp && !known.fragment;
     let ip = known.network != Network::Other;
-    let verified = packet.verdict == Verdict::Good || packet.unfinished.is_some();
+    let verified = packet.checksum == ChecksumStatus::Good || packet.partial_checksum.is_some();
     RxLayers {
         v4: known.network == Network::V4,
         v6: known.network == Network::V6,

@@ -1,7 +1,7 @@
 //! One transmit queue: packets are gathered from descriptors, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
-use vmlane_port::{HEAD, Lent, MAX_FRAME, MAX_HEAD, Offload, PortStats, Reason};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
@@ -111,7 +111,7 @@ impl TxQueue {
                 Err(stopped) => {
                     self.stopped = true;
                     self.free.push(number);
-                    stats.drop(Reason::BadDescriptor);
+                    stats.drop(DropReason::BadDescriptor);
                     return Err(stopped);
                 }
             };
@@ -155,9 +155,14 @@ impl TxQueue {
     }
 
     #[inline]
-    pub fn lent(&self, slot: u16) -> Lent<'_> {
+    pub fn frame(&self, slot: u16) -> TxFrame<'_> {
         let slot = &self.slots[usize::from(slot)];
-        Lent { head: &slot.head[..slot.head_len], spans: &slot.spans, offload: slot.offload, tag: slot.tag }
+        TxFrame {
+            head: &slot.head[..slot.head_len],
+            spans: &slot.spans,
+            offload: slot.offload,
+            tag: slot.tag,
+        }
     }
 
     #[inline]
@@ -209,7 +214,7 @@ fn gather(
     commands: &TxCommands,
     first: TxDesc,
     spans: &mut Spans,
-    fine: &mut Result<(), Reason>,
+    fine: &mut Result<(), DropReason>,
 ) -> Result<Extent, Stopped> {
     let (mut desc, mut end, mut len) = (first, commands.head, 0usize);
     for descriptors in 1..=MAX_DESCRIPTORS {
@@ -218,9 +223,9 @@ fn gather(
         }
         len = len.saturating_add(desc.len());
         if fine.is_ok() && len > MAX_FRAME {
-            *fine = Err(Reason::BadLength);
+            *fine = Err(DropReason::BadLength);
         } else if fine.is_ok() && spans.push(desc.addr, desc.len()).is_err() {
-            *fine = Err(Reason::BadAddress);
+            *fine = Err(DropReason::BadAddress);
         }
         if desc.end() {
             return Ok(Extent { end, wants_completion: desc.wants_completion(), len, descriptors });
@@ -236,7 +241,7 @@ fn gather(
 
 /// Checks the offload and takes the private copy of the first bytes.
 #[inline]
-fn fill(slot: &mut Slot, first: &TxDesc, len: usize, rules: &TxRules) -> Result<(), Reason> {
+fn fill(slot: &mut Slot, first: &TxDesc, len: usize, rules: &TxRules) -> Result<(), DropReason> {
     slot.offload = rules.check(first, len)?;
     slot.tag = first.tag();
     slot.head_len = len.min(HEAD.max(spoken_of(slot.offload)));
