@@ -17,7 +17,7 @@
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_port::{Side, StreamEnd, StreamId, Streams};
+use vmlane_port::{Shutdown, Side, StreamEnd, StreamId, Streams};
 use vmlane_wire::vmci::{CID_HOST, Handle, MAX_DATAGRAM_PAYLOAD, MAX_QUEUE_PAIR, VmciError, datagram};
 use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 
@@ -96,7 +96,31 @@ pub(super) struct Hosted {
     lane: Option<StreamId>,
     /// The other end's number where that is a party, too.
     partner: Option<u64>,
+    /// What the endpoint did before it was joined.
+    later: Later,
 }
+
+/// What an endpoint does before the other end's handshake is through. Done once both are joined, behind its bytes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub(super) struct Later {
+    receive: bool,
+    send: bool,
+    reset: bool,
+    closed: bool,
+}
+
+impl Later {
+    fn shutdown(&mut self, what: Shutdown) {
+        match what {
+            Shutdown::Receive => self.receive = true,
+            Shutdown::Send => self.send = true,
+        }
+    }
+}
+
+/// Connections of one endpoint that it has accepted and closed while their clients still shake hands. Beyond,
+/// clients are refused.
+const MOST_CLOSED_EARLY: usize = 256;
 
 /// A call to make once the lock is free.
 pub(super) enum After {
@@ -104,6 +128,8 @@ pub(super) enum After {
     Joined(Arc<dyn Remote>, StreamId, Side),
     Failed(Arc<dyn Remote>, Failed),
     GivenUp(Arc<dyn Endpoint>, Call),
+    /// What this end did before it was joined.
+    Late(Call, (StreamId, Side), Later),
 }
 
 fn side(role: Role) -> Side {
@@ -113,7 +139,8 @@ fn side(role: Role) -> Side {
 impl Hosted {
     /// The end of a party that has been asked.
     fn asked(key: Key, partner: Option<u64>) -> Hosted {
-        Hosted { key, role: Role::Server, end: None, remote: None, handle: None, lane: None, partner }
+        let later = Later::default();
+        Hosted { key, role: Role::Server, end: None, remote: None, handle: None, lane: None, partner, later }
     }
 
     fn cid(&self) -> u32 {
@@ -187,21 +214,63 @@ impl Fabric {
             handle: None,
             lane: None,
             partner: None,
+            later: Later::default(),
         };
         inner.hosted.insert(number, hosted);
         Ok(call)
     }
 
-    /// The party's end of a connection ends, whatever its state: a request is refused, a handshake
-    /// given up, a joined end leaves after what it has written is taken. Blocks until no worker
-    /// touches its memory any more. What was hung up before is gone: nothing happens.
+    /// The endpoint's end of a connection ends: a request is refused, a handshake given up, a joined end leaves
+    /// after what it has written is taken. What an endpoint has accepted and written already arrives, even if the
+    /// client's handshake is not through. Blocks until no worker touches its memory any more. What was hung up
+    /// before is gone: nothing happens.
     pub fn hang_up(&self, call: Call) {
+        self.end_call(call, true);
+    }
+
+    fn end_call(&self, call: Call, deliver: bool) {
         let mut inner = self.inner.lock();
+        if deliver && inner.close_later(call) {
+            return;
+        }
         let Some(hosted) = inner.hosted.remove(&call.number) else { return };
         let leaving = inner.hang_up(call, hosted);
         drop(inner);
         self.lanes.leave(leaving.as_slice());
         self.run_after();
+    }
+
+    /// The endpoint sends, or receives, no more. Said before the other end's handshake is through, it counts from
+    /// then on.
+    pub fn shutdown(&self, call: Call, what: Shutdown) {
+        let mut inner = self.inner.lock();
+        let Some(hosted) = inner.hosted.get_mut(&call.number) else { return };
+        let joined = hosted.lane.map(|lane| (lane, side(hosted.role)));
+        if joined.is_none() {
+            hosted.later.shutdown(what);
+        }
+        drop(inner);
+        if let Some((lane, side)) = joined {
+            self.lanes.shutdown(lane, side, what);
+        }
+    }
+
+    /// The endpoint resets the connection: the other end hears of it behind the bytes sent so far.
+    pub fn abort(&self, call: Call) {
+        let mut inner = self.inner.lock();
+        let Some(hosted) = inner.hosted.get_mut(&call.number) else { return };
+        hosted.later.reset = true;
+        let joined = hosted.lane.map(|lane| (lane, side(hosted.role)));
+        drop(inner);
+        if let Some((lane, side)) = joined {
+            self.lanes.reset(lane, side);
+        }
+        self.hang_up(call);
+    }
+
+    /// The endpoint takes its acceptance back, if the client has not come so far yet.
+    pub fn withdraw(&self, call: Call) {
+        self.end_call(call, false);
     }
 
     /// A party's datagram. The result is as for a guest's: true if it is queued for `to`.
@@ -223,6 +292,22 @@ impl Fabric {
         if inbox.push(Account::Ordinary, from.0, bytes.into()) { Ok(()) } else { Err(VmciError::NoResources) }
     }
 
+    /// A joined end does what its endpoint did before.
+    fn catch_up(&self, call: Call, (lane, side): (StreamId, Side), later: Later) {
+        if later.receive {
+            self.lanes.shutdown(lane, side, Shutdown::Receive);
+        }
+        if later.send {
+            self.lanes.shutdown(lane, side, Shutdown::Send);
+        }
+        if later.reset {
+            self.lanes.reset(lane, side);
+        }
+        if later.closed {
+            self.hang_up(call);
+        }
+    }
+
     /// Makes the calls that had to wait for the lock.
     pub(super) fn run_after(&self) {
         loop {
@@ -236,6 +321,7 @@ impl Fabric {
                     After::Joined(remote, lane, side) => remote.joined(lane, side),
                     After::Failed(remote, why) => remote.failed(why),
                     After::GivenUp(endpoint, call) => endpoint.given_up(call),
+                    After::Late(call, end, later) => self.catch_up(call, end, later),
                 }
             }
         }
@@ -343,10 +429,34 @@ impl Inner {
     /// The handshake is over: the party is told.
     pub(super) fn party_established(&mut self, key: Key) {
         let Some(number) = self.connections.get(&key).and_then(Connection::party) else { return };
+        self.tell_joined(number);
+    }
+
+    /// The endpoint hears that it is joined; what it did before is done now.
+    fn tell_joined(&mut self, number: u64) {
         let Some(hosted) = self.hosted.get_mut(&number) else { return };
-        if let (Some(remote), Some(lane)) = (hosted.remote.take(), hosted.lane) {
-            self.after.push(After::Joined(remote, lane, side(hosted.role)));
+        let Some(lane) = hosted.lane else { return };
+        let (side, later) = (side(hosted.role), std::mem::take(&mut hosted.later));
+        if let Some(remote) = hosted.remote.take() {
+            self.after.push(After::Joined(remote, lane, side));
         }
+        if later != Later::default() {
+            self.after.push(After::Late(Call { key: hosted.key, number }, (lane, side), later));
+        }
+    }
+
+    /// True if `call` was accepted and is not joined yet: it ends once it is.
+    fn close_later(&mut self, call: Call) -> bool {
+        let early = |hosted: &&Hosted| hosted.later.closed && hosted.key.server.0 == call.key.server.0;
+        if self.hosted.values().filter(early).count() >= MOST_CLOSED_EARLY {
+            return false;
+        }
+        let accepted = |hosted: &&mut Hosted| hosted.role == Role::Server && hosted.end.is_some();
+        let Some(hosted) = self.hosted.get_mut(&call.number).filter(accepted) else { return false };
+        hosted.later.closed = true;
+        // Nothing is said to it any more.
+        hosted.remote = None;
+        true
     }
 
     /// A connection is forgotten: a party that still waits for it is told.
@@ -359,7 +469,9 @@ impl Inner {
         drop(end);
         if let Some(remote) = remote {
             self.after.push(After::Failed(remote, why));
-        } else if let Some(endpoint) = self.endpoints.get(&key.server.0) {
+        } else if !hosted.later.closed
+            && let Some(endpoint) = self.endpoints.get(&key.server.0)
+        {
             self.after.push(After::GivenUp(endpoint.clone(), Call { key, number }));
         }
         if let Some(hosted) = self.hosted.remove(&number)
@@ -414,7 +526,8 @@ impl Inner {
         let (client, server) = (self.next_number(), self.next_number());
         let (role, handle, lane) = (Role::Client, None, None);
         let (end, remote, partner) = (Some(end), Some(remote), Some(server));
-        self.hosted.insert(client, Hosted { key, role, end, remote, handle, lane, partner });
+        let later = Later::default();
+        self.hosted.insert(client, Hosted { key, role, end, remote, handle, lane, partner, later });
         self.hosted.insert(server, Hosted::asked(key, Some(client)));
         self.after.push(After::Requested(endpoint, Call { key, number: server }, RING));
         Ok(Call { key, number: client })
@@ -429,14 +542,14 @@ impl Inner {
         remote: Arc<dyn Remote>,
     ) -> bool {
         let Some(asking) = self.hosted.get_mut(&client) else { return false };
-        let (Some(theirs), Some(waiting)) = (asking.end.take(), asking.remote.take()) else { return false };
+        let Some(theirs) = asking.end.take() else { return false };
         let lane = lanes.join([theirs, end]);
         asking.lane = Some(lane);
         if let Some(own) = self.hosted.get_mut(&call.number) {
-            own.lane = Some(lane);
+            (own.lane, own.remote) = (Some(lane), Some(remote));
         }
-        self.after.push(After::Joined(waiting, lane, Side::A));
-        self.after.push(After::Joined(remote, lane, Side::B));
+        self.tell_joined(client);
+        self.tell_joined(call.number);
         true
     }
 

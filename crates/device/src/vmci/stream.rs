@@ -457,7 +457,7 @@ impl Fabric {
         };
         match verdict {
             Verdict::Notice => self.notice(connection, role, packet.kind),
-            Verdict::Shutdown => self.shutdown(connection, role, packet.body.mode()),
+            Verdict::Shutdown => self.shut_down(connection, role, packet.body.mode()),
             Verdict::Reset => match connection.lane {
                 Some(lane) => self.reset_lane(connection, lane, role),
                 None if connection.waiting.is_some() => {
@@ -512,7 +512,7 @@ impl Fabric {
         self.lanes.kick(lane);
     }
 
-    fn shutdown(&self, connection: &Connection, role: Role, mode: u64) {
+    fn shut_down(&self, connection: &Connection, role: Role, mode: u64) {
         let Some(lane) = connection.lane else { return };
         if mode & SHUTDOWN_RECEIVE != 0 && connection.says(role, SAID_RECEIVE) {
             self.lanes.shutdown(lane, side(role), Shutdown::Receive);

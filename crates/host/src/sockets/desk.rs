@@ -278,9 +278,9 @@ impl Desk {
         }
         match client.state {
             State::Asking { .. } => self.unasked -= 1,
-            State::Connecting(opening, ..) | State::Accepting(opening, _) => {
-                self.fabric.hang_up(opening.call)
-            }
+            State::Connecting(opening, ..) => self.fabric.hang_up(opening.call),
+            // The process has never had it.
+            State::Accepting(opening, _) => self.fabric.withdraw(opening.call),
             State::Streaming(stream) => self.fabric.hang_up(stream.call),
             State::Listening { port, .. } => {
                 self.listeners.remove(&port);

@@ -55,7 +55,7 @@ impl Name {
 pub enum News {
     Requested(u32, Call),
     GivenUp(u32, Call),
-    Joined(Name, StreamId, Side),
+    Joined(Name, StreamId),
     Failed(Name),
 }
 
@@ -118,8 +118,8 @@ struct Told {
 }
 
 impl Remote for Told {
-    fn joined(&self, lane: StreamId, side: Side) {
-        self.mailbox.put(News::Joined(self.name, lane, side));
+    fn joined(&self, lane: StreamId, _: Side) {
+        self.mailbox.put(News::Joined(self.name, lane));
     }
 
     fn failed(&self, _: Failed) {
@@ -130,7 +130,7 @@ impl Remote for Told {
 struct Link {
     shared: Arc<Shared>,
     call: Option<Call>,
-    lane: Option<(StreamId, Side)>,
+    lane: Option<StreamId>,
     /// The guest asked; it is answered when the ends are joined.
     owes_response: bool,
     /// The guest was asked and has not answered.
@@ -331,7 +331,7 @@ impl Bridge {
         copy_spans(&link.into, 0, port.payload(), first, len - first);
         outgoing.done = len;
         if link.shared.sent(len)
-            && let Some((lane, _)) = link.lane
+            && let Some(lane) = link.lane
         {
             fabric.lanes().kick(lane);
         }
@@ -350,12 +350,9 @@ impl Bridge {
             port.reply(reset);
             return true;
         }
-        let lanes = self.fabric.lanes();
-        if let Some((lane, side)) = link.lane {
-            for (flag, what) in [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)] {
-                if new & flag != 0 {
-                    lanes.shutdown(lane, side, what);
-                }
+        for (flag, what) in [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)] {
+            if let (true, Some(call)) = (new & flag != 0, link.call) {
+                self.fabric.shutdown(call, what);
             }
         }
         true
@@ -363,13 +360,8 @@ impl Bridge {
 
     /// Forgets a connection; the peer hears of a reset, or that the guest is gone.
     fn drop_link(&mut self, name: Name, reset: bool) {
-        let Some(link) = self.remove(&name) else { return };
-        if let (true, Some((lane, side))) = (reset, link.lane) {
-            self.fabric.lanes().reset(lane, side);
-        }
-        if let Some(call) = link.call {
-            self.fabric.hang_up(call);
-        }
+        let Some(call) = self.remove(&name).and_then(|link| link.call) else { return };
+        if reset { self.fabric.abort(call) } else { self.fabric.hang_up(call) }
     }
 
     /// All connections of a guest are over for it.
@@ -428,16 +420,13 @@ impl Bridge {
                         port_of(vms, cid).into_iter().for_each(|guest| guest.reply(name.packet(op::RST)));
                     }
                 }
-                News::Joined(name, lane, side) => {
+                News::Joined(name, lane) => {
                     let Some(link) = self.links.get_mut(&name) else { continue };
-                    link.lane = Some((lane, side));
+                    link.lane = Some(lane);
                     if std::mem::take(&mut link.owes_response)
                         && let Some(guest) = port_of(vms, name.cid)
                     {
                         guest.reply(link.packet(&name, op::RESPONSE));
-                    }
-                    if link.said & SHUTDOWN_SEND != 0 {
-                        self.fabric.lanes().shutdown(lane, side, Shutdown::Send);
                     }
                     self.fabric.lanes().kick(lane);
                 }
@@ -474,7 +463,7 @@ impl Bridge {
     /// Gives a guest what waits for it, as far as its credit and its buffers go.
     fn pump(&mut self, name: Name, port: &mut Port) -> bool {
         let Some(link) = self.links.get_mut(&name) else { return false };
-        let Some((lane, _)) = link.lane else { return false };
+        let Some(lane) = link.lane else { return false };
         if !port.takes_replies() {
             // It is looked at again when some of them are with the guest.
             self.blocked = true;
