@@ -9,7 +9,7 @@ export LANES ?= 2
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint doc clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint doc picture clean
 
 all: build
 
@@ -24,6 +24,7 @@ help:
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
 	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
 	@echo 'make lint    formatting, clippy, docs, licences'
+	@echo 'make picture  docs/architecture.svg from docs/architecture.toml'
 
 bootstrap:
 	@scripts/bootstrap.sh
@@ -79,6 +80,10 @@ coverage: bootstrap
 
 lint: bootstrap
 	@scripts/lint.sh
+
+# The picture of README.md, from its text source.
+picture:
+	@VMLANE_DRAW=1 cargo test --quiet --locked -p vmlane-tests --test docs the_picture
 
 clean:
 	@cargo clean
