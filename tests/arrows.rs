@@ -15,11 +15,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     // The seams, and what outlives a daemon.
     ("port", &["mem", "stats", "wire"]),
     ("state", &["mem"]),
+    // The runtime of the threads that move bytes: it knows no port, only what a thread is for.
+    ("worker", &["port"]),
     // The engines know ports, never devices.
-    ("stream", &["mem", "port", "stats"]),
-    ("switch", &["mem", "port", "stats", "wire"]),
-    // Devices know ports, never a socket.
-    ("device", &["mem", "port", "state", "stats", "wire"]),
+    ("stream", &["mem", "port", "stats", "worker"]),
+    ("switch", &["mem", "port", "stats", "wire", "worker"]),
+    // Devices know ports, never a socket. The rings of virtio-vsock have a worker of their own.
+    ("device", &["mem", "port", "state", "stats", "wire", "worker"]),
     // How a VMM reaches a device; what the host itself brings.
     ("transport", &["device", "mem", "port", "sock", "state", "stats", "wire"]),
     ("host", &["device", "mem", "port", "sock", "wire"]),
@@ -28,7 +30,20 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Only the daemon knows everything.
     (
         "daemon",
-        &["api", "device", "host", "mem", "port", "state", "stats", "stream", "switch", "transport", "wire"],
+        &[
+            "api",
+            "device",
+            "host",
+            "mem",
+            "port",
+            "state",
+            "stats",
+            "stream",
+            "switch",
+            "transport",
+            "wire",
+            "worker",
+        ],
     ),
     // Tools talk to the daemon; they link no device.
     ("bench", &["sock"]),

@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_api::WorkerStatus;
-use vmlane_port::{Heartbeat, HeartbeatReading};
 use vmlane_stats::counters;
+use vmlane_worker::{Heartbeat, HeartbeatReading};
 
 /// A round takes microseconds; a worker that others keep from running still has one within this time.
 pub const PATIENCE: Duration = Duration::from_secs(2);
@@ -49,7 +49,7 @@ impl Watchdog {
 
     /// From now on `beat` is looked at, too.
     pub fn watch(&mut self, name: String, beat: Arc<Heartbeat>, serves: fn(u32) -> String) {
-        let last = beat.pulse();
+        let last = beat.read();
         self.workers.push(Watched { name, beat, serves, last, since: Instant::now(), told: None });
     }
 
@@ -57,7 +57,7 @@ impl Watchdog {
     pub fn look(&mut self, stats: &DaemonStats, now: Instant) -> bool {
         let mut well = true;
         for worker in &mut self.workers {
-            let pulse = worker.beat.pulse();
+            let pulse = worker.beat.read();
             if !pulse.busy || pulse.rounds != worker.last.rounds {
                 if worker.told.take().is_some() {
                     let seconds = now.duration_since(worker.since).as_secs_f64();

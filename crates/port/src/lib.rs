@@ -10,7 +10,6 @@
 mod filter;
 mod frame;
 mod frame_port;
-mod heartbeat;
 mod reason;
 mod ring;
 pub mod role;
@@ -24,7 +23,6 @@ pub use frame::{
     Transport, TxFrame,
 };
 pub use frame_port::{FramePort, Frames, PortId, Refusal, RxCapabilities, Token};
-pub use heartbeat::{Heartbeat, HeartbeatReading};
 pub use reason::{DropReason, PortStats};
 pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};

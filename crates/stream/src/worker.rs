@@ -13,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use tracing::{debug, error, warn};
 use vmlane_port::role::{self, Role};
-use vmlane_port::{Budget, Heartbeat, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
+use vmlane_port::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 use vmlane_stats::counters;
+use vmlane_worker::Heartbeat;
 
 use crate::joined::{self, Broken, Inspection, Lane, Turn};
 use crate::payers::{self, Payer};

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
-use vmlane_port::{DropReason, FramePort, Heartbeat, MAX_HEAD, PortId, Token};
+use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
+use vmlane_worker::Heartbeat;
 
 use crate::port::Port;
 use crate::spec::Settings;

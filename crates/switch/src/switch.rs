@@ -8,8 +8,9 @@ use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use vmlane_port::{FramePort, Frames, Heartbeat, PortId, PortStats};
+use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
+use vmlane_worker::Heartbeat;
 
 use crate::port::PortState;
 use crate::queue::{Command, Queue, Request};

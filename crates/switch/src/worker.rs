@@ -10,9 +10,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use tracing::error;
-use vmlane_port::Heartbeat;
 use vmlane_port::role::{self, Role};
 use vmlane_stats::counters;
+use vmlane_worker::Heartbeat;
 
 use crate::fabric::Fabric;
 use crate::port::Port;

@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{EventfdFlags, PollFd, PollFlags, Timespec, eventfd, poll};
-use vmlane_port::Heartbeat;
 use vmlane_port::role::{self, Role};
 use vmlane_stats::counters;
+use vmlane_worker::Heartbeat;
 
 use crate::vmci::{Endpoint, Fabric};
 

@@ -1,8 +1,8 @@
-//! A worker's heartbeat: what a watchdog looks at. The worker stores, the watchdog loads; neither waits.
+//! A worker's heartbeat: what a watchdog reads. The worker stores, the watchdog loads; neither waits.
 
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
-/// Shared between a worker and whoever watches it.
+/// Shared between a worker and its watchdog.
 #[derive(Debug, Default)]
 pub struct Heartbeat {
     rounds: AtomicU64,
@@ -16,8 +16,9 @@ pub struct Heartbeat {
 pub struct HeartbeatReading {
     /// Rounds begun.
     pub rounds: u64,
+    /// The worker is not asleep.
     pub busy: bool,
-    /// Who has, or had last, its turn: a port of the switch, a lane of a worker.
+    /// What has, or had last, its turn: a port of the switch, a stream.
     pub serving: u32,
 }
 
@@ -28,18 +29,19 @@ impl Heartbeat {
         self.rounds.store(self.rounds.load(Ordering::Relaxed).wrapping_add(1), Ordering::Relaxed);
     }
 
-    /// `who` has its turn.
+    /// A port or stream, by its number, has its turn.
     #[inline]
-    pub fn serve(&self, who: u32) {
-        self.serving.store(who, Ordering::Relaxed);
+    pub fn serve(&self, number: u32) {
+        self.serving.store(number, Ordering::Relaxed);
     }
 
-    /// The worker is about to sleep, or awake.
+    /// The worker is awake, or about to sleep.
     pub fn set_busy(&self, busy: bool) {
         self.busy.store(busy, Ordering::Relaxed);
     }
 
-    pub fn pulse(&self) -> HeartbeatReading {
+    /// What the worker stored last.
+    pub fn read(&self) -> HeartbeatReading {
         HeartbeatReading {
             rounds: self.rounds.load(Ordering::Relaxed),
             busy: self.busy.load(Ordering::Relaxed),

@@ -1,0 +1,117 @@
+//! What a worker runs.
+
+use std::os::fd::BorrowedFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags};
+
+use crate::command_queue::Shared;
+
+/// Ports of one kind, and what a round over them is. Owned by one worker; the order of calls is in the crate's
+/// documentation.
+pub trait Engine {
+    /// What other threads may ask for.
+    type Command;
+    /// What merges commands that no one waits for.
+    type Shared: Shared<Self::Command>;
+
+    /// Rounds between two looks at the clock while something moves.
+    const CLOCK_EVERY: u32 = 1;
+
+    /// Called first on the worker's thread.
+    fn started(&mut self) {}
+
+    /// The worker was notified: commands may follow.
+    fn notified(&mut self) {}
+
+    /// Carries out one command. A panic in it is contained, and its caller is answered.
+    fn run_command(&mut self, command: Self::Command, now: Instant);
+
+    /// The clock was read: what is due by time. `window`: how long a port is worth looking at after it moved
+    /// something.
+    fn clock(&mut self, _now: Instant, _window: Duration) {}
+
+    /// One look at every port that may have work. True if something moved. A panic of one port's turn is
+    /// contained here and ends that port.
+    fn round(&mut self, now: Instant) -> bool;
+
+    /// Nothing moved for `idle`: what next?
+    fn rest(&mut self, idle: Duration) -> Rest;
+
+    /// Does a port still withhold something that its guest may wait for: a completion, a notice, credit, an
+    /// interrupt?
+    fn undelivered(&self) -> bool;
+
+    /// Every port delivers what it withheld. What is not due yet at all stays undelivered, and the worker
+    /// stays awake for it.
+    fn deliver_withheld(&mut self);
+
+    /// Asks every port to announce what comes from now on; then, behind a fence, looks once more. True if something
+    /// is there already.
+    fn arm(&mut self) -> bool;
+
+    /// Files that wake the worker.
+    fn wake_fds<'a>(&'a self, _fds: &mut WakeFds<'a>) {}
+
+    /// The worker is awake again, or did not sleep because something was there.
+    fn woken(&mut self, _by: Woken) {}
+
+    /// After a panic outside any port's turn: derives anew what can be derived.
+    fn recover(&mut self) {}
+
+    /// For the engine's counters.
+    fn count(&mut self, event: Event);
+}
+
+/// What an idle engine wants.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Rest {
+    /// The next round at once: something is awake.
+    Awake,
+    /// A short sleep, after which the ports are looked at without having announced anything.
+    Nap(Duration),
+    /// Every port may be armed; then a sleep until one announces something, or of this length at most.
+    Sleep(Option<Duration>),
+}
+
+/// What is counted of a worker.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Event {
+    /// It napped.
+    Nap,
+    /// It slept with its ports armed.
+    Sleep,
+    /// A panic outside any port's turn was contained.
+    Panic,
+}
+
+/// What woke a worker; nothing if its time was over, or if it was notified by another thread.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Woken {
+    /// A doorbell of a port.
+    pub doorbell: bool,
+    /// A file with something to read.
+    pub source: bool,
+}
+
+/// Files to wait for.
+#[derive(Default)]
+pub struct WakeFds<'a> {
+    /// The worker's own, then doorbells, then sources.
+    pub(crate) fds: Vec<PollFd<'a>>,
+    pub(crate) sources: usize,
+}
+
+impl<'a> WakeFds<'a> {
+    /// A file that a guest writes to when it announces something.
+    pub fn doorbell(&mut self, fd: BorrowedFd<'a>) {
+        let at = self.fds.len() - self.sources;
+        self.fds.insert(at, PollFd::from_borrowed_fd(fd, PollFlags::IN));
+    }
+
+    /// A file of the kernel that is readable while there is something to read.
+    pub fn source(&mut self, fd: BorrowedFd<'a>) {
+        self.fds.push(PollFd::from_borrowed_fd(fd, PollFlags::IN));
+        self.sources += 1;
+    }
+}

@@ -1,0 +1,62 @@
+//! One runtime for the threads that move bytes: streams, the switch, virtio-vsock.
+//!
+//! An [`Engine`] knows ports and what a round over them is. A [`Worker`] runs one engine on one thread: it
+//! carries out what other threads ask for, has rounds while something moves, spins for a while after,
+//! and then sleeps until something is announced. Other threads reach it by its [`Requests`].
+//!
+//! The order of calls on the worker's thread:
+//!
+//! 1. [`Engine::run_command`] for each command that waits. Its caller is answered in any case: when the
+//!    command is done, when it panics, when the thread ends.
+//! 2. [`Engine::round`]: one look at every port that may have work.
+//! 3. If nothing moved, [`Engine::rest`] says whether to look again, to nap, or that nothing is left to do.
+//! 4. Then the worker looks for a while longer ([`AdaptiveSpin`]), and goes to sleep in this order:
+//!    it is marked asleep; **[`Engine::deliver_withheld`]: every port delivers what it withheld**
+//!    (completions, notices, credit, interrupts); [`Engine::arm`] asks every port to announce what comes, and
+//!    looks once more; the requests are looked at once more; it sleeps.
+//! 5. [`Engine::woken`] says by what it was woken.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `engine.rs` | what an engine does |
+//! | `worker.rs` | the loop above |
+//! | `command_queue.rs` | commands of other threads, always answered |
+//! | `parking.rs`, `signal.rs` | how a worker sleeps and is woken without losing a wake-up |
+//! | `spin.rs` | how long it looks before it sleeps |
+//! | `contain.rs` | a panic ends what had its turn, not the worker |
+//! | `heartbeat.rs` | what a watchdog reads |
+//! | `meter.rs` | who caused how much work, and who has to wait |
+//! | `placement.rs` | which worker gets what is new |
+//! | `sync.rs` | the types that the model checker replaces in unit tests |
+
+#![deny(missing_docs)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
+mod command_queue;
+mod contain;
+mod engine;
+mod heartbeat;
+mod meter;
+#[cfg(test)]
+mod model;
+mod parking;
+mod placement;
+mod signal;
+mod spin;
+mod sync;
+#[cfg(not(test))]
+mod worker;
+
+pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
+pub use contain::{FaultStreak, contained};
+pub use engine::{Engine, Event, Rest, WakeFds, Woken};
+pub use heartbeat::{Heartbeat, HeartbeatReading};
+pub use meter::{Account, Meter, Work};
+pub use parking::Parking;
+pub use placement::RoundRobin;
+pub use spin::AdaptiveSpin;
+#[cfg(not(test))]
+pub use worker::{Requests, Settings, Worker};

@@ -1,0 +1,106 @@
+//! How long a worker looks by itself before it sleeps: longer when that was worth it, shorter when not.
+
+use std::time::{Duration, Instant};
+
+/// The window shrinks to this part of its limit at most.
+const LEAST: u32 = 8;
+/// A sleep of so many windows at full length would not have been saved by looking a little longer.
+const LONG: u32 = 16;
+/// A core that comes back so late is wanted by others. They would have it for a whole slice after each look;
+/// who sleeps is scheduled as soon as it is woken. So for a while the worker sleeps as soon as it is idle.
+const WANTED: Duration = Duration::from_micros(50);
+const POLITE: Duration = Duration::from_millis(50);
+/// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
+const PAUSES: u32 = 32;
+
+/// The window that a worker spins for; never longer than configured.
+#[derive(Clone, Copy, Debug)]
+pub struct AdaptiveSpin {
+    most: Duration,
+    window: Duration,
+    /// The last look that was followed by offering the core to others.
+    offered: Option<Instant>,
+    /// Others want the core until then.
+    polite_until: Option<Instant>,
+}
+
+impl AdaptiveSpin {
+    /// Begins with the longest window, `most`.
+    pub fn new(most: Duration) -> AdaptiveSpin {
+        AdaptiveSpin { most, window: most, offered: None, polite_until: None }
+    }
+
+    /// How long to look after the last thing that moved.
+    #[inline]
+    pub fn window(&self) -> Duration {
+        self.window
+    }
+
+    /// A worker that has been idle for `idle`, the last `rounds` rounds: does it look again?
+    pub fn goes_on(&mut self, now: Instant, idle: Duration, rounds: u32) -> bool {
+        if let Some(offered) = self.offered.take()
+            && now.saturating_duration_since(offered) > WANTED
+        {
+            self.polite_until = Some(now + POLITE);
+        }
+        let polite = rounds >= PAUSES && self.polite_until.is_some_and(|until| now < until);
+        idle < self.window && !polite
+    }
+
+    /// Lets a moment pass before the next look.
+    pub fn pause(&mut self, now: Instant, rounds: u32) {
+        if rounds < PAUSES {
+            std::hint::spin_loop();
+        } else {
+            self.offered = Some(now);
+            std::thread::yield_now();
+        }
+    }
+
+    /// The worker slept for `length`; `woken` by an announcement rather than by the clock.
+    pub fn slept(&mut self, length: Duration, woken: bool) {
+        self.offered = None;
+        if woken && length < self.most {
+            self.window = (self.window * 2).min(self.most);
+        } else if length >= self.most * LONG {
+            self.window = (self.window / 2).max(self.most / LEAST);
+        }
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    const MOST: Duration = Duration::from_micros(500);
+
+    #[test]
+    fn the_window_shrinks_while_nothing_comes_and_grows_when_looking_would_have_helped() {
+        let mut spin = AdaptiveSpin::new(MOST);
+        assert_eq!(spin.window(), MOST);
+        for _ in 0..100 {
+            spin.slept(Duration::from_millis(100), false);
+        }
+        assert_eq!(spin.window(), MOST / 8);
+        spin.slept(Duration::from_millis(100), true);
+        assert_eq!(spin.window(), MOST / 8, "a longer window would not have caught it");
+        for times in [4, 2, 1, 1] {
+            spin.slept(Duration::from_micros(100), true);
+            assert_eq!(spin.window(), MOST / times);
+        }
+        spin.slept(Duration::from_millis(2), true);
+        assert_eq!(spin.window(), MOST, "neither worth it nor in vain");
+    }
+
+    #[test]
+    fn a_core_that_others_want_is_left_to_them_for_a_while() {
+        let mut spin = AdaptiveSpin::new(MOST);
+        let start = Instant::now();
+        assert!(spin.goes_on(start, Duration::ZERO, 40));
+        spin.pause(start, 40);
+        let late = start + 2 * WANTED;
+        assert!(!spin.goes_on(late, 2 * WANTED, 41), "its core came back late");
+        assert!(spin.goes_on(late, Duration::ZERO, 0), "a few looks are free");
+        assert!(spin.goes_on(late + POLITE, Duration::ZERO, 41), "and only for a while");
+    }
+}

@@ -1,0 +1,257 @@
+//! The loop that every engine runs in.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use tracing::error;
+use vmlane_port::role::{self, Role};
+
+use crate::command_queue::CommandQueue;
+use crate::contain::{FaultStreak, contained};
+use crate::engine::{Engine, Event, Rest, WakeFds, Woken};
+use crate::heartbeat::Heartbeat;
+use crate::spin::AdaptiveSpin;
+
+/// How a worker behaves.
+#[derive(Clone, Copy, Debug)]
+pub struct Settings {
+    /// What the thread may ask of the kernel.
+    pub role: Role,
+    /// The longest that it looks after the last thing that moved, before it sleeps.
+    pub spin: Duration,
+    /// Never sleep: a core of its own is spent on latency.
+    pub poll: bool,
+}
+
+/// What other threads of the process have of a worker with the engine `E`.
+pub type Requests<E> = CommandQueue<<E as Engine>::Command, <E as Engine>::Shared>;
+
+/// An engine and its loop: on a thread of its own ([`Worker::spawn`]), or turned by its owner ([`Worker::step`]).
+pub struct Worker<E: Engine> {
+    engine: E,
+    settings: Settings,
+    heartbeat: Arc<Heartbeat>,
+    /// Emptied and used again.
+    commands: Vec<E::Command>,
+    spin: AdaptiveSpin,
+    now: Instant,
+    /// Busy rounds until the clock is read again.
+    until_clock: u32,
+    /// When something last moved or was asked for.
+    busy: Instant,
+    moved: bool,
+    /// Looks in a row that found nothing.
+    idle_rounds: u32,
+    faults: FaultStreak,
+    /// Dropped last: only then has the worker let go of everything.
+    requests: Closes<E>,
+}
+
+/// Answers every caller when the worker ends, however it ends.
+struct Closes<E: Engine>(Arc<Requests<E>>);
+
+impl<E: Engine> Drop for Closes<E> {
+    fn drop(&mut self) {
+        self.0.close();
+    }
+}
+
+impl<E: Engine> Worker<E> {
+    /// A worker that takes its commands from `requests`.
+    pub fn new(
+        engine: E,
+        requests: Arc<Requests<E>>,
+        heartbeat: Arc<Heartbeat>,
+        settings: Settings,
+    ) -> Worker<E> {
+        let now = Instant::now();
+        Worker {
+            engine,
+            settings,
+            heartbeat,
+            commands: Vec::new(),
+            spin: AdaptiveSpin::new(settings.spin),
+            now,
+            until_clock: 0,
+            busy: now,
+            moved: false,
+            idle_rounds: 0,
+            faults: FaultStreak::default(),
+            requests: Closes(requests),
+        }
+    }
+
+    /// Starts its thread.
+    pub fn spawn(self, name: String) -> std::io::Result<JoinHandle<()>>
+    where
+        E: Send + 'static,
+        E::Command: Send,
+        E::Shared: Send,
+    {
+        std::thread::Builder::new().name(name).spawn(move || self.run())
+    }
+
+    fn run(mut self) {
+        self.requests.0.parking().adopt();
+        role::enter(self.settings.role);
+        self.engine.started();
+        loop {
+            self.heartbeat.set_busy(true);
+            match contained(|| self.run_until_stopped()) {
+                Some(()) => return,
+                None => self.recover(),
+            }
+        }
+    }
+
+    #[inline]
+    fn run_until_stopped(&mut self) {
+        while self.step() {
+            if !self.moved {
+                self.rest();
+            }
+        }
+    }
+
+    /// A panic that belongs to no port's turn.
+    #[cold]
+    fn recover(&mut self) {
+        self.engine.count(Event::Panic);
+        if self.faults.fault(self.heartbeat.read().rounds) {
+            error!(role = self.settings.role.name(), "a worker fails in every round; the daemon ends");
+            std::process::abort();
+        }
+        error!(role = self.settings.role.name(), "a worker panicked outside any port's turn; it goes on");
+        let _ = contained(|| self.engine.recover());
+    }
+
+    /// Commands that wait, then one round. Never sleeps. False if the worker was asked to stop.
+    #[inline]
+    pub fn step(&mut self) -> bool {
+        self.heartbeat.round();
+        if self.requests.0.parking().is_notified() && !self.run_commands() {
+            return false;
+        }
+        if self.until_clock == 0 || !self.moved {
+            self.now = Instant::now();
+            self.until_clock = E::CLOCK_EVERY;
+            self.engine.clock(self.now, self.spin.window());
+        }
+        self.until_clock -= 1;
+        if self.engine.round(self.now) {
+            self.moved = true;
+            self.idle_rounds = 0;
+        } else {
+            if self.moved {
+                self.busy = self.now;
+            }
+            self.moved = false;
+            self.idle_rounds = self.idle_rounds.saturating_add(1);
+        }
+        true
+    }
+
+    /// Did the last round move anything?
+    pub fn moved(&self) -> bool {
+        self.moved
+    }
+
+    /// What it runs.
+    pub fn engine(&self) -> &E {
+        &self.engine
+    }
+
+    #[cold]
+    fn run_commands(&mut self) -> bool {
+        let mut commands = std::mem::take(&mut self.commands);
+        let go_on = self.requests.0.take(&mut commands);
+        self.now = Instant::now();
+        self.busy = self.now;
+        self.engine.notified();
+        for command in commands.drain(..) {
+            let now = self.now;
+            if contained(|| self.engine.run_command(command, now)).is_none() {
+                self.recover();
+            }
+        }
+        self.commands = commands;
+        go_on
+    }
+
+    /// Nothing moved: looks again, naps or sleeps.
+    fn rest(&mut self) {
+        let idle = self.now.saturating_duration_since(self.busy);
+        if self.settings.poll {
+            return self.spin.pause(self.now, self.idle_rounds);
+        }
+        match self.engine.rest(idle) {
+            Rest::Awake => self.spin.pause(self.now, self.idle_rounds),
+            Rest::Nap(length) => self.nap(length),
+            Rest::Sleep(_) if self.spin.goes_on(self.now, idle, self.idle_rounds) => {
+                self.spin.pause(self.now, self.idle_rounds);
+            }
+            Rest::Sleep(limit) => self.sleep(limit),
+        }
+    }
+
+    fn nap(&mut self, length: Duration) {
+        self.engine.count(Event::Nap);
+        self.requests.0.parking().prepare_sleep();
+        let woken = self.wait(Some(length));
+        self.engine.woken(woken);
+    }
+
+    /// The one place where a worker goes to sleep for as long as nothing is announced.
+    fn sleep(&mut self, limit: Option<Duration>) {
+        self.requests.0.parking().prepare_sleep();
+        // No guest waits for something that is withheld until later: later may be never.
+        if self.engine.undelivered() {
+            self.engine.deliver_withheld();
+        }
+        let mut woken = Woken::default();
+        if self.engine.undelivered() || self.engine.arm() {
+            self.requests.0.parking().finish_sleep(false);
+        } else {
+            self.engine.count(Event::Sleep);
+            let began = Instant::now();
+            woken = self.wait(limit);
+            let length = began.elapsed();
+            self.spin.slept(length, limit.is_none_or(|limit| length < limit));
+        }
+        self.idle_rounds = 0;
+        self.engine.woken(woken);
+    }
+
+    /// Sleeps, unless something was asked for since the parking was prepared.
+    fn wait(&mut self, limit: Option<Duration>) -> Woken {
+        let parking = self.requests.0.parking();
+        if parking.is_notified() {
+            parking.finish_sleep(false);
+            return Woken::default();
+        }
+        let Some(file) = parking.file() else {
+            self.heartbeat.set_busy(false);
+            parking.park(limit);
+            self.heartbeat.set_busy(true);
+            parking.finish_sleep(false);
+            return Woken::default();
+        };
+        let mut files = WakeFds::default();
+        files.fds.push(PollFd::from_borrowed_fd(file.as_fd(), PollFlags::IN));
+        self.engine.wake_fds(&mut files);
+        let limit = limit
+            .map(|limit| Timespec { tv_sec: limit.as_secs() as _, tv_nsec: limit.subsec_nanos().into() });
+        self.heartbeat.set_busy(false);
+        let polled = poll(&mut files.fds, limit.as_ref());
+        self.heartbeat.set_busy(true);
+        let is_ready = |file: &PollFd<'_>| polled.is_ok() && !file.revents().is_empty();
+        let (own, others) = files.fds.split_at(1);
+        let (doorbells, sources) = others.split_at(others.len() - files.sources);
+        let woken = Woken { doorbell: doorbells.iter().any(is_ready), source: sources.iter().any(is_ready) };
+        parking.finish_sleep(own.iter().any(is_ready));
+        woken
+    }
+}
