@@ -82,7 +82,7 @@ fn assert_bounded(fabric: &Fabric) {
         let limits = if view.cid > 4 { LIMITS } else { Limits::default() };
         let what = &view.name;
         assert!(view.queue_pairs <= limits.queue_pairs, "{what}: {} pairs", view.queue_pairs);
-        assert!(view.queue_pair_bytes <= limits.queue_pair_bytes, "{what}");
+        assert!(view.queue_pair_bytes <= limits.queue_pair_bytes(0), "{what}");
         assert!(view.connections <= limits.connections, "{what}: {} connections", view.connections);
         assert!(view.doorbells <= limits.doorbells, "{what}: {} doorbells", view.doorbells);
         let most = limits.inbox_bytes * 3 / 2;

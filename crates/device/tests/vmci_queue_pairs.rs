@@ -4,7 +4,7 @@ mod vmci_common;
 
 use vmci_common::{World, eventually};
 use vmlane_device::vmci::{Limits, VmSpec};
-use vmlane_guestsim::{Driver, PairSpec, Path, Placement, Queues, vm};
+use vmlane_guestsim::{Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_wire::vmci::{CID_ANY, Handle, QP_ATTACH_ONLY, QP_LOCAL, RawHandle, VmciError, call, event};
 use zerocopy::IntoBytes;
 
@@ -117,7 +117,7 @@ fn sizes_and_page_lists_must_agree() {
 #[test]
 fn quotas_are_checked_before_anything_is_kept() {
     let world = World::new();
-    let limits = Limits { queue_pairs: 2, queue_pair_bytes: 20_000, ..Limits::default() };
+    let limits = Limits { queue_pairs: 2, queue_pair_bytes: Some(20_000), ..Limits::default() };
     let mut a = world.machine_with(VmSpec { limits, ..vm(3) }).probe(Path::Dma);
     let spec =
         |resource, produce| PairSpec { handle: Handle::new(3, resource), peer: CID_ANY, produce, ..CREATE };
@@ -133,6 +133,26 @@ fn quotas_are_checked_before_anything_is_kept() {
     assert_eq!(world.bound(3, "queue_pairs"), (2, 2, 1));
     let (used, limit, refused) = world.bound(3, "queue_pair_bytes");
     assert!((limit, refused) == (20_000, 2) && used > 0 && used <= limit);
+}
+
+/// A server with Linux's default buffers, 512 KiB a connection, does not meet the limit before its memory is short.
+#[test]
+fn unless_configured_half_of_the_memory_is_the_limit() {
+    let world = World::new();
+    let limit = |machine: &Machine| {
+        machine.probe(Path::Dma);
+        world.bound(machine.cid, "queue_pair_bytes").1
+    };
+    for (cid, memory, expected) in [(3, 64 << 20, 256 << 20), (4, 1 << 30, 512 << 20)] {
+        let machine = Machine::with(&world.fabric, vm(cid), memory, Lines::msix());
+        assert_eq!(limit(&machine), expected);
+    }
+    let configured = Limits { queue_pair_bytes: Some(1 << 20), ..Limits::default() };
+    let machine =
+        Machine::with(&world.fabric, VmSpec { limits: configured, ..vm(5) }, 1 << 30, Lines::msix());
+    assert_eq!(limit(&machine), 1 << 20);
+    let most = Limits::default().queue_pair_bytes(1 << 40);
+    assert!(most >= 1000 * (512 << 10) && most == 2 << 30);
 }
 
 #[test]

@@ -348,12 +348,9 @@ impl Checker<'_> {
         const MANY: u64 = 1 << 16;
         Limits {
             queue_pairs: limit("queue_pairs", &raw.queue_pairs, base.queue_pairs as u64, 1..=MANY) as usize,
-            queue_pair_bytes: limit(
-                "queue_pair_bytes",
-                &raw.queue_pair_bytes,
-                base.queue_pair_bytes,
-                4096..=1 << 40,
-            ),
+            queue_pair_bytes: raw.queue_pair_bytes.as_ref().map_or(base.queue_pair_bytes, |_| {
+                Some(limit("queue_pair_bytes", &raw.queue_pair_bytes, 4096, 4096..=1 << 40))
+            }),
             connections: limit("connections", &raw.connections, base.connections as u64, 1..=MANY) as usize,
             doorbells: limit("doorbells", &raw.doorbells, base.doorbells as u64, 0..=MANY) as usize,
             inbox_bytes: limit(

@@ -177,7 +177,7 @@ impl Fabric {
         if context.pairs >= limits.queue_pairs {
             return Err(Refusal::Quota(Quota::QueuePairs));
         }
-        if context.pair_bytes + request.produce_size + request.consume_size > limits.queue_pair_bytes {
+        if context.pair_bytes + request.produce_size + request.consume_size > context.queue_pair_bytes() {
             return Err(Refusal::Quota(Quota::QueuePairBytes));
         }
         let bytes = request.produce_size + request.consume_size;

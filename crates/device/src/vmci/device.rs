@@ -447,6 +447,7 @@ impl PciDevice for VmciDevice {
 
     fn memory(&mut self, map: &MemoryMap) {
         self.memory = map.clone();
+        self.fabric.set_memory(self.cid, map.len());
     }
 
     fn unmap(&mut self, start: u64, len: u64) {

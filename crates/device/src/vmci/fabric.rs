@@ -39,8 +39,9 @@ const HANDSHAKE: Duration = Duration::from_secs(30);
 pub struct Limits {
     /// Queue pairs open at once.
     pub queue_pairs: usize,
-    /// Bytes of all its queue pairs together (guest memory that the engine watches).
-    pub queue_pair_bytes: u64,
+    /// Bytes of all its queue pairs together (guest memory that the engine watches). `None`: by the VM's memory
+    /// ([`Limits::queue_pair_bytes`]).
+    pub queue_pair_bytes: Option<u64>,
     /// Stream connections it may have opened and be tracked at once.
     pub connections: usize,
     /// Doorbells, and datagram maps.
@@ -55,12 +56,26 @@ impl Default for Limits {
     fn default() -> Self {
         Limits {
             queue_pairs: 4096,
-            queue_pair_bytes: 256 << 20,
+            queue_pair_bytes: None,
             connections: 4096,
             doorbells: 4096,
             inbox_bytes: 2 * 69_632,
             spill_bytes: 16 << 20,
         }
+    }
+}
+
+impl Limits {
+    /// The least and the most that [`Self::queue_pair_bytes`] is if nothing is configured. Above the most, the default
+    /// of `queue_pairs` is met first: 4096 pairs of 512 KiB, Linux's default buffers.
+    const QUEUE_PAIR_BYTES: [u64; 2] = [256 << 20, 2 << 30];
+
+    /// Bytes of all queue pairs of a VM with `memory` bytes of RAM: as configured, else half of its RAM. A server
+    /// with default buffers runs out of its own memory for sockets about then; what the daemon keeps for them, a
+    /// list of pages, stays in proportion to the VM.
+    pub fn queue_pair_bytes(&self, memory: u64) -> u64 {
+        let [least, most] = Limits::QUEUE_PAIR_BYTES;
+        self.queue_pair_bytes.unwrap_or((memory / 2).clamp(least, most))
     }
 }
 
@@ -108,6 +123,8 @@ pub(super) struct Context {
     pub ready: bool,
     /// Its datagrams go through byte ports: a handshake takes long.
     pub slow: bool,
+    /// Bytes of RAM that its VMM has mapped.
+    pub memory: u64,
     pub bitmap: Option<Pages>,
     /// Upper halves of the driver's buffers: for sending, for receiving. They outlive every reset.
     pub buffers_high: [u32; 2],
@@ -129,6 +146,7 @@ impl Context {
             inbox: None,
             ready: false,
             slow: false,
+            memory: 0,
             bitmap: None,
             bitmap_at: None,
             buffers_high: [0; 2],
@@ -137,6 +155,11 @@ impl Context {
             pair_bytes: 0,
             connections: 0,
         }
+    }
+
+    /// Bytes that its queue pairs may have together.
+    pub fn queue_pair_bytes(&self) -> u64 {
+        self.spec.limits.queue_pair_bytes(self.memory)
     }
 
     /// Its queue, if a driver is there to fetch from it.
@@ -280,6 +303,13 @@ impl Fabric {
         inner.contexts.remove(&cid);
         inner.dirty.push(Dirty::Context(cid));
         self.commit(&mut inner);
+    }
+
+    /// The VM has so many bytes of RAM now.
+    pub(super) fn set_memory(&self, cid: u32, bytes: u64) {
+        if let Some(context) = self.inner.lock().contexts.get_mut(&cid) {
+            context.memory = bytes;
+        }
     }
 
     /// Creates the queue of a VM's device.

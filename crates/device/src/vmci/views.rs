@@ -47,7 +47,12 @@ fn bounds(context: &Context) -> Vec<Bound> {
     let inbox = context.inbox.as_ref().map_or(0, |inbox| inbox.bytes());
     let rows = [
         ("queue_pairs", context.pairs as u64, limits.queue_pairs as u64, stats.over_queue_pairs.get()),
-        ("queue_pair_bytes", context.pair_bytes, limits.queue_pair_bytes, stats.over_queue_pair_bytes.get()),
+        (
+            "queue_pair_bytes",
+            context.pair_bytes,
+            context.queue_pair_bytes(),
+            stats.over_queue_pair_bytes.get(),
+        ),
         ("connections", context.connections as u64, limits.connections as u64, stats.over_connections.get()),
         ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
         ("inbox_bytes", inbox as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),

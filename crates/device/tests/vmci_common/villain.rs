@@ -13,7 +13,7 @@ use super::Sizes;
 /// What a guest of its kind may use.
 pub const LIMITS: Limits = Limits {
     queue_pairs: 64,
-    queue_pair_bytes: 8 << 20,
+    queue_pair_bytes: Some(8 << 20),
     connections: 100,
     doorbells: 200,
     inbox_bytes: 2 * 69_632,
