@@ -55,7 +55,6 @@ const ARROWS: &[(&str, &[&str])] = &[
     (
         "enginebench",
         &[
-            "bench",
             "device",
             "guestsim",
             "host",

@@ -17,7 +17,6 @@ mod datagrams;
 pub mod error;
 mod load;
 mod meter;
-pub mod native;
 pub mod report;
 pub mod server;
 pub mod size;

@@ -8,9 +8,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::report::Sample;
+use crate::report::{GBITS, ROUND_TRIPS, Registry};
 use anyhow::Context as _;
-use vmlane_bench::native::Sample;
-use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::{Guest, Machine, Path, Placement, SocketError, Stream as Far, vm};
 use vmlane_host::sockets::{Bounds, HostSockets, Policy};

@@ -2,20 +2,22 @@
 //! use) speak to the real device models and workers; every row stands beside what the machine does
 //! without any of it, measured interleaved in the same run.
 
+mod baseline;
 mod compare;
 mod dpdk;
 mod frames;
 mod host;
 mod pair;
 mod process;
+mod report;
 mod rows;
 mod vsock;
 
 use std::path::PathBuf;
 use std::time::Duration;
 
+use crate::report::{Options, Registry};
 use clap::Parser;
-use vmlane_bench::native::report::{Options, Registry};
 
 /// Native benchmarks of the engine, beside plain copies, rings and sockets
 #[derive(Debug, Parser)]
@@ -53,7 +55,8 @@ fn main() -> anyhow::Result<()> {
     }
     let options =
         Options { only: args.only, rounds: args.rounds, length: Duration::from_millis(args.millis) };
-    let mut registry = Registry::native();
+    let mut registry = Registry::default();
+    baseline::register(&mut registry);
     rows::register(&mut registry)?;
     frames::register(&mut registry);
     host::register(&mut registry);

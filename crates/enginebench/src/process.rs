@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use crate::report::Sample;
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, poll};
-use vmlane_bench::native::Sample;
 use vmlane_device::irq::Interrupts as _;
 use vmlane_device::vmci::{Fabric, VmciDevice};
 use vmlane_guestsim::vfio_user::Client;

@@ -4,8 +4,8 @@ use std::io;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vmlane_bench::native::Sample;
-use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
+use crate::report::Sample;
+use crate::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_guestsim::{Queues, Stream};
 use vmlane_stream::{Settings, Worker, Workers};
 use vmlane_wire::vmci::queue_header;

@@ -12,9 +12,10 @@ use std::path::PathBuf;
 use std::rc::Rc;
 use std::time::Duration;
 
+use crate::baseline::Cpus;
+use crate::report::Sample;
+use crate::report::{GBITS, Registry};
 use anyhow::{Context as _, ensure};
-use vmlane_bench::native::report::{GBITS, Registry};
-use vmlane_bench::native::{Cpus, Sample};
 use vmlane_lab::setup::{Progress, dpdk};
 
 const MFRAMES: &str = "Mframes/s";

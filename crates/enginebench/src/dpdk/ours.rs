@@ -4,7 +4,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Duration;
 
-use vmlane_bench::native::Cpus;
+use crate::baseline::Cpus;
 use vmlane_device::virtio::net::{NetConfig, NetDevice};
 use vmlane_port::Frames;
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode};

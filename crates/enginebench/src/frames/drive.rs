@@ -3,7 +3,8 @@
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
-use vmlane_bench::native::{Cpus, Sample};
+use crate::baseline::Cpus;
+use crate::report::Sample;
 
 use super::guest::Guest;
 

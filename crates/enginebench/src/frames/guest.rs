@@ -3,7 +3,7 @@
 
 use std::sync::Arc;
 
-use vmlane_bench::native::Scatter;
+use crate::baseline::Scatter;
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation};
 use vmlane_guestsim::Placement;

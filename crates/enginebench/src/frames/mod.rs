@@ -9,8 +9,9 @@ use std::io;
 use std::sync::Arc;
 use std::time::Duration;
 
-use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
-use vmlane_bench::native::{Cpus, Sample, copy_frames};
+use crate::baseline::{Cpus, copy_frames};
+use crate::report::Sample;
+use crate::report::{GBITS, ROUND_TRIPS, Registry};
 
 use self::drive::{Counts, flood, flood_from, ping_pong};
 use self::guest::{Guest, Load};

@@ -11,9 +11,9 @@ use std::io;
 use std::path::PathBuf;
 use std::rc::Rc;
 
+use crate::report::Sample;
+use crate::report::{GBITS, ROUND_TRIPS, Registry};
 use anyhow::Context as _;
-use vmlane_bench::native::Sample;
-use vmlane_bench::native::report::{GBITS, ROUND_TRIPS, Registry};
 use vmlane_lab::setup::{Progress, vhost_device_vsock};
 
 use backend::Backend;

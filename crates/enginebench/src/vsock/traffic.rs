@@ -4,8 +4,8 @@ use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
+use crate::report::Sample;
 use anyhow::{Context as _, ensure};
-use vmlane_bench::native::Sample;
 
 use super::guest::Guest;
 

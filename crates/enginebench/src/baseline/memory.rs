@@ -1,4 +1,4 @@
-//! Shared memory for the native benchmarks: a memfd mapping, and a bare byte ring for one producer and
+//! Shared memory for the baseline benchmarks: a memfd mapping, and a bare byte ring for one producer and
 //! one consumer in it.
 //!
 //! `unsafe` is opened here because the point is to measure memcpy on memory that two threads share, as
@@ -16,14 +16,14 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use rustix::fs::MemfdFlags;
 use rustix::mm::{MapFlags, ProtFlags};
 
-/// Private to this module and its users' `&mut`: see the head of the file.
+/// Reached through `&mut` or a ring's indices alone: see the head of the file.
 pub struct Mapping {
     base: NonNull<u8>,
     len: usize,
 }
 
 // SAFETY: the mapping is plain memory, valid on every thread until the drop; who may touch which byte
-// is settled by `&mut Mapping` or by the ring's indices.
+// is decided by `&mut Mapping` or by the ring's indices.
 unsafe impl Send for Mapping {}
 // SAFETY: as above; `&Mapping` alone gives access only to `Ring`, below.
 unsafe impl Sync for Mapping {}
@@ -31,16 +31,16 @@ unsafe impl Sync for Mapping {}
 impl Mapping {
     /// `len` bytes of a memfd, written once so that no page fault is measured.
     pub fn new(len: usize) -> io::Result<Mapping> {
-        let file = rustix::fs::memfd_create("vmlane-bench", MemfdFlags::CLOEXEC)?;
+        let file = rustix::fs::memfd_create("vmlane-enginebench", MemfdFlags::CLOEXEC)?;
         rustix::fs::ftruncate(&file, len as u64)?;
         // SAFETY: a fresh mapping at an address of the kernel's choice overlaps nothing of ours; the memfd
-        // is known to nobody else and is never truncated.
+        // is known to no one else and is never truncated.
         let base = unsafe {
             let protection = ProtFlags::READ | ProtFlags::WRITE;
             rustix::mm::mmap(std::ptr::null_mut(), len, protection, MapFlags::SHARED, &file, 0)?
         };
         let base = NonNull::new(base.cast::<u8>()).ok_or_else(|| io::Error::other("mapped at address 0"))?;
-        // SAFETY: `base` is valid for `len` bytes, and nobody else knows it yet.
+        // SAFETY: `base` is valid for `len` bytes, and no one else knows it yet.
         unsafe { base.as_ptr().write_bytes(0x5a, len) };
         Ok(Mapping { base, len })
     }

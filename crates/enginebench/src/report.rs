@@ -2,8 +2,7 @@
 //!
 //! A row is one benchmark whose number is put beside others'. In every round each benchmark that some
 //! chosen row needs runs once, one after the other, so that whatever else the machine does meets all
-//! alike; the number is the median of the rounds. Whoever has a device to measure adds rows to
-//! `Registry::native()`; this crate knows none.
+//! alike; the number is the median of the rounds, and a ratio the median of each round's ratio.
 
 use std::collections::{BTreeMap, BTreeSet};
 use std::fmt::Write as _;
@@ -13,9 +12,6 @@ use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
 
-use super::{Sample, copy_ring, ring_round_trips, ring_stream};
-use super::{tcp_round_trips, tcp_stream, unix_round_trips, unix_stream};
-
 /// Raised when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
 
@@ -23,6 +19,25 @@ pub const GBITS: &str = "Gbit/s";
 /// Round trips per second.
 pub const ROUND_TRIPS: &str = "RT/s";
 
+/// A rate in the unit of the benchmark it comes from.
+#[derive(Clone, Copy, Debug, PartialEq)]
+pub struct Sample {
+    pub value: f64,
+}
+
+impl Sample {
+    pub fn gbits(bytes: u64, time: Duration) -> Sample {
+        Sample { value: bytes as f64 * 8.0 / time.as_secs_f64() / 1e9 }
+    }
+
+    /// Round trips per second.
+    pub fn rate(count: u64, time: Duration) -> Sample {
+        Sample { value: count as f64 / time.as_secs_f64() }
+    }
+}
+
+/// By row: the rounds that brought a sample, and the sample.
+type Samples = BTreeMap<String, Vec<(usize, f64)>>;
 type Run = Box<dyn FnMut(Duration) -> io::Result<Sample>>;
 
 /// One benchmark. What it needs across rounds (memory, threads) lives in its closure.
@@ -43,42 +58,12 @@ pub struct Options {
     pub length: Duration,
 }
 
-impl Default for Options {
-    fn default() -> Self {
-        Options { only: String::new(), rounds: 7, length: Duration::from_millis(300) }
-    }
-}
-
-impl Options {
-    /// The defaults, and `ONLY` from the environment, as `make bench ONLY=vmci.` passes it.
-    pub fn from_env() -> Options {
-        Options { only: std::env::var("ONLY").unwrap_or_default(), ..Options::default() }
-    }
-}
-
 #[derive(Default)]
 pub struct Registry {
     benches: Vec<Bench>,
 }
 
 impl Registry {
-    /// The rows that need nothing but this machine.
-    pub fn native() -> Registry {
-        let mut all = Registry::default();
-        for (size, bytes) in [("4k", 4 << 10), ("64k", 64 << 10)] {
-            let name = |what: &str| format!("{what}.{size}");
-            let [copy, ring, unix, tcp] = ["copy.ring", "ring", "unix", "tcp"].map(name);
-            all.add(&copy, GBITS, &[], move |length| copy_ring(bytes, length));
-            all.add(&ring, GBITS, &[&copy, &unix, &tcp], move |length| ring_stream(bytes, length));
-            all.add(&unix, GBITS, &[], move |length| unix_stream(bytes, length));
-            all.add(&tcp, GBITS, &[], move |length| tcp_stream(bytes, length));
-        }
-        all.add("ring.rr.1", ROUND_TRIPS, &["unix.rr.1", "tcp.rr.1"], ring_round_trips);
-        all.add("unix.rr.1", ROUND_TRIPS, &[], unix_round_trips);
-        all.add("tcp.rr.1", ROUND_TRIPS, &[], tcp_round_trips);
-        all
-    }
-
     /// Adds a row. `run` measures for about the time it is given; `beside` names rows to compare with,
     /// whether they are added before or after.
     pub fn add(
@@ -113,13 +98,13 @@ impl Registry {
             .filter(|bench| bench.name.starts_with(&options.only))
             .flat_map(|bench| bench.beside.iter().chain([&bench.name]).cloned())
             .collect();
-        let mut samples: BTreeMap<String, Vec<f64>> = BTreeMap::new();
+        let mut samples = Samples::new();
         let mut failed = Vec::new();
         for round in 0..options.rounds {
             for bench in self.benches.iter_mut().filter(|bench| needed.contains(&bench.name)) {
                 progress(round, &bench.name);
                 match (bench.run)(options.length) {
-                    Ok(sample) => samples.entry(bench.name.clone()).or_default().push(sample.value),
+                    Ok(sample) => samples.entry(bench.name.clone()).or_default().push((round, sample.value)),
                     Err(error) if bench.foreign => {
                         failed.push(format!("{} in round {}: {error}", bench.name, round + 1));
                     }
@@ -182,27 +167,39 @@ pub struct Row {
 pub struct Beside {
     pub name: String,
     pub value: f64,
-    /// The row's value over this one: above 1, the row is faster.
+    /// The median of `ratios`: above 1, the row is faster.
     pub ratio: f64,
+    /// The row's value over this one, in each round that measured both.
+    #[serde(default)]
+    pub ratios: Vec<f64>,
 }
 
 impl Row {
     /// None: no round brought a sample.
-    fn new(bench: &Bench, samples: &BTreeMap<String, Vec<f64>>) -> Option<Row> {
+    fn new(bench: &Bench, samples: &Samples) -> Option<Row> {
         let own = samples.get(&bench.name)?;
-        let value = median(own);
-        let beside = bench.beside.iter().filter_map(|name| {
-            let other = median(samples.get(name)?);
-            Some(Beside { name: name.clone(), value: other, ratio: value / other })
-        });
+        let values: Vec<f64> = own.iter().map(|(_, value)| *value).collect();
+        let beside = bench.beside.iter().filter_map(|name| Beside::new(name, own, samples.get(name)?));
         Some(Row {
             name: bench.name.clone(),
-            value,
-            min: own.iter().copied().fold(f64::INFINITY, f64::min),
-            max: own.iter().copied().fold(f64::NEG_INFINITY, f64::max),
+            value: median(&values),
+            min: values.iter().copied().fold(f64::INFINITY, f64::min),
+            max: values.iter().copied().fold(f64::NEG_INFINITY, f64::max),
             unit: bench.unit.to_owned(),
             beside: beside.collect(),
         })
+    }
+}
+
+impl Beside {
+    /// None: no round measured both.
+    fn new(name: &str, own: &[(usize, f64)], other: &[(usize, f64)]) -> Option<Beside> {
+        let in_round = |round| other.iter().find(|(of, _)| *of == round).map(|(_, value)| *value);
+        let ratios: Vec<f64> =
+            own.iter().filter_map(|(round, value)| Some(value / in_round(*round)?)).collect();
+        let values: Vec<f64> = other.iter().map(|(_, value)| *value).collect();
+        let ratio = (!ratios.is_empty()).then(|| median(&ratios))?;
+        Some(Beside { name: name.to_owned(), value: median(&values), ratio, ratios })
     }
 }
 
@@ -254,5 +251,4 @@ fn number(value: f64) -> String {
 }
 
 #[cfg(test)]
-#[path = "report_tests.rs"]
 mod tests;

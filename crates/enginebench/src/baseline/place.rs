@@ -2,8 +2,8 @@
 
 use rustix::thread::{CpuSet, sched_getaffinity, sched_setaffinity};
 
-/// The CPUs that this process may use, looked up before anybody is pinned: threads started by a pinned
-/// one inherit its single CPU, and find their way out with this.
+/// The CPUs that this process may use, looked up before a thread is pinned: threads that a pinned
+/// one starts inherit its single CPU, and leave it with this.
 #[derive(Clone, Copy)]
 pub struct Cpus(Option<CpuSet>);
 
@@ -72,7 +72,7 @@ mod tests {
         }
         drop(placed);
         assert!(sched_getaffinity(None).unwrap() == before);
-        drop(cpus.pin(CpuSet::MAX_CPU)); // nobody has that many
+        drop(cpus.pin(CpuSet::MAX_CPU)); // no machine has that many
         assert!(sched_getaffinity(None).unwrap() == before);
     }
 }

@@ -4,7 +4,8 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::memory::Mapping;
-use super::{RING, Sample};
+use super::one_way::RING;
+use crate::report::Sample;
 
 /// Copies blocks of `block` bytes from one ring's memory to another's, round and round.
 pub fn copy_ring(block: usize, length: Duration) -> io::Result<Sample> {

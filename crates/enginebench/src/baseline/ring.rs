@@ -5,13 +5,15 @@ use std::io;
 use std::time::{Duration, Instant};
 
 use super::memory::{Consumer, Producer, ring};
-use super::{Cpus, RING, Sample, one_way};
+use super::one_way::{RING, one_way};
+use super::place::Cpus;
+use crate::report::Sample;
 
 /// How many round trips between two looks at the clock.
 const BATCH: u64 = 256;
 
-/// How to wait. Yielding helps only where the other thread needs this very CPU: elsewhere it hands the
-/// CPU to strangers for milliseconds, and the ring with it.
+/// How to wait. Yielding helps only where the other thread needs this very CPU: elsewhere it gives the
+/// CPU to other programs for milliseconds.
 #[derive(Clone, Copy)]
 enum Wait {
     Spin,

@@ -1,11 +1,12 @@
-//! The same through the kernel: Unix stream sockets and TCP over the loopback device.
+//! Streams and round trips through the kernel: Unix stream sockets and TCP over the loopback device.
 
 use std::io::{self, Read, Write};
 use std::net::{TcpListener, TcpStream};
 use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
-use super::{RING, Sample, one_way};
+use super::one_way::{RING, one_way};
+use crate::report::Sample;
 
 pub fn unix_stream(message: usize, length: Duration) -> io::Result<Sample> {
     let (from, to) = UnixStream::pair()?;
