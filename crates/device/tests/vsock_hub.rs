@@ -2,8 +2,9 @@
 //! is left alone, who goes is missed; streams to VMCI guests.
 
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::mpsc::channel;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
@@ -23,12 +24,26 @@ struct Wires {
     kick: OwnedFd,
     called: [AtomicU64; 3],
     failed: AtomicU64,
+    /// The worker's sleeps so far are noted when it calls.
+    hub: Weak<Hub>,
+    sleeps_at_call: AtomicU64,
+    /// The next call, or the next clearing of the kicks, panics.
+    fault_in_call: AtomicBool,
+    fault_in_clear: AtomicBool,
 }
 
 impl Wires {
-    fn new() -> Arc<Wires> {
+    fn new(hub: &Arc<Hub>) -> Arc<Wires> {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
-        Arc::new(Wires { kick, called: Default::default(), failed: AtomicU64::new(0) })
+        Arc::new(Wires {
+            kick,
+            called: Default::default(),
+            failed: AtomicU64::new(0),
+            hub: Arc::downgrade(hub),
+            sleeps_at_call: AtomicU64::new(0),
+            fault_in_call: AtomicBool::new(false),
+            fault_in_clear: AtomicBool::new(false),
+        })
     }
 
     fn kick(&self) {
@@ -38,6 +53,11 @@ impl Wires {
 
 impl Lines for Wires {
     fn call(&self, ring: usize) {
+        if self.fault_in_call.swap(false, Ordering::SeqCst) {
+            std::panic::resume_unwind(Box::new("a call fails"));
+        }
+        let sleeps = self.hub.upgrade().map_or(0, |hub| hub.stats().sleeps.get());
+        self.sleeps_at_call.store(sleeps, Ordering::SeqCst);
         self.called[ring].fetch_add(1, Ordering::SeqCst);
     }
 
@@ -50,6 +70,9 @@ impl Lines for Wires {
     }
 
     fn clear(&self) {
+        if self.fault_in_clear.swap(false, Ordering::SeqCst) {
+            std::panic::resume_unwind(Box::new("clearing fails"));
+        }
         let _ = rustix::io::read(&self.kick, &mut [0; 8]);
     }
 }
@@ -97,7 +120,7 @@ fn hub(spin: Duration, fabric: Option<Arc<Fabric>>) -> Arc<Hub> {
 impl Vm {
     fn new(hub: &Arc<Hub>, cid: u32, packed: bool) -> Vm {
         hub.add(spec(cid, "test"));
-        let wires = Wires::new();
+        let wires = Wires::new(hub);
         let mut device = VsockDevice::new(cid, hub.clone(), wires.clone());
         assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
         let mut guest = driver(cid, packed);
@@ -298,7 +321,7 @@ fn rings_outside_of_memory_do_not_run() {
     let hub = hub(Duration::from_millis(1), None);
     hub.add(spec(3, "test"));
     let guest = driver(3, false);
-    let wires = Wires::new();
+    let wires = Wires::new(&hub);
     let mut device = VsockDevice::new(3, hub.clone(), wires.clone());
     let mut broken = setup(&guest, false);
     broken.rings[1].as_mut().unwrap().descriptors = 1 << 50;
@@ -419,4 +442,86 @@ fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
             std::thread::sleep(Duration::from_micros(50));
         }
     }
+}
+
+/// The worker sleeps with nothing withheld: a sender whose packets are sent has heard of it by then.
+#[test]
+fn a_sender_hears_that_its_packet_is_sent_before_the_worker_sleeps() {
+    let hub = hub(Duration::ZERO, None);
+    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+    const TX: usize = 1;
+    for n in 0..20u64 {
+        asleep(&hub);
+        let heard = a.wires.called[TX].load(Ordering::SeqCst);
+        // It sleeps, and the packet is what wakes it.
+        wait_for("sleep", || !hub.beat().read().busy);
+        let sleeps = hub.stats().sleeps.get();
+        a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, &n.to_le_bytes());
+        b.expect(op::RW);
+        wait_for("the notice", || a.wires.called[TX].load(Ordering::SeqCst) > heard);
+        let slept = a.wires.sleeps_at_call.load(Ordering::SeqCst) - sleeps;
+        assert_eq!(slept, 0, "packet {n}: the worker slept with the notice withheld");
+    }
+}
+
+fn wait_for(what: &str, done: impl Fn() -> bool) {
+    let deadline = Instant::now() + PATIENCE;
+    while !done() {
+        assert!(Instant::now() < deadline, "{what} never comes");
+        std::thread::sleep(Duration::from_micros(50));
+    }
+}
+
+/// Is a request of another thread answered?
+fn answers(hub: &Arc<Hub>) -> bool {
+    let (done, finished) = channel();
+    let hub = hub.clone();
+    std::thread::spawn(move || {
+        hub.add(spec(77, "nobody"));
+        let _ = done.send(());
+    });
+    finished.recv_timeout(Duration::from_secs(20)).is_ok()
+}
+
+#[test]
+fn a_panic_in_a_request_is_contained_and_later_requests_are_answered() {
+    // It does not sleep, so that a port that is dropped has a notice to deliver.
+    let settings = Settings { spin: Duration::ZERO, poll: true };
+    let hub = Arc::new(Hub::start(settings, None).expect("a worker"));
+    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+    for attempt in 0.. {
+        assert!(attempt < 1000, "the notice is never withheld when the device stops");
+        a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, b"a packet");
+        let deadline = Instant::now() + PATIENCE;
+        while b.received.is_empty() {
+            assert!(Instant::now() < deadline);
+            b.poll();
+        }
+        a.wires.fault_in_call.store(true, Ordering::SeqCst);
+        a.device.stop();
+        if !a.wires.fault_in_call.swap(false, Ordering::SeqCst) {
+            break;
+        }
+        b.received.clear();
+        a.device.run(setup(&a.guest, a.packed));
+    }
+    assert!(answers(&hub), "the worker is gone, and its callers wait for ever");
+    assert!(hub.stats().panics.get() > 0);
+    assert_eq!(b.wires.failed.load(Ordering::SeqCst), 0, "the other VM does not notice");
+}
+
+#[test]
+fn a_panic_while_the_worker_goes_to_sleep_is_contained_to_its_vm() {
+    let hub = hub(Duration::ZERO, None);
+    let [mut a, mut b, c] = [3, 4, 5].map(|cid| Vm::new(&hub, cid, false));
+    c.wires.fault_in_clear.store(true, Ordering::SeqCst);
+    wait_for("the fault", || {
+        assert!(answers(&hub), "the worker is gone, and its callers wait for ever");
+        !c.wires.fault_in_clear.load(Ordering::SeqCst)
+    });
+    connect(&mut a, &mut b, LOCAL, kind::STREAM);
+    wait_for("the end of the port", || c.wires.failed.load(Ordering::SeqCst) > 0);
+    assert_eq!(hub.stats().panics.get(), 1);
 }

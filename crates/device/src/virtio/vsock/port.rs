@@ -20,8 +20,9 @@ const MAX_REPLIES: usize = 256;
 /// Beyond so many they are forgotten.
 const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 
-/// How long a driver may wait to hear that its packets are sent. It frees memory then and does nothing else,
-/// unless its ring is full; an interrupt costs an emulated guest as much as a packet.
+/// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before the worker
+/// sleeps. It frees memory then and does nothing else, unless its ring is full; an interrupt costs an emulated guest
+/// as much as a packet.
 const LATE: Duration = Duration::from_micros(500);
 
 /// A packet that a guest sent, until it is delivered.
@@ -338,15 +339,29 @@ impl Port {
         }
         let due = |since| self.unheard >= self.tx.size() / 2 || now.saturating_duration_since(since) >= LATE;
         if self.owed.is_some_and(due) {
-            self.owed = None;
+            self.deliver_withheld();
+        }
+    }
+
+    /// Is the driver to hear something when its time has come?
+    pub fn withholds(&self) -> bool {
+        self.owed.is_some()
+    }
+
+    /// The driver hears it now: nothing waits for its time while the worker sleeps.
+    pub fn deliver_withheld(&mut self) {
+        if self.owed.take().is_some() {
             self.unheard = 0;
             self.lines.call(TX);
         }
     }
 
-    /// Is the driver to hear something when its time has come?
-    pub fn owes(&self) -> bool {
-        self.owed.is_some()
+    /// A fault of ours ended this port: its driver is told. Nothing but the drop follows.
+    pub fn fail(&mut self) {
+        self.broken = true;
+        self.owed = None;
+        self.lines.fail(RX);
+        self.lines.fail(TX);
     }
 
     #[cold]

@@ -6,6 +6,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use vmlane_wire::virtio_vsock::{Header, kind, op};
+use vmlane_worker::contained;
 
 use super::bridge::Bridge;
 use super::hub::HubStats;
@@ -113,17 +114,39 @@ impl Rounds {
         if let Some(bridge) = &mut self.bridge {
             moved |= bridge.turn(&mut self.vms);
         }
-        for vm in self.vms.values_mut() {
-            if let Some(port) = &mut vm.port {
-                moved |= port.holds_replies() && port.send_replies();
-                port.flush(now);
+        self.each_port(|port| {
+            moved |= port.holds_replies() && port.send_replies();
+            port.flush(now);
+        });
+        moved
+    }
+
+    /// Calls `action` with every port; a panic of ours ends that VM's port and no other.
+    fn each_port(&mut self, mut action: impl FnMut(&mut Port)) {
+        for (&cid, vm) in &mut self.vms {
+            if let Some(port) = &mut vm.port
+                && contained(|| action(port)).is_none()
+                && let Some(port) = vm.port.take()
+            {
+                fail(cid, port, &self.stats);
             }
+        }
+    }
+
+    /// One VM's turn: its packets go to their receivers. A panic of ours ends its port and no other.
+    fn turn(&mut self, cid: u32, now: Instant) -> bool {
+        let Some(mut port) = self.vms.get_mut(&cid).and_then(|vm| vm.port.take()) else { return false };
+        let Some(moved) = contained(|| self.send(cid, &mut port, now)) else {
+            fail(cid, port, &self.stats);
+            return true;
+        };
+        if let Some(vm) = self.vms.get_mut(&cid) {
+            vm.port = Some(port);
         }
         moved
     }
 
-    fn turn(&mut self, cid: u32, now: Instant) -> bool {
-        let Some(mut port) = self.vms.get_mut(&cid).and_then(|vm| vm.port.take()) else { return false };
+    fn send(&mut self, cid: u32, port: &mut Port, now: Instant) -> bool {
         let (mut moved, mut bytes, mut hidden) = (false, BYTES, 0);
         for _ in 0..PACKETS {
             let mut outgoing = match port.fetch() {
@@ -136,7 +159,7 @@ impl Rounds {
                 }
             };
             let before = outgoing.done;
-            let fate = self.route(cid, &mut port, &mut outgoing, now);
+            let fate = self.route(cid, port, &mut outgoing, now);
             let here = outgoing.done - before;
             moved |= here > 0;
             self.stats.bytes.bump(here as u64);
@@ -163,9 +186,6 @@ impl Rounds {
                 Some(left) => bytes = left,
                 None => break,
             }
-        }
-        if let Some(vm) = self.vms.get_mut(&cid) {
-            vm.port = Some(port);
         }
         moved
     }
@@ -247,28 +267,42 @@ impl Rounds {
 
     /// Asks all guests to announce what they do. True if there is something to do already.
     pub fn arm(&mut self) -> bool {
-        for vm in self.vms.values_mut() {
-            if let Some(port) = &mut vm.port {
-                port.arm(true);
-            }
-        }
+        self.each_port(|port| port.arm(true));
         fence(Ordering::SeqCst);
         self.ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news)
     }
 
     pub fn disarm(&mut self) {
-        self.vms.values_mut().filter_map(|vm| vm.port.as_mut()).for_each(|port| port.disarm());
+        self.each_port(Port::disarm);
     }
 
     pub fn ports(&self) -> impl Iterator<Item = &Port> {
         self.vms.values().filter_map(|vm| vm.port.as_deref())
     }
 
-    /// Does a packet wait for somebody, or a driver for a notice that is not due yet?
-    pub fn is_waiting(&self) -> bool {
-        self.ports().any(|port| port.holds_packet() || port.owes())
-            || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
+    /// Does a driver wait for a notice that is not due yet?
+    pub fn undelivered(&self) -> bool {
+        self.ports().any(Port::withholds)
     }
+
+    /// Every driver hears what was withheld from it.
+    pub fn deliver_withheld(&mut self) {
+        self.each_port(Port::deliver_withheld);
+    }
+
+    /// Does a packet wait for its receiver?
+    pub fn is_waiting(&self) -> bool {
+        self.ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
+    }
+}
+
+/// Ends the port of a VM that a fault of ours has left in an unknown state.
+#[cold]
+fn fail(cid: u32, mut port: Box<Port>, stats: &HubStats) {
+    stats.panics.bump(1);
+    tracing::error!(cid, "serving a virtio-vsock device panicked; the device is stopped");
+    let _ = contained(|| port.fail());
+    let _ = contained(|| drop(port));
 }
 
 /// What the receiver of a packet is told when the connection is given up on its behalf.
