@@ -4,18 +4,19 @@ use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::sync::mpsc::sync_channel;
 use std::thread::JoinHandle;
+use std::time::Duration;
 
 use parking_lot::Mutex;
+use vmlane_port::role::Role;
 use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
-use vmlane_worker::Heartbeat;
+use vmlane_worker::{Calls, Heartbeat, Parking};
 
 use crate::port::PortState;
-use crate::queue::{Command, Queue, Request};
+use crate::queue::{Command, Request, Requests};
 use crate::spec::{PortSpec, PortView, Settings};
-use crate::worker::{Worker, WorkerStats};
+use crate::worker::{SwitchEngine, Worker, WorkerStats};
 
 struct Entry {
     spec: PortSpec,
@@ -25,7 +26,7 @@ struct Entry {
 
 /// A virtual switch and its worker; dropping it stops the worker and detaches everything.
 pub struct Switch {
-    queue: Arc<Queue>,
+    requests: Arc<Requests>,
     ports: Mutex<BTreeMap<PortId, Entry>>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
@@ -37,8 +38,7 @@ impl Switch {
     /// Starts the worker's thread. Fails if the host has no thread or file to spare.
     pub fn start(settings: Settings) -> io::Result<Switch> {
         let (mut switch, worker) = Switch::make(settings)?;
-        let thread = std::thread::Builder::new().name("switch".into());
-        switch.thread = Some(thread.spawn(move || worker.run())?);
+        switch.thread = Some(worker.spawn("switch".into())?);
         Ok(switch)
     }
 
@@ -49,12 +49,16 @@ impl Switch {
     }
 
     fn make(settings: Settings) -> io::Result<(Switch, Worker)> {
-        let queue = Arc::new(Queue::new()?);
+        let requests = Arc::new(Requests::new(Parking::for_files()?));
         let stats = Arc::new(WorkerStats::default());
         let beat = Arc::new(Heartbeat::default());
-        let worker = Worker::new(queue.clone(), settings, stats.clone(), beat.clone());
+        let engine = SwitchEngine::new(settings, stats.clone(), beat.clone());
+        // Its spinning is naps: a sleep is never put off.
+        let runtime =
+            vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
+        let worker = Worker::new(engine, requests.clone(), beat.clone(), runtime);
         let (ports, next) = (Mutex::default(), AtomicU32::new(1));
-        Ok((Switch { queue, ports, next, stats, beat, thread: None }, worker))
+        Ok((Switch { requests, ports, next, stats, beat, thread: None }, worker))
     }
 
     pub fn worker_stats(&self) -> &Arc<WorkerStats> {
@@ -123,17 +127,17 @@ impl Switch {
     /// Sends a request and waits until it is carried out (or the worker is gone).
     fn ask(&self, request: Request) {
         if self.thread.is_none() {
-            return self.queue.send(Command { request, done: None });
+            return self.requests.post(|()| (Some(Command { request, answer: None }), ()));
         }
-        let (done, finished) = sync_channel(1);
-        self.queue.send(Command { request, done: Some(done) });
-        let _ = finished.recv();
+        let calls = Calls::new();
+        let _ = self.requests.call(|()| Some(Command { request, answer: Some(calls.answer()) }));
+        calls.wait();
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        self.queue.send(Command { request: Request::Stop, done: None });
+        self.requests.stop();
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();
         }
@@ -154,7 +158,7 @@ impl Frames for Switch {
     }
 
     fn kick(&self, _: PortId) {
-        self.queue.kick();
+        self.requests.parking().notify();
     }
 
     fn stats(&self, id: PortId) -> Arc<PortStats> {
