@@ -1,12 +1,12 @@
 #!/bin/sh
-# The long form of the tests in real guests: one line a promise, with what was measured.
-# What the tests say beside that goes to out/acceptance/tests.log.
+# The long form of the tests in real guests: one line per promise, with what was measured.
+# All other output goes to out/acceptance/tests.log.
 set -u
 cd "$(dirname "$0")/.." || exit 1
 out=out/acceptance
 mkdir -p "$out"
 start=$(date +%s)
-echo "==> the promises, kept in real guests; all else is in $out/tests.log"
+echo "==> the promises, tested in real guests; other output is in $out/tests.log"
 VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests,long --no-fail-fast -- \
 	--test-threads=1 --nocapture >"$out/tests.log" 2>&1
 code=$?

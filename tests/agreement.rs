@@ -1,6 +1,6 @@
-//! `vmlane bench` beside netperf and iperf3, in real guests, interleaved in one run: on a guest's loopback
-//! and from guest to guest. Every tool must bring a result; the ratios are printed and not judged, because a
-//! machine that does other things meanwhile says little about a tool.
+//! `vmlane bench` compared with netperf and iperf3 in real guests, interleaved in one run: on a guest's loopback
+//! and from guest to guest. Every tool must give a result; the ratios are printed but not checked, because they
+//! mean little on a machine that has other work.
 
 use serde_json::Value;
 use vmlane_lab::{Guest, Running};
@@ -67,7 +67,7 @@ fn tool<'a>(name: &'static str, measure: impl Fn() -> Sample + 'a) -> Tool<'a> {
     Tool { name, measure: Box::new(measure) }
 }
 
-/// The tools one after the other, as many times as there are rounds; then a row: medians, and ours over theirs.
+/// Runs the tools one after the other, round by round; then prints a row: medians, and ours over theirs.
 fn row(place: &str, what: &str, rounds: usize, tools: &[Tool<'_>]) {
     let mut samples = vec![Vec::new(); tools.len()];
     for _ in 0..rounds {
@@ -129,7 +129,7 @@ fn servers(guest: &Guest) -> Vec<Running> {
 }
 
 #[test]
-fn bench_beside_netperf_and_iperf3() {
+fn bench_netperf_and_iperf3_all_give_results() {
     let bed = Bed::up(&spec("agree", &["6.12", "6.12"]).device("vmxnet3").unwrap());
     let (a, b) = (bed.guest("a"), bed.guest("b"));
     let running = [servers(&a), servers(&b)];

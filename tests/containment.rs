@@ -1,5 +1,5 @@
-//! A part of the daemon fails while it serves one guest: that guest's driver starts anew by itself, nobody
-//! else notices; one that fails again and again is put out of service and taken back on request.
+//! A part of the daemon fails while it serves one guest: that guest's driver reinitialises the NIC by itself, and no other
+//! guest notices. A VM that fails repeatedly is put in quarantine and released on request.
 
 use vmlane_tests::{Bed, PATIENCE, kept, spec, wait_until};
 
@@ -24,13 +24,13 @@ fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine() {
     spec.daemon_config = Some(config.path().to_owned());
     let bed = Bed::up(&spec);
     let (a, b) = (bed.guest("a"), bed.guest("b"));
-    wait_until("guest c is there", || reachable(&bed, "a", "10.77.0.3"));
+    wait_until("guest c answers", || reachable(&bed, "a", "10.77.0.3"));
     let serving = bed.guest("c").spawn(["iperf3", "-s", "-1", "--forceflush"]).unwrap();
     serving.wait_for("listening", PATIENCE).unwrap();
     let undisturbed = a.spawn(["iperf3", "-c", "10.77.0.3", "-t", "25", "-J"]).unwrap();
     serving.wait_for("Accepted", PATIENCE).unwrap();
     for fault in 1..=3 {
-        wait_until("guest b is there", || reachable(&bed, "a", "10.77.0.2"));
+        wait_until("guest b answers", || reachable(&bed, "a", "10.77.0.2"));
         bed.vmlane(&["debug", "panic", "b", "--at", "nic0-port"]);
         wait_until("the fault was contained", || counter(&bed, "b", "panics") == fault);
         wait_until("its driver has set the NIC up again", || reachable(&bed, "a", "10.77.0.2"));
@@ -38,7 +38,7 @@ fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine() {
     let log = b.sh("dmesg").unwrap();
     assert!(log.contains("resetting") || log.contains("stopped"), "the driver was told:\n{log}");
 
-    // The watchdog sees a worker that does nothing, which a machine that stands still looks like, too.
+    // The watchdog reports a worker that makes no progress; on a stalled machine it may have done so before.
     let stuck = || bed.stats()["daemon"]["stuck_workers"].as_u64().unwrap();
     let before = stuck();
     bed.vmlane(&["debug", "stall", "b", "--at", "nic0-port", "--milliseconds", "4000"]);
@@ -65,8 +65,8 @@ fn a_nics_driver_survives_faults_in_the_worker_and_a_quarantine() {
     }
     kept(
         6,
-        "four panics of the switch's worker at one NIC: its driver started anew three times, the fourth put it \
-         in quarantine, a release took it back; a stream beside it went on throughout",
+        "four panics of the switch's worker at one NIC: its driver recovered three times, the fourth put the VM \
+         in quarantine, a release ended that; another guest's stream continued throughout",
     );
     bed.finish();
 }

@@ -1,4 +1,4 @@
-//! The daemon pauses, or a part of it panics: streams go on, and only the VM it happened to notices.
+//! The daemon pauses, or a part of it panics: streams continue, and only the VM concerned is affected.
 
 use std::time::Duration;
 
@@ -35,13 +35,13 @@ fn stopped(bed: &Bed) {
     kept(
         6,
         &format!(
-            "after 8 s without a daemon 3 streams went on, checksums equal ({} bytes)",
+            "after 8 s without a daemon 3 streams continued, checksums equal ({} bytes)",
             bytes.join(", ")
         ),
     );
 }
 
-/// The device of guest b panics: it is reset; guest b returns by a reload, then by a reboot.
+/// The device of guest b panics and is reset; guest b works again after a driver reload, then after a reboot.
 fn panicked(bed: &Bed) {
     let taker = take(&bed.guest("a"));
     for (what, reload) in [("a reload of its driver", true), ("a reboot", false)] {
@@ -58,7 +58,7 @@ fn panicked(bed: &Bed) {
         } else {
             bed.check_kernel("b");
             bed.guest("b").reboot(true).unwrap();
-            // What its disk had not written when it was reset is gone.
+            // The reset lost what its disk had not written.
             bed.equip("b");
         }
         drop((takes, from_b));
@@ -71,8 +71,8 @@ fn panicked(bed: &Bed) {
         kept(
             6,
             &format!(
-                "a panic in the session of b: its streams ended, it streams again after {what}; beside it {} \
-                 bytes passed, checksums equal",
+                "a panic in the session of b: its streams ended, and work again after {what}; meanwhile {} \
+                 bytes passed between the others, checksums equal",
                 figures["bytes"]
             ),
         );

@@ -1,4 +1,4 @@
-//! Records that a daemon left are damaged: whom they were about begins anew, everybody else goes on.
+//! Records that a previous daemon left are damaged: the device or stream they describe is reset, all others continue.
 
 use std::fs::{self, File};
 use std::os::fd::OwnedFd;
@@ -40,7 +40,7 @@ fn whole(bed: &Bed, guest: &str, stream: Running) {
     json(&bed.guest(guest), "give", &stream.wait().unwrap());
 }
 
-/// A stream from one guest to another works, soon.
+/// A stream from one guest to another works again.
 fn streams_again(bed: &Bed, from: &str, to: &str) {
     let taker = take(&bed.guest(to));
     whole(bed, from, give(bed, from, to, 1));
@@ -48,7 +48,7 @@ fn streams_again(bed: &Bed, from: &str, to: &str) {
 }
 
 #[test]
-fn damage_hurts_those_whom_it_is_about() {
+fn a_damaged_record_resets_only_what_it_describes() {
     let bed = Bed::up(&spec("damage", &["6.12", "6.12", "6.12"]).device("vmxnet3").unwrap());
     let a = bed.cid("a");
 
@@ -63,11 +63,14 @@ fn damage_hurts_those_whom_it_is_about() {
     reload_driver(&bed.guest("a"));
     bed.equip("a");
     streams_again(&bed, "a", "b");
-    kept(4, "a damaged record of one VMCI device: it began anew; a stream beside it and its own NIC went on");
+    kept(
+        4,
+        "a damaged record of one VMCI device: it was reset; another VM's stream and its own NIC continued",
+    );
 
     let hurt = give(&bed, "a", "c", 60);
     let beside = give(&bed, "b", "c", 8);
-    // The one before it is forgotten only when Linux lets its socket go.
+    // The previous stream is dropped only when Linux frees its socket.
     wait_until("a has one stream only", || bed.vm("a")["connections"] == 1);
     let of_a = |key: Key| key.0 == CONNECTION && [key.1, key.2].iter().any(|end| end >> 32 == u64::from(a));
     assert_eq!(damage(&bed, |key| key.is_some_and(of_a)), 1);
@@ -75,7 +78,7 @@ fn damage_hurts_those_whom_it_is_about() {
     assert!(!output.success(), "{}", output.stdout());
     whole(&bed, "b", beside);
     streams_again(&bed, "a", "b");
-    kept(4, "a damaged record of one stream: it was reset; a stream beside it went on");
+    kept(4, "a damaged record of one stream: it was reset; another stream continued");
 
     let (_tcp_taker, through_nics) = tcp(&bed, 8);
     assert_eq!(damage(&bed, |key| key.is_none()), 1);
@@ -87,10 +90,10 @@ fn damage_hurts_those_whom_it_is_about() {
     }
     let b = bed.cid("b").to_string();
     wait_until("streams work again", || {
-        // Not by `give`, which insists.
+        // Not with `give`, which retries.
         let _taker = serve(&bed.guest("b"), "stream take 7300");
         bed.guest("a").exec(["python3", "/t/stream.py", "give", &b, "7300", "1"]).unwrap().success()
     });
-    kept(4, "the journal's last word was damaged: all VMCI devices began anew, NICs went on");
+    kept(4, "the journal's commit word was damaged: all VMCI devices were reset, NICs continued");
     bed.finish();
 }

@@ -1,10 +1,10 @@
-//! Datagrams arrive whole or their send fails: none is merged, none is cut.
+//! A datagram arrives complete, or its send fails: none is merged or truncated.
 
 use vmlane_tests::{Bed, kept, python, serve, spec};
 
 #[test]
 fn datagrams_arrive_whole_or_not_at_all() {
-    // Guest c has byte ports, which are slow when emulated: fewer sizes.
+    // Guest c uses byte ports, which are slow under emulation: fewer sizes.
     let kernels = ["6.12", "6.12", "5.10"];
     let bed = Bed::up(&spec("dgram", &kernels));
     for (from, to, few) in [("a", "b", ""), ("a", "c", "few"), ("c", "a", "few")] {
@@ -15,7 +15,7 @@ fn datagrams_arrive_whole_or_not_at_all() {
             2,
             &format!(
                 "guest {from} to {to} (kernels {}): {} sizes from 1 to {} bytes whole, one byte more is EMSGSIZE; in \
-                 a burst {} were taken, {} refused, {} answered in time, none merged or cut",
+                 a burst {} were accepted, {} refused, {} answered in time, none merged or truncated",
                 kernels.join(", "),
                 figures["sizes"],
                 figures["largest"],

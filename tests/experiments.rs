@@ -1,5 +1,5 @@
-//! Experiments keep their promises in real guests: a guest that is killed costs its own run only, what was
-//! interrupted goes on, and a browser shows the report.
+//! Experiments in real guests: a killed guest costs only its own run, an interrupted experiment can be
+//! resumed, and a browser shows the report.
 
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -37,7 +37,7 @@ fn start(plan: &Path, out: &Path, name: &str) -> Child {
         .unwrap()
 }
 
-/// Waits until `found` gives something.
+/// Waits until `found` returns something.
 fn wait<T>(what: &str, mut found: impl FnMut() -> Option<T>) -> T {
     let deadline = Instant::now() + Duration::from_secs(300);
     loop {
@@ -60,21 +60,21 @@ fn files() -> (tempfile::TempDir, PathBuf, PathBuf) {
     (dir, plan, out)
 }
 
-/// Bytes that guest b's card has got.
+/// Bytes that guest b's card has received.
 fn arrived(lab: &Lab) -> u64 {
     let stats = Client::connect(&lab.daemon_runtime_dir()).unwrap().stats().unwrap();
     stats.vms.iter().find(|vm| vm.name == "b").unwrap().nics[0].port.get("rx_bytes")
 }
 
 #[test]
-fn a_guest_killed_in_mid_run_costs_its_run_and_the_rest_goes_on() {
+fn a_guest_killed_in_mid_run_costs_only_that_run() {
     let (_dir, plan, out) = files();
     let name = format!("texp-kill-{}", std::process::id());
     let mut run = start(&plan, &out, &name);
     wait("the first row", || (!rows_of(&out).is_empty()).then_some(()));
     let lab = Lab::open(&name).unwrap();
     let before = arrived(&lab);
-    // More than what clients and servers say before they begin.
+    // More than what clients and servers exchange before they begin.
     wait("the second run's bytes", || (arrived(&lab) > before + (1 << 20)).then_some(()));
     lab.guest("b").kill().unwrap();
     let status = run.wait().unwrap();
@@ -83,11 +83,11 @@ fn a_guest_killed_in_mid_run_costs_its_run_and_the_rest_goes_on() {
     assert_eq!((rows.len(), failed.len(), status.code()), (3, 1, Some(1)), "{failed:?}");
     assert!(failed[0].failed.as_deref().unwrap().contains("guest b"), "{:?}", failed[0].failed);
     assert!(failed[0].log.as_deref().unwrap().contains("==> b <=="), "{:?}", failed[0].log);
-    assert!(rows.last().unwrap().throughput_bps.is_some(), "the run after it has a result");
+    assert!(rows.last().unwrap().throughput_bps.is_some(), "the next run has a result");
 }
 
 #[test]
-fn what_was_interrupted_goes_on_and_a_browser_shows_the_report() {
+fn an_interrupted_experiment_is_resumed_and_a_browser_shows_its_report() {
     let (_dir, plan, out) = files();
     let name = format!("texp-go-{}", std::process::id());
     let mut run = start(&plan, &out, &name);
@@ -102,12 +102,12 @@ fn what_was_interrupted_goes_on_and_a_browser_shows_the_report() {
     assert_eq!(start(&plan, &out, &name).wait().unwrap().code(), Some(0));
     let after = rows_of(&out);
     assert_eq!(after.len(), 3);
-    assert_eq!(after[..before.len()], before[..], "what there was is as it was");
+    assert_eq!(after[..before.len()], before[..], "rows written before are unchanged");
     browse(&out.join("report.html"));
 }
 
 #[test]
-fn a_plan_without_sense_names_its_line_and_boots_nothing() {
+fn an_invalid_plan_is_refused_with_its_line_and_boots_nothing() {
     let (dir, plan, out) = files();
     std::fs::write(&plan, PLAN.replace("\"16k\"", "\"99999999999999999999k\"")).unwrap();
     let output = Command::new(find_vmlane().unwrap())
@@ -121,7 +121,7 @@ fn a_plan_without_sense_names_its_line_and_boots_nothing() {
     assert!(!out.exists() && dir.path().exists());
 }
 
-/// Opens a page in a headless Chromium: no word on its console, and marks in every chart.
+/// Opens a page in a headless Chromium: its console must stay empty, and every chart must have marks.
 fn browse(page: &Path) {
     let profile = tempfile::tempdir().unwrap();
     let output = Command::new("chromium")

@@ -1,5 +1,5 @@
-//! Groups of VMs: nothing crosses. Doorbells, which no program of a guest can ring, are tested in
-//! the device's own tests.
+//! Nothing crosses isolation groups. Doorbells, which a program in a guest cannot ring, are tested in
+//! the device's tests.
 
 use vmlane_tests::{Bed, give, json, kept, python, spec, take};
 
@@ -8,7 +8,7 @@ fn nothing_crosses_groups() {
     let mut spec = spec("groups", &["6.12", "6.12", "6.12"]);
     spec.groups = ["red", "red", "blue"].map(str::to_owned).to_vec();
     let bed = Bed::up(&spec);
-    // Somebody listens everywhere, so that only the group can be the reason.
+    // There is a listener in each guest, so that only the group can be the reason.
     let takers = ["a", "b", "c"].map(|name| take(&bed.guest(name)));
     for (from, to) in [("a", "c"), ("c", "a"), ("b", "c"), ("c", "b")] {
         let (guest, cid) = (bed.guest(from), bed.cid(to));

@@ -1,5 +1,5 @@
-//! Programs of the host and of VMs reach each other: `vmlane connect` and `listen`, unmodified programs
-//! under `vmlane run`, programs linked with the library, and whoever speaks the text door.
+//! Programs of the host and of VMs reach each other: by `vmlane connect` and `listen`, as unmodified programs
+//! under `vmlane run`, linked with the library, and through hybrid Unix sockets.
 
 use std::io::{BufRead as _, BufReader, Read as _, Write as _};
 use std::os::unix::fs::PermissionsExt;
@@ -207,16 +207,16 @@ fn ssh(bed: &Bed, folder: &Path, path: &Path, expected: &str) {
     let proxy = format!("socat - VSOCK-CONNECT:3:22,{PATIENT}");
     let back = run(client(wrapped, proxy, "cat /tmp/by-ssh").stdin(Stdio::null()));
     assert!(back.stdout == std::fs::read(path).unwrap(), "the bytes came back changed");
-    // ssh skips lines before the server's greeting, so the door's answer does no harm.
+    // ssh skips lines before the server's greeting, so the hybrid socket's answer does no harm.
     let text = format!("sh -c '(echo CONNECT 22; cat) | socat - UNIX-CONNECT:{}'", uds.display());
-    let hello = run(client(Command::new("ssh"), text, "echo by the text door").stdin(Stdio::null()));
-    assert_eq!(hello.stdout, b"by the text door\n");
+    let hello = run(client(Command::new("ssh"), text, "echo by the hybrid socket").stdin(Stdio::null()));
+    assert_eq!(hello.stdout, b"by the hybrid socket\n");
 }
 
-/// What a run of `vmlane bench` says. One that a standstill of the machine spoilt is made again: a guest's kernel
-/// gives each handshake one second, and a second may pass in which nothing moves.
+/// Runs `vmlane bench`. A run that a stall of the machine spoiled is repeated: a guest's kernel
+/// gives each handshake one second, and an overloaded machine may stall for longer.
 fn measured(what: &str, mut run: impl FnMut() -> Result<String, String>) {
-    const STANDSTILL: [&str; 5] =
+    const STALLED: [&str; 5] =
         ["reset by peer", "timed out", "gave no answer", "closed the connection while", "nothing moved"];
     let mut last = String::new();
     for _ in 0..3 {
@@ -230,11 +230,11 @@ fn measured(what: &str, mut run: impl FnMut() -> Result<String, String>) {
                 output
             }
             Err(error) => {
-                assert!(STANDSTILL.iter().any(|why| error.contains(why)), "{what}: {error}");
+                assert!(STALLED.iter().any(|why| error.contains(why)), "{what}: {error}");
                 error
             }
         };
-        println!("{what}, asked again: {last}");
+        println!("{what}, repeated: {last}");
     }
     panic!("{what}: {last}");
 }
@@ -277,7 +277,7 @@ fn host_connections_end_with_the_daemon_and_come_back_with_the_next() {
     let mut command = python_on_host(&bed, &["host_survivor.py", "3", ECHO, "5100"]);
     let mut program = Program(command.stdout(Stdio::piped()).spawn().unwrap());
     let mut lines = BufReader::new(program.0.stdout.take().unwrap()).lines();
-    // A connection of the guest's that only waits for its end.
+    // A connection opened by the guest that only waits for its end.
     assert_eq!(lines.next().unwrap().unwrap(), "listening");
     let held = start(&bed, &format!("socat -u VSOCK-CONNECT:2:5100,{PATIENT} -; echo over"));
     assert_eq!(lines.next().unwrap().unwrap(), "ready");
@@ -292,12 +292,12 @@ fn host_connections_end_with_the_daemon_and_come_back_with_the_next() {
     assert!(calling.wait().unwrap().success());
     json(&bed.guest("a"), "stream give", &between.wait().unwrap());
     drop(taker);
-    kept(4, "daemon killed: host connections ended at both ends, a VM-to-VM stream went on, new ones work");
+    kept(4, "daemon killed: host connections ended at both ends, a VM-to-VM stream continued, new ones work");
     bed.finish();
 }
 
 #[test]
-fn unmodified_programs_find_what_they_expect() {
+fn sockets_of_unmodified_programs_behave_as_expected() {
     for kernel in kernels() {
         let bed = Bed::up(&spec("host", &[kernel]));
         let _server = echo(&bed);
@@ -347,26 +347,26 @@ print(s.getsockname()[0])";
 }
 
 #[test]
-fn the_text_door_and_the_library_reach_a_guest() {
+fn hybrid_sockets_and_the_library_reach_a_guest() {
     let bed = Bed::up(&spec("host", &["6.12"]));
     let _server = echo(&bed);
     let uds = bed.lab().daemon_runtime_dir().join("vm/a/vsock.uds");
-    // As a client of Firecracker does it.
-    let mut door = UnixStream::connect(&uds).unwrap();
-    door.write_all(format!("CONNECT {ECHO}\n").as_bytes()).unwrap();
-    let mut reader = BufReader::new(door.try_clone().unwrap());
+    // As a client of Firecracker does.
+    let mut hybrid = UnixStream::connect(&uds).unwrap();
+    hybrid.write_all(format!("CONNECT {ECHO}\n").as_bytes()).unwrap();
+    let mut reader = BufReader::new(hybrid.try_clone().unwrap());
     let mut line = String::new();
     reader.read_line(&mut line).unwrap();
     assert!(line.starts_with("OK ") && line.trim_end()[3..].parse::<u32>().is_ok(), "{line:?}");
-    door.write_all(b"through the door").unwrap();
-    door.shutdown(std::net::Shutdown::Write).unwrap();
+    hybrid.write_all(b"through the hybrid socket").unwrap();
+    hybrid.shutdown(std::net::Shutdown::Write).unwrap();
     let mut all = String::new();
     reader.read_to_string(&mut all).unwrap();
-    assert_eq!(all, "through the door");
+    assert_eq!(all, "through the hybrid socket");
     let mut beside = uds.into_os_string();
     beside.push("_5200");
     let listener = UnixListener::bind(&beside).unwrap();
-    // The daemon is no longer whoever started it.
+    // The daemon no longer runs as the user that started it.
     std::fs::set_permissions(&beside, std::fs::Permissions::from_mode(0o666)).unwrap();
     let calling = start(&bed, &format!("echo from the guest | socat -u - VSOCK-CONNECT:2:5200,{PATIENT}"));
     let mut all = String::new();
@@ -401,7 +401,7 @@ fn the_text_door_and_the_library_reach_a_guest() {
     rust.args(["3", ECHO, "from Rust"]).env("VMLANE_RUNTIME_DIR", &dir);
     rust.current_dir(program_file(".."));
     assert_eq!(run(&mut rust).stdout, b"from Rust");
-    // What cannot be served is told so.
+    // A program that cannot be served is refused with a message.
     let own = vmlane_lab::find_vmlane().unwrap();
     let refused = vmlane(&bed, &["run", "--"]).arg(own).output().unwrap();
     assert!(!refused.status.success());

@@ -1,6 +1,6 @@
 #!/usr/bin/env bash
-# The tests in real guests, LANES files at a time (2 unless told otherwise): guests spend much of their time
-# waiting. A line a file as it ends; what it printed is in out/test/NAME.log, or NAME.failed.
+# The tests in real guests, LANES files at a time (default 2), because guests spend much of their time
+# waiting. One line per file as it ends; its output is in out/test/NAME.log, or NAME.failed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 export LOGS=$PWD/out/test
@@ -9,7 +9,7 @@ start=$(date +%s)
 
 build=$LOGS/build.log
 echo '==> building the tests'
-# The example is what one of the tests runs.
+# One of the tests runs the example.
 {
   cargo test --locked --release -p vmlane-tests --features guests --no-run &&
     cargo build --locked --release -p vmlane-sock --example echo
@@ -18,7 +18,7 @@ echo '==> building the tests'
   exit 1
 }
 
-# Those that take longest begin, so that the lanes end together; the fixture's own are unit tests.
+# The longest files go first, so that all lanes end at about the same time. The fixture has unit tests of its own.
 longest='virtio switch vmms losses nics vsock_pairs sockets host survival soak streams'
 ranked=$(sed -n 's/^ *Executable \([a-z_]*\)\.rs (\(.*\))$/\1 \2/p' "$build" |
   while read -r name file; do
@@ -56,12 +56,12 @@ xargs -P "$LANES" -L 1 bash -c 'one "$@" || true' one <<<"$ranked"
 
 if [ "$(find "$LOGS" -name '*.failed' | wc -l)" -gt 4 ]; then
   grep -H -A 4 'panicked at' "$LOGS"/*.failed | cut -c 1-600
-  echo "==> tests in real guests: $(($(date +%s) - start)) s, FAILED: too many to ask again"
+  echo "==> tests in real guests: $(($(date +%s) - start)) s, FAILED: too many to repeat"
   exit 1
 fi
 
-# What failed while others used the machine is asked once more, alone: emulated guests keep kernels' own time
-# limits only as well as the machine lets them. Both outcomes are told, and the first one's log stays.
+# A file that failed while others used the machine is repeated once, alone: on a busy machine, emulated guests may
+# miss their kernels' time limits. Both outcomes are reported, and the log of the first is kept.
 code=0 unsteady=
 for failed in "$LOGS"/*.failed; do
   [ -e "$failed" ] || continue
@@ -71,12 +71,12 @@ for failed in "$LOGS"/*.failed; do
   echo "==> $name once more, alone"
   if ! grep " $name " <<<"$ranked" | xargs -L 1 bash -c 'one "$@"' one; then
     code=1
-    # In one piece, for whoever sees no files of this machine.
+    # Printed here, for a reader who has no access to the files of this machine.
     tail -n 400 "$LOGS/$name.log"
     continue
   fi
   unsteady+=" $name"
 done
-[ -z "$unsteady" ] || echo "==> unsteady, failed beside others and passed alone:$unsteady"
+[ -z "$unsteady" ] || echo "==> unsteady (failed beside others, passed alone):$unsteady"
 echo "==> tests in real guests: $(($(date +%s) - start)) s, $([ "$code" = 0 ] && echo all passed || echo FAILED)"
 exit "$code"

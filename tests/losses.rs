@@ -1,14 +1,14 @@
-//! One VM is lost in mid-stream, in every way there is: its peers are told, others do not notice,
-//! and it comes back under the same CID.
+//! A VM stops in mid-stream in every possible way: its peers are told, other VMs are not affected,
+//! and it comes back with the same CID.
 
 use vmlane_lab::{LabSpec, Running};
 use vmlane_tests::{Bed, Service, give, kept, python, reload_driver, spec, take, wait_until};
 
-/// How long the stream that nothing may disturb runs: over the loss and the time right after it.
+/// Seconds that the undisturbed stream runs: during the loss and some time after it.
 const UNDISTURBED: u32 = 15;
 
 #[test]
-fn a_lost_vm_ends_its_own_streams_only_and_returns() {
+fn a_lost_vm_ends_only_its_own_streams_and_returns() {
     let spec = spec("loss", &["6.12", "6.12", "6.12"]);
     let bed = Bed::up(&spec);
     let taker = take(&bed.guest("a"));
@@ -33,7 +33,7 @@ fn a_lost_vm_ends_its_own_streams_only_and_returns() {
     bed.finish();
 }
 
-/// Streams from and to guest b are cut by `how`; a stream from c to a runs on.
+/// `how` cuts the streams from and to guest b; a stream from c to a continues.
 fn lose(bed: &Bed, taker: &Service, what: &str, how: impl FnOnce(&Bed)) {
     let takes = take(&bed.guest("b"));
     let undisturbed = give(bed, "c", "a", UNDISTURBED);
@@ -46,11 +46,11 @@ fn lose(bed: &Bed, taker: &Service, what: &str, how: impl FnOnce(&Bed)) {
     wait_until("the reader was told", || count(taker, "cut") > cuts);
     let output = undisturbed.wait().unwrap();
     let figures = vmlane_tests::json(&bed.guest("c"), "stream give", &output);
-    drop((from_lost, takes)); // their guest has forgotten them
+    drop((from_lost, takes)); // their guest no longer knows them
     kept(
         4,
         &format!(
-            "{what}: both peers were told; beside it {} bytes passed, checksums equal",
+            "{what}: both peers were told; meanwhile {} bytes passed between the others, checksums equal",
             figures["bytes"]
         ),
     );
@@ -67,7 +67,7 @@ fn count(service: &Service, word: &str) -> usize {
     service.0.stdout().lines().filter(|line| line.starts_with(word)).count()
 }
 
-/// Guest b has its CID still, and connects and is connected to.
+/// Guest b still has its CID, and streams work in both directions.
 fn returned(bed: &Bed, what: &str) {
     let takes = take(&bed.guest("b"));
     assert_eq!(python(&bed.guest("b"), "cid")["cid"], bed.cid("b"));
@@ -76,10 +76,10 @@ fn returned(bed: &Bed, what: &str) {
         vmlane_tests::json(&bed.guest(from), "stream give", &output);
     }
     wait_until("the taker has said that its stream was whole", || count(&takes, "whole") == 1);
-    kept(4, &format!("{what}: the VM is back under its CID and streams both ways"));
+    kept(4, &format!("{what}: the VM is back with its CID and streams both ways"));
 }
 
-/// Copies the kernel and the first root that the guest was booted with into it.
+/// Copies the kernel and the initramfs that the guest was booted with into it.
 fn load_for_kexec(bed: &Bed, spec: &LabSpec) {
     let guest = bed.guest("b");
     let kernel = &spec.guests()[1].kernel;
@@ -92,7 +92,7 @@ fn load_for_kexec(bed: &Bed, spec: &LabSpec) {
     guest.sh("kexec -l /t/vmlinuz --initrd=/t/initrd --reuse-cmdline").unwrap();
 }
 
-/// The new kernel starts where the old one stood: no reset of the machine in between.
+/// The new kernel starts without a reset of the machine.
 fn kexec(bed: &Bed) {
     let guest = bed.guest("b");
     let before = guest.sh("cat /proc/sys/kernel/random/boot_id").unwrap();

@@ -1,4 +1,4 @@
-//! Live migration of VMs with virtio NICs: from the lab's QEMUs and daemon to others of the same host.
+//! Live migration of VMs with virtio NICs, from the lab's QEMUs and daemon to others on the same host.
 
 use std::fs::{self, File};
 use std::io::{BufRead as _, BufReader, Write as _};
@@ -21,7 +21,7 @@ impl Drop for Process {
     }
 }
 
-/// A QEMU by its QMP socket.
+/// A QEMU, controlled through its QMP socket.
 struct Qmp {
     stream: UnixStream,
     lines: BufReader<UnixStream>,
@@ -48,7 +48,7 @@ impl Qmp {
         self.stream.write_all(format!("{request}\n").as_bytes()).unwrap();
         loop {
             let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "{command}: QEMU has gone");
+            assert!(self.lines.read_line(&mut line).unwrap() > 0, "{command}: QEMU has ended");
             let answer: Value = serde_json::from_str(&line).unwrap();
             assert!(answer.get("error").is_none(), "{command}: {answer}");
             if let Some(result) = answer.get("return") {
@@ -58,7 +58,7 @@ impl Qmp {
     }
 }
 
-/// A guest's QEMU as the lab has started it.
+/// A guest's QEMU as the lab started it.
 struct Source {
     words: Vec<String>,
     exe: PathBuf,
@@ -90,7 +90,7 @@ impl Source {
         panic!("no QEMU of {name}");
     }
 
-    /// Another QEMU of the same shape that waits for the guest. Its sockets are in `folder`.
+    /// Another QEMU with the same arguments, which waits for the guest. Its sockets are in `folder`.
     fn twin(&self, guest: &str, from: &Path, to: &Path, folder: &Path) -> Twin {
         let place = |what: &str| folder.join(format!("{guest}.{what}"));
         let moves = [
@@ -102,7 +102,7 @@ impl Source {
         let moved = self.words[1..].iter().map(|word| {
             moves.iter().fold(word.clone(), |word, (from, to)| word.replace(&text(from), &text(to)))
         });
-        // The agent's port, on which nobody speaks any more.
+        // The agent's port, which is no longer used.
         let (ours, theirs) = UnixStream::pair().unwrap();
         let incoming = place("in");
         let child = Command::new(&self.exe)
@@ -130,7 +130,7 @@ struct Twin {
     incoming: PathBuf,
 }
 
-/// The counts of blocks that a console tells.
+/// The block counts that a console has printed.
 fn blocks(console: &Path) -> Vec<u64> {
     let text = String::from_utf8_lossy(&fs::read(console).unwrap_or_default()).into_owned();
     assert!(!text.contains("DIFFERENT"), "{text}");
@@ -152,7 +152,7 @@ fn virtio_guests_migrate_under_traffic() {
     let daemon = Process(daemon.spawn().unwrap());
     wait_until("the other daemon listens", || to.join("vm/b/nic0.sock").exists());
 
-    // Both stay in memory: the other QEMUs' disks know nothing of what was written meanwhile.
+    // Both programs stay in memory: the other QEMUs' disks do not have what was written meanwhile.
     let _serving = vmlane_tests::serve(&bed.guest("b"), "echoed serve 7000");
     let sending = bed.guest("a").spawn(["python3", "/t/echoed.py", "send", "10.77.0.2", "7000"]).unwrap();
     sending.wait_for("moving", PATIENCE).unwrap();
@@ -174,14 +174,16 @@ fn virtio_guests_migrate_under_traffic() {
             assert_ne!(state["status"], "failed", "guest {guest}: {state}");
             state["status"] == "completed"
         });
-        wait_until("the guest runs there", || there.call("query-status", json!({}))["status"] == "running");
+        wait_until("the guest runs in the other QEMU", || {
+            there.call("query-status", json!({}))["status"] == "running"
+        });
         let passes = state["ram"]["dirty-sync-count"].as_u64().unwrap();
         told.push(format!("{guest}: {passes} passes, down {} ms", state["downtime"]));
         twins.push(twin);
     }
     let last = *blocks(&console).last().unwrap();
     let there = twins[1].console.clone();
-    wait_until("the stream goes on", || blocks(&there).last().is_some_and(|count| *count > last + 100));
+    wait_until("the stream continues", || blocks(&there).last().is_some_and(|count| *count > last + 100));
     kept(
         1,
         &format!(

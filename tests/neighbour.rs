@@ -1,17 +1,17 @@
-//! What a guest that means harm costs others: the throughput of two honest pairs beside an idle guest, beside
-//! one that only uses its processor, and beside one that floods the switch and the VMCI device.
+//! What a hostile guest costs others: the throughput of two honest pairs beside an idle guest, beside
+//! one that only uses CPU time, and beside one that floods the switch and the VMCI device.
 
 use vmlane_lab::Running;
 use vmlane_tests::{Bed, PATIENCE, Service, full, kept, median, spec};
 
-/// Who sends to whom.
+/// Sender and receiver.
 const PAIRS: [(&str, &str); 2] = [("a", "b"), ("c", "d")];
 const NEIGHBOUR: &str = "e";
 
 /// What the neighbour does.
 const NEIGHBOURS: [(&str, &[&str]); 5] = [
     ("an idle guest", &[]),
-    ("one that uses its processor", &["busy"]),
+    ("one that only uses CPU time", &["busy"]),
     ("one that floods the switch", &["frames eth0"]),
     ("one that floods VMCI", &["vmci"]),
     ("one that floods both", &["frames eth0", "vmci"]),
@@ -65,7 +65,7 @@ fn streams(bed: &Bed, way: Way, seconds: u32) -> f64 {
 }
 
 #[test]
-fn honest_pairs_go_on_beside_a_hostile_guest() {
+fn honest_pairs_keep_working_beside_a_hostile_guest() {
     let bed = Bed::up(&spec("neighbour", &["6.12"; 5]).device("vmxnet3").unwrap());
     let servers = PAIRS.map(|(_, to)| {
         let line = ["vmlane", "bench", "server", "--listen", "tcp:0.0.0.0", "--listen", "vsock:"];
@@ -98,7 +98,7 @@ fn honest_pairs_go_on_beside_a_hostile_guest() {
             ),
         );
     }
-    // Whoever floods is bounded, and everybody is alive.
+    // Every guest still works, the hostile one included.
     for name in ["a", "b", "c", "d", NEIGHBOUR] {
         bed.guest(name).sh("true").unwrap();
     }

@@ -1,5 +1,5 @@
-//! No operating system drives the NIC, but firmware: the boot ROM that QEMU's own card comes with (iPXE)
-//! finds vmlane's VMXNET3, asks for an address, and loads a kernel through it.
+//! Firmware drives the NIC: the boot ROM of QEMU's own card (iPXE)
+//! finds vmlane's VMXNET3, requests an address, and loads a kernel through it.
 
 use vmlane_tests::{Bed, PATIENCE, kept, spec};
 
@@ -11,7 +11,7 @@ fn firmware_boots_a_guest_through_the_switch() {
     b.sh("mkdir -p /dev/shm/boot").unwrap();
     b.cp_to(&status.guests[0].kernel_image, "/dev/shm/boot/vmlinuz").unwrap();
     b.cp_to(&status.guests[0].initrd, "/dev/shm/boot/initrd").unwrap();
-    // The script comes by TFTP, the kernel by HTTP: UDP and TCP of the firmware's own.
+    // The script comes by TFTP, the kernel by HTTP: the firmware's UDP and TCP.
     let words = b.sh("cat /proc/cmdline").unwrap();
     let script = format!(
         "#!ipxe\nkernel http://10.77.0.2/vmlinuz initrd=initrd {} booted_by=ipxe\n\
@@ -26,11 +26,14 @@ fn firmware_boots_a_guest_through_the_switch() {
 
     a.kill().unwrap();
     a.start_from_network().unwrap();
-    assert!(a.sh("cat /proc/cmdline").unwrap().contains("booted_by=ipxe"), "not the network's kernel");
+    assert!(
+        a.sh("cat /proc/cmdline").unwrap().contains("booted_by=ipxe"),
+        "this is not the kernel from the network"
+    );
     for line in ["dhcp ack", "tftp boot.ipxe", "http GET /vmlinuz", "http GET /initrd"] {
         server.wait_for(line, PATIENCE).unwrap();
     }
-    // The kernel's own driver takes over what the firmware left.
+    // The kernel's driver takes over the NIC from the firmware.
     a.sh("ping -q -c 3 -i 0.2 -M do -s 1472 10.77.0.2").unwrap();
     let bytes = bed.stats()["vms"][0]["nics"][0]["port"]["rx_bytes"].as_u64().unwrap();
     assert!(bytes > 10 << 20, "only {bytes} bytes went through the switch");

@@ -1,10 +1,10 @@
-//! VMXNET3 NICs under unmodified drivers: files arrive whole whatever the guest switches on or off,
-//! resets at any moment leave nothing stuck, interrupts of every kind work, flows spread over queues.
+//! VMXNET3 NICs with unmodified drivers: files arrive intact whatever the guest switches on or off,
+//! resets at any moment leave nothing stuck, every kind of interrupt works, flows spread over queues.
 
 use vmlane_lab::{Guest, LabSpec};
 use vmlane_tests::{Bed, PATIENCE, full, kept, spec};
 
-/// Guests with a NIC on vmlane's switch beside the VMCI device.
+/// Guests with a NIC on vmlane's switch and a VMCI device.
 fn nics(what: &str, kernels: &[&str], device: &str) -> LabSpec {
     spec(what, kernels).device(device).unwrap()
 }
@@ -43,7 +43,7 @@ fn pings(bed: &Bed, mtu: u32) {
     a.sh(&format!("ping -6 -q -c 3 -i 0.2 -M do -s {v6} fd77::2")).unwrap();
 }
 
-/// What a guest may switch on and off; each line is undone by the second.
+/// What a guest may switch; the second command undoes the first.
 const SWITCHES: [(&str, &str, &str); 6] = [
     ("TSO off", "ethtool -K eth0 tso off", "ethtool -K eth0 tso on"),
     ("LRO off", "ethtool -K eth0 lro off", "ethtool -K eth0 lro on"),
@@ -73,7 +73,7 @@ fn traffic(kernel: &str, mib: u32) {
     both(&bed, "ethtool -K eth0 lro off");
     files(&bed, mib);
     both(&bed, "ethtool -K eth0 lro on");
-    // A path MTU that only one end knows: TCP's own segment sizes keep within the smaller.
+    // Different MTUs: TCP's segment size keeps within the smaller one.
     bed.guest("b").sh("ip link set eth0 mtu 1500").unwrap();
     files(&bed, mib);
     bed.guest("a").sh("ip link set eth0 mtu 1500").unwrap();
@@ -105,14 +105,14 @@ fn iperf(bed: &Bed, port: u32, options: &str) -> f64 {
 }
 
 #[test]
-fn files_arrive_whole_whatever_is_switched() {
+fn files_arrive_intact_whatever_is_switched() {
     let kernels: &[&str] = if full() { &["5.10", "6.1", "6.12", "7.2"] } else { &["6.12"] };
     for kernel in kernels {
         traffic(kernel, if full() { 64 } else { 8 });
     }
 }
 
-/// Runs `storm` in guest b while a streams to it, over and over; afterwards a file goes through.
+/// Guest b is reset again and again while a sends to it; afterwards files arrive in both directions.
 #[test]
 fn resets_under_traffic_leave_nothing_stuck() {
     let times = if full() { 50 } else { 5 };
@@ -156,7 +156,7 @@ fn resets_under_traffic_leave_nothing_stuck() {
 }
 
 #[test]
-fn interrupts_of_the_old_kind_work() {
+fn files_arrive_over_intx() {
     let mut spec = nics("intx", &["6.12", "6.12"], "vmxnet3");
     spec.append = "pci=nomsi".into();
     let bed = Bed::up(&spec);
@@ -177,7 +177,7 @@ fn flows_spread_over_queues() {
         let mut rounds = 0..;
         let (rate, counts) = spread(&bed, cpus as usize, &mut rounds);
         assert_eq!(counts.len(), cpus as usize, "a queue for each vCPU");
-        assert!(counts.iter().all(|&count| count > MANY), "a queue without frames: {counts:?}");
+        assert!(counts.iter().all(|&count| count > MANY), "a queue got no frames: {counts:?}");
         kept(
             3,
             &format!("{cpus} vCPUs: flows of 16 ({rate:.2} Gbit/s) over queues by RSS: {counts:?} frames"),
@@ -186,23 +186,23 @@ fn flows_spread_over_queues() {
             // The guest rewrites the indirection table while frames flow.
             bed.guest("b").sh("ethtool -X eth0 equal 2").unwrap();
             let (_, counts) = spread(&bed, 2, &mut rounds);
-            assert!(counts[..2].iter().all(|&count| count > MANY), "queues 0 and 1 take all: {counts:?}");
-            assert!(counts[2..].iter().all(|&count| count == 0), "queues 2 and 3 take nothing: {counts:?}");
+            assert!(counts[..2].iter().all(|&count| count > MANY), "queues 0 and 1 get all: {counts:?}");
+            assert!(counts[2..].iter().all(|&count| count == 0), "queues 2 and 3 get none: {counts:?}");
             bed.guest("b").sh("ethtool -X eth0 default").unwrap();
             let (_, counts) = spread(&bed, 4, &mut rounds);
-            assert!(counts.iter().all(|&count| count > MANY), "all again: {counts:?}");
+            assert!(counts.iter().all(|&count| count > MANY), "all queues again: {counts:?}");
             kept(1, "ethtool -X: two of four queues, then all again");
         }
         bed.finish();
     }
 }
 
-/// Frames that a queue took at least when flows were steered to it.
+/// A queue to which flows are steered gets at least this many frames.
 const MANY: u64 = 100;
 
-/// Gbit/s of 16 flows to guest b, and the unicast frames that each of its queues took. The guest's key is a new
-/// one at each boot, and over 16 neighbouring ports a linear hash may well have two values only; so rounds with
-/// other ports follow until the first `queues` queues have had flows, or 24 of them.
+/// Gbit/s of 16 flows to guest b, and the unicast frames that each of its queues got. The guest's hash key changes
+/// at each boot, and over 16 neighbouring ports a linear hash may have only two values; so rounds with
+/// other ports follow until the first `queues` queues have had flows, at most 24 rounds.
 fn spread(bed: &Bed, queues: usize, rounds: &mut impl Iterator<Item = u32>) -> (f64, Vec<u64>) {
     let counts = || -> Vec<u64> {
         let stats = bed.guest("b").sh("ethtool -S eth0 | grep 'ucast pkts rx'").unwrap();
@@ -221,10 +221,10 @@ fn spread(bed: &Bed, queues: usize, rounds: &mut impl Iterator<Item = u32>) -> (
     (best, taken)
 }
 
-/// The NIC of the generation before: no LRO, MSI instead of MSI-X; and the newest, whose sender leaves the
-/// segmentation of tunnelled packets to the device.
+/// The VMXNET2-class NIC (no LRO, MSI instead of MSI-X), and the newest revision, to which the sender leaves the
+/// segmentation of tunnelled packets.
 #[test]
-fn other_generations_work() {
+fn files_arrive_with_the_oldest_and_the_newest_profile() {
     let bed = Bed::up(&nics("gen1", &["6.12", "6.12"], "vmxnet3:profile=vmxnet2-class"));
     assert!(bed.guest("a").sh("dmesg").unwrap().contains("intr type 2"), "the driver took MSI");
     pings(&bed, 1500);
@@ -250,7 +250,7 @@ fn other_generations_work() {
         let before = port(&bed, "tx_tso");
         file(&a, &b, &format!("{net}.2"), 8);
         file(&b, &a, &format!("{net}.1"), 8);
-        assert!(port(&bed, "tx_tso") > before, "{tunnel}: the guest segmented by itself");
+        assert!(port(&bed, "tx_tso") > before, "{tunnel}: the guest segmented in software");
         assert_eq!(port(&bed, "drop_bad_offload"), 0, "{tunnel}");
     }
     kept(1, "full: files equal, also through VXLAN and Geneve with the device's segmentation");

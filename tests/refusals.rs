@@ -1,4 +1,4 @@
-//! A connect that cannot succeed fails at once, with the error that a sockets programmer expects.
+//! A connect that cannot succeed fails at once, with the error that programs expect.
 
 use vmlane_tests::{Bed, kept, python, spec, wait_until};
 
@@ -11,8 +11,8 @@ fn a_closed_port_and_an_absent_cid_fail_at_once() {
         // Datagrams: the same errors, from the send itself.
         python(&bed.guest(from), "datagrams fails 77 9 EHOSTUNREACH");
     }
-    // A VM that is gone is an absent CID; a port of CID 2 that is not mapped is a closed one.
-    refused(&bed, "a", 2, "ECONNRESET", "a port of CID 2 that is not in the map");
+    // A VM that is gone is like an absent CID; a port of CID 2 that is not forwarded is like a closed one.
+    refused(&bed, "a", 2, "ECONNRESET", "a port of CID 2 that is not forwarded");
     bed.guest("b").kill().unwrap();
     wait_until("the daemon knows that b is gone", || bed.vm("b")["attached"] == false);
     refused(&bed, "a", 4, "EHOSTUNREACH", "the CID of a VM that was killed");

@@ -1,6 +1,6 @@
-//! Long runs: the daemon killed at random moments of whatever guests do, and load for an hour beside guests that
-//! come and go. `make test` runs a short form; `make soak` the long one (`VMLANE_SOAK_MINUTES`, 60 by default).
-//! Moments come from `VMLANE_SEED`, which the tests print: the same number gives the same moments.
+//! Long runs: the daemon is killed at random moments of what guests do, and load runs for an hour beside guests that
+//! come and go. `make test` runs a short form, `make soak` the long one (`VMLANE_SOAK_MINUTES`, 60 by default).
+//! The moments are derived from `VMLANE_SEED`, which the tests print: the same seed gives the same moments.
 
 use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
@@ -12,7 +12,7 @@ fn guests(what: &str, kernels: &[&str]) -> LabSpec {
     spec(what, kernels).device("vmxnet3").unwrap()
 }
 
-/// Numbers that look random (Marsaglia's xorshift), the same for the same seed.
+/// Pseudo-random numbers (Marsaglia's xorshift) from a seed.
 struct Moments(u64);
 
 impl Moments {
@@ -32,9 +32,9 @@ impl Moments {
     }
 }
 
-/// What guest b is at when the daemon dies.
+/// What guest b does when the daemon dies.
 #[derive(Clone, Copy, Debug)]
-enum Deed {
+enum Action {
     Connect,
     Transfer,
     Detach,
@@ -43,29 +43,29 @@ enum Deed {
     Reboot,
 }
 
-const DEEDS: [Deed; 6] =
-    [Deed::Connect, Deed::Transfer, Deed::Detach, Deed::RingReset, Deed::Driver, Deed::Reboot];
+const ACTIONS: [Action; 6] =
+    [Action::Connect, Action::Transfer, Action::Detach, Action::RingReset, Action::Driver, Action::Reboot];
 
 #[test]
-fn the_daemon_dies_at_any_moment() {
+fn a_daemon_killed_at_random_moments_leaves_every_guest_working() {
     let moments = if full() { 200 } else { 6 };
     let bed = Bed::up(&guests("moments", &["6.12", "6.12", "6.12"]));
     let mut random = Moments::new();
     let mut longest = Duration::ZERO;
     let _takers = [take(&bed.guest("a")), serve(&bed.guest("a"), "echo serve 7000")];
-    // Nothing may disturb these two: they know neither of guest b nor of the daemon's deaths.
+    // Nothing may disturb these two, neither guest b nor the daemon's deaths.
     let _taker = take(&bed.guest("c"));
     let mut bystander = give(&bed, "a", "c", 20);
     let before = held(&bed);
     for moment in 0..moments {
-        let deed = DEEDS[moment % DEEDS.len()];
+        let action = ACTIONS[moment % ACTIONS.len()];
         let wait = Duration::from_millis(random.below(700));
-        longest = longest.max(deed_and_death(&bed, deed, wait));
+        longest = longest.max(kill_during(&bed, action, wait));
         if moment % 5 == 4 {
             json(&bed.guest("a"), "the bystander", &bystander.wait().unwrap());
             bystander = give(&bed, "a", "c", 20);
         }
-        println!("moment {moment}: killed {} ms into {deed:?}", wait.as_millis());
+        println!("moment {moment}: killed {} ms into {action:?}", wait.as_millis());
     }
     json(&bed.guest("a"), "the bystander", &bystander.wait().unwrap());
     let taker = take(&bed.guest("b"));
@@ -85,15 +85,15 @@ fn the_daemon_dies_at_any_moment() {
     bed.finish();
 }
 
-/// Guest b begins, the daemon dies, b ends what it began. Returns the longest time in which a guest answered.
-fn deed_and_death(bed: &Bed, deed: Deed, wait: Duration) -> Duration {
+/// Guest b begins, the daemon dies, b completes what it began. Returns the longest time in which a guest answered.
+fn kill_during(bed: &Bed, action: Action, wait: Duration) -> Duration {
     let guest = bed.guest("b");
-    let begun = begin(bed, deed);
+    let begun = begin(bed, action);
     std::thread::sleep(wait);
     bed.kill_daemon();
     let mut longest = Duration::ZERO;
-    // One that restarts has nobody who could answer.
-    let asked: &[&str] = if matches!(deed, Deed::Reboot) { &["a", "c"] } else { &["a", "b", "c"] };
+    // A guest that restarts cannot answer.
+    let asked: &[&str] = if matches!(action, Action::Reboot) { &["a", "c"] } else { &["a", "b", "c"] };
     for name in asked {
         let start = Instant::now();
         bed.guest(name).sh("true").unwrap();
@@ -101,15 +101,15 @@ fn deed_and_death(bed: &Bed, deed: Deed, wait: Duration) -> Duration {
     }
     match begun {
         Begun::Program(running) => {
-            json(&guest, &format!("{deed:?}"), &running.wait().unwrap());
+            json(&guest, &format!("{action:?}"), &running.wait().unwrap());
         }
         Begun::Command(running) => {
             let output = running.wait().unwrap();
-            assert!(output.success(), "{deed:?}: {}{}", output.stdout(), output.stderr());
+            assert!(output.success(), "{action:?}: {}{}", output.stdout(), output.stderr());
         }
         Begun::Reboot(thread) => {
             thread.join().unwrap();
-            // What its disk had not written when it was reset is gone.
+            // The reset lost what its disk had not written.
             bed.equip("b");
         }
     }
@@ -123,7 +123,7 @@ enum Begun {
     Reboot(std::thread::JoinHandle<()>),
 }
 
-fn begin(bed: &Bed, deed: Deed) -> Begun {
+fn begin(bed: &Bed, action: Action) -> Begun {
     let guest = bed.guest("b");
     let a = bed.cid("a");
     let python = |words: String| {
@@ -131,25 +131,25 @@ fn begin(bed: &Bed, deed: Deed) -> Begun {
         Begun::Program(guest.spawn(argv.collect::<Vec<_>>()).unwrap())
     };
     let sh = |script: &str| Begun::Command(guest.spawn(["sh", "-c", script]).unwrap());
-    match deed {
-        // Few bytes: it is all handshakes. Then many, and then ends: the burst closes with bytes under way.
-        Deed::Connect => python(format!("/t/echo.py burst {a} 7000 20 64 small")),
-        Deed::Transfer => python(format!("/t/stream.py give {a} 7100 1")),
-        Deed::Detach => python(format!("/t/echo.py burst {a} 7000 40 1024 small")),
-        Deed::RingReset => sh("for size in 256 512 1024 256; do ethtool -G eth0 rx $size tx $size; done"),
-        Deed::Driver => sh("rmmod vmxnet3 && modprobe vmxnet3 && sleep 0.3 && \
+    match action {
+        // Few bytes, so mostly handshakes; then many bytes; then closes, with data in flight.
+        Action::Connect => python(format!("/t/echo.py burst {a} 7000 20 64 small")),
+        Action::Transfer => python(format!("/t/stream.py give {a} 7100 1")),
+        Action::Detach => python(format!("/t/echo.py burst {a} 7000 40 1024 small")),
+        Action::RingReset => sh("for size in 256 512 1024 256; do ethtool -G eth0 rx $size tx $size; done"),
+        Action::Driver => sh("rmmod vmxnet3 && modprobe vmxnet3 && sleep 0.3 && \
                             ip addr replace 10.77.0.2/24 dev eth0 && ip link set eth0 up"),
-        Deed::Reboot => {
+        Action::Reboot => {
             let guest = bed.guest("b");
             Begun::Reboot(std::thread::spawn(move || guest.reboot(true).unwrap()))
         }
     }
 }
 
-/// Descriptors that may be open now and not then.
+/// Descriptors that may be open at one moment and not at another.
 const SLACK: usize = 16;
 
-/// What the daemon holds while nothing moves.
+/// What the daemon holds while there is no traffic.
 #[derive(Clone, Copy, Debug)]
 struct Held {
     descriptors: usize,
@@ -182,7 +182,7 @@ fn minutes() -> f64 {
 }
 
 #[test]
-fn load_beside_guests_that_come_and_go() {
+fn load_beside_guests_that_come_and_go_leaks_nothing() {
     let until = Instant::now() + Duration::from_secs_f64(minutes() * 60.0);
     let bed = Bed::up(&guests("soak", &["6.12", "6.12", "6.12"]));
     let mut random = Moments::new();
@@ -200,7 +200,7 @@ fn load_beside_guests_that_come_and_go() {
         quiet(&bed);
         let now = held(&bed);
         println!("round {rounds}: {bytes} bytes so far, {now:?}");
-        // The first round fills what stays; allocators keep a little more.
+        // The first round fills what is kept from then on; allocators keep a little more.
         samples.push(now);
         let first = samples[0];
         assert!(now.descriptors <= first.descriptors + SLACK, "descriptors leak: {first:?}, then {now:?}");
@@ -213,7 +213,7 @@ fn load_beside_guests_that_come_and_go() {
     kept(
         4,
         &format!(
-            "soak of {:.1} minutes, {rounds} rounds: {bytes} bytes whole, a VM lost {losses} times; {:?} after the first, {:?} after the last",
+            "soak of {:.1} minutes, {rounds} rounds: {bytes} bytes intact, a VM lost {losses} times; {:?} after the first, {:?} after the last",
             minutes(),
             samples[0],
             samples[samples.len() - 1]
@@ -222,7 +222,7 @@ fn load_beside_guests_that_come_and_go() {
     bed.finish();
 }
 
-/// Streams and short connections between a and b, while c is lost in some way. Returns the bytes of the streams.
+/// Streams and short connections between a and b while c stops in some way. Returns the bytes of the streams.
 fn round(bed: &Bed, random: &mut Moments, losses: &mut u32) -> u64 {
     let mut running = Vec::new();
     for (from, to, address) in [("a", "b", "10.77.0.2"), ("b", "a", "10.77.0.1")] {
@@ -233,7 +233,7 @@ fn round(bed: &Bed, random: &mut Moments, losses: &mut u32) -> u64 {
         let repeated = format!("for round in 1 2 3; do last=$({burst}) || exit 1; done; echo $last");
         running.push((from, bed.guest(from).spawn(["sh", "-c", &repeated]).unwrap()));
     }
-    // Cut by what follows; nobody asks what becomes of it.
+    // Cut by what follows; its outcome does not matter.
     let cut =
         bed.guest("c").spawn(["python3", "/t/stream.py", "give", &bed.cid("a").to_string(), "7100", "60"]);
     std::thread::sleep(Duration::from_millis(random.below(3000)));

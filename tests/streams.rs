@@ -1,5 +1,5 @@
-//! Streams arrive whole: through unchanged socat, with a close right after the last write, and
-//! many at once, between every pair of kernels.
+//! Streams arrive complete between every pair of kernels: through unmodified socat, with a close right after the last
+//! write, and many at once.
 
 use vmlane_lab::{Forward, LabSpec};
 use vmlane_tests::{Bed, Carrier, Mode, Route, carry, full, kept, python, serve, spec};
@@ -9,20 +9,20 @@ use vmlane_tests::{Bed, Carrier, Mode, Route, carry, full, kept, python, serve, 
 struct Load {
     mib: u64,
     connections: u32,
-    /// What each of the connections echoes.
+    /// How much each connection echoes.
     echo_kib: u32,
-    /// More words for the echo client.
+    /// Further arguments of the echo client.
     words: &'static str,
 }
 
 impl Load {
-    /// The long form, or the short one of every day.
+    /// The long form with `VMLANE_TESTS=full`, else the short one.
     fn usual() -> Load {
         let (mib, connections) = if full() { (64, 200) } else { (16, 40) };
         Load { mib, connections, echo_kib: 1024, words: "" }
     }
 
-    /// With a guest before 5.18 every notice is a datagram through byte ports: slow when emulated.
+    /// For guests before 5.18: every notification is a datagram through byte ports, which is slow under emulation.
     fn port_path() -> Load {
         let connections = if full() { 20 } else { 8 };
         Load { mib: 4, connections, echo_kib: 256, words: "small" }
@@ -48,8 +48,8 @@ fn files(bed: &Bed, pair: &str, carrier: Carrier, route: Route, load: Load) {
         seconds.push(format!("{mode:?} {:.1} s", carry(&a, &b, carrier, route, mode, load.mib << 20)));
     }
     let how = match (carrier, route.cid) {
-        (Carrier::Socat, 2) => "socat through the map of CID 2",
-        (Carrier::Socat, _) => "unchanged socat",
+        (Carrier::Socat, 2) => "socat to a forwarded port of CID 2",
+        (Carrier::Socat, _) => "unmodified socat",
         (Carrier::Flagged, _) => "a program that sets the flag",
     };
     kept(1, &format!("{pair}: {} MiB each way, {how}, checksums equal ({})", load.mib, seconds.join(", ")));
@@ -65,39 +65,39 @@ fn many(bed: &Bed, pair: &str, cid: u32, load: Load) {
     kept(
         1,
         &format!(
-            "{pair}: {count} connections at once echoed {echo_kib} KiB each (open in {} s, done in {} s, {} asked again)",
+            "{pair}: {count} connections at once echoed {echo_kib} KiB each (open in {} s, done in {} s, {} retried)",
             figures["open_seconds"], figures["seconds"], figures["again"]
         ),
     );
 }
 
 #[test]
-fn two_guests_of_6_12() {
+fn streams_arrive_between_two_guests_of_6_12() {
     pair("s612", ["6.12", "6.12"], Load::usual());
 }
 
 #[test]
-fn two_guests_of_6_1() {
+fn streams_arrive_between_two_guests_of_6_1() {
     if full() {
         pair("s61", ["6.1", "6.1"], Load::usual());
     }
 }
 
 #[test]
-fn two_guests_of_5_10() {
+fn streams_arrive_between_two_guests_of_5_10() {
     if full() {
         pair("s510", ["5.10", "5.10"], Load::port_path());
     }
 }
 
 #[test]
-fn an_old_guest_connects_to_a_new_one() {
+fn streams_arrive_from_an_old_guest_at_a_new_one() {
     pair("s510-612", ["5.10", "6.12"], Load::port_path());
 }
 
-/// A kernel from 7.1 on takes connections as it is; only its own connects need a flag or the map.
+/// A kernel from 7.1 on needs nothing to accept connections; only its own connects need a flag or a forward.
 #[test]
-fn a_guest_of_6_12_connects_to_one_of_7_2() {
+fn streams_arrive_from_a_guest_of_6_12_at_one_of_7_2() {
     if full() {
         pair("s612-72", ["6.12", "7.2"], Load::usual());
     }
@@ -105,19 +105,19 @@ fn a_guest_of_6_12_connects_to_one_of_7_2() {
 
 fn forwarding(spec: LabSpec) -> LabSpec {
     let forward = |port: u32, to_port: u32| Forward { from: "a".into(), port, to: "b".into(), to_port };
-    // The echo server's number differs from the one in the map, so that the map must translate.
+    // The echo server's port differs from the forwarded one, so that the forward must translate it.
     LabSpec { forwards: vec![forward(PORT, PORT), forward(ECHO + 1, ECHO)], ..spec }
 }
 
-/// Two guests of 7.2: a program that sets the flag, and unchanged socat through the map.
+/// With a program that sets the flag, and with unmodified socat by a forward.
 #[test]
-fn two_guests_of_7_2() {
+fn streams_arrive_between_two_guests_of_7_2() {
     let bed = Bed::up(&forwarding(spec("s72", &["7.2", "7.2"])));
     let load = Load::usual();
     let direct = Route { cid: bed.cid("b"), port: PORT, listen: PORT };
     let mapped = Route { cid: 2, ..direct };
     files(&bed, "7.2 to 7.2", Carrier::Socat, mapped, load);
-    many(&bed, "7.2 to 7.2 through the map of CID 2", 2, load);
+    many(&bed, "7.2 to 7.2 by a forwarded port of CID 2", 2, load);
     if full() {
         files(&bed, "7.2 to 7.2", Carrier::Flagged, direct, load);
     }

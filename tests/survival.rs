@@ -1,4 +1,4 @@
-//! The daemon dies and comes back, or is replaced by another: streams go on, no guest notices.
+//! The daemon dies and comes back, or is replaced by another: streams continue, and no guest notices.
 
 use std::process::{Command, Stdio};
 use std::time::Duration;
@@ -39,7 +39,7 @@ impl Load {
         Load { streams, _takers: takers }
     }
 
-    /// Every stream must have come whole. Returns the longest pause of the TCP streams, in seconds.
+    /// Every stream must be complete. Returns the longest pause of the TCP streams, in seconds.
     fn finish(self, bed: &Bed) -> f64 {
         let mut longest = 0.0f64;
         for (from, stream) in self.streams {
@@ -60,7 +60,7 @@ fn streams_outlast_a_killed_daemon() {
         bed.kill_daemon();
     }
     let pause = load.finish(&bed);
-    kept(4, &format!("{kills} times killed: 8 streams whole, checksums equal, longest pause {pause} s"));
+    kept(4, &format!("killed {kills} times: 8 streams complete, checksums equal, longest pause {pause} s"));
     idle_and_reload(&bed);
     keeper(&bed);
     second(&bed);
@@ -68,7 +68,7 @@ fn streams_outlast_a_killed_daemon() {
     bed.finish();
 }
 
-/// Killed while nothing moves and while a driver comes and goes: every guest answers, and streams again.
+/// Killed while idle and while a driver is reloaded: every guest answers, and streams work again.
 fn idle_and_reload(bed: &Bed) {
     bed.kill_daemon();
     let reload = "rmmod vmxnet3 && modprobe vmxnet3 && sleep 0.3 && \
@@ -98,7 +98,7 @@ fn keeper_pid(bed: &Bed) -> Option<Pid> {
     })
 }
 
-/// The keeper is killed: another one has everything soon, and the next daemon finds it.
+/// The keeper is killed: a new one soon has everything, and the next daemon finds it.
 fn keeper(bed: &Bed) {
     let taker = take(&bed.guest("b"));
     let stream = give(bed, "a", "b", 6);
@@ -112,10 +112,10 @@ fn keeper(bed: &Bed) {
     bed.kill_daemon();
     json(&bed.guest("a"), "stream give", &stream.wait().unwrap());
     drop(taker);
-    kept(4, "the keeper was killed, then the daemon: a stream went on, checksums equal");
+    kept(4, "the keeper was killed, then the daemon: a stream continued, checksums equal");
 }
 
-/// A second daemon in the same place says who runs, and disturbs nobody.
+/// A second daemon in the same runtime directory names the one that runs, and exits without harm.
 fn second(bed: &Bed) {
     let status = bed.lab().status().unwrap().daemon.unwrap();
     let output = Command::new(vmlane_lab::find_vmlane().unwrap())
@@ -137,7 +137,7 @@ fn replaced(bed: &Bed) {
     let status = bed.lab().status().unwrap().daemon.unwrap();
     let before = bed.daemon_pid();
     let log = std::fs::File::options().append(true).open(&status.log).unwrap();
-    let mut successor = Command::new(vmlane_lab::find_vmlane().unwrap())
+    let mut replacement = Command::new(vmlane_lab::find_vmlane().unwrap())
         .args(["daemon", "--replace", "--config"])
         .arg(&status.config)
         .arg("--runtime-dir")
@@ -149,10 +149,10 @@ fn replaced(bed: &Bed) {
         .unwrap();
     bed.wait_for_another_daemon(before);
     let pause = load.finish(bed);
-    kept(4, &format!("replaced under 8 streams: all whole, checksums equal, longest pause {pause} s"));
-    // The lab's own supervisor takes over from here.
-    kill_process(Pid::from_child(&successor), Signal::KILL).unwrap();
-    successor.wait().unwrap();
+    kept(4, &format!("replaced under 8 streams: all complete, checksums equal, longest pause {pause} s"));
+    // From here on the lab's own supervisor starts the daemon.
+    kill_process(Pid::from_child(&replacement), Signal::KILL).unwrap();
+    replacement.wait().unwrap();
     let vmlane = vmlane_lab::find_vmlane().unwrap();
     wait_until("the lab's daemon is back", || {
         let mut ask = Command::new(&vmlane);

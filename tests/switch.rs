@@ -1,5 +1,5 @@
-//! The switch between guests: what forwards gets no merged frames, policies and VLANs hold, a guest
-//! that stands still slows nobody, the host is a peer.
+//! The switch between guests: a guest that forwards gets no merged frames, policies and VLANs hold, a stopped
+//! guest does not slow the others, the host is a peer.
 
 use std::time::Duration;
 
@@ -33,7 +33,7 @@ fn iperf(bed: &Bed, from: &str, to: &str, address: &str, seconds: u32) -> f64 {
     json["end"]["sum_received"]["bits_per_second"].as_f64().expect("a rate") / 1e9
 }
 
-/// a - router b - c: b has LRO off as soon as it forwards, and gets nothing longer than its MTU.
+/// a - router b - c: b switches LRO off as soon as it forwards, and then gets nothing longer than its MTU.
 #[test]
 fn a_guest_that_forwards_gets_no_merged_frame() {
     let bed = Bed::up(&nics("router", 3));
@@ -47,13 +47,13 @@ fn a_guest_that_forwards_gets_no_merged_frame() {
     bed.guest("c").sh("ip route add 10.77.0.1/32 via 10.77.0.2").unwrap();
     let rate = iperf(&bed, "a", "c", "10.77.0.3", 3);
     assert_eq!(port(&bed, "b", "rx_aggregates"), before, "a router got merged frames");
-    assert!(port(&bed, "b", "rx_segments") > 0, "super-frames were cut for it");
+    assert!(port(&bed, "b", "rx_segments") > 0, "super-frames were segmented for it");
     kept(4, &format!("a forwarding guest gets no merged frame and forwards {rate:.2} Gbit/s at its MTU"));
     bed.finish();
 }
 
 #[test]
-fn policies_hold() {
+fn policies_allow_and_refuse_as_configured() {
     for allowed in [false, true] {
         let text = format!(
             "[[port_group]]\nname = \"net0\"\npromiscuous = {allowed}\nmac_changes = {allowed}\nforged_transmits = {allowed}\n"
@@ -65,7 +65,7 @@ fn policies_hold() {
         let sniff = c.spawn(["tcpdump", "-lni", "eth0", "icmp and host 10.77.0.2"]).unwrap();
         sniff.wait_for("listening on", PATIENCE).unwrap();
         a.sh("ping -q -c 5 -i 0.3 10.77.0.2").unwrap();
-        // What c sees at any rate, behind what it may not see.
+        // What c sees in any case, after what it may not see.
         b.sh("ping -q -c 3 -i 0.3 10.77.0.3").unwrap();
         sniff.wait_for("10.77.0.2 > 10.77.0.3: ICMP echo request", PATIENCE).unwrap();
         let seen = sniff.stdout();
@@ -82,7 +82,7 @@ fn policies_hold() {
             let delivered = port(&bed, "b", "rx_frames") - before.1;
             if allowed { delivered >= 5 } else { dropped == 5 }
         });
-        // A changed address.
+        // A changed MAC address.
         b.sh(
             "ip link set eth0 down; ip link set eth0 address 02:00:00:00:00:77; ip link set eth0 up; sleep 1",
         )
@@ -102,8 +102,8 @@ fn policies_hold() {
 }
 
 #[test]
-fn vlans_keep_apart_and_tags_travel() {
-    // a and b tag by themselves, c is put into VLAN 10 by the switch.
+fn vlans_are_separate_and_tags_pass() {
+    // a and b tag their own frames; the switch puts c into VLAN 10.
     let text = "[[port_group]]\nname = \"trunk\"\nvlan = \"trunk\"\n[[port_group]]\nname = \"ten\"\nvlan = 10\n\
                 [[vm]]\nname = \"a\"\nnic = [{model = \"vmxnet3\", port_group = \"trunk\", mac = \"52:54:00:77:00:01\"}]\n\
                 [[vm]]\nname = \"b\"\nnic = [{model = \"vmxnet3\", port_group = \"trunk\", mac = \"52:54:00:77:00:02\"}]\n\
@@ -121,8 +121,8 @@ fn vlans_keep_apart_and_tags_travel() {
     bed.guest("c").sh("ip addr add 10.99.0.3/24 dev eth0").unwrap();
     let a = bed.guest("a");
     a.sh("ping -q -c 3 -i 0.2 10.99.0.2").expect("tagged to tagged");
-    a.sh("ping -q -c 3 -i 0.2 10.99.0.3").expect("tagged by the guest to tagged by the switch");
-    a.sh("ping -q -c 3 -i 0.2 10.77.0.2").expect("untagged beside");
+    a.sh("ping -q -c 3 -i 0.2 10.99.0.3").expect("from a guest that tags to one for which the switch tags");
+    a.sh("ping -q -c 3 -i 0.2 10.77.0.2").expect("untagged on the same trunk");
     assert!(a.sh("ping -q -c 2 -W 1 10.77.0.3").is_err(), "untagged frames do not enter VLAN 10");
     let rate = iperf(&bed, "a", "c", "10.99.0.3", 2);
     kept(
@@ -133,11 +133,11 @@ fn vlans_keep_apart_and_tags_travel() {
 }
 
 #[test]
-fn a_guest_that_stands_still_slows_nobody() {
+fn a_stopped_guest_does_not_slow_the_others() {
     let bed = Bed::up(&nics("still", 3));
     let seconds = if full() { 30 } else { 6 };
     let before = iperf(&bed, "a", "b", "10.77.0.2", 3);
-    // c is flooded by a while it stands still.
+    // a floods c while c is stopped.
     bed.guest("c").qmp("stop", None).unwrap();
     let flood = bed.guest("a").spawn(["sh", "-c", "ip neigh replace 10.77.0.3 lladdr 52:54:00:77:00:03 dev eth0; \
                                        while :; do head -c 1000000 /dev/zero; done | socat -u -b 1400 - UDP:10.77.0.3:9"]).unwrap();
@@ -147,7 +147,7 @@ fn a_guest_that_stands_still_slows_nobody() {
     bed.guest("c").qmp("cont", None).unwrap();
     bed.guest("a")
         .sh("ping -q -c 20 -i 0.3 -W 3 10.77.0.3 >/dev/null; ping -q -c 3 -W 5 10.77.0.3")
-        .expect("it goes on");
+        .expect("c receives again");
     kept(
         8,
         &format!(
@@ -196,7 +196,7 @@ fn the_host_is_a_peer_behind_an_uplink() {
     println!("iperf3 with the host: guest to host {out:.2} Gbit/s, host to guest {in_:.2} Gbit/s");
     let stats = bed.stats();
     let uplink = &stats["uplinks"][0]["port"];
-    assert!(uplink["rx_aggregates"].as_u64() > Some(0), "super-frames left whole: {uplink}");
+    assert!(uplink["rx_aggregates"].as_u64() > Some(0), "no super-frame was sent whole: {uplink}");
     kept(
         6,
         &format!(
@@ -207,8 +207,8 @@ fn the_host_is_a_peer_behind_an_uplink() {
     bed.finish();
 }
 
-/// Gbit/s to and from guest a, with an iperf3 of the host's: the guests' own program and its libraries, so that
-/// the host needs none installed.
+/// Gbit/s to and from guest a, with an iperf3 on the host. It is copied from the guest with its libraries, so that
+/// none has to be installed.
 fn host_iperf(bed: &Bed) -> (f64, f64) {
     let a = bed.guest("a");
     let collect = "mkdir /dev/shm/i && cp -L /usr/bin/iperf3 $(/lib64/ld-linux-x86-64.so.2 --list /usr/bin/iperf3 | grep -o '/[^ ]*') /dev/shm/i \

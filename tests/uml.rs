@@ -1,4 +1,4 @@
-//! The virtio devices in guests under User Mode Linux, alone and beside a guest in QEMU.
+//! The virtio devices in guests under User Mode Linux, alone and together with a guest in QEMU.
 
 use std::io::{BufRead as _, BufReader};
 use std::process::Stdio;
@@ -30,8 +30,8 @@ fn with_the_host(bed: &Bed, name: &str, mib: u64) {
     result.unwrap();
 }
 
-/// The daemon is killed under traffic: a guest under User Mode Linux, whose driver connects once, is told at
-/// once, and has its devices again after a restart of its own.
+/// The daemon is killed under traffic: a guest under User Mode Linux, whose driver connects only once, is told
+/// immediately, and has its devices again after it was restarted.
 fn told_of_a_killed_daemon(bed: &Bed) {
     let (a, b) = (bed.guest("a"), bed.guest("b"));
     let traffic = Traffic::start(bed);
@@ -51,7 +51,7 @@ fn told_of_a_killed_daemon(bed: &Bed) {
 }
 
 #[test]
-fn virtio_devices_under_user_mode_linux() {
+fn virtio_devices_work_under_user_mode_linux() {
     let bed = up(&spec("uml", Machine::Uml));
     let (seconds, mib) = if full() { (10, 256) } else { (3, 32) };
     let status = bed.lab().status().unwrap();

@@ -1,4 +1,4 @@
-//! virtio NICs under unmodified drivers, alone and beside VMXNET3 on one switch.
+//! virtio NICs with unmodified drivers, alone and together with VMXNET3 on one switch; virtio-vsock.
 
 use std::time::Duration;
 
@@ -65,7 +65,7 @@ fn port(bed: &Bed, guest: &str, nic: usize, counter: &str) -> u64 {
     vm["nics"][nic]["port"][counter].as_u64().unwrap_or_else(|| panic!("no counter {counter} in {vm}"))
 }
 
-/// What a guest may switch on or off; each line is undone by the second.
+/// What a guest may switch; the second command undoes the first.
 const SWITCHES: [(&str, &str, &str); 4] = [
     ("TSO off", "ethtool -K eth0 tso off", "ethtool -K eth0 tso on"),
     ("transmit checksum off", "ethtool -K eth0 tx off", "ethtool -K eth0 tx on tso on"),
@@ -107,7 +107,7 @@ fn traffic(kernel: &str, device: &str, mib: u32) {
 }
 
 #[test]
-fn files_arrive_whole_whatever_is_switched() {
+fn files_arrive_intact_whatever_is_switched() {
     let kernels: &[&str] = if full() { &["5.10", "6.1", "6.12", "7.2"] } else { &["6.12"] };
     for kernel in kernels {
         traffic(kernel, "virtio-net", if full() { 64 } else { 8 });
@@ -115,14 +115,14 @@ fn files_arrive_whole_whatever_is_switched() {
 }
 
 #[test]
-fn packed_rings_and_several_queues() {
+fn packed_rings_and_several_queues_work() {
     let mut spec = lab("vnq", &["6.12", "6.12"], &["virtio-net:queues=2,packed=true"]);
     spec.cpus = 2;
     let bed = Bed::up(&spec);
     let features = bed.guest("a").sh("cat /sys/class/net/eth0/device/features").unwrap();
-    assert_eq!(features.trim().as_bytes()[34], b'1', "packed rings were not agreed on: {features}");
+    assert_eq!(features.trim().as_bytes()[34], b'1', "packed rings were not negotiated: {features}");
     files(&bed, 8);
-    // Linux moves a flow's queue with the processor that its receiver runs on: many and long enough for both.
+    // Linux moves a flow to the queue of the CPU on which its receiver runs: enough flows, and long enough, for both.
     let rate = iperf(&bed, "10.77.0.2", "-P 16 -t 3");
     let find = "n=$(basename $(readlink -f /sys/class/net/eth0/device)); grep \"$n-input\" /proc/interrupts";
     let lines = bed.guest("b").sh(find).unwrap();
@@ -135,9 +135,9 @@ fn packed_rings_and_several_queues() {
     bed.finish();
 }
 
-/// Each guest has a card of either kind on one VLAN: eth0 vmxnet3, eth1 virtio-net.
+/// Each guest has a card of each kind in one VLAN: eth0 is vmxnet3, eth1 virtio-net.
 #[test]
-fn vmxnet3_and_virtio_talk() {
+fn files_arrive_between_vmxnet3_and_virtio() {
     let bed = Bed::up(&lab("mixed", &["6.12", "6.12"], &["vmxnet3:vlan=20", "virtio-net:vlan=20"]));
     // a has eth0 only, b has eth1 only, in one subnet.
     bed.guest("a").sh("ip link set eth1 down").unwrap();
@@ -148,7 +148,7 @@ fn vmxnet3_and_virtio_talk() {
     pings(&bed, 1500);
     files(&bed, 16);
     for (guest, card) in [("a", "eth0"), ("b", "eth1")] {
-        // One sends packets of its own size to one that aggregates, and the other way round.
+        // A sender that segments in software towards a receiver that aggregates, and the reverse.
         bed.guest(guest).sh(&format!("ethtool -K {card} tso off")).unwrap();
         files(&bed, 4);
         bed.guest(guest).sh(&format!("ethtool -K {card} tso on; ip link set {card} mtu 9000")).unwrap();
@@ -170,9 +170,9 @@ fn vmxnet3_and_virtio_talk() {
     bed.finish();
 }
 
-/// a - router b - c: what b sends on fits the wire, and c gets every byte.
+/// a - router b - c: what b forwards fits the link, and c gets every byte.
 #[test]
-fn a_virtio_guest_that_forwards() {
+fn a_virtio_guest_that_forwards_loses_nothing() {
     for device in ["virtio-net", "virtio-net:lro=false"] {
         let bed = Bed::up(&lab("vroute", &["6.12"; 3], &[device]));
         bed.guest("b")
@@ -185,12 +185,12 @@ fn a_virtio_guest_that_forwards() {
         if device.contains("lro=false") {
             assert_eq!(port(&bed, "b", 0, "rx_aggregates"), 0, "a router got merged frames");
         }
-        kept(4, &format!("{device}: a forwarding guest passes 16 MiB on, equal"));
+        kept(4, &format!("{device}: a guest forwards 16 MiB, checksums equal"));
         bed.finish();
     }
 }
 
-/// The daemon is killed and started again: QEMU comes back by itself and nothing in the rings is lost.
+/// The daemon is killed and started again: QEMU reconnects by itself and nothing in the rings is lost.
 #[test]
 fn traffic_survives_the_daemon() {
     let bed = Bed::up(&lab("vkill", &["6.12", "6.12"], &["virtio-net"]));
@@ -213,9 +213,9 @@ fn traffic_survives_the_daemon() {
     bed.finish();
 }
 
-/// Connections of virtio-vsock guests to each other: no program sets a flag.
+/// Connections between virtio-vsock guests: no program has to set a flag.
 #[test]
-fn vsock_between_virtio_guests() {
+fn vsock_streams_arrive_between_virtio_guests() {
     let bed = Bed::up(&lab("vsock", &["6.12", "6.12"], &["virtio-vsock"]));
     let (a, b) = (bed.guest("a"), bed.guest("b"));
     let mib = if full() { 64 } else { 8 };
@@ -223,7 +223,7 @@ fn vsock_between_virtio_guests() {
         carry(&a, &b, Carrier::Socat, Route { cid: 4, port: 5000, listen: 5000 }, mode, mib << 20);
         carry(&b, &a, Carrier::Socat, Route { cid: 3, port: 5000, listen: 5000 }, mode, mib << 20);
     }
-    // Refused at once: a port without listener, a CID without VM.
+    // Refused at once: a port without a listener, a CID without a VM.
     for target in ["4:9999", "77:1"] {
         let refused = a
             .sh(&format!("timeout 60 socat - VSOCK-CONNECT:{target},{PATIENT} </dev/null 2>&1; echo code $?"))
@@ -239,8 +239,8 @@ for i in range(200):
     got = vs.recv_all(s)
     assert got == b'%d' % i, (i, got)
 ";
-    // -t: what socat gives an answer to come, once its client has sent all. Half a second is too little for a
-    // program that has to be started first.
+    // -t: how long socat waits for an answer once its client has sent everything. The default of half a second is
+    // too short for a program that has to be started first.
     let echo = b.spawn(["socat", "-d", "-d", "-t", "60", "VSOCK-LISTEN:6000,fork", "EXEC:cat"]).unwrap();
     echo.wait_for("listening on", PATIENCE).unwrap();
     a.sh(&format!("PYTHONPATH=/t python3 -c \"{connections}\"")).unwrap();
@@ -249,9 +249,9 @@ for i in range(200):
     bed.finish();
 }
 
-/// Messages keep their boundaries, whatever the receiver's buffers.
+/// Whatever the receiver's buffers are.
 #[test]
-fn seqpacket_between_virtio_guests() {
+fn seqpacket_messages_keep_their_boundaries() {
     let bed = Bed::up(&lab("vseq", &["6.12", "6.12"], &["virtio-vsock"]));
     let take = "\
 import socket, hashlib
@@ -278,9 +278,8 @@ s.recv(1)
     bed.finish();
 }
 
-/// A guest that is killed: its peers hear of it.
 #[test]
-fn a_killed_guest_ends_its_connections() {
+fn a_killed_guest_ends_its_peers_connections() {
     let bed = Bed::up(&lab("vgone", &["6.12", "6.12"], &["virtio-vsock"]));
     let listening =
         bed.guest("b").spawn(["socat", "-d", "-d", "VSOCK-LISTEN:6002", "EXEC:'sleep 1000'"]).unwrap();
@@ -289,15 +288,15 @@ fn a_killed_guest_ends_its_connections() {
     let waiting = bed.guest("a").spawn(["sh", "-c", &line]).unwrap();
     waiting.wait_for("successfully connected", PATIENCE).unwrap();
     bed.guest("b").kill().unwrap();
-    // Linux tells the end of a stream when it is reset after it was set up.
+    // Linux reports end of file when an established stream is reset.
     waiting.wait_for("is at EOF", PATIENCE).unwrap();
     kept(2, "the streams of a killed guest's peers end");
     bed.finish();
 }
 
-/// A VMCI guest (a) and a virtio-vsock guest (b): neither knows of the other's kind.
+/// Guest a has VMCI, guest b virtio-vsock; neither knows what the other has.
 #[test]
-fn vmci_and_virtio_connect() {
+fn streams_arrive_between_vmci_and_virtio_vsock() {
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[[vm]]\nname = \"b\"\nvsock = \"virtio\"\n").unwrap();
     let mut spec = lab("vmix", &["6.12", "6.12"], &["vmci"]);
@@ -317,7 +316,9 @@ fn vmci_and_virtio_connect() {
     }
     kept(
         2,
-        &format!("VMCI and virtio-vsock guests: {mib} MiB each way equal whoever connects, refused ports"),
+        &format!(
+            "VMCI and virtio-vsock guests: {mib} MiB each way equal with either as the client, refused ports"
+        ),
     );
     bed.finish();
 }

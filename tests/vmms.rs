@@ -1,11 +1,11 @@
-//! The virtio devices in QEMUs that know no vfio-user: Debian 12's 7.2, and a microvm without PCI.
+//! The virtio devices in QEMUs without vfio-user: Debian 12's 7.2, and a microvm without PCI.
 
 use rustix::process::{Signal, kill_process};
 use vmlane_lab::Machine;
 use vmlane_tests::siblings::{a_killed_guest, ping, spec, tcp, up, vsock};
 use vmlane_tests::{Bed, full, kept};
 
-/// The daemon is killed under TCP: each guest's NIC goes on with the next one by itself.
+/// The daemon is killed under TCP traffic: each guest's NIC continues with the next daemon by itself.
 fn a_killed_daemon(bed: &Bed, seconds: u32) -> f64 {
     let before = bed.daemon_pid();
     let (_, pause) = tcp(bed, seconds, || {
@@ -32,7 +32,7 @@ fn promise(what: &str, machine: Machine, qemu: Option<&str>) {
         3,
         &format!(
             "QEMU {version}, {machine}: TCP both ways equal, {tcp_rate:.0} Mbit/s; vsock both ways equal, {vsock_rate:.0} \
-             Mbit/s; a QEMU killed under traffic: the other guest works on; the daemon killed under TCP: streams whole, \
+             Mbit/s; a QEMU killed under traffic: the other guest continues; the daemon killed under TCP: streams intact, \
              longest pause {pause} s"
         ),
     );
@@ -40,21 +40,21 @@ fn promise(what: &str, machine: Machine, qemu: Option<&str>) {
 }
 
 #[test]
-fn virtio_devices_in_qemu_7_2() {
+fn virtio_devices_work_in_qemu_7_2() {
     promise("q72", Machine::Q35, Some("7.2"));
 }
 
 #[test]
-fn virtio_devices_on_a_microvm() {
+fn virtio_devices_work_on_a_microvm() {
     promise("microvm", Machine::Microvm, None);
     if full() {
         promise("mq72", Machine::Microvm, Some("7.2"));
     }
 }
 
-/// The QEMUs listen, and the daemon connects: to one that is started again, and after its own death.
+/// The QEMUs listen and the daemon connects, also after a QEMU's restart and after its own.
 #[test]
-fn qemus_that_listen() {
+fn the_daemon_connects_to_qemus_that_listen() {
     let vm = |name: &str, number: u32| {
         format!(
             "[[vm]]\nname = \"{name}\"\nvsock_role = \"client\"\nnic = [{{ model = \"virtio-net\", role = \"client\", \
@@ -62,7 +62,7 @@ fn qemus_that_listen() {
         )
     };
     let file = tempfile::NamedTempFile::new().unwrap();
-    // The sockets are QEMU's, and so is the user who may connect to them.
+    // The sockets belong to QEMU's user, so the daemon has to run as that user.
     let root = rustix::process::getuid().is_root();
     let user = if root { "[daemon]\nuser = \"root\"\n" } else { "" };
     std::fs::write(file.path(), user.to_owned() + &vm("a", 1) + &vm("b", 2)).unwrap();

@@ -10,8 +10,8 @@ use vmlane_tests::{Bed, PATIENCE, Service, full, json, kept, python_on_host, ser
 const PORT: u32 = 6100;
 const HOST: u32 = 2;
 
-/// a has VMCI, b and c have virtio-vsock. b's connects to the host at 7000 and 7001 lead to a and c;
-/// c knows the host as 9, as enclaves know their parent.
+/// a has VMCI, b and c have virtio-vsock. b's connects to ports 7000 and 7001 of the host reach a and c;
+/// for c the host has CID 9, as the parent has for an enclave.
 const CONFIG: &str = "\
 [[vm]]
 name = \"b\"
@@ -35,7 +35,7 @@ fn bed(what: &str, kernels: [&str; 3]) -> Bed {
     Bed::up(&spec)
 }
 
-/// The script on the host.
+/// The script, as a program of the host.
 fn on_host(bed: &Bed, words: &str) -> Command {
     let mut command = python_on_host(bed, &["pairs.py"]);
     command.args(words.split(' '));
@@ -66,7 +66,7 @@ fn bytes() -> u64 {
     if full() { 64 << 20 } else { 8 << 20 }
 }
 
-/// Everything that `from` (a guest, or "host") tries with the server that it finds at `cid` and `port`.
+/// Runs every case from `from` (a guest, or "host") against the server at `cid` and `port`.
 fn attempt(bed: &Bed, from: &str, (cid, port): (u32, u32)) -> Value {
     let words = format!("try {cid} {port} {}", bytes());
     if from != "host" {
@@ -90,7 +90,7 @@ fn servers(bed: &Bed) -> (Vec<Service>, HostServer) {
 fn pairs(kernels: [&str; 3]) {
     let bed = bed("pairs", kernels);
     let servers = servers(&bed);
-    // SEQPACKET is for two virtio guests; the server there listens for streams, so it is refused, too.
+    // SEQPACKET exists between two virtio guests only; their server listens for streams, so it is refused there, too.
     for (from, to, cid) in [
         ("a", "b (virtio)", 4),
         ("a", "host", HOST),
@@ -107,7 +107,7 @@ fn pairs(kernels: [&str; 3]) {
             2,
             &format!(
                 "{from} to {to}, kernel {}: {} MiB each way at once, SHA-256 equal, {:.0} Mbit/s; half-close, ends, 200 \
-                 connections ({} asked for again), refused port; SEQPACKET: {seqpacket}",
+                 connections ({} retried), refused port; SEQPACKET: {seqpacket}",
                 kernels[0],
                 bytes() >> 20,
                 result["mbit_per_s"].as_f64().unwrap(),
@@ -120,22 +120,22 @@ fn pairs(kernels: [&str; 3]) {
 }
 
 #[test]
-fn every_pair_has_streams() {
+fn streams_work_between_every_pair() {
     pairs(["6.12"; 3]);
     if full() {
         pairs(["6.1"; 3]);
     }
 }
 
-/// A virtio guest's connects to the host lead where its map says, and to the host elsewhere.
+/// A virtio guest's connects to a forwarded port reach its target, those to other ports the host.
 #[test]
-fn forwards_of_virtio_guests() {
+fn forwards_of_virtio_guests_reach_their_targets() {
     let bed = bed("pairfwd", ["6.12"; 3]);
     let servers = servers(&bed);
     for (from, to, what) in [
         ("b", (HOST, 7000), "virtio to VMCI"),
         ("b", (HOST, 7001), "virtio to virtio"),
-        ("c", (9, PORT), "an enclave's parent is the host"),
+        ("c", (9, PORT), "the host as an enclave's parent"),
         ("c", (9, 7002), "an enclave's parent forwards to a VMCI guest"),
     ] {
         let result = attempt(&bed, from, to);

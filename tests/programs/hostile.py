@@ -1,4 +1,4 @@
-"""A guest that means harm, as fast as it can, until it is ended.
+"""A hostile guest: causes harm as fast as it can, until it is ended.
 
   hostile.py frames INTERFACE    broadcasts, frames to nobody and from others' addresses, runts and long ones
   hostile.py vmci                connects, datagrams and half-made streams to everybody, wanted or not

@@ -132,7 +132,7 @@ def attempt(cid, port, count):
     try:
         for _ in range(10_000):
             sock.sendall(bytes(BLOCK))
-        raise AssertionError("nobody says that the server is gone")
+        raise AssertionError("the end of the server is not reported")
     except OSError as error:
         assert error.errno in (errno.EPIPE, errno.ECONNRESET, errno.ENOTCONN), error
     sock.close()
@@ -147,8 +147,8 @@ def attempt(cid, port, count):
     os.waitpid(child, 0)
     wait_for("the server has heard of the killed client", lambda: len(ends()) == before + 1)
 
-    # All open before the first one is used. Few at a time are: a ring holds 128 packets, and who has no room for one
-    # in some seconds has its connection reset.
+    # All are open before the first one is used, and then only a few at a time: a ring holds 128 packets, and a
+    # connection whose receiver has no room for one within some seconds is reset.
     socks = list(enumerate([ask(b"echo") for _ in range(MANY)]))
     for first in range(0, MANY, 20):
         some = socks[first:first + 20]
@@ -161,7 +161,7 @@ def attempt(cid, port, count):
 
     try:
         vs.connected(cid, port + 1000, again=0)
-        raise AssertionError("a port without listener took a connection")
+        raise AssertionError("a port without a listener accepted a connection")
     except ConnectionResetError:
         pass
 

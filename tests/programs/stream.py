@@ -42,7 +42,7 @@ def give(cid, port, seconds, to_host):
     sock = vs.connected(cid, port, to_host)
     start, total, digest, told = time.monotonic(), 0, hashlib.sha256(), False
     try:
-        # At least until it moves: whoever waits for that has said how long beyond it.
+        # At least until data flows: the time limit counts from there.
         while not told or time.monotonic() - start < seconds:
             part = os.urandom(1 << 16)
             digest.update(part)

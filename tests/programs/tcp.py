@@ -39,7 +39,7 @@ def take(port):
 def give(address, port, seconds):
     sock = socket.create_connection((address, port))
     start, total, digest, told = time.monotonic(), 0, hashlib.sha256(), False
-    # At least until it moves: whoever waits for that has said how long beyond it.
+    # At least until data flows: the time limit counts from there.
     while not told or time.monotonic() - start < seconds:
         part = os.urandom(1 << 16)
         digest.update(part)
