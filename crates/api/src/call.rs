@@ -9,7 +9,7 @@ use crate::{MAX_REQUEST, VERSION};
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 #[serde(tag = "method", rename_all = "snake_case", deny_unknown_fields)]
 pub enum Call {
-    /// Is anybody there, and which process?
+    /// Does a daemon answer, and what is its process id?
     Ping,
     /// The daemon and its VMs.
     Status,

@@ -68,7 +68,7 @@ pub fn challenge() -> Result<String, Error> {
     Ok(hex(&random::<CHALLENGE>()?))
 }
 
-/// Bytes that nobody can foresee.
+/// Unpredictable bytes.
 pub fn random<const N: usize>() -> Result<[u8; N], Error> {
     let mut bytes = [0; N];
     let got = rustix::rand::getrandom(&mut bytes, rustix::rand::GetRandomFlags::empty());

@@ -153,7 +153,7 @@ fn greet(to: &Address, options: &Options) -> Result<Channel, Error> {
                 "{to} serves only those who know its secret: give --secret-file"
             )));
         }
-        // A server that asks for nothing serves everybody.
+        // A server that asks for no secret serves every client.
         (None, _) => {}
     }
     Ok(channel)
@@ -304,7 +304,7 @@ fn look_on(
     (opened, early, intervals)
 }
 
-/// Sleeps, but not longer than there is somebody at work.
+/// Sleeps, but no longer than any session still works.
 fn sleep_until(team: &Team, until: Instant) {
     const GLANCE: Duration = Duration::from_millis(100);
     loop {
@@ -317,7 +317,7 @@ fn sleep_until(team: &Team, until: Instant) {
 }
 
 /// Tells the server that our sessions are done, and learns what its own saw. When ours failed, it is asked
-/// all the same: a broken pipe here may have its reason there.
+/// anyway: a broken pipe here may have its reason there.
 fn finish(
     channel: &Channel,
     sessions: Result<Vec<Session>, Error>,

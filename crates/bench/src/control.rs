@@ -15,7 +15,7 @@
 //! Finish                         -->                          the client's sessions are done
 //!                                <--    Result                what the server's sessions saw
 //! ```
-//! The server may answer anything with `Error` and close. Whoever is silent for longer than the step
+//! The server may answer anything with `Error` and close. A peer that is silent for longer than the step
 //! allows is given up; nothing a peer sends makes the other end allocate more than `MAX_MESSAGE`.
 
 use std::io;

@@ -4,7 +4,7 @@ use std::io;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
-    /// What was asked for makes no sense; the text names the key, the value and the way out.
+    /// The request is invalid; the text names the key, the value and the way out.
     #[error("{0}")]
     Usage(String),
     #[error("cannot connect to {address}: {cause}{hint}")]

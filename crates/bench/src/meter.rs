@@ -19,7 +19,7 @@ pub struct Tally {
     pub cpu_seconds: f64,
 }
 
-/// All that a session has moved so far, warm-up included, for whoever looks on meanwhile.
+/// All that a session has moved so far, warm-up included, for observers while it runs.
 #[derive(Debug, Default)]
 pub struct Live {
     bytes: AtomicU64,

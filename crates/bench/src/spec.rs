@@ -60,7 +60,7 @@ pub struct Spec {
     /// Data goes as datagrams.
     #[serde(default)]
     pub datagrams: bool,
-    /// Seconds that senders go on after the window has closed.
+    /// Seconds for which senders continue after the window has closed.
     #[serde(default)]
     pub cooldown: f64,
     /// Requests under way at once on each connection (rr).

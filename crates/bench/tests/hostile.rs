@@ -1,4 +1,4 @@
-//! Peers that die, lie, stall or speak something else: the server goes on, the client says what it met.
+//! Peers that die, lie, stall or speak something else: the server continues, the client reports what happened.
 
 use std::io::{Read, Write};
 use std::net::{TcpListener, TcpStream};
@@ -250,7 +250,7 @@ fn datagrams_of_strangers_are_ignored() {
     for junk in [&b""[..], &b"x"[..], &[0xff; 1400][..], &hello[..]] {
         let _ = stranger.send(junk);
     }
-    // The right token counts, whoever has it on this machine.
+    // The right token counts, whichever process of this machine has it.
     hello[16..20].copy_from_slice(&token.to_le_bytes());
     stranger.send(&hello).unwrap();
     assert!(hand.hear().unwrap().contains("accepted"));

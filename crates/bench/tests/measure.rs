@@ -189,7 +189,7 @@ fn a_server_keeps_to_the_limits_it_was_given() {
 
 #[test]
 fn a_refused_connection_says_what_to_start() {
-    // Bound and not listening: nobody else gets the port meanwhile.
+    // Bound and not listening: no other process gets the port meanwhile.
     use rustix::net::{AddressFamily, SocketType, bind, getsockname, socket};
     let held = socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
     bind(&held, &std::net::SocketAddrV4::new(std::net::Ipv4Addr::LOCALHOST, 0)).unwrap();

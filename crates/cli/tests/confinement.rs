@@ -40,7 +40,7 @@ fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
 impl Place {
     fn new(config: &str) -> Place {
         let place = Place(tempfile::tempdir().unwrap());
-        // Whoever the daemon becomes gets through.
+        // Any user that the daemon becomes gets through.
         fs::set_permissions(place.0.path(), fs::Permissions::from_mode(0o711)).unwrap();
         fs::write(place.0.path().join("vmlane.toml"), config).unwrap();
         place
@@ -169,7 +169,7 @@ fn a_thread_that_tries_more_ends_the_daemon_and_is_named() {
         assert!(place.ask(&["debug", "trespass", "web", "--at", at]).status.success());
         // Who keeps the daemon's files holds this socket, too.
         vmm.stream().set_read_timeout(Some(Duration::from_secs(2))).unwrap();
-        assert!(vmm.read_u32(1, 0).is_err(), "nobody answers any more");
+        assert!(vmm.read_u32(1, 0).is_err(), "the daemon no longer answers");
         let status = eventually("its end", || daemon.0.try_wait().unwrap());
         assert_eq!(status.code(), Some(VIOLATED), "{}", place.log());
         let log = place.log();

@@ -283,7 +283,7 @@ fn an_injected_panic_stays_inside_its_vm() {
     let begun = Instant::now();
     assert_eq!(place.ask(&["debug", "panic", "web"]).code, 0);
     assert!(web.read_u32(1, CONTROL).is_err());
-    assert!(web.read_u32(1, CONTROL).is_ok(), "the same session goes on");
+    assert!(web.read_u32(1, CONTROL).is_ok(), "the same session continues");
     assert!(db.read_u32(1, CONTROL).is_ok());
     assert_eq!(place.status("db")["ready"], true);
     assert_eq!(place.stats("web")["session"]["panics"], 1);

@@ -52,7 +52,7 @@ impl Drop for Daemon {
     /// As an operator ends it, so that its keeper goes too.
     fn drop(&mut self) {
         let pid = rustix::process::Pid::from_child(&self.child);
-        // It is there: nobody has waited for it.
+        // The process exists: no one has waited for it.
         let _ = rustix::process::kill_process(pid, rustix::process::Signal::TERM);
         let _ = self.child.wait();
     }

@@ -53,7 +53,7 @@ pub enum AssemblyError {
 pub enum Event {
     Stop,
     Reload,
-    /// Another daemon goes on with everything.
+    /// Another daemon takes over everything.
     HandOver,
 }
 
@@ -138,7 +138,7 @@ impl Daemon {
         for vm in &config.vms {
             maps.extend(daemon.state.lock().offer(&daemon, &config, &vm.name)?);
         }
-        // All devices know their guests' memory: streams between them can go on, then the guests.
+        // All devices know their guests' memory: first the streams between them can continue, then the guests.
         daemon.fabric.resume(past, maps);
         let mut state = daemon.state.lock();
         state.vms.iter().for_each(ServedVm::go);

@@ -142,7 +142,7 @@ pub struct DaemonConfig {
     pub fault_limit: FaultLimit,
     /// `vmlane debug panic` is allowed.
     pub fault_injection: bool,
-    /// Whom to become when started as root; None: `vmlane`, or else `nobody`.
+    /// The user to become when started as root; None: `vmlane`, or else `nobody`.
     pub user: Option<String>,
     /// Log filter.
     pub log: Option<String>,

@@ -30,7 +30,7 @@ impl Daemon {
     pub fn contained(&self, what: &str, work: impl FnOnce(&Daemon)) {
         if catch_unwind(AssertUnwindSafe(|| work(self))).is_err() {
             self.faults.panics.inc();
-            tracing::error!("{what} panicked; the daemon goes on");
+            tracing::error!("{what} panicked; the daemon continues");
         }
     }
 

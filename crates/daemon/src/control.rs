@@ -59,12 +59,12 @@ impl ControlServer {
         }
         let listener = Arc::new(bind_private(path)?);
         let closed = Arc::new(AtomicBool::new(false));
-        let desk = Desk { answers, bounds, clients: Arc::default() };
+        let server = Server { answers, bounds, clients: Arc::default() };
         let accepting = {
             let (listener, closed) = (listener.clone(), closed.clone());
             std::thread::Builder::new()
                 .name("control".into())
-                .spawn(move || accept(&listener, &closed, &desk))?
+                .spawn(move || accept(&listener, &closed, &server))?
         };
         Ok(ControlServer { path: path.to_owned(), listener, closed, thread: Some(accepting) })
     }
@@ -98,13 +98,13 @@ fn bind_private(path: &Path) -> io::Result<UnixListener> {
     Ok(listener)
 }
 
-fn accept(listener: &UnixListener, closed: &AtomicBool, desk: &Desk) {
+fn accept(listener: &UnixListener, closed: &AtomicBool, server: &Server) {
     for stream in listener.incoming() {
         if closed.load(Ordering::Acquire) {
             return;
         }
         match stream {
-            Ok(stream) => desk.welcome(stream),
+            Ok(stream) => server.welcome(stream),
             Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
             Err(error) => {
                 tracing::warn!(%error, "accepting a control client");
@@ -115,7 +115,7 @@ fn accept(listener: &UnixListener, closed: &AtomicBool, desk: &Desk) {
     }
 }
 
-struct Desk {
+struct Server {
     answers: Arc<dyn Answers>,
     bounds: Bounds,
     clients: Arc<AtomicUsize>,
@@ -130,7 +130,7 @@ impl Drop for Place {
     }
 }
 
-impl Desk {
+impl Server {
     fn welcome(&self, stream: UnixStream) {
         let place = Place(self.clients.clone());
         if self.clients.fetch_add(1, Ordering::AcqRel) >= self.bounds.clients {

@@ -21,7 +21,7 @@ const GUEST_THREADS: [&str; 5] = ["vfu-", "vhu-", "acc-", "worker-", "switch"];
 const LINES: u32 = 20;
 const WINDOW: Duration = Duration::from_secs(10);
 
-/// A filter that makes no sense, or a second log.
+/// An invalid filter, or a second log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
     #[error("{key} = {filter:?}: {why}; write for example \"info\" or \"warn,vmlane_device=debug\"")]
@@ -66,7 +66,7 @@ pub fn lines(thread: &str) -> (u64, u64, u64) {
     (used, LINES.into(), held)
 }
 
-/// The limit, shared by the log and whoever tells what was held back.
+/// The limit, shared by the log and the thread that reports what was suppressed.
 #[derive(Clone, Debug, Default)]
 pub struct Throttle {
     windows: Arc<Mutex<HashMap<String, Window>>>,

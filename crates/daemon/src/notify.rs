@@ -33,7 +33,7 @@ pub fn notify(state: &str) {
     }
 }
 
-/// A socket connected to whoever `NOTIFY_SOCKET` names; `None` if it names nobody.
+/// A socket connected to the address in `NOTIFY_SOCKET`; `None` if it is not set.
 pub fn socket() -> io::Result<Option<UnixDatagram>> {
     let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
         return Ok(None);

@@ -48,7 +48,7 @@ pub fn devices(
 ) -> Result<Vec<String>, TooLong> {
     let mut arguments = Vec::new();
     if vm.vmci {
-        // With posted writes a guest would go on before a command of its has been carried out.
+        // With posted writes a guest would continue before its command has been carried out.
         arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
     }
     if vm.virtio_vsock {

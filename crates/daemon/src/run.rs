@@ -104,10 +104,10 @@ pub fn run(options: Options) -> Result<(), RunError> {
         match inbox.recv_timeout(HOUSEKEEPING) {
             Ok(Event::Reload) => daemon.contained("reloading", reload),
             Ok(Event::HandOver) => {
-                tracing::info!("another daemon goes on with everything");
+                tracing::info!("another daemon takes over everything");
                 // The answer to the one that asks leaves meanwhile; traffic still flows.
                 std::thread::sleep(Duration::from_millis(2));
-                // Without a goodbye to anybody: what the other one needs is in the store after every step.
+                // Without ending any session: what the other one needs is in the store after every step.
                 std::process::exit(0);
             }
             Ok(Event::Stop) | Err(RecvTimeoutError::Disconnected) => break,

@@ -97,7 +97,7 @@ impl ServedVm {
         }
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
         host.store.remove_all(&format!("{}.nic", self.name));
-        // Stays if somebody put something else there.
+        // Stays if another process put something else there.
         let _ = std::fs::remove_dir(host.paths.vm(&self.name));
     }
 

@@ -61,7 +61,7 @@ impl Watchdog {
             if !pulse.busy || pulse.rounds != worker.last.rounds {
                 if worker.told.take().is_some() {
                     let seconds = now.duration_since(worker.since).as_secs_f64();
-                    tracing::warn!(worker = worker.name, seconds, "goes on");
+                    tracing::warn!(worker = worker.name, seconds, "makes progress again");
                 }
                 (worker.last, worker.since) = (pulse, now);
                 continue;

@@ -77,7 +77,7 @@ impl Registry {
         self.benches.push(Bench { name: name.to_owned(), unit, beside, foreign: false, run: Box::new(run) });
     }
 
-    /// Adds a row of programs that are not ours: where they fail, the report says so and goes on without.
+    /// Adds a row of programs that are not ours: where they fail, the report says so and continues without them.
     pub fn add_foreign(
         &mut self,
         name: &str,

@@ -134,7 +134,7 @@ impl Bench {
         let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
         let processes = self.processes();
         let hold = if factors.tool == Tool::Vmlane { Hold::Barrier } else { Hold::Gate };
-        // Whoever died says more than whoever missed it.
+        // The log of the guest that died says more than that of its peer.
         let team = Team::gather(hold, commands, PATIENCE + more, stop)
             .or_else(|error| self.look().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
@@ -199,7 +199,7 @@ impl Bench {
         Ok(flows)
     }
 
-    /// Makes sure that somebody answers.
+    /// Makes sure that the server answers.
     fn serve(&mut self, server: &str, factors: &Factors) -> Result<()> {
         if server == "host" {
             return self.serve_on_host();
@@ -276,7 +276,7 @@ impl Bench {
         Ok(())
     }
 
-    /// The ends of the logs of whoever died; none when nobody did.
+    /// The last lines of the logs of what died; empty if nothing did.
     pub fn last_words(&mut self) -> Option<String> {
         let _ = self.look();
         let log = |name: &String| {
@@ -330,7 +330,7 @@ fn addresses(guest: &GuestStatus, factors: &Factors) -> Result<Vec<String>> {
 }
 
 fn start_server(guest: &Guest, argv: &[String], mark: &str) -> Result<Running> {
-    // The one before it may still hold the ports for a moment.
+    // The previous one may still hold the ports for a moment.
     let deadline = Instant::now() + Duration::from_secs(30);
     loop {
         let server = guest.spawn(argv.to_vec())?;

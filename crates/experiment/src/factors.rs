@@ -1,4 +1,4 @@
-//! The factors of an experiment: their names in a plan, their values, and what makes no sense together.
+//! The factors of an experiment: their names in a plan, their values, and which combinations are invalid.
 
 use std::str::FromStr;
 

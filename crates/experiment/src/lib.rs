@@ -5,7 +5,7 @@
 //! | `plan.rs` | a plan's text, read and checked |
 //! | `factors.rs` | what a plan may vary, and what is impossible |
 //! | `steps.rs` | which runs, in which order, in which labs |
-//! | `run.rs` | makes them: failures, repeats, going on after an interruption |
+//! | `run.rs` | makes them: failures, repeats, resuming after an interruption |
 //! | `bench.rs` | a lab that runs are made in |
 //! | `together.rs` | clients in many guests that start at once |
 //! | `tool.rs` | bench, netperf, iperf3: their words and their answers |

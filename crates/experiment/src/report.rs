@@ -266,7 +266,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     let mut html = format!(
         "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most. A cross: nothing was \
          measured, or every run failed.</li>\n\
-         <li>A <b>message</b> is what one send hands over; <b>sessions</b> are connections at the same time. \
+         <li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
          <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
          Linux sets aside twice as much, half of it for its own needs.</li>\n\
          <li>Devices that could share VMs took turns within every combination, every second round backwards.</li>\n",

@@ -72,7 +72,7 @@ pub struct Row {
     /// Why there is no result.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub failed: Option<String>,
-    /// The ends of the logs of whoever died.
+    /// The last lines of the logs of what died.
     #[serde(default, skip_serializing_if = "Option::is_none")]
     pub log: Option<String>,
     #[serde(default, skip_serializing_if = "Counters::is_empty")]
@@ -172,7 +172,7 @@ impl Writer {
         Ok(Writer { file, path })
     }
 
-    /// Goes on with a file that has rows, or makes an empty one. Whatever a line that was cut short left at its
+    /// Continues a file that has rows, or makes an empty one. Whatever a line that was cut short left at its
     /// end is taken away; returns the rows that are there.
     pub fn append(dir: &Path) -> Result<(Writer, Vec<Row>)> {
         vmlane_lab::dirs::make(dir)?;

@@ -1,6 +1,6 @@
 //! Makes the runs of a plan: a lab for those that can share one, a row for each.
 //!
-//! A run that fails is a row that says so and why, and the rest goes on: guests that died are started again,
+//! A run that fails is a row that says so and why, and the others continue: guests that died are started again,
 //! a lab that broke is brought up anew. A combination that only fails is given up, because every failure may
 //! cost its whole deadline.
 
@@ -25,7 +25,7 @@ const REPEATS: u32 = 3;
 /// What a run takes beyond its length, until some were made: its clients start and report.
 const OVERHEAD: f64 = 1.5;
 
-/// What an experiment tells whoever watches.
+/// What an experiment reports while it runs.
 pub enum News<'a> {
     Starts {
         step: &'a Step,

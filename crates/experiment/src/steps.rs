@@ -69,7 +69,7 @@ impl Plan {
         }
         let mut steps = Vec::new();
         for mut group in groups {
-            // Nobody is always first after a pause.
+            // No combination is always first after a pause.
             let length = group.len().max(1);
             group.rotate_left(*combination % length);
             for run in 1..=self.runs {
@@ -138,7 +138,7 @@ impl Boot {
     pub fn guest_script(&self) -> String {
         let cards = self.devices.iter().filter(|device| device.is_nic()).count() * self.like.nics as usize;
         let mut script = String::new();
-        // Without this the kernel gives less than a plan asks for, and iperf3 refuses to go on.
+        // Without this the kernel gives less than a plan asks for, and iperf3 refuses to start.
         if let Some(most) = self.steps.iter().filter_map(|step| step.factors.buffer).max() {
             script += &format!("sysctl -q -w net.core.rmem_max={most} net.core.wmem_max={most}\n");
         }

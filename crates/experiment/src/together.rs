@@ -3,7 +3,7 @@
 //! `vmlane bench` connects first, then waits at its barrier, tells its clock when asked, and starts at the moment
 //! that it is named: every client gets the same moment, each on its own clock. Its report says when it started.
 //!
-//! Other tools wait behind a gate: a shell that says that it is ready, waits for a word, says that it goes on,
+//! Other tools wait behind a gate: a shell that says that it is ready, waits for a word, says that it continues,
 //! and becomes the command. All gates open at once, and the second word's arrival is seen on this machine's
 //! clock. What the command does between its start and its first byte is not seen.
 
@@ -27,7 +27,7 @@ const ANSWER: Duration = Duration::from_secs(10);
 const LEAD: Duration = Duration::from_millis(50);
 const MORE_LEAD: Duration = Duration::from_millis(5);
 const BREATH: Duration = Duration::from_millis(50);
-/// How often somebody looks whether the guests are still there.
+/// How often it is checked that the guests are still there.
 const ROUND: Duration = Duration::from_secs(1);
 
 /// How clients are held back until all are ready.
@@ -95,7 +95,7 @@ struct Look {
 }
 
 impl Look {
-    /// What the clock shows at `moment`; the answer was given half way, as far as anybody knows.
+    /// What the clock shows at `moment`; the answer was given half way, as far as can be known.
     fn at(&self, moment: Instant) -> u64 {
         let since = moment.saturating_duration_since(self.asked + self.took / 2);
         self.shown.saturating_add(since.as_nanos() as u64)
@@ -156,7 +156,7 @@ impl Team {
                 let (mut output, mut words) = (Output::default(), words);
                 let exit = session.finish(&mut words, &mut output.stderr);
                 output.stdout = words.output();
-                // Nobody listens after the deadline.
+                // The result is not used after the deadline.
                 let _ = sender.send((number, exit.map(|exit| Output { exit, ..output })));
             });
         }
@@ -262,7 +262,7 @@ impl Drop for Team {
     }
 }
 
-/// Standard input that is what somebody tells, until nobody can any more.
+/// Standard input that is written as the run proceeds, and ends when its writer does.
 struct Told {
     told: Receiver<String>,
     rest: Vec<u8>,

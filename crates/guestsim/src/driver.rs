@@ -202,7 +202,7 @@ impl Driver {
             let header = DmaHeader::new(1, DMA_INLINE, bytes.len() as u32);
             self.tx.pages.write(0, header.as_bytes());
             self.start_send();
-            // The first read decides whether the header's result is looked at, which nobody does then.
+            // The first read decides whether the header's result is looked at, which does not happen then.
             self.read(Reg::ResultLow);
         }
         self.read(Reg::ResultLow) as i32

@@ -5,7 +5,7 @@ use std::os::fd::{AsFd, OwnedFd};
 
 use rustix::event::EventfdFlags;
 
-/// An eventfd such as a VMM hands over for a vector.
+/// An eventfd, as a VMM passes for a vector.
 pub fn eventfd() -> io::Result<OwnedFd> {
     Ok(rustix::event::eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?)
 }

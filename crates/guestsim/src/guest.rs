@@ -27,7 +27,7 @@ pub(super) type Key = ((u32, u32), u32);
 pub(super) struct Table {
     pub backlogs: HashMap<u32, Arc<Backlog>>,
     pub sockets: HashMap<Key, Arc<Socket>>,
-    /// What is for nobody: datagrams that are neither control packets nor queue pair events.
+    /// Datagrams that no part takes: they are neither control packets nor queue pair events.
     others: VecDeque<Datagram>,
 }
 

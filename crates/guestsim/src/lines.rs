@@ -1,4 +1,4 @@
-//! The interrupt controller of a synthetic guest: counts edges, wakes whoever waits for one.
+//! The interrupt controller of a synthetic guest: counts edges and wakes the thread that waits for one.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
@@ -88,7 +88,7 @@ impl Lines {
                 return self.sleep(ticket, deadline);
             }
             rounds += 1;
-            // Where guests and workers outnumber the CPUs, whoever has nothing to do makes room.
+            // Where guests and workers outnumber the CPUs, an idle thread yields.
             if rounds.is_multiple_of(YIELD_EVERY) { std::thread::yield_now() } else { std::hint::spin_loop() }
         }
         true

@@ -26,7 +26,7 @@ pub fn vm(cid: u32) -> VmSpec {
     }
 }
 
-/// A VM that is switched on; nobody has loaded a driver yet.
+/// A VM that is switched on; no driver is loaded yet.
 pub struct Machine {
     pub cid: u32,
     pub fabric: Arc<Fabric>,

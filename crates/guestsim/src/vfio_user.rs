@@ -204,7 +204,7 @@ impl Client {
         self.call(Command::RegionWrite, &[access.as_bytes(), data].concat(), &[]).map(drop)
     }
 
-    /// A posted write: there will be no answer, so nobody knows what became of it.
+    /// A posted write: there will be no answer, so its outcome is unknown.
     pub fn post(&mut self, region: u32, offset: u64, data: &[u8]) -> Result<(), ClientError> {
         let access = access(region, offset, data.len());
         let bytes = self.message(Command::RegionWrite.code(), &[access.as_bytes(), data].concat(), true);

@@ -115,7 +115,7 @@ impl Session {
                         if frame.kind == Kind::Stdout { &mut *stdout } else { &mut *stderr };
                     to.write_all(&frame.data).context("cannot write the command's output")?;
                     to.flush().context("cannot write the command's output")?;
-                    // The command may just have ended: then nobody waits for credit.
+                    // The command may just have ended: then no one waits for credit.
                     let _ = self.out.send(&Frame::credit(0, frame.data.len()));
                 }
                 Kind::Credit => self.credit.give(frame.granted()),

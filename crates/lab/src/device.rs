@@ -164,7 +164,7 @@ fn vmxnet3(text: &str, options: &str) -> Result<Vmxnet3> {
     let mut nic = Vmxnet3::default();
     for option in options.split(',').filter(|option| !option.is_empty()) {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let bad = || anyhow!("device {text:?}: {key} = {value:?} makes no sense");
+        let bad = || anyhow!("device {text:?}: {key} = {value:?} is not valid");
         match key {
             "profile" if !value.is_empty() => nic.profile = Some(value.to_owned()),
             "queues" => nic.queues = Some(value.parse().map_err(|_| bad())?),
@@ -183,7 +183,7 @@ fn virtio_net(text: &str, options: &str) -> Result<VirtioNet> {
     let mut nic = VirtioNet::default();
     for option in options.split(',').filter(|option| !option.is_empty()) {
         let (key, value) = option.split_once('=').unwrap_or((option, ""));
-        let bad = || anyhow!("device {text:?}: {key} = {value:?} makes no sense");
+        let bad = || anyhow!("device {text:?}: {key} = {value:?} is not valid");
         match key {
             "queues" => nic.queues = Some(value.parse().map_err(|_| bad())?),
             "mtu" => nic.mtu = Some(value.parse().map_err(|_| bad())?),

@@ -52,7 +52,7 @@ pub fn check_name(name: &str) -> Result<()> {
     Ok(())
 }
 
-/// Makes the runtime directory, listed by this user alone (the daemon's user gets through), and refuses one that somebody else planted.
+/// Makes the runtime directory, listed by this user alone (the daemon's user gets through), and refuses one that another user planted.
 pub fn make_runtime() -> Result<PathBuf> {
     let dir = runtime();
     fs::DirBuilder::new()
@@ -64,7 +64,7 @@ pub fn make_runtime() -> Result<PathBuf> {
     if !meta.is_dir() || meta.uid() != rustix::process::getuid().as_raw() {
         bail!("{} is not a directory of this user; remove it", dir.display());
     }
-    // One of an older version lets nobody through.
+    // One of an older version lets no other user through.
     fs::set_permissions(&dir, fs::Permissions::from_mode(0o711))?;
     Ok(dir)
 }

@@ -87,7 +87,7 @@ impl Lab {
         bail!("lab {}: the supervisor ended early; run it again, or report what led here", spec.name)
     }
 
-    /// A lab that somebody else brought up.
+    /// A lab that another process brought up.
     pub fn open(name: &str) -> Result<Self> {
         let lab = Self::at(name)?;
         client::connect(&lab.dir)?;
@@ -409,7 +409,7 @@ impl Guest {
     }
 
     /// The same, but its firmware finds a kernel in the network: through PXE on its first NIC, which must
-    /// be on vmlane's switch. Somebody there must answer DHCP and serve the files.
+    /// be on vmlane's switch. A host there must answer DHCP and serve the files.
     pub fn start_from_network(&self) -> Result<()> {
         self.start_by(true)
     }

@@ -1,4 +1,4 @@
-//! What `lab up` hands its supervisor, and what anybody may ask about a lab: the shared types.
+//! What `lab up` passes to its supervisor, and what can be asked about a lab: the shared types.
 
 use std::path::PathBuf;
 

@@ -3,10 +3,10 @@
 //! The same frames travel over the guest's virtio-serial port, where sessions are multiplexed, and
 //! over the supervisor's socket, one session a connection. Data flows by credit, end to end: a
 //! sender starts with [`WINDOW`] bytes and may send more when the receiver has consumed some. So
-//! nothing between them holds more than a window per session and direction, and nobody who relays
+//! nothing between them holds more than a window per session and direction, and no process that relays
 //! ever has to wait for a slow session.
 //!
-//! A serial port has no connections: a guest may reset in the middle of a frame. Whoever starts
+//! A serial port has no connections: a guest may reset in the middle of a frame. The side that starts
 //! anew sends [`opening`]: a frame's length of zeros, which ends any frame the other side may be in
 //! and cannot be taken for a header, then a preamble to look for, then a first frame.
 
@@ -103,7 +103,7 @@ pub struct Setup {
     pub nonce: u64,
     pub hostname: String,
     pub nics: Vec<Nic>,
-    /// Name and address of everybody, for `/etc/hosts`.
+    /// Names and addresses of all guests, for `/etc/hosts`.
     pub hosts: Vec<(String, String)>,
     pub vmci: bool,
 }

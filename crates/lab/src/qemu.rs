@@ -82,7 +82,7 @@ fn give_rom(ours: &mut [String], guest: &str) -> Result<()> {
 }
 
 /// QEMU 7.2 sets up the interrupts of a vhost-user NIC with MSI-X as if there were KVM, and without it reads
-/// what nobody made (virtio_pci_set_guest_notifiers asks whether a mask function is there, not whether it is
+/// what was never created (virtio_pci_set_guest_notifiers asks whether a mask function is there, not whether it is
 /// used). With INTx it does not.
 fn leave_msi_x(ours: &mut [String]) {
     for word in ours.iter_mut().filter(|word| word.starts_with("virtio-net-pci,")) {
@@ -136,7 +136,7 @@ fn kernel_words(plan: &Plan) -> String {
     line
 }
 
-/// The shared root image, whose writes go to a file that nobody sees, and the kernel's modules.
+/// The shared root image, whose writes go to a private file, and the kernel's modules.
 fn disks(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
     let root = comma(&plan.assets.root.image());
     let modules = plan.assets.kernel(&guest.kernel).map(|k| k.modules()).unwrap_or_default();

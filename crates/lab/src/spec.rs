@@ -11,7 +11,7 @@ use crate::dirs;
 use crate::machine::{self, Machine};
 use crate::setup::{KERNELS, UML_KERNEL};
 
-/// The kernel of guests when nobody says otherwise.
+/// The kernel of guests unless another one is requested.
 pub const DEFAULT_KERNEL: &str = "6.12";
 
 /// Guests are named by letters: a to z, aa, ab ... Their addresses end at 253.

@@ -86,14 +86,14 @@ fn streams_carry_every_byte(lab: &Lab) {
     let data = pseudo_random(8 << 20);
     let output = lab.guest("a").exec_with_stdin(["cat"], data.clone()).unwrap();
     assert!(output.success() && output.stdout == data, "{} bytes came back", output.stdout.len());
-    // A command that reads nothing of what it is sent does not block anybody.
+    // A command that does not read its input does not block anything else.
     let output = lab.guest("a").exec_with_stdin(["true"], data).unwrap();
     assert!(output.success());
 }
 
 fn sessions_do_not_wait_for_each_other(lab: &Lab) {
     let guest = lab.guest("b");
-    // Nobody reads this one's output beyond the window while it floods.
+    // The output of this one is not read beyond the window while it floods.
     let flood = guest.session(["cat", "/dev/zero"]).unwrap();
     let running: Vec<_> = (0..8)
         .map(|n| guest.spawn(["sh".to_owned(), "-c".into(), format!("sleep 1; echo {n}")]).unwrap())
@@ -157,7 +157,7 @@ fn guests_restart_and_return(lab: &Lab) {
     assert_eq!(a.qmp("query-status", None).unwrap()["status"], "running");
     assert!(a.qmp("no-such-command", None).is_err());
 
-    // A restart nobody announced, with a session open.
+    // An unannounced restart, with a session open.
     let cut = a.spawn(["sh", "-c", "busybox reboot -f; sleep 1000"]).unwrap();
     assert!(cut.wait().unwrap_err().to_string().contains("restarted"));
     a.sh("true").unwrap();

@@ -39,7 +39,7 @@ impl Region {
         match sigbus::Guard::new(base.as_ptr() as usize, bytes) {
             Ok(guard) => Ok(Region { guest, len, writable, base, guard: Some(guard) }),
             Err(error) => {
-                // SAFETY: just mapped above, nobody else knows the address.
+                // SAFETY: just mapped above, no other code knows the address.
                 let _ = unsafe { munmap(base.as_ptr().cast(), bytes) };
                 Err(error)
             }

@@ -2,8 +2,8 @@
 //!
 //! Touching a page past the end of a mapped file raises SIGBUS, which would end the daemon because
 //! of one VMM. The handler looks the address up in a fixed table of our mappings, puts anonymous
-//! zero memory over the whole mapping and marks it poisoned; the interrupted copy goes on with
-//! zeros and the session is ended afterwards by whoever sees the mark.
+//! zero memory over the whole mapping and marks it poisoned; the interrupted copy continues with
+//! zeros and the code that sees the mark ends the session afterwards.
 #![allow(unsafe_code)] // signal handler: async-signal-safe calls only
 
 use std::io;
@@ -92,7 +92,7 @@ extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context
             continue;
         }
         // SAFETY: the range is a mapping of ours (the guard is dropped before it is unmapped), so
-        // replacing it in place takes nobody else's memory. mmap is a plain system call.
+        // replacing it in place takes no other memory. mmap is a plain system call.
         let replaced = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,

@@ -35,7 +35,7 @@ impl Sum {
     }
 
     /// Copies `len` bytes and adds them as they were copied: what is stored is what is summed, even if
-    /// somebody changes the source meanwhile.
+    /// the source changes meanwhile.
     ///
     /// # Safety
     /// `from` is valid for reads and `to` for writes of `len` bytes. They may be shared memory, and may

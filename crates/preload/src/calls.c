@@ -172,7 +172,7 @@ PUBLIC int shutdown(int fd, int how) {
         ring_release(ring);
         return 0;
     }
-    /* The kernel wakes whoever is blocked in a call. */
+    /* The kernel wakes any thread that is blocked in a call. */
     ring_release(ring);
     ring_switch(fd);
     return real_shutdown(fd, how);
@@ -213,7 +213,7 @@ static int look(struct pollfd *fds, nfds_t count) {
     return ready;
 }
 
-/* Asks the kernel about all that have no ring, and of rings that somebody sleeps on. */
+/* Asks the kernel about all that have no ring, and about rings that a thread sleeps on. */
 static int ask_kernel(struct pollfd *fds, struct pollfd *copy, nfds_t count, int asleep,
                       const struct timespec *wait, const sigset_t *mask) {
     int others = 0;

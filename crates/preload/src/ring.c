@@ -52,7 +52,7 @@ struct ring {
 
 enum { DESCRIPTORS = 1 << 16 };
 static struct ring *table[DESCRIPTORS];
-/* Never freed: somebody may be about to hold one that was just given back. */
+/* Never freed: another thread may be about to hold one that was just given back. */
 static struct ring *spare;
 static pthread_mutex_t spares = PTHREAD_MUTEX_INITIALIZER;
 
@@ -113,7 +113,7 @@ void ring_release(struct ring *ring) {
     if (__atomic_sub_fetch(&ring->users, 1, __ATOMIC_SEQ_CST) != 0)
         return;
     pthread_mutex_lock(&spares);
-    /* Whoever came too late and went again is not the last one twice. */
+    /* A thread that came too late and left again does not count as the last one twice. */
     if (ring->base && __atomic_load_n(&ring->users, __ATOMIC_SEQ_CST) == 0) {
         munmap(ring->base, 2 * ring->size + 2 * PAGE);
         ring->base = NULL;
@@ -344,7 +344,7 @@ static uint64_t deadline_of(int fd, int half) {
     return ns ? ring_now() + ns : 0;
 }
 
-/* Waits until the half may go on, with its lock held, which is given up meanwhile. */
+/* Waits until the half may continue, with its lock held, which is released meanwhile. */
 static int wait_for(struct ring *ring, int fd, int half, size_t need, int flags, uint64_t *deadline) {
     if ((flags & MSG_DONTWAIT) || (fcntl(fd, F_GETFL) & O_NONBLOCK)) {
         errno = EAGAIN;

@@ -50,7 +50,7 @@ void ring_switch(int fd);
 void ring_switch_all(int inherited);
 /* The descriptors from `first` to `last` are closed. */
 void ring_forget(unsigned first, unsigned last);
-/* One look of somebody who waits by looking; `round` counts them. */
+/* One iteration of a thread that polls; `round` counts them. */
 void ring_pause(unsigned round);
 uint64_t ring_now(void);
 /* How long a call looks before it sleeps, in ns. */

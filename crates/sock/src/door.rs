@@ -41,7 +41,7 @@ impl Host {
         Host { path: directory.join("host.sock") }
     }
 
-    /// Is there a daemon's socket, whether or not somebody serves it?
+    /// Is there a daemon's socket, whether or not a daemon serves it?
     pub fn is_there(&self) -> bool {
         self.path.exists()
     }
@@ -65,7 +65,7 @@ impl Host {
                  in {RUNTIME_DIR_VARIABLE}"
             ),
             io::ErrorKind::ConnectionRefused => {
-                format!("nobody serves {path}: the daemon that made it is gone; start it again")
+                format!("no daemon serves {path}: the one that created it is gone; start it again")
             }
             io::ErrorKind::PermissionDenied => format!(
                 "{path}: permission denied; add a [[host]] rule for this user to the daemon's configuration"

@@ -49,7 +49,7 @@ impl Listener {
         self.socket.set_read_timeout(timeout)
     }
 
-    /// [`Self::accept`] fails with `WouldBlock` when nobody waits.
+    /// [`Self::accept`] fails with `WouldBlock` when no connection waits.
     pub fn set_nonblocking(&self, nonblocking: bool) -> io::Result<()> {
         self.socket.set_nonblocking(nonblocking)
     }

@@ -1,4 +1,4 @@
-//! Streams whose bytes go through a Unix socket: an ordinary descriptor, for whoever passes it on to
+//! Streams whose bytes go through a Unix socket: an ordinary descriptor, which can be passed on to
 //! code that reads and writes descriptors. The daemon pumps; [`crate::Stream`] is faster.
 
 use std::io;

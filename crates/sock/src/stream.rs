@@ -58,7 +58,7 @@ pub struct Stream {
     signals: UnixStream,
     local: Address,
     peer: Address,
-    /// Somebody may poll the descriptor.
+    /// The caller may poll the descriptor.
     polled: AtomicBool,
     nonblocking: AtomicBool,
     /// Which halves wait for a signal.
@@ -72,7 +72,7 @@ const WRITING: usize = 1;
 
 impl Stream {
     /// Connects to `port` of the VM with CID `cid`, through the daemon of [`Host::default`]. Errors are those
-    /// of AF_VSOCK: ENODEV (no such VM, or no driver in it), ECONNRESET (nobody listens), ETIMEDOUT,
+    /// of AF_VSOCK: ENODEV (no such VM, or no driver in it), ECONNRESET (no program listens), ETIMEDOUT,
     /// EACCES (not allowed).
     pub fn connect(cid: u32, port: u32) -> io::Result<Stream> {
         Stream::connect_by(&Host::default(), cid, port, Duration::from_secs(2))
@@ -157,7 +157,7 @@ impl Stream {
         *self.spin.lock() = spin;
     }
 
-    /// Ends one direction or both. The peer reads what was written, then the end. `Both` wakes whoever is
+    /// Ends one direction or both. The peer reads what was written, then the end. `Both` wakes any thread that is
     /// blocked on this stream in another thread.
     pub fn shutdown(&self, how: Shutdown) -> io::Result<()> {
         let what = match how {

@@ -66,7 +66,7 @@ pub enum Unusable {
     Kind { have: u32, want: u32 },
     #[error("its entry at {at:#x} is damaged")]
     Damaged { at: usize },
-    #[error("a record of kind {kind} makes no sense")]
+    #[error("a record of kind {kind} is not valid")]
     Record { kind: u32 },
     #[error("{0} is missing")]
     Missing(String),
@@ -173,7 +173,7 @@ impl Journal {
         Ok((Journal { window, file, half, salt, inner: Mutex::new(inner) }, records, damaged))
     }
 
-    /// Scribbles on live records of a file, whoever writes to it: for tests of what damage does. Returns how
+    /// Scribbles on live records of a file, while it may be written to: for tests of what damage does. Returns how
     /// many there were; `None` stands for the word of the commit.
     #[doc(hidden)]
     pub fn spoil(file: OwnedFd, which: impl Fn(Option<Key>) -> bool) -> Result<usize, Unusable> {

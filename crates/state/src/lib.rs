@@ -1,4 +1,4 @@
-//! What outlives the daemon: state as records in shared files, and whoever holds those files.
+//! What outlives the daemon: state as records in shared files, and the store that holds those files.
 //!
 //! `docs/survival.md` is the contract that devices and ports follow.
 

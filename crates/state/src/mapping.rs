@@ -1,4 +1,4 @@
-//! A shared file of our own, mapped: nobody but daemons, one after the other, touches it.
+//! A shared file of our own, mapped: only daemons use it, one after the other.
 #![allow(unsafe_code)] // mmap, and slices over it
 
 use std::io;

@@ -6,7 +6,7 @@ use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 
 /// Holds descriptors by name for the next daemon. A name that is put again is replaced. Failures are
-/// the store's to report and to repair: whoever puts goes on.
+/// the store's to report and to repair: the caller continues.
 pub trait Store: Send + Sync {
     fn put(&self, name: &str, fd: BorrowedFd<'_>) -> io::Result<()>;
 

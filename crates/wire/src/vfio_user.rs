@@ -128,7 +128,7 @@ impl Header {
     }
 
     fn sized(id: u16, command: u16, payload: usize) -> Header {
-        // Saturating: a size that does not fit is refused by whoever receives it.
+        // Saturating: a size that does not fit is refused by its receiver.
         let size = u32::try_from(HEADER + payload).unwrap_or(u32::MAX);
         Header {
             id: U16::new(id),

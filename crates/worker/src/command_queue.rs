@@ -89,7 +89,7 @@ impl<C, S: Shared<C>> CommandQueue<C, S> {
         let (command, value) = command(&mut inner.shared);
         let Some(command) = command else { return value };
         if inner.closed {
-            // Dropped without the lock: its end may be somebody's answer.
+            // Dropped without the lock: dropping it may answer a caller.
             drop(inner);
             drop(command);
             return value;

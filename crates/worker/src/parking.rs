@@ -73,7 +73,7 @@ impl Parking {
         self.signal.adopt();
     }
 
-    /// The worker is about to sleep: whoever publishes something from now on wakes it. The worker
+    /// The worker is about to sleep: any thread that publishes something from now on wakes it. The worker
     /// looks at everything once more after this.
     pub fn prepare_sleep(&self) {
         self.asleep.swap(true, Ordering::AcqRel);

@@ -124,7 +124,7 @@ impl<E: Engine> Worker<E> {
             error!(role = self.settings.role.name(), "a worker fails in every round; the daemon ends");
             std::process::abort();
         }
-        error!(role = self.settings.role.name(), "a worker panicked outside any port's turn; it goes on");
+        error!(role = self.settings.role.name(), "a worker panicked outside any port's turn; it continues");
         let _ = contained(|| self.engine.recover());
     }
 

@@ -145,7 +145,7 @@ pub fn ask_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {
         let answered = loop {
             match conn.receive(&mut response)? {
                 Some(count) if answers(&response[..count], &request) => break true,
-                // Somebody's late answer; it is not worth more patience than there was.
+                // A late answer to an earlier request; it does not extend the wait.
                 Some(_) if asked.elapsed() < PATIENCE => {}
                 _ => break false,
             }

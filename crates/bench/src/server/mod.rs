@@ -78,7 +78,7 @@ impl Server {
     }
 
     fn with(mut self, change: impl FnOnce(&mut Shared)) -> Server {
-        // Nobody is served yet, so nobody else has it.
+        // No client is served yet, so there is no other holder.
         change(Arc::get_mut(&mut self.shared).expect("the server has not begun"));
         self
     }

@@ -44,7 +44,7 @@ impl DatagramConn {
     pub fn connect(to: &Address, buffers: Buffers, token: u32) -> Result<DatagramConn, Error> {
         let connected = match to {
             Address::Tcp { host, port } => tcp::resolve(host, *port).and_then(|addresses| {
-                let address = addresses.into_iter().next().ok_or_else(tcp::nobody)?;
+                let address = addresses.into_iter().next().ok_or_else(tcp::no_address)?;
                 let socket = plain(Domain::for_address(address), buffers)?;
                 socket.connect(&address.into())?;
                 Ok(End::Kernel(socket))
@@ -70,7 +70,7 @@ impl DatagramConn {
     pub fn bind(at: &Address, buffers: Buffers, token: u32) -> Result<(DatagramConn, u32), Error> {
         let bound = match at {
             Address::Tcp { host, port } => tcp::resolve(host, *port).and_then(|addresses| {
-                let address = addresses.into_iter().next().ok_or_else(tcp::nobody)?;
+                let address = addresses.into_iter().next().ok_or_else(tcp::no_address)?;
                 let socket = plain(Domain::for_address(address), buffers)?;
                 socket.bind(&address.into())?;
                 let port = socket.local_addr()?.as_socket().map_or(*port, |local| local.port());
@@ -167,7 +167,7 @@ impl DatagramConn {
         match got {
             Ok(count) => Ok(Some(count)),
             Err(error) if is_timeout(&error) => Ok(None),
-            // The peer's machine says that nobody listens (any more): the same as silence.
+            // The peer's machine says that no program listens (any more): the same as silence.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
             Err(error) => Err(error),
         }

@@ -21,7 +21,7 @@ pub fn connect(to: &Address, cause: &io::Error) -> String {
         (Address::Vsock { .. }, libc::EHOSTUNREACH) => {
             ": no VM with that CID can be reached from here".into()
         }
-        (_, libc::ETIMEDOUT) => ": nobody answers there; check the address".into(),
+        (_, libc::ETIMEDOUT) => ": no answer from there; check the address".into(),
         _ => String::new(),
     }
 }

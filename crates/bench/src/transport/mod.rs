@@ -174,7 +174,7 @@ impl Conn {
         self.shutdown(Shutdown::Write)
     }
 
-    /// Wakes whoever is blocked on this connection. An error means that it is already gone.
+    /// Wakes any thread that is blocked on this connection. An error means that it is already gone.
     pub fn hang_up(&self) {
         let _ = self.shutdown(Shutdown::Both);
     }

@@ -9,17 +9,17 @@ use super::{BACKLOG, Buffers, CONNECT_TIMEOUT, set_plain_buffers};
 use crate::address::Address;
 
 pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
-    // A static binary may have no resolver at all; this name must work all the same.
+    // A static binary may have no resolver at all; this name must work nevertheless.
     let host = if host == "localhost" { "127.0.0.1" } else { host };
     Ok((host, port).to_socket_addrs()?.collect())
 }
 
-pub fn nobody() -> io::Error {
+pub fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the name has no address")
 }
 
 pub fn connect(host: &str, port: u16, buffers: Buffers) -> io::Result<Socket> {
-    let mut last = nobody();
+    let mut last = no_address();
     for address in resolve(host, port)? {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         set_plain_buffers(&socket, buffers)?;
@@ -38,7 +38,7 @@ pub fn connect(host: &str, port: u16, buffers: Buffers) -> io::Result<Socket> {
 
 pub fn listen(host: &str, port: u16, buffers: Buffers) -> io::Result<(Socket, Address)> {
     let host = if host.is_empty() { "0.0.0.0" } else { host };
-    let address = resolve(host, port)?.into_iter().next().ok_or_else(nobody)?;
+    let address = resolve(host, port)?.into_iter().next().ok_or_else(no_address)?;
     let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
     socket.set_reuse_address(true)?;
     set_plain_buffers(&socket, buffers)?;

@@ -1,5 +1,5 @@
 //! Unix sockets by path. A listener removes its path when it goes; one left by a killed server is
-//! recognised (nobody answers) and replaced.
+//! recognised (it does not answer) and replaced.
 
 use std::io::{self, ErrorKind};
 use std::os::unix::fs::FileTypeExt;

@@ -129,7 +129,7 @@ struct CommonArgs {
     /// How long to run before measuring, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 0.5)]
     warmup: f64,
-    /// How long to go on after measuring, in seconds, so that many sessions end under the same load
+    /// How long to continue after measuring, in seconds, so that many sessions end under the same load
     #[arg(long, value_name = "SECONDS", default_value_t = 0.0)]
     cooldown: f64,
     /// Connections at once, a thread each at both ends

@@ -30,7 +30,7 @@ pub struct Show {
     /// Print JSON, one object a line
     #[arg(long)]
     pub json: bool,
-    /// Ask again every so many seconds, until interrupted
+    /// Repeat every so many seconds, until interrupted
     #[arg(long, value_name = "SECONDS", value_parser = seconds)]
     pub interval: Option<Duration>,
 }
@@ -68,7 +68,7 @@ pub fn json(answer: &impl Serialize) -> serde_json::Result<String> {
     Ok(serde_json::to_string(&Versioned { version: VERSION, answer })? + "\n")
 }
 
-/// Writes to stdout. False if nobody reads it any more, which ends a listing without an error.
+/// Writes to stdout. False if its reader is gone, which ends a listing without an error.
 pub fn print(text: &str) -> io::Result<bool> {
     let mut out = io::stdout().lock();
     match out.write_all(text.as_bytes()).and_then(|()| out.flush()) {

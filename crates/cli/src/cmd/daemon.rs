@@ -21,8 +21,8 @@ A configuration for two VMs that may talk to each other:
 
 Signals: SIGTERM and SIGINT stop it, SIGHUP reloads the configuration (as `vmlane reload` does).
 It is ready when `vmlane status` answers, and tells systemd so (Type=notify).
-It may be killed and started again: VMs go on (docs/survival.md). Stopping it lets go of them.
-It gives up its rights before it serves anybody: as root it becomes the user of [daemon] user (default vmlane, or nobody), gives up all
+It may be killed and started again: VMs continue (docs/survival.md). Stopping it ends their sessions.
+It gives up its rights before it serves the first VM: as root it becomes the user of [daemon] user (default vmlane, or nobody), gives up all
 capabilities, sees only its runtime directory and its configuration (Landlock), and makes only the system calls
 that each of its threads needs (seccomp). A thread that tries more ends the daemon with exit code 71 and a line
 that names thread and call. Uplinks are attached before that: new ones need a restart.
@@ -42,7 +42,7 @@ pub struct Args {
     /// [default: VMLANE_LOG, then the configuration's, then info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
-    /// Take the place of the daemon that runs: VMs stay attached and go on
+    /// Take the place of the daemon that runs: VMs stay attached and continue
     #[arg(long)]
     replace: bool,
     /// Keep root, capabilities, files and system calls that it does not need

@@ -69,7 +69,7 @@ enum Command {
         lab: String,
         /// A guest, "daemon" or "supervisor"; all when left out
         of: Option<String>,
-        /// Go on printing what is added
+        /// Keep printing what is added
         #[arg(short, long)]
         follow: bool,
     },

@@ -16,9 +16,9 @@ Examples:
   vmlane lab run plan.toml --check                      what would be run; boots nothing
 
 DIR/results.jsonl gets a line for every run as it ends, DIR/report.html shows them. Ctrl-C ends early and keeps
-what was measured; the same command then goes on: runs that have a row are not made again.
+what was measured; the same command then continues: runs that have a row are not repeated.
 
-Exit code 1: a run failed. 2: the plan makes no sense; the message names line and key.";
+Exit code 1: a run failed. 2: the plan is invalid; the message names line and key.";
 
 /// Make the runs of a plan
 #[derive(Debug, clap::Args)]
@@ -108,7 +108,7 @@ impl Args {
             eprintln!("run: {}", path.display());
         }
         if let Some(code) = stop.exit_code() {
-            eprintln!("run: ended early; the same command goes on");
+            eprintln!("run: ended early; run the same command to continue");
             return Ok(ExitCode::from(code));
         }
         Ok(ExitCode::from(u8::from(rows.iter().any(|row: &Row| row.failed.is_some()))))

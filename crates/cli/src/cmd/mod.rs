@@ -47,7 +47,7 @@ pub enum Command {
     Import(import::Args),
     /// Show the daemon and its VMs
     Status(status::Args),
-    /// Show what moves, again and again
+    /// Show live traffic per VM
     Top(top::Args),
     /// Show the stream connections between VMs
     Ports(ports::Args),

@@ -41,7 +41,7 @@ pub fn pipe(stream: &UnixStream) -> io::Result<()> {
     while !feeding.is_finished() {
         let look = Timespec { tv_sec: 0, tv_nsec: LOOK.subsec_nanos().into() };
         let mut fds = [PollFd::new(stream, PollFlags::empty())];
-        // Nobody is there to take the rest.
+        // No reader is left for the rest.
         if poll(&mut fds, Some(&look)).is_ok_and(|count| count > 0) {
             return Ok(());
         }

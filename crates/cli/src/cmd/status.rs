@@ -87,7 +87,7 @@ fn troubles(status: &Status) -> String {
         format!("{}: in quarantine after {} faults; `vmlane release {}`\n", vm.name, vm.faults, vm.name)
     });
     let workers = status.watched.iter().filter_map(|worker| {
-        let serving = worker.serving.as_deref().unwrap_or("nobody");
+        let serving = worker.serving.as_deref().unwrap_or("nothing");
         Some(format!("{}: stuck for {:.0} s, serving {serving}\n", worker.name, worker.stuck_seconds?))
     });
     let lines: String = vms.chain(workers).collect();

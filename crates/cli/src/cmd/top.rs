@@ -1,4 +1,4 @@
-//! `vmlane top`: what moves, per VM and second.
+//! `vmlane top`: live traffic per VM.
 
 use std::process::ExitCode;
 use std::time::Duration;
@@ -17,7 +17,7 @@ const EXAMPLES: &str = "Examples:
 SENT and RECEIVED are the guest's view, in stream bytes per second; NOTICES are datagrams that tell a
 peer of bytes or room, either way; ACCESSES are trapped register accesses.";
 
-/// Shows what moves, again and again
+/// Shows live traffic per VM
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

@@ -134,7 +134,7 @@ pub struct RawForward {
 /// A number, or a text such as `"64M"`.
 #[derive(Debug, Clone, PartialEq, Eq)]
 pub struct Size {
-    /// None if the text makes no sense.
+    /// None if the text is not a size.
     pub value: Option<u64>,
     /// As written, for messages.
     pub written: String,

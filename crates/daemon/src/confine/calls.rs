@@ -41,7 +41,7 @@ const COMMON: &[c_long] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_sched_yield,
     libc::SYS_sigaltstack,
-    // abort() of a thread that must not go on.
+    // abort() of a thread that must not continue.
     libc::SYS_tgkill,
     libc::SYS_write,
     libc::SYS_writev,
@@ -302,7 +302,7 @@ fn allow_list(calls: &[&[c_long]]) -> Result<BpfProgram, CallsError> {
     program(rules, SeccompAction::Trap, SeccompAction::Allow)
 }
 
-/// No sockets but local ones: whoever asks for one is refused, and lives.
+/// No sockets but local ones: a request for another one fails, without ending the process.
 fn local_sockets() -> Result<BpfProgram, CallsError> {
     let others = when(0, SeccompCmpOp::Ne, libc::AF_UNIX as u64)?;
     let rules = Rules::from([(libc::SYS_socket, vec![others])]);

@@ -58,7 +58,7 @@ impl Keeper {
         Ok((keeper, found))
     }
 
-    /// Nobody comes after this daemon: the keeper ends and everything it holds is closed.
+    /// No daemon follows this one: the keeper ends and everything it holds is closed.
     pub fn end(&self) {
         let mut inner = self.inner.lock();
         inner.ended = true;
@@ -119,7 +119,7 @@ impl Store for Keeper {
     }
 }
 
-/// Waits for the keeper's end, again and again, as long as somebody wants one.
+/// Waits for the end of each keeper, as long as one is wanted.
 fn watch(keeper: &Weak<Keeper>) {
     loop {
         let Some(socket) = keeper.upgrade().map(|keeper| keeper.inner.lock().socket.clone()) else { return };
@@ -163,7 +163,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
     };
-    // Somebody must take note of its end, or it stays in the process table.
+    // Its exit status must be collected, or it stays in the process table.
     let _ = std::thread::Builder::new().name("keeper-end".into()).spawn(move || child.wait());
     Ok(socket)
 }

@@ -34,8 +34,8 @@ pub struct Held {
     pub keeper: Option<Arc<Keeper>>,
 }
 
-/// Connects to whoever holds descriptors for a daemon of this runtime directory. A daemon that finds
-/// nobody serves all the same, without a successor. `reached`: the keeper that was there, if one was.
+/// Connects to the process that holds descriptors for a daemon of this runtime directory. A daemon that finds
+/// none serves nevertheless, but its state ends with it. `reached`: the keeper that was there, if one was.
 pub fn connect(runtime: &Path, reached: Option<OwnedFd>) -> Held {
     if let Some((store, found)) = systemd::connect() {
         return Held { store: Arc::new(store), found, keeper: None };

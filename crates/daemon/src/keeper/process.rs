@@ -17,7 +17,7 @@ use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, s
 /// Descriptors held at most; a daemon of the same host asks for them.
 const MOST: usize = 65_536;
 
-/// Serves at `path` until a daemon says that nobody comes after it.
+/// Serves at `path` until a daemon says that no other follows it.
 pub fn serve(path: &Path) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     // Fails only where the limit is not ours to change; then it is what it is.
@@ -32,14 +32,14 @@ pub fn serve(path: &Path) -> io::Result<()> {
         }];
         let look = Timespec { tv_sec: 2, tv_nsec: 0 };
         match poll(&mut fds, daemon.is_none().then_some(&look)) {
-            // Nobody comes to a place that is gone.
+            // No daemon connects to a path that is gone.
             Ok(0) if std::fs::symlink_metadata(path).is_err() => return Ok(()),
             Ok(0) => continue,
             Ok(_) => {}
             Err(Errno::INTR) => continue,
             Err(error) => return Err(error.into()),
         }
-        // One daemon at a time: the next one waits in the queue until the one before it is gone, whose
+        // One daemon at a time: the next one waits in the queue until the previous one is gone, whose
         // last packets are obeyed first.
         let Some(socket) = &daemon else {
             daemon = accept(&listener);
@@ -50,7 +50,7 @@ pub fn serve(path: &Path) -> io::Result<()> {
                 let _ = std::fs::remove_file(path);
                 return Ok(());
             }
-            Ok(Some(packet)) => obey(packet, socket, &mut held),
+            Ok(Some(packet)) => carry_out(packet, socket, &mut held),
             Ok(None) | Err(_) => daemon = None,
         }
     }
@@ -64,7 +64,7 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
         _ => {}
     }
     rustix::net::bind(&socket, &SocketAddrUnix::new(path)?)?;
-    // Before listening: until then nobody can connect, whatever the umask was.
+    // Before listening: until then no process can connect, whatever the umask was.
     rustix::fs::chmod(path, Mode::RUSR | Mode::WUSR)?;
     rustix::net::listen(&socket, 8)?;
     Ok(socket)
@@ -78,7 +78,7 @@ fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
     trusted.then_some(socket)
 }
 
-fn obey(packet: Packet, socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) {
+fn carry_out(packet: Packet, socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) {
     let Packet { what, name, fd } = packet;
     match (what, fd) {
         (PUT, Some(fd)) if held.len() < MOST || held.contains_key(&name) => {

@@ -46,7 +46,7 @@ fn passed() -> Found {
     let names = std::env::var("LISTEN_FDNAMES").unwrap_or_default();
     let mut names = names.split(':');
     for raw in FIRST..FIRST + count {
-        // SAFETY: systemd passed it to this process and nobody else here knows of it; this runs once.
+        // SAFETY: systemd passed it to this process and no other code here knows of it; this runs once.
         let fd = unsafe { OwnedFd::from_raw_fd(raw) };
         let _ = rustix::io::fcntl_setfd(&fd, rustix::io::FdFlags::CLOEXEC);
         if let Some(name) = names.next() {

@@ -1,4 +1,4 @@
-//! virtio NICs under a driver that nobody here wrote: DPDK's testpmd has two virtio-user ports and forwards
+//! virtio NICs under a driver from elsewhere: DPDK's testpmd has two virtio-user ports and forwards
 //! what one receives out of the other, to the first one's address, so the same frames go round and round through
 //! the switch: ours, or Open vSwitch with DPDK. Both are polled on the first CPU, testpmd on the second;
 //! frames are counted by testpmd.

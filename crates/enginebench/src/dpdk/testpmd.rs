@@ -54,7 +54,7 @@ impl Testpmd {
         let (tell, lines) = channel();
         std::thread::Builder::new().name("testpmd".into()).spawn(move || {
             let lines = BufReader::new(output).lines().map_while(Result::ok);
-            // Nobody listens any more: the end.
+            // The receiver is gone: the end.
             lines.map(|line| tell.send(line)).find(Result::is_err)
         })?;
         let mut testpmd = Testpmd { child, input, lines };

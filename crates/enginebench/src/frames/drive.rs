@@ -1,4 +1,4 @@
-//! Guests on one thread, whoever moves their frames on the other.
+//! Guests on one thread, the engine that moves their frames on another.
 
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};

@@ -45,7 +45,7 @@ pub fn register(registry: &mut Registry) {
             Ok(switched(count, count, Load::Small, true, length).mframes())
         });
     }
-    // Two honest pairs beside a fifth guest: idle; sending small frames to nobody; sending super-frames to
+    // Two honest pairs beside a fifth guest: idle; sending small frames to an unknown address; sending super-frames to
     // an accomplice. The bar is a ratio of 0.7.
     registry.add("vmxnet3.honest.idle", GBITS, &[], |length| Ok(honest(None, length)));
     let idle: &[&str] = &["vmxnet3.honest.idle"];

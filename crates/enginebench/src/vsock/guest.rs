@@ -27,7 +27,7 @@ const SIZE: u16 = 128;
 const BUFFER: usize = 3776;
 /// The longest payload of a packet (Linux' VIRTIO_VSOCK_MAX_PKT_BUF_SIZE).
 const LONGEST: usize = 64 << 10;
-/// What a socket may hold that nobody has read (Linux' default).
+/// How much unread data a socket may hold (Linux' default).
 const WINDOW: u32 = 256 << 10;
 const HALT_POLL: Duration = Duration::from_micros(200);
 const PAUSES: u32 = 32;
@@ -219,7 +219,7 @@ impl Guest {
         }
         let event = self.meaning(&header)?;
         if let Event::Data(_) = event {
-            let here = data.get_mut(..bytes).ok_or_else(|| invalid(format!("{bytes} bytes for nobody")))?;
+            let here = data.get_mut(..bytes).ok_or_else(|| invalid(format!("{bytes} bytes for no connection")))?;
             self.ram.read(addr + HEADER as u64, here);
         }
         self.recycle(addr);

@@ -1,4 +1,4 @@
-//! What goes between two guests, whoever serves their devices.
+//! Traffic between two guests, independent of what serves their devices.
 
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -121,7 +121,7 @@ pub fn attach(
     Ok([one(0)?, one(1)?])
 }
 
-/// Nobody listens yet.
+/// The port has no listener yet.
 fn is_early(error: &std::io::Error) -> bool {
     use std::io::ErrorKind::{ConnectionRefused, NotFound};
     matches!(error.kind(), NotFound | ConnectionRefused)

@@ -36,7 +36,7 @@ fn a_matrix_is_crossed_and_the_devices_take_turns() {
         assert_eq!(devices(&combination[..3]), back);
         assert!(combination.iter().all(|step| step.combination == combination[0].combination));
     }
-    // Nobody is always first.
+    // No combination is always first.
     assert_ne!(devices(&boots[0].steps[..1]), devices(&boots[0].steps[6..7]));
 }
 

@@ -82,7 +82,7 @@ impl NicDriver {
         NicDriver::allocate(machine, spec)
     }
 
-    /// The same without a word to the device.
+    /// The same without telling the device.
     pub fn allocate(machine: &NicMachine, spec: DriverSpec) -> NicDriver {
         let ram = &machine.ram;
         let (tx_count, rx_count) = (usize::from(spec.tx_queues), usize::from(spec.rx_queues));

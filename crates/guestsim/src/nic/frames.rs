@@ -1,4 +1,4 @@
-//! A switch of one port, without a thread: whoever tests holds its end and moves frames by hand.
+//! A switch of one port, without a thread: the test holds its end and moves frames by hand.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};

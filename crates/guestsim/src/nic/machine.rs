@@ -16,7 +16,7 @@ use vmlane_device::irq::IrqMode;
 use vmlane_device::pci::{CONFIG_REGION, Past, PciDevice};
 use vmlane_device::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
 
-/// A VM that is switched on; nobody has loaded a driver yet.
+/// A VM that is switched on; no driver is loaded yet.
 pub struct NicMachine {
     pub ram: Arc<Ram>,
     pub lines: Arc<Lines>,
@@ -66,7 +66,7 @@ impl NicMachine {
         remains
     }
 
-    /// The same with what is left of the daemon itself, to be dropped when nobody looks any more.
+    /// The same with what is left of the daemon itself, to be dropped once it is no longer needed.
     pub fn lie_dead(self) -> (Remains, impl Sized) {
         let log = Journal::create("session", 1, 128 << 10).expect("a file");
         self.device.lock().record(&log);

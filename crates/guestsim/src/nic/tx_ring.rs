@@ -206,7 +206,7 @@ impl TxRing {
     pub fn reap(&mut self) -> usize {
         let mut count = 0;
         while let Some(completion) = self.next_completion() {
-            let (end, descriptors) = self.posted.pop_front().expect("a completion that nobody asked for");
+            let (end, descriptors) = self.posted.pop_front().expect("a completion without a request");
             assert_eq!(completion.index, end, "completions come in ring order");
             self.in_use -= descriptors;
             count += 1;

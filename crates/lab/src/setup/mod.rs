@@ -143,7 +143,7 @@ impl Cache {
             return Ok(path); // another set-up made it while this one waited
         }
         let temp = self.dir.join(format!(".part-{name}"));
-        remove_tree(&temp)?; // what a set-up that was killed left: the lock says it is nobody's
+        remove_tree(&temp)?; // left by a set-up that was killed: the lock says that no process uses it
         dirs::make(&temp)?;
         let done = make(&temp).and_then(|()| {
             fs::rename(&temp, &path).with_context(|| format!("cannot name {}", path.display()))

@@ -38,7 +38,7 @@ impl Uml {
         "./linux"
     }
 
-    /// For the program and not for whoever starts it: these are not the host's libraries.
+    /// For the program and not for the process that starts it: these are not the host's libraries.
     pub fn env(&self) -> (String, String) {
         ("LD_LIBRARY_PATH".to_owned(), LIBRARIES.to_owned())
     }

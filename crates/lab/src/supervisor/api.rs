@@ -1,4 +1,4 @@
-//! The supervisor's socket: one JSON line asks, one answers, and an exec goes on in frames.
+//! The supervisor's socket: one JSON line is the request, one the answer; an exec continues in frames.
 
 use std::collections::HashMap;
 use std::io::{BufRead, BufReader, Write};

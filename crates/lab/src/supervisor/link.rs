@@ -108,7 +108,7 @@ impl Link {
         }
     }
 
-    /// Says why the guest is off; also right before it is killed, so that nobody starts with it.
+    /// Says why the guest is off; also right before it is killed, so that no new command starts in it.
     pub fn set_off(&self, why: &str) {
         let mut state = self.state();
         self.end_sessions(&mut state, why);
@@ -145,7 +145,7 @@ impl Link {
                     if let Ok(Some(frame)) = Frame::read(&mut port)
                         && let Ok(hello) = frame.parse::<Hello>()
                     {
-                        // What was under way when the guest restarted nobody takes, or the new agent does.
+                        // What was in flight when the guest restarted is lost, or the new agent takes it.
                         window.iter().for_each(|window| window.give(LINE_WINDOW));
                         setup.nonce = hello.nonce;
                         self.restarted(run, &setup);

@@ -208,7 +208,7 @@ impl Supervisor {
         });
     }
 
-    /// Starts the daemon again, or goes on with one that took its place.
+    /// Starts the daemon again, or continues with one that took its place.
     fn restart_daemon(&mut self) -> Result<()> {
         let sender = self.sender.clone();
         if let Some(pid) = daemon::pid(&self.plan) {

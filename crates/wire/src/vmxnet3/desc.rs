@@ -421,7 +421,7 @@ impl RxCompletion {
         self.len() == 0
     }
 
-    /// `cnc`: nobody looked at checksums.
+    /// `cnc`: the checksums were not checked.
     pub const fn is_unchecked(&self) -> bool {
         bits(self.low, RXC_UNCHECKED, 1) != 0
     }

@@ -218,7 +218,7 @@ fn toml(vms: &[Vm]) -> anyhow::Result<String> {
         if group != DEFAULT_GROUP {
             writeln!(text, "group = {}", quoted(&group)?)?;
         }
-        // What somebody forwards to this VM's host ends up at the VM's own neighbours.
+        // Connections forwarded to this VM's host arrive at the VM's own neighbours.
         let listens = vms.iter().filter(|other| other.forward_cid == Some(vm.cid()));
         let forward: Vec<String> = listens
             .flat_map(|other| {
@@ -237,7 +237,7 @@ fn toml(vms: &[Vm]) -> anyhow::Result<String> {
     Ok(text)
 }
 
-/// What moves, as comments.
+/// The sockets that have moved, as comments.
 fn notes(text: &mut String, vms: &[Vm], vm: &Vm) -> anyhow::Result<()> {
     let name = vm.name();
     writeln!(text, "# {} is RUN/vm/{name}/vsock.sock: ln -s RUN/vm/{name}/vsock.sock {0}", word(&vm.socket))?;
