@@ -11,7 +11,7 @@ use vmlane_wire::host::{Op, PEER, Peer, Request};
 use vmlane_wire::vmci::MAX_DATAGRAM_PAYLOAD;
 use zerocopy::{FromBytes, IntoBytes};
 
-use crate::door::Host;
+use crate::request::Host;
 use crate::stream::Address;
 
 /// A datagram socket at a port of the host. Like all datagrams, those of VMCI may get lost.

@@ -12,14 +12,14 @@
 //! readable and writable as the stream is: for `poll`, `epoll`, tokio's `AsyncFd`.
 
 mod datagram;
-mod door;
 mod listener;
 pub mod plain;
+mod request;
 #[doc(hidden)]
 pub mod ring;
 mod stream;
 
 pub use datagram::Datagram;
-pub use door::{Host, RUNTIME_DIR_VARIABLE};
 pub use listener::{ANY, Listener};
+pub use request::{Host, RUNTIME_DIR_VARIABLE};
 pub use stream::{Address, Stream};

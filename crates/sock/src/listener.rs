@@ -6,7 +6,7 @@ use std::os::unix::net::UnixStream;
 
 use vmlane_wire::host::{FLAG_RING, Op, PORT_ANY, Request};
 
-use crate::door::{self, Host};
+use crate::request::{self, Host};
 use crate::stream::{Address, Stream};
 
 /// Any free port, for [`Listener::bind`].
@@ -37,7 +37,7 @@ impl Listener {
 
     /// Waits for a connection.
     pub fn accept(&self) -> io::Result<(Stream, Address)> {
-        let answer = door::receive(&self.socket)?
+        let answer = request::receive(&self.socket)?
             .ok_or_else(|| io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone"))?;
         let stream = Stream::accepted(answer, self.local)?;
         let peer = stream.peer_addr();

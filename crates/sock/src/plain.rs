@@ -7,7 +7,7 @@ use std::time::Duration;
 
 use vmlane_wire::host::{Op, Request};
 
-use crate::door::{self, Host};
+use crate::request::{self, Host};
 use crate::stream::Address;
 
 /// Connects like [`crate::Stream::connect_by`]. Returns the socket and this end's address.
@@ -35,7 +35,7 @@ impl Listener {
 
     pub fn accept(&self) -> io::Result<(UnixStream, Address)> {
         let gone = || io::Error::new(io::ErrorKind::ConnectionReset, "the daemon is gone");
-        let mut answer = door::receive(&self.socket)?.ok_or_else(gone)?;
+        let mut answer = request::receive(&self.socket)?.ok_or_else(gone)?;
         let socket = answer.fds.pop().ok_or_else(gone)?;
         Ok((socket.into(), Address { cid: answer.cid, port: answer.port }))
     }

@@ -18,7 +18,7 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use vmlane_wire::host::{FLAG_RING, Op, RING, Request, SAID_RECEIVE, SAID_SEND};
 
-use crate::door::{Answer, Host};
+use crate::request::{Answer, Host};
 use crate::ring::{self, Incoming, Outgoing, Voice};
 
 /// How long a blocking call looks again before it sleeps.

@@ -2,7 +2,7 @@
 //!
 //! A session owns nothing but its socket and the memory map; it borrows the device. What a guest does
 //! can produce error answers and a device reset, never a closed socket: a VMM does not reconnect, and
-//! a guest whose register access finds nobody spins for ever.
+//! a guest whose register access is not answered spins for ever.
 
 pub mod irq;
 mod limit;

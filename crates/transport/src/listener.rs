@@ -49,7 +49,7 @@ pub struct Listener {
 }
 
 impl Listener {
-    /// Binds `path`, creating its directory and replacing a socket that nobody serves any more.
+    /// Binds `path`, creating its directory and replacing a socket that is no longer served.
     pub fn bind(path: impl Into<PathBuf>) -> Result<Listener, ListenError> {
         let path = path.into();
         let host = |what| {
@@ -64,14 +64,14 @@ impl Listener {
         let address =
             SocketAddrUnix::new(&path).map_err(|error| host("using it as an address")(error.into()))?;
         rustix::net::bind(&socket, &address).map_err(|error| host("binding")(error.into()))?;
-        // Before listening: until then nobody can connect, whatever the umask was.
+        // Before listening: until then no process can connect, whatever the umask was.
         rustix::fs::chmod(&path, Mode::RUSR | Mode::WUSR)
             .map_err(|error| host("setting its mode")(error.into()))?;
         rustix::net::listen(&socket, 4).map_err(|error| host("listening")(error.into()))?;
         Ok(Listener { socket, path })
     }
 
-    /// Goes on with a socket that a predecessor bound to `path`; `None` if it is not there any more.
+    /// Uses the socket that a previous daemon bound to `path`; `None` if it no longer exists.
     pub fn adopt(path: impl Into<PathBuf>, socket: OwnedFd) -> Option<Listener> {
         let path = path.into();
         let address = rustix::net::getsockname(&socket).ok()?;
@@ -88,7 +88,7 @@ impl Listener {
         &self.socket
     }
 
-    /// Serves `device` to whoever connects, on two threads named after `name`.
+    /// Serves `device` to each VMM that connects, on two threads named after `name`.
     pub fn serve(
         self,
         name: &str,
@@ -174,30 +174,31 @@ fn serve_any(
     let refuse = served.refusal();
     let held = prepared.is_some();
     let waiting = prepared.map(|prepared| Arrival::Prepared(Box::new(prepared)));
-    let desk = Mutex::new(Desk { waiting, held, ..Desk::default() });
-    let door = Arc::new(Door { name: name.to_owned(), desk, changed: Condvar::new(), stats, refuse });
+    let state = Mutex::new(AcceptorState { waiting, held, ..AcceptorState::default() });
+    let acceptor =
+        Arc::new(Acceptor { name: name.to_owned(), state, changed: Condvar::new(), stats, refuse });
     let serving = {
-        let door = door.clone();
-        spawn(format!("{kind}-{name}"), Role::Session, move || door.serve(served))?
+        let acceptor = acceptor.clone();
+        spawn(format!("{kind}-{name}"), Role::Session, move || acceptor.serve(served))?
     };
     let (letting_in, socket): (Box<dyn FnOnce() + Send>, _) = match entrance {
         Entrance::Listen(socket) => {
-            let (door, shared) = (door.clone(), socket.clone());
-            (Box::new(move || door.accept(&shared)), Some(socket))
+            let (acceptor, shared) = (acceptor.clone(), socket.clone());
+            (Box::new(move || acceptor.accept(&shared)), Some(socket))
         }
         Entrance::Call => {
-            let (door, path) = (door.clone(), path.clone());
-            (Box::new(move || door.call(&path)), None)
+            let (acceptor, path) = (acceptor.clone(), path.clone());
+            (Box::new(move || acceptor.call(&path)), None)
         }
     };
-    let mut server = Server { door, socket, path, threads: vec![serving] };
+    let mut server = Server { acceptor, socket, path, threads: vec![serving] };
     server.threads.push(spawn(format!("acc-{name}"), Role::Acceptor, letting_in)?);
     Ok(server)
 }
 
-/// What a door leads to: a device and its protocol.
+/// What an acceptor serves: a device and its protocol.
 trait Served: Send {
-    /// A session with whoever has come, and how to run it to its end, which is told in words.
+    /// A session with the VMM that has connected, and how to run it to its end; the result says why it ended.
     fn open(&mut self, arrival: Arrival) -> io::Result<(SessionHandle, Run<'_>)>;
 
     /// How a second VMM is turned away.
@@ -251,7 +252,7 @@ impl Served for VhostServed {
 
 /// A device on offer. Dropping it stops the session, ends the threads and removes the socket.
 pub struct Server {
-    door: Arc<Door>,
+    acceptor: Arc<Acceptor>,
     /// None where the VMM listens: the name is its own then, too.
     socket: Option<Arc<OwnedFd>>,
     path: PathBuf,
@@ -261,8 +262,8 @@ pub struct Server {
 impl Server {
     /// A predecessor's VMM may be served now.
     pub fn go(&self) {
-        self.door.desk.lock().held = false;
-        self.door.changed.notify_all();
+        self.acceptor.state.lock().held = false;
+        self.acceptor.changed.notify_all();
     }
 
     /// Ends the threads as they are and leaves everything to a successor.
@@ -270,14 +271,14 @@ impl Server {
         std::mem::forget(self);
     }
 
-    /// Serves a connection that somebody else accepted. Gives it back if a VMM is being served.
+    /// Serves a connection that was accepted elsewhere. Gives it back if a VMM is being served.
     pub fn adopt(&self, stream: UnixStream) -> Result<(), UnixStream> {
-        self.door.offer(stream)
+        self.acceptor.offer(stream)
     }
 
     /// True while a VMM is connected.
     pub fn connected(&self) -> bool {
-        self.door.desk.lock().session.is_some()
+        self.acceptor.state.lock().session.is_some()
     }
 
     pub fn path(&self) -> &Path {
@@ -290,11 +291,11 @@ impl Server {
 
 impl Drop for Server {
     fn drop(&mut self) {
-        self.door.close();
+        self.acceptor.close();
         if let Some(socket) = &self.socket {
             // Wakes the accepting thread; the error of a socket already shut down says the same.
             let _ = rustix::net::shutdown(socket, Shutdown::Both);
-            // Nobody can connect any more, so the name is of no use; it may have been removed already.
+            // No VMM can connect any more, so the name is of no use; it may have been removed already.
             let _ = std::fs::remove_file(&self.path);
         }
         for thread in self.threads.drain(..) {
@@ -305,57 +306,57 @@ impl Drop for Server {
 }
 
 /// Where connections wait for the serving thread.
-struct Door {
+struct Acceptor {
     name: String,
-    desk: Mutex<Desk>,
+    state: Mutex<AcceptorState>,
     changed: Condvar,
     stats: Arc<SessionStats>,
     refuse: fn(UnixStream),
 }
 
-/// Who is to be served next.
+/// What is to be served next.
 enum Arrival {
     New(UnixStream),
     Prepared(Box<Prepared>),
 }
 
 #[derive(Default)]
-struct Desk {
+struct AcceptorState {
     waiting: Option<Arrival>,
-    /// Whoever waits has to wait for other devices.
+    /// The waiting connection has to wait for other devices.
     held: bool,
     session: Option<SessionHandle>,
     closed: bool,
 }
 
-impl Desk {
+impl AcceptorState {
     fn busy(&self) -> bool {
         !self.closed && (self.waiting.is_some() || self.session.is_some())
     }
 }
 
-impl Door {
-    /// How long a new connection waits for the end of the one before it.
+impl Acceptor {
+    /// How long a new connection waits for the end of the previous one.
     const GRACE: Duration = Duration::from_secs(5);
     /// How soon a VMM that could not be reached is tried again.
     const AGAIN: Duration = Duration::from_millis(200);
 
     fn offer(&self, stream: UnixStream) -> Result<(), UnixStream> {
-        let mut desk = self.desk.lock();
-        self.changed.wait_while_for(&mut desk, |desk| desk.busy(), Door::GRACE);
-        if desk.closed || desk.busy() {
+        let mut state = self.state.lock();
+        self.changed.wait_while_for(&mut state, |state| state.busy(), Acceptor::GRACE);
+        if state.closed || state.busy() {
             return Err(stream);
         }
-        desk.waiting = Some(Arrival::New(stream));
+        state.waiting = Some(Arrival::New(stream));
         self.changed.notify_all();
         Ok(())
     }
 
     fn close(&self) {
-        let mut desk = self.desk.lock();
-        desk.closed = true;
-        desk.waiting = None;
-        if let Some(session) = &desk.session {
+        let mut state = self.state.lock();
+        state.closed = true;
+        state.waiting = None;
+        if let Some(session) = &state.session {
             session.stop();
         }
         self.changed.notify_all();
@@ -363,21 +364,21 @@ impl Door {
 
     fn accept(&self, socket: &OwnedFd) {
         let mut log = LogLimit::default();
-        while !self.desk.lock().closed {
+        while !self.state.lock().closed {
             match rustix::net::accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
                     if let Err(stream) = self.offer(stream.into()) {
-                        // Before closing it, so that whoever sees it closed finds it counted.
+                        // Before closing it, so that a VMM that sees it closed finds it counted.
                         count(&self.stats.refused);
                         (self.refuse)(stream);
                         if let Some(held_back) = log.allow() {
-                            tracing::warn!(device = self.name, held_back, "a second VMM was turned away");
+                            tracing::warn!(device = self.name, held_back, "a second VMM was refused");
                         }
                     }
                 }
                 Err(Errno::INTR | Errno::CONNABORTED) => {}
                 // The socket was shut down to end this thread.
-                Err(_) if self.desk.lock().closed => {}
+                Err(_) if self.state.lock().closed => {}
                 Err(error) => {
                     if let Some(held_back) = log.allow() {
                         tracing::warn!(device = self.name, %error, held_back, "accepting a VMM");
@@ -389,21 +390,21 @@ impl Door {
         }
     }
 
-    /// Connects whenever nobody is served, as often as it takes.
+    /// Connects whenever no VMM is served, and retries until that succeeds.
     fn call(&self, path: &Path) {
         let mut log = LogLimit::default();
         loop {
-            let mut desk = self.desk.lock();
-            self.changed.wait_while(&mut desk, |desk| desk.busy());
-            if desk.closed {
+            let mut state = self.state.lock();
+            self.changed.wait_while(&mut state, |state| state.busy());
+            if state.closed {
                 return;
             }
-            drop(desk);
+            drop(state);
             match connect(path) {
                 Ok(stream) => {
                     let _ = self.offer(stream);
                 }
-                // Nobody listens there yet, or has the time.
+                // The VMM does not listen yet, or its queue is full.
                 Err(Errno::NOENT | Errno::CONNREFUSED | Errno::AGAIN | Errno::INTR) => {}
                 Err(error) => {
                     if let Some(held_back) = log.allow() {
@@ -412,18 +413,19 @@ impl Door {
                     }
                 }
             }
-            let mut desk = self.desk.lock();
-            if !desk.closed {
-                self.changed.wait_for(&mut desk, Door::AGAIN);
+            let mut state = self.state.lock();
+            if !state.closed {
+                self.changed.wait_for(&mut state, Acceptor::AGAIN);
             }
         }
     }
 
     fn serve(&self, mut served: Box<dyn Served>) {
         loop {
-            let mut desk = self.desk.lock();
-            self.changed.wait_while(&mut desk, |desk| (desk.waiting.is_none() || desk.held) && !desk.closed);
-            let Some(arrival) = desk.waiting.take() else { return };
+            let mut state = self.state.lock();
+            self.changed
+                .wait_while(&mut state, |state| (state.waiting.is_none() || state.held) && !state.closed);
+            let Some(arrival) = state.waiting.take() else { return };
             let (session, run) = match served.open(arrival) {
                 Ok(opened) => opened,
                 Err(error) => {
@@ -431,8 +433,8 @@ impl Door {
                     continue;
                 }
             };
-            desk.session = Some(session);
-            drop(desk);
+            state.session = Some(session);
+            drop(state);
             tracing::info!(device = self.name, "VMM connected");
             // Device code is guarded inside; this keeps the thread for the next VMM should the
             // session's own code fail.
@@ -440,7 +442,7 @@ impl Door {
                 Ok(reason) => tracing::info!(device = self.name, %reason, "VMM disconnected"),
                 Err(_) => tracing::error!(device = self.name, "session failed; VMM disconnected"),
             }
-            self.desk.lock().session = None;
+            self.state.lock().session = None;
             self.changed.notify_all();
         }
     }

@@ -1,8 +1,8 @@
 //! A vfio-user session: one VMM, one socket, one device.
 //!
 //! A register access costs two system calls, one to receive and one to answer. Bad requests are
-//! answered with an error and the session goes on; a panic in device code is contained the same way
-//! and resets the device. A session ends only when the peer closes, when its stream makes no sense
+//! answered with an error and the session continues; a panic in device code is contained the same way
+//! and resets the device. A session ends only when the peer closes, when its stream is not valid
 //! any more, when its memory file was cut short, or when it is told to stop.
 //!
 //! `VERSION` may come at any time or not at all: nothing depends on it, and a socket handed over by
@@ -56,7 +56,7 @@ pub enum SessionEnd {
     Closed,
     #[error("stopped")]
     Stopped,
-    #[error("the stream makes no sense: {0}")]
+    #[error("the stream is not valid: {0}")]
     Broken(#[from] StreamError),
     #[error("a guest memory file is shorter than what was mapped of it")]
     MemoryLost,
@@ -321,7 +321,7 @@ impl<'d> Session<'d> {
         Ok(())
     }
 
-    /// After a fault in device code: the device forgets its state and goes on with the same memory.
+    /// After a fault in device code: the device is reset and continues with the same memory.
     fn contain(&mut self, panic: &(dyn Any + Send), during: &str) {
         count(&self.requests.stats.panics);
         if let Some(held_back) = self.log.allow() {
@@ -333,7 +333,7 @@ impl<'d> Session<'d> {
         guarded(&requests.stats, || requests.device.memory(&requests.map));
     }
 
-    /// Leaves the device as nobody's. Memory is still mapped while it resets, so that what is under
+    /// Leaves the device without a session. Memory is still mapped while it resets, so that what is under
     /// way can be finished.
     fn detach(&mut self) {
         let requests = &mut self.requests;

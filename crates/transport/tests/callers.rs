@@ -105,10 +105,10 @@ fn what_is_no_listening_socket_is_tried_again_and_left_alone() {
 #[test]
 fn it_ends_while_nobody_listens_and_while_nobody_accepts() {
     let dir = tempfile::tempdir().unwrap();
-    calls(&dir.path().join("nobody")).stop();
+    calls(&dir.path().join("absent")).stop();
     let path = dir.path().join("full");
     let listener = UnixListener::bind(&path).unwrap();
-    // Somebody else's connections wait, as many as fit.
+    // Other connections wait, as many as fit.
     listener.set_nonblocking(true).unwrap();
     let others: Vec<UnixStream> = (0..2).map(|_| UnixStream::connect(&path).unwrap()).collect();
     calls(&path).stop();

@@ -1,5 +1,5 @@
-//! A session's daemon dies, and another one goes on with its VMM: at every moment of a request, with memory,
-//! interrupts and whatever was on its way; and with state that nobody left so.
+//! A session's daemon dies, and another one continues with its VMM: at every moment of a request, with memory,
+//! interrupts and whatever was on its way; and with forged state.
 
 use std::collections::BTreeMap;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
@@ -264,7 +264,7 @@ fn a_request_is_carried_out_once_and_answered_once() {
     }
 }
 
-/// Requests that nobody waits for, many at once, and one behind them.
+/// Many posted requests at once, and one after them that is answered.
 #[test]
 fn what_lies_in_the_socket_and_in_the_mail_is_served() {
     let world = World::new();
@@ -356,7 +356,7 @@ fn a_bound_socket_changes_hands() {
     assert!(!path.exists() && Listener::adopt(&path, memfd("no", 1).unwrap()).is_none());
 }
 
-/// Kinds of damage, and whether the device has to begin anew.
+/// Kinds of damage, and whether the device has to be reset.
 #[test]
 fn damaged_state_resets_the_device_and_keeps_the_socket() {
     let other_version = |name: &'static str| {
@@ -411,7 +411,7 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
         let (mut vmm, _dead) = world.start();
         vmm.write_u32(2, COUNT, 0).expect("an answer");
         *world.fate.lock() = Some(Moment::Read);
-        // Nobody waits for this one: it may be lost with the mail.
+        // This one is posted: it may be lost with the mail.
         let access = vmlane_guestsim::vfio_user::access(2, COUNT, 4);
         let posted = vmm.message(10, &[zerocopy::IntoBytes::as_bytes(&access), &[0; 4]].concat(), true);
         vmm.send(&posted, &[]).expect("sent");

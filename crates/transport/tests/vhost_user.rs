@@ -117,7 +117,7 @@ fn cve_2022_0669_descriptors_do_not_leak() {
     front.alive();
 }
 
-/// User Mode Linux hears calls from a socket. One that nobody reads costs its owner calls, and us no time.
+/// User Mode Linux receives calls through a socket. If it does not read them, it loses calls, and we lose no time.
 #[test]
 fn calls_go_to_a_local_stream_socket_and_never_wait() {
     let mut front = Front::with_memory();
@@ -204,7 +204,7 @@ fn payloads_too_short_in_every_state() {
             front.tell(code, &[], &[]);
             front.tell(code, &[1, 2, 3], &[]);
         }
-        // Some of them were answered; what counts is that the session goes on.
+        // Some of them were answered; what matters is that the session continues.
         front.message(request::SET_PROTOCOL_FEATURES, protocol::REPLY_ACK.as_bytes(), &[], false);
         front.message(9999, &[], &[], true);
         while front.any_reply().0 != 9999 {}

@@ -135,7 +135,7 @@ fn dirty_pages_are_logged_while_the_front_end_wants_it() {
         );
     }
     assert_eq!(front.ask(request::SET_LOG_BASE, &base(4096, 0), &[]), 1);
-    // Answered even if nobody asked for it.
+    // Answered even if no answer was requested.
     front.tell(request::SET_LOG_BASE, &base(4096, 0), &[file.as_fd()]);
     assert_eq!(number(&front.reply(request::SET_LOG_BASE)), 0);
     assert!(logs(&front).is_none(), "not yet");
@@ -150,7 +150,7 @@ fn dirty_pages_are_logged_while_the_front_end_wants_it() {
     front.alive();
 }
 
-/// A front end that cuts its shared memory short loses its session, and nobody else's.
+/// A front end that cuts its shared memory short loses its own session only.
 #[test]
 fn shared_memory_that_is_cut_short_ends_the_session() {
     let mut front = Front::with_memory();

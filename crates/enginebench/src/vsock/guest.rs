@@ -219,7 +219,8 @@ impl Guest {
         }
         let event = self.meaning(&header)?;
         if let Event::Data(_) = event {
-            let here = data.get_mut(..bytes).ok_or_else(|| invalid(format!("{bytes} bytes for no connection")))?;
+            let here =
+                data.get_mut(..bytes).ok_or_else(|| invalid(format!("{bytes} bytes for no connection")))?;
             self.ram.read(addr + HEADER as u64, here);
         }
         self.recycle(addr);

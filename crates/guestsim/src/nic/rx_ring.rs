@@ -325,7 +325,10 @@ impl RxRings {
             assert!(!done.is_empty() || done.is_end());
             self.open = Some(Received { first: Some(done), data_ring, ..Received::default() });
         } else {
-            assert!(slot.is_body() && slot.len() == BODY && !done.is_empty(), "{done:?} continues in {slot:?}");
+            assert!(
+                slot.is_body() && slot.len() == BODY && !done.is_empty(),
+                "{done:?} continues in {slot:?}"
+            );
         }
         let packet = self.open.as_mut().expect("a body outside any packet");
         let at = packet.bytes.len();

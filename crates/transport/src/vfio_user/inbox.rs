@@ -67,7 +67,7 @@ impl Inbox {
         Inbox { number, start: 0, end: 0, serving: 0, position: 0, fds, surplus: 0 }
     }
 
-    /// Goes on with a predecessor's mail. `served`: bytes of the request at its cursor, if the predecessor had
+    /// Continues a previous daemon's mail. `served`: bytes of the request at its cursor, if that daemon had
     /// carried it out. It may have been killed before it cleared them, or halfway.
     pub fn resume(mail: &mut Mail, served: Option<usize>) -> Inbox {
         let (mut number, mut start) = mail.cursor();
@@ -114,7 +114,7 @@ impl Inbox {
     fn position_of(&self, mail: &Mail, before: u64) -> Option<u64> {
         let mut at = self.start;
         for _ in 0..before {
-            // A size that makes no sense leads beyond the end.
+            // An invalid size leads beyond the end.
             at = at.checked_add(message_at(mail.inbound().get(at..self.end)?)?)?;
         }
         (at < self.end).then(|| self.position + (at - self.start) as u64)
@@ -225,7 +225,7 @@ impl Inbox {
         while at < self.end {
             last = at;
             let Some((header, _)) = split::<Header>(&mail.inbound()[at..self.end]) else { break };
-            // A size that makes no sense ends the session when this message's turn comes.
+            // An invalid size ends the session when this message's turn comes.
             let size = header.size.get() as usize;
             if !(HEADER..=self.end - at).contains(&size) {
                 break;
@@ -254,7 +254,7 @@ impl Inbox {
     }
 }
 
-/// Size of the message that begins `bytes`, if one does. What makes no sense ends the session when its turn comes.
+/// Size of the message that begins `bytes`, if one does. An invalid size ends the session when its turn comes.
 fn message_at(bytes: &[u8]) -> Option<usize> {
     let (header, _) = split::<Header>(bytes)?;
     let size = header.size.get() as usize;

@@ -1,7 +1,7 @@
 //! A session's messages in a shared file: a request that a daemon had read is still there when it is
 //! killed, and so is the answer it was about to send.
 //!
-//! Requests are received straight into the file; bytes that hold no request are zero, so whoever comes
+//! Requests are received straight into the file; bytes that hold no request are zero, so the next daemon
 //! next finds a request by its header. Answers are put into the file and sent from there by `sendfile`,
 //! which moves the file's position in the same system call as the bytes leave: the position, which the
 //! holder of the file keeps, says what was sent. (Where the kernel sends pages by reference, an answer

@@ -1,4 +1,4 @@
-//! A session that outlives its daemon: what is held for the successor, and how that goes on.
+//! A session that outlives its daemon: what is held for the next one, and how that one continues.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -51,7 +51,7 @@ impl Keep {
         let log = Journal::create("vmlane-session", KIND, HALF)?;
         let keep = Keep { scope: scope.clone(), log, switches: 0 };
         keep.hold(mail, files)?;
-        // The socket last: without it there is no session to go on with.
+        // The socket last: without it there is no session to continue.
         keep.scope.put("s/sock", stream.as_fd())?;
         Ok(keep)
     }
@@ -77,7 +77,7 @@ impl Keep {
         }
     }
 
-    /// The session is over: nobody goes on with it.
+    /// The session is over: no daemon continues it.
     pub fn end(&self) {
         self.scope.remove_all("s/");
     }

@@ -17,7 +17,7 @@ const PATIENCE: Duration = Duration::from_millis(200);
 
 /// Answers the first message with "busy", if one comes soon, and closes the connection.
 pub(crate) fn refuse(stream: UnixStream) {
-    // Failing is fine at every step: the connection is closed all the same.
+    // Failing is fine at every step: the connection is closed in any case.
     if stream.set_nonblocking(false).is_err() || stream.set_read_timeout(Some(PATIENCE)).is_err() {
         return;
     }

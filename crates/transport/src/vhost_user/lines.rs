@@ -15,7 +15,7 @@ use crate::irq::{IrqError, check_eventfd};
 /// Outlives sessions, empty between them.
 #[derive(Debug)]
 pub struct RingLines {
-    /// Readable while a kick was not heard. Kicks are edge-triggered: nobody reads the event fds.
+    /// Readable while there is an unhandled kick. Kicks are edge-triggered: the event fds are never read.
     bell: OwnedFd,
     rings: Vec<Ring>,
 }
@@ -31,7 +31,7 @@ struct Ring {
 #[derive(Debug)]
 enum Signal {
     Event(OwnedFd),
-    /// User Mode Linux hears by SIGIO, which event fds do not raise: it hands over an end of a socket pair, and
+    /// User Mode Linux is notified by SIGIO, which event fds do not raise: it passes one end of a socket pair, and
     /// takes every eight bytes for a call (arch/um/drivers/virtio_uml.c).
     Socket(OwnedFd),
 }
@@ -82,7 +82,7 @@ impl RingLines {
                 }
                 let mut kick = lines.kick.write();
                 if let Some(old) = kick.take() {
-                    // It is there: nobody else removes it.
+                    // It is there: no other code removes it.
                     let _ = epoll::delete(&self.bell, &old);
                 }
                 if let Some(fd) = &fd {

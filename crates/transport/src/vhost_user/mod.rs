@@ -4,7 +4,7 @@
 //! stopped, the change is made, and the rings that can run then are run again: there is no state in
 //! between. Requests that make no sense are refused where an answer is wanted and change nothing; a
 //! panic in device code is contained the same way. A session ends when the peer closes, when its
-//! stream makes no sense any more, when its memory file was cut short, or when it is told to stop.
+//! stream is no longer valid, when its memory file was cut short, or when it is told to stop.
 
 mod error;
 mod inbox;
@@ -42,7 +42,7 @@ pub enum SessionEnd {
     Closed,
     #[error("stopped")]
     Stopped,
-    #[error("the stream makes no sense: {0}")]
+    #[error("the stream is not valid: {0}")]
     Broken(#[from] StreamError),
     #[error("a guest memory file is shorter than what was mapped of it")]
     MemoryLost,
@@ -144,7 +144,7 @@ impl<'d> Session<'d> {
             // A configuration space that cannot be read is told by an empty one.
             None if request::answers_with_config(code) => self.send(code, &[]),
             None if code == SET_LOG_BASE => self.send(code, 1u64.as_bytes()),
-            // Whoever waits for a value gets zeros rather than nothing.
+            // A front end that waits for a value gets zeros rather than nothing.
             None if let Some(len) = request::answer_len(code) => self.send(code, &vec![0; len]),
             Some(Answer::Done) if acknowledged => self.send(code, 0u64.as_bytes()),
             None if acknowledged => self.send(code, 1u64.as_bytes()),

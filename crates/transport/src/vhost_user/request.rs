@@ -162,7 +162,7 @@ impl<'d> Requests<'d> {
             }
             request::GET_CONFIG => self.get_config(payload),
             request::SET_LOG_BASE => self.set_log(payload, fds),
-            // Nobody waits for it: the bitmap is looked at when the front end wants to know.
+            // No answer is needed: the front end reads the bitmap when it wants to know.
             request::SET_LOG_FD => Ok(Answer::Done),
             request::GET_INFLIGHT_FD => self.get_inflight(payload),
             request::SET_INFLIGHT_FD => self.set_inflight(payload, fds),
