@@ -1,5 +1,5 @@
-//! Headers of Ethernet, IP, TCP and UDP once more, written from the RFCs (791, 768, 8200, 9293) and for nobody's
-//! speed: what the switch's own code is held against.
+//! Headers of Ethernet, IP, TCP and UDP a second time, written from the RFCs (791, 768, 8200, 9293) for
+//! clarity, not for speed: what the switch's own code is held against.
 
 use vmlane_port::{Layers, Network, Transport};
 use vmlane_switch::heads::Segmentation;

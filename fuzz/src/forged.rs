@@ -1,4 +1,4 @@
-//! State files as nobody left them: scribbled on, cut short, of another version, with records that are whole and
+//! Forged state files: overwritten, truncated, of another version, with records that are whole and
 //! wrong. Who forges a record here has the file's salt, as only a predecessor has: what is checked is what
 //! records say, not only their checksums.
 

@@ -15,7 +15,7 @@ use crate::Input;
 pub const GUESTS: usize = 5;
 /// Frames that the memory of one port has room for.
 const ROOM: usize = 4;
-/// VLAN of a frame that is tagged: one that nobody has is among them.
+/// VLAN of a tagged frame; one of them is in use nowhere.
 const VLANS: [u16; 4] = [0, 10, 20, 77];
 
 /// A port of a VM has `own(n)`, its guest may choose `chosen(n)`, strangers have others.
@@ -70,7 +70,7 @@ impl Port {
         }
     }
 
-    /// Frames to addresses that nobody is known to have.
+    /// Frames to unknown addresses.
     fn wants_strangers(&self) -> bool {
         let Policy { promiscuous, forged_transmits, .. } = self.spec.policy;
         self.filter.promiscuous && (self.spec.uplink || promiscuous || forged_transmits)
@@ -183,7 +183,7 @@ impl Bench {
     /// Rounds until nothing moves.
     fn settle(&mut self) {
         for _ in 0..1000 {
-            assert!(self.worker.step(), "nobody asked it to stop");
+            assert!(self.worker.step(), "it was not asked to stop");
             if !self.worker.moved() {
                 return;
             }
@@ -248,7 +248,7 @@ impl Bench {
         }
     }
 
-    /// One frame, to its end: everybody got what the model says, and nobody else anything.
+    /// One frame, to its end: each port got what the model says, and nothing else.
     fn send(&mut self, input: &mut Input<'_>, number: usize) {
         let to = self.address(input);
         let sender = &self.ports[number];
@@ -283,7 +283,7 @@ impl Bench {
                 got.iter().map(|(tag, bytes)| (tag, bytes.len())).collect::<Vec<_>>(),
                 wanted.iter().map(|(tag, bytes)| (tag, bytes.len())).collect::<Vec<_>>(),
             );
-            assert_eq!(port.wire.outstanding(), 0, "port {at} has a frame that nobody finished");
+            assert_eq!(port.wire.outstanding(), 0, "port {at} has an unfinished frame");
         }
     }
 
@@ -336,7 +336,7 @@ impl Bench {
         let receivers = if to.is_multicast() {
             all(&|port| port.wants_strangers() || port.filter.takes(to))
         } else if to == sender.address() {
-            // Nobody else's, not even for those who look at others' frames.
+            // No other port's, not even for ports in promiscuous mode.
             Vec::new()
         } else if let Some(at) = has(to).filter(|&at| self.ports[at].carries(vlan)) {
             one(at)

@@ -1,5 +1,5 @@
-//! A daemon takes over from state that nobody left so: a journal, a NIC, the VMCI fabric with two VMs, a
-//! session. Each is refused with a reason or goes on; whatever it was, a driver that is loaded afterwards finds a
+//! A daemon restores forged state: a journal, a NIC, the VMCI fabric with two VMs, a
+//! session. Each is refused with a reason or restored; whatever it was, a driver that is loaded afterwards finds a
 //! device that works.
 #![no_main]
 
@@ -106,7 +106,7 @@ fn nic(input: &mut Input<'_>) {
     assert_eq!(driver.tx[0].outstanding(), 0);
 }
 
-/// Takes all frames that were sent, if anybody is attached.
+/// Takes all frames that were sent, if a port is attached.
 fn take(machine: &NicMachine) -> usize {
     let taken = machine.frames.with(|end| {
         let mut taken = 0;

@@ -16,7 +16,7 @@ use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket, PacketType};
 use zerocopy::IntoBytes;
 
 const CIDS: [u32; 3] = [3, 4, 5];
-/// Nobody has this one.
+/// No VM has this one.
 const ABSENT: u32 = 9;
 const PORTS: [u32; 2] = [7, 2000];
 /// Waiting bytes up to which a datagram must be accepted: half of what a VM's queue holds is for one sender.
@@ -68,13 +68,13 @@ impl Model {
         let back = (cid, packet.dst_port(), from, packet.src_port());
         use PacketType as P;
         if from == CID_HOST {
-            // Nobody listens there: it refuses, and does nothing else.
+            // There is no listener: it refuses, and does nothing else.
             assert!(matches!(kind, P::Rst | P::Invalid), "{kind:?} from the host: {way:?}");
             return;
         }
         assert!(same_group(from, cid), "{kind:?} crosses groups: {way:?}");
         match kind {
-            // In the other end's name, whoever refuses.
+            // In the other end's name, whichever end refuses.
             P::Rst => return,
             // The device's own, once a queue pair was offered.
             P::Wrote | P::Read | P::WaitingRead | P::WaitingWrite | P::Shutdown => {

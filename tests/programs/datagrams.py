@@ -57,7 +57,7 @@ def flood(sock, to, count):
             # A guest that takes them in byte by byte may need long for the first.
             sock.settimeout(3 if back else 60)
             answer = sock.recv(4096)
-            vs.check(answer in sent, "a datagram arrived that nobody sent")
+            vs.check(answer in sent, "a datagram arrived that was never sent")
             back += 1
     except TimeoutError:
         pass  # a datagram may be lost at a full receiver, as UDP's

@@ -4,9 +4,9 @@
   echo.py burst CID PORT COUNT BYTES [to-host] [small]
                                             opens COUNT connections before any carries a byte
 
-Linux refuses a connection that is in the making for more than a second: such a one is asked for again. `small` is for
-guests that name their rings' pages byte by byte, and for a daemon that may die: smaller rings, and whoever is refused
-sooner asks again, too.
+Linux refuses a connection that takes more than a second to establish; the client retries. `small` is for
+guests that send the page numbers of their rings byte by byte, and for a daemon that may die: smaller rings, and a client
+that is refused sooner also retries.
 """
 import errno
 import os

@@ -89,7 +89,7 @@ while waiting:
 for one in socks.values():
     one.close()
 
-# Refused, then the same socket again where somebody listens; no such VM.
+# Refused, then the same socket again where a program listens; no such VM.
 sock = vs.stream()
 expect(errno.ECONNRESET, lambda: sock.connect((CID, 9)))
 sock.connect((CID, ECHO))

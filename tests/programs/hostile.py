@@ -1,7 +1,7 @@
 """A hostile guest: causes harm as fast as it can, until it is ended.
 
-  hostile.py frames INTERFACE    broadcasts, frames to nobody and from others' addresses, runts and long ones
-  hostile.py vmci                connects, datagrams and half-made streams to everybody, wanted or not
+  hostile.py frames INTERFACE    broadcasts, frames to unknown and from forged addresses, runts and long ones
+  hostile.py vmci                connects, datagrams and half-made streams to every CID, wanted or not
   hostile.py busy                only uses its processor: what others lose to that is not the network's doing
 
 Says "at it" once it has begun.
@@ -18,8 +18,8 @@ def frames(interface):
     sock = socket.socket(socket.AF_PACKET, socket.SOCK_RAW)
     sock.bind((interface, 0))
     own = sock.getsockname()[4]
-    everybody, nobody, other = b"\xff" * 6, b"\x02nobody"[:6], b"\x52\x54\x00\x00\x00\x03"
-    heads = [everybody + own, nobody + own, everybody + other, nobody + nobody]
+    broadcast, unknown, other = b"\xff" * 6, b"\x02absent"[:6], b"\x52\x54\x00\x00\x00\x03"
+    heads = [broadcast + own, unknown + own, broadcast + other, unknown + unknown]
     sizes = [60, 60, 1514, 15]
     packets = [(head + b"\x88\xb5" + os.urandom(1500))[:size] for head in heads for size in sizes]
     vs.say("at it")

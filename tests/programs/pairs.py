@@ -65,7 +65,7 @@ def serve_one(sock):
     elif verb == "count":
         sock.sendall(b"%d" % len(vs.recv_all(sock)))
     elif verb == "finish":
-        # Says that it sends nothing more, and goes on reading.
+        # Says that it sends nothing more, and continues reading.
         sock.sendall(b"x")
         sock.shutdown(socket.SHUT_WR)
         ended.append(len(vs.recv_all(sock)))

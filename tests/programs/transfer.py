@@ -126,7 +126,7 @@ def far_unread(sock):
         while True:
             sock.sendall(BLOCK)
     except OSError as error:
-        vs.check(error.errno in (errno.EPIPE, errno.ECONNRESET), f"a send to nobody: {error}")
+        vs.check(error.errno in (errno.EPIPE, errno.ECONNRESET), f"a send to a closed peer: {error}")
 
 
 @near

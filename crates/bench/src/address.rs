@@ -54,7 +54,7 @@ impl Address {
         }
     }
 
-    fn names_nobody(&self) -> bool {
+    fn is_only_for_listening(&self) -> bool {
         match self {
             Address::Tcp { host, .. } => host.is_empty(),
             Address::Vsock { cid, .. } => *cid == CID_ANY,
@@ -98,7 +98,7 @@ impl FromStr for Target {
             Some(("vsock-dgram", rest)) => (vsock(text, rest)?, true),
             _ => (text.parse::<Address>()?, false),
         };
-        if control.names_nobody() {
+        if control.is_only_for_listening() {
             return Err(usage(
                 text,
                 "it names no machine: write tcp:HOST, udp:HOST, vsock:CID, vsock-dgram:CID or unix:PATH",

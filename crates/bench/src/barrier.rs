@@ -73,7 +73,7 @@ mod tests {
     }
 
     #[test]
-    fn the_clock_is_told_until_somebody_says_go() {
+    fn the_clock_is_answered_until_go() {
         let before = clock().as_nanos();
         let (result, said) = told("clock\nclock\ngo\nclock\n");
         result.unwrap();

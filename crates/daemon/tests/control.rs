@@ -122,7 +122,7 @@ fn a_request_without_end_is_cut_off() {
 }
 
 #[test]
-fn slow_clients_lose_their_place_and_hinder_nobody() {
+fn slow_clients_lose_their_place_and_do_not_delay_others() {
     // Time enough for the one that is served.
     let setup = setup(Bounds { clients: 3, request: Duration::from_secs(3), ..QUICK });
     let mut silent = setup.raw();

@@ -101,7 +101,7 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
     }
 }
 
-/// A fault in a stream's turn ends that stream, at both ends; the worker and its other streams go on.
+/// A fault in a stream's turn ends that stream, at both ends; the worker and its other streams continue.
 #[test]
 fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};

@@ -150,7 +150,7 @@ fn a_missing_fence_is_found() {
 
 #[test]
 fn breaking_m4_is_found() {
-    // In a ring for one byte nobody is ever late, and one byte short of full is empty.
+    // In a ring for one byte no end is ever late, and one byte short of full is empty.
     for size in [3, 4] {
         assert_eq!(failure(Rule::StaleTail, Protocol::Qstate, size), Failure::Deadlock);
         assert_eq!(failure(Rule::ShortOfFull, Protocol::Qstate, size), Failure::Deadlock);

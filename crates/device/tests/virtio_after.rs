@@ -200,7 +200,7 @@ fn records_of_other_rings_and_of_none() {
     let last = 4096 / record_bytes(SIZE) - 1;
     assert!(record(last, SIZE).is_some() && record(last + 1, SIZE).is_none());
     assert!(record(usize::MAX, SIZE).is_none() && record(0, 32768).is_none());
-    // Stopped in order: the front end says where to go on.
+    // Stopped in order: the front end says where to continue.
     record(0, SIZE).unwrap().forget();
     assert_eq!(recover(&watched.setup(), watched.features, &map), None);
     // Memory that the ring is no longer in.
@@ -343,7 +343,7 @@ fn a_guest_with_a_control_queue_is_obeyed() {
         guest.run();
         assert_eq!(filter(&guest), wanted);
         assert!(guest.nic.with(|end| !end.capabilities().tso4));
-        // Another VMM, or none that anybody remembers.
+        // Another VMM, or one without a record.
         guest.nic.device.stop();
         guest.nic.device.gone();
         guest.run();
@@ -371,7 +371,7 @@ fn commands_of_every_shape_and_size() {
         guest.nic.with(|end| end.tick(Instant::now()));
         assert!(guest.control.take().is_some(), "shape {number}");
     }
-    // A chain without end: this queue stands still, the others go on.
+    // A chain without end: this queue stops, the others continue.
     guest.control.write_split(0, page, 1, desc::NEXT, 0);
     guest.control.publish(0);
     std::thread::sleep(Duration::from_millis(2));

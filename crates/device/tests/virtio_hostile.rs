@@ -20,7 +20,7 @@ fn stands_still(mut nic: Nic) {
     assert_eq!(nic.stats().drop_bad_descriptor.get(), 1);
     assert_eq!(nic.sent(), None);
     assert_eq!(nic.bells.failures.load(Ordering::SeqCst), 1, "said once");
-    // The other ring goes on.
+    // The other ring continues.
     nic.post_buffer(400);
     nic.deliver(&Frame::new(100), |packet| packet).unwrap();
     assert!(nic.rx.take().is_some());
@@ -136,7 +136,7 @@ fn cve_2018_1059_addresses_outside_memory() {
             nic.tx.post(&pieces(header, addr, 100));
             nic.tx.post(&[out(addr, 200)]);
             assert_eq!(nic.sent(), None, "{addr:#x}");
-            assert!(nic.tx.take().is_some() && nic.tx.take().is_some(), "completed all the same");
+            assert!(nic.tx.take().is_some() && nic.tx.take().is_some(), "completed nevertheless");
         }
         assert_eq!(nic.stats().drop_bad_address.get(), 2 * bad.len() as u64);
         for addr in bad {

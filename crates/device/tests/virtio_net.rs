@@ -89,7 +89,7 @@ fn frames_are_completed_in_the_order_of_the_ring() {
         finish(&nic, 0);
         assert_eq!([0, 1, 2].map(|_| nic.tx.take().map(|(id, _)| id)), [0, 1, 2].map(|at| Some(ids[at])));
         assert_eq!(nic.tx.take(), None);
-        // What is lent when the rings stop is taken again by whoever runs them next.
+        // What is lent when the rings stop is taken again when they run next.
         nic.device.stop();
         nic.run();
         assert!(nic.sent().is_some());

@@ -138,7 +138,7 @@ fn events_that_exist_can_be_subscribed_to() {
 }
 
 #[test]
-fn a_map_belongs_to_whoever_asked_first() {
+fn a_map_belongs_to_the_first_to_ask() {
     let world = World::new();
     let (mut a, mut b) = (world.machine(3).probe(Path::Dma), world.machine(4).probe(Path::Dma));
     let mut stranger = world.machine_with(VmSpec { group: "other".into(), ..vm(5) }).probe(Path::Dma);

@@ -104,7 +104,7 @@ fn a_sender_takes_no_more_of_a_queue_than_it_leaves_to_others() {
     };
     assert_eq!(flood(&mut a), 68, "half of 139264 bytes");
     assert_eq!(flood(&mut c), 34, "half of the other half");
-    assert_eq!(d.send_to(TO, 55, &payload(30_000)), 30_024, "there is room for whoever comes next");
+    assert_eq!(d.send_to(TO, 55, &payload(30_000)), 30_024, "there is room for the next sender");
     let request = ControlPacket::new(PacketType::Request2, 1030, 5000).with_size(4096, 1);
     assert_eq!(d.control(4, request), 56, "and for connections in any case");
     assert!(world.view(4).inbox_bytes <= 139_264);
@@ -119,7 +119,7 @@ fn a_sender_takes_no_more_of_a_queue_than_it_leaves_to_others() {
 }
 
 #[test]
-fn nobody_speaks_in_another_name() {
+fn a_forged_source_is_refused() {
     let world = World::new();
     for path in [Path::Dma, Path::Ports] {
         let world = World::new();
@@ -163,7 +163,7 @@ fn who_is_not_there_and_who_is_not_for_you_look_the_same() {
 }
 
 #[test]
-fn nobody_cuts_a_batch_of_another_short() {
+fn a_batch_is_not_cut_short_by_another_guest() {
     let world = World::new();
     let [mut a, mut b] = two(&world, Path::Dma, Path::Dma);
     assert_eq!(a.send_to(TO, 55, b"one"), 27);

@@ -397,7 +397,7 @@ fn a_party_that_breaks_its_ring_loses_its_stream_only() {
 }
 
 #[test]
-fn datagrams_go_both_ways_and_nobody_is_told() {
+fn datagrams_go_both_ways_without_events() {
     let world = World::new();
     let (_asked, got) = host(&world);
     let machine = world.machine(3);

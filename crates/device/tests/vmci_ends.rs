@@ -73,7 +73,7 @@ fn bytes_outlive_their_sender() {
         let free = machine.ram.free_pages();
         a.close();
         assert!(machine.ram.free_pages() > free);
-        // The pages are somebody else's from here on.
+        // From here on the guest uses the pages for something else.
         let all = machine.ram.alloc(machine.ram.free_pages(), Placement::Scattered);
         all.iter().for_each(|page| machine.ram.write(*page, &[0xee; 4096]));
         assert_eq!(world.view(3).spill_left, full - (RING as usize - 1), "the rest is kept, and charged");
@@ -89,7 +89,7 @@ fn bytes_outlive_their_sender() {
 }
 
 #[test]
-fn what_nobody_will_read_is_not_kept() {
+fn bytes_that_no_one_can_read_are_not_kept() {
     let world = World::new();
     let [(_a, client), (_b, server)] = world.two(Path::Dma);
     let (a, b) = connect(&client, &server, 5000, rings(RING));
@@ -117,7 +117,7 @@ fn a_vm_cannot_leave_more_behind_than_it_may() {
 }
 
 #[test]
-fn a_writer_that_waits_is_told_that_nobody_is_left() {
+fn a_waiting_writer_is_told_that_its_peer_is_gone() {
     for protocol in [Protocol::Qstate, Protocol::Pkt] {
         let world = World::new();
         let [(_a, client), (_b, server)] = world.two(Path::Dma);
@@ -284,7 +284,7 @@ fn memory_that_goes_away_takes_its_pairs_along() {
 fn half_made_connections_of_a_dead_vm_are_refused() {
     let world = World::new();
     let [(_a, client), (_b, server)] = world.two(Path::Dma);
-    // Nobody of VM 3 answers; VM 4 asks.
+    // VM 3 does not answer; VM 4 asks.
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| server.connect((3, 5000), rings(RING)).map(|_| ()));
         eventually("VM 3 is asked", || !world.fabric.connections().is_empty());

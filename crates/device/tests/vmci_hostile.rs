@@ -76,7 +76,7 @@ fn honest_stream(client: &Arc<Guest>, server: &Arc<Guest>, options: Options, por
     });
 }
 
-/// Nobody holds more than its quota, at any time.
+/// No VM holds more than its quota, at any time.
 fn assert_bounded(fabric: &Fabric) {
     for view in fabric.vms() {
         let limits = if view.cid > 4 { LIMITS } else { Limits::default() };
@@ -155,7 +155,7 @@ fn honest_streams_survive_everything() {
 
 /// Pairs made and left again and again by guests that never fetch the events about them.
 #[test]
-fn events_that_nobody_fetches_do_not_pile_up() {
+fn events_that_are_not_fetched_do_not_pile_up() {
     let world = World::new();
     let [mut a, mut b] = [3, 4].map(|cid| world.machine(cid).probe(Path::Dma));
     let mut refused = 0;
@@ -177,7 +177,7 @@ fn events_that_nobody_fetches_do_not_pile_up() {
     b.alloc(&PairSpec { peer: 3, ..create }, Placement::Scattered).expect("to attach after A has caught up");
 }
 
-/// A guest that asks for connections and never reads an answer fills its own queue, nobody else's.
+/// A guest that asks for connections and never reads an answer fills its own queue only.
 #[test]
 fn a_flood_of_requests_leaves_room_for_others() {
     let world = World::new();

@@ -1,5 +1,5 @@
-//! State that nobody wrote so: of another version, cut short, scribbled on, or sound records of nonsense. It
-//! is refused with a reason, the device that it was about begins anew, the rest is taken over; nothing
+//! Forged state: of another version, truncated, overwritten, or well-formed records of nonsense. It
+//! is refused with a reason, the device that it describes is reset, the rest is restored; nothing
 //! panics, and every driver that is loaded afterwards finds a working device.
 
 mod vmci_common;
@@ -139,7 +139,7 @@ fn lives_on(Rich { world, drivers, queues }: Rich, untouched: bool) {
     assert_eq!((a.detach(client), b.detach(server)), (0, 0));
 }
 
-/// What the sound state looks like: nobody begins anew.
+/// What the intact state looks like: no device is reset.
 #[test]
 fn what_is_sound_is_taken_over_whole() {
     for path in [Path::Dma, Path::Ports] {
@@ -183,7 +183,7 @@ fn another_version_and_what_is_cut_short_are_refused_with_a_reason() {
         assert!(refused.to_string().contains("version"), "{refused}");
     }
     rich_one.world.succeed(legacy);
-    // The fabric's: every device begins anew. One session's: that device does.
+    // The router's: every device is reset. One session's: that device is.
     for lost in [None, Some(3), Some(4), Some(5)] {
         let rich = rich(Path::Dma);
         let mut legacy = rich.world.kill();
@@ -214,7 +214,7 @@ fn what_is_missing_is_missed() {
     }
 }
 
-/// Every record in turn is scribbled on: whom it was about begins anew or hears of the end; 5 never notices.
+/// Every record in turn is overwritten: the device it describes is reset or told of the end; VM 5 never notices.
 #[test]
 fn each_damaged_record_hurts_whom_it_is_about() {
     let sound = rich(Path::Dma);
@@ -225,7 +225,7 @@ fn each_damaged_record_hurts_whom_it_is_about() {
         keys
     };
     assert!(keys.len() > 25, "{} records", keys.len());
-    // Kinds of one context; the others are about streams, or about nobody.
+    // Kinds of one context; the others describe streams, or nothing.
     let of_context = |key: &Key| [2, 3, 4, 10, 11].contains(&key.0).then_some(key.1 as u32);
     for number in 0..keys.len() {
         let rich = rich(Path::Dma);
@@ -394,7 +394,7 @@ proptest! {
 
     /// Records with sound checksums and nonsense in them.
     #[test]
-    fn sound_records_of_nonsense_panic_nobody(
+    fn well_formed_records_of_nonsense_cause_no_panic(
         forgeries in proptest::collection::vec((0usize..12, any::<usize>(), forgery()), 1..4),
         ports in any::<bool>(),
     ) {
@@ -403,7 +403,7 @@ proptest! {
 
     /// Bytes anywhere in any file.
     #[test]
-    fn scribbles_anywhere_panic_nobody(
+    fn random_overwrites_cause_no_panic(
         scribbles in proptest::collection::vec((0usize..4, 0usize..12_000, proptest::collection::vec(any::<u8>(), 1..40)), 1..4),
     ) {
         let rich = rich(Path::Dma);

@@ -38,8 +38,8 @@ fn requests_beyond_a_few_wait_for_handshakes_to_end() {
     assert_eq!(requested(&mut b), [4]);
     assert_eq!(heard(&mut a).len(), 1);
     say(&mut a, (4, 5000), 9, PacketType::Rst);
-    assert_eq!(requested(&mut b), [0; 0], "it had not begun, and nobody hears of it");
-    // Those that do not move hold up nobody for long.
+    assert_eq!(requested(&mut b), [0; 0], "it had not begun, and no end is told");
+    // Those that do not move delay the others only briefly.
     world.fabric.expire_at(Instant::now() + Duration::from_secs(2));
     assert_eq!(requested(&mut b), [5, 6, 7]);
 }

@@ -1,4 +1,4 @@
-//! Control packets that are refused, and that hurt nobody by being sent.
+//! Control packets that are refused, and that do no harm by being sent.
 
 mod vmci_common;
 
@@ -13,7 +13,7 @@ use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;
 
 #[test]
-fn connecting_to_nobody_fails() {
+fn connecting_to_a_closed_port_fails() {
     let world = World::new();
     let [mut a, _b] = two(&world);
     let _other = world.machine_with(VmSpec { group: "other".into(), ..vm(6) }).probe(Path::Dma);
@@ -21,7 +21,7 @@ fn connecting_to_nobody_fails() {
         let result = say(&mut a, (cid, 5000), 1030, PacketType::Request2);
         assert!(result == VmciError::InvalidResource.code(), "CID {cid}: {result}");
     }
-    // The host itself: nobody listens there.
+    // The host itself: no program listens there.
     assert_eq!(say(&mut a, (2, 5000), 1030, PacketType::Request2), 56);
     assert_eq!(heard(&mut a), [((2, 5000), PacketType::Rst, 1030)]);
     assert_eq!(states(&world), [""; 0]);
@@ -84,7 +84,7 @@ fn a_stranger_cannot_meddle() {
 }
 
 #[test]
-fn a_pair_of_somebody_else_cannot_be_offered() {
+fn a_pair_of_another_vm_cannot_be_offered() {
     let world = World::new();
     let [mut a, mut b] = two(&world);
     let mut c = world.machine(5).probe(Path::Dma);

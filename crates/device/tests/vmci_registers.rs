@@ -57,7 +57,7 @@ fn a_send_that_linux_refuses_by_itself_does_not_find_an_older_success() {
     let world = World::new();
     let mut driver = world.machine(3).probe(Path::Dma);
     assert_eq!(driver.call(call::GET_CONTEXT_ID, &[]), 3);
-    // Page numbers of more than one datagram: never sent, the result is read all the same.
+    // Page numbers of more than one datagram: never sent, but the result is read nevertheless.
     let handle = Handle::new(3, 2000);
     let spec = PairSpec { handle, peer: 4, flags: 0, produce: 18 << 20, consume: 18 << 20 };
     assert_eq!(driver.alloc(&spec, Placement::Scattered).err(), Some(INVALID_ARGS));
@@ -129,7 +129,7 @@ fn a_receive_buffer_that_makes_no_sense_loses_nothing() {
         driver.write(Reg::DataInLow, page as u32);
         let mut busy = [0; 4];
         machine.ram.read(page, &mut busy);
-        assert_eq!(busy, [1, 0, 0, 0], "whoever waits for it goes on");
+        assert_eq!(busy, [1, 0, 0, 0], "the vCPU that waits for it continues");
     }
     driver.write(Reg::DataInHigh, 1);
     assert_eq!(driver.await_datagrams()[0].payload, b"kept");

@@ -1,4 +1,4 @@
-//! The daemon dies and a successor goes on: streams, handshakes, datagrams, doorbells, quotas.
+//! The daemon dies and the next one restores its state: streams, handshakes, datagrams, doorbells, quotas.
 
 mod vmci_common;
 
@@ -259,7 +259,7 @@ fn streams_are_whole_whatever_dies_under_them() {
     stream_under_deaths(Path::Dma, Protocol::Pkt);
 }
 
-/// Fills both rings of `size` bytes: nobody reads. Returns the number of bytes.
+/// Fills both rings of `size` bytes, without a reader. Returns the number of bytes.
 fn fill(stream: &vmlane_guestsim::Stream, pattern: Pattern, size: u64) -> u64 {
     let mut at = 0;
     eventually("both rings are full", || {
@@ -399,7 +399,7 @@ fn a_pair_whose_creator_was_reset_goes_on_beside_its_namesake() {
     let again = b.alloc(&ATTACH, Placement::Scattered).expect("the new one");
     world.replace();
     assert_eq!(second.enqueue(b"anew"), 4);
-    // Outside of connections nobody announces anything: the lane looks by itself.
+    // Outside of connections there are no notifications: the stream polls.
     world.replace();
     let mut got = [0; 9];
     assert_eq!(again.dequeue(&mut got), 4);
@@ -433,7 +433,7 @@ fn a_vm_that_is_gone_is_missed() {
     }
 }
 
-/// Handshakes wait their turn; those that waited go on, in order.
+/// Handshakes wait their turn; those that waited continue, in order.
 #[test]
 fn requests_that_wait_their_turn_get_it() {
     let world = two();
@@ -539,7 +539,7 @@ fn streams_with_the_host_end_with_a_reset() {
         stream.send_all(&[1; 1000]).expect("room");
         // Another one has asked and is not answered.
         let asking = scope.spawn(|| guest.connect((2, 81), rings(65_536)).err());
-        eventually("the host is asked again", || !program.0.lock().is_empty());
+        eventually("the request reaches the host again", || !program.0.lock().is_empty());
         assert_eq!(world.used(3, "queue_pairs"), 1);
         world.replace();
         assert_eq!(asking.join().expect("the guest's thread"), Some(SocketError::Refused));

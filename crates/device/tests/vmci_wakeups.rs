@@ -1,4 +1,4 @@
-//! Nobody sleeps through what it waits for: readers, writers, low-water marks, long pauses.
+//! No end sleeps through what it waits for: readers, writers, low-water marks, long pauses.
 
 mod vmci_common;
 

@@ -194,7 +194,7 @@ fn the_extended_block_counts_with_many_queues() {
     assert_eq!(machine.handle.view().refused, Some(Refused::Interrupts { count: 66, most: 65 }));
 }
 
-/// What follows 720 bytes belongs to somebody else, in a driver of revision 1 to 5.
+/// What follows 720 bytes is not part of it, in a driver of revision 1 to 5.
 #[test]
 fn a_small_area_at_the_end_of_memory_is_enough_for_few_queues() {
     let (machine, mut driver) = ready(linux());
@@ -377,7 +377,7 @@ fn a_data_ring_is_used_if_it_can_be() {
 }
 
 #[test]
-fn a_transmit_data_ring_is_nobodys_business() {
+fn a_transmit_data_ring_is_ignored() {
     accepted(linux(), |driver| {
         driver.tx_descs[0].data_ring.set(u64::MAX);
         driver.tx_descs[0].data_ring_size.set(u32::MAX);

@@ -18,7 +18,7 @@ fn words(machine: &NicMachine) -> Vec<u32> {
 /// VMware's were uninitialised stack used by commands, and leaked to the guest: no register and no result
 /// holds anything but what it is said to.
 #[test]
-fn cve_2018_6981_6982_a_guest_reads_nothing_that_nobody_wrote() {
+fn cve_2018_6981_6982_a_guest_reads_no_uninitialised_memory() {
     let (used, mut driver) = active(DriverSpec::linux(6));
     assert!(deliver(&used, &frame(700)) && receive(&mut driver).is_some());
     for code in (0xcafe_0000..0xcafe_0040).chain(0xf00d_0000..0xf00d_0040) {

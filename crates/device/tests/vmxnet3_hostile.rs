@@ -1,5 +1,5 @@
 //! Rings as no driver leaves them. Nothing panics, nothing hangs, nothing is written but to posted
-//! buffers and completions; the queue stops or goes on.
+//! buffers and completions; the queue stops or continues.
 
 mod vmxnet3_common;
 
@@ -94,7 +94,7 @@ fn an_unknown_type() {
     check_tx_stopped(&mut nic, error::UNKNOWN_TYPE);
 }
 
-/// What is wrong with one packet alone: it is left out and completed, the next one goes on.
+/// What is wrong with one packet alone: it is skipped and completed, the next one is delivered.
 #[test]
 fn bad_packets_are_completed_and_counted() {
     let mut nic = linux();
@@ -187,7 +187,7 @@ fn a_ring_full_of_bad_packets_does_not_hold_the_worker() {
 }
 
 #[test]
-fn frames_that_nobody_finishes_are_bounded() {
+fn unfinished_frames_are_bounded() {
     let mut nic = Nic::new(&RingsSpec { tx: 1024, ..RingsSpec::linux() });
     let raw = TxDesc::new(0x10_0000, 60).with_end(true);
     let lent = (0..5000)
@@ -300,7 +300,7 @@ impl Random {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 200, ..ProptestConfig::default() })]
 
-    /// Any words in a transmit ring: the port goes on or stops, and completes what it took.
+    /// Any words in a transmit ring: the port continues or stops, and completes what it took.
     #[test]
     fn any_transmit_descriptors(
         seed in any::<u64>(),

@@ -145,7 +145,7 @@ fn the_size_is_learnt_when_buffers_come_late() {
     assert!(port.capabilities().aggregate > 65535 + 14);
 }
 
-/// Linux keeps an aggregate's numbers only for as long as one poll lasts: whoever looks at any moment
+/// Linux keeps an aggregate's numbers only for as long as one poll lasts: a reader at any moment
 /// sees all completions of a packet or none.
 #[test]
 fn a_packet_s_completions_appear_together() {

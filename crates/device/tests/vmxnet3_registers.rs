@@ -158,7 +158,7 @@ fn the_runtime_address_stays_until_the_function_is_reset() {
     assert_eq!((filter(), machine.handle.view().mac), (Some(runtime), runtime));
     machine.write(Reg::MacLow, 0x0000_0001);
     machine.write(Reg::MacHigh, 0);
-    assert_eq!(filter(), Some(runtime), "a group address is nobody's own");
+    assert_eq!(filter(), Some(runtime), "a group address is no station's own");
     machine.command(Command::Quiesce);
     machine.command(Command::Reset);
     assert_eq!(driver.try_activate(&machine), 0);
@@ -238,7 +238,7 @@ fn the_page_is_one_whether_it_is_mapped_or_trapped() {
     assert_eq!(machine.lines.raised(1), 0, "masked through the mapping");
     page.store_u32(8, 0);
     machine.frames.with(|end| end.tick(std::time::Instant::now()));
-    assert_eq!(machine.lines.raised(1), 1, "found by whoever polls");
+    assert_eq!(machine.lines.raised(1), 1, "found by polling");
     machine.write_page(PageReg::TxProducer(3), 77);
     assert_eq!(page.load_u32(0x618), 77);
 }

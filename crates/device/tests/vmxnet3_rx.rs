@@ -106,7 +106,7 @@ fn tags_are_stripped_or_inserted() {
 }
 
 #[test]
-fn verdicts_are_told_only_when_somebody_looked() {
+fn checksum_status_is_reported_only_after_a_check() {
     let udp4 = Layers { transport: Transport::Udp, ..TCP4 };
     let tcp6 = Layers { network: Network::V6, ..TCP4 };
     let fragment = Layers { fragment: true, ..TCP4 };

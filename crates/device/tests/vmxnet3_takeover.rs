@@ -1,5 +1,5 @@
-//! The daemon dies under a NIC and a successor goes on with it: rings, filters, masks, moderation; and what
-//! it makes of state that nobody wrote so.
+//! The daemon dies under a NIC and the next one restores it: rings, filters, masks, moderation; and what
+//! it does with forged state.
 
 use std::os::unix::fs::FileExt;
 use std::time::Instant;

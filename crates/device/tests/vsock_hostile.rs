@@ -44,7 +44,7 @@ fn connected(packed: bool, kind: u16) -> (Bench, Guest, Guest) {
 }
 
 #[test]
-fn a_forged_source_cid_reaches_nobody() {
+fn a_packet_with_a_forged_source_cid_is_dropped() {
     for packed in [false, true] {
         let (mut bench, mut a, mut b) = connected(packed, kind::STREAM);
         for source in [0u64, 2, u64::from(B), 5, u64::from(u32::MAX), 1 << 32 | u64::from(A), u64::MAX] {
@@ -91,7 +91,7 @@ fn a_descriptor_loop_stops_its_own_ring_alone() {
     a.tx.write_split(60, page, HEADER as u32, vmlane_wire::virtio::desc::NEXT, 60);
     a.tx.publish(60);
     assert!(bench.run());
-    // Nothing of a moves any more; b goes on with a third VM.
+    // Nothing from a passes any more; b continues with a third VM.
     a.packet(LOCAL, (B, PORT), kind::STREAM, op::RW, b"lost");
     let mut c = bench.guest(vm(5), false);
     c.post_buffers(4, 4096);
@@ -111,7 +111,7 @@ fn a_descriptor_loop_stops_its_own_ring_alone() {
 }
 
 #[test]
-fn a_guest_that_never_reads_is_given_up_and_stops_nobody() {
+fn a_guest_that_never_reads_is_reset_and_does_not_stop_others() {
     let (mut bench, mut a, mut b) = pair(false);
     let mut c = bench.guest(vm(5), false);
     a.post_buffers(20, 4096);
@@ -122,7 +122,7 @@ fn a_guest_that_never_reads_is_given_up_and_stops_nobody() {
     assert_eq!(a.taken(), 0, "held");
     c.packet(9, (A, 77), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());
-    assert_eq!(ops(&a.received()), [op::REQUEST], "others go on");
+    assert_eq!(ops(&a.received()), [op::REQUEST], "others continue");
     bench.now += Duration::from_secs(3);
     assert!(bench.run());
     assert_eq!((a.taken(), ops(&a.received())), (1, vec![op::RST]));
@@ -153,7 +153,7 @@ fn a_guest_that_asks_and_never_listens() {
             break;
         }
     }
-    assert!(given_back < 400, "{given_back} requests were taken though nobody hears the answers");
+    assert!(given_back < 400, "{given_back} requests were taken though the answers are not read");
 }
 
 #[test]
@@ -238,7 +238,7 @@ fn to_host(vm: VsockVm, to: u32) -> (Bench, Guest, Arc<Host>) {
 fn a_guest_that_sends_beyond_its_credit_is_reset() {
     let (mut bench, mut a, _host) = to_host(vm(A), 2);
     let mut sent = 0;
-    // Nobody reads: the ring of 256 KiB (and what the lane took) fills.
+    // There is no reader: the ring of 256 KiB (and what the stream took) fills.
     for _ in 0..200 {
         a.packet(LOCAL, (2, 80), kind::STREAM, op::RW, &[7; 16 << 10]);
         sent += 16 << 10;
@@ -249,7 +249,7 @@ fn a_guest_that_sends_beyond_its_credit_is_reset() {
             return;
         }
     }
-    panic!("{sent} bytes were taken though nobody read them");
+    panic!("{sent} bytes were taken though they were not read");
 }
 
 #[test]
@@ -346,7 +346,7 @@ fn who_gives_up_leaves_nothing_behind() {
     let call = host.calls.lock().pop().unwrap();
     assert_eq!(host.given_up.lock()[..], [call]);
     assert!(!bench.fabric.accept(call, lane_end(), host.clone()), "too late");
-    // Nobody answers for the host any more.
+    // The host no longer answers.
     bench.fabric.clear_endpoint(2);
     a.packet(LOCAL, (2, 80), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());

@@ -100,7 +100,7 @@ fn spec(cid: u32, group: &str) -> VsockVm {
     }
 }
 
-/// A driver whose device nobody runs.
+/// A driver whose device is not served.
 fn driver(cid: u32, packed: bool) -> Guest {
     Bench::new(Arc::new(Inline::default())).guest(spec(cid, "test"), packed)
 }
@@ -177,7 +177,7 @@ impl Vm {
     fn hears_nothing(&mut self, hub: &Hub) {
         // Twice around: whatever was under way has been looked at.
         for _ in 0..2 {
-            hub.add(spec(77, "nobody"));
+            hub.add(spec(77, "absent"));
         }
         self.poll();
         assert_eq!(self.received.len(), 0, "{:?}", self.received);
@@ -196,7 +196,7 @@ fn asleep(hub: &Hub) {
     let deadline = Instant::now() + PATIENCE;
     while hub.stats().sleeps.get() == before {
         assert!(Instant::now() < deadline, "the worker never sleeps");
-        hub.add(spec(77, "nobody"));
+        hub.add(spec(77, "absent"));
         std::thread::sleep(Duration::from_millis(1));
     }
 }

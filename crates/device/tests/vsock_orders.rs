@@ -135,9 +135,9 @@ impl World {
 /// One end of the connection, driven by hand.
 trait End {
     fn connect(&mut self, world: &mut World, to: (u32, u32));
-    /// Goes on as the server; true once it has accepted.
+    /// Continues as the server; true once it has accepted.
     fn accept(&mut self, world: &mut World) -> bool;
-    /// Goes on as the client; false if there is nothing to go on with.
+    /// Continues as the client; false if there is nothing to continue.
     fn step(&mut self, world: &mut World) -> bool;
     fn act(&mut self, world: &mut World, act: Act);
     fn seen(&mut self, world: &mut World) -> Seen;
@@ -184,7 +184,7 @@ impl VmciEnd {
     fn hear(&mut self, datagram: &Datagram) -> bool {
         if datagram.event() == Some(event::QP_PEER_DETACH) {
             (self.seen.finished, self.seen.refused) = (true, true);
-            // As in Linux: whoever still connects has failed then.
+            // As in Linux: an end that still connects has failed then.
             return false;
         }
         let Some(packet) = datagram.control() else { return false };

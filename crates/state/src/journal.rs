@@ -577,7 +577,7 @@ mod tests {
     }
 
     #[test]
-    fn damage_to_what_was_replaced_hurts_nobody() {
+    fn damage_to_a_replaced_record_has_no_effect() {
         let (journal, _) = three();
         scribble(&journal, HEAD + ENTRY, 1);
         journal.write((1, 0, 0), b"anew");

@@ -303,7 +303,7 @@ fn a_changed_configuration_is_in_force_at_once() {
 }
 
 #[test]
-fn floods_are_bounded_and_hurt_nobody_else() {
+fn floods_are_bounded_and_do_not_hurt_others() {
     let mut bench = Bench::with(Settings { floods: 4, ..Settings::default() });
     let (a, b, up) =
         (bench.guest(1), bench.guest(2), bench.port(PortSpec { uplink: true, ..Bench::spec(3) }));

@@ -130,7 +130,7 @@ fn senders_share_a_receiver_whatever_the_size_of_their_frames() {
 }
 
 #[test]
-fn a_receiver_that_stops_slows_nobody_else() {
+fn a_receiver_that_stops_does_not_slow_the_others() {
     let mut bench = Bench::with(Settings { hold: Duration::from_millis(2), ..Settings::default() });
     let (a, stopped, lively) = (bench.guest(1), bench.guest(2), bench.guest(3));
     stopped.wire.set_room(Some(0));

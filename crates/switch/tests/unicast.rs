@@ -11,7 +11,7 @@ use vmlane_switch::Settings;
 use vmlane_wire::ethernet::Mac;
 
 #[test]
-fn a_frame_reaches_its_receiver_and_nobody_else() {
+fn a_frame_reaches_only_its_receiver() {
     let mut bench = Bench::new();
     let (a, b, c) = (bench.guest(1), bench.guest(2), bench.guest(3));
     for len in [14, 60, 191, 192, 193, 1514] {

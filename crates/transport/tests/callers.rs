@@ -103,7 +103,7 @@ fn what_is_no_listening_socket_is_tried_again_and_left_alone() {
 }
 
 #[test]
-fn it_ends_while_nobody_listens_and_while_nobody_accepts() {
+fn it_ends_without_a_listener_and_while_none_accepts() {
     let dir = tempfile::tempdir().unwrap();
     calls(&dir.path().join("absent")).stop();
     let path = dir.path().join("full");

@@ -291,4 +291,4 @@ impl Device {
     }
 }
 
-const DIFFER: &str = "calls that look the same go on differently: the key of a state lacks something";
+const DIFFER: &str = "calls that look the same continue differently: the key of a state lacks something";

@@ -13,9 +13,9 @@ use super::world::{Message, World};
 /// What must not happen.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Failure {
-    /// Nobody can do anything, and there are bytes that B has not got.
+    /// No actor can do anything, and there are bytes that B has not got.
     Deadlock,
-    /// Nobody else can do anything, and the device neither moves a byte nor sleeps.
+    /// No other actor can do anything, and the device neither moves a byte nor sleeps.
     Restless,
     /// An index announced what is not there.
     Order(&'static str),
@@ -45,7 +45,7 @@ enum Step {
     Deliver(Message),
 }
 
-/// Nobody can change what this access sees, or see what it changes, before the device goes on.
+/// No other actor can change what this access sees, or see what it changes, before the device continues.
 fn undisturbed(world: &World, access: Access) -> bool {
     use Message::*;
     let a_rests = || world.writer.at.rests() && !world.has(&[ReadToA, WaitingReadToA]);
@@ -112,7 +112,7 @@ impl Explorer<'_> {
     }
 
     /// A step that comes to the same in any order with whatever the others can do until then: no other
-    /// order is tried. Between calls of the engine all are, so nobody is put off forever.
+    /// order is tried. Between calls of the engine all are, so no actor is delayed for ever.
     fn only(&mut self, world: World) -> Result<Option<(Step, World)>, Failure> {
         let announces = |guest: &Guest, message| guest.at == Place::Announce && !world.has(&[message]);
         Ok(match self.device.at(world.device) {

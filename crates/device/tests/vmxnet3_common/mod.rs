@@ -53,7 +53,7 @@ pub fn aggregate(len: usize, mss: u16) -> Aggregate {
     Aggregate { mss, segments, header: TCP4_HEADER as u16 }
 }
 
-/// Somebody else's memory, where frames to deliver lie.
+/// Another guest's memory, which holds the frames to deliver.
 pub struct Sender {
     ram: Arc<Ram>,
     pages: Vec<u64>,

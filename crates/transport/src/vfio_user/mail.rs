@@ -139,7 +139,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn the_file_says_what_was_sent_to_whoever_has_it_next() {
+    fn the_file_tells_the_next_daemon_what_was_sent() {
         let (near, mut far) = UnixStream::pair().unwrap();
         let mut mail = Mail::create().unwrap();
         let letter = mail.put(b"answer").unwrap();
