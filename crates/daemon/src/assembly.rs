@@ -14,11 +14,11 @@ use vmlane_api::{
     Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort,
     VmStats, VmStatus,
 };
-use vmlane_device::inject::Fault;
 use vmlane_device::virtio::vsock::Hub;
 use vmlane_device::vmci::{Fabric, FabricPast, VmView};
 use vmlane_host::sockets::{Bounds, HostSockets, Policy};
 use vmlane_mem::MemoryMap;
+use vmlane_port::wrap::Fault;
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stats::Counters;
 use vmlane_stream::{Settings, Workers};

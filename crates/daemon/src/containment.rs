@@ -5,7 +5,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use vmlane_api::{Done, ErrorCode, Failure};
-use vmlane_device::inject::Fault;
+use vmlane_port::wrap::Fault;
 
 use crate::assembly::Daemon;
 use crate::vm::ServedVm;
@@ -106,7 +106,7 @@ impl Daemon {
 
 fn inject(daemon: &Daemon, vm: &ServedVm, at: &str, fault: Fault) -> bool {
     match at {
-        "vmci" => vm.cid().is_some_and(|cid| daemon.fabric.inject(cid, fault)),
+        "vmci" => vm.inject(fault),
         "stream" => vm.cid().is_some_and(|cid| daemon.fabric.inject_in_stream(cid, fault)),
         nic => {
             let (nic, in_worker) = nic.strip_suffix("-port").map_or((nic, false), |nic| (nic, true));

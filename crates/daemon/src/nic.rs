@@ -5,10 +5,11 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_api::{NicStats, NicStatus};
-use vmlane_device::inject::Fault;
+use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
+use vmlane_port::wrap::{Fault, FaultyFrames, Trigger};
 use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
@@ -26,6 +27,13 @@ pub struct ServedNic {
     server: Server,
     session: Arc<SessionStats>,
     counters: DeviceCounters,
+    faults: Option<Faults>,
+}
+
+/// What fails on request, where `fault_injection` is on: its registers (a VMXNET3's), its port.
+struct Faults {
+    registers: Option<Arc<Trigger>>,
+    port: Arc<FaultyFrames>,
 }
 
 /// Where a model counts.
@@ -47,7 +55,7 @@ impl ServedNic {
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
         let switch = host.switch;
         let port = switch.add_port(port_spec(config, vm, number));
-        let served = ServedNic::serve(host, &path, vm, number, port, found);
+        let served = ServedNic::serve(host, &path, vm, number, port, (config.daemon.fault_injection, found));
         if served.is_err() {
             switch.remove_port(port);
         }
@@ -60,12 +68,19 @@ impl ServedNic {
         vm: &VmConfig,
         number: usize,
         port: PortId,
-        found: &mut Found,
+        (injects, found): (bool, &mut Found),
     ) -> Result<ServedNic, VmError> {
         let name = || vm.name.clone();
         let config = vm.nics[number].clone();
         let session = Arc::new(SessionStats::default());
-        let frames: Arc<dyn Frames> = host.switch.clone();
+        let mut frames: Arc<dyn Frames> = host.switch.clone();
+        let mut faults = None;
+        if injects {
+            let port = Arc::new(FaultyFrames::new(frames));
+            frames = port.clone();
+            let registers = matches!(config.model, NicModel::Vmxnet3).then(Arc::default);
+            faults = Some(Faults { registers, port });
+        }
         let bad = |cause: String| VmError::Nic { name: name(), number, cause };
         let scope = format!("{}.nic{number}", vm.name);
         let unheard = |cause| VmError::Listen { name: name(), cause };
@@ -79,7 +94,10 @@ impl ServedNic {
                     .map_err(|cause| bad(cause.to_string()))?;
                 let (listener, scope, prepared) =
                     listen(host, path, &scope, &irqs, found).map_err(unheard)?;
-                let device = Box::new(device);
+                let mut device: Box<dyn PciDevice> = Box::new(device);
+                if let Some(trigger) = faults.as_ref().and_then(|faults| faults.registers.as_ref()) {
+                    device = Box::new(FaultyDevice::new(device, trigger.clone()));
+                }
                 let server = listener.serve_on(&thread, device, irqs, session.clone(), scope, prepared);
                 (server, DeviceCounters::Vmxnet3(handle))
             }
@@ -96,7 +114,7 @@ impl ServedNic {
             }
         };
         let server = server.map_err(|cause| VmError::Threads { name: name(), cause })?;
-        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters })
+        Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters, faults })
     }
 
     /// Ends the session, removes the socket and the port.
@@ -134,14 +152,14 @@ impl ServedNic {
         switch.shut_port(self.port, on);
     }
 
-    /// For tests of containment. False if there is nothing active to fail.
+    /// Makes its next register access go wrong, or the worker's next look at its port. False if there is nothing
+    /// active to fail.
     pub fn inject(&self, fault: Fault, in_worker: bool) -> bool {
-        let DeviceCounters::Vmxnet3(handle) = &self.counters else { return false };
+        let Some(Faults { registers, port }) = &self.faults else { return false };
         if in_worker {
-            return handle.inject_in_worker(fault);
+            return port.arm(fault);
         }
-        handle.injected.set(fault);
-        true
+        registers.as_ref().inspect(|trigger| trigger.arm(fault)).is_some()
     }
 
     pub fn attached(&self) -> bool {

@@ -3,6 +3,7 @@
 use std::path::Path;
 
 use vmlane_mem::MemoryMap;
+use vmlane_port::wrap::Fault;
 use vmlane_state::Found;
 use vmlane_switch::Switch;
 use vmlane_transport::SessionStats;
@@ -61,7 +62,7 @@ impl ServedVm {
     ) -> Result<Option<(u32, MemoryMap)>, VmError> {
         let mut known = None;
         if vm.vmci {
-            let (vmci, map) = ServedVsock::offer(host, spec(config, vm), found)?;
+            let (vmci, map) = ServedVsock::offer(host, config, vm, found)?;
             known = map.map(|map| (vmci.cid, map));
             self.vmci = Some(vmci);
         }
@@ -119,6 +120,12 @@ impl ServedVm {
     pub fn faults(&self, switch: &Switch) -> u64 {
         let vsock = self.vsock().map_or(0, |vsock| vsock.stats.panics());
         vsock + self.nics.iter().map(|nic| nic.faults(switch)).sum::<u64>()
+    }
+
+    /// Makes the next register access of its VMCI device go wrong. False if it has none that can.
+    pub fn inject(&self, fault: Fault) -> bool {
+        let trigger = self.vmci.as_ref().and_then(|vmci| vmci.trigger.as_ref());
+        trigger.inspect(|trigger| trigger.arm(fault)).is_some()
     }
 
     /// Takes its devices out of service, or back into it. Waits for the workers.

@@ -3,10 +3,12 @@
 use std::path::Path;
 use std::sync::Arc;
 
+use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::vsock::{VsockDevice, VsockVm};
 use vmlane_device::vmci::{Forward, VmSpec, VmciDevice};
 use vmlane_host::sockets::Guest;
 use vmlane_mem::MemoryMap;
+use vmlane_port::wrap::Trigger;
 use vmlane_state::Found;
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
@@ -18,6 +20,8 @@ pub struct ServedVsock {
     pub cid: u32,
     pub server: Server,
     pub stats: Arc<SessionStats>,
+    /// Where `fault_injection` is on.
+    pub trigger: Option<Arc<Trigger>>,
 }
 
 impl ServedVsock {
@@ -39,7 +43,7 @@ impl ServedVsock {
         let served = served.map_err(threads).and_then(|server| {
             let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
             match host.sockets.add_guest(guest) {
-                Ok(()) => Ok(ServedVsock { cid: vm.cid, server, stats }),
+                Ok(()) => Ok(ServedVsock { cid: vm.cid, server, stats, trigger: None }),
                 Err(cause) => {
                     server.stop();
                     Err(VmError::Uds { name: name(), cause })
@@ -56,15 +60,18 @@ impl ServedVsock {
 
     pub fn offer(
         host: &Host<'_>,
-        spec: VmSpec,
+        config: &Config,
+        vm: &VmConfig,
         found: &mut Found,
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
+        let spec = spec(config, vm);
+        let trigger = config.daemon.fault_injection.then(Arc::default);
         let (name, cid) = (spec.name.clone(), spec.cid);
         let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         let group = spec.group.clone();
         host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
-        let offered = ServedVsock::serve(host, &path, name.clone(), cid, found);
+        let offered = ServedVsock::serve(host, &path, name.clone(), cid, trigger, found);
         let offered =
             offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
                 Ok(()) => Ok((served, map)),
@@ -84,6 +91,7 @@ impl ServedVsock {
         path: &Path,
         name: String,
         cid: u32,
+        trigger: Option<Arc<Trigger>>,
         found: &mut Found,
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
         let stats = Arc::new(SessionStats::default());
@@ -93,9 +101,13 @@ impl ServedVsock {
         let (listener, scope, prepared) = listen(host, path, &format!("{name}.vmci"), &irqs, found)
             .map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
         let map = prepared.as_ref().map(|prepared| prepared.map.clone());
-        let served = listener.serve_on(&name, Box::new(device), irqs, stats.clone(), scope, prepared);
+        let mut device: Box<dyn PciDevice> = Box::new(device);
+        if let Some(trigger) = &trigger {
+            device = Box::new(FaultyDevice::new(device, trigger.clone()));
+        }
+        let served = listener.serve_on(&name, device, irqs, stats.clone(), scope, prepared);
         let server = served.map_err(|cause| VmError::Threads { name: name.clone(), cause })?;
-        Ok((ServedVsock { cid, server, stats }, map))
+        Ok((ServedVsock { cid, server, stats, trigger }, map))
     }
 }
 

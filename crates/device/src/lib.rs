@@ -1,7 +1,6 @@
 //! Hardware models: what a guest's driver sees. They know ports and guest memory, never a socket
 //! and never another VM's device; `transport` carries register accesses to them.
 
-pub mod inject;
 pub mod irq;
 pub mod pci;
 pub mod virtio;

@@ -2,15 +2,21 @@
 
 mod vmci_common;
 
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
 use std::time::Instant;
 
 use vmci_common::World;
-use vmlane_device::inject::Fault;
+use vmlane_device::pci::{CONFIG_REGION, FaultyDevice, PciDevice};
+use vmlane_device::vmci::VmciDevice;
+use vmlane_guestsim::memory_port::Wire;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver};
-use vmlane_guestsim::{PairSpec, Path, Placement};
-use vmlane_port::FramePort;
-use vmlane_wire::vmci::{Handle, Reg, VmciError, call};
+use vmlane_guestsim::nic::{DriverSpec, InlineFrames, NicDriver};
+use vmlane_guestsim::{Lines, PairSpec, Path, Placement, vm};
+use vmlane_port::wrap::{Fault, FaultyFrames, Trigger};
+use vmlane_port::{Frames, PortId};
+use vmlane_wire::ethernet::Mac;
+use vmlane_wire::vmci::{Handle, MMIO_OFFSET, Reg, VmciError, call};
 use vmlane_wire::vmxnet3::regs::{Command, Reg as NicReg, event};
 use vmlane_wire::vmxnet3::shared::at;
 
@@ -42,16 +48,42 @@ fn a_driver_whose_port_failed_is_told_and_starts_anew() {
 }
 
 #[test]
-fn an_injected_panic_is_in_the_place_it_was_asked_for() {
-    let (machine, _driver) = active(DriverSpec::linux(6));
-    machine.handle.injected.set(Fault::Panic);
-    let session = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| machine.read(NicReg::Revision)));
-    assert!(session.is_err());
-    assert!(machine.handle.inject_in_worker(Fault::Panic));
-    let tick = |end: &mut dyn FramePort| end.tick(Instant::now());
-    let worker = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| machine.frames.with(tick)));
-    assert!(worker.is_err());
-    assert!(machine.frames.with(tick).is_some(), "once");
+fn a_wrapped_port_fails_once_and_only_while_it_is_attached() {
+    let frames = Arc::new(InlineFrames::default());
+    let faulty = FaultyFrames::new(frames.clone());
+    assert!(!faulty.arm(Fault::Panic), "nothing is attached");
+    let (_wire, port) = Wire::new(Mac([2, 0, 0, 0, 0, 1]));
+    faulty.attach(PortId(7), port);
+    assert!(faulty.arm(Fault::Panic));
+    let tick = || catch_unwind(AssertUnwindSafe(|| frames.with(|end| end.tick(Instant::now()))));
+    assert!(tick().is_err());
+    assert_eq!(tick().ok().flatten(), Some(false), "once");
+    faulty.detach(PortId(7));
+    assert!(!faulty.arm(Fault::Panic) && !frames.is_attached());
+}
+
+#[test]
+fn a_wrapped_device_carries_a_register_access_out_and_then_fails() {
+    let world = World::new();
+    world.fabric.add_vm(vm(3)).expect("a CID of its own");
+    let device = VmciDevice::new(world.fabric.clone(), 3, Lines::msix()).expect("a known VM");
+    let trigger = Arc::new(Trigger::default());
+    let mut device = FaultyDevice::new(Box::new(device), trigger.clone());
+    let imr = MMIO_OFFSET + Reg::Imr.offset();
+    let mut write = |value: u32| {
+        catch_unwind(AssertUnwindSafe(|| {
+            device.write(1, imr, &value.to_le_bytes(), false).expect("a register")
+        }))
+    };
+    write(1).expect("nothing is armed");
+    trigger.arm(Fault::Panic);
+    assert!(write(3).is_err());
+    let mut read = [0; 4];
+    device.read(1, imr, &mut read).expect("a register");
+    assert_eq!(u32::from_le_bytes(read), 3);
+    trigger.arm(Fault::Panic);
+    device.read(CONFIG_REGION, 0, &mut read).expect("identity");
+    assert!(catch_unwind(AssertUnwindSafe(|| device.read(1, imr, &mut read))).is_err());
 }
 
 #[test]

@@ -16,6 +16,7 @@ pub mod role;
 mod stream_port;
 mod streams;
 mod vnet;
+pub mod wrap;
 
 pub use filter::{Filter, VlanSet};
 pub use frame::{

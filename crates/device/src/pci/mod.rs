@@ -1,12 +1,15 @@
 //! The PCI function as a transport drives it.
 
 pub mod config;
+mod faulty;
 
 use std::os::fd::OwnedFd;
 use std::time::Duration;
 
 use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Journal, Records, Unusable};
+
+pub use faulty::FaultyDevice;
 
 /// Number of PCI regions a function has: BAR 0 to 5, the ROM, the configuration space.
 pub const REGIONS: usize = 8;

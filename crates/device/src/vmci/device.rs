@@ -401,7 +401,6 @@ impl PciDevice for VmciDevice {
             self.read_out_of_service(region, offset, data);
             return Ok(());
         }
-        self.inbox.injected.obey();
         let Some(at) = VmciDevice::register(region, offset) else {
             // The MSI-X table and the rest of BAR 1: the VMM keeps the table to itself.
             return Ok(());
@@ -433,7 +432,6 @@ impl PciDevice for VmciDevice {
             return Ok(());
         }
         let _awaited = self.awaited(reg, word.map(u32::from_le_bytes).unwrap_or_default());
-        self.inbox.injected.obey();
         if register.is_none() {
             return Ok(());
         }

@@ -141,3 +141,34 @@ impl Drop for Awaited {
         };
     }
 }
+
+#[cfg(test)]
+mod tests {
+    use std::panic::{AssertUnwindSafe, catch_unwind};
+
+    use vmlane_mem::{MapRequest, memfd};
+
+    use super::*;
+
+    /// A vCPU that waits for `busy` would spin for ever.
+    #[test]
+    fn what_the_guest_waits_for_comes_although_the_device_panicked() {
+        const BYTES: u64 = 4096;
+        for panics in [false, true] {
+            let fd = memfd("dma", BYTES).expect("a file");
+            let request = MapRequest { guest: 0, len: BYTES, offset: 0, fd, writable: true };
+            let memory = MemoryMap::default().map(request).expect("memory");
+            memory.store_u32(DMA_BUSY, 1).expect("memory");
+            let serve = || {
+                let _awaited = Awaited { memory: memory.clone(), request: Request::Send, addr: 0 };
+                assert!(!panics, "a fault in the device");
+            };
+            assert_eq!(catch_unwind(AssertUnwindSafe(serve)).is_err(), panics);
+            let (mut busy, mut result) = ([0; 4], [0; 8]);
+            memory.read(DMA_BUSY, &mut busy).expect("memory");
+            memory.read(DMA_RESULT, &mut result).expect("memory");
+            let expected = if panics { (0, i64::from(BAD_BUFFER.code())) } else { (1, 0) };
+            assert_eq!((u32::from_le_bytes(busy), i64::from_le_bytes(result)), expected);
+        }
+    }
+}

@@ -18,8 +18,8 @@ use vmlane_wire::vmci::{
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, HYPERVISOR_CONTROL_RESOURCE};
 use zerocopy::FromBytes;
 
-use crate::inject::Fault;
 use crate::irq::Interrupts;
+use vmlane_port::wrap::Fault;
 
 use super::broker::Pair;
 use super::endpoint::{After, Endpoint, Failed, Hosted, is_host};
@@ -507,15 +507,10 @@ impl Fabric {
         }
     }
 
-    /// For tests of fault containment: the VM's next register access goes wrong inside its session.
-    /// Returns false if there is no such device.
-    pub fn inject(&self, cid: u32, fault: Fault) -> bool {
-        self.inbox(cid).inspect(|inbox| inbox.injected.set(fault)).is_some()
-    }
-
-    /// The same for the worker's next reminder of a stream of this VM.
+    /// For tests of fault containment: the worker's next reminder of a stream of this VM goes wrong. False if there
+    /// is no such device.
     pub fn inject_in_stream(&self, cid: u32, fault: Fault) -> bool {
-        self.inbox(cid).inspect(|inbox| inbox.injected_in_stream.set(fault)).is_some()
+        self.inbox(cid).inspect(|inbox| inbox.stream_fault.arm(fault)).is_some()
     }
 
     fn inbox(&self, cid: u32) -> Option<Arc<Inbox>> {

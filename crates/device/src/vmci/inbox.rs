@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
-use crate::inject::Injected;
+use vmlane_port::wrap::Trigger;
 
 use super::notices::{Notice, Notices};
 use super::record;
@@ -114,10 +114,8 @@ pub struct Inbox {
     announced: AtomicBool,
     /// The device is out of service: it answers, and does nothing.
     quarantined: AtomicBool,
-    /// For tests of fault containment: what the next register access does.
-    pub injected: Injected,
-    /// The same for the worker's next reminder of a stream of this guest.
-    pub injected_in_stream: Injected,
+    /// For tests of fault containment: what the worker's next reminder of a stream of this guest does.
+    pub stream_fault: Trigger,
 }
 
 impl Inbox {
@@ -138,8 +136,7 @@ impl Inbox {
             stats,
             announced: AtomicBool::new(false),
             quarantined: AtomicBool::new(false),
-            injected: Injected::default(),
-            injected_in_stream: Injected::default(),
+            stream_fault: Trigger::default(),
         }
     }
 

@@ -506,7 +506,7 @@ impl QueueMemory for GuestQueues {
     }
 
     fn check(&self) -> Result<(), PortFault> {
-        self.notices.inbox().injected_in_stream.obey();
+        self.notices.inbox().stream_fault.fire();
         self.flush();
         if self.produce.poisoned() || self.consume.poisoned() {
             return Err(PortFault::memory_gone());

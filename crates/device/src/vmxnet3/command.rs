@@ -160,7 +160,6 @@ impl Vmxnet3Device {
             vectors: self.vectors.clone(),
             event_vector: interrupts.event,
             failed: AtomicBool::new(false),
-            injected: Default::default(),
         });
         // Some drivers preset `stopped`; it is the device's to say.
         stats::write_status(&table, &shared);

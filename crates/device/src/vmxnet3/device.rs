@@ -438,7 +438,6 @@ impl PciDevice for Vmxnet3Device {
             self.read_out_of_service(region, offset, data);
             return Ok(());
         }
-        self.nic.handle.injected.obey();
         match region {
             0 => self.page.read(offset as usize, data),
             1 if Vmxnet3Device::is_words(offset, data.len()) => {
@@ -470,7 +469,6 @@ impl PciDevice for Vmxnet3Device {
             self.write_out_of_service(region, offset, data);
             return Ok(());
         }
-        self.nic.handle.injected.obey();
         if region == 2 {
             return Ok(());
         }

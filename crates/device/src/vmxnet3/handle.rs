@@ -9,8 +9,6 @@ use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
 
-use crate::inject::{Fault, Injected};
-
 use super::activate::RefusedActivation;
 use super::setup::Shared;
 use super::stats::NicStats;
@@ -21,8 +19,6 @@ pub struct NicHandle {
     pub stats: NicStats,
     /// The NIC is out of service: it answers like one whose driver has not come yet, and does nothing.
     quarantined: AtomicBool,
-    /// For tests of fault containment: what the next register access does.
-    pub injected: Injected,
     state: Mutex<State>,
 }
 
@@ -74,7 +70,6 @@ impl Default for NicHandle {
         NicHandle {
             stats: NicStats::default(),
             quarantined: AtomicBool::new(false),
-            injected: Injected::default(),
             state: Mutex::new(state),
         }
     }
@@ -107,13 +102,6 @@ impl NicHandle {
 
     pub fn is_quarantined(&self) -> bool {
         self.quarantined.load(Ordering::Acquire)
-    }
-
-    /// For tests of fault containment: the worker's next look at this NIC goes wrong. False if no driver
-    /// has activated it.
-    pub fn inject_in_worker(&self, fault: Fault) -> bool {
-        let state = self.state.lock();
-        state.active.as_ref().inspect(|running| running.shared.injected.set(fault)).is_some()
     }
 
     pub fn view(&self) -> NicView {

@@ -8,8 +8,6 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_port::Filter;
 use vmlane_stats::Counter;
 
-use crate::inject::Injected;
-
 /// A ring of 16-byte descriptors, wholly inside the guest's memory.
 #[derive(Debug)]
 pub struct Ring {
@@ -131,6 +129,4 @@ pub struct Shared {
     pub event_vector: u8,
     /// A worker's panic ended this activation.
     pub failed: AtomicBool,
-    /// For tests of fault containment: what the worker's next look at this NIC does.
-    pub injected: Injected,
 }

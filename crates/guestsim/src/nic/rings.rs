@@ -114,7 +114,6 @@ impl Rings {
             vectors,
             event_vector: spec.queues as u8,
             failed: AtomicBool::new(false),
-            injected: Default::default(),
         });
         let ring = |addr, size: u16| Ring { window: hold((addr, usize::from(size) * 16)), size };
         let setup = Setup {

@@ -337,7 +337,6 @@ impl FramePort for NicPort {
     }
 
     fn tick(&mut self, now: Instant) -> bool {
-        self.shared.injected.obey();
         let held = self.interrupts(now);
         let pending = self.shared.vectors.settle(self.control_word());
         held || pending && self.restless.is_some_and(|until| now < until)

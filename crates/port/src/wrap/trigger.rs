@@ -1,4 +1,4 @@
-//! Faults on request, for tests of containment: one relaxed load where they are looked for.
+//! A fault on request, for tests of containment.
 
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Duration;
@@ -7,21 +7,22 @@ use std::time::Duration;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
     Panic,
-    /// Nothing happens for so long.
+    /// The thread sleeps for so long.
     Stall(Duration),
     /// A system call that no code on this thread needs.
     Trespass,
 }
 
-/// A fault that waits for whoever looks next.
+/// A fault that waits for the next call of what wraps a port or a device.
 #[derive(Debug, Default)]
-pub struct Injected(AtomicU32);
+pub struct Trigger(AtomicU32);
 
 const PANIC: u32 = u32::MAX;
 const TRESPASS: u32 = u32::MAX - 1;
 
-impl Injected {
-    pub fn set(&self, fault: Fault) {
+impl Trigger {
+    /// The next [`Trigger::fire`] does `fault`.
+    pub fn arm(&self, fault: Fault) {
         let word = match fault {
             Fault::Panic => PANIC,
             Fault::Trespass => TRESPASS,
@@ -32,7 +33,7 @@ impl Injected {
 
     /// Does what was asked for, once.
     #[inline]
-    pub fn obey(&self) {
+    pub fn fire(&self) {
         if self.0.load(Ordering::Relaxed) != 0 {
             self.go_wrong();
         }

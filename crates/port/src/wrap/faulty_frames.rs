@@ -1,0 +1,127 @@
+//! A frame port that fails on request, whatever device is behind it.
+
+use std::os::fd::BorrowedFd;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::Instant;
+
+use super::trigger::{Fault, Trigger};
+use crate::{Filter, FramePort, Frames, PortId, PortStats, Refusal, RxCapabilities, RxFrame, Token, TxFrame};
+
+/// The switch as one device sees it: what the device attaches is wrapped on its way.
+pub struct FaultyFrames {
+    inner: Arc<dyn Frames>,
+    trigger: Arc<Trigger>,
+    attached: AtomicBool,
+}
+
+impl FaultyFrames {
+    pub fn new(inner: Arc<dyn Frames>) -> FaultyFrames {
+        FaultyFrames { inner, trigger: Arc::default(), attached: AtomicBool::new(false) }
+    }
+
+    /// The worker's next look at the port goes wrong. False if nothing is attached.
+    pub fn arm(&self, fault: Fault) -> bool {
+        let attached = self.attached.load(Ordering::Acquire);
+        if attached {
+            self.trigger.arm(fault);
+        }
+        attached
+    }
+}
+
+impl Frames for FaultyFrames {
+    fn attach(&self, port: PortId, end: Box<dyn FramePort>) {
+        self.inner.attach(port, Box::new(FaultyPort { inner: end, trigger: self.trigger.clone() }));
+        self.attached.store(true, Ordering::Release);
+    }
+
+    fn detach(&self, port: PortId) {
+        self.attached.store(false, Ordering::Release);
+        self.inner.detach(port);
+    }
+
+    fn refresh(&self, port: PortId) {
+        self.inner.refresh(port);
+    }
+
+    fn kick(&self, port: PortId) {
+        self.inner.kick(port);
+    }
+
+    fn stats(&self, port: PortId) -> Arc<PortStats> {
+        self.inner.stats(port)
+    }
+}
+
+struct FaultyPort {
+    inner: Box<dyn FramePort>,
+    trigger: Arc<Trigger>,
+}
+
+impl FramePort for FaultyPort {
+    fn fetch(&mut self) -> Option<Token> {
+        self.inner.fetch()
+    }
+
+    fn frame(&self, token: Token) -> TxFrame<'_> {
+        self.inner.frame(token)
+    }
+
+    fn finish(&mut self, token: Token) {
+        self.inner.finish(token);
+    }
+
+    fn capabilities(&self) -> RxCapabilities {
+        self.inner.capabilities()
+    }
+
+    fn filter(&self) -> &Filter {
+        self.inner.filter()
+    }
+
+    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
+        self.inner.deliver(packet)
+    }
+
+    fn has_room(&mut self) -> bool {
+        self.inner.has_room()
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.inner.flush(now);
+    }
+
+    fn tick(&mut self, now: Instant) -> bool {
+        self.trigger.fire();
+        self.inner.tick(now)
+    }
+
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
+    }
+
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn changed(&mut self) -> bool {
+        self.inner.changed()
+    }
+
+    fn refresh(&mut self) {
+        self.inner.refresh();
+    }
+
+    fn fail(&mut self) {
+        self.inner.fail();
+    }
+
+    fn bell(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.bell()
+    }
+
+    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.wake_fd()
+    }
+}
