@@ -14,11 +14,11 @@ const EXAMPLES: &str = r#"Examples:
   eval "cloud-hypervisor --kernel vmlinux --disk path=web.raw $(vmlane cloud-hypervisor-args web)"
   vmlane cloud-hypervisor-args web --json | jq -r '.args[]'
 
-The words are quoted for a shell: `eval` them, or take --json. Leave your own --memory, --net,
---generic-vhost-user and --user-device away, or join their values: each option is taken once.
+The arguments are quoted for a shell: `eval` them, or use --json. Do not pass --memory, --net,
+--generic-vhost-user or --user-device yourself, or merge the values: each option may be given only once.
 virtio NICs need no particular version; virtio-vsock needs one with --generic-vhost-user (version 52
-calls its key virtio_id what later ones call device_type). VMCI and VMXNET3 go through --user-device.
-None of this was tried with Cloud Hypervisor itself yet."#;
+calls the key virtio_id, later ones device_type). VMCI and VMXNET3 go through --user-device.
+This has not been tested with Cloud Hypervisor yet."#;
 
 /// Prints Cloud Hypervisor's arguments for a VM of the configuration.
 #[derive(Debug, clap::Args)]

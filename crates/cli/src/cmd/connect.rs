@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
   vmlane connect 3 5000 < disk.img
   ssh -o ProxyCommand='vmlane connect 3 22' root@vm
 
-The end of standard input ends this direction; the command ends when the VM has ended the other.";
+At the end of standard input, the command stops sending; it exits when the VM has stopped sending, too.";
 
 /// Connects standard input and output to a port of a VM
 #[derive(Debug, clap::Args)]

@@ -19,14 +19,17 @@ A configuration for two VMs that may talk to each other:
   name = \"db\"
   cid = 4
 
-Signals: SIGTERM and SIGINT stop it, SIGHUP reloads the configuration (as `vmlane reload` does).
-It is ready when `vmlane status` answers, and tells systemd so (Type=notify).
-It may be killed and started again: VMs continue (docs/survival.md). Stopping it ends their sessions.
-It gives up its rights before it serves the first VM: as root it becomes the user of [daemon] user (default vmlane, or nobody), gives up all
-capabilities, sees only its runtime directory and its configuration (Landlock), and makes only the system calls
-that each of its threads needs (seccomp). A thread that tries more ends the daemon with exit code 71 and a line
-that names thread and call. Uplinks are attached before that: new ones need a restart.
-VMs are attached with what `vmlane qemu-args VM` prints.";
+The daemon is ready when `vmlane status` answers; it also notifies systemd (Type=notify). Attach VMs with the arguments
+that `vmlane qemu-args VM` prints.
+
+SIGTERM and SIGINT stop the daemon and end the sessions of its VMs. SIGHUP reloads the configuration, as `vmlane reload`
+does. A daemon that is killed may be started again: VMs continue (docs/survival.md).
+
+Before it serves the first VM, the daemon gives up the rights it does not need: as root it becomes the user of [daemon]
+user (default: vmlane, else nobody), drops all capabilities, sees only its runtime directory and its configuration
+(Landlock), and allows each thread only the system calls it needs (seccomp). A thread that makes another one ends the
+daemon with exit code 71 and a line that names the thread and the call. Uplinks are attached before that, so a new uplink
+needs a restart.";
 
 /// Serves the configured VMs until stopped
 #[derive(Debug, clap::Args)]
@@ -38,17 +41,17 @@ pub struct Args {
     /// Directory for the sockets
     #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
     runtime_dir: PathBuf,
-    /// What to log: error, warn, info, debug, trace, or per part as in "warn,vmlane_device=debug"
+    /// What to log: error, warn, info, debug or trace, or different levels as in "warn,vmlane_device=debug"
     /// [default: VMLANE_LOG, then the configuration's, then info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
-    /// Take the place of the daemon that runs: VMs stay attached and continue
+    /// Replace the running daemon: VMs stay attached and continue
     #[arg(long)]
     replace: bool,
-    /// Keep root, capabilities, files and system calls that it does not need
+    /// Keep all rights: root, capabilities, files, system calls
     #[arg(long, overrides_with = "confine")]
     no_confine: bool,
-    /// Give them up, as is the default
+    /// Give up the rights that are not needed (the default)
     #[arg(long)]
     confine: bool,
 }

@@ -11,8 +11,9 @@ const EXAMPLES: &str = "Examples:
   vmlane debug panic web --at nic0-port
   vmlane debug stall web --at nic0-port --milliseconds 3000
 
-Parts (--at): vmci (its next register access), stream (the worker's next look at one of its streams), nicN (the
-next register access), nicN-port (the switch's next look; active NICs only), control (this request itself).
+Parts (--at): vmci (the device's next register access), stream (the next time a worker serves one of the VM's streams), nicN
+(the next register access), nicN-port (the next time the switch serves the port; active NICs only), control (this request
+itself).
 
 Needs fault_injection = true in the table [daemon] of the configuration.";
 

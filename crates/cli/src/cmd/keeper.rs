@@ -10,11 +10,11 @@ const EXAMPLES: &str = "Examples:
   vmlane keeper
   vmlane keeper --runtime-dir /tmp/vmlane
 
-A daemon that finds no keeper starts one, and another when it dies; a daemon that is stopped ends it.
-It holds sockets, memory files and event descriptors by name and looks at nothing else. Under systemd
-with FileDescriptorStoreMax= set, systemd does this instead.";
+The keeper holds sockets, memory files and event descriptors under names; it does nothing else. A daemon that finds no
+keeper starts one, and replaces it if it dies. A daemon that is stopped ends its keeper. Under systemd with
+FileDescriptorStoreMax= set, systemd holds the descriptors instead.";
 
-/// Holds what VMs are attached by while no daemon runs
+/// Holds the descriptors by which VMs are attached while no daemon runs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {

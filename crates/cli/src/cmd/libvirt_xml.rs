@@ -14,11 +14,11 @@ const EXAMPLES: &str = r#"Examples:
   vmlane libvirt-xml web --json | jq -r .xml
   virt-xml-validate <(vmlane libvirt-xml web) domain
 
-The domain is complete but for a disk: add one (virsh edit), or take from it what an own domain lacks:
+The domain is complete except for a disk: add one (virsh edit), or copy into an existing domain what that lacks:
 <memoryBacking>, <interface type='vhostuser'>, <qemu:commandline> and the namespace of <domain>.
 
-virtio NICs are interfaces of libvirt's own. VMCI and VMXNET3 (vfio-user, QEMU 10.1 or newer) and
-virtio-vsock over vhost-user have no element in libvirt and stand in <qemu:commandline>; libvirt
+virtio NICs are ordinary libvirt interfaces. VMCI and VMXNET3 (vfio-user, QEMU 10.1 or newer) and
+virtio-vsock over vhost-user have no element in libvirt and are in <qemu:commandline>; libvirt
 marks such a domain as tainted and does not migrate these devices. Where AppArmor or SELinux confine
 QEMU, allow it the sockets under the runtime directory."#;
 

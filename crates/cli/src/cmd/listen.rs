@@ -13,16 +13,16 @@ const EXAMPLES: &str = "Examples:
   vmlane listen --keep 5000
   vmlane listen any                  prints the port to standard error
 
-VMs reach it at CID 2. Ports below 1024 need a permission of their own ([[host]] in the configuration).";
+VMs connect to CID 2. Ports below 1024 need a rule with `privileged` ([[host]] in the configuration).";
 
-/// Takes a connection of a VM to a port of this host, for standard input and output
+/// Accepts a connection from a VM and joins it to standard input and output
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The port, or "any"
     #[arg(value_parser = port)]
     port: u32,
-    /// Take one connection after the other
+    /// Accept further connections, one after the other
     #[arg(short, long)]
     keep: bool,
     /// The daemon's directory
@@ -33,7 +33,9 @@ pub struct Args {
 fn port(text: &str) -> Result<u32, String> {
     match text {
         "any" => Ok(ANY),
-        _ => text.parse().map_err(|_| format!("{text:?} is no port: a number up to {}, or \"any\"", ANY - 1)),
+        _ => text
+            .parse()
+            .map_err(|_| format!("{text:?} is not a port: give a number up to {}, or \"any\"", ANY - 1)),
     }
 }
 

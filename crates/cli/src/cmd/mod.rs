@@ -33,7 +33,7 @@ use clap::Subcommand;
 pub enum Command {
     /// Serve the configured VMs until stopped
     Daemon(daemon::Args),
-    /// Hold descriptors while no daemon runs (the daemon starts it)
+    /// Hold descriptors while no daemon runs (started by the daemon)
     Keeper(keeper::Args),
     /// Print QEMU's arguments for a VM of the configuration
     QemuArgs(qemu_args::Args),
@@ -43,13 +43,13 @@ pub enum Command {
     ProxmoxArgs(proxmox_args::Args),
     /// Print Cloud Hypervisor's arguments for a VM of the configuration
     CloudHypervisorArgs(cloud_hypervisor_args::Args),
-    /// Turn the configuration of another program into one of vmlane's
+    /// Convert another program's configuration into one for vmlane
     Import(import::Args),
     /// Show the daemon and its VMs
     Status(status::Args),
     /// Show live traffic per VM
     Top(top::Args),
-    /// Show the stream connections between VMs
+    /// Show stream connections and the ports of the switch
     Ports(ports::Args),
     /// Show the counters of VMs and workers
     Stats(stats::Args),
@@ -62,9 +62,9 @@ pub enum Command {
     Debug(debug::Args),
     /// Connect standard input and output to a port of a VM
     Connect(connect::Args),
-    /// Take a connection of a VM to a port of this host
+    /// Accept a connection from a VM on a port of this host
     Listen(listen::Args),
-    /// Run a program as it is, with AF_VSOCK towards VMs
+    /// Run an unmodified program whose AF_VSOCK sockets reach VMs
     Run(run::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
     Bench(bench::Args),

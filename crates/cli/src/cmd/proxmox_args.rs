@@ -13,9 +13,9 @@ const EXAMPLES: &str = r#"Examples:
   vmlane proxmox-args web --mem 2048 --json | jq -r .args
   echo "args: $(vmlane proxmox-args web --mem 2048)" >> /etc/pve/qemu-server/100.conf
 
-The memory of the VM and --mem must be the same number; ballooning may stay on, NUMA and hugepages of
-Proxmox must be off, because the memory is given here. VMCI and VMXNET3 need QEMU 10.1 or newer
-(pve-qemu-kvm), virtio devices any. A VM with args is not migrated by Proxmox."#;
+The VM's memory and --mem must be the same number. Ballooning may stay on; NUMA and hugepages must be off in Proxmox,
+because these arguments define the memory. VMCI and VMXNET3 need QEMU 10.1 or newer
+(pve-qemu-kvm), virtio devices any. Proxmox does not migrate VMs that have args."#;
 
 /// Prints the value of `args` for a VM of Proxmox VE.
 #[derive(Debug, clap::Args)]

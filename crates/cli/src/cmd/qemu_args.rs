@@ -17,12 +17,12 @@ const EXAMPLES: &str = r#"Examples:
   vmlane qemu-args web --json | jq -r '.args[]'
   eval "qemu-system-x86_64 -machine microvm $(vmlane qemu-args fn1 --machine microvm --qemu 7.2) ..."
 
-The words are quoted for a shell, so a script must `eval` them; --words leaves the quotes away, for a
-bare $(...), and works as long as no path has spaces. The memory size goes to -m and to the memory
-backend alike: leave your own -m away. QEMU merges the -machine option with yours.
+The arguments are quoted for a shell, so a script must `eval` them; --words omits the quotes, for a
+bare $(...), and works as long as no path has spaces. The output contains -m, which must match the size of the memory
+backend: do not pass your own -m. QEMU merges the -machine option with yours.
 
 VMCI and VMXNET3 devices are vfio-user devices: they need QEMU >= 10.1 and a machine with PCI. Virtio devices
-work with any QEMU from 7.2 on, and on microvm too."#;
+work with QEMU 7.2 and newer, and on microvm, too."#;
 
 /// Prints QEMU's arguments for a VM of the configuration
 #[derive(Debug, clap::Args)]
@@ -33,7 +33,7 @@ pub struct Args {
     /// The machine that QEMU is started with: q35, pc or microvm
     #[arg(long, value_name = "MACHINE", default_value = "q35")]
     machine: Machine,
-    /// The QEMU's version; what is older than 9.2 is told otherwise to connect again
+    /// The version of QEMU; before 9.2, another option makes it reconnect
     #[arg(long, value_name = "VERSION", default_value = "10.1")]
     qemu: Version,
     /// Print a JSON object; its key "args" is the list of arguments

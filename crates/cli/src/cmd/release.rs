@@ -8,9 +8,9 @@ const EXAMPLES: &str = "Examples:
   vmlane status --json | jq -r '.vms[] | select(.quarantined) | .name'
   vmlane release web
 
-A VM whose devices failed too often (fault_limit faults within fault_window_s seconds, table [daemon] of the
-configuration) is in quarantine: its devices answer its guest, and do nothing. After its release the guest's
-drivers set the devices up again: `ip link set DEV up`, or a reload of the driver's module, or a reboot.";
+A VM is put in quarantine when its devices fail too often (fault_limit faults within fault_window_s seconds, table [daemon]
+of the configuration): its devices still answer the guest but do nothing. After the release the guest's drivers have to set
+the devices up again: by `ip link set DEV up`, a reload of the driver's module, or a reboot.";
 
 /// Takes a VM's devices back into service after a quarantine
 #[derive(Debug, clap::Args)]

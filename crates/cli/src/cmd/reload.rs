@@ -9,8 +9,8 @@ const EXAMPLES: &str = "Examples:
   vmlane reload
   vmlane reload --json | jq -r '.refused[]'
 
-A mistake in the file leaves the configuration before in force. What cannot be applied now (a VM
-with a VMM attached that shall go, settings of the daemon itself) is listed, and the exit code is 1.";
+If the file has a mistake, the running configuration stays in force. Changes that cannot be applied now (the removal of a VM
+that is attached, settings of the daemon itself) are listed, and the exit code is 1.";
 
 /// Makes the daemon read its configuration again and apply what differs
 #[derive(Debug, clap::Args)]

@@ -17,19 +17,19 @@ const EXAMPLES: &str = "Examples:
   vmlane run -- ssh -o ProxyCommand='socat - VSOCK-CONNECT:3:22' root@vm
   vmlane run --write-library /usr/local/lib    for C programs: cc x.c -lvmlane_vsock
 
-CIDs that are no VM of the daemon are left to the kernel's own AF_VSOCK, if it has one. Programs that
+Connects to a CID that is not a VM of the daemon go to the kernel's own AF_VSOCK, if it has one. Programs that
 are statically linked, or that run with another user's rights, cannot be served; neither can
-SOCK_SEQPACKET. Programs that move bytes by io_uring, or by system calls of their own, need
---plain, and cannot connect or accept so.";
+SOCK_SEQPACKET. Programs that read and write by io_uring or by direct system calls need --plain, and cannot use these to
+connect or accept.";
 
-/// Runs a program as it is, with AF_VSOCK towards the daemon's VMs
+/// Runs an unmodified program whose AF_VSOCK sockets reach the daemon's VMs
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The daemon's directory
     #[arg(long, value_name = "DIR", env = "VMLANE_RUNTIME_DIR", default_value = vmlane_api::RUNTIME_DIR)]
     runtime_dir: PathBuf,
-    /// Let the kernel move the bytes from the beginning: slower, and all that a descriptor can do
+    /// Use ordinary descriptors from the start: slower, but every operation works
     #[arg(long)]
     plain: bool,
     /// Write the shared library and its C header into a directory instead

@@ -15,8 +15,8 @@ const EXAMPLES: &str = "Examples:
   vmlane stats --json | jq '.vms[] | {name, lost: .vmci.refused_full}'
   vmlane stats web | grep drop_                 why frames of a NIC were dropped
 
-Counters only grow while the daemon runs. With --interval, a second column shows what was added per
-second since the time before.";
+Counters only grow while the daemon runs. With --interval, a second column shows the growth per second since the previous
+output.";
 
 /// Shows the counters of VMs and workers
 #[derive(Debug, clap::Args)]
@@ -24,7 +24,7 @@ second since the time before.";
 pub struct Args {
     /// Only this VM
     vm: Option<String>,
-    /// Counters that are 0, too
+    /// Include counters that are 0
     #[arg(long)]
     all: bool,
     #[command(flatten)]

@@ -14,8 +14,8 @@ const EXAMPLES: &str = "Examples:
   vmlane top --interval 0.5 --count 10
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
-SENT and RECEIVED are the guest's view, in stream bytes per second; NOTICES are datagrams that tell a
-peer of bytes or room, either way; ACCESSES are trapped register accesses.";
+SENT and RECEIVED are stream bytes per second as the guest sees them. NOTICES are datagrams that announce bytes or room, in
+either direction. ACCESSES are trapped register accesses.";
 
 /// Shows live traffic per VM
 #[derive(Debug, clap::Args)]
@@ -26,10 +26,10 @@ pub struct Args {
     /// Print JSON, one object a line
     #[arg(long)]
     json: bool,
-    /// Seconds between two looks
+    /// Seconds between two updates
     #[arg(long, value_name = "SECONDS", default_value = "1", value_parser = seconds)]
     interval: Duration,
-    /// Stop after so many
+    /// Stop after this many updates
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
 }

@@ -20,10 +20,10 @@ const EXAMPLES: &str = "Examples:
   vmlane import vhost-device-vsock --guest-cid=4 --socket=/tmp/vhost4.socket --uds-path=/tmp/vm4.vsock
   vmlane import vhost-device-vsock --config vsock.yaml --json | jq -r .toml
 
-Give it the arguments that vhost-device-vsock was started with. VMs are named vmCID. Comments in the
-answer say what moves: our sockets are under the runtime directory, and `ln -s` keeps the old paths
-alive. Sizes of buffers and queues have no meaning here and are left out. A VM of several groups is
-taken as long as who reaches whom can be told with one group a VM.";
+Give the arguments with which vhost-device-vsock was started. VMs are named vmCID. Comments in the output say which sockets
+have new paths: vmlane's are in the runtime directory, and `ln -s` keeps the old paths working. Sizes of buffers and queues
+have no meaning here and are left out. VMs in several groups are accepted if one group per VM can express who reaches
+whom.";
 
 const DEFAULT_CID: u64 = 3;
 const DEFAULT_GROUP: &str = "default";
