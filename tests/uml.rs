@@ -107,3 +107,34 @@ fn a_guest_in_qemu_and_one_under_user_mode_linux() {
     );
     bed.finish();
 }
+
+/// Guests in QEMU and under User Mode Linux read one root image. Whichever of them runs, the others start.
+#[test]
+fn any_mixture_of_machines_starts() {
+    let rounds = if full() { 20 } else { 3 };
+    let mut spec = spec("mixture", Machine::Q35);
+    spec.machines = vec![Machine::Uml, Machine::Q35];
+    let mixed = Bed::up(&spec);
+    let mut first_of_qemu = self::spec("mixture-q", Machine::Microvm);
+    first_of_qemu.guests = 1;
+    for round in 1..=rounds {
+        for guest in ["b", "a"] {
+            mixed.guest(guest).kill().unwrap();
+            mixed.guest(guest).start().unwrap_or_else(|error| panic!("round {round}: {error:#}"));
+            mixed.guest(guest).sh("true").unwrap_or_else(|error| panic!("round {round}: {error:#}"));
+        }
+        // A lab of its own, beside the running ones.
+        if round <= 2 {
+            Bed::up(&first_of_qemu).finish();
+        }
+    }
+    for guest in ["a", "b"] {
+        mixed.equip(guest);
+    }
+    ping(&mixed);
+    kept(
+        3,
+        &format!("a mixed lab: each guest killed and started beside the other, {rounds} of {rounds} times"),
+    );
+    mixed.finish();
+}

@@ -136,17 +136,22 @@ fn kernel_words(plan: &Plan) -> String {
     line
 }
 
-/// The shared root image, whose writes go to a private file, and the kernel's modules.
+/// The shared root image, whose writes go to a temporary file of this QEMU, and the kernel's modules.
 fn disks(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
-    let root = comma(&plan.assets.root.image());
     let modules = plan.assets.kernel(&guest.kernel).map(|k| k.modules()).unwrap_or_default();
     let modules = comma(&modules);
-    let mut args =
-        vec!["-drive".into(), format!("if=none,id=root,format=raw,snapshot=on,cache=unsafe,file={root}")];
+    let mut args = vec!["-drive".into(), root_drive(&plan.assets.root.image())];
     args.extend(virtio(guest, "virtio-blk", ",drive=root,serial=root"));
     args.extend(["-drive".into(), format!("if=none,id=modules,format=raw,readonly=on,file={modules}")]);
     args.extend(virtio(guest, "virtio-blk", ",drive=modules,serial=modules"));
     args
+}
+
+/// A cached image is complete before it has its name and is never written again, so it needs no lock. QEMU would
+/// take a read lock on some bytes and then look whether others hold any of them: a User Mode Linux, which locks
+/// the whole file, does, and QEMU would not start ("Failed to get consistent read lock").
+fn root_drive(image: &Path) -> String {
+    format!("if=none,id=root,format=raw,snapshot=on,cache=unsafe,file.locking=off,file={}", comma(image))
 }
 
 /// A virtio device of the lab's own.
@@ -198,6 +203,13 @@ fn comma(path: &Path) -> String {
 #[cfg(test)]
 mod tests {
     use super::*;
+
+    #[test]
+    fn the_shared_image_is_opened_without_locks() {
+        let drive = root_drive(Path::new("/cache/a,b/root.img"));
+        assert!(drive.contains("snapshot=on") && drive.contains("file.locking=off"), "{drive}");
+        assert!(drive.ends_with("file=/cache/a,,b/root.img"), "{drive}");
+    }
 
     #[test]
     fn only_vhost_user_nics_lose_their_vectors() {
