@@ -117,8 +117,9 @@ impl Boot {
 
     /// The lab, under a name.
     pub fn spec(&self, name: &str) -> LabSpec {
-        let cards =
-            |device: &Device| vec![device.clone(); if device.is_nic() { self.like.nics as usize } else { 1 }];
+        let cards = |device: &Device| {
+            vec![device.clone().into(); if device.is_nic() { self.like.nics as usize } else { 1 }]
+        };
         LabSpec {
             guests: self.like.guests as usize,
             kernels: vec![self.like.kernel.clone()],

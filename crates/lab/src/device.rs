@@ -3,10 +3,10 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail};
 use serde::{Deserialize, Serialize};
 
-/// One `--device`.
+/// A device of a guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Device {
     /// vmlane's own VMCI device.
@@ -21,6 +21,14 @@ pub enum Device {
     VhostDeviceVsock,
     /// One of QEMU's network cards, to compare with.
     QemuNic { model: NicModel, backend: Backend },
+}
+
+/// One `--device`: the device, and the guest that alone gets it.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct DeviceFor {
+    /// None: every guest gets one.
+    pub guest: Option<String>,
+    pub device: Device,
 }
 
 /// The keys of `vmxnet3:key=value,...`; what is not given is the daemon's default.
@@ -113,6 +121,14 @@ impl Device {
         matches!(self, Device::Vmxnet3(_) | Device::VirtioNet(_))
     }
 
+    /// What joins a network card with the others of its network: vmlane's switch (none), or one of QEMU's ways.
+    pub fn joined_by(&self) -> Option<Backend> {
+        match self {
+            Device::QemuNic { backend, .. } => Some(*backend),
+            _ => None,
+        }
+    }
+
     /// The VLAN that the switch puts the card into, if one was named.
     pub fn vlan(&self) -> Option<u16> {
         match self {
@@ -158,6 +174,46 @@ impl FromStr for Device {
         };
         Ok(Device::QemuNic { model, backend })
     }
+}
+
+impl From<Device> for DeviceFor {
+    fn from(device: Device) -> Self {
+        Self { guest: None, device }
+    }
+}
+
+impl FromStr for DeviceFor {
+    type Err = anyhow::Error;
+
+    /// `DEVICE` or `GUEST:DEVICE`. A guest's name is one or two letters, and no device has such a name, so the colon
+    /// of `vmxnet3:mtu=9000` is not taken for that of a guest.
+    fn from_str(text: &str) -> Result<Self> {
+        match text.split_once(':') {
+            Some((guest, device)) if is_guest_name(guest) => {
+                let device = device.parse::<Device>().with_context(|| format!("for guest {guest}"))?;
+                Ok(Self { guest: Some(guest.to_owned()), device })
+            }
+            Some((first, rest)) if rest.parse::<Device>().is_ok() => bail!(
+                "device {text:?}: before the colon stands {first:?}, which is neither a guest (a, b ... aa, ab ...) nor a \
+                 device with keys; write a:{rest} to give {rest} to guest a alone, or {rest} to give it to all"
+            ),
+            _ => Ok(text.parse::<Device>()?.into()),
+        }
+    }
+}
+
+impl fmt::Display for DeviceFor {
+    fn fmt(&self, f: &mut fmt::Formatter<'_>) -> fmt::Result {
+        match &self.guest {
+            Some(guest) => write!(f, "{guest}:{}", self.device),
+            None => write!(f, "{}", self.device),
+        }
+    }
+}
+
+/// Whether a guest may be called so.
+fn is_guest_name(text: &str) -> bool {
+    (1..=2).contains(&text.len()) && text.bytes().all(|byte| byte.is_ascii_lowercase())
 }
 
 fn vmxnet3(text: &str, options: &str) -> Result<Vmxnet3> {
@@ -257,6 +313,40 @@ mod tests {
             "qemu-e1000e",
         ] {
             assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
+        }
+    }
+
+    #[test]
+    fn a_device_may_be_for_one_guest() {
+        for (text, guest, device) in [
+            ("vmci", None, "vmci"),
+            ("a:vmci", Some("a"), "vmci"),
+            ("ab:virtio-vsock", Some("ab"), "virtio-vsock"),
+            ("vmxnet3:mtu=9000", None, "vmxnet3:mtu=9000"),
+            ("b:vmxnet3:mtu=9000,queues=2", Some("b"), "vmxnet3:queues=2,mtu=9000"),
+            ("qemu-e1000:tap", None, "qemu-e1000:tap"),
+            ("c:qemu-e1000:tap", Some("c"), "qemu-e1000:tap"),
+        ] {
+            let parsed: DeviceFor = text.parse().unwrap();
+            assert_eq!(
+                (parsed.guest.as_deref(), parsed.device.to_string().as_str()),
+                (guest, device),
+                "{text}"
+            );
+            assert_eq!(parsed.to_string().parse::<DeviceFor>().unwrap(), parsed);
+        }
+        for (bad, part) in [
+            ("guest:vmci", "write a:vmci"),
+            ("A:vmci", "write a:vmci"),
+            ("1:virtio-net", "write a:virtio-net"),
+            ("vmci:virtio-vsock", "write a:virtio-vsock"),
+            ("a:vmxnet3:mtu=big", "mtu"),
+            ("a:", "choose from"),
+            (":vmci", "write a:vmci"),
+            ("a:b:vmci", "choose from"),
+        ] {
+            let error = format!("{:#}", bad.parse::<DeviceFor>().unwrap_err());
+            assert!(error.contains(part), "{bad}: {error}");
         }
     }
 

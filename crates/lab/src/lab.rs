@@ -44,7 +44,7 @@ impl Lab {
         spec.check()?;
         let dir = dirs::lab(&spec.name)?;
         let mut assets = setup::ensure(&spec.kernels_used(), spec.qemu.as_deref(), &Progress(progress))?;
-        if spec.devices.contains(&Device::VhostDeviceVsock) {
+        if spec.devices.iter().any(|given| given.device == Device::VhostDeviceVsock) {
             assets.vhost_device_vsock = Some(setup::vhost_device_vsock::ensure(&Progress(progress))?);
         }
         match spec.accelerator.as_deref().filter(|_| spec.has_qemu()) {

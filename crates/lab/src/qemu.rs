@@ -106,6 +106,9 @@ fn machine(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
         Machine::Microvm | Machine::Uml => "-machine microvm,acpi=on,rtc=on,auto-kernel-cmdline=off",
     }));
     args.extend(plan.assets.accel.args().iter().map(|a| (*a).to_owned()));
+    if let Some(cpu) = plan.spec.cpu.as_deref().or(plan.assets.accel.cpu()) {
+        args.extend(["-cpu".to_owned(), cpu.to_owned()]);
+    }
     args.extend(["-name".into(), format!("{}-{}", plan.spec.name, guest.name)]);
     args.extend(["-smp".into(), plan.spec.cpus.to_string()]);
     args.extend(virtio(guest, "virtio-rng", ""));

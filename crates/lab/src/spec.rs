@@ -6,7 +6,7 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::device::Device;
+use crate::device::{Device, DeviceFor};
 use crate::dirs;
 use crate::machine::{self, Machine};
 use crate::setup::{KERNELS, UML_KERNEL};
@@ -26,7 +26,7 @@ pub struct LabSpec {
     pub kernels: Vec<String>,
     pub cpus: u32,
     pub mem_mib: u32,
-    pub devices: Vec<Device>,
+    pub devices: Vec<DeviceFor>,
     /// Isolation groups: empty for the default, one for all, or one a guest.
     pub groups: Vec<String>,
     pub forwards: Vec<Forward>,
@@ -42,12 +42,12 @@ pub struct LabSpec {
     /// `kvm` or `tcg`; none leaves the choice to the set-up.
     #[serde(default)]
     pub accelerator: Option<String>,
-    /// What guests run in, if `machines` does not say.
-    #[serde(default)]
-    pub machine: Machine,
-    /// What guests run in: empty for `machine`, one for all, or one a guest.
+    /// What guests run in: empty for the default, one for all, or one a guest.
     #[serde(default)]
     pub machines: Vec<Machine>,
+    /// QEMU's name of the processor, such as `max`; none leaves the choice to the accelerator.
+    #[serde(default)]
+    pub cpu: Option<String>,
     /// An older QEMU, such as `7.2`; none is one of 10.1 or later.
     #[serde(default)]
     pub qemu: Option<String>,
@@ -79,6 +79,13 @@ pub struct GuestSpec {
     pub nics: Vec<Nic>,
 }
 
+impl GuestSpec {
+    /// Whether the daemon serves it.
+    pub fn has_ours(&self) -> bool {
+        self.devices.iter().any(Device::is_ours)
+    }
+}
+
 /// One network card of one guest.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nic {
@@ -108,8 +115,8 @@ impl LabSpec {
             append: String::new(),
             boot_seconds: 180,
             accelerator: None,
-            machine: Machine::default(),
             machines: Vec::new(),
+            cpu: None,
             qemu: None,
         }
     }
@@ -121,7 +128,7 @@ impl LabSpec {
     }
 
     pub fn has_daemon(&self) -> bool {
-        self.devices.iter().any(Device::is_ours)
+        self.devices.iter().any(|given| given.device.is_ours())
     }
 
     /// Checks everything that can be wrong before anything starts.
@@ -136,18 +143,14 @@ impl LabSpec {
         let machines: Vec<String> = self.machines.iter().map(Machine::to_string).collect();
         per_guest("machine", &machines, guests)?;
         self.check_machines()?;
-        let vsock = self.devices.iter().filter(|device| device.is_vsock()).count();
-        ensure!(
-            vsock <= 1,
-            "devices vmci, virtio-vsock and vhost-device-vsock: a guest has one of them, once; it was given {vsock}"
-        );
+        self.check_devices()?;
         let ours = self.has_daemon();
         ensure!(
             ours || (self.forwards.is_empty() && self.groups.is_empty() && self.daemon_config.is_none()),
             "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
         );
         ensure!(
-            !self.uplink || self.devices.iter().any(|device| device.is_on_switch()),
+            !self.uplink || self.devices.iter().any(|given| given.device.is_on_switch()),
             "an uplink is a port of vmlane's switch: add --device vmxnet3"
         );
         let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();
@@ -166,12 +169,68 @@ impl LabSpec {
         Ok(())
     }
 
+    fn check_devices(&self) -> Result<()> {
+        let guests = self.guests();
+        let names: Vec<&str> = guests.iter().map(|guest| guest.name.as_str()).collect();
+        for given in &self.devices {
+            let known = given.guest.as_deref().is_none_or(|guest| names.contains(&guest));
+            ensure!(
+                known,
+                "device {given}: this lab has no guest {:?}; it has {}",
+                given.guest.as_deref().unwrap_or_default(),
+                names.join(", ")
+            );
+        }
+        for guest in &guests {
+            let vsock = guest.devices.iter().filter(|device| device.is_vsock()).count();
+            ensure!(
+                vsock <= 1,
+                "devices vmci, virtio-vsock and vhost-device-vsock: a guest has one of them, once; guest {} was given \
+                 {vsock}",
+                guest.name
+            );
+        }
+        for (net, cards) in self.networks().iter().enumerate() {
+            let Some(first) = cards.first() else { continue };
+            let differs =
+                |device: &&Device| device.vlan() != first.vlan() || device.joined_by() != first.joined_by();
+            if let Some(other) = cards.iter().find(differs) {
+                bail!(
+                    "devices {first} and {other}: card {net} of every guest is in one network, and these two cannot meet \
+                     there; give all guests cards of the same switch and VLAN in the same order"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// The networks of the lab: what the guests have as their first card, their second, and so on.
+    pub fn networks(&self) -> Vec<Vec<Device>> {
+        let mut networks: Vec<Vec<Device>> = Vec::new();
+        for guest in self.guests() {
+            for (net, card) in guest.devices.into_iter().filter(Device::is_nic).enumerate() {
+                if networks.len() == net {
+                    networks.push(Vec::new());
+                }
+                networks[net].push(card);
+            }
+        }
+        networks
+    }
+
     fn check_machines(&self) -> Result<()> {
         for kernel in &self.kernels {
             if kernel != UML_KERNEL && !KERNELS.iter().any(|(v, ..)| v == kernel) {
                 let valid = KERNELS.map(|(v, ..)| v).join(", ");
                 bail!("kernel {kernel:?}: choose from {valid}, or {UML_KERNEL} under --machine uml");
             }
+        }
+        if let Some(cpu) = &self.cpu {
+            // The rest is QEMU's to judge: it knows its models and their features.
+            ensure!(
+                !cpu.is_empty() && !cpu.starts_with('-') && !cpu.contains(char::is_whitespace),
+                "cpu {cpu:?}: give a processor as QEMU's -cpu takes it, such as max or Haswell-v4,-avx2"
+            );
         }
         for (index, guest) in self.guests().iter().enumerate() {
             machine::check(guest.machine, self.qemu.as_deref(), &guest.devices)?;
@@ -197,6 +256,11 @@ impl LabSpec {
                 self.cpus
             );
             ensure!(
+                self.cpu.is_none() || self.has_qemu(),
+                "cpu {:?}: User Mode Linux has the host's processor; leave --cpu away",
+                self.cpu.as_deref().unwrap_or_default()
+            );
+            ensure!(
                 self.qemu.is_none() || self.has_qemu(),
                 "QEMU {:?}: there is none under --machine uml; leave --qemu away",
                 self.qemu.as_deref().unwrap_or_default()
@@ -207,8 +271,7 @@ impl LabSpec {
 
     /// Whether any guest runs in QEMU.
     pub fn has_qemu(&self) -> bool {
-        self.machines.is_empty() && self.machine.is_qemu()
-            || self.machines.iter().any(|machine| machine.is_qemu())
+        self.machines.is_empty() || self.machines.iter().any(|machine| machine.is_qemu())
     }
 
     /// Every guest, with its name, machine, kernel, devices, CID and addresses.
@@ -218,18 +281,19 @@ impl LabSpec {
 
     fn guest(&self, index: usize) -> GuestSpec {
         let number = index as u32 + 1;
-        let machine = pick(&self.machines, index).unwrap_or(self.machine);
-        // Alone, a machine is asked for what it does not have, and refuses it.
-        let devices: Vec<Device> = if self.has_qemu() {
-            self.devices.iter().map(|device| machine.counterpart(device)).collect()
-        } else {
-            self.devices.clone()
+        let (name, machine) = (guest_name(index), pick(&self.machines, index).unwrap_or_default());
+        let device = |given: &DeviceFor| match &given.guest {
+            // What is given to one guest by name is meant as it is written; so is all in a lab without QEMU.
+            Some(guest) => (*guest == name).then(|| given.device.clone()),
+            None if self.has_qemu() => Some(machine.counterpart(&given.device)),
+            None => Some(given.device.clone()),
         };
+        let devices: Vec<Device> = self.devices.iter().filter_map(device).collect();
         let kernel = || pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into());
         let vsock = devices.iter().any(Device::is_vsock);
         let nics = devices.iter().filter(|device| device.is_nic());
         GuestSpec {
-            name: guest_name(index),
+            name,
             number,
             machine,
             kernel: if machine.is_qemu() { kernel() } else { UML_KERNEL.into() },
@@ -380,10 +444,55 @@ mod tests {
         let guests = spec.guests();
         let kernels: Vec<&str> = guests.iter().map(|guest| guest.kernel.as_str()).collect();
         assert_eq!(kernels, ["7.2", UML_KERNEL]);
-        assert_eq!(guests[0].devices, spec.devices);
+        let asked: Vec<Device> = spec.devices.iter().map(|given| given.device.clone()).collect();
+        assert_eq!(guests[0].devices, asked);
         assert_eq!(guests[1].devices[0], Device::VirtioVsock);
         assert_eq!((guests[1].nics[0].device.as_str(), guests[1].cid), ("virtio-net:mtu=9000", Some(4)));
         assert_eq!(guests[1].nics[0].mtu, Some(9000));
+    }
+
+    #[test]
+    fn a_device_for_one_guest_is_that_guests_alone() {
+        let mut spec = LabSpec::new("t");
+        for device in ["a:vmci", "b:virtio-vsock", "vmxnet3", "b:virtio-net", "a:vmxnet3:mtu=9000"] {
+            spec = spec.device(device).unwrap();
+        }
+        spec.check().unwrap();
+        let devices = |guest: &GuestSpec| guest.devices.iter().map(Device::to_string).collect::<Vec<_>>();
+        let guests = spec.guests();
+        assert_eq!(devices(&guests[0]), ["vmci", "vmxnet3", "vmxnet3:mtu=9000"]);
+        assert_eq!(devices(&guests[1]), ["virtio-vsock", "vmxnet3", "virtio-net"]);
+        // The second card of either is in the second network.
+        let second = |guest: &GuestSpec| guest.nics[1].ipv4.clone();
+        assert_eq!((second(&guests[0]), second(&guests[1])), ("10.78.0.1/24".into(), "10.78.0.2/24".into()));
+        assert_eq!((guests[0].cid, guests[1].cid), (Some(3), Some(4)));
+
+        let why = |devices: &[&str]| {
+            let mut spec = LabSpec::new("t");
+            spec.devices = devices.iter().map(|text| text.parse().unwrap()).collect();
+            spec.check().unwrap_err().to_string()
+        };
+        assert!(why(&["c:vmci"]).contains("no guest \"c\"; it has a, b"));
+        assert!(why(&["vmci", "a:virtio-vsock"]).contains("guest a was given 2"));
+        assert!(why(&["a:vmxnet3:vlan=10", "b:virtio-net"]).contains("card 0 of every guest"));
+        assert!(why(&["a:vmxnet3", "b:qemu-e1000"]).contains("same switch"));
+        // Named, a device is not exchanged for what a machine has instead.
+        let mut mixed = LabSpec::new("t").device("b:vmci").unwrap();
+        mixed.machines = vec![Machine::Q35, Machine::Uml];
+        assert!(mixed.check().unwrap_err().to_string().contains("needs a QEMU"));
+    }
+
+    #[test]
+    fn a_processor_is_qemus() {
+        let mut spec = LabSpec::new("t").device("virtio-net").unwrap();
+        for (cpu, good) in
+            [("max", true), ("Haswell-v4,-avx2", true), ("", false), ("-x", false), ("a b", false)]
+        {
+            spec.cpu = Some(cpu.into());
+            assert_eq!(spec.check().is_ok(), good, "{cpu:?}");
+        }
+        (spec.machines, spec.cpu) = (vec![Machine::Uml], Some("max".into()));
+        assert!(spec.check().unwrap_err().to_string().contains("leave --cpu away"));
     }
 
     #[test]

@@ -68,6 +68,41 @@ fn two_guests_from_boot_to_nothing_left() {
     assert!(!dir.exists());
 }
 
+/// A VMCI guest, a virtio guest and one without devices: what each has, that the first two meet, and that their kernel
+/// has the modules and the processor that DPDK wants.
+#[test]
+fn each_guest_has_the_devices_it_was_given() {
+    let mut spec = LabSpec { boot_seconds: 300, guests: 3, ..LabSpec::new(&name("given")) };
+    for device in ["a:vmci", "a:vmxnet3", "b:virtio-vsock", "b:virtio-net"] {
+        spec = spec.device(device).unwrap();
+    }
+    spec.cpu = Some("Nehalem".into());
+    let lab = Lab::up(&spec).unwrap();
+    let [a, b, c] = ["a", "b", "c"].map(|name| lab.guest(name));
+
+    a.sh("ls -d /sys/bus/pci/drivers/vmw_vmci/0000:* /sys/bus/pci/drivers/vmxnet3/0000:*").unwrap();
+    b.sh("ls -d /sys/bus/virtio/drivers/vmw_vsock_virtio_transport/virtio* /sys/bus/virtio/drivers/virtio_net/virtio*")
+        .unwrap();
+    assert_eq!(c.sh("ls /sys/class/net").unwrap().trim(), "lo");
+    for guest in [&a, &c] {
+        let model = guest.sh("grep -m1 'model name' /proc/cpuinfo").unwrap();
+        assert!(model.contains("Nehalem"), "{model}");
+    }
+
+    a.sh("ping -c 1 -W 10 b").unwrap();
+    let server = b.spawn(["vmlane", "bench", "server", "--listen", "vsock:any"]).unwrap();
+    wait_until("a's stream reaches b over vsock", || a.sh("vmlane bench stream --to vsock:4 -l 0.2").is_ok());
+    server.signal(15);
+
+    a.sh("modprobe -a uio uio_pci_generic vfio vfio_iommu_type1 vfio-pci").unwrap();
+    let script = "card=$(basename $(readlink /sys/class/net/eth0/device))
+        echo $card > /sys/bus/pci/drivers/vmxnet3/unbind
+        echo 15ad 07b0 > /sys/bus/pci/drivers/uio_pci_generic/new_id
+        test -c /dev/uio0";
+    a.sh(script).unwrap();
+    lab.down().unwrap();
+}
+
 fn commands_end_as_they_do_in_a_shell(lab: &Lab) {
     let a = lab.guest("a");
     let output = a.exec(["sh", "-c", "echo out; echo err >&2; exit 7"]).unwrap();

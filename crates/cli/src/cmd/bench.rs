@@ -27,10 +27,10 @@ Examples:
   vmlane bench bidir --to tcp:[fd77::2]                 both ways at once, over IPv6
   vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
 
-Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take
+Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take \
 k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
 
-On a host whose daemon serves its VMs, vsock: leads to them and is reached by them without any kernel vsock;
+On a host whose daemon serves its VMs, vsock: leads to them and is reached by them without any kernel vsock; \
 VMLANE_RUNTIME_DIR names the daemon's directory if it is not /run/vmlane.";
 
 const SERVER_EXAMPLES: &str = "\
@@ -41,7 +41,7 @@ Examples:
   vmlane bench server --listen tcp:0.0.0.0 --secret-file FILE   for those who know the secret
   vmlane bench server --listen vsock: --max-clients 4 --max-seconds 60
 
-Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a
+Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a \
 secret. It proves who asks; the data is neither encrypted nor signed.";
 
 const STREAM_EXAMPLES: &str = "\
@@ -55,8 +55,8 @@ Examples:
                                     runs of 5 s until the mean is known to 5 percent
   --to udp:10.77.0.2 -m 1472 --rate 200M     datagrams at a pace; without --rate as fast as they go
 
-The receiver counts; the window starts after the warm-up and ends when the last byte has arrived.
-Buffers: -s sets ours, -S the server's. A vsock connection between VMCI guests has one size for both
+The receiver counts; the window starts after the warm-up and ends when the last byte has arrived. \
+Buffers: -s sets ours, -S the server's. A vsock connection between VMCI guests has one size for both \
 ends, so over vsock a size given for one counts for both.";
 
 const RR_EXAMPLES: &str = "\

@@ -16,9 +16,9 @@ Examples:
   vmlane demo --full --out out/full    more sizes, three runs of 10 s each: over an hour
   vmlane demo --runs 5 --json
 
-Boots two VMs with a VMCI device, a VMXNET3 and a virtio card on vmlane's switch and three of QEMU's own network
-cards, measures in turns, and takes the VMs down; then two with vmlane's virtio-vsock. DIR/results.jsonl has a line for every run, DIR/report.html shows them. Ctrl-C ends early and
-keeps what was measured.
+Boots two VMs with a VMCI device, a VMXNET3 and a virtio card on vmlane's switch and three of QEMU's own network cards, \
+measures them in turn, and takes the VMs down; then two with vmlane's virtio-vsock. DIR/results.jsonl has a line for every \
+run, DIR/report.html shows them. Ctrl-C ends early and keeps what was measured.
 
 Exit code 1: a run over VMCI failed, or no run of some combination worked over a network card.";
 

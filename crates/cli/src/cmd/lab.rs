@@ -6,7 +6,8 @@ use std::process::ExitCode;
 
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
-use vmlane_lab::{Device, Forward, Lab, LabSpec, Machine, agent, child, supervisor};
+use vmlane_lab::device::DeviceFor;
+use vmlane_lab::{Forward, Lab, LabSpec, Machine, agent, child, supervisor};
 
 #[path = "lab_run.rs"]
 mod run;
@@ -22,8 +23,8 @@ Examples:
   vmlane lab logs demo a                      what guest a's kernel said
   vmlane lab down demo                        take everything down
 
-QEMU, kernels and the guests' image are fetched once, from the Debian mirror that apt uses here,
-into ${XDG_CACHE_HOME:-~/.cache}/vmlane. VMLANE_QEMU names a QEMU to use instead; VMLANE_ACCEL
+QEMU, kernels and the guests' image are fetched once, from the Debian mirror that apt uses here, \
+into ${XDG_CACHE_HOME:-~/.cache}/vmlane. VMLANE_QEMU names a QEMU to use instead; VMLANE_ACCEL \
 (kvm or tcg) overrides the probe.")]
 pub struct Args {
     #[command(subcommand)]
@@ -45,11 +46,14 @@ enum Command {
     Up(Box<Up>),
     /// Run a command in a guest with its stdin, stdout, stderr and exit code
     Exec {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// A guest of the lab: a, b ..., or host, the test host of --uplink
         guest: String,
         /// Start the command in this directory
         #[arg(long)]
         cwd: Option<String>,
+        /// The command and its arguments
         #[arg(required = true, trailing_var_arg = true, allow_hyphen_values = true)]
         command: Vec<String>,
     },
@@ -60,12 +64,16 @@ enum Command {
         after_help = "Examples:\n  vmlane lab cp demo ./tool b:/usr/bin/\n  vmlane lab cp demo a:/var/log/x ./x"
     )]
     Cp {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// What to copy: a path of this host, or GUEST:PATH
         source: String,
+        /// Where to: GUEST:PATH, or a path of this host; a directory keeps the source's name
         target: String,
     },
-    /// Print what a guest's console, the daemon or the supervisor said
+    /// Print the log of a guest's console, of the daemon or of the supervisor
     Logs {
+        /// The name that the lab was given by `lab up`
         lab: String,
         /// A guest, "daemon" or "supervisor"; all when left out
         of: Option<String>,
@@ -75,23 +83,30 @@ enum Command {
     },
     /// List the labs of this user
     List {
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
     /// Show one lab: guests, addresses, process ids, paths
     Status {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// Print JSON
         #[arg(long)]
         json: bool,
     },
-    /// Kill a guest's QEMU at once
+    /// Kill a guest at once: its QEMU, or its User Mode Linux
     Kill {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// A guest of the lab: a, b ...
         guest: String,
     },
     /// Boot a guest again that was killed; it keeps its CID and addresses
     Start {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// A guest of the lab: a, b ...
         guest: String,
         /// Let its firmware find a kernel in the network (PXE on its first NIC, a vmxnet3)
         #[arg(long)]
@@ -99,7 +114,9 @@ enum Command {
     },
     /// Restart a guest's system; returns when it answers
     Reboot {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// A guest of the lab: a, b ...
         guest: String,
         /// Press the reset button instead of asking the guest
         #[arg(long)]
@@ -108,14 +125,18 @@ enum Command {
     /// Send a QMP command to a guest's QEMU and print what it returns
     #[command(after_help = "Examples:\n  vmlane lab qmp demo a query-status\n  vmlane lab qmp demo a stop")]
     Qmp {
+        /// The name that the lab was given by `lab up`
         lab: String,
+        /// A guest of the lab: a, b ...
         guest: String,
+        /// The name of the command, such as query-status
         command: String,
         /// The command's arguments, as JSON
         arguments: Option<String>,
     },
     /// Take a lab down; nothing of it is left running
     Down {
+        /// The name that the lab was given by `lab up`
         #[arg(required_unless_present = "all")]
         lab: Option<String>,
         /// All labs of this user
@@ -126,6 +147,7 @@ enum Command {
     /// Draw DIR/report.html and DIR/figures again from DIR/results.jsonl
     #[command(after_help = "Example:\n  vmlane lab draw out/demo")]
     Draw {
+        /// The directory with the rows
         dir: PathBuf,
     },
     /// The agent, in a guest
@@ -149,14 +171,17 @@ enum Command {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI,
-virtio-net and virtio-vsock neither. qemu-virtio-net, qemu-vmxnet3, qemu-e1000 and qemu-e1000e are QEMU's own
-network cards, to compare with, joined by a socket between the QEMUs, or with :tap at the end of the
-name by a host bridge (root only). A uml guest beside guests of QEMU has virtio-vsock for vmci and virtio-net
-for vmxnet3.
+Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI, the \
+virtio devices need neither. vmxnet3 and virtio-net take keys: vmxnet3:mtu=9000,queues=4. qemu-virtio-net, qemu-vmxnet3, \
+qemu-e1000 and qemu-e1000e are QEMU's own network cards, for comparison; a socket between the QEMUs joins them, or with \
+:tap at the end of the name a bridge of the host (root only).
 
-Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's first network card has
-10.77.0.N/24 and fd77::N/64 with N = 1 for a; a second has 10.78.0.N/24 and fd78::N/64, and so on.
+One guest's devices: a:vmci gives vmci to guest a alone. The first cards of all guests are in one network, their second \
+cards in another, whatever the model. Under --machine q35,uml a device for all is exchanged where User Mode Linux has no \
+such device: virtio-vsock for vmci, virtio-net for vmxnet3. A device for one guest is not.
+
+Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's first network card has 10.77.0.N/24 and \
+fd77::N/64 with N = 1 for a; a second has 10.78.0.N/24 and fd78::N/64, and so on.
 
 Examples:
   vmlane lab up demo --device vmci --device qemu-virtio-net
@@ -165,8 +190,11 @@ Examples:
   vmlane lab up tiny --machine microvm --device virtio-net --device virtio-vsock
   vmlane lab up fast --machine uml --device virtio-net --device virtio-vsock
   vmlane lab up both --machine q35,uml --device vmci --device vmxnet3
+  vmlane lab up pair --device a:vmci --device b:virtio-vsock --device vmxnet3
+  vmlane lab up dpdk --cpu Nehalem --mem 1024 --device vmxnet3
   vmlane lab up four --guests 4 --mem 1024 --device qemu-e1000e:tap --json")]
 struct Up {
+    /// A name for the lab, which the other commands take: letters, digits, - and _
     name: String,
     /// How many guests
     #[arg(long, default_value_t = 2)]
@@ -180,9 +208,12 @@ struct Up {
     /// Memory per guest in MiB
     #[arg(long, default_value_t = 512, value_name = "MiB")]
     mem: u32,
-    /// A device that every guest gets; may be given several times
-    #[arg(long, value_name = "DEVICE")]
-    device: Vec<Device>,
+    /// A device that every guest gets, or after a guest's name and a colon that guest alone; may be given several times
+    #[arg(long, value_name = "[GUEST:]DEVICE")]
+    device: Vec<DeviceFor>,
+    /// The processor of guests in QEMU, as its -cpu takes it, such as max [default: QEMU's default, with KVM the host's]
+    #[arg(long, value_name = "MODEL", allow_hyphen_values = true)]
+    cpu: Option<String>,
     /// What guests run in: QEMU's q35, QEMU's microvm (virtio devices only, no PCI), or uml, User Mode Linux
     /// (no QEMU; virtio-net and virtio-vsock only, one processor, kernel 7.2um1); a list gives one per guest
     /// [default: q35]
@@ -281,6 +312,7 @@ impl Up {
         spec.boot_seconds = self.boot_timeout;
         spec.machines = self.machine;
         spec.qemu = self.qemu;
+        spec.cpu = self.cpu;
         let lab = Lab::up_with(&spec, &std::env::current_exe()?, &say)?;
         let status = lab.status()?;
         lab.detach()?;

@@ -15,7 +15,7 @@ Examples:
   vmlane lab run plan.toml --out out/mine --quick       the plan's thin slice
   vmlane lab run plan.toml --check                      what would be run; boots nothing
 
-DIR/results.jsonl gets a line for every run as it ends, DIR/report.html shows them. Ctrl-C ends early and keeps
+DIR/results.jsonl gets a line for every run as it ends, DIR/report.html shows them. Ctrl-C ends early and keeps \
 what was measured; the same command then continues: runs that have a row are not repeated.
 
 Exit code 1: a run failed. 2: the plan is invalid; the message names line and key.";

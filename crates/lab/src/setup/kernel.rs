@@ -38,7 +38,7 @@ const FIRST: [&str; 7] = [
 ];
 
 /// Directories of modules that guests get, below `kernel/`.
-const KEPT: [&str; 26] = [
+const KEPT: [&str; 30] = [
     "arch/",
     "crypto/",
     "lib/",
@@ -47,6 +47,7 @@ const KEPT: [&str; 26] = [
     "drivers/char/hw_random/",
     "drivers/char/virtio_console",
     "drivers/firmware/qemu_fw_cfg",
+    "drivers/iommu/iommufd/",
     "drivers/misc/vmw_vmci/",
     "drivers/net/bonding/",
     "drivers/net/ethernet/intel/e1000/",
@@ -59,12 +60,15 @@ const KEPT: [&str; 26] = [
     "drivers/net/vxlan/",
     "drivers/pps/",
     "drivers/ptp/",
+    "drivers/uio/",
+    "drivers/vfio/",
     "drivers/vhost/",
     "drivers/virtio/",
     "fs/ext4/",
     "fs/jbd2/",
     "fs/mbcache",
     "fs/overlayfs/",
+    "virt/lib/", // irqbypass, which vfio-pci needs
 ];
 
 /// Parts of `net/` that no lab uses.
@@ -247,6 +251,10 @@ mod tests {
             "drivers/misc/vmw_vmci/vmw_vmci.ko",
             "net/vmw_vsock/vmw_vsock_vmci_transport.ko",
             "drivers/net/tun.ko",
+            "drivers/uio/uio_pci_generic.ko.xz",
+            "drivers/vfio/pci/vfio-pci.ko.xz",
+            "drivers/vfio/vfio_iommu_type1.ko",
+            "virt/lib/irqbypass.ko",
             "fs/mbcache.ko",
         ] {
             assert!(wanted(path), "{path}");

@@ -27,19 +27,21 @@ pub fn write_config(plan: &Plan) -> Result<()> {
 }
 
 fn generate(spec: &LabSpec) -> Table {
-    let vms = spec.guests().into_iter().map(|guest| {
+    let vms = spec.guests().into_iter().filter(GuestSpec::has_ours).map(|guest| {
         let mut vm = Table::new();
         vm.insert("name".into(), guest.name.clone().into());
         if let Some(group) = &guest.group {
             vm.insert("group".into(), group.clone().into());
         }
-        if let Some(cid) = guest.cid {
+        let vsock = guest.devices.iter().find_map(|device| match device {
+            Device::Vmci => Some("vmci"),
+            Device::VirtioVsock => Some("virtio"),
+            _ => None,
+        });
+        if let (Some(cid), Some(_)) = (guest.cid, vsock) {
             vm.insert("cid".into(), i64::from(cid).into());
-            let virtio = guest.devices.contains(&Device::VirtioVsock);
-            vm.insert("vsock".into(), if virtio { "virtio" } else { "vmci" }.into());
-        } else {
-            vm.insert("vsock".into(), "none".into());
         }
+        vm.insert("vsock".into(), vsock.unwrap_or("none").into());
         let nics: Vec<Value> =
             our_nics(&guest.devices).map(|(net, nic)| nic_table(net, nic, &guest).into()).collect();
         if !nics.is_empty() {
@@ -63,7 +65,10 @@ fn generate(spec: &LabSpec) -> Table {
     });
     let mut config = Table::new();
     config.insert("daemon".into(), Table::new().into());
-    let groups: Vec<Value> = our_nics(&spec.devices).map(|(net, nic)| port_group(net, nic).into()).collect();
+    let networks = spec.networks();
+    let ours = networks.iter().enumerate().filter_map(|(net, cards)| Some((net, cards.first()?)));
+    let ours = ours.filter(|(_, card)| card.is_on_switch());
+    let groups: Vec<Value> = ours.map(|(net, card)| port_group(net, card).into()).collect();
     if !groups.is_empty() {
         config.insert("port_group".into(), groups.into());
     }
@@ -80,7 +85,7 @@ fn generate(spec: &LabSpec) -> Table {
     config
 }
 
-/// The lab's networks that are our switch's.
+/// The cards of a guest that are ports of our switch.
 fn our_nics(devices: &[Device]) -> impl Iterator<Item = (usize, &Device)> {
     let nics = devices.iter().filter(|device| device.is_nic());
     nics.enumerate().filter(|(_, device)| device.is_on_switch())

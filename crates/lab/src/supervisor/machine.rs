@@ -105,7 +105,7 @@ impl Supervisor {
 }
 
 fn qemu_command(plan: &Plan, guest: &GuestSpec, boot: Boot) -> Result<Command> {
-    let ours = if plan.spec.has_daemon() { daemon::qemu_args(plan, guest)? } else { Vec::new() };
+    let ours = if guest.has_ours() { daemon::qemu_args(plan, guest)? } else { Vec::new() };
     let mut inner: Command = plan.assets.qemu()?.command();
     inner.args(qemu::args(plan, guest, &ours, boot)?);
     Ok(child::protected(&plan.vmlane, &inner))

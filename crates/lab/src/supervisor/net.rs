@@ -45,12 +45,10 @@ pub(super) fn tag(lab: &str) -> String {
     format!("{:06x}", hash & 0xff_ffff)
 }
 
-fn networks(plan: &Plan) -> impl Iterator<Item = (usize, Backend)> {
-    let nics = plan.spec.devices.iter().filter(|device| device.is_nic());
-    nics.enumerate().filter_map(|(net, device)| match device {
-        Device::QemuNic { backend, .. } => Some((net, *backend)),
-        _ => None,
-    })
+/// The networks of QEMU's own cards.
+fn networks(plan: &Plan) -> Vec<(usize, Backend)> {
+    let backend = |(net, cards): (usize, Vec<Device>)| Some((net, cards.first()?.joined_by()?));
+    plan.spec.networks().into_iter().enumerate().filter_map(backend).collect()
 }
 
 /// Makes what must be there before the guests start.
@@ -74,8 +72,9 @@ pub fn prepare(plan: &Plan) -> Result<()> {
 
 /// Puts a guest's TAP interfaces, which its QEMU has just made, on their bridges.
 pub fn join_taps(plan: &Plan, guest: &GuestSpec) -> Result<()> {
+    let cards = guest.devices.iter().filter(|device| device.is_nic()).count();
     for (net, backend) in networks(plan) {
-        if backend == Backend::Tap {
+        if backend == Backend::Tap && net < cards {
             let tap = tap_name(&plan.spec.name, guest.number, net);
             let path = PathBuf::from("/sys/class/net").join(&tap);
             for _ in 0..100 {

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context, Result, ensure};
 
+use crate::device::Device;
 use crate::plan::Plan;
 use crate::spec::GuestSpec;
 use crate::supervisor::machine;
@@ -15,13 +16,18 @@ fn socket(plan: &Plan, guest: &GuestSpec) -> PathBuf {
     plan.peer_runtime().join(format!("{}.sock", guest.name))
 }
 
+/// The guests that have such a device.
+fn served(plan: &Plan) -> impl Iterator<Item = GuestSpec> {
+    plan.spec.guests().into_iter().filter(|guest| guest.devices.contains(&Device::VhostDeviceVsock))
+}
+
 /// The command that serves all guests, if the lab has such devices.
 pub fn command(plan: &Plan) -> Result<Option<Command>> {
     let Some(program) = &plan.assets.vhost_device_vsock else { return Ok(None) };
     let dir = plan.peer_runtime();
     fs::create_dir_all(&dir).with_context(|| format!("cannot make {}", dir.display()))?;
     let mut command = Command::new(program);
-    for guest in plan.spec.guests() {
+    for guest in served(plan) {
         let (cid, socket) = (guest.cid.unwrap_or_default(), socket(plan, &guest));
         let host = dir.join(format!("{}.uds", guest.name));
         let vm =
@@ -35,7 +41,7 @@ pub fn command(plan: &Plan) -> Result<Option<Command>> {
 /// Waits until it listens for every guest.
 pub fn wait(plan: &Plan) -> Result<()> {
     let deadline = Instant::now() + Duration::from_secs(20);
-    for guest in plan.spec.guests() {
+    for guest in served(plan) {
         let socket = socket(plan, &guest);
         // A connection would be the guest's only one: that the file is there has to do.
         while !socket.exists() {

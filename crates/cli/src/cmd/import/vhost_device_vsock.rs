@@ -40,21 +40,28 @@ pub struct Args {
     /// One VM: keys and values
     #[arg(long, value_name = "KEY=VALUE,...", conflicts_with = "socket")]
     vm: Vec<String>,
+    /// The CID of the VM
     #[arg(long, value_name = "CID")]
     guest_cid: Option<u64>,
     /// Its vhost-user socket
     #[arg(long, value_name = "PATH", required_unless_present_any = ["config", "vm"])]
     socket: Option<String>,
+    /// The Unix socket through which programs of the host reach the VM
     #[arg(long, value_name = "PATH")]
     uds_path: Option<String>,
+    /// The CID to which connects of the VM to CID 2 go
     #[arg(long, value_name = "CID")]
     forward_cid: Option<u64>,
+    /// The ports of CID 2 that are forwarded so
     #[arg(long, value_name = "PORT+PORT...")]
     forward_listen: Option<String>,
+    /// Bytes of its buffers; has no meaning for vmlane
     #[arg(long, value_name = "BYTES")]
     tx_buffer_size: Option<u64>,
+    /// Descriptors of its queues; has no meaning for vmlane
     #[arg(long, value_name = "DESCRIPTORS")]
     queue_size: Option<u64>,
+    /// The groups of the VM
     #[arg(long, value_name = "NAME+NAME...")]
     groups: Option<String>,
     /// Print a JSON object; its key "toml" is the text
