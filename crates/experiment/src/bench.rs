@@ -14,7 +14,7 @@ use crate::host::Cpu;
 use crate::plan::Plan;
 use crate::rows::{Counters, Row};
 use crate::steps::{Boot, Step, shaper};
-use crate::together::{Hold, Team};
+use crate::synchronized_start::{Hold, StartGroup};
 use crate::tool;
 use vmlane_lab::supervisor::host as test_host;
 use vmlane_lab::{Device, Guest, Lab, Running};
@@ -135,11 +135,11 @@ impl Bench {
         let processes = self.processes();
         let hold = if factors.tool == Tool::Vmlane { Hold::Barrier } else { Hold::Gate };
         // The log of the guest that died says more than that of its peer.
-        let team = Team::gather(hold, commands, PATIENCE + more, stop)
+        let group = StartGroup::gather(hold, commands, PATIENCE + more, stop)
             .or_else(|error| self.look().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
         let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
-        let ends = team.go(patience, stop, &mut || self.look());
+        let ends = group.go(patience, stop, &mut || self.look());
         row.wall_seconds = (begin.elapsed().as_secs_f64() * 1000.0).round() / 1000.0;
         if let (Some(before), Some(after)) = (cpu, Cpu::sample(&processes)) {
             let used = after.since(&before);

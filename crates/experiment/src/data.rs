@@ -6,7 +6,7 @@ use crate::figure::{Chart, Series, Shape, reach};
 use crate::plan::{Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
 use crate::rows::Row;
 use crate::summary::Spread;
-use crate::table::number;
+use crate::units::number;
 
 /// The rows of an experiment, in its plan's order.
 pub struct Data<'r> {

@@ -6,7 +6,7 @@ use anyhow::{Context, Result, bail, ensure};
 use vmlane_bench::Test;
 use vmlane_bench::size::parse_size;
 
-use crate::table::size;
+use crate::units::size;
 use vmlane_lab::Device;
 use vmlane_lab::device::NicModel;
 use vmlane_lab::machine::{self, Machine};
@@ -132,6 +132,15 @@ impl Default for Factors {
 }
 
 impl Tool {
+    /// Whether the tool has such a test.
+    fn knows(self, test: Test) -> bool {
+        match self {
+            Tool::Vmlane => true,
+            Tool::Netperf => [Test::Stream, Test::Maerts, Test::Rr, Test::Crr].contains(&test),
+            Tool::Iperf3 => [Test::Stream, Test::Maerts].contains(&test),
+        }
+    }
+
     const ALL: [(Tool, &str); 3] =
         [(Tool::Vmlane, "vmlane"), (Tool::Netperf, "netperf"), (Tool::Iperf3, "iperf3")];
 
@@ -377,7 +386,10 @@ impl Factors {
             () if self.ring.is_some() && e1000 => {
                 ("ring", format!("{device} takes 80 to 4096 in steps of its own"))
             }
-            () => return crate::tool::impossible(self),
+            () if !self.tool.knows(self.test) => {
+                ("test", format!("{} has no {}", self.tool.name(), self.test.name()))
+            }
+            () => return None,
         };
         Some(why)
     }

@@ -12,7 +12,7 @@ mod tests;
 use std::fmt::Write;
 
 use crate::summary::Spread;
-use crate::table::number;
+use crate::units::number;
 use axis::Axis;
 pub use style::escape;
 use style::{fill, line_style, marker, patterns};

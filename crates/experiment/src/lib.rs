@@ -7,13 +7,14 @@
 //! | `steps.rs` | which runs, in which order, in which labs |
 //! | `run.rs` | makes them: failures, repeats, resuming after an interruption |
 //! | `bench.rs` | a lab that runs are made in |
-//! | `together.rs` | clients in many guests that start at once |
+//! | `synchronized_start.rs` | clients in many guests that start at once |
 //! | `tool.rs` | bench, netperf, iperf3: their words and their answers |
 //! | `rows.rs` | the raw rows and their file |
 //! | `host.rs` | what the host is and uses |
 //! | `summary.rs` | repeats in one number, and ratios |
 //! | `data.rs` | what charts and claims show of the rows |
 //! | `table.rs` | both as text |
+//! | `units.rs` | numbers as people read them |
 //! | `figure.rs`, `png.rs` | charts, as SVG and as PNG |
 //! | `report.rs` | the page |
 //! | `stop.rs` | a signal ends a sweep at its next run |
@@ -33,9 +34,10 @@ pub mod run;
 pub mod steps;
 pub mod stop;
 pub mod summary;
+mod synchronized_start;
 pub mod table;
-mod together;
 pub mod tool;
+pub mod units;
 
 pub use factors::Factors;
 pub use plan::Plan;

@@ -2,31 +2,7 @@
 
 use crate::rows::Row;
 use crate::summary::{Key, OURS, Summary};
-
-/// `512`, `4k`, `1M`: as bench takes it.
-pub fn size(bytes: u64) -> String {
-    match bytes {
-        0 => "0".into(),
-        _ if bytes.is_multiple_of(1 << 20) => format!("{}M", bytes >> 20),
-        _ if bytes.is_multiple_of(1 << 10) => format!("{}k", bytes >> 10),
-        _ => bytes.to_string(),
-    }
-}
-
-/// `1.23`, `12.3`, `123`: three digits, more before the point if need be.
-pub fn number(value: f64) -> String {
-    let decimals = match value {
-        value if value >= 99.95 => 0,
-        value if value >= 9.995 => 1,
-        _ => 2,
-    };
-    format!("{value:.decimals$}")
-}
-
-/// A row's value in the unit that people get to see.
-pub fn unit(test: &str) -> (&'static str, f64) {
-    if test == "rr" || test == "crr" { ("1/s", 1.0) } else { ("Mbit/s", 1e6) }
-}
+use crate::units::{number, size, unit};
 
 /// A line of columns; the heading has the same widths.
 fn line(cells: &[String]) -> String {

@@ -21,17 +21,6 @@ pub struct Measured {
     pub report: Value,
 }
 
-/// The factor that the tool cannot do, and why.
-pub fn impossible(factors: &Factors) -> Option<(&'static str, String)> {
-    let (test, tool) = (factors.test, factors.tool);
-    let can = match tool {
-        Tool::Vmlane => true,
-        Tool::Netperf => [Test::Stream, Test::Maerts, Test::Rr, Test::Crr].contains(&test),
-        Tool::Iperf3 => [Test::Stream, Test::Maerts].contains(&test),
-    };
-    (!can).then(|| ("test", format!("{} has no {}", tool.name(), test.name())))
-}
-
 /// The commands of a client, which start together, against the server at `host` (an IP address, or a CID).
 /// `place` tells clients of one server apart.
 pub fn clients(factors: &Factors, plan: &Plan, host: &str, place: usize) -> Vec<Vec<String>> {

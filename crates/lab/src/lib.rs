@@ -14,6 +14,7 @@ pub mod device;
 pub mod dirs;
 mod elf;
 mod lab;
+mod log_tail;
 pub mod machine;
 pub mod plan;
 pub mod proto;
@@ -23,6 +24,7 @@ pub mod setup;
 pub mod spec;
 pub mod supervisor;
 mod uml;
+mod vhost_device_vsock;
 
 pub use client::Output;
 pub use device::Device;

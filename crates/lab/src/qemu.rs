@@ -10,7 +10,8 @@ use crate::plan::Plan;
 use crate::proto::PORT;
 use crate::setup::Accel;
 use crate::spec::GuestSpec;
-use crate::supervisor::{net, peer};
+use crate::supervisor::net;
+use crate::vhost_device_vsock;
 
 /// Where a guest gets its kernel from.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -52,7 +53,7 @@ pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String], boot: Boot) -> Resu
     }
     args.extend(ours);
     if guest.devices.contains(&Device::VhostDeviceVsock) {
-        args.extend(peer::qemu_args(
+        args.extend(vhost_device_vsock::qemu_args(
             plan,
             guest,
             !args.iter().any(|a| a.starts_with("memory-backend-memfd")),

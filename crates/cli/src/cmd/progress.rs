@@ -5,7 +5,7 @@ use std::collections::BTreeSet;
 use std::io::{IsTerminal, Write};
 use std::time::Duration;
 
-use vmlane_experiment::{News, Row, Step, table};
+use vmlane_experiment::{News, Row, Step, units};
 
 pub struct Screen {
     /// Before each line.
@@ -71,8 +71,8 @@ fn combination(rows: &[Row]) -> Vec<String> {
     ids.dedup();
     let line = |id: &&str| {
         let runs = rows.iter().filter(|row| row.id == **id);
-        let (unit, scale) = rows.first().map_or(("", 1.0), |row| table::unit(&row.test));
-        let value = |row: &Row| row.value().map_or("failed".into(), |value| table::number(value / scale));
+        let (unit, scale) = rows.first().map_or(("", 1.0), |row| units::unit(&row.test));
+        let value = |row: &Row| row.value().map_or("failed".into(), |value| units::number(value / scale));
         format!("{id}: {} {unit}", runs.map(value).collect::<Vec<_>>().join(" "))
     };
     ids.iter().map(line).collect()

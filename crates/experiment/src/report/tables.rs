@@ -8,7 +8,7 @@ use crate::figure::escape;
 use crate::plan::Plan;
 use crate::rows::Row;
 use crate::summary::Spread;
-use crate::table::{number, size, unit};
+use crate::units::{number, size, unit};
 
 /// A cell: the median, and below it the range when there is one.
 fn cell(spread: Option<Spread>, scale: f64) -> String {

@@ -5,30 +5,28 @@
 //! thread writes the port, whole frames only.
 
 mod network;
+mod output;
 mod session;
 
-use std::collections::HashMap;
 use std::fs::{self, File};
-use std::io::{BufReader, ErrorKind, Read, Write};
+use std::io::{BufReader, ErrorKind, Read};
 use std::os::unix::fs::OpenOptionsExt;
 use std::path::{Path, PathBuf};
-use std::sync::mpsc::{self, Sender};
-use std::sync::{Arc, Mutex, PoisonError};
+use std::sync::PoisonError;
+use std::sync::mpsc::Sender;
 use std::time::Duration;
 
 use anyhow::{Context, Result, bail};
 
 use crate::proto::{self, Frame, Hello, Kind, Setup, Up};
-use session::Session;
-
-/// The running sessions by number.
-type Sessions = Arc<Mutex<HashMap<u32, Session>>>;
+use output::send;
+use session::Sessions;
 
 /// Serves the port until it fails.
 pub fn run() -> Result<()> {
     let path = find_port()?;
     let file = open_port(&path).with_context(|| format!("cannot open the lab's port {}", path.display()))?;
-    let out = start_writer(file.try_clone()?);
+    let out = output::start_writer(file.try_clone()?);
     let line = rustix::termios::isatty(&file).then(|| out.clone());
     let mut port = BufReader::with_capacity(64 * 1024, Patient { file, line, taken: 0 });
 
@@ -57,24 +55,6 @@ fn serve(port: &mut impl Read, out: &Sender<Vec<u8>>) -> Result<()> {
         }
     }
     bail!("the lab's port ended")
-}
-
-fn send(out: &Sender<Vec<u8>>, bytes: Vec<u8>) {
-    // The writer ends only with the process.
-    let _ = out.send(bytes);
-}
-
-fn start_writer(mut file: File) -> Sender<Vec<u8>> {
-    let (sender, receiver) = mpsc::channel::<Vec<u8>>();
-    std::thread::spawn(move || {
-        for bytes in receiver {
-            if let Err(error) = file.write_all(&bytes) {
-                eprintln!("vmlane agent: cannot write the lab's port: {error}");
-                std::process::exit(1);
-            }
-        }
-    });
-    sender
 }
 
 /// A port whose host side is away reads as an end of file; the host side comes back.

@@ -1,19 +1,23 @@
 //! One command in a guest: its process, and the threads that carry its three streams.
 
+use std::collections::HashMap;
 use std::io::{Read, Write};
 use std::os::fd::AsFd;
 use std::os::unix::process::{CommandExt, ExitStatusExt};
 use std::process::{Child, ChildStdin, Command, Stdio};
 use std::sync::mpsc::{self, Receiver, Sender};
-use std::sync::{Arc, PoisonError};
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread;
 use std::time::Duration;
 
 use rustix::event::{PollFd, PollFlags, poll};
 use rustix::process::{Pid, Signal, kill_process_group};
 
-use super::{Sessions, send};
+use super::output::send;
 use crate::proto::{Credit, Exec, Exit, Frame, Kind, MAX_DATA};
+
+/// The running sessions by number.
+pub type Sessions = Arc<Mutex<HashMap<u32, Session>>>;
 
 /// What the reader of the port needs of a session.
 pub struct Session {

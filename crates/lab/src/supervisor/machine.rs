@@ -4,14 +4,16 @@ use std::fs::{self, File};
 use std::io::{BufWriter, ErrorKind, Write};
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
-use std::path::Path;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
+use std::sync::mpsc::Sender;
 
 use anyhow::{Context, Result, ensure};
 
+use super::event::Event;
 use super::link::{Link, Phase};
-use super::{Event, Supervisor, daemon, net};
+use super::spawn::spawn;
+use super::{daemon, net};
 use crate::child::{self, Extra, Handle};
 use crate::cpio::Archive;
 use crate::device::Device;
@@ -69,38 +71,35 @@ impl Machine {
     }
 }
 
-impl Supervisor {
-    pub(super) fn start_guest(&mut self, index: usize, boot: Boot) -> Result<()> {
-        let plan = &self.plan;
-        let machine = &self.machines[index];
-        let name = machine.spec.name.clone();
-        let (command, log) = if machine.spec.machine.is_qemu() {
-            (qemu_command(plan, &machine.spec, boot)?, plan.qemu_log(&name))
+impl Machine {
+    /// Starts its process; `events` hears when the guest answers, and when the process ends.
+    pub fn start(&mut self, plan: &Plan, events: &Sender<Event>, boot: Boot) -> Result<()> {
+        let name = &self.spec.name;
+        let is_qemu = self.spec.machine.is_qemu();
+        let (mut command, log) = if is_qemu {
+            (qemu_command(plan, &self.spec, boot)?, plan.qemu_log(name))
         } else {
             ensure!(
                 boot == Boot::Kernel,
                 "guest {name} has no firmware to boot from the network: it is no QEMU"
             );
-            (uml_command(plan, &machine.spec)?, plan.console(&name))
+            (uml_command(plan, &self.spec)?, plan.console(name))
         };
         let (port, guest_end) = UnixStream::pair().context("cannot make the agent's port")?;
-        let line = !machine.spec.machine.is_qemu();
-        machine.link.attach(port, line, setup(plan, &machine.spec), {
-            let sender = self.sender.clone();
+        self.link.attach(port, !is_qemu, setup(plan, &self.spec), {
+            let events = events.clone();
             move || {
-                let _ = sender.send(Event::GuestUp);
+                let _ = events.send(Event::GuestUp);
             }
         })?;
-        let mut command = command;
         command.stdin(Stdio::from(OwnedFd::from(guest_end)));
-        let sender = self.sender.clone();
-        let process = self
-            .spawn(command, &log, move |pid, status| {
-                let _ = sender.send(Event::GuestEnded(pid, status));
-            })
-            .with_context(|| format!("guest {name}"))?;
-        self.machines[index].process = Some(process);
-        net::join_taps(&self.plan, &self.machines[index].spec)
+        let events = events.clone();
+        let process = spawn(command, &log, move |pid, status| {
+            let _ = events.send(Event::GuestEnded(pid, status));
+        })
+        .with_context(|| format!("guest {name}"))?;
+        self.process = Some(process);
+        net::join_taps(plan, &self.spec)
     }
 }
 
@@ -162,11 +161,4 @@ pub fn write_initrds(plan: &Plan) -> Result<()> {
         file.flush()?;
     }
     Ok(())
-}
-
-/// The end of a log, for error messages.
-pub fn tail(path: &Path) -> String {
-    let text = fs::read(path).map(|b| String::from_utf8_lossy(&b).into_owned()).unwrap_or_default();
-    let lines: Vec<&str> = text.lines().collect();
-    lines[lines.len().saturating_sub(25)..].join("\n")
 }

@@ -7,11 +7,12 @@
 
 mod api;
 mod daemon;
+mod event;
 pub mod host;
 mod link;
 mod machine;
 pub mod net;
-pub mod peer;
+mod spawn;
 
 use std::collections::HashMap;
 use std::fs::{self, File};
@@ -27,33 +28,19 @@ use anyhow::{Context, Result, bail};
 use rustix::process::Signal;
 
 use crate::child::{self, Handle};
+use crate::log_tail::tail;
 use crate::plan::{DaemonStatus, Plan, Reply, Report, Request, Status};
 use crate::qemu::Boot;
-use crate::uml;
+use crate::{uml, vhost_device_vsock};
+use event::Event;
 use machine::Machine;
+use spawn::spawn;
 
 /// How long a daemon that died is gone at least.
 const RESTART: Duration = Duration::from_millis(50);
 
 /// How long one that another replaces may be gone.
 const SUCCESSION: Duration = Duration::from_secs(60);
-
-/// What the main thread reacts to.
-pub enum Event {
-    GuestUp,
-    /// A QEMU ended; its process id.
-    GuestEnded(u32, ExitStatus),
-    DaemonEnded(ExitStatus),
-    /// The daemon is to be there again.
-    RestartDaemon {
-        died: bool,
-    },
-    Request(Request, Sender<Reply>),
-    /// A signal, or the starter went away.
-    Stop(&'static str),
-    /// The starter lets the lab live on its own.
-    Detached,
-}
 
 struct Supervisor {
     plan: Plan,
@@ -148,14 +135,14 @@ impl Supervisor {
         if self.plan.spec.has_daemon() {
             self.start_daemon()?;
         }
-        if let Some(command) = peer::command(&self.plan)? {
+        if let Some(command) = vhost_device_vsock::command(&self.plan)? {
             let log = self.plan.peer_log();
             let shown = log.clone();
             // Its guests see a dead device then, as they would anywhere.
-            self.spawn(child::protected(&self.plan.vmlane, &command), &log, move |_, status| {
-                eprintln!("vmlane lab: vhost-device-vsock ended ({status}):\n{}", machine::tail(&shown));
+            spawn(child::protected(&self.plan.vmlane, &command), &log, move |_, status| {
+                eprintln!("vmlane lab: vhost-device-vsock ended ({status}):\n{}", tail(&shown));
             })?;
-            peer::wait(&self.plan)?;
+            vhost_device_vsock::wait(&self.plan)?;
         }
         if self.plan.spec.uplink {
             host::prepare(&self.plan.spec)?;
@@ -163,7 +150,7 @@ impl Supervisor {
         let links: HashMap<_, _> =
             self.machines.iter().map(|m| (m.spec.name.clone(), m.link.clone())).collect();
         for index in 0..self.machines.len() {
-            self.start_guest(index, Boot::Kernel)?;
+            self.machines[index].start(&self.plan, &self.sender, Boot::Kernel)?;
         }
         let socket = self.plan.dir.join("api.sock");
         let listener =
@@ -180,7 +167,7 @@ impl Supervisor {
         let sender = self.sender.clone();
         let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));
         command.stdin(Stdio::null());
-        let handle = self.spawn(command, &log, move |_, status| {
+        let handle = spawn(command, &log, move |_, status| {
             let _ = sender.send(Event::DaemonEnded(status));
         })?;
         self.daemon = Some(handle);
@@ -188,13 +175,13 @@ impl Supervisor {
         while !daemon::answers(&self.plan) {
             match self.events.recv_timeout(Duration::from_millis(20)) {
                 Ok(Event::DaemonEnded(status)) => {
-                    bail!("the daemon ended ({status}):\n{}", machine::tail(&log))
+                    bail!("the daemon ended ({status}):\n{}", tail(&log))
                 }
                 Ok(Event::Stop(why)) => bail!("stopped by {why}"),
                 _ => {}
             }
             if Instant::now() > deadline {
-                bail!("the daemon did not answer in 20 s:\n{}", machine::tail(&log));
+                bail!("the daemon did not answer in 20 s:\n{}", tail(&log));
             }
         }
         Ok(())
@@ -225,31 +212,11 @@ impl Supervisor {
         }
         let mut command = child::protected(&self.plan.vmlane, &daemon::command(&self.plan));
         command.stdin(Stdio::null());
-        let handle = self.spawn(command, &self.plan.daemon_log(), move |_, status| {
+        let handle = spawn(command, &self.plan.daemon_log(), move |_, status| {
             let _ = sender.send(Event::DaemonEnded(status));
         })?;
         self.daemon = Some(handle);
         Ok(())
-    }
-
-    /// Starts a child with its output in `log`; `ended` runs when it has ended.
-    fn spawn(
-        &self,
-        mut command: std::process::Command,
-        log: &std::path::Path,
-        ended: impl FnOnce(u32, ExitStatus) + Send + 'static,
-    ) -> Result<Handle> {
-        let file = File::options().create(true).append(true).open(log)?;
-        command.stdout(file.try_clone()?).stderr(file);
-        let mut child = command.spawn().context("cannot start a process")?;
-        let handle = Handle::of(&child)?;
-        std::thread::spawn(move || {
-            let pid = child.id();
-            if let Ok(status) = child.wait() {
-                ended(pid, status);
-            }
-        });
-        Ok(handle)
     }
 
     fn wait_for_guests(&mut self) -> Result<()> {
@@ -271,7 +238,7 @@ impl Supervisor {
             match self.events.recv_timeout(Duration::from_millis(500)) {
                 Ok(Event::Stop(why)) => bail!("stopped by {why}"),
                 Ok(Event::DaemonEnded(status)) => {
-                    let log = machine::tail(&self.plan.daemon_log());
+                    let log = tail(&self.plan.daemon_log());
                     bail!("the daemon ended ({status}) while guests booted:\n{log}");
                 }
                 Ok(Event::GuestEnded(pid, status)) => {
@@ -282,7 +249,7 @@ impl Supervisor {
                     } else {
                         ("User Mode Linux", self.plan.console(name))
                     };
-                    let log = machine::tail(&log);
+                    let log = tail(&log);
                     bail!("the {what} of guest {name} ended ({status}) before the guest was up:\n{log}");
                 }
                 Ok(Event::Request(_, reply)) => {
@@ -295,7 +262,7 @@ impl Supervisor {
             let late = Instant::now() > deadline;
             for (machine, _) in self.machines.iter().zip(&told).filter(|(_, told)| !**told) {
                 let name = &machine.spec.name;
-                let console = machine::tail(&self.plan.console(name));
+                let console = tail(&self.plan.console(name));
                 if late {
                     let seconds = self.plan.spec.boot_seconds;
                     bail!("guest {name} did not answer in {seconds} s; its console ends:\n{console}");
@@ -378,10 +345,8 @@ impl Supervisor {
                     bail!("guest {guest} runs already; vmlane lab kill or reboot it");
                 }
                 let index = self.machines.iter().position(|m| m.spec.name == guest);
-                self.start_guest(
-                    index.unwrap_or_default(),
-                    if network { Boot::Network } else { Boot::Kernel },
-                )?;
+                let boot = if network { Boot::Network } else { Boot::Kernel };
+                self.machines[index.unwrap_or_default()].start(&self.plan, &self.sender, boot)?;
             }
             // The connection's own thread did what the others need.
             Request::Down | Request::Reboot { .. } | Request::WaitUp { .. } | Request::Exec { .. } => {}

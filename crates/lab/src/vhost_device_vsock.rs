@@ -8,9 +8,9 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, ensure};
 
 use crate::device::Device;
+use crate::log_tail::tail;
 use crate::plan::Plan;
 use crate::spec::GuestSpec;
-use crate::supervisor::machine;
 
 fn socket(plan: &Plan, guest: &GuestSpec) -> PathBuf {
     plan.peer_runtime().join(format!("{}.sock", guest.name))
@@ -50,7 +50,7 @@ pub fn wait(plan: &Plan) -> Result<()> {
                 Instant::now() < deadline,
                 "vhost-device-vsock does not listen at {} after 20 s:\n{}",
                 socket.display(),
-                machine::tail(&log)
+                tail(&log)
             );
             std::thread::sleep(Duration::from_millis(20));
         }

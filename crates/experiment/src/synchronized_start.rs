@@ -40,7 +40,7 @@ pub enum Hold {
 }
 
 /// Commands that wait for the sign.
-pub struct Team {
+pub struct StartGroup {
     hold: Hold,
     members: Vec<Member>,
     ends: Receiver<(usize, Result<Output>)>,
@@ -53,7 +53,7 @@ struct Member {
     words: Words,
 }
 
-/// What a team did.
+/// What a group did.
 pub struct Ends {
     pub outputs: Vec<Output>,
     pub starts: Starts,
@@ -124,16 +124,16 @@ impl Member {
     }
 }
 
-impl Team {
+impl StartGroup {
     /// Starts every command and waits until all are ready.
     pub fn gather(
         hold: Hold,
         commands: Vec<(Guest, Vec<String>)>,
         patience: Duration,
         stop: &AtomicBool,
-    ) -> Result<Team> {
+    ) -> Result<StartGroup> {
         let (sender, ends) = mpsc::channel();
-        let mut team = Team { hold, members: Vec::new(), ends };
+        let mut group = StartGroup { hold, members: Vec::new(), ends };
         for (number, (guest, argv)) in commands.into_iter().enumerate() {
             let gate = ["bash", "-c", GATE, "gate"].map(str::to_owned).into_iter();
             let words: Vec<String> = match hold {
@@ -150,7 +150,7 @@ impl Team {
                 tell,
                 words: words.clone(),
             };
-            team.members.push(member);
+            group.members.push(member);
             let sender = sender.clone();
             std::thread::spawn(move || {
                 let (mut output, mut words) = (Output::default(), words);
@@ -160,8 +160,8 @@ impl Team {
                 let _ = sender.send((number, exit.map(|exit| Output { exit, ..output })));
             });
         }
-        team.wait_until_ready(patience, stop)?;
-        Ok(team)
+        group.wait_until_ready(patience, stop)?;
+        Ok(group)
     }
 
     fn wait_until_ready(&self, patience: Duration, stop: &AtomicBool) -> Result<()> {
@@ -254,7 +254,7 @@ impl Team {
     }
 }
 
-impl Drop for Team {
+impl Drop for StartGroup {
     fn drop(&mut self) {
         for member in &self.members {
             member.signaller.hang_up();

@@ -1,0 +1,28 @@
+//! Starts the processes of a lab, each watched by a thread.
+
+use std::fs::File;
+use std::path::Path;
+use std::process::{Command, ExitStatus};
+
+use anyhow::{Context, Result};
+
+use crate::child::Handle;
+
+/// Starts a child with its output in `log`; `ended` runs when it has ended.
+pub fn spawn(
+    mut command: Command,
+    log: &Path,
+    ended: impl FnOnce(u32, ExitStatus) + Send + 'static,
+) -> Result<Handle> {
+    let file = File::options().create(true).append(true).open(log)?;
+    command.stdout(file.try_clone()?).stderr(file);
+    let mut child = command.spawn().context("cannot start a process")?;
+    let handle = Handle::of(&child)?;
+    std::thread::spawn(move || {
+        let pid = child.id();
+        if let Ok(status) = child.wait() {
+            ended(pid, status);
+        }
+    });
+    Ok(handle)
+}
