@@ -13,8 +13,8 @@ use crate::datagrams::Header;
 use crate::error::Error;
 use crate::load;
 use crate::report::{Local, Report, TcpSummary};
+use crate::session_group::{Session, SessionGroup};
 use crate::spec::{Limits, Spec, Test};
-use crate::team::{Session, Team};
 use crate::transport::{self, BufferSizes, Buffers, Conn, DatagramConn, Sent};
 
 /// For the server to see the data connections that we know to be up.
@@ -99,11 +99,11 @@ pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -
         Message::Started => {}
         other => return Err(channel.unexpected(&other)),
     }
-    let Assembled { team, conns, sizes } = assembled;
+    let Assembled { group, conns, sizes } = assembled;
     let started_at = SystemTime::now();
-    let start = team.go();
-    let (opened, early, intervals) = look_on(&team, start, &spec, hooks);
-    let sessions = team.join();
+    let start = group.go();
+    let (opened, early, intervals) = look_on(&group, start, &spec, hooks);
+    let sessions = group.join();
     let closed = early.unwrap_or_else(cpu::sample);
     let tcp = TcpSummary::of(conns.iter().filter_map(|conn| conn.tcp_state()));
 
@@ -161,7 +161,7 @@ fn greet(to: &Address, options: &Options) -> Result<Channel, Error> {
 
 /// The sessions, connected and waiting for the start; with the buffers of the first.
 struct Assembled {
-    team: Team,
+    group: SessionGroup,
     /// Stream connections, to be asked afterwards how they fared.
     conns: Vec<Arc<Conn>>,
     sizes: BufferSizes,
@@ -174,7 +174,11 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assemb
         let sizes = Conn::connect(data, buffers)?.buffers().map_err(Error::io("reading the buffer sizes"))?;
         let data = data.clone();
         let work = move |session, cue: &_| load::connect_and_ask(session, &data, buffers, cue);
-        return Ok(Assembled { team: Team::assemble(spec, Vec::new(), work)?, conns: Vec::new(), sizes });
+        return Ok(Assembled {
+            group: SessionGroup::assemble(spec, Vec::new(), work)?,
+            conns: Vec::new(),
+            sizes,
+        });
     }
     let mut conns = Vec::new();
     for session in 0..spec.sessions as usize {
@@ -187,7 +191,7 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assemb
     }
     let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
     let theirs = conns.clone();
-    let team = Team::assemble(spec, conns.clone(), move |session, cue| {
+    let group = SessionGroup::assemble(spec, conns.clone(), move |session, cue| {
         let conn = &theirs[session];
         let (doing, done) = match cue.spec.test {
             Test::Stream => ("sending", load::send(conn, cue)),
@@ -200,7 +204,7 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assemb
             Error::Data { session, doing, cause: load::explain(cause) }
         })
     })?;
-    Ok(Assembled { team, conns, sizes })
+    Ok(Assembled { group, conns, sizes })
 }
 
 /// The same for datagrams: each session says hello until the server has seen all of them.
@@ -236,7 +240,7 @@ fn assemble_datagrams(
             break;
         }
     }
-    let team = Team::assemble(spec, Vec::new(), move |session, cue| {
+    let group = SessionGroup::assemble(spec, Vec::new(), move |session, cue| {
         let conn = &conns[session];
         let (doing, done) = match cue.spec.test {
             Test::Maerts => ("receiving datagrams", load::receive_datagrams(conn, cue)),
@@ -246,7 +250,7 @@ fn assemble_datagrams(
         };
         done.map_err(|cause| Error::Data { session, doing, cause: load::explain(cause) })
     })?;
-    Ok(Assembled { team, conns: Vec::new(), sizes })
+    Ok(Assembled { group, conns: Vec::new(), sizes })
 }
 
 type CpuSample = Option<cpu::Sample>;
@@ -254,7 +258,7 @@ type CpuSample = Option<cpu::Sample>;
 /// Looks on until the window closes: the machine's CPUs when it opened, those when it closed if senders go on
 /// after it, and what moved meanwhile.
 fn look_on(
-    team: &Team,
+    group: &SessionGroup,
     start: Instant,
     spec: &Spec,
     hooks: &mut Hooks<'_>,
@@ -265,7 +269,7 @@ fn look_on(
     let mut last = (start, (0, 0));
     let mut tell = |now: Instant, hooks: &mut Hooks<'_>| {
         let Some((_, told)) = &mut hooks.every else { return };
-        let sum = team.progress();
+        let sum = group.progress();
         let (then, before) = std::mem::replace(&mut last, (now, sum));
         let seconds = now.saturating_duration_since(then).as_secs_f64();
         if seconds <= 0.0 {
@@ -287,29 +291,29 @@ fn look_on(
         told(&progress);
         intervals.push(progress);
     };
-    sleep_until(team, opens);
+    sleep_until(group, opens);
     let opened = cpu::sample();
     tell(Instant::now(), hooks);
     let every = hooks.every.as_ref().map(|(every, _)| *every);
     let mut next = opens;
-    while let Some(every) = every.filter(|_| next < ends && !team.is_done()) {
+    while let Some(every) = every.filter(|_| next < ends && !group.is_done()) {
         next = (next + every).min(ends);
-        sleep_until(team, next);
+        sleep_until(group, next);
         tell(Instant::now(), hooks);
     }
     let early = (spec.cooldown > 0.0).then(|| {
-        sleep_until(team, ends);
+        sleep_until(group, ends);
         cpu::sample()
     });
     (opened, early, intervals)
 }
 
 /// Sleeps, but no longer than any session still works.
-fn sleep_until(team: &Team, until: Instant) {
+fn sleep_until(group: &SessionGroup, until: Instant) {
     const GLANCE: Duration = Duration::from_millis(100);
     loop {
         let left = until.saturating_duration_since(Instant::now());
-        if left.is_zero() || team.is_done() {
+        if left.is_zero() || group.is_done() {
             return;
         }
         std::thread::sleep(left.min(GLANCE));

@@ -100,7 +100,7 @@ impl Datagrams {
     }
 }
 
-/// Numbers that duplicates are told by: older ones count as reordered.
+/// Numbers by which duplicates are recognised: older ones count as reordered.
 const WINDOW: u64 = 4096;
 
 /// The receiver's account.

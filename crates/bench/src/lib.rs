@@ -19,10 +19,10 @@ mod load;
 mod meter;
 pub mod report;
 pub mod server;
+mod session_group;
 pub mod size;
 pub mod spec;
 mod sys;
-mod team;
 mod transport;
 
 pub use address::{Address, Target};

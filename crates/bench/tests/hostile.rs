@@ -65,12 +65,12 @@ fn data_port(ready: &str) -> u16 {
     ready["port"].as_u64().unwrap_or_else(|| panic!("{ready}")) as u16
 }
 
-/// Threads of this process that serve visits or sessions.
+/// Threads of this process that serve connections or sessions.
 fn busy_threads() -> usize {
     let names = std::fs::read_dir("/proc/self/task")
         .unwrap()
         .filter_map(|task| std::fs::read_to_string(task.ok()?.path().join("comm")).ok());
-    names.filter(|name| name.starts_with("session") || name.starts_with("visit")).count()
+    names.filter(|name| name.starts_with("session") || name.starts_with("connection")).count()
 }
 
 #[test]
@@ -227,7 +227,7 @@ fn a_server_that_dies_in_the_middle_is_an_error() {
     assert!(error.contains("session 0: asking"), "{error}");
 }
 
-/// Datagrams of strangers and of clients that died must not keep a visit.
+/// Datagrams of strangers and of clients that died must not keep a connection open.
 #[test]
 fn datagrams_of_strangers_are_ignored() {
     let (running, port) = serve();

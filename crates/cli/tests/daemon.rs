@@ -229,7 +229,7 @@ fn sigterm_sigint_and_shutdown_end_it_cleanly() {
     let ran = place.ask(&["status"]);
     assert_eq!(ran.code, 1);
     contains_all(&ran.err, &["no daemon answers at", "vmlane daemon --runtime-dir"]);
-    assert_eq!(ran.err.matches("No such file").count(), 1, "causes are told once: {}", ran.err);
+    assert_eq!(ran.err.matches("No such file").count(), 1, "causes are reported once: {}", ran.err);
 }
 
 #[test]

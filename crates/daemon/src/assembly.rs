@@ -86,8 +86,8 @@ pub(crate) struct State {
 }
 
 impl Daemon {
-    /// Serves the VMs of `config`. `config_path` is read again on reload. What a predecessor left in
-    /// `store` is gone on with.
+    /// Serves the VMs of `config`. `config_path` is read again on reload. Resumes from the state that
+    /// a previous daemon left in `store`.
     pub fn start(
         paths: Paths,
         config_path: PathBuf,

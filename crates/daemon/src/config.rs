@@ -125,7 +125,7 @@ pub struct VirtioNet {
     pub packed: bool,
     /// Who listens at the socket.
     pub role: Role,
-    /// The guest is told the MTU, which the file names.
+    /// The configured MTU is announced to the guest.
     pub announces_mtu: bool,
 }
 

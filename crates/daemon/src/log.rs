@@ -41,7 +41,7 @@ pub fn choose(argument: Option<String>, configured: Option<String>) -> (&'static
     ("daemon: log", configured.unwrap_or_else(|| "info".into()))
 }
 
-/// Starts the log of this process; panics are told there, too.
+/// Starts the log of this process; panics are logged, too.
 pub fn init(key: &'static str, filter: String) -> Result<Throttle, LogError> {
     let parsed = EnvFilter::builder().parse(&filter);
     let parsed = parsed.map_err(|error| LogError::Filter { key, filter, why: error.to_string() })?;

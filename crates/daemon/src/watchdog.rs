@@ -1,5 +1,5 @@
 //! Looks at the workers' heartbeats: one that is busy and gets no round done is stuck. Nothing can be
-//! done about that from inside, but it is told, counted, and systemd's watchdog goes without its sign.
+//! done about that from inside, but it is reported and counted, and systemd's watchdog is not fed.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,7 +10,7 @@ use vmlane_worker::{Heartbeat, HeartbeatReading};
 
 /// A round takes microseconds; a worker that others keep from running still has one within this time.
 pub const PATIENCE: Duration = Duration::from_secs(2);
-/// A worker that stays stuck is told of again after this long.
+/// A worker that stays stuck is reported again after this long.
 const AGAIN: Duration = Duration::from_secs(30);
 
 counters! {

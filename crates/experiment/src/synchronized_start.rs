@@ -23,7 +23,7 @@ const GATE: &str = r#"echo vmlane-ready; read -r word || exit 1; echo vmlane-goe
 const LOOKS: usize = 8;
 /// How long a client may take to tell it.
 const ANSWER: Duration = Duration::from_secs(10);
-/// From the word to the moment that it names; more for every client, because each has to hear of it.
+/// From the command to the moment that it names; more for every client, because each has to receive it.
 const LEAD: Duration = Duration::from_millis(50);
 const MORE_LEAD: Duration = Duration::from_millis(5);
 const BREATH: Duration = Duration::from_millis(50);

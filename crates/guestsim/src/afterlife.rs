@@ -304,11 +304,11 @@ impl Afterlife {
         outcome
     }
 
-    /// Dies, and everything is gone on with.
+    /// Dies, and everything is restored.
     pub fn replace(&self) {
         let legacy = self.kill();
         for (cid, outcome) in self.succeed(legacy) {
-            outcome.unwrap_or_else(|error| panic!("VM {cid} was not gone on with: {error}"));
+            outcome.unwrap_or_else(|error| panic!("VM {cid} was not restored: {error}"));
         }
     }
 

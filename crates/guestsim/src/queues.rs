@@ -33,7 +33,7 @@ fn pages(size: u64) -> usize {
 }
 
 impl Queues {
-    /// Memory for the pair; the device has not heard of it yet.
+    /// Memory for the pair; the device does not know it yet.
     pub fn new(ram: &Ram, spec: &PairSpec, placement: Placement) -> Queues {
         let (produce, consume) = (pages(spec.produce), pages(spec.consume));
         let addresses = ram.alloc(produce + consume, placement);

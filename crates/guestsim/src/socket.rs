@@ -32,7 +32,7 @@ pub enum SocketError {
     Protocol,
     #[error("the device answered {0}")]
     Device(i32),
-    #[error("waited in vain for {0}")]
+    #[error("timed out waiting for {0}")]
     TimedOut(&'static str),
 }
 

@@ -37,7 +37,7 @@ pub struct Bench {
     pub now: Instant,
 }
 
-/// Counts what drivers are told.
+/// Counts the notifications that drivers get.
 #[derive(Default)]
 pub struct Calls([AtomicUsize; 2]);
 

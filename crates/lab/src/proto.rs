@@ -31,7 +31,7 @@ pub const PORT_WORD: &str = "vmlane.port=";
 /// descriptor back). What was meant for an agent before this one may be there as well.
 pub const LINE_WINDOW: u32 = 1536;
 
-/// An agent on a serial line tells of so many bytes that it has taken from there.
+/// An agent on a serial line acknowledges this many bytes that it has read from it.
 pub const LINE_TAKEN: u32 = 512;
 
 const MAGIC: u16 = 0x4c56;

@@ -49,7 +49,7 @@ const ENTRY: usize = 40;
 const REMOVED: u32 = 1;
 /// The head is the one behind the payload.
 const TAIL: u32 = 2;
-/// A half is tidied up once it has so many bytes, and this many times what is live.
+/// A half is compacted once it has this many bytes, and this many times what is live.
 const TIDY: usize = 64 << 10;
 const TIDY_FACTOR: usize = 4;
 
@@ -174,7 +174,7 @@ impl Journal {
     }
 
     /// Scribbles on live records of a file, while it may be written to: for tests of what damage does. Returns how
-    /// many there were; `None` stands for the word of the commit.
+    /// many there were; `None` stands for the commit word.
     #[doc(hidden)]
     pub fn spoil(file: OwnedFd, which: impl Fn(Option<Key>) -> bool) -> Result<usize, Unusable> {
         let head = Window::over_file(&file, HEAD as u64)?;

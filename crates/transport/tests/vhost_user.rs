@@ -145,7 +145,7 @@ fn calls_go_to_a_local_stream_socket_and_never_wait() {
     front.alive();
 }
 
-/// The socket for a back end's questions is held as long as the session, so that its end tells of the session's.
+/// The socket for a back end's requests is held as long as the session, so that its end announces the session's.
 #[test]
 fn the_socket_for_questions_lives_as_long_as_the_session() {
     let mut front = Front::agreed();

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use super::{IDLE, pattern, record, round_trips};
 use crate::address::Address;
 use crate::error::Error;
-use crate::team::{Cue, Session};
+use crate::session_group::{Cue, Session};
 use crate::transport::{BufferSizes, Buffers, Conn, Listener, PeerHost, is_timeout};
 
 /// A stranger who connects and says nothing holds one answering thread for this long.

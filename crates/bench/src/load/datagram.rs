@@ -8,7 +8,7 @@ use super::pace::Pace;
 use super::{check_overdue, pattern, record, round_trips};
 use crate::datagrams::{Account, Datagrams, HEADER, Header, Phase};
 use crate::meter::Tally;
-use crate::team::{Cue, Session};
+use crate::session_group::{Cue, Session};
 use crate::transport::{DatagramConn, Sent};
 
 /// How long a receiver sleeps before it looks whether all is over.
@@ -17,7 +17,7 @@ const GLANCE: Duration = Duration::from_millis(100);
 const DRAIN: Duration = Duration::from_millis(300);
 /// A request whose answer takes longer is lost.
 const PATIENCE: Duration = Duration::from_secs(1);
-/// The end is told this often, in case some get lost.
+/// The end is announced this often, in case some datagrams are lost.
 const ENDS: usize = 5;
 
 pub fn send_datagrams(conn: &DatagramConn, cue: &Cue) -> io::Result<Session> {

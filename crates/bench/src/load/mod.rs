@@ -17,7 +17,7 @@ pub use datagram::{answer_datagrams, ask_datagrams, both_datagrams, receive_data
 pub use rr::{answer, ask};
 pub use stream::{both, receive, send};
 
-use crate::team::Cue;
+use crate::session_group::Cue;
 
 /// A data connection on which nothing moves for this long is dead.
 pub const IDLE: Duration = Duration::from_secs(15);

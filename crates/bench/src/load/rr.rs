@@ -9,7 +9,7 @@ use std::io;
 use std::time::Instant;
 
 use super::{check_overdue, pattern, record, round_trips};
-use crate::team::{Cue, Session};
+use crate::session_group::{Cue, Session};
 use crate::transport::{Conn, is_timeout};
 
 pub fn ask(conn: &Conn, cue: &Cue) -> io::Result<Session> {

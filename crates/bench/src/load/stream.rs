@@ -9,7 +9,7 @@ use std::time::Instant;
 
 use super::pace::Pace;
 use super::{check_overdue, pattern};
-use crate::team::{Cue, Session};
+use crate::session_group::{Cue, Session};
 use crate::transport::Conn;
 
 pub fn send(conn: &Conn, cue: &Cue) -> io::Result<Session> {

@@ -1,10 +1,10 @@
 //! The answering end: one process, many clients, a thread for each and nothing left of it afterwards.
 //!
-//! The accept loop owns the listeners; `visit::serve` owns one client from greeting to good-bye. What
+//! The accept loop owns the listeners; `connection::serve` owns one client from greeting to good-bye. What
 //! clients may ask for is bounded twice: each test by `Limits`, all of them together by `Budget`.
 
 mod budget;
-mod visit;
+mod connection;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -23,7 +23,7 @@ use crate::transport::{Buffers, Conn, Listener};
 use budget::Budget;
 pub use budget::House;
 
-/// Where one line about each failed visit goes.
+/// Where one line about each failed connection goes.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
 pub struct Server {
@@ -106,7 +106,7 @@ impl Server {
 
     fn serve(self, stop: Option<OwnedFd>) -> Result<(), Error> {
         let mut fds: Vec<PollFd<'_>> =
-            self.listeners.iter().map(|door| PollFd::new(door, PollFlags::IN)).collect();
+            self.listeners.iter().map(|listener| PollFd::new(listener, PollFlags::IN)).collect();
         fds.extend(stop.iter().map(|fd| PollFd::new(fd, PollFlags::IN)));
         loop {
             match poll(&mut fds, None) {
@@ -130,7 +130,7 @@ impl Server {
             Ok(conn) => conn,
             Err(error) if crate::transport::is_timeout(&error) => return,
             Err(error) => {
-                // Out of descriptors, most likely: let some visits end instead of spinning.
+                // Out of descriptors, most likely: let some connections end instead of spinning.
                 (self.shared.log)(&format!("accepting on {}: {error}", listener.address()));
                 std::thread::sleep(Duration::from_millis(50));
                 return;
@@ -141,9 +141,9 @@ impl Server {
         }
     }
 
-    fn receive(&self, conn: Conn, door: &Address) -> Result<(), Error> {
+    fn receive(&self, conn: Conn, address: &Address) -> Result<(), Error> {
         let peer = match conn.peer_host() {
-            Ok(host) => format!("client {host} on {door}"),
+            Ok(host) => format!("client {host} on {address}"),
             Err(error) => return Err(Error::io("asking who the client is")(error)),
         };
         let channel = Channel::new(conn, peer);
@@ -151,12 +151,12 @@ impl Server {
             let message = "busy: too many clients at once; try again later".to_owned();
             return channel.send(&Message::Error { message });
         };
-        let (shared, door) = (self.shared.clone(), door.clone());
-        let visit = move || {
+        let (shared, address) = (self.shared.clone(), address.clone());
+        let serve = move || {
             let _seat = seat;
-            visit::serve(channel, &door, &shared);
+            connection::serve(channel, &address, &shared);
         };
-        let spawned = std::thread::Builder::new().name("visit".into()).spawn(visit);
+        let spawned = std::thread::Builder::new().name("connection".into()).spawn(serve);
         spawned.map(drop).map_err(|cause: io::Error| Error::Io { doing: "starting a client's thread", cause })
     }
 }

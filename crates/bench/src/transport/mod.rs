@@ -1,4 +1,4 @@
-//! Stream sockets of three families behind one face: `Conn` for an end, `Listener` for a door.
+//! Stream sockets of three families behind one interface: `Conn` and `Listener`.
 //!
 //! A connection's buffers are fixed before it exists: by the connecting socket before `connect`, by the
 //! listener before `listen`. For VMCI that is the only moment (the ring is negotiated from the connecting
@@ -310,12 +310,12 @@ impl AsFd for Conn {
 }
 
 pub struct Listener {
-    door: Door,
+    inner: Inner,
     address: Address,
     buffers: Buffers,
 }
 
-enum Door {
+enum Inner {
     Kernel(Socket),
     Host(vmlane_sock::Listener),
 }
@@ -327,12 +327,12 @@ impl Listener {
             Address::Vsock { cid, port } => listen_vsock(*cid, *port, buffers),
             Address::Unix(path) => kernel(unix::listen(path, buffers)),
         };
-        let (door, address) = bound.map_err(|cause| Error::Listen {
+        let (inner, address) = bound.map_err(|cause| Error::Listen {
             address: address.to_string(),
             hint: hint::listen(address, &cause),
             cause,
         })?;
-        Ok(Listener { door, address, buffers })
+        Ok(Listener { inner, address, buffers })
     }
 
     /// Where it really listens, the port chosen by the kernel included.
@@ -355,16 +355,16 @@ impl Listener {
 
     /// Waits at most `patience` (a socket option: set once, not per call) for one connection.
     pub fn set_patience(&self, patience: Duration) -> io::Result<()> {
-        match &self.door {
-            Door::Kernel(socket) => socket.set_read_timeout(Some(patience)),
-            Door::Host(listener) => listener.set_timeout(Some(patience)),
+        match &self.inner {
+            Inner::Kernel(socket) => socket.set_read_timeout(Some(patience)),
+            Inner::Host(listener) => listener.set_timeout(Some(patience)),
         }
     }
 
     pub fn accept(&self) -> io::Result<Conn> {
-        let end = match &self.door {
-            Door::Kernel(socket) => End::Kernel(retry(|| socket.accept())?.0),
-            Door::Host(listener) => End::Host(Box::new(retry(|| listener.accept())?.0)),
+        let end = match &self.inner {
+            Inner::Kernel(socket) => End::Kernel(retry(|| socket.accept())?.0),
+            Inner::Host(listener) => End::Host(Box::new(retry(|| listener.accept())?.0)),
         };
         if let (Family::Unix, End::Kernel(socket)) = (self.address.family(), &end) {
             set_plain_buffers(socket, self.buffers)?; // the others inherit theirs from the listener
@@ -373,22 +373,22 @@ impl Listener {
     }
 }
 
-fn kernel(bound: io::Result<(Socket, Address)>) -> io::Result<(Door, Address)> {
-    bound.map(|(socket, address)| (Door::Kernel(socket), address))
+fn kernel(bound: io::Result<(Socket, Address)>) -> io::Result<(Inner, Address)> {
+    bound.map(|(socket, address)| (Inner::Kernel(socket), address))
 }
 
-fn listen_vsock(cid: u32, port: u32, buffers: Buffers) -> io::Result<(Door, Address)> {
+fn listen_vsock(cid: u32, port: u32, buffers: Buffers) -> io::Result<(Inner, Address)> {
     let Some(listening) = host::listen(cid, port) else { return kernel(vsock::listen(cid, port, buffers)) };
     let listener = listening?;
     let address = Address::Vsock { cid, port: listener.local_addr().port };
-    Ok((Door::Host(listener), address))
+    Ok((Inner::Host(listener), address))
 }
 
 impl AsFd for Listener {
     fn as_fd(&self) -> BorrowedFd<'_> {
-        match &self.door {
-            Door::Kernel(socket) => socket.as_fd(),
-            Door::Host(listener) => listener.as_fd(),
+        match &self.inner {
+            Inner::Kernel(socket) => socket.as_fd(),
+            Inner::Host(listener) => listener.as_fd(),
         }
     }
 }

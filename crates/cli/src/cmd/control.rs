@@ -120,7 +120,7 @@ macro_rules! row {
     ($($cell:expr),* $(,)?) => { vec![$($cell.to_string()),*] };
 }
 
-/// A number of bytes for eyes.
+/// A number of bytes, for people.
 pub fn bytes(count: f64) -> String {
     let units = ["B", "KiB", "MiB", "GiB", "TiB"];
     let mut value = count;

@@ -37,7 +37,7 @@ impl Args {
         let wanted = self.vm.as_deref();
         let ask = |client: &mut Client| {
             let mut stats = client.stats()?;
-            // The only VM asked for, if it is there; an unknown one is told of in `plain` and below.
+            // The only VM asked for, if it is there; an unknown one is reported in `plain` and below.
             if let Some(name) = wanted
                 && stats.vms.iter().any(|vm| vm.name == name)
             {

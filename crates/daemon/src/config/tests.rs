@@ -1,4 +1,4 @@
-//! What a configuration file may say, and how mistakes in it are told.
+//! What a configuration file may contain, and how mistakes in it are reported.
 
 use super::*;
 
@@ -59,7 +59,7 @@ fn everything_has_a_default_but_name_and_cid() {
     assert_eq!(config.names(), "web, db");
 }
 
-/// A mistake, the line it must be found in, and the words that must tell of it.
+/// A mistake, the line in which it must be found, and words that the message must contain.
 const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[daemon]\nworkres = 1", 2, &["unknown field `workres`", "`workers`", "workres = 1"]),
     ("[deamon]\nworkers = 1", 1, &["unknown field `deamon`", "`daemon`"]),

@@ -2,7 +2,7 @@
 //!
 //! Two filters for the whole process: everything that any part of the daemon needs, and sockets of no
 //! family but `AF_UNIX` (others are refused with EPERM). Threads that serve guests put their own on top
-//! with what their role needs. A call outside the list is never carried out: `violation` tells of it and
+//! with what their role needs. A call outside the list is never carried out: `violation` reports it and
 //! ends the process.
 
 use std::collections::BTreeMap;

@@ -121,7 +121,7 @@ impl Qemu {
         format!("{kind}-{bus}")
     }
 
-    /// How its sockets are told to connect again.
+    /// The option that makes its sockets reconnect.
     pub(super) fn reconnect(self) -> String {
         if self.version < MILLISECONDS {
             format!("reconnect={RECONNECT_S}")

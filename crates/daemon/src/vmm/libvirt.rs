@@ -1,4 +1,4 @@
-//! A libvirt domain. What libvirt has elements for is told by them (memory, virtio NICs); vfio-user
+//! A libvirt domain. Elements are used for what libvirt has elements for (memory, virtio NICs); vfio-user
 //! devices and vhost-user-vsock have none and go through `qemu:commandline`.
 
 use std::fmt::Write as _;

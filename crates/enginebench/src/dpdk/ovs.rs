@@ -123,7 +123,7 @@ impl<'a> Ovs<'a> {
     }
 }
 
-/// Runs a command to its end; its errors are told.
+/// Runs a command to its end and reports its errors.
 fn run(command: &mut Command) -> anyhow::Result<()> {
     let output = command.output().with_context(|| format!("running {:?}", command.get_program()))?;
     if !output.status.success() {

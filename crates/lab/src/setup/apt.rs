@@ -96,7 +96,7 @@ impl Mirrors {
     }
 
     fn sources(&self, what: &Fetch<'_>) -> String {
-        // The lists of a release in the making are good for a week. A mirror that is behind does for a package
+        // The lists of a release under development are valid for a week. A mirror that is behind does for a package
         // that is wanted in one version; whose packages these are the signature says.
         let lasting = if MAKING.contains(&what.suite) { " check-valid-until=no" } else { "" };
         let line =

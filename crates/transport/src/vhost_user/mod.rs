@@ -141,7 +141,7 @@ impl<'d> Session<'d> {
         match answer {
             Some(Answer::Payload(payload)) => self.send(code, &payload),
             Some(Answer::File(payload, file)) => self.send_with(code, &payload, &file),
-            // A configuration space that cannot be read is told by an empty one.
+            // An empty answer says that the configuration space cannot be read.
             None if request::answers_with_config(code) => self.send(code, &[]),
             None if code == SET_LOG_BASE => self.send(code, 1u64.as_bytes()),
             // A front end that waits for a value gets zeros rather than nothing.

@@ -1,4 +1,4 @@
-//! A front end whose every message is chosen, and a device that notes what it is told.
+//! A front end whose every message is chosen, and a device that records what reaches it.
 #![allow(dead_code)] // each test file uses a part
 
 use std::io::{IoSlice, Read};

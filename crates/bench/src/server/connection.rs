@@ -1,4 +1,4 @@
-//! One client's visit, in the order of the diagram in `control`. Whatever goes wrong ends the visit,
+//! One client's connection, in the order of the diagram in `control`. Any error ends the connection,
 //! and with it every thread, socket and path it had.
 
 use std::sync::{Arc, Mutex, PoisonError};
@@ -14,8 +14,8 @@ use crate::cpu;
 use crate::error::Error;
 use crate::load;
 use crate::report::TcpSummary;
+use crate::session_group::{Cue, Session, SessionGroup};
 use crate::spec::{Spec, Test};
-use crate::team::{Cue, Session, Team};
 use crate::transport::{BufferSizes, Buffers, Conn, DatagramConn, Listener, PeerHost};
 
 /// For all data connections of a test to arrive.
@@ -27,11 +27,11 @@ const START: Duration = Duration::from_secs(120);
 /// A wrong proof is answered after this long.
 const WRONG: Duration = Duration::from_millis(500);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// How often an idle door looks whether the test is over.
+/// How often an idle listener checks whether the test is over.
 const GLANCE: Duration = Duration::from_millis(50);
 
-pub fn serve(channel: Channel, door: &Address, shared: &Shared) {
-    if let Err(error) = converse(&channel, door, shared) {
+pub fn serve(channel: Channel, address: &Address, shared: &Shared) {
+    if let Err(error) = converse(&channel, address, shared) {
         (shared.log)(&error.to_string());
         // Its own hang-up is no news to a client; anything else it should hear. It may be deaf by now.
         if !matches!(error, Error::Gone { .. } | Error::Version { .. }) {
@@ -41,7 +41,7 @@ pub fn serve(channel: Channel, door: &Address, shared: &Shared) {
     channel.close();
 }
 
-fn converse(channel: &Channel, door: &Address, shared: &Shared) -> Result<(), Error> {
+fn converse(channel: &Channel, address: &Address, shared: &Shared) -> Result<(), Error> {
     let greeting = channel.recv_hello("greeting");
     let challenge = shared.secret.as_ref().map(|_| auth::challenge()).transpose()?;
     if matches!(greeting, Ok(_) | Err(Error::Version { .. })) {
@@ -64,7 +64,7 @@ fn converse(channel: &Channel, door: &Address, shared: &Shared) -> Result<(), Er
                 .into(),
         )
     })?;
-    measure(channel, door, &spec)
+    measure(channel, address, &spec)
 }
 
 fn check_proof(channel: &Channel, secret: &Secret, challenge: &str) -> Result<(), Error> {
@@ -78,37 +78,37 @@ fn check_proof(channel: &Channel, secret: &Secret, challenge: &str) -> Result<()
     }
 }
 
-fn measure(channel: &Channel, door: &Address, spec: &Arc<Spec>) -> Result<(), Error> {
+fn measure(channel: &Channel, address: &Address, spec: &Arc<Spec>) -> Result<(), Error> {
     let from = channel.conn().peer_host().map_err(Error::io("asking who the client is"))?;
     let buffers = Buffers { size: spec.remote_buffer, maximum: spec.local_buffer.max(spec.remote_buffer) };
     if spec.datagrams {
-        let (team, sizes) = meet(channel, door, spec, from, buffers)?;
-        return perform(channel, spec, team, &Mutex::new(sizes), &[]);
+        let (group, sizes) = meet(channel, address, spec, from, buffers)?;
+        return perform(channel, spec, group, &Mutex::new(sizes), &[]);
     }
-    let address = channel.conn().data_address(door, spec.data_port.unwrap_or(0))?;
+    let address = channel.conn().data_address(address, spec.data_port.unwrap_or(0))?;
     let listener = Listener::bind(&address, buffers)?;
     listener.set_patience(GLANCE).map_err(Error::io("preparing the data listener"))?;
     channel.send(&Message::Ready { port: listener.number(), ports: Vec::new(), token: 0 })?;
 
     let seen = Arc::new(Mutex::new(None));
     let mut all = Vec::new();
-    let team = if spec.test == Test::Crr {
+    let group = if spec.test == Test::Crr {
         open_house(spec, listener, from, seen.clone())?
     } else {
         let conns = gather(channel, &listener, spec, from)?;
-        drop(listener); // nobody else is expected
+        drop(listener); // no other client is expected
         *seen.lock().unwrap_or_else(PoisonError::into_inner) = conns[0].buffers().ok();
         all.clone_from(&conns);
         seated(spec, conns)?
     };
-    perform(channel, spec, team, &seen, &all)
+    perform(channel, spec, group, &seen, &all)
 }
 
 /// From sessions that wait to the result.
 fn perform(
     channel: &Channel,
     spec: &Spec,
-    team: Team,
+    group: SessionGroup,
     seen: &Mutex<Option<BufferSizes>>,
     conns: &[Arc<Conn>],
 ) -> Result<(), Error> {
@@ -118,9 +118,9 @@ fn perform(
         Message::Start => {}
         other => return Err(channel.unexpected(&other)),
     }
-    team.go();
+    group.go();
     channel.send(&Message::Started)?;
-    let mut outcome = watch(channel, spec, team, seen)?;
+    let mut outcome = watch(channel, spec, group, seen)?;
     outcome.tcp = TcpSummary::of(conns.iter().filter_map(|conn| conn.tcp_state()));
     channel.send(&Message::Result(outcome))
 }
@@ -129,7 +129,7 @@ fn perform(
 fn watch(
     channel: &Channel,
     spec: &Spec,
-    team: Team,
+    group: SessionGroup,
     seen: &Mutex<Option<BufferSizes>>,
 ) -> Result<Outcome, Error> {
     channel.wait(spec.warmup())?;
@@ -149,9 +149,9 @@ fn watch(
     let unbounded = spec.test == Test::Crr || spec.datagrams;
     let early = early.or_else(|| unbounded.then(cpu::sample));
     if unbounded {
-        team.stop();
+        group.stop();
     }
-    let sessions = team.join()?;
+    let sessions = group.join()?;
     let closed = early.unwrap_or_else(cpu::sample);
     let sizes = look(seen);
     Ok(Outcome {
@@ -168,7 +168,7 @@ fn look(seen: &Mutex<Option<BufferSizes>>) -> Option<BufferSizes> {
     *seen.lock().unwrap_or_else(PoisonError::into_inner)
 }
 
-/// Waits for the client's data connections, and turns away everybody else's.
+/// Waits for the client's data connections, and refuses all others.
 fn gather(
     channel: &Channel,
     listener: &Listener,
@@ -225,9 +225,9 @@ fn prepare(conn: &Conn, spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<Team, Error> {
+fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<SessionGroup, Error> {
     let theirs = conns.clone();
-    Team::assemble(spec, conns, move |session, cue| {
+    SessionGroup::assemble(spec, conns, move |session, cue| {
         let conn = &theirs[session];
         let (doing, done) = match cue.spec.test {
             Test::Stream => ("receiving", load::receive(conn, cue)),
@@ -245,19 +245,19 @@ fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<Team, Error> {
 /// A socket a session for datagrams; they wait for the client's hellos.
 fn meet(
     channel: &Channel,
-    door: &Address,
+    address: &Address,
     spec: &Arc<Spec>,
     from: PeerHost,
     buffers: Buffers,
-) -> Result<(Team, Option<BufferSizes>), Error> {
-    if matches!(door, Address::Unix(_)) {
+) -> Result<(SessionGroup, Option<BufferSizes>), Error> {
+    if matches!(address, Address::Unix(_)) {
         return Err(Error::Usage("datagrams go over UDP or vsock: use udp: or vsock-dgram:".into()));
     }
     let token = u32::from_le_bytes(auth::random::<4>()?);
     let (mut conns, mut ports) = (Vec::new(), Vec::new());
     for session in 0..spec.sessions {
         let port = spec.data_port.map_or(0, |port| port.saturating_add(session));
-        let address = channel.conn().data_address(door, port)?;
+        let address = channel.conn().data_address(address, port)?;
         let (conn, port) = DatagramConn::bind(&address, buffers, token)?;
         conns.push(Arc::new(conn));
         ports.push(port);
@@ -275,7 +275,7 @@ fn meet(
             )));
         }
     }
-    let team = Team::assemble(spec, Vec::new(), move |session, cue| {
+    let group = SessionGroup::assemble(spec, Vec::new(), move |session, cue| {
         let conn = &conns[session];
         let (doing, done) = match cue.spec.test {
             Test::Maerts => ("sending datagrams", load::send_datagrams(conn, cue)),
@@ -285,7 +285,7 @@ fn meet(
         };
         done.map_err(|cause| Error::Data { session, doing, cause: load::explain(cause) })
     })?;
-    Ok((team, sizes))
+    Ok((group, sizes))
 }
 
 fn open_house(
@@ -293,9 +293,9 @@ fn open_house(
     listener: Listener,
     from: PeerHost,
     seen: Arc<Mutex<Option<BufferSizes>>>,
-) -> Result<Team, Error> {
+) -> Result<SessionGroup, Error> {
     let note = move |sizes| *seen.lock().unwrap_or_else(PoisonError::into_inner) = Some(sizes);
-    Team::assemble(spec, Vec::new(), move |session, cue: &Cue| -> Result<Session, Error> {
+    SessionGroup::assemble(spec, Vec::new(), move |session, cue: &Cue| -> Result<Session, Error> {
         load::accept_and_answer(&listener, from, &note, cue).map_err(Error::data(session, "accepting"))
     })
 }

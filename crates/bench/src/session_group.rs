@@ -122,7 +122,7 @@ impl Gate {
     }
 }
 
-pub struct Team {
+pub struct SessionGroup {
     gate: Arc<Gate>,
     stop: Arc<AtomicBool>,
     conns: Vec<Arc<Conn>>,
@@ -133,16 +133,16 @@ pub struct Team {
     clock: Mutex<Option<JoinHandle<()>>>,
 }
 
-impl Team {
+impl SessionGroup {
     /// One thread a session; `conns` are theirs (none for crr), kept so that they can be hung up.
     pub fn assemble(
         spec: &Arc<Spec>,
         conns: Vec<Arc<Conn>>,
         work: impl Fn(usize, &Cue) -> Result<Session, Error> + Send + Sync + 'static,
-    ) -> Result<Team, Error> {
+    ) -> Result<SessionGroup, Error> {
         let work = Arc::new(work);
         let live = (0..spec.sessions).map(|_| Arc::default()).collect();
-        let mut team = Team {
+        let mut group = SessionGroup {
             gate: Arc::default(),
             stop: Arc::default(),
             conns,
@@ -153,8 +153,9 @@ impl Team {
             clock: Mutex::default(),
         };
         for session in 0..spec.sessions as usize {
-            let (work, gate, stop, spec) = (work.clone(), team.gate.clone(), team.stop.clone(), spec.clone());
-            let (live, dial) = (team.live[session].clone(), team.dial.clone());
+            let (work, gate, stop, spec) =
+                (work.clone(), group.gate.clone(), group.stop.clone(), spec.clone());
+            let (live, dial) = (group.live[session].clone(), group.dial.clone());
             let body = move || match gate.wait() {
                 Some(start) => work(session, &Cue { start, spec, live, stop, dial }),
                 None => Ok(Session::default()),
@@ -163,9 +164,9 @@ impl Team {
                 .name(format!("session {session}"))
                 .spawn(body)
                 .map_err(Error::io("starting a session's thread"))?;
-            team.threads.push(thread);
+            group.threads.push(thread);
         }
-        Ok(team)
+        Ok(group)
     }
 
     /// Lets them go; when that was.
@@ -244,13 +245,13 @@ impl Team {
     }
 }
 
-impl Drop for Team {
+impl Drop for SessionGroup {
     fn drop(&mut self) {
         self.gate.set(GateState::Abandoned);
         self.stop();
         self.conns.iter().for_each(|conn| conn.hang_up());
         for thread in self.threads.drain(..) {
-            let _ = thread.join(); // its result interests nobody any more
+            let _ = thread.join(); // its result is not needed any more
         }
         self.dismiss_clock();
     }
@@ -267,7 +268,7 @@ mod tests {
 
     #[test]
     fn all_start_at_one_moment() {
-        let team = Team::assemble(&spec(4), Vec::new(), |session, cue| {
+        let group = SessionGroup::assemble(&spec(4), Vec::new(), |session, cue| {
             let tally = Tally {
                 bytes: session as u64,
                 seconds: cue.start.elapsed().as_secs_f64(),
@@ -276,21 +277,21 @@ mod tests {
             Ok(Session { tally, ..Session::default() })
         })
         .unwrap();
-        team.go();
-        let bytes: Vec<u64> = team.join().unwrap().iter().map(|session| session.tally.bytes).collect();
+        group.go();
+        let bytes: Vec<u64> = group.join().unwrap().iter().map(|session| session.tally.bytes).collect();
         assert_eq!(bytes, [0, 1, 2, 3]);
     }
 
     #[test]
     fn a_team_that_never_started_is_dismissed() {
-        let team = Team::assemble(&spec(3), Vec::new(), |_, _| panic!("nobody said go")).unwrap();
-        drop(team);
+        let group = SessionGroup::assemble(&spec(3), Vec::new(), |_, _| panic!("not started yet")).unwrap();
+        drop(group);
     }
 
     #[test]
     fn a_panic_is_one_sessions_failure() {
-        let team = Team::assemble(&spec(2), Vec::new(), |_, _| panic!("on purpose")).unwrap();
-        team.go();
-        assert!(team.join().unwrap_err().to_string().contains("panicked"));
+        let group = SessionGroup::assemble(&spec(2), Vec::new(), |_, _| panic!("on purpose")).unwrap();
+        group.go();
+        assert!(group.join().unwrap_err().to_string().contains("panicked"));
     }
 }
