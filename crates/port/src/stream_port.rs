@@ -69,9 +69,9 @@ pub trait StreamPort: Send {
     fn consume(&mut self, len: usize) -> Result<(), PortFault>;
 
     /// Before sleeping: show the party all the room there is (rule M3 included).
-    fn settle_reading(&mut self) -> Result<(), PortFault>;
+    fn publish_room(&mut self) -> Result<(), PortFault>;
 
-    /// After [`Self::settle_reading`]: a fresh look. True if nothing is readable and the party's next
+    /// After [`Self::publish_room`]: a fresh look. True if nothing is readable and the party's next
     /// byte will wake the lane.
     fn arm_readable(&mut self) -> Result<bool, PortFault>;
 
@@ -101,14 +101,14 @@ pub trait StreamPort: Send {
 
     /// Wakes a party that may wait for more bytes than were there when it was last woken (low-water
     /// marks). Called before sleeping and every millisecond or so while bytes move.
-    fn nudge(&mut self) -> Result<(), PortFault>;
+    fn renotify_reader(&mut self) -> Result<(), PortFault>;
 
     /// Wakes the party on both halves: the safety net's repair.
-    fn rouse(&mut self);
+    fn notify_both(&mut self);
 
     /// Sends what had to wait for its time, if the time has come. True while something still waits:
     /// the lane may not sleep.
-    fn holds_back(&mut self) -> bool {
+    fn withholds(&mut self) -> bool {
         false
     }
 

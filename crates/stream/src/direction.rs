@@ -1,4 +1,4 @@
-//! One direction of a lane: bytes from one end's ring into the other's, and when it may sleep.
+//! One direction of a stream: bytes from one end's ring into the other's, and when it may sleep.
 //!
 //! Between calls everything here is plain data; the ends' shared indices are touched only through
 //! their ports. `tests/interleavings.rs` runs this very code against every interleaving of a small
@@ -13,11 +13,11 @@ pub enum Sleep {
     Empty,
     /// The reader's ring is exactly full: its next read sends a notice.
     Full,
-    /// Nothing will ever move again, or nobody is there to take it.
+    /// Nothing will ever move again, or there is no end to take it.
     Over,
 }
 
-/// Whose fault it was.
+/// Which end's fault it was.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum Blame {
     Source(PortFault),
@@ -59,7 +59,7 @@ impl Default for Direction {
 /// How far a step fills the sink's ring.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Filling {
-    /// Leaves what the sink wants to stay free while the lane is awake (rule M7).
+    /// Leaves what the sink wants to stay free while the stream is awake (rule M7).
     KeepFree,
     /// To the last byte.
     Full,
@@ -105,7 +105,7 @@ impl Direction {
         Ok(moved)
     }
 
-    /// Makes the direction look again: whoever calls knows that something may have changed.
+    /// Makes the direction look again: something may have changed.
     pub fn wake(&mut self) {
         self.sleep = None;
     }
@@ -118,10 +118,10 @@ impl Direction {
         };
         // To the last byte: only a reader that saw a full ring announces that it made room.
         self.step(from.as_deref_mut(), to, quota, Filling::Full)?;
-        to.nudge().map_err(Blame::Sink)?;
+        to.renotify_reader().map_err(Blame::Sink)?;
         self.sleep = match (&self.source, from) {
             (Source::Ring, Some(from)) => {
-                from.settle_reading().map_err(Blame::Source)?;
+                from.publish_room().map_err(Blame::Source)?;
                 if from.arm_readable().map_err(Blame::Source)? {
                     Some(Sleep::Empty)
                 } else if to.arm_writable().map_err(Blame::Sink)? {
@@ -138,6 +138,7 @@ impl Direction {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "`at` and what is left behind it are within the spill")]
     fn step(
         &mut self,
         from: Option<&mut (dyn StreamPort + 'static)>,
@@ -230,7 +231,7 @@ impl Direction {
         }
         self.source = Source::Spill { bytes, at: 0 };
         if kept > 0 {
-            // Nobody will read what the peer writes from here on, however long it takes to read this.
+            // No one will read what the peer writes from here on, however long it takes to read this.
             to.end(End::Refused);
         }
         self.mark(None, End::Detached)?;
@@ -238,7 +239,7 @@ impl Direction {
         Ok(Left { kept, lost: rest - kept })
     }
 
-    /// Gives up whatever is kept: nobody is left to read it. Returns the number of bytes.
+    /// Gives up what is kept: no one is left to read it. Returns the number of bytes.
     pub fn drop_spill(&mut self) -> usize {
         let dropped = self.spilled();
         self.source = Source::Spill { bytes: Vec::new(), at: 0 };

@@ -1,20 +1,24 @@
-//! A lane: two ends, two directions, and how they come apart.
+//! A stream: two ends, two directions, and how they come apart.
+
+#![expect(clippy::indexing_slicing, reason = "arrays of two, indexed by a side")]
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamPort};
 
+use vmlane_worker::Account;
+
 use crate::direction::{Blame, Direction, Left, Sleep};
 
-/// How soon a lane that sleeps for a full ring looks at it by itself, and how rarely in the end.
+/// How soon a stream that sleeps for a full ring looks at it by itself, and how rarely in the end.
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
 /// Looks of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
 /// between which its sender made no request of any kind: a guest that others keep from running, or that
 /// is being reset, may stand still between its store and its notice for as long as it likes. The same
-/// where an end sends its notices byte by byte, or is a program whose requests nobody counts.
+/// where an end sends its notices byte by byte, or is a program whose requests are not counted.
 pub const LOOKS: u32 = 10;
 const SLOW_LOOKS: u32 = 30;
 /// Looks after which bytes are taken from one that made no request either.
@@ -25,7 +29,7 @@ const STILL_LOOKS: u32 = 100;
 const UNLOOKED: usize = 4;
 const LONG: usize = 8 << 10;
 
-/// What a turn of a lane did.
+/// What a turn of a stream did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Turn {
     /// Bytes moved.
@@ -34,7 +38,7 @@ pub enum Turn {
     Idle,
 }
 
-/// A fault of one end ended the lane.
+/// A fault of one end ended the stream.
 #[derive(Debug)]
 pub struct Broken {
     pub side: Side,
@@ -42,20 +46,20 @@ pub struct Broken {
 }
 
 /// Two joined ends. Owned by one worker.
-pub struct Lane {
+pub struct JoinedStream {
     ends: [Option<StreamEnd>; 2],
     /// `directions[Side::A]` carries what A wrote.
     directions: [Direction; 2],
-    /// Who pays for the bytes kept of an end that has left, and how many; given back when they are
+    /// Whose quota has the bytes kept of an end that has left, and how many; given back when they are
     /// delivered or dropped.
     charged: [Option<(Arc<Budget>, usize)>; 2],
-    /// False if an end never announces anything: then the lane looks by itself.
+    /// False if an end never announces anything: then the stream looks by itself.
     notifies: bool,
     /// When bytes last moved, for the worker's decision to sleep.
     pub last_moved: Instant,
     /// The worker's account that its turns are charged to.
-    pub payer: usize,
-    /// Whether the worker has it on its list of lanes to turn.
+    pub account: Account,
+    /// Whether the worker has it on its list of streams to turn.
     pub active: bool,
     suspicion: Option<Suspicion>,
     /// Looks without progress that make a notice count as lost.
@@ -64,7 +68,7 @@ pub struct Lane {
     /// Asleep for a full ring: when to look at it, and how long it was waited for that.
     look: Option<Instant>,
     patience: Duration,
-    /// Bytes moved when the lane last fell asleep.
+    /// Bytes moved when the stream last fell asleep.
     moved_at_sleep: u64,
     /// The way that bytes went last.
     way: Side,
@@ -75,9 +79,9 @@ pub struct Lane {
 /// The safety net found something left undone.
 #[derive(Clone, Copy)]
 struct Suspicion {
-    /// What the lane had done by then: bytes moved, and sleeps.
+    /// What the stream had done by then: bytes moved, and sleeps.
     progress: [u64; 2],
-    /// Looks since, and those of them that found that whoever owes a notice had made a request.
+    /// Looks since, and those of them that found that the end that owes a notice had made a request.
     looks: u32,
     lively: u32,
     /// Requests of both ends at the last look.
@@ -106,36 +110,36 @@ fn refund(charge: &mut Option<(Arc<Budget>, usize)>) {
     }
 }
 
-impl Lane {
-    pub fn new(ends: [StreamEnd; 2], now: Instant) -> Lane {
-        Lane::resumed(ends.map(Some), Default::default(), now)
+impl JoinedStream {
+    pub fn new(ends: [StreamEnd; 2], now: Instant) -> JoinedStream {
+        JoinedStream::resumed(ends.map(Some), Default::default(), now)
     }
 
-    /// A predecessor's lane; [`Lane::take_up`] comes next.
+    /// A previous daemon's stream; [`JoinedStream::restore_marks`] comes next.
     pub fn resumed(
         ends: [Option<StreamEnd>; 2],
         left: [(Vec<u8>, Option<Arc<Budget>>); 2],
         now: Instant,
-    ) -> Lane {
+    ) -> JoinedStream {
         let notifies = ends.iter().flatten().all(|end| end.port.notifies());
         let slow = ends.iter().flatten().any(|end| end.slow || end.port.requests().is_none());
         let mut directions: [Direction; 2] = Default::default();
         let mut charged = [None, None];
         for (from, (bytes, budget)) in left.into_iter().enumerate().filter(|(from, _)| ends[*from].is_none())
         {
-            // A budget that has become smaller meanwhile loses nobody's bytes.
+            // A budget that has become smaller meanwhile loses no bytes.
             let kept = bytes.len();
             charged[from] =
                 budget.filter(|budget| kept > 0 && budget.take(kept)).map(|budget| (budget, kept));
             directions[from] = Direction::of_spill(bytes);
         }
-        Lane {
+        JoinedStream {
             ends,
             directions,
             charged,
             notifies,
             last_moved: now,
-            payer: 0,
+            account: Account::default(),
             active: false,
             suspicion: None,
             looks: if slow { SLOW_LOOKS } else { LOOKS },
@@ -148,14 +152,14 @@ impl Lane {
         }
     }
 
-    /// Puts the marks of a predecessor's lane back behind its bytes and wakes everybody.
-    pub fn take_up(&mut self, marks: [Vec<End>; 2]) -> Result<(), Broken> {
+    /// Puts the marks of a previous daemon's stream back behind its bytes and wakes both ends.
+    pub fn restore_marks(&mut self, marks: [Vec<End>; 2]) -> Result<(), Broken> {
         for (side, marks) in Side::BOTH.into_iter().zip(marks) {
             for end in marks {
                 self.mark(side, end)?;
             }
         }
-        self.rouse();
+        self.notify_both();
         Ok(())
     }
 
@@ -201,10 +205,10 @@ impl Lane {
         self.directions.iter_mut().for_each(Direction::wake);
     }
 
-    /// Tries to put both directions to sleep. True if the lane may be left alone until it is kicked, or
-    /// until [`Lane::look`].
+    /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
+    /// until [`JoinedStream::look`].
     pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
-        let mut asleep = !self.ends.iter_mut().flatten().any(|end| end.port.holds_back());
+        let mut asleep = !self.ends.iter_mut().flatten().any(|end| end.port.withholds());
         for from in Side::BOTH {
             let ends = pair(&mut self.ends, from);
             asleep &=
@@ -221,10 +225,10 @@ impl Lane {
         Ok(asleep)
     }
 
-    /// When a sleeping lane wants to be inspected before anybody announces anything. A reader that
+    /// When a sleeping stream wants to be inspected before either end announces anything. A reader that
     /// found its ring full announces room only when it has made much of it (Linux: its notify window).
     /// Two programs that read little and then block in a write wait for each other's reader then, and
-    /// only the lane can see that both rings have room.
+    /// only the stream can see that both rings have room.
     pub fn look(&self) -> Option<Instant> {
         self.look
     }
@@ -236,10 +240,10 @@ impl Lane {
     }
 
     /// Wakes readers that wait for more than one notice told them of.
-    pub fn nudge(&mut self) -> Result<(), Broken> {
+    pub fn renotify_reader(&mut self) -> Result<(), Broken> {
         for side in Side::BOTH {
             if let Some(end) = &mut self.ends[side as usize] {
-                end.port.nudge().map_err(|fault| Broken { side, fault })?;
+                end.port.renotify_reader().map_err(|fault| Broken { side, fault })?;
             }
         }
         Ok(())
@@ -290,7 +294,7 @@ impl Lane {
         self.ends.iter().all(Option::is_none)
     }
 
-    /// Ends the lane because of a fault: whoever is left is told that its peer is gone.
+    /// Ends the stream because of a fault: an end that is left is told that its peer is gone.
     pub fn break_up(&mut self) {
         for end in self.ends.iter_mut().filter_map(Option::as_mut) {
             end.port.end(End::Detached);
@@ -299,9 +303,9 @@ impl Lane {
         self.charged.iter_mut().for_each(refund);
     }
 
-    /// The safety net's look at a sleeping lane. See `docs/devices/vmci.md`: ten looks (more for guests
+    /// The safety net's look at a sleeping stream. See `docs/devices/vmci.md`: ten looks (more for guests
     /// that are slow to send) with work left undone, no progress between them and other requests of the
-    /// one that should have told of it mean a lost notice.
+    /// end that should have told of it mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
         let mut refill = false;
         let mut stuck = [false; 2];
@@ -338,10 +342,10 @@ impl Lane {
         })
     }
 
-    /// Repairs after a lost notice: everybody looks again.
-    pub fn rouse(&mut self) {
+    /// Repairs after a lost notice: both ends look again.
+    pub fn notify_both(&mut self) {
         for end in self.ends.iter_mut().filter_map(Option::as_mut) {
-            end.port.rouse();
+            end.port.notify_both();
         }
         self.wake();
     }

@@ -39,7 +39,7 @@ impl StreamPort for Endless {
         Ok(())
     }
 
-    fn settle_reading(&mut self) -> Result<(), PortFault> {
+    fn publish_room(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -67,11 +67,11 @@ impl StreamPort for Endless {
         Ok(true)
     }
 
-    fn nudge(&mut self) -> Result<(), PortFault> {
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
-    fn rouse(&mut self) {}
+    fn notify_both(&mut self) {}
 
     fn end(&mut self, _end: End) {}
 }

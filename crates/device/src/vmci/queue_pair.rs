@@ -287,7 +287,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         Ok(())
     }
 
-    fn settle_reading(&mut self) -> Result<(), PortFault> {
+    fn publish_room(&mut self) -> Result<(), PortFault> {
         if self.reading.size == 0 {
             return Ok(());
         }
@@ -358,7 +358,7 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         Ok(self.writing.used() == self.writing.size - 1)
     }
 
-    fn nudge(&mut self) -> Result<(), PortFault> {
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
         self.memory.check()?;
         if !self.writing.unannounced {
             return Ok(());
@@ -374,12 +374,12 @@ impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
         Ok(())
     }
 
-    fn rouse(&mut self) {
+    fn notify_both(&mut self) {
         self.memory.owe(Notice::Wrote);
         self.memory.owe(Notice::Read);
     }
 
-    fn holds_back(&mut self) -> bool {
+    fn withholds(&mut self) -> bool {
         self.memory.held_back()
     }
 

@@ -89,10 +89,10 @@ impl StreamPort for ModelEnd {
         self.silent(Rule::NoRead, Notice::Read, |end| end.port.consume(len))
     }
 
-    fn settle_reading(&mut self) -> Result<(), PortFault> {
+    fn publish_room(&mut self) -> Result<(), PortFault> {
         let known = self.port.reading.tail;
         if self.breaks != Some(Rule::LaggingHead) {
-            self.silent(Rule::NoRead, Notice::Read, |end| end.port.settle_reading())?;
+            self.silent(Rule::NoRead, Notice::Read, |end| end.port.publish_room())?;
         }
         if self.breaks == Some(Rule::StaleTail) {
             self.port.reading.tail = known;
@@ -143,12 +143,12 @@ impl StreamPort for ModelEnd {
         }
     }
 
-    fn nudge(&mut self) -> Result<(), PortFault> {
-        self.port.nudge()
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
+        self.port.renotify_reader()
     }
 
-    fn rouse(&mut self) {
-        self.port.rouse();
+    fn notify_both(&mut self) {
+        self.port.notify_both();
     }
 
     fn end(&mut self, end: End) {

@@ -265,7 +265,7 @@ impl Device {
             let awake = match call {
                 Call::Turn => direction.turn(ends, quota).map(|_| true),
                 Call::TrySleep => direction.try_sleep(ends, quota).map(|asleep| !asleep),
-                Call::Nudge => to.as_port().nudge().map(|()| true).map_err(Blame::Sink),
+                Call::Nudge => to.as_port().renotify_reader().map(|()| true).map_err(Blame::Sink),
             };
             self.memory.drain();
             awake

@@ -15,7 +15,7 @@ const RING: usize = 64 << 10;
 struct Guest {
     stored: AtomicUsize,
     requests: AtomicU64,
-    roused: AtomicUsize,
+    notified: AtomicUsize,
 }
 
 struct Mute {
@@ -38,7 +38,7 @@ impl StreamPort for Mute {
         Ok(())
     }
 
-    fn settle_reading(&mut self) -> Result<(), PortFault> {
+    fn publish_room(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -66,12 +66,12 @@ impl StreamPort for Mute {
         Ok(true)
     }
 
-    fn nudge(&mut self) -> Result<(), PortFault> {
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
-    fn rouse(&mut self) {
-        self.guest.roused.fetch_add(1, Ordering::Relaxed);
+    fn notify_both(&mut self) {
+        self.guest.notified.fetch_add(1, Ordering::Relaxed);
     }
 
     fn requests(&self) -> Option<u64> {
@@ -81,8 +81,8 @@ impl StreamPort for Mute {
     fn end(&mut self, _end: End) {}
 }
 
-/// A lane that fell asleep before the guest stored ten bytes and told nobody.
-fn asleep(counted: bool) -> (Lane, Arc<Guest>) {
+/// A stream that fell asleep before the guest stored ten bytes and told no one.
+fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
     let guest = Arc::new(Guest::default());
     let end = |guest: Arc<Guest>| {
         let fd = memfd("notices", RING as u64).unwrap();
@@ -92,17 +92,17 @@ fn asleep(counted: bool) -> (Lane, Arc<Guest>) {
         let port = Box::new(Mute { pages, guest, counted });
         StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false }
     };
-    let mut lane = Lane::new([end(guest.clone()), end(Arc::default())], Instant::now());
-    assert_eq!(lane.turn(RING).unwrap(), Turn::Idle);
-    assert!(lane.try_sleep(RING, Instant::now()).unwrap());
+    let mut stream = JoinedStream::new([end(guest.clone()), end(Arc::default())], Instant::now());
+    assert_eq!(stream.turn(RING).unwrap(), Turn::Idle);
+    assert!(stream.try_sleep(RING, Instant::now()).unwrap());
     guest.stored.store(10, Ordering::Relaxed);
-    (lane, guest)
+    (stream, guest)
 }
 
 /// Looks until the net finds something; how many it took.
-fn looks(lane: &mut Lane, mut between: impl FnMut()) -> (Inspection, u32) {
+fn looks(stream: &mut JoinedStream, mut between: impl FnMut()) -> (Inspection, u32) {
     for look in 1..1000 {
-        match lane.inspect().unwrap() {
+        match stream.inspect().unwrap() {
             Inspection::Quiet => between(),
             found => return (found, look),
         }
@@ -112,46 +112,46 @@ fn looks(lane: &mut Lane, mut between: impl FnMut()) -> (Inspection, u32) {
 
 #[test]
 fn a_guest_that_goes_on_has_lost_its_notice() {
-    let (mut lane, guest) = asleep(true);
+    let (mut stream, guest) = asleep(true);
     let request = || {
         guest.requests.fetch_add(1, Ordering::Relaxed);
     };
-    assert_eq!(looks(&mut lane, request), (Inspection::LostNotice, LOOKS + 1));
-    lane.rouse();
-    assert_eq!(guest.roused.load(Ordering::Relaxed), 1);
-    assert_eq!(lane.turn(RING).unwrap(), Turn::Moved(10));
+    assert_eq!(looks(&mut stream, request), (Inspection::LostNotice, LOOKS + 1));
+    stream.notify_both();
+    assert_eq!(guest.notified.load(Ordering::Relaxed), 1);
+    assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
 }
 
 #[test]
 fn a_guest_that_stands_still_has_not() {
-    let (mut lane, _) = asleep(true);
-    assert_eq!(looks(&mut lane, || ()), (Inspection::Still, STILL_LOOKS));
-    assert_eq!(lane.turn(RING).unwrap(), Turn::Moved(10));
+    let (mut stream, _) = asleep(true);
+    assert_eq!(looks(&mut stream, || ()), (Inspection::Still, STILL_LOOKS));
+    assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
     // With a request at every other look it takes twice as many.
-    let (mut lane, guest) = asleep(true);
+    let (mut stream, guest) = asleep(true);
     let mut at = 0;
     let sometimes = || {
         at += 1;
         guest.requests.fetch_add(at % 2, Ordering::Relaxed);
     };
-    assert_eq!(looks(&mut lane, sometimes), (Inspection::LostNotice, 2 * LOOKS));
+    assert_eq!(looks(&mut stream, sometimes), (Inspection::LostNotice, 2 * LOOKS));
 }
 
 #[test]
-fn one_whose_requests_nobody_counts_has_a_while() {
-    let (mut lane, _) = asleep(false);
-    assert_eq!(looks(&mut lane, || ()), (Inspection::LostNotice, SLOW_LOOKS + 1));
+fn one_whose_requests_are_not_counted_has_a_while() {
+    let (mut stream, _) = asleep(false);
+    assert_eq!(looks(&mut stream, || ()), (Inspection::LostNotice, SLOW_LOOKS + 1));
 }
 
 #[test]
 fn progress_ends_a_suspicion() {
-    let (mut lane, guest) = asleep(false);
+    let (mut stream, guest) = asleep(false);
     for _ in 0..50 {
         for _ in 0..SLOW_LOOKS {
-            assert_eq!(lane.inspect().unwrap(), Inspection::Quiet);
+            assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
         }
-        assert_eq!(lane.turn(RING).unwrap(), Turn::Moved(10));
-        assert!(lane.try_sleep(RING, Instant::now()).unwrap());
+        assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
+        assert!(stream.try_sleep(RING, Instant::now()).unwrap());
         guest.stored.store(10, Ordering::Relaxed);
     }
 }

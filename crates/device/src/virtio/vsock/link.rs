@@ -172,7 +172,7 @@ impl StreamPort for LinkPort {
         Ok(())
     }
 
-    fn settle_reading(&mut self) -> Result<(), PortFault> {
+    fn publish_room(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
@@ -206,11 +206,11 @@ impl StreamPort for LinkPort {
         Ok(self.0.outbound.writable() == 0)
     }
 
-    fn nudge(&mut self) -> Result<(), PortFault> {
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
         Ok(())
     }
 
-    fn rouse(&mut self) {
+    fn notify_both(&mut self) {
         self.news();
     }
 

@@ -1,0 +1,428 @@
+//! A worker's streams: who has a turn, who sleeps, and the safety net.
+//!
+//! A worker is adaptive: a stream is turned while bytes move and polled for a while after, then it is armed by
+//! the rules and left alone. The worker sleeps when no stream is awake. A safety net looks at sleeping streams ten
+//! times a second; it counts what it finds and must find nothing.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::{Arc, Weak};
+use std::time::{Duration, Instant};
+
+use tracing::{debug, error, warn};
+use vmlane_port::{Budget, Resumed, Shutdown, Side};
+use vmlane_worker::{Engine, Event, Heartbeat, Meter, Rest, Work};
+
+use crate::joined::{Broken, Inspection, JoinedStream, Turn};
+use crate::requests::{Command, Requests, Signals, Slots};
+use crate::workers::{Settings, WorkerStats};
+
+/// How often the safety net looks.
+const INSPECT: Duration = Duration::from_millis(100);
+/// How often a reader is reminded of bytes it has not come for, while more arrive.
+const RENOTIFY: Duration = Duration::from_millis(1);
+/// A stream whose ends never announce anything is looked at this often when idle.
+const POLLED: Duration = Duration::from_millis(1);
+
+/// Who opened a stream, and is charged for it: known by its [`Budget`].
+struct Owner(Weak<Budget>);
+
+impl PartialEq for Owner {
+    fn eq(&self, other: &Owner) -> bool {
+        self.0.ptr_eq(&other.0)
+    }
+}
+
+/// The streams of one worker, by slot.
+pub struct StreamEngine {
+    requests: Arc<Requests>,
+    settings: Settings,
+    stats: Arc<WorkerStats>,
+    beat: Arc<Heartbeat>,
+    streams: Vec<Option<JoinedStream>>,
+    /// Slots of the streams that are awake.
+    active: Vec<usize>,
+    /// The same in the order of this round.
+    turns: Vec<usize>,
+    /// Which of them begins.
+    first: usize,
+    meter: Meter<Owner>,
+    /// Bytes and turns that the counters do not have yet.
+    moved: (u64, u64),
+    now: Instant,
+    /// How long a stream is polled after its last byte.
+    window: Duration,
+    renotified: Instant,
+    inspected: Instant,
+    polled: Instant,
+    /// The first time that a sleeping stream wants to be looked at.
+    next_look: Option<Instant>,
+}
+
+impl StreamEngine {
+    pub(crate) fn new(
+        requests: Arc<Requests>,
+        settings: Settings,
+        stats: Arc<WorkerStats>,
+        beat: Arc<Heartbeat>,
+    ) -> StreamEngine {
+        let now = Instant::now();
+        StreamEngine {
+            requests,
+            settings,
+            stats,
+            beat,
+            streams: Vec::new(),
+            active: Vec::new(),
+            turns: Vec::new(),
+            first: 0,
+            meter: Meter::default(),
+            moved: (0, 0),
+            now,
+            window: settings.spin,
+            renotified: now,
+            inspected: now,
+            polled: now,
+            next_look: None,
+        }
+    }
+
+    /// Puts a new stream into its slot; `opener` is charged for it.
+    fn insert(&mut self, slot: usize, mut stream: JoinedStream, opener: &Arc<Budget>) {
+        stream.account = self.meter.open(Owner(Arc::downgrade(opener)));
+        stream.looks = stream.looks.max(self.settings.looks);
+        if self.streams.len() <= slot {
+            self.streams.resize_with(slot + 1, || None);
+        }
+        if let Some(place) = self.streams.get_mut(slot) {
+            *place = Some(stream);
+        }
+        self.stats.joined.inc();
+    }
+
+    fn signalled(&mut self, slot: usize, signals: Signals) {
+        for side in Side::BOTH {
+            for what in [Shutdown::Send, Shutdown::Receive] {
+                if signals.contains(Signals::shutdown(side, what)) {
+                    self.guarded(slot, |stream| stream.shutdown(side, what));
+                }
+            }
+        }
+        for side in Side::BOTH {
+            if signals.contains(Signals::reset(side)) {
+                self.guarded(slot, |stream| stream.reset(side));
+            }
+        }
+        if signals != Signals::default() {
+            self.activate(slot);
+        }
+    }
+
+    #[inline]
+    fn stream(&mut self, slot: usize) -> Option<&mut JoinedStream> {
+        self.streams.get_mut(slot)?.as_mut()
+    }
+
+    fn activate(&mut self, slot: usize) {
+        let now = self.now;
+        let Some(stream) = self.stream(slot) else { return };
+        stream.last_moved = now;
+        if !stream.active {
+            stream.active = true;
+            self.active.push(slot);
+        }
+    }
+
+    /// The opener of a stream is charged for its turns, and has so much for a round: a guest with a thousand
+    /// streams takes no more of the worker than one with one.
+    fn shared_round(&mut self) -> bool {
+        let mut moved_any = false;
+        self.meter.refill(self.settings.quota);
+        // The stream that begins changes, so that each of an owner's streams gets its turn.
+        let count = self.active.len();
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        self.turns.clear();
+        self.turns.extend_from_slice(&self.active);
+        self.turns.rotate_left(self.first);
+        let turns = std::mem::take(&mut self.turns);
+        for &slot in &turns {
+            // It may have been ended by another one's turn.
+            let Some(stream) = self.stream(slot).filter(|stream| stream.active) else { continue };
+            let account = stream.account;
+            if self.meter.is_over(account) {
+                self.stats.deferred.bump(1);
+                moved_any = true;
+                continue;
+            }
+            let (moved, work) = self.turn(slot);
+            self.meter.charge(account, work);
+            moved_any |= moved;
+        }
+        self.turns = turns;
+        moved_any
+    }
+
+    /// A turn of one stream: whether bytes moved, and the work it was.
+    #[inline]
+    fn turn(&mut self, slot: usize) -> (bool, Work) {
+        self.beat.serve(slot as u32);
+        let quota = self.settings.quota;
+        match self.guarded(slot, |stream| stream.turn(quota)) {
+            Some(Turn::Moved(bytes)) => {
+                self.moved.0 += bytes as u64;
+                self.moved.1 += 1;
+                let now = self.now;
+                if let Some(stream) = self.stream(slot) {
+                    stream.last_moved = now;
+                }
+                (true, Work::turn(bytes))
+            }
+            Some(Turn::Idle) => {
+                self.try_sleep(slot);
+                (false, Work::look())
+            }
+            None => (false, Work::look()),
+        }
+    }
+
+    /// Puts an idle stream to sleep once it has been polled long enough.
+    fn try_sleep(&mut self, slot: usize) {
+        let (now, window, quota) = (self.now, self.window, self.settings.quota);
+        let Some(stream) = self.stream(slot) else { return };
+        if now.saturating_duration_since(stream.last_moved) < window {
+            return;
+        }
+        if self.settings.poll {
+            return;
+        }
+        if self.guarded(slot, |stream| stream.try_sleep(quota, now)) == Some(true) {
+            self.stats.sleeps.inc();
+            let look = self.stream(slot).and_then(|stream| stream.look());
+            self.next_look = self.next_look.into_iter().chain(look).min();
+            self.deactivate(slot);
+        }
+    }
+
+    fn deactivate(&mut self, slot: usize) {
+        if let Some(stream) = self.stream(slot) {
+            stream.active = false;
+        }
+        if let Some(index) = self.active.iter().position(|&other| other == slot) {
+            self.active.swap_remove(index);
+        }
+    }
+
+    /// Runs `action` on a stream; a fault of its ends or a panic of ours ends that stream and no other.
+    fn guarded<T>(
+        &mut self,
+        slot: usize,
+        action: impl FnOnce(&mut JoinedStream) -> Result<T, Broken>,
+    ) -> Option<T> {
+        let stream = self.streams.get_mut(slot)?.as_mut()?;
+        // A fault is large and rare: it takes a path of its own, so that what a turn returns stays small.
+        let mut fault = None;
+        let value = catch_unwind(AssertUnwindSafe(|| match action(stream) {
+            Ok(value) => Some(value),
+            Err(broken) => {
+                fault = Some(broken);
+                None
+            }
+        }));
+        match value {
+            Ok(Some(value)) => return Some(value),
+            Ok(None) => {
+                self.stats.broken.inc();
+                if let Some(broken) = fault {
+                    debug!(side = ?broken.side, "stream ended: {}", broken.fault);
+                }
+            }
+            Err(_) => {
+                self.stats.panics.inc();
+                error!("a stream's turn panicked; the stream is ended");
+            }
+        }
+        if catch_unwind(AssertUnwindSafe(|| stream.break_up())).is_err() {
+            self.stats.panics.inc();
+        }
+        self.remove(slot);
+        None
+    }
+
+    fn remove(&mut self, slot: usize) {
+        self.deactivate(slot);
+        if let Some(stream) = self.streams.get_mut(slot).and_then(Option::take) {
+            self.meter.close(stream.account);
+            self.requests.with(|slots| slots.free(slot));
+        }
+    }
+
+    /// Slots of all streams that are asleep.
+    fn asleep(&self) -> impl Iterator<Item = (usize, &JoinedStream)> {
+        let streams = self.streams.iter().enumerate();
+        streams.filter_map(|(slot, stream)| Some((slot, stream.as_ref().filter(|stream| !stream.active)?)))
+    }
+
+    /// What need not be done every round: counters, readers to remind, streams that never announce
+    /// anything, the safety net.
+    fn housekeeping(&mut self) {
+        let now = self.now;
+        let (bytes, turns) = std::mem::take(&mut self.moved);
+        self.stats.bytes.add(bytes);
+        self.stats.turns.add(turns);
+        if now.duration_since(self.renotified) >= RENOTIFY {
+            self.renotified = now;
+            for index in (0..self.active.len()).rev() {
+                let Some(&slot) = self.active.get(index) else { continue };
+                self.guarded(slot, JoinedStream::renotify_reader);
+            }
+        }
+        if now.duration_since(self.polled) >= POLLED {
+            self.polled = now;
+            for slot in 0..self.streams.len() {
+                if self.stream(slot).is_some_and(|stream| !stream.active && !stream.notifies()) {
+                    self.poll_once(slot);
+                }
+            }
+        }
+        let everyone = now.duration_since(self.inspected) >= INSPECT;
+        if everyone {
+            self.inspected = now;
+        }
+        if everyone || self.next_look.is_some_and(|look| look <= now) {
+            for slot in 0..self.streams.len() {
+                let Some(stream) = self.stream(slot).filter(|stream| !stream.active) else { continue };
+                match stream.look() {
+                    Some(look) if look <= now => self.inspect(slot),
+                    None if everyone => self.inspect(slot),
+                    _ => {}
+                }
+            }
+            self.next_look = self.asleep().filter_map(|(_, stream)| stream.look()).min();
+        }
+    }
+
+    fn poll_once(&mut self, slot: usize) {
+        if let Some(Turn::Moved(_)) = self.guarded(slot, |stream| stream.turn(usize::MAX)) {
+            self.activate(slot);
+        }
+    }
+
+    fn inspect(&mut self, slot: usize) {
+        match self.guarded(slot, JoinedStream::inspect) {
+            Some(found @ (Inspection::LostNotice | Inspection::Still)) => {
+                if found == Inspection::LostNotice {
+                    self.stats.lost_notices.inc();
+                    warn!("a stream slept with work to do: a notice got lost; repaired");
+                } else {
+                    self.stats.still_senders.inc();
+                    debug!("a stream slept with work to do: its sender stands still");
+                }
+                self.guarded(slot, |stream| {
+                    stream.notify_both();
+                    Ok(())
+                });
+                self.activate(slot);
+            }
+            Some(Inspection::Refill) => {
+                self.stats.refills.inc();
+                self.activate(slot);
+            }
+            Some(Inspection::Quiet) => {
+                let now = self.now;
+                if let Some(stream) = self.stream(slot).filter(|stream| stream.look().is_some()) {
+                    stream.be_patient(now);
+                }
+            }
+            None => {}
+        }
+    }
+}
+
+impl Engine for StreamEngine {
+    type Command = Command;
+    type Shared = Slots;
+
+    const CLOCK_EVERY: u32 = 64;
+
+    fn run_command(&mut self, command: Command, now: Instant) {
+        self.now = now;
+        match command {
+            Command::Join { slot, ends } => {
+                let opener = ends[0].budget.clone();
+                self.insert(slot, JoinedStream::new(ends, now), &opener);
+                self.activate(slot);
+            }
+            Command::Resume { slot, stream } => {
+                let Resumed { ends, left, marks } = *stream;
+                let opener = ends.iter().flatten().next().map(|end| end.budget.clone());
+                let opener = opener.unwrap_or_else(|| Arc::new(Budget::new(0)));
+                self.insert(slot, JoinedStream::resumed(ends, left, now), &opener);
+                self.guarded(slot, |stream| stream.restore_marks(marks));
+                self.activate(slot);
+            }
+            Command::Signal { slot, signals, .. } => self.signalled(slot, signals),
+            Command::Leave { slot, side, answer } => {
+                if let Some(left) = self.guarded(slot, |stream| stream.leave(side)) {
+                    self.stats.spilled_bytes.add(left.kept as u64);
+                    self.stats.lost_bytes.add(left.lost as u64);
+                }
+                if self.stream(slot).is_some_and(|stream| stream.is_over()) {
+                    self.remove(slot);
+                } else {
+                    self.activate(slot);
+                }
+                drop(answer);
+            }
+        }
+    }
+
+    #[inline]
+    fn clock(&mut self, now: Instant, window: Duration) {
+        self.now = now;
+        self.window = window;
+        self.housekeeping();
+    }
+
+    /// Turns every stream that is awake. True if bytes moved, or would have.
+    #[inline]
+    fn round(&mut self, _: Instant) -> bool {
+        match self.active[..] {
+            [] => false,
+            // Alone, it keeps no other one waiting.
+            [slot] => self.turn(slot).0,
+            _ => self.shared_round(),
+        }
+    }
+
+    fn rest(&mut self, _: Duration) -> Rest {
+        if !self.active.is_empty() {
+            return Rest::Awake;
+        }
+        let now = self.now;
+        let limit = |stream: &JoinedStream| match stream.look() {
+            _ if !stream.notifies() => POLLED,
+            Some(look) => look.saturating_duration_since(now),
+            None => INSPECT,
+        };
+        Rest::Sleep(self.streams.iter().flatten().map(limit).min())
+    }
+
+    /// A stream falls asleep only when both ends have delivered what they withheld ([`JoinedStream::try_sleep`]).
+    fn undelivered(&self) -> bool {
+        !self.active.is_empty()
+    }
+
+    fn deliver_withheld(&mut self) {}
+
+    /// Streams are armed one by one, when they fall asleep.
+    fn arm(&mut self) -> bool {
+        !self.active.is_empty()
+    }
+
+    fn count(&mut self, event: Event) {
+        match event {
+            Event::Sleep => self.stats.parks.inc(),
+            Event::Panic => self.stats.panics.inc(),
+            Event::Nap => {}
+        }
+    }
+}
