@@ -7,6 +7,7 @@ use libfuzzer_sys::fuzz_target;
 use vmlane_device::vmci::{Limits, VmSpec};
 use vmlane_fuzz::Input;
 use vmlane_fuzz::forged::{change, cut, scribble, session, tamper};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
 use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
 use vmlane_state::Journal;
@@ -111,9 +112,9 @@ fn take(machine: &NicMachine) -> usize {
     let taken = machine.frames.with(|end| {
         let mut taken = 0;
         while taken < 100
-            && let Some(token) = end.fetch()
+            && let Some(token) = end.fetch_one()
         {
-            end.finish(token);
+            end.finish(&[token]);
             taken += 1;
         }
         end.flush(std::time::Instant::now());

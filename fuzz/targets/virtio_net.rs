@@ -9,6 +9,7 @@ use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::{NoLines, Setup, VhostDevice};
 use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::{SIZE, act, ram};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::InlineFrames;
 use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_mem::Spans;
@@ -74,7 +75,7 @@ fuzz_target!(|data: &[u8]| {
             }
             5 => {
                 frames.with(|end| {
-                    while let Some(token) = end.fetch() {
+                    while let Some(token) = end.fetch_one() {
                         let lent = end.frame(token);
                         let len = lent.len();
                         assert!((14..=MAX_FRAME).contains(&len) && lent.head.len() <= MAX_HEAD.min(len));
@@ -85,7 +86,7 @@ fuzz_target!(|data: &[u8]| {
                             Offload::Checksum { field, .. } => assert!(usize::from(field) + 2 <= len),
                             _ => {}
                         }
-                        end.finish(token);
+                        end.finish(&[token]);
                     }
                     end.flush(now);
                 });
@@ -123,7 +124,7 @@ fuzz_target!(|data: &[u8]| {
                     }),
                 };
                 frames.with(|end| {
-                    let _ = end.deliver(&packet);
+                    let _ = end.deliver_one(&packet);
                     end.flush(now);
                 });
             }

@@ -13,6 +13,7 @@ use vmlane_device::pci::{CONFIG_REGION, PciDevice};
 use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::Sender;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
@@ -151,20 +152,20 @@ impl World {
                 machine.frames.with(|end| {
                     let fits = packet.len() <= end.capabilities().frame;
                     if fits && packet.aggregate.is_none() {
-                        let _ = end.deliver(&packet);
+                        let _ = end.deliver_one(&packet);
                     }
                 });
             }
             16 | 17 => {
                 machine.frames.with(|end| {
                     let mut lent = Vec::new();
-                    while let Some(token) = end.fetch().filter(|_| lent.len() < 64) {
+                    while let Some(token) = end.fetch_one().filter(|_| lent.len() < 64) {
                         let frame = end.frame(token);
                         let mut bytes = vec![0; frame.len()];
                         frame.spans.read(0, &mut bytes);
                         lent.push(token);
                     }
-                    lent.into_iter().for_each(|token| end.finish(token));
+                    lent.into_iter().for_each(|token| end.finish(&[token]));
                     end.flush(Instant::now());
                     end.tick(Instant::now());
                 });

@@ -8,6 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
@@ -68,8 +69,8 @@ fuzz_target!(|data: &[u8]| {
             12 => {
                 machine.frames.with(|end| {
                     for _ in 0..64 {
-                        let Some(token) = end.fetch() else { break };
-                        end.finish(token);
+                        let Some(token) = end.fetch_one() else { break };
+                        end.finish(&[token]);
                     }
                     end.flush(Instant::now());
                     end.tick(Instant::now());

@@ -7,6 +7,7 @@ use std::time::Instant;
 use libfuzzer_sys::fuzz_target;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::{self, RING};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::Wish;
 use vmlane_port::{FramePort, MAX_FRAME, MAX_HEAD, Offload, TxFrame};
 use vmlane_wire::vmxnet3::desc::OffloadMode;
@@ -74,20 +75,20 @@ fuzz_target!(|data: &[u8]| {
             }
             6 => {
                 while let Some(token) = lent.pop() {
-                    port.finish(token);
+                    port.finish(&[token]);
                 }
                 port.flush(Instant::now());
             }
             _ => {
                 for _ in 0..usize::from(RING) {
-                    let Some(token) = port.fetch() else { break };
+                    let Some(token) = port.fetch_one() else { break };
                     check(&port.frame(token));
                     lent.push(token);
                 }
             }
         }
     }
-    lent.into_iter().for_each(|token| port.finish(token));
+    lent.into_iter().for_each(|token| port.finish(&[token]));
     port.flush(Instant::now());
     port.tick(Instant::now());
 });

@@ -8,7 +8,7 @@ use std::sync::atomic::Ordering;
 use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, partial_checksum, pieces};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_guestsim::virtio::out;
-use vmlane_port::{Aggregate, ChecksumStatus, DropReason, Layers, Network, Offload, Refusal, Transport};
+use vmlane_port::{Aggregate, ChecksumStatus, DropReason, Layers, Network, Offload, Transport};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::virtio::{feature, net_feature};
 
@@ -79,7 +79,7 @@ fn frames_are_completed_in_the_order_of_the_ring() {
         let tokens: Vec<_> = (0..4).map(|_| nic.fetch().unwrap()).collect();
         let finish = |nic: &Nic, at: usize| {
             nic.with(|end| {
-                end.finish(tokens[at]);
+                end.finish(&[tokens[at]]);
                 end.flush(std::time::Instant::now());
             })
         };
@@ -122,10 +122,10 @@ fn a_frame_takes_all_its_buffers_or_none() {
     for kind in KINDS {
         let mut nic = Nic::new(ALL | kind);
         let frame = Frame::new(1400);
-        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Full));
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(DropReason::NoBuffers));
         nic.post_buffer(600);
         nic.post_buffer(600);
-        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Full));
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(DropReason::NoBuffers));
         assert!(!nic.with(|end| end.has_room()), "the third buffer is missing");
         nic.post_buffer(600);
         assert!(nic.with(|end| end.has_room()));
@@ -135,7 +135,7 @@ fn a_frame_takes_all_its_buffers_or_none() {
         for _ in 0..16 {
             nic.post_buffer(64);
         }
-        assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(DropReason::NoRoom)));
+        assert_eq!(nic.deliver(&frame, |packet| packet), Err(DropReason::NoRoom));
         assert_eq!(nic.rx.take(), None);
     }
 }
@@ -145,7 +145,7 @@ fn without_mergeable_buffers_a_chain_must_do() {
     let mut nic = Nic::new(MODERN);
     let frame = Frame::new(1400);
     nic.post_buffer(1411);
-    assert_eq!(nic.deliver(&frame, |packet| packet), Err(Refusal::Drop(DropReason::NoRoom)));
+    assert_eq!(nic.deliver(&frame, |packet| packet), Err(DropReason::NoRoom));
     let short = Frame::new(1399);
     nic.deliver(&short, |packet| packet).unwrap();
     assert_eq!(nic.rx.take().unwrap().1, 1411);

@@ -2,6 +2,7 @@
 
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmxnet3::{Profile, RefusedActivation, RingName};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_wire::vmxnet3::regs::Command;
@@ -505,7 +506,7 @@ fn the_port_carries_no_more_than_its_own_mtu() {
         for len in [1514, 1600, 9014] {
             assert!(driver.tx[0].send(&frame(len), &[], &Wish::NONE));
         }
-        let lent = machine.frames.with(|end| std::iter::from_fn(|| end.fetch()).count());
+        let lent = machine.frames.with(|end| std::iter::from_fn(|| end.fetch_one()).count());
         let capabilities = machine.frames.with(|end| end.capabilities().frame);
         (lent.expect("attached"), capabilities.expect("attached"))
     };

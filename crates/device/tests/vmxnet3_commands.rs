@@ -3,6 +3,7 @@
 use std::time::Instant;
 
 use vmlane_device::vmxnet3::Profile;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, deliver_as, frame};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
 use vmlane_port::{Filter, Layers, Network, RxCapabilities, Transport};
@@ -233,7 +234,7 @@ fn statistics_are_written_when_asked_for_and_begin_with_the_activation() {
     let broadcast = |driver: &NicDriver| (driver.row(0, 6), driver.row(1, 6), driver.row(1, 7));
     assert!(deliver(&machine, &frame(100)) && deliver(&machine, &frame(60)));
     driver.tx[0].send(&frame(60), &[], &Wish::NONE);
-    let sent = machine.frames.with(|end| end.fetch().map(|token| end.finish(token)));
+    let sent = machine.frames.with(|end| end.fetch_one().map(|token| end.finish(&[token])));
     assert_eq!(sent, Some(Some(())));
     assert_eq!(broadcast(&driver), (0, 0, 0));
     machine.write(Reg::Command, Command::GetStats.code());
@@ -252,8 +253,8 @@ fn a_queue_that_stopped_is_reported() {
         driver.tx[1].commands.store_u64(16 * at + 8, 1 << 14 | 60);
     }
     machine.frames.with(|end| {
-        while let Some(token) = end.fetch() {
-            end.finish(token);
+        while let Some(token) = end.fetch_one() {
+            end.finish(&[token]);
         }
     });
     assert_eq!(driver.area_word(at::EVENTS), event::TX_QUEUE);

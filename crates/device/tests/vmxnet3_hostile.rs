@@ -7,8 +7,9 @@ use std::time::Instant;
 
 use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
-use vmlane_port::{ChecksumStatus, DropReason, FramePort, MAX_FRAME, Offload, Refusal, RxFrame};
+use vmlane_port::{ChecksumStatus, DropReason, FramePort, MAX_FRAME, Offload, RxFrame, WakeUp};
 use vmlane_stats::Counters as _;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, RxDesc, SIZE, TxDesc, error};
 use vmlane_wire::vmxnet3::shared::at;
@@ -30,14 +31,14 @@ fn count(nic: &Nic, name: &str) -> u64 {
 
 /// The transmit queue has stopped, and said so.
 fn check_tx_stopped(nic: &mut Nic, code: u32) {
-    assert!(nic.port.fetch().is_none());
+    assert!(nic.port.fetch_one().is_none());
     assert_eq!(nic.guest.shared.tx_errors[0].load(std::sync::atomic::Ordering::Relaxed), code);
     let descriptor = &nic.guest.descriptors[0];
     assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
     assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (2, 1));
     // Once only, and what comes later is not looked at.
     nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE);
-    assert!(nic.port.fetch().is_none() && !nic.port.arm());
+    assert!(nic.port.fetch_one().is_none() && !nic.port.arm());
     assert_eq!(nic.guest.lines.raised(1), 1);
 }
 
@@ -47,7 +48,7 @@ fn check_rx_stopped(nic: &mut Nic) {
     let descriptor = &nic.guest.descriptors[1];
     assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
     assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (1, 1));
-    assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
+    assert_eq!(nic.deliver(&frame(60), plain), Err(DropReason::BadReceiver));
     assert!(!nic.port.has_room());
     assert_eq!(nic.guest.lines.raised(1), 1);
 }
@@ -122,7 +123,7 @@ fn bad_packets_are_completed_and_counted() {
         assert!(nic.guest.tx[0].send(&sent, &[], &Wish::NONE));
         let (token, bytes) = nic.fetch().expect("the next packet");
         assert_eq!((bytes, count(&nic, reason)), (sent, before + 1), "{reason} {parts:x?} {wish:?}");
-        nic.port.finish(token);
+        nic.port.finish(&[token]);
         nic.flush();
         assert_eq!(nic.guest.tx[0].reap(), 2, "{reason}");
         assert_eq!(nic.tx_row(8), errors + 1);
@@ -169,7 +170,7 @@ fn cve_2016_6835_headers_are_named_only_as_far_as_the_frame_goes() {
     let (token, _) = nic.fetch().unwrap();
     let lent = nic.port.frame(token);
     assert_eq!((lent.head.len(), lent.offload), (61, Offload::Segment { header: 60, mss: 10 }));
-    nic.port.finish(token);
+    nic.port.finish(&[token]);
     assert!(nic.guest.tx[0].send(&tcp4(60, (1, 2)), &[], &wish));
     assert!(nic.fetch().is_none());
 }
@@ -179,8 +180,8 @@ fn a_ring_full_of_bad_packets_does_not_hold_the_worker() {
     let mut nic = Nic::new(&RingsSpec { tx: 4096, memory: 64 << 20, ..RingsSpec::linux() });
     (0..4095).for_each(|_| assert!(nic.guest.tx[0].post(&[(NOWHERE, 60)], &Wish::NONE)));
     // One look leaves out a bounded number, and says that there is more.
-    assert!(nic.port.fetch().is_none() && nic.port.arm());
-    let looks = (0..4096).take_while(|_| nic.port.fetch().is_none() && nic.port.arm()).count();
+    assert!(nic.port.fetch_one().is_none() && nic.port.arm());
+    let looks = (0..4096).take_while(|_| nic.port.fetch_one().is_none() && nic.port.arm()).count();
     assert!((16..200).contains(&looks), "{looks}");
     nic.flush();
     assert_eq!(nic.guest.tx[0].reap(), 4095);
@@ -193,7 +194,7 @@ fn unfinished_frames_are_bounded() {
     let lent = (0..5000)
         .take_while(|at| {
             nic.guest.tx[0].post_raw(raw.addr, raw.with_generation((at / 1024) % 2 == 0).control());
-            nic.port.fetch().is_some()
+            nic.port.fetch_one().is_some()
         })
         .count();
     assert_eq!(lent, 256);
@@ -207,7 +208,7 @@ fn small_heads_stop_the_queue() {
         guest.rx[0].set_slot(0, 0, RxDesc::new(addr, len, false, false));
         guest.rx[0].fill();
         let mut nic = with(guest, setup);
-        assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
+        assert_eq!(nic.deliver(&frame(60), plain), Err(DropReason::BadReceiver));
         check_rx_stopped(&mut nic);
     }
 }
@@ -226,7 +227,7 @@ fn buffers_outside_memory_stop_the_queue() {
         guest.rx[0].set_slot(ring, 0, RxDesc::new(NOWHERE, 4000, ring == 1, false));
         guest.rx[0].fill();
         let mut nic = with(guest, setup);
-        assert_eq!(nic.deliver(&frame(len), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
+        assert_eq!(nic.deliver(&frame(len), plain), Err(DropReason::BadReceiver));
         check_rx_stopped(&mut nic);
         assert!(nic.receive(0).is_none(), "nothing was completed");
     }
@@ -240,7 +241,7 @@ fn an_empty_body_is_never_completed() {
     guest.rx[0].fill();
     let mut nic = with(guest, setup);
     assert_eq!(nic.pass(&frame(5000), plain).buffers, 2);
-    assert_eq!(nic.deliver(&frame(5000), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
+    assert_eq!(nic.deliver(&frame(5000), plain), Err(DropReason::BadReceiver));
     check_rx_stopped(&mut nic);
 }
 
@@ -253,7 +254,7 @@ fn cve_2020_16092_a_head_in_ring_1_carries_nothing() {
     }
     guest.rx[0].fill();
     let mut nic = with(guest, setup);
-    assert_eq!(nic.deliver(&frame(5000), plain), Err(Refusal::Drop(DropReason::NoRoom)));
+    assert_eq!(nic.deliver(&frame(5000), plain), Err(DropReason::NoRoom));
     assert_eq!(nic.pass(&frame(1500), plain).bytes, frame(1500));
 }
 
@@ -266,7 +267,7 @@ fn a_ring_of_bodies_alone_is_walked_once() {
     }
     guest.rx[0].fill();
     let mut nic = with(guest, setup);
-    (0..100).for_each(|_| assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Full)));
+    (0..100).for_each(|_| assert_eq!(nic.deliver(&frame(60), plain), Err(DropReason::NoBuffers)));
     assert!(!nic.port.has_room());
     assert!(nic.receive(0).is_none());
 }
@@ -276,7 +277,7 @@ fn a_buffer_partly_outside_memory_is_not_written() {
     let mut nic = linux();
     let at = nic.guest.rx[0].window(0);
     at.store_u64(0, 0x10_0000 - 100);
-    assert_eq!(nic.deliver(&frame(200), plain), Err(Refusal::Drop(DropReason::BadReceiver)));
+    assert_eq!(nic.deliver(&frame(200), plain), Err(DropReason::BadReceiver));
     check_rx_stopped(&mut nic);
 }
 
@@ -326,7 +327,7 @@ proptest! {
                     prop_assert!((14..=MAX_FRAME).contains(&bytes.len()));
                     let lent = nic.port.frame(token);
                     prop_assert!(lent.head.len() <= bytes.len());
-                    nic.port.finish(token);
+                    nic.port.finish(&[token]);
                 }
                 nic.flush();
                 while nic.guest.tx[0].next_completion().is_some() {}
@@ -371,7 +372,7 @@ proptest! {
             for _ in 0..60 {
                 let len = 14 + random.next() as usize % 9000;
                 let outcome = nic.deliver(&frame(len), plain);
-                prop_assert!(outcome != Err(Refusal::Drop(DropReason::TooLong)));
+                prop_assert!(outcome != Err(DropReason::TooLong));
                 let long = tcp4(54 + random.next() as usize % 65000, (1, 2));
                 let _ = nic.deliver(&long, |packet| {
                     (packet.layers, packet.checksum) = (TCP4, ChecksumStatus::Good);

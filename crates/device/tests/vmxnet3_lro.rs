@@ -6,8 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use vmlane_device::vmxnet3::setup::Features;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{Received, RingsSpec, RxShape};
-use vmlane_port::{ChecksumStatus, DropReason, FramePort, Refusal, RxFrame};
+use vmlane_port::{ChecksumStatus, DropReason, FramePort, RxFrame};
 use vmxnet3_common::{Nic, TCP4, TCP4_HEADER, aggregate, tcp4};
 
 /// A super-frame as the switch hands it over.
@@ -112,7 +113,7 @@ fn lro_is_switched_off_between_two_frames() {
     nic.port.refresh();
     assert!(!nic.port.capabilities().tso4);
     let refused = nic.deliver(&tcp4(20_000, (1, 2)), whole(1448));
-    assert_eq!(refused, Err(Refusal::Drop(DropReason::TooLong)));
+    assert_eq!(refused, Err(DropReason::TooLong));
 }
 
 #[test]
@@ -122,7 +123,7 @@ fn buffers_that_hold_less_say_so() {
     assert_eq!(nic.port.capabilities().aggregate, 1522 + 2 * 4096);
     let got = nic.pass(&tcp4(9714, (1, 2)), whole(1448));
     assert_eq!(got.buffers, 3);
-    assert_eq!(nic.deliver(&tcp4(9715, (1, 2)), whole(1448)), Err(Refusal::Drop(DropReason::NoRoom)));
+    assert_eq!(nic.deliver(&tcp4(9715, (1, 2)), whole(1448)), Err(DropReason::NoRoom));
 }
 
 #[test]
@@ -160,7 +161,7 @@ fn a_packet_s_completions_appear_together() {
             whole(1448)(&mut packet);
             let mut delivered = 0;
             while delivered < 20_000 {
-                match device.deliver(&packet) {
+                match device.deliver_one(&packet) {
                     Ok(()) => delivered += 1,
                     Err(_) => std::thread::yield_now(),
                 }

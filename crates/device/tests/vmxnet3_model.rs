@@ -248,7 +248,7 @@ fn walk(size: u16, choices: &mut Choices, steps: usize) {
             }
             Step::Finish { newest } if !taken.is_empty() => {
                 let token = if newest { taken.pop().expect("one") } else { taken.remove(0) };
-                nic.port.finish(token);
+                nic.port.finish(&[token]);
             }
             Step::Finish { .. } => {}
             Step::Complete => {
@@ -262,7 +262,7 @@ fn walk(size: u16, choices: &mut Choices, steps: usize) {
         assert_eq!(Some(bytes.len()), posted.pop_front());
         taken.push(token);
     }
-    taken.into_iter().rev().for_each(|token| nic.port.finish(token));
+    taken.into_iter().rev().for_each(|token| nic.port.finish(&[token]));
     nic.flush();
     completed += nic.guest.tx[0].reap();
     assert_eq!((posted.len(), completed), (0, sent), "ring of {size}");

@@ -6,6 +6,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 use vmlane_device::pci::{CONFIG_REGION, PciDevice};
 use vmlane_device::vmxnet3::Profile;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{deliver, frame, try_deliver};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape};
 use vmlane_mem::MemoryMap;
@@ -133,8 +134,8 @@ impl World {
             Deed::Poll => {
                 machine.frames.with(|end| {
                     for _ in 0..64 {
-                        let Some(token) = end.fetch() else { break };
-                        end.finish(token);
+                        let Some(token) = end.fetch_one() else { break };
+                        end.finish(&[token]);
                     }
                     end.flush(Instant::now());
                     end.tick(Instant::now());

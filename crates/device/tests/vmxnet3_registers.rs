@@ -3,6 +3,7 @@
 use vmlane_device::irq::IrqMode;
 use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, REGIONS};
 use vmlane_device::vmxnet3::{CreateError, NicConfig, NicView, Profile, Vmxnet3Device};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
 use vmlane_wire::ethernet::Mac;
@@ -16,9 +17,9 @@ fn a_linux_driver_opens_sends_receives_and_closes() {
     driver.open(&machine);
     assert!(driver.tx[0].send(&frame(60), &[], &Wish::NONE));
     let len = machine.frames.with(|end| {
-        let token = end.fetch().expect("a frame");
+        let token = end.fetch_one().expect("a frame");
         let len = end.frame(token).len();
-        end.finish(token);
+        end.finish(&[token]);
         end.flush(std::time::Instant::now());
         len
     });

@@ -5,7 +5,7 @@ mod vmxnet3_common;
 use vmlane_device::vmxnet3::setup::{Features, Rss};
 use vmlane_guestsim::nic::{RingsSpec, RxShape};
 use vmlane_port::{
-    ChecksumStatus, DropReason, FramePort, Layers, Network, PartialChecksum, Refusal, RxFrame, Transport,
+    ChecksumStatus, DropReason, FramePort, Layers, Network, PartialChecksum, RxFrame, Transport,
 };
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::RxLayers;
@@ -165,13 +165,13 @@ fn nothing_is_consumed_until_all_of_a_packet_fits() {
         count += 1;
     }
     assert_eq!(count, 15, "31 bodies, two a packet");
-    assert_eq!(nic.deliver(&frame(9000), plain), Err(Refusal::Full));
+    assert_eq!(nic.deliver(&frame(9000), plain), Err(DropReason::NoBuffers));
     assert!(!nic.port.has_room());
     assert_eq!(nic.deliver(&frame(1000), plain), Ok(()), "a small one still fits");
     for _ in 0..count + 1 {
         assert!(nic.receive(0).is_some());
     }
-    assert_eq!(nic.deliver(&frame(9000), plain), Err(Refusal::Full));
+    assert_eq!(nic.deliver(&frame(9000), plain), Err(DropReason::NoBuffers));
     nic.guest.rx[0].repost();
     assert!(nic.port.has_room());
     assert_eq!(nic.pass(&frame(9000), plain).bytes, frame(9000));
@@ -216,7 +216,7 @@ fn a_completion_ring_smaller_than_the_rings_is_not_overrun() {
         for _ in 0..fitted {
             assert_eq!(nic.receive(0).unwrap().bytes, frame(5000));
         }
-        assert_eq!(nic.deliver(&frame(60), plain), Err(Refusal::Full), "round {round}");
+        assert_eq!(nic.deliver(&frame(60), plain), Err(DropReason::NoBuffers), "round {round}");
         nic.guest.rx[0].repost();
     }
 }
@@ -226,10 +226,10 @@ fn a_frame_beyond_the_mtu_or_its_buffers_is_dropped() {
     let mut nic = Nic::new(&RingsSpec::linux());
     assert_eq!(nic.port.capabilities().frame, 1514);
     let long = frame(1523);
-    assert_eq!(nic.deliver(&long, plain), Err(Refusal::Drop(DropReason::TooLong)));
+    assert_eq!(nic.deliver(&long, plain), Err(DropReason::TooLong));
     // iPXE: MTU 1522 in buffers of 1522 bytes, and nothing else.
     let mut nic = Nic::new(&spec(|spec| (spec.rx, spec.mtu) = (single(1522), 1522)));
-    assert_eq!(nic.deliver(&frame(1536), plain), Err(Refusal::Drop(DropReason::NoRoom)));
+    assert_eq!(nic.deliver(&frame(1536), plain), Err(DropReason::NoRoom));
     assert_eq!(nic.pass(&frame(1514), plain).bytes, frame(1514));
 }
 

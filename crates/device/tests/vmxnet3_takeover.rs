@@ -5,6 +5,7 @@ use std::os::unix::fs::FileExt;
 use std::time::Instant;
 
 use proptest::prelude::*;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive, try_deliver};
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Remains, Wish};
 use vmlane_port::Filter;
@@ -39,14 +40,14 @@ fn fetch(machine: &NicMachine, most: usize, finish: bool) -> Vec<u32> {
     let fetched = machine.frames.with(|end| {
         let mut numbers = Vec::new();
         while numbers.len() < most
-            && let Some(token) = end.fetch()
+            && let Some(token) = end.fetch_one()
         {
             let lent = end.frame(token);
             let mut bytes = vec![0; lent.len()];
             lent.spans.read(0, &mut bytes);
             numbers.push(number(&bytes));
             if finish {
-                end.finish(token);
+                end.finish(&[token]);
             }
         }
         end.flush(Instant::now());
@@ -171,7 +172,7 @@ fn a_batch_that_was_not_shown_is_as_if_it_had_not_been() {
         partial_checksum: None,
     };
     for _ in 0..3 {
-        machine.frames.with(|end| end.deliver(&packet).expect("room")).expect("something attached");
+        machine.frames.with(|end| end.deliver_one(&packet).expect("room")).expect("something attached");
     }
     assert!(receive(&mut driver).is_none(), "it was not shown");
     let machine = replaced(machine);

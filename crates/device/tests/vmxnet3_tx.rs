@@ -6,8 +6,9 @@ use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{RingsSpec, Wish};
-use vmlane_port::{FramePort, HEAD, Offload};
+use vmlane_port::{FramePort, HEAD, Offload, WakeUp};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::OffloadMode;
 use vmlane_wire::vmxnet3::shared::at;
@@ -25,7 +26,7 @@ fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
     assert!(nic.fetch().is_none());
     nic.flush();
     assert_eq!(nic.guest.tx[0].reap(), 0, "completed before it was finished");
-    nic.port.finish(token);
+    nic.port.finish(&[token]);
     nic.flush();
     assert_eq!(nic.guest.tx[0].reap(), 1);
     assert_eq!((nic.tx_row(2), nic.tx_row(3)), (1, 1500));
@@ -42,7 +43,7 @@ fn rings_of_any_size_wrap() {
             assert!(nic.guest.tx[0].send(&sent, &[14, 33][..round % 3], &Wish::NONE));
             let (token, bytes) = nic.fetch().unwrap();
             assert_eq!(bytes, sent, "size {size}, round {round}");
-            nic.port.finish(token);
+            nic.port.finish(&[token]);
             nic.flush();
             reaped += nic.guest.tx[0].reap();
         }
@@ -54,16 +55,16 @@ fn rings_of_any_size_wrap() {
 fn completions_stay_in_ring_order_when_frames_are_finished_in_any() {
     let mut nic = Nic::new(&RingsSpec::linux());
     (0..20).for_each(|at| assert!(nic.guest.tx[0].send(&frame(100 + at), &[], &Wish::NONE)));
-    let mut tokens: Vec<_> = std::iter::from_fn(|| nic.port.fetch()).collect();
+    let mut tokens: Vec<_> = std::iter::from_fn(|| nic.port.fetch_one()).collect();
     assert_eq!(tokens.len(), 20);
     let first = tokens.remove(0);
     tokens.reverse();
     for token in tokens {
-        nic.port.finish(token);
+        nic.port.finish(&[token]);
         nic.flush();
         assert_eq!(nic.guest.tx[0].reap(), 0);
     }
-    nic.port.finish(first);
+    nic.port.finish(&[first]);
     nic.flush();
     assert_eq!(nic.guest.tx[0].reap(), 20);
 }
@@ -99,7 +100,7 @@ fn wishes_reach_the_switch() {
         let lent = nic.port.frame(token);
         assert_eq!((lent.offload, lent.tag), (offload, tag));
         assert_eq!(lent.head, &sent[..HEAD.max(wish.header.into())]);
-        nic.port.finish(token);
+        nic.port.finish(&[token]);
     }
     // Rows 0 and 1: 7 + 7 + 9 segments, each with its header.
     assert_eq!(nic.tx_row(0), 7 + 7 + 9);
@@ -114,9 +115,9 @@ fn queues_take_turns() {
         (0..40).for_each(|_| assert!(nic.guest.tx[queue].send(&frame(60 + queue), &[], &Wish::NONE)));
     }
     let mut lens: Vec<usize> = Vec::new();
-    while let Some(token) = nic.port.fetch() {
+    while let Some(token) = nic.port.fetch_one() {
         lens.push(nic.port.frame(token).len());
-        nic.port.finish(token);
+        nic.port.finish(&[token]);
     }
     assert_eq!(lens.len(), 80);
     let behind = lens[..40].iter().filter(|len| **len == 60).count();
@@ -181,8 +182,8 @@ fn a_rate_holds_back_what_follows_and_lets_it_go_in_time() {
     let at = |micros| start + Duration::from_micros(micros);
     for micros in [0, 100, 200] {
         assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
-        let token = nic.port.fetch().unwrap();
-        nic.port.finish(token);
+        let token = nic.port.fetch_one().unwrap();
+        nic.port.finish(&[token]);
         nic.port.flush(at(micros));
     }
     assert_eq!(nic.guest.lines.raised(0), 1);
@@ -216,12 +217,12 @@ proptest! {
             random ^= random >> 7;
             if !random.is_multiple_of(3) && !lent.is_empty() {
                 let token = lent.swap_remove(random as usize % lent.len());
-                nic.port.finish(token);
+                nic.port.finish(&[token]);
             }
             nic.flush();
             reaped += nic.guest.tx[0].reap();
         }
-        lent.into_iter().for_each(|token| nic.port.finish(token));
+        lent.into_iter().for_each(|token| nic.port.finish(&[token]));
         nic.flush();
         reaped += nic.guest.tx[0].reap();
         prop_assert_eq!(reaped, wanted);

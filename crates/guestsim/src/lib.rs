@@ -13,7 +13,7 @@
 //! | `nic` | VMXNET3: rings, probe, activation |
 //! | `virtio.rs` | virtqueues from the driver's side |
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
-//! | `memory_port.rs` | a frame port over plain memory, for the switch |
+//! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `vfio_user.rs`, `vhost_user.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
 //! | `afterlife.rs` | a daemon that dies under its guests, and its successor |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
@@ -31,6 +31,7 @@ mod machine;
 pub mod memory_port;
 pub mod nic;
 mod notify;
+mod one_by_one;
 mod pattern;
 mod queues;
 mod ram;
@@ -49,6 +50,7 @@ pub use guest::Guest;
 pub use handshake::{Listener, Options};
 pub use lines::Lines;
 pub use machine::{Machine, vm};
+pub use one_by_one::OneByOne;
 pub use pattern::Pattern;
 pub use queues::{PairSpec, Queues, alloc_call};
 pub use ram::{Placement, Ram};

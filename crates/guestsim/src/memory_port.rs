@@ -8,7 +8,7 @@ use parking_lot::Mutex;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
     Aggregate, ChecksumStatus, DropReason, Filter, FramePort, HEAD, Layers, MAX_FRAME, MAX_HEAD, Offload,
-    Refusal, RxCapabilities, RxFrame, Token, TxFrame,
+    Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
@@ -219,16 +219,8 @@ impl MemoryPort {
     fn spring(&self, trap: Trap) {
         assert!(self.wire.0.lock().trap != Some(trap), "the test wants a panic in {trap:?}");
     }
-}
 
-impl Drop for MemoryPort {
-    fn drop(&mut self) {
-        self.wire.0.lock().dropped = true;
-    }
-}
-
-impl FramePort for MemoryPort {
-    fn fetch(&mut self) -> Option<Token> {
+    fn fetch_one(&mut self) -> Option<Token> {
         let mut inner = self.wire.0.lock();
         let (frame, offload, tag) = match self.free.last() {
             Some(_) => inner.sending.pop_front()?,
@@ -256,34 +248,14 @@ impl FramePort for MemoryPort {
         Some(Token(number))
     }
 
-    fn frame(&self, token: Token) -> TxFrame<'_> {
-        let Slot { head, head_len, spans, offload, tag } = &self.slots[token.0 as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: *tag }
-    }
-
-    fn finish(&mut self, token: Token) {
-        self.spring(Trap::Finish);
-        assert!(!self.free.contains(&token.0), "{token:?} was finished twice");
-        self.free.push(token.0);
-        self.wire.0.lock().finished += 1;
-    }
-
-    fn capabilities(&self) -> RxCapabilities {
-        self.wire.0.lock().capabilities
-    }
-
-    fn filter(&self) -> &Filter {
-        &self.filter
-    }
-
-    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
+    fn deliver_one(&mut self, packet: &RxFrame<'_>) -> Result<(), DropReason> {
         self.spring(Trap::Deliver);
         let mut inner = self.wire.0.lock();
         if let Some(reason) = inner.refuse {
-            return Err(Refusal::Drop(reason));
+            return Err(reason);
         }
         match &mut inner.room {
-            Some(0) => return Err(Refusal::Full),
+            Some(0) => return Err(DropReason::NoBuffers),
             Some(room) => *room -= 1,
             None => {}
         }
@@ -312,6 +284,53 @@ impl FramePort for MemoryPort {
         });
         Ok(())
     }
+}
+
+impl Drop for MemoryPort {
+    fn drop(&mut self) {
+        self.wire.0.lock().dropped = true;
+    }
+}
+
+impl FramePort for MemoryPort {
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        let mut count = 0;
+        for place in tokens {
+            let Some(token) = self.fetch_one() else { break };
+            *place = token;
+            count += 1;
+        }
+        count
+    }
+
+    fn frame(&self, token: Token) -> TxFrame<'_> {
+        let Slot { head, head_len, spans, offload, tag } = &self.slots[token.0 as usize];
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: *tag }
+    }
+
+    fn finish(&mut self, tokens: &[Token]) {
+        for token in tokens {
+            self.spring(Trap::Finish);
+            assert!(!self.free.contains(&token.0), "{token:?} was finished twice");
+            self.free.push(token.0);
+            self.wire.0.lock().finished += 1;
+        }
+    }
+
+    fn capabilities(&self) -> RxCapabilities {
+        self.wire.0.lock().capabilities
+    }
+
+    fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        for (at, frame) in frames.iter().enumerate() {
+            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
+        }
+        Ok(())
+    }
 
     fn has_room(&mut self) -> bool {
         self.wire.0.lock().room != Some(0)
@@ -330,11 +349,13 @@ impl FramePort for MemoryPort {
         self.wire.0.lock().failed = true;
     }
 
-    fn arm(&mut self) -> bool {
-        !self.wire.0.lock().sending.is_empty()
-    }
-
     fn refresh(&mut self) {
         self.filter = self.wire.0.lock().filter.clone();
+    }
+}
+
+impl WakeUp for MemoryPort {
+    fn arm(&mut self) -> bool {
+        !self.wire.0.lock().sending.is_empty()
     }
 }

@@ -8,6 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use vmlane_guestsim::OneByOne;
 use vmlane_host::uplink::{Tap, TapError, TapOptions};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
@@ -68,7 +69,7 @@ impl Uplink {
     fn fetch(&mut self) -> (Vec<u8>, Offload) {
         let deadline = Instant::now() + Duration::from_secs(60);
         while Instant::now() < deadline {
-            let Some(token) = self.tap.fetch() else {
+            let Some(token) = self.tap.fetch_one() else {
                 std::thread::sleep(Duration::from_millis(1));
                 continue;
             };
@@ -77,7 +78,7 @@ impl Uplink {
             lent.spans.read(0, &mut bytes);
             assert_eq!(lent.head, &bytes[..lent.head.len()]);
             let offload = lent.offload;
-            self.tap.finish(token);
+            self.tap.finish(&[token]);
             if bytes[12..14] == [8, 0] {
                 return (bytes, offload);
             }
@@ -124,7 +125,7 @@ impl Uplink {
             aggregate,
             partial_checksum: Some(partial_checksum).filter(|_| aggregate.is_none()),
         };
-        self.tap.deliver(&packet).unwrap();
+        self.tap.deliver_one(&packet).unwrap();
     }
 }
 

@@ -2,13 +2,13 @@
 //! told about it.
 //!
 //! A source *lends* a frame ([`TxFrame`]): the first bytes as a private copy, the rest where the guest
-//! left it. The switch checks and edits the private copy and hands a [`RxFrame`] to the sink: its
+//! left it. The switch checks and edits the private copy and hands an [`RxFrame`] to the sink: its
 //! header bytes and the untouched rest, which the sink copies once, straight into its guest's buffers.
 
 use vmlane_mem::{Spans, Sum, copy_spans, copy_spans_summed};
 use vmlane_wire::ethernet::{TAG, Tci, ether_type};
 
-/// What a sender leaves to whoever carries its frame. Offsets count from the first byte of the frame
+/// What a sender leaves to be done to its frame. Offsets count from the first byte of the frame
 /// as lent, in-band tags included.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Offload {
@@ -92,7 +92,7 @@ pub struct Layers {
 /// What is known about a frame's checksums.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum ChecksumStatus {
-    /// Nobody looked.
+    /// Not known.
     #[default]
     Unknown,
     /// TCP or UDP checksum and, for IPv4, the header's are right (or the bytes never left this host).

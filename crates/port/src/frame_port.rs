@@ -12,7 +12,7 @@ use crate::reason::{DropReason, PortStats};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(pub u32);
 
-/// What a port takes. May change at any time between two frames.
+/// What a port can receive. May change at any time between two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxCapabilities {
     /// Bytes of the longest frame without tag that is no aggregate (MTU + 14).
@@ -31,60 +31,79 @@ pub struct RxCapabilities {
     pub partial_frame: bool,
 }
 
-/// Why a sink did not take a packet.
+/// Frames that go over a port at once, at most.
+pub const BURST: usize = 32;
+
+/// A burst was not delivered to its end.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Refusal {
-    /// No buffers now; later perhaps.
-    Full,
-    /// Never.
-    Drop(DropReason),
+pub struct Refused {
+    /// Which frame of the burst was refused. Those before it were delivered, those behind it were not looked at.
+    pub at: usize,
+    /// Why. [`DropReason::NoBuffers`]: not now, later perhaps. Anything else: never.
+    pub reason: DropReason,
 }
 
-/// One end of a wire: a guest's NIC, an uplink. One worker owns it; the party behind it changes its
-/// rings at any time.
+/// One end of a wire: a guest's NIC, an uplink. One worker owns it; the guest behind it changes its rings at any
+/// time. How a worker waits for a port is [`WakeUp`], apart from the calls that move frames.
 ///
-/// Source half: `fetch` lends frames in order, several at once; they may be finished in any order and
-/// are completed towards the guest in ring order. Sink half: `deliver` copies a packet or refuses it.
-/// Neither allocates, locks or makes a system call per frame (an uplink's system call apart).
-pub trait FramePort: Send {
-    /// Lends the next frame that waits, if any. A frame that makes no sense is counted, completed and
-    /// skipped inside. None also when too many are lent.
-    fn fetch(&mut self) -> Option<Token>;
+/// A port is a source and a sink. The source half lends frames: their bytes stay where the sender left them until
+/// each receiver has its copy. The sink half copies a frame or refuses it. Neither allocates, locks or makes a
+/// system call per frame (an uplink's system call apart).
+///
+/// # Who calls what, and in which order
+///
+/// A device makes a port when its driver has set up its rings, and hands it over with [`Frames::attach`]. From
+/// then on one worker calls, and no one else:
+///
+/// | when | calls |
+/// | --- | --- |
+/// | at once, and when the device says [`Frames::refresh`] | [`Self::refresh`], [`Self::filter`], [`Self::capabilities`] |
+/// | each round | [`Self::capabilities`] |
+/// | its turn to send | [`Self::fetch`]; for each token [`Self::frame`], once or several times; [`Self::finish`] |
+/// | a frame is for it | [`Self::deliver`]; if it said [`DropReason::NoBuffers`], [`Self::has_room`] until that is true |
+/// | the end of a turn in which it sent, received or finished anything | [`Self::flush`] |
+/// | each round, also when nothing moves | [`Self::tick`], then [`Self::changed`] |
+/// | before the worker sleeps | [`WakeUp::arm`]; if no port has a frame, the worker sleeps on the ports' files |
+/// | after that sleep | [`WakeUp::disarm`] |
+/// | a fault of ours ended the port | [`Self::fail`], then the drop |
+/// | [`Frames::detach`] | the drop |
+///
+/// A token is good from the `fetch` that returned it until the `finish` that names it. Tokens may be finished in
+/// any order and long after others were fetched; the port completes frames towards its guest in ring order.
+/// A port that is dropped takes its tokens with it.
+pub trait FramePort: WakeUp + Send {
+    /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A frame
+    /// that makes no sense is counted, completed and skipped inside. Fewer than asked for: no more wait, or too
+    /// many are lent.
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize;
 
     /// The frame behind a token.
     fn frame(&self, token: Token) -> TxFrame<'_>;
 
-    /// The frame was copied or dropped; nobody looks at it any more.
-    fn finish(&mut self, token: Token);
+    /// These frames were copied or dropped; their bytes are not looked at any more.
+    fn finish(&mut self, tokens: &[Token]);
 
     /// What the port takes now.
     fn capabilities(&self) -> RxCapabilities;
 
-    /// Which frames the party behind it wants.
+    /// Which frames the guest behind it wants.
     fn filter(&self) -> &Filter;
 
-    /// Copies a packet into the party's buffers. All of a packet or nothing.
-    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal>;
+    /// Copies frames into the guest's buffers, in order, until one is refused. All of a frame or nothing.
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused>;
 
-    /// A cheap fresh look: could a packet of ordinary size be delivered now?
+    /// A cheap fresh look: could a frame of ordinary size be delivered now?
     fn has_room(&mut self) -> bool;
 
-    /// End of a batch: completions become visible, interrupts that are due are raised.
+    /// End of a turn: completions become visible, interrupts that are due are raised.
     fn flush(&mut self, now: Instant);
 
-    /// Called every round, also when nothing moves: interrupts that became possible or due. Returns
-    /// true if the party may do something soon that nobody announces (a masked vector with an event
-    /// pending), so that the worker should look again within microseconds, not milliseconds.
+    /// Called every round, also when nothing moves: interrupts that became possible or due. Returns true if the
+    /// guest may do something soon that it does not announce (a masked vector with an event pending), so that the
+    /// worker should look again within microseconds, not milliseconds.
     fn tick(&mut self, now: Instant) -> bool;
 
-    /// The worker is about to sleep: ask the party to announce its next frame if it can. Returns true
-    /// if a frame waits already.
-    fn arm(&mut self) -> bool;
-
-    /// The worker is awake again and looks by itself.
-    fn disarm(&mut self) {}
-
-    /// Have filter or wishes changed inside of [`Self::tick`]? Asked after each, and true once.
+    /// Have filter or capabilities changed inside of [`Self::tick`]? Asked after each, and true once.
     fn changed(&mut self) -> bool {
         false
     }
@@ -92,17 +111,29 @@ pub trait FramePort: Send {
     /// Picks up what its device changed (filter, features). Called by [`Frames::refresh`].
     fn refresh(&mut self) {}
 
-    /// A fault of ours ended this port: its party is told, so that its driver starts anew. Nothing but the
-    /// drop follows.
+    /// A fault of ours ended this port: its guest is told, so that its driver starts anew. Only the drop follows.
     fn fail(&mut self) {}
+}
 
-    /// A file that becomes readable when the party announces a frame, until [`Self::disarm`].
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+/// How a worker learns that a port has something to send, while it does not look by itself. Control calls: none
+/// is made while frames flow.
+pub trait WakeUp {
+    /// The worker is about to sleep: ask the guest to announce its next frame if it can. Returns true if a frame
+    /// waits already.
+    fn arm(&mut self) -> bool {
+        false
+    }
+
+    /// The worker is awake again and looks by itself.
+    fn disarm(&mut self) {}
+
+    /// A file that becomes readable when the guest announces a frame, until [`Self::disarm`].
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
-    /// A file that becomes readable when a frame waits: for ports that the kernel serves.
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+    /// A file that is readable while a frame waits: for ports that the kernel serves.
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 }
@@ -111,22 +142,22 @@ pub trait FramePort: Send {
 #[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord, Hash)]
 pub struct PortId(pub u32);
 
-/// What devices ask of whoever moves the frames. Each call returns when the worker has obeyed: after
-/// `detach` nothing of the end is in use any more.
+/// What devices ask of the switch. Each call returns when the worker has done it: after `detach` nothing of the
+/// port is in use any more.
 pub trait Frames: Send + Sync {
-    /// Connects a port's end; one that was attached before is detached first. The end is dropped at
+    /// Connects `end` to a port of the switch; one that was attached before is detached first. It is dropped at
     /// once if the port is unknown (removed by the operator).
     fn attach(&self, port: PortId, end: Box<dyn FramePort>);
 
-    /// Disconnects and drops a port's end. Frames that it lent or that wait for it are dropped.
+    /// Disconnects and drops what is attached. Frames that it lent or that wait for it are dropped.
     fn detach(&self, port: PortId);
 
-    /// Has the end pick up changes.
+    /// Has what is attached pick up changes.
     fn refresh(&self, port: PortId);
 
-    /// The party behind the port announced something (a doorbell). Does not wait.
+    /// The guest behind the port announced something (a doorbell). Does not wait.
     fn kick(&self, port: PortId);
 
-    /// The port's counters; an unknown port has counters of its own that nobody reads.
+    /// The port's counters; those of an unknown port are not shown anywhere.
     fn stats(&self, port: PortId) -> Arc<PortStats>;
 }

@@ -4,8 +4,9 @@
 //! and host sockets later. Whatever joins two of them implements [`Streams`]. Neither side knows the
 //! other's kind: a device asks for a lane, the lane moves bytes between two ports.
 //!
-//! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. Whatever switches between them
-//! implements [`Frames`]. A source lends frames, a sink takes one copy of each.
+//! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. The switch between them implements [`Frames`].
+//! A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls what, and in which
+//! order, is told at [`FramePort`], and `tests/frame_port.rs` is a port over plain memory that is turned by hand.
 
 mod filter;
 mod frame;
@@ -23,7 +24,7 @@ pub use frame::{
     Aggregate, ChecksumStatus, HEAD, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, PartialChecksum, RxFrame,
     Transport, TxFrame,
 };
-pub use frame_port::{FramePort, Frames, PortId, Refusal, RxCapabilities, Token};
+pub use frame_port::{BURST, FramePort, Frames, PortId, Refused, RxCapabilities, Token, WakeUp};
 pub use reason::{DropReason, PortStats};
 pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};

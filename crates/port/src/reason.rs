@@ -21,7 +21,7 @@ pub enum DropReason {
     BadVlan,
     /// Sender: no receiver; the address is unknown.
     NoReceiver,
-    /// Receiver: no buffers, longer than a frame may be held.
+    /// Receiver: no buffers. When a port says so, the frame may wait; it is dropped when it has waited too long.
     NoBuffers,
     /// Receiver: posted buffers too small or too few for a frame of this length.
     NoRoom,
@@ -57,7 +57,7 @@ counters! {
         /// Frames whose checksum was completed in the copy for this receiver.
         rx_checksums,
         /// Frames that had to wait for this receiver's buffers.
-        held,
+        pending,
         /// Faults of our own contained while serving this port.
         panics,
         drop_bad_length,

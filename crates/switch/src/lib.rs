@@ -4,42 +4,49 @@
 //! | --- | --- |
 //! | `switch.rs` | ports to manage, ends to attach: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
-//! | `fabric.rs`, `port.rs` | all ports; a port as the worker has it |
-//! | `turn.rs` | the way of a frame from its sender to its receivers |
-//! | `lookup.rs` | may it be sent, and to whom |
-//! | `flood.rs` | how many frames to several it may send |
-//! | `waiting.rs` | frames that wait for a receiver's buffers |
-//! | `table.rs` | where an address is |
-//! | `frame.rs`, `parse.rs` | a frame, its layers, its sender's wishes checked |
-//! | `forward.rs`, `fallback.rs` | the packets a receiver gets; segmentation |
+//! | `core.rs`, `ports.rs`, `port.rs` | what the worker owns: the table of ports, groups, owners; one port |
+//! | `turn.rs` | the round, and a frame's way through the stages |
+//! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
+//! | `fdb.rs` | stage 2: where it goes |
+//! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
+//! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
+//! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
 //! One worker owns both ends of every copy: no lock is ever held across one, and no VM waits for
-//! another's lock. Frames stay in their sender's memory until each receiver has its copy.
+//! another's lock. Frames stay in their sender's memory until each receiver has its copy. A frame passes each
+//! stage at most once; frames move between the stages and over the ports in bursts.
 
-mod fabric;
-mod fallback;
-mod flood;
-mod forward;
-mod frame;
-mod lookup;
+mod access;
+mod core;
+mod egress;
+mod fdb;
+mod ingress;
 mod parse;
+mod pending;
 mod port;
+mod ports;
 mod queue;
+mod rate_limit;
+mod retry;
+mod segment;
 mod spec;
+mod stats;
 mod switch;
-mod table;
 mod turn;
-mod waiting;
 mod worker;
+
+/// The place of a port in the worker's table.
+type Slot = u16;
 
 /// What the switch does to a frame's first bytes, by itself.
 #[doc(hidden)]
 pub mod heads {
-    pub use crate::fallback::{Cutter, complete};
-    pub use crate::frame::{Frame, Job, MAX_SEGMENTS, Segmentation, job};
+    pub use crate::ingress::{Frame, Job, MAX_SEGMENTS, Segmentation, job};
     pub use crate::parse::{inner, layers, payload};
+    pub use crate::segment::{Cutter, complete};
 }
 
 pub use spec::{Policy, PortSpec, PortView, Settings, VlanMode};
+pub use stats::WorkerStats;
 pub use switch::Switch;
-pub use worker::{Worker, WorkerStats};
+pub use worker::Worker;

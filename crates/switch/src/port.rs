@@ -1,33 +1,19 @@
-//! A port as the worker has it.
+//! A port as the worker has it: its configuration, what is attached to it, and a part for each stage.
 
-use std::collections::VecDeque;
+use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use vmlane_port::{DropReason, Filter, FramePort, PortId, PortStats, RxCapabilities, Token};
-use vmlane_wire::ethernet::{Mac, Tci};
+use vmlane_port::{DropReason, FramePort, PortId, PortStats, RxCapabilities};
+use vmlane_wire::ethernet::Mac;
 
-use crate::flood::Bucket;
-use crate::forward::Tally;
-use crate::spec::{Policy, PortSpec, VlanMode};
-use crate::table::{Slot, key};
-
-/// Frames that may wait for one receiver.
-pub const MAX_PARKED: usize = 1024;
-/// Of those, frames of one sender once the receiver has let frames wait for longer than it may: a
-/// receiver that takes one now and then must not use up a sender's look-ahead.
-pub const MAX_SLOW: u16 = 64;
-
-/// A frame that waits for a receiver's buffers.
-#[derive(Clone, Copy, Debug)]
-pub struct Parked {
-    pub sender: Slot,
-    pub token: Token,
-    pub tag: Option<Tci>,
-    /// Segments delivered before.
-    pub next: u16,
-}
+use crate::access::{Access, Config};
+use crate::egress::RxCounts;
+use crate::fdb::{Route, key};
+use crate::ingress::TxBurst;
+use crate::pending::PendingQueue;
+use crate::rate_limit::SenderLimits;
 
 /// What others may see of a port without asking the worker.
 #[derive(Debug, Default)]
@@ -38,69 +24,42 @@ pub struct PortState {
     pub mac: AtomicU64,
 }
 
-/// What a sender last did: the next frame mostly goes the same way.
-#[derive(Clone, Copy)]
-pub struct Route {
-    pub to: u64,
-    pub from: u64,
-    pub vlan: u16,
-    pub receiver: Slot,
-    /// Of the tables that it was looked up in.
-    pub epoch: u64,
+/// What a sender sent and its counters do not know yet.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct TxCounts {
+    pub frames: u64,
+    pub bytes: u64,
+    pub tso: u64,
 }
 
 /// A port and what is attached to it.
 pub struct Port {
     pub id: PortId,
-    /// Whose port it is: an index into the fabric's allowances.
-    pub party: u16,
+    /// Whose port it is, and its isolation group: numbers that [`crate::ports::Ports`] gave.
+    pub owner: u16,
     pub group: u16,
-    pub mac: Mac,
-    pub vlan: VlanMode,
-    pub policy: Policy,
-    pub uplink: bool,
+    pub config: Config,
+    pub access: Access,
+    /// What `end` can receive, as of this round.
+    pub capabilities: RxCapabilities,
     pub stats: Arc<PortStats>,
     pub state: Arc<PortState>,
     pub end: Option<Box<dyn FramePort>>,
-
-    /// The address in force.
-    pub effective: Mac,
     /// Nothing may be attached to it.
     pub shut: bool,
-    /// Its guest changed the address and may not.
-    pub blocked: bool,
-    /// Frames to its own address are wanted.
-    pub takes_own: bool,
-    /// Wants all frames of its VLANs and may have them.
-    pub mirror: bool,
-    /// Wants frames to addresses that nobody knows, and may have them.
-    pub floods: bool,
-    /// The VLAN of the frames it sends without a tag; None if it may not.
-    pub untagged: Option<u16>,
-    /// As of this round.
-    pub capabilities: RxCapabilities,
-
-    pub parked: VecDeque<Parked>,
-    /// By sender: how many of `parked` are its frames.
-    pub parked_of: Vec<u16>,
-    /// When the receiver last took a frame, or the first one began to wait.
-    pub progress: Instant,
-    /// Since when frames have been waiting without a break.
-    pub waiting_since: Instant,
-    pub stalled: bool,
-
-    pub route: Route,
-    /// What it may still send to several at once, and in vain.
-    pub flood: Bucket,
-    pub vain: Bucket,
-    /// It sent too much in vain: until then nothing is taken from it.
-    pub rests_until: Option<Instant>,
     /// It got or finished frames since its last flush.
     pub dirty: bool,
-    pub tx_frames: u64,
-    pub tx_bytes: u64,
-    pub tx_tso: u64,
-    pub rx: Tally,
+    pub tx: TxPart,
+    pub rx: RxCounts,
+    pub pending: PendingQueue,
+}
+
+/// A port's part as a sender.
+pub struct TxPart {
+    pub burst: TxBurst,
+    pub route: Route,
+    pub limits: SenderLimits,
+    pub counts: TxCounts,
 }
 
 const NOTHING: RxCapabilities = RxCapabilities {
@@ -115,85 +74,73 @@ const NOTHING: RxCapabilities = RxCapabilities {
 };
 
 impl Port {
-    pub fn new(
-        id: PortId,
-        group: u16,
-        spec: &PortSpec,
-        stats: Arc<PortStats>,
-        state: Arc<PortState>,
-    ) -> Port {
+    pub fn new(id: PortId, config: Config, stats: Arc<PortStats>, state: Arc<PortState>) -> Port {
         let now = Instant::now();
         Port {
             id,
-            party: 0,
-            group,
-            mac: spec.mac,
-            vlan: spec.vlan.clone(),
-            policy: spec.policy,
-            uplink: spec.uplink,
+            owner: 0,
+            group: 0,
+            access: Access::detached(&config),
+            config,
+            capabilities: NOTHING,
             stats,
             state,
             end: None,
-            effective: spec.mac,
             shut: false,
-            blocked: false,
-            takes_own: false,
-            mirror: false,
-            floods: false,
-            untagged: None,
-            capabilities: NOTHING,
-            parked: VecDeque::with_capacity(MAX_PARKED),
-            parked_of: Vec::new(),
-            progress: now,
-            waiting_since: now,
-            stalled: false,
-            flood: Bucket::new(now),
-            vain: Bucket::new(now),
-            rests_until: None,
-            route: Route { to: 0, from: 0, vlan: 0, receiver: 0, epoch: 0 },
             dirty: false,
-            tx_frames: 0,
-            tx_bytes: 0,
-            tx_tso: 0,
-            rx: Tally::default(),
+            tx: TxPart {
+                burst: TxBurst::new(),
+                route: Route::default(),
+                limits: SenderLimits::new(now),
+                counts: TxCounts::default(),
+            },
+            rx: RxCounts::default(),
+            pending: PendingQueue::new(now),
         }
     }
 
-    /// Derives what follows from filter and policy.
+    /// Derives what follows from configuration, filter and capabilities.
     pub fn adopt(&mut self) {
-        self.untagged = self.ingress_vlan(None);
         let Some(end) = &self.end else {
+            self.access = Access::detached(&self.config);
             self.state.attached.store(false, Ordering::Relaxed);
             self.state.mac.store(0, Ordering::Relaxed);
             return;
         };
-        let Filter { mac, unicast, promiscuous, .. } = *end.filter();
-        let changed = mac.is_unicast() && mac != self.mac && !self.uplink;
-        self.blocked = changed && !self.policy.mac_changes;
-        self.effective = if changed && !self.blocked { mac } else { self.mac };
-        self.mirror = promiscuous && self.policy.promiscuous && !self.uplink;
-        self.floods = promiscuous && (self.uplink || self.policy.promiscuous || self.policy.forged_transmits);
-        self.takes_own = unicast || promiscuous;
+        self.access = Access::new(&self.config, end.filter());
         self.capabilities = end.capabilities();
         self.state.attached.store(true, Ordering::Relaxed);
-        self.state.mac.store(key(0, self.effective), Ordering::Relaxed);
+        self.state.mac.store(key(0, self.access.effective), Ordering::Relaxed);
+    }
+
+    /// Lets go of what is attached, with the frames that it lent. False if its code panicked.
+    pub fn drop_end(&mut self) -> bool {
+        self.tx.burst.forget();
+        let end = self.end.take();
+        catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
+    }
+
+    /// A fault of ours: what is attached is in an unknown state. It is told, and dropped; frames that it lent are
+    /// forgotten, not finished.
+    #[cold]
+    pub fn fail_end(&mut self) {
+        self.stats.panics.inc();
+        if let Some(end) = &mut self.end {
+            let _ = catch_unwind(AssertUnwindSafe(|| end.fail()));
+        }
+        self.drop_end();
+    }
+
+    /// Is it in this VLAN?
+    #[inline]
+    pub fn carries(&self, vlan: u16) -> bool {
+        self.config.vlan.carries(vlan)
     }
 
     /// Does the guest want frames to this group address?
     #[inline]
     pub fn takes_group(&self, to: Mac) -> bool {
-        self.floods || self.end.as_ref().is_some_and(|end| end.filter().takes(to))
-    }
-
-    /// The VLAN of a frame that came in with `tag`; None if the port does not take it.
-    #[inline]
-    pub fn ingress_vlan(&self, tag: Option<Tci>) -> Option<u16> {
-        let vlan = tag.map_or(0, Tci::vlan);
-        match &self.vlan {
-            VlanMode::Untagged => (vlan == 0).then_some(0),
-            VlanMode::Access(own) => (vlan == 0).then_some(*own),
-            VlanMode::Trunk(set) => set.contains(vlan).then_some(vlan),
-        }
+        self.access.unknown || self.end.as_ref().is_some_and(|end| end.filter().takes(to))
     }
 
     /// Counts a drop.
@@ -202,22 +149,21 @@ impl Port {
         stats.drop(reason);
     }
 
-    /// How many frames of a sender wait for this port.
-    pub fn count_parked(&mut self, sender: Slot) -> &mut u16 {
-        let at = usize::from(sender);
-        if self.parked_of.len() <= at {
-            self.parked_of.resize(at + 1, 0);
+    /// The receiver took nothing for too long, or has room again.
+    pub fn set_stalled(&mut self, stalled: bool) {
+        if self.pending.stalled != stalled {
+            self.pending.stalled = stalled;
+            self.state.stalled.store(stalled, Ordering::Relaxed);
         }
-        &mut self.parked_of[at]
     }
 
-    /// Writes what was counted since the last time.
-    pub fn settle(&mut self) {
+    /// Publishes what was counted since the last time.
+    pub fn publish_counts(&mut self) {
         let stats = &self.stats;
         for (counter, amount) in [
-            (&stats.tx_frames, &mut self.tx_frames),
-            (&stats.tx_bytes, &mut self.tx_bytes),
-            (&stats.tx_tso, &mut self.tx_tso),
+            (&stats.tx_frames, &mut self.tx.counts.frames),
+            (&stats.tx_bytes, &mut self.tx.counts.bytes),
+            (&stats.tx_tso, &mut self.tx.counts.tso),
             (&stats.rx_frames, &mut self.rx.frames),
             (&stats.rx_bytes, &mut self.rx.bytes),
             (&stats.rx_aggregates, &mut self.rx.aggregates),

@@ -30,6 +30,17 @@ impl VlanMode {
         }
     }
 
+    /// The VLAN of a frame that came in with `tag`; None if the port does not take it.
+    #[inline]
+    pub(crate) fn ingress(&self, tag: Option<Tci>) -> Option<u16> {
+        let vlan = tag.map_or(0, Tci::vlan);
+        match self {
+            VlanMode::Untagged => (vlan == 0).then_some(0),
+            VlanMode::Access(own) => (vlan == 0).then_some(*own),
+            VlanMode::Trunk(set) => set.contains(vlan).then_some(vlan),
+        }
+    }
+
     /// Does the guest's VLAN filter pass a frame of this VLAN? Only a guest that tags sees VLANs.
     #[inline]
     pub(crate) fn shows(&self, vlan: u16, filter: &Filter) -> bool {
@@ -71,8 +82,8 @@ impl Default for Policy {
 /// A port as the operator wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
-    /// `VM/NIC`, or a name without a slash. Ports with the same part before the slash are of one party, and
-    /// share its part of the worker's time.
+    /// `VM/NIC`, or a name without a slash. Ports with the same part before the slash have one owner, and share
+    /// its part of the worker's time.
     pub name: String,
     /// Isolation group: no frame ever crosses from one to another.
     pub group: String,
@@ -108,17 +119,17 @@ pub struct Settings {
     pub sleep: Duration,
     /// How long after the last frame looks stay that frequent. Sleeps double from then on.
     pub linger: Duration,
-    /// The longest sleep while anything is attached: doorbells in mapped pages are announced by nobody.
+    /// The longest sleep while anything is attached: doorbells in mapped pages are not announced.
     pub deepest: Duration,
     /// How long a receiver may leave frames waiting without taking any.
     pub hold: Duration,
-    /// Frames that the ports of one party may send in a round.
+    /// Frames that the ports of one owner may send in a round.
     pub frames: u32,
     /// Bytes, copies counted, likewise.
     pub bytes: usize,
     /// Frames to several (broadcast, multicast, unknown addresses) that a port may send in a second, a quarter
     /// of them at once; those beyond are dropped. A port that sends as many that are dropped for its own fault
-    /// rests for a while. 0: any number. Uplinks are not bound.
+    /// rests for a while. 0: any number. Uplinks are not limited.
     pub floods: u32,
 }
 

@@ -16,7 +16,8 @@ use vmlane_worker::{Calls, Heartbeat, Parking};
 use crate::port::PortState;
 use crate::queue::{Command, Request, Requests};
 use crate::spec::{PortSpec, PortView, Settings};
-use crate::worker::{SwitchEngine, Worker, WorkerStats};
+use crate::stats::WorkerStats;
+use crate::worker::{SwitchEngine, Worker};
 
 struct Entry {
     spec: PortSpec,

@@ -1,21 +1,23 @@
-//! A port's turn: its frames are fetched, checked, looked up and given to their receivers.
+//! A round, and the way of frames in it: each port in turn has a burst fetched, and each frame of it goes through
+//! the stages once: ingress, where to, egress, its receiver's port; a frame that must wait goes to the pending
+//! queue.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
-use std::time::Duration;
+use std::time::Instant;
 
-use vmlane_port::{
-    ChecksumStatus, DropReason, FramePort, Layers, MAX_HEAD, Offload, Refusal, RxFrame, Token, TxFrame,
-};
-use vmlane_wire::ethernet::Mac;
+use arrayvec::ArrayVec;
+use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD, Offload, PortStats, RxFrame, Token, TxFrame};
+use vmlane_wire::ethernet::{Mac, ether_type};
 
-use crate::fabric::{Allowance, Fabric};
-use crate::forward::{Delivery, Undelivered};
-use crate::frame::{Frame, Job, job};
-use crate::lookup::Way;
-use crate::parse;
-use crate::port::{MAX_PARKED, MAX_SLOW, Parked, Port};
-use crate::spec::VlanMode;
-use crate::table::{Slot, key};
+use crate::Slot;
+use crate::core::Core;
+use crate::egress::{self, Receiver};
+use crate::fdb::{Destination, PortInVlan, Sender, key};
+use crate::ingress::{Checked, Frame, Job, admit};
+use crate::pending::PendingFrame;
+use crate::port::Port;
+use crate::ports::Allowance;
+use crate::spec::Settings;
 
 /// Bytes that a delivery costs beside its own, when turns are measured.
 const DELIVERY_COST: usize = 64;
@@ -24,39 +26,73 @@ const PIECE_COST: usize = 96;
 /// The same for each copy of a frame that goes to several.
 const COPY_COST: usize = 1024;
 
-/// How long nothing is taken from a port that sends too much that is dropped for its own fault: what it sends in
-/// vain would keep the worker, and with it the processor, from others.
-const REST: Duration = Duration::from_millis(5);
-
 /// What became of a frame in its sender's eyes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Finished,
-    Held,
+    Pending,
 }
 
-/// A checked frame and where it comes from.
-struct Sent<'a> {
+/// Where a frame comes from.
+#[derive(Clone, Copy)]
+struct Origin {
     slot: Slot,
     group: u16,
-    from_uplink: bool,
+    uplink: bool,
     token: Token,
-    frame: Frame<'a>,
-    layers: Layers,
-    job: Job,
     vlan: u16,
 }
 
-impl Fabric {
+/// Frames of a burst that go the same way as the sender's last one and to which nothing is to be done: they are
+/// delivered together.
+struct Batch<'a> {
+    receiver: Slot,
+    /// Bytes of the longest frame that it takes; 0: no frame can be added.
+    longest: usize,
+    frames: ArrayVec<RxFrame<'a>, BURST>,
+}
+
+impl Core {
+    /// One look at every port. True if a frame moved.
+    pub fn round(&mut self, now: Instant) -> bool {
+        self.now = now;
+        let mut stalled = false;
+        let mut at = 0;
+        while let Some(slot) = self.ports.attached_at(at) {
+            at += 1;
+            self.guarded(slot, |core| {
+                if let Some(port) = core.ports.get_mut(slot)
+                    && let Some(end) = &port.end
+                {
+                    port.capabilities = end.capabilities();
+                    stalled |= port.pending.stalled;
+                }
+            });
+        }
+        let mut moved = (self.waiting > 0 || stalled) && self.retry();
+        let Settings { frames, bytes, .. } = self.settings;
+        let count = self.ports.begin_round(Allowance { frames, bytes });
+        for owner in 0..count {
+            // A turn may detach a port: then this looks at another one, which does no harm.
+            let Some(ports) = self.ports.begin_turn(owner, count) else { break };
+            for at in ports {
+                let Some(slot) = self.ports.attached_at(at) else { break };
+                moved |= self.turn(slot);
+                self.flush();
+            }
+        }
+        moved
+    }
+
     /// One sender's share of a round. True if it sent anything, unless it sent so much in vain that it rests now:
     /// that is no reason to look again soon.
-    pub fn turn(&mut self, slot: Slot) -> bool {
-        let Some(mut sender) = self.slots[usize::from(slot)].take() else { return false };
+    fn turn(&mut self, slot: Slot) -> bool {
+        let Some(mut sender) = self.ports.take(slot) else { return false };
         self.serving = slot;
-        self.beat.serve(sender.id.0);
+        self.heartbeat.serve(sender.id.0);
         let outcome = catch_unwind(AssertUnwindSafe(|| self.send(slot, &mut sender)));
-        let rests = sender.rests_until.is_some();
-        self.slots[usize::from(slot)] = Some(sender);
+        let rests = sender.tx.limits.rests();
+        self.ports.put(slot, sender);
         let moved = outcome.unwrap_or_else(|_| {
             self.blame();
             true
@@ -68,213 +104,282 @@ impl Fabric {
     }
 
     fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
-        if sender.rests_until.is_some_and(|until| self.now < until) {
+        if sender.tx.limits.still_rests(self.now) {
             return false;
         }
-        sender.rests_until = None;
         let Some(mut end) = sender.end.take() else { return false };
         // The end goes back to its port whatever happens.
-        let outcome = catch_unwind(AssertUnwindSafe(|| {
-            let mut scratch = [0; MAX_HEAD];
-            let Allowance { mut frames, mut bytes } = self.allowances[usize::from(sender.party)];
-            let mut moved = false;
-            while frames > 0 && sender.rests_until.is_none() {
-                frames -= 1;
-                let Some(token) = end.fetch() else { break };
-                moved = true;
-                let mut cost = 0;
-                self.in_flight = Some(token);
-                if self.forward(slot, sender, &*end, token, &mut scratch, &mut cost) == Fate::Finished {
-                    self.in_flight = None;
-                    end.finish(token);
-                }
-                match bytes.checked_sub(cost) {
-                    Some(left) => bytes = left,
-                    None => frames = 0,
-                }
-            }
-            self.allowances[usize::from(sender.party)] = Allowance { frames, bytes };
-            moved
-        }));
+        let outcome = catch_unwind(AssertUnwindSafe(|| self.send_bursts(slot, sender, &mut *end)));
         if outcome.is_err() && self.serving != slot {
-            // A receiver's code failed, never with a frame that waits for it.
-            if let Some(token) = self.in_flight {
-                let _ = catch_unwind(AssertUnwindSafe(|| end.finish(token)));
-            }
+            // A receiver's code failed: the frame it failed with is done with too.
+            let _ = catch_unwind(AssertUnwindSafe(|| end.finish(sender.tx.burst.take_done())));
         }
         sender.end = Some(end);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
-    /// Takes one frame on its way.
+    /// Fetches and forwards until nothing waits or the owner's share is used up.
+    fn send_bursts(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
+        let mut scratch = [0; MAX_HEAD];
+        let mut left = self.ports.allowance(sender.owner);
+        let mut moved = false;
+        while left.frames > 0 && !sender.tx.limits.rests() {
+            let most = left.frames.min(BURST as u32);
+            let all = sender.tx.burst.has_frames() || {
+                let fetched = sender.tx.burst.fetch(end, most);
+                if fetched == 0 {
+                    break;
+                }
+                fetched == most as usize
+            };
+            moved = true;
+            self.forward_burst(slot, sender, &*end, &mut left, &mut scratch);
+            end.finish(sender.tx.burst.take_done());
+            if !all {
+                break;
+            }
+        }
+        self.ports.set_allowance(sender.owner, left);
+        moved
+    }
+
+    /// Forwards the frames of a burst, as many as the owner may still send.
     #[inline]
-    fn forward(
+    fn forward_burst(
         &mut self,
         slot: Slot,
         sender: &mut Port,
         end: &dyn FramePort,
+        left: &mut Allowance,
+        scratch: &mut [u8; MAX_HEAD],
+    ) {
+        let mut batch = Batch { receiver: 0, longest: 0, frames: ArrayVec::new() };
+        while left.frames > 0 && !sender.tx.limits.rests() {
+            let Some(token) = sender.tx.burst.take() else { break };
+            left.frames -= 1;
+            let frame = end.frame(token);
+            sender.tx.counts.frames += 1;
+            sender.tx.counts.bytes += frame.len() as u64;
+            let mut cost = frame.len() + DELIVERY_COST + frame.spans.pieces() * PIECE_COST;
+            if self.goes_with(&mut batch, sender, &frame)
+                && batch.frames.try_push(egress::plain(&frame)).is_ok()
+            {
+                sender.tx.burst.done(token);
+            } else {
+                self.deliver_batch(slot, sender, &mut batch);
+                // Until `forward` says otherwise: a receiver's panic must not leave it lent.
+                sender.tx.burst.done(token);
+                if self.forward(slot, sender, &frame, token, scratch, &mut cost) == Fate::Pending {
+                    sender.tx.burst.undo(1);
+                }
+            }
+            match left.bytes.checked_sub(cost) {
+                Some(bytes) => left.bytes = bytes,
+                None => left.frames = 0,
+            }
+        }
+        self.deliver_batch(slot, sender, &mut batch);
+    }
+
+    /// Is nothing to be done to the frame, and does it go the way of the sender's last one, to a receiver that has
+    /// no others waiting?
+    #[inline]
+    fn goes_with(&self, batch: &mut Batch<'_>, sender: &Port, frame: &TxFrame<'_>) -> bool {
+        let Some((addresses, [high, low, ..])) = frame.head.split_first_chunk::<12>() else { return false };
+        let tagged = frame.tag.is_some() || [*high, *low] == ether_type::VLAN.to_be_bytes();
+        if tagged || frame.offload != Offload::None {
+            return false;
+        }
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *addresses;
+        let route = &sender.tx.route;
+        let same = route.to == key(sender.group, Mac([a, b, c, d, e, f]))
+            && route.from == key(sender.group, Mac([g, h, i, j, k, l]));
+        if !same {
+            return false;
+        }
+        if batch.longest == 0 {
+            let valid = self.fdb.is_valid(route) && Some(route.vlan) == sender.access.untagged;
+            if !valid || self.ports.is_mirrored(sender.group) {
+                return false;
+            }
+            let Some(port) = self.ports.get(route.receiver) else { return false };
+            let to_own = route.to == key(port.group, port.access.effective);
+            let ready = port.end.is_some() && !port.pending.stalled && port.pending.is_empty();
+            if !to_own || !ready || !port.access.takes_plain(&port.config, route.vlan) {
+                return false;
+            }
+            (batch.receiver, batch.longest) = (route.receiver, port.capabilities.frame);
+        }
+        frame.len() <= batch.longest
+    }
+
+    /// Delivers the frames that were put together; those that find no buffers wait.
+    #[inline]
+    fn deliver_batch(&mut self, slot: Slot, sender: &mut Port, batch: &mut Batch<'_>) {
+        batch.longest = 0;
+        if batch.frames.is_empty() {
+            return;
+        }
+        let receiver = batch.receiver;
+        let mut frames = batch.frames.as_slice();
+        if let Some(port) = self.ports.get_mut(receiver)
+            && let Some(end) = &mut port.end
+        {
+            self.serving = receiver;
+            while !frames.is_empty() {
+                let outcome = end.deliver(frames);
+                let count = outcome.map_or_else(|refused| refused.at, |()| frames.len());
+                let (delivered, rest) = frames.split_at_checked(count).unwrap_or((frames, &[]));
+                port.rx.frames += delivered.len() as u64;
+                port.rx.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
+                frames = rest;
+                let Err(refused) = outcome else { break };
+                if refused.reason == DropReason::NoBuffers {
+                    break;
+                }
+                let stats: &PortStats = &port.stats;
+                stats.drop(refused.reason);
+                frames = frames.split_first().map_or(&[], |(_, behind)| behind);
+            }
+            self.serving = slot;
+        }
+        let waiting = frames.len();
+        batch.frames.clear();
+        self.mark(receiver);
+        if waiting > 0 {
+            self.let_wait(slot, sender, receiver, waiting);
+        }
+    }
+
+    /// The last `count` frames that were put together found no buffers.
+    #[cold]
+    fn let_wait(&mut self, slot: Slot, sender: &mut Port, receiver: Slot, count: usize) {
+        let burst = &mut sender.tx.burst;
+        burst.undo(count);
+        let from = burst.count_done();
+        for at in 0..count {
+            let Some(token) = burst.undone(from, at) else { break };
+            let frame = PendingFrame { sender: slot, token, tag: None, next: 0 };
+            if self.pend(receiver, frame, true) == Fate::Finished {
+                burst.done(token);
+            }
+        }
+    }
+
+    /// Takes one frame on its way.
+    fn forward(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        tx: &TxFrame<'_>,
         token: Token,
         scratch: &mut [u8; MAX_HEAD],
         cost: &mut usize,
     ) -> Fate {
-        let lent = end.frame(token);
-        sender.tx_frames += 1;
-        sender.tx_bytes += lent.len() as u64;
-        *cost += lent.len() + DELIVERY_COST + lent.spans.pieces() * PIECE_COST;
-        if let Some(fate) = self.express(slot, sender, &lent, token) {
-            return fate;
-        }
-        let fate = Frame::new(&lent, scratch).and_then(|frame| {
-            let vlan = sender.ingress_vlan(frame.tag).ok_or(DropReason::BadVlan)?;
-            let way = self.look_up(slot, sender, &frame, vlan)?;
-            let limit = self.settings.floods;
-            if limit > 0
-                && !matches!(way, Way::One(_))
-                && !sender.uplink
-                && !sender.flood.take(limit, self.now)
-            {
+        let rate = self.settings.floods;
+        let fate = Frame::new(tx, scratch).and_then(|frame| {
+            let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
+            let (group, uplink) = (sender.group, sender.config.uplink);
+            let from = Sender { slot, group, uplink, own: sender.access.effective };
+            let addresses = [frame.destination(), frame.source()];
+            let ports = &self.ports;
+            let in_vlan = |slot: Slot| {
+                let port = ports.get(slot).filter(|port| port.carries(vlan))?;
+                Some(PortInVlan { uplink: port.config.uplink })
+            };
+            let route = &mut sender.tx.route;
+            let to = self.fdb.find(from, route, addresses, (vlan, learn), in_vlan)?;
+            let one = matches!(to, Destination::One(_));
+            if !one && !uplink && !sender.tx.limits.may_flood(rate, self.now) {
                 return Err(DropReason::Flood);
             }
-            let layers = parse::layers(frame.head);
-            let job = job(&frame, &layers)?;
-            if let Job::Segment(segmentation) = job {
-                sender.tx_tso += u64::from(segmentation.segments > 1);
+            let checked = frame.check()?;
+            if let Job::Segment(segmentation) = &checked.job {
+                sender.tx.counts.tso += u64::from(segmentation.segments > 1);
             }
-            let (group, from_uplink) = (sender.group, sender.uplink);
-            let sent = Sent { slot, group, from_uplink, token, frame, layers, job, vlan };
-            self.spread(&sent, way, cost)
+            self.spread(&checked, Origin { slot, group, uplink, token, vlan }, to, cost)
         });
         fate.unwrap_or_else(|reason| {
             sender.lose(reason);
-            let limit = self.settings.floods;
-            if limit > 0 && !sender.uplink && !sender.vain.take(limit, self.now) {
-                sender.rests_until = Some(self.now + REST);
+            if !sender.config.uplink {
+                sender.tx.limits.fault(rate, self.now);
             }
             Fate::Finished
         })
     }
 
-    /// The short way of most frames: nothing to be done to it, and like the last one from and to whom.
-    /// None: not this one.
-    #[inline]
-    fn express(&mut self, slot: Slot, sender: &Port, lent: &TxFrame<'_>, token: Token) -> Option<Fate> {
-        let head = lent.head;
-        let (addresses, kind) = head.split_first_chunk::<12>()?;
-        if lent.tag.is_some() || lent.offload != Offload::None || matches!(kind, [0x81, 0, ..] | [] | [_]) {
-            return None;
-        }
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = *addresses;
-        let route = &sender.route;
-        let known = route.to == key(sender.group, Mac([a, b, c, d, e, f]))
-            && route.from == key(sender.group, Mac([g, h, i, j, k, l]))
-            && route.epoch == self.epoch
-            && Some(route.vlan) == sender.untagged;
-        if !known || self.mirrored[usize::from(sender.group)] {
-            return None;
-        }
-        let receiver = route.receiver;
-        let port = self.slots[usize::from(receiver)].as_deref_mut()?;
-        let to_own = route.to == key(port.group, port.effective);
-        let ready = to_own && port.takes_own && !port.blocked && !port.stalled && port.parked.is_empty();
-        // Any other mode of tagging wants a tag or a look at the filter.
-        let bare = route.vlan == 0 || matches!(port.vlan, VlanMode::Access(_));
-        if !ready || !bare || lent.len() > port.capabilities.frame {
-            return None;
-        }
-        let packet = RxFrame {
-            head,
-            body: lent.spans,
-            body_at: head.len(),
-            body_len: lent.len() - head.len(),
-            tag: None,
-            layers: parse::layers(head),
-            checksum: ChecksumStatus::Unknown,
-            aggregate: None,
-            partial_checksum: None,
-        };
-        let end = port.end.as_mut()?;
-        self.serving = receiver;
-        let outcome = end.deliver(&packet);
-        self.serving = slot;
-        match outcome {
-            Ok(()) => {
-                port.rx.frames += 1;
-                port.rx.bytes += packet.len() as u64;
-            }
-            Err(Refusal::Drop(reason)) => port.lose(reason),
-            Err(Refusal::Full) => {
-                let parked = Parked { sender: slot, token, tag: None, next: 0 };
-                return Some(self.park(receiver, parked, true));
-            }
-        }
-        if !port.dirty {
-            port.dirty = true;
-            self.dirty.push(receiver);
-        }
-        Some(Fate::Finished)
-    }
-
     /// Gives a frame to all who should get it.
     #[inline]
-    fn spread(&mut self, sent: &Sent<'_>, way: Way, cost: &mut usize) -> Result<Fate, DropReason> {
-        match way {
-            Way::One(receiver) => {
-                if self.mirrored[usize::from(sent.group)] {
-                    self.mirror(sent, receiver, cost);
+    fn spread(
+        &mut self,
+        sent: &Checked<'_>,
+        from: Origin,
+        to: Destination,
+        cost: &mut usize,
+    ) -> Result<Fate, DropReason> {
+        match to {
+            Destination::One(receiver) => {
+                if self.ports.is_mirrored(from.group) {
+                    self.mirror(sent, from, receiver, cost);
                 }
-                Ok(self.give(sent, receiver, true))
+                Ok(self.give(sent, from, receiver, true))
             }
-            Way::Group => {
-                let to = sent.frame.destination();
-                Ok(self.give_all(sent, cost, |port| port.takes_group(to)).unwrap_or(Fate::Finished))
+            Destination::Group => {
+                let address = sent.frame.destination();
+                let fate = self.give_all(sent, from, cost, |port| port.takes_group(address));
+                Ok(fate.unwrap_or(Fate::Finished))
             }
-            Way::Unknown => self.give_all(sent, cost, |port| port.floods).ok_or(DropReason::NoReceiver),
+            Destination::Unknown => {
+                self.give_all(sent, from, cost, |port| port.access.unknown).ok_or(DropReason::NoReceiver)
+            }
         }
     }
 
     /// To all members of the VLAN that `want` it; None if there is none. The frame waits only if it has
     /// a single receiver.
-    fn give_all(&mut self, sent: &Sent<'_>, cost: &mut usize, want: impl Fn(&Port) -> bool) -> Option<Fate> {
-        let group = usize::from(sent.group);
-        let is_receiver = |fabric: &Fabric, slot: Slot| {
-            fabric.slots[usize::from(slot)].as_ref().is_some_and(|port| {
-                port.vlan.carries(sent.vlan) && !(sent.from_uplink && port.uplink) && want(port)
-            })
-        };
-        let mut fate = None;
-        let mut only = None;
-        for at in 0..self.members[group].len() {
-            let slot = self.members[group][at];
-            if !is_receiver(self, slot) {
+    fn give_all(
+        &mut self,
+        sent: &Checked<'_>,
+        from: Origin,
+        cost: &mut usize,
+        want: impl Fn(&Port) -> bool,
+    ) -> Option<Fate> {
+        let (mut fate, mut only) = (None, None);
+        let mut at = 0;
+        while let Some(slot) = self.ports.member(from.group, at) {
+            at += 1;
+            let is_receiver = self.ports.get(slot).is_some_and(|port| {
+                port.carries(from.vlan) && !(from.uplink && port.config.uplink) && want(port)
+            });
+            if !is_receiver {
                 continue;
             }
             match (only, fate) {
                 (None, None) => only = Some(slot),
                 (Some(first), None) => {
-                    self.give(sent, first, false);
-                    fate = Some(self.give(sent, slot, false));
+                    self.give(sent, from, first, false);
+                    fate = Some(self.give(sent, from, slot, false));
                 }
-                _ => fate = Some(self.give(sent, slot, false)),
+                _ => fate = Some(self.give(sent, from, slot, false)),
             }
             *cost += sent.frame.len() + COPY_COST;
         }
         match (only, fate) {
-            (Some(only), None) => Some(self.give(sent, only, true)),
+            (Some(only), None) => Some(self.give(sent, from, only, true)),
             (_, fate) => fate,
         }
     }
 
     /// Copies for those who look at others' frames.
     #[cold]
-    fn mirror(&mut self, sent: &Sent<'_>, receiver: Slot, cost: &mut usize) {
-        let group = usize::from(sent.group);
-        for at in 0..self.members[group].len() {
-            let slot = self.members[group][at];
-            let looks = self.slots[usize::from(slot)]
-                .as_ref()
-                .is_some_and(|port| port.mirror && port.vlan.carries(sent.vlan));
+    fn mirror(&mut self, sent: &Checked<'_>, from: Origin, receiver: Slot, cost: &mut usize) {
+        let mut at = 0;
+        while let Some(slot) = self.ports.member(from.group, at) {
+            at += 1;
+            let looks =
+                self.ports.get(slot).is_some_and(|port| port.access.mirror && port.carries(from.vlan));
             if looks && slot != receiver {
-                self.give(sent, slot, false);
+                self.give(sent, from, slot, false);
                 *cost += sent.frame.len() + COPY_COST;
             }
         }
@@ -282,80 +387,64 @@ impl Fabric {
 
     /// Gives a frame to one receiver; `may_wait` for its buffers.
     #[inline]
-    fn give(&mut self, sent: &Sent<'_>, receiver: Slot, may_wait: bool) -> Fate {
-        let Some(port) = self.slots[usize::from(receiver)].as_mut() else { return Fate::Finished };
+    fn give(&mut self, sent: &Checked<'_>, from: Origin, receiver: Slot, may_wait: bool) -> Fate {
+        let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         let Some(end) = port.end.as_mut() else { return Fate::Finished };
         let to = sent.frame.destination();
-        let own = to == port.effective || to.is_multicast();
-        let wanted = if own { port.takes_own || to.is_multicast() } else { port.floods };
-        let tag = match sent.vlan {
-            0 if sent.frame.tag.is_none() => None,
-            vlan => port.vlan.egress_tag(vlan, sent.frame.tag),
+        let tag = match port.access.receive(&port.config, end.filter(), to, from.vlan, sent.frame.tag) {
+            Ok(tag) if !port.pending.stalled => tag,
+            refused => {
+                port.lose(refused.err().unwrap_or(DropReason::NoBuffers));
+                return Fate::Finished;
+            }
         };
-        let refused = if port.blocked {
-            Some(DropReason::MacChanged)
-        } else if !wanted || sent.vlan != 0 && !port.vlan.shows(sent.vlan, end.filter()) {
-            Some(DropReason::Filtered)
-        } else if port.stalled {
-            Some(DropReason::NoBuffers)
-        } else {
-            None
-        };
-        if let Some(reason) = refused {
-            port.lose(reason);
-            return Fate::Finished;
+        let mut pending = PendingFrame { sender: from.slot, token: from.token, tag, next: 0 };
+        if !port.pending.is_empty() {
+            return self.pend(receiver, pending, may_wait);
         }
-        let parked = Parked { sender: sent.slot, token: sent.token, tag, next: 0 };
-        if !port.parked.is_empty() {
-            return self.park(receiver, parked, may_wait);
-        }
-        let delivery = Delivery {
-            frame: &sent.frame,
-            layers: sent.layers,
-            job: sent.job,
-            tag,
-            capabilities: &port.capabilities,
-            mirror: !own && !port.uplink,
-            from: 0,
-        };
+        let mirror = !port.access.is_own(to) && !port.config.uplink;
+        let (capabilities, counts) = (&port.capabilities, &mut port.rx);
+        let to = Receiver { end: &mut **end, capabilities, counts, tag, mirror };
         self.serving = receiver;
-        let outcome = delivery.deliver(&mut **end, &mut self.edit, &mut port.rx);
-        self.serving = sent.slot;
+        let outcome = self.egress.deliver(sent, &mut pending.next, to);
+        self.serving = from.slot;
         match outcome {
             Ok(()) => {}
-            Err(Undelivered::Drop(reason)) => port.lose(reason),
-            Err(Undelivered::Full { next }) => {
-                return self.park(receiver, Parked { next, ..parked }, may_wait);
-            }
+            Err(DropReason::NoBuffers) => return self.pend(receiver, pending, may_wait),
+            Err(reason) => port.lose(reason),
         }
-        if !port.dirty {
-            port.dirty = true;
-            self.dirty.push(receiver);
-        }
+        self.mark(receiver);
         Fate::Finished
     }
 
     /// Lets a frame wait for its receiver's buffers, if there is a place.
     #[cold]
-    fn park(&mut self, receiver: Slot, parked: Parked, may_wait: bool) -> Fate {
+    fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Fate {
         self.mark(receiver);
         let (now, hold) = (self.now, self.settings.hold);
-        let Some(port) = self.slots[usize::from(receiver)].as_mut() else { return Fate::Finished };
-        let first = port.parked.is_empty();
-        let slow = !first && now.saturating_duration_since(port.waiting_since) > hold;
-        let room = port.parked.len() < MAX_PARKED && !(slow && *port.count_parked(parked.sender) >= MAX_SLOW);
-        if !may_wait || !room {
+        let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
+        let first = port.pending.is_empty();
+        if !may_wait || !port.pending.push(frame, now, hold) {
             port.lose(DropReason::NoBuffers);
             return Fate::Finished;
         }
-        if first {
-            port.progress = now;
-            port.waiting_since = now;
-            self.waiting += 1;
+        self.waiting += usize::from(first);
+        port.stats.pending.inc();
+        Fate::Pending
+    }
+
+    /// Flushes the ports that got or finished something.
+    fn flush(&mut self) {
+        while let Some(slot) = self.dirty.pop() {
+            let now = self.now;
+            self.guarded(slot, |core| {
+                let Some(port) = core.ports.get_mut(slot) else { return };
+                port.dirty = false;
+                port.publish_counts();
+                if let Some(end) = &mut port.end {
+                    end.flush(now);
+                }
+            });
         }
-        *port.count_parked(parked.sender) += 1;
-        port.parked.push_back(parked);
-        port.stats.held.inc();
-        Fate::Held
     }
 }

@@ -7,27 +7,14 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_stats::counters;
 use vmlane_worker::{Engine, Event, Heartbeat, Rest, WakeFds, Woken};
 
-use crate::fabric::Fabric;
+use crate::access::Config;
+use crate::core::Core;
 use crate::port::Port;
 use crate::queue::{Command, Request};
 use crate::spec::Settings;
-
-counters! {
-    /// What the worker did.
-    pub struct WorkerStats {
-        /// Rounds in which a frame moved, other than those of ports that came to rest.
-        rounds,
-        /// Sleeps of the shortest kind.
-        naps,
-        /// Longer sleeps, for which ports announce their next frame.
-        sleeps,
-        /// Faults of our own that were contained; each ended one port.
-        panics,
-    }
-}
+use crate::stats::WorkerStats;
 
 /// Most of a sleep's length the kernel may add to it. The default would double the shortest ones.
 const TIMER_SLACK_NS: u64 = 1000;
@@ -37,7 +24,7 @@ pub type Worker = vmlane_worker::Worker<SwitchEngine>;
 
 /// All ports, and what a round over them is.
 pub struct SwitchEngine {
-    fabric: Fabric,
+    core: Core,
     settings: Settings,
     stats: Arc<WorkerStats>,
     /// The length of the next sleep.
@@ -57,7 +44,7 @@ impl SwitchEngine {
         heartbeat: Arc<Heartbeat>,
     ) -> SwitchEngine {
         SwitchEngine {
-            fabric: Fabric::new(settings, stats.clone(), heartbeat),
+            core: Core::new(settings, stats.clone(), heartbeat),
             settings,
             stats,
             sleep: settings.sleep,
@@ -68,36 +55,31 @@ impl SwitchEngine {
     }
 
     fn carry_out(&mut self, request: Request) {
-        let fabric = &mut self.fabric;
+        let core = &mut self.core;
         match request {
             Request::Add { id, spec, stats, state } => {
-                fabric.add(id, &spec.name, |group| Port::new(id, group, &spec, stats, state), &spec.group);
+                core.add(Port::new(id, Config::from(&spec), stats, state), &spec.name, &spec.group);
             }
-            Request::Update { id, spec } => fabric.update(id, &spec.group, |port| {
-                port.mac = spec.mac;
-                port.vlan = spec.vlan.clone();
-                port.policy = spec.policy;
-                port.uplink = spec.uplink;
-            }),
-            Request::Remove { id } => fabric.remove(id),
+            Request::Update { id, spec } => core.update(id, &spec),
+            Request::Remove { id } => core.remove(id),
             Request::Attach { id, end } => {
-                if let Some(slot) = fabric.slot(id) {
-                    fabric.attach(slot, end);
+                if let Some(slot) = core.slot(id) {
+                    core.attach(slot, end);
                 }
             }
             Request::Detach { id } => {
-                if let Some(slot) = fabric.slot(id) {
-                    fabric.detach(slot);
+                if let Some(slot) = core.slot(id) {
+                    core.detach(slot);
                 }
             }
             Request::Shut { id, shut } => {
-                if let Some(slot) = fabric.slot(id) {
-                    fabric.shut(slot, shut);
+                if let Some(slot) = core.slot(id) {
+                    core.shut(slot, shut);
                 }
             }
             Request::Refresh { id } => {
-                if let Some(slot) = fabric.slot(id) {
-                    fabric.refresh(slot);
+                if let Some(slot) = core.slot(id) {
+                    core.refresh(slot);
                 }
             }
         }
@@ -107,7 +89,7 @@ impl SwitchEngine {
     fn wake_up(&mut self) {
         self.sleep = self.settings.sleep;
         if std::mem::take(&mut self.armed) {
-            self.fabric.disarm();
+            self.core.disarm();
         }
     }
 }
@@ -133,21 +115,20 @@ impl Engine for SwitchEngine {
 
     #[inline]
     fn round(&mut self, now: Instant) -> bool {
-        let moved = self.fabric.round(now);
+        let moved = self.core.round(now);
         if moved {
             self.spurious_wakeup = false;
             self.stats.rounds.bump(1);
             self.wake_up();
         }
-        self.soon = self.fabric.tick(now);
-        self.fabric.housekeeping();
+        self.soon = self.core.tick(now);
         moved
     }
 
     fn rest(&mut self, idle: Duration) -> Rest {
-        if self.fabric.attached().is_empty() {
+        if self.core.is_empty() {
             Rest::Sleep(None)
-        } else if self.soon || self.fabric.is_waiting() || idle < self.settings.linger {
+        } else if self.soon || self.core.has_pending() || idle < self.settings.linger {
             Rest::Nap(self.settings.sleep)
         } else {
             Rest::Sleep(Some(self.sleep))
@@ -157,23 +138,23 @@ impl Engine for SwitchEngine {
     /// Completions are visible at the end of each turn; an interrupt that is held back has its time, for which the
     /// worker naps.
     fn undelivered(&self) -> bool {
-        self.soon && !self.fabric.attached().is_empty()
+        self.soon && !self.core.is_empty()
     }
 
     fn deliver_withheld(&mut self) {
-        self.soon = self.fabric.tick(Instant::now());
+        self.soon = self.core.tick(Instant::now());
     }
 
     fn arm(&mut self) -> bool {
-        !std::mem::replace(&mut self.armed, true) && self.fabric.arm()
+        !std::mem::replace(&mut self.armed, true) && self.core.arm()
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
         if self.armed {
-            self.fabric.bells().for_each(|bell| fds.doorbell(bell));
+            self.core.doorbell_fds().for_each(|file| fds.doorbell(file));
         }
-        if !self.spurious_wakeup && !self.fabric.is_waiting() {
-            self.fabric.wake_fds().for_each(|file| fds.source(file));
+        if !self.spurious_wakeup && !self.core.has_pending() {
+            self.core.readable_fds().for_each(|file| fds.source(file));
         }
     }
 
@@ -186,7 +167,7 @@ impl Engine for SwitchEngine {
     }
 
     fn recover(&mut self) {
-        self.fabric.recover();
+        self.core.recover();
     }
 
     fn count(&mut self, event: Event) {

@@ -123,7 +123,7 @@ fn segments_that_meet_a_full_receiver_go_on_where_they_stopped() {
     let mut expected: Vec<_> = packet.segments(1000).iter().map(Packet::bytes).collect();
     expected.push(packet.bytes());
     assert_eq!(received, expected);
-    assert_eq!((a.wire.outstanding(), b.stats.held.get()), (0, 2));
+    assert_eq!((a.wire.outstanding(), b.stats.pending.get()), (0, 2));
 }
 
 #[test]

@@ -55,7 +55,7 @@ fn frames_to_a_full_receiver_wait_in_order_and_others_pass() {
     assert_eq!(b.frames(), to_b[2..3]);
     b.wire.set_room(None);
     bench.run();
-    assert_eq!((b.frames(), a.wire.outstanding(), b.stats.held.get()), (to_b[3..].to_vec(), 0, 3));
+    assert_eq!((b.frames(), a.wire.outstanding(), b.stats.pending.get()), (to_b[3..].to_vec(), 0, 3));
 }
 
 #[test]

@@ -7,6 +7,7 @@ use std::time::{Duration, Instant};
 use virtio_driver::virtqueue::{Virtqueue, VirtqueueLayout};
 use virtio_driver::{Le64, QueueNotifier, VhostUser, VirtioFeatureFlags, VirtioTransport, iovec};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::Placement;
 use vmlane_guestsim::Ram;
 use vmlane_guestsim::nic::InlineFrames;
@@ -56,11 +57,11 @@ impl Nic {
     /// The next frame that the driver sent. It is finished, and the driver told.
     fn sent(&self) -> Option<Vec<u8>> {
         let sent = self.frames.with(|port| {
-            let sent = port.fetch().map(|token| {
+            let sent = port.fetch_one().map(|token| {
                 let frame = port.frame(token);
                 let mut bytes = vec![0; frame.len()];
                 frame.spans.read(0, &mut bytes);
-                port.finish(token);
+                port.finish(&[token]);
                 bytes
             });
             port.flush(Instant::now());
@@ -88,7 +89,7 @@ impl Nic {
             partial_checksum: None,
         };
         let delivered = self.frames.with(|port| {
-            let delivered = port.deliver(&frame);
+            let delivered = port.deliver_one(&frame);
             port.flush(Instant::now());
             delivered
         });

@@ -11,12 +11,12 @@ use zerocopy::{FromBytes, FromZeros, IntoBytes};
 
 use super::activate::{self, Checked, RefusedActivation, Rules};
 use super::device::{Active, Vmxnet3Device, known, mac_words};
+use super::driver_config::{Context, DriverConfig};
 use super::handle::Running;
 use super::port::NicPort;
 use super::rss;
 use super::setup::{Setup, Shared};
 use super::stats;
-use super::wishes::{Context, Wishes};
 
 /// Results of commands that answer with success or not.
 const DONE: u32 = 0;
@@ -148,8 +148,8 @@ impl Vmxnet3Device {
         let Checked { area, table, driver, interrupts, mtu, tx, rx } = checked;
         let first = rx.first().map_or(0, |queue| usize::from(queue.vector));
         let level = interrupts.levels + first;
-        let wishes = Wishes::new(&memory, &driver, activate::byte(&area, level));
-        let live = wishes.live(&self.context(revision, rx.len()));
+        let config = DriverConfig::new(&memory, &driver, activate::byte(&area, level));
+        let live = config.live(&self.context(revision, rx.len()));
         let shared = Arc::new(Shared {
             live: Mutex::new(live),
             tx_stats: tx.iter().map(|_| Default::default()).collect(),
@@ -180,7 +180,7 @@ impl Vmxnet3Device {
         let stats = self.frames.stats(self.port);
         let port = match rings {
             Rings::New => NicPort::new(setup, stats),
-            Rings::Past => match NicPort::resumed(setup, stats) {
+            Rings::Past => match NicPort::restored(setup, stats) {
                 Some(port) => port,
                 None => {
                     running.raise(event::TX_QUEUE | event::RX_QUEUE);
@@ -190,7 +190,7 @@ impl Vmxnet3Device {
                 }
             },
         };
-        self.active = Some(Active { running, memory, table, wishes, level, revision });
+        self.active = Some(Active { running, memory, table, config, level, revision });
         self.stats().activations.inc();
         tracing::debug!(mac = %self.nic.mac, revision, mtu, view = ?self.nic.handle.view(), "active");
         self.frames.attach(self.port, Box::new(port));
@@ -212,15 +212,15 @@ impl Vmxnet3Device {
     fn update(&mut self, command: Command) {
         let Some(active) = &mut self.active else { return };
         let driver = activate::snapshot(&active.running.shared.area);
-        let (memory, wishes) = (&active.memory, &mut active.wishes);
+        let (memory, config) = (&active.memory, &mut active.config);
         let mut found = true;
         match command {
-            Command::UpdateRxMode => wishes.update_rx_mode(&driver),
-            Command::UpdateMacFilters => found = wishes.update_multicast(memory, &driver),
-            Command::UpdateVlanFilters => wishes.update_vlans(&driver),
-            Command::UpdateRss => wishes.update_rss(memory, &driver),
-            Command::UpdateFeatures => wishes.update_features(&driver),
-            _ => wishes.level = activate::byte(&active.running.shared.area, active.level),
+            Command::UpdateRxMode => config.update_rx_mode(&driver),
+            Command::UpdateMacFilters => found = config.update_multicast(memory, &driver),
+            Command::UpdateVlanFilters => config.update_vlans(&driver),
+            Command::UpdateRss => config.update_rss(memory, &driver),
+            Command::UpdateFeatures => config.update_features(&driver),
+            _ => config.level = activate::byte(&active.running.shared.area, active.level),
         }
         if !found {
             self.stats().bad_addresses.inc();
@@ -232,7 +232,7 @@ impl Vmxnet3Device {
     pub(super) fn publish(&mut self) {
         let Some(active) = &self.active else { return };
         let shared = &active.running.shared;
-        let live = active.wishes.live(&self.context(active.revision, shared.rx_stats.len()));
+        let live = active.config.live(&self.context(active.revision, shared.rx_stats.len()));
         *shared.live.lock() = live;
         self.stats().updates.inc();
         self.frames.refresh(self.port);

@@ -1,6 +1,5 @@
 //! One NIC's function: configuration space, registers, reset. Commands are in `command.rs`.
 
-use std::io;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -15,21 +14,19 @@ use vmlane_wire::vmxnet3::shared::{Coalesce, DriverShared, at};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::irq::Interrupts;
-use crate::pci::config::{ConfigError, ConfigSpace};
+use crate::pci::config::ConfigSpace;
 use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
 
 use super::activate::{self, RefusedActivation};
-use super::handle::{NicHandle, Running};
+use super::config::{CreateError, MAX_QUEUES, NicConfig};
+use super::driver_config::DriverConfig;
+use super::handle::Running;
 use super::pci::{bar_size, config_space, in_range, msix_vectors};
 use super::port;
-use super::profile::Profile;
 use super::rss;
 use super::stats::{self, NicStats};
 use super::vectors::Vectors;
-use super::wishes::Wishes;
 
-/// The most queues of either kind.
-pub const MAX_QUEUES: u8 = 32;
 /// Registers and interrupt masks of the whole BAR 0.
 const PAGE_NAME: &str = "vmxnet3-bar0";
 /// Positions in the rings of all queues, receive queues up to twice as many.
@@ -41,46 +38,6 @@ const REGISTERS: u32 = 256;
 const CONFIG: u32 = 257;
 /// Refused activations are logged no more often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
-
-/// A NIC as configured.
-#[derive(Clone, Debug)]
-pub struct NicConfig {
-    /// The permanent address.
-    pub mac: Mac,
-    pub profile: Profile,
-    /// Queues of either kind, 1 to 32. Drivers below revision 6 cannot be told and use up to 8.
-    pub max_queues: u8,
-    /// The port carries no larger packet, whatever MTU its driver chose. Bytes, without Ethernet header.
-    pub mtu: u16,
-    /// BAR 0 is trapped instead of mapped by the VMM. The VMM must then be told not to post writes.
-    pub trapped: bool,
-    /// What the operator holds of this NIC.
-    pub handle: Arc<NicHandle>,
-}
-
-impl NicConfig {
-    /// The default profile with up to 8 queues, BAR 0 mapped.
-    pub fn new(mac: Mac) -> NicConfig {
-        let handle = Arc::new(NicHandle::default());
-        NicConfig { mac, profile: Profile::default(), max_queues: 8, mtu: MOST_MTU, trapped: false, handle }
-    }
-}
-
-/// The largest MTU of any revision.
-pub const MOST_MTU: u16 = 9190;
-
-/// Why a device could not be created.
-#[derive(Debug, thiserror::Error)]
-pub enum CreateError {
-    #[error("{0} cannot be a NIC's address: it is a group address or zero")]
-    Mac(Mac),
-    #[error("{0} queues: between 1 and {MAX_QUEUES} are possible")]
-    Queues(u8),
-    #[error("a page of registers cannot be allocated")]
-    Page(#[source] io::Error),
-    #[error(transparent)]
-    Config(#[from] ConfigError),
-}
 
 /// Register state: plain data, valid after every access.
 #[derive(Clone, Debug)]
@@ -110,7 +67,7 @@ pub(super) struct Active {
     pub memory: MemoryMap,
     /// Queue descriptors, transmit queues first.
     pub table: Window,
-    pub wishes: Wishes,
+    pub config: DriverConfig,
     /// Offset in the shared area of the moderation level that counts.
     pub level: usize,
     /// By which its fields were read.

@@ -6,7 +6,7 @@
 //! | `page.rs`, `vectors.rs` | BAR 0 where it is trapped; interrupt masks and who may fire |
 //! | `command.rs` | commands, each done when its write returns |
 //! | `activate.rs` | the shared area checked once and for all |
-//! | `wishes.rs`, `rss.rs` | filters, features, scaling, moderation as the driver last said |
+//! | `driver_config.rs`, `rss.rs` | filters, features, scaling, moderation as the driver last said |
 //! | `profile.rs` | which NIC the guest is given |
 //! | `handle.rs`, `stats.rs` | the operator's view: link, counters |
 //! | `setup.rs` | what session and worker share |
@@ -23,7 +23,9 @@
 
 mod activate;
 mod command;
+mod config;
 mod device;
+mod driver_config;
 mod handle;
 mod page;
 mod pci;
@@ -33,10 +35,10 @@ mod rss;
 pub mod setup;
 mod stats;
 pub mod vectors;
-mod wishes;
 
 pub use activate::{RefusedActivation, RingName};
-pub use device::{CreateError, MAX_QUEUES, NicConfig, Vmxnet3Device};
+pub use config::{CreateError, MAX_QUEUES, NicConfig};
+pub use device::Vmxnet3Device;
 pub use handle::{NicHandle, NicView};
 pub use profile::{Profile, UnknownProfile};
 pub use stats::NicStats;

@@ -5,7 +5,7 @@ use vmlane_wire::vmxnet3::regs::{
     VENDOR_ID,
 };
 
-use super::device::NicConfig;
+use super::config::NicConfig;
 use crate::pci::AccessError;
 use crate::pci::config::{Bar, ConfigError, ConfigSpace, Msix};
 

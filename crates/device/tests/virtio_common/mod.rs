@@ -8,12 +8,14 @@ use std::time::Instant;
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::queue::Segment;
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::InlineFrames;
 use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{
-    ChecksumStatus, FramePort, Layers, Offload, PartialChecksum, PortId, PortStats, Refusal, RxFrame, Token,
+    ChecksumStatus, DropReason, FramePort, Layers, Offload, PartialChecksum, PortId, PortStats, RxFrame,
+    Token,
 };
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::{feature, net_feature};
@@ -92,13 +94,13 @@ impl Nic {
     }
 
     pub fn fetch(&self) -> Option<Token> {
-        self.with(|end| end.fetch())
+        self.with(|end| end.fetch_one())
     }
 
     /// The bytes and wishes of the next frame that waits; it is finished at once.
     pub fn sent(&self) -> Option<(Vec<u8>, Offload)> {
         self.with(|end| {
-            let Some(token) = end.fetch() else {
+            let Some(token) = end.fetch_one() else {
                 end.tick(Instant::now());
                 return None;
             };
@@ -107,7 +109,7 @@ impl Nic {
             lent.spans.read(0, &mut bytes);
             assert_eq!(bytes[..lent.head.len()], *lent.head);
             let offload = lent.offload;
-            end.finish(token);
+            end.finish(&[token]);
             end.flush(Instant::now());
             Some((bytes, offload))
         })
@@ -131,9 +133,9 @@ impl Nic {
         &self,
         frame: &Frame,
         packet: impl FnOnce(RxFrame<'_>) -> RxFrame<'_>,
-    ) -> Result<(), Refusal> {
+    ) -> Result<(), DropReason> {
         self.with(|end| {
-            let outcome = end.deliver(&packet(frame.packet()));
+            let outcome = end.deliver_one(&packet(frame.packet()));
             end.flush(Instant::now());
             outcome
         })

@@ -5,11 +5,12 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use vmlane_device::vmxnet3::port::NicPort;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{Received, Rings, RingsSpec};
 use vmlane_guestsim::{Placement, Ram};
 use vmlane_mem::Spans;
 use vmlane_port::{
-    Aggregate, ChecksumStatus, FramePort, Layers, Network, PortStats, Refusal, RxFrame, Token, Transport,
+    Aggregate, ChecksumStatus, DropReason, FramePort, Layers, Network, PortStats, RxFrame, Token, Transport,
     TxFrame,
 };
 
@@ -122,15 +123,15 @@ impl Nic {
         self.guest.rx[queue].receive()
     }
 
-    pub fn deliver(&mut self, frame: &[u8], edit: impl FnOnce(&mut RxFrame<'_>)) -> Result<(), Refusal> {
+    pub fn deliver(&mut self, frame: &[u8], edit: impl FnOnce(&mut RxFrame<'_>)) -> Result<(), DropReason> {
         let mut packet = self.sender.packet(frame);
         edit(&mut packet);
-        self.port.deliver(&packet)
+        self.port.deliver_one(&packet)
     }
 
     /// The next lent frame.
     pub fn fetch(&mut self) -> Option<(Token, Vec<u8>)> {
-        let token = self.port.fetch()?;
+        let token = self.port.fetch_one()?;
         let bytes = bytes(&self.port.frame(token));
         Some((token, bytes))
     }
@@ -138,8 +139,8 @@ impl Nic {
     /// Fetches and finishes everything.
     pub fn swallow(&mut self) -> usize {
         let mut count = 0;
-        while let Some(token) = self.port.fetch() {
-            self.port.finish(token);
+        while let Some(token) = self.port.fetch_one() {
+            self.port.finish(&[token]);
             count += 1;
         }
         self.flush();

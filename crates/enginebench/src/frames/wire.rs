@@ -3,8 +3,9 @@
 use std::time::Instant;
 
 use vmlane_device::vmxnet3::port::NicPort;
+use vmlane_guestsim::OneByOne;
 use vmlane_port::{
-    Aggregate, ChecksumStatus, FramePort, Layers, Network, Offload, PartialChecksum, Refusal, RxFrame,
+    Aggregate, ChecksumStatus, DropReason, FramePort, Layers, Network, Offload, PartialChecksum, RxFrame,
     Transport,
 };
 
@@ -30,7 +31,7 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
         if !to.has_room() {
             return;
         }
-        let Some(token) = from.fetch() else { return };
+        let Some(token) = from.fetch_one() else { return };
         let lent = from.frame(token);
         let (partial_checksum, aggregate) = match lent.offload {
             Offload::Checksum { start, field } => {
@@ -59,8 +60,8 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
             aggregate,
             partial_checksum,
         };
-        let delivered = to.deliver(&packet);
-        from.finish(token);
-        assert!(matches!(delivered, Ok(()) | Err(Refusal::Full)), "{delivered:?}");
+        let delivered = to.deliver_one(&packet);
+        from.finish(&[token]);
+        assert!(matches!(delivered, Ok(()) | Err(DropReason::NoBuffers)), "{delivered:?}");
     }
 }

@@ -3,9 +3,10 @@
 use std::time::Instant;
 
 use crate::nic::{DriverSpec, NicDriver, NicMachine, Received};
+use crate::one_by_one::OneByOne;
 use crate::{Placement, Ram};
 use vmlane_mem::Spans;
-use vmlane_port::{ChecksumStatus, Layers, Refusal, RxFrame};
+use vmlane_port::{ChecksumStatus, DropReason, Layers, RxFrame};
 
 /// `len` bytes, a broadcast.
 pub fn frame(len: usize) -> Vec<u8> {
@@ -35,11 +36,11 @@ pub fn deliver(machine: &NicMachine, frame: &[u8]) -> bool {
 }
 
 /// The same, or why not; something is attached.
-pub fn try_deliver(machine: &NicMachine, frame: &[u8]) -> Result<(), Refusal> {
+pub fn try_deliver(machine: &NicMachine, frame: &[u8]) -> Result<(), DropReason> {
     deliver_as(machine, frame, Layers::default())
 }
 
-pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> Result<(), Refusal> {
+pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> Result<(), DropReason> {
     let sender = Ram::new(1 << 16);
     let page = sender.alloc(1, Placement::Scattered)[0];
     sender.write(page, frame);
@@ -58,7 +59,7 @@ pub fn deliver_as(machine: &NicMachine, frame: &[u8], layers: Layers) -> Result<
         partial_checksum: None,
     };
     let delivered = machine.frames.with(|end| {
-        let delivered = end.deliver(&packet);
+        let delivered = end.deliver_one(&packet);
         end.flush(Instant::now());
         delivered
     });

@@ -14,8 +14,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, HEAD, MAX_FRAME, MAX_HEAD, Network, Offload, PortStats, Refusal,
-    RxCapabilities, RxFrame, Token, Transport, TxFrame, VnetHeader as Header,
+    DropReason, Filter, FramePort, HEAD, MAX_FRAME, MAX_HEAD, Network, Offload, PortStats, Refused,
+    RxCapabilities, RxFrame, Token, Transport, TxFrame, VnetHeader as Header, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -137,6 +137,48 @@ impl Tap {
                 .and_then(|len| fill(slot, &header, len)),
         )
     }
+
+    /// The slot of the next frame of the host.
+    fn fetch_one(&mut self) -> Option<u32> {
+        for _ in 0..MAX_SKIPS {
+            let number = *self.free.last()?;
+            match self.read(number)? {
+                Ok(()) => {
+                    self.free.pop();
+                    return Some(number);
+                }
+                Err(reason) => {
+                    let stats: &PortStats = &self.stats;
+                    stats.drop(reason);
+                }
+            }
+        }
+        None
+    }
+
+    fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
+        let tag = frame.tag.map(|tag| {
+            let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), tag.0.to_be_bytes());
+            [a, b, c, d]
+        });
+        let shift = if tag.is_some() { TAG } else { 0 };
+        self.out[..Header::SIZE].copy_from_slice(&Header::of(frame, shift as u16).to_bytes());
+        let head = &mut self.out[Header::SIZE..];
+        let len = frame.head.len();
+        head[..ADDRESSES].copy_from_slice(&frame.head[..ADDRESSES]);
+        head[ADDRESSES..ADDRESSES + shift].copy_from_slice(tag.as_ref().map_or(&[][..], |tag| &tag[..]));
+        head[ADDRESSES + shift..len + shift].copy_from_slice(&frame.head[ADDRESSES..]);
+        let out = &self.out[..Header::SIZE + shift + len];
+        let queue = queue_of(frame, self.queues.len());
+        match frame.body.write_to(&self.queues[queue], out, frame.body_at, frame.body_len) {
+            Ok(_) => Ok(()),
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
+                self.full = queue;
+                Err(DropReason::NoBuffers)
+            }
+            Err(_) => Err(DropReason::Uplink),
+        }
+    }
 }
 
 /// A file that is readable when one of several is.
@@ -196,21 +238,14 @@ fn capabilities(mtu: usize) -> RxCapabilities {
 }
 
 impl FramePort for Tap {
-    fn fetch(&mut self) -> Option<Token> {
-        for _ in 0..MAX_SKIPS {
-            let number = *self.free.last()?;
-            match self.read(number)? {
-                Ok(()) => {
-                    self.free.pop();
-                    return Some(Token(number));
-                }
-                Err(reason) => {
-                    let stats: &PortStats = &self.stats;
-                    stats.drop(reason);
-                }
-            }
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        let mut count = 0;
+        for place in tokens {
+            let Some(number) = self.fetch_one() else { break };
+            *place = Token(number);
+            count += 1;
         }
-        None
+        count
     }
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
@@ -218,8 +253,8 @@ impl FramePort for Tap {
         TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None }
     }
 
-    fn finish(&mut self, token: Token) {
-        self.free.push(token.0);
+    fn finish(&mut self, tokens: &[Token]) {
+        self.free.extend(tokens.iter().map(|token| token.0));
     }
 
     fn capabilities(&self) -> RxCapabilities {
@@ -230,28 +265,11 @@ impl FramePort for Tap {
         &self.filter
     }
 
-    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
-        let tag = packet.tag.map(|tag| {
-            let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), tag.0.to_be_bytes());
-            [a, b, c, d]
-        });
-        let shift = if tag.is_some() { TAG } else { 0 };
-        self.out[..Header::SIZE].copy_from_slice(&Header::of(packet, shift as u16).to_bytes());
-        let head = &mut self.out[Header::SIZE..];
-        let len = packet.head.len();
-        head[..ADDRESSES].copy_from_slice(&packet.head[..ADDRESSES]);
-        head[ADDRESSES..ADDRESSES + shift].copy_from_slice(tag.as_ref().map_or(&[][..], |tag| &tag[..]));
-        head[ADDRESSES + shift..len + shift].copy_from_slice(&packet.head[ADDRESSES..]);
-        let out = &self.out[..Header::SIZE + shift + len];
-        let queue = queue_of(packet, self.queues.len());
-        match packet.body.write_to(&self.queues[queue], out, packet.body_at, packet.body_len) {
-            Ok(_) => Ok(()),
-            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
-                self.full = queue;
-                Err(Refusal::Full)
-            }
-            Err(_) => Err(Refusal::Drop(DropReason::Uplink)),
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        for (at, frame) in frames.iter().enumerate() {
+            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
         }
+        Ok(())
     }
 
     fn has_room(&mut self) -> bool {
@@ -266,19 +284,16 @@ impl FramePort for Tap {
         false
     }
 
-    /// Its file tells.
-    fn arm(&mut self) -> bool {
-        false
-    }
-
     /// The interface's MTU may have changed.
     fn refresh(&mut self) {
         if let Ok(mtu) = interface::mtu(&self.name) {
             self.capabilities = capabilities(mtu);
         }
     }
+}
 
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
+impl WakeUp for Tap {
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.any.as_fd())
     }
 }

@@ -6,7 +6,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::Instant;
 
 use super::trigger::{Fault, Trigger};
-use crate::{Filter, FramePort, Frames, PortId, PortStats, Refusal, RxCapabilities, RxFrame, Token, TxFrame};
+use crate::{
+    Filter, FramePort, Frames, PortId, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+};
 
 /// The switch as one device sees it: what the device attaches is wrapped on its way.
 pub struct FaultyFrames {
@@ -60,16 +62,16 @@ struct FaultyPort {
 }
 
 impl FramePort for FaultyPort {
-    fn fetch(&mut self) -> Option<Token> {
-        self.inner.fetch()
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        self.inner.fetch(tokens)
     }
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
         self.inner.frame(token)
     }
 
-    fn finish(&mut self, token: Token) {
-        self.inner.finish(token);
+    fn finish(&mut self, tokens: &[Token]) {
+        self.inner.finish(tokens);
     }
 
     fn capabilities(&self) -> RxCapabilities {
@@ -80,8 +82,8 @@ impl FramePort for FaultyPort {
         self.inner.filter()
     }
 
-    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
-        self.inner.deliver(packet)
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        self.inner.deliver(frames)
     }
 
     fn has_room(&mut self) -> bool {
@@ -97,14 +99,6 @@ impl FramePort for FaultyPort {
         self.inner.tick(now)
     }
 
-    fn arm(&mut self) -> bool {
-        self.inner.arm()
-    }
-
-    fn disarm(&mut self) {
-        self.inner.disarm();
-    }
-
     fn changed(&mut self) -> bool {
         self.inner.changed()
     }
@@ -116,12 +110,22 @@ impl FramePort for FaultyPort {
     fn fail(&mut self) {
         self.inner.fail();
     }
+}
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.bell()
+impl WakeUp for FaultyPort {
+    fn arm(&mut self) -> bool {
+        self.inner.arm()
     }
 
-    fn wake_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.inner.wake_fd()
+    fn disarm(&mut self) {
+        self.inner.disarm();
+    }
+
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.doorbell_fd()
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.readable_fd()
     }
 }

@@ -3,6 +3,7 @@
 
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use vmlane_mem::MemoryMap;
 use vmlane_port::{Filter, VlanSet};
 use vmlane_wire::ethernet::Mac;
@@ -13,7 +14,7 @@ use crate::virtio::queue::{Broken, Queue, Segment};
 
 /// Bytes of the longest command: a table of some 600 addresses.
 const MAX_COMMAND: usize = 4096;
-/// Commands obeyed in one go, and how long until the next go: each makes the switch look at all ports.
+/// Commands carried out in one go, and how long until the next go: each makes the switch look at all ports.
 const BATCH: usize = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 const MAC: usize = 6;
@@ -25,9 +26,12 @@ const SWITCHED: u64 = net_feature::GUEST_CSUM
     | net_feature::GUEST_USO4
     | net_feature::GUEST_USO6;
 
+/// What the guest has asked for, with the features agreed on, while the rings do not run.
+pub type Checkpoint = Mutex<Option<(u64, Requested)>>;
+
 /// What the guest has asked for so far. Outlives the running rings.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Wishes {
+pub struct Requested {
     mac: Mac,
     promiscuous: bool,
     all_multicast: bool,
@@ -45,11 +49,11 @@ pub struct Wishes {
     pub offloads: u64,
 }
 
-impl Wishes {
+impl Requested {
     /// What holds until the guest asks for something else: as after a reset.
-    pub fn new(mac: Mac, features: u64) -> Wishes {
+    pub fn new(mac: Mac, features: u64) -> Requested {
         let has = |feature: u64| features & feature != 0;
-        Wishes {
+        Requested {
             mac,
             promiscuous: true,
             all_multicast: true,
@@ -65,9 +69,9 @@ impl Wishes {
         }
     }
 
-    /// The guest has asked for something, and nobody knows for what: it gets everything.
-    pub fn unknown(mac: Mac, features: u64, pairs: u16) -> Wishes {
-        Wishes { vlans: None, pairs, ..Wishes::new(mac, features) }
+    /// The guest has asked for something, and it is not known for what: it gets everything.
+    pub fn unknown(mac: Mac, features: u64, pairs: u16) -> Requested {
+        Requested { vlans: None, pairs, ..Requested::new(mac, features) }
     }
 
     /// What the port takes.
@@ -78,7 +82,7 @@ impl Wishes {
             unicast: !self.no_unicast,
             broadcast: !self.no_broadcast,
             all_multicast: self.all_multicast && !self.no_multicast,
-            // Addresses beside its own are no more than a wish that the policy must allow.
+            // Addresses beside its own are a request that the policy must allow.
             promiscuous: self.promiscuous || self.all_unicast || self.others && !self.no_unicast,
             multicast,
             vlans: self.vlans.clone(),
@@ -86,7 +90,7 @@ impl Wishes {
     }
 
     /// One command: class, number, data. False: it is refused and changed nothing.
-    pub fn obey(&mut self, command: &[u8], features: u64, most_pairs: u16) -> bool {
+    pub fn apply(&mut self, command: &[u8], features: u64, most_pairs: u16) -> bool {
         let Some((&[class, number], data)) = command.split_first_chunk::<2>() else { return false };
         let has = |feature: u64| features & feature != 0;
         match class {
@@ -122,7 +126,7 @@ impl Wishes {
     }
 
     fn receive(&mut self, number: u8, on: bool) -> bool {
-        let wish = match number {
+        let flag = match number {
             control::rx::PROMISCUOUS => &mut self.promiscuous,
             control::rx::ALL_MULTICAST => &mut self.all_multicast,
             control::rx::ALL_UNICAST => &mut self.all_unicast,
@@ -131,7 +135,7 @@ impl Wishes {
             control::rx::NO_BROADCAST => &mut self.no_broadcast,
             _ => return false,
         };
-        *wish = on;
+        *flag = on;
         true
     }
 
@@ -183,7 +187,7 @@ pub struct ControlQueue {
 pub struct Served {
     /// The driver wants to be told.
     pub tell: bool,
-    /// Commands were obeyed.
+    /// Commands were carried out.
     pub changed: bool,
     /// There is more, for later.
     pub more: bool,
@@ -215,8 +219,8 @@ impl ControlQueue {
         self.queue.quiet();
     }
 
-    /// Has `obey` judge the commands that wait.
-    pub fn serve(&mut self, now: Instant, mut obey: impl FnMut(&[u8]) -> bool) -> Result<Served, Broken> {
+    /// Has `apply` carry out the commands that wait.
+    pub fn serve(&mut self, now: Instant, mut apply: impl FnMut(&[u8]) -> bool) -> Result<Served, Broken> {
         let mut served = Served::default();
         if !self.waits() {
             return Ok(served);
@@ -236,7 +240,7 @@ impl ControlQueue {
                 }
             };
             self.queue.next = taken.next;
-            let done = self.gather() && obey(&self.bytes);
+            let done = self.gather() && apply(&self.bytes);
             served.changed |= done;
             let written = self.answer(if done { control::OK } else { control::ERROR });
             self.queue.complete(taken.id, taken.count, written);
@@ -304,49 +308,49 @@ mod tests {
 
     #[test]
     fn receive_modes_addresses_and_vlans() {
-        let mut wishes = Wishes::new(OWN, ALL);
-        assert!(wishes.filter().promiscuous && wishes.filter().all_multicast);
+        let mut requested = Requested::new(OWN, ALL);
+        assert!(requested.filter().promiscuous && requested.filter().all_multicast);
         for number in [control::rx::PROMISCUOUS, control::rx::ALL_MULTICAST] {
-            assert!(wishes.obey(&command(class::RX, number, &[0]), ALL, 1));
+            assert!(requested.apply(&command(class::RX, number, &[0]), ALL, 1));
         }
         let group = Mac([1, 0, 0x5e, 0, 0, 9]);
-        let filter = wishes.filter();
+        let filter = requested.filter();
         assert!(filter.takes(OWN) && filter.takes(Mac([0xff; 6])) && !filter.takes(group));
         assert!(!filter.takes_vlan(7) && filter.takes_vlan(0));
         let table = [&0u32.to_le_bytes()[..], &1u32.to_le_bytes(), &group.0].concat();
-        assert!(wishes.obey(&command(class::MAC, control::mac::TABLE, &table), ALL, 1));
-        assert!(wishes.filter().takes(group) && !wishes.filter().promiscuous);
-        assert!(wishes.obey(&command(class::VLAN, control::vlan::ADD, &7u16.to_le_bytes()), ALL, 1));
-        assert!(wishes.filter().takes_vlan(7));
-        assert!(wishes.obey(&command(class::VLAN, control::vlan::REMOVE, &7u16.to_le_bytes()), ALL, 1));
-        assert!(!wishes.filter().takes_vlan(7));
+        assert!(requested.apply(&command(class::MAC, control::mac::TABLE, &table), ALL, 1));
+        assert!(requested.filter().takes(group) && !requested.filter().promiscuous);
+        assert!(requested.apply(&command(class::VLAN, control::vlan::ADD, &7u16.to_le_bytes()), ALL, 1));
+        assert!(requested.filter().takes_vlan(7));
+        assert!(requested.apply(&command(class::VLAN, control::vlan::REMOVE, &7u16.to_le_bytes()), ALL, 1));
+        assert!(!requested.filter().takes_vlan(7));
         let new = Mac([0x52, 0x54, 0, 0, 0, 9]);
-        assert!(wishes.obey(&command(class::MAC, control::mac::ADDRESS, &new.0), ALL, 1));
-        assert!(wishes.filter().takes(new) && !wishes.filter().takes(OWN));
-        assert!(wishes.obey(&command(class::RX, control::rx::NO_BROADCAST, &[1]), ALL, 1));
-        assert!(!wishes.filter().takes(Mac([0xff; 6])));
+        assert!(requested.apply(&command(class::MAC, control::mac::ADDRESS, &new.0), ALL, 1));
+        assert!(requested.filter().takes(new) && !requested.filter().takes(OWN));
+        assert!(requested.apply(&command(class::RX, control::rx::NO_BROADCAST, &[1]), ALL, 1));
+        assert!(!requested.filter().takes(Mac([0xff; 6])));
         // A second unicast address: as promiscuous mode, which the port's policy must allow.
         let table = [&1u32.to_le_bytes()[..], &[2; 6], &0u32.to_le_bytes()].concat();
-        assert!(wishes.obey(&command(class::MAC, control::mac::TABLE, &table), ALL, 1));
-        assert!(wishes.filter().promiscuous);
+        assert!(requested.apply(&command(class::MAC, control::mac::TABLE, &table), ALL, 1));
+        assert!(requested.filter().promiscuous);
     }
 
     #[test]
     fn pairs_and_offloads_within_what_was_agreed_on() {
-        let mut wishes = Wishes::new(OWN, ALL);
+        let mut requested = Requested::new(OWN, ALL);
         let pairs = |count: u16| command(class::MQ, control::mq::PAIRS, &count.to_le_bytes());
-        assert!(wishes.obey(&pairs(4), ALL, 4) && wishes.pairs == 4);
-        assert!(!wishes.obey(&pairs(0), ALL, 4) && !wishes.obey(&pairs(5), ALL, 4));
+        assert!(requested.apply(&pairs(4), ALL, 4) && requested.pairs == 4);
+        assert!(!requested.apply(&pairs(0), ALL, 4) && !requested.apply(&pairs(5), ALL, 4));
         let set = |bits: u64| command(class::OFFLOADS, control::offloads::SET, &bits.to_le_bytes());
-        assert_eq!(wishes.offloads, GUEST_CSUM | GUEST_TSO4);
-        assert!(wishes.obey(&set(GUEST_CSUM), ALL, 4) && wishes.offloads == GUEST_CSUM);
-        assert!(!wishes.obey(&set(GUEST_TSO6), ALL, 4), "not agreed on");
+        assert_eq!(requested.offloads, GUEST_CSUM | GUEST_TSO4);
+        assert!(requested.apply(&set(GUEST_CSUM), ALL, 4) && requested.offloads == GUEST_CSUM);
+        assert!(!requested.apply(&set(GUEST_TSO6), ALL, 4), "not agreed on");
     }
 
     #[test]
     fn commands_that_cannot_be_change_nothing() {
-        let mut wishes = Wishes::new(OWN, ALL);
-        let before = wishes.clone();
+        let mut requested = Requested::new(OWN, ALL);
+        let before = requested.clone();
         let huge = [u32::MAX.to_le_bytes(), [0; 4]].concat();
         for bad in [
             vec![],
@@ -366,12 +370,12 @@ mod tests {
             command(class::OFFLOADS, control::offloads::SET, &[0; 7]),
             command(99, 0, &[1]),
         ] {
-            assert!(!wishes.obey(&bad, ALL, 4), "{bad:?}");
+            assert!(!requested.apply(&bad, ALL, 4), "{bad:?}");
         }
         // Nothing was agreed on.
         for class in 0..8 {
-            assert!(!wishes.obey(&command(class, 0, &[1; 8]), 0, 4));
+            assert!(!requested.apply(&command(class, 0, &[1; 8]), 0, 4));
         }
-        assert_eq!(wishes, before);
+        assert_eq!(requested, before);
     }
 }

@@ -2,46 +2,14 @@
 
 use std::sync::Arc;
 
-use parking_lot::Mutex;
 use vmlane_port::{Frames, PortId};
-use vmlane_stats::counters;
-use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::{self, feature, net_feature};
 use zerocopy::IntoBytes;
 
-use super::control::Wishes;
+use super::config::{NetConfig, VirtioNetStats};
+use super::control::Checkpoint;
 use super::port::NetPort;
 use crate::virtio::vhost::{Lines, Setup, VhostDevice};
-
-/// What an operator decides about a NIC.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct NetConfig {
-    pub mac: Mac,
-    /// The largest MTU of the guest that the port carries.
-    pub mtu: u16,
-    /// The most pairs of queues; at least 1.
-    pub queues: u8,
-    /// The guest may be given super-frames whole.
-    pub lro: bool,
-    /// Packed rings are on offer.
-    pub packed: bool,
-}
-
-counters! {
-    /// Counters of one NIC's control side.
-    pub struct VirtioNetStats {
-        /// Times rings were started.
-        starts,
-        /// Times rings were stopped.
-        stops,
-        /// Rings that could not be started: their addresses or sizes make no sense.
-        bad_rings,
-        /// Rings that broke while they ran: chains that cannot be.
-        broken_rings,
-        /// Interrupts raised.
-        calls,
-    }
-}
 
 /// A NIC as its vhost-user session drives it.
 pub struct NetDevice {
@@ -53,11 +21,9 @@ pub struct NetDevice {
     lines: Arc<dyn Lines>,
     stats: Arc<VirtioNetStats>,
     attached: bool,
-    wishes: Arc<Kept>,
+    /// The driver's commands so far, while the rings do not run.
+    checkpoint: Arc<Checkpoint>,
 }
-
-/// What the guest asked for on its control queue, with the features agreed on, while the rings do not run.
-pub type Kept = Mutex<Option<(u64, Wishes)>>;
 
 impl NetDevice {
     pub fn new(
@@ -75,7 +41,7 @@ impl NetDevice {
             lines,
             stats,
             attached: false,
-            wishes: Arc::default(),
+            checkpoint: Arc::default(),
         }
     }
 }
@@ -132,7 +98,7 @@ impl VhostDevice for NetDevice {
         }
         let config = NetConfig { mtu: self.mtu, ..self.config };
         let (stats, counters) = (self.frames.stats(self.port), self.stats.clone());
-        let port = NetPort::new(config, setup, self.lines.clone(), stats, counters, self.wishes.clone());
+        let port = NetPort::new(config, setup, self.lines.clone(), stats, counters, self.checkpoint.clone());
         self.stats.starts.inc();
         self.attached = true;
         self.frames.attach(self.port, Box::new(port));
@@ -146,7 +112,7 @@ impl VhostDevice for NetDevice {
     }
 
     fn gone(&mut self) {
-        *self.wishes.lock() = None;
+        *self.checkpoint.lock() = None;
     }
 }
 

@@ -2,12 +2,14 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `config.rs` | the NIC as its operator wants it |
 //! | `device.rs` | features, configuration space, which rings run |
 //! | `port.rs` | the running rings as a `FramePort` |
 //! | `tx.rs`, `rx.rs` | the guest's frames lent; others' frames copied into its buffers |
 //! | `control.rs` | the control queue: receive modes, addresses, VLANs, pairs in use, offloads |
 //! | `steering.rs` | the receive queue of a flow |
 
+mod config;
 mod control;
 mod device;
 mod port;
@@ -15,4 +17,5 @@ mod rx;
 mod steering;
 mod tx;
 
-pub use device::{NetConfig, NetDevice, VirtioNetStats};
+pub use config::{NetConfig, VirtioNetStats};
+pub use device::NetDevice;

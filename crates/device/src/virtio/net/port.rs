@@ -7,21 +7,22 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_HEAD, PortStats, Refusal, RxCapabilities, RxFrame, Token, TxFrame,
+    DropReason, Filter, FramePort, MAX_HEAD, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame,
+    WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
 
-use super::control::{ControlQueue, Served, Wishes};
-use super::device::{Kept, NetConfig, VirtioNetStats};
-use super::rx::{Bench, LONG_HEADER, RxQueue, RxRules, SHORT_HEADER, Undelivered};
+use super::config::{NetConfig, VirtioNetStats};
+use super::control::{Checkpoint, ControlQueue, Requested, Served};
+use super::rx::{LONG_HEADER, RxQueue, RxRules, SHORT_HEADER, Scratch};
 use super::steering::Steering;
 use super::tx::{TxQueue, TxRules};
 use crate::virtio::queue::{Broken, Queue};
 use crate::virtio::vhost::{Lines, Setup};
 
 /// Frames taken from one transmit ring before the next one has its turn.
-const BURST: u32 = 16;
+const QUEUE_TURN: u32 = 16;
 /// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
 /// Smaller receive rings get shorter aggregates.
@@ -38,7 +39,7 @@ pub struct NetPort {
     rx: Vec<RxQueue>,
     /// The transmit ring whose turn it is, and how many frames it may still have.
     turn: usize,
-    burst: u32,
+    left: u32,
     tx_rules: TxRules,
     rx_rules: RxRules,
     capabilities: RxCapabilities,
@@ -48,7 +49,7 @@ pub struct NetPort {
     pairs: usize,
     /// Frames delivered since they were last made visible.
     hidden: u32,
-    bench: Bench,
+    scratch: Scratch,
     lines: Arc<dyn Lines>,
     stats: Arc<PortStats>,
     counters: Arc<VirtioNetStats>,
@@ -58,14 +59,14 @@ pub struct NetPort {
 /// The control queue, where the VMM leaves it to us, and what the guest has asked for there.
 struct Control {
     queue: ControlQueue,
-    wishes: Wishes,
-    kept: Arc<Kept>,
+    requested: Requested,
+    checkpoint: Arc<Checkpoint>,
     features: u64,
     most_pairs: u16,
     changed: bool,
 }
 
-/// What the guest takes unfinished or whole.
+/// What the guest takes with partial checksums or whole.
 struct Taken {
     checksum: bool,
     tso4: bool,
@@ -103,7 +104,7 @@ impl NetPort {
         lines: Arc<dyn Lines>,
         stats: Arc<PortStats>,
         counters: Arc<VirtioNetStats>,
-        kept: Arc<Kept>,
+        checkpoint: Arc<Checkpoint>,
     ) -> NetPort {
         let Setup { features, memory, rings } = setup;
         let has = |feature: u64| features & feature != 0;
@@ -116,15 +117,17 @@ impl NetPort {
             match Queue::new(ring, features, &memory) {
                 Ok(queue) if control_ring == Some(number) => {
                     let begins = ring.position.load(Ordering::Acquire) as u16 & 0x7fff == 0;
-                    let before = kept.lock().take().filter(|(agreed, _)| !begins && *agreed == features);
+                    let before =
+                        checkpoint.lock().take().filter(|(agreed, _)| !begins && *agreed == features);
                     let most_pairs = config.queues.into();
-                    let wishes = match before {
-                        Some((_, wishes)) => wishes,
-                        None if begins => Wishes::new(config.mac, features),
-                        None => Wishes::unknown(config.mac, features, most_pairs),
+                    let requested = match before {
+                        Some((_, requested)) => requested,
+                        None if begins => Requested::new(config.mac, features),
+                        None => Requested::unknown(config.mac, features, most_pairs),
                     };
-                    let (queue, kept) = (ControlQueue::new(queue, number, &memory), kept.clone());
-                    control = Some(Control { queue, wishes, kept, features, most_pairs, changed: false });
+                    let (queue, checkpoint) = (ControlQueue::new(queue, number, &memory), checkpoint.clone());
+                    control =
+                        Some(Control { queue, requested, checkpoint, features, most_pairs, changed: false });
                 }
                 Ok(queue) if number % 2 == 0 => rx.push(RxQueue::new(queue, number)),
                 Ok(queue) => tx.push(TxQueue::new(queue, number, &memory)),
@@ -145,7 +148,7 @@ impl NetPort {
             tx,
             rx,
             turn: 0,
-            burst: BURST,
+            left: QUEUE_TURN,
             tx_rules: TxRules {
                 header,
                 frame: TxRules::longest(config.mtu),
@@ -182,12 +185,12 @@ impl NetPort {
             },
             pairs: usize::MAX,
             hidden: 0,
-            bench: Bench {
+            scratch: Scratch {
                 header: Spans::new(memory.clone(), true),
                 into: Spans::new(memory, true),
                 segments: Vec::with_capacity(64),
                 chains: Vec::with_capacity(64),
-                scratch: Box::new([0; MAX_HEAD]),
+                head: Box::new([0; MAX_HEAD]),
             },
             lines,
             stats,
@@ -203,24 +206,24 @@ impl NetPort {
     /// What the guest has asked for on its control queue is in force from here on.
     fn adopt(&mut self) {
         let Some(control) = &self.control else { return };
-        let wishes = &control.wishes;
-        self.filter = wishes.filter();
+        let requested = &control.requested;
+        self.filter = requested.filter();
         if control.features & net_feature::MULTI_QUEUE != 0 {
-            self.steering.limit(wishes.pairs.into());
-            self.pairs = wishes.pairs.into();
+            self.steering.limit(requested.pairs.into());
+            self.pairs = requested.pairs.into();
         }
-        let Taken { checksum, tso4, tso6, uso4, uso6 } = Taken::of(wishes.offloads);
+        let Taken { checksum, tso4, tso6, uso4, uso6 } = Taken::of(requested.offloads);
         (self.rx_rules.checksum, self.rx_rules.aggregates) =
-            (checksum, Taken::of(wishes.offloads).aggregates());
+            (checksum, Taken::of(requested.offloads).aggregates());
         let whole = RxCapabilities { tso4, tso6, uso4, uso6, ..self.capabilities };
         self.capabilities = RxCapabilities { partial_sum: checksum, partial_frame: checksum, ..whole };
     }
 
-    /// Obeys what the guest has asked for meanwhile. True if there is more.
+    /// Carries out what the guest has asked for meanwhile. True if there is more.
     fn control(&mut self, now: Instant) -> bool {
         let Some(control) = &mut self.control else { return false };
-        let Control { queue, wishes, features, most_pairs, changed, .. } = control;
-        match queue.serve(now, |command| wishes.obey(command, *features, *most_pairs)) {
+        let Control { queue, requested, features, most_pairs, changed, .. } = control;
+        match queue.serve(now, |command| requested.apply(command, *features, *most_pairs)) {
             Ok(Served { tell, changed: new, more }) => {
                 *changed |= new;
                 if tell {
@@ -248,13 +251,59 @@ impl NetPort {
         self.lines.fail(ring);
     }
 
+    /// The next frame of the transmit ring whose turn it is.
+    #[inline]
+    fn fetch_one(&mut self) -> Option<Token> {
+        self.left -= 1;
+        let queue = self.tx.get_mut(self.turn)?;
+        match queue.fetch(&self.tx_rules, &self.stats) {
+            Ok(slot) => {
+                let slot = slot?;
+                if self.turn < self.pairs {
+                    self.steering.sent(queue.frame(slot).head, self.turn);
+                }
+                Some(token(self.turn, slot))
+            }
+            Err(broken) => {
+                let ring = queue.ring;
+                self.broke(ring, broken);
+                None
+            }
+        }
+    }
+
+    #[inline]
+    fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
+        let fits = match frame.aggregate {
+            Some(_) => self.rx_rules.aggregates,
+            None => frame.len() <= self.rx_rules.frame,
+        };
+        if !fits {
+            return Err(DropReason::TooLong);
+        }
+        let pair = self.steering.pair(frame.head);
+        let queue = self.rx.get_mut(pair).ok_or(DropReason::NoBuffers)?;
+        if let Err(reason) = queue.deliver(frame, &self.rx_rules, &mut self.scratch) {
+            if let Some(broken) = queue.take_broken() {
+                let ring = queue.ring;
+                self.broke(ring, broken);
+            }
+            return Err(reason);
+        }
+        self.hidden += 1;
+        if self.hidden == VISIBLE {
+            self.publish();
+        }
+        Ok(())
+    }
+
     fn next_turn(&mut self) {
         self.turn = if self.turn + 1 < self.tx.len() { self.turn + 1 } else { 0 };
-        self.burst = BURST;
+        self.left = QUEUE_TURN;
     }
 
     /// Completes the finished frames of some transmit rings.
-    fn settle(&mut self, which: impl Fn(&TxQueue) -> bool) {
+    fn complete(&mut self, which: impl Fn(&TxQueue) -> bool) {
         for queue in self.tx.iter_mut().filter(|queue| which(queue)) {
             if queue.flush() {
                 self.counters.calls.bump(1);
@@ -264,7 +313,7 @@ impl NetPort {
     }
 
     /// Makes deliveries visible.
-    fn show(&mut self) {
+    fn publish(&mut self) {
         self.hidden = 0;
         for queue in &mut self.rx {
             if queue.queue.publish() {
@@ -286,28 +335,22 @@ fn slot(token: Token) -> (usize, u16) {
 
 impl FramePort for NetPort {
     #[inline]
-    fn fetch(&mut self) -> Option<Token> {
-        for _ in 0..=self.tx.len() {
-            if self.burst > 0 && self.turn < self.tx.len() {
-                self.burst -= 1;
-                let queue = &mut self.tx[self.turn];
-                match queue.fetch(&self.tx_rules, &self.stats) {
-                    Ok(Some(slot)) => {
-                        if self.turn < self.pairs {
-                            self.steering.sent(queue.frame(slot).head, self.turn);
-                        }
-                        return Some(token(self.turn, slot));
-                    }
-                    Ok(None) => {}
-                    Err(broken) => {
-                        let ring = queue.ring;
-                        self.broke(ring, broken);
-                    }
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        let (mut count, mut idle) = (0, 0);
+        while count < tokens.len() && idle <= self.tx.len() {
+            let fetched = if self.left > 0 { self.fetch_one() } else { None };
+            match (fetched, tokens.get_mut(count)) {
+                (Some(token), Some(place)) => {
+                    *place = token;
+                    (count, idle) = (count + 1, 0);
+                }
+                _ => {
+                    idle += 1;
+                    self.next_turn();
                 }
             }
-            self.next_turn();
         }
-        None
+        count
     }
 
     #[inline]
@@ -317,9 +360,11 @@ impl FramePort for NetPort {
     }
 
     #[inline]
-    fn finish(&mut self, token: Token) {
-        let (queue, slot) = slot(token);
-        self.tx[queue].finish(slot);
+    fn finish(&mut self, tokens: &[Token]) {
+        for &token in tokens {
+            let (queue, slot) = slot(token);
+            self.tx[queue].finish(slot);
+        }
     }
 
     #[inline]
@@ -333,32 +378,11 @@ impl FramePort for NetPort {
     }
 
     #[inline]
-    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
-        let fits = match packet.aggregate {
-            Some(_) => self.rx_rules.aggregates,
-            None => packet.len() <= self.rx_rules.frame,
-        };
-        if !fits {
-            return Err(Refusal::Drop(DropReason::TooLong));
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        for (at, frame) in frames.iter().enumerate() {
+            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
         }
-        let pair = self.steering.pair(packet.head);
-        let Some(queue) = self.rx.get_mut(pair) else { return Err(Refusal::Drop(DropReason::NoBuffers)) };
-        match queue.deliver(packet, &self.rx_rules, &mut self.bench) {
-            Ok(()) => {
-                self.hidden += 1;
-                if self.hidden == VISIBLE {
-                    self.show();
-                }
-                Ok(())
-            }
-            Err(Undelivered::Refused(refusal)) => Err(refusal),
-            Err(Undelivered::Broken(broken)) => {
-                queue.broken = true;
-                let ring = queue.ring;
-                self.broke(ring, broken);
-                Err(Refusal::Drop(DropReason::BadReceiver))
-            }
-        }
+        Ok(())
     }
 
     fn has_room(&mut self) -> bool {
@@ -367,23 +391,25 @@ impl FramePort for NetPort {
     }
 
     fn flush(&mut self, _: Instant) {
-        self.show();
-        self.settle(|_| true);
+        self.publish();
+        self.complete(|_| true);
     }
 
     fn tick(&mut self, now: Instant) -> bool {
-        self.settle(|queue| queue.skipped);
+        self.complete(|queue| queue.skipped);
         self.control.is_some() && self.control(now)
     }
 
     fn changed(&mut self) -> bool {
         self.control.as_mut().is_some_and(|control| std::mem::take(&mut control.changed))
     }
+}
 
+impl WakeUp for NetPort {
     fn arm(&mut self) -> bool {
         self.tx.iter_mut().for_each(|queue| queue.queue.listen());
         self.control.iter_mut().for_each(|control| control.queue.listen());
-        // A driver stores a chain and then loads the wish: one of the two looks sees the other's store.
+        // A driver stores a chain and then loads what we asked for: one of the two looks sees the other's store.
         fence(Ordering::SeqCst);
         self.tx.iter().any(TxQueue::waits)
             || self.control.as_ref().is_some_and(|control| control.queue.waits())
@@ -395,21 +421,21 @@ impl FramePort for NetPort {
         self.lines.clear();
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         self.lines.bell()
     }
 }
 
 impl Drop for NetPort {
     fn drop(&mut self) {
-        self.show();
+        self.publish();
         for queue in &mut self.rx {
             let next = queue.queue.next;
             queue.queue.leave(next);
         }
-        self.settle(|_| true);
+        self.complete(|_| true);
         if let Some(control) = self.control.take() {
-            *control.kept.lock() = Some((control.features, control.wishes));
+            *control.checkpoint.lock() = Some((control.features, control.requested));
         }
     }
 }

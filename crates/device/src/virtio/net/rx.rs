@@ -1,7 +1,7 @@
 //! One receive ring: packets are copied into the guest's buffers, several for one if it merges them.
 
 use vmlane_mem::Spans;
-use vmlane_port::{DropReason, MAX_HEAD, Refusal, RxFrame, VnetHeader};
+use vmlane_port::{DropReason, MAX_HEAD, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
@@ -26,34 +26,15 @@ pub struct RxRules {
     pub aggregates: bool,
 }
 
-/// Memory that all rings of a NIC use for the packet in hand.
+/// Memory that all rings of a NIC use for the frame in hand.
 #[derive(Debug)]
-pub struct Bench {
+pub struct Scratch {
     pub header: Spans,
     pub into: Spans,
     pub segments: Vec<Segment>,
     /// Chains taken, with the bytes that each holds.
     pub chains: Vec<(Taken, u32)>,
-    pub scratch: Box<[u8; MAX_HEAD]>,
-}
-
-/// Why a packet was not delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Undelivered {
-    Refused(Refusal),
-    Broken(Broken),
-}
-
-impl From<Refusal> for Undelivered {
-    fn from(refusal: Refusal) -> Undelivered {
-        Undelivered::Refused(refusal)
-    }
-}
-
-impl From<Broken> for Undelivered {
-    fn from(broken: Broken) -> Undelivered {
-        Undelivered::Broken(broken)
-    }
+    pub head: Box<[u8; MAX_HEAD]>,
 }
 
 /// One receive ring.
@@ -64,11 +45,13 @@ pub struct RxQueue {
     /// Where the chain was to be that the last refused packet lacked.
     missing: Option<Cursor>,
     pub broken: bool,
+    /// What the VMM is to be told of.
+    fault: Option<Broken>,
 }
 
 impl RxQueue {
     pub fn new(queue: Queue, ring: usize) -> RxQueue {
-        RxQueue { queue, ring, missing: None, broken: false }
+        RxQueue { queue, ring, missing: None, broken: false, fault: None }
     }
 
     /// Was the last packet refused for want of buffers?
@@ -80,21 +63,33 @@ impl RxQueue {
         !self.broken && self.queue.is_there(self.missing.unwrap_or(self.queue.next))
     }
 
-    /// Copies a packet into the next buffers.
+    /// What broke the ring, once.
+    pub fn take_broken(&mut self) -> Option<Broken> {
+        self.fault.take()
+    }
+
+    #[cold]
+    fn broke(&mut self, fault: Broken) -> DropReason {
+        self.broken = true;
+        self.fault = Some(fault);
+        DropReason::BadReceiver
+    }
+
+    /// Copies a frame into the next buffers.
     #[inline]
     pub fn deliver(
         &mut self,
         packet: &RxFrame<'_>,
         rules: &RxRules,
-        bench: &mut Bench,
-    ) -> Result<(), Undelivered> {
+        scratch: &mut Scratch,
+    ) -> Result<(), DropReason> {
         if self.broken {
-            return Err(Refusal::Drop(DropReason::BadReceiver).into());
+            return Err(DropReason::BadReceiver);
         }
         let shift = if packet.tag.is_some() { TAG } else { 0 };
         let need = rules.header + shift + packet.len();
-        self.collect(need, rules, bench)?;
-        spread(need, rules.header, bench)?;
+        self.collect(need, rules, scratch)?;
+        spread(need, rules.header, scratch)?;
         let header = if rules.checksum {
             VnetHeader::with_checksum_status(packet, shift as u16)
         } else {
@@ -102,62 +97,64 @@ impl RxQueue {
         };
         let mut bytes = [0; LONG_HEADER];
         bytes[..SHORT_HEADER].copy_from_slice(&header.to_bytes());
-        bytes[SHORT_HEADER..].copy_from_slice(&(bench.chains.len() as u16).to_le_bytes());
-        bench.header.write(0, &bytes[..rules.header]);
+        bytes[SHORT_HEADER..].copy_from_slice(&(scratch.chains.len() as u16).to_le_bytes());
+        scratch.header.write(0, &bytes[..rules.header]);
         if rules.checksum && packet.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
             let partial = RxFrame { partial_checksum: None, ..*packet };
-            partial.write(&bench.into, true, &mut bench.scratch);
+            partial.write(&scratch.into, true, &mut scratch.head);
         } else {
-            packet.write(&bench.into, true, &mut bench.scratch);
+            packet.write(&scratch.into, true, &mut scratch.head);
         }
         if let Some(log) = self.queue.log() {
-            log_pieces(log, need, &bench.segments);
+            log_pieces(log, need, &scratch.segments);
         }
         let mut left = need as u32;
-        for (taken, bytes) in &bench.chains {
+        for (taken, bytes) in &scratch.chains {
             let here = left.min(*bytes);
             self.queue.complete(taken.id, taken.count, here);
             left -= here;
             self.queue.next = taken.next;
         }
         self.missing = None;
-        let into = &bench.into;
+        let into = &scratch.into;
         self.queue.look_ahead(self.queue.next, |addr, _| into.prefetch_write(addr, lines_ahead(need)));
         Ok(())
     }
 
     /// Finds chains for `need` bytes; nothing is taken yet.
     #[inline]
-    fn collect(&mut self, need: usize, rules: &RxRules, bench: &mut Bench) -> Result<(), Undelivered> {
-        bench.segments.clear();
-        bench.chains.clear();
+    fn collect(&mut self, need: usize, rules: &RxRules, scratch: &mut Scratch) -> Result<(), DropReason> {
+        scratch.segments.clear();
+        scratch.chains.clear();
         let (mut at, mut have, mut descriptors) = (self.queue.next, 0usize, 0usize);
         while have < need {
-            let begin = bench.segments.len();
-            let Some(taken) = self.queue.read(at, &mut bench.segments)? else {
+            let begin = scratch.segments.len();
+            let Some(taken) =
+                self.queue.read(at, &mut scratch.segments).map_err(|fault| self.broke(fault))?
+            else {
                 if descriptors >= usize::from(self.queue.size()) {
-                    return Err(Refusal::Drop(DropReason::NoRoom).into());
+                    return Err(DropReason::NoRoom);
                 }
                 self.missing = Some(at);
-                return Err(Refusal::Full.into());
+                return Err(DropReason::NoBuffers);
             };
-            let pieces = &bench.segments[begin..];
+            let pieces = &scratch.segments[begin..];
             if pieces.iter().any(|piece| !piece.writable) {
-                return Err(Refusal::Drop(DropReason::BadReceiver).into());
+                return Err(DropReason::BadReceiver);
             }
             let bytes: usize = pieces.iter().map(|piece| piece.len as usize).sum();
-            let first = bench.chains.is_empty();
+            let first = scratch.chains.is_empty();
             if first && bytes < rules.header || bytes == 0 {
-                return Err(Refusal::Drop(DropReason::BadReceiver).into());
+                return Err(DropReason::BadReceiver);
             }
             have = have.saturating_add(bytes);
             descriptors += usize::from(taken.count);
-            bench.chains.push((taken, u32::try_from(bytes).unwrap_or(u32::MAX)));
+            scratch.chains.push((taken, u32::try_from(bytes).unwrap_or(u32::MAX)));
             at = taken.next;
-            let more = rules.mergeable && bench.chains.len() < MAX_BUFFERS;
+            let more = rules.mergeable && scratch.chains.len() < MAX_BUFFERS;
             if have < need && !more {
-                return Err(Refusal::Drop(DropReason::NoRoom).into());
+                return Err(DropReason::NoRoom);
             }
         }
         Ok(())
@@ -177,21 +174,21 @@ fn log_pieces(log: &DirtyLog, need: usize, pieces: &[Segment]) {
 
 /// Resolves the pieces: the header's bytes, and those of the frame behind it.
 #[inline]
-fn spread(need: usize, header: usize, bench: &mut Bench) -> Result<(), Undelivered> {
-    bench.header.clear();
-    bench.into.clear();
+fn spread(need: usize, header: usize, scratch: &mut Scratch) -> Result<(), DropReason> {
+    scratch.header.clear();
+    scratch.into.clear();
     let mut before = 0;
-    for piece in &bench.segments {
+    for piece in &scratch.segments {
         let bytes = (piece.len as usize).min(need - before);
         let of_header = bytes.min(header.saturating_sub(before));
-        let bad = |_| Undelivered::Refused(Refusal::Drop(DropReason::BadReceiver));
+        let bad = |_| DropReason::BadReceiver;
         if of_header > 0 {
-            bench.header.push(piece.addr, of_header).map_err(bad)?;
+            scratch.header.push(piece.addr, of_header).map_err(bad)?;
         }
         if bytes > of_header {
-            // An address that wraps is in nobody's memory.
+            // An address that wraps is in no memory.
             let addr = piece.addr.wrapping_add(of_header as u64);
-            bench.into.push(addr, bytes - of_header).map_err(bad)?;
+            scratch.into.push(addr, bytes - of_header).map_err(bad)?;
         }
         before += bytes;
         if before == need {

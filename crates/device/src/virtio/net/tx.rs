@@ -63,7 +63,7 @@ pub struct TxQueue {
     next: u64,
     segments: Vec<Segment>,
     pub broken: bool,
-    /// Frames were left out, and nobody will ask for a flush because of them.
+    /// Frames were left out; no flush will be asked for because of them.
     pub skipped: bool,
 }
 
@@ -197,7 +197,7 @@ impl Drop for TxQueue {
     }
 }
 
-/// Takes the header and the private copy of the first bytes, and checks the wishes.
+/// Takes the header and the private copy of the first bytes, and checks the offload.
 #[inline]
 fn gather(
     segments: &[Segment],

@@ -4,10 +4,11 @@
 //! is none, of ring 1. Nothing is consumed until all of the packet has a place.
 
 use vmlane_mem::Spans;
-use vmlane_port::{DropReason, Refusal};
+use vmlane_port::DropReason;
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxDesc};
 
-use super::ring::{Place, RxCommands};
+use super::place::Place;
+use super::ring::RxCommands;
 
 /// A buffer that a packet goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -29,9 +30,10 @@ pub struct Missing {
 /// Why there is no place for a packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
-    /// Later, when this is posted.
+    /// Not before this is posted.
     Later(Missing),
-    Refused(Refusal),
+    /// Never, however many buffers are posted.
+    Never(DropReason),
     /// A buffer that no driver may post: the queue stops.
     Broken,
 }
@@ -199,7 +201,7 @@ impl Buffers {
     }
 
     /// Bytes of the largest packet that `limit` buffers like the next ones hold. None: they are not
-    /// posted, so nobody knows.
+    /// posted, so it is not known.
     pub fn largest(&mut self, limit: usize) -> Option<usize> {
         let head = self.head().ok()?.len();
         let ring0 = self.ring0.load(self.ring0.next(self.ring0.head));
@@ -218,7 +220,7 @@ impl Buffers {
 const BODY: usize = 4096;
 
 /// No number of posted buffers would do.
-const TOO_LARGE: NoPlace = NoPlace::Refused(Refusal::Drop(DropReason::NoRoom));
+const TOO_LARGE: NoPlace = NoPlace::Never(DropReason::NoRoom);
 
 /// Adds a buffer for up to `left` bytes. Returns how many it takes.
 #[inline]

@@ -2,9 +2,10 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `ring.rs` | rings by generation |
-//! | `tx.rs`, `offload.rs`, `order.rs` | packets gathered, checked, lent, completed in order |
-//! | `rx.rs`, `layout.rs` | packets laid into posted buffers, completed |
+//! | `ring.rs`, `place.rs` | rings by generation, positions in them |
+//! | `checkpoint.rs` | positions that outlive the daemon |
+//! | `tx.rs`, `offload.rs`, `order.rs` | frames gathered, checked, lent, completed in order |
+//! | `rx.rs`, `layout.rs` | frames laid into posted buffers, completed |
 //! | `rss.rs` | the receive queue of a packet |
 //! | `moderation.rs` | when an interrupt is due |
 //! | `counters.rs` | the driver's statistics |
@@ -13,12 +14,13 @@
 //! and what was read is checked. Nothing here allocates once it has run for a while, nothing locks
 //! (but [`NicPort::refresh`]), nothing makes a system call but to raise an interrupt.
 
+mod checkpoint;
 mod counters;
 mod layout;
 mod moderation;
 mod offload;
 mod order;
-mod past;
+mod place;
 mod ring;
 mod rss;
 mod rx;
@@ -30,8 +32,8 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_FRAME, MAX_HEAD, PortStats, Refusal, RxCapabilities, RxFrame, Token,
-    TxFrame,
+    DropReason, Filter, FramePort, MAX_FRAME, MAX_HEAD, PortStats, Refused, RxCapabilities, RxFrame, Token,
+    TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -41,13 +43,13 @@ use self::moderation::{LineId, Moderator};
 #[doc(hidden)]
 pub use self::offload::TxRules;
 use self::rss::{Hash, Toeplitz};
-use self::rx::{Bench, RxQueue, RxRules, Undelivered};
+use self::rx::{RxQueue, RxRules, Scratch};
 use self::tx::{Stopped, TxQueue};
 use super::setup::{Live, Setup, Shared};
 use super::stats::QUEUE_LOST;
 
 /// Frames taken from one transmit queue before the next one has its turn.
-const BURST: u32 = 16;
+const QUEUE_TURN: u32 = 16;
 /// How long a masked vector keeps the worker from sleeping deeply. Drivers that poll for longer than
 /// that look by themselves; indices that never fire stay masked for ever.
 const RESTLESS: Duration = Duration::from_millis(20);
@@ -60,7 +62,7 @@ pub struct NicPort {
     rx_lines: Vec<LineId>,
     /// The transmit queue whose turn it is, and how many frames it may still have.
     turn: usize,
-    burst: u32,
+    left: u32,
     tx_rules: TxRules,
     rx_rules: RxRules,
     filter: Filter,
@@ -72,9 +74,9 @@ pub struct NicPort {
     /// What the posted buffers hold of an aggregate is not known yet.
     unsized_buffers: bool,
     control: usize,
-    /// Where positions in the rings are stored for a successor.
+    /// Where positions in the rings are stored for the next daemon.
     positions: Arc<Window>,
-    bench: Bench,
+    scratch: Scratch,
     shared: Arc<Shared>,
     stats: Arc<PortStats>,
 }
@@ -88,15 +90,15 @@ impl NicPort {
         port
     }
 
-    /// The rings of `setup` from where a predecessor stopped; `None` if that is not known.
-    pub fn resumed(setup: Setup, stats: Arc<PortStats>) -> Option<NicPort> {
+    /// The rings of `setup` from where the previous daemon stopped; `None` if that is not known.
+    pub fn restored(setup: Setup, stats: Arc<PortStats>) -> Option<NicPort> {
         let mut port = NicPort::unstored(setup, stats);
         let (tx, window) = (port.tx.len(), port.positions.clone());
         for (number, queue) in port.tx.iter_mut().enumerate() {
-            queue.resume(&window, number)?;
+            queue.restore(&window, number)?;
         }
         for (number, queue) in port.rx.iter_mut().enumerate() {
-            queue.resume(&window, tx + number)?;
+            queue.restore(&window, tx + number)?;
         }
         port.store();
         Some(port)
@@ -142,7 +144,7 @@ impl NicPort {
             tx_lines: tx.iter().map(|queue| moderator.line(queue.vector)).collect(),
             rx_lines: rx.iter().map(|queue| moderator.line(queue.vector)).collect(),
             turn: 0,
-            burst: BURST,
+            left: QUEUE_TURN,
             tx_rules: TxRules::new(revision, mtu),
             rx_rules,
             filter: Filter::default(),
@@ -153,10 +155,10 @@ impl NicPort {
             unsized_buffers: true,
             positions,
             control: if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL },
-            bench: Bench {
+            scratch: Scratch {
                 into: Spans::new(memory, true),
                 buffers: Vec::with_capacity(rx_rules.limit.min(64)),
-                scratch: Box::new([0; MAX_HEAD]),
+                head: Box::new([0; MAX_HEAD]),
             },
             tx,
             rx,
@@ -227,17 +229,63 @@ impl NicPort {
         outcome.held
     }
 
+    /// The next frame of the transmit queue whose turn it is.
+    #[inline]
+    fn fetch_one(&mut self) -> Option<Token> {
+        self.left -= 1;
+        let counters = &self.shared.tx_stats[self.turn];
+        match self.tx[self.turn].fetch(&self.tx_rules, &self.stats, counters) {
+            Ok(slot) => slot.map(|slot| token(self.turn, slot)),
+            Err(stopped) => {
+                self.tx_stopped(self.turn, stopped);
+                None
+            }
+        }
+    }
+
+    #[inline]
+    fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
+        let fits = match frame.aggregate {
+            Some(_) => self.rx_rules.features.lro4 || self.rx_rules.features.lro6,
+            None => frame.len() <= self.rx_rules.frame,
+        };
+        if !fits {
+            return Err(DropReason::TooLong);
+        }
+        let (queue, hash) = self.rss.as_ref().map_or((0, Hash::default()), |rss| rss.queue(frame));
+        let counters = &self.shared.rx_stats[queue];
+        match self.rx[queue].deliver(frame, hash, &self.rx_rules, &mut self.scratch, counters) {
+            Ok(completions) => {
+                self.moderator.received(self.rx_lines[queue], completions);
+                Ok(())
+            }
+            Err(reason) => {
+                self.not_delivered(queue, reason);
+                Err(reason)
+            }
+        }
+    }
+
+    #[cold]
+    fn not_delivered(&mut self, queue: usize, reason: DropReason) {
+        if let Some(stopped) = self.rx[queue].take_stop() {
+            self.rx_stopped(queue, stopped);
+        } else {
+            self.unsized_buffers |= reason != DropReason::NoBuffers;
+        }
+    }
+
     fn next_turn(&mut self) {
         self.turn = if self.turn + 1 < self.tx.len() { self.turn + 1 } else { 0 };
-        self.burst = BURST;
+        self.left = QUEUE_TURN;
     }
 }
 
-pub use past::forget;
+pub use checkpoint::forget;
 
 /// Bytes for the positions of so many queues, of both kinds together.
 pub const fn positions(queues: usize) -> usize {
-    past::bytes(queues)
+    checkpoint::bytes(queues)
 }
 
 /// A slot of a queue, as a token.
@@ -251,20 +299,22 @@ fn slot(token: Token) -> (usize, u16) {
 
 impl FramePort for NicPort {
     #[inline]
-    fn fetch(&mut self) -> Option<Token> {
-        for _ in 0..=self.tx.len() {
-            if self.burst > 0 {
-                self.burst -= 1;
-                let counters = &self.shared.tx_stats[self.turn];
-                match self.tx[self.turn].fetch(&self.tx_rules, &self.stats, counters) {
-                    Ok(Some(slot)) => return Some(token(self.turn, slot)),
-                    Ok(None) => {}
-                    Err(stopped) => self.tx_stopped(self.turn, stopped),
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        let (mut count, mut idle) = (0, 0);
+        while count < tokens.len() && idle <= self.tx.len() {
+            let fetched = if self.left > 0 { self.fetch_one() } else { None };
+            match (fetched, tokens.get_mut(count)) {
+                (Some(token), Some(place)) => {
+                    *place = token;
+                    (count, idle) = (count + 1, 0);
+                }
+                _ => {
+                    idle += 1;
+                    self.next_turn();
                 }
             }
-            self.next_turn();
         }
-        None
+        count
     }
 
     #[inline]
@@ -274,9 +324,11 @@ impl FramePort for NicPort {
     }
 
     #[inline]
-    fn finish(&mut self, token: Token) {
-        let (queue, slot) = slot(token);
-        self.tx[queue].finish(slot);
+    fn finish(&mut self, tokens: &[Token]) {
+        for &token in tokens {
+            let (queue, slot) = slot(token);
+            self.tx[queue].finish(slot);
+        }
     }
 
     #[inline]
@@ -290,31 +342,11 @@ impl FramePort for NicPort {
     }
 
     #[inline]
-    fn deliver(&mut self, packet: &RxFrame<'_>) -> Result<(), Refusal> {
-        let fits = match packet.aggregate {
-            Some(_) => self.rx_rules.features.lro4 || self.rx_rules.features.lro6,
-            None => packet.len() <= self.rx_rules.frame,
-        };
-        if !fits {
-            return Err(Refusal::Drop(DropReason::TooLong));
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        for (at, frame) in frames.iter().enumerate() {
+            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
         }
-        let (queue, hash) = self.rss.as_ref().map_or((0, Hash::default()), |rss| rss.queue(packet));
-        let counters = &self.shared.rx_stats[queue];
-        let delivered = self.rx[queue].deliver(packet, hash, &self.rx_rules, &mut self.bench, counters);
-        match delivered {
-            Ok(completions) => {
-                self.moderator.received(self.rx_lines[queue], completions);
-                Ok(())
-            }
-            Err(Undelivered::Refused(refusal)) => {
-                self.unsized_buffers |= refusal != Refusal::Full;
-                Err(refusal)
-            }
-            Err(Undelivered::Stopped(stopped)) => {
-                self.rx_stopped(queue, stopped);
-                Err(Refusal::Drop(DropReason::BadReceiver))
-            }
-        }
+        Ok(())
     }
 
     fn has_room(&mut self) -> bool {
@@ -342,18 +374,6 @@ impl FramePort for NicPort {
         held || pending && self.restless.is_some_and(|until| now < until)
     }
 
-    fn arm(&mut self) -> bool {
-        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, 1));
-        // A driver stores a descriptor and then loads the threshold: one of the two looks sees the
-        // other's store.
-        fence(Ordering::SeqCst);
-        self.tx.iter().any(TxQueue::waits)
-    }
-
-    fn disarm(&mut self) {
-        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
-    }
-
     /// All queues have stopped: Linux, Windows and FreeBSD reset the device when they see these events.
     fn fail(&mut self) {
         self.shared.failed.store(true, Ordering::Release);
@@ -369,5 +389,19 @@ impl FramePort for NicPort {
     fn refresh(&mut self) {
         let live = self.shared.live.lock().clone();
         self.adopt(live);
+    }
+}
+
+impl WakeUp for NicPort {
+    fn arm(&mut self) -> bool {
+        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, 1));
+        // A driver stores a descriptor and then loads the threshold: one of the two looks sees the
+        // other's store.
+        fence(Ordering::SeqCst);
+        self.tx.iter().any(TxQueue::waits)
+    }
+
+    fn disarm(&mut self) {
+        self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
     }
 }

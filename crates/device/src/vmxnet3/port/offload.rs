@@ -1,4 +1,4 @@
-//! What a packet's first descriptor wishes, checked against the packet.
+//! The offload that a frame's first descriptor asks for, checked against the frame.
 
 use vmlane_port::{DropReason, MAX_FRAME, MAX_HEAD, Offload};
 use vmlane_wire::ethernet::{HEADER, TAG};
@@ -28,7 +28,7 @@ impl TxRules {
         TxRules { frame, encapsulated: (4..=6).contains(&revision), inner: revision >= 7 }
     }
 
-    /// The wishes of `first` for a packet of `len` bytes, or why they cannot be.
+    /// The offload that `first` asks for, of a frame of `len` bytes, or why it cannot be.
     #[inline]
     pub fn check(&self, first: &TxDesc, len: usize) -> Result<Offload, DropReason> {
         let inner = self.inner && first.inner();
@@ -105,21 +105,21 @@ pub fn spoken_of(offload: Offload) -> usize {
 mod tests {
     use super::*;
 
-    fn wish(mode: OffloadMode, header: u16, mss: u16) -> TxDesc {
+    fn asking(mode: OffloadMode, header: u16, mss: u16) -> TxDesc {
         TxDesc::new(0, 1).with_offload(mode, header, mss)
     }
 
     #[test]
-    fn wishes_that_cannot_be_are_refused() {
+    fn offloads_that_cannot_be_are_refused() {
         let rules = TxRules::new(4, 1500);
-        let checksum = |start, field, len| rules.check(&wish(OffloadMode::Checksum, start, field), len);
+        let checksum = |start, field, len| rules.check(&asking(OffloadMode::Checksum, start, field), len);
         assert_eq!(checksum(34, 50, 52), Ok(Offload::Checksum { start: 34, field: 50 }));
         for (start, field, len) in
             [(34, 51, 52), (51, 50, 60), (0, 50, 60), (34, 600, 1500), (34, 1025, 1500)]
         {
             assert_eq!(checksum(start, field, len), Err(DropReason::BadOffload), "{start} {field} {len}");
         }
-        let segment = |header, mss, len| rules.check(&wish(OffloadMode::Segment, header, mss), len);
+        let segment = |header, mss, len| rules.check(&asking(OffloadMode::Segment, header, mss), len);
         assert_eq!(segment(54, 1448, 65000), Ok(Offload::Segment { header: 54, mss: 1448 }));
         for (header, mss, len) in
             [(54, 0, 1000), (54, 100, 54), (40, 100, 1000), (600, 100, 1000), (54, 1, 60000)]
@@ -140,16 +140,16 @@ mod tests {
 
     #[test]
     fn encapsulation_by_revision() {
-        let old = wish(OffloadMode::Encapsulated, 104, 1400);
+        let old = asking(OffloadMode::Encapsulated, 104, 1400);
         for revision in 1..=7 {
             let got = TxRules::new(revision, 1500).check(&old, 20000);
             assert_eq!(got.is_ok(), (4..=6).contains(&revision), "revision {revision}");
         }
-        let new = wish(OffloadMode::Segment, 104, 1400).with_inner().with_outer_sum();
+        let new = asking(OffloadMode::Segment, 104, 1400).with_inner().with_outer_sum();
         let tunnel = Offload::Tunnel { header: 104, mss: 1400, outer_sum: true };
         assert_eq!(TxRules::new(7, 1500).check(&new, 20000), Ok(tunnel));
         assert_eq!(TxRules::new(6, 1500).check(&new, 20000), Ok(Offload::Segment { header: 104, mss: 1400 }));
-        let sum = wish(OffloadMode::Checksum, 104, 120).with_inner();
+        let sum = asking(OffloadMode::Checksum, 104, 120).with_inner();
         let tunnel = Offload::Tunnel { header: 104, mss: 0, outer_sum: false };
         for len in [104, 1000] {
             assert_eq!(TxRules::new(7, 1500).check(&sum, len), Ok(tunnel), "{len}");

@@ -2,48 +2,12 @@
 
 use vmlane_wire::vmxnet3::desc::{RX_GEN, RxCompletion, SIZE, TX_GEN};
 
+use super::checkpoint;
+use super::place::Place;
 use crate::vmxnet3::setup::Ring;
 
 /// How many descriptors ahead the CPU is told to fetch what they name.
 const AHEAD: usize = 4;
-
-/// A position in a ring. Laps start at 0; the driver's descriptors of an even lap have generation 1.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
-pub struct Place {
-    pub index: u16,
-    pub lap: u32,
-}
-
-impl Place {
-    #[inline]
-    pub fn generation(self) -> bool {
-        self.lap & 1 == 0
-    }
-
-    /// The position behind, in a ring of any size.
-    #[inline]
-    pub fn next(self, size: u16) -> Place {
-        let index = self.index.wrapping_add(1);
-        if index < size { Place { index, ..self } } else { Place { index: 0, lap: self.lap.wrapping_add(1) } }
-    }
-
-    /// `steps` positions behind; at most a lap.
-    pub fn after(self, steps: u16, size: u16) -> Place {
-        let to = u32::from(self.index) + u32::from(steps.min(size));
-        match to.checked_sub(u32::from(size)) {
-            Some(index) => Place { index: index as u16, lap: self.lap.wrapping_add(1) },
-            None => Place { index: to as u16, ..self },
-        }
-    }
-
-    /// Is this position behind `other`, less than 2^31 laps away?
-    fn is_behind(self, other: Place) -> bool {
-        match self.lap.wrapping_sub(other.lap) as i32 {
-            0 => self.index > other.index,
-            laps => laps > 0,
-        }
-    }
-}
 
 /// A ring that the driver writes; a control word's bit `GENERATION` is the generation. Never written
 /// here.
@@ -134,9 +98,9 @@ impl CompletionRing {
         CompletionRing { ring, head: Place::default(), gathered: Vec::with_capacity(GATHERED) }
     }
 
-    /// Goes on at a predecessor's position, or behind what it has shown since.
-    pub fn resume(&mut self, head: Place, shown: impl FnMut(u64, u64)) {
-        self.head = super::past::reconcile(&self.ring, head, shown);
+    /// Continues at the previous daemon's position, or behind what it has shown since.
+    pub fn restore(&mut self, head: Place, shown: impl FnMut(u64, u64)) {
+        self.head = checkpoint::reconcile(&self.ring, head, shown);
     }
 
     pub fn size(&self) -> u16 {
@@ -201,25 +165,5 @@ impl CompletionRing {
     pub fn write(&mut self, words: impl FnOnce(bool) -> [u64; 2]) {
         self.ring.window.store_pair(usize::from(self.head.index), words(self.head.generation()));
         self.head = self.head.next(self.ring.size);
-    }
-}
-
-#[cfg(test)]
-mod tests {
-    use super::Place;
-
-    #[test]
-    fn positions_wrap_by_comparison() {
-        let mut place = Place::default();
-        for _ in 0..33 {
-            place = place.next(32);
-        }
-        assert_eq!(place, Place { index: 1, lap: 1 });
-        assert!(!place.generation());
-        assert_eq!(Place { index: 30, lap: 4 }.after(5, 32), Place { index: 3, lap: 5 });
-        assert_eq!(Place { index: 30, lap: 4 }.after(1, 32), Place { index: 31, lap: 4 });
-        let last = Place { index: 31, lap: u32::MAX };
-        assert!(last.next(32).is_behind(last) && !last.is_behind(last.next(32)));
-        assert_eq!(Place::default().next(1), Place { index: 0, lap: 1 });
     }
 }

@@ -1,14 +1,15 @@
 //! One receive queue: packets are copied into posted buffers and completed.
 
 use vmlane_mem::{Spans, Window};
-use vmlane_port::{ChecksumStatus, DropReason, MAX_HEAD, Network, Refusal, RxFrame, Transport};
+use vmlane_port::{ChecksumStatus, DropReason, MAX_HEAD, Network, RxFrame, Transport};
 use vmlane_wire::ethernet::{MIN_FRAME, TAG};
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 
+use super::checkpoint;
 use super::counters;
 use super::layout::{Buffer, Buffers, Missing, NoPlace};
-use super::past;
-use super::ring::{CompletionRing, Place, RxCommands};
+use super::place::Place;
+use super::ring::{CompletionRing, RxCommands};
 use super::rss::Hash;
 use super::tx::Stopped;
 use crate::vmxnet3::setup::{Features, QueueCounters, RxSetup};
@@ -37,25 +38,12 @@ impl RxRules {
     }
 }
 
-/// Memory that all queues of a NIC use for the packet in hand.
+/// Memory that all queues of a NIC use for the frame in hand.
 #[derive(Debug)]
-pub struct Bench {
+pub struct Scratch {
     pub into: Spans,
     pub buffers: Vec<Buffer>,
-    pub scratch: Box<[u8; MAX_HEAD]>,
-}
-
-/// Why a packet was not delivered.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Undelivered {
-    Refused(Refusal),
-    Stopped(Stopped),
-}
-
-impl From<Refusal> for Undelivered {
-    fn from(refusal: Refusal) -> Undelivered {
-        Undelivered::Refused(refusal)
-    }
+    pub head: Box<[u8; MAX_HEAD]>,
 }
 
 /// One receive queue.
@@ -71,7 +59,10 @@ pub struct RxQueue {
     missing: Option<Missing>,
     /// Names of ring 0, ring 1 and the data ring in completions.
     names: [u16; 3],
-    stopped: bool,
+    /// A buffer that cannot be stopped the queue.
+    stopped: Option<Stopped>,
+    /// The driver was not told of that yet.
+    untold: bool,
     pub vector: u8,
     pub descriptor: Window,
 }
@@ -89,7 +80,8 @@ impl RxQueue {
             data: setup.data,
             missing: None,
             names: [number, number + queues, number + 2 * queues],
-            stopped: false,
+            stopped: None,
+            untold: false,
             vector: setup.vector,
             descriptor: setup.descriptor,
         }
@@ -97,18 +89,23 @@ impl RxQueue {
 
     /// Was the last packet refused for want of buffers?
     pub fn is_starved(&self) -> bool {
-        self.missing.is_some() && !self.stopped
+        self.missing.is_some() && self.stopped.is_none()
     }
 
     /// Is what the last refused packet waited for there? Or, if none was refused, a head buffer?
     pub fn has_room(&mut self) -> bool {
-        if self.stopped {
+        if self.stopped.is_some() {
             return false;
         }
         match self.missing {
             Some(missing) => self.buffers.is_there(missing),
             None => self.buffers.head().is_ok(),
         }
+    }
+
+    /// What stopped the queue, once.
+    pub fn take_stop(&mut self) -> Option<Stopped> {
+        self.stopped.filter(|_| std::mem::take(&mut self.untold))
     }
 
     /// See [`Buffers::largest`].
@@ -123,17 +120,17 @@ impl RxQueue {
         packet: &RxFrame<'_>,
         hash: Hash,
         rules: &RxRules,
-        bench: &mut Bench,
+        scratch: &mut Scratch,
         counters: &QueueCounters,
-    ) -> Result<u32, Undelivered> {
-        if self.stopped {
-            return Err(Refusal::Drop(DropReason::BadReceiver).into());
+    ) -> Result<u32, DropReason> {
+        if self.stopped.is_some() {
+            return Err(DropReason::BadReceiver);
         }
         let in_band = packet.tag.is_some() && !rules.features.rx_vlan;
         let len = packet.len() + if in_band { TAG } else { 0 };
         let need = len.max(MIN_FRAME);
-        if let Some(place) = self.single(need, packet, bench) {
-            write(packet, in_band, need, bench);
+        if let Some(place) = self.single(need, packet, scratch) {
+            write(packet, in_band, need, scratch);
             let name = self.names[0];
             let one = common(packet, in_band, rules).buffer(place.index, name, need as u16).ends(true, true);
             self.completions.make_room(1);
@@ -143,30 +140,30 @@ impl RxQueue {
         }
         let delivered = match self.data {
             Some((base, size)) if need <= usize::from(size) && packet.aggregate.is_none() => {
-                self.place_in_data_ring(base, size, need, bench)
+                self.place_in_data_ring(base, size, need, scratch)
             }
-            _ => self.place_in_buffers(need, rules, bench),
+            _ => self.place_in_buffers(need, rules, scratch),
         };
         let data_ring = delivered.map_err(|no_place| self.no_place(no_place, counters))?;
-        write(packet, in_band, need, bench);
+        write(packet, in_band, need, scratch);
         self.missing = None;
         let common = common(packet, in_band, rules);
-        self.complete(common, packet, hash, rules, data_ring, &bench.buffers);
+        self.complete(common, packet, hash, rules, data_ring, &scratch.buffers);
         counters::received(counters, packet.head, len, packet.aggregate);
-        Ok(bench.buffers.len() as u32)
+        Ok(scratch.buffers.len() as u32)
     }
 
     /// The ordinary case, quickly: one frame into one posted head buffer that is large enough. None:
     /// look closer.
     #[inline]
-    fn single(&mut self, need: usize, packet: &RxFrame<'_>, bench: &mut Bench) -> Option<Place> {
+    fn single(&mut self, need: usize, packet: &RxFrame<'_>, scratch: &mut Scratch) -> Option<Place> {
         let ordinary = self.data.is_none() && self.told.is_none() && packet.aggregate.is_none();
         if !ordinary {
             return None;
         }
         let head = self.buffers.quick_head().filter(|head| head.len() >= need.max(MIN_HEAD))?;
-        bench.into.set(head.addr, need).ok()?;
-        bench.into.prefetch(self.buffers.ring0.look_ahead(), 1);
+        scratch.into.set(head.addr, need).ok()?;
+        scratch.into.prefetch(self.buffers.ring0.look_ahead(), 1);
         self.missing = None;
         Some(self.buffers.take_head())
     }
@@ -178,23 +175,28 @@ impl RxQueue {
         base: u64,
         size: u16,
         need: usize,
-        bench: &mut Bench,
+        scratch: &mut Scratch,
     ) -> Result<bool, NoPlace> {
         self.buffers.head()?;
         self.completions_left(1)?;
         let place = self.buffers.take_head();
-        bench.buffers.clear();
-        bench.buffers.push(Buffer { second: false, place, len: need as u16 });
-        bench.into.clear();
+        scratch.buffers.clear();
+        scratch.buffers.push(Buffer { second: false, place, len: need as u16 });
+        scratch.into.clear();
         let slot = base.saturating_add(u64::from(place.index) * u64::from(size));
-        bench.into.push(slot, need).map_err(|_| NoPlace::Broken)?;
+        scratch.into.push(slot, need).map_err(|_| NoPlace::Broken)?;
         Ok(true)
     }
 
     #[inline]
-    fn place_in_buffers(&mut self, need: usize, rules: &RxRules, bench: &mut Bench) -> Result<bool, NoPlace> {
-        let layout = self.buffers.lay_out(need, rules.limit, &mut bench.into, &mut bench.buffers)?;
-        self.completions_left(bench.buffers.len())?;
+    fn place_in_buffers(
+        &mut self,
+        need: usize,
+        rules: &RxRules,
+        scratch: &mut Scratch,
+    ) -> Result<bool, NoPlace> {
+        let layout = self.buffers.lay_out(need, rules.limit, &mut scratch.into, &mut scratch.buffers)?;
+        self.completions_left(scratch.buffers.len())?;
         self.buffers.take(layout);
         Ok(false)
     }
@@ -204,7 +206,7 @@ impl RxQueue {
     fn completions_left(&self, count: usize) -> Result<(), NoPlace> {
         let Some(told) = &self.told else { return Ok(()) };
         if count > told.len() {
-            return Err(NoPlace::Refused(Refusal::Drop(DropReason::NoRoom)));
+            return Err(NoPlace::Never(DropReason::NoRoom));
         }
         let mut place = self.completions.head();
         for _ in 0..count {
@@ -220,20 +222,21 @@ impl RxQueue {
     }
 
     #[cold]
-    fn no_place(&mut self, no_place: NoPlace, counters: &QueueCounters) -> Undelivered {
+    fn no_place(&mut self, no_place: NoPlace, counters: &QueueCounters) -> DropReason {
         match no_place {
             NoPlace::Later(missing) => {
                 self.missing = Some(missing);
-                Refusal::Full.into()
+                DropReason::NoBuffers
             }
-            NoPlace::Refused(refusal) => {
+            NoPlace::Never(reason) => {
                 counters::rx_no_buffers(counters);
-                refusal.into()
+                reason
             }
             NoPlace::Broken => {
-                self.stopped = true;
+                self.stopped = Some(Stopped(error::SMALL_BUFFER));
+                self.untold = true;
                 counters::rx_error(counters);
-                Undelivered::Stopped(Stopped(error::SMALL_BUFFER))
+                DropReason::BadReceiver
             }
         }
     }
@@ -277,25 +280,25 @@ impl RxQueue {
         self.completions.push(|generation| one(last).ends(false, true).words(generation));
     }
 
-    /// Stores where a successor begins.
+    /// Stores where the next daemon begins.
     #[inline]
     pub fn store(&self, window: &Window, number: usize) {
         let ring1 = self.buffers.ring1.as_ref().map_or(Place::default(), |ring| ring.head);
-        past::store(window, number, [self.buffers.ring0.head, ring1, self.completions.head()]);
+        checkpoint::store(window, number, [self.buffers.ring0.head, ring1, self.completions.head()]);
     }
 
-    /// Goes on where a predecessor stopped. Not possible where completions are fewer than descriptors:
+    /// Resumes where the previous daemon stopped. Not possible where completions are fewer than descriptors:
     /// which of them the driver has seen is not stored.
-    pub fn resume(&mut self, window: &Window, number: usize) -> Option<()> {
+    pub fn restore(&mut self, window: &Window, number: usize) -> Option<()> {
         if self.told.is_some() {
             return None;
         }
         let size0 = self.buffers.ring0.size();
         let size1 = self.buffers.ring1.as_ref().map_or(1, |ring| ring.size());
         let sizes = [size0, size1, self.completions.size()];
-        let [mut ring0, mut ring1, head] = past::load(window, number, sizes)?;
+        let [mut ring0, mut ring1, head] = checkpoint::load(window, number, sizes)?;
         let second = self.names[1];
-        self.completions.resume(head, |low, high| {
+        self.completions.restore(head, |low, high| {
             let (index, ring) = RxCompletion::from_words(low, high).place();
             if ring == second && index < size1 {
                 ring1 = ring1.behind(index, size1);
@@ -319,10 +322,10 @@ impl RxQueue {
 
 /// Copies the packet and pads it.
 #[inline]
-fn write(packet: &RxFrame<'_>, in_band: bool, need: usize, bench: &mut Bench) {
-    let written = packet.write(&bench.into, in_band, &mut bench.scratch);
+fn write(packet: &RxFrame<'_>, in_band: bool, need: usize, scratch: &mut Scratch) {
+    let written = packet.write(&scratch.into, in_band, &mut scratch.head);
     if written < need {
-        bench.into.write(written, &[0; MIN_FRAME][..need - written]);
+        scratch.into.write(written, &[0; MIN_FRAME][..need - written]);
     }
 }
 
@@ -346,7 +349,7 @@ fn layers(packet: &RxFrame<'_>, rules: &RxRules) -> RxLayers {
         tcp: ip && tcp,
         udp: ip && udp,
         fragment: known.fragment,
-        // Anything but "right" has only one neutral expression: nobody looked.
+        // Anything but "right" has only one neutral expression: not checked.
         good: verified && rules.features.rx_checksum && ip && (tcp || udp),
     }
 }

@@ -5,11 +5,12 @@ use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxF
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
+use super::checkpoint;
 use super::counters;
 use super::offload::{TxRules, spoken_of};
 use super::order::Order;
-use super::past;
-use super::ring::{CompletionRing, Place, TxCommands};
+use super::place::Place;
+use super::ring::{CompletionRing, TxCommands};
 use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
 /// Frames of one queue that may be lent at once.
@@ -52,7 +53,7 @@ pub struct TxQueue {
     slots: Vec<Slot>,
     free: Vec<u16>,
     order: Order,
-    /// Behind the last packet that is completed: a successor begins here.
+    /// Behind the last packet that is completed: the next daemon begins here.
     done: Place,
     stopped: bool,
     pub vector: u8,
@@ -171,17 +172,17 @@ impl TxQueue {
         self.free.push(slot);
     }
 
-    /// Stores where a successor begins.
+    /// Stores where the next daemon begins.
     #[inline]
     pub fn store(&self, window: &Window, number: usize) {
-        past::store(window, number, [self.done, self.completions.head()]);
+        checkpoint::store(window, number, [self.done, self.completions.head()]);
     }
 
-    /// Goes on where a predecessor stopped; frames that it had taken and not completed are taken again.
-    pub fn resume(&mut self, window: &Window, number: usize) -> Option<()> {
+    /// Resumes where the previous daemon stopped; frames that it had taken and not completed are taken again.
+    pub fn restore(&mut self, window: &Window, number: usize) -> Option<()> {
         let size = self.commands.size();
-        let [mut done, head] = past::load(window, number, [size, self.completions.size()])?;
-        self.completions.resume(head, |low, _| {
+        let [mut done, head] = checkpoint::load(window, number, [size, self.completions.size()])?;
+        self.completions.restore(head, |low, _| {
             let index = low as u16 & 0xfff;
             if index < size {
                 done = done.behind(index, size);

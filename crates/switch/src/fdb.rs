@@ -1,18 +1,165 @@
-//! Where an address is: known ports by open addressing, learned ones in a bounded table that ages.
+//! Where a frame goes: the addresses of ports in a table by open addressing, learned ones in a bounded table that
+//! ages, and for each sender the way that its last frame took.
 
 use std::hash::{BuildHasher, RandomState};
 
+use vmlane_port::DropReason;
 use vmlane_wire::ethernet::Mac;
 
-/// A slot of the worker's list of ports.
-pub type Slot = u16;
-const NOBODY: Slot = Slot::MAX;
+use crate::Slot;
+
+/// Of an entry that is free.
+const FREE: Slot = Slot::MAX;
 
 /// An address within an isolation group, as a number.
 #[inline]
 pub fn key(group: u16, mac: Mac) -> u64 {
     let [a, b, c, d, e, f] = mac.0;
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | u64::from(group) << 48
+}
+
+/// Where a frame goes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Destination {
+    One(Slot),
+    /// All of the VLAN that want the group address.
+    Group,
+    /// All of the VLAN that want frames to unknown addresses.
+    Unknown,
+}
+
+/// The way of a sender's last frame: the next one mostly takes it too.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Route {
+    pub to: u64,
+    pub from: u64,
+    pub vlan: u16,
+    pub receiver: Slot,
+    /// Of the tables that it was looked up in.
+    epoch: u64,
+}
+
+/// A sender, as far as it matters for where its frames go.
+#[derive(Clone, Copy, Debug)]
+pub struct Sender {
+    pub slot: Slot,
+    pub group: u16,
+    pub uplink: bool,
+    /// Its own address.
+    pub own: Mac,
+}
+
+/// Both tables.
+pub struct Fdb {
+    known: KnownTable,
+    learned: LearnedTable,
+    /// Of `known`, of `learned` as far as addresses have moved, and of the ports' configuration.
+    epoch: u64,
+    /// Seconds since the start.
+    seconds: u32,
+}
+
+/// Seconds between two looks for addresses that were not heard of for long.
+const LOOK_EVERY: u32 = 16;
+
+impl Fdb {
+    pub fn new() -> Fdb {
+        let learned = LearnedTable::new();
+        Fdb { known: KnownTable::new(std::iter::empty(), learned.seed()), learned, epoch: 1, seconds: 0 }
+    }
+
+    /// Ports have changed: their addresses, those that come first being found first.
+    pub fn rebuild(&mut self, entries: impl ExactSizeIterator<Item = (u64, Slot)>) {
+        self.known = KnownTable::new(entries, self.learned.seed());
+        self.epoch += 1;
+    }
+
+    /// Forgets what was heard behind a port.
+    pub fn forget(&mut self, slot: Slot) {
+        self.learned.forget(slot);
+    }
+
+    /// Time goes on.
+    pub fn age(&mut self, seconds: u32) {
+        if seconds == self.seconds {
+            return;
+        }
+        self.seconds = seconds;
+        if seconds.is_multiple_of(LOOK_EVERY) {
+            self.learned.age(seconds);
+            self.epoch += 1;
+        }
+    }
+
+    /// Does the way still lead where it led?
+    #[inline]
+    pub fn is_valid(&self, route: &Route) -> bool {
+        route.epoch == self.epoch
+    }
+
+    /// Where a frame goes; `route` is its sender's, `carries` tells whether a port is in the frame's VLAN, `uplink`
+    /// whether it is one. `learn`: the source is not the sender's own address.
+    #[inline]
+    pub fn find(
+        &mut self,
+        sender: Sender,
+        route: &mut Route,
+        [to, from]: [Mac; 2],
+        (vlan, learn): (u16, bool),
+        port: impl Fn(Slot) -> Option<PortInVlan>,
+    ) -> Result<Destination, DropReason> {
+        let keys = [key(sender.group, to), key(sender.group, from)];
+        if keys == [route.to, route.from] && vlan == route.vlan && self.is_valid(route) {
+            return Ok(Destination::One(route.receiver));
+        }
+        if learn {
+            self.learn(sender, keys[1], vlan);
+        }
+        if to.is_multicast() {
+            return Ok(Destination::Group);
+        }
+        let destination = self.find_unicast(sender, keys[0], vlan, port)?;
+        if let Destination::One(receiver) = destination {
+            *route = Route { to: keys[0], from: keys[1], vlan, receiver, epoch: self.epoch };
+        }
+        Ok(destination)
+    }
+
+    fn learn(&mut self, sender: Sender, from: u64, vlan: u16) {
+        // The address of a port is known and never learned elsewhere.
+        if self.known.find(from, |_| true).is_none() {
+            let moved = self.learned.learn(from, vlan, sender.slot, sender.uplink, self.seconds);
+            // Routes that led to where it was are of no use.
+            self.epoch += u64::from(moved);
+        }
+    }
+
+    fn find_unicast(
+        &self,
+        sender: Sender,
+        to: u64,
+        vlan: u16,
+        port: impl Fn(Slot) -> Option<PortInVlan>,
+    ) -> Result<Destination, DropReason> {
+        if let Some(receiver) = self.known.find(to, |slot| port(slot).is_some()) {
+            return Ok(Destination::One(receiver));
+        }
+        if to == key(sender.group, sender.own) {
+            return Err(DropReason::NoReceiver);
+        }
+        let Some(behind) = self.learned.find(to, vlan, self.seconds) else { return Ok(Destination::Unknown) };
+        if behind == sender.slot {
+            return Err(DropReason::NoReceiver);
+        }
+        let reachable = port(behind).is_some_and(|found| !(sender.uplink && found.uplink));
+        Ok(if reachable { Destination::One(behind) } else { Destination::Unknown })
+    }
+}
+
+/// A port that is in the VLAN of the frame in hand.
+#[derive(Clone, Copy, Debug)]
+pub struct PortInVlan {
+    pub uplink: bool,
 }
 
 #[derive(Clone, Copy)]
@@ -33,11 +180,11 @@ impl KnownTable {
     pub fn new(entries: impl ExactSizeIterator<Item = (u64, Slot)>, seed: u64) -> KnownTable {
         let size = (entries.len() * 2).max(2).next_power_of_two();
         let shift = 64 - size.trailing_zeros();
-        let free = Known { key: 0, slot: NOBODY };
+        let free = Known { key: 0, slot: FREE };
         let mut table = KnownTable { entries: vec![free; size], shift, multiplier: seed | 1 };
         for (key, slot) in entries {
             let mut at = table.start(key);
-            while table.entries[at].slot != NOBODY {
+            while table.entries[at].slot != FREE {
                 at = table.next(at);
             }
             table.entries[at] = Known { key, slot };
@@ -61,7 +208,7 @@ impl KnownTable {
         let mut at = self.start(key);
         loop {
             let Known { key: here, slot } = self.entries[at];
-            if slot == NOBODY {
+            if slot == FREE {
                 return None;
             }
             if here == key && carries(slot) {
@@ -101,7 +248,7 @@ pub struct LearnedTable {
 
 impl LearnedTable {
     pub fn new() -> LearnedTable {
-        let free = Learned { key: 0, vlan: 0, slot: NOBODY, uplink: false, heard: 0 };
+        let free = Learned { key: 0, vlan: 0, slot: FREE, uplink: false, heard: 0 };
         LearnedTable {
             entries: vec![free; WAYS * SETS],
             shares: Vec::new(),
@@ -109,7 +256,7 @@ impl LearnedTable {
         }
     }
 
-    /// A number nobody can guess: makes addresses that share a place hard to find.
+    /// A number that cannot be guessed: makes addresses that share a place hard to find.
     pub fn seed(&self) -> u64 {
         self.seed
     }
@@ -125,21 +272,21 @@ impl LearnedTable {
     pub fn find(&self, key: u64, vlan: u16, now: u32) -> Option<Slot> {
         self.entries[self.set(key, vlan)]
             .iter()
-            .find(|entry| entry.slot != NOBODY && entry.key == key && entry.vlan == vlan)
+            .find(|entry| entry.slot != FREE && entry.key == key && entry.vlan == vlan)
             .filter(|entry| now.wrapping_sub(entry.heard) < AGE)
             .map(|entry| entry.slot)
     }
 
     /// Remembers that the address was heard behind `slot`. What was heard behind an uplink does not move
     /// to a VM before it has aged: a VM cannot take over the addresses of the world outside. True if the address
-    /// was known elsewhere: whoever noted where it is looks again.
+    /// was known elsewhere: senders that noted the way look again.
     #[must_use]
     pub fn learn(&mut self, key: u64, vlan: u16, slot: Slot, uplink: bool, now: u32) -> bool {
         let set = self.set(key, vlan);
-        let aged = |entry: &Learned| entry.slot == NOBODY || now.wrapping_sub(entry.heard) >= AGE;
+        let aged = |entry: &Learned| entry.slot == FREE || now.wrapping_sub(entry.heard) >= AGE;
         let entries = &self.entries[set.clone()];
         let same =
-            entries.iter().position(|entry| entry.slot != NOBODY && entry.key == key && entry.vlan == vlan);
+            entries.iter().position(|entry| entry.slot != FREE && entry.key == key && entry.vlan == vlan);
         let way = match same {
             Some(way) if entries[way].slot == slot => {
                 self.entries[set.start + way].heard = now;
@@ -161,7 +308,7 @@ impl LearnedTable {
         }
         self.shares[usize::from(slot)] += 1;
         let entry = &mut self.entries[set.start + way];
-        if entry.slot != NOBODY {
+        if entry.slot != FREE {
             self.shares[usize::from(entry.slot)] -= 1;
         }
         *entry = Learned { key, vlan, slot, uplink, heard: now };
@@ -179,10 +326,10 @@ impl LearnedTable {
     }
 
     fn forget_if(&mut self, old: impl Fn(&Learned) -> bool) {
-        for entry in self.entries.iter_mut().filter(|entry| entry.slot != NOBODY) {
+        for entry in self.entries.iter_mut().filter(|entry| entry.slot != FREE) {
             if old(entry) {
                 self.shares[usize::from(entry.slot)] -= 1;
-                entry.slot = NOBODY;
+                entry.slot = FREE;
             }
         }
     }

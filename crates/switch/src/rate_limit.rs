@@ -1,7 +1,8 @@
-//! How many frames that go to several a port may send.
+//! How much of what is costly for others a port may send.
 //!
-//! One such frame costs every guest of the segment an interrupt and a look: what a single guest can send
-//! without effort would keep all others busy.
+//! A frame to several costs every guest of the segment an interrupt and a look; one that is dropped for its
+//! sender's own fault costs the worker's time. What a single guest can send without effort would keep all others
+//! busy.
 
 use std::time::{Duration, Instant};
 
@@ -37,6 +38,50 @@ impl Bucket {
         }
         self.left -= 1;
         true
+    }
+}
+
+/// How long nothing is taken from a port that sends too much that is dropped for its own fault.
+const REST: Duration = Duration::from_millis(5);
+
+/// What one sender may still do.
+#[derive(Debug)]
+pub struct SenderLimits {
+    /// Frames to several.
+    floods: Bucket,
+    /// Frames that are dropped for its own fault.
+    faults: Bucket,
+    /// It sent too many of those: until then nothing is taken from it.
+    rests_until: Option<Instant>,
+}
+
+impl SenderLimits {
+    pub fn new(now: Instant) -> SenderLimits {
+        SenderLimits { floods: Bucket::new(now), faults: Bucket::new(now), rests_until: None }
+    }
+
+    /// May another frame go to several? 0: any number a second.
+    pub fn may_flood(&mut self, rate: u32, now: Instant) -> bool {
+        rate == 0 || self.floods.take(rate, now)
+    }
+
+    /// A frame was dropped for its sender's fault. Beyond `rate` a second, the sender rests for a while.
+    pub fn fault(&mut self, rate: u32, now: Instant) {
+        if rate > 0 && !self.faults.take(rate, now) {
+            self.rests_until = Some(now + REST);
+        }
+    }
+
+    #[inline]
+    pub fn rests(&self) -> bool {
+        self.rests_until.is_some()
+    }
+
+    /// The sender's turn has come. True if it rests still.
+    #[inline]
+    pub fn still_rests(&mut self, now: Instant) -> bool {
+        self.rests_until = self.rests_until.filter(|&until| now < until);
+        self.rests()
     }
 }
 

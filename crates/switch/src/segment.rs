@@ -4,7 +4,7 @@
 use vmlane_mem::Sum;
 use vmlane_port::{Layers, Network, PartialChecksum, Transport};
 
-use crate::frame::Segmentation;
+use crate::ingress::Segmentation;
 use crate::parse::{IPV4, UDP, word};
 
 /// Offsets in a TCP header.

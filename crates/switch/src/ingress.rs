@@ -1,26 +1,125 @@
-//! A frame as it came in: tag out of band, layers known, wishes checked against the bytes.
+//! The first stage: what a frame is, and whether its sender may send it. The tag goes out of band, the layers are
+//! found, the offload is checked against the bytes; VLAN and source address are compared with the port's policy.
 
-use vmlane_port::{DropReason, Layers, MAX_HEAD, Network, Offload, PartialChecksum, Transport, TxFrame};
+use vmlane_port::{
+    BURST, DropReason, FramePort, Layers, MAX_HEAD, Network, Offload, PartialChecksum, Token, Transport,
+    TxFrame,
+};
 use vmlane_wire::ethernet::{HEADER, Mac, TAG, Tci, ether_type};
 
+use crate::access::{Access, Config};
 use crate::parse;
 
 /// The most segments that one super-frame may be cut into.
 pub const MAX_SEGMENTS: usize = 2048;
 
-/// A lent frame without its outer tag.
+/// Frames that were fetched from a port together, and how far they got.
+pub struct TxBurst {
+    /// Those that are done with, then those that were taken, then those that were not.
+    tokens: [Token; BURST],
+    done: usize,
+    next: usize,
+    len: usize,
+}
+
+impl TxBurst {
+    pub fn new() -> TxBurst {
+        TxBurst { tokens: [Token(0); BURST], done: 0, next: 0, len: 0 }
+    }
+
+    /// Frames that were fetched and not taken.
+    #[inline]
+    pub fn has_frames(&self) -> bool {
+        self.next < self.len
+    }
+
+    /// Fetches up to `most` frames once all were taken. Returns how many.
+    #[inline]
+    pub fn fetch(&mut self, from: &mut dyn FramePort, most: u32) -> usize {
+        let most = (most as usize).min(BURST);
+        let fetched = self.tokens.get_mut(..most).map_or(0, |tokens| from.fetch(tokens));
+        (self.next, self.len) = (0, fetched.min(most));
+        self.len
+    }
+
+    #[inline]
+    pub fn take(&mut self) -> Option<Token> {
+        if !self.has_frames() {
+            return None;
+        }
+        let token = self.tokens.get(self.next).copied();
+        self.next += 1;
+        token
+    }
+
+    /// This one, which was taken, was copied or dropped.
+    #[inline]
+    pub fn done(&mut self, token: Token) {
+        if let Some(place) = self.tokens.get_mut(self.done) {
+            *place = token;
+            self.done += 1;
+        }
+    }
+
+    /// The last `count` that are done with are not. [`Self::undone`] tells them.
+    pub fn undo(&mut self, count: usize) {
+        self.done = self.done.saturating_sub(count);
+    }
+
+    /// The one `at` behind those that are done with, `at` counted from `from` of them on.
+    pub fn undone(&self, from: usize, at: usize) -> Option<Token> {
+        self.tokens.get(from + at).copied()
+    }
+
+    pub fn count_done(&self) -> usize {
+        self.done
+    }
+
+    /// Those that are done with, for the last time.
+    #[inline]
+    pub fn take_done(&mut self) -> &[Token] {
+        let done = std::mem::take(&mut self.done);
+        self.tokens.get(..done).unwrap_or_default()
+    }
+
+    /// The port that lent them is gone.
+    pub fn forget(&mut self) {
+        *self = TxBurst::new();
+    }
+}
+
+/// The VLAN of a frame that came with `tag` from a port, and whether its source address is to be learned.
+#[inline]
+pub fn admit(
+    config: &Config,
+    access: &Access,
+    source: Mac,
+    tag: Option<Tci>,
+) -> Result<(u16, bool), DropReason> {
+    let vlan = config.vlan.ingress(tag).ok_or(DropReason::BadVlan)?;
+    if !source.is_unicast() {
+        return Err(DropReason::ForgedSource);
+    }
+    let foreign = config.uplink || source != access.effective;
+    if foreign && !config.uplink && !config.policy.forged_transmits {
+        return Err(if access.blocked { DropReason::MacChanged } else { DropReason::ForgedSource });
+    }
+    Ok((vlan, foreign))
+}
+
+/// A frame without its outer tag.
 #[derive(Clone, Copy, Debug)]
 pub struct Frame<'a> {
     pub head: &'a [u8],
-    pub lent: &'a TxFrame<'a>,
-    /// Bytes of the lent frame that are not in this one: the tag that was popped.
+    pub tx: &'a TxFrame<'a>,
+    /// Bytes of `tx` that are not in this one: the tag that was popped.
     pub popped: usize,
     /// The outer tag, from wherever.
     pub tag: Option<Tci>,
     pub offload: Offload,
 }
 
-/// Bytes 0 to 5 and 6 to 11 as numbers.
+/// Six bytes from `at` on.
 #[inline]
 fn address(head: &[u8], at: usize) -> Mac {
     head.get(at..).and_then(|rest| rest.first_chunk::<6>()).map_or(Mac::default(), |bytes| Mac(*bytes))
@@ -29,15 +128,15 @@ fn address(head: &[u8], at: usize) -> Mac {
 impl<'a> Frame<'a> {
     /// `scratch` takes the head where a tag is in the way.
     #[inline]
-    pub fn new(lent: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
-        let head = lent.head;
-        if head.len() < HEADER {
+    pub fn new(tx: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
+        let head = tx.head;
+        let Some((_, [high, low, ..])) = head.split_first_chunk::<12>() else {
             return Err(DropReason::BadLength);
+        };
+        if tx.tag.is_none() && [*high, *low] == ether_type::VLAN.to_be_bytes() {
+            return pop(tx, scratch);
         }
-        if lent.tag.is_none() && head[12] == 0x81 && head[13] == 0 {
-            return pop(lent, scratch);
-        }
-        Ok(Frame { head, lent, popped: 0, tag: lent.tag, offload: lent.offload })
+        Ok(Frame { head, tx, popped: 0, tag: tx.tag, offload: tx.offload })
     }
 
     #[inline]
@@ -50,27 +149,35 @@ impl<'a> Frame<'a> {
         address(self.head, 6)
     }
 
+    /// Finds the layers, and checks the offload that the sender asks for.
+    #[inline]
+    pub fn check(self) -> Result<Checked<'a>, DropReason> {
+        let layers = parse::layers(self.head);
+        let job = job(&self, &layers)?;
+        Ok(Checked { frame: self, layers, job })
+    }
+
     /// Bytes, without the tag; never less than a header has.
     #[inline]
     #[allow(clippy::len_without_is_empty)]
     pub fn len(&self) -> usize {
-        self.lent.len() - self.popped
+        self.tx.len() - self.popped
     }
 }
 
-const _: () = assert!(ether_type::VLAN == 0x8100);
+const _: () = assert!(HEADER == 14);
 
 /// Takes the in-band tag out; offsets move with it.
 #[cold]
-fn pop<'a>(lent: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
-    let head = lent.head;
+fn pop<'a>(tx: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
+    let head = tx.head;
     let tag = Tci(parse::word(head, 14).ok_or(DropReason::BadLength)?);
     let len = head.len().checked_sub(TAG).filter(|&len| len >= HEADER).ok_or(DropReason::BadLength)?;
     let shorter = scratch.get_mut(..len).ok_or(DropReason::BadLength)?;
     shorter[..12].copy_from_slice(&head[..12]);
     shorter[12..].copy_from_slice(&head[16..]);
     let back = |offset: u16| offset.checked_sub(TAG as u16).ok_or(DropReason::BadOffload);
-    let offload = match lent.offload {
+    let offload = match tx.offload {
         Offload::None => Offload::None,
         Offload::Checksum { start, field } => Offload::Checksum { start: back(start)?, field: back(field)? },
         Offload::Segment { header, mss } => Offload::Segment { header: back(header)?, mss },
@@ -78,7 +185,7 @@ fn pop<'a>(lent: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Fra
             Offload::Tunnel { header: back(header)?, mss, outer_sum }
         }
     };
-    Ok(Frame { head: shorter, lent, popped: TAG, tag: Some(tag), offload })
+    Ok(Frame { head: shorter, tx, popped: TAG, tag: Some(tag), offload })
 }
 
 /// TCP or UDP segmentation that was checked against the frame.
@@ -102,7 +209,15 @@ pub enum Job {
     Segment(Segmentation),
 }
 
-/// Checks the sender's wishes.
+/// A frame whose sender's requests were checked.
+#[derive(Clone, Copy, Debug)]
+pub struct Checked<'a> {
+    pub frame: Frame<'a>,
+    pub layers: Layers,
+    pub job: Job,
+}
+
+/// What the offload of a frame comes to.
 #[inline]
 pub fn job(frame: &Frame<'_>, layers: &Layers) -> Result<Job, DropReason> {
     match frame.offload {

@@ -1,4 +1,4 @@
-//! Where a predecessor was in its rings.
+//! Where in its rings the device is, kept for the next daemon.
 //!
 //! Positions are stored after each batch, in memory that outlives the daemon. A daemon that is killed
 //! between showing completions and storing has shown more than is stored: completions of the present
@@ -9,29 +9,11 @@
 use vmlane_mem::Window;
 use vmlane_wire::vmxnet3::desc::completion_generation;
 
-use super::ring::Place;
+use super::place::Place;
 use crate::vmxnet3::setup::Ring;
 
 /// Words of a queue.
 const WORDS: usize = 4;
-
-impl Place {
-    fn to_word(self) -> u64 {
-        u64::from(self.lap) << 16 | u64::from(self.index)
-    }
-
-    /// A stored position, if a ring of `size` has it.
-    fn from_word(word: u64, size: u16) -> Option<Place> {
-        let place = Place { index: word as u16, lap: (word >> 16) as u32 };
-        (place.index < size && word >> 48 == 0).then_some(place)
-    }
-
-    /// The position behind descriptor `index`, which is the next of that number.
-    pub fn behind(self, index: u16, size: u16) -> Place {
-        let lap = if index >= self.index { self.lap } else { self.lap.wrapping_add(1) };
-        Place { index, lap }.next(size)
-    }
-}
 
 /// Stores positions of queue `number` of all.
 #[inline]
@@ -50,7 +32,7 @@ pub fn load<const N: usize>(window: &Window, number: usize, sizes: [u16; N]) -> 
     Some(places)
 }
 
-/// Leaves nothing that [`load`] takes for positions: those of a predecessor are lost.
+/// Leaves nothing that [`load`] takes for positions: those of the previous daemon are lost.
 pub fn forget(window: &Window) {
     (0..window.len()).step_by(8).for_each(|at| window.store_u64(at, u64::MAX));
 }

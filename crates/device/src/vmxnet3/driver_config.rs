@@ -19,7 +19,7 @@ const RATES: std::ops::RangeInclusive<u32> = 100..=100_000;
 
 /// Copies of what was in memory when the driver said that it is valid.
 #[derive(Clone, Debug)]
-pub struct Wishes {
+pub struct DriverConfig {
     features: u64,
     rx_mode: u32,
     multicast: Vec<Mac>,
@@ -41,10 +41,10 @@ pub struct Context {
     pub coalesce: Option<Coalesce>,
 }
 
-impl Wishes {
+impl DriverConfig {
     /// All of them, at activation.
-    pub fn new(memory: &MemoryMap, driver: &DriverShared, level: u8) -> Wishes {
-        let mut wishes = Wishes {
+    pub fn new(memory: &MemoryMap, driver: &DriverShared, level: u8) -> DriverConfig {
+        let mut config = DriverConfig {
             features: driver.features.get(),
             rx_mode: driver.rx_mode.get(),
             multicast: Vec::new(),
@@ -52,12 +52,12 @@ impl Wishes {
             rss: None,
             level,
         };
-        wishes.update_vlans(driver);
-        wishes.update_rss(memory, driver);
-        if wishes.rx_mode & rx_mode::MULTICAST != 0 {
-            wishes.update_multicast(memory, driver);
+        config.update_vlans(driver);
+        config.update_rss(memory, driver);
+        if config.rx_mode & rx_mode::MULTICAST != 0 {
+            config.update_multicast(memory, driver);
         }
-        wishes
+        config
     }
 
     pub fn update_features(&mut self, driver: &DriverShared) {

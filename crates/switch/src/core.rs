@@ -1,0 +1,294 @@
+//! What one worker owns: the ports and a part for each stage. Here is what is asked of it from outside; the way of
+//! frames is in `turn.rs`, that of frames that wait in `retry.rs`.
+
+use std::os::fd::BorrowedFd;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::time::Instant;
+
+use tracing::error;
+use vmlane_port::{DropReason, FramePort, PortId, Token};
+use vmlane_worker::Heartbeat;
+
+use crate::Slot;
+use crate::access::Config;
+use crate::egress::Egress;
+use crate::fdb::Fdb;
+use crate::port::Port;
+use crate::ports::Ports;
+use crate::spec::{PortSpec, Settings};
+use crate::stats::WorkerStats;
+
+/// The switch without its thread.
+pub struct Core {
+    pub settings: Settings,
+    pub stats: Arc<WorkerStats>,
+    pub heartbeat: Arc<Heartbeat>,
+    pub ports: Ports,
+    pub fdb: Fdb,
+    pub egress: Egress,
+    /// Ports whose ends want a flush.
+    pub dirty: Vec<Slot>,
+    /// Ports for which frames wait, at the most.
+    pub waiting: usize,
+    pub now: Instant,
+    started: Instant,
+    /// The port whose code is running, for blame.
+    pub serving: Slot,
+}
+
+impl Core {
+    pub fn new(settings: Settings, stats: Arc<WorkerStats>, heartbeat: Arc<Heartbeat>) -> Core {
+        let now = Instant::now();
+        Core {
+            settings,
+            stats,
+            heartbeat,
+            ports: Ports::default(),
+            fdb: Fdb::new(),
+            egress: Egress::new(),
+            dirty: Vec::new(),
+            waiting: 0,
+            now,
+            started: now,
+            serving: 0,
+        }
+    }
+
+    /// Is nothing attached?
+    pub fn is_empty(&self) -> bool {
+        self.ports.none_attached()
+    }
+
+    /// Does any frame wait for a receiver?
+    pub fn has_pending(&self) -> bool {
+        self.waiting > 0
+    }
+
+    /// Files that are readable while a frame waits.
+    pub fn readable_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        self.ports.attached().filter_map(|port| port.end.as_ref()?.readable_fd())
+    }
+
+    /// Files that become readable when a guest announces a frame. Those of ports that rest are not listened to.
+    pub fn doorbell_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
+        let awake = self.ports.attached().filter(|port| !port.tx.limits.rests());
+        awake.filter_map(|port| port.end.as_ref()?.doorbell_fd())
+    }
+
+    pub fn slot(&self, id: PortId) -> Option<Slot> {
+        self.ports.slot(id)
+    }
+
+    pub fn end(&mut self, slot: Slot) -> Option<&mut Box<dyn FramePort>> {
+        self.ports.get_mut(slot)?.end.as_mut()
+    }
+
+    pub fn add(&mut self, port: Port, name: &str, group: &str) {
+        self.ports.add(Box::new(port), name, group);
+        self.rebuild();
+    }
+
+    /// Changes a port's configuration in place.
+    pub fn update(&mut self, id: PortId, spec: &PortSpec) {
+        let Some(slot) = self.slot(id) else { return };
+        self.drop_pending_between(slot);
+        self.fdb.forget(slot);
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.config = Config::from(spec);
+        }
+        self.ports.set_group(slot, &spec.group);
+        self.rebuild();
+    }
+
+    pub fn remove(&mut self, id: PortId) {
+        let Some(slot) = self.slot(id) else { return };
+        self.detach(slot);
+        self.ports.remove(id);
+        self.rebuild();
+    }
+
+    pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
+        self.detach(slot);
+        if let Some(port) = self.ports.get_mut(slot).filter(|port| !port.shut) {
+            port.end = Some(end);
+            port.set_stalled(false);
+        }
+        self.rebuild();
+    }
+
+    /// Lets go of what is attached to a port.
+    pub fn detach(&mut self, slot: Slot) {
+        self.drop_pending_between(slot);
+        self.fdb.forget(slot);
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        port.publish_counts();
+        if !port.drop_end() {
+            port.stats.panics.inc();
+        }
+        self.rebuild();
+    }
+
+    /// Ends a port's traffic, its guest told, or lets it have some again.
+    pub fn shut(&mut self, slot: Slot, shut: bool) {
+        self.guarded(slot, |core| {
+            if let Some(end) = core.end(slot).filter(|_| shut) {
+                end.fail();
+            }
+        });
+        if shut {
+            self.detach(slot);
+        }
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.shut = shut;
+        }
+    }
+
+    pub fn refresh(&mut self, slot: Slot) {
+        self.guarded(slot, |core| {
+            if let Some(end) = core.end(slot) {
+                end.refresh();
+            }
+        });
+        self.rebuild();
+    }
+
+    /// Drops the frames that wait for a port and those of it that wait elsewhere.
+    fn drop_pending_between(&mut self, slot: Slot) {
+        self.drop_pending(slot, DropReason::Gone);
+        for other in self.ports.all() {
+            let Some(receiver) = self.ports.get_mut(other) else { continue };
+            let tokens = receiver.pending.remove_of(slot);
+            tokens.iter().for_each(|_| receiver.lose(DropReason::Gone));
+            tokens.into_iter().for_each(|token| self.finish(slot, token));
+        }
+        self.count_waiting();
+    }
+
+    /// Drops the frames that wait for a port.
+    pub fn drop_pending(&mut self, slot: Slot, reason: DropReason) {
+        let now = self.now;
+        while let Some(receiver) = self.ports.get_mut(slot)
+            && let Some(frame) = receiver.pending.pop(now)
+        {
+            receiver.lose(reason);
+            self.finish(frame.sender, frame.token);
+        }
+    }
+
+    pub fn finish(&mut self, sender: Slot, token: Token) {
+        self.guarded(sender, |core| {
+            if let Some(end) = core.end(sender) {
+                end.finish(&[token]);
+            }
+        });
+        self.mark(sender);
+    }
+
+    /// The port wants a flush.
+    #[inline]
+    pub fn mark(&mut self, slot: Slot) {
+        if let Some(port) = self.ports.get_mut(slot)
+            && !port.dirty
+        {
+            port.dirty = true;
+            self.dirty.push(slot);
+        }
+    }
+
+    pub fn count_waiting(&mut self) {
+        self.waiting = self.ports.iter().filter(|port| !port.pending.is_empty()).count();
+    }
+
+    /// Derives the tables from the ports.
+    fn rebuild(&mut self) {
+        for port in self.ports.iter_mut() {
+            if catch_unwind(AssertUnwindSafe(|| port.adopt())).is_err() {
+                self.stats.panics.inc();
+                port.fail_end();
+            }
+        }
+        let addresses = self.ports.rebuild();
+        self.fdb.rebuild(addresses.into_iter());
+    }
+
+    /// Runs `action`; a panic of ours ends the port that was being served.
+    pub fn guarded<T>(&mut self, slot: Slot, action: impl FnOnce(&mut Core) -> T) -> Option<T> {
+        self.serving = slot;
+        let result = catch_unwind(AssertUnwindSafe(|| action(self)));
+        if result.is_err() {
+            self.blame();
+        }
+        result.ok()
+    }
+
+    #[cold]
+    pub fn blame(&mut self) {
+        let slot = self.serving;
+        self.stats.panics.inc();
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        error!(port = port.id.0, "serving a port panicked; the port is detached");
+        port.fail_end();
+        self.detach(slot);
+    }
+
+    /// Looks at every port though nothing moves. True if one wants to be looked at again soon.
+    pub fn tick(&mut self, now: Instant) -> bool {
+        let (mut soon, mut changed) = (false, false);
+        let mut at = 0;
+        while let Some(slot) = self.ports.attached_at(at) {
+            let ticked = self.guarded(slot, |core| {
+                let end = core.end(slot)?;
+                Some((end.tick(now), end.changed()))
+            });
+            if let Some((again, differs)) = ticked.flatten() {
+                soon |= again;
+                changed |= differs;
+            }
+            at += 1;
+        }
+        if changed {
+            self.rebuild();
+        }
+        self.fdb.age(self.now.duration_since(self.started).as_secs() as u32);
+        soon
+    }
+
+    /// Asks every port to announce its next frame; true if one has a frame already. Ports that rest are looked at
+    /// when their time comes.
+    pub fn arm(&mut self) -> bool {
+        self.any_port(|port| {
+            let armed = port.end.as_mut().is_some_and(|end| end.arm());
+            !port.tx.limits.rests() && (armed || port.tx.burst.has_frames())
+        })
+    }
+
+    /// The ports announce nothing any more.
+    pub fn disarm(&mut self) {
+        self.any_port(|port| {
+            port.end.iter_mut().for_each(|end| end.disarm());
+            false
+        });
+    }
+
+    /// Calls `action` with every attached port; true if any call was.
+    fn any_port(&mut self, action: impl Fn(&mut Port) -> bool) -> bool {
+        let mut any = false;
+        let mut at = 0;
+        while let Some(slot) = self.ports.attached_at(at) {
+            any |= self.guarded(slot, |core| core.ports.get_mut(slot).is_some_and(&action)) == Some(true);
+            at += 1;
+        }
+        any
+    }
+
+    /// After a fault outside any port's turn: what can be derived is derived anew.
+    #[cold]
+    pub fn recover(&mut self) {
+        self.dirty.clear();
+        self.ports.iter_mut().for_each(|port| port.dirty = false);
+        self.count_waiting();
+        self.rebuild();
+        self.ports.all().for_each(|slot| self.mark(slot));
+    }
+}

@@ -1,0 +1,226 @@
+//! The stage in front of the receiver: a frame stays whole or is cut into segments, its checksums are left, told
+//! or completed, and the receiver's port copies it.
+
+use vmlane_port::{
+    Aggregate, ChecksumStatus, DropReason, FramePort, Layers, MAX_HEAD, Network, PartialChecksum,
+    RxCapabilities, RxFrame, Transport, TxFrame,
+};
+use vmlane_wire::ethernet::Tci;
+
+use crate::ingress::{Checked, Frame, Job, Segmentation};
+use crate::parse::{self, IPV4, IPV6};
+use crate::segment::{self, Cutter};
+
+/// The most segments that the completion of an aggregate can tell.
+const MAX_AGGREGATED: u16 = 255;
+
+/// What a receiver got and its counters do not know yet.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct RxCounts {
+    pub frames: u64,
+    pub bytes: u64,
+    pub aggregates: u64,
+    pub segments: u64,
+    pub checksums: u64,
+}
+
+/// Who gets a frame.
+pub struct Receiver<'a> {
+    pub end: &'a mut dyn FramePort,
+    pub capabilities: &'a RxCapabilities,
+    pub counts: &'a mut RxCounts,
+    /// The tag that it sees.
+    pub tag: Option<Tci>,
+    /// It is not the one addressed, and gets only complete frames.
+    pub mirror: bool,
+}
+
+/// Memory for headers that change.
+pub struct Egress {
+    edit: Box<[u8; MAX_HEAD]>,
+}
+
+/// A frame to which nothing is to be done, as its receiver gets it.
+#[inline]
+pub fn plain<'a>(tx: &TxFrame<'a>) -> RxFrame<'a> {
+    RxFrame {
+        head: tx.head,
+        body: tx.spans,
+        body_at: tx.head.len(),
+        body_len: tx.len() - tx.head.len(),
+        tag: None,
+        layers: parse::layers(tx.head),
+        checksum: ChecksumStatus::Unknown,
+        aggregate: None,
+        partial_checksum: None,
+    }
+}
+
+impl Egress {
+    pub fn new() -> Egress {
+        Egress { edit: Box::new([0; MAX_HEAD]) }
+    }
+
+    /// Hands a frame over. `next`: segments delivered before, and how many when this returns.
+    #[inline]
+    pub fn deliver(
+        &mut self,
+        sent: &Checked<'_>,
+        next: &mut u16,
+        mut to: Receiver<'_>,
+    ) -> Result<(), DropReason> {
+        let Checked { frame, layers, job } = sent;
+        let layers = *layers;
+        match job {
+            Job::Nothing => single(frame, layers, None, ChecksumStatus::Unknown, &mut to),
+            Job::Checksum(partial) => {
+                single(frame, layers, Some(*partial), ChecksumStatus::Good, &mut to)?;
+                to.counts.checksums += u64::from(!to.capabilities.partial_frame);
+                Ok(())
+            }
+            Job::Segment(segmentation) if *next == 0 && stays_whole(frame, segmentation, &to) => {
+                self.whole(frame, segmentation, &mut to)
+            }
+            Job::Segment(segmentation) => self.segments(frame, segmentation, next, &mut to),
+        }
+    }
+
+    /// A super-frame in one piece.
+    fn whole(
+        &mut self,
+        frame: &Frame<'_>,
+        segmentation: &Segmentation,
+        to: &mut Receiver<'_>,
+    ) -> Result<(), DropReason> {
+        let Segmentation { packet: layers, header, mss, segments, .. } = *segmentation;
+        let bytes = usize::from(header);
+        let head = private_copy(&mut self.edit, frame.head, bytes)?;
+        let partial = segment::complete(head, &layers, frame.len());
+        let whole = RxFrame {
+            head,
+            body: frame.tx.spans,
+            body_at: bytes + frame.popped,
+            body_len: frame.len() - bytes,
+            tag: to.tag,
+            layers,
+            checksum: ChecksumStatus::Good,
+            aggregate: Some(Aggregate { mss, segments, header }),
+            partial_checksum: Some(partial).filter(|_| !to.capabilities.partial_sum),
+        };
+        hand_over(&whole, to)?;
+        to.counts.aggregates += 1;
+        Ok(())
+    }
+
+    /// A super-frame cut into segments.
+    fn segments(
+        &mut self,
+        frame: &Frame<'_>,
+        segmentation: &Segmentation,
+        next: &mut u16,
+        to: &mut Receiver<'_>,
+    ) -> Result<(), DropReason> {
+        let Segmentation { packet: inner, outer, header, mss, segments } = *segmentation;
+        let (bytes, mss) = (usize::from(header), usize::from(mss));
+        let payload = frame.len() - bytes;
+        if bytes + payload.min(mss) > to.capabilities.frame {
+            return Err(DropReason::TooLong);
+        }
+        let mut cutter = Cutter::new(private_copy(&mut self.edit, frame.head, bytes)?, *segmentation);
+        while *next < segments {
+            let before = usize::from(*next) * mss;
+            let here = mss.min(payload - before);
+            let (head, partial) = cutter.cut(*next, here);
+            let one = RxFrame {
+                head,
+                body: frame.tx.spans,
+                body_at: bytes + frame.popped + before,
+                body_len: here,
+                tag: to.tag,
+                layers: outer.map_or(inner, |(outer, _)| outer),
+                checksum: ChecksumStatus::Good,
+                aggregate: None,
+                partial_checksum: Some(partial),
+            };
+            hand_over(&one, to)?;
+            to.counts.segments += u64::from(segments > 1);
+            to.counts.checksums += u64::from(!to.capabilities.partial_frame);
+            *next += 1;
+        }
+        Ok(())
+    }
+}
+
+/// The first `bytes` of a head, to be edited.
+#[inline]
+fn private_copy<'a>(
+    edit: &'a mut [u8; MAX_HEAD],
+    head: &[u8],
+    bytes: usize,
+) -> Result<&'a mut [u8], DropReason> {
+    match (edit.get_mut(..bytes), head.get(..bytes)) {
+        (Some(edit), Some(head)) => {
+            edit.copy_from_slice(head);
+            Ok(edit)
+        }
+        _ => Err(DropReason::BadOffload),
+    }
+}
+
+/// A frame that is no super-frame.
+#[inline]
+fn single(
+    frame: &Frame<'_>,
+    layers: Layers,
+    partial_checksum: Option<PartialChecksum>,
+    checksum: ChecksumStatus,
+    to: &mut Receiver<'_>,
+) -> Result<(), DropReason> {
+    let Frame { head, tx, popped, .. } = *frame;
+    let body_at = head.len() + popped;
+    let single = RxFrame {
+        head,
+        body: tx.spans,
+        body_at,
+        body_len: tx.len() - body_at,
+        tag: to.tag,
+        layers,
+        checksum,
+        aggregate: None,
+        partial_checksum,
+    };
+    if single.len() > to.capabilities.frame {
+        return Err(DropReason::TooLong);
+    }
+    hand_over(&single, to)
+}
+
+/// May the super-frame stay in one piece?
+fn stays_whole(frame: &Frame<'_>, segmentation: &Segmentation, to: &Receiver<'_>) -> bool {
+    let Segmentation { packet, outer, segments, .. } = segmentation;
+    let RxCapabilities { tso4, tso6, uso4, uso6, aggregate, .. } = *to.capabilities;
+    let (wanted, plain) = match (packet.network, packet.transport) {
+        (Network::V4, Transport::Udp) => (uso4, IPV4),
+        (Network::V4, _) => (tso4, IPV4),
+        (_, Transport::Udp) => (uso6, IPV6),
+        _ => (tso6, IPV6),
+    };
+    let at = usize::from(packet.network_at);
+    let len = frame.len();
+    wanted
+        && !to.mirror
+        && outer.is_none()
+        && (2..=MAX_AGGREGATED).contains(segments)
+        // Receivers aggregate packets without IP options only.
+        && usize::from(packet.transport_at) == at + plain
+        && len <= aggregate
+        && len - at <= usize::from(u16::MAX)
+}
+
+#[inline]
+fn hand_over(frame: &RxFrame<'_>, to: &mut Receiver<'_>) -> Result<(), DropReason> {
+    to.end.deliver(std::slice::from_ref(frame)).map_err(|refused| refused.reason)?;
+    to.counts.frames += 1;
+    to.counts.bytes += frame.len() as u64;
+    Ok(())
+}

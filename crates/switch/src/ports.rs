@@ -1,0 +1,221 @@
+//! The table of ports: by number, by group, by owner, and whose turn it is.
+
+use std::collections::HashMap;
+
+use vmlane_port::PortId;
+
+use crate::Slot;
+use crate::fdb::key;
+use crate::port::Port;
+
+/// What the ports of one owner may still send in this round.
+#[derive(Clone, Copy)]
+pub struct Allowance {
+    pub frames: u32,
+    pub bytes: usize,
+}
+
+/// The attached ports of one owner: a part of [`Ports::attached`].
+#[derive(Clone, Copy)]
+struct OwnerPorts {
+    start: usize,
+    len: usize,
+    /// Which of them is served first.
+    first: usize,
+}
+
+/// The attached ports of one isolation group.
+#[derive(Default)]
+pub struct Group {
+    pub members: Vec<Slot>,
+    /// One of them looks at others' frames.
+    pub mirrored: bool,
+}
+
+/// All ports.
+#[derive(Default)]
+pub struct Ports {
+    /// A port is taken out while it has its turn.
+    slots: Vec<Option<Box<Port>>>,
+    by_id: HashMap<PortId, Slot>,
+    group_names: HashMap<String, u16>,
+    owner_names: HashMap<String, u16>,
+    groups: Vec<Group>,
+    /// Ports of one owner lie side by side.
+    attached: Vec<Slot>,
+    /// The owners of these.
+    owners: Vec<OwnerPorts>,
+    /// Which of them is served first.
+    first: usize,
+    /// By owner.
+    allowances: Vec<Allowance>,
+}
+
+/// `at + by`, begun anew at `len`; both are smaller than that.
+#[inline]
+fn rotated(at: usize, by: usize, len: usize) -> usize {
+    let sum = at + by;
+    if sum < len { sum } else { sum - len }
+}
+
+/// The number of a name; a new one gets the next.
+fn number(names: &mut HashMap<String, u16>, name: &str) -> u16 {
+    let next = names.len() as u16;
+    *names.entry(name.to_owned()).or_insert(next)
+}
+
+impl Ports {
+    pub fn slot(&self, id: PortId) -> Option<Slot> {
+        self.by_id.get(&id).copied()
+    }
+
+    #[inline]
+    pub fn get(&self, slot: Slot) -> Option<&Port> {
+        self.slots.get(usize::from(slot))?.as_deref()
+    }
+
+    #[inline]
+    pub fn get_mut(&mut self, slot: Slot) -> Option<&mut Port> {
+        self.slots.get_mut(usize::from(slot))?.as_deref_mut()
+    }
+
+    /// Takes a port out of the table, for its turn.
+    #[inline]
+    pub fn take(&mut self, slot: Slot) -> Option<Box<Port>> {
+        self.slots.get_mut(usize::from(slot))?.take()
+    }
+
+    /// Puts it back.
+    #[inline]
+    pub fn put(&mut self, slot: Slot, port: Box<Port>) {
+        if let Some(place) = self.slots.get_mut(usize::from(slot)) {
+            *place = Some(port);
+        }
+    }
+
+    pub fn iter(&self) -> impl Iterator<Item = &Port> {
+        self.slots.iter().flatten().map(|port| &**port)
+    }
+
+    pub fn iter_mut(&mut self) -> impl Iterator<Item = &mut Port> {
+        self.slots.iter_mut().flatten().map(|port| &mut **port)
+    }
+
+    /// All numbers of ports, given or not.
+    pub fn all(&self) -> std::ops::Range<Slot> {
+        0..self.slots.len() as Slot
+    }
+
+    /// The attached port number `at` in the order of turns.
+    #[inline]
+    pub fn attached_at(&self, at: usize) -> Option<Slot> {
+        self.attached.get(at).copied()
+    }
+
+    pub fn attached(&self) -> impl Iterator<Item = &Port> {
+        self.attached.iter().filter_map(|&slot| self.get(slot))
+    }
+
+    pub fn none_attached(&self) -> bool {
+        self.attached.is_empty()
+    }
+
+    #[inline]
+    pub fn is_mirrored(&self, group: u16) -> bool {
+        self.groups.get(usize::from(group)).is_some_and(|group| group.mirrored)
+    }
+
+    /// Member number `at` of a group.
+    #[inline]
+    pub fn member(&self, group: u16, at: usize) -> Option<Slot> {
+        self.groups.get(usize::from(group))?.members.get(at).copied()
+    }
+
+    /// Adds a port: `name` tells its owner.
+    pub fn add(&mut self, mut port: Box<Port>, name: &str, group: &str) {
+        let owner = name.split_once('/').map_or(name, |(owner, _)| owner);
+        port.owner = number(&mut self.owner_names, owner);
+        port.group = number(&mut self.group_names, group);
+        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(None);
+        }
+        self.by_id.insert(port.id, slot as Slot);
+        self.put(slot as Slot, port);
+    }
+
+    pub fn set_group(&mut self, slot: Slot, group: &str) {
+        let group = number(&mut self.group_names, group);
+        if let Some(port) = self.get_mut(slot) {
+            port.group = group;
+        }
+    }
+
+    pub fn remove(&mut self, id: PortId) {
+        if let Some(slot) = self.by_id.remove(&id) {
+            self.take(slot);
+        }
+    }
+
+    /// Derives groups and turns from the ports. Returns the addresses of VMs' ports: one that has its address from
+    /// its operator comes before one that chose it.
+    pub fn rebuild(&mut self) -> Vec<(u64, Slot)> {
+        let attached: Vec<(Slot, &Port)> = (0..)
+            .zip(&self.slots)
+            .filter_map(|(slot, port)| Some((slot, &**port.as_ref().filter(|port| port.end.is_some())?)))
+            .collect();
+        self.groups.clear();
+        self.groups.resize_with(self.group_names.len(), Group::default);
+        for &(slot, port) in &attached {
+            if let Some(group) = self.groups.get_mut(usize::from(port.group)) {
+                group.members.push(slot);
+                group.mirrored |= port.access.mirror;
+            }
+        }
+        let vms = || attached.iter().filter(|(_, port)| !port.config.uplink);
+        let is_own = |port: &Port| port.access.effective == port.config.mac;
+        let configured = vms().filter(|(_, port)| is_own(port));
+        let chosen = vms().filter(|(_, port)| !is_own(port));
+        let address = |&(slot, port): &(Slot, &Port)| (key(port.group, port.access.effective), slot);
+        let addresses = configured.chain(chosen).map(address).collect();
+        let mut owners: Vec<(u16, Slot)> = attached.iter().map(|(slot, port)| (port.owner, *slot)).collect();
+        owners.sort_unstable();
+        self.attached = owners.iter().map(|&(_, slot)| slot).collect();
+        self.owners.clear();
+        for of_one in owners.chunk_by(|a, b| a.0 == b.0) {
+            let start = self.owners.last().map_or(0, |last| last.start + last.len);
+            self.owners.push(OwnerPorts { start, len: of_one.len(), first: 0 });
+        }
+        addresses
+    }
+
+    /// A round begins: every owner may send so much. Returns how many owners there are.
+    pub fn begin_round(&mut self, allowance: Allowance) -> usize {
+        self.allowances.clear();
+        self.allowances.resize(self.owner_names.len(), allowance);
+        let count = self.owners.len();
+        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
+        count
+    }
+
+    /// Owner number `at` of `count` in this round has its turn: where its ports are, and which is first.
+    pub fn begin_turn(&mut self, at: usize, count: usize) -> Option<impl Iterator<Item = usize> + use<>> {
+        let owner = self.owners.get_mut(rotated(self.first, at, count))?;
+        owner.first = if owner.first + 1 < owner.len { owner.first + 1 } else { 0 };
+        let OwnerPorts { start, len, first } = *owner;
+        Some((0..len).map(move |at| start + rotated(first, at, len)))
+    }
+
+    /// What an owner may still send.
+    #[inline]
+    pub fn allowance(&mut self, owner: u16) -> Allowance {
+        self.allowances.get(usize::from(owner)).copied().unwrap_or(Allowance { frames: 0, bytes: 0 })
+    }
+
+    #[inline]
+    pub fn set_allowance(&mut self, owner: u16, left: Allowance) {
+        if let Some(allowance) = self.allowances.get_mut(usize::from(owner)) {
+            *allowance = left;
+        }
+    }
+}

@@ -1,0 +1,99 @@
+//! Frames that wait are given to receivers that have room again.
+
+use std::panic::{AssertUnwindSafe, catch_unwind};
+
+use vmlane_port::{DropReason, MAX_HEAD};
+
+use crate::Slot;
+use crate::core::Core;
+use crate::egress::Receiver;
+use crate::ingress::Frame;
+use crate::pending::PendingFrame;
+use crate::port::Port;
+
+impl Core {
+    /// Gives pending frames to receivers that have room again. True if one moved.
+    pub fn retry(&mut self) -> bool {
+        let mut moved = false;
+        let mut at = 0;
+        while let Some(slot) = self.ports.attached_at(at) {
+            at += 1;
+            let concerned = |port: &Port| port.pending.stalled || !port.pending.is_empty();
+            if !self.ports.get(slot).is_some_and(concerned) {
+                continue;
+            }
+            let Some(mut receiver) = self.ports.take(slot) else { continue };
+            self.serving = slot;
+            let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(slot, &mut receiver)));
+            self.ports.put(slot, receiver);
+            match outcome {
+                Ok(any) => moved |= any,
+                Err(_) => self.blame(),
+            }
+            self.give_up(slot);
+            self.mark(slot);
+        }
+        self.count_waiting();
+        moved
+    }
+
+    fn serve(&mut self, slot: Slot, receiver: &mut Port) -> bool {
+        if !receiver.end.as_mut().is_some_and(|end| end.has_room()) {
+            return false;
+        }
+        receiver.set_stalled(false);
+        let mut moved = false;
+        while let Some(mut frame) = receiver.pending.front() {
+            match self.deliver_pending(slot, receiver, &mut frame) {
+                Err(DropReason::NoBuffers) => {
+                    moved |= receiver.pending.advance(frame.next, self.now);
+                    break;
+                }
+                Err(reason) => receiver.lose(reason),
+                Ok(()) => {}
+            }
+            receiver.pending.pop(self.now);
+            self.finish(frame.sender, frame.token);
+            self.serving = slot;
+            moved = true;
+        }
+        moved
+    }
+
+    fn deliver_pending(
+        &mut self,
+        slot: Slot,
+        receiver: &mut Port,
+        pending: &mut PendingFrame,
+    ) -> Result<(), DropReason> {
+        let end = receiver.end.as_mut().ok_or(DropReason::Gone)?;
+        let sender = self.ports.get(pending.sender).and_then(|port| port.end.as_ref());
+        let sender = sender.ok_or(DropReason::Gone)?;
+        self.serving = pending.sender;
+        let tx = sender.frame(pending.token);
+        self.serving = slot;
+        let mut scratch = [0; MAX_HEAD];
+        // All of this succeeded when the frame came in, from the same private bytes.
+        let sent = Frame::new(&tx, &mut scratch)?.check()?;
+        let own = sent.frame.destination() == receiver.access.effective;
+        let to = Receiver {
+            end: &mut **end,
+            capabilities: &receiver.capabilities,
+            counts: &mut receiver.rx,
+            tag: pending.tag,
+            mirror: !own && !receiver.config.uplink,
+        };
+        self.egress.deliver(&sent, &mut pending.next, to)
+    }
+
+    /// A receiver that took nothing for too long loses what waits for it, and what comes until it has
+    /// room again.
+    fn give_up(&mut self, slot: Slot) {
+        let (now, hold) = (self.now, self.settings.hold);
+        let Some(port) = self.ports.get_mut(slot).filter(|port| port.pending.is_overdue(now, hold)) else {
+            return;
+        };
+        port.set_stalled(true);
+        self.drop_pending(slot, DropReason::NoBuffers);
+    }
+}
