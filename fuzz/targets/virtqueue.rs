@@ -1,4 +1,4 @@
-//! Both ring formats: whatever a driver leaves in its rings, and records of a predecessor.
+//! Both ring formats: whatever a driver leaves in its rings, and records of a previous daemon.
 #![no_main]
 
 use std::sync::Arc;

@@ -220,7 +220,7 @@ fn sigterm_sigint_and_shutdown_end_it_cleanly() {
         let _vmm = Vmm::connect(place.socket("web")).unwrap();
         daemon.signal(signal);
         assert_eq!(daemon.exit_code(), Some(0));
-        // Nothing is left behind; what keeps its files for a successor goes a moment later.
+        // Nothing is left behind; what keeps its files for the next daemon goes a moment later.
         eventually(|| (place.runtime().read_dir().unwrap().count() == 0).then_some(()));
     }
     let mut daemon = place.start();

@@ -75,7 +75,7 @@ pub struct Daemon {
 }
 
 pub(crate) struct State {
-    /// What a predecessor left; empty once the daemon has started.
+    /// What a previous daemon left; empty once the daemon has started.
     found: Found,
     /// In force.
     pub config: Config,
@@ -143,7 +143,7 @@ impl Daemon {
         let mut state = daemon.state.lock();
         state.vms.iter().for_each(ServedVm::go);
         for (name, file) in std::mem::take(&mut state.found).0 {
-            tracing::info!(name, "left by a predecessor and not in the configuration any more");
+            tracing::info!(name, "left by a previous daemon and not in the configuration any more");
             if name.ends_with("/listen") {
                 crate::runtime::remove_socket(&file);
             }
@@ -386,7 +386,7 @@ fn line<T: serde::Serialize>(outcome: Result<T, Failure>) -> String {
 }
 
 impl State {
-    /// Returns the memory of the VM's guest by its context id, if a predecessor served it.
+    /// Returns the memory of the VM's guest by its context id, if a previous daemon served it.
     fn offer(
         &mut self,
         daemon: &Daemon,
@@ -413,15 +413,15 @@ const FABRIC_LOG: &str = "fabric.log";
 const FABRIC_KIND: u32 = 2;
 const FABRIC_HALF: usize = 128 << 20;
 
-/// The fabric's journal, a predecessor's if that is of use, and its records.
+/// The fabric's journal, a previous daemon's if that is of use, and its records.
 fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, FabricPast) {
-    // Devices of a predecessor that left none know more than the fabric does.
+    // Devices of a previous daemon that left none know more than the fabric does.
     let mut past = FabricPast::Lost;
     if let Some(file) = found.take(FABRIC_LOG) {
         match Journal::open_in_part(file, FABRIC_KIND, FABRIC_HALF) {
             Ok((log, records, damaged)) => return (Some(log), FabricPast::Known { records, damaged }),
             Err(error) => {
-                tracing::error!(%error, "the predecessor's streams are lost: VMCI devices are reset");
+                tracing::error!(%error, "the previous daemon's streams are lost: VMCI devices are reset");
                 past = FabricPast::Lost;
             }
         }

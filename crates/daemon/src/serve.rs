@@ -52,8 +52,8 @@ pub fn vhost_end(role: Role, path: &Path) -> Result<VhostEnd, ListenError> {
     })
 }
 
-/// A device's socket and session: a predecessor's, as far as it left them, and where they are held for
-/// a successor.
+/// A device's socket and session: a previous daemon's, as far as it left them, and where they are held for
+/// the next daemon.
 pub fn listen(
     host: &Host<'_>,
     path: &Path,
@@ -69,7 +69,7 @@ pub fn listen(
         None => {
             let listener = Listener::bind(path)?;
             if let Err(error) = scope.put("listen", listener.socket().as_fd()) {
-                tracing::warn!(name, %error, "a listening socket is not held for a successor");
+                tracing::warn!(name, %error, "a listening socket is not held for the next daemon");
             }
             listener
         }

@@ -28,7 +28,7 @@ pub struct ServedVm {
 
 impl ServedVm {
     /// Makes a VM known to the fabric and the switch and opens its sockets.
-    /// Also returns the memory that a predecessor's VMCI device had, by context id.
+    /// Also returns the memory that a previous daemon's VMCI device had, by context id.
     pub fn offer(
         host: &Host<'_>,
         config: &Config,
@@ -75,7 +75,7 @@ impl ServedVm {
         Ok(known)
     }
 
-    /// VMMs that a predecessor served are served from now on.
+    /// VMMs that a previous daemon served are served from now on.
     pub fn go(&self) {
         self.vmci.iter().for_each(|vmci| vmci.server.go());
         self.nics.iter().for_each(ServedNic::go);

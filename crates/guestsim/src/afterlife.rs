@@ -1,4 +1,4 @@
-//! A daemon that dies under its guests, and its successors: what is in shared files and in guest memory
+//! A daemon that dies under its guests, and the ones after it: what is in shared files and in guest memory
 //! goes on, everything else is gone.
 //!
 //! A guest's register access is served as a session serves it (`transport/vfio_user.rs`): carried out,
@@ -126,7 +126,7 @@ pub struct Seat {
     gone: AtomicBool,
 }
 
-/// What successors find, as a test may change it.
+/// What later daemons find, as a test may change it.
 pub struct Legacy {
     pub fabric: Option<OwnedFd>,
     /// Files of sessions, by CID.

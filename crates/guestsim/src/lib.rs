@@ -15,7 +15,7 @@
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `vfio_user.rs`, `vhost_user.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
-//! | `afterlife.rs` | a daemon that dies under its guests, and its successor |
+//! | `afterlife.rs` | a daemon that dies under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
 //! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost

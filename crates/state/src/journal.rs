@@ -120,7 +120,7 @@ impl Journal {
         Ok(Journal { window, file, half, salt, inner: Mutex::default() })
     }
 
-    /// One that a predecessor left, and its records. Nothing in it is believed.
+    /// One that a previous daemon left, and its records. Nothing in it is believed.
     pub fn open(file: OwnedFd, kind: u32, half: usize) -> Result<(Journal, Records), Unusable> {
         match Journal::open_in_part(file, kind, half)? {
             (journal, records, damaged) if damaged.is_empty() => Ok((journal, records)),
@@ -191,7 +191,7 @@ impl Journal {
         Ok(places.len())
     }
 
-    /// The file, to be held for a successor.
+    /// The file, to be held for the next daemon.
     pub fn file(&self) -> &OwnedFd {
         &self.file
     }
@@ -262,7 +262,7 @@ impl Journal {
             self.tidy(inner);
         }
         if inner.len + bytes.len() > self.half {
-            // A successor must not believe what is no longer true.
+            // The next daemon must not believe what is no longer true.
             inner.full = true;
             self.window.store_u64(at::MAGIC, 0);
             return;
@@ -318,7 +318,7 @@ impl Inner {
         }
     }
 
-    /// Takes note of a predecessor's entries. Returns the keys of those that are damaged and were not
+    /// Takes note of a previous daemon's entries. Returns the keys of those that are damaged and were not
     /// replaced since; an error if there are some whose keys cannot be known.
     fn index(&mut self, bytes: &[u8], salt: u64) -> Result<Vec<Key>, Unusable> {
         let mut damaged = HashSet::new();

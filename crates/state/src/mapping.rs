@@ -31,7 +31,7 @@ impl Mapping {
         Ok((Mapping::map(&file, len)?, file))
     }
 
-    /// A file that a predecessor made.
+    /// A file that a previous daemon made.
     pub fn open(file: &OwnedFd, len: usize) -> Result<Mapping, Unusable> {
         let have = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size as u64;
         let sealed = rustix::fs::fcntl_get_seals(file).is_ok_and(|seals| seals.contains(SealFlags::SHRINK));

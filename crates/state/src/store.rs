@@ -16,7 +16,7 @@ pub trait Store: Send + Sync {
     fn remove_all(&self, prefix: &str);
 }
 
-/// Nothing is held: a daemon without a successor, and tests.
+/// Nothing is held: for a daemon that is not restarted, and for tests.
 #[derive(Debug, Default)]
 pub struct NoStore;
 
@@ -60,7 +60,7 @@ impl Scope {
     }
 }
 
-/// What a predecessor left: descriptors by name.
+/// What a previous daemon left: descriptors by name.
 #[derive(Debug, Default)]
 pub struct Found(pub BTreeMap<String, OwnedFd>);
 

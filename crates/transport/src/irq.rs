@@ -23,7 +23,7 @@ pub enum IrqKind {
 }
 
 impl IrqKind {
-    /// As in the names of descriptors that are held for a successor.
+    /// As in the names of descriptors that are held for the next daemon.
     pub fn name(self) -> &'static str {
         match self {
             IrqKind::Intx => "intx",
@@ -158,7 +158,7 @@ impl IrqSet {
         bits.iter().enumerate().map(|(bit, &on)| u8::from(on) << bit).sum()
     }
 
-    /// Sets what [`IrqSet::switches`] said in a predecessor.
+    /// Sets what [`IrqSet::switches`] said in a previous daemon.
     pub fn set_switches(&self, bits: u8) {
         self.change(|lines| {
             for (bit, kind) in [IrqKind::Intx, IrqKind::Msi, IrqKind::Msix].into_iter().enumerate() {

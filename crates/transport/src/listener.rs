@@ -2,7 +2,7 @@
 //! listens, and that is connected to again and again.
 //!
 //! One device, one VMM at a time: a second one is turned away while the first is served. A VMM that
-//! was killed and started again may connect before its predecessor's end has been noticed, so
+//! was killed and started again may connect before the end of its previous process has been noticed, so
 //! turning away waits a moment first. The device lives in the serving thread, across sessions.
 
 use std::io;
@@ -83,7 +83,7 @@ impl Listener {
         .then_some(Listener { socket, path })
     }
 
-    /// The socket, to be held for a successor.
+    /// The socket, to be held for the next daemon.
     pub fn socket(&self) -> &OwnedFd {
         &self.socket
     }
@@ -99,7 +99,7 @@ impl Listener {
         self.serve_on(name, device, irqs, stats, Scope::none(), None)
     }
 
-    /// The same with what a successor needs held in `scope`. `prepared`, a predecessor's VMM, is served
+    /// The same with what the next daemon needs held in `scope`. `prepared`, a previous daemon's VMM, is served
     /// first, once [`Server::go`] was called.
     pub fn serve_on(
         self,
@@ -260,13 +260,13 @@ pub struct Server {
 }
 
 impl Server {
-    /// A predecessor's VMM may be served now.
+    /// A previous daemon's VMM may be served now.
     pub fn go(&self) {
         self.acceptor.state.lock().held = false;
         self.acceptor.changed.notify_all();
     }
 
-    /// Ends the threads as they are and leaves everything to a successor.
+    /// Ends the threads as they are and leaves everything to the next daemon.
     pub fn leave(self) {
         std::mem::forget(self);
     }

@@ -6,13 +6,13 @@
 //! any more, when its memory file was cut short, or when it is told to stop.
 //!
 //! `VERSION` may come at any time or not at all: nothing depends on it, and a socket handed over by
-//! a predecessor has had it already. What a successor needs is in shared files before each answer
-//! leaves (`mail.rs`, `past.rs`; `docs/survival.md`).
+//! a previous daemon has had it already. What the next daemon needs is in shared files before each answer
+//! leaves (`mail.rs`, `checkpoint.rs`; `docs/survival.md`).
 
+mod checkpoint;
 mod error;
 mod inbox;
 mod mail;
-mod past;
 mod refuse;
 mod reply;
 mod request;
@@ -34,18 +34,18 @@ use vmlane_mem::MemoryMap;
 use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{Command, Header, Kind, MAX_MESSAGE, RegionAccess, split};
 
+pub use checkpoint::Prepared;
 pub use error::RequestError;
 pub use inbox::{MAX_FDS, StreamError};
-pub use past::Prepared;
 pub(crate) use refuse::refuse;
 pub use request::MAX_ACCESS;
 
 use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
+use checkpoint::{Done, Keep};
 use inbox::{Inbox, Message, Received};
 use mail::{Letter, Mail};
-use past::{Done, Keep};
 use reply::Reply;
 use request::Requests;
 
@@ -106,13 +106,13 @@ pub struct Session<'d> {
     scratch: Box<[u8]>,
     /// Highest number of a request for which descriptors are held.
     held: u64,
-    /// The message before was not [`plain`]: the next one may bring descriptors, which are held for a successor
+    /// The message before was not [`plain`]: the next one may bring descriptors, which are held for the next daemon
     /// before the message is taken.
     wary: bool,
 }
 
 impl<'d> Session<'d> {
-    /// A VMM that has just connected. What a successor needs is held in `scope`.
+    /// A VMM that has just connected. What the next daemon needs is held in `scope`.
     pub fn new(
         stream: UnixStream,
         device: &'d mut dyn PciDevice,
@@ -141,7 +141,7 @@ impl<'d> Session<'d> {
         })
     }
 
-    /// A predecessor's VMM, with whatever it had asked. A device that cannot take over is reset.
+    /// A previous daemon's VMM, with whatever it had asked. A device that cannot take over is reset.
     pub fn resume(
         prepared: Prepared,
         device: &'d mut dyn PciDevice,
@@ -151,17 +151,17 @@ impl<'d> Session<'d> {
         count(&stats.sessions);
         device.memory(&prepared.map);
         let mut prepared = prepared;
-        let past = &mut prepared;
+        let found = &mut prepared;
         let resumed = catch_unwind(AssertUnwindSafe(|| {
-            device.adopt(&mut past.files);
-            match &past.records {
+            device.adopt(&mut found.files);
+            match &found.records {
                 Ok(records) => device.resume(Past { records }).map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             }
         }));
         let reset = resumed.unwrap_or_else(|panic| Err(panic_text(&*panic).to_owned())).err();
         if let Some(error) = reset {
-            tracing::error!(error, "the state of a predecessor is of no use; device reset");
+            tracing::error!(error, "the state of a previous daemon is of no use; device reset");
             guarded(&stats, || device.abandon());
         }
         prepared.hold(device.files());
@@ -170,7 +170,7 @@ impl<'d> Session<'d> {
         if let Some(done) = done
             && let Err(error) = mail.send(&stream, done.letter)
         {
-            tracing::debug!(%error, "an answer of the predecessor");
+            tracing::debug!(%error, "an answer of the previous daemon");
         }
         let mut inbox = Inbox::resume(&mut mail, done.map(|done| done.size));
         let held = inbound.last().map_or(0, |(number, ..)| *number);
@@ -304,7 +304,7 @@ impl<'d> Session<'d> {
         }
         let letter = if silent { Letter::default() } else { self.mail.put(self.reply.bytes())? };
         let number = self.inbox.number();
-        // Valid before the answer leaves: from here on a successor only answers.
+        // Valid before the answer leaves: from here on the next daemon only answers.
         self.keep.done(Done { number, size: self.inbox.serving().1, letter }, &self.requests.irqs);
         let (requests, log) = (&mut self.requests, &self.keep.log);
         guarded(&requests.stats, || requests.device.record(log));

@@ -202,7 +202,7 @@ impl World {
         (Client::new(ours), session)
     }
 
-    /// What a successor finds.
+    /// What the next daemon finds.
     fn found(&self) -> Found {
         let shelf = self.shelf.0.lock();
         let copies = shelf.iter().map(|(name, fd)| (name.clone(), fd.try_clone().expect("one more")));
@@ -258,7 +258,7 @@ fn a_request_is_carried_out_once_and_answered_once() {
         }
         assert_eq!(*world.abandoned.lock(), 0);
         drop(vmm);
-        let end = last.expect("a successor").join().expect("a session that does not panic");
+        let end = last.expect("the next daemon").join().expect("a session that does not panic");
         assert_eq!(end.to_string(), "the peer closed the connection");
         assert!(world.shelf.0.lock().keys().all(|name| !name.contains("/s/")), "nothing is held any more");
     }
@@ -442,7 +442,7 @@ fn damaged_state_resets_the_device_and_keeps_the_socket() {
 proptest! {
     #![proptest_config(ProptestConfig { cases: 60, failure_persistence: None, ..ProptestConfig::default() })]
 
-    /// Bytes anywhere in the mail and the log: the successor answers, or ends the session; it never panics.
+    /// Bytes anywhere in the mail and the log: the next daemon answers, or ends the session; it never panics.
     #[test]
     fn scribbles_end_a_session_at_most(
         scribbles in proptest::collection::vec(

@@ -1,4 +1,4 @@
-//! A vfio-user session that a predecessor left, forged, and the session that goes on with it.
+//! A vfio-user session that a previous daemon left, forged, and the session that continues it.
 
 use std::collections::BTreeMap;
 use std::fs::File;
@@ -85,7 +85,7 @@ fn bytes(fd: &OwnedFd) -> Vec<u8> {
     bytes
 }
 
-/// A file like the one that a predecessor made, with its bytes.
+/// A file like the one that a previous daemon made, with its bytes.
 fn again(like: &OwnedFd, bytes: &[u8]) -> OwnedFd {
     let len = rustix::fs::fstat(like).expect("a file").st_size as u64;
     let flags = rustix::fs::MemfdFlags::CLOEXEC | rustix::fs::MemfdFlags::ALLOW_SEALING;

@@ -79,7 +79,7 @@ fn blocked(path: &Path, user: &User) -> Option<String> {
     })
 }
 
-/// Gives the runtime directory, and what a predecessor left in it, to the user.
+/// Gives the runtime directory, and what a previous daemon left in it, to the user.
 pub fn hand_over(directory: &Path, user: &User) -> io::Result<()> {
     chown(directory, Some(user.uid), Some(user.gid))?;
     for entry in fs::read_dir(directory)?.flatten() {

@@ -17,7 +17,7 @@ use vmlane_state::{Found, Store};
 use super::KeeperError;
 use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, receive, send};
 
-/// How long a keeper may take to start, or its predecessor's daemon to be gone.
+/// How long a keeper may take to start, or the previous keeper's daemon to be gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// A keeper and what it was given: all of it is put again where it has to be replaced.

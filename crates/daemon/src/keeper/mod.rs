@@ -27,7 +27,7 @@ pub fn socket(runtime: &Path) -> PathBuf {
     runtime.join("keeper.sock")
 }
 
-/// A store, what a predecessor left in it, and how to end it for good.
+/// A store, what a previous daemon left in it, and how to end it for good.
 pub struct Held {
     pub store: Arc<dyn Store>,
     pub found: Found,

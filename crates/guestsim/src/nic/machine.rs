@@ -80,7 +80,7 @@ impl NicMachine {
         (Remains { files, records, ram, lines, config, map }, (device, frames))
     }
 
-    /// A successor takes over, as `Session::resume` does. Also says why it began anew, if it did.
+    /// The next daemon takes over, as `Session::resume` does. Also says why it began anew, if it did.
     pub fn take_over(remains: Remains) -> (NicMachine, Result<(), Unusable>) {
         let Remains { mut files, records, ram, lines, config, map } = remains;
         let frames = Arc::new(InlineFrames::default());

@@ -101,7 +101,7 @@ impl Desk {
             deadlines: BTreeMap::new(),
             ready: VecDeque::new(),
             next_token: FIRST_TOKEN,
-            // From 2^30 on as Firecracker's, but not where a predecessor began: guests may still hold
+            // From 2^30 on as Firecracker's, but not where a previous daemon began: guests may still hold
             // their ends of its connections.
             next_port: (1 << 30) + moment() % (1 << 29),
             retry: false,

@@ -46,7 +46,7 @@ struct Supervisor {
     plan: Plan,
     machines: Vec<Machine>,
     daemon: Option<Handle>,
-    /// Since when a daemon that ended by itself may have a successor.
+    /// Since when a daemon that ended by itself may be replaced.
     waits_for_daemon: Option<Instant>,
     sender: Sender<Event>,
     events: Receiver<Event>,
@@ -305,7 +305,7 @@ impl Supervisor {
             }
             Event::RestartDaemon { died } => {
                 if self.daemon.is_none() && !died && daemon::pid(&self.plan).is_none() {
-                    // One that takes over needs a moment; one that was stopped has no successor.
+                    // One that takes over needs a moment; one that was stopped is not replaced.
                     let waiting = self.waits_for_daemon.get_or_insert_with(Instant::now).elapsed();
                     if waiting < SUCCESSION {
                         self.restart_daemon_in(RESTART, false);

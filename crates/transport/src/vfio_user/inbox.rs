@@ -99,7 +99,7 @@ impl Inbox {
         (self.start, self.serving)
     }
 
-    /// Gives requests that a predecessor had taken their descriptors: number of the request, descriptor. Those of
+    /// Gives requests that a previous daemon had taken their descriptors: number of the request, descriptor. Those of
     /// requests that are still in the socket come again with them.
     pub fn restore_fds(&mut self, mail: &Mail, fds: impl IntoIterator<Item = (u64, OwnedFd)>) {
         for (number, fd) in fds {

@@ -54,7 +54,7 @@ impl Mail {
         Ok(mail)
     }
 
-    /// What a predecessor left.
+    /// What a previous daemon left.
     pub fn open(file: OwnedFd) -> Result<Mail, Unusable> {
         let mapping = Mapping::open(&file, LEN)?;
         if mapping.word(at::MAGIC) != MAGIC {
@@ -143,7 +143,7 @@ mod tests {
         let (near, mut far) = UnixStream::pair().unwrap();
         let mut mail = Mail::create().unwrap();
         let letter = mail.put(b"answer").unwrap();
-        // The successor of a daemon that had not sent, and of one that had.
+        // The next daemon after one that had not sent, and after one that had.
         let mut next = Mail::open(mail.file().try_clone().unwrap()).unwrap();
         next.send(&near, letter).unwrap();
         let mut later = Mail::open(mail.file().try_clone().unwrap()).unwrap();

@@ -41,9 +41,9 @@ pub struct Requests<'d> {
     pub stats: Arc<SessionStats>,
     /// The device's wish after the last request.
     pub spin: Duration,
-    /// Where descriptors are held for a successor.
+    /// Where descriptors are held for the next daemon.
     pub scope: Scope,
-    /// The request at hand may have been carried out, in part or whole, by a predecessor.
+    /// The request at hand may have been carried out, in part or whole, by a previous daemon.
     pub again: bool,
     extents: [Extent; REGIONS],
 }
@@ -67,10 +67,10 @@ impl<'d> Requests<'d> {
         }
     }
 
-    /// Holds a descriptor for a successor. One that cannot be held is lost only with this daemon.
+    /// Holds a descriptor for the next daemon. One that cannot be held is lost only with this daemon.
     pub(super) fn hold(&self, name: &str, fd: &OwnedFd) {
         if let Err(error) = self.scope.put(name, fd.as_fd()) {
-            tracing::warn!(name, %error, "a descriptor cannot be held for a successor");
+            tracing::warn!(name, %error, "a descriptor cannot be held for the next daemon");
         }
     }
 
@@ -166,7 +166,7 @@ impl<'d> Requests<'d> {
         let Some(fd) = fds.into_iter().next() else { return Ok(()) };
         let (guest, len, offset) = (map.address.get(), map.size.get(), map.offset.get());
         if self.again && self.map.window(guest, 8, false).is_ok() {
-            // The predecessor had come so far.
+            // The previous daemon had come this far.
             return Ok(());
         }
         let writable = map.writable();
@@ -279,7 +279,7 @@ impl<'d> Requests<'d> {
     }
 }
 
-/// A memory file's name while it is held for a successor says where it is mapped.
+/// A memory file's name while it is held for the next daemon says where it is mapped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct MemoryName {
     pub guest: u64,

@@ -43,7 +43,7 @@ impl Inflight {
         Ok((InflightArea { size: bytes.into(), offset: 0.into(), ..*area }, file))
     }
 
-    /// The memory in `file`, which the front end had from us or from a predecessor.
+    /// The memory in `file`, which the front end had from us or from a previous daemon.
     pub fn open(area: &InflightArea, file: &OwnedFd, most: usize) -> Result<Inflight, RequestError> {
         let (rings, ring_size) = shape(area, most)?;
         let need = (rings * record_bytes(ring_size)) as u64;

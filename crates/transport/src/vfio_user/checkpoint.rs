@@ -83,14 +83,14 @@ impl Keep {
     }
 }
 
-/// A predecessor's session, before its device takes over.
+/// A previous daemon's session, before its device takes over.
 pub struct Prepared {
     pub stream: UnixStream,
     pub mail: Mail,
     pub map: MemoryMap,
     pub keep: Keep,
     pub done: Option<Done>,
-    /// What the device's predecessor recorded, or why that is of no use.
+    /// What the previous daemon recorded of the device, or why that is of no use.
     pub records: Result<Records, Unusable>,
     pub files: Found,
     /// Descriptors of requests that were not carried out: number of the request, place, descriptor.
@@ -104,7 +104,7 @@ impl Prepared {
     pub fn from(mut found: Found, scope: &Scope, irqs: &IrqSet) -> Option<Prepared> {
         let stream = UnixStream::from(found.take("sock")?);
         let told = |what: &str, error: &Unusable| {
-            tracing::warn!(what, %error, "state of a predecessor is not used");
+            tracing::warn!(what, %error, "state of a previous daemon is not used");
         };
         let missing = |name: &str| Unusable::Missing(name.to_owned());
         let mail = found.take("mail").ok_or_else(|| missing("mail")).and_then(Mail::open);
@@ -148,7 +148,7 @@ impl Prepared {
         let again = self.mail_lost || self.records.is_err();
         let held = if again { self.keep.hold(&self.mail, files) } else { Ok(()) };
         if let Err(error) = held {
-            tracing::warn!(%error, "a session's state cannot be held for a successor");
+            tracing::warn!(%error, "a session's state cannot be held for the next daemon");
         }
     }
 }
@@ -170,7 +170,7 @@ fn memory(found: &mut Found) -> MemoryMap {
         let MemoryName { guest, len, offset, writable } = place;
         match map.map(MapRequest { guest, len, offset, fd, writable }) {
             Ok(more) => map = more,
-            Err(error) => tracing::warn!(name, %error, "a memory file of a predecessor is not used"),
+            Err(error) => tracing::warn!(name, %error, "a memory file of a previous daemon is not used"),
         }
     }
     map
@@ -186,7 +186,7 @@ fn lines(found: &mut Found, irqs: &IrqSet) {
             if let (Some(fd), Some(vector)) = (found.take(&name), vector)
                 && let Err(error) = irqs.connect(kind, vector, vec![fd])
             {
-                tracing::warn!(name, %error, "an interrupt of a predecessor is not used");
+                tracing::warn!(name, %error, "an interrupt of a previous daemon is not used");
             }
         }
     }
