@@ -14,9 +14,9 @@ use crate::vm::ServedVm;
 const LONGEST_STALL: Duration = Duration::from_secs(60);
 
 impl Daemon {
-    /// To be called several times a second, by a thread that may wait for sessions and workers. True if
-    /// every worker is well.
-    pub fn look_after(&self) -> bool {
+    /// Puts VMs into quarantine whose devices fail too often. True if every worker is well. To be called several
+    /// times a second, by a thread that may wait for sessions and workers.
+    pub fn check_health(&self) -> bool {
         let now = Instant::now();
         let well = self.watchdog.lock().look(&self.faults, now);
         // Quarantine waits for the workers: not while one of them is stuck.
@@ -40,7 +40,7 @@ impl Daemon {
         let host = self.host();
         for vm in &mut state.vms {
             let faults = vm.faults(&self.switch);
-            if !vm.record.look(faults, limit, now) || vm.quarantined {
+            if !vm.record.add(faults, limit, now) || vm.quarantined {
                 continue;
             }
             vm.set_quarantined(&host, true);
@@ -62,7 +62,7 @@ impl Daemon {
         let names = state.config.names();
         let host = self.host();
         let vm = state.vms.iter_mut().find(|vm| vm.name() == name).ok_or_else(|| unknown(name, &names))?;
-        vm.record.forgive();
+        vm.record.clear();
         if vm.quarantined {
             vm.set_quarantined(&host, false);
             tracing::info!(vm = name, "released from quarantine");

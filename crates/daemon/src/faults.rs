@@ -17,7 +17,7 @@ impl Default for FaultLimit {
     }
 }
 
-/// One VM's faults as far as they still matter.
+/// One VM's recent faults.
 #[derive(Debug, Default)]
 pub struct FaultRecord {
     /// The counters' sum at the last look.
@@ -27,8 +27,8 @@ pub struct FaultRecord {
 }
 
 impl FaultRecord {
-    /// The counters of the VM's devices now add up to `total`. True if that is too much.
-    pub fn look(&mut self, total: u64, limit: FaultLimit, now: Instant) -> bool {
+    /// Takes the sum of the fault counters of the VM's devices. True if there were too many lately.
+    pub fn add(&mut self, total: u64, limit: FaultLimit, now: Instant) -> bool {
         let new = total.saturating_sub(std::mem::replace(&mut self.seen, total));
         let most = limit.faults as usize;
         for _ in 0..new.min(u64::from(limit.faults)) {
@@ -42,8 +42,8 @@ impl FaultRecord {
         most > 0 && self.times.len() >= most
     }
 
-    /// What was, is forgiven.
-    pub fn forgive(&mut self) {
+    /// Clears the fault history.
+    pub fn clear(&mut self) {
         self.times.clear();
     }
 }
@@ -59,14 +59,14 @@ mod tests {
         let begun = Instant::now();
         let second = |second| begun + Duration::from_secs(second);
         let mut record = FaultRecord::default();
-        assert!(!record.look(2, LIMIT, second(0)));
-        assert!(!record.look(2, LIMIT, second(1)), "no new ones");
-        assert!(!record.look(3, LIMIT, second(11)), "two are too old");
-        assert!(!record.look(4, LIMIT, second(12)));
-        assert!(record.look(5, LIMIT, second(13)));
-        record.forgive();
-        assert!(!record.look(5, LIMIT, second(13)), "forgiven");
-        assert!(record.look(u64::MAX, LIMIT, second(14)), "any number at once");
+        assert!(!record.add(2, LIMIT, second(0)));
+        assert!(!record.add(2, LIMIT, second(1)), "no new ones");
+        assert!(!record.add(3, LIMIT, second(11)), "two are too old");
+        assert!(!record.add(4, LIMIT, second(12)));
+        assert!(record.add(5, LIMIT, second(13)));
+        record.clear();
+        assert!(!record.add(5, LIMIT, second(13)), "cleared");
+        assert!(record.add(u64::MAX, LIMIT, second(14)), "any number at once");
         assert!(record.times.len() <= 3);
     }
 
@@ -74,6 +74,6 @@ mod tests {
     fn a_limit_of_zero_is_none() {
         let mut record = FaultRecord::default();
         let limit = FaultLimit { faults: 0, ..LIMIT };
-        assert!(!record.look(1_000_000, limit, Instant::now()) && record.times.is_empty());
+        assert!(!record.add(1_000_000, limit, Instant::now()) && record.times.is_empty());
     }
 }

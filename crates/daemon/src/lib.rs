@@ -4,19 +4,20 @@
 //! | --- | --- |
 //! | `config.rs` | the configuration file, checked as a whole |
 //! | `run.rs` | the process: options, signals, a clean end |
-//! | `assembly.rs`, `vm.rs` | workers, the fabric, a served VM each; the answers to control requests |
+//! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
+//! | `vm.rs`, `vsock.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
+//! | `bounds.rs` | what each VM may use |
 //! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
-//! | `care.rs`, `containment.rs`, `watchdog.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
+//! | `watchdog.rs`, `watchdog_thread.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
 //! | `control.rs` | the control socket |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
-//! | `keeper/` | who holds descriptors while no daemon runs |
+//! | `keeper/` | holds descriptors while no daemon runs |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 
 pub mod assembly;
 mod bounds;
-mod care;
 pub mod config;
 pub mod confine;
 mod containment;
@@ -37,3 +38,4 @@ mod vm;
 pub mod vmm;
 mod vsock;
 mod watchdog;
+mod watchdog_thread;

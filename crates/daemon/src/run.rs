@@ -13,7 +13,6 @@ use signal_hook::iterator::Signals;
 use vmlane_api::ClientError;
 
 use crate::assembly::{AssemblyError, Daemon, Event};
-use crate::care::Care;
 use crate::config::{Config, ConfigError};
 use crate::confine::{self, ConfineError};
 use crate::control::{Bounds, ControlServer};
@@ -23,6 +22,7 @@ use crate::notify::{self, notify};
 use crate::paths::Paths;
 use crate::runtime::{self, Claim, RuntimeError};
 use crate::uplink::Uplinks;
+use crate::watchdog_thread::WatchdogThread;
 
 /// How often the main thread looks after things.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -35,7 +35,7 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Options {
     pub config: PathBuf,
     pub runtime_dir: PathBuf,
-    /// Log filter; beats the environment's and the configuration's.
+    /// Log filter; comes before the environment's and the configuration's.
     pub log: Option<String>,
     /// Take the place of a daemon that serves in the runtime directory.
     pub replace: bool,
@@ -96,7 +96,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
-    let care = Care::start(daemon.clone()).map_err(host("starting the watchdog".into()))?;
+    let watchdog = WatchdogThread::start(daemon.clone()).map_err(host("starting the watchdog".into()))?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
 
@@ -118,7 +118,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     tracing::info!("stopping");
     notify("STOPPING=1");
-    drop((control, care));
+    drop((control, watchdog));
     daemon.stop();
     if let Some(keeper) = keeper {
         keeper.end();

@@ -27,7 +27,7 @@ counters! {
 
 struct Watched {
     name: String,
-    beat: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     /// Names what it serves.
     serves: fn(u32) -> String,
     last: HeartbeatReading,
@@ -47,26 +47,26 @@ impl Watchdog {
         Watchdog { workers: Vec::new(), patience }
     }
 
-    /// From now on `beat` is looked at, too.
-    pub fn watch(&mut self, name: String, beat: Arc<Heartbeat>, serves: fn(u32) -> String) {
-        let last = beat.read();
-        self.workers.push(Watched { name, beat, serves, last, since: Instant::now(), told: None });
+    /// Watches one more worker.
+    pub fn watch(&mut self, name: String, heartbeat: Arc<Heartbeat>, serves: fn(u32) -> String) {
+        let last = heartbeat.read();
+        self.workers.push(Watched { name, heartbeat, serves, last, since: Instant::now(), told: None });
     }
 
     /// To be called several times a second. True if every worker is well.
     pub fn look(&mut self, stats: &DaemonStats, now: Instant) -> bool {
         let mut well = true;
         for worker in &mut self.workers {
-            let pulse = worker.beat.read();
-            if !pulse.busy || pulse.rounds != worker.last.rounds {
+            let reading = worker.heartbeat.read();
+            if !reading.busy || reading.rounds != worker.last.rounds {
                 if worker.told.take().is_some() {
                     let seconds = now.duration_since(worker.since).as_secs_f64();
                     tracing::warn!(worker = worker.name, seconds, "makes progress again");
                 }
-                (worker.last, worker.since) = (pulse, now);
+                (worker.last, worker.since) = (reading, now);
                 continue;
             }
-            worker.last = pulse;
+            worker.last = reading;
             if now.duration_since(worker.since) < self.patience {
                 continue;
             }
@@ -77,7 +77,7 @@ impl Watchdog {
             if worker.told.is_none_or(|told| now.duration_since(told) >= AGAIN) {
                 worker.told = Some(now);
                 let seconds = now.duration_since(worker.since).as_secs_f64();
-                let serving = (worker.serves)(pulse.serving);
+                let serving = (worker.serves)(reading.serving);
                 tracing::error!(worker = worker.name, serving, seconds, "stuck: gets no round done");
             }
         }

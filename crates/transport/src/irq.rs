@@ -114,7 +114,7 @@ impl IrqSet {
             if group.fds.len() < start + fds.len() {
                 group.fds.resize_with(start + fds.len(), || None);
             }
-            for (slot, fd) in group.fds[start..].iter_mut().zip(fds) {
+            for (slot, fd) in group.fds.iter_mut().skip(start).zip(fds) {
                 *slot = Some(fd);
             }
         });

@@ -4,6 +4,11 @@
 //! can produce error answers and a device reset, never a closed socket: a VMM does not reconnect, and
 //! a guest whose register access is not answered spins for ever.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 pub mod irq;
 mod limit;
 pub mod listener;

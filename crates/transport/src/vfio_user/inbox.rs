@@ -69,6 +69,7 @@ impl Inbox {
 
     /// Continues a previous daemon's mail. `served`: bytes of the request at its cursor, if that daemon had
     /// carried it out. It may have been killed before it cleared them, or halfway.
+    #[expect(clippy::indexing_slicing, reason = "both ends are cut to the length of the buffer")]
     pub fn resume(mail: &mut Mail, served: Option<usize>) -> Inbox {
         let (mut number, mut start) = mail.cursor();
         let buffer = mail.inbound_mut();
@@ -134,6 +135,7 @@ impl Inbox {
 
     /// Reads once. Call only when [`Self::next`] has returned nothing, so that there is room.
     /// At most `most` bytes.
+    #[expect(clippy::indexing_slicing, reason = "`end` never passes the end of the buffer")]
     pub fn receive(
         &mut self,
         mail: &mut Mail,
@@ -172,6 +174,7 @@ impl Inbox {
 
     /// Begins with the first byte again if a message of any size might find no room. Usually everything
     /// has been served and there is nothing to move.
+    #[expect(clippy::indexing_slicing, reason = "`end` never passes the end of the buffer")]
     fn make_room(&mut self, mail: &mut Mail) {
         if self.start == 0 || self.pending() == 0 {
             return;
@@ -185,6 +188,10 @@ impl Inbox {
 
     /// The next complete message, or nothing when more must be received first. It is there until
     /// [`Inbox::done`].
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "start and end are inside the buffer, and a message between them"
+    )]
     pub fn next<'m>(&mut self, mail: &'m Mail) -> Result<Option<Message<'m>>, StreamError> {
         let have = self.pending();
         let buffer = mail.inbound();
@@ -207,6 +214,7 @@ impl Inbox {
     }
 
     /// The message was served. Its bytes go first: a header that is left would be a request.
+    #[expect(clippy::indexing_slicing, reason = "the message that was served lies inside the buffer")]
     pub fn done(&mut self, mail: &mut Mail) {
         let size = std::mem::take(&mut self.serving);
         mail.inbound_mut()[self.start..self.start + size].fill(0);
@@ -220,6 +228,7 @@ impl Inbox {
     }
 
     /// Stream position of the last message of which at least one byte has arrived.
+    #[expect(clippy::indexing_slicing, reason = "`at` is below `end`, which is inside the buffer")]
     fn last_begun(&self, mail: &Mail) -> u64 {
         let (mut at, mut last) = (self.start, self.start);
         while at < self.end {
@@ -271,6 +280,7 @@ pub struct Sight {
 }
 
 /// Waits for bytes and looks at them without taking them. Call with nothing pending.
+#[expect(clippy::indexing_slicing, reason = "`at` stays below `bytes`, which were read into the buffer")]
 pub fn peek(socket: impl AsFd, scratch: &mut [u8]) -> Result<Sight, Errno> {
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(MAX_FDS))];
     let mut control = RecvAncillaryBuffer::new(&mut space);

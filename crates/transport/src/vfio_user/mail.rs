@@ -85,10 +85,12 @@ impl Mail {
         self.mapping.set_word(at::CURSOR, number << START | start as u64);
     }
 
+    #[expect(clippy::indexing_slicing, reason = "constants, inside the mapping that was made for them")]
     pub fn inbound(&self) -> &[u8] {
         &self.mapping.bytes()[at::IN..at::IN + MAX_MESSAGE]
     }
 
+    #[expect(clippy::indexing_slicing, reason = "constants, inside the mapping that was made for them")]
     pub fn inbound_mut(&mut self) -> &mut [u8] {
         &mut self.mapping.bytes_mut()[at::IN..at::IN + MAX_MESSAGE]
     }

@@ -38,7 +38,7 @@ impl Reply {
     pub fn space(&mut self, len: usize) -> &mut [u8] {
         let at = self.bytes.len();
         self.bytes.resize(at + len, 0);
-        &mut self.bytes[at..]
+        self.bytes.get_mut(at..).unwrap_or_default()
     }
 
     /// The descriptor travels with the answer.
@@ -47,6 +47,7 @@ impl Reply {
     }
 
     /// Completes what was put together as the answer to `request`.
+    #[expect(clippy::indexing_slicing, reason = "the header is there from the beginning")]
     pub fn finish(&mut self, request: &Header) {
         let header = Header::reply(request, self.bytes.len() - HEADER);
         self.bytes[..HEADER].copy_from_slice(header.as_bytes());

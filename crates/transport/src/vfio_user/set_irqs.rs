@@ -72,7 +72,7 @@ impl Requests<'_> {
             }
             (action, IrqData::None) => self.irqs.mask_intx(action == IrqAction::Mask),
             (action, IrqData::Bool) => {
-                if booleans(data, payload.len(), count)?[0] != 0 {
+                if booleans(data, payload.len(), count)?.first().is_some_and(|first| *first != 0) {
                     self.irqs.mask_intx(action == IrqAction::Mask);
                 }
             }

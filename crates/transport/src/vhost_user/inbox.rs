@@ -56,6 +56,7 @@ pub fn receive(socket: impl AsFd) -> Result<Option<Message>, StreamError> {
 }
 
 /// Reads until `to` is full or the stream ends. Returns the bytes read.
+#[expect(clippy::indexing_slicing, reason = "what is there is less than what is wanted")]
 fn fill(
     socket: &impl AsFd,
     to: &mut [u8],

@@ -73,6 +73,7 @@ impl RingLines {
     }
 
     /// Replaces a descriptor. `ring` is one of the device's.
+    #[expect(clippy::indexing_slicing, reason = "the caller has checked the number of the ring")]
     pub(super) fn set(&self, line: Line, ring: usize, fd: Option<OwnedFd>) -> Result<(), IrqError> {
         let lines = &self.rings[ring];
         match line {

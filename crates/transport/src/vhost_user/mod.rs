@@ -153,6 +153,7 @@ impl<'d> Session<'d> {
     }
 
     /// The first byte carries the descriptor.
+    #[expect(clippy::indexing_slicing, reason = "no more is sent than there is")]
     fn send_with(&self, code: u32, payload: &[u8], file: &OwnedFd) -> Result<(), Errno> {
         let bytes = [Header::reply(code, payload.len()).as_bytes(), payload].concat();
         let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
@@ -176,6 +177,7 @@ impl<'d> Session<'d> {
         self.write(&bytes)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "no more is sent than there is")]
     fn write(&self, bytes: &[u8]) -> Result<(), Errno> {
         let mut sent = 0;
         while sent < bytes.len() {

@@ -272,6 +272,7 @@ impl<'d> Requests<'d> {
     }
 
     /// A ring that does not run.
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn idle_ring(&mut self, index: u32) -> Result<&mut Ring, RequestError> {
         let index = self.ring(index)?;
         if self.rings[index].started { Err(RequestError::Running(index)) } else { Ok(&mut self.rings[index]) }
@@ -288,6 +289,7 @@ impl<'d> Requests<'d> {
         Ok(Answer::Done)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn set_address(&mut self, address: &RingAddress) -> Result<Answer, RequestError> {
         let index = self.ring(address.index.get())?;
         // A front end repeats this for a running ring when dirty pages are to be logged.
@@ -300,6 +302,7 @@ impl<'d> Requests<'d> {
         Ok(Answer::Done)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn get_base(&mut self, state: &RingState) -> Result<Answer, RequestError> {
         let index = self.ring(state.index.get())?;
         self.change(|this| this.rings[index].started = false);
@@ -314,6 +317,7 @@ impl<'d> Requests<'d> {
         Ok(Answer::Payload(answer.as_bytes().to_vec()))
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn enable(&mut self, state: &RingState) -> Result<Answer, RequestError> {
         let index = self.ring(state.index.get())?;
         let enabled = state.number.get() != 0;
@@ -323,6 +327,7 @@ impl<'d> Requests<'d> {
         Ok(Answer::Done)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`ring` has checked the index")]
     fn set_line(
         &mut self,
         line: Line,
@@ -367,6 +372,7 @@ impl<'d> Requests<'d> {
         Ok(Answer::Done)
     }
 
+    #[expect(clippy::indexing_slicing, reason = "offset and size were checked against MAX_CONFIG")]
     fn get_config(&mut self, payload: &[u8]) -> Result<Answer, RequestError> {
         let (space, rest) = fixed::<ConfigSpace>(payload)?;
         let (offset, size) = (space.offset.get() as usize, space.size.get() as usize);

@@ -2,7 +2,7 @@
 //!
 //! Chains are completed in the order of the ring, so what is not completed follows from how far the
 //! completions came. A split ring says that itself. A packed one does not, and its completions overwrite
-//! the chains: so they are noted here before the ring is touched, and whoever comes next finishes what was
+//! the chains: so they are noted here before the ring is touched, and the next daemon finishes what was
 //! begun, or finds that it was not. The head of a record is that of `QueueRegionSplit` and
 //! `QueueRegionPacked` in QEMU's `docs/interop/vhost-user.rst`; the entries behind it are our own.
 

@@ -33,13 +33,15 @@ impl Reader<'_> {
         if self.table.len() < len {
             self.table.resize(len, 0);
         }
-        self.memory.read(addr, &mut self.table[..len])?;
+        self.memory.read(addr, self.table.get_mut(..len).ok_or(Broken::Table)?)?;
         Ok(len / desc::SIZE)
     }
 
     /// Address, length, and the two halves of the last word of entry `index`.
     fn entry(&self, index: usize) -> (u64, u32, u16, u16) {
-        let Some((entry, _)) = self.table[index * desc::SIZE..].split_first_chunk::<{ desc::SIZE }>() else {
+        let Some(entry) =
+            self.table.get(index * desc::SIZE..).and_then(|rest| rest.first_chunk::<{ desc::SIZE }>())
+        else {
             return (0, 0, 0, 0);
         };
         let word = u128::from_le_bytes(*entry);

@@ -32,7 +32,7 @@ pub fn load<const N: usize>(window: &Window, number: usize, sizes: [u16; N]) -> 
     Some(places)
 }
 
-/// Leaves nothing that [`load`] takes for positions: those of the previous daemon are lost.
+/// Leaves nothing that `load` takes for positions: those of the previous daemon are lost.
 pub fn forget(window: &Window) {
     (0..window.len()).step_by(8).for_each(|at| window.store_u64(at, u64::MAX));
 }
