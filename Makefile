@@ -15,7 +15,7 @@ all: build
 
 help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
-	@echo 'make test    unit, property and real-guest tests (LANES=2 files of the latter at a time)'
+	@echo 'make test    make lint, unit, property and real-guest tests (LANES=2 files of the latter at a time)'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
 	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
@@ -40,7 +40,7 @@ setup: build
 demo: setup
 	@$(BIN) demo --out out/demo $(if $(filter 1,$(FULL)),--full)
 
-test: setup test-unit test-guests
+test: setup lint test-unit test-guests
 
 # The same cases of the property tests each time, so that a change fails for what it changed, not for a rare
 # case that is older. PROPTEST_RNG_SEED=7 (any number) tries others, as does `cargo test` by itself.
