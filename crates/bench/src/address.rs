@@ -198,6 +198,13 @@ impl fmt::Display for Address {
     }
 }
 
+/// Which version of IP, where a name has addresses of both.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum IpVersion {
+    V4,
+    V6,
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;

@@ -3,15 +3,15 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
-use serde::{Deserialize, Serialize};
-
-use crate::address::{Address, Family, Target};
+use crate::address::{Address, Family, IpVersion, Target};
 use crate::auth::Secret;
-use crate::control::{ANSWER, Channel, Message, Outcome};
+use crate::control::{ANSWER, Channel, Message};
 use crate::cpu::{self, Machine};
 use crate::datagrams::Header;
 use crate::error::Error;
 use crate::load;
+use crate::outcome::Outcome;
+use crate::progress::Progress;
 use crate::report::{Local, Report, TcpSummary};
 use crate::session_group::{Session, SessionGroup};
 use crate::spec::{Limits, Spec, Test};
@@ -33,28 +33,10 @@ pub struct Options {
     pub ip: Option<IpVersion>,
 }
 
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum IpVersion {
-    V4,
-    V6,
-}
-
-/// What moved in a part of the test, as this end saw it.
-#[derive(Clone, Copy, Debug, PartialEq, Serialize, Deserialize)]
-pub struct Progress {
-    /// Seconds since the end of the warm-up; negative within it.
-    pub from: f64,
-    pub to: f64,
-    pub bytes: u64,
-    pub transactions: u64,
-    pub throughput_bps: f64,
-    pub transactions_per_second: f64,
-}
-
-/// How often to tell, and whom.
+/// How often to report progress, and to whom.
 pub type Every<'a> = (Duration, Box<dyn FnMut(&Progress) + 'a>);
 
-/// Who wants to be told while a test runs.
+/// What is called while a test runs.
 #[derive(Default)]
 pub struct Hooks<'a> {
     /// Both ends are ready: returns when the test may start.

@@ -117,7 +117,7 @@ mod tests {
     use super::*;
 
     #[test]
-    fn wishes() {
+    fn requests_are_checked() {
         assert_eq!("95,5".parse::<Wish>().unwrap(), Wish { level: Level::P95, width: 5.0 });
         assert_eq!("99".parse::<Wish>().unwrap(), Wish { level: Level::P99, width: 5.0 });
         for text in ["", "90,5", "95,", "95,0", "95,-1", "95,NaN", "95,5,5"] {

@@ -26,11 +26,8 @@ use rustix::io::retry_on_intr;
 use serde::{Deserialize, Serialize};
 
 use crate::auth::Secret;
-use crate::cpu::Machine;
-use crate::datagrams::Datagrams;
 use crate::error::Error;
-use crate::meter::Tally;
-use crate::report::TcpSummary;
+use crate::outcome::Outcome;
 use crate::spec::{Limits, Spec};
 use crate::transport::{Conn, is_timeout};
 
@@ -74,23 +71,6 @@ pub enum Message {
     Error {
         message: String,
     },
-}
-
-/// The server's half of a result.
-#[derive(Clone, Debug, Default, Serialize, Deserialize)]
-pub struct Outcome {
-    pub tallies: Vec<Tally>,
-    /// CPUs busy on the whole machine during the window, if it can tell.
-    pub machine: Option<Machine>,
-    /// The end's TCP connections, together.
-    #[serde(default)]
-    pub tcp: Option<TcpSummary>,
-    /// What became of the datagrams of each session.
-    #[serde(default)]
-    pub datagrams: Vec<Datagrams>,
-    /// Effective buffers of the last data connection (crr has none before it starts).
-    pub send_buffer: Option<u64>,
-    pub recv_buffer: Option<u64>,
 }
 
 impl Message {

@@ -13,7 +13,7 @@ use crate::meter::{Live, Meter, Tally};
 use crate::spec::Spec;
 use crate::transport::Conn;
 
-/// What one session brings home.
+/// What one session returns.
 #[derive(Clone, Debug, Default)]
 pub struct Session {
     pub tally: Tally,
@@ -29,12 +29,12 @@ pub struct Cue {
     pub spec: Arc<Spec>,
     live: Arc<Live>,
     stop: Arc<AtomicBool>,
-    dial: Arc<AtomicU8>,
+    phase: Arc<AtomicU8>,
 }
 
 /// Borders that a test passes: the window opens, it closes, senders stop. From the last on, or without a thread
-/// that turns the dial, sessions look at the clock themselves.
-const BORDERS: u8 = 3;
+/// that advances the phase, sessions look at the clock themselves.
+const LAST_PHASE: u8 = 3;
 
 /// Which border a session saw last; it begins with none.
 pub struct Seen(Option<u8>);
@@ -65,11 +65,11 @@ impl Cue {
     /// every message would cost an emulated guest more than to send it.
     #[inline]
     pub fn must_look(&self, seen: &mut Seen) -> bool {
-        let dial = self.dial.load(Ordering::Relaxed);
-        if seen.0 == Some(dial) && dial < BORDERS {
+        let phase = self.phase.load(Ordering::Relaxed);
+        if seen.0 == Some(phase) && phase < LAST_PHASE {
             return false;
         }
-        seen.0 = Some(dial);
+        seen.0 = Some(phase);
         true
     }
 
@@ -129,7 +129,7 @@ pub struct SessionGroup {
     live: Vec<Arc<Live>>,
     threads: Vec<JoinHandle<Result<Session, Error>>>,
     spec: Arc<Spec>,
-    dial: Arc<AtomicU8>,
+    phase: Arc<AtomicU8>,
     clock: Mutex<Option<JoinHandle<()>>>,
 }
 
@@ -149,15 +149,15 @@ impl SessionGroup {
             live,
             threads: Vec::new(),
             spec: spec.clone(),
-            dial: Arc::default(),
+            phase: Arc::default(),
             clock: Mutex::default(),
         };
         for session in 0..spec.sessions as usize {
             let (work, gate, stop, spec) =
                 (work.clone(), group.gate.clone(), group.stop.clone(), spec.clone());
-            let (live, dial) = (group.live[session].clone(), group.dial.clone());
+            let (live, phase) = (group.live[session].clone(), group.phase.clone());
             let body = move || match gate.wait() {
-                Some(start) => work(session, &Cue { start, spec, live, stop, dial }),
+                Some(start) => work(session, &Cue { start, spec, live, stop, phase }),
                 None => Ok(Session::default()),
             };
             let thread = std::thread::Builder::new()
@@ -172,17 +172,17 @@ impl SessionGroup {
     /// Lets them go; when that was.
     pub fn go(&self) -> Instant {
         let start = Instant::now();
-        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = self.turn_dial(start);
+        *self.clock.lock().unwrap_or_else(PoisonError::into_inner) = self.advance_phases(start);
         self.gate.set(GateState::Open(start));
         start
     }
 
-    /// A thread that turns the dial at each border and then ends. Without one, every look is at the clock.
-    fn turn_dial(&self, start: Instant) -> Option<JoinHandle<()>> {
+    /// A thread that advances the phase at each border and then ends. Without one, every look is at the clock.
+    fn advance_phases(&self, start: Instant) -> Option<JoinHandle<()>> {
         let opens = start + self.spec.warmup();
         let ends = opens + self.spec.length();
         let borders = [opens, ends, ends + self.spec.cooldown()];
-        let (dial, stop) = (self.dial.clone(), self.stop.clone());
+        let (phase, stop) = (self.phase.clone(), self.stop.clone());
         let turn = move || {
             for border in borders {
                 while !stop.load(Ordering::Relaxed) {
@@ -192,12 +192,12 @@ impl SessionGroup {
                     }
                     std::thread::park_timeout(left);
                 }
-                dial.fetch_add(1, Ordering::Relaxed);
+                phase.fetch_add(1, Ordering::Relaxed);
             }
         };
         let clock = std::thread::Builder::new().name("clock".into()).spawn(turn);
         if clock.is_err() {
-            self.dial.store(BORDERS, Ordering::Relaxed);
+            self.phase.store(LAST_PHASE, Ordering::Relaxed);
         }
         clock.ok()
     }
@@ -220,12 +220,12 @@ impl SessionGroup {
         self.live.iter().fold((0, 0), sum)
     }
 
-    /// Whether all sessions have come home.
+    /// Whether all sessions have ended.
     pub fn is_done(&self) -> bool {
         self.threads.iter().all(JoinHandle::is_finished)
     }
 
-    /// Asks sessions that have no end of their own to come home.
+    /// Asks sessions that have no end of their own to end.
     pub fn stop(&self) {
         self.stop.store(true, Ordering::Relaxed);
     }
@@ -251,7 +251,7 @@ impl Drop for SessionGroup {
         self.stop();
         self.conns.iter().for_each(|conn| conn.hang_up());
         for thread in self.threads.drain(..) {
-            let _ = thread.join(); // its result is not needed any more
+            let _ = thread.join(); // its result is no longer needed
         }
         self.dismiss_clock();
     }
@@ -284,7 +284,7 @@ mod tests {
 
     #[test]
     fn a_team_that_never_started_is_dismissed() {
-        let group = SessionGroup::assemble(&spec(3), Vec::new(), |_, _| panic!("not started yet")).unwrap();
+        let group = SessionGroup::assemble(&spec(3), Vec::new(), |_, _| panic!("it was started")).unwrap();
         drop(group);
     }
 

@@ -139,7 +139,7 @@ fn garbage_is_answered_with_a_good_bye() {
 }
 
 #[test]
-fn wrong_turns_and_absurd_wishes_are_refused() {
+fn wrong_turns_and_absurd_requests_are_refused() {
     let (_running, port) = serve();
     let mut hand = Hand::to(port);
     hand.say(r#"{"type":"start"}"#);

@@ -2,8 +2,8 @@
 
 use std::time::Duration;
 
-use vmlane_bench::client::IpVersion;
-use vmlane_bench::server::House;
+use vmlane_bench::IpVersion;
+use vmlane_bench::server::ServerLimits;
 use vmlane_bench::spec::Limits;
 use vmlane_bench::{
     Address, Error, Hooks, Options, Progress, Report, Secret, Server, Spec, Target, Test, server::Running,
@@ -172,8 +172,9 @@ fn many_clients_at_once() {
 #[test]
 fn a_server_keeps_to_the_limits_it_was_given() {
     let limits = Limits { seconds: 5.0, ..Limits::default() };
-    let house = House { clients: 8, sessions: 2, memory: 1 << 20 };
-    let server = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap().with_limits(limits, house);
+    let server_limits = ServerLimits { clients: 8, sessions: 2, memory: 1 << 20 };
+    let server =
+        Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap().with_limits(limits, server_limits);
     let running = server.spawn().unwrap();
     let address = &running.addresses()[0];
     sane(&run(address, &Spec { sessions: 2, ..quick(Test::Stream) }).unwrap());

@@ -1,5 +1,5 @@
 //! Host sockets: a program's ring on one side, a synthetic guest on the other. The program lives in this
-//! process, as the guest does; it uses the library and the daemon's own door.
+//! process, as the guest does; it uses the library and the daemon's own socket.
 
 use std::io::{self, Read as _, Write as _};
 use std::net::Shutdown;
@@ -43,7 +43,7 @@ fn guests(error: SocketError) -> anyhow::Error {
     anyhow::anyhow!("{error}")
 }
 
-/// One guest, and the daemon's pieces with a door of their own.
+/// One guest, and the daemon's pieces with a socket of their own.
 struct Bench {
     guest: Arc<Guest>,
     host: Host,
@@ -67,8 +67,8 @@ impl Bench {
         let guest = machine.boot(Path::Dma);
         guest.set_spin(SPIN);
         let policy = Policy { owner: rustix::process::geteuid().as_raw(), rules: Vec::new() };
-        let door = folder.join("host.sock");
-        let sockets = HostSockets::start(fabric, &door, 0o600, policy, Bounds::default())?;
+        let socket = folder.join("host.sock");
+        let sockets = HostSockets::start(fabric, &socket, 0o600, policy, Bounds::default())?;
         let host = Host::at(&folder);
         Ok(Bench { guest, host, folder, _sockets: sockets, _machine: machine, _workers: workers })
     }

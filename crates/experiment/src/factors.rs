@@ -66,7 +66,7 @@ pub enum Tool {
     Iperf3,
 }
 
-/// One value of every factor; the defaults are what a plan need not say.
+/// One value of every factor, so a field for each; the defaults are what a plan need not say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factors {
     pub device: Device,

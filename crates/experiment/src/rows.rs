@@ -22,7 +22,7 @@ pub const FILE: &str = "results.jsonl";
 /// What the daemon counted during a run, by VM (and `workers`); counters that did not move are left out.
 pub type Counters = BTreeMap<String, BTreeMap<String, u64>>;
 
-/// One run.
+/// One run. As wide as its line of JSON, whose keys are a contract.
 #[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Row {
     pub version: u32,

@@ -11,13 +11,13 @@ use hdrhistogram::Histogram;
 use serde::{Deserialize, Serialize};
 
 use crate::address::Target;
-use crate::client::Progress;
 use crate::confidence::{self, Confidence};
-use crate::control::Outcome;
 use crate::cpu::Machine;
 use crate::datagrams::Datagrams;
 use crate::error::Error;
 use crate::meter::Tally;
+use crate::outcome::Outcome;
+use crate::progress::Progress;
 use crate::session_group::Session;
 use crate::spec::{Spec, Test};
 use crate::transport::BufferSizes;
@@ -27,6 +27,7 @@ pub use text::interval;
 /// Raised when a key changes its meaning or goes away; new keys do not raise it.
 pub const VERSION: u32 = 1;
 
+/// One measurement. As wide as its JSON object, whose keys are a contract.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Report {
     pub version: u32,
@@ -191,7 +192,7 @@ impl Report {
         let counted = &match spec.test {
             Test::Stream => remote.tallies.clone(),
             Test::Bidir => {
-                ours.iter().zip(&remote.tallies).map(|(here, there)| together(here, there)).collect()
+                ours.iter().zip(&remote.tallies).map(|(here, there)| both_ways(here, there)).collect()
             }
             _ => ours.clone(),
         };
@@ -363,7 +364,7 @@ impl PerSession {
 }
 
 /// A session of a two-way test.
-fn together(here: &Tally, there: &Tally) -> Tally {
+fn both_ways(here: &Tally, there: &Tally) -> Tally {
     Tally {
         bytes: here.bytes.saturating_add(there.bytes),
         transactions: 0,
@@ -399,7 +400,7 @@ impl RoundTrips {
     }
 }
 
-/// A kernel may give less than it was asked for, without a word: we say it.
+/// A kernel may give less than it was asked for without an error: the notes say so.
 /// The kernel doubles what it grants, for its own book-keeping (socket(7)), except to vsock streams.
 fn notes(spec: &Spec, transport: &str, local: BufferSizes, remote: &Outcome) -> Vec<String> {
     let told = |size: Option<u64>| size.filter(|&size| size > 0);

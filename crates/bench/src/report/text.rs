@@ -128,7 +128,7 @@ fn tcp(local: Option<TcpSummary>, remote: Option<TcpSummary>) -> String {
 }
 
 /// A line of an interval, as it is printed while the test runs.
-pub fn interval(progress: &crate::client::Progress) -> String {
+pub fn interval(progress: &crate::progress::Progress) -> String {
     let warm = if progress.to <= 0.0 { "  (warm-up)" } else { "" };
     let rate = if progress.transactions > 0 {
         format!("{:10.1} transactions/s", progress.transactions_per_second)

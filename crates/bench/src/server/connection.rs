@@ -1,5 +1,5 @@
-//! One client's connection, in the order of the diagram in `control`. Any error ends the connection,
-//! and with it every thread, socket and path it had.
+//! One client's connection, in the order of the diagram in `control`. An error ends the connection,
+//! and with it every thread, socket and path of it.
 
 use std::sync::{Arc, Mutex, PoisonError};
 use std::time::{Duration, Instant};
@@ -9,10 +9,11 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use super::Shared;
 use crate::address::Address;
 use crate::auth::{self, Secret};
-use crate::control::{ANSWER, Channel, Message, Outcome};
+use crate::control::{ANSWER, Channel, Message};
 use crate::cpu;
 use crate::error::Error;
 use crate::load;
+use crate::outcome::Outcome;
 use crate::report::TcpSummary;
 use crate::session_group::{Cue, Session, SessionGroup};
 use crate::spec::{Spec, Test};
@@ -27,11 +28,11 @@ const START: Duration = Duration::from_secs(120);
 /// A wrong proof is answered after this long.
 const WRONG: Duration = Duration::from_millis(500);
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
-/// How often an idle listener checks whether the test is over.
+/// How often an idle listener looks whether the test is over.
 const GLANCE: Duration = Duration::from_millis(50);
 
-pub fn serve(channel: Channel, address: &Address, shared: &Shared) {
-    if let Err(error) = converse(&channel, address, shared) {
+pub fn serve(channel: Channel, server_address: &Address, shared: &Shared) {
+    if let Err(error) = answer(&channel, server_address, shared) {
         (shared.log)(&error.to_string());
         // Its own hang-up is no news to a client; anything else it should hear. It may be deaf by now.
         if !matches!(error, Error::Gone { .. } | Error::Version { .. }) {
@@ -41,7 +42,7 @@ pub fn serve(channel: Channel, address: &Address, shared: &Shared) {
     channel.close();
 }
 
-fn converse(channel: &Channel, address: &Address, shared: &Shared) -> Result<(), Error> {
+fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Result<(), Error> {
     let greeting = channel.recv_hello("greeting");
     let challenge = shared.secret.as_ref().map(|_| auth::challenge()).transpose()?;
     if matches!(greeting, Ok(_) | Err(Error::Version { .. })) {
@@ -57,14 +58,14 @@ fn converse(channel: &Channel, address: &Address, shared: &Shared) -> Result<(),
         other => return Err(channel.unexpected(&other)),
     };
     spec.check(&shared.limits, "this server")?;
-    let share = shared.budget.test(spec.sessions.into(), spec.memory());
+    let share = shared.quota.test(spec.sessions.into(), spec.memory());
     let _share = share.ok_or_else(|| {
         Error::Usage(
             "busy: the tests under way leave too little memory or too few sessions; ask for less or later"
                 .into(),
         )
     })?;
-    measure(channel, address, &spec)
+    measure(channel, server_address, &spec)
 }
 
 fn check_proof(channel: &Channel, secret: &Secret, challenge: &str) -> Result<(), Error> {
@@ -78,14 +79,14 @@ fn check_proof(channel: &Channel, secret: &Secret, challenge: &str) -> Result<()
     }
 }
 
-fn measure(channel: &Channel, address: &Address, spec: &Arc<Spec>) -> Result<(), Error> {
+fn measure(channel: &Channel, server_address: &Address, spec: &Arc<Spec>) -> Result<(), Error> {
     let from = channel.conn().peer_host().map_err(Error::io("asking who the client is"))?;
     let buffers = Buffers { size: spec.remote_buffer, maximum: spec.local_buffer.max(spec.remote_buffer) };
     if spec.datagrams {
-        let (group, sizes) = meet(channel, address, spec, from, buffers)?;
+        let (group, sizes) = datagram_group(channel, server_address, spec, from, buffers)?;
         return perform(channel, spec, group, &Mutex::new(sizes), &[]);
     }
-    let address = channel.conn().data_address(address, spec.data_port.unwrap_or(0))?;
+    let address = channel.conn().data_address(server_address, spec.data_port.unwrap_or(0))?;
     let listener = Listener::bind(&address, buffers)?;
     listener.set_patience(GLANCE).map_err(Error::io("preparing the data listener"))?;
     channel.send(&Message::Ready { port: listener.number(), ports: Vec::new(), token: 0 })?;
@@ -93,13 +94,13 @@ fn measure(channel: &Channel, address: &Address, spec: &Arc<Spec>) -> Result<(),
     let seen = Arc::new(Mutex::new(None));
     let mut all = Vec::new();
     let group = if spec.test == Test::Crr {
-        open_house(spec, listener, from, seen.clone())?
+        accepting_group(spec, listener, from, seen.clone())?
     } else {
         let conns = gather(channel, &listener, spec, from)?;
-        drop(listener); // no other client is expected
+        drop(listener); // no further connection is expected
         *seen.lock().unwrap_or_else(PoisonError::into_inner) = conns[0].buffers().ok();
         all.clone_from(&conns);
-        seated(spec, conns)?
+        stream_group(spec, conns)?
     };
     perform(channel, spec, group, &seen, &all)
 }
@@ -225,7 +226,7 @@ fn prepare(conn: &Conn, spec: &Spec) -> Result<(), Error> {
     Ok(())
 }
 
-fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<SessionGroup, Error> {
+fn stream_group(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<SessionGroup, Error> {
     let theirs = conns.clone();
     SessionGroup::assemble(spec, conns, move |session, cue| {
         let conn = &theirs[session];
@@ -243,21 +244,21 @@ fn seated(spec: &Arc<Spec>, conns: Vec<Arc<Conn>>) -> Result<SessionGroup, Error
 }
 
 /// A socket a session for datagrams; they wait for the client's hellos.
-fn meet(
+fn datagram_group(
     channel: &Channel,
-    address: &Address,
+    server_address: &Address,
     spec: &Arc<Spec>,
     from: PeerHost,
     buffers: Buffers,
 ) -> Result<(SessionGroup, Option<BufferSizes>), Error> {
-    if matches!(address, Address::Unix(_)) {
+    if matches!(server_address, Address::Unix(_)) {
         return Err(Error::Usage("datagrams go over UDP or vsock: use udp: or vsock-dgram:".into()));
     }
     let token = u32::from_le_bytes(auth::random::<4>()?);
     let (mut conns, mut ports) = (Vec::new(), Vec::new());
     for session in 0..spec.sessions {
         let port = spec.data_port.map_or(0, |port| port.saturating_add(session));
-        let address = channel.conn().data_address(address, port)?;
+        let address = channel.conn().data_address(server_address, port)?;
         let (conn, port) = DatagramConn::bind(&address, buffers, token)?;
         conns.push(Arc::new(conn));
         ports.push(port);
@@ -266,7 +267,7 @@ fn meet(
     channel.send(&Message::Ready { port: 0, ports, token })?;
     let until = Instant::now() + ARRIVAL;
     for (met, conn) in conns.iter().enumerate() {
-        if !conn.meet(from, until).map_err(Error::io("waiting for the client's datagrams"))? {
+        if !conn.wait_for_hello(from, until).map_err(Error::io("waiting for the client's datagrams"))? {
             return Err(Error::Usage(format!(
                 "the datagrams of only {met} of {} sessions arrived within {} s: is the way open, or would -P with \
                  a port that is help?",
@@ -288,7 +289,7 @@ fn meet(
     Ok((group, sizes))
 }
 
-fn open_house(
+fn accepting_group(
     spec: &Arc<Spec>,
     listener: Listener,
     from: PeerHost,

@@ -1,10 +1,10 @@
 //! The answering end: one process, many clients, a thread for each and nothing left of it afterwards.
 //!
 //! The accept loop owns the listeners; `connection::serve` owns one client from greeting to good-bye. What
-//! clients may ask for is bounded twice: each test by `Limits`, all of them together by `Budget`.
+//! clients may ask for is bounded twice: each test by `Limits`, all of them together by `Quota`.
 
-mod budget;
 mod connection;
+mod quota;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -20,8 +20,8 @@ use crate::control::{Channel, Message};
 use crate::error::Error;
 use crate::spec::Limits;
 use crate::transport::{Buffers, Conn, Listener};
-use budget::Budget;
-pub use budget::House;
+use quota::Quota;
+pub use quota::ServerLimits;
 
 /// Where one line about each failed connection goes.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
@@ -33,7 +33,7 @@ pub struct Server {
 
 struct Shared {
     limits: Limits,
-    budget: Budget,
+    quota: Quota,
     log: Log,
     /// What a client must know.
     secret: Option<Secret>,
@@ -56,7 +56,7 @@ impl Server {
         }
         let shared = Shared {
             limits: Limits::default(),
-            budget: Budget::default(),
+            quota: Quota::default(),
             log: Arc::new(|_| ()),
             secret: None,
         };
@@ -73,8 +73,8 @@ impl Server {
     }
 
     /// What a test may ask for, and what all clients together may hold.
-    pub fn with_limits(self, limits: Limits, house: House) -> Server {
-        self.with(|shared| (shared.limits, shared.budget) = (limits, Budget::new(house)))
+    pub fn with_limits(self, limits: Limits, server: ServerLimits) -> Server {
+        self.with(|shared| (shared.limits, shared.quota) = (limits, Quota::new(server)))
     }
 
     fn with(mut self, change: impl FnOnce(&mut Shared)) -> Server {
@@ -147,16 +147,16 @@ impl Server {
             Err(error) => return Err(Error::io("asking who the client is")(error)),
         };
         let channel = Channel::new(conn, peer);
-        let Some(seat) = self.shared.budget.seat() else {
+        let Some(share) = self.shared.quota.client() else {
             let message = "busy: too many clients at once; try again later".to_owned();
             return channel.send(&Message::Error { message });
         };
         let (shared, address) = (self.shared.clone(), address.clone());
-        let serve = move || {
-            let _seat = seat;
+        let connection = move || {
+            let _share = share;
             connection::serve(channel, &address, &shared);
         };
-        let spawned = std::thread::Builder::new().name("connection".into()).spawn(serve);
+        let spawned = std::thread::Builder::new().name("connection".into()).spawn(connection);
         spawned.map(drop).map_err(|cause: io::Error| Error::Io { doing: "starting a client's thread", cause })
     }
 }

@@ -10,7 +10,8 @@ use std::time::{Duration, Instant};
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::{Buffers, PeerHost, host, is_timeout, retry, set_plain_buffers, tcp};
+use super::options::{BufferSizes, Buffers, PeerHost, is_timeout, retry, set_plain_buffers};
+use super::{host, tcp};
 use crate::address::Address;
 use crate::datagrams::{HEADER, Header, Phase};
 use crate::error::Error;
@@ -93,7 +94,7 @@ impl DatagramConn {
     }
 
     /// Waits until `deadline` for the hello of a client on `host`; from then on its peer. False: none came.
-    pub fn meet(&self, host: PeerHost, deadline: Instant) -> io::Result<bool> {
+    pub fn wait_for_hello(&self, host: PeerHost, deadline: Instant) -> io::Result<bool> {
         let mut buffer = [0; HEADER];
         loop {
             let left = deadline.saturating_duration_since(Instant::now());
@@ -188,13 +189,13 @@ impl DatagramConn {
         }
     }
 
-    pub fn buffers(&self) -> io::Result<super::BufferSizes> {
+    pub fn buffers(&self) -> io::Result<BufferSizes> {
         let fd = match &self.end {
             End::Kernel(socket) => socket.as_fd(),
             End::Host(socket, _) => socket.as_fd(),
         };
         let send = rustix::net::sockopt::socket_send_buffer_size(fd)? as u64;
-        Ok(super::BufferSizes { send, recv: rustix::net::sockopt::socket_recv_buffer_size(fd)? as u64 })
+        Ok(BufferSizes { send, recv: rustix::net::sockopt::socket_recv_buffer_size(fd)? as u64 })
     }
 
     /// A buffer for any datagram of this many bytes.

@@ -11,7 +11,7 @@ use crate::address::CID_ANY;
 pub const FIRST_GUEST: u32 = 3;
 const CID_HOST: u32 = 2;
 /// As long as a TCP client waits.
-const CONNECT: Duration = super::CONNECT_TIMEOUT;
+const CONNECT: Duration = super::options::CONNECT_TIMEOUT;
 
 /// The daemon of this machine, if there is one. In guests there is none.
 fn daemon() -> Option<Host> {

@@ -5,8 +5,9 @@ use std::net::{SocketAddr, ToSocketAddrs};
 
 use socket2::{Domain, Socket, Type};
 
-use super::{BACKLOG, Buffers, CONNECT_TIMEOUT, set_plain_buffers};
-use crate::address::Address;
+use super::options::{BACKLOG, Buffers, CONNECT_TIMEOUT, set_plain_buffers};
+use crate::address::{Address, IpVersion};
+use crate::error::Error;
 
 pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
     // A static binary may have no resolver at all; this name must work nevertheless.
@@ -16,6 +17,24 @@ pub fn resolve(host: &str, port: u16) -> io::Result<Vec<SocketAddr>> {
 
 pub fn no_address() -> io::Error {
     io::Error::new(io::ErrorKind::NotFound, "the name has no address")
+}
+
+/// The address with its host's name resolved to this version of IP.
+pub fn only(address: &Address, version: IpVersion) -> Result<Address, Error> {
+    let Address::Tcp { host, port } = address else {
+        return Err(Error::Usage(format!("{address}: -4 and -6 are for tcp: and udp:")));
+    };
+    let all = resolve(host, *port).map_err(|cause| Error::Connect {
+        address: address.to_string(),
+        hint: String::new(),
+        cause,
+    })?;
+    let fits = all.into_iter().find(|ip| ip.is_ipv4() == (version == IpVersion::V4));
+    let ip = fits.ok_or_else(|| {
+        let version = if version == IpVersion::V4 { "IPv4" } else { "IPv6" };
+        Error::Usage(format!("{address} has no {version} address: leave -4 or -6 out"))
+    })?;
+    Ok(Address::Tcp { host: ip.ip().to_string(), port: *port })
 }
 
 pub fn connect(host: &str, port: u16, buffers: Buffers) -> io::Result<Socket> {

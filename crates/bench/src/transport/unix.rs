@@ -7,7 +7,7 @@ use std::path::Path;
 
 use socket2::{Domain, SockAddr, Socket, Type};
 
-use super::{BACKLOG, Buffers, set_plain_buffers};
+use super::options::{BACKLOG, Buffers, set_plain_buffers};
 use crate::address::Address;
 
 pub fn connect(path: &Path, buffers: Buffers) -> io::Result<Socket> {

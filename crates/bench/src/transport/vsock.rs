@@ -11,7 +11,7 @@ use std::sync::atomic::{AtomicU8, Ordering};
 use socket2::{Domain, Socket, Type};
 
 use super::host::FIRST_GUEST;
-use super::{BACKLOG, Buffers};
+use super::options::{BACKLOG, Buffers};
 use crate::address::Address;
 use crate::sys::{FLAG_TO_HOST, VsockBuffer, set_vsock_option, vsock_address};
 

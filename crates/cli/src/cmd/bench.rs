@@ -7,11 +7,11 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use clap::Subcommand;
+use vmlane_bench::IpVersion;
 use vmlane_bench::address::DEFAULT_PORT;
-use vmlane_bench::client::IpVersion;
 use vmlane_bench::confidence::{LEAST_RUNS, MOST_RUNS, Wish};
 use vmlane_bench::report::interval;
-use vmlane_bench::server::House;
+use vmlane_bench::server::ServerLimits;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
 use vmlane_bench::spec::Limits;
 use vmlane_bench::{Address, Error, Hooks, Options, Report, Secret, Server, Spec, Target, Test};
@@ -118,6 +118,7 @@ struct ServerArgs {
     max_memory: u64,
 }
 
+/// What all tests take: a field for each flag.
 #[derive(Debug, clap::Args)]
 struct CommonArgs {
     /// Where the server is: tcp:, udp:HOST[:PORT], vsock:, vsock-dgram:CID[:PORT] or unix:PATH
@@ -368,8 +369,9 @@ fn serve(args: &ServerArgs) -> Result<(), Error> {
         )));
     }
     let limits = Limits { seconds: args.max_seconds, ..Limits::default() };
-    let house = House { clients: args.max_clients, sessions: args.max_sessions, memory: args.max_memory };
-    let server = server.with_limits(limits, house);
+    let server_limits =
+        ServerLimits { clients: args.max_clients, sessions: args.max_sessions, memory: args.max_memory };
+    let server = server.with_limits(limits, server_limits);
     for address in server.addresses() {
         print(&format!("listening on {address}\n"))?;
     }

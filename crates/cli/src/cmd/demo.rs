@@ -48,7 +48,7 @@ impl Args {
         // A demo starts anew each time; an experiment goes on.
         let mut file = Writer::create(&self.out)?;
         let program = std::env::current_exe()?;
-        // Several demos of one user do not meet.
+        // Several demos of one user have names of their own.
         let name = format!("demo-{}", std::process::id());
         let (stop, mut screen) = (stop::on_signals()?, Screen::new("demo"));
         eprintln!("demo: booting two VMs");

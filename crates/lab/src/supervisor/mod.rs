@@ -377,7 +377,7 @@ impl Supervisor {
         }
     }
 
-    /// Guests are thrown away, so they are killed; the daemon may say goodbye.
+    /// Guests are thrown away, so they are killed; the daemon is given time to end.
     fn tear_down(&mut self) {
         for machine in &mut self.machines {
             machine.link.set_off("the lab is going down");

@@ -1,19 +1,19 @@
-//! What all clients together may hold: places, sessions and memory, given back when their holder drops.
+//! What all clients together may hold: clients, sessions and memory, given back when their holder drops.
 
 use std::sync::{Arc, Mutex, PoisonError};
 
 /// What all clients together may hold at most.
 #[derive(Clone, Copy, Debug)]
-pub struct House {
+pub struct ServerLimits {
     pub clients: u64,
     pub sessions: u64,
     /// Bytes of messages and of socket buffers.
     pub memory: u64,
 }
 
-impl Default for House {
+impl Default for ServerLimits {
     fn default() -> Self {
-        House { clients: 64, sessions: 1024, memory: 512 << 20 }
+        ServerLimits { clients: 64, sessions: 1024, memory: 512 << 20 }
     }
 }
 
@@ -25,24 +25,24 @@ struct Use {
 }
 
 #[derive(Default)]
-pub struct Budget {
-    house: House,
+pub struct Quota {
+    limits: ServerLimits,
     used: Arc<Mutex<Use>>,
 }
 
-/// A share of the budget.
+/// A share of the quota.
 pub struct Share {
     used: Arc<Mutex<Use>>,
     share: Use,
 }
 
-impl Budget {
-    pub fn new(house: House) -> Budget {
-        Budget { house, used: Arc::default() }
+impl Quota {
+    pub fn new(limits: ServerLimits) -> Quota {
+        Quota { limits, used: Arc::default() }
     }
 
-    /// A place for one client; none when the house is full.
-    pub fn seat(&self) -> Option<Share> {
+    /// A share for one client; none when there are too many.
+    pub fn client(&self) -> Option<Share> {
         self.take(Use { clients: 1, ..Use::default() })
     }
 
@@ -57,8 +57,9 @@ impl Budget {
             sessions: used.sessions.checked_add(share.sessions)?,
             memory: used.memory.checked_add(share.memory)?,
         };
-        let house = self.house;
-        if after.clients > house.clients || after.sessions > house.sessions || after.memory > house.memory {
+        let limits = self.limits;
+        if after.clients > limits.clients || after.sessions > limits.sessions || after.memory > limits.memory
+        {
             return None;
         }
         *used = after;
@@ -81,15 +82,15 @@ mod tests {
 
     #[test]
     fn shares_come_back() {
-        let house = House { clients: 3, ..House::default() };
-        let budget = Budget::new(house);
-        let seats: Vec<_> = (0..3).map(|_| budget.seat().unwrap()).collect();
-        assert!(budget.seat().is_none());
+        let limits = ServerLimits { clients: 3, ..ServerLimits::default() };
+        let quota = Quota::new(limits);
+        let seats: Vec<_> = (0..3).map(|_| quota.client().unwrap()).collect();
+        assert!(quota.client().is_none());
         drop(seats);
-        let all = budget.test(house.sessions, house.memory).unwrap();
-        assert!(budget.test(1, 0).is_none() && budget.test(0, 1).is_none());
-        assert!(budget.test(u64::MAX, 0).is_none() && budget.test(0, u64::MAX).is_none());
+        let all = quota.test(limits.sessions, limits.memory).unwrap();
+        assert!(quota.test(1, 0).is_none() && quota.test(0, 1).is_none());
+        assert!(quota.test(u64::MAX, 0).is_none() && quota.test(0, u64::MAX).is_none());
         drop(all);
-        assert_eq!(*budget.used.lock().unwrap(), Use::default());
+        assert_eq!(*quota.used.lock().unwrap(), Use::default());
     }
 }
