@@ -73,7 +73,7 @@ pub struct Refused {
 /// A port that is dropped takes its tokens with it.
 pub trait FramePort: WakeUp + Send {
     /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A frame
-    /// that makes no sense is counted, completed and skipped inside. Fewer than asked for: no more wait, or too
+    /// that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait, or too
     /// many are lent.
     fn fetch(&mut self, tokens: &mut [Token]) -> usize;
 

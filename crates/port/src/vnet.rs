@@ -5,7 +5,7 @@ use crate::{ChecksumStatus, Network, Offload, RxFrame, Transport};
 
 /// Flag: the checksum from `start` on is to be filled in.
 const NEEDS_CHECKSUM: u8 = 1;
-/// Flag: whoever sent it says that the checksum is right.
+/// Flag: the sender says that the checksum is right.
 const CHECKED: u8 = 2;
 /// Kinds of super-frames, and the bit that says that its first segment has CWR set.
 const NONE: u8 = 0;
@@ -120,7 +120,7 @@ impl VnetHeader {
         }
     }
 
-    /// What the sender leaves to us; None if it makes no sense for a frame that begins with `head`.
+    /// What the sender leaves to us; None if it is not valid for a frame that begins with `head`.
     pub fn offload(&self, head: &[u8]) -> Option<Offload> {
         let wants = self.flags & NEEDS_CHECKSUM != 0;
         match self.kind & !ECN {

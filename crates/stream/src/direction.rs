@@ -204,7 +204,7 @@ impl Direction {
 
     /// The source's end leaves: what its ring holds now moves on, the rest of it is kept here. `allow`
     /// says whether that many bytes may be kept; if not they are lost with their sender. The port is
-    /// not used after this. Bounded by the ring: a leaver that goes on writing is not waited for.
+    /// not used after this. Bounded by the ring: an end that keeps writing after it left is not waited for.
     pub fn source_leaves(
         &mut self,
         from: &mut (dyn StreamPort + 'static),

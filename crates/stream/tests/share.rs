@@ -1,4 +1,4 @@
-//! Parties share a worker: what one gets does not depend on how many streams another has.
+//! Owners share a worker: what one gets does not depend on how many streams another has.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -10,7 +10,7 @@ use vmlane_stream::{Settings, Worker, Workers};
 
 const RING: usize = 64 << 10;
 
-/// A party that has always as much to send as its chunk, and takes everything.
+/// An owner that always has a whole chunk to send, and takes everything.
 struct Endless {
     pages: Pages,
     /// Bytes it has at a time.
@@ -77,23 +77,23 @@ impl StreamPort for Endless {
 }
 
 /// One VM: who pays, and what it has sent.
-struct Party {
+struct Owner {
     budget: Arc<Budget>,
     sent: Arc<AtomicU64>,
 }
 
-impl Party {
-    fn new() -> Party {
-        Party { budget: Arc::new(Budget::new(0)), sent: Arc::default() }
+impl Owner {
+    fn new() -> Owner {
+        Owner { budget: Arc::new(Budget::new(0)), sent: Arc::default() }
     }
 
-    /// Opens `count` streams to a party of no account, which sends nothing.
+    /// Opens `count` streams to another owner, which sends nothing.
     fn open(&self, workers: &Workers, count: usize, chunk: usize) {
         for _ in 0..count {
-            let far = Party::new();
-            let end = |party: &Party, chunk| StreamEnd {
-                port: Box::new(Endless { pages: pages(), chunk, sent: party.sent.clone() }),
-                budget: party.budget.clone(),
+            let far = Owner::new();
+            let end = |owner: &Owner, chunk| StreamEnd {
+                port: Box::new(Endless { pages: pages(), chunk, sent: owner.sent.clone() }),
+                budget: owner.budget.clone(),
                 slow: false,
             };
             workers.join([end(self, chunk), end(&far, 0)]);
@@ -115,9 +115,9 @@ fn bench() -> (Workers, Worker) {
 }
 
 #[test]
-fn a_party_with_many_streams_gets_no_more_than_one_with_few() {
+fn an_owner_with_many_streams_gets_no_more_than_one_with_few() {
     let (workers, mut worker) = bench();
-    let (honest, greedy) = (Party::new(), Party::new());
+    let (honest, greedy) = (Owner::new(), Owner::new());
     honest.open(&workers, 16, RING);
     greedy.open(&workers, 300, RING);
     turn(&mut worker, 20);
@@ -132,7 +132,7 @@ fn a_party_with_many_streams_gets_no_more_than_one_with_few() {
 #[test]
 fn single_bytes_and_idle_looks_are_charged_too() {
     let (workers, mut worker) = bench();
-    let (honest, bytes, idle) = (Party::new(), Party::new(), Party::new());
+    let (honest, bytes, idle) = (Owner::new(), Owner::new(), Owner::new());
     honest.open(&workers, 1, RING);
     bytes.open(&workers, 600, 1);
     idle.open(&workers, 800, 0);
@@ -144,16 +144,16 @@ fn single_bytes_and_idle_looks_are_charged_too() {
 }
 
 #[test]
-fn all_streams_of_a_party_get_their_turn() {
+fn all_streams_of_an_owner_get_their_turn() {
     let (workers, mut worker) = bench();
-    let parties: Vec<Party> = (0..64).map(|_| Party::new()).collect();
-    let payer = Party::new();
-    for party in &parties {
+    let owners: Vec<Owner> = (0..64).map(|_| Owner::new()).collect();
+    let account = Owner::new();
+    for owner in &owners {
         // One account, counted apart.
-        Party { budget: payer.budget.clone(), sent: party.sent.clone() }.open(&workers, 1, RING);
+        Owner { budget: account.budget.clone(), sent: owner.sent.clone() }.open(&workers, 1, RING);
     }
     turn(&mut worker, 640);
-    let sent: Vec<u64> = parties.iter().map(Party::sent).collect();
+    let sent: Vec<u64> = owners.iter().map(Owner::sent).collect();
     let (least, most) = (sent.iter().min().unwrap(), sent.iter().max().unwrap());
     assert!(*least * 2 > *most, "{sent:?}");
 }

@@ -79,7 +79,7 @@ impl Fdb {
         self.learned.forget(slot);
     }
 
-    /// Time goes on.
+    /// Advances the clock.
     pub fn age(&mut self, seconds: u32) {
         if seconds == self.seconds {
             return;

@@ -214,7 +214,7 @@ fn a_nested_vm_is_found_behind_a_port_that_may_forge() {
     assert_eq!(other.frames().len(), 2, "its bridge is gone, and so is the address");
 }
 
-/// Whoever sends to it all the time, too, hears of the move at once.
+/// A sender with continuous traffic to it learns of the move at once, too.
 #[test]
 fn a_nested_vm_that_moves_is_found_behind_its_new_port() {
     let mut bench = Bench::new();
@@ -313,7 +313,7 @@ fn floods_are_bounded_and_do_not_hurt_others() {
         a.send(&frame([all, Mac([1, 0, 0x5e, 0, 0, 1]), mac(9)][round % 3], mac(1), 60, 0));
         bench.run();
     }
-    // It sent too much in vain: it rests, and after that what is left goes on its way.
+    // Too many of its frames were dropped: it is paused, and then the rest is delivered.
     assert_ne!(a.wire.queued(), 0);
     let deadline = Instant::now() + Duration::from_secs(60);
     while a.wire.queued() + a.wire.outstanding() > 0 {
