@@ -1,8 +1,8 @@
 //! The seams between device models and what moves bytes between them.
 //!
-//! A [`StreamPort`] is one end of a byte stream: a VMCI queue pair today, virtio-vsock connections
-//! and host sockets later. Whatever joins two of them implements [`Streams`]. Neither side knows the
-//! other's kind: a device asks for a lane, the lane moves bytes between two ports.
+//! A [`StreamPort`] is one end of a byte stream: a VMCI queue pair, a virtio-vsock connection, a
+//! host program's socket. What joins two of them implements [`Streams`]. Neither side knows the other's
+//! kind: a device asks for a stream, which moves bytes between two ports ([`life_of_a_stream_port`]).
 //!
 //! A [`FramePort`] is one end of a wire: a NIC's rings, an uplink. The switch between them implements [`Frames`].
 //! A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls what, and in which
@@ -11,8 +11,9 @@
 mod filter;
 mod frame;
 mod frame_port;
+pub mod indexed_ring;
+pub mod life_of_a_stream_port;
 mod reason;
-mod ring;
 pub mod role;
 mod stream_port;
 mod streams;
@@ -25,8 +26,8 @@ pub use frame::{
     Transport, TxFrame,
 };
 pub use frame_port::{BURST, FramePort, Frames, PortId, Refused, RxCapabilities, Token, WakeUp};
+pub use indexed_ring::{RingSlice, transfer};
 pub use reason::{DropReason, PortStats};
-pub use ring::{RingSlice, transfer};
 pub use stream_port::{End, PortFault, StreamPort};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

@@ -1,9 +1,9 @@
-//! One end of a byte stream as a lane sees it.
+//! One end of a byte stream as the engine sees it.
 
 use crate::{RingSlice, transfer};
 
 /// The far end broke the rules of its ring (an index outside it, or one that went backwards), or its
-/// memory is gone. Its stream ends; nobody else notices. Boxed, because every look at an index may
+/// memory is gone. Its stream ends; no other one notices. Boxed, because every look at an index may
 /// return one and none does: so results travel in registers.
 #[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
 #[error(transparent)]
@@ -39,7 +39,7 @@ impl PortFault {
     }
 }
 
-/// How a stream ends for the party that stays, always behind the last byte it could get.
+/// How a stream ends for the end that stays, always behind the last byte it could get.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum End {
     /// The peer sends no more.
@@ -52,80 +52,80 @@ pub enum End {
     Reset,
 }
 
-/// One end of a byte stream. A worker owns it; the party behind it (a guest, a process) moves its
-/// own indices at any time.
+/// One end of a byte stream. A worker owns it; the other side of its rings (a guest, a process) moves its
+/// own indices at any time. The order of the calls: the page of [`crate::life_of_a_stream_port`].
 ///
-/// Reading half: bytes this party has written. Writing half: room for bytes this party will read.
-/// Indices that the party sees may lag behind what was really consumed while the lane is awake; the
-/// `settle_*` and `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
+/// Reading half: bytes the other side has written. Writing half: room for bytes the other side will read.
+/// Indices that the other side sees may lag behind what was really consumed while the stream is awake;
+/// `publish_room` and the `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
 pub trait StreamPort: Send {
-    /// Bytes the party has written and nobody has consumed, from a fresh load of its index.
+    /// Bytes that the other side has written and that are not consumed yet, from a fresh load of its index.
     fn readable(&mut self) -> Result<usize, PortFault>;
 
     /// Where those bytes lie.
     fn source(&self) -> RingSlice<'_>;
 
-    /// The first `len` readable bytes are copied. May leave the party unaware of (part of) the room.
+    /// The first `len` readable bytes are copied. The other side may not see (all of) the room yet.
     fn consume(&mut self, len: usize) -> Result<(), PortFault>;
 
-    /// Before sleeping: show the party all the room there is (rule M3 included).
+    /// Before sleeping: show the other side all the room there is (rule M3 included).
     fn publish_room(&mut self) -> Result<(), PortFault>;
 
-    /// After [`Self::publish_room`]: a fresh look. True if nothing is readable and the party's next
-    /// byte will wake the lane.
+    /// After [`Self::publish_room`]: a fresh look. True if nothing is readable and the other side's next
+    /// byte will wake the stream.
     fn arm_readable(&mut self) -> Result<bool, PortFault>;
 
-    /// Bytes of room in the party's ring, from a fresh load of its index.
+    /// Bytes of room in the other side's ring, from a fresh load of its index.
     fn writable(&mut self) -> Result<usize, PortFault>;
 
     /// Where the room lies.
     fn sink(&self) -> RingSlice<'_>;
 
-    /// Bytes that should stay free while the lane is awake, so that the party never sees a full ring
+    /// Bytes that should stay free while the stream is awake, so that the other side never sees a full ring
     /// and has no reason to announce that it made room (rule M7). One at most: it is asked for only
     /// where all the room would be filled.
     fn keep_free(&self) -> usize;
 
-    /// `len` bytes were written into the room: publish them, and wake the party if it may be asleep.
+    /// `len` bytes were written into the room: publish them, and wake the other side if it may be asleep.
     fn produce(&mut self, len: usize) -> Result<(), PortFault>;
 
-    /// Moves `len` bytes, for which there is room, from the ring of another party into this one's. Bytes
+    /// Moves `len` bytes, for which there is room, from the ring of another port into this one's. Bytes
     /// first, then the index that announces them (rule M1).
     fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault> {
         transfer(self.sink(), from, len);
         self.produce(len)
     }
 
-    /// A fresh look. True if the ring is exactly full and the party's next read will wake the lane.
+    /// A fresh look. True if the ring is exactly full and the other side's next read will wake the stream.
     fn arm_writable(&mut self) -> Result<bool, PortFault>;
 
-    /// Wakes a party that may wait for more bytes than were there when it was last woken (low-water
+    /// Wakes a reader that may wait for more bytes than were there when it was last woken (low-water
     /// marks). Called before sleeping and every millisecond or so while bytes move.
     fn renotify_reader(&mut self) -> Result<(), PortFault>;
 
-    /// Wakes the party on both halves: the safety net's repair.
+    /// Wakes the other side on both halves: the safety net's repair.
     fn notify_both(&mut self);
 
     /// Sends what had to wait for its time, if the time has come. True while something still waits:
-    /// the lane may not sleep.
+    /// the stream may not sleep.
     fn withholds(&mut self) -> bool {
         false
     }
 
-    /// False if this party never tells the lane of new bytes or room: the lane must look by itself.
+    /// False if the other side never tells the stream of new bytes or room: the stream must look by itself.
     fn notifies(&self) -> bool {
         true
     }
 
-    /// Requests of any kind that this party has made so far. One that makes some while its bytes lie there has
-    /// had the time to announce them. `None` if nobody counts them: its time passes as clocks go.
+    /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie there has
+    /// had the time to announce them. `None` if they are not counted: its time passes as clocks go.
     fn requests(&self) -> Option<u64> {
         None
     }
 
-    /// The other end has left these bytes for this one: they are all that a successor has of them.
+    /// The other end has left these bytes for this one: they are all that the next daemon has of them.
     fn keep(&mut self, _bytes: &[u8]) {}
 
-    /// Tells the party how its stream ends. All bytes before it are published.
+    /// Tells the other side how its stream ends. All bytes before it are published.
     fn end(&mut self, end: End);
 }

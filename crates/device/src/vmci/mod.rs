@@ -39,7 +39,7 @@ pub use device::{CreateError, VmciDevice};
 pub use endpoint::{Call, ConnectError, Endpoint, Failed, Remote};
 pub use fabric::{AddError, Caller, Fabric, Forward, Limits, PageFormat, VmSpec};
 pub use notices::{Notice, Protocol};
-pub use queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
+pub use queue_pair::{QueueMemory, QueuePairPort};
 pub use record::FabricPast;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use stats::VmciStats;

@@ -15,6 +15,7 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{Pages, Word};
+use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
 use vmlane_port::{End, PortFault, RingSlice, StreamPort};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
@@ -86,107 +87,11 @@ pub trait QueueMemory: Send {
     fn broke(&self) {}
 }
 
-/// Bytes the guest writes: plain data, valid after every call.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Reading {
-    pub size: u64,
-    /// First byte not yet copied.
-    pub cur: u64,
-    /// The head the guest sees; may trail `cur` while the lane is awake (M7).
-    pub published: u64,
-    /// The tail at the last look.
-    pub tail: u64,
-}
-
-/// Bytes the guest reads: plain data, valid after every call.
-#[derive(Clone, Debug, PartialEq, Eq, Hash)]
-pub struct Writing {
-    pub size: u64,
-    /// The tail the guest sees: always exact.
-    pub tail: u64,
-    /// The head at the last look.
-    pub head: u64,
-    /// The head right after the last bytes were published; what the guest had read by then.
-    pub head_at_produce: u64,
-    /// Bytes were published without a WROTE since the last one.
-    pub unannounced: bool,
-}
-
 /// A queue pair's end. `M` is the guest's memory, or the model's.
 pub struct QueuePairPort<M> {
     pub memory: M,
     pub reading: Reading,
     pub writing: Writing,
-}
-
-/// Bytes from index `from` forward to index `to` in a ring of `size`.
-fn distance(from: u64, to: u64, size: u64) -> u64 {
-    if to >= from { to - from } else { to + size - from }
-}
-
-fn advance(index: u64, len: u64, size: u64) -> u64 {
-    let sum = index + len;
-    if sum >= size { sum - size } else { sum }
-}
-
-impl Reading {
-    fn new(size: u64) -> Reading {
-        Reading { size, cur: 0, published: 0, tail: 0 }
-    }
-
-    /// Accepts a tail just loaded: inside the ring, and not behind the one before it.
-    #[inline]
-    fn accept(&mut self, tail: u64) -> Result<(), PortFault> {
-        if tail == self.tail {
-            return Ok(()); // as it was when it was accepted
-        }
-        if tail >= self.size {
-            return Err(PortFault::out_of_ring("producer_tail", tail, self.size));
-        }
-        if distance(self.published, tail, self.size) < distance(self.published, self.tail, self.size) {
-            return Err(PortFault::backwards("producer_tail", self.tail, tail));
-        }
-        self.tail = tail;
-        Ok(())
-    }
-
-    fn pending(&self) -> u64 {
-        distance(self.cur, self.tail, self.size)
-    }
-
-    /// Bytes the guest may still write, as far as it can see.
-    fn room(&self) -> u64 {
-        if self.size == 0 { 0 } else { self.size - 1 - distance(self.published, self.tail, self.size) }
-    }
-}
-
-impl Writing {
-    fn new(size: u64) -> Writing {
-        Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced: false }
-    }
-
-    /// Accepts a head just loaded: between the one before it and the tail.
-    #[inline]
-    fn accept(&mut self, head: u64) -> Result<(), PortFault> {
-        if head == self.head {
-            return Ok(()); // as it was when it was accepted
-        }
-        if head >= self.size {
-            return Err(PortFault::out_of_ring("consumer_head", head, self.size));
-        }
-        if distance(self.head, head, self.size) > distance(self.head, self.tail, self.size) {
-            return Err(PortFault::backwards("consumer_head", self.head, head));
-        }
-        self.head = head;
-        Ok(())
-    }
-
-    fn used(&self) -> u64 {
-        if self.size == 0 {
-            return 0;
-        }
-        distance(self.head, self.tail, self.size)
-    }
 }
 
 impl<M: QueueMemory> QueuePairPort<M> {

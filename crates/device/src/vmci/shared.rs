@@ -10,11 +10,12 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap, Pages, Word};
+use vmlane_port::indexed_ring::{Reading, Writing};
 use vmlane_port::{End, PortFault};
 use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
 
 use super::notices::Notice;
-use super::queue_pair::{QueueMemory, QueuePairPort, Reading, Writing};
+use super::queue_pair::{QueueMemory, QueuePairPort};
 
 /// How the process behind a shared ring is reached. Called by workers: must not block.
 pub trait Waker: Send + Sync {

@@ -11,7 +11,8 @@
 use std::collections::HashMap;
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 
-use vmlane_device::vmci::{QueuePairPort, Reading, Writing};
+use vmlane_device::vmci::QueuePairPort;
+use vmlane_port::indexed_ring::{Reading, Writing};
 use vmlane_stream::{Blame, Direction};
 
 use super::broken::{Make, ModelEnd};

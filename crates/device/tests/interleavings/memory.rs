@@ -13,9 +13,10 @@ use std::panic::resume_unwind;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{Notice, Protocol, QueueMemory, Reading, Writing};
+use vmlane_device::vmci::{Notice, Protocol, QueueMemory};
 use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
 use vmlane_port::PortFault;
+use vmlane_port::indexed_ring::{Reading, Writing};
 
 use super::world::Message;
 
