@@ -201,7 +201,7 @@ fn errors_are_those_of_the_address_family() {
         }
         connecting.join().unwrap()
     });
-    assert_eq!(code(refused), Some(104), "nobody listens: ECONNRESET");
+    assert_eq!(code(refused), Some(104), "no program listens: ECONNRESET");
     assert_eq!(code(Stream::connect_by(&host, 9, 9, 30 * SECOND)), Some(19), "no such VM: ENODEV");
     // The guest does not come to look.
     assert_eq!(code(Stream::connect_by(&host, 3, 9, SECOND / 20)), Some(110), "no answer: ETIMEDOUT");
@@ -212,7 +212,7 @@ fn errors_are_those_of_the_address_family() {
     eventually("the port is free again", || Listener::bind_by(&host, 700).is_ok());
     let any = Listener::bind_by(&host, vmlane_sock::ANY).unwrap();
     assert!(any.local_addr().port >= 1024);
-    // A guest that finds nobody is refused.
+    // A guest that finds no listener is refused.
     assert!(world.guest.connect((2, 701), Options::default()).is_err());
     let absent = Stream::connect_by(&Host::at("/nonexistent".as_ref()), 3, 9, SECOND).err().unwrap();
     assert!(absent.to_string().contains("VMLANE_RUNTIME_DIR"), "{absent}");
@@ -231,7 +231,7 @@ fn a_descriptor_polls_as_its_stream_is() {
     far.send_all(b"early").unwrap();
     near.set_nonblocking(true).unwrap();
     let mut bytes = [0; 16];
-    assert!(ready(&near, PollFlags::IN, PATIENCE), "bytes were there before anybody asked");
+    assert!(ready(&near, PollFlags::IN, PATIENCE), "bytes were there before the first poll");
     assert_eq!((&near).read(&mut bytes[..2]).unwrap(), 2);
     assert!(ready(&near, PollFlags::IN, Duration::ZERO), "some are left");
     assert_eq!((&near).read(&mut bytes).unwrap(), 3);
@@ -371,7 +371,7 @@ fn the_text_door_speaks_as_firecracker_does() {
 }
 
 #[test]
-fn garbage_at_the_doors_is_bounded_and_hurts_nobody() {
+fn garbage_at_the_sockets_is_bounded_and_harmless() {
     let bounds = Bounds { request: Duration::from_secs(2), unasked: 8, ..Bounds::default() };
     let world = World::with(bounds);
     let (near, far) = world.stream(5000);
@@ -484,7 +484,7 @@ fn a_program_that_switches_wildly_loses_its_own_stream_only() {
     signals.write_all(&[SWITCH]).unwrap();
     assert_eq!(victim.recv(&mut [0]), Ok(0), "its peer hears that it is gone");
     victim.close();
-    // Asking again is no question: the stream goes on.
+    // A repeated request is ignored: the stream continues.
     let ((mut signals, memory), victim) = by_hand(&world, 6001);
     signals.write_all(&[SWITCH; 3]).unwrap();
     let mut answer = [0];
@@ -495,11 +495,11 @@ fn a_program_that_switches_wildly_loses_its_own_stream_only() {
     while got.len() < 5 {
         let mut piece = [0; 5];
         let len = victim.recv(&mut piece).unwrap();
-        assert_ne!(len, 0, "the stream goes on");
+        assert_ne!(len, 0, "the stream continues");
         got.extend_from_slice(&piece[..len]);
     }
     assert_eq!(got, b"plain");
-    // Forged afterwards: the daemon's pump uses the ring now, so the stream ends once somebody looks.
+    // Forged afterwards: the daemon's pump uses the ring now, so the stream ends once it is read.
     std::fs::File::from(memory).write_all_at(&[0xff; 64], layout::process_page(RING)).unwrap();
     let _ = signals.write_all(b"more");
     drop(signals);
@@ -542,7 +542,7 @@ fn datagrams_go_both_ways() {
     socket.send_to(&largest, Address { cid: 3, port: 1234 }).unwrap();
     assert_eq!(world.guest.next_datagram().unwrap().payload, largest);
     assert!(socket.send_to(&[0; 69_609], Address { cid: 3, port: 1234 }).is_err());
-    assert!(world.guest.driver(|driver| driver.send_to(to(78), 1234, b"nobody")) < 0);
+    assert!(world.guest.driver(|driver| driver.send_to(to(78), 1234, b"absent")) < 0);
     drop(socket);
     eventually("the port is free again", || Datagram::bind_by(&world.host(), 77).is_ok());
 }

@@ -8,7 +8,7 @@
 //!                 (reader's index)        (writer's index)
 //! ```
 //!
-//! Both indices are below `size` and begin anew there; a full ring has one byte free, so that it differs from an empty
+//! Both indices are below `size` and wrap there; a full ring has one byte free, so that it differs from an empty
 //! one. The other side's index is loaded once per decision and then accepted or refused: it must lie inside the
 //! ring, and not behind where it was before. What lies between accepted indices is copied once
 //! ([`transfer`]), across the ring's end where need be; only then does this side's index move.
@@ -66,7 +66,7 @@ impl Reading {
         Reading { size, cur: 0, published: 0, tail: 0 }
     }
 
-    /// Accepts a tail just loaded: inside the ring, and not behind the one before it.
+    /// Accepts a tail just loaded: inside the ring, and not behind the previous one.
     #[inline]
     pub fn accept(&mut self, tail: u64) -> Result<(), PortFault> {
         if tail == self.tail {
@@ -101,7 +101,7 @@ impl Writing {
         Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced: false }
     }
 
-    /// Accepts a head just loaded: between the one before it and the tail.
+    /// Accepts a head just loaded: between the previous one and the tail.
     #[inline]
     pub fn accept(&mut self, head: u64) -> Result<(), PortFault> {
         if head == self.head {

@@ -1,4 +1,4 @@
-//! What devices ask of whoever moves the bytes.
+//! What devices ask of the engine that moves the bytes.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
@@ -83,7 +83,7 @@ pub enum Shutdown {
     Receive,
 }
 
-/// A lane of a predecessor, by what its two guests and the records say.
+/// A stream of a previous daemon, by what its two guests and the records say.
 pub struct Resumed {
     /// `None` for an end that has left.
     pub ends: [Option<StreamEnd>; 2],
@@ -98,7 +98,7 @@ pub trait Streams: Send + Sync {
     /// Joins two ends; bytes start to move at once.
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId;
 
-    /// Goes on with a lane of a predecessor. Both ends are woken: what was on its way may be lost.
+    /// Restores a stream of a previous daemon. Both ends are woken: what was on its way may be lost.
     fn resume(&self, lane: Resumed) -> StreamId;
 
     /// Something may have changed in one of the rings.

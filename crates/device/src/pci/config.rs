@@ -87,12 +87,12 @@ impl ConfigSpace {
         Ok(())
     }
 
-    /// All of it, for a successor.
+    /// All of it, for the next daemon.
     pub fn bytes(&self) -> &[u8] {
         &self.bytes
     }
 
-    /// Takes over what a predecessor had, as far as a guest can write it. `None` if it is no configuration
+    /// Takes over what a previous daemon had, as far as a guest can write it. `None` if it is no configuration
     /// space of this size.
     pub fn restore(&mut self, bytes: &[u8]) -> Option<()> {
         (bytes.len() == self.bytes.len()).then_some(())?;
@@ -101,7 +101,7 @@ impl ConfigSpace {
 
     /// Function reset: commands and message-signalled interrupts are off. BAR addresses and the
     /// interrupt line stay, as they do for a physical function reset through VFIO: firmware put them
-    /// there, and whoever resets a function does not run firmware again.
+    /// there, and a reset of a function does not run firmware again.
     pub fn reset(&mut self) {
         let bars = offset::BAR0..offset::BAR0 + 24;
         let kept: Vec<u8> = self.bytes[bars.clone()].to_vec();

@@ -42,7 +42,7 @@ pub enum AccessError {
     OutOfRange { region: u32, offset: u64, len: usize },
 }
 
-/// What a predecessor left of a device.
+/// What a previous daemon left of a device.
 pub struct Past<'a> {
     pub records: &'a Records,
 }
@@ -83,30 +83,30 @@ pub trait PciDevice: Send {
     /// does not announce its memory again after a reset.
     fn reset(&mut self);
 
-    /// Request `number` begins; numbers grow. One that a predecessor may have carried out comes again
+    /// Request `number` begins; numbers grow. One that a previous daemon may have carried out comes again
     /// with the number it had.
     fn begin(&mut self, _number: u64) {}
 
-    /// Files that a successor needs, by name. Asked for when a session begins.
+    /// Files that the next daemon needs, by name. Asked for when a session begins.
     fn files(&self) -> Vec<(&'static str, OwnedFd)> {
         Vec::new()
     }
 
-    /// Goes on with the files of a predecessor, by the names of [`PciDevice::files`]. Comes before
+    /// Uses the files of a previous daemon, by the names of [`PciDevice::files`]. Comes before
     /// [`PciDevice::resume`] or [`PciDevice::abandon`].
     fn adopt(&mut self, _files: &mut Found) {}
 
-    /// Stages what a successor must know and has changed since the last call; the caller commits. Keys
+    /// Stages what the next daemon must know and has changed since the last call; the caller commits. Keys
     /// of kinds below 256 are the caller's.
     fn record(&mut self, _log: &Journal) {}
 
-    /// Goes on where a predecessor of the same kind stopped, with its records. Memory and
+    /// Continues where a device of the same kind stopped in a previous daemon, with its records. Memory and
     /// interrupts are as they were. An error leaves the device reset.
     fn resume(&mut self, _past: Past<'_>) -> Result<(), Unusable> {
-        Err(Unusable::Missing("what this device's predecessor knew".into()))
+        Err(Unusable::Missing("what a previous daemon knew of this device".into()))
     }
 
-    /// A predecessor's state is of no use: begin anew, with the memory there is. A driver that can be told
+    /// A previous daemon's state is of no use: start from reset, with the memory there is. A driver that can be told
     /// is told.
     fn abandon(&mut self) {
         self.reset();

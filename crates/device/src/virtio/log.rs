@@ -18,7 +18,7 @@ impl DirtyLog {
         DirtyLog(window)
     }
 
-    /// The bytes `[addr, addr + len)` were written before. Pages beyond the bitmap are nobody's.
+    /// The bytes `[addr, addr + len)` were written before. Pages beyond the bitmap are ignored.
     pub fn mark(&self, addr: u64, len: usize) {
         let Some(last) = len.checked_sub(1).and_then(|rest| addr.checked_add(rest as u64)) else { return };
         let pages = self.0.len() as u64 / 4 * 32;

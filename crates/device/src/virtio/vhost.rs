@@ -1,4 +1,4 @@
-//! What a vhost-user session asks of a device, and what it hands over.
+//! What a vhost-user session asks of a device, and what it passes to it.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -29,7 +29,7 @@ pub trait VhostDevice: Send {
     /// Runs exactly the rings of `setup` from now on. The device is stopped.
     fn run(&mut self, setup: Setup);
 
-    /// Stops all rings. When it returns nobody touches guest memory any more, and each ring's
+    /// Stops all rings. When it returns no thread uses guest memory any more, and each ring's
     /// position is where it came to.
     fn stop(&mut self);
 

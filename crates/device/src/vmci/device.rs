@@ -491,7 +491,7 @@ impl PciDevice for VmciDevice {
 
     fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
         if self.fabric.take_lost(self.cid) {
-            // Its driver will ask all the same, and waits for answers where its buffers are.
+            // Its driver will send requests nevertheless, and waits for answers where its buffers are.
             if let Some(high) = past.record(REGISTERS).and_then(buffers_high) {
                 self.fabric.set_buffers_high(self.cid, high);
             }
@@ -504,7 +504,7 @@ impl PciDevice for VmciDevice {
         let Some(bytes) = past.record(REGISTERS) else { return Ok(()) };
         let mut from = Reader::new(bytes);
         self.restore(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
-        // What was raised may not have arrived, and what waits was perhaps announced to nobody.
+        // What was raised may not have arrived, and what waits was perhaps never announced.
         self.inbox.announce_again();
         self.inbox.signals.raise(CAUSE_NOTIFICATION);
         self.inbox.signals.raise(CAUSE_DMA_DATAGRAM);

@@ -67,7 +67,7 @@ pub fn fetch(memory: &MemoryMap, addr: u64, out: &mut Vec<u8>) -> Result<(), Bad
 pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
     let at = |offset| addr.saturating_add(offset);
     let _ = memory.write(at(DMA_RESULT), &i64::from(result).to_le_bytes());
-    // Only now may the vCPU go on.
+    // Only now may the vCPU continue.
     memory.store_u32(at(DMA_BUSY), 0).is_ok()
 }
 
@@ -119,7 +119,7 @@ pub enum Request {
     Receive,
 }
 
-/// A request under way. Should the code that serves it panic, the guest is answered all the same:
+/// A request under way. Should the code that serves it panic, the guest is answered nevertheless:
 /// its vCPU, or its interrupt thread, would wait for ever and outlive no unloading of the driver.
 pub struct Awaited {
     pub memory: MemoryMap,

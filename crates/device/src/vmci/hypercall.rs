@@ -110,7 +110,7 @@ impl Fabric {
         Ok(0)
     }
 
-    /// Pre-2010 drivers: a resource of the well-known context is mapped to whoever asks first.
+    /// Pre-2010 drivers: a resource of the well-known context is mapped to the first guest that asks.
     fn request_map(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();

@@ -45,7 +45,7 @@ struct Charges {
 
 impl Charges {
     /// Charges `len` bytes to `from` if its share allows. A share is as large as what is still free, so
-    /// one sender gets half, two a third each, and whoever comes next finds room.
+    /// one sender gets half, two a third each, and the next sender finds room.
     fn take(&mut self, from: u32, len: usize, limit: usize, first_is_free: bool) -> bool {
         let own = self.from.get(&from).copied().unwrap_or(0);
         let free = limit.saturating_sub(self.bytes);
@@ -82,7 +82,7 @@ enum Item {
 
 #[derive(Default)]
 struct Inner {
-    /// With its number, for those that are recorded: notices are not, a successor sends them anew.
+    /// With its number, for those that are recorded: notices are not, the next daemon sends them again.
     items: VecDeque<(u64, Item)>,
     /// Number of the next one; grows over all daemons.
     next: u64,
@@ -233,7 +233,7 @@ impl Inbox {
         }
     }
 
-    /// The device's predecessor had handed out everything below `number`.
+    /// The previous daemon had delivered everything below `number`.
     pub fn drop_below(&self, number: u64) {
         let mut out = Vec::new();
         loop {

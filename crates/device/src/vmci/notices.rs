@@ -44,7 +44,7 @@ const ENDS: u8 = 0x80;
 pub enum Protocol {
     /// Inferred from the indices: empty to non-empty, full to non-full.
     Qstate,
-    /// Announced: whoever is about to wait says so first.
+    /// Announced: an end that is about to wait says so first.
     Pkt,
 }
 
@@ -76,7 +76,7 @@ enum Hold {
 /// The device's voice towards one guest's end of a connection.
 pub struct Notices {
     inbox: Arc<Inbox>,
-    /// Its pair and end, for a successor.
+    /// Its pair and end, for the next daemon.
     place: Place,
     /// `None` for a queue pair outside any vSockets connection: events only.
     address: Option<Address>,
@@ -287,7 +287,7 @@ impl Notices {
         self.tell(end);
     }
 
-    /// A predecessor had told these ends.
+    /// A previous daemon had told these ends.
     pub fn restore_told(&self, bits: u8) {
         self.told.store(bits, Ordering::SeqCst);
         self.recorded.store(bits, Ordering::SeqCst);

@@ -21,7 +21,7 @@ pub enum Assembled {
     More,
     /// A datagram: take it from [`Assembler::take`].
     Datagram,
-    /// A header whose size nobody allows; its payload will be swallowed.
+    /// A header with a size that is not allowed; its payload will be discarded.
     TooLarge,
 }
 
@@ -66,7 +66,7 @@ impl Assembler {
         std::mem::take(&mut self.bytes)
     }
 
-    /// Adds what a successor must know.
+    /// Adds what the next daemon must know.
     pub fn record(&self, out: &mut Writer) {
         out.u64(self.skip).bytes(&self.bytes);
     }
@@ -125,7 +125,7 @@ impl Stream {
         byte.unwrap_or(0xff)
     }
 
-    /// Adds what a successor must know.
+    /// Adds what the next daemon must know.
     pub fn record(&self, out: &mut Writer) {
         out.u32(self.at as u32).flag(self.filling).bytes(&self.current[self.served..]);
     }

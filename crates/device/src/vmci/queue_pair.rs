@@ -100,7 +100,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
         QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
     }
 
-    /// An end that a predecessor had in hand. `cur`: the first byte of the produce ring that the peer does
+    /// An end that a previous daemon served. `cur`: the first byte of the produce ring that the peer does
     /// not have, which is the tail that the peer sees, because both rings are of one size and began
     /// together; `None` if there is no peer any more. The guest's own words are checked like any others.
     pub fn resumed(

@@ -128,7 +128,7 @@ impl Signals {
         }
     }
 
-    /// As in a predecessor; whatever may have been pending is raised again by the caller.
+    /// As in a previous daemon; whatever may have been pending is raised again by the caller.
     pub fn restore(&self, mask: u32, enabled: bool) {
         self.mask.store(mask, Ordering::SeqCst);
         self.enabled.store(enabled, Ordering::SeqCst);

@@ -34,7 +34,7 @@ counters! {
         connects,
         /// Stream connections established, either way.
         established,
-        /// Connections refused with a reset: nobody listens, a packet out of turn.
+        /// Connections refused with a reset: no listener, or a packet out of turn.
         resets_sent,
         /// Queue pairs created or attached.
         queue_pairs,

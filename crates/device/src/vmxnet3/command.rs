@@ -33,7 +33,7 @@ const TX_DATA_SLOT: u32 = 128;
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 enum Rings {
     New,
-    /// Where a predecessor stopped.
+    /// Where a previous daemon stopped.
     Past,
 }
 
@@ -126,7 +126,7 @@ impl Vmxnet3Device {
         }
     }
 
-    /// Goes on with a predecessor's activation, from what is in memory and where it was in the rings.
+    /// Continues a previous daemon's activation, from what is in memory and where it was in the rings.
     pub(super) fn resume_activation(&mut self) -> Result<(), String> {
         self.try_activate(Rings::Past).map_err(|refused| refused.to_string())?;
         if self.active.is_none() {

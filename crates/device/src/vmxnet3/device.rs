@@ -74,7 +74,7 @@ pub(super) struct Active {
     pub revision: u8,
 }
 
-/// A VMXNET3 NIC. One session drives it; frames are moved by whoever [`Frames`] stands for.
+/// A VMXNET3 NIC. One session drives it; what is behind [`Frames`] moves its frames.
 pub struct Vmxnet3Device {
     pub(super) nic: NicConfig,
     pub(super) frames: Arc<dyn Frames>,
@@ -84,7 +84,7 @@ pub struct Vmxnet3Device {
     /// BAR 0, whether or not the VMM maps it.
     pub(super) page: Arc<Window>,
     page_file: OwnedFd,
-    /// Where positions in the rings are stored for a successor.
+    /// Where positions in the rings are stored for the next daemon.
     pub(super) positions: Arc<Window>,
     positions_file: OwnedFd,
     /// As recorded last: registers, configuration space.
@@ -302,7 +302,7 @@ impl Vmxnet3Device {
         self.quiesce();
     }
 
-    /// The registers of a predecessor; whether it was active.
+    /// The registers of a previous daemon; whether it was active.
     fn restore(&mut self, from: &mut Reader<'_>) -> Option<bool> {
         let revision = from.option()?.map(|revision| revision as u8);
         let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
@@ -514,7 +514,7 @@ impl PciDevice for Vmxnet3Device {
         self.nic.handle.set_identity(self.regs.revision, self.regs.mac);
         if active && let Err(error) = self.resume_activation() {
             // The driver was told by an event, where that was possible; it resets the device then.
-            tracing::warn!(mac = %self.nic.mac, error, "a predecessor's activation is not gone on with");
+            tracing::warn!(mac = %self.nic.mac, error, "a previous daemon's activation is not continued");
         }
         Ok(())
     }

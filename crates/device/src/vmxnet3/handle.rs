@@ -13,7 +13,7 @@ use super::activate::RefusedActivation;
 use super::setup::Shared;
 use super::stats::NicStats;
 
-/// Shared between the session that drives a NIC and whoever manages it.
+/// Shared between the session that drives a NIC and the code that manages it.
 #[derive(Debug)]
 pub struct NicHandle {
     pub stats: NicStats,

@@ -16,7 +16,7 @@ pub const ALL_FIELDS: u32 = rss_field::TCP4 | rss_field::TCP6 | rss_field::UDP4 
 const HEADER: usize = size_of::<RssBlock>() - TABLE;
 const TABLE: usize = 128;
 
-/// Copies the block out. None if it is not there or makes no sense: then nothing is scaled.
+/// Copies the block out. None if it is absent or invalid: then RSS is off.
 pub fn read(memory: &MemoryMap, place: &BlockRef) -> Option<RssBlock> {
     let len = (place.len.get() as usize).min(size_of::<RssBlock>());
     if len < HEADER {

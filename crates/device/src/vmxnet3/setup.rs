@@ -1,4 +1,4 @@
-//! An activation, validated: what the session hands to the worker, and what both go on sharing.
+//! An activation, validated: what the session passes to the worker, and what both keep sharing.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32};

@@ -1,7 +1,7 @@
 //! Interrupt indices: masked or not, pending or not; who may fire when.
 //!
 //! The mask words lie in the BAR 0 page, which the guest may have mapped: it writes them without
-//! telling anyone, so whoever raises looks at them afresh, and what was pending is tried again on
+//! telling anyone, so each raise loads them afresh, and what was pending is tried again on
 //! every tick ([`Vectors::settle`]).
 
 use std::sync::Arc;
@@ -38,7 +38,7 @@ impl std::fmt::Debug for Vectors {
 }
 
 impl Vectors {
-    /// The same for a page that a predecessor had: masks stay.
+    /// The same for a page that a previous daemon had: masks stay.
     pub fn over(&self, page: Arc<Window>) -> Vectors {
         Vectors {
             page,
@@ -50,7 +50,7 @@ impl Vectors {
         }
     }
 
-    /// Every index in use becomes pending: whoever settles next fires what may.
+    /// Every index in use becomes pending: the next caller that publishes fires what may.
     pub fn raise_all(&self) {
         let count = self.count.load(Ordering::Acquire) as usize;
         self.pending.iter().take(count).for_each(|pending| pending.store(true, Ordering::SeqCst));

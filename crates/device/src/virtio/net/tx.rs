@@ -91,7 +91,7 @@ impl TxQueue {
         !self.broken && self.queue.is_there(self.queue.next)
     }
 
-    /// Lends the next frame: its slot. What makes no sense is counted and completed.
+    /// Lends the next frame: its slot. An invalid frame is counted and completed.
     #[inline]
     pub fn fetch(&mut self, rules: &TxRules, stats: &PortStats) -> Result<Option<u16>, Broken> {
         for _ in 0..MAX_SKIPS {

@@ -189,7 +189,7 @@ impl Queue {
         self.log_ring();
     }
 
-    /// Stores where the next owner of the ring goes on: at `first`, the first chain that is not completed.
+    /// Stores where the next owner of the ring continues: at `first`, the first chain that is not completed.
     pub fn leave(&mut self, first: Cursor) {
         let upper = match &self.kind {
             Kind::Split(_) => 0,

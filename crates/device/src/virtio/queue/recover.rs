@@ -1,4 +1,4 @@
-//! Where a ring goes on whose device died.
+//! Where a ring continues whose device died.
 
 use std::sync::atomic::Ordering;
 
@@ -20,7 +20,7 @@ fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32
     (u16::from_le_bytes(flags) & desc::USED == 0).then_some(BEGIN)
 }
 
-/// Where a ring whose device died goes on, if its record says so: a position as SET_VRING_BASE has it. The
+/// Where a ring whose device died continues, if its record says so: a position as SET_VRING_BASE has it. The
 /// record and the ring are the VMM's and the guest's: what comes out is checked by [`super::Queue::new`].
 pub fn recover(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
     let Some(record) = setup.record.as_ref().filter(|record| record.is_of(setup.size)) else {

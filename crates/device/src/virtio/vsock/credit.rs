@@ -1,7 +1,7 @@
 //! The credit of one direction: how many bytes are under way, and when to ask for news of them.
 //!
 //! A Linux receiver says that it has taken bytes only when little of its buffer is left
-//! (virtio_transport_stream_do_dequeue). Its sender has stopped by then, and nobody does anything until the news
+//! (virtio_transport_stream_do_dequeue). Its sender has stopped by then, and neither end does anything until the news
 //! has gone all the way back. CREDIT_REQUEST (virtio 1.2, 5.10.6.3) makes it say so at once; asked in the middle
 //! of the buffer, it does while the sender still has credit.
 
@@ -80,7 +80,7 @@ mod tests {
         assert_eq!(flow.left(), 0);
         flow.hears(&news(100, 50));
         assert_eq!(flow.left(), 61);
-        // It has taken what nobody sent; its buffer is tiny, or there is none.
+        // It has taken more than was sent; its buffer is tiny, or there is none.
         for (room, taken) in [(100, 1000), (1, 89), (0, 89)] {
             flow.hears(&news(room, taken));
             assert!(flow.left() <= room);

@@ -1,4 +1,4 @@
-//! One connection between a guest here and a party of the fabric: two byte rings, and a
+//! One connection between a guest here and another endpoint: two byte rings, and a
 //! [`StreamPort`] over them.
 //!
 //! The hub's worker writes what the guest sent and reads what it gets; a lane's worker does the other
@@ -14,7 +14,7 @@ use vmlane_port::{End, PortFault, RingSlice, StreamPort};
 pub const RING: usize = 256 << 10;
 const PAGE: u32 = 12;
 
-/// Wakes whoever owns the other half.
+/// Wakes the owner of the other half.
 pub trait Waker: Send + Sync {
     fn wake(&self);
 }

@@ -61,7 +61,7 @@ pub struct Port {
     lines: Arc<dyn Lines>,
 }
 
-/// A packet that makes no sense is left out.
+/// An invalid packet is skipped.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Nonsense;
 
@@ -304,7 +304,7 @@ impl Port {
         }
     }
 
-    /// Is there room for more of them? Whoever can wait, waits until there is.
+    /// Is there room for more of them? A caller that can wait, waits until there is.
     pub fn takes_replies(&self) -> bool {
         self.replies.len() < MAX_REPLIES
     }
@@ -414,7 +414,7 @@ impl Drop for Port {
     fn drop(&mut self) {
         self.unheard = self.tx.size();
         self.flush(Instant::now());
-        // What is under way is taken again from its beginning by whoever runs the rings next, unless
+        // What is under way is taken again from its beginning when the rings run next, unless
         // part of it is delivered: then it is lost, as its connection is.
         let first = match &self.outgoing {
             Some(outgoing) if outgoing.done == 0 => outgoing.taken.at,

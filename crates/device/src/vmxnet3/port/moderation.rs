@@ -7,7 +7,7 @@ use crate::vmxnet3::vectors::Vectors;
 
 /// The longest that static moderation holds an interrupt.
 const STATIC_BOUND: Duration = Duration::from_millis(4);
-/// The longest that completions of sent frames wait alone: nobody waits for them, but a sender's
+/// The longest that completions of sent frames wait alone: nothing waits for them but a sender's
 /// budget (Linux's small queues, a full ring) comes back only with them.
 const TX_ALONE: Duration = Duration::from_micros(200);
 /// As many completions of sent frames do not wait.

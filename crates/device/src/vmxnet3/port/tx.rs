@@ -83,7 +83,7 @@ impl TxQueue {
         !self.stopped && self.commands.is_posted(self.commands.head)
     }
 
-    /// Lends the next packet: its slot. What makes no sense is counted and completed.
+    /// Lends the next packet: its slot. An invalid packet is counted and completed.
     #[inline]
     pub fn fetch(
         &mut self,
@@ -208,7 +208,7 @@ impl TxQueue {
 }
 
 /// Reads the packet that starts with `first` at the ring's head, each descriptor once, its bytes into
-/// `spans`. `fine` becomes an error where the packet alone makes no sense; the error returned: the ring
+/// `spans`. `fine` becomes an error where only the packet is invalid; the error returned: the ring
 /// does not.
 #[inline]
 fn gather(
@@ -232,7 +232,7 @@ fn gather(
             return Ok(Extent { end, wants_completion: desc.wants_completion(), len, descriptors });
         }
         end = commands.next(end);
-        // The driver hands over the first descriptor last: all others must be there, or never come. A
+        // The driver passes the first descriptor last: all others must be there, or never come. A
         // chain as long as the ring meets its own first descriptor, of the wrong generation.
         let Some((addr, control)) = commands.load(end) else { return Err(Stopped(error::NO_END)) };
         desc = TxDesc::from_words(addr, control);
