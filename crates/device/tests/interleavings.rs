@@ -3,7 +3,7 @@
 //!
 //! One direction is explored: guest A writes, the real `Direction` moves bytes between two real queue
 //! pair ports, guest B reads. A step is one access of the engine to something shared, one step of a
-//! guest, or the delivery of a notice; every order of them is tried. It is a failure if nobody can
+//! guest, or the delivery of a notice; every order of them is tried. It is a failure if no actor can
 //! do anything while B lacks bytes, if the device can neither move bytes nor sleep, if an index
 //! announces what is not there, or if the engine finds fault with guests that keep the rules.
 //!

@@ -530,7 +530,7 @@ fn streams_with_the_host_end_with_a_reset() {
         let established = scope.spawn(|| guest.connect((2, 80), rings(65_536)).expect("to be accepted"));
         eventually("the host is asked", || !program.0.lock().is_empty());
         let call = program.0.lock().remove(0);
-        let fd = vmlane_mem::memfd("party", vmlane_wire::host::layout::file(65_536)).expect("a file");
+        let fd = vmlane_mem::memfd("endpoint", vmlane_wire::host::layout::file(65_536)).expect("a file");
         let map = SharedMap::new(fd, 65_536).expect("a mapping");
         let port = Box::new(map.port(Arc::new(Quiet)).expect("a port"));
         let end = StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };

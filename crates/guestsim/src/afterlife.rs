@@ -46,7 +46,7 @@ impl Moment {
 
 /// What moves the streams' bytes.
 enum Engine {
-    /// Whoever kicks.
+    /// The caller that kicks.
     Inline(Arc<Inline>),
     Thread {
         workers: Arc<Workers>,
@@ -79,7 +79,7 @@ impl Engine {
         }
     }
 
-    /// Stops between two rounds and tells nobody.
+    /// Stops between two rounds without telling anything.
     fn kill(&mut self) {
         if let Engine::Thread { dead, thread, .. } = self {
             dead.store(true, Ordering::SeqCst);
@@ -164,7 +164,7 @@ fn copy(fd: &OwnedFd) -> OwnedFd {
 }
 
 impl Afterlife {
-    /// VMs with bytes moved by whoever kicks: nothing happens by itself.
+    /// VMs whose bytes are moved by the caller that kicks: nothing happens by itself.
     pub fn new(specs: Vec<VmSpec>) -> Arc<Afterlife> {
         Afterlife::with(specs, false)
     }
@@ -251,7 +251,7 @@ impl Afterlife {
         }
         let log = copy(&log);
         sessions.iter_mut().for_each(|session| drop(session.take()));
-        // What these still say when they go, they say to files that nobody goes on with.
+        // What these still write when they end goes to files that no daemon restores.
         drop((fabric, engine));
         Legacy { fabric: Some(log), sessions: files }
     }

@@ -21,7 +21,7 @@ use vmlane_device::virtio::vsock::{HubStats, VsockVm};
 pub const RING: u16 = 64;
 const FEATURES: u64 = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKET;
 
-/// Nobody sleeps.
+/// No thread sleeps.
 struct Awake;
 
 impl Waker for Awake {
@@ -205,7 +205,7 @@ impl Guest {
     }
 }
 
-/// One end of a stream whose other end nobody holds: it takes what its rings hold, and sends `bytes` zeros.
+/// One end of a stream without another end: it takes what its rings hold, and sends `bytes` zeros.
 pub fn loose_end(bytes: usize) -> Box<dyn vmlane_port::StreamPort> {
     let shared = Shared::new(Arc::new(Awake)).expect("memory for two rings");
     shared.sent(bytes);

@@ -15,7 +15,7 @@ use vmlane_stream::{Settings, WorkerStats, Workers};
 pub struct World {
     pub fabric: Arc<Fabric>,
     pub stats: Arc<WorkerStats>,
-    /// Declared last: the workers stop when nobody uses them any more.
+    /// Declared last: the workers stop when they are no longer used.
     _workers: Arc<Workers>,
 }
 

@@ -18,7 +18,7 @@ use super::policy::Peer;
 pub enum Io {
     Done(usize),
     WouldBlock,
-    /// Reading: the end. Writing: nobody reads.
+    /// Reading: the end. Writing: the reader is gone.
     Over,
 }
 
