@@ -20,11 +20,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     // The engines know ports, never devices.
     ("stream", &["mem", "port", "stats", "worker"]),
     ("switch", &["mem", "port", "stats", "wire", "worker"]),
-    // Devices know ports, never a socket. The rings of virtio-vsock have a worker of their own.
-    ("device", &["mem", "port", "state", "stats", "wire", "worker"]),
+    // The CID space knows ports, never a device or a packet.
+    ("vsock", &["port"]),
+    // Devices know ports and the CID space, never a socket. The rings of virtio-vsock have a worker of their own.
+    ("device", &["mem", "port", "state", "stats", "vsock", "wire", "worker"]),
     // How a VMM reaches a device; what the host itself brings.
     ("transport", &["device", "mem", "port", "sock", "state", "stats", "wire"]),
-    ("host", &["device", "mem", "port", "sock", "wire"]),
+    ("host", &["device", "mem", "port", "sock", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
     // Only the daemon knows everything.
@@ -41,6 +43,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "stream",
             "switch",
             "transport",
+            "vsock",
             "wire",
             "worker",
         ],
@@ -51,7 +54,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("experiment", &["api", "bench", "lab"]),
     ("cli", &["api", "bench", "daemon", "experiment", "lab", "preload", "sock"]),
     // Never in the product.
-    ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "wire"]),
+    ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "vsock", "wire"]),
     (
         "enginebench",
         &[
@@ -65,6 +68,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "stream",
             "switch",
             "transport",
+            "vsock",
             "wire",
         ],
     ),

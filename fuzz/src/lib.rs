@@ -16,7 +16,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Fabric, Forward, Limits, VmSpec, VmciDevice};
+use vmlane_device::vmci::{Fabric, Limits, VmSpec, VmciDevice};
+use vmlane_vsock::{Forward};
 use vmlane_mem::{MapRequest, MemoryMap, memfd};
 use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, MMIO_OFFSET, Reg};

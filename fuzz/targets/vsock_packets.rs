@@ -5,8 +5,8 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use libfuzzer_sys::fuzz_target;
-use vmlane_device::virtio::vsock::VsockVm;
-use vmlane_device::vmci::Forward;
+use vmlane_vsock::Vm as VsockVm;
+use vmlane_vsock::Forward;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::virtio::act;
 use vmlane_guestsim::vsock::{Bench, vm};

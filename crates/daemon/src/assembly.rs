@@ -16,13 +16,14 @@ use vmlane_api::{
 };
 use vmlane_device::virtio::vsock::Hub;
 use vmlane_device::vmci::{Fabric, FabricPast, VmView};
-use vmlane_host::sockets::{Bounds, HostSockets, Policy};
+use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Fault;
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stats::Counters;
 use vmlane_stream::{Settings, Workers};
 use vmlane_switch::{PortView, Switch, VlanMode};
+use vmlane_vsock::{HostRules, Router};
 
 use crate::bounds;
 use crate::config::{Config, Mode};
@@ -110,11 +111,12 @@ impl Daemon {
         let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
-        let hub = Hub::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(fabric.clone()))
-            .map_err(AssemblyError::Workers)?;
+        let hub =
+            Hub::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(fabric.router().clone()))
+                .map_err(AssemblyError::Workers)?;
         let hub = Arc::new(hub);
         uplinks.change(&switch, &config.uplinks)?;
-        let sockets = host_sockets(&fabric, &paths, &config)?;
+        let sockets = host_sockets(fabric.router(), &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
         let watchdog = Mutex::new(watch(&workers, &switch, &hub));
@@ -209,7 +211,7 @@ impl Daemon {
             }
             report.applied.push(format!("vm {:?}: changed", vm.name));
         }
-        self.sockets.set_policy(policy(&plan.effective));
+        self.sockets.set_rules(host_rules(&plan.effective));
         match state.uplinks.change(&self.switch, &plan.effective.uplinks) {
             Ok(applied) => report.applied.extend(applied),
             Err(error) => report.refused.push(error.to_string()),
@@ -328,13 +330,13 @@ impl Daemon {
 }
 
 /// Who may, by the configuration.
-fn policy(config: &Config) -> Policy {
-    Policy { owner: rustix::process::geteuid().as_raw(), rules: config.hosts.clone() }
+fn host_rules(config: &Config) -> HostRules {
+    HostRules { owner: rustix::process::geteuid().as_raw(), rules: config.hosts.clone() }
 }
 
 /// Opens the door for programs of the host: for its own user, and for all others only if a rule could
 /// let some of them in.
-fn host_sockets(fabric: &Arc<Fabric>, paths: &Paths, config: &Config) -> Result<HostSockets, AssemblyError> {
+fn host_sockets(router: &Arc<Router>, paths: &Paths, config: &Config) -> Result<HostSockets, AssemblyError> {
     use std::os::unix::fs::PermissionsExt as _;
     let path = paths.host();
     let failed = |cause| AssemblyError::Host { path: path.clone(), cause };
@@ -346,7 +348,7 @@ fn host_sockets(fabric: &Arc<Fabric>, paths: &Paths, config: &Config) -> Result<
         std::fs::set_permissions(paths.runtime(), through).map_err(failed)?;
         0o666
     };
-    HostSockets::start(fabric.clone(), &path, mode, policy(config), Bounds::default()).map_err(failed)
+    HostSockets::start(router.clone(), &path, mode, host_rules(config), Bounds::default()).map_err(failed)
 }
 
 impl Drop for Daemon {

@@ -17,8 +17,8 @@ use std::path::{Path, PathBuf};
 pub use crate::faults::FaultLimit;
 pub use vmlane_device::vmci::Limits;
 pub use vmlane_device::vmxnet3::Profile;
-pub use vmlane_host::sockets::Rule as HostRule;
 pub use vmlane_switch::Policy;
+pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
 /// Where the configuration is unless told otherwise.

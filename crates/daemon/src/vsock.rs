@@ -4,13 +4,14 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_device::pci::{FaultyDevice, PciDevice};
-use vmlane_device::virtio::vsock::{VsockDevice, VsockVm};
-use vmlane_device::vmci::{Forward, VmSpec, VmciDevice};
+use vmlane_device::virtio::vsock::VsockDevice;
+use vmlane_device::vmci::{VmSpec, VmciDevice};
 use vmlane_host::sockets::Guest;
 use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Trigger;
 use vmlane_state::Found;
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
+use vmlane_vsock::{Forward, Vm};
 
 use crate::config::{Config, VmConfig};
 use crate::serve::{Host, VmError, listen, vhost_end};
@@ -36,7 +37,7 @@ impl ServedVsock {
         let stats = Arc::new(SessionStats::default());
         let add = host.fabric.add_vm(spec(config, vm));
         add.map_err(|cause| VmError::Add { name: name(), cause })?;
-        host.fabric.set_endpoint(vm.cid, host.hub.party(vm.cid));
+        host.fabric.router().set_endpoint(vm.cid, host.hub.endpoint(vm.cid));
         host.hub.add(vsock_vm(config, vm));
         let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
         let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
@@ -51,7 +52,7 @@ impl ServedVsock {
             }
         });
         if served.is_err() {
-            host.fabric.clear_endpoint(vm.cid);
+            host.fabric.router().clear_endpoint(vm.cid);
             host.hub.remove(vm.cid);
             host.fabric.remove_vm(vm.cid);
         }
@@ -112,10 +113,10 @@ impl ServedVsock {
 }
 
 /// A VM with a virtio-vsock device as the hub wants it.
-pub fn vsock_vm(config: &Config, vm: &VmConfig) -> VsockVm {
+pub fn vsock_vm(config: &Config, vm: &VmConfig) -> Vm {
     let VmSpec { cid, group, forwards, restricted, trusted, limits, .. } = spec(config, vm);
     let connections = limits.connections;
-    VsockVm { cid, group, restricted, trusted, connections, forwards, parent: vm.parent_cid }
+    Vm { cid, group, restricted, trusted, connections, forwards, parent: vm.parent_cid }
 }
 
 /// A VM of a configuration as the fabric wants it. Targets of forwards that `config` lacks lead

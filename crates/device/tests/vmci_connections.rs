@@ -8,8 +8,9 @@ use vmci_common::talk::{
     ATTACH, CLIENT, CREATE, SERVER, established, heard, offered, pass, say, states, two,
 };
 use vmci_common::{World, connect_to, eventually, rings, stream_both_ways};
-use vmlane_device::vmci::{ConnectionView, Forward, VmSpec};
+use vmlane_device::vmci::{ConnectionView, VmSpec};
 use vmlane_guestsim::{PairSpec, Path, Placement, vm};
+use vmlane_vsock::Forward;
 use vmlane_wire::vmci_stream::PacketType;
 
 #[test]

@@ -11,10 +11,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmci_common::{World, eventually};
-use vmlane_device::vmci::{
-    Call, ConnectError, Endpoint, Fabric, Failed, Key, Protocol, Remote, SharedMap, Waker,
-};
+use vmlane_device::vmci::{Fabric, Protocol, SharedMap, Waker};
 use vmlane_guestsim::{Guest, Options, PATIENCE, Path, Pattern, Placement, SocketError, Stream};
+use vmlane_vsock::{Call, ConnectError, DatagramError, Endpoint, Failed, Key, Remote};
 
 use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
@@ -42,10 +41,10 @@ impl Waker for Ear {
 }
 
 impl Remote for Ear {
-    fn joined(&self, lane: StreamId, side: Side) {
+    fn joined(&self, _: Call, lane: StreamId, side: Side) {
         let _ = self.0.lock().send(Heard::Joined(lane, side));
     }
-    fn failed(&self, why: Failed) {
+    fn failed(&self, _: Call, why: Failed) {
         let _ = self.0.lock().send(Heard::Failed(why));
     }
 }
@@ -73,7 +72,7 @@ fn end() -> (StreamEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
 impl Party {
     fn connect(fabric: &Arc<Fabric>, from: u32, to: (u32, u32)) -> Result<Party, ConnectError> {
         let (end, ear, heard, (out, incoming)) = end();
-        let call = fabric.connect(Key { client: (HOST, from), server: to }, end, ear)?;
+        let call = fabric.router().open(Key { client: (HOST, from), server: to }, Some(end), ear)?;
         Ok(Party { fabric: fabric.clone(), call: Some(call), lane: None, out, incoming, heard })
     }
 
@@ -91,7 +90,7 @@ impl Party {
 
     fn kick(&self, kick: bool) {
         if let Some((lane, _)) = self.lane.filter(|_| kick) {
-            self.fabric.lanes().kick(lane);
+            self.fabric.router().streams().kick(lane);
         }
     }
 
@@ -110,7 +109,7 @@ impl Party {
 
     fn finish(&self) {
         let (lane, side) = self.lane.expect("a joined end");
-        self.fabric.lanes().shutdown(lane, side, Shutdown::Send);
+        self.fabric.router().streams().shutdown(lane, side, Shutdown::Send);
     }
 
     /// Everything up to the end of the stream, checked. Returns the number of bytes.
@@ -137,7 +136,7 @@ impl Party {
 impl Drop for Party {
     fn drop(&mut self) {
         if let Some(call) = self.call {
-            self.fabric.hang_up(call);
+            self.fabric.router().close(call);
         }
     }
 }
@@ -153,12 +152,16 @@ struct Host {
 }
 
 impl Endpoint for Host {
-    fn requested(&self, call: Call, size: u64) {
-        let _ = self.requests.lock().send((call, size));
+    fn requested(&self, call: Call, size: Option<u64>) -> Result<(), ConnectError> {
+        let _ = self.requests.lock().send((call, size.expect("a guest asks for a size")));
+        Ok(())
     }
 
-    fn datagram(&self, from: (u32, u32), port: u32, payload: &[u8]) -> bool {
-        port == 77 && self.datagrams.lock().send((from, payload.to_vec())).is_ok()
+    fn datagram(&self, from: (u32, u32), port: u32, payload: &[u8]) -> Result<(), DatagramError> {
+        if port != 77 {
+            return Err(DatagramError::Port);
+        }
+        self.datagrams.lock().send((from, payload.to_vec())).map_err(|_| DatagramError::Full)
     }
 }
 
@@ -166,13 +169,13 @@ fn host(world: &World) -> (Receiver<(Call, u64)>, Datagrams) {
     let (requests, asked) = channel();
     let (datagrams, got) = channel();
     let host = Host { requests: Mutex::new(requests), datagrams: Mutex::new(datagrams) };
-    world.fabric.set_endpoint(HOST, Arc::new(host));
+    world.fabric.router().set_endpoint(HOST, Arc::new(host));
     (asked, got)
 }
 
 fn accept(world: &World, call: Call) -> Party {
     let (end, ear, heard, (out, incoming)) = end();
-    assert!(world.fabric.accept(call, end, ear), "the guest still waits");
+    assert!(world.fabric.router().accept(call, end, ear), "the guest still waits");
     Party { fabric: world.fabric.clone(), call: Some(call), lane: None, out, incoming, heard }
 }
 
@@ -296,7 +299,7 @@ fn refusals_are_heard_on_either_side() {
     // The host hangs up instead of accepting.
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| guest.connect((HOST, 1), options(Protocol::Qstate)).err());
-        world.fabric.hang_up(asked.recv_timeout(PATIENCE).expect("a request").0);
+        world.fabric.router().close(asked.recv_timeout(PATIENCE).expect("a request").0);
         assert_eq!(connecting.join().expect("the guest's thread"), Some(SocketError::Refused));
     });
     // No such VM, and one whose driver is not loaded.
@@ -378,16 +381,16 @@ fn a_party_that_breaks_its_ring_loses_its_stream_only() {
         let port = Box::new(map.port(ear.clone()).expect("a port"));
         let end = StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false };
         let key = Key { client: (HOST, 4444), server: (3, 6000) };
-        let call = world.fabric.connect(key, end, ear.clone()).expect("a way");
+        let call = world.fabric.router().open(key, Some(end), ear.clone()).expect("a way");
         (call, accepting.join().expect("the guest's thread"))
     });
     let Ok(Heard::Joined(lane, _)) = heard.recv_timeout(PATIENCE) else { panic!("not joined") };
     // A tail outside the ring, written straight into the file.
     let page = layout::process_page(RING);
     std::fs::File::from(fd).write_all_at(&u64::MAX.to_le_bytes(), page).expect("to write");
-    world.fabric.lanes().kick(lane);
+    world.fabric.router().streams().kick(lane);
     assert_eq!(stream.recv(&mut [0; 8]), Ok(0), "its peer hears that it is gone");
-    world.fabric.hang_up(call);
+    world.fabric.router().close(call);
     stream.close();
     assert_eq!(world.stats.broken.get(), 1);
     let mut good = good;
@@ -406,9 +409,9 @@ fn datagrams_go_both_ways_without_events() {
     assert_eq!(guest.driver(|driver| driver.send_to(to(77), 1234, b"hello")), 29);
     assert_eq!(got.recv_timeout(PATIENCE).expect("a datagram"), ((3, 1234), b"hello".to_vec()));
     assert!(guest.driver(|driver| driver.send_to(to(78), 1234, b"hello")) < 0);
-    world.fabric.send_datagram((HOST, 77), (3, 1234), b"answer").expect("room");
+    world.fabric.router().send_datagram((HOST, 77), (3, 1234), b"answer").expect("room");
     let datagram = guest.next_datagram().expect("a datagram");
     assert_eq!(datagram.payload, b"answer");
-    assert!(world.fabric.send_datagram((HOST, 77), (3, 0), b"event").is_err());
-    assert!(world.fabric.send_datagram((HOST, 77), (9, 5), b"nobody").is_err());
+    assert!(world.fabric.router().send_datagram((HOST, 77), (3, 0), b"event").is_err());
+    assert!(world.fabric.router().send_datagram((HOST, 77), (9, 5), b"nobody").is_err());
 }

@@ -9,12 +9,11 @@ use std::time::Duration;
 
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, say};
 use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
-use vmlane_device::vmci::{
-    Call, Endpoint, Failed, Forward, Limits, Protocol, Remote, SharedMap, VmSpec, Waker,
-};
+use vmlane_device::vmci::{Limits, Protocol, SharedMap, VmSpec, Waker};
 use vmlane_guestsim::afterlife::{Afterlife, Moment};
 use vmlane_guestsim::{Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm};
 use vmlane_port::{Budget, End, Side, StreamEnd, StreamId};
+use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Forward, Remote};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};
 use vmlane_wire::vmci_stream::PacketType;
 use zerocopy::IntoBytes;
@@ -494,17 +493,18 @@ fn a_connection_through_the_map_goes_on() {
 struct Program(parking_lot::Mutex<Vec<Call>>);
 
 impl Endpoint for Program {
-    fn requested(&self, call: Call, _: u64) {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
         self.0.lock().push(call);
+        Ok(())
     }
 
     fn given_up(&self, _: Call) {}
 }
 
 impl Remote for Program {
-    fn joined(&self, _: StreamId, _: Side) {}
+    fn joined(&self, _: Call, _: StreamId, _: Side) {}
 
-    fn failed(&self, why: Failed) {
+    fn failed(&self, _: Call, why: Failed) {
         panic!("{why:?}");
     }
 }
@@ -524,7 +524,7 @@ impl Waker for Quiet {
 fn streams_with_the_host_end_with_a_reset() {
     let world = Afterlife::threaded(vec![vm(3), vm(4)]);
     let program = Arc::new(Program(Default::default()));
-    world.fabric().set_endpoint(2, program.clone());
+    world.fabric().router().set_endpoint(2, program.clone());
     let guest = world.boot(3, Path::Dma);
     std::thread::scope(|scope| {
         let established = scope.spawn(|| guest.connect((2, 80), rings(65_536)).expect("to be accepted"));
@@ -534,7 +534,7 @@ fn streams_with_the_host_end_with_a_reset() {
         let map = SharedMap::new(fd, 65_536).expect("a mapping");
         let port = Box::new(map.port(Arc::new(Quiet)).expect("a port"));
         let end = StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
-        assert!(world.fabric().accept(call, end, program.clone()));
+        assert!(world.fabric().router().accept(call, end, program.clone()));
         let stream = established.join().expect("the guest's thread");
         stream.send_all(&[1; 1000]).expect("room");
         // Another one has asked and is not answered.
@@ -552,13 +552,13 @@ fn streams_with_the_host_end_with_a_reset() {
     assert_eq!((world.used(3, "queue_pairs"), world.used(3, "connections")), (0, 0));
     assert_eq!(world.fabric().connections(), []);
     // The next daemon's programs are reached as before.
-    world.fabric().set_endpoint(2, program.clone());
+    world.fabric().router().set_endpoint(2, program.clone());
     program.0.lock().clear();
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| guest.connect((2, 82), rings(65_536)).err());
         eventually("the host is asked", || !program.0.lock().is_empty());
         let call = program.0.lock().remove(0);
-        world.fabric().hang_up(call);
+        world.fabric().router().close(call);
         assert_eq!(asking.join().expect("the guest's thread"), Some(SocketError::Refused));
     });
 }

@@ -4,12 +4,12 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use proptest::prelude::*;
-use vmlane_device::virtio::vsock::VsockVm;
-use vmlane_device::vmci::{Call, Endpoint, Failed, Forward, Key, Remote};
 use vmlane_guestsim::virtio::{into, out};
 use vmlane_guestsim::vsock::{Bench, Guest, RING, loose_end, vm};
 use vmlane_port::{Budget, Side, StreamEnd, StreamId};
 use vmlane_stream::Inline;
+use vmlane_vsock::Vm as VsockVm;
+use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Forward, Key, Remote};
 use vmlane_wire::virtio_vsock::{HEADER, Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
 const A: u32 = 3;
@@ -188,8 +188,9 @@ struct Host {
 struct HostEndpoint(Arc<Host>);
 
 impl Endpoint for HostEndpoint {
-    fn requested(&self, call: Call, _: u64) {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
         self.0.calls.lock().push(call);
+        Ok(())
     }
 
     fn given_up(&self, call: Call) {
@@ -198,11 +199,11 @@ impl Endpoint for HostEndpoint {
 }
 
 impl Remote for Host {
-    fn joined(&self, lane: StreamId, side: Side) {
+    fn joined(&self, _: Call, lane: StreamId, side: Side) {
         self.joined.lock().push((lane, side));
     }
 
-    fn failed(&self, why: Failed) {
+    fn failed(&self, _: Call, why: Failed) {
         self.failed.lock().push(why);
     }
 }
@@ -220,13 +221,13 @@ fn to_host(vm: VsockVm, to: u32) -> (Bench, Guest, Arc<Host>) {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(vm, false);
     let host = Arc::new(Host::default());
-    bench.fabric.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     a.post_buffers(30, 4096);
     a.packet(LOCAL, (to, 80), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());
     let call = host.calls.lock().pop().expect("asked");
     assert_eq!(call.key, Key { client: (A, LOCAL), server: (2, 80) });
-    assert!(bench.fabric.accept(call, lane_end(), host.clone()));
+    assert!(bench.fabric.router().accept(call, lane_end(), host.clone()));
     assert!(bench.run());
     let received = a.received();
     assert_eq!(ops(&received), [op::RESPONSE]);
@@ -313,7 +314,7 @@ fn connections_are_bounded_both_ways() {
     // The host asks, and the guest never answers.
     for port in 0..10 {
         let key = Key { client: (2, port), server: (A, 22) };
-        bench.fabric.connect(key, lane_end(), host.clone()).unwrap();
+        bench.fabric.router().open(key, Some(lane_end()), host.clone()).unwrap();
     }
     assert!(bench.run());
     assert_eq!((host.failed.lock().len(), a.received().len()), (10, 0), "it has as many as it may");
@@ -324,15 +325,15 @@ fn who_gives_up_leaves_nothing_behind() {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(vm(A), false);
     let host = Arc::new(Host::default());
-    bench.fabric.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     a.post_buffers(30, 4096);
     // The host asks and gives up before the guest answers.
     let key = Key { client: (2, 7), server: (A, 22) };
     for _ in 0..3 {
-        let call = bench.fabric.connect(key, lane_end(), host.clone()).unwrap();
+        let call = bench.fabric.router().open(key, Some(lane_end()), host.clone()).unwrap();
         assert!(bench.run());
         assert_eq!(ops(&a.received()), [op::REQUEST]);
-        bench.fabric.hang_up(call);
+        bench.fabric.router().close(call);
         assert!(bench.run());
         assert_eq!(ops(&a.received()), [op::RST]);
         a.packet(22, (2, 7), kind::STREAM, op::RESPONSE, &[]);
@@ -345,9 +346,9 @@ fn who_gives_up_leaves_nothing_behind() {
     assert!(bench.run());
     let call = host.calls.lock().pop().unwrap();
     assert_eq!(host.given_up.lock()[..], [call]);
-    assert!(!bench.fabric.accept(call, lane_end(), host.clone()), "too late");
+    assert!(!bench.fabric.router().accept(call, lane_end(), host.clone()), "too late");
     // The host no longer answers.
-    bench.fabric.clear_endpoint(2);
+    bench.fabric.router().clear_endpoint(2);
     a.packet(LOCAL, (2, 80), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());
     assert_eq!(ops(&a.received()), [op::RST]);
@@ -398,10 +399,10 @@ fn many_connections_at_once_and_few_buffers() {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(VsockVm { connections: 2000, ..vm(A) }, false);
     let host = Arc::new(Host::default());
-    bench.fabric.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     for port in 0..MANY {
         let key = Key { client: (2, port), server: (A, 22) };
-        bench.fabric.connect(key, lane_end(), host.clone()).unwrap();
+        bench.fabric.router().open(key, Some(lane_end()), host.clone()).unwrap();
     }
     let mut asked = Vec::new();
     for _ in 0..MANY / 4 {
@@ -423,7 +424,7 @@ fn many_connections_at_once_and_few_buffers() {
         }
         assert!(bench.run());
         while let Some(call) = host.calls.lock().pop() {
-            assert!(bench.fabric.accept(call, sending_end(100), host.clone()));
+            assert!(bench.fabric.router().accept(call, sending_end(100), host.clone()));
         }
         assert!(bench.run());
         back += a.taken() as u32;
@@ -445,13 +446,13 @@ proptest! {
     fn any_packets(packed in any::<bool>(), packets in prop::collection::vec(any_packet(), 1..40)) {
         let (mut bench, mut a, mut b) = pair(packed);
         let host = Arc::new(Host::default());
-        bench.fabric.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+        bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
         for (header, payload, buffers) in packets {
             a.post_buffers(buffers, 200);
             b.post_buffers(buffers, 5000);
             a.send(&header, &payload);
             while let Some(call) = host.calls.lock().pop() {
-                bench.fabric.accept(call, lane_end(), host.clone());
+                bench.fabric.router().accept(call, lane_end(), host.clone());
             }
             prop_assert!(bench.run());
             a.received();

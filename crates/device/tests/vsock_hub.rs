@@ -9,11 +9,12 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice, VsockVm};
+use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice};
 use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::vsock::{Bench, Guest};
 use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
 use vmlane_stream::{Inline, Workers};
+use vmlane_vsock::Vm as VsockVm;
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{Header, SEQPACKET, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM, kind, op};
 
@@ -114,7 +115,8 @@ fn setup(guest: &Guest, packed: bool) -> Setup {
 }
 
 fn hub(spin: Duration, fabric: Option<Arc<Fabric>>) -> Arc<Hub> {
-    Arc::new(Hub::start(Settings { spin, poll: false }, fabric).expect("a worker"))
+    let router = fabric.map(|fabric| fabric.router().clone());
+    Arc::new(Hub::start(Settings { spin, poll: false }, router).expect("a worker"))
 }
 
 impl Vm {
@@ -345,7 +347,7 @@ fn streams_to_a_vmci_guest_are_whole() {
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&hub, 4, false);
     fabric.add_vm(vm(4)).expect("a CID of its own");
-    fabric.set_endpoint(4, hub.party(4));
+    fabric.router().set_endpoint(4, hub.endpoint(4));
     const BYTES: u64 = 1 << 20;
     // The virtio guest connects.
     let listener = vmci.listen(5000, Placement::Scattered);

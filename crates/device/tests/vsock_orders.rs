@@ -5,13 +5,14 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use vmlane_device::virtio::vsock::VsockVm;
-use vmlane_device::vmci::{Call, Endpoint, Failed, Forward, Key, Remote, SharedMap, VmSpec, Waker};
+use vmlane_device::vmci::{SharedMap, VmSpec, Waker};
 use vmlane_guestsim::vsock::{Bench, Guest, vm};
 use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Queues};
 use vmlane_port::{Budget, End as HowItEnds, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_stream::Inline;
+use vmlane_vsock::Vm as VsockVm;
+use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Forward, Key, Remote};
 use vmlane_wire::host::{ended, layout};
 use vmlane_wire::virtio_vsock::{self as virtio, Header, kind, op};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, event};
@@ -105,7 +106,7 @@ impl World {
         let lanes = Arc::new(Inline::default());
         let bench = Bench::new(lanes.clone());
         let host = Arc::new(Host::default());
-        bench.fabric.set_endpoint(HOST, host.clone());
+        bench.fabric.router().set_endpoint(HOST, host.clone());
         World { bench, lanes, host }
     }
 
@@ -359,17 +360,18 @@ struct Host {
 }
 
 impl Endpoint for Host {
-    fn requested(&self, call: Call, _: u64) {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
         self.calls.lock().push(call);
+        Ok(())
     }
 }
 
 impl Remote for Host {
-    fn joined(&self, lane: StreamId, side: Side) {
+    fn joined(&self, _: Call, lane: StreamId, side: Side) {
         *self.joined.lock() = Some((lane, side));
     }
 
-    fn failed(&self, _: Failed) {
+    fn failed(&self, _: Call, _: Failed) {
         *self.failed.lock() = true;
     }
 }
@@ -402,7 +404,8 @@ impl End for HostEnd {
     fn connect(&mut self, world: &mut World, to: (u32, u32)) {
         let end = self.end(world);
         let key = Key { client: (HOST, CLIENT_PORT), server: to };
-        self.call = Some(world.bench.fabric.connect(key, end, world.host.clone()).expect("a way"));
+        self.call =
+            Some(world.bench.fabric.router().open(key, Some(end), world.host.clone()).expect("a way"));
     }
 
     fn accept(&mut self, world: &mut World) -> bool {
@@ -410,7 +413,7 @@ impl End for HostEnd {
         let end = self.end(world);
         self.call = Some(call);
         self.seen.connected = true;
-        world.bench.fabric.accept(call, end, world.host.clone())
+        world.bench.fabric.router().accept(call, end, world.host.clone())
     }
 
     fn step(&mut self, world: &mut World) -> bool {
@@ -426,13 +429,13 @@ impl End for HostEnd {
                 let (out, _) = self.ring.as_mut().expect("a ring");
                 assert_eq!(out.write(BYTES).expect("a ring in order").len, BYTES.len());
                 if let Some((lane, _)) = *world.host.joined.lock() {
-                    fabric.lanes().kick(lane);
+                    fabric.router().streams().kick(lane);
                 }
             }
-            Act::FinishSending => fabric.shutdown(call, Shutdown::Send),
-            Act::StopReceiving => fabric.shutdown(call, Shutdown::Receive),
-            Act::Close => fabric.hang_up(call),
-            Act::Reset => fabric.abort(call),
+            Act::FinishSending => fabric.router().shutdown(call, Shutdown::Send),
+            Act::StopReceiving => fabric.router().shutdown(call, Shutdown::Receive),
+            Act::Close => fabric.router().close(call),
+            Act::Reset => fabric.router().reset(call),
         }
     }
 
@@ -535,7 +538,7 @@ fn an_acceptance_is_taken_back_only_before_the_client_is_through() {
     let mut world = World::new();
     let mut guest = VmciEnd::new(&world, CLIENT);
     let call = accepted(&mut world, &mut guest, 1);
-    world.bench.fabric.withdraw(call);
+    world.bench.fabric.router().withdraw(call);
     let answers: Vec<_> = guest.driver.service().iter().filter_map(Datagram::control).collect();
     let kinds: Vec<_> = answers.iter().map(ControlPacket::kind).collect();
     assert_eq!(kinds, [Some(PacketType::Negotiate2), Some(PacketType::Rst)]);
@@ -548,7 +551,7 @@ fn so_many_clients_may_be_late_and_no_more() {
     let mut guest = VmciEnd::new(&world, CLIENT);
     for port in 1..=300 {
         let call = accepted(&mut world, &mut guest, port);
-        world.bench.fabric.hang_up(call);
+        world.bench.fabric.router().close(call);
         let refused = guest
             .driver
             .service()
@@ -561,6 +564,6 @@ fn so_many_clients_may_be_late_and_no_more() {
     world.bench.fabric.expire_at(std::time::Instant::now() + Duration::from_secs(31));
     assert!(world.bench.fabric.connections().is_empty());
     let call = accepted(&mut world, &mut guest, 301);
-    world.bench.fabric.hang_up(call);
+    world.bench.fabric.router().close(call);
     assert!(guest.driver.service().iter().filter_map(Datagram::control).count() == 1, "there is room again");
 }

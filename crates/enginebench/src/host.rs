@@ -13,9 +13,10 @@ use crate::report::{GBITS, ROUND_TRIPS, Registry};
 use anyhow::Context as _;
 use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::{Guest, Machine, Path, Placement, SocketError, Stream as Far, vm};
-use vmlane_host::sockets::{Bounds, HostSockets, Policy};
+use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_sock::{Host, Stream, plain};
 use vmlane_stream::{Settings, Workers};
+use vmlane_vsock::HostRules;
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
 
 use crate::pair::SPIN;
@@ -66,9 +67,10 @@ impl Bench {
         let machine = Machine::new(&fabric, vm(3));
         let guest = machine.boot(Path::Dma);
         guest.set_spin(SPIN);
-        let policy = Policy { owner: rustix::process::geteuid().as_raw(), rules: Vec::new() };
+        let rules = HostRules { owner: rustix::process::geteuid().as_raw(), rules: Vec::new() };
         let socket = folder.join("host.sock");
-        let sockets = HostSockets::start(fabric, &socket, 0o600, policy, Bounds::default())?;
+        let router = fabric.router().clone();
+        let sockets = HostSockets::start(router, &socket, 0o600, rules, Bounds::default())?;
         let host = Host::at(&folder);
         Ok(Bench { guest, host, folder, _sockets: sockets, _machine: machine, _workers: workers })
     }

@@ -14,8 +14,9 @@ use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
-use vmlane_device::virtio::vsock::parts::{Bridge, Mailbox, Party, Port, Rounds, Shared, Waker};
-use vmlane_device::virtio::vsock::{HubStats, VsockVm};
+use vmlane_device::virtio::vsock::HubStats;
+use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Rounds, Shared, Waker};
+use vmlane_vsock::Vm;
 
 /// Descriptors of each ring.
 pub const RING: u16 = 64;
@@ -75,17 +76,9 @@ pub struct Guest {
 }
 
 /// A VM of the group "one".
-pub fn vm(cid: u32) -> VsockVm {
+pub fn vm(cid: u32) -> Vm {
     let (restricted, trusted) = (false, false);
-    VsockVm {
-        cid,
-        group: "one".into(),
-        restricted,
-        trusted,
-        connections: 16,
-        forwards: Vec::new(),
-        parent: None,
-    }
+    Vm { cid, group: "one".into(), restricted, trusted, connections: 16, forwards: Vec::new(), parent: None }
 }
 
 impl Bench {
@@ -93,14 +86,14 @@ impl Bench {
         let fabric = Fabric::new(lanes);
         let mailbox = Mailbox::new(Arc::new(Awake));
         let stats = Arc::new(HubStats::default());
-        let bridge = Bridge::new(fabric.clone(), mailbox.clone());
+        let bridge = Bridge::new(fabric.router().clone(), mailbox.clone());
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench { rounds: Rounds::new(stats.clone(), Some(bridge)), mailbox, fabric, stats, now }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
-    pub fn guest(&mut self, vm: VsockVm, packed: bool) -> Guest {
+    pub fn guest(&mut self, vm: Vm, packed: bool) -> Guest {
         let ram = Arc::new(Ram::new(32 << 20));
         let (rx, tx) = (DriverRing::new(&ram, RING, packed), DriverRing::new(&ram, RING, packed));
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
@@ -116,7 +109,8 @@ impl Bench {
             limits: Limits::default(),
         };
         self.fabric.add_vm(spec).expect("a CID of its own");
-        self.fabric.set_endpoint(vm.cid, Arc::new(Party { cid: vm.cid, mailbox: self.mailbox.clone() }));
+        let endpoint = GuestEndpoint { cid: vm.cid, mailbox: self.mailbox.clone() };
+        self.fabric.router().set_endpoint(vm.cid, Arc::new(endpoint));
         self.rounds.add(vm);
         self.attach(&guest);
         guest

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use vmlane_mem::{MemoryMap, Pages};
 use vmlane_port::{Side, StreamEnd, StreamId};
 use vmlane_state::Journal;
+use vmlane_vsock::{Call, Event};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS,
     QP_ASYMMETRIC, QP_ATTACH_ONLY, QP_LOCAL, QueuePairAlloc, QueuePairEvent, VmciError, datagram, event,
@@ -53,7 +54,7 @@ impl Waiting {
 enum PairState {
     /// The creator's pages; nobody has attached.
     Created(Box<Waiting>),
-    /// Offered by a party that is no VMCI guest; the guest has not attached.
+    /// Offered by the device for an end that is no VMCI guest's; the guest has not attached.
     Offered,
     /// Both ends are in the engine's hands; `gone` ones have detached since.
     Joined { lane: StreamId, gone: [bool; 2] },
@@ -74,6 +75,8 @@ pub(super) struct Pair {
     ranges: [Ranges; 2],
     /// The stream connection that offered it.
     pub connection: Option<Key>,
+    /// The guest's end, if it is joined with what is no VMCI guest.
+    call: Option<Call>,
 }
 
 impl Pair {
@@ -191,6 +194,8 @@ impl Fabric {
         context.pair_bytes += bytes;
         context.stats.queue_pairs.inc();
         self.settle(&mut inner, caller, 0);
+        drop(inner);
+        self.run_after();
         Ok(0)
     }
 
@@ -198,7 +203,7 @@ impl Fabric {
         let pair = inner.pairs.get(&request.handle).ok_or(BAD_ARGS)?;
         pair_accepts(inner, pair, cid, &request)?;
         if matches!(pair.state, PairState::Offered) {
-            return self.attach_to_party(inner, cid, request);
+            return self.attach_to_offered(inner, cid, request);
         }
         let (creator, connection) = (pair.creator, pair.connection);
         let ends = [creator, cid].map(|end| {
@@ -249,8 +254,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// A guest attaches to what a party offered.
-    fn attach_to_party(&self, inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
+    /// A guest attaches to what the device offered.
+    fn attach_to_offered(&self, inner: &mut Inner, cid: u32, request: Request) -> Result<(), Refusal> {
         let Request { handle, pages, ranges, .. } = request;
         let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
         let key = pair.connection.ok_or(BAD_ARGS)?;
@@ -265,8 +270,8 @@ impl Fabric {
         Ok(())
     }
 
-    /// A party takes the pair that a guest has created and offered on `key`.
-    pub(super) fn join_party(&self, inner: &mut Inner, key: Key, handle: Handle) -> Result<(), Refusal> {
+    /// The pair that a guest has created and offered on `key` is joined with what is no VMCI guest.
+    pub(super) fn join_created(&self, inner: &mut Inner, key: Key, handle: Handle) -> Result<(), Refusal> {
         let pair = inner.pairs.get_mut(&handle).ok_or(BAD_ARGS)?;
         let creator = pair.creator;
         let PairState::Created(waiting) = std::mem::replace(&mut pair.state, PairState::Offered) else {
@@ -281,7 +286,7 @@ impl Fabric {
         Ok(())
     }
 
-    /// Joins the guest `cid`, whose `pages` those are, as `side` with the end of the other party.
+    /// Joins the guest `cid`, whose `pages` those are, as `side` with the other end, which the router has.
     fn join(
         &self,
         inner: &mut Inner,
@@ -313,18 +318,19 @@ impl Fabric {
         if side == Side::B {
             std::mem::swap(&mut produce, &mut consume);
         }
-        let theirs = inner.take_end(key).ok_or(Refusal::Destination)?;
+        let call = connection.call().ok_or(Refusal::Destination)?;
         let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone());
         let ours = StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
-        let (ends, voices) = match side {
-            Side::A => ([ours, theirs], [Some(voice), None]),
-            Side::B => ([theirs, ours], [None, Some(voice)]),
+        let (event, voices) = match side {
+            Side::A => (Event::Supply(ours), [Some(voice), None]),
+            Side::B => (Event::Attach(ours), [None, Some(voice)]),
         };
-        let lane = self.lanes.join(ends);
+        let lane = inner.tell_router(call, event).ok_or(Refusal::Destination)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.state = PairState::Joined { lane, gone: [false; 2] };
+            pair.call = Some(call);
         }
-        inner.party_joined(key, handle, lane);
+        inner.joined_elsewhere(call, handle, lane);
         if let Some(connection) = inner.connections.get_mut(&key) {
             connection.offer(handle);
             connection.joined(lane, voices);
@@ -350,6 +356,8 @@ impl Fabric {
         let mut inner = self.inner.lock();
         inner.dirty.extend(dirty);
         self.settle(&mut inner, caller, 0);
+        drop(inner);
+        self.run_after();
         Ok(0)
     }
 }
@@ -420,6 +428,7 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
             state: PairState::Created(Box::new(request.pages)),
             ranges: [request.ranges, Vec::new()],
             connection: None,
+            call: None,
         },
     );
     Ok(())
@@ -460,7 +469,7 @@ impl Inner {
         current.or_else(|| self.orphans.get_mut(&(cid, handle)))
     }
 
-    /// A pair of a party at `key.client` for the guest at `key.server`: both rings of `size` bytes.
+    /// A pair in the name of `key.client` for the guest at `key.server`: both rings of `size` bytes.
     pub(super) fn register_pair(&mut self, key: Key, size: u64) -> Option<Handle> {
         let cid = key.client.0;
         // Handles of pairs that are still open are passed over; there are far fewer than numbers.
@@ -481,14 +490,15 @@ impl Inner {
             state: PairState::Offered,
             ranges: Default::default(),
             connection: Some(key),
+            call: None,
         };
         self.dirty.push(Dirty::Pair(pair.serial));
         self.pairs.insert(handle, pair);
         Some(handle)
     }
 
-    /// A party's pair to which nobody attached goes.
-    pub(super) fn forget_pair_of_party(&mut self, handle: Handle) {
+    /// A pair that the device offered and no guest attached to goes.
+    pub(super) fn forget_offered_pair(&mut self, handle: Handle) {
         let offered = self.pairs.get(&handle).filter(|pair| matches!(pair.state, PairState::Offered));
         if let Some(serial) = offered.map(|pair| pair.serial) {
             self.dirty.push(Dirty::Pair(serial));
@@ -496,8 +506,8 @@ impl Inner {
         }
     }
 
-    /// The party `cid` leaves the pair that `lane` belongs to; its name may mean a newer one by now.
-    /// True if the guest has been reset meanwhile, so that nobody is left who knows of it.
+    /// `cid`, no VMCI guest, leaves the pair that `lane` belongs to; its name may mean a newer one by now.
+    /// True if the guest has been reset meanwhile, so that its connection is left over.
     pub(super) fn detach_lane(&mut self, cid: u32, handle: Handle, lane: StreamId) -> bool {
         let is_lane =
             |pair: &Pair| matches!(&pair.state, PairState::Joined { lane: own, .. } if *own == lane);
@@ -537,6 +547,7 @@ impl Inner {
         let bytes = pair.bytes();
         let key = pair.connection;
         let serial = pair.serial;
+        let call = pair.call.filter(|call| call.role.side() == side);
         let (leaving, over) = match &mut pair.state {
             PairState::Created(_) | PairState::Offered => (None, true),
             PairState::Joined { lane, gone } => {
@@ -545,6 +556,9 @@ impl Inner {
             }
         };
         self.dirty.push(Dirty::Pair(serial));
+        if let Some(call) = call {
+            self.tell_router(call, Event::Left(call.role));
+        }
         // The key may name a newer connection by now, if the client has used its port again.
         let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
         if over {

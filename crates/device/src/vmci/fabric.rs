@@ -4,13 +4,14 @@
 //! no traffic of any kind crosses groups.
 
 use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::Arc;
+use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_mem::{MemoryMap, Pages};
 use vmlane_port::{Budget, Streams};
 use vmlane_state::Journal;
+use vmlane_vsock::{Calls, DatagramError, Failed, Forward, HOST, Remote, Router, Vm};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
     MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
@@ -22,8 +23,8 @@ use crate::irq::Interrupts;
 use vmlane_port::wrap::Fault;
 
 use super::broker::Pair;
-use super::endpoint::{After, Endpoint, Failed, Hosted, is_host};
 use super::inbox::{Account, Inbox};
+use super::mixed::{Foreign, GuestEndpoint, GuestEnds};
 use super::record::{self, Dirty};
 use super::signals::Signals;
 use super::stats::{Refusal, VmciStats};
@@ -79,14 +80,6 @@ impl Limits {
     }
 }
 
-/// A second way in: connects of a VM to {CID 2, `port`} reach {`to_cid`, `to_port`}.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Forward {
-    pub port: u32,
-    pub to_cid: u32,
-    pub to_port: u32,
-}
-
 /// A VM as configured.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
@@ -100,6 +93,20 @@ pub struct VmSpec {
     /// May talk to restricted VMs.
     pub trusted: bool,
     pub limits: Limits,
+}
+
+impl VmSpec {
+    fn vm(&self) -> Vm {
+        Vm {
+            cid: self.cid,
+            group: self.group.clone(),
+            restricted: self.restricted,
+            trusted: self.trusted,
+            connections: self.limits.connections,
+            forwards: self.forwards.clone(),
+            parent: None,
+        }
+    }
 }
 
 /// Why a VM could not be added.
@@ -116,6 +123,8 @@ pub enum AddError {
 /// One VM as the fabric knows it.
 pub(super) struct Context {
     pub spec: VmSpec,
+    /// What of it decides whom it may talk to.
+    pub vm: Arc<Vm>,
     pub stats: Arc<VmciStats>,
     pub budget: Arc<Budget>,
     pub inbox: Option<Arc<Inbox>>,
@@ -141,6 +150,7 @@ impl Context {
     fn new(spec: VmSpec) -> Context {
         Context {
             budget: Arc::new(Budget::new(spec.limits.spill_bytes)),
+            vm: Arc::new(spec.vm()),
             spec,
             stats: Arc::default(),
             inbox: None,
@@ -155,6 +165,12 @@ impl Context {
             pair_bytes: 0,
             connections: 0,
         }
+    }
+
+    /// It opens a connection.
+    pub fn count_connect(&mut self) {
+        self.connections += 1;
+        self.stats.connects.inc();
     }
 
     /// Bytes that its queue pairs may have together.
@@ -187,7 +203,6 @@ pub struct Caller<'a> {
     pub request: u64,
 }
 
-#[derive(Default)]
 pub(super) struct Inner {
     pub contexts: HashMap<u32, Context>,
     pub pairs: HashMap<Handle, Pair>,
@@ -199,15 +214,15 @@ pub(super) struct Inner {
     pub waiting: VecDeque<Key>,
     /// Group and well-known resource id to the context that took it.
     pub well_known: HashMap<(String, u32), u32>,
-    /// Who answers for context ids that no VMCI guest has.
-    pub endpoints: HashMap<u32, Arc<dyn Endpoint>>,
-    /// Their connections, by number.
-    pub hosted: HashMap<u64, Hosted>,
-    pub numbers: u64,
-    /// The last resource id given to a pair of a party.
+    /// Ends of joined pairs that belong to no VMCI guest, by the number of their connection.
+    pub foreign: HashMap<u64, Foreign>,
+    /// The last resource id given to a pair that the device offers.
     pub last_resource: u32,
     /// Calls to make once the lock is free.
-    pub after: Vec<After>,
+    pub after: Calls,
+    /// Connections with what is no VMCI guest, and who may talk to whom.
+    pub router: Arc<Router>,
+    pub guest_ends: Arc<dyn Remote>,
     /// What has changed since the last commit.
     pub dirty: Vec<Dirty>,
     /// The last pair's.
@@ -221,6 +236,32 @@ pub(super) struct Inner {
 }
 
 impl Inner {
+    fn new(router: Arc<Router>, guest_ends: Arc<dyn Remote>) -> Inner {
+        Inner {
+            contexts: HashMap::new(),
+            pairs: HashMap::new(),
+            orphans: HashMap::new(),
+            connections: HashMap::new(),
+            waiting: VecDeque::new(),
+            well_known: HashMap::new(),
+            foreign: HashMap::new(),
+            last_resource: 0,
+            after: Calls::default(),
+            router,
+            guest_ends,
+            dirty: Vec::new(),
+            serial: 0,
+            generation: 0,
+            executed: HashMap::new(),
+            lost: HashSet::new(),
+        }
+    }
+
+    /// Is there a VMCI device for `cid`?
+    pub fn is_guest(&self, cid: u32) -> bool {
+        self.contexts.get(&cid).is_some_and(|context| context.inbox.is_some())
+    }
+
     pub fn context(&self, cid: u32) -> Result<&Context, Refusal> {
         self.contexts.get(&cid).ok_or(Refusal::Destination)
     }
@@ -231,16 +272,14 @@ impl Inner {
 
     /// May these two exchange anything at all?
     pub fn may_talk(&self, a: u32, b: u32) -> bool {
-        // Who of the host's programs may is for their endpoint to say.
-        if is_host(a) || is_host(b) {
-            let other = if is_host(a) { b } else { a };
-            return self.is_hosted(vmlane_wire::vmci::CID_HOST) && self.contexts.contains_key(&other);
+        match (a, b) {
+            // Which programs of the host may is for the host's rules to say.
+            (HOST, vm) | (vm, HOST) => self.router.has_host() && self.contexts.contains_key(&vm),
+            _ => {
+                let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
+                a.vm.may_talk(&b.vm)
+            }
         }
-        let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
-        a.spec.cid == b.spec.cid
-            || (a.spec.group == b.spec.group
-                && (!a.spec.restricted || b.spec.trusted)
-                && (!b.spec.restricted || a.spec.trusted))
     }
 
     /// The queue of `to` if `from` may reach it and a driver is there.
@@ -255,7 +294,9 @@ impl Inner {
 /// The VMs of one daemon. Shared by all sessions.
 pub struct Fabric {
     pub(super) inner: Mutex<Inner>,
+    pub(super) router: Arc<Router>,
     pub(super) lanes: Arc<dyn Streams>,
+    me: Weak<Fabric>,
     /// For a successor, if there may be one.
     pub(super) log: Option<Arc<Journal>>,
 }
@@ -268,7 +309,17 @@ impl Fabric {
 
     /// One whose state is recorded for a successor.
     pub fn recorded(lanes: Arc<dyn Streams>, log: Option<Journal>) -> Arc<Fabric> {
-        Arc::new(Fabric { inner: Mutex::default(), lanes, log: log.map(Arc::new) })
+        let router = Router::new(lanes.clone());
+        Arc::new_cyclic(|me| {
+            let guest_ends = Arc::new(GuestEnds(me.clone()));
+            let inner = Mutex::new(Inner::new(router.clone(), guest_ends));
+            Fabric { inner, router, lanes, me: me.clone(), log: log.map(Arc::new) }
+        })
+    }
+
+    /// What joins guests with everything that is no VMCI guest.
+    pub fn router(&self) -> &Arc<Router> {
+        &self.router
     }
 
     /// Makes a VM known. Its device may be created next.
@@ -283,7 +334,9 @@ impl Fabric {
         if inner.contexts.values().any(|other| other.spec.name == spec.name) {
             return Err(AddError::NameTaken(spec.name));
         }
-        inner.contexts.insert(spec.cid, Context::new(spec));
+        let context = Context::new(spec);
+        self.router.set_vm(context.vm.clone());
+        inner.contexts.insert(context.vm.cid, context);
         Ok(())
     }
 
@@ -292,6 +345,8 @@ impl Fabric {
         if let Some(context) = self.inner.lock().contexts.get_mut(&spec.cid) {
             let (group, name) = (context.spec.group.clone(), context.spec.name.clone());
             context.spec = VmSpec { group, name, ..spec };
+            context.vm = Arc::new(context.spec.vm());
+            self.router.set_vm(context.vm.clone());
         }
     }
 
@@ -300,7 +355,11 @@ impl Fabric {
         self.reset(cid);
         let mut inner = self.inner.lock();
         inner.disown_connections(cid);
+        if inner.is_guest(cid) {
+            self.router.clear_endpoint(cid);
+        }
         inner.contexts.remove(&cid);
+        self.router.remove_vm(cid);
         inner.dirty.push(Dirty::Context(cid));
         self.commit(&mut inner);
     }
@@ -325,6 +384,7 @@ impl Fabric {
             (cid, self.log.clone(), first),
         ));
         context.inbox = Some(inbox.clone());
+        self.router.set_endpoint(cid, Arc::new(GuestEndpoint { fabric: self.me.clone(), cid }));
         Some(inbox)
     }
 
@@ -415,12 +475,15 @@ impl Fabric {
         if dst.resource == EVENT_RESOURCE {
             return Err(Refusal::Source);
         }
-        if let Some(endpoint) = inner.endpoints.get(&to).filter(|_| inner.may_talk(from, to)).cloned() {
+        if !inner.is_guest(to) {
             drop(inner);
             let (header, payload) =
                 DatagramHeader::read_from_prefix(bytes).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
-            let taken = endpoint.datagram((from, header.src().resource), dst.resource, payload);
-            return if taken { Ok(()) } else { Err(Refusal::Full) };
+            let sent = self.router.send_datagram((from, header.src().resource), (to, dst.resource), payload);
+            return sent.map_err(|error| match error {
+                DatagramError::Unreachable => Refusal::Destination,
+                DatagramError::Port | DatagramError::TooLarge | DatagramError::Full => Refusal::Full,
+            });
         }
         let inbox = inner.reach(from, to)?.clone();
         if !inbox.push(Account::Ordinary, from, bytes.into()) {
@@ -495,6 +558,8 @@ impl Fabric {
         let mut inner = self.inner.lock();
         inner.dirty.extend(dirty);
         self.commit(&mut inner);
+        drop(inner);
+        self.run_after();
     }
 
     /// Takes a VM's device out of service, or back into it. Its guest holds nothing any more when this

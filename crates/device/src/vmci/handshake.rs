@@ -10,6 +10,7 @@
 //! Only what the table allows is passed on. That also protects guests whose kernels take control
 //! packets for a bound port from anyone.
 
+use vmlane_vsock::Role;
 use vmlane_wire::vmci_stream::PacketType;
 
 /// How far a connection has come.
@@ -30,13 +31,6 @@ impl State {
             State::Established => "established",
         }
     }
-}
-
-/// Which end sent a packet: the one that connects or the one that listens.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub enum Role {
-    Client,
-    Server,
 }
 
 /// What becomes of a packet.

@@ -7,7 +7,7 @@
 //! | `fabric.rs` | all VMs: contexts, who may talk to whom, datagrams, doorbells, events |
 //! | `hypercall.rs` | calls to the hypervisor |
 //! | `broker.rs` | queue pairs: create, attach, detach |
-//! | `endpoint.rs` | parties that are no VMCI guests: host programs, VMs with another kind of vsock |
+//! | `mixed.rs` | connections between a VMCI guest and what is none: host programs, VMs with another kind of vsock |
 //! | `stream.rs`, `handshake.rs` | stream connections: control packets, what each state allows |
 //! | `queue_pair.rs` | one guest's end of a queue pair as a stream port |
 //! | `shared.rs` | the same over memory that a process of the host shares |
@@ -19,11 +19,11 @@
 mod broker;
 mod device;
 mod dma;
-mod endpoint;
 mod fabric;
 mod handshake;
 mod hypercall;
 mod inbox;
+mod mixed;
 mod notices;
 mod pace;
 mod ports;
@@ -36,12 +36,10 @@ mod stream;
 mod views;
 
 pub use device::{CreateError, VmciDevice};
-pub use endpoint::{Call, ConnectError, Endpoint, Failed, Remote};
-pub use fabric::{AddError, Caller, Fabric, Forward, Limits, PageFormat, VmSpec};
+pub use fabric::{AddError, Caller, Fabric, Limits, PageFormat, VmSpec};
 pub use notices::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort};
 pub use record::FabricPast;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use stats::VmciStats;
-pub use stream::{Key, SocketAddress};
 pub use views::{Bound, ConnectionView, VmView};

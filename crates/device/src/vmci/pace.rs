@@ -8,8 +8,9 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
+use vmlane_vsock::Role;
+
 use super::fabric::Inner;
-use super::handshake::Role;
 use super::record::Dirty;
 use super::stream::{Connection, Key};
 

@@ -427,7 +427,7 @@ impl Fabric {
             let has_device = |cid| inner.contexts.get(&cid).is_some_and(|context| context.inbox.is_some());
             let party = !has_device(key.client.0) || !has_device(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
-                // What a party knew of it is gone, however far it had come.
+                // What an end that is no VMCI guest's knew of it is gone, however far it had come.
                 Some(connection) if party => {
                     inner.send_reset(connection.server_as_known(key), key.client);
                     inner.send_reset(key.client, key.server);

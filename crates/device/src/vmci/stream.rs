@@ -13,31 +13,22 @@ use std::time::{Duration, Instant};
 
 use vmlane_port::{End, Shutdown, Side, StreamId};
 use vmlane_state::{Reader, Writer};
+use vmlane_vsock::{Call, Event, Failed, Role};
+pub use vmlane_vsock::{Key, SocketAddress};
 use vmlane_wire::vmci::{CID_HOST, DatagramHeader, Handle, VmciError};
 use vmlane_wire::vmci_stream::{
     CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
 };
 use zerocopy::IntoBytes;
 
-use super::endpoint::Failed;
 use super::fabric::{Caller, Fabric, Inner};
-use super::handshake::{Role, State, Verdict, verdict};
+use super::handshake::{State, Verdict, verdict};
 use super::inbox::Account;
 use super::notices::{Notices, Protocol};
 use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
 
 use opening::{attach, offer, request};
-
-/// A (CID, port) pair.
-pub type SocketAddress = (u32, u32);
-
-/// Both real addresses of a connection; the client connected, the server listened.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Key {
-    pub client: SocketAddress,
-    pub server: SocketAddress,
-}
 
 const SAID_RECEIVE: u8 = 1;
 const SAID_SEND: u8 = 2;
@@ -63,9 +54,9 @@ pub struct Connection {
     touched: Instant,
     /// Its REQUEST, which waits for others' handshakes (see [`super::pace`]).
     waiting: Option<ControlPacket>,
-    /// Its number among the connections of parties that are no VMCI guests (see [`super::endpoint`]).
-    party: Option<u64>,
-    /// The ring size that a guest asked a party for.
+    /// The guest's end, if the other one belongs to no VMCI guest (see [`super::mixed`]).
+    call: Option<Call>,
+    /// The ring size that the guest asked for then.
     asked: u64,
 }
 
@@ -83,18 +74,27 @@ impl Connection {
             counted: true,
             touched: Instant::now(),
             waiting: None,
-            party: None,
+            call: None,
             asked: 0,
         }
     }
 
-    /// One end of which is no VMCI guest. Charged to nobody's quota yet.
-    pub fn of_party(via_host: Option<u32>, number: u64) -> Connection {
-        Connection { party: Some(number), counted: false, ..Connection::new(via_host) }
+    /// One end of which is no VMCI guest; `call` is the guest's. It counts against no quota yet.
+    pub fn mixed(via_host: Option<u32>, call: Call) -> Connection {
+        Connection { call: Some(call), counted: false, ..Connection::new(via_host) }
     }
 
-    pub fn party(&self) -> Option<u64> {
-        self.party
+    pub fn call(&self) -> Option<Call> {
+        self.call
+    }
+
+    pub fn handle(&self) -> Option<Handle> {
+        self.handle
+    }
+
+    /// The engine has both ends.
+    pub fn is_joined(&self) -> bool {
+        self.lane.is_some()
     }
 
     /// The ring size that the client asked for, in bytes.
@@ -111,7 +111,7 @@ impl Connection {
         self.touched = Instant::now();
     }
 
-    /// A party offers the pair `handle` on it.
+    /// The device offers the pair `handle` on it.
     pub fn offer(&mut self, handle: Handle) {
         self.handle = Some(handle);
         self.advance(State::Offered);
@@ -246,10 +246,7 @@ impl Connection {
 }
 
 fn side(role: Role) -> Side {
-    match role {
-        Role::Client => Side::A,
-        Role::Server => Side::B,
-    }
+    role.side()
 }
 
 /// A control packet with its addresses, as a datagram.
@@ -279,10 +276,10 @@ impl Inner {
         self.remove_connection_as(key, Failed::Gone)
     }
 
-    /// The same; a party at one of its ends that waits for it hears `why`.
+    /// The same; an end that belongs to no VMCI guest and waits for it hears `why`.
     pub(super) fn remove_connection_as(&mut self, key: Key, why: Failed) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
-        self.party_failed(&connection, why);
+        self.give_up(&connection, why);
         self.dirty.push(Dirty::Connection(key));
         if let Some(client) = self.contexts.get_mut(&key.client.0).filter(|_| connection.counted) {
             client.connections -= 1;
@@ -381,7 +378,7 @@ impl Fabric {
         let (peer, via_host) = match forward {
             Some(forward) => ((forward.to_cid, forward.to_port), via_host),
             // The host itself, if its programs take part.
-            None if via_host.is_none() || inner.is_hosted(CID_HOST) => (addressed, None),
+            None if via_host.is_none() || self.router.has_host() => (addressed, None),
             None => {
                 let refused = refuse(&inner, &packet, stats);
                 self.settle(&mut inner, caller, result);
@@ -434,7 +431,7 @@ impl Fabric {
         } else {
             count(packet.kind, stats);
             // A destination that does not exist is refused like any other datagram to it.
-            if !inner.is_hosted(as_client.server.0) {
+            if inner.is_guest(as_client.server.0) || !self.router.has_endpoint(as_client.server.0) {
                 inner.reach(packet.sender.0, as_client.server.0)?;
             }
             refuse(inner, &packet, stats)
@@ -455,6 +452,13 @@ impl Fabric {
         let Some(verdict) = verdict(connection.state, role, packet.kind) else {
             return refuse(inner, &packet, stats);
         };
+        if let (Some(call), State::Offered, Verdict::Shutdown | Verdict::Reset) =
+            (connection.call.filter(|_| connection.is_joined()), connection.state, verdict)
+        {
+            // A server that says so has attached, whether or not its ATTACH comes.
+            inner.tell_router(call, Event::Confirm);
+        }
+        let connection = inner.connections.get(&key).ok_or(Refusal::Destination)?;
         match verdict {
             Verdict::Notice => self.notice(connection, role, packet.kind),
             Verdict::Shutdown => self.shut_down(connection, role, packet.body.mode()),
@@ -463,7 +467,7 @@ impl Fabric {
                 None if connection.waiting.is_some() => {
                     inner.remove_connection(key);
                 }
-                None if connection.party.is_some() => {
+                None if connection.call.is_some() => {
                     inner.remove_connection_as(key, Failed::Refused);
                 }
                 None => {
@@ -473,11 +477,11 @@ impl Fabric {
                     return told;
                 }
             },
-            Verdict::Forward(_) if connection.party.is_some() => {
-                return inner.answer_party(key, packet.body);
+            Verdict::Forward(_) if connection.call.is_some() => {
+                return inner.answer_elsewhere(key, packet.body);
             }
-            Verdict::Offer if connection.party.is_some() => {
-                return self.offer_to_party(inner, key, packet, stats);
+            Verdict::Offer if connection.call.is_some() => {
+                return self.offer_elsewhere(inner, key, packet, stats);
             }
             Verdict::Forward(next) => {
                 inner.forward(key, connection, role, packet.body)?;

@@ -2,8 +2,9 @@
 
 use std::sync::Arc;
 
-use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice, VsockVm};
+use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice};
 use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
+use vmlane_vsock::Vm as VsockVm;
 
 use super::*;
 

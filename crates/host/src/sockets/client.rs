@@ -4,12 +4,12 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_device::vmci::{Call, SharedMap};
+use vmlane_device::vmci::SharedMap;
+use vmlane_vsock::{Call, Peer};
 use vmlane_wire::host::{REQUEST, Reply, Request};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::mail::{Bell, Token};
-use super::policy::Peer;
 use super::socket::{self, Io};
 use super::stream::{Kind, Pump, Stream};
 

@@ -14,15 +14,14 @@ use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
-use vmlane_device::vmci::{Fabric, Failed};
 use vmlane_port::Budget;
+use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostRules, Peer, Router, Wish};
 use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
 
 use super::client::{Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
 use super::mail::{Guest, Mail, Mailbox, Token};
-use super::policy::{FIRST_FREE_PORT, Peer, Policy, Wish};
 use super::socket::{self, Io};
 use super::stream::{Kind, Turn};
 use super::{Bounds, Datagrams};
@@ -50,10 +49,10 @@ struct Door {
 
 /// See the module's text.
 pub struct Desk {
-    fabric: Arc<Fabric>,
+    router: Arc<Router>,
     mailbox: Arc<Mailbox>,
     datagrams: Datagrams,
-    policy: Arc<Mutex<Policy>>,
+    rules: Arc<Mutex<HostRules>>,
     bounds: Bounds,
     epoll: OwnedFd,
     doors: HashMap<Token, Door>,
@@ -75,20 +74,20 @@ pub struct Desk {
 
 impl Desk {
     pub fn new(
-        fabric: Arc<Fabric>,
+        router: Arc<Router>,
         mailbox: Arc<Mailbox>,
         datagrams: Datagrams,
-        policy: Arc<Mutex<Policy>>,
+        rules: Arc<Mutex<HostRules>>,
         door: OwnedFd,
         bounds: Bounds,
     ) -> io::Result<Desk> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, mailbox.bell(), epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
         let mut desk = Desk {
-            fabric,
+            router,
             mailbox,
             datagrams,
-            policy,
+            rules,
             bounds,
             epoll,
             doors: HashMap::new(),
@@ -209,7 +208,7 @@ impl Desk {
                 self.doors.retain(|_, door| door.dialect != Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
             }
-            Mail::Policy(policy) => *self.policy.lock() = policy,
+            Mail::Rules(rules) => *self.rules.lock() = rules,
             Mail::Stop => {}
         }
     }
@@ -278,10 +277,10 @@ impl Desk {
         }
         match client.state {
             State::Asking { .. } => self.unasked -= 1,
-            State::Connecting(opening, ..) => self.fabric.hang_up(opening.call),
+            State::Connecting(opening, ..) => self.router.close(opening.call),
             // The process has never had it.
-            State::Accepting(opening, _) => self.fabric.withdraw(opening.call),
-            State::Streaming(stream) => self.fabric.hang_up(stream.call),
+            State::Accepting(opening, _) => self.router.withdraw(opening.call),
+            State::Streaming(stream) => self.router.close(stream.call),
             State::Listening { port, .. } => {
                 self.listeners.remove(&port);
             }
@@ -370,7 +369,7 @@ impl Desk {
     fn turn(&mut self, token: Token) {
         let Some(client) = self.clients.get_mut(&token) else { return };
         let State::Streaming(stream) = &mut client.state else { return };
-        match stream.turn(&self.fabric, &client.socket, &mut self.buffer) {
+        match stream.turn(&self.router, &client.socket, &mut self.buffer) {
             Turn::Waits => {}
             Turn::Again => self.ready.push_back(token),
             Turn::Over => self.close(token),
@@ -390,7 +389,7 @@ impl Desk {
     }
 
     fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
-        self.policy.lock().allows(peer, wish)
+        self.rules.lock().allows(peer, wish)
     }
 
     fn ask(&mut self, token: Token, dialect: Dialect, asked: Asked) {
@@ -415,7 +414,7 @@ impl Desk {
         match op {
             Op::Connect => {
                 let cid = request.cid.get();
-                let group = self.fabric.group_of(cid).ok_or(Errno::NODEV)?;
+                let group = self.router.group_of(cid).ok_or(Errno::NODEV)?;
                 if !self.allows(peer, Wish::Connect(&group)) {
                     return Err(Errno::ACCESS);
                 }
@@ -521,10 +520,10 @@ impl Desk {
                     else {
                         continue;
                     };
-                    let group = self.fabric.group_of(to.cid.get());
+                    let group = self.router.group_of(to.cid.get());
                     if group.is_some_and(|group| self.allows(peer, Wish::Connect(&group))) {
                         let from = (CID_HOST, port);
-                        let _ = self.fabric.send_datagram(from, (to.cid.get(), to.port.get()), payload);
+                        let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
                     }
                 }
                 Io::WouldBlock => {

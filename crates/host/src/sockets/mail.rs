@@ -8,8 +8,9 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
-use vmlane_device::vmci::{Call, Failed, Remote, Waker};
+use vmlane_device::vmci::Waker;
 use vmlane_port::{End, Side, StreamId};
+use vmlane_vsock::{Call, Failed, HostRules, Remote};
 use vmlane_wire::host::SIGNAL;
 
 /// A client of the thread, or a door.
@@ -33,7 +34,7 @@ pub enum Mail {
     Wake(Token),
     AddGuest(Guest, OwnedFd),
     RemoveGuest(u32),
-    Policy(super::Policy),
+    Rules(HostRules),
     Stop,
 }
 
@@ -134,11 +135,11 @@ impl Waker for Bell {
 }
 
 impl Remote for Bell {
-    fn joined(&self, lane: StreamId, side: Side) {
+    fn joined(&self, _: Call, lane: StreamId, side: Side) {
         self.mailbox.send(Mail::Joined(self.token, lane, side));
     }
 
-    fn failed(&self, why: Failed) {
+    fn failed(&self, _: Call, why: Failed) {
         self.mailbox.send(Mail::Failed(self.token, why));
     }
 }

@@ -6,7 +6,6 @@
 //! | `client.rs` | one process's connection to a door, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
 //! | `mail.rs` | what workers and sessions tell the thread |
-//! | `policy.rs` | who may |
 //! | `socket.rs` | system calls |
 //!
 //! There are two doors: `host.sock` speaks the records of [`vmlane_wire::host`], and each VM's `vsock.uds`
@@ -16,7 +15,6 @@
 mod client;
 mod desk;
 mod mail;
-mod policy;
 mod socket;
 mod stream;
 
@@ -28,13 +26,14 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{Call, Endpoint, Fabric, SocketAddress};
+use vmlane_vsock::{
+    Call, ConnectError, DatagramError, Endpoint, HostRules, Peer, Router, SocketAddress, Wish,
+};
 use vmlane_wire::host;
 use vmlane_wire::vmci::CID_HOST;
 use zerocopy::IntoBytes;
 
 pub use mail::Guest;
-pub use policy::{Peer, Policy, Rule, Wish};
 
 use mail::{Mail, Mailbox};
 
@@ -62,7 +61,7 @@ type Datagrams = Arc<Mutex<HashMap<u32, (Arc<OwnedFd>, Peer)>>>;
 
 /// Host sockets on offer. Dropping it ends all of them.
 pub struct HostSockets {
-    fabric: Arc<Fabric>,
+    router: Arc<Router>,
     mailbox: Arc<Mailbox>,
     path: PathBuf,
     /// Of the VMs' doors.
@@ -70,46 +69,51 @@ pub struct HostSockets {
     thread: Option<JoinHandle<()>>,
 }
 
-/// What the fabric asks.
+/// What answers for CID 2.
 struct Host {
-    fabric: std::sync::Weak<Fabric>,
+    router: std::sync::Weak<Router>,
     mailbox: Arc<Mailbox>,
     datagrams: Datagrams,
-    policy: Arc<Mutex<Policy>>,
+    rules: Arc<Mutex<HostRules>>,
 }
 
 impl Endpoint for Host {
-    fn requested(&self, call: Call, _size: u64) {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
         self.mailbox.send(Mail::Requested(call));
+        Ok(())
     }
 
-    fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> bool {
-        let Some((socket, peer)) = self.datagrams.lock().get(&port).cloned() else { return false };
-        let group = self.fabric.upgrade().and_then(|fabric| fabric.group_of(from.0)).unwrap_or_default();
-        if !self.policy.lock().allows(peer, Wish::BeReached(&group)) {
-            return false;
+    fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> Result<(), DatagramError> {
+        let receiver = self.datagrams.lock().get(&port).cloned();
+        let (socket, peer) = receiver.ok_or(DatagramError::Port)?;
+        let group = self.router.upgrade().and_then(|router| router.group_of(from.0)).unwrap_or_default();
+        if !self.rules.lock().allows(peer, Wish::BeReached(&group)) {
+            return Err(DatagramError::Port);
         }
         let header = host::Peer { cid: from.0.into(), port: from.1.into() };
         let message = [header.as_bytes(), payload].concat();
-        matches!(socket::write(&*socket, &message), socket::Io::Done(_))
+        match socket::write(&*socket, &message) {
+            socket::Io::Done(_) => Ok(()),
+            socket::Io::WouldBlock | socket::Io::Over => Err(DatagramError::Full),
+        }
     }
 }
 
 impl HostSockets {
-    /// Opens `path` and answers for CID 2. `mode`: the socket's; who may do what is for `policy` to say.
+    /// Opens `path` and answers for CID 2. `mode`: the socket's; who may do what is for `rules` to say.
     pub fn start(
-        fabric: Arc<Fabric>,
+        router: Arc<Router>,
         path: &Path,
         mode: u32,
-        policy: Policy,
+        rules: HostRules,
         bounds: Bounds,
     ) -> io::Result<HostSockets> {
         let door = socket::listen(path, mode)?;
         let mailbox = Arc::new(Mailbox::new()?);
         let datagrams = Datagrams::default();
-        let shared = Arc::new(Mutex::new(policy));
+        let shared = Arc::new(Mutex::new(rules));
         let desk = desk::Desk::new(
-            fabric.clone(),
+            router.clone(),
             mailbox.clone(),
             datagrams.clone(),
             shared.clone(),
@@ -118,10 +122,10 @@ impl HostSockets {
         )?;
         let thread = std::thread::Builder::new().name("host".into()).spawn(move || desk.run())?;
         let endpoint =
-            Host { fabric: Arc::downgrade(&fabric), mailbox: mailbox.clone(), datagrams, policy: shared };
-        fabric.set_endpoint(CID_HOST, Arc::new(endpoint));
+            Host { router: Arc::downgrade(&router), mailbox: mailbox.clone(), datagrams, rules: shared };
+        router.set_endpoint(CID_HOST, Arc::new(endpoint));
         let doors = Mutex::default();
-        Ok(HostSockets { fabric, mailbox, path: path.to_owned(), doors, thread: Some(thread) })
+        Ok(HostSockets { router, mailbox, path: path.to_owned(), doors, thread: Some(thread) })
     }
 
     /// Opens a VM's hybrid Unix socket.
@@ -141,14 +145,14 @@ impl HostSockets {
     }
 
     /// What new requests are measured by.
-    pub fn set_policy(&self, policy: Policy) {
-        self.mailbox.send(Mail::Policy(policy));
+    pub fn set_rules(&self, rules: HostRules) {
+        self.mailbox.send(Mail::Rules(rules));
     }
 }
 
 impl Drop for HostSockets {
     fn drop(&mut self) {
-        self.fabric.clear_endpoint(CID_HOST);
+        self.router.clear_endpoint(CID_HOST);
         self.mailbox.send(Mail::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

@@ -11,7 +11,7 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 
-use super::policy::Peer;
+use vmlane_vsock::Peer;
 
 /// What a call that may not block did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

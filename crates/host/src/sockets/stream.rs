@@ -4,9 +4,10 @@ use std::os::fd::OwnedFd;
 use std::sync::Arc;
 
 use rustix::net::Shutdown as Shut;
-use vmlane_device::vmci::{Call, Fabric, SharedMap};
+use vmlane_device::vmci::SharedMap;
 use vmlane_port::{Shutdown, Side, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
+use vmlane_vsock::{Call, Router};
 use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, SIGNAL, SWITCH, ended};
 
 use super::socket::{self, Io};
@@ -87,8 +88,8 @@ impl Stream {
     }
 
     /// Does what can be done now. `buffer` is scratch space.
-    pub fn turn(&mut self, fabric: &Arc<Fabric>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
-        let end = End { fabric, lane: self.lane, side: self.side };
+    pub fn turn(&mut self, router: &Arc<Router>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
+        let end = End { router, lane: self.lane, side: self.side };
         match &mut self.kind {
             Kind::Ring { map, said } => signalled(&end, map, said, socket, buffer),
             Kind::Plain(pump) => pump.turn(&end, socket, buffer),
@@ -97,7 +98,7 @@ impl Stream {
 }
 
 struct End<'a> {
-    fabric: &'a Arc<Fabric>,
+    router: &'a Arc<Router>,
     lane: StreamId,
     side: Side,
 }
@@ -105,12 +106,12 @@ struct End<'a> {
 impl End<'_> {
     fn kick(&self, kick: bool) {
         if kick {
-            self.fabric.lanes().kick(self.lane);
+            self.router.streams().kick(self.lane);
         }
     }
 
     fn shutdown(&self, what: Shutdown) {
-        self.fabric.lanes().shutdown(self.lane, self.side, what);
+        self.router.streams().shutdown(self.lane, self.side, what);
     }
 }
 

@@ -7,9 +7,10 @@ use std::time::{Duration, Instant};
 
 use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement, Stream as Far, vm};
-use vmlane_host::sockets::{self, Bounds, HostSockets, Policy};
+use vmlane_host::sockets::{self, Bounds, HostSockets};
 use vmlane_sock::{Host, Stream};
 use vmlane_stream::{Settings, WorkerStats, Workers};
+use vmlane_vsock::HostRules;
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -36,9 +37,9 @@ impl World {
         let machine = Machine::with(&fabric, vm(3), 256 << 20, Lines::msix());
         let guest = machine.boot(Path::Dma);
         let dir = tempfile::tempdir().unwrap();
-        let policy = Policy { owner: rustix::process::getuid().as_raw(), rules: Vec::new() };
+        let rules = HostRules { owner: rustix::process::getuid().as_raw(), rules: Vec::new() };
         let door = dir.path().join("host.sock");
-        let sockets = HostSockets::start(fabric.clone(), &door, 0o600, policy, bounds).unwrap();
+        let sockets = HostSockets::start(fabric.router().clone(), &door, 0o600, rules, bounds).unwrap();
         let uds = dir.path().join("vsock.uds");
         sockets.add_guest(sockets::Guest { cid: 3, group: "test".into(), uds }).unwrap();
         World { sockets: Some(sockets), guest, fabric, stats, dir, _machine: machine }

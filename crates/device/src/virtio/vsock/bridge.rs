@@ -8,17 +8,16 @@ use std::collections::HashMap;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
-use crate::vmci::{Call, Endpoint, Fabric, Failed, Key, Remote};
 use parking_lot::Mutex;
 use vmlane_mem::{Spans, copy_spans};
 use vmlane_port::{Budget, Shutdown, Side, StreamEnd, StreamId};
+use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Key, Remote, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
 use super::credit::Flow;
 use super::link::{DETACHED, FINISHED, REFUSED, RESET, RING, Shared, Waker};
 use super::port::{Outgoing, Port};
 use super::round::{Vms, port_of};
-use super::vm::VsockVm;
 
 /// A connection: the guest's address here, the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -40,7 +39,7 @@ impl Name {
     }
 
     /// The connection that somebody asks the guest `vm` for.
-    fn asked(vm: &VsockVm, call: Call) -> Name {
+    fn asked(vm: &Vm, call: Call) -> Name {
         let Key { client, server } = call.key;
         Name { cid: vm.cid, port: server.1, peer: vm.as_seen(client.0), peer_port: client.1 }
     }
@@ -51,12 +50,12 @@ impl Name {
     }
 }
 
-/// What the fabric said, until the worker hears it.
+/// What the router said, until the worker hears it.
 pub enum News {
     Requested(u32, Call),
     GivenUp(u32, Call),
-    Joined(Name, StreamId),
-    Failed(Name),
+    Joined(Name, Call, StreamId),
+    Failed(Name, Call),
 }
 
 impl News {
@@ -64,7 +63,7 @@ impl News {
     fn guest(&self) -> u32 {
         match self {
             News::Requested(cid, _) | News::GivenUp(cid, _) => *cid,
-            News::Joined(name, ..) | News::Failed(name) => name.cid,
+            News::Joined(name, ..) | News::Failed(name, _) => name.cid,
         }
     }
 }
@@ -96,15 +95,16 @@ impl Mailbox {
     }
 }
 
-/// A VM with virtio-vsock as the fabric sees it.
-pub struct Party {
+/// What answers for a VM with virtio-vsock.
+pub struct GuestEndpoint {
     pub cid: u32,
     pub mailbox: Arc<Mailbox>,
 }
 
-impl Endpoint for Party {
-    fn requested(&self, call: Call, _: u64) {
+impl Endpoint for GuestEndpoint {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
         self.mailbox.put(News::Requested(self.cid, call));
+        Ok(())
     }
 
     fn given_up(&self, call: Call) {
@@ -118,12 +118,12 @@ struct Told {
 }
 
 impl Remote for Told {
-    fn joined(&self, lane: StreamId, _: Side) {
-        self.mailbox.put(News::Joined(self.name, lane));
+    fn joined(&self, call: Call, stream: StreamId, _: Side) {
+        self.mailbox.put(News::Joined(self.name, call, stream));
     }
 
-    fn failed(&self, _: Failed) {
-        self.mailbox.put(News::Failed(self.name));
+    fn failed(&self, call: Call, _: Failed) {
+        self.mailbox.put(News::Failed(self.name, call));
     }
 }
 
@@ -176,7 +176,7 @@ impl Link {
 
 /// All connections of this kind. The hub's worker owns it.
 pub struct Bridge {
-    fabric: Arc<Fabric>,
+    router: Arc<Router>,
     mailbox: Arc<Mailbox>,
     links: HashMap<Name, Link>,
     /// Connections by guest, and how many have a guest here at both ends.
@@ -193,9 +193,9 @@ const MAX_LINKS: usize = 1024;
 const BUDGET: usize = 16 << 20;
 
 impl Bridge {
-    pub fn new(fabric: Arc<Fabric>, mailbox: Arc<Mailbox>) -> Bridge {
+    pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>) -> Bridge {
         Bridge {
-            fabric,
+            router,
             mailbox,
             links: HashMap::new(),
             counts: HashMap::new(),
@@ -229,7 +229,7 @@ impl Bridge {
     }
 
     /// May this guest have one connection more?
-    fn admits(&self, name: &Name, vm: &VsockVm) -> bool {
+    fn admits(&self, name: &Name, vm: &Vm) -> bool {
         let own = self.counts.get(&name.cid).copied().unwrap_or(0);
         own < vm.connections && self.links.len() < MAX_LINKS && !self.links.contains_key(name)
     }
@@ -243,7 +243,7 @@ impl Bridge {
     }
 
     /// Takes a packet of the guest `vm`. False: it was refused.
-    pub fn take(&mut self, port: &mut Port, outgoing: &mut Outgoing, vm: &VsockVm) -> bool {
+    pub fn take(&mut self, port: &mut Port, outgoing: &mut Outgoing, vm: &Vm) -> bool {
         let header = outgoing.header;
         let name = Name::of(&header);
         let stream = header.kind.get() == kind::STREAM;
@@ -263,7 +263,7 @@ impl Bridge {
         };
         link.flow.hears(&header);
         let good = match header.op.get() {
-            op::RW => Bridge::bytes(link, port, outgoing, &self.fabric),
+            op::RW => Bridge::bytes(link, port, outgoing, &self.router),
             op::RESPONSE => self.respond(name),
             op::SHUTDOWN => self.shutdown(name, header.flags.get(), port),
             op::CREDIT_REQUEST => {
@@ -286,7 +286,7 @@ impl Bridge {
         good
     }
 
-    fn connect(&mut self, name: Name, header: &Header, vm: &VsockVm) -> bool {
+    fn connect(&mut self, name: Name, header: &Header, vm: &Vm) -> bool {
         if !self.admits(&name, vm) {
             return false;
         }
@@ -296,7 +296,7 @@ impl Bridge {
         let mut link = Link::new(shared);
         link.flow.hears(header);
         link.owes_response = true;
-        match self.fabric.connect(key, end, self.told(name)) {
+        match self.router.open(key, Some(end), self.told(name)) {
             Ok(call) => {
                 link.call = Some(call);
                 self.insert(name, link);
@@ -316,11 +316,11 @@ impl Bridge {
             return false;
         }
         let (Some(call), shared) = (link.call, link.shared.clone()) else { return false };
-        self.fabric.accept(call, self.end(&shared), self.told(name))
+        self.router.accept(call, self.end(&shared), self.told(name))
     }
 
     /// The guest's bytes. False: more than it had credit for.
-    fn bytes(link: &mut Link, port: &Port, outgoing: &mut Outgoing, fabric: &Fabric) -> bool {
+    fn bytes(link: &mut Link, port: &Port, outgoing: &mut Outgoing, router: &Router) -> bool {
         let (at, room) = link.shared.room();
         let len = outgoing.len;
         if len > room || link.said & SHUTDOWN_SEND != 0 {
@@ -333,7 +333,7 @@ impl Bridge {
         if link.shared.sent(len)
             && let Some(lane) = link.lane
         {
-            fabric.lanes().kick(lane);
+            router.streams().kick(lane);
         }
         true
     }
@@ -352,7 +352,7 @@ impl Bridge {
         }
         for (flag, what) in [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)] {
             if let (true, Some(call)) = (new & flag != 0, link.call) {
-                self.fabric.shutdown(call, what);
+                self.router.shutdown(call, what);
             }
         }
         true
@@ -361,7 +361,7 @@ impl Bridge {
     /// Forgets a connection; the peer hears of a reset, or that the guest is gone.
     fn drop_link(&mut self, name: Name, reset: bool) {
         let Some(call) = self.remove(&name).and_then(|link| link.call) else { return };
-        if reset { self.fabric.abort(call) } else { self.fabric.hang_up(call) }
+        if reset { self.router.reset(call) } else { self.router.close(call) }
     }
 
     /// All connections of a guest are over for it.
@@ -395,7 +395,7 @@ impl Bridge {
         moved
     }
 
-    /// Hears what the fabric said.
+    /// Hears what the router said.
     fn hear(&mut self, vms: &mut Vms) {
         let news = std::mem::take(&mut *self.mailbox.news.lock());
         let mut later = Vec::new();
@@ -403,7 +403,7 @@ impl Bridge {
             let waits = match (port_of(vms, news.guest()), &news) {
                 (Some(guest), _) => !guest.takes_replies(),
                 // Its rings are being changed. One that has left for good has no link.
-                (None, News::Joined(name, ..) | News::Failed(name)) => self.links.contains_key(name),
+                (None, News::Joined(name, ..) | News::Failed(name, _)) => self.links.contains_key(name),
                 (None, _) => false,
             };
             if waits {
@@ -414,24 +414,27 @@ impl Bridge {
                 News::Requested(cid, call) => self.requested(vms, cid, call),
                 News::GivenUp(cid, call) => {
                     let Some(name) = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call)) else { continue };
-                    // Another connection may have the name by now.
                     if self.links.get(&name).is_some_and(|link| link.call == Some(call)) {
                         self.remove(&name);
                         port_of(vms, cid).into_iter().for_each(|guest| guest.reply(name.packet(op::RST)));
                     }
                 }
-                News::Joined(name, lane) => {
-                    let Some(link) = self.links.get_mut(&name) else { continue };
+                News::Joined(name, call, lane) => {
+                    // Another connection may have the name by now.
+                    let link = self.links.get_mut(&name).filter(|link| link.call == Some(call));
+                    let Some(link) = link else { continue };
                     link.lane = Some(lane);
                     if std::mem::take(&mut link.owes_response)
                         && let Some(guest) = port_of(vms, name.cid)
                     {
                         guest.reply(link.packet(&name, op::RESPONSE));
                     }
-                    self.fabric.lanes().kick(lane);
+                    self.router.streams().kick(lane);
                 }
-                News::Failed(name) => {
-                    if self.remove(&name).is_some()
+                News::Failed(name, call) => {
+                    let current = self.links.get(&name).is_some_and(|link| link.call == Some(call));
+                    if current
+                        && self.remove(&name).is_some()
                         && let Some(guest) = port_of(vms, name.cid)
                     {
                         guest.reply(name.packet(op::RST));
@@ -452,7 +455,7 @@ impl Bridge {
         let name = name.filter(|name| vms.get(&cid).is_some_and(|vm| self.admits(name, &vm.spec)));
         let shared = Shared::new(self.mailbox.clone());
         let (Some(name), Some(guest), Ok(shared)) = (name, port_of(vms, cid), shared) else {
-            return self.fabric.hang_up(call);
+            return self.router.close(call);
         };
         let mut link = Link::new(shared);
         (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);
@@ -492,7 +495,7 @@ impl Bridge {
             port.reply(question);
         }
         if kick {
-            self.fabric.lanes().kick(lane);
+            self.router.streams().kick(lane);
         }
         // Replies of other connections go first, and nobody rings once they are gone.
         self.blocked |= port.holds_replies() && link.shared.waiting().1 > 0;

@@ -9,17 +9,15 @@ use std::time::{Duration, Instant};
 
 use vmlane_port::role::Role;
 use vmlane_stats::counters;
+use vmlane_vsock::{Endpoint, Router, Vm};
 use vmlane_worker::{
     Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Rest, WakeFds, Woken, Worker,
 };
 
-use crate::vmci::{Endpoint, Fabric};
-
-use super::bridge::{Bridge, Mailbox, Party};
+use super::bridge::{Bridge, GuestEndpoint, Mailbox};
 use super::link::Waker;
 use super::port::Port;
 use super::round::Rounds;
-use super::vm::VsockVm;
 
 counters! {
     /// What the worker did.
@@ -52,7 +50,7 @@ pub struct Settings {
 }
 
 enum Request {
-    Add(VsockVm),
+    Add(Vm),
     Remove(u32),
     Attach(u32, Box<Port>),
     Detach(u32),
@@ -89,11 +87,11 @@ impl Waker for WakesWorker {
 }
 
 impl Hub {
-    /// Starts the worker's thread. With a `fabric`, VMCI guests and the host are reached through it.
-    pub fn start(settings: Settings, fabric: Option<Arc<Fabric>>) -> std::io::Result<Hub> {
+    /// Starts the worker's thread. With a `router`, VMCI guests and the host are reached through it.
+    pub fn start(settings: Settings, router: Option<Arc<Router>>) -> std::io::Result<Hub> {
         let requests = Arc::new(Requests::new(Parking::for_files()?));
         let mailbox = Mailbox::new(Arc::new(WakesWorker(requests.clone())));
-        let bridge = fabric.map(|fabric| Bridge::new(fabric, mailbox.clone()));
+        let bridge = router.map(|router| Bridge::new(router, mailbox.clone()));
         let stats = Arc::new(HubStats::default());
         let beat = Arc::new(Heartbeat::default());
         let engine = VsockEngine { rounds: Rounds::new(stats.clone(), bridge), stats: stats.clone() };
@@ -114,12 +112,12 @@ impl Hub {
     }
 
     /// What answers for the VM `cid` when VMCI guests connect to it.
-    pub fn party(&self, cid: u32) -> Arc<dyn Endpoint> {
-        Arc::new(Party { cid, mailbox: self.mailbox.clone() })
+    pub fn endpoint(&self, cid: u32) -> Arc<dyn Endpoint> {
+        Arc::new(GuestEndpoint { cid, mailbox: self.mailbox.clone() })
     }
 
     /// Makes a VM known, or changes what is known of it.
-    pub fn add(&self, vm: VsockVm) {
+    pub fn add(&self, vm: Vm) {
         self.ask(Request::Add(vm));
     }
 

@@ -11,7 +11,6 @@
 //! | `port.rs` | its running rings: packets out, packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
-//! | `vm.rs` | whom a VM may reach, and its forwards |
 //! | `round.rs` | routes |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `hub.rs` | the worker |
@@ -24,16 +23,14 @@ mod link;
 mod port;
 mod round;
 mod table;
-mod vm;
 
 pub use device::VsockDevice;
 pub use hub::{Hub, HubStats, Settings};
-pub use vm::VsockVm;
 
 /// The worker's parts without its thread, to be turned by hand.
 #[doc(hidden)]
 pub mod parts {
-    pub use super::bridge::{Bridge, Mailbox, Party};
+    pub use super::bridge::{Bridge, GuestEndpoint, Mailbox};
     pub use super::link::{Shared, Waker};
     pub use super::port::Port;
     pub use super::round::Rounds;

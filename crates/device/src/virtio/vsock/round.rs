@@ -12,7 +12,6 @@ use super::bridge::Bridge;
 use super::hub::HubStats;
 use super::port::{Nonsense, Outgoing, Port};
 use super::table::Table;
-use super::vm::VsockVm;
 
 /// Packets and bytes of one guest before the next one has its turn.
 const PACKETS: usize = 64;
@@ -27,7 +26,7 @@ const HOLD: Duration = Duration::from_secs(2);
 const GRACE: Duration = Duration::from_secs(3);
 
 pub struct Vm {
-    pub spec: VsockVm,
+    pub spec: vmlane_vsock::Vm,
     port: Option<Box<Port>>,
     /// It has had no buffers for longer than a packet may wait.
     stalled: bool,
@@ -64,7 +63,7 @@ impl Rounds {
         Rounds { vms, table, bridge, stats, started: Instant::now(), first: 0 }
     }
 
-    pub fn add(&mut self, spec: VsockVm) {
+    pub fn add(&mut self, spec: vmlane_vsock::Vm) {
         let before = self.vms.get_mut(&spec.cid).and_then(|vm| vm.port.take());
         self.vms.insert(spec.cid, Vm { spec, port: before, stalled: false });
     }

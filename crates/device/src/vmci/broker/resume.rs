@@ -38,7 +38,7 @@ impl Pair {
         }
         match &self.state {
             PairState::Created(_) => out.u8(CREATED),
-            // A party's end does not outlive the daemon, and nobody else has one yet.
+            // The other end does not outlive the daemon, and the guest has none yet.
             PairState::Offered => out.u8(JOINED).flag(true).flag(true),
             PairState::Joined { gone, .. } => out.u8(JOINED).flag(gone[0]).flag(gone[1]),
         };
@@ -82,6 +82,7 @@ impl Pair {
             state,
             ranges,
             connection,
+            call: None,
         };
         Some(PairRecord { handle, orphan, pair, joined, gone })
     }
@@ -146,7 +147,7 @@ impl Fabric {
                 None => return false,
             }
         }
-        // A party's end did not outlive the predecessor: the guest's connection is reset.
+        // An end that is no VMCI guest's did not outlive the previous daemon: the guest's connection is reset.
         let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
         if gone == [true; 2] || (joined && !cids.iter().flatten().all(has_device)) {
             return false;

@@ -2,12 +2,12 @@
 
 use std::time::Instant;
 
+use vmlane_vsock::{Event, Failed, Role};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
 use super::{Connection, Key, Packet, refuse};
-use crate::vmci::endpoint::Failed;
 use crate::vmci::fabric::{Fabric, Inner};
-use crate::vmci::handshake::{Role, State};
+use crate::vmci::handshake::State;
 use crate::vmci::notices::Protocol;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::{Quota, Refusal, VmciStats};
@@ -20,10 +20,11 @@ pub(super) fn request(
     body: ControlPacket,
     stats: &VmciStats,
 ) -> Result<(), Refusal> {
-    let to_party = inner.is_hosted(key.server.0);
-    if !to_party {
-        inner.reach(key.client.0, key.server.0)?;
-    } else if !inner.may_talk(key.client.0, key.server.0) {
+    let (from, to) = (key.client.0, key.server.0);
+    let elsewhere = !inner.is_guest(to) && inner.router.has_endpoint(to);
+    if !elsewhere {
+        inner.reach(from, to)?;
+    } else if !inner.may_talk(from, to) {
         return Err(Refusal::Destination);
     }
     match inner.connections.get(&key) {
@@ -42,18 +43,18 @@ pub(super) fn request(
     if client.connections >= client.spec.limits.connections {
         return Err(Refusal::Quota(Quota::Connections));
     }
-    client.connections += 1;
-    client.stats.connects.inc();
-    if to_party {
-        let mut connection = inner.request_party(key, via_host, body.size());
+    if elsewhere {
+        let mut connection = inner.request_elsewhere(key, via_host, body.size())?;
         connection.counted = true;
         connection.asked = body.size();
         if body.kind() == Some(PacketType::Request) {
             connection.protocol = Protocol::Pkt;
         }
         inner.connections.insert(key, connection);
+        inner.context_mut(from)?.count_connect();
         return Ok(());
     }
+    client.count_connect();
     let mut connection = Connection::new(via_host);
     if inner.queue_up(key, Instant::now()) {
         connection.hold(body);
@@ -102,8 +103,8 @@ pub(super) fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciSt
         stats.refused_queue_pair.inc();
         return refuse(inner, &packet, stats);
     }
-    if connection.party.is_some() {
-        inner.party_established(key);
+    if let Some(call) = connection.call {
+        inner.tell_router(call, Event::Confirm);
     } else {
         inner.forward(key, connection, Role::Server, packet.body)?;
     }
@@ -126,8 +127,8 @@ fn established(inner: &mut Inner, key: Key) {
 }
 
 impl Fabric {
-    /// OFFER to a party: its end and the guest's are joined, and the guest is told so.
-    pub(super) fn offer_to_party(
+    /// OFFER to what is no VMCI guest: its end and the guest's are joined, and the guest is told so.
+    pub(super) fn offer_elsewhere(
         &self,
         inner: &mut Inner,
         key: Key,
@@ -141,7 +142,7 @@ impl Fabric {
             .pairs
             .get(&handle)
             .is_some_and(|pair| pair.offered_by(key.client.0, key.server.0, known_as.0));
-        if !offered || self.join_party(inner, key, handle).is_err() {
+        if !offered || self.join_created(inner, key, handle).is_err() {
             stats.refused_queue_pair.inc();
             inner.remove_connection_as(key, Failed::Gone);
             return refuse(inner, &packet, stats);
@@ -152,7 +153,6 @@ impl Fabric {
             // The guest gives the connection up by itself; the pair goes with its DETACH.
             stats.refused_state.inc();
         }
-        inner.party_established(key);
         established(inner, key);
         if let Some(lane) = inner.connections.get(&key).and_then(|connection| connection.lane) {
             self.lanes.kick(lane);

@@ -9,15 +9,15 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::SocketType;
-use vmlane_device::vmci::{Call, ConnectError, Key, SharedMap};
+use vmlane_device::vmci::SharedMap;
 use vmlane_port::{Budget, Side, StreamEnd, StreamId};
+use vmlane_vsock::{Call, ConnectError, Key, Peer, Wish};
 use vmlane_wire::host::{RING, Reply, layout};
 use vmlane_wire::vmci::CID_HOST;
 
 use super::{CONNECT, Desk, SPILL};
 use crate::sockets::client::{Client, Delivery, Dialect, Opening, Ring, State};
 use crate::sockets::mail::{Bell, Token};
-use crate::sockets::policy::{Peer, Wish};
 use crate::sockets::socket::{self, Io};
 use crate::sockets::stream::{Pump, Stream};
 
@@ -69,7 +69,7 @@ impl Desk {
         bell.silence();
         let port = self.own_port();
         let key = Key { client: (CID_HOST, port), server: to };
-        let call = self.fabric.connect(key, end, bell.clone()).map_err(|error| match error {
+        let call = self.router.open(key, Some(end), bell.clone()).map_err(|error| match error {
             ConnectError::Unreachable => Errno::NODEV,
             ConnectError::InUse => Errno::ADDRINUSE,
             ConnectError::Busy => Errno::NOBUFS,
@@ -88,7 +88,7 @@ impl Desk {
         let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(token)?)));
         let accepted = match listener {
             Some((token, client)) => {
-                let group = self.fabric.group_of(cid).unwrap_or_default();
+                let group = self.router.group_of(cid).unwrap_or_default();
                 let ring = matches!(client.state, State::Listening { ring: true, .. });
                 let peer = client.peer;
                 self.allows(peer, Wish::BeReached(&group))
@@ -97,7 +97,7 @@ impl Desk {
             None => self.accept_for_path(call).is_some(),
         };
         if !accepted {
-            self.fabric.hang_up(call);
+            self.router.close(call);
         }
     }
 
@@ -134,7 +134,7 @@ impl Desk {
         // The bell knows the token that the client gets here.
         let admitted = self.admit(client)?;
         debug_assert_eq!(admitted, token);
-        if !self.fabric.accept(call, end, bell) {
+        if !self.router.accept(call, end, bell) {
             self.close(token);
             return None;
         }

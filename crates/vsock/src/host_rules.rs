@@ -1,22 +1,28 @@
-//! Which processes may reach which VMs, by user, group and VM group.
+//! Which programs of the host may reach which VMs, by user, group and VM group.
 
 /// Who is at the other end of a Unix socket, from SO_PEERCRED.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Peer {
+    /// Its process.
     pub pid: i32,
+    /// Its user.
     pub uid: u32,
+    /// Its group.
     pub gid: u32,
 }
 
 /// One permission. A process has it if all that the rule names fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
+    /// Its user; `None`: any.
     pub uid: Option<u32>,
     /// The process's effective group, not its supplementary ones.
     pub gid: Option<u32>,
     /// Groups of VMs; `None`: all.
     pub groups: Option<Vec<String>>,
+    /// May connect to these VMs, and send them datagrams.
     pub connect: bool,
+    /// May listen, and be reached by these VMs.
     pub listen: bool,
     /// May take ports below 1024.
     pub privileged: bool,
@@ -38,12 +44,14 @@ pub const FIRST_FREE_PORT: u32 = 1024;
 
 /// All rules. Root and the daemon's own user need none.
 #[derive(Clone, Debug, PartialEq, Eq)]
-pub struct Policy {
+pub struct HostRules {
+    /// The daemon's own user.
     pub owner: u32,
+    /// A process may what one of them grants.
     pub rules: Vec<Rule>,
 }
 
-impl Policy {
+impl HostRules {
     /// Is it allowed? If not: EACCES.
     pub fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
         if peer.uid == 0 || peer.uid == self.owner {
@@ -74,18 +82,18 @@ mod tests {
     #[test]
     fn a_rule_grants_what_it_says_and_nothing_else() {
         let user = Peer { pid: 1, uid: 1000, gid: 100 };
-        let policy = |rules| Policy { owner: 7, rules };
-        assert!(!policy(vec![]).allows(user, Wish::Connect("a")));
-        assert!(policy(vec![]).allows(Peer { uid: 7, ..user }, Wish::Listen(22)));
-        assert!(policy(vec![]).allows(Peer { uid: 0, ..user }, Wish::Listen(22)));
-        let by_user = policy(vec![Rule { uid: Some(1000), ..rule() }]);
+        let rules = |rules| HostRules { owner: 7, rules };
+        assert!(!rules(vec![]).allows(user, Wish::Connect("a")));
+        assert!(rules(vec![]).allows(Peer { uid: 7, ..user }, Wish::Listen(22)));
+        assert!(rules(vec![]).allows(Peer { uid: 0, ..user }, Wish::Listen(22)));
+        let by_user = rules(vec![Rule { uid: Some(1000), ..rule() }]);
         assert!(by_user.allows(user, Wish::Connect("a")));
         assert!(!by_user.allows(Peer { uid: 1001, ..user }, Wish::Connect("a")));
         assert!(!by_user.allows(user, Wish::Listen(5000)) && !by_user.allows(user, Wish::BeReached("a")));
-        let listens = policy(vec![Rule { gid: Some(100), listen: true, connect: false, ..rule() }]);
+        let listens = rules(vec![Rule { gid: Some(100), listen: true, connect: false, ..rule() }]);
         assert!(listens.allows(user, Wish::Listen(5000)) && !listens.allows(user, Wish::Listen(22)));
         assert!(!listens.allows(user, Wish::Connect("a")));
-        let groups = policy(vec![Rule { groups: Some(vec!["a".into()]), ..rule() }]);
+        let groups = rules(vec![Rule { groups: Some(vec!["a".into()]), ..rule() }]);
         assert!(groups.allows(user, Wish::Connect("a")) && !groups.allows(user, Wish::Connect("b")));
     }
 }

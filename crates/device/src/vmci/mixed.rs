@@ -1,0 +1,256 @@
+//! Connections between a VMCI guest and what is none: the host's programs, VMs with another kind of vsock.
+//!
+//! The device speaks the vSockets control protocol with its guest, and is one of the router's endpoints towards the other
+//! end. Sizes, handles and both notification protocols stay in here.
+//!
+//! ```text
+//! guest connects                                 guest is connected to
+//! REQUEST(2)    -> Router::open_later            Endpoint::requested -> REQUEST2
+//! Remote::accepted -> NEGOTIATE(2)               NEGOTIATE(2): OFFER of a pair without memory of its own
+//! OFFER: Event::Supply, joined, ATTACH           ALLOC: Event::Attach, joined; ATTACH: Event::Confirm
+//! ```
+//! The router may be called with the hypervisor's lock held; what follows waits in `after` until it is free.
+
+use std::sync::Weak;
+use std::time::Instant;
+
+use vmlane_port::{Side, StreamEnd, StreamId};
+use vmlane_vsock::{Call, ConnectError, DatagramError, Endpoint, Event, Failed, Remote, Role, SocketAddress};
+use vmlane_wire::vmci::{Handle, MAX_DATAGRAM_PAYLOAD, MAX_QUEUE_PAIR, datagram};
+use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
+
+use super::fabric::{Fabric, Inner};
+use super::handshake::State;
+use super::inbox::Account;
+use super::notices::Protocol;
+use super::stats::Refusal;
+use super::stream::{Connection, Key};
+
+/// Ring size proposed to a listening guest, in bytes: what Linux sockets have by default.
+const RING: u64 = 256 << 10;
+
+/// The other end of a joined pair that belongs to no VMCI guest.
+pub(super) struct Foreign {
+    cid: u32,
+    handle: Handle,
+    stream: StreamId,
+}
+
+/// What answers for the CID of a VMCI guest.
+pub(super) struct GuestEndpoint {
+    pub fabric: Weak<Fabric>,
+    pub cid: u32,
+}
+
+impl Endpoint for GuestEndpoint {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
+        self.fabric.upgrade().ok_or(ConnectError::Unreachable)?.ask_guest(call)
+    }
+
+    fn given_up(&self, call: Call) {
+        self.fabric.upgrade().into_iter().for_each(|fabric| fabric.end_handshake(call));
+    }
+
+    fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> Result<(), DatagramError> {
+        let fabric = self.fabric.upgrade().ok_or(DatagramError::Unreachable)?;
+        fabric.datagram_to_guest(from, (self.cid, port), payload)
+    }
+}
+
+/// What hears of the guests' ends of such connections.
+pub(super) struct GuestEnds(pub Weak<Fabric>);
+
+impl Remote for GuestEnds {
+    fn accepted(&self, call: Call) {
+        self.0.upgrade().into_iter().for_each(|fabric| fabric.negotiate(call));
+    }
+
+    /// The device has joined it itself.
+    fn joined(&self, _: Call, _: StreamId, _: Side) {}
+
+    fn failed(&self, call: Call, _: Failed) {
+        self.0.upgrade().into_iter().for_each(|fabric| fabric.end_handshake(call));
+    }
+
+    fn peer_left(&self, call: Call) {
+        self.0.upgrade().into_iter().for_each(|fabric| fabric.peer_left(call));
+    }
+}
+
+impl Fabric {
+    /// A connection to a guest is wanted: it gets a REQUEST2.
+    fn ask_guest(&self, call: Call) -> Result<(), ConnectError> {
+        let key = call.key;
+        let mut inner = self.inner.lock();
+        if inner.reach(key.client.0, key.server.0).is_err() {
+            return Err(ConnectError::Unreachable);
+        }
+        if inner.connections.contains_key(&key) {
+            return Err(ConnectError::InUse);
+        }
+        let mut connection = Connection::mixed(None, call);
+        let request = ControlPacket::new(PacketType::Request2, 0, 0).with_size(RING, PROTO_QSTATE);
+        if inner.queue_up(key, Instant::now()) {
+            connection.hold(request);
+        } else if inner.forward(key, &connection, Role::Client, request).is_err() {
+            return Err(ConnectError::Busy);
+        }
+        inner.connections.insert(key, connection);
+        Ok(())
+    }
+
+    /// The server that a guest connects to has accepted: the guest gets a NEGOTIATE.
+    fn negotiate(&self, call: Call) {
+        let mut inner = self.inner.lock();
+        let Some(connection) = inner.current(call).filter(|own| own.state() == State::Requested) else {
+            return;
+        };
+        let (kind, proto) = match connection.protocol() {
+            Protocol::Qstate => (PacketType::Negotiate2, PROTO_QSTATE),
+            Protocol::Pkt => (PacketType::Negotiate, 0),
+        };
+        let answer = ControlPacket::new(kind, 0, 0).with_size(connection.asked(), proto);
+        if inner.forward(call.key, connection, Role::Server, answer).is_err() {
+            inner.remove_connection_as(call.key, Failed::Gone);
+        } else if let Some(connection) = inner.connections.get_mut(&call.key) {
+            connection.advance(State::Negotiated);
+        }
+        drop(inner);
+        self.run_after();
+    }
+
+    /// The other end refused, or is gone, before both were joined: the guest gets an RST.
+    fn end_handshake(&self, call: Call) {
+        let mut inner = self.inner.lock();
+        let key = call.key;
+        let Some(known) = inner.current(call).map(|own| own.server_as_known(key)) else { return };
+        match call.role {
+            Role::Client => inner.send_reset(known, key.client),
+            Role::Server => inner.send_reset(key.client, key.server),
+        }
+        inner.remove_connection(key);
+        drop(inner);
+        self.run_after();
+    }
+
+    /// The other end has left the joined pair.
+    fn peer_left(&self, call: Call) {
+        let mut inner = self.inner.lock();
+        let Some(Foreign { cid, handle, stream }) = inner.foreign.remove(&call.number) else { return };
+        if inner.detach_lane(cid, handle, stream) && inner.current(call).is_some() {
+            inner.remove_connection(call.key);
+        }
+    }
+
+    /// A datagram of a sender that is no VMCI guest.
+    fn datagram_to_guest(
+        &self,
+        from: SocketAddress,
+        to: SocketAddress,
+        payload: &[u8],
+    ) -> Result<(), DatagramError> {
+        if payload.len() > MAX_DATAGRAM_PAYLOAD {
+            return Err(DatagramError::TooLarge);
+        }
+        // Resources 0 and 1 are events and stream control, and ~0 hides what lies behind it.
+        if to.1 <= 1 || to.1 == u32::MAX {
+            return Err(DatagramError::Port);
+        }
+        let inbox = self.inner.lock().reach(from.0, to.0).map_err(|_| DatagramError::Unreachable)?.clone();
+        let bytes = datagram(Handle::new(to.0, to.1), Handle::new(from.0, from.1), payload);
+        if inbox.push(Account::Ordinary, from.0, bytes.into()) { Ok(()) } else { Err(DatagramError::Full) }
+    }
+
+    /// Makes the calls that had to wait for the lock.
+    pub(super) fn run_after(&self) {
+        loop {
+            let calls = std::mem::take(&mut self.inner.lock().after);
+            if calls.is_empty() {
+                return;
+            }
+            self.router.run(calls);
+        }
+    }
+}
+
+impl Inner {
+    /// The connection that `call` is about, unless another one has its addresses by now.
+    fn current(&self, call: Call) -> Option<&Connection> {
+        self.connections.get(&call.key).filter(|own| own.call().is_some_and(|own| own.number == call.number))
+    }
+
+    /// The router hears what became of the guest's end; what follows waits for the lock.
+    pub(super) fn tell_router(&mut self, call: Call, event: Event<StreamEnd>) -> Option<StreamId> {
+        let applied = self.router.apply_as(call, event, Some(self.guest_ends.clone()));
+        self.after.extend(applied.calls);
+        applied.stream.filter(|_| applied.taken)
+    }
+
+    /// A guest's REQUEST for something that is no VMCI guest; what the guest may have open has been checked.
+    pub(super) fn request_elsewhere(
+        &mut self,
+        key: Key,
+        via_host: Option<u32>,
+        size: u64,
+    ) -> Result<Connection, Refusal> {
+        let opened = self.router.open_later(key, self.guest_ends.clone(), size);
+        let (call, calls) = opened.map_err(|_| Refusal::Destination)?;
+        self.after.extend(calls);
+        Ok(Connection::mixed(via_host, call))
+    }
+
+    /// NEGOTIATE or INVALID of a guest that something else connects to.
+    pub(super) fn answer_elsewhere(&mut self, key: Key, packet: ControlPacket) -> Result<(), Refusal> {
+        let connection = self.connections.get_mut(&key).ok_or(Refusal::Destination)?;
+        let outcome = if packet.kind() == Some(PacketType::Invalid) {
+            // The guest speaks the older protocol only: once more, in that one.
+            let first = connection.protocol() == Protocol::Qstate;
+            connection.use_protocol(Protocol::Pkt);
+            connection.advance(State::Requested);
+            first.then(|| ControlPacket::new(PacketType::Request, 0, 0).with_size(RING, 0))
+        } else {
+            if packet.kind() == Some(PacketType::Negotiate) {
+                connection.use_protocol(Protocol::Pkt);
+            }
+            self.offer_pair(key, packet.size())
+        };
+        let sent = outcome.is_some_and(|answer| {
+            self.connections
+                .get(&key)
+                .is_some_and(|connection| self.forward(key, connection, Role::Client, answer).is_ok())
+        });
+        if !sent {
+            self.send_reset(key.client, key.server);
+            self.remove_connection_as(key, Failed::Gone);
+        }
+        Ok(())
+    }
+
+    /// A pair without memory, for the guest to attach to; the OFFER of it.
+    fn offer_pair(&mut self, key: Key, size: u64) -> Option<ControlPacket> {
+        if size == 0 || size.checked_mul(2).is_none_or(|total| total > MAX_QUEUE_PAIR) {
+            return None;
+        }
+        let handle = self.register_pair(key, size)?;
+        self.connections.get_mut(&key)?.offer(handle);
+        Some(ControlPacket::new(PacketType::Offer, 0, 0).with_handle(handle))
+    }
+
+    /// The pair `handle` of the connection `call` is joined with something that is no VMCI guest.
+    pub(super) fn joined_elsewhere(&mut self, call: Call, handle: Handle, stream: StreamId) {
+        let cid = match call.role {
+            Role::Client => call.key.server.0,
+            Role::Server => call.key.client.0,
+        };
+        self.foreign.insert(call.number, Foreign { cid, handle, stream });
+    }
+
+    /// A connection is forgotten before it was joined: its other end hears `why`.
+    pub(super) fn give_up(&mut self, connection: &Connection, why: Failed) {
+        let Some(call) = connection.call().filter(|_| !connection.is_joined()) else { return };
+        self.tell_router(call, Event::Withdraw(call.role, why));
+        if let Some(handle) = connection.handle() {
+            self.forget_offered_pair(handle);
+        }
+    }
+}
