@@ -406,7 +406,7 @@ impl Engine for StreamEngine {
         Rest::Sleep(self.streams.iter().flatten().map(limit).min())
     }
 
-    /// A stream falls asleep only when both ends have delivered what they withheld ([`JoinedStream::try_sleep`]).
+    /// A stream falls asleep only when both ends have delivered what they withheld (`JoinedStream::try_sleep`).
     fn undelivered(&self) -> bool {
         !self.active.is_empty()
     }

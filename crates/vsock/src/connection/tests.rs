@@ -8,8 +8,11 @@ type Event = super::Event<u8>;
 type State = super::State<u8>;
 type Action = super::Action<u8>;
 
+/// Its name in the table, and how to make one.
+type Named<T> = (&'static str, fn() -> T);
+
 /// One of every kind.
-fn states() -> Vec<(&'static str, fn() -> State)> {
+fn states() -> Vec<Named<State>> {
     const E: fn() -> Early = Early::default;
     vec![
         ("requested", || State::Requested { client: None, early: E() }),
@@ -35,7 +38,7 @@ fn states() -> Vec<(&'static str, fn() -> State)> {
     ]
 }
 
-fn events() -> Vec<(&'static str, fn() -> Event)> {
+fn events() -> Vec<Named<Event>> {
     use Role::{Client, Server};
     vec![
         ("Accept", || Event::Accept(2)),
