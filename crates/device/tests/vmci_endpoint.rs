@@ -1,4 +1,4 @@
-//! Parties that are no VMCI guests: the fabric speaks the control protocol for them, in both versions
+//! Endpoints that are no VMCI guests: the fabric speaks the control protocol for them, in both versions
 //! and both directions, and every way to fail is heard at both ends.
 
 mod vmci_common;
@@ -29,7 +29,7 @@ enum Heard {
     Ended(End),
 }
 
-/// What a party hears of one connection, in order.
+/// What a host program is told of one connection, in order.
 struct Ear(Mutex<Sender<Heard>>);
 
 impl Waker for Ear {
@@ -49,8 +49,8 @@ impl Remote for Ear {
     }
 }
 
-/// A party's end of a connection; it polls its ring.
-struct Party {
+/// A host program's end of a connection; it polls its ring.
+struct HostEnd {
     fabric: Arc<Fabric>,
     call: Option<Call>,
     lane: Option<(StreamId, Side)>,
@@ -60,7 +60,7 @@ struct Party {
 }
 
 fn end() -> (StreamEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
-    let fd = vmlane_mem::memfd("party", layout::file(RING)).expect("a file");
+    let fd = vmlane_mem::memfd("end", layout::file(RING)).expect("a file");
     let map = SharedMap::new(fd.try_clone().expect("a descriptor"), RING).expect("a mapping");
     let (tell, heard) = channel();
     let ear = Arc::new(Ear(Mutex::new(tell)));
@@ -69,18 +69,18 @@ fn end() -> (StreamEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
     (end, ear, heard, vmlane_sock::ring::map(fd, RING).expect("a ring"))
 }
 
-impl Party {
-    fn connect(fabric: &Arc<Fabric>, from: u32, to: (u32, u32)) -> Result<Party, ConnectError> {
+impl HostEnd {
+    fn connect(fabric: &Arc<Fabric>, from: u32, to: (u32, u32)) -> Result<HostEnd, ConnectError> {
         let (end, ear, heard, (out, incoming)) = end();
         let call = fabric.router().open(Key { client: (HOST, from), server: to }, Some(end), ear)?;
-        Ok(Party { fabric: fabric.clone(), call: Some(call), lane: None, out, incoming, heard })
+        Ok(HostEnd { fabric: fabric.clone(), call: Some(call), lane: None, out, incoming, heard })
     }
 
     fn hear(&self) -> Heard {
         self.heard.recv_timeout(PATIENCE).expect("news in time")
     }
 
-    fn join(mut self) -> Party {
+    fn join(mut self) -> HostEnd {
         match self.hear() {
             Heard::Joined(lane, side) => self.lane = Some((lane, side)),
             other => panic!("{other:?}"),
@@ -133,7 +133,7 @@ impl Party {
     }
 }
 
-impl Drop for Party {
+impl Drop for HostEnd {
     fn drop(&mut self) {
         if let Some(call) = self.call {
             self.fabric.router().close(call);
@@ -173,10 +173,10 @@ fn host(world: &World) -> (Receiver<(Call, u64)>, Datagrams) {
     (asked, got)
 }
 
-fn accept(world: &World, call: Call) -> Party {
+fn accept(world: &World, call: Call) -> HostEnd {
     let (end, ear, heard, (out, incoming)) = end();
     assert!(world.fabric.router().accept(call, end, ear), "the guest still waits");
-    Party { fabric: world.fabric.clone(), call: Some(call), lane: None, out, incoming, heard }
+    HostEnd { fabric: world.fabric.clone(), call: Some(call), lane: None, out, incoming, heard }
 }
 
 fn options(protocol: Protocol) -> Options {
@@ -189,33 +189,33 @@ fn from_guest(
     asked: &Receiver<(Call, u64)>,
     guest: &Arc<Guest>,
     protocol: Protocol,
-) -> (Party, Stream) {
+) -> (HostEnd, Stream) {
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| guest.connect((HOST, 99), options(protocol)).expect("acceptance"));
         let (call, size) = asked.recv_timeout(PATIENCE).expect("a request");
         assert_eq!((call.key.server, size), ((HOST, 99), RING));
-        let party = accept(world, call).join();
-        (party, connecting.join().expect("the guest's thread"))
+        let end = accept(world, call).join();
+        (end, connecting.join().expect("the guest's thread"))
     })
 }
 
-fn to_guest(world: &World, guest: &Arc<Guest>, port: u32) -> (Party, Stream) {
+fn to_guest(world: &World, guest: &Arc<Guest>, port: u32) -> (HostEnd, Stream) {
     let listener = guest.listen(port, Placement::Scattered);
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().expect("a connection"));
-        let party = Party::connect(&world.fabric, 4000 + port, (3, port)).expect("a way").join();
-        (party, accepting.join().expect("the guest's thread"))
+        let end = HostEnd::connect(&world.fabric, 4000 + port, (3, port)).expect("a way").join();
+        (end, accepting.join().expect("the guest's thread"))
     })
 }
 
 /// 8 MiB each way at once, both ends checked, then both ends closed.
-fn both_ways(world: &World, mut party: Party, stream: Stream) {
+fn both_ways(world: &World, mut end: HostEnd, stream: Stream) {
     const BYTES: u64 = 8 << 20;
     let (down, up) = (Pattern { seed: 1 }, Pattern { seed: 2 });
     std::thread::scope(|scope| {
         scope.spawn(|| vmci_common::send_pattern(&stream, up, BYTES, 70_000));
         let reading = scope.spawn(|| vmci_common::check_pattern(&stream, down, 50_000));
-        // One thread serves the party's end: what it sends is never more than what it can.
+        // One thread serves the host's end: what it sends is never more than what it can.
         let (mut sent, mut got) = (0u64, 0u64);
         let (mut buffer, mut chunk) = (vec![0; 30_000], vec![0; 20_000]);
         let mut deadline = Instant::now() + PATIENCE;
@@ -223,27 +223,27 @@ fn both_ways(world: &World, mut party: Party, stream: Stream) {
         while got < BYTES || !finished {
             let len = chunk.len().min((BYTES - sent) as usize);
             down.fill(sent, &mut chunk[..len]);
-            let moved = party.out.write(&chunk[..len]).expect("a ring in order");
+            let moved = end.out.write(&chunk[..len]).expect("a ring in order");
             sent += moved.len as u64;
-            party.kick(moved.kick);
+            end.kick(moved.kick);
             if sent == BYTES && !finished {
-                party.finish();
+                end.finish();
                 finished = true;
             }
             let room = moved.len;
-            let moved = party.incoming.read(&mut buffer).expect("a ring in order");
+            let moved = end.incoming.read(&mut buffer).expect("a ring in order");
             if room + moved.len > 0 {
                 deadline = Instant::now() + PATIENCE;
             }
             up.check(got, &buffer[..moved.len]);
             got += moved.len as u64;
-            party.kick(moved.kick);
+            end.kick(moved.kick);
             assert!(Instant::now() < deadline, "{sent} sent, {got} received of {BYTES}");
         }
         assert_eq!(reading.join().expect("the reader"), BYTES);
     });
     stream.close();
-    drop(party);
+    drop(end);
     eventually("nothing is left", || world.fabric.connections().is_empty());
     assert_eq!(world.view(3).queue_pairs, 0);
     world.assert_clean();
@@ -258,8 +258,8 @@ fn a_guest_connects_to_the_host() {
         let (asked, _) = host(&world);
         let machine = world.machine(3);
         let guest = machine.boot(path);
-        let (party, stream) = from_guest(&world, &asked, &guest, protocol);
-        both_ways(&world, party, stream);
+        let (end, stream) = from_guest(&world, &asked, &guest, protocol);
+        both_ways(&world, end, stream);
     }
 }
 
@@ -270,9 +270,9 @@ fn the_host_connects_to_a_guest() {
         let _host = host(&world);
         let machine = world.machine(3);
         let guest = machine.boot(path);
-        let (party, stream) = to_guest(&world, &guest, 5000);
+        let (end, stream) = to_guest(&world, &guest, 5000);
         assert_eq!(stream.peer(), (HOST, 9000));
-        both_ways(&world, party, stream);
+        both_ways(&world, end, stream);
     }
 }
 
@@ -282,7 +282,7 @@ fn refusals_are_heard_on_either_side() {
     let (asked, _) = host(&world);
     let machine = world.machine(3);
     let guest = machine.boot(Path::Dma);
-    // Nobody listens in the guest.
+    // No program listens in the guest.
     let done = AtomicBool::new(false);
     let serving = std::thread::scope(|scope| {
         scope.spawn(|| {
@@ -290,8 +290,8 @@ fn refusals_are_heard_on_either_side() {
                 guest.service();
             }
         });
-        let party = Party::connect(&world.fabric, 4000, (3, 1)).expect("a way");
-        let heard = party.hear();
+        let end = HostEnd::connect(&world.fabric, 4000, (3, 1)).expect("a way");
+        let heard = end.hear();
         done.store(true, Ordering::Relaxed);
         heard
     });
@@ -305,7 +305,7 @@ fn refusals_are_heard_on_either_side() {
     // No such VM, and one whose driver is not loaded.
     let _off = world.machine(4);
     for cid in [4, 5, 2] {
-        let refused = Party::connect(&world.fabric, 4000, (cid, 1)).err();
+        let refused = HostEnd::connect(&world.fabric, 4000, (cid, 1)).err();
         assert_eq!(refused, Some(ConnectError::Unreachable), "CID {cid}");
     }
     eventually("nothing is left", || world.fabric.connections().is_empty());
@@ -318,19 +318,19 @@ fn bytes_sent_before_a_close_arrive_and_the_end_behind_them() {
     let machine = world.machine(3);
     let guest = machine.boot(Path::Dma);
     // The guest closes with bytes on the way.
-    let (mut party, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    let (mut end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
     let pattern = Pattern { seed: 3 };
     let mut bytes = vec![0; RING as usize - 1];
     pattern.fill(0, &mut bytes);
     stream.send_all(&bytes).expect("room");
     stream.close();
-    assert_eq!(party.check(pattern), RING - 1);
-    assert_eq!(party.hear(), Heard::Ended(End::Detached));
-    drop(party);
+    assert_eq!(end.check(pattern), RING - 1);
+    assert_eq!(end.hear(), Heard::Ended(End::Detached));
+    drop(end);
     // The host closes with bytes on the way.
-    let (mut party, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
-    party.send_all(&bytes);
-    drop(party);
+    let (mut end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    end.send_all(&bytes);
+    drop(end);
     assert_eq!(vmci_common::check_pattern(&stream, pattern, 1000), RING - 1);
     stream.close();
     eventually("nothing is left", || world.fabric.connections().is_empty());
@@ -343,12 +343,12 @@ fn a_guest_that_dies_ends_its_streams_and_its_handshakes() {
     let (asked, _) = host(&world);
     let machine = world.machine(3);
     let guest = machine.boot(Path::Dma);
-    let (party, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
-    let hanging = Party::connect(&world.fabric, 4001, (3, 9)).expect("a way");
+    let (end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
+    let hanging = HostEnd::connect(&world.fabric, 4001, (3, 9)).expect("a way");
     world.fabric.reset(3);
-    assert_eq!(party.hear(), Heard::Ended(End::Detached));
+    assert_eq!(end.hear(), Heard::Ended(End::Detached));
     assert_eq!(hanging.hear(), Heard::Failed(Failed::Gone));
-    drop((party, hanging, stream));
+    drop((end, hanging, stream));
     eventually("nothing is left", || world.fabric.connections().is_empty());
 }
 
@@ -358,14 +358,14 @@ fn a_handshake_that_stops_expires_and_leaves_no_pair() {
     let _host = host(&world);
     let machine = world.machine(3);
     let _driver = machine.probe(Path::Dma);
-    let party = Party::connect(&world.fabric, 4000, (3, 9)).expect("a way");
+    let end = HostEnd::connect(&world.fabric, 4000, (3, 9)).expect("a way");
     world.fabric.expire_at(Instant::now() + Duration::from_secs(31));
-    assert_eq!(party.hear(), Heard::Failed(Failed::Gone));
+    assert_eq!(end.hear(), Heard::Failed(Failed::Gone));
     assert!(world.fabric.connections().is_empty());
 }
 
 #[test]
-fn a_party_that_breaks_its_ring_loses_its_stream_only() {
+fn an_endpoint_that_breaks_its_ring_loses_its_stream_only() {
     let world = World::new();
     let (asked, _) = host(&world);
     let machine = world.machine(3);
@@ -413,5 +413,5 @@ fn datagrams_go_both_ways_without_events() {
     let datagram = guest.next_datagram().expect("a datagram");
     assert_eq!(datagram.payload, b"answer");
     assert!(world.fabric.router().send_datagram((HOST, 77), (3, 0), b"event").is_err());
-    assert!(world.fabric.router().send_datagram((HOST, 77), (9, 5), b"nobody").is_err());
+    assert!(world.fabric.router().send_datagram((HOST, 77), (9, 5), b"absent").is_err());
 }

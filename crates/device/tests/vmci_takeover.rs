@@ -292,7 +292,7 @@ fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
         assert_eq!(charged(), kept, "until the last byte");
         world.replace();
         eventually("the rest is kept", || (1..kept).contains(&charged()));
-        // The reader's successor, too.
+        // After a restart of the reader, too.
         let mut rest = vec![0; 60_000];
         let len = b.recv_all(&mut rest).expect("the rest");
         pattern.check(9_000, &rest[..len]);

@@ -480,7 +480,7 @@ fn answers(hub: &Arc<Hub>) -> bool {
     let (done, finished) = channel();
     let hub = hub.clone();
     std::thread::spawn(move || {
-        hub.add(spec(77, "nobody"));
+        hub.add(spec(77, "absent"));
         let _ = done.send(());
     });
     finished.recv_timeout(Duration::from_secs(20)).is_ok()

@@ -162,7 +162,7 @@ impl Guest {
         self.tx.post(&[out(addr, bytes.len())]);
     }
 
-    /// A packet to somebody, with this payload.
+    /// A packet with this payload.
     pub fn packet(&mut self, from: u32, to: (u32, u32), kind: u16, op: u16, payload: &[u8]) {
         let header = Header::new((self.cid, from), to, kind, op);
         let header = Header { len: (payload.len() as u32).into(), buf_alloc: (256 << 10).into(), ..header };

@@ -151,7 +151,7 @@ impl Router {
         Arc::new(Router { tables: Mutex::default(), streams, host: HostPresence::default() })
     }
 
-    /// What moves the bytes.
+    /// The workers that move the bytes.
     pub fn streams(&self) -> &Arc<dyn Streams> {
         &self.streams
     }

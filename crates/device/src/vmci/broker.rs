@@ -52,7 +52,7 @@ impl Waiting {
 }
 
 enum PairState {
-    /// The creator's pages; nobody has attached.
+    /// The creator's pages; no peer has attached.
     Created(Box<Waiting>),
     /// Offered by the device for an end that is no VMCI guest's; the guest has not attached.
     Offered,
@@ -125,7 +125,7 @@ struct Request {
     consume_size: u64,
     pages: Waiting,
     ranges: Ranges,
-    /// Addresses of the pages, for a successor.
+    /// Addresses of the pages, for the next daemon.
     list: Vec<u64>,
 }
 
@@ -264,7 +264,7 @@ impl Fabric {
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.attacher = Some(cid);
             pair.ranges[1] = ranges;
-            // A successor has to end it.
+            // The next daemon has to end it.
             inner.dirty.push(Dirty::Pair(pair.serial));
         }
         Ok(())
@@ -343,16 +343,16 @@ impl Fabric {
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
             if inner.held(cid, handle).is_none() {
-                // A guest keeps a pair whose detach fails. One that a predecessor could not hand over is
-                // gone; what it was, nobody knows any more.
+                // A guest keeps a pair whose detach fails. One that a previous daemon could not pass on is
+                // gone; what it was is no longer known.
                 let lost = inner.generation > 1;
                 return if lost { Ok(0) } else { Err(Refusal::QueuePair(VmciError::NotFound)) };
             }
             inner.apart(|inner| inner.detach(cid, handle))
         };
-        // The guest frees the pages as soon as it sees the result: wait until nobody uses them.
+        // The guest frees the pages as soon as it sees the result: wait until no worker uses them.
         self.lanes.leave(leaving.as_slice());
-        // Recorded only now: a successor that finds the end attached takes its bytes.
+        // Recorded only now: a daemon that finds the end attached takes its bytes.
         let mut inner = self.inner.lock();
         inner.dirty.extend(dirty);
         self.settle(&mut inner, caller, 0);

@@ -30,7 +30,7 @@ use super::signals::Signals;
 use super::stats::{Refusal, VmciStats};
 use super::stream::{Connection, Key};
 
-/// The old "well-known" context: its resources are mapped to whoever asked for them first.
+/// The old "well-known" context: its resources are mapped to the first guest that asked for them.
 const CID_WELL_KNOWN: u32 = 1;
 /// Connections that are not established expire after this long without progress.
 const HANDSHAKE: Duration = Duration::from_secs(30);
@@ -199,7 +199,7 @@ pub struct Caller<'a> {
     pub memory: &'a MemoryMap,
     pub pages: PageFormat,
     pub stats: &'a VmciStats,
-    /// Number of the request that the call came with: done once, whoever does it.
+    /// Number of the request that the call came with: done once, by either daemon.
     pub request: u64,
 }
 
@@ -229,9 +229,9 @@ pub(super) struct Inner {
     pub serial: u64,
     /// How many daemons came before.
     pub generation: u64,
-    /// By context: the last request of a predecessor that was done, and its result.
+    /// By context: the last request that a previous daemon completed, and its result.
     pub executed: HashMap<u32, (u64, i32)>,
-    /// Contexts whose devices begin anew: a predecessor's records of them are of no use.
+    /// Contexts whose devices are reset: a previous daemon's records of them are of no use.
     pub lost: HashSet<u32>,
 }
 
@@ -297,7 +297,7 @@ pub struct Fabric {
     pub(super) router: Arc<Router>,
     pub(super) lanes: Arc<dyn Streams>,
     me: Weak<Fabric>,
-    /// For a successor, if there may be one.
+    /// For the next daemon, if there may be one.
     pub(super) log: Option<Arc<Journal>>,
 }
 
@@ -307,7 +307,7 @@ impl Fabric {
         Fabric::recorded(lanes, None)
     }
 
-    /// One whose state is recorded for a successor.
+    /// One whose state is recorded for the next daemon.
     pub fn recorded(lanes: Arc<dyn Streams>, log: Option<Journal>) -> Arc<Fabric> {
         let router = Router::new(lanes.clone());
         Arc::new_cyclic(|me| {

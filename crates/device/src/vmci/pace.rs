@@ -16,7 +16,7 @@ use super::stream::{Connection, Key};
 
 /// Handshakes of one slow guest that are under way at once.
 const AT_ONCE: usize = 3;
-/// A handshake that has not moved for so long holds up nobody: its server has given it up by then.
+/// A handshake that has not moved for this long delays no other: its server has given it up by then.
 const PATIENCE: Duration = Duration::from_secs(1);
 
 /// REQUESTs that wait, of all guests together; beyond, they are passed on at once. A look at all of

@@ -1,9 +1,9 @@
-//! What a successor must know of the fabric: which records there are, when they are written, and how a
-//! daemon goes on with a predecessor's (`docs/survival.md`).
+//! What the next daemon must know of the hypervisor: which records there are, when they are written, and how a
+//! daemon restores a previous one's (`docs/survival.md`).
 //!
-//! Whoever changes a table notes what it changed in [`Inner::dirty`]; before the fabric's lock is given
+//! Code that changes a table notes what it changed in [`Inner::dirty`]; before the fabric's lock is given
 //! up, all of it is written as it is then, together with the number of the request that did it. So a
-//! successor finds a request either done, with its result, or not begun.
+//! next daemon finds a request either done, with its result, or not begun.
 
 use std::collections::{BTreeMap, HashMap, HashSet};
 
@@ -176,7 +176,7 @@ impl Inner {
     }
 }
 
-/// A predecessor's records, by what they are about.
+/// A previous daemon's records, by what they describe.
 #[derive(Default)]
 struct Sorted {
     generation: u64,
@@ -224,7 +224,7 @@ impl Sorted {
     }
 }
 
-/// What a predecessor left of the fabric.
+/// What a previous daemon left of the hypervisor.
 #[derive(Debug)]
 pub enum FabricPast {
     /// Its records, and the keys of those that are damaged.
@@ -285,13 +285,13 @@ impl Fabric {
         self.commit(inner);
     }
 
-    /// The result of `caller`'s request, if a predecessor has carried it out.
+    /// The result of `caller`'s request, if a previous daemon has carried it out.
     pub(super) fn executed(&self, caller: Caller<'_>) -> Option<i32> {
         let inner = self.inner.lock();
         inner.executed.get(&caller.cid).filter(|(request, _)| *request == caller.request).map(|done| done.1)
     }
 
-    /// Goes on with what a predecessor recorded. `maps`: the memory of every guest that is there. Called
+    /// Restores what a previous daemon recorded. `maps`: the memory of every guest that is there. Called
     /// once all VMs were added and have their devices, before any of them is served. A damaged record
     /// hurts the device or the stream that it was about.
     pub fn resume(&self, past: FabricPast, mut maps: HashMap<u32, MemoryMap>) {
@@ -307,7 +307,7 @@ impl Fabric {
                     tracing::error!(
                         devices = damage.contexts.len(),
                         streams = damage.pairs.len() + damage.connections.len(),
-                        "records of a predecessor are damaged: these are reset, the rest goes on"
+                        "records of a previous daemon are damaged: these are reset, the rest continues"
                     );
                 }
                 (records, damage)
@@ -343,8 +343,8 @@ impl Fabric {
             if sound && self.resume_pair(inner, record, parts, maps) {
                 continue;
             }
-            // Its other end did not outlive the predecessor: whoever is there hears of it.
-            tracing::debug!(serial, "a queue pair of a predecessor has ended");
+            // Its other end did not outlive the previous daemon: the remaining end is told.
+            tracing::debug!(serial, "a queue pair of a previous daemon has ended");
             let Some(key) = connection else { continue };
             if let Some(connection) = inner.remove_connection(key) {
                 inner.send_reset(connection.server_as_known(key), key.client);
@@ -365,7 +365,7 @@ impl Fabric {
         self.commit(inner);
     }
 
-    /// Records but those of devices that begin anew, which are removed.
+    /// Records except those of devices that are reset, which are removed.
     fn without_lost(&self, records: Records, damage: &Damage) -> Records {
         let of_lost = |(kind, a, _): RecordKey| {
             let of_one = matches!(kind, CONTEXT | DOORBELL | WELL_KNOWN | ITEM | EXECUTED);
@@ -378,7 +378,7 @@ impl Fabric {
         rest
     }
 
-    /// True, once, for a device whose records were lost: it begins anew.
+    /// True, once, for a device whose records were lost: it is reset.
     pub(super) fn take_lost(&self, cid: u32) -> bool {
         self.inner.lock().lost.remove(&cid)
     }
@@ -425,10 +425,10 @@ impl Fabric {
         for (key, record) in connections {
             let there = maps.contains_key(&key.client.0) || maps.contains_key(&key.server.0);
             let has_device = |cid| inner.contexts.get(&cid).is_some_and(|context| context.inbox.is_some());
-            let party = !has_device(key.client.0) || !has_device(key.server.0);
+            let mixed = !has_device(key.client.0) || !has_device(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
                 // What an end that is no VMCI guest's knew of it is gone, however far it had come.
-                Some(connection) if party => {
+                Some(connection) if mixed => {
                     inner.send_reset(connection.server_as_known(key), key.client);
                     inner.send_reset(key.client, key.server);
                     inner.dirty.push(Dirty::Connection(key));
@@ -451,7 +451,7 @@ impl Fabric {
 }
 
 impl Inner {
-    /// Ends what damaged records were about; whoever is at its ends hears of it.
+    /// Ends what damaged records described, and tells its ends.
     fn end_damaged(&mut self, damage: &Damage) {
         self.lost.extend(&damage.contexts);
         for &serial in &damage.pairs {

@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `desk.rs` | the one thread that serves them all: doors, requests, who listens where |
+//! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
 //! | `client.rs` | one process's connection to a door, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
 //! | `mail.rs` | what workers and sessions tell the thread |
@@ -13,8 +13,8 @@
 //! Everything a process can grow is bounded; a process that misbehaves loses its own sockets.
 
 mod client;
-mod desk;
 mod mail;
+mod server;
 mod socket;
 mod stream;
 
@@ -112,7 +112,7 @@ impl HostSockets {
         let mailbox = Arc::new(Mailbox::new()?);
         let datagrams = Datagrams::default();
         let shared = Arc::new(Mutex::new(rules));
-        let desk = desk::Desk::new(
+        let server = server::Server::new(
             router.clone(),
             mailbox.clone(),
             datagrams.clone(),
@@ -120,7 +120,7 @@ impl HostSockets {
             door,
             bounds,
         )?;
-        let thread = std::thread::Builder::new().name("host".into()).spawn(move || desk.run())?;
+        let thread = std::thread::Builder::new().name("host".into()).spawn(move || server.run())?;
         let endpoint =
             Host { router: Arc::downgrade(&router), mailbox: mailbox.clone(), datagrams, rules: shared };
         router.set_endpoint(CID_HOST, Arc::new(endpoint));

@@ -230,7 +230,7 @@ impl Pump {
                 }
                 Io::WouldBlock => self.can_write = false,
                 Io::Over => {
-                    // Nobody reads any more: so the guest need not write.
+                    // The reader is gone, so the guest need not write.
                     self.delivered = true;
                     end.shutdown(Shutdown::Receive);
                 }

@@ -38,7 +38,7 @@ impl Name {
         }
     }
 
-    /// The connection that somebody asks the guest `vm` for.
+    /// The connection that is requested of the guest `vm`.
     fn asked(vm: &Vm, call: Call) -> Name {
         let Key { client, server } = call.key;
         Name { cid: vm.cid, port: server.1, peer: vm.as_seen(client.0), peer_port: client.1 }
@@ -205,7 +205,7 @@ impl Bridge {
         }
     }
 
-    /// Is this packet, whose receiver is a virtio guest, of a connection that was forwarded all the same?
+    /// Is this packet, whose receiver is a virtio guest, of a connection that was forwarded nevertheless?
     pub fn relays(&self, header: &Header) -> bool {
         self.relayed > 0 && self.links.get(&Name::of(header)).is_some_and(|link| link.relayed)
     }
@@ -448,7 +448,7 @@ impl Bridge {
         }
     }
 
-    /// Somebody wants to connect to the guest `cid`, which is asked.
+    /// A connect to the guest `cid`: the guest gets a request.
     fn requested(&mut self, vms: &mut Vms, cid: u32, call: Call) {
         let relayed = vms.contains_key(&call.key.client.0);
         let name = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call));
@@ -497,7 +497,7 @@ impl Bridge {
         if kick {
             self.router.streams().kick(lane);
         }
-        // Replies of other connections go first, and nobody rings once they are gone.
+        // Replies of other connections go first, and there is no wake-up once they are gone.
         self.blocked |= port.holds_replies() && link.shared.waiting().1 > 0;
         let taken = link.shared.taken() as u32;
         if taken.wrapping_sub(link.told_taken) as usize >= RING / 2 {

@@ -1,4 +1,4 @@
-//! Queue pairs of a predecessor: what is recorded of them, and how they go on.
+//! Queue pairs of a previous daemon: what is recorded of them, and how they are restored.
 
 use std::collections::HashMap;
 
@@ -100,7 +100,7 @@ pub(in crate::vmci) struct PairParts {
 }
 
 impl Fabric {
-    /// Goes on with a pair of a predecessor. `maps`: the memory of the guests that are there. False: it
+    /// Restores a pair of a previous daemon. `maps`: the memory of the guests that are there. False: it
     /// cannot be gone on with.
     pub(in crate::vmci) fn resume_pair(
         &self,

@@ -15,13 +15,13 @@ use vmlane_vsock::{Call, ConnectError, Key, Peer, Wish};
 use vmlane_wire::host::{RING, Reply, layout};
 use vmlane_wire::vmci::CID_HOST;
 
-use super::{CONNECT, Desk, SPILL};
+use super::{CONNECT, SPILL, Server};
 use crate::sockets::client::{Client, Delivery, Dialect, Opening, Ring, State};
 use crate::sockets::mail::{Bell, Token};
 use crate::sockets::socket::{self, Io};
 use crate::sockets::stream::{Pump, Stream};
 
-impl Desk {
+impl Server {
     /// A ring for a new stream: the end for the lane, and the rest.
     fn ring(
         &mut self,

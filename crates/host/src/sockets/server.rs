@@ -48,7 +48,7 @@ struct Door {
 }
 
 /// See the module's text.
-pub struct Desk {
+pub struct Server {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,
     datagrams: Datagrams,
@@ -72,7 +72,7 @@ pub struct Desk {
     buffer: Vec<u8>,
 }
 
-impl Desk {
+impl Server {
     pub fn new(
         router: Arc<Router>,
         mailbox: Arc<Mailbox>,
@@ -80,10 +80,10 @@ impl Desk {
         rules: Arc<Mutex<HostRules>>,
         door: OwnedFd,
         bounds: Bounds,
-    ) -> io::Result<Desk> {
+    ) -> io::Result<Server> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, mailbox.bell(), epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
-        let mut desk = Desk {
+        let mut server = Server {
             router,
             mailbox,
             datagrams,
@@ -106,8 +106,8 @@ impl Desk {
             retry: false,
             buffer: vec![0; 128 << 10],
         };
-        desk.open(door, Dialect::Native)?;
-        Ok(desk)
+        server.open(door, Dialect::Native)?;
+        Ok(server)
     }
 
     fn token(&mut self) -> Token {
@@ -213,7 +213,7 @@ impl Desk {
         }
     }
 
-    /// Somebody knocks.
+    /// A connection waits at a listening socket.
     fn welcome(&mut self, door: Token) {
         loop {
             let Some(Door { socket, dialect }) = self.doors.get(&door) else { return };
@@ -230,7 +230,7 @@ impl Desk {
             };
             let Ok(peer) = socket::peer(&socket) else { continue };
             if self.unasked >= self.bounds.unasked {
-                continue; // closed: whoever knocks more slowly gets in
+                continue; // closed: too many connections without a request
             }
             let state = State::Asking { dialect, bytes: Vec::new() };
             let deadline = Some(Instant::now() + self.bounds.request);
@@ -426,7 +426,7 @@ impl Desk {
             }
             Op::Listen => {
                 let port =
-                    self.free_port(request.port.get(), |desk, port| desk.listeners.contains_key(&port))?;
+                    self.free_port(request.port.get(), |server, port| server.listeners.contains_key(&port))?;
                 if !self.allows(peer, Wish::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
@@ -435,7 +435,7 @@ impl Desk {
                 self.answer(token, port, None)
             }
             Op::Datagram => {
-                let taken = |desk: &Desk, port| desk.datagrams.lock().contains_key(&port);
+                let taken = |server: &Server, port| server.datagrams.lock().contains_key(&port);
                 let port = self.free_port(request.port.get(), taken)?;
                 // Resources 0 and 1 are events and stream control.
                 if port <= 1 {
@@ -482,7 +482,7 @@ impl Desk {
         self.set_deadline(token, deadline);
     }
 
-    fn free_port(&mut self, wanted: u32, taken: impl Fn(&Desk, u32) -> bool) -> Result<u32, Errno> {
+    fn free_port(&mut self, wanted: u32, taken: impl Fn(&Server, u32) -> bool) -> Result<u32, Errno> {
         if wanted != PORT_ANY {
             return if taken(self, wanted) { Err(Errno::ADDRINUSE) } else { Ok(wanted) };
         }
