@@ -8,8 +8,10 @@
 //! | `driver.rs`, `receive.rs` | `vmw_vmci`: probe, calls, both datagram paths |
 //! | `queues.rs` | a queue pair's memory from the guest's side |
 //! | `notify.rs` | both notification protocols of stream sockets |
-//! | `guest.rs`, `handshake.rs`, `socket.rs` | `vmw_vsock_vmci_transport`: dispatch, connect and accept, wake-ups |
-//! | `stream.rs` | sockets as a program uses them |
+//! | `socket.rs`, `transport.rs` | `vmw_vsock_vmci_transport`: one socket's state, and all of a guest's around its driver |
+//! | `dispatch.rs`, `handshake.rs` | packets of established connections, and of those that come to be |
+//! | `guest.rs` | interrupts and waiting |
+//! | `connect.rs`, `stream.rs` | sockets as a program uses them |
 //! | `nic` | VMXNET3: rings, probe, activation |
 //! | `virtio.rs` | virtqueues from the driver's side |
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
@@ -22,6 +24,8 @@
 //! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
 
 pub mod afterlife;
+mod connect;
+mod dispatch;
 mod driver;
 mod events;
 mod guest;
@@ -39,15 +43,16 @@ mod receive;
 mod registers;
 mod socket;
 mod stream;
+mod transport;
 pub mod vfio_user;
 pub mod vhost_user;
 pub mod virtio;
 pub mod vsock;
 
+pub use connect::{Listener, Options};
 pub use driver::{Driver, Path, ProbeError};
 pub use events::{eventfd, signals};
 pub use guest::Guest;
-pub use handshake::{Listener, Options};
 pub use lines::Lines;
 pub use machine::{Machine, vm};
 pub use one_by_one::OneByOne;

@@ -1,22 +1,21 @@
-//! What a guest keeps of a stream socket, and what packets do to it. Source: `vmci_transport.c`.
+//! What a guest keeps of a stream socket. Source: `vmci_transport.c`.
 
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use vmlane_wire::vmci::Handle;
-use vmlane_wire::vmci_stream::{ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
+use vmlane_wire::vmci_stream::{SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 
 use vmlane_device::vmci::Protocol;
 
-use super::guest::{Guest, Key};
-use super::handshake::Backlog;
 use super::notify::Notify;
 use super::queues::Queues;
 use super::ram::Placement;
 
-/// How often a notice is sent again that the device refuses.
-const RETRIES: usize = 10;
+/// Peer's (CID, port), own port.
+pub(super) type Key = ((u32, u32), u32);
 
 /// What goes wrong with a socket.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, thiserror::Error)]
@@ -34,6 +33,12 @@ pub enum SocketError {
     Device(i32),
     #[error("timed out waiting for {0}")]
     TimedOut(&'static str),
+}
+
+/// Connections that wait for `accept`.
+pub(super) struct Backlog {
+    pub established: Mutex<VecDeque<Arc<Socket>>>,
+    pub placement: Placement,
 }
 
 /// How far a socket has come.
@@ -113,49 +118,8 @@ impl Socket {
         self.wake_all();
     }
 
-    fn wake_all(&self) {
+    pub fn wake_all(&self) {
         self.reader_wakes.fetch_add(1, Ordering::SeqCst);
         self.writer_wakes.fetch_add(1, Ordering::SeqCst);
-    }
-}
-
-impl Guest {
-    /// A control packet for a socket of exactly its connection.
-    pub(super) fn socket_packet(&self, socket: &Arc<Socket>, packet: ControlPacket) {
-        let mut state = socket.state.lock();
-        if !matches!(state.phase, Phase::Established) {
-            drop(state);
-            return self.handshake_packet(socket, packet);
-        }
-        let kind = packet.kind();
-        match kind {
-            Some(PacketType::Shutdown) => state.peer_shutdown |= packet.mode(),
-            Some(PacketType::Rst) => {
-                state.resets += 1;
-                state.peer_shutdown = SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
-            }
-            _ => {}
-        }
-        let Some((queues, notify)) = &mut state.pair else { return };
-        let enough = queues.ready() >= socket.low_water.load(Ordering::SeqCst);
-        let answer = kind.and_then(|kind| notify.arrived(queues, kind));
-        self.notify(socket, answer);
-        drop(state);
-        match kind {
-            Some(PacketType::Wrote) if enough => {
-                socket.reader_wakes.fetch_add(1, Ordering::SeqCst);
-            }
-            Some(PacketType::Read) => {
-                socket.writer_wakes.fetch_add(1, Ordering::SeqCst);
-            }
-            Some(PacketType::Shutdown | PacketType::Rst) => socket.wake_all(),
-            _ => {}
-        }
-    }
-
-    pub(super) fn notify(&self, socket: &Socket, packet: Option<ControlPacket>) {
-        let Some(packet) = packet else { return };
-        let sent = (0..RETRIES).any(|_| self.send_control(socket.key, packet) > 0);
-        assert!(sent, "the device refused {:?} of a live connection", packet.kind());
     }
 }

@@ -58,11 +58,11 @@ impl Stream {
             let sent = queues.enqueue(data);
             if sent > 0 {
                 let packet = notify.after_enqueue(queues, sent);
-                self.guest.notify(&self.socket, packet);
+                self.guest.transport.notify(&self.socket, packet);
                 return Ok(sent);
             }
             let packet = notify.writer_blocks(queues);
-            self.guest.notify(&self.socket, packet);
+            self.guest.transport.notify(&self.socket, packet);
             drop(guard);
             let woken = || self.socket.writer_wakes.load(Ordering::SeqCst) != wakes;
             self.guest.wait_until("room to send (a READ)", woken)?;
@@ -107,14 +107,14 @@ impl Stream {
             let len = queues.dequeue(out);
             if len > 0 {
                 let packet = notify.after_dequeue(queues, len);
-                self.guest.notify(&self.socket, packet);
+                self.guest.transport.notify(&self.socket, packet);
                 return Ok(len);
             }
             if *peer_shutdown & SHUTDOWN_SEND != 0 || *shutdown & SHUTDOWN_RECEIVE != 0 {
                 return Ok(0);
             }
             let packet = notify.reader_blocks(queues, target);
-            self.guest.notify(&self.socket, packet);
+            self.guest.transport.notify(&self.socket, packet);
             drop(guard);
             self.sleep_for_bytes(wakes)?;
         }
@@ -134,7 +134,7 @@ impl Stream {
                 break ready;
             }
             let packet = notify.poll_unsatisfied(queues, target);
-            self.guest.notify(&self.socket, packet);
+            self.guest.transport.notify(&self.socket, packet);
             drop(guard);
             self.sleep_for_bytes(wakes)?;
         };
@@ -151,6 +151,7 @@ impl Stream {
     pub fn shutdown(&self, mode: u64) {
         self.socket.state.lock().shutdown |= mode;
         self.guest
+            .transport
             .send_control(self.socket.key, ControlPacket::new(PacketType::Shutdown, 0, 0).with_mode(mode));
     }
 
@@ -167,8 +168,8 @@ impl Stream {
 impl Drop for Stream {
     fn drop(&mut self) {
         if let Some(queues) = self.take_queues() {
-            self.guest.driver.lock().detach(queues);
+            self.guest.transport.driver.lock().detach(queues);
         }
-        self.guest.table.lock().sockets.remove(&self.socket.key);
+        self.guest.transport.table.lock().sockets.remove(&self.socket.key);
     }
 }

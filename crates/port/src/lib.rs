@@ -8,6 +8,7 @@
 //! A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls what, and in which
 //! order, is told at [`FramePort`], and `tests/frame_port.rs` is a port over plain memory that is turned by hand.
 
+mod fault;
 mod filter;
 mod frame;
 mod frame_port;
@@ -20,6 +21,7 @@ mod streams;
 mod vnet;
 pub mod wrap;
 
+pub use fault::PortFault;
 pub use filter::{Filter, VlanSet};
 pub use frame::{
     Aggregate, ChecksumStatus, HEAD, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, PartialChecksum, RxFrame,
@@ -28,6 +30,6 @@ pub use frame::{
 pub use frame_port::{BURST, FramePort, Frames, PortId, Refused, RxCapabilities, Token, WakeUp};
 pub use indexed_ring::{RingSlice, transfer};
 pub use reason::{DropReason, PortStats};
-pub use stream_port::{End, PortFault, StreamPort};
+pub use stream_port::{End, StreamPort};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

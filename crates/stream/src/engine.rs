@@ -14,7 +14,8 @@ use vmlane_worker::{Engine, Event, Heartbeat, Meter, Rest, Work};
 
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
-use crate::workers::{Settings, WorkerStats};
+use crate::settings::Settings;
+use crate::stats::WorkerStats;
 
 /// How often the safety net looks.
 const INSPECT: Duration = Duration::from_millis(100);

@@ -12,6 +12,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `workers.rs` | the workers as devices see them |
+//! | `settings.rs`, `stats.rs` | how they behave, what they count |
 //! | `requests.rs` | what other threads ask of one |
 //! | `engine.rs` | its streams: turns, sleep, the safety net; run by `vmlane_worker` |
 //! | `joined.rs` | one stream: two ends, two directions |
@@ -28,9 +29,13 @@ mod engine;
 mod inline;
 mod joined;
 mod requests;
+mod settings;
+mod stats;
 mod workers;
 
 pub use direction::{Blame, Direction, Left, Sleep};
 pub use engine::StreamEngine;
 pub use inline::Inline;
-pub use workers::{Settings, Worker, WorkerStats, Workers};
+pub use settings::Settings;
+pub use stats::WorkerStats;
+pub use workers::{Worker, Workers};

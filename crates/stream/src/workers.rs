@@ -2,71 +2,15 @@
 
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
 
 use vmlane_port::role::Role;
 use vmlane_port::{Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
-use vmlane_stats::counters;
 use vmlane_worker::{Calls, Heartbeat, Parking, RoundRobin};
 
 use crate::engine::StreamEngine;
-use crate::joined;
 use crate::requests::{Command, Requests, Signals};
-
-/// How workers behave.
-#[derive(Clone, Copy, Debug)]
-pub struct Settings {
-    /// Threads. Every stream belongs to one of them.
-    pub workers: u16,
-    /// How long a stream is polled at most after its last byte before it is armed and left alone.
-    pub spin: Duration,
-    /// Never sleep: a core of its own is spent on latency.
-    pub poll: bool,
-    /// Bytes a stream moves per turn at most, so that one cannot hold the worker.
-    pub quota: usize,
-    /// Looks of the safety net, a tenth of a second apart, before a notice counts as lost; more of them
-    /// where guests' threads may stand still for longer. Guests that are slow to send have 30 at least.
-    pub looks: u32,
-}
-
-impl Default for Settings {
-    fn default() -> Self {
-        let spin = Duration::from_micros(500);
-        Settings { workers: 1, spin, poll: false, quota: 1 << 20, looks: joined::LOOKS }
-    }
-}
-
-counters! {
-    /// What the workers did, all of them together.
-    pub struct WorkerStats {
-        /// Bytes copied from end to end.
-        bytes,
-        /// Turns that moved something.
-        turns,
-        /// Streams put to sleep.
-        sleeps,
-        /// Times a worker parked.
-        parks,
-        /// Streams joined.
-        joined,
-        /// Streams ended because an end broke the rules of its ring.
-        broken,
-        /// Streams ended because our own code panicked on them.
-        panics,
-        /// Bytes kept for a peer after their sender had left.
-        spilled_bytes,
-        /// Bytes lost because their sender left and its budget was spent.
-        lost_bytes,
-        /// Safety net: notices that had got lost. Stays 0 unless there is a bug here or in a guest.
-        lost_notices,
-        /// Safety net: bytes taken without a notice from a sender that stood still.
-        still_senders,
-        /// Turns put off because the opener of the stream had used up its share of the round.
-        deferred,
-        /// Rings topped up that their readers had made room in without announcing it yet.
-        refills,
-    }
-}
+use crate::settings::Settings;
+use crate::stats::WorkerStats;
 
 /// A worker of streams: a thread of [`Workers`], or turned by its owner.
 pub type Worker = vmlane_worker::Worker<StreamEngine>;
