@@ -4,117 +4,25 @@ mod resume;
 
 use std::sync::Arc;
 
-use vmlane_mem::{MemoryMap, Pages};
 use vmlane_port::{Side, StreamEnd, StreamId};
 use vmlane_state::Journal;
-use vmlane_vsock::{Call, Event};
+use vmlane_vsock::{Event, Key};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HOST, EVENT_RESOURCE, FIRST_FREE_RESOURCE, Handle, MAX_QUEUE_PAIR, QP_ALL_FLAGS,
     QP_ASYMMETRIC, QP_ATTACH_ONLY, QP_LOCAL, QueuePairAlloc, QueuePairEvent, VmciError, datagram, event,
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::fabric::{Caller, Fabric, Inner};
-use super::hypercall::shifted;
+use super::caller::{Caller, shifted};
 use super::inbox::{Inbox, MAX_OWN};
 use super::notices::{Address, Notices, Place, Protocol};
+use super::pair::{Pair, PairState, Ranges, Waiting};
 use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
 use super::record::{self, Dirty};
 use super::stats::{Quota, Refusal};
-use super::stream::Key;
-
-pub(super) use resume::PairParts;
+use super::tables::{Fabric, Inner};
 
 const BAD_ARGS: Refusal = Refusal::QueuePair(VmciError::InvalidArgs);
-
-/// Guest address ranges that one end's pages lie in.
-type Ranges = Vec<(u64, u64)>;
-
-/// The pages of an end that waits for its peer.
-struct Waiting {
-    produce: Pages,
-    consume: Pages,
-    page_size: usize,
-}
-
-impl Waiting {
-    /// The pages of both rings, the produce ring's `produce` pages first.
-    fn resolve(memory: &MemoryMap, shift: u32, list: &[u64], produce: usize) -> Option<Waiting> {
-        let (produce, consume) = list.split_at_checked(produce)?;
-        let resolve = |list: &[u64]| memory.pages(list.iter().copied(), shift).ok();
-        let page_size = 1usize.checked_shl(shift)?;
-        Some(Waiting { produce: resolve(produce)?, consume: resolve(consume)?, page_size })
-    }
-
-    fn ranges(&self) -> Ranges {
-        self.produce.guest_ranges().chain(self.consume.guest_ranges()).collect()
-    }
-}
-
-enum PairState {
-    /// The creator's pages; no peer has attached.
-    Created(Box<Waiting>),
-    /// Offered by the device for an end that is no VMCI guest's; the guest has not attached.
-    Offered,
-    /// Both ends are in the engine's hands; `gone` ones have detached since.
-    Joined { lane: StreamId, gone: [bool; 2] },
-}
-
-/// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
-pub(super) struct Pair {
-    /// Names it in records; never used again.
-    pub serial: u64,
-    creator: u32,
-    attacher: Option<u32>,
-    /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
-    peer: u32,
-    flags: u32,
-    produce_size: u64,
-    consume_size: u64,
-    state: PairState,
-    ranges: [Ranges; 2],
-    /// The stream connection that offered it.
-    pub connection: Option<Key>,
-    /// The guest's end, if it is joined with what is no VMCI guest.
-    call: Option<Call>,
-}
-
-impl Pair {
-    fn bytes(&self) -> u64 {
-        self.produce_size + self.consume_size
-    }
-
-    /// Which side `cid` still holds.
-    fn side(&self, cid: u32) -> Option<Side> {
-        let gone = match &self.state {
-            PairState::Created(_) | PairState::Offered => [false, true],
-            PairState::Joined { gone, .. } => *gone,
-        };
-        if self.creator == cid && !gone[0] {
-            Some(Side::A)
-        } else if self.attacher == Some(cid) && !gone[1] {
-            Some(Side::B)
-        } else {
-            None
-        }
-    }
-
-    /// May `cid` offer it on a connection to `server`, which it knows as `known_as`?
-    pub fn offered_by(&self, cid: u32, server: u32, known_as: u32) -> bool {
-        matches!(self.state, PairState::Created(_))
-            && self.creator == cid
-            && self.connection.is_none()
-            && [server, known_as, CID_ANY].contains(&self.peer)
-    }
-
-    /// The lane, once `cid` is attached as the second end.
-    pub fn attached_by(&self, cid: u32) -> Option<StreamId> {
-        match &self.state {
-            PairState::Joined { lane, gone: [_, false] } if self.attacher == Some(cid) => Some(*lane),
-            _ => None,
-        }
-    }
-}
 
 /// An ALLOC that has been checked as far as it goes without the tables.
 struct Request {

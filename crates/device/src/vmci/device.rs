@@ -15,11 +15,12 @@ use crate::irq::Interrupts;
 use crate::pci::config::{Bar, ConfigSpace, Msix};
 use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
 
+use super::caller::{Caller, PageFormat};
 use super::dma;
-use super::fabric::{Caller, Fabric, PageFormat};
 use super::hypercall;
 use super::inbox::Inbox;
 use super::ports::{Assembled, Assembler, Stream};
+use super::tables::Fabric;
 
 /// What the device offers.
 const CAPS: u32 = CAPS_DATAGRAM | CAPS_NOTIFICATIONS | CAPS_PPN64 | CAPS_DMA_DATAGRAM;

@@ -10,8 +10,8 @@ use vmlane_wire::vmci::{
 };
 use zerocopy::FromBytes;
 
-use super::fabric::Fabric;
 use super::inbox::Inbox;
+use super::tables::Fabric;
 
 /// Bytes a receive buffer may have at most; Linux offers 69632.
 const MAX_RECEIVE: usize = 1 << 20;

@@ -3,15 +3,14 @@
 //! The daemon plays the hypervisor. A sender is known by its session, never by what its packet says;
 //! no traffic of any kind crosses groups.
 
-use std::collections::{HashMap, HashSet, VecDeque};
-use std::sync::{Arc, Weak};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vmlane_mem::{MemoryMap, Pages};
-use vmlane_port::{Budget, Streams};
+use vmlane_port::Streams;
+use vmlane_port::wrap::Fault;
 use vmlane_state::Journal;
-use vmlane_vsock::{Calls, DatagramError, Failed, Forward, HOST, Remote, Router, Vm};
+use vmlane_vsock::{DatagramError, Failed, Key, Router};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
     MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
@@ -20,286 +19,21 @@ use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, HYPERVISOR_CONTROL_RESOURCE};
 use zerocopy::FromBytes;
 
 use crate::irq::Interrupts;
-use vmlane_port::wrap::Fault;
 
-use super::broker::Pair;
-use super::inbox::{Account, Inbox};
-use super::mixed::{Foreign, GuestEndpoint, GuestEnds};
+use super::account::Account;
+use super::caller::Caller;
+use super::inbox::Inbox;
+use super::mixed::{GuestEndpoint, GuestEnds};
 use super::record::{self, Dirty};
 use super::signals::Signals;
-use super::stats::{Refusal, VmciStats};
-use super::stream::{Connection, Key};
+use super::spec::{AddError, VmSpec};
+use super::stats::Refusal;
+use super::tables::{Context, Fabric, Inner};
 
 /// The old "well-known" context: its resources are mapped to the first guest that asked for them.
 const CID_WELL_KNOWN: u32 = 1;
 /// Connections that are not established expire after this long without progress.
 const HANDSHAKE: Duration = Duration::from_secs(30);
-
-/// What one VM may use at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Limits {
-    /// Queue pairs open at once.
-    pub queue_pairs: usize,
-    /// Bytes of all its queue pairs together (guest memory that the engine watches). `None`: by the VM's memory
-    /// ([`Limits::queue_pair_bytes`]).
-    pub queue_pair_bytes: Option<u64>,
-    /// Stream connections it may have opened and be tracked at once.
-    pub connections: usize,
-    /// Doorbells, and datagram maps.
-    pub doorbells: usize,
-    /// Bytes of datagrams that wait for it; beyond, senders are refused.
-    pub inbox_bytes: usize,
-    /// Bytes it may leave behind in streams that it left.
-    pub spill_bytes: usize,
-}
-
-impl Default for Limits {
-    fn default() -> Self {
-        Limits {
-            queue_pairs: 4096,
-            queue_pair_bytes: None,
-            connections: 4096,
-            doorbells: 4096,
-            inbox_bytes: 2 * 69_632,
-            spill_bytes: 16 << 20,
-        }
-    }
-}
-
-impl Limits {
-    /// The least and the most that [`Self::queue_pair_bytes`] is if nothing is configured. Above the most, the default
-    /// of `queue_pairs` is met first: 4096 pairs of 512 KiB, Linux's default buffers.
-    const QUEUE_PAIR_BYTES: [u64; 2] = [256 << 20, 2 << 30];
-
-    /// Bytes of all queue pairs of a VM with `memory` bytes of RAM: as configured, else half of its RAM. A server
-    /// with default buffers runs out of its own memory for sockets about then; what the daemon keeps for them, a
-    /// list of pages, stays in proportion to the VM.
-    pub fn queue_pair_bytes(&self, memory: u64) -> u64 {
-        let [least, most] = Limits::QUEUE_PAIR_BYTES;
-        self.queue_pair_bytes.unwrap_or((memory / 2).clamp(least, most))
-    }
-}
-
-/// A VM as configured.
-#[derive(Clone, Debug)]
-pub struct VmSpec {
-    pub name: String,
-    pub cid: u32,
-    /// Isolation group: nothing crosses groups.
-    pub group: String,
-    pub forwards: Vec<Forward>,
-    /// Talks to trusted VMs only.
-    pub restricted: bool,
-    /// May talk to restricted VMs.
-    pub trusted: bool,
-    pub limits: Limits,
-}
-
-impl VmSpec {
-    fn vm(&self) -> Vm {
-        Vm {
-            cid: self.cid,
-            group: self.group.clone(),
-            restricted: self.restricted,
-            trusted: self.trusted,
-            connections: self.limits.connections,
-            forwards: self.forwards.clone(),
-            parent: None,
-        }
-    }
-}
-
-/// Why a VM could not be added.
-#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
-pub enum AddError {
-    #[error("CID {cid} belongs to VM {name:?} already")]
-    CidTaken { cid: u32, name: String },
-    #[error("CID {cid} is reserved; VMs have 3 to {max:#x}", max = i32::MAX)]
-    CidReserved { cid: u32 },
-    #[error("a VM named {0:?} exists already")]
-    NameTaken(String),
-}
-
-/// One VM as the fabric knows it.
-pub(super) struct Context {
-    pub spec: VmSpec,
-    /// What of it decides whom it may talk to.
-    pub vm: Arc<Vm>,
-    pub stats: Arc<VmciStats>,
-    pub budget: Arc<Budget>,
-    pub inbox: Option<Arc<Inbox>>,
-    /// The driver has enabled interrupts: it can be reached.
-    pub ready: bool,
-    /// Its datagrams go through byte ports: a handshake takes long.
-    pub slow: bool,
-    /// Bytes of RAM that its VMM has mapped.
-    pub memory: u64,
-    pub bitmap: Option<Pages>,
-    /// Upper halves of the driver's buffers: for sending, for receiving. They outlive every reset.
-    pub buffers_high: [u32; 2],
-    /// Address of the bitmap's page, and its shift.
-    pub bitmap_at: Option<(u64, u32)>,
-    /// Doorbell resource to index in the bitmap.
-    pub doorbells: HashMap<u32, usize>,
-    pub pairs: usize,
-    pub pair_bytes: u64,
-    pub connections: usize,
-}
-
-impl Context {
-    fn new(spec: VmSpec) -> Context {
-        Context {
-            budget: Arc::new(Budget::new(spec.limits.spill_bytes)),
-            vm: Arc::new(spec.vm()),
-            spec,
-            stats: Arc::default(),
-            inbox: None,
-            ready: false,
-            slow: false,
-            memory: 0,
-            bitmap: None,
-            bitmap_at: None,
-            buffers_high: [0; 2],
-            doorbells: HashMap::new(),
-            pairs: 0,
-            pair_bytes: 0,
-            connections: 0,
-        }
-    }
-
-    /// It opens a connection.
-    pub fn count_connect(&mut self) {
-        self.connections += 1;
-        self.stats.connects.inc();
-    }
-
-    /// Bytes that its queue pairs may have together.
-    pub fn queue_pair_bytes(&self) -> u64 {
-        self.spec.limits.queue_pair_bytes(self.memory)
-    }
-
-    /// Its queue, if a driver is there to fetch from it.
-    pub fn reachable_inbox(&self) -> Option<&Arc<Inbox>> {
-        self.inbox.as_ref().filter(|_| self.ready)
-    }
-}
-
-/// How a guest names pages in its calls.
-#[derive(Clone, Copy, Debug)]
-pub struct PageFormat {
-    pub shift: u32,
-    /// 64-bit page numbers; else 32-bit.
-    pub ppn64: bool,
-}
-
-/// The calling guest, as far as one call goes.
-#[derive(Clone, Copy)]
-pub struct Caller<'a> {
-    pub cid: u32,
-    pub memory: &'a MemoryMap,
-    pub pages: PageFormat,
-    pub stats: &'a VmciStats,
-    /// Number of the request that the call came with: done once, by either daemon.
-    pub request: u64,
-}
-
-pub(super) struct Inner {
-    pub contexts: HashMap<u32, Context>,
-    pub pairs: HashMap<Handle, Pair>,
-    /// Pairs whose creator was reset, by the end that is left: the creator's next kernel counts its
-    /// handles from the start again.
-    pub orphans: HashMap<(u32, Handle), Pair>,
-    pub connections: HashMap<Key, Connection>,
-    /// Connections whose REQUEST waits its turn, in order; some may be gone meanwhile.
-    pub waiting: VecDeque<Key>,
-    /// Group and well-known resource id to the context that took it.
-    pub well_known: HashMap<(String, u32), u32>,
-    /// Ends of joined pairs that belong to no VMCI guest, by the number of their connection.
-    pub foreign: HashMap<u64, Foreign>,
-    /// The last resource id given to a pair that the device offers.
-    pub last_resource: u32,
-    /// Calls to make once the lock is free.
-    pub after: Calls,
-    /// Connections with what is no VMCI guest, and who may talk to whom.
-    pub router: Arc<Router>,
-    pub guest_ends: Arc<dyn Remote>,
-    /// What has changed since the last commit.
-    pub dirty: Vec<Dirty>,
-    /// The last pair's.
-    pub serial: u64,
-    /// How many daemons came before.
-    pub generation: u64,
-    /// By context: the last request that a previous daemon completed, and its result.
-    pub executed: HashMap<u32, (u64, i32)>,
-    /// Contexts whose devices are reset: a previous daemon's records of them are of no use.
-    pub lost: HashSet<u32>,
-}
-
-impl Inner {
-    fn new(router: Arc<Router>, guest_ends: Arc<dyn Remote>) -> Inner {
-        Inner {
-            contexts: HashMap::new(),
-            pairs: HashMap::new(),
-            orphans: HashMap::new(),
-            connections: HashMap::new(),
-            waiting: VecDeque::new(),
-            well_known: HashMap::new(),
-            foreign: HashMap::new(),
-            last_resource: 0,
-            after: Calls::default(),
-            router,
-            guest_ends,
-            dirty: Vec::new(),
-            serial: 0,
-            generation: 0,
-            executed: HashMap::new(),
-            lost: HashSet::new(),
-        }
-    }
-
-    /// Is there a VMCI device for `cid`?
-    pub fn is_guest(&self, cid: u32) -> bool {
-        self.contexts.get(&cid).is_some_and(|context| context.inbox.is_some())
-    }
-
-    pub fn context(&self, cid: u32) -> Result<&Context, Refusal> {
-        self.contexts.get(&cid).ok_or(Refusal::Destination)
-    }
-
-    pub fn context_mut(&mut self, cid: u32) -> Result<&mut Context, Refusal> {
-        self.contexts.get_mut(&cid).ok_or(Refusal::Destination)
-    }
-
-    /// May these two exchange anything at all?
-    pub fn may_talk(&self, a: u32, b: u32) -> bool {
-        match (a, b) {
-            // Which programs of the host may is for the host's rules to say.
-            (HOST, vm) | (vm, HOST) => self.router.has_host() && self.contexts.contains_key(&vm),
-            _ => {
-                let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
-                a.vm.may_talk(&b.vm)
-            }
-        }
-    }
-
-    /// The queue of `to` if `from` may reach it and a driver is there.
-    pub fn reach(&self, from: u32, to: u32) -> Result<&Arc<Inbox>, Refusal> {
-        if !self.may_talk(from, to) {
-            return Err(Refusal::Destination);
-        }
-        self.context(to)?.reachable_inbox().ok_or(Refusal::Destination)
-    }
-}
-
-/// The VMs of one daemon. Shared by all sessions.
-pub struct Fabric {
-    pub(super) inner: Mutex<Inner>,
-    pub(super) router: Arc<Router>,
-    pub(super) lanes: Arc<dyn Streams>,
-    me: Weak<Fabric>,
-    /// For the next daemon, if there may be one.
-    pub(super) log: Option<Arc<Journal>>,
-}
 
 impl Fabric {
     /// A fabric without VMs, whose streams are moved by `lanes`.

@@ -6,9 +6,10 @@ use vmlane_wire::vmci::{
 use zerocopy::little_endian::{U32, U64};
 use zerocopy::{FromBytes, Immutable, KnownLayout};
 
-use super::fabric::{Caller, Fabric};
+use super::caller::{Caller, shifted};
 use super::record::Dirty;
 use super::stats::{Quota, Refusal};
+use super::tables::Fabric;
 
 const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
 
@@ -147,11 +148,6 @@ impl Fabric {
 fn handle(raw: U64) -> Handle {
     let raw = raw.get();
     Handle::new(raw as u32, (raw >> 32) as u32)
-}
-
-/// A page number as an address, unless that overflows.
-pub(super) fn shifted(ppn: u64, shift: u32) -> Option<u64> {
-    ppn.checked_mul(1 << shift)
 }
 
 fn resources_query(payload: &[u8]) -> Result<i32, Refusal> {

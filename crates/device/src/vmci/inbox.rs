@@ -5,7 +5,7 @@
 //! and per sender, those that set up connections on an account of their own; notices by the number of
 //! connections (rule M8), so none is refused.
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::VecDeque;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
 
@@ -15,7 +15,8 @@ use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
 use vmlane_port::wrap::Trigger;
 
-use super::notices::{Notice, Notices};
+use super::account::{Account, Charged, Charges};
+use super::notices::{NOTICE_LEN, Notice, Notices};
 use super::record;
 use super::signals::Signals;
 use super::stats::VmciStats;
@@ -23,50 +24,6 @@ use super::stats::VmciStats;
 /// Packets of the device itself that may wait for a VM before it gets no new queue pairs. A pair adds
 /// nine at most (attached, four ends, four notices), and pairs have a quota: so there is a bound.
 pub const MAX_OWN: usize = 16_384;
-
-/// What a datagram from another VM is charged to.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Account {
-    /// Datagram sockets and the like.
-    Ordinary,
-    /// Packets that set up connections: floods of the others cannot keep them out.
-    Control,
-}
-
-/// Who sent a datagram and what it is charged to; None: the device itself.
-pub type Charged = Option<(Account, u32)>;
-
-/// Bytes that wait on one account.
-#[derive(Default)]
-struct Charges {
-    bytes: usize,
-    from: HashMap<u32, usize>,
-}
-
-impl Charges {
-    /// Charges `len` bytes to `from` if its share allows. A share is as large as what is still free, so
-    /// one sender gets half, two a third each, and the next sender finds room.
-    fn take(&mut self, from: u32, len: usize, limit: usize, first_is_free: bool) -> bool {
-        let own = self.from.get(&from).copied().unwrap_or(0);
-        let free = limit.saturating_sub(self.bytes);
-        if len > free || (own + len > free && !(own == 0 && first_is_free)) {
-            return false;
-        }
-        self.bytes += len;
-        *self.from.entry(from).or_default() += len;
-        true
-    }
-
-    fn give_back(&mut self, from: u32, len: usize) {
-        self.bytes -= len;
-        if let Some(own) = self.from.get_mut(&from) {
-            *own -= len;
-            if *own == 0 {
-                self.from.remove(&from);
-            }
-        }
-    }
-}
 
 enum Item {
     /// From another VM, charged to it.
@@ -308,7 +265,7 @@ impl Inbox {
             let Some((_, item)) = inner.items.front() else { return false };
             let len = match item {
                 Item::Datagram { bytes, .. } | Item::Own(bytes) => bytes.len(),
-                Item::Notice(..) => super::notices::NOTICE_LEN,
+                Item::Notice(..) => NOTICE_LEN,
             };
             if padded(len) > room {
                 return false;

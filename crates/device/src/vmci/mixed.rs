@@ -15,26 +15,21 @@ use std::sync::Weak;
 use std::time::Instant;
 
 use vmlane_port::{Side, StreamEnd, StreamId};
-use vmlane_vsock::{Call, ConnectError, DatagramError, Endpoint, Event, Failed, Remote, Role, SocketAddress};
+use vmlane_vsock::{
+    Call, ConnectError, DatagramError, Endpoint, Event, Failed, Key, Remote, Role, SocketAddress,
+};
 use vmlane_wire::vmci::{Handle, MAX_DATAGRAM_PAYLOAD, MAX_QUEUE_PAIR, datagram};
 use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 
-use super::fabric::{Fabric, Inner};
+use super::account::Account;
+use super::connection::Connection;
 use super::handshake::State;
-use super::inbox::Account;
 use super::notices::Protocol;
 use super::stats::Refusal;
-use super::stream::{Connection, Key};
+use super::tables::{Fabric, Foreign, Inner};
 
 /// Ring size proposed to a listening guest, in bytes: what Linux sockets have by default.
 const RING: u64 = 256 << 10;
-
-/// The other end of a joined pair that belongs to no VMCI guest.
-pub(super) struct Foreign {
-    cid: u32,
-    handle: Handle,
-    stream: StreamId,
-}
 
 /// What answers for the CID of a VMCI guest.
 pub(super) struct GuestEndpoint {

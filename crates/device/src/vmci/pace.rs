@@ -8,11 +8,11 @@
 use std::collections::HashMap;
 use std::time::{Duration, Instant};
 
-use vmlane_vsock::Role;
+use vmlane_vsock::{Key, Role};
 
-use super::fabric::Inner;
+use super::connection::Connection;
 use super::record::Dirty;
-use super::stream::{Connection, Key};
+use super::tables::Inner;
 
 /// Handshakes of one slow guest that are under way at once.
 const AT_ONCE: usize = 3;

@@ -5,249 +5,30 @@
 //! way, both ways. Packets about bytes and room are consumed: each guest's peer is the device.
 
 mod opening;
+mod packet;
 
-use std::cell::Cell;
-use std::sync::Arc;
 use std::sync::atomic::Ordering;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
-use vmlane_port::{End, Shutdown, Side, StreamId};
-use vmlane_state::{Reader, Writer};
-use vmlane_vsock::{Call, Event, Failed, Role};
-pub use vmlane_vsock::{Key, SocketAddress};
+use vmlane_port::{Shutdown, StreamId};
+use vmlane_vsock::{Event, Failed, Key, Role, SocketAddress};
 use vmlane_wire::vmci::{CID_HOST, DatagramHeader, Handle, VmciError};
 use vmlane_wire::vmci_stream::{
     CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
 };
 use zerocopy::IntoBytes;
 
-use super::fabric::{Caller, Fabric, Inner};
+use super::account::Account;
+use super::caller::Caller;
+use super::connection::{Connection, SAID_RECEIVE, SAID_RESET, SAID_SEND};
 use super::handshake::{State, Verdict, verdict};
-use super::inbox::Account;
-use super::notices::{Notices, Protocol};
+use super::notices::Protocol;
 use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
+use super::tables::{Fabric, Inner};
 
 use opening::{attach, offer, request};
-
-const SAID_RECEIVE: u8 = 1;
-const SAID_SEND: u8 = 2;
-const SAID_RESET: u8 = 4;
-
-/// One tracked connection.
-pub struct Connection {
-    state: State,
-    /// The port of {CID 2, port} that the client connected to, if it came in that way.
-    via_host: Option<u32>,
-    protocol: Protocol,
-    handle: Option<Handle>,
-    lane: Option<StreamId>,
-    /// None for an end that is no VMCI guest.
-    voices: [Option<Arc<Notices>>; 2],
-    client_left: bool,
-    /// What each end has said about its future, as bits: the engine hears of each once, however often
-    /// a guest repeats it.
-    said: [Cell<u8>; 2],
-    /// Counts against its client's quota. Not once the client's VM has been removed: another may have
-    /// the context id by now.
-    counted: bool,
-    touched: Instant,
-    /// Its REQUEST, which waits for others' handshakes (see [`super::pace`]).
-    waiting: Option<ControlPacket>,
-    /// The guest's end, if the other one belongs to no VMCI guest (see [`super::mixed`]).
-    call: Option<Call>,
-    /// The ring size that the guest asked for then.
-    asked: u64,
-}
-
-impl Connection {
-    fn new(via_host: Option<u32>) -> Connection {
-        Connection {
-            state: State::Requested,
-            via_host,
-            protocol: Protocol::Qstate,
-            handle: None,
-            lane: None,
-            voices: [None, None],
-            client_left: false,
-            said: Default::default(),
-            counted: true,
-            touched: Instant::now(),
-            waiting: None,
-            call: None,
-            asked: 0,
-        }
-    }
-
-    /// One end of which is no VMCI guest; `call` is the guest's. It counts against no quota yet.
-    pub fn mixed(via_host: Option<u32>, call: Call) -> Connection {
-        Connection { call: Some(call), counted: false, ..Connection::new(via_host) }
-    }
-
-    pub fn call(&self) -> Option<Call> {
-        self.call
-    }
-
-    pub fn handle(&self) -> Option<Handle> {
-        self.handle
-    }
-
-    /// The engine has both ends.
-    pub fn is_joined(&self) -> bool {
-        self.lane.is_some()
-    }
-
-    /// The ring size that the client asked for, in bytes.
-    pub fn asked(&self) -> u64 {
-        self.asked
-    }
-
-    pub fn use_protocol(&mut self, protocol: Protocol) {
-        self.protocol = protocol;
-    }
-
-    pub fn advance(&mut self, state: State) {
-        self.state = state;
-        self.touched = Instant::now();
-    }
-
-    /// The device offers the pair `handle` on it.
-    pub fn offer(&mut self, handle: Handle) {
-        self.handle = Some(handle);
-        self.advance(State::Offered);
-    }
-
-    /// Its ATTACH has been passed on.
-    pub fn is_attached(&self) -> bool {
-        self.state == State::Established
-    }
-
-    /// How each end's bytes end, as far as it has said.
-    pub fn pending_ends(&self) -> [Vec<End>; 2] {
-        self.said.each_ref().map(|said| {
-            let ends = [(SAID_SEND, End::Finished), (SAID_RESET, End::Reset)];
-            ends.into_iter().filter(|(bit, _)| said.get() & bit != 0).map(|(_, end)| end).collect()
-        })
-    }
-
-    /// What each end is told at once because of what its peer has said.
-    pub fn refusals(&self) -> [Option<End>; 2] {
-        let said = |end: usize| self.said[end].get() & SAID_RECEIVE != 0;
-        [said(1), said(0)].map(|refused| refused.then_some(End::Refused))
-    }
-
-    pub fn to_record(&self) -> Vec<u8> {
-        let mut out = Writer::new();
-        out.u8(self.state as u8).option(self.via_host.map(u64::from));
-        out.flag(self.protocol == Protocol::Pkt).flag(self.handle.is_some());
-        let handle = self.handle.unwrap_or(Handle::INVALID);
-        out.u32(handle.context).u32(handle.resource).flag(self.client_left);
-        out.u8(self.said[0].get()).u8(self.said[1].get()).flag(self.counted);
-        out.bytes(self.waiting.as_ref().map_or(&[], |packet| packet.as_bytes()));
-        out.0
-    }
-
-    pub fn from_record(record: &[u8]) -> Option<Connection> {
-        let mut from = Reader::new(record);
-        let states = [State::Requested, State::Negotiated, State::Offered, State::Established];
-        let state = *states.get(usize::from(from.u8()?))?;
-        let via_host = from.option()?.map(|port| port as u32);
-        let protocol = if from.flag()? { Protocol::Pkt } else { Protocol::Qstate };
-        let named = from.flag()?;
-        let handle = Handle::new(from.u32()?, from.u32()?);
-        let client_left = from.flag()?;
-        let said = [Cell::new(from.u8()?), Cell::new(from.u8()?)];
-        let counted = from.flag()?;
-        let waiting = ControlPacket::parse(from.bytes()?);
-        from.end()?;
-        let handle = named.then_some(handle);
-        Some(Connection {
-            state,
-            protocol,
-            handle,
-            client_left,
-            said,
-            counted,
-            waiting,
-            ..Connection::new(via_host)
-        })
-    }
-
-    /// Counts against its client's quota.
-    pub fn is_counted(&self) -> bool {
-        self.counted
-    }
-
-    pub fn state(&self) -> State {
-        self.state
-    }
-
-    pub fn protocol(&self) -> Protocol {
-        self.protocol
-    }
-
-    /// The server's address as the client knows it.
-    pub fn server_as_known(&self, key: Key) -> SocketAddress {
-        self.via_host.map_or(key.server, |port| (CID_HOST, port))
-    }
-
-    /// Is `handle` the queue pair that was offered on it?
-    pub fn is_about(&self, handle: Handle) -> bool {
-        self.handle == Some(handle)
-    }
-
-    /// A queue pair was offered on it.
-    pub fn has_pair(&self) -> bool {
-        self.handle.is_some()
-    }
-
-    /// The engine has joined the two ends.
-    pub fn joined(&mut self, lane: StreamId, voices: [Option<Arc<Notices>>; 2]) {
-        self.lane = Some(lane);
-        self.voices = voices;
-    }
-
-    /// True the first time that `role` says `what`.
-    fn says(&self, role: Role, what: u8) -> bool {
-        let said = &self.said[side(role) as usize];
-        said.replace(said.get() | what) & what == 0
-    }
-
-    /// One end has detached.
-    pub fn left(&mut self, side: Side) {
-        self.client_left |= side == Side::A;
-    }
-
-    /// Part of a handshake that is under way and moved a moment ago?
-    pub fn is_in_the_making(&self, now: Instant, limit: Duration) -> bool {
-        self.state != State::Established
-            && self.waiting.is_none()
-            && now.saturating_duration_since(self.touched) < limit
-    }
-
-    /// Has its REQUEST not been passed on yet?
-    pub fn is_waiting(&self) -> bool {
-        self.waiting.is_some()
-    }
-
-    pub fn hold(&mut self, request: ControlPacket) {
-        self.waiting = Some(request);
-    }
-
-    /// The REQUEST that waited; the handshake starts now.
-    pub fn release(&mut self, now: Instant) -> Option<ControlPacket> {
-        self.touched = now;
-        self.waiting.take()
-    }
-
-    pub fn is_stale(&self, now: Instant, limit: Duration) -> bool {
-        self.lane.is_none() && now.saturating_duration_since(self.touched) > limit
-    }
-}
-
-fn side(role: Role) -> Side {
-    role.side()
-}
+use packet::{Packet, count, refuse};
 
 /// A control packet with its addresses, as a datagram.
 fn control_datagram(from: SocketAddress, to: SocketAddress, packet: ControlPacket) -> Box<[u8]> {
@@ -333,15 +114,6 @@ impl Inner {
         let packet = control_datagram(source, target, packet);
         if inbox.push(Account::Control, sender, packet) { Ok(()) } else { Err(Refusal::Full) }
     }
-}
-
-/// A control packet on its way through the tables.
-struct Packet {
-    sender: SocketAddress,
-    /// Where the sender thinks it goes; RST comes back from there.
-    addressed: SocketAddress,
-    kind: PacketType,
-    body: ControlPacket,
 }
 
 impl Fabric {
@@ -506,7 +278,7 @@ impl Fabric {
 
     fn notice(&self, connection: &Connection, role: Role, kind: PacketType) {
         let Some(lane) = connection.lane else { return };
-        if let Some(voice) = &connection.voices[side(role) as usize] {
+        if let Some(voice) = &connection.voices[role.side() as usize] {
             match kind {
                 PacketType::WaitingRead => voice.guest_waits_for_bytes.store(true, Ordering::SeqCst),
                 PacketType::WaitingWrite => voice.guest_waits_for_room.store(true, Ordering::SeqCst),
@@ -519,35 +291,17 @@ impl Fabric {
     fn shut_down(&self, connection: &Connection, role: Role, mode: u64) {
         let Some(lane) = connection.lane else { return };
         if mode & SHUTDOWN_RECEIVE != 0 && connection.says(role, SAID_RECEIVE) {
-            self.lanes.shutdown(lane, side(role), Shutdown::Receive);
+            self.lanes.shutdown(lane, role.side(), Shutdown::Receive);
         }
         if mode & SHUTDOWN_SEND != 0 && connection.says(role, SAID_SEND) {
-            self.lanes.shutdown(lane, side(role), Shutdown::Send);
+            self.lanes.shutdown(lane, role.side(), Shutdown::Send);
         }
     }
 
     /// RST on a connection that the engine has.
     fn reset_lane(&self, connection: &Connection, lane: StreamId, role: Role) {
         if connection.says(role, SAID_RESET) {
-            self.lanes.reset(lane, side(role));
+            self.lanes.reset(lane, role.side());
         }
     }
-}
-
-fn count(kind: PacketType, stats: &VmciStats) {
-    match kind {
-        PacketType::Wrote => stats.wrote_sent.inc(),
-        PacketType::Read => stats.read_sent.inc(),
-        PacketType::WaitingRead | PacketType::WaitingWrite => stats.waiting_sent.inc(),
-        _ => {}
-    }
-}
-
-/// Answers a packet that nothing expects with RST, unless it is one itself. As a datagram it was sent.
-fn refuse(inner: &Inner, packet: &Packet, stats: &VmciStats) -> Result<(), Refusal> {
-    if packet.kind != PacketType::Rst {
-        stats.refused_state.inc();
-        inner.send_reset(packet.addressed, packet.sender);
-    }
-    Ok(())
 }

@@ -2,9 +2,10 @@
 
 use std::sync::Arc;
 
-use super::fabric::{Context, Fabric};
+use vmlane_vsock::SocketAddress;
+
 use super::stats::VmciStats;
-use super::stream::SocketAddress;
+use super::tables::{Context, Fabric};
 
 /// One VM.
 #[derive(Clone, Debug)]

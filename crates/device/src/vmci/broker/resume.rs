@@ -5,12 +5,14 @@ use std::collections::HashMap;
 use vmlane_mem::MemoryMap;
 use vmlane_port::{End, Resumed, Side, StreamEnd, StreamId};
 use vmlane_state::{Reader, Writer};
+use vmlane_vsock::Key;
 use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
-use super::{Pair, PairState, Waiting, voices};
-use crate::vmci::fabric::{Fabric, Inner};
+use super::voices;
+use crate::vmci::pair::{Pair, PairState, Waiting};
 use crate::vmci::queue_pair::{GuestQueues, QueuePairPort};
-use crate::vmci::stream::Key;
+use crate::vmci::record::PairParts;
+use crate::vmci::tables::{Fabric, Inner};
 
 /// Parts of a pair's record.
 const CREATED: u8 = 0;
@@ -86,17 +88,6 @@ impl Pair {
         };
         Some(PairRecord { handle, orphan, pair, joined, gone })
     }
-}
-
-/// What else the records say of a pair, by side.
-#[derive(Default)]
-pub(in crate::vmci) struct PairParts {
-    /// Bytes of a page, and the pages' addresses.
-    pub pages: [Option<(usize, Vec<u64>)>; 2],
-    /// Ends that each side was told.
-    pub told: [u8; 2],
-    /// What each side's peer has left for it, and the tail where that begins.
-    pub spill: [Option<(u64, Vec<u8>)>; 2],
 }
 
 impl Fabric {

@@ -2,15 +2,16 @@
 
 use std::time::Instant;
 
-use vmlane_vsock::{Event, Failed, Role};
+use vmlane_vsock::{Event, Failed, Key, Role};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
-use super::{Connection, Key, Packet, refuse};
-use crate::vmci::fabric::{Fabric, Inner};
+use super::packet::{Packet, refuse};
+use crate::vmci::connection::Connection;
 use crate::vmci::handshake::State;
 use crate::vmci::notices::Protocol;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::{Quota, Refusal, VmciStats};
+use crate::vmci::tables::{Fabric, Inner};
 
 /// REQUEST, REQUEST2: a new connection, or the same one again with the older protocol.
 pub(super) fn request(

@@ -1,0 +1,230 @@
+//! One stream connection as the device tracks it.
+
+use std::cell::Cell;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use vmlane_port::{End, Side, StreamId};
+use vmlane_state::{Reader, Writer};
+use vmlane_vsock::{Call, Key, Role, SocketAddress};
+use vmlane_wire::vmci::{CID_HOST, Handle};
+use vmlane_wire::vmci_stream::ControlPacket;
+use zerocopy::IntoBytes;
+
+use super::handshake::State;
+use super::notices::{Notices, Protocol};
+
+pub const SAID_RECEIVE: u8 = 1;
+pub const SAID_SEND: u8 = 2;
+pub const SAID_RESET: u8 = 4;
+
+/// One tracked connection.
+pub struct Connection {
+    pub state: State,
+    /// The port of {CID 2, port} that the client connected to, if it came in that way.
+    via_host: Option<u32>,
+    pub protocol: Protocol,
+    pub handle: Option<Handle>,
+    pub lane: Option<StreamId>,
+    /// None for an end that is no VMCI guest.
+    pub voices: [Option<Arc<Notices>>; 2],
+    pub client_left: bool,
+    /// What each end has said about its future, as bits: the engine hears of each once, however often
+    /// a guest repeats it.
+    said: [Cell<u8>; 2],
+    /// Counts against its client's quota. Not once the client's VM has been removed: another may have
+    /// the context id by now.
+    pub counted: bool,
+    pub touched: Instant,
+    /// Its REQUEST, which waits for others' handshakes (see [`super::pace`]).
+    pub waiting: Option<ControlPacket>,
+    /// The guest's end, if the other one belongs to no VMCI guest (see [`super::mixed`]).
+    pub call: Option<Call>,
+    /// The ring size that the guest asked for then.
+    pub asked: u64,
+}
+
+impl Connection {
+    pub fn new(via_host: Option<u32>) -> Connection {
+        Connection {
+            state: State::Requested,
+            via_host,
+            protocol: Protocol::Qstate,
+            handle: None,
+            lane: None,
+            voices: [None, None],
+            client_left: false,
+            said: Default::default(),
+            counted: true,
+            touched: Instant::now(),
+            waiting: None,
+            call: None,
+            asked: 0,
+        }
+    }
+
+    /// One end of which is no VMCI guest; `call` is the guest's. It counts against no quota yet.
+    pub fn mixed(via_host: Option<u32>, call: Call) -> Connection {
+        Connection { call: Some(call), counted: false, ..Connection::new(via_host) }
+    }
+
+    pub fn call(&self) -> Option<Call> {
+        self.call
+    }
+
+    pub fn handle(&self) -> Option<Handle> {
+        self.handle
+    }
+
+    /// The engine has both ends.
+    pub fn is_joined(&self) -> bool {
+        self.lane.is_some()
+    }
+
+    /// The ring size that the client asked for, in bytes.
+    pub fn asked(&self) -> u64 {
+        self.asked
+    }
+
+    pub fn use_protocol(&mut self, protocol: Protocol) {
+        self.protocol = protocol;
+    }
+
+    pub fn advance(&mut self, state: State) {
+        self.state = state;
+        self.touched = Instant::now();
+    }
+
+    /// The device offers the pair `handle` on it.
+    pub fn offer(&mut self, handle: Handle) {
+        self.handle = Some(handle);
+        self.advance(State::Offered);
+    }
+
+    /// Its ATTACH has been passed on.
+    pub fn is_attached(&self) -> bool {
+        self.state == State::Established
+    }
+
+    /// How each end's bytes end, as far as it has said.
+    pub fn pending_ends(&self) -> [Vec<End>; 2] {
+        self.said.each_ref().map(|said| {
+            let ends = [(SAID_SEND, End::Finished), (SAID_RESET, End::Reset)];
+            ends.into_iter().filter(|(bit, _)| said.get() & bit != 0).map(|(_, end)| end).collect()
+        })
+    }
+
+    /// What each end is told at once because of what its peer has said.
+    pub fn refusals(&self) -> [Option<End>; 2] {
+        let said = |end: usize| self.said[end].get() & SAID_RECEIVE != 0;
+        [said(1), said(0)].map(|refused| refused.then_some(End::Refused))
+    }
+
+    pub fn to_record(&self) -> Vec<u8> {
+        let mut out = Writer::new();
+        out.u8(self.state as u8).option(self.via_host.map(u64::from));
+        out.flag(self.protocol == Protocol::Pkt).flag(self.handle.is_some());
+        let handle = self.handle.unwrap_or(Handle::INVALID);
+        out.u32(handle.context).u32(handle.resource).flag(self.client_left);
+        out.u8(self.said[0].get()).u8(self.said[1].get()).flag(self.counted);
+        out.bytes(self.waiting.as_ref().map_or(&[], |packet| packet.as_bytes()));
+        out.0
+    }
+
+    pub fn from_record(record: &[u8]) -> Option<Connection> {
+        let mut from = Reader::new(record);
+        let states = [State::Requested, State::Negotiated, State::Offered, State::Established];
+        let state = *states.get(usize::from(from.u8()?))?;
+        let via_host = from.option()?.map(|port| port as u32);
+        let protocol = if from.flag()? { Protocol::Pkt } else { Protocol::Qstate };
+        let named = from.flag()?;
+        let handle = Handle::new(from.u32()?, from.u32()?);
+        let client_left = from.flag()?;
+        let said = [Cell::new(from.u8()?), Cell::new(from.u8()?)];
+        let counted = from.flag()?;
+        let waiting = ControlPacket::parse(from.bytes()?);
+        from.end()?;
+        let handle = named.then_some(handle);
+        Some(Connection {
+            state,
+            protocol,
+            handle,
+            client_left,
+            said,
+            counted,
+            waiting,
+            ..Connection::new(via_host)
+        })
+    }
+
+    /// Counts against its client's quota.
+    pub fn is_counted(&self) -> bool {
+        self.counted
+    }
+
+    pub fn state(&self) -> State {
+        self.state
+    }
+
+    pub fn protocol(&self) -> Protocol {
+        self.protocol
+    }
+
+    /// The server's address as the client knows it.
+    pub fn server_as_known(&self, key: Key) -> SocketAddress {
+        self.via_host.map_or(key.server, |port| (CID_HOST, port))
+    }
+
+    /// Is `handle` the queue pair that was offered on it?
+    pub fn is_about(&self, handle: Handle) -> bool {
+        self.handle == Some(handle)
+    }
+
+    /// A queue pair was offered on it.
+    pub fn has_pair(&self) -> bool {
+        self.handle.is_some()
+    }
+
+    /// The engine has joined the two ends.
+    pub fn joined(&mut self, lane: StreamId, voices: [Option<Arc<Notices>>; 2]) {
+        self.lane = Some(lane);
+        self.voices = voices;
+    }
+
+    /// True the first time that `role` says `what`.
+    pub fn says(&self, role: Role, what: u8) -> bool {
+        let said = &self.said[role.side() as usize];
+        said.replace(said.get() | what) & what == 0
+    }
+
+    /// One end has detached.
+    pub fn left(&mut self, side: Side) {
+        self.client_left |= side == Side::A;
+    }
+
+    /// Part of a handshake that is under way and moved a moment ago?
+    pub fn is_in_the_making(&self, now: Instant, limit: Duration) -> bool {
+        self.state != State::Established
+            && self.waiting.is_none()
+            && now.saturating_duration_since(self.touched) < limit
+    }
+
+    /// Has its REQUEST not been passed on yet?
+    pub fn is_waiting(&self) -> bool {
+        self.waiting.is_some()
+    }
+
+    pub fn hold(&mut self, request: ControlPacket) {
+        self.waiting = Some(request);
+    }
+
+    /// The REQUEST that waited; the handshake starts now.
+    pub fn release(&mut self, now: Instant) -> Option<ControlPacket> {
+        self.touched = now;
+        self.waiting.take()
+    }
+
+    pub fn is_stale(&self, now: Instant, limit: Duration) -> bool {
+        self.lane.is_none() && now.saturating_duration_since(self.touched) > limit
+    }
+}

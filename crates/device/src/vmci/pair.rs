@@ -1,0 +1,95 @@
+//! A queue pair, from its creation until both ends have left it.
+
+use vmlane_mem::{MemoryMap, Pages};
+use vmlane_port::{Side, StreamId};
+use vmlane_vsock::{Call, Key};
+use vmlane_wire::vmci::CID_ANY;
+
+/// Guest address ranges that one end's pages lie in.
+pub type Ranges = Vec<(u64, u64)>;
+
+/// The pages of an end that waits for its peer.
+pub struct Waiting {
+    pub produce: Pages,
+    pub consume: Pages,
+    pub page_size: usize,
+}
+
+impl Waiting {
+    /// The pages of both rings, the produce ring's `produce` pages first.
+    pub fn resolve(memory: &MemoryMap, shift: u32, list: &[u64], produce: usize) -> Option<Waiting> {
+        let (produce, consume) = list.split_at_checked(produce)?;
+        let resolve = |list: &[u64]| memory.pages(list.iter().copied(), shift).ok();
+        let page_size = 1usize.checked_shl(shift)?;
+        Some(Waiting { produce: resolve(produce)?, consume: resolve(consume)?, page_size })
+    }
+
+    pub fn ranges(&self) -> Ranges {
+        self.produce.guest_ranges().chain(self.consume.guest_ranges()).collect()
+    }
+}
+
+pub enum PairState {
+    /// The creator's pages; no peer has attached.
+    Created(Box<Waiting>),
+    /// Offered by the device for an end that is no VMCI guest's; the guest has not attached.
+    Offered,
+    /// Both ends are in the engine's hands; `gone` ones have detached since.
+    Joined { lane: StreamId, gone: [bool; 2] },
+}
+
+/// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
+pub struct Pair {
+    /// Names it in records; never used again.
+    pub serial: u64,
+    pub creator: u32,
+    pub attacher: Option<u32>,
+    /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
+    pub peer: u32,
+    pub flags: u32,
+    pub produce_size: u64,
+    pub consume_size: u64,
+    pub state: PairState,
+    pub ranges: [Ranges; 2],
+    /// The stream connection that offered it.
+    pub connection: Option<Key>,
+    /// The guest's end, if it is joined with what is no VMCI guest.
+    pub call: Option<Call>,
+}
+
+impl Pair {
+    pub fn bytes(&self) -> u64 {
+        self.produce_size + self.consume_size
+    }
+
+    /// Which side `cid` still holds.
+    pub fn side(&self, cid: u32) -> Option<Side> {
+        let gone = match &self.state {
+            PairState::Created(_) | PairState::Offered => [false, true],
+            PairState::Joined { gone, .. } => *gone,
+        };
+        if self.creator == cid && !gone[0] {
+            Some(Side::A)
+        } else if self.attacher == Some(cid) && !gone[1] {
+            Some(Side::B)
+        } else {
+            None
+        }
+    }
+
+    /// May `cid` offer it on a connection to `server`, which it knows as `known_as`?
+    pub fn offered_by(&self, cid: u32, server: u32, known_as: u32) -> bool {
+        matches!(self.state, PairState::Created(_))
+            && self.creator == cid
+            && self.connection.is_none()
+            && [server, known_as, CID_ANY].contains(&self.peer)
+    }
+
+    /// The lane, once `cid` is attached as the second end.
+    pub fn attached_by(&self, cid: u32) -> Option<StreamId> {
+        match &self.state {
+            PairState::Joined { lane, gone: [_, false] } if self.attacher == Some(cid) => Some(*lane),
+            _ => None,
+        }
+    }
+}

@@ -1,0 +1,88 @@
+//! A VM as configured, and what it may use at most.
+
+use vmlane_vsock::{Forward, Vm};
+
+/// What one VM may use at most.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Queue pairs open at once.
+    pub queue_pairs: usize,
+    /// Bytes of all its queue pairs together (guest memory that the engine watches). `None`: by the VM's memory
+    /// ([`Limits::queue_pair_bytes`]).
+    pub queue_pair_bytes: Option<u64>,
+    /// Stream connections it may have opened and be tracked at once.
+    pub connections: usize,
+    /// Doorbells, and datagram maps.
+    pub doorbells: usize,
+    /// Bytes of datagrams that wait for it; beyond, senders are refused.
+    pub inbox_bytes: usize,
+    /// Bytes it may leave behind in streams that it left.
+    pub spill_bytes: usize,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits {
+            queue_pairs: 4096,
+            queue_pair_bytes: None,
+            connections: 4096,
+            doorbells: 4096,
+            inbox_bytes: 2 * 69_632,
+            spill_bytes: 16 << 20,
+        }
+    }
+}
+
+impl Limits {
+    /// The least and the most that [`Self::queue_pair_bytes`] is if nothing is configured. Above the most, the default
+    /// of `queue_pairs` is met first: 4096 pairs of 512 KiB, Linux's default buffers.
+    const QUEUE_PAIR_BYTES: [u64; 2] = [256 << 20, 2 << 30];
+
+    /// Bytes of all queue pairs of a VM with `memory` bytes of RAM: as configured, else half of its RAM. A server
+    /// with default buffers runs out of its own memory for sockets about then; what the daemon keeps for them, a
+    /// list of pages, stays in proportion to the VM.
+    pub fn queue_pair_bytes(&self, memory: u64) -> u64 {
+        let [least, most] = Limits::QUEUE_PAIR_BYTES;
+        self.queue_pair_bytes.unwrap_or((memory / 2).clamp(least, most))
+    }
+}
+
+/// A VM as configured.
+#[derive(Clone, Debug)]
+pub struct VmSpec {
+    pub name: String,
+    pub cid: u32,
+    /// Isolation group: nothing crosses groups.
+    pub group: String,
+    pub forwards: Vec<Forward>,
+    /// Talks to trusted VMs only.
+    pub restricted: bool,
+    /// May talk to restricted VMs.
+    pub trusted: bool,
+    pub limits: Limits,
+}
+
+impl VmSpec {
+    pub(super) fn vm(&self) -> Vm {
+        Vm {
+            cid: self.cid,
+            group: self.group.clone(),
+            restricted: self.restricted,
+            trusted: self.trusted,
+            connections: self.limits.connections,
+            forwards: self.forwards.clone(),
+            parent: None,
+        }
+    }
+}
+
+/// Why a VM could not be added.
+#[derive(Clone, Debug, PartialEq, Eq, thiserror::Error)]
+pub enum AddError {
+    #[error("CID {cid} belongs to VM {name:?} already")]
+    CidTaken { cid: u32, name: String },
+    #[error("CID {cid} is reserved; VMs have 3 to {max:#x}", max = i32::MAX)]
+    CidReserved { cid: u32 },
+    #[error("a VM named {0:?} exists already")]
+    NameTaken(String),
+}
