@@ -56,6 +56,12 @@ pub enum State {
     },
 }
 
+impl State {
+    pub fn is_asking(&self) -> bool {
+        matches!(self, State::Asking { .. })
+    }
+}
+
 /// A stream that is not joined yet.
 pub struct Opening {
     pub call: Call,

@@ -3,6 +3,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
+//! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
 //! | `client.rs` | one process's connection to a door, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
 //! | `mail.rs` | what workers and sessions tell the thread |

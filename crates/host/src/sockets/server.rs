@@ -1,8 +1,9 @@
 //! The thread that serves host sockets. It alone owns the tables; nothing in it waits for a process.
 
 mod calls;
+mod clients;
 
-use std::collections::{BTreeMap, HashMap, VecDeque};
+use std::collections::{HashMap, VecDeque};
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -20,6 +21,7 @@ use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Re
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
 
+use self::clients::Clients;
 use super::client::{Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
 use super::mail::{Guest, Mail, Mailbox, Token};
 use super::socket::{self, Io};
@@ -57,13 +59,10 @@ pub struct Server {
     epoll: OwnedFd,
     doors: HashMap<Token, Door>,
     guests: HashMap<u32, Guest>,
-    clients: HashMap<Token, Client>,
+    clients: Clients,
     /// Listeners by port.
     listeners: HashMap<u32, Token>,
-    of_process: HashMap<i32, usize>,
-    unasked: usize,
     budgets: HashMap<u32, Arc<Budget>>,
-    deadlines: BTreeMap<(Instant, Token), ()>,
     ready: VecDeque<Token>,
     next_token: Token,
     next_port: u32,
@@ -92,12 +91,9 @@ impl Server {
             epoll,
             doors: HashMap::new(),
             guests: HashMap::new(),
-            clients: HashMap::new(),
+            clients: Clients::default(),
             listeners: HashMap::new(),
-            of_process: HashMap::new(),
-            unasked: 0,
             budgets: HashMap::new(),
-            deadlines: BTreeMap::new(),
             ready: VecDeque::new(),
             next_token: FIRST_TOKEN,
             // From 2^30 on as Firecracker's, but not where a previous daemon began: guests may still hold
@@ -173,14 +169,13 @@ impl Server {
         } else if self.retry {
             RETRY
         } else {
-            let (&(deadline, _), ()) = self.deadlines.first_key_value()?;
-            deadline.saturating_duration_since(Instant::now())
+            self.clients.first_deadline()?.saturating_duration_since(Instant::now())
         };
         Some(Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() })
     }
 
     fn end(mut self) {
-        let tokens: Vec<Token> = self.clients.keys().copied().collect();
+        let tokens: Vec<Token> = self.clients.tokens();
         tokens.into_iter().for_each(|token| self.close(token));
     }
 
@@ -193,7 +188,7 @@ impl Server {
                 self.fail(token, errno);
             }
             Mail::Wake(token) => {
-                if let Some(bell) = self.clients.get(&token).and_then(|client| client.bell.as_ref()) {
+                if let Some(bell) = self.clients.get(token).and_then(|client| client.bell.as_ref()) {
                     bell.ringing.store(false, Ordering::SeqCst);
                 }
                 self.turn(token);
@@ -229,7 +224,7 @@ impl Server {
                 }
             };
             let Ok(peer) = socket::peer(&socket) else { continue };
-            if self.unasked >= self.bounds.unasked {
+            if self.clients.unasked() >= self.bounds.unasked {
                 continue; // closed: too many connections without a request
             }
             let state = State::Asking { dialect, bytes: Vec::new() };
@@ -237,7 +232,6 @@ impl Server {
             if let Some(token) =
                 self.admit(Client { socket: Arc::new(socket), peer, state, deadline, bell: None })
             {
-                self.unasked += 1;
                 self.stirs(token, epoll::EventFlags::IN);
             }
         }
@@ -245,8 +239,8 @@ impl Server {
 
     /// Gives a client a place, if there is one.
     fn admit(&mut self, client: Client) -> Option<Token> {
-        let own = self.of_process.get(&client.peer.pid).copied().unwrap_or(0);
-        if self.clients.len() >= self.bounds.clients || own >= self.bounds.of_process {
+        let of_process = self.clients.of_process(client.peer.pid);
+        if self.clients.len() >= self.bounds.clients || of_process >= self.bounds.of_process {
             tracing::debug!(pid = client.peer.pid, "a host program has too many sockets");
             return None;
         }
@@ -254,29 +248,16 @@ impl Server {
         let wanted =
             epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         epoll::add(&self.epoll, &*client.socket, epoll::EventData::new_u64(token), wanted).ok()?;
-        *self.of_process.entry(client.peer.pid).or_default() += 1;
-        if let Some(deadline) = client.deadline {
-            self.deadlines.insert((deadline, token), ());
-        }
         self.clients.insert(token, client);
         Some(token)
     }
 
     /// The client goes, with all it had.
     fn close(&mut self, token: Token) {
-        let Some(client) = self.clients.remove(&token) else { return };
+        let Some(client) = self.clients.remove(token) else { return };
         let _ = epoll::delete(&self.epoll, &*client.socket);
-        if let Some(deadline) = client.deadline {
-            self.deadlines.remove(&(deadline, token));
-        }
-        if let Some(count) = self.of_process.get_mut(&client.peer.pid) {
-            *count -= 1;
-            if *count == 0 {
-                self.of_process.remove(&client.peer.pid);
-            }
-        }
         match client.state {
-            State::Asking { .. } => self.unasked -= 1,
+            State::Asking { .. } => {}
             State::Connecting(opening, ..) => self.router.close(opening.call),
             // The process has never had it.
             State::Accepting(opening, _) => self.router.withdraw(opening.call),
@@ -293,7 +274,7 @@ impl Server {
 
     /// The client hears why, and goes.
     fn fail(&mut self, token: Token, errno: Errno) {
-        if let Some(client) = self.clients.get(&token)
+        if let Some(client) = self.clients.get(token)
             && matches!(
                 client.state,
                 State::Asking { dialect: Dialect::Native, .. } | State::Connecting(_, Dialect::Native, _)
@@ -306,29 +287,14 @@ impl Server {
 
     fn expire(&mut self) {
         let now = Instant::now();
-        while let Some((&(deadline, token), ())) = self.deadlines.first_key_value() {
-            if deadline > now {
-                return;
-            }
-            self.deadlines.remove(&(deadline, token));
+        while let Some(token) = self.clients.expired(now) {
             self.fail(token, Errno::TIMEDOUT);
-        }
-    }
-
-    /// The state has changed in time, or begins to be waited for.
-    fn set_deadline(&mut self, token: Token, deadline: Option<Instant>) {
-        let Some(client) = self.clients.get_mut(&token) else { return };
-        if let Some(old) = std::mem::replace(&mut client.deadline, deadline) {
-            self.deadlines.remove(&(old, token));
-        }
-        if let Some(deadline) = deadline {
-            self.deadlines.insert((deadline, token), ());
         }
     }
 
     /// Something happened at a client's socket.
     fn stirs(&mut self, token: Token, flags: epoll::EventFlags) {
-        let Some(client) = self.clients.get_mut(&token) else { return };
+        let Some(client) = self.clients.get_mut(token) else { return };
         let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
         match &mut client.state {
             State::Asking { dialect, bytes } => {
@@ -367,7 +333,7 @@ impl Server {
     }
 
     fn turn(&mut self, token: Token) {
-        let Some(client) = self.clients.get_mut(&token) else { return };
+        let Some(client) = self.clients.get_mut(token) else { return };
         let State::Streaming(stream) = &mut client.state else { return };
         match stream.turn(&self.router, &client.socket, &mut self.buffer) {
             Turn::Waits => {}
@@ -379,7 +345,7 @@ impl Server {
 
     /// The process uses its ring no more: the socket carries the stream from here on.
     fn switch(&mut self, token: Token) {
-        let Some(client) = self.clients.get_mut(&token) else { return };
+        let Some(client) = self.clients.get_mut(token) else { return };
         let State::Streaming(stream) = &mut client.state else { return };
         if let Some(bell) = &client.bell {
             bell.silence();
@@ -409,7 +375,7 @@ impl Server {
         let Some(op) = request.op().filter(|_| request.flags.get() & !ALL_FLAGS == 0) else {
             return Err(Errno::PROTO);
         };
-        let Some(peer) = self.clients.get(&token).map(|client| client.peer) else { return Ok(()) };
+        let Some(peer) = self.clients.get(token).map(|client| client.peer) else { return Ok(()) };
         let ring = request.flags.get() & FLAG_RING != 0;
         match op {
             Op::Connect => {
@@ -452,7 +418,7 @@ impl Server {
                 self.becomes(token, State::Datagrams { port, socket: ours.clone() }, None);
                 self.answer(token, port, Some(&theirs))?;
                 if request.flags.get() & FLAG_ALONE != 0
-                    && let Some(client) = self.clients.get_mut(&token)
+                    && let Some(client) = self.clients.get_mut(token)
                 {
                     let _ = epoll::delete(&self.epoll, &*client.socket);
                     client.socket = ours;
@@ -464,7 +430,7 @@ impl Server {
 
     fn answer(&mut self, token: Token, port: u32, fd: Option<&OwnedFd>) -> Result<(), Errno> {
         let told =
-            self.clients.get(&token).is_some_and(|client| client.reply(Reply::new(0, CID_HOST, port), fd));
+            self.clients.get(token).is_some_and(|client| client.reply(Reply::new(0, CID_HOST, port), fd));
         if !told {
             self.close(token);
         }
@@ -473,13 +439,8 @@ impl Server {
 
     /// The client's request has been understood.
     fn becomes(&mut self, token: Token, state: State, deadline: Option<Instant>) {
-        if let Some(client) = self.clients.get_mut(&token) {
-            if matches!(client.state, State::Asking { .. }) {
-                self.unasked -= 1;
-            }
-            client.state = state;
-        }
-        self.set_deadline(token, deadline);
+        self.clients.set_state(token, state);
+        self.clients.set_deadline(token, deadline);
     }
 
     fn free_port(&mut self, wanted: u32, taken: impl Fn(&Server, u32) -> bool) -> Result<u32, Errno> {
@@ -507,7 +468,7 @@ impl Server {
 
     /// Datagrams of a process to guests. Like all datagrams they may get lost.
     fn datagrams_from(&mut self, token: Token, hung_up: bool) {
-        let Some(client) = self.clients.get(&token) else { return };
+        let Some(client) = self.clients.get(token) else { return };
         let State::Datagrams { port, socket } = &client.state else { return };
         let (port, socket, peer) = (*port, socket.clone(), client.peer);
         if self.buffer.len() < PEER + MAX_DATAGRAM_PAYLOAD {

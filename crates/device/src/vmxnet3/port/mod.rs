@@ -54,12 +54,33 @@ const QUEUE_TURN: u32 = 16;
 /// that look by themselves; indices that never fire stay masked for ever.
 const RESTLESS: Duration = Duration::from_millis(20);
 
+/// When the NIC's vectors fire.
+struct Interrupts {
+    tx_lines: Vec<LineId>,
+    rx_lines: Vec<LineId>,
+    /// Where the driver's interrupt control word lies in the shared area.
+    control: usize,
+    moderator: Moderator,
+    /// Until when a pending vector is worth looking at often.
+    restless: Option<Instant>,
+}
+
+impl Interrupts {
+    /// Runs the moderator. Returns true if something waits for its time.
+    fn run(&mut self, shared: &Shared, now: Instant) -> bool {
+        let control = self.control;
+        let outcome = self.moderator.run(&shared.vectors, || shared.area.load_u32(control), now);
+        if outcome.fired {
+            self.restless = Some(now + RESTLESS);
+        }
+        outcome.held
+    }
+}
+
 /// The rings of an active NIC.
 pub struct NicPort {
     tx: Vec<TxQueue>,
     rx: Vec<RxQueue>,
-    tx_lines: Vec<LineId>,
-    rx_lines: Vec<LineId>,
     /// The transmit queue whose turn it is, and how many frames it may still have.
     turn: usize,
     left: u32,
@@ -67,13 +88,10 @@ pub struct NicPort {
     rx_rules: RxRules,
     filter: Filter,
     rss: Option<Toeplitz>,
-    moderator: Moderator,
-    /// Until when a pending vector is worth looking at often.
-    restless: Option<Instant>,
+    interrupts: Interrupts,
     capabilities: RxCapabilities,
     /// What the posted buffers hold of an aggregate is not known yet.
     unsized_buffers: bool,
-    control: usize,
     /// Where positions in the rings are stored for the next daemon.
     positions: Arc<Window>,
     scratch: Scratch,
@@ -123,6 +141,9 @@ impl NicPort {
             (0u16..).zip(rx).map(|(number, setup)| RxQueue::new(setup, number, queues, rx_depth)).collect();
         let live = shared.live.lock().clone();
         let mut moderator = Moderator::new(live.moderation);
+        let tx_lines = tx.iter().map(|queue| moderator.line(queue.vector)).collect();
+        let rx_lines = rx.iter().map(|queue| moderator.line(queue.vector)).collect();
+        let control = if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL };
         let rx_rules = RxRules {
             frame: usize::from(mtu) + HEADER + 2 * TAG,
             limit: RxRules::limit(max_rx_sg),
@@ -141,20 +162,16 @@ impl NicPort {
             partial_frame: false,
         };
         let mut port = NicPort {
-            tx_lines: tx.iter().map(|queue| moderator.line(queue.vector)).collect(),
-            rx_lines: rx.iter().map(|queue| moderator.line(queue.vector)).collect(),
             turn: 0,
             left: QUEUE_TURN,
             tx_rules: TxRules::new(revision, mtu),
             rx_rules,
             filter: Filter::default(),
             rss: None,
-            moderator,
-            restless: None,
+            interrupts: Interrupts { tx_lines, rx_lines, control, moderator, restless: None },
             capabilities,
             unsized_buffers: true,
             positions,
-            control: if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL },
             scratch: Scratch {
                 into: Spans::new(memory, true),
                 buffers: Vec::with_capacity(rx_rules.limit.min(64)),
@@ -175,7 +192,7 @@ impl NicPort {
         self.filter = filter;
         self.rx_rules.features = features;
         self.rss = rss.filter(|rss| self.rx.len() > 1 && !rss.table.is_empty()).map(Toeplitz::new);
-        self.moderator.mode = moderation;
+        self.interrupts.moderator.mode = moderation;
         // An aggregate's verdict cannot be told where the driver wants no verdicts.
         let lro = features.rx_checksum;
         self.capabilities.tso4 = lro && features.lro4;
@@ -204,7 +221,7 @@ impl NicPort {
     }
 
     fn control_word(&self) -> u32 {
-        self.shared.area.load_u32(self.control)
+        self.shared.area.load_u32(self.interrupts.control)
     }
 
     #[cold]
@@ -217,16 +234,6 @@ impl NicPort {
     fn rx_stopped(&self, queue: usize, Stopped(error): Stopped) {
         self.shared.rx_errors[queue].store(error, Ordering::Release);
         self.stopped(&self.rx[queue].descriptor, error, event::RX_QUEUE);
-    }
-
-    /// Runs the moderator. Returns true if something waits for its time.
-    fn interrupts(&mut self, now: Instant) -> bool {
-        let (area, control) = (&self.shared.area, self.control);
-        let outcome = self.moderator.run(&self.shared.vectors, || area.load_u32(control), now);
-        if outcome.fired {
-            self.restless = Some(now + RESTLESS);
-        }
-        outcome.held
     }
 
     /// The next frame of the transmit queue whose turn it is.
@@ -256,7 +263,7 @@ impl NicPort {
         let counters = &self.shared.rx_stats[queue];
         match self.rx[queue].deliver(frame, hash, &self.rx_rules, &mut self.scratch, counters) {
             Ok(completions) => {
-                self.moderator.received(self.rx_lines[queue], completions);
+                self.interrupts.moderator.received(self.interrupts.rx_lines[queue], completions);
                 Ok(())
             }
             Err(reason) => {
@@ -357,21 +364,21 @@ impl FramePort for NicPort {
 
     fn flush(&mut self, now: Instant) {
         self.rx.iter_mut().for_each(RxQueue::flush);
-        for (queue, line) in self.tx.iter_mut().zip(&self.tx_lines) {
+        for (queue, line) in self.tx.iter_mut().zip(&self.interrupts.tx_lines) {
             let written = queue.flush();
-            self.moderator.sent(*line, written);
+            self.interrupts.moderator.sent(*line, written);
         }
         self.store();
         if self.unsized_buffers {
             self.size_buffers();
         }
-        self.interrupts(now);
+        self.interrupts.run(&self.shared, now);
     }
 
     fn tick(&mut self, now: Instant) -> bool {
-        let held = self.interrupts(now);
+        let held = self.interrupts.run(&self.shared, now);
         let pending = self.shared.vectors.settle(self.control_word());
-        held || pending && self.restless.is_some_and(|until| now < until)
+        held || pending && self.interrupts.restless.is_some_and(|until| now < until)
     }
 
     /// All queues have stopped: Linux, Windows and FreeBSD reset the device when they see these events.

@@ -59,7 +59,7 @@ impl Server {
         shared: bool,
         patience: Duration,
     ) -> Result<(), Errno> {
-        let Some(client) = self.clients.get(&token) else { return Ok(()) };
+        let Some(client) = self.clients.get(token) else { return Ok(()) };
         let (uid, signal) = (client.peer.uid, shared.then(|| client.socket.clone()));
         let (end, bell, ring) = self.ring(token, uid, signal).map_err(|error| {
             tracing::warn!(%error, "memory for a host socket");
@@ -74,7 +74,7 @@ impl Server {
             ConnectError::InUse => Errno::ADDRINUSE,
             ConnectError::Busy => Errno::NOBUFS,
         })?;
-        if let Some(client) = self.clients.get_mut(&token) {
+        if let Some(client) = self.clients.get_mut(token) {
             client.bell = Some(bell);
         }
         let state = State::Connecting(Opening { call, ring }, dialect, port);
@@ -85,7 +85,7 @@ impl Server {
     /// A guest wants to reach a program of the host.
     pub(super) fn requested(&mut self, call: Call) {
         let (cid, port) = (call.key.client.0, call.key.server.1);
-        let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(token)?)));
+        let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(*token)?)));
         let accepted = match listener {
             Some((token, client)) => {
                 let group = self.router.group_of(cid).unwrap_or_default();
@@ -143,19 +143,13 @@ impl Server {
 
     /// The guest has attached: the process hears of it, and bytes go.
     pub(super) fn joined(&mut self, token: Token, lane: StreamId, side: Side) {
-        let Some(client) = self.clients.get_mut(&token) else { return };
-        let state = std::mem::replace(
-            &mut client.state,
-            State::Asking { dialect: Dialect::Native, bytes: Vec::new() },
-        );
-        // The placeholder is no client without a request.
-        self.unasked += 1;
+        let placeholder = State::Asking { dialect: Dialect::Native, bytes: Vec::new() };
+        let Some(state) = self.clients.set_state(token, placeholder) else { return };
         let (opening, greeting, delivery) = match state {
             State::Connecting(opening, dialect, port) => (opening, Some((dialect, port)), None),
             State::Accepting(opening, delivery) => (opening, None, delivery),
             other => {
-                client.state = other;
-                self.unasked -= 1;
+                self.clients.set_state(token, other);
                 return;
             }
         };
@@ -163,7 +157,7 @@ impl Server {
         let stream = Stream { call: opening.call, lane, side, kind };
         self.becomes(token, State::Streaming(Box::new(stream)), None);
         let told = match (greeting, delivery) {
-            (Some((dialect, port)), _) => self.clients.get(&token).is_some_and(|client| {
+            (Some((dialect, port)), _) => self.clients.get(token).is_some_and(|client| {
                 let greeted = client.greet(dialect, port, fd.as_ref());
                 if let Some(bell) = client.bell.as_ref().filter(|_| greeted && fd.is_some()) {
                     bell.open(client.socket.clone());
@@ -178,7 +172,7 @@ impl Server {
 
     /// A listener that does not fetch its connections gets no more of them.
     fn deliver(&self, delivery: &Delivery, ring: Option<&OwnedFd>) -> bool {
-        let Some(listener) = self.clients.get(&delivery.to) else { return false };
+        let Some(listener) = self.clients.get(delivery.to) else { return false };
         let mut fds = vec![delivery.socket.as_fd()];
         fds.extend(ring.map(AsFd::as_fd));
         let bytes = zerocopy::IntoBytes::as_bytes(&delivery.reply);
