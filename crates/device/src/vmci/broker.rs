@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::caller::{Caller, shifted};
 use super::inbox::{Inbox, MAX_OWN};
-use super::notices::{Address, Notices, Place, Protocol};
+use super::notifier::{Address, Notifier, Place, Protocol};
 use super::pair::{Pair, PairState, Ranges, Waiting};
 use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
 use super::record::{self, Dirty};
@@ -101,7 +101,7 @@ impl Fabric {
         context.pairs += 1;
         context.pair_bytes += bytes;
         context.stats.queue_pairs.inc();
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         drop(inner);
         self.run_after();
         Ok(0)
@@ -121,12 +121,13 @@ impl Fabric {
                 .and_then(|context| Some((context.inbox.clone()?, context.budget.clone(), context.slow)))
         });
         let [Some(first), Some(second)] = ends else { return Err(Refusal::Destination) };
-        // Someone who never fetches what is queued about its pairs gets no more of them.
+        // A guest that never fetches what is queued about its pairs gets no more of them.
         if first.0.own() >= MAX_OWN || second.0.own() >= MAX_OWN {
             return Err(Refusal::Quota(Quota::Notices));
         }
         let place = (self.log.clone(), pair.serial);
-        let voices = voices(inner, request.handle, [creator, cid], connection, [&first.0, &second.0], place);
+        let notifiers =
+            notifiers(inner, request.handle, [creator, cid], connection, [&first.0, &second.0], place);
         let (serial, list) = (pair_serial(inner, request.handle), &request.list);
         inner.dirty.push(Dirty::Pair(serial));
         if let Some(log) = &self.log {
@@ -135,26 +136,26 @@ impl Fabric {
         let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
         // Taken out only now that nothing can fail any more.
         let placeholder =
-            PairState::Joined { lane: StreamId { worker: 0, number: u64::MAX }, gone: [false; 2] };
+            PairState::Joined { stream: StreamId { worker: 0, number: u64::MAX }, gone: [false; 2] };
         let PairState::Created(waiting) = std::mem::replace(&mut pair.state, placeholder) else {
             return Err(Refusal::QueuePair(VmciError::Unavailable));
         };
         initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
-        let [creator_voice, attacher_voice] = voices.clone();
-        let end = |pages: Waiting, notices, produce, consume, budget, slow| {
-            let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notices);
+        let [creator_notifier, attacher_notifier] = notifiers.clone();
+        let end = |pages: Waiting, notifier, produce, consume, budget, slow| {
+            let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier);
             StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow }
         };
         let (produce, consume) = (pair.produce_size, pair.consume_size);
-        let lane = self.lanes.join([
-            end(*waiting, creator_voice, produce, consume, first.1, first.2),
-            end(request.pages, attacher_voice, consume, produce, second.1, second.2),
+        let stream = self.streams.join([
+            end(*waiting, creator_notifier, produce, consume, first.1, first.2),
+            end(request.pages, attacher_notifier, consume, produce, second.1, second.2),
         ]);
-        pair.state = PairState::Joined { lane, gone: [false; 2] };
+        pair.state = PairState::Joined { stream, gone: [false; 2] };
         pair.attacher = Some(cid);
         pair.ranges[1] = request.ranges;
         if let Some(connection) = connection.and_then(|key| inner.connections.get_mut(&key)) {
-            connection.joined(lane, voices.map(Some));
+            connection.joined(stream, notifiers.map(Some));
         }
         let event = QueuePairEvent::new(event::QP_PEER_ATTACH, request.handle, cid);
         let dst = Handle::new(creator, EVENT_RESOURCE);
@@ -221,27 +222,27 @@ impl Fabric {
         let (peer, hold) = ((handle, address.peer_cid), side == Side::A);
         let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
         let place = Place { log: self.log.clone(), serial: pair.serial, side: side as u64 };
-        let voice = Notices::new(inbox, cid, Some(address), peer, connection.protocol(), hold, place);
+        let notifier = Notifier::new(inbox, cid, Some(address), peer, connection.protocol(), hold, place);
         let (mut produce, mut consume) = (pair.produce_size, pair.consume_size);
         if side == Side::B {
             std::mem::swap(&mut produce, &mut consume);
         }
         let call = connection.call().ok_or(Refusal::Destination)?;
-        let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone());
+        let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone());
         let ours = StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
-        let (event, voices) = match side {
-            Side::A => (Event::Supply(ours), [Some(voice), None]),
-            Side::B => (Event::Attach(ours), [None, Some(voice)]),
+        let (event, notifiers) = match side {
+            Side::A => (Event::Supply(ours), [Some(notifier), None]),
+            Side::B => (Event::Attach(ours), [None, Some(notifier)]),
         };
-        let lane = inner.tell_router(call, event).ok_or(Refusal::Destination)?;
+        let stream = inner.tell_router(call, event).ok_or(Refusal::Destination)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
-            pair.state = PairState::Joined { lane, gone: [false; 2] };
+            pair.state = PairState::Joined { stream, gone: [false; 2] };
             pair.call = Some(call);
         }
-        inner.joined_elsewhere(call, handle, lane);
+        inner.joined_elsewhere(call, handle, stream);
         if let Some(connection) = inner.connections.get_mut(&key) {
             connection.offer(handle);
-            connection.joined(lane, voices);
+            connection.joined(stream, notifiers);
         }
         Ok(())
     }
@@ -259,11 +260,11 @@ impl Fabric {
             inner.apart(|inner| inner.detach(cid, handle))
         };
         // The guest frees the pages as soon as it sees the result: wait until no worker uses them.
-        self.lanes.leave(leaving.as_slice());
+        self.streams.leave(leaving.as_slice());
         // Recorded only now: a daemon that finds the end attached takes its bytes.
         let mut inner = self.inner.lock();
         inner.dirty.extend(dirty);
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         drop(inner);
         self.run_after();
         Ok(0)
@@ -343,14 +344,14 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
 }
 
 /// What the device says to creator and attacher, and in whose name.
-fn voices(
+fn notifiers(
     inner: &Inner,
     handle: Handle,
     cids: [u32; 2],
     connection: Option<Key>,
     inboxes: [&Arc<Inbox>; 2],
     (log, serial): (Option<Arc<Journal>>, u64),
-) -> [Arc<Notices>; 2] {
+) -> [Arc<Notifier>; 2] {
     let connection = connection.and_then(|key| Some((key, inner.connections.get(&key)?)));
     let protocol = connection.map_or(Protocol::Qstate, |(_, connection)| connection.protocol());
     let addresses = connection.map(|(key, connection)| {
@@ -361,13 +362,13 @@ fn voices(
             Address { cid: server.0, port: server.1, peer_cid: client.0, peer_port: client.1 },
         ]
     });
-    let voice = |end: usize, hold| {
+    let notifier = |end: usize, hold| {
         let address = addresses.map(|addresses| addresses[end]);
         let peer = address.map_or(cids[1 - end], |address| address.peer_cid);
         let place = Place { log: log.clone(), serial, side: end as u64 };
-        Notices::new(inboxes[end].clone(), cids[end], address, (handle, peer), protocol, hold, place)
+        Notifier::new(inboxes[end].clone(), cids[end], address, (handle, peer), protocol, hold, place)
     };
-    [voice(0, connection.is_some()), voice(1, false)]
+    [notifier(0, connection.is_some()), notifier(1, false)]
 }
 
 impl Inner {
@@ -414,16 +415,16 @@ impl Inner {
         }
     }
 
-    /// `cid`, no VMCI guest, leaves the pair that `lane` belongs to; its name may mean a newer one by now.
+    /// `cid`, no VMCI guest, leaves the pair that `stream` belongs to; its name may mean a newer one by now.
     /// True if the guest has been reset meanwhile, so that its connection is left over.
-    pub(super) fn detach_lane(&mut self, cid: u32, handle: Handle, lane: StreamId) -> bool {
-        let is_lane =
-            |pair: &Pair| matches!(&pair.state, PairState::Joined { lane: own, .. } if *own == lane);
-        if self.pairs.get(&handle).is_some_and(is_lane) {
+    pub(super) fn detach_stream(&mut self, cid: u32, handle: Handle, stream: StreamId) -> bool {
+        let is_stream =
+            |pair: &Pair| matches!(&pair.state, PairState::Joined { stream: own, .. } if *own == stream);
+        if self.pairs.get(&handle).is_some_and(is_stream) {
             self.detach(cid, handle);
             return false;
         }
-        let orphan = self.orphans.get(&(cid, handle)).is_some_and(is_lane);
+        let orphan = self.orphans.get(&(cid, handle)).is_some_and(is_stream);
         if orphan {
             self.orphans.remove(&(cid, handle));
         }
@@ -448,7 +449,7 @@ impl Inner {
         (done, std::mem::replace(&mut self.dirty, before))
     }
 
-    /// Takes `cid` off the pair. Returns the lane end whose leaving must be awaited, if any.
+    /// Takes `cid` off the pair. Returns the stream end whose leaving must be awaited, if any.
     fn detach(&mut self, cid: u32, handle: Handle) -> Option<(StreamId, Side)> {
         let pair = self.held(cid, handle)?;
         let side = pair.side(cid)?;
@@ -458,9 +459,9 @@ impl Inner {
         let call = pair.call.filter(|call| call.role.side() == side);
         let (leaving, over) = match &mut pair.state {
             PairState::Created(_) | PairState::Offered => (None, true),
-            PairState::Joined { lane, gone } => {
+            PairState::Joined { stream, gone } => {
                 gone[side as usize] = true;
-                (Some((*lane, side)), *gone == [true; 2])
+                (Some((*stream, side)), *gone == [true; 2])
             }
         };
         self.dirty.push(Dirty::Pair(serial));

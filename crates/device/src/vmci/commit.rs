@@ -92,7 +92,7 @@ impl Fabric {
     }
 
     /// The same, and that `caller`'s request is done with `result`.
-    pub(super) fn settle(&self, inner: &mut Inner, caller: Caller<'_>, result: i32) {
+    pub(super) fn commit_result(&self, inner: &mut Inner, caller: Caller<'_>, result: i32) {
         if let Some(log) = self.log.as_ref().filter(|_| caller.request != 0) {
             let mut out = Writer::new();
             out.u64(caller.request).u32(result as u32);

@@ -12,7 +12,7 @@ use vmlane_wire::vmci_stream::ControlPacket;
 use zerocopy::IntoBytes;
 
 use super::handshake::State;
-use super::notices::{Notices, Protocol};
+use super::notifier::{Notifier, Protocol};
 
 pub const SAID_RECEIVE: u8 = 1;
 pub const SAID_SEND: u8 = 2;
@@ -25,9 +25,9 @@ pub struct Connection {
     via_host: Option<u32>,
     pub protocol: Protocol,
     pub handle: Option<Handle>,
-    pub lane: Option<StreamId>,
+    pub stream: Option<StreamId>,
     /// None for an end that is no VMCI guest.
-    pub voices: [Option<Arc<Notices>>; 2],
+    pub notifiers: [Option<Arc<Notifier>>; 2],
     pub client_left: bool,
     /// What each end has said about its future, as bits: the engine hears of each once, however often
     /// a guest repeats it.
@@ -51,8 +51,8 @@ impl Connection {
             via_host,
             protocol: Protocol::Qstate,
             handle: None,
-            lane: None,
-            voices: [None, None],
+            stream: None,
+            notifiers: [None, None],
             client_left: false,
             said: Default::default(),
             counted: true,
@@ -78,7 +78,7 @@ impl Connection {
 
     /// The engine has both ends.
     pub fn is_joined(&self) -> bool {
-        self.lane.is_some()
+        self.stream.is_some()
     }
 
     /// The ring size that the client asked for, in bytes.
@@ -186,9 +186,9 @@ impl Connection {
     }
 
     /// The engine has joined the two ends.
-    pub fn joined(&mut self, lane: StreamId, voices: [Option<Arc<Notices>>; 2]) {
-        self.lane = Some(lane);
-        self.voices = voices;
+    pub fn joined(&mut self, stream: StreamId, notifiers: [Option<Arc<Notifier>>; 2]) {
+        self.stream = Some(stream);
+        self.notifiers = notifiers;
     }
 
     /// True the first time that `role` says `what`.
@@ -225,6 +225,6 @@ impl Connection {
     }
 
     pub fn is_stale(&self, now: Instant, limit: Duration) -> bool {
-        self.lane.is_none() && now.saturating_duration_since(self.touched) > limit
+        self.stream.is_none() && now.saturating_duration_since(self.touched) > limit
     }
 }

@@ -36,18 +36,18 @@ const CID_WELL_KNOWN: u32 = 1;
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
 impl Fabric {
-    /// A fabric without VMs, whose streams are moved by `lanes`.
-    pub fn new(lanes: Arc<dyn Streams>) -> Arc<Fabric> {
-        Fabric::recorded(lanes, None)
+    /// A fabric without VMs, whose streams are moved by `streams`.
+    pub fn new(streams: Arc<dyn Streams>) -> Arc<Fabric> {
+        Fabric::recorded(streams, None)
     }
 
     /// One whose state is recorded for the next daemon.
-    pub fn recorded(lanes: Arc<dyn Streams>, log: Option<Journal>) -> Arc<Fabric> {
-        let router = Router::new(lanes.clone());
+    pub fn recorded(streams: Arc<dyn Streams>, log: Option<Journal>) -> Arc<Fabric> {
+        let router = Router::new(streams.clone());
         Arc::new_cyclic(|me| {
             let guest_ends = Arc::new(GuestEnds(me.clone()));
             let inner = Mutex::new(Inner::new(router.clone(), guest_ends));
-            Fabric { inner, router, lanes, me: me.clone(), log: log.map(Arc::new) }
+            Fabric { inner, router, streams, me: me.clone(), log: log.map(Arc::new) }
         })
     }
 
@@ -223,7 +223,7 @@ impl Fabric {
         if !inbox.push(Account::Ordinary, from, bytes.into()) {
             return Err(Refusal::Full);
         }
-        self.settle(&mut inner, caller, bytes.len() as i32);
+        self.commit_result(&mut inner, caller, bytes.len() as i32);
         Ok(())
     }
 
@@ -259,7 +259,7 @@ impl Fabric {
                 leaving
             })
         };
-        self.lanes.leave(&leaving);
+        self.streams.leave(&leaving);
         self.run_after();
         let mut inner = self.inner.lock();
         // Ends that were told while the context left may have queued something for it.
@@ -288,7 +288,7 @@ impl Fabric {
                 })
             })
         };
-        self.lanes.leave(&leaving);
+        self.streams.leave(&leaving);
         let mut inner = self.inner.lock();
         inner.dirty.extend(dirty);
         self.commit(&mut inner);

@@ -56,7 +56,7 @@ impl Fabric {
         context.bitmap = Some(pages);
         context.bitmap_at = Some((addr, caller.pages.shift));
         inner.dirty.push(Dirty::Context(caller.cid));
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         Ok(0)
     }
 
@@ -77,7 +77,7 @@ impl Fabric {
         }
         context.doorbells.insert(handle.resource, index as usize);
         inner.dirty.push(Dirty::Doorbell(cid, handle.resource));
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         Ok(0)
     }
 
@@ -91,7 +91,7 @@ impl Fabric {
             return Err(Refusal::Call(VmciError::NotFound));
         }
         inner.dirty.push(Dirty::Doorbell(cid, handle.resource));
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         Ok(0)
     }
 
@@ -126,7 +126,7 @@ impl Fabric {
         }
         inner.well_known.insert((group, resource), cid);
         inner.dirty.push(Dirty::WellKnown(cid, resource));
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         Ok(0)
     }
 
@@ -140,7 +140,7 @@ impl Fabric {
         }
         inner.well_known.remove(&key);
         inner.dirty.push(Dirty::WellKnown(cid, resource));
-        self.settle(&mut inner, caller, 0);
+        self.commit_result(&mut inner, caller, 0);
         Ok(0)
     }
 }

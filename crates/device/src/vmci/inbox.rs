@@ -16,7 +16,7 @@ use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 use vmlane_port::wrap::Trigger;
 
 use super::account::{Account, Charged, Charges};
-use super::notices::{NOTICE_LEN, Notice, Notices};
+use super::notifier::{NOTICE_LEN, Notice, Notifier};
 use super::record;
 use super::signals::Signals;
 use super::stats::VmciStats;
@@ -34,7 +34,7 @@ enum Item {
     },
     /// From the device itself: events, resets, shutdowns. Bounded by what they are about.
     Own(Box<[u8]>),
-    Notice(Arc<Notices>, Notice),
+    Notice(Arc<Notifier>, Notice),
 }
 
 #[derive(Default)]
@@ -154,8 +154,8 @@ impl Inbox {
     }
 
     /// Queues a notice; the caller has made sure that none of its kind waits.
-    pub fn push_notice(&self, notices: Arc<Notices>, notice: Notice) {
-        self.add_own(self.inner.lock(), (0, Item::Notice(notices, notice)));
+    pub fn push_notice(&self, notifier: Arc<Notifier>, notice: Notice) {
+        self.add_own(self.inner.lock(), (0, Item::Notice(notifier, notice)));
     }
 
     fn add_own(&self, mut inner: MutexGuard<'_, Inner>, item: (u64, Item)) {
@@ -281,7 +281,7 @@ impl Inbox {
                     out.extend_from_slice(&bytes);
                 }
                 Some(Item::Own(bytes)) => out.extend_from_slice(&bytes),
-                Some(Item::Notice(notices, notice)) => match notices.take(notice) {
+                Some(Item::Notice(notifier, notice)) => match notifier.take(notice) {
                     Some(packet) => out.extend_from_slice(&packet),
                     // Its connection has ended meanwhile.
                     None => continue,

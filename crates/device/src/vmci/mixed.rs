@@ -24,7 +24,7 @@ use vmlane_wire::vmci_stream::{ControlPacket, PROTO_QSTATE, PacketType};
 use super::account::Account;
 use super::connection::Connection;
 use super::handshake::State;
-use super::notices::Protocol;
+use super::notifier::Protocol;
 use super::stats::Refusal;
 use super::tables::{Fabric, Foreign, Inner};
 
@@ -132,7 +132,7 @@ impl Fabric {
     fn peer_left(&self, call: Call) {
         let mut inner = self.inner.lock();
         let Some(Foreign { cid, handle, stream }) = inner.foreign.remove(&call.number) else { return };
-        if inner.detach_lane(cid, handle, stream) && inner.current(call).is_some() {
+        if inner.detach_stream(cid, handle, stream) && inner.current(call).is_some() {
             inner.remove_connection(call.key);
         }
     }

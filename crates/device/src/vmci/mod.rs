@@ -13,7 +13,7 @@
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
 //! | `queue_pair.rs` | one guest's end of a queue pair as a stream port |
 //! | `shared.rs` | the same over memory that a process of the host shares |
-//! | `inbox.rs`, `account.rs`, `notices.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
+//! | `inbox.rs`, `account.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
 //! | `record.rs`, `commit.rs`, `restore.rs` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
 //!
@@ -32,7 +32,7 @@ mod handshake;
 mod hypercall;
 mod inbox;
 mod mixed;
-mod notices;
+mod notifier;
 mod pace;
 mod pair;
 mod ports;
@@ -49,7 +49,7 @@ mod views;
 
 pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
-pub use notices::{Notice, Protocol};
+pub use notifier::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort};
 pub use restore::FabricPast;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};

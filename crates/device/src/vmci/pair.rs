@@ -35,7 +35,7 @@ pub enum PairState {
     /// Offered by the device for an end that is no VMCI guest's; the guest has not attached.
     Offered,
     /// Both ends are in the engine's hands; `gone` ones have detached since.
-    Joined { lane: StreamId, gone: [bool; 2] },
+    Joined { stream: StreamId, gone: [bool; 2] },
 }
 
 /// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
@@ -85,10 +85,10 @@ impl Pair {
             && [server, known_as, CID_ANY].contains(&self.peer)
     }
 
-    /// The lane, once `cid` is attached as the second end.
+    /// The stream, once `cid` is attached as the second end.
     pub fn attached_by(&self, cid: u32) -> Option<StreamId> {
         match &self.state {
-            PairState::Joined { lane, gone: [_, false] } if self.attacher == Some(cid) => Some(*lane),
+            PairState::Joined { stream, gone: [_, false] } if self.attacher == Some(cid) => Some(*stream),
             _ => None,
         }
     }

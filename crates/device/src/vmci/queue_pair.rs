@@ -20,9 +20,9 @@ use vmlane_port::{End, PortFault, RingSlice, StreamPort};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
 
-use super::notices::{Notice, Notices, Protocol};
+use super::notifier::{Notice, Notifier, Protocol};
 
-/// The memory of one guest's queue pair and the voice towards this guest: what the rules need. The
+/// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
 /// model in `tests/interleavings.rs` is the other implementation.
 pub trait QueueMemory: Send {
     /// Tail of the produce ring: the guest's.
@@ -58,12 +58,12 @@ pub trait QueueMemory: Send {
     /// The device is about to wait until `index` is passed (older protocol).
     fn wait_for(&self, _notice: Notice, _index: u64) {}
 
-    /// True while a notice may not be sent yet, so that the lane has to stay awake for it.
+    /// True while a notice may not be sent yet, so that the stream has to stay awake for it.
     fn held_back(&self) -> bool {
         false
     }
 
-    /// False if the guest announces nothing: the lane has to look by itself.
+    /// False if the guest announces nothing: the stream has to look by itself.
     fn announces(&self) -> bool {
         true
     }
@@ -311,8 +311,8 @@ pub struct GuestQueues {
     consume: Pages,
     page_size: usize,
     indices: Indices,
-    notices: Arc<Notices>,
-    /// That of `notices`: asked for at every look.
+    notifier: Arc<Notifier>,
+    /// That of `notifier`: asked for at every look.
     protocol: Protocol,
     /// Bytes taken and given that the VM's counters do not have yet.
     counts: (Cell<u64>, Cell<u64>),
@@ -330,16 +330,16 @@ struct Indices {
 
 impl GuestQueues {
     /// `page_size`: bytes of a header page, behind which the data begin.
-    pub fn new(produce: Pages, consume: Pages, page_size: usize, notices: Arc<Notices>) -> GuestQueues {
+    pub fn new(produce: Pages, consume: Pages, page_size: usize, notifier: Arc<Notifier>) -> GuestQueues {
         let indices = Indices {
             guest_tail: produce.word(queue_header::PRODUCER_TAIL),
             guest_head: produce.word(queue_header::CONSUMER_HEAD),
             our_tail: consume.word(queue_header::PRODUCER_TAIL),
             our_head: consume.word(queue_header::CONSUMER_HEAD),
         };
-        let protocol = notices.protocol();
+        let protocol = notifier.protocol();
         let counts = Default::default();
-        GuestQueues { produce, consume, page_size, indices, notices, protocol, counts }
+        GuestQueues { produce, consume, page_size, indices, notifier, protocol, counts }
     }
 
     /// The head of the produce ring and the tail of the consume ring, as the guest was shown them last.
@@ -348,7 +348,7 @@ impl GuestQueues {
     }
 
     fn flush(&self) {
-        let stats = &self.notices.inbox().stats;
+        let stats = &self.notifier.inbox().stats;
         stats.stream_bytes_sent.add(self.counts.0.take());
         stats.stream_bytes_received.add(self.counts.1.take());
     }
@@ -390,7 +390,7 @@ impl QueueMemory for GuestQueues {
     }
 
     fn owe(&self, notice: Notice) {
-        self.notices.owe(notice);
+        self.notifier.owe(notice);
     }
 
     fn protocol(&self) -> Protocol {
@@ -399,19 +399,19 @@ impl QueueMemory for GuestQueues {
 
     fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
         if self.protocol == Protocol::Pkt {
-            let notices = &self.notices;
-            if writing.used() > 0 && notices.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
-                notices.owe(Notice::Wrote);
+            let notifier = &self.notifier;
+            if writing.used() > 0 && notifier.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
+                notifier.owe(Notice::Wrote);
             }
-            if reading.room() > 0 && notices.guest_waits_for_room.swap(false, Ordering::SeqCst) {
-                notices.owe(Notice::Read);
+            if reading.room() > 0 && notifier.guest_waits_for_room.swap(false, Ordering::SeqCst) {
+                notifier.owe(Notice::Read);
             }
         }
         Ok(())
     }
 
     fn check(&self) -> Result<(), PortFault> {
-        self.notices.inbox().stream_fault.fire();
+        self.notifier.inbox().stream_fault.fire();
         self.flush();
         if self.produce.poisoned() || self.consume.poisoned() {
             return Err(PortFault::memory_gone());
@@ -421,20 +421,20 @@ impl QueueMemory for GuestQueues {
 
     fn wait_for(&self, notice: Notice, index: u64) {
         // Linux stores generation and offset and never looks at them.
-        self.notices.set_waiting(usize::from(notice == Notice::WaitingWrite), 0, index);
-        self.notices.owe(notice);
+        self.notifier.set_waiting(usize::from(notice == Notice::WaitingWrite), 0, index);
+        self.notifier.owe(notice);
     }
 
     fn held_back(&self) -> bool {
-        self.notices.deferring()
+        self.notifier.deferring()
     }
 
     fn announces(&self) -> bool {
-        self.notices.connected()
+        self.notifier.connected()
     }
 
     fn requests(&self) -> u64 {
-        self.notices.inbox().stats.datagrams_sent.get()
+        self.notifier.inbox().stats.datagrams_sent.get()
     }
 
     fn took(&self, bytes: usize) {
@@ -446,21 +446,21 @@ impl QueueMemory for GuestQueues {
     }
 
     fn keep(&self, tail: u64, bytes: &[u8]) {
-        self.notices.keep(tail, bytes);
+        self.notifier.keep(tail, bytes);
     }
 
     fn tell(&self, end: End) {
-        self.notices.end(end);
+        self.notifier.end(end);
     }
 
     fn broke(&self) {
-        self.notices.inbox().stats.broken_rings.inc();
+        self.notifier.inbox().stats.broken_rings.inc();
     }
 }
 
 impl Drop for GuestQueues {
     fn drop(&mut self) {
         self.flush();
-        self.notices.close();
+        self.notifier.close();
     }
 }

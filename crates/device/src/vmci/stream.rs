@@ -22,7 +22,7 @@ use super::account::Account;
 use super::caller::Caller;
 use super::connection::{Connection, SAID_RECEIVE, SAID_RESET, SAID_SEND};
 use super::handshake::{State, Verdict, verdict};
-use super::notices::Protocol;
+use super::notifier::Protocol;
 use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
 use super::tables::{Fabric, Inner};
@@ -83,7 +83,7 @@ impl Inner {
             .connections
             .iter()
             .filter(|(key, connection)| {
-                connection.lane.is_none() && (key.client.0 == cid || key.server.0 == cid)
+                connection.stream.is_none() && (key.client.0 == cid || key.server.0 == cid)
             })
             .map(|(key, _)| *key)
             .collect();
@@ -140,7 +140,7 @@ impl Fabric {
             if let Some(inbox) = inner.context(cid)?.reachable_inbox() {
                 inbox.push(Account::Control, CID_HOST, control_datagram(addressed, sender, invalid));
             }
-            self.settle(&mut inner, caller, result);
+            self.commit_result(&mut inner, caller, result);
             return Ok(());
         };
         let packet = Packet { sender, addressed, kind, body };
@@ -153,7 +153,7 @@ impl Fabric {
             None if via_host.is_none() || self.router.has_host() => (addressed, None),
             None => {
                 let refused = refuse(&inner, &packet, stats);
-                self.settle(&mut inner, caller, result);
+                self.commit_result(&mut inner, caller, result);
                 return refused;
             }
         };
@@ -163,7 +163,7 @@ impl Fabric {
             let outcome = request(&mut inner, as_client, via_host, packet.body, stats);
             inner.dirty.push(Dirty::Connection(as_client));
             match &outcome {
-                Ok(()) => self.settle(&mut inner, caller, result),
+                Ok(()) => self.commit_result(&mut inner, caller, result),
                 Err(_) => self.commit(&mut inner),
             }
             drop(inner);
@@ -179,7 +179,7 @@ impl Fabric {
         if !notice || !inner.dirty.is_empty() {
             inner.dirty.extend([as_client, as_server].map(Dirty::Connection));
             match &outcome {
-                Ok(()) => self.settle(&mut inner, caller, result),
+                Ok(()) => self.commit_result(&mut inner, caller, result),
                 Err(_) => self.commit(&mut inner),
             }
         }
@@ -234,8 +234,8 @@ impl Fabric {
         match verdict {
             Verdict::Notice => self.notice(connection, role, packet.kind),
             Verdict::Shutdown => self.shut_down(connection, role, packet.body.mode()),
-            Verdict::Reset => match connection.lane {
-                Some(lane) => self.reset_lane(connection, lane, role),
+            Verdict::Reset => match connection.stream {
+                Some(stream) => self.reset_stream(connection, stream, role),
                 None if connection.waiting.is_some() => {
                     inner.remove_connection(key);
                 }
@@ -268,8 +268,8 @@ impl Fabric {
             Verdict::Attach => {
                 attach(inner, key, packet, stats)?;
                 // What was held back for the client may go soon.
-                if let Some(lane) = inner.connections.get(&key).and_then(|connection| connection.lane) {
-                    self.lanes.kick(lane);
+                if let Some(stream) = inner.connections.get(&key).and_then(|connection| connection.stream) {
+                    self.streams.kick(stream);
                 }
             }
         }
@@ -277,31 +277,31 @@ impl Fabric {
     }
 
     fn notice(&self, connection: &Connection, role: Role, kind: PacketType) {
-        let Some(lane) = connection.lane else { return };
-        if let Some(voice) = &connection.voices[role.side() as usize] {
+        let Some(stream) = connection.stream else { return };
+        if let Some(notifier) = &connection.notifiers[role.side() as usize] {
             match kind {
-                PacketType::WaitingRead => voice.guest_waits_for_bytes.store(true, Ordering::SeqCst),
-                PacketType::WaitingWrite => voice.guest_waits_for_room.store(true, Ordering::SeqCst),
+                PacketType::WaitingRead => notifier.guest_waits_for_bytes.store(true, Ordering::SeqCst),
+                PacketType::WaitingWrite => notifier.guest_waits_for_room.store(true, Ordering::SeqCst),
                 _ => {}
             }
         }
-        self.lanes.kick(lane);
+        self.streams.kick(stream);
     }
 
     fn shut_down(&self, connection: &Connection, role: Role, mode: u64) {
-        let Some(lane) = connection.lane else { return };
+        let Some(stream) = connection.stream else { return };
         if mode & SHUTDOWN_RECEIVE != 0 && connection.says(role, SAID_RECEIVE) {
-            self.lanes.shutdown(lane, role.side(), Shutdown::Receive);
+            self.streams.shutdown(stream, role.side(), Shutdown::Receive);
         }
         if mode & SHUTDOWN_SEND != 0 && connection.says(role, SAID_SEND) {
-            self.lanes.shutdown(lane, role.side(), Shutdown::Send);
+            self.streams.shutdown(stream, role.side(), Shutdown::Send);
         }
     }
 
     /// RST on a connection that the engine has.
-    fn reset_lane(&self, connection: &Connection, lane: StreamId, role: Role) {
+    fn reset_stream(&self, connection: &Connection, stream: StreamId, role: Role) {
         if connection.says(role, SAID_RESET) {
-            self.lanes.reset(lane, role.side());
+            self.streams.reset(stream, role.side());
         }
     }
 }

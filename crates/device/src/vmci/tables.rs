@@ -183,7 +183,7 @@ impl Inner {
 pub struct Fabric {
     pub(super) inner: Mutex<Inner>,
     pub(super) router: Arc<Router>,
-    pub(super) lanes: Arc<dyn Streams>,
+    pub(super) streams: Arc<dyn Streams>,
     pub(super) me: Weak<Fabric>,
     /// For the next daemon, if there may be one.
     pub(super) log: Option<Arc<Journal>>,

@@ -8,7 +8,7 @@ use vmlane_state::{Reader, Writer};
 use vmlane_vsock::Key;
 use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
-use super::voices;
+use super::notifiers;
 use crate::vmci::pair::{Pair, PairState, Waiting};
 use crate::vmci::queue_pair::{GuestQueues, QueuePairPort};
 use crate::vmci::record::PairParts;
@@ -71,7 +71,7 @@ impl Pair {
             _ => return None,
         };
         from.end()?;
-        let state = PairState::Joined { lane: StreamId { worker: 0, number: u64::MAX }, gone };
+        let state = PairState::Joined { stream: StreamId { worker: 0, number: u64::MAX }, gone };
         let ranges = Default::default();
         let pair = Pair {
             serial,
@@ -144,10 +144,11 @@ impl Fabric {
             return false;
         }
         if joined {
-            let Some(lane) = self.resume_lane(inner, handle, &pair, gone, waiting, told, &mut spill) else {
+            let Some(stream) = self.resume_stream(inner, handle, &pair, gone, waiting, told, &mut spill)
+            else {
                 return false;
             };
-            pair.state = PairState::Joined { lane, gone };
+            pair.state = PairState::Joined { stream, gone };
         } else if let [Some(pages), _] = waiting {
             pair.state = PairState::Created(Box::new(pages));
         } else {
@@ -167,7 +168,7 @@ impl Fabric {
     }
 
     #[allow(clippy::too_many_arguments)] // all that is known of one pair
-    fn resume_lane(
+    fn resume_stream(
         &self,
         inner: &mut Inner,
         handle: Handle,
@@ -187,24 +188,25 @@ impl Fabric {
             .connection
             .filter(|key| inner.connections.get(key).is_some_and(|connection| connection.is_about(handle)));
         let place = (self.log.clone(), pair.serial);
-        let voices = voices(inner, handle, cids, own, [&sides[0].0, &sides[1].0], place);
-        for (voice, told) in voices.iter().zip(told) {
-            voice.restore_told(told);
+        let notifiers = notifiers(inner, handle, cids, own, [&sides[0].0, &sides[1].0], place);
+        for (notifier, told) in notifiers.iter().zip(told) {
+            notifier.restore_told(told);
         }
         let mut marks: [Vec<End>; 2] = Default::default();
         if let Some(connection) = own.and_then(|key| inner.connections.get(&key)) {
             if connection.is_attached() {
-                voices[0].attached();
+                notifiers[0].attached();
             }
             marks = connection.pending_ends();
-            for (voice, end) in voices.iter().zip(connection.refusals()) {
-                end.into_iter().for_each(|end| voice.end(end));
+            for (notifier, end) in notifiers.iter().zip(connection.refusals()) {
+                end.into_iter().for_each(|end| notifier.end(end));
             }
         }
         let mut queues = [None, None];
-        for ((queue, waiting), voice) in queues.iter_mut().zip(waiting).zip(&voices) {
-            *queue = waiting
-                .map(|pages| GuestQueues::new(pages.produce, pages.consume, pages.page_size, voice.clone()));
+        for ((queue, waiting), notifier) in queues.iter_mut().zip(waiting).zip(&notifiers) {
+            *queue = waiting.map(|pages| {
+                GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone())
+            });
         }
         let shown = [0, 1].map(|end: usize| queues[end].as_ref().map(GuestQueues::shown));
         let mut resumed = Resumed { ends: [None, None], left: Default::default(), marks };
@@ -219,7 +221,7 @@ impl Fabric {
             let cur = shown[1 - end].map(|(_, tail)| tail);
             let port = QueuePairPort::resumed(queues, produce, consume, own, cur);
             let Some(port) = port else {
-                voices.iter().for_each(|voice| voice.end(End::Detached));
+                notifiers.iter().for_each(|notifier| notifier.end(End::Detached));
                 return Some(StreamId { worker: 0, number: u64::MAX });
             };
             if gone[1 - end]
@@ -233,10 +235,10 @@ impl Fabric {
             let (_, budget, slow) = &sides[end];
             resumed.ends[end] = Some(StreamEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
         }
-        let lane = self.lanes.resume(resumed);
+        let stream = self.streams.resume(resumed);
         if let Some(connection) = own.and_then(|key| inner.connections.get_mut(&key)) {
-            connection.joined(lane, voices.map(Some));
+            connection.joined(stream, notifiers.map(Some));
         }
-        Some(lane)
+        Some(stream)
     }
 }

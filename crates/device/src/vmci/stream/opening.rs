@@ -8,7 +8,7 @@ use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use super::packet::{Packet, refuse};
 use crate::vmci::connection::Connection;
 use crate::vmci::handshake::State;
-use crate::vmci::notices::Protocol;
+use crate::vmci::notifier::Protocol;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::{Quota, Refusal, VmciStats};
 use crate::vmci::tables::{Fabric, Inner};
@@ -116,7 +116,7 @@ pub(super) fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciSt
 fn established(inner: &mut Inner, key: Key) {
     if let Some(connection) = inner.connections.get_mut(&key) {
         connection.state = State::Established;
-        if let [Some(client), _] = &connection.voices {
+        if let [Some(client), _] = &connection.notifiers {
             client.attached();
         }
     }
@@ -155,8 +155,8 @@ impl Fabric {
             stats.refused_state.inc();
         }
         established(inner, key);
-        if let Some(lane) = inner.connections.get(&key).and_then(|connection| connection.lane) {
-            self.lanes.kick(lane);
+        if let Some(stream) = inner.connections.get(&key).and_then(|connection| connection.stream) {
+            self.streams.kick(stream);
         }
         Ok(())
     }

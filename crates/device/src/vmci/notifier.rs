@@ -73,8 +73,8 @@ enum Hold {
     Until(Instant),
 }
 
-/// The device's voice towards one guest's end of a connection.
-pub struct Notices {
+/// Tells one guest's end of a connection what its peer, the device, has to say.
+pub struct Notifier {
     inbox: Arc<Inbox>,
     /// Its pair and end, for the next daemon.
     place: Place,
@@ -104,7 +104,7 @@ pub struct Notices {
     waiting: [AtomicU64; 2],
 }
 
-impl Notices {
+impl Notifier {
     /// `address`: the guest's end of the connection, if the pair belongs to one. `handle` and
     /// `peer_cid`: the pair, and whose detaching the guest is to be told of. `hold`: the guest is the
     /// connecting side, its ATTACH is still to come.
@@ -116,8 +116,8 @@ impl Notices {
         protocol: Protocol,
         hold: bool,
         place: Place,
-    ) -> Arc<Notices> {
-        Arc::new(Notices {
+    ) -> Arc<Notifier> {
+        Arc::new(Notifier {
             inbox,
             place,
             recorded: AtomicU8::new(0),
@@ -192,9 +192,9 @@ impl Notices {
         }
     }
 
-    /// Sends what was held back if it may go now. True while it may not: the lane must not sleep.
+    /// Sends what was held back if it may go now. True while it may not: the stream must not sleep.
     pub fn deferring(self: &Arc<Self>) -> bool {
-        // Before ATTACH nothing can go, however long the server takes: the ATTACH wakes the lane.
+        // Before ATTACH nothing can go, however long the server takes: the ATTACH wakes the stream.
         if self.deferred.load(Ordering::Relaxed) == 0 || matches!(*self.hold.lock(), Hold::UntilAttach) {
             return false;
         }
