@@ -15,7 +15,7 @@ use vmlane_api::{
     VmStats, VmStatus,
 };
 use vmlane_device::virtio::vsock::Hub;
-use vmlane_device::vmci::{Fabric, FabricPast, VmView};
+use vmlane_device::vmci::{Fabric, FabricCheckpoint, VmView};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Fault;
@@ -104,7 +104,7 @@ impl Daemon {
             ..Settings::default()
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
-        let (log, past) = fabric_log(&store, &mut found);
+        let (log, checkpoint) = fabric_log(&store, &mut found);
         let fabric = Fabric::recorded(workers.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let floods = config.daemon.flood_limit;
@@ -141,7 +141,7 @@ impl Daemon {
             maps.extend(daemon.state.lock().offer(&daemon, &config, &vm.name)?);
         }
         // All devices know their guests' memory: first the streams between them can continue, then the guests.
-        daemon.fabric.resume(past, maps);
+        daemon.fabric.resume(checkpoint, maps);
         let mut state = daemon.state.lock();
         state.vms.iter().for_each(ServedVm::go);
         for (name, file) in std::mem::take(&mut state.found).0 {
@@ -416,24 +416,24 @@ const FABRIC_KIND: u32 = 2;
 const FABRIC_HALF: usize = 128 << 20;
 
 /// The fabric's journal, a previous daemon's if that is of use, and its records.
-fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, FabricPast) {
+fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, FabricCheckpoint) {
     // Devices of a previous daemon that left none know more than the fabric does.
-    let mut past = FabricPast::Lost;
+    let mut checkpoint = FabricCheckpoint::Lost;
     if let Some(file) = found.take(FABRIC_LOG) {
         match Journal::open_in_part(file, FABRIC_KIND, FABRIC_HALF) {
-            Ok((log, records, damaged)) => return (Some(log), FabricPast::Known { records, damaged }),
+            Ok((log, records, damaged)) => return (Some(log), FabricCheckpoint::Known { records, damaged }),
             Err(error) => {
                 tracing::error!(%error, "the previous daemon's streams are lost: VMCI devices are reset");
-                past = FabricPast::Lost;
+                checkpoint = FabricCheckpoint::Lost;
             }
         }
     }
     let log = Journal::create("vmlane-fabric", FABRIC_KIND, FABRIC_HALF);
     match log.and_then(|log| store.put(FABRIC_LOG, log.file().as_fd()).map(|()| log)) {
-        Ok(log) => (Some(log), past),
+        Ok(log) => (Some(log), checkpoint),
         Err(error) => {
             tracing::warn!(%error, "streams will not outlive this daemon");
-            (None, past)
+            (None, checkpoint)
         }
     }
 }

@@ -14,8 +14,8 @@ use std::time::Duration;
 
 use crate::{Driver, Guest, Lines, Path, Ram, Registers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
-use vmlane_device::pci::{Past, PciDevice};
-use vmlane_device::vmci::{Fabric, FabricPast, VmSpec, VmView, VmciDevice};
+use vmlane_device::pci::{Checkpoint, PciDevice};
+use vmlane_device::vmci::{Fabric, FabricCheckpoint, VmSpec, VmView, VmciDevice};
 use vmlane_mem::memfd;
 use vmlane_port::Streams;
 use vmlane_state::{Journal, Unusable};
@@ -262,9 +262,9 @@ impl Afterlife {
         assert!(daemon.is_none(), "a daemon runs already");
         let Legacy { fabric, mut sessions } = legacy;
         let opened = fabric.map(|file| Journal::open_in_part(file, FABRIC, HALF));
-        let (log, past) = match opened {
-            Some(Ok((log, records, damaged))) => (log, FabricPast::Known { records, damaged }),
-            Some(Err(_)) | None => (Journal::create("fabric", FABRIC, HALF).unwrap(), FabricPast::Lost),
+        let (log, checkpoint) = match opened {
+            Some(Ok((log, records, damaged))) => (log, FabricCheckpoint::Known { records, damaged }),
+            Some(Err(_)) | None => (Journal::create("fabric", FABRIC, HALF).unwrap(), FabricCheckpoint::Lost),
         };
         let file = share(log.file());
         let engine = Engine::start(self.threaded);
@@ -276,7 +276,7 @@ impl Afterlife {
             devices.push(seat.device(&fabric));
         }
         let maps = there().map(|seat| (seat.spec.cid, seat.ram.device_map())).collect();
-        fabric.resume(past, maps);
+        fabric.resume(checkpoint, maps);
         let mut outcome = Outcome::new();
         for (seat, mut device) in self.seats.iter().zip(devices) {
             if seat.gone.load(Ordering::SeqCst) {
@@ -288,7 +288,7 @@ impl Afterlife {
                 Err(error) => (Journal::create("session", SESSION, HALF).unwrap(), Err(error)),
             };
             let resumed = match &records {
-                Ok(records) => device.resume(Past { records }),
+                Ok(records) => device.resume(Checkpoint { records }),
                 Err(_) => Err(Unusable::Missing("records".into())),
             };
             if resumed.is_err() {

@@ -29,7 +29,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
-use vmlane_device::pci::{CONFIG_REGION, Past, PciDevice};
+use vmlane_device::pci::{CONFIG_REGION, Checkpoint, PciDevice};
 use vmlane_mem::MemoryMap;
 use vmlane_state::Scope;
 use vmlane_wire::vfio_user::{Command, Header, Kind, MAX_MESSAGE, RegionAccess, split};
@@ -155,7 +155,7 @@ impl<'d> Session<'d> {
         let resumed = catch_unwind(AssertUnwindSafe(|| {
             device.adopt(&mut found.files);
             match &found.records {
-                Ok(records) => device.resume(Past { records }).map_err(|error| error.to_string()),
+                Ok(records) => device.resume(Checkpoint { records }).map_err(|error| error.to_string()),
                 Err(error) => Err(error.to_string()),
             }
         }));

@@ -13,7 +13,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use proptest::prelude::*;
 use vmlane_device::irq::{Interrupts, IrqMode};
-use vmlane_device::pci::{AccessError, IrqCounts, Past, PciDevice, Region};
+use vmlane_device::pci::{AccessError, Checkpoint, IrqCounts, PciDevice, Region};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_guestsim::{eventfd, signals};
 use vmlane_mem::{MemoryMap, memfd};
@@ -140,8 +140,8 @@ impl PciDevice for Ledger {
         self.doomed = false;
     }
 
-    fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
-        let bytes = past.record(256).unwrap_or(&[0; 16]);
+    fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
+        let bytes = checkpoint.record(256).unwrap_or(&[0; 16]);
         let words = bytes.as_chunks::<4>().0.iter().map(|word| u32::from_le_bytes(*word));
         let words: Vec<u32> = words.collect();
         self.registers = words.try_into().map_err(|_| Unusable::Record { kind: 256 })?;

@@ -8,7 +8,7 @@ use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Trigger;
 use vmlane_state::{Found, Journal, Unusable};
 
-use super::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
+use super::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region};
 
 /// Wraps a function: its next register access goes wrong once `trigger` is armed. The access is carried out
 /// first, since a driver may spin for what it brings, and the fault is the session's to answer.
@@ -80,8 +80,8 @@ impl PciDevice for FaultyDevice {
         self.inner.record(log);
     }
 
-    fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
-        self.inner.resume(past)
+    fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
+        self.inner.resume(checkpoint)
     }
 
     fn abandon(&mut self) {

@@ -43,11 +43,11 @@ pub enum AccessError {
 }
 
 /// What a previous daemon left of a device.
-pub struct Past<'a> {
+pub struct Checkpoint<'a> {
     pub records: &'a Records,
 }
 
-impl Past<'_> {
+impl Checkpoint<'_> {
     /// The record of a kind that there is one of.
     pub fn record(&self, kind: u32) -> Option<&[u8]> {
         self.records.iter().find(|(key, _)| key.0 == kind).map(|(_, record)| &record[..])
@@ -68,7 +68,7 @@ pub trait PciDevice: Send {
     /// Writes. `posted` is true when the VMM asked for no reply, so the vCPU has already gone on.
     fn write(&mut self, region: usize, offset: u64, data: &[u8], posted: bool) -> Result<(), AccessError>;
 
-    /// The guest's memory is now `map` (a region was added, or [`Self::unmap`] has been obeyed).
+    /// The guest's memory is now `map` (a region was added, or [`Self::unmap`] has returned).
     fn memory(&mut self, map: &MemoryMap);
 
     /// Guest addresses `[start, start + len)` are about to go away. When this returns nothing, no
@@ -102,7 +102,7 @@ pub trait PciDevice: Send {
 
     /// Continues where a device of the same kind stopped in a previous daemon, with its records. Memory and
     /// interrupts are as they were. An error leaves the device reset.
-    fn resume(&mut self, _past: Past<'_>) -> Result<(), Unusable> {
+    fn resume(&mut self, _checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
         Err(Unusable::Missing("what a previous daemon knew of this device".into()))
     }
 

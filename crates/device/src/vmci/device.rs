@@ -13,7 +13,7 @@ use vmlane_wire::vmci::{
 
 use crate::irq::Interrupts;
 use crate::pci::config::{Bar, ConfigSpace, Msix};
-use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
+use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region};
 
 use super::caller::{Caller, PageFormat};
 use super::dma;
@@ -490,19 +490,19 @@ impl PciDevice for VmciDevice {
         self.outgoing = out.0;
     }
 
-    fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
+    fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
         if self.fabric.take_lost(self.cid) {
             // Its driver will send requests nevertheless, and waits for answers where its buffers are.
-            if let Some(high) = past.record(REGISTERS).and_then(buffers_high) {
+            if let Some(high) = checkpoint.record(REGISTERS).and_then(buffers_high) {
                 self.fabric.set_buffers_high(self.cid, high);
             }
             return Err(Unusable::Missing("what the fabric knew of this device".into()));
         }
-        if let Some(bytes) = past.record(CONFIG) {
+        if let Some(bytes) = checkpoint.record(CONFIG) {
             self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
         }
         // Nothing was asked of the device yet.
-        let Some(bytes) = past.record(REGISTERS) else { return Ok(()) };
+        let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
         let mut from = Reader::new(bytes);
         self.restore(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
         // What was raised may not have arrived, and what waits was perhaps never announced.

@@ -51,7 +51,7 @@ pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
 pub use notifier::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort};
-pub use restore::FabricPast;
+pub use restore::FabricCheckpoint;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use spec::{AddError, Limits, VmSpec};
 pub use stats::VmciStats;

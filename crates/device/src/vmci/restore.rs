@@ -65,7 +65,7 @@ impl Sorted {
 
 /// What a previous daemon left of the hypervisor.
 #[derive(Debug)]
-pub enum FabricPast {
+pub enum FabricCheckpoint {
     /// Its records, and the keys of those that are damaged.
     Known { records: Records, damaged: Vec<RecordKey> },
     /// Nothing, or nothing that can be read.
@@ -106,11 +106,11 @@ impl Fabric {
     /// Restores what a previous daemon recorded. `maps`: the memory of every guest that is there. Called
     /// once all VMs were added and have their devices, before any of them is served. A damaged record
     /// hurts the device or the stream that it was about.
-    pub fn resume(&self, past: FabricPast, mut maps: HashMap<u32, MemoryMap>) {
+    pub fn resume(&self, checkpoint: FabricCheckpoint, mut maps: HashMap<u32, MemoryMap>) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
-        let (records, damage) = match past {
-            FabricPast::Known { records, damaged } => {
+        let (records, damage) = match checkpoint {
+            FabricCheckpoint::Known { records, damaged } => {
                 if let Some(log) = &self.log {
                     damaged.iter().for_each(|key| log.stage_removal(*key));
                 }
@@ -124,7 +124,7 @@ impl Fabric {
                 }
                 (records, damage)
             }
-            FabricPast::Lost => {
+            FabricCheckpoint::Lost => {
                 (Records::new(), Damage { contexts: maps.keys().copied().collect(), ..Damage::default() })
             }
         };

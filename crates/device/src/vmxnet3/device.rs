@@ -15,7 +15,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use crate::irq::Interrupts;
 use crate::pci::config::ConfigSpace;
-use crate::pci::{AccessError, CONFIG_REGION, IrqCounts, Past, PciDevice, Region};
+use crate::pci::{AccessError, CONFIG_REGION, Checkpoint, IrqCounts, PciDevice, Region};
 
 use super::activate::{self, RefusedActivation};
 use super::config::{CreateError, MAX_QUEUES, NicConfig};
@@ -503,12 +503,12 @@ impl PciDevice for Vmxnet3Device {
         }
     }
 
-    fn resume(&mut self, past: Past<'_>) -> Result<(), Unusable> {
-        if let Some(bytes) = past.record(CONFIG) {
+    fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
+        if let Some(bytes) = checkpoint.record(CONFIG) {
             self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
         }
         // Nothing was asked of the device yet.
-        let Some(bytes) = past.record(REGISTERS) else { return Ok(()) };
+        let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
         let mut from = Reader::new(bytes);
         let active = self.restore(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
         self.nic.handle.set_identity(self.regs.revision, self.regs.mac);

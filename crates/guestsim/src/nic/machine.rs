@@ -13,7 +13,7 @@ use super::frames::{InlineFrames, PORT};
 use crate::lines::Lines;
 use crate::ram::Ram;
 use vmlane_device::irq::IrqMode;
-use vmlane_device::pci::{CONFIG_REGION, Past, PciDevice};
+use vmlane_device::pci::{CONFIG_REGION, Checkpoint, PciDevice};
 use vmlane_device::vmxnet3::{NicConfig, NicHandle, Profile, Vmxnet3Device};
 
 /// A VM that is switched on; no driver is loaded yet.
@@ -90,7 +90,7 @@ impl NicMachine {
             Vmxnet3Device::new(config.clone(), frames.clone(), PORT, lines.clone()).expect("a device");
         device.memory(&map);
         device.adopt(&mut files);
-        let resumed = device.resume(Past { records: &records });
+        let resumed = device.resume(Checkpoint { records: &records });
         if resumed.is_err() {
             PciDevice::abandon(&mut device);
         }
