@@ -7,22 +7,27 @@ use vmlane_wire::ethernet::Mac;
 pub struct VlanSet(pub Box<[u64; 64]>);
 
 impl VlanSet {
+    /// No VLAN.
     pub fn none() -> VlanSet {
         VlanSet(Box::new([0; 64]))
     }
 
+    /// All 4096 of them.
     pub fn all() -> VlanSet {
         VlanSet(Box::new([!0; 64]))
     }
 
+    /// Adds a VLAN; bits above the lower 12 do not count.
     pub fn insert(&mut self, vlan: u16) {
         self.0[usize::from(vlan & 0xfff) / 64] |= 1 << (vlan % 64);
     }
 
+    /// Takes a VLAN out.
     pub fn remove(&mut self, vlan: u16) {
         self.0[usize::from(vlan & 0xfff) / 64] &= !(1 << (vlan % 64));
     }
 
+    /// Is the VLAN in the set?
     #[inline]
     pub fn contains(&self, vlan: u16) -> bool {
         self.0[usize::from(vlan & 0xfff) / 64] & 1 << (vlan % 64) != 0
@@ -43,8 +48,11 @@ pub struct Filter {
     pub mac: Mac,
     /// Frames to `mac`.
     pub unicast: bool,
+    /// Frames to all stations.
     pub broadcast: bool,
+    /// Frames to every multicast address, not only those of `multicast`.
     pub all_multicast: bool,
+    /// Every frame, whatever its address.
     pub promiscuous: bool,
     /// Multicast addresses asked for, sorted.
     pub multicast: Vec<Mac>,

@@ -17,13 +17,30 @@ pub enum Offload {
     None,
     /// Sum from `start` to the end of the frame and store the complement at `field`, which holds the
     /// pseudo header's sum already.
-    Checksum { start: u16, field: u16 },
+    Checksum {
+        /// The first byte that is summed.
+        start: u16,
+        /// Where the checksum lies.
+        field: u16,
+    },
     /// TCP or UDP segmentation: `header` bytes of headers, at most `mss` bytes of payload in each segment.
     /// Length fields, IPv4 checksum and TCP or UDP checksum are not to be believed.
-    Segment { header: u16, mss: u16 },
+    Segment {
+        /// Bytes of all headers.
+        header: u16,
+        /// Payload bytes of a segment.
+        mss: u16,
+    },
     /// The same inside a VXLAN or Geneve tunnel (`header` ends behind the inner TCP header; `mss` 0:
     /// only the inner checksum). `outer_sum`: the outer UDP checksum is wanted too.
-    Tunnel { header: u16, mss: u16, outer_sum: bool },
+    Tunnel {
+        /// Bytes of all headers, outer and inner.
+        header: u16,
+        /// Payload bytes of a segment, or 0.
+        mss: u16,
+        /// Is the outer UDP checksum wanted?
+        outer_sum: bool,
+    },
 }
 
 /// A frame that its source lends until it is told that it is finished.
@@ -34,6 +51,7 @@ pub struct TxFrame<'a> {
     pub head: &'a [u8],
     /// All the frame's bytes in the sender's memory, those of `head` included.
     pub spans: &'a Spans,
+    /// What is left to be done to it.
     pub offload: Offload,
     /// A tag to be inserted behind the addresses.
     pub tag: Option<Tci>,
@@ -53,6 +71,7 @@ impl TxFrame<'_> {
         self.spans.len()
     }
 
+    /// True if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }
@@ -61,8 +80,11 @@ impl TxFrame<'_> {
 /// The network protocol of a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Network {
+    /// IPv4.
     V4,
+    /// IPv6.
     V6,
+    /// Neither, or a header that is not valid.
     #[default]
     Other,
 }
@@ -70,8 +92,11 @@ pub enum Network {
 /// The transport protocol of an unfragmented IP packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub enum Transport {
+    /// TCP.
     Tcp,
+    /// UDP.
     Udp,
+    /// Neither, or a fragment.
     #[default]
     Other,
 }
@@ -79,7 +104,9 @@ pub enum Transport {
 /// What a frame is, as parsed from its head. Offsets count from the start of [`RxFrame::head`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Default)]
 pub struct Layers {
+    /// The network protocol.
     pub network: Network,
+    /// The transport protocol.
     pub transport: Transport,
     /// A part of a fragmented IP packet.
     pub fragment: bool,
@@ -114,7 +141,9 @@ pub struct Aggregate {
 /// complemented, goes to `field` (both inside or at the end of the head). The field holds its seed.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct PartialChecksum {
+    /// The first byte that is summed.
     pub start: u16,
+    /// Where the checksum goes.
     pub field: u16,
     /// A result of 0 is sent as 0xffff (UDP).
     pub never_zero: bool,
@@ -127,10 +156,15 @@ pub struct RxFrame<'a> {
     pub head: &'a [u8],
     /// The sender's memory; `body_len` bytes from `body_at` on follow the head.
     pub body: &'a Spans,
+    /// Where in `body` the rest of the frame begins.
     pub body_at: usize,
+    /// Bytes of that rest.
     pub body_len: usize,
+    /// The outer 802.1Q tag.
     pub tag: Option<Tci>,
+    /// What the head was parsed as.
     pub layers: Layers,
+    /// What is known about its checksums.
     pub checksum: ChecksumStatus,
     /// None for a frame no longer than its receiver's MTU allows.
     pub aggregate: Option<Aggregate>,
@@ -145,6 +179,7 @@ impl RxFrame<'_> {
         self.head.len() + self.body_len
     }
 
+    /// True if it has no bytes.
     pub fn is_empty(&self) -> bool {
         self.len() == 0
     }

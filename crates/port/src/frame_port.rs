@@ -19,11 +19,13 @@ pub struct RxCapabilities {
     pub frame: usize,
     /// Bytes of the longest aggregate that its buffers hold.
     pub aggregate: usize,
-    /// TCP super-frames over IPv4, over IPv6.
+    /// TCP super-frames over IPv4.
     pub tso4: bool,
+    /// TCP super-frames over IPv6.
     pub tso6: bool,
-    /// UDP super-frames, of datagrams of one length (USO), over IPv4, over IPv6.
+    /// UDP super-frames, of datagrams of one length (USO), over IPv4.
     pub uso4: bool,
+    /// The same over IPv6.
     pub uso6: bool,
     /// An aggregate may arrive with a partial TCP checksum.
     pub partial_sum: bool,

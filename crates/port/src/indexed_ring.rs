@@ -130,11 +130,13 @@ impl Writing {
 /// Where in a ring the next bytes are read or written. `at` is below `size`.
 #[derive(Clone, Copy, Debug)]
 pub struct RingSlice<'a> {
+    /// The memory that the ring lies in.
     pub pages: &'a Pages,
     /// Byte offset of the ring's first data byte in `pages`.
     pub base: usize,
     /// Ring size in bytes; indices wrap here, not at a page boundary.
     pub size: usize,
+    /// The index, in bytes.
     pub at: usize,
 }
 

@@ -8,6 +8,8 @@
 //! A source lends frames ([`TxFrame`]), a sink takes one copy of each ([`RxFrame`]); who calls what, and in which
 //! order, is told at [`FramePort`], and `tests/frame_port.rs` is a port over plain memory that is turned by hand.
 
+#![deny(missing_docs)]
+
 mod fault;
 mod filter;
 mod frame;

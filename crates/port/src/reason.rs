@@ -44,11 +44,13 @@ counters! {
     pub struct PortStats {
         /// Frames taken from the guest; a super-frame counts once.
         tx_frames,
+        /// Their bytes.
         tx_bytes,
         /// Super-frames among them.
         tx_tso,
         /// Frames given to the guest.
         rx_frames,
+        /// Their bytes.
         rx_bytes,
         /// Super-frames given whole.
         rx_aggregates,
@@ -60,21 +62,37 @@ counters! {
         pending,
         /// Faults of our own contained while serving this port.
         panics,
+        /// Frames dropped: [`DropReason::BadLength`].
         drop_bad_length,
+        /// Frames dropped: [`DropReason::BadDescriptor`].
         drop_bad_descriptor,
+        /// Frames dropped: [`DropReason::BadAddress`].
         drop_bad_address,
+        /// Frames dropped: [`DropReason::BadOffload`].
         drop_bad_offload,
+        /// Frames dropped: [`DropReason::ForgedSource`].
         drop_forged_source,
+        /// Frames dropped: [`DropReason::MacChanged`].
         drop_mac_changed,
+        /// Frames dropped: [`DropReason::BadVlan`].
         drop_bad_vlan,
+        /// Frames dropped: [`DropReason::NoReceiver`].
         drop_no_receiver,
+        /// Frames dropped: [`DropReason::NoBuffers`].
         drop_no_buffers,
+        /// Frames dropped: [`DropReason::NoRoom`].
         drop_no_room,
+        /// Frames dropped: [`DropReason::TooLong`].
         drop_too_long,
+        /// Frames dropped: [`DropReason::BadReceiver`].
         drop_bad_receiver,
+        /// Frames dropped: [`DropReason::Filtered`].
         drop_filtered,
+        /// Frames dropped: [`DropReason::Gone`].
         drop_gone,
+        /// Frames dropped: [`DropReason::Uplink`].
         drop_uplink,
+        /// Frames dropped: [`DropReason::Flood`].
         drop_flood,
     }
 }

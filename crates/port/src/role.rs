@@ -18,8 +18,10 @@ pub enum Role {
 }
 
 impl Role {
+    /// All of them.
     pub const ALL: [Role; 5] = [Role::Session, Role::Acceptor, Role::Worker, Role::Switch, Role::Vsock];
 
+    /// The name in reports.
     pub fn name(self) -> &'static str {
         match self {
             Role::Session => "session",

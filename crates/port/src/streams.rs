@@ -5,16 +5,20 @@ use std::sync::atomic::{AtomicU64, AtomicUsize, Ordering};
 
 use crate::{End, StreamPort};
 
-/// One of the two ends of a lane.
+/// One of the two ends of a stream.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Side {
+    /// The end that opened it.
     A = 0,
+    /// The other one.
     B = 1,
 }
 
 impl Side {
+    /// Both, in the order of their numbers.
     pub const BOTH: [Side; 2] = [Side::A, Side::B];
 
+    /// The end across.
     pub fn other(self) -> Side {
         match self {
             Side::A => Side::B,
@@ -23,10 +27,12 @@ impl Side {
     }
 }
 
-/// A lane: which worker owns it, and which one it is there. Never reused while anyone may hold it.
+/// A stream: which worker owns it, and which one it is there. Never reused while anyone may hold it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct StreamId {
+    /// The worker's place among the workers.
     pub worker: u16,
+    /// Its number there.
     pub number: u64,
 }
 
@@ -38,6 +44,7 @@ pub struct Budget {
 }
 
 impl Budget {
+    /// A budget of so many bytes.
     pub fn new(bytes: usize) -> Budget {
         Budget { left: AtomicUsize::new(bytes), refused: AtomicU64::new(0) }
     }
@@ -52,6 +59,7 @@ impl Budget {
         taken
     }
 
+    /// Bytes that were taken are free again.
     pub fn give_back(&self, bytes: usize) {
         self.left.fetch_add(bytes, Ordering::AcqRel);
     }
@@ -61,14 +69,17 @@ impl Budget {
         self.refused.load(Ordering::Relaxed)
     }
 
+    /// How many bytes are left.
     pub fn left(&self) -> usize {
         self.left.load(Ordering::Relaxed)
     }
 }
 
-/// One end to join: the port, and who pays for bytes it leaves behind.
+/// One end to join.
 pub struct StreamEnd {
+    /// Its ring.
     pub port: Box<dyn StreamPort>,
+    /// What bytes that it leaves behind are taken from.
     pub budget: Arc<Budget>,
     /// Its notices may take seconds to arrive; one that is missing is not lost yet.
     pub slow: bool,

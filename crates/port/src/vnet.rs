@@ -38,8 +38,10 @@ pub struct VnetHeader {
 }
 
 impl VnetHeader {
+    /// Bytes.
     pub const SIZE: usize = 10;
 
+    /// As it lies in front of a frame.
     pub fn to_bytes(self) -> [u8; VnetHeader::SIZE] {
         let mut bytes = [self.flags, self.kind, 0, 0, 0, 0, 0, 0, 0, 0];
         let words = [self.header, self.mss, self.start, self.field];
@@ -49,6 +51,7 @@ impl VnetHeader {
         bytes
     }
 
+    /// As a device or the kernel has written it; nothing is checked yet.
     pub fn from_bytes(bytes: &[u8; VnetHeader::SIZE]) -> VnetHeader {
         let [flags, kind, a, b, c, d, e, f, g, h] = *bytes;
         let [header, mss] = [[a, b], [c, d]].map(u16::from_le_bytes);

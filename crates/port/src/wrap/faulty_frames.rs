@@ -18,6 +18,7 @@ pub struct FaultyFrames {
 }
 
 impl FaultyFrames {
+    /// Nothing fails until [`FaultyFrames::arm`] says so.
     pub fn new(inner: Arc<dyn Frames>) -> FaultyFrames {
         FaultyFrames { inner, trigger: Arc::default(), attached: AtomicBool::new(false) }
     }

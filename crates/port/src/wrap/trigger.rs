@@ -6,6 +6,7 @@ use std::time::Duration;
 /// What goes wrong.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Fault {
+    /// A panic.
     Panic,
     /// The thread sleeps for so long.
     Stall(Duration),
