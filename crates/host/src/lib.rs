@@ -2,5 +2,10 @@
 //!
 //! `sockets` serves programs of the host at CID 2. `uplink` makes an interface of the host a port of the switch.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 pub mod sockets;
 pub mod uplink;

@@ -177,6 +177,7 @@ pub struct KnownTable {
 
 impl KnownTable {
     /// Entries that come first are found first.
+    #[expect(clippy::indexing_slicing, reason = "`start` and `next` stay below the number of entries")]
     pub fn new(entries: impl ExactSizeIterator<Item = (u64, Slot)>, seed: u64) -> KnownTable {
         let size = (entries.len() * 2).max(2).next_power_of_two();
         let shift = 64 - size.trailing_zeros();
@@ -204,6 +205,7 @@ impl KnownTable {
 
     /// The first port with this address that `carries` the frame's VLAN.
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "`start` and `next` stay below the number of entries")]
     pub fn find(&self, key: u64, carries: impl Fn(Slot) -> bool) -> Option<Slot> {
         let mut at = self.start(key);
         loop {
@@ -269,6 +271,10 @@ impl LearnedTable {
     }
 
     #[inline]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "a set lies within the entries, and `shares` has every slot that they name"
+    )]
     pub fn find(&self, key: u64, vlan: u16, now: u32) -> Option<Slot> {
         self.entries[self.set(key, vlan)]
             .iter()
@@ -281,6 +287,10 @@ impl LearnedTable {
     /// to a VM before it has aged: a VM cannot take over the addresses of the world outside. True if the address
     /// was known elsewhere: senders that noted the way look again.
     #[must_use]
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "a set lies within the entries, and `shares` has every slot that they name"
+    )]
     pub fn learn(&mut self, key: u64, vlan: u16, slot: Slot, uplink: bool, now: u32) -> bool {
         let set = self.set(key, vlan);
         let aged = |entry: &Learned| entry.slot == FREE || now.wrapping_sub(entry.heard) >= AGE;
@@ -325,6 +335,10 @@ impl LearnedTable {
         self.forget_if(|entry| now.wrapping_sub(entry.heard) >= AGE);
     }
 
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "a set lies within the entries, and `shares` has every slot that they name"
+    )]
     fn forget_if(&mut self, old: impl Fn(&Learned) -> bool) {
         for entry in self.entries.iter_mut().filter(|entry| entry.slot != FREE) {
             if old(entry) {

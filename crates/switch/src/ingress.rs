@@ -169,6 +169,7 @@ const _: () = assert!(HEADER == 14);
 
 /// Takes the in-band tag out; offsets move with it.
 #[cold]
+#[expect(clippy::indexing_slicing, reason = "`len` is at least `HEADER`, and `head` has `TAG` bytes more")]
 fn pop<'a>(tx: &'a TxFrame<'a>, scratch: &'a mut [u8; MAX_HEAD]) -> Result<Frame<'a>, DropReason> {
     let head = tx.head;
     let tag = Tci(parse::word(head, 14).ok_or(DropReason::BadLength)?);

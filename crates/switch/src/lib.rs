@@ -16,6 +16,11 @@
 //! another's lock. Frames stay in their sender's memory until each receiver has its copy. A frame passes each
 //! stage at most once; frames move between the stages and over the ports in bursts.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 mod access;
 mod core;
 mod egress;

@@ -37,7 +37,7 @@ const TRANSPARENT_BRIDGING: u16 = 0x6558;
 /// The 16-bit number at `at`.
 #[inline]
 pub fn word(head: &[u8], at: usize) -> Option<u16> {
-    head.get(at..at + 2).map(|bytes| u16::from_be_bytes([bytes[0], bytes[1]]))
+    head.get(at..)?.first_chunk().map(|bytes| u16::from_be_bytes(*bytes))
 }
 
 /// The layers of an untagged or tagged Ethernet frame.
@@ -90,19 +90,20 @@ fn ipv6(head: &[u8], at: usize) -> Option<Layers> {
     }
     let (mut next, mut end, mut fragment) = (header[6], at + IPV6, false);
     for _ in 0..MAX_EXTENSIONS {
-        let length = match (next, head.get(end..end + 8)) {
-            (protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION, Some(extension)) => {
+        let Some(extension) = head.get(end..).and_then(|rest| rest.first_chunk::<8>()) else { break };
+        let length = match next {
+            protocol::HOP_BY_HOP | protocol::ROUTING | protocol::DESTINATION => {
                 (usize::from(extension[1]) + 1) * 8
             }
-            (protocol::AUTHENTICATION, Some(extension)) => (usize::from(extension[1]) + 2) * 4,
-            (protocol::FRAGMENT, Some(extension)) => {
+            protocol::AUTHENTICATION => (usize::from(extension[1]) + 2) * 4,
+            protocol::FRAGMENT => {
                 // An atomic fragment (RFC 6946) is a whole packet.
                 fragment |= u16::from_be_bytes([extension[2], extension[3]]) & 0xfff9 != 0;
                 8
             }
             _ => break,
         };
-        next = head[end];
+        next = extension[0];
         end += length;
     }
     let transport = if fragment { Transport::Other } else { transport(head, next, end) };

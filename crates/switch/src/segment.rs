@@ -1,6 +1,11 @@
 //! TCP and UDP segmentation for a receiver that does not take super-frames: headers are edited in a private
 //! copy, payload goes straight from the sender's memory to the receiver's.
 
+#![expect(
+    clippy::indexing_slicing,
+    reason = "offsets are those of headers that stage 1 has checked to lie in the head (`ingress::job`)"
+)]
+
 use vmlane_mem::Sum;
 use vmlane_port::{Layers, Network, PartialChecksum, Transport};
 

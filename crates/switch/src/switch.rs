@@ -45,6 +45,7 @@ impl Switch {
 
     /// The switch without a thread: nothing happens unless the caller calls [`Worker::step`], and what
     /// is asked of the switch is not waited for. For benchmarks and tests.
+    #[expect(clippy::expect_used, reason = "benchmarks and tests end here, the daemon calls `start`")]
     pub fn unstarted(settings: Settings) -> (Switch, Worker) {
         Switch::make(settings).expect("an eventfd to spare")
     }

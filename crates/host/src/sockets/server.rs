@@ -477,8 +477,8 @@ impl Server {
         for _ in 0..64 {
             match socket::read(&*socket, &mut self.buffer) {
                 Io::Done(len) => {
-                    let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(&self.buffer[..len])
-                    else {
+                    let datagram = self.buffer.get(..len).unwrap_or_default();
+                    let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(datagram) else {
                         continue;
                     };
                     let group = self.router.group_of(to.cid.get());

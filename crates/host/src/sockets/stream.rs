@@ -116,6 +116,7 @@ impl End<'_> {
 }
 
 /// The process with a ring of its own has sent a signal, or gone.
+#[expect(clippy::indexing_slicing, reason = "no read returns more than its buffer has, which is never empty")]
 fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
     let Ok(waits) = map.waits() else { return Turn::Over };
     let mut switched = false;
@@ -165,6 +166,7 @@ impl Pump {
     }
 
     /// From the process to the guest. True if there is more.
+    #[expect(clippy::indexing_slicing, reason = "`room` and what was read are at most the buffer's length")]
     fn upwards(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<bool> {
         if self.out.is_refused() && !self.refused {
             self.refused = true;
@@ -200,6 +202,7 @@ impl Pump {
     }
 
     /// From the guest to the process. True if there is more.
+    #[expect(clippy::indexing_slicing, reason = "a look into the ring copies no more than the buffer has")]
     fn downwards(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<bool> {
         let mut moved = 0;
         while !self.delivered {

@@ -116,6 +116,7 @@ impl Tap {
     }
 
     /// Reads one frame into a slot. None: none waits.
+    #[expect(clippy::indexing_slicing, reason = "the free list holds only numbers of slots")]
     fn read(&mut self, number: u32) -> Option<Result<(), DropReason>> {
         let slot = &mut self.slots[number as usize];
         slot.spans.clear();
@@ -156,6 +157,10 @@ impl Tap {
         None
     }
 
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "a head has an Ethernet header at least and `MAX_HEAD` bytes at most; `queue` is below the count"
+    )]
     fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
         let tag = frame.tag.map(|tag| {
             let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), tag.0.to_be_bytes());
@@ -211,6 +216,7 @@ fn queue_of(packet: &RxFrame<'_>, count: usize) -> usize {
     (sum ^ sum >> 16) as usize % count
 }
 
+#[expect(clippy::indexing_slicing, reason = "`head_len` is at most `HEAD`")]
 fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), DropReason> {
     if !(HEADER..=MAX_FRAME).contains(&len) {
         return Err(DropReason::BadLength);
@@ -248,6 +254,10 @@ impl FramePort for Tap {
         count
     }
 
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
+    )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { head, head_len, spans, offload } = &self.slots[token.0 as usize];
         TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None }
@@ -272,6 +282,7 @@ impl FramePort for Tap {
         Ok(())
     }
 
+    #[expect(clippy::indexing_slicing, reason = "`full` is the number of a queue")]
     fn has_room(&mut self) -> bool {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut files = [PollFd::new(&self.queues[self.full], PollFlags::OUT)];
