@@ -14,7 +14,7 @@ use vmlane_api::{
     Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort,
     VmStats, VmStatus,
 };
-use vmlane_device::virtio::vsock::Hub;
+use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{Fabric, FabricCheckpoint, VmView};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
@@ -65,7 +65,7 @@ pub struct Daemon {
     started: Instant,
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) switch: Arc<Switch>,
-    hub: Arc<Hub>,
+    vsock_worker: Arc<VsockWorker>,
     workers: Arc<Workers>,
     sockets: HostSockets,
     pub(crate) watchdog: Mutex<Watchdog>,
@@ -111,15 +111,17 @@ impl Daemon {
         let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
-        let hub =
-            Hub::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(fabric.router().clone()))
-                .map_err(AssemblyError::Workers)?;
-        let hub = Arc::new(hub);
+        let vsock_worker = VsockWorker::start(
+            vmlane_device::virtio::vsock::Settings { spin, poll },
+            Some(fabric.router().clone()),
+        )
+        .map_err(AssemblyError::Workers)?;
+        let vsock_worker = Arc::new(vsock_worker);
         uplinks.change(&switch, &config.uplinks)?;
         let sockets = host_sockets(fabric.router(), &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
-        let watchdog = Mutex::new(watch(&workers, &switch, &hub));
+        let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
         let (faults, started) = (DaemonStats::default(), Instant::now());
         let daemon = Daemon {
             paths,
@@ -127,7 +129,7 @@ impl Daemon {
             started,
             fabric,
             switch,
-            hub,
+            vsock_worker,
             workers,
             sockets,
             watchdog,
@@ -156,8 +158,8 @@ impl Daemon {
     }
 
     pub(crate) fn host(&self) -> Host<'_> {
-        let Daemon { fabric, switch, hub, paths, sockets, store, .. } = self;
-        Host { fabric, switch, hub, paths, sockets, store }
+        let Daemon { fabric, switch, vsock_worker, paths, sockets, store, .. } = self;
+        Host { fabric, switch, vsock_worker, paths, sockets, store }
     }
 
     /// To be called every few seconds.
@@ -282,7 +284,7 @@ impl Daemon {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             workers: self.workers.stats().snapshot().into_iter().collect(),
             switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
-            vsock: self.hub.stats().snapshot().into_iter().collect(),
+            vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
             uplinks: state.uplinks.stats(&self.switch),
             daemon: self.faults.snapshot().into_iter().collect(),
             vms: state.vms.iter().map(vm_stats).collect(),
@@ -439,13 +441,13 @@ fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, Fa
 }
 
 /// All workers, watched.
-fn watch(workers: &Workers, switch: &Switch, hub: &Hub) -> Watchdog {
+fn watch(workers: &Workers, switch: &Switch, vsock_worker: &VsockWorker) -> Watchdog {
     let mut dog = Watchdog::new(PATIENCE);
     for (number, beat) in workers.beats().iter().enumerate() {
         dog.watch(format!("worker-{number}"), beat.clone(), |stream| format!("stream {stream}"));
     }
     dog.watch("switch".into(), switch.beat().clone(), |port| format!("port {port}"));
-    dog.watch("vsock".into(), hub.beat().clone(), |_| "virtio-vsock guests".into());
+    dog.watch("vsock".into(), vsock_worker.beat().clone(), |_| "virtio-vsock guests".into());
     dog
 }
 

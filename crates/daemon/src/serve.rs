@@ -4,7 +4,7 @@ use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
-use vmlane_device::virtio::vsock::Hub;
+use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{AddError, CreateError, Fabric};
 use vmlane_host::sockets::HostSockets;
 use vmlane_state::{Found, Scope, Store};
@@ -38,7 +38,7 @@ pub enum VmError {
 pub struct Host<'h> {
     pub fabric: &'h Arc<Fabric>,
     pub switch: &'h Arc<Switch>,
-    pub hub: &'h Arc<Hub>,
+    pub vsock_worker: &'h Arc<VsockWorker>,
     pub paths: &'h Paths,
     pub sockets: &'h HostSockets,
     pub store: &'h Arc<dyn Store>,

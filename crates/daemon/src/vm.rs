@@ -93,7 +93,7 @@ impl ServedVm {
             virtio.server.stop();
             host.sockets.remove_guest(virtio.cid);
             host.fabric.router().clear_endpoint(virtio.cid);
-            host.hub.remove(virtio.cid);
+            host.vsock_worker.remove(virtio.cid);
             host.fabric.remove_vm(virtio.cid);
         }
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
@@ -109,7 +109,7 @@ impl ServedVm {
         }
         if vm.virtio_vsock {
             host.fabric.update_vm(spec(config, vm));
-            host.hub.add(vsock_vm(config, vm));
+            host.vsock_worker.add(vsock_vm(config, vm));
         }
         for (number, nic) in self.nics.iter_mut().enumerate() {
             nic.update(host.switch, config, vm, number);

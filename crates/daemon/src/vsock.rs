@@ -37,9 +37,9 @@ impl ServedVsock {
         let stats = Arc::new(SessionStats::default());
         let add = host.fabric.add_vm(spec(config, vm));
         add.map_err(|cause| VmError::Add { name: name(), cause })?;
-        host.fabric.router().set_endpoint(vm.cid, host.hub.endpoint(vm.cid));
-        host.hub.add(vsock_vm(config, vm));
-        let device = Box::new(VsockDevice::new(vm.cid, host.hub.clone(), lines.clone()));
+        host.fabric.router().set_endpoint(vm.cid, host.vsock_worker.endpoint(vm.cid));
+        host.vsock_worker.add(vsock_vm(config, vm));
+        let device = Box::new(VsockDevice::new(vm.cid, host.vsock_worker.clone(), lines.clone()));
         let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
         let served = served.map_err(threads).and_then(|server| {
             let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
@@ -53,7 +53,7 @@ impl ServedVsock {
         });
         if served.is_err() {
             host.fabric.router().clear_endpoint(vm.cid);
-            host.hub.remove(vm.cid);
+            host.vsock_worker.remove(vm.cid);
             host.fabric.remove_vm(vm.cid);
         }
         served
@@ -112,7 +112,7 @@ impl ServedVsock {
     }
 }
 
-/// A VM with a virtio-vsock device as the hub wants it.
+/// A VM with a virtio-vsock device as the worker knows it.
 pub fn vsock_vm(config: &Config, vm: &VmConfig) -> Vm {
     let VmSpec { cid, group, forwards, restricted, trusted, limits, .. } = spec(config, vm);
     let connections = limits.connections;

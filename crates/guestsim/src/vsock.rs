@@ -14,8 +14,8 @@ use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
-use vmlane_device::virtio::vsock::HubStats;
-use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Rounds, Shared, Waker};
+use vmlane_device::virtio::vsock::VsockStats;
+use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Routes, Shared, Waker};
 use vmlane_vsock::Vm;
 
 /// Descriptors of each ring.
@@ -31,10 +31,10 @@ impl Waker for Awake {
 
 /// All VMs, turned by hand.
 pub struct Bench {
-    rounds: Rounds,
+    routes: Routes,
     mailbox: Arc<Mailbox>,
     pub fabric: Arc<Fabric>,
-    pub stats: Arc<HubStats>,
+    pub stats: Arc<VsockStats>,
     pub now: Instant,
 }
 
@@ -85,11 +85,11 @@ impl Bench {
     pub fn new(lanes: Arc<dyn Streams>) -> Bench {
         let fabric = Fabric::new(lanes);
         let mailbox = Mailbox::new(Arc::new(Awake));
-        let stats = Arc::new(HubStats::default());
+        let stats = Arc::new(VsockStats::default());
         let bridge = Bridge::new(fabric.router().clone(), mailbox.clone());
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
-        Bench { rounds: Rounds::new(stats.clone(), Some(bridge)), mailbox, fabric, stats, now }
+        Bench { routes: Routes::new(stats.clone(), Some(bridge)), mailbox, fabric, stats, now }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
@@ -111,7 +111,7 @@ impl Bench {
         self.fabric.add_vm(spec).expect("a CID of its own");
         let endpoint = GuestEndpoint { cid: vm.cid, mailbox: self.mailbox.clone() };
         self.fabric.router().set_endpoint(vm.cid, Arc::new(endpoint));
-        self.rounds.add(vm);
+        self.routes.add(vm);
         self.attach(&guest);
         guest
     }
@@ -121,21 +121,21 @@ impl Bench {
         let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
         let setup = Setup { features: guest.features, memory: guest.rx.ram.device_map(), rings };
         if let Some(port) = Port::new(guest.cid, setup, guest.calls.clone()) {
-            self.rounds.attach(guest.cid, Box::new(port));
+            self.routes.attach(guest.cid, Box::new(port));
         }
     }
 
     pub fn detach(&mut self, guest: &Guest) {
-        self.rounds.detach(guest.cid);
+        self.routes.detach(guest.cid);
     }
 
     pub fn gone(&mut self, guest: &Guest) {
-        self.rounds.reset_all(guest.cid);
+        self.routes.reset_all(guest.cid);
     }
 
     /// One look at everything.
     pub fn round(&mut self) -> bool {
-        self.rounds.round(self.now)
+        self.routes.round(self.now)
     }
 
     /// Looks until nothing moves; false if that does not happen.
@@ -144,8 +144,8 @@ impl Bench {
     }
 
     pub fn arm(&mut self) {
-        self.rounds.arm();
-        self.rounds.disarm();
+        self.routes.arm();
+        self.routes.disarm();
     }
 }
 

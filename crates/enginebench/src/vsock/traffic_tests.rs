@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice};
+use vmlane_device::virtio::vsock::{Settings, VsockDevice, VsockWorker};
 use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
 use vmlane_vsock::Vm as VsockVm;
 
@@ -17,15 +17,15 @@ struct Served {
 fn serve() -> Served {
     let folder = tempfile::tempdir().unwrap();
     let settings = Settings { spin: Duration::from_micros(50), poll: false };
-    let hub = Arc::new(Hub::start(settings, None).unwrap());
+    let worker = Arc::new(VsockWorker::start(settings, None).unwrap());
     let sockets = CIDS.map(|cid| folder.path().join(format!("{cid}.sock")));
     let serve = |index: usize| {
         let cid = CIDS[index];
         let (restricted, trusted) = (false, false);
         let (forwards, group) = (Vec::new(), "one".into());
-        hub.add(VsockVm { cid, group, restricted, trusted, connections: 16, forwards, parent: None });
+        worker.add(VsockVm { cid, group, restricted, trusted, connections: 16, forwards, parent: None });
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).unwrap());
-        let device = VsockDevice::new(cid, hub.clone(), lines.clone());
+        let device = VsockDevice::new(cid, worker.clone(), lines.clone());
         let listener = Listener::bind(&sockets[index]).unwrap();
         VhostEnd::Listens(listener).serve("guest", Box::new(device), lines, Arc::default()).unwrap()
     };

@@ -6,15 +6,15 @@ use crate::virtio::vhost::{Lines, Setup, VhostDevice};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{SEQPACKET, STREAM};
 
-use super::hub::Hub;
 use super::port::Port;
+use super::worker::VsockWorker;
 
 /// Receive, transmit, events; front ends mostly keep the last one to themselves.
 const QUEUES: u16 = 3;
 
 pub struct VsockDevice {
     cid: u32,
-    hub: Arc<Hub>,
+    worker: Arc<VsockWorker>,
     lines: Arc<dyn Lines>,
     running: bool,
 }
@@ -22,9 +22,9 @@ pub struct VsockDevice {
 impl VsockDevice {
     pub const QUEUES: u16 = QUEUES;
 
-    /// The device of the VM `cid`, which the hub knows.
-    pub fn new(cid: u32, hub: Arc<Hub>, lines: Arc<dyn Lines>) -> VsockDevice {
-        VsockDevice { cid, hub, lines, running: false }
+    /// The device of the VM `cid`, which the worker knows.
+    pub fn new(cid: u32, worker: Arc<VsockWorker>, lines: Arc<dyn Lines>) -> VsockDevice {
+        VsockDevice { cid, worker, lines, running: false }
     }
 }
 
@@ -44,17 +44,17 @@ impl VhostDevice for VsockDevice {
     fn run(&mut self, setup: Setup) {
         let Some(port) = Port::new(self.cid, setup, self.lines.clone()) else { return };
         self.running = true;
-        self.hub.attach(self.cid, port);
+        self.worker.attach(self.cid, port);
     }
 
     fn stop(&mut self) {
         if std::mem::take(&mut self.running) {
-            self.hub.detach(self.cid);
+            self.worker.detach(self.cid);
         }
     }
 
     fn gone(&mut self) {
-        self.hub.gone(self.cid);
+        self.worker.gone(self.cid);
     }
 }
 

@@ -1,7 +1,7 @@
 //! One connection between a guest here and another endpoint: two byte rings, and a
 //! [`StreamPort`] over them.
 //!
-//! The hub's worker writes what the guest sent and reads what it gets; a lane's worker does the other
+//! The worker writes what the guest sent and reads what it gets; a lane's worker does the other
 //! half. Each index has one writer. A side that is about to sleep says so, fences, and looks once more.
 
 use std::sync::Arc;

@@ -11,21 +11,21 @@
 //! | `port.rs` | its running rings: packets out, packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
-//! | `round.rs` | routes |
+//! | `route.rs` | routes |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
-//! | `hub.rs` | the worker |
+//! | `worker.rs` | the worker |
 
 mod bridge;
 mod credit;
 mod device;
-mod hub;
 mod link;
 mod port;
-mod round;
+mod route;
 mod table;
+mod worker;
 
 pub use device::VsockDevice;
-pub use hub::{Hub, HubStats, Settings};
+pub use worker::{Settings, VsockStats, VsockWorker};
 
 /// The worker's parts without its thread, to be turned by hand.
 #[doc(hidden)]
@@ -33,5 +33,5 @@ pub mod parts {
     pub use super::bridge::{Bridge, GuestEndpoint, Mailbox};
     pub use super::link::{Shared, Waker};
     pub use super::port::Port;
-    pub use super::round::Rounds;
+    pub use super::route::Routes;
 }

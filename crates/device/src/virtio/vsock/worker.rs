@@ -17,11 +17,11 @@ use vmlane_worker::{
 use super::bridge::{Bridge, GuestEndpoint, Mailbox};
 use super::link::Waker;
 use super::port::Port;
-use super::round::Rounds;
+use super::route::Routes;
 
 counters! {
     /// What the worker did.
-    pub struct HubStats {
+    pub struct VsockStats {
         /// Packets that guests sent.
         packets,
         /// Payload bytes delivered.
@@ -69,10 +69,10 @@ type Requests = CommandQueue<Command>;
 const SHORT: Duration = Duration::from_millis(1);
 
 /// The devices' common worker; dropping it stops it.
-pub struct Hub {
+pub struct VsockWorker {
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
-    stats: Arc<HubStats>,
+    stats: Arc<VsockStats>,
     beat: Arc<Heartbeat>,
     thread: Option<JoinHandle<()>>,
 }
@@ -86,23 +86,23 @@ impl Waker for WakesWorker {
     }
 }
 
-impl Hub {
+impl VsockWorker {
     /// Starts the worker's thread. With a `router`, VMCI guests and the host are reached through it.
-    pub fn start(settings: Settings, router: Option<Arc<Router>>) -> std::io::Result<Hub> {
+    pub fn start(settings: Settings, router: Option<Arc<Router>>) -> std::io::Result<VsockWorker> {
         let requests = Arc::new(Requests::new(Parking::for_files()?));
         let mailbox = Mailbox::new(Arc::new(WakesWorker(requests.clone())));
         let bridge = router.map(|router| Bridge::new(router, mailbox.clone()));
-        let stats = Arc::new(HubStats::default());
+        let stats = Arc::new(VsockStats::default());
         let beat = Arc::new(Heartbeat::default());
-        let engine = VsockEngine { rounds: Rounds::new(stats.clone(), bridge), stats: stats.clone() };
+        let engine = VsockEngine { routes: Routes::new(stats.clone(), bridge), stats: stats.clone() };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), beat.clone(), settings);
         let thread = Some(worker.spawn("vsock".into())?);
-        Ok(Hub { requests, mailbox, stats, beat, thread })
+        Ok(VsockWorker { requests, mailbox, stats, beat, thread })
     }
 
-    pub fn stats(&self) -> &Arc<HubStats> {
+    pub fn stats(&self) -> &Arc<VsockStats> {
         &self.stats
     }
 
@@ -146,7 +146,7 @@ impl Hub {
     }
 }
 
-impl Drop for Hub {
+impl Drop for VsockWorker {
     fn drop(&mut self) {
         self.requests.stop();
         if let Some(thread) = self.thread.take() {
@@ -157,8 +157,8 @@ impl Drop for Hub {
 
 /// All VMs' rings, and what a round over them is.
 struct VsockEngine {
-    rounds: Rounds,
-    stats: Arc<HubStats>,
+    routes: Routes,
+    stats: Arc<VsockStats>,
 }
 
 impl Engine for VsockEngine {
@@ -169,40 +169,40 @@ impl Engine for VsockEngine {
         // The answer goes with the command's end, however it ends.
         let Command { request, _answer } = command;
         match request {
-            Request::Add(vm) => self.rounds.add(vm),
-            Request::Remove(cid) => self.rounds.remove(cid),
-            Request::Attach(cid, port) => self.rounds.attach(cid, port),
-            Request::Detach(cid) => self.rounds.detach(cid),
-            Request::Gone(cid) => self.rounds.reset_all(cid),
+            Request::Add(vm) => self.routes.add(vm),
+            Request::Remove(cid) => self.routes.remove(cid),
+            Request::Attach(cid, port) => self.routes.attach(cid, port),
+            Request::Detach(cid) => self.routes.detach(cid),
+            Request::Gone(cid) => self.routes.reset_all(cid),
         }
     }
 
     fn round(&mut self, now: Instant) -> bool {
-        self.rounds.round(now)
+        self.routes.round(now)
     }
 
     fn rest(&mut self, _: Duration) -> Rest {
-        Rest::Sleep(self.rounds.is_waiting().then_some(SHORT))
+        Rest::Sleep(self.routes.is_waiting().then_some(SHORT))
     }
 
     fn undelivered(&self) -> bool {
-        self.rounds.undelivered()
+        self.routes.undelivered()
     }
 
     fn deliver_withheld(&mut self) {
-        self.rounds.deliver_withheld();
+        self.routes.deliver_withheld();
     }
 
     fn arm(&mut self) -> bool {
-        self.rounds.arm()
+        self.routes.arm()
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
-        self.rounds.ports().filter_map(Port::bell).for_each(|bell| fds.doorbell(bell));
+        self.routes.ports().filter_map(Port::bell).for_each(|bell| fds.doorbell(bell));
     }
 
     fn woken(&mut self, _: Woken) {
-        self.rounds.disarm();
+        self.routes.disarm();
     }
 
     fn count(&mut self, event: Event) {

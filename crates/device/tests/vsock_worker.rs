@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{Hub, Settings, VsockDevice};
+use vmlane_device::virtio::vsock::{Settings, VsockDevice, VsockWorker};
 use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::vsock::{Bench, Guest};
 use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
@@ -26,7 +26,7 @@ struct Wires {
     called: [AtomicU64; 3],
     failed: AtomicU64,
     /// The worker's sleeps so far are noted when it calls.
-    hub: Weak<Hub>,
+    worker: Weak<VsockWorker>,
     sleeps_at_call: AtomicU64,
     /// The next call, or the next clearing of the kicks, panics.
     fault_in_call: AtomicBool,
@@ -34,13 +34,13 @@ struct Wires {
 }
 
 impl Wires {
-    fn new(hub: &Arc<Hub>) -> Arc<Wires> {
+    fn new(worker: &Arc<VsockWorker>) -> Arc<Wires> {
         let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
         Arc::new(Wires {
             kick,
             called: Default::default(),
             failed: AtomicU64::new(0),
-            hub: Arc::downgrade(hub),
+            worker: Arc::downgrade(worker),
             sleeps_at_call: AtomicU64::new(0),
             fault_in_call: AtomicBool::new(false),
             fault_in_clear: AtomicBool::new(false),
@@ -57,7 +57,7 @@ impl Lines for Wires {
         if self.fault_in_call.swap(false, Ordering::SeqCst) {
             std::panic::resume_unwind(Box::new("a call fails"));
         }
-        let sleeps = self.hub.upgrade().map_or(0, |hub| hub.stats().sleeps.get());
+        let sleeps = self.worker.upgrade().map_or(0, |worker| worker.stats().sleeps.get());
         self.sleeps_at_call.store(sleeps, Ordering::SeqCst);
         self.called[ring].fetch_add(1, Ordering::SeqCst);
     }
@@ -114,16 +114,16 @@ fn setup(guest: &Guest, packed: bool) -> Setup {
     Setup { features, memory: guest.rx.ram.device_map(), rings }
 }
 
-fn hub(spin: Duration, fabric: Option<Arc<Fabric>>) -> Arc<Hub> {
+fn worker(spin: Duration, fabric: Option<Arc<Fabric>>) -> Arc<VsockWorker> {
     let router = fabric.map(|fabric| fabric.router().clone());
-    Arc::new(Hub::start(Settings { spin, poll: false }, router).expect("a worker"))
+    Arc::new(VsockWorker::start(Settings { spin, poll: false }, router).expect("a worker"))
 }
 
 impl Vm {
-    fn new(hub: &Arc<Hub>, cid: u32, packed: bool) -> Vm {
-        hub.add(spec(cid, "test"));
-        let wires = Wires::new(hub);
-        let mut device = VsockDevice::new(cid, hub.clone(), wires.clone());
+    fn new(worker: &Arc<VsockWorker>, cid: u32, packed: bool) -> Vm {
+        worker.add(spec(cid, "test"));
+        let wires = Wires::new(worker);
+        let mut device = VsockDevice::new(cid, worker.clone(), wires.clone());
         assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
         let mut guest = driver(cid, packed);
         assert_eq!(setup(&guest, packed).features & !device.features(), 0, "only what is on offer");
@@ -176,10 +176,10 @@ impl Vm {
     }
 
     /// Nothing comes, however long the worker has had.
-    fn hears_nothing(&mut self, hub: &Hub) {
+    fn hears_nothing(&mut self, worker: &VsockWorker) {
         // Twice around: whatever was under way has been looked at.
         for _ in 0..2 {
-            hub.add(spec(77, "absent"));
+            worker.add(spec(77, "absent"));
         }
         self.poll();
         assert_eq!(self.received.len(), 0, "{:?}", self.received);
@@ -193,12 +193,12 @@ fn connect(a: &mut Vm, b: &mut Vm, port: u32, kind: u16) {
     a.expect(op::RESPONSE);
 }
 
-fn asleep(hub: &Hub) {
-    let before = hub.stats().sleeps.get();
+fn asleep(worker: &VsockWorker) {
+    let before = worker.stats().sleeps.get();
     let deadline = Instant::now() + PATIENCE;
-    while hub.stats().sleeps.get() == before {
+    while worker.stats().sleeps.get() == before {
         assert!(Instant::now() < deadline, "the worker never sleeps");
-        hub.add(spec(77, "absent"));
+        worker.add(spec(77, "absent"));
         std::thread::sleep(Duration::from_millis(1));
     }
 }
@@ -206,21 +206,21 @@ fn asleep(hub: &Hub) {
 #[test]
 fn who_sleeps_is_woken_by_every_kick() {
     for packed in [false, true] {
-        let hub = hub(Duration::ZERO, None);
-        let (mut a, mut b) = (Vm::new(&hub, 3, packed), Vm::new(&hub, 4, !packed));
+        let worker = worker(Duration::ZERO, None);
+        let (mut a, mut b) = (Vm::new(&worker, 3, packed), Vm::new(&worker, 4, !packed));
         connect(&mut a, &mut b, LOCAL, kind::STREAM);
         for n in 0..50u32 {
             if n % 10 == 0 {
-                asleep(&hub);
+                asleep(&worker);
             }
             let (from, to) = if n % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
             let ports = if n % 2 == 0 { (LOCAL, 5000) } else { (5000, LOCAL) };
             from.send(ports.0, (to.guest.cid, ports.1), kind::STREAM, op::RW, &n.to_le_bytes());
             assert_eq!(to.expect(op::RW), n.to_le_bytes());
         }
-        assert!(hub.stats().packets.get() >= 52 && hub.stats().bytes.get() >= 200);
+        assert!(worker.stats().packets.get() >= 52 && worker.stats().bytes.get() >= 200);
         assert!(a.wires.called.iter().map(|called| called.load(Ordering::SeqCst)).sum::<u64>() > 20);
-        assert_eq!(hub.stats().panics.get(), 0);
+        assert_eq!(worker.stats().panics.get(), 0);
         assert_eq!([a.wires, b.wires].map(|wires| wires.failed.load(Ordering::SeqCst)), [0, 0]);
     }
 }
@@ -228,8 +228,8 @@ fn who_sleeps_is_woken_by_every_kick() {
 /// Messages keep their bounds; a half-closed stream still goes the other way.
 #[test]
 fn messages_and_halves() {
-    let hub = hub(Duration::from_millis(1), None);
-    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    let worker = worker(Duration::from_millis(1), None);
+    let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
     connect(&mut a, &mut b, LOCAL, kind::SEQPACKET);
     for (len, end) in [(10, 1), (4000, 0), (1, 3), (0, 1)] {
         let header = Header::new((3, LOCAL), (4, 5000), kind::SEQPACKET, op::RW);
@@ -256,12 +256,12 @@ fn messages_and_halves() {
 
 #[test]
 fn a_device_that_is_stopped_is_left_alone_and_goes_on_where_it_was() {
-    let hub = hub(Duration::from_millis(1), None);
-    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, true));
+    let worker = worker(Duration::from_millis(1), None);
+    let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, true));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     b.device.stop();
     a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, b"to one that stands still");
-    b.hears_nothing(&hub);
+    b.hears_nothing(&worker);
     // A migration's end, or a driver's pause: the rings run again, and nothing was lost or answered.
     b.device.run(setup(&b.guest, b.packed));
     assert_eq!(b.expect(op::RW), b"to one that stands still");
@@ -276,8 +276,8 @@ fn a_device_that_is_stopped_is_left_alone_and_goes_on_where_it_was() {
 
 #[test]
 fn a_vm_that_goes_is_missed_by_its_peers_alone() {
-    let hub = hub(Duration::from_millis(1), None);
-    let [mut a, mut b, mut c] = [3, 4, 5].map(|cid| Vm::new(&hub, cid, false));
+    let worker = worker(Duration::from_millis(1), None);
+    let [mut a, mut b, mut c] = [3, 4, 5].map(|cid| Vm::new(&worker, cid, false));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     connect(&mut c, &mut b, LOCAL, kind::STREAM);
     connect(&mut a, &mut c, LOCAL + 1, kind::SEQPACKET);
@@ -291,7 +291,7 @@ fn a_vm_that_goes_is_missed_by_its_peers_alone() {
     assert_eq!(c.expect(op::RW), b"unhurt");
     // The device itself goes, then the VM.
     drop(c.device);
-    hub.remove(5);
+    worker.remove(5);
     a.send(LOCAL + 2, (5, 5000), kind::STREAM, op::REQUEST, &[]);
     let refused = loop {
         let (header, _) = a.next();
@@ -301,30 +301,30 @@ fn a_vm_that_goes_is_missed_by_its_peers_alone() {
         assert_eq!(header.op.get(), op::RST);
     };
     assert_eq!((refused.op.get(), refused.src_cid.get()), (op::RST, 5));
-    assert!(hub.stats().refused.get() > 0);
+    assert!(worker.stats().refused.get() > 0);
 }
 
 /// Moved to another group while it runs: no packet goes to the old one any more.
 #[test]
 fn a_vm_that_changes_groups_leaves_its_old_one() {
-    let hub = hub(Duration::from_millis(1), None);
-    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
-    hub.add(spec(4, "elsewhere"));
+    let worker = worker(Duration::from_millis(1), None);
+    let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
+    worker.add(spec(4, "elsewhere"));
     a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
     a.expect(op::RST);
-    b.hears_nothing(&hub);
-    hub.add(spec(4, "test"));
+    b.hears_nothing(&worker);
+    worker.add(spec(4, "test"));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
 }
 
 /// Rings that cannot be run are not; the session lives on and may try again.
 #[test]
 fn rings_outside_of_memory_do_not_run() {
-    let hub = hub(Duration::from_millis(1), None);
-    hub.add(spec(3, "test"));
+    let worker = worker(Duration::from_millis(1), None);
+    worker.add(spec(3, "test"));
     let guest = driver(3, false);
-    let wires = Wires::new(&hub);
-    let mut device = VsockDevice::new(3, hub.clone(), wires.clone());
+    let wires = Wires::new(&worker);
+    let mut device = VsockDevice::new(3, worker.clone(), wires.clone());
     let mut broken = setup(&guest, false);
     broken.rings[1].as_mut().unwrap().descriptors = 1 << 50;
     device.run(broken);
@@ -334,7 +334,7 @@ fn rings_outside_of_memory_do_not_run() {
     device.stop();
     device.gone();
     assert_eq!(wires.failed.load(Ordering::SeqCst), 1, "the VMM is told");
-    assert_eq!(hub.stats().panics.get(), 0);
+    assert_eq!(worker.stats().panics.get(), 0);
 }
 
 /// A VMCI guest and a virtio guest: every byte, both ways, and each end's close.
@@ -342,12 +342,12 @@ fn rings_outside_of_memory_do_not_run() {
 fn streams_to_a_vmci_guest_are_whole() {
     let workers = Arc::new(Workers::start(Default::default()).expect("workers"));
     let fabric = Fabric::new(workers.clone());
-    let hub = hub(Duration::from_millis(1), Some(fabric.clone()));
+    let worker = worker(Duration::from_millis(1), Some(fabric.clone()));
     let machine = Machine::new(&fabric, vm(3));
     let vmci = machine.boot(Path::Dma);
-    let mut b = Vm::new(&hub, 4, false);
+    let mut b = Vm::new(&worker, 4, false);
     fabric.add_vm(vm(4)).expect("a CID of its own");
-    fabric.router().set_endpoint(4, hub.endpoint(4));
+    fabric.router().set_endpoint(4, worker.endpoint(4));
     const BYTES: u64 = 1 << 20;
     // The virtio guest connects.
     let listener = vmci.listen(5000, Placement::Scattered);
@@ -407,7 +407,7 @@ fn streams_to_a_vmci_guest_are_whole() {
         b.device.gone();
         assert_eq!(stream.recv(&mut got), Ok(0));
     });
-    assert_eq!(hub.stats().panics.get(), 0);
+    assert_eq!(worker.stats().panics.get(), 0);
 }
 
 /// Sends and receives so many bytes, minding the peer's credit and telling of its own.
@@ -449,16 +449,16 @@ fn exchange(b: &mut Vm, bytes: u64, up: Pattern, down: Pattern) {
 /// The worker sleeps with nothing withheld: a sender whose packets are sent has heard of it by then.
 #[test]
 fn a_sender_hears_that_its_packet_is_sent_before_the_worker_sleeps() {
-    let hub = hub(Duration::ZERO, None);
-    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    let worker = worker(Duration::ZERO, None);
+    let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     const TX: usize = 1;
     for n in 0..20u64 {
-        asleep(&hub);
+        asleep(&worker);
         let heard = a.wires.called[TX].load(Ordering::SeqCst);
         // It sleeps, and the packet is what wakes it.
-        wait_for("sleep", || !hub.beat().read().busy);
-        let sleeps = hub.stats().sleeps.get();
+        wait_for("sleep", || !worker.beat().read().busy);
+        let sleeps = worker.stats().sleeps.get();
         a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, &n.to_le_bytes());
         b.expect(op::RW);
         wait_for("the notice", || a.wires.called[TX].load(Ordering::SeqCst) > heard);
@@ -476,11 +476,11 @@ fn wait_for(what: &str, done: impl Fn() -> bool) {
 }
 
 /// Is a request of another thread answered?
-fn answers(hub: &Arc<Hub>) -> bool {
+fn answers(worker: &Arc<VsockWorker>) -> bool {
     let (done, finished) = channel();
-    let hub = hub.clone();
+    let worker = worker.clone();
     std::thread::spawn(move || {
-        hub.add(spec(77, "absent"));
+        worker.add(spec(77, "absent"));
         let _ = done.send(());
     });
     finished.recv_timeout(Duration::from_secs(20)).is_ok()
@@ -490,8 +490,8 @@ fn answers(hub: &Arc<Hub>) -> bool {
 fn a_panic_in_a_request_is_contained_and_later_requests_are_answered() {
     // It does not sleep, so that a port that is dropped has a notice to deliver.
     let settings = Settings { spin: Duration::ZERO, poll: true };
-    let hub = Arc::new(Hub::start(settings, None).expect("a worker"));
-    let (mut a, mut b) = (Vm::new(&hub, 3, false), Vm::new(&hub, 4, false));
+    let worker = Arc::new(VsockWorker::start(settings, None).expect("a worker"));
+    let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     for attempt in 0.. {
         assert!(attempt < 1000, "the notice is never withheld when the device stops");
@@ -509,21 +509,21 @@ fn a_panic_in_a_request_is_contained_and_later_requests_are_answered() {
         b.received.clear();
         a.device.run(setup(&a.guest, a.packed));
     }
-    assert!(answers(&hub), "the worker is gone, and its callers wait for ever");
-    assert!(hub.stats().panics.get() > 0);
+    assert!(answers(&worker), "the worker is gone, and its callers wait for ever");
+    assert!(worker.stats().panics.get() > 0);
     assert_eq!(b.wires.failed.load(Ordering::SeqCst), 0, "the other VM does not notice");
 }
 
 #[test]
 fn a_panic_while_the_worker_goes_to_sleep_is_contained_to_its_vm() {
-    let hub = hub(Duration::ZERO, None);
-    let [mut a, mut b, c] = [3, 4, 5].map(|cid| Vm::new(&hub, cid, false));
+    let worker = worker(Duration::ZERO, None);
+    let [mut a, mut b, c] = [3, 4, 5].map(|cid| Vm::new(&worker, cid, false));
     c.wires.fault_in_clear.store(true, Ordering::SeqCst);
     wait_for("the fault", || {
-        assert!(answers(&hub), "the worker is gone, and its callers wait for ever");
+        assert!(answers(&worker), "the worker is gone, and its callers wait for ever");
         !c.wires.fault_in_clear.load(Ordering::SeqCst)
     });
     connect(&mut a, &mut b, LOCAL, kind::STREAM);
     wait_for("the end of the port", || c.wires.failed.load(Ordering::SeqCst) > 0);
-    assert_eq!(hub.stats().panics.get(), 1);
+    assert_eq!(worker.stats().panics.get(), 1);
 }

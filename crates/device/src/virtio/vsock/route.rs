@@ -9,9 +9,9 @@ use vmlane_wire::virtio_vsock::{Header, kind, op};
 use vmlane_worker::contained;
 
 use super::bridge::Bridge;
-use super::hub::HubStats;
 use super::port::{Nonsense, Outgoing, Port};
 use super::table::Table;
+use super::worker::VsockStats;
 
 /// Packets and bytes of one guest before the next one has its turn.
 const PACKETS: usize = 64;
@@ -41,12 +41,12 @@ pub fn port_of(vms: &mut Vms, cid: u32) -> Option<&mut Port> {
 }
 
 /// All VMs with such a device. One worker owns it.
-pub struct Rounds {
+pub struct Routes {
     vms: Vms,
     table: Table,
     /// Connections to VMCI guests and to the host.
     bridge: Option<Bridge>,
-    stats: Arc<HubStats>,
+    stats: Arc<VsockStats>,
     started: Instant,
     first: usize,
 }
@@ -57,10 +57,10 @@ enum Fate {
     Waits,
 }
 
-impl Rounds {
-    pub fn new(stats: Arc<HubStats>, bridge: Option<Bridge>) -> Rounds {
+impl Routes {
+    pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>) -> Routes {
         let (vms, table) = (Vms::new(), Table::default());
-        Rounds { vms, table, bridge, stats, started: Instant::now(), first: 0 }
+        Routes { vms, table, bridge, stats, started: Instant::now(), first: 0 }
     }
 
     pub fn add(&mut self, spec: vmlane_vsock::Vm) {
@@ -297,7 +297,7 @@ impl Rounds {
 
 /// Ends the port of a VM that a fault of ours has left in an unknown state.
 #[cold]
-fn fail(cid: u32, mut port: Box<Port>, stats: &HubStats) {
+fn fail(cid: u32, mut port: Box<Port>, stats: &VsockStats) {
     stats.panics.bump(1);
     tracing::error!(cid, "serving a virtio-vsock device panicked; the device is stopped");
     let _ = contained(|| port.fail());
