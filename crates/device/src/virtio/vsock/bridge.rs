@@ -17,7 +17,7 @@ use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, o
 use super::credit::Flow;
 use super::link::{DETACHED, FINISHED, REFUSED, RESET, RING, Shared, Waker};
 use super::port::{Outgoing, Port};
-use super::route::{Vms, port_of};
+use super::vms::{Vms, port_of};
 
 /// A connection: the guest's address here, the peer's.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]

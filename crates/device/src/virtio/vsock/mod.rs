@@ -13,7 +13,7 @@
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
 //! | `route.rs` | routes |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
-//! | `worker.rs` | the worker |
+//! | `worker.rs`, `vms.rs`, `stats.rs` | the worker, what it keeps of each VM, what it counts |
 
 mod bridge;
 mod credit;
@@ -21,11 +21,14 @@ mod device;
 mod link;
 mod port;
 mod route;
+mod stats;
 mod table;
+mod vms;
 mod worker;
 
 pub use device::VsockDevice;
-pub use worker::{Settings, VsockStats, VsockWorker};
+pub use stats::VsockStats;
+pub use worker::{Settings, VsockWorker};
 
 /// The worker's parts without its thread, to be turned by hand.
 #[doc(hidden)]

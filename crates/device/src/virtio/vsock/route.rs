@@ -1,6 +1,5 @@
 //! Routes: from one guest's packet to its receiver, or back as a refusal.
 
-use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -10,8 +9,9 @@ use vmlane_worker::contained;
 
 use super::bridge::Bridge;
 use super::port::{Nonsense, Outgoing, Port};
+use super::stats::VsockStats;
 use super::table::Table;
-use super::worker::VsockStats;
+use super::vms::{Vm, Vms, port_of};
 
 /// Packets and bytes of one guest before the next one has its turn.
 const PACKETS: usize = 64;
@@ -24,21 +24,6 @@ const SHOWN: usize = 16 << 10;
 const HOLD: Duration = Duration::from_secs(2);
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
-
-pub struct Vm {
-    pub spec: vmlane_vsock::Vm,
-    port: Option<Box<Port>>,
-    /// It has had no buffers for longer than a packet may wait.
-    stalled: bool,
-}
-
-/// By CID.
-pub type Vms = BTreeMap<u32, Vm>;
-
-/// A VM's rings, if they run.
-pub fn port_of(vms: &mut Vms, cid: u32) -> Option<&mut Port> {
-    vms.get_mut(&cid)?.port.as_deref_mut()
-}
 
 /// All VMs with such a device. One worker owns it.
 pub struct Routes {

@@ -8,7 +8,6 @@ use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
 use vmlane_port::role::Role;
-use vmlane_stats::counters;
 use vmlane_vsock::{Endpoint, Router, Vm};
 use vmlane_worker::{
     Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Rest, WakeFds, Woken, Worker,
@@ -18,28 +17,7 @@ use super::bridge::{Bridge, GuestEndpoint, Mailbox};
 use super::link::Waker;
 use super::port::Port;
 use super::route::Routes;
-
-counters! {
-    /// What the worker did.
-    pub struct VsockStats {
-        /// Packets that guests sent.
-        packets,
-        /// Payload bytes delivered.
-        bytes,
-        /// Packets answered with RST.
-        refused,
-        /// Packets whose source was not their sender.
-        forged,
-        /// Chains that are no packets.
-        nonsense,
-        /// Connections reset because their receiver had no buffers for too long.
-        stalled,
-        /// Times the worker slept.
-        sleeps,
-        /// Faults of our own that were contained.
-        panics,
-    }
-}
+use super::stats::VsockStats;
 
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {

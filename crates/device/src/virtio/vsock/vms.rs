@@ -1,0 +1,22 @@
+//! What the worker keeps of each VM.
+
+use std::collections::BTreeMap;
+
+use super::port::Port;
+
+/// A VM with such a device.
+pub struct Vm {
+    pub spec: vmlane_vsock::Vm,
+    /// Its rings, while they run.
+    pub port: Option<Box<Port>>,
+    /// It has had no buffers for longer than a packet may wait.
+    pub stalled: bool,
+}
+
+/// By CID.
+pub type Vms = BTreeMap<u32, Vm>;
+
+/// A VM's rings, if they run.
+pub fn port_of(vms: &mut Vms, cid: u32) -> Option<&mut Port> {
+    vms.get_mut(&cid)?.port.as_deref_mut()
+}
