@@ -73,7 +73,8 @@ enum Hold {
     Until(Instant),
 }
 
-/// Tells one guest's end of a connection what its peer, the device, has to say.
+/// Tells one guest's end of a connection what its peer, the device, has to say. It has more than 16 fields because
+/// they name one end and what is still owed to it: no part of them is used without the others.
 pub struct Notifier {
     inbox: Arc<Inbox>,
     /// Its pair and end, for the next daemon.
