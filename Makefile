@@ -5,7 +5,6 @@ TRIPLE  := x86_64-unknown-linux-gnu
 BIN     := target/$(TRIPLE)/release/vmlane
 FULL    ?= 0
 ONLY    ?=
-export LANES ?= 2
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
@@ -16,7 +15,8 @@ all: build
 help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
 	@echo 'make test    make lint, unit, property and real-guest tests (LANES=2 files of the latter at a time)'
-	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/'
+	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/ (ONLY=survival,nics'
+	@echo '             for some files; what passed is not repeated until sources change, AGAIN=1 does; LANES=1 at a time)'
 	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
 	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows;'
@@ -53,6 +53,7 @@ test-guests: setup
 	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
 	@tests/lanes.sh
 
+# Hours. Resumable: tests/acceptance.sh says how.
 acceptance: setup
 	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
 	@tests/acceptance.sh

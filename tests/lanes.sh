@@ -7,48 +7,34 @@ export LOGS=$PWD/out/test
 mkdir -p "$LOGS"
 start=$(date +%s)
 
+# shellcheck source=tests/files.sh
+. tests/files.sh
+
 build=$LOGS/build.log
 echo '==> building the tests'
-# One of the tests runs the example.
-{
-  cargo test --locked --release -p vmlane-tests --features guests --no-run &&
-    cargo build --locked --release -p vmlane-sock --example echo
-} >"$build" 2>&1 || {
-  cat "$build"
-  exit 1
-}
-
-# The longest files go first, so that all lanes end at about the same time. The fixture has unit tests of its own.
-longest='virtio switch vmms losses nics vsock_pairs sockets host survival soak streams'
-ranked=$(sed -n 's/^ *Executable \([a-z_]*\)\.rs (\(.*\))$/\1 \2/p' "$build" |
-  while read -r name file; do
-    rank=0
-    for known in $longest; do
-      [ "$name" = "$known" ] && break
-      rank=$((rank + 1))
-    done
-    echo "$rank $name $file"
-  done | sort -n)
+build_tests guests "$build"
+ranked=$(list_tests "$build")
 [ -n "$ranked" ] || {
   cat "$build"
   echo 'lanes: cargo named no test files' >&2
   exit 1
 }
 
+# shellcheck disable=SC2317 # xargs calls it.
 one() {
-  local name=$2 file=$PWD/$3 log=$LOGS/$2.log begun code=0
+  local name=$2 log=$LOGS/$2.log begun code=0
   begun=$(date +%s)
-  (cd tests && exec "$file" --test-threads=1 --nocapture) >"$log" 2>&1 </dev/null || code=$?
+  run_file "$3" "$log" || code=$?
   local took=$(($(date +%s) - begun))
   if [ "$code" = 0 ]; then
-    printf 'ok      %-12s %4d s  %s\n' "$name" "$took" "$(grep -c '^ok$\|\.\.\. ok$' "$log") tests"
+    printf 'ok      %-12s %4d s  %s\n' "$name" "$took" "$(tests_passed "$log") tests"
     return
   fi
   [ -e "${log%.log}.failed" ] || mv "$log" "${log%.log}.failed"
   printf 'FAILED  %-12s %4d s, exit code %s\n' "$name" "$took" "$code"
   return 1
 }
-export -f one
+export -f one run_file tests_passed
 
 echo "==> $(wc -l <<<"$ranked") files, ${LANES:=2} at a time"
 rm -f "$LOGS"/*.failed
