@@ -5,6 +5,7 @@
 //! device may call the router with its lock held; the router calls no endpoint with its own.
 
 use std::collections::HashMap;
+use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
@@ -35,6 +36,8 @@ struct Tables {
     registry: Registry,
     /// By number.
     connections: HashMap<u64, Connection>,
+    /// By server: how many of them are closed early.
+    closed_early: HashMap<Cid, usize>,
     last: u64,
 }
 
@@ -111,6 +114,7 @@ impl Tables {
     fn apply(&mut self, streams: &dyn Streams, call: Call, event: Event<StreamEnd>) -> Applied {
         let mut applied = Applied { taken: false, stream: None, calls: Calls::default() };
         let Some(connection) = self.connections.get_mut(&call.number) else { return applied };
+        let was_early = connection.state.is_closed_early();
         let mut event = Some(event);
         while let Some(now) = event.take() {
             let state = std::mem::replace(&mut connection.state, State::Over);
@@ -132,15 +136,34 @@ impl Tables {
             }
         }
         applied.stream = connection.state.stream();
+        let (server, is_early) = (connection.key.server.0, connection.state.is_closed_early());
         if matches!(connection.state, State::Over) {
             self.connections.remove(&call.number);
+        }
+        match (was_early, is_early) {
+            (false, true) => *self.closed_early.entry(server).or_default() += 1,
+            (true, false) => self.not_early_any_more(server),
+            _ => {}
         }
         applied
     }
 
-    fn closed_early(&self, server: Cid) -> usize {
-        let early = |one: &&Connection| one.key.server.0 == server && one.state.is_closed_early();
-        self.connections.values().filter(early).count()
+    /// Forgets a connection that its server refused at once.
+    fn forget(&mut self, number: u64) {
+        if let Some(connection) = self.connections.remove(&number)
+            && connection.state.is_closed_early()
+        {
+            self.not_early_any_more(connection.key.server.0);
+        }
+    }
+
+    fn not_early_any_more(&mut self, server: Cid) {
+        if let Entry::Occupied(mut count) = self.closed_early.entry(server) {
+            match count.get() {
+                0 | 1 => drop(count.remove()),
+                more => *count.get_mut() = more - 1,
+            }
+        }
     }
 }
 
@@ -221,7 +244,7 @@ impl Router {
         match server.requested(call.of(Role::Server), None) {
             Ok(()) => Ok(call),
             Err(error) => {
-                self.tables.lock().connections.remove(&call.number);
+                self.tables.lock().forget(call.number);
                 Err(error)
             }
         }
@@ -298,7 +321,7 @@ impl Router {
             |one: &Connection| matches!(one.state, State::Accepted { .. }) && !one.state.is_closed_early();
         let full = closes
             && tables.connections.get(&call.number).is_some_and(waits)
-            && tables.closed_early(call.key.server.0) >= MOST_CLOSED_EARLY;
+            && tables.closed_early.get(&call.key.server.0).is_some_and(|&count| count >= MOST_CLOSED_EARLY);
         let event = if full { Event::Withdraw(Role::Server, Failed::Refused) } else { event };
         let answers = matches!(event, Event::Accept(_) | Event::Attach(_));
         if let (Some(connection), Some(remote)) = (tables.connections.get_mut(&call.number), remote)
