@@ -35,6 +35,7 @@ pub enum Trap {
     Deliver,
     Finish,
     Flush,
+    Tick,
 }
 
 struct Inner {
@@ -53,6 +54,8 @@ struct Inner {
     dropped: bool,
     failed: bool,
     trap: Option<Trap>,
+    /// An interrupt is held back.
+    holds_back: bool,
 }
 
 /// The test's end of a [`MemoryPort`].
@@ -104,6 +107,7 @@ impl Wire {
             dropped: false,
             failed: false,
             trap: None,
+            holds_back: false,
         };
         let wire = Wire(Arc::new(Mutex::new(inner)));
         let memory = memory(look_ahead * ROOM);
@@ -161,6 +165,11 @@ impl Wire {
 
     pub fn set_trap(&self, trap: Trap) {
         self.0.lock().trap = Some(trap);
+    }
+
+    /// The port has an interrupt that is not due yet, or has none any more.
+    pub fn hold_back(&self, on: bool) {
+        self.0.lock().holds_back = on;
     }
 
     /// Frames that were lent and are not finished.
@@ -342,7 +351,8 @@ impl FramePort for MemoryPort {
     }
 
     fn tick(&mut self, _: Instant) -> bool {
-        false
+        self.spring(Trap::Tick);
+        self.wire.0.lock().holds_back
     }
 
     fn fail(&mut self) {

@@ -20,10 +20,11 @@
 //!
 //! * While bytes move, once a millisecond or so: [`renotify_reader`](crate::StreamPort::renotify_reader), for a reader that waits for
 //!   more bytes than its last notification told it of.
-//! * Before the stream sleeps, in this order: [`withholds`](crate::StreamPort::withholds) on both ends delivers what is due
-//!   (while it returns true, the stream stays awake); one more turn to the last byte; `b.renotify_reader()`;
+//! * Before the stream sleeps, in this order: one more turn to the last byte; `b.renotify_reader()`;
 //!   [`a.publish_room()`](crate::StreamPort::publish_room); then [`a.arm_readable()`](crate::StreamPort::arm_readable) and, if that is not
 //!   enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move kicks the stream.
+//! * Then [`withholds`](crate::StreamPort::withholds) on both ends delivers what is due, of what the last turn announced, too. While
+//!   it returns true, the worker stays awake and asks again.
 //! * Asleep: none, but for the safety net ([`requests`](crate::StreamPort::requests), `readable`, `writable`), and
 //!   [`notify_both`](crate::StreamPort::notify_both) should it find a lost notification.
 //!

@@ -69,8 +69,8 @@ pub trait StreamPort: Send {
     /// Wakes the other side on both halves: the safety net's repair.
     fn notify_both(&mut self);
 
-    /// Sends what had to wait for its time, if the time has come. True while something still waits:
-    /// the stream may not sleep.
+    /// Sends what had to wait for its time, if the time has come. True while something still waits: the stream's
+    /// worker may not sleep.
     fn withholds(&mut self) -> bool {
         false
     }

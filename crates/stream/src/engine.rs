@@ -57,6 +57,8 @@ pub struct StreamEngine {
     polled: Instant,
     /// The first time that a sleeping stream wants to be looked at.
     next_look: Option<Instant>,
+    /// Slots of streams that fell asleep while an end withheld something.
+    withholding: Vec<usize>,
 }
 
 impl StreamEngine {
@@ -84,6 +86,7 @@ impl StreamEngine {
             inspected: now,
             polled: now,
             next_look: None,
+            withholding: Vec::new(),
         }
     }
 
@@ -200,6 +203,17 @@ impl StreamEngine {
             let look = self.stream(slot).and_then(|stream| stream.look());
             self.next_look = self.next_look.into_iter().chain(look).min();
             self.deactivate(slot);
+            self.note_withheld(slot);
+        }
+    }
+
+    /// What a stream withholds when it falls asleep goes out now, or as soon as its time has come.
+    fn note_withheld(&mut self, slot: usize) {
+        if self.guarded(slot, JoinedStream::deliver_withheld) == Some(false)
+            && let Some(stream) = self.stream(slot)
+            && !std::mem::replace(&mut stream.withholding, true)
+        {
+            self.withholding.push(slot);
         }
     }
 
@@ -266,6 +280,9 @@ impl StreamEngine {
     /// anything, the safety net.
     fn housekeeping(&mut self) {
         let now = self.now;
+        if !self.withholding.is_empty() {
+            self.deliver_withheld();
+        }
         let (bytes, turns) = std::mem::take(&mut self.moved);
         self.stats.bytes.add(bytes);
         self.stats.turns.add(turns);
@@ -273,7 +290,10 @@ impl StreamEngine {
             self.renotified = now;
             for index in (0..self.active.len()).rev() {
                 let Some(&slot) = self.active.get(index) else { continue };
-                self.guarded(slot, JoinedStream::renotify_reader);
+                self.guarded(slot, |stream| {
+                    stream.renotify_reader()?;
+                    stream.deliver_withheld()
+                });
             }
         }
         if now.duration_since(self.polled) >= POLLED {
@@ -407,12 +427,22 @@ impl Engine for StreamEngine {
         Rest::Sleep(self.streams.iter().flatten().map(limit).min())
     }
 
-    /// A stream falls asleep only when both ends have delivered what they withheld (`JoinedStream::try_sleep`).
+    /// Ends of streams that sleep. What others withhold keeps no worker awake that is awake for them.
     fn undelivered(&self) -> bool {
-        !self.active.is_empty()
+        !self.withholding.is_empty()
     }
 
-    fn deliver_withheld(&mut self) {}
+    fn deliver_withheld(&mut self) {
+        let mut withholding = std::mem::take(&mut self.withholding);
+        withholding.retain(|&slot| {
+            let withholds = self.guarded(slot, JoinedStream::deliver_withheld) == Some(false);
+            if let Some(stream) = self.stream(slot) {
+                stream.withholding = withholds;
+            }
+            withholds
+        });
+        self.withholding = withholding;
+    }
 
     /// Streams are armed one by one, when they fall asleep.
     fn arm(&mut self) -> bool {

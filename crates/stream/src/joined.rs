@@ -61,6 +61,8 @@ pub struct JoinedStream {
     pub account: Account,
     /// Whether the worker has it on its list of streams to turn.
     pub active: bool,
+    /// The worker has it on its list of streams that fell asleep while an end withheld something.
+    pub withholding: bool,
     suspicion: Option<Suspicion>,
     /// Looks without progress that make a notice count as lost.
     pub looks: u32,
@@ -141,6 +143,7 @@ impl JoinedStream {
             last_moved: now,
             account: Account::default(),
             active: false,
+            withholding: false,
             suspicion: None,
             looks: if slow { SLOW_LOOKS } else { LOOKS },
             sleeps: 0,
@@ -206,9 +209,9 @@ impl JoinedStream {
     }
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or
-    /// until [`JoinedStream::look`].
+    /// until [`JoinedStream::look`], once it has delivered what it withholds ([`JoinedStream::deliver_withheld`]).
     pub fn try_sleep(&mut self, quota: usize, now: Instant) -> Result<bool, Broken> {
-        let mut asleep = !self.ends.iter_mut().flatten().any(|end| end.port.withholds());
+        let mut asleep = true;
         for from in Side::BOTH {
             let ends = pair(&mut self.ends, from);
             asleep &=
@@ -223,6 +226,16 @@ impl JoinedStream {
             now + self.patience
         });
         Ok(asleep)
+    }
+
+    /// Both ends send what they withheld, as far as its time has come. True if none of it is left. Called after the
+    /// last bytes have moved: those may have been announced late, too.
+    pub fn deliver_withheld(&mut self) -> Result<bool, Broken> {
+        let mut all = true;
+        for end in self.ends.iter_mut().flatten() {
+            all &= !end.port.withholds();
+        }
+        Ok(all)
     }
 
     /// When a sleeping stream wants to be inspected before either end announces anything. A reader that

@@ -65,6 +65,11 @@ impl Core {
         self.waiting > 0
     }
 
+    /// Has a port something done that its guest does not see yet?
+    pub fn has_unflushed(&self) -> bool {
+        !self.dirty.is_empty()
+    }
+
     /// Files that are readable while a frame waits.
     pub fn readable_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
         self.ports.attached().filter_map(|port| port.end.as_ref()?.readable_fd())

@@ -434,7 +434,7 @@ impl Core {
     }
 
     /// Flushes the ports that got or finished something.
-    fn flush(&mut self) {
+    pub fn flush(&mut self) {
         while let Some(slot) = self.dirty.pop() {
             let now = self.now;
             self.guarded(slot, |core| {

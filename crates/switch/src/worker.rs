@@ -135,14 +135,16 @@ impl Engine for SwitchEngine {
         }
     }
 
-    /// Completions are visible at the end of each turn; an interrupt that is held back has its time, for which the
-    /// worker naps.
+    /// Completions are visible at the end of each turn, but for those of frames that waited for a port that failed or
+    /// was detached since. An interrupt that is held back has its time, for which the worker naps.
     fn undelivered(&self) -> bool {
-        self.soon && !self.core.is_empty()
+        self.core.has_unflushed() || self.soon && !self.core.is_empty()
     }
 
     fn deliver_withheld(&mut self) {
         self.soon = self.core.tick(Instant::now());
+        // A port may have failed just now.
+        self.core.flush();
     }
 
     fn arm(&mut self) -> bool {
@@ -181,3 +183,6 @@ impl Engine for SwitchEngine {
         }
     }
 }
+
+#[cfg(test)]
+mod tests;

@@ -1,0 +1,77 @@
+//! Before a worker arms its ports and sleeps, every port has delivered what it withheld.
+
+use vmlane_guestsim::memory_port::{Trap, Wire};
+use vmlane_port::{Offload, PortId};
+use vmlane_wire::ethernet::Mac;
+
+use super::*;
+use crate::spec::{Policy, PortSpec, VlanMode};
+
+fn mac(number: u8) -> Mac {
+    Mac([0x52, 0x54, 0, 0, 0, number])
+}
+
+struct Bench(SwitchEngine);
+
+impl Bench {
+    fn new() -> Bench {
+        let settings = Settings { hold: Duration::from_secs(3600), ..Settings::default() };
+        Bench(SwitchEngine::new(settings, Arc::default(), Arc::default()))
+    }
+
+    fn request(&mut self, request: Request) {
+        self.0.run_command(Command { request, answer: None }, Instant::now());
+    }
+
+    fn guest(&mut self, number: u8) -> Wire {
+        let (wire, end) = Wire::new(mac(number));
+        let id = PortId(number.into());
+        let spec = PortSpec {
+            name: format!("port-{number}"),
+            group: "default".into(),
+            mac: mac(number),
+            vlan: VlanMode::Untagged,
+            policy: Policy::default(),
+            uplink: false,
+        };
+        self.request(Request::Add { id, spec, stats: Arc::default(), state: Arc::default() });
+        self.request(Request::Attach { id, end });
+        wire
+    }
+
+    fn round(&mut self) {
+        self.0.round(Instant::now());
+    }
+}
+
+#[test]
+fn a_completion_that_a_failed_port_left_behind_is_delivered_before_the_worker_sleeps() {
+    let mut bench = Bench::new();
+    let (sender, receiver) = (bench.guest(1), bench.guest(2));
+    receiver.set_room(Some(0));
+    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
+    sender.send(&frame, Offload::None, None);
+    bench.round();
+    assert_eq!((sender.outstanding(), bench.0.undelivered()), (1, false), "the frame waits");
+    let seen = sender.flushes();
+    receiver.set_trap(Trap::Tick);
+    bench.round();
+    assert!(receiver.dropped());
+    assert_eq!((sender.outstanding(), sender.flushes()), (0, seen), "its sender has not heard of its end");
+    assert!(bench.0.undelivered());
+    bench.0.deliver_withheld();
+    assert_eq!((sender.flushes(), bench.0.undelivered()), (seen + 1, false));
+}
+
+#[test]
+fn a_worker_stays_awake_for_an_interrupt_that_is_held_back_and_raises_it_before_it_sleeps() {
+    let mut bench = Bench::new();
+    let guest = bench.guest(1);
+    guest.hold_back(true);
+    bench.round();
+    bench.0.deliver_withheld();
+    assert!(bench.0.undelivered(), "it is not due yet");
+    guest.hold_back(false);
+    bench.0.deliver_withheld();
+    assert!(!bench.0.undelivered());
+}
