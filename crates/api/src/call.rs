@@ -33,6 +33,9 @@ pub enum Call {
     DebugStall { vm: String, at: String, milliseconds: u32 },
     /// The same, but it makes a system call that it has no use for. A confined daemon ends.
     DebugTrespass { vm: String, at: String },
+    /// Lose, reorder or delay frames on their way to the NIC that `at` names (`nicN-port`): `loss` and `reorder` of
+    /// 1000, each `delay_us` microseconds late. All 0 ends it. The same `seed` does the same to the same frames.
+    DebugImpair { vm: String, at: String, loss: u16, reorder: u16, delay_us: u32, seed: u64 },
     /// Stop the daemon.
     Shutdown,
     /// End at once and leave every VM to the daemon that asks, which knows state files of this layout.
@@ -40,7 +43,7 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 11] = [
+pub const METHODS: [&str; 12] = [
     "ping",
     "status",
     "stats",
@@ -50,6 +53,7 @@ pub const METHODS: [&str; 11] = [
     "debug_panic",
     "debug_stall",
     "debug_trespass",
+    "debug_impair",
     "shutdown",
     "hand_over",
 ];
@@ -116,6 +120,14 @@ mod tests {
             Call::DebugPanic { vm: "web".into(), at: None },
             Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
             Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
+            Call::DebugImpair {
+                vm: "web".into(),
+                at: "nic0-port".into(),
+                loss: 10,
+                reorder: 5,
+                delay_us: 300,
+                seed: 7,
+            },
             Call::Shutdown,
             Call::HandOver { layout: 1 },
         ];

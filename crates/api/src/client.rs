@@ -135,6 +135,17 @@ impl Client {
         self.call(&Call::DebugTrespass { vm, at }).map(|Done {}| ())
     }
 
+    /// `impairment`: `loss` and `reorder` of 1000 frames, `delay_us` microseconds, `seed`.
+    pub fn debug_impair(
+        &mut self,
+        vm: &str,
+        at: &str,
+        (loss, reorder, delay_us, seed): (u16, u16, u32, u64),
+    ) -> Result<(), ClientError> {
+        let (vm, at) = (vm.to_owned(), at.to_owned());
+        self.call(&Call::DebugImpair { vm, at, loss, reorder, delay_us, seed }).map(|Done {}| ())
+    }
+
     pub fn shutdown(&mut self) -> Result<(), ClientError> {
         self.call(&Call::Shutdown).map(|Done {}| ())
     }

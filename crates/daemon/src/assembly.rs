@@ -18,7 +18,8 @@ use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{Fabric, FabricCheckpoint, VmView};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
-use vmlane_port::wrap::Fault;
+use vmlane_port::Streams;
+use vmlane_port::wrap::{Fault, FaultyStreams, Impairment};
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stats::Counters;
 use vmlane_stream::{Settings, Workers};
@@ -67,6 +68,8 @@ pub struct Daemon {
     pub(crate) switch: Arc<Switch>,
     vsock_worker: Arc<VsockWorker>,
     workers: Arc<Workers>,
+    /// Where `fault_injection` is on.
+    pub(crate) faulty_streams: Option<Arc<FaultyStreams>>,
     sockets: HostSockets,
     pub(crate) watchdog: Mutex<Watchdog>,
     pub(crate) faults: DaemonStats,
@@ -105,7 +108,13 @@ impl Daemon {
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
         let (log, checkpoint) = fabric_log(&store, &mut found);
-        let fabric = Fabric::recorded(workers.clone(), log);
+        let injects = config.daemon.fault_injection;
+        let faulty_streams = injects.then(|| Arc::new(FaultyStreams::new(workers.clone())));
+        let streams: Arc<dyn Streams> = match &faulty_streams {
+            Some(faulty) => faulty.clone(),
+            None => workers.clone(),
+        };
+        let fabric = Fabric::recorded(streams, log);
         let poll = config.daemon.mode == Mode::Poll;
         let floods = config.daemon.flood_limit;
         let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
@@ -131,6 +140,7 @@ impl Daemon {
             switch,
             vsock_worker,
             workers,
+            faulty_streams,
             sockets,
             watchdog,
             faults,
@@ -376,6 +386,10 @@ impl Answers for Daemon {
                 line(self.debug_fault(&vm, &at, Fault::Stall(time)))
             }
             Call::DebugTrespass { vm, at } => line(self.debug_fault(&vm, &at, Fault::Trespass)),
+            Call::DebugImpair { vm, at, loss, reorder, delay_us, seed } => {
+                let delay = Duration::from_micros(delay_us.into());
+                line(self.debug_impair(&vm, &at, Impairment { loss, reorder, delay, seed }))
+            }
             Call::Shutdown => line(self.shutdown()),
             Call::HandOver { layout } => line(self.hand_over(layout)),
         }

@@ -5,13 +5,15 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::time::{Duration, Instant};
 
 use vmlane_api::{Done, ErrorCode, Failure};
-use vmlane_port::wrap::Fault;
+use vmlane_port::wrap::{Fault, Impairment};
 
-use crate::assembly::Daemon;
+use crate::assembly::{Daemon, State};
 use crate::vm::ServedVm;
 
 /// The longest stall on request.
 const LONGEST_STALL: Duration = Duration::from_secs(60);
+/// The longest delay of frames on request.
+const LONGEST_DELAY: Duration = Duration::from_secs(1);
 
 impl Daemon {
     /// Puts VMs into quarantine whose devices fail too often. True if every worker is well. To be called several
@@ -73,16 +75,9 @@ impl Daemon {
     /// Makes a part of the daemon that serves a VM go wrong.
     pub(crate) fn debug_fault(&self, name: &str, at: &str, fault: Fault) -> Result<Done, Failure> {
         let state = self.state.lock();
-        if !state.config.daemon.fault_injection {
-            let message = "faults on request need fault_injection = true in the table [daemon] of the \
-                           configuration, and a restart";
-            return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
-        }
-        let names = state.config.names();
-        let vm = state.vms.iter().find(|vm| vm.name() == name).ok_or_else(|| unknown(name, &names))?;
+        let vm = state.vm_to_debug(name)?;
         if matches!(fault, Fault::Stall(time) if time > LONGEST_STALL) {
-            let message = format!("a stall may last {} s", LONGEST_STALL.as_secs());
-            return Err(Failure { code: ErrorCode::BadRequest, message });
+            return Err(bad(format!("a stall may last {} s", LONGEST_STALL.as_secs())));
         }
         if at == "control" {
             return match fault {
@@ -97,17 +92,55 @@ impl Daemon {
         if inject(self, vm, at, fault) {
             return Ok(Done {});
         }
-        let message = format!(
-            "vm {name:?} has no {at:?} now; known are vmci, stream, nicN, nicN-port (active NICs only), control"
-        );
-        Err(Failure { code: ErrorCode::BadRequest, message })
+        let known = "vmci, stream, nicN, nicN-port (active NICs only), control";
+        Err(bad(format!("vm {name:?} has no {at:?} now; known are {known}")))
     }
+
+    /// Loses, delays or reorders frames on their way to a VM's NIC.
+    pub(crate) fn debug_impair(&self, name: &str, at: &str, impairment: Impairment) -> Result<Done, Failure> {
+        let state = self.state.lock();
+        let vm = state.vm_to_debug(name)?;
+        if impairment.loss > 1000 || impairment.reorder > 1000 {
+            return Err(bad("loss and reorder are numbers of frames in 1000".into()));
+        }
+        if impairment.delay > LONGEST_DELAY {
+            return Err(bad(format!("frames may be delayed by {} s", LONGEST_DELAY.as_secs())));
+        }
+        let nic = at.strip_suffix("-port").and_then(|nic| vm.nics.iter().find(|served| served.name() == nic));
+        let Some(nic) = nic else {
+            return Err(bad(format!("vm {name:?} has no {at:?}; known are nicN-port")));
+        };
+        nic.impair(impairment)
+            .map_err(|error| Failure::internal(format!("memory for held frames: {error}")))?;
+        Ok(Done {})
+    }
+}
+
+impl State {
+    /// The VM `name`, if faults may be provoked.
+    fn vm_to_debug(&self, name: &str) -> Result<&ServedVm, Failure> {
+        if !self.config.daemon.fault_injection {
+            let message = "faults on request need fault_injection = true in the table [daemon] of the \
+                           configuration, and a restart";
+            return Err(Failure { code: ErrorCode::Forbidden, message: message.into() });
+        }
+        let vm = self.vms.iter().find(|vm| vm.name() == name);
+        vm.ok_or_else(|| unknown(name, &self.config.names()))
+    }
+}
+
+fn bad(message: String) -> Failure {
+    Failure { code: ErrorCode::BadRequest, message }
 }
 
 fn inject(daemon: &Daemon, vm: &ServedVm, at: &str, fault: Fault) -> bool {
     match at {
         "vmci" => vm.inject(fault),
-        "stream" => vm.cid().is_some_and(|cid| daemon.fabric.inject_in_stream(cid, fault)),
+        "stream" => {
+            let owner = vm.cid().and_then(|cid| daemon.fabric.stream_owner(cid));
+            let faulty = daemon.faulty_streams.as_ref().zip(owner);
+            faulty.inspect(|(streams, owner)| streams.arm(owner, fault)).is_some()
+        }
         nic => {
             let (nic, in_worker) = nic.strip_suffix("-port").map_or((nic, false), |nic| (nic, true));
             let nic = vm.nics.iter().find(|served| served.name() == nic);

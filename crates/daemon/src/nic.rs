@@ -9,7 +9,7 @@ use vmlane_device::pci::{FaultyDevice, PciDevice};
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_device::vmxnet3::{self, NicHandle, Vmxnet3Device};
-use vmlane_port::wrap::{Fault, FaultyFrames, Trigger};
+use vmlane_port::wrap::{Fault, FaultyFrames, Impairment, Trigger};
 use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
@@ -160,6 +160,11 @@ impl ServedNic {
             return port.arm(fault);
         }
         registers.as_ref().inspect(|trigger| trigger.arm(fault)).is_some()
+    }
+
+    /// What happens to frames on their way to it, where `fault_injection` is on.
+    pub fn impair(&self, impairment: Impairment) -> std::io::Result<()> {
+        self.faults.as_ref().map_or(Ok(()), |faults| faults.port.impair(impairment))
     }
 
     pub fn attached(&self) -> bool {

@@ -13,8 +13,9 @@ use vmlane_guestsim::memory_port::Wire;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
 use vmlane_guestsim::nic::{DriverSpec, InlineFrames, NicDriver};
 use vmlane_guestsim::{Lines, PairSpec, Path, Placement, vm};
-use vmlane_port::wrap::{Fault, FaultyFrames, Trigger};
+use vmlane_port::wrap::{Fault, FaultyFrames, FaultyStreams, Trigger};
 use vmlane_port::{Frames, PortId};
+use vmlane_stream::Settings;
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmci::{Handle, MMIO_OFFSET, Reg, VmciError, call};
 use vmlane_wire::vmxnet3::regs::{Command, Reg as NicReg, event};
@@ -138,7 +139,11 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
 fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
     use vmlane_guestsim::Pattern;
-    let world = World::new();
+    let mut faulty = None;
+    let world = World::wrapped(Settings::default(), |workers| {
+        faulty.insert(Arc::new(FaultyStreams::new(workers))).clone()
+    });
+    let faulty = faulty.expect("the world has asked for it");
     let [(_a, first), (_b, second)] = world.two(Path::Dma);
     let (_c, third) = {
         let machine = world.machine(5);
@@ -147,9 +152,8 @@ fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     };
     let (a, b) = connect(&first, &second, 5000, rings(65_536));
     let (c, d) = connect(&third, &second, 5001, rings(65_536));
-    assert!(
-        world.fabric.inject_in_stream(3, Fault::Panic) && !world.fabric.inject_in_stream(9, Fault::Panic)
-    );
+    assert!(world.fabric.stream_owner(9).is_none(), "no such VM");
+    faulty.arm(&world.fabric.stream_owner(3).expect("a VM with a device"), Fault::Panic);
     // The worker looks at a reader's memory now and then while bytes wait there.
     for (guest, stream) in [(&first, &a), (&second, &b)] {
         eventually("the end is told", || {

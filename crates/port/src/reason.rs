@@ -37,6 +37,8 @@ pub enum DropReason {
     Uplink,
     /// Sender: broadcast or multicast beyond its share.
     Flood,
+    /// Receiver: lost on request ([`crate::wrap::Impairment`]).
+    Impaired,
 }
 
 counters! {
@@ -94,6 +96,8 @@ counters! {
         drop_uplink,
         /// Frames dropped: [`DropReason::Flood`].
         drop_flood,
+        /// Frames dropped: [`DropReason::Impaired`].
+        drop_impaired,
     }
 }
 
@@ -117,6 +121,7 @@ impl PortStats {
             DropReason::Gone => &self.drop_gone,
             DropReason::Uplink => &self.drop_uplink,
             DropReason::Flood => &self.drop_flood,
+            DropReason::Impaired => &self.drop_impaired,
         }
         .inc();
     }

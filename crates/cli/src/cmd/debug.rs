@@ -10,6 +10,8 @@ const EXAMPLES: &str = "Examples:
   vmlane debug panic web
   vmlane debug panic web --at nic0-port
   vmlane debug stall web --at nic0-port --milliseconds 3000
+  vmlane debug impair web --loss 10 --reorder 20 --delay-us 500
+  vmlane debug impair web
 
 Parts (--at): vmci (the device's next register access), stream (the next time a worker serves one of the VM's streams), nicN
 (the next register access), nicN-port (the next time the switch serves the port; active NICs only), control (this request
@@ -63,6 +65,32 @@ enum What {
         #[command(flatten)]
         place: Where,
     },
+    /// Lose, reorder or delay frames on their way to a NIC, until it is called without numbers
+    ///
+    /// 64 frames are held at most; beyond, frames wait in the switch as for a guest without receive buffers. `vmlane
+    /// stats` counts those that are lost (drop_impaired).
+    #[command(after_help = EXAMPLES)]
+    Impair {
+        /// Name of the VM
+        vm: String,
+        /// Which NIC: nicN-port
+        #[arg(long, value_name = "PART", default_value = "nic0-port")]
+        at: String,
+        /// Of 1000 frames, how many are lost
+        #[arg(long, value_name = "FRAMES", default_value_t = 0)]
+        loss: u16,
+        /// Of 1000 frames, how many are overtaken by up to 8 later ones
+        #[arg(long, value_name = "FRAMES", default_value_t = 0)]
+        reorder: u16,
+        /// How long each frame takes, 1000000 at most
+        #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
+        delay_us: u32,
+        /// The same seed does the same to the same frames
+        #[arg(long, default_value_t = 1)]
+        seed: u64,
+        #[command(flatten)]
+        place: Where,
+    },
 }
 
 impl Args {
@@ -72,6 +100,9 @@ impl Args {
             What::Trespass { vm, at, place } => place.connect()?.debug_trespass(&vm, &at)?,
             What::Stall { vm, at, milliseconds, place } => {
                 place.connect()?.debug_stall(&vm, &at, milliseconds)?;
+            }
+            What::Impair { vm, at, loss, reorder, delay_us, seed, place } => {
+                place.connect()?.debug_impair(&vm, &at, (loss, reorder, delay_us, seed))?;
             }
         }
         Ok(ExitCode::SUCCESS)

@@ -7,8 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vmlane_port::Streams;
-use vmlane_port::wrap::Fault;
+use vmlane_port::{Budget, Streams};
 use vmlane_state::Journal;
 use vmlane_vsock::{DatagramError, Failed, Key, Router};
 use vmlane_wire::vmci::{
@@ -306,10 +305,14 @@ impl Fabric {
         }
     }
 
-    /// For tests of fault containment: the worker's next reminder of a stream of this VM goes wrong. False if there
-    /// is no such device.
-    pub fn inject_in_stream(&self, cid: u32, fault: Fault) -> bool {
-        self.inbox(cid).inspect(|inbox| inbox.stream_fault.arm(fault)).is_some()
+    /// What tells whose a stream's end is: the budget that all ends of this VM share. `None` if it has no VMCI device.
+    pub fn stream_owner(&self, cid: u32) -> Option<Arc<Budget>> {
+        let inner = self.inner.lock();
+        inner
+            .contexts
+            .get(&cid)
+            .filter(|context| context.inbox.is_some())
+            .map(|context| context.budget.clone())
     }
 
     fn inbox(&self, cid: u32) -> Option<Arc<Inbox>> {

@@ -13,8 +13,6 @@ use parking_lot::{Mutex, MutexGuard};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
-use vmlane_port::wrap::Trigger;
-
 use super::account::{Account, Charged, Charges};
 use super::notifier::{NOTICE_LEN, Notice, Notifier};
 use super::record;
@@ -71,8 +69,6 @@ pub struct Inbox {
     announced: AtomicBool,
     /// The device is out of service: it answers, and does nothing.
     quarantined: AtomicBool,
-    /// For tests of fault containment: what the worker's next reminder of a stream of this guest does.
-    pub stream_fault: Trigger,
 }
 
 impl Inbox {
@@ -93,7 +89,6 @@ impl Inbox {
             stats,
             announced: AtomicBool::new(false),
             quarantined: AtomicBool::new(false),
-            stream_fault: Trigger::default(),
         }
     }
 

@@ -411,7 +411,6 @@ impl QueueMemory for GuestQueues {
     }
 
     fn check(&self) -> Result<(), PortFault> {
-        self.notifier.inbox().stream_fault.fire();
         self.flush();
         if self.produce.poisoned() || self.consume.poisoned() {
             return Err(PortFault::memory_gone());

@@ -9,6 +9,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_device::vmci::{Fabric, VmSpec, VmView};
 use vmlane_guestsim::{Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm};
+use vmlane_port::Streams;
 use vmlane_stream::{Settings, WorkerStats, Workers};
 
 /// A fabric and the workers behind it.
@@ -25,10 +26,16 @@ impl World {
     }
 
     pub fn with(settings: Settings) -> World {
+        World::wrapped(settings, |workers| workers)
+    }
+
+    /// One whose VMs have the workers as `wrap` shows them.
+    pub fn wrapped(settings: Settings, wrap: impl FnOnce(Arc<Workers>) -> Arc<dyn Streams>) -> World {
         // A guest's thread may stand still between its store and its notice, where cores are few.
         let settings = Settings { looks: 30, ..settings };
         let workers = Arc::new(Workers::start(settings).expect("worker threads"));
-        World { fabric: Fabric::new(workers.clone()), stats: workers.stats().clone(), _workers: workers }
+        let fabric = Fabric::new(wrap(workers.clone()));
+        World { fabric, stats: workers.stats().clone(), _workers: workers }
     }
 
     pub fn machine(&self, cid: u32) -> Machine {

@@ -1,10 +1,11 @@
-//! A frame port that fails on request, whatever device is behind it.
+//! A frame port that fails on request, or lies behind a bad line, whatever device it is of.
 
+use std::io;
 use std::os::fd::BorrowedFd;
-use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::Instant;
 
+use super::impairment::{Impairment, Line};
 use super::trigger::{Fault, Trigger};
 use crate::{
     Filter, FramePort, Frames, PortId, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
@@ -14,33 +15,82 @@ use crate::{
 pub struct FaultyFrames {
     inner: Arc<dyn Frames>,
     trigger: Arc<Trigger>,
-    attached: AtomicBool,
+    state: Mutex<State>,
+    next: Arc<NextLine>,
+}
+
+#[derive(Default)]
+struct State {
+    attached: Option<PortId>,
+    impairment: Impairment,
+}
+
+/// The line that a port takes up at its next refresh, if it is to have another one or none.
+#[derive(Default)]
+struct NextLine(Mutex<Option<Option<Line>>>);
+
+impl NextLine {
+    fn set(&self, line: Option<Line>) {
+        *lock(&self.0) = Some(line);
+    }
+
+    fn take(&self) -> Option<Option<Line>> {
+        lock(&self.0).take()
+    }
+}
+
+/// What these locks guard is replaced as a whole, so a panic leaves nothing half done.
+fn lock<T>(mutex: &Mutex<T>) -> MutexGuard<'_, T> {
+    mutex.lock().unwrap_or_else(PoisonError::into_inner)
+}
+
+fn line(impairment: Impairment) -> io::Result<Option<Line>> {
+    (!impairment.is_none()).then(|| Line::new(impairment)).transpose()
 }
 
 impl FaultyFrames {
-    /// Nothing fails until [`FaultyFrames::arm`] says so.
+    /// Nothing fails until [`FaultyFrames::arm`] or [`FaultyFrames::impair`] says so.
     pub fn new(inner: Arc<dyn Frames>) -> FaultyFrames {
-        FaultyFrames { inner, trigger: Arc::default(), attached: AtomicBool::new(false) }
+        FaultyFrames { inner, trigger: Arc::default(), state: Mutex::default(), next: Arc::default() }
     }
 
     /// The worker's next look at the port goes wrong. False if nothing is attached.
     pub fn arm(&self, fault: Fault) -> bool {
-        let attached = self.attached.load(Ordering::Acquire);
+        let attached = lock(&self.state).attached.is_some();
         if attached {
             self.trigger.arm(fault);
         }
         attached
     }
+
+    /// What happens from here on to frames on their way to the port, now and whenever one is attached. The default
+    /// ends it. Fails if there is no memory for frames that are held.
+    pub fn impair(&self, impairment: Impairment) -> io::Result<()> {
+        let line = line(impairment)?;
+        let mut state = lock(&self.state);
+        state.impairment = impairment;
+        if let Some(port) = state.attached {
+            self.next.set(line);
+            self.inner.refresh(port);
+        }
+        Ok(())
+    }
 }
 
 impl Frames for FaultyFrames {
     fn attach(&self, port: PortId, end: Box<dyn FramePort>) {
-        self.inner.attach(port, Box::new(FaultyPort { inner: end, trigger: self.trigger.clone() }));
-        self.attached.store(true, Ordering::Release);
+        let mut state = lock(&self.state);
+        // Without memory for a line the port works as it should.
+        let line = line(state.impairment).ok().flatten();
+        let (trigger, next, stats) = (self.trigger.clone(), self.next.clone(), self.inner.stats(port));
+        drop(next.take());
+        self.inner.attach(port, Box::new(FaultyPort { inner: end, trigger, line, next, stats }));
+        state.attached = Some(port);
     }
 
     fn detach(&self, port: PortId) {
-        self.attached.store(false, Ordering::Release);
+        let mut state = lock(&self.state);
+        state.attached = None;
         self.inner.detach(port);
     }
 
@@ -60,6 +110,9 @@ impl Frames for FaultyFrames {
 struct FaultyPort {
     inner: Box<dyn FramePort>,
     trigger: Arc<Trigger>,
+    line: Option<Line>,
+    next: Arc<NextLine>,
+    stats: Arc<PortStats>,
 }
 
 impl FramePort for FaultyPort {
@@ -84,11 +137,18 @@ impl FramePort for FaultyPort {
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
-        self.inner.deliver(frames)
+        let Some(line) = &mut self.line else { return self.inner.deliver(frames) };
+        let now = Instant::now();
+        for (at, frame) in frames.iter().enumerate() {
+            let offered = line.offer(&mut *self.inner, frame, now, &self.stats);
+            line.release(&mut *self.inner, now, &self.stats);
+            offered.map_err(|reason| Refused { at, reason })?;
+        }
+        Ok(())
     }
 
     fn has_room(&mut self) -> bool {
-        self.inner.has_room()
+        self.line.as_ref().is_none_or(Line::has_room) && self.inner.has_room()
     }
 
     fn flush(&mut self, now: Instant) {
@@ -97,7 +157,14 @@ impl FramePort for FaultyPort {
 
     fn tick(&mut self, now: Instant) -> bool {
         self.trigger.fire();
-        self.inner.tick(now)
+        let mut holds = false;
+        if let Some(line) = &mut self.line {
+            if line.release(&mut *self.inner, now, &self.stats) {
+                self.inner.flush(now);
+            }
+            holds = line.holds_frames();
+        }
+        self.inner.tick(now) || holds
     }
 
     fn changed(&mut self) -> bool {
@@ -106,6 +173,12 @@ impl FramePort for FaultyPort {
 
     fn refresh(&mut self) {
         self.inner.refresh();
+        if let Some(next) = self.next.take()
+            && let Some(line) = std::mem::replace(&mut self.line, next)
+        {
+            line.end(&mut *self.inner, &self.stats);
+            self.inner.flush(Instant::now());
+        }
     }
 
     fn fail(&mut self) {

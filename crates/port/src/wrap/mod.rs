@@ -1,7 +1,16 @@
 //! Ports that wrap ports: what they add is no part of switching or of a device.
+//!
+//! | what | wraps | adds |
+//! | --- | --- | --- |
+//! | [`FaultyFrames`] | what a device attaches to the switch | a panic, a stall ([`Fault`]); frames lost, late, out of order ([`Impairment`]) |
+//! | [`FaultyStreams`] | what devices hand to the workers of streams | a panic, a stall |
 
 mod faulty_frames;
+mod faulty_streams;
+mod impairment;
 mod trigger;
 
 pub use faulty_frames::FaultyFrames;
+pub use faulty_streams::FaultyStreams;
+pub use impairment::{FURTHEST, Impairment, MAX_HELD};
 pub use trigger::{Fault, Trigger};

@@ -17,7 +17,7 @@ pub fn mac(number: u8) -> Mac {
 
 /// A switch that moves only when told to.
 pub struct Bench {
-    pub switch: Switch,
+    pub switch: Arc<Switch>,
     pub worker: Worker,
 }
 
@@ -36,7 +36,7 @@ impl Bench {
 
     pub fn with(settings: Settings) -> Bench {
         let (switch, worker) = Switch::unstarted(settings);
-        Bench { switch, worker }
+        Bench { switch: Arc::new(switch), worker }
     }
 
     pub fn spec(number: u8) -> PortSpec {

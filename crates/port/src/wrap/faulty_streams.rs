@@ -1,0 +1,157 @@
+//! Streams whose ends fail on request, whatever devices they are of.
+
+use std::sync::{Arc, Mutex, PoisonError, Weak};
+
+use super::trigger::{Fault, Trigger};
+use crate::{
+    Budget, End, PortFault, Resumed, RingSlice, Shutdown, Side, StreamEnd, StreamId, StreamPort, Streams,
+};
+
+/// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its [`Budget`] tells.
+pub struct FaultyStreams {
+    inner: Arc<dyn Streams>,
+    owners: Mutex<Vec<Owner>>,
+}
+
+struct Owner {
+    budget: Weak<Budget>,
+    trigger: Arc<Trigger>,
+}
+
+impl FaultyStreams {
+    /// Nothing fails until [`FaultyStreams::arm`] says so.
+    pub fn new(inner: Arc<dyn Streams>) -> FaultyStreams {
+        FaultyStreams { inner, owners: Mutex::default() }
+    }
+
+    /// The worker's next look at a stream with an end of this owner goes wrong.
+    pub fn arm(&self, owner: &Arc<Budget>, fault: Fault) {
+        self.trigger(owner).arm(fault);
+    }
+
+    /// One for all ends of an owner.
+    fn trigger(&self, owner: &Arc<Budget>) -> Arc<Trigger> {
+        let mut owners = self.owners.lock().unwrap_or_else(PoisonError::into_inner);
+        let budget = Arc::downgrade(owner);
+        if let Some(known) = owners.iter().find(|known| known.budget.ptr_eq(&budget)) {
+            return known.trigger.clone();
+        }
+        owners.retain(|known| known.budget.strong_count() > 0);
+        let trigger = Arc::<Trigger>::default();
+        owners.push(Owner { budget, trigger: trigger.clone() });
+        trigger
+    }
+
+    fn wrap(&self, end: StreamEnd) -> StreamEnd {
+        let trigger = self.trigger(&end.budget);
+        StreamEnd { port: Box::new(FaultyStream { inner: end.port, trigger }), ..end }
+    }
+}
+
+impl Streams for FaultyStreams {
+    fn join(&self, ends: [StreamEnd; 2]) -> StreamId {
+        self.inner.join(ends.map(|end| self.wrap(end)))
+    }
+
+    fn resume(&self, lane: Resumed) -> StreamId {
+        let ends = lane.ends.map(|end| end.map(|end| self.wrap(end)));
+        self.inner.resume(Resumed { ends, ..lane })
+    }
+
+    fn kick(&self, lane: StreamId) {
+        self.inner.kick(lane);
+    }
+
+    fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown) {
+        self.inner.shutdown(lane, side, what);
+    }
+
+    fn reset(&self, lane: StreamId, side: Side) {
+        self.inner.reset(lane, side);
+    }
+
+    fn leave(&self, ends: &[(StreamId, Side)]) {
+        self.inner.leave(ends);
+    }
+}
+
+/// Fails where a worker looks at a port now and then, also while no bytes move.
+struct FaultyStream {
+    inner: Box<dyn StreamPort>,
+    trigger: Arc<Trigger>,
+}
+
+impl StreamPort for FaultyStream {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        self.inner.readable()
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        self.inner.source()
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        self.inner.consume(len)
+    }
+
+    fn publish_room(&mut self) -> Result<(), PortFault> {
+        self.inner.publish_room()
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        self.inner.arm_readable()
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        self.inner.writable()
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        self.inner.sink()
+    }
+
+    fn keep_free(&self) -> usize {
+        self.inner.keep_free()
+    }
+
+    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        self.inner.produce(len)
+    }
+
+    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault> {
+        self.inner.fill(from, len)
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        self.inner.arm_writable()
+    }
+
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
+        self.trigger.fire();
+        self.inner.renotify_reader()
+    }
+
+    fn notify_both(&mut self) {
+        self.inner.notify_both();
+    }
+
+    fn withholds(&mut self) -> bool {
+        self.inner.withholds()
+    }
+
+    fn notifies(&self) -> bool {
+        self.inner.notifies()
+    }
+
+    fn requests(&self) -> Option<u64> {
+        self.inner.requests()
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.inner.keep(bytes);
+    }
+
+    fn end(&mut self, end: End) {
+        self.inner.end(end);
+    }
+}
