@@ -312,6 +312,10 @@ impl FramePort for MemoryPort {
         count
     }
 
+    fn look_ahead(&self) -> usize {
+        self.slots.len()
+    }
+
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { head, head_len, spans, offload, tag } = &self.slots[token.0 as usize];
         TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: *tag }

@@ -79,6 +79,10 @@ pub trait FramePort: WakeUp + Send {
     /// many are lent.
     fn fetch(&mut self, tokens: &mut [Token]) -> usize;
 
+    /// How many frames it lends at once, at most: of the queue that lends the fewest. The switch does not let one slow
+    /// receiver hold so many of them that the guest could send nothing to others.
+    fn look_ahead(&self) -> usize;
+
     /// The frame behind a token.
     fn frame(&self, token: Token) -> TxFrame<'_>;
 

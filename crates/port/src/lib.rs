@@ -10,6 +10,7 @@
 
 #![deny(missing_docs)]
 
+pub mod fair;
 mod fault;
 mod filter;
 mod frame;

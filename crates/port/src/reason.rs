@@ -23,6 +23,9 @@ pub enum DropReason {
     NoReceiver,
     /// Receiver: no buffers. When a port says so, the frame may wait; it is dropped when it has waited too long.
     NoBuffers,
+    /// Receiver: too slow. The frame waited for its buffers as long as a frame may, or so many of its sender's frames
+    /// waited that the sender needs the rest of its places for other receivers.
+    SlowReceiver,
     /// Receiver: posted buffers too small or too few for a frame of this length.
     NoRoom,
     /// Receiver: longer than its MTU, and it takes no aggregates.
@@ -82,6 +85,8 @@ counters! {
         drop_no_receiver,
         /// Frames dropped: [`DropReason::NoBuffers`].
         drop_no_buffers,
+        /// Frames dropped: [`DropReason::SlowReceiver`].
+        drop_slow_receiver,
         /// Frames dropped: [`DropReason::NoRoom`].
         drop_no_room,
         /// Frames dropped: [`DropReason::TooLong`].
@@ -114,6 +119,7 @@ impl PortStats {
             DropReason::BadVlan => &self.drop_bad_vlan,
             DropReason::NoReceiver => &self.drop_no_receiver,
             DropReason::NoBuffers => &self.drop_no_buffers,
+            DropReason::SlowReceiver => &self.drop_slow_receiver,
             DropReason::NoRoom => &self.drop_no_room,
             DropReason::TooLong => &self.drop_too_long,
             DropReason::BadReceiver => &self.drop_bad_receiver,

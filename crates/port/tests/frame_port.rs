@@ -74,6 +74,10 @@ impl FramePort for MemoryPort {
         count
     }
 
+    fn look_ahead(&self) -> usize {
+        usize::MAX
+    }
+
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { spans, head, .. } = &self.slots[token.0 as usize];
         TxFrame { head, spans, offload: Offload::None, tag: None }

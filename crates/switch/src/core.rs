@@ -14,6 +14,7 @@ use crate::Slot;
 use crate::access::Config;
 use crate::egress::Egress;
 use crate::fdb::Fdb;
+use crate::pending::Held;
 use crate::port::Port;
 use crate::ports::Ports;
 use crate::spec::{PortSpec, Settings};
@@ -31,6 +32,8 @@ pub struct Core {
     pub dirty: Vec<Slot>,
     /// Ports for which frames wait, at the most.
     pub waiting: usize,
+    /// The frames of each sender that wait.
+    pub held: Held,
     pub now: Instant,
     started: Instant,
     /// The port whose code is running, for blame.
@@ -49,6 +52,7 @@ impl Core {
             egress: Egress::new(),
             dirty: Vec::new(),
             waiting: 0,
+            held: Held::default(),
             now,
             started: now,
             serving: 0,
@@ -115,6 +119,7 @@ impl Core {
 
     pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
         self.detach(slot);
+        self.held.set_places(slot, end.look_ahead());
         if let Some(port) = self.ports.get_mut(slot).filter(|port| !port.shut) {
             port.end = Some(end);
             port.set_stalled(false);
@@ -163,9 +168,12 @@ impl Core {
         self.drop_pending(slot, DropReason::Gone);
         for other in self.ports.all() {
             let Some(receiver) = self.ports.get_mut(other) else { continue };
-            let tokens = receiver.pending.remove_of(slot);
+            let (tokens, owner) = (receiver.pending.remove_of(slot), receiver.owner);
             tokens.iter().for_each(|_| receiver.lose(DropReason::Gone));
-            tokens.into_iter().for_each(|token| self.finish(slot, token));
+            for token in tokens {
+                self.held.give_back(slot, owner);
+                self.finish(slot, token);
+            }
         }
         self.count_waiting();
     }
@@ -177,6 +185,7 @@ impl Core {
             && let Some(frame) = receiver.pending.pop(now)
         {
             receiver.lose(reason);
+            self.held.give_back(frame.sender, receiver.owner);
             self.finish(frame.sender, frame.token);
         }
     }
@@ -293,6 +302,9 @@ impl Core {
         self.dirty.clear();
         self.ports.iter_mut().for_each(|port| port.dirty = false);
         self.count_waiting();
+        let waiting =
+            self.ports.iter().flat_map(|port| port.pending.senders().map(|from| (from, port.owner)));
+        self.held.recount(waiting);
         self.rebuild();
         self.ports.all().for_each(|slot| self.mark(slot));
     }

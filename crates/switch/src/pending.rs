@@ -1,18 +1,19 @@
 //! Frames that wait for a receiver's buffers. They stay where their sender left them.
+//!
+//! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender may lend: one
+//! that takes frames slowly, but takes them, must not stop its senders.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
 
 use vmlane_port::Token;
+use vmlane_port::fair::may_take;
 use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
 
 /// Frames that may wait for one receiver.
 const MAX_PENDING: usize = 1024;
-/// Of those, frames of one sender once the receiver has let frames wait for longer than it may: a
-/// receiver that takes one now and then must not use up a sender's look-ahead.
-const MAX_SLOW: u16 = 64;
 
 /// A frame that waits for a receiver's buffers.
 #[derive(Clone, Copy, Debug)]
@@ -23,31 +24,23 @@ pub struct PendingFrame {
     pub tag: Option<Tci>,
     /// Segments delivered before.
     pub next: u16,
+    /// When it began to wait.
+    pub since: Instant,
 }
 
 /// The frames that wait for one receiver, oldest first.
 #[derive(Debug)]
 pub struct PendingQueue {
     frames: VecDeque<PendingFrame>,
-    /// By sender: how many of `frames` are its.
-    of: Vec<u16>,
     /// When the receiver last took a frame, or the first one began to wait.
     progress: Instant,
-    /// Since when frames have been waiting without a break.
-    since: Instant,
     /// The receiver took nothing for too long: until it has room again, nothing waits for it.
     pub stalled: bool,
 }
 
 impl PendingQueue {
     pub fn new(now: Instant) -> PendingQueue {
-        PendingQueue {
-            frames: VecDeque::with_capacity(MAX_PENDING),
-            of: Vec::new(),
-            progress: now,
-            since: now,
-            stalled: false,
-        }
+        PendingQueue { frames: VecDeque::with_capacity(MAX_PENDING), progress: now, stalled: false }
     }
 
     #[inline]
@@ -55,27 +48,14 @@ impl PendingQueue {
         self.frames.is_empty()
     }
 
-    fn count_of(&mut self, sender: Slot) -> &mut u16 {
-        let at = usize::from(sender);
-        if self.of.len() <= at {
-            self.of.resize(at + 1, 0);
-        }
-        #[expect(clippy::indexing_slicing, reason = "made long enough just above")]
-        &mut self.of[at]
-    }
-
     /// Adds a frame, if there is a place. False: there is none.
-    pub fn push(&mut self, frame: PendingFrame, now: Instant, hold: Duration) -> bool {
-        let first = self.frames.is_empty();
-        let slow = !first && now.saturating_duration_since(self.since) > hold;
-        if self.frames.len() >= MAX_PENDING || slow && *self.count_of(frame.sender) >= MAX_SLOW {
+    pub fn push(&mut self, frame: PendingFrame) -> bool {
+        if self.frames.len() >= MAX_PENDING {
             return false;
         }
-        if first {
-            self.progress = now;
-            self.since = now;
+        if self.frames.is_empty() {
+            self.progress = frame.since;
         }
-        *self.count_of(frame.sender) += 1;
         self.frames.push_back(frame);
         true
     }
@@ -96,28 +76,34 @@ impl PendingQueue {
         moved
     }
 
-    /// The first frame was delivered or dropped.
+    /// The receiver took the first frame, or refused it for ever.
     pub fn pop(&mut self, now: Instant) -> Option<PendingFrame> {
         self.progress = now;
-        let frame = self.frames.pop_front()?;
-        *self.count_of(frame.sender) -= 1;
-        Some(frame)
+        self.frames.pop_front()
+    }
+
+    /// Takes out the first frame if it has waited for longer than `hold`.
+    pub fn pop_expired(&mut self, now: Instant, hold: Duration) -> Option<PendingFrame> {
+        let front = self.front()?;
+        let expired = now.saturating_duration_since(front.since) > hold;
+        if expired { self.frames.pop_front() } else { None }
     }
 
     /// Takes out all frames of a sender.
     pub fn remove_of(&mut self, sender: Slot) -> Vec<Token> {
         let mut removed = Vec::new();
-        if self.of.get(usize::from(sender)).is_none_or(|&count| count == 0) {
-            return removed;
-        }
         self.frames.retain(|frame| {
             if frame.sender == sender {
                 removed.push(frame.token);
             }
             frame.sender != sender
         });
-        *self.count_of(sender) = 0;
         removed
+    }
+
+    /// The senders of all frames.
+    pub fn senders(&self) -> impl Iterator<Item = Slot> {
+        self.frames.iter().map(|frame| frame.sender)
     }
 
     /// Has the receiver taken nothing for longer than it may?
@@ -126,37 +112,79 @@ impl PendingQueue {
     }
 }
 
-#[cfg(test)]
-mod tests {
-    use super::*;
+/// How many frames of each sender wait, and for whose ports.
+#[derive(Debug, Default)]
+pub struct Held {
+    /// By slot.
+    senders: Vec<OfSender>,
+}
 
-    fn frame(sender: Slot, number: u32) -> PendingFrame {
-        PendingFrame { sender, token: Token(number), tag: None, next: 0 }
+#[derive(Debug, Default)]
+struct OfSender {
+    /// Frames that it may lend at once.
+    places: usize,
+    total: usize,
+    /// By the number of the receivers' owner.
+    by_owner: Vec<u16>,
+}
+
+impl Held {
+    fn of(&mut self, sender: Slot) -> &mut OfSender {
+        let at = usize::from(sender);
+        if self.senders.len() <= at {
+            self.senders.resize_with(at + 1, OfSender::default);
+        }
+        #[expect(clippy::indexing_slicing, reason = "made long enough just above")]
+        &mut self.senders[at]
     }
 
-    #[test]
-    fn a_receiver_that_is_slow_does_not_use_up_a_sender() {
-        let (start, hold) = (Instant::now(), Duration::from_millis(5));
-        let mut queue = PendingQueue::new(start);
-        assert!((0..100).all(|number| queue.push(frame(1, number), start, hold)));
-        let late = start + 2 * hold;
-        assert!(queue.is_overdue(late, hold) && !queue.is_overdue(start, hold));
-        assert!(!queue.push(frame(1, 100), late, hold), "one that has many there");
-        assert!(queue.push(frame(2, 0), late, hold), "one that has none");
-        assert!(queue.pop(late).is_some_and(|front| front.token == Token(0)));
-        assert!(!queue.is_overdue(late, hold), "it took one");
+    /// What is attached to `sender` lends so many frames at once.
+    pub fn set_places(&mut self, sender: Slot, places: usize) {
+        self.of(sender).places = places;
     }
 
-    #[test]
-    fn the_number_is_bounded_and_senders_are_taken_out() {
-        let now = Instant::now();
-        let mut queue = PendingQueue::new(now);
-        let taken =
-            (0..2000).filter(|&number| queue.push(frame(number as Slot % 2, number), now, Duration::MAX));
-        assert_eq!(taken.count(), MAX_PENDING);
-        assert_eq!(queue.remove_of(0).len(), MAX_PENDING / 2);
-        assert!(queue.remove_of(0).is_empty() && queue.remove_of(77).is_empty());
-        assert!(queue.front().is_some_and(|front| front.sender == 1));
-        assert!(queue.advance(3, now) && !queue.advance(3, now));
+    /// One more frame of `sender` is to wait for a port of `owner`. False: it must not.
+    pub fn take(&mut self, sender: Slot, owner: u16) -> bool {
+        let of = self.of(sender);
+        let at = usize::from(owner);
+        if of.by_owner.len() <= at {
+            of.by_owner.resize(at + 1, 0);
+        }
+        let Some(own) = of.by_owner.get_mut(at) else { return false };
+        let may = may_take(usize::from(*own), of.total, of.places);
+        if may {
+            *own += 1;
+            of.total += 1;
+        }
+        may
+    }
+
+    /// A frame of `sender` waits no longer for a port of `owner`.
+    pub fn give_back(&mut self, sender: Slot, owner: u16) {
+        let of = self.of(sender);
+        if let Some(own) = of.by_owner.get_mut(usize::from(owner)).filter(|own| **own > 0) {
+            *own -= 1;
+            of.total -= 1;
+        }
+    }
+
+    /// Counts anew: all frames that wait, by sender and the receiver's owner.
+    pub fn recount(&mut self, waiting: impl Iterator<Item = (Slot, u16)>) {
+        for of in &mut self.senders {
+            of.total = 0;
+            of.by_owner.fill(0);
+        }
+        for (sender, owner) in waiting {
+            let of = self.of(sender);
+            of.total += 1;
+            let at = usize::from(owner);
+            if of.by_owner.len() <= at {
+                of.by_owner.resize(at + 1, 0);
+            }
+            of.by_owner.get_mut(at).into_iter().for_each(|own| *own += 1);
+        }
     }
 }
+
+#[cfg(test)]
+mod tests;

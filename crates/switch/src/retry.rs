@@ -53,6 +53,7 @@ impl Core {
                 Ok(()) => {}
             }
             receiver.pending.pop(self.now);
+            self.held.give_back(frame.sender, receiver.owner);
             self.finish(frame.sender, frame.token);
             self.serving = slot;
             moved = true;
@@ -86,14 +87,21 @@ impl Core {
         self.egress.deliver(&sent, &mut pending.next, to)
     }
 
-    /// A receiver that took nothing for too long loses what waits for it, and what comes until it has
-    /// room again.
+    /// A frame that has waited for too long is dropped. A receiver that took nothing for as long loses all that waits
+    /// for it, and what comes until it has room again.
     fn give_up(&mut self, slot: Slot) {
         let (now, hold) = (self.now, self.settings.hold);
-        let Some(port) = self.ports.get_mut(slot).filter(|port| port.pending.is_overdue(now, hold)) else {
-            return;
-        };
-        port.set_stalled(true);
-        self.drop_pending(slot, DropReason::NoBuffers);
+        let Some(port) = self.ports.get_mut(slot) else { return };
+        if port.pending.is_overdue(now, hold) {
+            port.set_stalled(true);
+            return self.drop_pending(slot, DropReason::NoBuffers);
+        }
+        while let Some(port) = self.ports.get_mut(slot)
+            && let Some(frame) = port.pending.pop_expired(now, hold)
+        {
+            port.lose(DropReason::SlowReceiver);
+            self.held.give_back(frame.sender, port.owner);
+            self.finish(frame.sender, frame.token);
+        }
     }
 }

@@ -259,7 +259,7 @@ impl Core {
         let from = burst.count_done();
         for at in 0..count {
             let Some(token) = burst.undone(from, at) else { break };
-            let frame = PendingFrame { sender: slot, token, tag: None, next: 0 };
+            let frame = PendingFrame { sender: slot, token, tag: None, next: 0, since: self.now };
             if self.pend(receiver, frame, true) == Fate::Finished {
                 burst.done(token);
             }
@@ -398,7 +398,8 @@ impl Core {
                 return Fate::Finished;
             }
         };
-        let mut pending = PendingFrame { sender: from.slot, token: from.token, tag, next: 0 };
+        let mut pending =
+            PendingFrame { sender: from.slot, token: from.token, tag, next: 0, since: self.now };
         if !port.pending.is_empty() {
             return self.pend(receiver, pending, may_wait);
         }
@@ -421,11 +422,20 @@ impl Core {
     #[cold]
     fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Fate {
         self.mark(receiver);
-        let (now, hold) = (self.now, self.settings.hold);
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         let first = port.pending.is_empty();
-        if !may_wait || !port.pending.push(frame, now, hold) {
-            port.lose(DropReason::NoBuffers);
+        let refused = if !may_wait {
+            Some(DropReason::NoBuffers)
+        } else if !self.held.take(frame.sender, port.owner) {
+            Some(DropReason::SlowReceiver)
+        } else if !port.pending.push(frame) {
+            self.held.give_back(frame.sender, port.owner);
+            Some(DropReason::NoBuffers)
+        } else {
+            None
+        };
+        if let Some(reason) = refused {
+            port.lose(reason);
             return Fate::Finished;
         }
         self.waiting += usize::from(first);

@@ -254,6 +254,10 @@ impl FramePort for Tap {
         count
     }
 
+    fn look_ahead(&self) -> usize {
+        LOOK_AHEAD
+    }
+
     #[expect(
         clippy::indexing_slicing,
         reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"

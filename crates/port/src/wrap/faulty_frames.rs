@@ -120,6 +120,10 @@ impl FramePort for FaultyPort {
         self.inner.fetch(tokens)
     }
 
+    fn look_ahead(&self) -> usize {
+        self.inner.look_ahead()
+    }
+
     fn frame(&self, token: Token) -> TxFrame<'_> {
         self.inner.frame(token)
     }

@@ -353,6 +353,10 @@ impl FramePort for NetPort {
         count
     }
 
+    fn look_ahead(&self) -> usize {
+        self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0)
+    }
+
     #[inline]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let (queue, slot) = slot(token);

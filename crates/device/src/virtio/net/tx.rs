@@ -85,6 +85,11 @@ impl TxQueue {
         }
     }
 
+    /// Frames that may be lent at once.
+    pub fn look_ahead(&self) -> usize {
+        self.pending.len().min(LOOK_AHEAD)
+    }
+
     /// Does a frame wait?
     #[inline]
     pub fn waits(&self) -> bool {

@@ -324,6 +324,10 @@ impl FramePort for NicPort {
         count
     }
 
+    fn look_ahead(&self) -> usize {
+        self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0)
+    }
+
     #[inline]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let (queue, slot) = slot(token);

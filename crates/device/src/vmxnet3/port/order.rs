@@ -26,6 +26,11 @@ impl Order {
         Order { taken, most: ring.into(), first: 0, next: 0 }
     }
 
+    /// Packets that it holds at most.
+    pub fn most(&self) -> usize {
+        self.most as usize
+    }
+
     #[inline]
     pub fn is_full(&self) -> bool {
         self.next - self.first >= self.most

@@ -77,6 +77,11 @@ impl TxQueue {
         }
     }
 
+    /// Packets that may be lent at once.
+    pub fn look_ahead(&self) -> usize {
+        self.order.most().min(LOOK_AHEAD)
+    }
+
     /// Does a packet wait?
     #[inline]
     pub fn waits(&self) -> bool {
