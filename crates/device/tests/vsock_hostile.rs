@@ -137,6 +137,58 @@ fn a_guest_that_never_reads_is_reset_and_does_not_stop_others() {
     assert!(ops(&b.received()).contains(&op::REQUEST));
 }
 
+/// Connects `from` and `to`, both at `port`.
+fn connect(bench: &mut Bench, from: &mut Guest, to: &mut Guest, port: u32) {
+    from.packet(port, (to.cid, port), kind::STREAM, op::REQUEST, &[]);
+    assert!(bench.run());
+    assert_eq!(ops(&to.received()), [op::REQUEST]);
+    to.packet(port, (from.cid, port), kind::STREAM, op::RESPONSE, &[]);
+    assert!(bench.run());
+    assert_eq!(ops(&from.received()), [op::RESPONSE]);
+    from.taken();
+    to.taken();
+}
+
+/// In steps of 10 ms: `a` sends a packet to `slow` and one to `good` every 100 ms, as far as its ring has room; `slow` posts
+/// a buffer every `gap` steps. How many packets `good` got, and how many connections were reset.
+fn beside_a_slow_receiver(gap: usize, steps: usize) -> (usize, u64) {
+    let (mut bench, mut a, mut slow) = pair(false);
+    let mut good = bench.guest(vm(5), false);
+    [&mut a, &mut slow, &mut good].into_iter().for_each(|guest| guest.post_buffers(2, 200));
+    connect(&mut bench, &mut a, &mut slow, 1);
+    connect(&mut bench, &mut a, &mut good, 2);
+    // One buffer of `slow` is left of its two.
+    [&mut a, &mut good].into_iter().for_each(|guest| guest.post_buffers(20, 200));
+    let (mut got, mut outstanding) = (0, 0);
+    for step in 0..steps {
+        bench.now += Duration::from_millis(10);
+        if step % gap == 0 {
+            slow.post_buffers(1, 200);
+        }
+        if step % 10 == 0 && outstanding < 20 {
+            a.packet(1, (slow.cid, 1), kind::STREAM, op::RW, b"to the slow one");
+            a.packet(2, (good.cid, 2), kind::STREAM, op::RW, b"to the good one");
+            outstanding += 2;
+        }
+        assert!(bench.run());
+        outstanding -= a.taken();
+        let heard = a.received().len();
+        a.post_buffers(heard, 200);
+        let heard = good.received();
+        good.post_buffers(heard.len(), 200);
+        got += heard.iter().filter(|(header, _)| header.op.get() == op::RW).count();
+        slow.received();
+    }
+    (got, bench.stats.stalled.get())
+}
+
+#[test]
+fn a_receiver_that_is_slow_does_not_stop_its_senders_packets_to_others() {
+    let (got, resets) = beside_a_slow_receiver(190, 10_000);
+    assert!(got >= 900, "{got} of 1000 packets in 100 s, beside a receiver that takes one in 1.9 s");
+    assert!(resets > 0);
+}
+
 /// Refusals for a guest that takes none are bounded, and it is not listened to meanwhile.
 #[test]
 fn a_guest_that_asks_and_never_listens() {
@@ -390,6 +442,60 @@ fn forwards_and_parents() {
     bench.gone(&a);
     assert!(bench.run());
     assert_eq!(ops(&b.received()).len(), 2);
+}
+
+/// The packets that a guest gets that now posts buffers, up to `most`.
+fn packets_that_wait(bench: &mut Bench, guest: &mut Guest, most: usize) -> usize {
+    let mut got = 0;
+    while got < most {
+        guest.post_buffers(16, 200);
+        assert!(bench.run());
+        let here = guest.received().len();
+        got += here;
+        if here < 16 {
+            break;
+        }
+    }
+    got
+}
+
+#[test]
+fn opens_and_resets_towards_a_guest_without_buffers_leave_nothing_behind() {
+    let mut bench = Bench::new(Arc::new(Inline::default()));
+    let mut a = bench.guest(VsockVm { connections: 4096, ..vm(A) }, false);
+    let host = Arc::new(Host::default());
+    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    for port in 0..20_000 {
+        let key = Key { client: (2, port), server: (A, 22) };
+        let call = bench.fabric.router().open(key, Some(lane_end()), host.clone()).expect("a request");
+        if port % 64 == 0 {
+            bench.round();
+        }
+        bench.fabric.router().close(call);
+    }
+    let got = packets_that_wait(&mut bench, &mut a, 5000);
+    assert!(got <= 1000, "{got} packets waited for the guest");
+    // The guest is served as ever.
+    let key = Key { client: (2, 7), server: (A, 22) };
+    bench.fabric.router().open(key, Some(lane_end()), host.clone()).expect("a request");
+    assert_eq!(packets_that_wait(&mut bench, &mut a, 1), 1);
+}
+
+#[test]
+fn requests_that_wait_for_a_guest_are_bounded_and_one_client_leaves_places_for_others() {
+    let mut bench = Bench::new(Arc::new(Inline::default()));
+    let _a = bench.guest(VsockVm { connections: 4096, ..vm(A) }, false);
+    let _b = bench.guest(vm(B), false);
+    let host = Arc::new(Host::default());
+    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    let open = |client: u32, port: u32| {
+        let key = Key { client: (client, port), server: (A, 22) };
+        bench.fabric.router().open(key, Some(lane_end()), host.clone()).map(|_| ())
+    };
+    let taken = (0..1000).filter(|&port| open(2, port).is_ok()).count();
+    assert!(taken <= 512, "{taken} requests of one client wait");
+    assert_eq!(open(2, 5000), Err(ConnectError::Busy));
+    assert_eq!(open(B, 1), Ok(()), "another client's request");
 }
 
 /// Much is to be told at once, to a guest with few buffers: nothing is forgotten, whatever comes first.

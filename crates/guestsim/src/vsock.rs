@@ -109,7 +109,7 @@ impl Bench {
             limits: Limits::default(),
         };
         self.fabric.add_vm(spec).expect("a CID of its own");
-        let endpoint = GuestEndpoint { cid: vm.cid, mailbox: self.mailbox.clone() };
+        let endpoint = GuestEndpoint::new(vm.cid, &self.mailbox);
         self.fabric.router().set_endpoint(vm.cid, Arc::new(endpoint));
         self.routes.add(vm);
         self.attach(&guest);

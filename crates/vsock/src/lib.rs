@@ -12,6 +12,7 @@
 //! | `registry.rs` | what an endpoint is, and which one answers for a CID |
 //! | `connection.rs` | what a connection allows and when: a pure function |
 //! | `router.rs` | all connections; the only lock |
+//! | `waiting.rs` | calls that wait for the thread that serves their endpoint |
 //!
 //! The order of calls, for a client C and a server S:
 //!
@@ -37,6 +38,7 @@ mod host_rules;
 mod policy;
 mod registry;
 mod router;
+mod waiting;
 
 pub use address::{Cid, HOST, Key, SockPort, SocketAddress};
 pub use connection::{Event, Failed, Role};
@@ -44,3 +46,4 @@ pub use host_rules::{FIRST_FREE_PORT, HostRules, Peer, Rule, Wish};
 pub use policy::{Forward, Vm};
 pub use registry::{Call, ConnectError, DatagramError, Endpoint, Remote};
 pub use router::{Applied, Calls, Router};
+pub use waiting::WaitingCalls;

@@ -5,10 +5,10 @@
 //! device may call the router with its lock held; the router calls no endpoint with its own.
 
 use std::collections::HashMap;
-use std::collections::hash_map::Entry;
 use std::sync::Arc;
 
 use parking_lot::Mutex;
+use vmlane_port::fair::SharedPlaces;
 use vmlane_port::{Shutdown, Side, StreamEnd, StreamId, Streams};
 
 use crate::address::{Cid, Key, SocketAddress};
@@ -17,12 +17,11 @@ use crate::policy::{Policy, Vm};
 use crate::registry::{Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote};
 
 /// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond, clients are
-/// refused.
-const MOST_CLOSED_EARLY: usize = 256;
+/// refused: first those that have let as many wait as there are places left.
+const MOST_CLOSED_EARLY: usize = 512;
 
 /// One connection.
 struct Connection {
-    key: Key,
     state: State<StreamEnd>,
     /// What answers for the server until it has accepted.
     server: Arc<dyn Endpoint>,
@@ -36,8 +35,8 @@ struct Tables {
     registry: Registry,
     /// By number.
     connections: HashMap<u64, Connection>,
-    /// By server: how many of them are closed early.
-    closed_early: HashMap<Cid, usize>,
+    /// By server: its connections that are closed early, by client.
+    closed_early: HashMap<Cid, SharedPlaces<Cid>>,
     last: u64,
 }
 
@@ -114,7 +113,7 @@ impl Tables {
     fn apply(&mut self, streams: &dyn Streams, call: Call, event: Event<StreamEnd>) -> Applied {
         let mut applied = Applied { taken: false, stream: None, calls: Calls::default() };
         let Some(connection) = self.connections.get_mut(&call.number) else { return applied };
-        let was_early = connection.state.is_closed_early();
+        let closed_early = connection.state.is_closed_early();
         let mut event = Some(event);
         while let Some(now) = event.take() {
             let state = std::mem::replace(&mut connection.state, State::Over);
@@ -136,34 +135,42 @@ impl Tables {
             }
         }
         applied.stream = connection.state.stream();
-        let (server, is_early) = (connection.key.server.0, connection.state.is_closed_early());
+        let closes_early = connection.state.is_closed_early();
         if matches!(connection.state, State::Over) {
             self.connections.remove(&call.number);
         }
-        match (was_early, is_early) {
-            (false, true) => *self.closed_early.entry(server).or_default() += 1,
-            (true, false) => self.not_early_any_more(server),
-            _ => {}
+        if closed_early != closes_early {
+            self.count_early(call.key.server.0, call.key.client.0, closes_early);
         }
         applied
     }
 
     /// Forgets a connection that its server refused at once.
-    fn forget(&mut self, number: u64) {
-        if let Some(connection) = self.connections.remove(&number)
+    fn forget(&mut self, call: Call) {
+        if let Some(connection) = self.connections.remove(&call.number)
             && connection.state.is_closed_early()
         {
-            self.not_early_any_more(connection.key.server.0);
+            self.count_early(call.key.server.0, call.key.client.0, false);
         }
     }
 
-    fn not_early_any_more(&mut self, server: Cid) {
-        if let Entry::Occupied(mut count) = self.closed_early.entry(server) {
-            match count.get() {
-                0 | 1 => drop(count.remove()),
-                more => *count.get_mut() = more - 1,
-            }
+    /// A connection of `server` with `client` is closed early from here on, or no longer.
+    fn count_early(&mut self, server: Cid, client: Cid, closes: bool) {
+        let places = self.closed_early.entry(server).or_insert_with(|| SharedPlaces::new(MOST_CLOSED_EARLY));
+        if closes {
+            // There is room: it was looked for before the event was applied.
+            places.take(client);
+        } else {
+            places.give_back(&client);
         }
+        if places.used() == 0 {
+            self.closed_early.remove(&server);
+        }
+    }
+
+    /// May `server` close another connection with `client` early?
+    fn may_close_early(&self, server: Cid, client: Cid) -> bool {
+        self.closed_early.get(&server).is_none_or(|places| places.has_room(&client))
     }
 }
 
@@ -244,7 +251,7 @@ impl Router {
         match server.requested(call.of(Role::Server), None) {
             Ok(()) => Ok(call),
             Err(error) => {
-                self.tables.lock().forget(call.number);
+                self.tables.lock().forget(call);
                 Err(error)
             }
         }
@@ -275,7 +282,7 @@ impl Router {
         tables.last += 1;
         let number = tables.last;
         let (state, remotes) = (State::new(end), [Some(remote), None]);
-        tables.connections.insert(number, Connection { key, state, server: server.clone(), remotes });
+        tables.connections.insert(number, Connection { state, server: server.clone(), remotes });
         Ok((Call { key, number, role: Role::Client }, server))
     }
 
@@ -321,7 +328,7 @@ impl Router {
             |one: &Connection| matches!(one.state, State::Accepted { .. }) && !one.state.is_closed_early();
         let full = closes
             && tables.connections.get(&call.number).is_some_and(waits)
-            && tables.closed_early.get(&call.key.server.0).is_some_and(|&count| count >= MOST_CLOSED_EARLY);
+            && !tables.may_close_early(call.key.server.0, call.key.client.0);
         let event = if full { Event::Withdraw(Role::Server, Failed::Refused) } else { event };
         let answers = matches!(event, Event::Accept(_) | Event::Attach(_));
         if let (Some(connection), Some(remote)) = (tables.connections.get_mut(&call.number), remote)

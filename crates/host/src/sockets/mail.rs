@@ -10,7 +10,7 @@ use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
 use vmlane_device::vmci::Waker;
 use vmlane_port::{End, Side, StreamId};
-use vmlane_vsock::{Call, Failed, HostRules, Remote};
+use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
 use vmlane_wire::host::SIGNAL;
 
 /// A client of the thread, or a door.
@@ -25,9 +25,10 @@ pub struct Guest {
     pub uds: PathBuf,
 }
 
+/// Connects of guests that may wait for the thread.
+const MOST_REQUESTS: usize = 1024;
+
 pub enum Mail {
-    /// A guest wants to connect.
-    Requested(Call),
     Joined(Token, StreamId, Side),
     Failed(Token, Failed),
     /// Something happened in its ring.
@@ -38,16 +39,29 @@ pub enum Mail {
     Stop,
 }
 
-/// The thread's letter box.
+/// What waits for the thread. The number of guests' requests is bounded, and one guest cannot use it up; the number of
+/// mails is bounded by the number of clients: each has one of a kind at most.
 pub struct Mailbox {
-    mails: Mutex<Vec<Mail>>,
+    waiting: Mutex<Waiting>,
     bell: OwnedFd,
+}
+
+struct Waiting {
+    mails: Vec<Mail>,
+    requests: WaitingCalls,
+}
+
+impl Waiting {
+    fn is_empty(&self) -> bool {
+        self.mails.is_empty() && self.requests.is_empty()
+    }
 }
 
 impl Mailbox {
     pub fn new() -> std::io::Result<Mailbox> {
         let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
-        Ok(Mailbox { mails: Mutex::default(), bell })
+        let waiting = Waiting { mails: Vec::new(), requests: WaitingCalls::new(MOST_REQUESTS) };
+        Ok(Mailbox { waiting: Mutex::new(waiting), bell })
     }
 
     pub fn bell(&self) -> &OwnedFd {
@@ -55,20 +69,49 @@ impl Mailbox {
     }
 
     pub fn send(&self, mail: Mail) {
-        let mut mails = self.mails.lock();
-        let first = mails.is_empty();
-        mails.push(mail);
-        drop(mails);
+        let mut waiting = self.waiting.lock();
+        let first = waiting.is_empty();
+        waiting.mails.push(mail);
+        drop(waiting);
+        self.ring(first);
+    }
+
+    /// A guest wants to connect. Refused if too many of its requests wait already.
+    pub fn request(&self, call: Call) -> Result<(), ConnectError> {
+        let mut waiting = self.waiting.lock();
+        let first = waiting.is_empty();
+        waiting.requests.push(call)?;
+        drop(waiting);
+        self.ring(first);
+        Ok(())
+    }
+
+    /// The guest has given up: its request is forgotten if it waits still.
+    pub fn withdraw(&self, call: Call) {
+        self.waiting.lock().requests.withdraw(call);
+    }
+
+    fn ring(&self, first: bool) {
         if first {
             let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
         }
     }
 
-    /// Everything that has come. `into` is emptied first.
+    /// All mails that have come. `into` is emptied first.
     pub fn take(&self, into: &mut Vec<Mail>) {
         let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
         into.clear();
-        std::mem::swap(into, &mut *self.mails.lock());
+        std::mem::swap(into, &mut self.waiting.lock().mails);
+    }
+
+    /// The request that has waited longest.
+    pub fn next_request(&self) -> Option<Call> {
+        self.waiting.lock().requests.pop()
+    }
+
+    /// Does a request wait?
+    pub fn has_requests(&self) -> bool {
+        !self.waiting.lock().requests.is_empty()
     }
 }
 
@@ -141,5 +184,29 @@ impl Remote for Bell {
 
     fn failed(&self, _: Call, why: Failed) {
         self.mailbox.send(Mail::Failed(self.token, why));
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use vmlane_vsock::{Key, Role};
+
+    fn call(client: u32, number: u64) -> Call {
+        Call { key: Key { client: (client, 1000), server: (2, 80) }, number, role: Role::Server }
+    }
+
+    #[test]
+    fn a_guest_that_opens_and_gives_up_faster_than_it_is_served_fills_nothing() {
+        let mailbox = Mailbox::new().expect("an eventfd");
+        for number in 0..100_000 {
+            assert_eq!(mailbox.request(call(3, number)), Ok(()));
+            mailbox.withdraw(call(3, number));
+        }
+        assert!(!mailbox.has_requests());
+        let taken = (0..10_000).filter(|&number| mailbox.request(call(3, number)).is_ok()).count();
+        assert_eq!(taken, MOST_REQUESTS / 2);
+        assert_eq!(mailbox.request(call(4, 10_000)), Ok(()), "another guest is heard");
+        assert_eq!(std::iter::from_fn(|| mailbox.next_request()).count(), taken + 1);
     }
 }

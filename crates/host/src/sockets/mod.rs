@@ -80,8 +80,11 @@ struct Host {
 
 impl Endpoint for Host {
     fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
-        self.mailbox.send(Mail::Requested(call));
-        Ok(())
+        self.mailbox.request(call)
+    }
+
+    fn given_up(&self, call: Call) {
+        self.mailbox.withdraw(call);
     }
 
     fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> Result<(), DatagramError> {

@@ -33,6 +33,8 @@ const CONNECT: Duration = Duration::from_secs(2);
 const LONGEST_CONNECT: Duration = Duration::from_secs(60);
 /// Bytes that the programs of one user may leave behind in streams that they closed.
 const SPILL: usize = 64 << 20;
+/// Guests' requests that are answered before clients have their turn.
+const REQUESTS: usize = 64;
 /// Where a failed accept is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 const BELL: Token = 0;
@@ -154,6 +156,7 @@ impl Server {
                 }
                 self.read(mail);
             }
+            self.answer_requests();
             for _ in 0..self.ready.len() {
                 if let Some(token) = self.ready.pop_front() {
                     self.turn(token);
@@ -163,8 +166,16 @@ impl Server {
         }
     }
 
+    /// Answers guests' requests, as many as leave time for streams.
+    fn answer_requests(&mut self) {
+        for _ in 0..REQUESTS {
+            let Some(call) = self.mailbox.next_request() else { return };
+            self.requested(call);
+        }
+    }
+
     fn timeout(&self) -> Option<Timespec> {
-        let wait = if !self.ready.is_empty() {
+        let wait = if !self.ready.is_empty() || self.mailbox.has_requests() {
             Duration::ZERO
         } else if self.retry {
             RETRY
@@ -181,7 +192,6 @@ impl Server {
 
     fn read(&mut self, mail: Mail) {
         match mail {
-            Mail::Requested(call) => self.requested(call),
             Mail::Joined(token, lane, side) => self.joined(token, lane, side),
             Mail::Failed(token, why) => {
                 let errno = if why == Failed::Refused { Errno::CONNRESET } else { Errno::TIMEDOUT };

@@ -4,242 +4,121 @@
 //! The daemon ends virtio-vsock for them: it answers requests, gives credit as bytes are taken, and
 //! keeps within the credit that the guest gives.
 
+mod links;
+mod mailbox;
+mod ready;
+
 use std::collections::HashMap;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
 
-use parking_lot::Mutex;
-use vmlane_mem::{Spans, copy_spans};
-use vmlane_port::{Budget, Shutdown, Side, StreamEnd, StreamId};
-use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Key, Remote, Router, Vm};
+use vmlane_mem::copy_spans;
+use vmlane_port::Shutdown;
+use vmlane_port::fair::SharedPlaces;
+use vmlane_vsock::{Call, Key, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use super::credit::Flow;
-use super::link::{DETACHED, FINISHED, REFUSED, RESET, RING, Shared, Waker};
+use self::links::{GuestLinks, Link, Name};
+use self::mailbox::News;
+pub use self::mailbox::{GuestEndpoint, Mailbox};
+use super::link::{DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
 use super::vms::{Vms, port_of};
-
-/// A connection: the guest's address here, the peer's.
-#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
-pub struct Name {
-    pub cid: u32,
-    pub port: u32,
-    pub peer: u32,
-    pub peer_port: u32,
-}
-
-impl Name {
-    fn of(header: &Header) -> Name {
-        Name {
-            cid: header.src_cid.get() as u32,
-            port: header.src_port.get(),
-            peer: header.dst_cid.get() as u32,
-            peer_port: header.dst_port.get(),
-        }
-    }
-
-    /// The connection that is requested of the guest `vm`.
-    fn asked(vm: &Vm, call: Call) -> Name {
-        let Key { client, server } = call.key;
-        Name { cid: vm.cid, port: server.1, peer: vm.as_seen(client.0), peer_port: client.1 }
-    }
-
-    /// A packet to the guest.
-    fn packet(&self, op: u16) -> Header {
-        Header::new((self.peer, self.peer_port), (self.cid, self.port), kind::STREAM, op)
-    }
-}
-
-/// What the router said, until the worker hears it.
-pub enum News {
-    Requested(u32, Call),
-    GivenUp(u32, Call),
-    Joined(Name, Call, StreamId),
-    Failed(Name, Call),
-}
-
-impl News {
-    /// The CID of the guest that will be told.
-    fn guest(&self) -> u32 {
-        match self {
-            News::Requested(cid, _) | News::GivenUp(cid, _) => *cid,
-            News::Joined(name, ..) | News::Failed(name, _) => name.cid,
-        }
-    }
-}
-
-/// Where news wait.
-pub struct Mailbox {
-    news: Mutex<Vec<News>>,
-    /// Something happened to some connection since it was last looked at.
-    rung: AtomicBool,
-    /// Wakes the worker, should it sleep.
-    bell: Arc<dyn Waker>,
-}
-
-impl Waker for Mailbox {
-    fn wake(&self) {
-        self.rung.store(true, Ordering::SeqCst);
-        self.bell.wake();
-    }
-}
-
-impl Mailbox {
-    pub fn new(bell: Arc<dyn Waker>) -> Arc<Mailbox> {
-        Arc::new(Mailbox { news: Mutex::default(), rung: AtomicBool::new(false), bell })
-    }
-
-    fn put(&self, news: News) {
-        self.news.lock().push(news);
-        self.wake();
-    }
-}
-
-/// What answers for a VM with virtio-vsock.
-pub struct GuestEndpoint {
-    pub cid: u32,
-    pub mailbox: Arc<Mailbox>,
-}
-
-impl Endpoint for GuestEndpoint {
-    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
-        self.mailbox.put(News::Requested(self.cid, call));
-        Ok(())
-    }
-
-    fn given_up(&self, call: Call) {
-        self.mailbox.put(News::GivenUp(self.cid, call));
-    }
-}
-
-struct Told {
-    name: Name,
-    mailbox: Arc<Mailbox>,
-}
-
-impl Remote for Told {
-    fn joined(&self, call: Call, stream: StreamId, _: Side) {
-        self.mailbox.put(News::Joined(self.name, call, stream));
-    }
-
-    fn failed(&self, call: Call, _: Failed) {
-        self.mailbox.put(News::Failed(self.name, call));
-    }
-}
-
-struct Link {
-    shared: Arc<Shared>,
-    call: Option<Call>,
-    lane: Option<StreamId>,
-    /// The guest asked; it is answered when the ends are joined.
-    owes_response: bool,
-    /// The guest was asked and has not answered.
-    owed_response: bool,
-    into: Spans,
-    from: Spans,
-    /// What the guest is given.
-    flow: Flow,
-    /// Bytes of its own that it knows to be taken.
-    told_taken: u32,
-    /// What it was told of the peer's end, and what it said of its own: flags of SHUTDOWN.
-    told: u32,
-    said: u32,
-    /// The peer is a guest here, too.
-    relayed: bool,
-}
-
-impl Link {
-    fn new(shared: Arc<Shared>) -> Link {
-        let [into, from] = shared.spans();
-        Link {
-            shared,
-            call: None,
-            lane: None,
-            owes_response: false,
-            owed_response: false,
-            into,
-            from,
-            flow: Flow::default(),
-            told_taken: 0,
-            told: 0,
-            said: 0,
-            relayed: false,
-        }
-    }
-
-    /// A packet to the guest, with our side of the credit.
-    fn packet(&mut self, name: &Name, op: u16) -> Header {
-        self.told_taken = self.shared.taken() as u32;
-        Header { buf_alloc: (RING as u32).into(), fwd_cnt: self.told_taken.into(), ..name.packet(op) }
-    }
-}
 
 /// All connections of this kind. The worker owns it.
 pub struct Bridge {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,
-    links: HashMap<Name, Link>,
-    /// Connections by guest, and how many have a guest here at both ends.
-    counts: HashMap<u32, usize>,
+    guests: HashMap<u32, GuestLinks>,
+    /// How many connections each guest has.
+    places: SharedPlaces<u32>,
+    /// How many have a guest here at both ends.
     relayed: usize,
-    budget: Arc<Budget>,
-    /// A guest had no buffers for what waits for it.
-    blocked: bool,
+    /// A guest had no buffers for what waits for it, or there was too much for one turn.
+    unfinished: bool,
+    /// The guests of a turn.
+    order: Vec<u32>,
+}
+
+/// What a look at a link led to.
+enum Pumped {
+    Nothing,
+    /// The guest was told something.
+    Said,
+    /// It was given so many bytes.
+    Bytes(usize),
 }
 
 /// Connections of all guests together: each has a mapping, and a process may have so many only.
-const MAX_LINKS: usize = 1024;
-/// How many bytes a guest may leave behind in streams that it left.
-const BUDGET: usize = 16 << 20;
+const MAX_LINKS: usize = 2048;
+/// News and requests that one guest is told of before the next one has its turn.
+const MOST_HEARD: usize = 64;
+/// Bytes that one guest is given before the next one has its turn.
+const TURN: usize = 256 << 10;
 
 impl Bridge {
     pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>) -> Bridge {
         Bridge {
             router,
             mailbox,
-            links: HashMap::new(),
-            counts: HashMap::new(),
+            guests: HashMap::new(),
+            places: SharedPlaces::new(MAX_LINKS),
             relayed: 0,
-            budget: Arc::new(Budget::new(BUDGET)),
-            blocked: false,
+            unfinished: false,
+            order: Vec::new(),
         }
+    }
+
+    /// The VM `cid` is served from here on.
+    pub fn add(&mut self, cid: u32) {
+        let mailbox = &self.mailbox;
+        self.guests.entry(cid).or_insert_with(|| GuestLinks::new(mailbox.guest(cid)));
+    }
+
+    /// The VM's rings run from here on: what has waited for them is looked at.
+    pub fn attached(&mut self, cid: u32) {
+        if let Some(guest) = self.guests.get_mut(&cid) {
+            guest.unfinished = true;
+            self.unfinished = true;
+        }
+    }
+
+    /// The VM `cid` is gone.
+    pub fn forget(&mut self, cid: u32) {
+        self.drop_all(cid);
+        self.guests.remove(&cid);
+        self.mailbox.forget(cid).into_iter().for_each(|call| self.router.close(call));
+    }
+
+    fn link(&mut self, name: &Name) -> Option<&mut Link> {
+        self.guests.get_mut(&name.cid)?.get_mut(name)
     }
 
     /// Is this packet, whose receiver is a virtio guest, of a connection that was forwarded nevertheless?
     pub fn relays(&self, header: &Header) -> bool {
-        self.relayed > 0 && self.links.get(&Name::of(header)).is_some_and(|link| link.relayed)
+        let name = Name::of(header);
+        self.relayed > 0
+            && self.guests.get(&name.cid).and_then(|guest| guest.get(&name)).is_some_and(|link| link.relayed)
     }
 
     fn insert(&mut self, name: Name, link: Link) {
-        *self.counts.entry(name.cid).or_default() += 1;
+        let Some(guest) = self.guests.get_mut(&name.cid) else { return };
         self.relayed += usize::from(link.relayed);
-        self.links.insert(name, link);
+        // There is room: `admits` said so.
+        self.places.take(name.cid);
+        guest.insert(name, link);
     }
 
     fn remove(&mut self, name: &Name) -> Option<Link> {
-        let link = self.links.remove(name)?;
+        let link = self.guests.get_mut(&name.cid)?.remove(name)?;
         self.relayed -= usize::from(link.relayed);
-        if let Some(count) = self.counts.get_mut(&name.cid) {
-            *count -= 1;
-            if *count == 0 {
-                self.counts.remove(&name.cid);
-            }
-        }
+        self.places.give_back(&name.cid);
         Some(link)
     }
 
     /// May this guest have one connection more?
     fn admits(&self, name: &Name, vm: &Vm) -> bool {
-        let own = self.counts.get(&name.cid).copied().unwrap_or(0);
-        own < vm.connections && self.links.len() < MAX_LINKS && !self.links.contains_key(name)
-    }
-
-    fn end(&self, shared: &Arc<Shared>) -> StreamEnd {
-        StreamEnd { port: shared.port(), budget: self.budget.clone(), slow: false }
-    }
-
-    fn told(&self, name: Name) -> Arc<Told> {
-        Arc::new(Told { name, mailbox: self.mailbox.clone() })
+        self.places.has_room(&name.cid)
+            && self.guests.get(&name.cid).is_some_and(|guest| guest.admits(name, vm))
     }
 
     /// Takes a packet of the guest `vm`. False: it was refused.
@@ -254,7 +133,8 @@ impl Bridge {
             }
             return connects;
         }
-        let Some(link) = self.links.get_mut(&name).filter(|_| stream) else {
+        let link = self.guests.get_mut(&name.cid).and_then(|guest| guest.get_mut(&name));
+        let Some(link) = link.filter(|_| stream) else {
             let over = header.op.get() == op::RST;
             if !over {
                 port.reply(header.reset());
@@ -290,13 +170,13 @@ impl Bridge {
         if !self.admits(&name, vm) {
             return false;
         }
-        let Ok(shared) = Shared::new(self.mailbox.clone()) else { return false };
-        let end = self.end(&shared);
+        let Some(guest) = self.guests.get(&name.cid) else { return false };
+        let Ok(mut link) = guest.make() else { return false };
+        let end = guest.end(&link.shared);
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
-        let mut link = Link::new(shared);
         link.flow.hears(header);
         link.owes_response = true;
-        match self.router.open(key, Some(end), self.told(name)) {
+        match self.router.open(key, Some(end), guest.remote(name)) {
             Ok(call) => {
                 link.call = Some(call);
                 self.insert(name, link);
@@ -311,12 +191,13 @@ impl Bridge {
 
     /// The guest accepts what a VMCI guest asked for.
     fn respond(&mut self, name: Name) -> bool {
-        let Some(link) = self.links.get_mut(&name) else { return false };
+        let Some(guest) = self.guests.get_mut(&name.cid) else { return false };
+        let Some(link) = guest.get_mut(&name) else { return false };
         if !std::mem::take(&mut link.owed_response) {
             return false;
         }
         let (Some(call), shared) = (link.call, link.shared.clone()) else { return false };
-        self.router.accept(call, self.end(&shared), self.told(name))
+        self.router.accept(call, guest.end(&shared), guest.remote(name))
     }
 
     /// The guest's bytes. False: more than it had credit for.
@@ -331,18 +212,19 @@ impl Bridge {
         copy_spans(&link.into, 0, port.payload(), first, len - first);
         outgoing.done = len;
         if link.shared.sent(len)
-            && let Some(lane) = link.lane
+            && let Some(stream) = link.stream
         {
-            router.streams().kick(lane);
+            router.streams().kick(stream);
         }
         true
     }
 
     fn shutdown(&mut self, name: Name, flags: u32, port: &mut Port) -> bool {
         const BOTH: u32 = SHUTDOWN_SEND | SHUTDOWN_RECEIVE;
-        let Some(link) = self.links.get_mut(&name) else { return false };
+        let Some(link) = self.link(&name) else { return false };
         let new = flags & BOTH & !link.said;
         link.said |= new;
+        let call = link.call;
         if link.said == BOTH {
             // It is done with the connection; what it sent still arrives.
             let reset = name.packet(op::RST);
@@ -351,7 +233,7 @@ impl Bridge {
             return true;
         }
         for (flag, what) in [(SHUTDOWN_SEND, Shutdown::Send), (SHUTDOWN_RECEIVE, Shutdown::Receive)] {
-            if let (true, Some(call)) = (new & flag != 0, link.call) {
+            if let (true, Some(call)) = (new & flag != 0, call) {
                 self.router.shutdown(call, what);
             }
         }
@@ -364,87 +246,131 @@ impl Bridge {
         if reset { self.router.reset(call) } else { self.router.close(call) }
     }
 
+    /// Has the guest any connection here?
+    pub fn has_connections(&self, cid: u32) -> bool {
+        self.places.of(&cid) > 0
+    }
+
     /// All connections of a guest are over for it.
     pub fn drop_all(&mut self, cid: u32) {
-        let names: Vec<Name> = self.links.keys().filter(|name| name.cid == cid).copied().collect();
+        let names = self.guests.get(&cid).map(GuestLinks::names).unwrap_or_default();
         names.into_iter().for_each(|name| self.drop_link(name, true));
     }
 
+    /// Is there something to do, for which nothing wakes the worker?
     pub fn is_blocked(&self) -> bool {
-        self.blocked
+        self.unfinished
     }
 
     pub fn has_news(&self) -> bool {
-        self.mailbox.rung.load(Ordering::SeqCst)
+        self.mailbox.is_rung()
     }
 
-    /// Looks at all connections, if there is a reason to. True if something moved.
+    /// Looks at the guests to which something happened, and of those at the links to which something happened. True if
+    /// something moved.
     pub fn turn(&mut self, vms: &mut Vms) -> bool {
-        let rung = self.has_news() && self.mailbox.rung.swap(false, Ordering::SeqCst);
-        if !rung && !std::mem::take(&mut self.blocked) {
+        let unfinished = std::mem::take(&mut self.unfinished);
+        if !self.mailbox.take_rung() && !unfinished {
             return false;
         }
-        self.hear(vms);
-        let names: Vec<Name> = self.links.keys().copied().collect();
         let mut moved = false;
-        for name in names {
-            if let Some(guest) = port_of(vms, name.cid) {
-                moved |= self.pump(name, guest);
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend(self.guests.keys());
+        for &cid in &order {
+            let Some(guest) = self.guests.get_mut(&cid) else { continue };
+            if guest.mailbox.take_rung() | std::mem::take(&mut guest.unfinished) {
+                moved |= self.guest_turn(cid, vms);
             }
+            self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
         }
+        self.order = order;
         moved
     }
 
-    /// Hears what the router said.
-    fn hear(&mut self, vms: &mut Vms) {
-        let news = std::mem::take(&mut *self.mailbox.news.lock());
-        let mut later = Vec::new();
-        for news in news {
-            let waits = match (port_of(vms, news.guest()), &news) {
-                (Some(guest), _) => !guest.takes_replies(),
-                // Its rings are being changed. One that has left for good has no link.
-                (None, News::Joined(name, ..) | News::Failed(name, _)) => self.links.contains_key(name),
-                (None, _) => false,
+    fn guest_turn(&mut self, cid: u32, vms: &mut Vms) -> bool {
+        let mut moved = self.hear(cid, vms);
+        // Its rings are being changed, or it has none: it is looked at when it has some.
+        let Some(port) = port_of(vms, cid) else { return moved };
+        let mut left = TURN;
+        loop {
+            let Some(guest) = self.guests.get_mut(&cid).filter(|guest| !guest.unfinished) else {
+                return moved;
             };
-            if waits {
-                later.push(news);
-                continue;
+            let Some((slot, name)) = guest.take_ready() else { return moved };
+            let Some(name) = name else { continue };
+            if left == 0 {
+                guest.put_back(slot);
+                guest.unfinished = true;
+                return true;
             }
-            match news {
-                News::Requested(cid, call) => self.requested(vms, cid, call),
-                News::GivenUp(cid, call) => {
-                    let Some(name) = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call)) else { continue };
-                    if self.links.get(&name).is_some_and(|link| link.call == Some(call)) {
-                        self.remove(&name);
-                        port_of(vms, cid).into_iter().for_each(|guest| guest.reply(name.packet(op::RST)));
-                    }
-                }
-                News::Joined(name, call, lane) => {
-                    // Another connection may have the name by now.
-                    let link = self.links.get_mut(&name).filter(|link| link.call == Some(call));
-                    let Some(link) = link else { continue };
-                    link.lane = Some(lane);
-                    if std::mem::take(&mut link.owes_response)
-                        && let Some(guest) = port_of(vms, name.cid)
-                    {
-                        guest.reply(link.packet(&name, op::RESPONSE));
-                    }
-                    self.router.streams().kick(lane);
-                }
-                News::Failed(name, call) => {
-                    let current = self.links.get(&name).is_some_and(|link| link.call == Some(call));
-                    if current
-                        && self.remove(&name).is_some()
-                        && let Some(guest) = port_of(vms, name.cid)
-                    {
-                        guest.reply(name.packet(op::RST));
-                    }
-                }
+            match self.pump(name, port) {
+                Pumped::Nothing => {}
+                Pumped::Said => moved = true,
+                Pumped::Bytes(bytes) => (moved, left) = (true, left.saturating_sub(bytes)),
             }
         }
-        if !later.is_empty() {
-            self.blocked = true;
-            self.mailbox.news.lock().splice(0..0, later);
+    }
+
+    /// Hears what the router said, as far as the guest has room for what it will be told. True if there was anything.
+    fn hear(&mut self, cid: u32, vms: &mut Vms) -> bool {
+        for number in 0..MOST_HEARD {
+            let Some(guest) = self.guests.get_mut(&cid) else { return false };
+            let port = port_of(vms, cid);
+            if port.as_ref().is_some_and(|port| !port.takes_replies()) {
+                guest.unfinished |= guest.mailbox.holds_mail();
+                return number > 0;
+            }
+            let news = guest.mailbox.pop_news(|news| match news {
+                // Its rings are being changed. One that has left for good has no link.
+                News::Joined(name, ..) | News::Failed(name, _) => port.is_some() || guest.get(name).is_none(),
+                News::GivenUp(_) => true,
+            });
+            if let Some(news) = news {
+                self.told(news, cid, vms);
+                continue;
+            }
+            match guest.mailbox.pop_request() {
+                Some(call) => self.requested(vms, cid, call),
+                None => return number > 0,
+            }
+        }
+        self.guests
+            .get_mut(&cid)
+            .into_iter()
+            .for_each(|guest| guest.unfinished |= guest.mailbox.holds_mail());
+        true
+    }
+
+    fn told(&mut self, news: News, cid: u32, vms: &mut Vms) {
+        match news {
+            News::GivenUp(call) => {
+                let Some(name) = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call)) else { return };
+                self.ends_unjoined(name, call, vms);
+            }
+            News::Joined(name, call, stream) => {
+                // Another connection may have the name by now.
+                let Some(link) = self.link(&name).filter(|link| link.call == Some(call)) else { return };
+                link.stream = Some(stream);
+                if std::mem::take(&mut link.owes_response)
+                    && let Some(port) = port_of(vms, cid)
+                {
+                    port.reply(link.packet(&name, op::RESPONSE));
+                }
+                if let Some(guest) = self.guests.get_mut(&cid) {
+                    guest.mark(&name);
+                }
+                self.router.streams().kick(stream);
+            }
+            News::Failed(name, call) => self.ends_unjoined(name, call, vms),
+        }
+    }
+
+    /// Nothing comes of a connection: the guest is told, unless another one has the name by now.
+    fn ends_unjoined(&mut self, name: Name, call: Call, vms: &mut Vms) {
+        if self.link(&name).is_some_and(|link| link.call == Some(call)) {
+            self.remove(&name);
+            port_of(vms, name.cid).into_iter().for_each(|port| port.reply(name.packet(op::RST)));
         }
     }
 
@@ -453,27 +379,27 @@ impl Bridge {
         let relayed = vms.contains_key(&call.key.client.0);
         let name = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call));
         let name = name.filter(|name| vms.get(&cid).is_some_and(|vm| self.admits(name, &vm.spec)));
-        let shared = Shared::new(self.mailbox.clone());
-        let (Some(name), Some(guest), Ok(shared)) = (name, port_of(vms, cid), shared) else {
+        let link = self.guests.get(&cid).filter(|_| name.is_some()).and_then(|guest| guest.make().ok());
+        let (Some(name), Some(port), Some(mut link)) = (name, port_of(vms, cid), link) else {
             return self.router.close(call);
         };
-        let mut link = Link::new(shared);
         (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);
-        guest.reply(link.packet(&name, op::REQUEST));
+        port.reply(link.packet(&name, op::REQUEST));
         self.insert(name, link);
     }
 
     /// Gives a guest what waits for it, as far as its credit and its buffers go.
-    fn pump(&mut self, name: Name, port: &mut Port) -> bool {
-        let Some(link) = self.links.get_mut(&name) else { return false };
-        let Some(lane) = link.lane else { return false };
+    fn pump(&mut self, name: Name, port: &mut Port) -> Pumped {
+        let Some(guest) = self.guests.get_mut(&name.cid) else { return Pumped::Nothing };
+        let Some(link) = guest.get_mut(&name) else { return Pumped::Nothing };
+        let Some(stream) = link.stream else { return Pumped::Nothing };
         if !port.takes_replies() {
             // It is looked at again when some of them are with the guest.
-            self.blocked = true;
-            return false;
+            self.wait(&name);
+            return Pumped::Nothing;
         }
-        let mut moved = false;
-        let (mut kick, mut asks) = (false, false);
+        let mut moved = 0;
+        let (mut kick, mut asks, mut waits) = (false, false, false);
         // What is to be said comes before what is to be given.
         while link.told & SHUTDOWN_SEND == 0 && !port.holds_replies() {
             let (at, waiting) = link.shared.waiting();
@@ -483,33 +409,51 @@ impl Bridge {
             }
             let header = link.packet(&name, op::RW);
             let Ok(sent) = port.send(header, &link.from, at, len) else {
-                self.blocked = true;
+                waits = true;
                 break;
             };
             asks |= link.flow.sends(sent as u32);
             kick |= link.shared.delivered(sent);
-            moved = true;
+            moved += sent;
         }
         if asks {
             let question = link.packet(&name, op::CREDIT_REQUEST);
             port.reply(question);
         }
         if kick {
-            self.router.streams().kick(lane);
+            self.router.streams().kick(stream);
         }
         // Replies of other connections go first, and there is no wake-up once they are gone.
-        self.blocked |= port.holds_replies() && link.shared.waiting().1 > 0;
+        waits |= port.holds_replies() && link.shared.waiting().1 > 0;
+        let mut says = false;
         let taken = link.shared.taken() as u32;
         if taken.wrapping_sub(link.told_taken) as usize >= RING / 2 {
             let update = link.packet(&name, op::CREDIT_UPDATE);
             port.reply(update);
-            moved = true;
+            says = true;
         }
-        moved | self.tell_ends(name, port)
+        if waits {
+            self.wait(&name);
+        }
+        says |= self.tell_ends(name, port);
+        match (moved, says) {
+            (0, false) => Pumped::Nothing,
+            (0, true) => Pumped::Said,
+            (bytes, _) => Pumped::Bytes(bytes),
+        }
+    }
+
+    /// The guest has no room for what waits in this link: it is the first to be looked at, in the next turn.
+    fn wait(&mut self, name: &Name) {
+        if let Some(guest) = self.guests.get_mut(&name.cid) {
+            guest.mark_first(name);
+            guest.unfinished = true;
+        }
+        self.unfinished = true;
     }
 
     fn tell_ends(&mut self, name: Name, port: &mut Port) -> bool {
-        let Some(link) = self.links.get_mut(&name) else { return false };
+        let Some(link) = self.link(&name) else { return false };
         let ends = link.shared.ends();
         if ends == 0 {
             return false;

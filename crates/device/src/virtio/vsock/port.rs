@@ -13,6 +13,8 @@ use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header, SEQPACKET, op};
 use zerocopy::{FromBytes, IntoBytes};
 
+use super::patience::Wait;
+
 const RX: usize = 0;
 const TX: usize = 1;
 /// Packets of our own that wait for buffers. While as many do, the guest's are not looked at.
@@ -33,8 +35,8 @@ pub struct Outgoing {
     /// Payload bytes, and how many of them are delivered.
     pub len: usize,
     pub done: usize,
-    /// Since when its receiver has had no buffer.
-    pub waits: Option<Instant>,
+    /// Its receiver has no buffer.
+    pub waits: Option<Wait>,
 }
 
 /// One VM's rings. A worker owns it.

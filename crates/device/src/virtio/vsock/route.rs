@@ -8,6 +8,7 @@ use vmlane_wire::virtio_vsock::{Header, kind, op};
 use vmlane_worker::contained;
 
 use super::bridge::Bridge;
+use super::patience::{Patience, Wait};
 use super::port::{Nonsense, Outgoing, Port};
 use super::stats::VsockStats;
 use super::table::Table;
@@ -18,10 +19,6 @@ const PACKETS: usize = 64;
 const BYTES: usize = 256 << 10;
 /// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
 const SHOWN: usize = 16 << 10;
-/// How long a packet waits for its receiver's buffers before its connection is reset: a guest of a machine with more
-/// guests than processors is easily kept from its own for some hundred milliseconds (Linux' vhost-vsock waits without
-/// limit). Not longer, as its sender's other packets wait behind it, though once only.
-const HOLD: Duration = Duration::from_secs(2);
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
 const GRACE: Duration = Duration::from_secs(3);
 
@@ -49,13 +46,20 @@ impl Routes {
     }
 
     pub fn add(&mut self, spec: vmlane_vsock::Vm) {
-        let before = self.vms.get_mut(&spec.cid).and_then(|vm| vm.port.take());
-        self.vms.insert(spec.cid, Vm { spec, port: before, stalled: false });
+        let before = self.vms.remove(&spec.cid);
+        let (port, patience) = before.map_or((None, Patience::default()), |vm| (vm.port, vm.patience));
+        if let Some(bridge) = &mut self.bridge {
+            bridge.add(spec.cid);
+        }
+        self.vms.insert(spec.cid, Vm { spec, port, stalled: false, patience });
     }
 
     pub fn remove(&mut self, cid: u32) {
         self.reset_all(cid);
         self.vms.remove(&cid);
+        if let Some(bridge) = &mut self.bridge {
+            bridge.forget(cid);
+        }
     }
 
     pub fn attach(&mut self, cid: u32, port: Box<Port>) {
@@ -65,6 +69,9 @@ impl Routes {
         if let Some(vm) = self.vms.get_mut(&cid) {
             vm.port = Some(port);
             vm.stalled = false;
+        }
+        if let Some(bridge) = &mut self.bridge {
+            bridge.attached(cid);
         }
     }
 
@@ -222,16 +229,37 @@ impl Routes {
                     ..header
                 });
             }
+            if let Some(wait) = outgoing.waits.take() {
+                self.end_wait(cid, &header, &wait, now);
+            }
             return Fate::Finished;
         }
-        let since = *outgoing.waits.get_or_insert(now);
-        if now.saturating_duration_since(since) < HOLD {
+        let Some(wait) = outgoing.waits else {
+            outgoing.waits = self.begin_wait(cid, &header, now);
+            return Fate::Waits;
+        };
+        if !wait.is_over(now) {
             return Fate::Waits;
         }
         vm.stalled = true;
         self.stats.stalled.bump(1);
         receiver.reply(peer_reset(&header));
+        self.end_wait(cid, &header, &wait, now);
         self.refuse(port, &header)
+    }
+
+    /// A packet of `cid` begins to wait for its receiver's buffers.
+    fn begin_wait(&mut self, cid: u32, header: &Header, now: Instant) -> Option<Wait> {
+        let to = header.dst_cid.get() as u32;
+        let others = self.table.talks_to_others(cid, to)
+            || self.bridge.as_ref().is_some_and(|bridge| bridge.has_connections(cid));
+        Some(self.vms.get_mut(&cid)?.patience.begin(to, others, now))
+    }
+
+    fn end_wait(&mut self, cid: u32, header: &Header, wait: &Wait, now: Instant) {
+        if let Some(vm) = self.vms.get_mut(&cid) {
+            vm.patience.end(header.dst_cid.get() as u32, wait, now);
+        }
     }
 
     fn may_talk(&self, a: u32, b: u32) -> bool {

@@ -16,10 +16,37 @@ pub struct Known {
     pub kind: u16,
 }
 
-/// Connections by VM, with what it sends; each is in the maps of both.
+/// One VM's connections, with what it sends in each.
+#[derive(Debug, Default)]
+struct Connections {
+    flows: HashMap<Known, Flow>,
+    /// How many it has with which VM.
+    peers: HashMap<u32, usize>,
+}
+
+impl Connections {
+    fn add(&mut self, known: Known) {
+        if self.flows.insert(known, Flow::default()).is_none() {
+            *self.peers.entry(known.peer).or_default() += 1;
+        }
+    }
+
+    fn remove(&mut self, known: &Known) {
+        if self.flows.remove(known).is_some()
+            && let Some(count) = self.peers.get_mut(&known.peer)
+        {
+            *count -= 1;
+            if *count == 0 {
+                self.peers.remove(&known.peer);
+            }
+        }
+    }
+}
+
+/// Connections by VM; each is in the maps of both.
 #[derive(Debug, Default)]
 pub struct Table {
-    known: HashMap<u32, HashMap<Known, Flow>>,
+    known: HashMap<u32, Connections>,
 }
 
 impl Table {
@@ -37,11 +64,11 @@ impl Table {
         match header.op.get() {
             op::REQUEST => {
                 let sides = Table::sides(header);
-                if self.known.get(&sides[0].0).is_some_and(|set| set.len() >= most) {
+                if self.known.get(&sides[0].0).is_some_and(|set| set.flows.len() >= most) {
                     return false;
                 }
                 for (cid, known) in sides {
-                    self.known.entry(cid).or_default().insert(known, Flow::default());
+                    self.known.entry(cid).or_default().add(known);
                 }
             }
             op::RST => self.forget(header),
@@ -55,7 +82,7 @@ impl Table {
     }
 
     fn flow(&mut self, cid: u32, known: &Known) -> Option<&mut Flow> {
-        self.known.get_mut(&cid)?.get_mut(known)
+        self.known.get_mut(&cid)?.flows.get_mut(known)
     }
 
     /// The payload of a packet is with its receiver. True if that one should be asked for credit.
@@ -74,9 +101,16 @@ impl Table {
         }
     }
 
+    /// Has `cid` a connection with a VM other than `peer`?
+    pub fn talks_to_others(&self, cid: u32, peer: u32) -> bool {
+        let Some(set) = self.known.get(&cid) else { return false };
+        set.peers.len() > usize::from(set.peers.contains_key(&peer))
+    }
+
     /// All connections of a VM are over; they are returned.
     pub fn clear(&mut self, cid: u32) -> Vec<Known> {
-        let ended: Vec<Known> = self.known.remove(&cid).into_iter().flat_map(HashMap::into_keys).collect();
+        let ended = self.known.remove(&cid).into_iter();
+        let ended: Vec<Known> = ended.flat_map(|set| set.flows.into_keys()).collect();
         for known in &ended {
             if let Some(set) = self.known.get_mut(&known.peer) {
                 set.remove(&Known {
@@ -92,7 +126,7 @@ impl Table {
 
     #[cfg(test)]
     pub fn count(&self, cid: u32) -> usize {
-        self.known.get(&cid).map_or(0, HashMap::len)
+        self.known.get(&cid).map_or(0, |set| set.flows.len())
     }
 }
 
@@ -111,7 +145,10 @@ mod tests {
         assert!(table.pass(&request.reset(), 1));
         assert_eq!([3, 4].map(|cid| table.count(cid)), [0, 0]);
         table.pass(&request, 1);
+        table.pass(&request, 2);
+        assert!(!table.talks_to_others(3, 4) && table.talks_to_others(3, 5) && !table.talks_to_others(5, 3));
         assert_eq!(table.clear(4), [Known { port: 22, peer: 3, peer_port: 1000, kind: 1 }]);
         assert_eq!(table.count(3), 0);
+        assert!(!table.talks_to_others(3, 5));
     }
 }

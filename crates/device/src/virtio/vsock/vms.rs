@@ -2,6 +2,7 @@
 
 use std::collections::BTreeMap;
 
+use super::patience::Patience;
 use super::port::Port;
 
 /// A VM with such a device.
@@ -11,6 +12,8 @@ pub struct Vm {
     pub port: Option<Box<Port>>,
     /// It has had no buffers for longer than a packet may wait.
     pub stalled: bool,
+    /// How long it has waited for others.
+    pub patience: Patience,
 }
 
 /// By CID.

@@ -91,7 +91,7 @@ impl VsockWorker {
 
     /// What answers for the VM `cid` when VMCI guests connect to it.
     pub fn endpoint(&self, cid: u32) -> Arc<dyn Endpoint> {
-        Arc::new(GuestEndpoint { cid, mailbox: self.mailbox.clone() })
+        Arc::new(GuestEndpoint::new(cid, &self.mailbox))
     }
 
     /// Makes a VM known, or changes what is known of it.

@@ -1,0 +1,197 @@
+//! What other threads tell the worker of virtio-vsock guests: the router of connections, streams' workers of their ends.
+//!
+//! Each guest has a mailbox of its own, so that one that takes nothing costs no other guest anything. What waits in
+//! one is bounded: requests by their number, news of requests that the guest has heard of by its connections.
+
+use std::collections::{HashMap, VecDeque};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+
+use parking_lot::Mutex;
+use vmlane_port::{Side, StreamId};
+use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Remote, WaitingCalls};
+
+use super::links::Name;
+use super::ready::ReadySet;
+use crate::virtio::vsock::link::Waker;
+
+/// Requests that may wait for one guest.
+const MOST_REQUESTS: usize = 1024;
+
+/// What the router said of a connection that the guest knows of.
+pub enum News {
+    GivenUp(Call),
+    Joined(Name, Call, StreamId),
+    Failed(Name, Call),
+}
+
+/// All guests' mailboxes, and what wakes the worker.
+pub struct Mailbox {
+    guests: Mutex<HashMap<u32, Arc<GuestMailbox>>>,
+    bell: Arc<Bell>,
+}
+
+/// Wakes the worker, should it sleep.
+struct Bell {
+    /// Something happened in some mailbox since they were last looked at.
+    rung: AtomicBool,
+    waker: Arc<dyn Waker>,
+}
+
+/// One guest's.
+pub struct GuestMailbox {
+    mail: Mutex<Mail>,
+    /// Its links to which something happened.
+    pub ready: ReadySet,
+    /// Something happened since it was last looked at.
+    rung: AtomicBool,
+    bell: Arc<Bell>,
+}
+
+struct Mail {
+    requests: WaitingCalls,
+    news: VecDeque<News>,
+    /// The VM is gone: no one reads it.
+    closed: bool,
+}
+
+impl Bell {
+    fn ring(&self) {
+        self.rung.store(true, Ordering::SeqCst);
+        self.waker.wake();
+    }
+}
+
+impl Mailbox {
+    pub fn new(waker: Arc<dyn Waker>) -> Arc<Mailbox> {
+        let bell = Arc::new(Bell { rung: AtomicBool::new(false), waker });
+        Arc::new(Mailbox { guests: Mutex::default(), bell })
+    }
+
+    /// The mailbox of the guest `cid`.
+    pub fn guest(&self, cid: u32) -> Arc<GuestMailbox> {
+        let mut guests = self.guests.lock();
+        guests.entry(cid).or_insert_with(|| Arc::new(GuestMailbox::new(self.bell.clone()))).clone()
+    }
+
+    /// The VM `cid` is gone: what waits for it is returned, and nothing waits for it any more.
+    pub fn forget(&self, cid: u32) -> Vec<Call> {
+        let Some(guest) = self.guests.lock().remove(&cid) else { return Vec::new() };
+        let mut mail = guest.mail.lock();
+        mail.closed = true;
+        mail.news.clear();
+        std::iter::from_fn(|| mail.requests.pop()).collect()
+    }
+
+    pub fn is_rung(&self) -> bool {
+        self.bell.rung.load(Ordering::SeqCst)
+    }
+
+    /// Has something happened since this was last asked?
+    pub fn take_rung(&self) -> bool {
+        self.is_rung() && self.bell.rung.swap(false, Ordering::SeqCst)
+    }
+}
+
+impl GuestMailbox {
+    fn new(bell: Arc<Bell>) -> GuestMailbox {
+        let requests = WaitingCalls::new(MOST_REQUESTS);
+        let mail = Mutex::new(Mail { requests, news: VecDeque::new(), closed: false });
+        GuestMailbox { mail, ready: ReadySet::new(), rung: AtomicBool::new(false), bell }
+    }
+
+    fn ring(&self) {
+        self.rung.store(true, Ordering::SeqCst);
+        self.bell.ring();
+    }
+
+    /// Has something happened since this was last asked?
+    pub fn take_rung(&self) -> bool {
+        self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst)
+    }
+
+    fn put(&self, news: News) {
+        let mut mail = self.mail.lock();
+        if !mail.closed {
+            mail.news.push_back(news);
+        }
+        drop(mail);
+        self.ring();
+    }
+
+    /// The oldest news, if `open` allows it to be heard.
+    pub fn pop_news(&self, may_hear: impl FnOnce(&News) -> bool) -> Option<News> {
+        let mut mail = self.mail.lock();
+        let hears = mail.news.front().is_some_and(may_hear);
+        if hears { mail.news.pop_front() } else { None }
+    }
+
+    /// The request that has waited longest.
+    pub fn pop_request(&self) -> Option<Call> {
+        self.mail.lock().requests.pop()
+    }
+
+    /// Does anything wait?
+    pub fn holds_mail(&self) -> bool {
+        let mail = self.mail.lock();
+        !mail.news.is_empty() || !mail.requests.is_empty()
+    }
+}
+
+/// What answers for a VM with virtio-vsock.
+pub struct GuestEndpoint(Arc<GuestMailbox>);
+
+impl GuestEndpoint {
+    pub fn new(cid: u32, mailbox: &Mailbox) -> GuestEndpoint {
+        GuestEndpoint(mailbox.guest(cid))
+    }
+}
+
+impl Endpoint for GuestEndpoint {
+    fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
+        let mut mail = self.0.mail.lock();
+        if mail.closed {
+            return Err(ConnectError::Unreachable);
+        }
+        mail.requests.push(call)?;
+        drop(mail);
+        self.0.ring();
+        Ok(())
+    }
+
+    fn given_up(&self, call: Call) {
+        // A request that the guest has not heard of is forgotten.
+        if !self.0.mail.lock().requests.withdraw(call) {
+            self.0.put(News::GivenUp(call));
+        }
+    }
+}
+
+/// What hears of one connection of a guest.
+pub struct GuestRemote {
+    pub name: Name,
+    pub mailbox: Arc<GuestMailbox>,
+}
+
+impl Remote for GuestRemote {
+    fn joined(&self, call: Call, stream: StreamId, _: Side) {
+        self.mailbox.put(News::Joined(self.name, call, stream));
+    }
+
+    fn failed(&self, call: Call, _: Failed) {
+        self.mailbox.put(News::Failed(self.name, call));
+    }
+}
+
+/// Wakes the worker for one link of a guest.
+pub struct LinkWaker {
+    pub slot: u16,
+    pub mailbox: Arc<GuestMailbox>,
+}
+
+impl Waker for LinkWaker {
+    fn wake(&self) {
+        self.mailbox.ready.mark(self.slot);
+        self.mailbox.ring();
+    }
+}
