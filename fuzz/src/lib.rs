@@ -17,7 +17,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::{Fabric, Limits, VmSpec, VmciDevice};
-use vmlane_vsock::{Forward};
+use vmlane_vsock::{Forward, Router};
 use vmlane_mem::{MapRequest, MemoryMap, memfd};
 use vmlane_stream::Inline;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, MMIO_OFFSET, Reg};
@@ -87,7 +87,7 @@ pub struct World {
 impl World {
     pub fn new() -> World {
         let lanes = Arc::new(Inline::default());
-        let fabric = Fabric::new(lanes.clone());
+        let fabric = Fabric::new(Router::new(lanes.clone()));
         let limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
         let vms = [(3, "one"), (4, "one"), (5, "two")].map(|(cid, group)| {
             let forwards =

@@ -11,6 +11,7 @@ use vmlane_device::vmci::{Fabric, Limits};
 use vmlane_fuzz::Input;
 use vmlane_guestsim::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_stream::Inline;
+use vmlane_vsock::Router;
 use vmlane_wire::vmci::{CID_HOST, Handle};
 use vmlane_wire::vmci_stream::{CONTROL_RESOURCE, ControlPacket, PacketType};
 use zerocopy::IntoBytes;
@@ -112,7 +113,7 @@ fn check(model: &mut Model, guests: &mut [Driver], which: usize) {
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input::of(data);
-    let fabric = Fabric::new(Arc::new(Inline::default()));
+    let fabric = Fabric::new(Router::new(Arc::new(Inline::default())));
     let paths = input.byte();
     let machines = CIDS.map(|cid| {
         let mut spec = vm(cid);

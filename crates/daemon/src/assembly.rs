@@ -1,4 +1,5 @@
-//! The daemon put together: workers, the fabric, a served VM for each configured one.
+//! The daemon put together: workers, the router of the CID space, the hypervisor of the VMCI guests, the switch, a
+//! served VM for each configured one.
 //!
 //! The state lock orders the operator's requests; no session and no worker ever takes it.
 
@@ -64,6 +65,7 @@ pub struct Daemon {
     paths: Paths,
     config_path: PathBuf,
     started: Instant,
+    router: Arc<Router>,
     pub(crate) fabric: Arc<Fabric>,
     pub(crate) switch: Arc<Switch>,
     vsock_worker: Arc<VsockWorker>,
@@ -114,20 +116,19 @@ impl Daemon {
             Some(faulty) => faulty.clone(),
             None => workers.clone(),
         };
-        let fabric = Fabric::recorded(streams, log);
+        let router = Router::new(streams);
+        let fabric = Fabric::recorded(router.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let floods = config.daemon.flood_limit;
         let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
-        let vsock_worker = VsockWorker::start(
-            vmlane_device::virtio::vsock::Settings { spin, poll },
-            Some(fabric.router().clone()),
-        )
-        .map_err(AssemblyError::Workers)?;
+        let vsock_worker =
+            VsockWorker::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(router.clone()))
+                .map_err(AssemblyError::Workers)?;
         let vsock_worker = Arc::new(vsock_worker);
         uplinks.change(&switch, &config.uplinks)?;
-        let sockets = host_sockets(fabric.router(), &paths, &config)?;
+        let sockets = host_sockets(&router, &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
         let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
@@ -136,6 +137,7 @@ impl Daemon {
             paths,
             config_path,
             started,
+            router,
             fabric,
             switch,
             vsock_worker,
@@ -168,8 +170,8 @@ impl Daemon {
     }
 
     pub(crate) fn host(&self) -> Host<'_> {
-        let Daemon { fabric, switch, vsock_worker, paths, sockets, store, .. } = self;
-        Host { fabric, switch, vsock_worker, paths, sockets, store }
+        let Daemon { router, fabric, switch, vsock_worker, paths, sockets, store, .. } = self;
+        Host { router, fabric, switch, vsock_worker, paths, sockets, store }
     }
 
     /// To be called every few seconds.

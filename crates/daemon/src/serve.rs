@@ -11,6 +11,7 @@ use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{Caller, IrqSet, ListenError, Listener, VhostEnd};
+use vmlane_vsock::Router;
 
 use crate::config::Role;
 use crate::paths::{Paths, TooLong};
@@ -36,6 +37,7 @@ pub enum VmError {
 
 /// What VMs are served with.
 pub struct Host<'h> {
+    pub router: &'h Arc<Router>,
     pub fabric: &'h Arc<Fabric>,
     pub switch: &'h Arc<Switch>,
     pub vsock_worker: &'h Arc<VsockWorker>,

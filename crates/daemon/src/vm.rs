@@ -92,7 +92,7 @@ impl ServedVm {
         if let Some(virtio) = self.virtio {
             virtio.server.stop();
             host.sockets.remove_guest(virtio.cid);
-            host.fabric.router().clear_endpoint(virtio.cid);
+            host.router.clear_endpoint(virtio.cid);
             host.vsock_worker.remove(virtio.cid);
             host.fabric.remove_vm(virtio.cid);
         }

@@ -37,7 +37,7 @@ impl ServedVsock {
         let stats = Arc::new(SessionStats::default());
         let add = host.fabric.add_vm(spec(config, vm));
         add.map_err(|cause| VmError::Add { name: name(), cause })?;
-        host.fabric.router().set_endpoint(vm.cid, host.vsock_worker.endpoint(vm.cid));
+        host.router.set_endpoint(vm.cid, host.vsock_worker.endpoint(vm.cid));
         host.vsock_worker.add(vsock_vm(config, vm));
         let device = Box::new(VsockDevice::new(vm.cid, host.vsock_worker.clone(), lines.clone()));
         let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
@@ -52,7 +52,7 @@ impl ServedVsock {
             }
         });
         if served.is_err() {
-            host.fabric.router().clear_endpoint(vm.cid);
+            host.router.clear_endpoint(vm.cid);
             host.vsock_worker.remove(vm.cid);
             host.fabric.remove_vm(vm.cid);
         }

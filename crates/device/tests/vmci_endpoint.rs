@@ -11,9 +11,9 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmci_common::{World, eventually};
-use vmlane_device::vmci::{Fabric, Protocol, SharedMap, Waker};
+use vmlane_device::vmci::{Protocol, SharedMap, Waker};
 use vmlane_guestsim::{Guest, Options, PATIENCE, Path, Pattern, Placement, SocketError, Stream};
-use vmlane_vsock::{Call, ConnectError, DatagramError, Endpoint, Failed, Key, Remote};
+use vmlane_vsock::{Call, ConnectError, DatagramError, Endpoint, Failed, Key, Remote, Router};
 
 use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
@@ -51,7 +51,7 @@ impl Remote for Ear {
 
 /// A host program's end of a connection; it polls its ring.
 struct HostEnd {
-    fabric: Arc<Fabric>,
+    router: Arc<Router>,
     call: Option<Call>,
     lane: Option<(StreamId, Side)>,
     out: Outgoing,
@@ -70,10 +70,10 @@ fn end() -> (StreamEnd, Arc<Ear>, Receiver<Heard>, (Outgoing, Incoming)) {
 }
 
 impl HostEnd {
-    fn connect(fabric: &Arc<Fabric>, from: u32, to: (u32, u32)) -> Result<HostEnd, ConnectError> {
+    fn connect(router: &Arc<Router>, from: u32, to: (u32, u32)) -> Result<HostEnd, ConnectError> {
         let (end, ear, heard, (out, incoming)) = end();
-        let call = fabric.router().open(Key { client: (HOST, from), server: to }, Some(end), ear)?;
-        Ok(HostEnd { fabric: fabric.clone(), call: Some(call), lane: None, out, incoming, heard })
+        let call = router.open(Key { client: (HOST, from), server: to }, Some(end), ear)?;
+        Ok(HostEnd { router: router.clone(), call: Some(call), lane: None, out, incoming, heard })
     }
 
     fn hear(&self) -> Heard {
@@ -90,7 +90,7 @@ impl HostEnd {
 
     fn kick(&self, kick: bool) {
         if let Some((lane, _)) = self.lane.filter(|_| kick) {
-            self.fabric.router().streams().kick(lane);
+            self.router.streams().kick(lane);
         }
     }
 
@@ -109,7 +109,7 @@ impl HostEnd {
 
     fn finish(&self) {
         let (lane, side) = self.lane.expect("a joined end");
-        self.fabric.router().streams().shutdown(lane, side, Shutdown::Send);
+        self.router.streams().shutdown(lane, side, Shutdown::Send);
     }
 
     /// Everything up to the end of the stream, checked. Returns the number of bytes.
@@ -136,7 +136,7 @@ impl HostEnd {
 impl Drop for HostEnd {
     fn drop(&mut self) {
         if let Some(call) = self.call {
-            self.fabric.router().close(call);
+            self.router.close(call);
         }
     }
 }
@@ -169,14 +169,14 @@ fn host(world: &World) -> (Receiver<(Call, u64)>, Datagrams) {
     let (requests, asked) = channel();
     let (datagrams, got) = channel();
     let host = Host { requests: Mutex::new(requests), datagrams: Mutex::new(datagrams) };
-    world.fabric.router().set_endpoint(HOST, Arc::new(host));
+    world.router.set_endpoint(HOST, Arc::new(host));
     (asked, got)
 }
 
 fn accept(world: &World, call: Call) -> HostEnd {
     let (end, ear, heard, (out, incoming)) = end();
-    assert!(world.fabric.router().accept(call, end, ear), "the guest still waits");
-    HostEnd { fabric: world.fabric.clone(), call: Some(call), lane: None, out, incoming, heard }
+    assert!(world.router.accept(call, end, ear), "the guest still waits");
+    HostEnd { router: world.router.clone(), call: Some(call), lane: None, out, incoming, heard }
 }
 
 fn options(protocol: Protocol) -> Options {
@@ -203,7 +203,7 @@ fn to_guest(world: &World, guest: &Arc<Guest>, port: u32) -> (HostEnd, Stream) {
     let listener = guest.listen(port, Placement::Scattered);
     std::thread::scope(|scope| {
         let accepting = scope.spawn(|| listener.accept().expect("a connection"));
-        let end = HostEnd::connect(&world.fabric, 4000 + port, (3, port)).expect("a way").join();
+        let end = HostEnd::connect(&world.router, 4000 + port, (3, port)).expect("a way").join();
         (end, accepting.join().expect("the guest's thread"))
     })
 }
@@ -290,7 +290,7 @@ fn refusals_are_heard_on_either_side() {
                 guest.service();
             }
         });
-        let end = HostEnd::connect(&world.fabric, 4000, (3, 1)).expect("a way");
+        let end = HostEnd::connect(&world.router, 4000, (3, 1)).expect("a way");
         let heard = end.hear();
         done.store(true, Ordering::Relaxed);
         heard
@@ -299,13 +299,13 @@ fn refusals_are_heard_on_either_side() {
     // The host hangs up instead of accepting.
     std::thread::scope(|scope| {
         let connecting = scope.spawn(|| guest.connect((HOST, 1), options(Protocol::Qstate)).err());
-        world.fabric.router().close(asked.recv_timeout(PATIENCE).expect("a request").0);
+        world.router.close(asked.recv_timeout(PATIENCE).expect("a request").0);
         assert_eq!(connecting.join().expect("the guest's thread"), Some(SocketError::Refused));
     });
     // No such VM, and one whose driver is not loaded.
     let _off = world.machine(4);
     for cid in [4, 5, 2] {
-        let refused = HostEnd::connect(&world.fabric, 4000, (cid, 1)).err();
+        let refused = HostEnd::connect(&world.router, 4000, (cid, 1)).err();
         assert_eq!(refused, Some(ConnectError::Unreachable), "CID {cid}");
     }
     eventually("nothing is left", || world.fabric.connections().is_empty());
@@ -344,7 +344,7 @@ fn a_guest_that_dies_ends_its_streams_and_its_handshakes() {
     let machine = world.machine(3);
     let guest = machine.boot(Path::Dma);
     let (end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
-    let hanging = HostEnd::connect(&world.fabric, 4001, (3, 9)).expect("a way");
+    let hanging = HostEnd::connect(&world.router, 4001, (3, 9)).expect("a way");
     world.fabric.reset(3);
     assert_eq!(end.hear(), Heard::Ended(End::Detached));
     assert_eq!(hanging.hear(), Heard::Failed(Failed::Gone));
@@ -358,7 +358,7 @@ fn a_handshake_that_stops_expires_and_leaves_no_pair() {
     let _host = host(&world);
     let machine = world.machine(3);
     let _driver = machine.probe(Path::Dma);
-    let end = HostEnd::connect(&world.fabric, 4000, (3, 9)).expect("a way");
+    let end = HostEnd::connect(&world.router, 4000, (3, 9)).expect("a way");
     world.fabric.expire_at(Instant::now() + Duration::from_secs(31));
     assert_eq!(end.hear(), Heard::Failed(Failed::Gone));
     assert!(world.fabric.connections().is_empty());
@@ -381,16 +381,16 @@ fn an_endpoint_that_breaks_its_ring_loses_its_stream_only() {
         let port = Box::new(map.port(ear.clone()).expect("a port"));
         let end = StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false };
         let key = Key { client: (HOST, 4444), server: (3, 6000) };
-        let call = world.fabric.router().open(key, Some(end), ear.clone()).expect("a way");
+        let call = world.router.open(key, Some(end), ear.clone()).expect("a way");
         (call, accepting.join().expect("the guest's thread"))
     });
     let Ok(Heard::Joined(lane, _)) = heard.recv_timeout(PATIENCE) else { panic!("not joined") };
     // A tail outside the ring, written straight into the file.
     let page = layout::process_page(RING);
     std::fs::File::from(fd).write_all_at(&u64::MAX.to_le_bytes(), page).expect("to write");
-    world.fabric.router().streams().kick(lane);
+    world.router.streams().kick(lane);
     assert_eq!(stream.recv(&mut [0; 8]), Ok(0), "its peer hears that it is gone");
-    world.fabric.router().close(call);
+    world.router.close(call);
     stream.close();
     assert_eq!(world.stats.broken.get(), 1);
     let mut good = good;
@@ -409,9 +409,9 @@ fn datagrams_go_both_ways_without_events() {
     assert_eq!(guest.driver(|driver| driver.send_to(to(77), 1234, b"hello")), 29);
     assert_eq!(got.recv_timeout(PATIENCE).expect("a datagram"), ((3, 1234), b"hello".to_vec()));
     assert!(guest.driver(|driver| driver.send_to(to(78), 1234, b"hello")) < 0);
-    world.fabric.router().send_datagram((HOST, 77), (3, 1234), b"answer").expect("room");
+    world.router.send_datagram((HOST, 77), (3, 1234), b"answer").expect("room");
     let datagram = guest.next_datagram().expect("a datagram");
     assert_eq!(datagram.payload, b"answer");
-    assert!(world.fabric.router().send_datagram((HOST, 77), (3, 0), b"event").is_err());
-    assert!(world.fabric.router().send_datagram((HOST, 77), (9, 5), b"absent").is_err());
+    assert!(world.router.send_datagram((HOST, 77), (3, 0), b"event").is_err());
+    assert!(world.router.send_datagram((HOST, 77), (9, 5), b"absent").is_err());
 }

@@ -9,6 +9,7 @@ use vmci_common::World;
 use vmlane_device::vmci::{Fabric, Limits, VmSpec};
 use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm};
 use vmlane_stream::Inline;
+use vmlane_vsock::Router;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, Handle, RawHandle, Reg, call, datagram, queue_header};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;
@@ -91,7 +92,7 @@ struct Pair {
 impl Pair {
     fn new(path: Path) -> Pair {
         let lanes = Arc::new(Inline::default());
-        let fabric = Fabric::new(lanes.clone());
+        let fabric = Fabric::new(Router::new(lanes.clone()));
         let limits = Limits { queue_pairs: 8, connections: 16, ..Limits::default() };
         let machines = [3, 4].map(|cid| {
             let spec = VmSpec { limits, ..vm(cid) };

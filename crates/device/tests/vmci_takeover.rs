@@ -524,7 +524,7 @@ impl Waker for Quiet {
 fn streams_with_the_host_end_with_a_reset() {
     let world = Afterlife::threaded(vec![vm(3), vm(4)]);
     let program = Arc::new(Program(Default::default()));
-    world.fabric().router().set_endpoint(2, program.clone());
+    world.router().set_endpoint(2, program.clone());
     let guest = world.boot(3, Path::Dma);
     std::thread::scope(|scope| {
         let established = scope.spawn(|| guest.connect((2, 80), rings(65_536)).expect("to be accepted"));
@@ -534,7 +534,7 @@ fn streams_with_the_host_end_with_a_reset() {
         let map = SharedMap::new(fd, 65_536).expect("a mapping");
         let port = Box::new(map.port(Arc::new(Quiet)).expect("a port"));
         let end = StreamEnd { port, budget: Arc::new(Budget::new(1 << 20)), slow: false };
-        assert!(world.fabric().router().accept(call, end, program.clone()));
+        assert!(world.router().accept(call, end, program.clone()));
         let stream = established.join().expect("the guest's thread");
         stream.send_all(&[1; 1000]).expect("room");
         // Another one has asked and is not answered.
@@ -552,13 +552,13 @@ fn streams_with_the_host_end_with_a_reset() {
     assert_eq!((world.used(3, "queue_pairs"), world.used(3, "connections")), (0, 0));
     assert_eq!(world.fabric().connections(), []);
     // The next daemon's programs are reached as before.
-    world.fabric().router().set_endpoint(2, program.clone());
+    world.router().set_endpoint(2, program.clone());
     program.0.lock().clear();
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| guest.connect((2, 82), rings(65_536)).err());
         eventually("the host is asked", || !program.0.lock().is_empty());
         let call = program.0.lock().remove(0);
-        world.fabric().router().close(call);
+        world.router().close(call);
         assert_eq!(asking.join().expect("the guest's thread"), Some(SocketError::Refused));
     });
 }

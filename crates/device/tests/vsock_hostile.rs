@@ -273,13 +273,13 @@ fn to_host(vm: VsockVm, to: u32) -> (Bench, Guest, Arc<Host>) {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(vm, false);
     let host = Arc::new(Host::default());
-    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     a.post_buffers(30, 4096);
     a.packet(LOCAL, (to, 80), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());
     let call = host.calls.lock().pop().expect("asked");
     assert_eq!(call.key, Key { client: (A, LOCAL), server: (2, 80) });
-    assert!(bench.fabric.router().accept(call, lane_end(), host.clone()));
+    assert!(bench.router.accept(call, lane_end(), host.clone()));
     assert!(bench.run());
     let received = a.received();
     assert_eq!(ops(&received), [op::RESPONSE]);
@@ -366,7 +366,7 @@ fn connections_are_bounded_both_ways() {
     // The host asks, and the guest never answers.
     for port in 0..10 {
         let key = Key { client: (2, port), server: (A, 22) };
-        bench.fabric.router().open(key, Some(lane_end()), host.clone()).unwrap();
+        bench.router.open(key, Some(lane_end()), host.clone()).unwrap();
     }
     assert!(bench.run());
     assert_eq!((host.failed.lock().len(), a.received().len()), (10, 0), "it has as many as it may");
@@ -377,15 +377,15 @@ fn who_gives_up_leaves_nothing_behind() {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(vm(A), false);
     let host = Arc::new(Host::default());
-    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     a.post_buffers(30, 4096);
     // The host asks and gives up before the guest answers.
     let key = Key { client: (2, 7), server: (A, 22) };
     for _ in 0..3 {
-        let call = bench.fabric.router().open(key, Some(lane_end()), host.clone()).unwrap();
+        let call = bench.router.open(key, Some(lane_end()), host.clone()).unwrap();
         assert!(bench.run());
         assert_eq!(ops(&a.received()), [op::REQUEST]);
-        bench.fabric.router().close(call);
+        bench.router.close(call);
         assert!(bench.run());
         assert_eq!(ops(&a.received()), [op::RST]);
         a.packet(22, (2, 7), kind::STREAM, op::RESPONSE, &[]);
@@ -398,9 +398,9 @@ fn who_gives_up_leaves_nothing_behind() {
     assert!(bench.run());
     let call = host.calls.lock().pop().unwrap();
     assert_eq!(host.given_up.lock()[..], [call]);
-    assert!(!bench.fabric.router().accept(call, lane_end(), host.clone()), "too late");
+    assert!(!bench.router.accept(call, lane_end(), host.clone()), "too late");
     // The host no longer answers.
-    bench.fabric.router().clear_endpoint(2);
+    bench.router.clear_endpoint(2);
     a.packet(LOCAL, (2, 80), kind::STREAM, op::REQUEST, &[]);
     assert!(bench.run());
     assert_eq!(ops(&a.received()), [op::RST]);
@@ -464,20 +464,20 @@ fn opens_and_resets_towards_a_guest_without_buffers_leave_nothing_behind() {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(VsockVm { connections: 4096, ..vm(A) }, false);
     let host = Arc::new(Host::default());
-    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     for port in 0..20_000 {
         let key = Key { client: (2, port), server: (A, 22) };
-        let call = bench.fabric.router().open(key, Some(lane_end()), host.clone()).expect("a request");
+        let call = bench.router.open(key, Some(lane_end()), host.clone()).expect("a request");
         if port % 64 == 0 {
             bench.round();
         }
-        bench.fabric.router().close(call);
+        bench.router.close(call);
     }
     let got = packets_that_wait(&mut bench, &mut a, 5000);
     assert!(got <= 1000, "{got} packets waited for the guest");
     // The guest is served as ever.
     let key = Key { client: (2, 7), server: (A, 22) };
-    bench.fabric.router().open(key, Some(lane_end()), host.clone()).expect("a request");
+    bench.router.open(key, Some(lane_end()), host.clone()).expect("a request");
     assert_eq!(packets_that_wait(&mut bench, &mut a, 1), 1);
 }
 
@@ -487,10 +487,10 @@ fn requests_that_wait_for_a_guest_are_bounded_and_one_client_leaves_places_for_o
     let _a = bench.guest(VsockVm { connections: 4096, ..vm(A) }, false);
     let _b = bench.guest(vm(B), false);
     let host = Arc::new(Host::default());
-    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     let open = |client: u32, port: u32| {
         let key = Key { client: (client, port), server: (A, 22) };
-        bench.fabric.router().open(key, Some(lane_end()), host.clone()).map(|_| ())
+        bench.router.open(key, Some(lane_end()), host.clone()).map(|_| ())
     };
     let taken = (0..1000).filter(|&port| open(2, port).is_ok()).count();
     assert!(taken <= 512, "{taken} requests of one client wait");
@@ -505,10 +505,10 @@ fn many_connections_at_once_and_few_buffers() {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(VsockVm { connections: 2000, ..vm(A) }, false);
     let host = Arc::new(Host::default());
-    bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
     for port in 0..MANY {
         let key = Key { client: (2, port), server: (A, 22) };
-        bench.fabric.router().open(key, Some(lane_end()), host.clone()).unwrap();
+        bench.router.open(key, Some(lane_end()), host.clone()).unwrap();
     }
     let mut asked = Vec::new();
     for _ in 0..MANY / 4 {
@@ -530,7 +530,7 @@ fn many_connections_at_once_and_few_buffers() {
         }
         assert!(bench.run());
         while let Some(call) = host.calls.lock().pop() {
-            assert!(bench.fabric.router().accept(call, sending_end(100), host.clone()));
+            assert!(bench.router.accept(call, sending_end(100), host.clone()));
         }
         assert!(bench.run());
         back += a.taken() as u32;
@@ -552,13 +552,13 @@ proptest! {
     fn any_packets(packed in any::<bool>(), packets in prop::collection::vec(any_packet(), 1..40)) {
         let (mut bench, mut a, mut b) = pair(packed);
         let host = Arc::new(Host::default());
-        bench.fabric.router().set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+        bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
         for (header, payload, buffers) in packets {
             a.post_buffers(buffers, 200);
             b.post_buffers(buffers, 5000);
             a.send(&header, &payload);
             while let Some(call) = host.calls.lock().pop() {
-                bench.fabric.router().accept(call, lane_end(), host.clone());
+                bench.router.accept(call, lane_end(), host.clone());
             }
             prop_assert!(bench.run());
             a.received();

@@ -106,7 +106,7 @@ impl World {
         let lanes = Arc::new(Inline::default());
         let bench = Bench::new(lanes.clone());
         let host = Arc::new(Host::default());
-        bench.fabric.router().set_endpoint(HOST, host.clone());
+        bench.router.set_endpoint(HOST, host.clone());
         World { bench, lanes, host }
     }
 
@@ -404,8 +404,7 @@ impl End for HostEnd {
     fn connect(&mut self, world: &mut World, to: (u32, u32)) {
         let end = self.end(world);
         let key = Key { client: (HOST, CLIENT_PORT), server: to };
-        self.call =
-            Some(world.bench.fabric.router().open(key, Some(end), world.host.clone()).expect("a way"));
+        self.call = Some(world.bench.router.open(key, Some(end), world.host.clone()).expect("a way"));
     }
 
     fn accept(&mut self, world: &mut World) -> bool {
@@ -413,7 +412,7 @@ impl End for HostEnd {
         let end = self.end(world);
         self.call = Some(call);
         self.seen.connected = true;
-        world.bench.fabric.router().accept(call, end, world.host.clone())
+        world.bench.router.accept(call, end, world.host.clone())
     }
 
     fn step(&mut self, world: &mut World) -> bool {
@@ -423,19 +422,19 @@ impl End for HostEnd {
 
     fn act(&mut self, world: &mut World, act: Act) {
         let call = self.call.expect("a call");
-        let fabric = &world.bench.fabric;
+        let router = &world.bench.router;
         match act {
             Act::Send => {
                 let (out, _) = self.ring.as_mut().expect("a ring");
                 assert_eq!(out.write(BYTES).expect("a ring in order").len, BYTES.len());
                 if let Some((lane, _)) = *world.host.joined.lock() {
-                    fabric.router().streams().kick(lane);
+                    router.streams().kick(lane);
                 }
             }
-            Act::FinishSending => fabric.router().shutdown(call, Shutdown::Send),
-            Act::StopReceiving => fabric.router().shutdown(call, Shutdown::Receive),
-            Act::Close => fabric.router().close(call),
-            Act::Reset => fabric.router().reset(call),
+            Act::FinishSending => router.shutdown(call, Shutdown::Send),
+            Act::StopReceiving => router.shutdown(call, Shutdown::Receive),
+            Act::Close => router.close(call),
+            Act::Reset => router.reset(call),
         }
     }
 
@@ -538,7 +537,7 @@ fn an_acceptance_is_taken_back_only_before_the_client_is_through() {
     let mut world = World::new();
     let mut guest = VmciEnd::new(&world, CLIENT);
     let call = accepted(&mut world, &mut guest, 1);
-    world.bench.fabric.router().withdraw(call);
+    world.bench.router.withdraw(call);
     let answers: Vec<_> = guest.driver.service().iter().filter_map(Datagram::control).collect();
     let kinds: Vec<_> = answers.iter().map(ControlPacket::kind).collect();
     assert_eq!(kinds, [Some(PacketType::Negotiate2), Some(PacketType::Rst)]);
@@ -551,7 +550,7 @@ fn so_many_clients_may_be_late_and_no_more() {
     let mut guest = VmciEnd::new(&world, CLIENT);
     for port in 1..=300 {
         let call = accepted(&mut world, &mut guest, port);
-        world.bench.fabric.router().close(call);
+        world.bench.router.close(call);
         let refused = guest
             .driver
             .service()
@@ -564,6 +563,6 @@ fn so_many_clients_may_be_late_and_no_more() {
     world.bench.fabric.expire_at(std::time::Instant::now() + Duration::from_secs(31));
     assert!(world.bench.fabric.connections().is_empty());
     let call = accepted(&mut world, &mut guest, 301);
-    world.bench.fabric.router().close(call);
+    world.bench.router.close(call);
     assert!(guest.driver.service().iter().filter_map(Datagram::control).count() == 1, "there is room again");
 }

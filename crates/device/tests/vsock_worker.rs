@@ -14,6 +14,7 @@ use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::vsock::{Bench, Guest};
 use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
 use vmlane_stream::{Inline, Workers};
+use vmlane_vsock::Router;
 use vmlane_vsock::Vm as VsockVm;
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{Header, SEQPACKET, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM, kind, op};
@@ -114,8 +115,7 @@ fn setup(guest: &Guest, packed: bool) -> Setup {
     Setup { features, memory: guest.rx.ram.device_map(), rings }
 }
 
-fn worker(spin: Duration, fabric: Option<Arc<Fabric>>) -> Arc<VsockWorker> {
-    let router = fabric.map(|fabric| fabric.router().clone());
+fn worker(spin: Duration, router: Option<Arc<Router>>) -> Arc<VsockWorker> {
     Arc::new(VsockWorker::start(Settings { spin, poll: false }, router).expect("a worker"))
 }
 
@@ -341,13 +341,14 @@ fn rings_outside_of_memory_do_not_run() {
 #[test]
 fn streams_to_a_vmci_guest_are_whole() {
     let workers = Arc::new(Workers::start(Default::default()).expect("workers"));
-    let fabric = Fabric::new(workers.clone());
-    let worker = worker(Duration::from_millis(1), Some(fabric.clone()));
+    let router = Router::new(workers.clone());
+    let fabric = Fabric::new(router.clone());
+    let worker = worker(Duration::from_millis(1), Some(router.clone()));
     let machine = Machine::new(&fabric, vm(3));
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&worker, 4, false);
     fabric.add_vm(vm(4)).expect("a CID of its own");
-    fabric.router().set_endpoint(4, worker.endpoint(4));
+    router.set_endpoint(4, worker.endpoint(4));
     const BYTES: u64 = 1 << 20;
     // The virtio guest connects.
     let listener = vmci.listen(5000, Placement::Scattered);

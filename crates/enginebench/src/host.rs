@@ -16,7 +16,7 @@ use vmlane_guestsim::{Guest, Machine, Path, Placement, SocketError, Stream as Fa
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_sock::{Host, Stream, plain};
 use vmlane_stream::{Settings, Workers};
-use vmlane_vsock::HostRules;
+use vmlane_vsock::{HostRules, Router};
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
 
 use crate::pair::SPIN;
@@ -63,13 +63,13 @@ impl Bench {
             std::env::temp_dir().join(format!("vmlane-enginebench-host-{}-{number}", std::process::id()));
         std::fs::create_dir_all(&folder)?;
         let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
-        let fabric = Fabric::new(workers.clone());
+        let router = Router::new(workers.clone());
+        let fabric = Fabric::new(router.clone());
         let machine = Machine::new(&fabric, vm(3));
         let guest = machine.boot(Path::Dma);
         guest.set_spin(SPIN);
         let rules = HostRules { owner: rustix::process::geteuid().as_raw(), rules: Vec::new() };
         let socket = folder.join("host.sock");
-        let router = fabric.router().clone();
         let sockets = HostSockets::start(router, &socket, 0o600, rules, Bounds::default())?;
         let host = Host::at(&folder);
         Ok(Bench { guest, host, folder, _sockets: sockets, _machine: machine, _workers: workers })

@@ -7,6 +7,7 @@ use anyhow::Context as _;
 use vmlane_device::vmci::Fabric;
 use vmlane_guestsim::{Guest, Machine, Options, Path, Placement, Stream, vm};
 use vmlane_stream::{Settings, Workers};
+use vmlane_vsock::Router;
 
 /// Ring size of every stream here: what a socket has by default.
 pub const RING: u64 = 256 << 10;
@@ -32,7 +33,7 @@ impl Pair {
     /// The same on workers of any kind.
     pub fn on(workers: Workers) -> Pair {
         let workers = Arc::new(workers);
-        let fabric = Fabric::new(workers.clone());
+        let fabric = Fabric::new(Router::new(workers.clone()));
         let machines = [3, 4].map(|cid| Machine::new(&fabric, vm(cid)));
         let [a, b] = [0, 1].map(|index: usize| machines[index].boot(Path::Dma));
         // A guest's vCPU that waits for a moment does not sleep; a wake-up costs more than the wait.

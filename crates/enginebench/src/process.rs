@@ -17,6 +17,7 @@ use vmlane_guestsim::{Driver, Guest, Lines, Options, Path, Placement, Ram, Regis
 use vmlane_guestsim::{eventfd, signals};
 use vmlane_stream::{Settings, Workers};
 use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
+use vmlane_vsock::Router;
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
 
 use crate::pair::{RING, SPIN};
@@ -27,7 +28,7 @@ const PORT: u32 = 5000;
 pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
     let folder = std::env::temp_dir().join(format!("vmlane-enginebench-{}", std::process::id()));
     let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
-    let fabric = Fabric::new(workers.clone());
+    let fabric = Fabric::new(Router::new(workers.clone()));
     let serve = |cid: u32| -> anyhow::Result<Server> {
         fabric.add_vm(vm(cid))?;
         let stats = Arc::new(SessionStats::default());

@@ -20,6 +20,7 @@ use vmlane_mem::memfd;
 use vmlane_port::Streams;
 use vmlane_state::{Journal, Unusable};
 use vmlane_stream::{Inline, Settings, Worker, Workers};
+use vmlane_vsock::Router;
 
 pub const FABRIC: u32 = 2;
 pub const SESSION: u32 = 1;
@@ -97,6 +98,7 @@ impl Drop for Engine {
 }
 
 struct Daemon {
+    router: Arc<Router>,
     fabric: Arc<Fabric>,
     log: OwnedFd,
     engine: Engine,
@@ -194,14 +196,15 @@ impl Afterlife {
             let log = Journal::create("fabric", FABRIC, HALF).expect("a file");
             let file = share(log.file());
             let engine = Engine::start(threaded);
-            let fabric = Fabric::recorded(engine.lanes(), Some(log));
+            let router = Router::new(engine.lanes());
+            let fabric = Fabric::recorded(router.clone(), Some(log));
             for seat in &seats {
                 fabric.add_vm(seat.spec.clone()).expect("a context id that is free");
                 let device = seat.device(&fabric);
                 let log = Journal::create("session", SESSION, HALF).expect("a file");
                 *seat.session.lock() = Some(Session { device, log, done: 0 });
             }
-            let daemon = Some(Daemon { fabric, log: file, engine });
+            let daemon = Some(Daemon { router, fabric, log: file, engine });
             Afterlife { seats, daemon: Mutex::new(daemon), threaded, deaths: AtomicU64::new(0) }
         })
     }
@@ -212,6 +215,10 @@ impl Afterlife {
 
     pub fn fabric(&self) -> Arc<Fabric> {
         self.daemon.lock().as_ref().expect("a daemon").fabric.clone()
+    }
+
+    pub fn router(&self) -> Arc<Router> {
+        self.daemon.lock().as_ref().expect("a daemon").router.clone()
     }
 
     pub fn probe(&self, cid: u32, path: Path) -> Driver {
@@ -239,7 +246,7 @@ impl Afterlife {
         let mut daemon = self.daemon.lock();
         let mut sessions: Vec<MutexGuard<'_, Option<Session>>> =
             self.seats.iter().map(|seat| seat.session.lock()).collect();
-        let Daemon { fabric, log, mut engine } = daemon.take().expect("a daemon");
+        let Daemon { router, fabric, log, mut engine } = daemon.take().expect("a daemon");
         engine.kill();
         self.deaths.fetch_add(1, Ordering::SeqCst);
         let mut files = HashMap::new();
@@ -252,7 +259,7 @@ impl Afterlife {
         let log = copy(&log);
         sessions.iter_mut().for_each(|session| drop(session.take()));
         // What these still write when they end goes to files that no daemon restores.
-        drop((fabric, engine));
+        drop((fabric, router, engine));
         Legacy { fabric: Some(log), sessions: files }
     }
 
@@ -268,7 +275,8 @@ impl Afterlife {
         };
         let file = share(log.file());
         let engine = Engine::start(self.threaded);
-        let fabric = Fabric::recorded(engine.lanes(), Some(log));
+        let router = Router::new(engine.lanes());
+        let fabric = Fabric::recorded(router.clone(), Some(log));
         let there = || self.seats.iter().filter(|seat| !seat.gone.load(Ordering::SeqCst));
         let mut devices = Vec::new();
         for seat in &self.seats {
@@ -300,7 +308,7 @@ impl Afterlife {
             *seat.session.lock() = Some(Session { device, log, done });
             seat.back.notify_all();
         }
-        *daemon = Some(Daemon { fabric, log: file, engine });
+        *daemon = Some(Daemon { router, fabric, log: file, engine });
         outcome
     }
 

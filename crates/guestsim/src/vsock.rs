@@ -16,7 +16,7 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
 use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Routes, Shared, Waker};
-use vmlane_vsock::Vm;
+use vmlane_vsock::{Router, Vm};
 
 /// Descriptors of each ring.
 pub const RING: u16 = 64;
@@ -33,6 +33,7 @@ impl Waker for Awake {
 pub struct Bench {
     routes: Routes,
     mailbox: Arc<Mailbox>,
+    pub router: Arc<Router>,
     pub fabric: Arc<Fabric>,
     pub stats: Arc<VsockStats>,
     pub now: Instant,
@@ -83,13 +84,14 @@ pub fn vm(cid: u32) -> Vm {
 
 impl Bench {
     pub fn new(lanes: Arc<dyn Streams>) -> Bench {
-        let fabric = Fabric::new(lanes);
+        let router = Router::new(lanes);
+        let fabric = Fabric::new(router.clone());
         let mailbox = Mailbox::new(Arc::new(Awake));
         let stats = Arc::new(VsockStats::default());
-        let bridge = Bridge::new(fabric.router().clone(), mailbox.clone());
+        let bridge = Bridge::new(router.clone(), mailbox.clone());
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
-        Bench { routes: Routes::new(stats.clone(), Some(bridge)), mailbox, fabric, stats, now }
+        Bench { routes: Routes::new(stats.clone(), Some(bridge)), mailbox, router, fabric, stats, now }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
@@ -110,7 +112,7 @@ impl Bench {
         };
         self.fabric.add_vm(spec).expect("a CID of its own");
         let endpoint = GuestEndpoint::new(vm.cid, &self.mailbox);
-        self.fabric.router().set_endpoint(vm.cid, Arc::new(endpoint));
+        self.router.set_endpoint(vm.cid, Arc::new(endpoint));
         self.routes.add(vm);
         self.attach(&guest);
         guest

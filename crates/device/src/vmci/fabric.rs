@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
-use vmlane_port::{Budget, Streams};
+use vmlane_port::Budget;
 use vmlane_state::Journal;
 use vmlane_vsock::{DatagramError, Failed, Key, Router};
 use vmlane_wire::vmci::{
@@ -35,24 +35,20 @@ const CID_WELL_KNOWN: u32 = 1;
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
 impl Fabric {
-    /// A fabric without VMs, whose streams are moved by `streams`.
-    pub fn new(streams: Arc<dyn Streams>) -> Arc<Fabric> {
-        Fabric::recorded(streams, None)
+    /// A fabric without VMs. `router` joins its guests with endpoints of other kinds; the workers that move bytes
+    /// are the router's.
+    pub fn new(router: Arc<Router>) -> Arc<Fabric> {
+        Fabric::recorded(router, None)
     }
 
     /// One whose state is recorded for the next daemon.
-    pub fn recorded(streams: Arc<dyn Streams>, log: Option<Journal>) -> Arc<Fabric> {
-        let router = Router::new(streams.clone());
+    pub fn recorded(router: Arc<Router>, log: Option<Journal>) -> Arc<Fabric> {
         Arc::new_cyclic(|me| {
             let guest_ends = Arc::new(GuestEnds(me.clone()));
             let inner = Mutex::new(Inner::new(router.clone(), guest_ends));
+            let streams = router.streams().clone();
             Fabric { inner, router, streams, me: me.clone(), log: log.map(Arc::new) }
         })
-    }
-
-    /// What joins guests with everything that is no VMCI guest.
-    pub fn router(&self) -> &Arc<Router> {
-        &self.router
     }
 
     /// Makes a VM known. Its device may be created next.

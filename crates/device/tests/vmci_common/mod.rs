@@ -11,9 +11,11 @@ use vmlane_device::vmci::{Fabric, VmSpec, VmView};
 use vmlane_guestsim::{Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm};
 use vmlane_port::Streams;
 use vmlane_stream::{Settings, WorkerStats, Workers};
+use vmlane_vsock::Router;
 
 /// A fabric and the workers behind it.
 pub struct World {
+    pub router: Arc<Router>,
     pub fabric: Arc<Fabric>,
     pub stats: Arc<WorkerStats>,
     /// Declared last: the workers stop when they are no longer used.
@@ -34,8 +36,9 @@ impl World {
         // A guest's thread may stand still between its store and its notice, where cores are few.
         let settings = Settings { looks: 30, ..settings };
         let workers = Arc::new(Workers::start(settings).expect("worker threads"));
-        let fabric = Fabric::new(wrap(workers.clone()));
-        World { fabric, stats: workers.stats().clone(), _workers: workers }
+        let router = Router::new(wrap(workers.clone()));
+        let (fabric, stats) = (Fabric::new(router.clone()), workers.stats().clone());
+        World { router, fabric, stats, _workers: workers }
     }
 
     pub fn machine(&self, cid: u32) -> Machine {

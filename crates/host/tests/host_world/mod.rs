@@ -10,7 +10,7 @@ use vmlane_guestsim::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement,
 use vmlane_host::sockets::{self, Bounds, HostSockets};
 use vmlane_sock::{Host, Stream};
 use vmlane_stream::{Settings, WorkerStats, Workers};
-use vmlane_vsock::HostRules;
+use vmlane_vsock::{HostRules, Router};
 
 pub const SECOND: Duration = Duration::from_secs(1);
 
@@ -33,13 +33,14 @@ impl World {
         // A guest's thread may stand still between its store and its notice, where cores are few.
         let settings = Settings { looks: 30, ..Settings::default() };
         let workers = Arc::new(Workers::start(settings).unwrap());
-        let (fabric, stats) = (Fabric::new(workers.clone()), workers.stats().clone());
+        let (router, stats) = (Router::new(workers.clone()), workers.stats().clone());
+        let fabric = Fabric::new(router.clone());
         let machine = Machine::with(&fabric, vm(3), 256 << 20, Lines::msix());
         let guest = machine.boot(Path::Dma);
         let dir = tempfile::tempdir().unwrap();
         let rules = HostRules { owner: rustix::process::getuid().as_raw(), rules: Vec::new() };
         let door = dir.path().join("host.sock");
-        let sockets = HostSockets::start(fabric.router().clone(), &door, 0o600, rules, bounds).unwrap();
+        let sockets = HostSockets::start(router, &door, 0o600, rules, bounds).unwrap();
         let uds = dir.path().join("vsock.uds");
         sockets.add_guest(sockets::Guest { cid: 3, group: "test".into(), uds }).unwrap();
         World { sockets: Some(sockets), guest, fabric, stats, dir, _machine: machine }
