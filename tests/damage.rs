@@ -7,23 +7,24 @@ use vmlane_lab::Running;
 use vmlane_state::{Journal, Key};
 use vmlane_tests::{Bed, PATIENCE, Service, give, json, kept, reload_driver, serve, spec, take, wait_until};
 
-/// Kinds of records of the fabric (`crates/device/src/vmci/record.rs`).
+/// Kinds of records of the hypervisor (`crates/device/src/vmci/record.rs`).
 const CONTEXT: u32 = 2;
 const CONNECTION: u32 = 9;
 
-/// The fabric's journal, which the daemon has open.
-fn fabric_log(bed: &Bed) -> OwnedFd {
+/// The hypervisor's journal, which the daemon has open.
+fn hypervisor_log(bed: &Bed) -> OwnedFd {
     let descriptors = format!("/proc/{}/fd", bed.daemon_pid().as_raw_nonzero());
     let path = fs::read_dir(descriptors).unwrap().flatten().map(|entry| entry.path()).find(|path| {
-        fs::read_link(path).is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:vmlane-fabric"))
+        fs::read_link(path)
+            .is_ok_and(|target| target.to_string_lossy().starts_with("/memfd:vmlane-hypervisor"))
     });
-    let file = File::options().read(true).write(true).open(path.expect("the fabric's journal"));
+    let file = File::options().read(true).write(true).open(path.expect("the hypervisor's journal"));
     file.unwrap().into()
 }
 
 /// Damages records, and the daemon dies.
 fn damage(bed: &Bed, which: impl Fn(Option<Key>) -> bool) -> usize {
-    let spoiled = Journal::spoil(fabric_log(bed), which).unwrap();
+    let spoiled = Journal::spoil(hypervisor_log(bed), which).unwrap();
     bed.kill_daemon();
     spoiled
 }

@@ -1,4 +1,4 @@
-//! What the fuzz targets share: two or three VMs with real devices on one fabric, driven by bytes;
+//! What the fuzz targets share: two or three VMs with real devices on one hypervisor, driven by bytes;
 //! what a NIC's targets need is in [`nic`].
 //!
 //! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone.
@@ -16,7 +16,7 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Fabric, Limits, VmSpec, VmciDevice};
+use vmlane_device::vmci::{Hypervisor, Limits, VmSpec, VmciDevice};
 use vmlane_vsock::{Forward, Router};
 use vmlane_mem::{MapRequest, MemoryMap, memfd};
 use vmlane_stream::Inline;
@@ -79,7 +79,7 @@ pub struct Vm {
 
 /// VMs with CIDs 3, 4 (one group, 3 forwards port 5000 to 4's 7) and 5 (another group).
 pub struct World {
-    pub fabric: Arc<Fabric>,
+    pub hypervisor: Arc<Hypervisor>,
     pub lanes: Arc<Inline>,
     pub vms: Vec<Vm>,
 }
@@ -87,7 +87,7 @@ pub struct World {
 impl World {
     pub fn new() -> World {
         let lanes = Arc::new(Inline::default());
-        let fabric = Fabric::new(Router::new(lanes.clone()));
+        let hypervisor = Hypervisor::new(Router::new(lanes.clone()));
         let limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
         let vms = [(3, "one"), (4, "one"), (5, "two")].map(|(cid, group)| {
             let forwards =
@@ -102,9 +102,9 @@ impl World {
                 trusted,
                 limits,
             };
-            fabric.add_vm(spec).expect("distinct CIDs");
+            hypervisor.add_vm(spec).expect("distinct CIDs");
             let mut device =
-                VmciDevice::new(fabric.clone(), cid, Arc::new(Lines::default())).expect("known VM");
+                VmciDevice::new(hypervisor.clone(), cid, Arc::new(Lines::default())).expect("known VM");
             let fd = memfd("fuzz", RAM).expect("memfd");
             let request = MapRequest { guest: 0, len: RAM, offset: 0, fd, writable: true };
             let memory = MemoryMap::default().map(request).expect("maps");
@@ -113,7 +113,7 @@ impl World {
             device.write(7, 4, &7u16.to_le_bytes(), false).expect("config space");
             Vm { device, memory }
         });
-        World { fabric, lanes, vms: vms.into() }
+        World { hypervisor, lanes, vms: vms.into() }
     }
 
     /// Writes a register of VM `vm` through BAR 1.
@@ -133,7 +133,7 @@ impl World {
 
     /// Nothing a guest does may leave more behind than its limits allow.
     pub fn check(&self) {
-        for vm in self.fabric.vms() {
+        for vm in self.hypervisor.vms() {
             assert!(vm.queue_pairs <= 8 && vm.connections <= 8 && vm.doorbells <= 8, "{vm:?}");
             assert!(vm.inbox_bytes <= Limits::default().inbox_bytes, "{vm:?}");
         }

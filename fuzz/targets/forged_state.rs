@@ -1,4 +1,4 @@
-//! A daemon restores forged state: a journal, a NIC, the VMCI fabric with two VMs, a
+//! A daemon restores forged state: a journal, a NIC, the VMCI hypervisor with two VMs, a
 //! session. Each is refused with a reason or restored; whatever it was, a driver that is loaded afterwards finds a
 //! device that works.
 #![no_main]
@@ -25,7 +25,7 @@ fuzz_target!(|data: &[u8]| {
     match which % 8 {
         0 => journal(&mut input),
         1..=3 => nic(&mut input),
-        4 | 5 => fabric(&mut input),
+        4 | 5 => hypervisor(&mut input),
         _ => session::take_over(&mut input),
     }
 });
@@ -156,7 +156,7 @@ fn past(guests: &mut [Driver; 2], steps: u8) {
     }
 }
 
-fn fabric(input: &mut Input<'_>) {
+fn hypervisor(input: &mut Input<'_>) {
     let limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
     let spec = |cid| VmSpec { limits, ..vm(cid) };
     let world = Afterlife::new(vec![spec(3), spec(4)]);
@@ -165,7 +165,7 @@ fn fabric(input: &mut Input<'_>) {
     past(&mut guests, input.byte() % 12);
     let mut legacy = world.kill();
     // A session's number of its last request is the session's, not the device's.
-    legacy.fabric = legacy.fabric.map(|file| tamper(file, input, |_| false));
+    legacy.hypervisor = legacy.hypervisor.map(|file| tamper(file, input, |_| false));
     for cid in [3, 4] {
         if let Some(file) = legacy.sessions.remove(&cid) {
             let file = tamper(file, input, |(kind, ..)| kind == 1);
@@ -173,9 +173,9 @@ fn fabric(input: &mut Input<'_>) {
         }
     }
     world.succeed(legacy);
-    let views = world.fabric().vms();
+    let views = world.hypervisor().vms();
     assert!(views.iter().all(|vm| vm.inbox_bytes <= Limits::default().inbox_bytes), "{views:?}");
-    let _ = world.fabric().connections();
+    let _ = world.hypervisor().connections();
     // Their drivers go, if they can, and others come.
     drop(guests);
     let mut guests = [world.probe(3, path), world.probe(4, path)];

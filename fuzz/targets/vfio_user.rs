@@ -16,9 +16,9 @@ fuzz_target!(|data: &[u8]| {
     let (mut ours, theirs) = UnixStream::pair().expect("socket pair");
     let stats = Arc::new(SessionStats::default());
     let irqs = Arc::new(IrqSet::new(stats.clone()));
-    let fabric = world.fabric.clone();
+    let hypervisor = world.hypervisor.clone();
     let thread = std::thread::spawn(move || {
-        let mut device = VmciDevice::new(fabric, 3, irqs.clone()).expect("known VM");
+        let mut device = VmciDevice::new(hypervisor, 3, irqs.clone()).expect("known VM");
         Session::new(theirs, &mut device, irqs, stats, &vmlane_transport::Scope::none())
             .expect("session")
             .run()

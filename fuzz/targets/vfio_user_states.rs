@@ -164,7 +164,7 @@ fuzz_target!(|data: &[u8]| {
         Session::new(theirs, &mut *device, irqs, stats.clone(), &Scope::none()).expect("a session").run();
     } else {
         let world = World::new();
-        let mut device = VmciDevice::new(world.fabric.clone(), 3, irqs.clone()).expect("a known VM");
+        let mut device = VmciDevice::new(world.hypervisor.clone(), 3, irqs.clone()).expect("a known VM");
         Session::new(theirs, &mut device, irqs, stats.clone(), &Scope::none()).expect("a session").run();
         drop(device);
         world.check();

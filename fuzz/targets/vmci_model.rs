@@ -7,7 +7,7 @@ use std::collections::{HashMap, HashSet, VecDeque};
 
 use libfuzzer_sys::fuzz_target;
 use std::sync::Arc;
-use vmlane_device::vmci::{Fabric, Limits};
+use vmlane_device::vmci::{Hypervisor, Limits};
 use vmlane_fuzz::Input;
 use vmlane_guestsim::{Datagram, Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
 use vmlane_stream::Inline;
@@ -113,13 +113,13 @@ fn check(model: &mut Model, guests: &mut [Driver], which: usize) {
 
 fuzz_target!(|data: &[u8]| {
     let mut input = Input::of(data);
-    let fabric = Fabric::new(Router::new(Arc::new(Inline::default())));
+    let hypervisor = Hypervisor::new(Router::new(Arc::new(Inline::default())));
     let paths = input.byte();
     let machines = CIDS.map(|cid| {
         let mut spec = vm(cid);
         spec.group = if cid == 5 { "other" } else { "one" }.into();
         spec.limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
-        Machine::with(&fabric, spec, 1 << 20, Lines::msix())
+        Machine::with(&hypervisor, spec, 1 << 20, Lines::msix())
     });
     let mut guests: Vec<Driver> = machines
         .iter()

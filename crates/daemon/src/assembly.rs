@@ -16,7 +16,7 @@ use vmlane_api::{
     VmStats, VmStatus,
 };
 use vmlane_device::virtio::vsock::VsockWorker;
-use vmlane_device::vmci::{Fabric, FabricCheckpoint, VmView};
+use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmView};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
 use vmlane_port::Streams;
@@ -66,7 +66,7 @@ pub struct Daemon {
     config_path: PathBuf,
     started: Instant,
     router: Arc<Router>,
-    pub(crate) fabric: Arc<Fabric>,
+    pub(crate) hypervisor: Arc<Hypervisor>,
     pub(crate) switch: Arc<Switch>,
     vsock_worker: Arc<VsockWorker>,
     workers: Arc<Workers>,
@@ -109,7 +109,7 @@ impl Daemon {
             ..Settings::default()
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
-        let (log, checkpoint) = fabric_log(&store, &mut found);
+        let (log, checkpoint) = hypervisor_log(&store, &mut found);
         let injects = config.daemon.fault_injection;
         let faulty_streams = injects.then(|| Arc::new(FaultyStreams::new(workers.clone())));
         let streams: Arc<dyn Streams> = match &faulty_streams {
@@ -117,7 +117,7 @@ impl Daemon {
             None => workers.clone(),
         };
         let router = Router::new(streams);
-        let fabric = Fabric::recorded(router.clone(), log);
+        let hypervisor = Hypervisor::recorded(router.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let floods = config.daemon.flood_limit;
         let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
@@ -138,7 +138,7 @@ impl Daemon {
             config_path,
             started,
             router,
-            fabric,
+            hypervisor,
             switch,
             vsock_worker,
             workers,
@@ -155,7 +155,7 @@ impl Daemon {
             maps.extend(daemon.state.lock().offer(&daemon, &config, &vm.name)?);
         }
         // All devices know their guests' memory: first the streams between them can continue, then the guests.
-        daemon.fabric.resume(checkpoint, maps);
+        daemon.hypervisor.resume(checkpoint, maps);
         let mut state = daemon.state.lock();
         state.vms.iter().for_each(ServedVm::go);
         for (name, file) in std::mem::take(&mut state.found).0 {
@@ -170,13 +170,13 @@ impl Daemon {
     }
 
     pub(crate) fn host(&self) -> Host<'_> {
-        let Daemon { router, fabric, switch, vsock_worker, paths, sockets, store, .. } = self;
-        Host { router, fabric, switch, vsock_worker, paths, sockets, store }
+        let Daemon { router, hypervisor, switch, vsock_worker, paths, sockets, store, .. } = self;
+        Host { router, hypervisor, switch, vsock_worker, paths, sockets, store }
     }
 
     /// To be called every few seconds.
     pub fn housekeeping(&self) {
-        self.fabric.expire();
+        self.hypervisor.expire();
     }
 
     /// Ends every session and removes every VM's socket.
@@ -240,7 +240,7 @@ impl Daemon {
     fn status(&self) -> Status {
         let state = self.state.lock();
         let daemon = &state.config.daemon;
-        let (views, ports) = (self.fabric.vms(), self.switch.ports());
+        let (views, ports) = (self.hypervisor.vms(), self.switch.ports());
         Status {
             daemon: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -279,7 +279,7 @@ impl Daemon {
     }
 
     fn stats(&self) -> Stats {
-        let views = self.fabric.vms();
+        let views = self.hypervisor.vms();
         let state = self.state.lock();
         let vm_stats = |vm: &ServedVm| {
             let view = views.iter().find(|view| Some(view.cid) == vm.cid());
@@ -304,12 +304,12 @@ impl Daemon {
     }
 
     fn ports(&self) -> Ports {
-        let views = self.fabric.vms();
+        let views = self.hypervisor.vms();
         let name = |cid: u32| match cid {
             vmlane_wire::vmci::CID_HOST => "host".into(),
             _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
         };
-        let connections = self.fabric.connections().into_iter();
+        let connections = self.hypervisor.connections().into_iter();
         let connections = connections.map(|connection| Connection {
             client_vm: name(connection.client.0),
             client_cid: connection.client.0,
@@ -428,26 +428,29 @@ impl State {
     }
 }
 
-/// Name, kind and bytes of a half of the fabric's journal.
-const FABRIC_LOG: &str = "fabric.log";
-const FABRIC_KIND: u32 = 2;
-const FABRIC_HALF: usize = 128 << 20;
+/// Name, kind and bytes of a half of the hypervisor's journal. The name is older than the type's: a next daemon of another
+/// version looks for it.
+const HYPERVISOR_LOG: &str = "fabric.log";
+const HYPERVISOR_KIND: u32 = 2;
+const HYPERVISOR_HALF: usize = 128 << 20;
 
-/// The fabric's journal, a previous daemon's if that is of use, and its records.
-fn fabric_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, FabricCheckpoint) {
-    // Devices of a previous daemon that left none know more than the fabric does.
-    let mut checkpoint = FabricCheckpoint::Lost;
-    if let Some(file) = found.take(FABRIC_LOG) {
-        match Journal::open_in_part(file, FABRIC_KIND, FABRIC_HALF) {
-            Ok((log, records, damaged)) => return (Some(log), FabricCheckpoint::Known { records, damaged }),
+/// The hypervisor's journal, a previous daemon's if that is of use, and its records.
+fn hypervisor_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, HypervisorCheckpoint) {
+    // Devices of a previous daemon that left none know more than the hypervisor does.
+    let mut checkpoint = HypervisorCheckpoint::Lost;
+    if let Some(file) = found.take(HYPERVISOR_LOG) {
+        match Journal::open_in_part(file, HYPERVISOR_KIND, HYPERVISOR_HALF) {
+            Ok((log, records, damaged)) => {
+                return (Some(log), HypervisorCheckpoint::Known { records, damaged });
+            }
             Err(error) => {
                 tracing::error!(%error, "the previous daemon's streams are lost: VMCI devices are reset");
-                checkpoint = FabricCheckpoint::Lost;
+                checkpoint = HypervisorCheckpoint::Lost;
             }
         }
     }
-    let log = Journal::create("vmlane-fabric", FABRIC_KIND, FABRIC_HALF);
-    match log.and_then(|log| store.put(FABRIC_LOG, log.file().as_fd()).map(|()| log)) {
+    let log = Journal::create("vmlane-hypervisor", HYPERVISOR_KIND, HYPERVISOR_HALF);
+    match log.and_then(|log| store.put(HYPERVISOR_LOG, log.file().as_fd()).map(|()| log)) {
         Ok(log) => (Some(log), checkpoint),
         Err(error) => {
             tracing::warn!(%error, "streams will not outlive this daemon");

@@ -137,7 +137,7 @@ fn inject(daemon: &Daemon, vm: &ServedVm, at: &str, fault: Fault) -> bool {
     match at {
         "vmci" => vm.inject(fault),
         "stream" => {
-            let owner = vm.cid().and_then(|cid| daemon.fabric.stream_owner(cid));
+            let owner = vm.cid().and_then(|cid| daemon.hypervisor.stream_owner(cid));
             let faulty = daemon.faulty_streams.as_ref().zip(owner);
             faulty.inspect(|(streams, owner)| streams.arm(owner, fault)).is_some()
         }

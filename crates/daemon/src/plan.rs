@@ -200,7 +200,7 @@ fn conflict(config: &Config) -> Option<String> {
     None
 }
 
-/// VMs that stay and of which the fabric must hear: their own keys changed, or their targets' CIDs.
+/// VMs that stay and of which the hypervisor must hear: their own keys changed, or their targets' CIDs.
 fn changed_in_place(old: &Config, plan: &Plan) -> Vec<String> {
     let stays = |vm: &&VmConfig| !plan.add.contains(&vm.name);
     let differs = |vm: &&VmConfig| {

@@ -5,7 +5,7 @@ use std::path::Path;
 use std::sync::Arc;
 
 use vmlane_device::virtio::vsock::VsockWorker;
-use vmlane_device::vmci::{AddError, CreateError, Fabric};
+use vmlane_device::vmci::{AddError, CreateError, Hypervisor};
 use vmlane_host::sockets::HostSockets;
 use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
@@ -38,7 +38,7 @@ pub enum VmError {
 /// What VMs are served with.
 pub struct Host<'h> {
     pub router: &'h Arc<Router>,
-    pub fabric: &'h Arc<Fabric>,
+    pub hypervisor: &'h Arc<Hypervisor>,
     pub switch: &'h Arc<Switch>,
     pub vsock_worker: &'h Arc<VsockWorker>,
     pub paths: &'h Paths,

@@ -1,4 +1,4 @@
-//! One configured VM while it is served: its place in the fabric, its devices, their sockets.
+//! One configured VM while it is served: its place in the hypervisor, its devices, their sockets.
 
 use std::path::Path;
 
@@ -27,7 +27,7 @@ pub struct ServedVm {
 }
 
 impl ServedVm {
-    /// Makes a VM known to the fabric and the switch and opens its sockets.
+    /// Makes a VM known to the hypervisor and the switch and opens its sockets.
     /// Also returns the memory that a previous daemon's VMCI device had, by context id.
     pub fn offer(
         host: &Host<'_>,
@@ -86,7 +86,7 @@ impl ServedVm {
         if let Some(vmci) = self.vmci {
             vmci.server.stop();
             host.sockets.remove_guest(vmci.cid);
-            host.fabric.remove_vm(vmci.cid);
+            host.hypervisor.remove_vm(vmci.cid);
             host.store.remove_all(&format!("{}.vmci/", self.name));
         }
         if let Some(virtio) = self.virtio {
@@ -94,7 +94,7 @@ impl ServedVm {
             host.sockets.remove_guest(virtio.cid);
             host.router.clear_endpoint(virtio.cid);
             host.vsock_worker.remove(virtio.cid);
-            host.fabric.remove_vm(virtio.cid);
+            host.hypervisor.remove_vm(virtio.cid);
         }
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
         host.store.remove_all(&format!("{}.nic", self.name));
@@ -105,10 +105,10 @@ impl ServedVm {
     /// What changes without a guest's seeing it.
     pub fn update(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) {
         if vm.vmci {
-            host.fabric.update_vm(spec(config, vm));
+            host.hypervisor.update_vm(spec(config, vm));
         }
         if vm.virtio_vsock {
-            host.fabric.update_vm(spec(config, vm));
+            host.hypervisor.update_vm(spec(config, vm));
             host.vsock_worker.add(vsock_vm(config, vm));
         }
         for (number, nic) in self.nics.iter_mut().enumerate() {
@@ -131,7 +131,7 @@ impl ServedVm {
     /// Takes its devices out of service, or back into it. Waits for the workers.
     pub fn set_quarantined(&mut self, host: &Host<'_>, on: bool) {
         if let Some(vmci) = &self.vmci {
-            host.fabric.set_quarantined(vmci.cid, on);
+            host.hypervisor.set_quarantined(vmci.cid, on);
         }
         self.nics.iter().for_each(|nic| nic.set_quarantined(host.switch, on));
         self.quarantined = on;

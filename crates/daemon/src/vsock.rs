@@ -35,7 +35,7 @@ impl ServedVsock {
         let threads = |cause| VmError::Threads { name: name(), cause };
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
         let stats = Arc::new(SessionStats::default());
-        let add = host.fabric.add_vm(spec(config, vm));
+        let add = host.hypervisor.add_vm(spec(config, vm));
         add.map_err(|cause| VmError::Add { name: name(), cause })?;
         host.router.set_endpoint(vm.cid, host.vsock_worker.endpoint(vm.cid));
         host.vsock_worker.add(vsock_vm(config, vm));
@@ -54,7 +54,7 @@ impl ServedVsock {
         if served.is_err() {
             host.router.clear_endpoint(vm.cid);
             host.vsock_worker.remove(vm.cid);
-            host.fabric.remove_vm(vm.cid);
+            host.hypervisor.remove_vm(vm.cid);
         }
         served
     }
@@ -71,7 +71,7 @@ impl ServedVsock {
         let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         let group = spec.group.clone();
-        host.fabric.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
+        host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
         let offered = ServedVsock::serve(host, &path, name.clone(), cid, trigger, found);
         let offered =
             offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
@@ -82,7 +82,7 @@ impl ServedVsock {
                 }
             });
         if offered.is_err() {
-            host.fabric.remove_vm(cid);
+            host.hypervisor.remove_vm(cid);
         }
         offered
     }
@@ -97,7 +97,7 @@ impl ServedVsock {
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
-        let device = VmciDevice::new(host.fabric.clone(), cid, irqs.clone())
+        let device = VmciDevice::new(host.hypervisor.clone(), cid, irqs.clone())
             .map_err(|cause| VmError::Device { name: name.clone(), cause })?;
         let (listener, scope, prepared) = listen(host, path, &format!("{name}.vmci"), &irqs, found)
             .map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
@@ -119,7 +119,7 @@ pub fn vsock_vm(config: &Config, vm: &VmConfig) -> Vm {
     Vm { cid, group, restricted, trusted, connections, forwards, parent: vm.parent_cid }
 }
 
-/// A VM of a configuration as the fabric wants it. Targets of forwards that `config` lacks lead
+/// A VM of a configuration as the hypervisor wants it. Targets of forwards that `config` lacks lead
 /// nowhere; a checked configuration has none.
 pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
     let forward = |forward: &crate::config::ForwardConfig| {

@@ -66,8 +66,8 @@ fn a_wrapped_port_fails_once_and_only_while_it_is_attached() {
 #[test]
 fn a_wrapped_device_carries_a_register_access_out_and_then_fails() {
     let world = World::new();
-    world.fabric.add_vm(vm(3)).expect("a CID of its own");
-    let device = VmciDevice::new(world.fabric.clone(), 3, Lines::msix()).expect("a known VM");
+    world.hypervisor.add_vm(vm(3)).expect("a CID of its own");
+    let device = VmciDevice::new(world.hypervisor.clone(), 3, Lines::msix()).expect("a known VM");
     let trigger = Arc::new(Trigger::default());
     let mut device = FaultyDevice::new(Box::new(device), trigger.clone());
     let imr = MMIO_OFFSET + Reg::Imr.offset();
@@ -119,7 +119,7 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
         let spec = PairSpec { handle, peer: 4, flags: 0, produce: 8192, consume: 8192 };
         let _queues = driver.alloc(&spec, Placement::Scattered).expect("a queue pair");
         assert_eq!(world.view(3).queue_pairs, 1);
-        world.fabric.set_quarantined(3, true);
+        world.hypervisor.set_quarantined(3, true);
         // A send that is not answered would keep the driver spinning for ever.
         assert_eq!(driver.call(call::GET_CONTEXT_ID, &[]), VmciError::Unavailable.code(), "{path:?}");
         assert_eq!((driver.read(Reg::Caps), driver.read(Reg::Status)), (0, 0));
@@ -127,7 +127,7 @@ fn a_vmci_device_out_of_service_answers_its_guest_and_does_nothing() {
         assert_eq!((view.ready, view.queue_pairs, view.connections), (false, 0, 0));
         driver.write(Reg::Control, 2);
         assert!(!world.view(3).ready);
-        world.fabric.set_quarantined(3, false);
+        world.hypervisor.set_quarantined(3, false);
         let mut again = machine.probe(path);
         assert_eq!(again.call(call::GET_CONTEXT_ID, &[]), 3);
         assert!(world.view(3).ready);
@@ -152,8 +152,8 @@ fn a_fault_in_a_streams_turn_ends_that_stream_alone() {
     };
     let (a, b) = connect(&first, &second, 5000, rings(65_536));
     let (c, d) = connect(&third, &second, 5001, rings(65_536));
-    assert!(world.fabric.stream_owner(9).is_none(), "no such VM");
-    faulty.arm(&world.fabric.stream_owner(3).expect("a VM with a device"), Fault::Panic);
+    assert!(world.hypervisor.stream_owner(9).is_none(), "no such VM");
+    faulty.arm(&world.hypervisor.stream_owner(3).expect("a VM with a device"), Fault::Panic);
     // The worker looks at a reader's memory now and then while bytes wait there.
     for (guest, stream) in [(&first, &a), (&second, &b)] {
         eventually("the end is told", || {
@@ -192,25 +192,25 @@ fn vms_are_added_once_and_changed_in_part() {
     let mut driver = machine.probe(Path::Dma);
     let name = |name: &str, cid| VmSpec { name: name.into(), ..vm(cid) };
     for cid in [0, 1, 2, 0x8000_0000, u32::MAX] {
-        assert_eq!(world.fabric.add_vm(vm(cid)), Err(AddError::CidReserved { cid }));
+        assert_eq!(world.hypervisor.add_vm(vm(cid)), Err(AddError::CidReserved { cid }));
     }
     assert_eq!(
-        world.fabric.add_vm(name("another", 3)),
+        world.hypervisor.add_vm(name("another", 3)),
         Err(AddError::CidTaken { cid: 3, name: "vm-3".into() })
     );
-    assert_eq!(world.fabric.add_vm(name("vm-3", 4)), Err(AddError::NameTaken("vm-3".into())));
+    assert_eq!(world.hypervisor.add_vm(name("vm-3", 4)), Err(AddError::NameTaken("vm-3".into())));
     // Fewer pairs from now on; name and group stay.
     let limits = Limits { queue_pairs: 1, ..Limits::default() };
-    world.fabric.update_vm(VmSpec { limits, group: "elsewhere".into(), ..name("renamed", 3) });
-    world.fabric.update_vm(vm(77));
+    world.hypervisor.update_vm(VmSpec { limits, group: "elsewhere".into(), ..name("renamed", 3) });
+    world.hypervisor.update_vm(vm(77));
     assert_eq!((world.view(3).name.as_str(), world.bound(3, "queue_pairs").1), ("vm-3", 1));
     let spec = |n| PairSpec { handle: Handle::new(3, n), peer: 3, flags: 0, produce: 4096, consume: 4096 };
     let pair = driver.alloc(&spec(2000), Placement::Scattered).expect("the one it may have");
     assert!(driver.alloc(&spec(2001), Placement::Scattered).is_err());
     assert_eq!(driver.detach(pair), 0);
-    world.fabric.remove_vm(3);
-    assert!(world.fabric.vms().is_empty());
+    world.hypervisor.remove_vm(3);
+    assert!(world.hypervisor.vms().is_empty());
     // Its device is there still, and answers.
     assert!(driver.call(call::GET_CONTEXT_ID, &[]) != 0);
-    world.fabric.add_vm(vm(3)).expect("a CID that is free again");
+    world.hypervisor.add_vm(vm(3)).expect("a CID that is free again");
 }

@@ -27,7 +27,7 @@ fn a_handshake_goes_through_step_by_step() {
     let server = b.alloc(&ATTACH, Placement::Scattered).expect("to attach");
     pass(&mut b, &mut a, [SERVER, CLIENT], PacketType::Attach);
     let connection = ConnectionView { client: CLIENT, server: SERVER, state: "established" };
-    assert_eq!(world.fabric.connections(), [connection]);
+    assert_eq!(world.hypervisor.connections(), [connection]);
     assert_eq!((world.view(3).stats.established.get(), world.view(4).stats.established.get()), (1, 1));
     assert_eq!((a.detach(client), b.detach(server)), (0, 0));
     assert_eq!(states(&world), [""; 0]);
@@ -123,15 +123,15 @@ fn a_handshake_that_stops_is_forgotten() {
     let world = World::new();
     let [mut a, mut b] = two(&world);
     let _pair = offered(&mut a, &mut b);
-    world.fabric.expire();
+    world.hypervisor.expire();
     assert_eq!(states(&world), ["offered"]);
-    world.fabric.expire_at(Instant::now() + Duration::from_secs(31));
+    world.hypervisor.expire_at(Instant::now() + Duration::from_secs(31));
     assert_eq!((states(&world), world.view(3).connections), (vec![], 0));
     assert!(b.alloc(&ATTACH, Placement::Scattered).is_err(), "too late");
     let world = World::new();
     let [mut a, mut b] = two(&world);
     let _pairs = established(&mut a, &mut b);
-    world.fabric.expire_at(Instant::now() + Duration::from_secs(3600));
+    world.hypervisor.expire_at(Instant::now() + Duration::from_secs(3600));
     assert_eq!(states(&world), ["established"], "what is complete stays");
 }
 

@@ -1,4 +1,4 @@
-//! Endpoints that are no VMCI guests: the fabric speaks the control protocol for them, in both versions
+//! Endpoints that are no VMCI guests: the hypervisor speaks the control protocol for them, in both versions
 //! and both directions, and every way to fail is heard at both ends.
 
 mod vmci_common;
@@ -244,7 +244,7 @@ fn both_ways(world: &World, mut end: HostEnd, stream: Stream) {
     });
     stream.close();
     drop(end);
-    eventually("nothing is left", || world.fabric.connections().is_empty());
+    eventually("nothing is left", || world.hypervisor.connections().is_empty());
     assert_eq!(world.view(3).queue_pairs, 0);
     world.assert_clean();
 }
@@ -308,7 +308,7 @@ fn refusals_are_heard_on_either_side() {
         let refused = HostEnd::connect(&world.router, 4000, (cid, 1)).err();
         assert_eq!(refused, Some(ConnectError::Unreachable), "CID {cid}");
     }
-    eventually("nothing is left", || world.fabric.connections().is_empty());
+    eventually("nothing is left", || world.hypervisor.connections().is_empty());
 }
 
 #[test]
@@ -333,7 +333,7 @@ fn bytes_sent_before_a_close_arrive_and_the_end_behind_them() {
     drop(end);
     assert_eq!(vmci_common::check_pattern(&stream, pattern, 1000), RING - 1);
     stream.close();
-    eventually("nothing is left", || world.fabric.connections().is_empty());
+    eventually("nothing is left", || world.hypervisor.connections().is_empty());
     world.assert_clean();
 }
 
@@ -345,11 +345,11 @@ fn a_guest_that_dies_ends_its_streams_and_its_handshakes() {
     let guest = machine.boot(Path::Dma);
     let (end, stream) = from_guest(&world, &asked, &guest, Protocol::Qstate);
     let hanging = HostEnd::connect(&world.router, 4001, (3, 9)).expect("a way");
-    world.fabric.reset(3);
+    world.hypervisor.reset(3);
     assert_eq!(end.hear(), Heard::Ended(End::Detached));
     assert_eq!(hanging.hear(), Heard::Failed(Failed::Gone));
     drop((end, hanging, stream));
-    eventually("nothing is left", || world.fabric.connections().is_empty());
+    eventually("nothing is left", || world.hypervisor.connections().is_empty());
 }
 
 #[test]
@@ -359,9 +359,9 @@ fn a_handshake_that_stops_expires_and_leaves_no_pair() {
     let machine = world.machine(3);
     let _driver = machine.probe(Path::Dma);
     let end = HostEnd::connect(&world.router, 4000, (3, 9)).expect("a way");
-    world.fabric.expire_at(Instant::now() + Duration::from_secs(31));
+    world.hypervisor.expire_at(Instant::now() + Duration::from_secs(31));
     assert_eq!(end.hear(), Heard::Failed(Failed::Gone));
-    assert!(world.fabric.connections().is_empty());
+    assert!(world.hypervisor.connections().is_empty());
 }
 
 #[test]

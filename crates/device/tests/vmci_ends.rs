@@ -83,7 +83,7 @@ fn bytes_outlive_their_sender() {
         eventually("what was charged is given back", || world.view(3).spill_left == full);
         assert_eq!(b.send(b"anyone?"), Err(SocketError::Closed));
         b.close();
-        assert_eq!(world.fabric.connections(), []);
+        assert_eq!(world.hypervisor.connections(), []);
         world.assert_clean();
     }
 }
@@ -195,7 +195,7 @@ fn everything_is_released(what: &str, ends: impl Fn(&World, &Machine, &Guest)) {
     });
     assert_eq!(check_pattern(&b, pattern(), 4_000), sent, "{what}: what it had written arrives");
     b.close();
-    assert_eq!(world.fabric.connections(), [], "{what}");
+    assert_eq!(world.hypervisor.connections(), [], "{what}");
     // Its old pages are its own again.
     std::mem::forget(a);
     let client = machine.boot(Path::Dma);
@@ -287,7 +287,7 @@ fn half_made_connections_of_a_dead_vm_are_refused() {
     // VM 3 does not answer; VM 4 asks.
     std::thread::scope(|scope| {
         let asking = scope.spawn(|| server.connect((3, 5000), rings(RING)).map(|_| ()));
-        eventually("VM 3 is asked", || !world.fabric.connections().is_empty());
+        eventually("VM 3 is asked", || !world.hypervisor.connections().is_empty());
         client.driver(|driver| driver.write(Reg::Control, CONTROL_RESET));
         assert_eq!(asking.join().expect("the asking thread"), Err(SocketError::Refused));
     });
@@ -299,7 +299,7 @@ fn a_context_id_given_out_again_inherits_nothing() {
     let [(machine, client), (_b, server)] = world.two(Path::Dma);
     let (a, b) = connect(&client, &server, 5000, rings(RING));
     server.driver(|driver| assert_eq!(driver.send_to(Handle::new(3, 77), 5, b"old"), 27));
-    world.fabric.remove_vm(3);
+    world.hypervisor.remove_vm(3);
     std::mem::forget(a);
     drop(machine);
     assert_eq!(b.recv(&mut [0; 10]), Ok(0));

@@ -1,6 +1,6 @@
 //! Everything a guest may do to hurt others, all at once, while two honest guests stream.
 //!
-//! The honest streams stay intact, the fabric's tables stay within the quotas, and the counters say
+//! The honest streams stay intact, the hypervisor's tables stay within the quotas, and the counters say
 //! what was refused.
 
 mod vmci_common;
@@ -10,7 +10,7 @@ use std::sync::{Arc, OnceLock};
 
 use vmci_common::villain::{LIMITS, Villain};
 use vmci_common::{Sizes, World, check_pattern, connect, eventually, rings, send_pattern};
-use vmlane_device::vmci::{Fabric, Limits, VmSpec};
+use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
 use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, Queues, Registers, vm};
 use vmlane_wire::vmci::{Handle, Reg, queue_header};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
@@ -77,8 +77,8 @@ fn honest_stream(client: &Arc<Guest>, server: &Arc<Guest>, options: Options, por
 }
 
 /// No VM holds more than its quota, at any time.
-fn assert_bounded(fabric: &Fabric) {
-    for view in fabric.vms() {
+fn assert_bounded(hypervisor: &Hypervisor) {
+    for view in hypervisor.vms() {
         let limits = if view.cid > 4 { LIMITS } else { Limits::default() };
         let what = &view.name;
         assert!(view.queue_pairs <= limits.queue_pairs, "{what}: {} pairs", view.queue_pairs);
@@ -89,7 +89,7 @@ fn assert_bounded(fabric: &Fabric) {
         assert!(view.inbox_bytes <= most, "{what}: {} bytes wait", view.inbox_bytes);
         assert!(view.packets_waiting <= 16_384 + 9 * 4096, "{what}: {} packets", view.packets_waiting);
     }
-    let tracked = fabric.connections().len();
+    let tracked = hypervisor.connections().len();
     assert!(tracked <= 5 * LIMITS.connections + 100, "{tracked} connections are tracked");
 }
 
@@ -104,13 +104,13 @@ fn honest_streams_survive_everything() {
     let scribbled = OnceLock::new();
     std::thread::scope(|scope| {
         for ((machine, path), deeds) in villains.iter().zip([Path::Dma, Path::Ports]).zip(&deeds) {
-            let (stop, fabric) = (&stop, &world.fabric);
+            let (stop, hypervisor) = (&stop, &world.hypervisor);
             scope.spawn(move || {
                 let mut villain = Villain::new(machine, path);
                 while !stop.load(Ordering::Relaxed) {
                     villain.act();
                     if deeds.fetch_add(1, Ordering::Relaxed).is_multiple_of(64) {
-                        assert_bounded(fabric);
+                        assert_bounded(hypervisor);
                     }
                 }
             });
@@ -126,7 +126,7 @@ fn honest_streams_survive_everything() {
         stop.store(true, Ordering::Relaxed);
         honest.unwrap_or_else(|panic| std::panic::resume_unwind(panic));
     });
-    assert_bounded(&world.fabric);
+    assert_bounded(&world.hypervisor);
     assert!(scribbled.get().is_some_and(|rounds| *rounds > 0));
     let stats = world.view(5).stats;
     for (what, count) in [
@@ -191,5 +191,5 @@ fn a_flood_of_requests_leaves_room_for_others() {
     assert!(results.contains(&-19), "NO_RESOURCES");
     assert!(world.view(5).connections <= LIMITS.connections);
     honest_stream(&client, &server, rings(65_536), 5000, 1 << 20);
-    assert_bounded(&world.fabric);
+    assert_bounded(&world.hypervisor);
 }

@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, heard, say};
-use vmlane_guestsim::afterlife::{Afterlife, FABRIC, HALF, Legacy, SESSION};
+use vmlane_guestsim::afterlife::{Afterlife, HALF, HYPERVISOR, Legacy, SESSION};
 use vmlane_guestsim::{Driver, PairSpec, Path, Placement, Queues, vm};
 use vmlane_mem::memfd;
 use vmlane_state::{Journal, Key, Records, Unusable};
@@ -114,9 +114,9 @@ fn lives_on(Rich { world, drivers, queues }: Rich, untouched: bool) {
             driver.call(call::QUEUEPAIR_DETACH, RawHandle::from(queues.handle).as_bytes());
         }
     }
-    world.fabric().expire();
+    world.hypervisor().expire();
     [a, b, c].into_iter().for_each(Driver::remove);
-    assert_eq!(world.fabric().connections(), []);
+    assert_eq!(world.hypervisor().connections(), []);
     for bound in [3, 4, 5].into_iter().flat_map(|cid| world.view(cid).bounds) {
         assert_eq!(bound.used, 0, "{}", bound.name);
     }
@@ -146,7 +146,7 @@ fn what_is_sound_is_taken_over_whole() {
         let rich = rich(path);
         let legacy = rich.world.kill();
         let kinds: HashSet<u32> =
-            records(legacy.fabric.as_ref().unwrap(), FABRIC).iter().map(|(key, _)| key.0).collect();
+            records(legacy.hypervisor.as_ref().unwrap(), HYPERVISOR).iter().map(|(key, _)| key.0).collect();
         assert!(kinds.is_superset(&(1..=11).collect()), "records of every kind: {kinds:?}");
         assert!(rich.world.succeed(legacy).values().all(Result::is_ok));
         lives_on(rich, true);
@@ -170,7 +170,7 @@ fn file_of(bytes: &[u8]) -> OwnedFd {
 fn another_version_and_what_is_cut_short_are_refused_with_a_reason() {
     let rich_one = rich(Path::Dma);
     let legacy = rich_one.world.kill();
-    for (kind, file) in [(FABRIC, legacy.fabric.as_ref().unwrap()), (SESSION, &legacy.sessions[&3])] {
+    for (kind, file) in [(HYPERVISOR, legacy.hypervisor.as_ref().unwrap()), (SESSION, &legacy.sessions[&3])] {
         let whole = bytes_of(file);
         for len in (0..64).chain([4095, 4096, HALF, HALF + 4096, whole.len() - 1]) {
             let refused = Journal::open(file_of(&whole[..len]), kind, HALF);
@@ -188,7 +188,7 @@ fn another_version_and_what_is_cut_short_are_refused_with_a_reason() {
         let rich = rich(Path::Dma);
         let mut legacy = rich.world.kill();
         let file = match lost {
-            None => legacy.fabric.as_mut(),
+            None => legacy.hypervisor.as_mut(),
             Some(cid) => legacy.sessions.get_mut(&cid),
         };
         let file = file.expect("a file");
@@ -204,13 +204,13 @@ fn another_version_and_what_is_cut_short_are_refused_with_a_reason() {
 /// No file at all.
 #[test]
 fn what_is_missing_is_missed() {
-    for (fabric, session) in [(true, false), (false, true), (true, true)] {
+    for (hypervisor, session) in [(true, false), (false, true), (true, true)] {
         let rich = rich(Path::DmaPosted);
         let mut legacy = rich.world.kill();
-        legacy.fabric = legacy.fabric.filter(|_| !fabric);
+        legacy.hypervisor = legacy.hypervisor.filter(|_| !hypervisor);
         legacy.sessions.retain(|_, _| !session);
         assert!(rich.world.succeed(legacy).values().all(Result::is_err));
-        if fabric && session { begins_anew(rich) } else { lives_on(rich, false) }
+        if hypervisor && session { begins_anew(rich) } else { lives_on(rich, false) }
     }
 }
 
@@ -220,7 +220,10 @@ fn each_damaged_record_hurts_whom_it_is_about() {
     let sound = rich(Path::Dma);
     let keys: Vec<Key> = {
         let legacy = sound.world.kill();
-        let keys = records(legacy.fabric.as_ref().unwrap(), FABRIC).into_iter().map(|(key, _)| key).collect();
+        let keys = records(legacy.hypervisor.as_ref().unwrap(), HYPERVISOR)
+            .into_iter()
+            .map(|(key, _)| key)
+            .collect();
         sound.world.succeed(legacy);
         keys
     };
@@ -230,8 +233,8 @@ fn each_damaged_record_hurts_whom_it_is_about() {
     for number in 0..keys.len() {
         let rich = rich(Path::Dma);
         let legacy = rich.world.kill();
-        let file = legacy.fabric.as_ref().unwrap();
-        let keys: Vec<Key> = records(file, FABRIC).into_iter().map(|(key, _)| key).collect();
+        let file = legacy.hypervisor.as_ref().unwrap();
+        let keys: Vec<Key> = records(file, HYPERVISOR).into_iter().map(|(key, _)| key).collect();
         let Some(&victim) = keys.get(number) else { continue };
         let spoilt = Journal::spoil(file.try_clone().unwrap(), |key| key == Some(victim)).unwrap();
         assert_eq!(spoilt, 1);
@@ -253,7 +256,7 @@ fn both_ends_hear_of_a_damaged_stream() {
         heard(a);
         heard(b);
         let legacy = world.kill();
-        let file = legacy.fabric.as_ref().unwrap().try_clone().unwrap();
+        let file = legacy.hypervisor.as_ref().unwrap().try_clone().unwrap();
         Journal::spoil(file, |key| key.is_some_and(|key| kinds.contains(&key.0))).unwrap();
         assert!(world.succeed(legacy).values().all(Result::is_ok));
         let resets = |driver: &mut Driver| {
@@ -341,8 +344,8 @@ fn forge(records: &mut Records, number: usize, forgery: Forgery) {
 
 fn take_over_forged(forgeries: Vec<(usize, usize, Forgery)>, path: Path) {
     let rich = rich(path);
-    let Legacy { fabric, sessions } = rich.world.kill();
-    let mut tables = records(&fabric.unwrap(), FABRIC);
+    let Legacy { hypervisor, sessions } = rich.world.kill();
+    let mut tables = records(&hypervisor.unwrap(), HYPERVISOR);
     let mut devices: Vec<(u32, Records)> = [3, 4].map(|cid| (cid, records(&sessions[&cid], SESSION))).into();
     // The session's own record of what was done is not the device's to check.
     let own: Vec<_> = devices.iter_mut().map(|(_, records)| records.remove(0)).collect();
@@ -359,7 +362,7 @@ fn take_over_forged(forgeries: Vec<(usize, usize, Forgery)>, path: Path) {
         records.push(own);
         sessions.insert(cid, journal(SESSION, &records));
     }
-    rich.world.succeed(Legacy { fabric: Some(journal(FABRIC, &tables)), sessions });
+    rich.world.succeed(Legacy { hypervisor: Some(journal(HYPERVISOR, &tables)), sessions });
     begins_anew(rich);
 }
 
@@ -369,8 +372,8 @@ fn a_bit_that_is_wrong_in_a_record_leaves_nothing_behind() {
     let kinds = [2, 5, 9];
     for number in 0.. {
         let rich = rich(Path::Dma);
-        let Legacy { fabric, sessions } = rich.world.kill();
-        let mut tables = records(&fabric.unwrap(), FABRIC);
+        let Legacy { hypervisor, sessions } = rich.world.kill();
+        let mut tables = records(&hypervisor.unwrap(), HYPERVISOR);
         let mut places = tables.iter_mut().filter(|(key, _)| kinds.contains(&key.0));
         let mut at = number;
         let (key, byte) = loop {
@@ -382,7 +385,7 @@ fn a_bit_that_is_wrong_in_a_record_leaves_nothing_behind() {
         };
         *byte ^= 1;
         let lived = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
-            rich.world.succeed(Legacy { fabric: Some(journal(FABRIC, &tables)), sessions });
+            rich.world.succeed(Legacy { hypervisor: Some(journal(HYPERVISOR, &tables)), sessions });
             begins_anew(rich);
         }));
         assert!(lived.is_ok(), "byte {at} of record {key:?}");
@@ -412,12 +415,12 @@ proptest! {
             let file = match which {
                 0 => &legacy.sessions[&3],
                 1 => &legacy.sessions[&4],
-                _ => legacy.fabric.as_ref().unwrap(),
+                _ => legacy.hypervisor.as_ref().unwrap(),
             };
             std::fs::File::from(file.try_clone().unwrap()).write_all_at(&bytes, at as u64).unwrap();
         }
-        let outcome = rich.world.succeed(Legacy { fabric: legacy.fabric.take(), sessions: legacy.sessions });
-        // Only the fabric's tables can hurt 5, and only all at once.
+        let outcome = rich.world.succeed(Legacy { hypervisor: legacy.hypervisor.take(), sessions: legacy.sessions });
+        // Only the hypervisor's tables can hurt 5, and only all at once.
         match outcome.values().any(Result::is_err) {
             true => begins_anew(rich),
             false => lives_on(rich, true),

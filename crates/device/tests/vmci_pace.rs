@@ -32,7 +32,7 @@ fn requests_beyond_a_few_wait_for_handshakes_to_end() {
         assert_eq!(say(&mut a, (4, 5000), port, PacketType::Request2), 56, "as a datagram it was sent");
     }
     assert_eq!(requested(&mut b), [1, 2, 3]);
-    assert_eq!(world.fabric.connections().len(), 10);
+    assert_eq!(world.hypervisor.connections().len(), 10);
     // One is refused, one given up by its client: two more have their turn, in order.
     say(&mut b, (3, 2), 5000, PacketType::Rst);
     assert_eq!(requested(&mut b), [4]);
@@ -40,7 +40,7 @@ fn requests_beyond_a_few_wait_for_handshakes_to_end() {
     say(&mut a, (4, 5000), 9, PacketType::Rst);
     assert_eq!(requested(&mut b), [0; 0], "it had not begun, and no end is told");
     // Those that do not move delay the others only briefly.
-    world.fabric.expire_at(Instant::now() + Duration::from_secs(2));
+    world.hypervisor.expire_at(Instant::now() + Duration::from_secs(2));
     assert_eq!(requested(&mut b), [5, 6, 7]);
 }
 
@@ -66,7 +66,7 @@ fn a_client_that_asks_again_and_again_from_one_port_grows_nothing() {
     }
     assert_eq!(requested(&mut b), [1, 2, 3]);
     assert_eq!(world.view(3).connections, 4);
-    world.fabric.expire_at(Instant::now() + Duration::from_secs(2));
+    world.hypervisor.expire_at(Instant::now() + Duration::from_secs(2));
     assert_eq!(requested(&mut b), [4], "once");
 }
 

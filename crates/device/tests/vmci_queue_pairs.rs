@@ -144,12 +144,12 @@ fn unless_configured_half_of_the_memory_is_the_limit() {
         world.bound(machine.cid, "queue_pair_bytes").1
     };
     for (cid, memory, expected) in [(3, 64 << 20, 256 << 20), (4, 1 << 30, 512 << 20)] {
-        let machine = Machine::with(&world.fabric, vm(cid), memory, Lines::msix());
+        let machine = Machine::with(&world.hypervisor, vm(cid), memory, Lines::msix());
         assert_eq!(limit(&machine), expected);
     }
     let configured = Limits { queue_pair_bytes: Some(1 << 20), ..Limits::default() };
     let machine =
-        Machine::with(&world.fabric, VmSpec { limits: configured, ..vm(5) }, 1 << 30, Lines::msix());
+        Machine::with(&world.hypervisor, VmSpec { limits: configured, ..vm(5) }, 1 << 30, Lines::msix());
     assert_eq!(limit(&machine), 1 << 20);
     let most = Limits::default().queue_pair_bytes(1 << 40);
     assert!(most >= 1000 * (512 << 10) && most == 2 << 30);

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmci_common::World;
-use vmlane_device::vmci::{Fabric, Limits, VmSpec};
+use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
 use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm};
 use vmlane_stream::Inline;
 use vmlane_vsock::Router;
@@ -84,7 +84,7 @@ fn deed() -> impl Strategy<Value = Deed> {
 /// Two VMs that know two ways to do everything.
 struct Pair {
     lanes: Arc<Inline>,
-    fabric: Arc<Fabric>,
+    hypervisor: Arc<Hypervisor>,
     machines: [Machine; 2],
     drivers: [Driver; 2],
 }
@@ -92,14 +92,14 @@ struct Pair {
 impl Pair {
     fn new(path: Path) -> Pair {
         let lanes = Arc::new(Inline::default());
-        let fabric = Fabric::new(Router::new(lanes.clone()));
+        let hypervisor = Hypervisor::new(Router::new(lanes.clone()));
         let limits = Limits { queue_pairs: 8, connections: 16, ..Limits::default() };
         let machines = [3, 4].map(|cid| {
             let spec = VmSpec { limits, ..vm(cid) };
-            Machine::with(&fabric, spec, 4 << 20, vmlane_guestsim::Lines::msix())
+            Machine::with(&hypervisor, spec, 4 << 20, vmlane_guestsim::Lines::msix())
         });
         let drivers = [0, 1].map(|index: usize| machines[index].probe(path));
-        Pair { lanes, fabric, machines, drivers }
+        Pair { lanes, hypervisor, machines, drivers }
     }
 
     fn act(&mut self, who: usize, deed: &Deed) {
@@ -163,7 +163,7 @@ impl Pair {
         for machine in &self.machines {
             machine.registers().write32(0, Reg::Control.offset(), 1);
         }
-        for view in self.fabric.vms() {
+        for view in self.hypervisor.vms() {
             assert_eq!(
                 (view.queue_pairs, view.queue_pair_bytes, view.connections),
                 (0, 0, 0),
@@ -172,7 +172,7 @@ impl Pair {
             );
             assert_eq!((view.doorbells, view.inbox_bytes, view.packets_waiting), (0, 0, 0), "{}", view.name);
         }
-        assert_eq!(self.fabric.connections(), []);
+        assert_eq!(self.hypervisor.connections(), []);
         let [mut a, mut b] = [0, 1].map(|index: usize| self.machines[index].probe(Path::Dma));
         assert_eq!(a.send_to(Handle::new(4, 77), 5, b"alive"), 29);
         let expected =

@@ -194,7 +194,7 @@ fn several_datagrams_take_one_interrupt() {
 fn one_vector_for_everything_is_asked_for_its_cause() {
     for mode in [IrqMode::Msix { vectors: 1 }, IrqMode::Msi { vectors: 1 }, IrqMode::Intx] {
         let world = World::new();
-        let machine = Machine::with(&world.fabric, vm(3), 64 << 20, Lines::new(mode));
+        let machine = Machine::with(&world.hypervisor, vm(3), 64 << 20, Lines::new(mode));
         let (mut driver, mut sender) = (machine.probe(Path::Dma), world.machine(4).probe(Path::Dma));
         arrive(&world, &mut sender, 3);
         assert_eq!(driver.read(Reg::Status), 1);

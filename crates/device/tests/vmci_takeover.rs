@@ -139,7 +139,7 @@ fn life(world: &Afterlife, path: Path) {
     {
         assert_eq!(world.used(cid, name), 0, "{name} of VM {cid}");
     }
-    assert_eq!(world.fabric().connections(), []);
+    assert_eq!(world.hypervisor().connections(), []);
     // Both drivers can be loaded again.
     a.remove();
     b.remove();
@@ -246,7 +246,7 @@ fn stream_under_deaths(path: Path, protocol: Protocol) {
     drop(killer);
     assert!(deaths() > 5, "{} deaths", deaths());
     drop(streams);
-    assert_eq!(world.fabric().connections(), []);
+    assert_eq!(world.hypervisor().connections(), []);
     assert_eq!([3, 4].map(|cid| world.used(cid, "queue_pairs")), [0, 0]);
 }
 
@@ -301,7 +301,7 @@ fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
         eventually("nothing is charged any more", || charged() == 0);
         assert_eq!(b.send(b"anyone?"), Err(SocketError::Closed));
         b.close();
-        assert_eq!(world.fabric().connections(), []);
+        assert_eq!(world.hypervisor().connections(), []);
     }
 }
 
@@ -387,7 +387,7 @@ fn a_pair_whose_creator_was_reset_goes_on_beside_its_namesake() {
     let first = a.alloc(&CREATE, Placement::Scattered).expect("a pair");
     let attached = b.alloc(&ATTACH, Placement::Scattered).expect("to attach");
     assert_eq!(first.enqueue(b"before the reset"), 16);
-    world.fabric().connections();
+    world.hypervisor().connections();
     a.remove();
     world.replace();
     let mut a = world.probe(3, Path::Dma);
@@ -428,7 +428,7 @@ fn a_vm_that_is_gone_is_missed() {
         });
         assert_eq!(left.detach(queues), 0);
         assert_eq!((world.used(cid, "queue_pairs"), world.used(cid, "connections")), (0, 0));
-        assert_eq!(world.fabric().connections(), []);
+        assert_eq!(world.hypervisor().connections(), []);
     }
 }
 
@@ -451,13 +451,13 @@ fn requests_that_wait_their_turn_get_it() {
         }
         world.replace();
         hear(&mut a);
-        world.fabric().expire();
+        world.hypervisor().expire();
         if answered.len() == ports.len() {
             break;
         }
     }
     assert_eq!(answered, ports.collect::<Vec<_>>());
-    assert_eq!((world.used(3, "connections"), world.fabric().connections()), (0, vec![]));
+    assert_eq!((world.used(3, "connections"), world.hypervisor().connections()), (0, vec![]));
 }
 
 /// By way of the host's address, in the older protocol.
@@ -486,7 +486,7 @@ fn a_connection_through_the_map_goes_on() {
         a.peer_shutdown() == 3
     });
     a.close();
-    assert_eq!(world.fabric().connections(), []);
+    assert_eq!(world.hypervisor().connections(), []);
 }
 
 /// A program of the host whose end is in the daemon's memory.
@@ -550,7 +550,7 @@ fn streams_with_the_host_end_with_a_reset() {
         stream.close();
     });
     assert_eq!((world.used(3, "queue_pairs"), world.used(3, "connections")), (0, 0));
-    assert_eq!(world.fabric().connections(), []);
+    assert_eq!(world.hypervisor().connections(), []);
     // The next daemon's programs are reached as before.
     world.router().set_endpoint(2, program.clone());
     program.0.lock().clear();

@@ -141,6 +141,6 @@ fn connections_come_and_go() {
         let mut got = [0; 8];
         assert_eq!((b.recv_all(&mut got), got[..4].to_vec()), (Ok(4), round.to_le_bytes().to_vec()));
     }
-    assert_eq!(world.fabric.connections(), []);
+    assert_eq!(world.hypervisor.connections(), []);
     world.assert_clean();
 }

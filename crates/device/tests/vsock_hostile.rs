@@ -228,7 +228,7 @@ fn groups_and_unknown_cids_are_refused() {
     assert_eq!(bench.stats.refused.get(), refused.len() as u64 + 2);
 }
 
-/// A program of the host, as the fabric sees one.
+/// A program of the host, as the hypervisor sees one.
 #[derive(Default)]
 struct Host {
     calls: parking_lot::Mutex<Vec<Call>>,

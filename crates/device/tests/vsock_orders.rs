@@ -157,7 +157,7 @@ struct VmciEnd {
 impl VmciEnd {
     fn new(world: &World, cid: u32) -> VmciEnd {
         let spec = VmSpec { group: "one".into(), ..vmlane_guestsim::vm(cid) };
-        let machine = Machine::new(&world.bench.fabric, spec);
+        let machine = Machine::new(&world.bench.hypervisor, spec);
         let driver = machine.probe(Path::Dma);
         let own = if cid == CLIENT { CLIENT_PORT } else { SERVER_PORT };
         VmciEnd { driver, _machine: machine, own, peer: (0, 0), queues: None, seen: Seen::default() }
@@ -541,7 +541,7 @@ fn an_acceptance_is_taken_back_only_before_the_client_is_through() {
     let answers: Vec<_> = guest.driver.service().iter().filter_map(Datagram::control).collect();
     let kinds: Vec<_> = answers.iter().map(ControlPacket::kind).collect();
     assert_eq!(kinds, [Some(PacketType::Negotiate2), Some(PacketType::Rst)]);
-    assert!(world.bench.fabric.connections().is_empty());
+    assert!(world.bench.hypervisor.connections().is_empty());
 }
 
 #[test]
@@ -559,9 +559,9 @@ fn so_many_clients_may_be_late_and_no_more() {
             .any(|packet| packet.kind() == Some(PacketType::Rst));
         assert_eq!(refused, port > 256, "{port}");
     }
-    assert_eq!(world.bench.fabric.connections().len(), 256);
-    world.bench.fabric.expire_at(std::time::Instant::now() + Duration::from_secs(31));
-    assert!(world.bench.fabric.connections().is_empty());
+    assert_eq!(world.bench.hypervisor.connections().len(), 256);
+    world.bench.hypervisor.expire_at(std::time::Instant::now() + Duration::from_secs(31));
+    assert!(world.bench.hypervisor.connections().is_empty());
     let call = accepted(&mut world, &mut guest, 301);
     world.bench.router.close(call);
     assert!(guest.driver.service().iter().filter_map(Datagram::control).count() == 1, "there is room again");

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use rustix::event::{EventfdFlags, eventfd};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
 use vmlane_device::virtio::vsock::{Settings, VsockDevice, VsockWorker};
-use vmlane_device::vmci::Fabric;
+use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::vsock::{Bench, Guest};
 use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
 use vmlane_stream::{Inline, Workers};
@@ -342,12 +342,12 @@ fn rings_outside_of_memory_do_not_run() {
 fn streams_to_a_vmci_guest_are_whole() {
     let workers = Arc::new(Workers::start(Default::default()).expect("workers"));
     let router = Router::new(workers.clone());
-    let fabric = Fabric::new(router.clone());
+    let hypervisor = Hypervisor::new(router.clone());
     let worker = worker(Duration::from_millis(1), Some(router.clone()));
-    let machine = Machine::new(&fabric, vm(3));
+    let machine = Machine::new(&hypervisor, vm(3));
     let vmci = machine.boot(Path::Dma);
     let mut b = Vm::new(&worker, 4, false);
-    fabric.add_vm(vm(4)).expect("a CID of its own");
+    hypervisor.add_vm(vm(4)).expect("a CID of its own");
     router.set_endpoint(4, worker.endpoint(4));
     const BYTES: u64 = 1 << 20;
     // The virtio guest connects.

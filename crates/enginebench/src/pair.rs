@@ -1,10 +1,10 @@
-//! Two synthetic guests on one fabric, with one stream between them.
+//! Two synthetic guests on one hypervisor, with one stream between them.
 
 use std::sync::Arc;
 use std::time::Duration;
 
 use anyhow::Context as _;
-use vmlane_device::vmci::Fabric;
+use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Guest, Machine, Options, Path, Placement, Stream, vm};
 use vmlane_stream::{Settings, Workers};
 use vmlane_vsock::Router;
@@ -25,7 +25,7 @@ pub struct Pair {
 }
 
 impl Pair {
-    /// Boots both on a fabric of their own, with a worker thread.
+    /// Boots both on a hypervisor of their own, with a worker thread.
     pub fn new() -> anyhow::Result<Pair> {
         Ok(Pair::on(Workers::start(Settings::default()).context("starting a worker")?))
     }
@@ -33,8 +33,8 @@ impl Pair {
     /// The same on workers of any kind.
     pub fn on(workers: Workers) -> Pair {
         let workers = Arc::new(workers);
-        let fabric = Fabric::new(Router::new(workers.clone()));
-        let machines = [3, 4].map(|cid| Machine::new(&fabric, vm(cid)));
+        let hypervisor = Hypervisor::new(Router::new(workers.clone()));
+        let machines = [3, 4].map(|cid| Machine::new(&hypervisor, vm(cid)));
         let [a, b] = [0, 1].map(|index: usize| machines[index].boot(Path::Dma));
         // A guest's vCPU that waits for a moment does not sleep; a wake-up costs more than the wait.
         [&a, &b].iter().for_each(|guest| guest.set_spin(SPIN));

@@ -11,7 +11,7 @@ use crate::report::Sample;
 use anyhow::{Context as _, bail};
 use rustix::event::{PollFd, PollFlags, poll};
 use vmlane_device::irq::Interrupts as _;
-use vmlane_device::vmci::{Fabric, VmciDevice};
+use vmlane_device::vmci::{Hypervisor, VmciDevice};
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_guestsim::{Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm};
 use vmlane_guestsim::{eventfd, signals};
@@ -28,12 +28,12 @@ const PORT: u32 = 5000;
 pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
     let folder = std::env::temp_dir().join(format!("vmlane-enginebench-{}", std::process::id()));
     let workers = Arc::new(Workers::start(Settings::default()).context("starting a worker")?);
-    let fabric = Fabric::new(Router::new(workers.clone()));
+    let hypervisor = Hypervisor::new(Router::new(workers.clone()));
     let serve = |cid: u32| -> anyhow::Result<Server> {
-        fabric.add_vm(vm(cid))?;
+        hypervisor.add_vm(vm(cid))?;
         let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
-        let device = VmciDevice::new(fabric.clone(), cid, irqs.clone())?;
+        let device = VmciDevice::new(hypervisor.clone(), cid, irqs.clone())?;
         let listener = Listener::bind(folder.join(format!("{cid}.sock")))?;
         Ok(listener.serve(&format!("vm-{cid}"), Box::new(device), irqs, stats)?)
     };

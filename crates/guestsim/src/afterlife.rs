@@ -15,14 +15,14 @@ use std::time::Duration;
 use crate::{Driver, Guest, Lines, Path, Ram, Registers};
 use parking_lot::{Condvar, Mutex, MutexGuard};
 use vmlane_device::pci::{Checkpoint, PciDevice};
-use vmlane_device::vmci::{Fabric, FabricCheckpoint, VmSpec, VmView, VmciDevice};
+use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmSpec, VmView, VmciDevice};
 use vmlane_mem::memfd;
 use vmlane_port::Streams;
 use vmlane_state::{Journal, Unusable};
 use vmlane_stream::{Inline, Settings, Worker, Workers};
 use vmlane_vsock::Router;
 
-pub const FABRIC: u32 = 2;
+pub const HYPERVISOR: u32 = 2;
 pub const SESSION: u32 = 1;
 pub const HALF: usize = 128 << 10;
 /// A session's record: number of the last request that was carried out.
@@ -99,7 +99,7 @@ impl Drop for Engine {
 
 struct Daemon {
     router: Arc<Router>,
-    fabric: Arc<Fabric>,
+    hypervisor: Arc<Hypervisor>,
     log: OwnedFd,
     engine: Engine,
 }
@@ -130,7 +130,7 @@ pub struct Seat {
 
 /// What later daemons find, as a test may change it.
 pub struct Legacy {
-    pub fabric: Option<OwnedFd>,
+    pub hypervisor: Option<OwnedFd>,
     /// Files of sessions, by CID.
     pub sessions: HashMap<u32, OwnedFd>,
 }
@@ -193,18 +193,18 @@ impl Afterlife {
                 })
             };
             let seats: Vec<_> = specs.into_iter().map(seat).collect();
-            let log = Journal::create("fabric", FABRIC, HALF).expect("a file");
+            let log = Journal::create("hypervisor", HYPERVISOR, HALF).expect("a file");
             let file = share(log.file());
             let engine = Engine::start(threaded);
             let router = Router::new(engine.lanes());
-            let fabric = Fabric::recorded(router.clone(), Some(log));
+            let hypervisor = Hypervisor::recorded(router.clone(), Some(log));
             for seat in &seats {
-                fabric.add_vm(seat.spec.clone()).expect("a context id that is free");
-                let device = seat.device(&fabric);
+                hypervisor.add_vm(seat.spec.clone()).expect("a context id that is free");
+                let device = seat.device(&hypervisor);
                 let log = Journal::create("session", SESSION, HALF).expect("a file");
                 *seat.session.lock() = Some(Session { device, log, done: 0 });
             }
-            let daemon = Some(Daemon { router, fabric, log: file, engine });
+            let daemon = Some(Daemon { router, hypervisor, log: file, engine });
             Afterlife { seats, daemon: Mutex::new(daemon), threaded, deaths: AtomicU64::new(0) }
         })
     }
@@ -213,8 +213,8 @@ impl Afterlife {
         self.seats.iter().find(|seat| seat.spec.cid == cid).expect("a VM of this world")
     }
 
-    pub fn fabric(&self) -> Arc<Fabric> {
-        self.daemon.lock().as_ref().expect("a daemon").fabric.clone()
+    pub fn hypervisor(&self) -> Arc<Hypervisor> {
+        self.daemon.lock().as_ref().expect("a daemon").hypervisor.clone()
     }
 
     pub fn router(&self) -> Arc<Router> {
@@ -232,7 +232,7 @@ impl Afterlife {
     }
 
     pub fn view(&self, cid: u32) -> VmView {
-        self.fabric().vms().into_iter().find(|view| view.cid == cid).expect("a VM of this world")
+        self.hypervisor().vms().into_iter().find(|view| view.cid == cid).expect("a VM of this world")
     }
 
     /// A bound of a VM as its operator sees it: what is used of it.
@@ -246,7 +246,7 @@ impl Afterlife {
         let mut daemon = self.daemon.lock();
         let mut sessions: Vec<MutexGuard<'_, Option<Session>>> =
             self.seats.iter().map(|seat| seat.session.lock()).collect();
-        let Daemon { router, fabric, log, mut engine } = daemon.take().expect("a daemon");
+        let Daemon { router, hypervisor, log, mut engine } = daemon.take().expect("a daemon");
         engine.kill();
         self.deaths.fetch_add(1, Ordering::SeqCst);
         let mut files = HashMap::new();
@@ -259,32 +259,34 @@ impl Afterlife {
         let log = copy(&log);
         sessions.iter_mut().for_each(|session| drop(session.take()));
         // What these still write when they end goes to files that no daemon restores.
-        drop((fabric, router, engine));
-        Legacy { fabric: Some(log), sessions: files }
+        drop((hypervisor, router, engine));
+        Legacy { hypervisor: Some(log), sessions: files }
     }
 
     /// The next daemon, as `assembly.rs` and `Session::resume` bring it up.
     pub fn succeed(&self, legacy: Legacy) -> Outcome {
         let mut daemon = self.daemon.lock();
         assert!(daemon.is_none(), "a daemon runs already");
-        let Legacy { fabric, mut sessions } = legacy;
-        let opened = fabric.map(|file| Journal::open_in_part(file, FABRIC, HALF));
+        let Legacy { hypervisor, mut sessions } = legacy;
+        let opened = hypervisor.map(|file| Journal::open_in_part(file, HYPERVISOR, HALF));
         let (log, checkpoint) = match opened {
-            Some(Ok((log, records, damaged))) => (log, FabricCheckpoint::Known { records, damaged }),
-            Some(Err(_)) | None => (Journal::create("fabric", FABRIC, HALF).unwrap(), FabricCheckpoint::Lost),
+            Some(Ok((log, records, damaged))) => (log, HypervisorCheckpoint::Known { records, damaged }),
+            Some(Err(_)) | None => {
+                (Journal::create("hypervisor", HYPERVISOR, HALF).unwrap(), HypervisorCheckpoint::Lost)
+            }
         };
         let file = share(log.file());
         let engine = Engine::start(self.threaded);
         let router = Router::new(engine.lanes());
-        let fabric = Fabric::recorded(router.clone(), Some(log));
+        let hypervisor = Hypervisor::recorded(router.clone(), Some(log));
         let there = || self.seats.iter().filter(|seat| !seat.gone.load(Ordering::SeqCst));
         let mut devices = Vec::new();
         for seat in &self.seats {
-            fabric.add_vm(seat.spec.clone()).expect("a context id that is free");
-            devices.push(seat.device(&fabric));
+            hypervisor.add_vm(seat.spec.clone()).expect("a context id that is free");
+            devices.push(seat.device(&hypervisor));
         }
         let maps = there().map(|seat| (seat.spec.cid, seat.ram.device_map())).collect();
-        fabric.resume(checkpoint, maps);
+        hypervisor.resume(checkpoint, maps);
         let mut outcome = Outcome::new();
         for (seat, mut device) in self.seats.iter().zip(devices) {
             if seat.gone.load(Ordering::SeqCst) {
@@ -308,7 +310,7 @@ impl Afterlife {
             *seat.session.lock() = Some(Session { device, log, done });
             seat.back.notify_all();
         }
-        *daemon = Some(Daemon { router, fabric, log: file, engine });
+        *daemon = Some(Daemon { router, hypervisor, log: file, engine });
         outcome
     }
 
@@ -327,9 +329,9 @@ impl Afterlife {
 }
 
 impl Seat {
-    fn device(&self, fabric: &Arc<Fabric>) -> VmciDevice {
+    fn device(&self, hypervisor: &Arc<Hypervisor>) -> VmciDevice {
         let mut device =
-            VmciDevice::new(fabric.clone(), self.spec.cid, self.lines.clone()).expect("a device");
+            VmciDevice::new(hypervisor.clone(), self.spec.cid, self.lines.clone()).expect("a device");
         device.memory(&self.ram.device_map());
         device
     }

@@ -5,7 +5,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 
 use vmlane_device::pci::PciDevice;
-use vmlane_device::vmci::{Fabric, Limits, VmSpec, VmciDevice};
+use vmlane_device::vmci::{Hypervisor, Limits, VmSpec, VmciDevice};
 
 use super::driver::{Driver, Path};
 use super::guest::Guest;
@@ -29,25 +29,25 @@ pub fn vm(cid: u32) -> VmSpec {
 /// A VM that is switched on; no driver is loaded yet.
 pub struct Machine {
     pub cid: u32,
-    pub fabric: Arc<Fabric>,
+    pub hypervisor: Arc<Hypervisor>,
     pub ram: Arc<Ram>,
     pub lines: Arc<Lines>,
     pub device: Arc<Mutex<VmciDevice>>,
 }
 
 impl Machine {
-    /// Adds the VM to the fabric, with 64 MiB of memory and three MSI-X vectors.
-    pub fn new(fabric: &Arc<Fabric>, spec: VmSpec) -> Machine {
-        Machine::with(fabric, spec, 64 << 20, Lines::msix())
+    /// Adds the VM to the hypervisor, with 64 MiB of memory and three MSI-X vectors.
+    pub fn new(hypervisor: &Arc<Hypervisor>, spec: VmSpec) -> Machine {
+        Machine::with(hypervisor, spec, 64 << 20, Lines::msix())
     }
 
-    pub fn with(fabric: &Arc<Fabric>, spec: VmSpec, memory: u64, lines: Arc<Lines>) -> Machine {
+    pub fn with(hypervisor: &Arc<Hypervisor>, spec: VmSpec, memory: u64, lines: Arc<Lines>) -> Machine {
         let cid = spec.cid;
-        fabric.add_vm(spec).expect("a context id that is free");
+        hypervisor.add_vm(spec).expect("a context id that is free");
         let ram = Arc::new(Ram::new(memory));
-        let mut device = VmciDevice::new(fabric.clone(), cid, lines.clone()).expect("a device");
+        let mut device = VmciDevice::new(hypervisor.clone(), cid, lines.clone()).expect("a device");
         device.memory(&ram.device_map());
-        Machine { cid, fabric: fabric.clone(), ram, lines, device: Arc::new(Mutex::new(device)) }
+        Machine { cid, hypervisor: hypervisor.clone(), ram, lines, device: Arc::new(Mutex::new(device)) }
     }
 
     /// Register access.

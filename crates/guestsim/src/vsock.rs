@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 use crate::Ram;
 use crate::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::vhost::{Lines, Setup};
-use vmlane_device::vmci::{Fabric, Limits, VmSpec};
+use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
 use vmlane_port::Streams;
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
@@ -34,7 +34,7 @@ pub struct Bench {
     routes: Routes,
     mailbox: Arc<Mailbox>,
     pub router: Arc<Router>,
-    pub fabric: Arc<Fabric>,
+    pub hypervisor: Arc<Hypervisor>,
     pub stats: Arc<VsockStats>,
     pub now: Instant,
 }
@@ -85,13 +85,13 @@ pub fn vm(cid: u32) -> Vm {
 impl Bench {
     pub fn new(lanes: Arc<dyn Streams>) -> Bench {
         let router = Router::new(lanes);
-        let fabric = Fabric::new(router.clone());
+        let hypervisor = Hypervisor::new(router.clone());
         let mailbox = Mailbox::new(Arc::new(Awake));
         let stats = Arc::new(VsockStats::default());
         let bridge = Bridge::new(router.clone(), mailbox.clone());
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
-        Bench { routes: Routes::new(stats.clone(), Some(bridge)), mailbox, router, fabric, stats, now }
+        Bench { routes: Routes::new(stats.clone(), Some(bridge)), mailbox, router, hypervisor, stats, now }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
@@ -110,7 +110,7 @@ impl Bench {
             trusted: vm.trusted,
             limits: Limits::default(),
         };
-        self.fabric.add_vm(spec).expect("a CID of its own");
+        self.hypervisor.add_vm(spec).expect("a CID of its own");
         let endpoint = GuestEndpoint::new(vm.cid, &self.mailbox);
         self.router.set_endpoint(vm.cid, Arc::new(endpoint));
         self.routes.add(vm);

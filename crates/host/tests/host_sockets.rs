@@ -469,7 +469,7 @@ fn a_hostile_program_loses_its_own_streams_only() {
     stuck_far.close();
     drop(near);
     far.close();
-    eventually("nothing is left", || world.fabric.connections().is_empty());
+    eventually("nothing is left", || world.hypervisor.connections().is_empty());
     assert_eq!(world.stats.panics.get(), 0);
 }
 
@@ -515,7 +515,7 @@ fn a_program_that_switches_wildly_loses_its_own_stream_only() {
     both_ways(&near, &far);
     drop(near);
     far.close();
-    eventually("nothing is left", || world.fabric.connections().is_empty());
+    eventually("nothing is left", || world.hypervisor.connections().is_empty());
     assert_eq!(world.stats.panics.get(), 0);
 }
 

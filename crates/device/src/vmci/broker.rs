@@ -20,7 +20,7 @@ use super::pair::{Pair, PairState, Ranges, Waiting};
 use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
 use super::record::{self, Dirty};
 use super::stats::{Quota, Refusal};
-use super::tables::{Fabric, Inner};
+use super::tables::{Hypervisor, Inner};
 
 const BAD_ARGS: Refusal = Refusal::QueuePair(VmciError::InvalidArgs);
 
@@ -79,7 +79,7 @@ impl Request {
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     pub(super) fn queue_pair_alloc(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
         let request = Request::parse(caller, payload)?;
         let mut inner = self.inner.lock();

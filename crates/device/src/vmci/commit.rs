@@ -1,6 +1,6 @@
 //! When the hypervisor's records are written.
 //!
-//! Code that changes a table notes what it changed in [`Inner::dirty`]; before the fabric's lock is given
+//! Code that changes a table notes what it changed in [`Inner::dirty`]; before the hypervisor's lock is given
 //! up, all of it is written as it is then, together with the number of the request that did it. So a
 //! next daemon finds a request either done, with its result, or not begun.
 
@@ -12,7 +12,7 @@ use super::pair::Pair;
 use super::record::{
     CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address,
 };
-use super::tables::{Context, Fabric, Inner};
+use super::tables::{Context, Hypervisor, Inner};
 
 impl Inner {
     fn pair_by_serial(&self, serial: u64) -> Option<Vec<u8>> {
@@ -79,7 +79,7 @@ impl Inner {
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     /// Writes what has changed, before the lock is given up.
     pub(super) fn commit(&self, inner: &mut Inner) {
         let mut dirty = std::mem::take(&mut inner.dirty);

@@ -20,7 +20,7 @@ use super::dma;
 use super::hypercall;
 use super::inbox::Inbox;
 use super::ports::{Assembled, Assembler, Stream};
-use super::tables::Fabric;
+use super::tables::Hypervisor;
 
 /// What the device offers.
 const CAPS: u32 = CAPS_DATAGRAM | CAPS_NOTIFICATIONS | CAPS_PPN64 | CAPS_DMA_DATAGRAM;
@@ -52,7 +52,7 @@ impl Registers {
 
 /// A VMCI device. One session drives it; workers reach its guest through the inbox.
 pub struct VmciDevice {
-    fabric: Arc<Fabric>,
+    hypervisor: Arc<Hypervisor>,
     cid: u32,
     inbox: Arc<Inbox>,
     config: ConfigSpace,
@@ -88,9 +88,13 @@ pub enum CreateError {
 }
 
 impl VmciDevice {
-    /// The device of the VM with context id `cid`, which `fabric` must know.
-    pub fn new(fabric: Arc<Fabric>, cid: u32, irqs: Arc<dyn Interrupts>) -> Result<VmciDevice, CreateError> {
-        let inbox = fabric.open(cid, irqs).ok_or(CreateError::UnknownVm(cid))?;
+    /// The device of the VM with context id `cid`, which `hypervisor` must know.
+    pub fn new(
+        hypervisor: Arc<Hypervisor>,
+        cid: u32,
+        irqs: Arc<dyn Interrupts>,
+    ) -> Result<VmciDevice, CreateError> {
+        let inbox = hypervisor.open(cid, irqs).ok_or(CreateError::UnknownVm(cid))?;
         let config = ConfigSpace::builder(VENDOR_ID, DEVICE_ID)
             .class(0x0008_8000)
             .revision(0x10)
@@ -103,7 +107,7 @@ impl VmciDevice {
             .msix(0x58, Msix { vectors: VECTORS, table: (1, 0), pba: (1, 0x1000) })
             .build()?;
         Ok(VmciDevice {
-            fabric,
+            hypervisor,
             cid,
             inbox,
             config,
@@ -181,7 +185,7 @@ impl VmciDevice {
 
     fn set_high(&mut self, reg: Reg, value: u32) {
         *if reg == Reg::DataOutHigh { &mut self.regs.out_high } else { &mut self.regs.in_high } = value;
-        self.fabric.set_buffers_high(self.cid, [self.regs.out_high, self.regs.in_high]);
+        self.hypervisor.set_buffers_high(self.cid, [self.regs.out_high, self.regs.in_high]);
     }
 
     fn control(&mut self, value: u32) {
@@ -192,7 +196,7 @@ impl VmciDevice {
             self.inbox.signals.set_enabled(false);
         }
         if value & CONTROL_INT_ENABLE != 0 {
-            self.fabric.set_ready(self.cid, !self.acknowledged(CAPS_DMA_DATAGRAM));
+            self.hypervisor.set_ready(self.cid, !self.acknowledged(CAPS_DMA_DATAGRAM));
             self.inbox.signals.set_enabled(true);
         }
     }
@@ -208,7 +212,7 @@ impl VmciDevice {
 
     fn send(&mut self, memory: &MemoryMap, datagram: &[u8]) -> i32 {
         let pages = PageFormat { shift: self.regs.page_shift, ppn64: self.acknowledged(CAPS_PPN64) };
-        let result = self.fabric.send(
+        let result = self.hypervisor.send(
             Caller { cid: self.cid, memory, pages, stats: &self.inbox.stats, request: self.request },
             datagram,
         );
@@ -265,7 +269,7 @@ impl VmciDevice {
     fn dma_receive(&mut self, addr: u64, posted: bool) {
         self.inbox.fetching();
         let allowed = self.may_use_dma();
-        let source = allowed.then_some((&*self.inbox, &*self.fabric));
+        let source = allowed.then_some((&*self.inbox, &*self.hypervisor));
         if dma::deliver(&self.memory, addr, source, &mut self.batch).is_err() || !allowed {
             self.inbox.stats.refused_address.inc();
         }
@@ -367,7 +371,7 @@ impl VmciDevice {
     /// Everything that belongs to the driver goes; the CID, the offer and the memory map stay.
     fn reset_state(&mut self) {
         self.inbox.stats.resets.inc();
-        self.fabric.reset(self.cid);
+        self.hypervisor.reset(self.cid);
         // A driver whose device was reset under it still sends, and it wrote these at its probe only.
         let Registers { out_high, in_high, .. } = self.regs;
         self.regs = Registers { out_high, in_high, ..Registers::new() };
@@ -446,11 +450,11 @@ impl PciDevice for VmciDevice {
 
     fn memory(&mut self, map: &MemoryMap) {
         self.memory = map.clone();
-        self.fabric.set_memory(self.cid, map.len());
+        self.hypervisor.set_memory(self.cid, map.len());
     }
 
     fn unmap(&mut self, start: u64, len: u64) {
-        self.fabric.unmap(self.cid, start, len);
+        self.hypervisor.unmap(self.cid, start, len);
     }
 
     fn irqs_changed(&mut self) {
@@ -491,12 +495,12 @@ impl PciDevice for VmciDevice {
     }
 
     fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
-        if self.fabric.take_lost(self.cid) {
+        if self.hypervisor.take_lost(self.cid) {
             // Its driver will send requests nevertheless, and waits for answers where its buffers are.
             if let Some(high) = checkpoint.record(REGISTERS).and_then(buffers_high) {
-                self.fabric.set_buffers_high(self.cid, high);
+                self.hypervisor.set_buffers_high(self.cid, high);
             }
-            return Err(Unusable::Missing("what the fabric knew of this device".into()));
+            return Err(Unusable::Missing("what the hypervisor knew of this device".into()));
         }
         if let Some(bytes) = checkpoint.record(CONFIG) {
             self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
@@ -514,7 +518,7 @@ impl PciDevice for VmciDevice {
 
     fn abandon(&mut self) {
         self.reset();
-        [self.regs.out_high, self.regs.in_high] = self.fabric.buffers_high(self.cid);
+        [self.regs.out_high, self.regs.in_high] = self.hypervisor.buffers_high(self.cid);
     }
 
     fn spin_hint(&self) -> Duration {

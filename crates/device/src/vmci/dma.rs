@@ -11,7 +11,7 @@ use vmlane_wire::vmci::{
 use zerocopy::FromBytes;
 
 use super::inbox::Inbox;
-use super::tables::Fabric;
+use super::tables::Hypervisor;
 
 /// Bytes a receive buffer may have at most; Linux offers 69632.
 const MAX_RECEIVE: usize = 1 << 20;
@@ -76,7 +76,7 @@ pub fn finish_send(memory: &MemoryMap, addr: u64, result: i32) -> bool {
 pub fn deliver(
     memory: &MemoryMap,
     addr: u64,
-    source: Option<(&Inbox, &Fabric)>,
+    source: Option<(&Inbox, &Hypervisor)>,
     batch: &mut Vec<u8>,
 ) -> Result<(), BadBuffer> {
     batch.clear();
@@ -85,9 +85,9 @@ pub fn deliver(
         memory.check_writable(*addr, *size).map_err(|_| BadBuffer)?;
     }
     let total: usize = ranges.iter().map(|(_, size)| size).sum();
-    if let Some((inbox, fabric)) = source {
+    if let Some((inbox, hypervisor)) = source {
         // What is not recorded yet does not leave: its sender's request might be done again.
-        let _recorded = fabric.inner.lock();
+        let _recorded = hypervisor.inner.lock();
         while inbox.pop_into(batch, total - batch.len()) {}
     }
     if total - batch.len() >= DATAGRAM_HEADER {

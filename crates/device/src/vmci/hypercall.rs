@@ -9,7 +9,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout};
 use super::caller::{Caller, shifted};
 use super::record::Dirty;
 use super::stats::{Quota, Refusal};
-use super::tables::Fabric;
+use super::tables::Hypervisor;
 
 const BAD_SIZE: Refusal = Refusal::Size(VmciError::InvalidArgs);
 
@@ -23,7 +23,7 @@ pub(super) fn is_detach(datagram: &[u8]) -> bool {
     DatagramHeader::read_from_prefix(datagram).is_ok_and(|(header, _)| header.dst() == detach)
 }
 
-impl Fabric {
+impl Hypervisor {
     pub(super) fn hypercall(&self, caller: Caller<'_>, id: u32, payload: &[u8]) -> Result<i32, Refusal> {
         match id {
             call::RESOURCES_QUERY => resources_query(payload),

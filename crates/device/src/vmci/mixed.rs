@@ -26,53 +26,53 @@ use super::connection::Connection;
 use super::handshake::State;
 use super::notifier::Protocol;
 use super::stats::Refusal;
-use super::tables::{Fabric, Foreign, Inner};
+use super::tables::{Foreign, Hypervisor, Inner};
 
 /// Ring size proposed to a listening guest, in bytes: what Linux sockets have by default.
 const RING: u64 = 256 << 10;
 
 /// What answers for the CID of a VMCI guest.
 pub(super) struct GuestEndpoint {
-    pub fabric: Weak<Fabric>,
+    pub hypervisor: Weak<Hypervisor>,
     pub cid: u32,
 }
 
 impl Endpoint for GuestEndpoint {
     fn requested(&self, call: Call, _: Option<u64>) -> Result<(), ConnectError> {
-        self.fabric.upgrade().ok_or(ConnectError::Unreachable)?.ask_guest(call)
+        self.hypervisor.upgrade().ok_or(ConnectError::Unreachable)?.ask_guest(call)
     }
 
     fn given_up(&self, call: Call) {
-        self.fabric.upgrade().into_iter().for_each(|fabric| fabric.end_handshake(call));
+        self.hypervisor.upgrade().into_iter().for_each(|hypervisor| hypervisor.end_handshake(call));
     }
 
     fn datagram(&self, from: SocketAddress, port: u32, payload: &[u8]) -> Result<(), DatagramError> {
-        let fabric = self.fabric.upgrade().ok_or(DatagramError::Unreachable)?;
-        fabric.datagram_to_guest(from, (self.cid, port), payload)
+        let hypervisor = self.hypervisor.upgrade().ok_or(DatagramError::Unreachable)?;
+        hypervisor.datagram_to_guest(from, (self.cid, port), payload)
     }
 }
 
 /// What hears of the guests' ends of such connections.
-pub(super) struct GuestEnds(pub Weak<Fabric>);
+pub(super) struct GuestEnds(pub Weak<Hypervisor>);
 
 impl Remote for GuestEnds {
     fn accepted(&self, call: Call) {
-        self.0.upgrade().into_iter().for_each(|fabric| fabric.negotiate(call));
+        self.0.upgrade().into_iter().for_each(|hypervisor| hypervisor.negotiate(call));
     }
 
     /// The device has joined it itself.
     fn joined(&self, _: Call, _: StreamId, _: Side) {}
 
     fn failed(&self, call: Call, _: Failed) {
-        self.0.upgrade().into_iter().for_each(|fabric| fabric.end_handshake(call));
+        self.0.upgrade().into_iter().for_each(|hypervisor| hypervisor.end_handshake(call));
     }
 
     fn peer_left(&self, call: Call) {
-        self.0.upgrade().into_iter().for_each(|fabric| fabric.peer_left(call));
+        self.0.upgrade().into_iter().for_each(|hypervisor| hypervisor.peer_left(call));
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     /// A connection to a guest is wanted: it gets a REQUEST2.
     fn ask_guest(&self, call: Call) -> Result<(), ConnectError> {
         let key = call.key;

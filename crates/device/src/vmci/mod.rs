@@ -1,4 +1,4 @@
-//! The VMCI device and the fabric between VMs.
+//! The VMCI device, and the hypervisor that its guests call: datagrams, queue pairs, doorbells, stream connections.
 //!
 //! | file | what |
 //! | --- | --- |
@@ -6,7 +6,7 @@
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
 //! | `spec.rs`, `caller.rs` | a VM as configured and its limits; the guest that makes a call |
 //! | `tables.rs`, `pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
-//! | `fabric.rs` | VMs come, change, are reset and go; datagrams between them |
+//! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
 //! | `broker.rs` | queue pairs: create, attach, detach |
 //! | `mixed.rs` | connections between a VMCI guest and what is none: host programs, VMs with another kind of vsock |
@@ -17,7 +17,7 @@
 //! | `record.rs`, `commit.rs`, `restore.rs` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
 //!
-//! Locks: the fabric's one lock is held for look-ups and changes of tables, never while bytes are
+//! Locks: the hypervisor's one lock is held for look-ups and changes of tables, never while bytes are
 //! copied, guest memory is translated or another thread is waited for. An inbox has its own.
 
 mod account;
@@ -27,9 +27,9 @@ mod commit;
 mod connection;
 mod device;
 mod dma;
-mod fabric;
 mod handshake;
 mod hypercall;
+mod hypervisor;
 mod inbox;
 mod mixed;
 mod notifier;
@@ -51,9 +51,9 @@ pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
 pub use notifier::{Notice, Protocol};
 pub use queue_pair::{QueueMemory, QueuePairPort};
-pub use restore::FabricCheckpoint;
+pub use restore::HypervisorCheckpoint;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use spec::{AddError, Limits, VmSpec};
 pub use stats::VmciStats;
-pub use tables::Fabric;
+pub use tables::Hypervisor;
 pub use views::{Bound, ConnectionView, VmView};

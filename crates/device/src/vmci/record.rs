@@ -7,7 +7,7 @@ use zerocopy::FromBytes;
 
 use super::account::{Account, Charged};
 
-/// Kinds of records of the fabric.
+/// Kinds of records of the hypervisor.
 pub const GENERATION: u32 = 1;
 pub const CONTEXT: u32 = 2;
 pub const DOORBELL: u32 = 3;

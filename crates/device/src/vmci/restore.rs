@@ -13,7 +13,7 @@ use super::record::{
     CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, GENERATION, ITEM, MOST_DAEMONS, PAGES, PAIR, PairParts,
     SPILL, TOLD, WELL_KNOWN, first_number, parse_pages, parse_waiting, socket_address,
 };
-use super::tables::{Fabric, Inner};
+use super::tables::{Hypervisor, Inner};
 
 /// A previous daemon's records, by what they describe.
 #[derive(Default)]
@@ -65,7 +65,7 @@ impl Sorted {
 
 /// What a previous daemon left of the hypervisor.
 #[derive(Debug)]
-pub enum FabricCheckpoint {
+pub enum HypervisorCheckpoint {
     /// Its records, and the keys of those that are damaged.
     Known { records: Records, damaged: Vec<RecordKey> },
     /// Nothing, or nothing that can be read.
@@ -102,15 +102,15 @@ impl Damage {
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     /// Restores what a previous daemon recorded. `maps`: the memory of every guest that is there. Called
     /// once all VMs were added and have their devices, before any of them is served. A damaged record
     /// hurts the device or the stream that it was about.
-    pub fn resume(&self, checkpoint: FabricCheckpoint, mut maps: HashMap<u32, MemoryMap>) {
+    pub fn resume(&self, checkpoint: HypervisorCheckpoint, mut maps: HashMap<u32, MemoryMap>) {
         let mut inner = self.inner.lock();
         let inner = &mut *inner;
         let (records, damage) = match checkpoint {
-            FabricCheckpoint::Known { records, damaged } => {
+            HypervisorCheckpoint::Known { records, damaged } => {
                 if let Some(log) = &self.log {
                     damaged.iter().for_each(|key| log.stage_removal(*key));
                 }
@@ -124,7 +124,7 @@ impl Fabric {
                 }
                 (records, damage)
             }
-            FabricCheckpoint::Lost => {
+            HypervisorCheckpoint::Lost => {
                 (Records::new(), Damage { contexts: maps.keys().copied().collect(), ..Damage::default() })
             }
         };

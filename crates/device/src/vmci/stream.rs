@@ -25,7 +25,7 @@ use super::handshake::{State, Verdict, verdict};
 use super::notifier::Protocol;
 use super::record::Dirty;
 use super::stats::{Refusal, VmciStats};
-use super::tables::{Fabric, Inner};
+use super::tables::{Hypervisor, Inner};
 
 use opening::{attach, offer, request};
 use packet::{Packet, count, refuse};
@@ -116,7 +116,7 @@ impl Inner {
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     /// A control packet from `caller`, whose header has been checked.
     pub(super) fn control(
         &self,

@@ -1,7 +1,7 @@
 //! What the hypervisor knows: its VMs, queue pairs and connections, behind one lock.
 //!
 //! Plain tables and look-ups. What changes them lies in the files that say what a guest asked for, as more
-//! methods of [`Fabric`] and [`Inner`].
+//! methods of [`Hypervisor`] and [`Inner`].
 
 use std::collections::{HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
@@ -20,7 +20,7 @@ use super::record::Dirty;
 use super::spec::VmSpec;
 use super::stats::{Refusal, VmciStats};
 
-/// One VM as the fabric knows it.
+/// One VM as the hypervisor knows it.
 pub(super) struct Context {
     pub spec: VmSpec,
     /// What of it decides whom it may talk to.
@@ -180,11 +180,11 @@ impl Inner {
 }
 
 /// The VMs of one daemon. Shared by all sessions.
-pub struct Fabric {
+pub struct Hypervisor {
     pub(super) inner: Mutex<Inner>,
     pub(super) router: Arc<Router>,
     pub(super) streams: Arc<dyn Streams>,
-    pub(super) me: Weak<Fabric>,
+    pub(super) me: Weak<Hypervisor>,
     /// For the next daemon, if there may be one.
     pub(super) log: Option<Arc<Journal>>,
 }

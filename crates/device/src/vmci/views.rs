@@ -1,11 +1,11 @@
-//! What an operator may see of the fabric: copies, taken under the lock.
+//! What an operator may see of the hypervisor: copies, taken under the lock.
 
 use std::sync::Arc;
 
 use vmlane_vsock::SocketAddress;
 
 use super::stats::VmciStats;
-use super::tables::{Context, Fabric};
+use super::tables::{Context, Hypervisor};
 
 /// One VM.
 #[derive(Clone, Debug)]
@@ -70,7 +70,7 @@ pub struct ConnectionView {
     pub state: &'static str,
 }
 
-impl Fabric {
+impl Hypervisor {
     /// All VMs, by CID.
     pub fn vms(&self) -> Vec<VmView> {
         let inner = self.inner.lock();

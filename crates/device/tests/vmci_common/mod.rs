@@ -1,4 +1,4 @@
-//! What the VMCI tests share: a fabric with real workers, and pairs of guests that stream through it.
+//! What the VMCI tests share: a hypervisor with real workers, and pairs of guests that stream through it.
 #![allow(dead_code)] // each test file uses its own part
 
 pub mod talk;
@@ -7,16 +7,16 @@ pub mod villain;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_device::vmci::{Fabric, VmSpec, VmView};
+use vmlane_device::vmci::{Hypervisor, VmSpec, VmView};
 use vmlane_guestsim::{Guest, Listener, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream, vm};
 use vmlane_port::Streams;
 use vmlane_stream::{Settings, WorkerStats, Workers};
 use vmlane_vsock::Router;
 
-/// A fabric and the workers behind it.
+/// A hypervisor and the workers behind it.
 pub struct World {
     pub router: Arc<Router>,
-    pub fabric: Arc<Fabric>,
+    pub hypervisor: Arc<Hypervisor>,
     pub stats: Arc<WorkerStats>,
     /// Declared last: the workers stop when they are no longer used.
     _workers: Arc<Workers>,
@@ -37,20 +37,20 @@ impl World {
         let settings = Settings { looks: 30, ..settings };
         let workers = Arc::new(Workers::start(settings).expect("worker threads"));
         let router = Router::new(wrap(workers.clone()));
-        let (fabric, stats) = (Fabric::new(router.clone()), workers.stats().clone());
-        World { router, fabric, stats, _workers: workers }
+        let (hypervisor, stats) = (Hypervisor::new(router.clone()), workers.stats().clone());
+        World { router, hypervisor, stats, _workers: workers }
     }
 
     pub fn machine(&self, cid: u32) -> Machine {
-        Machine::new(&self.fabric, vm(cid))
+        Machine::new(&self.hypervisor, vm(cid))
     }
 
     pub fn machine_with(&self, spec: VmSpec) -> Machine {
-        Machine::new(&self.fabric, spec)
+        Machine::new(&self.hypervisor, spec)
     }
 
     pub fn view(&self, cid: u32) -> VmView {
-        self.fabric.vms().into_iter().find(|view| view.cid == cid).expect("a VM of this fabric")
+        self.hypervisor.vms().into_iter().find(|view| view.cid == cid).expect("a VM of this hypervisor")
     }
 
     /// A bound of a VM as its operator sees it: used, limit, how often more was asked for.

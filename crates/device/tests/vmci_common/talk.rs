@@ -43,7 +43,7 @@ pub fn two(world: &World) -> [Driver; 2] {
 }
 
 pub fn states(world: &World) -> Vec<&'static str> {
-    world.fabric.connections().iter().map(|connection| connection.state).collect()
+    world.hypervisor.connections().iter().map(|connection| connection.state).collect()
 }
 
 /// Says something that is passed on to the other end as it is.

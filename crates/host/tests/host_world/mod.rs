@@ -5,7 +5,7 @@ use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use vmlane_device::vmci::Fabric;
+use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement, Stream as Far, vm};
 use vmlane_host::sockets::{self, Bounds, HostSockets};
 use vmlane_sock::{Host, Stream};
@@ -18,7 +18,7 @@ pub const SECOND: Duration = Duration::from_secs(1);
 pub struct World {
     pub sockets: Option<HostSockets>,
     pub guest: Arc<Guest>,
-    pub fabric: Arc<Fabric>,
+    pub hypervisor: Arc<Hypervisor>,
     pub stats: Arc<WorkerStats>,
     pub dir: tempfile::TempDir,
     _machine: Machine,
@@ -34,8 +34,8 @@ impl World {
         let settings = Settings { looks: 30, ..Settings::default() };
         let workers = Arc::new(Workers::start(settings).unwrap());
         let (router, stats) = (Router::new(workers.clone()), workers.stats().clone());
-        let fabric = Fabric::new(router.clone());
-        let machine = Machine::with(&fabric, vm(3), 256 << 20, Lines::msix());
+        let hypervisor = Hypervisor::new(router.clone());
+        let machine = Machine::with(&hypervisor, vm(3), 256 << 20, Lines::msix());
         let guest = machine.boot(Path::Dma);
         let dir = tempfile::tempdir().unwrap();
         let rules = HostRules { owner: rustix::process::getuid().as_raw(), rules: Vec::new() };
@@ -43,7 +43,7 @@ impl World {
         let sockets = HostSockets::start(router, &door, 0o600, rules, bounds).unwrap();
         let uds = dir.path().join("vsock.uds");
         sockets.add_guest(sockets::Guest { cid: 3, group: "test".into(), uds }).unwrap();
-        World { sockets: Some(sockets), guest, fabric, stats, dir, _machine: machine }
+        World { sockets: Some(sockets), guest, hypervisor, stats, dir, _machine: machine }
     }
 
     pub fn host(&self) -> Host {
@@ -73,7 +73,7 @@ impl World {
     }
 
     pub fn assert_clean(&self) {
-        eventually("nothing is left", || self.fabric.connections().is_empty());
+        eventually("nothing is left", || self.hypervisor.connections().is_empty());
         assert_eq!((self.stats.lost_notices.get(), self.stats.panics.get()), (0, 0), "{:?}", self.stats);
     }
 }

@@ -12,7 +12,7 @@ use super::notifiers;
 use crate::vmci::pair::{Pair, PairState, Waiting};
 use crate::vmci::queue_pair::{GuestQueues, QueuePairPort};
 use crate::vmci::record::PairParts;
-use crate::vmci::tables::{Fabric, Inner};
+use crate::vmci::tables::{Hypervisor, Inner};
 
 /// Parts of a pair's record.
 const CREATED: u8 = 0;
@@ -90,7 +90,7 @@ impl Pair {
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     /// Restores a pair of a previous daemon. `maps`: the memory of the guests that are there. False: it
     /// cannot be gone on with.
     pub(in crate::vmci) fn resume_pair(

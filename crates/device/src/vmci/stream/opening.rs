@@ -11,7 +11,7 @@ use crate::vmci::handshake::State;
 use crate::vmci::notifier::Protocol;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::{Quota, Refusal, VmciStats};
-use crate::vmci::tables::{Fabric, Inner};
+use crate::vmci::tables::{Hypervisor, Inner};
 
 /// REQUEST, REQUEST2: a new connection, or the same one again with the older protocol.
 pub(super) fn request(
@@ -127,7 +127,7 @@ fn established(inner: &mut Inner, key: Key) {
     }
 }
 
-impl Fabric {
+impl Hypervisor {
     /// OFFER to what is no VMCI guest: its end and the guest's are joined, and the guest is told so.
     pub(super) fn offer_elsewhere(
         &self,

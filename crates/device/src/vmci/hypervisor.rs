@@ -27,27 +27,27 @@ use super::record::{self, Dirty};
 use super::signals::Signals;
 use super::spec::{AddError, VmSpec};
 use super::stats::Refusal;
-use super::tables::{Context, Fabric, Inner};
+use super::tables::{Context, Hypervisor, Inner};
 
 /// The old "well-known" context: its resources are mapped to the first guest that asked for them.
 const CID_WELL_KNOWN: u32 = 1;
 /// Connections that are not established expire after this long without progress.
 const HANDSHAKE: Duration = Duration::from_secs(30);
 
-impl Fabric {
-    /// A fabric without VMs. `router` joins its guests with endpoints of other kinds; the workers that move bytes
-    /// are the router's.
-    pub fn new(router: Arc<Router>) -> Arc<Fabric> {
-        Fabric::recorded(router, None)
+impl Hypervisor {
+    /// A hypervisor without VMs. `router` joins its guests with endpoints of other kinds; its workers move the bytes
+    /// of all streams.
+    pub fn new(router: Arc<Router>) -> Arc<Hypervisor> {
+        Hypervisor::recorded(router, None)
     }
 
     /// One whose state is recorded for the next daemon.
-    pub fn recorded(router: Arc<Router>, log: Option<Journal>) -> Arc<Fabric> {
+    pub fn recorded(router: Arc<Router>, log: Option<Journal>) -> Arc<Hypervisor> {
         Arc::new_cyclic(|me| {
             let guest_ends = Arc::new(GuestEnds(me.clone()));
             let inner = Mutex::new(Inner::new(router.clone(), guest_ends));
             let streams = router.streams().clone();
-            Fabric { inner, router, streams, me: me.clone(), log: log.map(Arc::new) }
+            Hypervisor { inner, router, streams, me: me.clone(), log: log.map(Arc::new) }
         })
     }
 
@@ -113,7 +113,7 @@ impl Fabric {
             (cid, self.log.clone(), first),
         ));
         context.inbox = Some(inbox.clone());
-        self.router.set_endpoint(cid, Arc::new(GuestEndpoint { fabric: self.me.clone(), cid }));
+        self.router.set_endpoint(cid, Arc::new(GuestEndpoint { hypervisor: self.me.clone(), cid }));
         Some(inbox)
     }
 
