@@ -26,7 +26,7 @@ pub struct Connection {
     pub protocol: Protocol,
     pub handle: Option<Handle>,
     pub stream: Option<StreamId>,
-    /// None for an end that is no VMCI guest.
+    /// None for an endpoint of another kind.
     pub notifiers: [Option<Arc<Notifier>>; 2],
     pub client_left: bool,
     /// What each end has said about its future, as bits: the engine hears of each once, however often
@@ -38,7 +38,7 @@ pub struct Connection {
     pub touched: Instant,
     /// Its REQUEST, which waits for others' handshakes (see [`super::pace`]).
     pub waiting: Option<ControlPacket>,
-    /// The guest's end, if the other one belongs to no VMCI guest (see [`super::mixed`]).
+    /// The guest's end, if the router joins it with an endpoint of another kind (see [`super::routed`]).
     pub call: Option<Call>,
     /// The ring size that the guest asked for then.
     pub asked: u64,
@@ -63,8 +63,8 @@ impl Connection {
         }
     }
 
-    /// One end of which is no VMCI guest; `call` is the guest's. It counts against no quota yet.
-    pub fn mixed(via_host: Option<u32>, call: Call) -> Connection {
+    /// One with an endpoint of another kind; `call` is the guest's end. It counts against no quota yet.
+    pub fn routed(via_host: Option<u32>, call: Call) -> Connection {
         Connection { call: Some(call), counted: false, ..Connection::new(via_host) }
     }
 

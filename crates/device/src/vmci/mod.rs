@@ -5,25 +5,22 @@
 //! | `device.rs` | one VM's PCI function: registers, the two datagram paths, reset |
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
 //! | `spec.rs`, `caller.rs` | a VM as configured and its limits; the guest that makes a call |
-//! | `tables.rs`, `pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
+//! | `tables.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
 //! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
-//! | `broker.rs` | queue pairs: create, attach, detach |
-//! | `mixed.rs` | connections between a VMCI guest and what is none: host programs, VMs with another kind of vsock |
+//! | `queue_pair/` | queue pairs: create, attach, detach; each end as a stream port |
+//! | `routed.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
-//! | `queue_pair.rs` | one guest's end of a queue pair as a stream port |
-//! | `shared.rs` | the same over memory that a process of the host shares |
+//! | `shared.rs` | a stream port like a queue pair's, over memory that a process of the host shares |
 //! | `inbox.rs`, `account.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
-//! | `record.rs`, `commit.rs`, `restore.rs` | what is recorded for the next daemon: keys, when it is written, how it is restored |
+//! | `record.rs`, `record/` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
 //!
 //! Locks: the hypervisor's one lock is held for look-ups and changes of tables, never while bytes are
 //! copied, guest memory is translated or another thread is waited for. An inbox has its own.
 
 mod account;
-mod broker;
 mod caller;
-mod commit;
 mod connection;
 mod device;
 mod dma;
@@ -31,14 +28,12 @@ mod handshake;
 mod hypercall;
 mod hypervisor;
 mod inbox;
-mod mixed;
 mod notifier;
 mod pace;
-mod pair;
 mod ports;
 mod queue_pair;
 mod record;
-mod restore;
+mod routed;
 mod shared;
 mod signals;
 mod spec;
@@ -50,8 +45,8 @@ mod views;
 pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
 pub use notifier::{Notice, Protocol};
-pub use queue_pair::{QueueMemory, QueuePairPort};
-pub use restore::HypervisorCheckpoint;
+pub use queue_pair::port::{QueueMemory, QueuePairPort};
+pub use record::restore::HypervisorCheckpoint;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};
 pub use spec::{AddError, Limits, VmSpec};
 pub use stats::VmciStats;

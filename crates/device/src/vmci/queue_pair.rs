@@ -1,465 +1,109 @@
-//! One guest's end of a queue pair as a stream port.
+//! A queue pair, from its creation until both ends have left it.
 //!
-//! A queue pair is two byte rings. The guest writes *only* its produce header page (the tail of its
-//! produce ring, the head of its consume ring); the device writes *only* its consume header page (the
-//! tail of the consume ring, the head of the produce ring). No field has two writers, each is loaded
-//! once per decision and checked before use. Rules M1 to M8: `docs/devices/vmci.md`.
-//!
-//! ```text
-//! guest writes   produce ring --> device reads     tail: guest     head: device
-//! guest reads    consume ring <-- device writes    tail: device    head: guest
-//! ```
+//! | file | what |
+//! | --- | --- |
+//! | `broker.rs` | how it comes about: create, attach, join |
+//! | `detach.rs` | how it ends |
+//! | `port.rs` | one end as a stream port: the rules of its two rings |
+//! | `guest_queues.rs` | the pages of a guest's end, and how the guest is notified |
+//! | `restore.rs` | what is recorded of it, and how the next daemon restores it |
 
-use std::cell::Cell;
-use std::sync::Arc;
-use std::sync::atomic::{Ordering, compiler_fence};
+mod broker;
+mod detach;
+mod guest_queues;
+pub mod port;
+mod restore;
 
-use vmlane_mem::{Pages, Word};
-use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
-use vmlane_port::{End, PortFault, RingSlice, StreamPort};
-use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
-use zerocopy::IntoBytes;
+use vmlane_mem::{MemoryMap, Pages};
+use vmlane_port::{Side, StreamId};
+use vmlane_vsock::{Call, Key};
+use vmlane_wire::vmci::CID_ANY;
 
-use super::notifier::{Notice, Notifier, Protocol};
+/// Guest address ranges that one end's pages lie in.
+pub type Ranges = Vec<(u64, u64)>;
 
-/// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
-/// model in `tests/interleavings.rs` is the other implementation.
-pub trait QueueMemory: Send {
-    /// Tail of the produce ring: the guest's.
-    fn load_tail(&self) -> u64;
-    /// Head of the consume ring: the guest's.
-    fn load_head(&self) -> u64;
-    /// Tail of the consume ring: ours.
-    fn store_tail(&self, tail: u64);
-    /// Head of the produce ring: ours.
-    fn store_head(&self, head: u64);
-    /// Orders every store before it against every load after it.
-    fn fence(&self);
-    /// The pages of the produce ring and of the consume ring, and where data begin in each.
-    fn rings(&self) -> (&Pages, &Pages, usize);
-    /// Sends the guest a notice, unless one of its kind is still on its way.
-    fn owe(&self, notice: Notice);
-
-    fn protocol(&self) -> Protocol {
-        Protocol::Qstate
-    }
-
-    /// Called at every look at an index: has the guest announced that it waits for something that is
-    /// there (older protocol)?
-    fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
-        Ok(())
-    }
-
-    /// Called now and then: is the memory still there?
-    fn check(&self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
-    /// The device is about to wait until `index` is passed (older protocol).
-    fn wait_for(&self, _notice: Notice, _index: u64) {}
-
-    /// True while a notice may not be sent yet, so that the stream has to stay awake for it.
-    fn held_back(&self) -> bool {
-        false
-    }
-
-    /// False if the guest announces nothing: the stream has to look by itself.
-    fn announces(&self) -> bool {
-        true
-    }
-
-    /// Requests that the guest has made so far.
-    fn requests(&self) -> u64 {
-        0
-    }
-
-    /// `bytes` were taken from the guest, or given to it.
-    fn took(&self, _bytes: usize) {}
-    fn gave(&self, _bytes: usize) {}
-
-    /// The peer has left `bytes`, which go to index `tail` and behind.
-    fn keep(&self, _tail: u64, _bytes: &[u8]) {}
-
-    /// Tells the guest how its stream ends.
-    fn tell(&self, _end: End) {}
-
-    /// The guest broke the rules of its ring.
-    fn broke(&self) {}
+/// The pages of an end that waits for its peer.
+pub struct Waiting {
+    pub produce: Pages,
+    pub consume: Pages,
+    pub page_size: usize,
 }
 
-/// A queue pair's end. `M` is the guest's memory, or the model's.
-pub struct QueuePairPort<M> {
-    pub memory: M,
-    pub reading: Reading,
-    pub writing: Writing,
-}
-
-impl<M: QueueMemory> QueuePairPort<M> {
-    /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
-    pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
-        QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
+impl Waiting {
+    /// The pages of both rings, the produce ring's `produce` pages first.
+    pub fn resolve(memory: &MemoryMap, shift: u32, list: &[u64], produce: usize) -> Option<Waiting> {
+        let (produce, consume) = list.split_at_checked(produce)?;
+        let resolve = |list: &[u64]| memory.pages(list.iter().copied(), shift).ok();
+        let page_size = 1usize.checked_shl(shift)?;
+        Some(Waiting { produce: resolve(produce)?, consume: resolve(consume)?, page_size })
     }
 
-    /// An end that a previous daemon served. `cur`: the first byte of the produce ring that the peer does
-    /// not have, which is the tail that the peer sees, because both rings are of one size and began
-    /// together; `None` if there is no peer any more. The guest's own words are checked like any others.
-    pub fn resumed(
-        memory: M,
-        produce_size: u64,
-        consume_size: u64,
-        (published, tail): (u64, u64),
-        cur: Option<u64>,
-    ) -> Option<Self> {
-        let inside = |index: u64, size: u64| index < size || size == 0 && index == 0;
-        let cur = cur.unwrap_or(published);
-        let head = memory.load_head();
-        let sound = inside(published, produce_size) && inside(cur, produce_size);
-        if !sound || !inside(tail, consume_size) || !inside(head, consume_size) {
-            return None;
-        }
-        let mut port = QueuePairPort::new(memory, produce_size, consume_size);
-        port.reading = Reading { size: produce_size, cur, published, tail: cur };
-        port.writing = Writing { tail, head, head_at_produce: head, unannounced: true, ..port.writing };
-        Some(port)
-    }
-
-    #[inline]
-    fn pkt(&self) -> bool {
-        self.memory.protocol() == Protocol::Pkt
-    }
-
-    #[inline]
-    fn accept_tail(&mut self, tail: u64) -> Result<(), PortFault> {
-        self.reading.accept(tail).inspect_err(|_| self.memory.broke())
-    }
-
-    #[inline]
-    fn accept_head(&mut self, head: u64) -> Result<(), PortFault> {
-        self.writing.accept(head).inspect_err(|_| self.memory.broke())
-    }
-
-    /// Shows the guest the head `new`, and wakes it if it may sleep for room (M3).
-    fn publish(&mut self, new: u64) -> Result<(), PortFault> {
-        let old = self.reading.published;
-        if new == old {
-            return Ok(());
-        }
-        self.memory.store_head(new);
-        // The check of the next tail is against the new head; everything up to `tail` stays pending.
-        self.reading.published = new;
-        self.memory.fence();
-        let tail = self.memory.load_tail();
-        if advance(tail, 1, self.reading.size) == old {
-            self.memory.owe(Notice::Read);
-        }
-        self.accept_tail(tail)?;
-        if self.pkt() { self.look() } else { Ok(()) }
-    }
-
-    #[inline]
-    fn look(&self) -> Result<(), PortFault> {
-        self.memory.look(&self.reading, &self.writing)
+    pub fn ranges(&self) -> Ranges {
+        self.produce.guest_ranges().chain(self.consume.guest_ranges()).collect()
     }
 }
 
-impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
-    fn readable(&mut self) -> Result<usize, PortFault> {
-        if self.reading.size == 0 {
-            return Ok(0);
-        }
-        self.look()?;
-        let tail = self.memory.load_tail();
-        self.accept_tail(tail)?;
-        Ok(self.reading.pending() as usize)
-    }
-
-    fn source(&self) -> RingSlice<'_> {
-        let (produce, _, base) = self.memory.rings();
-        RingSlice { pages: produce, base, size: self.reading.size as usize, at: self.reading.cur as usize }
-    }
-
-    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
-        let reading = &mut self.reading;
-        reading.cur = advance(reading.cur, len as u64, reading.size);
-        self.memory.took(len);
-        let lag = distance(self.reading.published, self.reading.cur, self.reading.size);
-        // M7: one byte stays unreported, so the guest never sees an empty ring and sends no WROTE;
-        // and room is reported half a ring at a time, so a blocked writer is woken for a good reason.
-        if lag > 1 && lag * 2 >= self.reading.size {
-            let behind = advance(self.reading.cur, self.reading.size - 1, self.reading.size);
-            self.publish(behind)?;
-        }
-        Ok(())
-    }
-
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        if self.reading.size == 0 {
-            return Ok(());
-        }
-        self.publish(self.reading.cur)
-    }
-
-    fn arm_readable(&mut self) -> Result<bool, PortFault> {
-        if self.reading.size == 0 {
-            return Ok(true);
-        }
-        if self.pkt() {
-            let next = advance(self.reading.cur, 1, self.reading.size);
-            self.memory.wait_for(Notice::WaitingRead, next);
-        }
-        self.memory.fence();
-        let tail = self.memory.load_tail();
-        self.accept_tail(tail)?;
-        Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
-    }
-
-    fn writable(&mut self) -> Result<usize, PortFault> {
-        if self.writing.size == 0 {
-            return Ok(0);
-        }
-        self.look()?;
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        Ok((self.writing.size - 1 - self.writing.used()) as usize)
-    }
-
-    fn sink(&self) -> RingSlice<'_> {
-        let (_, consume, base) = self.memory.rings();
-        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
-    }
-
-    fn keep_free(&self) -> usize {
-        usize::from(self.writing.size > 2)
-    }
-
-    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
-        let old = self.writing.tail;
-        self.writing.tail = advance(old, len as u64, self.writing.size);
-        self.memory.store_tail(self.writing.tail);
-        self.memory.fence();
-        let head = self.memory.load_head();
-        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
-        if head == old {
-            self.memory.owe(Notice::Wrote);
-        }
-        self.writing.unannounced = head != old;
-        self.writing.head_at_produce = head;
-        self.memory.gave(len);
-        self.accept_head(head)?;
-        if self.pkt() { self.look() } else { Ok(()) }
-    }
-
-    fn arm_writable(&mut self) -> Result<bool, PortFault> {
-        if self.writing.size == 0 {
-            return Ok(true);
-        }
-        if self.pkt() {
-            let next = advance(self.writing.tail, 1, self.writing.size);
-            self.memory.wait_for(Notice::WaitingWrite, next);
-        }
-        self.memory.fence();
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        Ok(self.writing.used() == self.writing.size - 1)
-    }
-
-    fn renotify_reader(&mut self) -> Result<(), PortFault> {
-        self.memory.check()?;
-        if !self.writing.unannounced {
-            return Ok(());
-        }
-        // A guest that has read since it saw the last bytes knows of them all. One that has not may
-        // sleep with a low-water mark above what its last WROTE announced.
-        self.writing.unannounced = false;
-        let head = self.memory.load_head();
-        self.accept_head(head)?;
-        if head == self.writing.head_at_produce && self.writing.used() > 0 {
-            self.memory.owe(Notice::Wrote);
-        }
-        Ok(())
-    }
-
-    fn notify_both(&mut self) {
-        self.memory.owe(Notice::Wrote);
-        self.memory.owe(Notice::Read);
-    }
-
-    fn withholds(&mut self) -> bool {
-        self.memory.held_back()
-    }
-
-    fn notifies(&self) -> bool {
-        self.memory.announces()
-    }
-
-    fn requests(&self) -> Option<u64> {
-        Some(self.memory.requests())
-    }
-
-    fn keep(&mut self, bytes: &[u8]) {
-        self.memory.keep(self.writing.tail, bytes);
-    }
-
-    fn end(&mut self, end: End) {
-        self.memory.tell(end);
-    }
+pub enum PairState {
+    /// The creator's pages; no peer has attached.
+    Created(Box<Waiting>),
+    /// Offered by the device for an endpoint of another kind; the guest has not attached.
+    Offered,
+    /// Both ends are in the engine's hands; `gone` ones have detached since.
+    Joined { stream: StreamId, gone: [bool; 2] },
 }
 
-/// A real guest's two queues: header page, then data pages, each.
-pub struct GuestQueues {
-    produce: Pages,
-    consume: Pages,
-    page_size: usize,
-    indices: Indices,
-    notifier: Arc<Notifier>,
-    /// That of `notifier`: asked for at every look.
-    protocol: Protocol,
-    /// Bytes taken and given that the VM's counters do not have yet.
-    counts: (Cell<u64>, Cell<u64>),
+/// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
+pub struct Pair {
+    /// Names it in records; never used again.
+    pub serial: u64,
+    pub creator: u32,
+    pub attacher: Option<u32>,
+    /// Whom the creator named: a VM, the host (then the tracked connection says who is meant), or anyone.
+    pub peer: u32,
+    pub flags: u32,
+    pub produce_size: u64,
+    pub consume_size: u64,
+    pub state: PairState,
+    pub ranges: [Ranges; 2],
+    /// The stream connection that offered it.
+    pub connection: Option<Key>,
+    /// The guest's end, if it is joined with an endpoint of another kind.
+    pub call: Option<Call>,
 }
 
-/// The words of the two header pages that are in use.
-struct Indices {
-    /// The guest's: tail of its produce ring, head of its consume ring.
-    guest_tail: Word,
-    guest_head: Word,
-    /// Ours: tail of the guest's consume ring, head of its produce ring.
-    our_tail: Word,
-    our_head: Word,
-}
+impl Pair {
+    pub fn bytes(&self) -> u64 {
+        self.produce_size + self.consume_size
+    }
 
-impl GuestQueues {
-    /// `page_size`: bytes of a header page, behind which the data begin.
-    pub fn new(produce: Pages, consume: Pages, page_size: usize, notifier: Arc<Notifier>) -> GuestQueues {
-        let indices = Indices {
-            guest_tail: produce.word(queue_header::PRODUCER_TAIL),
-            guest_head: produce.word(queue_header::CONSUMER_HEAD),
-            our_tail: consume.word(queue_header::PRODUCER_TAIL),
-            our_head: consume.word(queue_header::CONSUMER_HEAD),
+    /// Which side `cid` still holds.
+    pub fn side(&self, cid: u32) -> Option<Side> {
+        let gone = match &self.state {
+            PairState::Created(_) | PairState::Offered => [false, true],
+            PairState::Joined { gone, .. } => *gone,
         };
-        let protocol = notifier.protocol();
-        let counts = Default::default();
-        GuestQueues { produce, consume, page_size, indices, notifier, protocol, counts }
-    }
-
-    /// The head of the produce ring and the tail of the consume ring, as the guest was shown them last.
-    pub fn shown(&self) -> (u64, u64) {
-        (self.indices.our_head.load(), self.indices.our_tail.load())
-    }
-
-    fn flush(&self) {
-        let stats = &self.notifier.inbox().stats;
-        stats.stream_bytes_sent.add(self.counts.0.take());
-        stats.stream_bytes_received.add(self.counts.1.take());
-    }
-}
-
-/// Writes the two header pages as a guest expects to find them after ALLOC.
-pub fn initialise_headers(produce: &Pages, consume: &Pages, handle: Handle) {
-    for pages in [produce, consume] {
-        pages.write(queue_header::HANDLE, RawHandle::from(handle).as_bytes());
-        pages.store_u64(queue_header::PRODUCER_TAIL, 0);
-        pages.store_u64(queue_header::CONSUMER_HEAD, 0);
-    }
-}
-
-impl QueueMemory for GuestQueues {
-    fn load_tail(&self) -> u64 {
-        self.indices.guest_tail.load()
-    }
-
-    fn load_head(&self) -> u64 {
-        self.indices.guest_head.load()
-    }
-
-    fn store_tail(&self, tail: u64) {
-        self.indices.our_tail.store_fenced(tail);
-    }
-
-    fn store_head(&self, head: u64) {
-        self.indices.our_head.store_fenced(head);
-    }
-
-    fn fence(&self) {
-        // Every store of an index is a full barrier already; only the compiler is to be held back.
-        compiler_fence(Ordering::SeqCst);
-    }
-
-    fn rings(&self) -> (&Pages, &Pages, usize) {
-        (&self.produce, &self.consume, self.page_size)
-    }
-
-    fn owe(&self, notice: Notice) {
-        self.notifier.owe(notice);
-    }
-
-    fn protocol(&self) -> Protocol {
-        self.protocol
-    }
-
-    fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {
-        if self.protocol == Protocol::Pkt {
-            let notifier = &self.notifier;
-            if writing.used() > 0 && notifier.guest_waits_for_bytes.swap(false, Ordering::SeqCst) {
-                notifier.owe(Notice::Wrote);
-            }
-            if reading.room() > 0 && notifier.guest_waits_for_room.swap(false, Ordering::SeqCst) {
-                notifier.owe(Notice::Read);
-            }
+        if self.creator == cid && !gone[0] {
+            Some(Side::A)
+        } else if self.attacher == Some(cid) && !gone[1] {
+            Some(Side::B)
+        } else {
+            None
         }
-        Ok(())
     }
 
-    fn check(&self) -> Result<(), PortFault> {
-        self.flush();
-        if self.produce.poisoned() || self.consume.poisoned() {
-            return Err(PortFault::memory_gone());
+    /// May `cid` offer it on a connection to `server`, which it knows as `known_as`?
+    pub fn offered_by(&self, cid: u32, server: u32, known_as: u32) -> bool {
+        matches!(self.state, PairState::Created(_))
+            && self.creator == cid
+            && self.connection.is_none()
+            && [server, known_as, CID_ANY].contains(&self.peer)
+    }
+
+    /// The stream, once `cid` is attached as the second end.
+    pub fn attached_by(&self, cid: u32) -> Option<StreamId> {
+        match &self.state {
+            PairState::Joined { stream, gone: [_, false] } if self.attacher == Some(cid) => Some(*stream),
+            _ => None,
         }
-        Ok(())
-    }
-
-    fn wait_for(&self, notice: Notice, index: u64) {
-        // Linux stores generation and offset and never looks at them.
-        self.notifier.set_waiting(usize::from(notice == Notice::WaitingWrite), 0, index);
-        self.notifier.owe(notice);
-    }
-
-    fn held_back(&self) -> bool {
-        self.notifier.deferring()
-    }
-
-    fn announces(&self) -> bool {
-        self.notifier.connected()
-    }
-
-    fn requests(&self) -> u64 {
-        self.notifier.inbox().stats.datagrams_sent.get()
-    }
-
-    fn took(&self, bytes: usize) {
-        self.counts.0.set(self.counts.0.get() + bytes as u64);
-    }
-
-    fn gave(&self, bytes: usize) {
-        self.counts.1.set(self.counts.1.get() + bytes as u64);
-    }
-
-    fn keep(&self, tail: u64, bytes: &[u8]) {
-        self.notifier.keep(tail, bytes);
-    }
-
-    fn tell(&self, end: End) {
-        self.notifier.end(end);
-    }
-
-    fn broke(&self) {
-        self.notifier.inbox().stats.broken_rings.inc();
-    }
-}
-
-impl Drop for GuestQueues {
-    fn drop(&mut self) {
-        self.flush();
-        self.notifier.close();
     }
 }

@@ -1,4 +1,8 @@
-//! Which records there are of the hypervisor, and their keys and parts (`docs/survival.md`).
+//! Which records there are of the hypervisor, and their keys and parts (`docs/survival.md`): when they are written is in
+//! `commit.rs`, how the next daemon restores them in `restore.rs`.
+
+mod commit;
+pub mod restore;
 
 use vmlane_state::{Key as RecordKey, Reader, Writer};
 use vmlane_vsock::Key;

@@ -15,7 +15,7 @@ use vmlane_port::{End, PortFault};
 use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
 
 use super::notifier::Notice;
-use super::queue_pair::{QueueMemory, QueuePairPort};
+use super::queue_pair::port::{QueueMemory, QueuePairPort};
 
 /// How the process behind a shared ring is reached. Called by workers: must not block.
 pub trait Waker: Send + Sync {

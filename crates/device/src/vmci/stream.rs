@@ -57,7 +57,7 @@ impl Inner {
         self.remove_connection_as(key, Failed::Gone)
     }
 
-    /// The same; an end that belongs to no VMCI guest and waits for it hears `why`.
+    /// The same; an endpoint of another kind that waits for it hears `why`.
     pub(super) fn remove_connection_as(&mut self, key: Key, why: Failed) -> Option<Connection> {
         let connection = self.connections.remove(&key)?;
         self.give_up(&connection, why);
@@ -250,10 +250,10 @@ impl Hypervisor {
                 }
             },
             Verdict::Forward(_) if connection.call.is_some() => {
-                return inner.answer_elsewhere(key, packet.body);
+                return inner.answer_routed(key, packet.body);
             }
             Verdict::Offer if connection.call.is_some() => {
-                return self.offer_elsewhere(inner, key, packet, stats);
+                return self.offer_routed(inner, key, packet, stats);
             }
             Verdict::Forward(next) => {
                 inner.forward(key, connection, role, packet.body)?;

@@ -15,7 +15,7 @@ use vmlane_wire::vmci::Handle;
 
 use super::connection::Connection;
 use super::inbox::Inbox;
-use super::pair::Pair;
+use super::queue_pair::Pair;
 use super::record::Dirty;
 use super::spec::VmSpec;
 use super::stats::{Refusal, VmciStats};
@@ -84,8 +84,8 @@ impl Context {
     }
 }
 
-/// The other end of a joined pair that belongs to no VMCI guest.
-pub(super) struct Foreign {
+/// The other end of a joined pair, if it is an endpoint of another kind.
+pub(super) struct RoutedPeer {
     pub cid: u32,
     pub handle: Handle,
     pub stream: StreamId,
@@ -102,13 +102,13 @@ pub(super) struct Inner {
     pub waiting: VecDeque<Key>,
     /// Group and well-known resource id to the context that took it.
     pub well_known: HashMap<(String, u32), u32>,
-    /// Ends of joined pairs that belong to no VMCI guest, by the number of their connection.
-    pub foreign: HashMap<u64, Foreign>,
+    /// Ends of joined pairs that belong to endpoints of other kinds, by the number of their connection.
+    pub routed_peers: HashMap<u64, RoutedPeer>,
     /// The last resource id given to a pair that the device offers.
     pub last_resource: u32,
     /// Calls to make once the lock is free.
     pub after: Calls,
-    /// Connections with what is no VMCI guest, and who may talk to whom.
+    /// Connections with endpoints of other kinds, and who may talk to whom.
     pub router: Arc<Router>,
     pub guest_ends: Arc<dyn Remote>,
     /// What has changed since the last commit.
@@ -132,7 +132,7 @@ impl Inner {
             connections: HashMap::new(),
             waiting: VecDeque::new(),
             well_known: HashMap::new(),
-            foreign: HashMap::new(),
+            routed_peers: HashMap::new(),
             last_resource: 0,
             after: Calls::default(),
             router,

@@ -22,8 +22,8 @@ pub(super) fn request(
     stats: &VmciStats,
 ) -> Result<(), Refusal> {
     let (from, to) = (key.client.0, key.server.0);
-    let elsewhere = !inner.is_guest(to) && inner.router.has_endpoint(to);
-    if !elsewhere {
+    let routed = !inner.is_guest(to) && inner.router.has_endpoint(to);
+    if !routed {
         inner.reach(from, to)?;
     } else if !inner.may_talk(from, to) {
         return Err(Refusal::Destination);
@@ -44,8 +44,8 @@ pub(super) fn request(
     if client.connections >= client.spec.limits.connections {
         return Err(Refusal::Quota(Quota::Connections));
     }
-    if elsewhere {
-        let mut connection = inner.request_elsewhere(key, via_host, body.size())?;
+    if routed {
+        let mut connection = inner.request_routed(key, via_host, body.size())?;
         connection.counted = true;
         connection.asked = body.size();
         if body.kind() == Some(PacketType::Request) {
@@ -128,8 +128,8 @@ fn established(inner: &mut Inner, key: Key) {
 }
 
 impl Hypervisor {
-    /// OFFER to what is no VMCI guest: its end and the guest's are joined, and the guest is told so.
-    pub(super) fn offer_elsewhere(
+    /// OFFER to an endpoint of another kind: its end and the guest's are joined, and the guest is told so.
+    pub(super) fn offer_routed(
         &self,
         inner: &mut Inner,
         key: Key,

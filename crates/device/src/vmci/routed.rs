@@ -1,4 +1,5 @@
-//! Connections between a VMCI guest and what is none: the host's programs, VMs with another kind of vsock.
+//! Connections that the router joins: one end is a VMCI guest's, the other belongs to an endpoint of another kind, a
+//! program of the host or a VM with virtio-vsock.
 //!
 //! The device speaks the vSockets control protocol with its guest, and is one of the router's endpoints towards the other
 //! end. Sizes, handles and both notification protocols stay in here.
@@ -26,7 +27,7 @@ use super::connection::Connection;
 use super::handshake::State;
 use super::notifier::Protocol;
 use super::stats::Refusal;
-use super::tables::{Foreign, Hypervisor, Inner};
+use super::tables::{Hypervisor, Inner, RoutedPeer};
 
 /// Ring size proposed to a listening guest, in bytes: what Linux sockets have by default.
 const RING: u64 = 256 << 10;
@@ -83,7 +84,7 @@ impl Hypervisor {
         if inner.connections.contains_key(&key) {
             return Err(ConnectError::InUse);
         }
-        let mut connection = Connection::mixed(None, call);
+        let mut connection = Connection::routed(None, call);
         let request = ControlPacket::new(PacketType::Request2, 0, 0).with_size(RING, PROTO_QSTATE);
         if inner.queue_up(key, Instant::now()) {
             connection.hold(request);
@@ -131,13 +132,15 @@ impl Hypervisor {
     /// The other end has left the joined pair.
     fn peer_left(&self, call: Call) {
         let mut inner = self.inner.lock();
-        let Some(Foreign { cid, handle, stream }) = inner.foreign.remove(&call.number) else { return };
+        let Some(RoutedPeer { cid, handle, stream }) = inner.routed_peers.remove(&call.number) else {
+            return;
+        };
         if inner.detach_stream(cid, handle, stream) && inner.current(call).is_some() {
             inner.remove_connection(call.key);
         }
     }
 
-    /// A datagram of a sender that is no VMCI guest.
+    /// A datagram from an endpoint of another kind.
     fn datagram_to_guest(
         &self,
         from: SocketAddress,
@@ -181,8 +184,8 @@ impl Inner {
         applied.stream.filter(|_| applied.taken)
     }
 
-    /// A guest's REQUEST for something that is no VMCI guest; what the guest may have open has been checked.
-    pub(super) fn request_elsewhere(
+    /// A guest's REQUEST to an endpoint of another kind; what the guest may have open has been checked.
+    pub(super) fn request_routed(
         &mut self,
         key: Key,
         via_host: Option<u32>,
@@ -191,11 +194,11 @@ impl Inner {
         let opened = self.router.open_later(key, self.guest_ends.clone(), size);
         let (call, calls) = opened.map_err(|_| Refusal::Destination)?;
         self.after.extend(calls);
-        Ok(Connection::mixed(via_host, call))
+        Ok(Connection::routed(via_host, call))
     }
 
     /// NEGOTIATE or INVALID of a guest that something else connects to.
-    pub(super) fn answer_elsewhere(&mut self, key: Key, packet: ControlPacket) -> Result<(), Refusal> {
+    pub(super) fn answer_routed(&mut self, key: Key, packet: ControlPacket) -> Result<(), Refusal> {
         let connection = self.connections.get_mut(&key).ok_or(Refusal::Destination)?;
         let outcome = if packet.kind() == Some(PacketType::Invalid) {
             // The guest speaks the older protocol only: once more, in that one.
@@ -231,13 +234,13 @@ impl Inner {
         Some(ControlPacket::new(PacketType::Offer, 0, 0).with_handle(handle))
     }
 
-    /// The pair `handle` of the connection `call` is joined with something that is no VMCI guest.
-    pub(super) fn joined_elsewhere(&mut self, call: Call, handle: Handle, stream: StreamId) {
+    /// The pair `handle` of the connection `call` is joined with an endpoint of another kind.
+    pub(super) fn joined_routed(&mut self, call: Call, handle: Handle, stream: StreamId) {
         let cid = match call.role {
             Role::Client => call.key.server.0,
             Role::Server => call.key.client.0,
         };
-        self.foreign.insert(call.number, Foreign { cid, handle, stream });
+        self.routed_peers.insert(call.number, RoutedPeer { cid, handle, stream });
     }
 
     /// A connection is forgotten before it was joined: its other end hears `why`.

@@ -1,6 +1,4 @@
-//! Queue pairs: created by one VM, attached by another, detached by both.
-
-mod resume;
+//! Queue pairs come about: created by one VM, attached by another, joined.
 
 use std::sync::Arc;
 
@@ -13,14 +11,15 @@ use vmlane_wire::vmci::{
 };
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::caller::{Caller, shifted};
-use super::inbox::{Inbox, MAX_OWN};
-use super::notifier::{Address, Notifier, Place, Protocol};
-use super::pair::{Pair, PairState, Ranges, Waiting};
-use super::queue_pair::{GuestQueues, QueuePairPort, initialise_headers};
-use super::record::{self, Dirty};
-use super::stats::{Quota, Refusal};
-use super::tables::{Hypervisor, Inner};
+use super::guest_queues::{GuestQueues, initialise_headers};
+use super::port::QueuePairPort;
+use super::{Pair, PairState, Ranges, Waiting};
+use crate::vmci::caller::{Caller, shifted};
+use crate::vmci::inbox::{Inbox, MAX_OWN};
+use crate::vmci::notifier::{Address, Notifier, Place, Protocol};
+use crate::vmci::record::{self, Dirty};
+use crate::vmci::stats::{Quota, Refusal};
+use crate::vmci::tables::{Hypervisor, Inner};
 
 const BAD_ARGS: Refusal = Refusal::QueuePair(VmciError::InvalidArgs);
 
@@ -80,7 +79,11 @@ impl Request {
 }
 
 impl Hypervisor {
-    pub(super) fn queue_pair_alloc(&self, caller: Caller<'_>, payload: &[u8]) -> Result<i32, Refusal> {
+    pub(in crate::vmci) fn queue_pair_alloc(
+        &self,
+        caller: Caller<'_>,
+        payload: &[u8],
+    ) -> Result<i32, Refusal> {
         let request = Request::parse(caller, payload)?;
         let mut inner = self.inner.lock();
         let limits = inner.context(caller.cid)?.spec.limits;
@@ -179,8 +182,13 @@ impl Hypervisor {
         Ok(())
     }
 
-    /// The pair that a guest has created and offered on `key` is joined with what is no VMCI guest.
-    pub(super) fn join_created(&self, inner: &mut Inner, key: Key, handle: Handle) -> Result<(), Refusal> {
+    /// The pair that a guest has created and offered on `key` is joined with an endpoint of another kind.
+    pub(in crate::vmci) fn join_created(
+        &self,
+        inner: &mut Inner,
+        key: Key,
+        handle: Handle,
+    ) -> Result<(), Refusal> {
         let pair = inner.pairs.get_mut(&handle).ok_or(BAD_ARGS)?;
         let creator = pair.creator;
         let PairState::Created(waiting) = std::mem::replace(&mut pair.state, PairState::Offered) else {
@@ -239,35 +247,12 @@ impl Hypervisor {
             pair.state = PairState::Joined { stream, gone: [false; 2] };
             pair.call = Some(call);
         }
-        inner.joined_elsewhere(call, handle, stream);
+        inner.joined_routed(call, handle, stream);
         if let Some(connection) = inner.connections.get_mut(&key) {
             connection.offer(handle);
             connection.joined(stream, notifiers);
         }
         Ok(())
-    }
-
-    pub(super) fn queue_pair_detach(&self, caller: Caller<'_>, handle: Handle) -> Result<i32, Refusal> {
-        let cid = caller.cid;
-        let (leaving, dirty) = {
-            let mut inner = self.inner.lock();
-            if inner.held(cid, handle).is_none() {
-                // A guest keeps a pair whose detach fails. One that a previous daemon could not pass on is
-                // gone; what it was is no longer known.
-                let lost = inner.generation > 1;
-                return if lost { Ok(0) } else { Err(Refusal::QueuePair(VmciError::NotFound)) };
-            }
-            inner.apart(|inner| inner.detach(cid, handle))
-        };
-        // The guest frees the pages as soon as it sees the result: wait until no worker uses them.
-        self.streams.leave(leaving.as_slice());
-        // Recorded only now: a daemon that finds the end attached takes its bytes.
-        let mut inner = self.inner.lock();
-        inner.dirty.extend(dirty);
-        self.commit_result(&mut inner, caller, 0);
-        drop(inner);
-        self.run_after();
-        Ok(0)
     }
 }
 
@@ -344,7 +329,7 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
 }
 
 /// What the device says to creator and attacher, and in whose name.
-fn notifiers(
+pub(super) fn notifiers(
     inner: &Inner,
     handle: Handle,
     cids: [u32; 2],
@@ -372,14 +357,8 @@ fn notifiers(
 }
 
 impl Inner {
-    /// The pair of that name that `cid` is an end of.
-    fn held(&mut self, cid: u32, handle: Handle) -> Option<&mut Pair> {
-        let current = self.pairs.get_mut(&handle).filter(|pair| pair.side(cid).is_some());
-        current.or_else(|| self.orphans.get_mut(&(cid, handle)))
-    }
-
     /// A pair in the name of `key.client` for the guest at `key.server`: both rings of `size` bytes.
-    pub(super) fn register_pair(&mut self, key: Key, size: u64) -> Option<Handle> {
+    pub(in crate::vmci) fn register_pair(&mut self, key: Key, size: u64) -> Option<Handle> {
         let cid = key.client.0;
         // Handles of pairs that are still open are passed over; there are far fewer than numbers.
         let handle = (0..=self.pairs.len()).find_map(|_| {
@@ -404,98 +383,5 @@ impl Inner {
         self.dirty.push(Dirty::Pair(pair.serial));
         self.pairs.insert(handle, pair);
         Some(handle)
-    }
-
-    /// A pair that the device offered and no guest attached to goes.
-    pub(super) fn forget_offered_pair(&mut self, handle: Handle) {
-        let offered = self.pairs.get(&handle).filter(|pair| matches!(pair.state, PairState::Offered));
-        if let Some(serial) = offered.map(|pair| pair.serial) {
-            self.dirty.push(Dirty::Pair(serial));
-            self.pairs.remove(&handle);
-        }
-    }
-
-    /// `cid`, no VMCI guest, leaves the pair that `stream` belongs to; its name may mean a newer one by now.
-    /// True if the guest has been reset meanwhile, so that its connection is left over.
-    pub(super) fn detach_stream(&mut self, cid: u32, handle: Handle, stream: StreamId) -> bool {
-        let is_stream =
-            |pair: &Pair| matches!(&pair.state, PairState::Joined { stream: own, .. } if *own == stream);
-        if self.pairs.get(&handle).is_some_and(is_stream) {
-            self.detach(cid, handle);
-            return false;
-        }
-        let orphan = self.orphans.get(&(cid, handle)).is_some_and(is_stream);
-        if orphan {
-            self.orphans.remove(&(cid, handle));
-        }
-        orphan
-    }
-
-    /// The names of pairs that `cid`, which holds none any more, has created are free again.
-    pub(super) fn orphan_pairs(&mut self, cid: u32) {
-        let left: Vec<(Handle, Pair)> = self.pairs.extract_if(|_, pair| pair.creator == cid).collect();
-        for (handle, pair) in left {
-            self.dirty.push(Dirty::Pair(pair.serial));
-            if let Some(attacher) = pair.attacher {
-                self.orphans.insert((attacher, handle), pair);
-            }
-        }
-    }
-
-    /// What `act` changes is recorded by the caller, later.
-    pub(super) fn apart<T>(&mut self, act: impl FnOnce(&mut Inner) -> T) -> (T, Vec<Dirty>) {
-        let before = std::mem::take(&mut self.dirty);
-        let done = act(self);
-        (done, std::mem::replace(&mut self.dirty, before))
-    }
-
-    /// Takes `cid` off the pair. Returns the stream end whose leaving must be awaited, if any.
-    fn detach(&mut self, cid: u32, handle: Handle) -> Option<(StreamId, Side)> {
-        let pair = self.held(cid, handle)?;
-        let side = pair.side(cid)?;
-        let bytes = pair.bytes();
-        let key = pair.connection;
-        let serial = pair.serial;
-        let call = pair.call.filter(|call| call.role.side() == side);
-        let (leaving, over) = match &mut pair.state {
-            PairState::Created(_) | PairState::Offered => (None, true),
-            PairState::Joined { stream, gone } => {
-                gone[side as usize] = true;
-                (Some((*stream, side)), *gone == [true; 2])
-            }
-        };
-        self.dirty.push(Dirty::Pair(serial));
-        if let Some(call) = call {
-            self.tell_router(call, Event::Left(call.role));
-        }
-        // The key may name a newer connection by now, if the client has used its port again.
-        let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
-        if over {
-            if self.orphans.remove(&(cid, handle)).is_none() {
-                self.pairs.remove(&handle);
-            }
-            own.map(|key| self.remove_connection(key));
-        } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
-            connection.left(side);
-            self.dirty.extend(own.map(Dirty::Connection));
-        }
-        if let Some(context) = self.contexts.get_mut(&cid) {
-            // A VM with another kind of vsock is charged for none.
-            context.pairs = context.pairs.saturating_sub(1);
-            context.pair_bytes = context.pair_bytes.saturating_sub(bytes);
-        }
-        leaving
-    }
-
-    /// Takes `cid` off every pair whose pages of this VM lie in ranges that `which` picks.
-    pub(super) fn detach_all(&mut self, cid: u32, which: impl Fn(&Ranges) -> bool) -> Vec<(StreamId, Side)> {
-        let handles: Vec<Handle> = self
-            .pairs
-            .iter()
-            .chain(self.orphans.iter().map(|((_, handle), pair)| (handle, pair)))
-            .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side as usize])))
-            .map(|(handle, _)| *handle)
-            .collect();
-        handles.into_iter().filter_map(|handle| self.detach(cid, handle)).collect()
     }
 }

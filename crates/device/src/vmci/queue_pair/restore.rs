@@ -8,9 +8,10 @@ use vmlane_state::{Reader, Writer};
 use vmlane_vsock::Key;
 use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 
-use super::notifiers;
-use crate::vmci::pair::{Pair, PairState, Waiting};
-use crate::vmci::queue_pair::{GuestQueues, QueuePairPort};
+use super::broker::notifiers;
+use super::guest_queues::GuestQueues;
+use super::port::QueuePairPort;
+use super::{Pair, PairState, Waiting};
 use crate::vmci::record::PairParts;
 use crate::vmci::tables::{Hypervisor, Inner};
 
@@ -138,7 +139,7 @@ impl Hypervisor {
                 None => return false,
             }
         }
-        // An end that is no VMCI guest's did not outlive the previous daemon: the guest's connection is reset.
+        // An endpoint of another kind did not outlive the previous daemon: the guest's connection is reset.
         let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
         if gone == [true; 2] || (joined && !cids.iter().flatten().all(has_device)) {
             return false;

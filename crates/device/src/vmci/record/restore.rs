@@ -7,13 +7,13 @@ use vmlane_state::{Key as RecordKey, Reader, Records};
 use vmlane_vsock::Key;
 use vmlane_wire::vmci::CID_HOST;
 
-use super::connection::Connection;
-use super::pair::Pair;
-use super::record::{
+use super::{
     CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, GENERATION, ITEM, MOST_DAEMONS, PAGES, PAIR, PairParts,
     SPILL, TOLD, WELL_KNOWN, first_number, parse_pages, parse_waiting, socket_address,
 };
-use super::tables::{Hypervisor, Inner};
+use crate::vmci::connection::Connection;
+use crate::vmci::queue_pair::Pair;
+use crate::vmci::tables::{Hypervisor, Inner};
 
 /// A previous daemon's records, by what they describe.
 #[derive(Default)]
@@ -191,7 +191,7 @@ impl Hypervisor {
     }
 
     /// True, once, for a device whose records were lost: it is reset.
-    pub(super) fn take_lost(&self, cid: u32) -> bool {
+    pub(in crate::vmci) fn take_lost(&self, cid: u32) -> bool {
         self.inner.lock().lost.remove(&cid)
     }
 
@@ -237,10 +237,10 @@ impl Hypervisor {
         for (key, record) in connections {
             let there = maps.contains_key(&key.client.0) || maps.contains_key(&key.server.0);
             let has_device = |cid| inner.contexts.get(&cid).is_some_and(|context| context.inbox.is_some());
-            let mixed = !has_device(key.client.0) || !has_device(key.server.0);
+            let routed = !has_device(key.client.0) || !has_device(key.server.0);
             match Connection::from_record(&record).filter(|_| there) {
-                // What an end that is no VMCI guest's knew of it is gone, however far it had come.
-                Some(connection) if mixed => {
+                // What an endpoint of another kind knew of it is gone, however far it had come.
+                Some(connection) if routed => {
                     inner.send_reset(connection.server_as_known(key), key.client);
                     inner.send_reset(key.client, key.server);
                     inner.dirty.push(Dirty::Connection(key));

@@ -6,13 +6,11 @@
 
 use vmlane_state::{Journal, Writer};
 
-use super::caller::Caller;
-use super::connection::Connection;
-use super::pair::Pair;
-use super::record::{
-    CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address,
-};
-use super::tables::{Context, Hypervisor, Inner};
+use super::{CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address};
+use crate::vmci::caller::Caller;
+use crate::vmci::connection::Connection;
+use crate::vmci::queue_pair::Pair;
+use crate::vmci::tables::{Context, Hypervisor, Inner};
 
 impl Inner {
     fn pair_by_serial(&self, serial: u64) -> Option<Vec<u8>> {
@@ -81,7 +79,7 @@ impl Inner {
 
 impl Hypervisor {
     /// Writes what has changed, before the lock is given up.
-    pub(super) fn commit(&self, inner: &mut Inner) {
+    pub(in crate::vmci) fn commit(&self, inner: &mut Inner) {
         let mut dirty = std::mem::take(&mut inner.dirty);
         if let Some(log) = &self.log {
             dirty.iter().for_each(|what| inner.stage(log, *what));
@@ -92,7 +90,7 @@ impl Hypervisor {
     }
 
     /// The same, and that `caller`'s request is done with `result`.
-    pub(super) fn commit_result(&self, inner: &mut Inner, caller: Caller<'_>, result: i32) {
+    pub(in crate::vmci) fn commit_result(&self, inner: &mut Inner, caller: Caller<'_>, result: i32) {
         if let Some(log) = self.log.as_ref().filter(|_| caller.request != 0) {
             let mut out = Writer::new();
             out.u64(caller.request).u32(result as u32);
@@ -102,7 +100,7 @@ impl Hypervisor {
     }
 
     /// The result of `caller`'s request, if a previous daemon has carried it out.
-    pub(super) fn executed(&self, caller: Caller<'_>) -> Option<i32> {
+    pub(in crate::vmci) fn executed(&self, caller: Caller<'_>) -> Option<i32> {
         let inner = self.inner.lock();
         inner.executed.get(&caller.cid).filter(|(request, _)| *request == caller.request).map(|done| done.1)
     }

@@ -1,0 +1,145 @@
+//! Queue pairs end: one end after the other leaves, and the last one takes the pair with it.
+
+use vmlane_port::{Side, StreamId};
+use vmlane_vsock::Event;
+use vmlane_wire::vmci::{Handle, VmciError};
+
+use super::{Pair, PairState, Ranges};
+use crate::vmci::caller::Caller;
+use crate::vmci::record::Dirty;
+use crate::vmci::stats::Refusal;
+use crate::vmci::tables::{Hypervisor, Inner};
+
+impl Hypervisor {
+    pub(in crate::vmci) fn queue_pair_detach(
+        &self,
+        caller: Caller<'_>,
+        handle: Handle,
+    ) -> Result<i32, Refusal> {
+        let cid = caller.cid;
+        let (leaving, dirty) = {
+            let mut inner = self.inner.lock();
+            if inner.held(cid, handle).is_none() {
+                // A guest keeps a pair whose detach fails. One that a previous daemon could not pass on is
+                // gone; what it was is no longer known.
+                let lost = inner.generation > 1;
+                return if lost { Ok(0) } else { Err(Refusal::QueuePair(VmciError::NotFound)) };
+            }
+            inner.apart(|inner| inner.detach(cid, handle))
+        };
+        // The guest frees the pages as soon as it sees the result: wait until no worker uses them.
+        self.streams.leave(leaving.as_slice());
+        // Recorded only now: a daemon that finds the end attached takes its bytes.
+        let mut inner = self.inner.lock();
+        inner.dirty.extend(dirty);
+        self.commit_result(&mut inner, caller, 0);
+        drop(inner);
+        self.run_after();
+        Ok(0)
+    }
+}
+
+impl Inner {
+    /// The pair of that name that `cid` is an end of.
+    fn held(&mut self, cid: u32, handle: Handle) -> Option<&mut Pair> {
+        let current = self.pairs.get_mut(&handle).filter(|pair| pair.side(cid).is_some());
+        current.or_else(|| self.orphans.get_mut(&(cid, handle)))
+    }
+
+    /// A pair that the device offered and no guest attached to goes.
+    pub(in crate::vmci) fn forget_offered_pair(&mut self, handle: Handle) {
+        let offered = self.pairs.get(&handle).filter(|pair| matches!(pair.state, PairState::Offered));
+        if let Some(serial) = offered.map(|pair| pair.serial) {
+            self.dirty.push(Dirty::Pair(serial));
+            self.pairs.remove(&handle);
+        }
+    }
+
+    /// `cid`, an endpoint of another kind, leaves the pair that `stream` belongs to; its name may mean a newer one by now.
+    /// True if the guest has been reset meanwhile, so that its connection is left over.
+    pub(in crate::vmci) fn detach_stream(&mut self, cid: u32, handle: Handle, stream: StreamId) -> bool {
+        let is_stream =
+            |pair: &Pair| matches!(&pair.state, PairState::Joined { stream: own, .. } if *own == stream);
+        if self.pairs.get(&handle).is_some_and(is_stream) {
+            self.detach(cid, handle);
+            return false;
+        }
+        let orphan = self.orphans.get(&(cid, handle)).is_some_and(is_stream);
+        if orphan {
+            self.orphans.remove(&(cid, handle));
+        }
+        orphan
+    }
+
+    /// The names of pairs that `cid`, which holds none any more, has created are free again.
+    pub(in crate::vmci) fn orphan_pairs(&mut self, cid: u32) {
+        let left: Vec<(Handle, Pair)> = self.pairs.extract_if(|_, pair| pair.creator == cid).collect();
+        for (handle, pair) in left {
+            self.dirty.push(Dirty::Pair(pair.serial));
+            if let Some(attacher) = pair.attacher {
+                self.orphans.insert((attacher, handle), pair);
+            }
+        }
+    }
+
+    /// What `act` changes is recorded by the caller, later.
+    pub(in crate::vmci) fn apart<T>(&mut self, act: impl FnOnce(&mut Inner) -> T) -> (T, Vec<Dirty>) {
+        let before = std::mem::take(&mut self.dirty);
+        let done = act(self);
+        (done, std::mem::replace(&mut self.dirty, before))
+    }
+
+    /// Takes `cid` off the pair. Returns the stream end whose leaving must be awaited, if any.
+    fn detach(&mut self, cid: u32, handle: Handle) -> Option<(StreamId, Side)> {
+        let pair = self.held(cid, handle)?;
+        let side = pair.side(cid)?;
+        let bytes = pair.bytes();
+        let key = pair.connection;
+        let serial = pair.serial;
+        let call = pair.call.filter(|call| call.role.side() == side);
+        let (leaving, over) = match &mut pair.state {
+            PairState::Created(_) | PairState::Offered => (None, true),
+            PairState::Joined { stream, gone } => {
+                gone[side as usize] = true;
+                (Some((*stream, side)), *gone == [true; 2])
+            }
+        };
+        self.dirty.push(Dirty::Pair(serial));
+        if let Some(call) = call {
+            self.tell_router(call, Event::Left(call.role));
+        }
+        // The key may name a newer connection by now, if the client has used its port again.
+        let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
+        if over {
+            if self.orphans.remove(&(cid, handle)).is_none() {
+                self.pairs.remove(&handle);
+            }
+            own.map(|key| self.remove_connection(key));
+        } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
+            connection.left(side);
+            self.dirty.extend(own.map(Dirty::Connection));
+        }
+        if let Some(context) = self.contexts.get_mut(&cid) {
+            // A VM with another kind of vsock is charged for none.
+            context.pairs = context.pairs.saturating_sub(1);
+            context.pair_bytes = context.pair_bytes.saturating_sub(bytes);
+        }
+        leaving
+    }
+
+    /// Takes `cid` off every pair whose pages of this VM lie in ranges that `which` picks.
+    pub(in crate::vmci) fn detach_all(
+        &mut self,
+        cid: u32,
+        which: impl Fn(&Ranges) -> bool,
+    ) -> Vec<(StreamId, Side)> {
+        let handles: Vec<Handle> = self
+            .pairs
+            .iter()
+            .chain(self.orphans.iter().map(|((_, handle), pair)| (handle, pair)))
+            .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side as usize])))
+            .map(|(handle, _)| *handle)
+            .collect();
+        handles.into_iter().filter_map(|handle| self.detach(cid, handle)).collect()
+    }
+}

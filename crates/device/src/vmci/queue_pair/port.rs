@@ -1,0 +1,300 @@
+//! One guest's end of a queue pair as a stream port.
+//!
+//! A queue pair is two byte rings. The guest writes *only* its produce header page (the tail of its
+//! produce ring, the head of its consume ring); the device writes *only* its consume header page (the
+//! tail of the consume ring, the head of the produce ring). No field has two writers, each is loaded
+//! once per decision and checked before use. Rules M1 to M8: `docs/devices/vmci.md`.
+//!
+//! ```text
+//! guest writes   produce ring --> device reads     tail: guest     head: device
+//! guest reads    consume ring <-- device writes    tail: device    head: guest
+//! ```
+
+use vmlane_mem::Pages;
+use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
+use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+
+use crate::vmci::notifier::{Notice, Protocol};
+
+/// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
+/// model in `tests/interleavings.rs` is the other implementation.
+pub trait QueueMemory: Send {
+    /// Tail of the produce ring: the guest's.
+    fn load_tail(&self) -> u64;
+    /// Head of the consume ring: the guest's.
+    fn load_head(&self) -> u64;
+    /// Tail of the consume ring: ours.
+    fn store_tail(&self, tail: u64);
+    /// Head of the produce ring: ours.
+    fn store_head(&self, head: u64);
+    /// Orders every store before it against every load after it.
+    fn fence(&self);
+    /// The pages of the produce ring and of the consume ring, and where data begin in each.
+    fn rings(&self) -> (&Pages, &Pages, usize);
+    /// Sends the guest a notice, unless one of its kind is still on its way.
+    fn owe(&self, notice: Notice);
+
+    fn protocol(&self) -> Protocol {
+        Protocol::Qstate
+    }
+
+    /// Called at every look at an index: has the guest announced that it waits for something that is
+    /// there (older protocol)?
+    fn look(&self, _reading: &Reading, _writing: &Writing) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    /// Called now and then: is the memory still there?
+    fn check(&self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    /// The device is about to wait until `index` is passed (older protocol).
+    fn wait_for(&self, _notice: Notice, _index: u64) {}
+
+    /// True while a notice may not be sent yet, so that the stream has to stay awake for it.
+    fn held_back(&self) -> bool {
+        false
+    }
+
+    /// False if the guest announces nothing: the stream has to look by itself.
+    fn announces(&self) -> bool {
+        true
+    }
+
+    /// Requests that the guest has made so far.
+    fn requests(&self) -> u64 {
+        0
+    }
+
+    /// `bytes` were taken from the guest, or given to it.
+    fn took(&self, _bytes: usize) {}
+    fn gave(&self, _bytes: usize) {}
+
+    /// The peer has left `bytes`, which go to index `tail` and behind.
+    fn keep(&self, _tail: u64, _bytes: &[u8]) {}
+
+    /// Tells the guest how its stream ends.
+    fn tell(&self, _end: End) {}
+
+    /// The guest broke the rules of its ring.
+    fn broke(&self) {}
+}
+
+/// A queue pair's end. `M` is the guest's memory, or the model's.
+pub struct QueuePairPort<M> {
+    pub memory: M,
+    pub reading: Reading,
+    pub writing: Writing,
+}
+
+impl<M: QueueMemory> QueuePairPort<M> {
+    /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
+    pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
+        QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
+    }
+
+    /// An end that a previous daemon served. `cur`: the first byte of the produce ring that the peer does
+    /// not have, which is the tail that the peer sees, because both rings are of one size and began
+    /// together; `None` if there is no peer any more. The guest's own words are checked like any others.
+    pub fn resumed(
+        memory: M,
+        produce_size: u64,
+        consume_size: u64,
+        (published, tail): (u64, u64),
+        cur: Option<u64>,
+    ) -> Option<Self> {
+        let inside = |index: u64, size: u64| index < size || size == 0 && index == 0;
+        let cur = cur.unwrap_or(published);
+        let head = memory.load_head();
+        let sound = inside(published, produce_size) && inside(cur, produce_size);
+        if !sound || !inside(tail, consume_size) || !inside(head, consume_size) {
+            return None;
+        }
+        let mut port = QueuePairPort::new(memory, produce_size, consume_size);
+        port.reading = Reading { size: produce_size, cur, published, tail: cur };
+        port.writing = Writing { tail, head, head_at_produce: head, unannounced: true, ..port.writing };
+        Some(port)
+    }
+
+    #[inline]
+    fn pkt(&self) -> bool {
+        self.memory.protocol() == Protocol::Pkt
+    }
+
+    #[inline]
+    fn accept_tail(&mut self, tail: u64) -> Result<(), PortFault> {
+        self.reading.accept(tail).inspect_err(|_| self.memory.broke())
+    }
+
+    #[inline]
+    fn accept_head(&mut self, head: u64) -> Result<(), PortFault> {
+        self.writing.accept(head).inspect_err(|_| self.memory.broke())
+    }
+
+    /// Shows the guest the head `new`, and wakes it if it may sleep for room (M3).
+    fn publish(&mut self, new: u64) -> Result<(), PortFault> {
+        let old = self.reading.published;
+        if new == old {
+            return Ok(());
+        }
+        self.memory.store_head(new);
+        // The check of the next tail is against the new head; everything up to `tail` stays pending.
+        self.reading.published = new;
+        self.memory.fence();
+        let tail = self.memory.load_tail();
+        if advance(tail, 1, self.reading.size) == old {
+            self.memory.owe(Notice::Read);
+        }
+        self.accept_tail(tail)?;
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
+
+    #[inline]
+    fn look(&self) -> Result<(), PortFault> {
+        self.memory.look(&self.reading, &self.writing)
+    }
+}
+
+impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        if self.reading.size == 0 {
+            return Ok(0);
+        }
+        self.look()?;
+        let tail = self.memory.load_tail();
+        self.accept_tail(tail)?;
+        Ok(self.reading.pending() as usize)
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        let (produce, _, base) = self.memory.rings();
+        RingSlice { pages: produce, base, size: self.reading.size as usize, at: self.reading.cur as usize }
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        let reading = &mut self.reading;
+        reading.cur = advance(reading.cur, len as u64, reading.size);
+        self.memory.took(len);
+        let lag = distance(self.reading.published, self.reading.cur, self.reading.size);
+        // M7: one byte stays unreported, so the guest never sees an empty ring and sends no WROTE;
+        // and room is reported half a ring at a time, so a blocked writer is woken for a good reason.
+        if lag > 1 && lag * 2 >= self.reading.size {
+            let behind = advance(self.reading.cur, self.reading.size - 1, self.reading.size);
+            self.publish(behind)?;
+        }
+        Ok(())
+    }
+
+    fn publish_room(&mut self) -> Result<(), PortFault> {
+        if self.reading.size == 0 {
+            return Ok(());
+        }
+        self.publish(self.reading.cur)
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        if self.reading.size == 0 {
+            return Ok(true);
+        }
+        if self.pkt() {
+            let next = advance(self.reading.cur, 1, self.reading.size);
+            self.memory.wait_for(Notice::WaitingRead, next);
+        }
+        self.memory.fence();
+        let tail = self.memory.load_tail();
+        self.accept_tail(tail)?;
+        Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        if self.writing.size == 0 {
+            return Ok(0);
+        }
+        self.look()?;
+        let head = self.memory.load_head();
+        self.accept_head(head)?;
+        Ok((self.writing.size - 1 - self.writing.used()) as usize)
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        let (_, consume, base) = self.memory.rings();
+        RingSlice { pages: consume, base, size: self.writing.size as usize, at: self.writing.tail as usize }
+    }
+
+    fn keep_free(&self) -> usize {
+        usize::from(self.writing.size > 2)
+    }
+
+    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        let old = self.writing.tail;
+        self.writing.tail = advance(old, len as u64, self.writing.size);
+        self.memory.store_tail(self.writing.tail);
+        self.memory.fence();
+        let head = self.memory.load_head();
+        // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
+        if head == old {
+            self.memory.owe(Notice::Wrote);
+        }
+        self.writing.unannounced = head != old;
+        self.writing.head_at_produce = head;
+        self.memory.gave(len);
+        self.accept_head(head)?;
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        if self.writing.size == 0 {
+            return Ok(true);
+        }
+        if self.pkt() {
+            let next = advance(self.writing.tail, 1, self.writing.size);
+            self.memory.wait_for(Notice::WaitingWrite, next);
+        }
+        self.memory.fence();
+        let head = self.memory.load_head();
+        self.accept_head(head)?;
+        Ok(self.writing.used() == self.writing.size - 1)
+    }
+
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
+        self.memory.check()?;
+        if !self.writing.unannounced {
+            return Ok(());
+        }
+        // A guest that has read since it saw the last bytes knows of them all. One that has not may
+        // sleep with a low-water mark above what its last WROTE announced.
+        self.writing.unannounced = false;
+        let head = self.memory.load_head();
+        self.accept_head(head)?;
+        if head == self.writing.head_at_produce && self.writing.used() > 0 {
+            self.memory.owe(Notice::Wrote);
+        }
+        Ok(())
+    }
+
+    fn notify_both(&mut self) {
+        self.memory.owe(Notice::Wrote);
+        self.memory.owe(Notice::Read);
+    }
+
+    fn withholds(&mut self) -> bool {
+        self.memory.held_back()
+    }
+
+    fn notifies(&self) -> bool {
+        self.memory.announces()
+    }
+
+    fn requests(&self) -> Option<u64> {
+        Some(self.memory.requests())
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.memory.keep(self.writing.tail, bytes);
+    }
+
+    fn end(&mut self, end: End) {
+        self.memory.tell(end);
+    }
+}
