@@ -17,9 +17,9 @@ use std::sync::atomic::{AtomicU64, Ordering};
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::{Hypervisor, Limits, VmSpec, VmciDevice};
-use vmlane_vsock::{Forward, Router};
 use vmlane_mem::{MapRequest, MemoryMap, memfd};
 use vmlane_stream::Inline;
+use vmlane_vsock::{Forward, Router};
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, MMIO_OFFSET, Reg};
 
 /// Bytes of RAM of each VM: small, so that random addresses hit it.
@@ -88,20 +88,14 @@ impl World {
     pub fn new() -> World {
         let lanes = Arc::new(Inline::default());
         let hypervisor = Hypervisor::new(Router::new(lanes.clone()));
-        let limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
+        let limits = Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() };
         let vms = [(3, "one"), (4, "one"), (5, "two")].map(|(cid, group)| {
             let forwards =
                 if cid == 3 { vec![Forward { port: 5000, to_cid: 4, to_port: 7 }] } else { Vec::new() };
-            let (restricted, trusted) = (false, false);
-            let spec = VmSpec {
-                name: format!("vm{cid}"),
-                cid,
-                group: group.into(),
-                forwards,
-                restricted,
-                trusted,
-                limits,
-            };
+            let (restricted, trusted, group) = (false, false, group.into());
+            let vm =
+                vmlane_vsock::Vm { cid, group, restricted, trusted, connections: 8, forwards, parent: None };
+            let spec = VmSpec { name: format!("vm{cid}"), vm, limits };
             hypervisor.add_vm(spec).expect("distinct CIDs");
             let mut device =
                 VmciDevice::new(hypervisor.clone(), cid, Arc::new(Lines::default())).expect("known VM");

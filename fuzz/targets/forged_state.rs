@@ -9,7 +9,7 @@ use vmlane_fuzz::Input;
 use vmlane_fuzz::forged::{change, cut, scribble, session, tamper};
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
-use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm_with};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{Handle, RawHandle, call};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
@@ -157,8 +157,8 @@ fn past(guests: &mut [Driver; 2], steps: u8) {
 }
 
 fn hypervisor(input: &mut Input<'_>) {
-    let limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
-    let spec = |cid| VmSpec { limits, ..vm(cid) };
+    let limits = Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() };
+    let spec = |cid| VmSpec { limits, ..vm_with(cid, |vm| vm.connections = 8) };
     let world = Afterlife::new(vec![spec(3), spec(4)]);
     let path = if input.byte() & 1 == 0 { Path::Dma } else { Path::Ports };
     let mut guests = [world.probe(3, path), world.probe(4, path)];

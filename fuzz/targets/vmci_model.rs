@@ -117,8 +117,9 @@ fuzz_target!(|data: &[u8]| {
     let paths = input.byte();
     let machines = CIDS.map(|cid| {
         let mut spec = vm(cid);
-        spec.group = if cid == 5 { "other" } else { "one" }.into();
-        spec.limits = Limits { queue_pairs: 8, connections: 8, doorbells: 8, ..Limits::default() };
+        spec.vm.group = if cid == 5 { "other" } else { "one" }.into();
+        spec.vm.connections = 8;
+        spec.limits = Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() };
         Machine::with(&hypervisor, spec, 1 << 20, Lines::msix())
     });
     let mut guests: Vec<Driver> = machines

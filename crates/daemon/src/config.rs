@@ -15,9 +15,10 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use crate::faults::FaultLimit;
-pub use vmlane_device::vmci::Limits;
+use vmlane_device::vmci;
 pub use vmlane_device::vmxnet3::Profile;
 pub use vmlane_switch::Policy;
+use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
@@ -178,6 +179,21 @@ impl Mode {
             Mode::Adaptive => "adaptive",
             Mode::Poll => "poll",
         }
+    }
+}
+
+/// What one VM may use at most: the table `limits`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Limits {
+    /// Stream connections at once, with either kind of device.
+    pub connections: usize,
+    /// What only a VMCI device has.
+    pub vmci: vmci::Limits,
+}
+
+impl Default for Limits {
+    fn default() -> Self {
+        Limits { connections: DEFAULT_CONNECTIONS, vmci: vmci::Limits::default() }
     }
 }
 

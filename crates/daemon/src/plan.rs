@@ -115,8 +115,8 @@ impl Plan {
         effective.vsock_role = before.vsock_role;
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
-        effective.limits.inbox_bytes = before.limits.inbox_bytes;
-        effective.limits.spill_bytes = before.limits.spill_bytes;
+        effective.limits.vmci.inbox_bytes = before.limits.vmci.inbox_bytes;
+        effective.limits.vmci.spill_bytes = before.limits.vmci.spill_bytes;
         effective
     }
 }
@@ -132,13 +132,13 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
         change("group", before.group != after.group, format!("{:?}", after.group)),
         change(
             "inbox_bytes",
-            before.limits.inbox_bytes != after.limits.inbox_bytes,
-            after.limits.inbox_bytes.to_string(),
+            before.limits.vmci.inbox_bytes != after.limits.vmci.inbox_bytes,
+            after.limits.vmci.inbox_bytes.to_string(),
         ),
         change(
             "spill_bytes",
-            before.limits.spill_bytes != after.limits.spill_bytes,
-            after.limits.spill_bytes.to_string(),
+            before.limits.vmci.spill_bytes != after.limits.vmci.spill_bytes,
+            after.limits.vmci.spill_bytes.to_string(),
         ),
     ]
     .into_iter()
@@ -206,7 +206,8 @@ fn changed_in_place(old: &Config, plan: &Plan) -> Vec<String> {
     let differs = |vm: &&VmConfig| {
         let before = old.vm(&vm.name);
         before != Some(*vm)
-            || before.is_none_or(|before| spec(old, before).forwards != spec(&plan.effective, vm).forwards)
+            || before
+                .is_none_or(|before| spec(old, before).vm.forwards != spec(&plan.effective, vm).vm.forwards)
             || vm
                 .nics
                 .iter()

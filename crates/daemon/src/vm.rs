@@ -12,7 +12,7 @@ use crate::config::{Config, VmConfig};
 use crate::faults::FaultRecord;
 use crate::nic::ServedNic;
 use crate::serve::{Host, VmError};
-use crate::vsock::{ServedVsock, spec, vsock_vm};
+use crate::vsock::{ServedVsock, spec};
 
 /// A VM on offer. [`ServedVm::withdraw`] takes it back.
 pub struct ServedVm {
@@ -104,12 +104,12 @@ impl ServedVm {
 
     /// What changes without a guest's seeing it.
     pub fn update(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) {
-        if vm.vmci {
-            host.hypervisor.update_vm(spec(config, vm));
-        }
+        let spec = spec(config, vm);
         if vm.virtio_vsock {
-            host.hypervisor.update_vm(spec(config, vm));
-            host.vsock_worker.add(vsock_vm(config, vm));
+            host.vsock_worker.add(spec.vm.clone());
+        }
+        if vm.vmci || vm.virtio_vsock {
+            host.hypervisor.update_vm(spec);
         }
         for (number, nic) in self.nics.iter_mut().enumerate() {
             nic.update(host.switch, config, vm, number);

@@ -35,10 +35,11 @@ impl ServedVsock {
         let threads = |cause| VmError::Threads { name: name(), cause };
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
         let stats = Arc::new(SessionStats::default());
-        let add = host.hypervisor.add_vm(spec(config, vm));
-        add.map_err(|cause| VmError::Add { name: name(), cause })?;
+        let spec = spec(config, vm);
+        let policy = spec.vm.clone();
+        host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
         host.router.set_endpoint(vm.cid, host.vsock_worker.endpoint(vm.cid));
-        host.vsock_worker.add(vsock_vm(config, vm));
+        host.vsock_worker.add(policy);
         let device = Box::new(VsockDevice::new(vm.cid, host.vsock_worker.clone(), lines.clone()));
         let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
         let served = served.map_err(threads).and_then(|server| {
@@ -67,10 +68,10 @@ impl ServedVsock {
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
         let spec = spec(config, vm);
         let trigger = config.daemon.fault_injection.then(Arc::default);
-        let (name, cid) = (spec.name.clone(), spec.cid);
+        let (name, cid) = (spec.name.clone(), spec.vm.cid);
         let path = host.paths.vmci(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
-        let group = spec.group.clone();
+        let group = spec.vm.group.clone();
         host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
         let offered = ServedVsock::serve(host, &path, name.clone(), cid, trigger, found);
         let offered =
@@ -112,13 +113,6 @@ impl ServedVsock {
     }
 }
 
-/// A VM with a virtio-vsock device as the worker knows it.
-pub fn vsock_vm(config: &Config, vm: &VmConfig) -> Vm {
-    let VmSpec { cid, group, forwards, restricted, trusted, limits, .. } = spec(config, vm);
-    let connections = limits.connections;
-    Vm { cid, group, restricted, trusted, connections, forwards, parent: vm.parent_cid }
-}
-
 /// A VM of a configuration as the hypervisor wants it. Targets of forwards that `config` lacks lead
 /// nowhere; a checked configuration has none.
 pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
@@ -126,13 +120,14 @@ pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
         let target = config.vm(&forward.to_vm).filter(|target| target.cid != 0)?;
         Some(Forward { port: forward.port, to_cid: target.cid, to_port: forward.to_port })
     };
-    VmSpec {
-        name: vm.name.clone(),
+    let policy = Vm {
         cid: vm.cid,
         group: vm.group.clone(),
-        forwards: vm.forwards.iter().filter_map(forward).collect(),
         restricted: vm.restricted,
         trusted: vm.trusted,
-        limits: vm.limits,
-    }
+        connections: vm.limits.connections,
+        forwards: vm.forwards.iter().filter_map(forward).collect(),
+        parent: vm.parent_cid,
+    };
+    VmSpec { name: vm.name.clone(), vm: policy, limits: vm.limits.vmci }
 }

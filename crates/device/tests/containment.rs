@@ -201,7 +201,9 @@ fn vms_are_added_once_and_changed_in_part() {
     assert_eq!(world.hypervisor.add_vm(name("vm-3", 4)), Err(AddError::NameTaken("vm-3".into())));
     // Fewer pairs from now on; name and group stay.
     let limits = Limits { queue_pairs: 1, ..Limits::default() };
-    world.hypervisor.update_vm(VmSpec { limits, group: "elsewhere".into(), ..name("renamed", 3) });
+    let mut changed = VmSpec { limits, ..name("renamed", 3) };
+    changed.vm.group = "elsewhere".into();
+    world.hypervisor.update_vm(changed);
     world.hypervisor.update_vm(vm(77));
     assert_eq!((world.view(3).name.as_str(), world.bound(3, "queue_pairs").1), ("vm-3", 1));
     let spec = |n| PairSpec { handle: Handle::new(3, n), peer: 3, flags: 0, produce: 4096, consume: 4096 };

@@ -4,7 +4,7 @@ mod vmci_common;
 
 use vmci_common::World;
 use vmlane_device::vmci::{Limits, VmSpec};
-use vmlane_guestsim::{Driver, Path, vm};
+use vmlane_guestsim::{Driver, Path, vm, vm_with};
 use vmlane_wire::vmci::{Handle, RawHandle, VmciError, call};
 use zerocopy::IntoBytes;
 
@@ -95,7 +95,7 @@ fn a_doorbell_outside_the_rules_is_refused() {
     let world = World::new();
     let limits = Limits { doorbells: 3, ..Limits::default() };
     let mut a = world.machine_with(VmSpec { limits, ..vm(3) }).probe(Path::Dma);
-    let mut stranger = world.machine_with(VmSpec { group: "other".into(), ..vm(5) }).probe(Path::Dma);
+    let mut stranger = world.machine_with(vm_with(5, |vm| vm.group = "other".into())).probe(Path::Dma);
     assert_eq!(link(&mut a, Handle::new(4, 2000), 0), VmciError::InvalidArgs.code(), "another VM's handle");
     for index in [4096, u64::MAX] {
         assert_eq!(link(&mut a, Handle::new(3, 2000), index), VmciError::InvalidArgs.code());
@@ -141,7 +141,7 @@ fn events_that_exist_can_be_subscribed_to() {
 fn a_map_belongs_to_the_first_to_ask() {
     let world = World::new();
     let (mut a, mut b) = (world.machine(3).probe(Path::Dma), world.machine(4).probe(Path::Dma));
-    let mut stranger = world.machine_with(VmSpec { group: "other".into(), ..vm(5) }).probe(Path::Dma);
+    let mut stranger = world.machine_with(vm_with(5, |vm| vm.group = "other".into())).probe(Path::Dma);
     let resource = words(&[2000, 0]);
     let well_known = Handle::new(1, 2000);
     assert_eq!(b.send_to(well_known, 9, b""), VmciError::InvalidResource.code());

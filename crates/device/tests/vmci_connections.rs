@@ -8,8 +8,8 @@ use vmci_common::talk::{
     ATTACH, CLIENT, CREATE, SERVER, established, heard, offered, pass, say, states, two,
 };
 use vmci_common::{World, connect_to, eventually, rings, stream_both_ways};
-use vmlane_device::vmci::{ConnectionView, VmSpec};
-use vmlane_guestsim::{PairSpec, Path, Placement, vm};
+use vmlane_device::vmci::ConnectionView;
+use vmlane_guestsim::{PairSpec, Path, Placement, vm_with};
 use vmlane_vsock::Forward;
 use vmlane_wire::vmci_stream::PacketType;
 
@@ -139,7 +139,7 @@ fn a_handshake_that_stops_is_forgotten() {
 fn a_port_of_the_host_leads_to_another_vm() {
     let world = World::new();
     let forwards = vec![Forward { port: 700, to_cid: 4, to_port: 5000 }];
-    let mut a = world.machine_with(VmSpec { forwards, ..vm(3) }).probe(Path::Dma);
+    let mut a = world.machine_with(vm_with(3, |vm| vm.forwards = forwards)).probe(Path::Dma);
     let mut b = world.machine(4).probe(Path::Dma);
     let host = (2, 700);
     assert_eq!(say(&mut a, host, CLIENT.1, PacketType::Request2), 56);
@@ -164,7 +164,7 @@ fn a_port_of_the_host_leads_to_another_vm() {
 fn streams_flow_by_way_of_the_host() {
     let world = World::new();
     let forwards = vec![Forward { port: 700, to_cid: 4, to_port: 5000 }];
-    let client = world.machine_with(VmSpec { forwards, ..vm(3) }).boot(Path::Dma);
+    let client = world.machine_with(vm_with(3, |vm| vm.forwards = forwards)).boot(Path::Dma);
     let server = world.machine(4).boot(Path::Dma);
     let listener = server.listen(5000, Placement::Scattered);
     let ends = connect_to(&client, &listener, (2, 700), rings(65_536));

@@ -3,8 +3,7 @@
 mod vmci_common;
 
 use vmci_common::World;
-use vmlane_device::vmci::VmSpec;
-use vmlane_guestsim::{Driver, Path, vm};
+use vmlane_guestsim::{Driver, Path, vm_with};
 use vmlane_wire::vmci::{CID_ANY, DatagramHeader, Handle, MAX_DATAGRAM_PAYLOAD, VmciError, call, datagram};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;
@@ -151,7 +150,7 @@ fn a_forged_source_is_refused() {
 fn who_is_not_there_and_who_is_not_for_you_look_the_same() {
     let world = World::new();
     let [mut a, _b] = two(&world, Path::Dma, Path::Dma);
-    let mut stranger = world.machine_with(VmSpec { group: "other".into(), ..vm(5) }).probe(Path::Dma);
+    let mut stranger = world.machine_with(vm_with(5, |vm| vm.group = "other".into())).probe(Path::Dma);
     let _not_ready = world.machine(6);
     for cid in [1, 2, 5, 6, 7, 0x7fff_ffff, CID_ANY - 1] {
         assert_eq!(a.send_to(Handle::new(cid, 77), 55, b"?"), code(VmciError::InvalidResource), "CID {cid}");
@@ -177,8 +176,8 @@ fn a_batch_is_not_cut_short_by_another_guest() {
 fn a_restricted_vm_talks_to_trusted_ones_only() {
     let world = World::new();
     let mut plain = world.machine(3).probe(Path::Dma);
-    let mut restricted = world.machine_with(VmSpec { restricted: true, ..vm(4) }).probe(Path::Dma);
-    let mut trusted = world.machine_with(VmSpec { trusted: true, ..vm(5) }).probe(Path::Dma);
+    let mut restricted = world.machine_with(vm_with(4, |vm| vm.restricted = true)).probe(Path::Dma);
+    let mut trusted = world.machine_with(vm_with(5, |vm| vm.trusted = true)).probe(Path::Dma);
     let refused = code(VmciError::InvalidResource);
     assert_eq!(plain.send_to(Handle::new(4, 77), 1, b""), refused);
     assert_eq!(restricted.send_to(Handle::new(3, 77), 9, b""), refused);

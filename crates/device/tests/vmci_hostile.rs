@@ -8,10 +8,13 @@ mod vmci_common;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::sync::{Arc, OnceLock};
 
-use vmci_common::villain::{LIMITS, Villain};
+use vmci_common::villain::{CONNECTIONS, LIMITS, Villain};
 use vmci_common::{Sizes, World, check_pattern, connect, eventually, rings, send_pattern};
 use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
-use vmlane_guestsim::{Guest, Machine, Options, PairSpec, Path, Pattern, Placement, Queues, Registers, vm};
+use vmlane_guestsim::{
+    Guest, Machine, Options, PairSpec, Path, Pattern, Placement, Queues, Registers, vm_with,
+};
+use vmlane_vsock::DEFAULT_CONNECTIONS;
 use vmlane_wire::vmci::{Handle, Reg, queue_header};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 
@@ -76,29 +79,35 @@ fn honest_stream(client: &Arc<Guest>, server: &Arc<Guest>, options: Options, por
     });
 }
 
+/// A VM of a guest that does what hurts.
+fn hostile(cid: u32) -> VmSpec {
+    VmSpec { limits: LIMITS, ..vm_with(cid, |vm| vm.connections = CONNECTIONS) }
+}
+
 /// No VM holds more than its quota, at any time.
 fn assert_bounded(hypervisor: &Hypervisor) {
     for view in hypervisor.vms() {
-        let limits = if view.cid > 4 { LIMITS } else { Limits::default() };
+        let hostile = view.cid > 4;
+        let limits = if hostile { LIMITS } else { Limits::default() };
+        let connections = if hostile { CONNECTIONS } else { DEFAULT_CONNECTIONS };
         let what = &view.name;
         assert!(view.queue_pairs <= limits.queue_pairs, "{what}: {} pairs", view.queue_pairs);
         assert!(view.queue_pair_bytes <= limits.queue_pair_bytes(0), "{what}");
-        assert!(view.connections <= limits.connections, "{what}: {} connections", view.connections);
+        assert!(view.connections <= connections, "{what}: {} connections", view.connections);
         assert!(view.doorbells <= limits.doorbells, "{what}: {} doorbells", view.doorbells);
         let most = limits.inbox_bytes * 3 / 2;
         assert!(view.inbox_bytes <= most, "{what}: {} bytes wait", view.inbox_bytes);
         assert!(view.packets_waiting <= 16_384 + 9 * 4096, "{what}: {} packets", view.packets_waiting);
     }
     let tracked = hypervisor.connections().len();
-    assert!(tracked <= 5 * LIMITS.connections + 100, "{tracked} connections are tracked");
+    assert!(tracked <= 5 * CONNECTIONS + 100, "{tracked} connections are tracked");
 }
 
 #[test]
 fn honest_streams_survive_everything() {
     let world = World::new();
     let [(_a, client), (_b, server)] = world.two(Path::Dma);
-    let villains: Vec<Machine> =
-        (5..9).map(|cid| world.machine_with(VmSpec { limits: LIMITS, ..vm(cid) })).collect();
+    let villains: Vec<Machine> = (5..9).map(|cid| world.machine_with(hostile(cid))).collect();
     let stop = AtomicBool::new(false);
     let deeds = [const { AtomicU64::new(0) }; 2];
     let scribbled = OnceLock::new();
@@ -181,7 +190,7 @@ fn events_that_are_not_fetched_do_not_pile_up() {
 #[test]
 fn a_flood_of_requests_leaves_room_for_others() {
     let world = World::new();
-    let mut flooder = world.machine_with(VmSpec { limits: LIMITS, ..vm(5) }).probe(Path::Dma);
+    let mut flooder = world.machine_with(hostile(5)).probe(Path::Dma);
     let [(_a, client), (_b, server)] = world.two(Path::Dma);
     let mut results = Vec::new();
     for port in 0..5_000 {
@@ -189,7 +198,7 @@ fn a_flood_of_requests_leaves_room_for_others() {
         results.push(flooder.control(4, request));
     }
     assert!(results.contains(&-19), "NO_RESOURCES");
-    assert!(world.view(5).connections <= LIMITS.connections);
+    assert!(world.view(5).connections <= CONNECTIONS);
     honest_stream(&client, &server, rings(65_536), 5000, 1 << 20);
     assert_bounded(&world.hypervisor);
 }

@@ -4,7 +4,7 @@ mod vmci_common;
 
 use vmci_common::{World, eventually};
 use vmlane_device::vmci::{Limits, VmSpec};
-use vmlane_guestsim::{Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm};
+use vmlane_guestsim::{Driver, Lines, Machine, PairSpec, Path, Placement, Queues, vm, vm_with};
 use vmlane_wire::vmci::{CID_ANY, Handle, QP_ATTACH_ONLY, QP_LOCAL, RawHandle, VmciError, call, event};
 use zerocopy::IntoBytes;
 
@@ -44,7 +44,7 @@ fn events(driver: &mut Driver) -> Vec<(u32, Handle, u32)> {
 fn every_number_of_a_creation_is_checked() {
     let world = World::new();
     let [mut a, _b, _c] = three(&world);
-    let _other = world.machine_with(VmSpec { group: "other".into(), ..vm(6) }).probe(Path::Dma);
+    let _other = world.machine_with(vm_with(6, |vm| vm.group = "other".into())).probe(Path::Dma);
     let args = VmciError::InvalidArgs;
     let cases = [
         ("no context", PairSpec { handle: Handle::new(CID_ANY, 2000), ..CREATE }, args),
@@ -189,7 +189,7 @@ fn anyone_attaches_what_was_made_for_anyone() {
     let world = World::new();
     let [mut a, _b, mut c] = three(&world);
     let _pair = alloc(&mut a, PairSpec { peer: CID_ANY, ..CREATE });
-    let mut stranger = world.machine_with(VmSpec { group: "other".into(), ..vm(6) }).probe(Path::Dma);
+    let mut stranger = world.machine_with(vm_with(6, |vm| vm.group = "other".into())).probe(Path::Dma);
     assert_eq!(refused(&mut stranger, ATTACH), VmciError::NoAccess.code());
     alloc(&mut c, PairSpec { peer: CID_ANY, flags: 0, ..ATTACH });
     assert_eq!(events(&mut a), [(event::QP_PEER_ATTACH, PAIR, 5)]);

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use proptest::prelude::*;
 use vmci_common::World;
 use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
-use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm};
+use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Registers, alloc_call, vm_with};
 use vmlane_stream::Inline;
 use vmlane_vsock::Router;
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, Handle, RawHandle, Reg, call, datagram, queue_header};
@@ -93,9 +93,9 @@ impl Pair {
     fn new(path: Path) -> Pair {
         let lanes = Arc::new(Inline::default());
         let hypervisor = Hypervisor::new(Router::new(lanes.clone()));
-        let limits = Limits { queue_pairs: 8, connections: 16, ..Limits::default() };
+        let limits = Limits { queue_pairs: 8, ..Limits::default() };
         let machines = [3, 4].map(|cid| {
-            let spec = VmSpec { limits, ..vm(cid) };
+            let spec = VmSpec { limits, ..vm_with(cid, |vm| vm.connections = 16) };
             Machine::with(&hypervisor, spec, 4 << 20, vmlane_guestsim::Lines::msix())
         });
         let drivers = [0, 1].map(|index: usize| machines[index].probe(path));

@@ -6,8 +6,7 @@ use vmci_common::talk::{
     ATTACH, CLIENT, CREATE, PAIR, SERVER, established, heard, offered, pass, say, states, two,
 };
 use vmci_common::{World, eventually};
-use vmlane_device::vmci::{Limits, VmSpec};
-use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm};
+use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm_with};
 use vmlane_wire::vmci::{Handle, VmciError};
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;
@@ -16,7 +15,7 @@ use zerocopy::IntoBytes;
 fn connecting_to_a_closed_port_fails() {
     let world = World::new();
     let [mut a, _b] = two(&world);
-    let _other = world.machine_with(VmSpec { group: "other".into(), ..vm(6) }).probe(Path::Dma);
+    let _other = world.machine_with(vm_with(6, |vm| vm.group = "other".into())).probe(Path::Dma);
     for cid in [1, 5, 6, 99] {
         let result = say(&mut a, (cid, 5000), 1030, PacketType::Request2);
         assert!(result == VmciError::InvalidResource.code(), "CID {cid}: {result}");
@@ -118,8 +117,7 @@ fn malformed_control_packets_are_refused() {
 #[test]
 fn connections_have_a_quota() {
     let world = World::new();
-    let limits = Limits { connections: 2, ..Limits::default() };
-    let mut a = world.machine_with(VmSpec { limits, ..vm(3) }).probe(Path::Dma);
+    let mut a = world.machine_with(vm_with(3, |vm| vm.connections = 2)).probe(Path::Dma);
     let _b = world.machine(4).probe(Path::Dma);
     assert_eq!([1030, 1031].map(|port| say(&mut a, SERVER, port, PacketType::Request2)), [56, 56]);
     assert_eq!(say(&mut a, SERVER, 1032, PacketType::Request2), VmciError::NoResources.code());

@@ -11,7 +11,9 @@ use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, say};
 use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
 use vmlane_device::vmci::{Limits, Protocol, SharedMap, VmSpec, Waker};
 use vmlane_guestsim::afterlife::{Afterlife, Moment};
-use vmlane_guestsim::{Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm};
+use vmlane_guestsim::{
+    Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm, vm_with,
+};
 use vmlane_port::{Budget, End, Side, StreamEnd, StreamId};
 use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Forward, Remote};
 use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};
@@ -464,7 +466,7 @@ fn requests_that_wait_their_turn_get_it() {
 #[test]
 fn a_connection_through_the_map_goes_on() {
     let forward = Forward { port: 7000, to_cid: 4, to_port: 5000 };
-    let world = Afterlife::threaded(vec![VmSpec { forwards: vec![forward], ..vm(3) }, vm(4)]);
+    let world = Afterlife::threaded(vec![vm_with(3, |vm| vm.forwards = vec![forward]), vm(4)]);
     let (client, server) = (world.boot(3, Path::Dma), world.boot(4, Path::Dma));
     let listener = server.listen(5000, Placement::Scattered);
     let options = Options { protocol: Protocol::Pkt, ..rings(8192) };
@@ -566,8 +568,9 @@ fn streams_with_the_host_end_with_a_reset() {
 /// Bounds are as used as they were, and enforced.
 #[test]
 fn quotas_survive() {
-    let limits = Limits { queue_pairs: 3, connections: 2, doorbells: 2, ..Limits::default() };
-    let world = Afterlife::new(vec![VmSpec { limits, ..vm(3) }, vm(4)]);
+    let limits = Limits { queue_pairs: 3, doorbells: 2, ..Limits::default() };
+    let few = VmSpec { limits, ..vm_with(3, |vm| vm.connections = 2) };
+    let world = Afterlife::new(vec![few, vm(4)]);
     let [mut a, mut b] = drivers(&world, Path::Dma);
     let handles = |n: u32| PairSpec { handle: Handle::new(3, 2000 + n), ..CREATE };
     let pairs: Vec<Queues> =

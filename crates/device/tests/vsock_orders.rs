@@ -5,7 +5,7 @@ use std::sync::Arc;
 use std::time::Duration;
 
 use parking_lot::Mutex;
-use vmlane_device::vmci::{SharedMap, VmSpec, Waker};
+use vmlane_device::vmci::{SharedMap, Waker};
 use vmlane_guestsim::vsock::{Bench, Guest, vm};
 use vmlane_guestsim::{Datagram, Driver, Machine, PairSpec, Path, Placement, Queues};
 use vmlane_port::{Budget, End as HowItEnds, Shutdown, Side, StreamEnd, StreamId};
@@ -156,7 +156,7 @@ struct VmciEnd {
 
 impl VmciEnd {
     fn new(world: &World, cid: u32) -> VmciEnd {
-        let spec = VmSpec { group: "one".into(), ..vmlane_guestsim::vm(cid) };
+        let spec = vmlane_guestsim::vm_with(cid, |vm| vm.group = "one".into());
         let machine = Machine::new(&world.bench.hypervisor, spec);
         let driver = machine.probe(Path::Dma);
         let own = if cid == CLIENT { CLIENT_PORT } else { SERVER_PORT };

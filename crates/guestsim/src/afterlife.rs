@@ -210,7 +210,7 @@ impl Afterlife {
     }
 
     pub fn seat(&self, cid: u32) -> &Arc<Seat> {
-        self.seats.iter().find(|seat| seat.spec.cid == cid).expect("a VM of this world")
+        self.seats.iter().find(|seat| seat.spec.vm.cid == cid).expect("a VM of this world")
     }
 
     pub fn hypervisor(&self) -> Arc<Hypervisor> {
@@ -253,7 +253,7 @@ impl Afterlife {
         for (seat, session) in self.seats.iter().zip(&mut sessions) {
             let file = session.as_ref().map(|session| copy(session.log.file()));
             if let Some(file) = file.or_else(|| seat.left.lock().take()) {
-                files.insert(seat.spec.cid, file);
+                files.insert(seat.spec.vm.cid, file);
             }
         }
         let log = copy(&log);
@@ -285,14 +285,14 @@ impl Afterlife {
             hypervisor.add_vm(seat.spec.clone()).expect("a context id that is free");
             devices.push(seat.device(&hypervisor));
         }
-        let maps = there().map(|seat| (seat.spec.cid, seat.ram.device_map())).collect();
+        let maps = there().map(|seat| (seat.spec.vm.cid, seat.ram.device_map())).collect();
         hypervisor.resume(checkpoint, maps);
         let mut outcome = Outcome::new();
         for (seat, mut device) in self.seats.iter().zip(devices) {
             if seat.gone.load(Ordering::SeqCst) {
                 continue;
             }
-            let file = sessions.remove(&seat.spec.cid).ok_or(Unusable::Missing("log".into()));
+            let file = sessions.remove(&seat.spec.vm.cid).ok_or(Unusable::Missing("log".into()));
             let (log, records) = match file.and_then(|file| Journal::open(file, SESSION, HALF)) {
                 Ok((log, records)) => (log, Ok(records)),
                 Err(error) => (Journal::create("session", SESSION, HALF).unwrap(), Err(error)),
@@ -306,7 +306,7 @@ impl Afterlife {
             }
             let done = records.iter().flatten().find(|((kind, ..), _)| *kind == DONE);
             let done = done.map_or(0, |(_, word)| u64::from_le_bytes(word[..].try_into().unwrap()));
-            outcome.insert(seat.spec.cid, resumed);
+            outcome.insert(seat.spec.vm.cid, resumed);
             *seat.session.lock() = Some(Session { device, log, done });
             seat.back.notify_all();
         }
@@ -331,7 +331,7 @@ impl Afterlife {
 impl Seat {
     fn device(&self, hypervisor: &Arc<Hypervisor>) -> VmciDevice {
         let mut device =
-            VmciDevice::new(hypervisor.clone(), self.spec.cid, self.lines.clone()).expect("a device");
+            VmciDevice::new(hypervisor.clone(), self.spec.vm.cid, self.lines.clone()).expect("a device");
         device.memory(&self.ram.device_map());
         device
     }

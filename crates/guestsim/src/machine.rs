@@ -6,6 +6,7 @@ use parking_lot::Mutex;
 
 use vmlane_device::pci::PciDevice;
 use vmlane_device::vmci::{Hypervisor, Limits, VmSpec, VmciDevice};
+use vmlane_vsock::{DEFAULT_CONNECTIONS, Vm};
 
 use super::driver::{Driver, Path};
 use super::guest::Guest;
@@ -17,13 +18,24 @@ use super::registers::Direct;
 pub fn vm(cid: u32) -> VmSpec {
     VmSpec {
         name: format!("vm-{cid}"),
-        cid,
-        group: "test".into(),
-        forwards: Vec::new(),
-        restricted: false,
-        trusted: false,
+        vm: Vm {
+            cid,
+            group: "test".into(),
+            restricted: false,
+            trusted: false,
+            connections: DEFAULT_CONNECTIONS,
+            forwards: Vec::new(),
+            parent: None,
+        },
         limits: Limits::default(),
     }
+}
+
+/// The same with something of its policy changed.
+pub fn vm_with(cid: u32, change: impl FnOnce(&mut Vm)) -> VmSpec {
+    let mut spec = vm(cid);
+    change(&mut spec.vm);
+    spec
 }
 
 /// A VM that is switched on; no driver is loaded yet.
@@ -42,7 +54,7 @@ impl Machine {
     }
 
     pub fn with(hypervisor: &Arc<Hypervisor>, spec: VmSpec, memory: u64, lines: Arc<Lines>) -> Machine {
-        let cid = spec.cid;
+        let cid = spec.vm.cid;
         hypervisor.add_vm(spec).expect("a context id that is free");
         let ram = Arc::new(Ram::new(memory));
         let mut device = VmciDevice::new(hypervisor.clone(), cid, lines.clone()).expect("a device");

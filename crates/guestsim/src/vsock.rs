@@ -101,15 +101,7 @@ impl Bench {
         let features = FEATURES | if packed { feature::PACKED } else { 0 };
         let calls = Arc::default();
         let guest = Guest { cid: vm.cid, rx, tx, calls, features, buffers: vec![(0, 0); RING.into()] };
-        let spec = VmSpec {
-            name: format!("vm{}", vm.cid),
-            cid: vm.cid,
-            group: vm.group.clone(),
-            forwards: vm.forwards.clone(),
-            restricted: vm.restricted,
-            trusted: vm.trusted,
-            limits: Limits::default(),
-        };
+        let spec = VmSpec { name: format!("vm{}", vm.cid), vm: vm.clone(), limits: Limits::default() };
         self.hypervisor.add_vm(spec).expect("a CID of its own");
         let endpoint = GuestEndpoint::new(vm.cid, &self.mailbox);
         self.router.set_endpoint(vm.cid, Arc::new(endpoint));

@@ -1,7 +1,6 @@
 //! Who may talk to whom, and where a forward leads. No traffic of any kind crosses groups.
 
 use std::collections::HashMap;
-use std::sync::Arc;
 
 use crate::address::{Cid, HOST, SockPort, SocketAddress};
 
@@ -16,7 +15,11 @@ pub struct Forward {
     pub to_port: SockPort,
 }
 
-/// A VM as policy sees it.
+/// Connections that a VM may have at once unless its configuration says otherwise.
+pub const DEFAULT_CONNECTIONS: usize = 4096;
+
+/// A VM as policy sees it: all that decides whom it may talk to, and how much. Devices keep this type in what they
+/// know of a VM, and no copies of its fields.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Vm {
     /// Its address.
@@ -71,11 +74,11 @@ impl Vm {
 /// All VMs.
 #[derive(Default)]
 pub(crate) struct Policy {
-    vms: HashMap<Cid, Arc<Vm>>,
+    vms: HashMap<Cid, Vm>,
 }
 
 impl Policy {
-    pub fn set(&mut self, vm: Arc<Vm>) {
+    pub fn set(&mut self, vm: Vm) {
         self.vms.insert(vm.cid, vm);
     }
 
@@ -83,7 +86,7 @@ impl Policy {
         self.vms.remove(&cid);
     }
 
-    pub fn vm(&self, cid: Cid) -> Option<&Arc<Vm>> {
+    pub fn vm(&self, cid: Cid) -> Option<&Vm> {
         self.vms.get(&cid)
     }
 
@@ -135,7 +138,7 @@ mod tests {
             Vm { cid: 8, trusted: true, ..vm() },
             Vm { cid: 9, restricted: true, ..vm() },
         ];
-        all.into_iter().for_each(|vm| policy.set(Arc::new(vm)));
+        all.into_iter().for_each(|vm| policy.set(vm));
         let cids = [HOST, 5, 6, 7, 8, 9, 10];
         let pairs = cids.into_iter().flat_map(|a| cids.map(|b| (a, b)));
         let allowed: Vec<_> = pairs.filter(|&(a, b)| policy.may_talk(a, b)).collect();

@@ -187,7 +187,7 @@ impl Router {
     }
 
     /// Makes a VM known, or changes what is known of it.
-    pub fn set_vm(&self, vm: Arc<Vm>) {
+    pub fn set_vm(&self, vm: Vm) {
         self.tables.lock().policy.set(vm);
     }
 

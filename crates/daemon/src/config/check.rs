@@ -5,6 +5,7 @@ use std::ops::{Range, RangeInclusive};
 use std::time::Duration;
 
 use toml::Spanned;
+use vmlane_device::vmci;
 
 use super::place::{line_of, not_understood};
 use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
@@ -346,12 +347,13 @@ impl Checker<'_> {
             }
         };
         const MANY: u64 = 1 << 16;
-        Limits {
+        let connections = limit("connections", &raw.connections, base.connections as u64, 1..=MANY) as usize;
+        let base = base.vmci;
+        let vmci = vmci::Limits {
             queue_pairs: limit("queue_pairs", &raw.queue_pairs, base.queue_pairs as u64, 1..=MANY) as usize,
             queue_pair_bytes: raw.queue_pair_bytes.as_ref().map_or(base.queue_pair_bytes, |_| {
                 Some(limit("queue_pair_bytes", &raw.queue_pair_bytes, 4096, 4096..=1 << 40))
             }),
-            connections: limit("connections", &raw.connections, base.connections as u64, 1..=MANY) as usize,
             doorbells: limit("doorbells", &raw.doorbells, base.doorbells as u64, 0..=MANY) as usize,
             inbox_bytes: limit(
                 "inbox_bytes",
@@ -361,7 +363,8 @@ impl Checker<'_> {
             ) as usize,
             spill_bytes: limit("spill_bytes", &raw.spill_bytes, base.spill_bytes as u64, 0..=1 << 40)
                 as usize,
-        }
+        };
+        Limits { connections, vmci }
     }
 
     /// Names become parts of paths and of addresses such as `db:5000`.

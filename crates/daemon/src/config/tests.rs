@@ -43,8 +43,8 @@ fn the_example_of_the_contract_is_understood() {
     assert_eq!(web.forwards, [ForwardConfig { port: 5000, to_vm: "db".into(), to_port: 6000 }]);
     assert_eq!((web.restricted, web.trusted, db.restricted, db.trusted), (true, false, false, true));
     assert_eq!((web.limits.connections, db.limits.connections), (20, 10));
-    assert_eq!((web.limits.spill_bytes, db.limits.spill_bytes), (8 << 20, 8 << 20));
-    assert_eq!(db.limits.doorbells, Limits::default().doorbells);
+    assert_eq!((web.limits.vmci.spill_bytes, db.limits.vmci.spill_bytes), (8 << 20, 8 << 20));
+    assert_eq!(db.limits.vmci.doorbells, Limits::default().vmci.doorbells);
     assert_eq!(db.cid, 0x7fff_ffff);
 }
 

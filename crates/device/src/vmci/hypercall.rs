@@ -117,7 +117,7 @@ impl Hypervisor {
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
         let context = inner.context(cid)?;
-        let (group, limit) = (context.spec.group.clone(), context.spec.limits.doorbells);
+        let (group, limit) = (context.spec.vm.group.clone(), context.spec.limits.doorbells);
         if inner.well_known.contains_key(&(group.clone(), resource)) {
             return Err(Refusal::Call(VmciError::AlreadyExists));
         }
@@ -134,7 +134,7 @@ impl Hypervisor {
         let cid = caller.cid;
         let resource = read::<U32>(payload)?.get();
         let mut inner = self.inner.lock();
-        let key = (inner.context(cid)?.spec.group.clone(), resource);
+        let key = (inner.context(cid)?.spec.vm.group.clone(), resource);
         if inner.well_known.get(&key) != Some(&cid) {
             return Err(Refusal::Call(VmciError::NotFound));
         }

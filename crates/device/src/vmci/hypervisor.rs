@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_port::Budget;
 use vmlane_state::Journal;
-use vmlane_vsock::{DatagramError, Failed, Key, Router};
+use vmlane_vsock::{DatagramError, Failed, Key, Router, Vm};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
     MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
@@ -53,29 +53,29 @@ impl Hypervisor {
 
     /// Makes a VM known. Its device may be created next.
     pub fn add_vm(&self, spec: VmSpec) -> Result<(), AddError> {
-        if spec.cid < 3 || spec.cid > i32::MAX as u32 {
-            return Err(AddError::CidReserved { cid: spec.cid });
+        let cid = spec.vm.cid;
+        if cid < 3 || cid > i32::MAX as u32 {
+            return Err(AddError::CidReserved { cid });
         }
         let mut inner = self.inner.lock();
-        if let Some(other) = inner.contexts.get(&spec.cid) {
-            return Err(AddError::CidTaken { cid: spec.cid, name: other.spec.name.clone() });
+        if let Some(other) = inner.contexts.get(&cid) {
+            return Err(AddError::CidTaken { cid, name: other.spec.name.clone() });
         }
         if inner.contexts.values().any(|other| other.spec.name == spec.name) {
             return Err(AddError::NameTaken(spec.name));
         }
-        let context = Context::new(spec);
-        self.router.set_vm(context.vm.clone());
-        inner.contexts.insert(context.vm.cid, context);
+        self.router.set_vm(spec.vm.clone());
+        inner.contexts.insert(cid, Context::new(spec));
         Ok(())
     }
 
     /// Changes what may change under a running VM: limits, forwards, privileges. Group and CID stay.
     pub fn update_vm(&self, spec: VmSpec) {
-        if let Some(context) = self.inner.lock().contexts.get_mut(&spec.cid) {
-            let (group, name) = (context.spec.group.clone(), context.spec.name.clone());
-            context.spec = VmSpec { group, name, ..spec };
-            context.vm = Arc::new(context.spec.vm());
-            self.router.set_vm(context.vm.clone());
+        if let Some(context) = self.inner.lock().contexts.get_mut(&spec.vm.cid) {
+            let before = &context.spec;
+            let vm = Vm { group: before.vm.group.clone(), ..spec.vm };
+            context.spec = VmSpec { name: before.name.clone(), vm: vm.clone(), limits: spec.limits };
+            self.router.set_vm(vm);
         }
     }
 
@@ -195,7 +195,7 @@ impl Hypervisor {
         let from = caller.cid;
         let mut inner = self.inner.lock();
         let to = if dst.context == CID_WELL_KNOWN {
-            let group = inner.context(from)?.spec.group.clone();
+            let group = inner.context(from)?.spec.vm.group.clone();
             *inner.well_known.get(&(group, dst.resource)).ok_or(Refusal::Destination)?
         } else {
             dst.context

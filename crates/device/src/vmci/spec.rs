@@ -1,8 +1,8 @@
 //! A VM as configured, and what it may use at most.
 
-use vmlane_vsock::{Forward, Vm};
+use vmlane_vsock::Vm;
 
-/// What one VM may use at most.
+/// What one VM may use of its VMCI device at most; how many connections it may have is in its [`Vm`].
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Limits {
     /// Queue pairs open at once.
@@ -10,8 +10,6 @@ pub struct Limits {
     /// Bytes of all its queue pairs together (guest memory that the engine watches). `None`: by the VM's memory
     /// ([`Limits::queue_pair_bytes`]).
     pub queue_pair_bytes: Option<u64>,
-    /// Stream connections it may have opened and be tracked at once.
-    pub connections: usize,
     /// Doorbells, and datagram maps.
     pub doorbells: usize,
     /// Bytes of datagrams that wait for it; beyond, senders are refused.
@@ -25,7 +23,6 @@ impl Default for Limits {
         Limits {
             queue_pairs: 4096,
             queue_pair_bytes: None,
-            connections: 4096,
             doorbells: 4096,
             inbox_bytes: 2 * 69_632,
             spill_bytes: 16 << 20,
@@ -50,30 +47,11 @@ impl Limits {
 /// A VM as configured.
 #[derive(Clone, Debug)]
 pub struct VmSpec {
+    /// What operators call it.
     pub name: String,
-    pub cid: u32,
-    /// Isolation group: nothing crosses groups.
-    pub group: String,
-    pub forwards: Vec<Forward>,
-    /// Talks to trusted VMs only.
-    pub restricted: bool,
-    /// May talk to restricted VMs.
-    pub trusted: bool,
+    /// Its CID, whom it may talk to, and how many connections it may have.
+    pub vm: Vm,
     pub limits: Limits,
-}
-
-impl VmSpec {
-    pub(super) fn vm(&self) -> Vm {
-        Vm {
-            cid: self.cid,
-            group: self.group.clone(),
-            restricted: self.restricted,
-            trusted: self.trusted,
-            connections: self.limits.connections,
-            forwards: self.forwards.clone(),
-            parent: None,
-        }
-    }
 }
 
 /// Why a VM could not be added.

@@ -145,8 +145,8 @@ impl Hypervisor {
         };
         let packet = Packet { sender, addressed, kind, body };
         let via_host = (dst_cid == CID_HOST).then_some(addressed.1);
-        let forwards = &inner.context(cid)?.spec.forwards;
-        let forward = forwards.iter().find(|forward| via_host == Some(forward.port));
+        let vm = &inner.context(cid)?.spec.vm;
+        let forward = via_host.and_then(|port| vm.forward(port));
         let (peer, via_host) = match forward {
             Some(forward) => ((forward.to_cid, forward.to_port), via_host),
             // The host itself, if its programs take part.

@@ -10,7 +10,7 @@ use parking_lot::Mutex;
 use vmlane_mem::Pages;
 use vmlane_port::{Budget, StreamId, Streams};
 use vmlane_state::Journal;
-use vmlane_vsock::{Calls, HOST, Key, Remote, Router, Vm};
+use vmlane_vsock::{Calls, HOST, Key, Remote, Router};
 use vmlane_wire::vmci::Handle;
 
 use super::connection::Connection;
@@ -23,8 +23,6 @@ use super::stats::{Refusal, VmciStats};
 /// One VM as the hypervisor knows it.
 pub(super) struct Context {
     pub spec: VmSpec,
-    /// What of it decides whom it may talk to.
-    pub vm: Arc<Vm>,
     pub stats: Arc<VmciStats>,
     pub budget: Arc<Budget>,
     pub inbox: Option<Arc<Inbox>>,
@@ -50,7 +48,6 @@ impl Context {
     pub fn new(spec: VmSpec) -> Context {
         Context {
             budget: Arc::new(Budget::new(spec.limits.spill_bytes)),
-            vm: Arc::new(spec.vm()),
             spec,
             stats: Arc::default(),
             inbox: None,
@@ -165,7 +162,7 @@ impl Inner {
             (HOST, vm) | (vm, HOST) => self.router.has_host() && self.contexts.contains_key(&vm),
             _ => {
                 let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
-                a.vm.may_talk(&b.vm)
+                a.spec.vm.may_talk(&b.spec.vm)
             }
         }
     }

@@ -54,7 +54,12 @@ fn bounds(context: &Context) -> Vec<Bound> {
             context.queue_pair_bytes(),
             stats.over_queue_pair_bytes.get(),
         ),
-        ("connections", context.connections as u64, limits.connections as u64, stats.over_connections.get()),
+        (
+            "connections",
+            context.connections as u64,
+            context.spec.vm.connections as u64,
+            stats.over_connections.get(),
+        ),
         ("doorbells", context.doorbells.len() as u64, limits.doorbells as u64, stats.over_doorbells.get()),
         ("inbox_bytes", inbox as u64, limits.inbox_bytes as u64, stats.over_inbox.get()),
         ("spill_bytes", spilled as u64, limits.spill_bytes as u64, context.budget.refused()),
@@ -79,8 +84,8 @@ impl Hypervisor {
             .values()
             .map(|context| VmView {
                 name: context.spec.name.clone(),
-                cid: context.spec.cid,
-                group: context.spec.group.clone(),
+                cid: context.spec.vm.cid,
+                group: context.spec.vm.group.clone(),
                 ready: context.ready,
                 queue_pairs: context.pairs,
                 queue_pair_bytes: context.pair_bytes,

@@ -10,11 +10,13 @@ use zerocopy::IntoBytes;
 
 use super::Sizes;
 
-/// What a guest of its kind may use.
+/// Connections that a guest of its kind may have.
+pub const CONNECTIONS: usize = 100;
+
+/// What else such a guest may use.
 pub const LIMITS: Limits = Limits {
     queue_pairs: 64,
     queue_pair_bytes: Some(8 << 20),
-    connections: 100,
     doorbells: 200,
     inbox_bytes: 2 * 69_632,
     spill_bytes: 1 << 20,

@@ -217,7 +217,7 @@ impl Hypervisor {
         }
         for &(cid, resource) in &sorted.well_known {
             if let Some(context) = inner.contexts.get(&cid).filter(|_| maps.contains_key(&cid)) {
-                inner.well_known.insert((context.spec.group.clone(), resource), cid);
+                inner.well_known.insert((context.spec.vm.group.clone(), resource), cid);
             }
         }
         for (cid, record) in &sorted.executed {
@@ -271,7 +271,7 @@ impl Inner {
             self.dirty.push(Dirty::Pair(serial));
         }
         for &key in &damage.connections {
-            let forwards = self.contexts.get(&key.client.0).map(|context| context.spec.forwards.clone());
+            let forwards = self.contexts.get(&key.client.0).map(|context| context.spec.vm.forwards.clone());
             let ways_in = forwards.unwrap_or_default().into_iter();
             let ways_in = ways_in.filter(|forward| (forward.to_cid, forward.to_port) == key.server);
             // The client may know the server by another address.

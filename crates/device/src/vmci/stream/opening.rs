@@ -41,7 +41,7 @@ pub(super) fn request(
         None => {}
     }
     let client = inner.context_mut(key.client.0)?;
-    if client.connections >= client.spec.limits.connections {
+    if client.connections >= client.spec.vm.connections {
         return Err(Refusal::Quota(Quota::Connections));
     }
     if routed {
