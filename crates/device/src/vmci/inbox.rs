@@ -14,7 +14,7 @@ use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
 use super::account::{Account, Charged, Charges};
-use super::notifier::{NOTICE_LEN, Notice, Notifier};
+use super::notice::{NOTICE_LEN, Notice, Notices};
 use super::record;
 use super::signals::Signals;
 use super::stats::VmciStats;
@@ -32,7 +32,7 @@ enum Item {
     },
     /// From the device itself: events, resets, shutdowns. Bounded by what they are about.
     Own(Box<[u8]>),
-    Notice(Arc<Notifier>, Notice),
+    Notice(Arc<Notices>, Notice),
 }
 
 #[derive(Default)]
@@ -149,8 +149,8 @@ impl Inbox {
     }
 
     /// Queues a notice; the caller has made sure that none of its kind waits.
-    pub fn push_notice(&self, notifier: Arc<Notifier>, notice: Notice) {
-        self.add_own(self.inner.lock(), (0, Item::Notice(notifier, notice)));
+    pub fn push_notice(&self, notices: Arc<Notices>, notice: Notice) {
+        self.add_own(self.inner.lock(), (0, Item::Notice(notices, notice)));
     }
 
     fn add_own(&self, mut inner: MutexGuard<'_, Inner>, item: (u64, Item)) {
@@ -276,7 +276,7 @@ impl Inbox {
                     out.extend_from_slice(&bytes);
                 }
                 Some(Item::Own(bytes)) => out.extend_from_slice(&bytes),
-                Some(Item::Notice(notifier, notice)) => match notifier.take(notice) {
+                Some(Item::Notice(notices, notice)) => match notices.take(notice, &self.stats) {
                     Some(packet) => out.extend_from_slice(&packet),
                     // Its connection has ended meanwhile.
                     None => continue,

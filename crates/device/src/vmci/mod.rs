@@ -12,7 +12,7 @@
 //! | `routed.rs` | connections between a VMCI guest and an endpoint of another kind, which the router joins |
 //! | `stream.rs`, `handshake.rs`, `pace.rs` | stream connections: control packets, what each state allows, how many at once |
 //! | `shared.rs` | a stream port like a queue pair's, over memory that a process of the host shares |
-//! | `inbox.rs`, `account.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
+//! | `inbox.rs`, `account.rs`, `notice.rs`, `notifier.rs`, `signals.rs` | what waits for a guest and whom it is charged to, and how the guest hears of it |
 //! | `record.rs`, `record/` | what is recorded for the next daemon: keys, when it is written, how it is restored |
 //! | `views.rs`, `stats.rs` | what an operator may see |
 //!
@@ -28,6 +28,7 @@ mod handshake;
 mod hypercall;
 mod hypervisor;
 mod inbox;
+mod notice;
 mod notifier;
 mod pace;
 mod ports;
@@ -44,7 +45,8 @@ mod views;
 
 pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
-pub use notifier::{Notice, Protocol};
+pub use notice::Notice;
+pub use notifier::Protocol;
 pub use queue_pair::port::{QueueMemory, QueuePairPort};
 pub use record::restore::HypervisorCheckpoint;
 pub use shared::{SharedMap, SharedRing, Waits, Waker};

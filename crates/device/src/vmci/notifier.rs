@@ -4,37 +4,23 @@
 //! and sends its own, with the address of the peer that the guest knows.
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU8, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU8, Ordering};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_port::End;
 use vmlane_state::Journal;
-use vmlane_wire::vmci::{DATAGRAM_HEADER, DatagramHeader, Handle, QueuePairEvent, datagram, event};
-use vmlane_wire::vmci_stream::{
-    CONTROL_PACKET, CONTROL_RESOURCE, ControlPacket, PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND,
-};
+use vmlane_wire::vmci::{EVENT_RESOURCE, Handle, QueuePairEvent, datagram, event};
+use vmlane_wire::vmci_stream::{PacketType, SHUTDOWN_RECEIVE, SHUTDOWN_SEND};
 use zerocopy::IntoBytes;
 
 use super::inbox::Inbox;
+use super::notice::{Address, Notice, Notices};
 use super::record;
-
-/// Bytes of a notice as a datagram.
-pub const NOTICE_LEN: usize = DATAGRAM_HEADER + CONTROL_PACKET;
 
 /// How long the first notice (or end) to a connecting guest waits after ATTACH: Linux handles packets of one
 /// socket in work items that may run out of order, and resets a connection on any other packet before ATTACH.
 const AFTER_ATTACH: Duration = Duration::from_millis(1);
-
-/// Packets of which one per connection waits at most.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-#[repr(u8)]
-pub enum Notice {
-    Wrote = 1,
-    Read = 2,
-    WaitingRead = 4,
-    WaitingWrite = 8,
-}
 
 /// Bit beside those of [`Notice`]: ends are held back.
 const ENDS: u8 = 0x80;
@@ -46,15 +32,6 @@ pub enum Protocol {
     Qstate,
     /// Announced: an end that is about to wait says so first.
     Pkt,
-}
-
-/// Address of one guest's end of a connection, as this guest knows it.
-#[derive(Clone, Copy, Debug)]
-pub struct Address {
-    pub cid: u32,
-    pub port: u32,
-    pub peer_cid: u32,
-    pub peer_port: u32,
 }
 
 /// Which end of which queue pair it is, as records name them.
@@ -73,25 +50,21 @@ enum Hold {
     Until(Instant),
 }
 
-/// Tells one guest's end of a connection what its peer, the device, has to say. It has more than 16 fields because
-/// they name one end and what is still owed to it: no part of them is used without the others.
+/// Tells one guest's end of a connection what its peer, the device, has to say.
 pub struct Notifier {
     inbox: Arc<Inbox>,
     /// Its pair and end, for the next daemon.
     place: Place,
-    /// `None` for a queue pair outside any vSockets connection: events only.
-    address: Option<Address>,
+    /// The end's address is in there; a queue pair outside any vSockets connection has none, and events only.
+    notices: Arc<Notices>,
     /// The guest's own context id.
     cid: u32,
     handle: Handle,
     peer_cid: u32,
     protocol: Protocol,
-    /// Bits of [`Notice`] that wait in the inbox.
-    queued: AtomicU8,
     /// Ends already told, one bit each; and those of them that are recorded as such.
     told: AtomicU8,
     recorded: AtomicU8,
-    closed: AtomicBool,
     hold: Mutex<Hold>,
     /// False once `hold` is over for good: the common case, looked at without the lock.
     holding: AtomicBool,
@@ -102,7 +75,6 @@ pub struct Notifier {
     pub guest_waits_for_bytes: AtomicBool,
     /// The guest announced that it waits for room (older protocol).
     pub guest_waits_for_room: AtomicBool,
-    waiting: [AtomicU64; 2],
 }
 
 impl Notifier {
@@ -122,21 +94,18 @@ impl Notifier {
             inbox,
             place,
             recorded: AtomicU8::new(0),
-            address,
+            notices: Arc::new(Notices::new(address)),
             cid,
             handle,
             peer_cid,
             protocol,
-            queued: AtomicU8::new(0),
             told: AtomicU8::new(0),
-            closed: AtomicBool::new(false),
             hold: Mutex::new(if hold { Hold::UntilAttach } else { Hold::None }),
             holding: AtomicBool::new(hold),
             deferred: AtomicU8::new(0),
             deferred_ends: Mutex::default(),
             guest_waits_for_bytes: AtomicBool::new(false),
             guest_waits_for_room: AtomicBool::new(false),
-            waiting: Default::default(),
         })
     }
 
@@ -146,7 +115,7 @@ impl Notifier {
 
     /// False for queue pairs that no vSockets connection announces anything for.
     pub fn connected(&self) -> bool {
-        self.address.is_some()
+        self.notices.address().is_some()
     }
 
     pub fn inbox(&self) -> &Arc<Inbox> {
@@ -154,18 +123,24 @@ impl Notifier {
     }
 
     /// Queues a notice unless one of its kind waits.
-    pub fn owe(self: &Arc<Self>, notice: Notice) {
-        if self.address.is_none() || self.closed.load(Ordering::Relaxed) {
+    pub fn owe(&self, notice: Notice) {
+        if !self.notices.is_open() {
             return;
         }
-        let bit = notice as u8;
         if self.held() {
-            self.deferred.fetch_or(bit, Ordering::Relaxed);
+            self.deferred.fetch_or(notice as u8, Ordering::Relaxed);
             return;
         }
-        if self.queued.fetch_or(bit, Ordering::SeqCst) & bit == 0 {
-            self.inbox.push_notice(self.clone(), notice);
+        if self.notices.claim(notice) {
+            self.inbox.push_notice(self.notices.clone(), notice);
         }
+    }
+
+    /// The device is about to wait until the guest has passed `index` (older protocol).
+    pub fn wait_for(&self, notice: Notice, index: u64) {
+        // Linux stores generation and offset and never looks at them.
+        self.notices.set_waiting(notice, 0, index);
+        self.owe(notice);
     }
 
     fn held(&self) -> bool {
@@ -194,7 +169,7 @@ impl Notifier {
     }
 
     /// Sends what was held back if it may go now. True while it may not: the stream must not sleep.
-    pub fn deferring(self: &Arc<Self>) -> bool {
+    pub fn deferring(&self) -> bool {
         // Before ATTACH nothing can go, however long the server takes: the ATTACH wakes the stream.
         if self.deferred.load(Ordering::Relaxed) == 0 || matches!(*self.hold.lock(), Hold::UntilAttach) {
             return false;
@@ -228,47 +203,6 @@ impl Notifier {
         for end in std::mem::take(&mut *self.deferred_ends.lock()) {
             self.tell(end);
         }
-    }
-
-    /// What the device waits for, for the next WAITING_READ (0) or WAITING_WRITE (1).
-    pub fn set_waiting(&self, which: usize, generation: u64, offset: u64) {
-        self.waiting[which].store(generation << 32 | offset, Ordering::Relaxed);
-    }
-
-    /// The packet for a notice that leaves the inbox now; `None` if the connection has ended.
-    pub fn take(&self, notice: Notice) -> Option<[u8; NOTICE_LEN]> {
-        // Cleared before the guest can see the packet: what is owed from here on is queued anew.
-        self.queued.fetch_and(!(notice as u8), Ordering::SeqCst);
-        let address = self.address.filter(|_| !self.closed.load(Ordering::Relaxed))?;
-        let stats = &self.inbox.stats;
-        let packet = |kind| ControlPacket::new(kind, address.peer_port, address.port);
-        let waiting = |which: usize| {
-            let value = self.waiting[which].load(Ordering::Relaxed);
-            (value >> 32, value & 0xffff_ffff)
-        };
-        let packet = match notice {
-            Notice::Wrote => {
-                stats.wrote_received.inc();
-                packet(PacketType::Wrote)
-            }
-            Notice::Read => {
-                stats.read_received.inc();
-                packet(PacketType::Read)
-            }
-            Notice::WaitingRead => {
-                let (generation, offset) = waiting(0);
-                packet(PacketType::WaitingRead).with_waiting(generation, offset)
-            }
-            Notice::WaitingWrite => {
-                let (generation, offset) = waiting(1);
-                packet(PacketType::WaitingWrite).with_waiting(generation, offset)
-            }
-        };
-        let mut bytes = [0; NOTICE_LEN];
-        let header = control_header(&address);
-        bytes[..DATAGRAM_HEADER].copy_from_slice(header.as_bytes());
-        bytes[DATAGRAM_HEADER..].copy_from_slice(packet.as_bytes());
-        Some(bytes)
     }
 
     /// Tells the guest how its stream ends; each end once.
@@ -309,18 +243,17 @@ impl Notifier {
     fn tell(&self, end: End) {
         if end == End::Detached {
             let event = QueuePairEvent::new(event::QP_PEER_DETACH, self.handle, self.peer_cid);
-            let dst = Handle::new(self.cid, vmlane_wire::vmci::EVENT_RESOURCE);
+            let dst = Handle::new(self.cid, EVENT_RESOURCE);
             self.queue(end, datagram(dst, Handle::new(0, 0), event.as_bytes()).into());
             return;
         }
-        let Some(address) = self.address else { return };
-        let packet = |kind| ControlPacket::new(kind, address.peer_port, address.port);
+        let Some(address) = self.notices.address() else { return };
         let packet = match end {
-            End::Finished => packet(PacketType::Shutdown).with_mode(SHUTDOWN_SEND),
-            End::Refused => packet(PacketType::Shutdown).with_mode(SHUTDOWN_RECEIVE),
-            End::Reset | End::Detached => packet(PacketType::Rst),
+            End::Finished => address.packet(PacketType::Shutdown).with_mode(SHUTDOWN_SEND),
+            End::Refused => address.packet(PacketType::Shutdown).with_mode(SHUTDOWN_RECEIVE),
+            End::Reset | End::Detached => address.packet(PacketType::Rst),
         };
-        let mut bytes = control_header(&address).as_bytes().to_vec();
+        let mut bytes = address.header().as_bytes().to_vec();
         bytes.extend_from_slice(packet.as_bytes());
         self.queue(end, bytes.into());
     }
@@ -328,14 +261,6 @@ impl Notifier {
     /// The engine has let go of this end: after what was held back, nothing more is said.
     pub fn close(&self) {
         self.tell_deferred();
-        self.closed.store(true, Ordering::Relaxed);
+        self.notices.close();
     }
-}
-
-fn control_header(address: &Address) -> DatagramHeader {
-    DatagramHeader::new(
-        Handle::new(address.cid, CONTROL_RESOURCE),
-        Handle::new(address.peer_cid, CONTROL_RESOURCE),
-        CONTROL_PACKET,
-    )
 }

@@ -14,7 +14,7 @@ use vmlane_port::indexed_ring::{Reading, Writing};
 use vmlane_port::{End, PortFault};
 use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
 
-use super::notifier::Notice;
+use super::notice::Notice;
 use super::queue_pair::port::{QueueMemory, QueuePairPort};
 
 /// How the process behind a shared ring is reached. Called by workers: must not block.

@@ -11,7 +11,8 @@ use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
 
 use super::port::QueueMemory;
-use crate::vmci::notifier::{Notice, Notifier, Protocol};
+use crate::vmci::notice::Notice;
+use crate::vmci::notifier::{Notifier, Protocol};
 
 /// A real guest's two queues: header page, then data pages, each.
 pub struct GuestQueues {
@@ -127,9 +128,7 @@ impl QueueMemory for GuestQueues {
     }
 
     fn wait_for(&self, notice: Notice, index: u64) {
-        // Linux stores generation and offset and never looks at them.
-        self.notifier.set_waiting(usize::from(notice == Notice::WaitingWrite), 0, index);
-        self.notifier.owe(notice);
+        self.notifier.wait_for(notice, index);
     }
 
     fn held_back(&self) -> bool {

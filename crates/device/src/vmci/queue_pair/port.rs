@@ -14,7 +14,8 @@ use vmlane_mem::Pages;
 use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
 use vmlane_port::{End, PortFault, RingSlice, StreamPort};
 
-use crate::vmci::notifier::{Notice, Protocol};
+use crate::vmci::notice::Notice;
+use crate::vmci::notifier::Protocol;
 
 /// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
 /// model in `tests/interleavings.rs` is the other implementation.
