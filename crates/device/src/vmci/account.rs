@@ -30,9 +30,14 @@ impl Charges {
         if len > free || (own + len > free && !(own == 0 && first_is_free)) {
             return false;
         }
+        self.restore(from, len);
+        true
+    }
+
+    /// Bytes of a previous daemon's that wait: they were accepted once, so no limit applies.
+    pub fn restore(&mut self, from: u32, len: usize) {
         self.bytes += len;
         *self.from.entry(from).or_default() += len;
-        true
     }
 
     pub fn give_back(&mut self, from: u32, len: usize) {
@@ -43,5 +48,26 @@ impl Charges {
                 self.from.remove(&from);
             }
         }
+    }
+}
+
+/// All accounts of one guest.
+#[derive(Default)]
+pub struct Accounts {
+    ordinary: Charges,
+    control: Charges,
+}
+
+impl Accounts {
+    pub fn of(&mut self, account: Account) -> &mut Charges {
+        match account {
+            Account::Ordinary => &mut self.ordinary,
+            Account::Control => &mut self.control,
+        }
+    }
+
+    /// Bytes that wait on all of them.
+    pub fn bytes(&self) -> usize {
+        self.ordinary.bytes + self.control.bytes
     }
 }

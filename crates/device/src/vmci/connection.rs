@@ -13,6 +13,7 @@ use zerocopy::IntoBytes;
 
 use super::handshake::State;
 use super::notifier::{Notifier, Protocol};
+use super::sides::Sides;
 
 pub const SAID_RECEIVE: u8 = 1;
 pub const SAID_SEND: u8 = 2;
@@ -27,11 +28,11 @@ pub struct Connection {
     pub handle: Option<Handle>,
     pub stream: Option<StreamId>,
     /// None for an endpoint of another kind.
-    pub notifiers: [Option<Arc<Notifier>>; 2],
+    pub notifiers: Sides<Option<Arc<Notifier>>>,
     pub client_left: bool,
     /// What each end has said about its future, as bits: the engine hears of each once, however often
     /// a guest repeats it.
-    said: [Cell<u8>; 2],
+    said: Sides<Cell<u8>>,
     /// Counts against its client's quota. Not once the client's VM has been removed: another may have
     /// the context id by now.
     pub counted: bool,
@@ -52,9 +53,9 @@ impl Connection {
             protocol: Protocol::Qstate,
             handle: None,
             stream: None,
-            notifiers: [None, None],
+            notifiers: Sides::default(),
             client_left: false,
-            said: Default::default(),
+            said: Sides::default(),
             counted: true,
             touched: Instant::now(),
             waiting: None,
@@ -107,7 +108,7 @@ impl Connection {
     }
 
     /// How each end's bytes end, as far as it has said.
-    pub fn pending_ends(&self) -> [Vec<End>; 2] {
+    pub fn pending_ends(&self) -> Sides<Vec<End>> {
         self.said.each_ref().map(|said| {
             let ends = [(SAID_SEND, End::Finished), (SAID_RESET, End::Reset)];
             ends.into_iter().filter(|(bit, _)| said.get() & bit != 0).map(|(_, end)| end).collect()
@@ -115,9 +116,11 @@ impl Connection {
     }
 
     /// What each end is told at once because of what its peer has said.
-    pub fn refusals(&self) -> [Option<End>; 2] {
-        let said = |end: usize| self.said[end].get() & SAID_RECEIVE != 0;
-        [said(1), said(0)].map(|refused| refused.then_some(End::Refused))
+    pub fn refusals(&self) -> Sides<Option<End>> {
+        Sides::from_fn(|side| {
+            let refused = self.said[side.other()].get() & SAID_RECEIVE != 0;
+            refused.then_some(End::Refused)
+        })
     }
 
     pub fn to_record(&self) -> Vec<u8> {
@@ -126,7 +129,7 @@ impl Connection {
         out.flag(self.protocol == Protocol::Pkt).flag(self.handle.is_some());
         let handle = self.handle.unwrap_or(Handle::INVALID);
         out.u32(handle.context).u32(handle.resource).flag(self.client_left);
-        out.u8(self.said[0].get()).u8(self.said[1].get()).flag(self.counted);
+        out.u8(self.said.a.get()).u8(self.said.b.get()).flag(self.counted);
         out.bytes(self.waiting.as_ref().map_or(&[], |packet| packet.as_bytes()));
         out.0
     }
@@ -140,7 +143,7 @@ impl Connection {
         let named = from.flag()?;
         let handle = Handle::new(from.u32()?, from.u32()?);
         let client_left = from.flag()?;
-        let said = [Cell::new(from.u8()?), Cell::new(from.u8()?)];
+        let said = Sides::new(Cell::new(from.u8()?), Cell::new(from.u8()?));
         let counted = from.flag()?;
         let waiting = ControlPacket::parse(from.bytes()?);
         from.end()?;
@@ -186,14 +189,14 @@ impl Connection {
     }
 
     /// The engine has joined the two ends.
-    pub fn joined(&mut self, stream: StreamId, notifiers: [Option<Arc<Notifier>>; 2]) {
+    pub fn joined(&mut self, stream: StreamId, notifiers: Sides<Option<Arc<Notifier>>>) {
         self.stream = Some(stream);
         self.notifiers = notifiers;
     }
 
     /// True the first time that `role` says `what`.
     pub fn says(&self, role: Role, what: u8) -> bool {
-        let said = &self.said[role.side() as usize];
+        let said = &self.said[role.side()];
         said.replace(said.get() | what) & what == 0
     }
 

@@ -159,7 +159,7 @@ fn resources_query(payload: &[u8]) -> Result<i32, Refusal> {
     let known = ids
         .chunks_exact(4)
         .enumerate()
-        .filter(|(_, id)| u32::from_le_bytes((*id).try_into().expect("chunks of four")) < call::COUNT);
+        .filter(|(_, id)| U32::read_from_bytes(id).is_ok_and(|id| id.get() < call::COUNT));
     Ok(known.fold(0, |bits, (index, _)| bits | 1 << index))
 }
 

@@ -156,11 +156,8 @@ impl Hypervisor {
     fn dispatch(&self, caller: Caller<'_>, bytes: &[u8]) -> Result<i32, Refusal> {
         let (header, rest) =
             DatagramHeader::read_from_prefix(bytes).map_err(|_| Refusal::Size(VmciError::InvalidArgs))?;
-        let payload_size = usize::try_from(header.payload_size())
-            .ok()
-            .filter(|size| *size <= MAX_HYPERCALL && *size <= rest.len())
-            .ok_or(Refusal::Size(VmciError::InvalidArgs))?;
-        let payload = &rest[..payload_size];
+        let size = usize::try_from(header.payload_size()).ok().filter(|size| *size <= MAX_HYPERCALL);
+        let payload = size.and_then(|size| rest.get(..size)).ok_or(Refusal::Size(VmciError::InvalidArgs))?;
         let (dst, src) = (header.dst(), header.src());
         if dst.context == CID_HYPERVISOR {
             if src.context != caller.cid && src != Handle::INVALID {
@@ -179,14 +176,15 @@ impl Hypervisor {
         if dst.context == CID_ANY || dst.resource == INVALID_ID {
             return Err(Refusal::Size(VmciError::InvalidArgs));
         }
-        if payload_size > MAX_DATAGRAM_PAYLOAD {
+        if payload.len() > MAX_DATAGRAM_PAYLOAD {
             return Err(Refusal::Size(VmciError::PayloadTooLarge));
         }
-        let total = DATAGRAM_HEADER + payload_size;
+        let total = DATAGRAM_HEADER + payload.len();
+        let bytes = bytes.get(..total).ok_or(Refusal::Size(VmciError::InvalidArgs))?;
         if dst.resource == CONTROL_RESOURCE {
             self.control(caller, src, dst.context, payload, total as i32)?;
         } else {
-            self.route(caller, dst, &bytes[..total])?;
+            self.route(caller, dst, bytes)?;
         }
         Ok(total as i32)
     }

@@ -13,7 +13,7 @@ use parking_lot::{Mutex, MutexGuard};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{CAUSE_DATAGRAM, padded};
 
-use super::account::{Account, Charged, Charges};
+use super::account::{Account, Accounts, Charged};
 use super::notice::{NOTICE_LEN, Notice, Notices};
 use super::record;
 use super::signals::Signals;
@@ -43,8 +43,8 @@ struct Inner {
     next: u64,
     /// Numbers that the guest has and a record still speaks of.
     consumed: Vec<u64>,
-    /// For [`Item::Datagram`]s, by [`Account`].
-    charges: [Charges; 2],
+    /// For [`Item::Datagram`]s.
+    accounts: Accounts,
     /// Number of the other items.
     own: usize,
 }
@@ -109,7 +109,7 @@ impl Inbox {
         let ordinary = account == Account::Ordinary;
         let limit = if ordinary { self.limit } else { self.limit / 2 };
         let mut inner = self.inner.lock();
-        if !inner.charges[account as usize].take(from, bytes.len(), limit, ordinary) {
+        if !inner.accounts.of(account).take(from, bytes.len(), limit, ordinary) {
             drop(inner);
             self.stats.over_inbox.inc();
             return false;
@@ -171,9 +171,7 @@ impl Inbox {
         for (number, account, bytes) in waiting.into_iter().rev() {
             let item = match account {
                 Some((account, from)) => {
-                    let charges = &mut inner.charges[account as usize];
-                    charges.bytes += bytes.len();
-                    *charges.from.entry(from).or_default() += bytes.len();
+                    inner.accounts.of(account).restore(from, bytes.len());
                     Item::Datagram { account, from, bytes }
                 }
                 None => {
@@ -243,7 +241,7 @@ impl Inbox {
 
     /// Bytes of other VMs' datagrams waiting.
     pub fn bytes(&self) -> usize {
-        self.inner.lock().charges.iter().map(|charges| charges.bytes).sum()
+        self.inner.lock().accounts.bytes()
     }
 
     /// Packets of the device itself that wait.
@@ -272,7 +270,7 @@ impl Inbox {
             inner.own -= usize::from(matches!(item, Some(Item::Own(_) | Item::Notice(..))));
             match item {
                 Some(Item::Datagram { account, from, bytes }) => {
-                    inner.charges[account as usize].give_back(from, len);
+                    inner.accounts.of(account).give_back(from, len);
                     out.extend_from_slice(&bytes);
                 }
                 Some(Item::Own(bytes)) => out.extend_from_slice(&bytes),

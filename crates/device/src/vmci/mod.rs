@@ -6,6 +6,7 @@
 //! | `dma.rs`, `ports.rs` | datagrams by DMA buffers (Linux 5.18 and later), by byte ports (older, others) |
 //! | `spec.rs`, `caller.rs` | a VM as configured and its limits; the guest that makes a call |
 //! | `tables.rs`, `queue_pair.rs`, `connection.rs` | what the hypervisor knows: VMs, queue pairs, connections; imported by what follows |
+//! | `sides.rs` | one value for each side of a pair or connection |
 //! | `hypervisor.rs` | VMs come, change, are reset and go; datagrams between them |
 //! | `hypercall.rs` | calls to the hypervisor |
 //! | `queue_pair/` | queue pairs: create, attach, detach; each end as a stream port |
@@ -18,6 +19,11 @@
 //!
 //! Locks: the hypervisor's one lock is held for look-ups and changes of tables, never while bytes are
 //! copied, guest memory is translated or another thread is waited for. An inbox has its own.
+
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
 
 mod account;
 mod caller;
@@ -36,6 +42,7 @@ mod queue_pair;
 mod record;
 mod routed;
 mod shared;
+mod sides;
 mod signals;
 mod spec;
 mod stats;

@@ -90,7 +90,9 @@ impl Inner {
         let server = connection.server_as_known(key);
         let Some(request) = connection.release(now) else { return };
         self.dirty.push(Dirty::Connection(key));
-        if self.forward(key, &self.connections[&key], Role::Client, request).is_err() {
+        let connection = self.connections.get(&key);
+        let sent = connection.is_some_and(|one| self.forward(key, one, Role::Client, request).is_ok());
+        if !sent {
             // The program was told that its packet went out: it learns like this that it led nowhere.
             self.remove_connection(key);
             self.send_reset(server, key.client);

@@ -127,7 +127,7 @@ impl Stream {
 
     /// Adds what the next daemon must know.
     pub fn record(&self, out: &mut Writer) {
-        out.u32(self.at as u32).flag(self.filling).bytes(&self.current[self.served..]);
+        out.u32(self.at as u32).flag(self.filling).bytes(self.current.get(self.served..).unwrap_or_default());
     }
 
     pub fn from_record(from: &mut Reader<'_>) -> Option<Stream> {

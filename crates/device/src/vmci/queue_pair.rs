@@ -19,6 +19,11 @@ use vmlane_port::{Side, StreamId};
 use vmlane_vsock::{Call, Key};
 use vmlane_wire::vmci::CID_ANY;
 
+use super::sides::Sides;
+
+/// In place of a stream that does not exist: calls about it lead nowhere.
+const NO_STREAM: StreamId = StreamId { worker: 0, number: u64::MAX };
+
 /// Guest address ranges that one end's pages lie in.
 pub type Ranges = Vec<(u64, u64)>;
 
@@ -49,7 +54,7 @@ pub enum PairState {
     /// Offered by the device for an endpoint of another kind; the guest has not attached.
     Offered,
     /// Both ends are in the engine's hands; `gone` ones have detached since.
-    Joined { stream: StreamId, gone: [bool; 2] },
+    Joined { stream: StreamId, gone: Sides<bool> },
 }
 
 /// A queue pair. Sizes in bytes, from the creator's view. Side A created it, side B attached.
@@ -64,7 +69,7 @@ pub struct Pair {
     pub produce_size: u64,
     pub consume_size: u64,
     pub state: PairState,
-    pub ranges: [Ranges; 2],
+    pub ranges: Sides<Ranges>,
     /// The stream connection that offered it.
     pub connection: Option<Key>,
     /// The guest's end, if it is joined with an endpoint of another kind.
@@ -76,15 +81,23 @@ impl Pair {
         self.produce_size + self.consume_size
     }
 
+    /// Bytes of the rings as `side` sees them: in which it produces, from which it consumes.
+    pub fn sizes(&self, side: Side) -> (u64, u64) {
+        match side {
+            Side::A => (self.produce_size, self.consume_size),
+            Side::B => (self.consume_size, self.produce_size),
+        }
+    }
+
     /// Which side `cid` still holds.
     pub fn side(&self, cid: u32) -> Option<Side> {
         let gone = match &self.state {
-            PairState::Created(_) | PairState::Offered => [false, true],
+            PairState::Created(_) | PairState::Offered => Sides::new(false, true),
             PairState::Joined { gone, .. } => *gone,
         };
-        if self.creator == cid && !gone[0] {
+        if self.creator == cid && !gone.a {
             Some(Side::A)
-        } else if self.attacher == Some(cid) && !gone[1] {
+        } else if self.attacher == Some(cid) && !gone.b {
             Some(Side::B)
         } else {
             None
@@ -102,7 +115,9 @@ impl Pair {
     /// The stream, once `cid` is attached as the second end.
     pub fn attached_by(&self, cid: u32) -> Option<StreamId> {
         match &self.state {
-            PairState::Joined { stream, gone: [_, false] } if self.attacher == Some(cid) => Some(*stream),
+            PairState::Joined { stream, gone: Sides { b: false, .. } } if self.attacher == Some(cid) => {
+                Some(*stream)
+            }
             _ => None,
         }
     }

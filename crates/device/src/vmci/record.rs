@@ -10,6 +10,7 @@ use vmlane_wire::vmci::{DatagramHeader, INVALID_ID, MAX_DATAGRAM};
 use zerocopy::FromBytes;
 
 use super::account::{Account, Charged};
+use super::sides::Sides;
 
 /// Kinds of records of the hypervisor.
 pub const GENERATION: u32 = 1;
@@ -109,9 +110,9 @@ pub fn socket_address(word: u64) -> (u32, u32) {
 #[derive(Default)]
 pub struct PairParts {
     /// Bytes of a page, and the pages' addresses.
-    pub pages: [Option<(usize, Vec<u64>)>; 2],
+    pub pages: Sides<Option<(usize, Vec<u64>)>>,
     /// Ends that each side was told.
-    pub told: [u8; 2],
+    pub told: Sides<u8>,
     /// What each side's peer has left for it, and the tail where that begins.
-    pub spill: [Option<(u64, Vec<u8>)>; 2],
+    pub spill: Sides<Option<(u64, Vec<u8>)>>,
 }

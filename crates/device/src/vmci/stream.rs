@@ -278,7 +278,7 @@ impl Hypervisor {
 
     fn notice(&self, connection: &Connection, role: Role, kind: PacketType) {
         let Some(stream) = connection.stream else { return };
-        if let Some(notifier) = &connection.notifiers[role.side() as usize] {
+        if let Some(notifier) = &connection.notifiers[role.side()] {
             match kind {
                 PacketType::WaitingRead => notifier.guest_waits_for_bytes.store(true, Ordering::SeqCst),
                 PacketType::WaitingWrite => notifier.guest_waits_for_room.store(true, Ordering::SeqCst),

@@ -2,7 +2,7 @@
 
 use std::sync::Arc;
 
-use vmlane_port::{Side, StreamEnd, StreamId};
+use vmlane_port::{Side, StreamEnd};
 use vmlane_state::Journal;
 use vmlane_vsock::{Event, Key};
 use vmlane_wire::vmci::{
@@ -13,12 +13,13 @@ use zerocopy::{FromBytes, IntoBytes};
 
 use super::guest_queues::{GuestQueues, initialise_headers};
 use super::port::QueuePairPort;
-use super::{Pair, PairState, Ranges, Waiting};
+use super::{NO_STREAM, Pair, PairState, Ranges, Waiting};
 use crate::vmci::caller::{Caller, shifted};
 use crate::vmci::inbox::{Inbox, MAX_OWN};
 use crate::vmci::notice::Address;
 use crate::vmci::notifier::{Notifier, Place, Protocol};
 use crate::vmci::record::{self, Dirty};
+use crate::vmci::sides::Sides;
 use crate::vmci::stats::{Quota, Refusal};
 use crate::vmci::tables::{Hypervisor, Inner};
 
@@ -67,7 +68,7 @@ impl Request {
         }
         let address = |ppn: &[u8]| {
             let mut bytes = [0; 8];
-            bytes[..ppn.len()].copy_from_slice(ppn);
+            bytes.iter_mut().zip(ppn).for_each(|(to, from)| *to = *from);
             // Out of range on overflow: no region has this address.
             shifted(u64::from_le_bytes(bytes), caller.pages.shift).unwrap_or(u64::MAX)
         };
@@ -130,8 +131,8 @@ impl Hypervisor {
             return Err(Refusal::Quota(Quota::Notices));
         }
         let place = (self.log.clone(), pair.serial);
-        let notifiers =
-            notifiers(inner, request.handle, [creator, cid], connection, [&first.0, &second.0], place);
+        let (cids, inboxes) = (Sides::new(creator, cid), Sides::new(&first.0, &second.0));
+        let notifiers = notifiers(inner, request.handle, cids, connection, inboxes, place);
         let (serial, list) = (pair_serial(inner, request.handle), &request.list);
         inner.dirty.push(Dirty::Pair(serial));
         if let Some(log) = &self.log {
@@ -139,13 +140,12 @@ impl Hypervisor {
         }
         let pair = inner.pairs.get_mut(&request.handle).ok_or(BAD_ARGS)?;
         // Taken out only now that nothing can fail any more.
-        let placeholder =
-            PairState::Joined { stream: StreamId { worker: 0, number: u64::MAX }, gone: [false; 2] };
+        let placeholder = PairState::Joined { stream: NO_STREAM, gone: Sides::default() };
         let PairState::Created(waiting) = std::mem::replace(&mut pair.state, placeholder) else {
             return Err(Refusal::QueuePair(VmciError::Unavailable));
         };
         initialise_headers(&request.pages.produce, &request.pages.consume, request.handle);
-        let [creator_notifier, attacher_notifier] = notifiers.clone();
+        let [creator_notifier, attacher_notifier] = notifiers.clone().into_array();
         let end = |pages: Waiting, notifier, produce, consume, budget, slow| {
             let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier);
             StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow }
@@ -155,9 +155,9 @@ impl Hypervisor {
             end(*waiting, creator_notifier, produce, consume, first.1, first.2),
             end(request.pages, attacher_notifier, consume, produce, second.1, second.2),
         ]);
-        pair.state = PairState::Joined { stream, gone: [false; 2] };
+        pair.state = PairState::Joined { stream, gone: Sides::default() };
         pair.attacher = Some(cid);
-        pair.ranges[1] = request.ranges;
+        pair.ranges.b = request.ranges;
         if let Some(connection) = connection.and_then(|key| inner.connections.get_mut(&key)) {
             connection.joined(stream, notifiers.map(Some));
         }
@@ -176,7 +176,7 @@ impl Hypervisor {
         self.join(inner, key, handle, (cid, Side::B), pages)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
             pair.attacher = Some(cid);
-            pair.ranges[1] = ranges;
+            pair.ranges.b = ranges;
             // The next daemon has to end it.
             inner.dirty.push(Dirty::Pair(pair.serial));
         }
@@ -232,20 +232,17 @@ impl Hypervisor {
         let pair = inner.pairs.get(&handle).ok_or(BAD_ARGS)?;
         let place = Place { log: self.log.clone(), serial: pair.serial, side: side as u64 };
         let notifier = Notifier::new(inbox, cid, Some(address), peer, connection.protocol(), hold, place);
-        let (mut produce, mut consume) = (pair.produce_size, pair.consume_size);
-        if side == Side::B {
-            std::mem::swap(&mut produce, &mut consume);
-        }
+        let (produce, consume) = pair.sizes(side);
         let call = connection.call().ok_or(Refusal::Destination)?;
         let queues = GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone());
         let ours = StreamEnd { port: Box::new(QueuePairPort::new(queues, produce, consume)), budget, slow };
         let (event, notifiers) = match side {
-            Side::A => (Event::Supply(ours), [Some(notifier), None]),
-            Side::B => (Event::Attach(ours), [None, Some(notifier)]),
+            Side::A => (Event::Supply(ours), Sides::new(Some(notifier), None)),
+            Side::B => (Event::Attach(ours), Sides::new(None, Some(notifier))),
         };
         let stream = inner.tell_router(call, event).ok_or(Refusal::Destination)?;
         if let Some(pair) = inner.pairs.get_mut(&handle) {
-            pair.state = PairState::Joined { stream, gone: [false; 2] };
+            pair.state = PairState::Joined { stream, gone: Sides::default() };
             pair.call = Some(call);
         }
         inner.joined_routed(call, handle, stream);
@@ -321,7 +318,7 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
             produce_size: request.produce_size,
             consume_size: request.consume_size,
             state: PairState::Created(Box::new(request.pages)),
-            ranges: [request.ranges, Vec::new()],
+            ranges: Sides::new(request.ranges, Vec::new()),
             connection: None,
             call: None,
         },
@@ -333,28 +330,28 @@ fn create(inner: &mut Inner, cid: u32, request: Request, log: Option<&Journal>) 
 pub(super) fn notifiers(
     inner: &Inner,
     handle: Handle,
-    cids: [u32; 2],
+    cids: Sides<u32>,
     connection: Option<Key>,
-    inboxes: [&Arc<Inbox>; 2],
+    inboxes: Sides<&Arc<Inbox>>,
     (log, serial): (Option<Arc<Journal>>, u64),
-) -> [Arc<Notifier>; 2] {
+) -> Sides<Arc<Notifier>> {
     let connection = connection.and_then(|key| Some((key, inner.connections.get(&key)?)));
     let protocol = connection.map_or(Protocol::Qstate, |(_, connection)| connection.protocol());
     let addresses = connection.map(|(key, connection)| {
         let known = connection.server_as_known(key);
         let (client, server) = (key.client, key.server);
-        [
+        Sides::new(
             Address { cid: client.0, port: client.1, peer_cid: known.0, peer_port: known.1 },
             Address { cid: server.0, port: server.1, peer_cid: client.0, peer_port: client.1 },
-        ]
+        )
     });
-    let notifier = |end: usize, hold| {
-        let address = addresses.map(|addresses| addresses[end]);
-        let peer = address.map_or(cids[1 - end], |address| address.peer_cid);
-        let place = Place { log: log.clone(), serial, side: end as u64 };
-        Notifier::new(inboxes[end].clone(), cids[end], address, (handle, peer), protocol, hold, place)
-    };
-    [notifier(0, connection.is_some()), notifier(1, false)]
+    Sides::from_fn(|side| {
+        let address = addresses.map(|addresses| addresses[side]);
+        let peer = address.map_or(cids[side.other()], |address| address.peer_cid);
+        let place = Place { log: log.clone(), serial, side: side as u64 };
+        let hold = side == Side::A && connection.is_some();
+        Notifier::new(inboxes[side].clone(), cids[side], address, (handle, peer), protocol, hold, place)
+    })
 }
 
 impl Inner {

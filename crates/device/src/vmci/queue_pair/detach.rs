@@ -100,8 +100,8 @@ impl Inner {
         let (leaving, over) = match &mut pair.state {
             PairState::Created(_) | PairState::Offered => (None, true),
             PairState::Joined { stream, gone } => {
-                gone[side as usize] = true;
-                (Some((*stream, side)), *gone == [true; 2])
+                gone[side] = true;
+                (Some((*stream, side)), gone.a && gone.b)
             }
         };
         self.dirty.push(Dirty::Pair(serial));
@@ -137,7 +137,7 @@ impl Inner {
             .pairs
             .iter()
             .chain(self.orphans.iter().map(|((_, handle), pair)| (handle, pair)))
-            .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side as usize])))
+            .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side])))
             .map(|(handle, _)| *handle)
             .collect();
         handles.into_iter().filter_map(|handle| self.detach(cid, handle)).collect()

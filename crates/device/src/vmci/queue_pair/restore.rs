@@ -1,9 +1,10 @@
 //! Queue pairs of a previous daemon: what is recorded of them, and how they are restored.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use vmlane_mem::MemoryMap;
-use vmlane_port::{End, Resumed, Side, StreamEnd, StreamId};
+use vmlane_port::{Budget, End, Resumed, Side, StreamEnd, StreamId};
 use vmlane_state::{Reader, Writer};
 use vmlane_vsock::Key;
 use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
@@ -11,8 +12,9 @@ use vmlane_wire::vmci::{Handle, MAX_QUEUE_PAIR};
 use super::broker::notifiers;
 use super::guest_queues::GuestQueues;
 use super::port::QueuePairPort;
-use super::{Pair, PairState, Waiting};
+use super::{NO_STREAM, Pair, PairState, Waiting};
 use crate::vmci::record::PairParts;
+use crate::vmci::sides::Sides;
 use crate::vmci::tables::{Hypervisor, Inner};
 
 /// Parts of a pair's record.
@@ -26,7 +28,7 @@ pub(in crate::vmci) struct PairRecord {
     pub orphan: Option<u32>,
     pub pair: Pair,
     joined: bool,
-    gone: [bool; 2],
+    gone: Sides<bool>,
 }
 
 impl Pair {
@@ -43,7 +45,7 @@ impl Pair {
             PairState::Created(_) => out.u8(CREATED),
             // The other end does not outlive the daemon, and the guest has none yet.
             PairState::Offered => out.u8(JOINED).flag(true).flag(true),
-            PairState::Joined { gone, .. } => out.u8(JOINED).flag(gone[0]).flag(gone[1]),
+            PairState::Joined { gone, .. } => out.u8(JOINED).flag(gone.a).flag(gone.b),
         };
         out.0
     }
@@ -67,13 +69,13 @@ impl Pair {
             false => None,
         };
         let (joined, gone) = match from.u8()? {
-            CREATED => (false, [false, true]),
-            JOINED => (true, [from.flag()?, from.flag()?]),
+            CREATED => (false, Sides::new(false, true)),
+            JOINED => (true, Sides::new(from.flag()?, from.flag()?)),
             _ => return None,
         };
         from.end()?;
-        let state = PairState::Joined { stream: StreamId { worker: 0, number: u64::MAX }, gone };
-        let ranges = Default::default();
+        let state = PairState::Joined { stream: NO_STREAM, gone };
+        let ranges = Sides::default();
         let pair = Pair {
             serial,
             creator,
@@ -91,9 +93,33 @@ impl Pair {
     }
 }
 
+/// What is left of the two ends of a joined pair.
+struct Ends {
+    gone: Sides<bool>,
+    pages: Sides<Option<Waiting>>,
+    /// Ends that each side was told.
+    told: Sides<u8>,
+    /// What each side's peer has left for it, and the tail where that begins.
+    spill: Sides<Option<(u64, Vec<u8>)>>,
+}
+
+/// The pages of an end whose rings have these sizes, if what is recorded of them fits and they are still there.
+fn pages_of(
+    (to_peer, from_peer): (u64, u64),
+    (page, list): &(usize, Vec<u64>),
+    map: &MemoryMap,
+) -> Option<Waiting> {
+    let pages = |size: u64| usize::try_from(size.div_ceil(*page as u64)).ok()?.checked_add(1);
+    let (produce, consume) = (pages(to_peer)?, pages(from_peer)?);
+    if list.len() != produce.checked_add(consume)? {
+        return None;
+    }
+    Waiting::resolve(map, page.trailing_zeros(), list, produce)
+}
+
 impl Hypervisor {
     /// Restores a pair of a previous daemon. `maps`: the memory of the guests that are there. False: it
-    /// cannot be gone on with.
+    /// cannot be resumed.
     pub(in crate::vmci) fn resume_pair(
         &self,
         inner: &mut Inner,
@@ -102,7 +128,7 @@ impl Hypervisor {
         maps: &HashMap<u32, MemoryMap>,
     ) -> bool {
         let PairRecord { handle, orphan, mut pair, joined, mut gone } = record;
-        let cids = [Some(pair.creator), pair.attacher];
+        let cids = Sides::new(Some(pair.creator), pair.attacher);
         let taken = match orphan {
             Some(cid) => inner.orphans.contains_key(&(cid, handle)),
             None => inner.pairs.contains_key(&handle),
@@ -110,53 +136,39 @@ impl Hypervisor {
         if taken {
             return false;
         }
-        let PairParts { pages, told, mut spill } = parts;
-        let mut waiting: [Option<Waiting>; 2] = [None, None];
+        let mut pages: Sides<Option<Waiting>> = Sides::default();
         for side in Side::BOTH {
-            let end = side as usize;
-            if gone[end] {
+            if gone[side] {
                 continue;
             }
-            let sizes = [pair.produce_size, pair.consume_size];
-            let (to_peer, from_peer) =
-                if side == Side::A { (sizes[0], sizes[1]) } else { (sizes[1], sizes[0]) };
-            let found = cids[end].and_then(|cid| {
-                let (page, list) = pages[end].as_ref()?;
-                let pages = |size: u64| usize::try_from(size.div_ceil(*page as u64)).ok()?.checked_add(1);
-                let (produce, consume) = (pages(to_peer)?, pages(from_peer)?);
-                if list.len() != produce.checked_add(consume)? {
-                    return None;
-                }
-                Waiting::resolve(maps.get(&cid)?, page.trailing_zeros(), list, produce)
-            });
-            match found {
+            let known = cids[side].and_then(|cid| maps.get(&cid)).zip(parts.pages[side].as_ref());
+            match known.and_then(|(map, known)| pages_of(pair.sizes(side), known, map)) {
                 Some(found) => {
-                    pair.ranges[end] = found.ranges();
-                    waiting[end] = Some(found);
+                    pair.ranges[side] = found.ranges();
+                    pages[side] = Some(found);
                 }
                 // Its VM, or its memory, is not there any more.
-                None if joined => gone[end] = true,
+                None if joined => gone[side] = true,
                 None => return false,
             }
         }
         // An endpoint of another kind did not outlive the previous daemon: the guest's connection is reset.
         let has_device = |cid: &u32| inner.contexts.get(cid).is_some_and(|context| context.inbox.is_some());
-        if gone == [true; 2] || (joined && !cids.iter().flatten().all(has_device)) {
+        let all_have = cids.into_array().iter().flatten().all(has_device);
+        if gone.a && gone.b || (joined && !all_have) {
             return false;
         }
         if joined {
-            let Some(stream) = self.resume_stream(inner, handle, &pair, gone, waiting, told, &mut spill)
-            else {
-                return false;
-            };
+            let ends = Ends { gone, pages, told: parts.told, spill: parts.spill };
+            let Some(stream) = self.resume_stream(inner, handle, &pair, ends) else { return false };
             pair.state = PairState::Joined { stream, gone };
-        } else if let [Some(pages), _] = waiting {
+        } else if let Some(pages) = pages.a {
             pair.state = PairState::Created(Box::new(pages));
         } else {
             return false;
         }
-        for side in Side::BOTH.into_iter().filter(|side| !gone[*side as usize]) {
-            if let Some(context) = cids[side as usize].and_then(|cid| inner.contexts.get_mut(&cid)) {
+        for side in Side::BOTH.into_iter().filter(|side| !gone[*side]) {
+            if let Some(context) = cids[side].and_then(|cid| inner.contexts.get_mut(&cid)) {
                 context.pairs += 1;
                 context.pair_bytes += pair.bytes();
             }
@@ -168,75 +180,67 @@ impl Hypervisor {
         true
     }
 
-    #[allow(clippy::too_many_arguments)] // all that is known of one pair
-    fn resume_stream(
-        &self,
-        inner: &mut Inner,
-        handle: Handle,
-        pair: &Pair,
-        gone: [bool; 2],
-        waiting: [Option<Waiting>; 2],
-        told: [u8; 2],
-        spill: &mut [Option<(u64, Vec<u8>)>; 2],
-    ) -> Option<StreamId> {
-        let cids = [pair.creator, pair.attacher?];
+    fn resume_stream(&self, inner: &mut Inner, handle: Handle, pair: &Pair, ends: Ends) -> Option<StreamId> {
+        let Ends { gone, mut pages, told, mut spill } = ends;
+        let cids = Sides::new(pair.creator, pair.attacher?);
         let context = |cid: u32| {
             let context = inner.contexts.get(&cid)?;
             Some((context.inbox.clone()?, context.budget.clone(), context.slow))
         };
-        let sides = [context(cids[0])?, context(cids[1])?];
+        let contexts = Sides::new(context(cids.a)?, context(cids.b)?);
         let own = pair
             .connection
             .filter(|key| inner.connections.get(key).is_some_and(|connection| connection.is_about(handle)));
         let place = (self.log.clone(), pair.serial);
-        let notifiers = notifiers(inner, handle, cids, own, [&sides[0].0, &sides[1].0], place);
-        for (notifier, told) in notifiers.iter().zip(told) {
-            notifier.restore_told(told);
+        let inboxes = contexts.each_ref().map(|(inbox, ..)| inbox);
+        let notifiers = notifiers(inner, handle, cids, own, inboxes, place);
+        for side in Side::BOTH {
+            notifiers[side].restore_told(told[side]);
         }
-        let mut marks: [Vec<End>; 2] = Default::default();
+        let mut marks: Sides<Vec<End>> = Sides::default();
         if let Some(connection) = own.and_then(|key| inner.connections.get(&key)) {
             if connection.is_attached() {
-                notifiers[0].attached();
+                notifiers.a.attached();
             }
             marks = connection.pending_ends();
-            for (notifier, end) in notifiers.iter().zip(connection.refusals()) {
-                end.into_iter().for_each(|end| notifier.end(end));
+            let refusals = connection.refusals();
+            for side in Side::BOTH {
+                refusals[side].into_iter().for_each(|end| notifiers[side].end(end));
             }
         }
-        let mut queues = [None, None];
-        for ((queue, waiting), notifier) in queues.iter_mut().zip(waiting).zip(&notifiers) {
-            *queue = waiting.map(|pages| {
-                GuestQueues::new(pages.produce, pages.consume, pages.page_size, notifier.clone())
-            });
-        }
-        let shown = [0, 1].map(|end: usize| queues[end].as_ref().map(GuestQueues::shown));
-        let mut resumed = Resumed { ends: [None, None], left: Default::default(), marks };
-        for (end, queues) in queues.into_iter().enumerate() {
-            let sizes = [pair.produce_size, pair.consume_size];
-            let (produce, consume) = if end == 0 { (sizes[0], sizes[1]) } else { (sizes[1], sizes[0]) };
-            let (Some(queues), Some(own)) = (queues, shown[end]) else {
-                resumed.marks[end].push(End::Detached);
+        let mut queues = Sides::from_fn(|side| {
+            let Waiting { produce, consume, page_size } = pages[side].take()?;
+            Some(GuestQueues::new(produce, consume, page_size, notifiers[side].clone()))
+        });
+        let shown = queues.each_ref().map(|queues| queues.as_ref().map(GuestQueues::shown));
+        let mut ends: Sides<Option<StreamEnd>> = Sides::default();
+        let mut left: Sides<(Vec<u8>, Option<Arc<Budget>>)> = Sides::default();
+        for side in Side::BOTH {
+            let peer = side.other();
+            let (Some(queues), Some(own)) = (queues[side].take(), shown[side]) else {
+                marks[side].push(End::Detached);
                 continue;
             };
+            let (produce, consume) = pair.sizes(side);
             // What the peer was shown last says how far this end's bytes have gone.
-            let cur = shown[1 - end].map(|(_, tail)| tail);
-            let port = QueuePairPort::resumed(queues, produce, consume, own, cur);
-            let Some(port) = port else {
-                notifiers.iter().for_each(|notifier| notifier.end(End::Detached));
-                return Some(StreamId { worker: 0, number: u64::MAX });
+            let cur = shown[peer].map(|(_, tail)| tail);
+            let Some(port) = QueuePairPort::resumed(queues, produce, consume, own, cur) else {
+                Side::BOTH.into_iter().for_each(|side| notifiers[side].end(End::Detached));
+                return Some(NO_STREAM);
             };
-            if gone[1 - end]
-                && let Some((from, bytes)) = spill[end].take()
+            if gone[peer]
+                && let Some((from, bytes)) = spill[side].take()
                 && consume > 0
             {
                 let delivered = (own.1 + consume - from % consume) % consume;
                 let rest = bytes.get(delivered as usize..).unwrap_or_default();
-                resumed.left[1 - end] = (rest.to_vec(), Some(sides[1 - end].1.clone()));
+                left[peer] = (rest.to_vec(), Some(contexts[peer].1.clone()));
             }
-            let (_, budget, slow) = &sides[end];
-            resumed.ends[end] = Some(StreamEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
+            let (_, budget, slow) = &contexts[side];
+            ends[side] = Some(StreamEnd { port: Box::new(port), budget: budget.clone(), slow: *slow });
         }
-        let stream = self.streams.resume(resumed);
+        let (ends, left, marks) = (ends.into_array(), left.into_array(), marks.into_array());
+        let stream = self.streams.resume(Resumed { ends, left, marks });
         if let Some(connection) = own.and_then(|key| inner.connections.get_mut(&key)) {
             connection.joined(stream, notifiers.map(Some));
         }

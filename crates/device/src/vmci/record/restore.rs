@@ -3,6 +3,7 @@
 use std::collections::{BTreeMap, HashMap, HashSet};
 
 use vmlane_mem::MemoryMap;
+use vmlane_port::Side;
 use vmlane_state::{Key as RecordKey, Reader, Records};
 use vmlane_vsock::Key;
 use vmlane_wire::vmci::CID_HOST;
@@ -33,7 +34,7 @@ impl Sorted {
     fn of(records: Records) -> Sorted {
         let mut sorted = Sorted::default();
         for ((kind, a, b), record) in records {
-            let (cid, side) = (a as u32, (b & 1) as usize);
+            let (cid, side) = (a as u32, if b & 1 == 0 { Side::A } else { Side::B });
             match kind {
                 GENERATION if a < MOST_DAEMONS => sorted.generation = a,
                 CONTEXT => sorted.contexts.push((cid, record)),

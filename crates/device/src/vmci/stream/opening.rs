@@ -116,7 +116,7 @@ pub(super) fn attach(inner: &mut Inner, key: Key, packet: Packet, stats: &VmciSt
 fn established(inner: &mut Inner, key: Key) {
     if let Some(connection) = inner.connections.get_mut(&key) {
         connection.state = State::Established;
-        if let [Some(client), _] = &connection.notifiers {
+        if let Some(client) = &connection.notifiers.a {
             client.attached();
         }
     }
