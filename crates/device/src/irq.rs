@@ -1,5 +1,10 @@
 //! Interrupts as a device sees them: vectors to raise; who delivers them is `transport`'s business.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 /// Which kind of interrupt the guest has switched on, and with how many usable vectors.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum IrqMode {

@@ -12,6 +12,20 @@ use crate::reason::{DropReason, PortStats};
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Token(pub u32);
 
+impl Token {
+    /// Slot `slot` of queue `queue`, for a port of several queues; at most 65,536 of them.
+    #[inline]
+    pub fn of_slot(queue: usize, slot: u16) -> Token {
+        Token((queue as u32) << 16 | u32::from(slot))
+    }
+
+    /// The queue and the slot of [`Self::of_slot`].
+    #[inline]
+    pub fn slot(self) -> (usize, u16) {
+        ((self.0 >> 16) as usize, self.0 as u16)
+    }
+}
+
 /// What a port can receive. May change at any time between two frames.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct RxCapabilities {

@@ -17,6 +17,7 @@ mod frame;
 mod frame_port;
 pub mod indexed_ring;
 pub mod life_of_a_stream_port;
+mod queue_turns;
 mod reason;
 pub mod role;
 mod stream_port;
@@ -32,6 +33,7 @@ pub use frame::{
 };
 pub use frame_port::{BURST, FramePort, Frames, PortId, Refused, RxCapabilities, Token, WakeUp};
 pub use indexed_ring::{RingSlice, transfer};
+pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};
 pub use stream_port::{End, StreamPort};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};

@@ -73,15 +73,16 @@ impl ConfigSpace {
 
     /// Reads any number of bytes at any offset.
     pub fn read(&self, offset: u64, data: &mut [u8]) -> Result<(), AccessError> {
-        let range = self.range(offset, data.len())?;
-        data.copy_from_slice(&self.bytes[range]);
+        let bytes = self.range(offset, data.len()).and_then(|range| self.bytes.get(range));
+        data.copy_from_slice(bytes.ok_or(out_of_range(offset, data.len()))?);
         Ok(())
     }
 
     /// Writes what the guest may write; read-only bits keep their value.
     pub fn write(&mut self, offset: u64, data: &[u8]) -> Result<(), AccessError> {
-        let range = self.range(offset, data.len())?;
-        for ((byte, mask), new) in self.bytes[range.clone()].iter_mut().zip(&self.writable[range]).zip(data) {
+        let range = self.range(offset, data.len()).ok_or(out_of_range(offset, data.len()))?;
+        let bytes = self.bytes.iter_mut().zip(&self.writable).skip(range.start);
+        for ((byte, mask), new) in bytes.zip(data) {
             *byte = *byte & !mask | new & mask;
         }
         Ok(())
@@ -103,12 +104,13 @@ impl ConfigSpace {
     /// interrupt line stay, as they do for a physical function reset through VFIO: firmware put them
     /// there, and a reset of a function does not run firmware again.
     pub fn reset(&mut self) {
-        let bars = offset::BAR0..offset::BAR0 + 24;
-        let kept: Vec<u8> = self.bytes[bars.clone()].to_vec();
-        let line = self.bytes[offset::INTERRUPT_LINE];
-        self.bytes.copy_from_slice(&self.initial);
-        self.bytes[bars].copy_from_slice(&kept);
-        self.bytes[offset::INTERRUPT_LINE] = line;
+        let stays =
+            |at: usize| (offset::BAR0..offset::BAR0 + 24).contains(&at) || at == offset::INTERRUPT_LINE;
+        for (at, (byte, initial)) in self.bytes.iter_mut().zip(&self.initial).enumerate() {
+            if !stays(at) {
+                *byte = *initial;
+            }
+        }
     }
 
     /// The guest lets the function read and write its memory.
@@ -144,26 +146,28 @@ impl ConfigSpace {
     }
 
     fn word(&self, at: usize) -> u16 {
-        u16::from_le_bytes([self.bytes[at], self.bytes[at + 1]])
+        let word = self.bytes.get(at..).and_then(|bytes| bytes.first_chunk::<2>());
+        word.map_or(0, |word| u16::from_le_bytes(*word))
     }
 
-    fn range(&self, offset: u64, len: usize) -> Result<std::ops::Range<usize>, AccessError> {
-        let start = usize::try_from(offset).ok();
-        let range = start.and_then(|start| Some(start..start.checked_add(len)?));
-        range.filter(|range| range.end <= self.bytes.len()).ok_or(AccessError::OutOfRange {
-            region: CONFIG_REGION as u32,
-            offset,
-            len,
-        })
+    /// The bytes that an access speaks of, if there are so many.
+    fn range(&self, offset: u64, len: usize) -> Option<std::ops::Range<usize>> {
+        let start = usize::try_from(offset).ok()?;
+        let range = start..start.checked_add(len)?;
+        (range.end <= self.bytes.len()).then_some(range)
     }
 
     fn put(&mut self, at: usize, bytes: &[u8]) {
-        self.bytes[at..at + bytes.len()].copy_from_slice(bytes);
+        self.bytes.iter_mut().skip(at).zip(bytes).for_each(|(place, byte)| *place = *byte);
     }
 
     fn allow(&mut self, at: usize, mask: &[u8]) {
-        self.writable[at..at + mask.len()].copy_from_slice(mask);
+        self.writable.iter_mut().skip(at).zip(mask).for_each(|(place, mask)| *place = *mask);
     }
+}
+
+fn out_of_range(offset: u64, len: usize) -> AccessError {
+    AccessError::OutOfRange { region: CONFIG_REGION as u32, offset, len }
 }
 
 #[cfg(test)]

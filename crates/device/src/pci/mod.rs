@@ -1,5 +1,10 @@
 //! The PCI function as a transport drives it.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 pub mod config;
 mod faulty;
 

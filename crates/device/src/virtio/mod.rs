@@ -11,6 +11,11 @@
 //! memory; whenever it changes, the device is stopped and run again with a [`vhost::Setup`]. The
 //! *worker* owns the rings while they run, and leaves behind how far it came.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 pub mod log;
 pub mod net;
 pub mod queue;

@@ -21,6 +21,11 @@
 //! between ACTIVATE and whatever ends it: QUIESCE, RESET, a new choice of revision or area, a
 //! function reset, bus mastering switched off, memory taken away, the end of the session.
 
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
 mod activate;
 mod command;
 mod config;

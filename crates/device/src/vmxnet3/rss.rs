@@ -23,7 +23,7 @@ pub fn read(memory: &MemoryMap, place: &BlockRef) -> Option<RssBlock> {
         return None;
     }
     let mut block = RssBlock::new_zeroed();
-    memory.read(place.addr.get(), &mut block.as_mut_bytes()[..len]).ok()?;
+    memory.read(place.addr.get(), block.as_mut_bytes().get_mut(..len)?).ok()?;
     let (key, table) = (usize::from(block.key_len.get()), usize::from(block.table_len.get()));
     let sound = block.function.get() == RssBlock::TOEPLITZ
         && key <= block.key.len()
@@ -41,14 +41,14 @@ pub fn rules(block: &RssBlock, queues: usize, fields: Option<u32>) -> Rss {
         tcp4 | tcp6
     });
     let mut key = [0; 40];
-    let given = usize::from(block.key_len.get()).min(key.len());
-    key[..given].copy_from_slice(&block.key[..given]);
+    let given = block.key.iter().take(block.key_len.get().into());
+    key.iter_mut().zip(given).for_each(|(byte, given)| *byte = *given);
     let entries = usize::from(block.table_len.get()).clamp(1, TABLE);
     // A queue that does not exist stands for the first one.
     let queue = |entry: &u8| if usize::from(*entry) < queues { *entry } else { 0 };
     Rss {
         key,
-        table: block.table[..entries].iter().map(queue).collect(),
+        table: block.table.iter().take(entries).map(queue).collect(),
         ipv4: kinds & RssBlock::IPV4 != 0,
         ipv6: kinds & RssBlock::IPV6 != 0,
         tcp4: fields & rss_field::TCP4 != 0,

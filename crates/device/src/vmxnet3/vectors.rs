@@ -97,9 +97,10 @@ impl Vectors {
     /// Something was published for `index`. Fires, or remembers it for when the guest unmasks.
     /// `control` is DriverShared's interrupt control word, loaded after the publication.
     pub fn publish(&self, index: u8, control: u32) {
-        if u32::from(index) < self.count.load(Ordering::Acquire) {
-            self.pending[usize::from(index)].store(true, Ordering::SeqCst);
-            self.fire(usize::from(index), control);
+        let used = u32::from(index) < self.count.load(Ordering::Acquire);
+        if let Some(pending) = self.pending.get(usize::from(index)).filter(|_| used) {
+            pending.store(true, Ordering::SeqCst);
+            self.fire(usize::from(index), pending, control);
         }
     }
 
@@ -107,9 +108,9 @@ impl Vectors {
     pub fn settle(&self, control: u32) -> bool {
         let count = self.count.load(Ordering::Acquire) as usize;
         let mut left = false;
-        for index in 0..count.min(MAX_VECTORS) {
-            if self.pending[index].load(Ordering::Relaxed) {
-                left |= !self.fire(index, control);
+        for (index, pending) in self.pending.iter().enumerate().take(count) {
+            if pending.load(Ordering::Relaxed) {
+                left |= !self.fire(index, pending, control);
             }
         }
         left
@@ -120,12 +121,12 @@ impl Vectors {
         self.pending.get(usize::from(index)).is_some_and(|pending| pending.load(Ordering::Relaxed))
     }
 
-    fn fire(&self, index: usize, control: u32) -> bool {
+    fn fire(&self, index: usize, pending: &AtomicBool, control: u32) -> bool {
         if control & DISABLE_ALL != 0 || self.masked(index) {
             return false;
         }
         // One of several threads that see it pending fires.
-        if !self.pending[index].swap(false, Ordering::SeqCst) {
+        if !pending.swap(false, Ordering::SeqCst) {
             return true;
         }
         let intx = self.irqs.mode() == IrqMode::Intx;

@@ -45,7 +45,8 @@ impl ConfigBuilder {
 
     /// Base class, sub-class and programming interface, as `0xBBSSPP`.
     pub fn class(mut self, class: u32) -> ConfigBuilder {
-        self.space.put(offset::CLASS, &class.to_le_bytes()[..3]);
+        let [interface, sub, base, _] = class.to_le_bytes();
+        self.space.put(offset::CLASS, &[interface, sub, base]);
         self
     }
 
@@ -92,12 +93,12 @@ impl ConfigBuilder {
         let at = offset::BAR0 + 4 * index.min(6);
         let end = at + 4 * registers;
         let fits = end <= offset::BAR0 + 24 && size.is_power_of_two() && size >= least;
-        if !fits || self.taken[at..end].contains(&true) {
+        if !fits || !self.take(at, end) {
             return self.fail(ConfigError::Bar { index, bar });
         }
-        self.taken[at..end].fill(true);
         self.space.put(at, &flags.to_le_bytes());
-        self.space.allow(at, &(!(size - 1)).to_le_bytes()[..4 * registers]);
+        let mask = (!(size - 1)).to_le_bytes();
+        self.space.allow(at, mask.get(..4 * registers).unwrap_or(&mask));
         self
     }
 
@@ -127,16 +128,15 @@ impl ConfigBuilder {
             && end <= CONFIG_SIZE
             && len >= 2
             && writable.len() <= len;
-        if !fits || self.taken[at..end].contains(&true) {
+        if !fits || !self.take(at, end) {
             return self.fail(ConfigError::Capability { id, at, len });
         }
-        self.taken[at..end].fill(true);
         self.space.put(at, bytes);
         self.space.allow(at, writable);
         // Identity of the list is never the guest's to write.
-        self.space.writable[at..at + 2].fill(0);
-        self.space.bytes[at + 1] = 0;
-        self.space.bytes[self.link] = at as u8;
+        self.space.allow(at, &[0; 2]);
+        self.space.put(at + 1, &[0]);
+        self.space.put(self.link, &[at as u8]);
         self.link = at + 1;
         self.space.put(offset::STATUS, &status::CAPABILITIES.to_le_bytes());
         self
@@ -149,6 +149,15 @@ impl ConfigBuilder {
         }
         self.space.initial = self.space.bytes.clone();
         Ok(self.space)
+    }
+
+    /// Takes bytes of the header or of the capability area. False: some are taken already, or do not exist.
+    fn take(&mut self, at: usize, end: usize) -> bool {
+        let Some(place) = self.taken.get_mut(at..end).filter(|place| !place.contains(&true)) else {
+            return false;
+        };
+        place.fill(true);
+        true
     }
 
     fn fail(mut self, error: ConfigError) -> ConfigBuilder {

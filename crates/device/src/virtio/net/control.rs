@@ -259,7 +259,8 @@ impl ControlQueue {
                 return false;
             }
             self.bytes.resize(at + len, 0);
-            if self.memory.read(segment.addr, &mut self.bytes[at..]).is_err() {
+            let read = self.bytes.get_mut(at..).map(|place| self.memory.read(segment.addr, place));
+            if !matches!(read, Some(Ok(()))) {
                 return false;
             }
         }

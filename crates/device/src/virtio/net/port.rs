@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_HEAD, PortStats, Refused, RxCapabilities, RxFrame, Token, TxFrame,
-    WakeUp,
+    DropReason, Filter, FramePort, MAX_HEAD, PortStats, QueueTurns, Refused, RxCapabilities, RxFrame, Token,
+    TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
@@ -21,8 +21,6 @@ use super::tx::{TxQueue, TxRules};
 use crate::virtio::queue::{Broken, Queue};
 use crate::virtio::vhost::{Lines, Setup};
 
-/// Frames taken from one transmit ring before the next one has its turn.
-const QUEUE_TURN: u32 = 16;
 /// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
 /// Smaller receive rings get shorter aggregates.
@@ -37,9 +35,7 @@ const VISIBLE: u32 = 32;
 pub struct NetPort {
     tx: Vec<TxQueue>,
     rx: Vec<RxQueue>,
-    /// The transmit ring whose turn it is, and how many frames it may still have.
-    turn: usize,
-    left: u32,
+    turns: QueueTurns,
     tx_rules: TxRules,
     rx_rules: RxRules,
     capabilities: RxCapabilities,
@@ -147,8 +143,7 @@ impl NetPort {
             steering: Steering::new(rx.len().min(tx.len())),
             tx,
             rx,
-            turn: 0,
-            left: QUEUE_TURN,
+            turns: QueueTurns::default(),
             tx_rules: TxRules {
                 header,
                 frame: TxRules::longest(config.mtu),
@@ -251,18 +246,17 @@ impl NetPort {
         self.lines.fail(ring);
     }
 
-    /// The next frame of the transmit ring whose turn it is.
+    /// Lends the next frame of a transmit ring: its slot.
     #[inline]
-    fn fetch_one(&mut self) -> Option<Token> {
-        self.left -= 1;
-        let queue = self.tx.get_mut(self.turn)?;
+    fn fetch_one(&mut self, number: usize) -> Option<u16> {
+        let queue = self.tx.get_mut(number)?;
         match queue.fetch(&self.tx_rules, &self.stats) {
             Ok(slot) => {
                 let slot = slot?;
-                if self.turn < self.pairs {
-                    self.steering.sent(queue.frame(slot).head, self.turn);
+                if number < self.pairs {
+                    self.steering.sent(queue.frame(slot).head, number);
                 }
-                Some(token(self.turn, slot))
+                Some(slot)
             }
             Err(broken) => {
                 let ring = queue.ring;
@@ -297,11 +291,6 @@ impl NetPort {
         Ok(())
     }
 
-    fn next_turn(&mut self) {
-        self.turn = if self.turn + 1 < self.tx.len() { self.turn + 1 } else { 0 };
-        self.left = QUEUE_TURN;
-    }
-
     /// Completes the finished frames of some transmit rings.
     fn complete(&mut self, which: impl Fn(&TxQueue) -> bool) {
         for queue in self.tx.iter_mut().filter(|queue| which(queue)) {
@@ -324,32 +313,12 @@ impl NetPort {
     }
 }
 
-/// A slot of a queue, as a token.
-fn token(queue: usize, slot: u16) -> Token {
-    Token((queue as u32) << 16 | u32::from(slot))
-}
-
-fn slot(token: Token) -> (usize, u16) {
-    ((token.0 >> 16) as usize, token.0 as u16)
-}
-
 impl FramePort for NetPort {
     #[inline]
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
-        let (mut count, mut idle) = (0, 0);
-        while count < tokens.len() && idle <= self.tx.len() {
-            let fetched = if self.left > 0 { self.fetch_one() } else { None };
-            match (fetched, tokens.get_mut(count)) {
-                (Some(token), Some(place)) => {
-                    *place = token;
-                    (count, idle) = (count + 1, 0);
-                }
-                _ => {
-                    idle += 1;
-                    self.next_turn();
-                }
-            }
-        }
+        let mut turns = self.turns;
+        let count = turns.fetch(self.tx.len(), tokens, |queue| self.fetch_one(queue));
+        self.turns = turns;
         count
     }
 
@@ -358,16 +327,19 @@ impl FramePort for NetPort {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has lent from")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let (queue, slot) = slot(token);
+        let (queue, slot) = token.slot();
         self.tx[queue].frame(slot)
     }
 
     #[inline]
     fn finish(&mut self, tokens: &[Token]) {
-        for &token in tokens {
-            let (queue, slot) = slot(token);
-            self.tx[queue].finish(slot);
+        for token in tokens {
+            let (queue, slot) = token.slot();
+            if let Some(queue) = self.tx.get_mut(queue) {
+                queue.finish(slot);
+            }
         }
     }
 

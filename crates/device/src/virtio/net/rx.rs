@@ -98,7 +98,7 @@ impl RxQueue {
         let mut bytes = [0; LONG_HEADER];
         bytes[..SHORT_HEADER].copy_from_slice(&header.to_bytes());
         bytes[SHORT_HEADER..].copy_from_slice(&(scratch.chains.len() as u16).to_le_bytes());
-        scratch.header.write(0, &bytes[..rules.header]);
+        scratch.header.write(0, bytes.get(..rules.header).unwrap_or(&bytes));
         if rules.checksum && packet.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
             let partial = RxFrame { partial_checksum: None, ..*packet };
@@ -139,7 +139,7 @@ impl RxQueue {
                 self.missing = Some(at);
                 return Err(DropReason::NoBuffers);
             };
-            let pieces = &scratch.segments[begin..];
+            let pieces = scratch.segments.get(begin..).unwrap_or_default();
             if pieces.iter().any(|piece| !piece.writable) {
                 return Err(DropReason::BadReceiver);
             }

@@ -33,17 +33,15 @@ fn bucket(head: &[u8]) -> Option<usize> {
     if !matches!(protocol, 6 | 17) {
         return None;
     }
-    let (ports, _) = head.get(ports..)?.split_first_chunk::<4>()?;
+    let (&[a, b, c, d], _) = head.get(ports..)?.split_first_chunk::<4>()?;
     let half = if network == Network::V4 { 4 } else { 16 };
     let fold = |bytes: &[u8]| {
-        let words = bytes.chunks_exact(4);
-        words.fold(0u32, |sum, word| {
-            sum.rotate_left(5) ^ u32::from_le_bytes([word[0], word[1], word[2], word[3]])
-        })
+        let (words, _) = bytes.as_chunks::<4>();
+        words.iter().fold(0u32, |sum, word| sum.rotate_left(5) ^ u32::from_le_bytes(*word))
     };
-    let ends = fold(&addresses[..half]) ^ fold(&addresses[half..]);
-    let ports =
-        u32::from(u16::from_be_bytes([ports[0], ports[1]]) ^ u16::from_be_bytes([ports[2], ports[3]]));
+    let (source, target) = addresses.split_at_checked(half)?;
+    let ends = fold(source) ^ fold(target);
+    let ports = u32::from(u16::from_be_bytes([a, b]) ^ u16::from_be_bytes([c, d]));
     let mixed = (ends ^ ports.wrapping_mul(0x9e37_79b9)).wrapping_mul(0x85eb_ca6b);
     Some((mixed >> 16) as usize % BUCKETS)
 }
@@ -57,9 +55,9 @@ impl Steering {
     #[inline]
     pub fn sent(&mut self, head: &[u8], pair: usize) {
         if let Some(pairs) = &mut self.pairs
-            && let Some(bucket) = bucket(head)
+            && let Some(bucket) = bucket(head).and_then(|bucket| pairs.get_mut(bucket))
         {
-            pairs[bucket] = pair as u16;
+            *bucket = pair as u16;
         }
     }
 
@@ -76,7 +74,7 @@ impl Steering {
     #[inline]
     pub fn pair(&self, head: &[u8]) -> usize {
         let Some(pairs) = &self.pairs else { return 0 };
-        bucket(head).map_or(0, |bucket| usize::from(pairs[bucket]))
+        bucket(head).and_then(|bucket| pairs.get(bucket)).map_or(0, |&pair| pair.into())
     }
 }
 

@@ -115,7 +115,7 @@ impl TxQueue {
             };
             let Some(number) = self.free_slot() else { return Ok(None) };
             self.queue.next = taken.next;
-            let slot = &mut self.slots[usize::from(number)];
+            let Some(slot) = self.slots.get_mut(usize::from(number)) else { return Ok(None) };
             let near = &slot.spans;
             self.queue.look_ahead(taken.next, |addr, len| near.prefetch(addr, lines_ahead(len as usize)));
             slot.number = self.next;
@@ -134,6 +134,7 @@ impl TxQueue {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "masked by the length, a power of two")]
     fn at(pending: &mut [Option<Pending>], number: u64) -> &mut Option<Pending> {
         let mask = pending.len() - 1;
         &mut pending[number as usize & mask]
@@ -159,6 +160,7 @@ impl TxQueue {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `gather` its length")]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
         let slot = &self.slots[usize::from(slot)];
         TxFrame { head: &slot.head[..slot.head_len], spans: &slot.spans, offload: slot.offload, tag: None }
@@ -166,8 +168,8 @@ impl TxQueue {
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        let number = self.slots[usize::from(slot)].number;
-        if let Some(pending) = Self::at(&mut self.pending, number) {
+        let Some(lent) = self.slots.get(usize::from(slot)) else { return };
+        if let Some(pending) = Self::at(&mut self.pending, lent.number) {
             pending.finished = true;
         }
         self.free.push(slot);
@@ -221,7 +223,8 @@ fn gather(
         let bytes = segment.len as usize;
         let here = bytes.min(rules.header - have);
         if here > 0 {
-            memory.read(segment.addr, &mut header[have..have + here]).map_err(|_| DropReason::BadAddress)?;
+            let part = header.get_mut(have..have + here).ok_or(DropReason::BadLength)?;
+            memory.read(segment.addr, part).map_err(|_| DropReason::BadAddress)?;
             have += here;
         }
         let rest = bytes - here;
@@ -243,14 +246,15 @@ fn gather(
         return Err(DropReason::BadLength);
     }
     slot.head_len = len.min(HEAD.max(header.spoken_of().min(MAX_HEAD)));
-    slot.spans.read(0, &mut slot.head[..slot.head_len]);
+    let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadLength)?;
+    slot.spans.read(0, head);
     if header.is_plain() {
         slot.offload = Offload::None;
         return Ok(());
     }
     let allowed =
         rules.checksum && (!header.is_segmented() || header.is_allowed(rules.tso4, rules.tso6, rules.uso));
-    let offload = header.offload(&slot.head[..slot.head_len]).filter(|_| allowed);
+    let offload = header.offload(head).filter(|_| allowed);
     slot.offload = offload.ok_or(DropReason::BadOffload)?;
     Ok(())
 }

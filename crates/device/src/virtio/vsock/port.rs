@@ -147,7 +147,7 @@ impl Port {
             let bytes = segment.len as usize;
             let here = bytes.min(HEADER - have);
             if here > 0 {
-                self.memory.read(segment.addr, &mut header[have..have + here]).ok()?;
+                self.memory.read(segment.addr, header.get_mut(have..have + here)?).ok()?;
                 have += here;
             }
             if bytes > here {

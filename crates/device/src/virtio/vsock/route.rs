@@ -99,8 +99,8 @@ impl Routes {
         let cids: Vec<u32> = self.vms.keys().copied().collect();
         let mut moved = false;
         self.first = if self.first + 1 < cids.len() { self.first + 1 } else { 0 };
-        for at in 0..cids.len() {
-            moved |= self.turn(cids[(self.first + at) % cids.len()], now);
+        for &cid in cids.iter().cycle().skip(self.first).take(cids.len()) {
+            moved |= self.turn(cid, now);
         }
         if let Some(bridge) = &mut self.bridge {
             moved |= bridge.turn(&mut self.vms);

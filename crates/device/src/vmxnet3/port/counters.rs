@@ -17,8 +17,10 @@ const RX_ERRORS: usize = 9;
 
 #[inline]
 fn add(counters: &QueueCounters, row: usize, packets: u64, bytes: u64) {
-    counters.0[row].bump(packets);
-    counters.0[row + 1].bump(bytes);
+    if let Some([of_packets, of_bytes]) = counters.0.get(row..row + 2) {
+        of_packets.bump(packets);
+        of_bytes.bump(bytes);
+    }
 }
 
 #[inline]

@@ -32,32 +32,28 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_FRAME, MAX_HEAD, PortStats, Refused, RxCapabilities, RxFrame, Token,
-    TxFrame, WakeUp,
+    DropReason, Filter, FramePort, MAX_FRAME, MAX_HEAD, PortStats, QueueTurns, Refused, RxCapabilities,
+    RxFrame, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
 
-use self::moderation::{LineId, Moderator};
+use self::moderation::Moderator;
 #[doc(hidden)]
 pub use self::offload::TxRules;
 use self::rss::{Hash, Toeplitz};
 use self::rx::{RxQueue, RxRules, Scratch};
 use self::tx::{Stopped, TxQueue};
-use super::setup::{Live, Setup, Shared};
+use super::setup::{Live, RxSetup, Setup, Shared, TxSetup};
 use super::stats::QUEUE_LOST;
 
-/// Frames taken from one transmit queue before the next one has its turn.
-const QUEUE_TURN: u32 = 16;
 /// How long a masked vector keeps the worker from sleeping deeply. Drivers that poll for longer than
 /// that look by themselves; indices that never fire stay masked for ever.
 const RESTLESS: Duration = Duration::from_millis(20);
 
 /// When the NIC's vectors fire.
 struct Interrupts {
-    tx_lines: Vec<LineId>,
-    rx_lines: Vec<LineId>,
     /// Where the driver's interrupt control word lies in the shared area.
     control: usize,
     moderator: Moderator,
@@ -81,9 +77,7 @@ impl Interrupts {
 pub struct NicPort {
     tx: Vec<TxQueue>,
     rx: Vec<RxQueue>,
-    /// The transmit queue whose turn it is, and how many frames it may still have.
-    turn: usize,
-    left: u32,
+    turns: QueueTurns,
     tx_rules: TxRules,
     rx_rules: RxRules,
     filter: Filter,
@@ -136,13 +130,18 @@ impl NicPort {
         let Setup { revision, memory, mtu, max_rx_sg, tx, rx, shared, rx_depth, positions } = setup;
         let extended = revision >= 6 && (tx.len() > 8 || rx.len() > 16);
         let queues = rx.len() as u16;
-        let tx: Vec<_> = tx.into_iter().map(|setup| TxQueue::new(setup, &memory)).collect();
-        let rx: Vec<_> =
-            (0u16..).zip(rx).map(|(number, setup)| RxQueue::new(setup, number, queues, rx_depth)).collect();
         let live = shared.live.lock().clone();
         let mut moderator = Moderator::new(live.moderation);
-        let tx_lines = tx.iter().map(|queue| moderator.line(queue.vector)).collect();
-        let rx_lines = rx.iter().map(|queue| moderator.line(queue.vector)).collect();
+        let mut tx_queue = |setup: TxSetup| {
+            let line = moderator.line(setup.vector);
+            TxQueue::new(setup, line, &memory)
+        };
+        let tx: Vec<_> = tx.into_iter().map(&mut tx_queue).collect();
+        let mut rx_queue = |(number, setup): (u16, RxSetup)| {
+            let line = moderator.line(setup.vector);
+            RxQueue::new(setup, line, [number, number + queues, number + 2 * queues], rx_depth)
+        };
+        let rx: Vec<_> = (0..).zip(rx).map(&mut rx_queue).collect();
         let control = if extended { at::EXTENDED_INTERRUPT_CONTROL } else { at::INTERRUPT_CONTROL };
         let rx_rules = RxRules {
             frame: usize::from(mtu) + HEADER + 2 * TAG,
@@ -162,13 +161,12 @@ impl NicPort {
             partial_frame: false,
         };
         let mut port = NicPort {
-            turn: 0,
-            left: QUEUE_TURN,
+            turns: QueueTurns::default(),
             tx_rules: TxRules::new(revision, mtu),
             rx_rules,
             filter: Filter::default(),
             rss: None,
-            interrupts: Interrupts { tx_lines, rx_lines, control, moderator, restless: None },
+            interrupts: Interrupts { control, moderator, restless: None },
             capabilities,
             unsized_buffers: true,
             positions,
@@ -226,25 +224,28 @@ impl NicPort {
 
     #[cold]
     fn tx_stopped(&self, queue: usize, Stopped(error): Stopped) {
-        self.shared.tx_errors[queue].store(error, Ordering::Release);
-        self.stopped(&self.tx[queue].descriptor, error, event::TX_QUEUE);
+        if let (Some(code), Some(queue)) = (self.shared.tx_errors.get(queue), self.tx.get(queue)) {
+            code.store(error, Ordering::Release);
+            self.stopped(&queue.descriptor, error, event::TX_QUEUE);
+        }
     }
 
     #[cold]
     fn rx_stopped(&self, queue: usize, Stopped(error): Stopped) {
-        self.shared.rx_errors[queue].store(error, Ordering::Release);
-        self.stopped(&self.rx[queue].descriptor, error, event::RX_QUEUE);
+        if let (Some(code), Some(queue)) = (self.shared.rx_errors.get(queue), self.rx.get(queue)) {
+            code.store(error, Ordering::Release);
+            self.stopped(&queue.descriptor, error, event::RX_QUEUE);
+        }
     }
 
-    /// The next frame of the transmit queue whose turn it is.
+    /// Lends the next frame of a transmit queue: its slot.
     #[inline]
-    fn fetch_one(&mut self) -> Option<Token> {
-        self.left -= 1;
-        let counters = &self.shared.tx_stats[self.turn];
-        match self.tx[self.turn].fetch(&self.tx_rules, &self.stats, counters) {
-            Ok(slot) => slot.map(|slot| token(self.turn, slot)),
+    fn fetch_one(&mut self, number: usize) -> Option<u16> {
+        let (queue, counters) = (self.tx.get_mut(number)?, self.shared.tx_stats.get(number)?);
+        match queue.fetch(&self.tx_rules, &self.stats, counters) {
+            Ok(slot) => slot,
             Err(stopped) => {
-                self.tx_stopped(self.turn, stopped);
+                self.tx_stopped(number, stopped);
                 None
             }
         }
@@ -259,15 +260,19 @@ impl NicPort {
         if !fits {
             return Err(DropReason::TooLong);
         }
-        let (queue, hash) = self.rss.as_ref().map_or((0, Hash::default()), |rss| rss.queue(frame));
-        let counters = &self.shared.rx_stats[queue];
-        match self.rx[queue].deliver(frame, hash, &self.rx_rules, &mut self.scratch, counters) {
+        let (number, hash) = self.rss.as_ref().map_or((0, Hash::default()), |rss| rss.queue(frame));
+        // The table of the hash names no other queues, and there is always the first.
+        let (Some(queue), Some(counters)) = (self.rx.get_mut(number), self.shared.rx_stats.get(number))
+        else {
+            return Err(DropReason::NoRoom);
+        };
+        match queue.deliver(frame, hash, &self.rx_rules, &mut self.scratch, counters) {
             Ok(completions) => {
-                self.interrupts.moderator.received(self.interrupts.rx_lines[queue], completions);
+                self.interrupts.moderator.received(queue.line, completions);
                 Ok(())
             }
             Err(reason) => {
-                self.not_delivered(queue, reason);
+                self.not_delivered(number, reason);
                 Err(reason)
             }
         }
@@ -275,16 +280,11 @@ impl NicPort {
 
     #[cold]
     fn not_delivered(&mut self, queue: usize, reason: DropReason) {
-        if let Some(stopped) = self.rx[queue].take_stop() {
+        if let Some(stopped) = self.rx.get_mut(queue).and_then(RxQueue::take_stop) {
             self.rx_stopped(queue, stopped);
         } else {
             self.unsized_buffers |= reason != DropReason::NoBuffers;
         }
-    }
-
-    fn next_turn(&mut self) {
-        self.turn = if self.turn + 1 < self.tx.len() { self.turn + 1 } else { 0 };
-        self.left = QUEUE_TURN;
     }
 }
 
@@ -295,32 +295,12 @@ pub const fn positions(queues: usize) -> usize {
     checkpoint::bytes(queues)
 }
 
-/// A slot of a queue, as a token.
-fn token(queue: usize, slot: u16) -> Token {
-    Token((queue as u32) << 16 | u32::from(slot))
-}
-
-fn slot(token: Token) -> (usize, u16) {
-    ((token.0 >> 16) as usize, token.0 as u16)
-}
-
 impl FramePort for NicPort {
     #[inline]
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
-        let (mut count, mut idle) = (0, 0);
-        while count < tokens.len() && idle <= self.tx.len() {
-            let fetched = if self.left > 0 { self.fetch_one() } else { None };
-            match (fetched, tokens.get_mut(count)) {
-                (Some(token), Some(place)) => {
-                    *place = token;
-                    (count, idle) = (count + 1, 0);
-                }
-                _ => {
-                    idle += 1;
-                    self.next_turn();
-                }
-            }
-        }
+        let mut turns = self.turns;
+        let count = turns.fetch(self.tx.len(), tokens, |queue| self.fetch_one(queue));
+        self.turns = turns;
         count
     }
 
@@ -329,16 +309,19 @@ impl FramePort for NicPort {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "a token names a queue that `fetch` has lent from")]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let (queue, slot) = slot(token);
+        let (queue, slot) = token.slot();
         self.tx[queue].frame(slot)
     }
 
     #[inline]
     fn finish(&mut self, tokens: &[Token]) {
-        for &token in tokens {
-            let (queue, slot) = slot(token);
-            self.tx[queue].finish(slot);
+        for token in tokens {
+            let (queue, slot) = token.slot();
+            if let Some(queue) = self.tx.get_mut(queue) {
+                queue.finish(slot);
+            }
         }
     }
 
@@ -368,9 +351,9 @@ impl FramePort for NicPort {
 
     fn flush(&mut self, now: Instant) {
         self.rx.iter_mut().for_each(RxQueue::flush);
-        for (queue, line) in self.tx.iter_mut().zip(&self.interrupts.tx_lines) {
+        for queue in &mut self.tx {
             let written = queue.flush();
-            self.interrupts.moderator.sent(*line, written);
+            self.interrupts.moderator.sent(queue.line, written);
         }
         self.store();
         if self.unsized_buffers {

@@ -87,12 +87,16 @@ impl Moderator {
     /// Receive completions were published.
     #[inline]
     pub fn received(&mut self, line: LineId, count: u32) {
-        self.lines[usize::from(line.0)].rx += count;
+        if let Some(line) = self.lines.get_mut(usize::from(line.0)) {
+            line.rx += count;
+        }
     }
 
     #[inline]
     pub fn sent(&mut self, line: LineId, count: u32) {
-        self.lines[usize::from(line.0)].tx += count;
+        if let Some(line) = self.lines.get_mut(usize::from(line.0)) {
+            line.tx += count;
+        }
     }
 
     /// Fires what is due. Returns true if something waits for its time; `fired` tells whether anything

@@ -37,6 +37,7 @@ impl Order {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "masked by the length, a power of two")]
     fn at(&mut self, number: u64) -> &mut Taken {
         let mask = self.taken.len() - 1;
         &mut self.taken[number as usize & mask]

@@ -27,7 +27,8 @@ impl Toeplitz {
     pub fn new(rss: Rss) -> Toeplitz {
         // The 32 bits of the key from `bit` on.
         let window = |bit: usize| {
-            let bytes = (0..5).fold(0u64, |word, at| word << 8 | u64::from(rss.key[bit / 8 + at]));
+            let bytes = rss.key.iter().skip(bit / 8).take(5);
+            let bytes = bytes.fold(0u64, |word, &byte| word << 8 | u64::from(byte));
             (bytes >> (8 - bit % 8)) as u32
         };
         let mut tables = Box::new([[0; 16]; 2 * MAX_INPUT]);
@@ -41,10 +42,12 @@ impl Toeplitz {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "four bits each, in tables of 16")]
     fn hash(&self, parts: [&[u8]; 2]) -> u32 {
         let input = parts.into_iter().flatten();
-        self.tables.chunks_exact(2).zip(input).fold(0, |hash, (tables, &byte)| {
-            hash ^ tables[0][usize::from(byte >> 4)] ^ tables[1][usize::from(byte & 15)]
+        let (tables, _) = self.tables.as_chunks::<2>();
+        tables.iter().zip(input).fold(0, |hash, ([high, low], &byte)| {
+            hash ^ high[usize::from(byte >> 4)] ^ low[usize::from(byte & 15)]
         })
     }
 

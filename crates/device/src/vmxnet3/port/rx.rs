@@ -8,6 +8,7 @@ use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 use super::checkpoint;
 use super::counters;
 use super::layout::{Buffer, Buffers, Missing, NoPlace};
+use super::moderation::LineId;
 use super::place::Place;
 use super::ring::{CompletionRing, RxCommands};
 use super::rss::Hash;
@@ -63,13 +64,14 @@ pub struct RxQueue {
     stopped: Option<Stopped>,
     /// The driver was not told of that yet.
     untold: bool,
-    pub vector: u8,
+    /// Of its completions.
+    pub line: LineId,
     pub descriptor: Window,
 }
 
 impl RxQueue {
-    /// Queue `number` of `queues`.
-    pub fn new(setup: RxSetup, number: u16, queues: u16, depth: Option<u16>) -> RxQueue {
+    /// `names`: of ring 0, ring 1 and the data ring in completions.
+    pub fn new(setup: RxSetup, line: LineId, names: [u16; 3], depth: Option<u16>) -> RxQueue {
         let descriptors =
             usize::from(setup.ring0.size) + setup.ring1.as_ref().map_or(0, |ring| ring.size.into());
         let completions = usize::from(setup.completions.size);
@@ -79,10 +81,10 @@ impl RxQueue {
             told: (completions < descriptors).then(|| vec![None; completions]),
             data: setup.data,
             missing: None,
-            names: [number, number + queues, number + 2 * queues],
+            names,
             stopped: None,
             untold: false,
-            vector: setup.vector,
+            line,
             descriptor: setup.descriptor,
         }
     }
@@ -210,7 +212,7 @@ impl RxQueue {
         }
         let mut place = self.completions.head();
         for _ in 0..count {
-            if let Some(Buffer { second, place, .. }) = told[usize::from(place.index)]
+            if let Some(&Some(Buffer { second, place, .. })) = told.get(usize::from(place.index))
                 && !self.buffers.is_reposted(second, place)
             {
                 let place = Place { lap: place.lap.wrapping_add(1), ..place };
@@ -256,12 +258,15 @@ impl RxQueue {
         if let Some(told) = &mut self.told {
             let mut place = self.completions.head();
             for buffer in buffers {
-                told[usize::from(place.index)] = Some(*buffer);
+                if let Some(told) = told.get_mut(usize::from(place.index)) {
+                    *told = Some(*buffer);
+                }
                 place = self.completions.next(place);
             }
         }
         let Some((first, rest)) = buffers.split_first() else { return };
-        let name = self.names[if data_ring { 2 } else { 0 }];
+        let [ring0, ring1, data] = self.names;
+        let name = if data_ring { data } else { ring0 };
         let hashed = common.rss(hash.kind, hash.value);
         let start = match packet.aggregate {
             // The hash's place holds the number of segments.
@@ -274,7 +279,7 @@ impl RxQueue {
         self.completions.push(|generation| start.words(generation));
         let Some((last, middle)) = rest.split_last() else { return };
         let one = |buffer: &Buffer| {
-            hashed.buffer(buffer.place.index, self.names[usize::from(buffer.second)], buffer.len)
+            hashed.buffer(buffer.place.index, if buffer.second { ring1 } else { ring0 }, buffer.len)
         };
         self.completions.extend(middle.iter().map(one));
         self.completions.push(|generation| one(last).ends(false, true).words(generation));
@@ -324,8 +329,10 @@ impl RxQueue {
 #[inline]
 fn write(packet: &RxFrame<'_>, in_band: bool, need: usize, scratch: &mut Scratch) {
     let written = packet.write(&scratch.into, in_band, &mut scratch.head);
-    if written < need {
-        scratch.into.write(written, &[0; MIN_FRAME][..need - written]);
+    if written < need
+        && let Some(padding) = [0; MIN_FRAME].get(..need - written)
+    {
+        scratch.into.write(written, padding);
     }
 }
 

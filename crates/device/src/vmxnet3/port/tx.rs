@@ -7,6 +7,7 @@ use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
 use super::checkpoint;
 use super::counters;
+use super::moderation::LineId;
 use super::offload::{TxRules, spoken_of};
 use super::order::Order;
 use super::place::Place;
@@ -56,12 +57,13 @@ pub struct TxQueue {
     /// Behind the last packet that is completed: the next daemon begins here.
     done: Place,
     stopped: bool,
-    pub vector: u8,
+    /// Of its completions.
+    pub line: LineId,
     pub descriptor: Window,
 }
 
 impl TxQueue {
-    pub fn new(setup: TxSetup, memory: &MemoryMap) -> TxQueue {
+    pub fn new(setup: TxSetup, line: LineId, memory: &MemoryMap) -> TxQueue {
         let order = Order::new(setup.commands.size);
         TxQueue {
             commands: TxCommands::new(setup.commands),
@@ -72,7 +74,7 @@ impl TxQueue {
             order,
             done: Place::default(),
             stopped: false,
-            vector: setup.vector,
+            line,
             descriptor: setup.descriptor,
         }
     }
@@ -107,7 +109,7 @@ impl TxQueue {
                 break;
             }
             let Some(number) = self.free_slot() else { break };
-            let slot = &mut self.slots[usize::from(number)];
+            let Some(slot) = self.slots.get_mut(usize::from(number)) else { break };
             slot.spans.clear();
             slot.spans.prefetch(self.commands.look_ahead(), 1);
             let first = TxDesc::from_words(addr, control);
@@ -161,6 +163,7 @@ impl TxQueue {
     }
 
     #[inline]
+    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `fill` its length")]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
         let slot = &self.slots[usize::from(slot)];
         TxFrame {
@@ -173,8 +176,10 @@ impl TxQueue {
 
     #[inline]
     pub fn finish(&mut self, slot: u16) {
-        self.order.finish(self.slots[usize::from(slot)].number);
-        self.free.push(slot);
+        if let Some(lent) = self.slots.get(usize::from(slot)) {
+            self.order.finish(lent.number);
+            self.free.push(slot);
+        }
     }
 
     /// Stores where the next daemon begins.
@@ -251,6 +256,7 @@ fn fill(slot: &mut Slot, first: &TxDesc, len: usize, rules: &TxRules) -> Result<
     slot.offload = rules.check(first, len)?;
     slot.tag = first.tag();
     slot.head_len = len.min(HEAD.max(spoken_of(slot.offload)));
-    slot.spans.read(0, &mut slot.head[..slot.head_len]);
+    let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadOffload)?;
+    slot.spans.read(0, head);
     Ok(())
 }
