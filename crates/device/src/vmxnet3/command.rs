@@ -31,10 +31,10 @@ const TX_DATA_SLOT: u32 = 128;
 
 /// Where in its rings an activation begins.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Rings {
-    New,
+enum Position {
+    FirstDescriptor,
     /// Where a previous daemon stopped.
-    Past,
+    Checkpoint,
 }
 
 impl Vmxnet3Device {
@@ -117,7 +117,7 @@ impl Vmxnet3Device {
     fn activate(&mut self) -> u32 {
         // A driver that activates twice wants what is in memory now.
         self.quiesce();
-        match self.try_activate(Rings::New) {
+        match self.try_activate(Position::FirstDescriptor) {
             Ok(()) => DONE,
             Err(refused) => {
                 self.log_refusal(&refused);
@@ -128,7 +128,7 @@ impl Vmxnet3Device {
 
     /// Continues a previous daemon's activation, from what is in memory and where it was in the rings.
     pub(super) fn resume_activation(&mut self) -> Result<(), String> {
-        self.try_activate(Rings::Past).map_err(|refused| refused.to_string())?;
+        self.try_activate(Position::Checkpoint).map_err(|refused| refused.to_string())?;
         if self.active.is_none() {
             return Err("positions in the rings are not known".into());
         }
@@ -137,7 +137,7 @@ impl Vmxnet3Device {
         Ok(())
     }
 
-    fn try_activate(&mut self, rings: Rings) -> Result<(), RefusedActivation> {
+    fn try_activate(&mut self, position: Position) -> Result<(), RefusedActivation> {
         if !self.config.bus_master() {
             return Err(RefusedActivation::NotBusMaster);
         }
@@ -178,9 +178,9 @@ impl Vmxnet3Device {
             positions: self.positions.clone(),
         };
         let stats = self.frames.stats(self.port);
-        let port = match rings {
-            Rings::New => NicPort::new(setup, stats),
-            Rings::Past => match NicPort::restored(setup, stats) {
+        let port = match position {
+            Position::FirstDescriptor => NicPort::new(setup, stats),
+            Position::Checkpoint => match NicPort::restored(setup, stats) {
                 Some(port) => port,
                 None => {
                     running.raise(event::TX_QUEUE | event::RX_QUEUE);

@@ -1,4 +1,5 @@
-//! One NIC's function: configuration space, registers, reset. Commands are in `command.rs`.
+//! One NIC's function: configuration space, registers, reset. Commands are in `command.rs`, what outlives the daemon
+//! in `checkpoint.rs`.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -7,11 +8,10 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{MemoryMap, Window};
 use vmlane_port::{Frames, PortId};
-use vmlane_state::{Found, Journal, Reader, Unusable, Writer};
+use vmlane_state::{Found, Journal, Unusable};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{BAR0_SIZE, Command, PageReg, Reg, capability, event};
 use vmlane_wire::vmxnet3::shared::{Coalesce, DriverShared, at};
-use zerocopy::{FromBytes, IntoBytes};
 
 use crate::irq::Interrupts;
 use crate::pci::config::ConfigSpace;
@@ -31,11 +31,8 @@ use super::vectors::Vectors;
 const PAGE_NAME: &str = "vmxnet3-bar0";
 /// Positions in the rings of all queues, receive queues up to twice as many.
 const POSITIONS_NAME: &str = "vmxnet3-rings";
-const POSITIONS: u64 = 4096;
+pub(super) const POSITIONS: u64 = 4096;
 const _: () = assert!(port::positions(3 * MAX_QUEUES as usize) <= POSITIONS as usize);
-/// Kinds of the device's records.
-const REGISTERS: u32 = 256;
-const CONFIG: u32 = 257;
 /// Refused activations are logged no more often.
 const LOG_EVERY: Duration = Duration::from_secs(1);
 
@@ -49,7 +46,7 @@ pub(super) struct Registers {
     pub shared: u64,
     /// Result of the last command.
     pub result: u32,
-    mac_low: u32,
+    pub mac_low: u32,
     /// The address in force.
     pub mac: Mac,
     /// Granted of the first capability word.
@@ -83,12 +80,12 @@ pub struct Vmxnet3Device {
     pub(super) memory: MemoryMap,
     /// BAR 0, whether or not the VMM maps it.
     pub(super) page: Arc<Window>,
-    page_file: OwnedFd,
+    pub(super) page_file: OwnedFd,
     /// Where positions in the rings are stored for the next daemon.
     pub(super) positions: Arc<Window>,
-    positions_file: OwnedFd,
+    pub(super) positions_file: OwnedFd,
     /// As recorded last: registers, configuration space.
-    recorded: [Vec<u8>; 2],
+    pub(super) recorded: [Vec<u8>; 2],
     pub(super) vectors: Arc<Vectors>,
     pub(super) regs: Registers,
     pub(super) active: Option<Active>,
@@ -302,70 +299,10 @@ impl Vmxnet3Device {
         self.quiesce();
     }
 
-    /// The registers of a previous daemon; whether it was active.
-    fn restore(&mut self, from: &mut Reader<'_>) -> Option<bool> {
-        let revision = from.option()?.map(|revision| revision as u8);
-        let (shared_low, shared, result) = (from.u32()?, from.u64()?, from.u32()?);
-        let (mac_low, mac) = (from.u32()?, Mac(from.bytes()?.try_into().ok()?));
-        let (granted, rss_fields) = (from.u32()?, from.u32()?);
-        let coalesce = match from.bytes()? {
-            [] => None,
-            bytes => Some(Coalesce::read_from_bytes(bytes).ok()?),
-        };
-        let active = from.flag()?;
-        from.end()?;
-        let known = revision.is_none_or(|revision| (1..=self.nic.profile.revision()).contains(&revision));
-        if !known || !mac.is_unicast() {
-            return None;
-        }
-        self.regs = Registers {
-            revision,
-            shared_low,
-            shared,
-            result,
-            mac_low,
-            mac,
-            granted: granted & self.nic.profile.capabilities(),
-            rss_fields: rss_fields & rss::ALL_FIELDS,
-            coalesce,
-        };
-        Some(active)
-    }
-
-    /// True while the operator, or the daemon itself, keeps the NIC from doing anything.
-    fn is_out_of_service(&mut self) -> bool {
-        let out = self.nic.handle.is_quarantined();
-        if out && self.active.is_some() {
-            self.quiesce();
-            self.regs.result = 0;
-        }
-        out
-    }
-
-    /// A driver that probes finds no revision it knows and leaves; one that runs finds the link down and
-    /// its activation refused.
-    fn read_out_of_service(&mut self, region: usize, offset: u64, data: &mut [u8]) {
-        if let (1, Some(Reg::Command), [a, b, c, d]) = (region, Reg::at(offset), data) {
-            [*a, *b, *c, *d] = self.regs.result.to_le_bytes();
-        }
-    }
-
-    fn write_out_of_service(&mut self, region: usize, offset: u64, data: &[u8]) {
-        if let (1, Some(Reg::Command), &[a, b, c, d]) = (region, Reg::at(offset), data) {
-            let command = known(u32::from_le_bytes([a, b, c, d]), self.revision());
-            self.regs.result = u32::from(command == Some(Command::Activate));
-        }
-    }
-
     /// Splits an access into words; false for one that has none.
     fn is_words(offset: u64, len: usize) -> bool {
         offset.is_multiple_of(4) && matches!(len, 4 | 8)
     }
-}
-
-/// Does a file have so many bytes?
-fn holds(file: &OwnedFd, bytes: u64) -> bool {
-    rustix::fs::fstat(file).is_ok_and(|state| u64::try_from(state.st_size).is_ok_and(|have| have >= bytes))
 }
 
 /// MACL and MACH of an address.
@@ -463,60 +400,19 @@ impl PciDevice for Vmxnet3Device {
     }
 
     fn files(&self) -> Vec<(&'static str, OwnedFd)> {
-        let files = [("bar0", &self.page_file), ("rings", &self.positions_file)];
-        files.into_iter().filter_map(|(name, file)| Some((name, file.try_clone().ok()?))).collect()
+        self.checkpoint_files()
     }
 
     fn adopt(&mut self, files: &mut Found) {
-        if let Some(file) = files.take("bar0").filter(|file| holds(file, BAR0_SIZE))
-            && let Ok(page) = Window::over_file(&file, BAR0_SIZE)
-        {
-            self.page = Arc::new(page);
-            self.page_file = file;
-            self.vectors = Arc::new(self.vectors.over(self.page.clone()));
-        }
-        if let Some(file) = files.take("rings").filter(|file| holds(file, POSITIONS))
-            && let Ok(positions) = Window::over_file(&file, POSITIONS)
-        {
-            self.positions = Arc::new(positions);
-            self.positions_file = file;
-        } else {
-            port::forget(&self.positions);
-        }
+        self.adopt_files(files);
     }
 
     fn record(&mut self, log: &Journal) {
-        let mut out = Writer::new();
-        let regs = &self.regs;
-        out.option(regs.revision.map(u64::from)).u32(regs.shared_low).u64(regs.shared).u32(regs.result);
-        out.u32(regs.mac_low).bytes(&regs.mac.0).u32(regs.granted).u32(regs.rss_fields);
-        out.bytes(regs.coalesce.as_ref().map_or(&[], |scheme| scheme.as_bytes()));
-        out.flag(self.active.is_some());
-        let [registers, config] = &mut self.recorded;
-        if *registers != out.0 {
-            log.stage((REGISTERS, 0, 0), &out.0);
-            *registers = out.0;
-        }
-        if config != self.config.bytes() {
-            log.stage((CONFIG, 0, 0), self.config.bytes());
-            *config = self.config.bytes().to_vec();
-        }
+        self.record_changes(log);
     }
 
     fn resume(&mut self, checkpoint: Checkpoint<'_>) -> Result<(), Unusable> {
-        if let Some(bytes) = checkpoint.record(CONFIG) {
-            self.config.restore(bytes).ok_or(Unusable::Record { kind: CONFIG })?;
-        }
-        // Nothing was asked of the device yet.
-        let Some(bytes) = checkpoint.record(REGISTERS) else { return Ok(()) };
-        let mut from = Reader::new(bytes);
-        let active = self.restore(&mut from).ok_or(Unusable::Record { kind: REGISTERS })?;
-        self.nic.handle.set_identity(self.regs.revision, self.regs.mac);
-        if active && let Err(error) = self.resume_activation() {
-            // The driver was told by an event, where that was possible; it resets the device then.
-            tracing::warn!(mac = %self.nic.mac, error, "a previous daemon's activation is not continued");
-        }
-        Ok(())
+        self.restore(&checkpoint)
     }
 
     fn irqs_changed(&mut self) {

@@ -5,6 +5,8 @@
 //! | `device.rs`, `pci.rs` | the PCI function: registers, reset; configuration space |
 //! | `page.rs`, `vectors.rs` | BAR 0 where it is trapped; interrupt masks and who may fire |
 //! | `command.rs` | commands, each done when its write returns |
+//! | `checkpoint.rs` | what the next daemon needs, and how it continues |
+//! | `out_of_service.rs` | a NIC that the operator has taken out of service |
 //! | `activate.rs` | the shared area checked once and for all |
 //! | `driver_config.rs`, `rss.rs` | filters, features, scaling, moderation as the driver last said |
 //! | `profile.rs` | which NIC the guest is given |
@@ -27,11 +29,13 @@
 )]
 
 mod activate;
+mod checkpoint;
 mod command;
 mod config;
 mod device;
 mod driver_config;
 mod handle;
+mod out_of_service;
 mod page;
 mod pci;
 pub mod port;
