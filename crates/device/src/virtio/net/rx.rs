@@ -1,4 +1,4 @@
-//! One receive ring: packets are copied into the guest's buffers, several for one if it merges them.
+//! One receive ring: frames are copied into the guest's buffers, several for one if it merges them.
 
 use vmlane_mem::Spans;
 use vmlane_port::{DropReason, MAX_HEAD, RxFrame, VnetHeader};
@@ -10,7 +10,7 @@ use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
 /// Bytes of the header: with VERSION_1 or mergeable buffers, or without.
 pub const LONG_HEADER: usize = 12;
 pub const SHORT_HEADER: usize = 10;
-/// Buffers of one packet, at most: 64 KiB in buffers of 256 bytes.
+/// Buffers of one frame, at most: 64 KiB in buffers of 256 bytes.
 const MAX_BUFFERS: usize = 256;
 
 /// What was negotiated, as far as it concerns frames that the guest gets.
@@ -42,7 +42,7 @@ pub struct Scratch {
 pub struct RxQueue {
     pub queue: Queue,
     pub ring: usize,
-    /// Where the chain was to be that the last refused packet lacked.
+    /// Where the chain was to be that the last refused frame lacked.
     missing: Option<Cursor>,
     pub broken: bool,
     /// What the VMM is to be told of.
@@ -54,7 +54,7 @@ impl RxQueue {
         RxQueue { queue, ring, missing: None, broken: false, fault: None }
     }
 
-    /// Was the last packet refused for want of buffers?
+    /// Was the last frame refused for want of buffers?
     pub fn is_starved(&self) -> bool {
         self.missing.is_some() && !self.broken
     }
@@ -79,19 +79,19 @@ impl RxQueue {
     #[inline]
     pub fn deliver(
         &mut self,
-        packet: &RxFrame<'_>,
+        frame: &RxFrame<'_>,
         rules: &RxRules,
         scratch: &mut Scratch,
     ) -> Result<(), DropReason> {
         if self.broken {
             return Err(DropReason::BadReceiver);
         }
-        let shift = if packet.tag.is_some() { TAG } else { 0 };
-        let need = rules.header + shift + packet.len();
+        let shift = if frame.tag.is_some() { TAG } else { 0 };
+        let need = rules.header + shift + frame.len();
         self.collect(need, rules, scratch)?;
         spread(need, rules.header, scratch)?;
         let header = if rules.checksum {
-            VnetHeader::with_checksum_status(packet, shift as u16)
+            VnetHeader::with_checksum_status(frame, shift as u16)
         } else {
             VnetHeader::default()
         };
@@ -99,12 +99,12 @@ impl RxQueue {
         bytes[..SHORT_HEADER].copy_from_slice(&header.to_bytes());
         bytes[SHORT_HEADER..].copy_from_slice(&(scratch.chains.len() as u16).to_le_bytes());
         scratch.header.write(0, bytes.get(..rules.header).unwrap_or(&bytes));
-        if rules.checksum && packet.partial_checksum.is_some() {
+        if rules.checksum && frame.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
-            let partial = RxFrame { partial_checksum: None, ..*packet };
+            let partial = RxFrame { partial_checksum: None, ..*frame };
             partial.write(&scratch.into, true, &mut scratch.head);
         } else {
-            packet.write(&scratch.into, true, &mut scratch.head);
+            frame.write(&scratch.into, true, &mut scratch.head);
         }
         if let Some(log) = self.queue.log() {
             log_pieces(log, need, &scratch.segments);

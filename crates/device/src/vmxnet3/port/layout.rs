@@ -1,7 +1,7 @@
-//! Which posted buffers a packet goes to.
+//! Which posted buffers a frame goes to.
 //!
 //! The first is the next HEAD of ring 0; those that follow are the next BODY of ring 0 or, where there
-//! is none, of ring 1. Nothing is consumed until all of the packet has a place.
+//! is none, of ring 1. Nothing is consumed until all of the frame has a place.
 
 use vmlane_mem::Spans;
 use vmlane_port::DropReason;
@@ -10,7 +10,7 @@ use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxDesc};
 use super::place::Place;
 use super::ring::RxCommands;
 
-/// A buffer that a packet goes to.
+/// A buffer that a frame goes to.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Buffer {
     /// Of ring 1.
@@ -20,14 +20,14 @@ pub struct Buffer {
     pub len: u16,
 }
 
-/// A descriptor that the driver must post before a packet fits.
+/// A descriptor that the driver must post before a frame fits.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Missing {
     pub second: bool,
     pub place: Place,
 }
 
-/// Why there is no place for a packet.
+/// Why there is no place for a frame.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum NoPlace {
     /// Not before this is posted.
@@ -47,7 +47,7 @@ pub struct Buffers {
     depth: Option<u16>,
 }
 
-/// A packet's place, before it is taken.
+/// A frame's place, before it is taken.
 #[derive(Clone, Copy, Debug)]
 pub struct Layout {
     next0: Place,
@@ -200,7 +200,7 @@ impl Buffers {
         }
     }
 
-    /// Bytes of the largest packet that `limit` buffers like the next ones hold. None: they are not
+    /// Bytes of the largest frame that `limit` buffers like the next ones hold. None: they are not
     /// posted, so it is not known.
     pub fn largest(&mut self, limit: usize) -> Option<usize> {
         let head = self.head().ok()?.len();
@@ -243,7 +243,7 @@ fn add(
     Ok(len)
 }
 
-/// What is left of a packet needs about as many more BODYs: the last of them is worth waiting for.
+/// What is left of a frame needs about as many more BODYs: the last of them is worth waiting for.
 #[cold]
 fn wait_for(ring1: &RxCommands, next: Place, left: usize) -> NoPlace {
     let steps = (left.div_ceil(BODY) - 1).min(usize::from(ring1.size()) / 2);

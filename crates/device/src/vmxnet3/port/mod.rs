@@ -6,7 +6,7 @@
 //! | `checkpoint.rs` | positions that outlive the daemon |
 //! | `tx.rs`, `offload.rs`, `order.rs` | frames gathered, checked, lent, completed in order |
 //! | `rx.rs`, `layout.rs` | frames laid into posted buffers, completed |
-//! | `rss.rs` | the receive queue of a packet |
+//! | `rss.rs` | the receive queue of a frame |
 //! | `moderation.rs` | when an interrupt is due |
 //! | `counters.rs` | the driver's statistics |
 //!
@@ -344,7 +344,7 @@ impl FramePort for NicPort {
     }
 
     fn has_room(&mut self) -> bool {
-        // Where a packet was refused, its queue alone decides.
+        // Where a frame was refused, its queue alone decides.
         let starved = self.rx.iter().any(RxQueue::is_starved);
         self.rx.iter_mut().filter(|queue| !starved || queue.is_starved()).any(RxQueue::has_room)
     }

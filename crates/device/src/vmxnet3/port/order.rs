@@ -1,7 +1,7 @@
-//! Packets in ring order, from the first that is not completed on: finished in any order, completed
+//! Frames in ring order, from the first that is not completed on: finished in any order, completed
 //! in theirs.
 
-/// A packet that was taken from the ring.
+/// A frame that was taken from the ring.
 #[derive(Clone, Copy, Debug, Default)]
 struct Taken {
     /// Its last descriptor.
@@ -10,10 +10,10 @@ struct Taken {
     finished: bool,
 }
 
-/// As many packets as a ring has descriptors, at most. Packets are numbered from the first ever.
+/// As many frames as a ring has descriptors, at most. Frames are numbered from the first ever.
 #[derive(Debug)]
 pub struct Order {
-    /// A power of two of them; packet n is at n modulo their number.
+    /// A power of two of them; frame n is at n modulo their number.
     taken: Box<[Taken]>,
     most: u64,
     first: u64,
@@ -43,7 +43,7 @@ impl Order {
         &mut self.taken[number as usize & mask]
     }
 
-    /// Adds a packet whose last descriptor is `end`; its number. There is room.
+    /// Adds a frame whose last descriptor is `end`; its number. There is room.
     #[inline]
     pub fn push(&mut self, end: u16, wants_completion: bool) -> u64 {
         let number = self.next;
@@ -57,7 +57,7 @@ impl Order {
         self.at(number).finished = true;
     }
 
-    /// Takes the first packet, if it is finished: its last descriptor, and whether a completion is
+    /// Takes the first frame, if it is finished: its last descriptor, and whether a completion is
     /// wanted.
     #[inline]
     pub fn pop_finished(&mut self) -> Option<(u16, bool)> {

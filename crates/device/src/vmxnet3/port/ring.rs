@@ -61,7 +61,7 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
         self.ring.window.load_half(near, false)
     }
 
-    /// The same for a ring of which a packet takes many.
+    /// The same for a ring of which a frame takes many.
     pub fn look_far_ahead(&self) {
         let index = usize::from(self.head.index);
         (1..=4).for_each(|line| self.ring.window.prefetch((index + line * LINE) * SIZE));
@@ -90,7 +90,7 @@ pub struct CompletionRing {
 
 /// Completions in a cache line.
 const LINE: usize = 64 / SIZE;
-/// Completions that gather at most, unless one packet has more.
+/// Completions that gather at most, unless one frame has more.
 const GATHERED: usize = 64;
 
 impl CompletionRing {
@@ -118,7 +118,7 @@ impl CompletionRing {
         place.next(self.ring.size)
     }
 
-    /// Room for a packet's `count` completions. Their lines are about to be written.
+    /// Room for a frame's `count` completions. Their lines are about to be written.
     #[inline]
     pub fn make_room(&mut self, count: usize) {
         let index = usize::from(self.head.index);
@@ -149,7 +149,7 @@ impl CompletionRing {
     }
 
     /// Writes what has gathered, the last one first and each one's generation last: a driver sees all
-    /// of it or nothing, so never a part of a packet.
+    /// of it or nothing, so never a part of a frame.
     #[inline]
     pub fn publish(&mut self) {
         let mut index = usize::from(self.head.index);

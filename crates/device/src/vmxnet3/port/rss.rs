@@ -51,16 +51,16 @@ impl Toeplitz {
         })
     }
 
-    /// The packet's hash and receive queue. Queue 0 for what is not hashed.
+    /// The frame's hash and receive queue. Queue 0 for what is not hashed.
     #[inline]
-    pub fn queue(&self, packet: &RxFrame<'_>) -> (usize, Hash) {
-        let Some(hash) = self.of(packet) else { return (0, Hash::default()) };
+    pub fn queue(&self, frame: &RxFrame<'_>) -> (usize, Hash) {
+        let Some(hash) = self.of(frame) else { return (0, Hash::default()) };
         let at = hash.value as usize % self.rss.table.len().max(1);
         (self.rss.table.get(at).copied().unwrap_or(0).into(), hash)
     }
 
-    fn of(&self, packet: &RxFrame<'_>) -> Option<Hash> {
-        let Layers { network, transport, fragment, network_at, transport_at } = packet.layers;
+    fn of(&self, frame: &RxFrame<'_>) -> Option<Hash> {
+        let Layers { network, transport, fragment, network_at, transport_at } = frame.layers;
         let rss = &self.rss;
         let (addresses, plain, plain_kind) = match network {
             Network::V4 => (12..20, rss.ipv4, RssType::V4),
@@ -68,7 +68,7 @@ impl Toeplitz {
             Network::Other => return None,
         };
         let at = usize::from(network_at);
-        let addresses = packet.head.get(at + addresses.start..at + addresses.end)?;
+        let addresses = frame.head.get(at + addresses.start..at + addresses.end)?;
         let with_ports = match (network, transport) {
             _ if fragment => None,
             (Network::V4, Transport::Tcp) => rss.tcp4.then_some(RssType::Tcp4),
@@ -78,7 +78,7 @@ impl Toeplitz {
             _ => None,
         };
         let at = usize::from(transport_at);
-        if let (Some(kind), Some(ports)) = (with_ports, packet.head.get(at..at + 4)) {
+        if let (Some(kind), Some(ports)) = (with_ports, frame.head.get(at..at + 4)) {
             return Some(Hash { kind, value: self.hash([addresses, ports]) });
         }
         plain.then(|| Hash { kind: plain_kind, value: self.hash([addresses, &[]]) })

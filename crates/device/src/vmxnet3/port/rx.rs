@@ -1,4 +1,4 @@
-//! One receive queue: packets are copied into posted buffers and completed.
+//! One receive queue: frames are copied into posted buffers and completed.
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{ChecksumStatus, DropReason, MAX_HEAD, Network, RxFrame, Transport};
@@ -15,15 +15,15 @@ use super::rss::Hash;
 use super::tx::Stopped;
 use crate::vmxnet3::setup::{Features, QueueCounters, RxSetup};
 
-/// Buffers of a packet where the driver names no limit: what Linux's usual build takes.
+/// Buffers of a frame where the driver names no limit: what Linux's usual build takes.
 const DEFAULT_LIMIT: usize = 18;
 
-/// What a revision, the driver's limits and its features say about packets.
+/// What a revision, the driver's limits and its features say about frames.
 #[derive(Clone, Copy, Debug)]
 pub struct RxRules {
     /// Bytes of the longest frame that is no aggregate, with an inner tag or two.
     pub frame: usize,
-    /// Buffers of one packet.
+    /// Buffers of one frame.
     pub limit: usize,
     /// Completions tell segments and size of an aggregate.
     pub counts_segments: bool,
@@ -56,7 +56,7 @@ pub struct RxQueue {
     /// descriptors: the slot is free again when that buffer was posted anew.
     told: Option<Vec<Option<Buffer>>>,
     data: Option<(u64, u16)>,
-    /// What the last packet that did not fit waits for.
+    /// What the last frame that did not fit waits for.
     missing: Option<Missing>,
     /// Names of ring 0, ring 1 and the data ring in completions.
     names: [u16; 3],
@@ -89,12 +89,12 @@ impl RxQueue {
         }
     }
 
-    /// Was the last packet refused for want of buffers?
+    /// Was the last frame refused for want of buffers?
     pub fn is_starved(&self) -> bool {
         self.missing.is_some() && self.stopped.is_none()
     }
 
-    /// Is what the last refused packet waited for there? Or, if none was refused, a head buffer?
+    /// Is what the last refused frame waited for there? Or, if none was refused, a head buffer?
     pub fn has_room(&mut self) -> bool {
         if self.stopped.is_some() {
             return false;
@@ -115,11 +115,11 @@ impl RxQueue {
         self.buffers.largest(rules.limit)
     }
 
-    /// Copies a packet into the next buffers and completes them. Returns how many completions.
+    /// Copies a frame into the next buffers and completes them. Returns how many completions.
     #[inline]
     pub fn deliver(
         &mut self,
-        packet: &RxFrame<'_>,
+        frame: &RxFrame<'_>,
         hash: Hash,
         rules: &RxRules,
         scratch: &mut Scratch,
@@ -128,38 +128,38 @@ impl RxQueue {
         if self.stopped.is_some() {
             return Err(DropReason::BadReceiver);
         }
-        let in_band = packet.tag.is_some() && !rules.features.rx_vlan;
-        let len = packet.len() + if in_band { TAG } else { 0 };
+        let in_band = frame.tag.is_some() && !rules.features.rx_vlan;
+        let len = frame.len() + if in_band { TAG } else { 0 };
         let need = len.max(MIN_FRAME);
-        if let Some(place) = self.single(need, packet, scratch) {
-            write(packet, in_band, need, scratch);
+        if let Some(place) = self.single(need, frame, scratch) {
+            write(frame, in_band, need, scratch);
             let name = self.names[0];
-            let one = common(packet, in_band, rules).buffer(place.index, name, need as u16).ends(true, true);
+            let one = common(frame, in_band, rules).buffer(place.index, name, need as u16).ends(true, true);
             self.completions.make_room(1);
             self.completions.push(|generation| one.rss(hash.kind, hash.value).words(generation));
-            counters::received(counters, packet.head, len, None);
+            counters::received(counters, frame.head, len, None);
             return Ok(1);
         }
         let delivered = match self.data {
-            Some((base, size)) if need <= usize::from(size) && packet.aggregate.is_none() => {
+            Some((base, size)) if need <= usize::from(size) && frame.aggregate.is_none() => {
                 self.place_in_data_ring(base, size, need, scratch)
             }
             _ => self.place_in_buffers(need, rules, scratch),
         };
         let data_ring = delivered.map_err(|no_place| self.no_place(no_place, counters))?;
-        write(packet, in_band, need, scratch);
+        write(frame, in_band, need, scratch);
         self.missing = None;
-        let common = common(packet, in_band, rules);
-        self.complete(common, packet, hash, rules, data_ring, &scratch.buffers);
-        counters::received(counters, packet.head, len, packet.aggregate);
+        let common = common(frame, in_band, rules);
+        self.complete(common, frame, hash, rules, data_ring, &scratch.buffers);
+        counters::received(counters, frame.head, len, frame.aggregate);
         Ok(scratch.buffers.len() as u32)
     }
 
     /// The ordinary case, quickly: one frame into one posted head buffer that is large enough. None:
     /// look closer.
     #[inline]
-    fn single(&mut self, need: usize, packet: &RxFrame<'_>, scratch: &mut Scratch) -> Option<Place> {
-        let ordinary = self.data.is_none() && self.told.is_none() && packet.aggregate.is_none();
+    fn single(&mut self, need: usize, frame: &RxFrame<'_>, scratch: &mut Scratch) -> Option<Place> {
+        let ordinary = self.data.is_none() && self.told.is_none() && frame.aggregate.is_none();
         if !ordinary {
             return None;
         }
@@ -243,12 +243,12 @@ impl RxQueue {
         }
     }
 
-    /// Adds the completions of a packet.
+    /// Adds the completions of a frame.
     #[inline]
     fn complete(
         &mut self,
         common: RxCompletion,
-        packet: &RxFrame<'_>,
+        frame: &RxFrame<'_>,
         hash: Hash,
         rules: &RxRules,
         data_ring: bool,
@@ -268,7 +268,7 @@ impl RxQueue {
         let [ring0, ring1, data] = self.names;
         let name = if data_ring { data } else { ring0 };
         let hashed = common.rss(hash.kind, hash.value);
-        let start = match packet.aggregate {
+        let start = match frame.aggregate {
             // The hash's place holds the number of segments.
             Some(aggregate) if rules.counts_segments => {
                 common.lro(aggregate.segments.min(255) as u8, aggregate.mss)
@@ -325,10 +325,10 @@ impl RxQueue {
     }
 }
 
-/// Copies the packet and pads it.
+/// Copies the frame and pads it.
 #[inline]
-fn write(packet: &RxFrame<'_>, in_band: bool, need: usize, scratch: &mut Scratch) {
-    let written = packet.write(&scratch.into, in_band, &mut scratch.head);
+fn write(frame: &RxFrame<'_>, in_band: bool, need: usize, scratch: &mut Scratch) {
+    let written = frame.write(&scratch.into, in_band, &mut scratch.head);
     if written < need
         && let Some(padding) = [0; MIN_FRAME].get(..need - written)
     {
@@ -336,20 +336,20 @@ fn write(packet: &RxFrame<'_>, in_band: bool, need: usize, scratch: &mut Scratch
     }
 }
 
-/// What all completions of a packet have in common.
+/// What all completions of a frame have in common.
 #[inline]
-fn common(packet: &RxFrame<'_>, in_band: bool, rules: &RxRules) -> RxCompletion {
-    RxCompletion::of(layers(packet, rules), packet.tag.filter(|_| !in_band))
+fn common(frame: &RxFrame<'_>, in_band: bool, rules: &RxRules) -> RxCompletion {
+    RxCompletion::of(layers(frame, rules), frame.tag.filter(|_| !in_band))
 }
 
 /// What a completion tells about protocols and checksums.
 #[inline]
-fn layers(packet: &RxFrame<'_>, rules: &RxRules) -> RxLayers {
-    let known = packet.layers;
+fn layers(frame: &RxFrame<'_>, rules: &RxRules) -> RxLayers {
+    let known = frame.layers;
     let tcp = known.transport == Transport::Tcp && !known.fragment;
     let udp = known.transport == Transport::Udp && !known.fragment;
     let ip = known.network != Network::Other;
-    let verified = packet.checksum == ChecksumStatus::Good || packet.partial_checksum.is_some();
+    let verified = frame.checksum == ChecksumStatus::Good || frame.partial_checksum.is_some();
     RxLayers {
         v4: known.network == Network::V4,
         v6: known.network == Network::V6,

@@ -1,4 +1,4 @@
-//! One transmit queue: packets are gathered from descriptors, lent, and completed in ring order.
+//! One transmit queue: frames are gathered from descriptors, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
 use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame};
@@ -16,9 +16,9 @@ use crate::vmxnet3::setup::{QueueCounters, TxSetup};
 
 /// Frames of one queue that may be lent at once.
 const LOOK_AHEAD: usize = 256;
-/// Descriptors of one packet. Most drivers use at most 32; the rest is generosity.
+/// Descriptors of one frame. Most drivers use at most 32; the rest is generosity.
 const MAX_DESCRIPTORS: usize = 256;
-/// Packets that are left out in one look, at most; less if they are of many descriptors.
+/// Frames that are left out in one look, at most; less if they are of many descriptors.
 const MAX_SKIPS: usize = 64;
 
 /// A lent frame. The slot that was last in use is used next: its memory is warm.
@@ -29,11 +29,11 @@ struct Slot {
     spans: Spans,
     offload: Offload,
     tag: Option<Tci>,
-    /// Which packet of the queue it is, counted from the first ever.
+    /// Which frame of the queue it is, counted from the first ever.
     number: u64,
 }
 
-/// Where a packet ends, and how long it is.
+/// Where a frame ends, and how long it is.
 struct Extent {
     end: Place,
     wants_completion: bool,
@@ -54,7 +54,7 @@ pub struct TxQueue {
     slots: Vec<Slot>,
     free: Vec<u16>,
     order: Order,
-    /// Behind the last packet that is completed: the next daemon begins here.
+    /// Behind the last frame that is completed: the next daemon begins here.
     done: Place,
     stopped: bool,
     /// Of its completions.
@@ -79,18 +79,18 @@ impl TxQueue {
         }
     }
 
-    /// Packets that may be lent at once.
+    /// Frames that may be lent at once.
     pub fn look_ahead(&self) -> usize {
         self.order.most().min(LOOK_AHEAD)
     }
 
-    /// Does a packet wait?
+    /// Does a frame wait?
     #[inline]
     pub fn waits(&self) -> bool {
         !self.stopped && self.commands.is_posted(self.commands.head)
     }
 
-    /// Lends the next packet: its slot. An invalid packet is counted and completed.
+    /// Lends the next frame: its slot. An invalid frame is counted and completed.
     #[inline]
     pub fn fetch(
         &mut self,
@@ -217,8 +217,8 @@ impl TxQueue {
     }
 }
 
-/// Reads the packet that starts with `first` at the ring's head, each descriptor once, its bytes into
-/// `spans`. `fine` becomes an error where only the packet is invalid; the error returned: the ring
+/// Reads the frame that starts with `first` at the ring's head, each descriptor once, its bytes into
+/// `spans`. `fine` becomes an error where only the frame is invalid; the error returned: the ring
 /// does not.
 #[inline]
 fn gather(
