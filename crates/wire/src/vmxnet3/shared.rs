@@ -91,7 +91,7 @@ impl ExtendedInterruptBlock {
     }
 }
 
-/// DriverShared as every driver has it; [`ExtendedInterruptBlock`] may follow.
+/// DriverShared as every driver has it, with a field for each of the driver's; [`ExtendedInterruptBlock`] may follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct DriverShared {
@@ -145,7 +145,7 @@ pub const EXTENDED_SIZE: usize = at::EXTENDED + size_of::<ExtendedInterruptBlock
 /// Bytes of a queue descriptor.
 pub const QUEUE_SIZE: usize = 256;
 
-/// A transmit queue.
+/// A transmit queue's descriptor, with a field for each of the driver's.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct TxQueueDesc {
@@ -177,7 +177,7 @@ const _: () = assert!(std::mem::offset_of!(TxQueueDesc, vector) == 0x48);
 const _: () = assert!(std::mem::offset_of!(TxQueueDesc, status) == at::STOPPED);
 const _: () = assert!(std::mem::offset_of!(TxQueueDesc, statistics) == at::STATISTICS);
 
-/// A receive queue.
+/// A receive queue's descriptor, with a field for each of the driver's.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]
 pub struct RxQueueDesc {
