@@ -1,5 +1,5 @@
 //! Forged state files: overwritten, truncated, of another version, with records that are whole and
-//! wrong. Who forges a record here has the file's salt, as only a previous daemon has: what is checked is what
+//! wrong. Who forges a record here has the key, as only a previous daemon has: what is checked is what
 //! records say, not only their checksums.
 
 pub mod session;

@@ -117,7 +117,10 @@ fn every_thread_is_confined() {
             filter.1.parse::<u32>().ok()
         };
         let wanted = of("control")? + 2;
-        ["vfu-web", "acc-web", "worker-0", "switch"].iter().all(|name| of(name) == Some(wanted)).then_some(())
+        ["vfu-web", "acc-web", "worker-0", "switch", "vsock", "host"]
+            .iter()
+            .all(|name| of(name) == Some(wanted))
+            .then_some(())
     });
     if rustix::process::geteuid().is_root() {
         let uids = threads(&daemon, "Uid");

@@ -3,6 +3,9 @@
 //!
 //! The state lock orders the operator's requests; no session and no worker ever takes it.
 
+#[cfg(test)]
+mod tests;
+
 use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
@@ -109,6 +112,9 @@ impl Daemon {
             ..Settings::default()
         };
         let workers = Arc::new(Workers::start(settings).map_err(AssemblyError::Workers)?);
+        if let Err(error) = vmlane_state::share_secret(&*store, &mut found) {
+            tracing::error!(%error, "the key of the previous daemon's records is of no use: they are lost");
+        }
         let (log, checkpoint) = hypervisor_log(&store, &mut found);
         let injects = config.daemon.fault_injection;
         let faulty_streams = injects.then(|| Arc::new(FaultyStreams::new(workers.clone())));

@@ -1,24 +1,28 @@
 //! The log: lines on stderr, and a limit on what guests can make the daemon write.
 //!
 //! Threads that serve guests (sessions, acceptors, workers) get a number of lines per window each,
-//! whatever code runs on them; the rest is counted and told in one line by the main thread. A guest
-//! that provokes warnings can so neither fill a disk nor hide what happens to another.
+//! whatever code runs on them; on a worker, each port, stream or guest that it serves gets as many. The rest is
+//! counted and told in one line by the main thread. A guest that provokes warnings can so neither fill a disk nor
+//! hide what happens to another.
 
-use std::collections::HashMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io::IsTerminal;
 use std::sync::{Arc, OnceLock};
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use tracing::field::{Field, Visit};
 use tracing::{Event, Subscriber};
 use tracing_subscriber::EnvFilter;
 use tracing_subscriber::layer::{Context, Layer, SubscriberExt};
 use tracing_subscriber::util::SubscriberInitExt;
 
-/// Names of threads on which guests cause the lines.
-const GUEST_THREADS: [&str; 5] = ["vfu-", "vhu-", "acc-", "worker-", "switch"];
-/// Lines a thread may write in a window.
+/// Names of threads on which guests, or programs of the host, cause the lines.
+const GUEST_THREADS: [&str; 7] = ["vfu-", "vhu-", "acc-", "worker-", "switch", "vsock", "host"];
+/// Lines that one source may write in a window.
 const LINES: u32 = 20;
+/// Sources that are told apart at once; what is beyond shares the thread's own.
+const SOURCES: usize = 4096;
 const WINDOW: Duration = Duration::from_secs(10);
 
 /// An invalid filter, or a second log.
@@ -66,15 +70,23 @@ pub fn lines(thread: &str) -> (u64, u64, u64) {
     (used, LINES.into(), held)
 }
 
+/// Whose lines are counted together.
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
+struct Source {
+    thread: String,
+    /// On a worker: the guest that the line names, or the port or stream whose turn it is.
+    served: Option<u64>,
+}
+
 /// The limit, shared by the log and the thread that reports what was suppressed.
 #[derive(Clone, Debug, Default)]
 pub struct Throttle {
-    windows: Arc<Mutex<HashMap<String, Window>>>,
+    windows: Arc<Mutex<HashMap<Source, Window>>>,
     /// By thread: lines held back in windows that are over.
     held_back: Arc<Mutex<HashMap<String, u64>>>,
 }
 
-#[derive(Debug)]
+#[derive(Clone, Copy, Debug)]
 struct Window {
     begun: Instant,
     lines: u32,
@@ -82,19 +94,21 @@ struct Window {
 }
 
 impl Throttle {
-    /// May this thread write a line now?
-    fn allow(&self, thread: &str, now: Instant) -> bool {
+    /// May this thread write a line about `served` now?
+    fn allow(&self, thread: &str, served: Option<u64>, now: Instant) -> bool {
         if !GUEST_THREADS.iter().any(|prefix| thread.starts_with(prefix)) {
             return true;
         }
         let mut windows = self.windows.lock();
-        if !windows.contains_key(thread) {
-            windows.insert(thread.to_owned(), Window { begun: now, lines: 0, suppressed: 0 });
+        let mut source = Source { thread: thread.to_owned(), served };
+        if windows.len() >= SOURCES && !windows.contains_key(&source) {
+            source.served = None;
         }
-        let Some(window) = windows.get_mut(thread) else { return true };
+        let fresh = Window { begun: now, lines: 0, suppressed: 0 };
+        let window = windows.entry(source).or_insert(fresh);
         // An expired window that held lines back is ended by `suppressed`, so that it gets told.
         if window.suppressed == 0 && now.duration_since(window.begun) >= WINDOW {
-            *window = Window { begun: now, lines: 0, suppressed: 0 };
+            *window = fresh;
         }
         if window.lines < LINES {
             window.lines += 1;
@@ -106,23 +120,29 @@ impl Throttle {
 
     /// Lines written in the present window, and held back ever.
     fn look(&self, thread: &str) -> (u64, u64) {
-        let (used, held) =
-            self.windows.lock().get(thread).map_or((0, 0), |window| (window.lines.into(), window.suppressed));
+        let windows = self.windows.lock();
+        let own = windows.iter().filter(|(source, _)| source.thread == thread);
+        let (used, held) = own.fold((0, 0), |(used, held), (_, window)| {
+            (u64::max(used, window.lines.into()), held + window.suppressed)
+        });
         (used, held + self.held_back.lock().get(thread).copied().unwrap_or(0))
     }
 
     /// Ends windows that are over: threads with the number of lines each of them had held back.
     pub fn suppressed(&self, now: Instant) -> Vec<(String, u64)> {
-        let mut told = Vec::new();
-        self.windows.lock().retain(|thread, window| {
+        let mut told: BTreeMap<String, u64> = BTreeMap::new();
+        self.windows.lock().retain(|source, window| {
             let over = now.duration_since(window.begun) >= WINDOW;
             if over && window.suppressed > 0 {
-                *self.held_back.lock().entry(thread.clone()).or_default() += window.suppressed;
-                told.push((thread.clone(), window.suppressed));
+                *told.entry(source.thread.clone()).or_default() += window.suppressed;
             }
             !over
         });
-        told
+        let mut held_back = self.held_back.lock();
+        for (thread, lines) in &told {
+            *held_back.entry(thread.clone()).or_default() += lines;
+        }
+        told.into_iter().collect()
     }
 
     /// Writes one line for each thread that had lines held back.
@@ -135,9 +155,27 @@ impl Throttle {
 }
 
 impl<S: Subscriber> Layer<S> for Throttle {
-    fn event_enabled(&self, _event: &Event<'_>, _context: Context<'_, S>) -> bool {
-        self.allow(std::thread::current().name().unwrap_or_default(), Instant::now())
+    fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
+        let served = vmlane_worker::serving().map(|turn| {
+            let mut guest = Guest(None);
+            event.record(&mut guest);
+            guest.0.unwrap_or(turn.into())
+        });
+        self.allow(std::thread::current().name().unwrap_or_default(), served, Instant::now())
     }
+}
+
+/// The guest that a line names by its CID.
+struct Guest(Option<u64>);
+
+impl Visit for Guest {
+    fn record_u64(&mut self, field: &Field, value: u64) {
+        if field.name() == "cid" {
+            self.0 = Some(value);
+        }
+    }
+
+    fn record_debug(&mut self, _field: &Field, _value: &dyn std::fmt::Debug) {}
 }
 
 #[cfg(test)]
@@ -148,25 +186,52 @@ mod tests {
     fn a_guest_gets_so_many_lines_and_the_rest_is_counted() {
         let throttle = Throttle::default();
         let begun = Instant::now();
-        let written = (0..100).filter(|_| throttle.allow("vfu-web", begun)).count();
+        let written = (0..100).filter(|_| throttle.allow("vfu-web", None, begun)).count();
         assert_eq!(written, LINES as usize);
-        assert!(throttle.allow("vfu-db", begun), "another VM is not affected");
-        assert!((0..100).all(|_| throttle.allow("main", begun)), "the daemon's own lines are not limited");
+        assert!(throttle.allow("vfu-db", None, begun), "another VM is not affected");
+        assert!(
+            (0..100).all(|_| throttle.allow("main", None, begun)),
+            "the daemon's own lines are not limited"
+        );
 
         assert_eq!(throttle.suppressed(begun), []);
         let later = begun + WINDOW;
-        assert!(!throttle.allow("vfu-web", later), "still counted until told");
+        assert!(!throttle.allow("vfu-web", None, later), "still counted until told");
         assert_eq!(throttle.suppressed(later), [("vfu-web".to_owned(), 81)]);
-        assert!(throttle.allow("vfu-web", later));
+        assert!(throttle.allow("vfu-web", None, later));
     }
 
     #[test]
     fn a_quiet_guest_starts_afresh() {
         let throttle = Throttle::default();
         let begun = Instant::now();
-        assert!((0..LINES).all(|_| throttle.allow("worker-0", begun)));
-        assert!((0..LINES).all(|_| throttle.allow("worker-0", begun + WINDOW)));
+        assert!((0..LINES).all(|_| throttle.allow("worker-0", None, begun)));
+        assert!((0..LINES).all(|_| throttle.allow("worker-0", None, begun + WINDOW)));
         assert_eq!(throttle.suppressed(begun + WINDOW + WINDOW), []);
+    }
+
+    #[test]
+    fn what_one_port_of_a_worker_causes_takes_no_line_from_another() {
+        let throttle = Throttle::default();
+        let begun = Instant::now();
+        for thread in ["switch", "worker-0", "vsock"] {
+            let written = (0..100).filter(|_| throttle.allow(thread, Some(3), begun)).count();
+            assert_eq!(written, LINES as usize, "{thread}");
+            assert!(throttle.allow(thread, Some(4), begun), "{thread}");
+        }
+        let written = (0..100).filter(|_| throttle.allow("host", None, begun)).count();
+        assert_eq!(written, LINES as usize);
+        assert!(throttle.suppressed(begun + WINDOW).contains(&("switch".into(), 80)));
+    }
+
+    #[test]
+    fn sources_without_end_take_no_memory_without_end() {
+        let throttle = Throttle::default();
+        let begun = Instant::now();
+        let ports = SOURCES as u64 + 10_000;
+        let written = (0..ports).filter(|&port| throttle.allow("switch", Some(port), begun)).count();
+        assert_eq!(written, SOURCES + LINES as usize, "the last ones share one");
+        assert_eq!(throttle.windows.lock().len(), SOURCES + 1);
     }
 
     #[test]

@@ -96,8 +96,10 @@ impl ServedVm {
             host.vsock_worker.remove(virtio.cid);
             host.hypervisor.remove_vm(virtio.cid);
         }
+        // The last one may be a NIC that could not be offered. Each by its whole name: a VM may be called `web.nicX`.
+        let nics = 0..=self.nics.len();
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
-        host.store.remove_all(&format!("{}.nic", self.name));
+        nics.for_each(|number| host.store.remove_all(&format!("{}.nic{number}/", self.name)));
         // Stays if another process put something else there.
         let _ = std::fs::remove_dir(host.paths.vm(&self.name));
     }

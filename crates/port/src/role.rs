@@ -15,11 +15,14 @@ pub enum Role {
     Switch,
     /// Moves virtio-vsock packets between mapped pages.
     Vsock,
+    /// Serves programs of the host: their sockets, and rings shared with them.
+    Host,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 5] = [Role::Session, Role::Acceptor, Role::Worker, Role::Switch, Role::Vsock];
+    pub const ALL: [Role; 6] =
+        [Role::Session, Role::Acceptor, Role::Worker, Role::Switch, Role::Vsock, Role::Host];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
@@ -29,6 +32,7 @@ impl Role {
             Role::Worker => "worker",
             Role::Switch => "switch",
             Role::Vsock => "vsock",
+            Role::Host => "host",
         }
     }
 }

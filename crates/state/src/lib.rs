@@ -5,12 +5,14 @@
 mod bytes;
 mod journal;
 mod mapping;
+mod secret;
 mod store;
 
 pub use bytes::{Reader, Writer};
 pub use journal::{Journal, Key, Records, Unusable};
 pub use mapping::Mapping;
+pub use secret::share_secret;
 pub use store::{Found, NoStore, Scope, Store};
 
 /// Of all layouts in shared files together: a daemon that knows another one refuses to take over.
-pub const LAYOUT: u32 = 3;
+pub const LAYOUT: u32 = 4;

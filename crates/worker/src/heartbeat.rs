@@ -1,5 +1,7 @@
 //! A worker's heartbeat: what a watchdog reads. The worker stores, the watchdog loads; neither waits.
 
+use std::cell::OnceCell;
+use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
 
 /// Shared between a worker and its watchdog.
@@ -9,6 +11,16 @@ pub struct Heartbeat {
     /// The worker sleeps, or was never started: silence means nothing.
     busy: AtomicBool,
     serving: AtomicU32,
+}
+
+thread_local! {
+    /// Of the worker whose thread this is.
+    static OWN: OnceCell<Arc<Heartbeat>> = const { OnceCell::new() };
+}
+
+/// The port or stream whose turn it is, or was last, on the calling thread; `None` if it is no worker's.
+pub fn serving() -> Option<u32> {
+    OWN.try_with(|own| own.get().map(|heartbeat| heartbeat.read().serving)).ok().flatten()
 }
 
 /// What a watchdog sees.
@@ -23,6 +35,13 @@ pub struct HeartbeatReading {
 }
 
 impl Heartbeat {
+    /// The calling thread is the worker's, for good: [`serving`] is answered there.
+    pub fn adopt(self: &Arc<Heartbeat>) {
+        OWN.with(|own| {
+            let _ = own.set(self.clone());
+        });
+    }
+
     /// A round begins. Only the worker calls this.
     #[inline]
     pub fn round(&self) {

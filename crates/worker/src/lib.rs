@@ -53,7 +53,7 @@ mod worker;
 pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
 pub use contain::{FaultStreak, contained};
 pub use engine::{Engine, Event, Rest, WakeFds, Woken};
-pub use heartbeat::{Heartbeat, HeartbeatReading};
+pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
 pub use meter::{Account, Meter, Work};
 pub use parking::Parking;
 pub use placement::RoundRobin;

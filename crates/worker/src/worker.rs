@@ -96,6 +96,7 @@ impl<E: Engine> Worker<E> {
 
     fn run(mut self) {
         self.requests.0.parking().adopt();
+        self.heartbeat.adopt();
         role::enter(self.settings.role);
         self.engine.started();
         loop {

@@ -41,8 +41,6 @@ const COMMON: &[c_long] = &[
     libc::SYS_rt_sigreturn,
     libc::SYS_sched_yield,
     libc::SYS_sigaltstack,
-    // abort() of a thread that must not continue.
-    libc::SYS_tgkill,
     libc::SYS_write,
     libc::SYS_writev,
 ];
@@ -135,6 +133,24 @@ const SWITCH: &[c_long] = &[
     libc::SYS_epoll_wait,
     #[cfg(target_arch = "x86_64")]
     libc::SYS_poll,
+];
+
+/// Host programs' sockets and rings; and the sockets where they listen for a guest.
+const HOST: &[c_long] = &[
+    libc::SYS_accept4,
+    libc::SYS_connect,
+    libc::SYS_dup,
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_getsockopt,
+    libc::SYS_pread64,
+    libc::SYS_read,
+    libc::SYS_shutdown,
+    libc::SYS_socket,
+    libc::SYS_socketpair,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
 ];
 
 /// The rest of the daemon: threads, sockets, the runtime directory, the configuration; and starting the
@@ -299,6 +315,9 @@ fn allow_list(calls: &[&[c_long]]) -> Result<BpfProgram, CallsError> {
     let prctls: Result<_, _> =
         PRCTLS.iter().map(|&option| when(0, SeccompCmpOp::Eq, option as u64)).collect();
     rules.insert(libc::SYS_prctl, prctls?);
+    // abort() of a thread that must not continue: signals to threads of this process only.
+    let own = u64::from(std::process::id());
+    rules.insert(libc::SYS_tgkill, vec![when(0, SeccompCmpOp::Eq, own)?]);
     program(rules, SeccompAction::Trap, SeccompAction::Allow)
 }
 
@@ -311,7 +330,7 @@ fn local_sockets() -> Result<BpfProgram, CallsError> {
 
 /// Filters for the whole process; to be called before other threads exist.
 pub fn confine_process() -> Result<(), CallsError> {
-    let all = allow_list(&[SESSION, ACCEPTOR, WORKER, SWITCH, DAEMON])?;
+    let all = allow_list(&[SESSION, ACCEPTOR, WORKER, SWITCH, HOST, DAEMON])?;
     seccompiler::apply_filter(&local_sockets()?)?;
     seccompiler::apply_filter(&all)?;
     Ok(())
@@ -324,6 +343,7 @@ pub fn confine_thread(role: Role) -> Result<(), CallsError> {
         Role::Acceptor => ACCEPTOR,
         Role::Worker => WORKER,
         Role::Switch | Role::Vsock => SWITCH,
+        Role::Host => HOST,
     };
     let refused = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
     let refuse = program(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?;

@@ -1,14 +1,14 @@
-//! Landlock: which files the daemon may touch at all from here on.
+//! Landlock: which files, sockets and processes the daemon may touch at all from here on.
 
 use std::path::Path;
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
-    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus,
+    RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
 /// The newest version whose rights are spoken of here; older kernels get what they know.
-const KNOWN: ABI = ABI::V5;
+const KNOWN: ABI = ABI::V6;
 
 /// Why the ruleset could not be made.
 #[derive(Debug, thiserror::Error)]
@@ -30,7 +30,8 @@ pub enum Enforced {
 
 /// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
 /// directories of `config` (reading: editors replace the file) and `program` (reading and starting it
-/// again). No TCP port can be bound or connected to.
+/// again). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
+/// process signalled but those that the daemon starts.
 pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced, FilesError> {
     let all = AccessFs::from_all(KNOWN);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
@@ -38,6 +39,7 @@ pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced
         .set_compatibility(CompatLevel::BestEffort)
         .handle_access(all)?
         .handle_access(AccessNet::BindTcp | AccessNet::ConnectTcp)?
+        .scope(Scope::from_all(KNOWN))?
         .create()?;
     let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::Execute | AccessFs::IoctlDev;
     let ruleset = allow(ruleset, runtime, all & !devices)?;

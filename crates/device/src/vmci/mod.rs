@@ -50,6 +50,11 @@ mod stream;
 mod tables;
 mod views;
 
+/// In the model of `tests/vmci_signals_model.rs` these are those of `loom`.
+mod sync {
+    pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
+}
+
 pub use caller::{Caller, PageFormat};
 pub use device::{CreateError, VmciDevice};
 pub use notice::Notice;

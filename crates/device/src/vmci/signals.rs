@@ -4,11 +4,11 @@
 //! which acknowledges. Both are kept at once, because the guest decides (`docs/devices/vmci.md`).
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 
 use crate::irq::{Interrupts, IrqMode};
 
 use super::stats::VmciStats;
+use super::sync::{AtomicBool, AtomicU32, Ordering};
 
 /// Shared by the session (registers) and the workers (notices).
 pub struct Signals {
@@ -22,6 +22,8 @@ pub struct Signals {
     pending: AtomicU32,
     /// Causes that came while they could not be delivered.
     withheld: AtomicU32,
+    /// Times that something changed which decides whether causes can be delivered.
+    changes: AtomicU32,
 }
 
 impl Signals {
@@ -33,19 +35,14 @@ impl Signals {
             enabled: AtomicBool::new(false),
             pending: AtomicU32::new(0),
             withheld: AtomicU32::new(0),
+            changes: AtomicU32::new(0),
         }
     }
 
     /// Raises one cause (a single bit of ICR).
     pub fn raise(&self, cause: u32) {
         self.pending.fetch_or(cause, Ordering::SeqCst);
-        if !self.fire(cause) {
-            self.withheld.fetch_or(cause, Ordering::SeqCst);
-            // Enabling may have happened between the look and the note; it then missed the note.
-            if self.deliverable() & cause != 0 {
-                self.release();
-            }
-        }
+        self.deliver(cause);
     }
 
     /// Wakes a driver that sleeps for an answer, although its device was reset under it: it has switched
@@ -82,14 +79,30 @@ impl Signals {
         raised
     }
 
-    fn release(&self) {
-        let waiting = self.withheld.swap(0, Ordering::SeqCst);
-        for bit in 0..3 {
-            let cause = 1 << bit;
-            if waiting & cause != 0 && !self.fire(cause) {
-                self.withheld.fetch_or(cause, Ordering::SeqCst);
+    /// Raises causes, and notes those that cannot be delivered now. Whoever changes that later finds the note; who
+    /// changed it while this thread tried did not, and then this thread tries again.
+    fn deliver(&self, causes: u32) {
+        let mut waiting = causes;
+        while waiting != 0 {
+            let changes = self.changes.load(Ordering::SeqCst);
+            let failed =
+                (0..3).map(|bit| waiting & 1 << bit).filter(|&cause| cause != 0 && !self.fire(cause));
+            let failed = failed.fold(0, |all, cause| all | cause);
+            if failed == 0 {
+                return;
             }
+            self.withheld.fetch_or(failed, Ordering::SeqCst);
+            if self.changes.load(Ordering::SeqCst) == changes {
+                return;
+            }
+            waiting = self.withheld.swap(0, Ordering::SeqCst);
         }
+    }
+
+    /// Something changed: what was withheld may be deliverable now.
+    fn release(&self) {
+        self.changes.fetch_add(1, Ordering::SeqCst);
+        self.deliver(self.withheld.swap(0, Ordering::SeqCst));
     }
 
     /// IMR.

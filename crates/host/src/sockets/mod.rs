@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use vmlane_port::role::{self, Role};
 use vmlane_vsock::{
     Call, ConnectError, DatagramError, Endpoint, HostRules, Peer, Router, SocketAddress, Wish,
 };
@@ -124,7 +125,10 @@ impl HostSockets {
             door,
             bounds,
         )?;
-        let thread = std::thread::Builder::new().name("host".into()).spawn(move || server.run())?;
+        let thread = std::thread::Builder::new().name("host".into()).spawn(move || {
+            role::enter(Role::Host);
+            server.run();
+        })?;
         let endpoint =
             Host { router: Arc::downgrade(&router), mailbox: mailbox.clone(), datagrams, rules: shared };
         router.set_endpoint(CID_HOST, Arc::new(endpoint));
