@@ -51,7 +51,7 @@ test-unit: bootstrap
 
 test-guests: setup
 	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
-	@tests/lanes.sh
+	@tests/run_guest_tests.sh
 
 # Hours. Resumable: tests/acceptance.sh says how.
 acceptance: setup

@@ -1,4 +1,4 @@
-# What lanes.sh and acceptance.sh share: building the test files, listing them, running one. Sourced, by bash.
+# What run_guest_tests.sh and acceptance.sh share: building the test files, listing them, running one. Sourced, by bash.
 # shellcheck shell=bash
 
 # build_tests FEATURES LOG: prints what cargo said only if that fails.
@@ -14,7 +14,7 @@ build_tests() {
 }
 
 # list_tests LOG: a line "RANK NAME EXECUTABLE" for each test file of a build, the longest files first, so that all
-# lanes end at about the same time. The fixture is no test file.
+# slots end at about the same time. The fixture is no test file.
 list_tests() {
   local name file rank known
   local longest='virtio switch vmms losses nics vsock_pairs sockets host survival soak streams'

@@ -50,7 +50,7 @@ impl Bench {
     pub fn run(&mut self, data: &[u8]) {
         let mut input = Input::of(data);
         let kinds = input.byte();
-        let wish: [u8; VnetHeader::SIZE] = std::array::from_fn(|_| input.byte());
+        let request: [u8; VnetHeader::SIZE] = std::array::from_fn(|_| input.byte());
         let more = input.number::<2>() as usize;
         let mut head = [0; MAX_HEAD];
         let bytes = input.bytes(MAX_HEAD);
@@ -59,7 +59,7 @@ impl Bench {
         let visible = if more == 0 { bytes.len() } else { bytes.len().max(HEAD) };
         let len = (visible + more).min(MAX_FRAME);
         let head = &head[..visible];
-        let Some(offload) = offload(kinds, &wish, head, len) else { return };
+        let Some(offload) = offload(kinds, &request, head, len) else { return };
         let tag = (kinds & 0x80 != 0).then_some(Tci(0x2005));
         self.lent.set(0, len).expect("mapped");
         let lent = TxFrame { head, spans: &self.lent, offload, tag };
@@ -69,7 +69,7 @@ impl Bench {
         let found = layers(frame.head);
         assert_eq!(found, again::ethernet(frame.head, 0), "{:x?}", frame.head);
         check_layers(frame.head, &found);
-        let shorter = layers(&frame.head[..frame.head.len().min(usize::from(wish[9]))]);
+        let shorter = layers(&frame.head[..frame.head.len().min(usize::from(request[9]))]);
         assert!(shorter.transport == Transport::Other || shorter == found, "{shorter:?}, {found:?}");
         if let Some(inside) = inner(frame.head, &found) {
             check_layers(frame.head, &inside);
@@ -89,7 +89,7 @@ impl Bench {
             }
             Ok(Job::Segment(segmentation)) => {
                 self.check_whole(&frame, &segmentation);
-                self.check_segments(&frame, segmentation, wish[8]);
+                self.check_segments(&frame, segmentation, request[8]);
             }
             Ok(Job::Nothing) | Err(_) => {}
         }
@@ -110,7 +110,7 @@ impl Bench {
         }
     }
 
-    /// A virtio NIC's driver that gives back what it was told wishes the same.
+    /// A virtio NIC's driver that gives back what it was told requests the same.
     fn check_told(&self, packet: &RxFrame<'_>, expected: Offload) {
         let told = VnetHeader::of(packet, 0);
         assert_eq!(told.offload(packet.head), Some(expected), "{told:?}");
@@ -208,27 +208,27 @@ impl Bench {
 }
 
 /// What the guest's device makes of the guest's words.
-fn offload(kinds: u8, wish: &[u8; VnetHeader::SIZE], head: &[u8], len: usize) -> Option<Offload> {
-    let word = |at: usize| u16::from_le_bytes([wish[at], wish[at + 1]]);
+fn offload(kinds: u8, request: &[u8; VnetHeader::SIZE], head: &[u8], len: usize) -> Option<Offload> {
+    let word = |at: usize| u16::from_le_bytes([request[at], request[at + 1]]);
     match kinds & 3 {
         0 | 1 => {
-            let header = VnetHeader::from_bytes(wish);
+            let header = VnetHeader::from_bytes(request);
             let bytes = header.to_bytes();
-            assert_eq!(bytes, *wish);
+            assert_eq!(bytes, *request);
             let offload = header.offload(head);
             assert!(!header.is_plain() || offload == Some(Offload::None) || header.is_segmented());
             offload
         }
         2 => {
-            let control = u64::from_le_bytes(*wish.first_chunk()?);
-            let rules = TxRules::new(1 + wish[8] % 7, if kinds & 4 == 0 { 1500 } else { 9000 });
+            let control = u64::from_le_bytes(*request.first_chunk()?);
+            let rules = TxRules::new(1 + request[8] % 7, if kinds & 4 == 0 { 1500 } else { 9000 });
             rules.check(&TxDesc::from_words(0, control), len).ok()
         }
-        _ => Some(match wish[0] % 4 {
+        _ => Some(match request[0] % 4 {
             0 => Offload::None,
             1 => Offload::Checksum { start: word(2), field: word(4) },
             2 => Offload::Segment { header: word(2), mss: word(4) },
-            _ => Offload::Tunnel { header: word(2), mss: word(4), outer_sum: wish[1] & 1 != 0 },
+            _ => Offload::Tunnel { header: word(2), mss: word(4), outer_sum: request[1] & 1 != 0 },
         }),
     }
 }

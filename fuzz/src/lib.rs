@@ -80,14 +80,14 @@ pub struct Vm {
 /// VMs with CIDs 3, 4 (one group, 3 forwards port 5000 to 4's 7) and 5 (another group).
 pub struct World {
     pub hypervisor: Arc<Hypervisor>,
-    pub lanes: Arc<Inline>,
+    pub streams: Arc<Inline>,
     pub vms: Vec<Vm>,
 }
 
 impl World {
     pub fn new() -> World {
-        let lanes = Arc::new(Inline::default());
-        let hypervisor = Hypervisor::new(Router::new(lanes.clone()));
+        let streams = Arc::new(Inline::default());
+        let hypervisor = Hypervisor::new(Router::new(streams.clone()));
         let limits = Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() };
         let vms = [(3, "one"), (4, "one"), (5, "two")].map(|(cid, group)| {
             let forwards =
@@ -107,7 +107,7 @@ impl World {
             device.write(7, 4, &7u16.to_le_bytes(), false).expect("config space");
             Vm { device, memory }
         });
-        World { hypervisor, lanes, vms: vms.into() }
+        World { hypervisor, streams, vms: vms.into() }
     }
 
     /// Writes a register of VM `vm` through BAR 1.

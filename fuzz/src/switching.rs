@@ -89,7 +89,7 @@ impl Port {
             () => self.wants_strangers(),
         };
         let shown = match &self.spec.vlan {
-            VlanMode::Trunk(_) => self.filter.promiscuous || self.filter.takes_vlan(vlan),
+            VlanMode::Trunk(_) => self.filter.promiscuous || self.filter.accepts_vlan(vlan),
             _ => true,
         };
         if self.blocked() || !wanted || !shown {
@@ -334,7 +334,7 @@ impl Bench {
             all
         };
         let receivers = if to.is_multicast() {
-            all(&|port| port.wants_strangers() || port.filter.takes(to))
+            all(&|port| port.wants_strangers() || port.filter.accepts(to))
         } else if to == sender.address() {
             // No other port's, not even for ports in promiscuous mode.
             Vec::new()

@@ -8,7 +8,7 @@ use vmlane_device::vmci::{Limits, VmSpec};
 use vmlane_fuzz::Input;
 use vmlane_fuzz::forged::{change, cut, scribble, session, tamper};
 use vmlane_guestsim::OneByOne;
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, TxRequest};
 use vmlane_guestsim::{Driver, PairSpec, Path, Placement, vm_with};
 use vmlane_state::Journal;
 use vmlane_wire::vmci::{Handle, RawHandle, call};
@@ -16,7 +16,7 @@ use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use vmlane_wire::vmxnet3::regs::Command;
 use zerocopy::IntoBytes;
 
-use vmlane_guestsim::afterlife::Afterlife;
+use vmlane_guestsim::restart::RestartableDaemon;
 use vmlane_guestsim::nic::session::{active, frame, receive, try_deliver};
 
 fuzz_target!(|data: &[u8]| {
@@ -53,7 +53,7 @@ fn journal(input: &mut Input<'_>) {
 fn nic(input: &mut Input<'_>) {
     let (machine, mut driver) = active(DriverSpec::linux(1 + input.byte() % 7));
     for n in 0..u32::from(input.byte() % 40) {
-        driver.tx[0].send(&frame(64 + n as usize), &[20, 30], &Wish::NONE);
+        driver.tx[0].send(&frame(64 + n as usize), &[20, 30], &TxRequest::NONE);
         let _ = try_deliver(&machine, &frame(80));
         if n % 3 != 0 {
             take(&machine);
@@ -101,7 +101,7 @@ fn nic(input: &mut Input<'_>) {
     driver.open(&machine);
     assert!(try_deliver(&machine, &frame(90)).is_ok());
     assert_eq!(receive(&mut driver).map(|got| got.bytes), Some(frame(90)));
-    assert!(driver.tx[0].send(&frame(64), &[20, 30], &Wish::NONE));
+    assert!(driver.tx[0].send(&frame(64), &[20, 30], &TxRequest::NONE));
     assert_eq!(take(&machine), 1);
     driver.tx[0].reap();
     assert_eq!(driver.tx[0].outstanding(), 0);
@@ -159,7 +159,7 @@ fn past(guests: &mut [Driver; 2], steps: u8) {
 fn hypervisor(input: &mut Input<'_>) {
     let limits = Limits { queue_pairs: 8, doorbells: 8, ..Limits::default() };
     let spec = |cid| VmSpec { limits, ..vm_with(cid, |vm| vm.connections = 8) };
-    let world = Afterlife::new(vec![spec(3), spec(4)]);
+    let world = RestartableDaemon::new(vec![spec(3), spec(4)]);
     let path = if input.byte() & 1 == 0 { Path::Dma } else { Path::Ports };
     let mut guests = [world.probe(3, path), world.probe(4, path)];
     past(&mut guests, input.byte() % 12);

@@ -1,4 +1,4 @@
-//! The first bytes of a frame: what it is, whether its sender's wishes can be, the headers of its segments,
+//! The first bytes of a frame: what it is, whether its sender's requests can be, the headers of its segments,
 //! what a receiver with virtio is told. Each is held against a second implementation in `vmlane_fuzz::heads`.
 #![no_main]
 

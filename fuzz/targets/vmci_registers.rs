@@ -48,7 +48,7 @@ fuzz_target!(|data: &[u8]| {
                 target.device.memory(&MemoryMap::default());
                 target.device.memory(&target.memory);
             }
-            _ => world.lanes.turn_all(),
+            _ => world.streams.turn_all(),
         }
     }
     world.check();

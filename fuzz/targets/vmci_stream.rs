@@ -61,7 +61,7 @@ fuzz_target!(|data: &[u8]| {
                 let at = u64::from(input.byte() % 64) * 4096 + u64::from(input.byte() % 4) * 8;
                 let value = input.number::<2>() % 6000;
                 let _ = world.vms[vm].memory.write(at, &value.to_le_bytes());
-                world.lanes.turn_all();
+                world.streams.turn_all();
                 continue;
             }
         };

@@ -14,7 +14,7 @@ use vmlane_device::vmxnet3::Profile;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::Sender;
 use vmlane_guestsim::OneByOne;
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, TxRequest};
 use vmlane_mem::MemoryMap;
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 use vmlane_wire::vmxnet3::shared::{EXTENDED_SIZE, QUEUE_SIZE};
@@ -143,7 +143,7 @@ impl World {
                 let frame = vec![input.byte(); len];
                 let queue = usize::from(input.byte()) % driver.tx.len();
                 if driver.tx[queue].room() > 2 {
-                    driver.tx[queue].send(&frame, &[], &Wish::NONE);
+                    driver.tx[queue].send(&frame, &[], &TxRequest::NONE);
                 }
             }
             14 | 15 => {

@@ -1,4 +1,4 @@
-//! What a guest sends: descriptors, bytes and offload wishes of its choice. Whatever is lent is what
+//! What a guest sends: descriptors, bytes and offload requests of its choice. Whatever is lent is what
 //! the switch may rely on.
 #![no_main]
 
@@ -8,7 +8,7 @@ use libfuzzer_sys::fuzz_target;
 use vmlane_fuzz::Input;
 use vmlane_fuzz::nic::{self, RING};
 use vmlane_guestsim::OneByOne;
-use vmlane_guestsim::nic::Wish;
+use vmlane_guestsim::nic::TxRequest;
 use vmlane_port::{FramePort, MAX_FRAME, MAX_HEAD, Offload, TxFrame};
 use vmlane_wire::vmxnet3::desc::OffloadMode;
 
@@ -51,13 +51,13 @@ fuzz_target!(|data: &[u8]| {
             }
             2..=4 => {
                 let (kind, numbers) = (input.byte(), (input.byte(), input.number::<2>() as u16));
-                let wish = Wish {
+                let request = TxRequest {
                     mode: modes[usize::from(kind & 3)],
                     header: u16::from(numbers.0),
                     mss_or_field: numbers.1 & 0x3fff,
                     inner: kind & 4 != 0,
                     outer_sum: kind & 8 != 0,
-                    ..Wish::NONE
+                    ..TxRequest::NONE
                 };
                 let len = input.number::<2>() as usize % 3000;
                 let mut frame = vec![0; len];
@@ -66,7 +66,7 @@ fuzz_target!(|data: &[u8]| {
                 let split = [usize::from(input.byte())];
                 let split: &[usize] = if split[0] > 0 && split[0] < len { &split } else { &[] };
                 if len > 0 && rings.tx[queue].room() > 2 {
-                    rings.tx[queue].send(&frame, split, &wish);
+                    rings.tx[queue].send(&frame, split, &request);
                 }
             }
             5 => {

@@ -11,7 +11,7 @@ use crate::error::Error;
 
 /// `--confidence LEVEL,WIDTH`.
 #[derive(Clone, Copy, Debug, PartialEq)]
-pub struct Wish {
+pub struct ConfidenceTarget {
     level: Level,
     /// Percent of the mean, both sides together.
     width: f64,
@@ -28,10 +28,10 @@ pub const LEAST_RUNS: u32 = 3;
 /// netperf's own bound.
 pub const MOST_RUNS: u32 = 30;
 
-impl FromStr for Wish {
+impl FromStr for ConfidenceTarget {
     type Err = Error;
 
-    fn from_str(text: &str) -> Result<Wish, Error> {
+    fn from_str(text: &str) -> Result<ConfidenceTarget, Error> {
         let bad = || {
             Error::Usage(format!(
                 "\"{text}\" is no confidence: write 95,5 or 99,10 (level 95 or 99, width in percent)"
@@ -44,7 +44,7 @@ impl FromStr for Wish {
             _ => return Err(bad()),
         };
         let width: f64 = width.parse().map_err(|_| bad())?;
-        if (0.1..=100.0).contains(&width) { Ok(Wish { level, width }) } else { Err(bad()) }
+        if (0.1..=100.0).contains(&width) { Ok(ConfidenceTarget { level, width }) } else { Err(bad()) }
     }
 }
 
@@ -60,7 +60,7 @@ pub struct Confidence {
     pub values: Vec<f64>,
 }
 
-impl Wish {
+impl ConfidenceTarget {
     pub fn judge(&self, values: &[f64]) -> Confidence {
         let reached_width_percent = self.width_of(values);
         Confidence {
@@ -118,10 +118,19 @@ mod tests {
 
     #[test]
     fn requests_are_checked() {
-        assert_eq!("95,5".parse::<Wish>().unwrap(), Wish { level: Level::P95, width: 5.0 });
-        assert_eq!("99".parse::<Wish>().unwrap(), Wish { level: Level::P99, width: 5.0 });
+        assert_eq!(
+            "95,5".parse::<ConfidenceTarget>().unwrap(),
+            ConfidenceTarget { level: Level::P95, width: 5.0 }
+        );
+        assert_eq!(
+            "99".parse::<ConfidenceTarget>().unwrap(),
+            ConfidenceTarget { level: Level::P99, width: 5.0 }
+        );
         for text in ["", "90,5", "95,", "95,0", "95,-1", "95,NaN", "95,5,5"] {
-            assert!(text.parse::<Wish>().unwrap_err().to_string().contains("95,5 or 99,10"), "{text}");
+            assert!(
+                text.parse::<ConfidenceTarget>().unwrap_err().to_string().contains("95,5 or 99,10"),
+                "{text}"
+            );
         }
     }
 
@@ -129,20 +138,21 @@ mod tests {
     fn the_interval_of_a_known_sample() {
         // Mean 10, standard deviation 1, five values: half width 2.776 / sqrt(5) = 1.2415.
         let values = [9.0, 9.0, 10.0, 11.0, 11.0];
-        let judged = "95,30".parse::<Wish>().unwrap().judge(&values);
+        let judged = "95,30".parse::<ConfidenceTarget>().unwrap().judge(&values);
         let width = judged.reached_width_percent.unwrap();
         assert!((24.82..24.84).contains(&width), "{width}");
         assert!(judged.reached);
-        assert!(!"95,20".parse::<Wish>().unwrap().judge(&values).reached);
-        let wider = "99,30".parse::<Wish>().unwrap().judge(&values).reached_width_percent.unwrap();
+        assert!(!"95,20".parse::<ConfidenceTarget>().unwrap().judge(&values).reached);
+        let wider =
+            "99,30".parse::<ConfidenceTarget>().unwrap().judge(&values).reached_width_percent.unwrap();
         assert!((41.1..41.3).contains(&wider), "{wider}");
     }
 
     #[test]
     fn too_few_runs_and_nothing_at_all_reach_nothing() {
-        let wish = "95,5".parse::<Wish>().unwrap();
-        assert!(!wish.judge(&[1.0, 1.0]).reached && !wish.judge(&[]).reached);
-        assert!(!wish.judge(&[0.0, 0.0, 0.0]).reached);
-        assert!(wish.judge(&[1.0; 100]).reached);
+        let target = "95,5".parse::<ConfidenceTarget>().unwrap();
+        assert!(!target.judge(&[1.0, 1.0]).reached && !target.judge(&[]).reached);
+        assert!(!target.judge(&[0.0, 0.0, 0.0]).reached);
+        assert!(target.judge(&[1.0; 100]).reached);
     }
 }

@@ -409,7 +409,7 @@ fn a_vm_whose_devices_keep_failing_is_quarantined_and_released() {
     assert_eq!(web.read_u32(1, CAPS).unwrap(), offer);
     assert_eq!(place.status("web")["quarantined"], false);
     provoke(&place, &mut web, 2);
-    assert_eq!(place.status("web")["quarantined"], false, "what was, is forgiven");
+    assert_eq!(place.status("web")["quarantined"], false, "the fault history is cleared");
 }
 
 #[test]

@@ -354,7 +354,7 @@ fn host_rules(config: &Config) -> HostRules {
     HostRules { owner: rustix::process::geteuid().as_raw(), rules: config.hosts.clone() }
 }
 
-/// Opens the door for programs of the host: for its own user, and for all others only if a rule could
+/// Opens the socket for programs of the host: for its own user, and for all others only if a rule could
 /// let some of them in.
 fn host_sockets(router: &Arc<Router>, paths: &Paths, config: &Config) -> Result<HostSockets, AssemblyError> {
     use std::os::unix::fs::PermissionsExt as _;
@@ -468,11 +468,11 @@ fn hypervisor_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>
 /// All workers, watched.
 fn watch(workers: &Workers, switch: &Switch, vsock_worker: &VsockWorker) -> Watchdog {
     let mut dog = Watchdog::new(PATIENCE);
-    for (number, beat) in workers.beats().iter().enumerate() {
-        dog.watch(format!("worker-{number}"), beat.clone(), |stream| format!("stream {stream}"));
+    for (number, heartbeat) in workers.heartbeats().iter().enumerate() {
+        dog.watch(format!("worker-{number}"), heartbeat.clone(), |stream| format!("stream {stream}"));
     }
-    dog.watch("switch".into(), switch.beat().clone(), |port| format!("port {port}"));
-    dog.watch("vsock".into(), vsock_worker.beat().clone(), |_| "virtio-vsock guests".into());
+    dog.watch("switch".into(), switch.heartbeat().clone(), |port| format!("port {port}"));
+    dog.watch("vsock".into(), vsock_worker.heartbeat().clone(), |_| "virtio-vsock guests".into());
     dog
 }
 

@@ -376,7 +376,7 @@ fn commands_of_every_shape_and_size() {
     guest.control.publish(0);
     std::thread::sleep(Duration::from_millis(2));
     guest.nic.with(|end| end.tick(Instant::now()));
-    assert_eq!(guest.nic.bells.failures.load(Ordering::SeqCst), 1);
+    assert_eq!(guest.nic.lines.failures.load(Ordering::SeqCst), 1);
     guest.nic.post_buffer(2000);
     guest.nic.deliver(&Frame::new(100), |packet| packet).unwrap();
 }

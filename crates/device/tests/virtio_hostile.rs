@@ -16,10 +16,10 @@ const KINDS: [u64; 2] = [0, feature::PACKED];
 /// The transmit ring stands still, and said so.
 fn stands_still(mut nic: Nic) {
     assert_eq!(nic.sent(), None);
-    assert_eq!(nic.bells.failures.load(Ordering::SeqCst), 1);
+    assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1);
     assert_eq!(nic.stats().drop_bad_descriptor.get(), 1);
     assert_eq!(nic.sent(), None);
-    assert_eq!(nic.bells.failures.load(Ordering::SeqCst), 1, "said once");
+    assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1, "said once");
     // The other ring continues.
     nic.post_buffer(400);
     nic.deliver(&Frame::new(100), |packet| packet).unwrap();
@@ -252,7 +252,7 @@ fn rings_that_cannot_run_are_reported() {
             memory: nic.ram.device_map(),
             rings: vec![Some(rx), Some(nic.tx.setup())],
         });
-        assert_eq!(nic.bells.failures.load(Ordering::SeqCst), 1, "edit {number}");
+        assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1, "edit {number}");
         assert_eq!(nic.deliver(&Frame::new(100), |packet| packet), Err(DropReason::NoBuffers));
     }
     // A packed ring's position outside it.
@@ -260,7 +260,7 @@ fn rings_that_cannot_run_are_reported() {
     nic.device.stop();
     nic.rx.position.store(0x8000_8010, Ordering::SeqCst);
     nic.run();
-    assert_eq!(nic.bells.failures.load(Ordering::SeqCst), 1);
+    assert_eq!(nic.lines.failures.load(Ordering::SeqCst), 1);
 }
 
 #[derive(Clone, Debug)]

@@ -46,7 +46,7 @@ fn frames_leave_chains_of_every_shape() {
 }
 
 #[test]
-fn wishes_are_those_of_the_header() {
+fn offload_requests_are_those_of_the_header() {
     let mut nic = Nic::new(ALL);
     let mut frame = vec![0; 4000];
     frame[34 + 12] = 0x50;
@@ -203,7 +203,7 @@ fn drivers_are_told_when_they_want_to_be() {
     for features in [MODERN, MODERN | feature::PACKED] {
         let mut nic = Nic::new(features);
         let frame = Frame::new(100);
-        let calls = |nic: &Nic| nic.bells.calls.load(Ordering::SeqCst);
+        let calls = |nic: &Nic| nic.lines.calls.load(Ordering::SeqCst);
         for wanted in [true, false] {
             if !wanted {
                 nic.rx.mute();
@@ -229,7 +229,7 @@ fn drivers_are_told_when_they_want_to_be() {
 fn event_indices_are_kept() {
     let mut nic = Nic::new(MODERN | feature::EVENT_INDEX);
     let frame = Frame::new(100);
-    let before = nic.bells.calls.load(Ordering::SeqCst);
+    let before = nic.lines.calls.load(Ordering::SeqCst);
     // used_event: after the third from here.
     let event = 4 + 2 * usize::from(nic.rx.size);
     nic.post_buffer(400);
@@ -238,7 +238,7 @@ fn event_indices_are_kept() {
     for calls in [1, 1, 2, 2] {
         nic.post_buffer(400);
         nic.deliver(&frame, |packet| packet).unwrap();
-        assert_eq!(nic.bells.calls.load(Ordering::SeqCst) - before, calls);
+        assert_eq!(nic.lines.calls.load(Ordering::SeqCst) - before, calls);
     }
 }
 

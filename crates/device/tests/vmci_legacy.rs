@@ -11,7 +11,7 @@ use std::sync::Arc;
 
 use proptest::prelude::*;
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, heard, say};
-use vmlane_guestsim::afterlife::{Afterlife, HALF, HYPERVISOR, Legacy, SESSION};
+use vmlane_guestsim::restart::{HALF, HYPERVISOR, Legacy, RestartableDaemon, SESSION};
 use vmlane_guestsim::{Driver, PairSpec, Path, Placement, Queues, vm};
 use vmlane_mem::memfd;
 use vmlane_state::{Journal, Key, Records, Unusable};
@@ -21,7 +21,7 @@ use zerocopy::IntoBytes;
 
 /// Three guests: 3 and 4 with a stream, pairs in each state and things that wait; 5 with nothing of that.
 struct Rich {
-    world: Arc<Afterlife>,
+    world: Arc<RestartableDaemon>,
     drivers: [Driver; 3],
     queues: Vec<Queues>,
 }
@@ -29,7 +29,7 @@ struct Rich {
 const BELL: Handle = Handle::new(4, 2100);
 
 fn rich(path: Path) -> Rich {
-    let world = Afterlife::new(vec![vm(3), vm(4), vm(5)]);
+    let world = RestartableDaemon::new(vec![vm(3), vm(4), vm(5)]);
     let mut drivers = [3, 4, 5].map(|cid| world.probe(cid, path));
     let [a, b, _] = &mut drivers;
     let mut queues = Vec::new();

@@ -83,7 +83,7 @@ fn deed() -> impl Strategy<Value = Deed> {
 
 /// Two VMs that know two ways to do everything.
 struct Pair {
-    lanes: Arc<Inline>,
+    streams: Arc<Inline>,
     hypervisor: Arc<Hypervisor>,
     machines: [Machine; 2],
     drivers: [Driver; 2],
@@ -91,15 +91,15 @@ struct Pair {
 
 impl Pair {
     fn new(path: Path) -> Pair {
-        let lanes = Arc::new(Inline::default());
-        let hypervisor = Hypervisor::new(Router::new(lanes.clone()));
+        let streams = Arc::new(Inline::default());
+        let hypervisor = Hypervisor::new(Router::new(streams.clone()));
         let limits = Limits { queue_pairs: 8, ..Limits::default() };
         let machines = [3, 4].map(|cid| {
             let spec = VmSpec { limits, ..vm_with(cid, |vm| vm.connections = 16) };
             Machine::with(&hypervisor, spec, 4 << 20, vmlane_guestsim::Lines::msix())
         });
         let drivers = [0, 1].map(|index: usize| machines[index].probe(path));
-        Pair { lanes, hypervisor, machines, drivers }
+        Pair { streams, hypervisor, machines, drivers }
     }
 
     fn act(&mut self, who: usize, deed: &Deed) {
@@ -152,7 +152,7 @@ impl Pair {
                 let field =
                     [queue_header::HANDLE, queue_header::PRODUCER_TAIL, queue_header::CONSUMER_HEAD][*field];
                 self.machines[who].ram.write(page * 4096 + field as u64, &value.to_le_bytes());
-                self.lanes.turn_all();
+                self.streams.turn_all();
             }
             Deed::Receive => registers.read_bytes(0, Reg::DataIn.offset(), &mut [0; 4096]),
         }

@@ -10,7 +10,7 @@ use std::time::Duration;
 use vmci_common::talk::{ATTACH, CLIENT, CREATE, PAIR, SERVER, say};
 use vmci_common::{check_pattern, connect, eventually, rings, send_pattern};
 use vmlane_device::vmci::{Limits, Protocol, SharedMap, VmSpec, Waker};
-use vmlane_guestsim::afterlife::{Afterlife, Moment};
+use vmlane_guestsim::restart::{Moment, RestartableDaemon};
 use vmlane_guestsim::{
     Driver, Options, PairSpec, Path, Pattern, Placement, Queues, SocketError, vm, vm_with,
 };
@@ -20,11 +20,11 @@ use vmlane_wire::vmci::{Handle, QP_ATTACH_ONLY, RawHandle, call, event};
 use vmlane_wire::vmci_stream::PacketType;
 use zerocopy::IntoBytes;
 
-fn two() -> Arc<Afterlife> {
-    Afterlife::new(vec![vm(3), vm(4)])
+fn two() -> Arc<RestartableDaemon> {
+    RestartableDaemon::new(vec![vm(3), vm(4)])
 }
 
-fn drivers(world: &Afterlife, path: Path) -> [Driver; 2] {
+fn drivers(world: &RestartableDaemon, path: Path) -> [Driver; 2] {
     [world.probe(3, path), world.probe(4, path)]
 }
 
@@ -104,7 +104,7 @@ const BELL: Handle = Handle::new(4, 2100);
 
 /// Everything two guests do with each other, from probe to detach; every answer and everything heard is
 /// checked on the way.
-fn life(world: &Afterlife, path: Path) {
+fn life(world: &RestartableDaemon, path: Path) {
     let [mut a, mut b] = drivers(world, path);
     assert_eq!(link(&mut b, BELL, 7), 0);
     assert_eq!(b.call(call::DATAGRAM_REQUEST_MAP, &[2200u32, 0].map(u32::to_le_bytes).concat()), 0);
@@ -199,7 +199,7 @@ fn deaths_in_a_row_are_as_harmless_as_one() {
 struct Killer(Option<std::thread::JoinHandle<()>>, Arc<AtomicBool>);
 
 impl Killer {
-    fn of(world: &Arc<Afterlife>, seed: u64) -> Killer {
+    fn of(world: &Arc<RestartableDaemon>, seed: u64) -> Killer {
         let stop = Arc::new(AtomicBool::new(false));
         let (world, over) = (world.clone(), stop.clone());
         let mut random = seed | 1;
@@ -227,7 +227,7 @@ impl Drop for Killer {
 const BYTES: u64 = 8 << 20;
 
 fn stream_under_deaths(path: Path, protocol: Protocol) {
-    let world = Afterlife::threaded(vec![vm(3), vm(4)]);
+    let world = RestartableDaemon::threaded(vec![vm(3), vm(4)]);
     let guests = [world.boot(3, path), world.boot(4, path)];
     let options = Options { protocol, ..rings(65_536) };
     let streams: Vec<_> =
@@ -285,7 +285,7 @@ fn fill(stream: &vmlane_guestsim::Stream, pattern: Pattern, size: u64) -> u64 {
 #[test]
 fn bytes_left_behind_outlive_their_sender_and_its_daemon() {
     for path in [Path::Dma, Path::Ports] {
-        let world = Afterlife::threaded(vec![vm(3), vm(4)]);
+        let world = RestartableDaemon::threaded(vec![vm(3), vm(4)]);
         let (client, server) = (world.boot(3, path), world.boot(4, path));
         let (a, b) = connect(&client, &server, 5000, rings(16_384));
         let pattern = Pattern::new(5);
@@ -337,7 +337,7 @@ fn an_end_that_was_told_is_not_told_again() {
 
 #[test]
 fn datagrams_wait_in_order_and_charged_to_their_senders() {
-    let world = Afterlife::new(vec![vm(3), vm(4), vm(5)]);
+    let world = RestartableDaemon::new(vec![vm(3), vm(4), vm(5)]);
     let mut drivers = [3, 4, 5].map(|cid| world.probe(cid, Path::Dma));
     let [a, b, c] = &mut drivers;
     let mut sent = Vec::new();
@@ -420,7 +420,7 @@ fn a_pair_whose_creator_was_reset_goes_on_beside_its_namesake() {
 #[test]
 fn a_vm_that_is_gone_is_missed() {
     for gone in [3, 4] {
-        let world = Afterlife::threaded(vec![vm(3), vm(4)]);
+        let world = RestartableDaemon::threaded(vec![vm(3), vm(4)]);
         let [mut a, mut b] = drivers(&world, Path::Dma);
         pass(&mut a, &mut b, UP, PacketType::Request2);
         pass(&mut b, &mut a, DOWN, PacketType::Negotiate2);
@@ -475,7 +475,7 @@ fn requests_that_wait_their_turn_get_it() {
 #[test]
 fn a_connection_through_the_map_goes_on() {
     let forward = Forward { port: 7000, to_cid: 4, to_port: 5000 };
-    let world = Afterlife::threaded(vec![vm_with(3, |vm| vm.forwards = vec![forward]), vm(4)]);
+    let world = RestartableDaemon::threaded(vec![vm_with(3, |vm| vm.forwards = vec![forward]), vm(4)]);
     let (client, server) = (world.boot(3, Path::Dma), world.boot(4, Path::Dma));
     let listener = server.listen(5000, Placement::Scattered);
     let options = Options { protocol: Protocol::Pkt, ..rings(8192) };
@@ -533,7 +533,7 @@ impl Waker for Quiet {
 /// Connections with programs of the host do not outlive a daemon: the guest hears of it, and keeps nothing.
 #[test]
 fn streams_with_the_host_end_with_a_reset() {
-    let world = Afterlife::threaded(vec![vm(3), vm(4)]);
+    let world = RestartableDaemon::threaded(vec![vm(3), vm(4)]);
     let program = Arc::new(Program(Default::default()));
     world.router().set_endpoint(2, program.clone());
     let guest = world.boot(3, Path::Dma);
@@ -579,7 +579,7 @@ fn streams_with_the_host_end_with_a_reset() {
 fn quotas_survive() {
     let limits = Limits { queue_pairs: 3, doorbells: 2, ..Limits::default() };
     let few = VmSpec { limits, ..vm_with(3, |vm| vm.connections = 2) };
-    let world = Afterlife::new(vec![few, vm(4)]);
+    let world = RestartableDaemon::new(vec![few, vm(4)]);
     let [mut a, mut b] = drivers(&world, Path::Dma);
     let handles = |n: u32| PairSpec { handle: Handle::new(3, 2000 + n), ..CREATE };
     let pairs: Vec<Queues> =

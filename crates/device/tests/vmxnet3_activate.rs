@@ -4,7 +4,7 @@ use vmlane_device::pci::PciDevice;
 use vmlane_device::vmxnet3::{Profile, RefusedActivation, RingName};
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, TxRequest};
 use vmlane_wire::vmxnet3::regs::Command;
 use vmlane_wire::vmxnet3::shared::{QUEUE_SIZE, at};
 
@@ -504,7 +504,7 @@ fn the_port_carries_no_more_than_its_own_mtu() {
         let mut driver = NicDriver::probe(&machine, DriverSpec { mtu: 9000, ..linux() });
         driver.open(&machine);
         for len in [1514, 1600, 9014] {
-            assert!(driver.tx[0].send(&frame(len), &[], &Wish::NONE));
+            assert!(driver.tx[0].send(&frame(len), &[], &TxRequest::NONE));
         }
         let lent = machine.frames.with(|end| std::iter::from_fn(|| end.fetch_one()).count());
         let capabilities = machine.frames.with(|end| end.capabilities().frame);

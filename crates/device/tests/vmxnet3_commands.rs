@@ -5,7 +5,7 @@ use std::time::Instant;
 use vmlane_device::vmxnet3::Profile;
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, deliver_as, frame};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RxShape, TxRequest};
 use vmlane_port::{Filter, Layers, Network, RxCapabilities, Transport};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, Reg, event, feature, rx_mode};
@@ -157,7 +157,7 @@ fn multicast_addresses_are_copied_before_the_command_returns() {
     machine.ram.write(driver.spare, &[0xee; 18]);
     let kept = filter(&machine);
     assert_eq!(kept.multicast, [Mac(addresses[0]), Mac(addresses[1])]);
-    assert!(kept.takes(Mac(addresses[1])) && !kept.takes(Mac([1, 0, 0x5e, 0, 0, 8])));
+    assert!(kept.accepts(Mac(addresses[1])) && !kept.accepts(Mac([1, 0, 0x5e, 0, 0, 8])));
     machine.write(Reg::Command, Command::UpdateRxMode.code());
     assert_eq!(filter(&machine).multicast, kept.multicast, "only its own command reads the table");
 }
@@ -185,7 +185,7 @@ fn an_empty_vlan_table_is_no_filter() {
     driver.store(&machine);
     machine.command(Command::UpdateVlanFilters);
     let filter_of = || filter(&machine);
-    let taken: Vec<u16> = (0..4096).filter(|&vlan| filter_of().takes_vlan(vlan)).collect();
+    let taken: Vec<u16> = (0..4096).filter(|&vlan| filter_of().accepts_vlan(vlan)).collect();
     assert_eq!(taken, [0, 323, 4095]);
     driver.shared.vlan_table.iter_mut().for_each(|word| word.set(0));
     driver.store(&machine);
@@ -233,7 +233,7 @@ fn statistics_are_written_when_asked_for_and_begin_with_the_activation() {
     let (machine, mut driver) = active(linux());
     let broadcast = |driver: &NicDriver| (driver.row(0, 6), driver.row(1, 6), driver.row(1, 7));
     assert!(deliver(&machine, &frame(100)) && deliver(&machine, &frame(60)));
-    driver.tx[0].send(&frame(60), &[], &Wish::NONE);
+    driver.tx[0].send(&frame(60), &[], &TxRequest::NONE);
     let sent = machine.frames.with(|end| end.fetch_one().map(|token| end.finish(&[token])));
     assert_eq!(sent, Some(Some(())));
     assert_eq!(broadcast(&driver), (0, 0, 0));

@@ -5,7 +5,7 @@ mod vmxnet3_common;
 
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RingsSpec, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, RingsSpec, TxRequest};
 use vmlane_wire::vmxnet3::regs::{Command, Reg};
 use vmxnet3_common::Nic;
 
@@ -71,7 +71,7 @@ fn cve_2025_41236_no_sum_of_addresses_and_lengths_wraps() {
     for pieces in [1, 2, 64, 200] {
         let mut nic = Nic::new(&RingsSpec { tx: 256, ..RingsSpec::linux() });
         for addr in [u64::MAX, u64::MAX - 1, u64::MAX - 16_383, u64::MAX - 16_384, 1 << 63] {
-            assert!(nic.guest.tx[0].post(&vec![(addr, 16_384); pieces], &Wish::NONE));
+            assert!(nic.guest.tx[0].post(&vec![(addr, 16_384); pieces], &TxRequest::NONE));
             assert!(nic.port.fetch_one().is_none(), "{pieces} pieces at {addr:#x}");
             nic.flush();
             assert_eq!(nic.guest.tx[0].reap(), 1);

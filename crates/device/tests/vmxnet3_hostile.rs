@@ -8,7 +8,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_guestsim::OneByOne;
-use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
+use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, TxRequest};
 use vmlane_port::{ChecksumStatus, DropReason, FramePort, MAX_FRAME, Offload, RxFrame, WakeUp};
 use vmlane_stats::Counters as _;
 use vmlane_wire::vmxnet3::desc::{CONTROL, OffloadMode, RxDesc, SIZE, TxDesc, error};
@@ -37,7 +37,7 @@ fn check_tx_stopped(nic: &mut Nic, code: u32) {
     assert_eq!((descriptor.load_u32(at::STOPPED), descriptor.load_u32(at::ERROR)), (1, code));
     assert_eq!((nic.guest.area.load_u32(at::EVENTS), nic.guest.lines.raised(1)), (2, 1));
     // Once only, and what comes later is not looked at.
-    nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE);
+    nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE);
     assert!(nic.port.fetch_one().is_none() && !nic.port.arm());
     assert_eq!(nic.guest.lines.raised(1), 1);
 }
@@ -83,7 +83,7 @@ fn too_many_descriptors() {
 fn many_descriptors_are_fine() {
     let mut nic = Nic::new(&RingsSpec { tx: 256, ..RingsSpec::linux() });
     let sent = frame(1500);
-    assert!(nic.guest.tx[0].send(&sent, &[10; 100], &Wish::NONE));
+    assert!(nic.guest.tx[0].send(&sent, &[10; 100], &TxRequest::NONE));
     assert_eq!(nic.fetch().unwrap().1, sent);
 }
 
@@ -99,15 +99,15 @@ fn an_unknown_type() {
 #[test]
 fn bad_packets_are_completed_and_counted() {
     let mut nic = linux();
-    let whole = |mode, header, mss_or_field| Wish { mode, header, mss_or_field, ..Wish::NONE };
+    let whole = |mode, header, mss_or_field| TxRequest { mode, header, mss_or_field, ..TxRequest::NONE };
     let (sum, segment) = (OffloadMode::Checksum, OffloadMode::Segment);
     let buffer = 0x10_0000;
     let cases = [
-        ("drop_bad_address", vec![(NOWHERE, 100)], Wish::NONE),
-        ("drop_bad_address", vec![(buffer, 100), (u64::MAX - 50, 100)], Wish::NONE),
-        ("drop_bad_address", vec![(buffer, 100), (0xfebd_0000, 100)], Wish::NONE),
-        ("drop_bad_length", vec![(buffer, 13)], Wish::NONE),
-        ("drop_bad_length", vec![(buffer, 1523)], Wish::NONE),
+        ("drop_bad_address", vec![(NOWHERE, 100)], TxRequest::NONE),
+        ("drop_bad_address", vec![(buffer, 100), (u64::MAX - 50, 100)], TxRequest::NONE),
+        ("drop_bad_address", vec![(buffer, 100), (0xfebd_0000, 100)], TxRequest::NONE),
+        ("drop_bad_length", vec![(buffer, 13)], TxRequest::NONE),
+        ("drop_bad_length", vec![(buffer, 1523)], TxRequest::NONE),
         ("drop_bad_length", vec![(buffer, 16384); 5], whole(segment, 54, 1448)),
         ("drop_bad_offload", vec![(buffer, 100)], whole(sum, 100, 100)),
         ("drop_bad_offload", vec![(buffer, 100)], whole(sum, 34, 99)),
@@ -116,13 +116,13 @@ fn bad_packets_are_completed_and_counted() {
         ("drop_bad_offload", vec![(buffer, 16384)], whole(segment, 54, 1)),
         ("drop_bad_offload", vec![(buffer, 1400)], whole(segment, 1023, 10)),
     ];
-    for (errors, (reason, parts, wish)) in (0..).zip(cases) {
+    for (errors, (reason, parts, request)) in (0..).zip(cases) {
         let before = count(&nic, reason);
-        assert!(nic.guest.tx[0].post(&parts, &wish));
+        assert!(nic.guest.tx[0].post(&parts, &request));
         let sent = frame(64);
-        assert!(nic.guest.tx[0].send(&sent, &[], &Wish::NONE));
+        assert!(nic.guest.tx[0].send(&sent, &[], &TxRequest::NONE));
         let (token, bytes) = nic.fetch().expect("the next packet");
-        assert_eq!((bytes, count(&nic, reason)), (sent, before + 1), "{reason} {parts:x?} {wish:?}");
+        assert_eq!((bytes, count(&nic, reason)), (sent, before + 1), "{reason} {parts:x?} {request:?}");
         nic.port.finish(&[token]);
         nic.flush();
         assert_eq!(nic.guest.tx[0].reap(), 2, "{reason}");
@@ -134,8 +134,8 @@ fn bad_packets_are_completed_and_counted() {
 fn encapsulation_in_other_revisions_is_refused() {
     for (revision, taken) in [(1, false), (3, false), (4, true), (6, true), (7, false)] {
         let mut nic = Nic::new(&RingsSpec { revision, ..RingsSpec::linux() });
-        let wish = Wish { mode: OffloadMode::Encapsulated, ..Wish::segment(104, 1000) };
-        assert!(nic.guest.tx[0].send(&tcp4(3000, (1, 2)), &[], &wish));
+        let request = TxRequest { mode: OffloadMode::Encapsulated, ..TxRequest::segment(104, 1000) };
+        assert!(nic.guest.tx[0].send(&tcp4(3000, (1, 2)), &[], &request));
         assert_eq!(nic.fetch().is_some(), taken, "revision {revision}");
     }
 }
@@ -144,7 +144,7 @@ fn encapsulation_in_other_revisions_is_refused() {
 fn cve_2016_6888_lengths_do_not_overflow() {
     let mut nic = Nic::new(&RingsSpec { tx: 256, ..RingsSpec::linux() });
     let parts = vec![(0x10_0000, 16384); 255];
-    assert!(nic.guest.tx[0].post(&parts, &Wish::segment(54, 16383)));
+    assert!(nic.guest.tx[0].post(&parts, &TxRequest::segment(54, 16383)));
     assert_eq!(nic.swallow(), 0);
     assert_eq!((nic.guest.tx[0].reap(), count(&nic, "drop_bad_length")), (1, 1));
 }
@@ -155,7 +155,7 @@ fn cve_2016_6836_completions_hold_nothing_but_what_is_told() {
     let pattern = [0xa5; 16];
     (0..64).for_each(|at| nic.guest.tx[0].completions.write(at * SIZE, &pattern[..SIZE - 1]));
     for _ in 0..130 {
-        assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+        assert!(nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE));
         assert_eq!(nic.swallow(), 1);
         // `TxCompletion::from_words` refuses any other bit.
         assert_eq!(nic.guest.tx[0].reap(), 1);
@@ -165,20 +165,20 @@ fn cve_2016_6836_completions_hold_nothing_but_what_is_told() {
 #[test]
 fn cve_2016_6835_headers_are_named_only_as_far_as_the_frame_goes() {
     let mut nic = linux();
-    let wish = Wish::segment(60, 10);
-    assert!(nic.guest.tx[0].send(&tcp4(61, (1, 2)), &[], &wish));
+    let request = TxRequest::segment(60, 10);
+    assert!(nic.guest.tx[0].send(&tcp4(61, (1, 2)), &[], &request));
     let (token, _) = nic.fetch().unwrap();
     let lent = nic.port.frame(token);
     assert_eq!((lent.head.len(), lent.offload), (61, Offload::Segment { header: 60, mss: 10 }));
     nic.port.finish(&[token]);
-    assert!(nic.guest.tx[0].send(&tcp4(60, (1, 2)), &[], &wish));
+    assert!(nic.guest.tx[0].send(&tcp4(60, (1, 2)), &[], &request));
     assert!(nic.fetch().is_none());
 }
 
 #[test]
 fn a_ring_full_of_bad_packets_does_not_hold_the_worker() {
     let mut nic = Nic::new(&RingsSpec { tx: 4096, memory: 64 << 20, ..RingsSpec::linux() });
-    (0..4095).for_each(|_| assert!(nic.guest.tx[0].post(&[(NOWHERE, 60)], &Wish::NONE)));
+    (0..4095).for_each(|_| assert!(nic.guest.tx[0].post(&[(NOWHERE, 60)], &TxRequest::NONE)));
     // One look leaves out a bounded number, and says that there is more.
     assert!(nic.port.fetch_one().is_none() && nic.port.arm());
     let looks = (0..4096).take_while(|_| nic.port.fetch_one().is_none() && nic.port.arm()).count();

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use parking_lot::Mutex;
 use vmlane_device::irq::{Interrupts, IrqMode};
 use vmlane_device::vmxnet3::vectors::Vectors;
-use vmlane_guestsim::nic::{RingsSpec, Wish};
+use vmlane_guestsim::nic::{RingsSpec, TxRequest};
 use vmlane_mem::Window;
 use vmlane_port::FramePort;
 use vmxnet3_common::{Nic, frame};
@@ -146,7 +146,7 @@ fn run(driver: Driver, choices: Choices, publications: u32, broken: bool) -> (Ch
         guest.moment();
         let tick = left == 0 || guest.state.lock().choices.choose(2) == 1;
         if tick {
-            vectors.settle(0);
+            vectors.fire_pending(0);
             continue;
         }
         left -= 1;
@@ -163,7 +163,7 @@ fn run(driver: Driver, choices: Choices, publications: u32, broken: bool) -> (Ch
         let mut state = guest.state.lock();
         while guest.step(&mut state) {}
         drop(state);
-        vectors.settle(0);
+        vectors.fire_pending(0);
     }
     let mut state = guest.state.lock();
     let done = state.seen == state.published;
@@ -232,7 +232,7 @@ fn walk(size: u16, choices: &mut Choices, steps: usize) {
             Step::Post(parts) => {
                 let len = lengths.next().expect("endless");
                 let split: &[usize] = if parts == 2 { &[30] } else { &[] };
-                if nic.guest.tx[0].send(&frame(len), split, &Wish::NONE) {
+                if nic.guest.tx[0].send(&frame(len), split, &TxRequest::NONE) {
                     posted.push_back(len);
                     sent += 1;
                 }

@@ -5,7 +5,7 @@ use vmlane_device::pci::{AccessError, CONFIG_REGION, IrqCounts, PciDevice, REGIO
 use vmlane_device::vmxnet3::{CreateError, NicConfig, NicView, Profile, Vmxnet3Device};
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, TxRequest};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, event};
 use vmlane_wire::vmxnet3::shared::at;
@@ -15,7 +15,7 @@ fn a_linux_driver_opens_sends_receives_and_closes() {
     let machine = NicMachine::new(|_| {});
     let mut driver = NicDriver::probe(&machine, DriverSpec::linux(6));
     driver.open(&machine);
-    assert!(driver.tx[0].send(&frame(60), &[], &Wish::NONE));
+    assert!(driver.tx[0].send(&frame(60), &[], &TxRequest::NONE));
     let len = machine.frames.with(|end| {
         let token = end.fetch_one().expect("a frame");
         let len = end.frame(token).len();

@@ -7,7 +7,7 @@ use std::time::Instant;
 use proptest::prelude::*;
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::session::{active, deliver, frame, receive, try_deliver};
-use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Remains, Wish};
+use vmlane_guestsim::nic::{DriverSpec, NicDriver, NicMachine, Remains, TxRequest};
 use vmlane_port::Filter;
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::vmxnet3::regs::{Command, PageReg, Reg, event, rx_mode};
@@ -57,7 +57,7 @@ fn fetch(machine: &NicMachine, most: usize, finish: bool) -> Vec<u32> {
 }
 
 fn send(driver: &mut NicDriver, number: u32) -> bool {
-    driver.tx[0].send(&numbered(number), &[20, 30], &Wish::NONE)
+    driver.tx[0].send(&numbered(number), &[20, 30], &TxRequest::NONE)
 }
 
 #[test]

@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_guestsim::OneByOne;
-use vmlane_guestsim::nic::{RingsSpec, Wish};
+use vmlane_guestsim::nic::{RingsSpec, TxRequest};
 use vmlane_port::{FramePort, HEAD, Offload, WakeUp};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::OffloadMode;
@@ -18,7 +18,7 @@ use vmxnet3_common::{Nic, frame, tcp4};
 fn a_packet_in_several_pieces_is_lent_whole_and_completed_once() {
     let mut nic = Nic::new(&RingsSpec::linux());
     let sent = frame(1500);
-    assert!(nic.guest.tx[0].send(&sent, &[54, 100], &Wish::NONE));
+    assert!(nic.guest.tx[0].send(&sent, &[54, 100], &TxRequest::NONE));
     let (token, bytes) = nic.fetch().unwrap();
     assert_eq!(bytes, sent);
     let lent = nic.port.frame(token);
@@ -40,7 +40,7 @@ fn rings_of_any_size_wrap() {
         let mut reaped = 0;
         for round in 0..4 * usize::from(size) {
             let sent = frame(60 + round % 1400);
-            assert!(nic.guest.tx[0].send(&sent, &[14, 33][..round % 3], &Wish::NONE));
+            assert!(nic.guest.tx[0].send(&sent, &[14, 33][..round % 3], &TxRequest::NONE));
             let (token, bytes) = nic.fetch().unwrap();
             assert_eq!(bytes, sent, "size {size}, round {round}");
             nic.port.finish(&[token]);
@@ -54,7 +54,7 @@ fn rings_of_any_size_wrap() {
 #[test]
 fn completions_stay_in_ring_order_when_frames_are_finished_in_any() {
     let mut nic = Nic::new(&RingsSpec::linux());
-    (0..20).for_each(|at| assert!(nic.guest.tx[0].send(&frame(100 + at), &[], &Wish::NONE)));
+    (0..20).for_each(|at| assert!(nic.guest.tx[0].send(&frame(100 + at), &[], &TxRequest::NONE)));
     let mut tokens: Vec<_> = std::iter::from_fn(|| nic.port.fetch_one()).collect();
     assert_eq!(tokens.len(), 20);
     let first = tokens.remove(0);
@@ -72,9 +72,9 @@ fn completions_stay_in_ring_order_when_frames_are_finished_in_any() {
 #[test]
 fn only_packets_that_ask_are_completed() {
     let mut nic = Nic::new(&RingsSpec::linux());
-    let silent = Wish { completion: false, ..Wish::NONE };
-    for wish in [&silent, &silent, &Wish::NONE, &silent] {
-        assert!(nic.guest.tx[0].send(&frame(64), &[20], wish));
+    let silent = TxRequest { completion: false, ..TxRequest::NONE };
+    for request in [&silent, &silent, &TxRequest::NONE, &silent] {
+        assert!(nic.guest.tx[0].send(&frame(64), &[20], request));
     }
     assert_eq!(nic.swallow(), 4);
     assert_eq!(nic.guest.tx[0].reap(), 1);
@@ -82,24 +82,25 @@ fn only_packets_that_ask_are_completed() {
 }
 
 #[test]
-fn wishes_reach_the_switch() {
+fn offload_requests_reach_the_switch() {
     let mut nic = Nic::new(&RingsSpec { revision: 4, ..RingsSpec::linux() });
     let tag = Some(Tci(0x6005));
-    let tunnel = Wish { mode: OffloadMode::Encapsulated, outer_sum: true, ..Wish::segment(104, 1400) };
-    let wishes = [
-        (Wish::checksum(34, 50), Offload::Checksum { start: 34, field: 50 }, None),
-        (Wish { tag, ..Wish::segment(66, 1448) }, Offload::Segment { header: 66, mss: 1448 }, tag),
+    let tunnel =
+        TxRequest { mode: OffloadMode::Encapsulated, outer_sum: true, ..TxRequest::segment(104, 1400) };
+    let requests = [
+        (TxRequest::checksum(34, 50), Offload::Checksum { start: 34, field: 50 }, None),
+        (TxRequest { tag, ..TxRequest::segment(66, 1448) }, Offload::Segment { header: 66, mss: 1448 }, tag),
         (tunnel, Offload::Tunnel { header: 104, mss: 1400, outer_sum: true }, None),
-        (Wish::segment(300, 1000), Offload::Segment { header: 300, mss: 1000 }, None),
+        (TxRequest::segment(300, 1000), Offload::Segment { header: 300, mss: 1000 }, None),
     ];
-    for (wish, offload, tag) in wishes {
-        let sent = tcp4(if wish.mode == OffloadMode::Checksum { 1400 } else { 9000 }, (1, 2));
-        assert!(nic.guest.tx[0].send(&sent, &[66], &wish));
+    for (request, offload, tag) in requests {
+        let sent = tcp4(if request.mode == OffloadMode::Checksum { 1400 } else { 9000 }, (1, 2));
+        assert!(nic.guest.tx[0].send(&sent, &[66], &request));
         let (token, bytes) = nic.fetch().unwrap();
         assert_eq!(bytes, sent);
         let lent = nic.port.frame(token);
         assert_eq!((lent.offload, lent.tag), (offload, tag));
-        assert_eq!(lent.head, &sent[..HEAD.max(wish.header.into())]);
+        assert_eq!(lent.head, &sent[..HEAD.max(request.header.into())]);
         nic.port.finish(&[token]);
     }
     // Rows 0 and 1: 7 + 7 + 9 segments, each with its header.
@@ -112,7 +113,7 @@ fn wishes_reach_the_switch() {
 fn queues_take_turns() {
     let mut nic = Nic::new(&RingsSpec { queues: 2, ..RingsSpec::linux() });
     for queue in 0..2 {
-        (0..40).for_each(|_| assert!(nic.guest.tx[queue].send(&frame(60 + queue), &[], &Wish::NONE)));
+        (0..40).for_each(|_| assert!(nic.guest.tx[queue].send(&frame(60 + queue), &[], &TxRequest::NONE)));
     }
     let mut lens: Vec<usize> = Vec::new();
     while let Some(token) = nic.port.fetch_one() {
@@ -135,7 +136,7 @@ fn the_threshold_rings_only_while_armed() {
     assert_eq!(nic.guest.descriptors[0].load_u32(at::TX_THRESHOLD), 1);
     nic.port.disarm();
     assert_eq!(nic.guest.descriptors[0].load_u32(at::TX_THRESHOLD), u32::MAX);
-    nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE);
+    nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE);
     assert!(nic.port.arm(), "a frame waits");
 }
 
@@ -144,7 +145,7 @@ fn a_masked_vector_fires_when_it_is_unmasked() {
     let mut nic = Nic::new(&RingsSpec { auto_mask: true, ..RingsSpec::linux() });
     let now = Instant::now();
     let send = |nic: &mut Nic| {
-        assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+        assert!(nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE));
         assert_eq!(nic.swallow(), 1);
     };
     send(&mut nic);
@@ -165,7 +166,7 @@ fn a_masked_vector_fires_when_it_is_unmasked() {
 fn a_vector_that_is_never_unmasked_does_not_keep_the_worker_awake() {
     let mut nic = Nic::new(&RingsSpec::linux());
     nic.guest.page.store_u32(0, 1);
-    assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+    assert!(nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE));
     let before = Instant::now();
     assert_eq!(nic.swallow(), 1);
     assert!(nic.port.tick(before));
@@ -181,7 +182,7 @@ fn a_rate_holds_back_what_follows_and_lets_it_go_in_time() {
     let start = Instant::now();
     let at = |micros| start + Duration::from_micros(micros);
     for micros in [0, 100, 200] {
-        assert!(nic.guest.tx[0].send(&frame(60), &[], &Wish::NONE));
+        assert!(nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE));
         let token = nic.port.fetch_one().unwrap();
         nic.port.finish(&[token]);
         nic.port.flush(at(micros));
@@ -206,8 +207,8 @@ proptest! {
         let (mut lent, mut random, mut wanted, mut reaped) = (Vec::new(), seed | 1, 0, 0);
         for (len, split, completion) in traffic {
             let sent = frame(len);
-            let wish = Wish { completion, ..Wish::NONE };
-            if nic.guest.tx[0].send(&sent, &split, &wish) {
+            let request = TxRequest { completion, ..TxRequest::NONE };
+            if nic.guest.tx[0].send(&sent, &split, &request) {
                 wanted += usize::from(completion);
                 let (token, bytes) = nic.fetch().expect("it was posted");
                 prop_assert_eq!(bytes, sent);

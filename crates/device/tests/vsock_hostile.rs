@@ -251,8 +251,8 @@ impl Endpoint for HostEndpoint {
 }
 
 impl Remote for Host {
-    fn joined(&self, _: Call, lane: StreamId, side: Side) {
-        self.joined.lock().push((lane, side));
+    fn joined(&self, _: Call, stream: StreamId, side: Side) {
+        self.joined.lock().push((stream, side));
     }
 
     fn failed(&self, _: Call, why: Failed) {

@@ -97,23 +97,23 @@ impl Seen {
 
 struct World {
     bench: Bench,
-    lanes: Arc<Inline>,
+    streams: Arc<Inline>,
     host: Arc<Host>,
 }
 
 impl World {
     fn new() -> World {
-        let lanes = Arc::new(Inline::default());
-        let bench = Bench::new(lanes.clone());
+        let streams = Arc::new(Inline::default());
+        let bench = Bench::new(streams.clone());
         let host = Arc::new(Host::default());
         bench.router.set_endpoint(HOST, host.clone());
-        World { bench, lanes, host }
+        World { bench, streams, host }
     }
 
     fn run(&mut self) {
         for _ in 0..4 {
             assert!(self.bench.run());
-            self.lanes.turn_all();
+            self.streams.turn_all();
         }
     }
 

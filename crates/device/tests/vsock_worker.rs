@@ -67,7 +67,7 @@ impl Lines for Wires {
         self.failed.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         Some(self.kick.as_fd())
     }
 
@@ -458,7 +458,7 @@ fn a_sender_hears_that_its_packet_is_sent_before_the_worker_sleeps() {
         asleep(&worker);
         let heard = a.wires.called[TX].load(Ordering::SeqCst);
         // It sleeps, and the packet is what wakes it.
-        wait_for("sleep", || !worker.beat().read().busy);
+        wait_for("sleep", || !worker.heartbeat().read().busy);
         let sleeps = worker.stats().sleeps.get();
         a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, &n.to_le_bytes());
         b.expect(op::RW);

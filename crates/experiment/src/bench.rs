@@ -14,7 +14,7 @@ use crate::host::Cpu;
 use crate::plan::Plan;
 use crate::rows::{Counters, Row};
 use crate::steps::{Boot, Step, shaper};
-use crate::synchronized_start::{Hold, StartGroup};
+use crate::synchronized_start::{StartGroup, StartMethod};
 use crate::tool;
 use vmlane_lab::supervisor::host as test_host;
 use vmlane_lab::{Device, Guest, Lab, Running};
@@ -133,9 +133,9 @@ impl Bench {
         let more = MORE_PATIENCE * commands.len() as u32;
         let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
         let processes = self.processes();
-        let hold = if factors.tool == Tool::Vmlane { Hold::Barrier } else { Hold::Gate };
+        let method = if factors.tool == Tool::Vmlane { StartMethod::Barrier } else { StartMethod::Script };
         // The log of the guest that died says more than that of its peer.
-        let group = StartGroup::gather(hold, commands, PATIENCE + more, stop)
+        let group = StartGroup::gather(method, commands, PATIENCE + more, stop)
             .or_else(|error| self.look().and(Err(error)))?;
         let counted = self.counters(&factors.device)?;
         let (cpu, begin) = (Cpu::sample(&processes), Instant::now());
@@ -164,9 +164,9 @@ impl Bench {
             all.push(tool::read(factors, &output.stdout())?);
         }
         let started: Vec<_> = all.iter().map(|measured| measured.report["started_at_ns"].as_u64()).collect();
-        if let Some((skew, known_to)) = ends.starts.skew_ms(&started) {
+        if let Some((skew, uncertainty)) = ends.starts.skew_ms(&started) {
             let rounded = |ms: f64| Some((ms * 100.0).round() / 100.0);
-            (row.skew_ms, row.skew_known_to_ms) = (rounded(skew), rounded(known_to));
+            (row.skew_ms, row.skew_known_to_ms) = (rounded(skew), rounded(uncertainty));
         }
         let measured = tool::sum(all);
         row.throughput_bps = measured.throughput_bps;

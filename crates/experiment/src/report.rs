@@ -284,7 +284,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     }
     html += "</ul>\n";
     if rows.iter().any(|row| row.accelerator == "tcg") {
-        html += "<p class=\"care\">The accelerator was tcg: guests' instructions were emulated. Work inside a \
+        html += "<p class=\"note\">The accelerator was tcg: guests' instructions were emulated. Work inside a \
                  guest costs many times what it costs on hardware virtualization, so neither the numbers nor the \
                  ratios say what KVM would show.</p>\n";
     }
@@ -295,7 +295,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
         .collect();
     let cpus = rows.first().map_or(1, |row| row.setup.cpus.max(1));
     if let Some(other) = Spread::of(busy).map(|s| s.median) {
-        let class = if other > 0.1 * cpus as f64 { " class=\"care\"" } else { "" };
+        let class = if other > 0.1 * cpus as f64 { " class=\"note\"" } else { "" };
         let advice = if class.is_empty() { "" } else { " Numbers to quote need a quieter host." };
         let _ = writeln!(
             html,

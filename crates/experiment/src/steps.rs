@@ -35,7 +35,7 @@ impl Plan {
     pub fn boots(&self) -> Vec<Boot> {
         let mut boots: Vec<(Boot, Vec<Factors>)> = Vec::new();
         for factors in &self.combinations {
-            let place = boots.iter_mut().find(|(boot, _)| boot.takes(factors));
+            let place = boots.iter_mut().find(|(boot, _)| boot.fits(factors));
             let (boot, list) = match place {
                 Some(place) => place,
                 None => {
@@ -86,7 +86,7 @@ impl Plan {
 
 impl Boot {
     /// Whether the combination can be measured in this lab.
-    fn takes(&self, factors: &Factors) -> bool {
+    fn fits(&self, factors: &Factors) -> bool {
         // What differs between runs of one lab.
         let movable = |f: &Factors| Factors {
             test: self.like.test,

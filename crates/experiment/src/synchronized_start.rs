@@ -1,11 +1,11 @@
-//! Commands in many guests that start together, and what becomes of them.
+//! Commands in many guests that start at the same moment, and their outputs.
 //!
-//! `vmlane bench` connects first, then waits at its barrier, tells its clock when asked, and starts at the moment
-//! that it is named: every client gets the same moment, each on its own clock. Its report says when it started.
+//! `vmlane bench --barrier` connects first, then waits, tells its clock when asked, and starts at the time that it is
+//! given: every client gets the same moment, each on its own clock. Its report says when it started.
 //!
-//! Other tools wait behind a gate: a shell that says that it is ready, waits for a word, says that it continues,
-//! and becomes the command. All gates open at once, and the second word's arrival is seen on this machine's
-//! clock. What the command does between its start and its first byte is not seen.
+//! Other tools are started by a shell script: it prints that it is ready, waits for a line, prints that it continues,
+//! and executes the command. All scripts get that line at once; when each continued is measured by this machine's
+//! clock. What the command does between its start and its first byte is not measured.
 
 use std::io::{self, Read, Write};
 use std::sync::atomic::{AtomicBool, Ordering};
@@ -18,30 +18,30 @@ use anyhow::{Context, Result, bail};
 use vmlane_lab::client::Signaller;
 use vmlane_lab::{Guest, Output};
 
-const GATE: &str = r#"echo vmlane-ready; read -r word || exit 1; echo vmlane-goes; exec "$@""#;
+const WAIT_SCRIPT: &str = r#"echo vmlane-ready; read -r word || exit 1; echo vmlane-goes; exec "$@""#;
 /// How often a client's clock is asked for: the quickest answer counts.
-const LOOKS: usize = 8;
+const SAMPLES: usize = 8;
 /// How long a client may take to tell it.
 const ANSWER: Duration = Duration::from_secs(10);
-/// From the command to the moment that it names; more for every client, because each has to receive it.
+/// From the command to the moment that it gives; more for every client, because each has to receive it.
 const LEAD: Duration = Duration::from_millis(50);
 const MORE_LEAD: Duration = Duration::from_millis(5);
 const BREATH: Duration = Duration::from_millis(50);
 /// How often it is checked that the guests are still there.
 const ROUND: Duration = Duration::from_secs(1);
 
-/// How clients are held back until all are ready.
+/// How clients wait until all are ready.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Hold {
-    /// They have `vmlane bench --barrier`'s words.
+pub enum StartMethod {
+    /// By the protocol of `vmlane bench --barrier`.
     Barrier,
-    /// They know nothing of it.
-    Gate,
+    /// In a shell script that then executes the tool.
+    Script,
 }
 
-/// Commands that wait for the sign.
+/// Commands that wait for the start.
 pub struct StartGroup {
-    hold: Hold,
+    method: StartMethod,
     members: Vec<Member>,
     ends: Receiver<(usize, Result<Output>)>,
 }
@@ -61,10 +61,11 @@ pub struct Ends {
 
 /// What is known about when the members started.
 pub enum Starts {
-    /// Between the first and the last.
-    Seen(Duration),
-    /// The moment that all were named, as each one's clock (nanoseconds since 1970), which is known to `known_to`.
-    Named { moments: Vec<u64>, known_to: Duration },
+    /// Measured here: the time between the first start and the last.
+    Measured(Duration),
+    /// All were given the same moment: what each one's clock then shows (nanoseconds since 1970), and how far that may
+    /// be off.
+    Given { moments: Vec<u64>, uncertainty: Duration },
 }
 
 impl Starts {
@@ -72,14 +73,14 @@ impl Starts {
     /// members say that they started, in nanoseconds since 1970. None if one did not say.
     pub fn skew_ms(&self, started: &[Option<u64>]) -> Option<(f64, f64)> {
         match self {
-            Starts::Seen(skew) => Some((skew.as_secs_f64() * 1e3, 0.0)),
-            Starts::Named { moments, known_to } => {
+            Starts::Measured(skew) => Some((skew.as_secs_f64() * 1e3, 0.0)),
+            Starts::Given { moments, uncertainty } => {
                 let late =
-                    moments.iter().zip(started).map(|(named, at)| at.map(|at| at as f64 - *named as f64));
+                    moments.iter().zip(started).map(|(given, at)| at.map(|at| at as f64 - *given as f64));
                 let late: Vec<f64> = late.collect::<Option<_>>()?;
                 let (first, last) =
                     (late.iter().copied().reduce(f64::min)?, late.iter().copied().reduce(f64::max)?);
-                Some(((last - first) / 1e6, known_to.as_secs_f64() * 1e3))
+                Some(((last - first) / 1e6, uncertainty.as_secs_f64() * 1e3))
             }
         }
     }
@@ -87,14 +88,14 @@ impl Starts {
 
 /// A member's clock: what it showed at a moment of ours.
 #[derive(Clone, Copy)]
-struct Look {
+struct ClockSample {
     asked: Instant,
     took: Duration,
     /// Nanoseconds since 1970.
     shown: u64,
 }
 
-impl Look {
+impl ClockSample {
     /// What the clock shows at `moment`; the answer was given half way, as far as can be known.
     fn at(&self, moment: Instant) -> u64 {
         let since = moment.saturating_duration_since(self.asked + self.took / 2);
@@ -103,46 +104,46 @@ impl Look {
 }
 
 impl Member {
-    /// The quickest of several looks at its clock.
-    fn look(&self) -> Result<Look> {
-        let mut best: Option<Look> = None;
-        for look in 0..LOOKS {
+    /// The quickest of several samples of its clock.
+    fn sample_clock(&self) -> Result<ClockSample> {
+        let mut best: Option<ClockSample> = None;
+        for number in 0..SAMPLES {
             let asked = Instant::now();
             let _ = self.tell.send("clock\n".to_owned()); // a client that is gone does not answer
             let (line, at) = self
                 .words
-                .line(1 + look, ANSWER)
+                .line(1 + number, ANSWER)
                 .with_context(|| format!("guest {}: the client does not tell its clock", self.name))?;
             let shown = line.strip_prefix("clock ").and_then(|text| text.parse().ok());
             let shown = shown.with_context(|| format!("guest {}: the client said {line:?}", self.name))?;
             let took = at.duration_since(asked);
             if best.is_none_or(|best| took < best.took) {
-                best = Some(Look { asked, took, shown });
+                best = Some(ClockSample { asked, took, shown });
             }
         }
-        best.context("no look at a clock")
+        best.context("no sample of a clock")
     }
 }
 
 impl StartGroup {
     /// Starts every command and waits until all are ready.
     pub fn gather(
-        hold: Hold,
+        method: StartMethod,
         commands: Vec<(Guest, Vec<String>)>,
         patience: Duration,
         stop: &AtomicBool,
     ) -> Result<StartGroup> {
         let (sender, ends) = mpsc::channel();
-        let mut group = StartGroup { hold, members: Vec::new(), ends };
+        let mut group = StartGroup { method, members: Vec::new(), ends };
         for (number, (guest, argv)) in commands.into_iter().enumerate() {
-            let gate = ["bash", "-c", GATE, "gate"].map(str::to_owned).into_iter();
-            let words: Vec<String> = match hold {
-                Hold::Barrier => argv.into_iter().chain(["--barrier".to_owned()]).collect(),
-                Hold::Gate => gate.chain(argv).collect(),
+            let script = ["bash", "-c", WAIT_SCRIPT, "wait"].map(str::to_owned).into_iter();
+            let words: Vec<String> = match method {
+                StartMethod::Barrier => argv.into_iter().chain(["--barrier".to_owned()]).collect(),
+                StartMethod::Script => script.chain(argv).collect(),
             };
             let session = guest.session(words).with_context(|| format!("guest {}", guest.name()))?;
-            let (tell, told) = mpsc::channel();
-            session.feed(Told { told, rest: Vec::new() });
+            let (tell, lines) = mpsc::channel();
+            session.feed(Input { lines, rest: Vec::new() });
             let words = Words::default();
             let member = Member {
                 name: guest.name().to_owned(),
@@ -183,15 +184,17 @@ impl StartGroup {
         Ok(())
     }
 
-    /// Gives the sign; for a barrier, the moment that it names.
-    fn sign(&self) -> Result<Option<(Vec<u64>, Duration)>> {
-        let looks = match self.hold {
-            Hold::Gate => None,
-            Hold::Barrier => Some(self.members.iter().map(Member::look).collect::<Result<Vec<Look>>>()?),
+    /// Starts all; for a barrier, returns the moment that was given.
+    fn start(&self) -> Result<Option<(Vec<u64>, Duration)>> {
+        let samples = match self.method {
+            StartMethod::Script => None,
+            StartMethod::Barrier => {
+                Some(self.members.iter().map(Member::sample_clock).collect::<Result<Vec<ClockSample>>>()?)
+            }
         };
         let moment = Instant::now() + LEAD + MORE_LEAD * self.members.len() as u32;
         let moments: Option<Vec<u64>> =
-            looks.as_ref().map(|looks| looks.iter().map(|look| look.at(moment)).collect());
+            samples.as_ref().map(|samples| samples.iter().map(|sample| sample.at(moment)).collect());
         for (number, member) in self.members.iter().enumerate() {
             let word = match &moments {
                 Some(moments) => {
@@ -202,8 +205,8 @@ impl StartGroup {
             };
             let _ = member.tell.send(word);
         }
-        let known_to = looks.and_then(|looks| looks.iter().map(|look| look.took / 2).max());
-        Ok(moments.zip(known_to))
+        let uncertainty = samples.and_then(|samples| samples.iter().map(|sample| sample.took / 2).max());
+        Ok(moments.zip(uncertainty))
     }
 
     /// Lets all go and waits for every command's end. `alive` is asked now and then; what it says ends the
@@ -214,7 +217,7 @@ impl StartGroup {
         stop: &AtomicBool,
         alive: &mut dyn FnMut() -> Result<()>,
     ) -> Result<Ends> {
-        let named = self.sign()?;
+        let given = self.start()?;
         let deadline = Instant::now() + patience;
         let mut outputs: Vec<Option<Output>> = vec![None; self.members.len()];
         let mut looked = Instant::now();
@@ -238,15 +241,15 @@ impl StartGroup {
                 bail!("no result in {:.0} s", patience.as_secs_f64());
             }
         }
-        let starts = match named {
-            Some((moments, known_to)) => Starts::Named { moments, known_to },
-            None => Starts::Seen(self.seen_skew()),
+        let starts = match given {
+            Some((moments, uncertainty)) => Starts::Given { moments, uncertainty },
+            None => Starts::Measured(self.measured_skew()),
         };
         Ok(Ends { outputs: outputs.into_iter().flatten().collect(), starts })
     }
 
-    /// Between the first gate's opening and the last's.
-    fn seen_skew(&self) -> Duration {
+    /// Between the first script's start of its tool and the last's.
+    fn measured_skew(&self) -> Duration {
         let starts = self.members.iter().filter_map(|member| member.words.line(1, Duration::ZERO));
         let starts: Vec<Instant> = starts.map(|(_, at)| at).collect();
         let (first, last) = (starts.iter().min(), starts.iter().max());
@@ -263,15 +266,15 @@ impl Drop for StartGroup {
 }
 
 /// Standard input that is written as the run proceeds, and ends when its writer does.
-struct Told {
-    told: Receiver<String>,
+struct Input {
+    lines: Receiver<String>,
     rest: Vec<u8>,
 }
 
-impl Read for Told {
+impl Read for Input {
     fn read(&mut self, buffer: &mut [u8]) -> io::Result<usize> {
         if self.rest.is_empty() {
-            let Ok(word) = self.told.recv() else { return Ok(0) };
+            let Ok(word) = self.lines.recv() else { return Ok(0) };
             self.rest = word.into_bytes();
         }
         let length = self.rest.len().min(buffer.len());
@@ -372,26 +375,26 @@ mod tests {
     }
 
     #[test]
-    fn what_is_told_is_read_and_then_the_end() {
-        let (tell, told) = mpsc::channel();
+    fn input_is_what_was_sent_and_then_ends() {
+        let (tell, lines) = mpsc::channel();
         tell.send("clock\n".to_owned()).unwrap();
         tell.send("go\n".to_owned()).unwrap();
         drop(tell);
         let mut text = String::new();
-        Told { told, rest: Vec::new() }.read_to_string(&mut text).unwrap();
+        Input { lines, rest: Vec::new() }.read_to_string(&mut text).unwrap();
         assert_eq!(text, "clock\ngo\n");
     }
 
     #[test]
     fn skew_is_between_the_first_and_the_last() {
-        let named =
-            Starts::Named { moments: vec![1_000_000, 9_000_000], known_to: Duration::from_micros(300) };
+        let given =
+            Starts::Given { moments: vec![1_000_000, 9_000_000], uncertainty: Duration::from_micros(300) };
         // One was 2 ms late, the other 5 ms, each by its own clock.
-        let (skew, known_to) = named.skew_ms(&[Some(3_000_000), Some(14_000_000)]).unwrap();
-        assert!((skew - 3.0).abs() < 1e-9 && (known_to - 0.3).abs() < 1e-9);
-        assert_eq!(named.skew_ms(&[Some(3_000_000), None]), None);
+        let (skew, uncertainty) = given.skew_ms(&[Some(3_000_000), Some(14_000_000)]).unwrap();
+        assert!((skew - 3.0).abs() < 1e-9 && (uncertainty - 0.3).abs() < 1e-9);
+        assert_eq!(given.skew_ms(&[Some(3_000_000), None]), None);
         let asked = Instant::now();
-        let look = Look { asked, took: Duration::from_millis(2), shown: 7_000_000 };
-        assert_eq!(look.at(asked + Duration::from_millis(11)), 17_000_000);
+        let sample = ClockSample { asked, took: Duration::from_millis(2), shown: 7_000_000 };
+        assert_eq!(sample.at(asked + Duration::from_millis(11)), 17_000_000);
     }
 }

@@ -17,13 +17,12 @@
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `vfio_user.rs`, `vhost_user.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
-//! | `afterlife.rs` | a daemon that dies under its guests, and the next one |
+//! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
 //! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost
 //! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
 
-pub mod afterlife;
 mod connect;
 mod dispatch;
 mod driver;
@@ -41,6 +40,7 @@ mod queues;
 mod ram;
 mod receive;
 mod registers;
+pub mod restart;
 mod socket;
 mod stream;
 mod transport;

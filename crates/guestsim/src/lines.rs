@@ -13,7 +13,7 @@ const YIELD_EVERY: u32 = 16;
 /// Vectors a guest can have.
 const VECTORS: usize = 65;
 
-/// Interrupt lines that remember. A bell rings with every edge, and when asked to.
+/// Interrupt lines that remember. Waiters wake up at every edge, and when asked to.
 #[derive(Debug)]
 pub struct Lines {
     mode: Mutex<IrqMode>,
@@ -22,7 +22,7 @@ pub struct Lines {
     rings: AtomicU64,
     sleepers: AtomicU32,
     lock: Mutex<()>,
-    bell: Condvar,
+    edge: Condvar,
 }
 
 impl Lines {
@@ -39,7 +39,7 @@ impl Lines {
             rings: AtomicU64::new(0),
             sleepers: AtomicU32::new(0),
             lock: Mutex::new(()),
-            bell: Condvar::new(),
+            edge: Condvar::new(),
         })
     }
 
@@ -69,16 +69,16 @@ impl Lines {
         self.rings.load(Ordering::SeqCst)
     }
 
-    /// Rings the bell: everyone who waits looks again.
+    /// Wakes all waiters: they look again.
     pub fn ring(&self) {
         self.rings.fetch_add(1, Ordering::SeqCst);
         if self.sleepers.load(Ordering::SeqCst) > 0 {
             drop(self.lock.lock());
-            self.bell.notify_all();
+            self.edge.notify_all();
         }
     }
 
-    /// Waits until the bell has rung since `ticket`: spins for `spin`, then sleeps. False: `deadline`
+    /// Waits until there was an edge since `ticket`: spins for `spin`, then sleeps. False: `deadline`
     /// came first.
     pub fn wait(&self, ticket: u64, spin: Duration, deadline: Instant) -> bool {
         let until = Instant::now() + spin;
@@ -99,7 +99,7 @@ impl Lines {
         let mut guard = self.lock.lock();
         let mut in_time = true;
         while self.ticket() == ticket && in_time {
-            in_time = !self.bell.wait_until(&mut guard, deadline).timed_out();
+            in_time = !self.edge.wait_until(&mut guard, deadline).timed_out();
         }
         drop(guard);
         self.sleepers.fetch_sub(1, Ordering::SeqCst);

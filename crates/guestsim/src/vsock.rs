@@ -58,7 +58,7 @@ impl Lines for Calls {
 
     fn fail(&self, _: usize) {}
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 
@@ -83,8 +83,8 @@ pub fn vm(cid: u32) -> Vm {
 }
 
 impl Bench {
-    pub fn new(lanes: Arc<dyn Streams>) -> Bench {
-        let router = Router::new(lanes);
+    pub fn new(streams: Arc<dyn Streams>) -> Bench {
+        let router = Router::new(streams);
         let hypervisor = Hypervisor::new(router.clone());
         let mailbox = Mailbox::new(Arc::new(Awake));
         let stats = Arc::new(VsockStats::default());

@@ -1,4 +1,4 @@
-//! Host sockets against a synthetic guest: rings, plain sockets, text doors, and what hostile programs do.
+//! Host sockets against a synthetic guest: rings, plain sockets, text sockets, and what hostile programs do.
 
 mod host_world;
 
@@ -356,7 +356,7 @@ fn the_text_door_speaks_as_firecracker_does() {
     both_ways(&near, &far);
     drop(near);
     far.close();
-    // The other way: a program listens beside the door.
+    // The other way: a program listens beside the VM's socket.
     let mut path = world.uds().into_os_string();
     path.push("_53");
     let listener = UnixListener::bind(&path).unwrap();

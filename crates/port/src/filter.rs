@@ -68,7 +68,7 @@ impl Filter {
 
     /// Is `to` one of the addresses asked for (promiscuous mode apart)?
     #[inline]
-    pub fn takes(&self, to: Mac) -> bool {
+    pub fn accepts(&self, to: Mac) -> bool {
         if !to.is_multicast() {
             self.unicast && to == self.mac
         } else if to.is_broadcast() {
@@ -80,7 +80,7 @@ impl Filter {
 
     /// May a frame of this VLAN (0: untagged) reach the guest?
     #[inline]
-    pub fn takes_vlan(&self, vlan: u16) -> bool {
+    pub fn accepts_vlan(&self, vlan: u16) -> bool {
         vlan == 0 || self.vlans.as_ref().is_none_or(|vlans| vlans.contains(vlan))
     }
 }

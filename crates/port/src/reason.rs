@@ -11,7 +11,7 @@ pub enum DropReason {
     BadDescriptor,
     /// Sender: bytes outside its memory.
     BadAddress,
-    /// Sender: offload wishes that do not match the frame.
+    /// Sender: an offload request that does not match the frame.
     BadOffload,
     /// Sender: a source address that is not its own, where the policy forbids it.
     ForgedSource,

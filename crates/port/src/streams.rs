@@ -110,16 +110,16 @@ pub trait Streams: Send + Sync {
     fn join(&self, ends: [StreamEnd; 2]) -> StreamId;
 
     /// Restores a stream of a previous daemon. Both ends are woken: what was on its way may be lost.
-    fn resume(&self, lane: Resumed) -> StreamId;
+    fn resume(&self, stream: Resumed) -> StreamId;
 
     /// Something may have changed in one of the rings.
-    fn kick(&self, lane: StreamId);
+    fn kick(&self, stream: StreamId);
 
     /// `side` announced that it sends or receives no more.
-    fn shutdown(&self, lane: StreamId, side: Side, what: Shutdown);
+    fn shutdown(&self, stream: StreamId, side: Side, what: Shutdown);
 
     /// `side` reset the connection: its peer hears of it behind the bytes sent so far.
-    fn reset(&self, lane: StreamId, side: Side);
+    fn reset(&self, stream: StreamId, side: Side);
 
     /// The given ends leave. Blocks until the workers have taken what these ends had still to give
     /// and touch their memory no more. The peers are told when they have read it all.

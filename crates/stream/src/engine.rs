@@ -38,7 +38,7 @@ pub struct StreamEngine {
     requests: Arc<Requests>,
     settings: Settings,
     stats: Arc<WorkerStats>,
-    beat: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     streams: Vec<Option<JoinedStream>>,
     /// Slots of the streams that are awake.
     active: Vec<usize>,
@@ -66,14 +66,14 @@ impl StreamEngine {
         requests: Arc<Requests>,
         settings: Settings,
         stats: Arc<WorkerStats>,
-        beat: Arc<Heartbeat>,
+        heartbeat: Arc<Heartbeat>,
     ) -> StreamEngine {
         let now = Instant::now();
         StreamEngine {
             requests,
             settings,
             stats,
-            beat,
+            heartbeat,
             streams: Vec::new(),
             active: Vec::new(),
             turns: Vec::new(),
@@ -168,7 +168,7 @@ impl StreamEngine {
     /// A turn of one stream: whether bytes moved, and the work it was.
     #[inline]
     fn turn(&mut self, slot: usize) -> (bool, Work) {
-        self.beat.serve(slot as u32);
+        self.heartbeat.serve(slot as u32);
         let quota = self.settings.quota;
         match self.guarded(slot, |stream| stream.turn(quota)) {
             Some(Turn::Moved(bytes)) => {

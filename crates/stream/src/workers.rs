@@ -21,7 +21,7 @@ pub struct Workers {
     placement: RoundRobin,
     threads: Vec<JoinHandle<()>>,
     stats: Arc<WorkerStats>,
-    beats: Vec<Arc<Heartbeat>>,
+    heartbeats: Vec<Arc<Heartbeat>>,
 }
 
 impl Workers {
@@ -40,16 +40,16 @@ impl Workers {
         let stats = Arc::new(WorkerStats::default());
         let requests = || Arc::new(Requests::new(Parking::for_thread()));
         let requests: Vec<_> = (0..settings.workers.max(1)).map(|_| requests()).collect();
-        let beats: Vec<Arc<Heartbeat>> = requests.iter().map(|_| Arc::default()).collect();
+        let heartbeats: Vec<Arc<Heartbeat>> = requests.iter().map(|_| Arc::default()).collect();
         let Settings { spin, poll, .. } = settings;
         let runtime = vmlane_worker::Settings { role: Role::Worker, spin, poll };
-        let start = |(requests, beat): (&Arc<Requests>, &Arc<Heartbeat>)| {
-            let engine = StreamEngine::new(requests.clone(), settings, stats.clone(), beat.clone());
-            Worker::new(engine, requests.clone(), beat.clone(), runtime)
+        let start = |(requests, heartbeat): (&Arc<Requests>, &Arc<Heartbeat>)| {
+            let engine = StreamEngine::new(requests.clone(), settings, stats.clone(), heartbeat.clone());
+            Worker::new(engine, requests.clone(), heartbeat.clone(), runtime)
         };
-        let unstarted = requests.iter().zip(&beats).map(start).collect();
+        let unstarted = requests.iter().zip(&heartbeats).map(start).collect();
         let placement = RoundRobin::new(requests.len());
-        (Workers { requests, placement, threads: Vec::new(), stats, beats }, unstarted)
+        (Workers { requests, placement, threads: Vec::new(), stats, heartbeats }, unstarted)
     }
 
     pub fn stats(&self) -> &Arc<WorkerStats> {
@@ -57,8 +57,8 @@ impl Workers {
     }
 
     /// The heartbeat of each worker; it serves streams.
-    pub fn beats(&self) -> &[Arc<Heartbeat>] {
-        &self.beats
+    pub fn heartbeats(&self) -> &[Arc<Heartbeat>] {
+        &self.heartbeats
     }
 
     fn of(&self, stream: StreamId) -> Option<&Requests> {

@@ -66,7 +66,7 @@ impl Access {
 
     /// Frames of this VLAN, without a tag from their sender, arrive without one whatever the filter says.
     #[inline]
-    pub fn takes_plain(&self, config: &Config, vlan: u16) -> bool {
+    pub fn accepts_plain(&self, config: &Config, vlan: u16) -> bool {
         self.own && !self.blocked && (vlan == 0 || matches!(config.vlan, VlanMode::Access(_)))
     }
 

@@ -139,8 +139,8 @@ impl Port {
 
     /// Does the guest want frames to this group address?
     #[inline]
-    pub fn takes_group(&self, to: Mac) -> bool {
-        self.access.unknown || self.end.as_ref().is_some_and(|end| end.filter().takes(to))
+    pub fn accepts_group(&self, to: Mac) -> bool {
+        self.access.unknown || self.end.as_ref().is_some_and(|end| end.filter().accepts(to))
     }
 
     /// Counts a drop.

@@ -44,7 +44,7 @@ impl VlanMode {
     /// Does the guest's VLAN filter pass a frame of this VLAN? Only a guest that tags sees VLANs.
     #[inline]
     pub(crate) fn shows(&self, vlan: u16, filter: &Filter) -> bool {
-        !matches!(self, VlanMode::Trunk(_)) || filter.promiscuous || filter.takes_vlan(vlan)
+        !matches!(self, VlanMode::Trunk(_)) || filter.promiscuous || filter.accepts_vlan(vlan)
     }
 
     /// The tag that a receiver sees on a frame of this VLAN that came with `tag`.

@@ -31,7 +31,7 @@ pub struct Switch {
     ports: Mutex<BTreeMap<PortId, Entry>>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
-    beat: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -53,14 +53,14 @@ impl Switch {
     fn make(settings: Settings) -> io::Result<(Switch, Worker)> {
         let requests = Arc::new(Requests::new(Parking::for_files()?));
         let stats = Arc::new(WorkerStats::default());
-        let beat = Arc::new(Heartbeat::default());
-        let engine = SwitchEngine::new(settings, stats.clone(), beat.clone());
+        let heartbeat = Arc::new(Heartbeat::default());
+        let engine = SwitchEngine::new(settings, stats.clone(), heartbeat.clone());
         // Its spinning is naps: a sleep is never put off.
         let runtime =
             vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
-        let worker = Worker::new(engine, requests.clone(), beat.clone(), runtime);
+        let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), runtime);
         let (ports, next) = (Mutex::default(), AtomicU32::new(1));
-        Ok((Switch { requests, ports, next, stats, beat, thread: None }, worker))
+        Ok((Switch { requests, ports, next, stats, heartbeat, thread: None }, worker))
     }
 
     pub fn worker_stats(&self) -> &Arc<WorkerStats> {
@@ -104,8 +104,8 @@ impl Switch {
     }
 
     /// The worker's heartbeat; it serves [`PortId`]s.
-    pub fn beat(&self) -> &Arc<Heartbeat> {
-        &self.beat
+    pub fn heartbeat(&self) -> &Arc<Heartbeat> {
+        &self.heartbeat
     }
 
     /// All ports, in the order of their making.

@@ -205,7 +205,7 @@ impl Core {
             let Some(port) = self.ports.get(route.receiver) else { return false };
             let to_own = route.to == key(port.group, port.access.effective);
             let ready = port.end.is_some() && !port.pending.stalled && port.pending.is_empty();
-            if !to_own || !ready || !port.access.takes_plain(&port.config, route.vlan) {
+            if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
                 return false;
             }
             (batch.receiver, batch.longest) = (route.receiver, port.capabilities.frame);
@@ -326,7 +326,7 @@ impl Core {
             }
             Destination::Group => {
                 let address = sent.frame.destination();
-                let fate = self.give_all(sent, from, cost, |port| port.takes_group(address));
+                let fate = self.give_all(sent, from, cost, |port| port.accepts_group(address));
                 Ok(fate.unwrap_or(Fate::Finished))
             }
             Destination::Unknown => {

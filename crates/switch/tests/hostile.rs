@@ -1,5 +1,5 @@
-//! Random frames with random wishes: nothing panics, nothing stays lent, and what is delivered after a
-//! wish was granted has correct lengths and checksums.
+//! Random frames with random requests: nothing panics, nothing stays lent, and what is delivered after a
+//! request was granted has correct lengths and checksums.
 
 mod common;
 
@@ -62,7 +62,7 @@ proptest! {
         b.wire.set_capabilities(capabilities);
         b.wire.set_room(room);
         for (bytes, offload, tag) in frames {
-            // A source refuses wishes that speak of more than the frame has.
+            // A source refuses requests that speak of more than the frame has.
             a.wire.send(&bytes, offload, tag.map(Tci));
         }
         a.wire.send(&raw, Offload::None, None);

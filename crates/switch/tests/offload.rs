@@ -183,7 +183,7 @@ fn a_promiscuous_receiver_gets_complete_segments() {
 }
 
 #[test]
-fn wishes_that_do_not_match_the_frame_are_refused() {
+fn offload_requests_that_do_not_match_the_frame_are_refused() {
     let (mut bench, a, b) = pair();
     let packet = packet(false, 3000);
     let header = packet.header_len() as u16;
@@ -194,7 +194,7 @@ fn wishes_that_do_not_match_the_frame_are_refused() {
     fragment[20] = 0x20;
     let mut group = super_frame.clone();
     group[..6].fill(0xff);
-    let wishes = [
+    let requests = [
         (&super_frame, Offload::Segment { header: header - 1, mss: 1000 }),
         (&super_frame, Offload::Segment { header: header + 1, mss: 1000 }),
         (&super_frame, Offload::Segment { header, mss: 0 }),
@@ -209,7 +209,7 @@ fn wishes_that_do_not_match_the_frame_are_refused() {
         (&fragment, Offload::Segment { header, mss: 1000 }),
         (&group, Offload::Segment { header, mss: 1000 }),
     ];
-    for (number, (frame, offload)) in wishes.iter().enumerate() {
+    for (number, (frame, offload)) in requests.iter().enumerate() {
         a.wire.send(frame, *offload, None);
         bench.run();
         assert_eq!(a.stats.drop_bad_offload.get(), number as u64 + 1, "{offload:?}");
@@ -268,14 +268,14 @@ fn udp_super_frames_are_cut_or_stay_whole() {
                 .zip(bytes.chunks(mss))
                 .map(|(number, part)| datagram(v6, part, 0xfffe_u16.wrapping_add(number)))
                 .collect();
-            let wish = Offload::Segment { header: header as u16, mss: mss as u16 };
+            let request = Offload::Segment { header: header as u16, mss: mss as u16 };
             b.wire.set_capabilities(LRO);
-            a.wire.send(&sent, wish, None);
+            a.wire.send(&sent, request, None);
             bench.run();
             let received = b.wire.received();
             assert_eq!(self::bytes(&received), expected, "v6 {v6}, {payload} by {mss}");
             b.wire.set_capabilities(RxCapabilities { uso4: true, uso6: true, partial_sum: false, ..LRO });
-            a.wire.send(&sent, wish, None);
+            a.wire.send(&sent, request, None);
             bench.run();
             let received = b.wire.received();
             let whole = (payload > mss).then(|| Aggregate {

@@ -73,7 +73,7 @@ fn idle_ports_cost_nothing_worth_mentioning() {
     let switch = Switch::start(Settings::default()).unwrap();
     let _wires: Vec<_> = (1..=8).map(|number| guest(&switch, number)).collect();
     soon("the worker sleeps its longest", || switch.worker_stats().sleeps.get() > 20);
-    let look = || (switch.beat().read().rounds, switch.worker_stats().sleeps.get());
+    let look = || (switch.heartbeat().read().rounds, switch.worker_stats().sleeps.get());
     let (begun, before) = (Instant::now(), look());
     std::thread::sleep(Duration::from_secs(2));
     let after = look();

@@ -32,7 +32,7 @@ fn rings_run_once_all_is_said_and_stop_with_their_position() {
     // A kick is heard until it is cleared.
     let heard = || {
         let mut files = [rustix::event::PollFd::from_borrowed_fd(
-            front.lines.bell().unwrap(),
+            front.lines.doorbell().unwrap(),
             rustix::event::PollFlags::IN,
         )];
         rustix::event::poll(&mut files, Some(&rustix::event::Timespec { tv_sec: 0, tv_nsec: 0 })).unwrap()

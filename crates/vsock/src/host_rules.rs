@@ -30,7 +30,7 @@ pub struct Rule {
 
 /// What a process wants.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub enum Wish<'a> {
+pub enum HostAccess<'a> {
     /// To connect, or to send datagrams, to a VM of this group.
     Connect(&'a str),
     /// To listen on this port, for whatever VMs its rules allow.
@@ -53,7 +53,7 @@ pub struct HostRules {
 
 impl HostRules {
     /// Is it allowed? If not: EACCES.
-    pub fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
+    pub fn allows(&self, peer: Peer, access: HostAccess<'_>) -> bool {
         if peer.uid == 0 || peer.uid == self.owner {
             return true;
         }
@@ -62,10 +62,10 @@ impl HostRules {
                 |group: &str| rule.groups.as_ref().is_none_or(|groups| groups.iter().any(|one| one == group));
             rule.uid.is_none_or(|uid| uid == peer.uid)
                 && rule.gid.is_none_or(|gid| gid == peer.gid)
-                && match wish {
-                    Wish::Connect(group) => rule.connect && in_group(group),
-                    Wish::Listen(port) => rule.listen && (rule.privileged || port >= FIRST_FREE_PORT),
-                    Wish::BeReached(group) => rule.listen && in_group(group),
+                && match access {
+                    HostAccess::Connect(group) => rule.connect && in_group(group),
+                    HostAccess::Listen(port) => rule.listen && (rule.privileged || port >= FIRST_FREE_PORT),
+                    HostAccess::BeReached(group) => rule.listen && in_group(group),
                 }
         })
     }
@@ -83,17 +83,24 @@ mod tests {
     fn a_rule_grants_what_it_says_and_nothing_else() {
         let user = Peer { pid: 1, uid: 1000, gid: 100 };
         let rules = |rules| HostRules { owner: 7, rules };
-        assert!(!rules(vec![]).allows(user, Wish::Connect("a")));
-        assert!(rules(vec![]).allows(Peer { uid: 7, ..user }, Wish::Listen(22)));
-        assert!(rules(vec![]).allows(Peer { uid: 0, ..user }, Wish::Listen(22)));
+        assert!(!rules(vec![]).allows(user, HostAccess::Connect("a")));
+        assert!(rules(vec![]).allows(Peer { uid: 7, ..user }, HostAccess::Listen(22)));
+        assert!(rules(vec![]).allows(Peer { uid: 0, ..user }, HostAccess::Listen(22)));
         let by_user = rules(vec![Rule { uid: Some(1000), ..rule() }]);
-        assert!(by_user.allows(user, Wish::Connect("a")));
-        assert!(!by_user.allows(Peer { uid: 1001, ..user }, Wish::Connect("a")));
-        assert!(!by_user.allows(user, Wish::Listen(5000)) && !by_user.allows(user, Wish::BeReached("a")));
+        assert!(by_user.allows(user, HostAccess::Connect("a")));
+        assert!(!by_user.allows(Peer { uid: 1001, ..user }, HostAccess::Connect("a")));
+        assert!(
+            !by_user.allows(user, HostAccess::Listen(5000))
+                && !by_user.allows(user, HostAccess::BeReached("a"))
+        );
         let listens = rules(vec![Rule { gid: Some(100), listen: true, connect: false, ..rule() }]);
-        assert!(listens.allows(user, Wish::Listen(5000)) && !listens.allows(user, Wish::Listen(22)));
-        assert!(!listens.allows(user, Wish::Connect("a")));
+        assert!(
+            listens.allows(user, HostAccess::Listen(5000)) && !listens.allows(user, HostAccess::Listen(22))
+        );
+        assert!(!listens.allows(user, HostAccess::Connect("a")));
         let groups = rules(vec![Rule { groups: Some(vec!["a".into()]), ..rule() }]);
-        assert!(groups.allows(user, Wish::Connect("a")) && !groups.allows(user, Wish::Connect("b")));
+        assert!(
+            groups.allows(user, HostAccess::Connect("a")) && !groups.allows(user, HostAccess::Connect("b"))
+        );
     }
 }

@@ -148,7 +148,7 @@ fn several_runs_are_one_report_of_means() {
         |bytes| report(Test::Stream, &local(&[tally(bytes, 1.0)]), &remote(&[tally(bytes, 1.0)])).unwrap();
     let runs = vec![run(1000), run(2000), run(3000)];
     let values: Vec<f64> = runs.iter().map(Report::result).collect();
-    let told = "95,5".parse::<crate::confidence::Wish>().unwrap().judge(&values);
+    let told = "95,5".parse::<crate::confidence::ConfidenceTarget>().unwrap().judge(&values);
     let one = Report::of_runs(runs, told).unwrap();
     assert_eq!(one.throughput_bps, Some(16_000.0));
     assert_eq!(one.confidence.as_ref().unwrap().values, [8000.0, 16_000.0, 24_000.0]);

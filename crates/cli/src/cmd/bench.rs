@@ -9,7 +9,7 @@ use std::time::Duration;
 use clap::Subcommand;
 use vmlane_bench::IpVersion;
 use vmlane_bench::address::DEFAULT_PORT;
-use vmlane_bench::confidence::{LEAST_RUNS, MOST_RUNS, Wish};
+use vmlane_bench::confidence::{ConfidenceTarget, LEAST_RUNS, MOST_RUNS};
 use vmlane_bench::report::interval;
 use vmlane_bench::server::ServerLimits;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
@@ -156,7 +156,7 @@ struct CommonArgs {
     interval: Option<f64>,
     /// Repeat until the mean is known: level (95 or 99) and width of the interval in percent of the mean
     #[arg(long, value_name = "LEVEL,WIDTH")]
-    confidence: Option<Wish>,
+    confidence: Option<ConfidenceTarget>,
     /// Most runs with --confidence, 3 to 30
     #[arg(long, value_name = "COUNT", default_value_t = 10, requires = "confidence")]
     max_runs: u32,
@@ -276,7 +276,7 @@ impl CommonArgs {
 
     fn measure(&self, spec: &Spec) -> Result<Report, Error> {
         let report = match self.confidence {
-            Some(wish) => self.repeat(spec, wish)?,
+            Some(target) => self.repeat(spec, target)?,
             None => self.once(spec, true)?,
         };
         let text = match () {
@@ -289,7 +289,7 @@ impl CommonArgs {
     }
 
     /// As many runs as it takes, and no more than allowed.
-    fn repeat(&self, spec: &Spec, wish: Wish) -> Result<Report, Error> {
+    fn repeat(&self, spec: &Spec, target: ConfidenceTarget) -> Result<Report, Error> {
         if !(LEAST_RUNS..=MOST_RUNS).contains(&self.max_runs) {
             return Err(Error::Usage(format!(
                 "--max-runs {}: use {LEAST_RUNS} to {MOST_RUNS}",
@@ -300,7 +300,7 @@ impl CommonArgs {
         loop {
             runs.push(self.once(spec, runs.is_empty())?);
             let values: Vec<f64> = runs.iter().map(Report::result).collect();
-            let told = wish.judge(&values);
+            let told = target.judge(&values);
             let width = told.reached_width_percent.map_or("-".into(), |width| format!("{width:.1} %"));
             if !self.json && !self.csv {
                 eprintln!("run {}: interval {width} wide", runs.len());

@@ -75,7 +75,7 @@ pub trait Lines: Send + Sync {
     fn fail(&self, ring: usize);
 
     /// Becomes readable when the guest announces something in any ring, until [`Self::clear`].
-    fn bell(&self) -> Option<BorrowedFd<'_>>;
+    fn doorbell(&self) -> Option<BorrowedFd<'_>>;
 
     fn clear(&self);
 }
@@ -89,7 +89,7 @@ impl Lines for NoLines {
 
     fn fail(&self, _: usize) {}
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None
     }
 

@@ -15,7 +15,7 @@ impl Vmxnet3Device {
         self.page.store_u32(offset as usize, value);
         let Some(active) = &self.active else { return };
         if matches!(reg, PageReg::Mask(_)) {
-            self.vectors.settle(active.running.control_word());
+            self.vectors.fire_pending(active.running.control_word());
         }
         self.frames.kick(self.port);
     }

@@ -1,4 +1,4 @@
-//! Which VMXNET3 a guest is given: the modern one, one with the features of its predecessor, one with
+//! Which VMXNET3 a guest is given: the modern one, one with the features of Enhanced VMXNET2, one with
 //! everything.
 
 use std::fmt;

@@ -2,7 +2,7 @@
 //!
 //! The mask words lie in the BAR 0 page, which the guest may have mapped: it writes them without
 //! telling anyone, so each raise loads them afresh, and what was pending is tried again on
-//! every tick ([`Vectors::settle`]).
+//! every tick ([`Vectors::fire_pending`]).
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -105,7 +105,7 @@ impl Vectors {
     }
 
     /// Fires what is pending and may. Returns true if something stays pending.
-    pub fn settle(&self, control: u32) -> bool {
+    pub fn fire_pending(&self, control: u32) -> bool {
         let count = self.count.load(Ordering::Acquire) as usize;
         let mut left = false;
         for (index, pending) in self.pending.iter().enumerate().take(count) {

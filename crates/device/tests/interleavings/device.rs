@@ -18,16 +18,16 @@ use vmlane_stream::{Blame, Direction};
 use super::broken::{Make, ModelEnd};
 use super::memory::{Access, ModelMemory, Suspended};
 
-/// What the worker calls on a lane that is awake, in any order: how long it spins is a matter of time.
+/// What the worker calls on a stream that is awake, in any order: how long it spins is a matter of time.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub enum Call {
     Turn,
     TrySleep,
-    Nudge,
+    Renotify,
 }
 
 impl Call {
-    pub const ALL: [Call; 3] = [Call::Turn, Call::TrySleep, Call::Nudge];
+    pub const ALL: [Call; 3] = [Call::Turn, Call::TrySleep, Call::Renotify];
 }
 
 /// Where the device is.
@@ -39,7 +39,7 @@ pub enum At {
     Awake,
     /// In a call, before this access.
     Before(Access),
-    /// The lane is ended: index of the reason.
+    /// The stream is ended: index of the reason.
     Broken(usize),
 }
 
@@ -102,7 +102,7 @@ pub struct Device {
 }
 
 impl Device {
-    /// A device whose state 0 is a lane just joined: awake, all indices zero.
+    /// A device whose state 0 is a stream just joined: awake, all indices zero.
     pub fn new(make: Make) -> Device {
         let memory = ModelMemory::new(make.protocol);
         let size = make.size.into();
@@ -266,7 +266,7 @@ impl Device {
             let awake = match call {
                 Call::Turn => direction.turn(ends, quota).map(|_| true),
                 Call::TrySleep => direction.try_sleep(ends, quota).map(|asleep| !asleep),
-                Call::Nudge => to.as_port().renotify_reader().map(|()| true).map_err(Blame::Sink),
+                Call::Renotify => to.as_port().renotify_reader().map(|()| true).map_err(Blame::Sink),
             };
             self.memory.drain();
             awake

@@ -142,7 +142,7 @@ impl Explorer<'_> {
                     world.send(if wrote { Message::WroteToB } else { Message::ReadToA });
                 }
             }
-            // Noted by whatever thread hears the guest, which then kicks the lane.
+            // Noted by whatever thread hears the guest, which then kicks the stream.
             Message::WaitingWriteFromA => {
                 world.a_waits = true;
                 world.send(Message::WroteFromA);

@@ -25,12 +25,12 @@ pub const MODERN: u64 = feature::VERSION_1 | feature::INDIRECT;
 
 /// Counts what is signalled.
 #[derive(Default)]
-pub struct Bells {
+pub struct CountedLines {
     pub calls: AtomicU64,
     pub failures: AtomicU64,
 }
 
-impl Lines for Bells {
+impl Lines for CountedLines {
     fn call(&self, _: usize) {
         self.calls.fetch_add(1, Ordering::SeqCst);
     }
@@ -39,7 +39,7 @@ impl Lines for Bells {
         self.failures.fetch_add(1, Ordering::SeqCst);
     }
 
-    fn bell(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
+    fn doorbell(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
         None
     }
 
@@ -51,7 +51,7 @@ pub struct Nic {
     pub rx: DriverRing,
     pub tx: DriverRing,
     pub frames: Arc<InlineFrames>,
-    pub bells: Arc<Bells>,
+    pub lines: Arc<CountedLines>,
     pub device: NetDevice,
     pub features: u64,
 }
@@ -66,12 +66,12 @@ impl Nic {
         let packed = features & feature::PACKED != 0;
         let (rx, tx) = (DriverRing::new(&ram, size, packed), DriverRing::new(&ram, size, packed));
         let frames = Arc::new(InlineFrames::default());
-        let bells = Arc::new(Bells::default());
+        let lines = Arc::new(CountedLines::default());
         let config =
             NetConfig { mac: Mac([0x52, 0, 0, 0, 0, 1]), mtu: 1500, queues: 1, lro: true, packed: true };
         let stats = Arc::new(VirtioNetStats::default());
-        let device = NetDevice::new(config, frames.clone(), PortId(7), bells.clone(), stats);
-        let mut nic = Nic { ram, rx, tx, frames, bells, device, features };
+        let device = NetDevice::new(config, frames.clone(), PortId(7), lines.clone(), stats);
+        let mut nic = Nic { ram, rx, tx, frames, lines, device, features };
         nic.run();
         nic
     }
@@ -97,7 +97,7 @@ impl Nic {
         self.with(|end| end.fetch_one())
     }
 
-    /// The bytes and wishes of the next frame that waits; it is finished at once.
+    /// The bytes and requests of the next frame that waits; it is finished at once.
     pub fn sent(&self) -> Option<(Vec<u8>, Offload)> {
         self.with(|end| {
             let Some(token) = end.fetch_one() else {

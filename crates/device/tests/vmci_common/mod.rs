@@ -69,7 +69,7 @@ impl World {
         })
     }
 
-    /// The safety net has found nothing to repair, and no lane has misbehaved.
+    /// The safety net has found nothing to repair, and no stream has misbehaved.
     pub fn assert_clean(&self) {
         assert_eq!(self.stats.lost_notices.get(), 0, "notices got lost: {:?}", self.stats);
         assert_eq!(self.stats.panics.get(), 0, "{:?}", self.stats);

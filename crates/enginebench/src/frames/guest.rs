@@ -7,7 +7,7 @@ use crate::baseline::Scatter;
 use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation};
 use vmlane_guestsim::Placement;
-use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, Wish};
+use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, TxRequest};
 use vmlane_port::PortStats;
 use vmlane_wire::ethernet::Mac;
 
@@ -67,11 +67,11 @@ impl Load {
         }
     }
 
-    fn wish(self) -> Wish {
+    fn request(self) -> TxRequest {
         match self {
-            Load::Small => Wish::NONE,
-            Load::Full => Wish::checksum(34, 50),
-            Load::Super => Wish::segment(HEADERS as u16, MSS),
+            Load::Small => TxRequest::NONE,
+            Load::Full => TxRequest::checksum(34, 50),
+            Load::Super => TxRequest::segment(HEADERS as u16, MSS),
         }
     }
 
@@ -129,7 +129,7 @@ pub struct Guest {
     pub rings: Rings,
     frames: Vec<Vec<(u64, usize)>>,
     next: usize,
-    wish: Wish,
+    request: TxRequest,
 }
 
 impl Guest {
@@ -157,7 +157,7 @@ impl Guest {
             })
             .collect();
         let port = NicPort::new(setup, stats);
-        (Guest { rings, frames, next: 0, wish: load.wish() }, port)
+        (Guest { rings, frames, next: 0, request: load.request() }, port)
     }
 
     /// Takes completions and posts frames while there is room, `most` at most.
@@ -165,7 +165,7 @@ impl Guest {
     pub fn send(&mut self, most: usize) {
         self.rings.tx[0].reap();
         for _ in 0..most {
-            if !self.rings.tx[0].post(&self.frames[self.next], &self.wish) {
+            if !self.rings.tx[0].post(&self.frames[self.next], &self.request) {
                 return;
             }
             self.next = (self.next + 1) % self.frames.len();

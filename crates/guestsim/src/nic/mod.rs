@@ -29,7 +29,7 @@ pub use frames::InlineFrames;
 pub use machine::{NicMachine, Remains};
 pub use rings::{Rings, RingsSpec};
 pub use rx_ring::{BODY, Received, RxRings, RxShape};
-pub use tx_ring::{TxRing, Wish};
+pub use tx_ring::{TxRequest, TxRing};
 
 /// Zeroed contiguous memory of `bytes`, page by page. Address 0 if nothing is asked for.
 fn alloc(ram: &Arc<Ram>, bytes: usize) -> u64 {

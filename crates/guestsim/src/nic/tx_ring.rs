@@ -15,7 +15,7 @@ const BUFFER: usize = 4096;
 
 /// What a driver asks for a packet.
 #[derive(Clone, Copy, Debug)]
-pub struct Wish {
+pub struct TxRequest {
     pub mode: OffloadMode,
     /// `hlen`.
     pub header: u16,
@@ -29,8 +29,8 @@ pub struct Wish {
     pub completion: bool,
 }
 
-impl Wish {
-    pub const NONE: Wish = Wish {
+impl TxRequest {
+    pub const NONE: TxRequest = TxRequest {
         mode: OffloadMode::None,
         header: 0,
         mss_or_field: 0,
@@ -41,13 +41,13 @@ impl Wish {
     };
 
     /// The checksum from `start` on goes to `field`.
-    pub fn checksum(start: u16, field: u16) -> Wish {
-        Wish { mode: OffloadMode::Checksum, header: start, mss_or_field: field, ..Wish::NONE }
+    pub fn checksum(start: u16, field: u16) -> TxRequest {
+        TxRequest { mode: OffloadMode::Checksum, header: start, mss_or_field: field, ..TxRequest::NONE }
     }
 
     /// Segments of `mss` bytes behind `header` bytes.
-    pub fn segment(header: u16, mss: u16) -> Wish {
-        Wish { mode: OffloadMode::Segment, header, mss_or_field: mss, ..Wish::NONE }
+    pub fn segment(header: u16, mss: u16) -> TxRequest {
+        TxRequest { mode: OffloadMode::Segment, header, mss_or_field: mss, ..TxRequest::NONE }
     }
 
     fn first(&self, desc: TxDesc) -> TxDesc {
@@ -115,14 +115,14 @@ impl TxRing {
         self.size - 1 - self.in_use
     }
 
-    /// Packets that were posted with a wish for completion and have none yet.
+    /// Packets that ask for a completion and have none yet.
     pub fn outstanding(&self) -> usize {
         self.posted.len()
     }
 
     /// Posts a packet whose pieces lie at guest addresses. False: there is no room.
     #[inline]
-    pub fn post(&mut self, parts: &[(u64, usize)], wish: &Wish) -> bool {
+    pub fn post(&mut self, parts: &[(u64, usize)], request: &TxRequest) -> bool {
         if parts.len() > usize::from(self.room()) {
             return false;
         }
@@ -130,13 +130,13 @@ impl TxRing {
         for (at, &(addr, len)) in parts.iter().enumerate() {
             let mut desc = TxDesc::new(addr, len);
             if at == 0 {
-                desc = wish.first(desc);
+                desc = request.first(desc);
             }
             if at + 1 == parts.len() {
-                desc = desc.with_end(wish.completion);
+                desc = desc.with_end(request.completion);
                 self.in_use += parts.len() as u16;
                 self.silent += parts.len() as u16;
-                if wish.completion {
+                if request.completion {
                     self.posted.push_back((self.next, std::mem::take(&mut self.silent)));
                 }
             }
@@ -154,7 +154,7 @@ impl TxRing {
 
     /// Posts `frame`, copied into buffers of the ring's own: `split` bytes in each descriptor but the
     /// last, which has the rest.
-    pub fn send(&mut self, frame: &[u8], split: &[usize], wish: &Wish) -> bool {
+    pub fn send(&mut self, frame: &[u8], split: &[usize], request: &TxRequest) -> bool {
         let mut parts = Vec::new();
         let mut left = frame;
         let mut sizes = split.iter().copied();
@@ -171,7 +171,7 @@ impl TxRing {
             }
             left = &left[len..];
         }
-        self.post(&parts, wish)
+        self.post(&parts, request)
     }
 
     /// Writes any words as the next descriptor, as a driver gone wrong would. The generation bit is the

@@ -1,4 +1,4 @@
-//! One connection to a door: what it asked for, and how far it has come.
+//! One connection: what it asked for, and how far it has come.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -9,11 +9,11 @@ use vmlane_vsock::{Call, Peer};
 use vmlane_wire::host::{REQUEST, Reply, Request};
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::mail::{Bell, Token};
+use super::mail::{StreamWaker, Token};
 use super::socket::{self, Io};
 use super::stream::{Kind, Pump, Stream};
 
-/// A line of the text door has so many bytes at most, its end included.
+/// A line of text has so many bytes at most, its end included.
 const LINE: usize = 32;
 
 /// How a client speaks.
@@ -21,7 +21,7 @@ const LINE: usize = 32;
 pub enum Dialect {
     /// Records, at `host.sock`.
     Native,
-    /// Lines of text, at the door of this VM.
+    /// Lines of text, at the Unix socket of this VM.
     Hybrid(u32),
 }
 
@@ -32,7 +32,7 @@ pub struct Client {
     pub state: State,
     /// By when the state must have changed.
     pub deadline: Option<Instant>,
-    pub bell: Option<Arc<Bell>>,
+    pub waker: Option<Arc<StreamWaker>>,
 }
 
 pub enum State {

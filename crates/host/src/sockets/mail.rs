@@ -13,7 +13,7 @@ use vmlane_port::{End, Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
 use vmlane_wire::host::SIGNAL;
 
-/// A client of the thread, or a door.
+/// A client of the thread, or a listening socket.
 pub type Token = u64;
 
 /// One VM that host programs may reach.
@@ -43,7 +43,7 @@ pub enum Mail {
 /// mails is bounded by the number of clients: each has one of a kind at most.
 pub struct Mailbox {
     waiting: Mutex<Waiting>,
-    bell: OwnedFd,
+    event: OwnedFd,
 }
 
 struct Waiting {
@@ -59,13 +59,13 @@ impl Waiting {
 
 impl Mailbox {
     pub fn new() -> std::io::Result<Mailbox> {
-        let bell = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
+        let event = rustix::event::eventfd(0, EventfdFlags::NONBLOCK | EventfdFlags::CLOEXEC)?;
         let waiting = Waiting { mails: Vec::new(), requests: WaitingCalls::new(MOST_REQUESTS) };
-        Ok(Mailbox { waiting: Mutex::new(waiting), bell })
+        Ok(Mailbox { waiting: Mutex::new(waiting), event })
     }
 
-    pub fn bell(&self) -> &OwnedFd {
-        &self.bell
+    pub fn event(&self) -> &OwnedFd {
+        &self.event
     }
 
     pub fn send(&self, mail: Mail) {
@@ -93,13 +93,13 @@ impl Mailbox {
 
     fn ring(&self, first: bool) {
         if first {
-            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+            let _ = rustix::io::write(&self.event, &1u64.to_ne_bytes());
         }
     }
 
     /// All mails that have come. `into` is emptied first.
     pub fn take(&self, into: &mut Vec<Mail>) {
-        let _ = rustix::io::read(&self.bell, &mut [0u8; 8]);
+        let _ = rustix::io::read(&self.event, &mut [0u8; 8]);
         into.clear();
         std::mem::swap(into, &mut self.waiting.lock().mails);
     }
@@ -117,25 +117,25 @@ impl Mailbox {
 
 /// How workers reach one stream's process: by its own socket if it uses the ring itself, else through
 /// the thread that pumps.
-pub struct Bell {
+pub struct StreamWaker {
     pub token: Token,
     pub mailbox: Arc<Mailbox>,
     pub signal: Mutex<Option<Arc<OwnedFd>>>,
     /// A wake came while there was no socket for signals.
     pub missed: AtomicBool,
     /// A wake is in the letter box already.
-    pub ringing: AtomicBool,
+    pub queued: AtomicBool,
 }
 
-impl Bell {
+impl StreamWaker {
     /// From here on nothing but the thread that pumps writes to the socket.
-    pub fn silence(&self) {
+    pub fn stop_signals(&self) {
         *self.signal.lock() = None;
     }
 
     /// The process has its answer, which a signal must not come before: from here on it gets signals at `socket`,
     /// at once the one that it missed.
-    pub fn open(&self, socket: Arc<OwnedFd>) {
+    pub fn start_signals(&self, socket: Arc<OwnedFd>) {
         let mut signal = self.signal.lock();
         if self.missed.swap(false, Ordering::SeqCst) {
             let _ = rustix::net::send(&socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
@@ -143,14 +143,14 @@ impl Bell {
         *signal = Some(socket);
     }
 
-    pub fn ring(&self) {
-        if !self.ringing.swap(true, Ordering::SeqCst) {
+    fn wake_thread(&self) {
+        if !self.queued.swap(true, Ordering::SeqCst) {
             self.mailbox.send(Mail::Wake(self.token));
         }
     }
 }
 
-impl Waker for Bell {
+impl Waker for StreamWaker {
     fn wake(&self, room: bool) {
         let signal = self.signal.lock();
         let pumped = signal.is_none();
@@ -164,22 +164,22 @@ impl Waker for Bell {
         drop(signal);
         // One that waits for room cannot be polled writable until its socket is emptied.
         if room || pumped {
-            self.ring();
+            self.wake_thread();
         }
     }
 
     fn ended(&self, _end: End) {
-        self.ring();
+        self.wake_thread();
     }
 
     fn broke(&self) {
-        self.ring();
+        self.wake_thread();
     }
 }
 
-impl Remote for Bell {
-    fn joined(&self, _: Call, lane: StreamId, side: Side) {
-        self.mailbox.send(Mail::Joined(self.token, lane, side));
+impl Remote for StreamWaker {
+    fn joined(&self, _: Call, stream: StreamId, side: Side) {
+        self.mailbox.send(Mail::Joined(self.token, stream, side));
     }
 
     fn failed(&self, _: Call, why: Failed) {

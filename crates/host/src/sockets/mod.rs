@@ -4,12 +4,12 @@
 //! | --- | --- |
 //! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
 //! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
-//! | `client.rs` | one process's connection to a door, from its request on |
+//! | `client.rs` | one process's connection, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
 //! | `mail.rs` | what workers and sessions tell the thread |
 //! | `socket.rs` | system calls |
 //!
-//! There are two doors: `host.sock` speaks the records of [`vmlane_wire::host`], and each VM's `vsock.uds`
+//! There are two kinds of listening socket: `host.sock` speaks the records of [`vmlane_wire::host`], and each VM's `vsock.uds`
 //! speaks text (`CONNECT 5000`, answered `OK 1073741824`) as Firecracker and Cloud Hypervisor do.
 //! Everything a process can grow is bounded; a process that misbehaves loses its own sockets.
 
@@ -29,7 +29,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use vmlane_port::role::{self, Role};
 use vmlane_vsock::{
-    Call, ConnectError, DatagramError, Endpoint, HostRules, Peer, Router, SocketAddress, Wish,
+    Call, ConnectError, DatagramError, Endpoint, HostAccess, HostRules, Peer, Router, SocketAddress,
 };
 use vmlane_wire::host;
 use vmlane_wire::vmci::CID_HOST;
@@ -66,8 +66,8 @@ pub struct HostSockets {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,
     path: PathBuf,
-    /// Of the VMs' doors.
-    doors: Mutex<HashMap<u32, PathBuf>>,
+    /// Of the VMs' Unix sockets.
+    guest_sockets: Mutex<HashMap<u32, PathBuf>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -92,7 +92,7 @@ impl Endpoint for Host {
         let receiver = self.datagrams.lock().get(&port).cloned();
         let (socket, peer) = receiver.ok_or(DatagramError::Port)?;
         let group = self.router.upgrade().and_then(|router| router.group_of(from.0)).unwrap_or_default();
-        if !self.rules.lock().allows(peer, Wish::BeReached(&group)) {
+        if !self.rules.lock().allows(peer, HostAccess::BeReached(&group)) {
             return Err(DatagramError::Port);
         }
         let header = host::Peer { cid: from.0.into(), port: from.1.into() };
@@ -113,7 +113,7 @@ impl HostSockets {
         rules: HostRules,
         bounds: Bounds,
     ) -> io::Result<HostSockets> {
-        let door = socket::listen(path, mode)?;
+        let socket = socket::listen(path, mode)?;
         let mailbox = Arc::new(Mailbox::new()?);
         let datagrams = Datagrams::default();
         let shared = Arc::new(Mutex::new(rules));
@@ -122,7 +122,7 @@ impl HostSockets {
             mailbox.clone(),
             datagrams.clone(),
             shared.clone(),
-            door,
+            socket,
             bounds,
         )?;
         let thread = std::thread::Builder::new().name("host".into()).spawn(move || {
@@ -132,21 +132,21 @@ impl HostSockets {
         let endpoint =
             Host { router: Arc::downgrade(&router), mailbox: mailbox.clone(), datagrams, rules: shared };
         router.set_endpoint(CID_HOST, Arc::new(endpoint));
-        let doors = Mutex::default();
-        Ok(HostSockets { router, mailbox, path: path.to_owned(), doors, thread: Some(thread) })
+        let guest_sockets = Mutex::default();
+        Ok(HostSockets { router, mailbox, path: path.to_owned(), guest_sockets, thread: Some(thread) })
     }
 
     /// Opens a VM's hybrid Unix socket.
     pub fn add_guest(&self, guest: Guest) -> io::Result<()> {
-        let door = socket::listen(&guest.uds, 0o600)?;
-        self.doors.lock().insert(guest.cid, guest.uds.clone());
-        self.mailbox.send(Mail::AddGuest(guest, door));
+        let socket = socket::listen(&guest.uds, 0o600)?;
+        self.guest_sockets.lock().insert(guest.cid, guest.uds.clone());
+        self.mailbox.send(Mail::AddGuest(guest, socket));
         Ok(())
     }
 
     /// Closes it; streams that are open stay.
     pub fn remove_guest(&self, cid: u32) {
-        if let Some(path) = self.doors.lock().remove(&cid) {
+        if let Some(path) = self.guest_sockets.lock().remove(&cid) {
             let _ = std::fs::remove_file(path);
         }
         self.mailbox.send(Mail::RemoveGuest(cid));
@@ -166,7 +166,7 @@ impl Drop for HostSockets {
             let _ = thread.join();
         }
         let _ = std::fs::remove_file(&self.path);
-        for path in self.doors.lock().values() {
+        for path in self.guest_sockets.lock().values() {
             let _ = std::fs::remove_file(path);
         }
     }

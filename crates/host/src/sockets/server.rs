@@ -16,7 +16,7 @@ use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_port::Budget;
-use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostRules, Peer, Router, Wish};
+use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostAccess, HostRules, Peer, Router};
 use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
@@ -37,7 +37,7 @@ const SPILL: usize = 64 << 20;
 const REQUESTS: usize = 64;
 /// Where a failed accept is tried again.
 const RETRY: Duration = Duration::from_millis(100);
-const BELL: Token = 0;
+const MAILBOX: Token = 0;
 const FIRST_TOKEN: Token = 1;
 
 /// A number that is another one at every start.
@@ -46,7 +46,7 @@ fn moment() -> u32 {
 }
 
 /// A listening socket.
-struct Door {
+struct ListeningSocket {
     socket: OwnedFd,
     dialect: Dialect,
 }
@@ -59,7 +59,7 @@ pub struct Server {
     rules: Arc<Mutex<HostRules>>,
     bounds: Bounds,
     epoll: OwnedFd,
-    doors: HashMap<Token, Door>,
+    listening: HashMap<Token, ListeningSocket>,
     guests: HashMap<u32, Guest>,
     clients: Clients,
     /// Listeners by port.
@@ -68,7 +68,7 @@ pub struct Server {
     ready: VecDeque<Token>,
     next_token: Token,
     next_port: u32,
-    /// A door could not be served; look again soon.
+    /// A connection could not be accepted; try again soon.
     retry: bool,
     buffer: Vec<u8>,
 }
@@ -79,11 +79,11 @@ impl Server {
         mailbox: Arc<Mailbox>,
         datagrams: Datagrams,
         rules: Arc<Mutex<HostRules>>,
-        door: OwnedFd,
+        socket: OwnedFd,
         bounds: Bounds,
     ) -> io::Result<Server> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, mailbox.bell(), epoll::EventData::new_u64(BELL), epoll::EventFlags::IN)?;
+        epoll::add(&epoll, mailbox.event(), epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
         let mut server = Server {
             router,
             mailbox,
@@ -91,7 +91,7 @@ impl Server {
             rules,
             bounds,
             epoll,
-            doors: HashMap::new(),
+            listening: HashMap::new(),
             guests: HashMap::new(),
             clients: Clients::default(),
             listeners: HashMap::new(),
@@ -104,7 +104,7 @@ impl Server {
             retry: false,
             buffer: vec![0; 128 << 10],
         };
-        server.open(door, Dialect::Native)?;
+        server.open(socket, Dialect::Native)?;
         Ok(server)
     }
 
@@ -121,7 +121,7 @@ impl Server {
             epoll::EventData::new_u64(token),
             epoll::EventFlags::IN | epoll::EventFlags::ET,
         )?;
-        self.doors.insert(token, Door { socket, dialect });
+        self.listening.insert(token, ListeningSocket { socket, dialect });
         Ok(())
     }
 
@@ -140,14 +140,14 @@ impl Server {
             };
             for event in events.iter() {
                 match event.data.u64() {
-                    BELL => {}
-                    token if self.doors.contains_key(&token) => self.welcome(token),
-                    token => self.stirs(token, event.flags),
+                    MAILBOX => {}
+                    token if self.listening.contains_key(&token) => self.accept_clients(token),
+                    token => self.on_event(token, event.flags),
                 }
             }
             if std::mem::take(&mut self.retry) {
-                let doors: Vec<Token> = self.doors.keys().copied().collect();
-                doors.into_iter().for_each(|door| self.welcome(door));
+                let tokens: Vec<Token> = self.listening.keys().copied().collect();
+                tokens.into_iter().for_each(|token| self.accept_clients(token));
             }
             self.mailbox.take(&mut mails);
             for mail in mails.drain(..) {
@@ -192,25 +192,25 @@ impl Server {
 
     fn read(&mut self, mail: Mail) {
         match mail {
-            Mail::Joined(token, lane, side) => self.joined(token, lane, side),
+            Mail::Joined(token, stream, side) => self.joined(token, stream, side),
             Mail::Failed(token, why) => {
                 let errno = if why == Failed::Refused { Errno::CONNRESET } else { Errno::TIMEDOUT };
                 self.fail(token, errno);
             }
             Mail::Wake(token) => {
-                if let Some(bell) = self.clients.get(token).and_then(|client| client.bell.as_ref()) {
-                    bell.ringing.store(false, Ordering::SeqCst);
+                if let Some(waker) = self.clients.get(token).and_then(|client| client.waker.as_ref()) {
+                    waker.queued.store(false, Ordering::SeqCst);
                 }
                 self.turn(token);
             }
-            Mail::AddGuest(guest, door) => {
-                if let Err(error) = self.open(door, Dialect::Hybrid(guest.cid)) {
+            Mail::AddGuest(guest, socket) => {
+                if let Err(error) = self.open(socket, Dialect::Hybrid(guest.cid)) {
                     tracing::error!(%error, path = %guest.uds.display(), "opening a VM's Unix socket");
                 }
                 self.guests.insert(guest.cid, guest);
             }
             Mail::RemoveGuest(cid) => {
-                self.doors.retain(|_, door| door.dialect != Dialect::Hybrid(cid));
+                self.listening.retain(|_, listening| listening.dialect != Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
             }
             Mail::Rules(rules) => *self.rules.lock() = rules,
@@ -218,10 +218,10 @@ impl Server {
         }
     }
 
-    /// A connection waits at a listening socket.
-    fn welcome(&mut self, door: Token) {
+    /// Connections wait at a listening socket.
+    fn accept_clients(&mut self, token: Token) {
         loop {
-            let Some(Door { socket, dialect }) = self.doors.get(&door) else { return };
+            let Some(ListeningSocket { socket, dialect }) = self.listening.get(&token) else { return };
             let dialect = *dialect;
             let socket = match socket::accept(socket) {
                 Ok(socket) => socket,
@@ -240,9 +240,9 @@ impl Server {
             let state = State::Asking { dialect, bytes: Vec::new() };
             let deadline = Some(Instant::now() + self.bounds.request);
             if let Some(token) =
-                self.admit(Client { socket: Arc::new(socket), peer, state, deadline, bell: None })
+                self.admit(Client { socket: Arc::new(socket), peer, state, deadline, waker: None })
             {
-                self.stirs(token, epoll::EventFlags::IN);
+                self.on_event(token, epoll::EventFlags::IN);
             }
         }
     }
@@ -303,7 +303,7 @@ impl Server {
     }
 
     /// Something happened at a client's socket.
-    fn stirs(&mut self, token: Token, flags: epoll::EventFlags) {
+    fn on_event(&mut self, token: Token, flags: epoll::EventFlags) {
         let Some(client) = self.clients.get_mut(token) else { return };
         let hung_up = flags.intersects(epoll::EventFlags::HUP | epoll::EventFlags::ERR);
         match &mut client.state {
@@ -357,14 +357,14 @@ impl Server {
     fn switch(&mut self, token: Token) {
         let Some(client) = self.clients.get_mut(token) else { return };
         let State::Streaming(stream) = &mut client.state else { return };
-        if let Some(bell) = &client.bell {
-            bell.silence();
+        if let Some(waker) = &client.waker {
+            waker.stop_signals();
         }
         let switched = stream.switch().is_ok() && socket::write(&*client.socket, &[SWITCH]) == Io::Done(1);
         if switched { self.ready.push_back(token) } else { self.close(token) }
     }
 
-    fn allows(&self, peer: Peer, wish: Wish<'_>) -> bool {
+    fn allows(&self, peer: Peer, wish: HostAccess<'_>) -> bool {
         self.rules.lock().allows(peer, wish)
     }
 
@@ -391,7 +391,7 @@ impl Server {
             Op::Connect => {
                 let cid = request.cid.get();
                 let group = self.router.group_of(cid).ok_or(Errno::NODEV)?;
-                if !self.allows(peer, Wish::Connect(&group)) {
+                if !self.allows(peer, HostAccess::Connect(&group)) {
                     return Err(Errno::ACCESS);
                 }
                 let patience = match request.arg.get() {
@@ -403,7 +403,7 @@ impl Server {
             Op::Listen => {
                 let port =
                     self.free_port(request.port.get(), |server, port| server.listeners.contains_key(&port))?;
-                if !self.allows(peer, Wish::Listen(port)) {
+                if !self.allows(peer, HostAccess::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
                 self.listeners.insert(port, token);
@@ -417,7 +417,7 @@ impl Server {
                 if port <= 1 {
                     return Err(Errno::ADDRNOTAVAIL);
                 }
-                if !self.allows(peer, Wish::Listen(port)) {
+                if !self.allows(peer, HostAccess::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
                 let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
@@ -492,7 +492,7 @@ impl Server {
                         continue;
                     };
                     let group = self.router.group_of(to.cid.get());
-                    if group.is_some_and(|group| self.allows(peer, Wish::Connect(&group))) {
+                    if group.is_some_and(|group| self.allows(peer, HostAccess::Connect(&group))) {
                         let from = (CID_HOST, port);
                         let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
                     }

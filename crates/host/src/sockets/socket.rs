@@ -59,8 +59,8 @@ pub fn shut(socket: impl AsFd, how: Shutdown) {
     let _ = rustix::net::shutdown(socket, how);
 }
 
-pub fn accept(door: impl AsFd) -> Result<OwnedFd, Errno> {
-    rustix::net::accept_with(door, SocketFlags::CLOEXEC)
+pub fn accept(listening: impl AsFd) -> Result<OwnedFd, Errno> {
+    rustix::net::accept_with(listening, SocketFlags::CLOEXEC)
 }
 
 pub fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {

@@ -1,4 +1,4 @@
-//! One stream of a host program: its end of the lane, and what goes between its socket and the ring.
+//! One stream of a host program: its end, and what goes between its socket and the ring.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
@@ -70,7 +70,7 @@ impl Pump {
 /// A joined end.
 pub struct Stream {
     pub call: Call,
-    pub lane: StreamId,
+    pub stream: StreamId,
     pub side: Side,
     pub kind: Kind,
 }
@@ -89,7 +89,7 @@ impl Stream {
 
     /// Does what can be done now. `buffer` is scratch space.
     pub fn turn(&mut self, router: &Arc<Router>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
-        let end = End { router, lane: self.lane, side: self.side };
+        let end = End { router, stream: self.stream, side: self.side };
         match &mut self.kind {
             Kind::Ring { map, said } => signalled(&end, map, said, socket, buffer),
             Kind::Plain(pump) => pump.turn(&end, socket, buffer),
@@ -99,19 +99,19 @@ impl Stream {
 
 struct End<'a> {
     router: &'a Arc<Router>,
-    lane: StreamId,
+    stream: StreamId,
     side: Side,
 }
 
 impl End<'_> {
     fn kick(&self, kick: bool) {
         if kick {
-            self.router.streams().kick(self.lane);
+            self.router.streams().kick(self.stream);
         }
     }
 
     fn shutdown(&self, what: Shutdown) {
-        self.router.streams().shutdown(self.lane, self.side, what);
+        self.router.streams().shutdown(self.stream, self.side, what);
     }
 }
 

@@ -16,7 +16,7 @@ use crate::irq::{IrqError, check_eventfd};
 #[derive(Debug)]
 pub struct RingLines {
     /// Readable while there is an unhandled kick. Kicks are edge-triggered: the event fds are never read.
-    bell: OwnedFd,
+    doorbell: OwnedFd,
     rings: Vec<Ring>,
 }
 
@@ -68,8 +68,8 @@ pub enum Line {
 
 impl RingLines {
     pub fn new(rings: u16) -> io::Result<RingLines> {
-        let bell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(RingLines { bell, rings: (0..rings).map(|_| Ring::default()).collect() })
+        let doorbell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        Ok(RingLines { doorbell, rings: (0..rings).map(|_| Ring::default()).collect() })
     }
 
     /// Replaces a descriptor. `ring` is one of the device's.
@@ -84,11 +84,11 @@ impl RingLines {
                 let mut kick = lines.kick.write();
                 if let Some(old) = kick.take() {
                     // It is there: no other code removes it.
-                    let _ = epoll::delete(&self.bell, &old);
+                    let _ = epoll::delete(&self.doorbell, &old);
                 }
                 if let Some(fd) = &fd {
                     let data = epoll::EventData::new_u64(ring as u64);
-                    epoll::add(&self.bell, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
+                    epoll::add(&self.doorbell, fd, data, epoll::EventFlags::IN | epoll::EventFlags::ET)?;
                 }
                 *kick = fd;
             }
@@ -130,15 +130,15 @@ impl Lines for RingLines {
         self.rings.get(ring).into_iter().for_each(|ring| signal(&ring.error));
     }
 
-    fn bell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.bell.as_fd())
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.doorbell.as_fd())
     }
 
     fn clear(&self) {
         const FEW: usize = 64;
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut events = Vec::<epoll::Event>::with_capacity(FEW);
-        // An error leaves the bell ringing, which costs a vain look.
-        let _ = epoll::wait(&self.bell, spare_capacity(&mut events), Some(&at_once));
+        // An error leaves it readable, which costs a vain look.
+        let _ = epoll::wait(&self.doorbell, spare_capacity(&mut events), Some(&at_once));
     }
 }

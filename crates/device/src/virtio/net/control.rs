@@ -316,20 +316,20 @@ mod tests {
         }
         let group = Mac([1, 0, 0x5e, 0, 0, 9]);
         let filter = requested.filter();
-        assert!(filter.takes(OWN) && filter.takes(Mac([0xff; 6])) && !filter.takes(group));
-        assert!(!filter.takes_vlan(7) && filter.takes_vlan(0));
+        assert!(filter.accepts(OWN) && filter.accepts(Mac([0xff; 6])) && !filter.accepts(group));
+        assert!(!filter.accepts_vlan(7) && filter.accepts_vlan(0));
         let table = [&0u32.to_le_bytes()[..], &1u32.to_le_bytes(), &group.0].concat();
         assert!(requested.apply(&command(class::MAC, control::mac::TABLE, &table), ALL, 1));
-        assert!(requested.filter().takes(group) && !requested.filter().promiscuous);
+        assert!(requested.filter().accepts(group) && !requested.filter().promiscuous);
         assert!(requested.apply(&command(class::VLAN, control::vlan::ADD, &7u16.to_le_bytes()), ALL, 1));
-        assert!(requested.filter().takes_vlan(7));
+        assert!(requested.filter().accepts_vlan(7));
         assert!(requested.apply(&command(class::VLAN, control::vlan::REMOVE, &7u16.to_le_bytes()), ALL, 1));
-        assert!(!requested.filter().takes_vlan(7));
+        assert!(!requested.filter().accepts_vlan(7));
         let new = Mac([0x52, 0x54, 0, 0, 0, 9]);
         assert!(requested.apply(&command(class::MAC, control::mac::ADDRESS, &new.0), ALL, 1));
-        assert!(requested.filter().takes(new) && !requested.filter().takes(OWN));
+        assert!(requested.filter().accepts(new) && !requested.filter().accepts(OWN));
         assert!(requested.apply(&command(class::RX, control::rx::NO_BROADCAST, &[1]), ALL, 1));
-        assert!(!requested.filter().takes(Mac([0xff; 6])));
+        assert!(!requested.filter().accepts(Mac([0xff; 6])));
         // A second unicast address: as promiscuous mode, which the port's policy must allow.
         let table = [&1u32.to_le_bytes()[..], &[2; 6], &0u32.to_le_bytes()].concat();
         assert!(requested.apply(&command(class::MAC, control::mac::TABLE, &table), ALL, 1));

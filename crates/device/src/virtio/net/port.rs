@@ -398,7 +398,7 @@ impl WakeUp for NetPort {
     }
 
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
-        self.lines.bell()
+        self.lines.doorbell()
     }
 }
 

@@ -407,8 +407,8 @@ impl Port {
         self.lines.clear();
     }
 
-    pub fn bell(&self) -> Option<BorrowedFd<'_>> {
-        self.lines.bell()
+    pub fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.lines.doorbell()
     }
 }
 

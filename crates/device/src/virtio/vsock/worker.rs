@@ -51,7 +51,7 @@ pub struct VsockWorker {
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
     stats: Arc<VsockStats>,
-    beat: Arc<Heartbeat>,
+    heartbeat: Arc<Heartbeat>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -71,13 +71,13 @@ impl VsockWorker {
         let mailbox = Mailbox::new(Arc::new(WakesWorker(requests.clone())));
         let bridge = router.map(|router| Bridge::new(router, mailbox.clone()));
         let stats = Arc::new(VsockStats::default());
-        let beat = Arc::new(Heartbeat::default());
+        let heartbeat = Arc::new(Heartbeat::default());
         let engine = VsockEngine { routes: Routes::new(stats.clone(), bridge), stats: stats.clone() };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
-        let worker = Worker::new(engine, requests.clone(), beat.clone(), settings);
+        let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
         let thread = Some(worker.spawn("vsock".into())?);
-        Ok(VsockWorker { requests, mailbox, stats, beat, thread })
+        Ok(VsockWorker { requests, mailbox, stats, heartbeat, thread })
     }
 
     pub fn stats(&self) -> &Arc<VsockStats> {
@@ -85,8 +85,8 @@ impl VsockWorker {
     }
 
     /// The worker's heartbeat.
-    pub fn beat(&self) -> &Arc<Heartbeat> {
-        &self.beat
+    pub fn heartbeat(&self) -> &Arc<Heartbeat> {
+        &self.heartbeat
     }
 
     /// What answers for the VM `cid` when VMCI guests connect to it.
@@ -176,7 +176,7 @@ impl Engine for VsockEngine {
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
-        self.routes.ports().filter_map(Port::bell).for_each(|bell| fds.doorbell(bell));
+        self.routes.ports().filter_map(Port::doorbell).for_each(|file| fds.doorbell(file));
     }
 
     fn woken(&mut self, _: Woken) {

@@ -364,7 +364,7 @@ impl FramePort for NicPort {
 
     fn tick(&mut self, now: Instant) -> bool {
         let held = self.interrupts.run(&self.shared, now);
-        let pending = self.shared.vectors.settle(self.control_word());
+        let pending = self.shared.vectors.fire_pending(self.control_word());
         held || pending && self.interrupts.restless.is_some_and(|until| now < until)
     }
 

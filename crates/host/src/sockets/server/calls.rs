@@ -11,44 +11,44 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_device::vmci::SharedMap;
 use vmlane_port::{Budget, Side, StreamEnd, StreamId};
-use vmlane_vsock::{Call, ConnectError, Key, Peer, Wish};
+use vmlane_vsock::{Call, ConnectError, HostAccess, Key, Peer};
 use vmlane_wire::host::{RING, Reply, layout};
 use vmlane_wire::vmci::CID_HOST;
 
 use super::{CONNECT, SPILL, Server};
 use crate::sockets::client::{Client, Delivery, Dialect, Opening, Ring, State};
-use crate::sockets::mail::{Bell, Token};
+use crate::sockets::mail::{StreamWaker, Token};
 use crate::sockets::socket::{self, Io};
 use crate::sockets::stream::{Pump, Stream};
 
 impl Server {
-    /// A ring for a new stream: the end for the lane, and the rest.
+    /// A ring for a new stream: the stream's end, and the rest.
     fn ring(
         &mut self,
         token: Token,
         uid: u32,
         signal: Option<Arc<OwnedFd>>,
-    ) -> io::Result<(StreamEnd, Arc<Bell>, Ring)> {
+    ) -> io::Result<(StreamEnd, Arc<StreamWaker>, Ring)> {
         let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
         let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
         let budget = self.budgets.entry(uid).or_insert_with(|| Arc::new(Budget::new(SPILL))).clone();
         let theirs = signal.is_some();
-        let bell = Bell {
+        let waker = StreamWaker {
             token,
             mailbox: self.mailbox.clone(),
             signal: Mutex::new(signal),
             missed: AtomicBool::new(false),
-            ringing: AtomicBool::new(false),
+            queued: AtomicBool::new(false),
         };
-        let bell = Arc::new(bell);
-        let port = Box::new(map.port(bell.clone()).map_err(io::Error::other)?);
+        let waker = Arc::new(waker);
+        let port = Box::new(map.port(waker.clone()).map_err(io::Error::other)?);
         let ring = if theirs {
             Ring::Theirs(map, fd)
         } else {
             let (out, incoming) = vmlane_sock::ring::map(fd, RING)?;
             Ring::Ours(Box::new(Pump::new(out, incoming)))
         };
-        Ok((StreamEnd { port, budget, slow: false }, bell, ring))
+        Ok((StreamEnd { port, budget, slow: false }, waker, ring))
     }
 
     pub(super) fn connect(
@@ -61,21 +61,21 @@ impl Server {
     ) -> Result<(), Errno> {
         let Some(client) = self.clients.get(token) else { return Ok(()) };
         let (uid, signal) = (client.peer.uid, shared.then(|| client.socket.clone()));
-        let (end, bell, ring) = self.ring(token, uid, signal).map_err(|error| {
+        let (end, waker, ring) = self.ring(token, uid, signal).map_err(|error| {
             tracing::warn!(%error, "memory for a host socket");
             Errno::NOBUFS
         })?;
         // A guest that answers and is done at once wakes it before the answer has gone out on the same socket.
-        bell.silence();
+        waker.stop_signals();
         let port = self.own_port();
         let key = Key { client: (CID_HOST, port), server: to };
-        let call = self.router.open(key, Some(end), bell.clone()).map_err(|error| match error {
+        let call = self.router.open(key, Some(end), waker.clone()).map_err(|error| match error {
             ConnectError::Unreachable => Errno::NODEV,
             ConnectError::InUse => Errno::ADDRINUSE,
             ConnectError::Busy => Errno::NOBUFS,
         })?;
         if let Some(client) = self.clients.get_mut(token) {
-            client.bell = Some(bell);
+            client.waker = Some(waker);
         }
         let state = State::Connecting(Opening { call, ring }, dialect, port);
         self.becomes(token, state, Some(Instant::now() + patience));
@@ -91,7 +91,7 @@ impl Server {
                 let group = self.router.group_of(cid).unwrap_or_default();
                 let ring = matches!(client.state, State::Listening { ring: true, .. });
                 let peer = client.peer;
-                self.allows(peer, Wish::BeReached(&group))
+                self.allows(peer, HostAccess::BeReached(&group))
                     && self.accept_for(call, token, peer, ring).is_some()
             }
             None => self.accept_for_path(call).is_some(),
@@ -127,14 +127,14 @@ impl Server {
     ) -> Option<()> {
         let socket = Arc::new(socket);
         let token = self.next_token + 1;
-        let (end, bell, ring) = self.ring(token, peer.uid, shared.then(|| socket.clone())).ok()?;
+        let (end, waker, ring) = self.ring(token, peer.uid, shared.then(|| socket.clone())).ok()?;
         let state = State::Accepting(Opening { call, ring }, delivery);
         let deadline = Some(Instant::now() + CONNECT);
-        let client = Client { socket, peer, state, deadline, bell: Some(bell.clone()) };
-        // The bell knows the token that the client gets here.
+        let client = Client { socket, peer, state, deadline, waker: Some(waker.clone()) };
+        // The waker has the token that the client gets here.
         let admitted = self.admit(client)?;
         debug_assert_eq!(admitted, token);
-        if !self.router.accept(call, end, bell) {
+        if !self.router.accept(call, end, waker) {
             self.close(token);
             return None;
         }
@@ -142,7 +142,7 @@ impl Server {
     }
 
     /// The guest has attached: the process hears of it, and bytes go.
-    pub(super) fn joined(&mut self, token: Token, lane: StreamId, side: Side) {
+    pub(super) fn joined(&mut self, token: Token, stream: StreamId, side: Side) {
         let placeholder = State::Asking { dialect: Dialect::Native, bytes: Vec::new() };
         let Some(state) = self.clients.set_state(token, placeholder) else { return };
         let (opening, greeting, delivery) = match state {
@@ -154,13 +154,13 @@ impl Server {
             }
         };
         let (kind, fd) = opening.ring.into_kind();
-        let stream = Stream { call: opening.call, lane, side, kind };
+        let stream = Stream { call: opening.call, stream, side, kind };
         self.becomes(token, State::Streaming(Box::new(stream)), None);
         let told = match (greeting, delivery) {
             (Some((dialect, port)), _) => self.clients.get(token).is_some_and(|client| {
                 let greeted = client.greet(dialect, port, fd.as_ref());
-                if let Some(bell) = client.bell.as_ref().filter(|_| greeted && fd.is_some()) {
-                    bell.open(client.socket.clone());
+                if let Some(waker) = client.waker.as_ref().filter(|_| greeted && fd.is_some()) {
+                    waker.start_signals(client.socket.clone());
                 }
                 greeted
             }),

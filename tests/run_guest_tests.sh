@@ -16,7 +16,7 @@ build_tests guests "$build"
 ranked=$(list_tests "$build")
 [ -n "$ranked" ] || {
   cat "$build"
-  echo 'lanes: cargo named no test files' >&2
+  echo 'tests: cargo named no test files' >&2
   exit 1
 }
 

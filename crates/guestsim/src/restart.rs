@@ -73,9 +73,9 @@ impl Engine {
         Engine::Thread { workers: Arc::new(workers), dead, thread: Some(thread) }
     }
 
-    fn lanes(&self) -> Arc<dyn Streams> {
+    fn streams(&self) -> Arc<dyn Streams> {
         match self {
-            Engine::Inline(lanes) => lanes.clone(),
+            Engine::Inline(streams) => streams.clone(),
             Engine::Thread { workers, .. } => workers.clone(),
         }
     }
@@ -116,7 +116,7 @@ pub struct Seat {
     pub spec: VmSpec,
     pub ram: Arc<Ram>,
     pub lines: Arc<Lines>,
-    world: Weak<Afterlife>,
+    world: Weak<RestartableDaemon>,
     session: Mutex<Option<Session>>,
     /// The session's file, once there is no daemon.
     left: Mutex<Option<OwnedFd>>,
@@ -138,7 +138,7 @@ pub struct Legacy {
 /// How each device took over: `Err` for those that began anew.
 pub type Outcome = HashMap<u32, Result<(), Unusable>>;
 
-pub struct Afterlife {
+pub struct RestartableDaemon {
     pub seats: Vec<Arc<Seat>>,
     daemon: Mutex<Option<Daemon>>,
     threaded: bool,
@@ -165,19 +165,19 @@ fn copy(fd: &OwnedFd) -> OwnedFd {
     to.into()
 }
 
-impl Afterlife {
+impl RestartableDaemon {
     /// VMs whose bytes are moved by the caller that kicks: nothing happens by itself.
-    pub fn new(specs: Vec<VmSpec>) -> Arc<Afterlife> {
-        Afterlife::with(specs, false)
+    pub fn new(specs: Vec<VmSpec>) -> Arc<RestartableDaemon> {
+        RestartableDaemon::with(specs, false)
     }
 
     /// The same with a worker that moves bytes.
-    pub fn threaded(specs: Vec<VmSpec>) -> Arc<Afterlife> {
-        Afterlife::with(specs, true)
+    pub fn threaded(specs: Vec<VmSpec>) -> Arc<RestartableDaemon> {
+        RestartableDaemon::with(specs, true)
     }
 
-    fn with(specs: Vec<VmSpec>, threaded: bool) -> Arc<Afterlife> {
-        Arc::new_cyclic(|world: &Weak<Afterlife>| {
+    fn with(specs: Vec<VmSpec>, threaded: bool) -> Arc<RestartableDaemon> {
+        Arc::new_cyclic(|world: &Weak<RestartableDaemon>| {
             let seat = |spec| {
                 Arc::new(Seat {
                     spec,
@@ -196,7 +196,7 @@ impl Afterlife {
             let log = Journal::create("hypervisor", HYPERVISOR, HALF).expect("a file");
             let file = share(log.file());
             let engine = Engine::start(threaded);
-            let router = Router::new(engine.lanes());
+            let router = Router::new(engine.streams());
             let hypervisor = Hypervisor::recorded(router.clone(), Some(log));
             for seat in &seats {
                 hypervisor.add_vm(seat.spec.clone()).expect("a context id that is free");
@@ -205,7 +205,7 @@ impl Afterlife {
                 *seat.session.lock() = Some(Session { device, log, done: 0 });
             }
             let daemon = Some(Daemon { router, hypervisor, log: file, engine });
-            Afterlife { seats, daemon: Mutex::new(daemon), threaded, deaths: AtomicU64::new(0) }
+            RestartableDaemon { seats, daemon: Mutex::new(daemon), threaded, deaths: AtomicU64::new(0) }
         })
     }
 
@@ -277,7 +277,7 @@ impl Afterlife {
         };
         let file = share(log.file());
         let engine = Engine::start(self.threaded);
-        let router = Router::new(engine.lanes());
+        let router = Router::new(engine.streams());
         let hypervisor = Hypervisor::recorded(router.clone(), Some(log));
         let there = || self.seats.iter().filter(|seat| !seat.gone.load(Ordering::SeqCst));
         let mut devices = Vec::new();
