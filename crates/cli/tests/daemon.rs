@@ -315,6 +315,31 @@ fn faults_are_not_injected_unless_configured() {
 }
 
 #[test]
+fn the_line_to_a_nic_is_made_bad_on_request_and_what_cannot_be_is_named() {
+    let config = "[daemon]\nfault_injection = true\n[[vm]]\nname = \"web\"\ncid = 3\nnic = [{ model = \"vmxnet3\" }]\n";
+    let place = Place::new(config);
+    let _daemon = place.start();
+    let impair = |words: &[&str]| place.ask(&[&["debug", "impair"], words].concat());
+    assert_eq!(
+        impair(&["web", "--loss", "10", "--reorder", "5", "--delay-us", "300", "--seed", "7"]).code,
+        0
+    );
+    assert_eq!(impair(&["web"]).code, 0);
+    for (words, why) in [
+        (vec!["web", "--loss", "1001"], "numbers of frames in 1000"),
+        (vec!["web", "--delay-us", "1000001"], "delayed by 1 s"),
+        (vec!["web", "--at", "nic1-port"], "has no \"nic1-port\""),
+        (vec!["web", "--at", "nic0"], "known are nicN-port"),
+        (vec!["wbe"], "known are web"),
+    ] {
+        let ran = impair(&words);
+        assert_eq!(ran.code, 1, "{words:?}");
+        contains_all(&ran.err, &[why]);
+    }
+    assert_eq!(place.stats("web")["nics"][0]["port"]["drop_impaired"], 0);
+}
+
+#[test]
 fn systemd_is_told_when_it_is_ready() {
     let place = Place::new(TWO);
     let notices = place.directory.path().join("notify");
