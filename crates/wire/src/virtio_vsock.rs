@@ -51,6 +51,10 @@ pub struct Header {
 }
 const _: () = assert!(size_of::<Header>() == HEADER);
 
+/// Bytes of a packet's payload, at most: what Linux sends, and all that its vhost-vsock takes
+/// (`VIRTIO_VSOCK_MAX_PKT_BUF_SIZE`).
+pub const MAX_PAYLOAD: usize = 64 << 10;
+
 /// Bytes of [`Header`].
 pub const HEADER: usize = 44;
 

@@ -55,6 +55,8 @@ pub struct Queue {
     /// An indirect table, read once.
     table: Vec<u8>,
     position: Arc<AtomicU32>,
+    /// Descriptors read so far, and looks for one.
+    walked: u64,
     log: Option<DirtyLog>,
     /// What of the ring the device writes: address and bytes.
     written: [(u64, usize); 2],
@@ -92,6 +94,7 @@ impl Queue {
             indirect: features & feature::INDIRECT != 0,
             table: Vec::new(),
             position: setup.position.clone(),
+            walked: 0,
             log: setup.log.clone(),
             written: written(setup, packed),
         })
@@ -107,10 +110,20 @@ impl Queue {
     pub fn read(&mut self, at: Cursor, segments: &mut Vec<Segment>) -> Result<Option<Taken>, Broken> {
         let Queue { kind, memory, indirect, table, next, .. } = self;
         let reader = table::Reader { memory, allowed: *indirect, table };
-        match kind {
+        let before = segments.len();
+        let read = match kind {
             Kind::Split(ring) => ring.read(at, *next, segments, reader),
             Kind::Packed(ring) => ring.read(at, segments, reader),
-        }
+        };
+        self.walked += (segments.len() - before) as u64 + 1;
+        read
+    }
+
+    /// Descriptors read so far, those of indirect tables included, and one for each call of [`Self::read`]: what the
+    /// ring has cost the worker beside copies.
+    #[inline]
+    pub fn walked(&self) -> u64 {
+        self.walked
     }
 
     /// Looks ahead from `at`, behind the chain that was read last: `touch` is told of first buffers (or indirect

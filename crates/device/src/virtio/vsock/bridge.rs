@@ -416,6 +416,7 @@ impl Bridge {
             kick |= link.shared.delivered(sent);
             moved += sent;
         }
+        port.owe(moved);
         if asks {
             let question = link.packet(&name, op::CREDIT_REQUEST);
             port.reply(question);

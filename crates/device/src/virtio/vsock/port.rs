@@ -10,7 +10,8 @@ use crate::virtio::queue::{Broken, Queue, Segment, Taken};
 use crate::virtio::vhost::{Lines, Setup};
 use vmlane_mem::{Fault, MemoryMap, Spans, copy_spans};
 use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header, SEQPACKET, op};
+use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header, MAX_PAYLOAD, SEQPACKET, op};
+use vmlane_worker::Work;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::patience::Wait;
@@ -21,6 +22,10 @@ const TX: usize = 1;
 const MAX_REPLIES: usize = 256;
 /// Beyond so many they are forgotten.
 const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
+
+/// Descriptors that are looked at to see whether a packet can be delivered as a whole. Linux needs 34 for the longest
+/// one.
+const LOOKED_AT: u64 = 1024;
 
 /// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before the worker
 /// sleeps. It frees memory then and does nothing else, unless its ring is full; an interrupt costs an emulated guest
@@ -59,6 +64,14 @@ pub struct Port {
     /// heard of.
     owed: Option<Instant>,
     unheard: u16,
+    /// Descriptors read that its VM was not charged for yet begin here; its receive ring is read up to here in this
+    /// round.
+    charged: u64,
+    walk_until: u64,
+    /// That was not enough in this round.
+    limited: bool,
+    /// Bytes that its VM was not charged for yet.
+    copied: usize,
     broken: bool,
     lines: Arc<dyn Lines>,
 }
@@ -103,6 +116,10 @@ impl Port {
             replies: VecDeque::new(),
             owed: None,
             unheard: 0,
+            charged: 0,
+            walk_until: u64::MAX,
+            limited: false,
+            copied: 0,
             broken: false,
             lines,
         };
@@ -156,7 +173,13 @@ impl Port {
         }
         let header = Header::read_from_bytes(&header).ok().filter(|_| have == HEADER)?;
         let len = if header.op.get() == op::RW { header.len.get() as usize } else { 0 };
-        (len <= self.payload.len()).then_some(Outgoing { taken, header, len, done: 0, waits: None })
+        (len <= self.payload.len().min(MAX_PAYLOAD)).then_some(Outgoing {
+            taken,
+            header,
+            len,
+            done: 0,
+            waits: None,
+        })
     }
 
     /// The packet is not delivered wholly: it is fetched again.
@@ -225,13 +248,17 @@ impl Port {
     /// Are there buffers for `len` bytes? A packet that is delivered at once is never half delivered
     /// when the daemon dies. One that half of the ring would not hold goes in parts.
     fn holds(&mut self, len: usize) -> bool {
-        let (mut at, mut room, mut descriptors) = (self.rx.next, 0, 0);
-        while room < len && descriptors < self.rx.size() / 2 && !self.broken {
+        let (mut at, mut room, mut descriptors) = (self.rx.next, 0usize, 0);
+        let enough = self.rx.walked() + LOOKED_AT;
+        while room < len && descriptors < self.rx.size() / 2 && self.rx.walked() < enough && !self.broken {
+            if !self.may_walk() {
+                return false;
+            }
             self.segments.clear();
             match self.rx.read(at, &mut self.segments) {
                 Ok(Some(taken)) => {
                     let bytes: usize = self.segments.iter().map(|segment| segment.len as usize).sum();
-                    room += bytes.saturating_sub(HEADER);
+                    room = room.saturating_add(bytes.saturating_sub(HEADER));
                     descriptors += taken.count;
                     at = taken.next;
                 }
@@ -244,7 +271,7 @@ impl Port {
 
     /// The next buffer and the payload bytes that it holds; its pieces are in `segments`.
     fn buffer(&mut self) -> Result<Option<(Taken, usize)>, NoBuffers> {
-        if self.broken {
+        if self.broken || !self.may_walk() {
             return Err(NoBuffers);
         }
         // A packet of this guest's own that is under way has been parsed already.
@@ -266,6 +293,32 @@ impl Port {
                 Err(NoBuffers)
             }
         }
+    }
+
+    /// May the receive ring be read on, in this round?
+    fn may_walk(&mut self) -> bool {
+        let may = self.rx.walked() < self.walk_until;
+        self.limited |= !may;
+        may
+    }
+
+    /// A round begins, in which so many descriptors of the receive ring may be read. True if those of the last one
+    /// were too few.
+    pub fn begin_round(&mut self, descriptors: usize) -> bool {
+        self.walk_until = self.rx.walked() + descriptors as u64;
+        std::mem::take(&mut self.limited)
+    }
+
+    /// Bytes of a stream of its own were copied to the guest: it is charged for them.
+    pub fn owe(&mut self, bytes: usize) {
+        self.copied += bytes;
+    }
+
+    /// What the rings have caused since this was last asked.
+    pub fn take_work(&mut self) -> Work {
+        let walked = self.rx.walked() + self.tx.walked();
+        let descriptors = (walked - std::mem::replace(&mut self.charged, walked)) as usize;
+        Work { bytes: std::mem::take(&mut self.copied), descriptors, ..Work::default() }
     }
 
     /// Resolves the pieces of a buffer for a header and `len` bytes.

@@ -5,7 +5,7 @@ use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
 use vmlane_wire::virtio_vsock::{Header, kind, op};
-use vmlane_worker::contained;
+use vmlane_worker::{Account, Meter, Work, contained};
 
 use super::bridge::Bridge;
 use super::patience::{Patience, Wait};
@@ -14,9 +14,12 @@ use super::stats::VsockStats;
 use super::table::Table;
 use super::vms::{Vm, Vms, port_of};
 
-/// Packets and bytes of one guest before the next one has its turn.
+/// Packets of one guest before the next one has its turn.
 const PACKETS: usize = 64;
-const BYTES: usize = 256 << 10;
+/// What one guest's rings may cause in a round, in bytes copied (`vmlane_worker::Work`).
+const QUOTA: usize = 256 << 10;
+/// Descriptors of a receive ring that are read in a round: no more than the quota pays for.
+const WALK: usize = QUOTA / 96;
 /// Bytes delivered before their receiver is shown them: it reads while the next ones are copied.
 const SHOWN: usize = 16 << 10;
 /// How long after the daemon's start a VM may take to come back before it counts as absent.
@@ -29,6 +32,8 @@ pub struct Routes {
     /// Connections to VMCI guests and to the host.
     bridge: Option<Bridge>,
     stats: Arc<VsockStats>,
+    /// Who has had its share of a round.
+    meter: Meter<u32>,
     started: Instant,
     first: usize,
 }
@@ -42,21 +47,26 @@ enum Fate {
 impl Routes {
     pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>) -> Routes {
         let (vms, table) = (Vms::new(), Table::default());
-        Routes { vms, table, bridge, stats, started: Instant::now(), first: 0 }
+        let meter = Meter::default();
+        Routes { vms, table, bridge, stats, meter, started: Instant::now(), first: 0 }
     }
 
     pub fn add(&mut self, spec: vmlane_vsock::Vm) {
-        let before = self.vms.remove(&spec.cid);
-        let (port, patience) = before.map_or((None, Patience::default()), |vm| (vm.port, vm.patience));
+        let (port, patience, account) = match self.vms.remove(&spec.cid) {
+            Some(before) => (before.port, before.patience, before.account),
+            None => (None, Patience::default(), self.meter.open(spec.cid)),
+        };
         if let Some(bridge) = &mut self.bridge {
             bridge.add(spec.cid);
         }
-        self.vms.insert(spec.cid, Vm { spec, port, stalled: false, patience });
+        self.vms.insert(spec.cid, Vm { spec, port, stalled: false, patience, account });
     }
 
     pub fn remove(&mut self, cid: u32) {
         self.reset_all(cid);
-        self.vms.remove(&cid);
+        if let Some(vm) = self.vms.remove(&cid) {
+            self.meter.close(vm.account);
+        }
         if let Some(bridge) = &mut self.bridge {
             bridge.forget(cid);
         }
@@ -97,7 +107,7 @@ impl Routes {
     /// One look at every VM. True if anything moved.
     pub fn round(&mut self, now: Instant) -> bool {
         let cids: Vec<u32> = self.vms.keys().copied().collect();
-        let mut moved = false;
+        let mut moved = self.begin_round();
         self.first = if self.first + 1 < cids.len() { self.first + 1 } else { 0 };
         for &cid in cids.iter().cycle().skip(self.first).take(cids.len()) {
             moved |= self.turn(cid, now);
@@ -109,7 +119,23 @@ impl Routes {
             moved |= port.holds_replies() && port.send_replies();
             port.flush(now);
         });
+        for vm in self.vms.values_mut() {
+            if let Some(port) = &mut vm.port {
+                charge(&mut self.meter, &self.stats, vm.account, port.take_work());
+            }
+        }
         moved
+    }
+
+    /// Every VM has its share of the round, less what was too much before. True if one is not through with the last.
+    fn begin_round(&mut self) -> bool {
+        self.meter.refill(QUOTA);
+        let mut unfinished = false;
+        for vm in self.vms.values_mut() {
+            let walk = if self.meter.is_over(vm.account) { 0 } else { WALK };
+            unfinished |= vm.port.as_mut().is_some_and(|port| port.begin_round(walk));
+        }
+        unfinished
     }
 
     /// Calls `action` with every port; a panic of ours ends that VM's port and no other.
@@ -126,8 +152,14 @@ impl Routes {
 
     /// One VM's turn: its packets go to their receivers. A panic of ours ends its port and no other.
     fn turn(&mut self, cid: u32, now: Instant) -> bool {
-        let Some(mut port) = self.vms.get_mut(&cid).and_then(|vm| vm.port.take()) else { return false };
-        let Some(moved) = contained(|| self.send(cid, &mut port, now)) else {
+        let Some(vm) = self.vms.get_mut(&cid) else { return false };
+        let account = vm.account;
+        if self.meter.is_over(account) {
+            self.stats.deferred.bump(1);
+            return vm.port.is_some();
+        }
+        let Some(mut port) = vm.port.take() else { return false };
+        let Some(moved) = contained(|| self.send((cid, account), &mut port, now)) else {
             fail(cid, port, &self.stats);
             return true;
         };
@@ -137,14 +169,18 @@ impl Routes {
         moved
     }
 
-    fn send(&mut self, cid: u32, port: &mut Port, now: Instant) -> bool {
-        let (mut moved, mut bytes, mut hidden) = (false, BYTES, 0);
+    fn send(&mut self, (cid, account): (u32, Account), port: &mut Port, now: Instant) -> bool {
+        let (mut moved, mut hidden) = (false, 0);
         for _ in 0..PACKETS {
+            if self.meter.is_over(account) {
+                break;
+            }
             let mut outgoing = match port.fetch() {
                 Ok(Some(outgoing)) => outgoing,
                 Ok(None) => break,
                 Err(Nonsense) => {
                     self.stats.nonsense.bump(1);
+                    charge(&mut self.meter, &self.stats, account, port.take_work());
                     moved = true;
                     continue;
                 }
@@ -154,6 +190,8 @@ impl Routes {
             let here = outgoing.done - before;
             moved |= here > 0;
             self.stats.bytes.bump(here as u64);
+            let work = port.take_work();
+            charge(&mut self.meter, &self.stats, account, Work { bytes: work.bytes + here, ..work });
             match fate {
                 Fate::Finished => {
                     self.stats.packets.bump(1);
@@ -172,10 +210,6 @@ impl Routes {
                     port.keep(outgoing);
                     break;
                 }
-            }
-            match bytes.checked_sub(here) {
-                Some(left) => bytes = left,
-                None => break,
             }
         }
         moved
@@ -197,6 +231,12 @@ impl Routes {
         {
             let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
             self.stats.refused.bump(u64::from(!taken));
+            if header.op.get() == op::REQUEST
+                && let Some(vm) = self.vms.get(&cid)
+            {
+                // Memory for its rings was made and mapped.
+                self.meter.charge(vm.account, Work { rebuilds: 1, ..Work::default() });
+            }
             return Fate::Finished;
         }
         let allowed = to.is_some_and(|to| self.may_talk(cid, to));
@@ -220,7 +260,10 @@ impl Routes {
         if receiver.holds_replies() {
             receiver.send_replies();
         }
-        if receiver.deliver(port, outgoing).is_ok() {
+        let delivered = receiver.deliver(port, outgoing).is_ok();
+        // The sender pays for the copy, the receiver for its descriptors.
+        charge(&mut self.meter, &self.stats, vm.account, receiver.take_work());
+        if delivered {
             if self.table.delivered(&header, outgoing.len) {
                 receiver.reply(Header {
                     op: op::CREDIT_REQUEST.into(),
@@ -306,6 +349,12 @@ impl Routes {
     pub fn is_waiting(&self) -> bool {
         self.ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }
+}
+
+/// What a VM's rings have caused is charged to it.
+fn charge(meter: &mut Meter<u32>, stats: &VsockStats, account: Account, work: Work) {
+    stats.descriptors.bump(work.descriptors as u64);
+    meter.charge(account, work);
 }
 
 /// Ends the port of a VM that a fault of ours has left in an unknown state.

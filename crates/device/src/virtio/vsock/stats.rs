@@ -9,6 +9,10 @@ counters! {
         packets,
         /// Payload bytes delivered.
         bytes,
+        /// Descriptors read from guests' rings.
+        descriptors,
+        /// Turns that a VM did not have because it had had its share of the worker.
+        deferred,
         /// Packets answered with RST.
         refused,
         /// Packets whose source was not their sender.

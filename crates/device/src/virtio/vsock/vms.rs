@@ -2,6 +2,8 @@
 
 use std::collections::BTreeMap;
 
+use vmlane_worker::Account;
+
 use super::patience::Patience;
 use super::port::Port;
 
@@ -14,6 +16,8 @@ pub struct Vm {
     pub stalled: bool,
     /// How long it has waited for others.
     pub patience: Patience,
+    /// What its rings cause is charged to it.
+    pub account: Account,
 }
 
 /// By CID.
