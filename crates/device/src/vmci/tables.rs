@@ -3,7 +3,7 @@
 //! Plain tables and look-ups. What changes them lies in the files that say what a guest asked for, as more
 //! methods of [`Hypervisor`] and [`Inner`].
 
-use std::collections::{HashMap, HashSet, VecDeque};
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::sync::{Arc, Weak};
 
 use parking_lot::Mutex;
@@ -88,12 +88,37 @@ pub(super) struct RoutedPeer {
     pub stream: StreamId,
 }
 
+/// Names a pair whose creator was reset: the end that is left and its handle, which may mean several pairs if the
+/// creator was reset several times, and the pair's serial number, which tells them apart.
+pub(super) type Orphan = (u32, (u32, u32), u64);
+
+/// A pair, by what it is found with.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub(super) enum PairName {
+    /// The one that the handle means.
+    Current(Handle),
+    Orphan(Orphan),
+}
+
+impl PairName {
+    pub fn handle(self) -> Handle {
+        match self {
+            PairName::Current(handle) => handle,
+            PairName::Orphan((_, (context, resource), _)) => Handle::new(context, resource),
+        }
+    }
+}
+
+/// A handle as part of an orphan's name.
+pub(super) fn words(handle: Handle) -> (u32, u32) {
+    (handle.context, handle.resource)
+}
+
 pub(super) struct Inner {
     pub contexts: HashMap<u32, Context>,
     pub pairs: HashMap<Handle, Pair>,
-    /// Pairs whose creator was reset, by the end that is left: the creator's next kernel counts its
-    /// handles from the start again.
-    pub orphans: HashMap<(u32, Handle), Pair>,
+    /// Pairs whose creator was reset: the creator's next kernel counts its handles from the start again.
+    pub orphans: BTreeMap<Orphan, Pair>,
     pub connections: HashMap<Key, Connection>,
     /// Connections whose REQUEST waits its turn, in order; some may be gone meanwhile.
     pub waiting: VecDeque<Key>,
@@ -125,7 +150,7 @@ impl Inner {
         Inner {
             contexts: HashMap::new(),
             pairs: HashMap::new(),
-            orphans: HashMap::new(),
+            orphans: BTreeMap::new(),
             connections: HashMap::new(),
             waiting: VecDeque::new(),
             well_known: HashMap::new(),

@@ -8,7 +8,7 @@ use super::{Pair, PairState, Ranges};
 use crate::vmci::caller::Caller;
 use crate::vmci::record::Dirty;
 use crate::vmci::stats::Refusal;
-use crate::vmci::tables::{Hypervisor, Inner};
+use crate::vmci::tables::{Hypervisor, Inner, PairName, words};
 
 impl Hypervisor {
     pub(in crate::vmci) fn queue_pair_detach(
@@ -19,13 +19,13 @@ impl Hypervisor {
         let cid = caller.cid;
         let (leaving, dirty) = {
             let mut inner = self.inner.lock();
-            if inner.held(cid, handle).is_none() {
+            let Some(pair) = inner.held(cid, handle) else {
                 // A guest keeps a pair whose detach fails. One that a previous daemon could not pass on is
                 // gone; what it was is no longer known.
                 let lost = inner.generation > 1;
                 return if lost { Ok(0) } else { Err(Refusal::QueuePair(VmciError::NotFound)) };
-            }
-            inner.apart(|inner| inner.detach(cid, handle))
+            };
+            inner.apart(|inner| inner.detach(cid, pair))
         };
         // The guest frees the pages as soon as it sees the result: wait until no worker uses them.
         self.streams.leave(leaving.as_slice());
@@ -40,10 +40,27 @@ impl Hypervisor {
 }
 
 impl Inner {
-    /// The pair of that name that `cid` is an end of.
-    fn held(&mut self, cid: u32, handle: Handle) -> Option<&mut Pair> {
-        let current = self.pairs.get_mut(&handle).filter(|pair| pair.side(cid).is_some());
-        current.or_else(|| self.orphans.get_mut(&(cid, handle)))
+    /// The pair that `cid`, which is an end of it, means by `handle`: the one of that name, else the last that had it.
+    fn held(&self, cid: u32, handle: Handle) -> Option<PairName> {
+        if self.pairs.get(&handle).is_some_and(|pair| pair.side(cid).is_some()) {
+            return Some(PairName::Current(handle));
+        }
+        let (first, last) = ((cid, words(handle), 0), (cid, words(handle), u64::MAX));
+        self.orphans.range(first..=last).next_back().map(|(orphan, _)| PairName::Orphan(*orphan))
+    }
+
+    fn pair_mut(&mut self, pair: PairName) -> Option<&mut Pair> {
+        match pair {
+            PairName::Current(handle) => self.pairs.get_mut(&handle),
+            PairName::Orphan(orphan) => self.orphans.get_mut(&orphan),
+        }
+    }
+
+    fn remove_pair(&mut self, pair: PairName) {
+        drop(match pair {
+            PairName::Current(handle) => self.pairs.remove(&handle),
+            PairName::Orphan(orphan) => self.orphans.remove(&orphan),
+        });
     }
 
     /// A pair that the device offered and no guest attached to goes.
@@ -61,14 +78,15 @@ impl Inner {
         let is_stream =
             |pair: &Pair| matches!(&pair.state, PairState::Joined { stream: own, .. } if *own == stream);
         if self.pairs.get(&handle).is_some_and(is_stream) {
-            self.detach(cid, handle);
+            self.detach(cid, PairName::Current(handle));
             return false;
         }
-        let orphan = self.orphans.get(&(cid, handle)).is_some_and(is_stream);
-        if orphan {
-            self.orphans.remove(&(cid, handle));
+        let (first, last) = ((cid, words(handle), 0), (cid, words(handle), u64::MAX));
+        let orphan = self.orphans.range(first..=last).find(|(_, pair)| is_stream(pair)).map(|(name, _)| *name);
+        if let Some(orphan) = orphan {
+            self.orphans.remove(&orphan);
         }
-        orphan
+        orphan.is_some()
     }
 
     /// The names of pairs that `cid`, which holds none any more, has created are free again.
@@ -77,7 +95,7 @@ impl Inner {
         for (handle, pair) in left {
             self.dirty.push(Dirty::Pair(pair.serial));
             if let Some(attacher) = pair.attacher {
-                self.orphans.insert((attacher, handle), pair);
+                self.orphans.insert((attacher, words(handle), pair.serial), pair);
             }
         }
     }
@@ -90,8 +108,9 @@ impl Inner {
     }
 
     /// Takes `cid` off the pair. Returns the stream end whose leaving must be awaited, if any.
-    fn detach(&mut self, cid: u32, handle: Handle) -> Option<(StreamId, Side)> {
-        let pair = self.held(cid, handle)?;
+    fn detach(&mut self, cid: u32, name: PairName) -> Option<(StreamId, Side)> {
+        let handle = name.handle();
+        let pair = self.pair_mut(name)?;
         let side = pair.side(cid)?;
         let bytes = pair.bytes();
         let key = pair.connection;
@@ -111,9 +130,7 @@ impl Inner {
         // The key may name a newer connection by now, if the client has used its port again.
         let own = key.filter(|key| self.connections.get(key).is_some_and(|own| own.is_about(handle)));
         if over {
-            if self.orphans.remove(&(cid, handle)).is_none() {
-                self.pairs.remove(&handle);
-            }
+            self.remove_pair(name);
             own.map(|key| self.remove_connection(key));
         } else if let Some(connection) = own.and_then(|key| self.connections.get_mut(&key)) {
             connection.left(side);
@@ -133,13 +150,12 @@ impl Inner {
         cid: u32,
         which: impl Fn(&Ranges) -> bool,
     ) -> Vec<(StreamId, Side)> {
-        let handles: Vec<Handle> = self
-            .pairs
-            .iter()
-            .chain(self.orphans.iter().map(|((_, handle), pair)| (handle, pair)))
-            .filter(|(_, pair)| pair.side(cid).is_some_and(|side| which(&pair.ranges[side])))
-            .map(|(handle, _)| *handle)
-            .collect();
-        handles.into_iter().filter_map(|handle| self.detach(cid, handle)).collect()
+        let is_of = |pair: &Pair| pair.side(cid).is_some_and(|side| which(&pair.ranges[side]));
+        let current = self.pairs.iter().filter(|(_, pair)| is_of(pair));
+        let current = current.map(|(handle, _)| PairName::Current(*handle));
+        let orphans = self.orphans.iter().filter(|(_, pair)| is_of(pair));
+        let orphans = orphans.map(|(orphan, _)| PairName::Orphan(*orphan));
+        let names: Vec<PairName> = current.chain(orphans).collect();
+        names.into_iter().filter_map(|name| self.detach(cid, name)).collect()
     }
 }

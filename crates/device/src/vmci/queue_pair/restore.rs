@@ -15,7 +15,7 @@ use super::port::QueuePairPort;
 use super::{NO_STREAM, Pair, PairState, Waiting};
 use crate::vmci::record::PairParts;
 use crate::vmci::sides::Sides;
-use crate::vmci::tables::{Hypervisor, Inner};
+use crate::vmci::tables::{Hypervisor, Inner, words};
 
 /// Parts of a pair's record.
 const CREATED: u8 = 0;
@@ -129,11 +129,8 @@ impl Hypervisor {
     ) -> bool {
         let PairRecord { handle, orphan, mut pair, joined, mut gone } = record;
         let cids = Sides::new(Some(pair.creator), pair.attacher);
-        let taken = match orphan {
-            Some(cid) => inner.orphans.contains_key(&(cid, handle)),
-            None => inner.pairs.contains_key(&handle),
-        };
-        if taken {
+        // Serial numbers are the records' keys: no two orphans have one name.
+        if orphan.is_none() && inner.pairs.contains_key(&handle) {
             return false;
         }
         let mut pages: Sides<Option<Waiting>> = Sides::default();
@@ -174,7 +171,7 @@ impl Hypervisor {
             }
         }
         match orphan {
-            Some(cid) => inner.orphans.insert((cid, handle), pair),
+            Some(cid) => inner.orphans.insert((cid, words(handle), pair.serial), pair),
             None => inner.pairs.insert(handle, pair),
         };
         true

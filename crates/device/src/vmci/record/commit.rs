@@ -5,6 +5,7 @@
 //! next daemon finds a request either done, with its result, or not begun.
 
 use vmlane_state::{Journal, Writer};
+use vmlane_wire::vmci::Handle;
 
 use super::{CONNECTION, CONTEXT, DOORBELL, Dirty, EXECUTED, PAGES, PAIR, SPILL, TOLD, WELL_KNOWN, address};
 use crate::vmci::caller::Caller;
@@ -19,8 +20,10 @@ impl Inner {
         if let Some((handle, pair)) = current {
             return Some(pair.to_record(*handle, None));
         }
-        let orphan = self.orphans.iter().find(|(_, pair)| of(pair));
-        orphan.map(|((cid, handle), pair)| pair.to_record(*handle, Some(*cid)))
+        let orphan = self.orphans.iter().find(|((.., own), _)| *own == serial);
+        orphan.map(|((cid, (context, resource), _), pair)| {
+            pair.to_record(Handle::new(*context, *resource), Some(*cid))
+        })
     }
 
     /// Stages `what` as it is now.
