@@ -74,6 +74,13 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let _claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
     let uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
     notify::prepare();
+    if let Err(error) = vmlane_transport::prepare() {
+        tracing::warn!(
+            %error,
+            "no asynchronous requests (io_setup): a VMM that makes writes to its event fds wait gets no notifications any more; \
+             see `sysctl fs.aio-max-nr`, or the kernel's CONFIG_AIO"
+        );
+    }
     let reached = keeper::reach(&keeper::socket(paths.runtime()));
     if options.confine {
         // Before there is any other thread: what is given up here, is given up for all of them.

@@ -1,17 +1,17 @@
 //! Interrupts as event file descriptors that the VMM handed over.
 //!
-//! Raising costs one write and a read lock that only a `SET_IRQS` message ever contends: with KVM
-//! the descriptor leads straight into the guest. Descriptors come from another process, so they are
-//! checked: a write to one must never block, because workers that serve other VMs do it.
+//! Raising costs one system call and a read lock that only a `SET_IRQS` message ever contends: with KVM
+//! the descriptor leads straight into the guest. Descriptors come from another process, and workers that serve
+//! other VMs raise them: see `event_fd.rs`.
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use parking_lot::RwLock;
-use rustix::fs::{FileType, OFlags};
 use vmlane_device::irq::{Interrupts, IrqMode};
 
+use crate::event_fd::{EventFd, NotEventFd, Owner};
 use crate::stats::{SessionStats, count};
 
 /// A kind of interrupt that a VMM connects on its own.
@@ -36,11 +36,11 @@ impl IrqKind {
 /// A descriptor that cannot serve as an interrupt.
 #[derive(Debug, thiserror::Error)]
 pub enum IrqError {
-    #[error("interrupt descriptor is a {kind:?}, not an eventfd")]
-    NotEventFd { kind: FileType },
+    #[error("interrupt descriptor is not an eventfd")]
+    NotEventFd(#[from] NotEventFd),
     #[error("interrupt descriptor is a socket, but not a stream socket of this host (AF_UNIX)")]
     NotLocal,
-    #[error("interrupt descriptor cannot be made non-blocking")]
+    #[error("interrupt descriptor cannot be used")]
     Host(#[from] rustix::io::Errno),
 }
 
@@ -49,7 +49,7 @@ pub enum IrqError {
 #[derive(Debug, Default)]
 struct Group {
     on: bool,
-    fds: Vec<Option<OwnedFd>>,
+    fds: Vec<Option<EventFd>>,
 }
 
 impl Group {
@@ -95,19 +95,19 @@ pub struct IrqSet {
     /// The mode in force, packed, so that asking for it takes no lock.
     mode: AtomicU32,
     stats: Arc<SessionStats>,
+    owner: Arc<Owner>,
 }
 
 impl IrqSet {
     pub fn new(stats: Arc<SessionStats>) -> IrqSet {
-        IrqSet { lines: RwLock::default(), mode: AtomicU32::new(pack(IrqMode::Off)), stats }
+        let mode = AtomicU32::new(pack(IrqMode::Off));
+        IrqSet { lines: RwLock::default(), mode, stats, owner: Owner::new() }
     }
 
     /// Connects `fds` to the vectors from `start` on and switches the kind on. The caller has checked
     /// the range against what the device offers. All or nothing.
     pub fn connect(&self, kind: IrqKind, start: usize, fds: Vec<OwnedFd>) -> Result<(), IrqError> {
-        for fd in &fds {
-            check_eventfd(fd)?;
-        }
+        let fds = fds.into_iter().map(|fd| EventFd::new(fd, &self.owner)).collect::<Result<Vec<_>, _>>()?;
         self.change(|lines| {
             let group = lines.group(kind);
             group.on = true;
@@ -187,8 +187,7 @@ impl IrqSet {
 
     fn signal(&self, group: &Group, vector: usize) -> bool {
         let Some(Some(fd)) = group.fds.get(vector) else { return false };
-        // A full counter means that the interrupt is pending anyway, so no error matters here.
-        let _ = rustix::io::write(fd, &1u64.to_ne_bytes());
+        fd.raise();
         count(&self.stats.irqs_raised);
         true
     }
@@ -209,20 +208,6 @@ impl Interrupts for IrqSet {
             lines.intx.on && (lines.intx_masked || self.signal(&lines.intx, 0))
         }
     }
-}
-
-/// Eventfds have no file type of their own (anonymous inodes); pipes, sockets, devices and files of
-/// a slow file system do, and a write to those could block. Other anonymous inodes refuse writes.
-pub(crate) fn check_eventfd(fd: &OwnedFd) -> Result<(), IrqError> {
-    let kind = FileType::from_raw_mode(rustix::fs::fstat(fd)?.st_mode);
-    if kind != FileType::Unknown {
-        return Err(IrqError::NotEventFd { kind });
-    }
-    let flags = rustix::fs::fcntl_getfl(fd)?;
-    if !flags.contains(OFlags::NONBLOCK) {
-        rustix::fs::fcntl_setfl(fd, flags | OFlags::NONBLOCK)?;
-    }
-    Ok(())
 }
 
 fn pack(mode: IrqMode) -> u32 {

@@ -9,6 +9,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
+mod event_fd;
 pub mod irq;
 mod limit;
 pub mod listener;
@@ -16,6 +17,7 @@ pub mod stats;
 pub mod vfio_user;
 pub mod vhost_user;
 
+pub use event_fd::prepare;
 pub use irq::IrqSet;
 pub use listener::{Caller, ListenError, Listener, Server, VhostEnd};
 pub use stats::SessionStats;

@@ -97,6 +97,9 @@ const ACCEPTOR: &[c_long] = &[
 
 const WORKER: &[c_long] = &[libc::SYS_read];
 
+/// Raises the event fds of VMMs (`transport/event_fd.rs`).
+const EVENTS: &[c_long] = &[libc::SYS_io_getevents, libc::SYS_io_submit];
+
 /// State that outlives the daemon: plain memory files, and the keeper's socket that they are sent to.
 const HOLDING: &[c_long] = &[
     libc::SYS_fallocate,
@@ -330,7 +333,7 @@ fn local_sockets() -> Result<BpfProgram, CallsError> {
 
 /// Filters for the whole process; to be called before other threads exist.
 pub fn confine_process() -> Result<(), CallsError> {
-    let all = allow_list(&[SESSION, ACCEPTOR, WORKER, SWITCH, HOST, DAEMON])?;
+    let all = allow_list(&[SESSION, ACCEPTOR, WORKER, SWITCH, HOST, EVENTS, DAEMON])?;
     seccompiler::apply_filter(&local_sockets()?)?;
     seccompiler::apply_filter(&all)?;
     Ok(())
@@ -339,16 +342,16 @@ pub fn confine_process() -> Result<(), CallsError> {
 /// Filters for the calling thread, beside those of the process.
 pub fn confine_thread(role: Role) -> Result<(), CallsError> {
     let calls = match role {
-        Role::Session => SESSION,
-        Role::Acceptor => ACCEPTOR,
-        Role::Worker => WORKER,
-        Role::Switch | Role::Vsock => SWITCH,
-        Role::Host => HOST,
+        Role::Session => [SESSION, EVENTS],
+        Role::Acceptor => [ACCEPTOR, &[]],
+        Role::Worker => [WORKER, EVENTS],
+        Role::Switch | Role::Vsock => [SWITCH, EVENTS],
+        Role::Host => [HOST, EVENTS],
     };
     let refused = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
     let refuse = program(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?;
     // The calls that the second one refuses must pass the first one.
-    let allow = allow_list(&[calls, REFUSED])?;
+    let allow = allow_list(&[calls[0], calls[1], REFUSED])?;
     seccompiler::apply_filter(&refuse)?;
     seccompiler::apply_filter(&allow)?;
     Ok(())

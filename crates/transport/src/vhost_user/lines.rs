@@ -2,15 +2,17 @@
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
 
 use parking_lot::RwLock;
 use rustix::buffer::spare_capacity;
 use rustix::event::{Timespec, epoll};
-use rustix::fs::FileType;
+use rustix::io::Errno;
 use rustix::net::{AddressFamily, SendFlags, SocketType, sockopt};
 use vmlane_device::virtio::vhost::Lines;
 
-use crate::irq::{IrqError, check_eventfd};
+use crate::event_fd::{EventFd, Owner};
+use crate::irq::IrqError;
 
 /// Outlives sessions, empty between them.
 #[derive(Debug)]
@@ -18,11 +20,12 @@ pub struct RingLines {
     /// Readable while there is an unhandled kick. Kicks are edge-triggered: the event fds are never read.
     doorbell: OwnedFd,
     rings: Vec<Ring>,
+    owner: Arc<Owner>,
 }
 
 #[derive(Debug, Default)]
 struct Ring {
-    kick: RwLock<Option<OwnedFd>>,
+    kick: RwLock<Option<EventFd>>,
     call: RwLock<Option<Signal>>,
     error: RwLock<Option<Signal>>,
 }
@@ -30,31 +33,31 @@ struct Ring {
 /// How the front end hears.
 #[derive(Debug)]
 enum Signal {
-    Event(OwnedFd),
+    Event(EventFd),
     /// User Mode Linux is notified by SIGIO, which event fds do not raise: it passes one end of a socket pair, and
     /// takes every eight bytes for a call (arch/um/drivers/virtio_uml.c).
     Socket(OwnedFd),
 }
 
 impl Signal {
-    fn new(fd: OwnedFd) -> Result<Signal, IrqError> {
-        let kind = FileType::from_raw_mode(rustix::fs::fstat(&fd)?.st_mode);
-        if kind != FileType::Socket {
-            check_eventfd(&fd)?;
-            return Ok(Signal::Event(fd));
-        }
-        let local = sockopt::socket_domain(&fd)? == AddressFamily::UNIX
-            && sockopt::socket_type(&fd)? == SocketType::STREAM;
+    fn new(fd: OwnedFd, owner: &Arc<Owner>) -> Result<Signal, IrqError> {
+        let domain = match sockopt::socket_domain(&fd) {
+            Err(Errno::NOTSOCK) => return Ok(Signal::Event(EventFd::new(fd, owner)?)),
+            domain => domain?,
+        };
+        let local = domain == AddressFamily::UNIX && sockopt::socket_type(&fd)? == SocketType::STREAM;
         if local { Ok(Signal::Socket(fd)) } else { Err(IrqError::NotLocal) }
     }
 
-    /// Never waits. A full counter or socket means that the event is pending anyway, so no error matters.
+    /// A full counter or socket means that the event is pending anyway, so no error matters.
     fn raise(&self) {
-        let one = 1u64.to_ne_bytes();
-        let _ = match self {
-            Signal::Event(fd) => rustix::io::write(fd, &one),
-            Signal::Socket(fd) => rustix::net::send(fd, &one, SendFlags::DONTWAIT | SendFlags::NOSIGNAL),
-        };
+        match self {
+            Signal::Event(fd) => fd.raise(),
+            Signal::Socket(fd) => {
+                let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+                let _ = rustix::net::send(fd, &1u64.to_ne_bytes(), flags);
+            }
+        }
     }
 }
 
@@ -69,7 +72,8 @@ pub enum Line {
 impl RingLines {
     pub fn new(rings: u16) -> io::Result<RingLines> {
         let doorbell = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        Ok(RingLines { doorbell, rings: (0..rings).map(|_| Ring::default()).collect() })
+        let rings = (0..rings).map(|_| Ring::default()).collect();
+        Ok(RingLines { doorbell, rings, owner: Owner::new() })
     }
 
     /// Replaces a descriptor. `ring` is one of the device's.
@@ -78,9 +82,8 @@ impl RingLines {
         let lines = &self.rings[ring];
         match line {
             Line::Kick => {
-                if let Some(fd) = &fd {
-                    check_eventfd(fd)?;
-                }
+                // Of no other kind: one that waits for files of its own could make its reader wait.
+                let fd = fd.map(|fd| EventFd::new(fd, &self.owner)).transpose()?;
                 let mut kick = lines.kick.write();
                 if let Some(old) = kick.take() {
                     // It is there: no other code removes it.
@@ -93,12 +96,12 @@ impl RingLines {
                 *kick = fd;
             }
             Line::Call => {
-                let signal = fd.map(Signal::new).transpose()?;
-                *lines.call.write() = signal;
+                let signal = fd.map(|fd| Signal::new(fd, &self.owner)).transpose()?;
+                replace(&lines.call, signal);
             }
             Line::Error => {
-                let signal = fd.map(Signal::new).transpose()?;
-                *lines.error.write() = signal;
+                let signal = fd.map(|fd| Signal::new(fd, &self.owner)).transpose()?;
+                replace(&lines.error, signal);
             }
         }
         Ok(())
@@ -113,6 +116,12 @@ impl RingLines {
             }
         }
     }
+}
+
+/// The old one is closed once workers can raise the new one: closing may take time.
+fn replace(line: &RwLock<Option<Signal>>, signal: Option<Signal>) {
+    let old = std::mem::replace(&mut *line.write(), signal);
+    drop(old);
 }
 
 fn signal(line: &RwLock<Option<Signal>>) {
