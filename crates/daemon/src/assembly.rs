@@ -10,6 +10,7 @@ use std::collections::HashMap;
 use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
+use std::sync::atomic::AtomicU64;
 use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
@@ -78,6 +79,8 @@ pub struct Daemon {
     sockets: HostSockets,
     pub(crate) watchdog: Mutex<Watchdog>,
     pub(crate) faults: DaemonStats,
+    /// Mappings that had lost their memory when sessions were last looked at.
+    pub(crate) poisonings: AtomicU64,
     events: Sender<Event>,
     store: Arc<dyn Store>,
     pub(crate) state: Mutex<State>,
@@ -152,6 +155,7 @@ impl Daemon {
             sockets,
             watchdog,
             faults,
+            poisonings: AtomicU64::new(0),
             events,
             store,
             state,
@@ -230,6 +234,12 @@ impl Daemon {
                 served.update(&self.host(), &plan.effective, vm);
             }
             report.applied.push(format!("vm {:?}: changed", vm.name));
+        }
+        // A VM more, or one that is given more, leaves less to the others.
+        for (served, vm) in
+            state.vms.iter().filter_map(|served| Some((served, plan.effective.vm(served.name())?)))
+        {
+            served.limit_memory(plan.effective.memory_limit(vm));
         }
         self.sockets.set_rules(host_rules(&plan.effective));
         match state.uplinks.change(&self.switch, &plan.effective.uplinks) {

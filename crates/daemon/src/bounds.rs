@@ -8,7 +8,7 @@ use vmlane_transport::SessionStats;
 use crate::log;
 use crate::vm::ServedVm;
 
-/// All bounds of a VM: those of its VMCI device, then memory regions and log lines of each device.
+/// All bounds of a VM: those of its VMCI device, then memory and log lines of each device.
 pub fn of(vm: &ServedVm, view: Option<&VmView>) -> Vec<Bound> {
     let vmci = view.map(|view| view.bounds.clone()).unwrap_or_default().into_iter();
     let mut bounds: Vec<Bound> = vmci
@@ -23,6 +23,8 @@ pub fn of(vm: &ServedVm, view: Option<&VmView>) -> Vec<Bound> {
         let (used, refused) = session.regions();
         let name = format!("{prefix}memory_regions");
         bounds.push(Bound { name, used, limit: MAX_REGIONS as u64, refused });
+        let (used, limit, refused) = session.memory.usage();
+        bounds.push(Bound { name: format!("{prefix}memory_bytes"), used, limit, refused });
         let (used, limit, refused) = log::lines(&thread);
         bounds.push(Bound { name: format!("{prefix}log_lines"), used, limit, refused });
     };

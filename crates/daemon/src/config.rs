@@ -217,6 +217,15 @@ pub struct VmConfig {
     pub restricted: bool,
     pub trusted: bool,
     pub limits: Limits,
+    /// Bytes of guest memory that each of its devices may map; None: an equal share ([`Config::memory_limit`]).
+    pub memory: Option<u64>,
+}
+
+impl VmConfig {
+    /// How many devices map its memory.
+    pub fn devices(&self) -> u64 {
+        u64::from(self.vmci) + u64::from(self.virtio_vsock) + self.nics.len() as u64
+    }
 }
 
 /// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`.
@@ -238,6 +247,19 @@ impl Config {
     /// Checks the text of a file; `path` is for messages.
     pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
         check::check(text).map_err(|problems| ConfigError::Invalid { path: path.to_owned(), problems })
+    }
+
+    /// Bytes of address space that are shared out: while a VMM replaces the memory of a device, both the old
+    /// one and the new one are mapped.
+    pub const SHARED_OUT: u64 = vmlane_mem::ADDRESS_SPACE / 2;
+
+    /// Bytes of guest memory that each device of a VM may map: what the configuration says, or an equal share
+    /// of what is left.
+    pub fn memory_limit(&self, vm: &VmConfig) -> u64 {
+        let settled = self.vms.iter().filter_map(|vm| Some(vm.memory?.saturating_mul(vm.devices())));
+        let rest = settled.fold(Config::SHARED_OUT, u64::saturating_sub);
+        let others: u64 = self.vms.iter().filter(|vm| vm.memory.is_none()).map(VmConfig::devices).sum();
+        vm.memory.unwrap_or(rest / others.max(1))
     }
 
     pub fn vm(&self, name: &str) -> Option<&VmConfig> {

@@ -2,6 +2,7 @@
 //! back on request, and provokes faults for tests.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use vmlane_api::{Done, ErrorCode, Failure};
@@ -20,12 +21,21 @@ impl Daemon {
     /// times a second, by a thread that may wait for sessions and workers.
     pub fn check_health(&self) -> bool {
         let now = Instant::now();
+        self.check_memory();
         let well = self.watchdog.lock().look(&self.faults, now);
         // Quarantine waits for the workers: not while one of them is stuck.
         if well {
             self.quarantine(now);
         }
         well
+    }
+
+    /// Ends sessions whose memory is lost: their VMMs may never say anything again, and their ports would stay.
+    fn check_memory(&self) {
+        let poisonings = vmlane_mem::poisonings();
+        if self.poisonings.swap(poisonings, Ordering::Relaxed) != poisonings {
+            self.state.lock().vms.iter().for_each(ServedVm::check_memory);
+        }
     }
 
     /// Runs a part of the daemon's own work whose failure must not end the rest.

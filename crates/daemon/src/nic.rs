@@ -55,7 +55,7 @@ impl ServedNic {
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
         let switch = host.switch;
         let port = switch.add_port(port_spec(config, vm, number));
-        let served = ServedNic::serve(host, &path, vm, number, port, (config.daemon.fault_injection, found));
+        let served = ServedNic::serve(host, &path, vm, number, port, (config, found));
         if served.is_err() {
             switch.remove_port(port);
         }
@@ -68,14 +68,15 @@ impl ServedNic {
         vm: &VmConfig,
         number: usize,
         port: PortId,
-        (injects, found): (bool, &mut Found),
+        (all, found): (&Config, &mut Found),
     ) -> Result<ServedNic, VmError> {
         let name = || vm.name.clone();
         let config = vm.nics[number].clone();
         let session = Arc::new(SessionStats::default());
+        session.memory.set_limit(all.memory_limit(vm));
         let mut frames: Arc<dyn Frames> = host.switch.clone();
         let mut faults = None;
-        if injects {
+        if all.daemon.fault_injection {
             let port = Arc::new(FaultyFrames::new(frames));
             frames = port.clone();
             let registers = matches!(config.model, NicModel::Vmxnet3).then(Arc::default);
@@ -126,6 +127,16 @@ impl ServedNic {
     /// See [`crate::vm::ServedVm::go`].
     pub fn go(&self) {
         self.server.go();
+    }
+
+    /// Bytes of guest memory that it may map from now on.
+    pub fn limit_memory(&self, bytes: u64) {
+        self.session.memory.set_limit(bytes);
+    }
+
+    /// Ends the session if its VMM has cut its guest's memory short.
+    pub fn check_memory(&self) {
+        self.server.check_memory();
     }
 
     /// `nic0`, `nic1` ...

@@ -118,6 +118,18 @@ impl ServedVm {
         }
     }
 
+    /// Bytes of guest memory that each device may map from now on.
+    pub fn limit_memory(&self, bytes: u64) {
+        self.vsock().iter().for_each(|vsock| vsock.stats.memory.set_limit(bytes));
+        self.nics.iter().for_each(|nic| nic.limit_memory(bytes));
+    }
+
+    /// Ends the sessions of VMMs that have cut their guest's memory short.
+    pub fn check_memory(&self) {
+        self.vsock().iter().for_each(|vsock| vsock.server.check_memory());
+        self.nics.iter().for_each(ServedNic::check_memory);
+    }
+
     /// Contained faults of its devices so far, in their sessions and in the switch's worker.
     pub fn faults(&self, switch: &Switch) -> u64 {
         let vsock = self.vsock().map_or(0, |vsock| vsock.stats.panics());

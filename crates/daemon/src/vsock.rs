@@ -35,6 +35,7 @@ impl ServedVsock {
         let threads = |cause| VmError::Threads { name: name(), cause };
         let lines = Arc::new(RingLines::new(VsockDevice::QUEUES).map_err(threads)?);
         let stats = Arc::new(SessionStats::default());
+        stats.memory.set_limit(config.memory_limit(vm));
         let spec = spec(config, vm);
         let policy = spec.vm.clone();
         host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
@@ -73,7 +74,9 @@ impl ServedVsock {
         let uds = host.paths.uds(&name).map_err(|cause| VmError::Path { name: name.clone(), cause })?;
         let group = spec.vm.group.clone();
         host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
-        let offered = ServedVsock::serve(host, &path, name.clone(), cid, trigger, found);
+        let stats = Arc::new(SessionStats::default());
+        stats.memory.set_limit(config.memory_limit(vm));
+        let offered = ServedVsock::serve(host, &path, (name.clone(), cid), stats, trigger, found);
         let offered =
             offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
                 Ok(()) => Ok((served, map)),
@@ -91,12 +94,11 @@ impl ServedVsock {
     fn serve(
         host: &Host<'_>,
         path: &Path,
-        name: String,
-        cid: u32,
+        (name, cid): (String, u32),
+        stats: Arc<SessionStats>,
         trigger: Option<Arc<Trigger>>,
         found: &mut Found,
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
-        let stats = Arc::new(SessionStats::default());
         let irqs = Arc::new(IrqSet::new(stats.clone()));
         let device = VmciDevice::new(host.hypervisor.clone(), cid, irqs.clone())
             .map_err(|cause| VmError::Device { name: name.clone(), cause })?;

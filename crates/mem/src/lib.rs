@@ -5,7 +5,9 @@
 //! reference into guest memory; bytes are copied out, indices are loaded as atomics, and every
 //! pointer stays inside a mapping that the holder keeps alive.
 
+mod address_space;
 mod bulk;
+mod file;
 mod map;
 mod pages;
 mod region;
@@ -14,9 +16,12 @@ mod spans;
 mod sum;
 mod window;
 
+pub use address_space::ADDRESS_SPACE;
+pub use file::{FileError, may_hold_guest_memory};
 pub use map::{Fault, MAX_REGIONS, MapError, MapRequest, MemoryMap};
 pub use pages::{Pages, Word, copy};
 pub use region::memfd;
+pub use sigbus::poisonings;
 pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;
 pub use window::Window;

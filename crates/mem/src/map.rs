@@ -1,16 +1,16 @@
 //! Guest addresses to mapped memory: an immutable snapshot, replaced as a whole on every change.
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use crate::file::{Backing, FileError, PAGE};
 use crate::pages::Pages;
 use crate::region::Region;
 use crate::window::Window;
 
 /// Regions one VM may map; QEMU needs about ten, more with memory hot-plug.
 pub const MAX_REGIONS: usize = 64;
-const PAGE: u64 = 4096;
 
 /// A piece of guest memory to map: `len` bytes at guest address `guest`, found at `offset` of `fd`.
 #[derive(Debug)]
@@ -33,9 +33,15 @@ pub enum MapError {
     FileTooSmall { guest: u64, need: u64, have: u64 },
     #[error("more than {MAX_REGIONS} memory regions")]
     TooMany,
+    #[error(
+        "memory region {guest:#x}+{len:#x} is more than the {limit:#x} bytes of memory that the VM may have"
+    )]
+    TooLarge { guest: u64, len: u64, limit: u64 },
+    #[error("memory region {guest:#x}: {source}")]
+    File { guest: u64, source: FileError },
     #[error("unmapping {guest:#x}+{len:#x} would cut a mapped region in two")]
     Cut { guest: u64, len: u64 },
-    #[error("mapping guest memory at {guest:#x}")]
+    #[error("mapping guest memory at {guest:#x}: {source}")]
     Host { guest: u64, source: io::Error },
 }
 
@@ -57,6 +63,11 @@ pub struct MemoryMap {
 impl MemoryMap {
     /// The map with one region more.
     pub fn map(&self, request: MapRequest) -> Result<MemoryMap, MapError> {
+        self.map_within(request, u64::MAX)
+    }
+
+    /// The same, of at most `limit` bytes in all.
+    pub fn map_within(&self, request: MapRequest, limit: u64) -> Result<MemoryMap, MapError> {
         let MapRequest { guest, len, offset, fd, writable } = request;
         let end = guest.checked_add(len);
         let file_end = offset.checked_add(len);
@@ -70,12 +81,15 @@ impl MemoryMap {
         if self.regions.iter().any(|region| region.guest < end && guest < region.guest + region.len) {
             return Err(MapError::Overlap { guest, len });
         }
-        let stat = rustix::fs::fstat(&fd).map_err(|error| MapError::Host { guest, source: error.into() })?;
-        let have = u64::try_from(stat.st_size).unwrap_or(0);
+        if self.len().checked_add(len).is_none_or(|sum| sum > limit) {
+            return Err(MapError::TooLarge { guest, len, limit });
+        }
+        let Backing { len: have, page } =
+            Backing::of(fd.as_fd()).map_err(|source| MapError::File { guest, source })?;
         if file_end > have {
             return Err(MapError::FileTooSmall { guest, need: file_end, have });
         }
-        let region = Region::new(guest, len, &fd, offset, writable)
+        let region = Region::of_pages(guest, len, &fd, offset, (writable, page))
             .map_err(|source| MapError::Host { guest, source })?;
         let mut regions: Vec<_> = self.regions.iter().cloned().collect();
         let at = regions.partition_point(|other| other.guest < guest);

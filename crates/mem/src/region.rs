@@ -7,8 +7,10 @@ use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
 use rustix::fs::MemfdFlags;
-use rustix::mm::{MapFlags, ProtFlags, mmap, munmap};
+use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
+use crate::address_space::Charge;
+use crate::file::PAGE;
 use crate::{bulk, sigbus};
 
 /// A mapped piece of guest memory; unmapped when the last holder drops it.
@@ -18,6 +20,15 @@ pub(crate) struct Region {
     pub len: u64,
     pub writable: bool,
     base: NonNull<u8>,
+    mapping: Mapping,
+}
+
+/// Whole pages of a file, as many as a region needs.
+#[derive(Debug)]
+struct Mapping {
+    start: NonNull<u8>,
+    len: usize,
+    _charge: Charge,
     /// `None` only while dropping: the guard must go before the mapping does.
     guard: Option<sigbus::Guard>,
 }
@@ -29,26 +40,30 @@ unsafe impl Send for Region {}
 unsafe impl Sync for Region {}
 
 impl Region {
-    /// Maps `len` bytes of `fd` at `offset`. The caller has checked sizes and alignment.
+    /// Maps `len` bytes of `fd` at `offset`, a multiple of 4 KiB. The caller has checked sizes.
     pub fn new(guest: u64, len: u64, fd: impl AsFd, offset: u64, writable: bool) -> io::Result<Region> {
-        let bytes = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
-        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let base = unsafe { mmap(std::ptr::null_mut(), bytes, prot, MapFlags::SHARED, fd, offset)? };
-        let base = NonNull::new(base.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
-        match sigbus::Guard::new(base.as_ptr() as usize, bytes) {
-            Ok(guard) => Ok(Region { guest, len, writable, base, guard: Some(guard) }),
-            Err(error) => {
-                // SAFETY: just mapped above, no other code knows the address.
-                let _ = unsafe { munmap(base.as_ptr().cast(), bytes) };
-                Err(error)
-            }
-        }
+        Region::of_pages(guest, len, fd, offset, (writable, PAGE))
+    }
+
+    /// The same of a file with pages of `page` bytes, which is mapped by whole ones: it is as long as that.
+    pub fn of_pages(
+        guest: u64,
+        len: u64,
+        fd: impl AsFd,
+        offset: u64,
+        (writable, page): (bool, u64),
+    ) -> io::Result<Region> {
+        let before = offset % page;
+        let bytes = len.checked_add(before).and_then(|bytes| bytes.checked_next_multiple_of(page));
+        let mapping = Mapping::new(bytes.ok_or(io::ErrorKind::OutOfMemory)?, fd, offset - before, writable)?;
+        // SAFETY: less than the first page, which is mapped.
+        let base = unsafe { mapping.start.add(before as usize) };
+        Ok(Region { guest, len, writable, base, mapping })
     }
 
     /// The file turned out shorter than promised; contents are zeros now.
     pub fn poisoned(&self) -> bool {
-        self.guard.as_ref().is_some_and(sigbus::Guard::poisoned)
+        self.mapping.guard.as_ref().is_some_and(sigbus::Guard::poisoned)
     }
 
     /// Host address of the byte at `offset`. The caller keeps `offset` inside the region.
@@ -80,11 +95,30 @@ impl Region {
     }
 }
 
-impl Drop for Region {
+impl Mapping {
+    fn new(len: u64, fd: impl AsFd, offset: u64, writable: bool) -> io::Result<Mapping> {
+        let charge = Charge::take(len)?;
+        let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
+        let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
+        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)? };
+        let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
+        // From here on, dropping unmaps it.
+        let mut mapping = Mapping { start, len, _charge: charge, guard: None };
+        // What a guest has in its memory belongs into no core dump of this process.
+        // SAFETY: our own mapping, of which only an attribute changes.
+        unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump)? };
+        mapping.guard = Some(sigbus::Guard::new(start.as_ptr() as usize, len)?);
+        Ok(mapping)
+    }
+}
+
+impl Drop for Mapping {
     fn drop(&mut self) {
         self.guard = None;
         // SAFETY: mapped by `new` with this length; every user holds the region alive by `Arc`.
-        let _ = unsafe { munmap(self.base.as_ptr().cast(), self.len as usize) };
+        let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
+        debug_assert!(unmapped.is_ok(), "a mapping of whole pages: {unmapped:?}");
     }
 }
 

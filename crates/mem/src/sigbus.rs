@@ -9,7 +9,7 @@
 use std::io;
 use std::mem::MaybeUninit;
 use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
 
 /// Mappings that can exist at once in one process: 64 VMs with 64 regions each.
 const SLOTS: usize = 4096;
@@ -29,6 +29,9 @@ static TABLE: [Slot; SLOTS] = [const {
         hit: AtomicBool::new(false),
     }
 }; SLOTS];
+
+/// Mappings that were poisoned so far.
+static POISONINGS: AtomicU64 = AtomicU64::new(0);
 
 static INSTALL: Once = Once::new();
 
@@ -63,6 +66,11 @@ impl Drop for Guard {
         slot.len.store(0, Ordering::Release);
         slot.used.store(false, Ordering::Release);
     }
+}
+
+/// How many mappings were poisoned so far: while it stays the same, no further session has lost its memory.
+pub fn poisonings() -> u64 {
+    POISONINGS.load(Ordering::Acquire)
 }
 
 /// Installs the handler, once.
@@ -104,7 +112,10 @@ extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context
             )
         };
         if replaced != libc::MAP_FAILED {
+            // SAFETY: the mapping that was just made. It may hold bytes of other guests from now on.
+            unsafe { libc::madvise(replaced, len, libc::MADV_DONTDUMP) };
             slot.hit.store(true, Ordering::Relaxed);
+            POISONINGS.fetch_add(1, Ordering::Release);
             return;
         }
     }

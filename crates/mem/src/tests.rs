@@ -73,3 +73,77 @@ fn a_shrunk_file_poisons_its_mapping_and_nothing_else() {
     assert!(memory.poisoned());
     assert!(!other.poisoned());
 }
+
+#[test]
+fn no_more_is_mapped_than_the_limit_allows() {
+    let memory = MemoryMap::default().map_within(map(0, 2), 0x3000).unwrap();
+    let more = memory.map_within(map(0x10000, 2), 0x3000).unwrap_err();
+    assert!(matches!(more, MapError::TooLarge { guest: 0x10000, len: 0x2000, limit: 0x3000 }), "{more}");
+    assert_eq!(memory.map_within(map(0x10000, 1), 0x3000).unwrap().len(), 0x3000);
+}
+
+/// A file whose pages are larger is mapped by whole pages of its own, wherever in them a region begins and ends.
+#[test]
+fn regions_of_huge_pages_are_unmapped_and_survive_being_cut_short() {
+    use rustix::fs::MemfdFlags;
+    const HUGE: u64 = 2 << 20;
+    let huge = || {
+        let flags = MemfdFlags::CLOEXEC | MemfdFlags::HUGETLB | MemfdFlags::HUGE_2MB;
+        let fd = rustix::fs::memfd_create("huge", flags).ok()?;
+        rustix::fs::ftruncate(&fd, 2 * HUGE).ok()?;
+        Some(fd)
+    };
+    let request = |fd: &std::os::fd::OwnedFd, guest, offset, len| MapRequest {
+        guest,
+        len,
+        offset,
+        fd: fd.try_clone().unwrap(),
+        writable: true,
+    };
+    let Some(fd) = huge() else { return println!("skipped: the kernel has no huge pages of 2 MiB") };
+    // As QEMU maps the memory of a PC: below 640 KiB, and from 1 MiB on.
+    let low = match MemoryMap::default().map(request(&fd, 0, 0, 0xa_0000)) {
+        Ok(low) => low,
+        Err(error) => return println!("skipped: no free huge page ({error}); see vm.nr_hugepages"),
+    };
+    let memory = low.map(request(&fd, 0x10_0000, 0x10_0000, HUGE)).unwrap();
+    memory.write(0x10_0000, &[7; 16]).unwrap();
+    memory.write(0x9_0000, &[8; 16]).unwrap();
+    let mapped = || {
+        let maps = std::fs::read_to_string("/proc/self/maps").unwrap();
+        maps.lines().filter(|line| line.contains("memfd:huge")).count()
+    };
+    assert_eq!(mapped(), 2);
+    let other = huge().unwrap();
+    let cut = MemoryMap::default().map(request(&other, 0, 0x1000, HUGE - 0x2000)).unwrap();
+    rustix::fs::ftruncate(&other, 0).unwrap();
+    let mut out = [1; 16];
+    cut.read(0x2000, &mut out).unwrap();
+    assert!(cut.poisoned() && !memory.poisoned() && out == [0; 16]);
+    drop((low, memory, cut));
+    assert_eq!(mapped(), 0, "all of it is unmapped");
+}
+
+/// A file system without a device may be one that another process serves, such as FUSE.
+#[test]
+fn a_file_whose_pages_might_never_come_is_refused() {
+    for path in ["/proc/version", "/dev/null", "/proc/self"] {
+        let fd = std::fs::File::open(path).unwrap();
+        assert!(!may_hold_guest_memory(&fd), "{path}");
+        let request = MapRequest { guest: 0, len: 4096, offset: 0, fd: fd.into(), writable: false };
+        let refused = MemoryMap::default().map(request).unwrap_err();
+        assert!(matches!(refused, MapError::File { .. }), "{path}: {refused}");
+    }
+    assert!(may_hold_guest_memory(memfd("memory", 4096).unwrap()));
+}
+
+#[test]
+fn guests_memory_is_in_no_core_dump() {
+    let file = memfd("not dumped", 0x3000).unwrap();
+    let request = MapRequest { guest: 0, len: 0x3000, offset: 0, fd: file, writable: true };
+    let _memory = MemoryMap::default().map(request).unwrap();
+    let maps = std::fs::read_to_string("/proc/self/smaps").unwrap();
+    let mapping = maps.split("/memfd:not dumped").nth(1).expect("the mapping");
+    let flags = mapping.lines().find(|line| line.starts_with("VmFlags:")).expect("its flags");
+    assert!(flags.contains(" dd"), "{flags}");
+}

@@ -3,11 +3,12 @@
 #![allow(unsafe_code)] // atomics and raw copies inside a mapping
 
 use std::io;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use crate::file::{Backing, PAGE};
 use crate::region::{Region, memfd};
 
 /// Bytes of two words.
@@ -51,14 +52,13 @@ impl Window {
     /// `len` bytes (cut to a multiple of 8, at least 8) at `offset` (of a page) of a file that another process owns, if it
     /// has them. It may lose them later: [`Self::poisoned`].
     pub fn of_part(file: &OwnedFd, offset: u64, len: u64) -> io::Result<Window> {
-        const PAGE: u64 = 4096;
         let len = len & !7;
-        let have = u64::try_from(rustix::fs::fstat(file)?.st_size).unwrap_or(0);
+        let Backing { len: have, page } = Backing::of(file.as_fd()).map_err(io::Error::other)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= have);
         if len == 0 || !offset.is_multiple_of(PAGE) || !inside {
             return Err(io::ErrorKind::InvalidInput.into());
         }
-        let region = Arc::new(Region::new(0, len, file, offset, true)?);
+        let region = Arc::new(Region::of_pages(0, len, file, offset, (true, page))?);
         Ok(Window::new(region.at(0), len as usize, true, region))
     }
 

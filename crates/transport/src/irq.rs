@@ -104,6 +104,11 @@ impl IrqSet {
         IrqSet { lines: RwLock::default(), mode, stats, owner: Owner::new() }
     }
 
+    /// Counters of the device.
+    pub(crate) fn stats(&self) -> &SessionStats {
+        &self.stats
+    }
+
     /// Connects `fds` to the vectors from `start` on and switches the kind on. The caller has checked
     /// the range against what the device offers. All or nothing.
     pub fn connect(&self, kind: IrqKind, start: usize, fds: Vec<OwnedFd>) -> Result<(), IrqError> {

@@ -10,6 +10,7 @@
 )]
 
 mod event_fd;
+mod handle;
 pub mod irq;
 mod limit;
 pub mod listener;

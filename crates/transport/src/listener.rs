@@ -13,7 +13,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::{Condvar, Mutex};
 use rustix::fs::Mode;
@@ -24,10 +24,11 @@ use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_port::role::{self, Role};
 use vmlane_state::Scope;
 
+use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
-use crate::vfio_user::{Prepared, Session, SessionHandle, refuse};
+use crate::vfio_user::{Prepared, Session, refuse};
 use crate::vhost_user::{self, RingLines};
 
 /// Why a socket cannot be offered.
@@ -278,7 +279,13 @@ impl Server {
 
     /// True while a VMM is connected.
     pub fn connected(&self) -> bool {
-        self.acceptor.state.lock().session.is_some()
+        self.acceptor.state.lock().connected()
+    }
+
+    /// Ends the session if its VMM has cut its guest's memory short. See [`SessionHandle::check_memory`].
+    pub fn check_memory(&self) {
+        let session = self.acceptor.state.lock().session.clone();
+        session.iter().for_each(SessionHandle::check_memory);
     }
 
     pub fn path(&self) -> &Path {
@@ -298,9 +305,18 @@ impl Drop for Server {
             // No VMM can connect any more, so the name is of no use; it may have been removed already.
             let _ = std::fs::remove_file(&self.path);
         }
+        let deadline = Instant::now() + Acceptor::GRACE;
         for thread in self.threads.drain(..) {
-            // A thread that panicked has been reported by the panic hook.
-            let _ = thread.join();
+            while !thread.is_finished() && Instant::now() < deadline {
+                std::thread::sleep(Duration::from_millis(1));
+            }
+            if thread.is_finished() {
+                // A thread that panicked has been reported by the panic hook.
+                let _ = thread.join();
+            } else {
+                // It waits for a file of its VMM, perhaps for ever.
+                tracing::error!(device = self.acceptor.name, "a thread does not end and is left behind");
+            }
         }
     }
 }
@@ -325,13 +341,19 @@ struct AcceptorState {
     waiting: Option<Arrival>,
     /// The waiting connection has to wait for other devices.
     held: bool,
+    /// A session is being opened, without this lock: what was left by a previous daemon may take time.
+    opening: bool,
     session: Option<SessionHandle>,
     closed: bool,
 }
 
 impl AcceptorState {
     fn busy(&self) -> bool {
-        !self.closed && (self.waiting.is_some() || self.session.is_some())
+        !self.closed && (self.waiting.is_some() || self.connected())
+    }
+
+    fn connected(&self) -> bool {
+        self.opening || self.session.is_some()
     }
 }
 
@@ -426,13 +448,22 @@ impl Acceptor {
             self.changed
                 .wait_while(&mut state, |state| (state.waiting.is_none() || state.held) && !state.closed);
             let Some(arrival) = state.waiting.take() else { return };
-            let (session, run) = match served.open(arrival) {
+            state.opening = true;
+            drop(state);
+            let opened = served.open(arrival);
+            let mut state = self.state.lock();
+            state.opening = false;
+            let (session, run) = match opened {
                 Ok(opened) => opened,
                 Err(error) => {
                     tracing::warn!(device = self.name, %error, "VMM connection unusable");
+                    self.changed.notify_all();
                     continue;
                 }
             };
+            if state.closed {
+                session.stop();
+            }
             state.session = Some(session);
             drop(state);
             tracing::info!(device = self.name, "VMM connected");

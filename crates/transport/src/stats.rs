@@ -1,8 +1,10 @@
-//! What one device's sessions did, counted; readers never disturb them.
+//! What one device's sessions did, counted, and the memory that they may map; readers never disturb them.
 
 use std::sync::atomic::{AtomicU64, Ordering};
 
-/// Counters of one device, over all its sessions. Only ever incremented.
+use vmlane_mem::{MapError, MapRequest, MemoryMap};
+
+/// Counters of one device, over all its sessions, only ever incremented; and the bound of its memory.
 #[derive(Debug, Default)]
 pub struct SessionStats {
     /// Connections served, the present one included.
@@ -30,6 +32,48 @@ pub struct SessionStats {
     /// Memory regions mapped now (a gauge), and how often there would have been too many.
     pub regions: AtomicU64,
     pub refused_regions: AtomicU64,
+    pub memory: MemoryBound,
+}
+
+/// How much guest memory a device may map.
+#[derive(Debug)]
+pub struct MemoryBound {
+    limit: AtomicU64,
+    used: AtomicU64,
+    refused: AtomicU64,
+}
+
+impl Default for MemoryBound {
+    fn default() -> MemoryBound {
+        MemoryBound { limit: u64::MAX.into(), used: 0.into(), refused: 0.into() }
+    }
+}
+
+impl MemoryBound {
+    /// Bytes that may be mapped from now on. What is mapped stays.
+    pub fn set_limit(&self, bytes: u64) {
+        self.limit.store(bytes, Ordering::Relaxed);
+    }
+
+    /// Bytes mapped now, bytes that may be, and how often a VMM wanted more.
+    pub fn usage(&self) -> (u64, u64, u64) {
+        let load = |value: &AtomicU64| value.load(Ordering::Relaxed);
+        (load(&self.used), load(&self.limit), load(&self.refused))
+    }
+
+    /// `map` with one region more, within the limit.
+    pub(crate) fn map(&self, map: &MemoryMap, request: MapRequest) -> Result<MemoryMap, MapError> {
+        let mapped = map.map_within(request, self.limit.load(Ordering::Relaxed));
+        if let Err(MapError::TooLarge { .. }) = mapped {
+            count(&self.refused);
+        }
+        mapped
+    }
+
+    /// `map` is in force.
+    pub(crate) fn note(&self, map: &MemoryMap) {
+        self.used.store(map.len(), Ordering::Relaxed);
+    }
 }
 
 impl SessionStats {

@@ -20,12 +20,11 @@ mod set_irqs;
 
 use std::any::Any;
 use std::io;
-use std::net::Shutdown;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
@@ -40,6 +39,8 @@ pub use inbox::{MAX_FDS, StreamError};
 pub(crate) use refuse::refuse;
 pub use request::MAX_ACCESS;
 
+use crate::event_fd::is_event_fd;
+pub use crate::handle::SessionHandle;
 use crate::irq::IrqSet;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
@@ -64,34 +65,6 @@ pub enum SessionEnd {
     Socket(#[source] io::Error),
 }
 
-/// Ends a session from another thread.
-#[derive(Clone, Debug)]
-pub struct SessionHandle {
-    stream: Arc<UnixStream>,
-    stopped: Arc<AtomicBool>,
-}
-
-impl SessionHandle {
-    pub(crate) fn new(stream: UnixStream) -> SessionHandle {
-        SessionHandle { stream: Arc::new(stream), stopped: Arc::default() }
-    }
-
-    pub(crate) fn stream(&self) -> &UnixStream {
-        &self.stream
-    }
-
-    pub(crate) fn is_stopped(&self) -> bool {
-        self.stopped.load(Ordering::Acquire)
-    }
-
-    /// Shuts the socket down; `run` returns soon after.
-    pub fn stop(&self) {
-        self.stopped.store(true, Ordering::Release);
-        // An error means that the peer was faster, which ends the session just as well.
-        let _ = self.stream.shutdown(Shutdown::Both);
-    }
-}
-
 /// One VMM served. The device is borrowed: it outlives its VMMs.
 pub struct Session<'d> {
     handle: SessionHandle,
@@ -109,6 +82,17 @@ pub struct Session<'d> {
     /// The message before was not [`plain`]: the next one may bring descriptors, which are held for the next daemon
     /// before the message is taken.
     wary: bool,
+    /// What a previous daemon left to be done before anything else.
+    unfinished: Option<Unfinished>,
+}
+
+/// What a previous daemon had not finished. All of it stays as it is until the answer has left: should this
+/// daemon end before, too, the next one finds the same.
+struct Unfinished {
+    /// The request that it had carried out; its answer may not have been sent.
+    done: Option<Done>,
+    /// Descriptors of requests that were not carried out.
+    inbound: Vec<(u64, u64, OwnedFd)>,
 }
 
 impl<'d> Session<'d> {
@@ -126,9 +110,10 @@ impl<'d> Session<'d> {
         scope.remove_all("s/");
         let keep = Keep::begin(scope, &stream, &mail, device.files())?;
         count(&stats.sessions);
+        let handle = SessionHandle::new(stream);
         Ok(Session {
-            handle: SessionHandle { stream: Arc::new(stream), stopped: Arc::default() },
-            requests: Requests::new(device, irqs, stats, scope.clone()),
+            requests: Requests::new(device, irqs, stats, scope.clone(), handle.memory().clone()),
+            handle,
             mail,
             keep,
             inbox: Inbox::new(),
@@ -138,6 +123,7 @@ impl<'d> Session<'d> {
             scratch: vec![0; MAX_MESSAGE].into(),
             held: 0,
             wary: true,
+            unfinished: None,
         })
     }
 
@@ -165,35 +151,44 @@ impl<'d> Session<'d> {
             guarded(&stats, || device.abandon());
         }
         prepared.hold(device.files());
-        let Prepared { stream, mut mail, map, keep, done, inbound, .. } = prepared;
-        let done = done.filter(|done| done.number == mail.cursor().0);
-        if let Some(done) = done
-            && let Err(error) = mail.send(&stream, done.letter)
-        {
-            tracing::debug!(%error, "an answer of the previous daemon");
-        }
-        let mut inbox = Inbox::resume(&mut mail, done.map(|done| done.size));
-        let held = inbound.last().map_or(0, |(number, ..)| *number);
-        for (number, place, _) in inbound.iter().filter(|(number, ..)| *number < inbox.number()) {
-            keep.scope.remove(&format!("s/in.{number}.{place}"));
-        }
-        inbox.restore_fds(&mail, inbound.into_iter().map(|(number, _, fd)| (number, fd)));
-        let mut requests = Requests::new(device, irqs, stats, keep.scope.clone());
+        let Prepared { stream, mail, map, keep, done, inbound, .. } = prepared;
+        let handle = SessionHandle::new(stream);
+        let mut requests = Requests::new(device, irqs, stats, keep.scope.clone(), handle.memory().clone());
         requests.map = map;
-        requests.again = inbox.pending() > 0;
+        requests.note_map();
         Session {
-            handle: SessionHandle { stream: Arc::new(stream), stopped: Arc::default() },
+            handle,
             requests,
             mail,
             keep,
-            inbox,
+            inbox: Inbox::new(),
             reply: Reply::new(),
             waiter: Waiter::default(),
             log: LogLimit::default(),
             scratch: vec![0; MAX_MESSAGE].into(),
-            held,
+            held: 0,
             wary: true,
+            unfinished: Some(Unfinished { done, inbound }),
         }
+    }
+
+    /// Sends the answer that a previous daemon owed, and goes on where it was. The VMM may take any time to
+    /// read: this is no part of [`Session::resume`], whose caller serves others.
+    fn finish(&mut self, Unfinished { done, inbound }: Unfinished) {
+        let done = done.filter(|done| done.number == self.mail.cursor().0);
+        if let Some(done) = done
+            && let Err(error) = self.mail.send(self.handle.stream(), done.letter)
+        {
+            tracing::debug!(%error, "an answer of the previous daemon");
+        }
+        let mut inbox = Inbox::resume(&mut self.mail, done.map(|done| done.size));
+        self.held = inbound.last().map_or(0, |(number, ..)| *number);
+        for (number, place, _) in inbound.iter().filter(|(number, ..)| *number < inbox.number()) {
+            self.keep.scope.remove(&format!("s/in.{number}.{place}"));
+        }
+        inbox.restore_fds(&self.mail, inbound.into_iter().map(|(number, _, fd)| (number, fd)));
+        self.requests.again = inbox.pending() > 0;
+        self.inbox = inbox;
     }
 
     pub fn handle(&self) -> SessionHandle {
@@ -207,15 +202,27 @@ impl<'d> Session<'d> {
         if let Err(panic) = survey {
             self.contain(&*panic, "listing regions");
         }
+        if let Some(unfinished) = self.unfinished.take() {
+            self.finish(unfinished);
+        }
         let end = self.serve();
         if let SessionEnd::Broken(_) = end {
             count(&self.requests.stats.protocol_errors);
         }
+        let lost = self.requests.map.poisoned();
         self.detach();
-        if self.handle.stopped.load(Ordering::Acquire) { SessionEnd::Stopped } else { end }
+        match end {
+            _ if self.handle.is_stopped() => SessionEnd::Stopped,
+            _ if lost => SessionEnd::MemoryLost,
+            end => end,
+        }
     }
 
     fn serve(&mut self) -> SessionEnd {
+        // A file may have been cut short before, or while a previous daemon's device took over.
+        if self.requests.map.poisoned() {
+            return SessionEnd::MemoryLost;
+        }
         loop {
             match self.inbox.next(&self.mail) {
                 Ok(Some(message)) => {
@@ -243,13 +250,14 @@ impl<'d> Session<'d> {
 
     fn receive(&mut self) -> Result<Received, Errno> {
         let surplus = self.inbox.surplus;
-        let stream = self.handle.stream.clone();
+        let handle = self.handle.clone();
+        let stream = handle.stream();
         let mut most = usize::MAX;
         let wary = self.wary && self.inbox.pending() == 0;
         if wary {
             // Descriptors are held before their message is taken: a daemon that is killed between the
             // two finds the message again.
-            let sight = match inbox::peek(&*stream, &mut self.scratch) {
+            let sight = match inbox::peek(stream, &mut self.scratch) {
                 Ok(sight) => sight,
                 Err(Errno::CONNRESET) => return Ok(Received::Closed),
                 Err(error) => return Err(error),
@@ -258,7 +266,7 @@ impl<'d> Session<'d> {
             most = sight.bytes.max(1);
         }
         let (mail, inbox) = (&mut self.mail, &mut self.inbox);
-        let received = self.waiter.wait(self.requests.spin, |wait| inbox.receive(mail, &*stream, wait, most));
+        let received = self.waiter.wait(self.requests.spin, |wait| inbox.receive(mail, stream, wait, most));
         if let Ok(Received::Bytes) = received
             && !wary
             && let Some((number, fds)) = self.inbox.last_fds(&self.mail)
@@ -310,7 +318,7 @@ impl<'d> Session<'d> {
         guarded(&requests.stats, || requests.device.record(log));
         log.commit();
         if !silent {
-            self.reply.send(&*self.handle.stream, &mut self.mail, letter)?;
+            self.reply.send(self.handle.stream(), &mut self.mail, letter)?;
         }
         self.inbox.done(&mut self.mail);
         self.requests.again = false;
@@ -340,7 +348,7 @@ impl<'d> Session<'d> {
         guarded(&requests.stats, || requests.device.reset());
         guarded(&requests.stats, || requests.device.unmap(0, u64::MAX));
         requests.map = MemoryMap::default();
-        requests.stats.regions.store(0, Ordering::Relaxed);
+        requests.note_map();
         guarded(&requests.stats, || requests.device.memory(&requests.map));
         requests.irqs.clear();
         guarded(&requests.stats, || requests.device.irqs_changed());
@@ -353,7 +361,10 @@ fn hold(requests: &Requests<'_>, held: &mut u64, number: u64, fds: &[OwnedFd]) {
     if !fds.is_empty() {
         *held = number.max(*held);
     }
-    for (place, fd) in fds.iter().enumerate() {
+    // What no request can use is refused in any case, and the process that holds descriptors must not have it:
+    // closing a file of a file system that does not answer takes for ever.
+    let usable = |fd: &OwnedFd| vmlane_mem::may_hold_guest_memory(fd) || is_event_fd(fd.as_fd());
+    for (place, fd) in fds.iter().enumerate().filter(|(_, fd)| usable(fd)) {
         requests.hold(&format!("s/in.{number}.{place}"), fd);
     }
 }

@@ -2,6 +2,7 @@
 //! interrupts and whatever was on its way; and with forged state.
 
 use std::collections::BTreeMap;
+use std::io::Write;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
@@ -354,6 +355,47 @@ fn a_bound_socket_changes_hands() {
     assert_eq!(vmm.read_u32(2, COUNT).expect("an answer"), 2);
     stopped.stop();
     assert!(!path.exists() && Listener::adopt(&path, memfd("no", 1).unwrap()).is_none());
+}
+
+/// The answer that the previous daemon owes finds no room in the socket: only that VMM has to wait for it.
+#[test]
+fn a_vmm_that_does_not_read_holds_up_no_caller_of_its_server() {
+    let directory = tempfile::tempdir().expect("a directory");
+    let world = World::new();
+    let (mut vmm, _dead) = world.start();
+    let access = vmlane_guestsim::vfio_user::access(2, COUNT, 4);
+    let read = vmm.message(9, zerocopy::IntoBytes::as_bytes(&access), false);
+    vmm.stream().set_nonblocking(true).unwrap();
+    // Until no more is taken from the VMM: the session waits to send, as a daemon that is killed then did.
+    let (mut waits, begun) = (0, Instant::now());
+    while waits < 50 {
+        match vmm.stream().write(&read) {
+            Ok(sent) => assert_eq!(sent, read.len()),
+            Err(error) => {
+                assert_eq!(error.kind(), std::io::ErrorKind::WouldBlock);
+                waits += 1;
+                std::thread::sleep(Duration::from_millis(10));
+            }
+        }
+        assert!(begun.elapsed() < Duration::from_secs(60), "it never waits");
+    }
+    let irqs = world.irqs();
+    let prepared = Prepared::from(world.found(), &world.scope(), &irqs);
+    let device = Box::new(world.ledger(irqs.clone()));
+    let listener = Listener::bind(directory.path().join("nic0.sock")).expect("bound");
+    let served =
+        listener.serve_on("nic0", device, irqs, world.stats.clone(), world.scope(), prepared).unwrap();
+    served.go();
+    let (done, ended) = channel();
+    std::thread::spawn(move || {
+        while !served.connected() {
+            std::thread::yield_now();
+        }
+        // Nor is it in the way of the daemon's end.
+        served.stop();
+        let _ = done.send(());
+    });
+    ended.recv_timeout(Duration::from_secs(30)).expect("the server answers, and ends");
 }
 
 /// Kinds of damage, and whether the device has to be reset.

@@ -31,6 +31,8 @@ const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;
 const LONGEST_NAME: usize = 64;
 /// Linux accepts datagrams of this many bytes; an inbox must hold one and more.
 const SMALLEST_INBOX: u64 = 128 << 10;
+/// Bytes of memory that a device must be able to map.
+const SMALLEST_SHARE: u64 = 1 << 30;
 
 /// Checks the text of a configuration file.
 pub fn check(text: &str) -> Result<Config, Vec<Problem>> {
@@ -57,7 +59,7 @@ impl Checker<'_> {
 
     fn config(&mut self, raw: &RawConfig) -> Config {
         let daemon = self.daemon(&raw.daemon);
-        let defaults = self.limits("limits", &raw.limits, Limits::default());
+        let defaults = self.limits("limits", &raw.limits, (Limits::default(), None));
         let port_groups = self.port_groups(&raw.port_group);
         let uplinks = self.uplinks(&raw.uplink);
         let hosts = raw.host.iter().map(|rule| self.host(rule.get_ref())).collect();
@@ -68,7 +70,9 @@ impl Checker<'_> {
             self.targets(vm, raw_vm.get_ref(), &vms);
         }
         self.unique_macs(&vms, &raw.vm);
-        Config { hosts, daemon, vms, port_groups, uplinks }
+        let config = Config { hosts, daemon, vms, port_groups, uplinks };
+        self.shares(&config, raw);
+        config
     }
 
     /// One permission of host programs.
@@ -125,7 +129,7 @@ impl Checker<'_> {
         &mut self,
         index: usize,
         spanned: &Spanned<RawVm>,
-        defaults: Limits,
+        defaults: (Limits, Option<u64>),
         port_groups: &[PortGroupConfig],
     ) -> VmConfig {
         let raw = spanned.get_ref();
@@ -145,6 +149,7 @@ impl Checker<'_> {
             self.name(&format!("{vm}: group"), group);
         }
         let (vmci, virtio_vsock) = self.vsock(&vm, spanned);
+        let (limits, memory) = self.limits(&format!("{vm}: limits"), &raw.limits, defaults);
         VmConfig {
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
             vmci,
@@ -156,7 +161,8 @@ impl Checker<'_> {
             vsock_role: self.vsock_role(&vm, raw, virtio_vsock),
             restricted: raw.restricted,
             trusted: raw.trusted,
-            limits: self.limits(&format!("{vm}: limits"), &raw.limits, defaults),
+            limits,
+            memory,
             name,
         }
     }
@@ -332,7 +338,13 @@ impl Checker<'_> {
         }
     }
 
-    fn limits(&mut self, table: &str, raw: &RawLimits, base: Limits) -> Limits {
+    /// The limits of a VM's connections, and of its memory: `base` and `memory` where `raw` says nothing.
+    fn limits(
+        &mut self,
+        table: &str,
+        raw: &RawLimits,
+        (base, memory): (Limits, Option<u64>),
+    ) -> (Limits, Option<u64>) {
         let mut limit = |key: &str, value: &Option<Spanned<Size>>, base: u64, range: RangeInclusive<u64>| {
             let Some(spanned) = value else { return base };
             match spanned.get_ref().value {
@@ -347,6 +359,10 @@ impl Checker<'_> {
             }
         };
         const MANY: u64 = 1 << 16;
+        let memory = match &raw.memory {
+            Some(_) => Some(limit("memory", &raw.memory, 1 << 20, 1 << 20..=Config::SHARED_OUT)),
+            None => memory,
+        };
         let connections = limit("connections", &raw.connections, base.connections as u64, 1..=MANY) as usize;
         let base = base.vmci;
         let vmci = vmci::Limits {
@@ -364,7 +380,29 @@ impl Checker<'_> {
             spill_bytes: limit("spill_bytes", &raw.spill_bytes, base.spill_bytes as u64, 0..=1 << 40)
                 as usize,
         };
-        Limits { connections, vmci }
+        (Limits { connections, vmci }, memory)
+    }
+
+    /// What VMs may map is one address space.
+    fn shares(&mut self, config: &Config, raw: &RawConfig) {
+        let too_small = |vm: &&VmConfig| vm.devices() > 0 && config.memory_limit(vm) < SMALLEST_SHARE;
+        let sum = config.vms.iter().map(|vm| vm.memory.unwrap_or(0).saturating_mul(vm.devices()));
+        let sum = sum.fold(0, u64::saturating_add);
+        let Some(last) = raw.vm.last() else { return };
+        if sum > Config::SHARED_OUT {
+            let most = Config::SHARED_OUT >> 30;
+            let text = format!(
+                "limits: memory: the devices of all VMs together may map {most}G, not {}G; lower the key memory",
+                sum >> 30
+            );
+            self.problem(last.span(), text);
+        } else if let Some(vm) = config.vms.iter().filter(|vm| vm.memory.is_none()).find(too_small) {
+            let text = format!(
+                "vm {:?}: limits: memory: the keys of other VMs leave it less than 1G; lower them, or give it one",
+                vm.name
+            );
+            self.problem(last.span(), text);
+        }
     }
 
     /// Names become parts of paths and of addresses such as `db:5000`.

@@ -101,6 +101,7 @@ pub struct RawLimits {
     pub doorbells: Option<Spanned<Size>>,
     pub inbox_bytes: Option<Spanned<Size>>,
     pub spill_bytes: Option<Spanned<Size>>,
+    pub memory: Option<Spanned<Size>>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -274,3 +274,29 @@ fn a_vm_without_vsock_needs_a_nic_and_no_cid() {
         parse("[[vm]]\nname = \"a\"\nvsock = \"none\"\ncid = 3\nnic = [{model = \"vmxnet3\"}]").unwrap_err();
     assert!(cid.contains("no use for cid"), "{cid}");
 }
+
+#[test]
+fn address_space_is_shared_out_to_devices() {
+    let three =
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{model = \"vmxnet3\"}]\n[[vm]]\nname = \"b\"\ncid = 4\n";
+    let limits = |text: &str| {
+        let config = parse(text).unwrap();
+        config.vms.iter().map(|vm| config.memory_limit(vm)).collect::<Vec<_>>()
+    };
+    let share = Config::SHARED_OUT / 3;
+    assert_eq!(limits(three), [share, share]);
+    // What one VM is given is not shared out to the others.
+    let given = [three, "limits = {memory = \"64G\"}\n"].concat();
+    assert_eq!(limits(&given), [(Config::SHARED_OUT - (64 << 30)) / 2, 64 << 30]);
+    let all = ["[limits]\nmemory = \"8G\"\n", three].concat();
+    assert_eq!(limits(&all), [8 << 30, 8 << 30]);
+    // Two devices of a VM map its memory, each for itself.
+    let too_much = ["[limits]\nmemory = \"20000G\"\n", three].concat();
+    let error = parse(&too_much).unwrap_err();
+    assert!(error.contains("may map 49152G, not 60000G"), "{error}");
+    let nothing_left = [three, "limits = {memory = \"49152G\"}\n"].concat();
+    let error = parse(&nothing_left).unwrap_err();
+    assert!(error.contains("vm \"a\"") && error.contains("less than 1G"), "{error}");
+    let small = ["[limits]\nmemory = 1\n", three].concat();
+    assert!(parse(&small).unwrap_err().contains("memory = 1;"));
+}

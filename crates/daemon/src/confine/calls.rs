@@ -56,6 +56,8 @@ const SESSION: &[c_long] = &[
     libc::SYS_eventfd2,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    // What kind of file holds a guest's memory.
+    libc::SYS_fstatfs,
     libc::SYS_ftruncate,
     libc::SYS_getsockopt,
     libc::SYS_lseek,
@@ -294,10 +296,17 @@ pub struct CallsError(#[from] seccompiler::Error);
 
 type Rules = BTreeMap<c_long, Vec<SeccompRule>>;
 
-fn when(argument: u8, op: SeccompCmpOp, value: u64) -> Result<SeccompRule, CallsError> {
+fn condition(argument: u8, op: SeccompCmpOp, value: u64) -> Result<SeccompCondition, CallsError> {
     let condition = SeccompCondition::new(argument, SeccompCmpArgLen::Dword, op, value);
-    let rule = condition.and_then(|condition| SeccompRule::new(vec![condition]));
-    Ok(rule.map_err(seccompiler::Error::from)?)
+    Ok(condition.map_err(seccompiler::Error::from)?)
+}
+
+fn rule(conditions: Vec<SeccompCondition>) -> Result<SeccompRule, CallsError> {
+    Ok(SeccompRule::new(conditions).map_err(seccompiler::Error::from)?)
+}
+
+fn when(argument: u8, op: SeccompCmpOp, value: u64) -> Result<SeccompRule, CallsError> {
+    rule(vec![condition(argument, op, value)?])
 }
 
 fn program(rules: Rules, otherwise: SeccompAction, matched: SeccompAction) -> Result<BpfProgram, CallsError> {
@@ -313,11 +322,20 @@ fn allow_list(calls: &[&[c_long]]) -> Result<BpfProgram, CallsError> {
     for call in [libc::SYS_mmap, libc::SYS_mprotect] {
         rules.insert(call, vec![when(2, SeccompCmpOp::MaskedEq(executable), 0)?]);
     }
+    // Of an open file, what the kernel knows already: what kind of file holds a guest's memory.
+    let known = (libc::AT_EMPTY_PATH | libc::AT_STATX_DONT_SYNC) as u64;
+    rules.entry(libc::SYS_statx).or_insert(vec![when(2, SeccompCmpOp::Eq, known)?]);
     // Blocking or not: the only ioctl that is not an uplink's.
     rules.insert(libc::SYS_ioctl, vec![when(1, SeccompCmpOp::Eq, libc::FIONBIO)?]);
-    let prctls: Result<_, _> =
+    let prctls: Result<Vec<_>, _> =
         PRCTLS.iter().map(|&option| when(0, SeccompCmpOp::Eq, option as u64)).collect();
-    rules.insert(libc::SYS_prctl, prctls?);
+    let mut prctls = prctls?;
+    // Of a helper, which is dumpable again when it has started.
+    prctls.push(rule(vec![
+        condition(0, SeccompCmpOp::Eq, libc::PR_SET_DUMPABLE as u64)?,
+        condition(1, SeccompCmpOp::Eq, 0)?,
+    ])?);
+    rules.insert(libc::SYS_prctl, prctls);
     // abort() of a thread that must not continue: signals to threads of this process only.
     let own = u64::from(std::process::id());
     rules.insert(libc::SYS_tgkill, vec![when(0, SeccompCmpOp::Eq, own)?]);

@@ -10,6 +10,7 @@ use vmlane_state::{Found, Journal, Reader, Records, Scope, Unusable, Writer};
 use super::mail::{Letter, Mail};
 use super::request::MemoryName;
 use crate::irq::{IrqKind, IrqSet};
+use crate::stats::SessionStats;
 
 /// Kind of the journal of a session, and bytes of one of its halves.
 const KIND: u32 = 1;
@@ -116,7 +117,7 @@ impl Prepared {
             Err(error) => (Journal::create("vmlane-session", KIND, HALF).ok()?, Err(error)),
         };
         let mut keep = Keep { scope: scope.clone(), log, switches: 0 };
-        let map = memory(&mut found);
+        let map = memory(&mut found, irqs.stats());
         lines(&mut found, irqs);
         let known = |kind| {
             let records = records.as_ref().ok()?;
@@ -162,13 +163,13 @@ fn parse_done(record: &[u8]) -> Option<Done> {
 }
 
 /// The memory map, from the names of its files.
-fn memory(found: &mut Found) -> MemoryMap {
+fn memory(found: &mut Found, stats: &SessionStats) -> MemoryMap {
     let mut map = MemoryMap::default();
     let names: Vec<String> = found.0.keys().filter(|name| name.starts_with("mem.")).cloned().collect();
     for name in names {
         let (Some(fd), Some(place)) = (found.take(&name), MemoryName::parse(&name)) else { continue };
         let MemoryName { guest, len, offset, writable } = place;
-        match map.map(MapRequest { guest, len, offset, fd, writable }) {
+        match stats.memory.map(&map, MapRequest { guest, len, offset, fd, writable }) {
             Ok(more) => map = more,
             Err(error) => tracing::warn!(name, %error, "a memory file of a previous daemon is not used"),
         }

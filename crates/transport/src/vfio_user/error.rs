@@ -1,5 +1,7 @@
 //! Requests that are refused: each with the field and value at fault and an errno for the answer.
 
+use std::io;
+
 use rustix::io::Errno;
 use vmlane_device::pci::AccessError;
 use vmlane_mem::MapError;
@@ -37,8 +39,11 @@ impl RequestError {
             RequestError::Unsupported { .. } => Errno::OPNOTSUPP,
             RequestError::Map(MapError::Overlap { .. }) => Errno::EXIST,
             RequestError::Map(MapError::TooMany) => Errno::NOSPC,
+            RequestError::Map(MapError::TooLarge { .. }) => Errno::NOMEM,
             RequestError::Map(MapError::Host { source, .. }) => {
-                source.raw_os_error().map_or(Errno::IO, Errno::from_raw_os_error)
+                let unnamed =
+                    if source.kind() == io::ErrorKind::OutOfMemory { Errno::NOMEM } else { Errno::IO };
+                source.raw_os_error().map_or(unnamed, Errno::from_raw_os_error)
             }
             _ => Errno::INVAL,
         }

@@ -20,6 +20,7 @@ use zerocopy::{FromBytes, Immutable, KnownLayout, Unaligned};
 use super::error::RequestError;
 use super::inbox::{MAX_FDS, Message};
 use super::reply::Reply;
+use crate::handle::MemoryWatch;
 use crate::irq::IrqSet;
 use crate::stats::{SessionStats, count};
 
@@ -43,6 +44,7 @@ pub struct Requests<'d> {
     pub spin: Duration,
     /// Where descriptors are held for the next daemon.
     pub scope: Scope,
+    watch: Arc<MemoryWatch>,
     /// The request at hand may have been carried out, in part or whole, by a previous daemon.
     pub again: bool,
     extents: [Extent; REGIONS],
@@ -54,6 +56,7 @@ impl<'d> Requests<'d> {
         irqs: Arc<IrqSet>,
         stats: Arc<SessionStats>,
         scope: Scope,
+        watch: Arc<MemoryWatch>,
     ) -> Requests<'d> {
         Requests {
             device,
@@ -62,6 +65,7 @@ impl<'d> Requests<'d> {
             stats,
             spin: Duration::ZERO,
             scope,
+            watch,
             again: false,
             extents: Default::default(),
         }
@@ -171,12 +175,12 @@ impl<'d> Requests<'d> {
         }
         let writable = map.writable();
         let kept = fd.try_clone();
-        let mapped = self.map.map(MapRequest { guest, len, offset, fd, writable });
+        let mapped = self.stats.memory.map(&self.map, MapRequest { guest, len, offset, fd, writable });
         if matches!(mapped, Err(MapError::TooMany)) {
             count(&self.stats.refused_regions);
         }
         self.map = mapped?;
-        self.count_regions();
+        self.note_map();
         if let Ok(fd) = kept {
             self.hold(&MemoryName { guest, len, offset, writable }.to_string(), &fd);
         }
@@ -184,8 +188,12 @@ impl<'d> Requests<'d> {
         Ok(())
     }
 
-    fn count_regions(&self) {
+    /// Another map is in force; the device hears of it afterwards.
+    pub(super) fn note_map(&self) {
         self.stats.regions.store(self.map.regions().count() as u64, Ordering::Relaxed);
+        self.stats.memory.note(&self.map);
+        let map = self.map.clone();
+        if map.is_empty() { self.watch.clear() } else { self.watch.set(move || map.poisoned()) }
     }
 
     fn dma_unmap(&mut self, payload: &[u8], reply: &mut Reply) -> Result<(), RequestError> {
@@ -205,7 +213,7 @@ impl<'d> Requests<'d> {
         };
         let gone: Vec<_> = self.map.regions().filter(|(guest, ..)| !rest.is_mapped(*guest)).collect();
         self.map = rest;
-        self.count_regions();
+        self.note_map();
         self.device.unmap(start, len);
         self.device.memory(&self.map);
         for (guest, len) in gone {

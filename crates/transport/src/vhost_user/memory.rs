@@ -5,6 +5,8 @@ use std::os::fd::OwnedFd;
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 use vmlane_wire::vhost_user::MemoryRegion;
 
+use crate::stats::MemoryBound;
+
 /// Regions that ADD_MEM_REG may bring, all in all.
 pub const MAX_SLOTS: usize = 64;
 
@@ -24,7 +26,7 @@ pub struct Memory {
 
 impl Memory {
     /// With one region more.
-    pub fn with(&self, region: &MemoryRegion, fd: OwnedFd) -> Result<Memory, MapError> {
+    pub fn with(&self, region: &MemoryRegion, fd: OwnedFd, bound: &MemoryBound) -> Result<Memory, MapError> {
         let slot = Slot { user: region.user.get(), guest: region.guest.get(), size: region.size.get() };
         let shape = MapError::Shape { guest: slot.guest, len: slot.size, offset: region.offset.get() };
         let overlaps =
@@ -35,13 +37,8 @@ impl Memory {
         if self.slots.iter().any(overlaps) {
             return Err(MapError::Overlap { guest: slot.guest, len: slot.size });
         }
-        let map = self.map.map(MapRequest {
-            guest: slot.guest,
-            len: slot.size,
-            offset: region.offset.get(),
-            fd,
-            writable: true,
-        })?;
+        let (guest, len, offset) = (slot.guest, slot.size, region.offset.get());
+        let map = bound.map(&self.map, MapRequest { guest, len, offset, fd, writable: true })?;
         let mut slots = self.slots.clone();
         slots.push(slot);
         Ok(Memory { map, slots })

@@ -31,9 +31,9 @@ use zerocopy::IntoBytes;
 use self::inbox::{Message, StreamError, receive};
 pub use self::lines::RingLines;
 use self::request::{Answer, Requests};
+use crate::handle::SessionHandle;
 use crate::limit::LogLimit;
 use crate::stats::{SessionStats, count};
-use crate::vfio_user::SessionHandle;
 
 /// Why a session ended.
 #[derive(Debug, thiserror::Error)]
@@ -65,8 +65,9 @@ impl<'d> Session<'d> {
     ) -> io::Result<Session<'d>> {
         stream.set_nonblocking(false)?;
         count(&stats.sessions);
-        let requests = Requests::new(device, lines, stats.clone());
-        Ok(Session { handle: SessionHandle::new(stream), requests, stats, log: LogLimit::default() })
+        let handle = SessionHandle::new(stream);
+        let requests = Requests::new(device, lines, stats.clone(), handle.memory().clone());
+        Ok(Session { handle, requests, stats, log: LogLimit::default() })
     }
 
     pub fn handle(&self) -> SessionHandle {
@@ -77,13 +78,18 @@ impl<'d> Session<'d> {
     /// nothing is mapped, ready for the next VMM.
     pub fn run(mut self) -> SessionEnd {
         let end = self.serve();
+        let lost = self.requests.memory_lost();
         if let SessionEnd::Broken(_) = end {
             count(&self.stats.protocol_errors);
         }
         if catch_unwind(AssertUnwindSafe(|| self.requests.leave())).is_err() {
             count(&self.stats.panics);
         }
-        if self.handle.is_stopped() { SessionEnd::Stopped } else { end }
+        match end {
+            _ if self.handle.is_stopped() => SessionEnd::Stopped,
+            _ if lost => SessionEnd::MemoryLost,
+            end => end,
+        }
     }
 
     fn serve(&mut self) -> SessionEnd {

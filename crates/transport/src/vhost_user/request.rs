@@ -6,6 +6,7 @@ use std::sync::Arc;
 use vmlane_device::virtio::log::DirtyLog;
 use vmlane_device::virtio::queue::{Record, recover};
 use vmlane_device::virtio::vhost::{Setup, VhostDevice};
+use vmlane_mem::MemoryMap;
 use vmlane_wire::vhost_user::{
     ConfigSpace, InflightArea, LogBase, MAX_CONFIG, MAX_FDS, MemoryRegion, MemoryTable, NO_FD, OneRegion,
     RING_INDEX, RingAddress, RingState, protocol, request,
@@ -19,6 +20,7 @@ use super::lines::{Line, RingLines};
 use super::memory::{MAX_SLOTS, Memory};
 use super::rings::Ring;
 use super::shared::{self, Inflight};
+use crate::handle::MemoryWatch;
 use crate::stats::{SessionStats, count};
 
 /// Protocol features on offer.
@@ -67,6 +69,7 @@ pub struct Requests<'d> {
     device: &'d mut dyn VhostDevice,
     lines: Arc<RingLines>,
     stats: Arc<SessionStats>,
+    watch: Arc<MemoryWatch>,
     features: u64,
     protocol: u64,
     status: u8,
@@ -84,12 +87,14 @@ impl<'d> Requests<'d> {
         device: &'d mut dyn VhostDevice,
         lines: Arc<RingLines>,
         stats: Arc<SessionStats>,
+        watch: Arc<MemoryWatch>,
     ) -> Requests<'d> {
         let rings = (0..device.queues()).map(|_| Ring::default()).collect();
         Requests {
             device,
             lines,
             stats,
+            watch,
             features: 0,
             protocol: 0,
             status: 0,
@@ -107,9 +112,14 @@ impl<'d> Requests<'d> {
     }
 
     pub fn memory_lost(&self) -> bool {
-        self.memory.map.poisoned()
-            || self.inflight.as_ref().is_some_and(Inflight::poisoned)
-            || self.log.as_ref().is_some_and(DirtyLog::poisoned)
+        memory_lost(&self.memory.map, self.inflight.as_ref(), self.log.as_ref())
+    }
+
+    /// Other memory is in force; the device hears of it afterwards.
+    fn note_memory(&self) {
+        self.stats.memory.note(&self.memory.map);
+        let (map, inflight, log) = (self.memory.map.clone(), self.inflight.clone(), self.log.clone());
+        self.watch.set(move || memory_lost(&map, inflight.as_ref(), log.as_ref()));
     }
 
     pub fn stop(&mut self) {
@@ -123,6 +133,7 @@ impl<'d> Requests<'d> {
         self.lines.reset();
         self.memory = Memory::default();
         (self.inflight, self.log, self.questions) = (None, None, None);
+        self.note_memory();
     }
 
     pub fn handle(&mut self, message: Message) -> Result<Answer, RequestError> {
@@ -179,6 +190,7 @@ impl<'d> Requests<'d> {
     fn change<T>(&mut self, change: impl FnOnce(&mut Self) -> T) -> T {
         self.device.stop();
         let result = change(self);
+        self.note_memory();
         let log = self.log.as_ref().filter(|_| self.features & feature::LOG_ALL != 0);
         let mut rings = Vec::with_capacity(self.rings.len());
         for (number, ring) in self.rings.iter_mut().enumerate() {
@@ -241,7 +253,7 @@ impl<'d> Requests<'d> {
             let (region, behind) = fixed::<MemoryRegion>(rest)?;
             rest = behind;
             count(&self.stats.dma_maps);
-            memory = memory.with(region, fd)?;
+            memory = memory.with(region, fd, &self.stats.memory)?;
         }
         self.change(|this| this.memory = memory);
         Ok(Answer::Done)
@@ -251,7 +263,7 @@ impl<'d> Requests<'d> {
         let (one, _) = fixed::<OneRegion>(payload)?;
         let fd = only(fds)?;
         count(&self.stats.dma_maps);
-        let memory = self.memory.with(&one.region, fd)?;
+        let memory = self.memory.with(&one.region, fd, &self.stats.memory)?;
         self.change(|this| this.memory = memory);
         Ok(Answer::Done)
     }
@@ -387,6 +399,10 @@ impl<'d> Requests<'d> {
         answer.extend_from_slice(&config[offset..offset + size]);
         Ok(Answer::Payload(answer))
     }
+}
+
+fn memory_lost(map: &MemoryMap, inflight: Option<&Inflight>, log: Option<&DirtyLog>) -> bool {
+    map.poisoned() || inflight.is_some_and(Inflight::poisoned) || log.is_some_and(DirtyLog::poisoned)
 }
 
 fn number(value: u64) -> Result<Answer, RequestError> {

@@ -1,0 +1,69 @@
+//! Which files guest memory may be in. A file that another process hands over may be on a file system which
+//! that process serves itself, or on one whose server is gone: then an access to its pages, or a question about
+//! the file, may never be answered. So the kind of file is found out first, by questions that no file system is
+//! asked.
+
+use std::os::fd::{AsFd, BorrowedFd};
+
+use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::io::Errno;
+
+/// Bytes of a page, where a file says nothing else.
+pub const PAGE: u64 = 4096;
+/// `f_type` of hugetlbfs, and of FUSE (linux/magic.h).
+const HUGETLBFS: u64 = 0x9584_58f6;
+const FUSE: u64 = 0x6573_5546;
+
+/// Why a file cannot hold guest memory.
+#[derive(Debug, thiserror::Error)]
+pub enum FileError {
+    #[error(
+        "the file is neither in memory (memfd, tmpfs, hugetlbfs) nor on a file system of a block device: its pages might \
+         never come"
+    )]
+    Foreign,
+    #[error("asking about the file: {0}")]
+    Host(#[from] Errno),
+}
+
+/// A file that guest memory may be in.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Backing {
+    /// Bytes.
+    pub len: u64,
+    /// Bytes of the pages that it is mapped by.
+    pub page: u64,
+}
+
+impl Backing {
+    /// Asks what `file` is.
+    pub fn of(file: BorrowedFd<'_>) -> Result<Backing, FileError> {
+        // Only files in memory have seals, and the kernel answers by itself.
+        let in_memory = rustix::fs::fcntl_get_seals(file).is_ok();
+        if !in_memory && !on_block_device(file)? {
+            return Err(FileError::Foreign);
+        }
+        let system = rustix::fs::fstatfs(file)?;
+        let page = match system.f_type as u64 & 0xffff_ffff {
+            FUSE => return Err(FileError::Foreign),
+            HUGETLBFS => u64::try_from(system.f_bsize).unwrap_or(PAGE).max(PAGE),
+            _ => PAGE,
+        };
+        let stat = rustix::fs::fstat(file)?;
+        Ok(Backing { len: u64::try_from(stat.st_size).unwrap_or(0), page })
+    }
+}
+
+/// A regular file of a file system that has a device of its own. FUSE, network and stacked file systems have
+/// none. Asks for what the kernel knows already.
+fn on_block_device(file: BorrowedFd<'_>) -> Result<bool, Errno> {
+    let known = AtFlags::EMPTY_PATH | AtFlags::STATX_DONT_SYNC;
+    let stat = rustix::fs::statx(file, c"", known, StatxFlags::TYPE)?;
+    let regular = FileType::from_raw_mode(stat.stx_mode.into()) == FileType::RegularFile;
+    Ok(regular && stat.stx_dev_major != 0)
+}
+
+/// Can guest memory be in this file? Asks no file system that might not answer.
+pub fn may_hold_guest_memory(file: impl AsFd) -> bool {
+    Backing::of(file.as_fd()).is_ok()
+}
