@@ -130,6 +130,35 @@ fn every_thread_is_confined() {
     assert!(status.contains("no capabilities, seccomp"), "{status}");
 }
 
+/// The daemon has bytes of every guest in it, and its keeper holds the files of all guests' memory.
+#[test]
+fn neither_the_daemon_nor_its_keeper_leaves_a_core_dump() {
+    use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+    let most = getrlimit(Resource::Core).maximum;
+    setrlimit(Resource::Core, Rlimit { current: most, maximum: most }).unwrap();
+    let place = Place::new(CONFIG);
+    let daemon = place.start(&[]);
+    let no_core = |pid: u32| {
+        let limits = fs::read_to_string(format!("/proc/{pid}/limits")).unwrap();
+        let limit = limits.lines().find(|line| line.starts_with("Max core file size")).unwrap();
+        limit.split_whitespace().skip(4).take(2).all(|value| value == "0")
+    };
+    assert!(no_core(daemon.0.id()));
+    let runtime = place.runtime().display().to_string();
+    let keeper = eventually("its keeper", || {
+        fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
+            let command = fs::read_to_string(process.path().join("cmdline")).ok()?;
+            let pid = process.file_name().to_str()?.parse::<u32>().ok()?;
+            (command.contains("keeper") && command.contains(&runtime)).then_some(pid)
+        })
+    });
+    eventually("the keeper's limit", || no_core(keeper).then_some(()));
+    // What may be dumped belongs to its user.
+    let owner =
+        || std::os::unix::fs::MetadataExt::uid(&fs::metadata(format!("/proc/{keeper}/environ")).unwrap());
+    eventually("the keeper to be unreadable for its user", || (owner() == 0).then_some(()));
+}
+
 #[test]
 fn a_confined_daemon_does_all_its_work() {
     let place = Place::new(CONFIG);

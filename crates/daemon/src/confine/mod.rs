@@ -71,6 +71,7 @@ pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), 
         user::become_user(user).map_err(host("becoming another user"))?;
     }
     user::drop_capabilities().map_err(host("dropping capabilities"))?;
+    no_core_dumps().map_err(host("giving up core dumps"))?;
     set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
     let files = files::confine(runtime, config, Path::new("/proc/self/exe"))?;
     calls::confine_process()?;
@@ -90,6 +91,15 @@ pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), 
     let state = format!("{who}, no capabilities, seccomp, {files}");
     tracing::info!("confined: {state}");
     let _ = STATE.set(state);
+    Ok(())
+}
+
+/// Guests' bytes go through this process: none of them belongs into a core dump, and no other process of its
+/// user may read its memory. (Mappings of guests' memory are left out of dumps in any case: `mem/region.rs`.)
+pub fn no_core_dumps() -> io::Result<()> {
+    use rustix::process::{DumpableBehavior, Resource, Rlimit, set_dumpable_behavior, setrlimit};
+    setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
+    set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(())
 }
 

@@ -22,6 +22,8 @@ pub fn serve(path: &Path) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     // Fails only where the limit is not ours to change; then it is what it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
+    // It could map what it holds, though it never does.
+    crate::confine::no_core_dumps()?;
     let listener = listen(path)?;
     let mut held: BTreeMap<String, OwnedFd> = BTreeMap::new();
     let mut daemon: Option<OwnedFd> = None;
