@@ -125,9 +125,8 @@ fn expected(pairs: &mut Vec<Pair>, step: Step) -> bool {
             pair.map(|pair| (pair.attached, pair.ends[1]) = (true, Some(CIDS[vm]))).is_some()
         }
         Step::Detach(vm, of, number) => {
-            let holds = |pair: &&mut Pair| {
-                pair.handle == handle(of, number) && pair.ends.contains(&Some(CIDS[vm]))
-            };
+            let holds =
+                |pair: &&mut Pair| pair.handle == handle(of, number) && pair.ends.contains(&Some(CIDS[vm]));
             // One that its handle means goes first, then the last one that it meant.
             let mut own: Vec<&mut Pair> = pairs.iter_mut().filter(holds).collect();
             own.sort_by_key(|pair| pair.named);

@@ -15,7 +15,7 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
-use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Routes, Shared, Waker};
+use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Routes, Waker, rings};
 use vmlane_vsock::{Router, Vm};
 
 /// Descriptors of each ring.
@@ -195,7 +195,7 @@ impl Guest {
 
 /// One end of a stream without another end: it takes what its rings hold, and sends `bytes` zeros.
 pub fn loose_end(bytes: usize) -> Box<dyn vmlane_port::StreamPort> {
-    let shared = Shared::new(Arc::new(Awake)).expect("memory for two rings");
-    shared.sent(bytes);
-    shared.port()
+    let (mut device, port) = rings(Arc::new(Awake)).expect("memory for two rings");
+    device.sent(bytes);
+    Box::new(port)
 }

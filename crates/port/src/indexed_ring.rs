@@ -13,7 +13,8 @@
 //! ring, and not behind where it was before. What lies between accepted indices is copied once
 //! ([`transfer`]), across the ring's end where need be; only then does this side's index move.
 //!
-//! VMCI queue pairs and the rings of host programs keep these. A port over them loads and stores the indices.
+//! VMCI queue pairs, the rings of host programs and those of virtio-vsock connections keep these. A port over them
+//! loads and stores the indices.
 
 use vmlane_mem::{Pages, copy};
 

@@ -12,15 +12,15 @@ use std::collections::HashMap;
 use std::sync::Arc;
 
 use vmlane_mem::copy_spans;
-use vmlane_port::Shutdown;
 use vmlane_port::fair::SharedPlaces;
+use vmlane_port::{PortFault, Shutdown};
 use vmlane_vsock::{Call, Key, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
 use self::links::{GuestLinks, Link, Name};
 use self::mailbox::News;
 pub use self::mailbox::{GuestEndpoint, Mailbox};
-use super::link::{DETACHED, FINISHED, REFUSED, RESET, RING};
+use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
 use super::vms::{Vms, port_of};
 
@@ -172,11 +172,11 @@ impl Bridge {
         }
         let Some(guest) = self.guests.get(&name.cid) else { return false };
         let Ok(mut link) = guest.make() else { return false };
-        let end = guest.end(&link.shared);
+        let end = link.port.take().map(|port| guest.end(port));
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
         link.flow.hears(header);
         link.owes_response = true;
-        match self.router.open(key, Some(end), guest.remote(name)) {
+        match self.router.open(key, end, guest.remote(name)) {
             Ok(call) => {
                 link.call = Some(call);
                 self.insert(name, link);
@@ -196,22 +196,22 @@ impl Bridge {
         if !std::mem::take(&mut link.owed_response) {
             return false;
         }
-        let (Some(call), shared) = (link.call, link.shared.clone()) else { return false };
-        self.router.accept(call, guest.end(&shared), guest.remote(name))
+        let (Some(call), Some(port)) = (link.call, link.port.take()) else { return false };
+        self.router.accept(call, guest.end(port), guest.remote(name))
     }
 
     /// The guest's bytes. False: more than it had credit for.
     fn bytes(link: &mut Link, port: &Port, outgoing: &mut Outgoing, router: &Router) -> bool {
-        let (at, room) = link.shared.room();
+        let Ok((at, room)) = link.rings.room() else { return false };
         let len = outgoing.len;
         if len > room || link.said & SHUTDOWN_SEND != 0 {
             return false;
         }
         let first = len.min(RING - at);
-        copy_spans(&link.into, at, port.payload(), 0, first);
-        copy_spans(&link.into, 0, port.payload(), first, len - first);
+        copy_spans(&link.rings.into, at, port.payload(), 0, first);
+        copy_spans(&link.rings.into, 0, port.payload(), first, len - first);
         outgoing.done = len;
-        if link.shared.sent(len)
+        if link.rings.sent(len)
             && let Some(stream) = link.stream
         {
             router.streams().kick(stream);
@@ -263,14 +263,14 @@ impl Bridge {
     }
 
     pub fn has_news(&self) -> bool {
-        self.mailbox.is_rung()
+        self.mailbox.has_changed()
     }
 
     /// Looks at the guests to which something happened, and of those at the links to which something happened. True if
     /// something moved.
     pub fn turn(&mut self, vms: &mut Vms) -> bool {
         let unfinished = std::mem::take(&mut self.unfinished);
-        if !self.mailbox.take_rung() && !unfinished {
+        if !self.mailbox.take_change() && !unfinished {
             return false;
         }
         let mut moved = false;
@@ -279,7 +279,7 @@ impl Bridge {
         order.extend(self.guests.keys());
         for &cid in &order {
             let Some(guest) = self.guests.get_mut(&cid) else { continue };
-            if guest.mailbox.take_rung() | std::mem::take(&mut guest.unfinished) {
+            if guest.mailbox.take_change() | std::mem::take(&mut guest.unfinished) {
                 moved |= self.guest_turn(cid, vms);
             }
             self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
@@ -390,30 +390,39 @@ impl Bridge {
 
     /// Gives a guest what waits for it, as far as its credit and its buffers go.
     fn pump(&mut self, name: Name, port: &mut Port) -> Pumped {
-        let Some(guest) = self.guests.get_mut(&name.cid) else { return Pumped::Nothing };
-        let Some(link) = guest.get_mut(&name) else { return Pumped::Nothing };
-        let Some(stream) = link.stream else { return Pumped::Nothing };
+        self.pump_rings(name, port).unwrap_or_else(|fault| {
+            tracing::error!(?name, %fault, "the rings of a connection are broken; it is reset");
+            self.drop_link(name, true);
+            port.reply(name.packet(op::RST));
+            Pumped::Said
+        })
+    }
+
+    fn pump_rings(&mut self, name: Name, port: &mut Port) -> Result<Pumped, PortFault> {
+        let Some(guest) = self.guests.get_mut(&name.cid) else { return Ok(Pumped::Nothing) };
+        let Some(link) = guest.get_mut(&name) else { return Ok(Pumped::Nothing) };
+        let Some(stream) = link.stream else { return Ok(Pumped::Nothing) };
         if !port.takes_replies() {
             // It is looked at again when some of them are with the guest.
             self.wait(&name);
-            return Pumped::Nothing;
+            return Ok(Pumped::Nothing);
         }
         let mut moved = 0;
         let (mut kick, mut asks, mut waits) = (false, false, false);
         // What is to be said comes before what is to be given.
         while link.told & SHUTDOWN_SEND == 0 && !port.holds_replies() {
-            let (at, waiting) = link.shared.waiting();
+            let (at, waiting) = link.rings.waiting()?;
             let len = waiting.min(link.flow.left() as usize).min(RING - at);
             if len == 0 {
                 break;
             }
             let header = link.packet(&name, op::RW);
-            let Ok(sent) = port.send(header, &link.from, at, len) else {
+            let Ok(sent) = port.send(header, &link.rings.from, at, len) else {
                 waits = true;
                 break;
             };
             asks |= link.flow.sends(sent as u32);
-            kick |= link.shared.delivered(sent);
+            kick |= link.rings.delivered(sent);
             moved += sent;
         }
         port.owe(moved);
@@ -425,10 +434,10 @@ impl Bridge {
             self.router.streams().kick(stream);
         }
         // Replies of other connections go first, and there is no wake-up once they are gone.
-        waits |= port.holds_replies() && link.shared.waiting().1 > 0;
+        waits |= port.holds_replies() && link.rings.waiting()?.1 > 0;
         let mut says = false;
-        let taken = link.shared.taken() as u32;
-        if taken.wrapping_sub(link.told_taken) as usize >= RING / 2 {
+        let taken = link.rings.taken()? as u32;
+        if taken.wrapping_sub(link.told_taken) as usize >= CREDIT / 2 {
             let update = link.packet(&name, op::CREDIT_UPDATE);
             port.reply(update);
             says = true;
@@ -436,12 +445,12 @@ impl Bridge {
         if waits {
             self.wait(&name);
         }
-        says |= self.tell_ends(name, port);
-        match (moved, says) {
+        says |= self.tell_ends(name, port)?;
+        Ok(match (moved, says) {
             (0, false) => Pumped::Nothing,
             (0, true) => Pumped::Said,
             (bytes, _) => Pumped::Bytes(bytes),
-        }
+        })
     }
 
     /// The guest has no room for what waits in this link: it is the first to be looked at, in the next turn.
@@ -453,13 +462,13 @@ impl Bridge {
         self.unfinished = true;
     }
 
-    fn tell_ends(&mut self, name: Name, port: &mut Port) -> bool {
-        let Some(link) = self.link(&name) else { return false };
-        let ends = link.shared.ends();
+    fn tell_ends(&mut self, name: Name, port: &mut Port) -> Result<bool, PortFault> {
+        let Some(link) = self.link(&name) else { return Ok(false) };
+        let ends = link.rings.ends();
         if ends == 0 {
-            return false;
+            return Ok(false);
         }
-        let empty = link.shared.waiting().1 == 0;
+        let empty = link.rings.waiting()?.1 == 0;
         let mut flags = 0;
         if ends & REFUSED != 0 {
             flags |= SHUTDOWN_RECEIVE;
@@ -473,10 +482,10 @@ impl Bridge {
         if ends & RESET != 0 && empty {
             self.drop_link(name, false);
             port.reply(name.packet(op::RST));
-            return true;
+            return Ok(true);
         }
         if flags & !link.told == 0 {
-            return false;
+            return Ok(false);
         }
         link.told |= flags;
         let told = link.told;
@@ -485,6 +494,6 @@ impl Bridge {
         if ends & DETACHED != 0 && empty {
             self.drop_link(name, false);
         }
-        true
+        Ok(true)
     }
 }

@@ -37,7 +37,7 @@ pub use worker::{Settings, VsockWorker};
 #[doc(hidden)]
 pub mod parts {
     pub use super::bridge::{Bridge, GuestEndpoint, Mailbox};
-    pub use super::link::{Shared, Waker};
+    pub use super::link::{Waker, rings};
     pub use super::port::Port;
     pub use super::route::Routes;
 }

@@ -82,7 +82,8 @@ impl Inner {
             return false;
         }
         let (first, last) = ((cid, words(handle), 0), (cid, words(handle), u64::MAX));
-        let orphan = self.orphans.range(first..=last).find(|(_, pair)| is_stream(pair)).map(|(name, _)| *name);
+        let orphan =
+            self.orphans.range(first..=last).find(|(_, pair)| is_stream(pair)).map(|(name, _)| *name);
         if let Some(orphan) = orphan {
             self.orphans.remove(&orphan);
         }

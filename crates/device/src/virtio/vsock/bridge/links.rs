@@ -3,7 +3,6 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmlane_mem::Spans;
 use vmlane_port::{Budget, StreamEnd, StreamId};
 use vmlane_vsock::{Call, Key, Vm};
 use vmlane_wire::virtio_vsock::{Header, kind};
@@ -11,7 +10,7 @@ use vmlane_wire::virtio_vsock::{Header, kind};
 use super::mailbox::{GuestMailbox, GuestRemote, LinkWaker};
 use super::ready::ReadySet;
 use crate::virtio::vsock::credit::Flow;
-use crate::virtio::vsock::link::{RING, Shared};
+use crate::virtio::vsock::link::{CREDIT, DeviceEnd, LinkPort, rings};
 
 /// How many bytes a guest may leave behind in streams that it left.
 const BUDGET: usize = 16 << 20;
@@ -49,7 +48,9 @@ impl Name {
 
 /// One connection.
 pub struct Link {
-    pub shared: Arc<Shared>,
+    pub rings: DeviceEnd,
+    /// The peer's end, until the router has it.
+    pub port: Option<LinkPort>,
     /// Its place among the guest's.
     slot: u16,
     pub call: Option<Call>,
@@ -58,8 +59,6 @@ pub struct Link {
     pub owes_response: bool,
     /// The guest was asked and has not answered.
     pub owed_response: bool,
-    pub into: Spans,
-    pub from: Spans,
     /// What the guest is given.
     pub flow: Flow,
     /// Bytes of its own that it knows to be taken.
@@ -72,17 +71,15 @@ pub struct Link {
 }
 
 impl Link {
-    fn new(shared: Arc<Shared>, slot: u16) -> Link {
-        let [into, from] = shared.spans();
+    fn new((rings, port): (DeviceEnd, LinkPort), slot: u16) -> Link {
         Link {
-            shared,
+            rings,
+            port: Some(port),
             slot,
             call: None,
             stream: None,
             owes_response: false,
             owed_response: false,
-            into,
-            from,
             flow: Flow::default(),
             told_taken: 0,
             told: 0,
@@ -93,8 +90,11 @@ impl Link {
 
     /// A packet to the guest, with our side of the credit.
     pub fn packet(&mut self, name: &Name, op: u16) -> Header {
-        self.told_taken = self.shared.taken() as u32;
-        Header { buf_alloc: (RING as u32).into(), fwd_cnt: self.told_taken.into(), ..name.packet(op) }
+        // Rings that are broken end the connection at the next copy.
+        if let Ok(taken) = self.rings.taken() {
+            self.told_taken = taken as u32;
+        }
+        Header { buf_alloc: (CREDIT as u32).into(), fwd_cnt: self.told_taken.into(), ..name.packet(op) }
     }
 }
 
@@ -136,7 +136,7 @@ impl GuestLinks {
     pub fn make(&self) -> std::io::Result<Link> {
         let slot = self.free.last().copied().unwrap_or(self.slots.len() as u16);
         let waker = LinkWaker { slot, mailbox: self.mailbox.clone() };
-        Ok(Link::new(Shared::new(Arc::new(waker))?, slot))
+        Ok(Link::new(rings(Arc::new(waker))?, slot))
     }
 
     pub fn insert(&mut self, name: Name, link: Link) {
@@ -199,8 +199,8 @@ impl GuestLinks {
     }
 
     /// The link's end of a stream.
-    pub fn end(&self, shared: &Arc<Shared>) -> StreamEnd {
-        StreamEnd { port: shared.port(), budget: self.budget.clone(), slow: false }
+    pub fn end(&self, port: LinkPort) -> StreamEnd {
+        StreamEnd { port: Box::new(port), budget: self.budget.clone(), slow: false }
     }
 
     pub fn remote(&self, name: Name) -> Arc<GuestRemote> {

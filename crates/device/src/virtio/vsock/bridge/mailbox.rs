@@ -28,13 +28,13 @@ pub enum News {
 /// All guests' mailboxes, and what wakes the worker.
 pub struct Mailbox {
     guests: Mutex<HashMap<u32, Arc<GuestMailbox>>>,
-    bell: Arc<Bell>,
+    signal: Arc<WorkerSignal>,
 }
 
 /// Wakes the worker, should it sleep.
-struct Bell {
+struct WorkerSignal {
     /// Something happened in some mailbox since they were last looked at.
-    rung: AtomicBool,
+    changed: AtomicBool,
     waker: Arc<dyn Waker>,
 }
 
@@ -44,34 +44,34 @@ pub struct GuestMailbox {
     /// Its links to which something happened.
     pub ready: ReadySet,
     /// Something happened since it was last looked at.
-    rung: AtomicBool,
-    bell: Arc<Bell>,
+    changed: AtomicBool,
+    signal: Arc<WorkerSignal>,
 }
 
 struct Mail {
     requests: WaitingCalls,
     news: VecDeque<News>,
-    /// The VM is gone: no one reads it.
+    /// The VM is gone, and the mailbox is not read any more.
     closed: bool,
 }
 
-impl Bell {
-    fn ring(&self) {
-        self.rung.store(true, Ordering::SeqCst);
+impl WorkerSignal {
+    fn notify(&self) {
+        self.changed.store(true, Ordering::SeqCst);
         self.waker.wake();
     }
 }
 
 impl Mailbox {
     pub fn new(waker: Arc<dyn Waker>) -> Arc<Mailbox> {
-        let bell = Arc::new(Bell { rung: AtomicBool::new(false), waker });
-        Arc::new(Mailbox { guests: Mutex::default(), bell })
+        let signal = Arc::new(WorkerSignal { changed: AtomicBool::new(false), waker });
+        Arc::new(Mailbox { guests: Mutex::default(), signal })
     }
 
     /// The mailbox of the guest `cid`.
     pub fn guest(&self, cid: u32) -> Arc<GuestMailbox> {
         let mut guests = self.guests.lock();
-        guests.entry(cid).or_insert_with(|| Arc::new(GuestMailbox::new(self.bell.clone()))).clone()
+        guests.entry(cid).or_insert_with(|| Arc::new(GuestMailbox::new(self.signal.clone()))).clone()
     }
 
     /// The VM `cid` is gone: what waits for it is returned, and nothing waits for it any more.
@@ -83,31 +83,31 @@ impl Mailbox {
         std::iter::from_fn(|| mail.requests.pop()).collect()
     }
 
-    pub fn is_rung(&self) -> bool {
-        self.bell.rung.load(Ordering::SeqCst)
+    pub fn has_changed(&self) -> bool {
+        self.signal.changed.load(Ordering::SeqCst)
     }
 
     /// Has something happened since this was last asked?
-    pub fn take_rung(&self) -> bool {
-        self.is_rung() && self.bell.rung.swap(false, Ordering::SeqCst)
+    pub fn take_change(&self) -> bool {
+        self.has_changed() && self.signal.changed.swap(false, Ordering::SeqCst)
     }
 }
 
 impl GuestMailbox {
-    fn new(bell: Arc<Bell>) -> GuestMailbox {
+    fn new(signal: Arc<WorkerSignal>) -> GuestMailbox {
         let requests = WaitingCalls::new(MOST_REQUESTS);
         let mail = Mutex::new(Mail { requests, news: VecDeque::new(), closed: false });
-        GuestMailbox { mail, ready: ReadySet::new(), rung: AtomicBool::new(false), bell }
+        GuestMailbox { mail, ready: ReadySet::new(), changed: AtomicBool::new(false), signal }
     }
 
-    fn ring(&self) {
-        self.rung.store(true, Ordering::SeqCst);
-        self.bell.ring();
+    fn notify(&self) {
+        self.changed.store(true, Ordering::SeqCst);
+        self.signal.notify();
     }
 
     /// Has something happened since this was last asked?
-    pub fn take_rung(&self) -> bool {
-        self.rung.load(Ordering::SeqCst) && self.rung.swap(false, Ordering::SeqCst)
+    pub fn take_change(&self) -> bool {
+        self.changed.load(Ordering::SeqCst) && self.changed.swap(false, Ordering::SeqCst)
     }
 
     fn put(&self, news: News) {
@@ -116,10 +116,10 @@ impl GuestMailbox {
             mail.news.push_back(news);
         }
         drop(mail);
-        self.ring();
+        self.notify();
     }
 
-    /// The oldest news, if `open` allows it to be heard.
+    /// The oldest news, if `may_hear` says so.
     pub fn pop_news(&self, may_hear: impl FnOnce(&News) -> bool) -> Option<News> {
         let mut mail = self.mail.lock();
         let hears = mail.news.front().is_some_and(may_hear);
@@ -155,7 +155,7 @@ impl Endpoint for GuestEndpoint {
         }
         mail.requests.push(call)?;
         drop(mail);
-        self.0.ring();
+        self.0.notify();
         Ok(())
     }
 
@@ -192,6 +192,6 @@ pub struct LinkWaker {
 impl Waker for LinkWaker {
     fn wake(&self) {
         self.mailbox.ready.mark(self.slot);
-        self.mailbox.ring();
+        self.mailbox.notify();
     }
 }
