@@ -15,7 +15,7 @@ use std::time::Duration;
 const SLOTS: usize = 1024;
 /// Between two looks, while there are writes and while there are none.
 const OFTEN: Duration = Duration::from_millis(10);
-const SELDOM: Duration = Duration::from_millis(100);
+const SELDOM: Duration = Duration::from_millis(25);
 /// Ignored unless there is a handler.
 const SIGNAL: libc::c_int = libc::SIGURG;
 
