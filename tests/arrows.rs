@@ -10,6 +10,7 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("wire", &[]),
     ("mem", &[]),
     ("stats", &[]),
+    ("access", &[]),
     ("api", &[]),
     ("preload", &[]),
     // The seams, and what outlives a daemon.
@@ -25,14 +26,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Devices know ports and the CID space, never a socket. The rings of virtio-vsock have a worker of their own.
     ("device", &["mem", "port", "state", "stats", "vsock", "wire", "worker"]),
     // How a VMM reaches a device; what the host itself brings.
-    ("transport", &["device", "mem", "port", "sock", "state", "stats", "wire"]),
-    ("host", &["device", "mem", "port", "sock", "vsock", "wire"]),
+    ("transport", &["access", "device", "mem", "port", "sock", "state", "stats", "wire"]),
+    ("host", &["access", "device", "mem", "port", "sock", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
     // Only the daemon knows everything.
     (
         "daemon",
         &[
+            "access",
             "api",
             "device",
             "host",

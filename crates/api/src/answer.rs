@@ -171,7 +171,7 @@ pub struct NicStatus {
 }
 
 /// To `stats`. Counters only grow while the daemon runs.
-#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
 pub struct Stats {
     pub uptime_seconds: f64,
     pub workers: CounterList,

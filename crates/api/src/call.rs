@@ -59,6 +59,24 @@ pub const METHODS: [&str; 12] = [
 ];
 
 impl Call {
+    /// The name on the wire.
+    pub fn method(&self) -> &'static str {
+        match self {
+            Call::Ping => "ping",
+            Call::Status => "status",
+            Call::Stats => "stats",
+            Call::Ports => "ports",
+            Call::Reload => "reload",
+            Call::Release { .. } => "release",
+            Call::DebugPanic { .. } => "debug_panic",
+            Call::DebugStall { .. } => "debug_stall",
+            Call::DebugTrespass { .. } => "debug_trespass",
+            Call::DebugImpair { .. } => "debug_impair",
+            Call::Shutdown => "shutdown",
+            Call::HandOver { .. } => "hand_over",
+        }
+    }
+
     /// The request as a line, newline included.
     pub fn to_line(&self) -> String {
         #[derive(Serialize)]
@@ -135,6 +153,7 @@ mod tests {
         for (call, method) in calls.iter().zip(METHODS) {
             let line = call.to_line();
             assert!(line.contains(&format!("\"method\":\"{method}\"")), "{line}");
+            assert_eq!(call.method(), method);
             assert_eq!(Call::from_line(line.as_bytes()).as_ref(), Ok(call));
         }
     }

@@ -20,7 +20,10 @@ pub enum ClientError {
          or name the directory of a running one with --runtime-dir"
     )]
     NoDaemon { path: PathBuf, runtime_dir: PathBuf, cause: io::Error },
-    #[error("{path}: {cause}; only the user who runs the daemon and root may ask it")]
+    #[error(
+        "{path}: {cause}; root may ask it, the user who runs it, and others that its configuration names: \
+             [[control]] uid = NUMBER, may = \"observe\""
+    )]
     Denied { path: PathBuf, cause: io::Error },
     #[error("the daemon at {path} did not answer {method}: {cause}")]
     NoAnswer { path: PathBuf, method: String, cause: LineError },
@@ -83,7 +86,11 @@ impl Client {
         let line = match (self.answers.next(self.timeout), sent) {
             (Ok(line), _) => line,
             (Err(_), Err(cause)) | (Err(cause), Ok(())) => {
-                return Err(ClientError::NoAnswer { path: self.path.clone(), method: method(call), cause });
+                return Err(ClientError::NoAnswer {
+                    path: self.path.clone(),
+                    method: call.method().into(),
+                    cause,
+                });
             }
         };
         let reply: Reply<T> = serde_json::from_slice(&line).map_err(|error| self.bad_answer(call, error))?;
@@ -156,11 +163,10 @@ impl Client {
     }
 
     fn bad_answer(&self, call: &Call, what: impl ToString) -> ClientError {
-        ClientError::BadAnswer { path: self.path.clone(), method: method(call), what: what.to_string() }
+        ClientError::BadAnswer {
+            path: self.path.clone(),
+            method: call.method().into(),
+            what: what.to_string(),
+        }
     }
-}
-
-fn method(call: &Call) -> String {
-    let value = serde_json::to_value(call).unwrap_or_default();
-    value["method"].as_str().unwrap_or_default().to_owned()
 }

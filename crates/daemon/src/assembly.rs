@@ -15,6 +15,8 @@ use std::sync::mpsc::Sender;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
+use vmlane_access::Peer;
+use vmlane_access::acl::AclError;
 use vmlane_api::{
     Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort,
     VmStats, VmStatus,
@@ -31,10 +33,12 @@ use vmlane_stream::{Settings, Workers};
 use vmlane_switch::{PortView, Switch, VlanMode};
 use vmlane_vsock::{HostRules, Router};
 
+use crate::access::{May, Policy};
 use crate::bounds;
 use crate::config::{Config, Mode};
 use crate::confine;
 use crate::control::Answers;
+use crate::grants;
 use crate::paths::Paths;
 use crate::plan::plan;
 use crate::serve::{Host, VmError};
@@ -51,6 +55,8 @@ pub enum AssemblyError {
     Uplink(#[from] UplinkError),
     #[error("starting the workers: {0}")]
     Workers(std::io::Error),
+    #[error(transparent)]
+    Access(#[from] AclError),
     #[error("{path}: {cause}")]
     Host { path: PathBuf, cause: std::io::Error },
 }
@@ -83,6 +89,8 @@ pub struct Daemon {
     pub(crate) poisonings: AtomicU64,
     events: Sender<Event>,
     store: Arc<dyn Store>,
+    /// Of the control socket. Never held while anything is done.
+    policy: Mutex<Policy>,
     pub(crate) state: Mutex<State>,
 }
 
@@ -141,6 +149,7 @@ impl Daemon {
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
         let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
+        let policy = Mutex::new(policy(&config));
         let (faults, started) = (DaemonStats::default(), Instant::now());
         let daemon = Daemon {
             paths,
@@ -158,6 +167,7 @@ impl Daemon {
             poisonings: AtomicU64::new(0),
             events,
             store,
+            policy,
             state,
         };
         let mut maps = HashMap::new();
@@ -182,6 +192,12 @@ impl Daemon {
     pub(crate) fn host(&self) -> Host<'_> {
         let Daemon { router, hypervisor, switch, vsock_worker, paths, sockets, store, .. } = self;
         Host { router, hypervisor, switch, vsock_worker, paths, sockets, store }
+    }
+
+    /// Lets in whom the configuration names, once all sockets exist: the control socket, too.
+    pub fn open_sockets(&self) -> Result<(), AssemblyError> {
+        let failed = grants::apply(&self.state.lock().config, &self.paths);
+        failed.into_iter().next().map_or(Ok(()), |error| Err(error.into()))
     }
 
     /// To be called every few seconds.
@@ -242,6 +258,8 @@ impl Daemon {
             served.limit_memory(plan.effective.memory_limit(vm));
         }
         self.sockets.set_rules(host_rules(&plan.effective));
+        *self.policy.lock() = policy(&plan.effective);
+        report.refused.extend(grants::apply(&state.config, &self.paths).iter().map(ToString::to_string));
         match state.uplinks.change(&self.switch, &plan.effective.uplinks) {
             Ok(applied) => report.applied.extend(applied),
             Err(error) => report.refused.push(error.to_string()),
@@ -364,21 +382,15 @@ fn host_rules(config: &Config) -> HostRules {
     HostRules { owner: rustix::process::geteuid().as_raw(), rules: config.hosts.clone() }
 }
 
-/// Opens the socket for programs of the host: for its own user, and for all others only if a rule could
-/// let some of them in.
+fn policy(config: &Config) -> Policy {
+    Policy::new(rustix::process::geteuid().as_raw(), config)
+}
+
+/// Opens the socket for programs of the host: for its own user, until [`Daemon::open_sockets`] lets others in.
 fn host_sockets(router: &Arc<Router>, paths: &Paths, config: &Config) -> Result<HostSockets, AssemblyError> {
-    use std::os::unix::fs::PermissionsExt as _;
     let path = paths.host();
-    let failed = |cause| AssemblyError::Host { path: path.clone(), cause };
-    let mode = if config.hosts.is_empty() {
-        0o600
-    } else {
-        // They must come through to the socket; what else is here has modes of its own.
-        let through = std::fs::Permissions::from_mode(0o711);
-        std::fs::set_permissions(paths.runtime(), through).map_err(failed)?;
-        0o666
-    };
-    HostSockets::start(router.clone(), &path, mode, host_rules(config), Bounds::default()).map_err(failed)
+    let sockets = HostSockets::start(router.clone(), &path, 0o600, host_rules(config), Bounds::default());
+    sockets.map_err(|cause| AssemblyError::Host { path, cause })
 }
 
 impl Drop for Daemon {
@@ -388,12 +400,21 @@ impl Drop for Daemon {
 }
 
 impl Answers for Daemon {
-    fn answer(&self, call: Call) -> String {
+    fn may(&self, peer: &Peer) -> Option<May> {
+        self.policy.lock().may(peer)
+    }
+
+    fn answer(&self, call: Call, peer: &Peer) -> String {
+        let checked = self.policy.lock().check(&call, peer);
+        let view = match checked {
+            Ok(view) => view,
+            Err(failure) => return Reply::error(failure).to_line(),
+        };
         match call {
             Call::Ping => Reply::ok(self.pong()).to_line(),
-            Call::Status => Reply::ok(self.status()).to_line(),
-            Call::Stats => Reply::ok(self.stats()).to_line(),
-            Call::Ports => Reply::ok(self.ports()).to_line(),
+            Call::Status => Reply::ok(view.of_status(self.status())).to_line(),
+            Call::Stats => Reply::ok(view.of_stats(self.stats())).to_line(),
+            Call::Ports => Reply::ok(view.of_ports(self.ports())).to_line(),
             Call::Reload => line(self.reload()),
             Call::Release { vm } => line(self.release(&vm)),
             Call::DebugPanic { vm, at } => {

@@ -5,6 +5,7 @@
 
 mod check;
 mod net;
+mod owner;
 mod place;
 mod raw;
 #[cfg(test)]
@@ -14,7 +15,9 @@ use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
 
+pub use crate::access::{ControlRule, May};
 pub use crate::faults::FaultLimit;
+pub use vmlane_access::Owner;
 use vmlane_device::vmci;
 pub use vmlane_device::vmxnet3::Profile;
 pub use vmlane_switch::Policy;
@@ -36,6 +39,8 @@ pub struct Config {
     pub uplinks: Vec<UplinkConfig>,
     /// Which programs of the host may talk to VMs; root and the daemon's own user may anyway.
     pub hosts: Vec<HostRule>,
+    /// Who may what at the control socket; root and the daemon's own user may everything.
+    pub control: Vec<ControlRule>,
 }
 
 /// One `[[port_group]]`: what ports of the switch have in common.
@@ -143,7 +148,7 @@ pub struct DaemonConfig {
     pub fault_limit: FaultLimit,
     /// `vmlane debug panic` is allowed.
     pub fault_injection: bool,
-    /// The user to become when started as root; None: `vmlane`, or else `nobody`.
+    /// The user to become when started as root; None: `vmlane`, or else one without an account.
     pub user: Option<String>,
     /// Log filter.
     pub log: Option<String>,
@@ -201,6 +206,8 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
     pub name: String,
+    /// Who may open its sockets, beside root and the daemon's own user.
+    pub owner: Option<Owner>,
     pub group: String,
     /// It has a VMCI device.
     pub vmci: bool,

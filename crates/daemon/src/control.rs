@@ -2,26 +2,35 @@
 //!
 //! Clients are the operator's programs, but a hung one must not keep another from asking, nor the
 //! daemon from working: there are so many at once, a request must arrive and an answer be taken
-//! within a time, and a fault while answering ends in an error answer.
+//! within a time, and a fault while answering ends in an error answer. Users who may not change anything get a part of
+//! the places, each of them a few: they keep no administrator out.
 
+use std::collections::HashMap;
 use std::io;
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use parking_lot::Mutex;
 use rustix::net::Shutdown;
+use vmlane_access::Peer;
 use vmlane_api::line::{self, LineError, LineReader};
 use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply};
 
+use crate::access::{May, stranger};
+
 /// Carries out requests; each on a thread of its own, so it may take its time.
 pub trait Answers: Send + Sync + 'static {
-    /// The answer as a line, newline included.
-    fn answer(&self, call: Call) -> String;
+    /// What a process may, if anything. May change while it is connected.
+    fn may(&self, peer: &Peer) -> Option<May>;
+
+    /// The answer to a process, as a line, newline included.
+    fn answer(&self, call: Call, peer: &Peer) -> String;
 }
 
 /// Bounds.
@@ -29,6 +38,9 @@ pub trait Answers: Send + Sync + 'static {
 pub struct Bounds {
     /// Clients at once.
     pub clients: usize,
+    /// Of those, clients at once that are no administrators, and of one user of them.
+    pub others: usize,
+    pub of_user: usize,
     /// How long a request may take to arrive, and a client may stay silent.
     pub request: Duration,
     /// How long a client may take to fetch an answer.
@@ -37,7 +49,13 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { clients: 32, request: Duration::from_secs(10), answer: Duration::from_secs(5) }
+        Bounds {
+            clients: 32,
+            others: 16,
+            of_user: 4,
+            request: Duration::from_secs(10),
+            answer: Duration::from_secs(5),
+        }
     }
 }
 
@@ -59,7 +77,7 @@ impl ControlServer {
         }
         let listener = Arc::new(bind_private(path)?);
         let closed = Arc::new(AtomicBool::new(false));
-        let server = Server { answers, bounds, clients: Arc::default() };
+        let server = Server { answers, bounds, places: Arc::default() };
         let accepting = {
             let (listener, closed) = (listener.clone(), closed.clone());
             std::thread::Builder::new()
@@ -118,29 +136,79 @@ fn accept(listener: &UnixListener, closed: &AtomicBool, server: &Server) {
 struct Server {
     answers: Arc<dyn Answers>,
     bounds: Bounds,
-    clients: Arc<AtomicUsize>,
+    places: Arc<Mutex<Places>>,
+}
+
+/// Places taken.
+#[derive(Default)]
+struct Places {
+    all: usize,
+    /// By users who are no administrators.
+    others: HashMap<u32, usize>,
 }
 
 /// One of the places for clients; free again when dropped.
-struct Place(Arc<AtomicUsize>);
+struct Place {
+    places: Arc<Mutex<Places>>,
+    /// The user, if it is no administrator's.
+    other: Option<u32>,
+}
+
+impl Place {
+    fn take(places: &Arc<Mutex<Places>>, other: Option<u32>, bounds: Bounds) -> Option<Place> {
+        let mut taken = places.lock();
+        let of_others = taken.others.values().sum::<usize>();
+        let of_user = |uid| taken.others.get(&uid).copied().unwrap_or(0);
+        if taken.all >= bounds.clients
+            || other.is_some_and(|uid| of_others >= bounds.others || of_user(uid) >= bounds.of_user)
+        {
+            return None;
+        }
+        taken.all += 1;
+        if let Some(uid) = other {
+            *taken.others.entry(uid).or_default() += 1;
+        }
+        Some(Place { places: places.clone(), other })
+    }
+}
 
 impl Drop for Place {
     fn drop(&mut self) {
-        self.0.fetch_sub(1, Ordering::AcqRel);
+        let mut taken = self.places.lock();
+        taken.all -= 1;
+        if let Some(uid) = self.other
+            && let Some(count) = taken.others.get_mut(&uid)
+        {
+            *count -= 1;
+            if *count == 0 {
+                taken.others.remove(&uid);
+            }
+        }
     }
 }
 
 impl Server {
     fn welcome(&self, stream: UnixStream) {
-        let place = Place(self.clients.clone());
-        if self.clients.fetch_add(1, Ordering::AcqRel) >= self.bounds.clients {
-            return turn_away(&stream, self.bounds.clients);
-        }
+        let peer = match Peer::of(&stream) {
+            Ok(peer) => peer,
+            Err(error) => return tracing::warn!(%error, "a control client's user is unknown"),
+        };
+        let Some(may) = self.answers.may(&peer) else { return turn_away(&stream, stranger(&peer)) };
+        let other = (may != May::Admin).then_some(peer.uid);
+        let Some(place) = Place::take(&self.places, other, self.bounds) else {
+            let message = match other {
+                None => format!("{} clients are being served already; try again", self.bounds.clients),
+                Some(uid) => {
+                    format!("too many clients of user {uid}, or of all users, are served; try again")
+                }
+            };
+            return turn_away(&stream, Failure { code: ErrorCode::Busy, message });
+        };
         let (answers, bounds) = (self.answers.clone(), self.bounds);
         let serving = std::thread::Builder::new().name("control-client".into());
         let spawned = serving.spawn(move || {
             let _place = place;
-            serve(&stream, &*answers, bounds);
+            serve(&stream, &peer, &*answers, bounds);
         });
         if let Err(error) = spawned {
             tracing::warn!(%error, "no thread for a control client");
@@ -148,19 +216,17 @@ impl Server {
     }
 }
 
-/// Tells a client that there is no place; it fits the socket's buffer, so nothing waits here.
-fn turn_away(stream: &UnixStream, clients: usize) {
-    let message = format!("{clients} clients are being served already; try again");
-    let busy = Reply::error(Failure { code: ErrorCode::Busy, message });
-    let _ = line::write(stream, busy.to_line().as_bytes(), Duration::from_secs(1));
+/// Tells a client why it is not served; that fits the socket's buffer, so nothing waits here.
+fn turn_away(stream: &UnixStream, why: Failure) {
+    let _ = line::write(stream, Reply::error(why).to_line().as_bytes(), Duration::from_secs(1));
 }
 
-fn serve(stream: &UnixStream, answers: &dyn Answers, bounds: Bounds) {
+fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds) {
     let Ok(far) = stream.try_clone() else { return };
     let mut requests = LineReader::new(far, MAX_REQUEST);
     loop {
         let (answer, last) = match requests.next(bounds.request) {
-            Ok(line) => (carry_out(&line, answers), false),
+            Ok(line) => (carry_out(&line, peer, answers), false),
             Err(LineError::TooLong { .. }) => (Reply::error(Failure::request_too_long()).to_line(), true),
             Err(error @ LineError::TimedOut { .. }) => {
                 let failure = Failure { code: ErrorCode::TimedOut, message: error.to_string() };
@@ -174,10 +240,10 @@ fn serve(stream: &UnixStream, answers: &dyn Answers, bounds: Bounds) {
     }
 }
 
-fn carry_out(line: &[u8], answers: &dyn Answers) -> String {
+fn carry_out(line: &[u8], peer: &Peer, answers: &dyn Answers) -> String {
     match Call::from_line(line) {
         Err(failure) => Reply::error(failure).to_line(),
-        Ok(call) => catch_unwind(AssertUnwindSafe(|| answers.answer(call))).unwrap_or_else(|_| {
+        Ok(call) => catch_unwind(AssertUnwindSafe(|| answers.answer(call, peer))).unwrap_or_else(|_| {
             Reply::error(Failure::internal("the daemon failed while answering; see its log".into())).to_line()
         }),
     }

@@ -11,11 +11,14 @@
 //! | `plan.rs` | what a reload does |
 //! | `watchdog.rs`, `watchdog_thread.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
 //! | `control.rs` | the control socket |
+//! | `access.rs`, `grants.rs`, `accounts.rs` | who may ask what; who may use which socket; users and groups of the host |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
 //! | `keeper/` | holds descriptors while no daemon runs |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 
+mod access;
+mod accounts;
 pub mod assembly;
 mod bounds;
 pub mod config;
@@ -23,6 +26,7 @@ pub mod confine;
 mod containment;
 pub mod control;
 mod faults;
+mod grants;
 pub mod keeper;
 pub mod log;
 mod nic;

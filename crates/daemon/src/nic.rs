@@ -16,7 +16,7 @@ use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
-use crate::config::{Config, NicConfig, NicModel, UplinkConfig, VirtioNet, Vlan, VmConfig};
+use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig};
 use crate::serve::{Host, VmError, listen, vhost_end};
 
 /// A NIC on offer.
@@ -137,6 +137,11 @@ impl ServedNic {
     /// Ends the session if its VMM has cut its guest's memory short.
     pub fn check_memory(&self) {
         self.server.check_memory();
+    }
+
+    /// See [`Server::set_owner`].
+    pub fn set_owner(&self, owner: Option<Owner>) {
+        self.server.set_owner(owner);
     }
 
     /// `nic0`, `nic1` ...

@@ -1,6 +1,7 @@
 //! The process: from the command line's options to a clean end.
 
 use std::io;
+use std::os::fd::AsFd;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
@@ -11,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use vmlane_api::ClientError;
+use vmlane_state::{Found, Store};
 
 use crate::assembly::{AssemblyError, Daemon, Event};
 use crate::config::{Config, ConfigError};
@@ -71,7 +73,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let shown = options.runtime_dir.display().to_string();
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
-    let _claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
+    let claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
     let uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
     notify::prepare();
     if let Err(error) = vmlane_transport::prepare() {
@@ -84,11 +86,12 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let reached = keeper::reach(&keeper::socket(paths.runtime()));
     if options.confine {
         // Before there is any other thread: what is given up here, is given up for all of them.
-        confine::confine(config.daemon.user.as_deref(), paths.runtime(), &config_path)?;
+        confine::confine(config.daemon.user.as_deref(), paths.runtime(), claim.directory(), &config_path)?;
     } else {
         tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
     }
-    let Held { store, found, keeper } = keeper::connect(paths.runtime(), reached);
+    let Held { store, mut found, keeper } = keeper::connect(paths.runtime(), reached);
+    hold_user_lock(&*store, &mut found);
     if found.is_empty() {
         runtime::clear(&paths);
     } else {
@@ -103,6 +106,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
+    daemon.open_sockets()?;
     let watchdog = WatchdogThread::start(daemon.clone()).map_err(host("starting the watchdog".into()))?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
@@ -131,6 +135,19 @@ pub fn run(options: Options) -> Result<(), RunError> {
         keeper.end();
     }
     Ok(())
+}
+
+/// The number of a user of its own stays the daemon's while any process has it: the keeper, too.
+fn hold_user_lock(store: &dyn Store, found: &mut Found) {
+    const NAME: &str = "user.lock";
+    let left = found.take(NAME);
+    if let Some(lock) = confine::user_lock() {
+        if let Err(error) = store.put(NAME, lock.as_fd()) {
+            tracing::warn!(%error, "the daemon's user is not held for the next one");
+        }
+    } else if let Some(lock) = left {
+        confine::keep_user_lock(lock.into());
+    }
 }
 
 /// Asks the daemon that serves in the runtime directory to make room, if there is one. It stays where it

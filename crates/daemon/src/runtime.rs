@@ -35,7 +35,14 @@ pub enum RuntimeError {
 /// The right to serve in a runtime directory; ends with the process at the latest.
 #[derive(Debug)]
 pub struct Claim {
-    _directory: File,
+    directory: File,
+}
+
+impl Claim {
+    /// The runtime directory, open: the very one that is claimed, whatever becomes of its name.
+    pub fn directory(&self) -> &File {
+        &self.directory
+    }
 }
 
 /// Makes the directory if need be and claims it. Two daemons that start at once cannot both win,
@@ -54,7 +61,7 @@ pub fn claim(paths: &Paths) -> Result<Claim, RuntimeError> {
     }
     let directory = File::open(path).map_err(host("opening the runtime directory"))?;
     match flock(&directory, FlockOperation::NonBlockingLockExclusive) {
-        Ok(()) => Ok(Claim { _directory: directory }),
+        Ok(()) => Ok(Claim { directory }),
         // It may have been about to answer.
         Err(Errno::WOULDBLOCK) => Err(match other_daemon(paths) {
             Some(pid) => taken(pid),

@@ -45,7 +45,10 @@ impl ServedVm {
             quarantined: false,
         };
         match served.fill(host, config, vm, found) {
-            Ok(map) => Ok((served, map)),
+            Ok(map) => {
+                served.set_owner(host, vm);
+                Ok((served, map))
+            }
             Err(error) => {
                 served.withdraw(host);
                 Err(error)
@@ -73,6 +76,15 @@ impl ServedVm {
             self.nics.push(ServedNic::offer(host, config, vm, number, found)?);
         }
         Ok(known)
+    }
+
+    /// Who may connect to its sockets from now on. Their access control lists are for `grants.rs`.
+    fn set_owner(&self, host: &Host<'_>, vm: &VmConfig) {
+        for vsock in self.vmci.iter().chain(&self.virtio) {
+            vsock.server.set_owner(vm.owner);
+            host.sockets.set_owner(vsock.cid, vm.owner);
+        }
+        self.nics.iter().for_each(|nic| nic.set_owner(vm.owner));
     }
 
     /// VMMs that a previous daemon served are served from now on.
@@ -106,6 +118,7 @@ impl ServedVm {
 
     /// What changes without a guest's seeing it.
     pub fn update(&mut self, host: &Host<'_>, config: &Config, vm: &VmConfig) {
+        self.set_owner(host, vm);
         let spec = spec(config, vm);
         if vm.virtio_vsock {
             host.vsock_worker.add(spec.vm.clone());

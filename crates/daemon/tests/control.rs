@@ -7,14 +7,20 @@ use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmlane_access::Peer;
 use vmlane_api::{Call, Client, ClientError, Done, ErrorCode, MAX_REQUEST, Pong, Reply};
+use vmlane_daemon::config::May;
 use vmlane_daemon::control::{Answers, Bounds, ControlServer};
 
 /// Answers pings, panics when told to, and has a lot to say about ports.
 struct Fake;
 
 impl Answers for Fake {
-    fn answer(&self, call: Call) -> String {
+    fn may(&self, _: &Peer) -> Option<May> {
+        Some(May::Admin)
+    }
+
+    fn answer(&self, call: Call, _: &Peer) -> String {
         match call {
             Call::Ping => Reply::ok(Pong { pid: 42, daemon: "test".into() }).to_line(),
             Call::DebugPanic { .. } => panic!("as asked for by the test"),
@@ -61,8 +67,13 @@ impl Setup {
     }
 }
 
-const QUICK: Bounds =
-    Bounds { clients: 2, request: Duration::from_millis(200), answer: Duration::from_millis(200) };
+const QUICK: Bounds = Bounds {
+    clients: 2,
+    others: 1,
+    of_user: 1,
+    request: Duration::from_millis(200),
+    answer: Duration::from_millis(200),
+};
 
 #[test]
 fn a_connection_carries_many_requests() {

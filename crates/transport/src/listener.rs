@@ -4,6 +4,9 @@
 //! One device, one VMM at a time: a second one is turned away while the first is served. A VMM that
 //! was killed and started again may connect before the end of its previous process has been noticed, so
 //! turning away waits a moment first. The device lives in the serving thread, across sessions.
+//!
+//! Root, the daemon's own user and the VM's owner may connect. Other processes that get to the socket (its access
+//! control list is out of date, or was changed) are not served: their connection is closed, and nothing else changes.
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,6 +22,7 @@ use parking_lot::{Condvar, Mutex};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, Shutdown, SocketAddrUnix, SocketFlags, SocketType};
+use vmlane_access::{Owner, Peer};
 use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_port::role::{self, Role};
@@ -176,8 +180,15 @@ fn serve_any(
     let held = prepared.is_some();
     let waiting = prepared.map(|prepared| Arrival::Prepared(Box::new(prepared)));
     let state = Mutex::new(AcceptorState { waiting, held, ..AcceptorState::default() });
-    let acceptor =
-        Arc::new(Acceptor { name: name.to_owned(), state, changed: Condvar::new(), stats, refuse });
+    let acceptor = Arc::new(Acceptor {
+        name: name.to_owned(),
+        user: rustix::process::geteuid().as_raw(),
+        owner: Mutex::new(None),
+        state,
+        changed: Condvar::new(),
+        stats,
+        refuse,
+    });
     let serving = {
         let acceptor = acceptor.clone();
         spawn(format!("{kind}-{name}"), Role::Session, move || acceptor.serve(served))?
@@ -277,6 +288,11 @@ impl Server {
         self.acceptor.offer(stream)
     }
 
+    /// From now on processes of `owner` may connect, too, and those of the owner before no more. Sessions stay.
+    pub fn set_owner(&self, owner: Option<Owner>) {
+        *self.acceptor.owner.lock() = owner;
+    }
+
     /// True while a VMM is connected.
     pub fn connected(&self) -> bool {
         self.acceptor.state.lock().connected()
@@ -324,6 +340,9 @@ impl Drop for Server {
 /// Where connections wait for the serving thread.
 struct Acceptor {
     name: String,
+    /// The daemon's own.
+    user: u32,
+    owner: Mutex<Option<Owner>>,
     state: Mutex<AcceptorState>,
     changed: Condvar,
     stats: Arc<SessionStats>,
@@ -384,11 +403,35 @@ impl Acceptor {
         self.changed.notify_all();
     }
 
+    /// May the process that has connected be served? If not: which one it is.
+    fn admit(&self, stream: &OwnedFd) -> Result<(), String> {
+        let peer = Peer::of(stream).map_err(|error| format!("a process whose user is unknown ({error})"))?;
+        let owner = *self.owner.lock();
+        if peer.uid == 0 || peer.uid == self.user || owner.is_some_and(|owner| owner.includes(&peer)) {
+            return Ok(());
+        }
+        Err(format!("process {} of user {}", peer.pid, peer.uid))
+    }
+
     fn accept(&self, socket: &OwnedFd) {
         let mut log = LogLimit::default();
+        let mut strangers = LogLimit::default();
         while !self.state.lock().closed {
             match rustix::net::accept_with(socket, SocketFlags::CLOEXEC) {
                 Ok(stream) => {
+                    if let Err(stranger) = self.admit(&stream) {
+                        count(&self.stats.refused_peers);
+                        drop(stream);
+                        if let Some(held_back) = strangers.allow() {
+                            let device = &self.name;
+                            tracing::warn!(
+                                device,
+                                held_back,
+                                "{stranger} is not the VM's owner and was refused"
+                            );
+                        }
+                        continue;
+                    }
                     if let Err(stream) = self.offer(stream.into()) {
                         // Before closing it, so that a VMM that sees it closed finds it counted.
                         count(&self.stats.refused);

@@ -11,6 +11,8 @@ pub struct SessionStats {
     pub sessions: AtomicU64,
     /// Connections turned away because another VMM was being served.
     pub refused: AtomicU64,
+    /// Connections closed because their process was not the owner's, root's or the daemon's user's.
+    pub refused_peers: AtomicU64,
     pub messages: AtomicU64,
     pub reads: AtomicU64,
     pub writes: AtomicU64,
@@ -88,10 +90,11 @@ impl SessionStats {
     }
 
     /// Name and value of every counter.
-    pub fn snapshot(&self) -> [(&'static str, u64); 14] {
+    pub fn snapshot(&self) -> [(&'static str, u64); 15] {
         [
             ("sessions", &self.sessions),
             ("refused", &self.refused),
+            ("refused_peers", &self.refused_peers),
             ("messages", &self.messages),
             ("reads", &self.reads),
             ("writes", &self.writes),

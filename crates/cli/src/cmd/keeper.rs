@@ -21,12 +21,15 @@ pub struct Args {
     /// Directory of the daemon's sockets
     #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
     runtime_dir: PathBuf,
+    /// The daemon that starts it: the first one that is let in
+    #[arg(long, value_name = "PID", hide = true)]
+    daemon: Option<i32>,
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let path = keeper::socket(&self.runtime_dir);
-        keeper::serve(&path).with_context(|| path.display().to_string())?;
+        keeper::serve(&path, self.daemon).with_context(|| path.display().to_string())?;
         Ok(ExitCode::SUCCESS)
     }
 }

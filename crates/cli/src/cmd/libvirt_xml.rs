@@ -20,7 +20,8 @@ The domain is complete except for a disk: add one (virsh edit), or copy into an 
 virtio NICs are ordinary libvirt interfaces. VMCI and VMXNET3 (vfio-user, QEMU 10.1 or newer) and
 virtio-vsock over vhost-user have no element in libvirt and are in <qemu:commandline>; libvirt
 marks such a domain as tainted and does not migrate these devices. Where AppArmor or SELinux confine
-QEMU, allow it the sockets under the runtime directory."#;
+QEMU, allow it the sockets under the runtime directory. libvirt runs QEMU as a user of its own (libvirt-qemu
+or qemu): give the VM owner = "libvirt-qemu" in the configuration."#;
 
 /// Prints a libvirt domain for a VM of the configuration.
 #[derive(Debug, clap::Args)]

@@ -22,7 +22,10 @@ bare $(...), and works as long as no path has spaces. The output contains -m, wh
 backend: do not pass your own -m. QEMU merges the -machine option with yours.
 
 VMCI and VMXNET3 devices are vfio-user devices: they need QEMU >= 10.1 and a machine with PCI. Virtio devices
-work with QEMU 7.2 and newer, and on microvm, too."#;
+work with QEMU 7.2 and newer, and on microvm, too.
+
+QEMU must run as root, as the daemon's user, or as the VM's owner (owner = "USER[:GROUP]" in the
+configuration): to other users its sockets are closed."#;
 
 /// Prints QEMU's arguments for a VM of the configuration
 #[derive(Debug, clap::Args)]

@@ -20,7 +20,7 @@ const CIDS: RangeInclusive<i64> = 3..=0x7fff_ffff;
 /// The last port number means "any".
 const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
 /// Users and groups; the last number means "none".
-const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
+pub(super) const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const WORKERS: RangeInclusive<i64> = 1..=256;
 const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
 /// Frames to several that a NIC may send in a second; 0: any number.
@@ -65,12 +65,15 @@ impl Checker<'_> {
         let hosts = raw.host.iter().map(|rule| self.host(rule.get_ref())).collect();
         let vms: Vec<VmConfig> =
             raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults, &port_groups)).collect();
+        let control =
+            raw.control.iter().enumerate().map(|(index, rule)| self.control(index + 1, rule)).collect();
         self.unique(&raw.vm);
         for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
             self.targets(vm, raw_vm.get_ref(), &vms);
+            self.owner_and_roles(vm, raw_vm.get_ref());
         }
         self.unique_macs(&vms, &raw.vm);
-        let config = Config { hosts, daemon, vms, port_groups, uplinks };
+        let config = Config { hosts, control, daemon, vms, port_groups, uplinks };
         self.shares(&config, raw);
         config
     }
@@ -151,6 +154,7 @@ impl Checker<'_> {
         let (vmci, virtio_vsock) = self.vsock(&vm, spanned);
         let (limits, memory) = self.limits(&format!("{vm}: limits"), &raw.limits, defaults);
         VmConfig {
+            owner: self.owner(&vm, raw),
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
             vmci,
             virtio_vsock,

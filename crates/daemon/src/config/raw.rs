@@ -25,6 +25,16 @@ pub struct RawConfig {
     pub uplink: Vec<Spanned<RawUplink>>,
     #[serde(default)]
     pub host: Vec<Spanned<RawHost>>,
+    #[serde(default)]
+    pub control: Vec<Spanned<RawControl>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawControl {
+    pub uid: Option<Spanned<i64>>,
+    pub gid: Option<Spanned<i64>>,
+    pub may: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -108,6 +118,7 @@ pub struct RawLimits {
 #[serde(deny_unknown_fields)]
 pub struct RawVm {
     pub name: Option<Spanned<String>>,
+    pub owner: Option<Spanned<toml::Value>>,
     pub group: Option<Spanned<String>>,
     pub cid: Option<Spanned<i64>>,
     pub vsock: Option<Spanned<String>>,

@@ -192,6 +192,10 @@ const DAEMON: &[c_long] = &[
     libc::SYS_getsockname,
     libc::SYS_getuid,
     libc::SYS_kill,
+    // Access control lists of its sockets.
+    libc::SYS_lgetxattr,
+    libc::SYS_lremovexattr,
+    libc::SYS_lsetxattr,
     libc::SYS_linkat,
     libc::SYS_listen,
     libc::SYS_mkdirat,

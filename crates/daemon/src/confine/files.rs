@@ -7,6 +7,8 @@ use landlock::{
     RulesetAttr, RulesetCreated, RulesetCreatedAttr, RulesetError, RulesetStatus, Scope,
 };
 
+use crate::accounts;
+
 /// The newest version whose rights are spoken of here; older kernels get what they know.
 const KNOWN: ABI = ABI::V6;
 
@@ -29,8 +31,8 @@ pub enum Enforced {
 }
 
 /// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
-/// directories of `config` (reading: editors replace the file) and `program` (reading and starting it
-/// again). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
+/// directories of `config` (reading: editors replace the file), `program` (reading and starting it
+/// again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
 /// process signalled but those that the daemon starts.
 pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced, FilesError> {
     let all = AccessFs::from_all(KNOWN);
@@ -45,7 +47,10 @@ pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced
     let ruleset = allow(ruleset, runtime, all & !devices)?;
     let ruleset = allow(ruleset, config.parent().unwrap_or(config), read)?;
     let ruleset = allow(ruleset, program, AccessFs::ReadFile | AccessFs::Execute)?;
-    let ruleset = allow(ruleset, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile)?;
+    let mut ruleset = allow(ruleset, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile)?;
+    for list in accounts::FILES.map(Path::new).into_iter().filter(|list| list.exists()) {
+        ruleset = allow(ruleset, list, AccessFs::ReadFile)?;
+    }
     Ok(match ruleset.restrict_self()?.ruleset {
         RulesetStatus::FullyEnforced => Enforced::Fully,
         RulesetStatus::PartiallyEnforced => Enforced::Partly,

@@ -3,15 +3,18 @@
 //! | file | what |
 //! | --- | --- |
 //! | `user.rs` | an unprivileged user, no capabilities |
+//! | `own_user.rs` | a user without an account, where the host has none for the daemon |
 //! | `files.rs` | Landlock: the runtime directory, the configuration, itself |
 //! | `calls.rs` | seccomp: an allow-list for the process, a shorter one for each kind of thread |
 //! | `violation.rs` | what happens when a thread tries more |
 
 mod calls;
 mod files;
+mod own_user;
 mod user;
 mod violation;
 
+use std::fs::File;
 use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
@@ -19,8 +22,11 @@ use std::sync::OnceLock;
 use rustix::thread::set_no_new_privs;
 use vmlane_port::role::{self, Role};
 
+use crate::accounts::Accounts;
+
 use self::calls::CallsError;
 use self::files::{Enforced, FilesError};
+use self::user::Become;
 pub use self::violation::EXIT_CODE;
 
 /// Why the daemon could not be confined. It does not serve then.
@@ -37,6 +43,11 @@ pub enum ConfineError {
          --runtime-dir"
     )]
     Unreachable { user: String, directory: String },
+    #[error(
+        "the daemon becomes another user than root, and there is no user \"vmlane\" and no unused number to take \
+         instead: {0}; make the user (`useradd --system vmlane`), or name one with [daemon] user"
+    )]
+    NoUser(io::Error),
     #[error("giving up privileges: {what}: {cause}")]
     Host { what: &'static str, cause: io::Error },
     #[error("confining files (Landlock): {0}")]
@@ -58,16 +69,37 @@ pub fn is_confined() -> bool {
     STATE.get().is_some()
 }
 
-/// Confines the calling thread and all threads started from it. `user`: whom to become, if configured.
-pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), ConfineError> {
+/// What keeps the daemon's own number of a user from being given to others, to be held as long as a process has it.
+static USER_LOCK: OnceLock<File> = OnceLock::new();
+
+/// That lock, if this process has taken it.
+pub fn user_lock() -> Option<&'static File> {
+    USER_LOCK.get()
+}
+
+/// The same, found where a previous daemon left it.
+pub fn keep_user_lock(lock: File) {
+    let _ = USER_LOCK.set(lock);
+}
+
+/// Confines the calling thread and all threads started from it. `user`: whom to become, if configured; `directory`: the
+/// open runtime directory.
+pub fn confine(
+    user: Option<&str>,
+    runtime: &Path,
+    directory: &File,
+    config: &Path,
+) -> Result<(), ConfineError> {
     let host = |what| move |cause: io::Error| ConfineError::Host { what, cause };
-    let user = user::choose(user, &[runtime])?;
+    let chosen = user::choose(user, runtime, directory)?;
+    // Read now, so that owners of VMs are known by name later.
+    Accounts::host();
     violation::watch().map_err(host("the handler of SIGSYS"))?;
     // Installs its signal handler, which a filter would not let it do later.
     vmlane_mem::prepare();
     user::bound_capabilities();
-    if let Some(user) = &user {
-        user::hand_over(runtime, user).map_err(host("handing the runtime directory over"))?;
+    if let Some(user) = chosen.user() {
+        user::hand_over(directory, user).map_err(host("handing the runtime directory over"))?;
         user::become_user(user).map_err(host("becoming another user"))?;
     }
     user::drop_capabilities().map_err(host("dropping capabilities"))?;
@@ -82,7 +114,14 @@ pub fn confine(user: Option<&str>, runtime: &Path, config: &Path) -> Result<(), 
             "cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
         );
     }
-    let who = user.map_or_else(|| "own user".to_owned(), |user| format!("user {}", user.name));
+    let who = match chosen {
+        Become::Same => "own user".to_owned(),
+        Become::Listed(user) => format!("user {}", user.name),
+        Become::Own(own) => {
+            own.lock.into_iter().for_each(keep_user_lock);
+            format!("user {} of its own", own.user.uid)
+        }
+    };
     let files = match files {
         Enforced::Fully => "landlock",
         Enforced::Partly => "landlock in part (an older kernel)",

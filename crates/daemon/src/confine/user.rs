@@ -1,10 +1,14 @@
 //! An unprivileged user instead of root, and no capabilities.
 
-use std::fs;
+use std::ffi::{OsStr, OsString};
+use std::fs::{self, File};
 use std::io;
-use std::os::unix::fs::{MetadataExt, chown};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::os::unix::ffi::OsStrExt;
+use std::os::unix::fs::MetadataExt;
 use std::path::Path;
 
+use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, chownat, fchown, fstat, openat};
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{
     CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
@@ -12,57 +16,72 @@ use rustix::thread::{
 };
 
 use super::ConfineError;
+use super::own_user::{self, OwnUser};
+use crate::accounts::{Accounts, OVERFLOW, User};
 
-/// Users to become when none is configured, the first one that exists.
-const DEFAULTS: [&str; 2] = ["vmlane", "nobody"];
+/// The user to become when none is configured, if the host has it.
+const DEFAULT: &str = "vmlane";
 
-/// A user of the host.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct User {
-    pub name: String,
-    pub uid: u32,
-    pub gid: u32,
+/// Whom to become.
+#[derive(Debug)]
+pub enum Become {
+    /// It stays who it is.
+    Same,
+    Listed(User),
+    /// One that no account has.
+    Own(OwnUser),
 }
 
-/// The user of a name or number in the text of `/etc/passwd`.
-fn find(passwd: &str, wanted: &str) -> Option<User> {
-    passwd.lines().find_map(|line| {
-        let mut fields = line.split(':');
-        let (name, _, uid, gid) = (fields.next()?, fields.next()?, fields.next()?, fields.next()?);
-        let user = User { name: name.into(), uid: uid.parse().ok()?, gid: gid.parse().ok()? };
-        (name == wanted || uid == wanted).then_some(user)
-    })
+impl Become {
+    pub fn user(&self) -> Option<&User> {
+        match self {
+            Become::Same => None,
+            Become::Listed(user) | Become::Own(OwnUser { user, .. }) => Some(user),
+        }
+    }
 }
 
-/// Whom to become: None stays who it is. `private`: directories that the user must get through to.
-pub fn choose(configured: Option<&str>, private: &[&Path]) -> Result<Option<User>, ConfineError> {
+/// Whom to become, to serve in the directory `runtime` (open as `directory`).
+pub fn choose(configured: Option<&str>, runtime: &Path, directory: &File) -> Result<Become, ConfineError> {
     if !geteuid().is_root() {
         return match configured {
             Some(user) => Err(ConfineError::NotRoot { user: user.into() }),
-            None => Ok(None),
+            None => Ok(Become::Same),
         };
     }
-    let passwd = fs::read_to_string("/etc/passwd").unwrap_or_default();
+    let accounts = Accounts::host();
     if let Some(name) = configured.filter(|name| *name != "root") {
-        let user = find(&passwd, name).ok_or_else(|| ConfineError::UnknownUser { user: name.into() })?;
-        return match private.iter().find_map(|path| blocked(path, &user)) {
+        let user = accounts.user(name).ok_or_else(|| ConfineError::UnknownUser { user: name.into() })?;
+        if user.uid == OVERFLOW {
+            tracing::warn!(
+                user = name,
+                "other services run as this user, too, and can reach the daemon's files"
+            );
+        }
+        return match blocked(runtime, &user) {
             Some(directory) => Err(ConfineError::Unreachable { user: user.name, directory }),
-            None => Ok(Some(user)),
+            None => Ok(Become::Listed(user)),
         };
     }
     if configured.is_some() {
-        return Ok(None);
+        return Ok(Become::Same);
     }
-    let Some(user) = DEFAULTS.iter().find_map(|name| find(&passwd, name)) else { return Ok(None) };
-    if let Some(directory) = private.iter().find_map(|path| blocked(path, &user)) {
+    let listed = accounts.user(DEFAULT);
+    // Any user without an account is as good as another one here.
+    let anybody = User { name: "of its own".into(), uid: u32::MAX - 1, gid: u32::MAX - 1 };
+    if let Some(directory) = blocked(runtime, listed.as_ref().unwrap_or(&anybody)) {
         tracing::warn!(
-            user = user.name,
+            user = listed.map_or(anybody.name, |user| user.name),
             directory,
             "stays root, without capabilities: the user could not get into this directory"
         );
-        return Ok(None);
+        return Ok(Become::Same);
     }
-    Ok(Some(user))
+    if let Some(user) = listed {
+        return Ok(Become::Listed(user));
+    }
+    let owner = directory.metadata().map_or(0, |metadata| metadata.uid());
+    own_user::take(runtime, owner, &accounts).map(Become::Own).map_err(ConfineError::NoUser)
 }
 
 /// The first directory above `path` that the user may not search.
@@ -79,18 +98,70 @@ fn blocked(path: &Path, user: &User) -> Option<String> {
     })
 }
 
-/// Gives the runtime directory, and what a previous daemon left in it, to the user.
-pub fn hand_over(directory: &Path, user: &User) -> io::Result<()> {
-    chown(directory, Some(user.uid), Some(user.gid))?;
-    for entry in fs::read_dir(directory)?.flatten() {
-        let kind = entry.file_type()?;
-        if kind.is_dir() {
-            hand_over(&entry.path(), user)?;
-        } else if !kind.is_symlink() {
-            chown(entry.path(), Some(user.uid), Some(user.gid))?;
+/// Names of the sockets that a previous daemon may have left in the runtime directory, and of the VMs' directory.
+const SOCKETS: [&str; 3] = ["control.sock", "host.sock", "keeper.sock"];
+const VMS: &str = "vm";
+
+/// Gives the runtime directory, and the sockets that a previous daemon left in it, to the user. Another user owned the
+/// directory until now, and may have put anything there: no link is followed, and nothing else changes hands than
+/// directories, and sockets that have no second name.
+pub fn hand_over(directory: &File, user: &User) -> io::Result<()> {
+    let give =
+        Give { device: fstat(directory)?.st_dev, uid: Uid::from_raw(user.uid), gid: Gid::from_raw(user.gid) };
+    fchown(directory, Some(give.uid), Some(give.gid))?;
+    SOCKETS.iter().try_for_each(|name| give.socket(directory.as_fd(), name.as_ref()))?;
+    let Some(vms) = give.directory(directory.as_fd(), VMS.as_ref())? else { return Ok(()) };
+    for vm in names(&vms)? {
+        if let Some(vm) = give.directory(vms.as_fd(), vm.as_os_str())? {
+            names(&vm)?.iter().try_for_each(|name| give.socket(vm.as_fd(), name))?;
         }
     }
     Ok(())
+}
+
+struct Give {
+    /// Of the runtime directory: nothing that is mounted in it changes hands.
+    device: u64,
+    uid: Uid,
+    gid: Gid,
+}
+
+impl Give {
+    /// Opens a directory, and gives it.
+    fn directory(&self, of: BorrowedFd<'_>, name: &OsStr) -> io::Result<Option<OwnedFd>> {
+        let flags = OFlags::RDONLY | OFlags::DIRECTORY | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        // Something else, or a link; or nothing any more.
+        let Ok(opened) = openat(of, name, flags, Mode::empty()) else { return Ok(None) };
+        if fstat(&opened)?.st_dev != self.device {
+            return Ok(None);
+        }
+        fchown(&opened, Some(self.uid), Some(self.gid))?;
+        Ok(Some(opened))
+    }
+
+    fn socket(&self, of: BorrowedFd<'_>, name: &OsStr) -> io::Result<()> {
+        let flags = OFlags::PATH | OFlags::NOFOLLOW | OFlags::CLOEXEC;
+        let Ok(opened) = openat(of, name, flags, Mode::empty()) else { return Ok(()) };
+        // From here on it is this very file, whatever becomes of its name.
+        let stat = fstat(&opened)?;
+        let is_socket = FileType::from_raw_mode(stat.st_mode) == FileType::Socket;
+        if is_socket && stat.st_nlink == 1 && stat.st_dev == self.device {
+            chownat(&opened, c"", Some(self.uid), Some(self.gid), AtFlags::EMPTY_PATH)?;
+        }
+        Ok(())
+    }
+}
+
+fn names(directory: &OwnedFd) -> io::Result<Vec<OsString>> {
+    let mut names = Vec::new();
+    for entry in Dir::read_from(directory)? {
+        let entry = entry?;
+        let name = entry.file_name().to_bytes();
+        if name != b"." && name != b".." {
+            names.push(OsStr::from_bytes(name).to_owned());
+        }
+    }
+    Ok(names)
 }
 
 /// Becomes the user for good. Only before other threads exist: the calls concern the calling thread.
@@ -126,12 +197,58 @@ mod tests {
     use super::*;
 
     #[test]
-    fn users_are_found_by_name_and_by_number() {
-        let passwd = "root:x:0:0:root:/root:/bin/sh\nbroken\nvmlane:x:990:991::/:/bin/false\n";
-        let user = User { name: "vmlane".into(), uid: 990, gid: 991 };
-        assert_eq!(find(passwd, "vmlane"), Some(user.clone()));
-        assert_eq!(find(passwd, "990"), Some(user));
-        assert_eq!((find(passwd, "nobody"), find(passwd, "")), (None, None));
+    fn what_is_planted_in_the_directory_stays_whose_it_is() {
+        use std::os::unix::fs::{PermissionsExt, symlink};
+        use std::os::unix::net::UnixListener;
+        if !geteuid().is_root() {
+            println!("skipped: only root can give files away");
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        let (run, host) = (base.path().join("run"), base.path().join("host"));
+        fs::create_dir_all(run.join("vm/web")).unwrap();
+        fs::create_dir(&host).unwrap();
+        fs::set_permissions(&host, fs::Permissions::from_mode(0o700)).unwrap();
+        fs::write(host.join("shadow"), "").unwrap();
+        drop(UnixListener::bind(host.join("root.sock")).unwrap());
+        drop(UnixListener::bind(run.join("control.sock")).unwrap());
+        drop(UnixListener::bind(run.join("vm/web/vmci.sock")).unwrap());
+        // Links to what is root's: by another name, and by their path, at every place that is looked at.
+        fs::hard_link(host.join("shadow"), run.join("host.sock")).unwrap();
+        fs::hard_link(host.join("root.sock"), run.join("vm/web/nic0.sock")).unwrap();
+        fs::hard_link(host.join("shadow"), run.join("vm/web/notes")).unwrap();
+        symlink(host.join("root.sock"), run.join("keeper.sock")).unwrap();
+        symlink(host.join("shadow"), run.join("vm/web/vsock.sock")).unwrap();
+        symlink(&host, run.join("vm/host")).unwrap();
+        let user = User { name: "u".into(), uid: 65_010, gid: 65_011 };
+        hand_over(&File::open(&run).unwrap(), &user).unwrap();
+        let owner = |path: &Path| {
+            let metadata = fs::symlink_metadata(path).unwrap();
+            (metadata.uid(), metadata.gid())
+        };
+        for own in ["", "control.sock", "vm", "vm/web", "vm/web/vmci.sock"] {
+            assert_eq!(owner(&run.join(own)), (65_010, 65_011), "{own}");
+        }
+        for roots in ["", "shadow", "root.sock"] {
+            assert_eq!(owner(&host.join(roots)), (0, 0), "{roots}");
+        }
+    }
+
+    #[test]
+    fn a_link_in_place_of_the_vms_directory_is_not_followed() {
+        if !geteuid().is_root() {
+            println!("skipped: only root can give files away");
+            return;
+        }
+        let base = tempfile::tempdir().unwrap();
+        let (run, host) = (base.path().join("run"), base.path().join("host"));
+        fs::create_dir(&run).unwrap();
+        fs::create_dir_all(host.join("etc")).unwrap();
+        std::os::unix::fs::symlink(&host, run.join("vm")).unwrap();
+        let user = User { name: "u".into(), uid: 65_010, gid: 65_011 };
+        hand_over(&File::open(&run).unwrap(), &user).unwrap();
+        assert_eq!(fs::metadata(host.join("etc")).unwrap().uid(), 0);
+        assert_eq!(fs::metadata(&host).unwrap().uid(), 0);
     }
 
     #[test]

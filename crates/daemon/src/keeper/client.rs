@@ -153,6 +153,7 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     let runtime = path.parent().unwrap_or(Path::new("/"));
     let mut command = Command::new("/proc/self/exe");
     command.arg0("vmlane").arg("keeper").arg("--runtime-dir").arg(runtime);
+    command.arg("--daemon").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
     let mut child = command.spawn()?;
     let deadline = Instant::now() + PATIENCE;

@@ -10,15 +10,17 @@ use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::fs::Mode;
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
-use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use rustix::process::{Pid, Resource, Rlimit, getppid, getrlimit, setrlimit};
+use vmlane_access::Peer;
 
 use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, send};
 
 /// Descriptors held at most; a daemon of the same host asks for them.
 const MOST: usize = 65_536;
 
-/// Serves at `path` until a daemon says that no other follows it.
-pub fn serve(path: &Path) -> io::Result<()> {
+/// Serves at `path` until a daemon says that no other follows it. `starter`: the daemon that started it, as which no other
+/// process is taken. Whoever comes after that daemon has to be root's or the daemon's own user's: no more is known of it.
+pub fn serve(path: &Path, mut starter: Option<i32>) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     // Fails only where the limit is not ours to change; then it is what it is.
     let _ = setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, maximum: limit.maximum });
@@ -44,7 +46,10 @@ pub fn serve(path: &Path) -> io::Result<()> {
         // One daemon at a time: the next one waits in the queue until the previous one is gone, whose
         // last packets are obeyed first.
         let Some(socket) = &daemon else {
-            daemon = accept(&listener);
+            // A child whose parent dies gets another one.
+            let expected = starter.filter(|pid| Pid::as_raw(getppid()) == *pid);
+            daemon = accept(&listener, expected);
+            starter = starter.filter(|_| daemon.is_none());
             continue;
         };
         match receive(socket) {
@@ -72,12 +77,13 @@ fn listen(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
-/// A daemon of the same user.
-fn accept(listener: &OwnedFd) -> Option<OwnedFd> {
+/// A daemon: of the same user or root, and the one that is expected, if one is. Others are refused before they have said
+/// anything.
+fn accept(listener: &OwnedFd, expected: Option<i32>) -> Option<OwnedFd> {
     let socket = rustix::net::accept_with(listener, SocketFlags::CLOEXEC).ok()?;
-    let peer = rustix::net::sockopt::socket_peercred(&socket).ok()?;
-    let trusted = peer.uid == rustix::process::geteuid() || peer.uid.is_root();
-    trusted.then_some(socket)
+    let peer = Peer::of(&socket).ok()?;
+    let trusted = peer.uid == rustix::process::geteuid().as_raw() || peer.uid == 0;
+    (trusted && expected.is_none_or(|pid| pid == peer.pid)).then_some(socket)
 }
 
 fn carry_out(packet: Packet, socket: &OwnedFd, held: &mut BTreeMap<String, OwnedFd>) {
@@ -100,5 +106,33 @@ fn carry_out(packet: Packet, socket: &OwnedFd, held: &mut BTreeMap<String, Owned
             let _ = send(socket, LISTED, "", None);
         }
         _ => {}
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn connect(path: &Path) -> OwnedFd {
+        let socket =
+            rustix::net::socket_with(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None);
+        let socket = socket.unwrap();
+        rustix::net::connect(&socket, &SocketAddrUnix::new(path).unwrap()).unwrap();
+        socket
+    }
+
+    #[test]
+    fn the_first_daemon_is_the_one_that_started_it() {
+        let base = tempfile::tempdir().unwrap();
+        let path = base.path().join("keeper.sock");
+        let listener = listen(&path).unwrap();
+        let own = std::process::id() as i32;
+        let early = connect(&path);
+        assert!(accept(&listener, Some(own + 1)).is_none(), "another process of the same user");
+        assert!(receive(&early).unwrap().is_none(), "closed, and nothing said");
+        let _right = connect(&path);
+        assert!(accept(&listener, Some(own)).is_some());
+        let _next = connect(&path);
+        assert!(accept(&listener, None).is_some(), "the next daemon's number is not known");
     }
 }

@@ -8,6 +8,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
+use vmlane_access::Owner;
 use vmlane_device::vmci::Waker;
 use vmlane_port::{End, Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
@@ -35,6 +36,8 @@ pub enum Mail {
     Wake(Token),
     AddGuest(Guest, OwnedFd),
     RemoveGuest(u32),
+    /// Whose processes may connect at a VM's hybrid Unix socket.
+    Owner(u32, Option<Owner>),
     Rules(HostRules),
     Stop,
 }

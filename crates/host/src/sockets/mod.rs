@@ -27,6 +27,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
+use vmlane_access::Owner;
 use vmlane_port::role::{self, Role};
 use vmlane_vsock::{
     Call, ConnectError, DatagramError, Endpoint, HostAccess, HostRules, Peer, Router, SocketAddress,
@@ -142,6 +143,12 @@ impl HostSockets {
         self.guest_sockets.lock().insert(guest.cid, guest.uds.clone());
         self.mailbox.send(Mail::AddGuest(guest, socket));
         Ok(())
+    }
+
+    /// From now on processes of `owner` may use a VM's hybrid Unix socket, beside root's and those of the daemon's
+    /// own user. Streams that are open stay.
+    pub fn set_owner(&self, cid: u32, owner: Option<Owner>) {
+        self.mailbox.send(Mail::Owner(cid, owner));
     }
 
     /// Closes it; streams that are open stay.

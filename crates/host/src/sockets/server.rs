@@ -15,6 +15,7 @@ use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
+use vmlane_access::Owner;
 use vmlane_port::Budget;
 use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostAccess, HostRules, Peer, Router};
 use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
@@ -61,6 +62,8 @@ pub struct Server {
     epoll: OwnedFd,
     listening: HashMap<Token, ListeningSocket>,
     guests: HashMap<u32, Guest>,
+    /// Of VMs that have one of their own.
+    owners: HashMap<u32, Owner>,
     clients: Clients,
     /// Listeners by port.
     listeners: HashMap<u32, Token>,
@@ -93,6 +96,7 @@ impl Server {
             epoll,
             listening: HashMap::new(),
             guests: HashMap::new(),
+            owners: HashMap::new(),
             clients: Clients::default(),
             listeners: HashMap::new(),
             budgets: HashMap::new(),
@@ -212,6 +216,13 @@ impl Server {
             Mail::RemoveGuest(cid) => {
                 self.listening.retain(|_, listening| listening.dialect != Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
+                self.owners.remove(&cid);
+            }
+            Mail::Owner(cid, None) => {
+                self.owners.remove(&cid);
+            }
+            Mail::Owner(cid, Some(owner)) => {
+                self.owners.insert(cid, owner);
             }
             Mail::Rules(rules) => *self.rules.lock() = rules,
             Mail::Stop => {}
@@ -234,6 +245,14 @@ impl Server {
                 }
             };
             let Ok(peer) = socket::peer(&socket) else { continue };
+            if !self.is_owner(dialect, peer, &socket) {
+                tracing::warn!(
+                    pid = peer.pid,
+                    uid = peer.uid,
+                    "not the VM's owner; its connection was closed"
+                );
+                continue;
+            }
             if self.clients.unasked() >= self.bounds.unasked {
                 continue; // closed: too many connections without a request
             }
@@ -245,6 +264,16 @@ impl Server {
                 self.on_event(token, epoll::EventFlags::IN);
             }
         }
+    }
+
+    /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may what at the others is for the rules to say.
+    fn is_owner(&self, dialect: Dialect, peer: Peer, socket: &OwnedFd) -> bool {
+        let Dialect::Hybrid(cid) = dialect else { return true };
+        if peer.uid == 0 || peer.uid == self.rules.lock().owner {
+            return true;
+        }
+        let owner = self.owners.get(&cid);
+        owner.is_some_and(|owner| vmlane_access::Peer::of(socket).is_ok_and(|peer| owner.includes(&peer)))
     }
 
     /// Gives a client a place, if there is one.

@@ -1,0 +1,25 @@
+//! Who may open a socket of the daemon.
+//!
+//! The daemon keeps the ownership of its sockets and their directories: who could write a directory could put another
+//! socket there. Others are let in twice over. An entry in the file's access control list ([`acl`]) lets them
+//! connect at all, and the credentials of the process that connected ([`Peer`]) are compared with what the
+//! configuration says ([`Owner`]): a list may be out of date, or have been changed by others.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `peer.rs` | credentials of a connected process: `SO_PEERCRED`, `SO_PEERGROUPS` |
+//! | `owner.rs` | a user or a group of the host |
+//! | `acl.rs` | POSIX access control lists, as the kernel's extended attribute |
+
+#![deny(missing_docs)]
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
+pub mod acl;
+mod owner;
+mod peer;
+
+pub use owner::Owner;
+pub use peer::Peer;
