@@ -54,6 +54,8 @@ pub enum State {
         port: u32,
         socket: Arc<OwnedFd>,
     },
+    /// Only while the next one is made of the last.
+    Changing,
 }
 
 impl State {

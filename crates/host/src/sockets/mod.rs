@@ -43,11 +43,11 @@ use mail::{Mail, Mailbox};
 /// Bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections of all processes together.
+    /// Connections of all processes together; of one user, as many as stay free for others.
     pub clients: usize,
     /// Connections of one process.
     pub of_process: usize,
-    /// Connections whose request has not arrived.
+    /// Connections whose request has not arrived; of one user, as many as stay free for others.
     pub unasked: usize,
     /// How long a request may take to arrive.
     pub request: std::time::Duration,

@@ -97,7 +97,7 @@ impl Server {
             listening: HashMap::new(),
             guests: HashMap::new(),
             owners: HashMap::new(),
-            clients: Clients::default(),
+            clients: Clients::new(bounds.clients, bounds.unasked),
             listeners: HashMap::new(),
             budgets: HashMap::new(),
             ready: VecDeque::new(),
@@ -253,8 +253,8 @@ impl Server {
                 );
                 continue;
             }
-            if self.clients.unasked() >= self.bounds.unasked {
-                continue; // closed: too many connections without a request
+            if !self.clients.may_ask(peer.uid) {
+                continue; // closed: the user has too many connections without a request
             }
             let state = State::Asking { dialect, bytes: Vec::new() };
             let deadline = Some(Instant::now() + self.bounds.request);
@@ -279,7 +279,7 @@ impl Server {
     /// Gives a client a place, if there is one.
     fn admit(&mut self, client: Client) -> Option<Token> {
         let of_process = self.clients.of_process(client.peer.pid);
-        if self.clients.len() >= self.bounds.clients || of_process >= self.bounds.of_process {
+        if !self.clients.has_room(client.peer.uid) || of_process >= self.bounds.of_process {
             tracing::debug!(pid = client.peer.pid, "a host program has too many sockets");
             return None;
         }
@@ -296,7 +296,7 @@ impl Server {
         let Some(client) = self.clients.remove(token) else { return };
         let _ = epoll::delete(&self.epoll, &*client.socket);
         match client.state {
-            State::Asking { .. } => {}
+            State::Asking { .. } | State::Changing => {}
             State::Connecting(opening, ..) => self.router.close(opening.call),
             // The process has never had it.
             State::Accepting(opening, _) => self.router.withdraw(opening.call),
@@ -348,7 +348,7 @@ impl Server {
             // What it wrote before it went is still to be delivered.
             State::Accepting(Opening { ring: Ring::Ours(pump), .. }, _) => pump.hung_up |= hung_up,
             State::Accepting(..) if hung_up => self.close(token),
-            State::Connecting(..) | State::Accepting(..) => {}
+            State::Connecting(..) | State::Accepting(..) | State::Changing => {}
             State::Streaming(stream) => {
                 match &mut stream.kind {
                     Kind::Plain(pump) => {

@@ -143,8 +143,7 @@ impl Server {
 
     /// The guest has attached: the process hears of it, and bytes go.
     pub(super) fn joined(&mut self, token: Token, stream: StreamId, side: Side) {
-        let placeholder = State::Asking { dialect: Dialect::Native, bytes: Vec::new() };
-        let Some(state) = self.clients.set_state(token, placeholder) else { return };
+        let Some(state) = self.clients.set_state(token, State::Changing) else { return };
         let (opening, greeting, delivery) = match state {
             State::Connecting(opening, dialect, port) => (opening, Some((dialect, port)), None),
             State::Accepting(opening, delivery) => (opening, None, delivery),

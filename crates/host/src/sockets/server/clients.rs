@@ -1,32 +1,48 @@
-//! The server's clients: by token, counted by process, each with its deadline.
+//! The server's clients: by token, counted by user and by process, each with its deadline.
 
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
+
+use vmlane_port::fair::SharedPlaces;
 
 use crate::sockets::client::{Client, State};
 use crate::sockets::mail::Token;
 
 /// All clients. The counts and the deadlines always agree with the clients.
-#[derive(Default)]
 pub struct Clients {
     by_token: HashMap<Token, Client>,
     of_process: HashMap<i32, usize>,
-    /// Clients whose request has not arrived.
-    unasked: usize,
+    /// By user.
+    users: SharedPlaces<u32>,
+    /// Clients whose request has not arrived, by user.
+    unasked: SharedPlaces<u32>,
     deadlines: BTreeSet<(Instant, Token)>,
 }
 
 impl Clients {
-    pub fn len(&self) -> usize {
-        self.by_token.len()
+    /// Room for so many, and for so many of them whose request has not arrived. One user cannot use either up.
+    pub fn new(most: usize, unasked: usize) -> Clients {
+        Clients {
+            by_token: HashMap::new(),
+            of_process: HashMap::new(),
+            users: SharedPlaces::new(most),
+            unasked: SharedPlaces::new(unasked),
+            deadlines: BTreeSet::new(),
+        }
+    }
+
+    /// May the user have another one?
+    pub fn has_room(&self, uid: u32) -> bool {
+        self.users.has_room(&uid)
+    }
+
+    /// May the user have another one whose request has not arrived?
+    pub fn may_ask(&self, uid: u32) -> bool {
+        self.unasked.has_room(&uid)
     }
 
     pub fn tokens(&self) -> Vec<Token> {
         self.by_token.keys().copied().collect()
-    }
-
-    pub fn unasked(&self) -> usize {
-        self.unasked
     }
 
     /// How many clients a process has.
@@ -45,14 +61,21 @@ impl Clients {
 
     pub fn insert(&mut self, token: Token, client: Client) {
         *self.of_process.entry(client.peer.pid).or_default() += 1;
-        self.unasked += usize::from(client.state.is_asking());
+        // There is room: `has_room` and `may_ask` were asked.
+        self.users.take(client.peer.uid);
+        if client.state.is_asking() {
+            self.unasked.take(client.peer.uid);
+        }
         self.deadlines.extend(client.deadline.map(|deadline| (deadline, token)));
         self.by_token.insert(token, client);
     }
 
     pub fn remove(&mut self, token: Token) -> Option<Client> {
         let client = self.by_token.remove(&token)?;
-        self.unasked -= usize::from(client.state.is_asking());
+        self.users.give_back(&client.peer.uid);
+        if client.state.is_asking() {
+            self.unasked.give_back(&client.peer.uid);
+        }
         if let Some(deadline) = client.deadline {
             self.deadlines.remove(&(deadline, token));
         }
@@ -68,8 +91,12 @@ impl Clients {
     /// Changes a client's state. Returns the one before.
     pub fn set_state(&mut self, token: Token, state: State) -> Option<State> {
         let client = self.by_token.get_mut(&token)?;
-        self.unasked += usize::from(state.is_asking());
-        self.unasked -= usize::from(client.state.is_asking());
+        if client.state.is_asking() {
+            self.unasked.give_back(&client.peer.uid);
+        }
+        if state.is_asking() {
+            self.unasked.take(client.peer.uid);
+        }
         Some(std::mem::replace(&mut client.state, state))
     }
 
@@ -94,5 +121,46 @@ impl Clients {
         }
         self.deadlines.pop_first();
         Some(token)
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use std::sync::Arc;
+
+    use crate::sockets::client::Dialect;
+    use rustix::event::EventfdFlags;
+    use vmlane_vsock::Peer;
+
+    fn asking(uid: u32) -> Client {
+        let socket = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("a file");
+        let state = State::Asking { dialect: Dialect::Native, bytes: Vec::new() };
+        let peer = Peer { pid: 1, uid, gid: uid };
+        Client { socket: Arc::new(socket), peer, state, deadline: None, waker: None }
+    }
+
+    #[test]
+    fn one_user_fills_its_part_and_another_is_served() {
+        let mut clients = Clients::new(64, 16);
+        let fill = |clients: &mut Clients, uid: u32, from: Token| {
+            (from..from + 100)
+                .filter(|&token| {
+                    let may = clients.has_room(uid) && clients.may_ask(uid);
+                    if may {
+                        clients.insert(token, asking(uid));
+                    }
+                    may
+                })
+                .count()
+        };
+        assert_eq!(fill(&mut clients, 1000, 0), 8);
+        assert_eq!(fill(&mut clients, 1001, 1000), 4);
+        for token in clients.tokens() {
+            clients.set_state(token, State::Listening { port: 1, ring: false });
+        }
+        assert_eq!(fill(&mut clients, 1000, 2000), 8, "they have asked");
+        clients.tokens().into_iter().for_each(|token| drop(clients.remove(token)));
+        assert_eq!((clients.users.used(), clients.unasked.used()), (0, 0));
     }
 }
