@@ -112,6 +112,9 @@ pub struct Status {
     /// The threads that move bytes and frames.
     #[serde(default)]
     pub watched: Vec<WorkerStatus>,
+    /// Why the VMs' VMCI streams would not outlive the daemon; none: they would.
+    #[serde(default)]
+    pub survival_lost: Option<String>,
 }
 
 /// One worker in [`Status`].

@@ -288,6 +288,7 @@ impl Daemon {
             vms: state.vms.iter().map(|vm| self.vm_status(vm, &views, &ports)).collect(),
             confined: confine::state(),
             watched: self.watchdog.lock().status(Instant::now()),
+            survival_lost: self.hypervisor.survival_lost(),
         }
     }
 

@@ -94,6 +94,8 @@ struct Inner {
     staged: Vec<u8>,
     /// It ran out of room: what it holds is no use any more.
     full: bool,
+    /// Records that did not fit.
+    lost: u64,
 }
 
 impl std::fmt::Debug for Journal {
@@ -260,6 +262,7 @@ impl Journal {
 
     fn append(&self, inner: &mut Inner, bytes: &[u8]) {
         if inner.full {
+            inner.lost += 1;
             return;
         }
         let crowded = inner.len + bytes.len() > self.half;
@@ -269,6 +272,7 @@ impl Journal {
         if inner.len + bytes.len() > self.half {
             // The next daemon must not believe what is no longer true.
             inner.full = true;
+            inner.lost = 1;
             self.window.store_u64(at::MAGIC, 0);
             return;
         }
@@ -296,6 +300,11 @@ impl Journal {
         // Its memory goes back; if that fails it is only not free.
         let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
         let _ = rustix::fs::fallocate(&self.file, hole, from as u64, self.half as u64);
+    }
+
+    /// How many records did not fit since it ran out of room.
+    pub fn lost_records(&self) -> u64 {
+        self.inner.lock().lost
     }
 
     /// True once it ran out of room: nothing in it survives.

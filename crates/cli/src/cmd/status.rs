@@ -90,10 +90,33 @@ fn troubles(status: &Status) -> String {
         let serving = worker.serving.as_deref().unwrap_or("nothing");
         Some(format!("{}: stuck for {:.0} s, serving {serving}\n", worker.name, worker.stuck_seconds?))
     });
-    let lines: String = vms.chain(workers).collect();
+    let survival =
+        status.survival_lost.iter().map(|why| format!("VMCI streams will not outlive the daemon: {why}\n"));
+    let lines: String = vms.chain(workers).chain(survival).collect();
     if lines.is_empty() { lines } else { format!("\n{lines}") }
 }
 
 fn yes(yes: bool) -> &'static str {
     if yes { "yes" } else { "no" }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn status(survival_lost: Option<&str>) -> Status {
+        serde_json::from_value(serde_json::json!({
+            "daemon": "0", "pid": 1, "uptime_seconds": 1.0, "config": "", "runtime_dir": "", "workers": 1,
+            "mode": "adaptive", "spin_us": 500, "fault_injection": false, "vms": [], "survival_lost": survival_lost
+        }))
+        .expect("a status")
+    }
+
+    #[test]
+    fn survival_that_is_lost_is_shown() {
+        assert!(
+            plain(&status(Some("the disk is full"))).contains("not outlive the daemon: the disk is full")
+        );
+        assert!(!plain(&status(None)).contains("outlive"));
+    }
 }

@@ -76,6 +76,13 @@ pub struct ConnectionView {
 }
 
 impl Hypervisor {
+    /// Why a next daemon would not continue the VMs' streams; `None`: it would.
+    pub fn survival_lost(&self) -> Option<String> {
+        let Some(log) = &self.log else { return Some("there is no file for their records".into()) };
+        let lost = log.lost_records();
+        (lost > 0).then(|| format!("the file of their records is full, {lost} records did not fit"))
+    }
+
     /// All VMs, by CID.
     pub fn vms(&self) -> Vec<VmView> {
         let inner = self.inner.lock();

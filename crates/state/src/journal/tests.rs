@@ -36,6 +36,7 @@ fn a_half_full_of_old_records_is_tidied_up() {
         round >= 99_990 && round as u32 % 10 == key.0
     }));
     assert!(!journal.is_full());
+    assert_eq!(journal.lost_records(), 0);
 }
 
 #[test]
@@ -45,6 +46,7 @@ fn one_that_ran_out_of_room_is_not_believed() {
         journal.write((key, 0, 0), &[1; 4000]);
     }
     assert!(journal.is_full());
+    assert!(journal.lost_records() > 0);
     assert!(matches!(reopen(&journal), Err(Unusable::Magic)));
 }
 
