@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, pieces};
 use vmlane_device::virtio::vhost::VhostDevice;
 use vmlane_guestsim::virtio::{into, out};
-use vmlane_port::{DropReason, Offload};
+use vmlane_port::{DropReason, Offload, RxFrame};
 use vmlane_wire::virtio::{desc, feature};
 
 const KINDS: [u64; 2] = [0, feature::PACKED];
@@ -24,6 +24,39 @@ fn stands_still(mut nic: Nic) {
     nic.post_buffer(400);
     nic.deliver(&Frame::new(100), |packet| packet).unwrap();
     assert!(nic.rx.take().is_some());
+}
+
+/// Descriptors that the rings made the device read in vain.
+fn in_vain(nic: &Nic) -> usize {
+    nic.with(|end| end.take_overhead())
+}
+
+#[test]
+fn descriptors_read_in_vain_are_counted_and_those_of_ordinary_frames_are_not() {
+    for kind in KINDS {
+        let mut nic = Nic::new(ALL | kind);
+        let page = nic.bytes(&[0; 4096]);
+        // Ordinary frames, each way.
+        nic.tx.post(&pieces(page, page, 1000));
+        assert!(nic.sent().is_some());
+        for _ in 0..2 {
+            nic.post_buffer(1500);
+        }
+        nic.deliver(&Frame::new(1400), |packet| packet).unwrap();
+        assert_eq!(in_vain(&nic), 0);
+        // A chain that is no frame: nothing in a thousand pieces.
+        nic.tx.post_indirect(&[out(page, 0); 1000]);
+        assert_eq!(nic.sent(), None);
+        assert!((1000..1100).contains(&in_vain(&nic)));
+        // Buffers in pieces of a byte each.
+        let mut nic = Nic::new(ALL | kind);
+        for _ in 0..15 {
+            nic.rx.post_indirect(&[into(page, 1); 400]);
+        }
+        let refused = nic.deliver(&Frame::new(1514), |packet| RxFrame { aggregate: None, ..packet });
+        assert_eq!(refused, Err(DropReason::NoRoom), "more pieces than a frame may take");
+        assert!((1100..1300).contains(&in_vain(&nic)));
+    }
 }
 
 #[test]

@@ -50,6 +50,11 @@ struct Inner {
     finished: usize,
     /// Calls of `fetch` that had a frame, and of `flush`.
     flushes: usize,
+    refreshes: usize,
+    /// Descriptors read in vain with each burst that is fetched or delivered; those not told yet, and all.
+    overhead: usize,
+    owed: usize,
+    overhead_so_far: usize,
     keeps: bool,
     dropped: bool,
     failed: bool,
@@ -103,6 +108,10 @@ impl Wire {
             lent: 0,
             finished: 0,
             flushes: 0,
+            refreshes: 0,
+            overhead: 0,
+            owed: 0,
+            overhead_so_far: 0,
             keeps: true,
             dropped: false,
             failed: false,
@@ -185,6 +194,21 @@ impl Wire {
 
     pub fn flushes(&self) -> usize {
         self.0.lock().flushes
+    }
+
+    /// Calls of `refresh`.
+    pub fn refreshes(&self) -> usize {
+        self.0.lock().refreshes
+    }
+
+    /// From here on, so many descriptors are read in vain with each burst that is fetched or delivered.
+    pub fn set_overhead(&self, descriptors: usize) {
+        self.0.lock().overhead = descriptors;
+    }
+
+    /// All descriptors read in vain so far.
+    pub fn overhead_so_far(&self) -> usize {
+        self.0.lock().overhead_so_far
     }
 
     /// Was the port told that it had failed?
@@ -301,8 +325,16 @@ impl Drop for MemoryPort {
     }
 }
 
+impl Inner {
+    fn read_in_vain(&mut self) {
+        self.owed += self.overhead;
+        self.overhead_so_far += self.overhead;
+    }
+}
+
 impl FramePort for MemoryPort {
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        self.wire.0.lock().read_in_vain();
         let mut count = 0;
         for place in tokens {
             let Some(token) = self.fetch_one() else { break };
@@ -314,6 +346,10 @@ impl FramePort for MemoryPort {
 
     fn look_ahead(&self) -> usize {
         self.slots.len()
+    }
+
+    fn take_overhead(&mut self) -> usize {
+        std::mem::take(&mut self.wire.0.lock().owed)
     }
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
@@ -339,6 +375,7 @@ impl FramePort for MemoryPort {
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        self.wire.0.lock().read_in_vain();
         for (at, frame) in frames.iter().enumerate() {
             self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
         }
@@ -364,6 +401,7 @@ impl FramePort for MemoryPort {
     }
 
     fn refresh(&mut self) {
+        self.wire.0.lock().refreshes += 1;
         self.filter = self.wire.0.lock().filter.clone();
     }
 }

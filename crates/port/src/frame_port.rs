@@ -97,6 +97,13 @@ pub trait FramePort: WakeUp + Send {
     /// receiver hold so many of them that the guest could send nothing to others.
     fn look_ahead(&self) -> usize;
 
+    /// Descriptors read in vain since this was last asked: of frames that were skipped, of pieces without bytes, of
+    /// buffers far smaller than frames need. The guest whose rings they are in is charged for them. A port without
+    /// descriptors has none.
+    fn take_overhead(&mut self) -> usize {
+        0
+    }
+
     /// The frame behind a token.
     fn frame(&self, token: Token) -> TxFrame<'_>;
 

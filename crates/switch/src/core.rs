@@ -8,7 +8,7 @@ use std::time::Instant;
 
 use tracing::error;
 use vmlane_port::{DropReason, FramePort, PortId, Token};
-use vmlane_worker::Heartbeat;
+use vmlane_worker::{Heartbeat, Work};
 
 use crate::Slot;
 use crate::access::Config;
@@ -152,6 +152,18 @@ impl Core {
         if let Some(port) = self.ports.get_mut(slot) {
             port.shut = shut;
         }
+    }
+
+    /// Charges a port's owner for tables that are made anew. False: it has had its share for now.
+    pub fn charge_rebuild(&mut self, id: PortId) -> bool {
+        let Some(owner) = self.slot(id).and_then(|slot| self.ports.get(slot)).map(|port| port.owner) else {
+            return true;
+        };
+        let may = !self.ports.is_over(owner);
+        if may {
+            self.ports.charge(owner, Work { rebuilds: 1, ..Work::default() }.cost());
+        }
+        may
     }
 
     pub fn refresh(&mut self, slot: Slot) {

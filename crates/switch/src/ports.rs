@@ -49,6 +49,10 @@ pub struct Ports {
     first: usize,
     /// By owner.
     allowances: Vec<Allowance>,
+    /// By owner: work in bytes that is taken off its next rounds.
+    debts: Vec<usize>,
+    /// Bytes of an owner's share of a round.
+    share: usize,
 }
 
 /// `at + by`, begun anew at `len`; both are smaller than that.
@@ -193,6 +197,16 @@ impl Ports {
     pub fn begin_round(&mut self, allowance: Allowance) -> usize {
         self.allowances.clear();
         self.allowances.resize(self.owner_names.len(), allowance);
+        self.debts.resize(self.owner_names.len(), 0);
+        self.share = allowance.bytes;
+        for (allowance, debt) in self.allowances.iter_mut().zip(&mut self.debts) {
+            let paid = allowance.bytes.min(*debt);
+            *debt -= paid;
+            allowance.bytes -= paid;
+            if allowance.bytes == 0 {
+                allowance.frames = 0;
+            }
+        }
         let count = self.owners.len();
         self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
         count
@@ -204,6 +218,19 @@ impl Ports {
         owner.first = if owner.first + 1 < owner.len { owner.first + 1 } else { 0 };
         let OwnerPorts { start, len, first } = *owner;
         Some((0..len).map(move |at| start + rotated(first, at, len)))
+    }
+
+    /// The rings of an owner's ports have caused work beside what it sends.
+    pub fn charge(&mut self, owner: u16, cost: usize) {
+        if let Some(debt) = self.debts.get_mut(usize::from(owner)) {
+            *debt = debt.saturating_add(cost);
+        }
+    }
+
+    /// Has an owner caused more of that than a round's share pays for?
+    #[inline]
+    pub fn is_over(&self, owner: u16) -> bool {
+        self.debts.get(usize::from(owner)).is_some_and(|&debt| debt > self.share)
     }
 
     /// What an owner may still send.

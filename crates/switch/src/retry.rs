@@ -10,6 +10,7 @@ use crate::egress::Receiver;
 use crate::ingress::Frame;
 use crate::pending::PendingFrame;
 use crate::port::Port;
+use crate::turn::PIECE_COST;
 
 impl Core {
     /// Gives pending frames to receivers that have room again. True if one moved.
@@ -38,13 +39,18 @@ impl Core {
     }
 
     fn serve(&mut self, slot: Slot, receiver: &mut Port) -> bool {
-        if !receiver.end.as_mut().is_some_and(|end| end.has_room()) {
+        if self.ports.is_over(receiver.owner) || !receiver.end.as_mut().is_some_and(|end| end.has_room()) {
             return false;
         }
         receiver.set_stalled(false);
         let mut moved = false;
-        while let Some(mut frame) = receiver.pending.front() {
-            match self.deliver_pending(slot, receiver, &mut frame) {
+        while let Some(mut frame) = receiver.pending.front()
+            && !self.ports.is_over(receiver.owner)
+        {
+            let delivered = self.deliver_pending(slot, receiver, &mut frame);
+            let overhead = receiver.end.as_mut().map_or(0, |end| end.take_overhead());
+            self.ports.charge(receiver.owner, overhead * PIECE_COST);
+            match delivered {
                 Err(DropReason::NoBuffers) => {
                     moved |= receiver.pending.advance(frame.next, self.now);
                     break;

@@ -22,7 +22,7 @@ use crate::spec::Settings;
 /// Bytes that a delivery costs beside its own, when turns are measured.
 const DELIVERY_COST: usize = 64;
 /// The same for each piece that a frame lies in: a guest may scatter a frame over hundreds.
-const PIECE_COST: usize = 96;
+pub const PIECE_COST: usize = 96;
 /// The same for each copy of a frame that goes to several.
 const COPY_COST: usize = 1024;
 
@@ -127,6 +127,13 @@ impl Core {
             let most = left.frames.min(BURST as u32);
             let all = sender.tx.burst.has_frames() || {
                 let fetched = sender.tx.burst.fetch(end, most);
+                let overhead = end.take_overhead() * PIECE_COST;
+                if overhead > 0 {
+                    self.ports.charge(sender.owner, overhead);
+                    if self.ports.is_over(sender.owner) {
+                        left.frames = left.frames.min(fetched as u32);
+                    }
+                }
                 if fetched == 0 {
                     break;
                 }
@@ -204,7 +211,10 @@ impl Core {
             }
             let Some(port) = self.ports.get(route.receiver) else { return false };
             let to_own = route.to == key(port.group, port.access.effective);
-            let ready = port.end.is_some() && !port.pending.stalled && port.pending.is_empty();
+            let ready = port.end.is_some()
+                && !port.pending.stalled
+                && port.pending.is_empty()
+                && !self.ports.is_over(port.owner);
             if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
                 return false;
             }
@@ -242,6 +252,8 @@ impl Core {
                 frames = frames.split_first().map_or(&[], |(_, behind)| behind);
             }
             self.serving = slot;
+            let (owner, overhead) = (port.owner, end.take_overhead());
+            self.ports.charge(owner, overhead * PIECE_COST);
         }
         let waiting = frames.len();
         batch.frames.clear();
@@ -388,6 +400,7 @@ impl Core {
     /// Gives a frame to one receiver; `may_wait` for its buffers.
     #[inline]
     fn give(&mut self, sent: &Checked<'_>, from: Origin, receiver: Slot, may_wait: bool) -> Fate {
+        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         let Some(end) = port.end.as_mut() else { return Fate::Finished };
         let to = sent.frame.destination();
@@ -400,7 +413,7 @@ impl Core {
         };
         let mut pending =
             PendingFrame { sender: from.slot, token: from.token, tag, next: 0, since: self.now };
-        if !port.pending.is_empty() {
+        if is_over || !port.pending.is_empty() {
             return self.pend(receiver, pending, may_wait);
         }
         let mirror = !port.access.is_own(to) && !port.config.uplink;
@@ -409,10 +422,15 @@ impl Core {
         self.serving = receiver;
         let outcome = self.egress.deliver(sent, &mut pending.next, to);
         self.serving = from.slot;
-        match outcome {
-            Ok(()) => {}
-            Err(DropReason::NoBuffers) => return self.pend(receiver, pending, may_wait),
-            Err(reason) => port.lose(reason),
+        let (owner, overhead) = (port.owner, end.take_overhead());
+        if let Err(reason) = outcome
+            && reason != DropReason::NoBuffers
+        {
+            port.lose(reason);
+        }
+        self.ports.charge(owner, overhead * PIECE_COST);
+        if outcome == Err(DropReason::NoBuffers) {
+            return self.pend(receiver, pending, may_wait);
         }
         self.mark(receiver);
         Fate::Finished

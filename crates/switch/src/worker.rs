@@ -33,6 +33,8 @@ pub struct SwitchEngine {
     armed: bool,
     /// An uplink's file woke the worker and there was no frame: one that is gone would do so for ever.
     spurious_wakeup: bool,
+    /// Changes of ports whose owners have had their share of the worker: their callers wait.
+    deferred: Vec<Command>,
     /// A port holds an interrupt back, or its guest may do something soon that it does not announce.
     soon: bool,
 }
@@ -50,8 +52,21 @@ impl SwitchEngine {
             sleep: settings.sleep,
             armed: false,
             spurious_wakeup: false,
+            deferred: Vec::new(),
             soon: false,
         }
+    }
+
+    /// Carries out a command whose owner may cause more work, else puts it off.
+    fn run_or_defer(&mut self, command: Command) {
+        if let Request::Refresh { id } = command.request
+            && !self.core.charge_rebuild(id)
+        {
+            return self.deferred.push(command);
+        }
+        // The answer goes with the command's end, however it ends.
+        let Command { request, answer: _answer } = command;
+        self.carry_out(request);
     }
 
     fn carry_out(&mut self, request: Request) {
@@ -108,14 +123,15 @@ impl Engine for SwitchEngine {
     }
 
     fn run_command(&mut self, command: Command, _: Instant) {
-        // The answer goes with the command's end, however it ends.
-        let Command { request, answer: _answer } = command;
-        self.carry_out(request);
+        self.run_or_defer(command);
     }
 
     #[inline]
     fn round(&mut self, now: Instant) -> bool {
         let moved = self.core.round(now);
+        if !self.deferred.is_empty() {
+            std::mem::take(&mut self.deferred).into_iter().for_each(|command| self.run_or_defer(command));
+        }
         if moved {
             self.spurious_wakeup = false;
             self.stats.rounds.bump(1);
@@ -128,7 +144,11 @@ impl Engine for SwitchEngine {
     fn rest(&mut self, idle: Duration) -> Rest {
         if self.core.is_empty() {
             Rest::Sleep(None)
-        } else if self.soon || self.core.has_pending() || idle < self.settings.linger {
+        } else if self.soon
+            || !self.deferred.is_empty()
+            || self.core.has_pending()
+            || idle < self.settings.linger
+        {
             Rest::Nap(self.settings.sleep)
         } else {
             Rest::Sleep(Some(self.sleep))

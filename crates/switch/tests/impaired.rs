@@ -81,15 +81,15 @@ fn a_slow_line_holds_so_many_frames_and_the_rest_wait_in_the_switch() {
     let (sender, (receiver, frames)) = (bench.guest(1), faulty(&mut bench, 2));
     let other = bench.guest(3);
     impair(&mut bench, &frames, Impairment { delay: Duration::from_secs(3600), ..Impairment::default() });
-    (0..200).for_each(|number| sender.send(&numbered(number)));
+    (0..150).for_each(|number| sender.send(&numbered(number)));
     sender.send(&common::frame(mac(3), mac(1), 60, 0));
     bench.run();
-    assert_eq!(receiver.stats.pending.get(), 200 - MAX_HELD as u64);
-    assert_eq!((numbers(&receiver), sender.wire.outstanding()), (vec![], 200 - MAX_HELD));
+    assert_eq!(receiver.stats.pending.get(), 150 - MAX_HELD as u64);
+    assert_eq!((numbers(&receiver), sender.wire.outstanding()), (vec![], 150 - MAX_HELD));
     assert_eq!(other.frames().len(), 1, "another receiver's frame waited");
     impair(&mut bench, &frames, Impairment::default());
     bench.run();
-    assert_eq!((numbers(&receiver), sender.wire.outstanding()), ((0..200).collect(), 0));
+    assert_eq!((numbers(&receiver), sender.wire.outstanding()), ((0..150).collect(), 0));
 }
 
 #[test]

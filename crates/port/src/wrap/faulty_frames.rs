@@ -124,6 +124,10 @@ impl FramePort for FaultyPort {
         self.inner.look_ahead()
     }
 
+    fn take_overhead(&mut self) -> usize {
+        self.inner.take_overhead()
+    }
+
     fn frame(&self, token: Token) -> TxFrame<'_> {
         self.inner.frame(token)
     }

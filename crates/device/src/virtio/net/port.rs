@@ -186,6 +186,7 @@ impl NetPort {
                 segments: Vec::with_capacity(64),
                 chains: Vec::with_capacity(64),
                 head: Box::new([0; MAX_HEAD]),
+                overhead: 0,
             },
             lines,
             stats,
@@ -324,6 +325,12 @@ impl FramePort for NetPort {
 
     fn look_ahead(&self) -> usize {
         self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0)
+    }
+
+    #[inline]
+    fn take_overhead(&mut self) -> usize {
+        let tx: usize = self.tx.iter_mut().map(|queue| std::mem::take(&mut queue.overhead)).sum();
+        tx + std::mem::take(&mut self.scratch.overhead)
     }
 
     #[inline]

@@ -13,6 +13,11 @@ pub const SHORT_HEADER: usize = 10;
 /// Buffers of one frame, at most: 64 KiB in buffers of 256 bytes.
 const MAX_BUFFERS: usize = 256;
 
+/// Pieces of one packet's buffers, at most, and one chain's more.
+const MAX_PIECES: usize = 1024;
+/// Bytes of a piece from which on, beside two for each packet, none counts as read in vain.
+const FAIR_PIECE: usize = 256;
+
 /// What was negotiated, as far as it concerns frames that the guest gets.
 #[derive(Clone, Copy, Debug)]
 pub struct RxRules {
@@ -35,6 +40,8 @@ pub struct Scratch {
     /// Chains taken, with the bytes that each holds.
     pub chains: Vec<(Taken, u32)>,
     pub head: Box<[u8; MAX_HEAD]>,
+    /// Descriptors read in vain.
+    pub overhead: usize,
 }
 
 /// One receive ring.
@@ -88,7 +95,9 @@ impl RxQueue {
         }
         let shift = if frame.tag.is_some() { TAG } else { 0 };
         let need = rules.header + shift + frame.len();
-        self.collect(need, rules, scratch)?;
+        let collected = self.collect(need, rules, scratch);
+        scratch.overhead += scratch.segments.len().saturating_sub(2 + need / FAIR_PIECE);
+        collected?;
         spread(need, rules.header, scratch)?;
         let header = if rules.checksum {
             VnetHeader::with_checksum_status(frame, shift as u16)
@@ -152,7 +161,8 @@ impl RxQueue {
             descriptors += usize::from(taken.count);
             scratch.chains.push((taken, u32::try_from(bytes).unwrap_or(u32::MAX)));
             at = taken.next;
-            let more = rules.mergeable && scratch.chains.len() < MAX_BUFFERS;
+            let fits = scratch.chains.len() < MAX_BUFFERS && scratch.segments.len() < MAX_PIECES;
+            let more = rules.mergeable && fits;
             if have < need && !more {
                 return Err(DropReason::NoRoom);
             }

@@ -63,6 +63,8 @@ pub struct TxQueue {
     next: u64,
     segments: Vec<Segment>,
     pub broken: bool,
+    /// Descriptors read in vain.
+    pub overhead: usize,
     /// Frames were left out; no flush will be asked for because of them.
     pub skipped: bool,
 }
@@ -81,6 +83,7 @@ impl TxQueue {
             next: 0,
             segments: Vec::with_capacity(64),
             broken: false,
+            overhead: 0,
             skipped: false,
         }
     }
@@ -122,8 +125,13 @@ impl TxQueue {
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;
             match gather(&self.segments, slot, &self.memory, rules) {
-                Ok(()) => return Ok(Some(number)),
+                Ok(()) => {
+                    // One is the header's.
+                    self.overhead += self.segments.len().saturating_sub(1 + slot.spans.pieces());
+                    return Ok(Some(number));
+                }
                 Err(reason) => {
+                    self.overhead += 1 + self.segments.len();
                     stats.drop(reason);
                     self.finish(number);
                     self.skipped = true;

@@ -174,6 +174,7 @@ impl NicPort {
                 into: Spans::new(memory, true),
                 buffers: Vec::with_capacity(rx_rules.limit.min(64)),
                 head: Box::new([0; MAX_HEAD]),
+                overhead: 0,
             },
             tx,
             rx,
@@ -306,6 +307,12 @@ impl FramePort for NicPort {
 
     fn look_ahead(&self) -> usize {
         self.tx.iter().map(TxQueue::look_ahead).min().unwrap_or(0)
+    }
+
+    #[inline]
+    fn take_overhead(&mut self) -> usize {
+        let tx: usize = self.tx.iter_mut().map(|queue| std::mem::take(&mut queue.overhead)).sum();
+        tx + std::mem::take(&mut self.scratch.overhead)
     }
 
     #[inline]

@@ -15,6 +15,8 @@ use super::rss::Hash;
 use super::tx::Stopped;
 use crate::vmxnet3::setup::{Features, QueueCounters, RxSetup};
 
+/// Bytes of a buffer from which on, beside two for each frame, none counts as read in vain.
+const FAIR_BUFFER: usize = 256;
 /// Buffers of a frame where the driver names no limit: what Linux's usual build takes.
 const DEFAULT_LIMIT: usize = 18;
 
@@ -45,6 +47,8 @@ pub struct Scratch {
     pub into: Spans,
     pub buffers: Vec<Buffer>,
     pub head: Box<[u8; MAX_HEAD]>,
+    /// Descriptors read in vain.
+    pub overhead: usize,
 }
 
 /// One receive queue.
@@ -197,7 +201,9 @@ impl RxQueue {
         rules: &RxRules,
         scratch: &mut Scratch,
     ) -> Result<bool, NoPlace> {
-        let layout = self.buffers.lay_out(need, rules.limit, &mut scratch.into, &mut scratch.buffers)?;
+        let layout = self.buffers.lay_out(need, rules.limit, &mut scratch.into, &mut scratch.buffers);
+        scratch.overhead += scratch.buffers.len().saturating_sub(2 + need / FAIR_BUFFER);
+        let layout = layout?;
         self.completions_left(scratch.buffers.len())?;
         self.buffers.take(layout);
         Ok(false)

@@ -57,6 +57,8 @@ pub struct TxQueue {
     /// Behind the last frame that is completed: the next daemon begins here.
     done: Place,
     stopped: bool,
+    /// Descriptors read in vain.
+    pub overhead: usize,
     /// Of its completions.
     pub line: LineId,
     pub descriptor: Window,
@@ -74,6 +76,7 @@ impl TxQueue {
             order,
             done: Place::default(),
             stopped: false,
+            overhead: 0,
             line,
             descriptor: setup.descriptor,
         }
@@ -129,10 +132,12 @@ impl TxQueue {
             slot.number = self.order.push(end.index, wants_completion);
             match lent.and_then(|()| fill(slot, &first, len, rules)) {
                 Ok(()) => {
+                    self.overhead += descriptors.saturating_sub(1 + slot.spans.pieces());
                     counters::sent(counters, &slot.head, len, slot.offload);
                     return Ok(Some(number));
                 }
                 Err(reason) => {
+                    self.overhead += descriptors;
                     stats.drop(reason);
                     counters::tx_error(counters);
                     self.finish(number);

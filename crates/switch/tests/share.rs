@@ -1,0 +1,83 @@
+//! What hostile rings cost a saturated worker beside frames, in metered work: never more than their VM's share.
+
+mod common;
+
+use common::{Bench, Guest, frame, mac};
+use vmlane_port::{Frames, Offload};
+
+/// What the ports of one VM may cause in a round, in bytes, what a descriptor costs, and what tables made anew cost.
+const QUOTA: usize = 256 << 10;
+const DESCRIPTOR: usize = 96;
+const REBUILD: usize = 64 << 10;
+const ROUNDS: usize = 200;
+/// Descriptors that a call of the attackers' ports reads in vain: 64 chains of 1,024 pieces.
+const IN_VAIN: usize = 64 * 1024;
+
+/// An honest pair that always has frames to move, beside `attack`, which is called before each round: bytes that the
+/// pair moved.
+fn beside(bench: &mut Bench, mut attack: impl FnMut(&mut Bench)) -> u64 {
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    b.wire.forget_frames();
+    let bytes = frame(mac(2), mac(1), 1500, 0);
+    for _ in 0..ROUNDS {
+        while a.wire.queued() < 300 {
+            a.wire.send(&bytes, Offload::None, None);
+        }
+        attack(bench);
+        bench.step();
+    }
+    b.stats.rx_bytes.get()
+}
+
+fn alone() -> u64 {
+    beside(&mut Bench::new(), |_| {})
+}
+
+/// The honest pair has all of its share, and what `vms` attackers cost in a round is theirs at the most: so it keeps n of
+/// n + 1, less what one call more than a share may cost.
+fn assert_fair(honest: u64, cost: usize, vms: usize) {
+    assert!(honest * 10 >= alone() * 9, "{honest} bytes beside it, {} alone", alone());
+    let a_round = cost / ROUNDS;
+    assert!(
+        a_round <= vms * QUOTA * 11 / 10,
+        "{a_round} bytes' worth of work in a round, {QUOTA} are a share"
+    );
+    assert!(a_round >= QUOTA / 4, "the attack does nothing");
+}
+
+fn cost(guest: &Guest) -> usize {
+    guest.wire.overhead_so_far() * DESCRIPTOR
+}
+
+#[test]
+fn chains_that_are_no_frames_cost_their_sender() {
+    let mut bench = Bench::new();
+    let attacker = bench.guest(9);
+    attacker.wire.set_overhead(IN_VAIN);
+    let honest = beside(&mut bench, |_| {});
+    assert_fair(honest, cost(&attacker), 1);
+}
+
+#[test]
+fn buffers_of_endless_pieces_cost_their_receiver() {
+    let mut bench = Bench::new();
+    let (sender, attacker) = (bench.guest(8), bench.guest(9));
+    attacker.wire.set_overhead(IN_VAIN);
+    let bytes = frame(mac(9), mac(8), 60, 0);
+    let honest = beside(&mut bench, |_| {
+        while sender.wire.queued() < 64 {
+            sender.wire.send(&bytes, Offload::None, None);
+        }
+    });
+    assert_fair(honest, cost(&attacker), 1);
+}
+
+#[test]
+fn tables_made_anew_cost_who_asks_for_them() {
+    let mut bench = Bench::new();
+    let attacker = bench.guest(9);
+    let before = attacker.wire.refreshes();
+    // As many as a hundred queues of commands would.
+    let honest = beside(&mut bench, |bench| (0..100).for_each(|_| bench.switch.refresh(attacker.id)));
+    assert_fair(honest, (attacker.wire.refreshes() - before) * REBUILD, 1);
+}
