@@ -498,6 +498,27 @@ fn requests_that_wait_for_a_guest_are_bounded_and_one_client_leaves_places_for_o
     assert_eq!(open(B, 1), Ok(()), "another client's request");
 }
 
+#[test]
+fn one_guest_with_all_the_connections_it_can_get_leaves_others_theirs() {
+    let mut bench = Bench::new(Arc::new(Inline::default()));
+    let mut a = bench.guest(VsockVm { connections: 4096, ..vm(A) }, false);
+    let mut b = bench.guest(vm(B), false);
+    let host = Arc::new(Host::default());
+    bench.router.set_endpoint(2, Arc::new(HostEndpoint(host.clone())));
+    [&mut a, &mut b].into_iter().for_each(|guest| guest.post_buffers(20, 200));
+    let connects = |bench: &mut Bench, guest: &mut Guest, port: u32| {
+        guest.packet(port, (2, 80), kind::STREAM, op::REQUEST, &[]);
+        assert!(bench.run());
+        guest.taken();
+        let refused = guest.received().len();
+        guest.post_buffers(refused, 200);
+        refused == 0
+    };
+    let taken = (0..1500).filter(|&port| connects(&mut bench, &mut a, port)).count();
+    assert_eq!(taken, 1024);
+    assert!((0..10).all(|port| connects(&mut bench, &mut b, port)), "another guest's connections");
+}
+
 /// Much is to be told at once, to a guest with few buffers: nothing is forgotten, whatever comes first.
 #[test]
 fn many_connections_at_once_and_few_buffers() {

@@ -1,0 +1,205 @@
+//! Each bound of the daemon has a test in which it is filled: the table of SECURITY.md, the code and the tests are
+//! compared, so that a bound without a test is found.
+
+use std::collections::BTreeSet;
+use std::path::{Path, PathBuf};
+
+/// First cells of the table's rows, and for each bound the tests that fill it: file, function.
+const ROWS: &[(&str, &[(&str, &str)])] = &[
+    (
+        "queue pairs, bytes in them",
+        &[("device/tests/vmci_queue_pairs.rs", "quotas_are_checked_before_anything_is_kept")],
+    ),
+    (
+        "connections",
+        &[
+            ("device/tests/vmci_refusals.rs", "connections_have_a_quota"),
+            ("device/tests/vsock_hostile.rs", "connections_are_bounded_both_ways"),
+        ],
+    ),
+    ("doorbells, datagram maps", &[("device/tests/vmci_hostile.rs", "honest_streams_survive_everything")]),
+    (
+        "datagrams waiting for a VM",
+        &[("device/tests/vmci_datagrams.rs", "a_sender_takes_no_more_of_a_queue_than_it_leaves_to_others")],
+    ),
+    (
+        "unread data of streams the VM has closed",
+        &[("device/tests/vmci_ends.rs", "a_vm_cannot_leave_more_behind_than_it_may")],
+    ),
+    (
+        "control packets the device sends to the VM itself",
+        &[("device/tests/vmci_hostile.rs", "events_that_are_not_fetched_do_not_pile_up")],
+    ),
+    (
+        "frames of a queue that are in use",
+        &[("device/tests/vmxnet3_hostile.rs", "unfinished_frames_are_bounded")],
+    ),
+    (
+        "frames waiting for a receiver",
+        &[
+            ("switch/src/pending/tests.rs", "the_number_is_bounded_and_senders_are_taken_out"),
+            ("switch/src/pending/tests.rs", "two_slow_receivers_leave_an_uplink_its_frames_for_others"),
+            (
+                "switch/src/pending/tests.rs",
+                "no_frame_waits_longer_than_it_may_though_its_receiver_takes_some",
+            ),
+        ],
+    ),
+    (
+        "time for which a virtio-vsock guest's packets wait for a receiver's buffers",
+        &[(
+            "device/tests/vsock_hostile.rs",
+            "a_receiver_that_is_slow_does_not_stop_its_senders_packets_to_others",
+        )],
+    ),
+    (
+        "payload of a virtio-vsock packet",
+        &[("device/tests/vsock_share.rs", "a_packet_has_64_kib_at_most_whatever_its_pieces_overlap")],
+    ),
+    (
+        "connects waiting for a virtio-vsock guest, or for the host",
+        &[
+            (
+                "device/tests/vsock_hostile.rs",
+                "requests_that_wait_for_a_guest_are_bounded_and_one_client_leaves_places_for_others",
+            ),
+            (
+                "host/src/sockets/mail.rs",
+                "a_guest_that_opens_and_gives_up_faster_than_it_is_served_fills_nothing",
+            ),
+        ],
+    ),
+    (
+        "connections of virtio-vsock guests with VMCI guests and the host",
+        &[(
+            "device/tests/vsock_hostile.rs",
+            "one_guest_with_all_the_connections_it_can_get_leaves_others_theirs",
+        )],
+    ),
+    (
+        "connections that a server has closed before their clients know",
+        &[("device/tests/vsock_orders.rs", "so_many_clients_may_be_late_and_no_more")],
+    ),
+    (
+        "connections of host programs; those without a request yet",
+        &[("host/src/sockets/server/clients.rs", "one_user_fills_its_part_and_another_is_served")],
+    ),
+    (
+        "frames of a NIC that go to several receivers, or to none",
+        &[("switch/tests/policy.rs", "floods_are_bounded_and_do_not_hurt_others")],
+    ),
+    ("control clients", &[("daemon/tests/control.rs", "one_client_too_many_is_told_so")]),
+];
+
+/// Rows whose tests are named beside what they are about: a VMM's memory, and log lines.
+const ELSEWHERE: &[&str] = &["memory", "address space", "regions", "log lines"];
+
+/// Where places that VMs share are given out, and the bound's row.
+const SHARED: &[(&str, &str, &str)] = &[
+    (
+        "vsock/src/router.rs",
+        "SharedPlaces::new(MOST_CLOSED_EARLY)",
+        "connections that a server has closed before their clients know",
+    ),
+    (
+        "vsock/src/waiting.rs",
+        "SharedPlaces::new(most)",
+        "connects waiting for a virtio-vsock guest, or for the host",
+    ),
+    (
+        "host/src/sockets/mail.rs",
+        "WaitingCalls::new(MOST_REQUESTS)",
+        "connects waiting for a virtio-vsock guest, or for the host",
+    ),
+    (
+        "device/src/virtio/vsock/bridge/mailbox.rs",
+        "WaitingCalls::new(MOST_REQUESTS)",
+        "connects waiting for a virtio-vsock guest, or for the host",
+    ),
+    (
+        "device/src/virtio/vsock/bridge.rs",
+        "SharedPlaces::new(MAX_LINKS)",
+        "connections of virtio-vsock guests with VMCI guests and the host",
+    ),
+    (
+        "host/src/sockets/server/clients.rs",
+        "SharedPlaces::new(most)",
+        "connections of host programs; those without a request yet",
+    ),
+    (
+        "host/src/sockets/server/clients.rs",
+        "SharedPlaces::new(unasked)",
+        "connections of host programs; those without a request yet",
+    ),
+];
+
+fn root() -> PathBuf {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("the workspace").to_owned()
+}
+
+fn read(path: &Path) -> String {
+    std::fs::read_to_string(path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
+}
+
+/// First cells of the table of bounds.
+fn documented() -> Vec<String> {
+    let text = read(&root().join("SECURITY.md"));
+    let table = text.split("| bound | key |").nth(1).expect("the table of bounds");
+    let rows = table.lines().skip(2).take_while(|line| line.starts_with('|'));
+    rows.filter_map(|line| Some(line.split('|').nth(1)?.trim().to_owned())).collect()
+}
+
+#[test]
+fn every_bound_of_the_table_has_tests_that_fill_it() {
+    for name in documented() {
+        let known =
+            ROWS.iter().any(|(row, _)| *row == name) || ELSEWHERE.iter().any(|part| name.contains(part));
+        assert!(known, "SECURITY.md: no test is named for the bound {name:?}");
+    }
+    for (row, tests) in ROWS {
+        assert!(documented().iter().any(|name| name == row), "SECURITY.md does not tell the bound {row:?}");
+        for (file, test) in *tests {
+            let text = read(&root().join("crates").join(file));
+            assert!(text.contains(&format!("fn {test}(")), "{file} has no test {test}");
+        }
+    }
+}
+
+fn sources(folder: &Path, into: &mut Vec<PathBuf>) {
+    for entry in std::fs::read_dir(folder).expect("a folder of sources").flatten() {
+        let path = entry.path();
+        if path.is_dir() {
+            sources(&path, into);
+        } else if path.extension().is_some_and(|end| end == "rs")
+            && path.file_name() != Some("tests.rs".as_ref())
+        {
+            into.push(path);
+        }
+    }
+}
+
+#[test]
+fn places_that_vms_share_are_bounds_of_the_table() {
+    let crates = root().join("crates");
+    let mut found = BTreeSet::new();
+    for name in ["daemon", "device", "host", "state", "stream", "switch", "transport", "vsock", "worker"] {
+        let mut files = Vec::new();
+        sources(&crates.join(name).join("src"), &mut files);
+        for file in files {
+            let text = read(&file);
+            let code = text.split("#[cfg(test)]").next().unwrap_or_default();
+            for call in ["SharedPlaces::new(", "WaitingCalls::new("] {
+                for (at, _) in code.match_indices(call) {
+                    let end = code[at..].find(')').expect("an end of the call") + at + 1;
+                    let file = file.strip_prefix(&crates).expect("a file of a crate").display().to_string();
+                    found.insert((file, code[at..end].to_owned()));
+                }
+            }
+        }
+    }
+    let listed = SHARED.iter().map(|(file, call, _)| ((*file).to_owned(), (*call).to_owned()));
+    assert_eq!(found, listed.collect(), "each place where bounds are shared needs a row here");
+    for (_, _, row) in SHARED {
+        assert!(ROWS.iter().any(|(name, _)| name == row), "{row:?} has no tests");
+    }
+}
