@@ -25,13 +25,12 @@ use parking_lot::Mutex;
 use rustix::fs::FallocateFlags;
 use vmlane_mem::Window;
 
+pub use self::entry::Key;
 use self::entry::{ENTRY, Head, REMOVED, TAIL, append, body_sum, entry, payload, tail_of};
 use self::sums::Sums;
 use crate::LAYOUT;
 use crate::secret::secret;
-
-/// What a record is about: a kind and two numbers.
-pub type Key = (u32, u64, u64);
+use crate::unusable::Unusable;
 
 /// The records found, the last of each key.
 pub type Records = Vec<(Key, Vec<u8>)>;
@@ -53,27 +52,6 @@ const SECOND: u64 = 1 << 63;
 /// A half is compacted once it has this many bytes, and this many times what is live.
 const TIDY: usize = 64 << 10;
 const TIDY_FACTOR: usize = 4;
-
-/// Why a file is not used.
-#[derive(Debug, thiserror::Error)]
-pub enum Unusable {
-    #[error("it has {have} bytes, {need} are needed")]
-    Short { have: u64, need: u64 },
-    #[error("it does not begin as a state file does")]
-    Magic,
-    #[error("its layout is version {have}, this daemon knows {LAYOUT}")]
-    Layout { have: u32 },
-    #[error("it is of kind {have}, not {want}")]
-    Kind { have: u32, want: u32 },
-    #[error("its entry at {at:#x} is damaged")]
-    Damaged { at: usize },
-    #[error("a record of kind {kind} is not valid")]
-    Record { kind: u32 },
-    #[error("{0} is missing")]
-    Missing(String),
-    #[error("{0}")]
-    Host(#[from] io::Error),
-}
 
 /// Records of one owner (or of several that commit under one lock).
 pub struct Journal {

@@ -7,12 +7,14 @@ mod journal;
 mod mapping;
 mod secret;
 mod store;
+mod unusable;
 
 pub use bytes::{Reader, Writer};
-pub use journal::{Journal, Key, Records, Unusable};
+pub use journal::{Journal, Key, Records};
 pub use mapping::Mapping;
 pub use secret::share_secret;
 pub use store::{Found, NoStore, Scope, Store};
+pub use unusable::Unusable;
 
 /// Of all layouts in shared files together: a daemon that knows another one refuses to take over.
 pub const LAYOUT: u32 = 4;

@@ -9,6 +9,7 @@
 //! | `violation.rs` | what happens when a thread tries more |
 
 mod calls;
+mod error;
 mod files;
 mod own_user;
 mod user;
@@ -24,37 +25,10 @@ use vmlane_port::role::{self, Role};
 
 use crate::accounts::Accounts;
 
-use self::calls::CallsError;
-use self::files::{Enforced, FilesError};
+pub use self::error::ConfineError;
+use self::files::Enforced;
 use self::user::Become;
 pub use self::violation::EXIT_CODE;
-
-/// Why the daemon could not be confined. It does not serve then.
-#[derive(Debug, thiserror::Error)]
-pub enum ConfineError {
-    #[error(
-        "daemon: user = {user:?}: only root can become another user; leave the key away, or start as root"
-    )]
-    NotRoot { user: String },
-    #[error("daemon: user = {user:?} is not in /etc/passwd; make it (`useradd --system {user}`)")]
-    UnknownUser { user: String },
-    #[error(
-        "daemon: user = {user:?} may not search {directory}; `chmod a+x {directory}`, or choose another \
-         --runtime-dir"
-    )]
-    Unreachable { user: String, directory: String },
-    #[error(
-        "the daemon becomes another user than root, and there is no user \"vmlane\" and no unused number to take \
-         instead: {0}; make the user (`useradd --system vmlane`), or name one with [daemon] user"
-    )]
-    NoUser(io::Error),
-    #[error("giving up privileges: {what}: {cause}")]
-    Host { what: &'static str, cause: io::Error },
-    #[error("confining files (Landlock): {0}")]
-    Files(#[from] FilesError),
-    #[error("confining system calls (seccomp): {0}")]
-    Calls(#[from] CallsError),
-}
 
 /// How far the process is confined, for `vmlane status`.
 static STATE: OnceLock<String> = OnceLock::new();

@@ -15,7 +15,7 @@ use rustix::thread::{
     set_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
 };
 
-use super::ConfineError;
+use super::error::ConfineError;
 use super::own_user::{self, OwnUser};
 use crate::accounts::{Accounts, OVERFLOW, User};
 

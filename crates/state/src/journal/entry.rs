@@ -4,8 +4,10 @@
 //! Bytes of a head: checksum of the whole entry 8, payload length 4, kind 4, numbers 8 + 8, flags 4, zero 4,
 //! checksum of the head 8.
 
-use super::Key;
 use super::sums::Sums;
+
+/// What a record is about: a kind and two numbers.
+pub type Key = (u32, u64, u64);
 
 /// Bytes of a head.
 pub const ENTRY: usize = 48;

@@ -6,6 +6,7 @@
 
 mod links;
 mod mailbox;
+mod name;
 mod ready;
 
 use std::collections::HashMap;
@@ -17,9 +18,10 @@ use vmlane_port::{PortFault, Shutdown};
 use vmlane_vsock::{Call, Key, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 
-use self::links::{GuestLinks, Link, Name};
+use self::links::{GuestLinks, Link};
 use self::mailbox::News;
 pub use self::mailbox::{GuestEndpoint, Mailbox};
+use self::name::Name;
 use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
 use super::vms::{Vms, port_of};

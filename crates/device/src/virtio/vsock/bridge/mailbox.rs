@@ -11,7 +11,7 @@ use parking_lot::Mutex;
 use vmlane_port::{Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Endpoint, Failed, Remote, WaitingCalls};
 
-use super::links::Name;
+use super::name::Name;
 use super::ready::ReadySet;
 use crate::virtio::vsock::link::Waker;
 
