@@ -291,8 +291,8 @@ fn the_control_socket_grants_what_the_configuration_says() {
     assert!(alice.ask("reload", &control).contains("forbidden"));
     let mut carol = Visitor::new(7, &[CAROL]);
     assert!(carol.ask("reload", &control).contains("\"ok\""));
-    let mut nobody = Visitor::new(20_099, &[]);
-    assert_eq!(nobody.ask("ping", &control), "PermissionDenied");
+    let mut stranger = Visitor::new(20_099, &[]);
+    assert_eq!(stranger.ask("ping", &control), "PermissionDenied");
     // What is taken from the configuration is taken from the sockets.
     place.configure(CONFIG);
     place.json("reload").expect("reloaded");

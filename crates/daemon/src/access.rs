@@ -190,7 +190,7 @@ mod tests {
     }
 
     #[test]
-    fn whoever_changes_anything_is_an_admin() {
+    fn only_an_admin_changes_anything() {
         let reading = ["ping", "status", "stats", "ports"];
         for (method, may) in NEEDS {
             assert_eq!(may == May::Admin, !reading.contains(&method), "{method}");

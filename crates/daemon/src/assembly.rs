@@ -70,7 +70,7 @@ pub enum Event {
     HandOver,
 }
 
-/// A running daemon. Stopping or dropping it withdraws every VM.
+/// A running daemon. Stopping or dropping it withdraws every VM. Many fields: it holds every part that it was built of.
 pub struct Daemon {
     paths: Paths,
     config_path: PathBuf,

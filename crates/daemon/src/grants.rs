@@ -21,7 +21,7 @@ struct Grant {
     to: Vec<Owner>,
 }
 
-/// Lets in whom `config` names, and nobody else any more. Goes on where something fails; returns what did.
+/// Gives access to the owners that `config` names, and takes it from all others. Goes on where something fails; returns what did.
 pub fn apply(config: &Config, paths: &Paths) -> Vec<AclError> {
     let set = |grant: Grant| acl::set(&grant.path, grant.mode, grant.right, &grant.to);
     all(config, paths)

@@ -38,6 +38,7 @@ pub enum Trap {
     Tick,
 }
 
+/// Many fields: each call of the port has something that a test sets or looks at.
 struct Inner {
     capabilities: RxCapabilities,
     filter: Filter,

@@ -33,7 +33,7 @@ impl PartialEq for Owner {
     }
 }
 
-/// The streams of one worker, by slot.
+/// The streams of one worker, by slot. Many fields: the worker's clocks and its lists of slots belong to all streams.
 pub struct StreamEngine {
     requests: Arc<Requests>,
     settings: Settings,

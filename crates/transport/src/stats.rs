@@ -4,7 +4,8 @@ use std::sync::atomic::{AtomicU64, Ordering};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap};
 
-/// Counters of one device, over all its sessions, only ever incremented; and the bound of its memory.
+/// Counters of one device, over all its sessions, only ever incremented; and the bound of its memory. Many fields: one for
+/// each thing that `vmlane stats` tells.
 #[derive(Debug, Default)]
 pub struct SessionStats {
     /// Connections served, the present one included.

@@ -80,7 +80,9 @@ impl Checker<'_> {
         let uid = raw.uid.as_ref().map(|uid| self.number("control: uid", uid, IDS) as u32);
         let gid = raw.gid.as_ref().map(|gid| self.number("control: gid", gid, IDS) as u32);
         if uid.is_none() && gid.is_none() {
-            let text = format!("control number {number}: it names nobody; add uid = NUMBER or gid = NUMBER");
+            let text = format!(
+                "control number {number}: it names neither a user nor a group; add uid = NUMBER or gid = NUMBER"
+            );
             self.problem(spanned.span(), text);
         }
         let may = raw.may.as_ref().map(|may| (may, may.get_ref().as_str()));

@@ -18,8 +18,8 @@ use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, Packet, receive, s
 /// Descriptors held at most; a daemon of the same host asks for them.
 const MOST: usize = 65_536;
 
-/// Serves at `path` until a daemon says that no other follows it. `starter`: the daemon that started it, as which no other
-/// process is taken. Whoever comes after that daemon has to be root's or the daemon's own user's: no more is known of it.
+/// Serves at `path` until a daemon says that no other follows it. `starter`: the daemon that started the keeper; the first
+/// connection must come from that process. Of later daemons no more is known than their user: root, or the daemon's own.
 pub fn serve(path: &Path, mut starter: Option<i32>) -> io::Result<()> {
     let limit = getrlimit(Resource::Nofile);
     // Fails only where the limit is not ours to change; then it is what it is.

@@ -52,7 +52,7 @@ struct ListeningSocket {
     dialect: Dialect,
 }
 
-/// See the module's text.
+/// See the module's text. Many fields: one thread serves every kind of client, and each kind has a table.
 pub struct Server {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,

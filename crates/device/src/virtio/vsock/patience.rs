@@ -1,6 +1,6 @@
 //! How long a VM's packets wait for a receiver's buffers while it talks to others, too.
 //!
-//! Packets of a VM are delivered in order, so one that waits delays the next ones, whoever they are for. A receiver that is
+//! Packets of a VM are delivered in order, so one that waits delays the next ones, to all receivers. A receiver that is
 //! kept from its processor for some hundred milliseconds now and then is waited for; one that is slow all the time is not
 //! waited for at the others' expense.
 

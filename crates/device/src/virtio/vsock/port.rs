@@ -44,7 +44,8 @@ pub struct Outgoing {
     pub waits: Option<Wait>,
 }
 
-/// One VM's rings. A worker owns it.
+/// One VM's rings. A worker owns it. Many fields, because what two rings, the packets on their way in each direction and the
+/// charge of this round need is looked at together in every turn.
 pub struct Port {
     rx: Queue,
     tx: Queue,
