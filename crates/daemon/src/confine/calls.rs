@@ -56,8 +56,6 @@ const SESSION: &[c_long] = &[
     libc::SYS_eventfd2,
     libc::SYS_fcntl,
     libc::SYS_fstat,
-    // What kind of file holds a guest's memory.
-    libc::SYS_fstatfs,
     libc::SYS_ftruncate,
     libc::SYS_getsockopt,
     libc::SYS_lseek,
@@ -102,11 +100,14 @@ const WORKER: &[c_long] = &[libc::SYS_read];
 /// Raises the event fds of VMMs (`transport/event_fd.rs`).
 const EVENTS: &[c_long] = &[libc::SYS_io_getevents, libc::SYS_io_submit];
 
-/// State that outlives the daemon: plain memory files, and the keeper's socket that they are sent to.
+/// Memory files: guests', rings of a connection, state that outlives the daemon; and the keeper's socket that they are sent
+/// to.
 const HOLDING: &[c_long] = &[
     libc::SYS_fallocate,
     libc::SYS_fcntl,
     libc::SYS_fstat,
+    // What kind of file it is, with each mapping (`mem/file.rs`).
+    libc::SYS_fstatfs,
     libc::SYS_ftruncate,
     libc::SYS_memfd_create,
     libc::SYS_msync,
@@ -177,7 +178,6 @@ const DAEMON: &[c_long] = &[
     libc::SYS_fchown,
     libc::SYS_flock,
     libc::SYS_fallocate,
-    libc::SYS_fstatfs,
     libc::SYS_fsync,
     libc::SYS_getcwd,
     libc::SYS_getdents64,
