@@ -1,7 +1,7 @@
 //! Frames that wait for a receiver's buffers. They stay where their sender left them.
 //!
-//! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender may lend: one
-//! that takes frames slowly, but takes them, must not stop its senders.
+//! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender to several owners
+//! may lend: one that takes frames slowly, but takes them, must not keep its senders from others.
 
 use std::collections::VecDeque;
 use std::time::{Duration, Instant};
@@ -126,6 +126,18 @@ struct OfSender {
     total: usize,
     /// By the number of the receivers' owner.
     by_owner: Vec<u16>,
+    /// The owner that it last sent to, and when that was another one than before.
+    last: Option<u16>,
+    changed: Option<Instant>,
+}
+
+/// For how long a sender that sent to other owners counts as one that does.
+const OTHERS: Duration = Duration::from_millis(100);
+
+impl OfSender {
+    fn sends_to_others(&self, now: Instant) -> bool {
+        self.changed.is_some_and(|at| now.saturating_duration_since(at) < OTHERS)
+    }
 }
 
 impl Held {
@@ -143,15 +155,27 @@ impl Held {
         self.of(sender).places = places;
     }
 
-    /// One more frame of `sender` is to wait for a port of `owner`. False: it must not.
-    pub fn take(&mut self, sender: Slot, owner: u16) -> bool {
+    /// A frame of `sender` goes to a port of `owner`, and to no other.
+    #[inline]
+    pub fn note(&mut self, sender: Slot, owner: u16, now: Instant) {
         let of = self.of(sender);
+        if of.last != Some(owner) {
+            of.changed = of.last.map(|_| now);
+            of.last = Some(owner);
+        }
+    }
+
+    /// One more frame of `sender` is to wait for a port of `owner`. False: it must not. A sender with one receiver only
+    /// waits for that one, and loses nothing: no other receiver is there to suffer.
+    pub fn take(&mut self, sender: Slot, owner: u16, now: Instant) -> bool {
+        let of = self.of(sender);
+        let alone = !of.sends_to_others(now) && of.total < of.places;
         let at = usize::from(owner);
         if of.by_owner.len() <= at {
             of.by_owner.resize(at + 1, 0);
         }
         let Some(own) = of.by_owner.get_mut(at) else { return false };
-        let may = may_take(usize::from(*own), of.total, of.places);
+        let may = alone || may_take(usize::from(*own), of.total, of.places);
         if may {
             *own += 1;
             of.total += 1;

@@ -254,6 +254,7 @@ impl Core {
             self.serving = slot;
             let (owner, overhead) = (port.owner, end.take_overhead());
             self.ports.charge(owner, overhead * PIECE_COST);
+            self.held.note(slot, owner, self.now);
         }
         let waiting = frames.len();
         batch.frames.clear();
@@ -403,6 +404,9 @@ impl Core {
         let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         let Some(end) = port.end.as_mut() else { return Fate::Finished };
+        if may_wait {
+            self.held.note(from.slot, port.owner, self.now);
+        }
         let to = sent.frame.destination();
         let tag = match port.access.receive(&port.config, end.filter(), to, from.vlan, sent.frame.tag) {
             Ok(tag) if !port.pending.stalled => tag,
@@ -444,7 +448,7 @@ impl Core {
         let first = port.pending.is_empty();
         let refused = if !may_wait {
             Some(DropReason::NoBuffers)
-        } else if !self.held.take(frame.sender, port.owner) {
+        } else if !self.held.take(frame.sender, port.owner, self.now) {
             Some(DropReason::SlowReceiver)
         } else if !port.pending.push(frame) {
             self.held.give_back(frame.sender, port.owner);

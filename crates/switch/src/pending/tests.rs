@@ -50,7 +50,11 @@ proptest! {
     #[test]
     fn counts_of_held_frames_are_right(steps in prop::collection::vec((0u16..3, 0u16..4, any::<bool>()), 0..300)) {
         let mut held = Held::default();
-        (0..3).for_each(|sender| held.set_places(sender, 16));
+        let now = Instant::now();
+        for sender in 0..3 {
+            held.set_places(sender, 16);
+            (0..2).for_each(|owner| held.note(sender, owner, now));
+        }
         let mut waiting = Vec::new();
         for (sender, owner, take) in steps {
             let of = |waiting: &[(u16, u16)], wanted: Option<u16>| {
@@ -59,7 +63,7 @@ proptest! {
             };
             if take {
                 let (own, all) = (of(&waiting, Some(owner)), of(&waiting, None));
-                prop_assert_eq!(held.take(sender, owner), own < 16 - all);
+                prop_assert_eq!(held.take(sender, owner, now), own < 16 - all);
                 if own < 16 - all {
                     waiting.push((sender, owner));
                 }
@@ -163,9 +167,10 @@ fn two_slow_receivers_leave_an_uplink_its_frames_for_others() {
 #[test]
 fn no_frame_waits_longer_than_it_may_though_its_receiver_takes_some() {
     let mut bench = Bench::new();
-    let (sender, slow) = (bench.port(false, 256), bench.port(false, 8));
+    let (sender, slow, other) = (bench.port(false, 256), bench.port(false, 8), bench.port(false, 8));
     for at in 0..200 {
         take_slowly(&slow, at);
+        sender.send(&other);
         (0..50).for_each(|_| sender.send(&slow));
         bench.millisecond();
     }
@@ -182,7 +187,23 @@ fn no_frame_waits_longer_than_it_may_though_its_receiver_takes_some() {
 fn one_owner_holds_no_more_by_having_more_ports() {
     let mut held = Held::default();
     held.set_places(0, 100);
-    let taken = (0..1000).filter(|_| held.take(0, 7)).count();
+    let now = Instant::now();
+    held.note(0, 8, now);
+    held.note(0, 7, now);
+    let taken = (0..1000).filter(|_| held.take(0, 7, now)).count();
     assert_eq!(taken, 50, "by however many ports");
-    assert!(held.take(0, 8));
+    assert!(held.take(0, 8, now));
+}
+
+#[test]
+fn a_sender_with_one_receiver_may_have_all_its_frames_wait_for_it() {
+    let (mut held, now) = (Held::default(), Instant::now());
+    held.set_places(0, 100);
+    held.note(0, 7, now);
+    assert_eq!((0..1000).filter(|_| held.take(0, 7, now)).count(), 100);
+    (0..60).for_each(|_| held.give_back(0, 7));
+    held.note(0, 8, now);
+    assert!(held.take(0, 8, now), "there is room for another receiver");
+    assert_eq!((0..1000).filter(|_| held.take(0, 7, now)).count(), 10, "which is not used up");
+    assert!(held.take(0, 7, now + OTHERS), "until nothing was sent to the other one for some time");
 }
