@@ -1,11 +1,14 @@
 //! The daemon as users run it: without rights it does not need; and what happens when a thread tries more.
 
+mod common;
+
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::{Duration, Instant};
+use std::time::Duration;
 
+use common::eventually;
 use vmlane_guestsim::vfio_user::Client as Vmm;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
@@ -23,17 +26,6 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(Instant::now() < deadline, "it never happened: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

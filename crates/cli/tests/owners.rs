@@ -1,13 +1,15 @@
 //! Users of the host who are not the daemon's: who is let in where. Needs root, to be several users.
 
+mod common;
+
 use std::fs;
 use std::io::{BufRead, BufReader, Write};
 use std::os::unix::fs::{MetadataExt, PermissionsExt};
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
-use std::time::{Duration, Instant};
 
+use common::eventually;
 use rustix::process::{Gid, Pid, Signal, Uid, kill_process};
 use serde_json::Value;
 use vmlane_guestsim::vfio_user::Client as Vmm;
@@ -130,17 +132,6 @@ impl Daemon {
         self.0.wait().unwrap();
         // Its number may be another process's by now.
         std::mem::forget(self);
-    }
-}
-
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + Duration::from_secs(60);
-    loop {
-        if let Some(seen) = look() {
-            return seen;
-        }
-        assert!(Instant::now() < deadline, "it never happened: {what}");
-        std::thread::sleep(Duration::from_millis(20));
     }
 }
 

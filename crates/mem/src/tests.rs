@@ -75,6 +75,16 @@ fn a_shrunk_file_poisons_its_mapping_and_nothing_else() {
 }
 
 #[test]
+fn so_many_regions_are_mapped_and_the_next_one_is_refused() {
+    let at = |number: usize| map(number as u64 * 0x10000, 1);
+    let full = (0..MAX_REGIONS).fold(MemoryMap::default(), |memory, number| memory.map(at(number)).unwrap());
+    assert!(matches!(full.map(at(MAX_REGIONS)), Err(MapError::TooMany)));
+    assert_eq!(full.regions().count(), MAX_REGIONS);
+    let less = full.unmap(0, 0x1000).unwrap();
+    assert_eq!(less.map(at(MAX_REGIONS)).unwrap().regions().count(), MAX_REGIONS);
+}
+
+#[test]
 fn no_more_is_mapped_than_the_limit_allows() {
     let memory = MemoryMap::default().map_within(map(0, 2), 0x3000).unwrap();
     let more = memory.map_within(map(0x10000, 2), 0x3000).unwrap_err();
