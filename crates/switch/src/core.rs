@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
-use vmlane_port::{DropReason, FramePort, PortId, Token};
+use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
 use vmlane_worker::{Heartbeat, Work};
 
 use crate::Slot;
@@ -38,6 +38,9 @@ pub struct Core {
     started: Instant,
     /// The port whose code is running, for blame.
     pub serving: Slot,
+    /// Where heads of frames are edited, while no turn has it: clearing it in each turn would cost idle ports more
+    /// than all else.
+    pub scratch: Option<Box<[u8; MAX_HEAD]>>,
 }
 
 impl Core {
@@ -56,6 +59,7 @@ impl Core {
             now,
             started: now,
             serving: 0,
+            scratch: None,
         }
     }
 

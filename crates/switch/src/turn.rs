@@ -120,7 +120,7 @@ impl Core {
 
     /// Fetches and forwards until nothing waits or the owner's share is used up.
     fn send_bursts(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
-        let mut scratch = [0; MAX_HEAD];
+        let mut scratch = None;
         let mut left = self.ports.allowance(sender.owner);
         let mut moved = false;
         while left.frames > 0 && !sender.tx.limits.rests() {
@@ -140,11 +140,16 @@ impl Core {
                 fetched == most as usize
             };
             moved = true;
-            self.forward_burst(slot, sender, &*end, &mut left, &mut scratch);
+            let scratch =
+                scratch.get_or_insert_with(|| self.scratch.take().unwrap_or_else(|| Box::new([0; MAX_HEAD])));
+            self.forward_burst(slot, sender, &*end, &mut left, scratch);
             end.finish(sender.tx.burst.take_done());
             if !all {
                 break;
             }
+        }
+        if scratch.is_some() {
+            self.scratch = scratch;
         }
         self.ports.set_allowance(sender.owner, left);
         moved
