@@ -14,6 +14,7 @@ mod region;
 mod sigbus;
 mod spans;
 mod sum;
+mod sync;
 mod window;
 
 pub use address_space::ADDRESS_SPACE;

@@ -108,7 +108,7 @@ impl Mapping {
         // What a guest has in its memory belongs into no core dump of this process.
         // SAFETY: our own mapping, of which only an attribute changes.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump)? };
-        mapping.guard = Some(sigbus::Guard::new(start.as_ptr() as usize, len)?);
+        mapping.guard = Some(sigbus::Guard::new(start.as_ptr() as usize, len));
         Ok(mapping)
     }
 }

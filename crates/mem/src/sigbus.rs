@@ -1,70 +1,72 @@
 //! Survives a memory file that its owner shrinks.
 //!
 //! Touching a page past the end of a mapped file raises SIGBUS, which would end the daemon because
-//! of one VMM. The handler looks the address up in a fixed table of our mappings, puts anonymous
+//! of one VMM. The handler looks the address up in a table of our mappings, puts anonymous
 //! zero memory over the whole mapping and marks it poisoned; the interrupted copy continues with
 //! zeros and the code that sees the mark ends the session afterwards.
 #![allow(unsafe_code)] // signal handler: async-signal-safe calls only
 
-use std::io;
+mod slot;
+
 use std::mem::MaybeUninit;
-use std::sync::Once;
-use std::sync::atomic::{AtomicBool, AtomicU64, AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::{Once, OnceLock};
 
-/// Mappings that can exist at once in one process: 64 VMs with 64 regions each.
-const SLOTS: usize = 4096;
+use slot::Slot;
 
-struct Slot {
-    start: AtomicUsize,
-    len: AtomicUsize,
-    used: AtomicBool,
-    hit: AtomicBool,
+/// Entries that are allocated at once.
+const SLOTS: usize = 512;
+
+/// A piece of the table. There are as many as mappings need, whose number each VM's limits bound; none is ever freed, so
+/// that a signal handler can walk them at any time.
+struct Block {
+    slots: [Slot; SLOTS],
+    next: OnceLock<Box<Block>>,
 }
 
-static TABLE: [Slot; SLOTS] = [const {
-    Slot {
-        start: AtomicUsize::new(0),
-        len: AtomicUsize::new(0),
-        used: AtomicBool::new(false),
-        hit: AtomicBool::new(false),
-    }
-}; SLOTS];
+static TABLE: OnceLock<Box<Block>> = OnceLock::new();
 
 /// Mappings that were poisoned so far.
 static POISONINGS: AtomicU64 = AtomicU64::new(0);
 
 static INSTALL: Once = Once::new();
 
+/// The table's blocks that exist. It only loads, which a signal handler may.
+fn blocks() -> impl Iterator<Item = &'static Block> {
+    std::iter::successors(TABLE.get(), |block| block.next.get()).map(Box::as_ref)
+}
+
+fn new_block() -> Box<Block> {
+    Box::new(Block { slots: std::array::from_fn(|_| Slot::new()), next: OnceLock::new() })
+}
+
 /// An entry of the table; freed on drop. Must be dropped before its mapping is unmapped.
 #[derive(Debug)]
-pub struct Guard(usize);
+pub struct Guard(&'static Slot);
 
 impl Guard {
-    /// Registers `[start, start + len)`. Errors when the table is full.
-    pub fn new(start: usize, len: usize) -> io::Result<Guard> {
+    /// Registers `[start, start + len)`.
+    pub fn new(start: usize, len: usize) -> Guard {
         prepare();
-        for (index, slot) in TABLE.iter().enumerate() {
-            if slot.used.compare_exchange(false, true, Ordering::AcqRel, Ordering::Relaxed).is_ok() {
-                slot.hit.store(false, Ordering::Relaxed);
-                slot.start.store(start, Ordering::Relaxed);
-                slot.len.store(len, Ordering::Release);
-                return Ok(Guard(index));
+        let mut place = &TABLE;
+        loop {
+            let block = place.get_or_init(new_block);
+            if let Some(slot) = block.slots.iter().find(|slot| slot.claim(start, len)) {
+                return Guard(slot);
             }
+            place = &block.next;
         }
-        Err(io::Error::other(format!("more than {SLOTS} memory regions are mapped")))
     }
 
     /// True once the file under this mapping turned out to be shorter than promised.
     pub fn poisoned(&self) -> bool {
-        TABLE[self.0].hit.load(Ordering::Relaxed)
+        self.0.is_hit()
     }
 }
 
 impl Drop for Guard {
     fn drop(&mut self) {
-        let slot = &TABLE[self.0];
-        slot.len.store(0, Ordering::Release);
-        slot.used.store(false, Ordering::Release);
+        self.0.free();
     }
 }
 
@@ -93,14 +95,10 @@ fn install() {
 extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context: *mut libc::c_void) {
     // SAFETY: the kernel passes a valid siginfo for a handler installed with SA_SIGINFO.
     let address = unsafe { (*info).si_addr() } as usize;
-    for slot in &TABLE {
-        let len = slot.len.load(Ordering::Acquire);
-        let start = slot.start.load(Ordering::Relaxed);
-        if len == 0 || address < start || address - start >= len {
-            continue;
-        }
-        // SAFETY: the range is a mapping of ours (the guard is dropped before it is unmapped), so
-        // replacing it in place takes no other memory. mmap is a plain system call.
+    for slot in blocks().flat_map(|block| &block.slots) {
+        let Some((start, len)) = slot.range_around(address) else { continue };
+        // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the
+        // thread that was interrupted holds the one that it touches), so replacing it in place takes no other memory. mmap is a plain system call.
         let replaced = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,
@@ -114,7 +112,7 @@ extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context
         if replaced != libc::MAP_FAILED {
             // SAFETY: the mapping that was just made. It may hold bytes of other guests from now on.
             unsafe { libc::madvise(replaced, len, libc::MADV_DONTDUMP) };
-            slot.hit.store(true, Ordering::Relaxed);
+            slot.mark_hit();
             POISONINGS.fetch_add(1, Ordering::Release);
             return;
         }
