@@ -21,8 +21,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     // The engines know ports, never devices.
     ("stream", &["mem", "port", "stats", "worker"]),
     ("switch", &["mem", "port", "stats", "wire", "worker"]),
-    // The CID space knows ports, never a device or a packet.
-    ("vsock", &["port"]),
+    // The CID space knows ports and who a program is, never a device or a packet.
+    ("vsock", &["access", "port"]),
     // Devices know ports and the CID space, never a socket. The rings of virtio-vsock have a worker of their own.
     ("device", &["mem", "port", "state", "stats", "vsock", "wire", "worker"]),
     // How a VMM reaches a device; what the host itself brings.

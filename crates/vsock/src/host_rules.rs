@@ -1,22 +1,13 @@
 //! Which programs of the host may reach which VMs, by user, group and VM group.
 
-/// Who is at the other end of a Unix socket, from SO_PEERCRED.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Peer {
-    /// Its process.
-    pub pid: i32,
-    /// Its user.
-    pub uid: u32,
-    /// Its group.
-    pub gid: u32,
-}
+use vmlane_access::Peer;
 
 /// One permission. A process has it if all that the rule names fits.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Rule {
     /// Its user; `None`: any.
     pub uid: Option<u32>,
-    /// The process's effective group, not its supplementary ones.
+    /// One of its groups, primary or supplementary; `None`: any.
     pub gid: Option<u32>,
     /// Groups of VMs; `None`: all.
     pub groups: Option<Vec<String>>,
@@ -53,7 +44,7 @@ pub struct HostRules {
 
 impl HostRules {
     /// Is it allowed? If not: EACCES.
-    pub fn allows(&self, peer: Peer, access: HostAccess<'_>) -> bool {
+    pub fn allows(&self, peer: &Peer, access: HostAccess<'_>) -> bool {
         if peer.uid == 0 || peer.uid == self.owner {
             return true;
         }
@@ -61,7 +52,7 @@ impl HostRules {
             let in_group =
                 |group: &str| rule.groups.as_ref().is_none_or(|groups| groups.iter().any(|one| one == group));
             rule.uid.is_none_or(|uid| uid == peer.uid)
-                && rule.gid.is_none_or(|gid| gid == peer.gid)
+                && rule.gid.is_none_or(|gid| peer.is_in(gid))
                 && match access {
                     HostAccess::Connect(group) => rule.connect && in_group(group),
                     HostAccess::Listen(port) => rule.listen && (rule.privileged || port >= FIRST_FREE_PORT),
@@ -81,14 +72,15 @@ mod tests {
 
     #[test]
     fn a_rule_grants_what_it_says_and_nothing_else() {
-        let user = Peer { pid: 1, uid: 1000, gid: 100 };
+        let user = &Peer { pid: 1, uid: 1000, gid: 100, groups: vec![27] };
+        let uid = |uid| Peer { uid, ..user.clone() };
         let rules = |rules| HostRules { owner: 7, rules };
         assert!(!rules(vec![]).allows(user, HostAccess::Connect("a")));
-        assert!(rules(vec![]).allows(Peer { uid: 7, ..user }, HostAccess::Listen(22)));
-        assert!(rules(vec![]).allows(Peer { uid: 0, ..user }, HostAccess::Listen(22)));
+        assert!(rules(vec![]).allows(&uid(7), HostAccess::Listen(22)));
+        assert!(rules(vec![]).allows(&uid(0), HostAccess::Listen(22)));
         let by_user = rules(vec![Rule { uid: Some(1000), ..rule() }]);
         assert!(by_user.allows(user, HostAccess::Connect("a")));
-        assert!(!by_user.allows(Peer { uid: 1001, ..user }, HostAccess::Connect("a")));
+        assert!(!by_user.allows(&uid(1001), HostAccess::Connect("a")));
         assert!(
             !by_user.allows(user, HostAccess::Listen(5000))
                 && !by_user.allows(user, HostAccess::BeReached("a"))
@@ -98,6 +90,10 @@ mod tests {
             listens.allows(user, HostAccess::Listen(5000)) && !listens.allows(user, HostAccess::Listen(22))
         );
         assert!(!listens.allows(user, HostAccess::Connect("a")));
+        let supplementary = rules(vec![Rule { gid: Some(27), ..rule() }]);
+        assert!(supplementary.allows(user, HostAccess::Connect("a")));
+        let without = Peer { groups: vec![28], ..user.clone() };
+        assert!(!supplementary.allows(&without, HostAccess::Connect("a")));
         let groups = rules(vec![Rule { groups: Some(vec!["a".into()]), ..rule() }]);
         assert!(
             groups.allows(user, HostAccess::Connect("a")) && !groups.allows(user, HostAccess::Connect("b"))

@@ -42,7 +42,7 @@ mod waiting;
 
 pub use address::{Cid, HOST, Key, SockPort, SocketAddress};
 pub use connection::{Event, Failed, Role};
-pub use host_rules::{FIRST_FREE_PORT, HostAccess, HostRules, Peer, Rule};
+pub use host_rules::{FIRST_FREE_PORT, HostAccess, HostRules, Rule};
 pub use policy::{DEFAULT_CONNECTIONS, Forward, Vm};
 pub use registry::{Call, ConnectError, DatagramError, Endpoint, Remote};
 pub use router::{Applied, Calls, Router};

@@ -4,8 +4,9 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
+use vmlane_access::Peer;
 use vmlane_device::vmci::SharedMap;
-use vmlane_vsock::{Call, Peer};
+use vmlane_vsock::Call;
 use vmlane_wire::host::{REQUEST, Reply, Request};
 use zerocopy::{FromBytes, IntoBytes};
 
@@ -28,7 +29,7 @@ pub enum Dialect {
 /// A client as it is served.
 pub struct Client {
     pub socket: Arc<OwnedFd>,
-    pub peer: Peer,
+    pub peer: Arc<Peer>,
     pub state: State,
     /// By when the state must have changed.
     pub deadline: Option<Instant>,

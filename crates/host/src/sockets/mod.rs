@@ -27,10 +27,10 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use vmlane_access::Owner;
+use vmlane_access::{Owner, Peer};
 use vmlane_port::role::{self, Role};
 use vmlane_vsock::{
-    Call, ConnectError, DatagramError, Endpoint, HostAccess, HostRules, Peer, Router, SocketAddress,
+    Call, ConnectError, DatagramError, Endpoint, HostAccess, HostRules, Router, SocketAddress,
 };
 use vmlane_wire::host;
 use vmlane_wire::vmci::CID_HOST;
@@ -60,7 +60,7 @@ impl Default for Bounds {
 }
 
 /// Datagram sockets of host programs, by port: looked at by guests' sessions.
-type Datagrams = Arc<Mutex<HashMap<u32, (Arc<OwnedFd>, Peer)>>>;
+type Datagrams = Arc<Mutex<HashMap<u32, (Arc<OwnedFd>, Arc<Peer>)>>>;
 
 /// Host sockets on offer. Dropping it ends all of them.
 pub struct HostSockets {
@@ -93,7 +93,7 @@ impl Endpoint for Host {
         let receiver = self.datagrams.lock().get(&port).cloned();
         let (socket, peer) = receiver.ok_or(DatagramError::Port)?;
         let group = self.router.upgrade().and_then(|router| router.group_of(from.0)).unwrap_or_default();
-        if !self.rules.lock().allows(peer, HostAccess::BeReached(&group)) {
+        if !self.rules.lock().allows(&peer, HostAccess::BeReached(&group)) {
             return Err(DatagramError::Port);
         }
         let header = host::Peer { cid: from.0.into(), port: from.1.into() };

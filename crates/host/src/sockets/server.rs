@@ -15,9 +15,9 @@ use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
 use rustix::net::SocketType;
-use vmlane_access::Owner;
+use vmlane_access::{Owner, Peer};
 use vmlane_port::Budget;
-use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostAccess, HostRules, Peer, Router};
+use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostAccess, HostRules, Router};
 use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
 use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
 use zerocopy::FromBytes;
@@ -244,8 +244,8 @@ impl Server {
                     return;
                 }
             };
-            let Ok(peer) = socket::peer(&socket) else { continue };
-            if !self.is_owner(dialect, peer, &socket) {
+            let Ok(peer) = Peer::of(&socket).map(Arc::new) else { continue };
+            if !self.is_owner(dialect, &peer) {
                 tracing::warn!(
                     pid = peer.pid,
                     uid = peer.uid,
@@ -267,18 +267,17 @@ impl Server {
     }
 
     /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may what at the others is for the rules to say.
-    fn is_owner(&self, dialect: Dialect, peer: Peer, socket: &OwnedFd) -> bool {
+    fn is_owner(&self, dialect: Dialect, peer: &Peer) -> bool {
         let Dialect::Hybrid(cid) = dialect else { return true };
         if peer.uid == 0 || peer.uid == self.rules.lock().owner {
             return true;
         }
-        let owner = self.owners.get(&cid);
-        owner.is_some_and(|owner| vmlane_access::Peer::of(socket).is_ok_and(|peer| owner.includes(&peer)))
+        self.owners.get(&cid).is_some_and(|owner| owner.includes(peer))
     }
 
     /// Gives a client a place, if there is one.
     fn admit(&mut self, client: Client) -> Option<Token> {
-        let of_process = self.clients.of_process(client.peer.pid);
+        let of_process = self.clients.of_process(&client.peer);
         if !self.clients.has_room(client.peer.uid) || of_process >= self.bounds.of_process {
             tracing::debug!(pid = client.peer.pid, "a host program has too many sockets");
             return None;
@@ -393,7 +392,7 @@ impl Server {
         if switched { self.ready.push_back(token) } else { self.close(token) }
     }
 
-    fn allows(&self, peer: Peer, wish: HostAccess<'_>) -> bool {
+    fn allows(&self, peer: &Peer, wish: HostAccess<'_>) -> bool {
         self.rules.lock().allows(peer, wish)
     }
 
@@ -414,13 +413,13 @@ impl Server {
         let Some(op) = request.op().filter(|_| request.flags.get() & !ALL_FLAGS == 0) else {
             return Err(Errno::PROTO);
         };
-        let Some(peer) = self.clients.get(token).map(|client| client.peer) else { return Ok(()) };
+        let Some(peer) = self.clients.get(token).map(|client| client.peer.clone()) else { return Ok(()) };
         let ring = request.flags.get() & FLAG_RING != 0;
         match op {
             Op::Connect => {
                 let cid = request.cid.get();
                 let group = self.router.group_of(cid).ok_or(Errno::NODEV)?;
-                if !self.allows(peer, HostAccess::Connect(&group)) {
+                if !self.allows(&peer, HostAccess::Connect(&group)) {
                     return Err(Errno::ACCESS);
                 }
                 let patience = match request.arg.get() {
@@ -432,7 +431,7 @@ impl Server {
             Op::Listen => {
                 let port =
                     self.free_port(request.port.get(), |server, port| server.listeners.contains_key(&port))?;
-                if !self.allows(peer, HostAccess::Listen(port)) {
+                if !self.allows(&peer, HostAccess::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
                 self.listeners.insert(port, token);
@@ -446,7 +445,7 @@ impl Server {
                 if port <= 1 {
                     return Err(Errno::ADDRNOTAVAIL);
                 }
-                if !self.allows(peer, HostAccess::Listen(port)) {
+                if !self.allows(&peer, HostAccess::Listen(port)) {
                     return Err(Errno::ACCESS);
                 }
                 let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
@@ -509,7 +508,7 @@ impl Server {
     fn datagrams_from(&mut self, token: Token, hung_up: bool) {
         let Some(client) = self.clients.get(token) else { return };
         let State::Datagrams { port, socket } = &client.state else { return };
-        let (port, socket, peer) = (*port, socket.clone(), client.peer);
+        let (port, socket, peer) = (*port, socket.clone(), client.peer.clone());
         if self.buffer.len() < PEER + MAX_DATAGRAM_PAYLOAD {
             self.buffer.resize(PEER + MAX_DATAGRAM_PAYLOAD, 0);
         }
@@ -521,7 +520,7 @@ impl Server {
                         continue;
                     };
                     let group = self.router.group_of(to.cid.get());
-                    if group.is_some_and(|group| self.allows(peer, HostAccess::Connect(&group))) {
+                    if group.is_some_and(|group| self.allows(&peer, HostAccess::Connect(&group))) {
                         let from = (CID_HOST, port);
                         let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
                     }

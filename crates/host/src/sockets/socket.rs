@@ -11,8 +11,6 @@ use rustix::net::{
     SocketFlags, SocketType,
 };
 
-use vmlane_vsock::Peer;
-
 /// What a call that may not block did.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Io {
@@ -65,15 +63,6 @@ pub fn accept(listening: impl AsFd) -> Result<OwnedFd, Errno> {
 
 pub fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
-}
-
-pub fn peer(socket: impl AsFd) -> io::Result<Peer> {
-    let credentials = rustix::net::sockopt::socket_peercred(socket)?;
-    Ok(Peer {
-        pid: credentials.pid.as_raw_nonzero().get(),
-        uid: credentials.uid.as_raw(),
-        gid: credentials.gid.as_raw(),
-    })
 }
 
 /// Connects to a program's Unix socket; one whose backlog is full counts as absent.

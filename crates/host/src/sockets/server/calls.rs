@@ -9,9 +9,10 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::SocketType;
+use vmlane_access::Peer;
 use vmlane_device::vmci::SharedMap;
 use vmlane_port::{Budget, Side, StreamEnd, StreamId};
-use vmlane_vsock::{Call, ConnectError, HostAccess, Key, Peer};
+use vmlane_vsock::{Call, ConnectError, HostAccess, Key};
 use vmlane_wire::host::{RING, Reply, layout};
 use vmlane_wire::vmci::CID_HOST;
 
@@ -90,8 +91,8 @@ impl Server {
             Some((token, client)) => {
                 let group = self.router.group_of(cid).unwrap_or_default();
                 let ring = matches!(client.state, State::Listening { ring: true, .. });
-                let peer = client.peer;
-                self.allows(peer, HostAccess::BeReached(&group))
+                let peer = client.peer.clone();
+                self.allows(&peer, HostAccess::BeReached(&group))
                     && self.accept_for(call, token, peer, ring).is_some()
             }
             None => self.accept_for_path(call).is_some(),
@@ -101,7 +102,7 @@ impl Server {
         }
     }
 
-    fn accept_for(&mut self, call: Call, listener: Token, peer: Peer, shared: bool) -> Option<()> {
+    fn accept_for(&mut self, call: Call, listener: Token, peer: Arc<Peer>, shared: bool) -> Option<()> {
         let (ours, theirs) = socket::pair(SocketType::STREAM).ok()?;
         let (cid, port) = call.key.client;
         let delivery = Delivery { to: listener, reply: Reply::new(0, cid, port), socket: theirs };
@@ -113,7 +114,7 @@ impl Server {
         let mut path = self.guests.get(&call.key.client.0)?.uds.clone().into_os_string();
         path.push(format!("_{}", call.key.server.1));
         let socket = socket::connect(path.as_ref()).ok()?;
-        let peer = socket::peer(&socket).ok()?;
+        let peer = Arc::new(Peer::of(&socket).ok()?);
         self.accept(call, socket, peer, false, None)
     }
 
@@ -121,7 +122,7 @@ impl Server {
         &mut self,
         call: Call,
         socket: OwnedFd,
-        peer: Peer,
+        peer: Arc<Peer>,
         shared: bool,
         delivery: Option<Delivery>,
     ) -> Option<()> {

@@ -3,6 +3,7 @@
 use std::collections::{BTreeSet, HashMap};
 use std::time::Instant;
 
+use vmlane_access::Peer;
 use vmlane_port::fair::SharedPlaces;
 
 use crate::sockets::client::{Client, State};
@@ -11,7 +12,8 @@ use crate::sockets::mail::Token;
 /// All clients. The counts and the deadlines always agree with the clients.
 pub struct Clients {
     by_token: HashMap<Token, Client>,
-    of_process: HashMap<i32, usize>,
+    /// By user and process: those of another PID namespace may have no number here.
+    of_process: HashMap<(u32, i32), usize>,
     /// By user.
     users: SharedPlaces<u32>,
     /// Clients whose request has not arrived, by user.
@@ -46,8 +48,8 @@ impl Clients {
     }
 
     /// How many clients a process has.
-    pub fn of_process(&self, pid: i32) -> usize {
-        self.of_process.get(&pid).copied().unwrap_or(0)
+    pub fn of_process(&self, peer: &Peer) -> usize {
+        self.of_process.get(&(peer.uid, peer.pid)).copied().unwrap_or(0)
     }
 
     pub fn get(&self, token: Token) -> Option<&Client> {
@@ -60,7 +62,7 @@ impl Clients {
     }
 
     pub fn insert(&mut self, token: Token, client: Client) {
-        *self.of_process.entry(client.peer.pid).or_default() += 1;
+        *self.of_process.entry((client.peer.uid, client.peer.pid)).or_default() += 1;
         // There is room: `has_room` and `may_ask` were asked.
         self.users.take(client.peer.uid);
         if client.state.is_asking() {
@@ -79,10 +81,10 @@ impl Clients {
         if let Some(deadline) = client.deadline {
             self.deadlines.remove(&(deadline, token));
         }
-        if let Some(count) = self.of_process.get_mut(&client.peer.pid) {
+        if let Some(count) = self.of_process.get_mut(&(client.peer.uid, client.peer.pid)) {
             *count -= 1;
             if *count == 0 {
-                self.of_process.remove(&client.peer.pid);
+                self.of_process.remove(&(client.peer.uid, client.peer.pid));
             }
         }
         Some(client)
@@ -131,12 +133,11 @@ mod tests {
 
     use crate::sockets::client::Dialect;
     use rustix::event::EventfdFlags;
-    use vmlane_vsock::Peer;
 
     fn asking(uid: u32) -> Client {
         let socket = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("a file");
         let state = State::Asking { dialect: Dialect::Native, bytes: Vec::new() };
-        let peer = Peer { pid: 1, uid, gid: uid };
+        let peer = Arc::new(Peer { pid: 1, uid, gid: uid, groups: Vec::new() });
         Client { socket: Arc::new(socket), peer, state, deadline: None, waker: None }
     }
 
