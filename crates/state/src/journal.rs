@@ -12,6 +12,10 @@
 //! file alone cannot add one.
 
 mod entry;
+#[cfg(test)]
+mod killed;
+#[cfg(test)]
+mod ordered;
 mod sums;
 #[cfg(test)]
 mod tests;
@@ -22,14 +26,13 @@ use std::io;
 use std::os::fd::OwnedFd;
 
 use parking_lot::Mutex;
-use rustix::fs::FallocateFlags;
-use vmlane_mem::Window;
 
 pub use self::entry::Key;
 use self::entry::{ENTRY, Head, REMOVED, TAIL, append, body_sum, entry, payload, tail_of};
 use self::sums::Sums;
 use crate::LAYOUT;
 use crate::secret::secret;
+use crate::shared_file::{Window, give_back};
 use crate::unusable::Unusable;
 
 /// The records found, the last of each key.
@@ -276,8 +279,7 @@ impl Journal {
         inner.len = len;
         self.window.store_u64(at::COMMITTED, word(self.sums, inner.second, len));
         // Its memory goes back; if that fails it is only not free.
-        let hole = FallocateFlags::PUNCH_HOLE | FallocateFlags::KEEP_SIZE;
-        let _ = rustix::fs::fallocate(&self.file, hole, from as u64, self.half as u64);
+        let _ = give_back(&self.window, &self.file, from, self.half);
     }
 
     /// How many records did not fit since it ran out of room.

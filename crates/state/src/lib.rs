@@ -5,7 +5,10 @@
 mod bytes;
 mod journal;
 mod mapping;
+#[cfg(test)]
+mod model;
 mod secret;
+mod shared_file;
 mod store;
 mod unusable;
 
