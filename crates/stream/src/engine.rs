@@ -21,6 +21,8 @@ use crate::stats::WorkerStats;
 const INSPECT: Duration = Duration::from_millis(100);
 /// How often a reader is reminded of bytes it has not come for, while more arrive.
 const RENOTIFY: Duration = Duration::from_millis(1);
+/// What it costs to have one more stream, and to end it.
+const NEW: Work = Work { bytes: 0, descriptors: 0, turns: 2, looks: 0, rebuilds: 0 };
 /// A stream whose ends never announce anything is looked at this often when idle.
 const POLLED: Duration = Duration::from_millis(1);
 
@@ -93,6 +95,7 @@ impl StreamEngine {
     /// Puts a new stream into its slot; `opener` is charged for it.
     fn insert(&mut self, slot: usize, mut stream: JoinedStream, opener: &Arc<Budget>) {
         stream.account = self.meter.open(Owner(Arc::downgrade(opener)));
+        self.meter.charge(stream.account, NEW);
         stream.looks = stream.looks.max(self.settings.looks);
         if self.streams.len() <= slot {
             self.streams.resize_with(slot + 1, || None);

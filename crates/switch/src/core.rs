@@ -19,6 +19,10 @@ use crate::port::Port;
 use crate::ports::Ports;
 use crate::spec::{PortSpec, Settings};
 use crate::stats::WorkerStats;
+use crate::turn::PIECE_COST;
+
+/// What it costs to make the tables anew, in bytes.
+const REBUILD: usize = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 1 }.cost();
 
 /// The switch without its thread.
 pub struct Core {
@@ -158,16 +162,10 @@ impl Core {
         }
     }
 
-    /// Charges a port's owner for tables that are made anew. False: it has had its share for now.
-    pub fn charge_rebuild(&mut self, id: PortId) -> bool {
-        let Some(owner) = self.slot(id).and_then(|slot| self.ports.get(slot)).map(|port| port.owner) else {
-            return true;
-        };
-        let may = !self.ports.is_over(owner);
-        if may {
-            self.ports.charge(owner, Work { rebuilds: 1, ..Work::default() }.cost());
-        }
-        may
+    /// Charges a port's owner for a change that costs as much as so many rebuilds. False: it has had its share for now.
+    pub fn charge_change(&mut self, id: PortId, rebuilds: usize) -> bool {
+        let owner = self.slot(id).and_then(|slot| self.ports.get(slot)).map(|port| port.owner);
+        owner.is_none_or(|owner| self.ports.charge_change(owner, rebuilds * REBUILD))
     }
 
     pub fn refresh(&mut self, slot: Slot) {
@@ -267,15 +265,22 @@ impl Core {
         let (mut soon, mut changed) = (false, false);
         let mut at = 0;
         while let Some(slot) = self.ports.attached_at(at) {
+            at += 1;
+            let Some(owner) = self.ports.get(slot).map(|port| port.owner) else { continue };
+            if self.ports.is_over(owner) {
+                soon = true;
+                continue;
+            }
             let ticked = self.guarded(slot, |core| {
                 let end = core.end(slot)?;
-                Some((end.tick(now), end.changed()))
+                Some((end.tick(now), end.changed(), end.take_overhead()))
             });
-            if let Some((again, differs)) = ticked.flatten() {
+            if let Some((again, differs, overhead)) = ticked.flatten() {
                 soon |= again;
                 changed |= differs;
+                let rebuilds = if differs { REBUILD } else { 0 };
+                self.ports.charge(owner, overhead * PIECE_COST + rebuilds);
             }
-            at += 1;
         }
         if changed {
             self.rebuild();

@@ -51,6 +51,8 @@ pub struct Ports {
     allowances: Vec<Allowance>,
     /// By owner: work in bytes that is taken off its next rounds.
     debts: Vec<usize>,
+    /// The same for changes of its ports. They are paid for last, and keep it from further changes only.
+    change_debts: Vec<usize>,
     /// Bytes of an owner's share of a round.
     share: usize,
 }
@@ -198,11 +200,15 @@ impl Ports {
         self.allowances.clear();
         self.allowances.resize(self.owner_names.len(), allowance);
         self.debts.resize(self.owner_names.len(), 0);
+        self.change_debts.resize(self.owner_names.len(), 0);
         self.share = allowance.bytes;
-        for (allowance, debt) in self.allowances.iter_mut().zip(&mut self.debts) {
-            let paid = allowance.bytes.min(*debt);
-            *debt -= paid;
-            allowance.bytes -= paid;
+        let debts = self.debts.iter_mut().zip(&mut self.change_debts);
+        for (allowance, (debt, change_debt)) in self.allowances.iter_mut().zip(debts) {
+            for debt in [debt, change_debt] {
+                let paid = allowance.bytes.min(*debt);
+                *debt -= paid;
+                allowance.bytes -= paid;
+            }
             if allowance.bytes == 0 {
                 allowance.frames = 0;
             }
@@ -225,6 +231,22 @@ impl Ports {
         if let Some(debt) = self.debts.get_mut(usize::from(owner)) {
             *debt = debt.saturating_add(cost);
         }
+    }
+
+    /// Does an owner wait until what it has caused is paid for?
+    pub fn any_owes(&self) -> bool {
+        self.debts.iter().chain(&self.change_debts).any(|&debt| debt > 0)
+    }
+
+    /// An owner's port is to be changed at such a cost. False: what it has caused is not paid for yet.
+    pub fn charge_change(&mut self, owner: u16, cost: usize) -> bool {
+        let Some(debt) = self.change_debts.get_mut(usize::from(owner)) else { return true };
+        let other = self.debts.get(usize::from(owner)).copied().unwrap_or(0);
+        let may = debt.saturating_add(other) <= self.share;
+        if may {
+            *debt = debt.saturating_add(cost);
+        }
+        may
     }
 
     /// Has an owner caused more of that than a round's share pays for?

@@ -39,6 +39,33 @@ pub enum Request {
     },
 }
 
+impl Request {
+    /// The port that it is about.
+    pub fn port(&self) -> PortId {
+        match *self {
+            Request::Add { id, .. }
+            | Request::Update { id, .. }
+            | Request::Remove { id }
+            | Request::Attach { id, .. }
+            | Request::Detach { id }
+            | Request::Refresh { id }
+            | Request::Shut { id, .. } => id,
+        }
+    }
+
+    /// What it costs, in tables made anew, where a guest can ask for it.
+    pub fn rebuilds(&self) -> usize {
+        match self {
+            // A port's own memory is much of it: this is about what it takes (see the row of rings that stop and start in
+            // `daemon/tests/neighbours`).
+            Request::Attach { .. } => 8,
+            Request::Detach { .. } => 2,
+            Request::Refresh { .. } => 1,
+            _ => 0,
+        }
+    }
+}
+
 /// A request, and the caller that waits for its end.
 pub struct Command {
     pub request: Request,

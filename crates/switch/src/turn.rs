@@ -129,6 +129,8 @@ impl Core {
                 let fetched = sender.tx.burst.fetch(end, most);
                 let overhead = end.take_overhead() * PIECE_COST;
                 if overhead > 0 {
+                    // Frames that were left out are completed, too.
+                    moved = true;
                     self.ports.charge(sender.owner, overhead);
                     if self.ports.is_over(sender.owner) {
                         left.frames = left.frames.min(fetched as u32);

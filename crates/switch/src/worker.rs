@@ -57,11 +57,12 @@ impl SwitchEngine {
         }
     }
 
-    /// Carries out a command whose owner may cause more work, else puts it off.
+    /// Carries out a command whose owner may cause more work, else puts it off, and with it what follows for that port.
     fn run_or_defer(&mut self, command: Command) {
-        if let Request::Refresh { id } = command.request
-            && !self.core.charge_rebuild(id)
-        {
+        let id = command.request.port();
+        let rebuilds = command.request.rebuilds();
+        let waits = self.deferred.iter().any(|before| before.request.port() == id);
+        if waits || rebuilds > 0 && !self.core.charge_change(id, rebuilds) {
             return self.deferred.push(command);
         }
         // The answer goes with the command's end, however it ends.
@@ -138,17 +139,16 @@ impl Engine for SwitchEngine {
             self.wake_up();
         }
         self.soon = self.core.tick(now);
-        moved
+        // Rounds pay for what owners have caused; what those send, and changes of theirs, may wait for it.
+        moved || !self.deferred.is_empty() || self.core.ports.any_owes()
     }
 
     fn rest(&mut self, idle: Duration) -> Rest {
-        if self.core.is_empty() {
+        if !self.deferred.is_empty() {
+            Rest::Nap(self.settings.sleep)
+        } else if self.core.is_empty() {
             Rest::Sleep(None)
-        } else if self.soon
-            || !self.deferred.is_empty()
-            || self.core.has_pending()
-            || idle < self.settings.linger
-        {
+        } else if self.soon || self.core.has_pending() || idle < self.settings.linger {
             Rest::Nap(self.settings.sleep)
         } else {
             Rest::Sleep(Some(self.sleep))

@@ -41,8 +41,13 @@ impl WaitingCalls {
 
     /// The one that has waited longest; it waits no longer.
     pub fn pop(&mut self) -> Option<Call> {
-        let (_, call) = self.calls.pop_first()?;
-        self.clients.give_back(&call.key.client.0);
+        self.pop_if(|_| true)
+    }
+
+    /// The one that has waited longest of those that `may` be heard; it waits no longer.
+    pub fn pop_if(&mut self, mut may: impl FnMut(&Call) -> bool) -> Option<Call> {
+        let call = *self.calls.values().find(|call| may(call))?;
+        self.withdraw(call);
         Some(call)
     }
 

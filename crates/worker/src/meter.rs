@@ -38,7 +38,7 @@ impl Work {
 
     /// In bytes copied.
     #[inline]
-    pub fn cost(&self) -> usize {
+    pub const fn cost(&self) -> usize {
         self.bytes
             + self.descriptors * DESCRIPTOR
             + self.turns * TURN

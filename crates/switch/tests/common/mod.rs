@@ -64,6 +64,10 @@ impl Bench {
         self.switch.attach(id, end);
         self.switch.refresh(id);
         self.step();
+        // It takes some rounds until that is paid for.
+        for _ in 0..3 {
+            self.step();
+        }
         Guest { id, wire, stats: self.switch.stats(id) }
     }
 

@@ -18,6 +18,8 @@ const MAX_COMMAND: usize = 4096;
 const BATCH: usize = 16;
 const PAUSE: Duration = Duration::from_millis(1);
 const MAC: usize = 6;
+/// What a command costs beside its pieces and the addresses in it, in descriptors read.
+const COMMAND: usize = 16;
 /// Offloads that the guest may switch while it runs: the bits of its features.
 const SWITCHED: u64 = net_feature::GUEST_CSUM
     | net_feature::GUEST_TSO4
@@ -180,6 +182,8 @@ pub struct ControlQueue {
     bytes: Vec<u8>,
     broken: bool,
     served: Option<Instant>,
+    /// What its commands have cost since the switch last asked, in descriptors.
+    pub overhead: usize,
 }
 
 /// What came of a look at the queue.
@@ -203,6 +207,7 @@ impl ControlQueue {
             bytes: Vec::new(),
             broken: false,
             served: None,
+            overhead: 0,
         }
     }
 
@@ -241,6 +246,7 @@ impl ControlQueue {
             };
             self.queue.next = taken.next;
             let done = self.gather() && apply(&self.bytes);
+            self.overhead += COMMAND + self.segments.len() + self.bytes.len() / MAC;
             served.changed |= done;
             let written = self.answer(if done { control::OK } else { control::ERROR });
             self.queue.complete(taken.id, taken.count, written);

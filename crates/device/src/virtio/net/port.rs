@@ -330,7 +330,8 @@ impl FramePort for NetPort {
     #[inline]
     fn take_overhead(&mut self) -> usize {
         let tx: usize = self.tx.iter_mut().map(|queue| std::mem::take(&mut queue.overhead)).sum();
-        tx + std::mem::take(&mut self.scratch.overhead)
+        let control = self.control.as_mut().map_or(0, |control| std::mem::take(&mut control.queue.overhead));
+        tx + control + std::mem::take(&mut self.scratch.overhead)
     }
 
     #[inline]

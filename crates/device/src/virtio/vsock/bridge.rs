@@ -17,11 +17,13 @@ use vmlane_port::fair::SharedPlaces;
 use vmlane_port::{PortFault, Shutdown};
 use vmlane_vsock::{Call, Key, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
+use vmlane_worker::{Meter, Work};
 
 use self::links::{GuestLinks, Link};
 use self::mailbox::News;
 pub use self::mailbox::{GuestEndpoint, Mailbox};
 use self::name::Name;
+use super::clients::Clients;
 use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
 use super::vms::{Vms, port_of};
@@ -39,6 +41,8 @@ pub struct Bridge {
     unfinished: bool,
     /// The guests of a turn.
     order: Vec<u32>,
+    /// Who asks for connections.
+    clients: Clients,
 }
 
 /// What a look at a link led to.
@@ -54,6 +58,8 @@ enum Pumped {
 const MAX_LINKS: usize = 2048;
 /// News and requests that one guest is told of before the next one has its turn.
 const MOST_HEARD: usize = 64;
+/// What a connect costs: memory for its rings is made and mapped.
+pub const CONNECT: Work = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 2 };
 /// Bytes that one guest is given before the next one has its turn.
 const TURN: usize = 256 << 10;
 
@@ -67,6 +73,7 @@ impl Bridge {
             relayed: 0,
             unfinished: false,
             order: Vec::new(),
+            clients: Clients::default(),
         }
     }
 
@@ -270,7 +277,7 @@ impl Bridge {
 
     /// Looks at the guests to which something happened, and of those at the links to which something happened. True if
     /// something moved.
-    pub fn turn(&mut self, vms: &mut Vms) -> bool {
+    pub fn turn(&mut self, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
         let unfinished = std::mem::take(&mut self.unfinished);
         if !self.mailbox.take_change() && !unfinished {
             return false;
@@ -282,7 +289,7 @@ impl Bridge {
         for &cid in &order {
             let Some(guest) = self.guests.get_mut(&cid) else { continue };
             if guest.mailbox.take_change() | std::mem::take(&mut guest.unfinished) {
-                moved |= self.guest_turn(cid, vms);
+                moved |= self.guest_turn(cid, vms, meter);
             }
             self.unfinished |= self.guests.get(&cid).is_some_and(|guest| guest.unfinished);
         }
@@ -290,8 +297,8 @@ impl Bridge {
         moved
     }
 
-    fn guest_turn(&mut self, cid: u32, vms: &mut Vms) -> bool {
-        let mut moved = self.hear(cid, vms);
+    fn guest_turn(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
+        let mut moved = self.hear(cid, vms, meter);
         // Its rings are being changed, or it has none: it is looked at when it has some.
         let Some(port) = port_of(vms, cid) else { return moved };
         let mut left = TURN;
@@ -315,7 +322,8 @@ impl Bridge {
     }
 
     /// Hears what the router said, as far as the guest has room for what it will be told. True if there was anything.
-    fn hear(&mut self, cid: u32, vms: &mut Vms) -> bool {
+    /// A client that has had its share of the round waits for the next.
+    fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
         for number in 0..MOST_HEARD {
             let Some(guest) = self.guests.get_mut(&cid) else { return false };
             let port = port_of(vms, cid);
@@ -332,10 +340,14 @@ impl Bridge {
                 self.told(news, cid, vms);
                 continue;
             }
-            match guest.mailbox.pop_request() {
-                Some(call) => self.requested(vms, cid, call),
-                None => return number > 0,
-            }
+            let clients = &mut self.clients;
+            let may = |call: &Call| clients.may_ask(call.key.client.0, meter);
+            let Some(call) = guest.mailbox.pop_request(may) else {
+                guest.unfinished |= guest.mailbox.holds_requests();
+                return number > 0;
+            };
+            clients.charge(call.key.client.0, meter, CONNECT);
+            self.requested(vms, cid, call);
         }
         self.guests
             .get_mut(&cid)

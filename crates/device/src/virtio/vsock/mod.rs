@@ -12,12 +12,14 @@
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
 //! | `route.rs` | routes |
+//! | `clients.rs` | who asks for connections, and is charged for them |
 //! | `patience.rs` | how long packets wait for a receiver's buffers |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `bridge/mailbox.rs`, `bridge/links.rs`, `bridge/ready.rs` | what other threads tell the worker of a guest; its connections; those to which something happened |
 //! | `worker.rs`, `vms.rs`, `stats.rs` | the worker, what it keeps of each VM, what it counts |
 
 mod bridge;
+mod clients;
 mod credit;
 mod device;
 mod link;

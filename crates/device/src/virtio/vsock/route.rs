@@ -7,7 +7,7 @@ use std::time::{Duration, Instant};
 use vmlane_wire::virtio_vsock::{Header, kind, op};
 use vmlane_worker::{Account, Meter, Work, contained};
 
-use super::bridge::Bridge;
+use super::bridge::{Bridge, CONNECT};
 use super::patience::{Patience, Wait};
 use super::port::{Nonsense, Outgoing, Port};
 use super::stats::VsockStats;
@@ -113,7 +113,7 @@ impl Routes {
             moved |= self.turn(cid, now);
         }
         if let Some(bridge) = &mut self.bridge {
-            moved |= bridge.turn(&mut self.vms);
+            moved |= bridge.turn(&mut self.vms, &mut self.meter);
         }
         self.each_port(|port| {
             moved |= port.holds_replies() && port.send_replies();
@@ -234,8 +234,7 @@ impl Routes {
             if header.op.get() == op::REQUEST
                 && let Some(vm) = self.vms.get(&cid)
             {
-                // Memory for its rings was made and mapped.
-                self.meter.charge(vm.account, Work { rebuilds: 1, ..Work::default() });
+                self.meter.charge(vm.account, CONNECT);
             }
             return Fate::Finished;
         }

@@ -126,9 +126,14 @@ impl GuestMailbox {
         if hears { mail.news.pop_front() } else { None }
     }
 
-    /// The request that has waited longest.
-    pub fn pop_request(&self) -> Option<Call> {
-        self.mail.lock().requests.pop()
+    /// The request that has waited longest of those that `may` be heard.
+    pub fn pop_request(&self, may: impl FnMut(&Call) -> bool) -> Option<Call> {
+        self.mail.lock().requests.pop_if(may)
+    }
+
+    /// Does a request wait?
+    pub fn holds_requests(&self) -> bool {
+        !self.mail.lock().requests.is_empty()
     }
 
     /// Does anything wait?
