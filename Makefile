@@ -17,7 +17,8 @@ help:
 	@echo 'make test    make lint, unit, property and real-guest tests (LANES=2 files of the latter at a time)'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/ (ONLY=survival,nics'
 	@echo '             for some files; what passed is not repeated until sources change, AGAIN=1 does; LANES=1 at a time)'
-	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go'
+	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go,'
+	@echo '             memory under each attack of synthetic guests (VMLANE_ATTACK_MINUTES=10) and under all of them'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
 	@echo 'make bench   the engine without VMs: ratios, out/bench/latest.json (ONLY=vmci. for some rows;'
 	@echo '             AGAINST=BINARY: in pairs with the vmlane-enginebench of another build)'
@@ -58,11 +59,13 @@ acceptance: setup
 	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
 	@tests/acceptance.sh
 
-# Hours. VMLANE_SOAK_MINUTES=60 is the default of the last part; VMLANE_SEED repeats a run's moments.
+# Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.
+# Some 30 attacks run for VMLANE_ATTACK_MINUTES=10 each, then all of them together for an hour; VMLANE_ATTACK=virtio: some.
 soak: setup
 	@scripts/bootstrap.sh socat ncat python3
 	@VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests,long --no-fail-fast \
 	  --test survival --test soak --test neighbour -- --test-threads=1 --nocapture
+	@VMLANE_ATTACK_MINUTES=$${VMLANE_ATTACK_MINUTES:-10} cargo test --locked --release -p vmlane-daemon --test neighbours -- --nocapture
 
 bench: build
 	@cargo run --quiet --locked --release -p vmlane-enginebench -- --out out/bench $(if $(ONLY),--only $(ONLY)) $(if $(AGAINST),--against $(AGAINST))

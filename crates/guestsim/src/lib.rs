@@ -16,6 +16,7 @@
 //! | `virtio.rs` | virtqueues from the driver's side |
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
+//! | `endless.rs` | one end of a stream that always has bytes to send |
 //! | `vfio_user.rs`, `vhost_user.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
 //! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
@@ -26,6 +27,7 @@
 mod connect;
 mod dispatch;
 mod driver;
+pub mod endless;
 mod events;
 mod guest;
 mod handshake;

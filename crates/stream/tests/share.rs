@@ -1,80 +1,11 @@
 //! Owners share a worker: what one gets does not depend on how many streams another has.
 
-use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
 
-use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
-use vmlane_port::{Budget, End, PortFault, RingSlice, StreamEnd, StreamPort, Streams};
+use vmlane_guestsim::endless::{Counts, Endless, RING};
+use vmlane_port::{Budget, StreamEnd, Streams};
 use vmlane_stream::{Settings, Worker, Workers};
-
-const RING: usize = 64 << 10;
-
-/// An owner that always has a whole chunk to send, and takes everything.
-struct Endless {
-    pages: Pages,
-    /// Bytes it has at a time.
-    chunk: usize,
-    sent: Arc<AtomicU64>,
-}
-
-fn pages() -> Pages {
-    let fd: OwnedFd = memfd("share", RING as u64).unwrap();
-    let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
-    let map = MemoryMap::default().map(request).unwrap();
-    map.pages((0..RING as u64).step_by(4096), 12).unwrap()
-}
-
-impl StreamPort for Endless {
-    fn readable(&mut self) -> Result<usize, PortFault> {
-        Ok(self.chunk)
-    }
-
-    fn source(&self) -> RingSlice<'_> {
-        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
-    }
-
-    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
-        self.sent.fetch_add(len as u64, Ordering::Relaxed);
-        Ok(())
-    }
-
-    fn publish_room(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
-    fn arm_readable(&mut self) -> Result<bool, PortFault> {
-        Ok(self.chunk == 0)
-    }
-
-    fn writable(&mut self) -> Result<usize, PortFault> {
-        Ok(RING)
-    }
-
-    fn sink(&self) -> RingSlice<'_> {
-        self.source()
-    }
-
-    fn keep_free(&self) -> usize {
-        0
-    }
-
-    fn produce(&mut self, _len: usize) -> Result<(), PortFault> {
-        Ok(())
-    }
-
-    fn arm_writable(&mut self) -> Result<bool, PortFault> {
-        Ok(true)
-    }
-
-    fn renotify_reader(&mut self) -> Result<(), PortFault> {
-        Ok(())
-    }
-
-    fn notify_both(&mut self) {}
-
-    fn end(&mut self, _end: End) {}
-}
 
 /// One VM: who pays, and what it has sent.
 struct Owner {
@@ -91,8 +22,9 @@ impl Owner {
     fn open(&self, workers: &Workers, count: usize, chunk: usize) {
         for _ in 0..count {
             let far = Owner::new();
+            let counts = |owner: &Owner| Counts { sent: owner.sent.clone(), ..Counts::default() };
             let end = |owner: &Owner, chunk| StreamEnd {
-                port: Box::new(Endless { pages: pages(), chunk, sent: owner.sent.clone() }),
+                port: Box::new(Endless::new(chunk, counts(owner))),
                 budget: owner.budget.clone(),
                 slow: false,
             };
