@@ -63,6 +63,14 @@ fn on_block_device(file: BorrowedFd<'_>) -> Result<bool, Errno> {
     Ok(regular && stat.stx_dev_major != 0)
 }
 
+/// Asks about a file that can be asked about. The first call of `rustix`' `statx` that fails finds out whether the
+/// kernel has it, by a call that a confined thread may not make.
+pub fn prepare() {
+    if let Ok(file) = crate::memfd("vmlane-prepare", PAGE) {
+        let _ = on_block_device(file.as_fd());
+    }
+}
+
 /// Can guest memory be in this file? Asks no file system that might not answer.
 pub fn may_hold_guest_memory(file: impl AsFd) -> bool {
     Backing::of(file.as_fd()).is_ok()

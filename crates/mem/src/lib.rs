@@ -27,10 +27,11 @@ pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;
 pub use window::Window;
 
-/// Installs the handler that survives memory files cut short, which the first mapping would do otherwise. For
-/// programs that give up the system call that it needs.
+/// Installs the handler that survives memory files cut short, and asks about a file, which the first mappings would do
+/// otherwise. For programs that give up the system calls that this needs.
 pub fn prepare() {
     sigbus::prepare();
+    file::prepare();
 }
 
 #[cfg(test)]
