@@ -6,10 +6,11 @@ use std::time::Duration;
 use vmlane_device::virtio::queue::Segment;
 use vmlane_guestsim::virtio::{into, out};
 use vmlane_guestsim::vsock::{Bench, Guest, RING, vm};
-use vmlane_guestsim::{Driver, Machine, Path, vm_with};
+use vmlane_guestsim::{Driver, Machine, PairSpec, Path, Placement, vm_with};
 use vmlane_stream::Inline;
 use vmlane_wire::virtio::desc;
 use vmlane_wire::virtio_vsock::{HEADER, Header, kind, op};
+use vmlane_wire::vmci::Handle;
 use vmlane_wire::vmci_stream::{ControlPacket, PacketType};
 use zerocopy::IntoBytes;
 
@@ -68,6 +69,8 @@ pub const ATTACKS: &[Attack] = &[
     row("vsock: VMCI guests connect and reset", 2, || connects_from_vmci(BUFFERS)),
     row("vsock: the same, to a guest without buffers", 2, || connects_from_vmci(0)),
     row("vsock: a receiver that takes little", 2, slow_receiver),
+    row("vmci: datagrams that no one fetches", 2, datagrams),
+    row("vmci: queue pairs made and detached", 1, queue_pairs),
 ];
 
 /// Does its worst before a round; what it has caused since it was last called.
@@ -349,6 +352,39 @@ fn slow_receiver() -> Box<dyn Neighbours> {
         Box::new(move || {
             receiver.receive(1, HEADER + PAYLOAD);
             sender.send(PACKETS, HEADER + PAYLOAD) * PAYLOAD
+        })
+    })
+}
+
+/// VMCI guests of the pair's group flood each other; that costs the threads of their sessions, and the worker next to
+/// nothing.
+fn datagrams() -> Box<dyn Neighbours> {
+    World::with(|bench| {
+        let (mut sender, _receiver) = (vmci(bench, 7), vmci(bench, 8));
+        let lens = [0, 100, 4000, 60_000];
+        Box::new(move || {
+            for len in lens {
+                sender.send_to(Handle::new(8, 77), 9, &vec![7; len]);
+            }
+            lens.len()
+        })
+    })
+}
+
+fn queue_pairs() -> Box<dyn Neighbours> {
+    World::with(|bench| {
+        let (mut guest, _peer) = (vmci(bench, 7), vmci(bench, 8));
+        let mut number = 0;
+        Box::new(move || {
+            for _ in 0..8 {
+                number = (number + 1) % 10_000;
+                let handle = Handle::new(7, 2000 + number);
+                let spec = PairSpec { handle, peer: 8, flags: 0, produce: 64 << 10, consume: 64 << 10 };
+                let queues = guest.alloc(&spec, Placement::Scattered).expect("a pair");
+                assert!(guest.detach(queues) >= 0, "it is the guest's own");
+            }
+            guest.service();
+            8
         })
     })
 }
