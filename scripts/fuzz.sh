@@ -12,6 +12,8 @@ flags='--cfg fuzzing -Cpasses=sancov-module -Cllvm-args=-sanitizer-coverage-leve
   -Cllvm-args=-sanitizer-coverage-trace-compares
   -Cllvm-args=-sanitizer-coverage-gated-trace-callbacks -Ccodegen-units=1 -Cdebug-assertions'
 toolchain=()
+out=fuzz/target
+memory=2048
 if [ "${FUZZ_ASAN:-0}" = 1 ]; then
   rustup toolchain list 2>/dev/null | grep -q nightly || {
     echo 'fuzz: FUZZ_ASAN=1 needs a nightly toolchain (rustup toolchain install nightly)' >&2
@@ -19,10 +21,14 @@ if [ "${FUZZ_ASAN:-0}" = 1 ]; then
   }
   toolchain=(+nightly)
   flags="$flags -Zsanitizer=address"
+  # Beside the others', and its shadow and what it keeps of freed memory are counted, too.
+  out=fuzz/target/asan
+  memory=4096
 fi
 
 echo '==> building the fuzz targets'
-RUSTFLAGS="$(echo $flags)" cargo "${toolchain[@]}" build --release --manifest-path fuzz/Cargo.toml --target "$triple"
+RUSTFLAGS="$(echo $flags)" cargo "${toolchain[@]}" build --release --manifest-path fuzz/Cargo.toml \
+  --target "$triple" --target-dir "$out"
 
 targets=("$@")
 if [ ${#targets[@]} -eq 0 ]; then
@@ -32,7 +38,7 @@ for target in "${targets[@]}"; do
   mkdir -p "out/fuzz/$target" "fuzz/corpus/$target" "fuzz/crashes/$target"
   echo "==> $target, $seconds s"
   # New inputs go to out/; the committed corpus and past crashes are only read.
-  "fuzz/target/$triple/release/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb=2048 -print_final_stats=1 \
+  "$out/$triple/release/$target" -max_total_time="$seconds" -timeout=20 -rss_limit_mb="$memory" -print_final_stats=1 \
     -artifact_prefix="out/fuzz/$target-" "out/fuzz/$target" "fuzz/corpus/$target" "fuzz/crashes/$target" \
     2>"out/fuzz/$target.log" || {
     tail -40 "out/fuzz/$target.log" >&2

@@ -7,6 +7,7 @@ pub mod again;
 pub mod compares;
 pub mod forged;
 pub mod heads;
+pub mod host_library;
 pub mod nic;
 pub mod switching;
 pub mod virtio;

@@ -132,12 +132,20 @@ ssize_t datagram_receive(int fd, const struct iovec *parts, size_t count, int fl
         return vsock_fail(ENOMEM);
     ssize_t came;
     struct msghdr message;
-    do {
+    for (;;) {
         message = (struct msghdr){.msg_iov = all, .msg_iovlen = count + 1};
         came = real_recvmsg(fd, &message, flags);
-        if ((came == 0 || (came < 0 && errno == ECONNRESET)) && (came = again(fd, &known)) < 0)
-            errno = ECONNRESET;
-    } while (came >= 0 && came < (ssize_t)sizeof header);
+        if (came >= (ssize_t)sizeof header || (came < 0 && errno != ECONNRESET))
+            break;
+        if (came > 0) {
+            /* One without a whole header is dropped; where the caller only looks, it is still there. */
+            if (flags & MSG_PEEK)
+                real_recv(fd, &header, sizeof header, MSG_DONTWAIT);
+        } else if (again(fd, &known)) {
+            came = vsock_fail(ECONNRESET);
+            break;
+        }
+    }
     int saved = errno;
     if (all != own)
         free(all);

@@ -167,7 +167,8 @@ static void drain(struct ring *ring, int fd) {
     ssize_t got;
     while ((got = real_recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0)
         any = 1;
-    if (got == 0)
+    /* Its end, or an error, also that of a descriptor that is no stream. */
+    if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
         ring->gone = 1;
     if (any && (ring->sleepers[IN] || ring->sleepers[OUT]))
         signal_daemon(fd);
@@ -224,16 +225,24 @@ void ring_switch_all(int inherited) {
             ring_switch(fd);
 }
 
+/* Whether a file of `len` bytes is a ring's: whole pages of data, a power of two of each, on which all indices here
+ * rely; and sealed, because to touch what is no longer there would end this process. */
+static int is_ring(int memory, uint64_t len) {
+    uint64_t size = len / 2 - PAGE;
+    int seals = fcntl(memory, F_GET_SEALS);
+    return len > 2 * PAGE && len % PAGE == 0 && size >= PAGE && (size & (size - 1)) == 0 && seals >= 0 &&
+           (seals & F_SEAL_SHRINK);
+}
+
 void ring_adopt(int fd, int memory) {
     struct stat info;
     struct ring *ring = NULL;
     int saved = errno;
     uint64_t size = 0;
     void *base = MAP_FAILED;
-    if (fd < DESCRIPTORS && fstat(memory, &info) == 0 && info.st_size > 2 * (off_t)PAGE) {
-        size = ((uint64_t)info.st_size - 2 * PAGE) / 2;
-        if ((size & (size - 1)) == 0)
-            base = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
+    if (fd < DESCRIPTORS && fstat(memory, &info) == 0 && is_ring(memory, (uint64_t)info.st_size)) {
+        size = (uint64_t)info.st_size / 2 - PAGE;
+        base = mmap(NULL, (size_t)info.st_size, PROT_READ | PROT_WRITE, MAP_SHARED, memory, 0);
     }
     real_close(memory);
     if (base != MAP_FAILED)

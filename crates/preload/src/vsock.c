@@ -195,7 +195,7 @@ int daemon_ask(int fd, uint16_t op, uint32_t cid, uint32_t port, uint32_t arg, u
     if (!outcome && reply->magic != MAGIC)
         return vsock_fail(EPROTO);
     if (!outcome && reply->error)
-        return vsock_fail(reply->error);
+        return vsock_fail(reply->error > 0 ? reply->error : EPROTO);
     return outcome;
 }
 
@@ -354,14 +354,17 @@ static int listen_again(int fd, const struct known *listener) {
 static int take(int fd, struct sockaddr *peer, socklen_t *len, int flags, const struct known *listener) {
     struct reply reply;
     int fds[2];
-    ssize_t got = record(fd, &reply, fds, flags & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0);
-    if (got == 0 || (got < 0 && errno == ECONNRESET))
-        return listen_again(fd, listener) ? -1 : take(fd, peer, len, flags, listener);
+    ssize_t got;
+    while ((got = record(fd, &reply, fds, flags & SOCK_CLOEXEC ? MSG_CMSG_CLOEXEC : 0)) == 0 ||
+           (got < 0 && errno == ECONNRESET))
+        if (listen_again(fd, listener))
+            return -1;
     if (got < 0)
         return -1;
     if (got != sizeof reply || fds[0] < 0) {
-        if (fds[0] >= 0)
-            real_close(fds[0]);
+        for (int i = 0; i < 2; i++)
+            if (fds[i] >= 0)
+                real_close(fds[i]);
         return vsock_fail(ECONNABORTED);
     }
     int taken = fds[0];
