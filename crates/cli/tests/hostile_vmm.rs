@@ -3,6 +3,8 @@
 
 #[path = "hostile_vmm/fuse.rs"]
 mod fuse;
+#[path = "hostile_vmm/sessions.rs"]
+mod sessions;
 #[path = "hostile_vmm/stalls.rs"]
 mod stalls;
 #[path = "hostile_vmm/userfault.rs"]
