@@ -3,6 +3,8 @@
 
 #[path = "hostile_vmm/fuse.rs"]
 mod fuse;
+#[path = "hostile_vmm/round_trips.rs"]
+mod round_trips;
 #[path = "hostile_vmm/sessions.rs"]
 mod sessions;
 #[path = "hostile_vmm/stalls.rs"]

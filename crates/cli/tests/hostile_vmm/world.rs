@@ -139,6 +139,11 @@ impl Nic {
         }));
     }
 
+    /// Its VMM's connection, which began elsewhere.
+    pub fn adopt(&mut self, front: Front, events: [RingEvents; 2]) {
+        self.vmm = Some((front, events));
+    }
+
     pub fn events(&self) -> &[RingEvents; 2] {
         &self.vmm.as_ref().expect("attached").1
     }
@@ -160,6 +165,40 @@ impl Nic {
         eventually("its chain", || self.tx.take().is_some());
         let page = receiver.rx.alloc(2048);
         receiver.rx.post(&[into(page, 2048)]);
+    }
+}
+
+impl Nic {
+    /// A frame to `other` and one back, without a sleep in between. Frames of others may come with them.
+    pub fn exchange(&mut self, other: &mut Nic) {
+        for first in [true, false] {
+            let (from, to) = if first { (&mut *self, &mut *other) } else { (&mut *other, &mut *self) };
+            from.send(to.own);
+            let deadline = Instant::now() + PATIENCE;
+            while !to.received_from(from.own) {
+                assert!(Instant::now() < deadline, "a frame between honest VMs");
+                std::thread::yield_now();
+            }
+            while from.tx.take().is_none() {
+                assert!(Instant::now() < deadline, "its chain");
+                std::thread::yield_now();
+            }
+        }
+    }
+
+    /// Takes what was received, and posts its buffers again, until a frame of `sender` is among them.
+    fn received_from(&mut self, sender: u8) -> bool {
+        while let Some((id, _)) = self.rx.take() {
+            let page = self.buffers[usize::from(id)];
+            let mut address = [0; 6];
+            self.rx.ram.read(page + 12 + 6, &mut address);
+            let next = self.rx.post(&[into(page, 2048)]);
+            self.buffers[usize::from(next)] = page;
+            if address[5] == sender {
+                return true;
+            }
+        }
+        false
     }
 }
 
