@@ -92,6 +92,7 @@ impl Hypervisor {
             return Err(ConnectError::Busy);
         }
         inner.connections.insert(key, connection);
+        self.commit(&mut inner);
         Ok(())
     }
 
@@ -111,6 +112,7 @@ impl Hypervisor {
         } else if let Some(connection) = inner.connections.get_mut(&call.key) {
             connection.advance(State::Negotiated);
         }
+        self.commit(&mut inner);
         drop(inner);
         self.run_after();
     }
@@ -125,6 +127,8 @@ impl Hypervisor {
             Role::Server => inner.send_reset(key.client, key.server),
         }
         inner.remove_connection(key);
+        // What leaves a note of a change writes it: the guest may never make a call in which it would be written.
+        self.commit(&mut inner);
         drop(inner);
         self.run_after();
     }
@@ -138,6 +142,7 @@ impl Hypervisor {
         if inner.detach_stream(cid, handle, stream) && inner.current(call).is_some() {
             inner.remove_connection(call.key);
         }
+        self.commit(&mut inner);
     }
 
     /// A datagram from an endpoint of another kind.
