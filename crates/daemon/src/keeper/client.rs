@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
+use vmlane_access::Peer;
 use vmlane_state::{Found, Store};
 
 use super::KeeperError;
@@ -159,7 +160,10 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     let deadline = Instant::now() + PATIENCE;
     let socket = loop {
         match open(path) {
-            Ok(socket) => break socket,
+            // One that is just ending may still listen: what it is given is lost.
+            Ok(socket) if Peer::of(&socket)?.pid == child.id() as i32 => break socket,
+            Ok(_) if Instant::now() > deadline => return Err(io::ErrorKind::TimedOut.into()),
+            Ok(_) => std::thread::sleep(Duration::from_millis(1)),
             Err(error) if Instant::now() > deadline || child.try_wait()?.is_some() => return Err(error),
             Err(_) => std::thread::sleep(Duration::from_millis(1)),
         }
