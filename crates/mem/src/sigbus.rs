@@ -97,8 +97,9 @@ extern "C" fn handler(_signal: libc::c_int, info: *mut libc::siginfo_t, _context
     let address = unsafe { (*info).si_addr() } as usize;
     for slot in blocks().flat_map(|block| &block.slots) {
         let Some((start, len)) = slot.range_around(address) else { continue };
-        // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the
-        // thread that was interrupted holds the one that it touches), so replacing it in place takes no other memory. mmap is a plain system call.
+        // SAFETY: the range is a mapping of ours (guards are dropped before their mappings are unmapped, and the thread
+        // that was interrupted holds the one that it touches), so replacing it in place takes no other memory. mmap is
+        // a plain system call.
         let replaced = unsafe {
             libc::mmap(
                 start as *mut libc::c_void,

@@ -16,10 +16,9 @@ use crate::egress::Egress;
 use crate::fdb::Fdb;
 use crate::pending::Held;
 use crate::port::Port;
-use crate::ports::Ports;
+use crate::ports::{PIECE_COST, Ports};
 use crate::spec::{PortSpec, Settings};
 use crate::stats::WorkerStats;
-use crate::turn::PIECE_COST;
 
 /// What it costs to make the tables anew, in bytes.
 const REBUILD: usize = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 1 }.cost();

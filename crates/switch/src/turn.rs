@@ -16,13 +16,11 @@ use crate::fdb::{Destination, PortInVlan, Sender, key};
 use crate::ingress::{Checked, Frame, Job, admit};
 use crate::pending::PendingFrame;
 use crate::port::Port;
-use crate::ports::Allowance;
+use crate::ports::{Allowance, PIECE_COST};
 use crate::spec::Settings;
 
 /// Bytes that a delivery costs beside its own, when turns are measured.
 const DELIVERY_COST: usize = 64;
-/// The same for each piece that a frame lies in: a guest may scatter a frame over hundreds.
-pub const PIECE_COST: usize = 96;
 /// The same for each copy of a frame that goes to several.
 const COPY_COST: usize = 1024;
 

@@ -24,7 +24,7 @@ pub const SIZE: u64 = 16 << 20;
 /// What is answered once the file is open.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Answers {
-    /// That it is closed, so that whoever closes it goes on.
+    /// That it is closed, so that the process that closes it goes on.
     Closing,
     Nothing,
 }

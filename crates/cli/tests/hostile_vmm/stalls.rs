@@ -1,4 +1,4 @@
-//! Memory that stalls whoever touches it: of a file system whose server stops answering, and by userfaultfd. The daemon
+//! Memory that stalls a thread that touches it: of a file system whose server stops answering, and by userfaultfd. The daemon
 //! refuses what may stall it, and other VMs and their worker go on.
 
 use std::os::fd::AsFd;
