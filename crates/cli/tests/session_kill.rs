@@ -1,13 +1,18 @@
 //! `kill -9` under a VMM that asks without pause: every request is answered once, by the daemon that took it or
-//! by the next one, and descriptors that came with it are where they belong.
+//! by the next one, and descriptors that came with it are where they belong. The keeper may be killed before.
 
-use std::os::fd::AsFd;
+mod common;
+
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::{Duration, Instant};
 
+use common::eventually;
+use rustix::net::{AddressFamily, SocketAddrUnix, SocketType};
+use rustix::process::{Pid, Signal, kill_process};
 use vmlane_guestsim::vfio_user::{Client, access};
 use vmlane_guestsim::{eventfd, signals};
 use vmlane_wire::vfio_user::{Command as Request, DmaMap, SetIrqs, irq_index};
@@ -172,4 +177,48 @@ fn every_request_is_answered_once() {
         asking.join().unwrap();
     });
     println!("{KILLS} kills, {} rounds", rounds.load(Ordering::Acquire));
+}
+
+/// The process that holds descriptors for the daemon in `run`.
+fn keeper(run: &Path) -> Option<Pid> {
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|process| {
+        let line = String::from_utf8(std::fs::read(process.path().join("cmdline")).ok()?).ok()?;
+        let words: Vec<&str> = line.split('\0').collect();
+        let ours = words.contains(&"keeper") && words.contains(&run.to_str()?);
+        ours.then(|| Pid::from_raw(process.file_name().to_str()?.parse().ok()?))?
+    })
+}
+
+fn held(process: Pid) -> usize {
+    std::fs::read_dir(format!("/proc/{}/fd", process.as_raw_nonzero())).map_or(0, Iterator::count)
+}
+
+/// Listens in the keeper's place and serves no one, as a keeper that is just ending does.
+fn listen_at(path: &Path) -> OwnedFd {
+    let socket = rustix::net::socket(AddressFamily::UNIX, SocketType::SEQPACKET, None).unwrap();
+    let fresh = path.with_extension("new");
+    rustix::net::bind(&socket, &SocketAddrUnix::new(&fresh).unwrap()).unwrap();
+    rustix::fs::chmod(&fresh, rustix::fs::Mode::from_raw_mode(0o666)).unwrap();
+    rustix::net::listen(&socket, 8).unwrap();
+    std::fs::rename(fresh, path).unwrap();
+    socket
+}
+
+#[test]
+fn a_keeper_in_place_of_a_killed_one_gets_everything_whatever_listens_there_meanwhile() {
+    let folder = tempfile::tempdir().unwrap();
+    std::fs::write(folder.path().join("vmlane.toml"), CONFIG).unwrap();
+    let run = folder.path().join("run");
+    let mut daemon = Daemon::new(folder.path());
+    let mut vmm = connect(&run.join("vm/a/nic0.sock"));
+    vmm.write(CONFIG_REGION, INTERRUPT_LINE, &[42]).unwrap();
+    let first = keeper(&run).expect("a keeper");
+    let before = held(first);
+    let _ending = listen_at(&run.join("keeper.sock"));
+    kill_process(first, Signal::KILL).unwrap();
+    eventually("another keeper with all that the first one had", || {
+        keeper(&run).filter(|&second| second != first && held(second) >= before)
+    });
+    daemon.kill();
+    assert_eq!(vmm.read_u8(CONFIG_REGION, INTERRUPT_LINE).unwrap(), 42);
 }
