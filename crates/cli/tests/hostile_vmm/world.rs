@@ -1,7 +1,9 @@
 //! A daemon, and VMs that are attached to it by this process.
 #![allow(dead_code)] // not every test program needs all of it
 
+use std::fs::Permissions;
 use std::os::fd::OwnedFd;
+use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
@@ -28,6 +30,8 @@ pub struct Daemon {
 impl Daemon {
     pub fn start(config: &str) -> Daemon {
         let folder = tempfile::tempdir().unwrap();
+        // The VMMs of any owner get through to what the daemon lets them use.
+        std::fs::set_permissions(folder.path(), Permissions::from_mode(0o711)).unwrap();
         std::fs::write(folder.path().join("vmlane.toml"), config).unwrap();
         Daemon { child: Daemon::spawn(folder.path()), folder }
     }
@@ -47,8 +51,13 @@ impl Daemon {
         self.child = Daemon::spawn(self.folder.path());
     }
 
+    /// A file of its runtime directory.
+    pub fn run(&self, name: &str) -> PathBuf {
+        self.folder.path().join("run").join(name)
+    }
+
     pub fn socket(&self, vm: &str) -> PathBuf {
-        self.folder.path().join("run/vm").join(vm).join("nic0.sock")
+        self.run("vm").join(vm).join("nic0.sock")
     }
 
     /// Repeats `attach` until there is a daemon that answers.
