@@ -470,7 +470,9 @@ impl State {
 /// version looks for it.
 const HYPERVISOR_LOG: &str = "fabric.log";
 const HYPERVISOR_KIND: u32 = 2;
-const HYPERVISOR_HALF: usize = 128 << 20;
+/// Room for 128 VMs that each keep as much as their default limits allow (some 23 MiB: unread data of closed streams, pages of
+/// queue pairs); the file is sparse. Below 4 GiB, as a commit counts bytes in 32 bits.
+const HYPERVISOR_HALF: usize = 3 << 30;
 
 /// The hypervisor's journal, a previous daemon's if that is of use, and its records.
 fn hypervisor_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>, HypervisorCheckpoint) {

@@ -105,7 +105,8 @@ impl Journal {
         Ok(Journal { window, file, half, sums, inner: Mutex::default() })
     }
 
-    /// One that a previous daemon left, and its records. Nothing in it is believed.
+    /// One that a previous daemon left, and its records. Nothing in it is believed. Its halves may be smaller than `half`:
+    /// an older daemon's were.
     pub fn open(file: OwnedFd, kind: u32, half: usize) -> Result<(Journal, Records), Unusable> {
         match Journal::open_in_part(file, kind, half)? {
             (journal, records, damaged) if damaged.is_empty() => Ok((journal, records)),
@@ -121,8 +122,9 @@ impl Journal {
         half: usize,
     ) -> Result<(Journal, Records, Vec<Key>), Unusable> {
         let have = rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size as u64;
-        if have < size(half) {
-            return Err(Unusable::Short { have, need: size(half) });
+        let half = have.saturating_sub(HEAD as u64).min(2 * half as u64) as usize / 2;
+        if half == 0 {
+            return Err(Unusable::Short { have, need: size(1) });
         }
         let window = Window::over_file(&file, size(half))?;
         if window.load_u64(at::MAGIC) != MAGIC {

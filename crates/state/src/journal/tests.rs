@@ -69,6 +69,19 @@ fn cut_scribbled_and_foreign_files_are_refused() {
     assert!(matches!(reopen(&other), Err(Unusable::Layout { .. })));
 }
 
+#[test]
+fn one_of_an_older_daemon_that_had_less_room_is_opened() {
+    let journal = Journal::create("test", 7, HALF).unwrap();
+    journal.write((1, 0, 0), b"something");
+    let reopen = |half| Journal::open(journal.file().try_clone().unwrap(), 7, half);
+    let (larger, records) = reopen(4 * HALF).unwrap();
+    assert_eq!(records, [((1, 0, 0), b"something".to_vec())]);
+    larger.write((2, 0, 0), b"more");
+    assert_eq!(reopen(HALF).unwrap().1.len(), 2);
+    // It does not hold more than a half of this daemon's: nothing of such a file is believed.
+    assert!(matches!(reopen(HALF / 2), Err(Unusable::Magic)));
+}
+
 fn three() -> (Journal, [usize; 4]) {
     let journal = Journal::create("test", 7, HALF).unwrap();
     let mut ends = [0; 4];
