@@ -16,6 +16,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     // The seams, and what outlives a daemon.
     ("port", &["mem", "stats", "wire"]),
     ("state", &["mem"]),
+    // What a capture records: frames that ports show, and the memory that its client maps.
+    ("capture", &["mem", "port", "wire"]),
     // The runtime of the threads that move bytes: it knows no port, only what a thread is for.
     ("worker", &["port"]),
     // The engines know ports, never devices.

@@ -1,5 +1,6 @@
 //! One end of a wire as the switch sees it, and what devices ask of the switch.
 
+use std::any::Any;
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
@@ -87,7 +88,7 @@ pub struct Refused {
 /// A token is good from the `fetch` that returned it until the `finish` that names it. Tokens may be finished in
 /// any order and long after others were fetched; the port completes frames towards its guest in ring order.
 /// A port that is dropped takes its tokens with it.
-pub trait FramePort: WakeUp + Send {
+pub trait FramePort: WakeUp + Send + Any {
     /// Lends the next frames that wait: their tokens go to the front of `tokens`, their number is returned. A frame
     /// that is not valid is counted, completed and skipped inside. Fewer than asked for: no more wait, or too
     /// many are lent.

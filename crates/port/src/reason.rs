@@ -44,6 +44,64 @@ pub enum DropReason {
     Impaired,
 }
 
+impl DropReason {
+    /// All of them, in the order of [`DropReason::number`].
+    const ALL: [DropReason; 18] = [
+        DropReason::BadLength,
+        DropReason::BadDescriptor,
+        DropReason::BadAddress,
+        DropReason::BadOffload,
+        DropReason::ForgedSource,
+        DropReason::MacChanged,
+        DropReason::BadVlan,
+        DropReason::NoReceiver,
+        DropReason::NoBuffers,
+        DropReason::SlowReceiver,
+        DropReason::NoRoom,
+        DropReason::TooLong,
+        DropReason::BadReceiver,
+        DropReason::Filtered,
+        DropReason::Gone,
+        DropReason::Uplink,
+        DropReason::Flood,
+        DropReason::Impaired,
+    ];
+
+    /// A number for records of captures; never 0.
+    pub fn number(self) -> u8 {
+        self as u8 + 1
+    }
+
+    /// The reason with a number.
+    pub fn from_number(number: u8) -> Option<DropReason> {
+        Self::ALL.get(usize::from(number.checked_sub(1)?)).copied()
+    }
+
+    /// Its name: that of its counter without `drop_`.
+    pub fn name(self) -> &'static str {
+        match self {
+            DropReason::BadLength => "bad_length",
+            DropReason::BadDescriptor => "bad_descriptor",
+            DropReason::BadAddress => "bad_address",
+            DropReason::BadOffload => "bad_offload",
+            DropReason::ForgedSource => "forged_source",
+            DropReason::MacChanged => "mac_changed",
+            DropReason::BadVlan => "bad_vlan",
+            DropReason::NoReceiver => "no_receiver",
+            DropReason::NoBuffers => "no_buffers",
+            DropReason::SlowReceiver => "slow_receiver",
+            DropReason::NoRoom => "no_room",
+            DropReason::TooLong => "too_long",
+            DropReason::BadReceiver => "bad_receiver",
+            DropReason::Filtered => "filtered",
+            DropReason::Gone => "gone",
+            DropReason::Uplink => "uplink",
+            DropReason::Flood => "flood",
+            DropReason::Impaired => "impaired",
+        }
+    }
+}
+
 counters! {
     /// What went through one port of the switch. `tx` and `rx` are the guest's view.
     pub struct PortStats {
@@ -130,5 +188,27 @@ impl PortStats {
             DropReason::Impaired => &self.drop_impaired,
         }
         .inc();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_stats::Counters;
+
+    use super::*;
+
+    #[test]
+    fn every_reason_has_a_number_and_the_name_of_its_counter() {
+        let stats = PortStats::default();
+        for (number, reason) in (1..).zip(DropReason::ALL) {
+            assert_eq!((reason.number(), DropReason::from_number(number)), (number, Some(reason)));
+            stats.drop(reason);
+            let counter = format!("drop_{}", reason.name());
+            let count = stats.snapshot().into_iter().find(|(name, _)| **name == *counter);
+            assert_eq!(count.map(|(_, count)| count), Some(1), "{counter}");
+        }
+        let counters = stats.snapshot().into_iter().filter(|(name, _)| name.starts_with("drop_")).count();
+        assert_eq!(counters, DropReason::ALL.len(), "a new reason is missing in ALL");
+        assert_eq!((DropReason::from_number(0), DropReason::from_number(200)), (None, None));
     }
 }

@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
+use vmlane_port::wrap::{CapturedFrames, FrameTap};
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
 use vmlane_worker::{Heartbeat, Work};
 
@@ -14,7 +15,7 @@ use crate::Slot;
 use crate::access::Config;
 use crate::egress::Egress;
 use crate::fdb::Fdb;
-use crate::pending::Held;
+use crate::pending::{Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::{PIECE_COST, Ports};
 use crate::spec::{PortSpec, Settings};
@@ -128,7 +129,7 @@ impl Core {
         self.detach(slot);
         self.held.set_places(slot, end.look_ahead());
         if let Some(port) = self.ports.get_mut(slot).filter(|port| !port.shut) {
-            port.end = Some(end);
+            port.end = Some(CapturedFrames::wrap(end, &port.taps));
             port.set_stalled(false);
         }
         self.rebuild();
@@ -158,6 +159,13 @@ impl Core {
         }
         if let Some(port) = self.ports.get_mut(slot) {
             port.shut = shut;
+        }
+    }
+
+    /// Has `taps`, and no others, look at what goes through a port.
+    pub fn set_taps(&mut self, slot: Slot, taps: Vec<Arc<dyn FrameTap>>) {
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.set_taps(taps);
         }
     }
 
@@ -199,8 +207,22 @@ impl Core {
         {
             receiver.lose(reason);
             self.held.give_back(frame.sender, receiver.owner);
+            self.show_lost(slot, &frame, reason);
             self.finish(frame.sender, frame.token);
         }
+    }
+
+    /// Shows a frame that waited in vain to those who look at its receiver.
+    pub fn show_lost(&mut self, receiver: Slot, frame: &PendingFrame, reason: DropReason) {
+        if self.ports.get(receiver).is_none_or(|port| port.taps.is_empty()) {
+            return;
+        }
+        self.guarded(frame.sender, |core| {
+            let sender = core.ports.get(frame.sender).and_then(|port| port.end.as_ref());
+            if let (Some(sender), Some(port)) = (sender, core.ports.get(receiver)) {
+                port.show_lost(&sender.frame(frame.token), reason);
+            }
+        });
     }
 
     pub fn finish(&mut self, sender: Slot, token: Token) {

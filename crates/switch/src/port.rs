@@ -5,7 +5,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
-use vmlane_port::{DropReason, FramePort, PortId, PortStats, RxCapabilities};
+use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
+use vmlane_port::{DropReason, FramePort, PortId, PortStats, RxCapabilities, RxFrame, TxFrame};
 use vmlane_wire::ethernet::Mac;
 
 use crate::access::{Access, Config};
@@ -52,6 +53,8 @@ pub struct Port {
     pub tx: TxPart,
     pub rx: RxCounts,
     pub pending: PendingQueue,
+    /// What looks at its frames: empty while there is no capture. `end` is wrapped for it.
+    pub taps: Vec<Arc<dyn FrameTap>>,
 }
 
 /// A port's part as a sender.
@@ -96,6 +99,7 @@ impl Port {
             },
             rx: RxCounts::default(),
             pending: PendingQueue::new(now),
+            taps: Vec::new(),
         }
     }
 
@@ -115,6 +119,7 @@ impl Port {
 
     /// Lets go of what is attached, with the frames that it lent. False if its code panicked.
     pub fn drop_end(&mut self) -> bool {
+        self.taps.iter().for_each(|tap| tap.settle(None));
         self.tx.burst.forget();
         let end = self.end.take();
         catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
@@ -147,6 +152,38 @@ impl Port {
     pub fn lose(&self, reason: DropReason) {
         let stats: &PortStats = &self.stats;
         stats.drop(reason);
+    }
+
+    /// Drops the frame that it sent last, for its own fault.
+    #[cold]
+    pub fn lose_sent(&self, reason: DropReason) {
+        self.lose(reason);
+        self.taps.iter().for_each(|tap| tap.settle(Some(reason)));
+    }
+
+    /// Shows a frame that was on its way to it and was dropped, as its sender lent it.
+    #[cold]
+    pub fn show_lost(&self, frame: &TxFrame<'_>, reason: DropReason) {
+        if !self.taps.is_empty() {
+            let now = wall_clock();
+            self.taps.iter().for_each(|tap| tap.refused(frame, now, reason));
+        }
+    }
+
+    /// The same for a frame as it would have been delivered.
+    #[cold]
+    pub fn show_undelivered(&self, frame: &RxFrame<'_>, reason: DropReason) {
+        if !self.taps.is_empty() {
+            let now = wall_clock();
+            self.taps.iter().for_each(|tap| tap.received(frame, now, Some(reason)));
+        }
+    }
+
+    /// From here on `taps` look at what goes through the port.
+    pub fn set_taps(&mut self, taps: Vec<Arc<dyn FrameTap>>) {
+        let end = self.end.take().map(CapturedFrames::unwrap);
+        self.end = end.map(|end| CapturedFrames::wrap(end, &taps));
+        self.taps = taps;
     }
 
     /// The receiver took nothing for too long, or has room again.

@@ -2,6 +2,7 @@
 
 use std::sync::Arc;
 
+use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
@@ -32,6 +33,11 @@ pub enum Request {
     Refresh {
         id: PortId,
     },
+    /// What looks at the port's frames from now on.
+    Tap {
+        id: PortId,
+        taps: Vec<Arc<dyn FrameTap>>,
+    },
     /// Nothing may be attached from now on, or something may again.
     Shut {
         id: PortId,
@@ -49,6 +55,7 @@ impl Request {
             | Request::Attach { id, .. }
             | Request::Detach { id }
             | Request::Refresh { id }
+            | Request::Tap { id, .. }
             | Request::Shut { id, .. } => id,
         }
     }

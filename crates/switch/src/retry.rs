@@ -107,6 +107,7 @@ impl Core {
         {
             port.lose(DropReason::SlowReceiver);
             self.held.give_back(frame.sender, port.owner);
+            self.show_lost(slot, &frame, DropReason::SlowReceiver);
             self.finish(frame.sender, frame.token);
         }
     }

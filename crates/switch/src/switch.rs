@@ -9,6 +9,7 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use vmlane_port::role::Role;
+use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 use vmlane_worker::{Calls, Heartbeat, Parking};
@@ -25,10 +26,14 @@ struct Entry {
     state: Arc<PortState>,
 }
 
+/// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never takes it.
+type Taps = Vec<(String, Arc<dyn FrameTap>)>;
+
 /// A virtual switch and its worker; dropping it stops the worker and detaches everything.
 pub struct Switch {
     requests: Arc<Requests>,
     ports: Mutex<BTreeMap<PortId, Entry>>,
+    taps: Mutex<Taps>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
     heartbeat: Arc<Heartbeat>,
@@ -59,8 +64,8 @@ impl Switch {
         let runtime =
             vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), runtime);
-        let (ports, next) = (Mutex::default(), AtomicU32::new(1));
-        Ok((Switch { requests, ports, next, stats, heartbeat, thread: None }, worker))
+        let (ports, taps, next) = (Mutex::default(), Mutex::default(), AtomicU32::new(1));
+        Ok((Switch { requests, ports, taps, next, stats, heartbeat, thread: None }, worker))
     }
 
     pub fn worker_stats(&self) -> &Arc<WorkerStats> {
@@ -72,29 +77,73 @@ impl Switch {
         let id = PortId(self.next.fetch_add(1, Ordering::Relaxed));
         let (stats, state) = (Arc::new(PortStats::default()), Arc::new(PortState::default()));
         let entry = Entry { spec: spec.clone(), stats: stats.clone(), state: state.clone() };
+        let taps = self.taps.lock();
         self.ports.lock().insert(id, entry);
+        let name = spec.name.clone();
         self.ask(Request::Add { id, spec, stats, state });
+        self.place_known_taps(&taps, &name);
         id
     }
 
     /// Removes a port; what is attached to it is dropped. False if there is none.
     pub fn remove_port(&self, id: PortId) -> bool {
-        let known = self.ports.lock().remove(&id).is_some();
-        if known {
-            self.ask(Request::Remove { id });
-        }
-        known
+        let taps = self.taps.lock();
+        let Some(entry) = self.ports.lock().remove(&id) else { return false };
+        self.ask(Request::Remove { id });
+        self.place_known_taps(&taps, &entry.spec.name);
+        true
     }
 
     /// Changes a port; what is attached stays, frames that wait for it or that it waits with are
     /// dropped. False if there is no such port.
     pub fn update_port(&self, id: PortId, spec: PortSpec) -> bool {
+        let taps = self.taps.lock();
         match self.ports.lock().get_mut(&id) {
             Some(entry) => entry.spec = spec.clone(),
             None => return false,
         }
+        let name = spec.name.clone();
         self.ask(Request::Update { id, spec });
+        self.place_known_taps(&taps, &name);
         true
+    }
+
+    /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that come, until
+    /// [`Self::remove_tap`]. The port is wrapped for it, and its frames go on meanwhile.
+    pub fn add_tap(&self, port: &str, tap: Arc<dyn FrameTap>) {
+        let mut taps = self.taps.lock();
+        taps.push((port.to_owned(), tap));
+        self.place_taps(&taps, port);
+    }
+
+    /// Ends what [`Self::add_tap`] began: when this returns, no worker uses the tap any more.
+    pub fn remove_tap(&self, tap: &Arc<dyn FrameTap>) {
+        let mut taps = self.taps.lock();
+        let Some(at) = taps.iter().position(|(_, other)| Arc::ptr_eq(other, tap)) else { return };
+        let (port, tap) = taps.swap_remove(at);
+        self.place_taps(&taps, &port);
+        tap.settle(None);
+    }
+
+    /// The same as [`Self::place_taps`], where nothing is to be done without a tap for the port.
+    fn place_known_taps(&self, taps: &Taps, name: &str) {
+        if taps.iter().any(|(port, _)| port == name) {
+            self.place_taps(taps, name);
+        }
+    }
+
+    /// Gives the port with a name the taps that are for it, and tells those whether there is one.
+    fn place_taps(&self, taps: &Taps, name: &str) {
+        let of_port = taps.iter().filter(|(port, _)| port == name).map(|(_, tap)| tap.clone());
+        let of_port: Vec<_> = of_port.collect();
+        let port = self.ports.lock().iter().find(|(_, entry)| entry.spec.name == name).map(|(id, entry)| {
+            let vlan = entry.spec.vlan.ingress(None).unwrap_or(0);
+            (*id, vlan)
+        });
+        of_port.iter().for_each(|tap| tap.placed(port.map(|(_, vlan)| vlan)));
+        if let Some((id, _)) = port {
+            self.ask(Request::Tap { id, taps: of_port });
+        }
     }
 
     /// Keeps a port from having any traffic, whatever is attached now or later, or lets it have some. What

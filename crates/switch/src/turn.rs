@@ -261,25 +261,25 @@ impl Core {
             self.ports.charge(owner, overhead * PIECE_COST);
             self.held.note(slot, owner, self.now);
         }
-        let waiting = frames.len();
-        batch.frames.clear();
         self.mark(receiver);
-        if waiting > 0 {
-            self.let_wait(slot, sender, receiver, waiting);
+        if !frames.is_empty() {
+            self.let_wait(slot, sender, receiver, frames);
         }
+        batch.frames.clear();
     }
 
-    /// The last `count` frames that were put together found no buffers.
+    /// The last frames that were put together found no buffers.
     #[cold]
-    fn let_wait(&mut self, slot: Slot, sender: &mut Port, receiver: Slot, count: usize) {
+    fn let_wait(&mut self, slot: Slot, sender: &mut Port, receiver: Slot, frames: &[RxFrame<'_>]) {
         let burst = &mut sender.tx.burst;
-        burst.undo(count);
+        burst.undo(frames.len());
         let from = burst.count_done();
-        for at in 0..count {
+        for (at, rx) in frames.iter().enumerate() {
             let Some(token) = burst.undone(from, at) else { break };
             let frame = PendingFrame { sender: slot, token, tag: None, next: 0, since: self.now };
-            if self.pend(receiver, frame, true) == Fate::Finished {
+            if let Err(reason) = self.pend(receiver, frame, true) {
                 burst.done(token);
+                self.ports.get(receiver).iter().for_each(|port| port.show_undelivered(rx, reason));
             }
         }
     }
@@ -318,7 +318,7 @@ impl Core {
             self.spread(&checked, Origin { slot, group, uplink, token, vlan }, to, cost)
         });
         fate.unwrap_or_else(|reason| {
-            sender.lose(reason);
+            sender.lose_sent(reason);
             if !sender.config.uplink {
                 sender.tx.limits.fault(rate, self.now);
             }
@@ -416,14 +416,16 @@ impl Core {
         let tag = match port.access.receive(&port.config, end.filter(), to, from.vlan, sent.frame.tag) {
             Ok(tag) if !port.pending.stalled => tag,
             refused => {
-                port.lose(refused.err().unwrap_or(DropReason::NoBuffers));
+                let reason = refused.err().unwrap_or(DropReason::NoBuffers);
+                port.lose(reason);
+                port.show_lost(sent.frame.tx, reason);
                 return Fate::Finished;
             }
         };
         let mut pending =
             PendingFrame { sender: from.slot, token: from.token, tag, next: 0, since: self.now };
         if is_over || !port.pending.is_empty() {
-            return self.pend(receiver, pending, may_wait);
+            return self.pend_or_show(sent, receiver, pending, may_wait);
         }
         let mirror = !port.access.is_own(to) && !port.config.uplink;
         let (capabilities, counts) = (&port.capabilities, &mut port.rx);
@@ -439,17 +441,31 @@ impl Core {
         }
         self.ports.charge(owner, overhead * PIECE_COST);
         if outcome == Err(DropReason::NoBuffers) {
-            return self.pend(receiver, pending, may_wait);
+            return self.pend_or_show(sent, receiver, pending, may_wait);
         }
         self.mark(receiver);
         Fate::Finished
     }
 
-    /// Lets a frame wait for its receiver's buffers, if there is a place.
+    /// Lets a frame wait. One that may not is shown to those who look at its receiver.
     #[cold]
-    fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Fate {
+    fn pend_or_show(
+        &mut self,
+        sent: &Checked<'_>,
+        receiver: Slot,
+        frame: PendingFrame,
+        may_wait: bool,
+    ) -> Fate {
+        let Err(reason) = self.pend(receiver, frame, may_wait) else { return Fate::Pending };
+        self.ports.get(receiver).iter().for_each(|port| port.show_lost(sent.frame.tx, reason));
+        Fate::Finished
+    }
+
+    /// Lets a frame wait for its receiver's buffers, if there is a place; else it is dropped.
+    #[cold]
+    fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Result<(), DropReason> {
         self.mark(receiver);
-        let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
+        let Some(port) = self.ports.get_mut(receiver) else { return Err(DropReason::Gone) };
         let first = port.pending.is_empty();
         let refused = if !may_wait {
             Some(DropReason::NoBuffers)
@@ -463,11 +479,11 @@ impl Core {
         };
         if let Some(reason) = refused {
             port.lose(reason);
-            return Fate::Finished;
+            return Err(reason);
         }
         self.waiting += usize::from(first);
         port.stats.pending.inc();
-        Fate::Pending
+        Ok(())
     }
 
     /// Flushes the ports that got or finished something.

@@ -93,6 +93,11 @@ impl SwitchEngine {
                     core.shut(slot, shut);
                 }
             }
+            Request::Tap { id, taps } => {
+                if let Some(slot) = core.slot(id) {
+                    core.set_taps(slot, taps);
+                }
+            }
             Request::Refresh { id } => {
                 if let Some(slot) = core.slot(id) {
                     core.refresh(slot);
