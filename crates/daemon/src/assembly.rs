@@ -136,8 +136,9 @@ impl Daemon {
         let router = Router::new(streams);
         let hypervisor = Hypervisor::recorded(router.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
-        let floods = config.daemon.flood_limit;
-        let settings = vmlane_switch::Settings { poll, floods, ..vmlane_switch::Settings::default() };
+        let (floods, coalesce) = (config.daemon.flood_limit, config.daemon.coalesce);
+        let settings =
+            vmlane_switch::Settings { poll, floods, coalesce, ..vmlane_switch::Settings::default() };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
         let vsock_worker =

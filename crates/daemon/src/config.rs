@@ -144,6 +144,8 @@ pub struct DaemonConfig {
     pub spin_us: u64,
     /// Frames to several that a NIC may send in a second; 0: any number.
     pub flood_limit: u32,
+    /// TCP segments of a burst are merged for receivers with LRO.
+    pub coalesce: bool,
     /// When a VM whose devices fail is taken out of service.
     pub fault_limit: FaultLimit,
     /// `vmlane debug panic` is allowed.
@@ -161,6 +163,7 @@ impl Default for DaemonConfig {
             mode: Mode::Adaptive,
             spin_us: 500,
             flood_limit: 4000,
+            coalesce: true,
             fault_limit: FaultLimit::default(),
             fault_injection: false,
             user: None,

@@ -147,6 +147,11 @@ impl MemoryMap {
         (addr - region.guest < region.len).then_some(region)
     }
 
+    /// Are these clones of one map?
+    pub(crate) fn is(&self, other: &MemoryMap) -> bool {
+        Arc::ptr_eq(&self.regions, &other.regions)
+    }
+
     /// The region around `addr`, if it may be used so.
     pub(crate) fn region(&self, addr: u64, writable: bool) -> Option<&Region> {
         self.find(addr).filter(|region| region.writable || !writable).map(Arc::as_ref)

@@ -118,6 +118,42 @@ impl Spans {
         Ok(())
     }
 
+    /// Empties the list; from now on its pieces are of `other`'s memory, which it keeps mapped.
+    pub fn follow(&mut self, other: &Spans) {
+        self.clear();
+        if !self.map.is(&other.map) {
+            self.map = other.map.clone();
+            self.near = Near { guest: 0, len: 0, base: NonNull::dangling() };
+        }
+        self.writable = other.writable;
+    }
+
+    /// Adds the pieces of `other`'s `[offset, offset + len)`. False, and nothing is added: they are of other memory than
+    /// this list's.
+    pub fn append(&mut self, other: &Spans, offset: usize, len: usize) -> bool {
+        other.check(offset, len);
+        if !self.map.is(&other.map) || self.writable && !other.writable {
+            return false;
+        }
+        other.runs(offset, len, |base, len| {
+            // The pieces of a list are never null.
+            if let Some(base) = NonNull::new(base) {
+                self.pieces.push(Piece { base, len });
+                self.len += len;
+            }
+        });
+        true
+    }
+
+    /// Adds `[offset, offset + len)` to `sum`.
+    pub fn sum(&self, offset: usize, len: usize, sum: &mut Sum) {
+        self.check(offset, len);
+        self.runs(offset, len, |from, len| {
+            // SAFETY: the run is valid for `len` bytes of a live mapping.
+            unsafe { sum.add_shared(from, len) };
+        });
+    }
+
     /// Has the CPU fetch some cache lines at a guest address that is likely to be pushed soon.
     #[inline]
     pub fn prefetch(&self, addr: u64, lines: usize) {

@@ -42,17 +42,39 @@ impl Sum {
     /// overlap if it does not matter what is written then.
     #[inline]
     pub(crate) unsafe fn copy(&mut self, to: *mut u8, from: *const u8, len: usize) {
+        // SAFETY: the caller's promise.
+        unsafe { self.take::<true>(to, from, len) }
+    }
+
+    /// Adds `len` bytes of memory that may change meanwhile: each is loaded once.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes. They may be shared memory.
+    #[inline]
+    pub(crate) unsafe fn add_shared(&mut self, from: *const u8, len: usize) {
+        // SAFETY: the caller's promise; nothing is stored.
+        unsafe { self.take::<false>(std::ptr::null_mut(), from, len) }
+    }
+
+    /// Adds `len` bytes, and stores them at `to` if `STORE`.
+    ///
+    /// # Safety
+    /// `from` is valid for reads of `len` bytes, and so is `to` for writes if `STORE`.
+    #[inline]
+    unsafe fn take<const STORE: bool>(&mut self, to: *mut u8, from: *const u8, len: usize) {
         #[cfg(target_arch = "x86_64")]
         if len >= 2 * LINE && std::arch::is_x86_feature_detected!("avx2") {
             let whole = len / (2 * LINE) * (2 * LINE);
-            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes, and for the rest behind them.
+            // SAFETY: the CPU has AVX2; both are valid for `whole` bytes, and for the rest behind them. Without
+            // `STORE`, `to` is a number only.
             let words = unsafe {
-                copy_avx2(to, from, whole) + copy_words(to.add(whole), from.add(whole), len - whole)
+                take_avx2::<STORE>(to, from, whole)
+                    + take_words::<STORE>(to.wrapping_add(whole), from.add(whole), len - whole)
             };
             return self.add_words(words, len);
         }
         // SAFETY: the caller's promise.
-        self.add_words(unsafe { copy_words(to, from, len) }, len);
+        self.add_words(unsafe { take_words::<STORE>(to, from, len) }, len);
     }
 
     /// Adds one 16-bit number at an even place.
@@ -108,19 +130,21 @@ fn sum_avx2(data: &[u8]) -> u64 {
 #[repr(C, packed)]
 struct Anywhere<T>(T);
 
-/// Copies `len` bytes; the sum of their 16-bit words. Every word is loaded once.
+/// The sum of the 16-bit words of `len` bytes, which are copied if `STORE`. Every word is loaded once.
 ///
 /// # Safety
-/// `from` is valid for reads and `to` for writes of `len` bytes.
+/// `from` is valid for reads of `len` bytes, and so is `to` for writes if `STORE`.
 #[inline]
-unsafe fn copy_words(to: *mut u8, from: *const u8, len: usize) -> u64 {
-    /// Moves a value; volatile: it is loaded exactly once.
+unsafe fn take_words<const STORE: bool>(to: *mut u8, from: *const u8, len: usize) -> u64 {
+    /// Takes a value; volatile: it is loaded exactly once.
     #[inline(always)]
-    unsafe fn word<T: Copy>(to: *mut u8, from: *const u8, at: usize) -> T {
+    unsafe fn word<const STORE: bool, T: Copy>(to: *mut u8, from: *const u8, at: usize) -> T {
         // SAFETY: the caller's promise.
         unsafe {
             let word = from.add(at).cast::<Anywhere<T>>().read_volatile();
-            to.add(at).cast::<Anywhere<T>>().write(word);
+            if STORE {
+                to.add(at).cast::<Anywhere<T>>().write(word);
+            }
             word.0
         }
     }
@@ -128,32 +152,33 @@ unsafe fn copy_words(to: *mut u8, from: *const u8, len: usize) -> u64 {
     // SAFETY: all of these end at or before `len`.
     unsafe {
         while len - at >= 8 {
-            let two: u64 = word(to, from, at);
+            let two: u64 = word::<STORE, _>(to, from, at);
             sum += (two & 0xffff_ffff) + (two >> 32);
             at += 8;
         }
         if len - at >= 4 {
-            sum += u64::from(word::<u32>(to, from, at));
+            sum += u64::from(word::<STORE, u32>(to, from, at));
             at += 4;
         }
         if len - at >= 2 {
-            sum += u64::from(word::<u16>(to, from, at));
+            sum += u64::from(word::<STORE, u16>(to, from, at));
             at += 2;
         }
         if len > at {
-            sum += u64::from(u16::from_ne_bytes([word(to, from, at), 0]));
+            sum += u64::from(u16::from_ne_bytes([word::<STORE, u8>(to, from, at), 0]));
         }
     }
     sum
 }
 
-/// Copies `len` bytes (a multiple of 64); the sum of their 32-bit words. Every vector is loaded once.
+/// The sum of the 32-bit words of `len` bytes (a multiple of 64), which are copied if `STORE`. Every vector is loaded
+/// once.
 ///
 /// # Safety
-/// The CPU has AVX2; `from` is valid for reads and `to` for writes of `len` bytes.
+/// The CPU has AVX2; `from` is valid for reads of `len` bytes, and so is `to` for writes if `STORE`.
 #[cfg(target_arch = "x86_64")]
 #[target_feature(enable = "avx2")]
-unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
+unsafe fn take_avx2<const STORE: bool>(to: *mut u8, from: *const u8, len: usize) -> u64 {
     use std::arch::x86_64::*;
     let zero = _mm256_setzero_si256();
     let (mut low, mut high) = ([zero; 2], [zero; 2]);
@@ -163,8 +188,10 @@ unsafe fn copy_avx2(to: *mut u8, from: *const u8, len: usize) -> u64 {
         let pair = [0, LINE]
             .map(|next| unsafe { from.add(at + next).cast::<Anywhere<__m256i>>().read_volatile().0 });
         for (half, words) in pair.into_iter().enumerate() {
-            // SAFETY: inside the range.
-            unsafe { to.add(at + half * LINE).cast::<Anywhere<__m256i>>().write(Anywhere(words)) };
+            if STORE {
+                // SAFETY: inside the range.
+                unsafe { to.add(at + half * LINE).cast::<Anywhere<__m256i>>().write(Anywhere(words)) };
+            }
             low[half] = _mm256_add_epi64(low[half], _mm256_unpacklo_epi32(words, zero));
             high[half] = _mm256_add_epi64(high[half], _mm256_unpackhi_epi32(words, zero));
         }
@@ -250,15 +277,18 @@ mod tests {
         let from: Vec<u8> = (0..3000u32).map(|at| (at * 89 % 253) as u8).collect();
         for len in [0, 1, 2, 31, 32, 33, 63, 64, 65, 255, 256, 257, 2047, 3000 - 7] {
             for (at, first) in [(0, 0), (1, 5), (7, 64), (3, 33)] {
-                let (mut to, mut sum) = (vec![0; 3100], Sum::default());
+                let (mut to, mut sum, mut read) = (vec![0; 3100], Sum::default(), Sum::default());
                 let first = first.min(len);
                 for (at_to, at_from, len) in [(0, at, first), (first, at + first, len - first)] {
                     // SAFETY: inside both vectors.
                     unsafe { sum.copy(to[at_to..].as_mut_ptr(), from[at_from..].as_ptr(), len) };
+                    // SAFETY: inside the vector.
+                    unsafe { read.add_shared(from[at_from..].as_ptr(), len) };
                 }
                 assert_eq!(to[..len], from[at..at + len]);
                 assert!(to[len..].iter().all(|byte| *byte == 0));
                 assert_eq!(sum.folded(), plain(&from[at..at + len]), "{len} bytes from {at}");
+                assert_eq!(read.folded(), sum.folded(), "{len} bytes from {at}, only read");
             }
         }
     }

@@ -157,3 +157,35 @@ fn guests_memory_is_in_no_core_dump() {
     let flags = mapping.lines().find(|line| line.starts_with("VmFlags:")).expect("its flags");
     assert!(flags.contains(" dd"), "{flags}");
 }
+
+#[test]
+fn pieces_of_several_lists_are_gathered_in_one_if_they_are_of_one_memory() {
+    let memory = MemoryMap::default().map(map(0, 4)).unwrap();
+    let data: Vec<u8> = (0..0x4000u32).map(|at| (at * 7 % 251) as u8).collect();
+    memory.write(0, &data).unwrap();
+    let (mut one, mut two) = (Spans::new(memory.clone(), false), Spans::new(memory.clone(), false));
+    [(0x100, 50), (0x300, 70)].iter().for_each(|&(addr, len)| one.push(addr, len).unwrap());
+    two.push(0x2001, 99).unwrap();
+    let elsewhere = MemoryMap::default().map(map(0, 1)).unwrap();
+    let mut other = Spans::new(elsewhere, true);
+    other.push(0x10, 20).unwrap();
+
+    let mut gathered = Spans::new(MemoryMap::default(), false);
+    assert!(!gathered.append(&one, 0, 1), "memory that it does not keep mapped");
+    gathered.follow(&one);
+    assert!(gathered.append(&one, 20, 80) && gathered.append(&two, 1, 98) && gathered.append(&two, 99, 0));
+    assert!(!gathered.append(&other, 0, 20));
+    assert_eq!((gathered.len(), gathered.pieces()), (178, 3));
+    let expected = [&data[0x114..0x132], &data[0x300..0x332], &data[0x2002..0x2002 + 98]].concat();
+    let mut out = vec![0; 178];
+    gathered.read(0, &mut out);
+    assert_eq!(out, expected);
+    let (mut sum, mut plain) = (Sum::default(), Sum::default());
+    gathered.sum(3, 170, &mut sum);
+    plain.add(&expected[3..173]);
+    assert_eq!(sum.folded(), plain.folded());
+
+    gathered.follow(&other);
+    assert!(gathered.is_empty() && gathered.push(0x2000, 1).is_err(), "it went on with memory of before");
+    assert!(gathered.append(&other, 5, 10) && !gathered.append(&one, 0, 1));
+}

@@ -121,6 +121,10 @@ counters! {
         rx_segments,
         /// Frames whose checksum was completed in the copy for this receiver.
         rx_checksums,
+        /// Super-frames among those given whole that were made by merging segments.
+        rx_coalesced,
+        /// The segments in them.
+        rx_coalesced_segments,
         /// Frames that had to wait for this receiver's buffers.
         pending,
         /// Faults of our own contained while serving this port.

@@ -13,6 +13,7 @@ use vmlane_worker::{Heartbeat, Work};
 
 use crate::Slot;
 use crate::access::Config;
+use crate::coalesce::Coalescer;
 use crate::egress::Egress;
 use crate::fdb::Fdb;
 use crate::pending::{Held, PendingFrame};
@@ -32,6 +33,7 @@ pub struct Core {
     pub ports: Ports,
     pub fdb: Fdb,
     pub egress: Egress,
+    pub coalescer: Coalescer,
     /// Ports whose ends want a flush.
     pub dirty: Vec<Slot>,
     /// Ports for which frames wait, at the most.
@@ -57,6 +59,7 @@ impl Core {
             ports: Ports::default(),
             fdb: Fdb::new(),
             egress: Egress::new(),
+            coalescer: Coalescer::new(),
             dirty: Vec::new(),
             waiting: 0,
             held: Held::default(),

@@ -1,18 +1,20 @@
 //! The stage in front of the receiver: a frame stays whole or is cut into segments, its checksums are left, told
 //! or completed, and the receiver's port copies it.
 
+use vmlane_mem::Spans;
 use vmlane_port::{
     Aggregate, ChecksumStatus, DropReason, FramePort, Layers, MAX_HEAD, Network, PartialChecksum,
     RxCapabilities, RxFrame, Transport, TxFrame,
 };
 use vmlane_wire::ethernet::Tci;
 
+use crate::coalesce::Flow;
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6};
 use crate::segment::{self, Cutter};
 
 /// The most segments that the completion of an aggregate can tell.
-const MAX_AGGREGATED: u16 = 255;
+pub const MAX_AGGREGATED: u16 = 255;
 
 /// What a receiver got and its counters do not know yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
@@ -22,6 +24,8 @@ pub struct RxCounts {
     pub aggregates: u64,
     pub segments: u64,
     pub checksums: u64,
+    pub coalesced: u64,
+    pub coalesced_segments: u64,
 }
 
 /// Who gets a frame.
@@ -92,15 +96,37 @@ impl Egress {
         segmentation: &Segmentation,
         to: &mut Receiver<'_>,
     ) -> Result<(), DropReason> {
+        let body_at = usize::from(segmentation.header) + frame.popped;
+        self.aggregate(frame.head, (frame.tx.spans, body_at), segmentation, to)
+    }
+
+    /// Segments that were merged.
+    pub fn merged(&mut self, flow: &Flow, mut to: Receiver<'_>) -> Result<(), DropReason> {
+        let segmentation = flow.segmentation();
+        self.aggregate(flow.head(), (flow.body(), 0), &segmentation, &mut to)?;
+        to.counts.coalesced += 1;
+        to.counts.coalesced_segments += u64::from(segmentation.segments);
+        Ok(())
+    }
+
+    /// A super-frame in one piece: headers, and a body of which the part from some place on is its payload.
+    fn aggregate(
+        &mut self,
+        headers: &[u8],
+        (body, body_at): (&Spans, usize),
+        segmentation: &Segmentation,
+        to: &mut Receiver<'_>,
+    ) -> Result<(), DropReason> {
         let Segmentation { packet: layers, header, mss, segments, .. } = *segmentation;
         let bytes = usize::from(header);
-        let head = private_copy(&mut self.edit, frame.head, bytes)?;
-        let partial = segment::complete(head, &layers, frame.len());
+        let body_len = body.len() - body_at;
+        let head = private_copy(&mut self.edit, headers, bytes)?;
+        let partial = segment::complete(head, &layers, bytes + body_len);
         let whole = RxFrame {
             head,
-            body: frame.tx.spans,
-            body_at: bytes + frame.popped,
-            body_len: frame.len() - bytes,
+            body,
+            body_at,
+            body_len,
             tag: to.tag,
             layers,
             checksum: ChecksumStatus::Good,

@@ -61,6 +61,18 @@ impl TxBurst {
         }
     }
 
+    /// These are not done with, though it was said.
+    #[cold]
+    pub fn keep(&mut self, tokens: &[Token]) {
+        for token in tokens {
+            let done = self.tokens.get_mut(..self.done).unwrap_or_default();
+            if let Some(at) = done.iter().position(|one| one == token) {
+                done.swap(at, self.done - 1);
+                self.done -= 1;
+            }
+        }
+    }
+
     /// The last `count` that are done with are not. [`Self::undone`] tells them.
     pub fn undo(&mut self, count: usize) {
         self.done = self.done.saturating_sub(count);

@@ -5,10 +5,11 @@
 //! | `switch.rs` | ports to manage, ends to attach: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
 //! | `core.rs`, `ports.rs`, `port.rs` | what the worker owns: the table of ports, groups, owners; one port |
-//! | `turn.rs` | the round, and a frame's way through the stages |
+//! | `turn.rs`, `batch.rs` | the round, and a frame's way through the stages; frames that need none of them |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |
 //! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
+//! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
 //! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
@@ -22,6 +23,8 @@
 )]
 
 mod access;
+mod batch;
+mod coalesce;
 mod core;
 mod egress;
 mod fdb;

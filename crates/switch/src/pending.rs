@@ -65,6 +65,11 @@ impl PendingQueue {
         self.frames.front().copied()
     }
 
+    /// All frames, the one that has waited longest first.
+    pub fn iter(&self) -> impl Iterator<Item = &PendingFrame> {
+        self.frames.iter()
+    }
+
     /// The first frame's segments before `next` were delivered. True if those are more than before.
     pub fn advance(&mut self, next: u16, now: Instant) -> bool {
         let Some(front) = self.frames.front_mut() else { return false };

@@ -148,6 +148,12 @@ impl Port {
         self.access.unknown || self.end.as_ref().is_some_and(|end| end.filter().accepts(to))
     }
 
+    /// Does it take TCP super-frames whole?
+    #[inline]
+    pub fn aggregates(&self) -> bool {
+        self.capabilities.tso4 || self.capabilities.tso6
+    }
+
     /// Counts a drop.
     pub fn lose(&self, reason: DropReason) {
         let stats: &PortStats = &self.stats;
@@ -206,6 +212,8 @@ impl Port {
             (&stats.rx_aggregates, &mut self.rx.aggregates),
             (&stats.rx_segments, &mut self.rx.segments),
             (&stats.rx_checksums, &mut self.rx.checksums),
+            (&stats.rx_coalesced, &mut self.rx.coalesced),
+            (&stats.rx_coalesced_segments, &mut self.rx.coalesced_segments),
         ] {
             if *amount > 0 {
                 counter.bump(std::mem::take(amount));

@@ -47,7 +47,12 @@ impl Core {
         while let Some(mut frame) = receiver.pending.front()
             && !self.ports.is_over(receiver.owner)
         {
-            let delivered = self.deliver_pending(slot, receiver, &mut frame);
+            let merges = self.settings.coalesce && receiver.aggregates();
+            let merged = if merges { self.deliver_pending_flow(slot, receiver) } else { None };
+            // What is not to be had whole, or ever, is looked at for itself.
+            let (count, delivered) = merged
+                .filter(|(_, outcome)| matches!(outcome, Ok(()) | Err(DropReason::NoBuffers)))
+                .unwrap_or_else(|| (1, self.deliver_pending(slot, receiver, &mut frame)));
             let overhead = receiver.end.as_mut().map_or(0, |end| end.take_overhead());
             self.ports.charge(receiver.owner, overhead * PIECE_COST);
             match delivered {
@@ -58,9 +63,11 @@ impl Core {
                 Err(reason) => receiver.lose(reason),
                 Ok(()) => {}
             }
-            receiver.pending.pop(self.now);
-            self.held.give_back(frame.sender, receiver.owner);
-            self.finish(frame.sender, frame.token);
+            for _ in 0..count {
+                let Some(frame) = receiver.pending.pop(self.now) else { break };
+                self.held.give_back(frame.sender, receiver.owner);
+                self.finish(frame.sender, frame.token);
+            }
             self.serving = slot;
             moved = true;
         }

@@ -13,14 +13,14 @@ use crate::ingress::Segmentation;
 use crate::parse::{IPV4, UDP, word};
 
 /// Offsets in a TCP header.
-const SEQUENCE: usize = 4;
-const FLAGS: usize = 13;
-const TCP_CHECKSUM: usize = 16;
+pub const SEQUENCE: usize = 4;
+pub const FLAGS: usize = 13;
+pub const TCP_CHECKSUM: usize = 16;
 /// Offsets in a UDP header.
 const UDP_LENGTH: usize = 4;
 const UDP_CHECKSUM: usize = 6;
 /// Flags that only the last segment keeps (FIN, PSH), and only the first (CWR).
-const ONLY_LAST: u8 = 0x01 | 0x08;
+pub const ONLY_LAST: u8 = 0x01 | 0x08;
 const ONLY_FIRST: u8 = 0x80;
 
 /// Protocol numbers in pseudo headers.
@@ -43,6 +43,11 @@ fn pseudo_header(head: &[u8], layers: &Layers, protocol: u16, length: usize) -> 
     sum.add_u16(protocol);
     sum.add_u16(length as u16);
     sum.folded()
+}
+
+/// The same for a TCP segment of `length` bytes.
+pub fn tcp_pseudo_header(head: &[u8], layers: &Layers, length: usize) -> u16 {
+    pseudo_header(head, layers, TCP, length)
 }
 
 /// Fills in the lengths of the IP header for a frame of `frame_len` bytes, and what depends on them.

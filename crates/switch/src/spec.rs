@@ -131,6 +131,8 @@ pub struct Settings {
     /// of them at once; those beyond are dropped. A port that sends as many that are dropped for its own fault
     /// rests for a while. 0: any number. Uplinks are not limited.
     pub floods: u32,
+    /// TCP segments that come in one burst are merged to super-frames for receivers that take those whole.
+    pub coalesce: bool,
 }
 
 impl Default for Settings {
@@ -144,6 +146,7 @@ impl Default for Settings {
             frames: 64,
             bytes: 256 << 10,
             floods: 0,
+            coalesce: true,
         }
     }
 }

@@ -5,14 +5,14 @@
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::time::Instant;
 
-use arrayvec::ArrayVec;
-use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD, Offload, PortStats, RxFrame, Token, TxFrame};
-use vmlane_wire::ethernet::{Mac, ether_type};
+use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD, Token, TxFrame};
+use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
+use crate::batch::Batch;
 use crate::core::Core;
-use crate::egress::{self, Receiver};
-use crate::fdb::{Destination, PortInVlan, Sender, key};
+use crate::egress::Receiver;
+use crate::fdb::{Destination, PortInVlan, Sender};
 use crate::ingress::{Checked, Frame, Job, admit};
 use crate::pending::PendingFrame;
 use crate::port::Port;
@@ -33,21 +33,23 @@ enum Fate {
 
 /// Where a frame comes from.
 #[derive(Clone, Copy)]
-struct Origin {
-    slot: Slot,
-    group: u16,
-    uplink: bool,
-    token: Token,
-    vlan: u16,
+pub struct Origin<'a> {
+    pub slot: Slot,
+    pub group: u16,
+    pub uplink: bool,
+    pub token: Token,
+    pub vlan: u16,
+    /// What lent it.
+    pub end: &'a dyn FramePort,
+    /// Its burst has more frames behind it.
+    pub more: bool,
 }
 
-/// Frames of a burst that go the same way as the sender's last one and to which nothing is to be done: they are
-/// delivered together.
-struct Batch<'a> {
-    receiver: Slot,
-    /// Bytes of the longest frame that it takes; 0: no frame can be added.
-    longest: usize,
-    frames: ArrayVec<RxFrame<'a>, BURST>,
+/// A frame and what lent it.
+struct Lent<'a> {
+    end: &'a dyn FramePort,
+    token: Token,
+    tx: TxFrame<'a>,
 }
 
 impl Core {
@@ -110,7 +112,11 @@ impl Core {
         let outcome = catch_unwind(AssertUnwindSafe(|| self.send_bursts(slot, sender, &mut *end)));
         if outcome.is_err() && self.serving != slot {
             // A receiver's code failed: the frame it failed with is done with too.
+            sender.tx.burst.keep(&self.coalescer.take_waiting());
             let _ = catch_unwind(AssertUnwindSafe(|| end.finish(sender.tx.burst.take_done())));
+        }
+        if outcome.is_err() {
+            self.coalescer.reset();
         }
         sender.end = Some(end);
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
@@ -143,6 +149,10 @@ impl Core {
             let scratch =
                 scratch.get_or_insert_with(|| self.scratch.take().unwrap_or_else(|| Box::new([0; MAX_HEAD])));
             self.forward_burst(slot, sender, &*end, &mut left, scratch);
+            let waiting = self.coalescer.take_waiting();
+            if !waiting.is_empty() {
+                sender.tx.burst.keep(&waiting);
+            }
             end.finish(sender.tx.burst.take_done());
             if !all {
                 break;
@@ -165,7 +175,7 @@ impl Core {
         left: &mut Allowance,
         scratch: &mut [u8; MAX_HEAD],
     ) {
-        let mut batch = Batch { receiver: 0, longest: 0, frames: ArrayVec::new() };
+        let mut batch = Batch::default();
         while left.frames > 0 && !sender.tx.limits.rests() {
             let Some(token) = sender.tx.burst.take() else { break };
             left.frames -= 1;
@@ -173,15 +183,14 @@ impl Core {
             sender.tx.counts.frames += 1;
             sender.tx.counts.bytes += frame.len() as u64;
             let mut cost = frame.len() + DELIVERY_COST + frame.spans.pieces() * PIECE_COST;
-            if self.goes_with(&mut batch, sender, &frame)
-                && batch.frames.try_push(egress::plain(&frame)).is_ok()
-            {
+            if self.goes_with(&mut batch, sender, &frame) && self.push(&mut batch, &frame) {
                 sender.tx.burst.done(token);
             } else {
                 self.deliver_batch(slot, sender, &mut batch);
                 // Until `forward` says otherwise: a receiver's panic must not leave it lent.
                 sender.tx.burst.done(token);
-                if self.forward(slot, sender, &frame, token, scratch, &mut cost) == Fate::Pending {
+                let lent = Lent { end, token, tx: frame };
+                if self.forward(slot, sender, &lent, scratch, &mut cost) == Fate::Pending {
                     sender.tx.burst.undo(1);
                 }
             }
@@ -191,97 +200,7 @@ impl Core {
             }
         }
         self.deliver_batch(slot, sender, &mut batch);
-    }
-
-    /// Is nothing to be done to the frame, and does it go the way of the sender's last one, to a receiver that has
-    /// no others waiting?
-    #[inline]
-    fn goes_with(&self, batch: &mut Batch<'_>, sender: &Port, frame: &TxFrame<'_>) -> bool {
-        let Some((addresses, [high, low, ..])) = frame.head.split_first_chunk::<12>() else { return false };
-        let tagged = frame.tag.is_some() || [*high, *low] == ether_type::VLAN.to_be_bytes();
-        if tagged || frame.offload != Offload::None {
-            return false;
-        }
-        let [a, b, c, d, e, f, g, h, i, j, k, l] = *addresses;
-        let route = &sender.tx.route;
-        let same = route.to == key(sender.group, Mac([a, b, c, d, e, f]))
-            && route.from == key(sender.group, Mac([g, h, i, j, k, l]));
-        if !same {
-            return false;
-        }
-        if batch.longest == 0 {
-            let valid = self.fdb.is_valid(route) && Some(route.vlan) == sender.access.untagged;
-            if !valid || self.ports.is_mirrored(sender.group) {
-                return false;
-            }
-            let Some(port) = self.ports.get(route.receiver) else { return false };
-            let to_own = route.to == key(port.group, port.access.effective);
-            let ready = port.end.is_some()
-                && !port.pending.stalled
-                && port.pending.is_empty()
-                && !self.ports.is_over(port.owner);
-            if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
-                return false;
-            }
-            (batch.receiver, batch.longest) = (route.receiver, port.capabilities.frame);
-        }
-        frame.len() <= batch.longest
-    }
-
-    /// Delivers the frames that were put together; those that find no buffers wait.
-    #[inline]
-    fn deliver_batch(&mut self, slot: Slot, sender: &mut Port, batch: &mut Batch<'_>) {
-        batch.longest = 0;
-        if batch.frames.is_empty() {
-            return;
-        }
-        let receiver = batch.receiver;
-        let mut frames = batch.frames.as_slice();
-        if let Some(port) = self.ports.get_mut(receiver)
-            && let Some(end) = &mut port.end
-        {
-            self.serving = receiver;
-            while !frames.is_empty() {
-                let outcome = end.deliver(frames);
-                let count = outcome.map_or_else(|refused| refused.at, |()| frames.len());
-                let (delivered, rest) = frames.split_at_checked(count).unwrap_or((frames, &[]));
-                port.rx.frames += delivered.len() as u64;
-                port.rx.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
-                frames = rest;
-                let Err(refused) = outcome else { break };
-                if refused.reason == DropReason::NoBuffers {
-                    break;
-                }
-                let stats: &PortStats = &port.stats;
-                stats.drop(refused.reason);
-                frames = frames.split_first().map_or(&[], |(_, behind)| behind);
-            }
-            self.serving = slot;
-            let (owner, overhead) = (port.owner, end.take_overhead());
-            self.ports.charge(owner, overhead * PIECE_COST);
-            self.held.note(slot, owner, self.now);
-        }
-        self.mark(receiver);
-        if !frames.is_empty() {
-            self.let_wait(slot, sender, receiver, frames);
-        }
-        batch.frames.clear();
-    }
-
-    /// The last frames that were put together found no buffers.
-    #[cold]
-    fn let_wait(&mut self, slot: Slot, sender: &mut Port, receiver: Slot, frames: &[RxFrame<'_>]) {
-        let burst = &mut sender.tx.burst;
-        burst.undo(frames.len());
-        let from = burst.count_done();
-        for (at, rx) in frames.iter().enumerate() {
-            let Some(token) = burst.undone(from, at) else { break };
-            let frame = PendingFrame { sender: slot, token, tag: None, next: 0, since: self.now };
-            if let Err(reason) = self.pend(receiver, frame, true) {
-                burst.done(token);
-                self.ports.get(receiver).iter().for_each(|port| port.show_undelivered(rx, reason));
-            }
-        }
+        self.close_all(slot, end);
     }
 
     /// Takes one frame on its way.
@@ -289,13 +208,12 @@ impl Core {
         &mut self,
         slot: Slot,
         sender: &mut Port,
-        tx: &TxFrame<'_>,
-        token: Token,
+        lent: &Lent<'_>,
         scratch: &mut [u8; MAX_HEAD],
         cost: &mut usize,
     ) -> Fate {
         let rate = self.settings.floods;
-        let fate = Frame::new(tx, scratch).and_then(|frame| {
+        let fate = Frame::new(&lent.tx, scratch).and_then(|frame| {
             let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
             let (group, uplink) = (sender.group, sender.config.uplink);
             let from = Sender { slot, group, uplink, own: sender.access.effective };
@@ -315,8 +233,10 @@ impl Core {
             if let Job::Segment(segmentation) = &checked.job {
                 sender.tx.counts.tso += u64::from(segmentation.segments > 1);
             }
-            self.spread(&checked, Origin { slot, group, uplink, token, vlan }, to, cost)
+            let (&Lent { end, token, .. }, more) = (lent, sender.tx.burst.has_frames());
+            self.spread(&checked, Origin { slot, group, uplink, token, vlan, end, more }, to, cost)
         });
+        *cost += self.coalescer.take_read();
         fate.unwrap_or_else(|reason| {
             sender.lose_sent(reason);
             if !sender.config.uplink {
@@ -331,7 +251,7 @@ impl Core {
     fn spread(
         &mut self,
         sent: &Checked<'_>,
-        from: Origin,
+        from: Origin<'_>,
         to: Destination,
         cost: &mut usize,
     ) -> Result<Fate, DropReason> {
@@ -358,7 +278,7 @@ impl Core {
     fn give_all(
         &mut self,
         sent: &Checked<'_>,
-        from: Origin,
+        from: Origin<'_>,
         cost: &mut usize,
         want: impl Fn(&Port) -> bool,
     ) -> Option<Fate> {
@@ -390,7 +310,7 @@ impl Core {
 
     /// Copies for those who look at others' frames.
     #[cold]
-    fn mirror(&mut self, sent: &Checked<'_>, from: Origin, receiver: Slot, cost: &mut usize) {
+    fn mirror(&mut self, sent: &Checked<'_>, from: Origin<'_>, receiver: Slot, cost: &mut usize) {
         let mut at = 0;
         while let Some(slot) = self.ports.member(from.group, at) {
             at += 1;
@@ -405,10 +325,9 @@ impl Core {
 
     /// Gives a frame to one receiver; `may_wait` for its buffers.
     #[inline]
-    fn give(&mut self, sent: &Checked<'_>, from: Origin, receiver: Slot, may_wait: bool) -> Fate {
-        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
+    fn give(&mut self, sent: &Checked<'_>, from: Origin<'_>, receiver: Slot, may_wait: bool) -> Fate {
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
-        let Some(end) = port.end.as_mut() else { return Fate::Finished };
+        let Some(end) = port.end.as_ref() else { return Fate::Finished };
         if may_wait {
             self.held.note(from.slot, port.owner, self.now);
         }
@@ -422,12 +341,33 @@ impl Core {
                 return Fate::Finished;
             }
         };
+        let own = port.access.is_own(to) || port.config.uplink;
+        if self.settings.coalesce
+            && port.aggregates()
+            && self.coalesce(sent, from, (receiver, tag), own && may_wait)
+        {
+            return Fate::Finished;
+        }
+        self.hand(sent, from, (receiver, tag, !own), may_wait)
+    }
+
+    /// Hands a frame to a port: `mirror` says whether it only looks at others' frames.
+    #[inline]
+    fn hand(
+        &mut self,
+        sent: &Checked<'_>,
+        from: Origin<'_>,
+        (receiver, tag, mirror): (Slot, Option<Tci>, bool),
+        may_wait: bool,
+    ) -> Fate {
+        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
+        let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
+        let Some(end) = port.end.as_mut() else { return Fate::Finished };
         let mut pending =
             PendingFrame { sender: from.slot, token: from.token, tag, next: 0, since: self.now };
         if is_over || !port.pending.is_empty() {
             return self.pend_or_show(sent, receiver, pending, may_wait);
         }
-        let mirror = !port.access.is_own(to) && !port.config.uplink;
         let (capabilities, counts) = (&port.capabilities, &mut port.rx);
         let to = Receiver { end: &mut **end, capabilities, counts, tag, mirror };
         self.serving = receiver;
@@ -463,7 +403,7 @@ impl Core {
 
     /// Lets a frame wait for its receiver's buffers, if there is a place; else it is dropped.
     #[cold]
-    fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Result<(), DropReason> {
+    pub fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Result<(), DropReason> {
         self.mark(receiver);
         let Some(port) = self.ports.get_mut(receiver) else { return Err(DropReason::Gone) };
         let first = port.pending.is_empty();

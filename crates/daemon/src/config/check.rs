@@ -118,6 +118,7 @@ impl Checker<'_> {
             mode,
             spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
             flood_limit: floods.map_or(default.flood_limit, |value| value as u32),
+            coalesce: raw.coalesce.unwrap_or(default.coalesce),
             fault_limit: FaultLimit {
                 faults: faults.map_or(default.fault_limit.faults, |value| value as u32),
                 within: window.map_or(default.fault_limit.within, |value| Duration::from_secs(value as u64)),

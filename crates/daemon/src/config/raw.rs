@@ -95,6 +95,7 @@ pub struct RawDaemon {
     pub mode: Option<Spanned<String>>,
     pub spin_us: Option<Spanned<i64>>,
     pub flood_limit: Option<Spanned<i64>>,
+    pub coalesce: Option<bool>,
     pub fault_limit: Option<Spanned<i64>>,
     pub fault_window_s: Option<Spanned<i64>>,
     pub fault_injection: Option<bool>,

@@ -1,0 +1,140 @@
+//! The fast path: frames to which nothing is to be done go to their receiver together.
+
+use arrayvec::ArrayVec;
+use vmlane_port::{BURST, DropReason, Network, Offload, PortStats, RxFrame, Transport, TxFrame};
+use vmlane_wire::ethernet::{Mac, ether_type};
+
+use crate::Slot;
+use crate::core::Core;
+use crate::egress;
+use crate::fdb::key;
+use crate::parse;
+use crate::pending::PendingFrame;
+use crate::port::Port;
+use crate::ports::PIECE_COST;
+
+/// Frames of a burst that go the same way as the sender's last one and to which nothing is to be done: they are
+/// delivered together.
+#[derive(Default)]
+pub struct Batch<'a> {
+    receiver: Slot,
+    /// Bytes of the longest frame that it takes; 0: no frame can be added.
+    longest: usize,
+    /// Segments may be merged for it.
+    merges: bool,
+    frames: ArrayVec<RxFrame<'a>, BURST>,
+}
+
+impl Core {
+    /// Puts a frame into the batch. False: it is full, or the frame may be merged with others.
+    #[inline]
+    pub fn push<'a>(&self, batch: &mut Batch<'a>, frame: &TxFrame<'a>) -> bool {
+        let plain = egress::plain(frame);
+        let merges = batch.merges && self.may_merge(&plain);
+        !merges && batch.frames.try_push(plain).is_ok()
+    }
+
+    /// May it be merged with another one, or be of a flow that is open?
+    fn may_merge(&self, frame: &RxFrame<'_>) -> bool {
+        let open = self.coalescer.is_open();
+        match frame.layers.transport {
+            Transport::Tcp => {
+                open || parse::payload(frame.head, &frame.layers).is_some_and(|at| frame.len() > at)
+            }
+            Transport::Udp => false,
+            Transport::Other => open && frame.layers.network != Network::Other,
+        }
+    }
+
+    /// Is nothing to be done to the frame, and does it go the way of the sender's last one, to a receiver that has
+    /// no others waiting?
+    #[inline]
+    pub fn goes_with(&self, batch: &mut Batch<'_>, sender: &Port, frame: &TxFrame<'_>) -> bool {
+        let Some((addresses, [high, low, ..])) = frame.head.split_first_chunk::<12>() else { return false };
+        let tagged = frame.tag.is_some() || [*high, *low] == ether_type::VLAN.to_be_bytes();
+        if tagged || frame.offload != Offload::None {
+            return false;
+        }
+        let [a, b, c, d, e, f, g, h, i, j, k, l] = *addresses;
+        let route = &sender.tx.route;
+        let same = route.to == key(sender.group, Mac([a, b, c, d, e, f]))
+            && route.from == key(sender.group, Mac([g, h, i, j, k, l]));
+        if !same {
+            return false;
+        }
+        if batch.longest == 0 {
+            let valid = self.fdb.is_valid(route) && Some(route.vlan) == sender.access.untagged;
+            if !valid || self.ports.is_mirrored(sender.group) {
+                return false;
+            }
+            let Some(port) = self.ports.get(route.receiver) else { return false };
+            let to_own = route.to == key(port.group, port.access.effective);
+            let ready = port.end.is_some()
+                && !port.pending.stalled
+                && port.pending.is_empty()
+                && !self.ports.is_over(port.owner);
+            if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
+                return false;
+            }
+            (batch.receiver, batch.longest) = (route.receiver, port.capabilities.frame);
+            batch.merges = self.settings.coalesce && port.aggregates();
+        }
+        frame.len() <= batch.longest
+    }
+
+    /// Delivers the frames that were put together; those that find no buffers wait.
+    #[inline]
+    pub fn deliver_batch(&mut self, slot: Slot, sender: &mut Port, batch: &mut Batch<'_>) {
+        batch.longest = 0;
+        if batch.frames.is_empty() {
+            return;
+        }
+        let receiver = batch.receiver;
+        let mut frames = batch.frames.as_slice();
+        if let Some(port) = self.ports.get_mut(receiver)
+            && let Some(end) = &mut port.end
+        {
+            self.serving = receiver;
+            while !frames.is_empty() {
+                let outcome = end.deliver(frames);
+                let count = outcome.map_or_else(|refused| refused.at, |()| frames.len());
+                let (delivered, rest) = frames.split_at_checked(count).unwrap_or((frames, &[]));
+                port.rx.frames += delivered.len() as u64;
+                port.rx.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
+                frames = rest;
+                let Err(refused) = outcome else { break };
+                if refused.reason == DropReason::NoBuffers {
+                    break;
+                }
+                let stats: &PortStats = &port.stats;
+                stats.drop(refused.reason);
+                frames = frames.split_first().map_or(&[], |(_, behind)| behind);
+            }
+            self.serving = slot;
+            let (owner, overhead) = (port.owner, end.take_overhead());
+            self.ports.charge(owner, overhead * PIECE_COST);
+            self.held.note(slot, owner, self.now);
+        }
+        self.mark(receiver);
+        if !frames.is_empty() {
+            self.let_wait(slot, sender, receiver, frames);
+        }
+        batch.frames.clear();
+    }
+
+    /// The last frames that were put together found no buffers.
+    #[cold]
+    fn let_wait(&mut self, slot: Slot, sender: &mut Port, receiver: Slot, frames: &[RxFrame<'_>]) {
+        let burst = &mut sender.tx.burst;
+        burst.undo(frames.len());
+        let from = burst.count_done();
+        for (at, rx) in frames.iter().enumerate() {
+            let Some(token) = burst.undone(from, at) else { break };
+            let frame = PendingFrame { sender: slot, token, tag: None, next: 0, since: self.now };
+            if let Err(reason) = self.pend(receiver, frame, true) {
+                burst.done(token);
+                self.ports.get(receiver).iter().for_each(|port| port.show_undelivered(rx, reason));
+            }
+        }
+    }
+}

@@ -1,0 +1,392 @@
+//! Software LRO: TCP segments of one flow that come in one burst are merged to a super-frame, for a receiver that takes
+//! those whole.
+//!
+//! What may be merged follows GRO of Linux: segments in order, of one length but for the last, their headers equal
+//! except for what counts up; PSH, FIN or a shorter segment ends a super-frame. Cutting a super-frame at its MSS gives
+//! its segments back, byte for byte; only IPv4 identifications that all were equal (they mean nothing, RFC 6864) come
+//! back counted up.
+//!
+//! A flow is open at most until the end of the burst. Payload stays in its sender's memory; here are the headers, and
+//! where the payload lies. Which frames are held, and when they go, is in `coalesce/deliver.rs`.
+
+mod deliver;
+
+use arrayvec::ArrayVec;
+use vmlane_mem::{MemoryMap, Spans, Sum};
+use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, Token, Transport};
+use vmlane_wire::ethernet::{HEADER, Tci};
+
+use crate::Slot;
+use crate::egress::MAX_AGGREGATED;
+use crate::ingress::{Checked, Frame, Job, Segmentation};
+use crate::parse::{self, IPV4, IPV6, word};
+use crate::segment::{self, FLAGS, ONLY_LAST, SEQUENCE, TCP_CHECKSUM};
+
+/// Flows that may be open at once.
+const FLOWS: usize = 8;
+/// Pieces of memory that a super-frame may lie in: a guest may scatter its segments over many.
+const MAX_PIECES: usize = 256;
+/// Ethernet, IPv6 and TCP with all options.
+const MAX_HEADERS: usize = HEADER + IPV6 + 60;
+
+/// TCP flags.
+const ACK: u8 = 0x10;
+const PSH_OR_FIN: u8 = ONLY_LAST;
+/// The flags that a segment may have to be merged: these and ECE. SYN, RST, URG and CWR concern one segment alone.
+const MERGEABLE: u8 = ACK | PSH_OR_FIN | 0x40;
+/// "Don't fragment" in an IPv4 header's word of fragment flags.
+const DONT_FRAGMENT: u8 = 0x40;
+
+/// A TCP segment that may be part of a super-frame.
+#[derive(Clone, Copy, Debug)]
+pub struct Segment {
+    /// Bytes of its headers.
+    header: usize,
+    /// Bytes of its payload; never 0.
+    payload: usize,
+    sequence: u32,
+    /// Its TCP checksum needs no look: the receiver is to fill it in.
+    verified: bool,
+}
+
+impl Segment {
+    /// What a frame is, if it may be merged: TCP with payload, no IP options, extension headers or inner tags, no
+    /// padding, no flag that concerns it alone, and an IPv4 header whose checksum is right.
+    pub fn of(sent: &Checked<'_>) -> Option<Segment> {
+        let Checked { frame, layers, job } = sent;
+        let at = usize::from(layers.transport_at);
+        let verified = match job {
+            Job::Nothing => false,
+            Job::Checksum(sum) => {
+                let tcp = sum.start == layers.transport_at && usize::from(sum.field) == at + TCP_CHECKSUM;
+                tcp.then_some(true)?
+            }
+            Job::Segment(_) => return None,
+        };
+        let header = parse::payload(frame.head, layers).filter(|_| layers.transport == Transport::Tcp)?;
+        let ip = match layers.network {
+            Network::V4 => frame.head.get(HEADER..HEADER + IPV4)?,
+            _ => frame.head.get(HEADER..HEADER + IPV6)?,
+        };
+        let length = match layers.network {
+            Network::V4 => usize::from(word(ip, 2)?),
+            _ => usize::from(word(ip, 4)?) + IPV6,
+        };
+        let plain = usize::from(layers.network_at) == HEADER && at == HEADER + ip.len();
+        let payload = frame.len().checked_sub(header).filter(|&payload| payload > 0)?;
+        let flags = *frame.head.get(at + FLAGS)?;
+        let may = plain
+            && length == frame.len() - HEADER
+            && flags & ACK != 0
+            && flags & !MERGEABLE == 0
+            && (layers.network != Network::V4 || is_right(ip));
+        let sequence = frame.head.get(at + SEQUENCE..)?.first_chunk()?;
+        may.then_some(Segment { header, payload, sequence: u32::from_be_bytes(*sequence), verified })
+    }
+
+    /// Does it end a super-frame by itself?
+    fn is_last(head: &[u8], at: usize) -> bool {
+        head.get(at + FLAGS).is_none_or(|flags| flags & PSH_OR_FIN != 0)
+    }
+}
+
+/// Is the checksum of an IPv4 header right?
+fn is_right(ip: &[u8]) -> bool {
+    let mut sum = Sum::default();
+    sum.add(ip);
+    sum.folded() == u16::MAX
+}
+
+/// Where the addresses lie in the head of a TCP frame.
+fn addresses(layers: &Layers) -> std::ops::Range<usize> {
+    let at = usize::from(layers.network_at);
+    if layers.network == Network::V4 { at + 12..at + 20 } else { at + 8..at + 40 }
+}
+
+/// The first segments of a flow in this burst, which wait for the next one.
+#[derive(Debug)]
+pub struct Flow {
+    pub receiver: Slot,
+    /// The tag that the receiver sees.
+    pub tag: Option<Tci>,
+    pub layers: Layers,
+    /// What the first frame's sender wants done to it.
+    job: Job,
+    /// The headers of the first segment, with the flags of the last.
+    head: [u8; MAX_HEADERS],
+    header: usize,
+    /// Payload bytes of the first segment.
+    mss: usize,
+    /// Payload bytes of all segments.
+    payload: usize,
+    /// Bytes that the super-frame may have.
+    limit: usize,
+    /// What each IPv4 identification adds to the one before, once that is known.
+    id_step: Option<u16>,
+    /// The first segment's checksum is known to be right.
+    verified: bool,
+    /// The frames.
+    tokens: ArrayVec<Token, BURST>,
+    /// Where the payload of all segments lies, from the second one on.
+    body: Spans,
+}
+
+impl Flow {
+    fn new() -> Flow {
+        Flow {
+            receiver: 0,
+            tag: None,
+            layers: Layers::default(),
+            job: Job::Nothing,
+            head: [0; MAX_HEADERS],
+            header: 0,
+            mss: 0,
+            payload: 0,
+            limit: 0,
+            id_step: None,
+            verified: false,
+            tokens: ArrayVec::new(),
+            body: Spans::new(MemoryMap::default(), false),
+        }
+    }
+
+    /// Begins anew with a segment. `limit`: bytes that the super-frame may have.
+    fn begin(
+        &mut self,
+        sent: &Checked<'_>,
+        segment: &Segment,
+        token: Token,
+        to: (Slot, Option<Tci>),
+        limit: usize,
+    ) {
+        let Segment { header, payload, verified, .. } = *segment;
+        if let (Some(own), Some(head)) = (self.head.get_mut(..header), sent.frame.head.get(..header)) {
+            own.copy_from_slice(head);
+        }
+        (self.receiver, self.tag) = to;
+        (self.layers, self.job) = (sent.layers, sent.job);
+        (self.header, self.mss, self.payload, self.limit) = (header, payload, payload, limit);
+        (self.id_step, self.verified) = (None, verified);
+        self.tokens.clear();
+        self.tokens.push(token);
+    }
+
+    /// The headers.
+    pub fn head(&self) -> &[u8] {
+        self.head.get(..self.header).unwrap_or_default()
+    }
+
+    /// Bytes of the super-frame.
+    pub fn len(&self) -> usize {
+        self.header + self.payload
+    }
+
+    pub fn body(&self) -> &Spans {
+        &self.body
+    }
+
+    /// What the super-frame is cut into.
+    pub fn segmentation(&self) -> Segmentation {
+        Segmentation {
+            packet: self.layers,
+            outer: None,
+            header: self.header as u16,
+            mss: self.mss as u16,
+            segments: self.tokens.len() as u16,
+        }
+    }
+
+    /// Is a TCP frame, whether or not it may be merged, of this flow?
+    fn is_of(&self, sent: &Checked<'_>) -> bool {
+        let (layers, head) = (&sent.layers, sent.frame.head);
+        let at = usize::from(layers.transport_at);
+        let (own, own_at) = (self.head(), usize::from(self.layers.transport_at));
+        layers.network == self.layers.network
+            && head.get(at..at + 4) == own.get(own_at..own_at + 4)
+            && head.get(addresses(layers)) == own.get(addresses(&self.layers))
+    }
+
+    /// Do the headers allow that `segment` continues the flow? Returns by how much its IPv4 identification is larger
+    /// than the last one.
+    fn continues(&self, sent: &Checked<'_>, segment: &Segment) -> Option<u16> {
+        let Segment { header, payload, sequence, .. } = *segment;
+        let (own, head) = (self.head(), sent.frame.head.get(..header)?);
+        let at = usize::from(self.layers.transport_at);
+        let same = |range: std::ops::Range<usize>| own.get(range.clone()) == head.get(range);
+        let ip = if self.layers.network == Network::V4 {
+            // Type of service; flags; time to live and protocol.
+            same(HEADER..HEADER + 2) && same(HEADER + 6..HEADER + 10)
+        } else {
+            // Traffic class and flow label; protocol and hop limit.
+            same(HEADER..HEADER + 4) && same(HEADER + 6..HEADER + 8)
+        };
+        let flags = own.get(at + FLAGS)? ^ head.get(at + FLAGS)?;
+        let tcp = sequence == self.next_sequence()?
+            // Acknowledgement and length of the header; window; urgent pointer and options.
+            && same(at + SEQUENCE + 4..at + FLAGS)
+            && flags & !PSH_OR_FIN == 0
+            && same(at + FLAGS + 1..at + TCP_CHECKSUM)
+            && same(at + TCP_CHECKSUM + 2..self.header);
+        let fits = payload <= self.mss
+            && self.len() + payload <= self.limit
+            && self.tokens.len() < usize::from(MAX_AGGREGATED).min(BURST);
+        let may = header == self.header && same(0..HEADER) && ip && tcp && fits;
+        if may { self.id_step_to(head) } else { None }
+    }
+
+    fn next_sequence(&self) -> Option<u32> {
+        let at = usize::from(self.layers.transport_at) + SEQUENCE;
+        let first = u32::from_be_bytes(*self.head().get(at..)?.first_chunk()?);
+        Some(first.wrapping_add(self.payload as u32))
+    }
+
+    /// Identifications count up, or stay the same where nothing may be fragmented.
+    fn id_step_to(&self, head: &[u8]) -> Option<u16> {
+        if self.layers.network != Network::V4 {
+            return Some(0);
+        }
+        let own = self.head();
+        let difference = word(head, HEADER + 4)?.wrapping_sub(word(own, HEADER + 4)?);
+        let before = self.tokens.len() as u16;
+        let fixed = own.get(HEADER + 6)? & DONT_FRAGMENT != 0;
+        let step = match difference {
+            0 if fixed => 0,
+            _ if difference == before => 1,
+            _ => return None,
+        };
+        self.id_step.is_none_or(|known| known == step).then_some(step)
+    }
+
+    /// Adds a segment whose headers are in order, if its checksum and that of the first one are right. `read`: bytes
+    /// that were read to see this.
+    fn add(
+        &mut self,
+        sent: &Checked<'_>,
+        segment: &Segment,
+        token: Token,
+        end: &dyn FramePort,
+        read: &mut usize,
+    ) -> bool {
+        let Frame { tx, popped, head, .. } = sent.frame;
+        let own_pieces = if self.tokens.len() == 1 { 0 } else { self.body.pieces() };
+        if own_pieces + tx.spans.pieces() > MAX_PIECES {
+            return false;
+        }
+        if let [first] = self.tokens[..] {
+            let first = end.frame(first);
+            let from = first.len() - self.payload;
+            self.verified = self.verified || {
+                *read += self.payload;
+                sums_up(self.head(), &self.layers, first.spans, from)
+            };
+            self.body.follow(first.spans);
+            let begun = self.verified
+                && first.spans.pieces() + tx.spans.pieces() <= MAX_PIECES
+                && self.body.append(first.spans, from, self.payload);
+            if !begun {
+                return false;
+            }
+        }
+        let from = segment.header + popped;
+        let right = segment.verified || {
+            *read += segment.payload;
+            head.get(..segment.header).is_some_and(|head| sums_up(head, &sent.layers, tx.spans, from))
+        };
+        if !right
+            || !self.body.append(tx.spans, from, segment.payload)
+            || self.tokens.try_push(token).is_err()
+        {
+            return false;
+        }
+        self.payload += segment.payload;
+        let at = usize::from(self.layers.transport_at) + FLAGS;
+        if let (Some(own), Some(flags)) = (self.head.get_mut(at), head.get(at)) {
+            *own |= flags & PSH_OR_FIN;
+        }
+        true
+    }
+
+    /// Nothing can be added any more: the last segment was shorter than the first, or its sender wants it to be seen.
+    fn is_complete(&self) -> bool {
+        self.payload < self.mss * self.tokens.len()
+            || Segment::is_last(self.head(), usize::from(self.layers.transport_at))
+    }
+}
+
+/// Is the TCP checksum right of a segment with these headers, whose payload lies in `spans` from `from` to the end?
+fn sums_up(head: &[u8], layers: &Layers, spans: &Spans, from: usize) -> bool {
+    let payload = spans.len() - from;
+    let at = usize::from(layers.transport_at);
+    let mut sum = Sum::from_be(segment::tcp_pseudo_header(head, layers, head.len() - at + payload));
+    sum.add(head.get(at..).unwrap_or_default());
+    spans.sum(from, payload, &mut sum);
+    sum.folded() == u16::MAX
+}
+
+/// The flows that are open in this burst, and memory for others.
+#[derive(Debug)]
+pub struct Coalescer {
+    /// Oldest first.
+    open: ArrayVec<Box<Flow>, FLOWS>,
+    free: ArrayVec<Box<Flow>, FLOWS>,
+    /// Of no memory.
+    nothing: Spans,
+    /// Bytes read for checksums since this was last asked.
+    read: usize,
+    /// Frames that wait for their receiver's buffers since their flow was closed: the burst is not done with them.
+    waiting: ArrayVec<Token, BURST>,
+}
+
+impl Coalescer {
+    pub fn new() -> Coalescer {
+        Coalescer {
+            open: ArrayVec::new(),
+            free: (0..FLOWS).map(|_| Box::new(Flow::new())).collect(),
+            nothing: Spans::new(MemoryMap::default(), false),
+            read: 0,
+            waiting: ArrayVec::new(),
+        }
+    }
+
+    /// Is a flow open?
+    #[inline]
+    pub fn is_open(&self) -> bool {
+        !self.open.is_empty()
+    }
+
+    /// Bytes read for checksums since the last call.
+    #[inline]
+    pub fn take_read(&mut self) -> usize {
+        std::mem::take(&mut self.read)
+    }
+
+    /// The frames that wait since the last call.
+    #[inline]
+    pub fn take_waiting(&mut self) -> ArrayVec<Token, BURST> {
+        if self.waiting.is_empty() { ArrayVec::new() } else { std::mem::take(&mut self.waiting) }
+    }
+
+    /// After a panic: no flow is open, and all memory is there again.
+    #[cold]
+    pub fn reset(&mut self) {
+        while let Some(flow) = self.open.pop() {
+            self.give_back(flow);
+        }
+        while self.free.len() < FLOWS {
+            self.free.push(Box::new(Flow::new()));
+        }
+    }
+
+    fn take(&mut self, at: usize) -> Option<Box<Flow>> {
+        self.open.pop_at(at)
+    }
+
+    /// A flow is closed: its sender's memory is not kept mapped for it.
+    fn give_back(&mut self, mut flow: Box<Flow>) {
+        flow.body.follow(&self.nothing);
+        // There are no more flows than places.
+        let _ = self.free.try_push(flow);
+    }
+}
+
+const _: () = assert!(MAX_HEADERS <= MAX_HEAD);
