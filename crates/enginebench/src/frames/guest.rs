@@ -25,9 +25,14 @@ pub enum Load {
     Small,
     /// 1514 bytes whose TCP checksum is left to the device.
     Full,
+    /// 1448 bytes of a TCP stream's payload in each, complete.
+    Segments,
     /// Almost 64 KiB to be segmented.
     Super,
 }
+
+/// Payload of [`Load::Segments`]' frames, which need no option of TCP to have Linux' usual length.
+const SEGMENT: usize = 1448;
 
 impl Load {
     /// Bytes of a frame.
@@ -35,6 +40,7 @@ impl Load {
         match self {
             Load::Small => 60,
             Load::Full => HEADERS + usize::from(MSS),
+            Load::Segments => HEADERS + SEGMENT,
             Load::Super => HEADERS + 44 * usize::from(MSS),
         }
     }
@@ -42,7 +48,7 @@ impl Load {
     /// Different frames that a guest has in its memory.
     fn frames(self) -> usize {
         match self {
-            Load::Small | Load::Full => 512,
+            Load::Small | Load::Full | Load::Segments => 512,
             Load::Super => 32,
         }
     }
@@ -69,7 +75,7 @@ impl Load {
 
     fn request(self) -> TxRequest {
         match self {
-            Load::Small => TxRequest::NONE,
+            Load::Small | Load::Segments => TxRequest::NONE,
             Load::Full => TxRequest::checksum(34, 50),
             Load::Super => TxRequest::segment(HEADERS as u16, MSS),
         }
@@ -102,6 +108,26 @@ pub fn mac(number: u16) -> Mac {
     Mac([0x52, 0x54, 0, 0, high, low])
 }
 
+/// The Internet checksum's sum of `bytes`, added to `sum`.
+fn sum(bytes: &[u8], sum: u32) -> u32 {
+    bytes.chunks(2).fold(sum, |sum, pair| {
+        let sum = sum + (u32::from(pair[0]) << 8 | u32::from(pair[1]));
+        (sum & 0xffff) + (sum >> 16)
+    })
+}
+
+/// Makes the headers those of segment `number` of a stream of zeros, its checksum filled in.
+fn number(head: &mut [u8; HEADERS], number: usize) {
+    head[18..20].copy_from_slice(&(number as u16).to_be_bytes());
+    head[24..26].fill(0);
+    let ip = !sum(&head[14..34], 0) as u16;
+    head[24..26].copy_from_slice(&ip.to_be_bytes());
+    head[38..42].copy_from_slice(&((number * SEGMENT) as u32).to_be_bytes());
+    let length = HEADERS - 34 + SEGMENT;
+    let tcp = !sum(&head[34..], sum(&head[26..34], 6 + length as u32)) as u16;
+    head[50..52].copy_from_slice(&tcp.to_be_bytes());
+}
+
 /// The headers of a TCP/IPv4 frame of `len` bytes, as Linux leaves them to the device.
 fn headers(load: Load, from: u16, to: u16) -> [u8; HEADERS] {
     let mut head = [0; HEADERS];
@@ -112,11 +138,8 @@ fn headers(load: Load, from: u16, to: u16) -> [u8; HEADERS] {
     head[14..24].copy_from_slice(&[0x45, 0, (total >> 8) as u8, total as u8, 0, 1, 0x40, 0, 64, 6]);
     head[26..34].copy_from_slice(&[10, 0, (from >> 8) as u8, from as u8, 10, 0, (to >> 8) as u8, to as u8]);
     if load != Load::Super {
-        let sum = head[14..34].chunks(2).fold(0, |sum, pair| {
-            let sum = sum + (u32::from(pair[0]) << 8 | u32::from(pair[1]));
-            (sum & 0xffff) + (sum >> 16)
-        });
-        head[24..26].copy_from_slice(&(!sum as u16).to_be_bytes());
+        let sum = !sum(&head[14..34], 0) as u16;
+        head[24..26].copy_from_slice(&sum.to_be_bytes());
     }
     // Ports, sequence numbers, 20 bytes of header, ACK.
     head[34..38].copy_from_slice(&[0x30, 0x39, 0x14, 0x51]);
@@ -145,13 +168,16 @@ impl Guest {
             ..RingsSpec::linux()
         };
         let (rings, setup) = Rings::new(&spec);
-        let head = headers(load, number, to);
+        let mut head = headers(load, number, to);
         let stride = load.stride();
         let bytes = stride * load.frames();
         let base = rings.ram.alloc(bytes.div_ceil(4096), Placement::Contiguous)[0];
         let frames = (0..load.frames())
             .map(|at| {
                 let addr = base + (at * stride) as u64;
+                if load == Load::Segments {
+                    self::number(&mut head, at);
+                }
                 rings.ram.write(addr, &head);
                 load.parts(addr)
             })

@@ -23,10 +23,13 @@ const MFRAMES: &str = "Mframes/s";
 const OF_MEAN: &str = "of the mean";
 /// A plain copy of super-frames.
 const COPY: &str = "copy.frames.64k";
+/// The same, beside segments that the switch makes super-frames of.
+const COPY_MERGED: &str = "copy.64k";
 
 /// Adds all rows.
 pub fn register(registry: &mut Registry) {
     registry.add(COPY, GBITS, &[], plain_copy);
+    registry.add(COPY_MERGED, GBITS, &[], plain_copy);
     ports_rows(registry);
     let mut add = |name: &str, unit, beside: &[&str], load, lro, value: fn(&Counts) -> Sample| {
         registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length))));
@@ -35,6 +38,8 @@ pub fn register(registry: &mut Registry) {
     add("vmxnet3.frames.1500", GBITS, &["vmxnet3.ports.1500"], Load::Full, true, Counts::gbits);
     add("vmxnet3.tso.64k", GBITS, &[COPY, "vmxnet3.ports.64k"], Load::Super, true, Counts::gbits);
     add("vmxnet3.segment.64k", GBITS, &[COPY], Load::Super, false, Counts::gbits);
+    add("switch.coalesce", GBITS, &[COPY_MERGED], Load::Segments, true, Counts::gbits);
+    add("switch.segments", GBITS, &["switch.coalesce"], Load::Segments, false, Counts::gbits);
     registry.add("vmxnet3.rr.1", ROUND_TRIPS, &["ring.rr.1", "tcp.rr.1"], |length| Ok(round_trips(length)));
     // Small frames: with full ones the guests' memory soon is more than any cache holds, and a plain copy
     // between as much falls to an eighth from 2 to 32 guests; that would be all one sees.
