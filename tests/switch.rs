@@ -101,6 +101,19 @@ fn policies_allow_and_refuse_as_configured() {
     );
 }
 
+/// What a VM sends, and what it gets, keeps to the averages of its port groups: an upper bound holds on any machine.
+#[test]
+fn a_shaped_port_carries_no_more_than_its_average() {
+    let text = "[[port_group]]\nname = \"net0\"\nshape = { in = { average = \"40M\" }, out = { average = \"20M\" } }\n";
+    let (spec, _file) = with_config(nics("shape", 2), text);
+    let bed = Bed::up(&spec);
+    // What iperf3 counts is payload, which is less than what is counted here.
+    let rate = iperf(&bed, "a", "b", "10.77.0.2", 4) * 1000.0;
+    assert!((2.0..24.0).contains(&rate), "{rate:.1} Mbit/s through 20 Mbit/s");
+    assert!(port(&bed, "b", "rx_shaped_us") > 0, "frames waited for tokens");
+    bed.finish();
+}
+
 #[test]
 fn vlans_are_separate_and_tags_pass() {
     // a and b tag their own frames; the switch puts c into VLAN 10.

@@ -6,7 +6,7 @@ use std::collections::{BTreeMap, HashMap};
 
 use vmlane_guestsim::memory_port::Wire;
 use vmlane_port::{Filter, Frames, Offload, PortId, VlanSet};
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker, Traffic};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 use crate::Input;
@@ -144,6 +144,7 @@ fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
         mac: own(number),
         vlan: vlan_mode(input),
         policy: policy(input),
+        traffic: Traffic::default(),
         uplink,
     }
 }

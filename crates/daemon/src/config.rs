@@ -10,6 +10,7 @@ mod place;
 mod raw;
 #[cfg(test)]
 mod tests;
+mod traffic;
 
 use std::fmt;
 use std::io;
@@ -20,7 +21,7 @@ pub use crate::faults::FaultLimit;
 pub use vmlane_access::Owner;
 use vmlane_device::vmci;
 pub use vmlane_device::vmxnet3::Profile;
-pub use vmlane_switch::Policy;
+pub use vmlane_switch::{Policy, Traffic};
 use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
@@ -49,6 +50,8 @@ pub struct PortGroupConfig {
     pub name: String,
     pub vlan: Vlan,
     pub policy: Policy,
+    /// Of each of its ports.
+    pub traffic: Traffic,
 }
 
 /// Which VLANs a port group carries.
@@ -92,6 +95,8 @@ pub struct NicConfig {
     pub trapped: bool,
     /// The port group's, with what the NIC says otherwise.
     pub policy: Policy,
+    /// Likewise.
+    pub traffic: Traffic,
 }
 
 /// What a guest finds in its PCI slot.

@@ -13,7 +13,7 @@ use vmlane_port::wrap::{Fault, FaultyFrames, Impairment, Trigger};
 use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
-use vmlane_switch::{Policy, PortSpec, Switch, VlanMode};
+use vmlane_switch::{Policy, PortSpec, Switch, Traffic, VlanMode};
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig};
@@ -245,6 +245,7 @@ fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
         mac: nic.mac,
         vlan: config.port_group(&nic.port_group).map_or(VlanMode::Untagged, |group| vlan_mode(&group.vlan)),
         policy: nic.policy,
+        traffic: nic.traffic,
         uplink: false,
     }
 }
@@ -257,6 +258,7 @@ pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
         mac: Default::default(),
         vlan: vlan_mode(&uplink.vlan),
         policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
+        traffic: Traffic::default(),
         uplink: true,
     }
 }

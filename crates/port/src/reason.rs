@@ -40,13 +40,15 @@ pub enum DropReason {
     Uplink,
     /// Sender: broadcast or multicast beyond its share.
     Flood,
+    /// Receiver: no token for it, and no room where frames wait for tokens (traffic shaping).
+    Shaped,
     /// Receiver: lost on request ([`crate::wrap::Impairment`]).
     Impaired,
 }
 
 impl DropReason {
     /// All of them, in the order of [`DropReason::number`].
-    const ALL: [DropReason; 18] = [
+    const ALL: [DropReason; 19] = [
         DropReason::BadLength,
         DropReason::BadDescriptor,
         DropReason::BadAddress,
@@ -64,6 +66,7 @@ impl DropReason {
         DropReason::Gone,
         DropReason::Uplink,
         DropReason::Flood,
+        DropReason::Shaped,
         DropReason::Impaired,
     ];
 
@@ -97,6 +100,7 @@ impl DropReason {
             DropReason::Gone => "gone",
             DropReason::Uplink => "uplink",
             DropReason::Flood => "flood",
+            DropReason::Shaped => "shaped",
             DropReason::Impaired => "impaired",
         }
     }
@@ -127,6 +131,14 @@ counters! {
         rx_coalesced_segments,
         /// Frames that had to wait for this receiver's buffers.
         pending,
+        /// Bytes taken from the guest while its port was shaped in that direction, as on a wire.
+        tx_shaped_bytes,
+        /// Microseconds for which the guest's frames waited in its ring for tokens.
+        tx_shaped_us,
+        /// Bytes given to the guest while its port was shaped in that direction, as on a wire.
+        rx_shaped_bytes,
+        /// Microseconds for which frames waited for tokens on their way to the guest.
+        rx_shaped_us,
         /// Faults of our own contained while serving this port.
         panics,
         /// Frames dropped: [`DropReason::BadLength`].
@@ -163,6 +175,8 @@ counters! {
         drop_uplink,
         /// Frames dropped: [`DropReason::Flood`].
         drop_flood,
+        /// Frames dropped: [`DropReason::Shaped`].
+        drop_shaped,
         /// Frames dropped: [`DropReason::Impaired`].
         drop_impaired,
     }
@@ -189,6 +203,7 @@ impl PortStats {
             DropReason::Gone => &self.drop_gone,
             DropReason::Uplink => &self.drop_uplink,
             DropReason::Flood => &self.drop_flood,
+            DropReason::Shaped => &self.drop_shaped,
             DropReason::Impaired => &self.drop_impaired,
         }
         .inc();

@@ -7,7 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
-use vmlane_port::wrap::{CapturedFrames, FrameTap};
+use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
 use vmlane_worker::{Heartbeat, Work};
 
@@ -19,6 +19,7 @@ use crate::fdb::Fdb;
 use crate::pending::{Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::{PIECE_COST, Ports};
+use crate::shaping::Shaper;
 use crate::spec::{PortSpec, Settings};
 use crate::stats::WorkerStats;
 
@@ -109,8 +110,8 @@ impl Core {
         self.rebuild();
     }
 
-    /// Changes a port's configuration in place.
-    pub fn update(&mut self, id: PortId, spec: &PortSpec) {
+    /// Changes a port's configuration in place. `shaper`: None if it stays shaped as it is.
+    pub fn update(&mut self, id: PortId, spec: &PortSpec, shaper: Option<Box<Shaper>>) {
         let Some(slot) = self.slot(id) else { return };
         self.drop_pending_between(slot);
         self.fdb.forget(slot);
@@ -118,6 +119,15 @@ impl Core {
             port.config = Config::from(spec);
         }
         self.ports.set_group(slot, &spec.group);
+        if shaper.is_some() {
+            self.guarded(slot, |core| {
+                let now = core.now;
+                if let Some(port) = core.ports.get_mut(slot) {
+                    port.shape(shaper, now);
+                }
+            });
+            self.mark(slot);
+        }
         self.rebuild();
     }
 
@@ -131,8 +141,9 @@ impl Core {
     pub fn attach(&mut self, slot: Slot, end: Box<dyn FramePort>) {
         self.detach(slot);
         self.held.set_places(slot, end.look_ahead());
+        let now = self.now;
         if let Some(port) = self.ports.get_mut(slot).filter(|port| !port.shut) {
-            port.end = Some(CapturedFrames::wrap(end, &port.taps));
+            port.plug(end, now);
             port.set_stalled(false);
         }
         self.rebuild();

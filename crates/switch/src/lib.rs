@@ -11,6 +11,7 @@
 //! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
 //! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
 //! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
+//! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
 //! One worker owns both ends of every copy: no lock is ever held across one, and no VM waits for
@@ -37,6 +38,7 @@ mod queue;
 mod rate_limit;
 mod retry;
 mod segment;
+mod shaping;
 mod spec;
 mod stats;
 mod switch;
@@ -54,7 +56,8 @@ pub mod heads {
     pub use crate::segment::{Cutter, complete};
 }
 
-pub use spec::{Policy, PortSpec, PortView, Settings, VlanMode};
+pub use shaping::{Rate, Shape};
+pub use spec::{Policy, PortSpec, PortView, Settings, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;
 pub use worker::Worker;

@@ -15,6 +15,7 @@ use crate::fdb::{Route, key};
 use crate::ingress::TxBurst;
 use crate::pending::PendingQueue;
 use crate::rate_limit::SenderLimits;
+use crate::shaping::{ShapedPort, Shaper, ShaperCell};
 
 /// What others may see of a port without asking the worker.
 #[derive(Debug, Default)]
@@ -46,6 +47,7 @@ pub struct Port {
     pub stats: Arc<PortStats>,
     pub state: Arc<PortState>,
     pub end: Option<Box<dyn FramePort>>,
+    shaping: Shaping,
     /// Nothing may be attached to it.
     pub shut: bool,
     /// It got or finished frames since its last flush.
@@ -55,6 +57,17 @@ pub struct Port {
     pub pending: PendingQueue,
     /// What looks at its frames: empty while there is no capture. `end` is wrapped for it.
     pub taps: Vec<Arc<dyn FrameTap>>,
+}
+
+/// What shapes a port.
+#[derive(Default)]
+struct Shaping {
+    /// Where the shaper is while nothing is attached.
+    cell: ShaperCell,
+    /// The operator wants it shaped.
+    wanted: bool,
+    /// What is attached is wrapped, and has the shaper.
+    wrapped: bool,
 }
 
 /// A port's part as a sender.
@@ -89,6 +102,7 @@ impl Port {
             stats,
             state,
             end: None,
+            shaping: Shaping::default(),
             shut: false,
             dirty: false,
             tx: TxPart {
@@ -100,6 +114,34 @@ impl Port {
             rx: RxCounts::default(),
             pending: PendingQueue::new(now),
             taps: Vec::new(),
+        }
+    }
+
+    /// Attaches `end`, wrapped if the port is shaped.
+    pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
+        self.end = Some(CapturedFrames::wrap(end, &self.taps));
+        self.shaping.wrapped = false;
+        if self.shaping.wanted {
+            self.wrap(now);
+        }
+    }
+
+    fn wrap(&mut self, now: Instant) {
+        let Some(end) = self.end.take().map(CapturedFrames::unwrap) else { return };
+        let shaped = ShapedPort::new(end, self.shaping.cell.clone(), self.stats.clone(), now);
+        self.end = Some(CapturedFrames::wrap(Box::new(shaped), &self.taps));
+        self.shaping.wrapped = true;
+    }
+
+    /// Shapes the port from now on, also what is attached to it. None: as before.
+    pub fn shape(&mut self, shaper: Option<Box<Shaper>>, now: Instant) {
+        let Some(shaper) = shaper else { return };
+        self.shaping.wanted = shaper.limits();
+        self.shaping.cell.put(shaper);
+        if self.end.is_some() && self.shaping.wrapped {
+            self.end.iter_mut().for_each(|end| end.refresh());
+        } else if self.end.is_some() && self.shaping.wanted {
+            self.wrap(now);
         }
     }
 

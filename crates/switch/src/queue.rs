@@ -7,6 +7,7 @@ use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
 use crate::port::PortState;
+use crate::shaping::Shaper;
 use crate::spec::PortSpec;
 
 pub enum Request {
@@ -15,10 +16,14 @@ pub enum Request {
         spec: PortSpec,
         stats: Arc<PortStats>,
         state: Arc<PortState>,
+        /// None: it is not shaped.
+        shaper: Option<Box<Shaper>>,
     },
     Update {
         id: PortId,
         spec: PortSpec,
+        /// None: it stays shaped as it is.
+        shaper: Option<Box<Shaper>>,
     },
     Remove {
         id: PortId,

@@ -6,6 +6,8 @@ use std::time::Duration;
 use vmlane_port::{Filter, PortId, PortStats, VlanSet};
 use vmlane_wire::ethernet::{Mac, Tci};
 
+use crate::shaping::Shape;
+
 /// Who tags frames (VMware's three modes of a port group).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VlanMode {
@@ -79,6 +81,13 @@ impl Default for Policy {
     }
 }
 
+/// How much a port may carry. The default: any amount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Traffic {
+    /// Bits in a second, each direction for itself.
+    pub shape: Shape,
+}
+
 /// A port as the operator wants it.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct PortSpec {
@@ -91,6 +100,7 @@ pub struct PortSpec {
     pub mac: Mac,
     pub vlan: VlanMode,
     pub policy: Policy,
+    pub traffic: Traffic,
     /// Leads out of the host: any source address comes in and is learned, unknown addresses go out,
     /// and nothing goes from one uplink to another.
     pub uplink: bool,

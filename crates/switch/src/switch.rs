@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_port::role::Role;
@@ -16,6 +16,7 @@ use vmlane_worker::{Calls, Heartbeat, Parking};
 
 use crate::port::PortState;
 use crate::queue::{Command, Request, Requests};
+use crate::shaping::{Shape, Shaper};
 use crate::spec::{PortSpec, PortView, Settings};
 use crate::stats::WorkerStats;
 use crate::worker::{SwitchEngine, Worker};
@@ -80,7 +81,9 @@ impl Switch {
         let taps = self.taps.lock();
         self.ports.lock().insert(id, entry);
         let name = spec.name.clone();
-        self.ask(Request::Add { id, spec, stats, state });
+        let shape = spec.traffic.shape;
+        let shaper = (shape != Shape::default()).then(|| Box::new(Shaper::new(shape, Instant::now())));
+        self.ask(Request::Add { id, spec, stats, state, shaper });
         self.place_known_taps(&taps, &name);
         id
     }
@@ -98,12 +101,14 @@ impl Switch {
     /// dropped. False if there is no such port.
     pub fn update_port(&self, id: PortId, spec: PortSpec) -> bool {
         let taps = self.taps.lock();
-        match self.ports.lock().get_mut(&id) {
-            Some(entry) => entry.spec = spec.clone(),
+        let (name, shape) = (spec.name.clone(), spec.traffic.shape);
+        let before = match self.ports.lock().get_mut(&id) {
+            Some(entry) => std::mem::replace(&mut entry.spec, spec.clone()),
             None => return false,
-        }
-        let name = spec.name.clone();
-        self.ask(Request::Update { id, spec });
+        };
+        let differs = before.traffic.shape != shape;
+        let shaper = differs.then(|| Box::new(Shaper::new(shape, Instant::now())));
+        self.ask(Request::Update { id, spec, shaper });
         self.place_known_taps(&taps, &name);
         true
     }

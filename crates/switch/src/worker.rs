@@ -73,10 +73,12 @@ impl SwitchEngine {
     fn carry_out(&mut self, request: Request) {
         let core = &mut self.core;
         match request {
-            Request::Add { id, spec, stats, state } => {
-                core.add(Port::new(id, Config::from(&spec), stats, state), &spec.name, &spec.group);
+            Request::Add { id, spec, stats, state, shaper } => {
+                let mut port = Port::new(id, Config::from(&spec), stats, state);
+                port.shape(shaper, core.now);
+                core.add(port, &spec.name, &spec.group);
             }
-            Request::Update { id, spec } => core.update(id, &spec),
+            Request::Update { id, spec, shaper } => core.update(id, &spec, shaper),
             Request::Remove { id } => core.remove(id),
             Request::Attach { id, end } => {
                 if let Some(slot) = core.slot(id) {

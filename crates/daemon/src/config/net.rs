@@ -9,7 +9,8 @@ use vmlane_wire::ethernet::Mac;
 use super::check::Checker;
 use super::raw::{RawNic, RawPortGroup, RawUplink, RawVm};
 use super::{
-    NicConfig, NicModel, Policy, PortGroupConfig, Profile, Role, UplinkConfig, VirtioNet, Vlan, VmConfig,
+    NicConfig, NicModel, Policy, PortGroupConfig, Profile, Role, Traffic, UplinkConfig, VirtioNet, Vlan,
+    VmConfig,
 };
 
 const VLANS: RangeInclusive<i64> = 1..=4094;
@@ -45,6 +46,7 @@ impl Checker<'_> {
                 name: name.get_ref().clone(),
                 vlan: raw.vlan.as_ref().map_or(Vlan::Untagged, |vlan| self.vlan(&key, vlan)),
                 policy: policy(Policy::default(), raw.promiscuous, raw.mac_changes, raw.forged_transmits),
+                traffic: self.traffic(&key, Traffic::default(), raw.shape.as_ref()),
             });
         }
         if !groups.iter().any(|group| group.name == DEFAULT) {
@@ -52,6 +54,7 @@ impl Checker<'_> {
                 name: DEFAULT.into(),
                 vlan: Vlan::Untagged,
                 policy: Policy::default(),
+                traffic: Traffic::default(),
             });
         }
         groups
@@ -179,6 +182,7 @@ impl Checker<'_> {
             self.problem(span, text);
         }
         let of_group = known.map(|group| group.policy).unwrap_or_default();
+        let traffic = known.map(|group| group.traffic).unwrap_or_default();
         let number_of = |checker: &mut Self, name: &str, value: &Option<Spanned<i64>>, default, range| {
             value.as_ref().map_or(default, |value| checker.number(&format!("{key}: {name}"), value, range))
         };
@@ -191,6 +195,7 @@ impl Checker<'_> {
             mtu: number_of(self, "mtu", &raw.mtu, 9190, MTUS) as u16,
             trapped: raw.trapped,
             policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
+            traffic: self.traffic(key, traffic, raw.shape.as_ref()),
         }
     }
 

@@ -57,6 +57,25 @@ pub struct RawPortGroup {
     pub promiscuous: Option<bool>,
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,
+    pub shape: Option<RawShape>,
+}
+
+/// Traffic shaping of a port.
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawShape {
+    #[serde(rename = "in")]
+    pub input: Option<Spanned<RawRate>>,
+    #[serde(rename = "out")]
+    pub output: Option<Spanned<RawRate>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawRate {
+    pub average: Option<Spanned<Size>>,
+    pub peak: Option<Spanned<Size>>,
+    pub burst: Option<Spanned<Size>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -86,6 +105,7 @@ pub struct RawNic {
     pub promiscuous: Option<bool>,
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,
+    pub shape: Option<RawShape>,
 }
 
 #[derive(Debug, Default, Deserialize)]
@@ -149,6 +169,8 @@ pub struct RawForward {
 pub struct Size {
     /// None if the text is not a size.
     pub value: Option<u64>,
+    /// The same with letters that stand for powers of 1000: bits in a second.
+    pub decimal: Option<u64>,
     /// As written, for messages.
     pub written: String,
 }
@@ -164,32 +186,34 @@ impl<'de> Deserialize<'de> for Size {
             }
 
             fn visit_i64<E: de::Error>(self, value: i64) -> Result<Size, E> {
-                Ok(Size { value: value.try_into().ok(), written: value.to_string() })
+                let number = value.try_into().ok();
+                Ok(Size { value: number, decimal: number, written: value.to_string() })
             }
 
             fn visit_u64<E: de::Error>(self, value: u64) -> Result<Size, E> {
-                Ok(Size { value: Some(value), written: value.to_string() })
+                Ok(Size { value: Some(value), decimal: Some(value), written: value.to_string() })
             }
 
             fn visit_str<E: de::Error>(self, text: &str) -> Result<Size, E> {
-                Ok(Size { value: scaled(text), written: format!("{text:?}") })
+                let [value, decimal] = [1024, 1000].map(|base| scaled(text, base));
+                Ok(Size { value, decimal, written: format!("{text:?}") })
             }
         }
         deserializer.deserialize_any(Written)
     }
 }
 
-/// Understands `64`, `64k`, `64M`, `64G`: powers of 1024.
-fn scaled(text: &str) -> Option<u64> {
+/// Understands `64`, `64k`, `64M`, `64G`: powers of `base`.
+fn scaled(text: &str, base: u64) -> Option<u64> {
     let digits = text.trim_end_matches(|letter: char| letter.is_ascii_alphabetic());
-    let shift = match &text[digits.len()..] {
+    let power = match &text[digits.len()..] {
         "" => 0,
-        "k" | "K" => 10,
-        "M" => 20,
-        "G" => 30,
+        "k" | "K" => 1,
+        "M" => 2,
+        "G" => 3,
         _ => return None,
     };
-    digits.parse::<u64>().ok()?.checked_mul(1 << shift)
+    digits.parse::<u64>().ok()?.checked_mul(base.pow(power))
 }
 
 #[cfg(test)]
@@ -212,7 +236,8 @@ mod tests {
             ("4kk", None),
             ("99999999999G", None),
         ] {
-            assert_eq!(scaled(text), value, "{text:?}");
+            assert_eq!(scaled(text, 1024), value, "{text:?}");
         }
+        assert_eq!((scaled("10k", 1000), scaled("2G", 1000)), (Some(10_000), Some(2_000_000_000)));
     }
 }

@@ -78,6 +78,27 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[port_group]]\nvlan = 10", 1, &["port_group number 1: name is missing"]),
     ("[[port_group]]\nname = \"p\"\nvlan = 4095", 3, &["vlan = 4095", "1 to 4094", "trunk"]),
     ("[[port_group]]\nname = \"p\"\nvlan = [1, 0]", 3, &["vlan = [1, 0]"]),
+    (
+        "[[port_group]]\nname = \"p\"\nshape = { in = { peak = \"1G\" } }",
+        3,
+        &["port_group \"p\": shape: in: average is missing", "average = \"1G\""],
+    ),
+    (
+        "[[port_group]]\nname = \"p\"\nshape = { out = { average = \"1G\", peak = \"10M\" } }",
+        3,
+        &["shape: out: peak = \"10M\" is less than average = \"1G\""],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", shape = { in = { average = \"fast\" } } }]",
+        4,
+        &["nic 0: shape: in: average = \"fast\"", "from 1000 to"],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", shape = { in = { average = 1000, burst = 64 } } }]",
+        4,
+        &["shape: in: burst = 64", "bytes from 1500"],
+    ),
+    ("[[port_group]]\nname = \"p\"\nshape = { ingress = 5 }", 3, &["unknown field `ingress`", "`in`"]),
     ("[[port_group]]\nname = \"p\"\n[[port_group]]\nname = \"p\"", 4, &["name = \"p\" is taken"]),
     ("[[uplink]]\nname = \"u\"", 1, &["uplink number 1: tap is missing"]),
     ("[[uplink]]\nname = \"u\"\ntap = \"sixteen-letters-\"", 3, &["tap = ", "at most 15"]),
@@ -299,4 +320,23 @@ fn address_space_is_shared_out_to_devices() {
     assert!(error.contains("vm \"a\"") && error.contains("less than 1G"), "{error}");
     let small = ["[limits]\nmemory = 1\n", three].concat();
     assert!(parse(&small).unwrap_err().contains("memory = 1;"));
+}
+
+#[test]
+fn a_nic_overrides_one_direction_of_its_port_groups_shape() {
+    let config = parse(
+        "[[port_group]]\nname = \"p\"\nshape = { in = { average = \"1G\", peak = \"2G\", burst = \"1M\" }, \
+         out = { average = \"10M\" } }\n\
+         [[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", port_group = \"p\" }, \
+         { model = \"vmxnet3\", port_group = \"p\", shape = { in = { average = 5000000000 } } }, \
+         { model = \"vmxnet3\" }]",
+    )
+    .unwrap();
+    let rate = |average, peak, burst| Some(vmlane_switch::Rate { average, peak, burst });
+    let out = rate(10_000_000, 10_000_000, 64 << 10);
+    let shapes: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.shape).collect();
+    let [first, second, third] = &shapes[..] else { panic!("{shapes:?}") };
+    assert_eq!((first.input, first.output), (rate(1_000_000_000, 2_000_000_000, 1 << 20), out));
+    assert_eq!((second.input, second.output), (rate(5_000_000_000, 5_000_000_000, 12_500_000), out));
+    assert_eq!((third.input, third.output), (None, None));
 }

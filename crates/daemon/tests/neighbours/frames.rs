@@ -13,7 +13,7 @@ use vmlane_guestsim::nic::{Rings, RingsSpec, RxShape, TxRequest};
 use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_guestsim::{Placement, Ram};
 use vmlane_port::{Frames, PortId, PortStats};
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 use vmlane_wire::ethernet::Mac;
 use vmlane_wire::virtio::control::{self, class};
 use vmlane_wire::virtio::{desc, feature, net_feature};
@@ -120,6 +120,7 @@ impl World {
             mac: mac(number + card),
             vlan: VlanMode::Untagged,
             policy: Policy::default(),
+            traffic: Traffic::default(),
             uplink: false,
         })
     }

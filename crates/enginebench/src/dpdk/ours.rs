@@ -7,7 +7,7 @@ use std::time::Duration;
 use crate::baseline::Cpus;
 use vmlane_device::virtio::net::{NetConfig, NetDevice};
 use vmlane_port::Frames;
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode};
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode};
 use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
 use vmlane_wire::ethernet::Mac;
 
@@ -54,6 +54,7 @@ fn serve(switch: &Arc<Switch>, socket: &std::path::Path, number: usize) -> anyho
         mac,
         vlan: VlanMode::Untagged,
         policy: Policy::default(),
+        traffic: Traffic::default(),
         uplink: false,
     });
     let frames: Arc<dyn Frames> = switch.clone();

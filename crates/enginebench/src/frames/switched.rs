@@ -1,7 +1,7 @@
 //! Guests behind the switch, whose worker the caller turns by hand.
 
 use vmlane_port::Frames;
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 
 use super::guest::{Guest, Load, mac};
 
@@ -28,6 +28,7 @@ impl Switched {
                 mac: mac(number),
                 vlan: VlanMode::Untagged,
                 policy: Policy::default(),
+                traffic: Traffic::default(),
                 uplink: false,
             });
             let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(&switch, port));

@@ -9,7 +9,7 @@ use vmlane_wire::ethernet::Mac;
 use crate::access::Config;
 use crate::core::Core;
 use crate::port::Port;
-use crate::spec::{Policy, PortSpec, Settings, VlanMode};
+use crate::spec::{Policy, PortSpec, Settings, Traffic, VlanMode};
 
 const HOLD: Duration = Duration::from_millis(5);
 const MILLISECOND: Duration = Duration::from_millis(1);
@@ -102,7 +102,7 @@ impl Bench {
         let mac = Mac([0x52, 0x54, 0, 0, 0, self.ports as u8]);
         let name = format!("vm-{}/nic0", self.ports);
         let (group, vlan, policy) = ("default".into(), VlanMode::Untagged, Policy::default());
-        let spec = PortSpec { name, group, mac, vlan, policy, uplink };
+        let spec = PortSpec { name, group, mac, vlan, policy, traffic: Traffic::default(), uplink };
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(mac, look_ahead);
         self.core.add(

@@ -5,7 +5,7 @@ use vmlane_port::{Offload, PortId};
 use vmlane_wire::ethernet::Mac;
 
 use super::*;
-use crate::spec::{Policy, PortSpec, VlanMode};
+use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
 
 fn mac(number: u8) -> Mac {
     Mac([0x52, 0x54, 0, 0, 0, number])
@@ -32,9 +32,10 @@ impl Bench {
             mac: mac(number),
             vlan: VlanMode::Untagged,
             policy: Policy::default(),
+            traffic: Traffic::default(),
             uplink: false,
         };
-        self.request(Request::Add { id, spec, stats: Arc::default(), state: Arc::default() });
+        self.request(Request::Add { id, spec, stats: Arc::default(), state: Arc::default(), shaper: None });
         self.request(Request::Attach { id, end });
         wire
     }

@@ -8,7 +8,7 @@ use std::time::Duration;
 
 use vmlane_guestsim::memory_port::{Received, Wire};
 use vmlane_port::{Frames, Offload, PortId, PortStats};
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker};
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 use vmlane_wire::ethernet::Mac;
 
 pub fn mac(number: u8) -> Mac {
@@ -46,6 +46,7 @@ impl Bench {
             mac: mac(number),
             vlan: VlanMode::Untagged,
             policy: Policy::default(),
+            traffic: Traffic::default(),
             uplink: false,
         }
     }

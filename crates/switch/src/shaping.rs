@@ -1,0 +1,154 @@
+//! Shaping: how much a port may send and receive, by VMware's three numbers.
+//!
+//! *In* is from the VM into the switch, *out* from the switch to the VM, as in vSphere's words ingress and egress. Each
+//! has a [`Bucket`] of its own. What is shaped in stays in its guest's ring until there are tokens ([`ShapedPort`]
+//! fetches nothing before): the guest waits, nothing is dropped. What is shaped out waits in a bounded queue of copies
+//! ([`FrameQueue`]): its sender has its frame back at once, and what does not fit is dropped.
+//!
+//! A port is wrapped only while it is shaped, or has been: others pay nothing.
+
+mod bucket;
+mod port;
+mod queue;
+#[cfg(test)]
+mod tests;
+
+use std::io;
+use std::sync::Arc;
+use std::time::Instant;
+
+use parking_lot::Mutex;
+use vmlane_port::{Offload, RxFrame, TxFrame};
+
+use crate::ingress::MAX_SEGMENTS;
+use bucket::Bucket;
+pub use port::ShapedPort;
+use queue::FrameQueue;
+
+/// What one direction of a port may carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Bits in a second in the long run; at least 1.
+    pub average: u64,
+    /// The same while a burst lasts; not less than `average`.
+    pub peak: u64,
+    /// Bytes that may go faster than `average` after silence; at least 1.
+    pub burst: u64,
+}
+
+/// What a port may carry; None: any amount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// From the VM into the switch.
+    pub input: Option<Rate>,
+    /// From the switch to the VM.
+    pub output: Option<Rate>,
+}
+
+/// The shortest frame of Ethernet, without its check sequence.
+const SHORTEST: u64 = 60;
+
+/// Bytes of a super-frame once it is cut: its headers in front of each segment.
+fn cut_bytes(len: usize, header: usize, mss: usize) -> u64 {
+    let payload = len.saturating_sub(header);
+    let segments = payload.div_ceil(mss.max(1)).clamp(1, MAX_SEGMENTS);
+    (payload + segments * header) as u64
+}
+
+/// Bytes of a frame on a wire, from its first address to the end of its payload. Preamble, tag, check sequence and the
+/// gap between frames are not counted.
+fn sent_bytes(frame: &TxFrame<'_>) -> u64 {
+    let bytes = match frame.offload {
+        Offload::Segment { header, mss } | Offload::Tunnel { header, mss, .. } if mss > 0 => {
+            cut_bytes(frame.len(), header.into(), mss.into())
+        }
+        _ => frame.len() as u64,
+    };
+    bytes.max(SHORTEST)
+}
+
+/// The same of a frame that arrives.
+fn received_bytes(frame: &RxFrame<'_>) -> u64 {
+    let bytes = match frame.aggregate {
+        Some(aggregate) => cut_bytes(frame.len(), aggregate.header.into(), aggregate.mss.into()),
+        None => frame.len() as u64,
+    };
+    bytes.max(SHORTEST)
+}
+
+/// From the VM into the switch.
+struct Input {
+    bucket: Bucket,
+    /// Nothing was fetched since then for want of tokens.
+    blocked: Option<Instant>,
+}
+
+/// From the switch to the VM.
+struct Output {
+    bucket: Bucket,
+    /// None: there was no memory for it. What has no token is dropped then.
+    queue: Option<FrameQueue>,
+    /// Since when frames wait.
+    waiting: Option<Instant>,
+    /// Since when the guest has had no buffers for the first frame of the queue.
+    refused: Option<Instant>,
+}
+
+/// What shapes one port.
+pub struct Shaper {
+    input: Option<Input>,
+    output: Option<Output>,
+}
+
+impl Shaper {
+    /// With full buckets and an empty queue, which is allocated here.
+    pub fn new(shape: Shape, now: Instant) -> Shaper {
+        let input = shape.input.map(|rate| Input { bucket: Bucket::new(rate, now), blocked: None });
+        let output = shape.output.map(|rate| {
+            let queue = FrameQueue::new(&rate).inspect_err(|error: &io::Error| {
+                tracing::error!(%error, "no memory for the queue of a shaped port: frames are dropped instead");
+            });
+            Output { bucket: Bucket::new(rate, now), queue: queue.ok(), waiting: None, refused: None }
+        });
+        Shaper { input, output }
+    }
+
+    /// Does it limit anything?
+    pub fn limits(&self) -> bool {
+        self.input.is_some() || self.output.is_some()
+    }
+
+    /// As for a port to which something was attached just now.
+    fn forget(&mut self) {
+        if let Some(input) = &mut self.input {
+            input.blocked = None;
+        }
+        if let Some(output) = &mut self.output {
+            (output.waiting, output.refused) = (None, None);
+            output.queue.iter_mut().for_each(FrameQueue::clear);
+        }
+    }
+}
+
+/// Where a port's shaper is while no end has it. The worker's port and the end share it; neither looks at it while frames
+/// flow.
+#[derive(Clone, Default)]
+pub struct ShaperCell(Arc<Mutex<Option<Box<Shaper>>>>);
+
+impl ShaperCell {
+    /// In force from the end's next refresh on, or for the next end.
+    pub fn put(&self, shaper: Box<Shaper>) {
+        *self.0.lock() = Some(shaper);
+    }
+
+    /// An end is done with its shaper. One that was put meanwhile counts.
+    fn give_back(&self, mut shaper: Box<Shaper>) {
+        shaper.forget();
+        self.0.lock().get_or_insert(shaper);
+    }
+
+    /// None: the port is not shaped, or its end has the shaper.
+    pub fn take(&self) -> Option<Box<Shaper>> {
+        self.0.lock().take()
+    }
+}

@@ -1,0 +1,158 @@
+//! Frames on their way to a shaped port that wait for tokens: copies, so that their senders have them back.
+//!
+//! Their bytes lie one behind the other in a memory file of the queue's own, in the order in which they came, begun
+//! anew at its end. It is made when the port is configured; nothing is allocated while frames flow.
+
+use std::collections::VecDeque;
+use std::io;
+
+use vmlane_mem::{MapRequest, MemoryMap, Spans, copy_spans, memfd};
+use vmlane_port::{Aggregate, ChecksumStatus, Layers, MAX_HEAD, PartialChecksum, RxCapabilities, RxFrame};
+use vmlane_wire::ethernet::Tci;
+
+use super::Rate;
+
+/// How long frames wait in a full queue, at the average rate.
+const DEPTH_MS: u64 = 50;
+/// Bytes of the smallest queue: some super-frames.
+pub const LEAST_BYTES: u64 = 192 << 10;
+/// Bytes of the largest one.
+pub const MOST_BYTES: u64 = 16 << 20;
+/// Bytes of memory for one frame's own record: with longer frames, bytes bound the queue.
+const BYTES_A_FRAME: u64 = 512;
+const PAGE: u64 = 4096;
+
+/// A frame that waits.
+struct Held {
+    /// Where its bytes begin.
+    at: usize,
+    /// Bytes of all of it, and of its head.
+    len: usize,
+    head: usize,
+    tag: Option<Tci>,
+    layers: Layers,
+    checksum: ChecksumStatus,
+    aggregate: Option<Aggregate>,
+    partial_checksum: Option<PartialChecksum>,
+    /// What the port could receive when the switch made the frame.
+    capabilities: RxCapabilities,
+}
+
+/// The frames, oldest first.
+pub struct FrameQueue {
+    frames: VecDeque<Held>,
+    most_frames: usize,
+    bytes: usize,
+    /// Where the bytes of the next frame may go.
+    end: usize,
+    /// A window into the memory: a frame's bytes while it comes or goes.
+    window: Spans,
+    head: Box<[u8; MAX_HEAD]>,
+}
+
+impl FrameQueue {
+    /// For some tens of milliseconds at the average rate.
+    pub fn new(rate: &Rate) -> io::Result<FrameQueue> {
+        let wanted = (rate.average / 8).saturating_mul(DEPTH_MS) / 1000;
+        let bytes = wanted.clamp(LEAST_BYTES, MOST_BYTES).next_multiple_of(PAGE);
+        let fd = memfd("shaped", bytes)?;
+        let request = MapRequest { guest: 0, len: bytes, offset: 0, fd, writable: true };
+        let memory = MemoryMap::default().map(request).map_err(io::Error::other)?;
+        let most_frames = (bytes / BYTES_A_FRAME) as usize;
+        Ok(FrameQueue {
+            frames: VecDeque::with_capacity(most_frames),
+            most_frames,
+            bytes: bytes as usize,
+            end: 0,
+            window: Spans::new(memory, true),
+            head: Box::new([0; MAX_HEAD]),
+        })
+    }
+
+    pub fn is_empty(&self) -> bool {
+        self.frames.is_empty()
+    }
+
+    /// How many frames wait.
+    pub fn len(&self) -> usize {
+        self.frames.len()
+    }
+
+    pub fn clear(&mut self) {
+        self.frames.clear();
+        self.end = 0;
+    }
+
+    /// Where `len` bytes in one piece are free.
+    fn place(&self, len: usize) -> Option<usize> {
+        let Some(first) = self.frames.front() else { return (len <= self.bytes).then_some(0) };
+        if self.frames.len() >= self.most_frames {
+            return None;
+        }
+        // Bytes in use reach from `first` to `end`, or to the end of memory and on from its beginning.
+        if self.end > first.at {
+            let behind = self.bytes - self.end >= len;
+            return if behind { Some(self.end) } else { (len <= first.at).then_some(0) };
+        }
+        (first.at - self.end >= len).then_some(self.end)
+    }
+
+    /// Would a frame of so many bytes fit?
+    pub fn fits(&self, len: usize) -> bool {
+        self.place(len).is_some()
+    }
+
+    /// Copies a frame. False: there is no room.
+    pub fn push(&mut self, frame: &RxFrame<'_>, capabilities: RxCapabilities) -> bool {
+        let (len, head) = (frame.len(), frame.head.len());
+        let Some(at) = self.place(len).filter(|_| head <= MAX_HEAD) else { return false };
+        // The memory is the queue's own, so it is mapped.
+        if self.window.set(at as u64, len).is_err() {
+            return false;
+        }
+        self.window.write(0, frame.head);
+        copy_spans(&self.window, head, frame.body, frame.body_at, frame.body_len);
+        self.frames.push_back(Held {
+            at,
+            len,
+            head,
+            tag: frame.tag,
+            layers: frame.layers,
+            checksum: frame.checksum,
+            aggregate: frame.aggregate,
+            partial_checksum: frame.partial_checksum,
+            capabilities,
+        });
+        self.end = at + len;
+        true
+    }
+
+    /// The frame that has waited longest, and what the port could receive when it came.
+    pub fn front(&mut self) -> Option<(RxFrame<'_>, RxCapabilities)> {
+        let held = self.frames.front()?;
+        self.window.set(held.at as u64, held.len).ok()?;
+        let head = self.head.get_mut(..held.head)?;
+        self.window.read(0, head);
+        let frame = RxFrame {
+            head,
+            body: &self.window,
+            body_at: held.head,
+            body_len: held.len - held.head,
+            tag: held.tag,
+            layers: held.layers,
+            checksum: held.checksum,
+            aggregate: held.aggregate,
+            partial_checksum: held.partial_checksum,
+        };
+        Some((frame, held.capabilities))
+    }
+
+    /// It left the queue.
+    pub fn pop(&mut self) {
+        self.frames.pop_front();
+        if self.frames.is_empty() {
+            // Memory that was used before is warm.
+            self.end = 0;
+        }
+    }
+}
