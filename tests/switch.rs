@@ -101,9 +101,27 @@ fn policies_allow_and_refuse_as_configured() {
     );
 }
 
-/// What a VM sends, and what it gets, keeps to the averages of its port groups: an upper bound holds on any machine.
+/// The carrier goes and comes, and the link stays down when the daemon is killed.
+fn link_goes_down_and_comes_up(bed: &Bed) {
+    let b = bed.guest("b");
+    let carrier =
+        |state: &str| b.sh("cat /sys/class/net/eth0/carrier").is_ok_and(|text| text.trim() == state);
+    let passes = || bed.guest("a").sh("ping -q -c 1 -W 1 10.77.0.2").is_ok();
+    bed.vmlane(&["link", "b/nic0", "down"]);
+    wait_until("the guest sees that its carrier is gone", || carrier("0"));
+    assert!(!passes(), "frames pass a link that is down");
+    assert!(port(bed, "b", "drop_link_down") > 0);
+    bed.kill_daemon();
+    assert!(carrier("0") && !passes(), "the next daemon knows nothing of it");
+    bed.vmlane(&["link", "b/nic0", "up"]);
+    wait_until("the guest sees that its carrier is back", || carrier("1"));
+    wait_until("frames pass again", passes);
+}
+
+/// What a VM sends, and what it gets, keeps to the averages of its port groups (an upper bound holds on any machine); and an
+/// operator sets its link down and up.
 #[test]
-fn a_shaped_port_carries_no_more_than_its_average() {
+fn a_shaped_port_carries_no_more_than_its_average_and_none_while_its_link_is_down() {
     let text = "[[port_group]]\nname = \"net0\"\nshape = { in = { average = \"40M\" }, out = { average = \"20M\" } }\n";
     let (spec, _file) = with_config(nics("shape", 2), text);
     let bed = Bed::up(&spec);
@@ -111,6 +129,7 @@ fn a_shaped_port_carries_no_more_than_its_average() {
     let rate = iperf(&bed, "a", "b", "10.77.0.2", 4) * 1000.0;
     assert!((2.0..24.0).contains(&rate), "{rate:.1} Mbit/s through 20 Mbit/s");
     assert!(port(&bed, "b", "rx_shaped_us") > 0, "frames waited for tokens");
+    link_goes_down_and_comes_up(&bed);
     bed.finish();
 }
 

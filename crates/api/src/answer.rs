@@ -91,6 +91,17 @@ pub struct Pong {
     pub daemon: String,
 }
 
+/// To `link`.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LinkSet {
+    /// `VM/nicN`.
+    pub port: String,
+    /// `up` or `down`.
+    pub link: String,
+    /// The guest sees it. Otherwise frames stop, and the guest must find out by itself.
+    pub guest_told: bool,
+}
+
 /// To `status`.
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Status {
@@ -261,6 +272,9 @@ pub struct SwitchPort {
     pub mac: String,
     /// Frames may flow: the guest's driver is active.
     pub active: bool,
+    /// The operator set its link down: no frame passes.
+    #[serde(default)]
+    pub link_down: bool,
     pub tx_frames: u64,
     pub rx_frames: u64,
     pub dropped: u64,

@@ -21,6 +21,8 @@ pub enum Call {
     Reload,
     /// Take a VM's devices back into service after a quarantine.
     Release { vm: String },
+    /// Set the link of a VM's NIC (`nicN`) up or down.
+    Link { vm: String, nic: String, up: bool },
     /// Make a part of the daemon that serves a VM panic: its VMCI device at the next register access, or
     /// what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`). For tests of containment; needs
     /// `fault_injection` in the configuration.
@@ -43,13 +45,14 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 12] = [
+pub const METHODS: [&str; 13] = [
     "ping",
     "status",
     "stats",
     "ports",
     "reload",
     "release",
+    "link",
     "debug_panic",
     "debug_stall",
     "debug_trespass",
@@ -68,6 +71,7 @@ impl Call {
             Call::Ports => "ports",
             Call::Reload => "reload",
             Call::Release { .. } => "release",
+            Call::Link { .. } => "link",
             Call::DebugPanic { .. } => "debug_panic",
             Call::DebugStall { .. } => "debug_stall",
             Call::DebugTrespass { .. } => "debug_trespass",
@@ -135,6 +139,7 @@ mod tests {
             Call::Ports,
             Call::Reload,
             Call::Release { vm: "web".into() },
+            Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
             Call::DebugPanic { vm: "web".into(), at: None },
             Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
             Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },

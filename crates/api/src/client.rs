@@ -7,7 +7,9 @@ use std::time::Duration;
 
 use serde::de::DeserializeOwned;
 
-use crate::answer::{Done, ErrorCode, Failure, Outcome, Pong, Ports, Reloaded, Reply, Stats, Status};
+use crate::answer::{
+    Done, ErrorCode, Failure, LinkSet, Outcome, Pong, Ports, Reloaded, Reply, Stats, Status,
+};
 use crate::call::Call;
 use crate::line::{self, LineError, LineReader};
 use crate::{MAX_ANSWER, VERSION, control_socket};
@@ -126,6 +128,11 @@ impl Client {
 
     pub fn release(&mut self, vm: &str) -> Result<(), ClientError> {
         self.call(&Call::Release { vm: vm.to_owned() }).map(|Done {}| ())
+    }
+
+    /// Sets the link of a VM's NIC up or down.
+    pub fn set_link(&mut self, vm: &str, nic: &str, up: bool) -> Result<LinkSet, ClientError> {
+        self.call(&Call::Link { vm: vm.to_owned(), nic: nic.to_owned(), up })
     }
 
     pub fn debug_panic(&mut self, vm: &str, at: Option<String>) -> Result<(), ClientError> {

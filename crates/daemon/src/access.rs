@@ -53,6 +53,7 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     ("reload", May::Admin),
     // It ends a quarantine, which protects others from the VM.
     ("release", May::Admin),
+    ("link", May::Admin),
     ("debug_panic", May::Admin),
     ("debug_stall", May::Admin),
     ("debug_trespass", May::Admin),

@@ -419,6 +419,7 @@ impl Answers for Daemon {
             Call::Ports => Reply::ok(view.of_ports(self.ports())).to_line(),
             Call::Reload => line(self.reload()),
             Call::Release { vm } => line(self.release(&vm)),
+            Call::Link { vm, nic, up } => line(self.set_link(&vm, &nic, up)),
             Call::DebugPanic { vm, at } => {
                 line(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
             }
@@ -527,6 +528,7 @@ fn switch_port(view: PortView) -> SwitchPort {
         },
         mac: if view.spec.uplink { "-".into() } else { view.spec.mac.to_string() },
         active: view.attached,
+        link_down: view.link_down,
         tx_frames: sum(&|name| name == "tx_frames"),
         rx_frames: sum(&|name| name == "rx_frames"),
         dropped: sum(&|name| name.starts_with("drop_")),

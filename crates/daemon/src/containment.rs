@@ -5,10 +5,11 @@ use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
-use vmlane_api::{Done, ErrorCode, Failure};
+use vmlane_api::{Done, ErrorCode, Failure, LinkSet};
 use vmlane_port::wrap::{Fault, Impairment};
 
 use crate::assembly::{Daemon, State};
+use crate::nic::ServedNic;
 use crate::vm::ServedVm;
 
 /// The longest stall on request.
@@ -80,6 +81,20 @@ impl Daemon {
             tracing::info!(vm = name, "released from quarantine");
         }
         Ok(Done {})
+    }
+
+    /// Sets the link of a VM's NIC up or down.
+    pub(crate) fn set_link(&self, name: &str, nic: &str, up: bool) -> Result<LinkSet, Failure> {
+        let state = self.state.lock();
+        let vm = state.vms.iter().find(|vm| vm.name() == name);
+        let vm = vm.ok_or_else(|| unknown(name, &state.config.names()))?;
+        let Some(served) = vm.nics.iter().find(|served| served.name() == nic) else {
+            let known: Vec<&str> = vm.nics.iter().map(ServedNic::name).collect();
+            return Err(bad(format!("vm {name:?} has no {nic:?}; its NICs are {}", known.join(", "))));
+        };
+        let guest_told = served.set_link(&self.host(), name, up);
+        tracing::info!(vm = name, nic, up, "link set by the operator");
+        Ok(LinkSet { port: format!("{name}/{nic}"), link: if up { "up" } else { "down" }.into(), guest_told })
     }
 
     /// Makes a part of the daemon that serves a VM go wrong.

@@ -1,6 +1,7 @@
 //! One NIC of a served VM: its port of the switch, its device, its socket; and what the
 //! configuration says in the switch's words.
 
+use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
 
@@ -18,6 +19,9 @@ use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig};
 use crate::serve::{Host, VmError, listen, vhost_end};
+
+/// What the store holds while the operator wants a NIC's link down.
+const LINK_DOWN: &str = "down";
 
 /// A NIC on offer.
 pub struct ServedNic {
@@ -55,7 +59,11 @@ impl ServedNic {
         let path = path.map_err(|cause| VmError::Path { name: vm.name.clone(), cause })?;
         let switch = host.switch;
         let port = switch.add_port(port_spec(config, vm, number));
+        let down = found.take(&format!("{}.nic{number}/{LINK_DOWN}", vm.name)).is_some();
         let served = ServedNic::serve(host, &path, vm, number, port, (config, found));
+        if let (Ok(nic), true) = (&served, down) {
+            nic.apply_link(switch, false);
+        }
         if served.is_err() {
             switch.remove_port(port);
         }
@@ -166,6 +174,31 @@ impl ServedNic {
             handle.set_quarantined(on);
         }
         switch.shut_port(self.port, on);
+    }
+
+    /// Sets its link up or down, also for the next daemon. Returns whether its guest is told: QEMU does not take that from
+    /// the back end of a vhost-user NIC.
+    pub fn set_link(&self, host: &Host<'_>, vm: &str, up: bool) -> bool {
+        let name = format!("{vm}.{}/{LINK_DOWN}", self.name);
+        if up {
+            host.store.remove(&name);
+        } else if let Err(error) =
+            vmlane_mem::memfd(LINK_DOWN, 1).and_then(|file| host.store.put(&name, file.as_fd()))
+        {
+            tracing::warn!(vm, nic = self.name, %error, "the link will be up again after the daemon's end");
+        }
+        self.apply_link(host.switch, up)
+    }
+
+    fn apply_link(&self, switch: &Switch, up: bool) -> bool {
+        switch.set_link(self.port, up);
+        match &self.counters {
+            DeviceCounters::Vmxnet3(handle) => {
+                handle.set_link(up);
+                true
+            }
+            DeviceCounters::Virtio(_) => false,
+        }
     }
 
     /// Makes its next register access go wrong, or the worker's next look at its port. False if there is nothing

@@ -40,6 +40,8 @@ pub enum DropReason {
     Uplink,
     /// Sender: broadcast or multicast beyond its share.
     Flood,
+    /// Sender or receiver: the operator set the port's link down.
+    LinkDown,
     /// Receiver: no token for it, and no room where frames wait for tokens (traffic shaping).
     Shaped,
     /// Receiver: lost on request ([`crate::wrap::Impairment`]).
@@ -48,7 +50,7 @@ pub enum DropReason {
 
 impl DropReason {
     /// All of them, in the order of [`DropReason::number`].
-    const ALL: [DropReason; 19] = [
+    const ALL: [DropReason; 20] = [
         DropReason::BadLength,
         DropReason::BadDescriptor,
         DropReason::BadAddress,
@@ -66,6 +68,7 @@ impl DropReason {
         DropReason::Gone,
         DropReason::Uplink,
         DropReason::Flood,
+        DropReason::LinkDown,
         DropReason::Shaped,
         DropReason::Impaired,
     ];
@@ -100,6 +103,7 @@ impl DropReason {
             DropReason::Gone => "gone",
             DropReason::Uplink => "uplink",
             DropReason::Flood => "flood",
+            DropReason::LinkDown => "link_down",
             DropReason::Shaped => "shaped",
             DropReason::Impaired => "impaired",
         }
@@ -175,6 +179,8 @@ counters! {
         drop_uplink,
         /// Frames dropped: [`DropReason::Flood`].
         drop_flood,
+        /// Frames dropped: [`DropReason::LinkDown`].
+        drop_link_down,
         /// Frames dropped: [`DropReason::Shaped`].
         drop_shaped,
         /// Frames dropped: [`DropReason::Impaired`].
@@ -203,6 +209,7 @@ impl PortStats {
             DropReason::Gone => &self.drop_gone,
             DropReason::Uplink => &self.drop_uplink,
             DropReason::Flood => &self.drop_flood,
+            DropReason::LinkDown => &self.drop_link_down,
             DropReason::Shaped => &self.drop_shaped,
             DropReason::Impaired => &self.drop_impaired,
         }

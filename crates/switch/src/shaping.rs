@@ -5,7 +5,9 @@
 //! fetches nothing before): the guest waits, nothing is dropped. What is shaped out waits in a bounded queue of copies
 //! ([`FrameQueue`]): its sender has its frame back at once, and what does not fit is dropped.
 //!
-//! A port is wrapped only while it is shaped, or has been: others pay nothing.
+//! A link that the operator set down lets nothing through: what its guest sends is dropped, and what is for it.
+//!
+//! A port is wrapped only while any of that concerns it, or has: others pay nothing.
 
 mod bucket;
 mod port;
@@ -94,15 +96,17 @@ struct Output {
     refused: Option<Instant>,
 }
 
-/// What shapes one port.
+/// What shapes one port, or keeps everything from it.
 pub struct Shaper {
+    /// The operator set the link down: no frame passes.
+    down: bool,
     input: Option<Input>,
     output: Option<Output>,
 }
 
 impl Shaper {
     /// With full buckets and an empty queue, which is allocated here.
-    pub fn new(shape: Shape, now: Instant) -> Shaper {
+    pub fn new(shape: Shape, down: bool, now: Instant) -> Shaper {
         let input = shape.input.map(|rate| Input { bucket: Bucket::new(rate, now), blocked: None });
         let output = shape.output.map(|rate| {
             let queue = FrameQueue::new(&rate).inspect_err(|error: &io::Error| {
@@ -110,12 +114,12 @@ impl Shaper {
             });
             Output { bucket: Bucket::new(rate, now), queue: queue.ok(), waiting: None, refused: None }
         });
-        Shaper { input, output }
+        Shaper { down, input, output }
     }
 
     /// Does it limit anything?
     pub fn limits(&self) -> bool {
-        self.input.is_some() || self.output.is_some()
+        self.down || self.input.is_some() || self.output.is_some()
     }
 
     /// As for a port to which something was attached just now.

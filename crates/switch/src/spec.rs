@@ -113,6 +113,8 @@ pub struct PortView {
     pub spec: PortSpec,
     /// Something is connected.
     pub attached: bool,
+    /// The operator set its link down.
+    pub link_down: bool,
     /// It had no buffers for longer than a frame may wait, and has none yet.
     pub stalled: bool,
     /// The address in force, if something is connected.

@@ -25,6 +25,13 @@ struct Entry {
     spec: PortSpec,
     stats: Arc<PortStats>,
     state: Arc<PortState>,
+    /// The operator set its link down.
+    down: bool,
+}
+
+/// None: nothing is to be done to the port's frames.
+fn shaper(shape: Shape, down: bool) -> Option<Box<Shaper>> {
+    Some(Shaper::new(shape, down, Instant::now())).filter(Shaper::limits).map(Box::new)
 }
 
 /// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never takes it.
@@ -77,12 +84,11 @@ impl Switch {
     pub fn add_port(&self, spec: PortSpec) -> PortId {
         let id = PortId(self.next.fetch_add(1, Ordering::Relaxed));
         let (stats, state) = (Arc::new(PortStats::default()), Arc::new(PortState::default()));
-        let entry = Entry { spec: spec.clone(), stats: stats.clone(), state: state.clone() };
+        let entry = Entry { spec: spec.clone(), stats: stats.clone(), state: state.clone(), down: false };
         let taps = self.taps.lock();
         self.ports.lock().insert(id, entry);
         let name = spec.name.clone();
-        let shape = spec.traffic.shape;
-        let shaper = (shape != Shape::default()).then(|| Box::new(Shaper::new(shape, Instant::now())));
+        let shaper = shaper(spec.traffic.shape, false);
         self.ask(Request::Add { id, spec, stats, state, shaper });
         self.place_known_taps(&taps, &name);
         id
@@ -102,14 +108,29 @@ impl Switch {
     pub fn update_port(&self, id: PortId, spec: PortSpec) -> bool {
         let taps = self.taps.lock();
         let (name, shape) = (spec.name.clone(), spec.traffic.shape);
-        let before = match self.ports.lock().get_mut(&id) {
-            Some(entry) => std::mem::replace(&mut entry.spec, spec.clone()),
+        let (before, down) = match self.ports.lock().get_mut(&id) {
+            Some(entry) => (std::mem::replace(&mut entry.spec, spec.clone()), entry.down),
             None => return false,
         };
         let differs = before.traffic.shape != shape;
-        let shaper = differs.then(|| Box::new(Shaper::new(shape, Instant::now())));
+        let shaper = differs.then(|| Box::new(Shaper::new(shape, down, Instant::now())));
         self.ask(Request::Update { id, spec, shaper });
         self.place_known_taps(&taps, &name);
+        true
+    }
+
+    /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is attached and
+    /// detached as ever. False if there is no such port.
+    pub fn set_link(&self, id: PortId, up: bool) -> bool {
+        let spec = match self.ports.lock().get_mut(&id) {
+            Some(entry) if entry.down == up => {
+                entry.down = !up;
+                entry.spec.clone()
+            }
+            known => return known.is_some(),
+        };
+        let shaper = Some(Box::new(Shaper::new(spec.traffic.shape, !up, Instant::now())));
+        self.ask(Request::Update { id, spec, shaper });
         true
     }
 
@@ -165,13 +186,14 @@ impl Switch {
     /// All ports, in the order of their making.
     pub fn ports(&self) -> Vec<PortView> {
         let view = |(id, entry): (&PortId, &Entry)| {
-            let Entry { spec, stats, state } = entry;
+            let Entry { spec, stats, state, down } = entry;
             let [a, b, c, d, e, f, ..] = state.mac.load(Ordering::Relaxed).to_le_bytes();
             let attached = state.attached.load(Ordering::Relaxed);
             PortView {
                 id: *id,
                 spec: spec.clone(),
                 attached,
+                link_down: *down,
                 stalled: state.stalled.load(Ordering::Relaxed),
                 mac: (attached && !spec.uplink).then_some(Mac([a, b, c, d, e, f])),
                 stats: stats.clone(),

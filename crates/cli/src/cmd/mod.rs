@@ -12,6 +12,7 @@ pub mod import;
 pub mod keeper;
 pub mod lab;
 pub mod libvirt_xml;
+pub mod link;
 pub mod listen;
 mod pipe;
 pub mod ports;
@@ -57,6 +58,8 @@ pub enum Command {
     Reload(reload::Args),
     /// Take a VM's devices back into service after a quarantine
     Release(release::Args),
+    /// Set the link of a NIC up or down
+    Link(link::Args),
     /// Provoke faults, for tests
     #[command(hide = true)]
     Debug(debug::Args),
@@ -91,6 +94,7 @@ impl Command {
             Command::Stats(args) => args.run(),
             Command::Reload(args) => args.run(),
             Command::Release(args) => args.run(),
+            Command::Link(args) => args.run(),
             Command::Debug(args) => args.run(),
             Command::Connect(args) => args.run(),
             Command::Listen(args) => args.run(),

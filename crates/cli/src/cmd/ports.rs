@@ -41,7 +41,8 @@ fn plain(ports: &Ports) -> String {
     }
     let mut text = table(&rows);
     if !ports.switch.is_empty() {
-        let mut rows = vec![row!["PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "TX", "RX", "DROPPED"]];
+        let mut rows =
+            vec![row!["PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "TX", "RX", "DROPPED"]];
         for port in &ports.switch {
             let active = if port.active { "yes" } else { "no" };
             rows.push(row![
@@ -51,6 +52,7 @@ fn plain(ports: &Ports) -> String {
                 port.vlan,
                 port.mac,
                 active,
+                if port.link_down { "down" } else { "up" },
                 port.tx_frames,
                 port.rx_frames,
                 port.dropped,

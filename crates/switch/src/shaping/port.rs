@@ -1,4 +1,4 @@
-//! A port whose traffic is shaped, whatever device it is of.
+//! A port whose traffic is shaped, or whose link is down, whatever device it is of.
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
@@ -47,6 +47,21 @@ impl ShapedPort {
     ) -> ShapedPort {
         let shaper = cell.take();
         ShapedPort { inner, shaper, cell, stats, now, overhead: 0 }
+    }
+
+    fn is_down(&self) -> bool {
+        self.shaper.as_ref().is_some_and(|shaper| shaper.down)
+    }
+
+    /// Drops what the guest sends.
+    #[cold]
+    fn discard(&mut self, tokens: &mut [Token]) {
+        let fetched = self.inner.fetch(tokens);
+        if let Some(fetched) = tokens.get(..fetched) {
+            lose(&self.stats, DropReason::LinkDown, fetched.len());
+            self.overhead += fetched.len();
+            self.inner.finish(fetched);
+        }
     }
 
     fn output(&mut self) -> Option<&mut Output> {
@@ -121,9 +136,10 @@ impl ShapedPort {
         let before = self.shaper.replace(next);
         let queue = before.and_then(|shaper| shaper.output).and_then(|output| output.queue);
         let Some(mut queue) = queue else { return };
+        let down = self.is_down();
         while let Some((frame, capabilities)) = queue.front() {
             let fits = capabilities == self.inner.capabilities();
-            if !fits || self.inner.deliver(std::slice::from_ref(&frame)).is_err() {
+            if down || !fits || self.inner.deliver(std::slice::from_ref(&frame)).is_err() {
                 lose(&self.stats, DropReason::Shaped, 1);
             }
             queue.pop();
@@ -144,6 +160,10 @@ impl Drop for ShapedPort {
 
 impl FramePort for ShapedPort {
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        if self.is_down() {
+            self.discard(tokens);
+            return 0;
+        }
         let ShapedPort { inner, shaper, stats, now, .. } = self;
         let Some(input) = shaper.as_mut().and_then(|shaper| shaper.input.as_mut()) else {
             return inner.fetch(tokens);
@@ -203,6 +223,9 @@ impl FramePort for ShapedPort {
     }
 
     fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        if self.is_down() {
+            return Err(Refused { at: 0, reason: DropReason::LinkDown });
+        }
         let ShapedPort { inner, shaper, stats, now, overhead, .. } = self;
         let Some(output) = shaper.as_mut().and_then(|shaper| shaper.output.as_mut()) else {
             return inner.deliver(frames);

@@ -67,7 +67,10 @@ impl Bench {
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(spec.mac, 64);
         let mut port = Port::new(id, Config::from(&spec), stats.clone(), Arc::default());
-        port.shape((shape != Shape::default()).then(|| Box::new(Shaper::new(shape, self.now))), self.now);
+        port.shape(
+            (shape != Shape::default()).then(|| Box::new(Shaper::new(shape, false, self.now))),
+            self.now,
+        );
         self.core.add(port, &spec.name, &spec.group);
         let slot = self.core.slot(id).expect("it was just added");
         self.core.attach(slot, end);
@@ -76,7 +79,7 @@ impl Bench {
     }
 
     fn reshape(&mut self, end: &End, shape: Shape) {
-        let shaper = Box::new(Shaper::new(shape, self.now));
+        let shaper = Box::new(Shaper::new(shape, false, self.now));
         self.core.update(end.id, &spec(end.id.0, shape), Some(shaper));
     }
 
@@ -347,4 +350,29 @@ fn a_frame_that_has_long_to_wait_lets_the_worker_sleep() {
     bench.look(Duration::from_secs(20));
     bench.look(STEP);
     assert!(!bench.soon, "and nothing waits any more");
+}
+
+#[test]
+fn a_link_that_is_down_lets_nothing_through_and_up_again_everything() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.port(Shape::default()), bench.port(Shape::default()));
+    let send = |bench: &mut Bench| {
+        for (from, to) in [(&a, &b), (&b, &a)] {
+            (0..40).for_each(|_| from.wire.send(&from.frame(to, FULL), Offload::None, None));
+        }
+        bench.run(STEP * 4, STEP, || {});
+        (a.wire.received().len(), b.wire.received().len())
+    };
+    assert_eq!(send(&mut bench), (40, 40));
+    let set = |bench: &mut Bench, down| {
+        let shaper = Box::new(Shaper::new(Shape::default(), down, bench.now));
+        bench.core.update(b.id, &spec(b.id.0, Shape::default()), Some(shaper));
+    };
+    set(&mut bench, true);
+    assert_eq!(send(&mut bench), (0, 0));
+    assert_eq!((b.stats.drop_link_down.get(), a.stats.drop_link_down.get()), (80, 0));
+    assert_eq!((a.wire.outstanding(), b.wire.outstanding(), b.wire.queued()), (0, 0, 0));
+    set(&mut bench, false);
+    assert_eq!(send(&mut bench), (40, 40));
+    assert!(!b.wire.failed() && !b.wire.dropped());
 }
