@@ -217,6 +217,84 @@ fn without_confinement_the_same_is_harmless_and_it_is_said_loudly() {
     assert!(threads(&daemon, "Seccomp").iter().all(|(_, mode)| mode != "2"));
 }
 
+/// A name of an interface that no other test has.
+fn interface() -> String {
+    format!("vmlt{}", std::process::id())
+}
+
+#[test]
+fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
+    let tap = interface();
+    let there = || fs::exists(format!("/sys/class/net/{tap}")).unwrap();
+    let place = Place::new(CONFIG);
+    let file = place.0.path().join("vmlane.toml");
+    let (owner, mode) = (|uid| std::os::unix::fs::chown(&file, Some(uid), None).unwrap(), 0o644);
+    fs::set_permissions(&file, fs::Permissions::from_mode(mode)).unwrap();
+    if !rustix::process::geteuid().is_root() || fs::metadata("/dev/net/tun").is_err() {
+        println!("skipped: only root can make interfaces");
+        return;
+    }
+    let _daemon = place.start(&[]);
+    let reload = |config: &str| {
+        fs::write(&file, config).unwrap();
+        let reload = place.ask(&["reload"]);
+        String::from_utf8_lossy(&[reload.stdout, reload.stderr].concat()).into_owned()
+    };
+    let uplink = |more: &str| format!("{CONFIG}[[uplink]]\nname = \"lan\"\ntap = \"{tap}\"\n{more}");
+    let ports = || String::from_utf8(place.ask(&["ports"]).stdout).unwrap();
+    assert!(!ports().contains("lan"));
+    let report = reload(&uplink(""));
+    assert!(report.contains(&format!("uplink \"lan\": attached to {tap}")), "{report}");
+    assert!(there() && ports().contains("lan"), "{}", ports());
+    // Another VLAN: the same interface, in use until a moment ago.
+    let report = reload(&uplink("vlan = 7\n"));
+    assert!(report.contains("attached to"), "{report}");
+    assert!(ports().lines().any(|line| line.contains("lan") && line.contains('7')), "{}", ports());
+    assert!(reload(CONFIG).contains("uplink \"lan\": removed"));
+    eventually("the interface to go", || (!there()).then_some(()));
+    // A file that the daemon's user, or another one, may have written names no interface for a running daemon.
+    owner(20_001);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o646)).unwrap();
+    let report = reload(&uplink(""));
+    assert!(report.contains("can be written by others than root"), "{report}");
+    assert!(!there() && !ports().contains("lan"));
+    owner(0);
+    fs::set_permissions(&file, fs::Permissions::from_mode(0o644)).unwrap();
+    assert!(reload(&uplink("queues = 17\n")).contains("queues = 17"), "it is a mistake of the file's");
+    assert!(reload(&uplink("")).contains("attached to"), "the helper goes on");
+}
+
+/// What a daemon that was taken over would find there.
+#[test]
+fn the_uplink_helper_has_no_rights_but_those_over_interfaces_and_ends_with_its_daemon() {
+    let place = Place::new(CONFIG);
+    let daemon = place.start(&[]);
+    let file = place.0.path().display().to_string();
+    let helpers = || {
+        let processes = fs::read_dir("/proc").unwrap().flatten();
+        let one = processes.filter_map(|process| {
+            let command = fs::read_to_string(process.path().join("cmdline")).ok()?;
+            let status = fs::read_to_string(process.path().join("status")).ok()?;
+            (command.contains("uplink-helper") && command.contains(&file)).then_some(status)
+        });
+        one.collect::<Vec<String>>()
+    };
+    let line = |status: &str, key: &str| {
+        let line = status.lines().find_map(|line| line.strip_prefix(key)).expect("a line");
+        line.trim_start_matches(':').trim().to_owned()
+    };
+    let admin = 1 << 12; // CAP_NET_ADMIN
+    eventually("its rights", || {
+        let [status] = &helpers()[..] else { return None };
+        let rights = ["CapPrm", "CapEff", "CapInh", "CapAmb"].map(|key| line(status, key));
+        let rights = rights.map(|rights| u64::from_str_radix(&rights, 16).unwrap());
+        let only = rights.iter().all(|rights| rights & !admin == 0);
+        (only && line(status, "NoNewPrivs") == "1").then_some(())
+    });
+    drop(daemon);
+    eventually("its end", || helpers().is_empty().then_some(()));
+}
+
 #[test]
 fn a_user_that_cannot_be_is_an_error() {
     let place = Place::new(&CONFIG.replacen("[daemon]\n", "[daemon]\nuser = \"no-such-user\"\n", 1));

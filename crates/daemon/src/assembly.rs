@@ -145,7 +145,8 @@ impl Daemon {
             VsockWorker::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(router.clone()))
                 .map_err(AssemblyError::Workers)?;
         let vsock_worker = Arc::new(vsock_worker);
-        uplinks.change(&switch, &config.uplinks)?;
+        let (_, refused) = uplinks.change(&switch, &config.uplinks);
+        refused.into_iter().next().map_or(Ok(()), Err)?;
         let sockets = host_sockets(&router, &paths, &config)?;
         let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
         let state = Mutex::new(state);
@@ -261,10 +262,9 @@ impl Daemon {
         self.sockets.set_rules(host_rules(&plan.effective));
         *self.policy.lock() = policy(&plan.effective);
         report.refused.extend(grants::apply(&state.config, &self.paths).iter().map(ToString::to_string));
-        match state.uplinks.change(&self.switch, &plan.effective.uplinks) {
-            Ok(applied) => report.applied.extend(applied),
-            Err(error) => report.refused.push(error.to_string()),
-        }
+        let (applied, refused) = state.uplinks.change(&self.switch, &plan.effective.uplinks);
+        report.applied.extend(applied);
+        report.refused.extend(refused.iter().map(ToString::to_string));
         Ok(report)
     }
 

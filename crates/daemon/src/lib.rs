@@ -37,7 +37,7 @@ pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
-mod uplink;
+pub mod uplink;
 mod vm;
 pub mod vmm;
 mod vsock;

@@ -74,7 +74,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
     let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
     let claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
-    let uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
+    let mut uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
     notify::prepare();
     if let Err(error) = vmlane_transport::prepare() {
         tracing::warn!(
@@ -85,6 +85,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     let reached = keeper::reach(&keeper::socket(paths.runtime()));
     if options.confine {
+        uplinks.keep_rights(&config_path);
         // Before there is any other thread: what is given up here, is given up for all of them.
         confine::confine(config.daemon.user.as_deref(), paths.runtime(), claim.directory(), &config_path)?;
     } else {

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
 use vmlane_guestsim::OneByOne;
-use vmlane_host::uplink::{Tap, TapError, TapOptions};
+use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
     Aggregate, ChecksumStatus, FramePort, Layers, Network, Offload, PartialChecksum, PortStats, RxFrame,
@@ -54,7 +54,8 @@ impl Uplink {
 
     fn with_queues(queues: Option<u16>) -> Uplink {
         let options = TapOptions { name: "vmlane0".into(), queues };
-        let tap = Tap::open(&options, Arc::new(PortStats::default())).unwrap();
+        let tap =
+            Tap::new(&options, TapFiles::open(&options).unwrap(), Arc::new(PortStats::default())).unwrap();
         ip("link set vmlane0 address 52:54:00:00:00:01 up");
         ip("addr add 10.9.0.1/24 dev vmlane0");
         ip("neigh add 10.9.0.2 lladdr 52:54:00:00:00:02 dev vmlane0");
@@ -243,7 +244,7 @@ fn acknowledgment(bytes: &[u8]) -> u32 {
 fn errors_name_the_interface_and_the_way_out() {
     let open = |name: &str| {
         let options = TapOptions { name: name.into(), queues: None };
-        Tap::open(&options, Arc::default()).err().map(|error| error.to_string())
+        TapFiles::open(&options).err().map(|error| error.to_string())
     };
     for name in ["", "a-name-of-16-byte", "a/b", "tap%d", "a b"] {
         let text = open(name).unwrap();

@@ -25,6 +25,7 @@ pub mod run;
 pub mod stats;
 pub mod status;
 pub mod top;
+pub mod uplink_helper;
 
 use std::process::ExitCode;
 
@@ -36,6 +37,9 @@ pub enum Command {
     Daemon(daemon::Args),
     /// Hold descriptors while no daemon runs (started by the daemon)
     Keeper(keeper::Args),
+    /// Attach interfaces for a daemon that may not (started by the daemon)
+    #[command(hide = true)]
+    UplinkHelper(uplink_helper::Args),
     /// Print QEMU's arguments for a VM of the configuration
     QemuArgs(qemu_args::Args),
     /// Print a libvirt domain for a VM of the configuration
@@ -83,6 +87,7 @@ impl Command {
         match self {
             Command::Daemon(args) => args.run(),
             Command::Keeper(args) => args.run(),
+            Command::UplinkHelper(args) => args.run(),
             Command::QemuArgs(args) => args.run(),
             Command::LibvirtXml(args) => args.run(),
             Command::ProxmoxArgs(args) => args.run(),

@@ -20,7 +20,7 @@ use std::io;
 use std::path::Path;
 use std::sync::OnceLock;
 
-use rustix::thread::set_no_new_privs;
+use rustix::thread::{CapabilitySet, set_no_new_privs};
 use vmlane_port::role::{self, Role};
 
 use crate::accounts::Accounts;
@@ -71,12 +71,12 @@ pub fn confine(
     violation::watch().map_err(host("the handler of SIGSYS"))?;
     // Installs its signal handler, which a filter would not let it do later.
     vmlane_mem::prepare();
-    user::bound_capabilities();
+    user::bound_capabilities(CapabilitySet::empty());
     if let Some(user) = chosen.user() {
         user::hand_over(directory, user).map_err(host("handing the runtime directory over"))?;
         user::become_user(user).map_err(host("becoming another user"))?;
     }
-    user::drop_capabilities().map_err(host("dropping capabilities"))?;
+    user::drop_capabilities(CapabilitySet::empty()).map_err(host("dropping capabilities"))?;
     no_core_dumps().map_err(host("giving up core dumps"))?;
     set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
     let files = files::confine(runtime, config, Path::new("/proc/self/exe"))?;
@@ -114,6 +114,14 @@ pub fn no_core_dumps() -> io::Result<()> {
     setrlimit(Resource::Core, Rlimit { current: Some(0), maximum: Some(0) })?;
     set_dumpable_behavior(DumpableBehavior::NotDumpable)?;
     Ok(())
+}
+
+/// For the uplink helper: of all capabilities, only what interfaces need is left.
+pub fn keep_network_rights() -> io::Result<()> {
+    no_core_dumps()?;
+    user::bound_capabilities(CapabilitySet::NET_ADMIN);
+    user::drop_capabilities(CapabilitySet::NET_ADMIN)?;
+    Ok(set_no_new_privs(true)?)
 }
 
 /// A thread that serves guests begins. Without its filter it must not.

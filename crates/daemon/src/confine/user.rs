@@ -11,8 +11,9 @@ use std::path::Path;
 use rustix::fs::{AtFlags, Dir, FileType, Mode, OFlags, chownat, fchown, fstat, openat};
 use rustix::process::{Gid, Uid, geteuid};
 use rustix::thread::{
-    CapabilitySet, CapabilitySets, clear_ambient_capability_set, remove_capability_from_bounding_set,
-    set_capabilities, set_thread_groups, set_thread_res_gid, set_thread_res_uid,
+    CapabilitySet, CapabilitySets, capabilities, clear_ambient_capability_set,
+    remove_capability_from_bounding_set, set_capabilities, set_thread_groups, set_thread_res_gid,
+    set_thread_res_uid,
 };
 
 use super::error::ConfineError;
@@ -176,19 +177,20 @@ pub fn become_user(user: &User) -> io::Result<()> {
     Ok(())
 }
 
-/// Takes capabilities out of what any program started later could get. Needs to be root.
-pub fn bound_capabilities() {
-    for capability in CapabilitySet::all().iter() {
+/// Takes all capabilities but `kept` out of what any program started later could get. Needs to be root.
+pub fn bound_capabilities(kept: CapabilitySet) {
+    for capability in CapabilitySet::all().difference(kept).iter() {
         // One that this kernel does not know, or that is gone already.
         let _ = remove_capability_from_bounding_set(capability);
     }
     let _ = clear_ambient_capability_set();
 }
 
-/// Gives up every capability.
-pub fn drop_capabilities() -> io::Result<()> {
-    let none = CapabilitySet::empty();
-    set_capabilities(None, CapabilitySets { effective: none, permitted: none, inheritable: none })?;
+/// Gives up every capability but `kept`, of which it keeps what it has.
+pub fn drop_capabilities(kept: CapabilitySet) -> io::Result<()> {
+    let permitted = if kept.is_empty() { kept } else { capabilities(None)?.permitted & kept };
+    let inheritable = CapabilitySet::empty();
+    set_capabilities(None, CapabilitySets { effective: permitted, permitted, inheritable })?;
     Ok(())
 }
 

@@ -75,14 +75,31 @@ pub struct Tap {
     out: [u8; Header::SIZE + TAG + MAX_HEAD],
 }
 
-impl Tap {
-    /// Attaches to the interface. Bringing it up, giving it an address or a bridge is the operator's.
-    pub fn open(options: &TapOptions, stats: Arc<PortStats>) -> Result<Tap, TapError> {
+/// The files of an interface's queues, and its MTU.
+#[derive(Debug)]
+pub struct TapFiles {
+    /// One a queue.
+    pub queues: Vec<OwnedFd>,
+    /// Bytes of the longest packet, without its Ethernet header.
+    pub mtu: usize,
+}
+
+impl TapFiles {
+    /// Attaches to the interface. Bringing it up, giving it an address or a bridge is the operator's. A daemon that is
+    /// confined may not do that; it is handed the files.
+    pub fn open(options: &TapOptions) -> Result<TapFiles, TapError> {
         let number = options.queues.unwrap_or(1).clamp(1, TapOptions::MOST_QUEUES);
         let queues = (0..number).map(|_| interface::attach(options)).collect::<Result<Vec<_>, _>>()?;
+        Ok(TapFiles { queues, mtu: interface::mtu(&options.name)? })
+    }
+}
+
+impl Tap {
+    /// The port of an interface whose files are open.
+    pub fn new(options: &TapOptions, files: TapFiles, stats: Arc<PortStats>) -> Result<Tap, TapError> {
+        let TapFiles { queues, mtu } = files;
         let any = one_of(&queues)
             .map_err(|error| TapError::Memory { name: options.name.clone(), source: error.into() })?;
-        let mtu = interface::mtu(&options.name)?;
         let memory = |source| TapError::Memory { name: options.name.clone(), source };
         let len = (LOOK_AHEAD * ROOM) as u64;
         let fd = memfd("tap", len).map_err(memory)?;

@@ -1,0 +1,92 @@
+//! The daemon's side of its uplink helper: a process that keeps the right to attach interfaces, which the daemon gives up.
+
+use std::io;
+use std::os::fd::OwnedFd;
+use std::os::unix::process::CommandExt;
+use std::path::Path;
+use std::process::{Child, Command, Stdio};
+use std::time::Duration;
+
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
+use vmlane_host::uplink::TapFiles;
+
+use super::messages::{Opened, Reply, Request, receive, send};
+use crate::config::UplinkConfig;
+
+/// How long an interface may take.
+const PATIENCE: Duration = Duration::from_secs(10);
+
+/// Why the helper has not opened an interface.
+#[derive(Debug, thiserror::Error)]
+pub enum HelperError {
+    #[error("the helper that attaches interfaces does not answer ({0}); start the daemon again")]
+    Gone(io::Error),
+    #[error("{0}")]
+    Refused(String),
+    #[error("the configuration has changed meanwhile, and names {found} there; reload it again")]
+    Changed { found: String },
+}
+
+/// A helper. It ends with this value, or with this process.
+#[derive(Debug)]
+pub struct Helper {
+    socket: OwnedFd,
+    child: Child,
+    /// The last request's.
+    number: u32,
+}
+
+impl Helper {
+    /// Starts this very program as a helper with the rights that this process still has.
+    pub fn start(config: &Path) -> io::Result<Helper> {
+        let (socket, theirs) =
+            socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        set_socket_timeout(&socket, Timeout::Send, Some(PATIENCE))?;
+        let mut command = Command::new("/proc/self/exe");
+        command.arg0("vmlane").arg("uplink-helper").arg("--config").arg(config);
+        // A group of its own: Ctrl-C at the daemon's terminal is for the daemon.
+        command.stdin(Stdio::from(theirs)).stdout(Stdio::null()).process_group(0);
+        let child = command.spawn()?;
+        Ok(Helper { socket, child, number: 0 })
+    }
+
+    /// Has the interface of an uplink opened, which is `[[uplink]]` number `index` of the file.
+    pub fn open(&mut self, index: usize, uplink: &UplinkConfig) -> Result<TapFiles, HelperError> {
+        self.number = self.number.wrapping_add(1);
+        let number = self.number;
+        send(&self.socket, &Request { number, index }, &[]).map_err(HelperError::Gone)?;
+        loop {
+            let reply = receive::<Reply>(&self.socket).and_then(|reply| {
+                // Its exit status is collected, if it has one.
+                reply.ok_or_else(|| {
+                    let _ = self.child.try_wait();
+                    io::ErrorKind::UnexpectedEof.into()
+                })
+            });
+            match reply.map_err(HelperError::Gone)? {
+                // To a request that was given up.
+                (reply, _) if reply.number != number => {}
+                (Reply { outcome: Err(refused), .. }, _) => return Err(HelperError::Refused(refused)),
+                (Reply { outcome: Ok(opened), .. }, queues) => return files(opened, queues, uplink),
+            }
+        }
+    }
+}
+
+fn files(opened: Opened, queues: Vec<OwnedFd>, uplink: &UplinkConfig) -> Result<TapFiles, HelperError> {
+    let same = (&opened.name, &opened.tap, opened.queues) == (&uplink.name, &uplink.tap, uplink.queues);
+    if !same || queues.len() != usize::from(uplink.queues.unwrap_or(1)) {
+        return Err(HelperError::Changed { found: format!("{:?} (tap = {:?})", opened.name, opened.tap) });
+    }
+    Ok(TapFiles { queues, mtu: opened.mtu })
+}
+
+impl Drop for Helper {
+    fn drop(&mut self) {
+        // It ends when nothing more can be asked.
+        let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
+        let _ = self.child.wait();
+    }
+}

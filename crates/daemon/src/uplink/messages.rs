@@ -1,0 +1,85 @@
+//! What the daemon and its uplink helper say to each other, a packet each: the daemon a [`Request`], the helper a [`Reply`] with
+//! the files of the queues.
+
+use std::io::{self, IoSlice, IoSliceMut};
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::io::Errno;
+use rustix::net::{
+    RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage,
+    SendFlags, recvmsg, sendmsg,
+};
+use serde::de::DeserializeOwned;
+use serde::{Deserialize, Serialize};
+use vmlane_host::uplink::TapOptions;
+
+/// Bytes of the longest packet: an error with the names of a file and an interface.
+const LONGEST: usize = 8 << 10;
+/// Files of a packet.
+const FILES: usize = TapOptions::MOST_QUEUES as usize;
+
+/// All that the daemon can ask for: the interface of one `[[uplink]]`. Which one that is, is for the configuration to say.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Request {
+    /// Repeated by the reply.
+    pub number: u32,
+    /// Counted from 0 in the order of the file.
+    pub index: usize,
+}
+
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Reply {
+    pub number: u32,
+    pub outcome: Result<Opened, String>,
+}
+
+/// What was opened. The file may have changed since the daemon read it.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Opened {
+    pub name: String,
+    pub tap: String,
+    pub queues: Option<u16>,
+    pub mtu: usize,
+}
+
+pub fn send(socket: impl AsFd, packet: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {
+    let bytes = serde_json::to_vec(packet)?;
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut control = SendAncillaryBuffer::new(&mut space);
+    if !files.is_empty() && !control.push(SendAncillaryMessage::ScmRights(files)) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    loop {
+        match sendmsg(&socket, &[IoSlice::new(&bytes)], &mut control, SendFlags::NOSIGNAL) {
+            Ok(_) => return Ok(()),
+            Err(Errno::INTR) => {}
+            Err(error) => return Err(error.into()),
+        }
+    }
+}
+
+/// The next packet and its files; `None`: the other end is gone.
+pub fn receive<T: DeserializeOwned>(socket: impl AsFd) -> io::Result<Option<(T, Vec<OwnedFd>)>> {
+    let mut bytes = [0; LONGEST];
+    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(FILES))];
+    let mut control = RecvAncillaryBuffer::new(&mut space);
+    let len = loop {
+        match recvmsg(&socket, &mut [IoSliceMut::new(&mut bytes)], &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Ok(got) => break got.bytes,
+            Err(Errno::INTR) => {}
+            Err(Errno::CONNRESET) => return Ok(None),
+            Err(error) => return Err(error.into()),
+        }
+    };
+    let mut files = Vec::new();
+    for message in control.drain() {
+        if let RecvAncillaryMessage::ScmRights(fds) = message {
+            files.extend(fds);
+        }
+    }
+    match bytes.get(..len) {
+        Some([]) | None => Ok(None),
+        Some(packet) => Ok(Some((serde_json::from_slice(packet)?, files))),
+    }
+}
