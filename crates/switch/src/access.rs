@@ -11,12 +11,15 @@ pub struct Config {
     pub mac: Mac,
     pub vlan: VlanMode,
     pub policy: Policy,
+    /// See [`crate::Traffic::floods`].
+    pub floods: Option<u32>,
     pub uplink: bool,
 }
 
 impl From<&PortSpec> for Config {
     fn from(spec: &PortSpec) -> Config {
-        Config { mac: spec.mac, vlan: spec.vlan.clone(), policy: spec.policy, uplink: spec.uplink }
+        let PortSpec { mac, policy, uplink, .. } = *spec;
+        Config { mac, vlan: spec.vlan.clone(), policy, floods: spec.traffic.floods, uplink }
     }
 }
 

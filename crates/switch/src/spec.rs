@@ -86,6 +86,8 @@ impl Default for Policy {
 pub struct Traffic {
     /// Bits in a second, each direction for itself.
     pub shape: Shape,
+    /// Frames to several that it may send in a second (0: any number); None: as many as [`Settings::floods`] says.
+    pub floods: Option<u32>,
 }
 
 /// A port as the operator wants it.

@@ -212,7 +212,7 @@ impl Core {
         scratch: &mut [u8; MAX_HEAD],
         cost: &mut usize,
     ) -> Fate {
-        let rate = self.settings.floods;
+        let rate = sender.config.floods.unwrap_or(self.settings.floods);
         let fate = Frame::new(&lent.tx, scratch).and_then(|frame| {
             let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
             let (group, uplink) = (sender.group, sender.config.uplink);

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use common::{Bench, Guest, frame, mac};
 use vmlane_port::{Frames, Offload, VlanSet};
-use vmlane_switch::{Policy, PortSpec, Settings, VlanMode};
+use vmlane_switch::{Policy, PortSpec, Settings, Traffic, VlanMode};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 fn trunk(vlans: &[u16]) -> VlanMode {
@@ -337,4 +337,20 @@ fn floods_are_bounded_and_do_not_hurt_others() {
     bench.run();
     assert_eq!((b.stats.drop_flood.get(), up.stats.drop_flood.get()), (0, 0));
     assert_eq!(a.wire.outstanding(), 0);
+}
+
+#[test]
+fn a_port_has_a_flood_limit_of_its_own_which_a_change_replaces() {
+    let mut bench = Bench::with(Settings { floods: 4, ..Settings::default() });
+    let traffic = |floods| Traffic { floods, ..Traffic::default() };
+    let (a, b) = (bench.port(PortSpec { traffic: traffic(Some(0)), ..Bench::spec(1) }), bench.guest(2));
+    let send = |bench: &mut Bench| {
+        (0..20).for_each(|_| a.send(&frame(Mac::BROADCAST, mac(1), 60, 0)));
+        bench.run();
+        b.frames().len()
+    };
+    assert_eq!((send(&mut bench), a.stats.drop_flood.get()), (20, 0), "any number");
+    bench.switch.update_port(a.id, PortSpec { traffic: traffic(Some(8)), ..Bench::spec(1) });
+    bench.step();
+    assert!(send(&mut bench) < 20 && a.stats.drop_flood.get() > 0);
 }

@@ -24,7 +24,7 @@ pub(super) const IDS: RangeInclusive<i64> = 0..=0xffff_fffe;
 const WORKERS: RangeInclusive<i64> = 1..=256;
 const SPIN_US: RangeInclusive<i64> = 0..=1_000_000;
 /// Frames to several that a NIC may send in a second; 0: any number.
-const FLOODS: RangeInclusive<i64> = 0..=100_000_000;
+pub(super) const FLOODS: RangeInclusive<i64> = 0..=100_000_000;
 /// Faults that put a VM into quarantine; 0: never.
 const FAULTS: RangeInclusive<i64> = 0..=1_000_000;
 const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;

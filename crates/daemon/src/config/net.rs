@@ -46,7 +46,7 @@ impl Checker<'_> {
                 name: name.get_ref().clone(),
                 vlan: raw.vlan.as_ref().map_or(Vlan::Untagged, |vlan| self.vlan(&key, vlan)),
                 policy: policy(Policy::default(), raw.promiscuous, raw.mac_changes, raw.forged_transmits),
-                traffic: self.traffic(&key, Traffic::default(), raw.shape.as_ref()),
+                traffic: self.group_traffic(&key, raw),
             });
         }
         if !groups.iter().any(|group| group.name == DEFAULT) {

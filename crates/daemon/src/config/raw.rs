@@ -58,6 +58,7 @@ pub struct RawPortGroup {
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,
     pub shape: Option<RawShape>,
+    pub flood_limit: Option<Spanned<i64>>,
 }
 
 /// Traffic shaping of a port.

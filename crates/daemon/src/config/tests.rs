@@ -98,6 +98,11 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         4,
         &["shape: in: burst = 64", "bytes from 1500"],
     ),
+    (
+        "[[port_group]]\nname = \"p\"\nflood_limit = -1",
+        3,
+        &["port_group \"p\": flood_limit = -1", "from 0 to"],
+    ),
     ("[[port_group]]\nname = \"p\"\nshape = { ingress = 5 }", 3, &["unknown field `ingress`", "`in`"]),
     ("[[port_group]]\nname = \"p\"\n[[port_group]]\nname = \"p\"", 4, &["name = \"p\" is taken"]),
     ("[[uplink]]\nname = \"u\"", 1, &["uplink number 1: tap is missing"]),
@@ -320,6 +325,17 @@ fn address_space_is_shared_out_to_devices() {
     assert!(error.contains("vm \"a\"") && error.contains("less than 1G"), "{error}");
     let small = ["[limits]\nmemory = 1\n", three].concat();
     assert!(parse(&small).unwrap_err().contains("memory = 1;"));
+}
+
+#[test]
+fn a_port_group_has_its_own_flood_limit_and_its_nics_share_it() {
+    let config = parse(
+        "[daemon]\nflood_limit = 7\n[[port_group]]\nname = \"p\"\nflood_limit = 0\n[[vm]]\nname = \"a\"\ncid = 3\n\
+         nic = [{ model = \"vmxnet3\", port_group = \"p\" }, { model = \"vmxnet3\" }]",
+    )
+    .unwrap();
+    let limits: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.floods).collect();
+    assert_eq!((limits, config.daemon.flood_limit), (vec![Some(0), None], 7));
 }
 
 #[test]

@@ -5,8 +5,8 @@ use std::ops::RangeInclusive;
 use toml::Spanned;
 use vmlane_switch::{Rate, Shape, Traffic};
 
-use super::check::Checker;
-use super::raw::{RawRate, RawShape, Size};
+use super::check::{Checker, FLOODS};
+use super::raw::{RawPortGroup, RawRate, RawShape, Size};
 
 /// Bits in a second.
 const RATES: RangeInclusive<u64> = 1000..=1_000_000_000_000;
@@ -17,6 +17,13 @@ const BURST_MS: u64 = 20;
 const LEAST_BURST: u64 = 64 << 10;
 
 impl Checker<'_> {
+    /// The traffic of each port of a group.
+    pub(super) fn group_traffic(&mut self, key: &str, raw: &RawPortGroup) -> Traffic {
+        let limit = raw.flood_limit.as_ref();
+        let floods = limit.map(|limit| self.number(&format!("{key}: flood_limit"), limit, FLOODS) as u32);
+        self.traffic(key, Traffic { floods, ..Traffic::default() }, raw.shape.as_ref())
+    }
+
     /// The traffic of a port: `base` where `shape` says nothing.
     pub(super) fn traffic(&mut self, key: &str, base: Traffic, shape: Option<&RawShape>) -> Traffic {
         let Some(RawShape { input, output }) = shape else { return base };
@@ -27,7 +34,7 @@ impl Checker<'_> {
             input: rate("in", input, base.shape.input),
             output: rate("out", output, base.shape.output),
         };
-        Traffic { shape }
+        Traffic { shape, ..base }
     }
 
     fn rate(&mut self, key: &str, spanned: &Spanned<RawRate>) -> Option<Rate> {

@@ -42,7 +42,7 @@ fn spec(number: u32, shape: Shape) -> PortSpec {
         mac: Mac([0x52, 0x54, 0, 0, 0, number as u8]),
         vlan: VlanMode::Untagged,
         policy: Policy::default(),
-        traffic: Traffic { shape },
+        traffic: Traffic { shape, ..Traffic::default() },
         uplink: false,
     }
 }
