@@ -278,6 +278,29 @@ pub struct SwitchPort {
     pub tx_frames: u64,
     pub rx_frames: u64,
     pub dropped: u64,
+    #[serde(default)]
+    pub tx_bytes: u64,
+    #[serde(default)]
+    pub rx_bytes: u64,
+    /// Why frames were dropped: counters that are not 0.
+    #[serde(default)]
+    pub drops: CounterList,
+    /// The address that its guest uses, if its driver is active.
+    #[serde(default)]
+    pub mac_in_use: Option<String>,
+    /// Addresses heard behind it that are not its own.
+    #[serde(default)]
+    pub learned: Vec<LearnedMac>,
+}
+
+/// An address in [`SwitchPort`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct LearnedMac {
+    pub mac: String,
+    /// 0: untagged.
+    pub vlan: u16,
+    /// Seconds since it was last heard.
+    pub seconds: u32,
 }
 
 /// One stream connection between two VMs.

@@ -12,8 +12,8 @@ mod counters;
 pub mod line;
 
 pub use answer::{
-    Bound, Connection, Done, ErrorCode, Failure, LinkSet, NicStats, NicStatus, Outcome, Pong, Ports,
-    Reloaded, Reply, Stats, Status, SwitchPort, UplinkStats, VmStats, VmStatus, WorkerStatus,
+    Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome, Pong,
+    Ports, Reloaded, Reply, Stats, Status, SwitchPort, UplinkStats, VmStats, VmStatus, WorkerStatus,
 };
 pub use call::{Call, METHODS};
 pub use client::{Client, ClientError};

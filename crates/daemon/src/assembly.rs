@@ -18,8 +18,8 @@ use parking_lot::Mutex;
 use vmlane_access::Peer;
 use vmlane_access::acl::AclError;
 use vmlane_api::{
-    Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort,
-    VmStats, VmStatus,
+    Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, VmStats,
+    VmStatus,
 };
 use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmView};
@@ -30,7 +30,7 @@ use vmlane_port::wrap::{Fault, FaultyStreams, Impairment};
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stats::Counters;
 use vmlane_stream::{Settings, Workers};
-use vmlane_switch::{PortView, Switch, VlanMode};
+use vmlane_switch::{PortView, Switch};
 use vmlane_vsock::{HostRules, Router};
 
 use crate::access::{May, Policy};
@@ -41,6 +41,7 @@ use crate::control::Answers;
 use crate::grants;
 use crate::paths::Paths;
 use crate::plan::plan;
+use crate::ports::switch_port;
 use crate::serve::{Host, VmError};
 use crate::uplink::{UplinkError, Uplinks};
 use crate::vm::ServedVm;
@@ -355,7 +356,8 @@ impl Daemon {
             server_port: connection.server.1,
             state: connection.state.into(),
         });
-        let switch = self.switch.ports().into_iter().map(switch_port).collect();
+        let learned = self.switch.learned();
+        let switch = self.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
         Ports { connections: connections.collect(), switch }
     }
 
@@ -510,29 +512,4 @@ fn watch(workers: &Workers, switch: &Switch, vsock_worker: &VsockWorker) -> Watc
     dog.watch("switch".into(), switch.heartbeat().clone(), |port| format!("port {port}"));
     dog.watch("vsock".into(), vsock_worker.heartbeat().clone(), |_| "virtio-vsock guests".into());
     dog
-}
-
-/// A port of the switch as the control socket shows it.
-fn switch_port(view: PortView) -> SwitchPort {
-    let counters = view.stats.snapshot();
-    let sum = |wanted: &dyn Fn(&str) -> bool| -> u64 {
-        counters.iter().filter(|(name, _)| wanted(name)).map(|(_, value)| value).sum()
-    };
-    SwitchPort {
-        kind: if view.spec.uplink { "uplink" } else { "nic" }.into(),
-        vlan: match &view.spec.vlan {
-            VlanMode::Untagged => "untagged".into(),
-            VlanMode::Access(vlan) => vlan.to_string(),
-            VlanMode::Trunk(vlans) if *vlans == vmlane_port::VlanSet::all() => "trunk".into(),
-            VlanMode::Trunk(vlans) => format!("{vlans:?}"),
-        },
-        mac: if view.spec.uplink { "-".into() } else { view.spec.mac.to_string() },
-        active: view.attached,
-        link_down: view.link_down,
-        tx_frames: sum(&|name| name == "tx_frames"),
-        rx_frames: sum(&|name| name == "rx_frames"),
-        dropped: sum(&|name| name.starts_with("drop_")),
-        name: view.spec.name,
-        group: view.spec.group,
-    }
 }

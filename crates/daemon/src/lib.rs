@@ -33,6 +33,7 @@ mod nic;
 pub mod notify;
 pub mod paths;
 pub mod plan;
+mod ports;
 pub mod qemu;
 pub mod run;
 pub mod runtime;

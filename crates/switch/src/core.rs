@@ -9,6 +9,7 @@ use std::time::Instant;
 use tracing::error;
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
+use vmlane_wire::ethernet::Mac;
 use vmlane_worker::{Heartbeat, Work};
 
 use crate::Slot;
@@ -20,7 +21,7 @@ use crate::pending::{Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::{PIECE_COST, Ports};
 use crate::shaping::Shaper;
-use crate::spec::{PortSpec, Settings};
+use crate::spec::{LearnedAddress, PortSpec, Settings};
 use crate::stats::WorkerStats;
 
 /// What it costs to make the tables anew, in bytes.
@@ -181,6 +182,21 @@ impl Core {
         if let Some(port) = self.ports.get_mut(slot) {
             port.set_taps(taps);
         }
+    }
+
+    /// Puts the learned addresses into `list`, as far as it has room.
+    pub fn tell_learned(&self, list: &mut Vec<LearnedAddress>) {
+        let room = list.capacity() - list.len();
+        let known = self.fdb.learned().filter_map(|(key, vlan, slot, seconds)| {
+            let [a, b, c, d, e, f, ..] = key.to_le_bytes();
+            Some(LearnedAddress {
+                port: self.ports.get(slot)?.id,
+                mac: Mac([a, b, c, d, e, f]),
+                vlan,
+                seconds,
+            })
+        });
+        list.extend(known.take(room));
     }
 
     /// Charges a port's owner for a change that costs as much as so many rebuilds. False: it has had its share for now.

@@ -79,6 +79,13 @@ impl Fdb {
         self.learned.forget(slot);
     }
 
+    /// Every learned address: its isolation group and address, its VLAN, the port it was heard behind, and the seconds since.
+    pub fn learned(&self) -> impl Iterator<Item = (u64, u16, Slot, u32)> {
+        let now = self.seconds;
+        let entries = self.learned.entries.iter().filter(|entry| entry.slot != FREE);
+        entries.map(move |entry| (entry.key, entry.vlan, entry.slot, now.wrapping_sub(entry.heard)))
+    }
+
     /// Advances the clock.
     pub fn age(&mut self, seconds: u32) {
         if seconds == self.seconds {
@@ -224,6 +231,8 @@ impl KnownTable {
 /// Learned addresses: sets of this many.
 const WAYS: usize = 8;
 const SETS: usize = 1024;
+/// Addresses that may be learned in all.
+pub const MOST_LEARNED: usize = WAYS * SETS;
 /// Addresses that may be learned behind one port: a VM's, an uplink.
 const VM_SHARE: u32 = 256;
 const UPLINK_SHARE: u32 = 6144;

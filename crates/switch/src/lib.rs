@@ -57,7 +57,7 @@ pub mod heads {
 }
 
 pub use shaping::{Rate, Shape};
-pub use spec::{Policy, PortSpec, PortView, Settings, Traffic, VlanMode};
+pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Settings, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;
 pub use worker::Worker;

@@ -2,13 +2,14 @@
 
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
 use crate::port::PortState;
 use crate::shaping::Shaper;
-use crate::spec::PortSpec;
+use crate::spec::{LearnedAddress, PortSpec};
 
 pub enum Request {
     Add {
@@ -48,10 +49,14 @@ pub enum Request {
         id: PortId,
         shut: bool,
     },
+    /// Tells the learned addresses of all ports; `into` has room for them.
+    Learned {
+        into: Arc<Mutex<Vec<LearnedAddress>>>,
+    },
 }
 
 impl Request {
-    /// The port that it is about.
+    /// The port that it is about; 0, which no port has, if it is about all.
     pub fn port(&self) -> PortId {
         match *self {
             Request::Add { id, .. }
@@ -62,6 +67,7 @@ impl Request {
             | Request::Refresh { id }
             | Request::Tap { id, .. }
             | Request::Shut { id, .. } => id,
+            Request::Learned { .. } => PortId(0),
         }
     }
 

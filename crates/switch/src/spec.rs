@@ -124,6 +124,17 @@ pub struct PortView {
     pub stats: Arc<PortStats>,
 }
 
+/// An address that was heard behind a port whose own it is not.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct LearnedAddress {
+    pub port: PortId,
+    pub mac: Mac,
+    /// 0: untagged.
+    pub vlan: u16,
+    /// Since it was last heard.
+    pub seconds: u32,
+}
+
 /// How the worker behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {

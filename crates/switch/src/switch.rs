@@ -14,10 +14,11 @@ use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 use vmlane_worker::{Calls, Heartbeat, Parking};
 
+use crate::fdb::MOST_LEARNED;
 use crate::port::PortState;
 use crate::queue::{Command, Request, Requests};
 use crate::shaping::{Shape, Shaper};
-use crate::spec::{PortSpec, PortView, Settings};
+use crate::spec::{LearnedAddress, PortSpec, PortView, Settings};
 use crate::stats::WorkerStats;
 use crate::worker::{SwitchEngine, Worker};
 
@@ -200,6 +201,13 @@ impl Switch {
             }
         };
         self.ports.lock().iter().map(view).collect()
+    }
+
+    /// Every address that was learned behind a port: up to 256 of a VM's, 8192 in all.
+    pub fn learned(&self) -> Vec<LearnedAddress> {
+        let into = Arc::new(Mutex::new(Vec::with_capacity(MOST_LEARNED)));
+        self.ask(Request::Learned { into: into.clone() });
+        std::mem::take(&mut *into.lock())
     }
 
     /// Sends a request and waits until it is carried out (or the worker is gone).

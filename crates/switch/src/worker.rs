@@ -90,6 +90,7 @@ impl SwitchEngine {
                     core.detach(slot);
                 }
             }
+            Request::Learned { into } => core.tell_learned(&mut into.lock()),
             Request::Shut { id, shut } => {
                 if let Some(slot) = core.slot(id) {
                     core.shut(slot, shut);

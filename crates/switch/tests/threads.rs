@@ -199,3 +199,20 @@ fn broadcasts_are_charged_by_their_copies() {
     let (sent, storms) = (honest.stats.tx_frames.get(), storm.stats.tx_frames.get());
     assert!(storms * 8 < sent, "{storms} broadcasts beside {sent} frames");
 }
+
+#[test]
+fn addresses_heard_behind_a_port_are_told() {
+    let switch = Switch::start(Settings::default()).unwrap();
+    let ((a, from), (_, to)) = (guest(&switch, 1), guest(&switch, 2));
+    for source in [mac(1), mac(7)] {
+        from.send(&frame(mac(2), source, 60, 0), vmlane_port::Offload::None, None);
+    }
+    switch.kick(a);
+    let mut got = 0;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while got < 2 && Instant::now() < deadline {
+        got += to.received().len();
+    }
+    let learned: Vec<_> = switch.learned().into_iter().map(|one| (one.port, one.mac, one.vlan)).collect();
+    assert_eq!(learned, [(a, mac(7), 0)], "its own address is not learned");
+}

@@ -31,7 +31,7 @@ pub struct Show {
     #[arg(long)]
     pub json: bool,
     /// Repeat every so many seconds, until interrupted
-    #[arg(long, value_name = "SECONDS", value_parser = seconds)]
+    #[arg(long, visible_alias = "watch", value_name = "SECONDS", value_parser = seconds)]
     pub interval: Option<Duration>,
 }
 

@@ -4,27 +4,34 @@ use std::process::ExitCode;
 
 use vmlane_api::{Client, Ports};
 
-use super::control::{Show, table};
+use super::control::{Show, bytes, table};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
   vmlane ports
+  vmlane ports --watch 1
+  vmlane ports --macs
   vmlane ports --json | jq -r '.connections[] | select(.server_port == 5000) | .client_vm'
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
-TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped.";
+TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped. MACS is how many addresses that are
+not the port's own were heard behind it; --macs lists them.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
+    /// List the addresses of each port: its own, and those heard behind it
+    #[arg(long)]
+    macs: bool,
     #[command(flatten)]
     show: Show,
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        self.show.report(Client::ports, |ports| Ok(plain(ports)))
+        let text = if self.macs { addresses } else { plain };
+        self.show.report(Client::ports, |ports| Ok(text(ports)))
     }
 }
 
@@ -41,8 +48,10 @@ fn plain(ports: &Ports) -> String {
     }
     let mut text = table(&rows);
     if !ports.switch.is_empty() {
-        let mut rows =
-            vec![row!["PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "TX", "RX", "DROPPED"]];
+        let mut rows = vec![row![
+            "PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "MACS", "TX", "TX-BYTES", "RX",
+            "RX-BYTES", "DROPPED"
+        ]];
         for port in &ports.switch {
             let active = if port.active { "yes" } else { "no" };
             rows.push(row![
@@ -53,8 +62,11 @@ fn plain(ports: &Ports) -> String {
                 port.mac,
                 active,
                 if port.link_down { "down" } else { "up" },
+                port.learned.len(),
                 port.tx_frames,
+                bytes(port.tx_bytes as f64),
                 port.rx_frames,
+                bytes(port.rx_bytes as f64),
                 port.dropped,
             ]);
         }
@@ -62,4 +74,63 @@ fn plain(ports: &Ports) -> String {
         text += &table(&rows);
     }
     text
+}
+
+/// A line for each address.
+fn addresses(ports: &Ports) -> String {
+    let mut rows = vec![row!["PORT", "GROUP", "MAC", "VLAN", "HOW", "SECONDS"]];
+    for port in &ports.switch {
+        let own = (port.kind == "nic").then_some((&port.mac, "configured"));
+        let used = port
+            .mac_in_use
+            .iter()
+            .filter(|used| **used != port.mac)
+            .map(|used| (used, "chosen by its guest"));
+        for (mac, how) in own.into_iter().chain(used) {
+            rows.push(row![port.name, port.group, mac, "-", how, "-"]);
+        }
+        for learned in &port.learned {
+            let vlan = if learned.vlan == 0 { "-".into() } else { learned.vlan.to_string() };
+            rows.push(row![port.name, port.group, learned.mac, vlan, "learned", learned.seconds]);
+        }
+    }
+    table(&rows)
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_api::{LearnedMac, SwitchPort};
+
+    use super::*;
+
+    #[test]
+    fn addresses_are_listed_with_how_they_are_known() {
+        let learned = vec![LearnedMac { mac: "02:00:00:00:00:99".into(), vlan: 10, seconds: 7 }];
+        let port = SwitchPort {
+            name: "web/nic0".into(),
+            kind: "nic".into(),
+            group: "default".into(),
+            vlan: "trunk".into(),
+            mac: "52:54:00:00:00:01".into(),
+            active: true,
+            link_down: false,
+            tx_frames: 1,
+            rx_frames: 2,
+            dropped: 3,
+            tx_bytes: 60,
+            rx_bytes: 2048,
+            drops: Default::default(),
+            mac_in_use: Some("52:54:00:00:00:02".into()),
+            learned,
+        };
+        let ports = Ports { connections: vec![], switch: vec![port] };
+        let text = addresses(&ports);
+        for words in
+            ["52:54:00:00:00:01  -     configured", ":02  -     chosen by its guest", ":99  10    learned"]
+        {
+            assert!(text.contains(words), "{words:?} is not in {text}");
+        }
+        let text = plain(&ports);
+        assert!(text.contains("2.0 KiB") && text.contains("up"), "{text}");
+    }
 }
