@@ -106,6 +106,20 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("switch/tests/policy.rs", "floods_are_bounded_and_do_not_hurt_others")],
     ),
     (
+        "frames waiting for tokens of a shaped port",
+        &[("switch/src/shaping/tests.rs", "a_full_queue_drops_what_comes_and_gives_what_it_holds_in_order")],
+    ),
+    (
+        "multicast groups that a port is in (`multicast = \"snoop\"`)",
+        &[
+            ("switch/src/multicast/tests.rs", "memberships_come_go_and_are_bounded"),
+            (
+                "switch/src/multicast/tests.rs",
+                "groups_reach_who_asked_and_no_one_pays_for_a_guest_that_asks_for_all",
+            ),
+        ],
+    ),
+    (
         "log lines of a session's thread, and of each port, stream or guest that a worker serves",
         &[
             ("daemon/src/log.rs", "a_guest_gets_so_many_lines_and_the_rest_is_counted"),

@@ -135,6 +135,8 @@ counters! {
         rx_coalesced_segments,
         /// Frames that had to wait for this receiver's buffers.
         pending,
+        /// Multicast groups that the guest joined beyond those that its port may be in.
+        multicast_refused,
         /// Bytes taken from the guest while its port was shaped in that direction, as on a wire.
         tx_shaped_bytes,
         /// Microseconds for which the guest's frames waited in its ring for tokens.

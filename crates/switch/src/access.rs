@@ -3,7 +3,7 @@
 use vmlane_port::{DropReason, Filter};
 use vmlane_wire::ethernet::{Mac, Tci};
 
-use crate::spec::{Policy, PortSpec, VlanMode};
+use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
 
 /// A port as the operator configured it.
 #[derive(Clone, Debug)]
@@ -13,13 +13,16 @@ pub struct Config {
     pub policy: Policy,
     /// See [`crate::Traffic::floods`].
     pub floods: Option<u32>,
+    /// See [`crate::Traffic::snoop`].
+    pub snoop: bool,
     pub uplink: bool,
 }
 
 impl From<&PortSpec> for Config {
     fn from(spec: &PortSpec) -> Config {
         let PortSpec { mac, policy, uplink, .. } = *spec;
-        Config { mac, vlan: spec.vlan.clone(), policy, floods: spec.traffic.floods, uplink }
+        let Traffic { floods, snoop, .. } = spec.traffic;
+        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop: snoop && !uplink, uplink }
     }
 }
 

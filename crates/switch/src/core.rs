@@ -7,6 +7,7 @@ use std::sync::Arc;
 use std::time::Instant;
 
 use tracing::error;
+use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
 use vmlane_wire::ethernet::Mac;
@@ -44,6 +45,10 @@ pub struct Core {
     pub held: Held,
     pub now: Instant,
     started: Instant,
+    /// A port is there that gets only the multicast that its guest asked for.
+    pub snooping: bool,
+    /// No bytes, for frames of the switch's own.
+    pub nothing: Spans,
     /// The port whose code is running, for blame.
     pub serving: Slot,
     /// Where heads of frames are edited, while no turn has it: clearing it in each turn would cost idle ports more
@@ -67,6 +72,8 @@ impl Core {
             held: Held::default(),
             now,
             started: now,
+            snooping: false,
+            nothing: Spans::new(MemoryMap::default(), false),
             serving: 0,
             scratch: None,
         }
@@ -116,8 +123,10 @@ impl Core {
         let Some(slot) = self.slot(id) else { return };
         self.drop_pending_between(slot);
         self.fdb.forget(slot);
+        let now = self.now;
         if let Some(port) = self.ports.get_mut(slot) {
             port.config = Config::from(spec);
+            port.snoop(now);
         }
         self.ports.set_group(slot, &spec.group);
         if shaper.is_some() {
@@ -287,6 +296,7 @@ impl Core {
                 port.fail_end();
             }
         }
+        self.snooping = self.ports.iter().any(|port| port.snooped().is_some());
         let addresses = self.ports.rebuild();
         self.fdb.rebuild(addresses.into_iter());
     }
@@ -336,8 +346,22 @@ impl Core {
         if changed {
             self.rebuild();
         }
+        if self.snooping {
+            self.query_all(now);
+        }
         self.fdb.age(self.now.duration_since(self.started).as_secs() as u32);
         soon
+    }
+
+    /// Has the guests asked for their groups whose time it is.
+    #[cold]
+    fn query_all(&mut self, now: Instant) {
+        let mut at = 0;
+        while let Some(slot) = self.ports.attached_at(at) {
+            at += 1;
+            self.guarded(slot, |core| core.query(slot, now));
+        }
+        self.flush();
     }
 
     /// Asks every port to announce its next frame; true if one has a frame already. Ports that rest are looked at

@@ -8,6 +8,7 @@
 //! | `turn.rs`, `batch.rs` | the round, and a frame's way through the stages; frames that need none of them |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |
+//! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
 //! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
 //! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
 //! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
@@ -30,6 +31,7 @@ mod core;
 mod egress;
 mod fdb;
 mod ingress;
+mod multicast;
 mod parse;
 mod pending;
 mod port;

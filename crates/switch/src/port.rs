@@ -13,6 +13,7 @@ use crate::access::{Access, Config};
 use crate::egress::RxCounts;
 use crate::fdb::{Route, key};
 use crate::ingress::TxBurst;
+use crate::multicast::Snooped;
 use crate::pending::PendingQueue;
 use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
@@ -47,7 +48,7 @@ pub struct Port {
     pub stats: Arc<PortStats>,
     pub state: Arc<PortState>,
     pub end: Option<Box<dyn FramePort>>,
-    shaping: Shaping,
+    extras: Extras,
     /// Nothing may be attached to it.
     pub shut: bool,
     /// It got or finished frames since its last flush.
@@ -59,15 +60,17 @@ pub struct Port {
     pub taps: Vec<Arc<dyn FrameTap>>,
 }
 
-/// What shapes a port.
+/// What only some ports have: a shape, groups that are kept to them.
 #[derive(Default)]
-struct Shaping {
+struct Extras {
     /// Where the shaper is while nothing is attached.
     cell: ShaperCell,
     /// The operator wants it shaped.
     wanted: bool,
     /// What is attached is wrapped, and has the shaper.
     wrapped: bool,
+    /// The groups of its guest, where the operator keeps multicast to who asked.
+    snooped: Option<Box<Snooped>>,
 }
 
 /// A port's part as a sender.
@@ -102,7 +105,7 @@ impl Port {
             stats,
             state,
             end: None,
-            shaping: Shaping::default(),
+            extras: Extras::default(),
             shut: false,
             dirty: false,
             tx: TxPart {
@@ -120,27 +123,48 @@ impl Port {
     /// Attaches `end`, wrapped if the port is shaped.
     pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
         self.end = Some(CapturedFrames::wrap(end, &self.taps));
-        self.shaping.wrapped = false;
-        if self.shaping.wanted {
+        self.extras.snooped = None;
+        self.snoop(now);
+        self.extras.wrapped = false;
+        if self.extras.wanted {
             self.wrap(now);
         }
     }
 
     fn wrap(&mut self, now: Instant) {
         let Some(end) = self.end.take().map(CapturedFrames::unwrap) else { return };
-        let shaped = ShapedPort::new(end, self.shaping.cell.clone(), self.stats.clone(), now);
+        let shaped = ShapedPort::new(end, self.extras.cell.clone(), self.stats.clone(), now);
         self.end = Some(CapturedFrames::wrap(Box::new(shaped), &self.taps));
-        self.shaping.wrapped = true;
+        self.extras.wrapped = true;
+    }
+
+    /// Begins or ends to look at its guest's groups, as the configuration says.
+    pub fn snoop(&mut self, now: Instant) {
+        if !self.config.snoop {
+            self.extras.snooped = None;
+        } else if self.extras.snooped.is_none() {
+            self.extras.snooped = Some(Box::new(Snooped::new(now)));
+        }
+    }
+
+    /// The groups of its guest; None: multicast is not kept from it.
+    pub fn snooped(&self) -> Option<&Snooped> {
+        self.extras.snooped.as_deref()
+    }
+
+    /// The same, to be changed.
+    pub fn snooped_mut(&mut self) -> Option<&mut Snooped> {
+        self.extras.snooped.as_deref_mut()
     }
 
     /// Shapes the port from now on, also what is attached to it. None: as before.
     pub fn shape(&mut self, shaper: Option<Box<Shaper>>, now: Instant) {
         let Some(shaper) = shaper else { return };
-        self.shaping.wanted = shaper.limits();
-        self.shaping.cell.put(shaper);
-        if self.end.is_some() && self.shaping.wrapped {
+        self.extras.wanted = shaper.limits();
+        self.extras.cell.put(shaper);
+        if self.end.is_some() && self.extras.wrapped {
             self.end.iter_mut().for_each(|end| end.refresh());
-        } else if self.end.is_some() && self.shaping.wanted {
+        } else if self.end.is_some() && self.extras.wanted {
             self.wrap(now);
         }
     }

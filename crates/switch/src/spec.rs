@@ -88,6 +88,8 @@ pub struct Traffic {
     pub shape: Shape,
     /// Frames to several that it may send in a second (0: any number); None: as many as [`Settings::floods`] says.
     pub floods: Option<u32>,
+    /// It gets only multicast that its guest asked for by IGMP or MLD. Uplinks get all.
+    pub snoop: bool,
 }
 
 /// A port as the operator wants it.

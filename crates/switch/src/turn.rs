@@ -14,6 +14,7 @@ use crate::core::Core;
 use crate::egress::Receiver;
 use crate::fdb::{Destination, PortInVlan, Sender};
 use crate::ingress::{Checked, Frame, Job, admit};
+use crate::multicast::{ANY, Group, look};
 use crate::pending::PendingFrame;
 use crate::port::Port;
 use crate::ports::{Allowance, PIECE_COST};
@@ -43,6 +44,8 @@ pub struct Origin<'a> {
     pub end: &'a dyn FramePort,
     /// Its burst has more frames behind it.
     pub more: bool,
+    /// What it is, if it goes to a group address.
+    pub multicast: Group,
 }
 
 /// A frame and what lent it.
@@ -234,7 +237,10 @@ impl Core {
                 sender.tx.counts.tso += u64::from(segmentation.segments > 1);
             }
             let (&Lent { end, token, .. }, more) = (lent, sender.tx.burst.has_frames());
-            self.spread(&checked, Origin { slot, group, uplink, token, vlan, end, more }, to, cost)
+            let looks = self.snooping && to == Destination::Group;
+            let multicast = if looks { look(sender, &checked.frame, vlan, self.now) } else { ANY };
+            let from = Origin { slot, group, uplink, token, vlan, end, more, multicast };
+            self.spread(&checked, from, to, cost)
         });
         *cost += self.coalescer.take_read();
         fate.unwrap_or_else(|reason| {
@@ -264,7 +270,9 @@ impl Core {
             }
             Destination::Group => {
                 let address = sent.frame.destination();
-                let fate = self.give_all(sent, from, cost, |port| port.accepts_group(address));
+                let now = self.now;
+                let wants = |port: &Port| port.accepts_group(address) && port.gets(from.multicast, now);
+                let fate = self.give_all(sent, from, cost, wants);
                 Ok(fate.unwrap_or(Fate::Finished))
             }
             Destination::Unknown => {

@@ -59,6 +59,7 @@ pub struct RawPortGroup {
     pub forged_transmits: Option<bool>,
     pub shape: Option<RawShape>,
     pub flood_limit: Option<Spanned<i64>>,
+    pub multicast: Option<Spanned<String>>,
 }
 
 /// Traffic shaping of a port.

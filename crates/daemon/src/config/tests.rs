@@ -104,6 +104,11 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         &["port_group \"p\": flood_limit = -1", "from 0 to"],
     ),
     ("[[port_group]]\nname = \"p\"\nshape = { ingress = 5 }", 3, &["unknown field `ingress`", "`in`"]),
+    (
+        "[[port_group]]\nname = \"p\"\nmulticast = \"some\"",
+        3,
+        &["multicast = \"some\"", "\"snoop\"", "\"flood\""],
+    ),
     ("[[port_group]]\nname = \"p\"\n[[port_group]]\nname = \"p\"", 4, &["name = \"p\" is taken"]),
     ("[[uplink]]\nname = \"u\"", 1, &["uplink number 1: tap is missing"]),
     ("[[uplink]]\nname = \"u\"\ntap = \"sixteen-letters-\"", 3, &["tap = ", "at most 15"]),
@@ -330,12 +335,14 @@ fn address_space_is_shared_out_to_devices() {
 #[test]
 fn a_port_group_has_its_own_flood_limit_and_its_nics_share_it() {
     let config = parse(
-        "[daemon]\nflood_limit = 7\n[[port_group]]\nname = \"p\"\nflood_limit = 0\n[[vm]]\nname = \"a\"\ncid = 3\n\
+        "[daemon]\nflood_limit = 7\n[[port_group]]\nname = \"p\"\nflood_limit = 0\nmulticast = \"snoop\"\n[[vm]]\nname = \"a\"\ncid = 3\n\
          nic = [{ model = \"vmxnet3\", port_group = \"p\" }, { model = \"vmxnet3\" }]",
     )
     .unwrap();
     let limits: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.floods).collect();
     assert_eq!((limits, config.daemon.flood_limit), (vec![Some(0), None], 7));
+    let snoops: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.snoop).collect();
+    assert_eq!(snoops, [true, false]);
 }
 
 #[test]

@@ -21,7 +21,8 @@ impl Checker<'_> {
     pub(super) fn group_traffic(&mut self, key: &str, raw: &RawPortGroup) -> Traffic {
         let limit = raw.flood_limit.as_ref();
         let floods = limit.map(|limit| self.number(&format!("{key}: flood_limit"), limit, FLOODS) as u32);
-        self.traffic(key, Traffic { floods, ..Traffic::default() }, raw.shape.as_ref())
+        let snoop = raw.multicast.as_ref().is_some_and(|multicast| self.snoops(key, multicast));
+        self.traffic(key, Traffic { floods, snoop, ..Traffic::default() }, raw.shape.as_ref())
     }
 
     /// The traffic of a port: `base` where `shape` says nothing.
@@ -35,6 +36,19 @@ impl Checker<'_> {
             output: rate("out", output, base.shape.output),
         };
         Traffic { shape, ..base }
+    }
+
+    fn snoops(&mut self, key: &str, multicast: &Spanned<String>) -> bool {
+        let known = ["flood", "snoop"].contains(&multicast.get_ref().as_str());
+        if !known {
+            let text = format!(
+                "{key}: multicast = {:?} is unknown; use \"snoop\" (to ports that asked for it by IGMP or MLD) or \
+                 \"flood\" (to all of the VLAN)",
+                multicast.get_ref()
+            );
+            self.problem(multicast.span(), text);
+        }
+        multicast.get_ref() == "snoop"
     }
 
     fn rate(&mut self, key: &str, spanned: &Spanned<RawRate>) -> Option<Rate> {

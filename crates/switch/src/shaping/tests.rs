@@ -376,3 +376,43 @@ fn a_link_that_is_down_lets_nothing_through_and_up_again_everything() {
     assert_eq!(send(&mut bench), (40, 40));
     assert!(!b.wire.failed() && !b.wire.dropped());
 }
+
+/// Frames of all lengths that tell their number.
+fn numbered(from: &End, to: &End, number: u32) -> Vec<u8> {
+    let mut frame = from.frame(to, 60 + number as usize * 37 % 1455);
+    frame[14..18].copy_from_slice(&number.to_be_bytes());
+    frame[18..].iter_mut().zip(number..).for_each(|(byte, value)| *byte = value as u8);
+    frame
+}
+
+#[test]
+fn a_full_queue_drops_what_comes_and_gives_what_it_holds_in_order() {
+    let mut bench = Bench::new();
+    let (a, b) = (bench.port(Shape::default()), bench.port(output(10_000_000, 10_000_000, 1500)));
+    let (mut sent, mut received) = (0, Vec::new());
+    for _ in 0..30 {
+        for _ in 0..500 {
+            a.wire.send(&numbered(&a, &b, sent), Offload::None, None);
+            sent += 1;
+        }
+        bench.run(Duration::from_millis(50), STEP, || {});
+        assert_eq!((a.wire.queued(), a.wire.outstanding()), (0, 0), "no sender waits");
+        received.extend(b.wire.received());
+    }
+    // What it holds now is no more than it may hold.
+    let dropped = b.stats.drop_shaped.get();
+    let held = u64::from(sent) - dropped - received.len() as u64;
+    assert!(dropped > 5000 && (100..=192 * 1024 / 60).contains(&held), "{dropped} dropped, {held} held");
+    bench.run(Duration::from_secs(1), STEP, || {});
+    received.extend(b.wire.received());
+    assert_eq!(received.len() as u64 + b.stats.drop_shaped.get(), u64::from(sent));
+    assert_eq!(b.stats.drop_shaped.get(), dropped);
+    let numbers: Vec<u32> = received
+        .iter()
+        .map(|one| u32::from_be_bytes([one.bytes[14], one.bytes[15], one.bytes[16], one.bytes[17]]))
+        .collect();
+    assert!(numbers.is_sorted_by(|one, next| one < next));
+    for (one, number) in received.iter().zip(numbers) {
+        assert_eq!(one.bytes, numbered(&a, &b, number));
+    }
+}

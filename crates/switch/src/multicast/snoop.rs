@@ -1,0 +1,127 @@
+//! What the worker does with it: it looks at the multicast frames of ports that snoop, and asks their guests.
+
+use std::time::Instant;
+
+use vmlane_port::{ChecksumStatus, RxFrame};
+use vmlane_wire::ethernet::{HEADER, Mac, Tci};
+
+use super::{Change, Kind, Message, Snooped, group_key, kind, message, query, records};
+use crate::Slot;
+use crate::core::Core;
+use crate::ingress::Frame;
+use crate::parse;
+use crate::port::Port;
+
+/// Bytes of a packet that are looked at, at most: a report is no longer than a frame.
+const LONGEST: usize = 1500;
+
+/// What a frame to a group address is, and its group.
+pub type Group = (Kind, u64);
+
+/// Of frames that no one looks at.
+pub const ANY: Group = (Kind::All, 0);
+
+/// Where the packet of a frame begins in its head, and of what kind it is.
+fn packet<'h>(frame: &Frame<'h>) -> Option<(u16, &'h [u8])> {
+    Some((parse::word(frame.head, HEADER - 2)?, frame.head.get(HEADER..)?))
+}
+
+/// Could it be a message of IGMP or MLD?
+fn is_control(ether_type: u16, packet: &[u8]) -> bool {
+    use vmlane_wire::ethernet::ether_type::{IPV4, IPV6};
+    match ether_type {
+        IPV4 => packet.get(9) == Some(&2),
+        IPV6 => packet.get(6) == Some(&0) && packet.get(40) == Some(&58),
+        _ => false,
+    }
+}
+
+/// Looks at a frame to a group address: what it is, and what it says of its sender's groups.
+#[cold]
+pub fn look(sender: &mut Port, frame: &Frame<'_>, vlan: u16, now: Instant) -> Group {
+    let to = frame.destination();
+    let Some((ether_type, head)) = packet(frame) else { return ANY };
+    let group = (kind(to, ether_type, head), group_key(vlan, to));
+    if let Some(snooped) = sender.snooped_mut()
+        && is_control(ether_type, head)
+    {
+        // One copy of the guest's bytes, of which all is checked.
+        let mut bytes = [0; LONGEST];
+        let len = (frame.len() - HEADER).min(LONGEST);
+        let Some(bytes) = bytes.get_mut(..len) else { return group };
+        frame.tx.spans.read(HEADER + frame.popped, bytes);
+        let refused = hear(snooped, message(ether_type, bytes), vlan, now);
+        sender.stats.multicast_refused.bump(refused);
+    }
+    group
+}
+
+/// Notes what a message says. Returns how many groups were refused.
+fn hear(snooped: &mut Snooped, message: Option<Message<'_>>, vlan: u16, now: Instant) -> u64 {
+    let mut change = |change: Change| u64::from(!snooped.change(vlan, change, now));
+    match message {
+        None => 0,
+        Some(Message::Query) => {
+            snooped.heard_router(now);
+            0
+        }
+        Some(Message::One(one)) => change(one),
+        Some(Message::Records { v6, count, bytes }) => records(v6, count, bytes).map(&mut change).sum(),
+    }
+}
+
+impl Port {
+    /// Does it get a frame to a group?
+    #[inline]
+    pub fn gets(&self, (kind, key): Group, now: Instant) -> bool {
+        self.snooped().is_none_or(|snooped| snooped.wants(kind, key, now))
+    }
+
+    /// Sends a query of the switch to its guest.
+    fn ask(&mut self, head: &[u8], tag: Option<Tci>, body: &vmlane_mem::Spans) {
+        let to = head.first_chunk::<6>().map_or(Mac::default(), |bytes| Mac(*bytes));
+        if !self.accepts_group(to) {
+            return;
+        }
+        let query = RxFrame {
+            head,
+            body,
+            body_at: 0,
+            body_len: 0,
+            tag,
+            layers: parse::layers(head),
+            checksum: ChecksumStatus::Unknown,
+            aggregate: None,
+            partial_checksum: None,
+        };
+        // One that finds no buffers comes again.
+        if self.end.as_mut().is_some_and(|end| end.deliver(std::slice::from_ref(&query)).is_ok()) {
+            self.rx.frames += 1;
+            self.rx.bytes += head.len() as u64;
+        }
+    }
+}
+
+impl Core {
+    /// Asks the guest of a port for its groups, if it is time: in its own VLAN, and in those in which it is in any group.
+    #[cold]
+    pub fn query(&mut self, slot: Slot, now: Instant) {
+        let Core { ports, nothing, .. } = self;
+        let Some(port) = ports.get_mut(slot) else { return };
+        let Some(answers) = port.snooped_mut().and_then(|snooped| snooped.asks(now)) else { return };
+        let frames = [&query::igmp(answers)[..], &query::mld(answers)];
+        let native = port.config.vlan.ingress(None);
+        if native.is_some() {
+            frames.iter().for_each(|frame| port.ask(frame, None, nothing));
+        }
+        let mut after = 0;
+        while let Some(vlan) = port.snooped().and_then(|snooped| snooped.vlan_after(after)) {
+            after = vlan;
+            if Some(vlan) != native && port.carries(vlan) {
+                let tag = Some(Tci::default().with_vlan(vlan));
+                frames.iter().for_each(|frame| port.ask(frame, tag, nothing));
+            }
+        }
+        self.mark(slot);
+    }
+}
