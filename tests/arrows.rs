@@ -38,6 +38,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "access",
             "api",
+            "capture",
             "device",
             "host",
             "mem",
@@ -56,12 +57,13 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("bench", &["sock"]),
     ("lab", &["api"]),
     ("experiment", &["api", "bench", "lab"]),
-    ("cli", &["api", "bench", "daemon", "experiment", "lab", "preload", "sock"]),
+    ("cli", &["api", "bench", "capture", "daemon", "experiment", "lab", "preload", "sock"]),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "vsock", "wire"]),
     (
         "enginebench",
         &[
+            "capture",
             "device",
             "guestsim",
             "host",

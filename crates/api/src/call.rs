@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::answer::{ErrorCode, Failure};
+use crate::capture::CaptureRequest;
 use crate::{MAX_REQUEST, VERSION};
 
 /// A request. On the wire its name is the key `method`, and parameters stand beside it.
@@ -38,6 +39,8 @@ pub enum Call {
     /// Lose, reorder or delay frames on their way to the NIC that `at` names (`nicN-port`): `loss` and `reorder` of
     /// 1000, each `delay_us` microseconds late. All 0 ends it. The same `seed` does the same to the same frames.
     DebugImpair { vm: String, at: String, loss: u16, reorder: u16, delay_us: u32, seed: u64 },
+    /// Record what passes some points. The answer comes with a descriptor; the connection is the capture's from then on.
+    Capture { capture: CaptureRequest },
     /// Stop the daemon.
     Shutdown,
     /// End at once and leave every VM to the daemon that asks, which knows state files of this layout.
@@ -45,7 +48,7 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 13] = [
+pub const METHODS: [&str; 14] = [
     "ping",
     "status",
     "stats",
@@ -57,6 +60,7 @@ pub const METHODS: [&str; 13] = [
     "debug_stall",
     "debug_trespass",
     "debug_impair",
+    "capture",
     "shutdown",
     "hand_over",
 ];
@@ -76,6 +80,7 @@ impl Call {
             Call::DebugStall { .. } => "debug_stall",
             Call::DebugTrespass { .. } => "debug_trespass",
             Call::DebugImpair { .. } => "debug_impair",
+            Call::Capture { .. } => "capture",
             Call::Shutdown => "shutdown",
             Call::HandOver { .. } => "hand_over",
         }
@@ -150,6 +155,13 @@ mod tests {
                 reorder: 5,
                 delay_us: 300,
                 seed: 7,
+            },
+            Call::Capture {
+                capture: CaptureRequest {
+                    points: vec!["web/nic0".into()],
+                    vlan: Some(7),
+                    ..CaptureRequest::default()
+                },
             },
             Call::Shutdown,
             Call::HandOver { layout: 1 },

@@ -1,6 +1,7 @@
 //! A client of the daemon: one connection, one call after the other.
 
 use std::io;
+use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::time::Duration;
@@ -11,6 +12,7 @@ use crate::answer::{
     Done, ErrorCode, Failure, LinkSet, Outcome, Pong, Ports, Reloaded, Reply, Stats, Status,
 };
 use crate::call::Call;
+use crate::capture::{CaptureLink, CaptureRequest, Captured, receive_with_file};
 use crate::line::{self, LineError, LineReader};
 use crate::{MAX_ANSWER, VERSION, control_socket};
 
@@ -87,15 +89,14 @@ impl Client {
         let sent = line::write(&self.stream, call.to_line().as_bytes(), self.timeout);
         let line = match (self.answers.next(self.timeout), sent) {
             (Ok(line), _) => line,
-            (Err(_), Err(cause)) | (Err(cause), Ok(())) => {
-                return Err(ClientError::NoAnswer {
-                    path: self.path.clone(),
-                    method: call.method().into(),
-                    cause,
-                });
-            }
+            (Err(_), Err(cause)) | (Err(cause), Ok(())) => return Err(self.no_answer(call, cause)),
         };
-        let reply: Reply<T> = serde_json::from_slice(&line).map_err(|error| self.bad_answer(call, error))?;
+        self.body(call, &line)
+    }
+
+    /// What an answer's line says.
+    fn body<T: DeserializeOwned>(&self, call: &Call, line: &[u8]) -> Result<T, ClientError> {
+        let reply: Reply<T> = serde_json::from_slice(line).map_err(|error| self.bad_answer(call, error))?;
         if reply.version != VERSION {
             let what = format!("version {}, and this program speaks {VERSION}", reply.version);
             return Err(self.bad_answer(call, what));
@@ -160,6 +161,20 @@ impl Client {
         self.call(&Call::DebugImpair { vm, at, loss, reorder, delay_us, seed }).map(|Done {}| ())
     }
 
+    /// Begins a capture, which takes the connection: what it captures, the file of its ring, and its end of the connection.
+    pub fn capture(self, request: &CaptureRequest) -> Result<(Captured, OwnedFd, CaptureLink), ClientError> {
+        let call = Call::Capture { capture: request.clone() };
+        let sent = line::write(&self.stream, call.to_line().as_bytes(), self.timeout);
+        let received = receive_with_file(&self.stream, MAX_ANSWER, self.timeout);
+        let (line, file) = match (received, sent) {
+            (Ok(received), _) => received,
+            (Err(_), Err(cause)) | (Err(cause), Ok(())) => return Err(self.no_answer(&call, cause)),
+        };
+        let captured = self.body(&call, &line)?;
+        let file = file.ok_or_else(|| self.bad_answer(&call, "no file came with the answer"))?;
+        Ok((captured, file, CaptureLink::new(self.stream)))
+    }
+
     pub fn shutdown(&mut self) -> Result<(), ClientError> {
         self.call(&Call::Shutdown).map(|Done {}| ())
     }
@@ -167,6 +182,10 @@ impl Client {
     /// Has the daemon make room for one that knows state of `layout`.
     pub fn hand_over(&mut self, layout: u32) -> Result<(), ClientError> {
         self.call(&Call::HandOver { layout }).map(|Done {}| ())
+    }
+
+    fn no_answer(&self, call: &Call, cause: LineError) -> ClientError {
+        ClientError::NoAnswer { path: self.path.clone(), method: call.method().into(), cause }
     }
 
     fn bad_answer(&self, call: &Call, what: impl ToString) -> ClientError {

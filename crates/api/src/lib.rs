@@ -7,6 +7,7 @@
 
 mod answer;
 mod call;
+mod capture;
 mod client;
 mod counters;
 pub mod line;
@@ -16,6 +17,7 @@ pub use answer::{
     Ports, Reloaded, Reply, Stats, Status, SwitchPort, UplinkStats, VmStats, VmStatus, WorkerStatus,
 };
 pub use call::{Call, METHODS};
+pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};
 pub use client::{Client, ClientError};
 pub use counters::CounterList;
 

@@ -26,3 +26,5 @@ pub use bpf::{BpfError, Instruction, MAX_INSTRUCTIONS, Packet, Program};
 pub use filter::Filter;
 pub use ring::{Counts, Direction, Kind, MAX_POINTS, MAX_RECORD, Mark, Reader, Record, Ring, RingError};
 pub use tap::Tap;
+pub use vmlane_port::DropReason;
+pub use vmlane_port::wrap::wall_clock;

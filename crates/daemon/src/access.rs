@@ -58,6 +58,8 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     ("debug_stall", May::Admin),
     ("debug_trespass", May::Admin),
     ("debug_impair", May::Admin),
+    // It shows what VMs say to each other.
+    ("capture", May::Admin),
     ("shutdown", May::Admin),
     ("hand_over", May::Admin),
 ];

@@ -33,11 +33,12 @@ use vmlane_stream::{Settings, Workers};
 use vmlane_switch::{PortView, Switch};
 use vmlane_vsock::{HostRules, Router};
 
-use crate::access::{May, Policy};
+use crate::access::{May, Policy, View};
 use crate::bounds;
+use crate::captures::Captures;
 use crate::config::{Config, Mode};
 use crate::confine;
-use crate::control::Answers;
+use crate::control::{Answer, Answers};
 use crate::grants;
 use crate::paths::Paths;
 use crate::plan::plan;
@@ -88,6 +89,7 @@ pub struct Daemon {
     pub(crate) faults: DaemonStats,
     /// Mappings that had lost their memory when sessions were last looked at.
     pub(crate) poisonings: AtomicU64,
+    captures: Captures,
     events: Sender<Event>,
     store: Arc<dyn Store>,
     /// Of the control socket. Never held while anything is done.
@@ -168,6 +170,7 @@ impl Daemon {
             watchdog,
             faults,
             poisonings: AtomicU64::new(0),
+            captures: Captures::default(),
             events,
             store,
             policy,
@@ -408,12 +411,25 @@ impl Answers for Daemon {
         self.policy.lock().may(peer)
     }
 
-    fn answer(&self, call: Call, peer: &Peer) -> String {
+    fn answer(&self, call: Call, peer: &Peer) -> Answer {
         let checked = self.policy.lock().check(&call, peer);
         let view = match checked {
             Ok(view) => view,
-            Err(failure) => return Reply::error(failure).to_line(),
+            Err(failure) => return Reply::error(failure).to_line().into(),
         };
+        if let Call::Capture { capture } = call {
+            return match self.captures.begin(&capture, &self.switch) {
+                Ok(begun) => begun,
+                Err(failure) => Reply::error(failure).to_line().into(),
+            };
+        }
+        self.answer_line(call, &view).into()
+    }
+}
+
+impl Daemon {
+    /// The answer to a call that is allowed, and that is a line and nothing more.
+    fn answer_line(&self, call: Call, view: &View) -> String {
         match call {
             Call::Ping => Reply::ok(self.pong()).to_line(),
             Call::Status => Reply::ok(view.of_status(self.status())).to_line(),
@@ -433,6 +449,9 @@ impl Answers for Daemon {
             Call::DebugImpair { vm, at, loss, reorder, delay_us, seed } => {
                 let delay = Duration::from_micros(delay_us.into());
                 line(self.debug_impair(&vm, &at, Impairment { loss, reorder, delay, seed }))
+            }
+            Call::Capture { .. } => {
+                Reply::error(Failure::internal("not answered by a line".into())).to_line()
             }
             Call::Shutdown => line(self.shutdown()),
             Call::HandOver { layout } => line(self.hand_over(layout)),

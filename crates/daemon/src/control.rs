@@ -5,8 +5,10 @@
 //! within a time, and a fault while answering ends in an error answer. Users who may not change anything get a part of
 //! the places, each of them a few: they keep no administrator out.
 
+use std::any::Any;
 use std::collections::HashMap;
-use std::io;
+use std::io::{self, Read};
+use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -20,7 +22,7 @@ use parking_lot::Mutex;
 use rustix::net::Shutdown;
 use vmlane_access::Peer;
 use vmlane_api::line::{self, LineError, LineReader};
-use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply};
+use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply, send_with_file};
 
 use crate::access::{May, stranger};
 
@@ -29,8 +31,23 @@ pub trait Answers: Send + Sync + 'static {
     /// What a process may, if anything. May change while it is connected.
     fn may(&self, peer: &Peer) -> Option<May>;
 
-    /// The answer to a process, as a line, newline included.
-    fn answer(&self, call: Call, peer: &Peer) -> String;
+    /// The answer to a process.
+    fn answer(&self, call: Call, peer: &Peer) -> Answer;
+}
+
+/// An answer.
+pub enum Answer {
+    /// A line, newline included.
+    Line(String),
+    /// A line that a descriptor goes with, and what lasts until the client closes the connection or sends another byte. That
+    /// byte is answered by a newline once it has ended.
+    Lasting { line: String, file: OwnedFd, holds: Box<dyn Any + Send> },
+}
+
+impl From<String> for Answer {
+    fn from(line: String) -> Answer {
+        Answer::Line(line)
+    }
 }
 
 /// Bounds.
@@ -226,7 +243,10 @@ fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds
     let mut requests = LineReader::new(far, MAX_REQUEST);
     loop {
         let (answer, last) = match requests.next(bounds.request) {
-            Ok(line) => (carry_out(&line, peer, answers), false),
+            Ok(line) => match carry_out(&line, peer, answers) {
+                Answer::Line(line) => (line, false),
+                Answer::Lasting { line, file, holds } => return hold(stream, &line, file, holds, bounds),
+            },
             Err(LineError::TooLong { .. }) => (Reply::error(Failure::request_too_long()).to_line(), true),
             Err(error @ LineError::TimedOut { .. }) => {
                 let failure = Failure { code: ErrorCode::TimedOut, message: error.to_string() };
@@ -240,11 +260,33 @@ fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds
     }
 }
 
-fn carry_out(line: &[u8], peer: &Peer, answers: &dyn Answers) -> String {
+/// Sends what lasts, and waits for its end. However many a client began, each has its place among the clients.
+fn hold(mut stream: &UnixStream, line: &str, file: OwnedFd, holds: Box<dyn Any + Send>, bounds: Bounds) {
+    let timeouts = stream.set_write_timeout(Some(bounds.answer)).and_then(|()| stream.set_read_timeout(None));
+    if timeouts.is_err() || send_with_file(stream, line.as_bytes(), file.as_fd()).is_err() {
+        return;
+    }
+    drop(file);
+    let mut byte = [0];
+    let asked = loop {
+        match stream.read(&mut byte) {
+            Ok(count) => break count > 0,
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => {}
+            Err(_) => break false,
+        }
+    };
+    drop(holds);
+    if asked {
+        let _ = line::write(stream, b"\n", bounds.answer);
+    }
+}
+
+fn carry_out(line: &[u8], peer: &Peer, answers: &dyn Answers) -> Answer {
     match Call::from_line(line) {
-        Err(failure) => Reply::error(failure).to_line(),
+        Err(failure) => Reply::error(failure).to_line().into(),
         Ok(call) => catch_unwind(AssertUnwindSafe(|| answers.answer(call, peer))).unwrap_or_else(|_| {
-            Reply::error(Failure::internal("the daemon failed while answering; see its log".into())).to_line()
+            let failure = Failure::internal("the daemon failed while answering; see its log".into());
+            Reply::error(failure).to_line().into()
         }),
     }
 }

@@ -21,6 +21,7 @@ mod access;
 mod accounts;
 pub mod assembly;
 mod bounds;
+mod captures;
 pub mod config;
 pub mod confine;
 mod containment;

@@ -10,7 +10,7 @@ use std::time::{Duration, Instant};
 use vmlane_access::Peer;
 use vmlane_api::{Call, Client, ClientError, Done, ErrorCode, MAX_REQUEST, Pong, Reply};
 use vmlane_daemon::config::May;
-use vmlane_daemon::control::{Answers, Bounds, ControlServer};
+use vmlane_daemon::control::{Answer, Answers, Bounds, ControlServer};
 
 /// Answers pings, panics when told to, and has a lot to say about ports.
 struct Fake;
@@ -20,15 +20,16 @@ impl Answers for Fake {
         Some(May::Admin)
     }
 
-    fn answer(&self, call: Call, _: &Peer) -> String {
-        match call {
+    fn answer(&self, call: Call, _: &Peer) -> Answer {
+        let line = match call {
             Call::Ping => Reply::ok(Pong { pid: 42, daemon: "test".into() }).to_line(),
             Call::DebugPanic { .. } => panic!("as asked for by the test"),
             Call::Ports => format!("{{\"version\":1,\"ok\":\"{}\"}}\n", "x".repeat(8 << 20)),
             Call::Stats => "{\"version\":9,\"ok\":{\"uptime_seconds\":0,\"workers\":{},\"vms\":[]}}\n".into(),
             Call::Status => "nonsense\n".into(),
             _ => Reply::ok(Done {}).to_line(),
-        }
+        };
+        line.into()
     }
 }
 

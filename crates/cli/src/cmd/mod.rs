@@ -2,6 +2,7 @@
 
 mod attach;
 pub mod bench;
+pub mod capture;
 pub mod cloud_hypervisor_args;
 pub mod connect;
 pub mod control;
@@ -56,6 +57,8 @@ pub enum Command {
     Top(top::Args),
     /// Show stream connections and the ports of the switch
     Ports(ports::Args),
+    /// Record frames at ports of the switch, as pcapng
+    Capture(capture::Args),
     /// Show the counters of VMs and workers
     Stats(stats::Args),
     /// Make the daemon read its configuration again
@@ -96,6 +99,7 @@ impl Command {
             Command::Status(args) => args.run(),
             Command::Top(args) => args.run(),
             Command::Ports(args) => args.run(),
+            Command::Capture(args) => args.run(),
             Command::Stats(args) => args.run(),
             Command::Reload(args) => args.run(),
             Command::Release(args) => args.run(),

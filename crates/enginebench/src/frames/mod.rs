@@ -1,5 +1,6 @@
 //! The rows of VMXNET3: synthetic guests on one thread, the worker that moves their frames on the other.
 
+mod captured;
 mod drive;
 mod guest;
 mod switched;
@@ -40,6 +41,8 @@ pub fn register(registry: &mut Registry) {
     add("vmxnet3.segment.64k", GBITS, &[COPY], Load::Super, false, Counts::gbits);
     add("switch.coalesce", GBITS, &[COPY_MERGED], Load::Segments, true, Counts::gbits);
     add("switch.segments", GBITS, &["switch.coalesce"], Load::Segments, false, Counts::gbits);
+    // The bar is a ratio of 0.7.
+    registry.add("capture.on", GBITS, &["vmxnet3.frames.1500"], captured::captured);
     registry.add("vmxnet3.rr.1", ROUND_TRIPS, &["ring.rr.1", "tcp.rr.1"], |length| Ok(round_trips(length)));
     // Small frames: with full ones the guests' memory soon is more than any cache holds, and a plain copy
     // between as much falls to an eighth from 2 to 32 guests; that would be all one sees.
