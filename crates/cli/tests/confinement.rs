@@ -222,6 +222,30 @@ fn interface() -> String {
     format!("vmlt{}", std::process::id())
 }
 
+fn ip(words: &str) {
+    let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+    assert!(status.success(), "ip {words}");
+}
+
+/// Its interface gets another MTU, goes, and comes again.
+fn follows_its_interface(place: &Place, tap: &str) {
+    let is_active = || {
+        let ports: Vec<u8> = place.ask(&["ports", "--json"]).stdout;
+        let ports: serde_json::Value = serde_json::from_slice(&ports).unwrap();
+        let ports = ports["switch"].as_array().expect("the ports of the switch");
+        ports.iter().find(|port| port["name"] == "lan").expect("the uplink")["active"] == true
+    };
+    assert!(is_active());
+    ip(&format!("link set {tap} mtu 4000"));
+    eventually("the new MTU", || place.log().contains("mtu=4000").then_some(()));
+    ip(&format!("link del {tap}"));
+    eventually("the loss of the interface", || (!is_active()).then_some(()));
+    assert!(place.log().contains("the interface is gone"), "{}", place.log());
+    // It is not for the daemon to make it again: an operator who makes it anew finds its name free.
+    ip(&format!("tuntap add dev {tap} mode tap"));
+    eventually("the interface again", || is_active().then_some(()));
+}
+
 #[test]
 fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
     let tap = interface();
@@ -250,7 +274,9 @@ fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
     let report = reload(&uplink("vlan = 7\n"));
     assert!(report.contains("attached to"), "{report}");
     assert!(ports().lines().any(|line| line.contains("lan") && line.contains('7')), "{}", ports());
+    follows_its_interface(&place, &tap);
     assert!(reload(CONFIG).contains("uplink \"lan\": removed"));
+    ip(&format!("link del {tap}"));
     eventually("the interface to go", || (!there()).then_some(()));
     // A file that the daemon's user, or another one, may have written names no interface for a running daemon.
     owner(20_001);

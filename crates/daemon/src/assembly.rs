@@ -209,6 +209,8 @@ impl Daemon {
     /// To be called every few seconds.
     pub fn housekeeping(&self) {
         self.hypervisor.expire();
+        let state = &mut *self.state.lock();
+        state.uplinks.look(&self.switch, &state.config.uplinks);
     }
 
     /// Ends every session and removes every VM's socket.

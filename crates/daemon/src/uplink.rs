@@ -10,10 +10,13 @@ mod helper;
 mod messages;
 mod process;
 
+use std::os::fd::OwnedFd;
 use std::path::Path;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 
 use vmlane_api::UplinkStats;
-use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions};
+use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
 use vmlane_port::{Frames, PortId};
 use vmlane_stats::Counters;
 use vmlane_switch::Switch;
@@ -55,10 +58,25 @@ fn why(error: &TapError) -> String {
     std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default()
 }
 
+/// One in force, with its port.
+struct Uplink {
+    config: UplinkConfig,
+    port: PortId,
+    /// None: the interface is gone, and the port waits for it.
+    attached: Option<Attached>,
+}
+
+/// What is known of the interface.
+struct Attached {
+    /// One of its queues.
+    watch: OwnedFd,
+    mtu: Arc<AtomicUsize>,
+}
+
 /// Every uplink with its port.
 #[derive(Default)]
 pub struct Uplinks {
-    known: Vec<(UplinkConfig, PortId)>,
+    known: Vec<Uplink>,
     /// Opened while the daemon might still do that.
     ready: Vec<(UplinkConfig, TapFiles)>,
     /// Opens those that come later.
@@ -84,15 +102,18 @@ impl Uplinks {
         }
     }
 
-    /// The interface of uplink number `index` of the configuration, opened now unless it was before.
-    fn take(&mut self, index: usize, uplink: &UplinkConfig) -> Result<Tap, UplinkError> {
+    /// The interface of uplink number `index` of the configuration, opened now unless it was before. `make` it if there is none.
+    fn take(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Tap, UplinkError> {
         let files = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
             None if confine::is_confined() => {
                 let name = || uplink.name.clone();
                 let helper = self.helper.as_mut().ok_or_else(|| UplinkError::NoHelper { name: name() })?;
-                helper.open(index, uplink).map_err(|cause| UplinkError::Helper { name: name(), cause })?
+                helper
+                    .open(index, uplink, make)
+                    .map_err(|cause| UplinkError::Helper { name: name(), cause })?
             }
+            None if !make => mtu(&uplink.tap).map_err(failed(uplink)).and_then(|_| open(uplink))?,
             None => open(uplink)?,
         };
         Tap::new(&options(uplink), files, Default::default()).map_err(failed(uplink))
@@ -101,22 +122,24 @@ impl Uplinks {
     /// Makes the uplinks those of `wanted`. Returns what was done, and what was not; an error leaves the others alone.
     pub fn change(&mut self, switch: &Switch, wanted: &[UplinkConfig]) -> (Vec<String>, Vec<UplinkError>) {
         let (mut done, mut refused) = (Vec::new(), Vec::new());
-        self.known.retain(|(uplink, port)| {
-            let stays = wanted.contains(uplink);
+        self.known.retain(|Uplink { config, port, .. }| {
+            let stays = wanted.contains(config);
             if !stays {
                 switch.remove_port(*port);
-                let changes = wanted.iter().any(|other| other.name == uplink.name);
-                done.extend((!changes).then(|| format!("uplink {:?}: removed", uplink.name)));
+                let changes = wanted.iter().any(|other| other.name == config.name);
+                done.extend((!changes).then(|| format!("uplink {:?}: removed", config.name)));
             }
             stays
         });
         for (index, uplink) in wanted.iter().enumerate() {
-            if self.known.iter().any(|(known, _)| known == uplink) {
+            if self.known.iter().any(|known| known.config == *uplink) {
                 continue;
             }
-            match self.take(index, uplink) {
+            match self.take(index, uplink, true) {
                 Ok(tap) => {
-                    self.attach(switch, uplink, tap);
+                    let port = switch.add_port(uplink_spec(uplink));
+                    let attached = attach(switch, port, uplink, tap);
+                    self.known.push(Uplink { config: uplink.clone(), port, attached });
                     done.push(format!("uplink {:?}: attached to {}", uplink.name, uplink.tap));
                 }
                 Err(error) => refused.push(error),
@@ -125,19 +148,77 @@ impl Uplinks {
         (done, refused)
     }
 
-    fn attach(&mut self, switch: &Switch, uplink: &UplinkConfig, mut tap: Tap) {
-        let port = switch.add_port(uplink_spec(uplink));
-        tap.set_stats(switch.stats(port));
-        switch.attach(port, Box::new(tap));
-        tracing::info!(uplink = uplink.name, tap = uplink.tap, "attached");
-        self.known.push((uplink.clone(), port));
+    /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the file, in its order.
+    pub fn look(&mut self, switch: &Switch, configured: &[UplinkConfig]) {
+        for number in 0..self.known.len() {
+            let Some(Uplink { config, port, attached }) = self.known.get(number) else { return };
+            let Some(index) = configured.iter().position(|uplink| uplink == config) else { continue };
+            let (config, port, attached_now) = (config.clone(), *port, attached.is_some());
+            let attached = match attached {
+                Some(attached) if is_gone(&attached.watch) => {
+                    let (uplink, tap) = (&config.name, &config.tap);
+                    tracing::warn!(uplink, tap, "the interface is gone; the port waits for one of this name");
+                    switch.detach(port);
+                    None
+                }
+                Some(Attached { mtu, .. }) => {
+                    let mtu = mtu.clone();
+                    self.follow_mtu(switch, (index, &config, port), &mtu);
+                    continue;
+                }
+                // Why not is of no interest: it is tried again.
+                None => {
+                    self.take(index, &config, false).ok().and_then(|tap| attach(switch, port, &config, tap))
+                }
+            };
+            if attached.is_some() != attached_now
+                && let Some(known) = self.known.get_mut(number)
+            {
+                known.attached = attached;
+            }
+        }
+    }
+
+    /// Has the port carry what its interface carries now.
+    fn follow_mtu(&mut self, switch: &Switch, of: (usize, &UplinkConfig, PortId), known: &AtomicUsize) {
+        let (index, uplink, port) = of;
+        let now = match &mut self.helper {
+            Some(helper) => helper.mtu(index, uplink).ok(),
+            None if confine::is_confined() => None,
+            None => mtu(&uplink.tap).ok(),
+        };
+        if let Some(now) = now.filter(|now| *now != known.load(Ordering::Relaxed)) {
+            tracing::info!(
+                uplink = uplink.name,
+                tap = uplink.tap,
+                mtu = now,
+                "the interface has another MTU"
+            );
+            known.store(now, Ordering::Relaxed);
+            switch.refresh(port);
+        }
     }
 
     pub fn stats(&self, switch: &Switch) -> Vec<UplinkStats> {
-        let one = |(uplink, port): &(UplinkConfig, PortId)| UplinkStats {
-            name: uplink.name.clone(),
+        let one = |Uplink { config, port, .. }: &Uplink| UplinkStats {
+            name: config.name.clone(),
             port: switch.stats(*port).snapshot().into_iter().collect(),
         };
         self.known.iter().map(one).collect()
     }
+}
+
+/// Connects an interface to its port. None: it could not be watched, and is let go.
+fn attach(switch: &Switch, port: PortId, uplink: &UplinkConfig, mut tap: Tap) -> Option<Attached> {
+    let attached = match tap.watch() {
+        Ok(watch) => Attached { watch, mtu: tap.mtu() },
+        Err(error) => {
+            tracing::error!(uplink = uplink.name, %error, "watching an interface");
+            return None;
+        }
+    };
+    tap.set_stats(switch.stats(port));
+    switch.attach(port, Box::new(tap));
+    tracing::info!(uplink = uplink.name, tap = uplink.tap, "attached");
+    Some(attached)
 }

@@ -11,7 +11,7 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 use vmlane_host::uplink::TapFiles;
 
-use super::messages::{Opened, Reply, Request, receive, send};
+use super::messages::{Interface, Reply, Request, Wish, receive, send};
 use crate::config::UplinkConfig;
 
 /// How long an interface may take.
@@ -52,12 +52,31 @@ impl Helper {
         Ok(Helper { socket, child, number: 0 })
     }
 
-    /// Has the interface of an uplink opened, which is `[[uplink]]` number `index` of the file.
-    pub fn open(&mut self, index: usize, uplink: &UplinkConfig) -> Result<TapFiles, HelperError> {
+    /// Has the interface of an uplink opened, which is `[[uplink]]` number `index` of the file; `make` it if there is none.
+    pub fn open(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<TapFiles, HelperError> {
+        let wish = if make { Wish::Open } else { Wish::OpenIfThere };
+        let (mtu, queues) = self.ask(index, uplink, wish)?;
+        match queues.len() == usize::from(uplink.queues.unwrap_or(1)) {
+            true => Ok(TapFiles { queues, mtu }),
+            false => Err(HelperError::Refused(format!("{} queues came", queues.len()))),
+        }
+    }
+
+    /// The MTU of its interface.
+    pub fn mtu(&mut self, index: usize, uplink: &UplinkConfig) -> Result<usize, HelperError> {
+        Ok(self.ask(index, uplink, Wish::Look)?.0)
+    }
+
+    fn ask(
+        &mut self,
+        index: usize,
+        uplink: &UplinkConfig,
+        wish: Wish,
+    ) -> Result<(usize, Vec<OwnedFd>), HelperError> {
         self.number = self.number.wrapping_add(1);
         let number = self.number;
-        send(&self.socket, &Request { number, index }, &[]).map_err(HelperError::Gone)?;
-        loop {
+        send(&self.socket, &Request { number, index, wish }, &[]).map_err(HelperError::Gone)?;
+        let (interface, files) = loop {
             let reply = receive::<Reply>(&self.socket).and_then(|reply| {
                 // Its exit status is collected, if it has one.
                 reply.ok_or_else(|| {
@@ -68,19 +87,15 @@ impl Helper {
             match reply.map_err(HelperError::Gone)? {
                 // To a request that was given up.
                 (reply, _) if reply.number != number => {}
-                (Reply { outcome: Err(refused), .. }, _) => return Err(HelperError::Refused(refused)),
-                (Reply { outcome: Ok(opened), .. }, queues) => return files(opened, queues, uplink),
+                (Reply { outcome, .. }, files) => break (outcome.map_err(HelperError::Refused)?, files),
             }
+        };
+        let Interface { name, tap, queues, mtu } = interface;
+        if (&name, &tap, queues) != (&uplink.name, &uplink.tap, uplink.queues) {
+            return Err(HelperError::Changed { found: format!("{name:?} (tap = {tap:?})") });
         }
+        Ok((mtu, files))
     }
-}
-
-fn files(opened: Opened, queues: Vec<OwnedFd>, uplink: &UplinkConfig) -> Result<TapFiles, HelperError> {
-    let same = (&opened.name, &opened.tap, opened.queues) == (&uplink.name, &uplink.tap, uplink.queues);
-    if !same || queues.len() != usize::from(uplink.queues.unwrap_or(1)) {
-        return Err(HelperError::Changed { found: format!("{:?} (tap = {:?})", opened.name, opened.tap) });
-    }
-    Ok(TapFiles { queues, mtu: opened.mtu })
 }
 
 impl Drop for Helper {

@@ -19,24 +19,36 @@ const LONGEST: usize = 8 << 10;
 /// Files of a packet.
 const FILES: usize = TapOptions::MOST_QUEUES as usize;
 
-/// All that the daemon can ask for: the interface of one `[[uplink]]`. Which one that is, is for the configuration to say.
+/// What is wanted of an interface.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Wish {
+    /// Open it; make it if there is none.
+    Open,
+    /// Open it if there is one.
+    OpenIfThere,
+    /// Tell its MTU.
+    Look,
+}
+
+/// All that the daemon can ask for: about the interface of one `[[uplink]]`. Which one that is, is for the configuration to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Repeated by the reply.
     pub number: u32,
     /// Counted from 0 in the order of the file.
     pub index: usize,
+    pub wish: Wish,
 }
 
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
     pub number: u32,
-    pub outcome: Result<Opened, String>,
+    pub outcome: Result<Interface, String>,
 }
 
-/// What was opened. The file may have changed since the daemon read it.
+/// Which interface it is. The file may have changed since the daemon read it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
-pub struct Opened {
+pub struct Interface {
     pub name: String,
     pub tap: String,
     pub queues: Option<u16>,

@@ -7,15 +7,15 @@ use std::fs::File;
 use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
-use vmlane_host::uplink::{TapError, TapFiles, TapOptions};
+use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu};
 
-use super::messages::{Opened, Reply, Request, receive, send};
+use super::messages::{Interface, Reply, Request, Wish, receive, send};
 use super::why;
-use crate::config::Config;
+use crate::config::{Config, UplinkConfig};
 use crate::confine;
 
 /// How long an interface may be in use: the port that had it goes in its own time.
@@ -25,9 +25,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub fn serve(config: &Path) -> io::Result<()> {
     confine::keep_network_rights()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
-    while let Some((Request { number, index }, _)) = receive(&socket)? {
-        let (outcome, queues) = match open(config, index) {
-            Ok((opened, queues)) => (Ok(opened), queues),
+    let mut file = Configuration { path: config.to_owned(), read: None };
+    while let Some((Request { number, index, wish }, _)) = receive(&socket)? {
+        let (outcome, queues) = match carry_out(&mut file, index, wish) {
+            Ok((interface, queues)) => (Ok(interface), queues),
             Err(refused) => (Err(refused), Vec::new()),
         };
         let queues: Vec<_> = queues.iter().map(OwnedFd::as_fd).collect();
@@ -36,31 +37,67 @@ pub fn serve(config: &Path) -> io::Result<()> {
     Ok(())
 }
 
-fn open(path: &Path, index: usize) -> Result<(Opened, Vec<OwnedFd>), String> {
-    let text = read(path)?;
-    let config = Config::parse(path, &text).map_err(|error| error.to_string())?;
-    let uplink = config.uplinks.get(index).ok_or_else(|| {
-        format!("{}: has only {} uplinks now; reload it again", path.display(), config.uplinks.len())
-    })?;
+/// The file, and its uplinks as they were when it was read last.
+struct Configuration {
+    path: PathBuf,
+    read: Option<(Stamp, Vec<UplinkConfig>)>,
+}
+
+/// By what a file that has changed is known: device, inode, bytes, time of the last change.
+type Stamp = (u64, u64, u64, i64, i64);
+
+impl Configuration {
+    /// The uplinks, if only root and this process's user can have written the file.
+    fn uplinks(&mut self) -> Result<&[UplinkConfig], String> {
+        let (mut file, stamp) = trusted(&self.path)?;
+        if self.read.as_ref().is_none_or(|(read, _)| *read != stamp) {
+            let mut text = String::new();
+            file.read_to_string(&mut text).map_err(|cause| format!("{}: {cause}", self.path.display()))?;
+            let config = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
+            self.read = Some((stamp, config.uplinks));
+        }
+        Ok(self.read.as_ref().map(|(_, uplinks)| &uplinks[..]).unwrap_or_default())
+    }
+}
+
+fn carry_out(
+    file: &mut Configuration,
+    index: usize,
+    wish: Wish,
+) -> Result<(Interface, Vec<OwnedFd>), String> {
+    let shown = file.path.display().to_string();
+    let uplinks = file.uplinks()?;
+    let uplink = uplinks
+        .get(index)
+        .ok_or_else(|| format!("{shown}: has only {} uplinks now; reload it again", uplinks.len()))?;
     let options = TapOptions { name: uplink.tap.clone(), queues: uplink.queues };
+    let failed = |error: TapError| format!("{error}{}", why(&error));
+    let TapFiles { queues, mtu } = match wish {
+        Wish::Open => open(&options).map_err(failed)?,
+        Wish::OpenIfThere => mtu(&options.name).and_then(|_| open(&options)).map_err(failed)?,
+        Wish::Look => TapFiles { queues: Vec::new(), mtu: mtu(&options.name).map_err(failed)? },
+    };
+    let TapOptions { name: tap, queues: wanted } = options;
+    Ok((Interface { name: uplink.name.clone(), tap, queues: wanted, mtu }, queues))
+}
+
+fn open(options: &TapOptions) -> Result<TapFiles, TapError> {
     let deadline = Instant::now() + PATIENCE;
-    let TapFiles { queues, mtu } = loop {
-        match TapFiles::open(&options) {
+    loop {
+        match TapFiles::open(options) {
             Err(TapError::Busy { .. }) if Instant::now() < deadline => {
                 std::thread::sleep(Duration::from_millis(5));
             }
-            opened => break opened.map_err(|error| format!("{error}{}", why(&error)))?,
+            opened => return opened,
         }
-    };
-    let opened = Opened { name: uplink.name.clone(), tap: options.name, queues: options.queues, mtu };
-    Ok((opened, queues))
+    }
 }
 
-/// The configuration, if only root and this process's user can have written it.
-fn read(path: &Path) -> Result<String, String> {
+/// The file, open, if only root and this process's user can have written it.
+fn trusted(path: &Path) -> Result<(File, Stamp), String> {
     let shown = path.display();
     let unreadable = |cause: io::Error| format!("{shown}: {cause}");
-    let mut file = File::open(path).map_err(unreadable)?;
+    let file = File::open(path).map_err(unreadable)?;
     let metadata = file.metadata().map_err(unreadable)?;
     let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
     if owner != 0 && owner != geteuid().as_raw() || mode & 0o022 != 0 {
@@ -69,9 +106,8 @@ fn read(path: &Path) -> Result<String, String> {
              interface that it names; `chown root {shown}; chmod go-w {shown}`, or start the daemon again"
         ));
     }
-    let mut text = String::new();
-    file.read_to_string(&mut text).map_err(unreadable)?;
-    Ok(text)
+    let stamp = (metadata.dev(), metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec());
+    Ok((file, stamp))
 }
 
 #[cfg(test)]
@@ -88,16 +124,16 @@ mod tests {
         fs::write(&path, "").unwrap();
         let mode = |mode| fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
         mode(0o644);
-        assert_eq!(read(&path).as_deref(), Ok(""));
+        trusted(&path).unwrap();
         for others in [0o664, 0o646] {
             mode(others);
-            let refused = read(&path).unwrap_err();
+            let refused = trusted(&path).unwrap_err();
             assert!(refused.contains(&format!("mode {others:04o}")), "{refused}");
         }
         mode(0o644);
         if geteuid().is_root() {
             std::os::unix::fs::chown(&path, Some(20_001), None).unwrap();
-            let refused = read(&path).unwrap_err();
+            let refused = trusted(&path).unwrap_err();
             assert!(refused.contains("owner 20001") && refused.contains("chown root"), "{refused}");
         }
     }
@@ -108,10 +144,11 @@ mod tests {
         let path = folder.path().join("vmlane.toml");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\ntap = \"vmlane-none\"\n").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        let refused = open(&path, 1).err().unwrap();
+        let mut file = Configuration { path: path.clone(), read: None };
+        let refused = carry_out(&mut file, 1, Wish::Open).err().unwrap();
         assert!(refused.contains("only 1 uplinks"), "{refused}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\n").unwrap();
-        let refused = open(&path, 0).err().unwrap();
+        let refused = carry_out(&mut file, 0, Wish::Look).err().unwrap();
         assert!(refused.contains("tap is missing"), "{refused}");
     }
 }

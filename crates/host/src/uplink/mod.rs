@@ -2,4 +2,4 @@
 
 mod tap;
 
-pub use tap::{Tap, TapError, TapFiles, TapOptions};
+pub use tap::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};

@@ -9,6 +9,7 @@ mod interface;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -19,7 +20,7 @@ use vmlane_port::{
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
-pub use self::interface::TapError;
+pub use self::interface::{TapError, mtu};
 
 /// Frames of the host that may be lent at once.
 const LOOK_AHEAD: usize = 128;
@@ -65,7 +66,8 @@ pub struct Tap {
     next: usize,
     /// The queue that last had no room.
     full: usize,
-    name: String,
+    /// Bytes of the longest packet, told by who sees it change.
+    mtu: Arc<AtomicUsize>,
     capabilities: RxCapabilities,
     filter: Filter,
     slots: Vec<Slot>,
@@ -117,7 +119,7 @@ impl Tap {
             any,
             next: 0,
             full: 0,
-            name: options.name.clone(),
+            mtu: Arc::new(AtomicUsize::new(mtu)),
             capabilities: capabilities(mtu),
             filter: Filter::open(),
             slots: (0..LOOK_AHEAD).map(slot).collect(),
@@ -125,6 +127,17 @@ impl Tap {
             stats,
             out: [0; Header::SIZE + TAG + MAX_HEAD],
         })
+    }
+
+    /// The interface's MTU as the port takes it to be. It picks up another one with its next [`FramePort::refresh`]: by itself,
+    /// a confined daemon cannot ask for it.
+    pub fn mtu(&self) -> Arc<AtomicUsize> {
+        self.mtu.clone()
+    }
+
+    /// A file by which to see that the interface is gone ([`is_gone`]).
+    pub fn watch(&self) -> io::Result<OwnedFd> {
+        self.queues.first().ok_or(io::ErrorKind::NotFound)?.try_clone()
     }
 
     /// Counts in `stats` from now on.
@@ -201,6 +214,14 @@ impl Tap {
             Err(_) => Err(DropReason::Uplink),
         }
     }
+}
+
+/// Is the interface gone that this file was a queue of?
+pub fn is_gone(queue: impl AsFd) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    let mut files = [PollFd::new(&queue, PollFlags::empty())];
+    // The kernel reports an error of a file that has no interface (drivers/net/tun.c, tun_chr_poll).
+    poll(&mut files, Some(&at_once)).is_ok() && files[0].revents().contains(PollFlags::ERR)
 }
 
 /// A file that is readable when one of several is.
@@ -318,9 +339,7 @@ impl FramePort for Tap {
 
     /// The interface's MTU may have changed.
     fn refresh(&mut self) {
-        if let Ok(mtu) = interface::mtu(&self.name) {
-            self.capabilities = capabilities(mtu);
-        }
+        self.capabilities = capabilities(self.mtu.load(Ordering::Relaxed));
     }
 }
 
