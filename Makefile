@@ -46,7 +46,7 @@ test: setup lint test-unit test-guests
 # The same cases of the property tests each time, so that a change fails for what it changed, not for a rare
 # case that is older. PROPTEST_RNG_SEED=7 (any number) tries others, as does `cargo test` by itself.
 test-unit: bootstrap
-	@scripts/bootstrap.sh libvirt-clients libxml2-utils
+	@scripts/bootstrap.sh libvirt-clients libxml2-utils tshark
 	@echo '==> unit and property tests'
 	@PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} cargo test --locked --workspace
 

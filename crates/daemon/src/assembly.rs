@@ -35,7 +35,7 @@ use vmlane_vsock::{HostRules, Router};
 
 use crate::access::{May, Policy, View};
 use crate::bounds;
-use crate::captures::Captures;
+use crate::captures::{Captures, Sources};
 use crate::config::{Config, Mode};
 use crate::confine;
 use crate::control::{Answer, Answers};
@@ -420,7 +420,15 @@ impl Answers for Daemon {
             Err(failure) => return Reply::error(failure).to_line().into(),
         };
         if let Call::Capture { capture } = call {
-            return match self.captures.begin(&capture, &self.switch) {
+            let vms = self
+                .state
+                .lock()
+                .vms
+                .iter()
+                .filter_map(|vm| Some((vm.name().to_owned(), vm.cid()?)))
+                .collect();
+            let sources = Sources { switch: &self.switch, workers: &self.workers, vms };
+            return match self.captures.begin(&capture, &sources) {
                 Ok(begun) => begun,
                 Err(failure) => Reply::error(failure).to_line().into(),
             };

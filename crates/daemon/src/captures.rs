@@ -4,8 +4,9 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
 use vmlane_api::{CapturePoint, CaptureRequest, Captured, ErrorCode, Failure, Reply};
-use vmlane_capture::{Filter, MAX_POINTS, MAX_RECORD, Program, Ring, Tap};
-use vmlane_port::wrap::FrameTap;
+use vmlane_capture::{Filter, MAX_POINTS, MAX_RECORD, Program, Ring, Streams, Tap};
+use vmlane_port::wrap::{FrameTap, StreamTap};
+use vmlane_stream::Workers;
 use vmlane_switch::Switch;
 
 use crate::control::Answer;
@@ -24,7 +25,9 @@ pub struct Captures {
 struct Capture {
     switch: Arc<Switch>,
     ring: Arc<Ring>,
+    workers: Arc<Workers>,
     taps: Vec<Arc<dyn FrameTap>>,
+    streams: Vec<Arc<dyn StreamTap>>,
     _place: Place,
 }
 
@@ -56,8 +59,8 @@ fn refuse(message: String) -> Failure {
 
 impl Captures {
     /// Begins a capture, which lasts as long as the client's connection.
-    pub fn begin(&self, request: &CaptureRequest, switch: &Arc<Switch>) -> Result<Answer, Failure> {
-        let points = choose(request, switch)?;
+    pub fn begin(&self, request: &CaptureRequest, of: &Sources<'_>) -> Result<Answer, Failure> {
+        let points = choose(request, &of.points())?;
         let filter = filter(request)?;
         if request.buffer > MAX_BUFFER {
             return Err(refuse(format!(
@@ -70,16 +73,35 @@ impl Captures {
         let ring = Ring::new(request.buffer as usize, points.len()).map_err(|error| host(&error))?;
         let file = ring.file().try_clone_to_owned().map_err(|error| host(&error))?;
         let ring = Arc::new(ring);
-        let mut capture =
-            Capture { switch: switch.clone(), ring: ring.clone(), taps: Vec::new(), _place: place };
+        let mut capture = Capture {
+            switch: of.switch.clone(),
+            ring: ring.clone(),
+            workers: of.workers.clone(),
+            taps: Vec::new(),
+            streams: Vec::new(),
+            _place: place,
+        };
         let snap = (request.snap as usize).min(MAX_RECORD);
-        for (point, name) in (0..).zip(&points) {
-            let tap: Arc<dyn FrameTap> = Arc::new(Tap::new(ring.clone(), point, snap, filter.clone()));
-            switch.add_tap(name, tap.clone());
-            capture.taps.push(tap);
+        for (point, (name, cid)) in (0..).zip(&points) {
+            let (ring, filter) = (ring.clone(), filter.clone());
+            match *cid {
+                None => {
+                    let tap: Arc<dyn FrameTap> = Arc::new(Tap::new(ring, point, snap, filter));
+                    of.switch.add_tap(name, tap.clone());
+                    capture.taps.push(tap);
+                }
+                Some(cid) => {
+                    let tap: Arc<dyn StreamTap> = Arc::new(Streams::new(ring, point, cid, snap, filter));
+                    of.workers.add_tap(tap.clone());
+                    capture.streams.push(tap);
+                }
+            }
         }
-        tracing::info!(points = points.join(" "), bytes = ring.bytes(), "a capture begins");
-        let points = points.into_iter().map(|name| CapturePoint { name, kind: "frames".into() });
+        tracing::info!(points = names(&points), bytes = ring.bytes(), "a capture begins");
+        let points = points.into_iter().map(|(name, cid)| {
+            let kind = if cid.is_some() { "streams" } else { "frames" };
+            CapturePoint { name, kind: kind.into() }
+        });
         let line = Reply::ok(Captured { points: points.collect() }).to_line();
         Ok(Answer::Lasting { line, file, holds: Box::new(capture) })
     }
@@ -90,6 +112,9 @@ impl Capture {
     fn end(&mut self) {
         for tap in self.taps.drain(..) {
             self.switch.remove_tap(&tap);
+        }
+        for tap in self.streams.drain(..) {
+            self.workers.remove_tap(&tap);
         }
         self.ring.end();
     }
@@ -102,38 +127,61 @@ impl Drop for Capture {
     }
 }
 
+/// Where there is something to capture.
+pub struct Sources<'a> {
+    pub switch: &'a Arc<Switch>,
+    pub workers: &'a Arc<Workers>,
+    /// Names and CIDs of the VMs that have one.
+    pub vms: Vec<(String, u32)>,
+}
+
+/// A point: its name, and the CID whose streams it is, if it is no port of the switch.
+type Point = (String, Option<u32>);
+
+impl Sources<'_> {
+    /// All points that there are.
+    fn points(&self) -> Vec<Point> {
+        let ports = self.switch.ports().into_iter().map(|port| (port.spec.name, None));
+        let streams = self.vms.iter().map(|(vm, cid)| (format!("vsock:{vm}"), Some(*cid)));
+        ports.chain(streams).collect()
+    }
+}
+
+fn names(points: &[Point]) -> String {
+    points.iter().map(|(name, _)| name.as_str()).collect::<Vec<_>>().join(", ")
+}
+
 /// The points that are asked for, each once.
-fn choose(request: &CaptureRequest, switch: &Switch) -> Result<Vec<String>, Failure> {
-    let known: Vec<String> = switch.ports().into_iter().map(|port| port.spec.name).collect();
-    let mut chosen: Vec<String> = Vec::new();
+fn choose(request: &CaptureRequest, known: &[Point]) -> Result<Vec<Point>, Failure> {
+    let mut chosen: Vec<&Point> = Vec::new();
     for name in &request.points {
-        if !known.contains(name) {
-            let there_are = if known.is_empty() { "none".into() } else { known.join(", ") };
+        let Some(point) = known.iter().find(|point| point.0 == *name) else {
+            let there_are = if known.is_empty() { "none".into() } else { names(known) };
             return Err(refuse(format!("there is no point {name:?} to capture; there are: {there_are}")));
-        }
-        chosen.push(name.clone());
+        };
+        chosen.push(point);
     }
     for vm in &request.vms {
         let before = chosen.len();
-        chosen.extend(known.iter().filter(|name| vm_of(name) == Some(vm)).cloned());
+        chosen.extend(known.iter().filter(|(name, _)| vm_of(name) == Some(vm)));
         if chosen.len() == before {
             return Err(refuse(format!(
                 "vm: there is no VM {vm:?} with anything to capture; points are: {}",
-                known.join(", ")
+                names(known)
             )));
         }
     }
     if request.points.is_empty() && request.vms.is_empty() {
-        chosen = known;
+        chosen = known.iter().collect();
     }
-    let mut once: Vec<String> = Vec::new();
-    chosen.into_iter().for_each(|name| {
-        if !once.contains(&name) {
-            once.push(name);
+    let mut once: Vec<Point> = Vec::new();
+    for point in chosen {
+        if !once.contains(point) {
+            once.push(point.clone());
         }
-    });
+    }
     match once.len() {
-        0 => Err(refuse("there is nothing to capture: the configuration has no NIC and no uplink".into())),
+        0 => Err(refuse("there is nothing to capture: the configuration has no VM and no uplink".into())),
         1..=MAX_POINTS => Ok(once),
         count => Err(refuse(format!(
             "{count} points are too many for one capture; name {MAX_POINTS} of them at most"
@@ -143,7 +191,7 @@ fn choose(request: &CaptureRequest, switch: &Switch) -> Result<Vec<String>, Fail
 
 /// The VM that a point belongs to.
 fn vm_of(point: &str) -> Option<&str> {
-    point.split_once('/').map(|(vm, _)| vm)
+    point.strip_prefix("vsock:").or_else(|| point.split_once('/').map(|(vm, _)| vm))
 }
 
 fn filter(request: &CaptureRequest) -> Result<Filter, Failure> {

@@ -142,6 +142,11 @@ pub struct RingSlice<'a> {
 }
 
 impl RingSlice<'_> {
+    /// The same ring, `by` bytes further; that is no more than its size.
+    pub fn advanced(self, by: usize) -> Self {
+        RingSlice { at: advance(self.at as u64, by as u64, self.size as u64) as usize, ..self }
+    }
+
     /// Copies `out.len()` bytes out of the ring.
     pub fn read(&self, out: &mut [u8]) {
         let (head, tail) = out.split_at_mut(out.len().min(self.size - self.at));

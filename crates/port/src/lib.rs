@@ -35,6 +35,6 @@ pub use frame_port::{BURST, FramePort, Frames, PortId, Refused, RxCapabilities, 
 pub use indexed_ring::{RingSlice, transfer};
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};
-pub use stream_port::{End, StreamPort};
+pub use stream_port::{End, StreamAddress, StreamPort};
 pub use streams::{Budget, Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 pub use vnet::VnetHeader;

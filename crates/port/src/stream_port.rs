@@ -1,5 +1,7 @@
 //! One end of a byte stream as the engine sees it.
 
+use std::any::Any;
+
 use crate::{PortFault, RingSlice, transfer};
 
 /// How a stream ends for the end that stays, always behind the last byte it could get.
@@ -15,13 +17,34 @@ pub enum End {
     Reset,
 }
 
+/// Between whom a stream is, as one of its ends sees it.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct StreamAddress {
+    /// The end's own CID.
+    pub cid: u32,
+    /// Its own port.
+    pub port: u32,
+    /// The CID of its peer.
+    pub peer_cid: u32,
+    /// The port of its peer.
+    pub peer_port: u32,
+}
+
+impl StreamAddress {
+    /// As the peer sees it.
+    pub fn reversed(self) -> StreamAddress {
+        let StreamAddress { cid, port, peer_cid, peer_port } = self;
+        StreamAddress { cid: peer_cid, port: peer_port, peer_cid: cid, peer_port: port }
+    }
+}
+
 /// One end of a byte stream. A worker owns it; the other side of its rings (a guest, a process) moves its
 /// own indices at any time. The order of the calls: the page of [`crate::life_of_a_stream_port`].
 ///
 /// Reading half: bytes the other side has written. Writing half: room for bytes the other side will read.
 /// Indices that the other side sees may lag behind what was really consumed while the stream is awake;
 /// `publish_room` and the `arm_*` calls make them exact before it sleeps (`docs/devices/vmci.md`, rules M1 to M8).
-pub trait StreamPort: Send {
+pub trait StreamPort: Send + Any {
     /// Bytes that the other side has written and that are not consumed yet, from a fresh load of its index.
     fn readable(&mut self) -> Result<usize, PortFault>;
 
@@ -83,6 +106,11 @@ pub trait StreamPort: Send {
     /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie there has
     /// had the time to announce them. `None` if they are not counted: its time passes as clocks go.
     fn requests(&self) -> Option<u64> {
+        None
+    }
+
+    /// Between whom the stream is, if this end knows. For captures.
+    fn address(&self) -> Option<StreamAddress> {
         None
     }
 

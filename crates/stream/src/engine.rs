@@ -9,6 +9,7 @@ use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
 use tracing::{debug, error, warn};
+use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Budget, Resumed, Shutdown, Side};
 use vmlane_worker::{Engine, Event, Heartbeat, Meter, Rest, Work};
 
@@ -61,6 +62,8 @@ pub struct StreamEngine {
     next_look: Option<Instant>,
     /// Slots of streams that fell asleep while an end withheld something.
     withholding: Vec<usize>,
+    /// What looks at the bytes of streams: empty while there is no capture. The ends are wrapped for it.
+    taps: Vec<Arc<dyn StreamTap>>,
 }
 
 impl StreamEngine {
@@ -89,6 +92,7 @@ impl StreamEngine {
             polled: now,
             next_look: None,
             withholding: Vec::new(),
+            taps: Vec::new(),
         }
     }
 
@@ -97,6 +101,10 @@ impl StreamEngine {
         stream.account = self.meter.open(Owner(Arc::downgrade(opener)));
         self.meter.charge(stream.account, NEW);
         stream.looks = stream.looks.max(self.settings.looks);
+        if !self.taps.is_empty() {
+            stream.set_taps(&self.taps);
+            stream.tell_begin(&self.taps);
+        }
         if self.streams.len() <= slot {
             self.streams.resize_with(slot + 1, || None);
         }
@@ -382,6 +390,11 @@ impl Engine for StreamEngine {
                 self.insert(slot, JoinedStream::resumed(ends, left, now), &opener);
                 self.guarded(slot, |stream| stream.restore_marks(marks));
                 self.activate(slot);
+            }
+            Command::Tap { taps, answer } => {
+                self.streams.iter_mut().flatten().for_each(|stream| stream.set_taps(&taps));
+                self.taps = taps;
+                drop(answer);
             }
             Command::Signal { slot, signals, .. } => self.signalled(slot, signals),
             Command::Leave { slot, side, answer } => {

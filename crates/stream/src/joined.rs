@@ -5,6 +5,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmlane_port::wrap::{CapturedStream, StreamEvent, StreamTap, wall_clock};
 use vmlane_port::{Budget, End, Shutdown, Side, StreamEnd, StreamPort};
 
 use vmlane_worker::Account;
@@ -272,6 +273,29 @@ impl JoinedStream {
                 }
                 Ok(())
             }
+        }
+    }
+
+    /// Has `taps`, and no others, look at what both ends send. Only streams whose addresses an end knows are looked at.
+    pub fn set_taps(&mut self, taps: &[Arc<dyn StreamTap>]) {
+        let known = [0, 1].map(|end| self.ends[end].as_ref().and_then(|end| end.port.address()));
+        let addresses = [
+            known[0].or(known[1].map(|peer| peer.reversed())),
+            known[1].or(known[0].map(|peer| peer.reversed())),
+        ];
+        for (place, address) in self.ends.iter_mut().zip(addresses) {
+            let Some(StreamEnd { port, budget, slow }) = place.take() else { continue };
+            let port = CapturedStream::wrap(CapturedStream::unwrap(port), taps, address);
+            *place = Some(StreamEnd { port, budget, slow });
+        }
+    }
+
+    /// Tells the taps of a stream that it is new.
+    pub fn tell_begin(&self, taps: &[Arc<dyn StreamTap>]) {
+        let address = self.ends[0].as_ref().and_then(|end| end.port.address());
+        if let Some(address) = address {
+            let now = wall_clock();
+            taps.iter().for_each(|tap| tap.event(address, StreamEvent::Begins, now));
         }
     }
 

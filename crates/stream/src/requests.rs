@@ -1,5 +1,8 @@
 //! What other threads ask of a worker: commands in order; signals of a stream merged into one.
 
+use std::sync::Arc;
+
+use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Resumed, Shutdown, Side, StreamEnd};
 use vmlane_worker::{Answer, CommandQueue, Shared};
 
@@ -44,6 +47,11 @@ pub enum Command {
         slot: usize,
         generation: u32,
         signals: Signals,
+    },
+    /// What looks at all streams from now on.
+    Tap {
+        taps: Vec<Arc<dyn StreamTap>>,
+        answer: Answer,
     },
     Leave {
         slot: usize,

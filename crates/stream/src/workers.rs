@@ -1,9 +1,10 @@
 //! The workers as devices see them: streams are joined, kicked, shut down and left.
 
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, PoisonError};
 use std::thread::JoinHandle;
 
 use vmlane_port::role::Role;
+use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Resumed, Shutdown, Side, StreamEnd, StreamId, Streams};
 use vmlane_worker::{Calls, Heartbeat, Parking, RoundRobin};
 
@@ -18,6 +19,8 @@ pub type Worker = vmlane_worker::Worker<StreamEngine>;
 /// The worker threads; dropping it stops them.
 pub struct Workers {
     requests: Vec<Arc<Requests>>,
+    /// Held while they are changed; workers never take it.
+    taps: Mutex<Vec<Arc<dyn StreamTap>>>,
     placement: RoundRobin,
     threads: Vec<JoinHandle<()>>,
     stats: Arc<WorkerStats>,
@@ -49,7 +52,10 @@ impl Workers {
         };
         let unstarted = requests.iter().zip(&heartbeats).map(start).collect();
         let placement = RoundRobin::new(requests.len());
-        (Workers { requests, placement, threads: Vec::new(), stats, heartbeats }, unstarted)
+        (
+            Workers { requests, taps: Mutex::default(), placement, threads: Vec::new(), stats, heartbeats },
+            unstarted,
+        )
     }
 
     pub fn stats(&self) -> &Arc<WorkerStats> {
@@ -59,6 +65,30 @@ impl Workers {
     /// The heartbeat of each worker; it serves streams.
     pub fn heartbeats(&self) -> &[Arc<Heartbeat>] {
         &self.heartbeats
+    }
+
+    /// Has `tap` look at the bytes of all streams, until [`Self::remove_tap`]: it says itself which concern it. Streams
+    /// go on meanwhile; their ends are wrapped.
+    pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
+        let mut taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
+        taps.push(tap);
+        self.place_taps(&taps);
+    }
+
+    /// Ends what [`Self::add_tap`] began: when this returns, no worker uses the tap any more.
+    pub fn remove_tap(&self, tap: &Arc<dyn StreamTap>) {
+        let mut taps = self.taps.lock().unwrap_or_else(PoisonError::into_inner);
+        taps.retain(|other| !Arc::ptr_eq(other, tap));
+        self.place_taps(&taps);
+    }
+
+    fn place_taps(&self, taps: &[Arc<dyn StreamTap>]) {
+        let calls = Calls::new();
+        for requests in &self.requests {
+            // Refused by a worker that has stopped: it looks at nothing any more.
+            let _ = requests.call(|_| Some(Command::Tap { taps: taps.to_vec(), answer: calls.answer() }));
+        }
+        calls.wait();
     }
 
     fn of(&self, stream: StreamId) -> Option<&Requests> {

@@ -22,11 +22,12 @@ const EXAMPLES: &str = "Examples:
   vmlane capture -w all.pcapng
   vmlane capture web/nic0 lan -s 96 -w heads.pcapng
   vmlane capture --vm web --port 5000 -c 100 -w web.pcapng
+  vmlane capture vsock:web --port 5000 -w streams.pcapng
   vmlane capture lan -w - | tshark -r -
   tcpdump -y EN10MB -ddd 'tcp port 80' | vmlane capture web/nic0 --bpf - -w web.pcapng
   vmlane capture web/nic0 -C 100 -W 10 -w ring.pcapng
 
-Points are VM/NIC and the names of uplinks; without any, all are captured. OUT is what the guest sent, before any decision about
+Points are VM/NIC, the names of uplinks, and vsock:VM for the streams of a VM; without any, all are captured. OUT is what the guest sent, before any decision about
 it; IN is what it was delivered, or what was dropped on its way to it. A packet's comment says why a frame was dropped, the
 size of segments of a super-frame (gso), and how many records were lost just before it.
 
@@ -39,11 +40,11 @@ const SHORTEST: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(10);
 const PROGRESS: Duration = Duration::from_millis(500);
 
-/// Record frames as they pass ports of the switch, as pcapng
+/// Record frames at ports of the switch and the bytes of streams, as pcapng
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// Points to capture: VM/NIC or the name of an uplink
+    /// Points to capture: VM/NIC, the name of an uplink, vsock:VM
     #[arg(value_name = "POINT")]
     points: Vec<String>,
     /// File to write; - is standard output

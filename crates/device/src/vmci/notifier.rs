@@ -109,6 +109,11 @@ impl Notifier {
         })
     }
 
+    /// The end's connection, if it belongs to one.
+    pub fn address(&self) -> Option<Address> {
+        self.notices.address().copied()
+    }
+
     pub fn protocol(&self) -> Protocol {
         self.protocol
     }

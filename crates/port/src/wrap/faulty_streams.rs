@@ -4,7 +4,8 @@ use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::trigger::{Fault, Trigger};
 use crate::{
-    Budget, End, PortFault, Resumed, RingSlice, Shutdown, Side, StreamEnd, StreamId, StreamPort, Streams,
+    Budget, End, PortFault, Resumed, RingSlice, Shutdown, Side, StreamAddress, StreamEnd, StreamId,
+    StreamPort, Streams,
 };
 
 /// The workers as devices see them: each end that is joined is wrapped on its way. Whose it is, its [`Budget`] tells.
@@ -145,6 +146,10 @@ impl StreamPort for FaultyStream {
 
     fn requests(&self) -> Option<u64> {
         self.inner.requests()
+    }
+
+    fn address(&self) -> Option<StreamAddress> {
+        self.inner.address()
     }
 
     fn keep(&mut self, bytes: &[u8]) {

@@ -181,7 +181,7 @@ impl Bridge {
         }
         let Some(guest) = self.guests.get(&name.cid) else { return false };
         let Ok(mut link) = guest.make() else { return false };
-        let end = link.port.take().map(|port| guest.end(port));
+        let end = link.port.take().map(|port| guest.end(port, name));
         let key = Key { client: (name.cid, name.port), server: vm.target((name.peer, name.peer_port)) };
         link.flow.hears(header);
         link.owes_response = true;
@@ -206,7 +206,7 @@ impl Bridge {
             return false;
         }
         let (Some(call), Some(port)) = (link.call, link.port.take()) else { return false };
-        self.router.accept(call, guest.end(port), guest.remote(name))
+        self.router.accept(call, guest.end(port, name), guest.remote(name))
     }
 
     /// The guest's bytes. False: more than it had credit for.

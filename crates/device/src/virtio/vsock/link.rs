@@ -9,7 +9,7 @@ use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering, fence};
 
 use vmlane_mem::{MapRequest, MemoryMap, Pages, Spans, memfd};
 use vmlane_port::indexed_ring::{Reading, Writing, advance};
-use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
 
 /// Bytes that each ring takes: what a Linux socket has by default.
 pub const CREDIT: usize = 256 << 10;
@@ -115,7 +115,10 @@ pub fn rings(waker: Arc<dyn Waker>) -> std::io::Result<(DeviceEnd, LinkPort)> {
         into: spans(0),
         from: spans(size),
     };
-    Ok((device, LinkPort { shared, inbound: Reading::new(size), outbound: Writing::new(size) }))
+    Ok((
+        device,
+        LinkPort { shared, inbound: Reading::new(size), outbound: Writing::new(size), address: None },
+    ))
 }
 
 /// The device's end of a connection's rings. One worker owns it.
@@ -178,9 +181,15 @@ pub struct LinkPort {
     shared: Arc<Shared>,
     inbound: Reading,
     outbound: Writing,
+    address: Option<StreamAddress>,
 }
 
 impl LinkPort {
+    /// Its guest's connection, as the guest knows it.
+    pub fn set_address(&mut self, address: StreamAddress) {
+        self.address = Some(address);
+    }
+
     /// There is something new for the device's end.
     fn notify(&self) {
         fence(Ordering::SeqCst);
@@ -194,6 +203,10 @@ impl LinkPort {
 }
 
 impl StreamPort for LinkPort {
+    fn address(&self) -> Option<StreamAddress> {
+        self.address
+    }
+
     fn readable(&mut self) -> Result<usize, PortFault> {
         self.shared.inbound.readable(&mut self.inbound)
     }

@@ -6,12 +6,12 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{Pages, Word};
 use vmlane_port::indexed_ring::{Reading, Writing};
-use vmlane_port::{End, PortFault};
+use vmlane_port::{End, PortFault, StreamAddress};
 use vmlane_wire::vmci::{Handle, RawHandle, queue_header};
 use zerocopy::IntoBytes;
 
 use super::port::QueueMemory;
-use crate::vmci::notice::Notice;
+use crate::vmci::notice::{Address, Notice};
 use crate::vmci::notifier::{Notifier, Protocol};
 
 /// A real guest's two queues: header page, then data pages, each.
@@ -104,6 +104,11 @@ impl QueueMemory for GuestQueues {
 
     fn protocol(&self) -> Protocol {
         self.protocol
+    }
+
+    fn address(&self) -> Option<StreamAddress> {
+        let Address { cid, port, peer_cid, peer_port } = self.notifier.address()?;
+        Some(StreamAddress { cid, port, peer_cid, peer_port })
     }
 
     fn look(&self, reading: &Reading, writing: &Writing) -> Result<(), PortFault> {

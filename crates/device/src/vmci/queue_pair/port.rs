@@ -12,7 +12,7 @@
 
 use vmlane_mem::Pages;
 use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
-use vmlane_port::{End, PortFault, RingSlice, StreamPort};
+use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
 
 use crate::vmci::notice::Notice;
 use crate::vmci::notifier::Protocol;
@@ -77,6 +77,11 @@ pub trait QueueMemory: Send {
 
     /// Tells the guest how its stream ends.
     fn tell(&self, _end: End) {}
+
+    /// Between whom the stream is, if it belongs to a connection that the guest knows.
+    fn address(&self) -> Option<StreamAddress> {
+        None
+    }
 
     /// The guest broke the rules of its ring.
     fn broke(&self) {}
@@ -157,7 +162,11 @@ impl<M: QueueMemory> QueuePairPort<M> {
     }
 }
 
-impl<M: QueueMemory> StreamPort for QueuePairPort<M> {
+impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
+    fn address(&self) -> Option<StreamAddress> {
+        self.memory.address()
+    }
+
     fn readable(&mut self) -> Result<usize, PortFault> {
         if self.reading.size == 0 {
             return Ok(0);

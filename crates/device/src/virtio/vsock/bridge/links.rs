@@ -3,7 +3,7 @@
 use std::collections::HashMap;
 use std::sync::Arc;
 
-use vmlane_port::{Budget, StreamEnd, StreamId};
+use vmlane_port::{Budget, StreamAddress, StreamEnd, StreamId};
 use vmlane_vsock::{Call, Vm};
 use vmlane_wire::virtio_vsock::Header;
 
@@ -169,7 +169,9 @@ impl GuestLinks {
     }
 
     /// The link's end of a stream.
-    pub fn end(&self, port: LinkPort) -> StreamEnd {
+    pub fn end(&self, mut port: LinkPort, name: Name) -> StreamEnd {
+        let Name { cid, port: own, peer, peer_port } = name;
+        port.set_address(StreamAddress { cid, port: own, peer_cid: peer, peer_port });
         StreamEnd { port: Box::new(port), budget: self.budget.clone(), slow: false }
     }
 

@@ -1,0 +1,147 @@
+//! The end of a stream that is looked at: what its guest sends, as it is copied.
+
+use std::any::Any;
+use std::sync::Arc;
+
+use super::wall_clock;
+use crate::{End, PortFault, RingSlice, StreamAddress, StreamPort};
+
+/// What happens to a stream.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum StreamEvent {
+    /// It is new.
+    Begins,
+    /// An end hears that its peer sends or reads no more, or is gone.
+    Ends,
+}
+
+/// Looks at streams. Workers call it with the bytes of each step, while they lie in the ring of their sender; it must not wait.
+/// Several workers may call at once. Times are nanoseconds since 1970.
+pub trait StreamTap: Send + Sync {
+    /// `from` sent `len` bytes, which lie at the begin of `bytes`.
+    fn sent(&self, from: StreamAddress, bytes: RingSlice<'_>, len: usize, time: u64);
+
+    /// Something else happened to the stream of which `of` is an end.
+    fn event(&self, of: StreamAddress, event: StreamEvent, time: u64);
+}
+
+/// An end with taps. It is there only while there is a capture: [`CapturedStream::wrap`] and [`CapturedStream::unwrap`] may be
+/// called between any two turns of the stream.
+pub struct CapturedStream {
+    inner: Box<dyn StreamPort>,
+    taps: Vec<Arc<dyn StreamTap>>,
+    address: StreamAddress,
+}
+
+impl CapturedStream {
+    /// Has `taps` look at an end of a stream whose addresses are known; none: the end as it is.
+    pub fn wrap(
+        inner: Box<dyn StreamPort>,
+        taps: &[Arc<dyn StreamTap>],
+        address: Option<StreamAddress>,
+    ) -> Box<dyn StreamPort> {
+        match address {
+            Some(address) if !taps.is_empty() => {
+                Box::new(CapturedStream { inner, taps: taps.to_vec(), address })
+            }
+            _ => inner,
+        }
+    }
+
+    /// The end as it was before [`CapturedStream::wrap`].
+    pub fn unwrap(end: Box<dyn StreamPort>) -> Box<dyn StreamPort> {
+        let any: &dyn Any = &*end;
+        if !any.is::<CapturedStream>() {
+            return end;
+        }
+        let any: Box<dyn Any> = end;
+        match any.downcast::<CapturedStream>() {
+            Ok(captured) => captured.inner,
+            Err(_) => unreachable!("just found to be one"),
+        }
+    }
+}
+
+impl StreamPort for CapturedStream {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        self.inner.readable()
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        self.inner.source()
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        if len > 0 {
+            let now = wall_clock();
+            self.taps.iter().for_each(|tap| tap.sent(self.address, self.inner.source(), len, now));
+        }
+        self.inner.consume(len)
+    }
+
+    fn publish_room(&mut self) -> Result<(), PortFault> {
+        self.inner.publish_room()
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        self.inner.arm_readable()
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        self.inner.writable()
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        self.inner.sink()
+    }
+
+    fn keep_free(&self) -> usize {
+        self.inner.keep_free()
+    }
+
+    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        self.inner.produce(len)
+    }
+
+    fn fill(&mut self, from: RingSlice<'_>, len: usize) -> Result<(), PortFault> {
+        self.inner.fill(from, len)
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        self.inner.arm_writable()
+    }
+
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
+        self.inner.renotify_reader()
+    }
+
+    fn notify_both(&mut self) {
+        self.inner.notify_both();
+    }
+
+    fn withholds(&mut self) -> bool {
+        self.inner.withholds()
+    }
+
+    fn notifies(&self) -> bool {
+        self.inner.notifies()
+    }
+
+    fn requests(&self) -> Option<u64> {
+        self.inner.requests()
+    }
+
+    fn address(&self) -> Option<StreamAddress> {
+        Some(self.address)
+    }
+
+    fn keep(&mut self, bytes: &[u8]) {
+        self.inner.keep(bytes);
+    }
+
+    fn end(&mut self, end: End) {
+        let now = wall_clock();
+        self.taps.iter().for_each(|tap| tap.event(self.address, StreamEvent::Ends, now));
+        self.inner.end(end);
+    }
+}
