@@ -229,6 +229,12 @@ fn the_host_is_a_peer_behind_an_uplink() {
     let stats = bed.stats();
     let uplink = &stats["uplinks"][0]["port"];
     assert!(uplink["rx_aggregates"].as_u64() > Some(0), "no super-frame was sent whole: {uplink}");
+    for on in [true, false, true] {
+        segments_reach_a_guest_with_lro(&bed, on);
+    }
+    if full() {
+        measure_merging(&bed);
+    }
     kept(
         6,
         &format!(
@@ -237,6 +243,107 @@ fn the_host_is_a_peer_behind_an_uplink() {
         ),
     );
     bed.finish();
+}
+
+/// Sends so much from the host to guest a, port 5003, over TCP that is cut to segments and summed before the uplink
+/// gets it. Returns its SHA-256, and the seconds it took.
+fn send_segments(bed: &Bed, mib: u32) -> (String, f64) {
+    let script = concat!(env!("CARGO_MANIFEST_DIR"), "/programs/segments.py");
+    let argv = ["python3", script, "10.77.0.1", "5003", &mib.to_string()].map(str::to_owned);
+    let output = bed.lab().host_command(&argv).unwrap().output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let text = String::from_utf8_lossy(&output.stdout);
+    let (sum, seconds) = text.trim().split_once(' ').expect("two words");
+    (sum.to_owned(), seconds.parse().unwrap())
+}
+
+/// Switches software LRO on or off in the running daemon.
+fn set_coalesce(bed: &Bed, on: bool) {
+    let path = bed.lab().daemon_runtime_dir().parent().unwrap().join("daemon.toml");
+    let mut config: toml::Table = std::fs::read_to_string(&path).unwrap().parse().unwrap();
+    config["daemon"].as_table_mut().unwrap().insert("coalesce".to_owned(), on.into());
+    std::fs::write(&path, config.to_string()).unwrap();
+    bed.vmlane(&["reload"]);
+}
+
+/// What guest a's NIC has counted as LRO.
+fn lro_frames(bed: &Bed) -> u64 {
+    let command = "ethtool -S eth0 | awk '/LRO pkts rx/ { sum += $NF } END { print sum + 0 }'";
+    bed.guest("a").sh(command).unwrap().trim().parse().unwrap()
+}
+
+/// Segments from an uplink without offloads are merged for a guest with LRO if the daemon is to.
+fn segments_reach_a_guest_with_lro(bed: &Bed, merged: bool) {
+    set_coalesce(bed, merged);
+    let a = bed.guest("a");
+    let count = || (port(bed, "a", "rx_coalesced"), port(bed, "a", "rx_coalesced_segments"), lro_frames(bed));
+    let before = count();
+    let listening = a.spawn(["sh", "-c", "socat -d -d -u TCP-LISTEN:5003,reuseaddr CREATE:/dev/shm/out"]);
+    let listening = listening.unwrap();
+    listening.wait_for("listening on", PATIENCE).unwrap();
+    let (sent, _) = send_segments(bed, 8);
+    assert!(listening.wait().unwrap().success());
+    let got = a.sh("sha256sum </dev/shm/out").unwrap();
+    assert!(got.starts_with(&sent), "{got} is not {sent}");
+    let after = count();
+    let (frames, segments, lro) = (after.0 - before.0, after.1 - before.1, after.2 - before.2);
+    println!(
+        "merging {merged}: {segments} segments were merged to {frames} frames; the guest counts {lro} by LRO"
+    );
+    if merged {
+        // Not every burst has several, but most of 5800 segments must have come in company.
+        assert!(
+            frames > 0 && segments >= 2 * frames && lro > 0,
+            "{frames} frames of {segments} segments, {lro}"
+        );
+    } else {
+        assert_eq!((frames, segments, lro), (0, 0, 0), "merged though that was off");
+    }
+}
+
+/// What merging is worth, in rounds: Gbit/s, and CPU seconds for a gigabyte of the daemon and of the lab's VMMs.
+fn measure_merging(bed: &Bed) {
+    const MIB: u32 = 64;
+    let dir = bed.lab().daemon_runtime_dir().parent().unwrap().display().to_string();
+    let cpu = |pids: &[i32]| -> f64 {
+        let ticks = |pid: &i32| {
+            let stat = std::fs::read_to_string(format!("/proc/{pid}/stat")).unwrap_or_default();
+            let fields: Vec<i64> =
+                stat.rsplit(") ").next().unwrap().split(' ').filter_map(|field| field.parse().ok()).collect();
+            // utime and stime, behind the state, which is no number.
+            fields.get(10..12).map_or(0, |times| times.iter().sum::<i64>())
+        };
+        pids.iter().map(ticks).sum::<i64>() as f64 / rustix::param::clock_ticks_per_second() as f64
+    };
+    let daemon = [bed.daemon_pid().as_raw_nonzero().get()];
+    let vmms: Vec<i32> = std::fs::read_dir("/proc")
+        .unwrap()
+        .filter_map(|entry| entry.ok()?.file_name().to_str()?.parse().ok())
+        .filter(|pid| {
+            let line = std::fs::read(format!("/proc/{pid}/cmdline")).unwrap_or_default();
+            let line = String::from_utf8_lossy(&line);
+            line.contains("qemu") && line.contains(&dir)
+        })
+        .collect();
+    let a = bed.guest("a");
+    let sink = "socat -d -d -u TCP-LISTEN:5003,reuseaddr,fork OPEN:/dev/null";
+    let sink = a.spawn(["sh", "-c", sink]).unwrap();
+    sink.wait_for("listening on", PATIENCE).unwrap();
+    for round in 0..6 {
+        for on in [round % 2 == 0, round % 2 != 0] {
+            set_coalesce(bed, on);
+            let before = (cpu(&daemon), cpu(&vmms));
+            let (_, seconds) = send_segments(bed, MIB);
+            let gigabytes = f64::from(MIB) * 1.048_576e-3;
+            let (daemon, vmms) = ((cpu(&daemon) - before.0) / gigabytes, (cpu(&vmms) - before.1) / gigabytes);
+            let rate = gigabytes * 8.0 / seconds;
+            println!(
+                "round {round}, merging {on}: {rate:.3} Gbit/s; CPU s a GB: daemon {daemon:.2}, VMMs {vmms:.2}"
+            );
+        }
+    }
+    a.sh("killall socat").unwrap();
+    sink.wait().unwrap();
 }
 
 /// Gbit/s to and from guest a, with an iperf3 on the host. It is copied from the guest with its libraries, so that

@@ -267,6 +267,10 @@ impl Daemon {
         }
         self.sockets.set_rules(host_rules(&plan.effective));
         *self.policy.lock() = policy(&plan.effective);
+        if plan.coalesce_changes {
+            self.switch.set_coalesce(plan.effective.daemon.coalesce);
+            report.applied.push(format!("daemon: coalesce = {}", plan.effective.daemon.coalesce));
+        }
         report.refused.extend(grants::apply(&state.config, &self.paths).iter().map(ToString::to_string));
         let (applied, refused) = state.uplinks.change(&self.switch, &plan.effective.uplinks);
         report.applied.extend(applied);

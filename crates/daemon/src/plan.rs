@@ -18,6 +18,8 @@ pub struct Plan {
     pub update: Vec<String>,
     /// What was asked for and cannot be, each with its reason and the way out.
     pub refused: Vec<String>,
+    /// The key `coalesce` of `[daemon]` is another one.
+    pub coalesce_changes: bool,
     /// The configuration in force when the plan is carried out.
     pub effective: Config,
 }
@@ -32,12 +34,14 @@ pub struct Conflict {
 
 /// Compares; `attached` says whether a VM of the old configuration has a VMM.
 pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Result<Plan, Conflict> {
+    let daemon = DaemonConfig { coalesce: new.daemon.coalesce, ..old.daemon.clone() };
     let mut plan = Plan {
         remove: Vec::new(),
         add: Vec::new(),
         update: Vec::new(),
         refused: daemon_changes(&old.daemon, &new.daemon),
-        effective: Config { daemon: old.daemon.clone(), vms: Vec::new(), ..new.clone() },
+        coalesce_changes: old.daemon.coalesce != new.daemon.coalesce,
+        effective: Config { daemon, vms: Vec::new(), ..new.clone() },
     };
     for vm in &old.vms {
         if new.vm(&vm.name).is_some() {
@@ -160,7 +164,7 @@ fn same_hardware(before: &[NicConfig], after: &[NicConfig]) -> bool {
     before.iter().map(hardware).eq(after.iter().map(hardware))
 }
 
-/// The table `[daemon]` is read at start only.
+/// The table `[daemon]` is read at start only, but for `coalesce`.
 fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
     let change = |key: &str, differs: bool| {
         differs.then(|| format!("daemon: {key} changes when the daemon is started again"))
@@ -170,7 +174,6 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
         change("mode", before.mode != after.mode),
         change("spin_us", before.spin_us != after.spin_us),
         change("flood_limit", before.flood_limit != after.flood_limit),
-        change("coalesce", before.coalesce != after.coalesce),
         change("fault_limit", before.fault_limit.faults != after.fault_limit.faults),
         change("fault_window_s", before.fault_limit.within != after.fault_limit.within),
         change("fault_injection", before.fault_injection != after.fault_injection),
@@ -321,5 +324,12 @@ mod tests {
         assert_eq!(plan.refused.len(), 2);
         assert!(plan.refused[0].contains("daemon: workers changes when the daemon is started again"));
         assert_eq!(plan.effective.daemon, DaemonConfig::default());
+    }
+
+    #[test]
+    fn merging_is_switched_by_a_reload() {
+        let plan = planned("", "[daemon]\ncoalesce = false", &[]).unwrap();
+        assert!(plan.refused.is_empty() && plan.coalesce_changes && !plan.effective.daemon.coalesce);
+        assert!(!planned("", "[daemon]\ncoalesce = true", &[]).unwrap().coalesce_changes);
     }
 }

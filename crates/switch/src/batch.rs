@@ -1,17 +1,20 @@
 //! The fast path: frames to which nothing is to be done go to their receiver together.
 
 use arrayvec::ArrayVec;
-use vmlane_port::{BURST, DropReason, Network, Offload, PortStats, RxFrame, Transport, TxFrame};
+use vmlane_port::{BURST, DropReason, Layers, Network, Offload, PortStats, RxFrame, Transport, TxFrame};
 use vmlane_wire::ethernet::{Mac, ether_type};
 
 use crate::Slot;
+use crate::coalesce::Segment;
 use crate::core::Core;
 use crate::egress;
 use crate::fdb::key;
-use crate::parse;
+use crate::ingress::{Checked, Frame, Job};
+use crate::multicast::ANY;
 use crate::pending::PendingFrame;
 use crate::port::Port;
 use crate::ports::PIECE_COST;
+use crate::turn::{Lent, Origin};
 
 /// Frames of a burst that go the same way as the sender's last one and to which nothing is to be done: they are
 /// delivered together.
@@ -26,21 +29,70 @@ pub struct Batch<'a> {
 }
 
 impl Core {
-    /// Puts a frame into the batch. False: it is full, or the frame may be merged with others.
+    /// Puts a frame that goes with the batch into it, or has a flow hold it. False: neither, it takes the long way.
     #[inline]
-    pub fn push<'a>(&self, batch: &mut Batch<'a>, frame: &TxFrame<'a>) -> bool {
-        let plain = egress::plain(frame);
-        let merges = batch.merges && self.may_merge(&plain);
-        !merges && batch.frames.try_push(plain).is_ok()
+    pub fn push<'a>(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        batch: &mut Batch<'a>,
+        lent: &Lent<'a>,
+        cost: &mut usize,
+    ) -> bool {
+        let plain = egress::plain(&lent.tx);
+        if batch.merges {
+            let opens = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
+            if self.may_merge(&plain, opens) {
+                return self.hold(slot, sender, batch, lent, &plain.layers, cost);
+            }
+        }
+        let pushed = batch.frames.try_push(plain).is_ok();
+        if pushed {
+            sender.tx.burst.done(lent.token);
+        }
+        pushed
     }
 
-    /// May it be merged with another one, or be of a flow that is open?
-    fn may_merge(&self, frame: &RxFrame<'_>) -> bool {
+    /// Has a flow hold a frame.
+    fn hold(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        batch: &mut Batch<'_>,
+        lent: &Lent<'_>,
+        layers: &Layers,
+        cost: &mut usize,
+    ) -> bool {
+        let receiver = batch.receiver;
+        if !batch.frames.is_empty() {
+            self.deliver_batch(slot, sender, batch);
+        }
+        let Lent { end, token, tx } = lent;
+        let frame = Frame { head: tx.head, tx, popped: 0, tag: None, offload: Offload::None };
+        let sent = Checked { frame, layers: *layers, job: Job::Nothing };
+        let (group, uplink) = (sender.group, sender.config.uplink);
+        let from =
+            Origin { slot, group, uplink, token: *token, vlan: 0, end: *end, more: true, multicast: ANY };
+        // A receiver's panic must not leave it lent.
+        sender.tx.burst.done(*token);
+        let held = self.coalesce(&sent, from, (receiver, None), true);
+        *cost += self.coalescer.take_read();
+        if !held {
+            sender.tx.burst.undo(1);
+            // A flow may have been closed, and its receiver be out of buffers.
+            batch.longest = 0;
+        } else if let Some(owner) = self.ports.get(receiver).map(|port| port.owner) {
+            self.held.note(slot, owner, self.now);
+        }
+        held
+    }
+
+    /// May it be merged with another one, or be of a flow that is open? `opens`: a flow may begin with it.
+    #[inline]
+    fn may_merge(&self, frame: &RxFrame<'_>, opens: bool) -> bool {
         let open = self.coalescer.is_open();
         match frame.layers.transport {
-            Transport::Tcp => {
-                open || parse::payload(frame.head, &frame.layers).is_some_and(|at| frame.len() > at)
-            }
+            Transport::Tcp => open || opens && Segment::may_be_first(frame),
             Transport::Udp => false,
             Transport::Other => open && frame.layers.network != Network::Other,
         }

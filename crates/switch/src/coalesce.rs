@@ -13,7 +13,7 @@ mod deliver;
 
 use arrayvec::ArrayVec;
 use vmlane_mem::{MemoryMap, Spans, Sum};
-use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, Token, Transport};
+use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, RxFrame, Token, Transport};
 use vmlane_wire::ethernet::{HEADER, Tci};
 
 use crate::Slot;
@@ -82,6 +82,14 @@ impl Segment {
             && (layers.network != Network::V4 || is_right(ip));
         let sequence = frame.head.get(at + SEQUENCE..)?.first_chunk()?;
         may.then_some(Segment { header, payload, sequence: u32::from_be_bytes(*sequence), verified })
+    }
+
+    /// A quick look at a TCP frame: may a flow begin with it?
+    #[inline]
+    pub fn may_be_first(frame: &RxFrame<'_>) -> bool {
+        let (head, layers) = (frame.head, &frame.layers);
+        parse::payload(head, layers).is_some_and(|at| frame.len() > at)
+            && !Segment::is_last(head, usize::from(layers.transport_at))
     }
 
     /// Does it end a super-frame by itself?
@@ -323,6 +331,43 @@ fn sums_up(head: &[u8], layers: &Layers, spans: &Spans, from: usize) -> bool {
     sum.folded() == u16::MAX
 }
 
+/// Whether a sender's segments were ever merged lately. Where they never are, they are hardly looked at.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Luck {
+    misses: u8,
+    skipped: u8,
+}
+
+/// What became of the flows of a burst: how many were merged, and of how many there was one segment.
+#[derive(Clone, Copy, Debug, Default)]
+pub struct Outcome {
+    merged: u8,
+    alone: u8,
+}
+
+impl Luck {
+    /// Flows of one segment in a row after which no other is opened but one in [`Luck::SKIPS`].
+    const MISSES: u8 = 32;
+    const SKIPS: u8 = 32;
+
+    /// May a flow be opened?
+    #[inline]
+    pub fn may_open(&mut self) -> bool {
+        if self.misses < Luck::MISSES {
+            return true;
+        }
+        self.skipped = (self.skipped + 1) % Luck::SKIPS;
+        self.skipped == 0
+    }
+
+    pub fn note(&mut self, outcome: Outcome) {
+        self.misses = match outcome {
+            Outcome { merged: 0, alone } => self.misses.saturating_add(alone).min(Luck::MISSES),
+            _ => 0,
+        };
+    }
+}
+
 /// The flows that are open in this burst, and memory for others.
 #[derive(Debug)]
 pub struct Coalescer {
@@ -335,6 +380,9 @@ pub struct Coalescer {
     read: usize,
     /// Frames that wait for their receiver's buffers since their flow was closed: the burst is not done with them.
     waiting: ArrayVec<Token, BURST>,
+    outcome: Outcome,
+    /// Where a head is edited if there is a tag in it.
+    scratch: Box<[u8; MAX_HEAD]>,
 }
 
 impl Coalescer {
@@ -345,7 +393,16 @@ impl Coalescer {
             nothing: Spans::new(MemoryMap::default(), false),
             read: 0,
             waiting: ArrayVec::new(),
+            outcome: Outcome::default(),
+            scratch: Box::new([0; MAX_HEAD]),
         }
+    }
+
+    /// What became of the flows since the last call; None: there were none.
+    #[inline]
+    pub fn take_outcome(&mut self) -> Option<Outcome> {
+        let Outcome { merged, alone } = self.outcome;
+        (merged > 0 || alone > 0).then(|| std::mem::take(&mut self.outcome))
     }
 
     /// Is a flow open?

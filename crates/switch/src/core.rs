@@ -4,6 +4,7 @@
 use std::os::fd::BorrowedFd;
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::Instant;
 
 use tracing::error;
@@ -31,6 +32,8 @@ const REBUILD: usize = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebu
 /// The switch without its thread.
 pub struct Core {
     pub settings: Settings,
+    /// Whether segments are to be merged from the next round on.
+    pub coalesce: Arc<AtomicBool>,
     pub stats: Arc<WorkerStats>,
     pub heartbeat: Arc<Heartbeat>,
     pub ports: Ports,
@@ -57,10 +60,16 @@ pub struct Core {
 }
 
 impl Core {
-    pub fn new(settings: Settings, stats: Arc<WorkerStats>, heartbeat: Arc<Heartbeat>) -> Core {
+    pub fn new(
+        settings: Settings,
+        coalesce: Arc<AtomicBool>,
+        stats: Arc<WorkerStats>,
+        heartbeat: Arc<Heartbeat>,
+    ) -> Core {
         let now = Instant::now();
         Core {
             settings,
+            coalesce,
             stats,
             heartbeat,
             ports: Ports::default(),

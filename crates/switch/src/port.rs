@@ -10,6 +10,7 @@ use vmlane_port::{DropReason, FramePort, PortId, PortStats, RxCapabilities, RxFr
 use vmlane_wire::ethernet::Mac;
 
 use crate::access::{Access, Config};
+use crate::coalesce::Luck;
 use crate::egress::RxCounts;
 use crate::fdb::{Route, key};
 use crate::ingress::TxBurst;
@@ -79,6 +80,7 @@ pub struct TxPart {
     pub route: Route,
     pub limits: SenderLimits,
     pub counts: TxCounts,
+    pub luck: Luck,
 }
 
 const NOTHING: RxCapabilities = RxCapabilities {
@@ -113,6 +115,7 @@ impl Port {
                 route: Route::default(),
                 limits: SenderLimits::new(now),
                 counts: TxCounts::default(),
+                luck: Luck::default(),
             },
             rx: RxCounts::default(),
             pending: PendingQueue::new(now),

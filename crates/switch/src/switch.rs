@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::io;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
@@ -46,6 +46,7 @@ pub struct Switch {
     next: AtomicU32,
     stats: Arc<WorkerStats>,
     heartbeat: Arc<Heartbeat>,
+    coalesce: Arc<AtomicBool>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -68,13 +69,19 @@ impl Switch {
         let requests = Arc::new(Requests::new(Parking::for_files()?));
         let stats = Arc::new(WorkerStats::default());
         let heartbeat = Arc::new(Heartbeat::default());
-        let engine = SwitchEngine::new(settings, stats.clone(), heartbeat.clone());
+        let coalesce = Arc::new(AtomicBool::new(settings.coalesce));
+        let engine = SwitchEngine::new(settings, coalesce.clone(), stats.clone(), heartbeat.clone());
         // Its spinning is naps: a sleep is never put off.
         let runtime =
             vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), runtime);
         let (ports, taps, next) = (Mutex::default(), Mutex::default(), AtomicU32::new(1));
-        Ok((Switch { requests, ports, taps, next, stats, heartbeat, thread: None }, worker))
+        Ok((Switch { requests, ports, taps, next, stats, heartbeat, coalesce, thread: None }, worker))
+    }
+
+    /// Changes [`Settings::coalesce`], from the worker's next round on.
+    pub fn set_coalesce(&self, on: bool) {
+        self.coalesce.store(on, Ordering::Relaxed);
     }
 
     pub fn worker_stats(&self) -> &Arc<WorkerStats> {

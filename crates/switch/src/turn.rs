@@ -3,6 +3,7 @@
 //! queue.
 
 use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
+use std::sync::atomic::Ordering;
 use std::time::Instant;
 
 use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD, Token, TxFrame};
@@ -42,23 +43,24 @@ pub struct Origin<'a> {
     pub vlan: u16,
     /// What lent it.
     pub end: &'a dyn FramePort,
-    /// Its burst has more frames behind it.
+    /// Its burst has more frames behind it, and it is worth while to wait for them.
     pub more: bool,
     /// What it is, if it goes to a group address.
     pub multicast: Group,
 }
 
 /// A frame and what lent it.
-struct Lent<'a> {
-    end: &'a dyn FramePort,
-    token: Token,
-    tx: TxFrame<'a>,
+pub struct Lent<'a> {
+    pub end: &'a dyn FramePort,
+    pub token: Token,
+    pub tx: TxFrame<'a>,
 }
 
 impl Core {
     /// One look at every port. True if a frame moved.
     pub fn round(&mut self, now: Instant) -> bool {
         self.now = now;
+        self.settings.coalesce = self.coalesce.load(Ordering::Relaxed);
         let mut stalled = false;
         let mut at = 0;
         while let Some(slot) = self.ports.attached_at(at) {
@@ -152,6 +154,9 @@ impl Core {
             let scratch =
                 scratch.get_or_insert_with(|| self.scratch.take().unwrap_or_else(|| Box::new([0; MAX_HEAD])));
             self.forward_burst(slot, sender, &*end, &mut left, scratch);
+            if let Some(outcome) = self.coalescer.take_outcome() {
+                sender.tx.luck.note(outcome);
+            }
             let waiting = self.coalescer.take_waiting();
             if !waiting.is_empty() {
                 sender.tx.burst.keep(&waiting);
@@ -186,13 +191,12 @@ impl Core {
             sender.tx.counts.frames += 1;
             sender.tx.counts.bytes += frame.len() as u64;
             let mut cost = frame.len() + DELIVERY_COST + frame.spans.pieces() * PIECE_COST;
-            if self.goes_with(&mut batch, sender, &frame) && self.push(&mut batch, &frame) {
-                sender.tx.burst.done(token);
-            } else {
+            let with = self.goes_with(&mut batch, sender, &frame);
+            let lent = Lent { end, token, tx: frame };
+            if !(with && self.push(slot, sender, &mut batch, &lent, &mut cost)) {
                 self.deliver_batch(slot, sender, &mut batch);
                 // Until `forward` says otherwise: a receiver's panic must not leave it lent.
                 sender.tx.burst.done(token);
-                let lent = Lent { end, token, tx: frame };
                 if self.forward(slot, sender, &lent, scratch, &mut cost) == Fate::Pending {
                     sender.tx.burst.undo(1);
                 }
@@ -236,7 +240,8 @@ impl Core {
             if let Job::Segment(segmentation) = &checked.job {
                 sender.tx.counts.tso += u64::from(segmentation.segments > 1);
             }
-            let (&Lent { end, token, .. }, more) = (lent, sender.tx.burst.has_frames());
+            let &Lent { end, token, .. } = lent;
+            let more = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
             let looks = self.snooping && to == Destination::Group;
             let multicast = if looks { look(sender, &checked.frame, vlan, self.now) } else { ANY };
             let from = Origin { slot, group, uplink, token, vlan, end, more, multicast };

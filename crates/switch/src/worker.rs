@@ -5,6 +5,7 @@
 //! with longer and longer sleeps, for which the ports are asked to announce frames if they can.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vmlane_worker::{Engine, Event, Heartbeat, Rest, WakeFds, Woken};
@@ -42,11 +43,12 @@ pub struct SwitchEngine {
 impl SwitchEngine {
     pub(crate) fn new(
         settings: Settings,
+        coalesce: Arc<AtomicBool>,
         stats: Arc<WorkerStats>,
         heartbeat: Arc<Heartbeat>,
     ) -> SwitchEngine {
         SwitchEngine {
-            core: Core::new(settings, stats.clone(), heartbeat),
+            core: Core::new(settings, coalesce, stats.clone(), heartbeat),
             settings,
             stats,
             sleep: settings.sleep,

@@ -312,14 +312,19 @@ fn who_takes_no_super_frames_gets_none() {
 }
 
 #[test]
-fn nothing_is_merged_where_that_is_off() {
+fn nothing_is_merged_while_that_is_off() {
     let mut bench = Bench::with(Settings { coalesce: false, ..Settings::default() });
     let (a, b) = (bench.guest(1), bench.guest(2));
     b.wire.set_capabilities(LRO);
     let sent = train(false, 4);
-    send_all(&a, &sent);
-    bench.run();
-    assert_eq!(b.frames(), bytes(&sent));
+    for (on, expected) in [(false, vec![1; 4]), (true, vec![4]), (false, vec![1; 4])] {
+        bench.switch.set_coalesce(on);
+        send_all(&a, &sent);
+        bench.run();
+        let received = b.wire.received();
+        assert_eq!(segments(&received), expected);
+        assert_eq!(cut(&received), bytes(&sent));
+    }
 }
 
 #[test]
@@ -438,6 +443,24 @@ fn a_receiver_that_fails_costs_only_its_own_frames() {
     bench.run();
     assert_eq!(segments(&c.wire.received()), [4]);
     assert_eq!(a.wire.outstanding(), 0);
+}
+
+#[test]
+fn a_sender_whose_segments_never_fit_together_is_tried_again() {
+    let (mut bench, a, b) = pair();
+    let sent = train(false, 64);
+    // Each could be the first of a super-frame, and none is followed by the next one.
+    sent.iter().rev().for_each(|packet| send(&a, packet, false, None));
+    bench.run();
+    assert_eq!(segments(&b.wire.received()), [1; 64]);
+    send_all(&a, &sent);
+    bench.run();
+    let received = b.wire.received();
+    assert!(segments(&received).iter().any(|&count| count > 1), "{:?}", segments(&received));
+    assert_eq!(cut(&received), bytes(&sent));
+    send_all(&a, &sent);
+    bench.run();
+    assert_eq!(segments(&b.wire.received()), [32, 32]);
 }
 
 #[test]

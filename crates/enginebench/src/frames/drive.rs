@@ -88,6 +88,23 @@ pub fn flood_from(
     })
 }
 
+/// The first guest sends bursts, each of which is forwarded before the next; all on this thread. What is measured is
+/// the engine and the little that a guest does with a descriptor, not how two threads wait for each other.
+pub fn bursts(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) -> Counts {
+    let _placed = Cpus::allowed().pin(0);
+    let mut received = vec![(0, 0); guests.len()];
+    let start = Instant::now();
+    while start.elapsed() < length {
+        guests[0].send(POSTS);
+        (0..4).for_each(|_| step());
+        for (guest, total) in guests.iter_mut().zip(&mut received) {
+            let (frames, bytes) = guest.receive();
+            *total = (total.0 + frames, total.1 + bytes);
+        }
+    }
+    Counts { received, time: start.elapsed() }
+}
+
 /// One frame there, one frame back.
 pub fn ping_pong(pair: &mut [Guest; 2], length: Duration, step: impl FnMut()) -> Sample {
     beside(length, step, |stop| {

@@ -14,7 +14,7 @@ use crate::baseline::{Cpus, copy_frames};
 use crate::report::Sample;
 use crate::report::{GBITS, ROUND_TRIPS, Registry};
 
-use self::drive::{Counts, flood, flood_from, ping_pong};
+use self::drive::{Counts, bursts, flood, flood_from, ping_pong};
 use self::guest::{Guest, Load};
 use self::switched::Switched;
 use self::wire::Wire;
@@ -32,6 +32,7 @@ pub fn register(registry: &mut Registry) {
     registry.add(COPY, GBITS, &[], plain_copy);
     registry.add(COPY_MERGED, GBITS, &[], plain_copy);
     ports_rows(registry);
+    segment_rows(registry);
     let mut add = |name: &str, unit, beside: &[&str], load, lro, value: fn(&Counts) -> Sample| {
         registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length))));
     };
@@ -39,8 +40,6 @@ pub fn register(registry: &mut Registry) {
     add("vmxnet3.frames.1500", GBITS, &["vmxnet3.ports.1500"], Load::Full, true, Counts::gbits);
     add("vmxnet3.tso.64k", GBITS, &[COPY, "vmxnet3.ports.64k"], Load::Super, true, Counts::gbits);
     add("vmxnet3.segment.64k", GBITS, &[COPY], Load::Super, false, Counts::gbits);
-    add("switch.coalesce", GBITS, &[COPY_MERGED], Load::Segments, true, Counts::gbits);
-    add("switch.segments", GBITS, &["switch.coalesce"], Load::Segments, false, Counts::gbits);
     // The bar is a ratio of 0.7.
     registry.add("capture.on", GBITS, &["vmxnet3.frames.1500"], captured::captured);
     registry.add("vmxnet3.rr.1", ROUND_TRIPS, &["ring.rr.1", "tcp.rr.1"], |length| Ok(round_trips(length)));
@@ -62,6 +61,21 @@ pub fn register(registry: &mut Registry) {
     registry.add("vmxnet3.share.32", OF_MEAN, &[], |length| {
         Ok(switched(32, 32, Load::Small, true, length).smallest_share())
     });
+}
+
+/// Complete segments of one TCP stream, merged for their receiver or not.
+fn segment_rows(registry: &mut Registry) {
+    let mut add = |name, beside: &[&str], lro| {
+        registry.add(name, GBITS, beside, move |length| {
+            let Switched { mut guests, mut worker, .. } = Switched::new(2, Load::Segments, lro);
+            let counts = bursts(&mut guests, length, || {
+                worker.step();
+            });
+            Ok(counts.gbits())
+        });
+    };
+    add("switch.coalesce", &[COPY_MERGED], true);
+    add("switch.segments", &["switch.coalesce"], false);
 }
 
 /// Ports without a switch.

@@ -108,6 +108,9 @@ impl Core {
     /// A flow goes to its receiver.
     fn close(&mut self, at: usize, slot: Slot, end: &dyn FramePort) {
         let Some(flow) = self.coalescer.take(at) else { return };
+        let outcome = &mut self.coalescer.outcome;
+        let counted = if flow.tokens.len() > 1 { &mut outcome.merged } else { &mut outcome.alone };
+        *counted = counted.saturating_add(1);
         let whole = flow.tokens.len() > 1 && self.deliver_whole(slot, &flow);
         if !whole {
             for &token in &flow.tokens {
@@ -143,9 +146,8 @@ impl Core {
             return false;
         }
         let Some(port) = self.ports.get_mut(flow.receiver) else { return true };
-        let (tx, mut scratch) = (end.frame(token), [0; MAX_HEAD]);
-        let owner = port.owner;
-        let outcome = Frame::new(&tx, &mut scratch).and_then(|frame| {
+        let (tx, owner) = (end.frame(token), port.owner);
+        let outcome = Frame::new(&tx, &mut self.coalescer.scratch).and_then(|frame| {
             let sent = match flow.tokens.first() {
                 Some(first) if *first == token => Checked { frame, layers: flow.layers, job: flow.job },
                 // It succeeded when the frame came in, from the same private bytes.

@@ -215,7 +215,7 @@ struct End {
 
 impl Bench {
     fn new() -> Bench {
-        let core = Core::new(Settings::default(), Arc::default(), Arc::default());
+        let core = Core::new(Settings::default(), Arc::default(), Arc::default(), Arc::default());
         Bench { core, now: Instant::now(), ports: 0 }
     }
 

@@ -94,7 +94,11 @@ struct End {
 impl Bench {
     fn new() -> Bench {
         let settings = Settings { hold: HOLD, ..Settings::default() };
-        Bench { core: Core::new(settings, Arc::default(), Arc::default()), now: Instant::now(), ports: 0 }
+        Bench {
+            core: Core::new(settings, Arc::default(), Arc::default(), Arc::default()),
+            now: Instant::now(),
+            ports: 0,
+        }
     }
 
     fn port(&mut self, uplink: bool, look_ahead: usize) -> End {

@@ -57,7 +57,7 @@ fn output(average: u64, peak: u64, burst: u64) -> Shape {
 
 impl Bench {
     fn new() -> Bench {
-        let core = Core::new(Settings::default(), Arc::default(), Arc::default());
+        let core = Core::new(Settings::default(), Arc::default(), Arc::default(), Arc::default());
         Bench { core, now: Instant::now(), ports: 0, soon: false }
     }
 

@@ -16,7 +16,7 @@ struct Bench(SwitchEngine);
 impl Bench {
     fn new() -> Bench {
         let settings = Settings { hold: Duration::from_secs(3600), ..Settings::default() };
-        Bench(SwitchEngine::new(settings, Arc::default(), Arc::default()))
+        Bench(SwitchEngine::new(settings, Arc::default(), Arc::default(), Arc::default()))
     }
 
     fn request(&mut self, request: Request) {
