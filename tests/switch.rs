@@ -133,6 +133,47 @@ fn a_shaped_port_carries_no_more_than_its_average_and_none_while_its_link_is_dow
     bed.finish();
 }
 
+/// b is in a group before the switch looks, so that only its answer to the switch's own query tells of it; c takes all
+/// multicast that it is given.
+#[test]
+fn multicast_is_kept_to_a_guest_that_answers_the_switchs_query() {
+    let text = "[[port_group]]\nname = \"net0\"\nmulticast = \"flood\"\n";
+    let (spec, _file) = with_config(nics("groups", 3), text);
+    let bed = Bed::up(&spec);
+    let listen = "import socket; s = socket.socket(socket.AF_INET, socket.SOCK_DGRAM); s.bind(('', 7000)); \
+                  s.setsockopt(socket.IPPROTO_IP, socket.IP_ADD_MEMBERSHIP, \
+                  socket.inet_aton('239.1.2.3') + socket.inet_aton('10.77.0.2')); print('joined', flush=True)\n\
+                  while True: print('got', s.recv(100).decode(), flush=True)";
+    let b = bed.guest("b").spawn(["python3", "-c", listen]).unwrap();
+    b.wait_for("joined", PATIENCE).unwrap();
+    bed.guest("c").sh("ip link set eth0 allmulticast on").unwrap();
+    let c = bed.guest("c").spawn(["tcpdump", "-lni", "eth0", "udp port 7000"]).unwrap();
+    c.wait_for("listening on", PATIENCE).unwrap();
+    let send = |number: u32| {
+        let to = "UDP4-DATAGRAM:239.1.2.3:7000,ip-multicast-if=10.77.0.1";
+        bed.guest("a").sh(&format!("printf n{number}. | socat -u - {to}")).unwrap();
+    };
+    send(1);
+    b.wait_for("got n1.", PATIENCE).unwrap();
+    c.wait_for("239.1.2.3.7000", PATIENCE).unwrap();
+    let status: serde_json::Value = serde_json::from_str(&bed.vmlane(&["status", "--json"])).unwrap();
+    let config = status["config"].as_str().expect("a path");
+    let changed = std::fs::read_to_string(config).unwrap().replace("\"flood\"", "\"snoop\"");
+    std::fs::write(config, changed).unwrap();
+    bed.vmlane(&["reload"]);
+    let mut number = 1;
+    wait_until("only the guest that joined gets the group", || {
+        let before = c.stdout().lines().count();
+        number += 1;
+        send(number);
+        b.wait_for(&format!("got n{number}."), PATIENCE).unwrap();
+        // c is heard of again by what goes to all.
+        bed.guest("a").sh("ping -q -c 1 10.77.0.3").unwrap();
+        c.stdout().lines().count() == before
+    });
+    bed.finish();
+}
+
 #[test]
 fn vlans_are_separate_and_tags_pass() {
     // a and b tag their own frames; the switch puts c into VLAN 10.
