@@ -290,6 +290,31 @@ fn uplinks_come_move_and_go_while_the_daemon_is_confined() {
     assert!(reload(&uplink("")).contains("attached to"), "the helper goes on");
 }
 
+#[test]
+fn an_interface_keeps_its_address_when_its_daemon_is_killed() {
+    if !rustix::process::geteuid().is_root() || fs::metadata("/dev/net/tun").is_err() {
+        println!("skipped: only root can make interfaces");
+        return;
+    }
+    let tap = interface().replace("vmlt", "vmlk");
+    let place = Place::new(&format!("{CONFIG}[[uplink]]\nname = \"lan\"\ntap = \"{tap}\"\n"));
+    let daemon = place.start(&[]);
+    ip(&format!("addr add 192.0.2.77/32 dev {tap}"));
+    // Killed.
+    drop(daemon);
+    let mut daemon = place.start(&[]);
+    let shown = Command::new("ip").args(["-o", "addr", "show", "dev", &tap]).output().unwrap();
+    let shown = String::from_utf8(shown.stdout).unwrap();
+    assert!(shown.contains("192.0.2.77"), "{shown}\n{}", place.log());
+    let pid = rustix::process::Pid::from_child(&daemon.0);
+    rustix::process::kill_process(pid, rustix::process::Signal::TERM).unwrap();
+    eventually("its end", || daemon.0.try_wait().unwrap());
+    // One that is stopped leaves nothing behind.
+    eventually("the interface to go", || {
+        (!fs::exists(format!("/sys/class/net/{tap}")).unwrap()).then_some(())
+    });
+}
+
 /// What a daemon that was taken over would find there.
 #[test]
 fn the_uplink_helper_has_no_rights_but_those_over_interfaces_and_ends_with_its_daemon() {

@@ -10,7 +10,7 @@ mod helper;
 mod messages;
 mod process;
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -18,6 +18,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use vmlane_api::UplinkStats;
 use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
 use vmlane_port::{Frames, PortId};
+use vmlane_state::{Found, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::Switch;
 
@@ -77,8 +78,12 @@ struct Attached {
 #[derive(Default)]
 pub struct Uplinks {
     known: Vec<Uplink>,
-    /// Opened while the daemon might still do that.
+    /// Opened while the daemon might still do that, or held for it since the previous one ended.
     ready: Vec<(UplinkConfig, TapFiles)>,
+    /// In use when this daemon began, and their MTU: the previous daemon's files may be held.
+    busy: Vec<(UplinkConfig, usize)>,
+    /// Holds the interfaces for the next daemon, so that they keep addresses and bridges.
+    store: Option<Arc<dyn Store>>,
     /// Opens those that come later.
     helper: Option<Helper>,
 }
@@ -86,9 +91,28 @@ pub struct Uplinks {
 impl Uplinks {
     /// Opens the interfaces of `wanted`; [`Uplinks::change`] attaches them.
     pub fn prepare(wanted: &[UplinkConfig]) -> Result<Uplinks, UplinkError> {
-        let ready = wanted.iter().map(|uplink| Ok((uplink.clone(), open(uplink)?)));
-        let ready = ready.collect::<Result<_, _>>()?;
-        Ok(Uplinks { ready, ..Uplinks::default() })
+        let mut uplinks = Uplinks::default();
+        for uplink in wanted {
+            match open(uplink) {
+                Ok(files) => uplinks.ready.push((uplink.clone(), files)),
+                Err(UplinkError::Tap { cause: TapError::Busy { .. }, .. }) => {
+                    uplinks.busy.push((uplink.clone(), mtu(&uplink.tap).map_err(failed(uplink))?));
+                }
+                Err(error) => return Err(error),
+            }
+        }
+        Ok(uplinks)
+    }
+
+    /// Takes the interfaces that a previous daemon left, and leaves its own to the next one from now on.
+    pub fn resume(&mut self, store: Arc<dyn Store>, found: &mut Found) {
+        for (uplink, mtu) in std::mem::take(&mut self.busy) {
+            let left = (0..uplink.queues.unwrap_or(1)).map(|number| found.take(&held(&uplink.tap, number)));
+            if let Some(queues) = left.collect() {
+                self.ready.push((uplink, TapFiles { queues, mtu }));
+            }
+        }
+        self.store = Some(store);
     }
 
     /// Starts the helper, for a daemon that is about to be confined. `config`: the file that names uplinks.
@@ -116,6 +140,9 @@ impl Uplinks {
             None if !make => mtu(&uplink.tap).map_err(failed(uplink)).and_then(|_| open(uplink))?,
             None => open(uplink)?,
         };
+        if let Some(store) = &self.store {
+            hold(&**store, uplink, &files.queues);
+        }
         Tap::new(&options(uplink), files, Default::default()).map_err(failed(uplink))
     }
 
@@ -126,6 +153,7 @@ impl Uplinks {
             let stays = wanted.contains(config);
             if !stays {
                 switch.remove_port(*port);
+                self.store.iter().for_each(|store| store.remove_all(&held_prefix(&config.tap)));
                 let changes = wanted.iter().any(|other| other.name == config.name);
                 done.extend((!changes).then(|| format!("uplink {:?}: removed", config.name)));
             }
@@ -159,6 +187,7 @@ impl Uplinks {
                     let (uplink, tap) = (&config.name, &config.tap);
                     tracing::warn!(uplink, tap, "the interface is gone; the port waits for one of this name");
                     switch.detach(port);
+                    self.store.iter().for_each(|store| store.remove_all(&held_prefix(&config.tap)));
                     None
                 }
                 Some(Attached { mtu, .. }) => {
@@ -199,12 +228,37 @@ impl Uplinks {
         }
     }
 
+    /// No daemon follows: the interfaces are let go.
+    pub fn end(&mut self) {
+        self.known.clear();
+        self.store.iter().for_each(|store| store.remove_all(HELD));
+    }
+
     pub fn stats(&self, switch: &Switch) -> Vec<UplinkStats> {
         let one = |Uplink { config, port, .. }: &Uplink| UplinkStats {
             name: config.name.clone(),
             port: switch.stats(*port).snapshot().into_iter().collect(),
         };
         self.known.iter().map(one).collect()
+    }
+}
+
+/// Under what the queues of an interface are held for the next daemon. No VM's devices have such a name: theirs have a dot.
+const HELD: &str = "uplink/";
+
+fn held_prefix(tap: &str) -> String {
+    format!("{HELD}{tap}/")
+}
+
+fn held(tap: &str, queue: u16) -> String {
+    format!("{HELD}{tap}/{queue}")
+}
+
+fn hold(store: &dyn Store, uplink: &UplinkConfig, queues: &[OwnedFd]) {
+    for (number, queue) in (0..).zip(queues) {
+        if let Err(error) = store.put(&held(&uplink.tap, number), queue.as_fd()) {
+            tracing::warn!(uplink = uplink.name, %error, "the next daemon will attach this interface anew");
+        }
     }
 }
 
