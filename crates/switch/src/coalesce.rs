@@ -332,10 +332,18 @@ fn sums_up(head: &[u8], layers: &Layers, spans: &Spans, from: usize) -> bool {
 }
 
 /// Whether a sender's segments were ever merged lately. Where they never are, they are hardly looked at.
-#[derive(Clone, Copy, Debug, Default)]
+#[derive(Clone, Copy, Debug)]
 pub struct Luck {
     misses: u8,
-    skipped: u8,
+    skipped: u16,
+    /// Of so many frames, one may open a flow; doubled each time that this was in vain.
+    skips: u16,
+}
+
+impl Default for Luck {
+    fn default() -> Luck {
+        Luck { misses: 0, skipped: 0, skips: Luck::FEWEST_SKIPS }
+    }
 }
 
 /// What became of the flows of a burst: how many were merged, and of how many there was one segment.
@@ -346,9 +354,10 @@ pub struct Outcome {
 }
 
 impl Luck {
-    /// Flows of one segment in a row after which no other is opened but one in [`Luck::SKIPS`].
+    /// Flows of one segment in a row after which hardly any other is opened.
     const MISSES: u8 = 32;
-    const SKIPS: u8 = 32;
+    const FEWEST_SKIPS: u16 = 32;
+    const MOST_SKIPS: u16 = 4096;
 
     /// May a flow be opened?
     #[inline]
@@ -356,15 +365,23 @@ impl Luck {
         if self.misses < Luck::MISSES {
             return true;
         }
-        self.skipped = (self.skipped + 1) % Luck::SKIPS;
-        self.skipped == 0
+        self.skipped += 1;
+        let may = self.skipped >= self.skips;
+        if may {
+            self.skipped = 0;
+        }
+        may
     }
 
     pub fn note(&mut self, outcome: Outcome) {
-        self.misses = match outcome {
-            Outcome { merged: 0, alone } => self.misses.saturating_add(alone).min(Luck::MISSES),
-            _ => 0,
-        };
+        match outcome {
+            Outcome { merged: 0, alone: 0 } => {}
+            Outcome { merged: 0, alone } if self.misses < Luck::MISSES => {
+                self.misses = self.misses.saturating_add(alone).min(Luck::MISSES);
+            }
+            Outcome { merged: 0, .. } => self.skips = (2 * self.skips).min(Luck::MOST_SKIPS),
+            _ => *self = Luck::default(),
+        }
     }
 }
 
@@ -447,3 +464,32 @@ impl Coalescer {
 }
 
 const _: () = assert!(MAX_HEADERS <= MAX_HEAD);
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// Of so many frames, how many may open a flow.
+    fn opened(luck: &mut Luck, frames: usize, outcome: Outcome) -> usize {
+        let mut count = 0;
+        for _ in 0..frames {
+            if luck.may_open() {
+                count += 1;
+                luck.note(outcome);
+            }
+        }
+        count
+    }
+
+    #[test]
+    fn where_nothing_merges_ever_fewer_frames_open_a_flow_and_one_that_merges_changes_that() {
+        let (alone, merged) = (Outcome { merged: 0, alone: 1 }, Outcome { merged: 1, alone: 0 });
+        let mut luck = Luck::default();
+        assert_eq!(opened(&mut luck, 32, alone), 32);
+        assert!(opened(&mut luck, 100_000, alone) < 40);
+        let last = opened(&mut luck, 100_000, alone);
+        assert!((20..30).contains(&last), "{last}: never none");
+        assert!(opened(&mut luck, 8192, merged) > 4000);
+        assert_eq!(opened(&mut luck, 32, merged), 32);
+    }
+}
