@@ -10,11 +10,11 @@ use crate::core::Core;
 use crate::egress;
 use crate::fdb::key;
 use crate::ingress::{Checked, Frame, Job};
+use crate::lent::{Lent, Origin};
 use crate::multicast::ANY;
 use crate::pending::PendingFrame;
 use crate::port::Port;
-use crate::ports::PIECE_COST;
-use crate::turn::{Lent, Origin};
+use crate::price::PIECE_COST;
 
 /// Frames of a burst that go the same way as the sender's last one and to which nothing is to be done: they are
 /// delivered together.

@@ -17,10 +17,9 @@ use vmlane_port::{BURST, FramePort, Layers, MAX_HEAD, Network, RxFrame, Token, T
 use vmlane_wire::ethernet::{HEADER, Tci};
 
 use crate::Slot;
-use crate::egress::MAX_AGGREGATED;
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6, word};
-use crate::segment::{self, FLAGS, ONLY_LAST, SEQUENCE, TCP_CHECKSUM};
+use crate::segment::{self, FLAGS, MAX_AGGREGATED, ONLY_LAST, SEQUENCE, TCP_CHECKSUM};
 
 /// Flows that may be open at once.
 const FLOWS: usize = 8;

@@ -12,7 +12,7 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
 use vmlane_wire::ethernet::Mac;
-use vmlane_worker::{Heartbeat, Work};
+use vmlane_worker::Heartbeat;
 
 use crate::Slot;
 use crate::access::Config;
@@ -21,13 +21,11 @@ use crate::egress::Egress;
 use crate::fdb::Fdb;
 use crate::pending::{Held, PendingFrame};
 use crate::port::Port;
-use crate::ports::{PIECE_COST, Ports};
+use crate::ports::Ports;
+use crate::price::{PIECE_COST, REBUILD};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, Settings};
 use crate::stats::WorkerStats;
-
-/// What it costs to make the tables anew, in bytes.
-const REBUILD: usize = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, rebuilds: 1 }.cost();
 
 /// The switch without its thread.
 pub struct Core {

@@ -11,10 +11,7 @@ use vmlane_wire::ethernet::Tci;
 use crate::coalesce::Flow;
 use crate::ingress::{Checked, Frame, Job, Segmentation};
 use crate::parse::{self, IPV4, IPV6};
-use crate::segment::{self, Cutter};
-
-/// The most segments that the completion of an aggregate can tell.
-pub const MAX_AGGREGATED: u16 = 255;
+use crate::segment::{self, Cutter, MAX_AGGREGATED};
 
 /// What a receiver got and its counters do not know yet.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]

@@ -5,7 +5,8 @@
 //! | `switch.rs` | ports to manage, ends to attach: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
 //! | `core.rs`, `ports.rs`, `port.rs` | what the worker owns: the table of ports, groups, owners; one port |
-//! | `turn.rs`, `batch.rs` | the round, and a frame's way through the stages; frames that need none of them |
+//! | `turn.rs`, `batch.rs`, `lent.rs` | the round, and a frame's way through the stages; frames that need none of them; a frame and where it comes from |
+//! | `price.rs` | what work costs |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
@@ -31,11 +32,13 @@ mod core;
 mod egress;
 mod fdb;
 mod ingress;
+mod lent;
 mod multicast;
 mod parse;
 mod pending;
 mod port;
 mod ports;
+mod price;
 mod queue;
 mod rate_limit;
 mod retry;
@@ -58,8 +61,7 @@ pub mod heads {
     pub use crate::segment::{Cutter, complete};
 }
 
-pub use shaping::{Rate, Shape};
-pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Settings, Traffic, VlanMode};
+pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Rate, Settings, Shape, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;
 pub use worker::Worker;

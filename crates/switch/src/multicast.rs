@@ -14,7 +14,7 @@ use std::time::{Duration, Instant};
 
 use vmlane_wire::ethernet::Mac;
 
-use query::Answers;
+use query::{Answers, QUERY_EVERY};
 pub use snoop::{ANY, Group, look};
 
 /// Groups that a port may be in.
@@ -22,8 +22,6 @@ pub const MOST_GROUPS: usize = 256;
 /// How long a group is kept to a port that says nothing more of it, and a port counts as a router's: two queries that are
 /// lost, and the time for an answer (RFC 3376, section 8).
 pub const KEPT: Duration = Duration::from_secs(260);
-/// Between two queries of the switch.
-pub const QUERY_EVERY: Duration = Duration::from_secs(125);
 /// Between the first two of a port.
 const FIRST_QUERIES: Duration = Duration::from_secs(31);
 /// How long a port gets everything when it is new: its guest has not been asked yet.

@@ -8,9 +8,6 @@ use crate::Slot;
 use crate::fdb::key;
 use crate::port::Port;
 
-/// Bytes that each piece a frame lies in costs, when turns are measured: a guest may scatter a frame over hundreds.
-pub const PIECE_COST: usize = 96;
-
 /// What the ports of one owner may still send in this round.
 #[derive(Clone, Copy)]
 pub struct Allowance {

@@ -10,7 +10,7 @@ use crate::egress::Receiver;
 use crate::ingress::Frame;
 use crate::pending::PendingFrame;
 use crate::port::Port;
-use crate::ports::PIECE_COST;
+use crate::price::PIECE_COST;
 
 impl Core {
     /// Gives pending frames to receivers that have room again. True if one moved.

@@ -12,6 +12,8 @@ use vmlane_port::{Layers, Network, PartialChecksum, Transport};
 use crate::ingress::Segmentation;
 use crate::parse::{IPV4, UDP, word};
 
+/// The most segments that the completion of an aggregate can tell.
+pub const MAX_AGGREGATED: u16 = 255;
 /// Offsets in a TCP header.
 pub const SEQUENCE: usize = 4;
 pub const FLAGS: usize = 13;

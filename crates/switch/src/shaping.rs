@@ -23,29 +23,10 @@ use parking_lot::Mutex;
 use vmlane_port::{Offload, RxFrame, TxFrame};
 
 use crate::ingress::MAX_SEGMENTS;
+use crate::spec::Shape;
 use bucket::Bucket;
 pub use port::ShapedPort;
 use queue::FrameQueue;
-
-/// What one direction of a port may carry.
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Rate {
-    /// Bits in a second in the long run; at least 1.
-    pub average: u64,
-    /// The same while a burst lasts; not less than `average`.
-    pub peak: u64,
-    /// Bytes that may go faster than `average` after silence; at least 1.
-    pub burst: u64,
-}
-
-/// What a port may carry; None: any amount.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Shape {
-    /// From the VM into the switch.
-    pub input: Option<Rate>,
-    /// From the switch to the VM.
-    pub output: Option<Rate>,
-}
 
 /// The shortest frame of Ethernet, without its check sequence.
 const SHORTEST: u64 = 60;

@@ -6,8 +6,6 @@ use std::time::Duration;
 use vmlane_port::{Filter, PortId, PortStats, VlanSet};
 use vmlane_wire::ethernet::{Mac, Tci};
 
-use crate::shaping::Shape;
-
 /// Who tags frames (VMware's three modes of a port group).
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub enum VlanMode {
@@ -176,4 +174,24 @@ impl Default for Settings {
             coalesce: true,
         }
     }
+}
+
+/// What one direction of a port may carry.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Rate {
+    /// Bits in a second in the long run; at least 1.
+    pub average: u64,
+    /// The same while a burst lasts; not less than `average`.
+    pub peak: u64,
+    /// Bytes that may go faster than `average` after silence; at least 1.
+    pub burst: u64,
+}
+
+/// What a port may carry; None: any amount.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Shape {
+    /// From the VM into the switch.
+    pub input: Option<Rate>,
+    /// From the switch to the VM.
+    pub output: Option<Rate>,
 }

@@ -17,8 +17,8 @@ use vmlane_worker::{Calls, Heartbeat, Parking};
 use crate::fdb::MOST_LEARNED;
 use crate::port::PortState;
 use crate::queue::{Command, Request, Requests};
-use crate::shaping::{Shape, Shaper};
-use crate::spec::{LearnedAddress, PortSpec, PortView, Settings};
+use crate::shaping::Shaper;
+use crate::spec::{LearnedAddress, PortSpec, PortView, Settings, Shape};
 use crate::stats::WorkerStats;
 use crate::worker::{SwitchEngine, Worker};
 

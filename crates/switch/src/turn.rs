@@ -6,7 +6,7 @@ use std::panic::{AssertUnwindSafe, catch_unwind, resume_unwind};
 use std::sync::atomic::Ordering;
 use std::time::Instant;
 
-use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD, Token, TxFrame};
+use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD};
 use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
@@ -15,45 +15,19 @@ use crate::core::Core;
 use crate::egress::Receiver;
 use crate::fdb::{Destination, PortInVlan, Sender};
 use crate::ingress::{Checked, Frame, Job, admit};
-use crate::multicast::{ANY, Group, look};
+use crate::lent::{Lent, Origin};
+use crate::multicast::{ANY, look};
 use crate::pending::PendingFrame;
 use crate::port::Port;
-use crate::ports::{Allowance, PIECE_COST};
+use crate::ports::Allowance;
+use crate::price::{COPY_COST, DELIVERY_COST, PIECE_COST};
 use crate::spec::Settings;
-
-/// Bytes that a delivery costs beside its own, when turns are measured.
-const DELIVERY_COST: usize = 64;
-/// The same for each copy of a frame that goes to several.
-const COPY_COST: usize = 1024;
 
 /// What became of a frame in its sender's eyes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
     Finished,
     Pending,
-}
-
-/// Where a frame comes from.
-#[derive(Clone, Copy)]
-pub struct Origin<'a> {
-    pub slot: Slot,
-    pub group: u16,
-    pub uplink: bool,
-    pub token: Token,
-    pub vlan: u16,
-    /// What lent it.
-    pub end: &'a dyn FramePort,
-    /// Its burst has more frames behind it, and it is worth while to wait for them.
-    pub more: bool,
-    /// What it is, if it goes to a group address.
-    pub multicast: Group,
-}
-
-/// A frame and what lent it.
-pub struct Lent<'a> {
-    pub end: &'a dyn FramePort,
-    pub token: Token,
-    pub tx: TxFrame<'a>,
 }
 
 impl Core {

@@ -8,10 +8,10 @@ use crate::Slot;
 use crate::core::Core;
 use crate::egress::Receiver;
 use crate::ingress::{Checked, Frame};
+use crate::lent::Origin;
 use crate::pending::PendingFrame;
 use crate::port::Port;
-use crate::ports::PIECE_COST;
-use crate::turn::Origin;
+use crate::price::PIECE_COST;
 
 /// Bytes of the longest IP packet behind an Ethernet header.
 const LONGEST: usize = vmlane_wire::ethernet::HEADER + u16::MAX as usize;

@@ -3,9 +3,9 @@
 //! IGMPv3 and MLDv2, which older versions understand as their own (RFC 3376, section 7; RFC 3810, section 8). Their source
 //! address is 0.0.0.0 or a link-local one, so that routers that ask as well stay in charge (RFC 4541, section 2.1.1).
 
-use vmlane_wire::ethernet::{HEADER, Mac, ether_type};
+use std::time::Duration;
 
-use super::QUERY_EVERY;
+use vmlane_wire::ethernet::{HEADER, Mac, ether_type};
 
 /// The switch's own address: locally administered.
 const OWN: Mac = Mac([0x02, 0x76, 0x6d, 0x6c, 0x61, 0x6e]);
@@ -13,6 +13,8 @@ const ALL_HOSTS: Mac = Mac([1, 0, 0x5e, 0, 0, 1]);
 const ALL_NODES: Mac = Mac([0x33, 0x33, 0, 0, 0, 1]);
 /// Of the querier: how many messages may be lost.
 const ROBUSTNESS: u8 = 2;
+/// Between two queries of the switch.
+pub const QUERY_EVERY: Duration = Duration::from_secs(125);
 const EVERY: u8 = QUERY_EVERY.as_secs() as u8;
 
 const V4: usize = 24;

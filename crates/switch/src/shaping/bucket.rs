@@ -2,7 +2,7 @@
 
 use std::time::{Duration, Instant};
 
-use super::Rate;
+use crate::spec::Rate;
 
 /// Tokens of a second's worth of one bit in a second: tokens are gained by multiplying nanoseconds with bits in a second.
 const BIT: i128 = 1_000_000_000;

@@ -11,7 +11,7 @@ use vmlane_port::{
 
 use super::queue::FrameQueue;
 use super::{Output, Shaper, ShaperCell, received_bytes, sent_bytes};
-use crate::ports::PIECE_COST;
+use crate::price::PIECE_COST;
 
 /// The worker looks again soon for frames that may go within this time. For others it sleeps no longer than that anyway
 /// ([`crate::Settings::deepest`]).

@@ -10,7 +10,7 @@ use vmlane_mem::{MapRequest, MemoryMap, Spans, copy_spans, memfd};
 use vmlane_port::{Aggregate, ChecksumStatus, Layers, MAX_HEAD, PartialChecksum, RxCapabilities, RxFrame};
 use vmlane_wire::ethernet::Tci;
 
-use super::Rate;
+use crate::spec::Rate;
 
 /// How long frames wait in a full queue, at the average rate.
 const DEPTH_MS: u64 = 50;

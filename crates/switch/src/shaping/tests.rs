@@ -10,7 +10,7 @@ use super::*;
 use crate::access::Config;
 use crate::core::Core;
 use crate::port::Port;
-use crate::spec::{Policy, PortSpec, Settings, Traffic, VlanMode};
+use crate::spec::{Policy, PortSpec, Rate, Settings, Traffic, VlanMode};
 use vmlane_port::PortStats;
 
 #[path = "../../tests/common/tcp.rs"]

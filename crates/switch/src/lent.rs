@@ -1,0 +1,29 @@
+//! A frame that a port lends, and where it comes from.
+
+use vmlane_port::{FramePort, Token, TxFrame};
+
+use crate::Slot;
+use crate::multicast::Group;
+
+/// Where a frame comes from.
+#[derive(Clone, Copy)]
+pub struct Origin<'a> {
+    pub slot: Slot,
+    pub group: u16,
+    pub uplink: bool,
+    pub token: Token,
+    pub vlan: u16,
+    /// What lent it.
+    pub end: &'a dyn FramePort,
+    /// Its burst has more frames behind it, and it is worth while to wait for them.
+    pub more: bool,
+    /// What it is, if it goes to a group address.
+    pub multicast: Group,
+}
+
+/// A frame and what lent it.
+pub struct Lent<'a> {
+    pub end: &'a dyn FramePort,
+    pub token: Token,
+    pub tx: TxFrame<'a>,
+}
