@@ -122,25 +122,29 @@ impl Journal {
         half: usize,
     ) -> Result<(Journal, Records, Vec<Key>), Unusable> {
         let have = rustix::fs::fstat(&file).map_err(io::Error::from)?.st_size as u64;
-        let half = have.saturating_sub(HEAD as u64).min(2 * half as u64) as usize / 2;
-        if half == 0 {
-            return Err(Unusable::Short { have, need: size(1) });
+        if have < HEAD as u64 {
+            return Err(Unusable::Short { have, need: HEAD as u64 });
         }
-        let window = Window::over_file(&file, size(half))?;
-        if window.load_u64(at::MAGIC) != MAGIC {
+        let head = Window::over_file(&file, HEAD as u64)?;
+        if head.load_u64(at::MAGIC) != MAGIC {
             return Err(Unusable::Magic);
         }
-        match window.load_u32(at::LAYOUT) {
+        match head.load_u32(at::LAYOUT) {
             LAYOUT => {}
             have => return Err(Unusable::Layout { have }),
         }
-        match window.load_u32(at::KIND) {
+        match head.load_u32(at::KIND) {
             have if have == kind => {}
             have => return Err(Unusable::Kind { have, want: kind }),
         }
-        if window.load_u64(at::HALF) != half as u64 {
-            return Err(Unusable::Magic);
+        let half = match head.load_u64(at::HALF) {
+            stored if (1..=half as u64).contains(&stored) => stored as usize,
+            _ => return Err(Unusable::Magic),
+        };
+        if have < size(half) {
+            return Err(Unusable::Short { have, need: size(half) });
         }
+        let window = Window::over_file(&file, size(half))?;
         let committed = window.load_u64(at::COMMITTED);
         let sums = Sums::new(secret()?, window.load_u64(at::SALT));
         let (second, len) = (committed & SECOND != 0, committed as u32 as usize);

@@ -58,7 +58,7 @@ fn cut_scribbled_and_foreign_files_are_refused() {
         journal.write((2, 0, 0), b"more");
         journal
     };
-    let short = vmlane_mem::memfd("short", 4096).unwrap();
+    let short = vmlane_mem::memfd("short", 4095).unwrap();
     assert!(matches!(Journal::open(short, 7, HALF), Err(Unusable::Short { .. })));
     let other = journal();
     assert!(matches!(
