@@ -148,7 +148,7 @@ impl Daemon {
             VsockWorker::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(router.clone()))
                 .map_err(AssemblyError::Workers)?;
         let vsock_worker = Arc::new(vsock_worker);
-        uplinks.resume(store.clone(), &mut found);
+        uplinks.resume(store.clone(), &mut found)?;
         let (_, refused) = uplinks.change(&switch, &config.uplinks);
         refused.into_iter().next().map_or(Ok(()), Err)?;
         let sockets = host_sockets(&router, &paths, &config)?;

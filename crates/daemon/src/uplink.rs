@@ -14,6 +14,7 @@ use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
 
 use vmlane_api::UplinkStats;
 use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
@@ -36,9 +37,7 @@ pub enum UplinkError {
     Tap { name: String, cause: TapError },
     #[error("uplink {name:?}: {cause}")]
     Helper { name: String, cause: HelperError },
-    #[error(
-        "uplink {name:?}: the helper that attaches interfaces could not be started; start the daemon again"
-    )]
+    #[error("uplink {name:?}: there is no helper any more that attaches interfaces; start the daemon again")]
     NoHelper { name: String },
 }
 
@@ -50,8 +49,19 @@ fn failed(uplink: &UplinkConfig) -> impl Fn(TapError) -> UplinkError {
     |cause| UplinkError::Tap { name: uplink.name.clone(), cause }
 }
 
-fn open(uplink: &UplinkConfig) -> Result<TapFiles, UplinkError> {
-    TapFiles::open(&options(uplink)).map_err(failed(uplink))
+/// How long an interface may be in use: the port that had it goes in its own time.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+fn open_patiently(options: &TapOptions) -> Result<TapFiles, TapError> {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        match TapFiles::open(options) {
+            Err(TapError::Busy { .. }) if Instant::now() < deadline => {
+                std::thread::sleep(Duration::from_millis(5));
+            }
+            opened => return opened,
+        }
+    }
 }
 
 /// What the system said, if it said something.
@@ -80,8 +90,8 @@ pub struct Uplinks {
     known: Vec<Uplink>,
     /// Opened while the daemon might still do that, or held for it since the previous one ended.
     ready: Vec<(UplinkConfig, TapFiles)>,
-    /// In use when this daemon began, and their MTU: the previous daemon's files may be held.
-    busy: Vec<(UplinkConfig, usize)>,
+    /// In use when this daemon began, with their MTU and why they could not be opened: the previous daemon's files may be held.
+    busy: Vec<(UplinkConfig, usize, UplinkError)>,
     /// Holds the interfaces for the next daemon, so that they keep addresses and bridges.
     store: Option<Arc<dyn Store>>,
     /// Opens those that come later.
@@ -93,26 +103,45 @@ impl Uplinks {
     pub fn prepare(wanted: &[UplinkConfig]) -> Result<Uplinks, UplinkError> {
         let mut uplinks = Uplinks::default();
         for uplink in wanted {
-            match open(uplink) {
+            match TapFiles::open(&options(uplink)) {
                 Ok(files) => uplinks.ready.push((uplink.clone(), files)),
-                Err(UplinkError::Tap { cause: TapError::Busy { .. }, .. }) => {
-                    uplinks.busy.push((uplink.clone(), mtu(&uplink.tap).map_err(failed(uplink))?));
+                Err(busy @ TapError::Busy { .. }) => {
+                    let mtu = mtu(&uplink.tap).map_err(failed(uplink))?;
+                    uplinks.busy.push((uplink.clone(), mtu, failed(uplink)(busy)));
                 }
-                Err(error) => return Err(error),
+                Err(error) => return Err(failed(uplink)(error)),
             }
         }
         Ok(uplinks)
     }
 
-    /// Takes the interfaces that a previous daemon left, and leaves its own to the next one from now on.
-    pub fn resume(&mut self, store: Arc<dyn Store>, found: &mut Found) {
-        for (uplink, mtu) in std::mem::take(&mut self.busy) {
+    /// Takes the interfaces that a previous daemon left, and leaves its own to the next one from now on. An error: one is in use
+    /// by another program.
+    pub fn resume(&mut self, store: Arc<dyn Store>, found: &mut Found) -> Result<(), UplinkError> {
+        for (uplink, mtu, busy) in std::mem::take(&mut self.busy) {
             let left = (0..uplink.queues.unwrap_or(1)).map(|number| found.take(&held(&uplink.tap, number)));
-            if let Some(queues) = left.collect() {
-                self.ready.push((uplink, TapFiles { queues, mtu }));
-            }
+            let queues = left.collect::<Option<Vec<OwnedFd>>>().ok_or(busy)?;
+            self.ready.push((uplink, TapFiles { queues, mtu }));
         }
         self.store = Some(store);
+        Ok(())
+    }
+
+    /// The helper, unless it has failed.
+    fn ask_helper<T>(
+        &mut self,
+        uplink: &UplinkConfig,
+        ask: impl FnOnce(&mut Helper) -> Result<T, HelperError>,
+    ) -> Result<T, UplinkError> {
+        let name = || uplink.name.clone();
+        let helper = self.helper.as_mut().ok_or_else(|| UplinkError::NoHelper { name: name() })?;
+        let answer = ask(helper);
+        if let Err(HelperError::Gone(error)) = &answer {
+            // It is not waited for again.
+            tracing::error!(%error, "the helper that attaches interfaces does not answer: a reload can add no uplink any more");
+            self.helper = None;
+        }
+        answer.map_err(|cause| UplinkError::Helper { name: name(), cause })
     }
 
     /// Starts the helper, for a daemon that is about to be confined. `config`: the file that names uplinks.
@@ -131,14 +160,12 @@ impl Uplinks {
         let files = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
             None if confine::is_confined() => {
-                let name = || uplink.name.clone();
-                let helper = self.helper.as_mut().ok_or_else(|| UplinkError::NoHelper { name: name() })?;
-                helper
-                    .open(index, uplink, make)
-                    .map_err(|cause| UplinkError::Helper { name: name(), cause })?
+                self.ask_helper(uplink, |helper| helper.open(index, uplink, make))?
             }
-            None if !make => mtu(&uplink.tap).map_err(failed(uplink)).and_then(|_| open(uplink))?,
-            None => open(uplink)?,
+            None => {
+                let there = if make { Ok(0) } else { mtu(&uplink.tap) };
+                there.and_then(|_| open_patiently(&options(uplink))).map_err(failed(uplink))?
+            }
         };
         if let Some(store) = &self.store {
             hold(&**store, uplink, &files.queues);
@@ -211,10 +238,12 @@ impl Uplinks {
     /// Has the port carry what its interface carries now.
     fn follow_mtu(&mut self, switch: &Switch, of: (usize, &UplinkConfig, PortId), known: &AtomicUsize) {
         let (index, uplink, port) = of;
-        let now = match &mut self.helper {
-            Some(helper) => helper.mtu(index, uplink).ok(),
-            None if confine::is_confined() => None,
-            None => mtu(&uplink.tap).ok(),
+        let now = if self.helper.is_some() {
+            self.ask_helper(uplink, |helper| helper.mtu(index, uplink)).ok()
+        } else if confine::is_confined() {
+            None
+        } else {
+            mtu(&uplink.tap).ok()
         };
         if let Some(now) = now.filter(|now| *now != known.load(Ordering::Relaxed)) {
             tracing::info!(

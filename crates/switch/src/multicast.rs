@@ -28,6 +28,8 @@ const FIRST_QUERIES: Duration = Duration::from_secs(31);
 const LEARNING: Duration = Duration::from_secs(15);
 /// How long others behind the port of one that leaves a group may say that they are still in it.
 const LEAVING: Duration = Duration::from_secs(2);
+/// Between two looks for groups that have ended, at least.
+const BETWEEN_SWEEPS: Duration = Duration::from_secs(1);
 /// Between two queries, at least: a guest may leave and join without end.
 const BETWEEN_QUERIES: Duration = Duration::from_secs(1);
 
@@ -208,6 +210,8 @@ pub struct Snooped {
     last_query: Option<Instant>,
     /// Someone behind it has left a group.
     left: bool,
+    /// When the groups that had ended were last taken out.
+    swept: Option<Instant>,
 }
 
 impl Snooped {
@@ -219,6 +223,7 @@ impl Snooped {
             next_query: now,
             last_query: None,
             left: false,
+            swept: None,
         }
     }
 
@@ -268,7 +273,11 @@ impl Snooped {
         match self.find(key) {
             Ok(at) => self.groups.iter_mut().skip(at).take(1).for_each(|one| one.until = until),
             Err(_) if self.groups.len() >= MOST_GROUPS => {
-                self.groups.retain(|one| now < one.until);
+                // Hardly ever: a guest may try to join without end.
+                if self.swept.is_none_or(|last| now >= last + BETWEEN_SWEEPS) {
+                    self.swept = Some(now);
+                    self.groups.retain(|one| now < one.until);
+                }
                 if self.groups.len() >= MOST_GROUPS {
                     self.everything = Some(until);
                     return false;

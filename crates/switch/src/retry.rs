@@ -49,9 +49,9 @@ impl Core {
         {
             let merges = self.settings.coalesce && receiver.aggregates();
             let merged = if merges { self.deliver_pending_flow(slot, receiver) } else { None };
-            // What is not to be had whole, or ever, is looked at for itself.
+            // Where there is no room for the whole, there may be for the first frame.
             let (count, delivered) = merged
-                .filter(|(_, outcome)| matches!(outcome, Ok(()) | Err(DropReason::NoBuffers)))
+                .filter(|(_, outcome)| outcome.is_ok())
                 .unwrap_or_else(|| (1, self.deliver_pending(slot, receiver, &mut frame)));
             let overhead = receiver.end.as_mut().map_or(0, |end| end.take_overhead());
             self.ports.charge(receiver.owner, overhead * PIECE_COST);

@@ -5,7 +5,7 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
@@ -16,6 +16,9 @@ use crate::config::UplinkConfig;
 
 /// How long an interface may take.
 const PATIENCE: Duration = Duration::from_secs(10);
+
+/// How long its end may take.
+const END: Duration = Duration::from_secs(1);
 
 /// Why the helper has not opened an interface.
 #[derive(Debug, thiserror::Error)]
@@ -100,8 +103,11 @@ impl Helper {
 
 impl Drop for Helper {
     fn drop(&mut self) {
-        // It ends when nothing more can be asked.
+        // It ends when nothing more can be asked; one that hangs is not waited for.
         let _ = rustix::net::shutdown(&self.socket, rustix::net::Shutdown::Both);
-        let _ = self.child.wait();
+        let deadline = Instant::now() + END;
+        while matches!(self.child.try_wait(), Ok(None)) && Instant::now() < deadline {
+            std::thread::sleep(Duration::from_millis(1));
+        }
     }
 }

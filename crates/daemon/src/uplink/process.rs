@@ -8,18 +8,17 @@ use std::io::{self, Read};
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
-use std::time::{Duration, Instant};
 
 use rustix::process::geteuid;
 use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu};
 
 use super::messages::{Interface, Reply, Request, Wish, receive, send};
-use super::why;
+use super::{open_patiently, why};
 use crate::config::{Config, UplinkConfig};
 use crate::confine;
 
-/// How long an interface may be in use: the port that had it goes in its own time.
-const PATIENCE: Duration = Duration::from_secs(2);
+/// Characters of an answer that says why not: it has to fit into a packet.
+const LONGEST: usize = 1000;
 
 /// Serves the daemon behind standard input until it is gone.
 pub fn serve(config: &Path) -> io::Result<()> {
@@ -29,7 +28,7 @@ pub fn serve(config: &Path) -> io::Result<()> {
     while let Some((Request { number, index, wish }, _)) = receive(&socket)? {
         let (outcome, queues) = match carry_out(&mut file, index, wish) {
             Ok((interface, queues)) => (Ok(interface), queues),
-            Err(refused) => (Err(refused), Vec::new()),
+            Err(refused) => (Err(refused.chars().take(LONGEST).collect()), Vec::new()),
         };
         let queues: Vec<_> = queues.iter().map(OwnedFd::as_fd).collect();
         send(&socket, &Reply { number, outcome }, &queues)?;
@@ -73,24 +72,12 @@ fn carry_out(
     let options = TapOptions { name: uplink.tap.clone(), queues: uplink.queues };
     let failed = |error: TapError| format!("{error}{}", why(&error));
     let TapFiles { queues, mtu } = match wish {
-        Wish::Open => open(&options).map_err(failed)?,
-        Wish::OpenIfThere => mtu(&options.name).and_then(|_| open(&options)).map_err(failed)?,
+        Wish::Open => open_patiently(&options).map_err(failed)?,
+        Wish::OpenIfThere => mtu(&options.name).and_then(|_| open_patiently(&options)).map_err(failed)?,
         Wish::Look => TapFiles { queues: Vec::new(), mtu: mtu(&options.name).map_err(failed)? },
     };
     let TapOptions { name: tap, queues: wanted } = options;
     Ok((Interface { name: uplink.name.clone(), tap, queues: wanted, mtu }, queues))
-}
-
-fn open(options: &TapOptions) -> Result<TapFiles, TapError> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match TapFiles::open(options) {
-            Err(TapError::Busy { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened,
-        }
-    }
 }
 
 /// The file, open, if only root and this process's user can have written it.

@@ -208,7 +208,7 @@ impl Core {
         let Some(PendingFrame { sender, tag, .. }) = receiver.pending.front() else { return 0 };
         let Some(port) = self.ports.get(sender) else { return 0 };
         let Some(end) = port.end.as_deref() else { return 0 };
-        let (owner, mut count) = (port.owner, 0);
+        let mut count = 0;
         for pending in receiver.pending.iter() {
             if pending.sender != sender || pending.tag != tag || pending.next > 0 {
                 break;
@@ -236,8 +236,9 @@ impl Core {
                 break;
             }
         }
+        // It is the receiver's lack of buffers that has them looked at again.
         let read = self.coalescer.take_read();
-        self.ports.charge(owner, read);
+        self.ports.charge(receiver.owner, read);
         count
     }
 }
