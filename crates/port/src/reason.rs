@@ -46,11 +46,15 @@ pub enum DropReason {
     Shaped,
     /// Receiver: lost on request ([`crate::wrap::Impairment`]).
     Impaired,
+    /// Receiver: the interface of the uplink is down, or gone.
+    UplinkDown,
+    /// Sender: an uplink of a team, through which the network sends back what a VM sent through another one.
+    Reflected,
 }
 
 impl DropReason {
     /// All of them, in the order of [`DropReason::number`].
-    const ALL: [DropReason; 20] = [
+    const ALL: [DropReason; 22] = [
         DropReason::BadLength,
         DropReason::BadDescriptor,
         DropReason::BadAddress,
@@ -71,6 +75,8 @@ impl DropReason {
         DropReason::LinkDown,
         DropReason::Shaped,
         DropReason::Impaired,
+        DropReason::UplinkDown,
+        DropReason::Reflected,
     ];
 
     /// A number for records of captures; never 0.
@@ -106,6 +112,8 @@ impl DropReason {
             DropReason::LinkDown => "link_down",
             DropReason::Shaped => "shaped",
             DropReason::Impaired => "impaired",
+            DropReason::UplinkDown => "uplink_down",
+            DropReason::Reflected => "reflected",
         }
     }
 }
@@ -187,6 +195,10 @@ counters! {
         drop_shaped,
         /// Frames dropped: [`DropReason::Impaired`].
         drop_impaired,
+        /// Frames dropped: [`DropReason::UplinkDown`].
+        drop_uplink_down,
+        /// Frames dropped: [`DropReason::Reflected`].
+        drop_reflected,
     }
 }
 
@@ -214,6 +226,8 @@ impl PortStats {
             DropReason::LinkDown => &self.drop_link_down,
             DropReason::Shaped => &self.drop_shaped,
             DropReason::Impaired => &self.drop_impaired,
+            DropReason::UplinkDown => &self.drop_uplink_down,
+            DropReason::Reflected => &self.drop_reflected,
         }
         .inc();
     }

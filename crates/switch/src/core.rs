@@ -11,14 +11,13 @@ use tracing::error;
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
-use vmlane_wire::ethernet::Mac;
 use vmlane_worker::Heartbeat;
 
 use crate::Slot;
 use crate::access::Config;
 use crate::coalesce::Coalescer;
 use crate::egress::Egress;
-use crate::fdb::Fdb;
+use crate::fdb::{Fdb, unkey};
 use crate::pending::{Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::Ports;
@@ -26,6 +25,7 @@ use crate::price::{PIECE_COST, REBUILD};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, Settings};
 use crate::stats::WorkerStats;
+use crate::team::{TeamSpec, TeamState};
 
 /// The switch without its thread.
 pub struct Core {
@@ -152,6 +152,8 @@ impl Core {
         let Some(slot) = self.slot(id) else { return };
         self.detach(slot);
         self.ports.remove(id);
+        // Also what a team has kept there.
+        self.fdb.forget(slot);
         self.rebuild();
     }
 
@@ -169,7 +171,10 @@ impl Core {
     /// Lets go of what is attached to a port.
     pub fn detach(&mut self, slot: Slot) {
         self.drop_pending_between(slot);
-        self.fdb.forget(slot);
+        // What is behind a team is reached through another member.
+        if !self.ports.teams.outlasts(slot) {
+            self.fdb.forget(slot);
+        }
         let Some(port) = self.ports.get_mut(slot) else { return };
         port.publish_counts();
         if !port.drop_end() {
@@ -193,6 +198,19 @@ impl Core {
         }
     }
 
+    /// The interface behind a port has a link, or has none.
+    pub fn set_carrier(&mut self, slot: Slot, up: bool) {
+        self.ports.set_carrier(slot, up);
+    }
+
+    /// Makes the teams these.
+    pub fn set_teams(&mut self, teams: Vec<(TeamSpec, Arc<TeamState>)>) {
+        for slot in self.ports.set_teams(teams) {
+            self.fdb.forget(slot);
+        }
+        self.rebuild();
+    }
+
     /// Has `taps`, and no others, look at what goes through a port.
     pub fn set_taps(&mut self, slot: Slot, taps: Vec<Arc<dyn FrameTap>>) {
         if let Some(port) = self.ports.get_mut(slot) {
@@ -204,13 +222,7 @@ impl Core {
     pub fn tell_learned(&self, list: &mut Vec<LearnedAddress>) {
         let room = list.capacity() - list.len();
         let known = self.fdb.learned().filter_map(|(key, vlan, slot, seconds)| {
-            let [a, b, c, d, e, f, ..] = key.to_le_bytes();
-            Some(LearnedAddress {
-                port: self.ports.get(slot)?.id,
-                mac: Mac([a, b, c, d, e, f]),
-                vlan,
-                seconds,
-            })
+            Some(LearnedAddress { port: self.ports.get(slot)?.id, mac: unkey(key), vlan, seconds })
         });
         list.extend(known.take(room));
     }

@@ -18,6 +18,12 @@ pub fn key(group: u16, mac: Mac) -> u64 {
     u64::from_le_bytes([a, b, c, d, e, f, 0, 0]) | u64::from(group) << 48
 }
 
+/// The address in a [`key`].
+pub fn unkey(key: u64) -> Mac {
+    let [a, b, c, d, e, f, ..] = key.to_le_bytes();
+    Mac([a, b, c, d, e, f])
+}
+
 /// Where a frame goes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Destination {
@@ -42,9 +48,12 @@ pub struct Route {
 /// A sender, as far as it matters for where its frames go.
 #[derive(Clone, Copy, Debug)]
 pub struct Sender {
+    /// Of a member of a team: that under which the team's addresses are kept.
     pub slot: Slot,
     pub group: u16,
     pub uplink: bool,
+    /// An uplink of a team: the network may send back through it what left through another one.
+    pub teamed: bool,
     /// Its own address.
     pub own: Mac,
 }
@@ -119,6 +128,9 @@ impl Fdb {
         if keys == [route.to, route.from] && vlan == route.vlan && self.is_valid(route) {
             return Ok(Destination::One(route.receiver));
         }
+        if sender.teamed && self.is_reflected(keys[1], vlan, &port) {
+            return Err(DropReason::Reflected);
+        }
         if learn {
             self.learn(sender, keys[1], vlan);
         }
@@ -130,6 +142,13 @@ impl Fdb {
             *route = Route { to: keys[0], from: keys[1], vlan, receiver, epoch: self.epoch };
         }
         Ok(destination)
+    }
+
+    /// Does a frame that comes from outside say that it is from an address of a VM here?
+    #[cold]
+    fn is_reflected(&self, from: u64, vlan: u16, port: &impl Fn(Slot) -> Option<PortInVlan>) -> bool {
+        self.known.find(from, |slot| port(slot).is_some()).is_some()
+            || self.learned.is_behind_vm(from, vlan, self.seconds)
     }
 
     fn learn(&mut self, sender: Sender, from: u64, vlan: u16) {
@@ -239,6 +258,9 @@ const UPLINK_SHARE: u32 = 6144;
 /// Seconds after which an address that was not heard of is forgotten.
 pub const AGE: u32 = 300;
 
+/// For so many seconds after a VM has sent from an address, frames from it that come in through a team are its own, sent back.
+const REFLECTED: u32 = 2;
+
 #[derive(Clone, Copy)]
 struct Learned {
     key: u64,
@@ -275,7 +297,8 @@ impl LearnedTable {
     #[inline]
     fn set(&self, key: u64, vlan: u16) -> std::ops::Range<usize> {
         let mixed = (key ^ u64::from(vlan).rotate_right(12)).wrapping_mul(self.seed);
-        let start = (mixed >> 32) as usize % SETS * WAYS;
+        // The upper bits depend on all of the address; the last byte of one stands in the upper half of the key.
+        let start = (mixed >> (u64::BITS - SETS.trailing_zeros())) as usize * WAYS;
         start..start + WAYS
     }
 
@@ -290,6 +313,15 @@ impl LearnedTable {
             .find(|entry| entry.slot != FREE && entry.key == key && entry.vlan == vlan)
             .filter(|entry| now.wrapping_sub(entry.heard) < AGE)
             .map(|entry| entry.slot)
+    }
+
+    /// Was the address heard behind a VM's port just now? A VM that has moved to another host is heard from there, and here
+    /// no more.
+    #[expect(clippy::indexing_slicing, reason = "a set lies within the entries")]
+    fn is_behind_vm(&self, key: u64, vlan: u16, now: u32) -> bool {
+        let same = |entry: &&Learned| entry.slot != FREE && entry.key == key && entry.vlan == vlan;
+        let entry = self.entries[self.set(key, vlan)].iter().find(same);
+        entry.is_some_and(|entry| !entry.uplink && now.wrapping_sub(entry.heard) <= REFLECTED)
     }
 
     /// Remembers that the address was heard behind `slot`. What was heard behind an uplink does not move
@@ -371,6 +403,14 @@ mod tests {
         assert_eq!(table.find(9, |_| true), Some(3));
         assert_eq!(table.find(8, |_| true), None);
         assert_eq!(table.find(7, |_| false), None);
+    }
+
+    #[test]
+    fn addresses_that_differ_in_their_last_byte_find_room() {
+        let mut table = LearnedTable { seed: 0x9e37_79b9_7f4a_7c15, ..LearnedTable::new() };
+        let keys: Vec<u64> = (0..=255).map(|last| key(0, Mac([2, 0, 0, 0, 1, last]))).collect();
+        keys.iter().for_each(|&key| assert!(!table.learn(key, 0, 1, true, 0)));
+        assert_eq!(keys.iter().filter(|&&key| table.find(key, 0, 0).is_some()).count(), 256);
     }
 
     #[test]

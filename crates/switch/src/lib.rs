@@ -12,6 +12,7 @@
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
 //! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
 //! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
+//! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
 //! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
@@ -47,6 +48,7 @@ mod shaping;
 mod spec;
 mod stats;
 mod switch;
+mod team;
 mod turn;
 mod worker;
 
@@ -64,4 +66,5 @@ pub mod heads {
 pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Rate, Settings, Shape, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;
+pub use team::{MOST_MEMBERS, MemberState, TeamMember, TeamPolicy, TeamSpec, TeamStats, TeamView};
 pub use worker::Worker;

@@ -68,6 +68,8 @@ struct Extras {
     cell: ShaperCell,
     /// The operator wants it shaped.
     wanted: bool,
+    /// The operator set its link down.
+    down: bool,
     /// What is attached is wrapped, and has the shaper.
     wrapped: bool,
     /// The groups of its guest, where the operator keeps multicast to who asked.
@@ -164,12 +166,18 @@ impl Port {
     pub fn shape(&mut self, shaper: Option<Box<Shaper>>, now: Instant) {
         let Some(shaper) = shaper else { return };
         self.extras.wanted = shaper.limits();
+        self.extras.down = shaper.is_down();
         self.extras.cell.put(shaper);
         if self.end.is_some() && self.extras.wrapped {
             self.end.iter_mut().for_each(|end| end.refresh());
         } else if self.end.is_some() && self.extras.wanted {
             self.wrap(now);
         }
+    }
+
+    /// Did the operator set its link down?
+    pub fn is_down(&self) -> bool {
+        self.extras.down
     }
 
     /// Derives what follows from configuration, filter and capabilities.

@@ -1,12 +1,14 @@
 //! The table of ports: by number, by group, by owner, and whose turn it is.
 
 use std::collections::HashMap;
+use std::sync::Arc;
 
 use vmlane_port::PortId;
 
 use crate::Slot;
 use crate::fdb::key;
 use crate::port::Port;
+use crate::team::{Change, Choice, TeamSpec, TeamState, Teams};
 
 /// What the ports of one owner may still send in this round.
 #[derive(Clone, Copy)]
@@ -55,6 +57,7 @@ pub struct Ports {
     change_debts: Vec<usize>,
     /// Bytes of an owner's share of a round.
     share: usize,
+    pub teams: Teams,
 }
 
 /// `at + by`, begun anew at `len`; both are smaller than that.
@@ -160,6 +163,7 @@ impl Ports {
     pub fn remove(&mut self, id: PortId) {
         if let Some(slot) = self.by_id.remove(&id) {
             self.take(slot);
+            self.teams.forget(slot);
         }
     }
 
@@ -170,6 +174,10 @@ impl Ports {
             .zip(&self.slots)
             .filter_map(|(slot, port)| Some((slot, &**port.as_ref().filter(|port| port.end.is_some())?)))
             .collect();
+        if !self.teams.is_empty() {
+            let ports = (0..).zip(&self.slots);
+            self.teams.number(ports.filter_map(|(slot, port)| Some((slot, &**port.as_ref()?))));
+        }
         self.groups.clear();
         self.groups.resize_with(self.group_names.len(), Group::default);
         for &(slot, port) in &attached {
@@ -193,6 +201,26 @@ impl Ports {
             self.owners.push(OwnerPorts { start, len: of_one.len(), first: 0 });
         }
         addresses
+    }
+
+    /// The interface behind a port has a link, or has none.
+    pub fn set_carrier(&mut self, slot: Slot, up: bool) {
+        let Ports { slots, teams, .. } = self;
+        if let Some(port) = slots.get(usize::from(slot)).and_then(Option::as_deref) {
+            teams.set_carrier(slot, port, up);
+        }
+    }
+
+    /// See [`Teams::set`].
+    pub fn set_teams(&mut self, wanted: Vec<(TeamSpec, Arc<TeamState>)>) -> Vec<Slot> {
+        let Ports { by_id, teams, .. } = self;
+        teams.set(wanted, |id| by_id.get(&id).copied())
+    }
+
+    /// See [`Teams::look`].
+    pub fn look_at_team(&mut self, at: usize) -> Option<(Choice, Change)> {
+        let Ports { slots, teams, .. } = self;
+        teams.look(at, |slot| slots.get(usize::from(slot))?.as_deref())
     }
 
     /// A round begins: every owner may send so much. Returns how many owners there are.

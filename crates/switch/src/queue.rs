@@ -10,6 +10,7 @@ use vmlane_worker::{Answer, CommandQueue};
 use crate::port::PortState;
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec};
+use crate::team::{TeamSpec, TeamState};
 
 pub enum Request {
     Add {
@@ -49,6 +50,15 @@ pub enum Request {
         id: PortId,
         shut: bool,
     },
+    /// The interface behind an uplink's port has a link, or has none.
+    Carrier {
+        id: PortId,
+        up: bool,
+    },
+    /// The teams that there are from now on.
+    Teams {
+        teams: Vec<(TeamSpec, Arc<TeamState>)>,
+    },
     /// Tells the learned addresses of all ports; `into` has room for them.
     Learned {
         into: Arc<Mutex<Vec<LearnedAddress>>>,
@@ -66,8 +76,9 @@ impl Request {
             | Request::Detach { id }
             | Request::Refresh { id }
             | Request::Tap { id, .. }
+            | Request::Carrier { id, .. }
             | Request::Shut { id, .. } => id,
-            Request::Learned { .. } => PortId(0),
+            Request::Teams { .. } | Request::Learned { .. } => PortId(0),
         }
     }
 

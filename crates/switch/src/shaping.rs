@@ -103,6 +103,11 @@ impl Shaper {
         self.down || self.input.is_some() || self.output.is_some()
     }
 
+    /// Does it keep everything from the port?
+    pub fn is_down(&self) -> bool {
+        self.down
+    }
+
     /// As for a port to which something was attached just now.
     fn forget(&mut self) {
         if let Some(input) = &mut self.input {

@@ -20,6 +20,7 @@ use crate::queue::{Command, Request, Requests};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, PortView, Settings, Shape};
 use crate::stats::WorkerStats;
+use crate::team::{TeamSpec, TeamState, TeamView};
 use crate::worker::{SwitchEngine, Worker};
 
 struct Entry {
@@ -43,6 +44,7 @@ pub struct Switch {
     requests: Arc<Requests>,
     ports: Mutex<BTreeMap<PortId, Entry>>,
     taps: Mutex<Taps>,
+    teams: Mutex<Vec<(TeamSpec, Arc<TeamState>)>>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
     heartbeat: Arc<Heartbeat>,
@@ -75,8 +77,10 @@ impl Switch {
         let runtime =
             vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), runtime);
-        let (ports, taps, next) = (Mutex::default(), Mutex::default(), AtomicU32::new(1));
-        Ok((Switch { requests, ports, taps, next, stats, heartbeat, coalesce, thread: None }, worker))
+        let (ports, taps, teams) = Default::default();
+        let next = AtomicU32::new(1);
+        let switch = Switch { requests, ports, taps, teams, next, stats, heartbeat, coalesce, thread: None };
+        Ok((switch, worker))
     }
 
     /// Changes [`Settings::coalesce`], from the worker's next round on.
@@ -140,6 +144,40 @@ impl Switch {
         let shaper = Some(Box::new(Shaper::new(spec.traffic.shape, !up, Instant::now())));
         self.ask(Request::Update { id, spec, shaper });
         true
+    }
+
+    /// Makes the teams these; each port is in one at most. Teams that stay as they were are not disturbed, and a team of a
+    /// name counts on.
+    pub fn set_teams(&self, specs: Vec<TeamSpec>) {
+        let mut teams = self.teams.lock();
+        let before = std::mem::take(&mut *teams);
+        for spec in specs {
+            let known = before.iter().find(|(other, _)| other.name == spec.name);
+            let state = match known {
+                Some((same, state)) if *same == spec => state.clone(),
+                _ => {
+                    let stats = known.map(|(_, state)| state.stats.clone()).unwrap_or_default();
+                    Arc::new(TeamState::new(&spec, stats))
+                }
+            };
+            teams.push((spec, state));
+        }
+        self.ask(Request::Teams { teams: teams.clone() });
+    }
+
+    /// All teams.
+    pub fn teams(&self) -> Vec<TeamView> {
+        let view = |(spec, state): &(TeamSpec, Arc<TeamState>)| TeamView {
+            spec: spec.clone(),
+            members: state.members(),
+            stats: state.stats.clone(),
+        };
+        self.teams.lock().iter().map(view).collect()
+    }
+
+    /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one. Ports begin with one.
+    pub fn set_carrier(&self, id: PortId, up: bool) {
+        self.ask(Request::Carrier { id, up });
     }
 
     /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that come, until

@@ -48,7 +48,8 @@ impl Core {
                 }
             });
         }
-        let mut moved = (self.waiting > 0 || stalled) && self.retry();
+        let mut moved = !self.ports.teams.is_empty() && self.look_at_teams();
+        moved |= (self.waiting > 0 || stalled) && self.retry();
         let Settings { frames, bytes, .. } = self.settings;
         let count = self.ports.begin_round(Allowance { frames, bytes });
         for owner in 0..count {
@@ -197,7 +198,9 @@ impl Core {
         let fate = Frame::new(&lent.tx, scratch).and_then(|frame| {
             let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
             let (group, uplink) = (sender.group, sender.config.uplink);
-            let from = Sender { slot, group, uplink, own: sender.access.effective };
+            let face = if uplink { self.ports.teams.face(slot) } else { None };
+            let (teamed, own) = (face.is_some(), sender.access.effective);
+            let from = Sender { slot: face.unwrap_or(slot), group, uplink, teamed, own };
             let addresses = [frame.destination(), frame.source()];
             let ports = &self.ports;
             let in_vlan = |slot: Slot| {
@@ -242,6 +245,9 @@ impl Core {
     ) -> Result<Fate, DropReason> {
         match to {
             Destination::One(receiver) => {
+                let teams = &self.ports.teams;
+                let alone = teams.is_empty() || from.uplink;
+                let receiver = if alone { receiver } else { teams.route(receiver, from.slot, sent) };
                 if self.ports.is_mirrored(from.group) {
                     self.mirror(sent, from, receiver, cost);
                 }
@@ -273,8 +279,12 @@ impl Core {
         let mut at = 0;
         while let Some(slot) = self.ports.member(from.group, at) {
             at += 1;
+            let teams = &self.ports.teams;
             let is_receiver = self.ports.get(slot).is_some_and(|port| {
-                port.carries(from.vlan) && !(from.uplink && port.config.uplink) && want(port)
+                port.carries(from.vlan)
+                    && !(from.uplink && port.config.uplink)
+                    && want(port)
+                    && (teams.is_empty() || teams.passes((from.slot, from.uplink), sent, (slot, port)))
             });
             if !is_receiver {
                 continue;

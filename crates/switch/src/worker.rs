@@ -103,6 +103,12 @@ impl SwitchEngine {
                     core.set_taps(slot, taps);
                 }
             }
+            Request::Carrier { id, up } => {
+                if let Some(slot) = core.slot(id) {
+                    core.set_carrier(slot, up);
+                }
+            }
+            Request::Teams { teams } => core.set_teams(teams),
             Request::Refresh { id } => {
                 if let Some(slot) = core.slot(id) {
                     core.refresh(slot);

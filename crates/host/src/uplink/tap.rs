@@ -211,9 +211,18 @@ impl Tap {
                 self.full = queue;
                 Err(DropReason::NoBuffers)
             }
+            Err(error) if has_no_link(&error) => Err(DropReason::UplinkDown),
             Err(_) => Err(DropReason::Uplink),
         }
     }
+}
+
+/// Did the kernel refuse a frame because the interface is down (`EIO`, of a TAP) or gone?
+fn has_no_link(error: &io::Error) -> bool {
+    matches!(
+        error.raw_os_error(),
+        Some(libc::EIO | libc::ENETDOWN | libc::EBADFD | libc::ENODEV | libc::ENXIO)
+    )
 }
 
 /// Is the interface gone that this file was a queue of?

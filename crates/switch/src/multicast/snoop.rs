@@ -77,13 +77,13 @@ impl Port {
         self.snooped().is_none_or(|snooped| snooped.wants(kind, key, now))
     }
 
-    /// Sends a query of the switch to its guest.
-    fn ask(&mut self, head: &[u8], tag: Option<Tci>, body: &vmlane_mem::Spans) {
+    /// Sends a frame of the switch's own to a group address. False: it is not wanted, or there is no buffer for it.
+    pub fn say(&mut self, head: &[u8], tag: Option<Tci>, body: &vmlane_mem::Spans) -> bool {
         let to = head.first_chunk::<6>().map_or(Mac::default(), |bytes| Mac(*bytes));
         if !self.accepts_group(to) {
-            return;
+            return false;
         }
-        let query = RxFrame {
+        let frame = RxFrame {
             head,
             body,
             body_at: 0,
@@ -94,11 +94,12 @@ impl Port {
             aggregate: None,
             partial_checksum: None,
         };
-        // One that finds no buffers comes again.
-        if self.end.as_mut().is_some_and(|end| end.deliver(std::slice::from_ref(&query)).is_ok()) {
+        let sent = self.end.as_mut().is_some_and(|end| end.deliver(std::slice::from_ref(&frame)).is_ok());
+        if sent {
             self.rx.frames += 1;
             self.rx.bytes += head.len() as u64;
         }
+        sent
     }
 }
 
@@ -111,15 +112,20 @@ impl Core {
         let Some(answers) = port.snooped_mut().and_then(|snooped| snooped.asks(now)) else { return };
         let frames = [&query::igmp(answers)[..], &query::mld(answers)];
         let native = port.config.vlan.ingress(None);
+        // One that finds no buffers comes again.
+        let ask = |port: &mut Port, tag| {
+            for frame in frames {
+                port.say(frame, tag, nothing);
+            }
+        };
         if native.is_some() {
-            frames.iter().for_each(|frame| port.ask(frame, None, nothing));
+            ask(port, None);
         }
         let mut after = 0;
         while let Some(vlan) = port.snooped().and_then(|snooped| snooped.vlan_after(after)) {
             after = vlan;
             if Some(vlan) != native && port.carries(vlan) {
-                let tag = Some(Tci::default().with_vlan(vlan));
-                frames.iter().for_each(|frame| port.ask(frame, tag, nothing));
+                ask(port, Some(Tci::default().with_vlan(vlan)));
             }
         }
         self.mark(slot);
