@@ -29,7 +29,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("device", &["mem", "port", "state", "stats", "vsock", "wire", "worker"]),
     // How a VMM reaches a device; what the host itself brings.
     ("transport", &["access", "device", "mem", "port", "sock", "state", "stats", "wire"]),
-    ("host", &["access", "device", "mem", "port", "sock", "vsock", "wire"]),
+    // An uplink is the other end of what `transport` serves, and raises event fds as it does.
+    ("host", &["access", "device", "mem", "port", "sock", "transport", "vsock", "wire"]),
     // A host program's half.
     ("sock", &["mem", "wire"]),
     // Only the daemon knows everything.

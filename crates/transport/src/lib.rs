@@ -18,7 +18,7 @@ pub mod stats;
 pub mod vfio_user;
 pub mod vhost_user;
 
-pub use event_fd::prepare;
+pub use event_fd::{EventFd, Owner as EventFdOwner, prepare};
 pub use irq::IrqSet;
 pub use listener::{Caller, ListenError, Listener, Server, VhostEnd};
 pub use stats::SessionStats;

@@ -1,5 +1,6 @@
 //! Ports of the switch that lead out of the host.
 
 mod tap;
+pub mod vhost_user;
 
 pub use tap::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};

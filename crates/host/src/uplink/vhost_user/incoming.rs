@@ -1,0 +1,189 @@
+//! Frames from the peer: lent where the peer wrote them, in as many buffers as it merged for each.
+
+use vmlane_device::virtio::queue::lines_ahead;
+use vmlane_mem::{MemoryMap, Spans};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame, VnetHeader};
+use vmlane_wire::ethernet;
+use vmlane_wire::virtio::net_feature::{GUEST_CSUM, GUEST_TSO4, GUEST_TSO6, GUEST_USO4};
+
+use super::HEADER;
+use super::memory::{BUFFER, Buffers, RING};
+use super::ring::{Broken, Ring, Used};
+
+/// Frames that may be lent at once: at least as many buffers stay with the peer, unless frames take several.
+pub const LOOK_AHEAD: usize = RING as usize / 2;
+/// Frames that are left out in one look, at most.
+const MAX_SKIPS: usize = 64;
+/// Buffers of the longest frame.
+const MOST_BUFFERS: usize = (HEADER + MAX_FRAME).div_ceil(BUFFER);
+/// How many buffers ahead are fetched. The peer has just written them on another CPU.
+const NEAR: u16 = 4;
+
+/// A lent frame.
+struct Slot {
+    head: [u8; MAX_HEAD],
+    head_len: usize,
+    spans: Spans,
+    offload: Offload,
+    buffers: Vec<u16>,
+}
+
+/// The ring that the peer sends by.
+pub struct Incoming {
+    pub ring: Ring,
+    buffers: Buffers,
+    /// As negotiated.
+    features: u64,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    /// Buffers read in vain.
+    pub overhead: usize,
+}
+
+/// What a look at the ring found.
+enum Look {
+    Nothing,
+    Frame,
+    /// A frame that is left out.
+    Invalid(DropReason),
+}
+
+impl Incoming {
+    /// A ring all of whose buffers are the peer's.
+    pub fn new(mut ring: Ring, buffers: Buffers, map: &MemoryMap, features: u64) -> Incoming {
+        (0..RING).for_each(|id| ring.post(id, BUFFER as u32, true));
+        let slot = |_| Slot {
+            head: [0; MAX_HEAD],
+            head_len: 0,
+            spans: Spans::new(map.clone(), false),
+            offload: Offload::None,
+            buffers: Vec::with_capacity(MOST_BUFFERS),
+        };
+        Incoming {
+            ring,
+            buffers,
+            features,
+            slots: (0..LOOK_AHEAD).map(slot).collect(),
+            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            overhead: 0,
+        }
+    }
+
+    /// Lends the next frame: its slot. One that is not valid is counted and left out.
+    #[inline]
+    pub fn fetch(&mut self, stats: &PortStats) -> Result<Option<u32>, Broken> {
+        for _ in 0..MAX_SKIPS {
+            let Some(&number) = self.free.last() else { return Ok(None) };
+            match self.gather(number)? {
+                Look::Nothing => return Ok(None),
+                Look::Frame => {
+                    self.free.pop();
+                    return Ok(Some(number));
+                }
+                Look::Invalid(reason) => {
+                    stats.drop(reason);
+                    self.overhead += 1 + self.give_back(number);
+                }
+            }
+        }
+        Ok(None)
+    }
+
+    /// Takes the buffers of the next frame into a slot, and checks what the peer says of it.
+    #[inline]
+    #[expect(clippy::indexing_slicing, reason = "the free list holds only numbers of slots")]
+    fn gather(&mut self, number: u32) -> Result<Look, Broken> {
+        if !self.ring.has_used(1)? {
+            return Ok(Look::Nothing);
+        }
+        let Incoming { ring, buffers, features, slots, .. } = self;
+        let first = ring.peek()?;
+        checked(first, HEADER)?;
+        let mut header = [0; HEADER];
+        buffers.read(first.id, &mut header);
+        let [a, b, c, d, e, f, g, h, i, j, low, high] = header;
+        // Some back ends leave it 0 where a frame takes one.
+        let count = u16::from_le_bytes([low, high]).max(1);
+        if count > ring.with_peer() {
+            return Err(Broken::Buffers(count));
+        }
+        if !ring.has_used(count)? {
+            return Ok(Look::Nothing);
+        }
+        let slot = &mut slots[number as usize];
+        slot.spans.clear();
+        slot.buffers.clear();
+        let mut next = first;
+        for at in 0..count {
+            let before = if at == 0 { HEADER } else { 0 };
+            if at > 0 {
+                next = checked(ring.peek()?, 1)?;
+            }
+            ring.take(next);
+            slot.buffers.push(next.id);
+            let (addr, len) = (buffers.address(next.id) + before as u64, next.len as usize - before);
+            // All of it is memory of this port's own.
+            if len > 0 && slot.spans.push(addr, len).is_err() {
+                return Err(Broken::Fault);
+            }
+        }
+        if let Some((id, len)) = ring.look_ahead(NEAR) {
+            buffers.prefetch(id, lines_ahead(len));
+        }
+        let header = VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j]);
+        Ok(fill(slot, header, *features).err().map_or(Look::Frame, Look::Invalid))
+    }
+
+    /// The frame of a slot.
+    #[inline]
+    #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `fill` its length")]
+    pub fn frame(&self, number: u32) -> TxFrame<'_> {
+        let Slot { head, head_len, spans, offload, .. } = &self.slots[number as usize];
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None }
+    }
+
+    /// The frame is done with: its buffers are available again with the next publication.
+    #[inline]
+    pub fn finish(&mut self, number: u32) {
+        self.give_back(number);
+        self.free.push(number);
+    }
+
+    /// Returns how many buffers it were.
+    #[inline]
+    fn give_back(&mut self, number: u32) -> usize {
+        let Some(slot) = self.slots.get_mut(number as usize) else { return 0 };
+        slot.buffers.iter().for_each(|&id| self.ring.post(id, BUFFER as u32, true));
+        let count = slot.buffers.len();
+        slot.buffers.clear();
+        count
+    }
+}
+
+/// A buffer with at least `least` bytes, and no more than it holds.
+#[inline]
+fn checked(used: Used, least: usize) -> Result<Used, Broken> {
+    let fits = (least..=BUFFER).contains(&(used.len as usize));
+    if fits { Ok(used) } else { Err(Broken::Length(used.len)) }
+}
+
+/// Takes the private copy of the first bytes, and checks the offload.
+#[inline]
+fn fill(slot: &mut Slot, header: VnetHeader, features: u64) -> Result<(), DropReason> {
+    let len = slot.spans.len();
+    if !(ethernet::HEADER..=MAX_FRAME).contains(&len) {
+        return Err(DropReason::BadLength);
+    }
+    slot.head_len = len.min(HEAD.max(header.spoken_of().min(MAX_HEAD)));
+    let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadLength)?;
+    slot.spans.read(0, head);
+    slot.offload = if header.is_plain() {
+        Offload::None
+    } else {
+        let has = |feature| features & feature != 0;
+        let whole = || header.is_allowed(has(GUEST_TSO4), has(GUEST_TSO6), has(GUEST_USO4));
+        let allowed = has(GUEST_CSUM) && (!header.is_segmented() || whole());
+        header.offload(head).filter(|_| allowed).ok_or(DropReason::BadOffload)?
+    };
+    Ok(())
+}
