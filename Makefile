@@ -71,6 +71,7 @@ bench: build
 	@cargo run --quiet --locked --release -p vmlane-enginebench -- --out out/bench $(if $(ONLY),--only $(ONLY)) $(if $(AGAINST),--against $(AGAINST))
 
 experiments: setup
+	@scripts/bootstrap.sh ethtool
 	@code=0; for plan in experiments/*/plan.toml; do \
 	  name=$$(basename $$(dirname $$plan)); echo "==> experiment $$name"; \
 	  $(BIN) lab run $$plan --out out/experiments$(if $(filter 1,$(QUICK)),-quick)/$$name $(if $(filter 1,$(QUICK)),--quick) || code=$$?; \

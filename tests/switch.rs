@@ -233,7 +233,7 @@ fn a_stopped_guest_does_not_slow_the_others() {
 #[test]
 fn the_host_is_a_peer_behind_an_uplink() {
     let mut spec = nics("uplink", 2);
-    spec.uplink = true;
+    spec.uplinks = 1;
     let bed = Bed::up(&spec);
     let run = |words: &[&str]| {
         let argv: Vec<String> = words.iter().map(|word| (*word).to_owned()).collect();

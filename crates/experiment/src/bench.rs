@@ -35,8 +35,10 @@ pub struct Bench {
     guest_script: String,
     /// By guest (or `host`) and tool.
     servers: BTreeMap<(String, Tool), Vec<Running>>,
-    /// The server on the test host.
-    host: Option<HostServer>,
+    /// The networks that each test host has an address in.
+    host_networks: Vec<Vec<u32>>,
+    /// The servers on the test hosts, by number.
+    hosts: BTreeMap<u32, HostServer>,
     /// Guests that were seen dead.
     dead: Vec<String>,
 }
@@ -64,26 +66,29 @@ struct Flow {
 impl Bench {
     pub fn new(lab: Lab, boot: &Boot, program: &Path) -> Result<Bench> {
         let status = lab.status()?;
+        let spec = boot.spec("");
+        let host_networks = (0..test_host::count(spec.uplinks)).map(|host| spec.host_networks(host));
         let bench = Bench {
+            host_networks: host_networks.collect(),
             lab,
             status,
             like: boot.like.clone(),
             program: program.to_owned(),
             guest_script: boot.guest_script(),
             servers: BTreeMap::new(),
-            host: None,
+            hosts: BTreeMap::new(),
             dead: Vec::new(),
         };
         for guest in &bench.status.guests {
             bench.set_guest(&guest.name)?;
         }
-        bench.set_rate()?;
+        bench.set_hosts()?;
         Ok(bench)
     }
 
     pub fn down(self) -> Result<()> {
         drop(self.servers);
-        drop(self.host);
+        drop(self.hosts);
         self.lab.down()
     }
 
@@ -94,15 +99,28 @@ impl Bench {
         Ok(())
     }
 
-    /// Shapes what the test host sends; what guests send they shape themselves (see the boot's script): a kernel
-    /// without policing can do no more.
-    fn set_rate(&self) -> Result<()> {
-        let Some(rate) = self.like.rate else { return Ok(()) };
-        let line = shaper(&test_host::tap(&self.status.name), rate);
-        let argv: Vec<String> = line.split(' ').map(str::to_owned).collect();
-        let output = self.lab.host_command(&argv)?.output().context("cannot run tc (iproute2)")?;
-        let said = String::from_utf8_lossy(&output.stderr);
-        ensure!(output.status.success(), "the uplink cannot be shaped: {}", said.trim());
+    /// Sets the test hosts' ends of the uplinks: offloads, and a rate for what the hosts send. What guests send they shape
+    /// themselves (see the boot's script): a kernel without policing can do no more.
+    fn set_hosts(&self) -> Result<()> {
+        let Factors { to, uplinks, rate, host_offloads, .. } = &self.like;
+        if *to != Peer::Host || rate.is_none() && host_offloads.is_empty() {
+            return Ok(());
+        }
+        for uplink in 0..*uplinks {
+            let tap = test_host::tap(&self.status.name, uplink);
+            let mut lines: Vec<String> = Vec::new();
+            lines.extend(rate.map(|rate| shaper(&tap, rate)));
+            let offload = |(name, state): &(String, String)| format!("ethtool -K {tap} {name} {state}");
+            lines.extend(host_offloads.iter().map(offload));
+            for line in lines {
+                let argv: Vec<String> = line.split(' ').map(str::to_owned).collect();
+                let host = test_host::of_uplink(uplink, *uplinks);
+                let output = self.lab.host_command_on(host, &argv)?.output();
+                let output = output.context("cannot run ip (iproute2)")?;
+                let said = String::from_utf8_lossy(&output.stderr);
+                ensure!(output.status.success(), "an uplink cannot be set by `{line}`: {}", said.trim());
+            }
+        }
         Ok(())
     }
 
@@ -181,15 +199,17 @@ impl Bench {
         let guests = &self.status.guests;
         let mut flows = Vec::new();
         if factors.to == Peer::Host {
-            let to = if factors.ip == 6 { test_host::IPV6 } else { test_host::IPV4 };
-            let to = plain(to);
-            let one = |(place, guest): (usize, &GuestStatus)| Flow {
-                guest: guest.name.clone(),
-                server: "host".into(),
-                to: to.clone(),
-                place,
-            };
-            return Ok(guests.iter().enumerate().map(one).collect());
+            let device = factors.device.to_string();
+            for (place, guest) in guests.iter().enumerate() {
+                for nic in guest.nics.iter().filter(|nic| nic.device == device) {
+                    let (ip, host) = (factors.ip, test_host::of_uplink(nic.network, self.like.uplinks));
+                    let to =
+                        if ip == 6 { test_host::ipv6(nic.network) } else { test_host::ipv4(nic.network) };
+                    let server = test_host::name(host).to_owned();
+                    flows.push(Flow { guest: guest.name.clone(), server, to: plain(&to), place });
+                }
+            }
+            return Ok(flows);
         }
         for pair in guests.chunks_exact(2) {
             for (place, to) in addresses(&pair[1], factors)?.into_iter().enumerate() {
@@ -201,8 +221,10 @@ impl Bench {
 
     /// Makes sure that the server answers.
     fn serve(&mut self, server: &str, factors: &Factors) -> Result<()> {
-        if server == "host" {
-            return self.serve_on_host();
+        if let Some(host) =
+            (0..test_host::count(self.like.uplinks)).find(|&host| test_host::name(host) == server)
+        {
+            return self.serve_on_host(host);
         }
         let key = (server.to_owned(), factors.tool);
         if self.servers.contains_key(&key) {
@@ -220,27 +242,33 @@ impl Bench {
         Ok(())
     }
 
-    fn serve_on_host(&mut self) -> Result<()> {
-        if let Some(server) = &mut self.host
+    fn serve_on_host(&mut self, host: u32) -> Result<()> {
+        if let Some(server) = self.hosts.get_mut(&host)
             && matches!(server.0.try_wait(), Ok(None))
         {
             return Ok(());
         }
         let program = self.program.display().to_string();
-        let listen = [plain(test_host::IPV4), format!("[{}]", plain(test_host::IPV6))]
-            .map(|host| format!("tcp:{host}"));
+        let addresses = |net: &u32| {
+            let (ipv4, ipv6) = (test_host::ipv4(*net), test_host::ipv6(*net));
+            [format!("tcp:{}", plain(&ipv4)), format!("tcp:[{}]", plain(&ipv6))]
+        };
+        let of_host = self.host_networks.get(host as usize).into_iter().flatten();
+        let listen: Vec<String> = of_host.flat_map(addresses).collect();
         let mut argv = vec![program, "bench".into(), "server".into()];
-        listen.into_iter().for_each(|address| argv.extend(["--listen".into(), address]));
-        let mut command = self.lab.host_command(&argv)?;
+        listen.iter().for_each(|address| argv.extend(["--listen".into(), address.clone()]));
+        let mut command = self.lab.host_command_on(host, &argv)?;
         command.stdin(Stdio::null()).stdout(Stdio::piped()).stderr(Stdio::null());
-        let mut child = command.spawn().context("cannot start the server on the test host")?;
+        let mut child = command.spawn().context("cannot start the server on a test host")?;
         let stdout = child.stdout.take().context("the server has no output")?;
-        self.host = Some(HostServer(child));
-        // Two lines: one a listener.
+        self.hosts.insert(host, HostServer(child));
+        // One line a listener.
         let mut lines = std::io::BufRead::lines(std::io::BufReader::new(stdout));
-        for _ in 0..2 {
-            let line = lines.next().transpose()?.context("the server on the test host ended at once")?;
-            ensure!(line.contains("listening"), "the server on the test host said {line:?}");
+        for address in listen {
+            let line = lines.next().transpose()?;
+            let line =
+                line.with_context(|| format!("the server on a test host ended before it had {address}"))?;
+            ensure!(line.contains("listening"), "the server on a test host said {line:?}");
         }
         Ok(())
     }
@@ -294,7 +322,7 @@ impl Bench {
     /// Makes the lab whole again: dead guests are started, servers are new.
     pub fn mend(&mut self) -> Result<()> {
         self.servers.clear();
-        self.host = None;
+        self.hosts.clear();
         let status = self.lab.status()?;
         ensure!(status.daemon.as_ref().is_none_or(|daemon| daemon.pid.is_some()), "its daemon is gone");
         for guest in status.guests.iter().filter(|guest| guest.state != "up") {

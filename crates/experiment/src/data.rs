@@ -71,7 +71,9 @@ pub fn title(factor: &str) -> &str {
         "nics" => "cards",
         "ring" => "ring size in descriptors",
         "ip" => "IP version",
-        "rate" => "uplink in bit/s",
+        "rate" => "an uplink in bit/s",
+        "coalesce" => "software LRO",
+        "host_offloads" => "offloads of the test host",
         other => other,
     }
 }

@@ -8,13 +8,13 @@ use vmlane_bench::size::parse_size;
 
 use crate::units::size;
 use vmlane_lab::Device;
-use vmlane_lab::device::NicModel;
+use vmlane_lab::device::{Backend, NicModel};
 use vmlane_lab::machine::{self, Machine};
 use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNEL};
-use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS};
+use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS, MOST_UPLINKS};
 
 /// Names of factors, as plans and rows write them.
-pub const NAMES: [&str; 23] = [
+pub const NAMES: [&str; 26] = [
     "device",
     "profile",
     "queues",
@@ -27,8 +27,11 @@ pub const NAMES: [&str; 23] = [
     "memory",
     "nics",
     "to",
+    "uplinks",
     "mtu",
     "offloads",
+    "host_offloads",
+    "coalesce",
     "ring",
     "rate",
     "test",
@@ -54,7 +57,7 @@ const MOST_NICS: u32 = 8;
 pub enum Peer {
     /// Guests in pairs: a to b, c to d.
     Guest,
-    /// Every guest to the test host behind the uplink.
+    /// Every card of every guest to the test host behind its uplink.
     Host,
 }
 
@@ -83,12 +86,18 @@ pub struct Factors {
     /// Cards of the device, in each guest; each has clients of its own.
     pub nics: u32,
     pub to: Peer,
+    /// Of a lab with test hosts: each is a network of its own, and the cards are spread over them.
+    pub uplinks: u32,
     pub mtu: Option<u16>,
     /// What `ethtool -K` is given, as `tso=off,lro=off`.
     pub offloads: Vec<(String, String)>,
+    /// The same for the test hosts' ends of the uplinks.
+    pub host_offloads: Vec<(String, String)>,
+    /// Whether the switch merges segments to super-frames; None leaves that to the daemon.
+    pub coalesce: Option<bool>,
     /// Descriptors of each ring.
     pub ring: Option<u32>,
-    /// Bits per second that the uplink carries.
+    /// Bits per second that each uplink carries.
     pub rate: Option<u64>,
     pub test: Test,
     pub tool: Tool,
@@ -116,8 +125,11 @@ impl Default for Factors {
             memory: 512,
             nics: 1,
             to: Peer::Guest,
+            uplinks: 1,
             mtu: None,
             offloads: Vec::new(),
+            host_offloads: Vec::new(),
+            coalesce: None,
             ring: None,
             rate: None,
             test: Test::Stream,
@@ -202,6 +214,11 @@ fn offloads(text: &str) -> Result<Vec<(String, String)>> {
     text.split(',').map(one).collect()
 }
 
+fn offloads_name(offloads: &[(String, String)]) -> String {
+    let pairs: Vec<String> = offloads.iter().map(|(name, state)| format!("{name}={state}")).collect();
+    if pairs.is_empty() { "default".into() } else { pairs.join(",") }
+}
+
 /// `default` says that nothing is set.
 fn optional<T>(text: &str, parse: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
     if text == "default" { Ok(None) } else { parse(text).map(Some) }
@@ -260,8 +277,16 @@ impl Factors {
                     _ => bail!("{text:?}: choose from guest, host"),
                 }
             }
+            "uplinks" => self.uplinks = whole(text, 1, MOST_UPLINKS)?,
             "mtu" => self.mtu = optional(text, |text| whole(text, 576, 9000))?,
             "offloads" => self.offloads = optional(text, offloads)?.unwrap_or_default(),
+            "host_offloads" => self.host_offloads = optional(text, offloads)?.unwrap_or_default(),
+            "coalesce" => {
+                let parse = |text: &str| {
+                    text.parse().ok().with_context(|| format!("{text:?}: true, false or default"))
+                };
+                self.coalesce = optional(text, parse)?;
+            }
             "ring" => self.ring = optional(text, |text| whole(text, 32, 4096))?,
             "rate" => self.rate = optional(text, bits)?,
             "test" => {
@@ -309,14 +334,11 @@ impl Factors {
             "memory" => self.memory.to_string(),
             "nics" => self.nics.to_string(),
             "to" => self.to.name().to_owned(),
+            "uplinks" => self.uplinks.to_string(),
             "mtu" => shown(self.mtu),
-            "offloads" if self.offloads.is_empty() => "default".into(),
-            "offloads" => self
-                .offloads
-                .iter()
-                .map(|(name, state)| format!("{name}={state}"))
-                .collect::<Vec<_>>()
-                .join(","),
+            "offloads" => offloads_name(&self.offloads),
+            "host_offloads" => offloads_name(&self.host_offloads),
+            "coalesce" => shown(self.coalesce),
             "ring" => shown(self.ring),
             "rate" => shown(self.rate.map(rate_name)),
             "test" => self.test.name().to_owned(),
@@ -372,16 +394,33 @@ impl Factors {
             () if vsock && self.tool != Tool::Vmlane => {
                 ("tool", format!("{} does not speak vsock", self.tool.name()))
             }
-            () if host && !device.is_on_switch() => {
-                ("to", format!("the host is behind vmlane's switch, and {device} is not on it"))
+            () if host && !device.is_on_switch() && device.joined_by() != Some(Backend::Tap) => (
+                "to",
+                format!(
+                    "the host is behind vmlane's switch or a bridge, and {device} is on neither; add :tap"
+                ),
+            ),
+            () if host && !device.is_on_switch() && (self.uplinks > 1 || !self.host_offloads.is_empty()) => {
+                ("uplinks", format!("uplinks are of vmlane's switch, and {device} is not on it"))
             }
-            () if host && self.nics > 1 => ("nics", "only the first card's network has an uplink".into()),
+            () if host && self.nics > self.uplinks => (
+                "nics",
+                format!("{} cards and uplinks = {}: each card has one of its own", self.nics, self.uplinks),
+            ),
             () if host && self.tool != Tool::Vmlane => ("tool", "on the host only vmlane answers".into()),
             () if !host && self.guests % 2 == 1 => {
                 ("guests", format!("{} guests do not make pairs", self.guests))
             }
-            () if !host && self.rate.is_some() => {
-                ("rate", "only the uplink has a rate; add to = \"host\"".into())
+            () if !host && (self.rate.is_some() || self.uplinks > 1 || !self.host_offloads.is_empty()) => {
+                let name = match (self.rate, self.uplinks) {
+                    (Some(_), _) => "rate",
+                    (None, 1) => "host_offloads",
+                    (None, _) => "uplinks",
+                };
+                (name, "it is of uplinks, and there are none; add to = \"host\"".into())
+            }
+            () if self.coalesce.is_some() && !device.is_on_switch() => {
+                ("coalesce", format!("it is of vmlane's switch, and {device} is not on it"))
             }
             () if self.ring.is_some() && e1000 => {
                 ("ring", format!("{device} takes 80 to 4096 in steps of its own"))
@@ -410,8 +449,11 @@ mod tests {
             ("qemu", "7.2"),
             ("guests", "4"),
             ("to", "host"),
+            ("uplinks", "4"),
             ("mtu", "9000"),
             ("offloads", "tso=off,gro=on"),
+            ("host_offloads", "tso=off,gso=off"),
+            ("coalesce", "false"),
             ("ring", "256"),
             ("rate", "1G"),
             ("test", "rr"),
@@ -453,6 +495,8 @@ mod tests {
             ("device", "vmxnet4"),
             ("queues", "1"),
             ("ip", "5"),
+            ("uplinks", "5"),
+            ("coalesce", "maybe"),
             ("colour", "red"),
         ] {
             assert!(Factors::default().set(name, text).is_err(), "{name} = {text}");
@@ -471,6 +515,13 @@ mod tests {
         assert_eq!(why(&[("tool", "netperf")]), Some("tool"));
         assert_eq!(why(&[("device", "qemu-e1000"), ("to", "host")]), Some("to"));
         assert_eq!(why(&[("device", "vmxnet3"), ("guests", "3")]), Some("guests"));
+        let host = [("device", "vmxnet3"), ("to", "host"), ("nics", "4")];
+        assert_eq!(why(&host), Some("nics"));
+        assert_eq!(why(&[&host[..], &[("uplinks", "4"), ("rate", "10G")]].concat()), None);
+        assert_eq!(why(&[("device", "vmxnet3"), ("uplinks", "2")]), Some("uplinks"));
+        assert_eq!(why(&[("device", "vmxnet3"), ("host_offloads", "tso=off")]), Some("host_offloads"));
+        assert_eq!(why(&[("device", "qemu-vmxnet3"), ("coalesce", "true")]), Some("coalesce"));
+        assert_eq!(why(&[("device", "qemu-virtio-net:tap"), ("to", "host"), ("guests", "1")]), None);
         assert_eq!(why(&[("machine", "microvm")]), Some("machine"));
         assert_eq!(why(&[("machine", "uml"), ("device", "virtio-net")]), Some("kernel"));
         assert_eq!(why(&[("kernel", "7.2um1"), ("device", "virtio-net")]), Some("kernel"));

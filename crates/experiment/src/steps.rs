@@ -6,6 +6,7 @@
 
 use crate::factors::{Factors, Peer};
 use crate::plan::Plan;
+use vmlane_lab::device::DeviceFor;
 use vmlane_lab::{Device, LabSpec};
 
 /// Cards that one guest gets at most when devices share a lab.
@@ -108,9 +109,14 @@ impl Boot {
         if factors.device.is_vsock() && self.devices.iter().any(Device::is_vsock) {
             return false;
         }
-        // The uplink joins one network only; and a small guest stays small.
+        // A small guest stays small.
         let cards = self.devices.iter().filter(|device| device.is_nic()).count();
-        factors.to == Peer::Guest
+        let (switch, host) = (factors.device.is_on_switch(), factors.to == Peer::Host);
+        let ours = self.devices.iter().any(Device::is_on_switch);
+        // Of the test host's networks one is an uplink's, the others are bridges.
+        let together = !host || !ours && self.like.uplinks == 1 || !switch;
+        together
+            && !(host && self.like.rate.is_some())
             && (cards + 1) * factors.nics as usize <= SHARED_CARDS
             && factors.guests <= 4
     }
@@ -120,6 +126,9 @@ impl Boot {
         let cards = |device: &Device| {
             vec![device.clone().into(); if device.is_nic() { self.like.nics as usize } else { 1 }]
         };
+        // An uplink leads to the network of the first card.
+        let mut devices: Vec<_> = self.devices.iter().flat_map(cards).collect();
+        devices.sort_by_key(|given: &DeviceFor| !given.device.is_on_switch());
         LabSpec {
             guests: self.like.guests as usize,
             kernels: vec![self.like.kernel.clone()],
@@ -127,8 +136,9 @@ impl Boot {
             mem_mib: self.like.memory,
             machines: vec![self.like.machine],
             qemu: self.like.qemu.clone(),
-            devices: self.devices.iter().flat_map(cards).collect(),
-            uplink: self.like.to == Peer::Host,
+            devices,
+            uplinks: if self.like.to == Peer::Host { self.like.uplinks } else { 0 },
+            coalesce: self.like.coalesce,
             // Emulated guests share few processors.
             boot_seconds: 180 + 20 * u64::from(self.like.guests),
             ..LabSpec::new(name)
@@ -155,8 +165,11 @@ impl Boot {
             }
         }
         if let Some(rate) = self.like.rate {
-            // Together the guests send what the uplink carries.
-            script += &format!("{}\n", shaper("eth0", rate / u64::from(self.like.guests)));
+            // Together the guests send what the uplinks carry.
+            let all = rate * u64::from(self.like.uplinks);
+            let each = all / u64::from(self.like.guests * self.like.nics);
+            (0..cards)
+                .for_each(|card| script += &format!("{}\n", shaper(&format!("eth{card}"), each.min(rate))));
         }
         if script.is_empty() { script } else { format!("set -e\n{script}") }
     }

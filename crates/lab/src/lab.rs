@@ -123,13 +123,20 @@ impl Lab {
         &self.dir
     }
 
-    /// A command on the lab's test host: a process of this machine in the host's network namespace.
+    /// A command on the lab's first test host: a process of this machine in the host's network namespace.
     pub fn host_command(&self, argv: &[String]) -> Result<Command> {
+        self.host_command_on(0, argv)
+    }
+
+    /// The same on test host number `number`, from 0.
+    pub fn host_command_on(&self, number: u32, argv: &[String]) -> Result<Command> {
         let name = self.status()?.name;
-        let namespace = host::namespace(&name);
+        let namespace = host::namespace(&name, number);
         ensure!(
             Path::new("/run/netns").join(&namespace).exists(),
-            "lab {name:?} has no test host; bring it up with --uplink"
+            "lab {name:?} has no test host {:?}; bring it up with {}",
+            host::name(number),
+            if number == 0 { "--uplink" } else { "--uplinks 2 or more" }
         );
         let mut command = Command::new("ip");
         command.args(["netns", "exec", &namespace]).args(argv);

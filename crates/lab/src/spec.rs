@@ -6,16 +6,20 @@ use std::str::FromStr;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::device::{Device, DeviceFor};
+use crate::device::{Backend, Device, DeviceFor};
 use crate::dirs;
 use crate::machine::{self, Machine};
 use crate::setup::{KERNELS, UML_KERNEL};
+use crate::supervisor::host as test_host;
 
 /// The kernel of guests unless another one is requested.
 pub const DEFAULT_KERNEL: &str = "6.12";
 
 /// Guests are named by letters: a to z, aa, ab ... Their addresses end at 253.
 pub const MOST_GUESTS: usize = 128;
+
+/// Uplinks of one lab, as in the paper of 2011.
+pub const MOST_UPLINKS: u32 = 4;
 
 /// A lab to be. `LabSpec::new(name)` has the defaults; set the fields that matter.
 #[derive(Clone, Debug, Serialize, Deserialize)]
@@ -30,9 +34,13 @@ pub struct LabSpec {
     /// Isolation groups: empty for the default, one for all, or one a guest.
     pub groups: Vec<String>,
     pub forwards: Vec<Forward>,
-    /// The first network of vmlane's own reaches a test host in a network namespace.
+    /// So many networks of vmlane's own, the first ones, reach test hosts in network namespaces, each through an uplink
+    /// of its own: 0 to [`MOST_UPLINKS`]. With two or more, the guests' cards are spread over these networks.
     #[serde(default)]
-    pub uplink: bool,
+    pub uplinks: u32,
+    /// Whether the switch merges segments to super-frames (software LRO); none leaves that to the daemon.
+    #[serde(default)]
+    pub coalesce: Option<bool>,
     /// A TOML file merged over the generated daemon configuration.
     pub daemon_config: Option<PathBuf>,
     /// More words for the guests' kernel command lines.
@@ -90,6 +98,9 @@ impl GuestSpec {
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Nic {
     pub device: String,
+    /// 0 for the lab's first.
+    #[serde(default)]
+    pub network: u32,
     pub mac: String,
     /// With prefix length, as `ip address add` takes it.
     pub ipv4: String,
@@ -110,7 +121,8 @@ impl LabSpec {
             devices: Vec::new(),
             groups: Vec::new(),
             forwards: Vec::new(),
-            uplink: false,
+            uplinks: 0,
+            coalesce: None,
             daemon_config: None,
             append: String::new(),
             boot_seconds: 180,
@@ -146,13 +158,13 @@ impl LabSpec {
         self.check_devices()?;
         let ours = self.has_daemon();
         ensure!(
-            ours || (self.forwards.is_empty() && self.groups.is_empty() && self.daemon_config.is_none()),
-            "groups, forwards and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
+            ours || (self.forwards.is_empty()
+                && self.groups.is_empty()
+                && self.daemon_config.is_none()
+                && self.coalesce.is_none()),
+            "groups, forwards, coalesce and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
         );
-        ensure!(
-            !self.uplink || self.devices.iter().any(|given| given.device.is_on_switch()),
-            "an uplink is a port of vmlane's switch: add --device vmxnet3"
-        );
+        self.check_uplinks()?;
         let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();
         for forward in &self.forwards {
             for name in [&forward.from, &forward.to] {
@@ -167,6 +179,73 @@ impl LabSpec {
             ensure!(path.is_file(), "daemon configuration {}: no such file", path.display());
         }
         Ok(())
+    }
+
+    fn check_uplinks(&self) -> Result<()> {
+        let uplinks = self.uplinks;
+        ensure!(uplinks <= MOST_UPLINKS, "uplinks = {uplinks}: a lab has {MOST_UPLINKS} at most");
+        let leads_to_host = |given: &DeviceFor| {
+            given.device.is_on_switch() || uplinks == 1 && given.device.joined_by() == Some(Backend::Tap)
+        };
+        ensure!(
+            uplinks == 0 || self.devices.iter().any(leads_to_host),
+            "an uplink is a port of vmlane's switch: add --device vmxnet3"
+        );
+        if uplinks < 2 {
+            let first = self.networks().into_iter().next().and_then(|cards| cards.into_iter().next());
+            let leads =
+                uplinks == 0 || !self.has_switch() || first.as_ref().is_some_and(Device::is_on_switch);
+            let first = first.map_or("none".into(), |first| first.to_string());
+            ensure!(
+                leads,
+                "the uplink leads to the network of the first card, which is {first}: give vmlane's first"
+            );
+            return Ok(());
+        }
+        for guest in self.guests() {
+            let mut cards = guest.devices.iter().filter(|device| device.is_nic());
+            let (name, count) = (&guest.name, cards.clone().count());
+            ensure!(
+                count <= uplinks as usize,
+                "guest {name} has {count} cards and the lab {uplinks} uplinks: each card has an uplink of its own"
+            );
+            if let Some(other) = cards.find(|card| !card.is_on_switch() || card.vlan().is_some()) {
+                bail!(
+                    "device {other} in a lab with {uplinks} uplinks: each uplink is a network of vmlane's switch, told apart by \
+                     VLANs of the lab's own; use vmxnet3 or virtio-net without a VLAN"
+                );
+            }
+        }
+        Ok(())
+    }
+
+    /// Whether there is an uplink of vmlane's own, and not only a bridge that leads to the test host.
+    pub fn has_switch(&self) -> bool {
+        self.devices.iter().any(|given| given.device.is_on_switch())
+    }
+
+    /// The networks in which test host number `host` has an address: those of its uplinks and, in a lab with one
+    /// uplink, those of QEMU's cards that are on a bridge.
+    pub fn host_networks(&self, host: u32) -> Vec<u32> {
+        let mut networks: Vec<u32> = Vec::new();
+        if self.has_switch() {
+            networks.extend(test_host::uplinks_of(host, self.uplinks));
+        }
+        networks.extend(self.host_bridges());
+        networks
+    }
+
+    /// The networks that are a bridge of the test host.
+    pub fn host_bridges(&self) -> Vec<u32> {
+        let networks = self.networks();
+        let on_bridge = |cards: &[Device]| cards.first().and_then(Device::joined_by) == Some(Backend::Tap);
+        let bridges = (0..).zip(&networks).filter(|(_, cards)| self.uplinks == 1 && on_bridge(cards));
+        bridges.map(|(net, _)| net).collect()
+    }
+
+    /// The network of a card: those of one guest are in different ones.
+    fn network_of(&self, guest: usize, card: usize) -> usize {
+        if self.uplinks < 2 { card } else { (guest + card) % self.uplinks as usize }
     }
 
     fn check_devices(&self) -> Result<()> {
@@ -204,15 +283,20 @@ impl LabSpec {
         Ok(())
     }
 
-    /// The networks of the lab: what the guests have as their first card, their second, and so on.
+    /// The networks of the lab, with their cards: what the guests have as their first card, their second, and so on;
+    /// with several uplinks, what shares one.
     pub fn networks(&self) -> Vec<Vec<Device>> {
         let mut networks: Vec<Vec<Device>> = Vec::new();
-        for guest in self.guests() {
-            for (net, card) in guest.devices.into_iter().filter(Device::is_nic).enumerate() {
-                if networks.len() == net {
-                    networks.push(Vec::new());
+        if self.uplinks > 1 {
+            networks.resize(self.uplinks as usize, Vec::new());
+        }
+        for (index, guest) in self.guests().into_iter().enumerate() {
+            for (card, device) in guest.devices.into_iter().filter(Device::is_nic).enumerate() {
+                let net = self.network_of(index, card);
+                if networks.len() <= net {
+                    networks.resize(net + 1, Vec::new());
                 }
-                networks[net].push(card);
+                networks[net].push(device);
             }
         }
         networks
@@ -291,7 +375,9 @@ impl LabSpec {
         let devices: Vec<Device> = self.devices.iter().filter_map(device).collect();
         let kernel = || pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into());
         let vsock = devices.iter().any(Device::is_vsock);
-        let nics = devices.iter().filter(|device| device.is_nic());
+        let nics = devices.iter().filter(|device| device.is_nic()).enumerate();
+        let nics =
+            nics.map(|(card, device)| nic(self.network_of(index, card) as u32, number, machine, device));
         GuestSpec {
             name,
             number,
@@ -299,7 +385,7 @@ impl LabSpec {
             kernel: if machine.is_qemu() { kernel() } else { UML_KERNEL.into() },
             group: pick(&self.groups, index),
             cid: vsock.then_some(number + 2),
-            nics: (0..).zip(nics).map(|(net, device)| nic(net, number, machine, device)).collect(),
+            nics: nics.collect(),
             devices,
         }
     }
@@ -332,7 +418,7 @@ fn per_guest(key: &str, list: &[String], guests: usize) -> Result<()> {
     Ok(())
 }
 
-/// Card `net` of guest `number`: each card of a guest has a subnet of its own.
+/// The card of guest `number` in network `net`: each network has a subnet of its own.
 fn nic(net: u32, number: u32, machine: Machine, device: &Device) -> Nic {
     let mtu = match device {
         Device::Vmxnet3(nic) => nic.mtu,
@@ -341,6 +427,7 @@ fn nic(net: u32, number: u32, machine: Machine, device: &Device) -> Nic {
     };
     Nic {
         device: device.to_string(),
+        network: net,
         mac: format!("52:54:00:77:{net:02x}:{number:02x}"),
         ipv4: format!("10.{}.0.{number}/24", 77 + net),
         ipv6: format!("fd{}::{number}/64", 77 + net),
@@ -371,137 +458,4 @@ impl FromStr for Forward {
 }
 
 #[cfg(test)]
-mod tests {
-    use super::*;
-
-    #[test]
-    fn names_cids_and_addresses_follow_the_order() {
-        let spec = LabSpec::new("t")
-            .device("vmci")
-            .and_then(|s| s.device("qemu-e1000"))
-            .and_then(|s| s.device("qemu-virtio-net"))
-            .unwrap();
-        let guests = spec.guests();
-        assert_eq!(guests[1].name, "b");
-        assert_eq!(guests[1].cid, Some(4));
-        assert_eq!(guests[1].nics[0].ipv4, "10.77.0.2/24");
-        assert_eq!(guests[1].nics[0].ipv6, "fd77::2/64");
-        assert_eq!(guests[1].nics[1].ipv4, "10.78.0.2/24");
-        assert_ne!(guests[0].nics[0].mac, guests[1].nics[0].mac);
-    }
-
-    #[test]
-    fn names_go_on_after_z() {
-        let name = |index| guest_name(index);
-        assert_eq!([0, 25, 26, 27, 51, 52].map(name), ["a", "z", "aa", "ab", "az", "ba"]);
-        let spec = LabSpec { guests: MOST_GUESTS, ..LabSpec::new("t") };
-        let mut names: Vec<String> = spec.guests().into_iter().map(|guest| guest.name).collect();
-        names.sort();
-        names.dedup();
-        assert_eq!(names.len(), MOST_GUESTS);
-    }
-
-    #[test]
-    fn lists_are_for_one_or_for_all() {
-        let mut spec = LabSpec::new("t");
-        spec.kernels = vec!["5.10".into(), "7.2".into()];
-        spec.check().unwrap();
-        assert_eq!(spec.guests()[1].kernel, "7.2");
-        spec.guests = 3;
-        assert!(spec.check().unwrap_err().to_string().contains("one for each of the 3"));
-        spec.kernels = vec!["4.19".into()];
-        assert!(spec.check().unwrap_err().to_string().contains("5.10, 6.1, 6.12, 7.2"));
-    }
-
-    #[test]
-    fn a_guest_under_user_mode_linux_is_as_it_can_be() {
-        let mut spec = LabSpec::new("t").device("virtio-net").and_then(|s| s.device("virtio-vsock")).unwrap();
-        spec.machines = vec![Machine::Uml];
-        spec.check().unwrap();
-        assert_eq!(spec.kernels_used(), [UML_KERNEL]);
-        let why = |change: &dyn Fn(&mut LabSpec)| {
-            let mut changed = spec.clone();
-            change(&mut changed);
-            changed.check().unwrap_err().to_string()
-        };
-        assert!(why(&|spec| spec.cpus = 2).contains("no SMP"));
-        assert!(why(&|spec| spec.kernels = vec!["6.12".into()]).contains("leave --kernel away"));
-        assert!(why(&|spec| spec.qemu = Some("7.2".into())).contains("leave --qemu away"));
-        assert!(why(&|spec| spec.devices = vec!["vmci".parse().unwrap()]).contains("virtio-vsock"));
-        assert!(
-            why(&|spec| (spec.machines, spec.kernels) = (vec![], vec![UML_KERNEL.into()]))
-                .contains("add --machine uml")
-        );
-        assert!(why(&|spec| spec.machines = vec![Machine::Uml; 3]).contains("one for each of the 2"));
-    }
-
-    #[test]
-    fn beside_qemu_user_mode_linux_has_what_speaks_with_it() {
-        let mut spec = LabSpec::new("t").device("vmci").and_then(|s| s.device("vmxnet3:mtu=9000")).unwrap();
-        spec.machines = vec![Machine::Q35, Machine::Uml];
-        spec.kernels = vec!["7.2".into()];
-        spec.check().unwrap();
-        let guests = spec.guests();
-        let kernels: Vec<&str> = guests.iter().map(|guest| guest.kernel.as_str()).collect();
-        assert_eq!(kernels, ["7.2", UML_KERNEL]);
-        let asked: Vec<Device> = spec.devices.iter().map(|given| given.device.clone()).collect();
-        assert_eq!(guests[0].devices, asked);
-        assert_eq!(guests[1].devices[0], Device::VirtioVsock);
-        assert_eq!((guests[1].nics[0].device.as_str(), guests[1].cid), ("virtio-net:mtu=9000", Some(4)));
-        assert_eq!(guests[1].nics[0].mtu, Some(9000));
-    }
-
-    #[test]
-    fn a_device_for_one_guest_is_that_guests_alone() {
-        let mut spec = LabSpec::new("t");
-        for device in ["a:vmci", "b:virtio-vsock", "vmxnet3", "b:virtio-net", "a:vmxnet3:mtu=9000"] {
-            spec = spec.device(device).unwrap();
-        }
-        spec.check().unwrap();
-        let devices = |guest: &GuestSpec| guest.devices.iter().map(Device::to_string).collect::<Vec<_>>();
-        let guests = spec.guests();
-        assert_eq!(devices(&guests[0]), ["vmci", "vmxnet3", "vmxnet3:mtu=9000"]);
-        assert_eq!(devices(&guests[1]), ["virtio-vsock", "vmxnet3", "virtio-net"]);
-        // The second card of either is in the second network.
-        let second = |guest: &GuestSpec| guest.nics[1].ipv4.clone();
-        assert_eq!((second(&guests[0]), second(&guests[1])), ("10.78.0.1/24".into(), "10.78.0.2/24".into()));
-        assert_eq!((guests[0].cid, guests[1].cid), (Some(3), Some(4)));
-
-        let why = |devices: &[&str]| {
-            let mut spec = LabSpec::new("t");
-            spec.devices = devices.iter().map(|text| text.parse().unwrap()).collect();
-            spec.check().unwrap_err().to_string()
-        };
-        assert!(why(&["c:vmci"]).contains("no guest \"c\"; it has a, b"));
-        assert!(why(&["vmci", "a:virtio-vsock"]).contains("guest a was given 2"));
-        assert!(why(&["a:vmxnet3:vlan=10", "b:virtio-net"]).contains("card 0 of every guest"));
-        assert!(why(&["a:vmxnet3", "b:qemu-e1000"]).contains("same switch"));
-        // Named, a device is not exchanged for what a machine has instead.
-        let mut mixed = LabSpec::new("t").device("b:vmci").unwrap();
-        mixed.machines = vec![Machine::Q35, Machine::Uml];
-        assert!(mixed.check().unwrap_err().to_string().contains("needs a QEMU"));
-    }
-
-    #[test]
-    fn a_processor_is_qemus() {
-        let mut spec = LabSpec::new("t").device("virtio-net").unwrap();
-        for (cpu, good) in
-            [("max", true), ("Haswell-v4,-avx2", true), ("", false), ("-x", false), ("a b", false)]
-        {
-            spec.cpu = Some(cpu.into());
-            assert_eq!(spec.check().is_ok(), good, "{cpu:?}");
-        }
-        (spec.machines, spec.cpu) = (vec![Machine::Uml], Some("max".into()));
-        assert!(spec.check().unwrap_err().to_string().contains("leave --cpu away"));
-    }
-
-    #[test]
-    fn forwards() {
-        let forward: Forward = "a:5000=b:6000".parse().unwrap();
-        assert_eq!((forward.port, forward.to.as_str(), forward.to_port), (5000, "b", 6000));
-        assert!("a=b".parse::<Forward>().is_err());
-        let mut spec = LabSpec::new("t").device("vmci").unwrap();
-        spec.forwards = vec!["a:1=z:1".parse().unwrap()];
-        assert!(spec.check().unwrap_err().to_string().contains("no guest \"z\""));
-    }
-}
+mod tests;

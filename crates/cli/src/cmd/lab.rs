@@ -7,6 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
 use vmlane_lab::device::DeviceFor;
+use vmlane_lab::supervisor::host as test_host;
 use vmlane_lab::{Forward, Lab, LabSpec, Machine, agent, child, supervisor};
 
 #[path = "lab_run.rs"]
@@ -48,7 +49,7 @@ enum Command {
     Exec {
         /// The name that the lab was given by `lab up`
         lab: String,
-        /// A guest of the lab: a, b ..., or host, the test host of --uplink
+        /// A guest of the lab: a, b ..., or a test host of --uplink and --uplinks: host, host2
         guest: String,
         /// Start the command in this directory
         #[arg(long)]
@@ -230,8 +231,12 @@ struct Up {
     forward: Vec<Forward>,
     /// A test host in a network namespace, 10.77.0.254, behind an uplink of the switch; reached as guest
     /// `host` by `lab exec` (root only)
-    #[arg(long)]
+    #[arg(long, conflicts_with = "uplinks")]
     uplink: bool,
+    /// 2 to 4 uplinks, each a network of its own (10.77.0.0/24, 10.78.0.0/24 ...), shared out between two test hosts,
+    /// `host` and `host2` (.254 in each); card M of guest N is in network N + M, counted round (root only)
+    #[arg(long, value_name = "N", default_value_t = 0)]
+    uplinks: u32,
     /// TOML merged over the daemon's generated configuration ([[vm]] entries by name)
     #[arg(long, value_name = "FILE")]
     daemon_config: Option<PathBuf>,
@@ -306,7 +311,7 @@ impl Up {
         spec.devices = self.device;
         spec.groups = self.group;
         spec.forwards = self.forward;
-        spec.uplink = self.uplink;
+        spec.uplinks = if self.uplink { 1 } else { self.uplinks };
         spec.daemon_config = self.daemon_config;
         spec.append = self.append;
         spec.boot_seconds = self.boot_timeout;
@@ -322,8 +327,8 @@ impl Up {
 
 fn exec(lab: &str, guest: &str, cwd: Option<String>, argv: Vec<String>) -> Result<ExitCode> {
     let lab = Lab::open(lab)?;
-    if guest == "host" {
-        return on_host(&lab, cwd, &argv);
+    if let Some(host) = (0..2).find(|&host| test_host::name(host) == guest) {
+        return on_host(&lab, host, cwd, &argv);
     }
     let session = lab.guest(guest).session_in(cwd, argv)?;
     session.feed(std::io::stdin());
@@ -331,9 +336,9 @@ fn exec(lab: &str, guest: &str, cwd: Option<String>, argv: Vec<String>) -> Resul
     Ok(ExitCode::from(exit.shell_code() as u8))
 }
 
-/// Runs a command in the namespace of the lab's test host.
-fn on_host(lab: &Lab, cwd: Option<String>, argv: &[String]) -> Result<ExitCode> {
-    let mut command = lab.host_command(argv)?;
+/// Runs a command in the namespace of a test host of the lab.
+fn on_host(lab: &Lab, host: u32, cwd: Option<String>, argv: &[String]) -> Result<ExitCode> {
+    let mut command = lab.host_command_on(host, argv)?;
     if let Some(cwd) = cwd {
         command.current_dir(cwd);
     }

@@ -65,7 +65,7 @@ rate = "1G"
     assert_eq!(boots.len(), 4);
     assert_eq!(boots[1].guest_script(), "set -e\nip link set eth0 mtu 9000\n");
     assert_eq!((boots[2].steps.len(), boots[2].spec("x").guests), (2, 4));
-    assert!(boots[3].spec("x").uplink && !boots[2].spec("x").uplink);
+    assert_eq!((boots[3].spec("x").uplinks, boots[2].spec("x").uplinks), (1, 0));
 }
 
 #[test]

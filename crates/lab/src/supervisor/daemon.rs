@@ -43,7 +43,7 @@ fn generate(spec: &LabSpec) -> Table {
         }
         vm.insert("vsock".into(), vsock.unwrap_or("none").into());
         let nics: Vec<Value> =
-            our_nics(&guest.devices).map(|(net, nic)| nic_table(net, nic, &guest).into()).collect();
+            our_nics(&guest.devices).map(|(card, nic)| nic_table(card, nic, &guest).into()).collect();
         if !nics.is_empty() {
             vm.insert("nic".into(), nics.into());
         }
@@ -64,7 +64,11 @@ fn generate(spec: &LabSpec) -> Table {
         Value::Table(vm)
     });
     let mut config = Table::new();
-    config.insert("daemon".into(), Table::new().into());
+    let mut daemon = Table::new();
+    if let Some(coalesce) = spec.coalesce {
+        daemon.insert("coalesce".into(), coalesce.into());
+    }
+    config.insert("daemon".into(), daemon.into());
     let networks = spec.networks();
     let ours = networks.iter().enumerate().filter_map(|(net, cards)| Some((net, cards.first()?)));
     let ours = ours.filter(|(_, card)| card.is_on_switch());
@@ -72,14 +76,9 @@ fn generate(spec: &LabSpec) -> Table {
     if !groups.is_empty() {
         config.insert("port_group".into(), groups.into());
     }
-    if spec.uplink {
-        let mut uplink = Table::new();
-        uplink.insert("name".into(), "host".into());
-        uplink.insert("tap".into(), host::tap(&spec.name).into());
-        if let Some(group) = spec.groups.first() {
-            uplink.insert("group".into(), group.clone().into());
-        }
-        config.insert("uplink".into(), Value::Array(vec![uplink.into()]));
+    if spec.uplinks > 0 && spec.has_switch() {
+        let uplinks: Vec<Value> = (0..spec.uplinks).map(|uplink| uplink_table(uplink, spec).into()).collect();
+        config.insert("uplink".into(), uplinks.into());
     }
     config.insert("vm".into(), vms.collect::<Vec<_>>().into());
     config
@@ -91,24 +90,42 @@ fn our_nics(devices: &[Device]) -> impl Iterator<Item = (usize, &Device)> {
     nics.enumerate().filter(|(_, device)| device.is_on_switch())
 }
 
+/// One uplink leads to the first network; of several, each to a network of its own.
+fn uplink_table(uplink: u32, spec: &LabSpec) -> Table {
+    let mut table = Table::new();
+    table.insert("name".into(), if uplink == 0 { "host".into() } else { format!("host{uplink}").into() });
+    table.insert("tap".into(), host::tap(&spec.name, uplink).into());
+    if let Some(group) = spec.groups.first() {
+        table.insert("group".into(), group.clone().into());
+    }
+    if spec.uplinks > 1 {
+        table.insert("vlan".into(), segment(uplink as usize).into());
+    }
+    table
+}
+
 /// Each network is a segment of its own: the first untagged, the others told apart by VLANs that
-/// guests do not see.
+/// guests and hosts do not see.
+fn segment(net: usize) -> i64 {
+    if net == 0 { 0 } else { 3000 + net as i64 }
+}
+
 fn port_group(net: usize, nic: &Device) -> Table {
-    let vlan = nic.vlan().map_or(if net == 0 { 0 } else { 3000 + net as i64 }, i64::from);
+    let vlan = nic.vlan().map_or(segment(net), i64::from);
     Table::from_iter([
         ("name".to_owned(), Value::from(format!("net{net}"))),
         ("vlan".to_owned(), vlan.into()),
     ])
 }
 
-fn nic_table(net: usize, device: &Device, guest: &GuestSpec) -> Table {
+fn nic_table(card: usize, device: &Device, guest: &GuestSpec) -> Table {
     let mut table = match device {
         Device::Vmxnet3(nic) => vmxnet3(nic),
         Device::VirtioNet(nic) => virtio_net(nic),
         _ => Table::new(),
     };
-    table.insert("port_group".into(), format!("net{net}").into());
-    if let Some(known) = guest.nics.get(net) {
+    if let Some(known) = guest.nics.get(card) {
+        table.insert("port_group".into(), format!("net{}", known.network).into());
         table.insert("mac".into(), known.mac.clone().into());
     }
     table

@@ -144,7 +144,7 @@ impl Supervisor {
             })?;
             vhost_device_vsock::wait(&self.plan)?;
         }
-        if self.plan.spec.uplink {
+        if self.plan.spec.uplinks > 0 {
             host::prepare(&self.plan.spec)?;
         }
         let links: HashMap<_, _> =
