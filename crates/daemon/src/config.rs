@@ -11,6 +11,7 @@ mod raw;
 #[cfg(test)]
 mod tests;
 mod traffic;
+mod uplink;
 
 use std::fmt;
 use std::io;
@@ -25,6 +26,8 @@ pub use vmlane_switch::{Policy, Traffic};
 use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
+
+pub use self::uplink::{UplinkConfig, UplinkKind};
 
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
@@ -64,19 +67,6 @@ pub enum Vlan {
     /// The guest tags (virtual guest tagging), with one of these.
     Trunk(Vec<u16>),
     TrunkAll,
-}
-
-/// One `[[uplink]]`: a TAP interface of the host as a port of the switch.
-#[derive(Clone, Debug, PartialEq, Eq)]
-pub struct UplinkConfig {
-    pub name: String,
-    /// Name of the interface; it is made if it is not there.
-    pub tap: String,
-    /// Isolation group whose VMs it reaches.
-    pub group: String,
-    pub vlan: Vlan,
-    /// Queues to use of an interface made with `multi_queue`; None: it has one.
-    pub queues: Option<u16>,
 }
 
 /// One element of `nic`.

@@ -1,23 +1,22 @@
-//! The uplinks in force: TAP interfaces of the host as ports of the switch.
+//! The uplinks in force: what leads out of the host, as ports of the switch.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `helper.rs` | the daemon's side of the process that attaches interfaces for a confined daemon |
+//! | `kind.rs` | what differs between kinds of uplinks |
+//! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
 //! | `messages.rs` | what they say to each other |
 
 mod helper;
+mod kind;
 mod messages;
 mod process;
 
-use std::os::fd::{AsFd, OwnedFd};
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
-use std::time::{Duration, Instant};
 
 use vmlane_api::UplinkStats;
-use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
 use vmlane_port::{Frames, PortId};
 use vmlane_state::{Found, Store};
 use vmlane_stats::Counters;
@@ -28,60 +27,30 @@ use crate::confine;
 use crate::nic::uplink_spec;
 
 use self::helper::{Helper, HelperError};
+use self::kind::{Attached, HELD, OpenError, Opened};
 pub use self::process::serve;
 
 /// Why an uplink cannot be had.
 #[derive(Debug, thiserror::Error)]
 pub enum UplinkError {
-    #[error("uplink {name:?}: {cause}{}", why(cause))]
-    Tap { name: String, cause: TapError },
+    #[error("uplink {name:?}: {cause}")]
+    Open { name: String, cause: OpenError },
     #[error("uplink {name:?}: {cause}")]
     Helper { name: String, cause: HelperError },
     #[error("uplink {name:?}: there is no helper any more that attaches interfaces; start the daemon again")]
     NoHelper { name: String },
 }
 
-fn options(uplink: &UplinkConfig) -> TapOptions {
-    TapOptions { name: uplink.tap.clone(), queues: uplink.queues }
-}
-
-fn failed(uplink: &UplinkConfig) -> impl Fn(TapError) -> UplinkError {
-    |cause| UplinkError::Tap { name: uplink.name.clone(), cause }
-}
-
-/// How long an interface may be in use: the port that had it goes in its own time.
-const PATIENCE: Duration = Duration::from_secs(2);
-
-fn open_patiently(options: &TapOptions) -> Result<TapFiles, TapError> {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        match TapFiles::open(options) {
-            Err(TapError::Busy { .. }) if Instant::now() < deadline => {
-                std::thread::sleep(Duration::from_millis(5));
-            }
-            opened => return opened,
-        }
-    }
-}
-
-/// What the system said, if it said something.
-fn why(error: &TapError) -> String {
-    std::error::Error::source(error).map(|source| format!(": {source}")).unwrap_or_default()
+fn failed(uplink: &UplinkConfig) -> impl Fn(OpenError) -> UplinkError {
+    |cause| UplinkError::Open { name: uplink.name.clone(), cause }
 }
 
 /// One in force, with its port.
 struct Uplink {
     config: UplinkConfig,
     port: PortId,
-    /// None: the interface is gone, and the port waits for it.
+    /// None: what it leads to is gone, and the port waits for it.
     attached: Option<Attached>,
-}
-
-/// What is known of the interface.
-struct Attached {
-    /// One of its queues.
-    watch: OwnedFd,
-    mtu: Arc<AtomicUsize>,
 }
 
 /// Every uplink with its port.
@@ -89,9 +58,9 @@ struct Attached {
 pub struct Uplinks {
     known: Vec<Uplink>,
     /// Opened while the daemon might still do that, or held for it since the previous one ended.
-    ready: Vec<(UplinkConfig, TapFiles)>,
+    ready: Vec<(UplinkConfig, Opened)>,
     /// In use when this daemon began, with their MTU and why they could not be opened: the previous daemon's files may be held.
-    busy: Vec<(UplinkConfig, usize, UplinkError)>,
+    busy: Vec<(UplinkConfig, Option<usize>, UplinkError)>,
     /// Holds the interfaces for the next daemon, so that they keep addresses and bridges.
     store: Option<Arc<dyn Store>>,
     /// Opens those that come later.
@@ -99,14 +68,14 @@ pub struct Uplinks {
 }
 
 impl Uplinks {
-    /// Opens the interfaces of `wanted`; [`Uplinks::change`] attaches them.
+    /// Opens what those of `wanted` lead to; [`Uplinks::change`] attaches it.
     pub fn prepare(wanted: &[UplinkConfig]) -> Result<Uplinks, UplinkError> {
         let mut uplinks = Uplinks::default();
         for uplink in wanted {
-            match TapFiles::open(&options(uplink)) {
-                Ok(files) => uplinks.ready.push((uplink.clone(), files)),
-                Err(busy @ TapError::Busy { .. }) => {
-                    let mtu = mtu(&uplink.tap).map_err(failed(uplink))?;
+            match uplink.kind.open(true) {
+                Ok(opened) => uplinks.ready.push((uplink.clone(), opened)),
+                Err(busy) if busy.is_busy() => {
+                    let mtu = uplink.kind.mtu().map_err(failed(uplink))?;
                     uplinks.busy.push((uplink.clone(), mtu, failed(uplink)(busy)));
                 }
                 Err(error) => return Err(failed(uplink)(error)),
@@ -119,9 +88,8 @@ impl Uplinks {
     /// by another program.
     pub fn resume(&mut self, store: Arc<dyn Store>, found: &mut Found) -> Result<(), UplinkError> {
         for (uplink, mtu, busy) in std::mem::take(&mut self.busy) {
-            let left = (0..uplink.queues.unwrap_or(1)).map(|number| found.take(&held(&uplink.tap, number)));
-            let queues = left.collect::<Option<Vec<OwnedFd>>>().ok_or(busy)?;
-            self.ready.push((uplink, TapFiles { queues, mtu }));
+            let opened = uplink.kind.resume(found, mtu).ok_or(busy)?;
+            self.ready.push((uplink, opened));
         }
         self.store = Some(store);
         Ok(())
@@ -155,22 +123,25 @@ impl Uplinks {
         }
     }
 
-    /// The interface of uplink number `index` of the configuration, opened now unless it was before. `make` it if there is none.
-    fn take(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Tap, UplinkError> {
-        let files = match self.ready.iter().position(|(ready, _)| ready == uplink) {
+    /// What uplink number `index` of the configuration leads to, opened now unless it was before. `make` it if there is none.
+    fn take(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Opened, UplinkError> {
+        let opened = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
             None if confine::is_confined() => {
                 self.ask_helper(uplink, |helper| helper.open(index, uplink, make))?
             }
-            None => {
-                let there = if make { Ok(0) } else { mtu(&uplink.tap) };
-                there.and_then(|_| open_patiently(&options(uplink))).map_err(failed(uplink))?
-            }
+            None => uplink.kind.open_patiently(make).map_err(failed(uplink))?,
         };
         if let Some(store) = &self.store {
-            hold(&**store, uplink, &files.queues);
+            hold(&**store, uplink, &opened);
         }
-        Tap::new(&options(uplink), files, Default::default()).map_err(failed(uplink))
+        Ok(opened)
+    }
+
+    /// Nothing of an uplink is held for the next daemon any more.
+    fn let_go(store: Option<&Arc<dyn Store>>, uplink: &UplinkConfig) {
+        let names = store.map(|store| (store, uplink.kind.held()));
+        names.into_iter().for_each(|(store, names)| names.iter().for_each(|name| store.remove(name)));
     }
 
     /// Makes the uplinks those of `wanted`. Returns what was done, and what was not; an error leaves the others alone.
@@ -180,7 +151,7 @@ impl Uplinks {
             let stays = wanted.contains(config);
             if !stays {
                 switch.remove_port(*port);
-                self.store.iter().for_each(|store| store.remove_all(&held_prefix(&config.tap)));
+                Self::let_go(self.store.as_ref(), config);
                 let changes = wanted.iter().any(|other| other.name == config.name);
                 done.extend((!changes).then(|| format!("uplink {:?}: removed", config.name)));
             }
@@ -190,12 +161,17 @@ impl Uplinks {
             if self.known.iter().any(|known| known.config == *uplink) {
                 continue;
             }
-            match self.take(index, uplink, true) {
-                Ok(tap) => {
-                    let port = switch.add_port(uplink_spec(uplink));
-                    let attached = attach(switch, port, uplink, tap);
-                    self.known.push(Uplink { config: uplink.clone(), port, attached });
-                    done.push(format!("uplink {:?}: attached to {}", uplink.name, uplink.tap));
+            let added = self.take(index, uplink, true).and_then(|opened| {
+                let port = switch.add_port(uplink_spec(uplink));
+                let attached = attach(switch, port, uplink, opened).inspect_err(|_| {
+                    switch.remove_port(port);
+                })?;
+                Ok(Uplink { config: uplink.clone(), port, attached: Some(attached) })
+            });
+            match added {
+                Ok(added) => {
+                    self.known.push(added);
+                    done.push(format!("uplink {:?}: attached to {}", uplink.name, uplink.kind.target()));
                 }
                 Err(error) => refused.push(error),
             }
@@ -210,21 +186,23 @@ impl Uplinks {
             let Some(index) = configured.iter().position(|uplink| uplink == config) else { continue };
             let (config, port, attached_now) = (config.clone(), *port, attached.is_some());
             let attached = match attached {
-                Some(attached) if is_gone(&attached.watch) => {
-                    let (uplink, tap) = (&config.name, &config.tap);
-                    tracing::warn!(uplink, tap, "the interface is gone; the port waits for one of this name");
+                Some(attached) if attached.is_gone() => {
+                    let (uplink, to) = (&config.name, &config.kind);
+                    tracing::warn!(uplink, %to, "the interface is gone; the port waits for one of this name");
                     switch.detach(port);
-                    self.store.iter().for_each(|store| store.remove_all(&held_prefix(&config.tap)));
+                    Self::let_go(self.store.as_ref(), &config);
                     None
                 }
-                Some(Attached { mtu, .. }) => {
-                    let mtu = mtu.clone();
-                    self.follow_mtu(switch, (index, &config, port), &mtu);
+                Some(attached) => {
+                    if let Some(mtu) = attached.mtu().cloned() {
+                        self.follow_mtu(switch, (index, &config, port), &mtu);
+                    }
                     continue;
                 }
                 // Why not is of no interest: it is tried again.
                 None => {
-                    self.take(index, &config, false).ok().and_then(|tap| attach(switch, port, &config, tap))
+                    let opened = self.take(index, &config, false);
+                    opened.and_then(|opened| attach(switch, port, &config, opened)).ok()
                 }
             };
             if attached.is_some() != attached_now
@@ -243,15 +221,11 @@ impl Uplinks {
         } else if confine::is_confined() {
             None
         } else {
-            mtu(&uplink.tap).ok()
+            uplink.kind.mtu().ok()
         };
-        if let Some(now) = now.filter(|now| *now != known.load(Ordering::Relaxed)) {
-            tracing::info!(
-                uplink = uplink.name,
-                tap = uplink.tap,
-                mtu = now,
-                "the interface has another MTU"
-            );
+        if let Some(now) = now.flatten().filter(|now| *now != known.load(Ordering::Relaxed)) {
+            let (uplink, to) = (&uplink.name, &uplink.kind);
+            tracing::info!(uplink, %to, mtu = now, "the interface has another MTU");
             known.store(now, Ordering::Relaxed);
             switch.refresh(port);
         }
@@ -272,36 +246,23 @@ impl Uplinks {
     }
 }
 
-/// Under what the queues of an interface are held for the next daemon. No VM's devices have such a name: theirs have a dot.
-const HELD: &str = "uplink/";
-
-fn held_prefix(tap: &str) -> String {
-    format!("{HELD}{tap}/")
-}
-
-fn held(tap: &str, queue: u16) -> String {
-    format!("{HELD}{tap}/{queue}")
-}
-
-fn hold(store: &dyn Store, uplink: &UplinkConfig, queues: &[OwnedFd]) {
-    for (number, queue) in (0..).zip(queues) {
-        if let Err(error) = store.put(&held(&uplink.tap, number), queue.as_fd()) {
-            tracing::warn!(uplink = uplink.name, %error, "the next daemon will attach this interface anew");
+fn hold(store: &dyn Store, uplink: &UplinkConfig, opened: &Opened) {
+    for (name, file) in uplink.kind.held().iter().zip(opened.to_hold()) {
+        if let Err(error) = store.put(name, file) {
+            tracing::warn!(uplink = uplink.name, %error, "the next daemon will open this uplink anew");
         }
     }
 }
 
-/// Connects an interface to its port. None: it could not be watched, and is let go.
-fn attach(switch: &Switch, port: PortId, uplink: &UplinkConfig, mut tap: Tap) -> Option<Attached> {
-    let attached = match tap.watch() {
-        Ok(watch) => Attached { watch, mtu: tap.mtu() },
-        Err(error) => {
-            tracing::error!(uplink = uplink.name, %error, "watching an interface");
-            return None;
-        }
-    };
-    tap.set_stats(switch.stats(port));
-    switch.attach(port, Box::new(tap));
-    tracing::info!(uplink = uplink.name, tap = uplink.tap, "attached");
-    Some(attached)
+/// Connects an uplink to its port.
+fn attach(
+    switch: &Switch,
+    port: PortId,
+    uplink: &UplinkConfig,
+    opened: Opened,
+) -> Result<Attached, UplinkError> {
+    let (end, attached) = opened.connect(&uplink.kind, switch.stats(port)).map_err(failed(uplink))?;
+    switch.attach(port, end);
+    tracing::info!(uplink = uplink.name, to = %uplink.kind, "attached");
+    Ok(attached)
 }

@@ -1,4 +1,4 @@
-//! The part of the file that concerns the switch: port groups, uplinks, NICs.
+//! The part of the file that concerns the switch: port groups and NICs.
 
 use std::collections::HashMap;
 use std::ops::RangeInclusive;
@@ -7,21 +7,16 @@ use toml::{Spanned, Value};
 use vmlane_wire::ethernet::Mac;
 
 use super::check::Checker;
-use super::raw::{RawNic, RawPortGroup, RawUplink, RawVm};
+use super::raw::{RawNic, RawPortGroup, RawVm};
 use super::{
-    NicConfig, NicModel, Policy, PortGroupConfig, Profile, Role, Traffic, UplinkConfig, VirtioNet, Vlan,
-    VmConfig,
+    NicConfig, NicModel, Policy, PortGroupConfig, Profile, Role, Traffic, VirtioNet, Vlan, VmConfig,
 };
 
 const VLANS: RangeInclusive<i64> = 1..=4094;
 const QUEUES: RangeInclusive<i64> = 1..=32;
 const MTUS: RangeInclusive<i64> = 1280..=9190;
-/// The kernel's bound on names of interfaces, without the final zero.
-const LONGEST_INTERFACE: usize = 15;
-/// Queues of an uplink.
-const TAP_QUEUES: u16 = vmlane_host::uplink::TapOptions::MOST_QUEUES;
-/// Where NICs are that name no port group.
-const DEFAULT: &str = "default";
+/// Where NICs are that name no port group, and uplinks that name no group.
+pub(super) const DEFAULT: &str = "default";
 /// One virtual function a PCI slot: more NICs than this fit no usual machine.
 const MOST_NICS: usize = 10;
 
@@ -60,7 +55,7 @@ impl Checker<'_> {
         groups
     }
 
-    fn vlan(&mut self, key: &str, spanned: &Spanned<Value>) -> Vlan {
+    pub(super) fn vlan(&mut self, key: &str, spanned: &Spanned<Value>) -> Vlan {
         let good = match spanned.get_ref() {
             Value::Integer(0) => Some(Vlan::Untagged),
             Value::Integer(vlan) if VLANS.contains(vlan) => Some(Vlan::Access(*vlan as u16)),
@@ -81,64 +76,6 @@ impl Checker<'_> {
             self.problem(spanned.span(), text);
             Vlan::Untagged
         })
-    }
-
-    fn tap_queues(&mut self, key: &str, queues: &Spanned<i64>) -> Option<u16> {
-        let number = u16::try_from(*queues.get_ref()).ok();
-        let fits = number.filter(|number| (1..=TAP_QUEUES).contains(number));
-        if fits.is_none() {
-            let text = format!(
-                "{key}: queues = {}; use 1 to {TAP_QUEUES} for an interface made with multi_queue, or leave it out",
-                queues.get_ref(),
-            );
-            self.problem(queues.span(), text);
-        }
-        fits
-    }
-
-    pub(super) fn uplinks(&mut self, raws: &[Spanned<RawUplink>]) -> Vec<UplinkConfig> {
-        let mut uplinks: Vec<UplinkConfig> = Vec::new();
-        for (index, spanned) in raws.iter().enumerate() {
-            let raw = spanned.get_ref();
-            let (Some(name), Some(tap)) = (&raw.name, &raw.tap) else {
-                let missing = if raw.name.is_none() { "name" } else { "tap" };
-                let text =
-                    format!("uplink number {}: {missing} is missing; add {missing} = \"...\"", index + 1);
-                self.problem(spanned.span(), text);
-                continue;
-            };
-            self.name("uplink: name", name);
-            let key = format!("uplink {:?}", name.get_ref());
-            self.name(&format!("{key}: tap"), tap);
-            if tap.get_ref().len() > LONGEST_INTERFACE {
-                let text = format!(
-                    "{key}: tap = {:?}: names of interfaces have at most {LONGEST_INTERFACE} bytes; use a shorter one",
-                    tap.get_ref()
-                );
-                self.problem(tap.span(), text);
-            }
-            if let Some(other) =
-                uplinks.iter().find(|other| other.name == *name.get_ref() || other.tap == *tap.get_ref())
-            {
-                let text = format!(
-                    "{key}: name and tap must be its own, and uplink {:?} has one of them",
-                    other.name
-                );
-                self.problem(name.span(), text);
-            }
-            if let Some(group) = &raw.group {
-                self.name(&format!("{key}: group"), group);
-            }
-            let queues = raw.queues.as_ref().and_then(|queues| self.tap_queues(&key, queues));
-            uplinks.push(UplinkConfig {
-                name: name.get_ref().clone(),
-                tap: tap.get_ref().clone(),
-                group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
-                vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
-                queues,
-            });
-        }
-        uplinks
     }
 
     pub(super) fn nics(

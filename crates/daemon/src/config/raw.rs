@@ -85,6 +85,8 @@ pub struct RawRate {
 pub struct RawUplink {
     pub name: Option<Spanned<String>>,
     pub tap: Option<Spanned<String>>,
+    pub interface: Option<Spanned<String>>,
+    pub vhost_user: Option<Spanned<String>>,
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,
     pub queues: Option<Spanned<i64>>,

@@ -9,8 +9,8 @@ use std::time::{Duration, Instant};
 
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
-use vmlane_host::uplink::TapFiles;
 
+use super::kind::Opened;
 use super::messages::{Interface, Reply, Request, Wish, receive, send};
 use crate::config::UplinkConfig;
 
@@ -55,19 +55,17 @@ impl Helper {
         Ok(Helper { socket, child, number: 0 })
     }
 
-    /// Has the interface of an uplink opened, which is `[[uplink]]` number `index` of the file; `make` it if there is none.
-    pub fn open(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<TapFiles, HelperError> {
+    /// Has what an uplink leads to opened, which is `[[uplink]]` number `index` of the file; `make` it if there is none.
+    pub fn open(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Opened, HelperError> {
         let wish = if make { Wish::Open } else { Wish::OpenIfThere };
-        let (mtu, queues) = self.ask(index, uplink, wish)?;
-        match queues.len() == usize::from(uplink.queues.unwrap_or(1)) {
-            true => Ok(TapFiles { queues, mtu }),
-            false => Err(HelperError::Refused(format!("{} queues came", queues.len()))),
-        }
+        let (interface, files) = self.ask(index, uplink, wish)?;
+        let opened = interface.opened.ok_or_else(|| HelperError::Refused("nothing came".into()))?;
+        Opened::unpack(&uplink.kind, opened, files).map_err(HelperError::Refused)
     }
 
-    /// The MTU of its interface.
-    pub fn mtu(&mut self, index: usize, uplink: &UplinkConfig) -> Result<usize, HelperError> {
-        Ok(self.ask(index, uplink, Wish::Look)?.0)
+    /// The MTU of its interface, if it has one.
+    pub fn mtu(&mut self, index: usize, uplink: &UplinkConfig) -> Result<Option<usize>, HelperError> {
+        Ok(self.ask(index, uplink, Wish::Look)?.0.mtu)
     }
 
     fn ask(
@@ -75,7 +73,7 @@ impl Helper {
         index: usize,
         uplink: &UplinkConfig,
         wish: Wish,
-    ) -> Result<(usize, Vec<OwnedFd>), HelperError> {
+    ) -> Result<(Interface, Vec<OwnedFd>), HelperError> {
         self.number = self.number.wrapping_add(1);
         let number = self.number;
         send(&self.socket, &Request { number, index, wish }, &[]).map_err(HelperError::Gone)?;
@@ -93,11 +91,11 @@ impl Helper {
                 (Reply { outcome, .. }, files) => break (outcome.map_err(HelperError::Refused)?, files),
             }
         };
-        let Interface { name, tap, queues, mtu } = interface;
-        if (&name, &tap, queues) != (&uplink.name, &uplink.tap, uplink.queues) {
-            return Err(HelperError::Changed { found: format!("{name:?} (tap = {tap:?})") });
+        if (&interface.name, &interface.kind) != (&uplink.name, &uplink.kind) {
+            let found = format!("{:?} ({})", interface.name, interface.kind);
+            return Err(HelperError::Changed { found });
         }
-        Ok((mtu, files))
+        Ok((interface, files))
     }
 }
 

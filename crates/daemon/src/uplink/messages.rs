@@ -1,5 +1,5 @@
 //! What the daemon and its uplink helper say to each other, a packet each: the daemon a [`Request`], the helper a [`Reply`] with
-//! the files of the queues.
+//! the files.
 
 use std::io::{self, IoSlice, IoSliceMut};
 use std::mem::MaybeUninit;
@@ -14,12 +14,15 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vmlane_host::uplink::TapOptions;
 
+use super::kind::Facts;
+use crate::config::UplinkKind;
+
 /// Bytes of the longest packet: an error with the names of a file and an interface.
 const LONGEST: usize = 8 << 10;
 /// Files of a packet.
 const FILES: usize = TapOptions::MOST_QUEUES as usize;
 
-/// What is wanted of an interface.
+/// What is wanted of an uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub enum Wish {
     /// Open it; make it if there is none.
@@ -30,7 +33,7 @@ pub enum Wish {
     Look,
 }
 
-/// All that the daemon can ask for: about the interface of one `[[uplink]]`. Which one that is, is for the configuration to say.
+/// All that the daemon can ask for: about what one `[[uplink]]` leads to. What that is, is for the configuration to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Repeated by the reply.
@@ -46,13 +49,15 @@ pub struct Reply {
     pub outcome: Result<Interface, String>,
 }
 
-/// Which interface it is. The file may have changed since the daemon read it.
+/// Which uplink it is, and what was asked about it. The file may have changed since the daemon read it.
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Interface {
     pub name: String,
-    pub tap: String,
-    pub queues: Option<u16>,
-    pub mtu: usize,
+    pub kind: UplinkKind,
+    /// Of one that is open now: its files come with it.
+    pub opened: Option<Facts>,
+    /// Of [`Wish::Look`].
+    pub mtu: Option<usize>,
 }
 
 pub fn send(socket: impl AsFd, packet: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {

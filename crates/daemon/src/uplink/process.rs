@@ -1,7 +1,7 @@
-//! `vmlane uplink-helper`: attaches interfaces that the configuration names, for a daemon that may not do that any more.
+//! `vmlane uplink-helper`: opens what uplinks of the configuration lead to, for a daemon that may not do that any more.
 //!
 //! What the daemon says is a number: which `[[uplink]]` of the file. The helper reads the file itself, and only one that no
-//! other user can have written. So a daemon that was taken over gains no interface by it that it was not given.
+//! other user can have written. So a daemon that was taken over gains nothing by it that it was not given.
 
 use std::fs::File;
 use std::io::{self, Read};
@@ -10,10 +10,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
-use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu};
 
+use super::kind::OpenError;
 use super::messages::{Interface, Reply, Request, Wish, receive, send};
-use super::{open_patiently, why};
 use crate::config::{Config, UplinkConfig};
 use crate::confine;
 
@@ -26,12 +25,12 @@ pub fn serve(config: &Path) -> io::Result<()> {
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let mut file = Configuration { path: config.to_owned(), read: None };
     while let Some((Request { number, index, wish }, _)) = receive(&socket)? {
-        let (outcome, queues) = match carry_out(&mut file, index, wish) {
-            Ok((interface, queues)) => (Ok(interface), queues),
+        let (outcome, files) = match carry_out(&mut file, index, wish) {
+            Ok((interface, files)) => (Ok(interface), files),
             Err(refused) => (Err(refused.chars().take(LONGEST).collect()), Vec::new()),
         };
-        let queues: Vec<_> = queues.iter().map(OwnedFd::as_fd).collect();
-        send(&socket, &Reply { number, outcome }, &queues)?;
+        let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
+        send(&socket, &Reply { number, outcome }, &files)?;
     }
     Ok(())
 }
@@ -69,15 +68,16 @@ fn carry_out(
     let uplink = uplinks
         .get(index)
         .ok_or_else(|| format!("{shown}: has only {} uplinks now; reload it again", uplinks.len()))?;
-    let options = TapOptions { name: uplink.tap.clone(), queues: uplink.queues };
-    let failed = |error: TapError| format!("{error}{}", why(&error));
-    let TapFiles { queues, mtu } = match wish {
-        Wish::Open => open_patiently(&options).map_err(failed)?,
-        Wish::OpenIfThere => mtu(&options.name).and_then(|_| open_patiently(&options)).map_err(failed)?,
-        Wish::Look => TapFiles { queues: Vec::new(), mtu: mtu(&options.name).map_err(failed)? },
+    let kind = &uplink.kind;
+    let failed = |error: OpenError| error.to_string();
+    let (opened, files, mtu) = match wish {
+        Wish::Open | Wish::OpenIfThere => {
+            let (facts, files) = kind.open_patiently(wish == Wish::Open).map_err(failed)?.pack();
+            (Some(facts), files, None)
+        }
+        Wish::Look => (None, Vec::new(), kind.mtu().map_err(failed)?),
     };
-    let TapOptions { name: tap, queues: wanted } = options;
-    Ok((Interface { name: uplink.name.clone(), tap, queues: wanted, mtu }, queues))
+    Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, mtu }, files))
 }
 
 /// The file, open, if only root and this process's user can have written it.

@@ -1,5 +1,6 @@
 //! Ports of the switch that lead out of the host.
 
+mod flow;
 mod tap;
 pub mod vhost_user;
 

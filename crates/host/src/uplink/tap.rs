@@ -15,12 +15,13 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, HEAD, MAX_FRAME, MAX_HEAD, Network, Offload, PortStats, Refused,
-    RxCapabilities, RxFrame, Token, Transport, TxFrame, VnetHeader as Header, WakeUp,
+    DropReason, Filter, FramePort, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, Refused, RxCapabilities,
+    RxFrame, Token, TxFrame, VnetHeader as Header, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
 pub use self::interface::{TapError, mtu};
+use super::flow::{ADDRESSES, queue_of};
 
 /// Frames of the host that may be lent at once.
 const LOOK_AHEAD: usize = 128;
@@ -30,8 +31,6 @@ const ROOM: usize = MAX_FRAME.next_multiple_of(4096);
 const AGGREGATE: usize = HEADER + u16::MAX as usize;
 /// Frames that are left out in one look, at most.
 const MAX_SKIPS: usize = 64;
-/// Bytes of addresses, behind which a tag goes.
-const ADDRESSES: usize = 12;
 
 /// Which interface, and how.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -58,6 +57,7 @@ struct Slot {
 
 /// An attached TAP interface.
 pub struct Tap {
+    name: String,
     /// One file a queue.
     queues: Vec<OwnedFd>,
     /// Readable when one of `queues` is.
@@ -115,6 +115,7 @@ impl Tap {
             offload: Offload::None,
         };
         Ok(Tap {
+            name: options.name.clone(),
             queues,
             any,
             next: 0,
@@ -136,13 +137,13 @@ impl Tap {
     }
 
     /// A file by which to see that the interface is gone ([`is_gone`]).
-    pub fn watch(&self) -> io::Result<OwnedFd> {
-        self.queues.first().ok_or(io::ErrorKind::NotFound)?.try_clone()
-    }
-
-    /// Counts in `stats` from now on.
-    pub fn set_stats(&mut self, stats: Arc<PortStats>) {
-        self.stats = stats;
+    pub fn watch(&self) -> Result<OwnedFd, TapError> {
+        let queue = self.queues.first().ok_or_else(|| io::ErrorKind::NotFound.into());
+        queue.and_then(OwnedFd::try_clone).map_err(|source| TapError::Setting {
+            name: self.name.clone(),
+            what: "another descriptor",
+            source,
+        })
     }
 
     /// Reads one frame into a slot. None: none waits.
@@ -234,33 +235,12 @@ pub fn is_gone(queue: impl AsFd) -> bool {
 }
 
 /// A file that is readable when one of several is.
-fn one_of(files: &[OwnedFd]) -> rustix::io::Result<OwnedFd> {
+pub(super) fn one_of(files: &[OwnedFd]) -> rustix::io::Result<OwnedFd> {
     let any = epoll::create(epoll::CreateFlags::CLOEXEC)?;
     for file in files {
         epoll::add(&any, file, epoll::EventData::new_u64(0), epoll::EventFlags::IN)?;
     }
     Ok(any)
-}
-
-/// The queue of a packet's flow. Flows are told apart by their addresses and ports as they stand in the head,
-/// whatever the protocol: what matters is that a flow stays where it is.
-fn queue_of(packet: &RxFrame<'_>, count: usize) -> usize {
-    if count == 1 {
-        return 0;
-    }
-    let layers = &packet.layers;
-    let (from, to) = match layers.network {
-        Network::V4 => (layers.network_at + 12, layers.network_at + 20),
-        Network::V6 => (layers.network_at + 8, layers.network_at + 40),
-        Network::Other => (0, ADDRESSES as u16),
-    };
-    let ports = if layers.fragment || layers.transport == Transport::Other { 0 } else { 4 };
-    let addresses = packet.head.get(usize::from(from)..usize::from(to)).unwrap_or_default();
-    let at = usize::from(layers.transport_at);
-    let ports = packet.head.get(at..at + ports).unwrap_or_default();
-    let mix = |sum: u32, &byte: &u8| (sum ^ u32::from(byte)).wrapping_mul(0x0100_0193); // FNV-1a
-    let sum = addresses.iter().chain(ports).fold(0x811c_9dc5, mix);
-    (sum ^ sum >> 16) as usize % count
 }
 
 #[expect(clippy::indexing_slicing, reason = "`head_len` is at most `HEAD`")]

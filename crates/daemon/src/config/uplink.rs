@@ -1,0 +1,161 @@
+//! `[[uplink]]`: a port of the switch that leads out of the host, and through what it does.
+
+use std::fmt;
+
+use serde::{Deserialize, Serialize};
+use toml::Spanned;
+
+use super::Vlan;
+use super::check::Checker;
+use super::net::DEFAULT;
+use super::raw::RawUplink;
+
+/// The kernel's bound on names of interfaces, without the final zero.
+const LONGEST_INTERFACE: usize = 15;
+/// Queues of an uplink.
+const MOST_QUEUES: u16 = vmlane_host::uplink::TapOptions::MOST_QUEUES;
+
+/// One `[[uplink]]`: a port of the switch that leads out of the host.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct UplinkConfig {
+    pub name: String,
+    pub kind: UplinkKind,
+    /// Isolation group whose VMs it reaches.
+    pub group: String,
+    pub vlan: Vlan,
+}
+
+/// Through what an uplink leads out of the host. Each has a key of its own, and exactly one is given.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum UplinkKind {
+    /// `tap`: a TAP interface, which is made if it is not there.
+    Tap {
+        interface: String,
+        /// Queues to use of an interface made with `multi_queue`; None: it has one.
+        queues: Option<u16>,
+    },
+}
+
+impl UplinkKind {
+    /// The keys.
+    pub const KEYS: [&'static str; 3] = ["tap", "interface", "vhost_user"];
+
+    /// Its key.
+    pub fn key(&self) -> &'static str {
+        match self {
+            UplinkKind::Tap { .. } => "tap",
+        }
+    }
+
+    /// What it leads to, as the file says: no two uplinks have the same.
+    pub fn target(&self) -> &str {
+        match self {
+            UplinkKind::Tap { interface, .. } => interface,
+        }
+    }
+}
+
+impl fmt::Display for UplinkKind {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{} = {:?}", self.key(), self.target())
+    }
+}
+
+impl Checker<'_> {
+    pub(super) fn uplinks(&mut self, raws: &[Spanned<RawUplink>]) -> Vec<UplinkConfig> {
+        let mut uplinks: Vec<UplinkConfig> = Vec::new();
+        for (index, spanned) in raws.iter().enumerate() {
+            let raw = spanned.get_ref();
+            let Some(name) = &raw.name else {
+                let text = format!("uplink number {}: name is missing; add name = \"...\"", index + 1);
+                self.problem(spanned.span(), text);
+                continue;
+            };
+            self.name("uplink: name", name);
+            let key = format!("uplink {:?}", name.get_ref());
+            let Some(kind) = self.uplink_kind(&key, spanned) else { continue };
+            let taken =
+                |other: &&UplinkConfig| other.name == *name.get_ref() || other.kind.target() == kind.target();
+            if let Some(other) = uplinks.iter().find(taken) {
+                let text = format!(
+                    "{key}: name and {} must be its own, and uplink {:?} has one of them",
+                    kind.key(),
+                    other.name
+                );
+                self.problem(name.span(), text);
+            }
+            if let Some(group) = &raw.group {
+                self.name(&format!("{key}: group"), group);
+            }
+            uplinks.push(UplinkConfig {
+                name: name.get_ref().clone(),
+                kind,
+                group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
+                vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
+            });
+        }
+        uplinks
+    }
+
+    /// The one kind whose key is given.
+    fn uplink_kind(&mut self, key: &str, spanned: &Spanned<RawUplink>) -> Option<UplinkKind> {
+        let raw = spanned.get_ref();
+        let values = [&raw.tap, &raw.interface, &raw.vhost_user];
+        let given =
+            UplinkKind::KEYS.iter().zip(values).filter_map(|(key, value)| Some((*key, value.as_ref()?)));
+        let given: Vec<(&str, &Spanned<String>)> = given.collect();
+        match given[..] {
+            [("tap", interface)] => {
+                self.interface(&format!("{key}: tap"), interface);
+                let queues = raw.queues.as_ref().and_then(|queues| self.tap_queues(key, queues));
+                Some(UplinkKind::Tap { interface: interface.get_ref().clone(), queues })
+            }
+            [(other, value)] => {
+                let text = format!(
+                    "{key}: {other} = {:?}: this version has no uplinks of this kind; use tap = \"INTERFACE\"",
+                    value.get_ref()
+                );
+                self.problem(value.span(), text);
+                None
+            }
+            [] => {
+                let text =
+                    format!("{key}: tap is missing; add tap = \"INTERFACE\" to say what the uplink leads to");
+                self.problem(spanned.span(), text);
+                None
+            }
+            [(first, _), .., (last, value)] => {
+                let text = format!(
+                    "{key}: {first} and {last}: an uplink leads to one thing; remove one of them, or make it two uplinks"
+                );
+                self.problem(value.span(), text);
+                None
+            }
+        }
+    }
+
+    /// A name that an interface can have.
+    fn interface(&mut self, key: &str, name: &Spanned<String>) {
+        self.name(key, name);
+        if name.get_ref().len() > LONGEST_INTERFACE {
+            let text = format!(
+                "{key} = {:?}: names of interfaces have at most {LONGEST_INTERFACE} bytes; use a shorter one",
+                name.get_ref()
+            );
+            self.problem(name.span(), text);
+        }
+    }
+
+    fn tap_queues(&mut self, key: &str, queues: &Spanned<i64>) -> Option<u16> {
+        let number = u16::try_from(*queues.get_ref()).ok();
+        let fits = number.filter(|number| (1..=MOST_QUEUES).contains(number));
+        if fits.is_none() {
+            let text = format!(
+                "{key}: queues = {}; use 1 to {MOST_QUEUES} for an interface made with multi_queue, or leave it out",
+                queues.get_ref(),
+            );
+            self.problem(queues.span(), text);
+        }
+        fits
+    }
+}

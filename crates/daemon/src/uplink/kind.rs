@@ -1,0 +1,187 @@
+//! What differs between the kinds of uplinks: how one is opened, how its files get from the helper to the daemon, what of it is
+//! held for the next daemon, and what it is once it is connected to a port.
+
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
+use std::time::{Duration, Instant};
+
+use serde::{Deserialize, Serialize};
+use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
+use vmlane_port::{FramePort, PortStats};
+use vmlane_state::Found;
+
+use crate::config::UplinkKind;
+
+/// How long what an uplink leads to may be in use: the port that had it goes in its own time.
+const PATIENCE: Duration = Duration::from_secs(2);
+
+/// Why an uplink could not be opened.
+#[derive(Debug, thiserror::Error)]
+pub enum OpenError {
+    #[error("{cause}{}", why(cause))]
+    Tap { cause: TapError },
+}
+
+impl From<TapError> for OpenError {
+    fn from(cause: TapError) -> OpenError {
+        OpenError::Tap { cause }
+    }
+}
+
+/// What the system said, if it said something.
+fn why(error: &dyn std::error::Error) -> String {
+    error.source().map(|source| format!(": {source}")).unwrap_or_default()
+}
+
+impl OpenError {
+    /// It is in use, perhaps only for a moment.
+    pub fn is_busy(&self) -> bool {
+        matches!(self, OpenError::Tap { cause: TapError::Busy { .. } })
+    }
+}
+
+/// The files of an uplink, opened by a process that may do that.
+#[derive(Debug)]
+pub enum Opened {
+    Tap(TapFiles),
+}
+
+/// What belongs to the files of an [`Opened`] when they go to another process.
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub enum Facts {
+    Tap {
+        /// Bytes.
+        mtu: usize,
+    },
+}
+
+/// An uplink that is connected to a port, as seen by the daemon.
+pub enum Attached {
+    Tap {
+        /// One of its queues.
+        watch: OwnedFd,
+        /// The MTU that the port goes by.
+        mtu: Arc<AtomicUsize>,
+    },
+}
+
+impl UplinkKind {
+    fn tap(interface: &str, queues: Option<u16>) -> TapOptions {
+        TapOptions { name: interface.to_owned(), queues }
+    }
+
+    /// Opens what the uplink leads to; `make` it if there is none.
+    pub fn open(&self, make: bool) -> Result<Opened, OpenError> {
+        match self {
+            UplinkKind::Tap { interface, queues } => {
+                if !make {
+                    mtu(interface)?;
+                }
+                Ok(Opened::Tap(TapFiles::open(&Self::tap(interface, *queues))?))
+            }
+        }
+    }
+
+    /// The same, and waits for a moment while it is in use.
+    pub fn open_patiently(&self, make: bool) -> Result<Opened, OpenError> {
+        let deadline = Instant::now() + PATIENCE;
+        loop {
+            match self.open(make) {
+                Err(error) if error.is_busy() && Instant::now() < deadline => {
+                    std::thread::sleep(Duration::from_millis(5));
+                }
+                opened => return opened,
+            }
+        }
+    }
+
+    /// The MTU of its interface in bytes; None: it has none that could change.
+    pub fn mtu(&self) -> Result<Option<usize>, OpenError> {
+        match self {
+            UplinkKind::Tap { interface, .. } => Ok(Some(mtu(interface)?)),
+        }
+    }
+
+    /// Under what names its files are held for the next daemon: none, if that one opens them anew. No VM's devices have such
+    /// names: theirs have a dot before the first slash.
+    pub fn held(&self) -> Vec<String> {
+        match self {
+            UplinkKind::Tap { interface, queues } => {
+                (0..queues.unwrap_or(1)).map(|queue| format!("{HELD}{interface}/{queue}")).collect()
+            }
+        }
+    }
+
+    /// Takes the files that a previous daemon left. None: it left none.
+    pub fn resume(&self, found: &mut Found, mtu: Option<usize>) -> Option<Opened> {
+        match self {
+            UplinkKind::Tap { .. } => {
+                let queues = self.held().iter().map(|name| found.take(name)).collect::<Option<Vec<_>>>()?;
+                Some(Opened::Tap(TapFiles { queues, mtu: mtu? }))
+            }
+        }
+    }
+}
+
+/// What all those names begin with.
+pub const HELD: &str = "uplink/";
+
+impl Opened {
+    /// Its files in the order of [`Opened::unpack`], and what belongs to them.
+    pub fn pack(self) -> (Facts, Vec<OwnedFd>) {
+        match self {
+            Opened::Tap(TapFiles { queues, mtu }) => (Facts::Tap { mtu }, queues),
+        }
+    }
+
+    /// Puts it together again, in the process that got `facts` and `files`. An error says what does not fit together.
+    pub fn unpack(kind: &UplinkKind, facts: Facts, files: Vec<OwnedFd>) -> Result<Opened, String> {
+        match (kind, facts) {
+            (UplinkKind::Tap { queues, .. }, Facts::Tap { mtu }) => {
+                match files.len() == usize::from(queues.unwrap_or(1)) {
+                    true => Ok(Opened::Tap(TapFiles { queues: files, mtu })),
+                    false => Err(format!("{} queues came", files.len())),
+                }
+            }
+        }
+    }
+
+    /// The files to be held for the next daemon under the names that [`UplinkKind::held`] gives.
+    pub fn to_hold(&self) -> Vec<BorrowedFd<'_>> {
+        match self {
+            Opened::Tap(TapFiles { queues, .. }) => queues.iter().map(AsFd::as_fd).collect(),
+        }
+    }
+
+    /// Makes a port of it.
+    pub fn connect(
+        self,
+        kind: &UplinkKind,
+        stats: Arc<PortStats>,
+    ) -> Result<(Box<dyn FramePort>, Attached), OpenError> {
+        match (self, kind) {
+            (Opened::Tap(files), UplinkKind::Tap { interface, queues }) => {
+                let tap = Tap::new(&UplinkKind::tap(interface, *queues), files, stats)?;
+                let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu() };
+                Ok((Box::new(tap), attached))
+            }
+        }
+    }
+}
+
+impl Attached {
+    /// What it led to is gone for good.
+    pub fn is_gone(&self) -> bool {
+        match self {
+            Attached::Tap { watch, .. } => is_gone(watch),
+        }
+    }
+
+    /// The MTU that the port goes by, to be changed when the interface has another one.
+    pub fn mtu(&self) -> Option<&Arc<AtomicUsize>> {
+        match self {
+            Attached::Tap { mtu, .. } => Some(mtu),
+        }
+    }
+}
