@@ -128,7 +128,7 @@ impl Fdb {
         if keys == [route.to, route.from] && vlan == route.vlan && self.is_valid(route) {
             return Ok(Destination::One(route.receiver));
         }
-        if sender.teamed && self.is_reflected(keys[1], vlan, &port) {
+        if sender.teamed && self.is_reflected(keys, vlan, &port) {
             return Err(DropReason::Reflected);
         }
         if learn {
@@ -144,11 +144,18 @@ impl Fdb {
         Ok(destination)
     }
 
-    /// Does a frame that comes from outside say that it is from an address of a VM here?
+    /// Does a frame that comes from outside say that it is from an address of a VM here? One from an address that a VM only used
+    /// is not reflected if it is to a port here, as what a VM sends there never leaves: a VM that forges an address of the world
+    /// outside cannot keep its owner's frames out, and loses it with the first of them.
     #[cold]
-    fn is_reflected(&self, from: u64, vlan: u16, port: &impl Fn(Slot) -> Option<PortInVlan>) -> bool {
-        self.known.find(from, |slot| port(slot).is_some()).is_some()
-            || self.learned.is_behind_vm(from, vlan, self.seconds)
+    fn is_reflected(
+        &self,
+        [to, from]: [u64; 2],
+        vlan: u16,
+        port: &impl Fn(Slot) -> Option<PortInVlan>,
+    ) -> bool {
+        let is_here = |key| self.known.find(key, |slot| port(slot).is_some()).is_some();
+        is_here(from) || self.learned.is_behind_vm(from, vlan, self.seconds) && !is_here(to)
     }
 
     fn learn(&mut self, sender: Sender, from: u64, vlan: u16) {

@@ -209,6 +209,27 @@ fn what_a_vm_sent_does_not_come_back_to_it_or_move_its_address() {
     assert_eq!(world.arrive(), [1, 0, 0]);
 }
 
+#[test]
+fn a_vm_that_forges_an_outside_address_does_not_keep_its_owner_out() {
+    let mut world = World::new(TeamPolicy::Port, 2, 2);
+    let forge = |world: &mut World| {
+        world.guests[0].send(&frame(Mac::BROADCAST, OUTSIDE, 60, 0));
+        world.run();
+        world.arrive();
+        world.leave();
+    };
+    forge(&mut world);
+    world.uplinks[1].send(&frame(mac(2), OUTSIDE, 60, 0));
+    world.run();
+    assert_eq!(world.arrive(), [0, 1]);
+    // The owner was heard behind the team: the VM cannot have the address any more.
+    forge(&mut world);
+    world.guests[1].send(&frame(OUTSIDE, mac(2), 60, 0));
+    world.run();
+    assert_eq!((world.arrive(), world.leave().concat().len()), (vec![0, 0], 1));
+    assert_eq!(world.flood(&frame(Mac::BROADCAST, OUTSIDE, 60, 0)), [1, 1]);
+}
+
 /// The reverse ARP requests among frames: the addresses that they announce.
 fn announced(frames: &[Vec<u8>]) -> BTreeSet<Mac> {
     let rarp = frames.iter().filter(|frame| frame[12..14] == [0x80, 0x35]);
