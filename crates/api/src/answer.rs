@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 
 use crate::counters::CounterList;
+use crate::mirror::Mirror;
 use crate::{MAX_REQUEST, VERSION};
 
 /// An answer: `{"version":1,"ok":...}` or `{"version":1,"error":{...}}`.
@@ -257,6 +258,9 @@ pub struct Ports {
     /// Ports of the switch.
     #[serde(default)]
     pub switch: Vec<SwitchPort>,
+    /// Mirrors of the switch.
+    #[serde(default)]
+    pub mirrors: Vec<Mirror>,
 }
 
 /// One port of the switch.

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::answer::{ErrorCode, Failure};
 use crate::capture::CaptureRequest;
+use crate::mirror::MirrorRequest;
 use crate::{MAX_REQUEST, VERSION};
 
 /// A request. On the wire its name is the key `method`, and parameters stand beside it.
@@ -24,6 +25,10 @@ pub enum Call {
     Release { vm: String },
     /// Set the link of a VM's NIC (`nicN`) up or down.
     Link { vm: String, nic: String, up: bool },
+    /// Copy what passes some ports to another one, until it is removed or the daemon ends.
+    MirrorAdd { mirror: MirrorRequest },
+    /// End a mirror that was added so.
+    MirrorRemove { name: String },
     /// Make a part of the daemon that serves a VM panic: its VMCI device at the next register access, or
     /// what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`). For tests of containment; needs
     /// `fault_injection` in the configuration.
@@ -48,7 +53,7 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 14] = [
+pub const METHODS: [&str; 16] = [
     "ping",
     "status",
     "stats",
@@ -56,6 +61,8 @@ pub const METHODS: [&str; 14] = [
     "reload",
     "release",
     "link",
+    "mirror_add",
+    "mirror_remove",
     "debug_panic",
     "debug_stall",
     "debug_trespass",
@@ -76,6 +83,8 @@ impl Call {
             Call::Reload => "reload",
             Call::Release { .. } => "release",
             Call::Link { .. } => "link",
+            Call::MirrorAdd { .. } => "mirror_add",
+            Call::MirrorRemove { .. } => "mirror_remove",
             Call::DebugPanic { .. } => "debug_panic",
             Call::DebugStall { .. } => "debug_stall",
             Call::DebugTrespass { .. } => "debug_trespass",
@@ -145,6 +154,16 @@ mod tests {
             Call::Reload,
             Call::Release { vm: "web".into() },
             Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
+            Call::MirrorAdd {
+                mirror: MirrorRequest {
+                    name: "m".into(),
+                    from: vec!["web/nic0".into()],
+                    to: "lan".into(),
+                    vlan: Some(900),
+                    ..MirrorRequest::default()
+                },
+            },
+            Call::MirrorRemove { name: "m".into() },
             Call::DebugPanic { vm: "web".into(), at: None },
             Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
             Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },

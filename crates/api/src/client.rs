@@ -14,6 +14,7 @@ use crate::answer::{
 use crate::call::Call;
 use crate::capture::{CaptureLink, CaptureRequest, Captured, receive_with_file};
 use crate::line::{self, LineError, LineReader};
+use crate::mirror::MirrorRequest;
 use crate::{MAX_ANSWER, VERSION, control_socket};
 
 /// What went wrong between the daemon and us, or what it said.
@@ -134,6 +135,16 @@ impl Client {
     /// Sets the link of a VM's NIC up or down.
     pub fn set_link(&mut self, vm: &str, nic: &str, up: bool) -> Result<LinkSet, ClientError> {
         self.call(&Call::Link { vm: vm.to_owned(), nic: nic.to_owned(), up })
+    }
+
+    /// Copies what passes some ports to another one.
+    pub fn add_mirror(&mut self, mirror: MirrorRequest) -> Result<(), ClientError> {
+        self.call(&Call::MirrorAdd { mirror }).map(|Done {}| ())
+    }
+
+    /// Ends a mirror that was added.
+    pub fn remove_mirror(&mut self, name: &str) -> Result<(), ClientError> {
+        self.call(&Call::MirrorRemove { name: name.to_owned() }).map(|Done {}| ())
     }
 
     pub fn debug_panic(&mut self, vm: &str, at: Option<String>) -> Result<(), ClientError> {

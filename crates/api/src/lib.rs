@@ -11,6 +11,7 @@ mod capture;
 mod client;
 mod counters;
 pub mod line;
+mod mirror;
 
 pub use answer::{
     Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome, Pong,
@@ -20,6 +21,7 @@ pub use call::{Call, METHODS};
 pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};
 pub use client::{Client, ClientError};
 pub use counters::CounterList;
+pub use mirror::{Mirror, MirrorRequest};
 
 use std::path::{Path, PathBuf};
 

@@ -54,6 +54,9 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     // It ends a quarantine, which protects others from the VM.
     ("release", May::Admin),
     ("link", May::Admin),
+    // It shows to one VM what others say.
+    ("mirror_add", May::Admin),
+    ("mirror_remove", May::Admin),
     ("debug_panic", May::Admin),
     ("debug_stall", May::Admin),
     ("debug_trespass", May::Admin),
@@ -164,6 +167,7 @@ impl View {
             let vm = port.name.rsplit_once('/').map(|(vm, _)| vm);
             self.own.is_none() || port.kind == "nic" && vm.is_some_and(|vm| self.sees(vm))
         });
+        ports.mirrors.retain(|_| self.own.is_none());
         ports
     }
 }

@@ -40,6 +40,7 @@ use crate::config::{Config, Mode};
 use crate::confine;
 use crate::control::{Answer, Answers};
 use crate::grants;
+use crate::mirrors::Mirrors;
 use crate::paths::Paths;
 use crate::plan::plan;
 use crate::ports::switch_port;
@@ -104,6 +105,7 @@ pub(crate) struct State {
     pub config: Config,
     pub vms: Vec<ServedVm>,
     uplinks: Uplinks,
+    mirrors: Mirrors,
     /// No VM may be offered any more.
     stopped: bool,
 }
@@ -152,7 +154,10 @@ impl Daemon {
         let (_, refused) = uplinks.change(&switch, &config.uplinks);
         refused.into_iter().next().map_or(Ok(()), Err)?;
         let sockets = host_sockets(&router, &paths, &config)?;
-        let state = State { config: config.clone(), vms: Vec::new(), uplinks, stopped: false, found };
+        let mut mirrors = Mirrors::default();
+        mirrors.change(&switch, &config).1.iter().for_each(|why| tracing::error!("{why}"));
+        let state =
+            State { config: config.clone(), vms: Vec::new(), uplinks, mirrors, stopped: false, found };
         let state = Mutex::new(state);
         let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
         let policy = Mutex::new(policy(&config));
@@ -277,6 +282,9 @@ impl Daemon {
         let (applied, refused) = state.uplinks.change(&self.switch, &plan.effective.uplinks);
         report.applied.extend(applied);
         report.refused.extend(refused.iter().map(ToString::to_string));
+        let (applied, refused) = state.mirrors.change(&self.switch, &plan.effective);
+        report.applied.extend(applied);
+        report.refused.extend(refused);
         Ok(report)
     }
 
@@ -369,7 +377,8 @@ impl Daemon {
         });
         let learned = self.switch.learned();
         let switch = self.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
-        Ports { connections: connections.collect(), switch }
+        let mirrors = self.state.lock().mirrors.show(&self.switch);
+        Ports { connections: connections.collect(), switch, mirrors }
     }
 
     fn hand_over(&self, layout: u32) -> Result<Done, Failure> {
@@ -454,6 +463,14 @@ impl Daemon {
             Call::Reload => line(self.reload()),
             Call::Release { vm } => line(self.release(&vm)),
             Call::Link { vm, nic, up } => line(self.set_link(&vm, &nic, up)),
+            Call::MirrorAdd { mirror } => {
+                let state = &mut *self.state.lock();
+                line(state.mirrors.add(&self.switch, &state.config, &mirror))
+            }
+            Call::MirrorRemove { name } => {
+                let state = &mut *self.state.lock();
+                line(state.mirrors.remove(&self.switch, &state.config, &name))
+            }
             Call::DebugPanic { vm, at } => {
                 line(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
             }

@@ -4,6 +4,7 @@
 //! everything that is wrong with it. Nothing else in the daemon sees text from the file.
 
 mod check;
+mod mirror;
 mod net;
 mod owner;
 mod place;
@@ -19,6 +20,7 @@ use std::path::{Path, PathBuf};
 
 pub use crate::access::{ControlRule, May};
 pub use crate::faults::FaultLimit;
+pub use mirror::MirrorConfig;
 pub use vmlane_access::Owner;
 use vmlane_device::vmci;
 pub use vmlane_device::vmxnet3::Profile;
@@ -41,6 +43,8 @@ pub struct Config {
     /// Names are unique; one named "default" is always there.
     pub port_groups: Vec<PortGroupConfig>,
     pub uplinks: Vec<UplinkConfig>,
+    /// Names are unique; no destination is a source.
+    pub mirrors: Vec<MirrorConfig>,
     /// Which programs of the host may talk to VMs; root and the daemon's own user may anyway.
     pub hosts: Vec<HostRule>,
     /// Who may what at the control socket; root and the daemon's own user may everything.

@@ -6,6 +6,7 @@
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
 //! | `vm.rs`, `vsock.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
+//! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `bounds.rs` | what each VM may use |
 //! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
@@ -30,6 +31,7 @@ mod faults;
 mod grants;
 pub mod keeper;
 pub mod log;
+mod mirrors;
 mod nic;
 pub mod notify;
 pub mod paths;

@@ -214,6 +214,12 @@ impl Spans {
         None
     }
 
+    /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`.
+    pub(crate) fn each_run(&self, offset: usize, len: usize, mut each: impl FnMut(*const u8, usize)) {
+        self.check(offset, len);
+        self.runs(offset, len, |from, len| each(from, len));
+    }
+
     /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`, which was checked.
     #[inline]
     fn runs(&self, mut offset: usize, mut len: usize, mut each: impl FnMut(*mut u8, usize)) {

@@ -58,6 +58,30 @@ fn copies_between_scattered_pages() {
 }
 
 #[test]
+fn bytes_of_a_scattered_list_are_copied_into_a_window() {
+    let memory = MemoryMap::default().map(map(0, 2)).unwrap();
+    let data: Vec<u8> = (0..1600u32).map(|value| (value * 7 % 251) as u8).collect();
+    let mut spans = Spans::new(memory, true);
+    spans.push(0x100, 700).unwrap();
+    spans.push(0x1000, 900).unwrap();
+    spans.write(0, &data);
+    let (window, _file) = Window::of_file("test", 4096).unwrap();
+    window.write_spans(33, &spans, 600, 1000);
+    let mut out = [0xff; 1002];
+    window.read(32, &mut out);
+    assert_eq!((out[0], &out[1..1001], out[1001]), (0, &data[600..], 0));
+}
+
+#[test]
+#[should_panic(expected = "outside a window")]
+fn a_window_takes_no_bytes_beyond_its_end() {
+    let mut spans = Spans::new(MemoryMap::default().map(map(0, 1)).unwrap(), false);
+    spans.push(0, 4096).unwrap();
+    let (window, _file) = Window::of_file("test", 4096).unwrap();
+    window.write_spans(1, &spans, 0, 4096);
+}
+
+#[test]
 fn a_shrunk_file_poisons_its_mapping_and_nothing_else() {
     let fd = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 0x4000).unwrap();

@@ -8,8 +8,10 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
+use crate::bulk;
 use crate::file::{Backing, PAGE};
 use crate::region::{Region, memfd};
+use crate::spans::Spans;
 
 /// Bytes of two words.
 const PAIR: usize = 16;
@@ -210,6 +212,18 @@ impl Window {
         let to = self.at(offset, data.len(), 1);
         // SAFETY: checked to lie inside the mapping, which is writable; the source is private.
         unsafe { libc::memmove(to.cast(), data.as_ptr().cast(), data.len()) };
+    }
+
+    /// Copies bytes `[from, from + len)` of a list in. The window is writable.
+    pub fn write_spans(&self, offset: usize, spans: &Spans, from: usize, len: usize) {
+        assert!(self.writable);
+        let to = self.at(offset, len, 1);
+        let mut done = 0;
+        spans.each_run(from, len, |source, len| {
+            // SAFETY: the run is valid for `len` bytes of a live mapping, and all runs together fit the range checked above.
+            unsafe { bulk::copy(to.add(done), source, len) };
+            done += len;
+        });
     }
 }
 

@@ -15,6 +15,7 @@
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
 //! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
+//! | `mirror.rs`, `mirror/` | mirrors: copies of what passes some ports go to another one |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
 //! One worker owns both ends of every copy: no lock is ever held across one, and no VM waits for
@@ -34,6 +35,7 @@ mod egress;
 mod fdb;
 mod ingress;
 mod lent;
+mod mirror;
 mod multicast;
 mod parse;
 mod pending;
@@ -63,6 +65,7 @@ pub mod heads {
     pub use crate::segment::{Cutter, complete};
 }
 
+pub use mirror::{MirrorDirection, MirrorSpec, MirrorView};
 pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Rate, Settings, Shape, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;

@@ -14,6 +14,7 @@ use crate::coalesce::Luck;
 use crate::egress::RxCounts;
 use crate::fdb::{Route, key};
 use crate::ingress::TxBurst;
+use crate::mirror::Copies;
 use crate::multicast::Snooped;
 use crate::pending::PendingQueue;
 use crate::rate_limit::SenderLimits;
@@ -61,7 +62,7 @@ pub struct Port {
     pub taps: Vec<Arc<dyn FrameTap>>,
 }
 
-/// What only some ports have: a shape, groups that are kept to them.
+/// What only some ports have: a shape, groups that are kept to them, a mirror's destination.
 #[derive(Default)]
 struct Extras {
     /// Where the shaper is while nothing is attached.
@@ -74,6 +75,8 @@ struct Extras {
     wrapped: bool,
     /// The groups of its guest, where the operator keeps multicast to who asked.
     snooped: Option<Box<Snooped>>,
+    /// It is a mirror's.
+    copies: Option<Copies>,
 }
 
 /// A port's part as a sender.
@@ -85,7 +88,8 @@ pub struct TxPart {
     pub luck: Luck,
 }
 
-const NOTHING: RxCapabilities = RxCapabilities {
+/// Of a port that receives nothing.
+pub const NOTHING: RxCapabilities = RxCapabilities {
     frame: 0,
     aggregate: 0,
     tso4: false,
@@ -160,6 +164,16 @@ impl Port {
     /// The same, to be changed.
     pub fn snooped_mut(&mut self) -> Option<&mut Snooped> {
         self.extras.snooped.as_deref_mut()
+    }
+
+    /// Where its frames go, whatever their addresses: it is a mirror's port.
+    pub fn copies(&self) -> Option<Copies> {
+        self.extras.copies
+    }
+
+    /// Makes it a mirror's port.
+    pub fn set_copies(&mut self, copies: Copies) {
+        self.extras.copies = Some(copies);
     }
 
     /// Shapes the port from now on, also what is attached to it. None: as before.

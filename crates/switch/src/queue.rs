@@ -7,6 +7,7 @@ use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
+use crate::mirror::Copies;
 use crate::port::PortState;
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec};
@@ -59,6 +60,11 @@ pub enum Request {
     Teams {
         teams: Vec<(TeamSpec, Arc<TeamState>)>,
     },
+    /// The port is a mirror's, and its frames go there from now on.
+    Copy {
+        id: PortId,
+        copies: Copies,
+    },
     /// Tells the learned addresses of all ports; `into` has room for them.
     Learned {
         into: Arc<Mutex<Vec<LearnedAddress>>>,
@@ -77,6 +83,7 @@ impl Request {
             | Request::Refresh { id }
             | Request::Tap { id, .. }
             | Request::Carrier { id, .. }
+            | Request::Copy { id, .. }
             | Request::Shut { id, .. } => id,
             Request::Teams { .. } | Request::Learned { .. } => PortId(0),
         }

@@ -15,6 +15,7 @@ use vmlane_wire::ethernet::Mac;
 use vmlane_worker::{Calls, Heartbeat, Parking};
 
 use crate::fdb::MOST_LEARNED;
+use crate::mirror::Mirrors;
 use crate::port::PortState;
 use crate::queue::{Command, Request, Requests};
 use crate::shaping::Shaper;
@@ -45,6 +46,8 @@ pub struct Switch {
     ports: Mutex<BTreeMap<PortId, Entry>>,
     taps: Mutex<Taps>,
     teams: Mutex<Vec<(TeamSpec, Arc<TeamState>)>>,
+    /// Taken before `taps`.
+    mirrors: Mutex<Mirrors>,
     next: AtomicU32,
     stats: Arc<WorkerStats>,
     heartbeat: Arc<Heartbeat>,
@@ -77,9 +80,11 @@ impl Switch {
         let runtime =
             vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), runtime);
-        let (ports, taps, teams) = Default::default();
+        let (ports, taps, teams, mirrors) = Default::default();
         let next = AtomicU32::new(1);
-        let switch = Switch { requests, ports, taps, teams, next, stats, heartbeat, coalesce, thread: None };
+        let thread = None;
+        let switch =
+            Switch { requests, ports, taps, teams, mirrors, next, stats, heartbeat, coalesce, thread };
         Ok((switch, worker))
     }
 
@@ -94,7 +99,7 @@ impl Switch {
 
     /// Makes a port; nothing is attached to it yet.
     pub fn add_port(&self, spec: PortSpec) -> PortId {
-        let id = PortId(self.next.fetch_add(1, Ordering::Relaxed));
+        let id = self.next_id();
         let (stats, state) = (Arc::new(PortStats::default()), Arc::new(PortState::default()));
         let entry = Entry { spec: spec.clone(), stats: stats.clone(), state: state.clone(), down: false };
         let taps = self.taps.lock();
@@ -103,7 +108,22 @@ impl Switch {
         let shaper = shaper(spec.traffic.shape, false);
         self.ask(Request::Add { id, spec, stats, state, shaper });
         self.place_known_taps(&taps, &name);
+        drop(taps);
+        self.aim_mirrors(&name);
         id
+    }
+
+    pub(crate) fn next_id(&self) -> PortId {
+        PortId(self.next.fetch_add(1, Ordering::Relaxed))
+    }
+
+    /// The port with a name.
+    pub(crate) fn id_of(&self, name: &str) -> Option<PortId> {
+        self.ports.lock().iter().find(|(_, entry)| entry.spec.name == name).map(|(id, _)| *id)
+    }
+
+    pub(crate) fn mirrors(&self) -> &Mutex<Mirrors> {
+        &self.mirrors
     }
 
     /// Removes a port; what is attached to it is dropped. False if there is none.
@@ -112,6 +132,8 @@ impl Switch {
         let Some(entry) = self.ports.lock().remove(&id) else { return false };
         self.ask(Request::Remove { id });
         self.place_known_taps(&taps, &entry.spec.name);
+        drop(taps);
+        self.aim_mirrors(&entry.spec.name);
         true
     }
 
@@ -197,6 +219,16 @@ impl Switch {
         tap.settle(None);
     }
 
+    /// The same of a tap at the port with a name, which may be at others, too.
+    pub(crate) fn remove_tap_of(&self, port: &str, tap: &Arc<dyn FrameTap>) {
+        let mut taps = self.taps.lock();
+        let here = |(name, other): &(String, Arc<dyn FrameTap>)| name == port && Arc::ptr_eq(other, tap);
+        if let Some(at) = taps.iter().position(here) {
+            taps.swap_remove(at);
+            self.place_taps(&taps, port);
+        }
+    }
+
     /// The same as [`Self::place_taps`], where nothing is to be done without a tap for the port.
     fn place_known_taps(&self, taps: &Taps, name: &str) {
         if taps.iter().any(|(port, _)| port == name) {
@@ -256,7 +288,7 @@ impl Switch {
     }
 
     /// Sends a request and waits until it is carried out (or the worker is gone).
-    fn ask(&self, request: Request) {
+    pub(crate) fn ask(&self, request: Request) {
         if self.thread.is_none() {
             return self.requests.post(|()| (Some(Command { request, answer: None }), ()));
         }

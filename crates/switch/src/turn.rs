@@ -104,6 +104,9 @@ impl Core {
 
     /// Fetches and forwards until nothing waits or the owner's share is used up.
     fn send_bursts(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
+        if let Some(copies) = sender.copies() {
+            return self.send_copies(slot, sender, end, copies);
+        }
         let mut scratch = None;
         let mut left = self.ports.allowance(sender.owner);
         let mut moved = false;

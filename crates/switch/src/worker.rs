@@ -109,6 +109,11 @@ impl SwitchEngine {
                 }
             }
             Request::Teams { teams } => core.set_teams(teams),
+            Request::Copy { id, copies } => {
+                if let Some(port) = core.slot(id).and_then(|slot| core.ports.get_mut(slot)) {
+                    port.set_copies(copies);
+                }
+            }
             Request::Refresh { id } => {
                 if let Some(slot) = core.slot(id) {
                     core.refresh(slot);

@@ -15,6 +15,7 @@ pub mod lab;
 pub mod libvirt_xml;
 pub mod link;
 pub mod listen;
+pub mod mirror;
 mod pipe;
 pub mod ports;
 pub mod progress;
@@ -67,6 +68,8 @@ pub enum Command {
     Release(release::Args),
     /// Set the link of a NIC up or down
     Link(link::Args),
+    /// Copy what passes some ports of the switch to another one
+    Mirror(mirror::Args),
     /// Provoke faults, for tests
     #[command(hide = true)]
     Debug(debug::Args),
@@ -104,6 +107,7 @@ impl Command {
             Command::Reload(args) => args.run(),
             Command::Release(args) => args.run(),
             Command::Link(args) => args.run(),
+            Command::Mirror(args) => args.run(),
             Command::Debug(args) => args.run(),
             Command::Connect(args) => args.run(),
             Command::Listen(args) => args.run(),

@@ -5,6 +5,7 @@ use std::process::ExitCode;
 use vmlane_api::{Client, Ports};
 
 use super::control::{Show, bytes, table};
+use super::mirror::mirrors;
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
@@ -15,7 +16,7 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
 TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped. MACS is how many addresses that are
-not the port's own were heard behind it; --macs lists them.";
+not the port's own were heard behind it; --macs lists them. Mirrors are listed below the ports.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
@@ -73,6 +74,10 @@ fn plain(ports: &Ports) -> String {
         text += "\n";
         text += &table(&rows);
     }
+    if !ports.mirrors.is_empty() {
+        text += "\n";
+        text += &mirrors(&ports.mirrors);
+    }
     text
 }
 
@@ -99,7 +104,7 @@ fn addresses(ports: &Ports) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmlane_api::{LearnedMac, SwitchPort};
+    use vmlane_api::{LearnedMac, Mirror, SwitchPort};
 
     use super::*;
 
@@ -123,7 +128,21 @@ mod tests {
             mac_in_use: Some("52:54:00:00:00:02".into()),
             learned,
         };
-        let ports = Ports { connections: vec![], switch: vec![port] };
+        let mirror = Mirror {
+            name: "ids".into(),
+            from: vec!["prod".into(), "lan".into()],
+            ports: vec!["web/nic0".into(), "lan".into()],
+            to: "far".into(),
+            direction: "in".into(),
+            vlan: Some(900),
+            snap: None,
+            configured: true,
+            frames: 5,
+            bytes: 640,
+            dropped: 6,
+            drops: Default::default(),
+        };
+        let ports = Ports { connections: vec![], switch: vec![port], mirrors: vec![mirror] };
         let text = addresses(&ports);
         for words in
             ["52:54:00:00:00:01  -     configured", ":02  -     chosen by its guest", ":99  10    learned"]
@@ -132,5 +151,9 @@ mod tests {
         }
         let text = plain(&ports);
         assert!(text.contains("2.0 KiB") && text.contains("up"), "{text}");
+        assert!(
+            text.contains("ids     prod,lan  far  in         900   -          5  640 B        6"),
+            "{text}"
+        );
     }
 }

@@ -73,8 +73,10 @@ impl Checker<'_> {
             self.owner_and_roles(vm, raw_vm.get_ref());
         }
         self.unique_macs(&vms, &raw.vm);
-        let config = Config { hosts, control, daemon, vms, port_groups, uplinks };
+        let mirrors = self.mirrors(&raw.mirror);
+        let config = Config { hosts, control, daemon, vms, port_groups, uplinks, mirrors };
         self.shares(&config, raw);
+        self.mirrored(&config, &raw.mirror);
         config
     }
 

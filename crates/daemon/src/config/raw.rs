@@ -24,6 +24,8 @@ pub struct RawConfig {
     #[serde(default)]
     pub uplink: Vec<Spanned<RawUplink>>,
     #[serde(default)]
+    pub mirror: Vec<Spanned<RawMirror>>,
+    #[serde(default)]
     pub host: Vec<Spanned<RawHost>>,
     #[serde(default)]
     pub control: Vec<Spanned<RawControl>>,
@@ -90,6 +92,17 @@ pub struct RawUplink {
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,
     pub queues: Option<Spanned<i64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawMirror {
+    pub name: Option<Spanned<String>>,
+    pub from: Option<Spanned<Vec<String>>>,
+    pub to: Option<Spanned<String>>,
+    pub direction: Option<Spanned<String>>,
+    pub vlan: Option<Spanned<i64>>,
+    pub snap: Option<Spanned<Size>>,
 }
 
 #[derive(Debug, Deserialize)]
