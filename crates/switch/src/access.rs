@@ -15,14 +15,17 @@ pub struct Config {
     pub floods: Option<u32>,
     /// See [`crate::Traffic::snoop`].
     pub snoop: bool,
+    /// See [`crate::Traffic::shares`].
+    pub shares: u16,
     pub uplink: bool,
 }
 
 impl From<&PortSpec> for Config {
     fn from(spec: &PortSpec) -> Config {
         let PortSpec { mac, policy, uplink, .. } = *spec;
-        let Traffic { floods, snoop, .. } = spec.traffic;
-        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop: snoop && !uplink, uplink }
+        let Traffic { floods, snoop, shares, .. } = spec.traffic;
+        let shares = shares.unwrap_or(Traffic::NORMAL_SHARES);
+        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop: snoop && !uplink, shares, uplink }
     }
 }
 

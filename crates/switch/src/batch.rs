@@ -143,6 +143,10 @@ impl Core {
         }
         let receiver = batch.receiver;
         let mut frames = batch.frames.as_slice();
+        let claim = self.held.claim(slot);
+        if let Some(port) = self.ports.get_mut(receiver) {
+            port.comes_from(claim);
+        }
         if let Some(port) = self.ports.get_mut(receiver)
             && let Some(end) = &mut port.end
         {
@@ -182,7 +186,8 @@ impl Core {
         let from = burst.count_done();
         for (at, rx) in frames.iter().enumerate() {
             let Some(token) = burst.undone(from, at) else { break };
-            let frame = PendingFrame { sender: slot, token, tag: None, next: 0, since: self.now };
+            let len = rx.len() as u32;
+            let frame = PendingFrame { sender: slot, token, len, tag: None, next: 0, since: self.now };
             if let Err(reason) = self.pend(receiver, frame, true) {
                 burst.done(token);
                 self.ports.get(receiver).iter().for_each(|port| port.show_undelivered(rx, reason));

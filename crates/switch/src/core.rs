@@ -18,7 +18,7 @@ use crate::access::Config;
 use crate::coalesce::Coalescer;
 use crate::egress::Egress;
 use crate::fdb::{Fdb, unkey};
-use crate::pending::{Held, PendingFrame};
+use crate::pending::{Claim, Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::Ports;
 use crate::price::{PIECE_COST, REBUILD};
@@ -313,6 +313,12 @@ impl Core {
             if catch_unwind(AssertUnwindSafe(|| port.adopt())).is_err() {
                 self.stats.panics.inc();
                 port.fail_end();
+            }
+        }
+        for slot in self.ports.all() {
+            if let Some(port) = self.ports.get(slot) {
+                let claim = Claim { owner: port.owner, shares: port.config.shares };
+                self.held.set_claim(slot, claim);
             }
         }
         self.snooping = self.ports.iter().any(|port| port.snooped().is_some());

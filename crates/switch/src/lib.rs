@@ -13,7 +13,7 @@
 //! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
 //! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
-//! | `pending.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them |
+//! | `pending.rs`, `pending/queue.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them, served by their owners' shares |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
 //! | `mirror.rs`, `mirror/` | mirrors: copies of what passes some ports go to another one |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |

@@ -145,8 +145,10 @@ impl Core {
         scratch: &mut [u8; MAX_HEAD],
     ) -> Result<(), DropReason> {
         let receiver = receiver.ok_or(DropReason::NoReceiver)?;
+        let claim = self.held.claim(slot);
         let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
         let port = self.ports.get_mut(receiver).ok_or(DropReason::NoReceiver)?;
+        port.comes_from(claim);
         let end = port.end.as_mut().ok_or(DropReason::NoReceiver)?;
         if is_over || port.pending.stalled || !port.pending.is_empty() {
             return Err(DropReason::NoBuffers);

@@ -2,8 +2,11 @@
 //!
 //! A frame waits for a limited time, and the receivers of one owner hold a limited part of what a sender to several owners
 //! may lend: one that takes frames slowly, but takes them, must not keep its senders from others.
+//!
+//! Where several owners' frames wait for one receiver, they get its room by their shares ([`queue`]).
 
-use std::collections::VecDeque;
+mod queue;
+
 use std::time::{Duration, Instant};
 
 use vmlane_port::Token;
@@ -11,15 +14,15 @@ use vmlane_port::fair::may_take;
 use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
-
-/// Frames that may wait for one receiver.
-const MAX_PENDING: usize = 1024;
+pub use queue::PendingQueue;
 
 /// A frame that waits for a receiver's buffers.
 #[derive(Clone, Copy, Debug)]
 pub struct PendingFrame {
     pub sender: Slot,
     pub token: Token,
+    /// Its bytes.
+    pub len: u32,
     /// The tag that the receiver sees.
     pub tag: Option<Tci>,
     /// Segments delivered before.
@@ -28,93 +31,11 @@ pub struct PendingFrame {
     pub since: Instant,
 }
 
-/// The frames that wait for one receiver, oldest first.
-#[derive(Debug)]
-pub struct PendingQueue {
-    frames: VecDeque<PendingFrame>,
-    /// When the receiver last took a frame, or the first one began to wait.
-    progress: Instant,
-    /// The receiver took nothing for too long: until it has room again, nothing waits for it.
-    pub stalled: bool,
-}
-
-impl PendingQueue {
-    pub fn new(now: Instant) -> PendingQueue {
-        PendingQueue { frames: VecDeque::with_capacity(MAX_PENDING), progress: now, stalled: false }
-    }
-
-    #[inline]
-    pub fn is_empty(&self) -> bool {
-        self.frames.is_empty()
-    }
-
-    /// Adds a frame, if there is a place. False: there is none.
-    pub fn push(&mut self, frame: PendingFrame) -> bool {
-        if self.frames.len() >= MAX_PENDING {
-            return false;
-        }
-        if self.frames.is_empty() {
-            self.progress = frame.since;
-        }
-        self.frames.push_back(frame);
-        true
-    }
-
-    /// The frame that has waited longest.
-    pub fn front(&self) -> Option<PendingFrame> {
-        self.frames.front().copied()
-    }
-
-    /// All frames, the one that has waited longest first.
-    pub fn iter(&self) -> impl Iterator<Item = &PendingFrame> {
-        self.frames.iter()
-    }
-
-    /// The first frame's segments before `next` were delivered. True if those are more than before.
-    pub fn advance(&mut self, next: u16, now: Instant) -> bool {
-        let Some(front) = self.frames.front_mut() else { return false };
-        let moved = next > front.next;
-        front.next = next;
-        if moved {
-            self.progress = now;
-        }
-        moved
-    }
-
-    /// The receiver took the first frame, or refused it for ever.
-    pub fn pop(&mut self, now: Instant) -> Option<PendingFrame> {
-        self.progress = now;
-        self.frames.pop_front()
-    }
-
-    /// Takes out the first frame if it has waited for longer than `hold`.
-    pub fn pop_expired(&mut self, now: Instant, hold: Duration) -> Option<PendingFrame> {
-        let front = self.front()?;
-        let expired = now.saturating_duration_since(front.since) > hold;
-        if expired { self.frames.pop_front() } else { None }
-    }
-
-    /// Takes out all frames of a sender.
-    pub fn remove_of(&mut self, sender: Slot) -> Vec<Token> {
-        let mut removed = Vec::new();
-        self.frames.retain(|frame| {
-            if frame.sender == sender {
-                removed.push(frame.token);
-            }
-            frame.sender != sender
-        });
-        removed
-    }
-
-    /// The senders of all frames.
-    pub fn senders(&self) -> impl Iterator<Item = Slot> {
-        self.frames.iter().map(|frame| frame.sender)
-    }
-
-    /// Has the receiver taken nothing for longer than it may?
-    pub fn is_overdue(&self, now: Instant, hold: Duration) -> bool {
-        !self.frames.is_empty() && now.saturating_duration_since(self.progress) > hold
-    }
+/// Whose frame it is, and which part of a full receiver's room that owner gets, in proportion to those of others.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Claim {
+    pub owner: u16,
+    pub shares: u16,
 }
 
 /// How many frames of each sender wait, and for whose ports.
@@ -126,6 +47,8 @@ pub struct Held {
 
 #[derive(Debug, Default)]
 struct OfSender {
+    /// Its own owner and shares.
+    claim: Claim,
     /// Frames that it may lend at once.
     places: usize,
     total: usize,
@@ -158,6 +81,16 @@ impl Held {
     /// What is attached to `sender` lends so many frames at once.
     pub fn set_places(&mut self, sender: Slot, places: usize) {
         self.of(sender).places = places;
+    }
+
+    /// Whose port `sender` is, and its shares.
+    pub fn set_claim(&mut self, sender: Slot, claim: Claim) {
+        self.of(sender).claim = claim;
+    }
+
+    /// What was set so.
+    pub fn claim(&self, sender: Slot) -> Claim {
+        self.senders.get(usize::from(sender)).map(|of| of.claim).unwrap_or_default()
     }
 
     /// A frame of `sender` goes to a port of `owner`, and to no other.

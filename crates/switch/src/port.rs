@@ -16,7 +16,7 @@ use crate::fdb::{Route, key};
 use crate::ingress::TxBurst;
 use crate::mirror::Copies;
 use crate::multicast::Snooped;
-use crate::pending::PendingQueue;
+use crate::pending::{Claim, PendingQueue};
 use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
 
@@ -174,6 +174,14 @@ impl Port {
     /// Makes it a mirror's port.
     pub fn set_copies(&mut self, copies: Copies) {
         self.extras.copies = Some(copies);
+    }
+
+    /// Whose frames are delivered next: only ports that are shaped are interested.
+    #[inline]
+    pub fn comes_from(&self, claim: Claim) {
+        if self.extras.wrapped {
+            self.extras.cell.set_claim(claim);
+        }
     }
 
     /// Shapes the port from now on, also what is attached to it. None: as before.

@@ -47,6 +47,7 @@ impl Core {
         while let Some(mut frame) = receiver.pending.front()
             && !self.ports.is_over(receiver.owner)
         {
+            receiver.comes_from(self.held.claim(frame.sender));
             let merges = self.settings.coalesce && receiver.aggregates();
             let merged = if merges { self.deliver_pending_flow(slot, receiver) } else { None };
             // Where there is no room for the whole, there may be for the first frame.
@@ -64,10 +65,11 @@ impl Core {
                 Ok(()) => {}
             }
             for _ in 0..count {
-                let Some(frame) = receiver.pending.pop(self.now) else { break };
+                let Some(frame) = receiver.pending.pop_of_turn(self.now) else { break };
                 self.held.give_back(frame.sender, receiver.owner);
                 self.finish(frame.sender, frame.token);
             }
+            receiver.pending.end_turn();
             self.serving = slot;
             moved = true;
         }

@@ -3,7 +3,8 @@
 //! *In* is from the VM into the switch, *out* from the switch to the VM, as in vSphere's words ingress and egress. Each
 //! has a [`Bucket`] of its own. What is shaped in stays in its guest's ring until there are tokens ([`ShapedPort`]
 //! fetches nothing before): the guest waits, nothing is dropped. What is shaped out waits in a bounded queue of copies
-//! ([`FrameQueue`]): its sender has its frame back at once, and what does not fit is dropped.
+//! ([`FrameQueue`]): its sender has its frame back at once, and what does not fit is dropped. Senders share that queue by
+//! their shares.
 //!
 //! A link that the operator set down lets nothing through: what its guest sends is dropped, and what is for it.
 //!
@@ -17,12 +18,14 @@ mod tests;
 
 use std::io;
 use std::sync::Arc;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::Instant;
 
 use parking_lot::Mutex;
 use vmlane_port::{Offload, RxFrame, TxFrame};
 
 use crate::ingress::MAX_SEGMENTS;
+use crate::pending::Claim;
 use crate::spec::Shape;
 use bucket::Bucket;
 pub use port::ShapedPort;
@@ -123,22 +126,38 @@ impl Shaper {
 /// Where a port's shaper is while no end has it. The worker's port and the end share it; neither looks at it while frames
 /// flow.
 #[derive(Clone, Default)]
-pub struct ShaperCell(Arc<Mutex<Option<Box<Shaper>>>>);
+pub struct ShaperCell {
+    shaper: Arc<Mutex<Option<Box<Shaper>>>>,
+    /// Whose frames are delivered next: owner and shares.
+    claim: Arc<AtomicU32>,
+}
 
 impl ShaperCell {
     /// In force from the end's next refresh on, or for the next end.
     pub fn put(&self, shaper: Box<Shaper>) {
-        *self.0.lock() = Some(shaper);
+        *self.shaper.lock() = Some(shaper);
     }
 
     /// An end is done with its shaper. One that was put meanwhile counts.
     fn give_back(&self, mut shaper: Box<Shaper>) {
         shaper.forget();
-        self.0.lock().get_or_insert(shaper);
+        self.shaper.lock().get_or_insert(shaper);
     }
 
     /// None: the port is not shaped, or its end has the shaper.
     pub fn take(&self) -> Option<Box<Shaper>> {
-        self.0.lock().take()
+        self.shaper.lock().take()
+    }
+
+    /// The worker says whose frames come next.
+    #[inline]
+    pub fn set_claim(&self, claim: Claim) {
+        self.claim.store(u32::from(claim.owner) << 16 | u32::from(claim.shares), Ordering::Relaxed);
+    }
+
+    /// What it said.
+    fn claim(&self) -> Claim {
+        let word = self.claim.load(Ordering::Relaxed);
+        Claim { owner: (word >> 16) as u16, shares: word as u16 }
     }
 }

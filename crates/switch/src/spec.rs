@@ -88,6 +88,14 @@ pub struct Traffic {
     pub floods: Option<u32>,
     /// It gets only multicast that its guest asked for by IGMP or MLD. Uplinks get all.
     pub snoop: bool,
+    /// Where frames of several VMs wait for a full or shaped receiver, each VM gets of its room a part in proportion to this
+    /// (at least 1); None: [`Traffic::NORMAL_SHARES`].
+    pub shares: Option<u16>,
+}
+
+impl Traffic {
+    /// The shares of a port for which the operator says nothing.
+    pub const NORMAL_SHARES: u16 = 100;
 }
 
 /// A port as the operator wants it.

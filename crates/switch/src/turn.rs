@@ -362,9 +362,10 @@ impl Core {
     ) -> Fate {
         let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
+        port.comes_from(self.held.claim(from.slot));
         let Some(end) = port.end.as_mut() else { return Fate::Finished };
-        let mut pending =
-            PendingFrame { sender: from.slot, token: from.token, tag, next: 0, since: self.now };
+        let (sender, token, len) = (from.slot, from.token, sent.frame.len() as u32);
+        let mut pending = PendingFrame { sender, token, len, tag, next: 0, since: self.now };
         if is_over || !port.pending.is_empty() {
             return self.pend_or_show(sent, receiver, pending, may_wait);
         }
@@ -405,13 +406,14 @@ impl Core {
     #[cold]
     pub fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Result<(), DropReason> {
         self.mark(receiver);
+        let claim = self.held.claim(frame.sender);
         let Some(port) = self.ports.get_mut(receiver) else { return Err(DropReason::Gone) };
         let first = port.pending.is_empty();
         let refused = if !may_wait {
             Some(DropReason::NoBuffers)
         } else if !self.held.take(frame.sender, port.owner, self.now) {
             Some(DropReason::SlowReceiver)
-        } else if !port.pending.push(frame) {
+        } else if !port.pending.push(frame, claim) {
             self.held.give_back(frame.sender, port.owner);
             Some(DropReason::NoBuffers)
         } else {

@@ -132,7 +132,7 @@ impl Checker<'_> {
             mtu: number_of(self, "mtu", &raw.mtu, 9190, MTUS) as u16,
             trapped: raw.trapped,
             policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
-            traffic: self.traffic(key, traffic, raw.shape.as_ref()),
+            traffic: self.nic_traffic(key, traffic, raw),
         }
     }
 

@@ -60,6 +60,7 @@ pub struct RawPortGroup {
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,
     pub shape: Option<RawShape>,
+    pub shares: Option<Spanned<i64>>,
     pub flood_limit: Option<Spanned<i64>>,
     pub multicast: Option<Spanned<String>>,
 }
@@ -123,6 +124,7 @@ pub struct RawNic {
     pub mac_changes: Option<bool>,
     pub forged_transmits: Option<bool>,
     pub shape: Option<RawShape>,
+    pub shares: Option<Spanned<i64>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

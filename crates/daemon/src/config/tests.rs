@@ -84,6 +84,11 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         &["port_group \"p\": shape: in: average is missing", "average = \"1G\""],
     ),
     (
+        "[[port_group]]\nname = \"p\"\nshares = 0",
+        3,
+        &["port_group \"p\": shares = 0; use a number from 1 to 10000"],
+    ),
+    (
         "[[port_group]]\nname = \"p\"\nshape = { out = { average = \"1G\", peak = \"10M\" } }",
         3,
         &["shape: out: peak = \"10M\" is less than average = \"1G\""],
@@ -351,6 +356,18 @@ fn a_port_group_has_its_own_flood_limit_and_its_nics_share_it() {
     assert_eq!((limits, config.daemon.flood_limit), (vec![Some(0), None], 7));
     let snoops: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.snoop).collect();
     assert_eq!(snoops, [true, false]);
+}
+
+#[test]
+fn a_nic_overrides_its_port_groups_shares() {
+    let config = parse(
+        "[[port_group]]\nname = \"p\"\nshares = 300\n[[vm]]\nname = \"a\"\ncid = 3\n\
+         nic = [{ model = \"vmxnet3\", port_group = \"p\" }, { model = \"vmxnet3\", port_group = \"p\", shares = 50 }, \
+         { model = \"vmxnet3\" }]",
+    )
+    .unwrap();
+    let shares: Vec<_> = config.vms[0].nics.iter().map(|nic| nic.traffic.shares).collect();
+    assert_eq!(shares, [Some(300), Some(50), None]);
 }
 
 #[test]

@@ -6,8 +6,10 @@ use toml::Spanned;
 use vmlane_switch::{Rate, Shape, Traffic};
 
 use super::check::{Checker, FLOODS};
-use super::raw::{RawPortGroup, RawRate, RawShape, Size};
+use super::raw::{RawNic, RawPortGroup, RawRate, RawShape, Size};
 
+/// Parts of the room of a full receiver.
+const SHARES: RangeInclusive<i64> = 1..=10_000;
 /// Bits in a second.
 const RATES: RangeInclusive<u64> = 1000..=1_000_000_000_000;
 /// Bytes.
@@ -22,11 +24,22 @@ impl Checker<'_> {
         let limit = raw.flood_limit.as_ref();
         let floods = limit.map(|limit| self.number(&format!("{key}: flood_limit"), limit, FLOODS) as u32);
         let snoop = raw.multicast.as_ref().is_some_and(|multicast| self.snoops(key, multicast));
-        self.traffic(key, Traffic { floods, snoop, ..Traffic::default() }, raw.shape.as_ref())
+        let shares = self.shares_of(key, raw.shares.as_ref());
+        self.traffic(key, Traffic { floods, snoop, shares, ..Traffic::default() }, raw.shape.as_ref())
+    }
+
+    /// The traffic of a NIC: `base` where it says nothing.
+    pub(super) fn nic_traffic(&mut self, key: &str, base: Traffic, raw: &RawNic) -> Traffic {
+        let shares = self.shares_of(key, raw.shares.as_ref()).or(base.shares);
+        self.traffic(key, Traffic { shares, ..base }, raw.shape.as_ref())
+    }
+
+    fn shares_of(&mut self, key: &str, raw: Option<&Spanned<i64>>) -> Option<u16> {
+        raw.map(|raw| self.number(&format!("{key}: shares"), raw, SHARES) as u16)
     }
 
     /// The traffic of a port: `base` where `shape` says nothing.
-    pub(super) fn traffic(&mut self, key: &str, base: Traffic, shape: Option<&RawShape>) -> Traffic {
+    fn traffic(&mut self, key: &str, base: Traffic, shape: Option<&RawShape>) -> Traffic {
         let Some(RawShape { input, output }) = shape else { return base };
         let mut rate = |name: &str, raw: &Option<Spanned<RawRate>>, base: Option<Rate>| {
             raw.as_ref().map_or(base, |raw| self.rate(&format!("{key}: shape: {name}"), raw))

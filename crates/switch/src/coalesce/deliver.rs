@@ -128,6 +128,7 @@ impl Core {
         if !port.pending.is_empty() {
             return false;
         }
+        port.comes_from(self.held.claim(slot));
         let (owner, outcome) = {
             self.serving = flow.receiver;
             let Some(to) = receiver(port, flow.tag) else { return true };
@@ -146,6 +147,7 @@ impl Core {
             return false;
         }
         let Some(port) = self.ports.get_mut(flow.receiver) else { return true };
+        port.comes_from(self.held.claim(slot));
         let (tx, owner) = (end.frame(token), port.owner);
         let outcome = Frame::new(&tx, &mut self.coalescer.scratch).and_then(|frame| {
             let sent = match flow.tokens.first() {
@@ -175,7 +177,8 @@ impl Core {
 
     #[cold]
     fn let_part_wait(&mut self, slot: Slot, flow: &Flow, token: Token, end: &dyn FramePort) {
-        let frame = PendingFrame { sender: slot, token, tag: flow.tag, next: 0, since: self.now };
+        let len = end.frame(token).len() as u32;
+        let frame = PendingFrame { sender: slot, token, len, tag: flow.tag, next: 0, since: self.now };
         match self.pend(flow.receiver, frame, true) {
             // As many as a burst has.
             Ok(()) => self.coalescer.waiting.push(token),

@@ -1,3 +1,4 @@
+use super::queue::MAX_PENDING;
 use super::*;
 use std::sync::Arc;
 
@@ -15,14 +16,19 @@ const HOLD: Duration = Duration::from_millis(5);
 const MILLISECOND: Duration = Duration::from_millis(1);
 
 fn frame(sender: Slot, number: u32, since: Instant) -> PendingFrame {
-    PendingFrame { sender, token: Token(number), tag: None, next: 0, since }
+    PendingFrame { sender, token: Token(number), len: 1514, tag: None, next: 0, since }
+}
+
+/// An owner with normal shares.
+fn owner(owner: u16) -> Claim {
+    Claim { owner, shares: 100 }
 }
 
 #[test]
 fn frames_expire_one_by_one_and_a_receiver_that_takes_some_is_not_overdue() {
     let start = Instant::now();
     let mut queue = PendingQueue::new(start);
-    assert!((0..10).all(|number| queue.push(frame(1, number, start + MILLISECOND * number))));
+    assert!((0..10).all(|number| queue.push(frame(1, number, start + MILLISECOND * number), owner(1))));
     let now = start + HOLD + 3 * MILLISECOND;
     assert!(queue.is_overdue(now, HOLD));
     assert!(queue.pop(now).is_some_and(|front| front.token == Token(0)));
@@ -37,7 +43,8 @@ fn frames_expire_one_by_one_and_a_receiver_that_takes_some_is_not_overdue() {
 fn the_number_is_bounded_and_senders_are_taken_out() {
     let now = Instant::now();
     let mut queue = PendingQueue::new(now);
-    let taken = (0..2000).filter(|&number| queue.push(frame(number as Slot % 2, number, now)));
+    let of = |number: u32| number as Slot % 2;
+    let taken = (0..2000).filter(|&number| queue.push(frame(of(number), number, now), owner(of(number))));
     assert_eq!(taken.count(), MAX_PENDING);
     assert_eq!(queue.remove_of(0).len(), MAX_PENDING / 2);
     assert!(queue.remove_of(0).is_empty() && queue.remove_of(77).is_empty());
@@ -45,7 +52,144 @@ fn the_number_is_bounded_and_senders_are_taken_out() {
     assert!(queue.advance(3, now) && !queue.advance(3, now));
 }
 
+/// Has two owners always have frames of so many bytes waiting, and a receiver take `count`: bytes of each.
+fn served(claims: [Claim; 2], lens: [u32; 2], count: usize) -> [u64; 2] {
+    let now = Instant::now();
+    let mut queue = PendingQueue::new(now);
+    let mut bytes = [0, 0];
+    let mut waiting = [0, 0];
+    for number in 0..count {
+        for (at, claim) in claims.iter().enumerate() {
+            while waiting[at] < 10 {
+                let one = PendingFrame { len: lens[at], ..frame(at as Slot, number as u32, now) };
+                assert!(queue.push(one, *claim));
+                waiting[at] += 1;
+            }
+        }
+        let taken = queue.pop(now).unwrap();
+        bytes[usize::from(taken.sender)] += u64::from(taken.len);
+        waiting[usize::from(taken.sender)] -= 1;
+    }
+    bytes
+}
+
+#[test]
+fn owners_get_a_receivers_room_by_their_shares_whatever_the_length_of_their_frames() {
+    for (shares, lens) in
+        [([100, 100], [1514, 60]), ([100, 300], [1514, 1514]), ([1, 1000], [60, 1514]), ([7, 3], [60, 9000])]
+    {
+        let claims = [0, 1].map(|owner| Claim { owner, shares: shares[usize::from(owner)] });
+        let bytes = served(claims, lens, 200_000);
+        let (ratio, wanted) =
+            (bytes[0] as f64 / bytes[1] as f64, f64::from(shares[0]) / f64::from(shares[1]));
+        assert!((ratio / wanted - 1.0).abs() < 0.02, "{bytes:?} for {shares:?}");
+    }
+}
+
+#[test]
+fn silence_costs_others_nothing_and_gains_nothing() {
+    let now = Instant::now();
+    let mut queue = PendingQueue::new(now);
+    let push = |queue: &mut PendingQueue, sender, count: u32| {
+        (0..count).for_each(|number| assert!(queue.push(frame(sender, number, now), owner(sender))));
+    };
+    let pop = |queue: &mut PendingQueue, count: usize| {
+        let taken: Vec<Slot> = (0..count).map(|_| queue.pop(now).unwrap().sender).collect();
+        [1, 2].map(|sender| taken.iter().filter(|one| **one == sender).count())
+    };
+    push(&mut queue, 1, 400);
+    assert_eq!(pop(&mut queue, 200), [200, 0], "one alone has all");
+    push(&mut queue, 2, 200);
+    let [first, second] = pop(&mut queue, 100);
+    assert!(first.abs_diff(second) <= 1, "{first} and {second}: not what was missed before");
+}
+
+#[test]
+fn frames_of_one_owner_keep_their_order_and_may_be_taken_together() {
+    let now = Instant::now();
+    let mut queue = PendingQueue::new(now);
+    for number in 0..6 {
+        assert!(queue.push(frame(1, number, now), owner(1)) && queue.push(frame(2, number, now), owner(2)));
+    }
+    let first = queue.front().unwrap().sender;
+    assert!(queue.iter().all(|one| one.sender == first) && queue.iter().count() == 6);
+    let together: Vec<_> = (0..4).map(|_| queue.pop_of_turn(now).unwrap().token.0).collect();
+    assert_eq!(together, [0, 1, 2, 3]);
+    queue.end_turn();
+    let next: Vec<_> = (0..4).map(|_| queue.pop(now).unwrap()).map(|one| (one.sender, one.token.0)).collect();
+    let other = 3 - first;
+    assert_eq!(next, [(other, 0), (other, 1), (other, 2), (other, 3)], "it makes up for that");
+}
+
+#[test]
+fn owners_with_many_frames_do_not_keep_others_out() {
+    let now = Instant::now();
+    let mut queue = PendingQueue::new(now);
+    let push = |queue: &mut PendingQueue, sender| {
+        (0..2000).filter(|&number| queue.push(frame(sender, number, now), owner(sender))).count()
+    };
+    assert_eq!(push(&mut queue, 1), MAX_PENDING, "alone");
+    let pop = |queue: &mut PendingQueue, count| assert!((0..count).all(|_| queue.pop(now).is_some()));
+    pop(&mut queue, MAX_PENDING - 400);
+    assert_eq!((push(&mut queue, 2), push(&mut queue, 3)), (MAX_PENDING / 2, 112));
+    pop(&mut queue, 30);
+    assert_eq!(
+        (push(&mut queue, 1), push(&mut queue, 2)),
+        (0, 0),
+        "they have more than their parts of three"
+    );
+    assert_eq!(push(&mut queue, 3), 30);
+}
+
 proptest! {
+    /// Frames come out once, those of one owner in their order, and none is left.
+    #[test]
+    fn every_frame_leaves_once(steps in prop::collection::vec((0u8..8, 0u16..5), 0..400)) {
+        let start = Instant::now();
+        let mut queue = PendingQueue::new(start);
+        let mut model: Vec<PendingFrame> = Vec::new();
+        // Two ports an owner.
+        let of = |sender: Slot| Claim { owner: sender / 2, shares: 1 + sender };
+        for (number, (step, sender)) in (0..).zip(steps) {
+            let now = start + MILLISECOND * number;
+            match step {
+                0..5 => {
+                    let one = PendingFrame { len: 60 + number, ..frame(sender, number, now) };
+                    prop_assert!(queue.push(one, of(sender)));
+                    model.push(one);
+                }
+                5 => {
+                    let front = queue.front().map(|front| front.token);
+                    let taken = queue.pop(now).map(|taken| taken.token);
+                    prop_assert_eq!(front, taken);
+                    let first = taken.map(|token| model.iter().position(|one| one.token == token).unwrap());
+                    if let Some(at) = first {
+                        let taken = model.remove(at);
+                        let before = model.iter().take(at).any(|one| one.sender / 2 == taken.sender / 2);
+                        prop_assert!(!before, "one of its owner came before it");
+                    }
+                }
+                6 => {
+                    let gone = queue.remove_of(sender);
+                    let expected: Vec<Token> =
+                        model.iter().filter(|one| one.sender == sender).map(|one| one.token).collect();
+                    prop_assert_eq!(gone, expected);
+                    model.retain(|one| one.sender != sender);
+                }
+                _ => {
+                    while let Some(expired) = queue.pop_expired(now, 20 * MILLISECOND) {
+                        let at = model.iter().position(|one| one.token == expired.token).unwrap();
+                        prop_assert_eq!(at, 0, "the oldest one");
+                        model.remove(at);
+                    }
+                    prop_assert!(model.iter().all(|one| now - one.since <= 20 * MILLISECOND));
+                }
+            }
+            prop_assert_eq!(queue.is_empty(), model.is_empty());
+            prop_assert_eq!(queue.senders().count(), model.len());
+        }
+    }
+
     /// Whatever waits for whom: what is counted is what a count anew finds, and no owner has more than is left.
     #[test]
     fn counts_of_held_frames_are_right(steps in prop::collection::vec((0u16..3, 0u16..4, any::<bool>()), 0..300)) {

@@ -226,7 +226,7 @@ impl FramePort for ShapedPort {
         if self.is_down() {
             return Err(Refused { at: 0, reason: DropReason::LinkDown });
         }
-        let ShapedPort { inner, shaper, stats, now, overhead, .. } = self;
+        let ShapedPort { inner, shaper, cell, stats, now, overhead } = self;
         let Some(output) = shaper.as_mut().and_then(|shaper| shaper.output.as_mut()) else {
             return inner.deliver(frames);
         };
@@ -252,9 +252,10 @@ impl FramePort for ShapedPort {
             }
         }
         outcome?;
+        let claim = cell.claim();
         for (at, frame) in rest.iter().enumerate() {
             let capabilities = inner.capabilities();
-            if !output.queue.as_mut().is_some_and(|queue| queue.push(frame, capabilities)) {
+            if !output.queue.as_mut().is_some_and(|queue| queue.push(frame, capabilities, claim)) {
                 return Err(Refused { at: passing + at, reason: DropReason::Shaped });
             }
             output.waiting.get_or_insert(*now);

@@ -10,6 +10,7 @@ use vmlane_mem::{MapRequest, MemoryMap, Spans, copy_spans, memfd};
 use vmlane_port::{Aggregate, ChecksumStatus, Layers, MAX_HEAD, PartialChecksum, RxCapabilities, RxFrame};
 use vmlane_wire::ethernet::Tci;
 
+use crate::pending::Claim;
 use crate::spec::Rate;
 
 /// How long frames wait in a full queue, at the average rate.
@@ -21,6 +22,8 @@ pub const MOST_BYTES: u64 = 16 << 20;
 /// Bytes of memory for one frame's own record: with longer frames, bytes bound the queue.
 const BYTES_A_FRAME: u64 = 512;
 const PAGE: u64 = 4096;
+/// Owners that have frames at once: for more, memory is allocated.
+const USUAL_OWNERS: usize = 64;
 
 /// A frame that waits.
 struct Held {
@@ -36,11 +39,21 @@ struct Held {
     partial_checksum: Option<PartialChecksum>,
     /// What the port could receive when the switch made the frame.
     capabilities: RxCapabilities,
+    /// Whose frame it is.
+    owner: u16,
+}
+
+/// What an owner has in the queue.
+struct OfOwner {
+    claim: Claim,
+    bytes: usize,
 }
 
 /// The frames, oldest first.
 pub struct FrameQueue {
     frames: VecDeque<Held>,
+    /// Owners that have any.
+    owners: Vec<OfOwner>,
     most_frames: usize,
     bytes: usize,
     /// Where the bytes of the next frame may go.
@@ -61,6 +74,7 @@ impl FrameQueue {
         let most_frames = (bytes / BYTES_A_FRAME) as usize;
         Ok(FrameQueue {
             frames: VecDeque::with_capacity(most_frames),
+            owners: Vec::with_capacity(USUAL_OWNERS),
             most_frames,
             bytes: bytes as usize,
             end: 0,
@@ -80,6 +94,7 @@ impl FrameQueue {
 
     pub fn clear(&mut self) {
         self.frames.clear();
+        self.owners.clear();
         self.end = 0;
     }
 
@@ -102,9 +117,35 @@ impl FrameQueue {
         self.place(len).is_some()
     }
 
-    /// Copies a frame. False: there is no room.
-    pub fn push(&mut self, frame: &RxFrame<'_>, capabilities: RxCapabilities) -> bool {
+    /// Bytes that a frame counts, so that many short ones fill the queue as well.
+    fn counted(len: usize) -> usize {
+        len.max(BYTES_A_FRAME as usize)
+    }
+
+    /// Bytes of all frames.
+    fn used(&self) -> usize {
+        self.owners.iter().map(|of| of.bytes).sum()
+    }
+
+    /// Has an owner not more than its part of a queue that is half full? Frames leave in the order in which they came, so
+    /// what owners have in the queue is what they get of the port. An owner that is alone may have all.
+    fn has_part(&self, claim: Claim, len: usize) -> bool {
+        let own = self.owners.iter().find(|of| of.claim.owner == claim.owner).map_or(0, |of| of.bytes);
+        let others = self.owners.iter().filter(|of| of.claim.owner != claim.owner);
+        let others: usize = others.map(|of| usize::from(of.claim.shares)).sum();
+        // At the end of the memory some room may be of no use.
+        let (usable, shares) = (self.bytes / 4 * 3, usize::from(claim.shares));
+        others == 0
+            || self.used() < self.bytes / 2
+            || (own + Self::counted(len)) * (others + shares) <= usable * shares
+    }
+
+    /// Copies a frame of an owner. False: there is no room for it.
+    pub fn push(&mut self, frame: &RxFrame<'_>, capabilities: RxCapabilities, claim: Claim) -> bool {
         let (len, head) = (frame.len(), frame.head.len());
+        if !self.has_part(claim, len) {
+            return false;
+        }
         let Some(at) = self.place(len).filter(|_| head <= MAX_HEAD) else { return false };
         // The memory is the queue's own, so it is mapped.
         if self.window.set(at as u64, len).is_err() {
@@ -122,7 +163,13 @@ impl FrameQueue {
             aggregate: frame.aggregate,
             partial_checksum: frame.partial_checksum,
             capabilities,
+            owner: claim.owner,
         });
+        let bytes = Self::counted(len);
+        match self.owners.iter_mut().find(|of| of.claim.owner == claim.owner) {
+            Some(of) => (of.claim, of.bytes) = (claim, of.bytes + bytes),
+            None => self.owners.push(OfOwner { claim, bytes }),
+        }
         self.end = at + len;
         true
     }
@@ -149,7 +196,15 @@ impl FrameQueue {
 
     /// It left the queue.
     pub fn pop(&mut self) {
-        self.frames.pop_front();
+        let Some(frame) = self.frames.pop_front() else { return };
+        if let Some(at) = self.owners.iter().position(|of| of.claim.owner == frame.owner)
+            && let Some(of) = self.owners.get_mut(at)
+        {
+            of.bytes = of.bytes.saturating_sub(Self::counted(frame.len));
+            if of.bytes == 0 {
+                self.owners.swap_remove(at);
+            }
+        }
         if self.frames.is_empty() {
             // Memory that was used before is warm.
             self.end = 0;

@@ -62,8 +62,13 @@ impl Bench {
     }
 
     fn port(&mut self, shape: Shape) -> End {
+        self.port_with_shares(shape, None)
+    }
+
+    fn port_with_shares(&mut self, shape: Shape, shares: Option<u16>) -> End {
         self.ports += 1;
-        let spec = spec(self.ports, shape);
+        let mut spec = spec(self.ports, shape);
+        spec.traffic.shares = shares;
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(spec.mac, 64);
         let mut port = Port::new(id, Config::from(&spec), stats.clone(), Arc::default());
@@ -415,4 +420,69 @@ fn a_full_queue_drops_what_comes_and_gives_what_it_holds_in_order() {
     for (one, number) in received.iter().zip(numbers) {
         assert_eq!(one.bytes, numbered(&a, &b, number));
     }
+}
+
+const TWO: Duration = Duration::from_secs(2);
+
+/// What two senders with shares get of a receiver, each with frames of so many bytes, in bits a second. `feed`
+/// is called before each look with the receiver.
+fn shared(shares: [u16; 2], shape: Shape, lens: [usize; 2], mut feed: impl FnMut(&End)) -> [u64; 2] {
+    let mut bench = Bench::new();
+    let senders = shares.map(|shares| bench.port_with_shares(Shape::default(), Some(shares)));
+    let to = bench.port(shape);
+    let frames = [0, 1].map(|at| senders[at].frame(&to, lens[at]));
+    let mut bytes = [0; 2];
+    bench.run(TWO, STEP, || {
+        for (sender, frame) in senders.iter().zip(&frames) {
+            sender.offer(frame, Offload::None);
+        }
+        feed(&to);
+        for received in to.wire.received() {
+            let from = usize::from(received.bytes[6..12] == senders[1].mac.0);
+            bytes[from] += received.bytes.len() as u64 * 8;
+        }
+    });
+    bytes.map(|bits| bits / 2)
+}
+
+#[test]
+fn senders_share_a_shaped_port_by_their_shares_and_fill_it() {
+    const GIGABIT: u64 = 1_000_000_000;
+    for (shares, lens) in [([100, 300], [FULL, FULL]), ([100, 100], [FULL, FULL]), ([300, 100], [600, FULL])]
+    {
+        let got = shared(shares, output(GIGABIT, GIGABIT, MEBI), lens, |_| {});
+        let all = u64::from(shares[0] + shares[1]);
+        for (got, shares) in got.into_iter().zip(shares) {
+            assert_near(got, GIGABIT * u64::from(shares) / all, 5);
+        }
+        assert_near(got[0] + got[1], GIGABIT, 3);
+    }
+}
+
+#[test]
+fn senders_share_a_full_receiver_by_their_shares() {
+    for shares in [[100, 300], [100, 100]] {
+        // 500 Mbit/s or so: four frames a look.
+        let got = shared(shares, Shape::default(), [FULL, FULL], |to| to.wire.set_room(Some(4)));
+        let (all, sum) = (u64::from(shares[0] + shares[1]), got[0] + got[1]);
+        assert_near(sum, 4 * FULL as u64 * 8 * 10_000, 3);
+        for (got, shares) in got.into_iter().zip(shares) {
+            assert_near(got, sum * u64::from(shares) / all, 5);
+        }
+    }
+}
+
+#[test]
+fn a_sender_has_all_of_a_shaped_port_while_the_others_are_silent() {
+    let mut bench = Bench::new();
+    let [poor, rich] = [1, 1000].map(|shares| bench.port_with_shares(Shape::default(), Some(shares)));
+    let to = bench.port(output(100_000_000, 100_000_000, MEBI));
+    let [from_poor, from_rich] = [&poor, &rich].map(|from| from.frame(&to, FULL));
+    to.wire.forget_frames();
+    rich.wire.send(&from_rich, Offload::None, None);
+    bench.run(TWO, STEP, || poor.offer(&from_poor, Offload::None));
+    assert_near(to.stats.rx_shaped_bytes.get() * 8 / 2, 100_000_000, 3);
+    let before = to.stats.rx_shaped_bytes.get();
+    bench.run(TWO, STEP, || rich.offer(&from_rich, Offload::None));
+    assert_near((to.stats.rx_shaped_bytes.get() - before) * 8 / 2, 100_000_000, 3);
 }
