@@ -1,11 +1,13 @@
 //! virtio NICs under a driver from elsewhere: DPDK's testpmd has two virtio-user ports and forwards
 //! what one receives out of the other, to the first one's address, so the same frames go round and round through
 //! the switch: ours, or Open vSwitch with DPDK. Both are polled on the first CPU, testpmd on the second;
-//! frames are counted by testpmd.
+//! frames are counted by testpmd. And the other way round: our switch takes testpmd's place, with two vhost-user uplinks to
+//! Open vSwitch (`uplink.rs`).
 
 mod ours;
 mod ovs;
 mod testpmd;
+mod uplink;
 
 use std::io;
 use std::path::PathBuf;
@@ -26,7 +28,9 @@ const MACS: [[u8; 6]; 2] = [[0x52, 0x54, 0, 0, 1, 0], [0x52, 0x54, 0, 0, 1, 1]];
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
 pub fn register(registry: &mut Registry, only: &str) {
-    let names = ROWS.iter().flat_map(|(size, _)| ["virtio", "ovs"].map(|by| format!("{by}.frames.{size}")));
+    let names = ROWS
+        .iter()
+        .flat_map(|(size, _)| ["virtio.frames", "ovs.frames", "uplink.ovs"].map(|by| format!("{by}.{size}")));
     if !names.clone().any(|name| name.starts_with(only)) {
         return;
     }
@@ -51,6 +55,10 @@ pub fn register(registry: &mut Registry, only: &str) {
         let there = rig.clone();
         registry.add_foreign(&ovs, unit, &[], move |length| {
             sample(ovs::frames(&there, bytes, length), |frames| value(frames, bytes))
+        });
+        let between = rig.clone();
+        registry.add_foreign(&format!("uplink.ovs.{size}"), unit, &[&ovs], move |length| {
+            sample(uplink::frames(&between, bytes, length), |frames| value(frames, bytes))
         });
     }
 }

@@ -14,12 +14,11 @@ const PATIENCE: Duration = Duration::from_secs(60);
 /// Frames per second through the bridge.
 pub fn frames(rig: &Rig, bytes: usize, length: Duration) -> anyhow::Result<f64> {
     let ovs = Ovs::start(rig)?;
-    let sockets = ["vh0", "vh1"].map(|name| ovs.dir.join(name));
-    Testpmd::start(rig, &sockets, bytes)?.measure(length)
+    Testpmd::start(rig, &ovs.sockets(), bytes)?.measure(length)
 }
 
 /// Its two daemons. They end when dropped.
-struct Ovs<'a> {
+pub struct Ovs<'a> {
     rig: &'a Rig,
     dir: PathBuf,
     /// In the order in which they end.
@@ -37,7 +36,12 @@ impl Drop for Ovs<'_> {
 }
 
 impl<'a> Ovs<'a> {
-    fn start(rig: &'a Rig) -> anyhow::Result<Ovs<'a>> {
+    /// Where its two ports listen.
+    pub fn sockets(&self) -> [PathBuf; 2] {
+        ["vh0", "vh1"].map(|name| self.dir.join(name))
+    }
+
+    pub fn start(rig: &'a Rig) -> anyhow::Result<Ovs<'a>> {
         let dir = rig.dir.join("ovs");
         std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let mut ovs = Ovs { rig, dir, children: Vec::new() };

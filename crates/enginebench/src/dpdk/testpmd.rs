@@ -11,10 +11,10 @@ use anyhow::{Context as _, bail};
 use super::{MACS, Rig, window};
 
 /// Rounds of 32 frames that each port sends first; as many circulate from then on.
-const BURSTS: usize = 4;
+pub const BURSTS: usize = 4;
 const PATIENCE: Duration = Duration::from_secs(30);
-const STARTS: usize = 10;
-const WARM_UP: Duration = Duration::from_millis(300);
+pub const STARTS: usize = 10;
+pub const WARM_UP: Duration = Duration::from_millis(300);
 
 /// A running testpmd with two ports. Ends when dropped.
 pub struct Testpmd {
