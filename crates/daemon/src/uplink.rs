@@ -3,10 +3,12 @@
 //! | file | what |
 //! | --- | --- |
 //! | `kind.rs` | what differs between kinds of uplinks |
+//! | `connecting.rs` | uplinks of the kind `vhost_user`, which connect by themselves |
 //! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
 //! | `messages.rs` | what they say to each other |
 
+mod connecting;
 mod helper;
 mod kind;
 mod messages;
@@ -26,7 +28,8 @@ use crate::config::UplinkConfig;
 use crate::confine;
 use crate::nic::uplink_spec;
 
-use self::helper::{Helper, HelperError};
+use self::connecting::Connecting;
+use self::helper::{Helper, HelperError, SharedHelper};
 use self::kind::{Attached, HELD, OpenError, Opened};
 pub use self::process::serve;
 
@@ -64,14 +67,14 @@ pub struct Uplinks {
     /// Holds the interfaces for the next daemon, so that they keep addresses and bridges.
     store: Option<Arc<dyn Store>>,
     /// Opens those that come later.
-    helper: Option<Helper>,
+    helper: SharedHelper,
 }
 
 impl Uplinks {
     /// Opens what those of `wanted` lead to; [`Uplinks::change`] attaches it.
     pub fn prepare(wanted: &[UplinkConfig]) -> Result<Uplinks, UplinkError> {
         let mut uplinks = Uplinks::default();
-        for uplink in wanted {
+        for uplink in wanted.iter().filter(|uplink| !uplink.kind.connects_by_itself()) {
             match uplink.kind.open(true) {
                 Ok(opened) => uplinks.ready.push((uplink.clone(), opened)),
                 Err(busy) if busy.is_busy() => {
@@ -95,27 +98,10 @@ impl Uplinks {
         Ok(())
     }
 
-    /// The helper, unless it has failed.
-    fn ask_helper<T>(
-        &mut self,
-        uplink: &UplinkConfig,
-        ask: impl FnOnce(&mut Helper) -> Result<T, HelperError>,
-    ) -> Result<T, UplinkError> {
-        let name = || uplink.name.clone();
-        let helper = self.helper.as_mut().ok_or_else(|| UplinkError::NoHelper { name: name() })?;
-        let answer = ask(helper);
-        if let Err(HelperError::Gone(error)) = &answer {
-            // It is not waited for again.
-            tracing::error!(%error, "the helper that attaches interfaces does not answer: a reload can add no uplink any more");
-            self.helper = None;
-        }
-        answer.map_err(|cause| UplinkError::Helper { name: name(), cause })
-    }
-
     /// Starts the helper, for a daemon that is about to be confined. `config`: the file that names uplinks.
     pub fn keep_rights(&mut self, config: &Path) {
         match Helper::start(config) {
-            Ok(helper) => self.helper = Some(helper),
+            Ok(helper) => self.helper.set(helper),
             Err(error) => tracing::warn!(
                 %error,
                 "the helper that attaches interfaces cannot be started: a reload that adds an uplink will be refused"
@@ -128,7 +114,7 @@ impl Uplinks {
         let opened = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
             None if confine::is_confined() => {
-                self.ask_helper(uplink, |helper| helper.open(index, uplink, make))?
+                self.helper.ask(uplink, |helper| helper.open(index, uplink, make))?
             }
             None => uplink.kind.open_patiently(make).map_err(failed(uplink))?,
         };
@@ -145,7 +131,11 @@ impl Uplinks {
     }
 
     /// Makes the uplinks those of `wanted`. Returns what was done, and what was not; an error leaves the others alone.
-    pub fn change(&mut self, switch: &Switch, wanted: &[UplinkConfig]) -> (Vec<String>, Vec<UplinkError>) {
+    pub fn change(
+        &mut self,
+        switch: &Arc<Switch>,
+        wanted: &[UplinkConfig],
+    ) -> (Vec<String>, Vec<UplinkError>) {
         let (mut done, mut refused) = (Vec::new(), Vec::new());
         self.known.retain(|Uplink { config, port, .. }| {
             let stays = wanted.contains(config);
@@ -161,14 +151,7 @@ impl Uplinks {
             if self.known.iter().any(|known| known.config == *uplink) {
                 continue;
             }
-            let added = self.take(index, uplink, true).and_then(|opened| {
-                let port = switch.add_port(uplink_spec(uplink));
-                let attached = attach(switch, port, uplink, opened).inspect_err(|_| {
-                    switch.remove_port(port);
-                })?;
-                Ok(Uplink { config: uplink.clone(), port, attached: Some(attached) })
-            });
-            match added {
+            match self.add(switch, index, uplink) {
                 Ok(added) => {
                     self.known.push(added);
                     done.push(format!("uplink {:?}: attached to {}", uplink.name, uplink.kind.target()));
@@ -179,8 +162,31 @@ impl Uplinks {
         (done, refused)
     }
 
+    /// A port for uplink number `index` of the configuration, with what it leads to attached.
+    fn add(
+        &mut self,
+        switch: &Arc<Switch>,
+        index: usize,
+        uplink: &UplinkConfig,
+    ) -> Result<Uplink, UplinkError> {
+        let opened = match uplink.kind.connects_by_itself() {
+            true => None,
+            false => Some(self.take(index, uplink, true)?),
+        };
+        let port = switch.add_port(uplink_spec(uplink));
+        let attached = match opened {
+            Some(opened) => attach(switch, port, uplink, opened),
+            None => Connecting::start(switch, (port, index), uplink, &self.helper).map(Attached::VhostUser),
+        };
+        let attached = attached.inspect_err(|_| {
+            switch.remove_port(port);
+        })?;
+        Ok(Uplink { config: uplink.clone(), port, attached: Some(attached) })
+    }
+
     /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the file, in its order.
     pub fn look(&mut self, switch: &Switch, configured: &[UplinkConfig]) {
+        self.helper.collect();
         for number in 0..self.known.len() {
             let Some(Uplink { config, port, attached }) = self.known.get(number) else { return };
             let Some(index) = configured.iter().position(|uplink| uplink == config) else { continue };
@@ -192,6 +198,10 @@ impl Uplinks {
                     switch.detach(port);
                     Self::let_go(self.store.as_ref(), &config);
                     None
+                }
+                Some(Attached::VhostUser(connecting)) => {
+                    connecting.set_index(index);
+                    continue;
                 }
                 Some(attached) => {
                     if let Some(mtu) = attached.mtu().cloned() {
@@ -216,8 +226,8 @@ impl Uplinks {
     /// Has the port carry what its interface carries now.
     fn follow_mtu(&mut self, switch: &Switch, of: (usize, &UplinkConfig, PortId), known: &AtomicUsize) {
         let (index, uplink, port) = of;
-        let now = if self.helper.is_some() {
-            self.ask_helper(uplink, |helper| helper.mtu(index, uplink)).ok()
+        let now = if self.helper.is_there() {
+            self.helper.ask(uplink, |helper| helper.mtu(index, uplink)).ok()
         } else if confine::is_confined() {
             None
         } else {

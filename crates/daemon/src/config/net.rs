@@ -14,7 +14,7 @@ use super::{
 
 const VLANS: RangeInclusive<i64> = 1..=4094;
 const QUEUES: RangeInclusive<i64> = 1..=32;
-const MTUS: RangeInclusive<i64> = 1280..=9190;
+pub(super) const MTUS: RangeInclusive<i64> = 1280..=9190;
 /// Where NICs are that name no port group, and uplinks that name no group.
 pub(super) const DEFAULT: &str = "default";
 /// One virtual function a PCI slot: more NICs than this fit no usual machine.

@@ -90,6 +90,7 @@ pub struct RawUplink {
     pub tap: Option<Spanned<String>>,
     pub interface: Option<Spanned<String>>,
     pub vhost_user: Option<Spanned<String>>,
+    pub mtu: Option<Spanned<i64>>,
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,
     pub queues: Option<Spanned<i64>>,

@@ -118,7 +118,16 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[uplink]]\ntap = \"t\"", 1, &["uplink number 1: name is missing"]),
     ("[[uplink]]\nname = \"u\"", 1, &["uplink \"u\": tap is missing", "add tap = "]),
     ("[[uplink]]\nname = \"u\"\ntap = \"t\"\nvhost_user = \"/s\"", 4, &["tap and vhost_user", "remove one"]),
-    ("[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"", 3, &["vhost_user = \"/s\"", "no uplinks of this kind"]),
+    ("[[uplink]]\nname = \"u\"\ninterface = \"e\"", 3, &["interface = \"e\"", "no uplinks of this kind"]),
+    ("[[uplink]]\nname = \"u\"\nvhost_user = \"vh0\"", 3, &["vhost_user = \"vh0\"", "absolute path"]),
+    ("[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nmtu = 100", 4, &["mtu = 100", "1280 to 9190"]),
+    ("[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nqueues = 2", 4, &["queues is for uplinks with tap"]),
+    ("[[uplink]]\nname = \"u\"\ntap = \"t\"\nmtu = 9000", 4, &["mtu is for uplinks with vhost_user"]),
+    (
+        "[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\n[[uplink]]\nname = \"v\"\nvhost_user = \"/s\"",
+        5,
+        &["uplink \"v\"", "name and vhost_user must be its own"],
+    ),
     (
         "[[uplink]]\nname = \"u\"\ntap = \"t\"\n[[uplink]]\nname = \"v\"\ntap = \"t\"",
         5,

@@ -7,11 +7,15 @@ use toml::Spanned;
 
 use super::Vlan;
 use super::check::Checker;
-use super::net::DEFAULT;
+use super::net::{DEFAULT, MTUS};
 use super::raw::RawUplink;
 
 /// The kernel's bound on names of interfaces, without the final zero.
 const LONGEST_INTERFACE: usize = 15;
+/// Bytes of the longest path of a Unix socket.
+const LONGEST_SOCKET: usize = 107;
+/// Bytes of the longest packet that goes to a vhost-user back end, unless `mtu` says otherwise.
+const USUAL_MTU: u16 = 1500;
 /// Queues of an uplink.
 const MOST_QUEUES: u16 = vmlane_host::uplink::TapOptions::MOST_QUEUES;
 
@@ -34,6 +38,12 @@ pub enum UplinkKind {
         /// Queues to use of an interface made with `multi_queue`; None: it has one.
         queues: Option<u16>,
     },
+    /// `vhost_user`: another switch's vhost-user port, where that listens.
+    VhostUser {
+        socket: String,
+        /// Bytes of the longest packet that is no super-frame.
+        mtu: u16,
+    },
 }
 
 impl UplinkKind {
@@ -44,13 +54,20 @@ impl UplinkKind {
     pub fn key(&self) -> &'static str {
         match self {
             UplinkKind::Tap { .. } => "tap",
+            UplinkKind::VhostUser { .. } => "vhost_user",
         }
+    }
+
+    /// Does a thread of its own connect it, at the start and whenever what it leads to is there again?
+    pub fn connects_by_itself(&self) -> bool {
+        matches!(self, UplinkKind::VhostUser { .. })
     }
 
     /// What it leads to, as the file says: no two uplinks have the same.
     pub fn target(&self) -> &str {
         match self {
             UplinkKind::Tap { interface, .. } => interface,
+            UplinkKind::VhostUser { socket, .. } => socket,
         }
     }
 }
@@ -104,7 +121,17 @@ impl Checker<'_> {
         let given =
             UplinkKind::KEYS.iter().zip(values).filter_map(|(key, value)| Some((*key, value.as_ref()?)));
         let given: Vec<(&str, &Spanned<String>)> = given.collect();
+        if let [(kind, _)] = given[..] {
+            let is_peer = kind == "vhost_user";
+            self.belongs(key, "mtu", raw.mtu.as_ref().filter(|_| !is_peer), "vhost_user");
+            self.belongs(key, "queues", raw.queues.as_ref().filter(|_| is_peer), "tap");
+        }
         match given[..] {
+            [("vhost_user", socket)] => {
+                self.socket(key, socket);
+                let mtu = raw.mtu.as_ref().map_or(USUAL_MTU, |mtu| self.peer_mtu(key, mtu));
+                Some(UplinkKind::VhostUser { socket: socket.get_ref().clone(), mtu })
+            }
             [("tap", interface)] => {
                 self.interface(&format!("{key}: tap"), interface);
                 let queues = raw.queues.as_ref().and_then(|queues| self.tap_queues(key, queues));
@@ -112,15 +139,17 @@ impl Checker<'_> {
             }
             [(other, value)] => {
                 let text = format!(
-                    "{key}: {other} = {:?}: this version has no uplinks of this kind; use tap = \"INTERFACE\"",
+                    "{key}: {other} = {:?}: this version has no uplinks of this kind; use tap = \"INTERFACE\", or \
+                     vhost_user = \"SOCKET\"",
                     value.get_ref()
                 );
                 self.problem(value.span(), text);
                 None
             }
             [] => {
-                let text =
-                    format!("{key}: tap is missing; add tap = \"INTERFACE\" to say what the uplink leads to");
+                let text = format!(
+                    "{key}: tap is missing; add tap = \"INTERFACE\", or vhost_user = \"SOCKET\", to say what the uplink leads to"
+                );
                 self.problem(spanned.span(), text);
                 None
             }
@@ -144,6 +173,36 @@ impl Checker<'_> {
             );
             self.problem(name.span(), text);
         }
+    }
+
+    /// A key that only uplinks of another kind have.
+    fn belongs(&mut self, key: &str, name: &str, value: Option<&Spanned<i64>>, kind: &str) {
+        if let Some(value) = value {
+            let text = format!("{key}: {name} is for uplinks with {kind}; leave it out");
+            self.problem(value.span(), text);
+        }
+    }
+
+    /// A path that a Unix socket can have, whatever the daemon's directory is.
+    fn socket(&mut self, key: &str, path: &Spanned<String>) {
+        let text = path.get_ref();
+        let fits = text.starts_with('/') && text.len() <= LONGEST_SOCKET && !text.contains('\0');
+        if !fits {
+            let text = format!(
+                "{key}: vhost_user = {text:?}: use the absolute path of the socket where the other switch listens, at most \
+                 {LONGEST_SOCKET} bytes"
+            );
+            self.problem(path.span(), text);
+        }
+    }
+
+    fn peer_mtu(&mut self, key: &str, mtu: &Spanned<i64>) -> u16 {
+        if !MTUS.contains(mtu.get_ref()) {
+            let (least, most) = (MTUS.start(), MTUS.end());
+            let text = format!("{key}: mtu = {}; use {least} to {most}", mtu.get_ref());
+            self.problem(mtu.span(), text);
+        }
+        u16::try_from(*mtu.get_ref()).unwrap_or(USUAL_MTU)
     }
 
     fn tap_queues(&mut self, key: &str, queues: &Spanned<i64>) -> Option<u16> {

@@ -5,11 +5,14 @@ use std::os::fd::OwnedFd;
 use std::os::unix::process::CommandExt;
 use std::path::Path;
 use std::process::{Child, Command, Stdio};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
+use super::UplinkError;
 use super::kind::Opened;
 use super::messages::{Interface, Reply, Request, Wish, receive, send};
 use crate::config::UplinkConfig;
@@ -78,13 +81,8 @@ impl Helper {
         let number = self.number;
         send(&self.socket, &Request { number, index, wish }, &[]).map_err(HelperError::Gone)?;
         let (interface, files) = loop {
-            let reply = receive::<Reply>(&self.socket).and_then(|reply| {
-                // Its exit status is collected, if it has one.
-                reply.ok_or_else(|| {
-                    let _ = self.child.try_wait();
-                    io::ErrorKind::UnexpectedEof.into()
-                })
-            });
+            let reply = receive::<Reply>(&self.socket)
+                .and_then(|reply| reply.ok_or_else(|| io::ErrorKind::UnexpectedEof.into()));
             match reply.map_err(HelperError::Gone)? {
                 // To a request that was given up.
                 (reply, _) if reply.number != number => {}
@@ -96,6 +94,55 @@ impl Helper {
             return Err(HelperError::Changed { found });
         }
         Ok((interface, files))
+    }
+}
+
+/// The helper as all who need it have it: the daemon's main thread, and uplinks that connect by themselves.
+#[derive(Clone, Debug, Default)]
+pub struct SharedHelper(Arc<Mutex<Place>>);
+
+#[derive(Debug, Default)]
+struct Place {
+    helper: Option<Helper>,
+    /// It does not answer, and is not asked again.
+    gone: bool,
+}
+
+impl SharedHelper {
+    pub fn set(&self, helper: Helper) {
+        *self.0.lock() = Place { helper: Some(helper), gone: false };
+    }
+
+    /// Is there one that answers?
+    pub fn is_there(&self) -> bool {
+        let place = self.0.lock();
+        place.helper.is_some() && !place.gone
+    }
+
+    /// Asks the helper, unless it has failed.
+    pub fn ask<T>(
+        &self,
+        uplink: &UplinkConfig,
+        ask: impl FnOnce(&mut Helper) -> Result<T, HelperError>,
+    ) -> Result<T, UplinkError> {
+        let name = || uplink.name.clone();
+        let Place { helper, gone } = &mut *self.0.lock();
+        let helper = helper.as_mut().filter(|_| !*gone);
+        let answer = ask(helper.ok_or_else(|| UplinkError::NoHelper { name: name() })?);
+        if let Err(HelperError::Gone(error)) = &answer {
+            // It is not waited for again.
+            tracing::error!(%error, "the helper that attaches interfaces does not answer: a reload can add no uplink any more");
+            *gone = true;
+        }
+        answer.map_err(|cause| UplinkError::Helper { name: name(), cause })
+    }
+
+    /// Collects a helper that has failed. Threads that serve guests may not do that.
+    pub fn collect(&self) {
+        let mut place = self.0.lock();
+        if std::mem::take(&mut place.gone) {
+            place.helper = None;
+        }
     }
 }
 

@@ -1,16 +1,19 @@
 //! What differs between the kinds of uplinks: how one is opened, how its files get from the helper to the daemon, what of it is
 //! held for the next daemon, and what it is once it is connected to a port.
 
+use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
+use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu, vhost_user};
 use vmlane_port::{FramePort, PortStats};
 use vmlane_state::Found;
 
+use super::connecting::Connecting;
 use crate::config::UplinkKind;
 
 /// How long what an uplink leads to may be in use: the port that had it goes in its own time.
@@ -21,6 +24,10 @@ const PATIENCE: Duration = Duration::from_secs(2);
 pub enum OpenError {
     #[error("{cause}{}", why(cause))]
     Tap { cause: TapError },
+    #[error("vhost_user = {socket:?}: {cause}")]
+    VhostUser { socket: String, cause: io::Error },
+    #[error("what came is of another kind than the uplink")]
+    Kind,
 }
 
 impl From<TapError> for OpenError {
@@ -45,6 +52,8 @@ impl OpenError {
 #[derive(Debug)]
 pub enum Opened {
     Tap(TapFiles),
+    /// A connected socket.
+    VhostUser(OwnedFd),
 }
 
 /// What belongs to the files of an [`Opened`] when they go to another process.
@@ -54,6 +63,7 @@ pub enum Facts {
         /// Bytes.
         mtu: usize,
     },
+    VhostUser,
 }
 
 /// An uplink that is connected to a port, as seen by the daemon.
@@ -64,6 +74,8 @@ pub enum Attached {
         /// The MTU that the port goes by.
         mtu: Arc<AtomicUsize>,
     },
+    /// Its thread sees to the port.
+    VhostUser(Connecting),
 }
 
 impl UplinkKind {
@@ -79,6 +91,10 @@ impl UplinkKind {
                     mtu(interface)?;
                 }
                 Ok(Opened::Tap(TapFiles::open(&Self::tap(interface, *queues))?))
+            }
+            UplinkKind::VhostUser { socket, .. } => {
+                let failed = |cause| OpenError::VhostUser { socket: socket.clone(), cause };
+                Ok(Opened::VhostUser(vhost_user::connect(Path::new(socket)).map_err(failed)?))
             }
         }
     }
@@ -100,6 +116,7 @@ impl UplinkKind {
     pub fn mtu(&self) -> Result<Option<usize>, OpenError> {
         match self {
             UplinkKind::Tap { interface, .. } => Ok(Some(mtu(interface)?)),
+            UplinkKind::VhostUser { .. } => Ok(None),
         }
     }
 
@@ -110,6 +127,7 @@ impl UplinkKind {
             UplinkKind::Tap { interface, queues } => {
                 (0..queues.unwrap_or(1)).map(|queue| format!("{HELD}{interface}/{queue}")).collect()
             }
+            UplinkKind::VhostUser { .. } => Vec::new(),
         }
     }
 
@@ -120,6 +138,7 @@ impl UplinkKind {
                 let queues = self.held().iter().map(|name| found.take(name)).collect::<Option<Vec<_>>>()?;
                 Some(Opened::Tap(TapFiles { queues, mtu: mtu? }))
             }
+            UplinkKind::VhostUser { .. } => None,
         }
     }
 }
@@ -132,11 +151,12 @@ impl Opened {
     pub fn pack(self) -> (Facts, Vec<OwnedFd>) {
         match self {
             Opened::Tap(TapFiles { queues, mtu }) => (Facts::Tap { mtu }, queues),
+            Opened::VhostUser(socket) => (Facts::VhostUser, vec![socket]),
         }
     }
 
     /// Puts it together again, in the process that got `facts` and `files`. An error says what does not fit together.
-    pub fn unpack(kind: &UplinkKind, facts: Facts, files: Vec<OwnedFd>) -> Result<Opened, String> {
+    pub fn unpack(kind: &UplinkKind, facts: Facts, mut files: Vec<OwnedFd>) -> Result<Opened, String> {
         match (kind, facts) {
             (UplinkKind::Tap { queues, .. }, Facts::Tap { mtu }) => {
                 match files.len() == usize::from(queues.unwrap_or(1)) {
@@ -144,6 +164,11 @@ impl Opened {
                     false => Err(format!("{} queues came", files.len())),
                 }
             }
+            (UplinkKind::VhostUser { .. }, Facts::VhostUser) => match (files.pop(), files.len()) {
+                (Some(socket), 0) => Ok(Opened::VhostUser(socket)),
+                _ => Err("not one socket came".into()),
+            },
+            _ => Err(OpenError::Kind.to_string()),
         }
     }
 
@@ -151,6 +176,7 @@ impl Opened {
     pub fn to_hold(&self) -> Vec<BorrowedFd<'_>> {
         match self {
             Opened::Tap(TapFiles { queues, .. }) => queues.iter().map(AsFd::as_fd).collect(),
+            Opened::VhostUser(_) => Vec::new(),
         }
     }
 
@@ -166,6 +192,8 @@ impl Opened {
                 let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu() };
                 Ok((Box::new(tap), attached))
             }
+            // A thread of its own makes ports of the sockets of the kind `vhost_user`.
+            _ => Err(OpenError::Kind),
         }
     }
 }
@@ -175,6 +203,7 @@ impl Attached {
     pub fn is_gone(&self) -> bool {
         match self {
             Attached::Tap { watch, .. } => is_gone(watch),
+            Attached::VhostUser(_) => false,
         }
     }
 
@@ -182,6 +211,7 @@ impl Attached {
     pub fn mtu(&self) -> Option<&Arc<AtomicUsize>> {
         match self {
             Attached::Tap { mtu, .. } => Some(mtu),
+            Attached::VhostUser(_) => None,
         }
     }
 }
