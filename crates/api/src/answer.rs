@@ -95,11 +95,11 @@ pub struct Pong {
 /// To `link`.
 #[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct LinkSet {
-    /// `VM/nicN`.
+    /// `VM/nicN`, or an uplink's name.
     pub port: String,
     /// `up` or `down`.
     pub link: String,
-    /// The guest sees it. Otherwise frames stop, and the guest must find out by itself.
+    /// The guest of the NIC sees it. Otherwise frames stop, and the guest must find out by itself.
     pub guest_told: bool,
 }
 
@@ -124,6 +124,9 @@ pub struct Status {
     /// The threads that move bytes and frames.
     #[serde(default)]
     pub watched: Vec<WorkerStatus>,
+    /// Uplinks that serve as one.
+    #[serde(default)]
+    pub teams: Vec<TeamStatus>,
     /// Why the VMs' VMCI streams would not outlive the daemon; none: they would.
     #[serde(default)]
     pub survival_lost: Option<String>,
@@ -140,6 +143,34 @@ pub struct WorkerStatus {
     /// Whose turn it was then.
     #[serde(default)]
     pub serving: Option<String>,
+}
+
+/// Uplinks that serve as one, in [`Status`] and [`Ports`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TeamStatus {
+    pub name: String,
+    /// `port`, `mac`, `ip-hash` or `failover`.
+    pub policy: String,
+    /// An uplink whose link is up again takes its place back.
+    pub failback: bool,
+    /// The network is told where addresses are now.
+    pub notify: bool,
+    /// In the order of preference.
+    pub members: Vec<TeamMemberStatus>,
+    /// What became of it.
+    pub counters: CounterList,
+}
+
+/// One uplink of a team in [`TeamStatus`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct TeamMemberStatus {
+    pub uplink: String,
+    /// It takes the place of one that fails.
+    pub standby: bool,
+    /// Frames leave through it.
+    pub active: bool,
+    /// `active`, or why it is not.
+    pub why: String,
 }
 
 /// One VM in [`Status`].
@@ -198,6 +229,8 @@ pub struct Stats {
     pub vsock: CounterList,
     #[serde(default)]
     pub uplinks: Vec<UplinkStats>,
+    #[serde(default)]
+    pub teams: Vec<TeamStats>,
     /// What went wrong in the daemon itself.
     #[serde(default)]
     pub daemon: CounterList,
@@ -209,6 +242,13 @@ pub struct Stats {
 pub struct UplinkStats {
     pub name: String,
     pub port: CounterList,
+}
+
+/// One team in [`Stats`].
+#[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
+pub struct TeamStats {
+    pub name: String,
+    pub team: CounterList,
 }
 
 /// One VM in [`Stats`].
@@ -261,6 +301,9 @@ pub struct Ports {
     /// Mirrors of the switch.
     #[serde(default)]
     pub mirrors: Vec<Mirror>,
+    /// Its uplinks that serve as one.
+    #[serde(default)]
+    pub teams: Vec<TeamStatus>,
 }
 
 /// One port of the switch.

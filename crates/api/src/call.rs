@@ -29,6 +29,8 @@ pub enum Call {
     MirrorAdd { mirror: MirrorRequest },
     /// End a mirror that was added so.
     MirrorRemove { name: String },
+    /// Set the link of an uplink up or down.
+    LinkUplink { uplink: String, up: bool },
     /// Make a part of the daemon that serves a VM panic: its VMCI device at the next register access, or
     /// what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`). For tests of containment; needs
     /// `fault_injection` in the configuration.
@@ -53,7 +55,7 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 16] = [
+pub const METHODS: [&str; 17] = [
     "ping",
     "status",
     "stats",
@@ -61,6 +63,7 @@ pub const METHODS: [&str; 16] = [
     "reload",
     "release",
     "link",
+    "link_uplink",
     "mirror_add",
     "mirror_remove",
     "debug_panic",
@@ -85,6 +88,7 @@ impl Call {
             Call::Link { .. } => "link",
             Call::MirrorAdd { .. } => "mirror_add",
             Call::MirrorRemove { .. } => "mirror_remove",
+            Call::LinkUplink { .. } => "link_uplink",
             Call::DebugPanic { .. } => "debug_panic",
             Call::DebugStall { .. } => "debug_stall",
             Call::DebugTrespass { .. } => "debug_trespass",
@@ -164,6 +168,7 @@ mod tests {
                 },
             },
             Call::MirrorRemove { name: "m".into() },
+            Call::LinkUplink { uplink: "lan".into(), up: true },
             Call::DebugPanic { vm: "web".into(), at: None },
             Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
             Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },

@@ -147,6 +147,11 @@ impl Client {
         self.call(&Call::MirrorRemove { name: name.to_owned() }).map(|Done {}| ())
     }
 
+    /// Sets the link of an uplink up or down.
+    pub fn set_uplink_link(&mut self, uplink: &str, up: bool) -> Result<LinkSet, ClientError> {
+        self.call(&Call::LinkUplink { uplink: uplink.to_owned(), up })
+    }
+
     pub fn debug_panic(&mut self, vm: &str, at: Option<String>) -> Result<(), ClientError> {
         self.call(&Call::DebugPanic { vm: vm.to_owned(), at }).map(|Done {}| ())
     }

@@ -354,3 +354,66 @@ fn a_user_that_cannot_be_is_an_error() {
     let log = place.log();
     assert!(log.contains("no-such-user"), "{log}");
 }
+
+/// The state of each uplink of the only team.
+fn members(place: &Place) -> Vec<String> {
+    let ports: serde_json::Value = serde_json::from_slice(&place.ask(&["ports", "--json"]).stdout).unwrap();
+    let members = ports["teams"][0]["members"].as_array().cloned().unwrap_or_default();
+    members.iter().map(|member| member["why"].as_str().unwrap().to_owned()).collect()
+}
+
+#[test]
+fn a_team_of_a_confined_daemon_uses_another_uplink_when_one_is_lost_and_the_next_daemon_does_too() {
+    if !rustix::process::geteuid().is_root() || fs::metadata("/dev/net/tun").is_err() {
+        println!("skipped: only root can make interfaces");
+        return;
+    }
+    let taps = ["vmla", "vmlb"].map(|name| interface().replace("vmlt", name));
+    let uplink = |at: usize| format!("[[uplink]]\nname = \"up{at}\"\ntap = \"{}\"\n", taps[at]);
+    let config = |team: &str| [CONFIG, &uplink(0), &uplink(1), team].concat();
+    let team = "[[team]]\nname = \"lan\"\nuplinks = [\"up0\", \"up1\"]\npolicy = \"failover\"\n";
+    let place = Place::new(&config(""));
+    let file = place.0.path().join("vmlane.toml");
+    let (daemon, set) =
+        (place.start(&[]), |tap: usize, state: &str| ip(&format!("link set {} {state}", taps[tap])));
+    let reload = |team: &str| {
+        fs::write(&file, config(team)).unwrap();
+        let reload = place.ask(&["reload"]);
+        String::from_utf8_lossy(&[reload.stdout, reload.stderr].concat()).into_owned()
+    };
+    let become_so = |states: [&str; 2]| eventually(states[0], || (members(&place) == states).then_some(()));
+    assert!(members(&place).is_empty());
+    assert!(reload(team).contains("team \"lan\": added"));
+    become_so(["link down", "link down"]);
+    set(0, "up");
+    set(1, "up");
+    become_so(["active", "standby"]);
+    set(0, "down");
+    become_so(["link down", "active"]);
+    set(0, "up");
+    become_so(["active", "standby"]);
+    assert!(place.ask(&["link", "up0", "down"]).status.success());
+    become_so(["set down by the operator", "active"]);
+    for command in ["ports", "status"] {
+        let text = String::from_utf8(place.ask(&[command]).stdout).unwrap();
+        let line = text.lines().find(|line| line.starts_with("lan")).unwrap_or_default().to_owned();
+        assert!(line.contains("failover") && line.contains("set down by the operator"), "{text}");
+    }
+    let stats = String::from_utf8(place.ask(&["stats"]).stdout).unwrap();
+    assert!(stats.contains("team.lan.failovers"), "{stats}");
+    let refused = place.ask(&["link", "up7", "down"]);
+    let refused = String::from_utf8(refused.stderr).unwrap();
+    assert!(refused.contains("no uplink \"up7\"; known are up0, up1"), "{refused}");
+    // Killed. The next one has the same team, and does what the operator said.
+    drop(daemon);
+    let _daemon = place.start(&[]);
+    become_so(["set down by the operator", "active"]);
+    assert!(place.ask(&["link", "up0", "up"]).status.success());
+    become_so(["active", "standby"]);
+    ip(&format!("link del {}", taps[0]));
+    become_so(["interface gone", "active"]);
+    assert!(reload(&team.replace("failover", "port")).contains("team \"lan\": changed"));
+    assert!(reload(&team.replace("\"up1\"]", "\"up1\", \"up2\"]")).contains("there is no uplink \"up2\""));
+    assert!(reload("").contains("team \"lan\": removed"));
+    assert!(members(&place).is_empty());
+}

@@ -54,6 +54,7 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     // It ends a quarantine, which protects others from the VM.
     ("release", May::Admin),
     ("link", May::Admin),
+    ("link_uplink", May::Admin),
     // It shows to one VM what others say.
     ("mirror_add", May::Admin),
     ("mirror_remove", May::Admin),
@@ -144,6 +145,7 @@ impl View {
         status.vms.retain(|vm| self.sees(&vm.name));
         if self.own.is_some() {
             status.watched.clear();
+            status.teams.clear();
         }
         status
     }
@@ -168,6 +170,9 @@ impl View {
             self.own.is_none() || port.kind == "nic" && vm.is_some_and(|vm| self.sees(vm))
         });
         ports.mirrors.retain(|_| self.own.is_none());
+        if self.own.is_some() {
+            ports.teams.clear();
+        }
         ports
     }
 }

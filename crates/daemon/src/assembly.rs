@@ -45,7 +45,7 @@ use crate::paths::Paths;
 use crate::plan::plan;
 use crate::ports::switch_port;
 use crate::serve::{Host, VmError};
-use crate::uplink::{UplinkError, Uplinks};
+use crate::uplink::{UplinkError, Uplinks, team_stats, team_status};
 use crate::vm::ServedVm;
 use crate::watchdog::{DaemonStats, PATIENCE, Watchdog};
 
@@ -104,7 +104,7 @@ pub(crate) struct State {
     /// In force.
     pub config: Config,
     pub vms: Vec<ServedVm>,
-    uplinks: Uplinks,
+    pub(crate) uplinks: Uplinks,
     mirrors: Mirrors,
     /// No VM may be offered any more.
     stopped: bool,
@@ -153,6 +153,8 @@ impl Daemon {
         uplinks.resume(store.clone(), &mut found)?;
         let (_, refused) = uplinks.change(&switch, &config.uplinks);
         refused.into_iter().next().map_or(Ok(()), Err)?;
+        uplinks.follow_links(&switch);
+        uplinks.set_teams(&switch, &config.teams);
         let sockets = host_sockets(&router, &paths, &config)?;
         let mut mirrors = Mirrors::default();
         mirrors.change(&switch, &config).1.iter().for_each(|why| tracing::error!("{why}"));
@@ -281,6 +283,7 @@ impl Daemon {
         report.refused.extend(grants::apply(&state.config, &self.paths).iter().map(ToString::to_string));
         let (applied, refused) = state.uplinks.change(&self.switch, &plan.effective.uplinks);
         report.applied.extend(applied);
+        report.applied.extend(state.uplinks.set_teams(&self.switch, &plan.effective.teams));
         report.refused.extend(refused.iter().map(ToString::to_string));
         let (applied, refused) = state.mirrors.change(&self.switch, &plan.effective);
         report.applied.extend(applied);
@@ -309,6 +312,7 @@ impl Daemon {
             vms: state.vms.iter().map(|vm| self.vm_status(vm, &views, &ports)).collect(),
             confined: confine::state(),
             watched: self.watchdog.lock().status(Instant::now()),
+            teams: team_status(&self.switch),
             survival_lost: self.hypervisor.survival_lost(),
         }
     }
@@ -354,6 +358,7 @@ impl Daemon {
             switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
             vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
             uplinks: state.uplinks.stats(&self.switch),
+            teams: team_stats(&self.switch),
             daemon: self.faults.snapshot().into_iter().collect(),
             vms: state.vms.iter().map(vm_stats).collect(),
         }
@@ -378,7 +383,7 @@ impl Daemon {
         let learned = self.switch.learned();
         let switch = self.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
         let mirrors = self.state.lock().mirrors.show(&self.switch);
-        Ports { connections: connections.collect(), switch, mirrors }
+        Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.switch) }
     }
 
     fn hand_over(&self, layout: u32) -> Result<Done, Failure> {
@@ -471,6 +476,7 @@ impl Daemon {
                 let state = &mut *self.state.lock();
                 line(state.mirrors.remove(&self.switch, &state.config, &name))
             }
+            Call::LinkUplink { uplink, up } => line(self.set_uplink_link(&uplink, up)),
             Call::DebugPanic { vm, at } => {
                 line(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
             }

@@ -9,6 +9,7 @@ mod net;
 mod owner;
 mod place;
 mod raw;
+mod team;
 #[cfg(test)]
 mod tests;
 mod traffic;
@@ -29,6 +30,7 @@ use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
+pub use self::team::TeamConfig;
 pub use self::uplink::{UplinkConfig, UplinkKind};
 
 /// Where the configuration is unless told otherwise.
@@ -45,6 +47,8 @@ pub struct Config {
     pub uplinks: Vec<UplinkConfig>,
     /// Names are unique; no destination is a source.
     pub mirrors: Vec<MirrorConfig>,
+    /// Names are unique, and each uplink is in one at most.
+    pub teams: Vec<TeamConfig>,
     /// Which programs of the host may talk to VMs; root and the daemon's own user may anyway.
     pub hosts: Vec<HostRule>,
     /// Who may what at the control socket; root and the daemon's own user may everything.

@@ -97,6 +97,19 @@ impl Daemon {
         Ok(LinkSet { port: format!("{name}/{nic}"), link: if up { "up" } else { "down" }.into(), guest_told })
     }
 
+    /// Sets the link of an uplink up or down.
+    pub(crate) fn set_uplink_link(&self, name: &str, up: bool) -> Result<LinkSet, Failure> {
+        let mut state = self.state.lock();
+        if !state.uplinks.set_link(&self.switch, name, up) {
+            return Err(bad(format!(
+                "there is no uplink {name:?}; known are {}; a card is named VM/nicN",
+                state.uplinks.names()
+            )));
+        }
+        tracing::info!(uplink = name, up, "link set by the operator");
+        Ok(LinkSet { port: name.into(), link: if up { "up" } else { "down" }.into(), guest_told: false })
+    }
+
     /// Makes a part of the daemon that serves a VM go wrong.
     pub(crate) fn debug_fault(&self, name: &str, at: &str, fault: Fault) -> Result<Done, Failure> {
         let state = self.state.lock();

@@ -4,6 +4,8 @@
 //! | --- | --- |
 //! | `kind.rs` | what differs between kinds of uplinks |
 //! | `connecting.rs` | uplinks of the kind `vhost_user`, which connect by themselves |
+//! | `teams.rs` | those that serve as one |
+//! | `links.rs` | how their links are, by the kernel's word and the operator's |
 //! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
 //! | `messages.rs` | what they say to each other |
@@ -11,9 +13,12 @@
 mod connecting;
 mod helper;
 mod kind;
+mod links;
 mod messages;
 mod process;
+mod teams;
 
+use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
@@ -24,14 +29,16 @@ use vmlane_state::{Found, Store};
 use vmlane_stats::Counters;
 use vmlane_switch::Switch;
 
-use crate::config::UplinkConfig;
+use crate::config::{TeamConfig, UplinkConfig};
 use crate::confine;
 use crate::nic::uplink_spec;
 
 use self::connecting::Connecting;
 use self::helper::{Helper, HelperError, SharedHelper};
 use self::kind::{Attached, HELD, OpenError, Opened};
+use self::links::{DOWN, Links};
 pub use self::process::serve;
+pub use self::teams::{stats as team_stats, status as team_status};
 
 /// Why an uplink cannot be had.
 #[derive(Debug, thiserror::Error)]
@@ -68,12 +75,23 @@ pub struct Uplinks {
     store: Option<Arc<dyn Store>>,
     /// Opens those that come later.
     helper: SharedHelper,
+    teams: Vec<TeamConfig>,
+    /// None: the kernel tells nothing. All links are taken to be up.
+    links: Option<Links>,
+    /// Names of those whose links the operator set down.
+    down: BTreeSet<String>,
 }
 
 impl Uplinks {
     /// Opens what those of `wanted` lead to; [`Uplinks::change`] attaches it.
     pub fn prepare(wanted: &[UplinkConfig]) -> Result<Uplinks, UplinkError> {
         let mut uplinks = Uplinks::default();
+        match Links::open() {
+            Ok(links) => uplinks.links = Some(links),
+            Err(error) => {
+                tracing::warn!(%error, "the kernel does not tell how links are: teams notice only uplinks that are gone or refuse frames");
+            }
+        }
         for uplink in wanted.iter().filter(|uplink| !uplink.kind.connects_by_itself()) {
             match uplink.kind.open(true) {
                 Ok(opened) => uplinks.ready.push((uplink.clone(), opened)),
@@ -94,6 +112,7 @@ impl Uplinks {
             let opened = uplink.kind.resume(found, mtu).ok_or(busy)?;
             self.ready.push((uplink, opened));
         }
+        self.resume_down(found);
         self.store = Some(store);
         Ok(())
     }
@@ -147,6 +166,7 @@ impl Uplinks {
             }
             stays
         });
+        self.forget_down(wanted);
         for (index, uplink) in wanted.iter().enumerate() {
             if self.known.iter().any(|known| known.config == *uplink) {
                 continue;
@@ -174,6 +194,7 @@ impl Uplinks {
             false => Some(self.take(index, uplink, true)?),
         };
         let port = switch.add_port(uplink_spec(uplink));
+        switch.set_link(port, !self.down.contains(&uplink.name));
         let attached = match opened {
             Some(opened) => attach(switch, port, uplink, opened),
             None => Connecting::start(switch, (port, index), uplink, &self.helper).map(Attached::VhostUser),
@@ -221,6 +242,7 @@ impl Uplinks {
                 known.attached = attached;
             }
         }
+        self.tell_links(switch);
     }
 
     /// Has the port carry what its interface carries now.
@@ -244,7 +266,7 @@ impl Uplinks {
     /// No daemon follows: the interfaces are let go.
     pub fn end(&mut self) {
         self.known.clear();
-        self.store.iter().for_each(|store| store.remove_all(HELD));
+        self.store.iter().for_each(|store| [HELD, DOWN].iter().for_each(|names| store.remove_all(names)));
     }
 
     pub fn stats(&self, switch: &Switch) -> Vec<UplinkStats> {
@@ -276,3 +298,6 @@ fn attach(
     tracing::info!(uplink = uplink.name, to = %uplink.kind, "attached");
     Ok(attached)
 }
+
+#[cfg(test)]
+mod tests;

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use vmlane_api::{Client, ClientError, VERSION};
+use vmlane_api::{Client, ClientError, TeamStatus, VERSION};
+
+use crate::row;
 
 /// Which daemon to ask.
 #[derive(Debug, clap::Args)]
@@ -112,6 +114,29 @@ pub fn table(rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A line for each uplink of each team; nothing without teams.
+pub fn teams(teams: &[TeamStatus]) -> String {
+    let mut rows = vec![row!["TEAM", "POLICY", "UPLINK", "STATE", "FAILOVERS", "FAILBACKS"]];
+    for team in teams {
+        for member in &team.members {
+            let state = match (member.active, member.standby) {
+                (true, true) => "active, for one that failed",
+                _ => &member.why,
+            };
+            let counters = &team.counters;
+            rows.push(row![
+                team.name,
+                team.policy,
+                member.uplink,
+                state,
+                counters.get("failovers"),
+                counters.get("failbacks")
+            ]);
+        }
+    }
+    if teams.is_empty() { String::new() } else { format!("\n{}", table(&rows)) }
 }
 
 /// A row of a table.

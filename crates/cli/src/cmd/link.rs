@@ -9,21 +9,22 @@ use super::control::{Where, json, print};
 const EXAMPLES: &str = "Examples:
   vmlane link web/nic0 down
   vmlane link web/nic0 up
+  vmlane link up0 down                            an uplink: its team uses another one
   vmlane link web/nic0 down --json | jq .guest_told
   vmlane ports                                    LINK says which are down
 
 While a link is down, no frame passes the port in either direction; frames are dropped and counted (drop_link_down). The
 guest of a VMXNET3 card sees its carrier go and come. The guest of a virtio-net card does not, because QEMU does not take
 the state of the link from a vhost-user back end; tell QEMU, too: set_link NETDEV off (monitor). The link stays down when
-the daemon is started again while a keeper runs, until it is set up again or the VM is removed.";
+the daemon is started again while a keeper runs, until it is set up again or the VM or uplink is removed.";
 
-/// Sets the link of a NIC up or down
+/// Sets the link of a NIC or an uplink up or down
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
-    /// The NIC, as VM/nicN
-    #[arg(value_name = "VM/NIC", value_parser = port)]
-    port: (String, String),
+    /// The NIC, as VM/nicN, or the name of an uplink
+    #[arg(value_name = "VM/NIC|UPLINK", value_parser = port)]
+    port: Port,
     /// Up or down
     state: State,
     /// Print JSON
@@ -39,21 +40,36 @@ enum State {
     Down,
 }
 
-/// Understands `VM/nicN`.
-fn port(text: &str) -> Result<(String, String), String> {
+#[derive(Clone, Debug, PartialEq, Eq)]
+enum Port {
+    Nic { vm: String, nic: String },
+    Uplink(String),
+}
+
+/// Understands `VM/nicN`, and a name without a slash.
+fn port(text: &str) -> Result<Port, String> {
     match text.rsplit_once('/') {
-        Some((vm, nic)) if !vm.is_empty() && nic.starts_with("nic") => Ok((vm.to_owned(), nic.to_owned())),
-        _ => Err("write VM/nicN, such as web/nic0; `vmlane ports` lists them".into()),
+        Some((vm, nic)) if !vm.is_empty() && nic.starts_with("nic") => {
+            Ok(Port::Nic { vm: vm.to_owned(), nic: nic.to_owned() })
+        }
+        None if !text.is_empty() => Ok(Port::Uplink(text.to_owned())),
+        _ => {
+            Err("write VM/nicN, such as web/nic0, or the name of an uplink; `vmlane ports` lists them".into())
+        }
     }
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let (vm, nic) = &self.port;
-        let set = self.place.connect()?.set_link(vm, nic, self.state == State::Up)?;
+        let (mut client, up) = (self.place.connect()?, self.state == State::Up);
+        let set = match &self.port {
+            Port::Nic { vm, nic } => client.set_link(vm, nic, up)?,
+            Port::Uplink(name) => client.set_uplink_link(name, up)?,
+        };
+        let of_nic = matches!(self.port, Port::Nic { .. });
         if self.json {
             print(&json(&set)?)?;
-        } else if !set.guest_told && self.state == State::Down {
+        } else if of_nic && !set.guest_told && !up {
             print(&format!(
                 "{}: no frame passes. Its guest is not told: QEMU takes no link state from a vhost-user back end\n",
                 set.port
@@ -65,11 +81,12 @@ impl Args {
 
 #[cfg(test)]
 mod tests {
-    use super::port;
+    use super::{Port, port};
 
     #[test]
-    fn a_nic_is_named_with_its_vm() {
-        assert_eq!(port("web/nic0"), Ok(("web".into(), "nic0".into())));
-        assert!(["web", "/nic0", "web/eth0", "nic0", ""].iter().all(|text| port(text).is_err()));
+    fn a_nic_is_named_with_its_vm_and_an_uplink_alone() {
+        assert_eq!(port("web/nic0"), Ok(Port::Nic { vm: "web".into(), nic: "nic0".into() }));
+        assert_eq!(port("up0"), Ok(Port::Uplink("up0".into())));
+        assert!(["/nic0", "web/eth0", "web/", ""].iter().all(|text| port(text).is_err()));
     }
 }

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use vmlane_api::{Client, Ports};
 
-use super::control::{Show, bytes, table};
+use super::control::{Show, bytes, table, teams};
 use super::mirror::mirrors;
 use crate::row;
 
@@ -16,7 +16,8 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
 TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped. MACS is how many addresses that are
-not the port's own were heard behind it; --macs lists them. Mirrors are listed below the ports.";
+not the port's own were heard behind it; --macs lists them. Mirrors and teams are listed below the
+ports. STATE says which uplinks of a team are in use, and why others are not; FAILOVERS counts links lost while in use.";
 
 /// Shows the stream connections between VMs and the ports of the switch
 #[derive(Debug, clap::Args)]
@@ -78,7 +79,7 @@ fn plain(ports: &Ports) -> String {
         text += "\n";
         text += &mirrors(&ports.mirrors);
     }
-    text
+    text + &teams(&ports.teams)
 }
 
 /// A line for each address.
@@ -104,7 +105,7 @@ fn addresses(ports: &Ports) -> String {
 
 #[cfg(test)]
 mod tests {
-    use vmlane_api::{LearnedMac, Mirror, SwitchPort};
+    use vmlane_api::{LearnedMac, Mirror, SwitchPort, TeamMemberStatus, TeamStatus};
 
     use super::*;
 
@@ -142,7 +143,22 @@ mod tests {
             dropped: 6,
             drops: Default::default(),
         };
-        let ports = Ports { connections: vec![], switch: vec![port], mirrors: vec![mirror] };
+        let member = |uplink: &str, standby, active, why: &str| TeamMemberStatus {
+            uplink: uplink.into(),
+            standby,
+            active,
+            why: why.into(),
+        };
+        let team = TeamStatus {
+            name: "lan".into(),
+            policy: "mac".into(),
+            failback: true,
+            notify: true,
+            members: vec![member("up0", false, false, "link down"), member("up1", true, true, "active")],
+            counters: [("failovers", 7)].into_iter().collect(),
+        };
+        let mirrors = vec![mirror];
+        let ports = Ports { connections: vec![], switch: vec![port], mirrors, teams: vec![team] };
         let text = addresses(&ports);
         for words in
             ["52:54:00:00:00:01  -     configured", ":02  -     chosen by its guest", ":99  10    learned"]
@@ -152,8 +168,11 @@ mod tests {
         let text = plain(&ports);
         assert!(text.contains("2.0 KiB") && text.contains("up"), "{text}");
         assert!(
-            text.contains("ids     prod,lan  far  in         900   -          5  640 B        6"),
+            text.contains("ids     prod,lan  far  in          900  -          5  640 B        6"),
             "{text}"
         );
+        for words in ["lan   mac     up0     link down", "up1     active, for one that failed          7"] {
+            assert!(text.contains(words), "{words:?} is not in {text}");
+        }
     }
 }

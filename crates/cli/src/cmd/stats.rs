@@ -91,6 +91,10 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
                 before.and_then(|before| before.uplinks.iter().find(|other| other.name == uplink.name));
             list(&format!("uplink.{}", uplink.name), &uplink.port, then.map(|then| &then.port));
         }
+        for team in &stats.teams {
+            let then = before.and_then(|before| before.teams.iter().find(|other| other.name == team.name));
+            list(&format!("team.{}", team.name), &team.team, then.map(|then| &then.team));
+        }
     }
     for vm in &stats.vms {
         let then = before.and_then(|before| before.vms.iter().find(|other| other.name == vm.name));
@@ -135,6 +139,7 @@ mod tests {
             switch: CounterList::default(),
             vsock: CounterList::default(),
             uplinks: vec![],
+            teams: vec![],
             daemon: CounterList::default(),
             vms: vec![vm],
         }

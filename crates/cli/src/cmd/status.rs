@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use vmlane_api::{Client, Status};
 
-use super::control::{Show, bytes, table};
+use super::control::{Show, bytes, table, teams};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
@@ -67,8 +67,9 @@ fn plain(status: &Status) -> String {
         ]);
     }
     let nics = if nics.len() > 1 { format!("\n{}", table(&nics)) } else { String::new() };
+    let teams = teams(&status.teams);
     format!(
-        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{troubles}",
+        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{teams}{troubles}",
         status.daemon,
         status.pid,
         status.uptime_seconds,

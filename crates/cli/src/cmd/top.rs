@@ -203,6 +203,7 @@ mod tests {
             switch: Default::default(),
             vsock: Default::default(),
             uplinks: vec![],
+            teams: vec![],
             daemon: Default::default(),
             vms: vec![vm],
         }

@@ -62,6 +62,7 @@ impl Checker<'_> {
         let defaults = self.limits("limits", &raw.limits, (Limits::default(), None));
         let port_groups = self.port_groups(&raw.port_group);
         let uplinks = self.uplinks(&raw.uplink);
+        let teams = self.teams(&raw.team, &uplinks);
         let hosts = raw.host.iter().map(|rule| self.host(rule.get_ref())).collect();
         let vms: Vec<VmConfig> =
             raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults, &port_groups)).collect();
@@ -74,7 +75,7 @@ impl Checker<'_> {
         }
         self.unique_macs(&vms, &raw.vm);
         let mirrors = self.mirrors(&raw.mirror);
-        let config = Config { hosts, control, daemon, vms, port_groups, uplinks, mirrors };
+        let config = Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors };
         self.shares(&config, raw);
         self.mirrored(&config, &raw.mirror);
         config

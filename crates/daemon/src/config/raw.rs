@@ -26,6 +26,8 @@ pub struct RawConfig {
     #[serde(default)]
     pub mirror: Vec<Spanned<RawMirror>>,
     #[serde(default)]
+    pub team: Vec<Spanned<RawTeam>>,
+    #[serde(default)]
     pub host: Vec<Spanned<RawHost>>,
     #[serde(default)]
     pub control: Vec<Spanned<RawControl>>,
@@ -105,6 +107,19 @@ pub struct RawMirror {
     pub direction: Option<Spanned<String>>,
     pub vlan: Option<Spanned<i64>>,
     pub snap: Option<Spanned<Size>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawTeam {
+    pub name: Option<Spanned<String>>,
+    #[serde(default)]
+    pub uplinks: Vec<Spanned<String>>,
+    #[serde(default)]
+    pub standby: Vec<Spanned<String>>,
+    pub policy: Option<Spanned<String>>,
+    pub failback: Option<bool>,
+    pub notify: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

@@ -63,6 +63,14 @@ impl UplinkKind {
         matches!(self, UplinkKind::VhostUser { .. })
     }
 
+    /// The host's interface whose link is its own.
+    pub fn interface(&self) -> Option<&str> {
+        match self {
+            UplinkKind::Tap { interface, .. } => Some(interface),
+            UplinkKind::VhostUser { .. } => None,
+        }
+    }
+
     /// What it leads to, as the file says: no two uplinks have the same.
     pub fn target(&self) -> &str {
         match self {

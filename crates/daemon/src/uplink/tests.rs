@@ -1,0 +1,198 @@
+//! A team of TAP interfaces in a bridge, against the host's real network stack, in network namespaces of their own. Needs root
+//! (else the test says so and passes).
+
+mod streams;
+
+use std::path::Path;
+use std::process::{Child, ChildStdin, Command, Stdio};
+use std::time::{Duration, Instant};
+
+use vmlane_host::uplink::{Tap, TapFiles, TapOptions};
+use vmlane_switch::{MemberState, PortSpec, Settings, Traffic, VlanMode};
+use vmlane_wire::ethernet::Mac;
+
+use self::streams::{Report, now};
+use super::*;
+use crate::config::Config;
+
+const INSIDE: &str = "VMLANE_TEST_INSIDE";
+const HOST: &str = "10.9.0.1";
+const VM: &str = "10.9.0.2";
+const VM_MAC: &str = "52:54:00:00:00:02";
+/// Long past anything that should happen.
+const PATIENCE: Duration = Duration::from_secs(60);
+
+/// This test again, in a network namespace of its own and as `role`.
+fn again(test: &str, role: &str) -> Command {
+    let mut command = Command::new("unshare");
+    command.arg("-n").arg(std::env::current_exe().unwrap());
+    command.args(["--exact", test, "--nocapture"]).env(INSIDE, role);
+    command
+}
+
+fn ip(words: &str) -> bool {
+    Command::new("ip").args(words.split(' ')).stderr(Stdio::null()).status().unwrap().success()
+}
+
+fn must(words: &str) {
+    assert!(ip(words), "ip {words}");
+}
+
+fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
+    let deadline = Instant::now() + PATIENCE;
+    loop {
+        if let Some(found) = look() {
+            return found;
+        }
+        assert!(Instant::now() < deadline, "{what} did not come");
+        std::thread::sleep(Duration::from_micros(100));
+    }
+}
+
+/// The switch of a daemon, its team `lan` of `up0` and `up1` in the bridge `br0`, and a VM behind `vm0` in another namespace.
+struct World {
+    uplinks: Uplinks,
+    switch: Arc<Switch>,
+    vm: Child,
+    orders: Option<ChildStdin>,
+}
+
+impl World {
+    fn new(test: &str, team: &str) -> World {
+        let uplink = |name: &str| format!("[[uplink]]\nname = \"{name}\"\ntap = \"{name}\"\n");
+        let team = format!("[[team]]\nname = \"lan\"\nuplinks = [\"up0\", \"up1\"]\n{team}\n");
+        let text = [uplink("up0"), uplink("up1"), team].concat();
+        let config = Config::parse(Path::new("t.toml"), &text).unwrap();
+        let mut uplinks = Uplinks::prepare(&config.uplinks).unwrap();
+        let switch = Arc::new(Switch::start(Settings::default()).unwrap());
+        assert!(uplinks.change(&switch, &config.uplinks).1.is_empty());
+        uplinks.follow_links(&switch);
+        assert_eq!(uplinks.set_teams(&switch, &config.teams), ["team \"lan\": added"]);
+        must("link add br0 type bridge");
+        must(&format!("addr add {HOST}/24 dev br0"));
+        ["up0", "up1"].iter().for_each(|up| must(&format!("link set {up} master br0 up")));
+        must("link set br0 up");
+        let options = TapOptions { name: "vm0".into(), queues: None };
+        let tap = Tap::new(&options, TapFiles::open(&options).unwrap(), Default::default()).unwrap();
+        let port = switch.add_port(PortSpec {
+            name: "vm/nic0".into(),
+            group: "default".into(),
+            mac: VM_MAC.parse::<Mac>().unwrap(),
+            vlan: VlanMode::Untagged,
+            policy: Default::default(),
+            traffic: Traffic::default(),
+            uplink: false,
+        });
+        switch.attach(port, Box::new(tap));
+        let vm = again(test, "vm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut vm = vm.unwrap();
+        let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        let pid = vm.id().to_string();
+        eventually("the VM's namespace", || {
+            namespace(&pid).filter(|other| Some(other) != namespace("self").as_ref())
+        });
+        must(&format!("link set vm0 netns {pid}"));
+        let orders = vm.stdin.take();
+        World { uplinks, switch, vm, orders }
+    }
+
+    fn members(&self) -> Vec<MemberState> {
+        self.switch.teams().remove(0).members
+    }
+
+    /// Frames that left through an uplink.
+    fn left(&self, uplink: usize) -> u64 {
+        self.switch.stats(self.uplinks.known[uplink].port).rx_frames.get()
+    }
+
+    /// Sets an interface up or down. Returns how long it took until frames left through `to`, from the command's begin.
+    fn set(&self, interface: &str, state: &str, to: usize) -> Duration {
+        let (before, start) = (self.left(to), Instant::now());
+        must(&format!("link set {interface} {state}"));
+        eventually("frames through the other uplink", || (self.left(to) > before).then_some(()));
+        start.elapsed()
+    }
+
+    /// Until every stream has moved on.
+    fn wait(&self, report: &Report) {
+        let before = report.received();
+        eventually("bytes of every stream", || {
+            let now = report.received();
+            now.iter().zip(&before).all(|(now, before)| *now > before + streams::SOME).then_some(())
+        });
+    }
+}
+
+impl Drop for World {
+    fn drop(&mut self) {
+        let _ = self.vm.kill();
+        let _ = self.vm.wait();
+    }
+}
+
+/// The VM: takes its interface, and has the streams.
+fn be_the_vm() {
+    eventually("vm0", || ip(&format!("link set vm0 address {VM_MAC}")).then_some(()));
+    must("link set vm0 up");
+    must(&format!("addr add {VM}/24 dev vm0"));
+    streams::connect(&format!("{HOST}:7000"));
+}
+
+#[test]
+fn streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back() {
+    const TEST: &str = "uplink::tests::streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back";
+    match std::env::var(INSIDE).as_deref() {
+        Ok("vm") => return be_the_vm(),
+        Ok(_) => {}
+        Err(_) => {
+            let there = Command::new("unshare").args(["-n", "test", "-c", "/dev/net/tun"]).status();
+            match there {
+                Ok(status) if status.success() => {
+                    for policy in ["failover", "port", "ip-hash"] {
+                        assert!(again(TEST, policy).status().unwrap().success(), "{policy}");
+                    }
+                }
+                _ => println!("skipped: needs root and /dev/net/tun"),
+            }
+            return;
+        }
+    }
+    let policy = std::env::var(INSIDE).unwrap();
+    let mut world = World::new(TEST, &format!("policy = \"{policy}\""));
+    let both =
+        [MemberState::Active, if policy == "failover" { MemberState::Standby } else { MemberState::Active }];
+    eventually("both links", || (world.members() == both).then_some(()));
+    let report = streams::accept(&format!("{HOST}:7000"));
+    world.wait(&report);
+    let lost = now();
+    let moved = world.set("up0", "down", 1);
+    assert_eq!(world.members(), [MemberState::LinkDown, MemberState::Active]);
+    world.wait(&report);
+    let found = now();
+    let back = world.set("up0", "up", 0);
+    assert_eq!(world.members(), both);
+    world.wait(&report);
+    // The interface is removed.
+    let gone = now();
+    let before = world.left(1);
+    must("link del up0");
+    eventually("frames through the other uplink", || (world.left(1) > before).then_some(()));
+    world.wait(&report);
+    let end = now();
+    drop(world.orders.take());
+    let gaps = report.finish(&mut world.vm);
+    let stats = world.switch.teams().remove(0).stats;
+    println!("{policy}: moved {moved:?} after the link went down, {back:?} after it came up");
+    for (what, from, to) in [("down", lost, found), ("up", found, gone), ("gone", gone, end)] {
+        let mut longest = gaps.longest(from, to);
+        longest.sort_unstable();
+        println!("{policy}: {what}: longest gaps of the streams {longest:?}");
+    }
+    println!(
+        "{policy}: {} failovers, {} failbacks, {} notices",
+        stats.failovers.get(),
+        stats.failbacks.get(),
+        stats.notified.get()
+    );
+    assert_eq!((stats.failovers.get(), stats.failbacks.get()), (2, 1));
+}

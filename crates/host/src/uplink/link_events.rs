@@ -1,0 +1,235 @@
+//! How the links of the host's interfaces are, and each change as it happens: rtnetlink(7), which needs no rights. A confined
+//! daemon cannot open such a socket any more, but goes on reading one that it has.
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::time::Duration;
+
+use rustix::io::Errno;
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{
+    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink, recv, send, socket_with,
+};
+
+/// The group of changes of links (linux/rtnetlink.h, RTMGRP_LINK).
+const LINKS: u32 = 1;
+/// Bytes of a message's header, of the `struct ifinfomsg` behind it, of an attribute's header.
+const HEADER: usize = 16;
+const INFO: usize = 16;
+const ATTRIBUTE: usize = 4;
+/// Kinds of messages.
+const DONE: u16 = 3;
+const NEW_LINK: u16 = 16;
+const DEL_LINK: u16 = 17;
+const GET_LINK: u16 = 18;
+/// A request for all there are.
+const DUMP: u16 = 0x301;
+/// An attribute: the interface's name.
+const NAME: u16 = 3;
+/// Flags of an interface (linux/if.h): it is up, may send, and has a carrier.
+const USABLE: u32 = 1 | 1 << 6 | 1 << 16;
+/// Bytes of messages that are read at once: the kernel's dumps come in pieces of 32 KiB at most.
+const ROOM: usize = 64 << 10;
+/// How long the kernel may take to tell all links.
+const PATIENCE: Duration = Duration::from_secs(1);
+
+/// What an interface's link is now.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum LinkState {
+    /// Frames pass.
+    Up,
+    /// The interface is down, or has no carrier.
+    Down,
+    /// There is no such interface any more.
+    Gone,
+}
+
+/// News of an interface.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct LinkEvent {
+    /// Its number, which stays when its name changes.
+    pub index: u32,
+    /// Its name now.
+    pub name: String,
+    /// Its link now.
+    pub state: LinkState,
+}
+
+/// A socket of the kernel's news.
+#[derive(Debug)]
+pub struct LinkEvents {
+    socket: OwnedFd,
+    buffer: Vec<u8>,
+}
+
+impl LinkEvents {
+    /// Begins to listen. Returns also how all links are.
+    pub fn open() -> io::Result<(LinkEvents, Vec<LinkEvent>)> {
+        let kind = (AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC);
+        // Protocol 0 is NETLINK_ROUTE.
+        let socket = socket_with(kind.0, kind.1, kind.2, None)?;
+        bind(&socket, &netlink::SocketAddrNetlink::new(0, LINKS))?;
+        set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+        let mut events = LinkEvents { socket, buffer: vec![0; ROOM] };
+        events.ask()?;
+        let mut all = Vec::new();
+        while !events.read(&mut all)? {}
+        Ok((events, all))
+    }
+
+    /// Asks for all links.
+    fn ask(&self) -> io::Result<()> {
+        let mut request = [0; HEADER + INFO];
+        let put = |request: &mut [u8], at: usize, value: u16| {
+            request.iter_mut().skip(at).zip(value.to_ne_bytes()).for_each(|(place, byte)| *place = byte);
+        };
+        let len = request.len() as u32;
+        request.iter_mut().zip(len.to_ne_bytes()).for_each(|(place, byte)| *place = byte);
+        put(&mut request, 4, GET_LINK);
+        put(&mut request, 6, DUMP);
+        send(&self.socket, &request, SendFlags::empty())?;
+        Ok(())
+    }
+
+    /// Reads news into `list`. True: the answer to a question is complete.
+    fn read(&mut self, list: &mut Vec<LinkEvent>) -> io::Result<bool> {
+        let len = match recv(&self.socket, &mut self.buffer[..], RecvFlags::empty()) {
+            Ok((len, _)) => len,
+            Err(Errno::INTR) => return Ok(false),
+            // News were lost: all of it is asked for again.
+            Err(Errno::NOBUFS) => return self.ask().map(|()| false),
+            Err(error) => return Err(error.into()),
+        };
+        Ok(parse(self.buffer.get(..len).unwrap_or_default(), list))
+    }
+
+    /// The next news; none may have come. Waits for them, unless the socket is readable.
+    pub fn news(&mut self) -> io::Result<Vec<LinkEvent>> {
+        let mut list = Vec::new();
+        match self.read(&mut list) {
+            Err(error) if error.kind() == io::ErrorKind::WouldBlock => {}
+            outcome => drop(outcome?),
+        }
+        Ok(list)
+    }
+}
+
+impl AsFd for LinkEvents {
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.socket.as_fd()
+    }
+}
+
+fn half(bytes: &[u8], at: usize) -> Option<u16> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
+}
+
+fn word(bytes: &[u8], at: usize) -> Option<u32> {
+    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
+}
+
+/// Adds what the messages say. True: one says that there are no more.
+fn parse(mut messages: &[u8], list: &mut Vec<LinkEvent>) -> bool {
+    let mut complete = false;
+    while let (Some(len), Some(kind)) = (word(messages, 0), half(messages, 4)) {
+        let len = len as usize;
+        if len < HEADER {
+            break;
+        }
+        let body = messages.get(HEADER..len.min(messages.len())).unwrap_or_default();
+        match kind {
+            DONE => complete = true,
+            NEW_LINK | DEL_LINK => list.extend(link(kind == DEL_LINK, body)),
+            _ => {}
+        }
+        messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    complete
+}
+
+fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
+    // A bridge tells of its ports by messages of its own family: one that leaves the bridge is not gone.
+    if *body.first()? != 0 {
+        return None;
+    }
+    let (index, flags) = (word(body, 4)?, word(body, 8)?);
+    let mut attributes = body.get(INFO..)?;
+    let name = loop {
+        let (len, kind) = (usize::from(half(attributes, 0)?), half(attributes, 2)?);
+        if len < ATTRIBUTE {
+            return None;
+        }
+        if kind == NAME {
+            let name = attributes.get(ATTRIBUTE..len)?;
+            break name.split(|byte| *byte == 0).next().unwrap_or_default();
+        }
+        attributes = attributes.get(len.next_multiple_of(4)..)?;
+    };
+    let state = match flags & USABLE {
+        _ if gone => LinkState::Gone,
+        USABLE => LinkState::Up,
+        _ => LinkState::Down,
+    };
+    Some(LinkEvent { index, name: String::from_utf8_lossy(name).into_owned(), state })
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// A message as the kernel makes it.
+    fn message(kind: u16, family: u8, index: u32, flags: u32, name: &str) -> Vec<u8> {
+        let mut body = vec![family, 0, 1, 0];
+        body.extend(index.to_ne_bytes());
+        body.extend(flags.to_ne_bytes());
+        body.extend([0; 4]);
+        // Another attribute first: the queue length.
+        body.extend([8, 0, 13, 0, 232, 3, 0, 0]);
+        body.extend((ATTRIBUTE as u16 + name.len() as u16 + 1).to_ne_bytes());
+        body.extend(NAME.to_ne_bytes());
+        body.extend(name.bytes());
+        body.resize(body.len() + 4 - name.len() % 4, 0);
+        let mut message = (HEADER as u32 + body.len() as u32).to_ne_bytes().to_vec();
+        message.extend(kind.to_ne_bytes());
+        message.resize(HEADER, 0);
+        message.extend(body);
+        message
+    }
+
+    #[test]
+    fn messages_say_which_link_is_how() {
+        let mut all = message(NEW_LINK, 0, 7, 0x11043, "eth0");
+        all.extend(message(NEW_LINK, 0, 8, 0x1003, "tap1"));
+        all.extend(message(DEL_LINK, 7, 7, 0x11043, "eth0"));
+        all.extend(message(DEL_LINK, 0, 9, 0x11043, "a"));
+        let event = |index, name: &str, state| LinkEvent { index, name: name.into(), state };
+        let expected = [
+            event(7, "eth0", LinkState::Up),
+            event(8, "tap1", LinkState::Down),
+            event(9, "a", LinkState::Gone),
+        ];
+        let mut list = Vec::new();
+        assert!(!parse(&all, &mut list));
+        assert_eq!(list, expected);
+        // The end of an answer.
+        let done = [&20u32.to_ne_bytes()[..], &DONE.to_ne_bytes(), &[0; 14]].concat();
+        assert!(parse(&done, &mut list) && list.len() == 3);
+        // Cut anywhere, or with lengths that cannot be.
+        for end in 0..all.len() {
+            parse(&all[..end], &mut Vec::new());
+        }
+        for at in 0..all.len() {
+            for byte in [0, 1, 0xff] {
+                let mut bad = all.clone();
+                bad[at] = byte;
+                parse(&bad, &mut Vec::new());
+            }
+        }
+    }
+
+    #[test]
+    fn the_kernel_tells_all_links() {
+        let (_, all) = LinkEvents::open().unwrap();
+        assert!(all.iter().any(|link| link.name == "lo"), "{all:?}");
+    }
+}
