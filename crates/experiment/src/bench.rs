@@ -411,6 +411,7 @@ mod tests {
             }],
             switch: CounterList::default(),
             uplinks: vec![],
+            teams: vec![],
             vsock: CounterList::default(),
             daemon: CounterList::default(),
         };
