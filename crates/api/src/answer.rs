@@ -130,6 +130,20 @@ pub struct Status {
     /// Why the VMs' VMCI streams would not outlive the daemon; none: they would.
     #[serde(default)]
     pub survival_lost: Option<String>,
+    #[serde(default)]
+    pub uplinks: Vec<UplinkStatus>,
+}
+
+/// One uplink in [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct UplinkStatus {
+    pub name: String,
+    /// What it leads to, as the configuration says.
+    pub to: String,
+    /// Its port has it. Otherwise the port waits.
+    pub attached: bool,
+    /// How frames pass; why not, if it is not attached.
+    pub how: String,
 }
 
 /// One worker in [`Status`].

@@ -16,7 +16,7 @@ mod mirror;
 pub use answer::{
     Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome, Pong,
     Ports, Reloaded, Reply, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats, TeamStatus, UplinkStats,
-    VmStats, VmStatus, WorkerStatus,
+    UplinkStatus, VmStats, VmStatus, WorkerStatus,
 };
 pub use call::{Call, METHODS};
 pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};

@@ -314,6 +314,7 @@ impl Daemon {
             watched: self.watchdog.lock().status(Instant::now()),
             teams: team_status(&self.switch),
             survival_lost: self.hypervisor.survival_lost(),
+            uplinks: state.uplinks.status(&ports),
         }
     }
 

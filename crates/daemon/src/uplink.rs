@@ -21,13 +21,13 @@ mod teams;
 use std::collections::BTreeSet;
 use std::path::Path;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use vmlane_api::UplinkStats;
+use vmlane_api::{UplinkStats, UplinkStatus};
 use vmlane_port::{Frames, PortId};
 use vmlane_state::{Found, Store};
 use vmlane_stats::Counters;
-use vmlane_switch::Switch;
+use vmlane_switch::{PortView, Switch};
 
 use crate::config::{TeamConfig, UplinkConfig};
 use crate::confine;
@@ -51,6 +51,17 @@ pub enum UplinkError {
     NoHelper { name: String },
 }
 
+impl UplinkError {
+    /// It leads to an interface that is not there, and may come.
+    fn is_missing(&self) -> bool {
+        match self {
+            UplinkError::Open { cause, .. } => cause.is_missing(),
+            UplinkError::Helper { cause, .. } => matches!(cause, HelperError::Missing(_)),
+            UplinkError::NoHelper { .. } => false,
+        }
+    }
+}
+
 fn failed(uplink: &UplinkConfig) -> impl Fn(OpenError) -> UplinkError {
     |cause| UplinkError::Open { name: uplink.name.clone(), cause }
 }
@@ -61,6 +72,30 @@ struct Uplink {
     port: PortId,
     /// None: what it leads to is gone, and the port waits for it.
     attached: Option<Attached>,
+    /// Why not, if it is not attached.
+    why_not: String,
+    /// Its interface has another name than that of the file.
+    strayed: bool,
+}
+
+impl Uplink {
+    fn new(config: &UplinkConfig, port: PortId) -> Uplink {
+        Uplink { config: config.clone(), port, attached: None, why_not: String::new(), strayed: false }
+    }
+
+    /// Keeps what came of attaching it. A reason why not is told once.
+    fn note(&mut self, outcome: Result<Attached, UplinkError>) {
+        match outcome {
+            Ok(attached) => self.attached = Some(attached),
+            Err(error) => {
+                let why = error.to_string();
+                if !error.is_missing() && why != self.why_not {
+                    tracing::warn!("{why}");
+                }
+                self.why_not = why;
+            }
+        }
+    }
 }
 
 /// Every uplink with its port.
@@ -93,12 +128,16 @@ impl Uplinks {
             }
         }
         for uplink in wanted.iter().filter(|uplink| !uplink.kind.connects_by_itself()) {
-            match uplink.kind.open(true) {
+            let is_held = !uplink.kind.held().is_empty();
+            let opened = if is_held { uplink.kind.open(true) } else { uplink.kind.open_patiently(true) };
+            match opened {
                 Ok(opened) => uplinks.ready.push((uplink.clone(), opened)),
-                Err(busy) if busy.is_busy() => {
-                    let mtu = uplink.kind.mtu().map_err(failed(uplink))?;
-                    uplinks.busy.push((uplink.clone(), mtu, failed(uplink)(busy)));
+                Err(busy) if busy.is_busy() && is_held => {
+                    let seen = uplink.kind.look().map_err(failed(uplink))?;
+                    uplinks.busy.push((uplink.clone(), seen.map(|seen| seen.mtu), failed(uplink)(busy)));
                 }
+                // `change` has the port wait for it.
+                Err(missing) if missing.is_missing() => {}
                 Err(error) => return Err(failed(uplink)(error)),
             }
         }
@@ -173,8 +212,11 @@ impl Uplinks {
             }
             match self.add(switch, index, uplink) {
                 Ok(added) => {
+                    done.push(match added.attached {
+                        Some(_) => format!("uplink {:?}: attached to {}", uplink.name, uplink.kind.target()),
+                        None => format!("{}; the port waits for it", added.why_not),
+                    });
                     self.known.push(added);
-                    done.push(format!("uplink {:?}: attached to {}", uplink.name, uplink.kind.target()));
                 }
                 Err(error) => refused.push(error),
             }
@@ -191,75 +233,102 @@ impl Uplinks {
     ) -> Result<Uplink, UplinkError> {
         let opened = match uplink.kind.connects_by_itself() {
             true => None,
-            false => Some(self.take(index, uplink, true)?),
+            false => Some(self.take(index, uplink, true)),
+        };
+        let opened = match opened {
+            Some(Err(error)) if !error.is_missing() => return Err(error),
+            opened => opened,
         };
         let port = switch.add_port(uplink_spec(uplink));
         switch.set_link(port, !self.down.contains(&uplink.name));
         let attached = match opened {
-            Some(opened) => attach(switch, port, uplink, opened),
+            Some(opened) => opened.and_then(|opened| attach(switch, port, uplink, opened)),
             None => Connecting::start(switch, (port, index), uplink, &self.helper).map(Attached::VhostUser),
         };
-        let attached = attached.inspect_err(|_| {
-            switch.remove_port(port);
-        })?;
-        Ok(Uplink { config: uplink.clone(), port, attached: Some(attached) })
+        let mut added = Uplink::new(uplink, port);
+        match attached {
+            Err(error) if !error.is_missing() => {
+                switch.remove_port(port);
+                return Err(error);
+            }
+            Err(missing) => {
+                tracing::warn!("{missing}; the port waits for it");
+                added.note(Err(missing));
+            }
+            attached => added.note(attached),
+        }
+        Ok(added)
     }
 
     /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the file, in its order.
     pub fn look(&mut self, switch: &Switch, configured: &[UplinkConfig]) {
         self.helper.collect();
         for number in 0..self.known.len() {
-            let Some(Uplink { config, port, attached }) = self.known.get(number) else { return };
+            let Some(Uplink { config, port, attached, .. }) = self.known.get(number) else { return };
             let Some(index) = configured.iter().position(|uplink| uplink == config) else { continue };
-            let (config, port, attached_now) = (config.clone(), *port, attached.is_some());
-            let attached = match attached {
+            let (config, port) = (config.clone(), *port);
+            match attached {
                 Some(attached) if attached.is_gone() => {
-                    let (uplink, to) = (&config.name, &config.kind);
-                    tracing::warn!(uplink, %to, "the interface is gone; the port waits for one of this name");
-                    switch.detach(port);
-                    Self::let_go(self.store.as_ref(), &config);
-                    None
+                    self.lose(switch, number, "the interface is gone; the port waits for one of this name");
                 }
-                Some(Attached::VhostUser(connecting)) => {
-                    connecting.set_index(index);
-                    continue;
-                }
-                Some(attached) => {
-                    if let Some(mtu) = attached.mtu().cloned() {
-                        self.follow_mtu(switch, (index, &config, port), &mtu);
-                    }
-                    continue;
-                }
-                // Why not is of no interest: it is tried again.
+                Some(Attached::VhostUser(connecting)) => connecting.set_index(index),
+                Some(_) => self.follow(switch, number, index),
                 None => {
                     let opened = self.take(index, &config, false);
-                    opened.and_then(|opened| attach(switch, port, &config, opened)).ok()
+                    let attached = opened.and_then(|opened| attach(switch, port, &config, opened));
+                    if let Some(known) = self.known.get_mut(number) {
+                        known.note(attached);
+                    }
                 }
-            };
-            if attached.is_some() != attached_now
-                && let Some(known) = self.known.get_mut(number)
-            {
-                known.attached = attached;
             }
         }
         self.tell_links(switch);
     }
 
+    /// The port waits until it can be attached again.
+    fn lose(&mut self, switch: &Switch, number: usize, why: &str) {
+        let Some(known) = self.known.get_mut(number) else { return };
+        tracing::warn!(uplink = known.config.name, to = %known.config.kind, "{why}");
+        switch.detach(known.port);
+        Self::let_go(self.store.as_ref(), &known.config);
+        // What was attached ends here, not on the switch's worker.
+        (known.attached, known.strayed) = (None, false);
+        why.clone_into(&mut known.why_not);
+    }
+
     /// Has the port carry what its interface carries now.
-    fn follow_mtu(&mut self, switch: &Switch, of: (usize, &UplinkConfig, PortId), known: &AtomicUsize) {
-        let (index, uplink, port) = of;
-        let now = if self.helper.is_there() {
-            self.helper.ask(uplink, |helper| helper.mtu(index, uplink)).ok()
+    fn follow(&mut self, switch: &Switch, number: usize, index: usize) {
+        let Some(config) = self.known.get(number).map(|known| known.config.clone()) else { return };
+        let seen = if self.helper.is_there() {
+            self.helper.ask(&config, |helper| helper.look(index, &config))
         } else if confine::is_confined() {
-            None
+            return;
         } else {
-            uplink.kind.mtu().ok()
+            config.kind.look().map_err(failed(&config))
         };
-        if let Some(now) = now.flatten().filter(|now| *now != known.load(Ordering::Relaxed)) {
-            let (uplink, to) = (&uplink.name, &uplink.kind);
-            tracing::info!(uplink, %to, mtu = now, "the interface has another MTU");
-            known.store(now, Ordering::Relaxed);
-            switch.refresh(port);
+        let Some(known) = self.known.get_mut(number) else { return };
+        let Some(attached) = &known.attached else { return };
+        let strayed = match &seen {
+            Ok(Some(seen)) => !attached.is(seen),
+            Err(error) => error.is_missing(),
+            Ok(None) => false,
+        };
+        if strayed && !known.strayed {
+            let (uplink, to) = (&config.name, &config.kind);
+            tracing::warn!(uplink, %to, "its interface has another name now; the port stays with it, and follows its MTU no more");
+        }
+        known.strayed = strayed;
+        let (Ok(Some(seen)), Some(mtu), false) = (seen, attached.mtu(), strayed) else { return };
+        if seen.mtu == mtu.load(Ordering::Relaxed) {
+            return;
+        }
+        let (uplink, to) = (&config.name, &config.kind);
+        tracing::info!(uplink, %to, mtu = seen.mtu, "the interface has another MTU");
+        if attached.carries(seen.mtu) {
+            mtu.store(seen.mtu, Ordering::Relaxed);
+            switch.refresh(known.port);
+        } else {
+            self.lose(switch, number, "its frames have no room for packets of this MTU; it is opened again");
         }
     }
 
@@ -270,9 +339,22 @@ impl Uplinks {
     }
 
     pub fn stats(&self, switch: &Switch) -> Vec<UplinkStats> {
-        let one = |Uplink { config, port, .. }: &Uplink| UplinkStats {
+        let lost = |attached: Option<&Attached>| attached.map(Attached::lost).unwrap_or_default();
+        let one = |Uplink { config, port, attached, .. }: &Uplink| UplinkStats {
             name: config.name.clone(),
-            port: switch.stats(*port).snapshot().into_iter().collect(),
+            port: switch.stats(*port).snapshot().into_iter().chain(lost(attached.as_ref())).collect(),
+        };
+        self.known.iter().map(one).collect()
+    }
+
+    /// What an operator asks first: is it attached, how, or why not.
+    pub fn status(&self, ports: &[PortView]) -> Vec<UplinkStatus> {
+        let is_active = |port| ports.iter().any(|view| view.id == port && view.attached);
+        let one = |Uplink { config, port, attached, why_not, .. }: &Uplink| UplinkStatus {
+            name: config.name.clone(),
+            to: config.kind.to_string(),
+            attached: is_active(*port),
+            how: attached.as_ref().map_or_else(|| why_not.clone(), Attached::how),
         };
         self.known.iter().map(one).collect()
     }

@@ -28,8 +28,9 @@ does. A daemon that is killed may be started again: VMs continue (docs/survival.
 Before it serves the first VM, the daemon gives up the rights it does not need: as root it becomes the user of [daemon]
 user (default: vmlane, else an unused number of its own), drops all capabilities, sees only its runtime directory and its configuration
 (Landlock), and allows each thread only the system calls it needs (seccomp). A thread that makes another one ends the
-daemon with exit code 71 and a line that names the thread and the call. Uplinks that a reload adds are attached by a
-helper that keeps the right to do so; it reads the configuration itself, which must belong to root.";
+daemon with exit code 71 and a line that names the thread and the call. Uplinks that a reload adds (TAP interfaces,
+network cards by AF_XDP) are attached by a helper that keeps the rights to do so; it reads the configuration itself, which
+must belong to root.";
 
 /// Serves the configured VMs until stopped
 #[derive(Debug, clap::Args)]

@@ -12,7 +12,8 @@ const EXAMPLES: &str = "Examples:
   vmlane status --json | jq -r '.vms[] | select(.ready) | .name'
   vmlane status --interval 2
 
-attached: a VMM is connected. ready: the guest's driver has set the device up.";
+attached: a VMM is connected. ready: the guest's driver has set the device up. HOW says how the frames of an uplink pass, or
+why it is not attached.";
 
 /// Shows the daemon and its VMs
 #[derive(Debug, clap::Args)]
@@ -68,8 +69,13 @@ fn plain(status: &Status) -> String {
     }
     let nics = if nics.len() > 1 { format!("\n{}", table(&nics)) } else { String::new() };
     let teams = teams(&status.teams);
+    let mut uplinks = vec![row!["UPLINK", "TO", "ATTACHED", "HOW"]];
+    uplinks.extend(
+        status.uplinks.iter().map(|uplink| row![uplink.name, uplink.to, yes(uplink.attached), uplink.how]),
+    );
+    let uplinks = if uplinks.len() > 1 { format!("\n{}", table(&uplinks)) } else { String::new() };
     format!(
-        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{teams}{troubles}",
+        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{uplinks}{teams}{troubles}",
         status.daemon,
         status.pid,
         status.uptime_seconds,
@@ -118,6 +124,15 @@ mod tests {
         assert!(
             plain(&status(Some("the disk is full"))).contains("not outlive the daemon: the disk is full")
         );
-        assert!(!plain(&status(None)).contains("outlive"));
+        let mut other = status(None);
+        assert!(!plain(&other).contains("outlive") && !plain(&other).contains("UPLINK"));
+        let (name, to, how) =
+            ("lan".into(), "interface = \"eth1\"".into(), "XDP generic, copy, 1 queue".into());
+        other.uplinks = vec![vmlane_api::UplinkStatus { name, to, attached: true, how }];
+        assert!(
+            plain(&other).contains("lan     interface = \"eth1\"  yes       XDP generic, copy"),
+            "{}",
+            plain(&other)
+        );
     }
 }

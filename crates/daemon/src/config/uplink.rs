@@ -18,6 +18,7 @@ const LONGEST_SOCKET: usize = 107;
 const USUAL_MTU: u16 = 1500;
 /// Queues of an uplink.
 const MOST_QUEUES: u16 = vmlane_host::uplink::TapOptions::MOST_QUEUES;
+const _: () = assert!(MOST_QUEUES == vmlane_host::uplink::xdp::XdpOptions::MOST_QUEUES);
 
 /// One `[[uplink]]`: a port of the switch that leads out of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -44,6 +45,12 @@ pub enum UplinkKind {
         /// Bytes of the longest packet that is no super-frame.
         mtu: u16,
     },
+    /// `interface`: an interface of the host, by AF_XDP.
+    Xdp {
+        interface: String,
+        /// How many of its queues; None: all.
+        queues: Option<u16>,
+    },
 }
 
 impl UplinkKind {
@@ -54,6 +61,7 @@ impl UplinkKind {
     pub fn key(&self) -> &'static str {
         match self {
             UplinkKind::Tap { .. } => "tap",
+            UplinkKind::Xdp { .. } => "interface",
             UplinkKind::VhostUser { .. } => "vhost_user",
         }
     }
@@ -66,7 +74,7 @@ impl UplinkKind {
     /// The host's interface whose link is its own.
     pub fn interface(&self) -> Option<&str> {
         match self {
-            UplinkKind::Tap { interface, .. } => Some(interface),
+            UplinkKind::Tap { interface, .. } | UplinkKind::Xdp { interface, .. } => Some(interface),
             UplinkKind::VhostUser { .. } => None,
         }
     }
@@ -74,7 +82,7 @@ impl UplinkKind {
     /// What it leads to, as the file says: no two uplinks have the same.
     pub fn target(&self) -> &str {
         match self {
-            UplinkKind::Tap { interface, .. } => interface,
+            UplinkKind::Tap { interface, .. } | UplinkKind::Xdp { interface, .. } => interface,
             UplinkKind::VhostUser { socket, .. } => socket,
         }
     }
@@ -132,7 +140,7 @@ impl Checker<'_> {
         if let [(kind, _)] = given[..] {
             let is_peer = kind == "vhost_user";
             self.belongs(key, "mtu", raw.mtu.as_ref().filter(|_| !is_peer), "vhost_user");
-            self.belongs(key, "queues", raw.queues.as_ref().filter(|_| is_peer), "tap");
+            self.belongs(key, "queues", raw.queues.as_ref().filter(|_| is_peer), "tap or interface");
         }
         match given[..] {
             [("vhost_user", socket)] => {
@@ -142,8 +150,15 @@ impl Checker<'_> {
             }
             [("tap", interface)] => {
                 self.interface(&format!("{key}: tap"), interface);
-                let queues = raw.queues.as_ref().and_then(|queues| self.tap_queues(key, queues));
+                let what = "an interface made with multi_queue";
+                let queues = raw.queues.as_ref().and_then(|queues| self.uplink_queues(key, queues, what));
                 Some(UplinkKind::Tap { interface: interface.get_ref().clone(), queues })
+            }
+            [("interface", interface)] => {
+                self.interface(&format!("{key}: interface"), interface);
+                let what = "the first queues of the interface";
+                let queues = raw.queues.as_ref().and_then(|queues| self.uplink_queues(key, queues, what));
+                Some(UplinkKind::Xdp { interface: interface.get_ref().clone(), queues })
             }
             [(other, value)] => {
                 let text = format!(
@@ -156,7 +171,8 @@ impl Checker<'_> {
             }
             [] => {
                 let text = format!(
-                    "{key}: tap is missing; add tap = \"INTERFACE\", or vhost_user = \"SOCKET\", to say what the uplink leads to"
+                    "{key}: add tap = \"NAME\" for a TAP interface, interface = \"NAME\" for a card (AF_XDP), or vhost_user = \"SOCKET\" for \
+                     another switch's port: what the uplink leads to is missing"
                 );
                 self.problem(spanned.span(), text);
                 None
@@ -213,12 +229,12 @@ impl Checker<'_> {
         u16::try_from(*mtu.get_ref()).unwrap_or(USUAL_MTU)
     }
 
-    fn tap_queues(&mut self, key: &str, queues: &Spanned<i64>) -> Option<u16> {
+    fn uplink_queues(&mut self, key: &str, queues: &Spanned<i64>, what: &str) -> Option<u16> {
         let number = u16::try_from(*queues.get_ref()).ok();
         let fits = number.filter(|number| (1..=MOST_QUEUES).contains(number));
         if fits.is_none() {
             let text = format!(
-                "{key}: queues = {}; use 1 to {MOST_QUEUES} for an interface made with multi_queue, or leave it out",
+                "{key}: queues = {}; use 1 to {MOST_QUEUES} for {what}, or leave it out",
                 queues.get_ref(),
             );
             self.problem(queues.span(), text);

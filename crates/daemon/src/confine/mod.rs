@@ -116,11 +116,15 @@ pub fn no_core_dumps() -> io::Result<()> {
     Ok(())
 }
 
-/// For the uplink helper: of all capabilities, only what interfaces need is left.
+/// For the uplink helper: of all capabilities, only what interfaces need is left. TAP needs the first one; AF_XDP needs the
+/// others, too, for sockets, their program, and frames that stay in RAM.
 pub fn keep_network_rights() -> io::Result<()> {
+    let needed =
+        [CapabilitySet::NET_ADMIN, CapabilitySet::NET_RAW, CapabilitySet::BPF, CapabilitySet::IPC_LOCK];
+    let needed = needed.into_iter().collect();
     no_core_dumps()?;
-    user::bound_capabilities(CapabilitySet::NET_ADMIN);
-    user::drop_capabilities(CapabilitySet::NET_ADMIN)?;
+    user::bound_capabilities(needed);
+    user::drop_capabilities(needed)?;
     Ok(set_no_new_privs(true)?)
 }
 

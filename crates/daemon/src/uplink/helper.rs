@@ -13,8 +13,8 @@ use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
 use super::UplinkError;
-use super::kind::Opened;
-use super::messages::{Interface, Reply, Request, Wish, receive, send};
+use super::kind::{Opened, Seen};
+use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 use crate::config::UplinkConfig;
 
 /// How long an interface may take.
@@ -30,6 +30,8 @@ pub enum HelperError {
     Gone(io::Error),
     #[error("{0}")]
     Refused(String),
+    #[error("{0}")]
+    Missing(String),
     #[error("the configuration has changed meanwhile, and names {found} there; reload it again")]
     Changed { found: String },
 }
@@ -66,9 +68,9 @@ impl Helper {
         Opened::unpack(&uplink.kind, opened, files).map_err(HelperError::Refused)
     }
 
-    /// The MTU of its interface, if it has one.
-    pub fn mtu(&mut self, index: usize, uplink: &UplinkConfig) -> Result<Option<usize>, HelperError> {
-        Ok(self.ask(index, uplink, Wish::Look)?.0.mtu)
+    /// Its interface as it is now, if it has one.
+    pub fn look(&mut self, index: usize, uplink: &UplinkConfig) -> Result<Option<Seen>, HelperError> {
+        Ok(self.ask(index, uplink, Wish::Look)?.0.seen)
     }
 
     fn ask(
@@ -86,7 +88,13 @@ impl Helper {
             match reply.map_err(HelperError::Gone)? {
                 // To a request that was given up.
                 (reply, _) if reply.number != number => {}
-                (Reply { outcome, .. }, files) => break (outcome.map_err(HelperError::Refused)?, files),
+                (Reply { outcome, .. }, files) => {
+                    let refused = |refusal: Refusal| match refusal.missing {
+                        true => HelperError::Missing(refusal.text),
+                        false => HelperError::Refused(refusal.text),
+                    };
+                    break (outcome.map_err(refused)?, files);
+                }
             }
         };
         if (&interface.name, &interface.kind) != (&uplink.name, &uplink.kind) {

@@ -9,6 +9,7 @@ use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use vmlane_host::uplink::xdp::{self, Xdp, XdpError, XdpFacts, XdpFiles, XdpHold, XdpOptions};
 use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu, vhost_user};
 use vmlane_port::{FramePort, PortStats};
 use vmlane_state::Found;
@@ -28,6 +29,14 @@ pub enum OpenError {
     VhostUser { socket: String, cause: io::Error },
     #[error("what came is of another kind than the uplink")]
     Kind,
+    #[error("{cause}{}", why(cause))]
+    Xdp { cause: XdpError },
+}
+
+impl From<XdpError> for OpenError {
+    fn from(cause: XdpError) -> OpenError {
+        OpenError::Xdp { cause }
+    }
 }
 
 impl From<TapError> for OpenError {
@@ -44,16 +53,33 @@ fn why(error: &dyn std::error::Error) -> String {
 impl OpenError {
     /// It is in use, perhaps only for a moment.
     pub fn is_busy(&self) -> bool {
-        matches!(self, OpenError::Tap { cause: TapError::Busy { .. } })
+        matches!(
+            self,
+            OpenError::Tap { cause: TapError::Busy { .. } } | OpenError::Xdp { cause: XdpError::Busy { .. } }
+        )
+    }
+
+    /// It leads to an interface that is not there, and may come.
+    pub fn is_missing(&self) -> bool {
+        matches!(self, OpenError::Xdp { cause: XdpError::Missing { .. } })
     }
 }
 
 /// The files of an uplink, opened by a process that may do that.
-#[derive(Debug)]
 pub enum Opened {
     Tap(TapFiles),
     /// A connected socket.
     VhostUser(OwnedFd),
+    Xdp(XdpFiles),
+}
+
+/// What can be seen of an interface by its name.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Seen {
+    /// Bytes of the longest packet.
+    pub mtu: usize,
+    /// Its number, if that is of interest.
+    pub index: Option<u32>,
 }
 
 /// What belongs to the files of an [`Opened`] when they go to another process.
@@ -64,6 +90,7 @@ pub enum Facts {
         mtu: usize,
     },
     VhostUser,
+    Xdp(XdpFacts),
 }
 
 /// An uplink that is connected to a port, as seen by the daemon.
@@ -71,14 +98,25 @@ pub enum Attached {
     Tap {
         /// One of its queues.
         watch: OwnedFd,
+        queues: usize,
         /// The MTU that the port goes by.
         mtu: Arc<AtomicUsize>,
+    },
+    Xdp {
+        hold: XdpHold,
+        mtu: Arc<AtomicUsize>,
+        facts: XdpFacts,
+        queues: usize,
     },
     /// Its thread sees to the port.
     VhostUser(Connecting),
 }
 
 impl UplinkKind {
+    fn xdp(interface: &str, queues: Option<u16>) -> XdpOptions {
+        XdpOptions { name: interface.to_owned(), queues }
+    }
+
     fn tap(interface: &str, queues: Option<u16>) -> TapOptions {
         TapOptions { name: interface.to_owned(), queues }
     }
@@ -96,6 +134,9 @@ impl UplinkKind {
                 let failed = |cause| OpenError::VhostUser { socket: socket.clone(), cause };
                 Ok(Opened::VhostUser(vhost_user::connect(Path::new(socket)).map_err(failed)?))
             }
+            UplinkKind::Xdp { interface, queues } => {
+                Ok(Opened::Xdp(XdpFiles::open(&Self::xdp(interface, *queues))?))
+            }
         }
     }
 
@@ -112,10 +153,14 @@ impl UplinkKind {
         }
     }
 
-    /// The MTU of its interface in bytes; None: it has none that could change.
-    pub fn mtu(&self) -> Result<Option<usize>, OpenError> {
+    /// Its interface as it is now; None: it has none that could change.
+    pub fn look(&self) -> Result<Option<Seen>, OpenError> {
         match self {
-            UplinkKind::Tap { interface, .. } => Ok(Some(mtu(interface)?)),
+            UplinkKind::Tap { interface, .. } => Ok(Some(Seen { mtu: mtu(interface)?, index: None })),
+            UplinkKind::Xdp { interface, .. } => {
+                let (index, mtu) = xdp::look(interface)?;
+                Ok(Some(Seen { mtu, index: Some(index) }))
+            }
             UplinkKind::VhostUser { .. } => Ok(None),
         }
     }
@@ -128,6 +173,8 @@ impl UplinkKind {
                 (0..queues.unwrap_or(1)).map(|queue| format!("{HELD}{interface}/{queue}")).collect()
             }
             UplinkKind::VhostUser { .. } => Vec::new(),
+            // Which frames a daemon had taken from its rings is known to that daemon alone.
+            UplinkKind::Xdp { .. } => Vec::new(),
         }
     }
 
@@ -139,6 +186,7 @@ impl UplinkKind {
                 Some(Opened::Tap(TapFiles { queues, mtu: mtu? }))
             }
             UplinkKind::VhostUser { .. } => None,
+            UplinkKind::Xdp { .. } => None,
         }
     }
 }
@@ -152,6 +200,10 @@ impl Opened {
         match self {
             Opened::Tap(TapFiles { queues, mtu }) => (Facts::Tap { mtu }, queues),
             Opened::VhostUser(socket) => (Facts::VhostUser, vec![socket]),
+            Opened::Xdp(files) => {
+                let (facts, files) = files.pack();
+                (Facts::Xdp(facts), files)
+            }
         }
     }
 
@@ -168,6 +220,10 @@ impl Opened {
                 (Some(socket), 0) => Ok(Opened::VhostUser(socket)),
                 _ => Err("not one socket came".into()),
             },
+            (UplinkKind::Xdp { interface, queues }, Facts::Xdp(facts)) => {
+                let opened = XdpFiles::unpack(&UplinkKind::xdp(interface, *queues), facts, files);
+                opened.map(Opened::Xdp).map_err(|error| OpenError::from(error).to_string())
+            }
             _ => Err(OpenError::Kind.to_string()),
         }
     }
@@ -177,6 +233,7 @@ impl Opened {
         match self {
             Opened::Tap(TapFiles { queues, .. }) => queues.iter().map(AsFd::as_fd).collect(),
             Opened::VhostUser(_) => Vec::new(),
+            Opened::Xdp(_) => Vec::new(),
         }
     }
 
@@ -187,10 +244,21 @@ impl Opened {
         stats: Arc<PortStats>,
     ) -> Result<(Box<dyn FramePort>, Attached), OpenError> {
         match (self, kind) {
-            (Opened::Tap(files), UplinkKind::Tap { interface, queues }) => {
-                let tap = Tap::new(&UplinkKind::tap(interface, *queues), files, stats)?;
-                let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu() };
+            (Opened::Tap(files), kind) => {
+                let queues = files.queues.len();
+                let tap = Tap::new(&UplinkKind::tap(kind.target(), None), files, stats)?;
+                let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu(), queues };
                 Ok((Box::new(tap), attached))
+            }
+            (Opened::Xdp(files), kind) => {
+                let (facts, queues) = (files.facts.clone(), files.queues.len());
+                for advice in &facts.advice {
+                    tracing::warn!(to = %kind, "{advice}");
+                }
+                let options = UplinkKind::xdp(kind.target(), None);
+                let (port, hold) = Xdp::new(&options, files, stats)?;
+                let mtu = port.mtu();
+                Ok((Box::new(port), Attached::Xdp { hold, mtu, facts, queues }))
             }
             // A thread of its own makes ports of the sockets of the kind `vhost_user`.
             _ => Err(OpenError::Kind),
@@ -203,15 +271,65 @@ impl Attached {
     pub fn is_gone(&self) -> bool {
         match self {
             Attached::Tap { watch, .. } => is_gone(watch),
+            Attached::Xdp { hold, .. } => hold.is_gone(),
             Attached::VhostUser(_) => false,
+        }
+    }
+
+    /// Can the port carry packets of this length as it is?
+    pub fn carries(&self, mtu: usize) -> bool {
+        match self {
+            Attached::Tap { .. } | Attached::VhostUser(_) => true,
+            Attached::Xdp { facts, .. } => facts.carries(mtu),
+        }
+    }
+
+    /// Is this the interface that the port has?
+    pub fn is(&self, seen: &Seen) -> bool {
+        match self {
+            Attached::Tap { .. } | Attached::VhostUser(_) => true,
+            Attached::Xdp { facts, .. } => seen.index == Some(facts.index),
+        }
+    }
+
+    /// How frames pass, for an operator.
+    pub fn how(&self) -> String {
+        match self {
+            Attached::Tap { queues, .. } => format!("read and write, {}", count(*queues, "queue")),
+            Attached::VhostUser(_) => "memory shared with the other switch, 1 queue".into(),
+            Attached::Xdp { facts, queues, .. } => format!(
+                "XDP {}, {}, {}",
+                if facts.native { "in the driver" } else { "generic" },
+                if facts.zero_copy { "zero-copy" } else { "copy" },
+                count(*queues, "queue"),
+            ),
+        }
+    }
+
+    /// Frames that were lost in front of the port, by reason.
+    pub fn lost(&self) -> Vec<(&'static str, u64)> {
+        match self {
+            Attached::Tap { .. } | Attached::VhostUser(_) => Vec::new(),
+            Attached::Xdp { hold, .. } => {
+                let lost = hold.lost();
+                vec![
+                    ("xdp_rx_dropped", lost.dropped),
+                    ("xdp_rx_ring_full", lost.ring_full),
+                    ("xdp_rx_no_place", lost.no_place),
+                ]
+            }
         }
     }
 
     /// The MTU that the port goes by, to be changed when the interface has another one.
     pub fn mtu(&self) -> Option<&Arc<AtomicUsize>> {
         match self {
-            Attached::Tap { mtu, .. } => Some(mtu),
+            Attached::Tap { mtu, .. } | Attached::Xdp { mtu, .. } => Some(mtu),
             Attached::VhostUser(_) => None,
         }
     }
+}
+
+fn count(number: usize, what: &str) -> String {
+    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -14,13 +14,13 @@ use serde::de::DeserializeOwned;
 use serde::{Deserialize, Serialize};
 use vmlane_host::uplink::TapOptions;
 
-use super::kind::Facts;
+use super::kind::{Facts, Seen};
 use crate::config::UplinkKind;
 
 /// Bytes of the longest packet: an error with the names of a file and an interface.
 const LONGEST: usize = 8 << 10;
-/// Files of a packet.
-const FILES: usize = TapOptions::MOST_QUEUES as usize;
+/// Files of a packet: queues', and two more.
+const FILES: usize = TapOptions::MOST_QUEUES as usize + 2;
 
 /// What is wanted of an uplink.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -46,7 +46,21 @@ pub struct Request {
 #[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Reply {
     pub number: u32,
-    pub outcome: Result<Interface, String>,
+    pub outcome: Result<Interface, Refusal>,
+}
+
+/// Why not.
+#[derive(Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Refusal {
+    pub text: String,
+    /// The interface is not there, and may come.
+    pub missing: bool,
+}
+
+impl From<String> for Refusal {
+    fn from(text: String) -> Refusal {
+        Refusal { text, missing: false }
+    }
 }
 
 /// Which uplink it is, and what was asked about it. The file may have changed since the daemon read it.
@@ -57,7 +71,7 @@ pub struct Interface {
     /// Of one that is open now: its files come with it.
     pub opened: Option<Facts>,
     /// Of [`Wish::Look`].
-    pub mtu: Option<usize>,
+    pub seen: Option<Seen>,
 }
 
 pub fn send(socket: impl AsFd, packet: &impl Serialize, files: &[BorrowedFd<'_>]) -> io::Result<()> {

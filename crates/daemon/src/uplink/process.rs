@@ -12,7 +12,7 @@ use std::path::{Path, PathBuf};
 use rustix::process::geteuid;
 
 use super::kind::OpenError;
-use super::messages::{Interface, Reply, Request, Wish, receive, send};
+use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 use crate::config::{Config, UplinkConfig};
 use crate::confine;
 
@@ -27,7 +27,10 @@ pub fn serve(config: &Path) -> io::Result<()> {
     while let Some((Request { number, index, wish }, _)) = receive(&socket)? {
         let (outcome, files) = match carry_out(&mut file, index, wish) {
             Ok((interface, files)) => (Ok(interface), files),
-            Err(refused) => (Err(refused.chars().take(LONGEST).collect()), Vec::new()),
+            Err(Refusal { text, missing }) => {
+                let text = text.chars().take(LONGEST).collect();
+                (Err(Refusal { text, missing }), Vec::new())
+            }
         };
         let files: Vec<_> = files.iter().map(OwnedFd::as_fd).collect();
         send(&socket, &Reply { number, outcome }, &files)?;
@@ -62,22 +65,22 @@ fn carry_out(
     file: &mut Configuration,
     index: usize,
     wish: Wish,
-) -> Result<(Interface, Vec<OwnedFd>), String> {
+) -> Result<(Interface, Vec<OwnedFd>), Refusal> {
     let shown = file.path.display().to_string();
     let uplinks = file.uplinks()?;
     let uplink = uplinks
         .get(index)
         .ok_or_else(|| format!("{shown}: has only {} uplinks now; reload it again", uplinks.len()))?;
     let kind = &uplink.kind;
-    let failed = |error: OpenError| error.to_string();
-    let (opened, files, mtu) = match wish {
+    let failed = |error: OpenError| Refusal { text: error.to_string(), missing: error.is_missing() };
+    let (opened, files, seen) = match wish {
         Wish::Open | Wish::OpenIfThere => {
             let (facts, files) = kind.open_patiently(wish == Wish::Open).map_err(failed)?.pack();
             (Some(facts), files, None)
         }
-        Wish::Look => (None, Vec::new(), kind.mtu().map_err(failed)?),
+        Wish::Look => (None, Vec::new(), kind.look().map_err(failed)?),
     };
-    Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, mtu }, files))
+    Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, seen }, files))
 }
 
 /// The file, open, if only root and this process's user can have written it.
@@ -133,9 +136,12 @@ mod tests {
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let mut file = Configuration { path: path.clone(), read: None };
         let refused = carry_out(&mut file, 1, Wish::Open).err().unwrap();
-        assert!(refused.contains("only 1 uplinks"), "{refused}");
+        assert!(refused.text.contains("only 1 uplinks"), "{refused:?}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\n").unwrap();
         let refused = carry_out(&mut file, 0, Wish::Look).err().unwrap();
-        assert!(refused.contains("tap is missing"), "{refused}");
+        assert!(refused.text.contains("what the uplink leads to is missing"), "{refused:?}");
+        fs::write(&path, "[[uplink]]\nname = \"lan\"\ninterface = \"vmlane-none\"\n").unwrap();
+        let refused = carry_out(&mut file, 0, Wish::Open).err().unwrap();
+        assert!(refused.missing && refused.text.contains("none of this name"), "{refused:?}");
     }
 }

@@ -1,0 +1,419 @@
+//! An interface of the host by AF_XDP: frames to and from its queues without the host's network stack.
+//!
+//! The kernel (or the card itself, in zero-copy mode) receives into memory that it shares with us, from where frames are
+//! lent to the switch; frames to be sent are copied into that memory, once. It knows no offloads: the switch cuts
+//! super-frames and makes checksums. `open.rs` is what needs rights, `rings.rs` what the kernel shares, `program.rs`
+//! the program that directs frames to us.
+
+mod open;
+mod program;
+mod rings;
+
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::io::Errno;
+use rustix::net::{RecvFlags, SendFlags, recv, send};
+use vmlane_mem::{MapRequest, MemoryMap, Spans};
+use vmlane_port::{
+    DropReason, Filter, FramePort, HEAD, MAX_HEAD, Offload, PortStats, Refused, RxCapabilities, RxFrame,
+    Token, TxFrame, WakeUp,
+};
+use vmlane_wire::ethernet::{HEADER, TAG};
+
+pub use self::open::{Lost, XdpError, XdpFacts, XdpFiles, XdpOptions, look};
+use self::open::{Queue, RX_FRAMES, TX_FRAMES, lost, queue_bytes};
+use self::rings::{Desc, Rings};
+use super::flow::queue_of;
+use super::tap::one_of;
+
+/// Received frames that may be lent at once.
+const LOOK_AHEAD: usize = 256;
+/// Cache lines of a frame that are fetched before it is looked at: its headers.
+const LINES: usize = 1;
+/// Frames that are fetched ahead.
+const AHEAD: u32 = 4;
+/// System calls for frames that the kernel has not taken, at most, at the end of a turn.
+const MOST_CALLS: usize = 8;
+/// How soon an interface that is down is tried again.
+const RETRY: Duration = Duration::from_millis(50);
+
+/// A received frame that is lent.
+struct Slot {
+    queue: usize,
+    /// Where its place begins in the queue's memory.
+    place: u64,
+    head: [u8; HEAD],
+    head_len: usize,
+    spans: Spans,
+}
+
+/// A queue of the interface.
+struct Port {
+    socket: OwnedFd,
+    rings: Rings,
+    /// Where its memory begins in that of all queues.
+    base: u64,
+    /// Places of frames to be sent that are free, by number.
+    free: Vec<u32>,
+    /// Places of received frames were put into the fill ring.
+    filled: bool,
+    /// Frames were put into the ring of frames to be sent, and the kernel has not taken all.
+    unsent: bool,
+}
+
+/// An interface of the host, with some of its queues.
+pub struct Xdp {
+    queues: Vec<Port>,
+    /// Readable when one of the queues has a frame.
+    any: OwnedFd,
+    chunk: u64,
+    /// The queue that is looked at first, so that each gets its turn.
+    next: usize,
+    /// The queue that last had no room.
+    full: usize,
+    /// The interface is down: since when it is to be tried again.
+    down: Option<Instant>,
+    mtu: Arc<AtomicUsize>,
+    capabilities: RxCapabilities,
+    filter: Filter,
+    slots: Vec<Slot>,
+    free: Vec<u32>,
+    stats: Arc<PortStats>,
+    /// Where a frame is sent from.
+    out: Spans,
+    scratch: Box<[u8; MAX_HEAD]>,
+}
+
+/// The files of an interface that a port uses: the program and the sockets end with the last holder. Ending them takes the
+/// kernel some time, so the port's worker should not be the last one.
+pub struct XdpHold {
+    sockets: Vec<OwnedFd>,
+    _program: OwnedFd,
+}
+
+impl XdpHold {
+    /// What the kernel counted for all queues.
+    pub fn lost(&self) -> Lost {
+        self.sockets.iter().map(lost).fold(Lost::default(), |sum, one| Lost {
+            dropped: sum.dropped + one.dropped,
+            ring_full: sum.ring_full + one.ring_full,
+            no_place: sum.no_place + one.no_place,
+        })
+    }
+
+    /// Is the interface gone?
+    pub fn is_gone(&self) -> bool {
+        self.sockets.first().is_some_and(|socket| wake_rx(socket) == Err(Errno::NXIO))
+    }
+}
+
+impl Xdp {
+    /// The port of an interface whose files are open, and what is to be held until the port has been dropped.
+    pub fn new(
+        options: &XdpOptions,
+        files: XdpFiles,
+        stats: Arc<PortStats>,
+    ) -> Result<(Xdp, XdpHold), XdpError> {
+        let XdpFiles { facts, link, memory, queues } = files;
+        let bytes = queue_bytes(facts.chunk);
+        let len = bytes * queues.len() as u64;
+        let failed = |source| XdpError::Memory { name: options.name.clone(), bytes: len, source };
+        let map = MemoryMap::default()
+            .map(MapRequest { guest: 0, len, offset: 0, fd: memory, writable: true })
+            .map_err(|error| failed(io::Error::other(error)))?;
+        let duplicates = queues.iter().map(|queue| queue.socket.try_clone());
+        let sockets = duplicates.collect::<io::Result<Vec<_>>>().map_err(failed)?;
+        let any = one_of(&sockets).map_err(|error| failed(error.into()))?;
+        let bases = (0..).map(|number| number * bytes);
+        let queues = queues.into_iter().zip(bases).map(|(queue, base)| Port::new(queue, base, facts.chunk));
+        let slot = |_| Slot {
+            queue: 0,
+            place: 0,
+            head: [0; HEAD],
+            head_len: 0,
+            spans: Spans::new(map.clone(), true),
+        };
+        let port = Xdp {
+            queues: queues.collect(),
+            any,
+            chunk: facts.chunk as u64,
+            next: 0,
+            full: 0,
+            down: None,
+            mtu: Arc::new(AtomicUsize::new(facts.mtu)),
+            capabilities: capabilities(facts.mtu),
+            filter: Filter::open(),
+            slots: (0..LOOK_AHEAD).map(slot).collect(),
+            free: (0..LOOK_AHEAD as u32).rev().collect(),
+            stats,
+            out: Spans::new(map.clone(), true),
+            scratch: Box::new([0; MAX_HEAD]),
+        };
+        Ok((port, XdpHold { sockets, _program: link }))
+    }
+
+    /// The interface's MTU as the port takes it to be. It picks up another one with its next [`FramePort::refresh`].
+    pub fn mtu(&self) -> Arc<AtomicUsize> {
+        self.mtu.clone()
+    }
+
+    /// Lends the frame of a descriptor in the slot. False: there is no such frame.
+    #[expect(clippy::indexing_slicing, reason = "`head_len` is at most `HEAD`")]
+    fn lend(slot: &mut Slot, queue: usize, base: u64, chunk: u64, desc: Desc) -> bool {
+        let len = desc.len as usize;
+        let place = desc.addr & !(chunk - 1);
+        let fits = place < RX_FRAMES * chunk && u64::from(desc.len) <= chunk - (desc.addr - place);
+        if !fits || len < HEADER || slot.spans.set(base + desc.addr, len).is_err() {
+            return false;
+        }
+        slot.head_len = len.min(HEAD);
+        slot.spans.read(0, &mut slot.head[..slot.head_len]);
+        (slot.queue, slot.place) = (queue, place);
+        true
+    }
+
+    /// Lends frames of one queue; their tokens go to the front of `tokens`.
+    fn fetch_from(&mut self, at: usize, tokens: &mut [Token]) -> usize {
+        let chunk = self.chunk;
+        let Some(queue) = self.queues.get_mut(at) else { return 0 };
+        let mut count = 0;
+        while let (Some(to), Some(&number)) = (tokens.get_mut(count), self.free.last()) {
+            let (Some(desc), Some(slot)) = (queue.rings.rx.take(), self.slots.get_mut(number as usize))
+            else {
+                break;
+            };
+            if let Some(ahead) = queue.rings.rx.peek(AHEAD) {
+                slot.spans.prefetch(queue.base.wrapping_add(ahead.addr), LINES);
+            }
+            if Xdp::lend(slot, at, queue.base, chunk, desc) {
+                self.free.pop();
+                *to = Token(number);
+                count += 1;
+            } else {
+                let stats: &PortStats = &self.stats;
+                stats.drop(DropReason::BadLength);
+                queue.give_back(desc.addr & !(chunk - 1), chunk);
+            }
+        }
+        queue.rings.rx.publish();
+        count
+    }
+
+    fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
+        if self.down.is_some() {
+            return Err(DropReason::Uplink);
+        }
+        let len = frame.len() + if frame.tag.is_some() { TAG } else { 0 };
+        let at = queue_of(frame, self.queues.len());
+        let Some(queue) = self.queues.get_mut(at) else { return Err(DropReason::Uplink) };
+        if len as u64 > self.chunk {
+            return Err(DropReason::TooLong);
+        }
+        let Some(number) = queue.take_place(self.chunk) else {
+            self.full = at;
+            return Err(DropReason::NoBuffers);
+        };
+        let addr = (RX_FRAMES + u64::from(number)) * self.chunk;
+        if self.out.set(queue.base + addr, len).is_err() {
+            queue.free.push(number);
+            return Err(DropReason::Uplink);
+        }
+        frame.write(&self.out, true, &mut self.scratch);
+        // The ring has a place for each frame.
+        queue.rings.tx.put(Desc { addr, len: len as u32, options: 0 });
+        queue.unsent = true;
+        Ok(())
+    }
+
+    /// Has the kernel send what it has not taken yet.
+    fn send(&mut self, now: Instant) {
+        for queue in self.queues.iter_mut().filter(|queue| queue.unsent) {
+            if queue.send() == Err(Errno::NETDOWN) {
+                self.down = Some(now + RETRY);
+            }
+        }
+    }
+}
+
+impl Port {
+    /// All places of received frames are the kernel's.
+    fn new(Queue { socket, mut rings }: Queue, base: u64, chunk: usize) -> Port {
+        for number in 0..RX_FRAMES {
+            rings.fill.put(number * chunk as u64);
+        }
+        rings.fill.publish();
+        let _ = wake_rx(&socket);
+        let free = (0..TX_FRAMES as u32).rev().collect();
+        Port { socket, rings, base, free, filled: false, unsent: false }
+    }
+
+    /// The place of a received frame is free again.
+    fn give_back(&mut self, place: u64, chunk: u64) {
+        if place < RX_FRAMES * chunk {
+            // The ring has a place for each frame.
+            self.rings.fill.put(place);
+            self.filled = true;
+        }
+    }
+
+    /// A free place of a frame to be sent.
+    fn take_place(&mut self, chunk: u64) -> Option<u32> {
+        self.free.pop().or_else(|| {
+            self.reclaim(chunk);
+            self.free.pop()
+        })
+    }
+
+    /// Places of frames that were sent are free again.
+    fn reclaim(&mut self, chunk: u64) {
+        while let Some(addr) = self.rings.completion.take() {
+            let number = (addr / chunk).wrapping_sub(RX_FRAMES);
+            if number < TX_FRAMES && self.free.len() < TX_FRAMES as usize {
+                self.free.push(number as u32);
+            }
+        }
+        self.rings.completion.publish();
+    }
+
+    /// Publishes what is to be sent, and has the kernel send it if it asks for that.
+    fn send(&mut self) -> rustix::io::Result<()> {
+        self.rings.tx.publish();
+        for _ in 0..MOST_CALLS {
+            if !self.rings.tx.needs_wakeup() {
+                // The driver looks by itself.
+                self.unsent = false;
+                return Ok(());
+            }
+            let result = send(&self.socket, &[], SendFlags::DONTWAIT);
+            self.unsent = self.rings.tx.untaken() > 0;
+            match result {
+                Err(Errno::NETDOWN | Errno::NXIO) => return Err(Errno::NETDOWN),
+                // Not more at once, or no buffers: another call may help.
+                Ok(_) | Err(_) if self.unsent => {}
+                _ => return Ok(()),
+            }
+        }
+        Ok(())
+    }
+
+    /// Publishes free places, and tells the driver of them if it asks for that.
+    fn refill(&mut self) {
+        if std::mem::take(&mut self.filled) && self.rings.fill.publish() && self.rings.fill.needs_wakeup() {
+            let _ = wake_rx(&self.socket);
+        }
+    }
+}
+
+/// Has the driver look at the fill ring.
+fn wake_rx(socket: impl AsFd) -> rustix::io::Result<()> {
+    recv(socket, &mut [0u8; 0][..], RecvFlags::DONTWAIT).map(drop)
+}
+
+fn capabilities(mtu: usize) -> RxCapabilities {
+    RxCapabilities {
+        frame: mtu + HEADER,
+        aggregate: mtu + HEADER,
+        tso4: false,
+        tso6: false,
+        uso4: false,
+        uso6: false,
+        partial_sum: false,
+        partial_frame: false,
+    }
+}
+
+impl FramePort for Xdp {
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        let queues = self.queues.len();
+        let mut count = 0;
+        for turn in 0..queues {
+            let Some(rest) = tokens.get_mut(count..).filter(|rest| !rest.is_empty()) else { break };
+            count += self.fetch_from((self.next + turn) % queues, rest);
+        }
+        self.next = (self.next + 1) % queues.max(1);
+        count
+    }
+
+    fn look_ahead(&self) -> usize {
+        LOOK_AHEAD
+    }
+
+    #[expect(
+        clippy::indexing_slicing,
+        reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
+    )]
+    fn frame(&self, token: Token) -> TxFrame<'_> {
+        let Slot { head, head_len, spans, .. } = &self.slots[token.0 as usize];
+        TxFrame { head: &head[..*head_len], spans, offload: Offload::None, tag: None }
+    }
+
+    fn finish(&mut self, tokens: &[Token]) {
+        for token in tokens {
+            let Some(&Slot { queue, place, .. }) = self.slots.get(token.0 as usize) else { continue };
+            if let Some(queue) = self.queues.get_mut(queue) {
+                queue.give_back(place, self.chunk);
+            }
+            self.free.push(token.0);
+        }
+    }
+
+    fn capabilities(&self) -> RxCapabilities {
+        self.capabilities
+    }
+
+    fn filter(&self) -> &Filter {
+        &self.filter
+    }
+
+    fn deliver(&mut self, frames: &[RxFrame<'_>]) -> Result<(), Refused> {
+        for (at, frame) in frames.iter().enumerate() {
+            self.deliver_one(frame).map_err(|reason| Refused { at, reason })?;
+        }
+        Ok(())
+    }
+
+    fn has_room(&mut self) -> bool {
+        let chunk = self.chunk;
+        self.queues.get_mut(self.full).is_some_and(|queue| {
+            if queue.free.is_empty() {
+                let _ = queue.send();
+                queue.reclaim(chunk);
+            }
+            !queue.free.is_empty()
+        })
+    }
+
+    fn flush(&mut self, now: Instant) {
+        self.queues.iter_mut().for_each(Port::refill);
+        self.send(now);
+    }
+
+    fn tick(&mut self, now: Instant) -> bool {
+        if self.down.is_some_and(|again| now >= again) {
+            let is_down = |queue: &mut Port| queue.send() == Err(Errno::NETDOWN);
+            self.down = self.queues.iter_mut().any(is_down).then_some(now + RETRY);
+        } else if self.down.is_none() {
+            self.send(now);
+        }
+        self.down.is_none() && self.queues.iter().any(|queue| queue.unsent)
+    }
+
+    /// The interface's MTU may have changed.
+    fn refresh(&mut self) {
+        self.capabilities = capabilities(self.mtu.load(Ordering::Relaxed));
+    }
+}
+
+impl WakeUp for Xdp {
+    fn arm(&mut self) -> bool {
+        self.queues.iter_mut().any(|queue| queue.rings.rx.waiting() > 0)
+    }
+
+    fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.any.as_fd())
+    }
+}
