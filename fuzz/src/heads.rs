@@ -62,7 +62,7 @@ impl Bench {
         let Some(offload) = offload(kinds, &request, head, len) else { return };
         let tag = (kinds & 0x80 != 0).then_some(Tci(0x2005));
         self.lent.set(0, len).expect("mapped");
-        let lent = TxFrame { head, spans: &self.lent, offload, tag };
+        let lent = TxFrame { head, spans: &self.lent, offload, tag, verified: false };
         let mut scratch = [0; MAX_HEAD];
         let Ok(frame) = Frame::new(&lent, &mut scratch) else { return };
         check_pop(&frame, &lent);

@@ -46,6 +46,8 @@ struct Inner {
     received: Vec<Received>,
     /// Frames that may still be delivered; None: any number.
     room: Option<usize>,
+    /// Frames of more bytes find no buffers; None: there are buffers for any.
+    longest: Option<usize>,
     refuse: Option<DropReason>,
     lent: usize,
     finished: usize,
@@ -57,6 +59,8 @@ struct Inner {
     owed: usize,
     overhead_so_far: usize,
     keeps: bool,
+    /// Checksums of what it sends were verified, it says.
+    verifies: bool,
     dropped: bool,
     failed: bool,
     trap: Option<Trap>,
@@ -105,6 +109,7 @@ impl Wire {
             sending: VecDeque::new(),
             received: Vec::new(),
             room: None,
+            longest: None,
             refuse: None,
             lent: 0,
             finished: 0,
@@ -114,6 +119,7 @@ impl Wire {
             owed: 0,
             overhead_so_far: 0,
             keeps: true,
+            verifies: false,
             dropped: false,
             failed: false,
             trap: None,
@@ -163,9 +169,19 @@ impl Wire {
         self.0.lock().room = frames;
     }
 
+    /// Has buffers for frames of so many bytes at most, as a ring that is almost full; None: for any.
+    pub fn set_longest(&self, bytes: Option<usize>) {
+        self.0.lock().longest = bytes;
+    }
+
     /// Every delivery is refused for this reason.
     pub fn refuse(&self, reason: Option<DropReason>) {
         self.0.lock().refuse = reason;
+    }
+
+    /// From here on the port says that checksums of what it sends were verified, as an uplink does for the host's kernel.
+    pub fn verify(&self) {
+        self.0.lock().verifies = true;
     }
 
     /// Frames are only counted from now on.
@@ -288,6 +304,9 @@ impl MemoryPort {
         if let Some(reason) = inner.refuse {
             return Err(reason);
         }
+        if inner.longest.is_some_and(|longest| packet.len() > longest) {
+            return Err(DropReason::NoBuffers);
+        }
         match &mut inner.room {
             Some(0) => return Err(DropReason::NoBuffers),
             Some(room) => *room -= 1,
@@ -355,7 +374,8 @@ impl FramePort for MemoryPort {
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { head, head_len, spans, offload, tag } = &self.slots[token.0 as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: *tag }
+        let verified = self.wire.0.lock().verifies;
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: *tag, verified }
     }
 
     fn finish(&mut self, tokens: &[Token]) {

@@ -55,6 +55,8 @@ pub struct TxFrame<'a> {
     pub offload: Offload,
     /// A tag to be inserted behind the addresses.
     pub tag: Option<Tci>,
+    /// The host's kernel has verified the TCP or UDP checksum. Never because a guest, or another switch, says so.
+    pub verified: bool,
 }
 
 /// Bytes of a frame that are copied for inspection, unless it is shorter.

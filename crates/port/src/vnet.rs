@@ -107,6 +107,12 @@ impl VnetHeader {
         self.flags & NEEDS_CHECKSUM == 0 && self.kind == NONE
     }
 
+    /// The sender says that the TCP or UDP checksum is right. Only the kernel's word counts.
+    #[inline]
+    pub fn is_verified(&self) -> bool {
+        self.flags & CHECKED != 0
+    }
+
     /// A super-frame.
     #[inline]
     pub fn is_segmented(&self) -> bool {
@@ -156,6 +162,13 @@ mod tests {
         let header = Header { flags: 1, kind: 0x84, header: 0x102, mss: 0x304, start: 34, field: 16 };
         assert_eq!(header.to_bytes(), [1, 0x84, 2, 1, 4, 3, 34, 0, 16, 0]);
         assert_eq!(Header::from_bytes(&header.to_bytes()), header);
+    }
+
+    #[test]
+    fn a_verdict_is_one_only_if_it_is_given() {
+        let verified = |flags| Header { flags, ..Header::default() }.is_verified();
+        assert_eq!([0, 1, 2, 3].map(verified), [false, false, true, true]);
+        assert!(Header { flags: 2, ..Header::default() }.is_plain());
     }
 
     #[test]

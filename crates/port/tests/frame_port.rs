@@ -80,7 +80,7 @@ impl FramePort for MemoryPort {
 
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { spans, head, .. } = &self.slots[token.0 as usize];
-        TxFrame { head, spans, offload: Offload::None, tag: None }
+        TxFrame { head, spans, offload: Offload::None, tag: None, verified: false }
     }
 
     fn finish(&mut self, tokens: &[Token]) {

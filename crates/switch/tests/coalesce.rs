@@ -244,6 +244,40 @@ fn identifications_count_up_or_are_equal_where_nothing_may_be_fragmented() {
 }
 
 #[test]
+fn a_receiver_with_room_for_single_segments_only_gets_those_that_wait() {
+    let (mut bench, a, b) = pair();
+    b.wire.set_room(Some(0));
+    let sent = train(false, 5);
+    send_all(&a, &sent);
+    (0..5).for_each(|_| bench.step());
+    assert_eq!((b.frames().len(), a.wire.outstanding()), (0, 5));
+    // Buffers for one after the other, but never for two in one.
+    b.wire.set_longest(Some(sent[0].bytes().len()));
+    b.wire.set_room(None);
+    bench.run();
+    let received = b.wire.received();
+    assert_eq!((segments(&received), a.wire.outstanding()), (vec![1; 5], 0));
+    assert!(received.iter().map(|one| one.bytes.clone()).eq(bytes(&sent)));
+}
+
+#[test]
+fn what_the_kernel_has_verified_is_merged_as_it_is() {
+    let (mut bench, a, b) = pair();
+    let sent = train(false, 4);
+    // So that it shows who looked.
+    let mut frames = bytes(&sent);
+    frames[2][14 + 20 + 16] ^= 0xff;
+    for (verified, expected) in [(false, vec![2, 1, 1]), (true, vec![4])] {
+        if verified {
+            a.wire.verify();
+        }
+        frames.iter().for_each(|frame| a.send(frame));
+        bench.run();
+        assert_eq!(segments(&b.wire.received()), expected, "verified: {verified}");
+    }
+}
+
+#[test]
 fn a_wrong_checksum_is_not_hidden() {
     let (mut bench, a, b) = pair();
     for (broken, at) in [(0, 60), (1, 60), (2, 1000), (1, 50), (2, 24)] {

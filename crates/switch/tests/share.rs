@@ -2,8 +2,11 @@
 
 mod common;
 
+use common::tcp::Packet;
 use common::{Bench, Guest, frame, mac};
+use vmlane_guestsim::memory_port::LRO;
 use vmlane_port::{Frames, Offload};
+use vmlane_switch::PortSpec;
 
 /// What the ports of one VM may cause in a round, in bytes, what a descriptor costs, and what tables made anew cost.
 const QUOTA: usize = 256 << 10;
@@ -80,4 +83,51 @@ fn tables_made_anew_cost_who_asks_for_them() {
     // As many as a hundred queues of commands would.
     let honest = beside(&mut bench, |bench| (0..100).for_each(|_| bench.switch.refresh(attacker.id)));
     assert_fair(honest, (attacker.wire.refreshes() - before) * REBUILD, 1);
+}
+
+/// Segments that wait are summed at each look whether their receiver has room for all of them in one. That is the work of the
+/// receiver, which has no buffers: the VM that it belongs to can send less for it, and their sender as much as ever.
+#[test]
+fn segments_that_wait_cost_their_receiver() {
+    const SEGMENTS: usize = 31;
+    let sent = |waits: bool| {
+        let mut bench = Bench::new();
+        let port = |bench: &mut Bench, number, name: &str| {
+            let guest = bench.port(PortSpec { name: name.into(), ..Bench::spec(number) });
+            guest.wire.set_capabilities(LRO);
+            guest.wire.forget_frames();
+            guest
+        };
+        let (sender, receiver) = (port(&mut bench, 1, "a/nic0"), port(&mut bench, 2, "b/nic0"));
+        let other = port(&mut bench, 3, "b/nic1");
+        let sinks = [port(&mut bench, 4, "c/nic0"), port(&mut bench, 5, "d/nic0")];
+        receiver.wire.set_longest(Some(0));
+        for packet in Packet::new(mac(2), mac(1), false, SEGMENTS * 1400).segments(1400) {
+            sender.wire.send(&packet.bytes(), Offload::None, None);
+        }
+        if waits {
+            (0..3).for_each(|_| bench.step());
+            assert_eq!(sender.wire.outstanding(), SEGMENTS);
+        } else {
+            bench.switch.remove_port(receiver.id);
+            bench.step();
+        }
+        let before = sinks.each_ref().map(|sink| sink.stats.rx_bytes.get());
+        for _ in 0..ROUNDS {
+            for (from, number, to) in [(&sender, 1, 4), (&other, 3, 5)] {
+                let packet = Packet::new(mac(to), mac(number), false, 10_000);
+                let offload = Offload::Segment { header: packet.header_len() as u16, mss: 1400 };
+                while from.wire.queued() < 40 {
+                    from.wire.send(&packet.partial(false), offload, None);
+                }
+            }
+            bench.step();
+        }
+        let after = sinks.each_ref().map(|sink| sink.stats.rx_bytes.get());
+        [after[0] - before[0], after[1] - before[1]]
+    };
+    let ([sender, other], [sender_alone, other_alone]) = (sent(true), sent(false));
+    assert!(sender * 100 >= sender_alone * 98, "{sender} of {sender_alone} bytes");
+    let missing = (other_alone - other) as usize / ROUNDS;
+    assert!((SEGMENTS * 1400 * 8 / 10..QUOTA / 2).contains(&missing), "{missing} bytes a round");
 }

@@ -41,7 +41,7 @@ impl Frame {
 
     fn sent(&self) -> TxFrame<'_> {
         let head = &self.bytes[..self.bytes.len().min(HEAD)];
-        TxFrame { head, spans: &self.spans, offload: Offload::None, tag: None }
+        TxFrame { head, spans: &self.spans, offload: Offload::None, tag: None, verified: false }
     }
 
     fn received(&self) -> RxFrame<'_> {

@@ -4,6 +4,7 @@ mod captured;
 mod drive;
 mod guest;
 mod switched;
+mod verified;
 mod wire;
 
 use std::io;
@@ -63,7 +64,7 @@ pub fn register(registry: &mut Registry) {
     });
 }
 
-/// Complete segments of one TCP stream, merged for their receiver or not.
+/// Complete segments of one TCP stream, as an uplink gives them with its kernel's word for their checksums, merged for their receiver or not.
 fn segment_rows(registry: &mut Registry) {
     let mut add = |name, beside: &[&str], lro| {
         registry.add(name, GBITS, beside, move |length| {

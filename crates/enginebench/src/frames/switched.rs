@@ -1,9 +1,10 @@
 //! Guests behind the switch, whose worker the caller turns by hand.
 
-use vmlane_port::Frames;
+use vmlane_port::{FramePort, Frames};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 
 use super::guest::{Guest, Load, mac};
+use super::verified::Verified;
 
 /// Guests, their switch and its worker. Guest n sends to its neighbour: 0 and 1 to each other, 2 and 3,
 /// and so on.
@@ -32,7 +33,10 @@ impl Switched {
                 uplink: false,
             });
             let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(&switch, port));
-            switch.attach(port, Box::new(nic));
+            // Segments are those of an uplink.
+            let end: Box<dyn FramePort> =
+                if load == Load::Segments { Box::new(Verified(nic)) } else { Box::new(nic) };
+            switch.attach(port, end);
             guest
         };
         let guests = (0..).zip(loads).map(connect).collect();

@@ -53,6 +53,7 @@ struct Slot {
     head_len: usize,
     spans: Spans,
     offload: Offload,
+    verified: bool,
 }
 
 /// An attached TAP interface.
@@ -113,6 +114,7 @@ impl Tap {
             head_len: 0,
             spans: Spans::new(map.clone(), true),
             offload: Offload::None,
+            verified: false,
         };
         Ok(Tap {
             name: options.name.clone(),
@@ -252,8 +254,9 @@ fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), 
     // A header with all its options: what an offload may speak of is found in it.
     slot.head_len = len.min(HEAD);
     slot.spans.read(0, &mut slot.head[..slot.head_len]);
-    slot.offload =
-        Header::from_bytes(header).offload(&slot.head[..slot.head_len]).ok_or(DropReason::BadOffload)?;
+    let header = Header::from_bytes(header);
+    slot.offload = header.offload(&slot.head[..slot.head_len]).ok_or(DropReason::BadOffload)?;
+    slot.verified = header.is_verified();
     Ok(())
 }
 
@@ -290,8 +293,8 @@ impl FramePort for Tap {
         reason = "tokens are the numbers of slots, and `head_len` is at most `HEAD`"
     )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
-        let Slot { head, head_len, spans, offload } = &self.slots[token.0 as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None }
+        let Slot { head, head_len, spans, offload, verified } = &self.slots[token.0 as usize];
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None, verified: *verified }
     }
 
     fn finish(&mut self, tokens: &[Token]) {

@@ -348,7 +348,7 @@ impl FramePort for Xdp {
     )]
     fn frame(&self, token: Token) -> TxFrame<'_> {
         let Slot { head, head_len, spans, .. } = &self.slots[token.0 as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: Offload::None, tag: None }
+        TxFrame { head: &head[..*head_len], spans, offload: Offload::None, tag: None, verified: false }
     }
 
     fn finish(&mut self, tokens: &[Token]) {

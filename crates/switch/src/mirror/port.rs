@@ -84,6 +84,7 @@ impl FramePort for MirrorPort {
             spans,
             offload: head.offload,
             tag: head.tag,
+            verified: false,
         }
     }
 

@@ -336,3 +336,24 @@ fn groups_reach_who_asked_and_no_one_pays_for_a_guest_that_asks_for_all() {
     data(9);
     assert_eq!(arrived(&mut bench), [1, 0, 1, 1]);
 }
+
+/// A guest that joins without end must not have all its groups gone through each time.
+#[test]
+fn a_port_in_all_groups_that_it_may_be_in_is_looked_through_once_a_second_at_most() {
+    let start = Instant::now();
+    let mut port = Snooped::new(start);
+    let group = |number: usize| v4_mac([1, (number >> 8) as u8, number as u8]);
+    let mut join = |number, millis| {
+        let at = start + Duration::from_millis(millis);
+        port.change(0, Change::Join(group(number)), at)
+    };
+    assert!((0..MOST_GROUPS).all(|number| join(number, 0)));
+    assert!(!join(MOST_GROUPS, 1900), "this looks: no group has ended");
+    port.change(0, Change::Leave(group(7)), start);
+    let mut join = |number, millis| {
+        let at = start + Duration::from_millis(millis);
+        port.change(0, Change::Join(group(number)), at)
+    };
+    assert!(!join(MOST_GROUPS, 2100), "one has, and it is too early to look");
+    assert!(join(MOST_GROUPS, 2900) && !join(MOST_GROUPS + 1, 2901));
+}

@@ -171,7 +171,13 @@ impl TxQueue {
     #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `gather` its length")]
     pub fn frame(&self, slot: u16) -> TxFrame<'_> {
         let slot = &self.slots[usize::from(slot)];
-        TxFrame { head: &slot.head[..slot.head_len], spans: &slot.spans, offload: slot.offload, tag: None }
+        TxFrame {
+            head: &slot.head[..slot.head_len],
+            spans: &slot.spans,
+            offload: slot.offload,
+            tag: None,
+            verified: false,
+        }
     }
 
     #[inline]

@@ -176,6 +176,7 @@ impl TxQueue {
             spans: &slot.spans,
             offload: slot.offload,
             tag: slot.tag,
+            verified: false,
         }
     }
 

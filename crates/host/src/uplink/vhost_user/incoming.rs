@@ -139,7 +139,7 @@ impl Incoming {
     #[expect(clippy::indexing_slicing, reason = "`fetch` returned the slot, and `fill` its length")]
     pub fn frame(&self, number: u32) -> TxFrame<'_> {
         let Slot { head, head_len, spans, offload, .. } = &self.slots[number as usize];
-        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None }
+        TxFrame { head: &head[..*head_len], spans, offload: *offload, tag: None, verified: false }
     }
 
     /// The frame is done with: its buffers are available again with the next publication.
