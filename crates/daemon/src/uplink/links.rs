@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 
 use parking_lot::Mutex;
-use rustix::event::{PollFd, PollFlags, poll};
+use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmlane_host::uplink::{LinkEvent, LinkEvents, LinkState};
 use vmlane_port::PortId;
 use vmlane_state::{Found, Store};
@@ -38,22 +38,25 @@ impl Table {
     /// Takes in news. Returns the ports that they concern, and whether their links are up.
     fn hear(&mut self, event: LinkEvent) -> Vec<(PortId, bool)> {
         let LinkEvent { index, name, state } = event;
-        let up = state == LinkState::Up;
+        // One that is out of sight is tried: it refuses frames while it is down.
+        let up = matches!(state, LinkState::Up | LinkState::Moved);
+        let lost = matches!(state, LinkState::Gone | LinkState::Moved);
         let mut concerned = Vec::new();
         for one in &mut self.followed {
             if one.index == Some(index) || one.index.is_none() && one.interface == name {
-                one.index = Some(index).filter(|_| state != LinkState::Gone);
+                one.index = Some(index).filter(|_| !lost);
                 concerned.push((one.port, up));
             }
         }
-        match state {
-            LinkState::Gone => drop(self.interfaces.remove(&index)),
-            _ => drop(self.interfaces.insert(index, (name, up))),
+        match lost {
+            true => drop(self.interfaces.remove(&index)),
+            false => drop(self.interfaces.insert(index, (name, up))),
         }
         concerned
     }
 
-    /// Follows these and no others. Returns whether their links are up; that of one whose interface is not known is not.
+    /// Follows these and no others. Returns whether their links are up; that of one whose interface is in another network
+    /// namespace may be.
     fn follow(&mut self, wanted: Vec<(PortId, String)>) -> Vec<(PortId, bool)> {
         let before = std::mem::take(&mut self.followed);
         for (port, interface) in wanted {
@@ -65,7 +68,7 @@ impl Table {
             self.followed.push(Followed { port, interface, index });
         }
         let up = |index: u32| self.interfaces.get(&index).is_some_and(|(_, up)| *up);
-        self.followed.iter().map(|one| (one.port, one.index.is_some_and(up))).collect()
+        self.followed.iter().map(|one| (one.port, one.index.is_none_or(up))).collect()
     }
 }
 
@@ -88,7 +91,11 @@ impl Links {
 
     /// From now on `switch` is told of changes.
     pub fn start(&mut self, switch: Arc<Switch>) -> io::Result<()> {
-        let Some(events) = self.events.take() else { return Ok(()) };
+        let Some(mut events) = self.events.take() else { return Ok(()) };
+        // Interfaces that were made meanwhile.
+        while is_readable(&events) {
+            events.news()?.into_iter().for_each(|event| drop(self.table.lock().hear(event)));
+        }
         let (ours, theirs) = UnixStream::pair()?;
         let table = self.table.clone();
         let listen = move || listen(events, &theirs, &table, &switch);
@@ -188,6 +195,11 @@ impl Uplinks {
     }
 }
 
+fn is_readable(events: &LinkEvents) -> bool {
+    let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+    poll(&mut [PollFd::new(events, PollFlags::IN)], Some(&at_once)).is_ok_and(|ready| ready > 0)
+}
+
 /// Tells the switch of changes until the other end of `over` is closed.
 fn listen(mut events: LinkEvents, over: &UnixStream, table: &Mutex<Table>, switch: &Switch) {
     loop {
@@ -226,12 +238,12 @@ mod tests {
 
     #[test]
     fn an_interface_is_followed_by_its_number_and_found_by_its_name() {
-        use LinkState::{Down, Gone, Up};
+        use LinkState::{Down, Gone, Moved, Up};
         let (one, two) = (PortId(1), PortId(2));
         let mut table = Table::default();
         assert!(table.hear(event(7, "up0", Up)).is_empty());
         let wanted = || vec![(one, "up0".to_owned()), (two, "up1".to_owned())];
-        assert_eq!(table.follow(wanted()), [(one, true), (two, false)], "the other one is not known yet");
+        assert_eq!(table.follow(wanted()), [(one, true), (two, true)], "the other one is not known");
         assert_eq!(table.hear(event(8, "up1", Down)), [(two, false)]);
         assert_eq!(table.hear(event(7, "renamed", Down)), [(one, false)]);
         assert_eq!(table.follow(wanted()), [(one, false), (two, false)]);
@@ -239,7 +251,10 @@ mod tests {
         assert_eq!(table.hear(event(7, "renamed", Gone)), [(one, false)]);
         assert!(table.hear(event(9, "stranger", Up)).is_empty());
         assert_eq!(table.hear(event(10, "up0", Up)), [(one, true)], "made anew");
+        assert_eq!(table.hear(event(10, "up0", Down)), [(one, false)]);
+        assert_eq!(table.hear(event(10, "up0", Moved)), [(one, true)], "out of sight");
+        assert_eq!(table.hear(event(11, "up0", Up)), [(one, true)], "back");
         assert_eq!(table.follow(vec![(two, "up1".into())]), [(two, false)]);
-        assert!(table.hear(event(10, "up0", Down)).is_empty());
+        assert!(table.hear(event(11, "up0", Down)).is_empty());
     }
 }

@@ -24,8 +24,9 @@ const DEL_LINK: u16 = 17;
 const GET_LINK: u16 = 18;
 /// A request for all there are.
 const DUMP: u16 = 0x301;
-/// An attribute: the interface's name.
+/// Attributes: the interface's name, its number in the network namespace that it moves to.
 const NAME: u16 = 3;
+const NEW_INDEX: u16 = 49;
 /// Flags of an interface (linux/if.h): it is up, may send, and has a carrier.
 const USABLE: u32 = 1 | 1 << 6 | 1 << 16;
 /// Bytes of messages that are read at once: the kernel's dumps come in pieces of 32 KiB at most.
@@ -42,6 +43,8 @@ pub enum LinkState {
     Down,
     /// There is no such interface any more.
     Gone,
+    /// It is in another network namespace now: nothing more is heard of it.
+    Moved,
 }
 
 /// News of an interface.
@@ -154,18 +157,22 @@ fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
     }
     let (index, flags) = (word(body, 4)?, word(body, 8)?);
     let mut attributes = body.get(INFO..)?;
-    let name = loop {
-        let (len, kind) = (usize::from(half(attributes, 0)?), half(attributes, 2)?);
+    let (mut name, mut moved) = (None, false);
+    while let (Some(len), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
+        let len = usize::from(len);
         if len < ATTRIBUTE {
-            return None;
+            break;
         }
         if kind == NAME {
-            let name = attributes.get(ATTRIBUTE..len)?;
-            break name.split(|byte| *byte == 0).next().unwrap_or_default();
+            let bytes = attributes.get(ATTRIBUTE..len)?;
+            name = bytes.split(|byte| *byte == 0).next();
         }
-        attributes = attributes.get(len.next_multiple_of(4)..)?;
-    };
+        moved |= kind == NEW_INDEX;
+        attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or_default();
+    }
+    let name = name?;
     let state = match flags & USABLE {
+        _ if gone && moved => LinkState::Moved,
         _ if gone => LinkState::Gone,
         USABLE => LinkState::Up,
         _ => LinkState::Down,
@@ -175,6 +182,8 @@ fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
 
 #[cfg(test)]
 mod tests {
+    use std::process::Command;
+
     use super::*;
 
     /// A message as the kernel makes it.
@@ -225,6 +234,53 @@ mod tests {
                 parse(&bad, &mut Vec::new());
             }
         }
+    }
+
+    /// In a network namespace of its own; without the right to make one, it says so and passes.
+    #[test]
+    fn an_interface_that_goes_is_told_from_one_that_moves() {
+        const INSIDE: &str = "VMLANE_TEST_INSIDE";
+        const TEST: &str = "uplink::link_events::tests::an_interface_that_goes_is_told_from_one_that_moves";
+        let ip = |words: &str| {
+            let status = Command::new("ip").args(words.split(' ')).status().unwrap();
+            assert!(status.success(), "ip {words}");
+        };
+        if std::env::var_os(INSIDE).is_none() {
+            match Command::new("unshare").args(["-n", "true"]).status() {
+                Ok(status) if status.success() => {
+                    let mut again = Command::new("unshare");
+                    again.arg("-n").arg(std::env::current_exe().unwrap()).args(["--exact", TEST]);
+                    assert!(again.env(INSIDE, "1").status().unwrap().success());
+                }
+                _ => println!("skipped: needs root"),
+            }
+            return;
+        }
+        let (mut events, _) = LinkEvents::open().unwrap();
+        let mut last = |name: &str, wanted: LinkState| {
+            let deadline = std::time::Instant::now() + Duration::from_secs(60);
+            let mut news = Vec::new();
+            while !news.iter().any(|one: &LinkEvent| one.name == name && one.state == wanted) {
+                assert!(std::time::Instant::now() < deadline, "{name} is not {wanted:?}: {news:?}");
+                news.extend(events.news().unwrap());
+            }
+        };
+        ip("link add v0 type veth peer name v1");
+        last("v0", LinkState::Down);
+        ip("link set v1 up");
+        ip("link set v0 up");
+        last("v0", LinkState::Up);
+        let mut other = Command::new("unshare").args(["-n", "sleep", "60"]).spawn().unwrap();
+        let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
+        while namespace(&other.id().to_string()) == namespace("self") {
+            std::thread::sleep(Duration::from_millis(1));
+        }
+        ip(&format!("link set v1 netns {}", other.id()));
+        last("v1", LinkState::Moved);
+        ip("link del v0");
+        last("v0", LinkState::Gone);
+        other.kill().unwrap();
+        other.wait().unwrap();
     }
 
     #[test]
