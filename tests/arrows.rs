@@ -58,7 +58,9 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("bench", &["sock"]),
     ("lab", &["api"]),
     ("experiment", &["api", "bench", "lab"]),
-    ("cli", &["api", "bench", "capture", "daemon", "experiment", "lab", "preload", "sock"]),
+    // Other systems' words for VMs: texts in, texts out.
+    ("import", &["wire"]),
+    ("cli", &["api", "bench", "capture", "daemon", "experiment", "import", "lab", "preload", "sock"]),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "vsock", "wire"]),
     (

@@ -167,6 +167,23 @@ fn files_arrive_over_intx() {
     bed.finish();
 }
 
+/// Linux names a card after the number of its slot, so a VM that comes from another host finds it under its old name.
+#[test]
+fn a_card_is_in_the_slot_that_it_is_given() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    let card = "{ model = \"vmxnet3\", port_group = \"net0\", mac = \"52:54:00:77:00:01\", slot = 192 }";
+    std::fs::write(file.path(), format!("[[vm]]\nname = \"a\"\nnic = [{card}]\n")).unwrap();
+    let mut spec = nics("slot", &["6.12"], "vmxnet3");
+    spec.daemon_config = Some(file.path().to_owned());
+    let bed = Bed::up(&spec);
+    let line = "cat /sys/bus/pci/slots/192/address; basename $(readlink -f /sys/class/net/eth0/device)";
+    let said = bed.guest("a").sh(line).unwrap();
+    let (slot, card) = said.trim().split_once('\n').expect("two lines");
+    assert!(!slot.is_empty() && card.starts_with(slot), "the slot is at {slot}, the card at {card}");
+    kept(4, &format!("a card that is given slot 192 is in it, at {card}: udev calls it ens192"));
+    bed.finish();
+}
+
 #[test]
 fn flows_spread_over_queues() {
     for cpus in [2, 4] {

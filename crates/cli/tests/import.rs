@@ -101,3 +101,68 @@ fn what_cannot_be_said_is_told() {
     let help = text(&["--help"]);
     assert!(help.contains("Examples:") && help.contains("vmlane import vhost-device-vsock"), "{help}");
 }
+
+/// The descriptions that the import crate tests its output with.
+fn fixtures() -> Vec<std::path::PathBuf> {
+    let dir = Path::new(env!("CARGO_MANIFEST_DIR")).join("../import/tests/fixtures");
+    std::fs::read_dir(dir).unwrap().map(|entry| entry.unwrap().path()).collect()
+}
+
+fn import_file(arguments: &[&str], file: &Path) -> Output {
+    let kind = match file.extension().and_then(|kind| kind.to_str()) {
+        Some("xml") => "libvirt",
+        Some(kind) => kind,
+        None => "",
+    };
+    Command::new(VMLANE).args(["import", kind]).arg(file).args(arguments).output().unwrap()
+}
+
+#[test]
+fn the_daemon_takes_what_descriptions_become() {
+    let files: Vec<_> = fixtures();
+    let described = files.iter().filter(|file| {
+        let kind = file.extension().and_then(|kind| kind.to_str()).unwrap_or_default();
+        ["vmx", "ovf", "xml"].contains(&kind)
+    });
+    let mut count = 0;
+    for file in described {
+        count += 1;
+        let output = import_file(&[], file);
+        let said = String::from_utf8_lossy(&output.stderr);
+        assert!(output.status.success(), "{}: {said}", file.display());
+        let config = config(&String::from_utf8(output.stdout).unwrap());
+        let json: serde_json::Value = serde_json::from_slice(&import_file(&["--json"], file).stdout).unwrap();
+        assert_eq!(json["vms"].as_array().unwrap().len(), config.vms.len(), "{}", file.display());
+        // A shell makes of the words for QEMU what they were, whatever is in the names.
+        let line = String::from_utf8(import_file(&["--qemu"], file).stdout).unwrap();
+        for (line, vm) in line.lines().zip(json["vms"].as_array().unwrap()) {
+            let (words, _) = line.split_once(" $(vmlane qemu-args ").unwrap();
+            let script = format!("printf '%s\\n' {words}");
+            let output = Command::new("sh").args(["-c", &script]).output().unwrap();
+            let output = String::from_utf8(output.stdout).unwrap();
+            let before = ["qemu-system-x86_64", "-accel", "kvm", "-cpu", "host"].into_iter();
+            let words = vm["qemu"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+            assert_eq!(output.lines().collect::<Vec<_>>(), before.chain(words).collect::<Vec<_>>());
+        }
+    }
+    assert!(count >= 20, "{count}");
+}
+
+#[test]
+fn port_groups_of_the_old_host_have_their_vlans() {
+    let file = fixtures().into_iter().find(|file| file.ends_with("four-cards.vmx")).unwrap();
+    let groups = file.with_file_name("portgroups.esxcli.txt");
+    let output = import_file(&["--port-groups", groups.to_str().unwrap(), "--group", "t1"], &file);
+    let text = String::from_utf8(output.stdout).unwrap();
+    let config = config(&text);
+    assert_eq!((config.vms[0].group.as_str(), config.vms[0].nics[1].slot), ("t1", Some(192)));
+    assert!(text.contains("name = \"dmz\"\nvlan = 10\n"), "{text}");
+    // Told twice, a VM has another one's CID.
+    let web = fixtures().into_iter().find(|file| file.ends_with("web.vmx")).unwrap();
+    let twice = import_file(&[web.to_str().unwrap()], &web);
+    let said = String::from_utf8(twice.stderr).unwrap();
+    assert!(twice.status.code() == Some(1) && said.contains("cid = 1498434521"), "{said}");
+    let other = import_file(&[web.to_str().unwrap(), "--cid", "100"], &web);
+    let said = String::from_utf8(other.stderr).unwrap();
+    assert!(other.status.code() == Some(1) && said.contains("00:50:56:a1:02:03"), "{said}");
+}

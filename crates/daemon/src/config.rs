@@ -89,6 +89,8 @@ pub struct NicConfig {
     pub queues: u8,
     /// The largest MTU of the guest that the port carries.
     pub mtu: u16,
+    /// The number of its PCI Express slot, which guests name it after; None: QEMU places it.
+    pub slot: Option<u16>,
     /// Doorbells are messages instead of stores into a shared page.
     pub trapped: bool,
     /// The port group's, with what the NIC says otherwise.

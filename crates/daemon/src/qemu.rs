@@ -49,18 +49,32 @@ pub fn devices(
     let mut arguments = Vec::new();
     if vm.vmci {
         // With posted writes a guest would continue before its command has been carried out.
-        arguments.extend(["-device".into(), device(&paths.vmci(&vm.name)?, true)]);
+        arguments.extend(["-device".into(), json(&paths.vmci(&vm.name)?, true).to_string()]);
     }
     if vm.virtio_vsock {
         arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, vm.vsock_role, qemu));
     }
+    let slots = || vm.nics.iter().filter(|nic| which(nic)).any(|nic| nic.slot.is_some());
+    if qemu.machine == Machine::Pci && slots() {
+        // Under ACPI's hotplug, which is q35's default, guests do not see the numbers of slots.
+        let native = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off";
+        arguments.extend(["-global".into(), native.into()]);
+    }
     for (number, nic) in vm.nics.iter().enumerate().filter(|(_, nic)| which(nic)) {
+        let slot = nic.slot.filter(|_| qemu.machine == Machine::Pci);
+        if let Some(slot) = slot {
+            arguments.extend(["-device".into(), root_port(slot)]);
+        }
         if let NicModel::VirtioNet(virtio) = nic.model {
             arguments.extend(virtio_net(&paths.nic(&vm.name, number)?, number, nic, virtio, qemu));
             continue;
         }
         // A NIC's mapped doorbell page keeps QEMU from posting writes by itself.
-        arguments.extend(["-device".into(), device(&paths.nic(&vm.name, number)?, nic.trapped)]);
+        let mut device = json(&paths.nic(&vm.name, number)?, nic.trapped);
+        if let Some(slot) = slot {
+            device["bus"] = slot_id(slot).into();
+        }
+        arguments.extend(["-device".into(), device.to_string()]);
     }
     Ok(arguments)
 }
@@ -109,6 +123,7 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
     }
     if pci {
         device += ",romfile=";
+        device.extend(nic.slot.map(|slot| format!(",bus={}", slot_id(slot))));
     }
     [("-chardev", chardev), ("-netdev", netdev), ("-device", device)]
         .into_iter()
@@ -116,8 +131,21 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
         .collect()
 }
 
+/// The chassis of all our slots: with it a slot's number is another one than those of the caller's ports.
+const CHASSIS: u8 = 200;
+
+fn slot_id(slot: u16) -> String {
+    format!("vmlane-slot{slot}")
+}
+
+/// The port of a numbered slot: guests read the number in its capabilities (PCI Express, physical slot number), and Linux
+/// names a card after it: 192 is `ens192`.
+fn root_port(slot: u16) -> String {
+    format!("pcie-root-port,id={},chassis={CHASSIS},slot={slot}", slot_id(slot))
+}
+
 /// A structured property such as `socket` can only be given as JSON.
-fn device(socket: &Path, no_posted_writes: bool) -> String {
+fn json(socket: &Path, no_posted_writes: bool) -> serde_json::Value {
     let mut device = serde_json::json!({
         "driver": "vfio-user-pci",
         "socket": { "type": "unix", "path": socket.to_string_lossy() },
@@ -126,7 +154,7 @@ fn device(socket: &Path, no_posted_writes: bool) -> String {
     if no_posted_writes {
         device["x-no-posted-writes"] = true.into();
     }
-    device.to_string()
+    device
 }
 
 /// A word as a shell must read it.
@@ -189,6 +217,21 @@ mod tests {
         assert_eq!(sockets, ["/run/v/vm/web/nic0.sock", "/run/v/vm/web/nic1.sock"]);
         assert_eq!(devices[0].get("x-no-posted-writes"), None);
         assert_eq!(devices[1]["x-no-posted-writes"], true);
+    }
+
+    #[test]
+    fn a_slot_is_a_root_port_with_its_number() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let nics = "vsock = \"none\"\nnic = [{ model = \"vmxnet3\", slot = 192 }, { model = \"virtio-net\", slot = 224 }]";
+        let words = arguments(&paths, &vm(nics), 64, Qemu::default()).unwrap();
+        let port = |slot| format!("pcie-root-port,id=vmlane-slot{slot},chassis=200,slot={slot}");
+        assert_eq!((&words[9], words.contains(&port(224))), (&port(192), true));
+        let device: serde_json::Value = serde_json::from_str(&words[11]).unwrap();
+        assert_eq!(device["bus"], "vmlane-slot192");
+        assert!(words.last().unwrap().ends_with(",romfile=,bus=vmlane-slot224"), "{words:?}");
+        let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
+        let virtio = vm("vsock = \"none\"\nnic = [{ model = \"virtio-net\", slot = 224 }]");
+        assert!(!arguments(&paths, &virtio, 64, microvm).unwrap().concat().contains("slot"));
     }
 
     #[test]

@@ -15,6 +15,8 @@ use super::{
 const VLANS: RangeInclusive<i64> = 1..=4094;
 const QUEUES: RangeInclusive<i64> = 1..=32;
 pub(super) const MTUS: RangeInclusive<i64> = 1280..=9190;
+/// Physical slot numbers of PCI Express have 13 bits.
+const SLOTS: RangeInclusive<i64> = 1..=8191;
 /// Where NICs are that name no port group, and uplinks that name no group.
 pub(super) const DEFAULT: &str = "default";
 /// One virtual function a PCI slot: more NICs than this fit no usual machine.
@@ -89,6 +91,19 @@ impl Checker<'_> {
             let text = format!("{vm}: nic: {} are too many; use at most {MOST_NICS}", raw.nic.len());
             self.problem(last.span(), text);
         }
+        for (number, nic) in raw.nic.iter().enumerate() {
+            let Some(slot) = &nic.get_ref().slot else { continue };
+            let same = |other: &Spanned<RawNic>| {
+                other.get_ref().slot.as_ref().is_some_and(|other| other.get_ref() == slot.get_ref())
+            };
+            if let Some(other) = raw.nic[..number].iter().position(same) {
+                let slot_number = slot.get_ref();
+                let text = format!(
+                    "{vm}: nic {number}: slot = {slot_number}: nic {other} is in it; each has its own"
+                );
+                self.problem(slot.span(), text);
+            }
+        }
         raw.nic
             .iter()
             .enumerate()
@@ -130,6 +145,7 @@ impl Checker<'_> {
             mac: self.mac(key, vm_name, number, raw.mac.as_ref()),
             queues: number_of(self, "queues", &raw.queues, default_queues, QUEUES) as u8,
             mtu: number_of(self, "mtu", &raw.mtu, 9190, MTUS) as u16,
+            slot: raw.slot.as_ref().map(|slot| self.number(&format!("{key}: slot"), slot, SLOTS) as u16),
             trapped: raw.trapped,
             policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
             traffic: self.nic_traffic(key, traffic, raw),

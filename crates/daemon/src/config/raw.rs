@@ -131,6 +131,7 @@ pub struct RawNic {
     pub mac: Option<Spanned<String>>,
     pub mtu: Option<Spanned<i64>>,
     pub queues: Option<Spanned<i64>>,
+    pub slot: Option<Spanned<i64>>,
     #[serde(default)]
     pub trapped: bool,
     pub lro: Option<bool>,

@@ -75,6 +75,16 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[limits]\nspill_bytes = \"lots\"", 2, &["spill_bytes = \"lots\"", "(or \"64M\")"]),
     ("[limits]\nspill_bytes = -5", 2, &["spill_bytes = -5"]),
     ("[limits]\nsockets = 5", 2, &["unknown field `sockets`", "`queue_pairs`"]),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", slot = 0 }]",
+        4,
+        &["slot = 0", "from 1 to 8191"],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nnic = [{ model = \"vmxnet3\", slot = 5 },\n  { model = \"vmxnet3\", slot = 5 }]",
+        5,
+        &["nic 1: slot = 5: nic 0 is in it"],
+    ),
     ("[[port_group]]\nvlan = 10", 1, &["port_group number 1: name is missing"]),
     ("[[port_group]]\nname = \"p\"\nvlan = 4095", 3, &["vlan = 4095", "1 to 4094", "trunk"]),
     ("[[port_group]]\nname = \"p\"\nvlan = [1, 0]", 3, &["vlan = [1, 0]"]),

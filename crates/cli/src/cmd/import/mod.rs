@@ -1,5 +1,6 @@
 //! `vmlane import`: configurations of other programs as one of ours.
 
+mod machines;
 mod vhost_device_vsock;
 
 use std::process::ExitCode;
@@ -7,6 +8,9 @@ use std::process::ExitCode;
 use clap::Subcommand;
 
 const EXAMPLES: &str = "Examples:
+  vmlane import vmx web.vmx --port-groups portgroups.txt > /etc/vmlane/vmlane.toml
+  vmlane import ovf appliance.ovf --group tenant-1
+  virsh dumpxml web | vmlane import libvirt -
   vmlane import vhost-device-vsock --config vsock.yaml > vmlane.toml
   vmlane import vhost-device-vsock --help";
 
@@ -20,6 +24,12 @@ pub struct Args {
 
 #[derive(Debug, Subcommand)]
 enum From {
+    /// Take VMware's configuration files (.vmx)
+    Vmx(machines::Args),
+    /// Take OVF envelopes (.ovf), as VMware exports them
+    Ovf(machines::Args),
+    /// Take libvirt's domains (virsh dumpxml)
+    Libvirt(machines::Args),
     /// Take the command line, or the YAML, of vhost-device-vsock
     VhostDeviceVsock(vhost_device_vsock::Args),
 }
@@ -27,6 +37,9 @@ enum From {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self.from {
+            From::Vmx(args) => args.run(|text| vmlane_import::vmx(text).map(|machine| vec![machine])),
+            From::Ovf(args) => args.run(vmlane_import::ovf),
+            From::Libvirt(args) => args.run(|text| vmlane_import::libvirt(text).map(|machine| vec![machine])),
             From::VhostDeviceVsock(args) => args.run(),
         }
     }

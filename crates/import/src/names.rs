@@ -1,0 +1,65 @@
+//! Names that vmlane takes: up to 64 letters, digits, `.`, `_` and `-`, a letter or digit first.
+
+use std::collections::BTreeSet;
+
+const LONGEST: usize = 64;
+
+/// Names in use, each once.
+#[derive(Debug, Default)]
+pub struct Names(BTreeSet<String>);
+
+impl Names {
+    /// A name that is like `name`, and nobody else's.
+    pub fn take(&mut self, name: &str, otherwise: &str) -> String {
+        let good = tidy(name);
+        let good = if good.is_empty() { otherwise.to_owned() } else { good };
+        let mut chosen = good.clone();
+        let mut number = 2;
+        while !self.0.insert(chosen.clone()) {
+            let tail = format!("-{number}");
+            let kept = good.len().min(LONGEST - tail.len());
+            chosen = format!("{}{tail}", good.get(..kept).unwrap_or_default());
+            number += 1;
+        }
+        chosen
+    }
+}
+
+/// Everything else becomes `-`. ASCII only.
+fn tidy(name: &str) -> String {
+    let mut good = String::new();
+    for letter in name.chars() {
+        let keep = letter.is_ascii_alphanumeric() || "._-".contains(letter);
+        let letter = if keep { letter } else { '-' };
+        let doubled = letter == '-' && good.ends_with('-');
+        let too_early = good.is_empty() && !letter.is_ascii_alphanumeric();
+        if !doubled && !too_early {
+            good.push(letter);
+        }
+    }
+    good.truncate(LONGEST);
+    good.truncate(good.trim_end_matches('-').len());
+    good
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn names_are_made_fit_and_kept_apart() {
+        let mut names = Names::default();
+        for (name, taken) in [
+            ("VM Network", "VM-Network"),
+            ("VM/Network", "VM-Network-2"),
+            ("--", "x"),
+            ("Größe (alt)", "Gr-e-alt"),
+            ("..a", "a"),
+        ] {
+            assert_eq!(names.take(name, "x"), taken);
+        }
+        let long = "n".repeat(100);
+        let both = [names.take(&long, "x"), names.take(&long, "x")];
+        assert!(both.iter().all(|name| name.len() <= LONGEST) && both[0] != both[1]);
+    }
+}
