@@ -12,6 +12,7 @@ mod process;
 mod report;
 mod rows;
 mod vsock;
+mod xdp;
 
 use std::path::PathBuf;
 use std::time::Duration;
@@ -61,6 +62,7 @@ fn main() -> anyhow::Result<()> {
     frames::register(&mut registry);
     host::register(&mut registry);
     vsock::register(&mut registry, &options.only);
+    xdp::register(&mut registry);
     dpdk::register(&mut registry, &options.only);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;
     print!("{}", report.table());
