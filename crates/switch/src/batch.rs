@@ -36,10 +36,10 @@ impl Core {
         slot: Slot,
         sender: &mut Port,
         batch: &mut Batch<'a>,
-        lent: &Lent<'a>,
+        lent: &Lent<'_, 'a>,
         cost: &mut usize,
     ) -> bool {
-        let plain = egress::plain(&lent.tx);
+        let plain = egress::plain(lent.tx);
         if batch.merges {
             let opens = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
             if self.may_merge(&plain, opens) {
@@ -59,7 +59,7 @@ impl Core {
         slot: Slot,
         sender: &mut Port,
         batch: &mut Batch<'_>,
-        lent: &Lent<'_>,
+        lent: &Lent<'_, '_>,
         layers: &Layers,
         cost: &mut usize,
     ) -> bool {

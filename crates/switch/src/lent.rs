@@ -22,8 +22,11 @@ pub struct Origin<'a> {
 }
 
 /// A frame and what lent it.
-pub struct Lent<'a> {
+///
+/// The frame stays where its port stored it. Were it moved, the copy would load as one word what was just stored as two, and
+/// wait until all stores to the receivers' memory before it are done.
+pub struct Lent<'f, 'a> {
     pub end: &'a dyn FramePort,
     pub token: Token,
-    pub tx: TxFrame<'a>,
+    pub tx: &'f TxFrame<'a>,
 }

@@ -170,7 +170,7 @@ impl Core {
             sender.tx.counts.bytes += frame.len() as u64;
             let mut cost = frame.len() + DELIVERY_COST + frame.spans.pieces() * PIECE_COST;
             let with = self.goes_with(&mut batch, sender, &frame);
-            let lent = Lent { end, token, tx: frame };
+            let lent = Lent { end, token, tx: &frame };
             if !(with && self.push(slot, sender, &mut batch, &lent, &mut cost)) {
                 self.deliver_batch(slot, sender, &mut batch);
                 // Until `forward` says otherwise: a receiver's panic must not leave it lent.
@@ -193,12 +193,12 @@ impl Core {
         &mut self,
         slot: Slot,
         sender: &mut Port,
-        lent: &Lent<'_>,
+        lent: &Lent<'_, '_>,
         scratch: &mut [u8; MAX_HEAD],
         cost: &mut usize,
     ) -> Fate {
         let rate = sender.config.floods.unwrap_or(self.settings.floods);
-        let fate = Frame::new(&lent.tx, scratch).and_then(|frame| {
+        let fate = Frame::new(lent.tx, scratch).and_then(|frame| {
             let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
             let (group, uplink) = (sender.group, sender.config.uplink);
             let face = if uplink { self.ports.teams.face(slot) } else { None };

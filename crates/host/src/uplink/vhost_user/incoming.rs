@@ -17,7 +17,7 @@ const MAX_SKIPS: usize = 64;
 /// Buffers of the longest frame.
 const MOST_BUFFERS: usize = (HEADER + MAX_FRAME).div_ceil(BUFFER);
 /// How many buffers ahead are fetched. The peer has just written them on another CPU.
-const NEAR: u16 = 4;
+const NEAR: u16 = 8;
 
 /// A lent frame.
 struct Slot {
@@ -97,6 +97,7 @@ impl Incoming {
             return Ok(Look::Nothing);
         }
         let Incoming { ring, buffers, features, slots, .. } = self;
+        ring.look_ahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(len)));
         let first = ring.peek()?;
         checked(first, HEADER)?;
         let mut header = [0; HEADER];
@@ -126,9 +127,6 @@ impl Incoming {
             if len > 0 && slot.spans.push(addr, len).is_err() {
                 return Err(Broken::Fault);
             }
-        }
-        if let Some((id, len)) = ring.look_ahead(NEAR) {
-            buffers.prefetch(id, lines_ahead(len));
         }
         let header = VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j]);
         Ok(fill(slot, header, *features).err().map_or(Look::Frame, Look::Invalid))

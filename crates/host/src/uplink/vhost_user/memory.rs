@@ -10,11 +10,13 @@ use vmlane_wire::virtio::split_bytes;
 
 /// Descriptors of a ring, and buffers.
 pub const RING: u16 = 512;
-/// Bytes of a buffer, the header's included: an ordinary frame fits; a longer one takes several.
-pub const BUFFER: usize = 2048;
+/// Bytes of a buffer, the header's included: an ordinary frame fits; a longer one takes several. An odd number of cache lines:
+/// with a power of two, the first lines of all buffers would compete for a few places in the CPUs' caches.
+pub const BUFFER: usize = 33 * 64;
 /// The first byte's address, for the peer's rings and for its descriptors. Not 0, which some back ends take for none.
 pub const BASE: u64 = 1 << 32;
 const PAGE: u64 = 4096;
+const LINE: usize = 64;
 
 /// Addresses of a ring's parts and of its buffers.
 #[derive(Clone, Copy, Debug)]
@@ -62,8 +64,13 @@ impl Buffers {
     /// Has the CPU fetch the first `lines` cache lines of a buffer, if there is such a one.
     #[inline]
     pub fn prefetch(&self, id: usize, lines: usize) {
-        const LINE: usize = 64;
         (0..lines).for_each(|line| self.window.prefetch(id * BUFFER + line * LINE));
+    }
+
+    /// The same for a buffer that is written soon.
+    #[inline]
+    pub fn prefetch_write(&self, id: usize, lines: usize) {
+        (0..lines).for_each(|line| self.window.prefetch_write(id * BUFFER + line * LINE));
     }
 }
 

@@ -1,5 +1,6 @@
 //! Frames to the peer: copied into buffers that lie one behind another, so that a frame of any length has one descriptor.
 
+use vmlane_device::virtio::queue::lines_ahead;
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::{DropReason, MAX_FRAME, MAX_HEAD, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
@@ -8,6 +9,8 @@ use super::HEADER;
 use super::memory::{BUFFER, Buffers, RING};
 use super::ring::{Broken, Ring};
 
+/// How many buffers ahead are fetched.
+const NEAR: u16 = 4;
 const _: () = assert!((HEADER + MAX_FRAME).div_ceil(BUFFER) < RING as usize);
 
 /// What a buffer is in use for.
@@ -150,6 +153,9 @@ impl Outgoing {
             frame.write(&self.into, true, &mut self.scratch);
         }
         self.ring.post(first, (HEADER + bytes) as u32, false);
+        // The peer has read them on another CPU.
+        let soon = usize::from(self.head.wrapping_add(NEAR) % RING);
+        self.buffers.prefetch_write(soon, lines_ahead(HEADER + bytes));
         Ok(Ok(()))
     }
 }

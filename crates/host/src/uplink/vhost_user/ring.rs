@@ -60,6 +60,8 @@ pub struct Ring {
     /// The used index as last loaded, and how far it was followed.
     seen: u16,
     taken: u16,
+    /// Up to where buffers were looked ahead for.
+    looked: u16,
 }
 
 impl Ring {
@@ -81,6 +83,7 @@ impl Ring {
             published: 0,
             seen: 0,
             taken: 0,
+            looked: 0,
         };
         ring.quiet();
         ring
@@ -170,14 +173,22 @@ impl Ring {
         self.taken = self.taken.wrapping_add(1);
     }
 
-    /// Which buffer is given back `ahead` places from here, and with how many bytes, to be fetched: nothing about it is certain.
+    /// Looks ahead at the buffers that were given back next: calls `touch` with their numbers and bytes, to be fetched. Each is
+    /// looked at once; nothing about them is certain.
     #[inline]
-    pub fn look_ahead(&self, ahead: u16) -> Option<(usize, usize)> {
-        if self.seen.wrapping_sub(self.taken) <= ahead {
-            return None;
+    pub fn look_ahead(&mut self, most: u16, mut touch: impl FnMut(usize, usize)) {
+        let until = self.seen.wrapping_sub(self.taken).min(most);
+        let mut ahead = self.looked.wrapping_sub(self.taken);
+        if ahead > most {
+            // Behind what was taken.
+            ahead = 0;
         }
-        let entry = ENTRIES + 8 * usize::from(self.taken.wrapping_add(ahead) & MASK);
-        Some((self.used.load_u32(entry) as usize, self.used.load_u32(entry + 4) as usize))
+        while ahead < until {
+            let entry = ENTRIES + 8 * usize::from(self.taken.wrapping_add(ahead) & MASK);
+            touch(self.used.load_u32(entry) as usize, self.used.load_u32(entry + 4) as usize);
+            ahead += 1;
+        }
+        self.looked = self.taken.wrapping_add(ahead);
     }
 
     /// Asks the peer to announce what it gives back. A full fence and a fresh look must follow.
