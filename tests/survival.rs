@@ -68,6 +68,68 @@ fn streams_outlast_a_killed_daemon() {
     bed.finish();
 }
 
+/// Eight streams over ports that are shaped and captured, of a switch with a team.
+#[test]
+fn streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture() {
+    let kills = if full() { 50 } else { 2 };
+    let taps = ["x", "y"].map(|which| format!("vlt{which}{}", std::process::id() % 1_000_000));
+    let uplink = |at: usize| format!("[[uplink]]\nname = \"up{at}\"\ntap = \"{}\"\nvlan = 0\n", taps[at]);
+    let shape = "shape = { in = { average = \"40M\", peak = \"80M\" }, out = { average = \"60M\" } }";
+    let config = format!(
+        "[[port_group]]\nname = \"net0\"\n{shape}\n{}{}[[team]]\nname = \"lan\"\nuplinks = [\"up0\", \"up1\"]\n",
+        uplink(0),
+        uplink(1)
+    );
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), config).unwrap();
+    let mut spec = guests("team", &["6.12", "6.12"]);
+    spec.daemon_config = Some(file.path().to_owned());
+    let bed = Bed::up(&spec);
+    for tap in &taps {
+        assert!(Command::new("ip").args(["link", "set", tap, "up"]).status().unwrap().success(), "{tap}");
+    }
+    let both_are_active = || {
+        let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
+        ports["teams"][0]["members"].as_array().is_some_and(|all| all.iter().all(|one| one["active"] == true))
+    };
+    wait_until("both links of the team", both_are_active);
+    let captured = tempfile::NamedTempFile::new().unwrap();
+    let capture = || {
+        let mut command = Command::new(vmlane_lab::find_vmlane().unwrap());
+        command.args(["capture", "a/nic0", "b/nic0", "up0", "--snap", "96", "--write"]).arg(captured.path());
+        command.arg("--runtime-dir").arg(bed.lab().daemon_runtime_dir()).stderr(Stdio::null());
+        let running = command.spawn().unwrap();
+        wait_until("frames in the capture", || captured.path().metadata().unwrap().len() > 10_000);
+        running
+    };
+    let load = Load::start(&bed, 6 + 3 * kills);
+    for _ in 0..kills {
+        let mut running = capture();
+        std::thread::sleep(Duration::from_millis(1500));
+        bed.kill_daemon();
+        // A capture ends with its daemon.
+        running.wait().unwrap();
+        captured.as_file().set_len(0).unwrap();
+        wait_until("both links of the team", both_are_active);
+    }
+    let mut running = capture();
+    let pause = load.finish(&bed);
+    running.kill().unwrap();
+    running.wait().unwrap();
+    for vm in bed.stats()["vms"].as_array().unwrap() {
+        let port = &vm["nics"][0]["port"];
+        assert!(port["tx_shaped_bytes"].as_u64() > Some(0), "{port}");
+    }
+    kept(
+        4,
+        &format!(
+            "killed {kills} times with a team, shaped ports and a capture: 8 streams complete, checksums equal, \
+             longest pause {pause} s"
+        ),
+    );
+    bed.finish();
+}
+
 /// Killed while idle and while a driver is reloaded: every guest answers, and streams work again.
 fn idle_and_reload(bed: &Bed) {
     bed.kill_daemon();
