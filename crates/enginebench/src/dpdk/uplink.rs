@@ -93,7 +93,8 @@ fn spec(number: usize) -> PortSpec {
         group: "test".into(),
         mac: Default::default(),
         vlan: VlanMode::Untagged,
-        policy: Policy { promiscuous: true, ..Policy::default() },
+        // As of an uplink: it gets frames to unknown addresses, and no copies of others.
+        policy: Policy::default(),
         traffic: Traffic { floods: Some(0), ..Traffic::default() },
         uplink: false,
     }
