@@ -16,7 +16,7 @@ use crate::rows::{Counters, Row};
 use crate::steps::{Boot, Step, shaper};
 use crate::synchronized_start::{StartGroup, StartMethod};
 use crate::tool;
-use vmlane_lab::supervisor::host as test_host;
+use vmlane_lab::test_host;
 use vmlane_lab::{Device, Guest, Lab, Running};
 use vmlane_lab::{GuestStatus, Status};
 

@@ -18,7 +18,8 @@ use crate::plan::{Plan, Reply, Report, Request, Status};
 use crate::proto::Exec;
 use crate::setup::{self, Progress};
 use crate::spec::LabSpec;
-use crate::supervisor::{host, net};
+use crate::supervisor::net;
+use crate::test_host;
 use crate::{dirs, qmp};
 
 /// A lab. Dropped by the one who brought it up, it goes down, unless [`Lab::detach`]ed.
@@ -131,11 +132,11 @@ impl Lab {
     /// The same on test host number `number`, from 0.
     pub fn host_command_on(&self, number: u32, argv: &[String]) -> Result<Command> {
         let name = self.status()?.name;
-        let namespace = host::namespace(&name, number);
+        let namespace = test_host::namespace(&name, number);
         ensure!(
             Path::new("/run/netns").join(&namespace).exists(),
             "lab {name:?} has no test host {:?}; bring it up with {}",
-            host::name(number),
+            test_host::name(number),
             if number == 0 { "--uplink" } else { "--uplinks 2 or more" }
         );
         let mut command = Command::new("ip");

@@ -23,6 +23,7 @@ mod qmp;
 pub mod setup;
 pub mod spec;
 pub mod supervisor;
+pub mod test_host;
 mod uml;
 mod vhost_device_vsock;
 

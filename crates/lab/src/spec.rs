@@ -10,7 +10,7 @@ use crate::device::{Backend, Device, DeviceFor};
 use crate::dirs;
 use crate::machine::{self, Machine};
 use crate::setup::{KERNELS, UML_KERNEL};
-use crate::supervisor::host as test_host;
+use crate::test_host;
 
 /// The kernel of guests unless another one is requested.
 pub const DEFAULT_KERNEL: &str = "6.12";

@@ -3,9 +3,10 @@
 //! the file, may never be answered. So the kind of file is found out first, by questions that no file system is
 //! asked.
 
-use std::os::fd::{AsFd, BorrowedFd};
+use std::io;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, StatxFlags};
+use rustix::fs::{AtFlags, FileType, MemfdFlags, StatxFlags};
 use rustix::io::Errno;
 
 /// Bytes of a page, where a file says nothing else.
@@ -66,7 +67,7 @@ fn on_block_device(file: BorrowedFd<'_>) -> Result<bool, Errno> {
 /// Asks about a file that can be asked about. The first call of `rustix`' `statx` that fails finds out whether the
 /// kernel has it, by a call that a confined thread may not make.
 pub fn prepare() {
-    if let Ok(file) = crate::memfd("vmlane-prepare", PAGE) {
+    if let Ok(file) = memfd("vmlane-prepare", PAGE) {
         let _ = on_block_device(file.as_fd());
     }
 }
@@ -74,4 +75,13 @@ pub fn prepare() {
 /// Can guest memory be in this file? Asks no file system that might not answer.
 pub fn may_hold_guest_memory(file: impl AsFd) -> bool {
     Backing::of(file.as_fd()).is_ok()
+}
+
+/// An anonymous shared file of `len` bytes, sealed against shrinking: memory for synthetic guests
+/// and host endpoints.
+pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
+    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
+    rustix::fs::ftruncate(&fd, len)?;
+    rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK)?;
+    Ok(fd)
 }

@@ -18,10 +18,9 @@ mod sync;
 mod window;
 
 pub use address_space::ADDRESS_SPACE;
-pub use file::{FileError, may_hold_guest_memory};
+pub use file::{FileError, may_hold_guest_memory, memfd};
 pub use map::{Fault, MAX_REGIONS, MapError, MapRequest, MemoryMap};
 pub use pages::{Pages, Word, copy};
-pub use region::memfd;
 pub use sigbus::poisonings;
 pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;

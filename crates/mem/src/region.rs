@@ -2,11 +2,10 @@
 #![allow(unsafe_code)] // mmap and the raw copies into it
 
 use std::io;
-use std::os::fd::{AsFd, OwnedFd};
+use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
 
-use rustix::fs::MemfdFlags;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::address_space::Charge;
@@ -120,13 +119,4 @@ impl Drop for Mapping {
         let unmapped = unsafe { munmap(self.start.as_ptr().cast(), self.len) };
         debug_assert!(unmapped.is_ok(), "a mapping of whole pages: {unmapped:?}");
     }
-}
-
-/// An anonymous shared file of `len` bytes, sealed against shrinking: memory for synthetic guests
-/// and host endpoints.
-pub fn memfd(name: &str, len: u64) -> io::Result<OwnedFd> {
-    let fd = rustix::fs::memfd_create(name, MemfdFlags::CLOEXEC | MemfdFlags::ALLOW_SEALING)?;
-    rustix::fs::ftruncate(&fd, len)?;
-    rustix::fs::fcntl_add_seals(&fd, rustix::fs::SealFlags::SHRINK)?;
-    Ok(fd)
 }

@@ -9,6 +9,7 @@ use std::ptr::NonNull;
 use crate::bulk;
 use crate::map::{Fault, MemoryMap};
 use crate::sum::Sum;
+use crate::window::Window;
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
@@ -212,6 +213,17 @@ impl Spans {
             offset -= piece.len;
         }
         None
+    }
+
+    /// Copies bytes `[from, from + len)` to byte `to` of a window, which is writable.
+    pub fn read_into(&self, from: usize, len: usize, window: &Window, to: usize) {
+        let to = window.bytes_mut(to, len);
+        let mut done = 0;
+        self.each_run(from, len, |source, len| {
+            // SAFETY: the run is valid for `len` bytes of a live mapping, and all runs together fit the range of the window.
+            unsafe { bulk::copy(to.add(done), source, len) };
+            done += len;
+        });
     }
 
     /// Calls `each(pointer, bytes)` for the runs of `[offset, offset + len)`.

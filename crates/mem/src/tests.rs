@@ -66,7 +66,7 @@ fn bytes_of_a_scattered_list_are_copied_into_a_window() {
     spans.push(0x1000, 900).unwrap();
     spans.write(0, &data);
     let (window, _file) = Window::of_file("test", 4096).unwrap();
-    window.write_spans(33, &spans, 600, 1000);
+    spans.read_into(600, 1000, &window, 33);
     let mut out = [0xff; 1002];
     window.read(32, &mut out);
     assert_eq!((out[0], &out[1..1001], out[1001]), (0, &data[600..], 0));
@@ -78,7 +78,7 @@ fn a_window_takes_no_bytes_beyond_its_end() {
     let mut spans = Spans::new(MemoryMap::default().map(map(0, 1)).unwrap(), false);
     spans.push(0, 4096).unwrap();
     let (window, _file) = Window::of_file("test", 4096).unwrap();
-    window.write_spans(1, &spans, 0, 4096);
+    spans.read_into(0, 4096, &window, 1);
 }
 
 #[test]

@@ -8,10 +8,8 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
-use crate::bulk;
-use crate::file::{Backing, PAGE};
-use crate::region::{Region, memfd};
-use crate::spans::Spans;
+use crate::file::{Backing, PAGE, memfd};
+use crate::region::Region;
 
 /// Bytes of two words.
 const PAIR: usize = 16;
@@ -214,16 +212,10 @@ impl Window {
         unsafe { libc::memmove(to.cast(), data.as_ptr().cast(), data.len()) };
     }
 
-    /// Copies bytes `[from, from + len)` of a list in. The window is writable.
-    pub fn write_spans(&self, offset: usize, spans: &Spans, from: usize, len: usize) {
+    /// Where `len` bytes from `offset` on lie. The window is writable.
+    pub(crate) fn bytes_mut(&self, offset: usize, len: usize) -> *mut u8 {
         assert!(self.writable);
-        let to = self.at(offset, len, 1);
-        let mut done = 0;
-        spans.each_run(from, len, |source, len| {
-            // SAFETY: the run is valid for `len` bytes of a live mapping, and all runs together fit the range checked above.
-            unsafe { bulk::copy(to.add(done), source, len) };
-            done += len;
-        });
+        self.at(offset, len, 1)
     }
 }
 

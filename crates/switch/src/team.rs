@@ -34,8 +34,8 @@ use crate::Slot;
 use crate::ingress::Checked;
 use crate::port::Port;
 
-use self::announce::Announcement;
 pub use self::choice::{Change, Choice};
+use self::rarp::Announcement;
 pub use self::spec::{
     MOST_MEMBERS, MemberState, TeamMember, TeamPolicy, TeamSpec, TeamState, TeamStats, TeamView,
 };

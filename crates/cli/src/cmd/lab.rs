@@ -7,7 +7,7 @@ use std::process::ExitCode;
 use anyhow::{Context, Result, bail};
 use clap::{Args as ClapArgs, Subcommand};
 use vmlane_lab::device::DeviceFor;
-use vmlane_lab::supervisor::host as test_host;
+use vmlane_lab::test_host;
 use vmlane_lab::{Forward, Lab, LabSpec, Machine, agent, child, supervisor};
 
 #[path = "lab_run.rs"]

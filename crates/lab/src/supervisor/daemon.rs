@@ -11,7 +11,7 @@ use toml::{Table, Value};
 use crate::device::{Device, VirtioNet, Vmxnet3};
 use crate::plan::Plan;
 use crate::spec::{GuestSpec, LabSpec};
-use crate::supervisor::host;
+use crate::test_host;
 
 /// Writes the configuration that the spec amounts to.
 pub fn write_config(plan: &Plan) -> Result<()> {
@@ -94,7 +94,7 @@ fn our_nics(devices: &[Device]) -> impl Iterator<Item = (usize, &Device)> {
 fn uplink_table(uplink: u32, spec: &LabSpec) -> Table {
     let mut table = Table::new();
     table.insert("name".into(), if uplink == 0 { "host".into() } else { format!("host{uplink}").into() });
-    table.insert("tap".into(), host::tap(&spec.name, uplink).into());
+    table.insert("tap".into(), test_host::tap(&spec.name, uplink).into());
     if let Some(group) = spec.groups.first() {
         table.insert("group".into(), group.clone().into());
     }

@@ -14,6 +14,7 @@ use crate::device::{Backend, Device};
 use crate::plan::Plan;
 use crate::spec::GuestSpec;
 use crate::supervisor::host;
+use crate::test_host::tag;
 
 /// The frames a slow guest may have waiting in the hub; more are dropped, as by a switch.
 const HUB_QUEUE: usize = 1024;
@@ -39,11 +40,6 @@ pub fn tap_name(lab: &str, guest: u32, net: usize) -> String {
 
 fn bridge_name(lab: &str, net: usize) -> String {
     format!("vl{}n{net}", tag(lab))
-}
-
-pub(super) fn tag(lab: &str) -> String {
-    let hash = lab.bytes().fold(0x811c_9dc5_u32, |h, b| (h ^ u32::from(b)).wrapping_mul(0x0100_0193));
-    format!("{:06x}", hash & 0xff_ffff)
 }
 
 /// The networks of QEMU's own cards.

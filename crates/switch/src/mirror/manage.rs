@@ -3,40 +3,18 @@
 use std::io;
 use std::sync::Arc;
 
-use vmlane_port::wrap::FrameTap;
-use vmlane_port::{PortId, PortStats};
+use vmlane_port::PortStats;
 use vmlane_wire::ethernet::Mac;
 
+use super::list::Mirror;
 use super::port::MirrorPort;
 use super::ring::Ring;
 use super::tap::MirrorTap;
-use super::{Copies, MirrorDirection, MirrorSpec, MirrorView};
+use super::{Copies, MirrorSpec, MirrorView};
 use crate::port::PortState;
 use crate::queue::Request;
 use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
 use crate::switch::Switch;
-
-/// A mirror has at most the part of so many VMs in a round: its turn must not take long.
-const MOST_PARTS: usize = 8;
-
-/// All mirrors, in the order of their making.
-#[derive(Default)]
-pub struct Mirrors(Vec<Mirror>);
-
-struct Mirror {
-    id: PortId,
-    spec: MirrorSpec,
-    from: Vec<String>,
-    tap: Arc<dyn FrameTap>,
-    stats: Arc<PortStats>,
-}
-
-impl Mirror {
-    fn parts(&self) -> usize {
-        let directions = if self.spec.direction == MirrorDirection::Both { 2 } else { 1 };
-        (self.from.len() * directions).clamp(1, MOST_PARTS)
-    }
-}
 
 impl Switch {
     /// Mirrors the ports with the names `from`, those that there are and those that come. Fails if the host has no memory

@@ -134,9 +134,9 @@ impl Ring {
     pub fn write_spans(&self, to: Position, at: usize, spans: &Spans, from: usize, len: usize) {
         let (offset, room) = place(to, HEADER + at);
         let first = len.min(room);
-        self.window.write_spans(offset, spans, from, first);
+        spans.read_into(from, first, &self.window, offset);
         if len > first {
-            self.window.write_spans(0, spans, from + first, len - first);
+            spans.read_into(from + first, len - first, &self.window, 0);
         }
     }
 

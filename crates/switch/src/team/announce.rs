@@ -3,7 +3,8 @@
 use vmlane_wire::ethernet::Mac;
 
 use super::choice::Choice;
-use super::{Team, TeamPolicy, Teams, rarp};
+use super::rarp::{self, Announcement};
+use super::{Team, TeamPolicy, Teams};
 use crate::Slot;
 use crate::core::Core;
 use crate::fdb::unkey;
@@ -18,14 +19,6 @@ const IN_A_ROUND: usize = 32;
 const MOST_VLANS: usize = 64;
 /// The last VLAN, and what behind it no VLAN has.
 const VLANS: std::ops::Range<u16> = 1..4095;
-
-/// An address that is behind a member now.
-#[derive(Clone, Copy, Debug)]
-pub struct Announcement {
-    member: Slot,
-    mac: Mac,
-    vlan: u16,
-}
 
 /// The VLANs in which a port's guest sends.
 fn vlans(port: &Port) -> Vec<u16> {

@@ -1,0 +1,31 @@
+//! The mirrors that a switch has.
+
+use std::sync::Arc;
+
+use vmlane_port::wrap::FrameTap;
+use vmlane_port::{PortId, PortStats};
+
+use super::spec::{MirrorDirection, MirrorSpec};
+
+/// A mirror has at most the part of so many VMs in a round: its turn must not take long.
+const MOST_PARTS: usize = 8;
+
+/// All mirrors, in the order of their making.
+#[derive(Default)]
+pub struct Mirrors(pub(super) Vec<Mirror>);
+
+/// One of them.
+pub struct Mirror {
+    pub(super) id: PortId,
+    pub(super) spec: MirrorSpec,
+    pub(super) from: Vec<String>,
+    pub(super) tap: Arc<dyn FrameTap>,
+    pub(super) stats: Arc<PortStats>,
+}
+
+impl Mirror {
+    pub(super) fn parts(&self) -> usize {
+        let directions = if self.spec.direction == MirrorDirection::Both { 2 } else { 1 };
+        (self.from.len() * directions).clamp(1, MOST_PARTS)
+    }
+}
