@@ -51,12 +51,12 @@ test-unit: bootstrap
 	@PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} cargo test --locked --workspace
 
 test-guests: setup
-	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
+	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium tshark
 	@tests/run_guest_tests.sh
 
 # Hours. Resumable: tests/acceptance.sh says how.
 acceptance: setup
-	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium
+	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium tshark
 	@tests/acceptance.sh
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.

@@ -174,6 +174,69 @@ fn multicast_is_kept_to_a_guest_that_answers_the_switchs_query() {
     bed.finish();
 }
 
+/// A capture of 128 bytes of each packet.
+struct Capture {
+    program: std::process::Child,
+    file: tempfile::NamedTempFile,
+}
+
+/// What tshark reads of one packet; empty: it has no such field.
+#[derive(Debug, Default)]
+struct Packet {
+    interface: String,
+    comment: String,
+    vlan: String,
+    icmp: String,
+    tcp_len: String,
+    vsock_op: String,
+}
+
+impl Capture {
+    fn start(bed: &Bed, points: &[&str]) -> Capture {
+        let file = tempfile::NamedTempFile::new().unwrap();
+        let path = file.path().to_str().unwrap().to_owned();
+        let words = [&["capture"], points, &["-s", "128", "-w", &path]].concat();
+        let program = bed.start(&words);
+        wait_until("the capture has begun", || file.as_file().metadata().unwrap().len() > 0);
+        Capture { program, file }
+    }
+
+    /// Ends it.
+    fn packets(mut self) -> Vec<Packet> {
+        let pid = rustix::process::Pid::from_child(&self.program);
+        rustix::process::kill_process(pid, rustix::process::Signal::INT).unwrap();
+        assert!(self.program.wait().unwrap().success());
+        let fields = ["frame.interface_name", "frame.comment", "vlan.id", "icmp.type", "tcp.len", "vsock.op"];
+        let mut tshark = std::process::Command::new("tshark");
+        tshark.arg("-r").arg(self.file.path()).args([
+            "-T",
+            "fields",
+            "-E",
+            "separator=|",
+            "-E",
+            "occurrence=f",
+        ]);
+        for field in fields {
+            tshark.args(["-e", field]);
+        }
+        let output = tshark.output().expect("tshark: `make test-guests` installs it");
+        assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+        let packet = |line: &str| {
+            let mut values = line.split('|').map(str::to_owned);
+            let mut next = || values.next().unwrap_or_default();
+            Packet {
+                interface: next(),
+                comment: next(),
+                vlan: next(),
+                icmp: next(),
+                tcp_len: next(),
+                vsock_op: next(),
+            }
+        };
+        String::from_utf8_lossy(&output.stdout).lines().map(packet).collect()
+    }
+}
+
 #[test]
 fn vlans_are_separate_and_tags_pass() {
     // a and b tag their own frames; the switch puts c into VLAN 10.
@@ -192,12 +255,38 @@ fn vlans_are_separate_and_tags_pass() {
             .unwrap();
     }
     bed.guest("c").sh("ip addr add 10.99.0.3/24 dev eth0").unwrap();
+    let capture = Capture::start(&bed, &["a/nic0", "vsock:a"]);
     let a = bed.guest("a");
     a.sh("ping -q -c 3 -i 0.2 10.99.0.2").expect("tagged to tagged");
     a.sh("ping -q -c 3 -i 0.2 10.99.0.3").expect("from a guest that tags to one for which the switch tags");
     a.sh("ping -q -c 3 -i 0.2 10.77.0.2").expect("untagged on the same trunk");
     assert!(a.sh("ping -q -c 2 -W 1 10.77.0.3").is_err(), "untagged frames do not enter VLAN 10");
     let rate = iperf(&bed, "a", "c", "10.99.0.3", 2);
+    let server = bed.guest("b").spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
+    server.wait_for("listening on vsock", PATIENCE).unwrap();
+    a.sh(&format!("vmlane bench stream --to vsock:{} -l 0.5", bed.cid("b"))).unwrap();
+    let packets = capture.packets();
+    let count = |what: &str, is: &dyn Fn(&Packet) -> bool| {
+        let count = packets.iter().filter(|packet| is(packet)).count();
+        assert!(count > 0, "no {what} among {} packets: {:?}", packets.len(), packets.first());
+        count
+    };
+    let of_nic = |packet: &Packet| packet.interface == "a/nic0";
+    let tagged =
+        count("ping with a tag", &|packet| of_nic(packet) && packet.vlan == "10" && packet.icmp == "8");
+    count("ping without one", &|packet| of_nic(packet) && packet.vlan.is_empty() && packet.icmp == "8");
+    let long = |packet: &Packet| packet.tcp_len.parse::<u32>().is_ok_and(|len| len > 1460);
+    let whole =
+        count("super-frame", &|packet| of_nic(packet) && long(packet) && packet.comment.contains("gso"));
+    let steps = count("bytes of a stream", &|packet| packet.interface == "vsock:a" && packet.vsock_op == "4");
+    kept(
+        6,
+        &format!(
+            "tshark reads a capture of a running guest: {} packets, among them {tagged} pings with a tag, {whole} super-frames, \
+             {steps} pieces of streams",
+            packets.len()
+        ),
+    );
     kept(
         1,
         &format!("VLAN 10 tagged by a guest and by its port group: {rate:.2} Gbit/s; nothing else crosses"),
