@@ -158,6 +158,7 @@ mod tests {
             Call::Reload,
             Call::Release { vm: "web".into() },
             Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
+            Call::LinkUplink { uplink: "lan".into(), up: true },
             Call::MirrorAdd {
                 mirror: MirrorRequest {
                     name: "m".into(),
@@ -168,7 +169,6 @@ mod tests {
                 },
             },
             Call::MirrorRemove { name: "m".into() },
-            Call::LinkUplink { uplink: "lan".into(), up: true },
             Call::DebugPanic { vm: "web".into(), at: None },
             Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
             Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
