@@ -5,7 +5,6 @@ use std::os::fd::OwnedFd;
 use std::process::{Command, Stdio};
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, Ordering};
-use std::thread::JoinHandle;
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use zerocopy::IntoBytes;
@@ -29,11 +28,10 @@ pub enum Answers {
     Nothing,
 }
 
-/// An open file whose server stalls. When it is dropped, the server is gone, and nothing waits for it any more.
+/// An open file whose server stalls. From the moment it is dropped on, everything is answered, and nothing waits any more.
 pub struct StallingFile {
     pub file: File,
     over: Arc<AtomicBool>,
-    server: Option<JoinHandle<()>>,
 }
 
 impl StallingFile {
@@ -49,42 +47,57 @@ impl StallingFile {
             return None;
         }
         let (over, stalled) = (Arc::new(AtomicBool::new(false)), Arc::new(AtomicBool::new(false)));
-        let server = {
+        {
             let (over, stalled) = (over.clone(), stalled.clone());
-            std::thread::spawn(move || serve(&device.into(), answers, &over, &stalled))
-        };
+            // It ends with the last file of the file system.
+            std::thread::spawn(move || serve(&device.into(), answers, &over, &stalled));
+        }
         let file = File::options().read(true).write(true).open(folder.path().join("memory"));
         // The open file keeps the file system.
         let unmounted = Command::new("umount").arg("-l").arg(folder.path()).status();
         assert!(unmounted.is_ok_and(|status| status.success()));
         // Only now: that process, too, closes the file when it begins.
         stalled.store(true, Ordering::Release);
-        Some(StallingFile { file: file.unwrap(), over, server: Some(server) })
+        Some(StallingFile { file: file.unwrap(), over })
     }
 }
 
 impl Drop for StallingFile {
     fn drop(&mut self) {
+        // The server is not merely closed: a process that another test has just forked has both files until it begins its program,
+        // and waits for an answer as it closes the first.
         self.over.store(true, Ordering::Release);
-        if let Some(server) = self.server.take() {
-            let _ = server.join();
-        }
     }
 }
 
 fn serve(device: &OwnedFd, answers: Answers, over: &AtomicBool, stalled: &AtomicBool) {
     let mut request = vec![0; 1 << 20];
     let look = Timespec { tv_sec: 0, tv_nsec: 10_000_000 };
-    while !over.load(Ordering::Acquire) {
-        if !matches!(poll(&mut [PollFd::new(device, PollFlags::IN)], Some(&look)), Ok(1)) {
+    // Requests that wait for an answer, and what each is answered in the end.
+    let mut waiting: Vec<(u64, i32)> = Vec::new();
+    let reply = |unique: u64, error: i32, answer: &[u8]| {
+        let head = [16 + answer.len() as u32, error as u32];
+        let _ = rustix::io::write(device, &[head.as_bytes(), unique.as_bytes(), answer].concat());
+    };
+    loop {
+        if over.load(Ordering::Acquire) {
+            waiting.drain(..).for_each(|(unique, error)| reply(unique, error, &[]));
+        }
+        let mut files = [PollFd::new(device, PollFlags::IN)];
+        if !matches!(poll(&mut files, Some(&look)), Ok(1)) {
             continue;
         }
-        let Ok(40..) = rustix::io::read(device, &mut request) else { continue };
+        match rustix::io::read(device, &mut request) {
+            Ok(40..) => {}
+            Err(rustix::io::Errno::NODEV) => return,
+            _ => continue,
+        }
         let word = |at: usize| u32::from_le_bytes(request[at..at + 4].try_into().unwrap());
         let long = |at: usize| u64::from_le_bytes(request[at..at + 8].try_into().unwrap());
         let (opcode, unique, node) = (word(4), long(8), long(16));
         let closing = [FLUSH, RELEASE].contains(&opcode);
         if stalled.load(Ordering::Acquire) && !(closing && answers == Answers::Closing) {
+            waiting.push((unique, if closing { 0 } else { -rustix::io::Errno::IO.raw_os_error() }));
             continue;
         }
         let answer = match opcode {
@@ -95,8 +108,7 @@ fn serve(device: &OwnedFd, answers: Answers, over: &AtomicBool, stalled: &Atomic
             OPEN => vec![0; 16],
             _ => Vec::new(),
         };
-        let head = [16 + answer.len() as u32, 0];
-        let _ = rustix::io::write(device, &[head.as_bytes(), unique.as_bytes(), &answer].concat());
+        reply(unique, 0, &answer);
     }
 }
 
