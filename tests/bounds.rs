@@ -34,6 +34,14 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("device/tests/vmci_hostile.rs", "events_that_are_not_fetched_do_not_pile_up")],
     ),
     (
+        "mirrors",
+        &[
+            ("daemon/src/config/mirror.rs", "mistakes_name_the_mirror_the_value_and_the_way_out"),
+            ("switch/src/mirror/ring.rs", "a_full_ring_takes_nothing_until_what_was_read_is_free"),
+            ("switch/tests/mirror.rs", "copies_beyond_the_mirrors_part_of_a_round_are_dropped_and_counted"),
+        ],
+    ),
+    (
         "memory regions of a device",
         &[("mem/src/tests.rs", "so_many_regions_are_mapped_and_the_next_one_is_refused")],
     ),
