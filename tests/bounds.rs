@@ -34,6 +34,17 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("device/tests/vmci_hostile.rs", "events_that_are_not_fetched_do_not_pile_up")],
     ),
     (
+        "addresses that are announced when they move to another uplink of a team",
+        &[("switch/tests/teams.rs", "announcements_are_bounded_and_leave_over_several_rounds")],
+    ),
+    (
+        "connections to another switch that breaks a rule of its rings",
+        &[(
+            "host/tests/vhost_user_uplink/main.rs",
+            "a_peer_that_breaks_a_rule_of_its_rings_loses_its_connection_and_no_more",
+        )],
+    ),
+    (
         "mirrors",
         &[
             ("daemon/src/config/mirror.rs", "mistakes_name_the_mirror_the_value_and_the_way_out"),
