@@ -123,6 +123,7 @@ fn number(head: &mut [u8; HEADERS], number: usize) {
     let ip = !sum(&head[14..34], 0) as u16;
     head[24..26].copy_from_slice(&ip.to_be_bytes());
     head[38..42].copy_from_slice(&((number * SEGMENT) as u32).to_be_bytes());
+    head[50..52].fill(0);
     let length = HEADERS - 34 + SEGMENT;
     let tcp = !sum(&head[34..], sum(&head[26..34], 6 + length as u32)) as u16;
     head[50..52].copy_from_slice(&tcp.to_be_bytes());

@@ -68,10 +68,15 @@ pub fn register(registry: &mut Registry) {
 fn segment_rows(registry: &mut Registry) {
     let mut add = |name, beside: &[&str], lro| {
         registry.add(name, GBITS, beside, move |length| {
-            let Switched { mut guests, mut worker, .. } = Switched::new(2, Load::Segments, lro);
+            let Switched { mut guests, mut worker, _switch: switch } = Switched::new(2, Load::Segments, lro);
             let counts = bursts(&mut guests, length, || {
                 worker.step();
             });
+            // What is measured is what the row's name says.
+            let merged = switch.ports().iter().any(|port| port.stats.rx_coalesced.get() > 0);
+            if merged != lro {
+                return Err(io::Error::other(format!("segments merged: {merged}, and they were to be: {lro}")));
+            }
             Ok(counts.gbits())
         });
     };
