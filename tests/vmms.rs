@@ -1,5 +1,7 @@
 //! The virtio devices in QEMUs without vfio-user: Debian 12's 7.2, and a microvm without PCI.
 
+use std::process::{Command, Stdio};
+
 use rustix::process::{Signal, kill_process};
 use vmlane_lab::Machine;
 use vmlane_tests::siblings::{a_killed_guest, ping, spec, tcp, up, vsock};
@@ -88,4 +90,65 @@ fn the_daemon_connects_to_qemus_that_listen() {
         ),
     );
     bed.finish();
+}
+
+/// What `vmlane import --qemu` prints starts a QEMU, with a disk on each kind of controller.
+#[test]
+fn a_qemu_takes_the_words_for_an_imported_vm() {
+    let dir = tempfile::tempdir().unwrap();
+    let mut vmx =
+        "config.version = \"8\"\ndisplayName = \"old, vm\"\nmemSize = \"64\"\nnumvcpus = \"2\"\n".to_owned();
+    let kinds = [
+        ("scsi0", "pvscsi"),
+        ("scsi1", "lsisas1068"),
+        ("scsi2", "lsilogic"),
+        ("nvme0", ""),
+        ("sata0", ""),
+        ("sata1", ""),
+    ];
+    let disks =
+        kinds.iter().flat_map(|(controller, model)| (0..5).map(move |unit| (controller, model, unit)));
+    for (controller, model, unit) in disks {
+        let name = format!("{controller}, {unit}.vmdk");
+        let extent = format!("{controller}-{unit}-flat.vmdk");
+        let descriptor = format!(
+            "# Disk DescriptorFile\nversion=1\nCID=fffffffe\nparentCID=ffffffff\ncreateType=\"monolithicFlat\"\n\
+             RW 2048 FLAT \"{extent}\" 0\nddb.adapterType = \"lsilogic\"\n"
+        );
+        std::fs::write(dir.path().join(&name), descriptor).unwrap();
+        std::fs::write(dir.path().join(extent), vec![0; 1 << 20]).unwrap();
+        vmx +=
+            &format!("{controller}:{unit}.present = \"TRUE\"\n{controller}:{unit}.fileName = \"{name}\"\n");
+        if unit == 0 && !model.is_empty() {
+            vmx += &format!("{controller}.virtualDev = \"{model}\"\n");
+        }
+    }
+    vmx += "ide1:0.present = \"TRUE\"\nide1:0.deviceType = \"cdrom-raw\"\nvmci0.present = \"TRUE\"\n";
+    let file = dir.path().join("old.vmx");
+    std::fs::write(&file, vmx).unwrap();
+    let vmlane = vmlane_lab::find_vmlane().unwrap();
+    let report = Command::new(vmlane).args(["import", "vmx", "--json"]).arg(&file).output().unwrap();
+    assert!(report.status.success(), "{}", String::from_utf8_lossy(&report.stderr));
+    let report: serde_json::Value = serde_json::from_slice(&report.stdout).unwrap();
+    let words = report["vms"][0]["qemu"].as_array().unwrap().iter().map(|word| word.as_str().unwrap());
+
+    let assets =
+        vmlane_lab::setup::ensure(&["6.12".to_owned()], None, &vmlane_lab::setup::Progress(&|_| ())).unwrap();
+    let mut qemu = assets.qemu.expect("the lab's QEMU").command();
+    qemu.args(["-accel", "tcg", "-display", "none", "-nodefaults", "-S", "-m", "64", "-monitor", "stdio"]);
+    let mut qemu = qemu
+        .args(words)
+        .current_dir(dir.path())
+        .stdin(Stdio::piped())
+        .stdout(Stdio::piped())
+        .stderr(Stdio::piped())
+        .spawn()
+        .unwrap();
+    std::io::Write::write_all(&mut qemu.stdin.take().unwrap(), b"info block\nquit\n").unwrap();
+    let output = qemu.wait_with_output().unwrap();
+    assert!(output.status.success(), "{}", String::from_utf8_lossy(&output.stderr));
+    let said = String::from_utf8_lossy(&output.stdout);
+    let attached = said.matches("Attached to:").count();
+    assert_eq!(attached, 31, "{said}");
+    kept(4, &format!("QEMU takes what an import says of {attached} disks on six kinds of controllers"));
 }

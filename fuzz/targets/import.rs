@@ -18,7 +18,9 @@ fuzz_target!(|text: &str| {
         }
     };
     let done = configuration(&machines, &Options { group: Some("g".into()), ..Options::default() });
-    machines.iter().for_each(|machine| drop(words(machine)));
+    for (name, machine) in done.names.iter().zip(&machines) {
+        name.iter().for_each(|name| drop(words(name, machine)));
+    }
     if let Err(error) = vmlane_daemon::config::Config::parse(std::path::Path::new("import.toml"), &done.toml) {
         // Two VMs may have the CID or the address of one another.
         let told = error.to_string();

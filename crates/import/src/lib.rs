@@ -2,7 +2,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `machine.rs` | a VM, whoever described it, and what cannot be carried over |
+//! | `machine.rs` | a VM as some other system described it, and what cannot be carried over |
 //! | `vmx.rs`, `vmx/` | VMware's configuration files |
 //! | `ovf.rs` | OVF envelopes, as VMware exports them |
 //! | `libvirt.rs` | libvirt's domains |

@@ -150,5 +150,5 @@ fn drive(disk: Node<'_, '_>, machine: &mut Machine) {
         return;
     }
     let format = of_first(disk, "driver", "type").map(str::to_owned);
-    machine.disks.push(Disk { place, bus, file, format, cdrom });
+    machine.disks.push(Disk { bus, file, format, cdrom });
 }

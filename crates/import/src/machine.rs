@@ -1,4 +1,4 @@
-//! A VM, whoever described it.
+//! A VM as some other system described it.
 
 use std::fmt;
 
@@ -79,8 +79,6 @@ pub enum Bus {
 /// A disk, or a drive for disks.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Disk {
-    /// `scsi0:1`.
-    pub place: String,
     pub bus: Bus,
     /// None: an empty drive.
     pub file: Option<String>,

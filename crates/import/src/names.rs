@@ -9,7 +9,7 @@ const LONGEST: usize = 64;
 pub struct Names(BTreeSet<String>);
 
 impl Names {
-    /// A name that is like `name`, and nobody else's.
+    /// A name that is like `name`, and that no other has.
     pub fn take(&mut self, name: &str, otherwise: &str) -> String {
         let good = tidy(name);
         let good = if good.is_empty() { otherwise.to_owned() } else { good };

@@ -100,19 +100,18 @@ fn machine(system: Node<'_, '_>, files: &Files<'_>) -> Machine {
         .filter(|node| ["Item", "StorageItem", "EthernetPortItem"].contains(&node.tag_name().name()))
         .collect();
     // Controllers by their instance: what hangs on them names that.
-    let mut controllers: BTreeMap<&str, (Bus, String)> = BTreeMap::new();
+    let mut controllers: BTreeMap<&str, Bus> = BTreeMap::new();
     for item in &items {
         let sub = text(*item, "ResourceSubType").unwrap_or_default();
         let bus = match kind(*item) {
-            resource::IDE => ("ide", Bus::Ide),
-            resource::SCSI => ("scsi", scsi(sub)),
-            resource::STORAGE if sub.to_ascii_lowercase().contains("nvme") => ("nvme", Bus::Nvme),
-            resource::STORAGE => ("sata", Bus::Sata),
+            resource::IDE => Bus::Ide,
+            resource::SCSI => scsi(sub),
+            resource::STORAGE if sub.to_ascii_lowercase().contains("nvme") => Bus::Nvme,
+            resource::STORAGE => Bus::Sata,
             _ => continue,
         };
         if let Some(id) = text(*item, "InstanceID") {
-            let number = text(*item, "Address").unwrap_or("0");
-            controllers.insert(id, (bus.1, format!("{}{number}", bus.0)));
+            controllers.insert(id, bus);
         }
     }
     for item in items {
@@ -146,12 +145,7 @@ fn scsi(sub: &str) -> Bus {
     }
 }
 
-fn one(
-    item: Node<'_, '_>,
-    files: &Files<'_>,
-    controllers: &BTreeMap<&str, (Bus, String)>,
-    machine: &mut Machine,
-) {
+fn one(item: Node<'_, '_>, files: &Files<'_>, controllers: &BTreeMap<&str, Bus>, machine: &mut Machine) {
     let sub = text(item, "ResourceSubType").unwrap_or_default();
     let name = text(item, "ElementName").unwrap_or("an item").to_owned();
     match kind(item) {
@@ -163,8 +157,7 @@ fn one(
         resource::DISK | resource::CD | resource::DVD => {
             let cdrom = kind(item) != resource::DISK;
             let parent = text(item, "Parent").and_then(|parent| controllers.get(parent));
-            let (bus, place) = parent.cloned().unwrap_or((Bus::Sata, "sata0".to_owned()));
-            let place = format!("{place}:{}", text(item, "AddressOnParent").unwrap_or("0"));
+            let bus = parent.copied().unwrap_or(Bus::Sata);
             let file = text(item, "HostResource").and_then(|resource| files.find(resource));
             if file.is_none() && !cdrom {
                 machine.note(
@@ -174,7 +167,7 @@ fn one(
                 return;
             }
             let format = (!cdrom).then(|| "vmdk".to_owned());
-            machine.disks.push(Disk { place, bus, file, format, cdrom });
+            machine.disks.push(Disk { bus, file, format, cdrom });
         }
         resource::OTHER if sub.eq_ignore_ascii_case("vmware.vmci") => {
             machine.vsock = Some(Vsock { vmci: true, cid: None });

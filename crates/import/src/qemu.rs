@@ -7,8 +7,19 @@ fn option(value: &str) -> String {
     value.replace(',', ",,")
 }
 
-/// QEMU's words for a machine; `vmlane qemu-args` has the others. Each is one argument, not quoted for any shell.
-pub fn words(machine: &Machine) -> Vec<String> {
+/// A file within a QEMU option. A name with a colon in front of any slash would be a protocol (`nbd:`, `fat:`, `json:`), and a
+/// stranger's description could so give its guest what is on the host.
+fn file(name: &str) -> String {
+    let is_protocol = name.split('/').next().is_some_and(|first| first.contains(':'));
+    option(&if is_protocol { format!("./{name}") } else { name.to_owned() })
+}
+
+/// SATA ports of q35, and of each controller that is added.
+const PORTS: usize = 6;
+
+/// QEMU's words for a machine that is called `name` in vmlane's configuration; `vmlane qemu-args` has the others. Each is one
+/// argument, not quoted for any shell.
+pub fn words(name: &str, machine: &Machine) -> Vec<String> {
     let mut words: Vec<String> = vec!["-machine".into(), "q35".into()];
     if let Some(cpus) = machine.cpus {
         words.extend(["-smp".into(), cpus.to_string()]);
@@ -17,36 +28,24 @@ pub fn words(machine: &Machine) -> Vec<String> {
         // Debian's package ovmf; the variables are the VM's own, a copy of OVMF_VARS_4M.fd.
         let code = "if=pflash,format=raw,readonly=on,file=/usr/share/OVMF/OVMF_CODE_4M.fd";
         words.extend(["-drive".into(), code.into()]);
-        let variables = format!("if=pflash,format=raw,file={}", option(&format!("{}_VARS.fd", machine.name)));
-        words.extend(["-drive".into(), variables]);
+        words.extend(["-drive".into(), format!("if=pflash,format=raw,file={name}_VARS.fd")]);
     }
-    let mut controllers: Vec<Bus> = Vec::new();
+    let (mut controllers, mut on_sata): (Vec<String>, usize) = (Vec::new(), 0);
     for (number, disk) in machine.disks.iter().enumerate() {
-        if let Some(controller) = controller(disk.bus).filter(|_| !controllers.contains(&disk.bus)) {
-            controllers.push(disk.bus);
-            words.extend(["-device".into(), controller.into()]);
+        let (controller, device) = device(disk, &format!("disk{number}"), &mut on_sata);
+        if let Some(controller) = controller.filter(|controller| !controllers.contains(controller)) {
+            words.extend(["-device".into(), controller.clone()]);
+            controllers.push(controller);
         }
-        words.extend(drive(number, disk));
+        words.extend(["-drive".into(), drive(number, disk), "-device".into(), device]);
     }
     words
 }
 
-/// The controller that a disk's bus needs, with an id; None: the machine has it, or the disk is its own.
-fn controller(bus: Bus) -> Option<&'static str> {
-    match bus {
-        Bus::Pvscsi => Some("pvscsi,id=pvscsi"),
-        Bus::LsiSas => Some("mptsas1068,id=lsisas"),
-        // QEMU's parallel LSI controller is another one than VMware's.
-        Bus::ParallelScsi | Bus::VirtioScsi => Some("virtio-scsi-pci,id=scsi"),
-        Bus::VirtioBlk | Bus::Sata | Bus::Ide | Bus::Nvme => None,
-    }
-}
-
-fn drive(number: usize, disk: &Disk) -> [String; 4] {
-    let id = format!("disk{number}");
-    let mut drive = format!("if=none,id={id}");
-    if let Some(file) = &disk.file {
-        drive += &format!(",file={}", option(file));
+fn drive(number: usize, disk: &Disk) -> String {
+    let mut drive = format!("if=none,id=disk{number}");
+    if let Some(name) = &disk.file {
+        drive += &format!(",file={}", file(name));
     }
     if let Some(format) = &disk.format {
         drive += &format!(",format={}", option(format));
@@ -54,36 +53,73 @@ fn drive(number: usize, disk: &Disk) -> [String; 4] {
     if disk.cdrom {
         drive += ",media=cdrom";
     }
-    let scsi = if disk.cdrom { "scsi-cd" } else { "scsi-hd" };
-    let ide = if disk.cdrom { "ide-cd" } else { "ide-hd" };
-    let device = match disk.bus {
-        Bus::Pvscsi => format!("{scsi},bus=pvscsi.0,drive={id}"),
-        Bus::LsiSas => format!("{scsi},bus=lsisas.0,drive={id}"),
-        Bus::ParallelScsi | Bus::VirtioScsi => format!("{scsi},bus=scsi.0,drive={id}"),
-        Bus::VirtioBlk => format!("virtio-blk-pci,drive={id}"),
-        // q35 has six SATA ports, and no IDE.
-        Bus::Sata | Bus::Ide => format!("{ide},drive={id}"),
-        Bus::Nvme => format!("nvme,serial={id},drive={id}"),
+    drive
+}
+
+/// The controller that a disk hangs on, unless the machine has it or the disk is its own; and the disk. `on_sata`: disks that
+/// have SATA ports.
+fn device(disk: &Disk, id: &str, on_sata: &mut usize) -> (Option<String>, String) {
+    let kind = if disk.cdrom { "cd" } else { "hd" };
+    let scsi = |controller: &str, bus: &str| {
+        (Some(format!("{controller},id={bus}")), format!("scsi-{kind},bus={bus}.0,drive={id}"))
     };
-    ["-drive".into(), drive, "-device".into(), device]
+    match disk.bus {
+        Bus::Pvscsi => scsi("pvscsi", "pvscsi"),
+        Bus::LsiSas => scsi("mptsas1068", "lsisas"),
+        // QEMU's parallel LSI controller is another one than VMware's.
+        Bus::ParallelScsi | Bus::VirtioScsi => scsi("virtio-scsi-pci", "scsi"),
+        Bus::VirtioBlk => (None, format!("virtio-blk-pci,drive={id}")),
+        Bus::Nvme => (None, format!("nvme,serial={id},drive={id}")),
+        // q35 has no IDE.
+        Bus::Sata | Bus::Ide => {
+            let (number, port) = (*on_sata / PORTS, *on_sata % PORTS);
+            *on_sata += 1;
+            let more = (number > 0).then(|| format!("ich9-ahci,id=sata{number}"));
+            let bus = if number > 0 { format!("sata{number}") } else { "ide".into() };
+            (more, format!("ide-{kind},bus={bus}.{port},drive={id}"))
+        }
+    }
 }
 
 #[cfg(test)]
 mod tests {
     use super::*;
 
+    fn disk(bus: Bus, file: &str) -> Disk {
+        Disk { bus, file: Some(file.into()), format: Some("vmdk".into()), cdrom: false }
+    }
+
+    fn of(disks: Vec<Disk>) -> Vec<String> {
+        words("x", &Machine { name: "../x".into(), uefi: true, disks, ..Machine::default() })
+    }
+
     #[test]
-    fn commas_in_names_stay_part_of_them() {
-        let disk = Disk {
-            place: "scsi0:0".into(),
-            bus: Bus::Pvscsi,
-            file: Some("a,b c.vmdk".into()),
-            format: Some("vmdk".into()),
-            cdrom: false,
-        };
-        let machine = Machine { name: "x".into(), disks: vec![disk.clone(), disk], ..Machine::default() };
-        let words = words(&machine);
-        assert!(words.contains(&"if=none,id=disk0,file=a,,b c.vmdk,format=vmdk".to_owned()), "{words:?}");
+    fn names_of_files_are_names_of_files() {
+        let words = of(vec![
+            disk(Bus::Pvscsi, "a,b c.vmdk"),
+            disk(Bus::Pvscsi, "fat:rw:/"),
+            disk(Bus::Pvscsi, "/a:b"),
+        ]);
+        for (number, file) in ["a,,b c.vmdk", "./fat:rw:/", "/a:b"].iter().enumerate() {
+            let drive = format!("if=none,id=disk{number},file={file},format=vmdk");
+            assert!(words.contains(&drive), "{drive} is not in {words:?}");
+        }
         assert_eq!(words.iter().filter(|word| word.starts_with("pvscsi,")).count(), 1);
+        assert!(words.contains(&"if=pflash,format=raw,file=x_VARS.fd".into()), "{words:?}");
+    }
+
+    #[test]
+    fn each_sata_disk_has_a_port() {
+        let words = of((0..14).map(|_| disk(Bus::Sata, "a.vmdk")).collect());
+        let buses = ["ide.0", "ide.5", "sata1.0", "sata1.5", "sata2.1"];
+        for bus in buses {
+            assert_eq!(
+                words.iter().filter(|word| word.starts_with(&format!("ide-hd,bus={bus},"))).count(),
+                1,
+                "{bus}"
+            );
+        }
+        let more: Vec<&String> = words.iter().filter(|word| word.starts_with("ich9-ahci,")).collect();
+        assert_eq!(more, ["ich9-ahci,id=sata1", "ich9-ahci,id=sata2"]);
     }
 }

@@ -192,7 +192,7 @@ fn disks(keys: &Keys, machine: &mut Machine) {
                     );
                 }
                 let format = (!cdrom).then(|| "vmdk".to_owned());
-                machine.disks.push(Disk { place, bus, file, format, cdrom });
+                machine.disks.push(Disk { bus, file, format, cdrom });
             }
         }
     }

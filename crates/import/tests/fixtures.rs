@@ -36,7 +36,7 @@ fn outcome(machines: &[Machine], options: &Options) -> String {
     for (name, machine) in done.names.iter().zip(machines) {
         let name = name.as_deref().unwrap_or("left out");
         let _ = writeln!(text, "# {name}: {} MiB", machine.memory_mib.unwrap_or_default());
-        for word in words(machine) {
+        for word in words(name, machine) {
             let _ = writeln!(text, "#   {word}");
         }
     }

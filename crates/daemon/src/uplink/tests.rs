@@ -19,7 +19,7 @@ const INSIDE: &str = "VMLANE_TEST_INSIDE";
 const HOST: &str = "10.9.0.1";
 const VM: &str = "10.9.0.2";
 const VM_MAC: &str = "52:54:00:00:00:02";
-/// Long past anything that should happen.
+/// Longer than anything takes that should happen.
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// This test again, in a network namespace of its own and as `role`.

@@ -75,7 +75,9 @@ fn segment_rows(registry: &mut Registry) {
             // What is measured is what the row's name says.
             let merged = switch.ports().iter().any(|port| port.stats.rx_coalesced.get() > 0);
             if merged != lro {
-                return Err(io::Error::other(format!("segments merged: {merged}, and they were to be: {lro}")));
+                return Err(io::Error::other(format!(
+                    "segments merged: {merged}, and they were to be: {lro}"
+                )));
             }
             Ok(counts.gbits())
         });

@@ -93,8 +93,9 @@ impl Args {
             .context("the descriptions do not make a configuration that vmlane takes; change what is named, or give --cid")?;
         let output = if self.json {
             let vm = |(name, machine): (&Option<String>, &Machine)| {
-                let (memory_mib, qemu) = (machine.memory_mib, vmlane_import::words(machine));
-                Some(Vm { name: name.clone()?, memory_mib, qemu })
+                let name = name.clone()?;
+                let qemu = vmlane_import::words(&name, machine);
+                Some(Vm { name, memory_mib: machine.memory_mib, qemu })
             };
             let vms = done.names.iter().zip(&machines).filter_map(vm).collect();
             let note = |note: vmlane_import::Note| Note { what: note.what, then: note.then };
@@ -130,7 +131,8 @@ fn text(file: &Path) -> anyhow::Result<String> {
 
 /// The command that boots a VM.
 fn line(name: &str, machine: &Machine) -> String {
-    let words: Vec<String> = vmlane_import::words(machine).iter().map(|word| shell_quoted(word)).collect();
+    let words: Vec<String> =
+        vmlane_import::words(name, machine).iter().map(|word| shell_quoted(word)).collect();
     let memory = machine.memory_mib.unwrap_or(1024);
     format!(
         "qemu-system-x86_64 -accel kvm -cpu host {} $(vmlane qemu-args {name} --words --mem {memory})\n",
