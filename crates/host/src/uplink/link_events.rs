@@ -7,25 +7,15 @@ use std::time::Duration;
 
 use rustix::io::Errno;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
-use rustix::net::{
-    AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, bind, netlink, recv, send, socket_with,
+use rustix::net::{RecvFlags, SendFlags, bind, netlink, recv, send};
+
+use super::rtnetlink::{
+    DEL_LINK, DONE, DUMP, INFO, NAME, NEW_LINK, attributes, messages, question, socket, text, word32,
 };
 
 /// The group of changes of links (linux/rtnetlink.h, RTMGRP_LINK).
 const LINKS: u32 = 1;
-/// Bytes of a message's header, of the `struct ifinfomsg` behind it, of an attribute's header.
-const HEADER: usize = 16;
-const INFO: usize = 16;
-const ATTRIBUTE: usize = 4;
-/// Kinds of messages.
-const DONE: u16 = 3;
-const NEW_LINK: u16 = 16;
-const DEL_LINK: u16 = 17;
-const GET_LINK: u16 = 18;
-/// A request for all there are.
-const DUMP: u16 = 0x301;
-/// Attributes: the interface's name, its number in the network namespace that it moves to.
-const NAME: u16 = 3;
+/// The attribute with an interface's number in the network namespace that it moves to.
 const NEW_INDEX: u16 = 49;
 /// Flags of an interface (linux/if.h): it is up, may send, and has a carrier.
 const USABLE: u32 = 1 | 1 << 6 | 1 << 16;
@@ -68,9 +58,7 @@ pub struct LinkEvents {
 impl LinkEvents {
     /// Begins to listen. Returns also how all links are.
     pub fn open() -> io::Result<(LinkEvents, Vec<LinkEvent>)> {
-        let kind = (AddressFamily::NETLINK, SocketType::RAW, SocketFlags::CLOEXEC);
-        // Protocol 0 is NETLINK_ROUTE.
-        let socket = socket_with(kind.0, kind.1, kind.2, None)?;
+        let socket = socket()?;
         bind(&socket, &netlink::SocketAddrNetlink::new(0, LINKS))?;
         set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
         let mut events = LinkEvents { socket, buffer: vec![0; ROOM] };
@@ -82,15 +70,7 @@ impl LinkEvents {
 
     /// Asks for all links.
     fn ask(&self) -> io::Result<()> {
-        let mut request = [0; HEADER + INFO];
-        let put = |request: &mut [u8], at: usize, value: u16| {
-            request.iter_mut().skip(at).zip(value.to_ne_bytes()).for_each(|(place, byte)| *place = byte);
-        };
-        let len = request.len() as u32;
-        request.iter_mut().zip(len.to_ne_bytes()).for_each(|(place, byte)| *place = byte);
-        put(&mut request, 4, GET_LINK);
-        put(&mut request, 6, DUMP);
-        send(&self.socket, &request, SendFlags::empty())?;
+        send(&self.socket, &question(DUMP, None), SendFlags::empty())?;
         Ok(())
     }
 
@@ -123,29 +103,15 @@ impl AsFd for LinkEvents {
     }
 }
 
-fn half(bytes: &[u8], at: usize) -> Option<u16> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u16::from_ne_bytes(*bytes))
-}
-
-fn word(bytes: &[u8], at: usize) -> Option<u32> {
-    bytes.get(at..)?.first_chunk().map(|bytes| u32::from_ne_bytes(*bytes))
-}
-
 /// Adds what the messages say. True: one says that there are no more.
-fn parse(mut messages: &[u8], list: &mut Vec<LinkEvent>) -> bool {
+fn parse(bytes: &[u8], list: &mut Vec<LinkEvent>) -> bool {
     let mut complete = false;
-    while let (Some(len), Some(kind)) = (word(messages, 0), half(messages, 4)) {
-        let len = len as usize;
-        if len < HEADER {
-            break;
-        }
-        let body = messages.get(HEADER..len.min(messages.len())).unwrap_or_default();
+    for (kind, body) in messages(bytes) {
         match kind {
             DONE => complete = true,
             NEW_LINK | DEL_LINK => list.extend(link(kind == DEL_LINK, body)),
             _ => {}
         }
-        messages = messages.get(len.next_multiple_of(4)..).unwrap_or_default();
     }
     complete
 }
@@ -155,29 +121,17 @@ fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
     if *body.first()? != 0 {
         return None;
     }
-    let (index, flags) = (word(body, 4)?, word(body, 8)?);
-    let mut attributes = body.get(INFO..)?;
-    let (mut name, mut moved) = (None, false);
-    while let (Some(len), Some(kind)) = (half(attributes, 0), half(attributes, 2)) {
-        let len = usize::from(len);
-        if len < ATTRIBUTE {
-            break;
-        }
-        if kind == NAME {
-            let bytes = attributes.get(ATTRIBUTE..len)?;
-            name = bytes.split(|byte| *byte == 0).next();
-        }
-        moved |= kind == NEW_INDEX;
-        attributes = attributes.get(len.next_multiple_of(4)..).unwrap_or_default();
-    }
-    let name = name?;
+    let (index, flags) = (word32(body, 4)?, word32(body, 8)?);
+    let all = || attributes(body.get(INFO..).unwrap_or_default());
+    let name = all().find(|(kind, _)| *kind == NAME).map(|(_, value)| text(value))?;
+    let moved = all().any(|(kind, _)| kind == NEW_INDEX);
     let state = match flags & USABLE {
         _ if gone && moved => LinkState::Moved,
         _ if gone => LinkState::Gone,
         USABLE => LinkState::Up,
         _ => LinkState::Down,
     };
-    Some(LinkEvent { index, name: String::from_utf8_lossy(name).into_owned(), state })
+    Some(LinkEvent { index, name, state })
 }
 
 #[cfg(test)]
@@ -185,6 +139,7 @@ mod tests {
     use std::process::Command;
 
     use super::*;
+    use crate::uplink::rtnetlink::HEADER;
 
     /// A message as the kernel makes it.
     fn message(kind: u16, family: u8, index: u32, flags: u32, name: &str) -> Vec<u8> {
@@ -194,7 +149,7 @@ mod tests {
         body.extend([0; 4]);
         // Another attribute first: the queue length.
         body.extend([8, 0, 13, 0, 232, 3, 0, 0]);
-        body.extend((ATTRIBUTE as u16 + name.len() as u16 + 1).to_ne_bytes());
+        body.extend((4 + name.len() as u16 + 1).to_ne_bytes());
         body.extend(NAME.to_ne_bytes());
         body.extend(name.bytes());
         body.resize(body.len() + 4 - name.len() % 4, 0);

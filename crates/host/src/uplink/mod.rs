@@ -3,6 +3,7 @@
 mod flow;
 mod link;
 mod link_events;
+mod rtnetlink;
 mod tap;
 pub mod vhost_user;
 pub mod xdp;
