@@ -2,17 +2,21 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `kind.rs` | what differs between kinds of uplinks |
+//! | `kind.rs`, `attached.rs` | what differs between kinds of uplinks: how they are opened; what they are once they have a port |
 //! | `connecting.rs` | uplinks of the kind `vhost_user`, which connect by themselves |
 //! | `teams.rs` | those that serve as one |
-//! | `links.rs` | how their links are, by the kernel's word and the operator's |
+//! | `links.rs`, `link_state.rs` | how the kernel says that links are; whether they are up, also by the operator's word |
+//! | `error.rs` | why there is none |
 //! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
 //! | `messages.rs` | what they say to each other |
 
+mod attached;
 mod connecting;
+mod error;
 mod helper;
 mod kind;
+mod link_state;
 mod links;
 mod messages;
 mod process;
@@ -33,34 +37,14 @@ use crate::config::{TeamConfig, UplinkConfig};
 use crate::confine;
 use crate::nic::uplink_spec;
 
+use self::attached::Attached;
 use self::connecting::Connecting;
-use self::helper::{Helper, HelperError, SharedHelper};
-use self::kind::{Attached, HELD, OpenError, Opened};
+pub use self::error::UplinkError;
+use self::helper::{Helper, SharedHelper};
+use self::kind::{HELD, OpenError, Opened};
 use self::links::{DOWN, Links};
 pub use self::process::serve;
 pub use self::teams::{stats as team_stats, status as team_status};
-
-/// Why an uplink cannot be had.
-#[derive(Debug, thiserror::Error)]
-pub enum UplinkError {
-    #[error("uplink {name:?}: {cause}")]
-    Open { name: String, cause: OpenError },
-    #[error("uplink {name:?}: {cause}")]
-    Helper { name: String, cause: HelperError },
-    #[error("uplink {name:?}: there is no helper any more that attaches interfaces; start the daemon again")]
-    NoHelper { name: String },
-}
-
-impl UplinkError {
-    /// It leads to an interface that is not there, and may come.
-    fn is_missing(&self) -> bool {
-        match self {
-            UplinkError::Open { cause, .. } => cause.is_missing(),
-            UplinkError::Helper { cause, .. } => matches!(cause, HelperError::Missing(_)),
-            UplinkError::NoHelper { .. } => false,
-        }
-    }
-}
 
 fn failed(uplink: &UplinkConfig) -> impl Fn(OpenError) -> UplinkError {
     |cause| UplinkError::Open { name: uplink.name.clone(), cause }

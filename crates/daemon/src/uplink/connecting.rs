@@ -9,7 +9,7 @@ use vmlane_host::uplink::vhost_user::{VhostUser, connect};
 use vmlane_port::PortId;
 use vmlane_switch::Switch;
 
-use super::UplinkError;
+use super::error::UplinkError;
 use super::helper::SharedHelper;
 use super::kind::{OpenError, Opened};
 use crate::config::{UplinkConfig, UplinkKind};

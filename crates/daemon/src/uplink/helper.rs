@@ -12,7 +12,7 @@ use parking_lot::Mutex;
 use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketFlags, SocketType, socketpair};
 
-use super::UplinkError;
+use super::error::{HelperError, UplinkError};
 use super::kind::{Opened, Seen};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 use crate::config::UplinkConfig;
@@ -22,19 +22,6 @@ const PATIENCE: Duration = Duration::from_secs(10);
 
 /// How long its end may take.
 const END: Duration = Duration::from_secs(1);
-
-/// Why the helper has not opened an interface.
-#[derive(Debug, thiserror::Error)]
-pub enum HelperError {
-    #[error("the helper that attaches interfaces does not answer ({0}); start the daemon again")]
-    Gone(io::Error),
-    #[error("{0}")]
-    Refused(String),
-    #[error("{0}")]
-    Missing(String),
-    #[error("the configuration has changed meanwhile, and names {found} there; reload it again")]
-    Changed { found: String },
-}
 
 /// A helper. It ends with this value, or with this process.
 #[derive(Debug)]

@@ -1,20 +1,16 @@
-//! What differs between the kinds of uplinks: how one is opened, how its files get from the helper to the daemon, what of it is
-//! held for the next daemon, and what it is once it is connected to a port.
+//! What differs between the kinds of uplinks: how one is opened, how its files get from the helper to the daemon, and what of it
+//! is held for the next daemon.
 
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::path::Path;
-use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
-use vmlane_host::uplink::xdp::{self, Xdp, XdpError, XdpFacts, XdpFiles, XdpHold, XdpOptions};
-use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu, vhost_user};
-use vmlane_port::{FramePort, PortStats};
+use vmlane_host::uplink::xdp::{self, XdpError, XdpFacts, XdpFiles, XdpOptions};
+use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu, vhost_user};
 use vmlane_state::Found;
 
-use super::connecting::Connecting;
 use crate::config::UplinkKind;
 
 /// How long what an uplink leads to may be in use: the port that had it goes in its own time.
@@ -93,31 +89,12 @@ pub enum Facts {
     Xdp(XdpFacts),
 }
 
-/// An uplink that is connected to a port, as seen by the daemon.
-pub enum Attached {
-    Tap {
-        /// One of its queues.
-        watch: OwnedFd,
-        queues: usize,
-        /// The MTU that the port goes by.
-        mtu: Arc<AtomicUsize>,
-    },
-    Xdp {
-        hold: XdpHold,
-        mtu: Arc<AtomicUsize>,
-        facts: XdpFacts,
-        queues: usize,
-    },
-    /// Its thread sees to the port.
-    VhostUser(Connecting),
-}
-
 impl UplinkKind {
-    fn xdp(interface: &str, queues: Option<u16>) -> XdpOptions {
+    pub(super) fn xdp(interface: &str, queues: Option<u16>) -> XdpOptions {
         XdpOptions { name: interface.to_owned(), queues }
     }
 
-    fn tap(interface: &str, queues: Option<u16>) -> TapOptions {
+    pub(super) fn tap(interface: &str, queues: Option<u16>) -> TapOptions {
         TapOptions { name: interface.to_owned(), queues }
     }
 
@@ -236,100 +213,4 @@ impl Opened {
             Opened::Xdp(_) => Vec::new(),
         }
     }
-
-    /// Makes a port of it.
-    pub fn connect(
-        self,
-        kind: &UplinkKind,
-        stats: Arc<PortStats>,
-    ) -> Result<(Box<dyn FramePort>, Attached), OpenError> {
-        match (self, kind) {
-            (Opened::Tap(files), kind) => {
-                let queues = files.queues.len();
-                let tap = Tap::new(&UplinkKind::tap(kind.target(), None), files, stats)?;
-                let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu(), queues };
-                Ok((Box::new(tap), attached))
-            }
-            (Opened::Xdp(files), kind) => {
-                let (facts, queues) = (files.facts.clone(), files.queues.len());
-                for advice in &facts.advice {
-                    tracing::warn!(to = %kind, "{advice}");
-                }
-                let options = UplinkKind::xdp(kind.target(), None);
-                let (port, hold) = Xdp::new(&options, files, stats)?;
-                let mtu = port.mtu();
-                Ok((Box::new(port), Attached::Xdp { hold, mtu, facts, queues }))
-            }
-            // A thread of its own makes ports of the sockets of the kind `vhost_user`.
-            _ => Err(OpenError::Kind),
-        }
-    }
-}
-
-impl Attached {
-    /// What it led to is gone for good.
-    pub fn is_gone(&self) -> bool {
-        match self {
-            Attached::Tap { watch, .. } => is_gone(watch),
-            Attached::Xdp { hold, .. } => hold.is_gone(),
-            Attached::VhostUser(_) => false,
-        }
-    }
-
-    /// Can the port carry packets of this length as it is?
-    pub fn carries(&self, mtu: usize) -> bool {
-        match self {
-            Attached::Tap { .. } | Attached::VhostUser(_) => true,
-            Attached::Xdp { facts, .. } => facts.carries(mtu),
-        }
-    }
-
-    /// Is this the interface that the port has?
-    pub fn is(&self, seen: &Seen) -> bool {
-        match self {
-            Attached::Tap { .. } | Attached::VhostUser(_) => true,
-            Attached::Xdp { facts, .. } => seen.index == Some(facts.index),
-        }
-    }
-
-    /// How frames pass, for an operator.
-    pub fn how(&self) -> String {
-        match self {
-            Attached::Tap { queues, .. } => format!("read and write, {}", count(*queues, "queue")),
-            Attached::VhostUser(_) => "memory shared with the other switch, 1 queue".into(),
-            Attached::Xdp { facts, queues, .. } => format!(
-                "XDP {}, {}, {}",
-                if facts.native { "in the driver" } else { "generic" },
-                if facts.zero_copy { "zero-copy" } else { "copy" },
-                count(*queues, "queue"),
-            ),
-        }
-    }
-
-    /// Frames that were lost in front of the port, by reason.
-    pub fn lost(&self) -> Vec<(&'static str, u64)> {
-        match self {
-            Attached::Tap { .. } | Attached::VhostUser(_) => Vec::new(),
-            Attached::Xdp { hold, .. } => {
-                let lost = hold.lost();
-                vec![
-                    ("xdp_rx_dropped", lost.dropped),
-                    ("xdp_rx_ring_full", lost.ring_full),
-                    ("xdp_rx_no_place", lost.no_place),
-                ]
-            }
-        }
-    }
-
-    /// The MTU that the port goes by, to be changed when the interface has another one.
-    pub fn mtu(&self) -> Option<&Arc<AtomicUsize>> {
-        match self {
-            Attached::Tap { mtu, .. } | Attached::Xdp { mtu, .. } => Some(mtu),
-            Attached::VhostUser(_) => None,
-        }
-    }
-}
-
-fn count(number: usize, what: &str) -> String {
-    format!("{number} {what}{}", if number == 1 { "" } else { "s" })
 }

@@ -1,0 +1,78 @@
+//! Whether links of uplinks are up, by the kernel's word and the operator's.
+
+use std::os::fd::AsFd;
+use std::sync::Arc;
+
+use vmlane_state::{Found, Store};
+use vmlane_switch::Switch;
+
+use super::links::{DOWN, held_down};
+use super::{Uplink, Uplinks};
+use crate::config::UplinkConfig;
+
+impl Uplinks {
+    /// Tells `switch` of links that change, from now on.
+    pub fn follow_links(&mut self, switch: &Arc<Switch>) {
+        if let Some(Err(error)) = self.links.as_mut().map(|links| links.start(switch.clone())) {
+            tracing::error!(%error, "no thread that follows the links of uplinks");
+        }
+    }
+
+    /// How the links of teams' uplinks are. What the switch has found out by itself (a frame was refused) ends with that.
+    pub fn tell_links(&self, switch: &Switch) {
+        let Some(links) = &self.links else { return };
+        let in_team = |known: &&Uplink| {
+            self.teams.iter().any(|team| team.members().any(|name| *name == known.config.name))
+        };
+        let followed = self.known.iter().filter(in_team);
+        let interface = |known: &Uplink| Some((known.port, known.config.kind.interface()?.to_owned()));
+        links.follow(switch, followed.filter_map(interface).collect());
+    }
+
+    /// Takes in what the operator said to a previous daemon.
+    pub fn resume_down(&mut self, found: &mut Found) {
+        let names: Vec<String> = found.0.keys().filter(|name| name.starts_with(DOWN)).cloned().collect();
+        for name in names {
+            drop(found.take(&name));
+            self.down.extend(name.strip_prefix(DOWN).map(str::to_owned));
+        }
+    }
+
+    /// What the operator said of uplinks that there are no more is forgotten.
+    pub fn forget_down(&mut self, wanted: &[UplinkConfig]) {
+        let store = &self.store;
+        self.down.retain(|name| {
+            let stays = wanted.iter().any(|uplink| uplink.name == *name);
+            if !stays {
+                store.iter().for_each(|store| store.remove(&held_down(name)));
+            }
+            stays
+        });
+    }
+
+    /// Sets an uplink's link up or down, also for the next daemon. False: there is none of that name.
+    pub fn set_link(&mut self, switch: &Switch, name: &str, up: bool) -> bool {
+        let Some(known) = self.known.iter().find(|known| known.config.name == name) else { return false };
+        if up {
+            self.down.remove(name);
+            self.store.iter().for_each(|store| store.remove(&held_down(name)));
+        } else {
+            self.down.insert(name.to_owned());
+            let hold = |store: &Arc<dyn Store>| {
+                vmlane_mem::memfd("down", 1).and_then(|file| store.put(&held_down(name), file.as_fd()))
+            };
+            if let Some(Err(error)) = self.store.as_ref().map(hold) {
+                tracing::warn!(uplink = name, %error, "the link will be up again after the daemon's end");
+            }
+        }
+        switch.set_link(known.port, up)
+    }
+
+    /// Names of all uplinks, for messages.
+    pub fn names(&self) -> String {
+        match &self.known[..] {
+            [] => "none".into(),
+            known => known.iter().map(|one| one.config.name.as_str()).collect::<Vec<_>>().join(", "),
+        }
+    }
+}
