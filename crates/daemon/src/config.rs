@@ -1,20 +1,22 @@
-//! The configuration file: what it may say, checked as a whole before any of it takes effect.
+//! The configuration: what its files may say, checked as a whole before any of it takes effect.
 //!
-//! `raw` mirrors the TOML and knows spans, `check` turns it into the types here or into a list of
-//! everything that is wrong with it. Nothing else in the daemon sees text from the file.
+//! `sources` knows the files, `merge` makes one document of them, which `raw` mirrors, with spans; `check` turns that into the
+//! types here or into a list of everything that is wrong with it. Nothing else in the daemon sees text from the files.
 
 mod check;
+mod merge;
 mod mirror;
 mod net;
 mod owner;
-mod place;
 mod raw;
+pub mod sources;
 mod team;
 #[cfg(test)]
 mod tests;
 mod traffic;
 mod uplink;
 
+use std::collections::BTreeMap;
 use std::fmt;
 use std::io;
 use std::path::{Path, PathBuf};
@@ -30,6 +32,7 @@ use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
+pub use self::sources::Sources;
 pub use self::team::TeamConfig;
 pub use self::uplink::{UplinkConfig, UplinkKind};
 
@@ -40,7 +43,7 @@ pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Config {
     pub daemon: DaemonConfig,
-    /// In the order of the file; names and CIDs are unique.
+    /// In the order of the files; names and CIDs are unique.
     pub vms: Vec<VmConfig>,
     /// Names are unique; one named "default" is always there.
     pub port_groups: Vec<PortGroupConfig>,
@@ -53,6 +56,24 @@ pub struct Config {
     pub hosts: Vec<HostRule>,
     /// Who may what at the control socket; root and the daemon's own user may everything.
     pub control: Vec<ControlRule>,
+    /// Where each VM is described, by its name.
+    pub places: BTreeMap<String, VmPlace>,
+}
+
+/// Where a VM is described.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct VmPlace {
+    pub path: PathBuf,
+    /// Counted from 1.
+    pub line: usize,
+    /// It was added at run time.
+    pub added: bool,
+}
+
+impl fmt::Display for VmPlace {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}:{}", self.path.display(), self.line)
+    }
 }
 
 /// One `[[port_group]]`: what ports of the switch have in common.
@@ -252,16 +273,24 @@ pub struct ForwardConfig {
 }
 
 impl Config {
-    /// Reads and checks a file.
+    /// Reads and checks a file, and those of `conf.d` beside it.
     pub fn load(path: &Path) -> Result<Config, ConfigError> {
-        let text = std::fs::read_to_string(path)
-            .map_err(|cause| ConfigError::Unreadable { path: path.to_owned(), cause })?;
-        Config::parse(path, &text)
+        Config::check(&Sources::read(path)?)
     }
 
-    /// Checks the text of a file; `path` is for messages.
+    /// Checks the text of a single file; `path` is for messages.
     pub fn parse(path: &Path, text: &str) -> Result<Config, ConfigError> {
-        check::check(text).map_err(|problems| ConfigError::Invalid { path: path.to_owned(), problems })
+        Config::check(&Sources::of(path, text))
+    }
+
+    /// Checks files that were read.
+    pub fn check(sources: &Sources) -> Result<Config, ConfigError> {
+        check::check(sources).map_err(|problems| ConfigError::Invalid { problems })
+    }
+
+    /// Checks what files say of uplinks, whatever else they say.
+    pub fn uplinks(sources: &Sources) -> Result<Vec<UplinkConfig>, ConfigError> {
+        check::check_uplinks(sources).map_err(|problems| ConfigError::Invalid { problems })
     }
 
     /// Bytes of address space that are shared out: while a VMM replaces the memory of a device, both the old
@@ -294,13 +323,32 @@ impl Config {
     }
 }
 
-/// One mistake in the file.
+/// One mistake.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Problem {
+    pub path: PathBuf,
     /// Counted from 1; none if the mistake has no place.
     pub line: Option<usize>,
     /// Key, value, what is wrong and the way out.
     pub text: String,
+}
+
+impl Problem {
+    fn at(sources: &Sources, place: usize, text: String) -> Problem {
+        let (file, line) = sources.line(place).unwrap_or_default();
+        let path = sources.0.get(file).map(|source| source.path.clone()).unwrap_or_default();
+        Problem { path, line: Some(line), text }
+    }
+}
+
+impl fmt::Display for Problem {
+    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
+        write!(out, "{}", self.path.display())?;
+        if let Some(line) = self.line {
+            write!(out, ":{line}")?;
+        }
+        write!(out, ": {}", self.text)
+    }
 }
 
 /// Why there is no configuration.
@@ -311,27 +359,14 @@ pub enum ConfigError {
          (one VM takes three lines: [[vm]], name = \"a\", cid = 3)"
     )]
     Unreadable { path: PathBuf, cause: io::Error },
-    #[error("{}", Report { path, problems })]
-    Invalid { path: PathBuf, problems: Vec<Problem> },
+    #[error("configuration {path}: {cause}; make it readable, or remove it")]
+    File { path: PathBuf, cause: io::Error },
+    #[error("configuration {path}: there are more than {most} files in it; put several into one", most = sources::MOST_FILES)]
+    TooManyFiles { path: PathBuf },
+    #[error("{}", lines(problems))]
+    Invalid { problems: Vec<Problem> },
 }
 
-struct Report<'e> {
-    path: &'e Path,
-    problems: &'e [Problem],
-}
-
-impl fmt::Display for Report<'_> {
-    fn fmt(&self, out: &mut fmt::Formatter<'_>) -> fmt::Result {
-        for (number, problem) in self.problems.iter().enumerate() {
-            if number > 0 {
-                out.write_str("\n")?;
-            }
-            write!(out, "{}", self.path.display())?;
-            if let Some(line) = problem.line {
-                write!(out, ":{line}")?;
-            }
-            write!(out, ": {}", problem.text)?;
-        }
-        Ok(())
-    }
+fn lines(problems: &[Problem]) -> String {
+    problems.iter().map(Problem::to_string).collect::<Vec<_>>().join("\n")
 }

@@ -7,11 +7,12 @@ use std::time::Duration;
 use toml::Spanned;
 use vmlane_device::vmci;
 
-use super::place::{line_of, not_understood};
+use super::merge::merge;
 use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
+use super::sources::{Kind, Sources};
 use super::{
     Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem, Role,
-    VmConfig,
+    UplinkConfig, VmConfig, VmPlace,
 };
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
@@ -34,27 +35,45 @@ const SMALLEST_INBOX: u64 = 128 << 10;
 /// Bytes of memory that a device must be able to map.
 const SMALLEST_SHARE: u64 = 1 << 30;
 
-/// Checks the text of a configuration file.
-pub fn check(text: &str) -> Result<Config, Vec<Problem>> {
-    let raw: RawConfig = toml::from_str(text).map_err(|error| vec![not_understood(text, &error)])?;
-    let mut checker = Checker { text, problems: Vec::new() };
-    let config = checker.config(&raw);
-    if checker.problems.is_empty() {
-        return Ok(config);
-    }
-    checker.problems.sort_by_key(|problem| problem.line);
-    Err(checker.problems)
+/// Checks the files of a configuration.
+pub fn check(sources: &Sources) -> Result<Config, Vec<Problem>> {
+    let raw = merge(sources)?;
+    Checker::result(sources, |checker| checker.config(&raw))
+}
+
+/// Checks what the files say of uplinks, and no more.
+pub fn check_uplinks(sources: &Sources) -> Result<Vec<UplinkConfig>, Vec<Problem>> {
+    let raw = merge(sources)?;
+    Checker::result(sources, |checker| checker.uplinks(&raw.uplink))
 }
 
 pub(super) struct Checker<'t> {
-    text: &'t str,
-    problems: Vec<Problem>,
+    sources: &'t Sources,
+    /// With their places, by which they are sorted.
+    problems: Vec<(usize, Problem)>,
 }
 
 impl Checker<'_> {
+    /// What `check` makes of the files, unless it finds problems.
+    fn result<T>(sources: &Sources, check: impl FnOnce(&mut Checker<'_>) -> T) -> Result<T, Vec<Problem>> {
+        let mut checker = Checker { sources, problems: Vec::new() };
+        let made = check(&mut checker);
+        let mut problems = checker.problems;
+        problems.sort_by_key(|(place, _)| *place);
+        if problems.is_empty() {
+            Ok(made)
+        } else {
+            Err(problems.into_iter().map(|(_, problem)| problem).collect())
+        }
+    }
+
     pub(super) fn problem(&mut self, span: Range<usize>, text: String) {
-        let line = Some(line_of(self.text, span.start));
-        self.problems.push(Problem { line, text });
+        self.problems.push((span.start, Problem::at(self.sources, span.start, text)));
+    }
+
+    /// A place, in a message about another one.
+    pub(super) fn shown(&self, place: usize, near: usize) -> String {
+        self.sources.shown(place, near)
     }
 
     fn config(&mut self, raw: &RawConfig) -> Config {
@@ -75,10 +94,22 @@ impl Checker<'_> {
         }
         self.unique_macs(&vms, &raw.vm);
         let mirrors = self.mirrors(&raw.mirror);
-        let config = Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors };
+        let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), self.vm_place(raw))).collect();
+        let config = Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors, places };
         self.shares(&config, raw);
         self.mirrored(&config, &raw.mirror);
         config
+    }
+
+    /// Where a VM is described.
+    fn vm_place(&self, raw: &Spanned<RawVm>) -> VmPlace {
+        let (file, line) = self.sources.line(raw.span().start).unwrap_or_default();
+        let source = self.sources.0.get(file);
+        VmPlace {
+            path: source.map(|source| source.path.clone()).unwrap_or_default(),
+            line,
+            added: source.is_some_and(|source| source.kind == Kind::Vm),
+        }
     }
 
     /// One permission of host programs.
@@ -276,25 +307,28 @@ impl Checker<'_> {
     /// addressed by the other.
     fn unique(&mut self, raws: &[Spanned<RawVm>]) {
         let mut names: HashMap<&str, usize> = HashMap::new();
-        let mut cids: HashMap<i64, &str> = HashMap::new();
+        let mut cids: HashMap<i64, (&str, usize)> = HashMap::new();
         for raw in raws {
             let vm = raw.get_ref();
             let name = vm.name.as_ref().map_or("", |name| name.get_ref());
             if let Some(spanned) = &vm.name {
-                let line = line_of(self.text, spanned.span().start);
-                if let Some(first) = names.insert(name, line) {
-                    let text = format!("vm: name = {name:?} is taken by the VM of line {first}; rename one");
+                let place = spanned.span().start;
+                if let Some(first) = names.insert(name, place) {
+                    let first = self.shown(first, place);
+                    let text = format!("vm: name = {name:?} is taken by the VM of {first}; rename one");
                     self.problem(spanned.span(), text);
                 }
             }
-            if let Some(cid) = &vm.cid
-                && let Some(other) = cids.insert(*cid.get_ref(), name)
-            {
-                let text = format!(
-                    "vm {name:?}: cid = {} is taken by VM {other:?}; give one another",
-                    cid.get_ref()
-                );
-                self.problem(cid.span(), text);
+            if let Some(cid) = &vm.cid {
+                let place = cid.span().start;
+                if let Some((other, first)) = cids.insert(*cid.get_ref(), (name, place)) {
+                    let text = format!(
+                        "vm {name:?}: cid = {} is taken by VM {other:?} ({}); give one another",
+                        cid.get_ref(),
+                        self.shown(first, place)
+                    );
+                    self.problem(cid.span(), text);
+                }
             }
         }
     }

@@ -215,14 +215,16 @@ impl Checker<'_> {
 
     /// No address twice in one isolation group.
     pub(super) fn unique_macs(&mut self, vms: &[VmConfig], raws: &[Spanned<RawVm>]) {
-        let mut seen: HashMap<(&str, Mac), &str> = HashMap::new();
+        let mut seen: HashMap<(&str, Mac), (&str, usize)> = HashMap::new();
         for (vm, raw) in vms.iter().zip(raws) {
             for (number, nic) in vm.nics.iter().enumerate() {
-                if let Some(other) = seen.insert((&vm.group, nic.mac), &vm.name) {
-                    let span = raw.get_ref().nic.get(number).map_or(raw.span(), Spanned::span);
+                let span = raw.get_ref().nic.get(number).map_or(raw.span(), Spanned::span);
+                if let Some((other, first)) = seen.insert((&vm.group, nic.mac), (&vm.name, span.start)) {
                     let text = format!(
-                        "vm {:?}: nic {number}: mac = \"{}\" is taken by VM {other:?}; give one another",
-                        vm.name, nic.mac
+                        "vm {:?}: nic {number}: mac = \"{}\" is taken by VM {other:?} ({}); give one another",
+                        vm.name,
+                        nic.mac,
+                        self.shown(first, span.start)
                     );
                     self.problem(span, text);
                 }

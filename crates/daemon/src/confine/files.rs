@@ -8,6 +8,7 @@ use landlock::{
 };
 
 use crate::accounts;
+use crate::config::sources;
 
 /// The newest version whose rights are spoken of here; older kernels get what they know.
 const KNOWN: ABI = ABI::V6;
@@ -31,7 +32,7 @@ pub enum Enforced {
 }
 
 /// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
-/// directories of `config` (reading: editors replace the file), `program` (reading and starting it
+/// directories of `config` (reading: editors replace files, and more come to `conf.d`), `program` (reading and starting it
 /// again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
 /// process signalled but those that the daemon starts.
 pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced, FilesError> {
@@ -45,7 +46,12 @@ pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced
         .create()?;
     let devices = AccessFs::MakeChar | AccessFs::MakeBlock | AccessFs::Execute | AccessFs::IoctlDev;
     let ruleset = allow(ruleset, runtime, all & !devices)?;
-    let ruleset = allow(ruleset, config.parent().unwrap_or(config), read)?;
+    let mut ruleset = allow(ruleset, config.parent().unwrap_or(config), read)?;
+    let further = sources::directory(config);
+    if further.exists() {
+        // It may be a link to somewhere else.
+        ruleset = allow(ruleset, &further, read)?;
+    }
     let ruleset = allow(ruleset, program, AccessFs::ReadFile | AccessFs::Execute)?;
     let mut ruleset = allow(ruleset, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile)?;
     for list in accounts::FILES.map(Path::new).into_iter().filter(|list| list.exists()) {

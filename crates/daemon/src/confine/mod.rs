@@ -24,6 +24,7 @@ use rustix::thread::{CapabilitySet, set_no_new_privs};
 use vmlane_port::role::{self, Role};
 
 use crate::accounts::Accounts;
+use crate::config::Sources;
 
 pub use self::error::ConfineError;
 use self::files::Enforced;
@@ -82,10 +83,10 @@ pub fn confine(
     let files = files::confine(runtime, config, Path::new("/proc/self/exe"))?;
     calls::confine_process()?;
     role::on_enter(enter);
-    if std::fs::File::open(config).is_err() {
+    if let Err(error) = Sources::read(config) {
         tracing::warn!(
-            config = %config.display(),
-            "cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
+            %error,
+            "the configuration cannot be read any more: `vmlane reload` will fail; make it readable for the daemon's user"
         );
     }
     let who = match chosen {

@@ -1,10 +1,11 @@
 //! `vmlane uplink-helper`: opens what uplinks of the configuration lead to, for a daemon that may not do that any more.
 //!
-//! What the daemon says is a number: which `[[uplink]]` of the file. The helper reads the file itself, and only one that no
-//! other user can have written. So a daemon that was taken over gains nothing by it that it was not given.
+//! What the daemon says is a number: which `[[uplink]]` of the files. The helper reads the files itself, and only those that no
+//! other user can have written: the main one, and those of `conf.d`. So a daemon that was taken over gains nothing by it that it
+//! was not given. VMs that were added at run time are not read: the daemon writes them.
 
 use std::fs::File;
-use std::io::{self, Read};
+use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
@@ -13,6 +14,7 @@ use rustix::process::geteuid;
 
 use super::kind::OpenError;
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
+use crate::config::sources::{self, Kind, MOST_BYTES, Source, Sources};
 use crate::config::{Config, UplinkConfig};
 use crate::confine;
 
@@ -38,24 +40,34 @@ pub fn serve(config: &Path) -> io::Result<()> {
     Ok(())
 }
 
-/// The file, and its uplinks as they were when it was read last.
+/// The files, and their uplinks as they were when they were read last.
 struct Configuration {
     path: PathBuf,
-    read: Option<(Stamp, Vec<UplinkConfig>)>,
+    read: Option<(Vec<Stamp>, Vec<UplinkConfig>)>,
 }
 
 /// By what a file that has changed is known: device, inode, bytes, time of the last change.
 type Stamp = (u64, u64, u64, i64, i64);
 
 impl Configuration {
-    /// The uplinks, if only root and this process's user can have written the file.
+    /// The uplinks, if only root and this process's user can have written the files.
     fn uplinks(&mut self) -> Result<&[UplinkConfig], String> {
-        let (mut file, stamp) = trusted(&self.path)?;
-        if self.read.as_ref().is_none_or(|(read, _)| *read != stamp) {
-            let mut text = String::new();
-            file.read_to_string(&mut text).map_err(|cause| format!("{}: {cause}", self.path.display()))?;
-            let config = Config::parse(&self.path, &text).map_err(|error| error.to_string())?;
-            self.read = Some((stamp, config.uplinks));
+        let directory = sources::directory(&self.path);
+        if directory.exists() {
+            trusted(&directory)?;
+        }
+        let paths = sources::files(&self.path).map_err(|error| error.to_string())?;
+        let files: Vec<(File, Stamp)> = paths.iter().map(|path| trusted(path)).collect::<Result<_, _>>()?;
+        let stamps: Vec<Stamp> = files.iter().map(|(_, stamp)| *stamp).collect();
+        if self.read.as_ref().is_none_or(|(read, _)| *read != stamps) {
+            let mut read = Sources::default();
+            for (path, (file, _)) in paths.into_iter().zip(files) {
+                let text = sources::read_from(file, MOST_BYTES);
+                let text = text.map_err(|cause| format!("{}: {cause}", path.display()))?;
+                read.0.push(Source { path, text, kind: Kind::Whole });
+            }
+            let uplinks = Config::uplinks(&read).map_err(|error| error.to_string())?;
+            self.read = Some((stamps, uplinks));
         }
         Ok(self.read.as_ref().map(|(_, uplinks)| &uplinks[..]).unwrap_or_default())
     }
@@ -83,7 +95,7 @@ fn carry_out(
     Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, seen }, files))
 }
 
-/// The file, open, if only root and this process's user can have written it.
+/// The file or directory, open, if only root and this process's user can have written it.
 fn trusted(path: &Path) -> Result<(File, Stamp), String> {
     let shown = path.display();
     let unreadable = |cause: io::Error| format!("{shown}: {cause}");
@@ -125,6 +137,40 @@ mod tests {
             std::os::unix::fs::chown(&path, Some(20_001), None).unwrap();
             let refused = trusted(&path).unwrap_err();
             assert!(refused.contains("owner 20001") && refused.contains("chown root"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn uplinks_are_counted_through_the_files_and_none_that_others_can_write_is_read() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlane.toml");
+        let further = folder.path().join("conf.d");
+        fs::create_dir(&further).unwrap();
+        let uplink = |name: &str| format!("[[uplink]]\nname = \"{name}\"\ntap = \"vmlane-{name}\"\n");
+        let write = |path: &Path, text: String| {
+            fs::write(path, text).unwrap();
+            fs::set_permissions(path, Permissions::from_mode(0o644)).unwrap();
+        };
+        // What else the files say is not for the helper: this mirror would be wrong.
+        write(
+            &path,
+            format!("{}[[mirror]]\nname = \"m\"\nfrom = [\"vm-added/nic0\"]\nto = \"a\"\n", uplink("a")),
+        );
+        write(&further.join("20.toml"), uplink("c"));
+        write(&further.join("10.toml"), uplink("b"));
+        fs::set_permissions(&further, Permissions::from_mode(0o755)).unwrap();
+        let mut file = Configuration { path, read: None };
+        let names = |file: &mut Configuration| -> Vec<String> {
+            file.uplinks().unwrap().iter().map(|uplink| uplink.name.clone()).collect()
+        };
+        assert_eq!(names(&mut file), ["a", "b", "c"]);
+        fs::remove_file(further.join("10.toml")).unwrap();
+        assert_eq!(names(&mut file), ["a", "c"], "a file that went is missed");
+        for wrong in [further.join("20.toml"), further] {
+            fs::set_permissions(&wrong, Permissions::from_mode(0o777)).unwrap();
+            let refused = file.uplinks().unwrap_err();
+            assert!(refused.contains(&format!("{} can be written by others", wrong.display())), "{refused}");
+            fs::set_permissions(&wrong, Permissions::from_mode(0o755)).unwrap();
         }
     }
 
