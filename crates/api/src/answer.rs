@@ -144,6 +144,9 @@ pub struct UplinkStatus {
     pub attached: bool,
     /// How frames pass; why not, if it is not attached.
     pub how: String,
+    /// The operator set its link down: no frame passes.
+    #[serde(default)]
+    pub link_down: bool,
 }
 
 /// One worker in [`Status`].
@@ -157,6 +160,10 @@ pub struct WorkerStatus {
     /// Whose turn it was then.
     #[serde(default)]
     pub serving: Option<String>,
+    /// For how long it has had work since it was started; with `uptime_seconds`, its load. Sleeps are not counted, nor is
+    /// waiting awake for work.
+    #[serde(default)]
+    pub busy_seconds: f64,
 }
 
 /// Uplinks that serve as one, in [`Status`] and [`Ports`].
@@ -228,6 +235,9 @@ pub struct NicStatus {
     pub attached: bool,
     /// The guest's driver has activated the device.
     pub active: bool,
+    /// The operator set its link down: no frame passes.
+    #[serde(default)]
+    pub link_down: bool,
 }
 
 /// To `stats`. Counters only grow while the daemon runs.
@@ -245,6 +255,12 @@ pub struct Stats {
     pub uplinks: Vec<UplinkStats>,
     #[serde(default)]
     pub teams: Vec<TeamStats>,
+    /// Mirrors of the switch.
+    #[serde(default)]
+    pub mirrors: Vec<Mirror>,
+    /// What captures did, those under way included.
+    #[serde(default)]
+    pub captures: CounterList,
     /// What went wrong in the daemon itself.
     #[serde(default)]
     pub daemon: CounterList,

@@ -146,6 +146,7 @@ impl View {
         if self.own.is_some() {
             status.watched.clear();
             status.teams.clear();
+            status.uplinks.clear();
         }
         status
     }

@@ -320,7 +320,6 @@ impl Daemon {
 
     fn vm_status(&self, vm: &ServedVm, views: &[VmView], ports: &[PortView]) -> VmStatus {
         let view = views.iter().find(|view| Some(view.cid) == vm.cid());
-        let active = |port| ports.iter().any(|view| view.id == port && view.attached);
         VmStatus {
             name: vm.name().into(),
             cid: vm.cid(),
@@ -335,7 +334,7 @@ impl Daemon {
             inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
             faults: vm.faults(&self.switch),
             quarantined: vm.quarantined,
-            nics: vm.nics.iter().map(|nic| nic.status(active)).collect(),
+            nics: vm.nics.iter().map(|nic| nic.status(ports)).collect(),
         }
     }
 
@@ -360,6 +359,8 @@ impl Daemon {
             vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
             uplinks: state.uplinks.stats(&self.switch),
             teams: team_stats(&self.switch),
+            mirrors: state.mirrors.show(&self.switch),
+            captures: self.captures.stats(),
             daemon: self.faults.snapshot().into_iter().collect(),
             vms: state.vms.iter().map(vm_stats).collect(),
         }

@@ -1,9 +1,11 @@
-//! Captures: which points there are, how many captures there may be, and what ends with the client's connection.
+//! Captures: which points there are, how many captures there may be, what they recorded and lost, and what ends with the
+//! client's connection.
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicUsize, Ordering};
 
-use vmlane_api::{CapturePoint, CaptureRequest, Captured, ErrorCode, Failure, Reply};
+use parking_lot::Mutex;
+use vmlane_api::{CapturePoint, CaptureRequest, Captured, CounterList, ErrorCode, Failure, Reply};
 use vmlane_capture::{Filter, MAX_POINTS, MAX_RECORD, Program, Ring, Streams, Tap};
 use vmlane_port::wrap::{FrameTap, StreamTap};
 use vmlane_stream::Workers;
@@ -19,6 +21,24 @@ const MAX_BUFFER: u64 = 64 << 20;
 #[derive(Default)]
 pub struct Captures {
     running: Arc<AtomicUsize>,
+    totals: Arc<Mutex<Totals>>,
+}
+
+/// What captures did. Locked when one begins or ends, and when somebody asks.
+#[derive(Default)]
+struct Totals {
+    /// Under way, each with the number of its points.
+    live: Vec<(Arc<Ring>, usize)>,
+    begun: u64,
+    /// By captures that have ended.
+    recorded: u64,
+    lost: u64,
+}
+
+/// Records that a ring took at all points, and those that it had no room for.
+fn counts(ring: &Ring, points: usize) -> (u64, u64) {
+    let each = (0..).take(points).map(|point| ring.counts(point));
+    each.fold((0, 0), |(recorded, lost), counts| (recorded + counts.recorded, lost + counts.lost))
 }
 
 /// A capture under way. Dropping it ends it: no worker uses anything of it afterwards.
@@ -28,6 +48,7 @@ struct Capture {
     workers: Arc<Workers>,
     taps: Vec<Arc<dyn FrameTap>>,
     streams: Vec<Arc<dyn StreamTap>>,
+    totals: Arc<Mutex<Totals>>,
     _place: Place,
 }
 
@@ -58,6 +79,18 @@ fn refuse(message: String) -> Failure {
 }
 
 impl Captures {
+    /// Counters of all captures; `running` is how many there are now.
+    pub fn stats(&self) -> CounterList {
+        let totals = self.totals.lock();
+        let live = totals.live.iter().map(|(ring, points)| counts(ring, *points));
+        let (recorded, lost) =
+            live.fold((totals.recorded, totals.lost), |sum, one| (sum.0 + one.0, sum.1 + one.1));
+        let running = totals.live.len() as u64;
+        [("running", running), ("begun", totals.begun), ("recorded", recorded), ("lost", lost)]
+            .into_iter()
+            .collect()
+    }
+
     /// Begins a capture, which lasts as long as the client's connection.
     pub fn begin(&self, request: &CaptureRequest, of: &Sources<'_>) -> Result<Answer, Failure> {
         let points = choose(request, &of.points())?;
@@ -79,8 +112,13 @@ impl Captures {
             workers: of.workers.clone(),
             taps: Vec::new(),
             streams: Vec::new(),
+            totals: self.totals.clone(),
             _place: place,
         };
+        let mut totals = self.totals.lock();
+        totals.live.push((ring.clone(), points.len()));
+        totals.begun += 1;
+        drop(totals);
         let snap = (request.snap as usize).min(MAX_RECORD);
         for (point, (name, cid)) in (0..).zip(&points) {
             let (ring, filter) = (ring.clone(), filter.clone());
@@ -117,6 +155,13 @@ impl Capture {
             self.workers.remove_tap(&tap);
         }
         self.ring.end();
+        let mut totals = self.totals.lock();
+        if let Some(at) = totals.live.iter().position(|(ring, _)| Arc::ptr_eq(ring, &self.ring)) {
+            let (ring, points) = totals.live.swap_remove(at);
+            let (recorded, lost) = counts(&ring, points);
+            totals.recorded += recorded;
+            totals.lost += lost;
+        }
     }
 }
 

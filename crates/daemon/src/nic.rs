@@ -14,7 +14,7 @@ use vmlane_port::wrap::{Fault, FaultyFrames, Impairment, Trigger};
 use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
-use vmlane_switch::{Policy, PortSpec, Switch, Traffic, VlanMode};
+use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig};
@@ -226,7 +226,8 @@ impl ServedNic {
         switch.update_port(self.port, port_spec(config, vm, number));
     }
 
-    pub fn status(&self, active: impl Fn(PortId) -> bool) -> NicStatus {
+    pub fn status(&self, ports: &[PortView]) -> NicStatus {
+        let view = ports.iter().find(|view| view.id == self.port);
         NicStatus {
             name: self.name.clone(),
             mac: self.config.mac.to_string(),
@@ -237,7 +238,8 @@ impl ServedNic {
             port_group: self.config.port_group.clone(),
             socket: self.server.path().display().to_string(),
             attached: self.attached(),
-            active: active(self.port),
+            active: view.is_some_and(|view| view.attached),
+            link_down: view.is_some_and(|view| view.link_down),
         }
     }
 

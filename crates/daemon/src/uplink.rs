@@ -333,12 +333,13 @@ impl Uplinks {
 
     /// What an operator asks first: is it attached, how, or why not.
     pub fn status(&self, ports: &[PortView]) -> Vec<UplinkStatus> {
-        let is_active = |port| ports.iter().any(|view| view.id == port && view.attached);
+        let view = |port| ports.iter().find(|view| view.id == port);
         let one = |Uplink { config, port, attached, why_not, .. }: &Uplink| UplinkStatus {
             name: config.name.clone(),
             to: config.kind.to_string(),
-            attached: is_active(*port),
+            attached: view(*port).is_some_and(|view| view.attached),
             how: attached.as_ref().map_or_else(|| why_not.clone(), Attached::how),
+            link_down: view(*port).is_some_and(|view| view.link_down),
         };
         self.known.iter().map(one).collect()
     }

@@ -89,6 +89,7 @@ impl Watchdog {
             name: worker.name.clone(),
             stuck_seconds: worker.told.map(|_| now.duration_since(worker.since).as_secs_f64()),
             serving: worker.told.map(|_| (worker.serves)(worker.last.serving)),
+            busy_seconds: Duration::from_nanos(worker.heartbeat.read().worked).as_secs_f64(),
         };
         self.workers.iter().map(status).collect()
     }

@@ -409,11 +409,7 @@ mod tests {
                 nics: vec![],
                 bounds: vec![],
             }],
-            switch: CounterList::default(),
-            uplinks: vec![],
-            teams: vec![],
-            vsock: CounterList::default(),
-            daemon: CounterList::default(),
+            ..Stats::default()
         };
         let counters = moved(&stats(10, 1), &stats(15, 1));
         assert_eq!(counters["a"].iter().collect::<Vec<_>>(), [(&"wrote_sent".to_owned(), &5)]);

@@ -3,6 +3,7 @@
 use std::cell::OnceCell;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, AtomicU64, Ordering};
+use std::time::Duration;
 
 /// Shared between a worker and its watchdog.
 #[derive(Debug, Default)]
@@ -11,6 +12,7 @@ pub struct Heartbeat {
     /// The worker sleeps, or was never started: silence means nothing.
     busy: AtomicBool,
     serving: AtomicU32,
+    worked: AtomicU64,
 }
 
 thread_local! {
@@ -32,6 +34,8 @@ pub struct HeartbeatReading {
     pub busy: bool,
     /// What has, or had last, its turn: a port of the switch, a stream.
     pub serving: u32,
+    /// Nanoseconds in which it had work: no sleeps, and no looks that found nothing.
+    pub worked: u64,
 }
 
 impl Heartbeat {
@@ -59,12 +63,20 @@ impl Heartbeat {
         self.busy.store(busy, Ordering::Relaxed);
     }
 
+    /// It had work for so long. Only the worker calls this.
+    pub fn add_worked(&self, time: Duration) {
+        let nanoseconds = u64::try_from(time.as_nanos()).unwrap_or(u64::MAX);
+        let before = self.worked.load(Ordering::Relaxed);
+        self.worked.store(before.wrapping_add(nanoseconds), Ordering::Relaxed);
+    }
+
     /// What the worker stored last.
     pub fn read(&self) -> HeartbeatReading {
         HeartbeatReading {
             rounds: self.rounds.load(Ordering::Relaxed),
             busy: self.busy.load(Ordering::Relaxed),
             serving: self.serving.load(Ordering::Relaxed),
+            worked: self.worked.load(Ordering::Relaxed),
         }
     }
 }

@@ -43,6 +43,10 @@ pub struct Worker<E: Engine> {
     /// When something last moved or was asked for.
     busy: Instant,
     moved: bool,
+    /// Something moved, or was asked for, since the clock was read last.
+    worked: bool,
+    /// Sleeps since then.
+    slept: Duration,
     /// Looks in a row that found nothing.
     idle_rounds: u32,
     faults: FaultStreak,
@@ -78,6 +82,8 @@ impl<E: Engine> Worker<E> {
             until_clock: 0,
             busy: now,
             moved: false,
+            worked: false,
+            slept: Duration::ZERO,
             idle_rounds: 0,
             faults: FaultStreak::default(),
             requests: Closes(requests),
@@ -137,13 +143,14 @@ impl<E: Engine> Worker<E> {
             return false;
         }
         if self.until_clock == 0 || !self.moved {
-            self.now = Instant::now();
+            self.read_clock();
             self.until_clock = E::CLOCK_EVERY;
             self.engine.clock(self.now, self.spin.window());
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {
             self.moved = true;
+            self.worked = true;
             self.idle_rounds = 0;
         } else {
             if self.moved {
@@ -153,6 +160,19 @@ impl<E: Engine> Worker<E> {
             self.idle_rounds = self.idle_rounds.saturating_add(1);
         }
         true
+    }
+
+    /// The time since it was read last counts as work if something moved since, but for sleeps.
+    #[inline]
+    fn read_clock(&mut self) {
+        let now = Instant::now();
+        if self.worked {
+            let time = now.saturating_duration_since(self.now).saturating_sub(self.slept);
+            self.heartbeat.add_worked(time);
+            self.worked = false;
+        }
+        self.slept = Duration::ZERO;
+        self.now = now;
     }
 
     /// Did the last round move anything?
@@ -169,7 +189,8 @@ impl<E: Engine> Worker<E> {
     fn run_commands(&mut self) -> bool {
         let mut commands = std::mem::take(&mut self.commands);
         let go_on = self.requests.0.take(&mut commands);
-        self.now = Instant::now();
+        self.read_clock();
+        self.worked = true;
         self.busy = self.now;
         self.engine.notified();
         for command in commands.drain(..) {
@@ -201,7 +222,9 @@ impl<E: Engine> Worker<E> {
     fn nap(&mut self, length: Duration) {
         self.engine.count(Event::Nap);
         self.requests.0.parking().prepare_sleep();
+        let began = self.worked.then(Instant::now);
         let woken = self.wait(Some(length));
+        self.slept += began.map_or(Duration::ZERO, |began| began.elapsed());
         self.engine.woken(woken);
     }
 
@@ -220,6 +243,7 @@ impl<E: Engine> Worker<E> {
             let began = Instant::now();
             woken = self.wait(limit);
             let length = began.elapsed();
+            self.slept += length;
             self.spin.slept(length, limit.is_none_or(|limit| length < limit));
         }
         self.idle_rounds = 0;

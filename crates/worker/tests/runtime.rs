@@ -224,6 +224,50 @@ fn callers_are_answered_when_the_thread_dies() {
     wait_for(|| bench.ask(Command::Nothing) == Err(Refused));
 }
 
+#[test]
+fn time_counts_as_work_while_something_moves_and_not_while_nothing_does() {
+    let port = Arc::new(Port::default());
+    let heartbeat = Arc::new(Heartbeat::default());
+    let settings = Settings { role: Role::Worker, spin: Duration::ZERO, poll: false };
+    let engine = Loopback { port: port.clone(), dies: false };
+    let requests = Arc::new(Requests::new(Parking::for_thread()));
+    let mut worker = Worker::new(engine, requests, heartbeat.clone(), settings);
+    (0..10).for_each(|_| assert!(worker.step()));
+    assert_eq!(heartbeat.read().worked, 0);
+    port.written.store(1, SeqCst);
+    worker.step();
+    // As if the round had taken so long.
+    let length = Duration::from_millis(2);
+    std::thread::sleep(length);
+    (0..2).for_each(|_| assert!(worker.step()));
+    let worked = heartbeat.read().worked;
+    assert!(Duration::from_nanos(worked) >= length, "{worked}");
+    (0..10).for_each(|_| assert!(worker.step()));
+    assert_eq!(heartbeat.read().worked, worked);
+}
+
+#[test]
+fn sleep_is_no_work() {
+    for parking in parkings() {
+        let begun = Instant::now();
+        let bench = Bench::start(parking, Duration::ZERO);
+        let mut slept = Duration::ZERO;
+        for count in 1..=5 {
+            bench.port.written.store(1, SeqCst);
+            bench.requests.parking().wake();
+            wait_for(|| bench.port.delivered.load(SeqCst) == count && !bench.heartbeat.read().busy);
+            std::thread::sleep(Duration::from_millis(20));
+            slept += Duration::from_millis(20);
+        }
+        let worked = Duration::from_nanos(bench.heartbeat.read().worked);
+        assert!(
+            worked > Duration::ZERO && worked + slept <= begun.elapsed(),
+            "{worked:?} of {:?}",
+            begun.elapsed()
+        );
+    }
+}
+
 impl Bench {
     /// Some rounds pass, so that faults do not follow each other.
     fn asleep_once(&self) {

@@ -82,6 +82,7 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
         }
     };
     if workers {
+        list("captures", &stats.captures, before.map(|before| &before.captures));
         list("daemon", &stats.daemon, before.map(|before| &before.daemon));
         list("workers", &stats.workers, before.map(|before| &before.workers));
         list("switch", &stats.switch, before.map(|before| &before.switch));
@@ -133,16 +134,7 @@ mod tests {
         let session = [("reads", 7)].into_iter().collect();
         let vm = VmStats { name: "web".into(), cid: Some(3), vmci, session, nics: vec![], bounds: vec![] };
         let workers = [("bytes", bytes)].into_iter().collect();
-        Stats {
-            uptime_seconds,
-            workers,
-            switch: CounterList::default(),
-            vsock: CounterList::default(),
-            uplinks: vec![],
-            teams: vec![],
-            daemon: CounterList::default(),
-            vms: vec![vm],
-        }
+        Stats { uptime_seconds, workers, vms: vec![vm], ..Stats::default() }
     }
 
     #[test]

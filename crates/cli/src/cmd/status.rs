@@ -128,7 +128,7 @@ mod tests {
         assert!(!plain(&other).contains("outlive") && !plain(&other).contains("UPLINK"));
         let (name, to, how) =
             ("lan".into(), "interface = \"eth1\"".into(), "XDP generic, copy, 1 queue".into());
-        other.uplinks = vec![vmlane_api::UplinkStatus { name, to, attached: true, how }];
+        other.uplinks = vec![vmlane_api::UplinkStatus { name, to, attached: true, how, link_down: false }];
         assert!(
             plain(&other).contains("lan     interface = \"eth1\"  yes       XDP generic, copy"),
             "{}",

@@ -197,16 +197,7 @@ mod tests {
             bounds: vec![],
         };
         let workers = [("bytes", bytes)].into_iter().collect();
-        Stats {
-            uptime_seconds,
-            workers,
-            switch: Default::default(),
-            vsock: Default::default(),
-            uplinks: vec![],
-            teams: vec![],
-            daemon: Default::default(),
-            vms: vec![vm],
-        }
+        Stats { uptime_seconds, workers, vms: vec![vm], ..Stats::default() }
     }
 
     fn status() -> Status {
