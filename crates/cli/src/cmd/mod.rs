@@ -15,6 +15,7 @@ pub mod lab;
 pub mod libvirt_xml;
 pub mod link;
 pub mod listen;
+pub mod metrics;
 pub mod mirror;
 mod pipe;
 pub mod ports;
@@ -62,6 +63,8 @@ pub enum Command {
     Capture(capture::Args),
     /// Show the counters of VMs and workers
     Stats(stats::Args),
+    /// Print counters and states as OpenMetrics, or serve them to Prometheus
+    Metrics(metrics::Args),
     /// Make the daemon read its configuration again
     Reload(reload::Args),
     /// Take a VM's devices back into service after a quarantine
@@ -104,6 +107,7 @@ impl Command {
             Command::Ports(args) => args.run(),
             Command::Capture(args) => args.run(),
             Command::Stats(args) => args.run(),
+            Command::Metrics(args) => args.run(),
             Command::Reload(args) => args.run(),
             Command::Release(args) => args.run(),
             Command::Link(args) => args.run(),

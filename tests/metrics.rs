@@ -1,0 +1,205 @@
+//! `vmlane metrics` before a real Prometheus: `promtool` finds nothing to complain of, one Prometheus scrapes thirty daemons, an
+//! alert goes off when one of them ends, and a scrape of a daemon with 200 VMs is cheap.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::net::TcpStream;
+use std::path::{Path, PathBuf};
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use serde_json::Value;
+use vmlane_tests::{median, wait_until};
+
+const DAEMONS: usize = 30;
+const VMS: usize = 200;
+const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../contrib/prometheus/vmlane.rules.yml");
+
+fn vmlane() -> Command {
+    Command::new(vmlane_lab::find_vmlane().expect("the program was built"))
+}
+
+/// A process that does not outlive its test.
+struct Running(Child);
+
+impl Drop for Running {
+    fn drop(&mut self) {
+        // SIGKILL; fails only if it is gone.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// A daemon with `vms` VMs that have VMCI and a card, in a directory of its own.
+struct Daemon {
+    runtime: PathBuf,
+    process: Running,
+}
+
+impl Daemon {
+    fn start(directory: &Path, vms: usize) -> Daemon {
+        let config: String = (0..vms)
+            .map(|vm| {
+                format!(
+                    "[[vm]]\nname = \"vm{vm}\"\ncid = {}\nnic = [ {{ model = \"vmxnet3\", mac = \"52:54:00:00:{:02x}:{:02x}\" }} ]\n",
+                    vm + 3,
+                    vm / 256,
+                    vm % 256
+                )
+            })
+            .collect();
+        std::fs::create_dir_all(directory).expect("a directory");
+        let (file, runtime) = (directory.join("vmlane.toml"), directory.join("run"));
+        std::fs::write(&file, config).expect("a configuration");
+        let mut command = vmlane();
+        command.arg("daemon").arg("--config").arg(file).arg("--runtime-dir").arg(&runtime);
+        command.env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stderr(Stdio::null());
+        let daemon = Daemon { runtime, process: Running(command.spawn().expect("a daemon")) };
+        wait_until("the daemon answers", || daemon.metrics("openmetrics").status.success());
+        daemon
+    }
+
+    fn metrics(&self, format: &str) -> Output {
+        let mut command = vmlane();
+        command.args(["metrics", "--format", format, "--runtime-dir"]).arg(&self.runtime);
+        command.output().expect("vmlane metrics")
+    }
+
+    /// An exporter, and its address.
+    fn exporter(&self) -> (Running, String) {
+        let mut command = vmlane();
+        command.args(["metrics", "--listen", "127.0.0.1:0", "--runtime-dir"]).arg(&self.runtime);
+        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("an exporter");
+        let mut line = String::new();
+        BufReader::new(child.stderr.take().expect("its stderr")).read_line(&mut line).expect("a line");
+        let address =
+            line.trim().strip_prefix("serving http://").and_then(|rest| rest.strip_suffix("/metrics"));
+        (Running(child), address.unwrap_or_else(|| panic!("{line:?}")).to_owned())
+    }
+}
+
+/// The body of an answer.
+fn get(address: &str, path: &str) -> Option<String> {
+    let mut stream = TcpStream::connect(address).ok()?;
+    write!(stream, "GET {path} HTTP/1.0\r\nHost: {address}\r\nAccept: application/openmetrics-text\r\n\r\n")
+        .ok()?;
+    let mut answer = String::new();
+    stream.read_to_string(&mut answer).ok()?;
+    answer.split_once("\r\n\r\n").map(|(_, body)| body.to_owned())
+}
+
+fn promtool(arguments: &[&str], input: &[u8]) {
+    let mut command = Command::new("promtool");
+    command.args(arguments).stdin(Stdio::piped()).stdout(Stdio::piped()).stderr(Stdio::piped());
+    let mut child = command.spawn().expect("promtool, of Debian's package prometheus");
+    child.stdin.take().expect("its stdin").write_all(input).expect("it reads");
+    let output = child.wait_with_output().expect("its output");
+    // It tells what it would have otherwise, and exits with 3 then.
+    assert!(output.status.success() && output.stderr.is_empty(), "promtool {arguments:?}: {output:?}");
+}
+
+#[test]
+fn promtool_has_no_complaints() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let daemon = Daemon::start(folder.path(), 3);
+    promtool(&["check", "rules", RULES], b"");
+    promtool(&["check", "metrics"], &daemon.metrics("prometheus").stdout);
+}
+
+/// Clock ticks of a process and its threads, in user mode and in the kernel; 100 a second.
+fn ticks(process: &Running) -> u64 {
+    let stat = std::fs::read_to_string(format!("/proc/{}/stat", process.0.id())).expect("it runs");
+    let fields: Vec<&str> = stat.rsplit_once(')').expect("a name").1.split_whitespace().collect();
+    fields[11].parse::<u64>().expect("a number") + fields[12].parse::<u64>().expect("a number")
+}
+
+#[test]
+fn a_scrape_of_200_vms_is_cheap() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let daemon = Daemon::start(folder.path(), VMS);
+    let (exporter, address) = daemon.exporter();
+    let begun = Instant::now();
+    // What the daemon does without being asked.
+    let idle = ticks(&daemon.process);
+    std::thread::sleep(Duration::from_secs(10));
+    let idle = (ticks(&daemon.process) - idle) as f64 / begun.elapsed().as_secs_f64();
+
+    let (mut times, mut bytes) = (Vec::new(), 0);
+    let (begun, before) = (Instant::now(), ticks(&daemon.process) + ticks(&exporter));
+    let scrapes = 20;
+    for _ in 0..scrapes {
+        // The exporter asks the daemon once a second at most.
+        std::thread::sleep(Duration::from_millis(1100));
+        let begun = Instant::now();
+        bytes = get(&address, "/metrics").expect("an answer").len();
+        times.push(begun.elapsed().as_secs_f64() * 1e3);
+    }
+    let used = (ticks(&daemon.process) + ticks(&exporter) - before) as f64;
+    let each = (used - idle * begun.elapsed().as_secs_f64()).max(0.0) * 10.0 / f64::from(scrapes);
+    let (slowest, time) = (times.iter().copied().fold(0.0, f64::max), median(times));
+    println!(
+        "a scrape of {VMS} VMs: {time:.1} ms (median of {scrapes}, slowest {slowest:.1}), {bytes} bytes, {each:.1} ms of CPU time in the \
+         exporter and the daemon: {:.2} % of a core at one in 15 s",
+        each / 150.0
+    );
+    assert!(time < 100.0 && each < 150.0, "{time} ms, {each} ms of CPU time");
+}
+
+/// A Prometheus that scrapes `targets` every second.
+fn prometheus(directory: &Path, targets: &[String]) -> (Running, String) {
+    let port = std::net::TcpListener::bind("127.0.0.1:0").and_then(|listener| listener.local_addr());
+    let address = port.expect("a free port").to_string();
+    let targets: Vec<String> = targets.iter().map(|target| format!("\"{target}\"")).collect();
+    let config = format!(
+        "global: {{ scrape_interval: 1s, evaluation_interval: 1s }}\nrule_files: [ \"{RULES}\" ]\nscrape_configs:\n  - job_name: vmlane\n    \
+         static_configs: [ {{ targets: [ {} ] }} ]\n",
+        targets.join(", ")
+    );
+    std::fs::create_dir_all(directory).expect("a directory");
+    let file = directory.join("prometheus.yml");
+    std::fs::write(&file, config).expect("a configuration");
+    let mut command = Command::new("prometheus");
+    command.arg(format!("--config.file={}", file.display()));
+    command.arg(format!("--storage.tsdb.path={}", directory.join("data").display()));
+    command.arg(format!("--web.listen-address={address}")).stdin(Stdio::null()).stdout(Stdio::null());
+    let log = std::fs::File::create(directory.join("log")).expect("a log");
+    let process = Running(command.stderr(log).spawn().expect("prometheus, of Debian's package of this name"));
+    wait_until("Prometheus is ready", || {
+        get(&address, "/-/ready").is_some_and(|text| text.contains("Ready"))
+    });
+    (process, address)
+}
+
+/// The value of a query that has one result.
+fn query(address: &str, query: &str) -> Option<f64> {
+    let escaped: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
+    let answer: Value =
+        serde_json::from_str(&get(address, &format!("/api/v1/query?query={escaped}"))?).ok()?;
+    answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+}
+
+#[test]
+fn one_prometheus_watches_thirty_daemons() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let mut daemons: Vec<Daemon> =
+        (0..DAEMONS).map(|number| Daemon::start(&folder.path().join(format!("{number}")), 2)).collect();
+    let (_exporters, addresses): (Vec<_>, Vec<_>) = daemons.iter().map(Daemon::exporter).unzip();
+    let (_prometheus, address) = prometheus(&folder.path().join("prometheus"), &addresses);
+    let is = |what: &str, value: f64| {
+        wait_until(&format!("{what} is {value}"), || query(&address, what) == Some(value));
+    };
+    is("sum(vmlane_up)", DAEMONS as f64);
+    is("sum(vmlane_vms)", 2.0 * DAEMONS as f64);
+    is("sum(up)", DAEMONS as f64);
+    // Types and units have come through, so it was OpenMetrics.
+    let metadata = get(&address, "/api/v1/metadata?metric=vmlane_nic_sent_bytes").expect("an answer");
+    assert!(metadata.contains("\"counter\"") && metadata.contains("\"unit\":\"bytes\""), "{metadata}");
+    let slowest = query(&address, "max(scrape_duration_seconds)").expect("a number");
+    println!("Prometheus scraped {DAEMONS} daemons; the slowest scrape took {:.1} ms", slowest * 1e3);
+
+    drop(daemons.pop());
+    is("sum(vmlane_up)", DAEMONS as f64 - 1.0);
+    is("sum(up)", DAEMONS as f64);
+    // Prometheus waits for a minute before it sends the alert; it counts as pending until then.
+    is("count(ALERTS{alertname=\"VmlaneDaemonDown\"})", 1.0);
+    is("count(ALERTS{alertname=~\"Vmlane.*\",alertname!=\"VmlaneDaemonDown\"}) or vector(0)", 0.0);
+}
