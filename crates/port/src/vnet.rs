@@ -52,11 +52,25 @@ impl VnetHeader {
     }
 
     /// As a device or the kernel has written it; nothing is checked yet.
+    #[inline]
     pub fn from_bytes(bytes: &[u8; VnetHeader::SIZE]) -> VnetHeader {
         let [flags, kind, a, b, c, d, e, f, g, h] = *bytes;
         let [header, mss] = [[a, b], [c, d]].map(u16::from_le_bytes);
         let [start, field] = [[e, f], [g, h]].map(u16::from_le_bytes);
         VnetHeader { flags, kind, header, mss, start, field }
+    }
+
+    /// The same of its first eight bytes and its last two, both little endian.
+    #[inline]
+    pub fn from_words(first: u64, field: u16) -> VnetHeader {
+        VnetHeader {
+            flags: first as u8,
+            kind: (first >> 8) as u8,
+            header: (first >> 16) as u16,
+            mss: (first >> 32) as u16,
+            start: (first >> 48) as u16,
+            field,
+        }
     }
 
     /// What a packet needs whose bytes behind the addresses move by `shift` (a tag).
@@ -120,6 +134,7 @@ impl VnetHeader {
     }
 
     /// A super-frame of a kind that was agreed on.
+    #[inline]
     pub fn is_allowed(&self, tso4: bool, tso6: bool, uso: bool) -> bool {
         match self.kind & !ECN {
             TCP_V4 => tso4,
@@ -162,6 +177,7 @@ mod tests {
         let header = Header { flags: 1, kind: 0x84, header: 0x102, mss: 0x304, start: 34, field: 16 };
         assert_eq!(header.to_bytes(), [1, 0x84, 2, 1, 4, 3, 34, 0, 16, 0]);
         assert_eq!(Header::from_bytes(&header.to_bytes()), header);
+        assert_eq!(Header::from_words(0x22_0304_0102_8401, 16), header);
     }
 
     #[test]

@@ -69,7 +69,7 @@ impl Core {
         }
         let Lent { end, token, tx } = lent;
         let frame = Frame { head: tx.head, tx, popped: 0, tag: None, offload: Offload::None };
-        let sent = Checked { frame, layers: *layers, job: Job::Nothing };
+        let sent = Checked { frame: &frame, layers: *layers, job: Job::Nothing };
         let (group, uplink) = (sender.group, sender.config.uplink);
         let from =
             Origin { slot, group, uplink, token: *token, vlan: 0, end: *end, more: true, multicast: ANY };

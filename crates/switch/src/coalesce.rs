@@ -274,7 +274,7 @@ impl Flow {
         end: &dyn FramePort,
         read: &mut usize,
     ) -> bool {
-        let Frame { tx, popped, head, .. } = sent.frame;
+        let &Frame { tx, popped, head, .. } = sent.frame;
         let own_pieces = if self.tokens.len() == 1 { 0 } else { self.body.pieces() };
         if own_pieces + tx.spans.pieces() > MAX_PIECES {
             return false;

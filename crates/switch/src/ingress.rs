@@ -163,9 +163,9 @@ impl<'a> Frame<'a> {
 
     /// Finds the layers, and checks the offload that the sender asks for.
     #[inline]
-    pub fn check(self) -> Result<Checked<'a>, DropReason> {
+    pub fn check(&self) -> Result<Checked<'_>, DropReason> {
         let layers = parse::layers(self.head);
-        let job = job(&self, &layers)?;
+        let job = if self.offload == Offload::None { Job::Nothing } else { job(self, &layers)? };
         Ok(Checked { frame: self, layers, job })
     }
 
@@ -223,9 +223,11 @@ pub enum Job {
 }
 
 /// A frame whose sender's requests were checked.
+///
+/// The frame is not moved here, for the reason that [`crate::lent::Lent`] has.
 #[derive(Clone, Copy, Debug)]
 pub struct Checked<'a> {
-    pub frame: Frame<'a>,
+    pub frame: &'a Frame<'a>,
     pub layers: Layers,
     pub job: Job,
 }

@@ -90,7 +90,8 @@ impl Core {
         self.serving = slot;
         let mut scratch = [0; MAX_HEAD];
         // All of this succeeded when the frame came in, from the same private bytes.
-        let sent = Frame::new(&tx, &mut scratch)?.check()?;
+        let frame = Frame::new(&tx, &mut scratch)?;
+        let sent = frame.check()?;
         let own = sent.frame.destination() == receiver.access.effective;
         let to = Receiver {
             end: &mut **end,

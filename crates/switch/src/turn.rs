@@ -223,7 +223,7 @@ impl Core {
             let &Lent { end, token, .. } = lent;
             let more = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
             let looks = self.snooping && to == Destination::Group;
-            let multicast = if looks { look(sender, &checked.frame, vlan, self.now) } else { ANY };
+            let multicast = if looks { look(sender, checked.frame, vlan, self.now) } else { ANY };
             let from = Origin { slot, group, uplink, token, vlan, end, more, multicast };
             self.spread(&checked, from, to, cost)
         });

@@ -151,7 +151,9 @@ impl Core {
         let (tx, owner) = (end.frame(token), port.owner);
         let outcome = Frame::new(&tx, &mut self.coalescer.scratch).and_then(|frame| {
             let sent = match flow.tokens.first() {
-                Some(first) if *first == token => Checked { frame, layers: flow.layers, job: flow.job },
+                Some(first) if *first == token => {
+                    Checked { frame: &frame, layers: flow.layers, job: flow.job }
+                }
                 // It succeeded when the frame came in, from the same private bytes.
                 _ => frame.check()?,
             };
@@ -220,7 +222,8 @@ impl Core {
             let tx = end.frame(pending.token);
             self.serving = slot;
             let mut scratch = [0; MAX_HEAD];
-            let Ok(sent) = Frame::new(&tx, &mut scratch).and_then(Frame::check) else { break };
+            let Ok(frame) = Frame::new(&tx, &mut scratch) else { break };
+            let Ok(sent) = frame.check() else { break };
             let Some(segment) = Segment::of(&sent) else { break };
             if count == 0 {
                 let to = sent.frame.destination();

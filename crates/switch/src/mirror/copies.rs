@@ -69,7 +69,8 @@ impl Core {
         if !port.config.uplink && !end.filter().promiscuous {
             return Err(DropReason::Filtered);
         }
-        let sent = Frame::new(tx, scratch)?.check()?;
+        let frame = Frame::new(tx, scratch)?;
+        let sent = frame.check()?;
         let own = sent.frame.tag;
         let tag = vlan.map(|vlan| own.unwrap_or_default().with_vlan(vlan)).or(own);
         let mirror = !port.config.uplink;

@@ -100,11 +100,9 @@ impl Incoming {
         ring.look_ahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(len)));
         let first = ring.peek()?;
         checked(first, HEADER)?;
-        let mut header = [0; HEADER];
-        buffers.read(first.id, &mut header);
-        let [a, b, c, d, e, f, g, h, i, j, low, high] = header;
+        let [low, high] = buffers.first_words(first.id);
         // Some back ends leave it 0 where a frame takes one.
-        let count = u16::from_le_bytes([low, high]).max(1);
+        let count = ((high >> 16) as u16).max(1);
         if count > ring.with_peer() {
             return Err(Broken::Buffers(count));
         }
@@ -128,7 +126,7 @@ impl Incoming {
                 return Err(Broken::Fault);
             }
         }
-        let header = VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j]);
+        let header = VnetHeader::from_words(low, high as u16);
         Ok(fill(slot, header, *features).err().map_or(Look::Frame, Look::Invalid))
     }
 
