@@ -22,6 +22,11 @@ pub enum RuntimeError {
     #[error("{path}: {what}: {cause}")]
     Host { path: PathBuf, what: &'static str, cause: io::Error },
     #[error(
+        "this user may not make {directory}: set XDG_RUNTIME_DIR, for $XDG_RUNTIME_DIR/vmlane, or name another \
+         directory with --runtime-dir"
+    )]
+    Forbidden { directory: PathBuf },
+    #[error(
         "another daemon (pid {pid}) serves {directory}; stop it first, or give this one another --runtime-dir"
     )]
     Taken { directory: PathBuf, pid: u32 },
@@ -50,11 +55,10 @@ impl Claim {
 pub fn claim(paths: &Paths) -> Result<Claim, RuntimeError> {
     let path = paths.runtime();
     let host = |what| move |cause: io::Error| RuntimeError::Host { path: path.to_owned(), what, cause };
-    DirBuilder::new()
-        .recursive(true)
-        .mode(0o700)
-        .create(path)
-        .map_err(host("creating the runtime directory"))?;
+    DirBuilder::new().recursive(true).mode(0o700).create(path).map_err(|error| match error.kind() {
+        io::ErrorKind::PermissionDenied => RuntimeError::Forbidden { directory: path.to_owned() },
+        _ => host("creating the runtime directory")(error),
+    })?;
     let taken = |pid| RuntimeError::Taken { directory: path.to_owned(), pid };
     if let Some(pid) = other_daemon(paths) {
         return Err(taken(pid));

@@ -2,7 +2,8 @@
  *
  * Compile against this header and link libvmlane_vsock.so (before libc, as -l does it): socket(), bind(),
  * listen(), accept(), connect() and the others then understand the address family below. The library asks
- * the daemon at $VMLANE_RUNTIME_DIR (else /run/vmlane).
+ * the daemon at $VMLANE_RUNTIME_DIR (else at $XDG_RUNTIME_DIR/vmlane if a user other than root has one
+ * there, else at /run/vmlane).
  */
 #ifndef VMLANE_VSOCK_H
 #define VMLANE_VSOCK_H

@@ -118,16 +118,24 @@ int vsock_fail(int error) {
     return -1;
 }
 
-static int address_of_daemon(struct sockaddr_un *to) {
-    const char *directory = getenv("VMLANE_RUNTIME_DIR");
-    if (!directory || !*directory)
-        directory = "/run/vmlane";
+static int socket_in(struct sockaddr_un *to, const char *directory, const char *name) {
     memset(to, 0, sizeof *to);
     to->sun_family = AF_UNIX;
-    if (strlen(directory) + sizeof "/host.sock" > sizeof to->sun_path)
+    if (strlen(directory) + strlen(name) >= sizeof to->sun_path)
         return vsock_fail(ENAMETOOLONG);
-    strcat(strcpy(to->sun_path, directory), "/host.sock");
+    strcat(strcpy(to->sun_path, directory), name);
     return 0;
+}
+
+/* The directory that is named, else a daemon of the user's own, else the host's. */
+static int address_of_daemon(struct sockaddr_un *to) {
+    const char *directory = getenv("VMLANE_RUNTIME_DIR");
+    if (directory && *directory)
+        return socket_in(to, directory, "/host.sock");
+    const char *own = geteuid() ? getenv("XDG_RUNTIME_DIR") : NULL;
+    if (own && *own && !socket_in(to, own, "/vmlane/host.sock") && !access(to->sun_path, F_OK))
+        return 0;
+    return socket_in(to, "/run/vmlane", "/host.sock");
 }
 
 /* One record with at most two descriptors; `fds` are -1 where none came. */

@@ -21,5 +21,5 @@ mod stream;
 
 pub use datagram::Datagram;
 pub use listener::{ANY, Listener};
-pub use request::{Host, RUNTIME_DIR_VARIABLE};
+pub use request::{Host, RUNTIME_DIR_VARIABLE, new_runtime_dir, runtime_dir};
 pub use stream::{Address, Stream};

@@ -13,6 +13,36 @@ use zerocopy::{FromBytes, IntoBytes};
 /// Names another runtime directory than the daemon's default.
 pub const RUNTIME_DIR_VARIABLE: &str = "VMLANE_RUNTIME_DIR";
 const RUNTIME_DIR: &str = "/run/vmlane";
+const HOST_SOCKET: &str = "host.sock";
+
+/// The runtime directory of the daemon to ask: the one of `VMLANE_RUNTIME_DIR`, else that of a daemon of the user's own, else
+/// `/run/vmlane`.
+pub fn runtime_dir() -> PathBuf {
+    named().unwrap_or_else(|| {
+        let own = own().filter(|own| own.join(HOST_SOCKET).exists());
+        own.unwrap_or_else(|| PathBuf::from(RUNTIME_DIR))
+    })
+}
+
+/// The runtime directory of a daemon that this user starts: the one of `VMLANE_RUNTIME_DIR`, else of `$XDG_RUNTIME_DIR/vmlane` for
+/// who is not root, else `/run/vmlane`.
+pub fn new_runtime_dir() -> PathBuf {
+    named().or_else(own).unwrap_or_else(|| PathBuf::from(RUNTIME_DIR))
+}
+
+fn named() -> Option<PathBuf> {
+    variable(RUNTIME_DIR_VARIABLE)
+}
+
+/// Where a daemon of a user who is not root has its sockets.
+fn own() -> Option<PathBuf> {
+    let base = variable("XDG_RUNTIME_DIR").filter(|_| !rustix::process::geteuid().is_root())?;
+    Some(base.join("vmlane"))
+}
+
+fn variable(name: &str) -> Option<PathBuf> {
+    std::env::var_os(name).filter(|value| !value.is_empty()).map(PathBuf::from)
+}
 
 /// Where the daemon is.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -21,10 +51,9 @@ pub struct Host {
 }
 
 impl Default for Host {
-    /// The one of `VMLANE_RUNTIME_DIR`, else of `/run/vmlane`.
+    /// The one of [`runtime_dir`].
     fn default() -> Host {
-        let directory = std::env::var_os(RUNTIME_DIR_VARIABLE).filter(|value| !value.is_empty());
-        Host::at(&directory.map_or_else(|| PathBuf::from(RUNTIME_DIR), PathBuf::from))
+        Host::at(&runtime_dir())
     }
 }
 
@@ -38,7 +67,7 @@ pub(crate) struct Answer {
 impl Host {
     /// The daemon whose runtime directory is `directory`.
     pub fn at(directory: &Path) -> Host {
-        Host { path: directory.join("host.sock") }
+        Host { path: directory.join(HOST_SOCKET) }
     }
 
     /// Is there a daemon's socket, whether or not a daemon serves it?

@@ -16,7 +16,7 @@ pub struct Target {
     #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     pub config: PathBuf,
     /// Runtime directory of the daemon that will serve the VM
-    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
     pub runtime_dir: PathBuf,
     /// Memory of the guest
     #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]

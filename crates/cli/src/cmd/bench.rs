@@ -31,7 +31,7 @@ Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:
 k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
 
 On a host whose daemon serves its VMs, vsock: leads to them and is reached by them without any kernel vsock; \
-VMLANE_RUNTIME_DIR names the daemon's directory if it is not /run/vmlane.";
+VMLANE_RUNTIME_DIR names the directory of the daemon (else /run/vmlane, or $XDG_RUNTIME_DIR/vmlane for a daemon of your own).";
 
 const SERVER_EXAMPLES: &str = "\
 Examples:

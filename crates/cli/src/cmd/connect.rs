@@ -28,7 +28,7 @@ pub struct Args {
     #[arg(short = 'w', long, value_name = "SECONDS", default_value_t = 2.0)]
     timeout: f64,
     /// The daemon's directory
-    #[arg(long, value_name = "DIR", env = "VMLANE_RUNTIME_DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
     runtime_dir: PathBuf,
 }
 

@@ -14,7 +14,7 @@ use crate::row;
 #[derive(Debug, clap::Args)]
 pub struct Where {
     /// Runtime directory of the daemon to ask
-    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
     pub runtime_dir: PathBuf,
 }
 

@@ -40,7 +40,7 @@ pub struct Args {
     #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     config: PathBuf,
     /// Directory for the sockets
-    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::new_runtime_dir())]
     runtime_dir: PathBuf,
     /// What to log: error, warn, info, debug or trace, or different levels as in "warn,vmlane_device=debug"
     /// [default: VMLANE_LOG, then the configuration's, then info]

@@ -19,7 +19,7 @@ FileDescriptorStoreMax= set, systemd holds the descriptors instead.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Directory of the daemon's sockets
-    #[arg(long, value_name = "DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::new_runtime_dir())]
     runtime_dir: PathBuf,
     /// The daemon that starts it: the first one that is let in
     #[arg(long, value_name = "PID", hide = true)]

@@ -27,7 +27,7 @@ connect or accept.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// The daemon's directory
-    #[arg(long, value_name = "DIR", env = "VMLANE_RUNTIME_DIR", default_value = vmlane_api::RUNTIME_DIR)]
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
     runtime_dir: PathBuf,
     /// Use ordinary descriptors from the start: slower, but every operation works
     #[arg(long)]

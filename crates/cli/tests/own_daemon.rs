@@ -1,0 +1,100 @@
+//! A daemon of a user who is not root, without a word about where it is.
+
+mod common;
+
+use std::fs;
+use std::os::unix::fs::{PermissionsExt as _, chown};
+use std::os::unix::process::CommandExt as _;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+
+use common::eventually;
+
+/// The user "nobody", if the tests run as root.
+const OTHER: u32 = 65_534;
+
+struct User {
+    /// Its XDG_RUNTIME_DIR, beside a program that it may execute.
+    place: tempfile::TempDir,
+}
+
+struct Daemon(Child);
+
+impl Drop for Daemon {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+impl User {
+    fn new() -> User {
+        let user = User { place: tempfile::tempdir().unwrap() };
+        fs::set_permissions(user.place.path(), fs::Permissions::from_mode(0o711)).unwrap();
+        fs::copy(env!("CARGO_BIN_EXE_vmlane"), user.program()).unwrap();
+        fs::create_dir(user.base()).unwrap();
+        fs::write(user.config(), "[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
+        if rustix::process::geteuid().is_root() {
+            chown(user.base(), Some(OTHER), Some(OTHER)).unwrap();
+        }
+        user
+    }
+
+    fn program(&self) -> PathBuf {
+        self.place.path().join("vmlane")
+    }
+
+    fn base(&self) -> PathBuf {
+        self.place.path().join("user")
+    }
+
+    fn config(&self) -> PathBuf {
+        self.place.path().join("vmlane.toml")
+    }
+
+    fn command(&self, words: &[&str]) -> Command {
+        let mut command = Command::new(self.program());
+        command.args(words).env_remove("VMLANE_RUNTIME_DIR").env("XDG_RUNTIME_DIR", self.base());
+        if rustix::process::geteuid().is_root() {
+            command.uid(OTHER).gid(OTHER);
+        }
+        command
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        self.command(words).output().unwrap()
+    }
+}
+
+#[test]
+fn commands_find_the_daemon_of_their_own_user() {
+    let user = User::new();
+    let config = user.config();
+    let config = config.to_str().unwrap();
+    let mut daemon = user.command(&["daemon", "--config", config]);
+    let _daemon = Daemon(daemon.stdin(Stdio::null()).stderr(Stdio::null()).spawn().unwrap());
+    let own = user.base().join("vmlane");
+    eventually("the daemon answers", || user.ask(&["status"]).status.success().then_some(()));
+    assert!(own.join("control.sock").exists());
+    let arguments = String::from_utf8(user.ask(&["qemu-args", "web", "--config", config]).stdout).unwrap();
+    assert!(arguments.contains(own.join("vm/web/vmci.sock").to_str().unwrap()), "{arguments}");
+    let connect = user.ask(&["connect", "2:77"]);
+    let error = String::from_utf8(connect.stderr).unwrap();
+    assert!(!connect.status.success() && !error.contains("/run/vmlane"), "{error}");
+}
+
+#[test]
+fn a_user_without_a_runtime_directory_is_told_what_to_name() {
+    let user = User::new();
+    let config = user.config();
+    let words = ["daemon", "--config", config.to_str().unwrap(), "--runtime-dir", "/proc/vmlane"];
+    let output = user.command(&words).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+    let error = String::from_utf8(output.stderr).unwrap();
+    assert!(error.contains("/proc/vmlane") && !output.status.success(), "{error}");
+    if rustix::process::geteuid().is_root() {
+        let words = ["daemon", "--config", config.to_str().unwrap()];
+        let output = user.command(&words).env_remove("XDG_RUNTIME_DIR").output().unwrap();
+        let error = String::from_utf8(output.stderr).unwrap();
+        assert!(error.contains("--runtime-dir") && error.contains("XDG_RUNTIME_DIR"), "{error}");
+    }
+}
