@@ -17,7 +17,7 @@ struct Cli {
 }
 
 fn main() -> ExitCode {
-    let matches = with_paragraphs(Cli::command()).get_matches();
+    let matches = command().get_matches();
     let cli = Cli::from_arg_matches(&matches).unwrap_or_else(|error| error.exit());
     match cli.command.run() {
         Ok(code) => code,
@@ -26,6 +26,11 @@ fn main() -> ExitCode {
             ExitCode::from(1)
         }
     }
+}
+
+/// The whole command line.
+fn command() -> Command {
+    with_paragraphs(Cli::command())
 }
 
 /// The text after the options has line breaks where the source does; a terminal of another width would show single words
@@ -84,13 +89,30 @@ mod tests {
     }
 
     #[test]
+    fn every_command_has_a_man_page() {
+        let folder = tempfile::tempdir().unwrap();
+        clap_mangen::generate_to(command(), folder.path()).unwrap();
+        let mut root = Cli::command();
+        root.build();
+        let mut all = vec![("vmlane".to_owned(), root.clone())];
+        commands(&root, "vmlane", &mut all);
+        for (path, _) in &all {
+            let page = folder.path().join(format!("{}.1", path.replace(' ', "-")));
+            let text = std::fs::read_to_string(&page).unwrap_or_else(|error| panic!("{path}: {error}"));
+            assert!(text.contains(".SH SYNOPSIS"), "{path}: {text}");
+        }
+        let pages = std::fs::read_dir(folder.path()).unwrap().count();
+        assert_eq!(pages, all.len(), "hidden commands have none");
+    }
+
+    #[test]
     fn paragraphs_have_no_line_breaks_of_their_own() {
         let text = "Examples:\n  vmlane top   live\n  vmlane top --json\n\nA line that is\nbroken in two\nand three.\n\nList:\nwords";
         let joined = "Examples:\n  vmlane top   live\n  vmlane top --json\n\nA line that is broken in two and three.\n\nList:\nwords";
         assert_eq!(join_paragraphs(text), joined);
 
         let mut all = Vec::new();
-        let mut root = with_paragraphs(Cli::command());
+        let mut root = command();
         root.build();
         commands(&root, "vmlane", &mut all);
         for (path, command) in &all {

@@ -4,6 +4,7 @@ mod attach;
 pub mod bench;
 pub mod capture;
 pub mod cloud_hypervisor_args;
+pub mod completions;
 pub mod connect;
 pub mod control;
 pub mod daemon;
@@ -15,6 +16,7 @@ pub mod lab;
 pub mod libvirt_xml;
 pub mod link;
 pub mod listen;
+pub mod man_pages;
 pub mod metrics;
 pub mod mirror;
 mod pipe;
@@ -38,7 +40,7 @@ use clap::Subcommand;
 pub enum Command {
     /// Serve the configured VMs until stopped
     Daemon(daemon::Args),
-    /// Hold descriptors while no daemon runs (started by the daemon)
+    /// Hold descriptors while no daemon runs (started by the daemon or by systemd)
     Keeper(keeper::Args),
     /// Attach interfaces for a daemon that may not (started by the daemon)
     #[command(hide = true)]
@@ -88,10 +90,15 @@ pub enum Command {
     Lab(lab::Args),
     /// Measure VMCI sockets against TCP between two VMs: a table and a report
     Demo(demo::Args),
+    /// Print a completion script for bash, zsh or fish
+    Completions(completions::Args),
+    /// Write a man page for each command
+    #[command(hide = true)]
+    ManPages(man_pages::Args),
 }
 
 impl Command {
-    /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own).
+    /// Runs the subcommand. Exit codes: 0 success, 1 the thing failed, 2 usage (clap's own); `daemon` has more.
     pub fn run(self) -> anyhow::Result<ExitCode> {
         match self {
             Command::Daemon(args) => args.run(),
@@ -119,6 +126,8 @@ impl Command {
             Command::Bench(args) => args.run(),
             Command::Lab(args) => args.run(),
             Command::Demo(args) => args.run(),
+            Command::Completions(args) => args.run(),
+            Command::ManPages(args) => args.run(),
         }
     }
 }
