@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint doc picture clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint doc picture install package clean
 
 all: build
 
@@ -26,6 +26,8 @@ help:
 	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
 	@echo 'make lint    formatting, clippy, docs, licences'
 	@echo 'make picture  docs/architecture.svg from docs/architecture.toml'
+	@echo 'make package  out/package/*.deb, judged by lintian (PACKAGE_VERSION=, DEBEMAIL=)'
+	@echo 'make install  what make build made, below PREFIX (default /usr/local); DESTDIR= goes in front of it'
 
 bootstrap:
 	@scripts/bootstrap.sh
@@ -46,7 +48,7 @@ test: setup lint test-unit test-guests
 # The same cases of the property tests each time, so that a change fails for what it changed, not for a rare
 # case that is older. PROPTEST_RNG_SEED=7 (any number) tries others, as does `cargo test` by itself.
 test-unit: bootstrap
-	@scripts/bootstrap.sh libvirt-clients libxml2-utils tshark
+	@scripts/bootstrap.sh libvirt-clients libxml2-utils systemd tshark
 	@echo '==> unit and property tests'
 	@PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} cargo test --locked --workspace
 
@@ -89,6 +91,14 @@ lint: bootstrap
 # The picture of README.md, from its text source.
 picture:
 	@VMLANE_DRAW=1 cargo test --quiet --locked -p vmlane-tests --test docs the_picture
+
+package: build
+	@scripts/bootstrap.sh apparmor binutils lintian
+	@scripts/package.sh
+
+# Without a build before it, so that root need not build.
+install:
+	@scripts/install.sh
 
 clean:
 	@cargo clean

@@ -12,7 +12,7 @@ use vmlane_tests::{median, wait_until};
 
 const DAEMONS: usize = 30;
 const VMS: usize = 200;
-const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../contrib/prometheus/vmlane.rules.yml");
+const RULES: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/prometheus/vmlane.rules.yml");
 
 fn vmlane() -> Command {
     Command::new(vmlane_lab::find_vmlane().expect("the program was built"))

@@ -445,7 +445,7 @@ fn the_uplink_helper_has_no_rights_but_those_over_interfaces_and_ends_with_its_d
 fn a_user_that_cannot_be_is_an_error() {
     let place = Place::new(&CONFIG.replacen("[daemon]\n", "[daemon]\nuser = \"no-such-user\"\n", 1));
     let status = place.command(&[]).status().unwrap();
-    assert_eq!(status.code(), Some(1));
+    assert_eq!(status.code(), Some(78));
     let log = place.log();
     assert!(log.contains("no-such-user"), "{log}");
 }

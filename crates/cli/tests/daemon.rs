@@ -17,6 +17,8 @@ const TWO: &str = "[daemon]\nfault_injection = true\n\
 /// Registers in BAR 1.
 const CONTROL: u64 = 0x20004;
 const INT_ENABLE: u32 = 2;
+/// `EX_CONFIG`: what the unit does not restart.
+const BAD_CONFIGURATION: i32 = 78;
 
 /// What a command did.
 #[derive(Debug)]
@@ -361,18 +363,24 @@ fn systemd_is_told_when_it_is_ready() {
 }
 
 #[test]
-fn mistakes_before_the_start_are_told_and_exit_1() {
+fn mistakes_before_the_start_are_told_and_a_bad_configuration_has_an_exit_code_of_its_own() {
     let place = Place::new("[[vm]]\nname = \"web\"\n");
     let ran = run(place.daemon_command());
-    assert_eq!((ran.code, ran.out.as_str()), (1, ""));
+    assert_eq!((ran.code, ran.out.as_str()), (BAD_CONFIGURATION, ""));
     contains_all(&ran.err, &["vmlane.toml:1", "vm \"web\": cid is missing"]);
     assert!(!place.runtime().exists());
 
     place.configure("[daemon]\nlog = \"vmlane=loud\"\n");
     let ran = run(place.daemon_command());
-    assert_eq!(ran.code, 1);
+    assert_eq!(ran.code, BAD_CONFIGURATION);
     contains_all(&ran.err, &["daemon: log = \"vmlane=loud\"", "write for example"]);
 
+    std::fs::remove_file(place.config()).unwrap();
+    let ran = run(place.daemon_command());
+    assert_eq!(ran.code, BAD_CONFIGURATION);
+    contains_all(&ran.err, &["vmlane.toml", "--config"]);
+
+    // This may be another the next time.
     let mut file = std::fs::File::create(place.runtime()).unwrap();
     file.write_all(b"not a directory").unwrap();
     place.configure(TWO);

@@ -31,25 +31,32 @@ const CONNECT: u32 = SetIrqs::DATA_EVENTFD | SetIrqs::TRIGGER;
 struct Daemon {
     child: Child,
     folder: PathBuf,
+    options: &'static [&'static str],
 }
 
 impl Daemon {
-    fn start(folder: &Path) -> Child {
+    fn start(folder: &Path, options: &[&str]) -> Child {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vmlane"));
         command.arg("daemon").arg("--config").arg(folder.join("vmlane.toml"));
         command.arg("--runtime-dir").arg(folder.join("run")).env_remove("NOTIFY_SOCKET");
-        command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        command.args(options).stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
         command.spawn().unwrap()
     }
 
     fn new(folder: &Path) -> Daemon {
-        Daemon { child: Daemon::start(folder), folder: folder.to_owned() }
+        Daemon { child: Daemon::start(folder, &[]), folder: folder.to_owned(), options: &[] }
+    }
+
+    /// One that starts no keeper.
+    fn beside_keeper(folder: &Path) -> Daemon {
+        let options = &["--external-keeper"];
+        Daemon { child: Daemon::start(folder, options), folder: folder.to_owned(), options }
     }
 
     fn kill(&mut self) {
         self.child.kill().unwrap();
         self.child.wait().unwrap();
-        self.child = Daemon::start(&self.folder);
+        self.child = Daemon::start(&self.folder, self.options);
     }
 }
 
@@ -221,4 +228,73 @@ fn a_keeper_in_place_of_a_killed_one_gets_everything_whatever_listens_there_mean
     });
     daemon.kill();
     assert_eq!(vmm.read_u8(CONFIG_REGION, INTERRUPT_LINE).unwrap(), 42);
+}
+
+/// The configuration of a daemon that stays the user of a keeper that it does not start.
+fn configure_for_service(folder: &Path) {
+    let user = if rustix::process::geteuid().is_root() { "[daemon]\nuser = \"root\"\n" } else { "" };
+    std::fs::write(folder.join("vmlane.toml"), format!("{user}{CONFIG}")).unwrap();
+}
+
+/// A keeper as a service manager runs it; killed at the end.
+struct KeeperService(Child);
+
+impl KeeperService {
+    fn start(run: &Path) -> KeeperService {
+        std::fs::create_dir_all(run).unwrap();
+        let mut command = Command::new(env!("CARGO_BIN_EXE_vmlane"));
+        command.args(["keeper", "--runtime-dir"]).arg(run).env_remove("NOTIFY_SOCKET");
+        KeeperService(command.stdin(Stdio::null()).stdout(Stdio::null()).spawn().unwrap())
+    }
+
+    fn pid(&self) -> Pid {
+        Pid::from_child(&self.0)
+    }
+}
+
+impl Drop for KeeperService {
+    fn drop(&mut self) {
+        // Both fail only if it is gone.
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+#[test]
+fn a_keeper_that_is_a_service_is_waited_for_and_never_started_by_the_daemon() {
+    let folder = tempfile::tempdir().unwrap();
+    configure_for_service(folder.path());
+    let run = folder.path().join("run");
+    let first = KeeperService::start(&run);
+    let mut daemon = Daemon::beside_keeper(folder.path());
+    let mut vmm = connect(&run.join("vm/a/nic0.sock"));
+    vmm.write(CONFIG_REGION, INTERRUPT_LINE, &[42]).unwrap();
+    assert_eq!(keeper(&run), Some(first.pid()), "no other keeper");
+    daemon.kill();
+    assert_eq!(vmm.read_u8(CONFIG_REGION, INTERRUPT_LINE).unwrap(), 42);
+
+    // It ends, and the service manager takes its time.
+    let before = held(first.pid());
+    drop(first);
+    vmm.write(CONFIG_REGION, INTERRUPT_LINE, &[43]).unwrap();
+    std::thread::sleep(Duration::from_millis(300));
+    assert_eq!(keeper(&run), None, "a keeper of the daemon's own");
+    let second = KeeperService::start(&run);
+    eventually("all that the first one had", || (held(second.pid()) >= before).then_some(()));
+    daemon.kill();
+    assert_eq!(vmm.read_u8(CONFIG_REGION, INTERRUPT_LINE).unwrap(), 43);
+}
+
+#[test]
+fn a_daemon_whose_keeper_comes_late_serves_and_gives_it_everything() {
+    let folder = tempfile::tempdir().unwrap();
+    configure_for_service(folder.path());
+    let run = folder.path().join("run");
+    let mut daemon = Daemon::beside_keeper(folder.path());
+    let mut vmm = connect(&run.join("vm/a/nic0.sock"));
+    vmm.write(CONFIG_REGION, INTERRUPT_LINE, &[44]).unwrap();
+    let late = KeeperService::start(&run);
+    eventually("sockets and records", || (held(late.pid()) > 10).then_some(()));
+    daemon.kill();
+    assert_eq!(vmm.read_u8(CONFIG_REGION, INTERRUPT_LINE).unwrap(), 44);
 }

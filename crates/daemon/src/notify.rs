@@ -1,4 +1,4 @@
-//! Tells systemd how far the daemon is, when systemd asked for it.
+//! Tells systemd how far the daemon or the keeper is, when systemd asked for it.
 
 use std::io;
 use std::os::linux::net::SocketAddrExt;
@@ -31,19 +31,6 @@ pub fn notify(state: &str) {
     if let Err(error) = sent {
         tracing::warn!("NOTIFY_SOCKET = {name:?}: {error}");
     }
-}
-
-/// A socket connected to the address in `NOTIFY_SOCKET`; `None` if it is not set.
-pub fn socket() -> io::Result<Option<UnixDatagram>> {
-    let Some(name) = std::env::var_os("NOTIFY_SOCKET").filter(|name| !name.is_empty()) else {
-        return Ok(None);
-    };
-    if let Some(connected) = CONNECTED.get() {
-        return connected.try_clone().map(Some);
-    }
-    let socket = UnixDatagram::unbound()?;
-    socket.connect_addr(&address(name.as_bytes())?)?;
-    Ok(Some(socket))
 }
 
 fn address(name: &[u8]) -> io::Result<SocketAddr> {

@@ -18,7 +18,7 @@ use crate::assembly::{AssemblyError, Daemon, Event};
 use crate::config::{Config, ConfigError};
 use crate::confine::{self, ConfineError};
 use crate::control::{Bounds, ControlServer};
-use crate::keeper::{self, Held};
+use crate::keeper::{self, Held, Origin};
 use crate::log::{self, LogError};
 use crate::notify::{self, notify};
 use crate::paths::Paths;
@@ -43,6 +43,8 @@ pub struct Options {
     pub replace: bool,
     /// Give up what it does not need; false is for debugging.
     pub confine: bool,
+    /// The keeper is a service of its own, which this daemon waits for and never starts.
+    pub external_keeper: bool,
 }
 
 /// Why the daemon did not run.
@@ -60,6 +62,22 @@ pub enum RunError {
     Assembly(#[from] AssemblyError),
     #[error("{what}: {cause}")]
     Host { what: String, cause: io::Error },
+}
+
+impl RunError {
+    /// The configuration or the command line is wrong: until one of them is changed, another start ends in the same way.
+    pub fn is_configuration(&self) -> bool {
+        use ConfineError::{NotRoot, UnknownUser, Unreachable};
+        match self {
+            RunError::Config(_) | RunError::Log(LogError::Filter { .. }) => true,
+            RunError::Confine(NotRoot { .. } | UnknownUser { .. } | Unreachable { .. }) => true,
+            RunError::Log(LogError::Twice)
+            | RunError::Confine(_)
+            | RunError::Runtime(_)
+            | RunError::Assembly(_)
+            | RunError::Host { .. } => false,
+        }
+    }
 }
 
 /// Serves until told to stop by a signal or through the control socket.
@@ -91,7 +109,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     } else {
         tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
     }
-    let Held { store, mut found, keeper } = keeper::connect(paths.runtime(), reached);
+    let origin = if options.external_keeper { Origin::Service } else { Origin::Daemon };
+    let Held { store, mut found, keeper } = keeper::connect(paths.runtime(), reached, origin);
     hold_user_lock(&*store, &mut found);
     if found.is_empty() {
         runtime::clear(&paths);

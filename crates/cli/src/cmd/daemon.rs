@@ -6,6 +6,10 @@ use std::process::ExitCode;
 use vmlane_daemon::config;
 use vmlane_daemon::run::{Options, run};
 
+/// Exit code of a daemon whose configuration is wrong: `EX_CONFIG` of sysexits.h. A service manager need not try again
+/// (`RestartPreventExitStatus=` in packaging/systemd/vmlane.service).
+const BAD_CONFIGURATION: u8 = 78;
+
 const EXAMPLES: &str = "Examples:
   vmlane daemon
   vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
@@ -30,7 +34,10 @@ user (default: vmlane, else an unused number of its own), drops all capabilities
 (Landlock), and allows each thread only the system calls it needs (seccomp). A thread that makes another one ends the
 daemon with exit code 71 and a line that names the thread and the call. Uplinks that a reload adds (TAP interfaces,
 network cards by AF_XDP) are attached by a helper that keeps the rights to do so; it reads the configuration itself, which
-must belong to root.";
+must belong to root.
+
+Exit codes: 0 after a stop; 1 if something failed; 2 for a wrong command line; 71 see above; 78 for a configuration that
+is wrong or cannot be read, so that starting again is of no use before it is changed.";
 
 /// Serves the configured VMs until stopped
 #[derive(Debug, clap::Args)]
@@ -49,6 +56,9 @@ pub struct Args {
     /// Replace the running daemon: VMs stay attached and continue
     #[arg(long)]
     replace: bool,
+    /// The keeper is a service of its own, of the daemon's user: wait for it, and start none
+    #[arg(long)]
+    external_keeper: bool,
     /// Keep all rights: root, capabilities, files, system calls
     #[arg(long, overrides_with = "confine")]
     no_confine: bool,
@@ -59,8 +69,14 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let Args { config, runtime_dir, log, replace, no_confine, confine: _ } = self;
-        run(Options { config, runtime_dir, log, replace, confine: !no_confine })?;
-        Ok(ExitCode::SUCCESS)
+        let Args { config, runtime_dir, log, replace, external_keeper, no_confine, confine: _ } = self;
+        match run(Options { config, runtime_dir, log, replace, confine: !no_confine, external_keeper }) {
+            Ok(()) => Ok(ExitCode::SUCCESS),
+            Err(error) if error.is_configuration() => {
+                eprintln!("vmlane: {error}");
+                Ok(ExitCode::from(BAD_CONFIGURATION))
+            }
+            Err(error) => Err(error.into()),
+        }
     }
 }

@@ -11,8 +11,8 @@ const EXAMPLES: &str = "Examples:
   vmlane keeper --runtime-dir /tmp/vmlane
 
 The keeper holds sockets, memory files and event descriptors under names; it does nothing else. A daemon that finds no
-keeper starts one, and replaces it if it dies. A daemon that is stopped ends its keeper. Under systemd with
-FileDescriptorStoreMax= set, systemd holds the descriptors instead.";
+keeper starts one, and replaces it if it dies. A daemon that is stopped ends its keeper. Under systemd, the keeper is a
+service of its own (vmlane-keeper.service), which ends neither with the daemon nor with its service.";
 
 /// Holds the descriptors by which VMs are attached while no daemon runs
 #[derive(Debug, clap::Args)]

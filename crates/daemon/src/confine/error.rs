@@ -9,7 +9,8 @@ use super::files::FilesError;
 #[derive(Debug, thiserror::Error)]
 pub enum ConfineError {
     #[error(
-        "daemon: user = {user:?}: only root can become another user; leave the key away, or start as root"
+        "daemon: user = {user:?}: only root can become another user; leave the key away, or start as root or as that user \
+         (under systemd: User= of vmlane.service and of vmlane-keeper.service)"
     )]
     NotRoot { user: String },
     #[error("daemon: user = {user:?} is not in /etc/passwd; make it (`useradd --system {user}`)")]

@@ -45,9 +45,12 @@ impl Become {
 /// Whom to become, to serve in the directory `runtime` (open as `directory`).
 pub fn choose(configured: Option<&str>, runtime: &Path, directory: &File) -> Result<Become, ConfineError> {
     if !geteuid().is_root() {
+        let own = geteuid().as_raw();
         return match configured {
-            Some(user) => Err(ConfineError::NotRoot { user: user.into() }),
-            None => Ok(Become::Same),
+            Some(user) if Accounts::host().user(user).is_none_or(|user| user.uid != own) => {
+                Err(ConfineError::NotRoot { user: user.into() })
+            }
+            _ => Ok(Become::Same),
         };
     }
     let accounts = Accounts::host();

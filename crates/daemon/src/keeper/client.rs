@@ -21,9 +21,19 @@ use super::protocol::{DROP, DROP_ALL, END, LIST, LISTED, PUT, receive, send};
 /// How long a keeper may take to start, or the previous keeper's daemon to be gone.
 const PATIENCE: Duration = Duration::from_secs(5);
 
+/// Who starts keepers.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Origin {
+    /// The daemon itself.
+    Daemon,
+    /// A service manager, to which the keeper is a service of its own. The daemon waits for it.
+    Service,
+}
+
 /// A keeper and what it was given: all of it is put again where it has to be replaced.
 pub struct Keeper {
     path: PathBuf,
+    origin: Origin,
     inner: Mutex<Inner>,
 }
 
@@ -31,26 +41,42 @@ struct Inner {
     socket: Arc<OwnedFd>,
     held: BTreeMap<String, OwnedFd>,
     ended: bool,
+    /// No keeper is there, and the log says so.
+    is_missing: bool,
 }
 
 impl Keeper {
-    /// The keeper at `path`, started if there is none, and what it holds. `reached`: see [`reach`].
-    pub fn connect(path: &Path, reached: Option<OwnedFd>) -> Result<(Arc<Keeper>, Found), KeeperError> {
+    /// The keeper at `path`, and what it holds. If there is none, it is started or waited for. `reached`: see [`reach`].
+    pub fn connect(
+        path: &Path,
+        reached: Option<OwnedFd>,
+        origin: Origin,
+    ) -> Result<(Arc<Keeper>, Found), KeeperError> {
         let host = |what| {
             let path = path.to_owned();
             move |cause: io::Error| KeeperError::Host { path, what, cause }
         };
-        let socket = match reached.map_or_else(|| open(path), Ok) {
-            Ok(socket) => socket,
-            Err(_) => start(path).map_err(host("starting a keeper"))?,
+        let socket = match (reached.map_or_else(|| open(path), Ok), origin) {
+            (Ok(socket), _) => socket,
+            (Err(_), Origin::Daemon) => start(path).map_err(host("starting a keeper"))?,
+            (Err(_), Origin::Service) => wait_for(path).map_err(host("waiting for a keeper"))?,
         };
-        let found = list(&socket).map_err(host("asking the keeper what it holds"))?;
+        let (found, is_missing) = match (list(&socket), origin) {
+            (Ok(found), _) => (found, false),
+            (Err(error), Origin::Daemon) => return Err(host("asking the keeper what it holds")(error)),
+            // The next one gets everything, and so the daemon after this one.
+            (Err(error), Origin::Service) => {
+                let path = path.display();
+                tracing::error!(%path, %error, "no keeper; VMs will notice if this daemon ends before there is one");
+                (Found::default(), true)
+            }
+        };
         let mut held = BTreeMap::new();
         for (name, fd) in &found.0 {
             held.insert(name.clone(), fd.try_clone().map_err(host("taking what the keeper holds"))?);
         }
-        let inner = Mutex::new(Inner { socket: Arc::new(socket), held, ended: false });
-        let keeper = Arc::new(Keeper { path: path.to_owned(), inner });
+        let inner = Mutex::new(Inner { socket: Arc::new(socket), held, ended: false, is_missing });
+        let keeper = Arc::new(Keeper { path: path.to_owned(), origin, inner });
         let watched = Arc::downgrade(&keeper);
         std::thread::Builder::new()
             .name("keeper".into())
@@ -76,9 +102,16 @@ impl Keeper {
         if inner.ended {
             return;
         }
-        tracing::warn!("the keeper has ended; another one is started");
-        match start(&self.path) {
+        if !inner.is_missing {
+            tracing::warn!("the keeper has ended; another one gets what it held");
+        }
+        let next = match self.origin {
+            Origin::Daemon => start(&self.path),
+            Origin::Service => open(&self.path),
+        };
+        match next {
             Ok(socket) => {
+                inner.is_missing = false;
                 inner.socket = Arc::new(socket);
                 for (name, fd) in &inner.held {
                     if let Err(error) = send(&*inner.socket, PUT, name, Some(fd.as_fd())) {
@@ -88,7 +121,10 @@ impl Keeper {
                 }
                 tracing::info!(descriptors = inner.held.len(), "the new keeper has everything");
             }
-            Err(error) => tracing::error!(%error, "no keeper can be started; trying again"),
+            Err(error) if !std::mem::replace(&mut inner.is_missing, true) => {
+                tracing::error!(path = %self.path.display(), %error, "no keeper; trying again and again");
+            }
+            Err(_) => {}
         }
     }
 }
@@ -149,6 +185,20 @@ fn open(path: &Path) -> io::Result<OwnedFd> {
     Ok(socket)
 }
 
+/// A connection to a keeper that another process starts. If none comes, one that has ended.
+fn wait_for(path: &Path) -> io::Result<OwnedFd> {
+    let deadline = Instant::now() + PATIENCE;
+    while Instant::now() < deadline {
+        if let Ok(socket) = open(path) {
+            return Ok(socket);
+        }
+        std::thread::sleep(Duration::from_millis(5));
+    }
+    let (socket, _) =
+        rustix::net::socketpair(AddressFamily::UNIX, SocketType::SEQPACKET, SocketFlags::CLOEXEC, None)?;
+    Ok(socket)
+}
+
 /// Starts this very program as a keeper, in a session of its own, and connects to it.
 fn start(path: &Path) -> io::Result<OwnedFd> {
     let runtime = path.parent().unwrap_or(Path::new("/"));
@@ -156,6 +206,8 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
     command.arg0("vmlane").arg("keeper").arg("--runtime-dir").arg(runtime);
     command.arg("--daemon").arg(std::process::id().to_string());
     command.stdin(Stdio::null()).stdout(Stdio::null()).process_group(0);
+    // That it is ready is no news of the daemon's.
+    command.env_remove("NOTIFY_SOCKET");
     let mut child = command.spawn()?;
     let deadline = Instant::now() + PATIENCE;
     let socket = loop {

@@ -1,16 +1,14 @@
-//! Descriptors held while no daemon runs: by a process of our own, or by systemd.
+//! Descriptors held while no daemon runs, by a process of our own (why not by systemd: docs/decisions/0018-keeper-service.md).
 //!
 //! | file | what |
 //! | --- | --- |
 //! | `process.rs` | `vmlane keeper`: all of that process |
 //! | `protocol.rs` | what daemon and keeper say to each other |
-//! | `client.rs` | the daemon's side; starts another keeper when one dies |
-//! | `systemd.rs` | the same with systemd's store |
+//! | `client.rs` | the daemon's side; gets another keeper when one dies |
 
 mod client;
 mod process;
 mod protocol;
-mod systemd;
 
 use std::io;
 use std::os::fd::OwnedFd;
@@ -19,7 +17,7 @@ use std::sync::Arc;
 
 use vmlane_state::{Found, NoStore, Store};
 
-pub use client::{Keeper, reach};
+pub use client::{Keeper, Origin, reach};
 pub use process::serve;
 
 /// The keeper's socket in the runtime directory.
@@ -35,12 +33,10 @@ pub struct Held {
 }
 
 /// Connects to the process that holds descriptors for a daemon of this runtime directory. A daemon that finds
-/// none serves nevertheless, but its state ends with it. `reached`: the keeper that was there, if one was.
-pub fn connect(runtime: &Path, reached: Option<OwnedFd>) -> Held {
-    if let Some((store, found)) = systemd::connect() {
-        return Held { store: Arc::new(store), found, keeper: None };
-    }
-    match Keeper::connect(&socket(runtime), reached) {
+/// none serves nevertheless, but its state ends with it. `reached`: the keeper that was there, if one was. `origin`: who
+/// starts another one.
+pub fn connect(runtime: &Path, reached: Option<OwnedFd>, origin: Origin) -> Held {
+    match Keeper::connect(&socket(runtime), reached, origin) {
         Ok((keeper, found)) => Held { store: keeper.clone(), found, keeper: Some(keeper) },
         Err(error) => {
             tracing::error!(%error, "no keeper: VMs will notice if this daemon ends");

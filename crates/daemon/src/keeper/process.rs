@@ -27,6 +27,7 @@ pub fn serve(path: &Path, mut starter: Option<i32>) -> io::Result<()> {
     // It could map what it holds, though it never does.
     crate::confine::no_core_dumps()?;
     let listener = listen(path)?;
+    crate::notify::notify("READY=1");
     let mut held: BTreeMap<String, OwnedFd> = BTreeMap::new();
     let mut daemon: Option<OwnedFd> = None;
     loop {
