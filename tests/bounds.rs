@@ -38,6 +38,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("switch/tests/teams.rs", "announcements_are_bounded_and_leave_over_several_rounds")],
     ),
     (
+        "connections to the socket of an uplink with `role = \"server\"`",
+        &[("host/tests/vhost_user_uplink/main.rs", "a_second_peer_is_turned_away_and_the_first_one_stays")],
+    ),
+    (
         "connections to another switch that breaks a rule of its rings",
         &[(
             "host/tests/vhost_user_uplink/main.rs",

@@ -5,6 +5,7 @@
 //! nothing of an older list remains.
 
 use std::io;
+use std::os::fd::{AsFd, AsRawFd};
 use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 
@@ -84,13 +85,7 @@ pub enum AclError {
 /// Sets the mode of a file or directory of the daemon, and lets `to` use it by `right`, and no others any more.
 pub fn set(path: &Path, mode: u32, right: Right, to: &[Owner]) -> Result<(), AclError> {
     let host = |cause: io::Error| AclError::Host { path: path.to_owned(), cause };
-    let mut users: Vec<u32> = to.iter().filter_map(|owner| owner.uid).collect();
-    // A user is listed beside a group: then it need not be a member.
-    let mut groups: Vec<u32> = to.iter().filter_map(|owner| owner.gid).collect();
-    for ids in [&mut users, &mut groups] {
-        ids.sort_unstable();
-        ids.dedup();
-    }
+    let (users, groups) = ids(to);
     let count = users.len() + groups.len();
     if count == 0 {
         // The mode first: it takes effect on what entries there may be.
@@ -102,13 +97,44 @@ pub fn set(path: &Path, mode: u32, right: Right, to: &[Owner]) -> Result<(), Acl
         };
     }
     let list = encode(mode, right, &users, &groups);
-    match rustix::fs::lsetxattr(path, ATTRIBUTE, &list, XattrFlags::empty()) {
-        Ok(()) => Ok(()),
-        Err(Errno::NOTSUP) => Err(AclError::Unsupported { path: path.to_owned() }),
-        Err(Errno::NOSPC | Errno::TOOBIG | Errno::RANGE) => {
-            Err(AclError::TooMany { path: path.to_owned(), count })
-        }
-        Err(error) => Err(host(error.into())),
+    let outcome = rustix::fs::lsetxattr(path, ATTRIBUTE, &list, XattrFlags::empty());
+    outcome.map_err(|error| refused(error, path, count))
+}
+
+/// Lets `to` use an open file of this process's user by `right`, beside what `mode` says; with O_PATH is open enough. `shown`: its
+/// name in errors, which is not followed.
+pub fn grant_open(
+    file: impl AsFd,
+    shown: &Path,
+    mode: u32,
+    right: Right,
+    to: &[Owner],
+) -> Result<(), AclError> {
+    let (users, groups) = ids(to);
+    let name = format!("/proc/self/fd/{}", file.as_fd().as_raw_fd());
+    let list = encode(mode, right, &users, &groups);
+    let outcome = rustix::fs::setxattr(name, ATTRIBUTE, &list, XattrFlags::empty());
+    outcome.map_err(|error| refused(error, shown, users.len() + groups.len()))
+}
+
+fn ids(to: &[Owner]) -> (Vec<u32>, Vec<u32>) {
+    let mut users: Vec<u32> = to.iter().filter_map(|owner| owner.uid).collect();
+    // A user is listed beside a group: then it need not be a member.
+    let mut groups: Vec<u32> = to.iter().filter_map(|owner| owner.gid).collect();
+    for ids in [&mut users, &mut groups] {
+        ids.sort_unstable();
+        ids.dedup();
+    }
+    (users, groups)
+}
+
+/// Why the kernel did not take a list of `count` users and groups.
+fn refused(error: Errno, path: &Path, count: usize) -> AclError {
+    let path = path.to_owned();
+    match error {
+        Errno::NOTSUP => AclError::Unsupported { path },
+        Errno::NOSPC | Errno::TOOBIG | Errno::RANGE => AclError::TooMany { path, count },
+        error => AclError::Host { path, cause: error.into() },
     }
 }
 

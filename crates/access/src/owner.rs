@@ -1,9 +1,11 @@
 //! A user or a group of the host.
 
+use serde::{Deserialize, Serialize};
+
 use crate::Peer;
 
-/// Who owns a VM: a user, the members of a group, or both. Neither: no process.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash)]
+/// Who owns a VM, or another thing of the daemon's: a user, the members of a group, or both. Neither: no process.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Hash, Serialize, Deserialize)]
 pub struct Owner {
     /// The user's number.
     pub uid: Option<u32>,

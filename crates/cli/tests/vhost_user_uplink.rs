@@ -1,5 +1,5 @@
 //! Two daemons whose switches are joined: an uplink of one is the driver of a virtio NIC of the other. Both are confined, so the
-//! connection is made by the helper, and made again when either daemon was killed.
+//! connection is made by the helper, and made again when either daemon was killed. Either side may be the one that listens.
 
 mod common;
 #[path = "common/nic.rs"]
@@ -60,9 +60,14 @@ impl Place<'_> {
         self.folder.join(self.name)
     }
 
-    fn ask(&self, words: &[&str]) -> Option<String> {
+    fn command(&self, words: &[&str]) -> Command {
         let mut command = Command::new(env!("CARGO_BIN_EXE_vmlane"));
-        let output = command.args(words).arg("--runtime-dir").arg(self.runtime()).output().unwrap();
+        command.args(words).arg("--runtime-dir").arg(self.runtime());
+        command
+    }
+
+    fn ask(&self, words: &[&str]) -> Option<String> {
+        let output = self.command(words).output().unwrap();
         output.status.success().then(|| String::from_utf8(output.stdout).unwrap())
     }
 
@@ -87,6 +92,17 @@ fn far(owner: &str) -> String {
 
 const NEAR: &str = "[[vm]]\nname = \"b\"\nvsock = \"none\"\n\
     nic = [ { model = \"virtio-net\", mac = \"52:54:00:00:00:02\" } ]\n";
+
+/// The same with a NIC that connects to `RUNTIME_DIR/vm/join/nic0.sock`.
+const CALLING: &str = "[[vm]]\nname = \"a\"\nvsock = \"none\"\n\
+    nic = [ { model = \"virtio-net\", mac = \"52:54:00:00:00:01\" } ]\n\
+    [[vm]]\nname = \"join\"\nvsock = \"none\"\n\
+    nic = [ { model = \"virtio-net\", promiscuous = true, role = \"client\" } ]\n";
+
+/// Both daemons have one user, so each can reach the other's directory.
+fn same_user() -> &'static str {
+    if rustix::process::geteuid().is_root() { "[daemon]\nuser = \"root\"\n" } else { "" }
+}
 
 /// Sends until frames that were sent after the call arrive.
 fn until_they_arrive(what: &str, from: &mut Nic, to: &mut Nic, next: &mut u64) {
@@ -153,5 +169,99 @@ fn two_confined_daemons_are_joined_and_again_after_either_was_killed() {
     a.attach(&far_place.socket("a"));
     until_they_arrive("frames after it has another number", &mut a, &mut b, &mut next);
     drop((near, far));
+    assert!(!near_place.log().contains("ERROR"), "{}", near_place.log());
+}
+
+#[test]
+fn a_confined_daemon_listens_for_the_other_switch_and_again_after_either_was_killed() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let far_place = Place { folder: folder.path(), name: "far" };
+    let near_place = Place { folder: folder.path(), name: "near" };
+    let socket = far_place.socket("join");
+    let uplink = format!("[[uplink]]\nname = \"lan\"\nvhost_user = {socket:?}\nrole = \"server\"\n");
+    let near_alone = same_user().to_owned() + NEAR;
+    let near_config = near_alone.clone() + &uplink;
+    far_place.configure(&(same_user().to_owned() + CALLING));
+    near_place.configure(&near_config);
+
+    // The directory of the socket is the far one's: until that is there, the port waits.
+    let mut near = near_place.start();
+    let status = || near_place.ask(&["status"]).unwrap();
+    assert!(status().contains("its directory does not exist"), "{}", status());
+    let mut far = far_place.start();
+    eventually("a socket", || socket.exists().then_some(()));
+    assert!(status().contains("listens; memory shared"), "{}", status());
+    let (mut a, mut b, mut next) = (Nic::new(false), Nic::new(false), 0);
+    a.attach(&far_place.socket("a"));
+    b.attach(&near_place.socket("b"));
+    until_they_arrive("the first frames", &mut a, &mut b, &mut next);
+
+    drop(far);
+    far = far_place.start();
+    a.attach(&far_place.socket("a"));
+    until_they_arrive("frames after the far one was killed", &mut a, &mut b, &mut next);
+    drop(near);
+    near = near_place.start();
+    b.attach(&near_place.socket("b"));
+    until_they_arrive("frames after the near one was killed", &mut a, &mut b, &mut next);
+
+    // A directory that is emptied, as when the other switch's service is started again.
+    fs::remove_file(&socket).unwrap();
+    eventually("the socket, anew", || socket.exists().then_some(()));
+    until_they_arrive("frames after the socket was removed", &mut a, &mut b, &mut next);
+
+    let reload = |config: &str| {
+        near_place.configure(config);
+        near_place.ask(&["reload"]).unwrap()
+    };
+    let report = reload(&near_alone);
+    assert!(report.contains("uplink \"lan\": removed") && !socket.exists(), "{report}");
+    fs::write(&socket, "").unwrap();
+    near_place.configure(&near_config);
+    let refused = near_place.command(&["reload"]).output().unwrap();
+    let why = String::from_utf8(refused.stderr).unwrap();
+    assert!(why.contains("there is something else than a socket of this name"), "{why}");
+    fs::remove_file(&socket).unwrap();
+    let report = reload(&near_config);
+    assert!(report.contains("uplink \"lan\": attached to"), "{report}");
+    until_they_arrive("frames after a reload", &mut a, &mut b, &mut next);
+    // It changes where it is, with the same path.
+    let report = reload(&(near_config.clone() + "mtu = 9000\n"));
+    assert!(report.contains("uplink \"lan\": attached to"), "{report}");
+    until_they_arrive("frames after it was changed", &mut a, &mut b, &mut next);
+    // An orderly end leaves no socket behind.
+    rustix::process::kill_process(rustix::process::Pid::from_child(&near.0), rustix::process::Signal::TERM)
+        .unwrap();
+    assert!(near.0.wait().unwrap().success());
+    assert!(!socket.exists());
+    drop(far);
+    assert!(!near_place.log().contains("ERROR"), "{}", near_place.log());
+}
+
+#[test]
+fn a_daemon_listens_in_its_own_directory_by_itself() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let far_place = Place { folder: folder.path(), name: "far" };
+    let near_place = Place { folder: folder.path(), name: "near" };
+    let socket = near_place.runtime().join("lan.sock");
+    let uplink = format!("[[uplink]]\nname = \"lan\"\nvhost_user = {socket:?}\nrole = \"server\"\n");
+    // The near one has a user of its own, where root starts it: the far one is let in by name.
+    let owner = if same_user().is_empty() { "" } else { "owner = \"root\"\n" };
+    far_place.configure(&(same_user().to_owned() + CALLING));
+    near_place.configure(&(NEAR.to_owned() + &uplink + owner));
+    let _near = near_place.start();
+    assert!(socket.exists());
+    let far = far_place.start();
+    std::os::unix::fs::symlink(&socket, far_place.socket("join")).unwrap();
+    let (mut a, mut b, mut next) = (Nic::new(false), Nic::new(false), 0);
+    a.attach(&far_place.socket("a"));
+    b.attach(&near_place.socket("b"));
+    until_they_arrive("frames", &mut a, &mut b, &mut next);
+    near_place.configure(NEAR);
+    near_place.ask(&["reload"]).unwrap();
+    assert!(!socket.exists());
+    drop(far);
     assert!(!near_place.log().contains("ERROR"), "{}", near_place.log());
 }

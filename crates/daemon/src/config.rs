@@ -34,7 +34,7 @@ use vmlane_wire::ethernet::Mac;
 
 pub use self::sources::Sources;
 pub use self::team::TeamConfig;
-pub use self::uplink::{UplinkConfig, UplinkKind};
+pub use self::uplink::{Listens, UplinkConfig, UplinkKind};
 
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
@@ -129,13 +129,13 @@ pub enum NicModel {
     VirtioNet(VirtioNet),
 }
 
-/// The daemon's end of a vhost-user socket.
+/// The daemon's end of a vhost-user socket. At the other end is a VMM; or the other switch of an uplink.
 #[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
 pub enum Role {
-    /// It listens, and the VMM connects.
+    /// It listens, and the other end connects.
     #[default]
     Server,
-    /// The VMM listens, and the daemon connects, again whenever it has to.
+    /// The other end listens, and the daemon connects, again whenever it has to.
     Client,
 }
 

@@ -2,7 +2,8 @@
 //! configuration. They are set when all sockets exist, and again by every reload.
 //!
 //! The daemon keeps the ownership of all of them. Owners of VMs may search the way to their VM's directory and
-//! connect to the sockets in it, and do nothing else there.
+//! connect to the sockets in it, and do nothing else there. Owners of uplinks' sockets may search the runtime directory; the
+//! sockets have their own lists (`host/src/uplink/vhost_user/listening.rs`).
 
 use std::io;
 use std::path::{Path, PathBuf};
@@ -60,7 +61,9 @@ fn all(config: &Config, paths: &Paths) -> Vec<Grant> {
     grants.push(Grant { path: paths.host(), mode: host, right: Right::Connect, to: Vec::new() });
     let through = if config.hosts.is_empty() { 0 } else { 0o011 };
     let mode = own_mode(paths.runtime()) | through;
-    let to = owners.into_iter().chain(askers).collect();
+    let other_switches = config.uplinks.iter().filter(|uplink| uplink.kind.listens_in(paths.runtime()));
+    let other_switches = other_switches.filter_map(|uplink| uplink.kind.owner());
+    let to = owners.into_iter().chain(askers).chain(other_switches).collect();
     grants.push(Grant { path: paths.runtime().to_owned(), mode, right: Right::Search, to });
     grants
 }

@@ -103,7 +103,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     let reached = keeper::reach(&keeper::socket(paths.runtime()));
     if options.confine {
-        uplinks.keep_rights(&config_path);
+        uplinks.keep_rights(&config_path, paths.runtime());
         // Before there is any other thread: what is given up here, is given up for all of them.
         confine::confine(config.daemon.user.as_deref(), paths.runtime(), claim.directory(), &config_path)?;
     } else {

@@ -23,7 +23,7 @@ mod process;
 mod teams;
 
 use std::collections::BTreeSet;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 
@@ -94,6 +94,8 @@ pub struct Uplinks {
     store: Option<Arc<dyn Store>>,
     /// Opens those that come later.
     helper: SharedHelper,
+    /// The daemon's directory, where it makes sockets by itself.
+    runtime: PathBuf,
     teams: Vec<TeamConfig>,
     /// None: the kernel tells nothing. All links are taken to be up.
     links: Option<Links>,
@@ -111,7 +113,8 @@ impl Uplinks {
                 tracing::warn!(%error, "the kernel does not tell how links are: teams notice only uplinks that are gone or refuse frames");
             }
         }
-        for uplink in wanted.iter().filter(|uplink| !uplink.kind.connects_by_itself()) {
+        // Sockets need no rights that a confined daemon, or its helper, has not.
+        for uplink in wanted.iter().filter(|uplink| uplink.kind.interface().is_some()) {
             let is_held = !uplink.kind.held().is_empty();
             let opened = if is_held { uplink.kind.open(true) } else { uplink.kind.open_patiently(true) };
             match opened {
@@ -140,8 +143,9 @@ impl Uplinks {
         Ok(())
     }
 
-    /// Starts the helper, for a daemon that is about to be confined. `config`: the file that names uplinks.
-    pub fn keep_rights(&mut self, config: &Path) {
+    /// Starts the helper, for a daemon that is about to be confined to `runtime`. `config`: the file that names uplinks.
+    pub fn keep_rights(&mut self, config: &Path, runtime: &Path) {
+        runtime.clone_into(&mut self.runtime);
         match Helper::start(config) {
             Ok(helper) => self.helper.set(helper),
             Err(error) => tracing::warn!(
@@ -155,7 +159,7 @@ impl Uplinks {
     fn take(&mut self, index: usize, uplink: &UplinkConfig, make: bool) -> Result<Opened, UplinkError> {
         let opened = match self.ready.iter().position(|(ready, _)| ready == uplink) {
             Some(ready) => self.ready.swap_remove(ready).1,
-            None if confine::is_confined() => {
+            None if confine::is_confined() && !uplink.kind.listens_in(&self.runtime) => {
                 self.helper.ask(uplink, |helper| helper.open(index, uplink, make))?
             }
             None => uplink.kind.open_patiently(make).map_err(failed(uplink))?,
@@ -223,11 +227,12 @@ impl Uplinks {
             Some(Err(error)) if !error.is_missing() => return Err(error),
             opened => opened,
         };
+        let helper = &self.helper;
         let port = switch.add_port(uplink_spec(uplink));
         switch.set_link(port, !self.down.contains(&uplink.name));
         let attached = match opened {
-            Some(opened) => opened.and_then(|opened| attach(switch, port, uplink, opened)),
-            None => Connecting::start(switch, (port, index), uplink, &self.helper).map(Attached::VhostUser),
+            Some(opened) => opened.and_then(|opened| attach(switch, port, uplink, helper, opened)),
+            None => Connecting::start(switch, (port, index), uplink, helper).map(Attached::VhostUser),
         };
         let mut added = Uplink::new(uplink, port);
         match attached {
@@ -245,7 +250,7 @@ impl Uplinks {
     }
 
     /// Sees to interfaces that have gone, have come back, or have another MTU. `configured`: those of the file, in its order.
-    pub fn look(&mut self, switch: &Switch, configured: &[UplinkConfig]) {
+    pub fn look(&mut self, switch: &Arc<Switch>, configured: &[UplinkConfig]) {
         self.helper.collect();
         for number in 0..self.known.len() {
             let Some(Uplink { config, port, attached, .. }) = self.known.get(number) else { return };
@@ -253,13 +258,15 @@ impl Uplinks {
             let (config, port) = (config.clone(), *port);
             match attached {
                 Some(attached) if attached.is_gone() => {
-                    self.lose(switch, number, "the interface is gone; the port waits for one of this name");
+                    let why = attached.gone();
+                    self.lose(switch, number, why);
                 }
                 Some(Attached::VhostUser(connecting)) => connecting.set_index(index),
                 Some(_) => self.follow(switch, number, index),
                 None => {
                     let opened = self.take(index, &config, false);
-                    let attached = opened.and_then(|opened| attach(switch, port, &config, opened));
+                    let attached =
+                        opened.and_then(|opened| attach(switch, port, &config, &self.helper, opened));
                     if let Some(known) = self.known.get_mut(number) {
                         known.note(attached);
                     }
@@ -355,11 +362,17 @@ fn hold(store: &dyn Store, uplink: &UplinkConfig, opened: &Opened) {
 
 /// Connects an uplink to its port.
 fn attach(
-    switch: &Switch,
+    switch: &Arc<Switch>,
     port: PortId,
     uplink: &UplinkConfig,
+    helper: &SharedHelper,
     opened: Opened,
 ) -> Result<Attached, UplinkError> {
+    if let Opened::Listening(listening) = opened {
+        let connecting = Connecting::listen(switch, port, uplink, helper, listening)?;
+        tracing::info!(uplink = uplink.name, to = %uplink.kind, "listens for the other switch");
+        return Ok(Attached::VhostUser(connecting));
+    }
     let (end, attached) = opened.connect(&uplink.kind, switch.stats(port)).map_err(failed(uplink))?;
     switch.attach(port, end);
     tracing::info!(uplink = uplink.name, to = %uplink.kind, "attached");

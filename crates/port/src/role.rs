@@ -15,14 +15,16 @@ pub enum Role {
     Switch,
     /// Moves virtio-vsock packets between mapped pages.
     Vsock,
+    /// Gets the connections of an uplink to another switch, and watches them.
+    Uplink,
     /// Serves programs of the host: their sockets, and rings shared with them.
     Host,
 }
 
 impl Role {
     /// All of them.
-    pub const ALL: [Role; 6] =
-        [Role::Session, Role::Acceptor, Role::Worker, Role::Switch, Role::Vsock, Role::Host];
+    pub const ALL: [Role; 7] =
+        [Role::Session, Role::Acceptor, Role::Worker, Role::Switch, Role::Vsock, Role::Uplink, Role::Host];
 
     /// The name in reports.
     pub fn name(self) -> &'static str {
@@ -32,6 +34,7 @@ impl Role {
             Role::Worker => "worker",
             Role::Switch => "switch",
             Role::Vsock => "vsock",
+            Role::Uplink => "uplink",
             Role::Host => "host",
         }
     }

@@ -189,7 +189,7 @@ impl Checker<'_> {
         let (vmci, virtio_vsock) = self.vsock(&vm, spanned);
         let (limits, memory) = self.limits(&format!("{vm}: limits"), &raw.limits, defaults);
         VmConfig {
-            owner: self.owner(&vm, raw),
+            owner: self.owner(&vm, raw.owner.as_ref()),
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
             vmci,
             virtio_vsock,
@@ -252,17 +252,17 @@ impl Checker<'_> {
                 format!("{vm}: vsock_role works with vsock = \"virtio\" only; remove it"),
             );
         }
-        self.role(&format!("{vm}: vsock_role"), role)
+        self.role(&format!("{vm}: vsock_role"), role, "the VMM")
     }
 
-    /// Who listens at a vhost-user socket.
-    pub(super) fn role(&mut self, key: &str, role: &Spanned<String>) -> Role {
+    /// Who listens at a vhost-user socket: the daemon, or `peer`.
+    pub(super) fn role(&mut self, key: &str, role: &Spanned<String>, peer: &str) -> Role {
         match role.get_ref().as_str() {
             "server" => Role::Server,
             "client" => Role::Client,
             other => {
                 let text = format!(
-                    "{key} = {other:?} is unknown; use \"server\" (the daemon listens) or \"client\" (the VMM does)"
+                    "{key} = {other:?} is unknown; use \"server\" (the daemon listens) or \"client\" ({peer} does)"
                 );
                 self.problem(role.span(), text);
                 Role::Server

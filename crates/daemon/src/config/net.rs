@@ -175,7 +175,7 @@ impl Checker<'_> {
                     role: raw
                         .role
                         .as_ref()
-                        .map_or(Role::Server, |role| self.role(&format!("{key}: role"), role)),
+                        .map_or(Role::Server, |role| self.role(&format!("{key}: role"), role, "the VMM")),
                     announces_mtu: raw.mtu.is_some(),
                 });
             }

@@ -1,4 +1,4 @@
-//! Who owns a VM, and who may what at the control socket: users and groups as the configuration names them.
+//! Who owns a VM or an uplink's socket, and who may what at the control socket: users and groups as the configuration names them.
 
 use toml::Spanned;
 use vmlane_access::Owner;
@@ -30,7 +30,7 @@ fn owner(text: &str, accounts: &Accounts) -> Result<Owner, String> {
     if owner.uid == Some(OVERFLOW) || owner.gid == Some(OVERFLOW) {
         return Err(format!(
             "number {OVERFLOW} (nobody, nogroup) stands for everybody whom the kernel cannot name; use an account \
-             of the VM's own"
+             of its own"
         ));
     }
     Ok(owner)
@@ -44,16 +44,16 @@ fn unknown(kind: &str, file: &str, name: &str, make: &str, ask: &str) -> String 
 }
 
 impl Checker<'_> {
-    /// The owner of a VM, if it has one of its own.
-    pub(super) fn owner(&mut self, vm: &str, raw: &RawVm) -> Option<Owner> {
-        let value = raw.owner.as_ref()?;
+    /// The owner of a VM or of an uplink's socket, if it has one of its own.
+    pub(super) fn owner(&mut self, key: &str, value: Option<&Spanned<toml::Value>>) -> Option<Owner> {
+        let value = value?;
         let outcome = match value.get_ref() {
             toml::Value::String(text) => owner(text, &Accounts::host()),
             toml::Value::Integer(uid) => owner(&uid.to_string(), &Accounts::default()),
             _ => Err("write a text such as \"alice\" or \"alice:kvm\"".into()),
         };
         outcome
-            .map_err(|why| self.problem(value.span(), format!("{vm}: owner = {}: {why}", value.get_ref())))
+            .map_err(|why| self.problem(value.span(), format!("{key}: owner = {}: {why}", value.get_ref())))
             .ok()
     }
 
@@ -125,7 +125,7 @@ mod tests {
             ("alice:", &["USER:GROUP"]),
             ("bob", &["no user \"bob\" in /etc/passwd", "useradd --system bob", "id -u bob"]),
             ("alice:wheel", &["no group \"wheel\" in /etc/group"]),
-            ("65534", &["nobody", "of the VM's own"]),
+            ("65534", &["nobody", "account of its own"]),
             (":65534", &["nogroup"]),
             ("4294967295", &["no user \"4294967295\""]),
             ("-1", &["no user \"-1\""]),

@@ -92,6 +92,8 @@ pub struct RawUplink {
     pub tap: Option<Spanned<String>>,
     pub interface: Option<Spanned<String>>,
     pub vhost_user: Option<Spanned<String>>,
+    pub role: Option<Spanned<String>>,
+    pub owner: Option<Spanned<toml::Value>>,
     pub mtu: Option<Spanned<i64>>,
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,

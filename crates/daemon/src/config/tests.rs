@@ -132,6 +132,22 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nmtu = 100", 4, &["mtu = 100", "1280 to 9190"]),
     ("[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nqueues = 2", 4, &["queues is for uplinks with tap"]),
     ("[[uplink]]\nname = \"u\"\ntap = \"t\"\nmtu = 9000", 4, &["mtu is for uplinks with vhost_user"]),
+    ("[[uplink]]\nname = \"u\"\ntap = \"t\"\nrole = \"server\"", 4, &["role is for uplinks with vhost_user"]),
+    (
+        "[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nrole = \"listen\"",
+        4,
+        &["uplink \"u\": role = \"listen\"", "\"client\" (the other switch does)"],
+    ),
+    (
+        "[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nowner = \"root\"",
+        4,
+        &["owner is for uplinks with role = \"server\""],
+    ),
+    (
+        "[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\nrole = \"server\"\nowner = \"no such user\"",
+        5,
+        &["uplink \"u\": owner = \"no such user\"", "there is no user"],
+    ),
     (
         "[[uplink]]\nname = \"u\"\nvhost_user = \"/s\"\n[[uplink]]\nname = \"v\"\nvhost_user = \"/s\"",
         5,

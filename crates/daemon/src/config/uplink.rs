@@ -1,14 +1,16 @@
 //! `[[uplink]]`: a port of the switch that leads out of the host, and through what it does.
 
 use std::fmt;
+use std::path::Path;
 
 use serde::{Deserialize, Serialize};
 use toml::Spanned;
+use vmlane_access::Owner;
 
-use super::Vlan;
 use super::check::Checker;
 use super::net::{DEFAULT, MTUS};
 use super::raw::RawUplink;
+use super::{Role, Vlan};
 
 /// The kernel's bound on names of interfaces, without the final zero.
 const LONGEST_INTERFACE: usize = 15;
@@ -39,9 +41,11 @@ pub enum UplinkKind {
         /// Queues to use of an interface made with `multi_queue`; None: it has one.
         queues: Option<u16>,
     },
-    /// `vhost_user`: another switch's vhost-user port, where that listens.
+    /// `vhost_user`: another switch's vhost-user port.
     VhostUser {
         socket: String,
+        /// The daemon makes the socket, and the other switch connects; None: the other switch listens.
+        listens: Option<Listens>,
         /// Bytes of the longest packet that is no super-frame.
         mtu: u16,
     },
@@ -51,6 +55,13 @@ pub enum UplinkKind {
         /// How many of its queues; None: all.
         queues: Option<u16>,
     },
+}
+
+/// Of a socket that the daemon makes.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Listens {
+    /// Who may connect beside root and the daemon's user.
+    pub owner: Option<Owner>,
 }
 
 impl UplinkKind {
@@ -68,7 +79,20 @@ impl UplinkKind {
 
     /// Does a thread of its own connect it, at the start and whenever what it leads to is there again?
     pub fn connects_by_itself(&self) -> bool {
-        matches!(self, UplinkKind::VhostUser { .. })
+        matches!(self, UplinkKind::VhostUser { listens: None, .. })
+    }
+
+    /// Does the daemon make its socket in `directory`, or below?
+    pub fn listens_in(&self, directory: &Path) -> bool {
+        matches!(self, UplinkKind::VhostUser { socket, listens: Some(_), .. } if Path::new(socket).starts_with(directory))
+    }
+
+    /// Who else may connect to the socket that the daemon makes.
+    pub fn owner(&self) -> Option<Owner> {
+        match self {
+            UplinkKind::VhostUser { listens, .. } => listens.and_then(|listens| listens.owner),
+            _ => None,
+        }
     }
 
     /// The host's interface whose link is its own.
@@ -140,13 +164,20 @@ impl Checker<'_> {
         if let [(kind, _)] = given[..] {
             let is_peer = kind == "vhost_user";
             self.belongs(key, "mtu", raw.mtu.as_ref().filter(|_| !is_peer), "vhost_user");
+            self.belongs(key, "role", raw.role.as_ref().filter(|_| !is_peer), "vhost_user");
             self.belongs(key, "queues", raw.queues.as_ref().filter(|_| is_peer), "tap or interface");
+            let listens = raw.role.as_ref().is_some_and(|role| role.get_ref() == "server");
+            self.belongs(key, "owner", raw.owner.as_ref().filter(|_| !listens), "role = \"server\"");
         }
         match given[..] {
             [("vhost_user", socket)] => {
                 self.socket(key, socket);
                 let mtu = raw.mtu.as_ref().map_or(USUAL_MTU, |mtu| self.peer_mtu(key, mtu));
-                Some(UplinkKind::VhostUser { socket: socket.get_ref().clone(), mtu })
+                let role = raw.role.as_ref();
+                let role = role.map(|role| self.role(&format!("{key}: role"), role, "the other switch"));
+                let owner = self.owner(key, raw.owner.as_ref());
+                let listens = (role == Some(Role::Server)).then_some(Listens { owner });
+                Some(UplinkKind::VhostUser { socket: socket.get_ref().clone(), listens, mtu })
             }
             [("tap", interface)] => {
                 self.interface(&format!("{key}: tap"), interface);
@@ -200,7 +231,7 @@ impl Checker<'_> {
     }
 
     /// A key that only uplinks of another kind have.
-    fn belongs(&mut self, key: &str, name: &str, value: Option<&Spanned<i64>>, kind: &str) {
+    fn belongs<T>(&mut self, key: &str, name: &str, value: Option<&Spanned<T>>, kind: &str) {
         if let Some(value) = value {
             let text = format!("{key}: {name} is for uplinks with {kind}; leave it out");
             self.problem(value.span(), text);
@@ -213,8 +244,7 @@ impl Checker<'_> {
         let fits = text.starts_with('/') && text.len() <= LONGEST_SOCKET && !text.contains('\0');
         if !fits {
             let text = format!(
-                "{key}: vhost_user = {text:?}: use the absolute path of the socket where the other switch listens, at most \
-                 {LONGEST_SOCKET} bytes"
+                "{key}: vhost_user = {text:?}: use the absolute path of the socket, at most {LONGEST_SOCKET} bytes"
             );
             self.problem(path.span(), text);
         }

@@ -76,6 +76,9 @@ const SESSION: &[c_long] = &[
     libc::SYS_poll,
 ];
 
+/// Lets another switch in. The helper goes to where one listens; a connection is served as a VMM's is.
+const UPLINK: &[c_long] = &[libc::SYS_accept4];
+
 /// Lets VMMs in, or goes to where they listen.
 const ACCEPTOR: &[c_long] = &[
     libc::SYS_accept4,
@@ -196,6 +199,7 @@ const DAEMON: &[c_long] = &[
     libc::SYS_lgetxattr,
     libc::SYS_lremovexattr,
     libc::SYS_lsetxattr,
+    libc::SYS_setxattr,
     libc::SYS_linkat,
     libc::SYS_listen,
     libc::SYS_mkdirat,
@@ -355,7 +359,7 @@ fn local_sockets() -> Result<BpfProgram, CallsError> {
 
 /// Filters for the whole process; to be called before other threads exist.
 pub fn confine_process() -> Result<(), CallsError> {
-    let all = allow_list(&[SESSION, ACCEPTOR, WORKER, SWITCH, HOST, EVENTS, DAEMON])?;
+    let all = allow_list(&[SESSION, UPLINK, ACCEPTOR, WORKER, SWITCH, HOST, EVENTS, DAEMON])?;
     seccompiler::apply_filter(&local_sockets()?)?;
     seccompiler::apply_filter(&all)?;
     Ok(())
@@ -363,17 +367,18 @@ pub fn confine_process() -> Result<(), CallsError> {
 
 /// Filters for the calling thread, beside those of the process.
 pub fn confine_thread(role: Role) -> Result<(), CallsError> {
-    let calls = match role {
-        Role::Session => [SESSION, EVENTS],
-        Role::Acceptor => [ACCEPTOR, &[]],
-        Role::Worker => [WORKER, EVENTS],
-        Role::Switch | Role::Vsock => [SWITCH, EVENTS],
-        Role::Host => [HOST, EVENTS],
+    let [own, more, events] = match role {
+        Role::Session => [SESSION, &[], EVENTS],
+        Role::Acceptor => [ACCEPTOR, &[], &[]],
+        Role::Uplink => [SESSION, UPLINK, EVENTS],
+        Role::Worker => [WORKER, &[], EVENTS],
+        Role::Switch | Role::Vsock => [SWITCH, &[], EVENTS],
+        Role::Host => [HOST, &[], EVENTS],
     };
     let refused = REFUSED.iter().map(|&call| (call, Vec::new())).collect();
     let refuse = program(refused, SeccompAction::Allow, SeccompAction::Errno(libc::EACCES as u32))?;
     // The calls that the second one refuses must pass the first one.
-    let allow = allow_list(&[calls[0], calls[1], REFUSED])?;
+    let allow = allow_list(&[own, more, events, REFUSED])?;
     seccompiler::apply_filter(&refuse)?;
     seccompiler::apply_filter(&allow)?;
     Ok(())

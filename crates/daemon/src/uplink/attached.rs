@@ -55,7 +55,7 @@ impl Opened {
                 let mtu = port.mtu();
                 Ok((Box::new(port), Attached::Xdp { hold, mtu, facts, queues }))
             }
-            // A thread of its own makes ports of the sockets of the kind `vhost_user`.
+            // A thread of its own makes ports of the connections of the kind `vhost_user`.
             _ => Err(OpenError::Kind),
         }
     }
@@ -67,7 +67,17 @@ impl Attached {
         match self {
             Attached::Tap { watch, .. } => is_gone(watch),
             Attached::Xdp { hold, .. } => hold.is_gone(),
-            Attached::VhostUser(_) => false,
+            Attached::VhostUser(connecting) => connecting.is_gone(),
+        }
+    }
+
+    /// What that means for the port, for the log.
+    pub fn gone(&self) -> &'static str {
+        match self {
+            Attached::Tap { .. } | Attached::Xdp { .. } => {
+                "the interface is gone; the port waits for one of this name"
+            }
+            Attached::VhostUser(_) => "its socket has been removed, and is made anew",
         }
     }
 
@@ -91,7 +101,10 @@ impl Attached {
     pub fn how(&self) -> String {
         match self {
             Attached::Tap { queues, .. } => format!("read and write, {}", count(*queues, "queue")),
-            Attached::VhostUser(_) => "memory shared with the other switch, 1 queue".into(),
+            Attached::VhostUser(connecting) => {
+                let listens = if connecting.listens() { "listens; " } else { "" };
+                format!("{listens}memory shared with the other switch, 1 queue")
+            }
             Attached::Xdp { facts, queues, .. } => format!(
                 "XDP {}, {}, {}",
                 if facts.native { "in the driver" } else { "generic" },

@@ -60,6 +60,11 @@ impl Helper {
         Ok(self.ask(index, uplink, Wish::Look)?.0.seen)
     }
 
+    /// Removes the socket that it has made under that number.
+    pub fn remove(&mut self, made: usize, uplink: &UplinkConfig) -> Result<(), HelperError> {
+        self.ask(made, uplink, Wish::Remove).map(drop)
+    }
+
     fn ask(
         &mut self,
         index: usize,

@@ -7,6 +7,7 @@ use std::path::Path;
 use std::time::{Duration, Instant};
 
 use serde::{Deserialize, Serialize};
+use vmlane_host::uplink::vhost_user::{ListenError, SocketFile, SocketName};
 use vmlane_host::uplink::xdp::{self, XdpError, XdpFacts, XdpFiles, XdpOptions};
 use vmlane_host::uplink::{TapError, TapFiles, TapOptions, mtu, vhost_user};
 use vmlane_state::Found;
@@ -23,6 +24,8 @@ pub enum OpenError {
     Tap { cause: TapError },
     #[error("vhost_user = {socket:?}: {cause}")]
     VhostUser { socket: String, cause: io::Error },
+    #[error("vhost_user = {socket:?}: {cause}")]
+    Listen { socket: String, cause: ListenError },
     #[error("what came is of another kind than the uplink")]
     Kind,
     #[error("{cause}{}", why(cause))]
@@ -55,9 +58,13 @@ impl OpenError {
         )
     }
 
-    /// It leads to an interface that is not there, and may come.
+    /// It leads to an interface that is not there, or to a socket in a directory that is not there, and may come.
     pub fn is_missing(&self) -> bool {
-        matches!(self, OpenError::Xdp { cause: XdpError::Missing { .. } })
+        matches!(
+            self,
+            OpenError::Xdp { cause: XdpError::Missing { .. } }
+                | OpenError::Listen { cause: ListenError::Missing, .. }
+        )
     }
 }
 
@@ -66,7 +73,16 @@ pub enum Opened {
     Tap(TapFiles),
     /// A connected socket.
     VhostUser(OwnedFd),
+    Listening(Listening),
     Xdp(XdpFiles),
+}
+
+/// A socket where the other switch connects.
+pub struct Listening {
+    pub socket: OwnedFd,
+    pub name: SocketName,
+    /// By what number the helper knows it, if that has made it.
+    pub of_helper: Option<usize>,
 }
 
 /// What can be seen of an interface by its name.
@@ -86,6 +102,11 @@ pub enum Facts {
         mtu: usize,
     },
     VhostUser,
+    /// Its file, and by what number the helper knows it.
+    Listening {
+        number: usize,
+        file: SocketFile,
+    },
     Xdp(XdpFacts),
 }
 
@@ -107,7 +128,12 @@ impl UplinkKind {
                 }
                 Ok(Opened::Tap(TapFiles::open(&Self::tap(interface, *queues))?))
             }
-            UplinkKind::VhostUser { socket, .. } => {
+            UplinkKind::VhostUser { socket, listens: Some(listens), .. } => {
+                let (socket, name) = vhost_user::listen(Path::new(socket), listens.owner)
+                    .map_err(|cause| OpenError::Listen { socket: socket.clone(), cause })?;
+                Ok(Opened::Listening(Listening { socket, name, of_helper: None }))
+            }
+            UplinkKind::VhostUser { socket, listens: None, .. } => {
                 let failed = |cause| OpenError::VhostUser { socket: socket.clone(), cause };
                 Ok(Opened::VhostUser(vhost_user::connect(Path::new(socket)).map_err(failed)?))
             }
@@ -177,6 +203,10 @@ impl Opened {
         match self {
             Opened::Tap(TapFiles { queues, mtu }) => (Facts::Tap { mtu }, queues),
             Opened::VhostUser(socket) => (Facts::VhostUser, vec![socket]),
+            Opened::Listening(Listening { socket, name: SocketName { file, .. }, of_helper }) => {
+                let number = of_helper.unwrap_or_default();
+                (Facts::Listening { number, file }, vec![socket])
+            }
             Opened::Xdp(files) => {
                 let (facts, files) = files.pack();
                 (Facts::Xdp(facts), files)
@@ -193,10 +223,17 @@ impl Opened {
                     false => Err(format!("{} queues came", files.len())),
                 }
             }
-            (UplinkKind::VhostUser { .. }, Facts::VhostUser) => match (files.pop(), files.len()) {
-                (Some(socket), 0) => Ok(Opened::VhostUser(socket)),
-                _ => Err("not one socket came".into()),
-            },
+            (UplinkKind::VhostUser { listens: None, .. }, Facts::VhostUser) => {
+                Ok(Opened::VhostUser(only(&mut files)?))
+            }
+            (
+                UplinkKind::VhostUser { socket: path, listens: Some(_), .. },
+                Facts::Listening { number, file },
+            ) => {
+                let (socket, path) = (only(&mut files)?, path.into());
+                let name = SocketName { path, file };
+                Ok(Opened::Listening(Listening { socket, name, of_helper: Some(number) }))
+            }
             (UplinkKind::Xdp { interface, queues }, Facts::Xdp(facts)) => {
                 let opened = XdpFiles::unpack(&UplinkKind::xdp(interface, *queues), facts, files);
                 opened.map(Opened::Xdp).map_err(|error| OpenError::from(error).to_string())
@@ -210,7 +247,17 @@ impl Opened {
         match self {
             Opened::Tap(TapFiles { queues, .. }) => queues.iter().map(AsFd::as_fd).collect(),
             Opened::VhostUser(_) => Vec::new(),
+            // The next daemon makes it anew: the other switch connects again by itself.
+            Opened::Listening(_) => Vec::new(),
             Opened::Xdp(_) => Vec::new(),
         }
+    }
+}
+
+/// The one socket that came.
+fn only(files: &mut Vec<OwnedFd>) -> Result<OwnedFd, String> {
+    match (files.pop(), files.len()) {
+        (Some(socket), 0) => Ok(socket),
+        _ => Err("not one socket came".into()),
     }
 }

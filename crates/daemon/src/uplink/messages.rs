@@ -31,14 +31,16 @@ pub enum Wish {
     OpenIfThere,
     /// Tell its MTU.
     Look,
+    /// Remove the name of a socket that the helper has made.
+    Remove,
 }
 
-/// All that the daemon can ask for: about what one `[[uplink]]` leads to. What that is, is for the configuration to say.
+/// All that the daemon can ask for: about what one `[[uplink]]` leads to, or led to. What that is, is for the configuration to say.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
 pub struct Request {
     /// Repeated by the reply.
     pub number: u32,
-    /// Counted from 0 in the order of the file.
+    /// Counted from 0 in the order of the file; of [`Wish::Remove`]: the number that came with the socket.
     pub index: usize,
     pub wish: Wish,
 }

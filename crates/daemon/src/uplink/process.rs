@@ -4,6 +4,7 @@
 //! other user can have written: the main one, and those of `conf.d`. So a daemon that was taken over gains nothing by it that it
 //! was not given. VMs that were added at run time are not read: the daemon writes them.
 
+use std::collections::BTreeMap;
 use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -11,8 +12,9 @@ use std::os::unix::fs::MetadataExt;
 use std::path::{Path, PathBuf};
 
 use rustix::process::geteuid;
+use vmlane_host::uplink::vhost_user::SocketName;
 
-use super::kind::OpenError;
+use super::kind::{Listening, OpenError, Opened};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
 use crate::config::sources::{self, Kind, MOST_BYTES, Source, Sources};
 use crate::config::{Config, UplinkConfig};
@@ -26,8 +28,9 @@ pub fn serve(config: &Path) -> io::Result<()> {
     confine::keep_network_rights()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
     let mut file = Configuration { path: config.to_owned(), read: None };
+    let mut made = Made::default();
     while let Some((Request { number, index, wish }, _)) = receive(&socket)? {
-        let (outcome, files) = match carry_out(&mut file, index, wish) {
+        let (outcome, files) = match carry_out(&mut file, &mut made, index, wish) {
             Ok((interface, files)) => (Ok(interface), files),
             Err(Refusal { text, missing }) => {
                 let text = text.chars().take(LONGEST).collect();
@@ -73,11 +76,47 @@ impl Configuration {
     }
 }
 
+/// The sockets that this helper has made for other switches to connect to, by number. Their names end with it.
+#[derive(Default)]
+struct Made {
+    sockets: BTreeMap<usize, (SocketName, UplinkConfig)>,
+    /// How many there have been.
+    count: usize,
+}
+
+impl Made {
+    fn add(&mut self, name: SocketName, uplink: &UplinkConfig) -> usize {
+        // Where there is a new one, the one before had been given up.
+        self.sockets.retain(|_, (other, _)| other.path != name.path);
+        let number = self.count;
+        self.count += 1;
+        self.sockets.insert(number, (name, uplink.clone()));
+        number
+    }
+
+    fn remove(&mut self, number: usize) -> Result<Interface, String> {
+        let (socket, UplinkConfig { name, kind, .. }) =
+            self.sockets.remove(&number).ok_or_else(|| format!("there is no socket number {number}"))?;
+        socket.remove();
+        Ok(Interface { name, kind, opened: None, seen: None })
+    }
+}
+
+impl Drop for Made {
+    fn drop(&mut self) {
+        self.sockets.values().for_each(|(name, _)| name.remove());
+    }
+}
+
 fn carry_out(
     file: &mut Configuration,
+    made: &mut Made,
     index: usize,
     wish: Wish,
 ) -> Result<(Interface, Vec<OwnedFd>), Refusal> {
+    if wish == Wish::Remove {
+        return Ok((made.remove(index)?, Vec::new()));
+    }
     let shown = file.path.display().to_string();
     let uplinks = file.uplinks()?;
     let uplink = uplinks
@@ -87,10 +126,14 @@ fn carry_out(
     let failed = |error: OpenError| Refusal { text: error.to_string(), missing: error.is_missing() };
     let (opened, files, seen) = match wish {
         Wish::Open | Wish::OpenIfThere => {
-            let (facts, files) = kind.open_patiently(wish == Wish::Open).map_err(failed)?.pack();
+            let mut opened = kind.open_patiently(wish == Wish::Open).map_err(failed)?;
+            if let Opened::Listening(Listening { name, of_helper, .. }) = &mut opened {
+                *of_helper = Some(made.add(name.clone(), uplink));
+            }
+            let (facts, files) = opened.pack();
             (Some(facts), files, None)
         }
-        Wish::Look => (None, Vec::new(), kind.look().map_err(failed)?),
+        Wish::Look | Wish::Remove => (None, Vec::new(), kind.look().map_err(failed)?),
     };
     Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, seen }, files))
 }
@@ -181,13 +224,49 @@ mod tests {
         fs::write(&path, "[[uplink]]\nname = \"lan\"\ntap = \"vmlane-none\"\n").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
         let mut file = Configuration { path: path.clone(), read: None };
-        let refused = carry_out(&mut file, 1, Wish::Open).err().unwrap();
+        let refused = carry_out(&mut file, &mut Made::default(), 1, Wish::Open).err().unwrap();
         assert!(refused.text.contains("only 1 uplinks"), "{refused:?}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\n").unwrap();
-        let refused = carry_out(&mut file, 0, Wish::Look).err().unwrap();
+        let refused = carry_out(&mut file, &mut Made::default(), 0, Wish::Look).err().unwrap();
         assert!(refused.text.contains("what the uplink leads to is missing"), "{refused:?}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\ninterface = \"vmlane-none\"\n").unwrap();
-        let refused = carry_out(&mut file, 0, Wish::Open).err().unwrap();
+        let refused = carry_out(&mut file, &mut Made::default(), 0, Wish::Open).err().unwrap();
         assert!(refused.missing && refused.text.contains("none of this name"), "{refused:?}");
+    }
+    #[test]
+    fn a_socket_that_the_file_names_is_made_and_removed_and_no_other_is() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlane.toml");
+        let (first, second) = (folder.path().join("first.sock"), folder.path().join("second.sock"));
+        let uplink = |name: &str, socket: &Path| {
+            format!("[[uplink]]\nname = {name:?}\nvhost_user = {socket:?}\nrole = \"server\"\n")
+        };
+        fs::write(&path, uplink("first", &first) + &uplink("second", &second)).unwrap();
+        fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        let mut file = Configuration { path, read: None };
+        let mut made = Made::default();
+        let mut open = |made: &mut Made, index| {
+            let (interface, files) = carry_out(&mut file, made, index, Wish::OpenIfThere).unwrap();
+            let opened = Opened::unpack(&interface.kind, interface.opened.unwrap(), files).unwrap();
+            let Opened::Listening(listening) = opened else { panic!("it does not listen") };
+            assert!(listening.name.is_there());
+            listening
+        };
+        let one = open(&mut made, 0);
+        drop(one.socket);
+        // Given up and made again: it is known once.
+        let again = open(&mut made, 0);
+        let other = open(&mut made, 1);
+        assert_eq!(made.sockets.len(), 2);
+        let remove = |made: &mut Made, number| made.remove(number);
+        let refused = remove(&mut made, one.of_helper.unwrap()).unwrap_err();
+        assert!(refused.contains("no socket number"), "{refused}");
+        assert_eq!(remove(&mut made, again.of_helper.unwrap()).unwrap().name, "first");
+        assert!(!first.exists() && second.exists());
+        // The helper ends; a file that has the name by now stays.
+        fs::remove_file(&second).unwrap();
+        fs::write(&second, "").unwrap();
+        drop((made, other.socket));
+        assert!(second.exists());
     }
 }

@@ -1,4 +1,5 @@
-//! Open vSwitch with DPDK: one bridge that learns addresses, two vhost-user ports, one polling thread.
+//! Open vSwitch with DPDK: one bridge that learns addresses, two vhost-user ports, one polling thread. The sockets are its own,
+//! or, of ports of the kind `dpdkvhostuserclient`, those of another program.
 
 use std::path::PathBuf;
 use std::process::{Child, Command, Stdio};
@@ -13,8 +14,15 @@ const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Frames per second through the bridge.
 pub fn frames(rig: &Rig, bytes: usize, length: Duration) -> anyhow::Result<f64> {
-    let ovs = Ovs::start(rig)?;
+    let ovs = Ovs::start(rig, [Listens::Ovs; 2])?;
     Testpmd::start(rig, &ovs.sockets(), bytes)?.measure(length)
+}
+
+/// Who makes the socket of a port.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Listens {
+    Ovs,
+    Other,
 }
 
 /// Its two daemons. They end when dropped.
@@ -36,12 +44,12 @@ impl Drop for Ovs<'_> {
 }
 
 impl<'a> Ovs<'a> {
-    /// Where its two ports listen.
+    /// The sockets of its two ports.
     pub fn sockets(&self) -> [PathBuf; 2] {
         ["vh0", "vh1"].map(|name| self.dir.join(name))
     }
 
-    pub fn start(rig: &'a Rig) -> anyhow::Result<Ovs<'a>> {
+    pub fn start(rig: &'a Rig, listens: [Listens; 2]) -> anyhow::Result<Ovs<'a>> {
         let dir = rig.dir.join("ovs");
         std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         let mut ovs = Ovs { rig, dir, children: Vec::new() };
@@ -72,10 +80,18 @@ impl<'a> Ovs<'a> {
         // Waits until the switch has done so.
         ovs.vsctl(&["--timeout=20", "add-br", "br0", "--", "set", "bridge", "br0", "datapath_type=netdev"])
             .with_context(|| ovs.last_words())?;
-        for port in ["vh0", "vh1"] {
-            let kind = ["--", "set", "Interface", port, "type=dpdkvhostuser"];
-            ovs.vsctl(&[&["--timeout=20", "add-port", "br0", port][..], &kind].concat())?;
-            ovs.until_there(&ovs.dir.join(port))?;
+        for (port, listens) in ["vh0", "vh1"].into_iter().zip(listens) {
+            let socket = ovs.dir.join(port);
+            let path = format!("options:vhost-server-path={}", socket.display());
+            let kind = match listens {
+                Listens::Ovs => vec!["type=dpdkvhostuser"],
+                Listens::Other => vec!["type=dpdkvhostuserclient", &path],
+            };
+            let add = ["--timeout=20", "add-port", "br0", port, "--", "set", "Interface", port];
+            ovs.vsctl(&[&add[..], &kind].concat())?;
+            if listens == Listens::Ovs {
+                ovs.until_there(&socket)?;
+            }
         }
         Ok(ovs)
     }

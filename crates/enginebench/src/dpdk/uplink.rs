@@ -1,6 +1,7 @@
 //! Our switch in testpmd's place: two uplinks to ports of one bridge of Open vSwitch. What the bridge sends to one of them, the
 //! switch sends back by the other, so the same frames go round and round, half of them each way. Either switch learns the
-//! addresses where the other sends them from. Frames are counted by our switch.
+//! addresses where the other sends them from. Frames are counted by our switch. Open vSwitch listens for the first uplink, and
+//! connects to the second one.
 
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -9,14 +10,14 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 use parking_lot::Mutex;
-use vmlane_host::uplink::vhost_user::{VhostUser, connect};
+use vmlane_host::uplink::vhost_user::{Entrance, Peers, VhostUser, connect, listen};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
     BURST, ChecksumStatus, FramePort, Frames, Layers, Network, PortId, PortStats, RxFrame, Transport,
 };
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode};
 
-use super::ovs::Ovs;
+use super::ovs::{Listens, Ovs};
 use super::testpmd::{BURSTS, STARTS, WARM_UP};
 use super::{MACS, Rig, window};
 use crate::baseline::Cpus;
@@ -25,7 +26,7 @@ const PATIENCE: Duration = Duration::from_secs(30);
 
 /// Frames per second that come in by both uplinks.
 pub fn frames(rig: &Rig, bytes: usize, length: Duration) -> anyhow::Result<f64> {
-    let ovs = Ovs::start(rig)?;
+    let ovs = Ovs::start(rig, [Listens::Ovs, Listens::Other])?;
     let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
     let switch = Arc::new(switch);
     let cpus = Cpus::allowed();
@@ -55,11 +56,12 @@ fn measure(
     for _ in 0..STARTS {
         let ports = [0, 1].map(|number| switch.add_port(spec(number)));
         let first = Arc::new(FirstFrames { switch: switch.clone(), bytes, ports, waiting: Mutex::default() });
-        let uplinks = [0, 1].map(|number| {
-            let path = sockets[number].clone();
-            let connect = Box::new(move || connect(&path).map_err(|error| error.to_string()));
-            VhostUser::start(("ovs", 1500), connect, first.clone(), ports[number])
-        });
+        let path = sockets[0].clone();
+        let connect = Box::new(move || connect(&path).map_err(|error| error.to_string()));
+        let (socket, name) = listen(&sockets[1], None)?;
+        let peers = [Peers::Connect(connect), Peers::Accept(Entrance::new(socket, None)?)];
+        let start = |(peers, port)| VhostUser::start(("ovs", 1500), peers, first.clone(), port);
+        let uplinks: Vec<_> = peers.into_iter().zip(ports).map(start).collect::<Result<_, _>>()?;
         let deadline = Instant::now() + PATIENCE;
         while !ports.iter().all(|port| switch.ports().iter().any(|view| view.id == *port && view.attached)) {
             if Instant::now() > deadline {
@@ -78,6 +80,7 @@ fn measure(
         let moves = rate(Duration::from_millis(50)).iter().all(|&rate| rate > 0.0);
         let measured = moves.then(|| rate(window(length)).iter().sum());
         drop(uplinks);
+        name.remove();
         ports.iter().for_each(|port| _ = switch.remove_port(*port));
         if let Some(measured) = measured {
             return Ok(measured);

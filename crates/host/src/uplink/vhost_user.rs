@@ -3,7 +3,8 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `session.rs` | the thread that connects, waits for the connection's end, and connects again |
+//! | `session.rs` | the thread that gets a connection, waits for its end, and gets the next one |
+//! | `listening.rs` | sockets where the peer connects, where it is not the one that listens |
 //! | `front.rs` | the messages by which a connection is set up |
 //! | `port.rs` | the rings as a port of the switch |
 //! | `incoming.rs`, `outgoing.rs` | frames from the peer and to it |
@@ -15,6 +16,7 @@
 
 mod front;
 mod incoming;
+mod listening;
 mod memory;
 mod outgoing;
 mod port;
@@ -28,7 +30,8 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 pub use self::front::FrontError;
-pub use self::session::{Connect, VhostUser};
+pub use self::listening::{Entrance, ListenError, SocketFile, SocketName, listen};
+pub use self::session::{Connect, Peers, VhostUser};
 
 /// Bytes of the header in front of each frame (`struct virtio_net_hdr_v1`).
 const HEADER: usize = 12;

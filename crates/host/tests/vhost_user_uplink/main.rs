@@ -2,7 +2,7 @@
 
 mod raw;
 
-use std::os::unix::net::UnixListener;
+use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -10,10 +10,10 @@ use std::time::{Duration, Instant};
 use raw::{Offer, RawPeer, accept, receive};
 use vmlane_device::virtio::net::{NetConfig, NetDevice};
 use vmlane_guestsim::memory_port::{LRO, Received, Wire};
-use vmlane_host::uplink::vhost_user::{VhostUser, connect};
+use vmlane_host::uplink::vhost_user::{Entrance, Peers, VhostUser, connect, listen};
 use vmlane_port::{Frames, Offload, PortId};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode};
-use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
+use vmlane_transport::{Caller, Listener, RingLines, Server, VhostEnd};
 use vmlane_wire::ethernet::{Mac, Tci};
 use vmlane_wire::vhost_user::protocol;
 use vmlane_wire::virtio::{feature, net_feature};
@@ -50,19 +50,31 @@ impl World {
 
     /// An uplink to whatever listens at `socket`, and its port.
     fn uplink(&self, socket: &Path) -> (VhostUser, PortId) {
-        let port = self.switch.add_port(spec("lan", true));
         let path = socket.to_owned();
-        let connect = Box::new(move || connect(&path).map_err(|error| error.to_string()));
-        (VhostUser::start(("lan", 1500), connect, self.switch.clone(), port).unwrap(), port)
+        self.uplink_to(Peers::Connect(Box::new(move || connect(&path).map_err(|error| error.to_string()))))
+    }
+
+    /// An uplink that listens at `socket`.
+    fn listening_uplink(&self, socket: &Path) -> (VhostUser, PortId) {
+        let (socket, _) = listen(socket, None).unwrap();
+        self.uplink_to(Peers::Accept(Entrance::new(socket, None).unwrap()))
+    }
+
+    fn uplink_to(&self, peers: Peers) -> (VhostUser, PortId) {
+        let port = self.switch.add_port(spec("lan", true));
+        (VhostUser::start(("lan", 1500), peers, self.switch.clone(), port).unwrap(), port)
     }
 
     /// A virtio NIC behind a socket.
     fn nic(&self, socket: &Path) -> Server {
+        self.nic_at(VhostEnd::Listens(Listener::bind(socket).unwrap()))
+    }
+
+    fn nic_at(&self, end: VhostEnd) -> Server {
         let port = self.switch.add_port(spec("nic", false));
         let lines = Arc::new(RingLines::new(3).unwrap());
         let config = NetConfig { mac: Mac([2; 6]), mtu: 1500, queues: 1, lro: true, packed: false };
         let device = NetDevice::new(config, self.switch.clone(), port, lines.clone(), Arc::default());
-        let end = VhostEnd::Listens(Listener::bind(socket).unwrap());
         end.serve("nic", Box::new(device), lines, Arc::default()).unwrap()
     }
 
@@ -150,6 +162,54 @@ fn frames_pass_both_ways_also_when_the_peer_was_gone() {
         drop(server);
     }
     here.switch.remove_port(port);
+}
+
+#[test]
+fn a_peer_that_connects_is_served_and_again_when_it_was_gone() {
+    let place = Place::new();
+    let (here, there) = (World::new(HERE), World::new(THERE));
+    let (uplink, _) = here.listening_uplink(&place.socket());
+    for round in 0..3u8 {
+        eventually("no connection", || (!here.is_attached("lan")).then_some(()));
+        let server = there.nic_at(VhostEnd::Calls(Caller::new(place.socket()).unwrap()));
+        eventually("a connection", || here.is_attached("lan").then_some(()));
+        there.hears(&here, &frame(THERE, HERE, &[round; 40]));
+        here.hears(&there, &frame(HERE, THERE, &[round; 1400]));
+        drop(server);
+    }
+    drop(uplink);
+    eventually("no peer gets in any more", || connect(&place.socket()).err());
+}
+
+#[test]
+fn a_second_peer_is_turned_away_and_the_first_one_stays() {
+    let (place, here) = (Place::new(), World::new(HERE));
+    let (_uplink, _) = here.listening_uplink(&place.socket());
+    let reach = || {
+        let socket = UnixStream::connect(place.socket()).unwrap();
+        socket.set_read_timeout(Some(PATIENCE)).unwrap();
+        socket
+    };
+    let mut first = RawPeer::serve(reach(), ALL);
+    eventually("a connection", || here.is_attached("lan").then_some(()));
+    for _ in 0..3 {
+        assert!(receive(&mut reach()).is_none(), "it was asked something");
+    }
+    first.send([0; 10], 1, &frame(HERE, THERE, b"first"));
+    eventually("a frame", || here.vm.received().pop());
+    // One that connects while the first one goes is served.
+    drop(first);
+    let mut next = RawPeer::serve(reach(), ALL);
+    eventually("another connection", || here.is_attached("lan").then_some(()));
+    next.send([0; 10], 1, &frame(HERE, THERE, b"next"));
+    let got = eventually("a frame", || here.vm.received().pop());
+    assert_eq!(&got.bytes[14..18], b"next");
+    // One that says nothing costs the next one no more than its time.
+    drop(next);
+    let silent = reach();
+    let mut patient = reach();
+    drop(silent);
+    assert!(receive(&mut patient).is_some());
 }
 
 #[test]

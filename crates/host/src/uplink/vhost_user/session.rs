@@ -1,4 +1,5 @@
-//! The thread behind an uplink: connects to the peer, attaches the port, waits until the connection ends, and begins again.
+//! The thread behind an uplink: connects to the peer, or waits for it to connect; attaches the port, waits until the connection
+//! ends, and begins again.
 
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
@@ -13,6 +14,7 @@ use vmlane_port::{Frames, PortId};
 use vmlane_transport::EventFdOwner;
 
 use super::front::{Front, FrontError, timespec};
+use super::listening::{Arrival, Entrance};
 use super::memory::Memory;
 use super::port::{Lines, Link, VhostUserPort};
 use super::ring::Broken;
@@ -27,11 +29,19 @@ const GOOD: Duration = Duration::from_secs(60);
 /// Gets a connected socket of the peer's; the text says why there is none.
 pub type Connect = Box<dyn FnMut() -> Result<OwnedFd, String> + Send>;
 
+/// Where an uplink's peers come from.
+pub enum Peers {
+    /// They listen.
+    Connect(Connect),
+    /// They connect, and are served one at a time.
+    Accept(Entrance),
+}
+
 /// How a connection ended, or why there was none.
 #[derive(Debug, thiserror::Error)]
 enum End {
     #[error("{0}")]
-    Unreachable(String),
+    NoPeer(String),
     #[error(transparent)]
     Front(#[from] FrontError),
     #[error("the peer closed the connection")]
@@ -43,7 +53,7 @@ enum End {
 impl End {
     /// The peer may do better at once when it is there again.
     fn is_harmless(&self) -> bool {
-        matches!(self, End::Unreachable(_) | End::Closed | End::Front(FrontError::Closed))
+        matches!(self, End::NoPeer(_) | End::Closed | End::Front(FrontError::Closed))
     }
 }
 
@@ -55,10 +65,10 @@ pub struct VhostUser {
 }
 
 impl VhostUser {
-    /// Serves `port` of the switch with an uplink whose peers `connect` finds, for packets of at most `mtu` bytes.
+    /// Serves `port` of the switch with an uplink whose peers come from `peers`, for packets of at most `mtu` bytes.
     pub fn start(
         (name, mtu): (&str, u16),
-        connect: Connect,
+        peers: Peers,
         frames: Arc<dyn Frames>,
         port: PortId,
     ) -> io::Result<VhostUser> {
@@ -66,7 +76,7 @@ impl VhostUser {
         let session = Session {
             name: name.to_owned(),
             mtu,
-            connect,
+            peers,
             frames,
             port,
             stop: stop.clone(),
@@ -90,7 +100,7 @@ impl Drop for VhostUser {
 struct Session {
     name: String,
     mtu: u16,
-    connect: Connect,
+    peers: Peers,
     frames: Arc<dyn Frames>,
     port: PortId,
     /// Readable when the uplink is to end.
@@ -102,13 +112,14 @@ struct Session {
 
 impl Session {
     fn run(mut self) {
-        enter(Role::Session);
+        enter(Role::Uplink);
         let mut pause = RETRY;
         loop {
             let begin = Instant::now();
-            let end = match (self.connect)() {
-                Ok(socket) => self.serve(&socket),
-                Err(why) => Err(End::Unreachable(why)),
+            let end = match self.next_peer() {
+                Arrival::Peer(socket) => self.serve(&socket),
+                Arrival::Failed(why) => Err(End::NoPeer(why)),
+                Arrival::Stop => return,
             };
             let Err(end) = end else { return };
             if end.is_harmless() || begin.elapsed() >= GOOD {
@@ -121,6 +132,13 @@ impl Session {
             if !end.is_harmless() {
                 pause = (2 * pause).min(LONGEST_PAUSE);
             }
+        }
+    }
+
+    fn next_peer(&mut self) -> Arrival {
+        match &mut self.peers {
+            Peers::Connect(connect) => connect().map_or_else(Arrival::Failed, Arrival::Peer),
+            Peers::Accept(entrance) => entrance.wait(self.stop.as_fd()),
         }
     }
 
@@ -164,17 +182,25 @@ impl Session {
 
     /// Waits for the end.
     fn watch(&self, socket: &OwnedFd, link: &Link) -> Result<(), End> {
+        let entrance = match &self.peers {
+            Peers::Accept(entrance) => Some(entrance),
+            Peers::Connect(_) => None,
+        };
+        let mut turned_away = false;
         loop {
+            // Without an entrance, one of the others stands for it.
+            let more = entrance.map_or(self.stop.as_fd(), |entrance| entrance.as_fd());
             let mut files = [
                 PollFd::new(socket, PollFlags::IN),
                 PollFd::new(link, PollFlags::IN),
                 PollFd::new(&self.stop, PollFlags::IN),
+                PollFd::from_borrowed_fd(more, PollFlags::IN),
             ];
             match poll(&mut files, None) {
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(error) => return Err(FrontError::from(error).into()),
             }
-            let [socket_ready, link_ready, stop] = files.map(|file| !file.revents().is_empty());
+            let [socket_ready, link_ready, stop, more] = files.map(|file| !file.revents().is_empty());
             if stop {
                 return Ok(());
             }
@@ -188,6 +214,12 @@ impl Session {
                     Err(Errno::AGAIN | Errno::INTR) => {}
                     Ok(_) | Err(_) => return Err(End::Closed),
                 }
+            }
+            // Not before the end of this one is seen: then it may be the same peer, started again.
+            if more && entrance.is_some_and(Entrance::turn_away) && !std::mem::replace(&mut turned_away, true)
+            {
+                let uplink = &self.name;
+                tracing::warn!(uplink, "a second peer has connected and is turned away, as others will be");
             }
         }
     }
