@@ -49,6 +49,18 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         )],
     ),
     (
+        "VMs that are added at run time; bytes of a description",
+        &[
+            ("daemon/src/assembly/tests.rs", "so_many_vms_are_added_and_no_more"),
+            ("daemon/src/added.rs", "descriptions_and_their_number_are_bounded"),
+            ("cli/tests/vms.rs", "what_is_in_use_is_refused_and_the_error_says_whose_it_is"),
+        ],
+    ),
+    (
+        "files in `conf.d`; bytes of each",
+        &[("daemon/src/config/merge/tests.rs", "a_pipe_is_not_waited_for_and_what_is_too_much_is_refused")],
+    ),
+    (
         "mirrors",
         &[
             ("daemon/src/config/mirror.rs", "mistakes_name_the_mirror_the_value_and_the_way_out"),

@@ -21,6 +21,16 @@ pub enum Call {
     Ports,
     /// Read the configuration again and apply what differs.
     Reload,
+    /// Serve a VM more, which `description` describes: one table `[[vm]]` of a configuration. It lasts until it is removed.
+    VmAdd { description: String },
+    /// End a VM that was added so; with `force` also if a VMM is attached.
+    VmRemove {
+        name: String,
+        #[serde(default)]
+        force: bool,
+    },
+    /// All VMs, with where they are described.
+    VmList,
     /// Take a VM's devices back into service after a quarantine.
     Release { vm: String },
     /// Set the link of a VM's NIC (`nicN`) up or down.
@@ -55,12 +65,15 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 17] = [
+pub const METHODS: [&str; 20] = [
     "ping",
     "status",
     "stats",
     "ports",
     "reload",
+    "vm_add",
+    "vm_remove",
+    "vm_list",
     "release",
     "link",
     "link_uplink",
@@ -84,6 +97,9 @@ impl Call {
             Call::Stats => "stats",
             Call::Ports => "ports",
             Call::Reload => "reload",
+            Call::VmAdd { .. } => "vm_add",
+            Call::VmRemove { .. } => "vm_remove",
+            Call::VmList => "vm_list",
             Call::Release { .. } => "release",
             Call::Link { .. } => "link",
             Call::MirrorAdd { .. } => "mirror_add",
@@ -156,6 +172,9 @@ mod tests {
             Call::Stats,
             Call::Ports,
             Call::Reload,
+            Call::VmAdd { description: "[[vm]]\nname = \"a\"".into() },
+            Call::VmRemove { name: "a".into(), force: true },
+            Call::VmList,
             Call::Release { vm: "web".into() },
             Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
             Call::LinkUplink { uplink: "lan".into(), up: true },

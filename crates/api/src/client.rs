@@ -15,6 +15,7 @@ use crate::call::Call;
 use crate::capture::{CaptureLink, CaptureRequest, Captured, receive_with_file};
 use crate::line::{self, LineError, LineReader};
 use crate::mirror::MirrorRequest;
+use crate::vms::{VmAdded, VmList, VmRemoved};
 use crate::{MAX_ANSWER, VERSION, control_socket};
 
 /// What went wrong between the daemon and us, or what it said.
@@ -135,6 +136,21 @@ impl Client {
     /// Sets the link of a VM's NIC up or down.
     pub fn set_link(&mut self, vm: &str, nic: &str, up: bool) -> Result<LinkSet, ClientError> {
         self.call(&Call::Link { vm: vm.to_owned(), nic: nic.to_owned(), up })
+    }
+
+    /// Has a VM served, now and by later daemons: one table `[[vm]]` of a configuration.
+    pub fn add_vm(&mut self, description: &str) -> Result<VmAdded, ClientError> {
+        self.call(&Call::VmAdd { description: description.to_owned() })
+    }
+
+    /// Ends a VM that was added; with `force` also if a VMM is attached.
+    pub fn remove_vm(&mut self, name: &str, force: bool) -> Result<VmRemoved, ClientError> {
+        self.call(&Call::VmRemove { name: name.to_owned(), force })
+    }
+
+    /// All VMs, with where they are described.
+    pub fn list_vms(&mut self) -> Result<VmList, ClientError> {
+        self.call(&Call::VmList)
     }
 
     /// Copies what passes some ports to another one.

@@ -12,6 +12,7 @@ mod client;
 mod counters;
 pub mod line;
 mod mirror;
+mod vms;
 
 pub use answer::{
     Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome, Pong,
@@ -23,6 +24,7 @@ pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with
 pub use client::{Client, ClientError};
 pub use counters::CounterList;
 pub use mirror::{Mirror, MirrorRequest};
+pub use vms::{ListedVm, VmAdded, VmList, VmRemoved};
 
 use std::path::{Path, PathBuf};
 

@@ -4,7 +4,7 @@
 //! their user or group: to see everything (`observe`), to see their own VMs (`own`), or everything (`admin`).
 
 use vmlane_access::{Owner, Peer};
-use vmlane_api::{Call, ErrorCode, Failure, METHODS, Ports, Stats, Status};
+use vmlane_api::{Call, ErrorCode, Failure, METHODS, Ports, Stats, Status, VmList};
 
 use crate::config::Config;
 
@@ -51,6 +51,10 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     ("stats", May::Own),
     ("ports", May::Own),
     ("reload", May::Admin),
+    // Who adds a VM chooses its group, CID and owner.
+    ("vm_add", May::Admin),
+    ("vm_remove", May::Admin),
+    ("vm_list", May::Own),
     // It ends a quarantine, which protects others from the VM.
     ("release", May::Admin),
     ("link", May::Admin),
@@ -151,6 +155,11 @@ impl View {
         status
     }
 
+    pub fn of_vms(&self, mut list: VmList) -> VmList {
+        list.vms.retain(|vm| self.sees(&vm.name));
+        list
+    }
+
     /// Without counters that several VMs share.
     pub fn of_stats(&self, mut stats: Stats) -> Stats {
         stats.vms.retain(|vm| self.sees(&vm.name));
@@ -204,7 +213,7 @@ mod tests {
 
     #[test]
     fn only_an_admin_changes_anything() {
-        let reading = ["ping", "status", "stats", "ports"];
+        let reading = ["ping", "status", "stats", "ports", "vm_list"];
         for (method, may) in NEEDS {
             assert_eq!(may == May::Admin, !reading.contains(&method), "{method}");
         }
@@ -261,6 +270,14 @@ mod tests {
         let ports: Ports = serde_json::from_str(&ports).unwrap();
         let seen = view.of_ports(ports.clone());
         assert_eq!((seen.connections.len(), seen.switch.len()), (1, 1));
+        let vm = |name: &str| {
+            format!(
+                "{{\"name\":\"{name}\",\"group\":\"g\",\"vsock\":\"none\",\"nics\":0,\"attached\":false,\"added\":true,\
+             \"file\":\"\",\"line\":1}}"
+            )
+        };
+        let vms: VmList = serde_json::from_str(&format!("{{\"vms\":[{},{}]}}", vm("a"), vm("b"))).unwrap();
+        assert_eq!(view.of_vms(vms).vms.iter().map(|vm| vm.name.as_str()).collect::<Vec<_>>(), ["a"]);
         assert_eq!(View::all().of_ports(ports.clone()), ports);
     }
 }

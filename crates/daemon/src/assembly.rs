@@ -3,6 +3,7 @@
 //!
 //! The state lock orders the operator's requests; no session and no worker ever takes it.
 
+mod change;
 #[cfg(test)]
 mod tests;
 
@@ -18,8 +19,7 @@ use parking_lot::Mutex;
 use vmlane_access::Peer;
 use vmlane_access::acl::AclError;
 use vmlane_api::{
-    Call, Connection, CounterList, Done, Failure, Pong, Ports, Reloaded, Reply, Stats, Status, VmStats,
-    VmStatus,
+    Call, Connection, CounterList, Done, Failure, Pong, Ports, Reply, Stats, Status, VmStats, VmStatus,
 };
 use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmView};
@@ -39,10 +39,10 @@ use crate::captures::{Captures, Sources};
 use crate::config::{Config, Mode};
 use crate::confine;
 use crate::control::{Answer, Answers};
+use crate::files::Files;
 use crate::grants;
 use crate::mirrors::Mirrors;
 use crate::paths::Paths;
-use crate::plan::plan;
 use crate::ports::switch_port;
 use crate::serve::{Host, VmError};
 use crate::uplink::{UplinkError, Uplinks, team_stats, team_status};
@@ -76,7 +76,6 @@ pub enum Event {
 /// A running daemon. Stopping or dropping it withdraws every VM. Many fields: it holds every part that it was built of.
 pub struct Daemon {
     paths: Paths,
-    config_path: PathBuf,
     started: Instant,
     router: Arc<Router>,
     pub(crate) hypervisor: Arc<Hypervisor>,
@@ -101,6 +100,8 @@ pub struct Daemon {
 pub(crate) struct State {
     /// What a previous daemon left; empty once the daemon has started.
     found: Found,
+    /// Of the configuration.
+    files: Files,
     /// In force.
     pub config: Config,
     pub vms: Vec<ServedVm>,
@@ -111,11 +112,10 @@ pub(crate) struct State {
 }
 
 impl Daemon {
-    /// Serves the VMs of `config`. `config_path` is read again on reload. Resumes from the state that
-    /// a previous daemon left in `store`.
+    /// Serves the VMs of `config`, which is in `files`. Resumes from the state that a previous daemon left in `store`.
     pub fn start(
         paths: Paths,
-        config_path: PathBuf,
+        files: Files,
         config: Config,
         events: Sender<Event>,
         (store, mut found): (Arc<dyn Store>, Found),
@@ -159,14 +159,13 @@ impl Daemon {
         let mut mirrors = Mirrors::default();
         mirrors.change(&switch, &config).1.iter().for_each(|why| tracing::error!("{why}"));
         let state =
-            State { config: config.clone(), vms: Vec::new(), uplinks, mirrors, stopped: false, found };
+            State { files, config: config.clone(), vms: Vec::new(), uplinks, mirrors, stopped: false, found };
         let state = Mutex::new(state);
         let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
         let policy = Mutex::new(policy(&config));
         let (faults, started) = (DaemonStats::default(), Instant::now());
         let daemon = Daemon {
             paths,
-            config_path,
             started,
             router,
             hypervisor,
@@ -230,65 +229,7 @@ impl Daemon {
         state.uplinks.end();
         state.stopped = true;
         let _ = std::fs::remove_dir(self.paths.vms());
-    }
-
-    /// Reads the configuration again and applies the difference.
-    pub fn reload(&self) -> Result<Reloaded, Failure> {
-        let failed = |error: &dyn std::fmt::Display| {
-            Failure::internal(format!("{error}\nthe configuration before stays in force"))
-        };
-        let new = Config::load(&self.config_path).map_err(|error| failed(&error))?;
-        let mut state = self.state.lock();
-        if state.stopped {
-            return Err(failed(&"the daemon is stopping"));
-        }
-        let attached = |name: &str| state.vms.iter().any(|vm| vm.name() == name && vm.attached());
-        let plan = plan(&state.config, &new, attached).map_err(|error| failed(&error))?;
-        let mut report = Reloaded { applied: Vec::new(), refused: plan.refused };
-        state.config = plan.effective.clone();
-        for name in &plan.remove {
-            state.withdraw(self, name);
-            report.applied.push(format!("vm {name:?}: removed"));
-        }
-        for name in &plan.add {
-            match state.offer(self, &plan.effective, name) {
-                Ok(_) => {
-                    state.vms.iter().for_each(ServedVm::go);
-                    report.applied.push(format!("vm {name:?}: added"));
-                }
-                Err(error) => {
-                    state.config.vms.retain(|vm| vm.name != *name);
-                    report.refused.push(error.to_string());
-                }
-            }
-        }
-        for vm in plan.effective.vms.iter().filter(|vm| plan.update.contains(&vm.name)) {
-            if let Some(served) = state.vms.iter_mut().find(|served| served.name() == vm.name) {
-                served.update(&self.host(), &plan.effective, vm);
-            }
-            report.applied.push(format!("vm {:?}: changed", vm.name));
-        }
-        // A VM more, or one that is given more, leaves less to the others.
-        for (served, vm) in
-            state.vms.iter().filter_map(|served| Some((served, plan.effective.vm(served.name())?)))
-        {
-            served.limit_memory(plan.effective.memory_limit(vm));
-        }
-        self.sockets.set_rules(host_rules(&plan.effective));
-        *self.policy.lock() = policy(&plan.effective);
-        if plan.coalesce_changes {
-            self.switch.set_coalesce(plan.effective.daemon.coalesce);
-            report.applied.push(format!("daemon: coalesce = {}", plan.effective.daemon.coalesce));
-        }
-        report.refused.extend(grants::apply(&state.config, &self.paths).iter().map(ToString::to_string));
-        let (applied, refused) = state.uplinks.change(&self.switch, &plan.effective.uplinks);
-        report.applied.extend(applied);
-        report.applied.extend(state.uplinks.set_teams(&self.switch, &plan.effective.teams));
-        report.refused.extend(refused.iter().map(ToString::to_string));
-        let (applied, refused) = state.mirrors.change(&self.switch, &plan.effective);
-        report.applied.extend(applied);
-        report.refused.extend(refused);
-        Ok(report)
+        state.files.added.tidy(self.paths.runtime());
     }
 
     fn pong(&self) -> Pong {
@@ -303,7 +244,7 @@ impl Daemon {
             daemon: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
-            config: self.config_path.display().to_string(),
+            config: state.files.main.display().to_string(),
             runtime_dir: self.paths.runtime().display().to_string(),
             workers: daemon.workers,
             mode: daemon.mode.name().into(),
@@ -468,6 +409,9 @@ impl Daemon {
             Call::Stats => Reply::ok(view.of_stats(self.stats())).to_line(),
             Call::Ports => Reply::ok(view.of_ports(self.ports())).to_line(),
             Call::Reload => line(self.reload()),
+            Call::VmAdd { description } => line(self.add_vm(&description)),
+            Call::VmRemove { name, force } => line(self.remove_vm(&name, force)),
+            Call::VmList => Reply::ok(view.of_vms(self.list_vms())).to_line(),
             Call::Release { vm } => line(self.release(&vm)),
             Call::Link { vm, nic, up } => line(self.set_link(&vm, &nic, up)),
             Call::MirrorAdd { mirror } => {

@@ -36,6 +36,9 @@ pub use self::sources::Sources;
 pub use self::team::TeamConfig;
 pub use self::uplink::{Listens, UplinkConfig, UplinkKind};
 
+/// Exit code of a process whose configuration is wrong: `EX_CONFIG` of sysexits.h. A service manager need not try again
+/// (`RestartPreventExitStatus=` in packaging/systemd/vmlane.service).
+pub const EXIT_CODE: u8 = 78;
 /// Where the configuration is unless told otherwise.
 pub const DEFAULT_PATH: &str = "/etc/vmlane/vmlane.toml";
 

@@ -2,7 +2,10 @@
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `config.rs` | the configuration file, checked as a whole |
+//! | `config.rs` | the configuration's files, checked as a whole |
+//! | `files.rs` | the files as they are in force |
+//! | `added.rs` | VMs that were added at run time |
+//! | `check.rs` | what is wrong with a configuration, for `vmlane check` |
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
 //! | `vm.rs`, `vsock.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
@@ -20,14 +23,17 @@
 
 mod access;
 mod accounts;
+pub mod added;
 pub mod assembly;
 mod bounds;
 mod captures;
+pub mod check;
 pub mod config;
 pub mod confine;
 mod containment;
 pub mod control;
 mod faults;
+pub mod files;
 mod grants;
 pub mod keeper;
 pub mod log;

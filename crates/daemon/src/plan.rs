@@ -4,6 +4,8 @@
 //! lost; nor can its identity change. Such parts are refused, with a reason, and keep their old
 //! state. The rest is applied. Nothing here acts: a plan is data.
 
+use std::collections::HashMap;
+
 use crate::config::{Config, DaemonConfig, NicConfig, VmConfig};
 use crate::vsock::spec;
 
@@ -53,6 +55,8 @@ pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Resu
                 vm.name
             ));
             plan.effective.vms.push(vm.clone());
+            let place = old.places.get(&vm.name).cloned().unwrap_or_default();
+            plan.effective.places.insert(vm.name.clone(), place);
         } else {
             plan.remove.push(vm.name.clone());
         }
@@ -150,7 +154,8 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     .collect()
 }
 
-fn vsock(vm: &VmConfig) -> &'static str {
+/// The key of that name.
+pub fn vsock(vm: &VmConfig) -> &'static str {
     match (vm.vmci, vm.virtio_vsock) {
         (true, _) => "vmci",
         (_, true) => "virtio",
@@ -187,9 +192,16 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
 
 /// What does not fit together in a mix of an old and a new configuration that were each right.
 fn conflict(config: &Config) -> Option<String> {
+    let mut macs = HashMap::new();
     for (index, vm) in config.vms.iter().enumerate() {
         if let Some(other) = config.vms[..index].iter().find(|other| vm.cid != 0 && other.cid == vm.cid) {
             return Some(format!("cid {} of vm {:?} still belongs to vm {:?}", vm.cid, vm.name, other.name));
+        }
+        for nic in &vm.nics {
+            if let Some(other) = macs.insert((&vm.group, nic.mac), &vm.name) {
+                let mac = nic.mac;
+                return Some(format!("mac \"{mac}\" of vm {:?} still belongs to vm {other:?}", vm.name));
+            }
         }
         for forward in &vm.forwards {
             let target = config.vm(&forward.to_vm);
@@ -310,6 +322,13 @@ mod tests {
         {
             assert!(error.contains(word), "{error}");
         }
+        // The same with an address.
+        let nic = "nic = [{ model = \"vmxnet3\", mac = \"52:54:00:00:00:03\" }]\n";
+        let error = planned(&[WEB, nic].concat(), &[DB, nic].concat(), &["web"]).unwrap_err().to_string();
+        assert!(
+            error.contains("mac \"52:54:00:00:00:03\" of vm \"db\" still belongs to vm \"web\""),
+            "{error}"
+        );
         // Both move to another group, but only "web" can.
         let forward = "forward = [{port = 1, to = \"db:2\"}]\n";
         let old = [WEB, forward, DB].concat();

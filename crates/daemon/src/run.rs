@@ -2,7 +2,7 @@
 
 use std::io;
 use std::os::fd::AsFd;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::mpsc::{RecvTimeoutError, Sender, channel};
 use std::time::{Duration, Instant};
@@ -14,10 +14,12 @@ use signal_hook::iterator::Signals;
 use vmlane_api::ClientError;
 use vmlane_state::{Found, Store};
 
+use crate::added::{self, AddedVms};
 use crate::assembly::{AssemblyError, Daemon, Event};
-use crate::config::{Config, ConfigError};
+use crate::config::{Config, ConfigError, Sources};
 use crate::confine::{self, ConfineError};
 use crate::control::{Bounds, ControlServer};
+use crate::files::Files;
 use crate::keeper::{self, Held, Origin};
 use crate::log::{self, LogError};
 use crate::notify::{self, notify};
@@ -37,6 +39,8 @@ const PATIENCE: Duration = Duration::from_secs(5);
 pub struct Options {
     pub config: PathBuf,
     pub runtime_dir: PathBuf,
+    /// Where VMs that are added at run time are kept; see [`added::state_dir`].
+    pub state_dir: Option<PathBuf>,
     /// Log filter; comes before the environment's and the configuration's.
     pub log: Option<String>,
     /// Take the place of a daemon that serves in the runtime directory.
@@ -83,15 +87,24 @@ impl RunError {
 /// Serves until told to stop by a signal or through the control socket.
 pub fn run(options: Options) -> Result<(), RunError> {
     let host = |what: String| move |cause: io::Error| RunError::Host { what, cause };
-    let config = Config::load(&options.config)?;
+    let state_dir = added::state_dir(&options.runtime_dir, options.state_dir.as_deref());
+    let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
+    // Judged before a daemon that is to be replaced is asked to go.
+    let mut sources = Sources::read(&config_path)?;
+    if let Some(added) = AddedVms::look(&state_dir).ok().flatten() {
+        sources = sources.with(added.read()?);
+    }
+    let config = Config::check(&sources)?;
     let (key, filter) = log::choose(options.log, config.daemon.log.clone());
     let throttle = log::init(key, filter)?;
     raise_descriptor_limit();
 
     let shown = options.runtime_dir.display().to_string();
     let paths = Paths::new(&options.runtime_dir).map_err(host(format!("runtime directory {shown}")))?;
-    let config_path = std::path::absolute(&options.config).unwrap_or(options.config);
     let claim = if options.replace { take_place(&paths)? } else { runtime::claim(&paths)? };
+    let added = keep_state(&state_dir, options.state_dir.is_some())?;
+    // The daemon that was replaced may have added a VM meanwhile.
+    let (files, config) = Files::load(&config_path, added)?;
     let mut uplinks = Uplinks::prepare(&config.uplinks).map_err(AssemblyError::from)?;
     notify::prepare();
     if let Err(error) = vmlane_transport::prepare() {
@@ -105,7 +118,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     if options.confine {
         uplinks.keep_rights(&config_path, paths.runtime());
         // Before there is any other thread: what is given up here, is given up for all of them.
-        confine::confine(config.daemon.user.as_deref(), paths.runtime(), claim.directory(), &config_path)?;
+        let user = config.daemon.user.as_deref();
+        confine::confine(user, (paths.runtime(), claim.directory()), &config_path, &files.added)?;
     } else {
         tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
     }
@@ -121,8 +135,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let (events, inbox) = channel();
     // Before anything is served: a signal during the start must not leave sockets behind.
     forward_signals(events.clone()).map_err(host("signal handlers".into()))?;
-    let daemon =
-        Arc::new(Daemon::start(paths.clone(), config_path, config, events, (store, found), uplinks)?);
+    let daemon = Arc::new(Daemon::start(paths.clone(), files, config, events, (store, found), uplinks)?);
     let control = paths.control();
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
@@ -155,6 +168,20 @@ pub fn run(options: Options) -> Result<(), RunError> {
         keeper.end();
     }
     Ok(())
+}
+
+/// The directory for VMs that are added at run time. Only if it was named (`wanted`) must there be one.
+fn keep_state(state: &Path, wanted: bool) -> Result<AddedVms, RunError> {
+    let host = |cause| RunError::Host { what: format!("state directory {}", state.display()), cause };
+    let added = AddedVms::open(state).map_err(host)?;
+    match added.why_not() {
+        Some(why) if wanted => return Err(host(io::Error::other(why.to_owned()))),
+        Some(why) => {
+            tracing::warn!("no VM can be added at run time: {why}; name another directory with --state-dir")
+        }
+        None => {}
+    }
+    Ok(added)
 }
 
 /// The number of a user of its own stays the daemon's while any process has it: the keeper, too.

@@ -4,7 +4,8 @@ use std::path::PathBuf;
 
 use anyhow::bail;
 use serde::Serialize;
-use vmlane_daemon::config::{self, Config, VmConfig};
+use vmlane_daemon::added::{self, AddedVms};
+use vmlane_daemon::config::{self, Config, Sources, VmConfig};
 use vmlane_daemon::paths::Paths;
 
 /// Which VM, of which configuration.
@@ -18,6 +19,9 @@ pub struct Target {
     /// Runtime directory of the daemon that will serve the VM
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
     pub runtime_dir: PathBuf,
+    /// State directory of that daemon, if it was started with one
+    #[arg(long, value_name = "DIR")]
+    pub state_dir: Option<PathBuf>,
     /// Memory of the guest
     #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub mem: u64,
@@ -26,9 +30,15 @@ pub struct Target {
 impl Target {
     /// The VM's configuration, and where its sockets will be.
     pub fn find(&self) -> anyhow::Result<(VmConfig, Paths)> {
-        let config = Config::load(&self.config)?;
+        let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
+        let (vms, unseen) = match AddedVms::look(&state) {
+            Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
+            Err(error) => (Vec::new(), format!("; VMs that were added at run time cannot be read: {error}")),
+        };
+        let config = Config::check(&Sources::read(&self.config)?.with(vms))?;
         let Some(vm) = config.vm(&self.vm) else {
-            bail!("VM {:?} is not in {}; known are {}", self.vm, self.config.display(), config.names());
+            let (config, known) = (self.config.display(), config.names());
+            bail!("VM {:?} is not in {config}; known are {known}{unseen}", self.vm);
         };
         Ok((vm.clone(), Paths::new(&self.runtime_dir)?))
     }

@@ -6,10 +6,6 @@ use std::process::ExitCode;
 use vmlane_daemon::config;
 use vmlane_daemon::run::{Options, run};
 
-/// Exit code of a daemon whose configuration is wrong: `EX_CONFIG` of sysexits.h. A service manager need not try again
-/// (`RestartPreventExitStatus=` in packaging/systemd/vmlane.service).
-const BAD_CONFIGURATION: u8 = 78;
-
 const EXAMPLES: &str = "Examples:
   vmlane daemon
   vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
@@ -30,7 +26,7 @@ SIGTERM and SIGINT stop the daemon and end the sessions of its VMs. SIGHUP reloa
 does. A daemon that is killed may be started again: VMs continue (docs/survival.md).
 
 Before it serves the first VM, the daemon gives up the rights it does not need: as root it becomes the user of [daemon]
-user (default: vmlane, else an unused number of its own), drops all capabilities, sees only its runtime directory and its configuration
+user (default: vmlane, else an unused number of its own), drops all capabilities, sees only its runtime directory, its configuration and the VMs that were added at run time
 (Landlock), and allows each thread only the system calls it needs (seccomp). A thread that makes another one ends the
 daemon with exit code 71 and a line that names the thread and the call. Uplinks that a reload adds (TAP interfaces,
 network cards by AF_XDP) are attached by a helper that keeps the rights to do so; it reads the configuration itself, which
@@ -49,6 +45,11 @@ pub struct Args {
     /// Directory for the sockets
     #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::new_runtime_dir())]
     runtime_dir: PathBuf,
+    /// Directory in which VMs that are added at run time are kept
+    /// [default: /var/lib/vmlane; for another runtime directory than the usual one, and for users other than root where
+    /// there is no /var/lib/vmlane: the runtime directory]
+    #[arg(long, value_name = "DIR")]
+    state_dir: Option<PathBuf>,
     /// What to log: error, warn, info, debug or trace, or different levels as in "warn,vmlane_device=debug"
     /// [default: VMLANE_LOG, then the configuration's, then info]
     #[arg(long, value_name = "FILTER")]
@@ -69,12 +70,29 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let Args { config, runtime_dir, log, replace, external_keeper, no_confine, confine: _ } = self;
-        match run(Options { config, runtime_dir, log, replace, confine: !no_confine, external_keeper }) {
+        let Args {
+            config: file,
+            runtime_dir,
+            state_dir,
+            log,
+            replace,
+            external_keeper,
+            no_confine,
+            confine: _,
+        } = self;
+        match run(Options {
+            config: file,
+            runtime_dir,
+            state_dir,
+            log,
+            replace,
+            confine: !no_confine,
+            external_keeper,
+        }) {
             Ok(()) => Ok(ExitCode::SUCCESS),
             Err(error) if error.is_configuration() => {
                 eprintln!("vmlane: {error}");
-                Ok(ExitCode::from(BAD_CONFIGURATION))
+                Ok(ExitCode::from(config::EXIT_CODE))
             }
             Err(error) => Err(error.into()),
         }

@@ -3,6 +3,7 @@
 mod attach;
 pub mod bench;
 pub mod capture;
+pub mod check;
 pub mod cloud_hypervisor_args;
 pub mod completions;
 pub mod connect;
@@ -31,6 +32,7 @@ pub mod stats;
 pub mod status;
 pub mod top;
 pub mod uplink_helper;
+pub mod vm;
 
 use std::process::ExitCode;
 
@@ -69,6 +71,10 @@ pub enum Command {
     Metrics(metrics::Args),
     /// Make the daemon read its configuration again
     Reload(reload::Args),
+    /// Judge a configuration without applying it
+    Check(check::Args),
+    /// Add, remove and list VMs while the daemon runs
+    Vm(vm::Args),
     /// Take a VM's devices back into service after a quarantine
     Release(release::Args),
     /// Set the link of a NIC up or down
@@ -116,6 +122,8 @@ impl Command {
             Command::Stats(args) => args.run(),
             Command::Metrics(args) => args.run(),
             Command::Reload(args) => args.run(),
+            Command::Check(args) => args.run(),
+            Command::Vm(args) => args.run(),
             Command::Release(args) => args.run(),
             Command::Link(args) => args.run(),
             Command::Mirror(args) => args.run(),

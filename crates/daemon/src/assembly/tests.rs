@@ -33,6 +33,18 @@ impl Names {
     }
 }
 
+/// A daemon in this directory, which serves what this file says, and what it holds for the next one.
+fn daemon(base: &std::path::Path, change: impl FnOnce(&mut Config)) -> (Daemon, Arc<Names>) {
+    let added = crate::added::AddedVms::open(base).unwrap();
+    let (files, mut config) = Files::load(&base.join("vmlane.toml"), added).unwrap();
+    change(&mut config);
+    let names = Arc::new(Names::default());
+    let uplinks = Uplinks::prepare(&[]).unwrap();
+    let store = (names.clone() as Arc<dyn Store>, Found::default());
+    let daemon = Daemon::start(Paths::new(base).unwrap(), files, config, channel().0, store, uplinks);
+    (daemon.unwrap(), names)
+}
+
 const NIC: &str = "nic = [{ model = \"vmxnet3\" }]\n";
 
 #[test]
@@ -42,13 +54,7 @@ fn what_is_held_for_a_vm_stays_when_one_with_the_beginning_of_its_name_goes() {
     let other = format!("[[vm]]\nname = \"web.nicX\"\ncid = 4\n{NIC}");
     let both = format!("[[vm]]\nname = \"web\"\ncid = 3\n{NIC}{other}");
     std::fs::write(&path, &both).unwrap();
-    let paths = Paths::new(base.path()).unwrap();
-    let config = Config::load(&path).unwrap();
-    let names = Arc::new(Names::default());
-    let uplinks = Uplinks::prepare(&[]).unwrap();
-    let (events, _inbox) = channel();
-    let store = (names.clone() as Arc<dyn Store>, Found::default());
-    let daemon = Daemon::start(paths, path.clone(), config, events, store, uplinks).unwrap();
+    let (daemon, names) = daemon(base.path(), |_| {});
     let before = names.of("web.nicX.");
     assert_eq!(before, ["web.nicX.nic0/listen", "web.nicX.vmci/listen"]);
     assert_eq!(names.of("web.nic0"), ["web.nic0/listen"]);
@@ -56,4 +62,37 @@ fn what_is_held_for_a_vm_stays_when_one_with_the_beginning_of_its_name_goes() {
     daemon.reload().unwrap();
     assert_eq!(names.of("web.nic0"), Vec::<String>::new());
     assert_eq!(names.of("web.nicX."), before, "the next daemon serves it");
+}
+
+#[test]
+fn so_many_vms_are_added_and_no_more() {
+    let base = tempfile::tempdir().unwrap();
+    std::fs::write(base.path().join("vmlane.toml"), "").unwrap();
+    // As if all but one were there.
+    let (daemon, _) = daemon(base.path(), |config| {
+        for number in 1..crate::added::MOST_VMS {
+            let place = crate::config::VmPlace { added: true, ..Default::default() };
+            config.places.insert(format!("v{number}"), place);
+        }
+    });
+    daemon.add_vm("[[vm]]\nname = \"last\"\ncid = 3\n").unwrap();
+    let refused = daemon.add_vm("[[vm]]\nname = \"more\"\ncid = 4\n").unwrap_err().to_string();
+    assert!(refused.contains("1024 VMs were added already") && refused.contains("remove one"), "{refused}");
+    daemon.remove_vm("last", false).unwrap();
+    daemon.add_vm("[[vm]]\nname = \"more\"\ncid = 4\n").unwrap();
+}
+
+#[test]
+fn a_vm_that_cannot_be_served_is_not_kept() {
+    let base = tempfile::tempdir().unwrap();
+    std::fs::write(base.path().join("vmlane.toml"), "").unwrap();
+    let (daemon, _) = daemon(base.path(), |_| {});
+    // Something else is in the way of its socket's directory.
+    std::fs::create_dir_all(base.path().join("vm")).unwrap();
+    std::fs::write(base.path().join("vm/web"), "").unwrap();
+    let refused = daemon.add_vm("[[vm]]\nname = \"web\"\ncid = 3\n").unwrap_err().to_string();
+    assert!(refused.contains("vm \"web\""), "{refused}");
+    assert!(daemon.list_vms().vms.is_empty() && !base.path().join("vms.d/web.toml").exists());
+    std::fs::remove_file(base.path().join("vm/web")).unwrap();
+    daemon.add_vm("[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
 }

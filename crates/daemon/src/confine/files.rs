@@ -8,6 +8,7 @@ use landlock::{
 };
 
 use crate::accounts;
+use crate::added::AddedVms;
 use crate::config::sources;
 
 /// The newest version whose rights are spoken of here; older kernels get what they know.
@@ -32,10 +33,15 @@ pub enum Enforced {
 }
 
 /// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
-/// directories of `config` (reading: editors replace files, and more come to `conf.d`), `program` (reading and starting it
+/// directories of `config` (reading: editors replace files, and more come to `conf.d`), that of `added` (files in it), `program` (reading and starting it
 /// again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
 /// process signalled but those that the daemon starts.
-pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced, FilesError> {
+pub fn confine(
+    runtime: &Path,
+    config: &Path,
+    added: &AddedVms,
+    program: &Path,
+) -> Result<Enforced, FilesError> {
     let all = AccessFs::from_all(KNOWN);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
     let ruleset = Ruleset::default()
@@ -51,6 +57,10 @@ pub fn confine(runtime: &Path, config: &Path, program: &Path) -> Result<Enforced
     if further.exists() {
         // It may be a link to somewhere else.
         ruleset = allow(ruleset, &further, read)?;
+    }
+    if let Some(directory) = added.directory() {
+        let keep = read | AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
+        ruleset = ruleset.add_rule(PathBeneath::new(directory, keep))?;
     }
     let ruleset = allow(ruleset, program, AccessFs::ReadFile | AccessFs::Execute)?;
     let mut ruleset = allow(ruleset, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile)?;

@@ -24,6 +24,7 @@ use rustix::thread::{CapabilitySet, set_no_new_privs};
 use vmlane_port::role::{self, Role};
 
 use crate::accounts::Accounts;
+use crate::added::AddedVms;
 use crate::config::Sources;
 
 pub use self::error::ConfineError;
@@ -61,9 +62,9 @@ pub fn keep_user_lock(lock: File) {
 /// open runtime directory.
 pub fn confine(
     user: Option<&str>,
-    runtime: &Path,
-    directory: &File,
+    (runtime, directory): (&Path, &File),
     config: &Path,
+    added: &AddedVms,
 ) -> Result<(), ConfineError> {
     let host = |what| move |cause: io::Error| ConfineError::Host { what, cause };
     let chosen = user::choose(user, runtime, directory)?;
@@ -75,12 +76,13 @@ pub fn confine(
     user::bound_capabilities(CapabilitySet::empty());
     if let Some(user) = chosen.user() {
         user::hand_over(directory, user).map_err(host("handing the runtime directory over"))?;
+        added.hand_over(user).map_err(host("handing the directory of added VMs over"))?;
         user::become_user(user).map_err(host("becoming another user"))?;
     }
     user::drop_capabilities(CapabilitySet::empty()).map_err(host("dropping capabilities"))?;
     no_core_dumps().map_err(host("giving up core dumps"))?;
     set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
-    let files = files::confine(runtime, config, Path::new("/proc/self/exe"))?;
+    let files = files::confine(runtime, config, added, Path::new("/proc/self/exe"))?;
     calls::confine_process()?;
     role::on_enter(enter);
     if let Err(error) = Sources::read(config) {
