@@ -10,6 +10,8 @@ use std::os::unix::fs::PermissionsExt;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
 
+use rustix::process::{Pid, Signal, kill_process};
+
 use common::eventually;
 use nic::Nic;
 
@@ -264,4 +266,80 @@ fn a_daemon_listens_in_its_own_directory_by_itself() {
     assert!(!socket.exists());
     drop(far);
     assert!(!near_place.log().contains("ERROR"), "{}", near_place.log());
+}
+
+/// A daemon's helper that is stopped, as one that hangs is. It goes with this value.
+struct Stopped(Pid);
+
+impl Stopped {
+    fn of(place: &Place<'_>) -> Stopped {
+        let config = place.folder.join(place.name).with_extension("toml").display().to_string();
+        let pid = eventually("the helper", || {
+            let mut processes = fs::read_dir("/proc").unwrap().flatten();
+            processes.find_map(|process| {
+                let command = fs::read_to_string(process.path().join("cmdline")).ok()?;
+                let is_it = command.contains("uplink-helper") && command.contains(&config);
+                is_it.then(|| process.file_name().to_str()?.parse().ok()).flatten()
+            })
+        });
+        let pid = Pid::from_raw(pid).unwrap();
+        kill_process(pid, Signal::STOP).unwrap();
+        Stopped(pid)
+    }
+
+    /// It has ended, and has at most not been collected.
+    fn has_ended(&self) -> bool {
+        let stat = fs::read_to_string(format!("/proc/{}/stat", self.0.as_raw_nonzero())).unwrap_or_default();
+        stat.rsplit(')').next().is_none_or(|rest| rest.is_empty() || rest.trim_start().starts_with('Z'))
+    }
+}
+
+impl Drop for Stopped {
+    fn drop(&mut self) {
+        if !self.has_ended() {
+            let _ = kill_process(self.0, Signal::KILL);
+        }
+    }
+}
+
+#[test]
+fn a_helper_that_hangs_is_reported_and_the_daemon_goes_on_without_it() {
+    let folder = tempfile::tempdir().unwrap();
+    fs::set_permissions(folder.path(), fs::Permissions::from_mode(0o711)).unwrap();
+    let place = Place { folder: folder.path(), name: "near" };
+    let config = "[[vm]]\nname = \"a\"\nvsock = \"none\"\n\
+        nic = [ { model = \"virtio-net\", mac = \"52:54:00:00:00:01\" } ]\n"
+        .to_owned()
+        + NEAR;
+    let uplink =
+        |name: &str| format!("[[uplink]]\nname = {name:?}\nvhost_user = {:?}\n", folder.path().join(name));
+    // Nothing listens there: the helper is asked every second.
+    place.configure(&(config.clone() + &uplink("lan")));
+    let mut daemon = place.start();
+    let (mut a, mut b, mut next) = (Nic::new(false), Nic::new(false), 0);
+    a.attach(&place.socket("a"));
+    b.attach(&place.socket("b"));
+    until_they_arrive("the first frames", &mut a, &mut b, &mut next);
+    eventually("the helper's answer", || place.log().contains("No such file").then_some(()));
+
+    let helper = Stopped::of(&place);
+    until_they_arrive("frames while it is waited for", &mut a, &mut b, &mut next);
+    eventually("the log tells of it", || {
+        place.log().contains("the helper that attaches interfaces does not answer").then_some(())
+    });
+    until_they_arrive("frames without it", &mut a, &mut b, &mut next);
+    assert!(place.ask(&["status"]).unwrap().contains("lan"));
+    // What needs it is refused with the way out, and the rest is done.
+    let tap = "[[uplink]]\nname = \"more\"\ntap = \"vmlane-more\"\n";
+    place.configure(&(config.clone() + tap));
+    let refused = place.command(&["reload"]).output().unwrap();
+    let (report, why) = (String::from_utf8_lossy(&refused.stdout), String::from_utf8_lossy(&refused.stderr));
+    assert!(report.contains("uplink \"lan\": removed"), "{report}{why}");
+    assert!(why.contains("uplink \"more\"") && why.contains("start the daemon again"), "{report}{why}");
+    until_they_arrive("frames after a reload", &mut a, &mut b, &mut next);
+
+    // It does not hold up the end. A stopped process without a parent gets a SIGHUP from the kernel.
+    kill_process(Pid::from_child(&daemon.0), Signal::TERM).unwrap();
+    assert!(daemon.0.wait().unwrap().success());
+    eventually("its end", || helper.has_ended().then_some(()));
 }

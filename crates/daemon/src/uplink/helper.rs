@@ -139,7 +139,8 @@ impl SharedHelper {
 
     /// Collects a helper that has failed. Threads that serve guests may not do that.
     pub fn collect(&self) {
-        let mut place = self.0.lock();
+        // Another thread may be waiting for its answer; a helper that does not answer is collected the next time.
+        let Some(mut place) = self.0.try_lock() else { return };
         if std::mem::take(&mut place.gone) {
             place.helper = None;
         }
