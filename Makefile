@@ -58,7 +58,8 @@ test-guests: setup
 
 # Hours. Resumable: tests/acceptance.sh says how.
 acceptance: setup
-	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium tshark prometheus
+	@scripts/bootstrap.sh apparmor binutils debootstrap lintian systemd-container \
+	  socat ncat python3 openssh-client chromium tshark prometheus
 	@tests/acceptance.sh
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.
