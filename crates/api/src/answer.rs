@@ -198,13 +198,16 @@ pub struct TeamMemberStatus {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct VmStatus {
     pub name: String,
-    /// None for a VM without a VMCI device.
+    /// None for a VM without a device for sockets.
     #[serde(default)]
     pub cid: Option<u32>,
     pub group: String,
+    /// That device: `vmci`, `virtio` or `none`.
+    #[serde(default)]
+    pub vsock: String,
     /// A VMM is connected.
     pub attached: bool,
-    /// The guest's driver has set the device up.
+    /// The guest's driver has set that device up.
     pub ready: bool,
     pub sockets: Vec<String>,
     pub queue_pairs: usize,
@@ -289,6 +292,9 @@ pub struct VmStats {
     pub cid: Option<u32>,
     /// What the VMCI device did.
     pub vmci: CounterList,
+    /// What the virtio-vsock device did.
+    #[serde(default)]
+    pub vsock: CounterList,
     /// What its connection to the VMM did.
     pub session: CounterList,
     #[serde(default)]

@@ -6,6 +6,7 @@
 mod change;
 #[cfg(test)]
 mod tests;
+mod views;
 
 use std::collections::HashMap;
 use std::os::fd::AsFd;
@@ -18,34 +19,28 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_access::Peer;
 use vmlane_access::acl::AclError;
-use vmlane_api::{
-    Call, Connection, CounterList, Done, Failure, Pong, Ports, Reply, Stats, Status, VmStats, VmStatus,
-};
+use vmlane_api::{Call, Done, Failure, Pong, Reply};
 use vmlane_device::virtio::vsock::VsockWorker;
-use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint, VmView};
+use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
 use vmlane_port::Streams;
 use vmlane_port::wrap::{Fault, FaultyStreams, Impairment};
 use vmlane_state::{Found, Journal, Store};
-use vmlane_stats::Counters;
 use vmlane_stream::{Settings, Workers};
-use vmlane_switch::{PortView, Switch};
+use vmlane_switch::Switch;
 use vmlane_vsock::{HostRules, Router};
 
 use crate::access::{May, Policy, View};
-use crate::bounds;
 use crate::captures::{Captures, Sources};
 use crate::config::{Config, Mode};
-use crate::confine;
 use crate::control::{Answer, Answers};
 use crate::files::Files;
 use crate::grants;
 use crate::mirrors::Mirrors;
 use crate::paths::Paths;
-use crate::ports::switch_port;
 use crate::serve::{Host, VmError};
-use crate::uplink::{UplinkError, Uplinks, team_stats, team_status};
+use crate::uplink::{UplinkError, Uplinks};
 use crate::vm::ServedVm;
 use crate::watchdog::{DaemonStats, PATIENCE, Watchdog};
 
@@ -234,99 +229,6 @@ impl Daemon {
 
     fn pong(&self) -> Pong {
         Pong { pid: std::process::id(), daemon: env!("CARGO_PKG_VERSION").into() }
-    }
-
-    fn status(&self) -> Status {
-        let state = self.state.lock();
-        let daemon = &state.config.daemon;
-        let (views, ports) = (self.hypervisor.vms(), self.switch.ports());
-        Status {
-            daemon: env!("CARGO_PKG_VERSION").into(),
-            pid: std::process::id(),
-            uptime_seconds: self.started.elapsed().as_secs_f64(),
-            config: state.files.main.display().to_string(),
-            runtime_dir: self.paths.runtime().display().to_string(),
-            workers: daemon.workers,
-            mode: daemon.mode.name().into(),
-            spin_us: daemon.spin_us,
-            fault_injection: daemon.fault_injection,
-            vms: state.vms.iter().map(|vm| self.vm_status(vm, &views, &ports)).collect(),
-            confined: confine::state(),
-            watched: self.watchdog.lock().status(Instant::now()),
-            teams: team_status(&self.switch),
-            survival_lost: self.hypervisor.survival_lost(),
-            uplinks: state.uplinks.status(&ports),
-        }
-    }
-
-    fn vm_status(&self, vm: &ServedVm, views: &[VmView], ports: &[PortView]) -> VmStatus {
-        let view = views.iter().find(|view| Some(view.cid) == vm.cid());
-        VmStatus {
-            name: vm.name().into(),
-            cid: vm.cid(),
-            group: vm.group().into(),
-            attached: vm.attached(),
-            ready: view.is_some_and(|view| view.ready),
-            sockets: vm.socket().iter().map(|socket| socket.display().to_string()).collect(),
-            queue_pairs: view.map_or(0, |view| view.queue_pairs),
-            queue_pair_bytes: view.map_or(0, |view| view.queue_pair_bytes),
-            connections: view.map_or(0, |view| view.connections),
-            doorbells: view.map_or(0, |view| view.doorbells),
-            inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
-            faults: vm.faults(&self.switch),
-            quarantined: vm.quarantined,
-            nics: vm.nics.iter().map(|nic| nic.status(ports)).collect(),
-        }
-    }
-
-    fn stats(&self) -> Stats {
-        let views = self.hypervisor.vms();
-        let state = self.state.lock();
-        let vm_stats = |vm: &ServedVm| {
-            let view = views.iter().find(|view| Some(view.cid) == vm.cid());
-            VmStats {
-                name: vm.name().into(),
-                cid: vm.cid(),
-                vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
-                session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
-                nics: vm.nics.iter().map(|nic| nic.stats(&self.switch)).collect(),
-                bounds: bounds::of(vm, view),
-            }
-        };
-        Stats {
-            uptime_seconds: self.started.elapsed().as_secs_f64(),
-            workers: self.workers.stats().snapshot().into_iter().collect(),
-            switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
-            vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
-            uplinks: state.uplinks.stats(&self.switch),
-            teams: team_stats(&self.switch),
-            mirrors: state.mirrors.show(&self.switch),
-            captures: self.captures.stats(),
-            daemon: self.faults.snapshot().into_iter().collect(),
-            vms: state.vms.iter().map(vm_stats).collect(),
-        }
-    }
-
-    fn ports(&self) -> Ports {
-        let views = self.hypervisor.vms();
-        let name = |cid: u32| match cid {
-            vmlane_wire::vmci::CID_HOST => "host".into(),
-            _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
-        };
-        let connections = self.hypervisor.connections().into_iter();
-        let connections = connections.map(|connection| Connection {
-            client_vm: name(connection.client.0),
-            client_cid: connection.client.0,
-            client_port: connection.client.1,
-            server_vm: name(connection.server.0),
-            server_cid: connection.server.0,
-            server_port: connection.server.1,
-            state: connection.state.into(),
-        });
-        let learned = self.switch.learned();
-        let switch = self.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
-        let mirrors = self.state.lock().mirrors.show(&self.switch);
-        Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.switch) }
     }
 
     fn hand_over(&self, layout: u32) -> Result<Done, Failure> {

@@ -1,6 +1,7 @@
 //! What each VM may use, as `vmlane stats` shows it.
 
 use vmlane_api::Bound;
+use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
 use vmlane_mem::MAX_REGIONS;
 use vmlane_transport::SessionStats;
@@ -8,8 +9,8 @@ use vmlane_transport::SessionStats;
 use crate::log;
 use crate::vm::ServedVm;
 
-/// All bounds of a VM: those of its VMCI device, then memory and log lines of each device.
-pub fn of(vm: &ServedVm, view: Option<&VmView>) -> Vec<Bound> {
+/// All bounds of a VM: those of its VMCI or virtio-vsock device, then memory and log lines of each device.
+pub fn of(vm: &ServedVm, view: Option<&VmView>, guest: Option<&GuestView>) -> Vec<Bound> {
     let vmci = view.map(|view| view.bounds.clone()).unwrap_or_default().into_iter();
     let mut bounds: Vec<Bound> = vmci
         .map(|bound| Bound {
@@ -19,6 +20,12 @@ pub fn of(vm: &ServedVm, view: Option<&VmView>) -> Vec<Bound> {
             refused: bound.refused,
         })
         .collect();
+    bounds.extend(guest.map(|guest| Bound {
+        name: "connections".into(),
+        used: guest.connections as u64,
+        limit: guest.limit as u64,
+        refused: guest.stats.over_connections.get(),
+    }));
     let mut device = |prefix: &str, session: &SessionStats, thread: String| {
         let (used, refused) = session.regions();
         let name = format!("{prefix}memory_regions");
@@ -29,7 +36,9 @@ pub fn of(vm: &ServedVm, view: Option<&VmView>) -> Vec<Bound> {
         bounds.push(Bound { name: format!("{prefix}log_lines"), used, limit, refused });
     };
     if let Some(stats) = vm.stats() {
-        device("", stats, format!("vfu-{}", vm.name()));
+        let thread =
+            if guest.is_some() { format!("vhu-{}-vs", vm.name()) } else { format!("vfu-{}", vm.name()) };
+        device("", stats, thread);
     }
     for (number, nic) in vm.nics.iter().enumerate() {
         device(&format!("nic{number}."), nic.session(), format!("vfu-{}-n{number}", vm.name()));

@@ -182,6 +182,15 @@ impl ServedVm {
         self.vsock().map(|vsock| vsock.cid)
     }
 
+    /// The kind of its device for sockets, as the configuration names it.
+    pub fn vsock_kind(&self) -> &'static str {
+        match (&self.vmci, &self.virtio) {
+            (Some(_), _) => "vmci",
+            (_, Some(_)) => "virtio",
+            _ => "none",
+        }
+    }
+
     fn vsock(&self) -> Option<&ServedVsock> {
         self.vmci.as_ref().or(self.virtio.as_ref())
     }

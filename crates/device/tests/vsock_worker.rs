@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{EventfdFlags, eventfd};
 use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{Settings, VsockDevice, VsockWorker};
+use vmlane_device::virtio::vsock::{ConnectionView, Settings, VsockDevice, VsockWorker};
 use vmlane_device::vmci::Hypervisor;
 use vmlane_guestsim::vsock::{Bench, Guest};
 use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
@@ -227,6 +227,38 @@ fn who_sleeps_is_woken_by_every_kick() {
 
 /// Messages keep their bounds; a half-closed stream still goes the other way.
 #[test]
+fn an_operator_sees_vms_connections_and_what_moved() {
+    let worker = worker(Duration::ZERO, None);
+    let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, true));
+    worker.add(spec(5, "test"));
+    a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
+    b.expect(op::REQUEST);
+    let view = |established| ConnectionView { client: (3, LOCAL), server: (4, 5000), established };
+    assert_eq!(*worker.connections(), [view(false)]);
+    b.send(5000, (3, LOCAL), kind::STREAM, op::RESPONSE, &[]);
+    a.expect(op::RESPONSE);
+    a.send(LOCAL, (4, 5000), kind::STREAM, op::RW, &[7; 100]);
+    b.expect(op::RW);
+    a.send(LOCAL, (99, 1), kind::STREAM, op::REQUEST, &[]);
+    a.expect(op::RST);
+    assert_eq!(*worker.connections(), [view(true)]);
+    let guests = worker.guests();
+    let seen = guests.iter().map(|guest| (guest.cid, guest.ready, guest.opened, guest.connections));
+    assert_eq!(seen.collect::<Vec<_>>(), [(3, true, 1, 1), (4, true, 0, 1), (5, false, 0, 0)]);
+    let (one, two) = (&guests[0].stats, &guests[1].stats);
+    assert_eq!((one.bytes_sent.get(), one.packets_sent.get(), one.refused.get()), (100, 3, 1));
+    assert_eq!((two.bytes_received.get(), two.packets_received.get(), two.packets_sent.get()), (100, 2, 1));
+    // What its device did stays known when the device is run again.
+    a.device.stop();
+    assert!(!worker.guests()[0].ready);
+    a.device.run(setup(&a.guest, false));
+    assert_eq!((worker.guests()[0].ready, worker.guests()[0].stats.bytes_sent.get()), (true, 100));
+    a.device.gone();
+    b.expect(op::RST);
+    assert!(worker.connections().is_empty());
+}
+
+#[test]
 fn messages_and_halves() {
     let worker = worker(Duration::from_millis(1), None);
     let (mut a, mut b) = (Vm::new(&worker, 3, false), Vm::new(&worker, 4, false));
@@ -355,6 +387,13 @@ fn streams_to_a_vmci_guest_are_whole() {
     b.send(LOCAL, (3, 5000), kind::STREAM, op::REQUEST, &[]);
     let stream = listener.accept().expect("a connection");
     b.expect(op::RESPONSE);
+    let (client, server) = ((4, LOCAL), (3, 5000));
+    assert_eq!(*worker.connections(), [ConnectionView { client, server, established: true }]);
+    let known = hypervisor.connections();
+    assert!(
+        known.iter().any(|one| (one.client, one.server) == (client, server)),
+        "by the same name: {known:?}"
+    );
     let (up, down) = (Pattern::new(1), Pattern::new(2));
     std::thread::scope(|scope| {
         let receiving = scope.spawn(|| {
@@ -378,6 +417,9 @@ fn streams_to_a_vmci_guest_are_whole() {
         exchange(&mut b, BYTES, up, down);
         receiving.join().expect("every byte");
     });
+    let view = worker.guests()[0].clone();
+    assert_eq!((view.stats.bytes_sent.get(), view.stats.bytes_received.get()), (BYTES, BYTES));
+    assert_eq!((view.opened, view.connections, worker.stats().relayed_bytes.get()), (1, 1, BYTES));
     stream.close();
     let (mut header, _) = b.next();
     while header.op.get() == op::CREDIT_UPDATE {

@@ -405,6 +405,7 @@ mod tests {
                 name: "a".into(),
                 cid: Some(3),
                 vmci: [("wrote_sent", sent), ("resets", resets)].into_iter().collect(),
+                vsock: CounterList::default(),
                 session: CounterList::default(),
                 nics: vec![],
                 bounds: vec![],

@@ -100,6 +100,7 @@ fn plain(stats: &Stats, before: Option<&Stats>, all: bool, workers: bool) -> Str
     for vm in &stats.vms {
         let then = before.and_then(|before| before.vms.iter().find(|other| other.name == vm.name));
         list(&format!("{}.vmci", vm.name), &vm.vmci, then.map(|then| &then.vmci));
+        list(&format!("{}.vsock", vm.name), &vm.vsock, then.map(|then| &then.vsock));
         list(&format!("{}.session", vm.name), &vm.session, then.map(|then| &then.session));
         for nic in &vm.nics {
             let then = then.and_then(|then| then.nics.iter().find(|other| other.name == nic.name));
@@ -132,7 +133,9 @@ mod tests {
     fn stats(uptime_seconds: f64, bytes: u64) -> Stats {
         let vmci = [("stream_bytes_sent", bytes), ("resets", 0)].into_iter().collect();
         let session = [("reads", 7)].into_iter().collect();
-        let vm = VmStats { name: "web".into(), cid: Some(3), vmci, session, nics: vec![], bounds: vec![] };
+        let vsock = CounterList::default();
+        let vm =
+            VmStats { name: "web".into(), cid: Some(3), vmci, vsock, session, nics: vec![], bounds: vec![] };
         let workers = [("bytes", bytes)].into_iter().collect();
         Stats { uptime_seconds, workers, vms: vec![vm], ..Stats::default() }
     }

@@ -12,7 +12,8 @@ const EXAMPLES: &str = "Examples:
   vmlane status --json | jq -r '.vms[] | select(.ready) | .name'
   vmlane status --interval 2
 
-attached: a VMM is connected. ready: the guest's driver has set the device up. HOW says how the frames of an uplink pass, or
+ATTACHED: a VMM is connected. READY: the guest's driver has set the device for sockets up (VSOCK says which it has). CONNECTIONS are those that
+its programs opened. QUEUE PAIRS are VMCI's. HOW says how the frames of an uplink pass, or
 why it is not attached.";
 
 /// Shows the daemon and its VMs
@@ -34,6 +35,7 @@ fn plain(status: &Status) -> String {
         "VM",
         "CID",
         "GROUP",
+        "VSOCK",
         "ATTACHED",
         "READY",
         "CONNECTIONS",
@@ -46,6 +48,7 @@ fn plain(status: &Status) -> String {
             vm.name,
             vm.cid.map_or_else(|| "-".into(), |cid| cid.to_string()),
             vm.group,
+            vm.vsock,
             yes(vm.attached),
             yes(vm.ready),
             vm.connections,

@@ -14,7 +14,7 @@ const EXAMPLES: &str = "Examples:
   vmlane top --interval 0.5 --count 10
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
-SENT and RECEIVED are stream bytes per second as the guest sees them. NOTICES are datagrams that announce bytes or room, in
+SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
 either direction. ACCESSES are trapped register accesses.";
 
 /// Shows live traffic per VM
@@ -92,6 +92,7 @@ fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
             let sum = |list: &vmlane_api::CounterList| names.iter().map(|name| list.get(name)).sum::<u64>();
             per_second(sum(&vm.vmci), then.map_or(0, |then| sum(&then.vmci)))
         };
+        let vsock = |name: &str| per_second(vm.vsock.get(name), then.map_or(0, |then| then.vsock.get(name)));
         let session =
             |name: &str| per_second(vm.session.get(name), then.map_or(0, |then| then.session.get(name)));
         let ports = |wanted: &dyn Fn(&str) -> bool| {
@@ -113,8 +114,8 @@ fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
             drops_per_second: drops,
             ready: view.is_some_and(|view| view.ready),
             connections: view.map_or(0, |view| view.connections),
-            sent_per_second: vmci(&["stream_bytes_sent"]),
-            received_per_second: vmci(&["stream_bytes_received"]),
+            sent_per_second: vmci(&["stream_bytes_sent"]) + vsock("bytes_sent"),
+            received_per_second: vmci(&["stream_bytes_received"]) + vsock("bytes_received"),
             notices_per_second: vmci(&[
                 "wrote_sent",
                 "read_sent",
@@ -127,9 +128,13 @@ fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
             accesses_per_second: session("reads") + session("writes"),
         }
     };
+    // What goes from one virtio-vsock guest to another passes no worker of streams.
+    let moved = |stats: &Stats| {
+        stats.workers.get("bytes") + stats.vsock.get("bytes").saturating_sub(stats.vsock.get("relayed_bytes"))
+    };
     Rates {
         seconds,
-        bytes_per_second: per_second(now.workers.get("bytes"), before.workers.get("bytes")),
+        bytes_per_second: per_second(moved(now), moved(before)),
         vms: now.vms.iter().map(vm_rates).collect(),
     }
 }
@@ -192,6 +197,7 @@ mod tests {
             name: "web".into(),
             cid: Some(3),
             vmci: vmci.into_iter().collect(),
+            vsock: [("bytes_sent", 0)].into_iter().collect(),
             session: [("reads", bytes / 10), ("writes", bytes / 10)].into_iter().collect(),
             nics: vec![],
             bounds: vec![],

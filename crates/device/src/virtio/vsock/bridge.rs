@@ -15,7 +15,7 @@ use std::sync::Arc;
 use vmlane_mem::copy_spans;
 use vmlane_port::fair::SharedPlaces;
 use vmlane_port::{PortFault, Shutdown};
-use vmlane_vsock::{Call, Key, Router, Vm};
+use vmlane_vsock::{Call, Key, Role, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 use vmlane_worker::{Meter, Work};
 
@@ -26,6 +26,7 @@ use self::name::Name;
 use super::clients::Clients;
 use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
+use super::views::ConnectionView;
 use super::vms::{Vms, port_of};
 
 /// All connections of this kind. The worker owns it.
@@ -136,7 +137,9 @@ impl Bridge {
         let name = Name::of(&header);
         let stream = header.kind.get() == kind::STREAM;
         if stream && header.op.get() == op::REQUEST {
-            let connects = self.connect(name, &header, vm);
+            let admits = self.admits(&name, vm);
+            port.stats.over_connections.bump(u64::from(!admits));
+            let connects = admits && self.connect(name, &header, vm);
             if !connects {
                 port.reply(header.reset());
             }
@@ -176,9 +179,6 @@ impl Bridge {
     }
 
     fn connect(&mut self, name: Name, header: &Header, vm: &Vm) -> bool {
-        if !self.admits(&name, vm) {
-            return false;
-        }
         let Some(guest) = self.guests.get(&name.cid) else { return false };
         let Ok(mut link) = guest.make() else { return false };
         let end = link.port.take().map(|port| guest.end(port, name));
@@ -258,6 +258,26 @@ impl Bridge {
     /// Has the guest any connection here?
     pub fn has_connections(&self, cid: u32) -> bool {
         self.places.of(&cid) > 0
+    }
+
+    /// How many connections a guest opened here, and how many it has.
+    pub fn count(&self, cid: u32) -> [usize; 2] {
+        let guest = self.guests.get(&cid);
+        [
+            guest.map_or(0, |guest| guest.calls().filter(|(call, _)| call.role == Role::Client).count()),
+            self.places.of(&cid),
+        ]
+    }
+
+    /// All connections, each once: one between two guests here is the client's.
+    pub fn views(&self) -> impl Iterator<Item = ConnectionView> {
+        let calls = self.guests.values().flat_map(GuestLinks::calls);
+        let once = calls.filter(|(call, link)| call.role == Role::Client || !link.relayed);
+        once.map(|(call, link)| ConnectionView {
+            client: call.key.client,
+            server: call.key.server,
+            established: link.stream.is_some(),
+        })
     }
 
     /// All connections of a guest are over for it.

@@ -17,6 +17,7 @@
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `bridge/mailbox.rs`, `bridge/links.rs`, `bridge/ready.rs` | what other threads tell the worker of a guest; its connections; those to which something happened |
 //! | `worker.rs`, `vms.rs`, `stats.rs` | the worker, what it keeps of each VM, what it counts |
+//! | `views.rs` | what an operator may see |
 
 mod bridge;
 mod clients;
@@ -28,11 +29,13 @@ mod port;
 mod route;
 mod stats;
 mod table;
+mod views;
 mod vms;
 mod worker;
 
 pub use device::VsockDevice;
-pub use stats::VsockStats;
+pub use stats::{GuestStats, VsockStats};
+pub use views::{ConnectionView, GuestView};
 pub use worker::{Settings, VsockWorker};
 
 /// The worker's parts without its thread, to be turned by hand.

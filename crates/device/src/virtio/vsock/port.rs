@@ -15,6 +15,7 @@ use vmlane_worker::Work;
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::patience::Wait;
+use super::stats::GuestStats;
 
 const RX: usize = 0;
 const TX: usize = 1;
@@ -75,6 +76,8 @@ pub struct Port {
     copied: usize,
     broken: bool,
     lines: Arc<dyn Lines>,
+    /// Of its VM.
+    pub stats: Arc<GuestStats>,
 }
 
 /// An invalid packet is skipped.
@@ -123,6 +126,7 @@ impl Port {
             copied: 0,
             broken: false,
             lines,
+            stats: Arc::default(),
         };
         port.disarm();
         Some(port)
@@ -190,6 +194,8 @@ impl Port {
 
     /// The packet is delivered or dropped.
     pub fn finish(&mut self, outgoing: &Outgoing) {
+        self.stats.packets_sent.bump(1);
+        self.stats.bytes_sent.bump(outgoing.done as u64);
         self.sent(&outgoing.taken);
     }
 
@@ -238,6 +244,8 @@ impl Port {
         self.log(here);
         self.rx.next = taken.next;
         self.rx.complete(taken.id, taken.count, (HEADER + here) as u32);
+        self.stats.packets_received.bump(1);
+        self.stats.bytes_received.bump(here as u64);
         Ok(here)
     }
 
@@ -378,6 +386,7 @@ impl Port {
             self.log(0);
             self.rx.next = taken.next;
             self.rx.complete(taken.id, taken.count, HEADER as u32);
+            self.stats.packets_received.bump(1);
             self.replies.pop_front();
             moved = true;
         }

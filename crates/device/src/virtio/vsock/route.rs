@@ -12,6 +12,7 @@ use super::patience::{Patience, Wait};
 use super::port::{Nonsense, Outgoing, Port};
 use super::stats::VsockStats;
 use super::table::Table;
+use super::views::{ConnectionView, GuestView};
 use super::vms::{Vm, Vms, port_of};
 
 /// Packets of one guest before the next one has its turn.
@@ -52,14 +53,14 @@ impl Routes {
     }
 
     pub fn add(&mut self, spec: vmlane_vsock::Vm) {
-        let (port, patience, account) = match self.vms.remove(&spec.cid) {
-            Some(before) => (before.port, before.patience, before.account),
-            None => (None, Patience::default(), self.meter.open(spec.cid)),
+        let (port, patience, account, stats) = match self.vms.remove(&spec.cid) {
+            Some(before) => (before.port, before.patience, before.account, before.stats),
+            None => (None, Patience::default(), self.meter.open(spec.cid), Arc::default()),
         };
         if let Some(bridge) = &mut self.bridge {
             bridge.add(spec.cid);
         }
-        self.vms.insert(spec.cid, Vm { spec, port, stalled: false, patience, account });
+        self.vms.insert(spec.cid, Vm { spec, port, stalled: false, patience, account, stats });
     }
 
     pub fn remove(&mut self, cid: u32) {
@@ -72,11 +73,12 @@ impl Routes {
         }
     }
 
-    pub fn attach(&mut self, cid: u32, port: Box<Port>) {
+    pub fn attach(&mut self, cid: u32, mut port: Box<Port>) {
         if port.fresh {
             self.reset_all(cid);
         }
         if let Some(vm) = self.vms.get_mut(&cid) {
+            port.stats = vm.stats.clone();
             vm.port = Some(port);
             vm.stalled = false;
         }
@@ -156,6 +158,7 @@ impl Routes {
         let account = vm.account;
         if self.meter.is_over(account) {
             self.stats.deferred.bump(1);
+            vm.stats.deferred.bump(1);
             return vm.port.is_some();
         }
         let Some(mut port) = vm.port.take() else { return false };
@@ -180,6 +183,7 @@ impl Routes {
                 Ok(None) => break,
                 Err(Nonsense) => {
                     self.stats.nonsense.bump(1);
+                    port.stats.nonsense.bump(1);
                     charge(&mut self.meter, &self.stats, account, port.take_work());
                     moved = true;
                     continue;
@@ -219,6 +223,7 @@ impl Routes {
         let header = outgoing.header;
         if header.src_cid.get() != u64::from(cid) {
             self.stats.forged.bump(1);
+            port.stats.forged.bump(1);
             return Fate::Finished;
         }
         let known = (op::REQUEST..=op::CREDIT_REQUEST).contains(&header.op.get());
@@ -231,6 +236,8 @@ impl Routes {
         {
             let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
             self.stats.refused.bump(u64::from(!taken));
+            self.stats.relayed_bytes.bump(outgoing.done as u64);
+            port.stats.refused.bump(u64::from(!taken));
             if header.op.get() == op::REQUEST
                 && let Some(vm) = self.vms.get(&cid)
             {
@@ -252,7 +259,11 @@ impl Routes {
         }
         // Once a packet, not once a try.
         let first = outgoing.done == 0 && outgoing.waits.is_none();
-        if lacks || vm.stalled || first && !self.table.pass(&header, vm.spec.connections) {
+        if lacks || vm.stalled {
+            return self.refuse(port, &header);
+        }
+        if first && !self.table.pass(&header, vm.spec.connections) {
+            port.stats.over_connections.bump(1);
             return self.refuse(port, &header);
         }
         // Replies before packets: a reset must not be overtaken by what comes after it.
@@ -285,6 +296,7 @@ impl Routes {
         }
         vm.stalled = true;
         self.stats.stalled.bump(1);
+        vm.stats.stalled.bump(1);
         receiver.reply(peer_reset(&header));
         self.end_wait(cid, &header, &wait, now);
         self.refuse(port, &header)
@@ -314,6 +326,7 @@ impl Routes {
         self.table.forget(header);
         if header.op.get() != op::RST {
             self.stats.refused.bump(1);
+            port.stats.refused.bump(1);
             port.reply(header.reset());
         }
         Fate::Finished
@@ -328,6 +341,27 @@ impl Routes {
 
     pub fn disarm(&mut self) {
         self.each_port(Port::disarm);
+    }
+
+    /// What an operator may see of the VMs.
+    pub fn views(&self) -> Vec<GuestView> {
+        let view = |(&cid, vm): (&u32, &Vm)| {
+            let [opened, all] = self.bridge.as_ref().map_or([0, 0], |bridge| bridge.count(cid));
+            GuestView {
+                cid,
+                ready: vm.port.is_some(),
+                opened: self.table.opened(cid) + opened,
+                connections: self.table.count(cid) + all,
+                limit: vm.spec.connections,
+                stats: vm.stats.clone(),
+            }
+        };
+        self.vms.iter().map(view).collect()
+    }
+
+    /// Their connections, each once.
+    pub fn connections(&self) -> Vec<ConnectionView> {
+        self.table.views().chain(self.bridge.iter().flat_map(Bridge::views)).collect()
     }
 
     pub fn ports(&self) -> impl Iterator<Item = &Port> {

@@ -6,6 +6,7 @@ use std::collections::HashMap;
 use vmlane_wire::virtio_vsock::{Header, op};
 
 use super::credit::Flow;
+use super::views::ConnectionView;
 
 /// A connection as one VM sees it: its port, the peer, the peer's port, the type.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
@@ -16,25 +17,41 @@ pub struct Known {
     pub kind: u16,
 }
 
-/// One VM's connections, with what it sends in each.
+/// One VM's side of a connection.
+#[derive(Debug, Default)]
+struct Side {
+    /// What it sends.
+    flow: Flow,
+    /// It opened the connection.
+    client: bool,
+    /// The server has answered; kept by the client's side.
+    established: bool,
+}
+
+/// One VM's connections.
 #[derive(Debug, Default)]
 struct Connections {
-    flows: HashMap<Known, Flow>,
+    sides: HashMap<Known, Side>,
+    /// How many of them it opened.
+    opened: usize,
     /// How many it has with which VM.
     peers: HashMap<u32, usize>,
 }
 
 impl Connections {
-    fn add(&mut self, known: Known) {
-        if self.flows.insert(known, Flow::default()).is_none() {
+    fn add(&mut self, known: Known, client: bool) {
+        let before = self.sides.insert(known, Side { client, ..Side::default() });
+        if before.is_none() {
             *self.peers.entry(known.peer).or_default() += 1;
         }
+        self.opened += usize::from(client);
+        self.opened -= usize::from(before.is_some_and(|before| before.client));
     }
 
     fn remove(&mut self, known: &Known) {
-        if self.flows.remove(known).is_some()
-            && let Some(count) = self.peers.get_mut(&known.peer)
-        {
+        let Some(side) = self.sides.remove(known) else { return };
+        self.opened -= usize::from(side.client);
+        if let Some(count) = self.peers.get_mut(&known.peer) {
             *count -= 1;
             if *count == 0 {
                 self.peers.remove(&known.peer);
@@ -64,32 +81,38 @@ impl Table {
         match header.op.get() {
             op::REQUEST => {
                 let sides = Table::sides(header);
-                if self.known.get(&sides[0].0).is_some_and(|set| set.flows.len() >= most) {
+                if self.count(sides[0].0) >= most {
                     return false;
                 }
-                for (cid, known) in sides {
-                    self.known.entry(cid).or_default().add(known);
+                for ((cid, known), client) in sides.into_iter().zip([true, false]) {
+                    self.known.entry(cid).or_default().add(known, client);
+                }
+            }
+            op::RESPONSE => {
+                let [_, (cid, client)] = Table::sides(header);
+                if let Some(side) = self.side(cid, &client) {
+                    side.established = true;
                 }
             }
             op::RST => self.forget(header),
             _ => {}
         }
         let [_, (cid, receiver)] = Table::sides(header);
-        if let Some(flow) = self.flow(cid, &receiver) {
-            flow.hears(header);
+        if let Some(side) = self.side(cid, &receiver) {
+            side.flow.hears(header);
         }
         true
     }
 
-    fn flow(&mut self, cid: u32, known: &Known) -> Option<&mut Flow> {
-        self.known.get_mut(&cid)?.flows.get_mut(known)
+    fn side(&mut self, cid: u32, known: &Known) -> Option<&mut Side> {
+        self.known.get_mut(&cid)?.sides.get_mut(known)
     }
 
     /// The payload of a packet is with its receiver. True if that one should be asked for credit.
     pub fn delivered(&mut self, header: &Header, len: usize) -> bool {
         let [(cid, sender), _] = Table::sides(header);
         // One that began before this daemon did is not counted.
-        len > 0 && self.flow(cid, &sender).is_some_and(|flow| flow.sends(len as u32))
+        len > 0 && self.side(cid, &sender).is_some_and(|side| side.flow.sends(len as u32))
     }
 
     /// The packet's connection is over.
@@ -110,7 +133,7 @@ impl Table {
     /// All connections of a VM are over; they are returned.
     pub fn clear(&mut self, cid: u32) -> Vec<Known> {
         let ended = self.known.remove(&cid).into_iter();
-        let ended: Vec<Known> = ended.flat_map(|set| set.flows.into_keys()).collect();
+        let ended: Vec<Known> = ended.flat_map(|set| set.sides.into_keys()).collect();
         for known in &ended {
             if let Some(set) = self.known.get_mut(&known.peer) {
                 set.remove(&Known {
@@ -124,9 +147,26 @@ impl Table {
         ended
     }
 
-    #[cfg(test)]
+    /// How many connections a VM has.
     pub fn count(&self, cid: u32) -> usize {
-        self.known.get(&cid).map_or(0, |set| set.flows.len())
+        self.known.get(&cid).map_or(0, |set| set.sides.len())
+    }
+
+    /// How many of them it opened.
+    pub fn opened(&self, cid: u32) -> usize {
+        self.known.get(&cid).map_or(0, |set| set.opened)
+    }
+
+    /// All connections, each once.
+    pub fn views(&self) -> impl Iterator<Item = ConnectionView> {
+        self.known.iter().flat_map(|(&cid, set)| {
+            let opened = set.sides.iter().filter(|(_, side)| side.client);
+            opened.map(move |(known, side)| ConnectionView {
+                client: (cid, known.port),
+                server: (known.peer, known.peer_port),
+                established: side.established,
+            })
+        })
     }
 }
 
@@ -140,10 +180,16 @@ mod tests {
         let mut table = Table::default();
         let request = Header::new((3, 1000), (4, 22), kind::STREAM, op::REQUEST);
         assert!(table.pass(&request, 1) && table.pass(&Header::new((3, 1), (4, 2), 1, op::RW), 1));
-        assert_eq!([3, 4].map(|cid| table.count(cid)), [1, 1]);
+        assert_eq!([3, 4].map(|cid| (table.count(cid), table.opened(cid))), [(1, 1), (1, 0)]);
+        let seen = |table: &Table| table.views().collect::<Vec<_>>();
+        let view = |established| ConnectionView { client: (3, 1000), server: (4, 22), established };
+        assert_eq!(seen(&table), [view(false)]);
+        assert!(table.pass(&Header::new((4, 22), (3, 1000), kind::STREAM, op::RESPONSE), 1));
+        assert_eq!(seen(&table), [view(true)]);
         assert!(!table.pass(&Header::new((3, 1001), (4, 22), kind::STREAM, op::REQUEST), 1));
         assert!(table.pass(&request.reset(), 1));
-        assert_eq!([3, 4].map(|cid| table.count(cid)), [0, 0]);
+        assert_eq!([3, 4].map(|cid| (table.count(cid), table.opened(cid))), [(0, 0); 2]);
+        assert!(seen(&table).is_empty());
         table.pass(&request, 1);
         table.pass(&request, 2);
         assert!(!table.talks_to_others(3, 4) && table.talks_to_others(3, 5) && !table.talks_to_others(5, 3));

@@ -1,11 +1,13 @@
 //! What the worker keeps of each VM.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 
 use vmlane_worker::Account;
 
 use super::patience::Patience;
 use super::port::Port;
+use super::stats::GuestStats;
 
 /// A VM with such a device.
 pub struct Vm {
@@ -18,6 +20,7 @@ pub struct Vm {
     pub patience: Patience,
     /// What its rings cause is charged to it.
     pub account: Account,
+    pub stats: Arc<GuestStats>,
 }
 
 /// By CID.

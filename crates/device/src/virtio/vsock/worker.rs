@@ -18,6 +18,7 @@ use super::link::Waker;
 use super::port::Port;
 use super::route::Routes;
 use super::stats::VsockStats;
+use super::views::{ConnectionView, GuestView, Question};
 
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
@@ -33,12 +34,15 @@ enum Request {
     Attach(u32, Box<Port>),
     Detach(u32),
     Gone(u32),
+    /// What an operator may see is asked for.
+    ShowGuests,
+    ShowConnections,
 }
 
 /// A request, and the caller that waits for its end.
 struct Command {
     request: Request,
-    _answer: Answer,
+    _answer: Option<Answer>,
 }
 
 type Requests = CommandQueue<Command>;
@@ -51,8 +55,16 @@ pub struct VsockWorker {
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
     stats: Arc<VsockStats>,
+    questions: Arc<Questions>,
     heartbeat: Arc<Heartbeat>,
     thread: Option<JoinHandle<()>>,
+}
+
+/// What may be asked of the worker.
+#[derive(Default)]
+struct Questions {
+    guests: Question<Vec<GuestView>>,
+    connections: Question<Vec<ConnectionView>>,
 }
 
 /// Wakes the worker for what it looks at before it sleeps.
@@ -72,16 +84,32 @@ impl VsockWorker {
         let bridge = router.map(|router| Bridge::new(router, mailbox.clone()));
         let stats = Arc::new(VsockStats::default());
         let heartbeat = Arc::new(Heartbeat::default());
-        let engine = VsockEngine { routes: Routes::new(stats.clone(), bridge), stats: stats.clone() };
+        let questions = Arc::new(Questions::default());
+        let routes = Routes::new(stats.clone(), bridge);
+        let engine = VsockEngine { routes, stats: stats.clone(), questions: questions.clone() };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
         let thread = Some(worker.spawn("vsock".into())?);
-        Ok(VsockWorker { requests, mailbox, stats, heartbeat, thread })
+        Ok(VsockWorker { requests, mailbox, stats, questions, heartbeat, thread })
     }
 
     pub fn stats(&self) -> &Arc<VsockStats> {
         &self.stats
+    }
+
+    /// The VMs as they are now; if the worker does not answer, as they were when it last did.
+    pub fn guests(&self) -> Arc<Vec<GuestView>> {
+        self.questions.guests.ask(|| self.post(Request::ShowGuests))
+    }
+
+    /// Likewise, all connections with such a VM at an end.
+    pub fn connections(&self) -> Arc<Vec<ConnectionView>> {
+        self.questions.connections.ask(|| self.post(Request::ShowConnections))
+    }
+
+    fn post(&self, request: Request) {
+        self.requests.post(|()| (Some(Command { request, _answer: None }), ()));
     }
 
     /// The worker's heartbeat.
@@ -119,7 +147,7 @@ impl VsockWorker {
     /// Asks and waits until it is done. A worker that has stopped refuses, and holds nothing any more.
     fn ask(&self, request: Request) {
         let calls = Calls::new();
-        let _ = self.requests.call(|()| Some(Command { request, _answer: calls.answer() }));
+        let _ = self.requests.call(|()| Some(Command { request, _answer: Some(calls.answer()) }));
         calls.wait();
     }
 }
@@ -137,6 +165,7 @@ impl Drop for VsockWorker {
 struct VsockEngine {
     routes: Routes,
     stats: Arc<VsockStats>,
+    questions: Arc<Questions>,
 }
 
 impl Engine for VsockEngine {
@@ -152,6 +181,8 @@ impl Engine for VsockEngine {
             Request::Attach(cid, port) => self.routes.attach(cid, port),
             Request::Detach(cid) => self.routes.detach(cid),
             Request::Gone(cid) => self.routes.reset_all(cid),
+            Request::ShowGuests => self.questions.guests.answer(self.routes.views()),
+            Request::ShowConnections => self.questions.connections.answer(self.routes.connections()),
         }
     }
 

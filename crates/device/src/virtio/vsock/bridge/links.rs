@@ -141,6 +141,11 @@ impl GuestLinks {
         self.links.keys().copied().collect()
     }
 
+    /// The links that the router knows, with what it knows them by.
+    pub fn calls(&self) -> impl Iterator<Item = (Call, &Link)> {
+        self.links.values().filter_map(|link| Some((link.call?, link)))
+    }
+
     /// The name of the next link to which something happened, and its place.
     pub fn take_ready(&mut self) -> Option<(u16, Option<Name>)> {
         let slot = self.mailbox.ready.take(self.next)?;

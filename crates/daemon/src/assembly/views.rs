@@ -1,0 +1,144 @@
+//! What the daemon shows of what it serves: status, counters, connections and ports.
+
+use std::collections::BTreeMap;
+use std::time::Instant;
+
+use vmlane_api::{Connection, CounterList, Ports, Stats, Status, VmStats, VmStatus};
+use vmlane_device::virtio::vsock::GuestView;
+use vmlane_device::vmci::VmView;
+use vmlane_stats::Counters;
+use vmlane_switch::PortView;
+
+use super::Daemon;
+use crate::bounds;
+use crate::confine;
+use crate::ports::switch_port;
+use crate::uplink::{team_stats, team_status};
+use crate::vm::ServedVm;
+
+/// What the devices for sockets tell of a VM. Each VM has one of either kind at most.
+struct Sockets<'v> {
+    vmci: Option<&'v VmView>,
+    virtio: Option<&'v GuestView>,
+}
+
+impl<'v> Sockets<'v> {
+    fn of(vm: &ServedVm, vmci: &'v [VmView], virtio: &'v [GuestView]) -> Sockets<'v> {
+        let cid = vm.cid();
+        Sockets {
+            vmci: vmci.iter().find(|view| Some(view.cid) == cid),
+            virtio: virtio.iter().find(|view| Some(view.cid) == cid),
+        }
+    }
+}
+
+impl Daemon {
+    pub(super) fn status(&self) -> Status {
+        let state = self.state.lock();
+        let daemon = &state.config.daemon;
+        let (views, guests, ports) = (self.hypervisor.vms(), self.vsock_worker.guests(), self.switch.ports());
+        Status {
+            daemon: env!("CARGO_PKG_VERSION").into(),
+            pid: std::process::id(),
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            config: state.files.main.display().to_string(),
+            runtime_dir: self.paths.runtime().display().to_string(),
+            workers: daemon.workers,
+            mode: daemon.mode.name().into(),
+            spin_us: daemon.spin_us,
+            fault_injection: daemon.fault_injection,
+            vms: state
+                .vms
+                .iter()
+                .map(|vm| self.vm_status(vm, &Sockets::of(vm, &views, &guests), &ports))
+                .collect(),
+            confined: confine::state(),
+            watched: self.watchdog.lock().status(Instant::now()),
+            teams: team_status(&self.switch),
+            survival_lost: self.hypervisor.survival_lost(),
+            uplinks: state.uplinks.status(&ports),
+        }
+    }
+
+    fn vm_status(&self, vm: &ServedVm, sockets: &Sockets<'_>, ports: &[PortView]) -> VmStatus {
+        let Sockets { vmci: view, virtio } = sockets;
+        VmStatus {
+            name: vm.name().into(),
+            cid: vm.cid(),
+            group: vm.group().into(),
+            attached: vm.attached(),
+            vsock: vm.vsock_kind().into(),
+            ready: view.is_some_and(|view| view.ready) || virtio.is_some_and(|guest| guest.ready),
+            sockets: vm.socket().iter().map(|socket| socket.display().to_string()).collect(),
+            queue_pairs: view.map_or(0, |view| view.queue_pairs),
+            queue_pair_bytes: view.map_or(0, |view| view.queue_pair_bytes),
+            connections: virtio.map_or(view.map_or(0, |view| view.connections), |guest| guest.opened),
+            doorbells: view.map_or(0, |view| view.doorbells),
+            inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
+            faults: vm.faults(&self.switch),
+            quarantined: vm.quarantined,
+            nics: vm.nics.iter().map(|nic| nic.status(ports)).collect(),
+        }
+    }
+
+    pub(super) fn stats(&self) -> Stats {
+        let (views, guests) = (self.hypervisor.vms(), self.vsock_worker.guests());
+        let state = self.state.lock();
+        let vm_stats = |vm: &ServedVm| {
+            let Sockets { vmci, virtio } = Sockets::of(vm, &views, &guests);
+            // The hypervisor knows the other VMs, too, and counts nothing for them.
+            let view = vmci.filter(|_| virtio.is_none());
+            VmStats {
+                name: vm.name().into(),
+                cid: vm.cid(),
+                vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
+                vsock: virtio.map(|guest| guest.stats.snapshot().into_iter().collect()).unwrap_or_default(),
+                session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
+                nics: vm.nics.iter().map(|nic| nic.stats(&self.switch)).collect(),
+                bounds: bounds::of(vm, view, virtio),
+            }
+        };
+        Stats {
+            uptime_seconds: self.started.elapsed().as_secs_f64(),
+            workers: self.workers.stats().snapshot().into_iter().collect(),
+            switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
+            vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
+            uplinks: state.uplinks.stats(&self.switch),
+            teams: team_stats(&self.switch),
+            mirrors: state.mirrors.show(&self.switch),
+            captures: self.captures.stats(),
+            daemon: self.faults.snapshot().into_iter().collect(),
+            vms: state.vms.iter().map(vm_stats).collect(),
+        }
+    }
+
+    pub(super) fn ports(&self) -> Ports {
+        let views = self.hypervisor.vms();
+        let name = |cid: u32| match cid {
+            vmlane_wire::vmci::CID_HOST => "host".into(),
+            _ => views.iter().find(|vm| vm.cid == cid).map_or_else(String::new, |vm| vm.name.clone()),
+        };
+        let vmci = self.hypervisor.connections();
+        let mut connections: BTreeMap<_, _> = self
+            .vsock_worker
+            .connections()
+            .iter()
+            .map(|one| ((one.client, one.server), one.state()))
+            .collect();
+        // Both devices know of one between a VM of either kind; VMCI's states say more.
+        connections.extend(vmci.iter().map(|one| ((one.client, one.server), one.state)));
+        let connections = connections.into_iter().map(|((client, server), state)| Connection {
+            client_vm: name(client.0),
+            client_cid: client.0,
+            client_port: client.1,
+            server_vm: name(server.0),
+            server_cid: server.0,
+            server_port: server.1,
+            state: state.into(),
+        });
+        let learned = self.switch.learned();
+        let switch = self.switch.ports().into_iter().map(|view| switch_port(view, &learned)).collect();
+        let mirrors = self.state.lock().mirrors.show(&self.switch);
+        Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.switch) }
+    }
+}
