@@ -398,6 +398,37 @@ fn the_log_says_what_happened() {
     contains_all(&place.log(), &["serving", "ready", "stopping"]);
 }
 
+#[test]
+fn each_line_of_a_json_log_is_an_object() {
+    let json = TWO.replace("[daemon]\n", "[daemon]\nlog_format = \"json\"\n");
+    let place = Place::new(&json);
+    let mut daemon = place.start();
+    // A panic and a configuration with mistakes are told in several lines.
+    assert_eq!(place.ask(&["debug", "panic", "web", "--at", "control"]).code, 1);
+    place.configure(&json.replace("\"json\"", "\"xml\\n\""));
+    daemon.signal(Signal::HUP);
+    eventually(|| place.log().contains("xml").then_some(()));
+    daemon.signal(Signal::TERM);
+    assert_eq!(daemon.exit_code(), Some(0));
+    let mut said = String::new();
+    for line in place.log().lines() {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        for key in ["timestamp", "level", "target"] {
+            assert!(line[key].is_string(), "{key}: {line}");
+        }
+        said += &format!("{} {}\n", line["level"], line["fields"]["message"].as_str().unwrap());
+    }
+    contains_all(
+        &said,
+        &["\"INFO\" ready", "\"ERROR\"", "panicked at", "use \"text\" or \"json\"", "stopping"],
+    );
+
+    let mut command = place.daemon_command();
+    command.args(["--log-format", "xml"]);
+    let ran = run(command);
+    assert!(ran.code == 2 && ran.err.contains("use text or json"), "{ran:?}");
+}
+
 /// A driver's register access, panicking `faults` times inside the device's session.
 fn provoke(place: &Place, vmm: &mut Vmm, faults: u32) {
     for _ in 0..faults {

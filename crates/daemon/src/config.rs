@@ -23,6 +23,7 @@ use std::path::{Path, PathBuf};
 
 pub use crate::access::{ControlRule, May};
 pub use crate::faults::FaultLimit;
+pub use crate::log::LogFormat;
 pub use mirror::MirrorConfig;
 pub use vmlane_access::Owner;
 use vmlane_device::vmci;
@@ -183,6 +184,7 @@ pub struct DaemonConfig {
     pub user: Option<String>,
     /// Log filter.
     pub log: Option<String>,
+    pub log_format: LogFormat,
 }
 
 impl Default for DaemonConfig {
@@ -197,6 +199,7 @@ impl Default for DaemonConfig {
             fault_injection: false,
             user: None,
             log: None,
+            log_format: LogFormat::default(),
         }
     }
 }

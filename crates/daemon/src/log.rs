@@ -1,4 +1,4 @@
-//! The log: lines on stderr, and a limit on what guests can make the daemon write.
+//! The log: lines on stderr, as text or as JSON, and a limit on what guests can make the daemon write.
 //!
 //! Threads that serve guests (sessions, acceptors, workers) get a number of lines per window each,
 //! whatever code runs on them; on a worker, each port, stream or guest that it serves gets as many. The rest is
@@ -25,6 +25,27 @@ const LINES: u32 = 20;
 const SOURCES: usize = 4096;
 const WINDOW: Duration = Duration::from_secs(10);
 
+/// What a line looks like.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub enum LogFormat {
+    /// For people.
+    #[default]
+    Text,
+    /// An object a line, for programs: `timestamp`, `level`, `target`, and `fields` with `message`.
+    Json,
+}
+
+impl LogFormat {
+    /// The format with a name of the configuration, `text` or `json`.
+    pub fn of_name(name: &str) -> Option<LogFormat> {
+        match name {
+            "text" => Some(LogFormat::Text),
+            "json" => Some(LogFormat::Json),
+            _ => None,
+        }
+    }
+}
+
 /// An invalid filter, or a second log.
 #[derive(Debug, thiserror::Error)]
 pub enum LogError {
@@ -46,14 +67,16 @@ pub fn choose(argument: Option<String>, configured: Option<String>) -> (&'static
 }
 
 /// Starts the log of this process; panics are logged, too.
-pub fn init(key: &'static str, filter: String) -> Result<Throttle, LogError> {
+pub fn init(key: &'static str, filter: String, format: LogFormat) -> Result<Throttle, LogError> {
     let parsed = EnvFilter::builder().parse(&filter);
     let parsed = parsed.map_err(|error| LogError::Filter { key, filter, why: error.to_string() })?;
     let throttle = Throttle::default();
     let _ = THROTTLE.set(throttle.clone());
-    let lines = tracing_subscriber::fmt::layer()
-        .with_writer(std::io::stderr)
-        .with_ansi(std::io::stderr().is_terminal());
+    let lines = tracing_subscriber::fmt::layer().with_writer(std::io::stderr);
+    let lines = match format {
+        LogFormat::Text => lines.with_ansi(std::io::stderr().is_terminal()).boxed(),
+        LogFormat::Json => lines.json().boxed(),
+    };
     let log = tracing_subscriber::registry().with(parsed).with(lines).with(throttle.clone());
     log.try_init().map_err(|_| LogError::Twice)?;
     // Contained panics would otherwise write to stderr past the limit.

@@ -184,6 +184,7 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
         change("fault_injection", before.fault_injection != after.fault_injection),
         change("user", before.user != after.user),
         change("log", before.log != after.log),
+        change("log_format", before.log_format != after.log_format),
     ]
     .into_iter()
     .flatten()

@@ -21,7 +21,7 @@ use crate::confine::{self, ConfineError};
 use crate::control::{Bounds, ControlServer};
 use crate::files::Files;
 use crate::keeper::{self, Held, Origin};
-use crate::log::{self, LogError};
+use crate::log::{self, LogError, LogFormat};
 use crate::notify::{self, notify};
 use crate::paths::Paths;
 use crate::runtime::{self, Claim, RuntimeError};
@@ -43,6 +43,8 @@ pub struct Options {
     pub state_dir: Option<PathBuf>,
     /// Log filter; comes before the environment's and the configuration's.
     pub log: Option<String>,
+    /// Comes before the configuration's.
+    pub log_format: Option<LogFormat>,
     /// Take the place of a daemon that serves in the runtime directory.
     pub replace: bool,
     /// Give up what it does not need; false is for debugging.
@@ -96,7 +98,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     let config = Config::check(&sources)?;
     let (key, filter) = log::choose(options.log, config.daemon.log.clone());
-    let throttle = log::init(key, filter)?;
+    let format = options.log_format.unwrap_or(config.daemon.log_format);
+    let throttle = log::init(key, filter, format)?;
     raise_descriptor_limit();
 
     let shown = options.runtime_dir.display().to_string();

@@ -4,11 +4,13 @@ use std::path::PathBuf;
 use std::process::ExitCode;
 
 use vmlane_daemon::config;
+use vmlane_daemon::log::LogFormat;
 use vmlane_daemon::run::{Options, run};
 
 const EXAMPLES: &str = "Examples:
   vmlane daemon
   vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
+  vmlane daemon --log-format json
   vmlane daemon --replace        (an upgrade under running VMs)
 
 A configuration for two VMs that may talk to each other:
@@ -54,6 +56,9 @@ pub struct Args {
     /// [default: VMLANE_LOG, then the configuration's, then info]
     #[arg(long, value_name = "FILTER")]
     log: Option<String>,
+    /// What a line of the log looks like [default: the configuration's log_format, then text]
+    #[arg(long, value_name = "FORMAT", value_parser = log_format)]
+    log_format: Option<LogFormat>,
     /// Replace the running daemon: VMs stay attached and continue
     #[arg(long)]
     replace: bool,
@@ -75,6 +80,7 @@ impl Args {
             runtime_dir,
             state_dir,
             log,
+            log_format,
             replace,
             external_keeper,
             no_confine,
@@ -85,6 +91,7 @@ impl Args {
             runtime_dir,
             state_dir,
             log,
+            log_format,
             replace,
             confine: !no_confine,
             external_keeper,
@@ -97,4 +104,8 @@ impl Args {
             Err(error) => Err(error.into()),
         }
     }
+}
+
+fn log_format(name: &str) -> Result<LogFormat, String> {
+    LogFormat::of_name(name).ok_or_else(|| "use text or json".into())
 }

@@ -11,8 +11,8 @@ use super::merge::merge;
 use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
 use super::sources::{Kind, Sources};
 use super::{
-    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, Mode, PortGroupConfig, Problem, Role,
-    UplinkConfig, VmConfig, VmPlace,
+    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, LogFormat, Mode, PortGroupConfig,
+    Problem, Role, UplinkConfig, VmConfig, VmPlace,
 };
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
@@ -147,6 +147,15 @@ impl Checker<'_> {
                 Mode::Adaptive
             }
         };
+        let log_format = raw.log_format.as_ref().map(|name| match LogFormat::of_name(name.get_ref()) {
+            Some(format) => format,
+            None => {
+                let text =
+                    format!("daemon: log_format = {:?} is unknown; use \"text\" or \"json\"", name.get_ref());
+                self.problem(name.span(), text);
+                LogFormat::default()
+            }
+        });
         DaemonConfig {
             workers: workers.map_or(default.workers, |value| value as u16),
             mode,
@@ -160,6 +169,7 @@ impl Checker<'_> {
             fault_injection: raw.fault_injection.unwrap_or(default.fault_injection),
             user: raw.user.clone(),
             log: raw.log.clone(),
+            log_format: log_format.unwrap_or(default.log_format),
         }
     }
 

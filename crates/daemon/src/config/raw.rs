@@ -159,6 +159,7 @@ pub struct RawDaemon {
     pub fault_injection: Option<bool>,
     pub user: Option<String>,
     pub log: Option<String>,
+    pub log_format: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]
