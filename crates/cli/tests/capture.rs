@@ -220,6 +220,17 @@ fn a_client_that_is_too_slow_loses_records_exactly_as_many_as_the_file_says() {
             next = number(packet) + 1;
         }
     }
+    // The daemon counts the same.
+    let lost: u64 = counts.iter().map(|[_, lost, _]| lost).sum();
+    let written: u64 = counts.iter().map(|[_, _, written]| written).sum();
+    eventually("the capture has ended", || {
+        let mut command = Command::new(VMLANE);
+        command.args(["stats", "--json", "--runtime-dir"]).arg(world.runtime());
+        let stats: serde_json::Value = serde_json::from_slice(&command.output().unwrap().stdout).unwrap();
+        let captures = &stats["captures"];
+        let told = ["running", "begun", "recorded", "lost"].map(|name| captures[name].as_u64().unwrap());
+        (told == [0, 1, written, lost]).then_some(())
+    });
 }
 
 #[test]
