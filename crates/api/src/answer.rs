@@ -325,6 +325,9 @@ pub struct NicStats {
     pub port: CounterList,
     /// What its connection to the VMM did.
     pub session: CounterList,
+    /// What each pair of its queues did since the guest's driver activated it; nothing of models that do not count it.
+    #[serde(default)]
+    pub queues: Vec<CounterList>,
 }
 
 /// To `ports`.

@@ -252,6 +252,12 @@ impl ServedNic {
             },
             port: switch.stats(self.port).snapshot().into_iter().collect(),
             session: self.session.snapshot().into_iter().collect(),
+            queues: match &self.counters {
+                DeviceCounters::Vmxnet3(handle) => {
+                    handle.queues().into_iter().map(|queue| queue.into_iter().collect()).collect()
+                }
+                DeviceCounters::Virtio(_) => Vec::new(),
+            },
         }
     }
 }

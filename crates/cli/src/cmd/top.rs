@@ -1,23 +1,40 @@
-//! `vmlane top`: live traffic per VM.
+//! `vmlane top`: live traffic.
+//!
+//! On a terminal, `screen.rs` asks the daemon and reads keys, `app.rs` is the state that keys change, `views.rs` makes a table of two
+//! looks at the daemon, and `draw.rs` draws it. Elsewhere, tables or JSON follow each other.
 
+mod app;
+mod draw;
+mod rates;
+mod screen;
+mod table;
+mod views;
+
+use std::io::IsTerminal;
 use std::process::ExitCode;
 use std::time::Duration;
 
-use serde::Serialize;
-use vmlane_api::{Stats, Status, VmStats};
+use vmlane_api::Status;
 
-use super::control::{Where, bytes, is_terminal, json, print, seconds, table};
+use self::rates::{Rates, rates};
+use super::control::{Where, bytes, is_terminal, json, print, seconds};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
   vmlane top
   vmlane top --interval 0.5 --count 10
+  vmlane top --once
   vmlane top --json | jq -r '[.seconds, .bytes_per_second] | @tsv'
 
-SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
-either direction. ACCESSES are trapped register accesses.";
+On a terminal, keys choose what is shown: v VMs, n network (cards and uplinks), u queues of cards, c connections, w
+workers. < and > choose the column to sort by, r reverses it, f or / filters rows, s sets the interval, p pauses, h shows all
+keys, q quits. Without a terminal, with --once and with --json, a table or an object follows the other.
 
-/// Shows live traffic per VM
+SENT and RECEIVED are bytes per second in the guest's sockets (VMCI's streams, virtio-vsock's packets). NOTICES are datagrams that announce bytes or room, in
+either direction. ACCESSES are trapped register accesses. LOAD is the share of the time in which a worker had work. Queues are
+those of active VMXNET3 cards; virtio-net cards are not counted by queue.";
+
+/// Shows live traffic per VM, card, queue, connection and worker
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -32,114 +49,43 @@ pub struct Args {
     /// Stop after this many updates
     #[arg(long, value_name = "NUMBER")]
     count: Option<u64>,
-}
-
-/// What happened per second, between two looks.
-#[derive(Debug, PartialEq, Serialize)]
-struct Rates {
-    /// Between the two.
-    seconds: f64,
-    bytes_per_second: f64,
-    vms: Vec<VmRates>,
-}
-
-#[derive(Debug, PartialEq, Serialize)]
-struct VmRates {
-    name: String,
-    cid: Option<u32>,
-    frames_sent_per_second: f64,
-    frames_received_per_second: f64,
-    frame_bytes_per_second: f64,
-    drops_per_second: f64,
-    ready: bool,
-    connections: usize,
-    sent_per_second: f64,
-    received_per_second: f64,
-    notices_per_second: f64,
-    datagrams_per_second: f64,
-    interrupts_per_second: f64,
-    accesses_per_second: f64,
+    /// Print one table, also on a terminal
+    #[arg(long, conflicts_with = "count")]
+    once: bool,
 }
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
+        let interactive = is_terminal() && std::io::stdin().is_terminal();
+        if interactive && !self.json && !self.once {
+            screen::run(&self.place, self.interval, self.count)?;
+        } else {
+            self.follow()?;
+        }
+        Ok(ExitCode::SUCCESS)
+    }
+
+    /// Prints one table or object after the other.
+    fn follow(self) -> anyhow::Result<()> {
         let mut before = self.place.connect()?.stats()?;
-        let mut left = self.count;
+        let mut left = if self.once { Some(1) } else { self.count };
         while left != Some(0) {
             std::thread::sleep(self.interval);
             let mut client = self.place.connect()?;
             let (status, now) = (client.status()?, client.stats()?);
             let rates = rates(&before, &now, &status);
-            let text = if self.json { json(&rates)? } else { screen(&rates, &status) };
+            let text = if self.json { json(&rates)? } else { plain(&rates, &status) };
             if !print(&text)? {
                 break;
             }
             before = now;
             left = left.map(|left| left - 1);
         }
-        Ok(ExitCode::SUCCESS)
+        Ok(())
     }
 }
 
-fn rates(before: &Stats, now: &Stats, status: &Status) -> Rates {
-    // A restarted daemon counts from 0 again: its uptime is the time since then.
-    let elapsed = now.uptime_seconds - before.uptime_seconds;
-    let seconds = if elapsed > 0.0 { elapsed } else { now.uptime_seconds.max(1e-3) };
-    let per_second = |now: u64, before: u64| now.checked_sub(before).unwrap_or(now) as f64 / seconds;
-    let vm_rates = |vm: &VmStats| {
-        let then = before.vms.iter().find(|other| other.name == vm.name);
-        let vmci = |names: &[&str]| {
-            let sum = |list: &vmlane_api::CounterList| names.iter().map(|name| list.get(name)).sum::<u64>();
-            per_second(sum(&vm.vmci), then.map_or(0, |then| sum(&then.vmci)))
-        };
-        let vsock = |name: &str| per_second(vm.vsock.get(name), then.map_or(0, |then| then.vsock.get(name)));
-        let session =
-            |name: &str| per_second(vm.session.get(name), then.map_or(0, |then| then.session.get(name)));
-        let ports = |wanted: &dyn Fn(&str) -> bool| {
-            let sum = |vm: &VmStats| -> u64 {
-                let counters = vm.nics.iter().flat_map(|nic| nic.port.iter());
-                counters.filter(|(name, _)| wanted(name)).map(|(_, value)| value).sum()
-            };
-            per_second(sum(vm), then.map_or(0, sum))
-        };
-        let frames = |names: &[&str]| ports(&|name| names.contains(&name));
-        let drops = ports(&|name| name.starts_with("drop_"));
-        let view = status.vms.iter().find(|view| view.name == vm.name);
-        VmRates {
-            name: vm.name.clone(),
-            cid: vm.cid,
-            frames_sent_per_second: frames(&["tx_frames"]),
-            frames_received_per_second: frames(&["rx_frames"]),
-            frame_bytes_per_second: frames(&["tx_bytes", "rx_bytes"]),
-            drops_per_second: drops,
-            ready: view.is_some_and(|view| view.ready),
-            connections: view.map_or(0, |view| view.connections),
-            sent_per_second: vmci(&["stream_bytes_sent"]) + vsock("bytes_sent"),
-            received_per_second: vmci(&["stream_bytes_received"]) + vsock("bytes_received"),
-            notices_per_second: vmci(&[
-                "wrote_sent",
-                "read_sent",
-                "waiting_sent",
-                "wrote_received",
-                "read_received",
-            ]),
-            datagrams_per_second: vmci(&["datagrams_sent", "datagrams_received"]),
-            interrupts_per_second: vmci(&["interrupts"]),
-            accesses_per_second: session("reads") + session("writes"),
-        }
-    };
-    // What goes from one virtio-vsock guest to another passes no worker of streams.
-    let moved = |stats: &Stats| {
-        stats.workers.get("bytes") + stats.vsock.get("bytes").saturating_sub(stats.vsock.get("relayed_bytes"))
-    };
-    Rates {
-        seconds,
-        bytes_per_second: per_second(moved(now), moved(before)),
-        vms: now.vms.iter().map(vm_rates).collect(),
-    }
-}
-
-fn screen(rates: &Rates, status: &Status) -> String {
+fn plain(rates: &Rates, status: &Status) -> String {
     let speed = |value: f64| format!("{}/s", bytes(value));
     let mut rows = vec![row![
         "VM",
@@ -175,59 +121,11 @@ fn screen(rates: &Rates, status: &Status) -> String {
             format!("{:.0}/s", vm.drops_per_second),
         ]);
     }
-    // On a terminal the picture replaces the one before; elsewhere they follow each other.
-    let (clear, end) = if is_terminal() { ("\x1b[H\x1b[2J", "") } else { ("", "\n") };
     format!(
-        "{clear}vmlane {}, up {:.0} s: {} in all\n{}{end}",
+        "vmlane {}, up {:.0} s: {} in all\n{}\n",
         status.daemon,
         status.uptime_seconds,
         speed(rates.bytes_per_second),
-        table(&rows)
+        super::control::table(&rows)
     )
-}
-
-#[cfg(test)]
-mod tests {
-    use super::*;
-
-    fn look(uptime_seconds: f64, bytes: u64) -> Stats {
-        let vmci =
-            [("stream_bytes_sent", bytes), ("wrote_sent", bytes / 100), ("read_received", bytes / 100)];
-        let vm = VmStats {
-            name: "web".into(),
-            cid: Some(3),
-            vmci: vmci.into_iter().collect(),
-            vsock: [("bytes_sent", 0)].into_iter().collect(),
-            session: [("reads", bytes / 10), ("writes", bytes / 10)].into_iter().collect(),
-            nics: vec![],
-            bounds: vec![],
-        };
-        let workers = [("bytes", bytes)].into_iter().collect();
-        Stats { uptime_seconds, workers, vms: vec![vm], ..Stats::default() }
-    }
-
-    fn status() -> Status {
-        serde_json::from_value(serde_json::json!({
-            "daemon": "0", "pid": 1, "uptime_seconds": 1.0, "config": "", "runtime_dir": "", "workers": 1,
-            "mode": "adaptive", "spin_us": 500, "fault_injection": false, "vms": []
-        }))
-        .unwrap()
-    }
-
-    #[test]
-    fn rates_are_differences_per_second() {
-        let rates = rates(&look(1.0, 1000), &look(3.0, 5000), &status());
-        assert_eq!((rates.seconds, rates.bytes_per_second), (2.0, 2000.0));
-        let vm = &rates.vms[0];
-        assert_eq!(
-            (vm.sent_per_second, vm.notices_per_second, vm.accesses_per_second),
-            (2000.0, 40.0, 400.0)
-        );
-    }
-
-    #[test]
-    fn a_restarted_daemon_does_not_make_nonsense() {
-        let rates = rates(&look(1000.0, 1 << 40), &look(2.0, 3000), &status());
-        assert_eq!((rates.seconds, rates.bytes_per_second), (2.0, 1500.0));
-    }
 }

@@ -10,6 +10,7 @@ use vmlane_wire::vmxnet3::regs::event;
 use vmlane_wire::vmxnet3::shared::at;
 
 use super::activate::RefusedActivation;
+use super::port::counters;
 use super::setup::Shared;
 use super::stats::NicStats;
 
@@ -102,6 +103,18 @@ impl NicHandle {
 
     pub fn is_quarantined(&self) -> bool {
         self.quarantined.load(Ordering::Acquire)
+    }
+
+    /// Counters of each pair of queues by name, since the driver activated the NIC; nothing while it is not active.
+    pub fn queues(&self) -> Vec<Vec<(&'static str, u64)>> {
+        let Some(Running { shared, .. }) = self.state.lock().active.clone() else { return Vec::new() };
+        let pairs = shared.tx_stats.len().max(shared.rx_stats.len());
+        let queue = |number: usize| {
+            let tx = shared.tx_stats.get(number).map(counters::tx_totals);
+            let rx = shared.rx_stats.get(number).map(counters::rx_totals);
+            tx.into_iter().flatten().chain(rx.into_iter().flatten()).collect()
+        };
+        (0..pairs).map(queue).collect()
     }
 
     pub fn view(&self) -> NicView {

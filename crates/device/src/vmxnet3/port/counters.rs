@@ -2,6 +2,7 @@
 //! writes them.
 
 use vmlane_port::{Aggregate, Offload};
+use vmlane_stats::Counter;
 use vmlane_wire::ethernet::Mac;
 
 use crate::vmxnet3::setup::QueueCounters;
@@ -60,6 +61,30 @@ fn unrolled(len: usize, header: u16, mss: u16) -> (u64, u64) {
     let payload = (len as u64).saturating_sub(u64::from(header));
     let packets = payload.div_ceil(u64::from(mss.max(1))).max(1);
     (packets, len as u64 + (packets - 1) * u64::from(header))
+}
+
+/// Packets and bytes of all classes. Segments count, not super-frames.
+fn totals(counters: &QueueCounters) -> (u64, u64) {
+    let row = |row: usize| counters.0.get(row).map_or(0, Counter::get);
+    let classes = [UNICAST, MULTICAST, BROADCAST];
+    (classes.map(row).iter().sum(), classes.map(|class| row(class + 1)).iter().sum())
+}
+
+/// What a transmit queue did, by name.
+pub fn tx_totals(counters: &QueueCounters) -> [(&'static str, u64); 3] {
+    let (frames, bytes) = totals(counters);
+    [("tx_frames", frames), ("tx_bytes", bytes), ("tx_errors", counters.0[TX_ERRORS].get())]
+}
+
+/// What a receive queue did, by name.
+pub fn rx_totals(counters: &QueueCounters) -> [(&'static str, u64); 4] {
+    let (frames, bytes) = totals(counters);
+    [
+        ("rx_frames", frames),
+        ("rx_bytes", bytes),
+        ("rx_no_buffers", counters.0[RX_NO_BUFFERS].get()),
+        ("rx_errors", counters.0[RX_ERRORS].get()),
+    ]
 }
 
 pub fn tx_error(counters: &QueueCounters) {

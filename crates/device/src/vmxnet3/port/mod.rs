@@ -15,7 +15,7 @@
 //! (but [`NicPort::refresh`]), nothing makes a system call but to raise an interrupt.
 
 mod checkpoint;
-mod counters;
+pub(super) mod counters;
 mod layout;
 mod moderation;
 mod offload;

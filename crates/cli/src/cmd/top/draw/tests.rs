@@ -1,0 +1,97 @@
+use std::time::Duration;
+
+use ratatui::Terminal;
+use ratatui::backend::TestBackend;
+
+use super::super::app::Key;
+use super::super::views::tests::look;
+use super::*;
+
+fn app() -> App {
+    let mut app = App::new(Duration::from_secs(1));
+    app.looked(Ok(look(90_000.0, 0)));
+    app.looked(Ok(look(90_002.0, 1000)));
+    app
+}
+
+/// What a terminal of this size shows.
+fn lines(app: &mut App, width: u16, height: u16) -> Vec<String> {
+    let mut terminal = Terminal::new(TestBackend::new(width, height)).unwrap();
+    terminal.draw(|frame| draw(frame, app)).unwrap();
+    let buffer = terminal.backend().buffer();
+    let line = |y| (0..width).map(|x| buffer[(x, y)].symbol()).collect::<String>();
+    (0..height).map(|y| line(y).trim_end().to_owned()).collect()
+}
+
+#[test]
+fn the_overview_has_the_daemon_its_workers_and_its_vms() {
+    let lines = lines(&mut app(), 160, 9);
+    assert_eq!(
+        lines[0],
+        "vmlane 0.1.0  up 1 d 1 h  3 of 3 VMs connected  streams 1000 B/s  frames 1000 B/s  110 drops/s"
+    );
+    assert_eq!(lines[1], "load  worker-0 25 %  switch 0 %");
+    assert!(lines[2].starts_with("VM    CID   STATE") && lines[2].contains("SENT*"), "{}", lines[2]);
+    assert!(lines[3].starts_with("web   3     ready"), "{}", lines[3]);
+    assert!(lines[4].starts_with("db    4     connected"), "{}", lines[4]);
+    assert!(lines[5].starts_with("mail  5     quarantine"), "{}", lines[5]);
+    assert_eq!((lines[6].as_str(), lines[7].as_str()), ("", ""));
+    assert_eq!(lines[8], "v VMs  n network  u queues  c connections  w workers  h help  q quit");
+}
+
+#[test]
+fn numbers_end_under_the_end_of_their_heading() {
+    let lines = lines(&mut app(), 160, 9);
+    // A heading has room for the mark of the column that is sorted by.
+    let end = lines[2].find("DROPS").unwrap() + "DROPS".len();
+    assert_eq!(lines[3].len(), lines[2].len().max(end), "{lines:?}");
+    assert!(lines[3].ends_with("55/s"), "{}", lines[3]);
+}
+
+#[test]
+fn any_size_will_do_and_columns_that_do_not_fit_are_left_out() {
+    for (width, height) in [(1, 1), (3, 2), (20, 3), (20, 24), (300, 4), (2, 100)] {
+        for key in ['v', 'n', 'u', 'c', 'w', 'h'] {
+            let mut app = app();
+            app.key(Key::Char(key));
+            assert_eq!(lines(&mut app, width, height).len(), usize::from(height));
+        }
+    }
+    let narrow = lines(&mut app(), 30, 9);
+    assert!(narrow[2].contains("STATE") && !narrow[2].contains("SENT"), "{}", narrow[2]);
+}
+
+#[test]
+fn the_last_line_has_what_is_typed_and_what_is_wrong() {
+    let mut app = app();
+    let last = |app: &mut App| lines(app, 160, 9).pop().unwrap();
+    app.key(Key::Char('/'));
+    app.key(Key::Char('d'));
+    assert_eq!(last(&mut app), "filter: d_");
+    app.key(Key::Char('x'));
+    app.key(Key::Enter);
+    assert!(last(&mut app).ends_with("filter: dx"));
+    assert_eq!(lines(&mut app, 160, 9)[3], "no row has these letters");
+    app.key(Key::Char('p'));
+    assert!(last(&mut app).ends_with("PAUSED"));
+    app.looked(Err("no daemon\nanswers".into()));
+    assert_eq!(last(&mut app), "no daemon answers");
+}
+
+#[test]
+fn help_covers_the_table() {
+    let mut app = app();
+    app.key(Key::Char('h'));
+    let lines = lines(&mut app, 160, 30);
+    assert!(lines[2].starts_with(" v      VMs"), "{lines:?}");
+    assert!(!lines.iter().any(|line| line.starts_with("web")));
+    for view in View::ALL {
+        assert!(lines.iter().any(|line| line.starts_with(&format!(" {} ", view.key()))), "{view:?}");
+    }
+}
+
+#[test]
+fn before_the_first_answer_there_is_a_line() {
+    let mut app = App::new(Duration::from_secs(1));
+    assert_eq!(lines(&mut app, 40, 3)[0], "vmlane: no answer yet");
+}

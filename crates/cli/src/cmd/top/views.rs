@@ -1,0 +1,277 @@
+//! What the views show of two looks at the daemon.
+
+use vmlane_api::{CounterList, Ports, Stats, Status};
+
+use super::rates::{Elapsed, rates};
+use super::table::{Cell, Column, Table, number, text};
+
+/// A view, each with a key of its own.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum View {
+    Vms,
+    Network,
+    Queues,
+    Streams,
+    Workers,
+}
+
+impl View {
+    pub const ALL: [View; 5] = [View::Vms, View::Network, View::Queues, View::Streams, View::Workers];
+
+    pub fn key(self) -> char {
+        match self {
+            View::Vms => 'v',
+            View::Network => 'n',
+            View::Queues => 'u',
+            View::Streams => 'c',
+            View::Workers => 'w',
+        }
+    }
+
+    pub fn name(self) -> &'static str {
+        match self {
+            View::Vms => "VMs",
+            View::Network => "network",
+            View::Queues => "queues",
+            View::Streams => "connections",
+            View::Workers => "workers",
+        }
+    }
+
+    /// The column by which it is sorted at first.
+    pub fn sorted_by(self) -> usize {
+        match self {
+            View::Vms => 4,
+            View::Network => 3,
+            View::Queues => 4,
+            View::Streams | View::Workers => 0,
+        }
+    }
+
+    pub fn columns(self) -> &'static [Column] {
+        match self {
+            View::Vms => &VMS,
+            View::Network => &NETWORK,
+            View::Queues => &QUEUES,
+            View::Streams => &STREAMS,
+            View::Workers => &WORKERS,
+        }
+    }
+}
+
+const VMS: [Column; 13] = [
+    text("VM"),
+    text("CID"),
+    text("STATE"),
+    number("CONNS"),
+    number("SENT"),
+    number("RECEIVED"),
+    number("DATAGRAMS"),
+    number("NOTICES"),
+    number("INTERRUPTS"),
+    number("FRAMES OUT"),
+    number("FRAMES IN"),
+    number("ON WIRE"),
+    number("DROPS"),
+];
+const NETWORK: [Column; 10] = [
+    text("PORT"),
+    text("KIND"),
+    text("LINK"),
+    number("TX BYTES"),
+    number("TX FRAMES"),
+    number("RX BYTES"),
+    number("RX FRAMES"),
+    number("WAITED"),
+    number("DROPS"),
+    text("MOSTLY"),
+];
+const QUEUES: [Column; 8] = [
+    text("CARD"),
+    text("QUEUE"),
+    number("TX FRAMES"),
+    number("TX BYTES"),
+    number("RX FRAMES"),
+    number("RX BYTES"),
+    number("RX NO ROOM"),
+    number("ERRORS"),
+];
+const STREAMS: [Column; 5] =
+    [text("CLIENT"), text("ADDRESS"), text("SERVER"), text("ADDRESS"), text("STATE")];
+const WORKERS: [Column; 4] = [text("WORKER"), number("LOAD"), text("STATE"), text("SERVING")];
+
+/// One look at the daemon.
+#[derive(Clone, Debug)]
+pub struct Look {
+    pub status: Status,
+    pub stats: Stats,
+    /// Where the view needs it.
+    pub ports: Option<Ports>,
+}
+
+/// The table of a view, unsorted.
+pub fn table(view: View, before: &Look, now: &Look) -> Table {
+    let rows = match view {
+        View::Vms => vms(before, now),
+        View::Network => network(before, now),
+        View::Queues => queues(before, now),
+        View::Streams => streams(now),
+        View::Workers => workers(before, now),
+    };
+    Table { columns: view.columns(), rows }
+}
+
+fn word(text: &str) -> Cell {
+    Cell::Text(text.to_owned())
+}
+
+fn vms(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+    let rates = rates(&before.stats, &now.stats, &now.status);
+    let row = |vm: &super::rates::VmRates| {
+        let view = now.status.vms.iter().find(|view| view.name == vm.name);
+        let state = match view {
+            Some(view) if view.quarantined => "quarantine",
+            Some(view) if view.ready => "ready",
+            Some(view) if view.attached => "connected",
+            _ => "-",
+        };
+        vec![
+            word(&vm.name),
+            vm.cid.map_or(Cell::Nothing, |cid| word(&cid.to_string())),
+            word(state),
+            Cell::Count(vm.connections as f64),
+            Cell::BytesPerSecond(vm.sent_per_second),
+            Cell::BytesPerSecond(vm.received_per_second),
+            Cell::PerSecond(vm.datagrams_per_second),
+            Cell::PerSecond(vm.notices_per_second),
+            Cell::PerSecond(vm.interrupts_per_second),
+            Cell::PerSecond(vm.frames_sent_per_second),
+            Cell::PerSecond(vm.frames_received_per_second),
+            Cell::BytesPerSecond(vm.frame_bytes_per_second),
+            Cell::PerSecond(vm.drops_per_second),
+        ]
+    };
+    rates.vms.iter().map(row).collect()
+}
+
+/// A port's columns behind its name, kind and state.
+fn port(elapsed: Elapsed, then: Option<&CounterList>, now: &CounterList) -> Vec<Cell> {
+    let rate = |name| elapsed.of(then, now, &[name]);
+    let drops = now.iter().filter(|(name, _)| name.starts_with("drop_"));
+    let growth =
+        drops.map(|(name, value)| (value.saturating_sub(then.map_or(0, |then| then.get(name))), name));
+    let most = growth.max_by_key(|(growth, _)| *growth).filter(|(growth, _)| *growth > 0);
+    vec![
+        Cell::BytesPerSecond(rate("tx_bytes")),
+        Cell::PerSecond(rate("tx_frames")),
+        Cell::BytesPerSecond(rate("rx_bytes")),
+        Cell::PerSecond(rate("rx_frames")),
+        Cell::PerSecond(rate("pending")),
+        Cell::PerSecond(elapsed.of_all(then, now, "drop_")),
+        most.map_or(Cell::Nothing, |(_, name)| word(name.trim_start_matches("drop_"))),
+    ]
+}
+
+fn network(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+    let elapsed = Elapsed::between(&before.stats, &now.stats);
+    let mut rows = Vec::new();
+    for vm in &now.stats.vms {
+        let status = now.status.vms.iter().find(|status| status.name == vm.name);
+        let then = before.stats.vms.iter().find(|then| then.name == vm.name);
+        for nic in &vm.nics {
+            let status = status.and_then(|vm| vm.nics.iter().find(|status| status.name == nic.name));
+            let link = match status {
+                Some(nic) if nic.link_down => "down",
+                Some(nic) if nic.active => "up",
+                _ => "-",
+            };
+            let kind = status.map_or("nic", |nic| nic.profile.as_str());
+            let then = then.and_then(|vm| vm.nics.iter().find(|then| then.name == nic.name));
+            let mut row = vec![word(&format!("{}/{}", vm.name, nic.name)), word(kind), word(link)];
+            row.extend(port(elapsed, then.map(|then| &then.port), &nic.port));
+            rows.push(row);
+        }
+    }
+    for uplink in &now.stats.uplinks {
+        let status = now.status.uplinks.iter().find(|status| status.name == uplink.name);
+        let link = match status {
+            Some(uplink) if uplink.link_down => "down",
+            Some(uplink) if uplink.attached => "up",
+            _ => "-",
+        };
+        let then = before.stats.uplinks.iter().find(|then| then.name == uplink.name);
+        let mut row = vec![word(&uplink.name), word("uplink"), word(link)];
+        row.extend(port(elapsed, then.map(|then| &then.port), &uplink.port));
+        rows.push(row);
+    }
+    rows
+}
+
+fn queues(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+    let elapsed = Elapsed::between(&before.stats, &now.stats);
+    let mut rows = Vec::new();
+    for vm in &now.stats.vms {
+        let then = before.stats.vms.iter().find(|then| then.name == vm.name);
+        for nic in &vm.nics {
+            let then = then.and_then(|vm| vm.nics.iter().find(|then| then.name == nic.name));
+            for (number, queue) in nic.queues.iter().enumerate() {
+                let then = then.and_then(|nic| nic.queues.get(number));
+                let rate = |name| elapsed.of(then, queue, &[name]);
+                rows.push(vec![
+                    word(&format!("{}/{}", vm.name, nic.name)),
+                    word(&number.to_string()),
+                    Cell::PerSecond(rate("tx_frames")),
+                    Cell::BytesPerSecond(rate("tx_bytes")),
+                    Cell::PerSecond(rate("rx_frames")),
+                    Cell::BytesPerSecond(rate("rx_bytes")),
+                    Cell::PerSecond(rate("rx_no_buffers")),
+                    Cell::PerSecond(elapsed.of(then, queue, &["tx_errors", "rx_errors"])),
+                ]);
+            }
+        }
+    }
+    rows
+}
+
+fn streams(now: &Look) -> Vec<Vec<Cell>> {
+    let connections = now.ports.iter().flat_map(|ports| &ports.connections);
+    let row = |one: &vmlane_api::Connection| {
+        vec![
+            word(&one.client_vm),
+            word(&format!("{}:{}", one.client_cid, one.client_port)),
+            word(&one.server_vm),
+            word(&format!("{}:{}", one.server_cid, one.server_port)),
+            word(&one.state),
+        ]
+    };
+    connections.map(row).collect()
+}
+
+/// The load of a worker between two looks.
+pub fn load(name: &str, before: &Look, now: &Look) -> Option<f64> {
+    let busy = |look: &Look| {
+        look.status.watched.iter().find(|worker| worker.name == name).map(|worker| worker.busy_seconds)
+    };
+    let elapsed = now.status.uptime_seconds - before.status.uptime_seconds;
+    let worked = busy(now)? - busy(before).unwrap_or(0.0);
+    (elapsed > 0.0 && worked >= 0.0).then(|| (worked / elapsed).min(1.0))
+}
+
+fn workers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+    let row = |worker: &vmlane_api::WorkerStatus| {
+        let state = match worker.stuck_seconds {
+            Some(seconds) => format!("stuck for {seconds:.0} s"),
+            None => "well".into(),
+        };
+        vec![
+            word(&worker.name),
+            load(&worker.name, before, now).map_or(Cell::Nothing, Cell::Share),
+            Cell::Text(state),
+            worker.serving.as_deref().map_or(Cell::Nothing, word),
+        ]
+    };
+    now.status.watched.iter().map(row).collect()
+}
+
+#[cfg(test)]
+pub mod tests;

@@ -1,0 +1,100 @@
+use serde_json::json;
+
+use super::*;
+
+/// A daemon with three VMs, an uplink and two workers, `bytes` after its start.
+pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
+    let nic = |down| {
+        json!({"name": "nic0", "mac": "", "profile": "vmxnet3", "port_group": "", "socket": "", "attached": true,
+               "active": true, "link_down": down})
+    };
+    let vm = |name: &str, cid, ready, nics| {
+        json!({"name": name, "cid": cid, "group": "g", "attached": true, "ready": ready, "sockets": [], "queue_pairs": 0,
+               "queue_pair_bytes": 0, "connections": cid, "doorbells": 0, "inbox_bytes": 0, "nics": nics,
+               "quarantined": name == "mail"})
+    };
+    let status = json!({
+        "daemon": "0.1.0", "pid": 1, "uptime_seconds": uptime_seconds, "config": "", "runtime_dir": "", "workers": 1,
+        "mode": "adaptive", "spin_us": 500, "fault_injection": false,
+        "vms": [vm("web", 3, true, vec![nic(false)]), vm("db", 4, false, vec![nic(true)]), vm("mail", 5, false, vec![])],
+        "watched": [{"name": "worker-0", "busy_seconds": uptime_seconds / 4.0},
+                    {"name": "switch", "busy_seconds": 1.0, "stuck_seconds": 3.0, "serving": "port 7"}],
+        "uplinks": [{"name": "lan", "to": "tap", "attached": true, "how": ""}]
+    });
+    let port = |share| {
+        json!({"tx_frames": bytes / share, "tx_bytes": bytes, "rx_frames": 0, "rx_bytes": 0, "pending": 0,
+               "drop_flood": bytes / 100, "drop_no_buffers": bytes / 10})
+    };
+    let vm = |name: &str, cid, sent, nics| json!({"name": name, "cid": cid, "vmci": {"stream_bytes_sent": sent, "datagrams_sent": 2}, "session": {}, "nics": nics});
+    let queues =
+        json!([{"tx_frames": bytes / 10, "tx_bytes": bytes}, {"rx_frames": bytes / 20, "rx_errors": 4}]);
+    let nic =
+        |queues| json!({"name": "nic0", "device": {}, "session": {}, "port": port(10), "queues": queues});
+    let stats = json!({
+        "uptime_seconds": uptime_seconds, "workers": {"bytes": bytes}, "vsock": {"bytes": bytes},
+        "uplinks": [{"name": "lan", "port": port(5)}],
+        "vms": [vm("web", 3, bytes, vec![nic(queues)]), vm("db", 4, bytes / 2, vec![nic(json!([]))]), vm("mail", 5, 0, vec![])]
+    });
+    (serde_json::from_value(status).unwrap(), serde_json::from_value(stats).unwrap())
+}
+
+pub fn look(uptime_seconds: f64, bytes: u64) -> Look {
+    let (status, stats) = daemon(uptime_seconds, bytes);
+    let ports = json!({"connections": [{"client_vm": "web", "client_cid": 3, "client_port": 1025, "server_vm": "db",
+                                        "server_cid": 4, "server_port": 5000, "state": "open"}]});
+    Look { status, stats, ports: Some(serde_json::from_value(ports).unwrap()) }
+}
+
+fn shown(view: View) -> Vec<String> {
+    let table = table(view, &look(10.0, 0), &look(12.0, 1000));
+    assert!(table.rows.iter().all(|row| row.len() == table.columns.len()), "{view:?}");
+    let row = |row: &Vec<Cell>| row.iter().map(ToString::to_string).collect::<Vec<_>>().join("|");
+    table.rows.iter().map(row).collect()
+}
+
+#[test]
+fn each_view_shows_rates_and_states() {
+    assert_eq!(
+        shown(View::Vms),
+        [
+            "web|3|ready|3|500 B/s|0 B/s|0/s|0/s|0/s|50/s|0/s|500 B/s|55/s",
+            "db|4|connected|4|250 B/s|0 B/s|0/s|0/s|0/s|50/s|0/s|500 B/s|55/s",
+            "mail|5|quarantine|5|0 B/s|0 B/s|0/s|0/s|0/s|0/s|0/s|0 B/s|0/s",
+        ]
+    );
+    assert_eq!(
+        shown(View::Network),
+        [
+            "web/nic0|vmxnet3|up|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
+            "db/nic0|vmxnet3|down|500 B/s|50/s|0 B/s|0/s|0/s|55/s|no_buffers",
+            "lan|uplink|up|500 B/s|100/s|0 B/s|0/s|0/s|55/s|no_buffers",
+        ]
+    );
+    assert_eq!(
+        shown(View::Queues),
+        ["web/nic0|0|50/s|500 B/s|0/s|0 B/s|0/s|0/s", "web/nic0|1|0/s|0 B/s|25/s|0 B/s|0/s|0/s"]
+    );
+    assert_eq!(shown(View::Streams), ["web|3:1025|db|4:5000|open"]);
+    assert_eq!(shown(View::Workers), ["worker-0|25 %|well|-", "switch|0 %|stuck for 3 s|port 7"]);
+}
+
+#[test]
+fn a_daemon_that_was_restarted_has_no_load_yet() {
+    let (before, now) = (look(100.0, 1 << 40), look(2.0, 1000));
+    assert_eq!(load("worker-0", &before, &now), None);
+    assert_eq!(load("nobody", &before, &now), None);
+    let table = table(View::Vms, &before, &now);
+    assert_eq!(table.rows[0][4], Cell::BytesPerSecond(500.0));
+}
+
+#[test]
+fn every_view_has_a_key_of_its_own() {
+    let mut keys: Vec<char> = View::ALL.iter().map(|view| view.key()).collect();
+    keys.sort_unstable();
+    keys.dedup();
+    assert_eq!(keys.len(), View::ALL.len());
+    for view in View::ALL {
+        assert!(view.sorted_by() < view.columns().len());
+        assert!(!"qhspfr<>/? ".contains(view.key()), "{view:?} takes a command's key");
+    }
+}
