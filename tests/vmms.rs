@@ -152,3 +152,92 @@ fn a_qemu_takes_the_words_for_an_imported_vm() {
     assert_eq!(attached, 31, "{said}");
     kept(4, &format!("QEMU takes what an import says of {attached} disks on six kinds of controllers"));
 }
+
+/// The blocks of a language under README's "Use it", in their order.
+fn quick_start(language: &str) -> Vec<String> {
+    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
+    let section = readme.split("\n## ").find(|section| section.starts_with("Use it\n")).expect("the section");
+    let blocks = section.split("\n```").skip(1).step_by(2);
+    let of_language = blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
+    of_language.map(str::to_owned).collect()
+}
+
+/// How many cards have a VMM, as `vmlane status --json` says.
+fn attached(status: &[u8]) -> usize {
+    let status: serde_json::Value = serde_json::from_slice(status).unwrap();
+    let vms = status["vms"].as_array().expect("the VMs");
+    let nics = vms.iter().flat_map(|vm| vm["nics"].as_array().expect("its cards"));
+    nics.filter(|nic| nic["attached"] == true).count()
+}
+
+struct Killed(std::process::Child);
+
+impl Drop for Killed {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// What README tells a new user to type, with the lab's QEMU 7.2 in the place of the host's.
+#[test]
+fn the_quick_start_attaches_two_vms() {
+    let dir = tempfile::tempdir().unwrap();
+    let assets =
+        vmlane_lab::setup::ensure(&["6.12".to_owned()], Some("7.2"), &vmlane_lab::setup::Progress(&|_| ()))
+            .unwrap();
+    let qemu = assets.qemu.expect("the lab's QEMU").command();
+    let text = |word: &std::ffi::OsStr| format!("'{}'", word.to_str().unwrap().replace('\'', "'\\''"));
+    let set = qemu
+        .get_envs()
+        .filter_map(|(name, value)| Some(format!("export {}={}\n", name.to_str()?, text(value?))));
+    let words: Vec<String> = [qemu.get_program()].into_iter().chain(qemu.get_args()).map(text).collect();
+    let script = format!("#!/bin/sh\n{}exec {} \"$@\"\n", set.collect::<String>(), words.join(" "));
+    let program = dir.path().join("qemu-system-x86_64");
+    std::fs::write(&program, script).unwrap();
+    std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+    std::os::unix::fs::symlink(vmlane_lab::find_vmlane().unwrap(), dir.path().join("vmlane")).unwrap();
+    for disk in ["web.img", "db.img"] {
+        std::fs::write(dir.path().join(disk), vec![0; 1 << 20]).unwrap();
+    }
+    std::fs::write(dir.path().join("vmlane.toml"), &quick_start("toml")[0]).unwrap();
+
+    let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
+    let runtime = dir.path().join("run");
+    let shell = |line: &str| {
+        let mut shell = Command::new("sh");
+        shell.arg("-c").arg(line).env("PATH", &path).env("VMLANE_RUNTIME_DIR", &runtime);
+        shell.current_dir(dir.path()).stdin(Stdio::null());
+        shell
+    };
+    let log = |name: &str| std::fs::File::create(dir.path().join(name)).unwrap();
+    let mut running = Vec::new();
+    let mut asked = 0;
+    for line in quick_start("sh")[0].lines() {
+        let line = line.split('#').next().unwrap().trim();
+        if let Some(daemon) = line.strip_suffix('&') {
+            let child = shell(&format!("exec {daemon}")).stderr(log("daemon.log")).spawn().unwrap();
+            running.push(Killed(child));
+            let control = runtime.join("control.sock");
+            let answers = || control.exists() && shell("vmlane status").output().unwrap().status.success();
+            vmlane_tests::wait_until("the daemon answers", answers);
+        } else if let Some(start) = line.strip_prefix("eval \"") {
+            assert!(start.contains("-accel kvm -cpu host"), "{line}");
+            let start = start.replace("-accel kvm -cpu host", "-accel tcg");
+            let name = format!("qemu{}.log", running.len());
+            let mut vm = shell(&format!("eval \"exec {start}"));
+            let child = vm.stdout(log(&name)).stderr(log(&format!("{name}.errors"))).spawn().unwrap();
+            running.push(Killed(child));
+        } else {
+            asked += 1;
+            vmlane_tests::wait_until(line, || {
+                let output = shell(line).output().unwrap();
+                let attached = line != "vmlane status"
+                    || attached(&shell("vmlane status --json").output().unwrap().stdout) == 2;
+                output.status.success() && attached
+            });
+        }
+    }
+    assert_eq!((running.len(), asked), (3, 2));
+    kept(3, "README's quick start: a daemon, and two VMs of QEMU 7.2 that attach to it");
+}
