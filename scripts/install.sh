@@ -30,7 +30,8 @@ put 755 "$program" "$prefix/bin/vmlane"
 strip --strip-all "$root$prefix/bin/vmlane"
 
 mkdir "$work/man"
-"$program" man-pages "$work/man"
+# Their defaults are those of the service, not of the user who builds.
+env -u XDG_RUNTIME_DIR -u VMLANE_RUNTIME_DIR "$program" man-pages "$work/man"
 for page in "$work"/man/*.1; do
   gzip -9 -n "$page"
   put 644 "$page.gz" "$prefix/share/man/man1/$(basename "$page").gz"

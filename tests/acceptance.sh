@@ -15,7 +15,7 @@ start=$(date +%s)
 
 # A hash of all that decides what these tests do: sources, committed or not, and settings.
 source_tree() {
-  local built=(crates guest tests experiments .cargo Cargo.toml Cargo.lock Makefile)
+  local built=(crates guest packaging scripts tests experiments .cargo Cargo.toml Cargo.lock Makefile)
   {
     {
       git ls-files -z --cached --others --exclude-standard -- "${built[@]}" ':!tests/*.sh' 2>/dev/null ||

@@ -96,6 +96,7 @@ fn a_package_is_installed_upgraded_under_a_stream_and_purged() {
     let (a, b) = (container.path("/run/vmlane/vm/a/vmci.sock"), container.path("/run/vmlane/vm/b/vmci.sock"));
     let traffic = Traffic::start(&a, &b, 4);
     goes_on(&traffic);
+    container.run("vmlane vm add --name late --cid 5 && test -S /run/vmlane/vm/late/vmci.sock");
     for _ in 0..KILLS {
         replaced(&container, &traffic, "systemctl kill -s KILL vmlane");
     }
@@ -106,6 +107,7 @@ fn a_package_is_installed_upgraded_under_a_stream_and_purged() {
 
     let keeper = main_pid(&container, "vmlane-keeper");
     replaced(&container, &traffic, "dpkg -i /second.deb");
+    container.run("vmlane vm list | grep -w late && test -S /run/vmlane/vm/late/vmci.sock");
     assert_eq!(container.run("dpkg-query -W -f '${Version}' vmlane"), "0.1.0-2");
     assert_eq!(main_pid(&container, "vmlane-keeper"), keeper, "an upgrade leaves the keeper alone");
     assert_eq!(std::fs::read_to_string(container.path("/etc/vmlane/vmlane.toml")).expect("it"), config());

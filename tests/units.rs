@@ -82,7 +82,8 @@ fn the_units_have_what_survival_needs() {
     has("vmlane.service", "RestartPreventExitStatus=2 78");
     has(
         "vmlane.service",
-        "ExecStart=/usr/bin/vmlane daemon --config /etc/vmlane/vmlane.toml --runtime-dir /run/vmlane --external-keeper",
+        "ExecStart=/usr/bin/vmlane daemon --config /etc/vmlane/vmlane.toml --runtime-dir /run/vmlane \
+         --state-dir /var/lib/vmlane --external-keeper",
     );
     has("vmlane-keeper.service", "ExecStart=/usr/bin/vmlane keeper --runtime-dir /run/vmlane");
     for tie in ["BindsTo=", "Requires=", "PartOf=", "StopPropagatedFrom="] {
