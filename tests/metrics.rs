@@ -141,7 +141,8 @@ fn a_scrape_of_200_vms_is_cheap() {
          exporter and the daemon: {:.2} % of a core at one in 15 s",
         each / 150.0
     );
-    assert!(time < 100.0 && each < 150.0, "{time} ms, {each} ms of CPU time");
+    // CPU time is the same on a busy machine; a scrape takes no longer than this on a free one.
+    assert!(each < 100.0, "{time} ms, {each} ms of CPU time");
 }
 
 /// A Prometheus that scrapes `targets` every second.
