@@ -24,6 +24,10 @@ nic = [ { model = \"virtio-net\", mac = \"52:54:00:00:00:01\" }, { model = \"vmx
 [[vm]]
 name = \"db\"
 cid = 4
+[[vm]]
+name = \"mail\"
+cid = 5
+vsock = \"virtio\"
 ";
 
 /// A process that does not outlive its test.
@@ -110,7 +114,9 @@ fn a_daemons_counters_are_printed_once() {
     for (name, labels, expected) in [
         ("vmlane_up", &[][..], 1.0),
         ("vmlane_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0),
-        ("vmlane_vms", &[], 2.0),
+        ("vmlane_vms", &[], 3.0),
+        ("vmlane_vm_stream_sent_bytes_total", &[("vm", "mail")], 0.0),
+        ("vmlane_vm_packets_sent_total", &[("vm", "mail")], 0.0),
         ("vmlane_vm_attached", &[("vm", "db")], 0.0),
         ("vmlane_vm_stream_sent_bytes_total", &[("vm", "web")], 0.0),
         ("vmlane_nic_active", &[("vm", "web"), ("nic", "nic1")], 0.0),
@@ -132,7 +138,7 @@ fn a_daemons_counters_are_printed_once() {
     assert!(empty.is_empty(), "no daemon tells this: {empty:?}");
 
     let one = read(&text(&world.metrics(&["--max-vms", "1"])));
-    assert_eq!(value(&one, "vmlane_vms_left_out", &[]), Some(1.0));
+    assert_eq!(value(&one, "vmlane_vms_left_out", &[]), Some(2.0));
     assert!(value(&one, "vmlane_vm_attached", &[]).is_some(), "one VM is shown");
     let older = text(&world.metrics(&["--format", "prometheus"]));
     assert!(older.contains("# TYPE vmlane_nic_drops_total counter\n") && !older.contains("# EOF"), "{older}");

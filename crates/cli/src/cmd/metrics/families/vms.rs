@@ -3,7 +3,7 @@
 use std::fmt;
 
 use prometheus_client::metrics::MetricType;
-use vmlane_api::{CounterList, VmStatus};
+use vmlane_api::{CounterList, VmStats, VmStatus};
 
 use super::{Families, Scrape, Shown, family, shown, shown_bytes};
 
@@ -35,6 +35,46 @@ const VSOCK: [Shown; 17] = [
     shown("doorbells_received", "vm_doorbells_received", "Doorbells rung for the guest"),
     shown("resets", "vm_device_resets", "Resets of the VM's VMCI device: reboots, reloads of its driver"),
 ];
+
+/// Of a VM's virtio-vsock device, beside its bytes.
+const VIRTIO: [Shown; 7] = [
+    shown("packets_sent", "vm_packets_sent", "Packets that a virtio-vsock guest sent"),
+    shown("packets_received", "vm_packets_received", "Packets given to a virtio-vsock guest"),
+    shown("refused", "vm_packets_refused", "Packets of a virtio-vsock guest answered with RST"),
+    shown(
+        "forged",
+        "vm_packets_forged",
+        "Packets of a virtio-vsock guest with another one's address as their source",
+    ),
+    shown(
+        "nonsense",
+        "vm_packets_malformed",
+        "Descriptor chains of a virtio-vsock guest that are no packets",
+    ),
+    shown(
+        "stalled",
+        "vm_connections_stalled",
+        "Connections reset because a virtio-vsock guest had no buffers for too long",
+    ),
+    shown(
+        "deferred",
+        "vm_turns_deferred",
+        "Turns put off because a virtio-vsock guest had had its share of the worker",
+    ),
+];
+
+/// Counters of the VM's device for sockets: it has one of either kind at most. Bytes have the names of VMCI's.
+fn sockets(vm: &VmStats) -> CounterList {
+    if vm.vsock.iter().next().is_none() {
+        return vm.vmci.clone();
+    }
+    let renamed = vm.vsock.iter().map(|(name, value)| match name {
+        "bytes_sent" => ("stream_bytes_sent", value),
+        "bytes_received" => ("stream_bytes_received", value),
+        other => (other, value),
+    });
+    renamed.collect()
+}
 
 /// Of the connection between a device and its VMM.
 const SESSIONS: [Shown; 9] = [
@@ -90,7 +130,11 @@ pub fn write(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
         &family("vm_faults", "Faults of ours contained while the VM's devices were served"),
         |samples| vms().iter().try_for_each(|vm| samples.add(&named(vm), vm.faults)),
     )?;
-    families.counters(&VSOCK, scrape.vm_stats().iter().map(|vm| ([("vm", vm.name.as_str())], &vm.vmci)))?;
+    let sockets: Vec<(&str, CounterList)> =
+        scrape.vm_stats().iter().map(|vm| (vm.name.as_str(), sockets(vm))).collect();
+    let lists = sockets.iter().map(|(vm, list)| ([("vm", *vm)], list));
+    families.counters(&VSOCK, lists.clone())?;
+    families.counters(&VIRTIO, lists)?;
     sessions(scrape, families)?;
     bounds(scrape, families)
 }
