@@ -242,8 +242,8 @@ fn names(expression: &str) -> Vec<(String, Vec<String>)> {
     found
 }
 
-fn contrib(file: &str) -> String {
-    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../contrib").join(file);
+fn packaged(file: &str) -> String {
+    let path = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../packaging").join(file);
     std::fs::read_to_string(&path).unwrap_or_else(|error| panic!("{}: {error}", path.display()))
 }
 
@@ -285,7 +285,7 @@ fn all_known(expressions: &[String], known: &std::collections::BTreeMap<String, 
 
 #[test]
 fn alert_rules_name_only_what_is_shown() {
-    let rules = yaml_rust2::YamlLoader::load_from_str(&contrib("prometheus/vmlane.rules.yml")).unwrap();
+    let rules = yaml_rust2::YamlLoader::load_from_str(&packaged("prometheus/vmlane.rules.yml")).unwrap();
     let groups = rules[0]["groups"].as_vec().unwrap();
     let rules: Vec<_> = groups.iter().flat_map(|group| group["rules"].as_vec().unwrap()).collect();
     let mut alerts = BTreeSet::new();
@@ -308,7 +308,7 @@ fn alert_rules_name_only_what_is_shown() {
 
 #[test]
 fn the_board_names_only_what_is_shown() {
-    let board: serde_json::Value = serde_json::from_str(&contrib("grafana/vmlane.json")).unwrap();
+    let board: serde_json::Value = serde_json::from_str(&packaged("grafana/vmlane.json")).unwrap();
     let mut expressions = Vec::new();
     let mut ids = BTreeSet::new();
     for panel in board["panels"].as_array().unwrap() {
