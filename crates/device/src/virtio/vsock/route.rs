@@ -246,6 +246,10 @@ impl Routes {
             return Fate::Finished;
         }
         let allowed = to.is_some_and(|to| self.may_talk(cid, to));
+        let most = match header.op.get() {
+            op::REQUEST => self.vms.get(&cid).map_or(0, |vm| vm.spec.connections),
+            _ => 0,
+        };
         let Some(vm) = to.and_then(|to| self.vms.get_mut(&to)).filter(|_| allowed) else {
             return self.refuse(port, &header);
         };
@@ -262,7 +266,7 @@ impl Routes {
         if lacks || vm.stalled {
             return self.refuse(port, &header);
         }
-        if first && !self.table.pass(&header, vm.spec.connections) {
+        if first && !self.table.pass(&header, [most, vm.spec.connections]) {
             port.stats.over_connections.bump(1);
             return self.refuse(port, &header);
         }
