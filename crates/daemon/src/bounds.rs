@@ -41,7 +41,8 @@ pub fn of(vm: &ServedVm, view: Option<&VmView>, guest: Option<&GuestView>) -> Ve
         device("", stats, thread);
     }
     for (number, nic) in vm.nics.iter().enumerate() {
-        device(&format!("nic{number}."), nic.session(), format!("vfu-{}-n{number}", vm.name()));
+        let kind = if nic.is_vhost() { "vhu" } else { "vfu" };
+        device(&format!("nic{number}."), nic.session(), format!("{kind}-{}-n{number}", vm.name()));
     }
     bounds
 }

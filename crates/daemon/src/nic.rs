@@ -157,6 +157,11 @@ impl ServedNic {
         &self.name
     }
 
+    /// Is it attached over vhost-user?
+    pub fn is_vhost(&self) -> bool {
+        matches!(self.config.model, NicModel::VirtioNet(_))
+    }
+
     /// Counters of its connection.
     pub fn session(&self) -> &SessionStats {
         &self.session
