@@ -15,7 +15,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[
             ("device/tests/vmci_refusals.rs", "connections_have_a_quota"),
             ("device/tests/vsock_hostile.rs", "connections_are_bounded_both_ways"),
-            ("device/tests/vsock_hostile.rs", "siblings_are_bounded_by_their_own_limits"),
+            ("device/tests/vsock_share.rs", "siblings_are_bounded_by_their_own_limits"),
         ],
     ),
     (

@@ -22,7 +22,7 @@ pub fn of(vm: &ServedVm, view: Option<&VmView>, guest: Option<&GuestView>) -> Ve
         .collect();
     bounds.extend(guest.map(|guest| Bound {
         name: "connections".into(),
-        used: guest.connections as u64,
+        used: guest.counted as u64,
         limit: guest.limit as u64,
         refused: guest.stats.over_connections.get(),
     }));

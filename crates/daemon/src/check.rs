@@ -134,7 +134,9 @@ fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
                 (!there)
                     .then(|| format!("interface = {interface:?}: there is none of this name now (`ip link`)"))
             }
-            UplinkKind::VhostUser { socket, .. } => {
+            // The daemon makes its socket.
+            UplinkKind::VhostUser { listens: Some(_), .. } => None,
+            UplinkKind::VhostUser { socket, listens: None, .. } => {
                 let there = fs::symlink_metadata(socket).is_ok();
                 (!there).then(|| format!("vhost_user = {socket:?}: there is no socket of this name now"))
             }

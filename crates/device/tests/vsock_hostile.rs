@@ -363,26 +363,6 @@ fn connections_are_bounded_both_ways() {
 }
 
 #[test]
-fn siblings_are_bounded_by_their_own_limits() {
-    let mut bench = Bench::new(Arc::new(Inline::default()));
-    let mut few = bench.guest(VsockVm { connections: 4, ..vm(A) }, false);
-    let mut many = bench.guest(VsockVm { connections: 100, ..vm(B) }, false);
-    let mut third = bench.guest(VsockVm { connections: 100, ..vm(5) }, false);
-    for guest in [&mut few, &mut many, &mut third] {
-        guest.post_buffers(40, 4096);
-    }
-    let mut connects = |from: &mut Guest, to: &mut Guest, ports: std::ops::Range<u32>| {
-        ports.for_each(|port| from.packet(port, (to.cid, port), kind::STREAM, op::REQUEST, &[]));
-        assert!(bench.run());
-        (to.received().len(), from.received().len())
-    };
-    assert_eq!(connects(&mut few, &mut many, 0..3), (3, 0));
-    assert_eq!(connects(&mut few, &mut many, 3..10), (1, 6), "its own limit, not that of its peer");
-    assert_eq!(connects(&mut third, &mut many, 0..10), (10, 0), "not that of other clients");
-    assert_eq!(connects(&mut third, &mut few, 20..22), (0, 2), "a server has a limit, too");
-}
-
-#[test]
 fn who_gives_up_leaves_nothing_behind() {
     let mut bench = Bench::new(Arc::new(Inline::default()));
     let mut a = bench.guest(vm(A), false);

@@ -1,9 +1,11 @@
-//! What hostile rings cost a saturated worker of virtio-vsock, in metered work: never more than their VM's share.
+//! What a hostile VM may take of virtio-vsock: of a saturated worker, in metered work, never more than its share; of connections,
+//! those of its own limit.
 
 use std::sync::Arc;
 
 use vmlane_guestsim::vsock::{Bench, Guest, RING, vm};
 use vmlane_stream::Inline;
+use vmlane_vsock::Vm as VsockVm;
 use vmlane_wire::virtio::desc;
 use vmlane_wire::virtio_vsock::{Header, kind, op};
 
@@ -141,4 +143,24 @@ fn a_packet_has_64_kib_at_most_whatever_its_pieces_overlap() {
     a.packet(1, (4, 1), kind::STREAM, op::RW, &[1; 64 << 10]);
     bench.run();
     assert_eq!(b.received().iter().map(|(_, payload)| payload.len()).sum::<usize>(), 64 << 10);
+}
+
+#[test]
+fn siblings_are_bounded_by_their_own_limits() {
+    let mut bench = Bench::new(Arc::new(Inline::default()));
+    let mut few = bench.guest(VsockVm { connections: 4, ..vm(3) }, false);
+    let mut many = bench.guest(VsockVm { connections: 100, ..vm(4) }, false);
+    let mut third = bench.guest(VsockVm { connections: 100, ..vm(5) }, false);
+    for guest in [&mut few, &mut many, &mut third] {
+        guest.post_buffers(40, 4096);
+    }
+    let mut connects = |from: &mut Guest, to: &mut Guest, ports: std::ops::Range<u32>| {
+        ports.for_each(|port| from.packet(port, (to.cid, port), kind::STREAM, op::REQUEST, &[]));
+        assert!(bench.run());
+        (to.received().len(), from.received().len())
+    };
+    assert_eq!(connects(&mut third, &mut few, 20..30), (10, 0), "what others open is theirs");
+    assert_eq!(connects(&mut few, &mut many, 0..3), (3, 0), "and takes nothing from the server");
+    assert_eq!(connects(&mut few, &mut many, 3..10), (1, 6), "its own limit, not that of its peer");
+    assert_eq!(connects(&mut third, &mut many, 0..10), (10, 0), "not that of other clients");
 }

@@ -71,7 +71,7 @@ impl Args {
         });
         for listener in &listeners {
             let address = listener.local_addr().context("a socket to serve at")?;
-            // Nothing is lost if nobody reads it.
+            // Nothing is lost if it is closed.
             let _ = writeln!(std::io::stderr(), "serving http://{address}/metrics");
         }
         http::serve(listeners, http::Bounds::default(), &page).context("starting a thread")?;

@@ -86,7 +86,7 @@ impl Exporter {
     }
 }
 
-/// To stderr, if somebody still reads it.
+/// To stderr, if it is still open.
 fn tell(what: &str) {
     let _ = writeln!(std::io::stderr(), "vmlane: {what}");
 }

@@ -266,7 +266,7 @@ impl Routes {
         if lacks || vm.stalled {
             return self.refuse(port, &header);
         }
-        if first && !self.table.pass(&header, [most, vm.spec.connections]) {
+        if first && !self.table.pass(&header, most) {
             port.stats.over_connections.bump(1);
             return self.refuse(port, &header);
         }
@@ -356,6 +356,7 @@ impl Routes {
                 ready: vm.port.is_some(),
                 opened: self.table.opened(cid) + opened,
                 connections: self.table.count(cid) + all,
+                counted: self.table.opened(cid) + all,
                 limit: vm.spec.connections,
                 stats: vm.stats.clone(),
             }

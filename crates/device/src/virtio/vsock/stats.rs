@@ -47,7 +47,7 @@ counters! {
         forged,
         /// Its chains that are no packets.
         nonsense,
-        /// Of those, connects because it, or the VM that it connects to, had as many connections as it may.
+        /// Of those, connects because it had as many connections as it may.
         over_connections,
         /// Connections reset because it had no buffers for too long.
         stalled,

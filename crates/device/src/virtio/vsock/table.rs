@@ -76,13 +76,14 @@ impl Table {
         ]
     }
 
-    /// A packet passes. False if it asks for a connection and one of the two VMs has as many as it may: `most` is how many its
-    /// sender may have, and its receiver.
-    pub fn pass(&mut self, header: &Header, most: [usize; 2]) -> bool {
+    /// A packet passes. False if it asks for a connection and its sender has opened `most`. Those that others opened to it do not
+    /// count: they would take from it what it may open.
+    pub fn pass(&mut self, header: &Header, most: usize) -> bool {
         match header.op.get() {
             op::REQUEST => {
                 let sides = Table::sides(header);
-                if sides.iter().zip(most).any(|((cid, _), most)| self.count(*cid) >= most) {
+                let [(client, _), _] = sides;
+                if self.opened(client) >= most {
                     return false;
                 }
                 for ((cid, known), client) in sides.into_iter().zip([true, false]) {
@@ -180,19 +181,19 @@ mod tests {
     fn both_sides_know_and_forget() {
         let mut table = Table::default();
         let request = Header::new((3, 1000), (4, 22), kind::STREAM, op::REQUEST);
-        assert!(table.pass(&request, [1, 1]) && table.pass(&Header::new((3, 1), (4, 2), 1, op::RW), [1, 1]));
+        assert!(table.pass(&request, 1) && table.pass(&Header::new((3, 1), (4, 2), 1, op::RW), 1));
         assert_eq!([3, 4].map(|cid| (table.count(cid), table.opened(cid))), [(1, 1), (1, 0)]);
         let seen = |table: &Table| table.views().collect::<Vec<_>>();
         let view = |established| ConnectionView { client: (3, 1000), server: (4, 22), established };
         assert_eq!(seen(&table), [view(false)]);
-        assert!(table.pass(&Header::new((4, 22), (3, 1000), kind::STREAM, op::RESPONSE), [1, 1]));
+        assert!(table.pass(&Header::new((4, 22), (3, 1000), kind::STREAM, op::RESPONSE), 1));
         assert_eq!(seen(&table), [view(true)]);
-        assert!(!table.pass(&Header::new((3, 1001), (4, 22), kind::STREAM, op::REQUEST), [1, 1]));
-        assert!(table.pass(&request.reset(), [1, 1]));
+        assert!(!table.pass(&Header::new((3, 1001), (4, 22), kind::STREAM, op::REQUEST), 1));
+        assert!(table.pass(&request.reset(), 1));
         assert_eq!([3, 4].map(|cid| (table.count(cid), table.opened(cid))), [(0, 0); 2]);
         assert!(seen(&table).is_empty());
-        table.pass(&request, [1, 1]);
-        table.pass(&request, [2, 2]);
+        table.pass(&request, 1);
+        table.pass(&request, 2);
         assert!(!table.talks_to_others(3, 4) && table.talks_to_others(3, 5) && !table.talks_to_others(5, 3));
         assert_eq!(table.clear(4), [Known { port: 22, peer: 3, peer_port: 1000, kind: 1 }]);
         assert_eq!(table.count(3), 0);

@@ -16,8 +16,10 @@ pub struct GuestView {
     pub ready: bool,
     /// Connections it opened.
     pub opened: usize,
-    /// All of its connections, and how many it may have.
+    /// All of its connections.
     pub connections: usize,
+    /// Those that count against what it may have: that it opened, and all with VMCI guests and the host.
+    pub counted: usize,
     pub limit: usize,
     pub stats: Arc<GuestStats>,
 }

@@ -238,7 +238,7 @@ mod tests {
         assert_eq!(mode(&path), 0o600);
         assert!(name.is_there());
         assert!(matches!(listen(&path, None), Err(ListenError::InUse)));
-        // Nobody accepts: its queue fills up, and it is in use all the same.
+        // No process accepts: its queue fills up, and it is in use all the same.
         let waiting: Vec<_> = std::iter::from_fn(|| connect(&path).ok()).take(64).collect();
         assert!(waiting.len() < 64);
         assert!(matches!(listen(&path, None), Err(ListenError::InUse)));
