@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint doc picture install package clean
+.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package clean
 
 all: build
 
@@ -25,6 +25,7 @@ help:
 	@echo 'make fuzz    every fuzz target for FUZZ_SECONDS (default 60)'
 	@echo 'make coverage  lines that the tests without VMs reach, a crate at a time: out/coverage/'
 	@echo 'make lint    formatting, clippy, docs, licences'
+	@echo 'make docs    the guide as a site: out/docs/index.html'
 	@echo 'make picture  docs/architecture.svg from docs/architecture.toml'
 	@echo 'make package  out/package/*.deb, judged by lintian (PACKAGE_VERSION=, DEBEMAIL=)'
 	@echo 'make install  what make build made, below PREFIX (default /usr/local); DESTDIR= goes in front of it'
@@ -88,6 +89,10 @@ coverage: bootstrap
 
 lint: bootstrap
 	@scripts/lint.sh
+
+# Needs no guest. mdBook is built into the cache the first time.
+docs: build
+	@scripts/docs.sh
 
 # The picture of README.md, from its text source.
 picture:

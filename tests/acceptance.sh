@@ -56,8 +56,8 @@ fi
 
 # NAME.passed holds the hash of the sources with which NAME passed last, the seconds that took, and how many tests.
 passed_before() {
-  # docs reads all pages, which are not part of the hash, and takes no time.
-  [ "$1" != docs ] && [ "$(cut -d ' ' -f 1 "$LOGS/$1.passed" 2>/dev/null)" = "$TREE" ]
+  # docs and site read all pages, which are not part of the hash, and take little time.
+  [ "$1" != docs ] && [ "$1" != site ] && [ "$(cut -d ' ' -f 1 "$LOGS/$1.passed" 2>/dev/null)" = "$TREE" ]
 }
 
 # shellcheck disable=SC2317 # xargs calls it.
