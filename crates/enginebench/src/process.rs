@@ -2,19 +2,14 @@
 //! VMM does, so registers travel by vfio-user and interrupts by eventfd.
 
 use std::io::{BufRead as _, BufReader};
-use std::os::fd::{AsFd, OwnedFd};
 use std::process::{Child, Command, Stdio};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use crate::report::Sample;
 use anyhow::{Context as _, bail};
-use rustix::event::{PollFd, PollFlags, poll};
-use vmlane_device::irq::Interrupts as _;
 use vmlane_device::vmci::{Hypervisor, VmciDevice};
-use vmlane_guestsim::vfio_user::Client;
-use vmlane_guestsim::{Driver, Guest, Lines, Options, Path, Placement, Ram, Registers, SocketError, vm};
-use vmlane_guestsim::{eventfd, signals};
+use vmlane_guestsim::{Guest, Options, Placement, SocketError, vm};
 use vmlane_stream::{Settings, Workers};
 use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
 use vmlane_vsock::Router;
@@ -73,62 +68,11 @@ impl Drop for Guarded {
     }
 }
 
-/// Register accesses through a vfio-user client.
-struct Remote(Client);
-
-impl Registers for Remote {
-    fn read32(&mut self, region: usize, offset: u64) -> u32 {
-        self.0.read_u32(region as u32, offset).expect("the server answers")
-    }
-
-    fn write32(&mut self, region: usize, offset: u64, value: u32) {
-        self.0.write_u32(region as u32, offset, value).expect("the server answers");
-    }
-
-    fn post32(&mut self, region: usize, offset: u64, value: u32) {
-        self.0.post(region as u32, offset, &value.to_le_bytes()).expect("the server is there");
-    }
-
-    fn write_bytes(&mut self, region: usize, offset: u64, bytes: &[u8]) {
-        self.0.write(region as u32, offset, bytes).expect("the server answers");
-    }
-
-    fn read_bytes(&mut self, region: usize, offset: u64, bytes: &mut [u8]) {
-        self.0.read(region as u32, offset, bytes).expect("the server answers");
-    }
-}
-
 /// A guest whose VMM is this process.
 fn attach(socket: &str) -> anyhow::Result<Arc<Guest>> {
-    let ram = Arc::new(Ram::new(64 << 20));
-    let mut client = Client::connect(socket)?;
-    for (guest, len, offset) in ram.regions() {
-        client.map(guest, len, Some((ram.fd().as_fd(), offset)), true)?;
-    }
-    let vectors: Vec<OwnedFd> = (0..3).map(|_| eventfd()).collect::<Result<_, _>>()?;
-    client.enable_msix(&vectors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
-    let lines = Lines::msix();
-    let bell = lines.clone();
-    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
-    let driver = Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?;
-    let guest = Guest::new(driver);
+    let guest = Guest::new(vmlane_guestsim::attached::attach(socket.as_ref(), 64 << 20)?);
     guest.set_spin(SPIN);
     Ok(guest)
-}
-
-/// What a hypervisor does with an eventfd: an edge at the guest. Ends with the process.
-fn deliver(vectors: &[OwnedFd], lines: &Lines) {
-    loop {
-        let mut polled: Vec<_> = vectors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
-        if poll(&mut polled, None).is_err() {
-            continue;
-        }
-        for (vector, fd) in (0..).zip(vectors) {
-            if signals(fd) > 0 {
-                lines.raise(vector);
-            }
-        }
-    }
 }
 
 /// Runs as `--guest SOCKET ROLE BLOCK MILLIS`.

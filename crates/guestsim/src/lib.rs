@@ -17,13 +17,14 @@
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `endless.rs` | one end of a stream that always has bytes to send |
-//! | `vfio_user.rs`, `vhost_user.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
+//! | `vfio_user.rs`, `vhost_user.rs`, `attached.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
 //! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
 //! A waiter here looks again only when a packet that would wake it in Linux has come, so that a lost
 //! notification hangs a test as it would hang a guest. Not for production use: it trusts the device.
 
+pub mod attached;
 mod connect;
 mod dispatch;
 mod driver;

@@ -1,0 +1,79 @@
+//! A VMCI guest whose VMM is this process, attached to a device of another process: registers travel by vfio-user and interrupts
+//! by eventfd.
+
+use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
+
+use rustix::event::{PollFd, PollFlags, poll};
+use vmlane_device::irq::Interrupts as _;
+
+use crate::events::{eventfd, signals};
+use crate::vfio_user::{Client, ClientError};
+use crate::{Driver, Lines, Path, ProbeError, Ram, Registers};
+
+/// Why a guest is not attached.
+#[derive(Debug, thiserror::Error)]
+pub enum AttachError {
+    #[error(transparent)]
+    Client(#[from] ClientError),
+    #[error("event fds and their thread: {0}")]
+    Host(#[from] std::io::Error),
+    #[error(transparent)]
+    Probe(#[from] ProbeError),
+}
+
+/// Register accesses through a vfio-user client.
+struct Remote(Client);
+
+impl Registers for Remote {
+    fn read32(&mut self, region: usize, offset: u64) -> u32 {
+        self.0.read_u32(region as u32, offset).expect("the server answers")
+    }
+
+    fn write32(&mut self, region: usize, offset: u64, value: u32) {
+        self.0.write_u32(region as u32, offset, value).expect("the server answers");
+    }
+
+    fn post32(&mut self, region: usize, offset: u64, value: u32) {
+        self.0.post(region as u32, offset, &value.to_le_bytes()).expect("the server is there");
+    }
+
+    fn write_bytes(&mut self, region: usize, offset: u64, bytes: &[u8]) {
+        self.0.write(region as u32, offset, bytes).expect("the server answers");
+    }
+
+    fn read_bytes(&mut self, region: usize, offset: u64, bytes: &mut [u8]) {
+        self.0.read(region as u32, offset, bytes).expect("the server answers");
+    }
+}
+
+/// A driver of the device behind `socket`, for a guest with so many bytes of RAM. Its thread for interrupts ends with the
+/// process.
+pub fn attach(socket: &std::path::Path, ram: u64) -> Result<Driver, AttachError> {
+    let ram = Arc::new(Ram::new(ram));
+    let mut client = Client::connect(socket)?;
+    for (guest, len, offset) in ram.regions() {
+        client.map(guest, len, Some((ram.fd().as_fd(), offset)), true)?;
+    }
+    let vectors: Vec<OwnedFd> = (0..3).map(|_| eventfd()).collect::<Result<_, _>>()?;
+    client.enable_msix(&vectors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
+    let lines = Lines::msix();
+    let bell = lines.clone();
+    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
+    Ok(Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?)
+}
+
+/// What a hypervisor does with an eventfd: an edge at the guest.
+fn deliver(vectors: &[OwnedFd], lines: &Lines) {
+    loop {
+        let mut polled: Vec<_> = vectors.iter().map(|fd| PollFd::new(fd, PollFlags::IN)).collect();
+        if poll(&mut polled, None).is_err() {
+            continue;
+        }
+        for (vector, fd) in (0..).zip(vectors) {
+            if signals(fd) > 0 {
+                lines.raise(vector);
+            }
+        }
+    }
+}
