@@ -5,7 +5,7 @@
 //! | `bpf.rs` | packet filters: classic BPF programs, checked and run |
 //! | `filter.rs`, `seen.rs` | which frames and streams are recorded; a frame as it would be on the wire |
 //! | `ring.rs` | the memory shared with the client: records in, and out |
-//! | `tap.rs`, `streams.rs` | the daemon's half: what workers call with each frame, and with the bytes of streams |
+//! | `tap.rs`, `streams.rs` | the daemon's half: what workers call with each frame, each step of a stream, each datagram |
 //!
 //! The daemon makes one [`Ring`] for a capture and a [`Tap`] or [`Streams`] for each of its points; the client maps the same file and
 //! takes records out of it with a [`Reader`]. Workers write at most as many bytes of a frame as the client asked for; they

@@ -19,14 +19,22 @@ use std::sync::atomic::{AtomicU32, AtomicU64, Ordering};
 
 use vmlane_mem::Window;
 use vmlane_port::MAX_FRAME;
+use vmlane_wire::ethernet::TAG;
+use vmlane_wire::virtio_vsock;
+use vmlane_wire::vmci::MAX_DATAGRAM_PAYLOAD;
+
+use crate::streams::HEADER as VSOCK_HEADER;
 
 /// Points of one capture, at most.
 pub const MAX_POINTS: usize = 64;
-/// Bytes of a record's data, at most: the longest frame with a tag more, or so much of a stream.
-pub const MAX_RECORD: usize = MAX_FRAME + 4;
+/// Bytes of a record's data, at most: the longest datagram with the header that a capture puts in front of it. The longest frame
+/// with a tag more is shorter, and so is the longest packet between two virtio-vsock guests with both headers.
+pub const MAX_RECORD: usize = VSOCK_HEADER + MAX_DATAGRAM_PAYLOAD;
+const _: () = assert!(MAX_RECORD >= MAX_FRAME + TAG);
+const _: () = assert!(MAX_RECORD >= VSOCK_HEADER + virtio_vsock::HEADER + virtio_vsock::MAX_PAYLOAD);
 
 const MAGIC: u64 = u64::from_le_bytes(*b"vmlanecp");
-const VERSION: u64 = 1;
+const VERSION: u64 = 2;
 const PAGE: usize = 4096;
 const CELL: usize = 64;
 const HEADER: usize = 32;
@@ -68,14 +76,26 @@ pub enum Direction {
     In,
 }
 
-/// What a record's bytes are.
+/// What a record's bytes are: a frame, or what sockets of a VM exchange, behind a header as Linux' `vsockmon` has it.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Kind {
     /// An Ethernet frame.
     Frame,
-    /// Something of a stream, behind a header as Linux' `vsockmon` has it.
+    /// Something of a stream, or a packet of a connection between two virtio-vsock guests.
     Stream,
+    /// A datagram.
+    Datagram,
+    /// A packet of a connection that no guest has sent: the daemon refuses, or asks.
+    OfDaemon,
 }
+
+impl Kind {
+    const ALL: [Kind; 4] = [Kind::Frame, Kind::Stream, Kind::Datagram, Kind::OfDaemon];
+}
+
+/// Flags of a record. Below them, two bits are its kind.
+const IN: u8 = 4;
+const PARTIAL_CHECKSUM: u8 = 8;
 
 /// What is known about a record beside its bytes.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -86,7 +106,7 @@ pub struct Mark {
     pub len: u32,
     /// Which point.
     pub point: u16,
-    /// Frame or stream.
+    /// What the bytes are.
     pub kind: Kind,
     /// Which way.
     pub direction: Direction,
@@ -277,9 +297,9 @@ impl Ring {
             let recorded = counts.recorded.fetch_add(1, Ordering::Relaxed) + 1;
             self.window.store_u64(count_word(mark.point), recorded);
         }
-        let flags = u8::from(mark.kind == Kind::Stream)
-            | u8::from(mark.direction == Direction::In) << 1
-            | u8::from(mark.partial_checksum) << 2;
+        let flags = mark.kind as u8
+            | if mark.direction == Direction::In { IN } else { 0 }
+            | if mark.partial_checksum { PARTIAL_CHECKSUM } else { 0 };
         let words: [&[u8]; 8] = [
             &mark.time.to_le_bytes(),
             &mark.len.to_le_bytes(),
@@ -382,10 +402,10 @@ impl Reader {
             time,
             len: u32::from_le_bytes([a, b, c, d]),
             point,
-            kind: if flags & 1 != 0 { Kind::Stream } else { Kind::Frame },
-            direction: if flags & 2 != 0 { Direction::In } else { Direction::Out },
+            kind: *Kind::ALL.get(usize::from(flags & 3)).unwrap_or(&Kind::Frame),
+            direction: if flags & IN != 0 { Direction::In } else { Direction::Out },
             dropped,
-            partial_checksum: flags & 4 != 0,
+            partial_checksum: flags & PARTIAL_CHECKSUM != 0,
             gso: u16::from_le_bytes([gso, gso2]),
         };
         let mut data = vec![0; kept];

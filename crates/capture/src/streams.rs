@@ -1,26 +1,31 @@
-//! The streams of a VM as a point of a capture: each step of a stream is a record, behind a header of Linux' `vsockmon`
-//! (`include/uapi/linux/vsockmon.h`, LINKTYPE_VSOCK).
+//! What sockets of a VM exchange as a point of a capture: each step of a stream, each packet between two virtio-vsock guests and
+//! each datagram is a record, behind a header of Linux' `vsockmon` (`include/uapi/linux/vsockmon.h`, LINKTYPE_VSOCK).
 
 use std::sync::Arc;
 
-use vmlane_port::wrap::{StreamEvent, StreamTap};
+use vmlane_port::wrap::{PacketPayload, StreamEvent, StreamTap};
 use vmlane_port::{RingSlice, StreamAddress};
+use vmlane_wire::virtio_vsock::{HEADER as PACKET_HEADER, Header, op};
+use zerocopy::IntoBytes;
 
 use crate::filter::Filter;
-use crate::ring::{Direction, Kind, MAX_RECORD, Mark, Ring};
+use crate::ring::{Direction, Kind, MAX_RECORD, Mark, Ring, Slot};
 
 /// Bytes of the header.
-const HEADER: usize = 32;
+pub const HEADER: usize = 32;
 /// `op` of the header.
+const OP_UNKNOWN: u16 = 0;
 const OP_CONNECT: u16 = 1;
 const OP_DISCONNECT: u16 = 2;
+const OP_CONTROL: u16 = 3;
 const OP_PAYLOAD: u16 = 4;
-/// `t` of the header: no transport's own header follows.
+/// `t` of the header: no transport's own header follows, or that of virtio.
 const T_NO_INFO: u16 = 1;
+const T_VIRTIO: u16 = 2;
 /// Bytes copied out at once.
 const CHUNK: usize = 2048;
 
-/// The streams of one VM.
+/// Streams, packets and datagrams of one VM.
 pub struct Streams {
     ring: Arc<Ring>,
     point: u16,
@@ -29,9 +34,43 @@ pub struct Streams {
     filter: Filter,
 }
 
+/// What is recorded behind the header.
+struct Said<'a> {
+    kind: Kind,
+    op: u16,
+    /// The transport's own header.
+    packet: Option<&'a Header>,
+    payload: Payload<'a>,
+    len: usize,
+}
+
+/// Where the payload lies.
+enum Payload<'a> {
+    None,
+    Ring(RingSlice<'a>),
+    Packet(PacketPayload<'a>),
+    Private(&'a [u8]),
+}
+
+impl Payload<'_> {
+    /// Copies bytes out; there are as many from `at` on.
+    fn read(&self, at: usize, out: &mut [u8]) {
+        match self {
+            Payload::None => {}
+            Payload::Ring(ring) => ring.advanced(at).read(out),
+            Payload::Packet(PacketPayload { spans, at: begin, .. }) => spans.read(begin + at, out),
+            Payload::Private(bytes) => {
+                if let Some(bytes) = bytes.get(at..at + out.len()) {
+                    out.copy_from_slice(bytes);
+                }
+            }
+        }
+    }
+}
+
 impl Streams {
-    /// Point number `point` of the capture that `ring` belongs to: streams with an end at `cid`. At most `snap` bytes of each
-    /// step are recorded, those of the header included.
+    /// Point number `point` of the capture that `ring` belongs to: sockets of the VM `cid`. At most `snap` bytes of each
+    /// step, packet or datagram are recorded, those of the headers included.
     pub fn new(ring: Arc<Ring>, point: u16, cid: u32, snap: usize, filter: Filter) -> Streams {
         ring.set_present(point, true);
         Streams { ring, point, cid, snap: snap.min(MAX_RECORD), filter }
@@ -44,23 +83,27 @@ impl Streams {
         (from.cid == self.cid || from.peer_cid == self.cid) && self.filter.of_stream(ends)
     }
 
-    fn add(&self, from: StreamAddress, op: u16, bytes: Option<RingSlice<'_>>, len: usize, time: u64) {
+    fn add(&self, from: StreamAddress, said: &Said<'_>, time: u64) {
         if !self.concerns(from) {
             return;
         }
-        let kept = (HEADER + len).min(self.snap);
+        let own = said.packet.map_or(&[][..], IntoBytes::as_bytes);
+        let len = HEADER + own.len() + said.len;
+        let kept = len.min(self.snap);
         let Some(slot) = self.ring.take(self.point, kept) else { return };
-        let header = header(from, op);
-        self.ring.write(slot, 0, header.get(..kept.min(HEADER)).unwrap_or_default());
-        if let Some(bytes) = bytes.filter(|_| kept > HEADER) {
-            self.copy(slot, bytes, kept - HEADER);
+        let mut at = 0;
+        for bytes in [&header(from, said.op, said.packet)[..], own] {
+            let here = bytes.len().min(kept - at);
+            self.ring.write(slot, at, bytes.get(..here).unwrap_or_default());
+            at += here;
         }
+        self.copy(slot, at, &said.payload, kept - at);
         let direction = if from.cid == self.cid { Direction::Out } else { Direction::In };
         let mark = Mark {
             time,
-            len: (HEADER + len) as u32,
+            len: len as u32,
             point: self.point,
-            kind: Kind::Stream,
+            kind: said.kind,
             direction,
             dropped: 0,
             partial_checksum: false,
@@ -69,30 +112,33 @@ impl Streams {
         self.ring.publish(slot, &mark, kept);
     }
 
-    fn copy(&self, slot: crate::ring::Slot, bytes: RingSlice<'_>, len: usize) {
+    /// Copies the first `len` bytes of the payload to byte `to` of the record.
+    fn copy(&self, slot: Slot, to: usize, payload: &Payload<'_>, len: usize) {
         let mut chunk = [0; CHUNK];
         let mut at = 0;
         while at < len {
             let here = CHUNK.min(len - at);
             let Some(chunk) = chunk.get_mut(..here) else { return };
-            bytes.advanced(at).read(chunk);
-            self.ring.write(slot, HEADER + at, chunk);
+            payload.read(at, chunk);
+            self.ring.write(slot, to + at, chunk);
             at += here;
         }
     }
 }
 
-fn header(from: StreamAddress, op: u16) -> [u8; HEADER] {
+fn header(from: StreamAddress, op: u16, packet: Option<&Header>) -> [u8; HEADER] {
     let mut header = [0; HEADER];
-    let words: [&[u8]; 6] = [
+    let (transport, len) = if packet.is_some() { (T_VIRTIO, PACKET_HEADER as u16) } else { (T_NO_INFO, 0) };
+    let words: [&[u8]; 7] = [
         &u64::from(from.cid).to_le_bytes(),
         &u64::from(from.peer_cid).to_le_bytes(),
         &from.port.to_le_bytes(),
         &from.peer_port.to_le_bytes(),
         &op.to_le_bytes(),
-        &T_NO_INFO.to_le_bytes(),
+        &transport.to_le_bytes(),
+        &len.to_le_bytes(),
     ];
-    // The length of the transport's header and the bytes behind it are 0.
+    // The bytes behind them are 0.
     let mut at = 0;
     for word in words {
         if let Some(to) = header.get_mut(at..at + word.len()) {
@@ -103,9 +149,31 @@ fn header(from: StreamAddress, op: u16) -> [u8; HEADER] {
     header
 }
 
+/// The operation of a packet, as Linux' `virtio_transport_build_skb` has it.
+fn op_of(packet: &Header) -> u16 {
+    match packet.op.get() {
+        op::REQUEST | op::RESPONSE => OP_CONNECT,
+        op::RST | op::SHUTDOWN => OP_DISCONNECT,
+        op::CREDIT_UPDATE | op::CREDIT_REQUEST => OP_CONTROL,
+        op::RW => OP_PAYLOAD,
+        _ => OP_UNKNOWN,
+    }
+}
+
+/// Between whom a packet is. None: it names a CID that no VM has.
+fn addresses(packet: &Header) -> Option<StreamAddress> {
+    Some(StreamAddress {
+        cid: u32::try_from(packet.src_cid.get()).ok()?,
+        port: packet.src_port.get(),
+        peer_cid: u32::try_from(packet.dst_cid.get()).ok()?,
+        peer_port: packet.dst_port.get(),
+    })
+}
+
 impl StreamTap for Streams {
     fn sent(&self, from: StreamAddress, bytes: RingSlice<'_>, len: usize, time: u64) {
-        self.add(from, OP_PAYLOAD, Some(bytes), len, time);
+        let payload = Payload::Ring(bytes);
+        self.add(from, &Said { kind: Kind::Stream, op: OP_PAYLOAD, packet: None, payload, len }, time);
     }
 
     fn event(&self, of: StreamAddress, event: StreamEvent, time: u64) {
@@ -113,6 +181,20 @@ impl StreamTap for Streams {
             StreamEvent::Begins => OP_CONNECT,
             StreamEvent::Ends => OP_DISCONNECT,
         };
-        self.add(of, op, None, 0, time);
+        self.add(of, &Said { kind: Kind::Stream, op, packet: None, payload: Payload::None, len: 0 }, time);
+    }
+
+    fn packet(&self, header: &Header, payload: Option<PacketPayload<'_>>, time: u64) {
+        let Some(from) = addresses(header) else { return };
+        let (kind, payload, len) = match payload {
+            Some(payload) => (Kind::Stream, Payload::Packet(payload), payload.len),
+            None => (Kind::OfDaemon, Payload::None, 0),
+        };
+        self.add(from, &Said { kind, op: op_of(header), packet: Some(header), payload, len }, time);
+    }
+
+    fn datagram(&self, from: StreamAddress, bytes: &[u8], time: u64) {
+        let (payload, len) = (Payload::Private(bytes), bytes.len());
+        self.add(from, &Said { kind: Kind::Datagram, op: OP_PAYLOAD, packet: None, payload, len }, time);
     }
 }

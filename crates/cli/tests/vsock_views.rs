@@ -1,23 +1,18 @@
 //! VMs with virtio-vsock devices are in every view: two synthetic guests connect, and one sends.
 
 mod common;
+#[path = "common/vsock.rs"]
+mod vsock;
 
-use std::path::Path;
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
 
 use common::eventually;
 use serde_json::Value;
-use vmlane_guestsim::Ram;
-use vmlane_guestsim::vhost_user::{Front, RingEvents};
-use vmlane_guestsim::virtio::{DriverRing, into, out};
-use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_vsock::{HEADER, Header, STREAM, kind, op};
-use zerocopy::{FromBytes, IntoBytes};
+use vmlane_wire::virtio_vsock::op;
+use vsock::Guest;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
 const CONFIG: &str = "[[vm]]\nname = \"web\"\ncid = 3\nvsock = \"virtio\"\n[[vm]]\nname = \"db\"\ncid = 4\nvsock = \"virtio\"\n";
-const BUFFER: usize = 4096;
 
 struct Daemon(Child);
 
@@ -25,49 +20,6 @@ impl Drop for Daemon {
     fn drop(&mut self) {
         let _ = self.0.kill();
         let _ = self.0.wait();
-    }
-}
-
-/// A guest's device, from its driver's and its VMM's side.
-struct Guest {
-    cid: u32,
-    rx: DriverRing,
-    tx: DriverRing,
-    buffers: Vec<u64>,
-    _vmm: Front,
-    events: [RingEvents; 2],
-}
-
-impl Guest {
-    fn attach(socket: &Path, cid: u32) -> Guest {
-        let ram = Arc::new(Ram::new(4 << 20));
-        let (mut rx, tx) = (DriverRing::new(&ram, 64, false), DriverRing::new(&ram, 64, false));
-        let buffers: Vec<u64> = (0..32).map(|_| rx.alloc(BUFFER)).collect();
-        for (number, addr) in buffers.iter().enumerate() {
-            assert_eq!(usize::from(rx.post(&[into(*addr, BUFFER)])), number);
-        }
-        let mut vmm = Front::connect(socket, feature::VERSION_1 | STREAM).unwrap();
-        vmm.set_memory(&ram).unwrap();
-        let events = [vmm.start(0, &rx.setup()).unwrap(), vmm.start(1, &tx.setup()).unwrap()];
-        Guest { cid, rx, tx, buffers, _vmm: vmm, events }
-    }
-
-    fn send(&mut self, from: u32, to: (u32, u32), op: u16, payload: &[u8]) {
-        let header = Header::new((self.cid, from), to, kind::STREAM, op);
-        let header = Header { len: (payload.len() as u32).into(), buf_alloc: (256 << 10).into(), ..header };
-        let bytes = [header.as_bytes(), payload].concat();
-        let addr = self.tx.alloc(bytes.len());
-        self.tx.ram.write(addr, &bytes);
-        self.tx.post(&[out(addr, bytes.len())]);
-        rustix::io::write(&self.events[1].kick, &1u64.to_ne_bytes()).unwrap();
-    }
-
-    /// The next packet is of this kind.
-    fn expect(&mut self, op: u16) {
-        let (id, len) = eventually("a packet", || self.rx.take());
-        let mut bytes = vec![0; len as usize];
-        self.rx.ram.read(self.buffers[usize::from(id)], &mut bytes);
-        assert_eq!(Header::read_from_bytes(&bytes[..HEADER]).unwrap().op.get(), op);
     }
 }
 

@@ -285,15 +285,17 @@ impl Answers for Daemon {
             Err(failure) => return Reply::error(failure).to_line().into(),
         };
         if let Call::Capture { capture } = call {
-            let vms = self
-                .state
-                .lock()
-                .vms
-                .iter()
-                .filter_map(|vm| Some((vm.name().to_owned(), vm.cid()?)))
-                .collect();
-            let sources = Sources { switch: &self.switch, workers: &self.workers, vms };
-            return match self.captures.begin(&capture, &sources) {
+            let state = self.state.lock();
+            let vms = state.vms.iter().filter_map(|vm| Some((vm.name().to_owned(), vm.cid()?)));
+            let vms: Vec<(String, u32)> = vms.collect();
+            drop(state);
+            let sources = Sources {
+                switch: self.switch.clone(),
+                workers: self.workers.clone(),
+                vsock_worker: self.vsock_worker.clone(),
+                router: self.router.clone(),
+            };
+            return match self.captures.begin(&capture, sources, &vms) {
                 Ok(begun) => begun,
                 Err(failure) => Reply::error(failure).to_line().into(),
             };

@@ -7,9 +7,11 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use vmlane_api::{CapturePoint, CaptureRequest, Captured, CounterList, ErrorCode, Failure, Reply};
 use vmlane_capture::{Filter, MAX_POINTS, MAX_RECORD, Program, Ring, Streams, Tap};
+use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_port::wrap::{FrameTap, StreamTap};
 use vmlane_stream::Workers;
 use vmlane_switch::Switch;
+use vmlane_vsock::Router;
 
 use crate::control::Answer;
 
@@ -43,9 +45,8 @@ fn counts(ring: &Ring, points: usize) -> (u64, u64) {
 
 /// A capture under way. Dropping it ends it: no worker uses anything of it afterwards.
 struct Capture {
-    switch: Arc<Switch>,
+    sources: Sources,
     ring: Arc<Ring>,
-    workers: Arc<Workers>,
     taps: Vec<Arc<dyn FrameTap>>,
     streams: Vec<Arc<dyn StreamTap>>,
     totals: Arc<Mutex<Totals>>,
@@ -92,8 +93,14 @@ impl Captures {
     }
 
     /// Begins a capture, which lasts as long as the client's connection.
-    pub fn begin(&self, request: &CaptureRequest, of: &Sources<'_>) -> Result<Answer, Failure> {
-        let points = choose(request, &of.points())?;
+    /// `vms`: names and CIDs of the VMs that have one.
+    pub fn begin(
+        &self,
+        request: &CaptureRequest,
+        sources: Sources,
+        vms: &[(String, u32)],
+    ) -> Result<Answer, Failure> {
+        let points = choose(request, &sources.points(vms))?;
         let filter = filter(request)?;
         if request.buffer > MAX_BUFFER {
             return Err(refuse(format!(
@@ -107,9 +114,8 @@ impl Captures {
         let file = ring.file().try_clone_to_owned().map_err(|error| host(&error))?;
         let ring = Arc::new(ring);
         let mut capture = Capture {
-            switch: of.switch.clone(),
+            sources,
             ring: ring.clone(),
-            workers: of.workers.clone(),
             taps: Vec::new(),
             streams: Vec::new(),
             totals: self.totals.clone(),
@@ -125,12 +131,12 @@ impl Captures {
             match *cid {
                 None => {
                     let tap: Arc<dyn FrameTap> = Arc::new(Tap::new(ring, point, snap, filter));
-                    of.switch.add_tap(name, tap.clone());
+                    capture.sources.switch.add_tap(name, tap.clone());
                     capture.taps.push(tap);
                 }
                 Some(cid) => {
                     let tap: Arc<dyn StreamTap> = Arc::new(Streams::new(ring, point, cid, snap, filter));
-                    of.workers.add_tap(tap.clone());
+                    capture.sources.add_stream_tap(&tap);
                     capture.streams.push(tap);
                 }
             }
@@ -149,10 +155,10 @@ impl Capture {
     /// Ends it. The client finds exact counts in the ring.
     fn end(&mut self) {
         for tap in self.taps.drain(..) {
-            self.switch.remove_tap(&tap);
+            self.sources.switch.remove_tap(&tap);
         }
         for tap in self.streams.drain(..) {
-            self.workers.remove_tap(&tap);
+            self.sources.remove_stream_tap(&tap);
         }
         self.ring.end();
         let mut totals = self.totals.lock();
@@ -173,22 +179,39 @@ impl Drop for Capture {
 }
 
 /// Where there is something to capture.
-pub struct Sources<'a> {
-    pub switch: &'a Arc<Switch>,
-    pub workers: &'a Arc<Workers>,
-    /// Names and CIDs of the VMs that have one.
-    pub vms: Vec<(String, u32)>,
+pub struct Sources {
+    /// Frames.
+    pub switch: Arc<Switch>,
+    /// Streams with a VMCI guest or a host program at one end at least.
+    pub workers: Arc<Workers>,
+    /// Connections between two virtio-vsock guests.
+    pub vsock_worker: Arc<VsockWorker>,
+    /// Datagrams.
+    pub router: Arc<Router>,
 }
 
-/// A point: its name, and the CID whose streams it is, if it is no port of the switch.
+/// A point: its name, and the CID whose streams and datagrams it is, if it is no port of the switch.
 type Point = (String, Option<u32>);
 
-impl Sources<'_> {
+impl Sources {
     /// All points that there are.
-    fn points(&self) -> Vec<Point> {
+    fn points(&self, vms: &[(String, u32)]) -> Vec<Point> {
         let ports = self.switch.ports().into_iter().map(|port| (port.spec.name, None));
-        let streams = self.vms.iter().map(|(vm, cid)| (format!("vsock:{vm}"), Some(*cid)));
+        let streams = vms.iter().map(|(vm, cid)| (format!("vsock:{vm}"), Some(*cid)));
         ports.chain(streams).collect()
+    }
+
+    /// A byte, a packet or a datagram passes one of these only.
+    fn add_stream_tap(&self, tap: &Arc<dyn StreamTap>) {
+        self.workers.add_tap(tap.clone());
+        self.vsock_worker.add_tap(tap.clone());
+        self.router.add_tap(tap.clone());
+    }
+
+    fn remove_stream_tap(&self, tap: &Arc<dyn StreamTap>) {
+        self.workers.remove_tap(tap);
+        self.vsock_worker.remove_tap(tap);
+        self.router.remove_tap(tap);
     }
 }
 

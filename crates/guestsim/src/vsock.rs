@@ -10,6 +10,7 @@ use crate::virtio::{DriverRing, into, out};
 use vmlane_device::virtio::vhost::{Lines, Setup};
 use vmlane_device::vmci::{Hypervisor, Limits, VmSpec};
 use vmlane_port::Streams;
+use vmlane_port::wrap::StreamTap;
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
@@ -121,6 +122,11 @@ impl Bench {
 
     pub fn detach(&mut self, guest: &Guest) {
         self.routes.detach(guest.cid);
+    }
+
+    /// What looks at packets between guests from now on.
+    pub fn set_taps(&mut self, taps: &[Arc<dyn StreamTap>]) {
+        self.routes.set_taps(taps.to_vec());
     }
 
     pub fn gone(&mut self, guest: &Guest) {

@@ -11,7 +11,8 @@
 //! | `host_rules.rs` | which programs of the host may reach which VMs |
 //! | `registry.rs` | what an endpoint is, and which one answers for a CID |
 //! | `connection.rs` | what a connection allows and when: a pure function |
-//! | `router.rs` | all connections; the only lock |
+//! | `router.rs` | all connections; the only lock, beside that of captures |
+//! | `datagram_taps.rs` | captures of datagrams |
 //! | `waiting.rs` | calls that wait for the thread that serves their endpoint |
 //!
 //! The order of calls, for a client C and a server S:
@@ -34,6 +35,7 @@
 
 mod address;
 mod connection;
+mod datagram_taps;
 mod host_rules;
 mod policy;
 mod registry;
@@ -42,6 +44,7 @@ mod waiting;
 
 pub use address::{Cid, HOST, Key, SockPort, SocketAddress};
 pub use connection::{Event, Failed, Role};
+pub use datagram_taps::Watch;
 pub use host_rules::{FIRST_FREE_PORT, HostAccess, HostRules, Rule};
 pub use policy::{DEFAULT_CONNECTIONS, Forward, Vm};
 pub use registry::{Call, ConnectError, DatagramError, Endpoint, Remote};

@@ -9,10 +9,12 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmlane_port::fair::SharedPlaces;
+use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Shutdown, Side, StreamEnd, StreamId, Streams};
 
 use crate::address::{Cid, Key, SocketAddress};
 use crate::connection::{Action, Event, Failed, Role, State};
+use crate::datagram_taps::{DatagramTaps, Watch};
 use crate::policy::{Policy, Vm};
 use crate::registry::{Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote};
 
@@ -45,6 +47,7 @@ pub struct Router {
     tables: Mutex<Tables>,
     streams: Arc<dyn Streams>,
     host: HostPresence,
+    taps: DatagramTaps,
 }
 
 /// What an event led to.
@@ -178,7 +181,12 @@ impl Tables {
 impl Router {
     /// A router without VMs, whose streams are moved by `streams`.
     pub fn new(streams: Arc<dyn Streams>) -> Arc<Router> {
-        Arc::new(Router { tables: Mutex::default(), streams, host: HostPresence::default() })
+        Arc::new(Router {
+            tables: Mutex::default(),
+            streams,
+            host: HostPresence::default(),
+            taps: DatagramTaps::default(),
+        })
     }
 
     /// The workers that move the bytes.
@@ -234,7 +242,29 @@ impl Router {
         to: SocketAddress,
         payload: &[u8],
     ) -> Result<(), DatagramError> {
-        self.reach(from.0, to.0).ok_or(DatagramError::Unreachable)?.datagram(from, to.1, payload)
+        let receiver = self.reach(from.0, to.0).ok_or(DatagramError::Unreachable)?;
+        let watch = self.watch_datagram();
+        receiver.datagram(from, to.1, payload)?;
+        if let Some(watch) = watch {
+            watch.delivered(from, to, payload);
+        }
+        Ok(())
+    }
+
+    /// A datagram is about to be delivered past [`Router::send_datagram`]: what looks at it, if there is a capture.
+    pub fn watch_datagram(&self) -> Option<Watch> {
+        self.taps.watch()
+    }
+
+    /// Has `tap` look at all datagrams that are delivered, until [`Router::remove_tap`]: it says itself which concern it.
+    pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
+        self.taps.change(|taps| taps.push(tap));
+    }
+
+    /// Ends what [`Router::add_tap`] began: when this returns, no thread uses the tap any more. Blocks while one delivers a
+    /// datagram that it looks at; must not be called with a lock held that an endpoint takes.
+    pub fn remove_tap(&self, tap: &Arc<dyn StreamTap>) {
+        self.taps.change(|taps| taps.retain(|other| !Arc::ptr_eq(other, tap)));
     }
 }
 

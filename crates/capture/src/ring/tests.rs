@@ -50,6 +50,21 @@ fn a_record_arrives_as_it_was_written() {
 }
 
 #[test]
+fn every_mark_arrives_as_it_was_given() {
+    let (ring, mut reader) = pair(0, 1);
+    for kind in Kind::ALL {
+        for direction in [Direction::Out, Direction::In] {
+            for partial_checksum in [false, true] {
+                let mark = Mark { kind, direction, partial_checksum, ..mark(0, 7, 0) };
+                let slot = ring.take(0, 0).unwrap();
+                ring.publish(slot, &mark, 0);
+                assert_eq!(reader.take().unwrap().unwrap().mark, mark);
+            }
+        }
+    }
+}
+
+#[test]
 fn records_that_are_taken_and_not_published_are_not_seen() {
     let (ring, mut reader) = pair(0, 1);
     let first = ring.take(0, 3).unwrap();

@@ -27,7 +27,7 @@ const EXAMPLES: &str = "Examples:
   tcpdump -y EN10MB -ddd 'tcp port 80' | vmlane capture web/nic0 --bpf - -w web.pcapng
   vmlane capture web/nic0 -C 100 -W 10 -w ring.pcapng
 
-Points are VM/NIC, the names of uplinks, and vsock:VM for the streams of a VM; without any, all are captured. OUT is what the guest sent, before any decision about
+Points are VM/NIC, the names of uplinks, and vsock:VM for the streams and datagrams of a VM; without any, all are captured. OUT is what the guest sent, before any decision about
 it; IN is what it was delivered, or what was dropped on its way to it. A packet's comment says why a frame was dropped, the
 size of segments of a super-frame (gso), and how many records were lost just before it.
 
@@ -40,7 +40,7 @@ const SHORTEST: Duration = Duration::from_micros(500);
 const LONGEST: Duration = Duration::from_millis(10);
 const PROGRESS: Duration = Duration::from_millis(500);
 
-/// Record frames at ports of the switch and the bytes of streams, as pcapng
+/// Record frames at ports of the switch, and what sockets of VMs exchange, as pcapng
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -71,10 +71,10 @@ pub struct Args {
     /// Only frames from or to this address
     #[arg(long, value_name = "MAC")]
     mac: Option<String>,
-    /// Only streams from or to this CID
+    /// Only streams and datagrams from or to this CID
     #[arg(long, value_name = "CID")]
     cid: Option<u32>,
-    /// Only what comes from or goes to this TCP, UDP or stream port
+    /// Only what comes from or goes to this TCP, UDP or vsock port
     #[arg(long, value_name = "PORT")]
     port: Option<u32>,
     /// Only frames that a packet filter takes, as printed by tcpdump -y EN10MB -ddd; - is standard input

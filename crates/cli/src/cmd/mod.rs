@@ -63,7 +63,7 @@ pub enum Command {
     Top(top::Args),
     /// Show stream connections and the ports of the switch
     Ports(ports::Args),
-    /// Record frames at ports of the switch and the bytes of streams, as pcapng
+    /// Record frames at ports of the switch, and what sockets of VMs exchange, as pcapng
     Capture(capture::Args),
     /// Show the counters of VMs and workers
     Stats(stats::Args),

@@ -9,7 +9,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_port::Budget;
 use vmlane_state::Journal;
-use vmlane_vsock::{DatagramError, Failed, Key, Router, Vm};
+use vmlane_vsock::{DatagramError, Failed, Key, Router, SocketAddress, Vm, Watch};
 use vmlane_wire::vmci::{
     CID_ANY, CID_HYPERVISOR, DATAGRAM_HEADER, DatagramHeader, EVENT_RESOURCE, Handle, INVALID_ID,
     MAX_DATAGRAM_PAYLOAD, MAX_HYPERCALL, VmciError,
@@ -213,8 +213,12 @@ impl Hypervisor {
             });
         }
         let inbox = inner.reach(from, to)?.clone();
+        let watch = self.router.watch_datagram();
         if !inbox.push(Account::Ordinary, from, bytes.into()) {
             return Err(Refusal::Full);
+        }
+        if let Some(watch) = watch {
+            show(watch, (to, dst.resource), bytes);
         }
         self.commit_result(&mut inner, caller, bytes.len() as i32);
         Ok(())
@@ -334,5 +338,13 @@ impl Hypervisor {
         self.commit(&mut inner);
         drop(inner);
         self.run_after();
+    }
+}
+
+/// Shows a datagram that was delivered, header first, to captures.
+#[cold]
+fn show(watch: Watch, to: SocketAddress, bytes: &[u8]) {
+    if let Ok((header, payload)) = DatagramHeader::read_from_prefix(bytes) {
+        watch.delivered((header.src().context, header.src().resource), to, payload);
     }
 }

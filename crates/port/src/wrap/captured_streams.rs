@@ -3,6 +3,9 @@
 use std::any::Any;
 use std::sync::Arc;
 
+use vmlane_mem::Spans;
+use vmlane_wire::virtio_vsock::Header;
+
 use super::wall_clock;
 use crate::{End, PortFault, RingSlice, StreamAddress, StreamPort};
 
@@ -15,14 +18,31 @@ pub enum StreamEvent {
     Ends,
 }
 
-/// Looks at streams. Workers call it with the bytes of each step, while they lie in the ring of their sender; it must not wait.
-/// Several workers may call at once. Times are nanoseconds since 1970.
+/// Looks at what sockets of VMs send. Workers call it with the bytes of each step of a stream, while they lie in the ring of their
+/// sender; it must not wait. Several threads may call at once. Times are nanoseconds since 1970.
 pub trait StreamTap: Send + Sync {
     /// `from` sent `len` bytes, which lie at the begin of `bytes`.
     fn sent(&self, from: StreamAddress, bytes: RingSlice<'_>, len: usize, time: u64);
 
     /// Something else happened to the stream of which `of` is an end.
     fn event(&self, of: StreamAddress, event: StreamEvent, time: u64);
+
+    /// A packet from one virtio-vsock guest to another: its header, and where its payload lies, if it has one.
+    fn packet(&self, header: &Header, payload: Option<PacketPayload<'_>>, time: u64);
+
+    /// `from` sent a datagram to its peer.
+    fn datagram(&self, from: StreamAddress, bytes: &[u8], time: u64);
+}
+
+/// The payload of a packet, in its sender's memory: `len` bytes of `spans` from `at` on.
+#[derive(Clone, Copy)]
+pub struct PacketPayload<'a> {
+    /// Has these bytes.
+    pub spans: &'a Spans,
+    /// The first byte.
+    pub at: usize,
+    /// How many bytes.
+    pub len: usize,
 }
 
 /// An end with taps. It is there only while there is a capture: [`CapturedStream::wrap`] and [`CapturedStream::unwrap`] may be

@@ -15,7 +15,7 @@ mod impairment;
 mod trigger;
 
 pub use captured_frames::{CapturedFrames, FrameTap, wall_clock};
-pub use captured_streams::{CapturedStream, StreamEvent, StreamTap};
+pub use captured_streams::{CapturedStream, PacketPayload, StreamEvent, StreamTap};
 pub use faulty_frames::FaultyFrames;
 pub use faulty_streams::FaultyStreams;
 pub use impairment::{FURTHEST, Impairment, MAX_HELD};

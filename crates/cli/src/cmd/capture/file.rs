@@ -14,7 +14,7 @@ use pcap_file::pcapng::blocks::interface_description::{
 use pcap_file::pcapng::blocks::interface_statistics::{InterfaceStatisticsBlock, InterfaceStatisticsOption};
 use pcap_file::{PcapError, PcapResult};
 use vmlane_api::CapturePoint;
-use vmlane_capture::{Direction, DropReason, Record};
+use vmlane_capture::{Direction, DropReason, Kind, Record};
 
 /// LINKTYPE_VSOCK.
 const VSOCK: u32 = 271;
@@ -115,6 +115,11 @@ pub fn add<W: Write>(
 pub fn comment(record: &Record) -> String {
     let mark = &record.mark;
     let mut parts = Vec::new();
+    match mark.kind {
+        Kind::Frame | Kind::Stream => {}
+        Kind::Datagram => parts.push("datagram".into()),
+        Kind::OfDaemon => parts.push("sent by the daemon".into()),
+    }
     if mark.dropped > 0 {
         let reason = DropReason::from_number(mark.dropped).map_or("unknown", DropReason::name);
         parts.push(format!("dropped: {reason}"));

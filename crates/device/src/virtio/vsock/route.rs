@@ -4,7 +4,8 @@ use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
 
-use vmlane_wire::virtio_vsock::{Header, kind, op};
+use vmlane_port::wrap::{PacketPayload, StreamTap, wall_clock};
+use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, Header, kind, op};
 use vmlane_worker::{Account, Meter, Work, contained};
 
 use super::bridge::{Bridge, CONNECT};
@@ -37,6 +38,8 @@ pub struct Routes {
     meter: Meter<u32>,
     started: Instant,
     first: usize,
+    /// What looks at the packets, while there is a capture.
+    taps: Vec<Arc<dyn StreamTap>>,
 }
 
 /// What became of a packet.
@@ -49,7 +52,12 @@ impl Routes {
     pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>) -> Routes {
         let (vms, table) = (Vms::new(), Table::default());
         let meter = Meter::default();
-        Routes { vms, table, bridge, stats, meter, started: Instant::now(), first: 0 }
+        Routes { vms, table, bridge, stats, meter, started: Instant::now(), first: 0, taps: Vec::new() }
+    }
+
+    /// Has `taps`, and no others, look at packets from one guest to another.
+    pub fn set_taps(&mut self, taps: Vec<Arc<dyn StreamTap>>) {
+        self.taps = taps;
     }
 
     pub fn add(&mut self, spec: vmlane_vsock::Vm) {
@@ -101,7 +109,8 @@ impl Routes {
         for known in self.table.clear(cid) {
             if let Some(peer) = port_of(&mut self.vms, known.peer) {
                 let from = (cid, known.port);
-                peer.reply(Header::new(from, (known.peer, known.peer_port), known.kind, op::RST));
+                let reset = Header::new(from, (known.peer, known.peer_port), known.kind, op::RST);
+                reply(peer, reset, &self.taps);
             }
         }
     }
@@ -231,18 +240,7 @@ impl Routes {
         if !matches!(header.kind.get(), kind::STREAM | kind::SEQPACKET) {
             return self.refuse(port, &header);
         }
-        if let (Some(to), Some(bridge)) = (to, &mut self.bridge)
-            && (!self.vms.contains_key(&to) || bridge.relays(&header))
-        {
-            let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
-            self.stats.refused.bump(u64::from(!taken));
-            self.stats.relayed_bytes.bump(outgoing.done as u64);
-            port.stats.refused.bump(u64::from(!taken));
-            if header.op.get() == op::REQUEST
-                && let Some(vm) = self.vms.get(&cid)
-            {
-                self.meter.charge(vm.account, CONNECT);
-            }
+        if to.is_some_and(|to| self.relay((cid, to), port, outgoing)) {
             return Fate::Finished;
         }
         let allowed = to.is_some_and(|to| self.may_talk(cid, to));
@@ -274,17 +272,17 @@ impl Routes {
         if receiver.holds_replies() {
             receiver.send_replies();
         }
+        let before = outgoing.done;
         let delivered = receiver.deliver(port, outgoing).is_ok();
+        if !self.taps.is_empty() {
+            show(&self.taps, port, outgoing, before, delivered);
+        }
         // The sender pays for the copy, the receiver for its descriptors.
         charge(&mut self.meter, &self.stats, vm.account, receiver.take_work());
         if delivered {
             if self.table.delivered(&header, outgoing.len) {
-                receiver.reply(Header {
-                    op: op::CREDIT_REQUEST.into(),
-                    len: 0.into(),
-                    flags: 0.into(),
-                    ..header
-                });
+                let (op, len, flags) = (op::CREDIT_REQUEST.into(), 0.into(), 0.into());
+                reply(receiver, Header { op, len, flags, ..header }, &self.taps);
             }
             if let Some(wait) = outgoing.waits.take() {
                 self.end_wait(cid, &header, &wait, now);
@@ -301,9 +299,29 @@ impl Routes {
         vm.stalled = true;
         self.stats.stalled.bump(1);
         vm.stats.stalled.bump(1);
-        receiver.reply(peer_reset(&header));
+        reply(receiver, peer_reset(&header), &self.taps);
         self.end_wait(cid, &header, &wait, now);
         self.refuse(port, &header)
+    }
+
+    /// A packet to what is no virtio-vsock guest, or is reached as one that is not. False: it is none.
+    #[inline]
+    fn relay(&mut self, (cid, to): (u32, u32), port: &mut Port, outgoing: &mut Outgoing) -> bool {
+        let header = outgoing.header;
+        let Some(bridge) = &mut self.bridge else { return false };
+        if self.vms.contains_key(&to) && !bridge.relays(&header) {
+            return false;
+        }
+        let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
+        self.stats.refused.bump(u64::from(!taken));
+        self.stats.relayed_bytes.bump(outgoing.done as u64);
+        port.stats.refused.bump(u64::from(!taken));
+        if header.op.get() == op::REQUEST
+            && let Some(vm) = self.vms.get(&cid)
+        {
+            self.meter.charge(vm.account, CONNECT);
+        }
+        true
     }
 
     /// A packet of `cid` begins to wait for its receiver's buffers.
@@ -331,7 +349,7 @@ impl Routes {
         if header.op.get() != op::RST {
             self.stats.refused.bump(1);
             port.stats.refused.bump(1);
-            port.reply(header.reset());
+            reply(port, header.reset(), &self.taps);
         }
         Fate::Finished
     }
@@ -393,6 +411,36 @@ impl Routes {
 fn charge(meter: &mut Meter<u32>, stats: &VsockStats, account: Account, work: Work) {
     stats.descriptors.bump(work.descriptors as u64);
     meter.charge(account, work);
+}
+
+/// The guest of `port` gets a packet without payload that no guest has sent.
+fn reply(port: &mut Port, header: Header, taps: &[Arc<dyn StreamTap>]) {
+    if !taps.is_empty() {
+        show_header(taps, &header, None);
+    }
+    port.reply(header);
+}
+
+/// Shows what was delivered of a packet from its byte `before` on: the header that the receiver got, and these bytes, which
+/// still lie in the memory of their sender.
+#[cold]
+fn show(taps: &[Arc<dyn StreamTap>], from: &Port, outgoing: &Outgoing, before: usize, whole: bool) {
+    let len = outgoing.done - before;
+    if len == 0 && !whole {
+        return;
+    }
+    let mut header = outgoing.header;
+    header.len = (len as u32).into();
+    if !whole {
+        header.flags = (header.flags.get() & !(END_OF_MESSAGE | END_OF_RECORD)).into();
+    }
+    show_header(taps, &header, Some(PacketPayload { spans: from.payload(), at: before, len }));
+}
+
+#[cold]
+fn show_header(taps: &[Arc<dyn StreamTap>], header: &Header, payload: Option<PacketPayload<'_>>) {
+    let now = wall_clock();
+    taps.iter().for_each(|tap| tap.packet(header, payload, now));
 }
 
 /// Ends the port of a VM that a fault of ours has left in an unknown state.

@@ -7,7 +7,9 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use parking_lot::Mutex;
 use vmlane_port::role::Role;
+use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::{Endpoint, Router, Vm};
 use vmlane_worker::{
     Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Rest, WakeFds, Woken, Worker,
@@ -34,6 +36,8 @@ enum Request {
     Attach(u32, Box<Port>),
     Detach(u32),
     Gone(u32),
+    /// What looks at packets between guests from now on.
+    Tap(Vec<Arc<dyn StreamTap>>),
     /// What an operator may see is asked for.
     ShowGuests,
     ShowConnections,
@@ -56,6 +60,8 @@ pub struct VsockWorker {
     mailbox: Arc<Mailbox>,
     stats: Arc<VsockStats>,
     questions: Arc<Questions>,
+    /// Held while they are changed; the worker never takes it.
+    taps: Mutex<Vec<Arc<dyn StreamTap>>>,
     heartbeat: Arc<Heartbeat>,
     thread: Option<JoinHandle<()>>,
 }
@@ -91,7 +97,7 @@ impl VsockWorker {
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
         let thread = Some(worker.spawn("vsock".into())?);
-        Ok(VsockWorker { requests, mailbox, stats, questions, heartbeat, thread })
+        Ok(VsockWorker { requests, mailbox, stats, questions, taps: Mutex::default(), heartbeat, thread })
     }
 
     pub fn stats(&self) -> &Arc<VsockStats> {
@@ -120,6 +126,20 @@ impl VsockWorker {
     /// What answers for the VM `cid` when VMCI guests connect to it.
     pub fn endpoint(&self, cid: u32) -> Arc<dyn Endpoint> {
         Arc::new(GuestEndpoint::new(cid, &self.mailbox))
+    }
+
+    /// Has `tap` look at all packets between guests, until [`Self::remove_tap`]: it says itself which concern it.
+    pub fn add_tap(&self, tap: Arc<dyn StreamTap>) {
+        let mut taps = self.taps.lock();
+        taps.push(tap);
+        self.ask(Request::Tap(taps.clone()));
+    }
+
+    /// Ends what [`Self::add_tap`] began: when this returns, the worker does not use the tap any more.
+    pub fn remove_tap(&self, tap: &Arc<dyn StreamTap>) {
+        let mut taps = self.taps.lock();
+        taps.retain(|other| !Arc::ptr_eq(other, tap));
+        self.ask(Request::Tap(taps.clone()));
     }
 
     /// Makes a VM known, or changes what is known of it.
@@ -181,6 +201,7 @@ impl Engine for VsockEngine {
             Request::Attach(cid, port) => self.routes.attach(cid, port),
             Request::Detach(cid) => self.routes.detach(cid),
             Request::Gone(cid) => self.routes.reset_all(cid),
+            Request::Tap(taps) => self.routes.set_taps(taps),
             Request::ShowGuests => self.questions.guests.answer(self.routes.views()),
             Request::ShowConnections => self.questions.connections.answer(self.routes.connections()),
         }
