@@ -73,6 +73,55 @@ fn libvirt_takes_the_domain() {
     }
 }
 
+/// libvirt's check of domains that VMs were put into, which a second time does not change.
+#[test]
+fn libvirt_takes_domains_that_vms_were_put_into() {
+    let setup = Setup::new();
+    let file = setup.directory.path().join("domain.xml");
+    let name = file.to_str().unwrap();
+    for vm in VMS {
+        let own =
+            "<!-- its disk -->\n    <disk type='file'><source file='/d.img'/><target dev='vda'/></disk>";
+        let existing =
+            setup.text(&["libvirt-xml", "cards"]).replace("</devices>", &format!("{own}\n  </devices>"));
+        std::fs::write(&file, existing.replace("/vm/cards/", "/other/")).unwrap();
+        let xml = setup.text(&["libvirt-xml", vm, "--into", name]);
+        assert!(xml.contains(own), "{xml}");
+        std::fs::write(&file, &xml).unwrap();
+        let output = Command::new("virt-xml-validate").args([name, "domain"]).output().unwrap();
+        assert!(output.status.success(), "{xml}\n{}", String::from_utf8_lossy(&output.stderr));
+        let json: Value =
+            serde_json::from_str(&setup.text(&["libvirt-xml", vm, "--into", name, "--json"])).unwrap();
+        assert_eq!(json["xml"].as_str(), Some(&*xml));
+        assert!(json["notes"].to_string().contains("has no owner"), "{json}");
+        let other =
+            setup.vmlane(&["libvirt-xml", if vm == "cards" { "mixed" } else { "cards" }, "--into", name]);
+        assert!(String::from_utf8_lossy(&other.stderr).contains(&format!("belongs to VM {vm}")), "{other:?}");
+    }
+}
+
+#[test]
+fn an_emulator_is_asked_for_its_version() {
+    let setup = Setup::new();
+    let program = setup.directory.path().join("qemu");
+    let name = program.to_str().unwrap();
+    let says = |text: &str| {
+        std::fs::write(&program, format!("#!/bin/sh\necho '{text}'\n")).unwrap();
+        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        setup.vmlane(&["libvirt-xml", "classic", "--emulator", name])
+    };
+    let new = says("QEMU emulator version 11.1.3 (Debian)");
+    let element = format!("<emulator>{name}</emulator>");
+    assert!(String::from_utf8_lossy(&new.stdout).contains(&element), "{new:?}");
+    for (text, words) in
+        [("QEMU emulator version 7.2.19", "needs QEMU >= 10.1, and this is 7.2"), ("bash", "does not say")]
+    {
+        let output = says(text);
+        assert!(!output.status.success());
+        assert!(String::from_utf8_lossy(&output.stderr).contains(words), "{output:?}");
+    }
+}
+
 /// What a shell makes of it is what the JSON lists, and QEMU's words are `qemu-args`' own.
 #[test]
 fn words_survive_their_readers() {

@@ -13,6 +13,9 @@ pub use kind::{Lacks, Machine, Qemu, Version};
 /// is suspended or the daemon is looked at with a debugger.
 const MESSAGE_TIMEOUT_MS: u32 = 60_000;
 
+/// Under ACPI's hotplug, which is q35's default, guests do not see the numbers of slots.
+pub const NATIVE_HOTPLUG: &str = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off";
+
 /// Descriptors of a virtio NIC's rings: the most that QEMU has.
 pub const RING: u16 = 1024;
 
@@ -56,9 +59,7 @@ pub fn devices(
     }
     let slots = || vm.nics.iter().filter(|nic| which(nic)).any(|nic| nic.slot.is_some());
     if qemu.machine == Machine::Pci && slots() {
-        // Under ACPI's hotplug, which is q35's default, guests do not see the numbers of slots.
-        let native = "ICH9-LPC.acpi-pci-hotplug-with-bridge-support=off";
-        arguments.extend(["-global".into(), native.into()]);
+        arguments.extend(["-global".into(), NATIVE_HOTPLUG.into()]);
     }
     for (number, nic) in vm.nics.iter().enumerate().filter(|(_, nic)| which(nic)) {
         let slot = nic.slot.filter(|_| qemu.machine == Machine::Pci);

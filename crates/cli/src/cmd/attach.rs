@@ -30,6 +30,11 @@ pub struct Target {
 impl Target {
     /// The VM's configuration, and where its sockets will be.
     pub fn find(&self) -> anyhow::Result<(VmConfig, Paths)> {
+        self.find_in().map(|(_, vm, paths)| (vm, paths))
+    }
+
+    /// Likewise, with the configuration that the VM is in.
+    pub fn find_in(&self) -> anyhow::Result<(Config, VmConfig, Paths)> {
         let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
         let (vms, unseen) = match AddedVms::look(&state) {
             Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
@@ -37,10 +42,11 @@ impl Target {
         };
         let config = Config::check(&Sources::read(&self.config)?.with(vms))?;
         let Some(vm) = config.vm(&self.vm) else {
-            let (config, known) = (self.config.display(), config.names());
-            bail!("VM {:?} is not in {config}; known are {known}{unseen}", self.vm);
+            let (file, known) = (self.config.display(), config.names());
+            bail!("VM {:?} is not in {file}; known are {known}{unseen}", self.vm);
         };
-        Ok((vm.clone(), Paths::new(&self.runtime_dir)?))
+        let vm = vm.clone();
+        Ok((config, vm, Paths::new(&self.runtime_dir)?))
     }
 }
 

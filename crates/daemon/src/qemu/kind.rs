@@ -98,7 +98,7 @@ impl FromStr for Machine {
 
 impl Qemu {
     /// Whether it can have all of the VM's devices.
-    pub(super) fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
+    pub fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
         let vmxnet3 = vm.nics.iter().position(|nic| !matches!(nic.model, NicModel::VirtioNet(_)));
         let (device, instead) = match vmxnet3 {
             _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\""),

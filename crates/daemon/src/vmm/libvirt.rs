@@ -1,25 +1,71 @@
-//! A libvirt domain. Elements are used for what libvirt has elements for (memory, virtio NICs); vfio-user
-//! devices and vhost-user-vsock have none and go through `qemu:commandline`.
+//! A libvirt domain: one for a VM, or an existing one that is to attach a VM (`into`).
+//!
+//! Elements are used for what libvirt has elements for (memory, virtio NICs, the user of QEMU); vfio-user devices and
+//! vhost-user-vsock have none and go through `qemu:commandline`.
 
-use std::fmt::Write as _;
+mod document;
+mod into;
+mod label;
+mod sockets;
+#[cfg(test)]
+mod tests;
 
-use crate::config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
+use std::path::Path;
+
+pub use self::document::{MOST_BYTES, XmlError};
+use self::document::{QEMU, escaped, indented};
+pub use self::into::Refused;
+pub use self::label::Label;
+use crate::accounts::Accounts;
+use crate::config::{Config, NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 use crate::qemu;
 
-/// The domain of `vm`: complete, but for disks and a way to install.
-pub fn domain(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<String, TooLong> {
-    let mut interfaces = String::new();
-    for (number, nic) in vm.nics.iter().enumerate() {
-        if let NicModel::VirtioNet(virtio) = nic.model {
-            interfaces += &interface(&paths.nic(&vm.name, number)?.to_string_lossy(), nic, virtio);
+/// A VM that a domain is to attach.
+#[derive(Clone, Copy, Debug)]
+pub struct Attach<'a> {
+    pub config: &'a Config,
+    pub paths: &'a Paths,
+    pub vm: &'a VmConfig,
+    /// The QEMU that is to run the domain; None: libvirt's choice, or what the domain says.
+    pub emulator: Option<&'a Path>,
+}
+
+/// A domain, and what its administrator should know of it.
+#[derive(Debug)]
+pub struct Domain {
+    pub xml: String,
+    pub notes: Vec<String>,
+}
+
+impl Attach<'_> {
+    /// The domain of the VM: complete, but for disks and a way to install.
+    ///
+    /// # Errors
+    /// A socket's path is too long.
+    pub fn domain(&self, memory_mib: u64) -> Result<Domain, TooLong> {
+        let emulator = self.emulator.map_or_else(String::new, |path| format!("    {}\n", emulator(path)));
+        let mut interfaces = String::new();
+        for interface in self.interfaces()? {
+            interfaces += &indented("    ", &interface.xml);
         }
-    }
-    let arguments =
-        qemu::devices(paths, vm, qemu::Qemu::default(), |nic| !matches!(nic.model, NicModel::VirtioNet(_)))?;
-    let name = escaped(&vm.name);
-    Ok(format!(
-        "<domain type='kvm' xmlns:qemu='http://libvirt.org/schemas/domain/qemu/1.0'>
+        let mut notes = Vec::new();
+        let label = self.label(&mut notes);
+        let label = label.map_or_else(String::new, |label| format!("  {}\n", seclabel(label)));
+        self.note_emulator(self.emulator.is_some(), &mut notes);
+        let arguments = self.arguments()?;
+        let command_line = match arguments.as_slice() {
+            [] => String::new(),
+            some => {
+                format!(
+                    "  <qemu:commandline>\n{}  </qemu:commandline>\n",
+                    indented("  ", &command_line("qemu:", some))
+                )
+            }
+        };
+        let name = escaped(&self.vm.name);
+        let xml = format!(
+            "<domain type='kvm' xmlns:qemu='{QEMU}'>
   <name>{name}</name>
   <memory unit='MiB'>{memory_mib}</memory>
   <memoryBacking>
@@ -36,11 +82,98 @@ pub fn domain(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<String, T
   </features>
   <cpu mode='host-passthrough'/>
   <devices>
-{interfaces}  </devices>
-{}</domain>
-",
-        command_line(&arguments)
-    ))
+{emulator}{interfaces}  </devices>
+{label}{command_line}</domain>
+"
+        );
+        Ok(Domain { xml, notes })
+    }
+
+    /// The VM's virtio NICs.
+    fn interfaces(&self) -> Result<Vec<Interface<'_>>, TooLong> {
+        let mut interfaces = Vec::new();
+        for (number, nic) in self.vm.nics.iter().enumerate() {
+            if let NicModel::VirtioNet(virtio) = nic.model {
+                let socket = self.paths.nic(&self.vm.name, number)?.to_string_lossy().into_owned();
+                let xml = interface(&socket, nic, virtio);
+                interfaces.push(Interface { socket, nic, xml });
+            }
+        }
+        Ok(interfaces)
+    }
+
+    /// QEMU's words for all other devices.
+    fn arguments(&self) -> Result<Vec<String>, TooLong> {
+        let other = |nic: &NicConfig| !matches!(nic.model, NicModel::VirtioNet(_));
+        let mut words = qemu::devices(self.paths, self.vm, qemu::Qemu::default(), other)?;
+        // libvirt writes its devices as JSON, and QEMU makes such devices last: others would have taken their slots.
+        for at in 1..words.len() {
+            if words[at - 1] == "-device" && !words[at].starts_with('{') {
+                words[at] = as_json(&words[at]);
+            }
+        }
+        Ok(words)
+    }
+
+    /// The label, and notes if there is none, or if others have it, too.
+    fn label(&self, notes: &mut Vec<String>) -> Option<Label> {
+        let accounts = Accounts::host();
+        let label = label::of(self.vm, &accounts).map_err(|why| notes.push(why)).ok()?;
+        let others = label::shared_with(self.config, self.vm);
+        if !others.is_empty() {
+            notes.push(format!(
+                "VM {}: its owner is that of other VMs, too: the domain of {} may open the sockets of this VM; give each VM a \
+                 user of its own",
+                self.vm.name,
+                others.join(", ")
+            ));
+        }
+        notes.extend(label::of_all_domains(self.vm, &accounts));
+        Some(label)
+    }
+
+    /// What libvirt's default QEMU may lack.
+    fn note_emulator(&self, named: bool, notes: &mut Vec<String>) {
+        if has_vfio_user(self.vm) && !named {
+            notes.push(format!(
+                "VM {} has VMCI or VMXNET3 devices, which need QEMU >= 10.1 as the domain's <emulator>: name it with \
+                 --emulator PATH, unless the host's own is as new",
+                self.vm.name
+            ));
+        }
+    }
+}
+
+/// A device's words, `driver,key=value...`, as JSON.
+fn as_json(words: &str) -> String {
+    let mut device = serde_json::Map::new();
+    for word in words.split(',') {
+        let (key, value) = word.split_once('=').unwrap_or(("driver", word));
+        let value = value.parse::<u64>().map_or_else(|_| value.into(), serde_json::Value::from);
+        device.insert(key.to_owned(), value);
+    }
+    serde_json::Value::Object(device).to_string()
+}
+
+/// A virtio NIC as libvirt's element.
+struct Interface<'a> {
+    socket: String,
+    nic: &'a NicConfig,
+    xml: String,
+}
+
+/// It has devices that need vfio-user of QEMU.
+fn has_vfio_user(vm: &VmConfig) -> bool {
+    vm.vmci || vm.nics.iter().any(|nic| nic.model == NicModel::Vmxnet3)
+}
+
+fn emulator(path: &Path) -> String {
+    format!("<emulator>{}</emulator>", escaped(&path.to_string_lossy()))
+}
+
+/// As whom QEMU runs. With `relabel`, libvirt gives that user the domain's disks while it runs.
+fn seclabel(label: Label) -> String {
+    format!("<seclabel type='static' model='dac' relabel='yes'><label>{label}</label></seclabel>")
 }
 
 fn interface(socket: &str, nic: &NicConfig, virtio: VirtioNet) -> String {
@@ -52,92 +185,26 @@ fn interface(socket: &str, nic: &NicConfig, virtio: VirtioNet) -> String {
     if virtio.packed {
         driver += " packed='on'";
     }
-    let mtu = if virtio.announces_mtu { format!("      <mtu size='{mtu}'/>\n") } else { String::new() };
+    let mtu = if virtio.announces_mtu { format!("  <mtu size='{mtu}'/>\n") } else { String::new() };
     // QEMU tries again every second when the daemon is away; libvirt knows no shorter time.
     let source = match virtio.role {
-        Role::Server => "mode='client'>\n        <reconnect enabled='yes' timeout='1'/>\n      </source>",
+        Role::Server => "mode='client'>\n    <reconnect enabled='yes' timeout='1'/>\n  </source>",
         Role::Client => "mode='server'/>",
     };
     format!(
-        "    <interface type='vhostuser'>
-      <mac address='{mac}'/>
-      <source type='unix' path='{}' {source}
-      <model type='virtio'/>
-      <driver {driver}/>
-{mtu}      <rom enabled='no'/>
-    </interface>
+        "<interface type='vhostuser'>
+  <mac address='{mac}'/>
+  <source type='unix' path='{}' {source}
+  <model type='virtio'/>
+  <driver {driver}/>
+{mtu}  <rom enabled='no'/>
+</interface>
 ",
         escaped(socket)
     )
 }
 
-fn command_line(arguments: &[String]) -> String {
-    if arguments.is_empty() {
-        return String::new();
-    }
-    let mut text = String::from("  <qemu:commandline>\n");
-    for argument in arguments {
-        // writing to a String cannot fail
-        let _ = writeln!(text, "    <qemu:arg value='{}'/>", escaped(argument));
-    }
-    text + "  </qemu:commandline>\n"
-}
-
-/// Text as it may stand in an attribute or an element.
-fn escaped(text: &str) -> String {
-    let mut out = String::with_capacity(text.len());
-    for letter in text.chars() {
-        match letter {
-            '&' => out += "&amp;",
-            '<' => out += "&lt;",
-            '>' => out += "&gt;",
-            '\'' => out += "&apos;",
-            '"' => out += "&quot;",
-            letter => out.push(letter),
-        }
-    }
-    out
-}
-
-#[cfg(test)]
-mod tests {
-    use std::path::Path;
-
-    use super::*;
-    use crate::config::Config;
-
-    fn xml(keys: &str) -> String {
-        let text = format!("[[vm]]\nname = \"web\"\n{keys}");
-        let vm = Config::parse(Path::new("t.toml"), &text).unwrap().vms.remove(0);
-        domain(&Paths::new(Path::new("/run/a'&b")).unwrap(), &vm, 512).unwrap()
-    }
-
-    #[test]
-    fn virtio_nics_are_interfaces() {
-        let xml = xml(
-            "vsock = \"none\"\nnic = [{ model = \"virtio-net\", mac = \"52:54:00:00:00:03\", queues = 2, \
-                       mtu = 9000 }]",
-        );
-        assert!(
-            xml.contains("<source type='unix' path='/run/a&apos;&amp;b/vm/web/nic0.sock' mode='client'>"),
-            "{xml}"
-        );
-        assert!(xml.contains("<driver queues='2' rx_queue_size='1024' tx_queue_size='1024'/>"), "{xml}");
-        assert!(xml.contains("<mtu size='9000'/>") && !xml.contains("commandline"), "{xml}");
-        assert!(xml.contains("<access mode='shared'/>"), "{xml}");
-    }
-
-    #[test]
-    fn a_vmm_that_listens_is_told_to() {
-        let xml = xml("vsock = \"none\"\nnic = [{ model = \"virtio-net\", role = \"client\" }]");
-        assert!(xml.contains("/vm/web/nic0.sock' mode='server'/>") && !xml.contains("reconnect"), "{xml}");
-    }
-
-    #[test]
-    fn what_libvirt_does_not_know_goes_to_qemu() {
-        let xml = xml("cid = 3\nnic = [{ model = \"vmxnet3\" }, { model = \"virtio-net\" }]");
-        let devices = xml.matches("&quot;driver&quot;:&quot;vfio-user-pci&quot;").count();
-        assert_eq!((devices, xml.matches("<interface").count()), (2, 1), "{xml}");
-        assert!(!xml.contains("memory-backend"), "{xml}");
-    }
+/// Arguments for QEMU, one a line; the prefix has its colon.
+fn command_line(prefix: &str, arguments: &[String]) -> String {
+    arguments.iter().map(|argument| format!("  <{prefix}arg value='{}'/>\n", escaped(argument))).collect()
 }
