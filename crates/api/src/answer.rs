@@ -23,6 +23,11 @@ pub enum Outcome<T> {
     Error(Failure),
 }
 
+/// The answer whose body is this JSON, as a line, newline included.
+pub fn line_of(body: &str) -> String {
+    format!("{{\"version\":{VERSION},\"ok\":{body}}}\n")
+}
+
 impl<T: Serialize> Reply<T> {
     pub fn ok(body: T) -> Reply<T> {
         Reply { version: VERSION, outcome: Outcome::Ok(body) }
@@ -78,6 +83,35 @@ pub enum ErrorCode {
     UnknownVm,
     /// It was tried and did not work.
     Failed,
+}
+
+impl ErrorCode {
+    pub const ALL: [ErrorCode; 9] = [
+        ErrorCode::BadRequest,
+        ErrorCode::WrongVersion,
+        ErrorCode::UnknownMethod,
+        ErrorCode::TooLong,
+        ErrorCode::Busy,
+        ErrorCode::TimedOut,
+        ErrorCode::Forbidden,
+        ErrorCode::UnknownVm,
+        ErrorCode::Failed,
+    ];
+
+    /// As it is on the wire.
+    pub fn name(self) -> &'static str {
+        match self {
+            ErrorCode::BadRequest => "bad_request",
+            ErrorCode::WrongVersion => "wrong_version",
+            ErrorCode::UnknownMethod => "unknown_method",
+            ErrorCode::TooLong => "too_long",
+            ErrorCode::Busy => "busy",
+            ErrorCode::TimedOut => "timed_out",
+            ErrorCode::Forbidden => "forbidden",
+            ErrorCode::UnknownVm => "unknown_vm",
+            ErrorCode::Failed => "failed",
+        }
+    }
 }
 
 /// To requests that have nothing to tell but that they were carried out.
@@ -415,8 +449,16 @@ mod tests {
     use super::*;
 
     #[test]
+    fn codes_are_named_as_on_the_wire() {
+        for code in ErrorCode::ALL {
+            assert_eq!(serde_json::to_value(code).unwrap(), code.name());
+        }
+    }
+
+    #[test]
     fn both_outcomes_survive_the_wire() {
         let ok = Reply::ok(Pong { pid: 7, daemon: "0.1.0".into() });
+        assert_eq!(ok.to_line(), line_of("{\"pid\":7,\"daemon\":\"0.1.0\"}"));
         assert_eq!(ok.to_line(), "{\"version\":1,\"ok\":{\"pid\":7,\"daemon\":\"0.1.0\"}}\n");
         let error = Reply::error(Failure { code: ErrorCode::UnknownVm, message: "no".into() });
         assert_eq!(

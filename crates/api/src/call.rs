@@ -160,55 +160,61 @@ impl Call {
     }
 }
 
+/// A request of each method, with all its parameters.
+#[cfg(test)]
+pub(crate) fn samples() -> [Call; METHODS.len()] {
+    [
+        Call::Ping,
+        Call::Status,
+        Call::Stats,
+        Call::Ports,
+        Call::Reload,
+        Call::VmAdd { description: "[[vm]]\nname = \"a\"".into() },
+        Call::VmRemove { name: "a".into(), force: true },
+        Call::VmList,
+        Call::Release { vm: "web".into() },
+        Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
+        Call::LinkUplink { uplink: "lan".into(), up: true },
+        Call::MirrorAdd {
+            mirror: MirrorRequest {
+                name: "m".into(),
+                from: vec!["web/nic0".into()],
+                to: "lan".into(),
+                vlan: Some(900),
+                ..MirrorRequest::default()
+            },
+        },
+        Call::MirrorRemove { name: "m".into() },
+        Call::DebugPanic { vm: "web".into(), at: Some("vmci".into()) },
+        Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
+        Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
+        Call::DebugImpair {
+            vm: "web".into(),
+            at: "nic0-port".into(),
+            loss: 10,
+            reorder: 5,
+            delay_us: 300,
+            seed: 7,
+        },
+        Call::Capture {
+            capture: CaptureRequest {
+                points: vec!["web/nic0".into()],
+                vlan: Some(7),
+                ..CaptureRequest::default()
+            },
+        },
+        Call::Shutdown,
+        Call::HandOver { layout: 1 },
+    ]
+}
+
 #[cfg(test)]
 mod tests {
     use super::*;
 
     #[test]
     fn every_call_survives_the_wire() {
-        let calls = [
-            Call::Ping,
-            Call::Status,
-            Call::Stats,
-            Call::Ports,
-            Call::Reload,
-            Call::VmAdd { description: "[[vm]]\nname = \"a\"".into() },
-            Call::VmRemove { name: "a".into(), force: true },
-            Call::VmList,
-            Call::Release { vm: "web".into() },
-            Call::Link { vm: "web".into(), nic: "nic0".into(), up: false },
-            Call::LinkUplink { uplink: "lan".into(), up: true },
-            Call::MirrorAdd {
-                mirror: MirrorRequest {
-                    name: "m".into(),
-                    from: vec!["web/nic0".into()],
-                    to: "lan".into(),
-                    vlan: Some(900),
-                    ..MirrorRequest::default()
-                },
-            },
-            Call::MirrorRemove { name: "m".into() },
-            Call::DebugPanic { vm: "web".into(), at: None },
-            Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
-            Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
-            Call::DebugImpair {
-                vm: "web".into(),
-                at: "nic0-port".into(),
-                loss: 10,
-                reorder: 5,
-                delay_us: 300,
-                seed: 7,
-            },
-            Call::Capture {
-                capture: CaptureRequest {
-                    points: vec!["web/nic0".into()],
-                    vlan: Some(7),
-                    ..CaptureRequest::default()
-                },
-            },
-            Call::Shutdown,
-            Call::HandOver { layout: 1 },
-        ];
+        let calls = samples();
         assert_eq!(calls.len(), METHODS.len());
         for (call, method) in calls.iter().zip(METHODS) {
             let line = call.to_line();

@@ -3,7 +3,7 @@
 //! One request, one answer, each a line of JSON on `RUNTIME_DIR/control.sock`:
 //! `{"version":1,"method":"status"}` is answered by `{"version":1,"ok":{...}}` or
 //! `{"version":1,"error":{"code":"...","message":"..."}}`. A connection may carry any number of them.
-//! Every length is bounded at both ends; see [`mod@line`].
+//! Every length is bounded at both ends; see [`mod@line`]. The same calls are there in Varlink's framing: [`varlink`].
 
 mod answer;
 mod call;
@@ -12,12 +12,13 @@ mod client;
 mod counters;
 pub mod line;
 mod mirror;
+pub mod varlink;
 mod vms;
 
 pub use answer::{
     Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome, Pong,
     Ports, Reloaded, Reply, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats, TeamStatus, UplinkStats,
-    UplinkStatus, VmStats, VmStatus, WorkerStatus,
+    UplinkStatus, VmStats, VmStatus, WorkerStatus, line_of,
 };
 pub use call::{Call, METHODS};
 pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};

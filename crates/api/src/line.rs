@@ -23,29 +23,62 @@ pub enum LineError {
     Io(#[from] io::Error),
 }
 
+/// How messages of a connection end.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Framing {
+    /// With a newline.
+    Line,
+    /// With a zero byte, as in Varlink.
+    Varlink,
+}
+
 /// Reads lines from a socket.
 #[derive(Debug)]
 pub struct LineReader {
     stream: UnixStream,
     limit: usize,
     buffer: Vec<u8>,
+    framing: Option<Framing>,
 }
 
 impl LineReader {
     /// No line may have more than `limit` bytes.
     pub fn new(stream: UnixStream, limit: usize) -> LineReader {
-        LineReader { stream, limit, buffer: Vec::new() }
+        LineReader { stream, limit, buffer: Vec::new(), framing: None }
+    }
+
+    /// The framing of the connection, once a message has ended: a zero byte before any newline makes it Varlink's.
+    pub fn framing(&self) -> Option<Framing> {
+        self.framing
+    }
+
+    /// The next message without its end, complete within `timeout`. The first one decides how those after it end.
+    pub fn next_message(&mut self, timeout: Duration) -> Result<(Vec<u8>, Framing), LineError> {
+        let ends: &[u8] = match self.framing {
+            None => b"\n\0",
+            Some(Framing::Line) => b"\n",
+            Some(Framing::Varlink) => b"\0",
+        };
+        let (message, end) = self.until(ends, timeout)?;
+        let framing = if end == 0 { Framing::Varlink } else { Framing::Line };
+        self.framing = Some(framing);
+        Ok((message, framing))
     }
 
     /// The next line without its newline, complete within `timeout`, however it trickles in.
     pub fn next(&mut self, timeout: Duration) -> Result<Vec<u8>, LineError> {
+        self.until(b"\n", timeout).map(|(line, _)| line)
+    }
+
+    /// All up to one of `ends`, and which one it was.
+    fn until(&mut self, ends: &[u8], timeout: Duration) -> Result<(Vec<u8>, u8), LineError> {
         let deadline = Instant::now() + timeout;
         let mut searched = 0;
         loop {
-            if let Some(end) = self.buffer[searched..].iter().position(|&byte| byte == b'\n') {
+            if let Some(end) = self.buffer[searched..].iter().position(|byte| ends.contains(byte)) {
                 let mut line: Vec<u8> = self.buffer.drain(..=searched + end).collect();
-                line.pop();
-                return Ok(line);
+                let end = line.pop().unwrap_or_default();
+                return Ok((line, end));
             }
             searched = self.buffer.len();
             if searched >= self.limit {
@@ -125,6 +158,20 @@ mod tests {
         near.write_all(b"cut").unwrap();
         drop(near);
         assert!(matches!(reader.next(LATE), Err(LineError::Cut)));
+    }
+
+    #[test]
+    fn the_first_message_decides_how_the_others_end() {
+        let (mut near, mut reader) = pair(100);
+        assert_eq!(reader.framing(), None);
+        near.write_all(b"{}\0{\n}\0").unwrap();
+        assert_eq!(reader.next_message(LATE).unwrap(), (b"{}".to_vec(), Framing::Varlink));
+        assert_eq!(reader.next_message(LATE).unwrap(), (b"{\n}".to_vec(), Framing::Varlink));
+        assert_eq!(reader.framing(), Some(Framing::Varlink));
+        let (mut near, mut reader) = pair(100);
+        near.write_all(b"{}\n\0\n").unwrap();
+        assert_eq!(reader.next_message(LATE).unwrap(), (b"{}".to_vec(), Framing::Line));
+        assert_eq!(reader.next_message(LATE).unwrap(), (b"\0".to_vec(), Framing::Line));
     }
 
     #[test]

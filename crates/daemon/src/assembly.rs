@@ -19,7 +19,7 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use vmlane_access::Peer;
 use vmlane_access::acl::AclError;
-use vmlane_api::{Call, Done, Failure, Pong, Reply};
+use vmlane_api::{Call, Done, Failure, Pong};
 use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
@@ -282,7 +282,7 @@ impl Answers for Daemon {
         let checked = self.policy.lock().check(&call, peer);
         let view = match checked {
             Ok(view) => view,
-            Err(failure) => return Reply::error(failure).to_line().into(),
+            Err(failure) => return Answer::Body(Err(failure)),
         };
         if let Call::Capture { capture } = call {
             let state = self.state.lock();
@@ -297,62 +297,57 @@ impl Answers for Daemon {
             };
             return match self.captures.begin(&capture, sources, &vms) {
                 Ok(begun) => begun,
-                Err(failure) => Reply::error(failure).to_line().into(),
+                Err(failure) => Answer::Body(Err(failure)),
             };
         }
-        self.answer_line(call, &view).into()
+        self.answer_body(call, &view)
     }
 }
 
 impl Daemon {
-    /// The answer to a call that is allowed, and that is a line and nothing more.
-    fn answer_line(&self, call: Call, view: &View) -> String {
+    /// The answer to a call that is allowed, and that has a body and nothing more.
+    fn answer_body(&self, call: Call, view: &View) -> Answer {
         match call {
-            Call::Ping => Reply::ok(self.pong()).to_line(),
-            Call::Status => Reply::ok(view.of_status(self.status())).to_line(),
-            Call::Stats => Reply::ok(view.of_stats(self.stats())).to_line(),
-            Call::Ports => Reply::ok(view.of_ports(self.ports())).to_line(),
-            Call::Reload => line(self.reload()),
-            Call::VmAdd { description } => line(self.add_vm(&description)),
-            Call::VmRemove { name, force } => line(self.remove_vm(&name, force)),
-            Call::VmList => Reply::ok(view.of_vms(self.list_vms())).to_line(),
-            Call::Release { vm } => line(self.release(&vm)),
-            Call::Link { vm, nic, up } => line(self.set_link(&vm, &nic, up)),
+            Call::Ping => body(Ok(self.pong())),
+            Call::Status => body(Ok(view.of_status(self.status()))),
+            Call::Stats => body(Ok(view.of_stats(self.stats()))),
+            Call::Ports => body(Ok(view.of_ports(self.ports()))),
+            Call::Reload => body(self.reload()),
+            Call::VmAdd { description } => body(self.add_vm(&description)),
+            Call::VmRemove { name, force } => body(self.remove_vm(&name, force)),
+            Call::VmList => body(Ok(view.of_vms(self.list_vms()))),
+            Call::Release { vm } => body(self.release(&vm)),
+            Call::Link { vm, nic, up } => body(self.set_link(&vm, &nic, up)),
             Call::MirrorAdd { mirror } => {
                 let state = &mut *self.state.lock();
-                line(state.mirrors.add(&self.switch, &state.config, &mirror))
+                body(state.mirrors.add(&self.switch, &state.config, &mirror))
             }
             Call::MirrorRemove { name } => {
                 let state = &mut *self.state.lock();
-                line(state.mirrors.remove(&self.switch, &state.config, &name))
+                body(state.mirrors.remove(&self.switch, &state.config, &name))
             }
-            Call::LinkUplink { uplink, up } => line(self.set_uplink_link(&uplink, up)),
+            Call::LinkUplink { uplink, up } => body(self.set_uplink_link(&uplink, up)),
             Call::DebugPanic { vm, at } => {
-                line(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
+                body(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
             }
             Call::DebugStall { vm, at, milliseconds } => {
                 let time = Duration::from_millis(milliseconds.into());
-                line(self.debug_fault(&vm, &at, Fault::Stall(time)))
+                body(self.debug_fault(&vm, &at, Fault::Stall(time)))
             }
-            Call::DebugTrespass { vm, at } => line(self.debug_fault(&vm, &at, Fault::Trespass)),
+            Call::DebugTrespass { vm, at } => body(self.debug_fault(&vm, &at, Fault::Trespass)),
             Call::DebugImpair { vm, at, loss, reorder, delay_us, seed } => {
                 let delay = Duration::from_micros(delay_us.into());
-                line(self.debug_impair(&vm, &at, Impairment { loss, reorder, delay, seed }))
+                body(self.debug_impair(&vm, &at, Impairment { loss, reorder, delay, seed }))
             }
-            Call::Capture { .. } => {
-                Reply::error(Failure::internal("not answered by a line".into())).to_line()
-            }
-            Call::Shutdown => line(self.shutdown()),
-            Call::HandOver { layout } => line(self.hand_over(layout)),
+            Call::Capture { .. } => body::<Done>(Err(Failure::internal("not answered by a body".into()))),
+            Call::Shutdown => body(self.shutdown()),
+            Call::HandOver { layout } => body(self.hand_over(layout)),
         }
     }
 }
 
-fn line<T: serde::Serialize>(outcome: Result<T, Failure>) -> String {
-    match outcome {
-        Ok(body) => Reply::ok(body).to_line(),
-        Err(failure) => Reply::error(failure).to_line(),
-    }
+fn body<T: serde::Serialize>(outcome: Result<T, Failure>) -> Answer {
+    outcome.into()
 }
 
 impl State {

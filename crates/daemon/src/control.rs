@@ -20,9 +20,11 @@ use std::time::Duration;
 
 use parking_lot::Mutex;
 use rustix::net::Shutdown;
+use serde::Serialize;
 use vmlane_access::Peer;
-use vmlane_api::line::{self, LineError, LineReader};
-use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply, send_with_file};
+use vmlane_api::line::{self, Framing, LineError, LineReader};
+use vmlane_api::varlink::{self, Wants};
+use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply, line_of, send_with_file};
 
 use crate::access::{May, stranger};
 
@@ -37,16 +39,17 @@ pub trait Answers: Send + Sync + 'static {
 
 /// An answer.
 pub enum Answer {
-    /// A line, newline included.
-    Line(String),
+    /// The body of the answer, as JSON, or why there is none.
+    Body(Result<String, Failure>),
     /// A line that a descriptor goes with, and what lasts until the client closes the connection or sends another byte. That
     /// byte is answered by a newline once it has ended.
     Lasting { line: String, file: OwnedFd, holds: Box<dyn Any + Send> },
 }
 
-impl From<String> for Answer {
-    fn from(line: String) -> Answer {
-        Answer::Line(line)
+impl<T: Serialize> From<Result<T, Failure>> for Answer {
+    fn from(outcome: Result<T, Failure>) -> Answer {
+        let body = |body| serde_json::to_string(&body).expect("strings, numbers and lists always serialise");
+        Answer::Body(outcome.map(body))
     }
 }
 
@@ -242,21 +245,55 @@ fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds
     let Ok(far) = stream.try_clone() else { return };
     let mut requests = LineReader::new(far, MAX_REQUEST);
     loop {
-        let (answer, last) = match requests.next(bounds.request) {
-            Ok(line) => match carry_out(&line, peer, answers) {
-                Answer::Line(line) => (line, false),
-                Answer::Lasting { line, file, holds } => return hold(stream, &line, file, holds, bounds),
+        let (answer, last) = match requests.next_message(bounds.request) {
+            Ok((message, Framing::Varlink)) => (varlink_answer(&message, peer, answers), false),
+            Ok((line, Framing::Line)) => match Call::from_line(&line)
+                .map(|call| carry_out(call, peer, answers))
+            {
+                Ok(Answer::Body(outcome)) => (Some(framed(outcome, Framing::Line)), false),
+                Ok(Answer::Lasting { line, file, holds }) => return hold(stream, &line, file, holds, bounds),
+                Err(failure) => (Some(framed(Err(failure), Framing::Line)), false),
             },
-            Err(LineError::TooLong { .. }) => (Reply::error(Failure::request_too_long()).to_line(), true),
-            Err(error @ LineError::TimedOut { .. }) => {
-                let failure = Failure { code: ErrorCode::TimedOut, message: error.to_string() };
-                (Reply::error(failure).to_line(), true)
+            Err(error) => {
+                let framing = requests.framing().unwrap_or(Framing::Line);
+                let failure = match (error, framing) {
+                    (LineError::TooLong { .. }, _) => Failure::request_too_long(),
+                    (error @ LineError::TimedOut { .. }, Framing::Line) => {
+                        Failure { code: ErrorCode::TimedOut, message: error.to_string() }
+                    }
+                    // Varlink has no answers without a request.
+                    _ => return,
+                };
+                (Some(framed(Err(failure), framing)), true)
             }
-            Err(_) => return,
         };
-        if line::write(stream, answer.as_bytes(), bounds.answer).is_err() || last {
+        let written = answer.map(|bytes| line::write(stream, &bytes, bounds.answer));
+        if last || written.is_some_and(|written| written.is_err()) {
             return;
         }
+    }
+}
+
+/// The answer to a Varlink message, if it asks for one.
+fn varlink_answer(message: &[u8], peer: &Peer, answers: &dyn Answers) -> Option<Vec<u8>> {
+    let request = varlink::understand(message, env!("CARGO_PKG_VERSION"));
+    let answer = match request.wants {
+        Wants::Answered(answer) => answer,
+        Wants::Call(call) => match carry_out(call, peer, answers) {
+            Answer::Body(outcome) => framed(outcome, Framing::Varlink),
+            // Only captures last, and Varlink has none.
+            Answer::Lasting { .. } => varlink::failed(&Failure::internal("not answered by a message".into())),
+        },
+    };
+    (!request.oneway).then_some(answer)
+}
+
+fn framed(outcome: Result<String, Failure>, framing: Framing) -> Vec<u8> {
+    match (outcome, framing) {
+        (Ok(body), Framing::Line) => line_of(&body).into_bytes(),
+        (Err(failure), Framing::Line) => Reply::error(failure).to_line().into_bytes(),
+        (Ok(body), Framing::Varlink) => varlink::succeeded(&body),
+        (Err(failure), Framing::Varlink) => varlink::failed(&failure),
     }
 }
 
@@ -281,12 +318,8 @@ fn hold(mut stream: &UnixStream, line: &str, file: OwnedFd, holds: Box<dyn Any +
     }
 }
 
-fn carry_out(line: &[u8], peer: &Peer, answers: &dyn Answers) -> Answer {
-    match Call::from_line(line) {
-        Err(failure) => Reply::error(failure).to_line().into(),
-        Ok(call) => catch_unwind(AssertUnwindSafe(|| answers.answer(call, peer))).unwrap_or_else(|_| {
-            let failure = Failure::internal("the daemon failed while answering; see its log".into());
-            Reply::error(failure).to_line().into()
-        }),
-    }
+fn carry_out(call: Call, peer: &Peer, answers: &dyn Answers) -> Answer {
+    catch_unwind(AssertUnwindSafe(|| answers.answer(call, peer))).unwrap_or_else(|_| {
+        Answer::Body(Err(Failure::internal("the daemon failed while answering; see its log".into())))
+    })
 }

@@ -8,7 +8,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_access::Peer;
-use vmlane_api::{Call, Client, ClientError, Done, ErrorCode, MAX_REQUEST, Pong, Reply};
+use vmlane_api::{Call, Client, ClientError, Done, ErrorCode, Failure, MAX_REQUEST, Pong};
 use vmlane_daemon::config::May;
 use vmlane_daemon::control::{Answer, Answers, Bounds, ControlServer};
 
@@ -21,15 +21,16 @@ impl Answers for Fake {
     }
 
     fn answer(&self, call: Call, _: &Peer) -> Answer {
-        let line = match call {
-            Call::Ping => Reply::ok(Pong { pid: 42, daemon: "test".into() }).to_line(),
+        match call {
+            Call::Ping => Ok(Pong { pid: 42, daemon: "test".into() }).into(),
             Call::DebugPanic { .. } => panic!("as asked for by the test"),
-            Call::Ports => format!("{{\"version\":1,\"ok\":\"{}\"}}\n", "x".repeat(8 << 20)),
-            Call::Stats => "{\"version\":9,\"ok\":{\"uptime_seconds\":0,\"workers\":{},\"vms\":[]}}\n".into(),
-            Call::Status => "nonsense\n".into(),
-            _ => Reply::ok(Done {}).to_line(),
-        };
-        line.into()
+            Call::Ports => Ok("x".repeat(8 << 20)).into(),
+            Call::Status => Answer::Body(Ok("nonsense".into())),
+            Call::Reload => {
+                Answer::Body(Err(Failure { code: ErrorCode::Forbidden, message: "not here".into() }))
+            }
+            _ => Ok(Done {}).into(),
+        }
     }
 }
 
@@ -183,7 +184,13 @@ fn the_client_says_what_is_wrong_with_an_answer() {
     let setup = setup(Bounds::default());
     let text = setup.client().status().unwrap_err().to_string();
     assert!(text.contains("answered status with something else"), "{text}");
-    let text = setup.client().stats().unwrap_err().to_string();
+
+    let newer = tempfile::tempdir().unwrap();
+    let listener = std::os::unix::net::UnixListener::bind(vmlane_api::control_socket(newer.path())).unwrap();
+    let client = Client::connect(newer.path()).unwrap();
+    let (mut stream, _) = listener.accept().unwrap();
+    stream.write_all(b"{\"version\":9,\"ok\":{\"pid\":1,\"daemon\":\"9\"}}\n").unwrap();
+    let text = client.with_timeout(Duration::from_secs(60)).ping().unwrap_err().to_string();
     assert!(text.contains("version 9") && text.contains("speaks 1"), "{text}");
 
     let mute = tempfile::tempdir().unwrap();
@@ -192,4 +199,55 @@ fn the_client_says_what_is_wrong_with_an_answer() {
     let error = client.with_timeout(Duration::from_millis(50)).ping().unwrap_err();
     assert!(matches!(error, ClientError::NoAnswer { .. }));
     assert!(error.to_string().contains("did not answer ping"), "{error}");
+}
+
+/// Sends messages of Varlink, returns as many answers.
+fn varlink(stream: &mut UnixStream, messages: &str, answers: usize) -> Vec<String> {
+    stream.write_all(messages.as_bytes()).unwrap();
+    let mut reader = BufReader::new(stream);
+    let answer = |_| {
+        let mut bytes = Vec::new();
+        reader.read_until(0, &mut bytes).unwrap();
+        assert_eq!(bytes.pop(), Some(0), "{bytes:?}");
+        String::from_utf8(bytes).unwrap()
+    };
+    (0..answers).map(answer).collect()
+}
+
+#[test]
+fn a_message_that_ends_with_a_zero_byte_is_answered_likewise() {
+    let setup = setup(Bounds::default());
+    let mut stream = setup.raw();
+    let answers = varlink(
+        &mut stream,
+        "{\"method\":\"io.vmlane.Control.Ping\"}\0{\"method\":\"io.vmlane.Control.Shutdown\",\n\"oneway\":true}\0\
+         {\"method\":\"io.vmlane.Control.Reload\"}\0{\"method\":\"io.vmlane.Control.DebugPanic\",\"parameters\":{\"vm\":\"a\"}}\0{{{\0\
+         {\"method\":\"org.varlink.service.GetInfo\",\"more\":true}\0",
+        5,
+    );
+    assert_eq!(answers[0], "{\"parameters\":{\"pid\":42,\"daemon\":\"test\"}}");
+    for (answer, expected) in answers[1..].iter().zip([
+        "{\"error\":\"io.vmlane.Control.Forbidden\",\"parameters\":{\"message\":\"not here\"}}",
+        "io.vmlane.Control.Failed",
+        "io.vmlane.Control.BadRequest",
+        "\"interfaces\":[\"org.varlink.service\",\"io.vmlane.Control\"]",
+    ]) {
+        assert!(answer.contains(expected), "{answer}");
+    }
+    // Another connection speaks as ever.
+    assert!(setup.client().ping().is_ok());
+}
+
+#[test]
+fn a_varlink_client_is_bounded_as_others_are() {
+    let setup = setup(Bounds { request: Duration::from_secs(3), ..QUICK });
+    let mut stream = setup.raw();
+    let ping = "{\"method\":\"io.vmlane.Control.Ping\"}\0";
+    varlink(&mut stream, ping, 1);
+    let answers = varlink(&mut stream, &"x".repeat(MAX_REQUEST), 1);
+    assert!(answers[0].contains("io.vmlane.Control.TooLong"), "{answers:?}");
+    assert_eq!(stream.read(&mut [0]).unwrap(), 0, "it is closed");
+    let mut silent = setup.raw();
+    varlink(&mut silent, ping, 1);
+    assert_eq!(silent.read(&mut [0]).unwrap(), 0, "it is closed without an answer that has no request");
 }

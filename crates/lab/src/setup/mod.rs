@@ -14,6 +14,7 @@ mod root;
 mod run;
 mod tsc;
 mod uml;
+pub mod varlinkctl;
 pub mod vhost_device_vsock;
 
 use std::fs::{self, File};
