@@ -16,6 +16,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("device/tests/vmci_refusals.rs", "connections_have_a_quota"),
             ("device/tests/vsock_hostile.rs", "connections_are_bounded_both_ways"),
             ("device/tests/vsock_share.rs", "siblings_are_bounded_by_their_own_limits"),
+            ("host/tests/hybrid.rs", "a_vm_has_so_many_connections_and_no_more"),
         ],
     ),
     (
@@ -110,7 +111,7 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("device/tests/vsock_share.rs", "a_packet_has_64_kib_at_most_whatever_its_pieces_overlap")],
     ),
     (
-        "connects waiting for a virtio-vsock guest, or for the host",
+        "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
         &[
             (
                 "device/tests/vsock_hostile.rs",
@@ -134,8 +135,22 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("device/tests/vsock_orders.rs", "so_many_clients_may_be_late_and_no_more")],
     ),
     (
-        "connections of host programs; those without a request yet",
+        "connections of host programs and of VMs with hybrid sockets; those without a request yet",
         &[("host/src/sockets/server/clients.rs", "one_user_fills_its_part_and_another_is_served")],
+    ),
+    (
+        "what a VMM with a hybrid socket answers to a connect",
+        &[
+            ("host/src/sockets/client.rs", "an_answer_comes_in_pieces_and_what_follows_it_stays"),
+            ("host/tests/hybrid.rs", "hostile_answers_end_their_own_connection_only"),
+        ],
+    ),
+    (
+        "bytes that one user's or VM's host streams move before others have their turn",
+        &[(
+            "host/src/sockets/server/turns.rs",
+            "one_that_has_had_its_part_waits_for_the_next_round_and_others_do_not",
+        )],
     ),
     (
         "frames of a NIC that go to several receivers, or to none",
@@ -175,17 +190,17 @@ const SHARED: &[(&str, &str, &str)] = &[
     (
         "vsock/src/waiting.rs",
         "SharedPlaces::new(most)",
-        "connects waiting for a virtio-vsock guest, or for the host",
+        "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),
     (
         "host/src/sockets/mail.rs",
         "WaitingCalls::new(MOST_REQUESTS)",
-        "connects waiting for a virtio-vsock guest, or for the host",
+        "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),
     (
         "device/src/virtio/vsock/bridge/mailbox.rs",
         "WaitingCalls::new(MOST_REQUESTS)",
-        "connects waiting for a virtio-vsock guest, or for the host",
+        "connects waiting for a virtio-vsock guest, or for the host and VMs with hybrid sockets",
     ),
     (
         "device/src/virtio/vsock/bridge.rs",
@@ -195,12 +210,12 @@ const SHARED: &[(&str, &str, &str)] = &[
     (
         "host/src/sockets/server/clients.rs",
         "SharedPlaces::new(most)",
-        "connections of host programs; those without a request yet",
+        "connections of host programs and of VMs with hybrid sockets; those without a request yet",
     ),
     (
         "host/src/sockets/server/clients.rs",
         "SharedPlaces::new(unasked)",
-        "connections of host programs; those without a request yet",
+        "connections of host programs and of VMs with hybrid sockets; those without a request yet",
     ),
 ];
 

@@ -15,6 +15,8 @@ use rustix::io::Errno;
 use crate::Owner;
 
 const ATTRIBUTE: &str = "system.posix_acl_access";
+/// What files get that are made in a directory.
+const DEFAULT: &str = "system.posix_acl_default";
 const VERSION: u32 = 2;
 /// Tags of entries.
 mod tag {
@@ -37,6 +39,8 @@ pub enum Right {
     Search,
     /// Connect to a socket.
     Connect,
+    /// List a directory, and make and remove files in it.
+    Make,
 }
 
 impl Right {
@@ -44,6 +48,7 @@ impl Right {
         match self {
             Right::Search => 0o1,
             Right::Connect => 0o6,
+            Right::Make => 0o7,
         }
     }
 }
@@ -115,6 +120,14 @@ pub fn grant_open(
     let list = encode(mode, right, &users, &groups);
     let outcome = rustix::fs::setxattr(name, ATTRIBUTE, &list, XattrFlags::empty());
     outcome.map_err(|error| refused(error, shown, users.len() + groups.len()))
+}
+
+/// Files that others make in a directory of this process's user let `user` in, too, as far as their makers' umask leaves rights to
+/// groups.
+pub fn share_new_files(directory: &Path, user: u32) -> Result<(), AclError> {
+    let list = encode(0o700, Right::Make, &[user], &[]);
+    let outcome = rustix::fs::lsetxattr(directory, DEFAULT, &list, XattrFlags::empty());
+    outcome.map_err(|error| refused(error, directory, 1))
 }
 
 fn ids(to: &[Owner]) -> (Vec<u32>, Vec<u32>) {
@@ -232,6 +245,33 @@ mod tests {
         assert_eq!(rustix::fs::lgetxattr(&path, ATTRIBUTE, &mut list[..]), Err(Errno::NODATA));
         set(&path, 0o750, Right::Search, &[]).unwrap();
         assert_eq!(group_bits(&path).unwrap(), 5);
+    }
+
+    #[test]
+    fn what_others_make_in_a_directory_lets_its_owner_in_unless_their_umask_forbids_it() {
+        let base = tempfile::tempdir().unwrap();
+        std::fs::set_permissions(base.path(), std::fs::Permissions::from_mode(0o1700)).unwrap();
+        let Some(()) = given(base.path(), 0o1700, Right::Make, &[user(1234)]) else { return };
+        assert_eq!(mode(base.path()), 0o1770, "the sticky bit stays");
+        share_new_files(base.path(), 1235).unwrap();
+        let path = base.path().join("v.sock");
+        let _socket = std::os::unix::net::UnixListener::bind(&path).unwrap();
+        let mut list = [0; 256];
+        let len = rustix::fs::lgetxattr(&path, ATTRIBUTE, &mut list[..]).unwrap();
+        let entries: Vec<(u16, u16)> = list[4..len]
+            .as_chunks::<ENTRY>()
+            .0
+            .iter()
+            .map(|e| (u16::from_le_bytes([e[0], e[1]]), u16::from_le_bytes([e[2], e[3]])))
+            .collect();
+        // The maker's umask is a limit for all but the owner.
+        let umask = rustix::process::umask(rustix::fs::Mode::empty());
+        rustix::process::umask(umask);
+        let limit = 0o7 & !(umask.bits() as u16 >> 3 & 0o7);
+        assert_eq!(
+            entries[..4],
+            [(tag::USER_OBJ, 7), (tag::USER, 7), (tag::GROUP_OBJ, 0), (tag::MASK, limit)]
+        );
     }
 
     #[test]

@@ -76,7 +76,7 @@ fn one_vm_by_plain_options_and_an_enclave_with_its_parent() {
     let enclave = "guest-cid=4,socket=/tmp/s4,forward-cid=3,forward-listen=9001";
     let both = config(&text(&["--vm", "guest-cid=3,socket=/tmp/s3,uds-path=/tmp/u3", "--vm", enclave]));
     let forward = &both.vms[0].forwards[0];
-    assert_eq!((forward.port, forward.to_vm.as_str(), forward.to_port), (9001, "vm4", 9001));
+    assert_eq!((forward.port, forward.to_vm.as_deref(), forward.to_port), (9001, Some("vm4"), 9001));
     let alone = config(&text(&["--vm", "guest-cid=4,socket=/tmp/s4,forward-cid=1"]));
     assert_eq!(alone.vms[0].parent_cid, Some(3));
 }

@@ -211,6 +211,7 @@ impl Daemon {
     /// To be called every few seconds.
     pub fn housekeeping(&self) {
         self.hypervisor.expire();
+        self.sockets.look();
         let state = &mut *self.state.lock();
         state.uplinks.look(&self.switch, &state.config.uplinks);
     }

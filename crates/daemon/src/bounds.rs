@@ -3,6 +3,7 @@
 use vmlane_api::Bound;
 use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
+use vmlane_host::sockets::HybridView;
 use vmlane_mem::MAX_REGIONS;
 use vmlane_transport::SessionStats;
 
@@ -10,7 +11,12 @@ use crate::log;
 use crate::vm::ServedVm;
 
 /// All bounds of a VM: those of its VMCI or virtio-vsock device, then memory and log lines of each device.
-pub fn of(vm: &ServedVm, view: Option<&VmView>, guest: Option<&GuestView>) -> Vec<Bound> {
+pub fn of(
+    vm: &ServedVm,
+    view: Option<&VmView>,
+    guest: Option<&GuestView>,
+    hybrid: Option<&HybridView>,
+) -> Vec<Bound> {
     let vmci = view.map(|view| view.bounds.clone()).unwrap_or_default().into_iter();
     let mut bounds: Vec<Bound> = vmci
         .map(|bound| Bound {
@@ -25,6 +31,12 @@ pub fn of(vm: &ServedVm, view: Option<&VmView>, guest: Option<&GuestView>) -> Ve
         used: guest.counted as u64,
         limit: guest.limit as u64,
         refused: guest.stats.over_connections.get(),
+    }));
+    bounds.extend(hybrid.map(|hybrid| Bound {
+        name: "connections".into(),
+        used: hybrid.connections as u64,
+        limit: hybrid.limit as u64,
+        refused: hybrid.stats.over_connections.get(),
     }));
     let mut device = |prefix: &str, session: &SessionStats, thread: String| {
         let (used, refused) = session.regions();

@@ -8,6 +8,7 @@ use rustix::process::geteuid;
 use crate::accounts::Accounts;
 use crate::added::AddedVms;
 use crate::config::{Config, ConfigError, Owner, Problem, Sources, UplinkKind};
+use crate::hybrid;
 use crate::paths::Paths;
 
 /// What was found.
@@ -91,8 +92,11 @@ fn too_long(config: &Config, main: &Path, runtime: &Path) -> Vec<Problem> {
         }
     };
     let sockets = config.vms.iter().map(|vm| {
-        let vsock =
-            if vm.vmci { Some(paths.vmci(&vm.name)) } else { vm.virtio_vsock.then(|| paths.vsock(&vm.name)) };
+        let vsock = match (vm.vmci, vm.virtio_vsock) {
+            (true, _) => Some(paths.vmci(&vm.name)),
+            (_, true) => Some(paths.vsock(&vm.name)),
+            _ => vm.hybrid.is_some().then(|| hybrid::path(&paths, vm)),
+        };
         let nics = (0..vm.nics.len()).map(|number| paths.nic(&vm.name, number));
         (vm, vsock.into_iter().chain(nics).find_map(Result::err))
     });
@@ -116,6 +120,14 @@ fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
     for vm in &config.vms {
         let unknown = vm.owner.and_then(|owner| unknown(owner, &accounts));
         warnings.extend(unknown.map(|who| of_vm(config, &vm.name, format!("owner: {who}"))));
+        let directory = vm.hybrid.as_ref().and_then(|hybrid| hybrid.path.as_ref()?.parent());
+        warnings.extend(directory.filter(|directory| !directory.is_dir()).map(|directory| {
+            let directory = directory.display();
+            let text = format!(
+                "uds_path: there is no directory {directory} now; make it before the daemon starts, which may use no other one later"
+            );
+            of_vm(config, &vm.name, text)
+        }));
     }
     for rule in &config.control {
         let who = unknown(Owner { uid: rule.uid, gid: rule.gid }, &accounts);

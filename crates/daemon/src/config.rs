@@ -4,6 +4,7 @@
 //! types here or into a list of everything that is wrong with it. Nothing else in the daemon sees text from the files.
 
 mod check;
+mod hybrid;
 mod merge;
 mod mirror;
 mod net;
@@ -248,6 +249,8 @@ pub struct VmConfig {
     pub vmci: bool,
     /// It has a virtio-vsock device instead.
     pub virtio_vsock: bool,
+    /// Its VMM has one, with a hybrid Unix socket.
+    pub hybrid: Option<HybridConfig>,
     /// 0 without one.
     pub cid: u32,
     pub nics: Vec<NicConfig>,
@@ -263,18 +266,30 @@ pub struct VmConfig {
     pub memory: Option<u64>,
 }
 
+/// A hybrid Unix socket, which the VM's VMM makes.
+#[derive(Clone, Debug, PartialEq, Eq)]
+pub struct HybridConfig {
+    /// Where, by an absolute path; None: in the runtime directory.
+    pub path: Option<PathBuf>,
+}
+
 impl VmConfig {
+    /// Has it an address in the CID space?
+    pub fn takes_connections(&self) -> bool {
+        self.vmci || self.virtio_vsock || self.hybrid.is_some()
+    }
+
     /// How many devices map its memory.
     pub fn devices(&self) -> u64 {
         u64::from(self.vmci) + u64::from(self.virtio_vsock) + self.nics.len() as u64
     }
 }
 
-/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`.
+/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`; None: of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardConfig {
     pub port: u32,
-    pub to_vm: String,
+    pub to_vm: Option<String>,
     pub to_port: u32,
 }
 
@@ -310,6 +325,12 @@ impl Config {
         let rest = settled.fold(Config::SHARED_OUT, u64::saturating_sub);
         let others: u64 = self.vms.iter().filter(|vm| vm.memory.is_none()).map(VmConfig::devices).sum();
         vm.memory.unwrap_or(rest / others.max(1))
+    }
+
+    /// Directories outside the runtime directory in which VMMs make hybrid sockets.
+    pub fn hybrid_directories(&self) -> Vec<PathBuf> {
+        let paths = self.vms.iter().filter_map(|vm| vm.hybrid.as_ref()?.path.as_ref()?.parent());
+        paths.map(Path::to_owned).collect()
     }
 
     pub fn vm(&self, name: &str) -> Option<&VmConfig> {

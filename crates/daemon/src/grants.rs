@@ -2,7 +2,8 @@
 //! configuration. They are set when all sockets exist, and again by every reload.
 //!
 //! The daemon keeps the ownership of all of them. Owners of VMs may search the way to their VM's directory and
-//! connect to the sockets in it, and do nothing else there. Owners of uplinks' sockets may search the runtime directory; the
+//! connect to the sockets in it, and do nothing else there. Where their VMMs make a hybrid socket, they have a directory for it, in
+//! which the sockets of the daemon have their own lists. Owners of uplinks' sockets may search the runtime directory; the
 //! sockets have their own lists (`host/src/uplink/vhost_user/listening.rs`).
 
 use std::io;
@@ -12,6 +13,7 @@ use vmlane_access::Owner;
 use vmlane_access::acl::{self, AclError, Right};
 
 use crate::config::Config;
+use crate::hybrid;
 use crate::paths::Paths;
 
 /// A file or directory of the daemon, its mode, and who else may use it.
@@ -52,6 +54,10 @@ fn all(config: &Config, paths: &Paths) -> Vec<Grant> {
         let directory = paths.vm(&vm.name);
         for path in sockets_in(&directory) {
             grants.push(Grant { path, mode: 0o600, right: Right::Connect, to: to.clone() });
+        }
+        if vm.hybrid.as_ref().is_some_and(|hybrid| hybrid.path.is_none()) {
+            let path = paths.hybrid_directory(&vm.name);
+            grants.push(Grant { path, mode: hybrid::MODE, right: Right::Make, to: to.clone() });
         }
         grants.push(Grant { path: directory, mode: 0o700, right: Right::Search, to });
     }

@@ -8,7 +8,7 @@
 //! | `check.rs` | what is wrong with a configuration, for `vmlane check` |
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
-//! | `vm.rs`, `vsock.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
+//! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `bounds.rs` | what each VM may use |
 //! | `confine/` | user, capabilities, files, system calls |
@@ -35,6 +35,7 @@ pub mod control;
 mod faults;
 pub mod files;
 mod grants;
+pub mod hybrid;
 pub mod keeper;
 pub mod log;
 mod mirrors;

@@ -97,7 +97,7 @@ pub fn lines(thread: &str) -> (u64, u64, u64) {
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 struct Source {
     thread: String,
-    /// On a worker: the guest that the line names, or the port or stream whose turn it is.
+    /// On a worker, and where host sockets are served: the guest that the line names, or the port or stream whose turn it is.
     served: Option<u64>,
 }
 
@@ -179,12 +179,18 @@ impl Throttle {
 
 impl<S: Subscriber> Layer<S> for Throttle {
     fn event_enabled(&self, event: &Event<'_>, _context: Context<'_, S>) -> bool {
-        let served = vmlane_worker::serving().map(|turn| {
+        let thread = std::thread::current();
+        let thread = thread.name().unwrap_or_default();
+        let turn = vmlane_worker::serving().map(u64::from);
+        // The thread of host sockets is no worker, and serves VMs with hybrid sockets, too.
+        let served = if turn.is_some() || thread == "host" {
             let mut guest = Guest(None);
             event.record(&mut guest);
-            guest.0.unwrap_or(turn.into())
-        });
-        self.allow(std::thread::current().name().unwrap_or_default(), served, Instant::now())
+            guest.0.or(turn)
+        } else {
+            None
+        };
+        self.allow(thread, served, Instant::now())
     }
 }
 

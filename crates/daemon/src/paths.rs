@@ -4,6 +4,8 @@ use std::path::{Path, PathBuf};
 
 /// Bytes of the longest path a unix socket can have.
 const LONGEST: usize = 107;
+/// The same of a hybrid socket: those of its VM's forwards have `_` and a port more.
+pub const LONGEST_HYBRID: usize = LONGEST - "_4294967295".len();
 
 /// The runtime directory and what is in it.
 #[derive(Clone, Debug, PartialEq, Eq)]
@@ -63,6 +65,21 @@ impl Paths {
     /// The socket of a VM's virtio-vsock device.
     pub fn vsock(&self, name: &str) -> Result<PathBuf, TooLong> {
         self.socket(name, "vsock.sock")
+    }
+
+    /// Where the VMM of a VM makes its hybrid socket.
+    pub fn hybrid_directory(&self, name: &str) -> PathBuf {
+        self.vm(name).join("hybrid")
+    }
+
+    /// That socket, unless the configuration says otherwise.
+    pub fn hybrid(&self, name: &str) -> Result<PathBuf, TooLong> {
+        let path = self.hybrid_directory(name).join("v.sock");
+        // Those of forwards are longer.
+        match path.as_os_str().len() + LONGEST - LONGEST_HYBRID {
+            length if length > LONGEST => Err(TooLong { path, length }),
+            _ => Ok(path),
+        }
     }
 
     /// The socket of a VM's NIC, counted from 0.

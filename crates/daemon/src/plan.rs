@@ -120,6 +120,7 @@ impl Plan {
         effective.cid = before.cid;
         effective.vmci = before.vmci;
         effective.virtio_vsock = before.virtio_vsock;
+        effective.hybrid.clone_from(&before.hybrid);
         effective.vsock_role = before.vsock_role;
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
@@ -135,6 +136,11 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
     [
         change("cid", before.cid != after.cid, after.cid.to_string()),
         change("vsock", vsock(before) != vsock(after), format!("{:?}", vsock(after))),
+        change(
+            "uds_path",
+            before.hybrid.is_some() && after.hybrid.is_some() && before.hybrid != after.hybrid,
+            uds_path(after),
+        ),
         change("vsock_role", before.vsock_role != after.vsock_role, format!("{:?}", after.vsock_role.name())),
         change("nic", !same_hardware(&before.nics, &after.nics), format!("[{} of them]", after.nics.len())),
         change("group", before.group != after.group, format!("{:?}", after.group)),
@@ -159,8 +165,15 @@ pub fn vsock(vm: &VmConfig) -> &'static str {
     match (vm.vmci, vm.virtio_vsock) {
         (true, _) => "vmci",
         (_, true) => "virtio",
+        _ if vm.hybrid.is_some() => "hybrid",
         _ => "none",
     }
+}
+
+/// The key of that name.
+fn uds_path(vm: &VmConfig) -> String {
+    let path = vm.hybrid.as_ref().and_then(|hybrid| hybrid.path.as_ref());
+    path.map_or_else(|| "(none)".into(), |path| format!("{:?}", path.display().to_string()))
 }
 
 /// What a guest cannot see change under it. A NIC's port group and policy can.
@@ -205,11 +218,12 @@ fn conflict(config: &Config) -> Option<String> {
             }
         }
         for forward in &vm.forwards {
-            let target = config.vm(&forward.to_vm);
+            let Some(to_vm) = &forward.to_vm else { continue };
+            let target = config.vm(to_vm);
             if target.is_none_or(|target| target.group != vm.group) {
                 return Some(format!(
-                    "forward {} of vm {:?} would lead to vm {:?} outside its group",
-                    forward.port, vm.name, forward.to_vm
+                    "forward {} of vm {:?} would lead to vm {to_vm:?} outside its group",
+                    forward.port, vm.name
                 ));
             }
         }

@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 
-pub use kind::{Lacks, Machine, Qemu, Version};
+pub use kind::{Lacks, Machine, Qemu, Version, check_hybrid};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
 /// is suspended or the daemon is looked at with a debugger.

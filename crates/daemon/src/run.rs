@@ -122,7 +122,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
         uplinks.keep_rights(&config_path, paths.runtime());
         // Before there is any other thread: what is given up here, is given up for all of them.
         let user = config.daemon.user.as_deref();
-        confine::confine(user, (paths.runtime(), claim.directory()), &config_path, &files.added)?;
+        let hybrid = config.hybrid_directories();
+        confine::confine(user, (paths.runtime(), claim.directory()), (&config_path, &hybrid), &files.added)?;
     } else {
         tracing::warn!("NOT CONFINED (--no-confine): a fault in the daemon is a fault of its user's rights");
     }

@@ -5,7 +5,7 @@ use std::fs::{self, DirBuilder, File};
 use std::io;
 use std::os::fd::OwnedFd;
 use std::os::unix::ffi::OsStrExt;
-use std::os::unix::fs::DirBuilderExt;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt};
 use std::path::{Path, PathBuf};
 use std::time::Duration;
 
@@ -86,6 +86,7 @@ pub fn clear(paths: &Paths) {
         // Directories with anything else in them stay.
         let _ = fs::remove_file(vm.path().join("vmci.sock"));
         let _ = fs::remove_file(vm.path().join("vsock.uds"));
+        remove_dead(&vm.path().join("hybrid"));
         for file in fs::read_dir(vm.path()).into_iter().flatten().flatten() {
             let name = file.file_name();
             let name = name.to_string_lossy();
@@ -97,6 +98,18 @@ pub fn clear(paths: &Paths) {
         let _ = fs::remove_dir(vm.path());
     }
     let _ = fs::remove_dir(paths.vms());
+}
+
+/// Removes the sockets of a directory that no process listens at, and the directory if nothing else is there: VMMs that run stay.
+fn remove_dead(directory: &Path) {
+    for file in fs::read_dir(directory).into_iter().flatten().flatten() {
+        let is_socket = file.file_type().is_ok_and(|kind| kind.is_socket());
+        let refused = |error: io::Error| error.kind() == io::ErrorKind::ConnectionRefused;
+        if is_socket && vmlane_host::sockets::connect(&file.path()).is_err_and(refused) {
+            let _ = fs::remove_file(file.path());
+        }
+    }
+    let _ = fs::remove_dir(directory);
 }
 
 /// Removes the name of a listening socket, and its directory if it was the last one there.
@@ -137,6 +150,23 @@ mod tests {
             }
         });
         assert!(again, "still claimed");
+    }
+
+    #[test]
+    fn a_vmm_that_runs_keeps_its_hybrid_socket_and_dead_ones_go() {
+        let base = tempfile::tempdir().unwrap();
+        let paths = Paths::new(base.path()).unwrap();
+        let [web, db] = ["web", "db"].map(|name| paths.hybrid(name).unwrap());
+        for path in [&web, &db] {
+            fs::create_dir_all(path.parent().unwrap()).unwrap();
+            drop(UnixListener::bind(path.with_file_name("v.sock_5000")).unwrap());
+        }
+        drop(UnixListener::bind(&web).unwrap());
+        let _runs = UnixListener::bind(&db).unwrap();
+        clear(&paths);
+        assert!(!paths.vm("web").exists());
+        let left: Vec<_> = fs::read_dir(db.parent().unwrap()).unwrap().flatten().collect();
+        assert_eq!((left.len(), left[0].path()), (1, db));
     }
 
     #[test]

@@ -1,7 +1,7 @@
 //! What VMs are served with, and how the socket of a device is opened.
 
 use std::os::fd::AsFd;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
 use vmlane_device::virtio::vsock::VsockWorker;
@@ -31,6 +31,8 @@ pub enum VmError {
     Listen { name: String, cause: ListenError },
     #[error("vm {name:?}: its Unix socket for host programs: {cause}")]
     Uds { name: String, cause: std::io::Error },
+    #[error("vm {name:?}: the directory of its hybrid socket, {directory}: {cause}")]
+    Directory { name: String, directory: PathBuf, cause: std::io::Error },
     #[error("vm {name:?}: starting its threads: {cause}")]
     Threads { name: String, cause: std::io::Error },
 }

@@ -10,6 +10,7 @@ use vmlane_transport::SessionStats;
 
 use crate::config::{Config, VmConfig};
 use crate::faults::FaultRecord;
+use crate::hybrid::ServedHybrid;
 use crate::nic::ServedNic;
 use crate::serve::{Host, VmError};
 use crate::vsock::{ServedVsock, spec};
@@ -20,6 +21,7 @@ pub struct ServedVm {
     group: String,
     vmci: Option<ServedVsock>,
     virtio: Option<ServedVsock>,
+    hybrid: Option<ServedHybrid>,
     pub nics: Vec<ServedNic>,
     pub record: FaultRecord,
     /// Its devices are out of service; their sockets are answered.
@@ -40,6 +42,7 @@ impl ServedVm {
             group: vm.group.clone(),
             vmci: None,
             virtio: None,
+            hybrid: None,
             nics: Vec::new(),
             record: FaultRecord::default(),
             quarantined: false,
@@ -71,6 +74,9 @@ impl ServedVm {
         }
         if vm.virtio_vsock {
             self.virtio = Some(ServedVsock::offer_virtio(host, config, vm)?);
+        }
+        if vm.hybrid.is_some() {
+            self.hybrid = Some(ServedHybrid::offer(host, config, vm)?);
         }
         for number in 0..vm.nics.len() {
             self.nics.push(ServedNic::offer(host, config, vm, number, found)?);
@@ -108,6 +114,9 @@ impl ServedVm {
             host.vsock_worker.remove(virtio.cid);
             host.hypervisor.remove_vm(virtio.cid);
         }
+        if let Some(hybrid) = self.hybrid {
+            hybrid.withdraw(host, &self.name);
+        }
         // The last one may be a NIC that could not be offered. Each by its whole name: a VM may be called `web.nicX`.
         let nics = 0..=self.nics.len();
         self.nics.into_iter().for_each(|nic| nic.withdraw(host.switch));
@@ -123,7 +132,10 @@ impl ServedVm {
         if vm.virtio_vsock {
             host.vsock_worker.add(spec.vm.clone());
         }
-        if vm.vmci || vm.virtio_vsock {
+        if let Some(hybrid) = &mut self.hybrid {
+            hybrid.update(host, vm, spec.vm.clone());
+        }
+        if vm.takes_connections() {
             host.hypervisor.update_vm(spec);
         }
         for (number, nic) in self.nics.iter_mut().enumerate() {
@@ -164,8 +176,14 @@ impl ServedVm {
         self.quarantined = on;
     }
 
-    /// A VMM is connected to one of its devices.
+    /// A VMM is connected to one of its devices, or has made its hybrid socket.
     pub fn attached(&self) -> bool {
+        self.has_session() || self.hybrid.as_ref().is_some_and(ServedHybrid::is_there)
+    }
+
+    /// A VMM is connected to one of its devices: it would lose that for good. With a hybrid socket it loses connections, and can make
+    /// others.
+    pub fn has_session(&self) -> bool {
         self.vsock().is_some_and(|vsock| vsock.server.connected())
             || self.nics.iter().any(ServedNic::attached)
     }
@@ -179,7 +197,7 @@ impl ServedVm {
     }
 
     pub fn cid(&self) -> Option<u32> {
-        self.vsock().map(|vsock| vsock.cid)
+        self.vsock().map(|vsock| vsock.cid).or(self.hybrid.as_ref().map(|hybrid| hybrid.cid))
     }
 
     /// The kind of its device for sockets, as the configuration names it.
@@ -187,6 +205,7 @@ impl ServedVm {
         match (&self.vmci, &self.virtio) {
             (Some(_), _) => "vmci",
             (_, Some(_)) => "virtio",
+            _ if self.hybrid.is_some() => "hybrid",
             _ => "none",
         }
     }
@@ -195,9 +214,15 @@ impl ServedVm {
         self.vmci.as_ref().or(self.virtio.as_ref())
     }
 
-    /// The socket of the VMCI or virtio-vsock device.
+    /// The socket of the VMCI or virtio-vsock device, or the hybrid one.
     pub fn socket(&self) -> Option<&Path> {
-        self.vsock().map(|vsock| vsock.server.path())
+        let hybrid = self.hybrid.as_ref().map(|hybrid| &*hybrid.path);
+        self.vsock().map(|vsock| vsock.server.path()).or(hybrid)
+    }
+
+    /// Its hybrid socket is there, which tells all that is known of its guest.
+    pub fn has_hybrid_socket(&self) -> bool {
+        self.hybrid.as_ref().is_some_and(ServedHybrid::is_there)
     }
 
     /// Counters of that device's connection.

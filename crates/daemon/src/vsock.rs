@@ -11,7 +11,7 @@ use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Trigger;
 use vmlane_state::Found;
 use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
-use vmlane_vsock::{Forward, Vm};
+use vmlane_vsock::{Forward, HOST, Vm};
 
 use crate::config::{Config, VmConfig};
 use crate::serve::{Host, VmError, listen, vhost_end};
@@ -119,8 +119,11 @@ impl ServedVsock {
 /// nowhere; a checked configuration has none.
 pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
     let forward = |forward: &crate::config::ForwardConfig| {
-        let target = config.vm(&forward.to_vm).filter(|target| target.cid != 0)?;
-        Some(Forward { port: forward.port, to_cid: target.cid, to_port: forward.to_port })
+        let to_cid = match &forward.to_vm {
+            Some(to_vm) => config.vm(to_vm).map(|target| target.cid).filter(|&cid| cid != 0)?,
+            None => HOST,
+        };
+        Some(Forward { port: forward.port, to_cid, to_port: forward.to_port })
     };
     let policy = Vm {
         cid: vm.cid,

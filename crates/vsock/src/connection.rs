@@ -50,6 +50,8 @@ pub enum Failed {
     Refused,
     /// The other end went away or stopped in the middle.
     Gone,
+    /// Nothing answers for the other end now.
+    Absent,
 }
 
 /// What an end did before both were joined.

@@ -342,7 +342,12 @@ impl Router {
 
     /// An end takes its request or acceptance back. If both are joined it closes.
     pub fn withdraw(&self, call: Call) {
-        self.run(self.apply(call, Event::Withdraw(call.role, Failed::Refused)).calls);
+        self.refuse(call, Failed::Refused);
+    }
+
+    /// The same, for this reason: a server's request is refused.
+    pub fn refuse(&self, call: Call, why: Failed) {
+        self.run(self.apply(call, Event::Withdraw(call.role, why)).calls);
     }
 
     /// Applies an event. For a device that holds a lock: what follows is in [`Applied::calls`].

@@ -6,6 +6,7 @@ use anyhow::bail;
 use serde::Serialize;
 use vmlane_daemon::added::{self, AddedVms};
 use vmlane_daemon::config::{self, Config, Sources, VmConfig};
+use vmlane_daemon::hybrid;
 use vmlane_daemon::paths::Paths;
 
 /// Which VM, of which configuration.
@@ -54,7 +55,7 @@ impl Target {
 #[derive(Serialize)]
 pub struct Report<'a, T> {
     pub vm: &'a str,
-    /// Of the VMCI or virtio-vsock device.
+    /// Of the VMCI or virtio-vsock device, or the VMM's hybrid one.
     #[serde(skip_serializing_if = "Option::is_none")]
     socket: Option<PathBuf>,
     #[serde(skip_serializing_if = "Vec::is_empty")]
@@ -71,6 +72,7 @@ impl<'a, T: Serialize> Report<'a, T> {
             socket: match (vm.vmci, vm.virtio_vsock) {
                 (true, _) => Some(paths.vmci(&vm.name)?),
                 (_, true) => Some(paths.vsock(&vm.name)?),
+                _ if vm.hybrid.is_some() => Some(hybrid::path(paths, vm)?),
                 _ => None,
             },
             nics: nics.collect::<Result<_, _>>()?,

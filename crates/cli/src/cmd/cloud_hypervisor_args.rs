@@ -14,10 +14,11 @@ const EXAMPLES: &str = r#"Examples:
   eval "cloud-hypervisor --kernel vmlinux --disk path=web.raw $(vmlane cloud-hypervisor-args web)"
   vmlane cloud-hypervisor-args web --json | jq -r '.args[]'
 
-The arguments are quoted for a shell: `eval` them, or use --json. Do not pass --memory, --net,
+The arguments are quoted for a shell: `eval` them, or use --json. Do not pass --memory, --net, --vsock,
 --generic-vhost-user or --user-device yourself, or merge the values: each option may be given only once.
 virtio NICs need no particular version; virtio-vsock needs one with --generic-vhost-user (version 52
-calls the key virtio_id, later ones device_type). VMCI and VMXNET3 go through --user-device.
+calls the key virtio_id, later ones device_type).
+With vsock = "hybrid", the device is Cloud Hypervisor's own (--vsock): start it with umask 007. VMCI and VMXNET3 go through --user-device.
 This has not been tested with Cloud Hypervisor yet."#;
 
 /// Prints Cloud Hypervisor's arguments for a VM of the configuration.

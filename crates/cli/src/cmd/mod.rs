@@ -11,6 +11,7 @@ pub mod control;
 pub mod daemon;
 pub mod debug;
 pub mod demo;
+pub mod firecracker_config;
 pub mod import;
 pub mod keeper;
 pub mod lab;
@@ -55,6 +56,8 @@ pub enum Command {
     ProxmoxArgs(proxmox_args::Args),
     /// Print Cloud Hypervisor's arguments for a VM of the configuration
     CloudHypervisorArgs(cloud_hypervisor_args::Args),
+    /// Print the part of Firecracker's configuration that attaches a VM of the configuration
+    FirecrackerConfig(firecracker_config::Args),
     /// Convert another program's configuration into one for vmlane
     Import(import::Args),
     /// Show the daemon and its VMs
@@ -114,6 +117,7 @@ impl Command {
             Command::LibvirtXml(args) => args.run(),
             Command::ProxmoxArgs(args) => args.run(),
             Command::CloudHypervisorArgs(args) => args.run(),
+            Command::FirecrackerConfig(args) => args.run(),
             Command::Import(args) => args.run(),
             Command::Status(args) => args.run(),
             Command::Top(args) => args.run(),

@@ -105,7 +105,7 @@ impl Daemon {
                 "vm {name:?} was not added at run time: it is of the configuration ({place}); remove it there, then `vmlane reload`"
             )));
         }
-        if !force && state.attached(name) {
+        if !force && state.has_session(name) {
             return Err(Failure::internal(format!(
                 "vm {name:?} is not removed: a VMM is attached to it; shut the guest down, or use --force, which takes its devices \
                  away for good"
@@ -211,9 +211,13 @@ impl State {
         self.vms.iter().any(|vm| vm.name() == name && vm.attached())
     }
 
+    fn has_session(&self, name: &str) -> bool {
+        self.vms.iter().any(|vm| vm.name() == name && vm.has_session())
+    }
+
     /// What leads from the configuration in force to `new`. `forced`: a VM that may be removed though it is attached.
     fn plan(&self, new: &Config, forced: Option<&str>) -> Result<Plan, crate::plan::Conflict> {
-        plan(&self.config, new, |name| forced != Some(name) && self.attached(name))
+        plan(&self.config, new, |name| forced != Some(name) && self.has_session(name))
     }
 }
 

@@ -1,11 +1,13 @@
 //! What the daemon shows of what it serves: status, counters, connections and ports.
 
 use std::collections::BTreeMap;
+use std::sync::Arc;
 use std::time::Instant;
 
 use vmlane_api::{Connection, CounterList, Ports, Stats, Status, VmStats, VmStatus};
 use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
+use vmlane_host::sockets::HybridView;
 use vmlane_stats::Counters;
 use vmlane_switch::PortView;
 
@@ -16,27 +18,44 @@ use crate::ports::switch_port;
 use crate::uplink::{team_stats, team_status};
 use crate::vm::ServedVm;
 
-/// What the devices for sockets tell of a VM. Each VM has one of either kind at most.
+/// What the devices for sockets tell of a VM, and its hybrid socket. Each VM has one at most.
 struct Sockets<'v> {
     vmci: Option<&'v VmView>,
     virtio: Option<&'v GuestView>,
+    hybrid: Option<&'v HybridView>,
+}
+
+/// What all of them tell.
+struct AllSockets {
+    vmci: Vec<VmView>,
+    virtio: Arc<Vec<GuestView>>,
+    hybrid: Vec<HybridView>,
 }
 
 impl<'v> Sockets<'v> {
-    fn of(vm: &ServedVm, vmci: &'v [VmView], virtio: &'v [GuestView]) -> Sockets<'v> {
+    fn of(vm: &ServedVm, all: &'v AllSockets) -> Sockets<'v> {
         let cid = vm.cid();
         Sockets {
-            vmci: vmci.iter().find(|view| Some(view.cid) == cid),
-            virtio: virtio.iter().find(|view| Some(view.cid) == cid),
+            vmci: all.vmci.iter().find(|view| Some(view.cid) == cid),
+            virtio: all.virtio.iter().find(|view| Some(view.cid) == cid),
+            hybrid: all.hybrid.iter().find(|view| Some(view.cid) == cid),
         }
     }
 }
 
 impl Daemon {
+    fn all_sockets(&self) -> AllSockets {
+        AllSockets {
+            vmci: self.hypervisor.vms(),
+            virtio: self.vsock_worker.guests(),
+            hybrid: self.sockets.hybrids(),
+        }
+    }
+
     pub(super) fn status(&self) -> Status {
         let state = self.state.lock();
         let daemon = &state.config.daemon;
-        let (views, guests, ports) = (self.hypervisor.vms(), self.vsock_worker.guests(), self.switch.ports());
+        let (all, ports) = (self.all_sockets(), self.switch.ports());
         Status {
             daemon: env!("CARGO_PKG_VERSION").into(),
             pid: std::process::id(),
@@ -47,11 +66,7 @@ impl Daemon {
             mode: daemon.mode.name().into(),
             spin_us: daemon.spin_us,
             fault_injection: daemon.fault_injection,
-            vms: state
-                .vms
-                .iter()
-                .map(|vm| self.vm_status(vm, &Sockets::of(vm, &views, &guests), &ports))
-                .collect(),
+            vms: state.vms.iter().map(|vm| self.vm_status(vm, &Sockets::of(vm, &all), &ports)).collect(),
             confined: confine::state(),
             watched: self.watchdog.lock().status(Instant::now()),
             teams: team_status(&self.switch),
@@ -61,18 +76,21 @@ impl Daemon {
     }
 
     fn vm_status(&self, vm: &ServedVm, sockets: &Sockets<'_>, ports: &[PortView]) -> VmStatus {
-        let Sockets { vmci: view, virtio } = sockets;
+        let Sockets { vmci: view, virtio, hybrid } = sockets;
+        let opened = virtio.map(|guest| guest.opened).or(hybrid.map(|hybrid| hybrid.opened));
         VmStatus {
             name: vm.name().into(),
             cid: vm.cid(),
             group: vm.group().into(),
             attached: vm.attached(),
             vsock: vm.vsock_kind().into(),
-            ready: view.is_some_and(|view| view.ready) || virtio.is_some_and(|guest| guest.ready),
+            ready: view.is_some_and(|view| view.ready)
+                || virtio.is_some_and(|guest| guest.ready)
+                || vm.has_hybrid_socket(),
             sockets: vm.socket().iter().map(|socket| socket.display().to_string()).collect(),
             queue_pairs: view.map_or(0, |view| view.queue_pairs),
             queue_pair_bytes: view.map_or(0, |view| view.queue_pair_bytes),
-            connections: virtio.map_or(view.map_or(0, |view| view.connections), |guest| guest.opened),
+            connections: opened.unwrap_or(view.map_or(0, |view| view.connections)),
             doorbells: view.map_or(0, |view| view.doorbells),
             inbox_bytes: view.map_or(0, |view| view.inbox_bytes),
             faults: vm.faults(&self.switch),
@@ -82,20 +100,22 @@ impl Daemon {
     }
 
     pub(super) fn stats(&self) -> Stats {
-        let (views, guests) = (self.hypervisor.vms(), self.vsock_worker.guests());
+        let all = self.all_sockets();
         let state = self.state.lock();
         let vm_stats = |vm: &ServedVm| {
-            let Sockets { vmci, virtio } = Sockets::of(vm, &views, &guests);
+            let Sockets { vmci, virtio, hybrid } = Sockets::of(vm, &all);
             // The hypervisor knows the other VMs, too, and counts nothing for them.
-            let view = vmci.filter(|_| virtio.is_none());
+            let view = vmci.filter(|_| virtio.is_none() && hybrid.is_none());
+            let vsock =
+                virtio.map(|guest| guest.stats.snapshot()).or(hybrid.map(|hybrid| hybrid.stats.snapshot()));
             VmStats {
                 name: vm.name().into(),
                 cid: vm.cid(),
                 vmci: view.map(|view| view.stats.snapshot().into_iter().collect()).unwrap_or_default(),
-                vsock: virtio.map(|guest| guest.stats.snapshot().into_iter().collect()).unwrap_or_default(),
+                vsock: vsock.map(|counters| counters.into_iter().collect()).unwrap_or_default(),
                 session: vm.stats().map(|stats| stats.snapshot().into_iter().collect()).unwrap_or_default(),
                 nics: vm.nics.iter().map(|nic| nic.stats(&self.switch)).collect(),
-                bounds: bounds::of(vm, view, virtio),
+                bounds: bounds::of(vm, view, virtio, hybrid),
             }
         };
         Stats {
@@ -125,7 +145,9 @@ impl Daemon {
             .iter()
             .map(|one| ((one.client, one.server), one.state()))
             .collect();
-        // Both devices know of one between a VM of either kind; VMCI's states say more.
+        let hybrid = self.sockets.hybrid_connections();
+        connections.extend(hybrid.iter().map(|one| ((one.client, one.server), one.state())));
+        // Both devices know of one between VMs of two kinds; VMCI's states say more.
         connections.extend(vmci.iter().map(|one| ((one.client, one.server), one.state)));
         let connections = connections.into_iter().map(|((client, server), state)| Connection {
             client_vm: name(client.0),

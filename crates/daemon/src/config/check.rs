@@ -30,6 +30,8 @@ pub(super) const FLOODS: RangeInclusive<i64> = 0..=100_000_000;
 const FAULTS: RangeInclusive<i64> = 0..=1_000_000;
 const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;
 const LONGEST_NAME: usize = 64;
+/// What a forward is led to instead of a VM and its port: the host's programs at the same port.
+const HOST_PROGRAMS: &str = "host";
 /// Linux accepts datagrams of this many bytes; an inbox must hold one and more.
 const SMALLEST_INBOX: u64 = 128 << 10;
 /// Bytes of memory that a device must be able to map.
@@ -45,6 +47,15 @@ pub fn check(sources: &Sources) -> Result<Config, Vec<Problem>> {
 pub fn check_uplinks(sources: &Sources) -> Result<Vec<UplinkConfig>, Vec<Problem>> {
     let raw = merge(sources)?;
     Checker::result(sources, |checker| checker.uplinks(&raw.uplink))
+}
+
+/// Kinds of the key `vsock`.
+#[derive(Clone, Copy, PartialEq, Eq)]
+enum Vsock {
+    Vmci,
+    Virtio,
+    Hybrid,
+    None,
 }
 
 pub(super) struct Checker<'t> {
@@ -88,6 +99,7 @@ impl Checker<'_> {
         let control =
             raw.control.iter().enumerate().map(|(index, rule)| self.control(index + 1, rule)).collect();
         self.unique(&raw.vm);
+        self.unique_uds_paths(&raw.vm);
         for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
             self.targets(vm, raw_vm.get_ref(), &vms);
             self.owner_and_roles(vm, raw_vm.get_ref());
@@ -196,16 +208,23 @@ impl Checker<'_> {
         if let Some(group) = &raw.group {
             self.name(&format!("{vm}: group"), group);
         }
-        let (vmci, virtio_vsock) = self.vsock(&vm, spanned);
+        let vsock = self.vsock(&vm, spanned);
+        let (vmci, virtio_vsock) = (vsock == Vsock::Vmci, vsock == Vsock::Virtio);
+        let hybrid = self.hybrid(&vm, raw, vsock == Vsock::Hybrid);
         let (limits, memory) = self.limits(&format!("{vm}: limits"), &raw.limits, defaults);
         VmConfig {
             owner: self.owner(&vm, raw.owner.as_ref()),
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
             vmci,
             virtio_vsock,
-            cid: if vmci || virtio_vsock { self.cid(&vm, spanned) } else { 0 },
+            cid: if vsock == Vsock::None { 0 } else { self.cid(&vm, spanned) },
             nics: self.nics(&vm, &name, raw, port_groups),
-            forwards: raw.forward.iter().filter_map(|forward| self.forward(&vm, forward)).collect(),
+            forwards: raw
+                .forward
+                .iter()
+                .filter_map(|forward| self.forward(&vm, forward, hybrid.is_some()))
+                .collect(),
+            hybrid,
             parent_cid: self.parent_cid(&vm, raw, virtio_vsock),
             vsock_role: self.vsock_role(&vm, raw, virtio_vsock),
             restricted: raw.restricted,
@@ -216,11 +235,11 @@ impl Checker<'_> {
         }
     }
 
-    /// Whether the VM has a VMCI device, or a virtio-vsock device.
-    fn vsock(&mut self, vm: &str, spanned: &Spanned<RawVm>) -> (bool, bool) {
+    /// By what the VM takes part in the CID space.
+    fn vsock(&mut self, vm: &str, spanned: &Spanned<RawVm>) -> Vsock {
         let raw = spanned.get_ref();
         let (span, text) = match raw.vsock.as_ref().map(|vsock| (vsock.span(), vsock.get_ref().as_str())) {
-            None | Some((_, "vmci")) => return (true, false),
+            None | Some((_, "vmci")) => return Vsock::Vmci,
             Some((span, "none")) if raw.cid.is_some() || !raw.forward.is_empty() => {
                 (span, format!("{vm}: vsock = \"none\" has no use for cid and forward; remove them"))
             }
@@ -228,14 +247,18 @@ impl Checker<'_> {
                 spanned.span(),
                 format!("{vm}: with vsock = \"none\" and no nic there is nothing to serve; give it one"),
             ),
-            Some((_, "none")) => return (false, false),
-            Some((_, "virtio")) => return (false, true),
-            Some((span, other)) => {
-                (span, format!("{vm}: vsock = {other:?} is unknown; use \"vmci\", \"virtio\" or \"none\""))
-            }
+            Some((_, "none")) => return Vsock::None,
+            Some((_, "virtio")) => return Vsock::Virtio,
+            Some((_, "hybrid")) => return Vsock::Hybrid,
+            Some((span, other)) => (
+                span,
+                format!(
+                    "{vm}: vsock = {other:?} is unknown; use \"vmci\", \"virtio\", \"hybrid\" or \"none\""
+                ),
+            ),
         };
         self.problem(span, text);
-        (false, false)
+        Vsock::None
     }
 
     fn cid(&mut self, vm: &str, raw: &Spanned<RawVm>) -> u32 {
@@ -293,14 +316,25 @@ impl Checker<'_> {
         None
     }
 
-    fn forward(&mut self, vm: &str, raw: &Spanned<RawForward>) -> Option<ForwardConfig> {
+    fn forward(&mut self, vm: &str, raw: &Spanned<RawForward>, hybrid: bool) -> Option<ForwardConfig> {
         let RawForward { port, to } = raw.get_ref();
+        if to == HOST_PROGRAMS && PORTS.contains(port) {
+            if !hybrid {
+                let text = format!(
+                    "{vm}: forward: to = {to:?}: with this kind of vsock, programs of the host are reached at CID 2 without a \
+                     forward; remove it"
+                );
+                self.problem(raw.span(), text);
+            }
+            let port = *port as u32;
+            return Some(ForwardConfig { port, to_vm: None, to_port: port });
+        }
         let target = to.rsplit_once(':').and_then(|(name, port)| Some((name, port.parse::<i64>().ok()?)));
         let text = match target {
             Some((name, to_port)) if PORTS.contains(&to_port) && PORTS.contains(port) && !name.is_empty() => {
                 return Some(ForwardConfig {
                     port: *port as u32,
-                    to_vm: name.to_owned(),
+                    to_vm: Some(name.to_owned()),
                     to_port: to_port as u32,
                 });
             }
@@ -381,8 +415,10 @@ impl Checker<'_> {
                      put both into one",
                     vm.name, vm.group, other.group
                 ),
-                Some(other) if !other.vmci && !other.virtio_vsock => {
-                    format!("{key}: {name:?} takes no connections; give it vsock = \"vmci\" or \"virtio\"")
+                Some(other) if !other.takes_connections() => {
+                    format!(
+                        "{key}: {name:?} takes no connections; give it vsock = \"vmci\", \"virtio\" or \"hybrid\""
+                    )
                 }
                 Some(_) => continue,
             };

@@ -186,6 +186,7 @@ pub struct RawVm {
     pub forward: Vec<Spanned<RawForward>>,
     pub parent_cid: Option<Spanned<i64>>,
     pub vsock_role: Option<Spanned<String>>,
+    pub uds_path: Option<Spanned<String>>,
     #[serde(default)]
     pub restricted: bool,
     #[serde(default)]

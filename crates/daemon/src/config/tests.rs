@@ -40,7 +40,7 @@ fn the_example_of_the_contract_is_understood() {
     assert_eq!(config.daemon, DaemonConfig { workers: 2, mode: Mode::Poll, ..DaemonConfig::default() });
     let [web, db] = &config.vms[..] else { panic!("{config:?}") };
     assert_eq!((web.name.as_str(), web.group.as_str(), web.cid), ("web", "tenant-1", 3));
-    assert_eq!(web.forwards, [ForwardConfig { port: 5000, to_vm: "db".into(), to_port: 6000 }]);
+    assert_eq!(web.forwards, [ForwardConfig { port: 5000, to_vm: Some("db".into()), to_port: 6000 }]);
     assert_eq!((web.restricted, web.trusted, db.restricted, db.trusted), (true, false, false, true));
     assert_eq!((web.limits.connections, db.limits.connections), (20, 10));
     assert_eq!((web.limits.vmci.spill_bytes, db.limits.vmci.spill_bytes), (8 << 20, 8 << 20));

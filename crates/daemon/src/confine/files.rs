@@ -1,6 +1,6 @@
 //! Landlock: which files, sockets and processes the daemon may touch at all from here on.
 
-use std::path::Path;
+use std::path::{Path, PathBuf};
 
 use landlock::{
     ABI, Access, AccessFs, AccessNet, CompatLevel, Compatible, PathBeneath, PathFd, PathFdError, Ruleset,
@@ -33,7 +33,7 @@ pub enum Enforced {
 }
 
 /// Confines this thread, and the threads it starts, to `runtime` (everything but execution), the
-/// directories of `config` (reading: editors replace files, and more come to `conf.d`), that of `added` (files in it), `program` (reading and starting it
+/// directories of `config` (reading: editors replace files, and more come to `conf.d`), that of `added` (files in it), those of `hybrid` (sockets in them), `program` (reading and starting it
 /// again) and the lists of users and groups (reading). No TCP port can be bound or connected to, no abstract socket of another program connected to, and no
 /// process signalled but those that the daemon starts.
 pub fn confine(
@@ -41,6 +41,7 @@ pub fn confine(
     config: &Path,
     added: &AddedVms,
     program: &Path,
+    hybrid: &[PathBuf],
 ) -> Result<Enforced, FilesError> {
     let all = AccessFs::from_all(KNOWN);
     let read = AccessFs::ReadFile | AccessFs::ReadDir;
@@ -61,6 +62,9 @@ pub fn confine(
     if let Some(directory) = added.directory() {
         let keep = read | AccessFs::WriteFile | AccessFs::MakeReg | AccessFs::RemoveFile;
         ruleset = ruleset.add_rule(PathBeneath::new(directory, keep))?;
+    }
+    for directory in hybrid.iter().filter(|directory| directory.exists()) {
+        ruleset = allow(ruleset, directory, AccessFs::MakeSock | AccessFs::RemoveFile)?;
     }
     let ruleset = allow(ruleset, program, AccessFs::ReadFile | AccessFs::Execute)?;
     let mut ruleset = allow(ruleset, Path::new("/dev/null"), AccessFs::ReadFile | AccessFs::WriteFile)?;

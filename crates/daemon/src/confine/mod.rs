@@ -17,7 +17,7 @@ mod violation;
 
 use std::fs::File;
 use std::io;
-use std::path::Path;
+use std::path::{Path, PathBuf};
 use std::sync::OnceLock;
 
 use rustix::thread::{CapabilitySet, set_no_new_privs};
@@ -59,11 +59,11 @@ pub fn keep_user_lock(lock: File) {
 }
 
 /// Confines the calling thread and all threads started from it. `user`: whom to become, if configured; `directory`: the
-/// open runtime directory.
+/// open runtime directory; `hybrid`: directories elsewhere in which VMMs make hybrid sockets.
 pub fn confine(
     user: Option<&str>,
     (runtime, directory): (&Path, &File),
-    config: &Path,
+    (config, hybrid): (&Path, &[PathBuf]),
     added: &AddedVms,
 ) -> Result<(), ConfineError> {
     let host = |what| move |cause: io::Error| ConfineError::Host { what, cause };
@@ -82,7 +82,7 @@ pub fn confine(
     user::drop_capabilities(CapabilitySet::empty()).map_err(host("dropping capabilities"))?;
     no_core_dumps().map_err(host("giving up core dumps"))?;
     set_no_new_privs(true).map_err(|error| host("no_new_privs")(error.into()))?;
-    let files = files::confine(runtime, config, added, Path::new("/proc/self/exe"))?;
+    let files = files::confine(runtime, config, added, Path::new("/proc/self/exe"), hybrid)?;
     calls::confine_process()?;
     role::on_enter(enter);
     if let Err(error) = Sources::read(config) {

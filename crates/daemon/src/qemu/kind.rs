@@ -52,8 +52,23 @@ pub enum Lacks {
         "VM {vm}: vsock_role = \"client\" needs a VMM that listens, and Cloud Hypervisor does for NICs only; remove the key"
     )]
     Listening { vm: String },
+    #[error(
+        "VM {vm}: vsock = \"hybrid\" is for VMMs that have such sockets themselves, Firecracker and Cloud Hypervisor; with QEMU use \
+         vsock = \"virtio\""
+    )]
+    Hybrid { vm: String },
+    #[error("VM {vm}: Firecracker has no devices by vfio-user or vhost-user that could be ours; {instead}")]
+    Firecracker { vm: String, instead: &'static str },
     #[error(transparent)]
     Path(#[from] TooLong),
+}
+
+/// Is its socket one that QEMU can have?
+///
+/// # Errors
+/// The VM's VMM has a hybrid socket, and QEMU has none.
+pub fn check_hybrid(vm: &VmConfig) -> Result<(), Lacks> {
+    if vm.hybrid.is_some() { Err(Lacks::Hybrid { vm: vm.name.clone() }) } else { Ok(()) }
 }
 
 impl Default for Qemu {
@@ -99,6 +114,7 @@ impl FromStr for Machine {
 impl Qemu {
     /// Whether it can have all of the VM's devices.
     pub fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
+        check_hybrid(vm)?;
         let vmxnet3 = vm.nics.iter().position(|nic| !matches!(nic.model, NicModel::VirtioNet(_)));
         let (device, instead) = match vmxnet3 {
             _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\""),

@@ -1,9 +1,10 @@
-//! Cloud Hypervisor: virtio NICs by `--net`, virtio-vsock by `--generic-vhost-user`, VMCI and VMXNET3 by
-//! `--user-device` (vfio-user).
+//! Cloud Hypervisor: virtio NICs by `--net`, virtio-vsock by `--generic-vhost-user` or by its own device (`--vsock`, a hybrid
+//! socket), VMCI and VMXNET3 by `--user-device` (vfio-user).
 
 use std::path::Path;
 
 use crate::config::{NicModel, Role, VmConfig};
+use crate::hybrid;
 use crate::paths::Paths;
 use crate::qemu::{Lacks, RING};
 
@@ -46,7 +47,13 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
     } else {
         Vec::new()
     };
-    for (option, values) in [("--net", nets), ("--generic-vhost-user", vsock), ("--user-device", devices)] {
+    let own = match &vm.hybrid {
+        Some(_) => vec![format!("cid={},socket={}", vm.cid, quoted(&hybrid::path(paths, vm)?))],
+        None => Vec::new(),
+    };
+    for (option, values) in
+        [("--net", nets), ("--vsock", own), ("--generic-vhost-user", vsock), ("--user-device", devices)]
+    {
         if !values.is_empty() {
             arguments.push(option.to_owned());
             arguments.extend(values);
@@ -105,6 +112,11 @@ mod tests {
                 "--user-device",
                 "socket=/run/v/vm/web/nic1.sock",
             ]
+        );
+        let hybrid = vm("cid = 3\nvsock = \"hybrid\"");
+        assert_eq!(
+            arguments(&paths, &hybrid, 512).unwrap()[2..],
+            ["--vsock", "cid=3,socket=/run/v/vm/web/hybrid/v.sock"]
         );
         let vmci = vm("cid = 3");
         let odd = Paths::new(Path::new("/run/a,\"b\"")).unwrap();

@@ -11,7 +11,7 @@ use std::sync::atomic::{Ordering, compiler_fence};
 
 use vmlane_mem::{MapError, MapRequest, MemoryMap, Pages, Word};
 use vmlane_port::indexed_ring::{Reading, Writing};
-use vmlane_port::{End, PortFault};
+use vmlane_port::{End, PortFault, StreamAddress};
 use vmlane_wire::host::{INDEX_PAGE, ended, layout, word};
 
 use super::notice::Notice;
@@ -85,6 +85,7 @@ impl SharedMap {
             our_head: daemon.word(word::HEAD),
             ended: daemon.word(word::ENDED),
             waker,
+            address: None,
         };
         Ok(QueuePairPort::new(ring, size, size))
     }
@@ -124,6 +125,14 @@ pub struct SharedRing {
     our_head: Word,
     ended: Word,
     waker: Arc<dyn Waker>,
+    address: Option<StreamAddress>,
+}
+
+impl SharedRing {
+    /// Between whom the stream is, for captures.
+    pub fn set_address(&mut self, address: StreamAddress) {
+        self.address = Some(address);
+    }
 }
 
 impl QueueMemory for SharedRing {
@@ -184,6 +193,10 @@ impl QueueMemory for SharedRing {
         self.ended.store_fenced(self.ended.load() | bit);
         self.waker.wake(false);
         self.waker.ended(end);
+    }
+
+    fn address(&self) -> Option<StreamAddress> {
+        self.address
     }
 
     fn broke(&self) {

@@ -24,12 +24,40 @@ pub enum Dialect {
     Native,
     /// Lines of text, at the Unix socket of this VM.
     Hybrid(u32),
+    /// None: the VMM of this VM connects at the socket of a forward of this port.
+    Forward(u32, u32),
+}
+
+impl Dialect {
+    /// The VM whose socket it is.
+    pub fn cid(self) -> Option<u32> {
+        match self {
+            Dialect::Native => None,
+            Dialect::Hybrid(cid) | Dialect::Forward(cid, _) => Some(cid),
+        }
+    }
+}
+
+/// Whose places, time and memory a client takes.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub enum Account {
+    /// Of the host.
+    User(u32),
+    /// The VM with this CID, whose VMM has a hybrid socket.
+    Vm(u32),
+}
+
+impl Account {
+    pub fn is_user(self) -> bool {
+        matches!(self, Account::User(_))
+    }
 }
 
 /// A client as it is served.
 pub struct Client {
     pub socket: Arc<OwnedFd>,
     pub peer: Arc<Peer>,
+    pub account: Account,
     pub state: State,
     /// By when the state must have changed.
     pub deadline: Option<Instant>,
@@ -42,6 +70,8 @@ pub enum State {
         dialect: Dialect,
         bytes: Vec<u8>,
     },
+    /// A VMM has been asked for a connection to its guest, and has not answered.
+    Asked(Call),
     /// A guest has been asked.
     Connecting(Opening, Dialect, u32),
     /// A guest has been accepted; its end of the stream goes to the listener `to` with this record.
@@ -145,7 +175,49 @@ pub fn arrival(socket: &OwnedFd, dialect: Dialect, bytes: &mut Vec<u8>) -> Arriv
             let _ = socket::read(socket, &mut taken[..=end]);
             port.map_or(Arrival::Never, |port| Arrival::Whole(Asked::Line(port)))
         }
+        // It has nothing to ask for.
+        Dialect::Forward(..) => Arrival::Never,
     }
+}
+
+/// What a VMM says to `CONNECT <port>`.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum VmmAnswer {
+    Accepted,
+    Refused,
+    /// Not whole yet.
+    Later,
+    Malformed,
+}
+
+/// Reads on in a VMM's answer. What follows it belongs to the stream and stays in the socket.
+#[expect(
+    clippy::indexing_slicing,
+    reason = "`end` is a place in `seen`, which is no longer than the buffers"
+)]
+pub fn vmm_answer(socket: &OwnedFd) -> VmmAnswer {
+    let mut buffer = [0; LINE];
+    let seen = match socket::peek(socket, &mut buffer) {
+        Io::Done(len) => &buffer[..len],
+        Io::WouldBlock => return VmmAnswer::Later,
+        Io::Over => return VmmAnswer::Refused,
+    };
+    let Some(end) = seen.iter().position(|&byte| byte == b'\n') else {
+        return if seen.len() < LINE { VmmAnswer::Later } else { VmmAnswer::Malformed };
+    };
+    if !is_ok(&seen[..end]) {
+        return VmmAnswer::Malformed;
+    }
+    let mut taken = [0; LINE];
+    // It is all there: nothing else reads this socket.
+    let _ = socket::read(socket, &mut taken[..=end]);
+    VmmAnswer::Accepted
+}
+
+/// Is it `OK <port>`? The port is the VMM's for its own end, and of no use here.
+fn is_ok(text: &[u8]) -> bool {
+    let port = std::str::from_utf8(text).ok().and_then(|text| text.strip_prefix("OK "));
+    port.is_some_and(|port| port.bytes().all(|byte| byte.is_ascii_digit()) && port.parse::<u32>().is_ok())
 }
 
 /// The port of `CONNECT <port>`, in any case.
@@ -171,13 +243,17 @@ impl Client {
                 let line = format!("OK {port}\n");
                 socket::write(&*self.socket, line.as_bytes()) == Io::Done(line.len())
             }
+            // Its guest has been told by the VMM already.
+            Dialect::Forward(..) => true,
         }
     }
 }
 
 #[cfg(test)]
 mod tests {
-    use super::line;
+    use std::io::Write as _;
+
+    use super::{VmmAnswer, is_ok, line, vmm_answer};
 
     #[test]
     fn lines_are_read_as_firecracker_reads_them() {
@@ -196,5 +272,44 @@ mod tests {
             assert_eq!(line(text.as_bytes()), port, "{text:?}");
         }
         assert_eq!(line(b"CONNECT \xff"), None);
+    }
+
+    #[test]
+    fn answers_are_those_that_firecracker_gives_and_no_others() {
+        for (text, good) in [
+            ("OK 1073741824", true),
+            ("OK 4294967295", true),
+            ("OK 4294967296", false),
+            ("OK +5", false),
+            ("OK ", false),
+            ("OK", false),
+            ("ok 5", false),
+            ("OK 5 6", false),
+            ("OK 5\r", false),
+            ("ERROR", false),
+            ("", false),
+        ] {
+            assert_eq!(is_ok(text.as_bytes()), good, "{text:?}");
+        }
+        assert!(!is_ok(b"OK \xff"));
+    }
+
+    #[test]
+    fn an_answer_comes_in_pieces_and_what_follows_it_stays() {
+        let (mut vmm, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        let ours = std::os::fd::OwnedFd::from(ours);
+        assert_eq!(vmm_answer(&ours), VmmAnswer::Later);
+        vmm.write_all(b"OK 10").unwrap();
+        assert_eq!(vmm_answer(&ours), VmmAnswer::Later);
+        vmm.write_all(b"7\nhello").unwrap();
+        assert_eq!(vmm_answer(&ours), VmmAnswer::Accepted);
+        let mut rest = [0; 16];
+        assert_eq!(crate::sockets::socket::read(&ours, &mut rest), crate::sockets::socket::Io::Done(5));
+        assert_eq!(&rest[..5], b"hello");
+        vmm.write_all(&[b'A'; 4096]).unwrap();
+        assert_eq!(vmm_answer(&ours), VmmAnswer::Malformed);
+        let (vmm, ours) = std::os::unix::net::UnixStream::pair().unwrap();
+        drop(vmm);
+        assert_eq!(vmm_answer(&ours.into()), VmmAnswer::Refused);
     }
 }

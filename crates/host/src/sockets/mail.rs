@@ -14,6 +14,8 @@ use vmlane_port::{End, Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
 use vmlane_wire::host::SIGNAL;
 
+use super::hybrid::{HybridStats, HybridVm};
+
 /// A client of the thread, or a listening socket.
 pub type Token = u64;
 
@@ -35,6 +37,15 @@ pub enum Mail {
     /// Something happened in its ring.
     Wake(Token),
     AddGuest(Guest, OwnedFd),
+    /// A VM with a hybrid socket of its VMM's is served from now on, or what is known of it changes.
+    Hybrid(Box<HybridVm>, Arc<HybridStats>),
+    /// It is served no more.
+    RemoveHybrid(u32),
+    /// The socket of a VM's forward of this port.
+    Listen(u32, u32, OwnedFd),
+    Unlisten(u32, u32),
+    /// A connection to a VM whose VMM has been asked for it.
+    GivenUp(Call),
     RemoveGuest(u32),
     /// Whose processes may connect at a VM's hybrid Unix socket.
     Owner(u32, Option<Owner>),
@@ -43,7 +54,8 @@ pub enum Mail {
 }
 
 /// What waits for the thread. The number of guests' requests is bounded, and one guest cannot use it up; the number of
-/// mails is bounded by the number of clients: each has one of a kind at most.
+/// mails is bounded by the number of clients: each has one of a kind at most. A request that is given up is of a client, too,
+/// unless it is so before the thread has made one of it.
 pub struct Mailbox {
     waiting: Mutex<Waiting>,
     event: OwnedFd,
@@ -89,9 +101,9 @@ impl Mailbox {
         Ok(())
     }
 
-    /// The guest has given up: its request is forgotten if it waits still.
-    pub fn withdraw(&self, call: Call) {
-        self.waiting.lock().requests.withdraw(call);
+    /// The guest has given up: its request is forgotten if it waits still. False if it does not.
+    pub fn withdraw(&self, call: Call) -> bool {
+        self.waiting.lock().requests.withdraw(call)
     }
 
     fn ring(&self, first: bool) {

@@ -4,16 +4,21 @@
 //! | --- | --- |
 //! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
 //! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
+//! | `server/programs.rs` | what programs ask for |
+//! | `hybrid.rs`, `server/hybrid.rs` | VMs whose VMMs have hybrid Unix sockets |
+//! | `server/turns.rs` | whose turn it is |
 //! | `client.rs` | one process's connection, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
 //! | `mail.rs` | what workers and sessions tell the thread |
 //! | `socket.rs` | system calls |
 //!
 //! There are two kinds of listening socket: `host.sock` speaks the records of [`vmlane_wire::host`], and each VM's `vsock.uds`
-//! speaks text (`CONNECT 5000`, answered `OK 1073741824`) as Firecracker and Cloud Hypervisor do.
+//! speaks text (`CONNECT 5000`, answered `OK 1073741824`) as Firecracker and Cloud Hypervisor do. Where these are the VMMs, they
+//! own those sockets, and this thread is their client (`hybrid.rs`).
 //! Everything a process can grow is bounded; a process that misbehaves loses its own sockets.
 
 mod client;
+mod hybrid;
 mod mail;
 mod server;
 mod socket;
@@ -36,14 +41,18 @@ use vmlane_wire::host;
 use vmlane_wire::vmci::CID_HOST;
 use zerocopy::IntoBytes;
 
+pub use hybrid::{HybridConnection, HybridStats, HybridView, HybridVm};
 pub use mail::Guest;
+pub use socket::connect;
 
+use hybrid::{Forwards, HybridEndpoint, Shown};
 use mail::{Mail, Mailbox};
 
 /// Bounds.
 #[derive(Clone, Copy, Debug)]
 pub struct Bounds {
-    /// Connections of all processes together; of one user, as many as stay free for others.
+    /// Connections of all processes together, and of VMs with hybrid sockets; of one user or VM, as many as stay free for
+    /// others.
     pub clients: usize,
     /// Connections of one process.
     pub of_process: usize,
@@ -69,6 +78,9 @@ pub struct HostSockets {
     path: PathBuf,
     /// Of the VMs' Unix sockets.
     guest_sockets: Mutex<HashMap<u32, PathBuf>>,
+    /// Of the forwards of VMs with hybrid sockets.
+    forwards: Mutex<HashMap<u32, Forwards>>,
+    shown: Arc<Mutex<Shown>>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -118,13 +130,14 @@ impl HostSockets {
         let mailbox = Arc::new(Mailbox::new()?);
         let datagrams = Datagrams::default();
         let shared = Arc::new(Mutex::new(rules));
+        let shown = Arc::new(Mutex::new(Shown::default()));
         let server = server::Server::new(
             router.clone(),
             mailbox.clone(),
             datagrams.clone(),
             shared.clone(),
-            socket,
-            bounds,
+            (socket, bounds),
+            shown.clone(),
         )?;
         let thread = std::thread::Builder::new().name("host".into()).spawn(move || {
             role::enter(Role::Host);
@@ -134,7 +147,9 @@ impl HostSockets {
             Host { router: Arc::downgrade(&router), mailbox: mailbox.clone(), datagrams, rules: shared };
         router.set_endpoint(CID_HOST, Arc::new(endpoint));
         let guest_sockets = Mutex::default();
-        Ok(HostSockets { router, mailbox, path: path.to_owned(), guest_sockets, thread: Some(thread) })
+        let path = path.to_owned();
+        let forwards = Mutex::default();
+        Ok(HostSockets { router, mailbox, path, guest_sockets, forwards, shown, thread: Some(thread) })
     }
 
     /// Opens a VM's hybrid Unix socket.
@@ -159,6 +174,41 @@ impl HostSockets {
         self.mailbox.send(Mail::RemoveGuest(cid));
     }
 
+    /// Answers for a VM whose VMM has a hybrid socket, or changes what is known of it. Opens the sockets of its forwards; what
+    /// cannot be opened is returned, and tried again by [`Self::look`].
+    pub fn set_hybrid(&self, vm: HybridVm) -> Vec<String> {
+        let cid = vm.vm.cid;
+        let mut all = self.forwards.lock();
+        let forwards = all.entry(cid).or_insert_with(|| Forwards::new(vm.clone()));
+        forwards.change(vm, &self.mailbox);
+        forwards.look(&self.mailbox);
+        self.router.set_endpoint(cid, Arc::new(HybridEndpoint(self.mailbox.clone())));
+        forwards.problems()
+    }
+
+    /// Ends that: the VM's connections are reset.
+    pub fn remove_hybrid(&self, cid: u32) {
+        if let Some(forwards) = self.forwards.lock().remove(&cid) {
+            self.router.clear_endpoint(cid);
+            forwards.end(&self.mailbox);
+        }
+    }
+
+    /// Opens sockets of forwards that could not be opened before, or whose names are gone. To be called every few seconds.
+    pub fn look(&self) {
+        self.forwards.lock().values_mut().for_each(|forwards| forwards.look(&self.mailbox));
+    }
+
+    /// What an operator may see of the VMs with hybrid sockets.
+    pub fn hybrids(&self) -> Vec<HybridView> {
+        self.shown.lock().views()
+    }
+
+    /// Their connections; one between two of them is there twice.
+    pub fn hybrid_connections(&self) -> Vec<HybridConnection> {
+        self.shown.lock().connections()
+    }
+
     /// What new requests are measured by.
     pub fn set_rules(&self, rules: HostRules) {
         self.mailbox.send(Mail::Rules(rules));
@@ -168,6 +218,10 @@ impl HostSockets {
 impl Drop for HostSockets {
     fn drop(&mut self) {
         self.router.clear_endpoint(CID_HOST);
+        for (cid, forwards) in self.forwards.lock().drain() {
+            self.router.clear_endpoint(cid);
+            forwards.end(&self.mailbox);
+        }
         self.mailbox.send(Mail::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

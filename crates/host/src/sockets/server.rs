@@ -2,8 +2,11 @@
 
 mod calls;
 mod clients;
+mod hybrid;
+mod programs;
+mod turns;
 
-use std::collections::{HashMap, VecDeque};
+use std::collections::HashMap;
 use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
@@ -14,16 +17,16 @@ use std::time::{Duration, Instant};
 use parking_lot::Mutex;
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
-use rustix::net::SocketType;
 use vmlane_access::{Owner, Peer};
 use vmlane_port::Budget;
-use vmlane_vsock::{FIRST_FREE_PORT, Failed, HostAccess, HostRules, Router};
-use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request, SWITCH};
-use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
-use zerocopy::FromBytes;
+use vmlane_vsock::{FIRST_FREE_PORT, Failed, HOST, HostAccess, HostRules, Router};
+use vmlane_wire::host::{PORT_ANY, Reply, SWITCH};
 
 use self::clients::Clients;
-use super::client::{Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
+use self::hybrid::Hybrids;
+use self::turns::Turns;
+use super::client::{Account, Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
+use super::hybrid::Shown;
 use super::mail::{Guest, Mail, Mailbox, Token};
 use super::socket::{self, Io};
 use super::stream::{Kind, Turn};
@@ -34,8 +37,12 @@ const CONNECT: Duration = Duration::from_secs(2);
 const LONGEST_CONNECT: Duration = Duration::from_secs(60);
 /// Bytes that the programs of one user may leave behind in streams that they closed.
 const SPILL: usize = 64 << 20;
+/// The same of a VM with a hybrid socket: what a guest may whose device is ours.
+const VM_SPILL: usize = 16 << 20;
 /// Guests' requests that are answered before clients have their turn.
 const REQUESTS: usize = 64;
+/// Connections that are accepted at one socket before others have their turn.
+const ACCEPTS: usize = 64;
 /// Where a failed accept is tried again.
 const RETRY: Duration = Duration::from_millis(100);
 const MAILBOX: Token = 0;
@@ -61,18 +68,17 @@ pub struct Server {
     bounds: Bounds,
     epoll: OwnedFd,
     listening: HashMap<Token, ListeningSocket>,
-    guests: HashMap<u32, Guest>,
-    /// Of VMs that have one of their own.
-    owners: HashMap<u32, Owner>,
+    /// VMs whose devices are ours, and the owners of those that have one of their own.
+    guests: HashMap<u32, (Guest, Option<Owner>)>,
+    /// VMs whose VMMs have the sockets.
+    hybrids: Hybrids,
     clients: Clients,
     /// Listeners by port.
     listeners: HashMap<u32, Token>,
-    budgets: HashMap<u32, Arc<Budget>>,
-    ready: VecDeque<Token>,
+    budgets: HashMap<Account, Arc<Budget>>,
+    turns: Turns,
     next_token: Token,
     next_port: u32,
-    /// A connection could not be accepted; try again soon.
-    retry: bool,
     buffer: Vec<u8>,
 }
 
@@ -82,8 +88,8 @@ impl Server {
         mailbox: Arc<Mailbox>,
         datagrams: Datagrams,
         rules: Arc<Mutex<HostRules>>,
-        socket: OwnedFd,
-        bounds: Bounds,
+        (socket, bounds): (OwnedFd, Bounds),
+        shown: Arc<Mutex<Shown>>,
     ) -> io::Result<Server> {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, mailbox.event(), epoll::EventData::new_u64(MAILBOX), epoll::EventFlags::IN)?;
@@ -96,16 +102,15 @@ impl Server {
             epoll,
             listening: HashMap::new(),
             guests: HashMap::new(),
-            owners: HashMap::new(),
+            hybrids: Hybrids::new(shown),
             clients: Clients::new(bounds.clients, bounds.unasked),
             listeners: HashMap::new(),
             budgets: HashMap::new(),
-            ready: VecDeque::new(),
+            turns: Turns::default(),
             next_token: FIRST_TOKEN,
             // From 2^30 on as Firecracker's, but not where a previous daemon began: guests may still hold
             // their ends of its connections.
             next_port: (1 << 30) + moment() % (1 << 29),
-            retry: false,
             buffer: vec![0; 128 << 10],
         };
         server.open(socket, Dialect::Native)?;
@@ -133,6 +138,7 @@ impl Server {
         let mut mails = Vec::new();
         let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 64];
         loop {
+            self.turns.begin_round();
             let timeout = self.timeout();
             let events = match epoll::wait(&self.epoll, &mut space, timeout.as_ref()) {
                 Ok((events, _)) => events,
@@ -149,9 +155,8 @@ impl Server {
                     token => self.on_event(token, event.flags),
                 }
             }
-            if std::mem::take(&mut self.retry) {
-                let tokens: Vec<Token> = self.listening.keys().copied().collect();
-                tokens.into_iter().for_each(|token| self.accept_clients(token));
+            for token in self.turns.take_listening(self.listening.keys().copied()) {
+                self.accept_clients(token);
             }
             self.mailbox.take(&mut mails);
             for mail in mails.drain(..) {
@@ -161,8 +166,8 @@ impl Server {
                 self.read(mail);
             }
             self.answer_requests();
-            for _ in 0..self.ready.len() {
-                if let Some(token) = self.ready.pop_front() {
+            for _ in 0..self.turns.waiting() {
+                if let Some(token) = self.turns.next() {
                     self.turn(token);
                 }
             }
@@ -174,14 +179,17 @@ impl Server {
     fn answer_requests(&mut self) {
         for _ in 0..REQUESTS {
             let Some(call) = self.mailbox.next_request() else { return };
-            self.requested(call);
+            match call.key.server.0 {
+                HOST => self.requested(call),
+                _ => self.ask_vmm(call),
+            }
         }
     }
 
     fn timeout(&self) -> Option<Timespec> {
-        let wait = if !self.ready.is_empty() || self.mailbox.has_requests() {
+        let wait = if self.turns.is_busy() || self.mailbox.has_requests() {
             Duration::ZERO
-        } else if self.retry {
+        } else if self.turns.retries() {
             RETRY
         } else {
             self.clients.first_deadline()?.saturating_duration_since(Instant::now())
@@ -198,7 +206,11 @@ impl Server {
         match mail {
             Mail::Joined(token, stream, side) => self.joined(token, stream, side),
             Mail::Failed(token, why) => {
-                let errno = if why == Failed::Refused { Errno::CONNRESET } else { Errno::TIMEDOUT };
+                let errno = match why {
+                    Failed::Refused => Errno::CONNRESET,
+                    Failed::Gone => Errno::TIMEDOUT,
+                    Failed::Absent => Errno::NODEV,
+                };
                 self.fail(token, errno);
             }
             Mail::Wake(token) => {
@@ -211,19 +223,26 @@ impl Server {
                 if let Err(error) = self.open(socket, Dialect::Hybrid(guest.cid)) {
                     tracing::error!(%error, path = %guest.uds.display(), "opening a VM's Unix socket");
                 }
-                self.guests.insert(guest.cid, guest);
+                self.guests.insert(guest.cid, (guest, None));
             }
             Mail::RemoveGuest(cid) => {
                 self.listening.retain(|_, listening| listening.dialect != Dialect::Hybrid(cid));
                 self.guests.remove(&cid);
-                self.owners.remove(&cid);
             }
-            Mail::Owner(cid, None) => {
-                self.owners.remove(&cid);
+            Mail::Owner(cid, owner) => {
+                self.guests.get_mut(&cid).into_iter().for_each(|guest| guest.1 = owner);
             }
-            Mail::Owner(cid, Some(owner)) => {
-                self.owners.insert(cid, owner);
+            Mail::Hybrid(vm, stats) => self.hybrids.set(*vm, stats),
+            Mail::RemoveHybrid(cid) => self.remove_hybrid(cid),
+            Mail::Listen(cid, port, socket) => {
+                if let Err(error) = self.open(socket, Dialect::Forward(cid, port)) {
+                    tracing::error!(%error, cid, port, "opening the socket of a forward");
+                }
             }
+            Mail::Unlisten(cid, port) => {
+                self.listening.retain(|_, listening| listening.dialect != Dialect::Forward(cid, port));
+            }
+            Mail::GivenUp(call) => self.vmm_given_up(call),
             Mail::Rules(rules) => *self.rules.lock() = rules,
             Mail::Stop => {}
         }
@@ -231,26 +250,37 @@ impl Server {
 
     /// Connections wait at a listening socket.
     fn accept_clients(&mut self, token: Token) {
-        loop {
+        for _ in 0..ACCEPTS {
             let Some(ListeningSocket { socket, dialect }) = self.listening.get(&token) else { return };
             let dialect = *dialect;
+            if let Dialect::Forward(cid, _) = dialect
+                && self.turns.is_over(Account::Vm(cid))
+            {
+                break;
+            }
             let socket = match socket::accept(socket) {
                 Ok(socket) => socket,
                 Err(Errno::AGAIN) => return,
                 Err(Errno::INTR | Errno::CONNABORTED) => continue,
                 Err(error) => {
                     tracing::warn!(%error, "accepting a host program");
-                    self.retry = true;
-                    return;
+                    return self.turns.retry();
                 }
             };
             let Ok(peer) = Peer::of(&socket).map(Arc::new) else { continue };
             if !self.is_owner(dialect, &peer) {
+                let cid = dialect.cid();
+                self.hybrids.count(cid, |stats| stats.not_owner.inc());
                 tracing::warn!(
+                    cid,
                     pid = peer.pid,
                     uid = peer.uid,
                     "not the VM's owner; its connection was closed"
                 );
+                continue;
+            }
+            if let Dialect::Forward(cid, port) = dialect {
+                self.forward((cid, port), socket, peer);
                 continue;
             }
             if !self.clients.may_ask(peer.uid) {
@@ -258,27 +288,36 @@ impl Server {
             }
             let state = State::Asking { dialect, bytes: Vec::new() };
             let deadline = Some(Instant::now() + self.bounds.request);
+            let account = Account::User(peer.uid);
             if let Some(token) =
-                self.admit(Client { socket: Arc::new(socket), peer, state, deadline, waker: None })
+                self.admit(Client { socket: Arc::new(socket), peer, account, state, deadline, waker: None })
             {
                 self.on_event(token, epoll::EventFlags::IN);
             }
         }
+        self.turns.accept_more(token);
     }
 
     /// At a VM's own socket: root, the daemon's user, the VM's owner. Who may what at the others is for the rules to say.
     fn is_owner(&self, dialect: Dialect, peer: &Peer) -> bool {
-        let Dialect::Hybrid(cid) = dialect else { return true };
-        if peer.uid == 0 || peer.uid == self.rules.lock().owner {
-            return true;
-        }
-        self.owners.get(&cid).is_some_and(|owner| owner.includes(peer))
+        let owner = match dialect {
+            Dialect::Native => return true,
+            Dialect::Hybrid(cid) => self.guests.get(&cid).and_then(|guest| guest.1),
+            Dialect::Forward(cid, _) => self.hybrids.vm(cid).and_then(|vm| vm.owner),
+        };
+        self.is_ours(peer) || owner.is_some_and(|owner| owner.includes(peer))
+    }
+
+    /// Root's processes, and those of the daemon's user.
+    fn is_ours(&self, peer: &Peer) -> bool {
+        peer.uid == 0 || peer.uid == self.rules.lock().owner
     }
 
     /// Gives a client a place, if there is one.
     fn admit(&mut self, client: Client) -> Option<Token> {
         let of_process = self.clients.of_process(&client.peer);
-        if !self.clients.has_room(client.peer.uid) || of_process >= self.bounds.of_process {
+        let of_process = if client.account.is_user() { of_process } else { 0 };
+        if !self.clients.has_room(client.account) || of_process >= self.bounds.of_process {
             tracing::debug!(pid = client.peer.pid, "a host program has too many sockets");
             return None;
         }
@@ -294,8 +333,12 @@ impl Server {
     fn close(&mut self, token: Token) {
         let Some(client) = self.clients.remove(token) else { return };
         let _ = epoll::delete(&self.epoll, &*client.socket);
+        if !client.account.is_user() {
+            self.hybrids.ends(token);
+        }
         match client.state {
             State::Asking { .. } | State::Changing => {}
+            State::Asked(call) => self.hybrids.over(&self.router, call, Failed::Gone),
             State::Connecting(opening, ..) => self.router.close(opening.call),
             // The process has never had it.
             State::Accepting(opening, _) => self.router.withdraw(opening.call),
@@ -313,6 +356,11 @@ impl Server {
     /// The client hears why, and goes.
     fn fail(&mut self, token: Token, errno: Errno) {
         if let Some(client) = self.clients.get(token)
+            && let State::Connecting(_, Dialect::Forward(cid, _), _) = &client.state
+        {
+            self.hybrids.count(Some(*cid), |stats| stats.connects_refused.inc());
+        }
+        if let Some(client) = self.clients.get(token)
             && matches!(
                 client.state,
                 State::Asking { dialect: Dialect::Native, .. } | State::Connecting(_, Dialect::Native, _)
@@ -326,6 +374,7 @@ impl Server {
     fn expire(&mut self) {
         let now = Instant::now();
         while let Some(token) = self.clients.expired(now) {
+            self.vmm_is_late(token);
             self.fail(token, Errno::TIMEDOUT);
         }
     }
@@ -343,8 +392,15 @@ impl Server {
                     Arrival::Whole(asked) => self.ask(token, dialect, asked),
                 }
             }
+            State::Asked(call) => {
+                let call = *call;
+                self.vmm_answers(token, call, hung_up);
+            }
+            // What it wrote before it went is still to be delivered, here and below.
+            State::Connecting(Opening { ring: Ring::Ours(pump), .. }, Dialect::Forward(..), _) => {
+                pump.hung_up |= hung_up;
+            }
             State::Connecting(..) if hung_up => self.close(token),
-            // What it wrote before it went is still to be delivered.
             State::Accepting(Opening { ring: Ring::Ours(pump), .. }, _) => pump.hung_up |= hung_up,
             State::Accepting(..) if hung_up => self.close(token),
             State::Connecting(..) | State::Accepting(..) | State::Changing => {}
@@ -373,12 +429,30 @@ impl Server {
     fn turn(&mut self, token: Token) {
         let Some(client) = self.clients.get_mut(token) else { return };
         let State::Streaming(stream) = &mut client.state else { return };
-        match stream.turn(&self.router, &client.socket, &mut self.buffer) {
+        let account = client.account;
+        if self.turns.is_over(account) {
+            return self.turns.again(token);
+        }
+        let (turn, moved) = stream.turn(&self.router, &client.socket, &mut self.buffer);
+        self.turns.charge(account, moved.up + moved.down);
+        self.hybrids.moved(account, moved);
+        match turn {
             Turn::Waits => {}
-            Turn::Again => self.ready.push_back(token),
+            Turn::Again => self.turns.again(token),
             Turn::Over => self.close(token),
+            Turn::Reset => self.reset(token),
             Turn::Switch => self.switch(token),
         }
+    }
+
+    /// The process has left bytes unread: its peer hears of a reset.
+    fn reset(&mut self, token: Token) {
+        if let Some(client) = self.clients.get(token)
+            && let State::Streaming(stream) = &client.state
+        {
+            self.router.reset(stream.call);
+        }
+        self.close(token);
     }
 
     /// The process uses its ring no more: the socket carries the stream from here on.
@@ -389,7 +463,7 @@ impl Server {
             waker.stop_signals();
         }
         let switched = stream.switch().is_ok() && socket::write(&*client.socket, &[SWITCH]) == Io::Done(1);
-        if switched { self.ready.push_back(token) } else { self.close(token) }
+        if switched { self.turns.again(token) } else { self.close(token) }
     }
 
     fn allows(&self, peer: &Peer, wish: HostAccess<'_>) -> bool {
@@ -402,97 +476,17 @@ impl Server {
                 self.connect(token, dialect, (cid, port), false, CONNECT)
             }
             (Asked::Record(request), _) => self.record(token, request),
-            (Asked::Line(_), Dialect::Native) => Err(Errno::PROTO),
+            (Asked::Line(_), Dialect::Native | Dialect::Forward(..)) => Err(Errno::PROTO),
         };
         if let Err(errno) = outcome {
             self.fail(token, errno);
         }
     }
 
-    fn record(&mut self, token: Token, request: Request) -> Result<(), Errno> {
-        let Some(op) = request.op().filter(|_| request.flags.get() & !ALL_FLAGS == 0) else {
-            return Err(Errno::PROTO);
-        };
-        let Some(peer) = self.clients.get(token).map(|client| client.peer.clone()) else { return Ok(()) };
-        let ring = request.flags.get() & FLAG_RING != 0;
-        match op {
-            Op::Connect => {
-                let cid = request.cid.get();
-                let group = self.router.group_of(cid).ok_or(Errno::NODEV)?;
-                if !self.allows(&peer, HostAccess::Connect(&group)) {
-                    return Err(Errno::ACCESS);
-                }
-                let patience = match request.arg.get() {
-                    0 => CONNECT,
-                    millis => Duration::from_millis(millis.into()).min(LONGEST_CONNECT),
-                };
-                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)
-            }
-            Op::Listen => {
-                let port =
-                    self.free_port(request.port.get(), |server, port| server.listeners.contains_key(&port))?;
-                if !self.allows(&peer, HostAccess::Listen(port)) {
-                    return Err(Errno::ACCESS);
-                }
-                self.listeners.insert(port, token);
-                self.becomes(token, State::Listening { port, ring }, None);
-                self.answer(token, port, None)
-            }
-            Op::Datagram => {
-                let taken = |server: &Server, port| server.datagrams.lock().contains_key(&port);
-                let port = self.free_port(request.port.get(), taken)?;
-                // Resources 0 and 1 are events and stream control.
-                if port <= 1 {
-                    return Err(Errno::ADDRNOTAVAIL);
-                }
-                if !self.allows(&peer, HostAccess::Listen(port)) {
-                    return Err(Errno::ACCESS);
-                }
-                let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
-                let ours = Arc::new(ours);
-                let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
-                epoll::add(&self.epoll, &*ours, epoll::EventData::new_u64(token), wanted)?;
-                self.datagrams.lock().insert(port, (ours.clone(), peer));
-                self.becomes(token, State::Datagrams { port, socket: ours.clone() }, None);
-                self.answer(token, port, Some(&theirs))?;
-                if request.flags.get() & FLAG_ALONE != 0
-                    && let Some(client) = self.clients.get_mut(token)
-                {
-                    let _ = epoll::delete(&self.epoll, &*client.socket);
-                    client.socket = ours;
-                }
-                Ok(())
-            }
-        }
-    }
-
-    fn answer(&mut self, token: Token, port: u32, fd: Option<&OwnedFd>) -> Result<(), Errno> {
-        let told =
-            self.clients.get(token).is_some_and(|client| client.reply(Reply::new(0, CID_HOST, port), fd));
-        if !told {
-            self.close(token);
-        }
-        Ok(())
-    }
-
     /// The client's request has been understood.
     fn becomes(&mut self, token: Token, state: State, deadline: Option<Instant>) {
         self.clients.set_state(token, state);
         self.clients.set_deadline(token, deadline);
-    }
-
-    fn free_port(&mut self, wanted: u32, taken: impl Fn(&Server, u32) -> bool) -> Result<u32, Errno> {
-        if wanted != PORT_ANY {
-            return if taken(self, wanted) { Err(Errno::ADDRINUSE) } else { Ok(wanted) };
-        }
-        // There are more ports than clients.
-        for _ in 0..=self.bounds.clients {
-            let port = self.own_port();
-            if !taken(self, port) {
-                return Ok(port);
-            }
-        }
-        Err(Errno::ADDRNOTAVAIL)
     }
 
     /// The next port for an end of this host.
@@ -502,40 +496,5 @@ impl Server {
             self.next_port = 1 << 30;
         }
         self.next_port
-    }
-
-    /// Datagrams of a process to guests. Like all datagrams they may get lost.
-    fn datagrams_from(&mut self, token: Token, hung_up: bool) {
-        let Some(client) = self.clients.get(token) else { return };
-        let State::Datagrams { port, socket } = &client.state else { return };
-        let (port, socket, peer) = (*port, socket.clone(), client.peer.clone());
-        if self.buffer.len() < PEER + MAX_DATAGRAM_PAYLOAD {
-            self.buffer.resize(PEER + MAX_DATAGRAM_PAYLOAD, 0);
-        }
-        for _ in 0..64 {
-            match socket::read(&*socket, &mut self.buffer) {
-                Io::Done(len) => {
-                    let datagram = self.buffer.get(..len).unwrap_or_default();
-                    let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(datagram) else {
-                        continue;
-                    };
-                    let group = self.router.group_of(to.cid.get());
-                    if group.is_some_and(|group| self.allows(&peer, HostAccess::Connect(&group))) {
-                        let from = (CID_HOST, port);
-                        let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
-                    }
-                }
-                Io::WouldBlock => {
-                    if hung_up {
-                        self.close(token);
-                    }
-                    return;
-                }
-                Io::Over => return self.close(token),
-            }
-        }
-        // The rest comes with its own edge: ask for it.
-        let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
-        let _ = epoll::modify(&self.epoll, &*socket, epoll::EventData::new_u64(token), wanted);
     }
 }

@@ -33,6 +33,27 @@ pub fn read(socket: impl AsFd, out: &mut [u8]) -> Io {
     outcome(rustix::net::recv(socket, out, RecvFlags::DONTWAIT).map(|(len, _)| len), true)
 }
 
+/// What reading a stream has found.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Read {
+    Done(usize),
+    WouldBlock,
+    End,
+    /// The writer is gone and had not read all that was written to it.
+    Reset,
+}
+
+pub fn read_stream(socket: impl AsFd, out: &mut [u8]) -> Read {
+    match rustix::net::recv(socket, out, RecvFlags::DONTWAIT) {
+        Err(Errno::CONNRESET) => Read::Reset,
+        result => match outcome(result.map(|(len, _)| len), true) {
+            Io::Done(len) => Read::Done(len),
+            Io::WouldBlock => Read::WouldBlock,
+            Io::Over => Read::End,
+        },
+    }
+}
+
 pub fn peek(socket: impl AsFd, out: &mut [u8]) -> Io {
     let flags = RecvFlags::DONTWAIT | RecvFlags::PEEK;
     outcome(rustix::net::recv(socket, out, flags).map(|(len, _)| len), true)
@@ -65,7 +86,7 @@ pub fn pair(kind: SocketType) -> io::Result<(OwnedFd, OwnedFd)> {
     Ok(rustix::net::socketpair(AddressFamily::UNIX, kind, SocketFlags::CLOEXEC, None)?)
 }
 
-/// Connects to a program's Unix socket; one whose backlog is full counts as absent.
+/// Connects to a process's Unix socket, without waiting. WouldBlock: its backlog is full.
 pub fn connect(path: &Path) -> io::Result<OwnedFd> {
     let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
     let socket = rustix::net::socket_with(AddressFamily::UNIX, SocketType::STREAM, flags, None)?;

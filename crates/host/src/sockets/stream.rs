@@ -10,7 +10,7 @@ use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_vsock::{Call, Router};
 use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, SIGNAL, SWITCH, ended};
 
-use super::socket::{self, Io};
+use super::socket::{self, Io, Read};
 
 /// Bytes moved each way before others have their turn.
 const QUOTA: usize = 512 << 10;
@@ -24,6 +24,8 @@ pub enum Turn {
     Again,
     /// It is over: hang up.
     Over,
+    /// The process has gone and left bytes unread: its peer is to hear of it.
+    Reset,
     /// The process leaves its ring to us.
     Switch,
 }
@@ -50,6 +52,16 @@ pub struct Pump {
     /// Nothing more is written to the process.
     delivered: bool,
     refused: bool,
+    /// A process that goes and leaves bytes unread resets the connection.
+    resets: bool,
+    reset: bool,
+}
+
+/// Bytes that a turn has moved: from the process, and to it.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Moved {
+    pub up: usize,
+    pub down: usize,
 }
 
 impl Pump {
@@ -63,7 +75,14 @@ impl Pump {
             finished: false,
             delivered: false,
             refused: false,
+            resets: false,
+            reset: false,
         }
+    }
+
+    /// The process is a VMM, which hears of no reset of its guest's but by bytes that stay unread.
+    pub fn of_vmm(self) -> Pump {
+        Pump { resets: true, ..self }
     }
 }
 
@@ -87,12 +106,16 @@ impl Stream {
         Ok(())
     }
 
-    /// Does what can be done now. `buffer` is scratch space.
-    pub fn turn(&mut self, router: &Arc<Router>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
+    /// Does what can be done now, and says how many bytes that moved. `buffer` is scratch space.
+    pub fn turn(&mut self, router: &Arc<Router>, socket: &OwnedFd, buffer: &mut [u8]) -> (Turn, Moved) {
         let end = End { router, stream: self.stream, side: self.side };
         match &mut self.kind {
-            Kind::Ring { map, said } => signalled(&end, map, said, socket, buffer),
-            Kind::Plain(pump) => pump.turn(&end, socket, buffer),
+            Kind::Ring { map, said } => (signalled(&end, map, said, socket, buffer), Moved::default()),
+            Kind::Plain(pump) => {
+                let mut moved = Moved::default();
+                let turn = pump.turn(&end, socket, buffer, &mut moved);
+                (turn, moved)
+            }
         }
     }
 }
@@ -153,11 +176,14 @@ fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, b
 }
 
 impl Pump {
-    fn turn(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
-        let (Ok(up), Ok(down)) = (self.upwards(end, socket, buffer), self.downwards(end, socket, buffer))
-        else {
+    fn turn(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8], moved: &mut Moved) -> Turn {
+        let up = self.upwards(end, socket, buffer, &mut moved.up);
+        let (Ok(up), Ok(down)) = (up, self.downwards(end, socket, buffer, &mut moved.down)) else {
             return Turn::Over;
         };
+        if self.reset {
+            return Turn::Reset;
+        }
         let gone = self.incoming.ended() & (ended::DETACHED | ended::RESET) != 0;
         if (self.hung_up && self.finished) || (gone && self.delivered) {
             return Turn::Over;
@@ -167,16 +193,21 @@ impl Pump {
 
     /// From the process to the guest. True if there is more.
     #[expect(clippy::indexing_slicing, reason = "`room` and what was read are at most the buffer's length")]
-    fn upwards(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<bool> {
+    fn upwards(
+        &mut self,
+        end: &End<'_>,
+        socket: &OwnedFd,
+        buffer: &mut [u8],
+        moved: &mut usize,
+    ) -> std::io::Result<bool> {
         if self.out.is_refused() && !self.refused {
             self.refused = true;
             self.finished = true;
             // The process hears of it when it writes.
             socket::shut(socket, Shut::Read);
         }
-        let mut moved = 0;
         while self.can_read && !self.finished {
-            if moved >= QUOTA {
+            if *moved >= QUOTA {
                 return Ok(true);
             }
             let room = self.out.room()?;
@@ -184,14 +215,18 @@ impl Pump {
                 return Ok(false);
             }
             let room = self.out.room()?.min(buffer.len());
-            match socket::read(socket, &mut buffer[..room]) {
-                Io::Done(len) => {
+            match socket::read_stream(socket, &mut buffer[..room]) {
+                Read::Done(len) => {
                     let done = self.out.write(&buffer[..len])?;
                     end.kick(done.kick);
-                    moved += len;
+                    *moved += len;
                 }
-                Io::WouldBlock => self.can_read = false,
-                Io::Over => {
+                Read::WouldBlock => self.can_read = false,
+                Read::Reset if self.resets => {
+                    self.finished = true;
+                    self.reset = true;
+                }
+                Read::End | Read::Reset => {
                     self.finished = true;
                     end.shutdown(Shutdown::Send);
                 }
@@ -203,10 +238,15 @@ impl Pump {
 
     /// From the guest to the process. True if there is more.
     #[expect(clippy::indexing_slicing, reason = "a look into the ring copies no more than the buffer has")]
-    fn downwards(&mut self, end: &End<'_>, socket: &OwnedFd, buffer: &mut [u8]) -> std::io::Result<bool> {
-        let mut moved = 0;
+    fn downwards(
+        &mut self,
+        end: &End<'_>,
+        socket: &OwnedFd,
+        buffer: &mut [u8],
+        moved: &mut usize,
+    ) -> std::io::Result<bool> {
         while !self.delivered {
-            if moved >= QUOTA {
+            if *moved >= QUOTA {
                 return Ok(true);
             }
             let over = self.incoming.is_over();
@@ -229,7 +269,7 @@ impl Pump {
                 Io::Done(len) => {
                     let kick = self.incoming.consume(len);
                     end.kick(kick);
-                    moved += len;
+                    *moved += len;
                 }
                 Io::WouldBlock => self.can_write = false,
                 Io::Over => {

@@ -30,7 +30,7 @@ use std::path::Path;
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType, socket_with};
 
 pub use self::front::FrontError;
-pub use self::listening::{Entrance, ListenError, SocketFile, SocketName, listen};
+pub use self::listening::{Entrance, ListenError, SocketFile, SocketName, listen, listen_with};
 pub use self::session::{Connect, Peers, VhostUser};
 
 /// Bytes of the header in front of each frame (`struct virtio_net_hdr_v1`).

@@ -1,18 +1,24 @@
 //! A synthetic guest and the daemon's pieces for host sockets.
 #![allow(dead_code)] // each test file uses its part
 
+use std::io::{Read, Write};
+use std::net::Shutdown;
+use std::os::unix::net::UnixStream;
 use std::path::PathBuf;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_device::vmci::Hypervisor;
-use vmlane_guestsim::{Guest, Lines, Machine, Options, PATIENCE, Path, Placement, Stream as Far, vm};
+use vmlane_guestsim::{
+    Guest, Lines, Machine, Options, PATIENCE, Path, Pattern, Placement, Stream as Far, vm,
+};
 use vmlane_host::sockets::{self, Bounds, HostSockets};
 use vmlane_sock::{Host, Stream};
 use vmlane_stream::{Settings, WorkerStats, Workers};
 use vmlane_vsock::{HostRules, Router};
 
 pub const SECOND: Duration = Duration::from_secs(1);
+const BYTES: u64 = 4 << 20;
 
 /// One guest, the daemon's pieces, and a runtime directory.
 pub struct World {
@@ -50,6 +56,10 @@ impl World {
         Host::at(self.dir.path())
     }
 
+    pub fn sockets(&self) -> &HostSockets {
+        self.sockets.as_ref().unwrap()
+    }
+
     pub fn uds(&self) -> PathBuf {
         self.dir.path().join("vsock.uds")
     }
@@ -83,5 +93,96 @@ pub fn eventually(what: &str, mut done: impl FnMut() -> bool) {
     while !done() {
         assert!(Instant::now() < deadline, "{what}: not so in time");
         std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// [`BYTES`] each way at once, checked, ended by half-closes.
+pub fn both_ways(near: &(impl Sync + Duplex), far: &(impl Sync + Duplex)) {
+    let (down, up) = (Pattern::new(1), Pattern::new(2));
+    std::thread::scope(|scope| {
+        scope.spawn(|| {
+            let mut chunk = vec![0; 40_000];
+            for at in (0..BYTES).step_by(chunk.len()) {
+                let len = chunk.len().min((BYTES - at) as usize);
+                down.fill(at, &mut chunk[..len]);
+                near.write_whole(&chunk[..len]);
+            }
+            near.finish();
+        });
+        scope.spawn(|| {
+            let mut chunk = vec![0; 50_000];
+            for at in (0..BYTES).step_by(chunk.len()) {
+                let len = chunk.len().min((BYTES - at) as usize);
+                up.fill(at, &mut chunk[..len]);
+                far.write_whole(&chunk[..len]);
+            }
+            far.finish();
+        });
+        let far_reads = scope.spawn(|| far_end(far, down));
+        let (mut at, mut chunk) = (0, vec![0; 30_000]);
+        loop {
+            let len = near.read_some(&mut chunk);
+            if len == 0 {
+                break;
+            }
+            up.check(at, &chunk[..len]);
+            at += len as u64;
+        }
+        assert_eq!((at, far_reads.join().unwrap()), (BYTES, BYTES));
+    });
+}
+
+/// Reads to the end and checks.
+pub fn far_end(far: &impl Duplex, pattern: Pattern) -> u64 {
+    let (mut at, mut chunk) = (0, vec![0; 60_000]);
+    loop {
+        let len = far.read_some(&mut chunk);
+        if len == 0 {
+            return at;
+        }
+        pattern.check(at, &chunk[..len]);
+        at += len as u64;
+    }
+}
+
+pub trait Duplex {
+    fn write_whole(&self, data: &[u8]);
+    fn read_some(&self, data: &mut [u8]) -> usize;
+    fn finish(&self);
+}
+
+impl Duplex for Stream {
+    fn write_whole(&self, data: &[u8]) {
+        (&mut &*self).write_all(data).unwrap();
+    }
+    fn read_some(&self, data: &mut [u8]) -> usize {
+        (&mut &*self).read(data).unwrap()
+    }
+    fn finish(&self) {
+        self.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+impl Duplex for UnixStream {
+    fn write_whole(&self, data: &[u8]) {
+        (&mut &*self).write_all(data).unwrap();
+    }
+    fn read_some(&self, data: &mut [u8]) -> usize {
+        (&mut &*self).read(data).unwrap()
+    }
+    fn finish(&self) {
+        self.shutdown(Shutdown::Write).unwrap();
+    }
+}
+
+impl Duplex for Far {
+    fn write_whole(&self, data: &[u8]) {
+        self.send_all(data).unwrap();
+    }
+    fn read_some(&self, data: &mut [u8]) -> usize {
+        self.recv(data).unwrap()
+    }
+    fn finish(&self) {
+        self.shutdown(2);
     }
 }

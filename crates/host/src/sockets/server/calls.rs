@@ -11,28 +11,30 @@ use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_access::Peer;
 use vmlane_device::vmci::SharedMap;
-use vmlane_port::{Budget, Side, StreamEnd, StreamId};
+use vmlane_port::{Budget, Side, StreamAddress, StreamEnd, StreamId};
 use vmlane_vsock::{Call, ConnectError, HostAccess, Key};
 use vmlane_wire::host::{RING, Reply, layout};
 use vmlane_wire::vmci::CID_HOST;
 
-use super::{CONNECT, SPILL, Server};
-use crate::sockets::client::{Client, Delivery, Dialect, Opening, Ring, State};
+use super::{CONNECT, SPILL, Server, VM_SPILL};
+use crate::sockets::client::{Account, Client, Delivery, Dialect, Opening, Ring, State};
 use crate::sockets::mail::{StreamWaker, Token};
 use crate::sockets::socket::{self, Io};
 use crate::sockets::stream::{Pump, Stream};
 
 impl Server {
     /// A ring for a new stream: the stream's end, and the rest.
-    fn ring(
+    pub(super) fn ring(
         &mut self,
         token: Token,
-        uid: u32,
+        account: Account,
         signal: Option<Arc<OwnedFd>>,
+        address: Option<StreamAddress>,
     ) -> io::Result<(StreamEnd, Arc<StreamWaker>, Ring)> {
         let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
         let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
-        let budget = self.budgets.entry(uid).or_insert_with(|| Arc::new(Budget::new(SPILL))).clone();
+        let spill = if account.is_user() { SPILL } else { VM_SPILL };
+        let budget = self.budgets.entry(account).or_insert_with(|| Arc::new(Budget::new(spill))).clone();
         let theirs = signal.is_some();
         let waker = StreamWaker {
             token,
@@ -42,12 +44,14 @@ impl Server {
             queued: AtomicBool::new(false),
         };
         let waker = Arc::new(waker);
-        let port = Box::new(map.port(waker.clone()).map_err(io::Error::other)?);
+        let mut port = Box::new(map.port(waker.clone()).map_err(io::Error::other)?);
+        address.into_iter().for_each(|address| port.memory.set_address(address));
         let ring = if theirs {
             Ring::Theirs(map, fd)
         } else {
             let (out, incoming) = vmlane_sock::ring::map(fd, RING)?;
-            Ring::Ours(Box::new(Pump::new(out, incoming)))
+            let pump = Pump::new(out, incoming);
+            Ring::Ours(Box::new(if account.is_user() { pump } else { pump.of_vmm() }))
         };
         Ok((StreamEnd { port, budget, slow: false }, waker, ring))
     }
@@ -61,15 +65,20 @@ impl Server {
         patience: Duration,
     ) -> Result<(), Errno> {
         let Some(client) = self.clients.get(token) else { return Ok(()) };
-        let (uid, signal) = (client.peer.uid, shared.then(|| client.socket.clone()));
-        let (end, waker, ring) = self.ring(token, uid, signal).map_err(|error| {
+        let (account, signal) = (client.account, shared.then(|| client.socket.clone()));
+        let from = match dialect {
+            Dialect::Forward(cid, _) => (cid, self.own_port()),
+            Dialect::Native | Dialect::Hybrid(_) => (CID_HOST, self.own_port()),
+        };
+        let address = StreamAddress { cid: from.0, port: from.1, peer_cid: to.0, peer_port: to.1 };
+        let address = (!account.is_user()).then_some(address);
+        let (end, waker, ring) = self.ring(token, account, signal, address).map_err(|error| {
             tracing::warn!(%error, "memory for a host socket");
             Errno::NOBUFS
         })?;
         // A guest that answers and is done at once wakes it before the answer has gone out on the same socket.
         waker.stop_signals();
-        let port = self.own_port();
-        let key = Key { client: (CID_HOST, port), server: to };
+        let key = Key { client: from, server: to };
         let call = self.router.open(key, Some(end), waker.clone()).map_err(|error| match error {
             ConnectError::Unreachable => Errno::NODEV,
             ConnectError::InUse => Errno::ADDRINUSE,
@@ -78,7 +87,10 @@ impl Server {
         if let Some(client) = self.clients.get_mut(token) {
             client.waker = Some(waker);
         }
-        let state = State::Connecting(Opening { call, ring }, dialect, port);
+        if let Account::Vm(cid) = account {
+            self.shows(token, cid, call);
+        }
+        let state = State::Connecting(Opening { call, ring }, dialect, from.1);
         self.becomes(token, state, Some(Instant::now() + patience));
         Ok(())
     }
@@ -111,7 +123,7 @@ impl Server {
 
     /// A program may listen at a path of its own, named after the VM's socket and the port.
     fn accept_for_path(&mut self, call: Call) -> Option<()> {
-        let mut path = self.guests.get(&call.key.client.0)?.uds.clone().into_os_string();
+        let mut path = self.guests.get(&call.key.client.0)?.0.uds.clone().into_os_string();
         path.push(format!("_{}", call.key.server.1));
         let socket = socket::connect(path.as_ref()).ok()?;
         let peer = Arc::new(Peer::of(&socket).ok()?);
@@ -128,10 +140,11 @@ impl Server {
     ) -> Option<()> {
         let socket = Arc::new(socket);
         let token = self.next_token + 1;
-        let (end, waker, ring) = self.ring(token, peer.uid, shared.then(|| socket.clone())).ok()?;
+        let account = Account::User(peer.uid);
+        let (end, waker, ring) = self.ring(token, account, shared.then(|| socket.clone()), None).ok()?;
         let state = State::Accepting(Opening { call, ring }, delivery);
         let deadline = Some(Instant::now() + CONNECT);
-        let client = Client { socket, peer, state, deadline, waker: Some(waker.clone()) };
+        let client = Client { socket, peer, account, state, deadline, waker: Some(waker.clone()) };
         // The waker has the token that the client gets here.
         let admitted = self.admit(client)?;
         debug_assert_eq!(admitted, token);
@@ -153,6 +166,9 @@ impl Server {
                 return;
             }
         };
+        if let Some(client) = self.clients.get(token) {
+            self.hybrids.joined(token, client.account);
+        }
         let (kind, fd) = opening.ring.into_kind();
         let stream = Stream { call: opening.call, stream, side, kind };
         self.becomes(token, State::Streaming(Box::new(stream)), None);

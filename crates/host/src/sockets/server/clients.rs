@@ -6,7 +6,7 @@ use std::time::Instant;
 use vmlane_access::Peer;
 use vmlane_port::fair::SharedPlaces;
 
-use crate::sockets::client::{Client, State};
+use crate::sockets::client::{Account, Client, State};
 use crate::sockets::mail::Token;
 
 /// All clients. The counts and the deadlines always agree with the clients.
@@ -14,28 +14,42 @@ pub struct Clients {
     by_token: HashMap<Token, Client>,
     /// By user and process: those of another PID namespace may have no number here.
     of_process: HashMap<(u32, i32), usize>,
-    /// By user.
-    users: SharedPlaces<u32>,
+    /// By user, or by VM.
+    accounts: SharedPlaces<Account>,
     /// Clients whose request has not arrived, by user.
     unasked: SharedPlaces<u32>,
     deadlines: BTreeSet<(Instant, Token)>,
 }
 
 impl Clients {
-    /// Room for so many, and for so many of them whose request has not arrived. One user cannot use either up.
+    /// Room for so many, and for so many of them whose request has not arrived. One user or VM cannot use either up.
     pub fn new(most: usize, unasked: usize) -> Clients {
         Clients {
             by_token: HashMap::new(),
             of_process: HashMap::new(),
-            users: SharedPlaces::new(most),
+            accounts: SharedPlaces::new(most),
             unasked: SharedPlaces::new(unasked),
             deadlines: BTreeSet::new(),
         }
     }
 
-    /// May the user have another one?
-    pub fn has_room(&self, uid: u32) -> bool {
-        self.users.has_room(&uid)
+    /// May this user, or VM, have another one?
+    pub fn has_room(&self, account: Account) -> bool {
+        self.accounts.has_room(&account)
+    }
+
+    /// How many it has.
+    pub fn of(&self, account: Account) -> usize {
+        self.accounts.of(&account)
+    }
+
+    /// Which they are.
+    pub fn tokens_of(&self, account: Account) -> Vec<Token> {
+        self.by_token
+            .iter()
+            .filter(|(_, client)| client.account == account)
+            .map(|(&token, _)| token)
+            .collect()
     }
 
     /// May the user have another one whose request has not arrived?
@@ -62,9 +76,11 @@ impl Clients {
     }
 
     pub fn insert(&mut self, token: Token, client: Client) {
-        *self.of_process.entry((client.peer.uid, client.peer.pid)).or_default() += 1;
+        if client.account.is_user() {
+            *self.of_process.entry((client.peer.uid, client.peer.pid)).or_default() += 1;
+        }
         // There is room: `has_room` and `may_ask` were asked.
-        self.users.take(client.peer.uid);
+        self.accounts.take(client.account);
         if client.state.is_asking() {
             self.unasked.take(client.peer.uid);
         }
@@ -74,14 +90,16 @@ impl Clients {
 
     pub fn remove(&mut self, token: Token) -> Option<Client> {
         let client = self.by_token.remove(&token)?;
-        self.users.give_back(&client.peer.uid);
+        self.accounts.give_back(&client.account);
         if client.state.is_asking() {
             self.unasked.give_back(&client.peer.uid);
         }
         if let Some(deadline) = client.deadline {
             self.deadlines.remove(&(deadline, token));
         }
-        if let Some(count) = self.of_process.get_mut(&(client.peer.uid, client.peer.pid)) {
+        if client.account.is_user()
+            && let Some(count) = self.of_process.get_mut(&(client.peer.uid, client.peer.pid))
+        {
             *count -= 1;
             if *count == 0 {
                 self.of_process.remove(&(client.peer.uid, client.peer.pid));
@@ -138,7 +156,8 @@ mod tests {
         let socket = rustix::event::eventfd(0, EventfdFlags::CLOEXEC).expect("a file");
         let state = State::Asking { dialect: Dialect::Native, bytes: Vec::new() };
         let peer = Arc::new(Peer { pid: 1, uid, gid: uid, groups: Vec::new() });
-        Client { socket: Arc::new(socket), peer, state, deadline: None, waker: None }
+        let account = Account::User(uid);
+        Client { socket: Arc::new(socket), peer, account, state, deadline: None, waker: None }
     }
 
     #[test]
@@ -147,7 +166,7 @@ mod tests {
         let fill = |clients: &mut Clients, uid: u32, from: Token| {
             (from..from + 100)
                 .filter(|&token| {
-                    let may = clients.has_room(uid) && clients.may_ask(uid);
+                    let may = clients.has_room(Account::User(uid)) && clients.may_ask(uid);
                     if may {
                         clients.insert(token, asking(uid));
                     }
@@ -162,6 +181,6 @@ mod tests {
         }
         assert_eq!(fill(&mut clients, 1000, 2000), 8, "they have asked");
         clients.tokens().into_iter().for_each(|token| drop(clients.remove(token)));
-        assert_eq!((clients.users.used(), clients.unasked.used()), (0, 0));
+        assert_eq!((clients.accounts.used(), clients.unasked.used()), (0, 0));
     }
 }

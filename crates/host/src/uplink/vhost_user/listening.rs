@@ -91,6 +91,15 @@ impl SocketName {
 
 /// A socket at `path` that root, this process's user and `owner` can connect to. A socket that nothing listens at is replaced.
 pub fn listen(path: &Path, owner: Option<Owner>) -> Result<(OwnedFd, SocketName), ListenError> {
+    listen_with(path, owner, WAITING)
+}
+
+/// The same; so many connections may wait to be accepted.
+pub fn listen_with(
+    path: &Path,
+    owner: Option<Owner>,
+    waiting: i32,
+) -> Result<(OwnedFd, SocketName), ListenError> {
     let host = |what| move |cause: Errno| ListenError::Host { what, cause: cause.into() };
     let address = SocketAddrUnix::new(path).map_err(host("using it as an address"))?;
     remove_stale(path)?;
@@ -115,7 +124,7 @@ pub fn listen(path: &Path, owner: Option<Owner>) -> Result<(OwnedFd, SocketName)
     if let Some(owner) = owner {
         grant_open(&file, path, 0o600, Right::Connect, &[owner])?;
     }
-    start_listening(&socket, WAITING).map_err(host("listening"))?;
+    start_listening(&socket, waiting).map_err(host("listening"))?;
     Ok((socket, SocketName { path: path.to_owned(), file: found.into() }))
 }
 

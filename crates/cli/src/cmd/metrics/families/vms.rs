@@ -63,6 +63,26 @@ const VIRTIO: [Shown; 7] = [
     ),
 ];
 
+/// Of a VM with a hybrid socket, beside its bytes, connects and connections.
+const HYBRID: [Shown; 8] = [
+    shown(
+        "connects_refused",
+        "vm_connects_refused",
+        "Connections that a guest with a hybrid socket asked for, and that were refused",
+    ),
+    shown(
+        "over_connections",
+        "vm_connections_over_limit",
+        "Connections of a VM with a hybrid socket for which there was no place",
+    ),
+    shown("asked", "vm_vmm_asked", "Connections to its guest that a VMM with a hybrid socket was asked for"),
+    shown("refused_by_vmm", "vm_vmm_refused", "Of those, ended by the VMM instead of an answer"),
+    shown("absent", "vm_vmm_absent", "Of those, for which no VMM was there"),
+    shown("late", "vm_vmm_late", "Of those, for which the VMM did not accept or answer in time"),
+    shown("malformed", "vm_vmm_malformed", "Of those, answered with something else than OK"),
+    shown("not_owner", "vm_peers_not_owner", "Processes at a VM's hybrid sockets that are not its owner's"),
+];
+
 /// Counters of the VM's device for sockets: it has one of either kind at most. Bytes have the names of VMCI's.
 fn sockets(vm: &VmStats) -> CounterList {
     if vm.vsock.iter().next().is_none() {
@@ -134,7 +154,8 @@ pub fn write(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
         scrape.vm_stats().iter().map(|vm| (vm.name.as_str(), sockets(vm))).collect();
     let lists = sockets.iter().map(|(vm, list)| ([("vm", *vm)], list));
     families.counters(&VSOCK, lists.clone())?;
-    families.counters(&VIRTIO, lists)?;
+    families.counters(&VIRTIO, lists.clone())?;
+    families.counters(&HYBRID, lists)?;
     sessions(scrape, families)?;
     bounds(scrape, families)
 }

@@ -1,0 +1,93 @@
+//! A VM whose VMM has a hybrid Unix socket, while it is served: its CID, and where its VMM makes its socket.
+
+use std::fs::DirBuilder;
+use std::io;
+use std::os::unix::fs::{DirBuilderExt, FileTypeExt, PermissionsExt};
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+use vmlane_access::acl::share_new_files;
+use vmlane_host::sockets::HybridVm;
+use vmlane_vsock::Vm;
+
+use crate::config::{Config, VmConfig};
+use crate::paths::{Paths, TooLong};
+use crate::serve::{Host, VmError};
+use crate::vsock::spec;
+
+/// Who may write to the directory is for `grants.rs`. Files in it are their makers', who alone may remove them beside the daemon.
+pub const MODE: u32 = 0o1700;
+
+/// See the module's text.
+pub struct ServedHybrid {
+    pub cid: u32,
+    /// The VMM's socket.
+    pub path: PathBuf,
+}
+
+/// Where the VM's VMM makes its socket.
+pub fn path(paths: &Paths, vm: &VmConfig) -> Result<PathBuf, TooLong> {
+    match vm.hybrid.as_ref().and_then(|hybrid| hybrid.path.clone()) {
+        Some(path) => Ok(path),
+        None => paths.hybrid(&vm.name),
+    }
+}
+
+impl ServedHybrid {
+    /// Makes the VM known. Sockets of its forwards that cannot be made are tried again later: its VMM may be why, and must not
+    /// keep the daemon from serving others.
+    pub fn offer(host: &Host<'_>, config: &Config, vm: &VmConfig) -> Result<ServedHybrid, VmError> {
+        let name = || vm.name.clone();
+        let path = path(host.paths, vm).map_err(|cause| VmError::Path { name: name(), cause })?;
+        if vm.hybrid.as_ref().is_some_and(|hybrid| hybrid.path.is_none()) {
+            let directory = host.paths.hybrid_directory(&vm.name);
+            make(&directory).map_err(|cause| VmError::Directory { name: name(), directory, cause })?;
+        }
+        let spec = spec(config, vm);
+        let policy = spec.vm.clone();
+        host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
+        let mut served = ServedHybrid { cid: vm.cid, path };
+        served.update(host, vm, policy);
+        Ok(served)
+    }
+
+    /// Forwards, limits or the owner change.
+    pub fn update(&mut self, host: &Host<'_>, vm: &VmConfig, policy: Vm) {
+        // What is wrong is told by the sockets.
+        host.sockets.set_hybrid(HybridVm { vm: policy, path: self.path.clone(), owner: vm.owner });
+    }
+
+    /// Ends its connections, and removes what was made for it.
+    pub fn withdraw(self, host: &Host<'_>, name: &str) {
+        host.sockets.remove_hybrid(self.cid);
+        host.hypervisor.remove_vm(self.cid);
+        // Stays if anything is in it: the VMM's socket is the VMM's.
+        let _ = std::fs::remove_dir(host.paths.hybrid_directory(name));
+    }
+
+    /// Is there a socket? One of a VMM that was killed is there, too, until the next one takes its place.
+    pub fn is_there(&self) -> bool {
+        std::fs::symlink_metadata(&self.path).is_ok_and(|metadata| metadata.file_type().is_socket())
+    }
+}
+
+/// The VM's directory, and in it the one where its VMM makes sockets.
+fn make(directory: &Path) -> io::Result<()> {
+    let vm = directory.parent().unwrap_or(directory);
+    DirBuilder::new().recursive(true).mode(0o700).create(vm)?;
+    match DirBuilder::new().mode(MODE).create(directory) {
+        // A previous daemon's: no one else may make one there.
+        Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
+        made => made?,
+    }
+    // Without regard to the umask. Until `grants.rs` lets the owner in.
+    let mode = std::fs::symlink_metadata(directory)?.permissions().mode();
+    if mode & 0o1000 == 0 {
+        std::fs::set_permissions(directory, std::fs::Permissions::from_mode(MODE))?;
+    }
+    // The VMM's socket is the VMM's file. Without lists, the VMM must be the daemon's user's.
+    if let Err(error) = share_new_files(directory, geteuid().as_raw()) {
+        tracing::debug!(%error, "a VMM's socket may not let the daemon in");
+    }
+    Ok(())
+}

@@ -1,0 +1,256 @@
+//! VMs whose VMMs have hybrid sockets: connections to their guests, which a VMM is asked for, and from them, which come at the
+//! sockets of their forwards.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::path::Path;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
+
+use parking_lot::Mutex;
+use rustix::io::Errno;
+use vmlane_access::Peer;
+use vmlane_port::StreamAddress;
+use vmlane_vsock::{Call, Failed, Key, Router};
+
+use super::turns;
+use super::{CONNECT, Server};
+use crate::sockets::client::{Account, Client, Dialect, Opening, Ring, State, VmmAnswer, vmm_answer};
+use crate::sockets::hybrid::{HybridConnection, HybridStats, HybridVm, Shown, target};
+use crate::sockets::mail::Token;
+use crate::sockets::socket::{self, Io};
+use crate::sockets::stream::Moved;
+
+/// How long a VMM may take to answer. Firecracker gives its guest 2 s.
+const ANSWER: Duration = Duration::from_secs(5);
+
+/// The VMs, and the connections that their VMMs have been asked for.
+pub struct Hybrids {
+    vms: HashMap<u32, (HybridVm, Arc<HybridStats>)>,
+    /// By number of the call.
+    asked: HashMap<u64, Token>,
+    shown: Arc<Mutex<Shown>>,
+}
+
+impl Hybrids {
+    pub fn new(shown: Arc<Mutex<Shown>>) -> Hybrids {
+        Hybrids { vms: HashMap::new(), asked: HashMap::new(), shown }
+    }
+
+    pub fn set(&mut self, vm: HybridVm, stats: Arc<HybridStats>) {
+        self.shown.lock().set(&vm.vm, &stats);
+        self.vms.insert(vm.vm.cid, (vm, stats));
+    }
+
+    pub fn vm(&self, cid: u32) -> Option<&HybridVm> {
+        self.vms.get(&cid).map(|(vm, _)| vm)
+    }
+
+    /// Counts something of this VM, if it is one.
+    pub fn count(&self, cid: Option<u32>, count: impl FnOnce(&HybridStats)) {
+        if let Some((_, stats)) = cid.and_then(|cid| self.vms.get(&cid)) {
+            count(stats);
+        }
+    }
+
+    pub fn moved(&self, account: Account, moved: Moved) {
+        if let Account::Vm(cid) = account {
+            self.count(Some(cid), |stats| {
+                stats.bytes_sent.bump(moved.up as u64);
+                stats.bytes_received.bump(moved.down as u64);
+            });
+        }
+    }
+
+    /// The connection of this client is joined.
+    pub fn joined(&self, token: Token, account: Account) {
+        if let Account::Vm(cid) = account {
+            self.count(Some(cid), |stats| stats.established.inc());
+            self.shown.lock().joined(token);
+        }
+    }
+
+    /// A client of a VM is gone.
+    pub fn ends(&self, token: Token) {
+        self.shown.lock().ends(token);
+    }
+
+    /// Nothing comes of what a VMM was asked for.
+    pub fn over(&mut self, router: &Router, call: Call, why: Failed) {
+        self.asked.remove(&call.number);
+        router.refuse(call, why);
+    }
+}
+
+impl Server {
+    /// A connection to a guest is wanted: its VMM is asked for it.
+    pub(super) fn ask_vmm(&mut self, call: Call) {
+        let cid = call.key.server.0;
+        self.hybrids.count(Some(cid), |stats| stats.asked.inc());
+        if let Err(why) = self.begin_to_ask(call) {
+            self.router.refuse(call, why);
+        }
+    }
+
+    fn begin_to_ask(&mut self, call: Call) -> Result<(), Failed> {
+        let (cid, port) = call.key.server;
+        let vm = self.hybrids.vm(cid).ok_or(Failed::Absent)?;
+        let account = Account::Vm(cid);
+        let count = |what: fn(&HybridStats)| self.hybrids.count(Some(cid), what);
+        if self.clients.of(account) >= vm.vm.connections || !self.clients.has_room(account) {
+            count(|stats| stats.over_connections.inc());
+            return Err(Failed::Refused);
+        }
+        let socket = match socket::connect(&vm.path) {
+            Ok(socket) => socket,
+            Err(error) if error.kind() == std::io::ErrorKind::WouldBlock => {
+                count(|stats| stats.late.inc());
+                return Err(Failed::Gone);
+            }
+            Err(error) => {
+                count(|stats| stats.absent.inc());
+                tell_absent(cid, &vm.path, &error);
+                return Err(Failed::Absent);
+            }
+        };
+        let peer = Arc::new(Peer::of(&socket).map_err(|_| Failed::Absent)?);
+        // A name in the VMM's directory may lead to a socket of others: those of root, too.
+        if !vm.owner.map_or_else(|| self.is_ours(&peer), |owner| owner.includes(&peer)) {
+            count(|stats| stats.not_owner.inc());
+            tracing::warn!(
+                cid,
+                pid = peer.pid,
+                uid = peer.uid,
+                path = %vm.path.display(),
+                "the process that listens there is not the VM's owner's; the VM's owner in the configuration says whose it may be"
+            );
+            return Err(Failed::Absent);
+        }
+        let line = format!("CONNECT {port}\n");
+        if socket::write(&socket, line.as_bytes()) != Io::Done(line.len()) {
+            count(|stats| stats.refused_by_vmm.inc());
+            return Err(Failed::Refused);
+        }
+        let state = State::Asked(call);
+        let deadline = Some(Instant::now() + ANSWER);
+        let socket = Arc::new(socket);
+        let client = Client { socket, peer, account, state, deadline, waker: None };
+        let token = self.admit(client).ok_or(Failed::Refused)?;
+        self.hybrids.asked.insert(call.number, token);
+        self.shows(token, cid, call);
+        self.turns.charge(account, turns::CONNECT);
+        Ok(())
+    }
+
+    /// The VMM has said something, or has gone.
+    pub(super) fn vmm_answers(&mut self, token: Token, call: Call, hung_up: bool) {
+        let cid = call.key.server.0;
+        let count = |what: fn(&HybridStats)| self.hybrids.count(Some(cid), what);
+        let refused = match self.clients.get(token).map(|client| vmm_answer(&client.socket)) {
+            None | Some(VmmAnswer::Later) => return,
+            Some(VmmAnswer::Accepted) => !self.vmm_accepts(token, call, hung_up),
+            Some(VmmAnswer::Refused) => {
+                count(|stats| stats.refused_by_vmm.inc());
+                true
+            }
+            Some(VmmAnswer::Malformed) => {
+                count(|stats| stats.malformed.inc());
+                tracing::warn!(cid, "the VMM's answer to CONNECT is none; the connection is closed");
+                true
+            }
+        };
+        if refused {
+            self.hybrids.over(&self.router, call, Failed::Refused);
+            self.close(token);
+        }
+    }
+
+    /// The guest has accepted, and may have closed since. False if its end cannot be made; a client that has given up is dealt with
+    /// here.
+    fn vmm_accepts(&mut self, token: Token, call: Call, hung_up: bool) -> bool {
+        let Key { client: (peer_cid, peer_port), server: (cid, port) } = call.key;
+        let address = StreamAddress { cid, port, peer_cid, peer_port };
+        let Ok((end, waker, mut ring)) = self.ring(token, Account::Vm(cid), None, Some(address)) else {
+            return false;
+        };
+        if let Ring::Ours(pump) = &mut ring {
+            pump.hung_up = hung_up;
+        }
+        self.hybrids.asked.remove(&call.number);
+        self.becomes(token, State::Accepting(Opening { call, ring }, None), Some(Instant::now() + CONNECT));
+        if let Some(client) = self.clients.get_mut(token) {
+            client.waker = Some(waker.clone());
+        }
+        if !self.router.accept(call, end, waker) {
+            self.close(token);
+        }
+        true
+    }
+
+    /// The client has given up before the VMM has answered.
+    pub(super) fn vmm_given_up(&mut self, call: Call) {
+        if let Some(token) = self.hybrids.asked.remove(&call.number) {
+            self.close(token);
+        }
+    }
+
+    /// A deadline has passed: if it is a VMM's, that is counted.
+    pub(super) fn vmm_is_late(&self, token: Token) {
+        if let Some(client) = self.clients.get(token)
+            && let State::Asked(call) = &client.state
+        {
+            self.hybrids.count(Some(call.key.server.0), |stats| stats.late.inc());
+        }
+    }
+
+    /// A guest has connected to a port of the host: its VMM is at the socket of a forward.
+    pub(super) fn forward(&mut self, (cid, port): (u32, u32), socket: OwnedFd, peer: Arc<Peer>) {
+        let Some(vm) = self.hybrids.vm(cid) else { return };
+        let (account, most, to) = (Account::Vm(cid), vm.vm.connections, target(&vm.vm, port));
+        self.turns.charge(account, turns::CONNECT);
+        self.hybrids.count(Some(cid), |stats| stats.connects.inc());
+        let full = self.clients.of(account) >= most;
+        let socket = Arc::new(socket);
+        let client = Client { socket, peer, account, state: State::Changing, deadline: None, waker: None };
+        let token = if full { None } else { self.admit(client) };
+        let Some(token) = token else {
+            return self.hybrids.count(Some(cid), |stats| stats.over_connections.inc());
+        };
+        let dialect = Dialect::Forward(cid, port);
+        let opened =
+            to.ok_or(Errno::CONNRESET).and_then(|to| self.connect(token, dialect, to, false, CONNECT));
+        if opened.is_err() {
+            self.hybrids.count(Some(cid), |stats| stats.connects_refused.inc());
+            self.close(token);
+        }
+    }
+
+    /// A VM's connection is to be seen from now on.
+    pub(super) fn shows(&self, token: Token, vm: u32, call: Call) {
+        let Key { client, server } = call.key;
+        let connection = HybridConnection { vm, client, server, established: false };
+        self.hybrids.shown.lock().connects(token, connection);
+    }
+
+    /// The VM is served no more: its connections end.
+    pub(super) fn remove_hybrid(&mut self, cid: u32) {
+        let of = |dialect: Dialect| matches!(dialect, Dialect::Forward(of, _) if of == cid);
+        self.listening.retain(|_, listening| !of(listening.dialect));
+        self.clients.tokens_of(Account::Vm(cid)).into_iter().for_each(|token| self.reset(token));
+        self.budgets.remove(&Account::Vm(cid));
+        self.hybrids.vms.remove(&cid);
+        self.hybrids.shown.lock().remove(cid);
+    }
+}
+
+/// What an operator can do about a VMM that cannot be reached, if anything.
+fn tell_absent(cid: u32, path: &Path, error: &std::io::Error) {
+    match error.kind() {
+        std::io::ErrorKind::PermissionDenied => tracing::warn!(
+            cid,
+            path = %path.display(),
+            "the VMM's socket does not let the daemon's user in; start the VMM with umask 007 (systemd: UMask=0007)"
+        ),
+        _ => tracing::debug!(cid, path = %path.display(), %error, "no VMM is there"),
+    }
+}

@@ -1,0 +1,135 @@
+//! What programs of the host ask for at `host.sock`: connections, listeners, datagrams.
+
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::time::Duration;
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::SocketType;
+use vmlane_vsock::HostAccess;
+use vmlane_wire::host::{ALL_FLAGS, FLAG_ALONE, FLAG_RING, Op, PEER, PORT_ANY, Reply, Request};
+use vmlane_wire::vmci::{CID_HOST, MAX_DATAGRAM_PAYLOAD};
+use zerocopy::FromBytes;
+
+use super::{CONNECT, LONGEST_CONNECT, Server};
+use crate::sockets::client::{Dialect, State};
+use crate::sockets::mail::Token;
+use crate::sockets::socket::{self, Io};
+
+impl Server {
+    pub(super) fn record(&mut self, token: Token, request: Request) -> Result<(), Errno> {
+        let Some(op) = request.op().filter(|_| request.flags.get() & !ALL_FLAGS == 0) else {
+            return Err(Errno::PROTO);
+        };
+        let Some(peer) = self.clients.get(token).map(|client| client.peer.clone()) else { return Ok(()) };
+        let ring = request.flags.get() & FLAG_RING != 0;
+        match op {
+            Op::Connect => {
+                let cid = request.cid.get();
+                let group = self.router.group_of(cid).ok_or(Errno::NODEV)?;
+                if !self.allows(&peer, HostAccess::Connect(&group)) {
+                    return Err(Errno::ACCESS);
+                }
+                let patience = match request.arg.get() {
+                    0 => CONNECT,
+                    millis => Duration::from_millis(millis.into()).min(LONGEST_CONNECT),
+                };
+                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)
+            }
+            Op::Listen => {
+                let port =
+                    self.free_port(request.port.get(), |server, port| server.listeners.contains_key(&port))?;
+                if !self.allows(&peer, HostAccess::Listen(port)) {
+                    return Err(Errno::ACCESS);
+                }
+                self.listeners.insert(port, token);
+                self.becomes(token, State::Listening { port, ring }, None);
+                self.answer(token, port, None)
+            }
+            Op::Datagram => {
+                let taken = |server: &Server, port| server.datagrams.lock().contains_key(&port);
+                let port = self.free_port(request.port.get(), taken)?;
+                // Resources 0 and 1 are events and stream control.
+                if port <= 1 {
+                    return Err(Errno::ADDRNOTAVAIL);
+                }
+                if !self.allows(&peer, HostAccess::Listen(port)) {
+                    return Err(Errno::ACCESS);
+                }
+                let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
+                let ours = Arc::new(ours);
+                let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
+                epoll::add(&self.epoll, &*ours, epoll::EventData::new_u64(token), wanted)?;
+                self.datagrams.lock().insert(port, (ours.clone(), peer));
+                self.becomes(token, State::Datagrams { port, socket: ours.clone() }, None);
+                self.answer(token, port, Some(&theirs))?;
+                if request.flags.get() & FLAG_ALONE != 0
+                    && let Some(client) = self.clients.get_mut(token)
+                {
+                    let _ = epoll::delete(&self.epoll, &*client.socket);
+                    client.socket = ours;
+                }
+                Ok(())
+            }
+        }
+    }
+
+    fn answer(&mut self, token: Token, port: u32, fd: Option<&OwnedFd>) -> Result<(), Errno> {
+        let told =
+            self.clients.get(token).is_some_and(|client| client.reply(Reply::new(0, CID_HOST, port), fd));
+        if !told {
+            self.close(token);
+        }
+        Ok(())
+    }
+
+    fn free_port(&mut self, wanted: u32, taken: impl Fn(&Server, u32) -> bool) -> Result<u32, Errno> {
+        if wanted != PORT_ANY {
+            return if taken(self, wanted) { Err(Errno::ADDRINUSE) } else { Ok(wanted) };
+        }
+        // There are more ports than clients.
+        for _ in 0..=self.bounds.clients {
+            let port = self.own_port();
+            if !taken(self, port) {
+                return Ok(port);
+            }
+        }
+        Err(Errno::ADDRNOTAVAIL)
+    }
+
+    /// Datagrams of a process to guests. Like all datagrams they may get lost.
+    pub(super) fn datagrams_from(&mut self, token: Token, hung_up: bool) {
+        let Some(client) = self.clients.get(token) else { return };
+        let State::Datagrams { port, socket } = &client.state else { return };
+        let (port, socket, peer) = (*port, socket.clone(), client.peer.clone());
+        if self.buffer.len() < PEER + MAX_DATAGRAM_PAYLOAD {
+            self.buffer.resize(PEER + MAX_DATAGRAM_PAYLOAD, 0);
+        }
+        for _ in 0..64 {
+            match socket::read(&*socket, &mut self.buffer) {
+                Io::Done(len) => {
+                    let datagram = self.buffer.get(..len).unwrap_or_default();
+                    let Ok((to, payload)) = vmlane_wire::host::Peer::read_from_prefix(datagram) else {
+                        continue;
+                    };
+                    let group = self.router.group_of(to.cid.get());
+                    if group.is_some_and(|group| self.allows(&peer, HostAccess::Connect(&group))) {
+                        let from = (CID_HOST, port);
+                        let _ = self.router.send_datagram(from, (to.cid.get(), to.port.get()), payload);
+                    }
+                }
+                Io::WouldBlock => {
+                    if hung_up {
+                        self.close(token);
+                    }
+                    return;
+                }
+                Io::Over => return self.close(token),
+            }
+        }
+        // The rest comes with its own edge: ask for it.
+        let wanted = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        let _ = epoll::modify(&self.epoll, &*socket, epoll::EventData::new_u64(token), wanted);
+    }
+}
