@@ -1,4 +1,5 @@
 //! A synthetic virtio-vsock guest of a daemon.
+#![allow(dead_code)] // each test file uses its part
 
 use std::path::Path;
 use std::sync::Arc;
@@ -19,6 +20,7 @@ pub struct Guest {
     cid: u32,
     rx: DriverRing,
     tx: DriverRing,
+    /// By the descriptor that they are posted with.
     buffers: Vec<u64>,
     _vmm: Front,
     events: [RingEvents; 2],
@@ -28,10 +30,11 @@ impl Guest {
     pub fn attach(socket: &Path, cid: u32) -> Guest {
         let ram = Arc::new(Ram::new(4 << 20));
         let (mut rx, tx) = (DriverRing::new(&ram, 64, false), DriverRing::new(&ram, 64, false));
-        let buffers: Vec<u64> = (0..32).map(|_| rx.alloc(BUFFER)).collect();
+        let mut buffers: Vec<u64> = (0..32).map(|_| rx.alloc(BUFFER)).collect();
         for (number, addr) in buffers.iter().enumerate() {
             assert_eq!(usize::from(rx.post(&[into(*addr, BUFFER)])), number);
         }
+        buffers.resize(64, 0);
         let mut vmm = Front::connect(socket, feature::VERSION_1 | STREAM).unwrap();
         vmm.set_memory(&ram).unwrap();
         let events = [vmm.start(0, &rx.setup()).unwrap(), vmm.start(1, &tx.setup()).unwrap()];
@@ -48,11 +51,22 @@ impl Guest {
         rustix::io::write(&self.events[1].kick, &1u64.to_ne_bytes()).unwrap();
     }
 
-    /// The next packet, which is of this kind.
+    /// The next packet is of this kind.
     pub fn expect(&mut self, op: u16) {
+        self.receive(op);
+    }
+
+    /// The same, with what is in it; its buffer is given back.
+    pub fn receive(&mut self, op: u16) -> (Header, Vec<u8>) {
         let (id, len) = eventually("a packet", || self.rx.take());
+        let addr = self.buffers[usize::from(id)];
         let mut bytes = vec![0; len as usize];
-        self.rx.ram.read(self.buffers[usize::from(id)], &mut bytes);
-        assert_eq!(Header::read_from_bytes(&bytes[..HEADER]).unwrap().op.get(), op);
+        self.rx.ram.read(addr, &mut bytes);
+        let again = self.rx.post(&[into(addr, BUFFER)]);
+        self.buffers[usize::from(again)] = addr;
+        rustix::io::write(&self.events[0].kick, &1u64.to_ne_bytes()).unwrap();
+        let header = Header::read_from_bytes(&bytes[..HEADER]).unwrap();
+        assert_eq!(header.op.get(), op, "{header:?}");
+        (header, bytes.split_off(HEADER))
     }
 }
