@@ -63,6 +63,11 @@ put 644 packaging/systemd/vmlane.sysusers "$prefix/lib/sysusers.d/vmlane.conf"
 put 644 packaging/systemd/vmlane-metrics.sysusers "$prefix/lib/sysusers.d/vmlane-metrics.conf"
 put 644 packaging/systemd/vmlane.tmpfiles "$prefix/lib/tmpfiles.d/vmlane.conf"
 
+sed "s#/usr/bin/vmlane#$prefix/bin/vmlane#; s#/usr/share/vmlane#$prefix/share/vmlane#" packaging/libvirt/qemu >"$work/hook"
+put 755 "$work/hook" "$prefix/share/vmlane/libvirt/qemu"
+sed "s#/usr/bin/vmlane#$prefix/bin/vmlane#; s#/usr/share/vmlane#$prefix/share/vmlane#" packaging/proxmox/vmlane.pl >"$work/hookscript"
+put 755 "$work/hookscript" "$prefix/share/vmlane/proxmox/vmlane.pl"
+
 put 644 packaging/prometheus/vmlane.rules.yml "$prefix/share/vmlane/prometheus/vmlane.rules.yml"
 put 644 packaging/grafana/vmlane.json "$prefix/share/vmlane/grafana/vmlane.json"
 

@@ -4,6 +4,7 @@
 //! types here or into a list of everything that is wrong with it. Nothing else in the daemon sees text from the files.
 
 mod check;
+mod domain;
 mod hybrid;
 mod merge;
 mod mirror;
@@ -242,6 +243,8 @@ impl Default for Limits {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct VmConfig {
     pub name: String,
+    /// Name or UUID (in small letters) of its libvirt domain; None: the VM's name.
+    pub domain: Option<String>,
     /// Who may open its sockets, beside root and the daemon's own user.
     pub owner: Option<Owner>,
     pub group: String,

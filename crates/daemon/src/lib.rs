@@ -22,7 +22,7 @@
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 
 mod access;
-mod accounts;
+pub mod accounts;
 pub mod added;
 pub mod assembly;
 mod bounds;

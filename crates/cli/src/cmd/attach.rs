@@ -9,11 +9,9 @@ use vmlane_daemon::config::{self, Config, Sources, VmConfig};
 use vmlane_daemon::hybrid;
 use vmlane_daemon::paths::Paths;
 
-/// Which VM, of which configuration.
+/// Which configuration.
 #[derive(Debug, clap::Args)]
-pub struct Target {
-    /// Name of the VM, as in the configuration
-    pub vm: String,
+pub struct Place {
     /// Configuration file
     #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
     pub config: PathBuf,
@@ -23,6 +21,27 @@ pub struct Target {
     /// State directory of that daemon, if it was started with one
     #[arg(long, value_name = "DIR")]
     pub state_dir: Option<PathBuf>,
+}
+
+impl Place {
+    /// The configuration with the VMs that were added at run time, and why these cannot be read.
+    pub fn config(&self) -> anyhow::Result<(Config, String)> {
+        let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
+        let (vms, unseen) = match AddedVms::look(&state) {
+            Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
+            Err(error) => (Vec::new(), format!("; VMs that were added at run time cannot be read: {error}")),
+        };
+        Ok((Config::check(&Sources::read(&self.config)?.with(vms))?, unseen))
+    }
+}
+
+/// Which VM, of which configuration.
+#[derive(Debug, clap::Args)]
+pub struct Target {
+    /// Name of the VM, as in the configuration
+    pub vm: String,
+    #[command(flatten)]
+    pub place: Place,
     /// Memory of the guest
     #[arg(long, value_name = "MiB", default_value_t = 1024, value_parser = clap::value_parser!(u64).range(1..=1 << 24))]
     pub mem: u64,
@@ -36,18 +55,13 @@ impl Target {
 
     /// Likewise, with the configuration that the VM is in.
     pub fn find_in(&self) -> anyhow::Result<(Config, VmConfig, Paths)> {
-        let state = added::state_dir(&self.runtime_dir, self.state_dir.as_deref());
-        let (vms, unseen) = match AddedVms::look(&state) {
-            Ok(added) => (added.map(|added| added.read()).transpose()?.unwrap_or_default(), String::new()),
-            Err(error) => (Vec::new(), format!("; VMs that were added at run time cannot be read: {error}")),
-        };
-        let config = Config::check(&Sources::read(&self.config)?.with(vms))?;
+        let (config, unseen) = self.place.config()?;
         let Some(vm) = config.vm(&self.vm) else {
-            let (file, known) = (self.config.display(), config.names());
+            let (file, known) = (self.place.config.display(), config.names());
             bail!("VM {:?} is not in {file}; known are {known}{unseen}", self.vm);
         };
         let vm = vm.clone();
-        Ok((config, vm, Paths::new(&self.runtime_dir)?))
+        Ok((config, vm, Paths::new(&self.place.runtime_dir)?))
     }
 }
 

@@ -15,6 +15,7 @@ pub mod firecracker_config;
 pub mod import;
 pub mod keeper;
 pub mod lab;
+pub mod libvirt_hook;
 pub mod libvirt_xml;
 pub mod link;
 pub mod listen;
@@ -52,6 +53,8 @@ pub enum Command {
     QemuArgs(qemu_args::Args),
     /// Print a libvirt domain for a VM of the configuration
     LibvirtXml(libvirt_xml::Args),
+    /// Judge a domain that libvirt is about to start (called by libvirt's hook)
+    LibvirtHook(libvirt_hook::Args),
     /// Print the value of args for a VM of Proxmox VE
     ProxmoxArgs(proxmox_args::Args),
     /// Print Cloud Hypervisor's arguments for a VM of the configuration
@@ -115,6 +118,7 @@ impl Command {
             Command::UplinkHelper(args) => args.run(),
             Command::QemuArgs(args) => args.run(),
             Command::LibvirtXml(args) => args.run(),
+            Command::LibvirtHook(args) => args.run(),
             Command::ProxmoxArgs(args) => args.run(),
             Command::CloudHypervisorArgs(args) => args.run(),
             Command::FirecrackerConfig(args) => args.run(),

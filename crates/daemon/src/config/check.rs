@@ -105,6 +105,7 @@ impl Checker<'_> {
             self.owner_and_roles(vm, raw_vm.get_ref());
         }
         self.unique_macs(&vms, &raw.vm);
+        self.unique_domains(&vms, &raw.vm);
         let mirrors = self.mirrors(&raw.mirror);
         let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), self.vm_place(raw))).collect();
         let config = Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors, places };
@@ -213,6 +214,7 @@ impl Checker<'_> {
         let hybrid = self.hybrid(&vm, raw, vsock == Vsock::Hybrid);
         let (limits, memory) = self.limits(&format!("{vm}: limits"), &raw.limits, defaults);
         VmConfig {
+            domain: raw.domain.as_ref().and_then(|domain| self.domain(&vm, domain)),
             owner: self.owner(&vm, raw.owner.as_ref()),
             group: raw.group.as_ref().map_or("default", |group| group.get_ref()).to_owned(),
             vmci,

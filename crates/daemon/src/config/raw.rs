@@ -178,6 +178,7 @@ pub struct RawLimits {
 #[serde(deny_unknown_fields)]
 pub struct RawVm {
     pub name: Option<Spanned<String>>,
+    pub domain: Option<Spanned<String>>,
     pub owner: Option<Spanned<toml::Value>>,
     pub group: Option<Spanned<String>>,
     pub cid: Option<Spanned<i64>>,

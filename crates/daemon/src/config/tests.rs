@@ -49,6 +49,30 @@ fn the_example_of_the_contract_is_understood() {
 }
 
 #[test]
+fn a_domain_is_named_once() {
+    let with = |web: &str, db: &str| {
+        parse(
+            &TWO.replace("name = \"web\"", &format!("name = \"web\"\n{web}"))
+                .replace("cid = 4", &format!("cid = 4\n{db}")),
+        )
+    };
+    let uuid = "4DEA22B3-1d52-d8f3-2516-782e98ab3fa0";
+    let config = with(&format!("domain = \"{uuid}\""), "domain = \"Data Base\"").unwrap();
+    let domains: Vec<_> = config.vms.iter().map(|vm| vm.domain.as_deref()).collect();
+    assert_eq!(domains, [Some(&*uuid.to_ascii_lowercase()), Some("Data Base")]);
+    for (web, db) in [("domain = \"x\"", "domain = \"x\""), ("domain = \"db\"", ""), ("", "domain = \"web\"")]
+    {
+        let error = with(web, db).unwrap_err();
+        assert!(error.contains("give each a domain of its own"), "{error}");
+    }
+    assert!(with("domain = \"db\"", "domain = \"web\"").is_ok());
+    for domain in ["", "a/b", "a\\nb"] {
+        let error = with(&format!("domain = \"{domain}\""), "").unwrap_err();
+        assert!(error.contains("name or the UUID"), "{error}");
+    }
+}
+
+#[test]
 fn everything_has_a_default_but_name_and_cid() {
     let empty = parse("").unwrap();
     assert_eq!((empty.daemon, empty.vms, empty.uplinks), (DaemonConfig::default(), vec![], vec![]));

@@ -1,9 +1,10 @@
-//! A libvirt domain: one for a VM, or an existing one that is to attach a VM (`into`).
+//! A libvirt domain: one for a VM, an existing one that is to attach a VM (`into`), or one that is about to start (`hook`).
 //!
 //! Elements are used for what libvirt has elements for (memory, virtio NICs, the user of QEMU); vfio-user devices and
 //! vhost-user-vsock have none and go through `qemu:commandline`.
 
 mod document;
+pub mod hook;
 mod into;
 mod label;
 mod sockets;

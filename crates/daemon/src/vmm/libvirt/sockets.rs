@@ -1,7 +1,7 @@
 //! Which of the daemon's sockets a domain names, wherever it does.
 
 use std::collections::BTreeSet;
-use std::path::{Path, PathBuf};
+use std::path::{Component, Path, PathBuf};
 
 use super::document::{Element, Space};
 use crate::paths::Paths;
@@ -68,10 +68,22 @@ fn look(value: &str, paths: &Paths, real: Option<&Path>, found: &mut BTreeSet<Pa
     while let Some(at) = rest.find(&prefix) {
         rest = &rest[at + prefix.len()..];
         let end = rest.find(ENDS).unwrap_or(rest.len());
-        if rest[..end].contains('/') {
-            found.insert(vms.join(&rest[..end]));
+        let below = straight(Path::new(&rest[..end])).filter(|below| below.components().count() > 1);
+        found.extend(below.map(|below| vms.join(below)));
+    }
+}
+
+/// A relative path without `.` and `..`; None if it leads out.
+fn straight(path: &Path) -> Option<PathBuf> {
+    let mut straight = PathBuf::new();
+    for component in path.components() {
+        match component {
+            Component::Normal(name) => straight.push(name),
+            Component::ParentDir => straight.pop().then_some(())?,
+            _ => {}
         }
     }
+    Some(straight)
 }
 
 /// The name of the VM whose socket it is.
