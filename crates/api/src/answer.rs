@@ -236,7 +236,7 @@ pub struct VmStatus {
     #[serde(default)]
     pub cid: Option<u32>,
     pub group: String,
-    /// That device: `vmci`, `virtio` or `none`.
+    /// That device: `vmci`, `virtio`, `hybrid` or `none`.
     #[serde(default)]
     pub vsock: String,
     /// A VMM is connected.

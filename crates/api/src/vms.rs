@@ -40,7 +40,7 @@ pub struct ListedVm {
     #[serde(default)]
     pub cid: Option<u32>,
     pub group: String,
-    /// `vmci`, `virtio` or `none`.
+    /// `vmci`, `virtio`, `hybrid` or `none`.
     pub vsock: String,
     /// How many it has.
     pub nics: usize,

@@ -78,7 +78,7 @@ struct Keys {
     /// Its isolation group
     #[arg(long, requires = "name")]
     group: Option<String>,
-    /// The device for its sockets: vmci, virtio or none
+    /// The device for its sockets: vmci, virtio or none; hybrid: its VMM has one
     #[arg(long, requires = "name", value_name = "KIND")]
     vsock: Option<String>,
     /// Who may open its sockets: USER, USER:GROUP or :GROUP
