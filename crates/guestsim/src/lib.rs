@@ -18,6 +18,7 @@
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `endless.rs` | one end of a stream that always has bytes to send |
 //! | `vfio_user.rs`, `vhost_user.rs`, `attached.rs`, `events.rs` | a VMM that attaches a guest to a device of another process |
+//! | `vhost_user_peer.rs` | the peer of an uplink that is a vhost-user front end |
 //! | `restart.rs` | a daemon that is killed under its guests, and the next one |
 //! | `pattern.rs` | streams of bytes that can be checked at any position |
 //!
@@ -49,6 +50,7 @@ mod stream;
 mod transport;
 pub mod vfio_user;
 pub mod vhost_user;
+pub mod vhost_user_peer;
 pub mod virtio;
 pub mod vsock;
 

@@ -1,15 +1,14 @@
 //! A vhost-user uplink against the tree's own virtio NIC, that is two switches joined, and against back ends that break rules.
 
-mod raw;
-
 use std::os::unix::net::{UnixListener, UnixStream};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use raw::{Offer, RawPeer, accept, receive};
 use vmlane_device::virtio::net::{NetConfig, NetDevice};
+use vmlane_guestsim::PATIENCE;
 use vmlane_guestsim::memory_port::{LRO, Received, Wire};
+use vmlane_guestsim::vhost_user_peer::{self as raw, Offer, RawPeer, accept, receive};
 use vmlane_host::uplink::vhost_user::{Entrance, Peers, VhostUser, connect, listen};
 use vmlane_port::{Frames, Offload, PortId};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode};
@@ -18,7 +17,6 @@ use vmlane_wire::ethernet::{Mac, Tci};
 use vmlane_wire::vhost_user::protocol;
 use vmlane_wire::virtio::{feature, net_feature};
 
-pub const PATIENCE: Duration = Duration::from_secs(60);
 const HERE: Mac = Mac([0x52, 0x54, 0, 0, 0, 1]);
 const THERE: Mac = Mac([0x52, 0x54, 0, 0, 0, 2]);
 

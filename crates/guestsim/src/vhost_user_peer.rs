@@ -1,4 +1,5 @@
-//! A back end whose every answer and every word in the rings is chosen.
+//! The other end of an uplink that is a vhost-user front end: a back end whose every answer and every word in the rings is
+//! chosen.
 
 use std::io::{IoSliceMut, Read, Write};
 use std::mem::MaybeUninit;
@@ -8,10 +9,11 @@ use std::os::unix::net::{UnixListener, UnixStream};
 use rustix::io::Errno;
 use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags, recvmsg};
 use vmlane_mem::Window;
-use vmlane_wire::vhost_user::{HEADER, Header, MemoryRegion, MemoryTable, RingAddress, request};
+use vmlane_wire::vhost_user::{HEADER, Header, MemoryRegion, MemoryTable, RingAddress, protocol, request};
+use vmlane_wire::virtio::feature;
 use zerocopy::{FromBytes, IntoBytes};
 
-use super::PATIENCE;
+use crate::PATIENCE;
 
 /// Bytes of the header in front of a frame.
 pub const VNET: usize = 12;
@@ -51,9 +53,12 @@ pub fn receive(socket: &mut UnixStream) -> Option<(Header, Vec<u8>, Vec<OwnedFd>
     let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(8))];
     let mut control = RecvAncillaryBuffer::new(&mut space);
     let mut into = [IoSliceMut::new(&mut bytes)];
-    let got = match recvmsg(&*socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
-        Err(Errno::CONNRESET) => return None,
-        received => received.expect("a message, or the end").bytes,
+    let got = loop {
+        match recvmsg(&*socket, &mut into, &mut control, RecvFlags::CMSG_CLOEXEC) {
+            Err(Errno::CONNRESET) => return None,
+            Err(Errno::INTR) => {}
+            received => break received.expect("a message, or the end").bytes,
+        }
     };
     let mut fds = Vec::new();
     for message in control.drain() {
@@ -111,8 +116,9 @@ impl RawPeer {
             if header.needs_reply() && !asked {
                 answer(&mut socket, code, 0);
             }
-            let enables = features & vmlane_wire::virtio::feature::PROTOCOL_FEATURES != 0;
-            let last = match enables {
+            let acknowledges =
+                features & feature::PROTOCOL_FEATURES != 0 && offer.protocol & protocol::REPLY_ACK != 0;
+            let last = match acknowledges {
                 true => code == request::SET_VRING_ENABLE && payload[0] == 1,
                 false => code == request::GET_FEATURES && started == 2,
             };
@@ -153,6 +159,17 @@ impl RawPeer {
     pub fn bytes(&self, ring: usize, id: u16) -> (usize, usize) {
         let at = self.at(self.rings[ring].descriptors.get()) + 16 * usize::from(id);
         (self.at(self.memory.load_u64(at)), self.memory.load_u32(at + 8) as usize)
+    }
+
+    /// All of the memory that both ends share.
+    pub fn memory(&self) -> &Window {
+        &self.memory
+    }
+
+    /// Where a ring's descriptors, its available ring and its used ring begin.
+    pub fn areas(&self, ring: usize) -> [usize; 3] {
+        let address = &self.rings[ring];
+        [address.descriptors, address.available, address.used].map(|part| self.at(part.get()))
     }
 
     pub fn write(&self, at: usize, bytes: &[u8]) {
