@@ -9,6 +9,7 @@ pub mod forged;
 pub mod heads;
 pub mod host_library;
 pub mod nic;
+pub mod segments;
 pub mod switching;
 pub mod virtio;
 

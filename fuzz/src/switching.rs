@@ -1,20 +1,22 @@
 //! What the switch should do, written down once more, without tables, caches and turns: who gets a frame,
 //! with which tag. Ports of two isolation groups, all VLAN modes and policies, addresses that guests change
-//! or make up, an uplink.
+//! or make up, an uplink, receivers for which TCP segments are merged (software LRO, see `segments.rs`).
 
 use std::collections::{BTreeMap, HashMap};
+use std::time::{Duration, Instant};
 
-use vmlane_guestsim::memory_port::Wire;
-use vmlane_port::{Filter, Frames, Offload, PortId, VlanSet};
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, VlanMode, Worker, Traffic};
+use vmlane_guestsim::memory_port::{LRO, PLAIN, Wire};
+use vmlane_port::{Filter, Frames, Offload, PortId, RxCapabilities, VlanSet};
+use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 use vmlane_wire::ethernet::{Mac, Tci};
 
 use crate::Input;
+use crate::segments::{Expected, Flow, Segment};
 
 /// Ports of VMs; one more is an uplink.
 pub const GUESTS: usize = 5;
 /// Frames that the memory of one port has room for.
-const ROOM: usize = 4;
+const ROOM: usize = 8;
 /// VLAN of a tagged frame; one of them is in use nowhere.
 const VLANS: [u16; 4] = [0, 10, 20, 77];
 
@@ -35,6 +37,7 @@ struct Port {
     id: PortId,
     spec: PortSpec,
     filter: Filter,
+    capabilities: RxCapabilities,
     attached: bool,
     wire: Wire,
 }
@@ -175,7 +178,7 @@ impl Bench {
             let id = bench.switch.add_port(spec.clone());
             bench.switch.attach(id, end);
             bench.switch.refresh(id);
-            bench.ports.push(Port { id, spec, filter, attached: true, wire });
+            bench.ports.push(Port { id, spec, filter, capabilities: PLAIN, attached: true, wire });
         }
         bench.settle();
         bench
@@ -195,7 +198,11 @@ impl Bench {
     /// Something happens.
     pub fn act(&mut self, input: &mut Input<'_>) {
         let number = usize::from(input.byte()) % self.ports.len();
-        match input.byte() % 16 {
+        let what = input.byte();
+        match what % 16 {
+            // These two have values of their own, so that older inputs mean what they did.
+            _ if (0xe0..0xe8).contains(&what) => self.change_capabilities(what, number),
+            _ if (0xe8..0xf0).contains(&what) => self.send_burst(input, what, number),
             0 => self.configure(input, number),
             1 if number < GUESTS => self.change_filter(input, number),
             2 => self.plug(number),
@@ -220,6 +227,18 @@ impl Bench {
         self.settle();
     }
 
+    /// Its guest takes super-frames, or no longer.
+    fn change_capabilities(&mut self, kinds: u8, number: usize) {
+        let port = &mut self.ports[number];
+        let (tso4, tso6) = (kinds & 1 != 0, kinds & 2 != 0);
+        let aggregate = if kinds & 4 != 0 { 4000 } else { LRO.aggregate };
+        port.capabilities =
+            if tso4 || tso6 { RxCapabilities { tso4, tso6, aggregate, ..LRO } } else { PLAIN };
+        port.wire.set_capabilities(port.capabilities);
+        self.switch.refresh(port.id);
+        self.settle();
+    }
+
     /// The other end of the wire goes, or another comes.
     fn plug(&mut self, number: usize) {
         let port = &mut self.ports[number];
@@ -227,6 +246,7 @@ impl Bench {
         if port.attached {
             let (wire, end) = Wire::small(port.spec.mac, ROOM);
             wire.change_filter(|kept| *kept = port.filter.clone());
+            wire.set_capabilities(port.capabilities);
             self.switch.attach(port.id, end);
             self.switch.refresh(port.id);
             port.wire = wire;
@@ -285,6 +305,55 @@ impl Bench {
                 wanted.iter().map(|(tag, bytes)| (tag, bytes.len())).collect::<Vec<_>>(),
             );
             assert_eq!(port.wire.outstanding(), 0, "port {at} has an unfinished frame");
+        }
+    }
+
+    /// TCP segments in one burst, of two flows that may be one: each port got those of the model, merged or not, in the order of
+    /// their flow. `kinds`: whether receivers have room for a few only, and so lose some; whether there is a tag.
+    fn send_burst(&mut self, input: &mut Input<'_>, kinds: u8, number: usize) {
+        let from = self.ports[number].address();
+        let mut flows = [(); 2].map(|()| {
+            let to = self.address(input);
+            Flow::new(input, to, from)
+        });
+        let tag = (kinds & 1 != 0)
+            .then(|| Tci::default().with_vlan(VLANS[usize::from(input.byte()) % VLANS.len()]));
+        let lossy = kinds & 2 != 0;
+        if !self.ports[number].attached {
+            return;
+        }
+        if lossy {
+            self.ports.iter().for_each(|port| port.wire.set_room(Some(usize::from(kinds >> 2 & 1) + 1)));
+        }
+        let order = input.byte();
+        let mut expected: Vec<Expected> = self.ports.iter().map(|_| Expected::default()).collect();
+        for at in 0..=usize::from(input.byte()) % (2 * ROOM) {
+            let flow = &mut flows[usize::from(order >> (at % 8) & 1)];
+            let to = flow.to;
+            let segment = flow.next(input);
+            for (receiver, seen) in self.receivers(number, from, to, tag) {
+                expected[receiver].push(seen, &segment);
+            }
+            let Segment { sent, offload, .. } = &segment;
+            self.ports[number].wire.send(sent, *offload, tag);
+        }
+        self.settle();
+        if lossy {
+            self.ports.iter().for_each(|port| port.wire.set_room(None));
+            self.drain(number);
+        }
+        for (port, expected) in self.ports.iter().zip(expected) {
+            expected.check(&port.wire.received(), &port.capabilities, lossy);
+            assert_eq!(port.wire.outstanding(), 0, "an unfinished frame of port {}", port.spec.name);
+        }
+    }
+
+    /// What waits for buffers, of which there are enough now, is delivered or too old.
+    fn drain(&mut self, number: usize) {
+        let deadline = Instant::now() + Duration::from_secs(10);
+        while self.ports[number].wire.outstanding() + self.ports[number].wire.queued() > 0 {
+            assert!(Instant::now() < deadline, "frames wait for room that is there");
+            self.settle();
         }
     }
 
