@@ -11,6 +11,7 @@ pub mod host_library;
 pub mod nic;
 pub mod segments;
 pub mod switching;
+pub mod uplink;
 pub mod virtio;
 
 use std::sync::Arc;
