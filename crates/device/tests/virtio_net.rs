@@ -4,9 +4,11 @@
 mod virtio_common;
 
 use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
 
 use virtio_common::{ALL, Frame, HEADER, MODERN, Nic, partial_checksum, pieces};
 use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::virtio::out;
 use vmlane_port::{Aggregate, ChecksumStatus, DropReason, Layers, Network, Offload, Transport};
 use vmlane_wire::ethernet::Tci;
@@ -223,6 +225,32 @@ fn drivers_are_told_when_they_want_to_be() {
         nic.tx.post(&[out(whole, 100)]);
         assert!(nic.with(|end| end.arm()), "a frame waits");
     }
+}
+
+#[test]
+fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
+    let mut nic = Nic::new(MODERN);
+    nic.lines.lossy.store(true, Ordering::SeqCst);
+    nic.device.stop();
+    nic.run();
+    nic.post_buffer(400);
+    let (frame, begin) = (Frame::new(100), Instant::now());
+    nic.with(|end| {
+        end.deliver_one(&frame.packet()).unwrap();
+        end.flush(begin);
+    });
+    let calls = || nic.lines.calls.load(Ordering::SeqCst);
+    let (mut before, mut again) = (calls(), Vec::new());
+    for micros in (0..2000).step_by(10) {
+        let soon = nic.with(|end| end.tick(begin + Duration::from_micros(micros)));
+        assert!(soon || micros > 480, "the worker looks again soon");
+        if calls() > before {
+            again.push(micros);
+            before = calls();
+        }
+    }
+    assert_eq!(again, [30, 60, 120, 240, 480]);
+    assert!(!nic.with(|end| end.tick(begin + Duration::from_secs(1))));
 }
 
 #[test]

@@ -1,6 +1,7 @@
 //! When drivers are told what: at once of packets for them, late of packets that are sent.
 
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::Duration;
 
 use vmlane_guestsim::vsock::{Bench, Guest, RING, vm};
@@ -56,6 +57,45 @@ fn a_sender_hears_when_half_of_its_ring_is_free() {
         }
         assert_eq!(b.received().len(), usize::from(RING / 2));
     }
+}
+
+#[test]
+fn a_sender_whose_packets_hold_much_memory_hears_as_soon_as_nothing_moves() {
+    for packed in [false, true] {
+        let (mut bench, mut a, mut b) = pair(packed);
+        a.packet(1, (4, 2), kind::STREAM, op::RW, &[7; 30 << 10]);
+        bench.run();
+        assert_eq!((a.calls.take(), b.received().len()), ((0, 0), 8), "it holds little");
+        a.packet(1, (4, 2), kind::STREAM, op::RW, &[7; 30 << 10]);
+        bench.run();
+        assert_eq!(a.calls.take(), (0, 1));
+        // It hears no later than of what it may wait for: credit.
+        b.packet(2, (3, 1), kind::STREAM, op::CREDIT_UPDATE, &[]);
+        bench.run();
+        assert_eq!((a.calls.take(), b.calls.take().1), ((1, 0), 0));
+    }
+}
+
+#[test]
+fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
+    let (mut bench, mut a, mut b) = pair(false);
+    b.calls.lossy.store(true, Ordering::Relaxed);
+    bench.detach(&b);
+    bench.attach(&b);
+    b.calls.take();
+    a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
+    bench.run();
+    assert_eq!(b.calls.take(), (1, 0));
+    let mut again = Vec::new();
+    for time in 1..200u32 {
+        bench.now += Duration::from_micros(10);
+        bench.run();
+        if b.calls.take() == (1, 0) {
+            again.push(time * 10);
+        }
+    }
+    assert_eq!(again, [30, 60, 120, 240, 480]);
+    assert_eq!((a.calls.take(), b.received().len()), ((0, 1), 1), "a guest that hears is called once");
 }
 
 #[test]

@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::{Duration, Instant};
 
 use crate::Ram;
@@ -42,19 +42,28 @@ pub struct Bench {
 
 /// Counts the notifications that drivers get.
 #[derive(Default)]
-pub struct Calls([AtomicUsize; 2]);
+pub struct Calls {
+    /// By ring.
+    counts: [AtomicUsize; 2],
+    /// The guest may sleep through them.
+    pub lossy: AtomicBool,
+}
 
 impl Calls {
     /// Notices of received packets, and of sent ones, since the last look.
     pub fn take(&self) -> (usize, usize) {
-        let [rx, tx] = &self.0;
+        let [rx, tx] = &self.counts;
         (rx.swap(0, Ordering::Relaxed), tx.swap(0, Ordering::Relaxed))
     }
 }
 
 impl Lines for Calls {
     fn call(&self, ring: usize) {
-        self.0[ring].fetch_add(1, Ordering::Relaxed);
+        self.counts[ring].fetch_add(1, Ordering::Relaxed);
+    }
+
+    fn may_lose_calls(&self) -> bool {
+        self.lossy.load(Ordering::Relaxed)
     }
 
     fn fail(&self, _: usize) {}

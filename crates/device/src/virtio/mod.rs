@@ -19,5 +19,6 @@
 pub mod log;
 pub mod net;
 pub mod queue;
+mod recall;
 pub mod vhost;
 pub mod vsock;

@@ -71,6 +71,13 @@ pub trait Lines: Send + Sync {
     /// Tells the guest of completions in `ring`.
     fn call(&self, ring: usize);
 
+    /// May the guest sleep on after a call, as User Mode Linux does? Before it sleeps with interrupts off it looks for alarms,
+    /// but for no other signal, so that one that came since is not seen before the next (`os_idle_sleep` in
+    /// arch/um/os-Linux/time.c, up to 7.2 at least).
+    fn may_lose_calls(&self) -> bool {
+        false
+    }
+
     /// Tells the VMM that `ring` broke and stands still.
     fn fail(&self, ring: usize);
 

@@ -2,7 +2,7 @@
 #![allow(dead_code)] // each test file uses its part
 
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::time::Instant;
 
 use vmlane_device::virtio::net::{NetConfig, NetDevice, VirtioNetStats};
@@ -28,11 +28,17 @@ pub const MODERN: u64 = feature::VERSION_1 | feature::INDIRECT;
 pub struct CountedLines {
     pub calls: AtomicU64,
     pub failures: AtomicU64,
+    /// The guest may sleep through calls.
+    pub lossy: AtomicBool,
 }
 
 impl Lines for CountedLines {
     fn call(&self, _: usize) {
         self.calls.fetch_add(1, Ordering::SeqCst);
+    }
+
+    fn may_lose_calls(&self) -> bool {
+        self.lossy.load(Ordering::SeqCst)
     }
 
     fn fail(&self, _: usize) {

@@ -135,6 +135,11 @@ impl Lines for RingLines {
         self.rings.get(ring).into_iter().for_each(|ring| signal(&ring.call));
     }
 
+    fn may_lose_calls(&self) -> bool {
+        let is_socket = |ring: &Ring| matches!(*ring.call.read(), Some(Signal::Socket(_)));
+        self.rings.iter().any(is_socket)
+    }
+
     fn fail(&self, ring: usize) {
         self.rings.get(ring).into_iter().for_each(|ring| signal(&ring.error));
     }

@@ -19,6 +19,7 @@ use super::rx::{LONG_HEADER, RxQueue, RxRules, SHORT_HEADER, Scratch};
 use super::steering::Steering;
 use super::tx::{TxQueue, TxRules};
 use crate::virtio::queue::{Broken, Queue};
+use crate::virtio::recall::Recall;
 use crate::virtio::vhost::{Lines, Setup};
 
 /// Bytes of the longest super-frame: what an IPv4 length can tell, behind an Ethernet header.
@@ -45,6 +46,9 @@ pub struct NetPort {
     pairs: usize,
     /// Frames delivered since they were last made visible.
     hidden: u32,
+    /// The guest was called of frames for it since the last flush.
+    announced: bool,
+    recall: Recall,
     scratch: Scratch,
     lines: Arc<dyn Lines>,
     stats: Arc<PortStats>,
@@ -180,6 +184,8 @@ impl NetPort {
             },
             pairs: usize::MAX,
             hidden: 0,
+            announced: false,
+            recall: Recall::new(&*lines),
             scratch: Scratch {
                 header: Spans::new(memory.clone(), true),
                 into: Spans::new(memory, true),
@@ -307,10 +313,23 @@ impl NetPort {
         self.hidden = 0;
         for queue in &mut self.rx {
             if queue.queue.publish() {
+                self.announced = true;
                 self.counters.calls.bump(1);
                 self.lines.call(queue.ring);
             }
         }
+    }
+
+    /// Calls a guest again that may have slept through the last call. True if it may have to be done once more.
+    #[cold]
+    fn repeat_call(&mut self, now: Instant) -> bool {
+        if self.recall.is_due(now)
+            && let Some(queue) = self.rx.first()
+        {
+            self.counters.calls.bump(1);
+            self.lines.call(queue.ring);
+        }
+        self.recall.is_pending()
     }
 }
 
@@ -374,14 +393,18 @@ impl FramePort for NetPort {
         self.rx.iter().filter(|queue| !starved || queue.is_starved()).any(RxQueue::has_room)
     }
 
-    fn flush(&mut self, _: Instant) {
+    fn flush(&mut self, now: Instant) {
         self.publish();
         self.complete(|_| true);
+        if std::mem::take(&mut self.announced) {
+            self.recall.called(now);
+        }
     }
 
     fn tick(&mut self, now: Instant) -> bool {
         self.complete(|queue| queue.skipped);
-        self.control.is_some() && self.control(now)
+        let again = self.recall.is_pending() && self.repeat_call(now);
+        self.control.is_some() && self.control(now) || again
     }
 
     fn changed(&mut self) -> bool {

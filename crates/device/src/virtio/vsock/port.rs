@@ -7,6 +7,7 @@ use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::virtio::queue::{Broken, Queue, Segment, Taken};
+use crate::virtio::recall::Recall;
 use crate::virtio::vhost::{Lines, Setup};
 use vmlane_mem::{Fault, MemoryMap, Spans, copy_spans};
 use vmlane_wire::virtio::feature;
@@ -29,9 +30,14 @@ const TOO_MANY_REPLIES: usize = 2 * MAX_REPLIES;
 const LOOKED_AT: u64 = 1024;
 
 /// How long a driver may wait to hear that its packets are sent, while the worker is awake: it hears before the worker
-/// sleeps. It frees memory then and does nothing else, unless its ring is full; an interrupt costs an emulated guest
-/// as much as a packet.
+/// sleeps. It frees their memory then; an interrupt costs an emulated guest as much as a packet.
 const LATE: Duration = Duration::from_micros(500);
+/// With so many bytes unheard of, a sender may wait for nothing else: Linux (since 6.7) charges packets to their socket until
+/// they are freed, and does not wake a sender that got credit while they hold more than half of its `sk_sndbuf`, 104 KiB by
+/// default (`skb_set_owner_w` in `virtio_transport_common.c`, `sock_writeable`).
+const HELD: usize = 32 << 10;
+/// What a packet takes beside its payload there, about.
+const PACKET: usize = 1 << 10;
 
 /// A packet that a guest sent, until it is delivered.
 #[derive(Debug)]
@@ -66,6 +72,9 @@ pub struct Port {
     /// heard of.
     owed: Option<Instant>,
     unheard: u16,
+    /// What those packets take of their sockets' memory, about, in bytes.
+    held: usize,
+    recall: Recall,
     /// Descriptors read that its VM was not charged for yet begin here; its receive ring is read up to here in this
     /// round.
     charged: u64,
@@ -120,6 +129,8 @@ impl Port {
             replies: VecDeque::new(),
             owed: None,
             unheard: 0,
+            held: 0,
+            recall: Recall::new(&*lines),
             charged: 0,
             walk_until: u64::MAX,
             limited: false,
@@ -153,7 +164,7 @@ impl Port {
         match self.parse(taken) {
             Some(outgoing) => Ok(Some(outgoing)),
             None => {
-                self.sent(&taken);
+                self.sent(&taken, 0);
                 Err(Nonsense)
             }
         }
@@ -196,12 +207,13 @@ impl Port {
     pub fn finish(&mut self, outgoing: &Outgoing) {
         self.stats.packets_sent.bump(1);
         self.stats.bytes_sent.bump(outgoing.done as u64);
-        self.sent(&outgoing.taken);
+        self.sent(&outgoing.taken, outgoing.len);
     }
 
-    fn sent(&mut self, taken: &Taken) {
+    fn sent(&mut self, taken: &Taken, payload: usize) {
         self.tx.complete(taken.id, taken.count, 0);
         self.unheard = self.unheard.saturating_add(taken.count);
+        self.held = self.held.saturating_add(PACKET + payload);
     }
 
     /// Gives what is left of `outgoing`, whose payload is in `from`, to this guest: several packets if
@@ -393,19 +405,42 @@ impl Port {
         moved
     }
 
-    /// Makes what was done visible. The driver hears of packets for it at once, of packets that it sent when
-    /// half of its ring is given back, or a little later.
+    /// Makes what was done visible. The driver hears of packets for it at once. Of packets that it sent it hears when half of
+    /// its ring is given back, or a little later; if they hold much memory, before the packets for it, since these may be the
+    /// credit that a sender waits for.
     pub fn flush(&mut self, now: Instant) {
-        if self.rx.publish() {
-            self.lines.call(RX);
-        }
+        let calls = self.rx.publish();
         if self.tx.publish() {
             self.owed.get_or_insert(now);
         }
-        let due = |since| self.unheard >= self.tx.size() / 2 || now.saturating_duration_since(since) >= LATE;
+        let due = |since| {
+            self.unheard >= self.tx.size() / 2
+                || calls && self.held >= HELD
+                || now.saturating_duration_since(since) >= LATE
+        };
         if self.owed.is_some_and(due) {
-            self.deliver_withheld();
+            self.deliver_withheld(now);
         }
+        if calls {
+            self.lines.call(RX);
+            self.recall.called(now);
+        }
+    }
+
+    /// Nothing moves: a driver whose packets hold much memory hears of them now, and a guest that may have slept through a
+    /// call is called again.
+    pub fn idle(&mut self, now: Instant) {
+        if self.held >= HELD {
+            self.deliver_withheld(now);
+        }
+        if self.recall.is_pending() && self.recall.is_due(now) {
+            self.lines.call(RX);
+        }
+    }
+
+    /// Is the guest to be called again?
+    pub fn repeats(&self) -> bool {
+        self.recall.is_pending()
     }
 
     /// Is the driver to hear something when its time has come?
@@ -414,10 +449,11 @@ impl Port {
     }
 
     /// The driver hears it now: nothing waits for its time while the worker sleeps.
-    pub fn deliver_withheld(&mut self) {
+    pub fn deliver_withheld(&mut self, now: Instant) {
         if self.owed.take().is_some() {
-            self.unheard = 0;
+            (self.unheard, self.held) = (0, 0);
             self.lines.call(TX);
+            self.recall.called(now);
         }
     }
 

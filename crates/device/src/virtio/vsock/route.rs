@@ -129,6 +129,9 @@ impl Routes {
         self.each_port(|port| {
             moved |= port.holds_replies() && port.send_replies();
             port.flush(now);
+            if !moved {
+                port.idle(now);
+            }
         });
         for vm in self.vms.values_mut() {
             if let Some(port) = &mut vm.port {
@@ -397,8 +400,13 @@ impl Routes {
     }
 
     /// Every driver hears what was withheld from it.
-    pub fn deliver_withheld(&mut self) {
-        self.each_port(Port::deliver_withheld);
+    pub fn deliver_withheld(&mut self, now: Instant) {
+        self.each_port(|port| port.deliver_withheld(now));
+    }
+
+    /// Is a guest to be called again soon?
+    pub fn repeats(&self) -> bool {
+        self.ports().any(Port::repeats)
     }
 
     /// Does a packet wait for its receiver?

@@ -15,6 +15,8 @@ use vmlane_worker::{
     Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Rest, WakeFds, Woken, Worker,
 };
 
+use crate::virtio::recall;
+
 use super::bridge::{Bridge, GuestEndpoint, Mailbox};
 use super::link::Waker;
 use super::port::Port;
@@ -212,7 +214,8 @@ impl Engine for VsockEngine {
     }
 
     fn rest(&mut self, _: Duration) -> Rest {
-        Rest::Sleep(self.routes.is_waiting().then_some(SHORT))
+        let repeats = self.routes.repeats().then_some(recall::FIRST);
+        Rest::Sleep(repeats.or(self.routes.is_waiting().then_some(SHORT)))
     }
 
     fn undelivered(&self) -> bool {
@@ -220,7 +223,7 @@ impl Engine for VsockEngine {
     }
 
     fn deliver_withheld(&mut self) {
-        self.routes.deliver_withheld();
+        self.routes.deliver_withheld(Instant::now());
     }
 
     fn arm(&mut self) -> bool {
