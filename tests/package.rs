@@ -6,7 +6,6 @@ mod container;
 #[path = "package/guests.rs"]
 mod guests;
 
-use std::path::{Path, PathBuf};
 use std::process::Command;
 
 use container::Container;
@@ -27,20 +26,6 @@ name = \"b\"
 cid = 4
 ";
 const UPLINK: &str = "[[uplink]]\nname = \"lan\"\ntap = \"vmlane0\"\n";
-
-/// Builds a package of the program that is tested.
-fn package(version: &str) -> PathBuf {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the repository");
-    let output = Command::new(repository.join("scripts/package.sh"))
-        .env("PACKAGE_VERSION", version)
-        .output()
-        .expect("scripts/package.sh");
-    let told =
-        String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr);
-    assert!(output.status.success(), "{told}");
-    let file = told.split_whitespace().find(|word| word.ends_with(".deb")).expect("the file's name");
-    repository.join(file)
-}
 
 /// The process of a unit.
 fn main_pid(container: &Container, unit: &str) -> u32 {
@@ -70,11 +55,8 @@ fn files(container: &Container) -> String {
 #[test]
 fn a_package_is_installed_upgraded_under_a_stream_and_purged() {
     assert!(rustix::process::geteuid().is_root(), "run it as root: it makes a container");
-    let packages = ["0.1.0-1", "0.1.0-2"].map(package);
-    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
-    let cache =
-        cache.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").expect("a home")).join(".cache"));
-    let base = container::debian(&cache.join("vmlane"));
+    let packages = ["0.1.0-1", "0.1.0-2"].map(container::package);
+    let base = container::debian(None);
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("debian");
     let copied = Command::new("cp").arg("-a").arg(&base).arg(&root).status().expect("cp");

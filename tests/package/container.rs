@@ -10,8 +10,13 @@ use vmlane_tests::wait_until;
 const MIRROR: &str = "apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 'Origin: Debian' 'Component: main' | \
      grep -v security | sort -u | head -n 1";
 
-/// A root file system, made once and kept with what the lab keeps.
-pub fn debian(cache: &Path) -> PathBuf {
+/// A root file system, made once and kept with what the lab keeps; with packages of Debian's, it has a name of its own.
+pub fn debian(with: Option<(&str, &[&str])>) -> PathBuf {
+    let cache = cache();
+    with.map_or_else(|| base(&cache), |(name, packages)| derived(&cache, name, packages))
+}
+
+fn base(cache: &Path) -> PathBuf {
     let root = cache.join("debian-12-systemd");
     if root.is_dir() {
         return root;
@@ -26,6 +31,49 @@ pub fn debian(cache: &Path) -> PathBuf {
     run(debootstrap.arg(&fresh).arg(mirror.trim()));
     fs::rename(&fresh, &root).expect("the root file system in its place");
     root
+}
+
+fn derived(cache: &Path, name: &str, packages: &[&str]) -> PathBuf {
+    let root = cache.join(name);
+    if root.is_dir() {
+        return root;
+    }
+    let base = base(cache);
+    let fresh = cache.join(format!("{name}.new"));
+    let _ = fs::remove_dir_all(&fresh);
+    run(Command::new("cp").arg("-a").arg(base).arg(&fresh));
+    // As this host reaches the mirror.
+    fs::copy("/etc/resolv.conf", fresh.join("etc/resolv.conf")).expect("resolv.conf");
+    for words in
+        [&["update"][..], &[&["install", "--yes", "--no-install-recommends"], packages].concat(), &["clean"]]
+    {
+        let mut apt = Command::new("chroot");
+        apt.arg(&fresh).args(["apt-get", "--quiet"]).args(words).env("DEBIAN_FRONTEND", "noninteractive");
+        run(&mut apt);
+    }
+    fs::rename(&fresh, &root).expect("the root file system in its place");
+    root
+}
+
+/// Where the lab keeps what it has fetched, and these file systems with it.
+fn cache() -> PathBuf {
+    let cache = std::env::var_os("XDG_CACHE_HOME").map(PathBuf::from);
+    let cache =
+        cache.unwrap_or_else(|| PathBuf::from(std::env::var_os("HOME").expect("a home")).join(".cache"));
+    cache.join("vmlane")
+}
+
+/// Builds a package of the program that is tested.
+pub fn package(version: &str) -> PathBuf {
+    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the repository");
+    let output = Command::new(repository.join("scripts/package.sh"))
+        .env("PACKAGE_VERSION", version)
+        .output()
+        .expect("scripts/package.sh");
+    assert!(output.status.success(), "{}", told(&output));
+    let told = told(&output);
+    let file = told.split_whitespace().find(|word| word.ends_with(".deb")).expect("the file's name");
+    repository.join(file)
 }
 
 /// Runs a command that must succeed; what it printed.

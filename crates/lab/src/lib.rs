@@ -13,6 +13,7 @@ mod cpio;
 pub mod device;
 pub mod dirs;
 mod elf;
+pub mod first_root;
 mod lab;
 mod log_tail;
 pub mod machine;

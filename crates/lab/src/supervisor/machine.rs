@@ -1,7 +1,7 @@
 //! One guest of a lab as the supervisor holds it: its QEMU or User Mode Linux, its link, its first root.
 
-use std::fs::{self, File};
-use std::io::{BufWriter, ErrorKind, Write};
+use std::fs;
+use std::io::ErrorKind;
 use std::os::fd::OwnedFd;
 use std::os::unix::net::UnixStream;
 use std::process::{Command, Stdio};
@@ -15,18 +15,14 @@ use super::link::{Link, Phase};
 use super::spawn::spawn;
 use super::{daemon, net};
 use crate::child::{self, Extra, Handle};
-use crate::cpio::Archive;
 use crate::device::Device;
-use crate::elf;
+use crate::first_root;
 use crate::plan::{GuestStatus, Plan};
 use crate::proto::Setup;
 use crate::qemu::{self, Boot};
 use crate::setup::UML_KERNEL;
 use crate::spec::GuestSpec;
 use crate::uml;
-
-/// The first program of every guest.
-const INIT: &str = include_str!("../../../../guest/init");
 
 pub struct Machine {
     pub spec: GuestSpec,
@@ -139,26 +135,14 @@ fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
     }
 }
 
-/// Writes one first root for each kernel in use: the kernel's part from the cache, then ours.
+/// Writes one first root for each kernel in use.
 pub fn write_initrds(plan: &Plan) -> Result<()> {
-    let vmlane = fs::read(&plan.vmlane).with_context(|| format!("cannot read {}", plan.vmlane.display()))?;
-    let mut archive = Archive::new(Vec::new());
-    for dir in ["bin", "dev", "proc", "sys", "root"] {
-        archive.directory(dir)?;
-    }
-    archive.character_device("dev/console", 5, 1)?;
-    archive.file("bin/busybox", 0o755, &fs::read(plan.assets.root.busybox())?)?;
-    archive.file("init", 0o755, INIT.as_bytes())?;
-    archive.file("vmlane", 0o755, &elf::loadable(vmlane))?;
-    let ours = archive.finish()?;
+    let ours = first_root::archive(&plan.assets.root, &plan.vmlane)?;
     if plan.assets.uml.is_some() {
         fs::write(plan.initrd(UML_KERNEL), &ours)?; // what it starts with is built in
     }
     for kernel in &plan.assets.kernels {
-        let mut file = BufWriter::new(File::create(plan.initrd(&kernel.version))?);
-        file.write_all(&fs::read(kernel.first_modules())?)?;
-        file.write_all(&ours)?;
-        file.flush()?;
+        first_root::write(kernel, &ours, &plan.initrd(&kernel.version))?;
     }
     Ok(())
 }
