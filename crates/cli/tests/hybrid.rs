@@ -267,7 +267,7 @@ fn vms_are_added_changed_and_removed_while_their_vmms_run() {
     place.text(&["reload"]);
     assert!(is_closed(&mut { opened }));
     reaches(&place, 7, &vmm);
-    // Gone, and the VMM's socket with nobody else's.
+    // Gone: only the VMM's socket stays.
     place.configure(&CONFIG.replace("name = \"fn1\"", "name = \"fn3\""));
     place.text(&["reload"]);
     let left: Vec<_> = fs::read_dir(place.socket("fn1").parent().unwrap()).unwrap().flatten().collect();

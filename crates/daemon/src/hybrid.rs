@@ -76,7 +76,7 @@ fn make(directory: &Path) -> io::Result<()> {
     let vm = directory.parent().unwrap_or(directory);
     DirBuilder::new().recursive(true).mode(0o700).create(vm)?;
     match DirBuilder::new().mode(MODE).create(directory) {
-        // A previous daemon's: no one else may make one there.
+        // A previous daemon's: others cannot make one there.
         Err(error) if error.kind() == io::ErrorKind::AlreadyExists => {}
         made => made?,
     }

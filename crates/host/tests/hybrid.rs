@@ -440,7 +440,7 @@ fn what_is_in_the_way_of_a_forward_stays_and_others_are_served() {
     assert_clean(&world);
 }
 
-/// A name in the VMM's directory may lead to another process's socket, which gets nothing of anybody's.
+/// A name in the VMM's directory may lead to another process's socket, which gets no byte.
 #[test]
 fn a_socket_of_another_users_is_not_connected_to() {
     let world = World::new();
