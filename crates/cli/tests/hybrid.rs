@@ -214,7 +214,8 @@ fn every_kind_of_peer_and_every_view() {
     let mut told = [0; 7];
     eventually("the program listens", || {
         let mut near = first.connect(5001).unwrap();
-        near.write_all(b"to host").unwrap();
+        // While no program listens, the connection may be closed before this.
+        let _ = near.write_all(b"to host");
         (!is_closed(&mut near)).then_some(()).or_else(|| {
             // `listen` ends with its first connection.
             listen.try_wait().unwrap().map(|_| ())
