@@ -227,9 +227,9 @@ fn drivers_are_told_when_they_want_to_be() {
     }
 }
 
-#[test]
-fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
-    let mut nic = Nic::new(MODERN);
+/// A NIC of a guest that may sleep through calls, with a frame for it that came at the time returned.
+fn called_once(features: u64) -> (Nic, Instant) {
+    let mut nic = Nic::new(features);
     nic.lines.lossy.store(true, Ordering::SeqCst);
     nic.device.stop();
     nic.run();
@@ -239,6 +239,24 @@ fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
         end.deliver_one(&frame.packet()).unwrap();
         end.flush(begin);
     });
+    (nic, begin)
+}
+
+#[test]
+fn a_guest_that_is_known_to_have_looked_is_not_called_again() {
+    let (nic, begin) = called_once(MODERN | feature::EVENT_INDEX);
+    let before = nic.lines.calls.load(Ordering::SeqCst);
+    let tick = |micros| nic.with(|end| end.tick(begin + Duration::from_micros(micros)));
+    assert!(tick(40));
+    assert_eq!(nic.lines.calls.load(Ordering::SeqCst), before + 1, "it has not looked yet");
+    nic.rx.driver.store_u16(4 + 2 * usize::from(nic.rx.size), 1);
+    assert!(!tick(1000) && !tick(2000));
+    assert_eq!(nic.lines.calls.load(Ordering::SeqCst), before + 1);
+}
+
+#[test]
+fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
+    let (nic, begin) = called_once(MODERN);
     let calls = || nic.lines.calls.load(Ordering::SeqCst);
     let (mut before, mut again) = (calls(), Vec::new());
     for micros in (0..2000).step_by(10) {

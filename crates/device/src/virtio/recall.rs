@@ -36,11 +36,11 @@ impl Recall {
         self.called.is_some()
     }
 
-    /// Nothing has moved since: is the guest to be called again now?
+    /// Nothing has moved since: is the guest to be called again now? `heard`: it is known to have looked.
     #[cold]
-    pub fn is_due(&mut self, now: Instant) -> bool {
+    pub fn is_due(&mut self, now: Instant, heard: bool) -> bool {
         let Some((at, times)) = self.called else { return false };
-        if times == TIMES {
+        if heard || times == TIMES {
             self.called = None;
             return false;
         }

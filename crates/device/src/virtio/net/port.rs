@@ -323,7 +323,8 @@ impl NetPort {
     /// Calls a guest again that may have slept through the last call. True if it may have to be done once more.
     #[cold]
     fn repeat_call(&mut self, now: Instant) -> bool {
-        if self.recall.is_due(now)
+        let heard = self.rx.iter().all(|queue| queue.queue.is_heard());
+        if self.recall.is_due(now, heard)
             && let Some(queue) = self.rx.first()
         {
             self.counters.calls.bump(1);

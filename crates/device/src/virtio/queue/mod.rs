@@ -165,6 +165,12 @@ impl Queue {
         tell
     }
 
+    /// Is it known that the driver has looked at all completions that are visible? Drivers say so in split rings with event
+    /// index alone: there they ask to hear of the next one.
+    pub fn is_heard(&self) -> bool {
+        matches!(&self.kind, Kind::Split(ring) if ring.is_heard())
+    }
+
     /// Where to note which pages of the guest's are written.
     #[inline]
     pub fn log(&self) -> Option<&DirtyLog> {

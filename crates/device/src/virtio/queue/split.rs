@@ -209,6 +209,12 @@ impl Split {
         }
     }
 
+    /// Has the driver looked at all completions that are visible? Unknown, and so false, without event index.
+    pub fn is_heard(&self) -> bool {
+        let event = || self.available.load_u16(ENTRIES + 2 * usize::from(self.size));
+        self.event_index && event() == self.published.get()
+    }
+
     pub fn quiet(&mut self) {
         // With event index the flags are not looked at; a chain that is behind the event already
         // announces nothing until the index has come around.

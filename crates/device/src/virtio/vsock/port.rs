@@ -433,8 +433,12 @@ impl Port {
         if self.held >= HELD {
             self.deliver_withheld(now);
         }
-        if self.recall.is_pending() && self.recall.is_due(now) {
-            self.lines.call(RX);
+        if self.recall.is_pending() {
+            // What is withheld is not to be heard yet.
+            let heard = self.rx.is_heard() && (self.owed.is_some() || self.tx.is_heard());
+            if self.recall.is_due(now, heard) {
+                self.lines.call(RX);
+            }
         }
     }
 
