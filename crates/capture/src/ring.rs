@@ -23,8 +23,8 @@ use vmlane_wire::ethernet::TAG;
 use vmlane_wire::virtio_vsock;
 use vmlane_wire::vmci::MAX_DATAGRAM_PAYLOAD;
 
-use crate::streams::HEADER as VSOCK_HEADER;
-
+/// Bytes of the header in front of what passed a `vsock:` point (LINKTYPE_VSOCK).
+pub const VSOCK_HEADER: usize = 32;
 /// Points of one capture, at most.
 pub const MAX_POINTS: usize = 64;
 /// Bytes of a record's data, at most: the longest datagram with the header that a capture puts in front of it. The longest frame

@@ -9,10 +9,8 @@ use vmlane_wire::virtio_vsock::{HEADER as PACKET_HEADER, Header, op};
 use zerocopy::IntoBytes;
 
 use crate::filter::Filter;
-use crate::ring::{Direction, Kind, MAX_RECORD, Mark, Ring, Slot};
+use crate::ring::{Direction, Kind, MAX_RECORD, Mark, Ring, Slot, VSOCK_HEADER as HEADER};
 
-/// Bytes of the header.
-pub const HEADER: usize = 32;
 /// `op` of the header.
 const OP_UNKNOWN: u16 = 0;
 const OP_CONNECT: u16 = 1;

@@ -5,7 +5,7 @@
 //! | `server.rs` | the one thread that serves them all: listening sockets, requests, listeners by port |
 //! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
 //! | `server/programs.rs` | what programs ask for |
-//! | `hybrid.rs`, `server/hybrid.rs` | VMs whose VMMs have hybrid Unix sockets |
+//! | `hybrid.rs`, `forwards.rs`, `hybrid_views.rs`, `server/hybrid.rs`, `server/asked.rs` | VMs whose VMMs have hybrid Unix sockets |
 //! | `server/turns.rs` | whose turn it is |
 //! | `client.rs` | one process's connection, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
@@ -18,7 +18,9 @@
 //! Everything a process can grow is bounded; a process that misbehaves loses its own sockets.
 
 mod client;
+mod forwards;
 mod hybrid;
+mod hybrid_views;
 mod mail;
 mod server;
 mod socket;
@@ -41,11 +43,13 @@ use vmlane_wire::host;
 use vmlane_wire::vmci::CID_HOST;
 use zerocopy::IntoBytes;
 
-pub use hybrid::{HybridConnection, HybridStats, HybridView, HybridVm};
+pub use hybrid::{HybridStats, HybridVm};
+pub use hybrid_views::{HybridConnection, HybridView};
 pub use mail::Guest;
 pub use socket::connect;
 
-use hybrid::{Forwards, HybridEndpoint, Shown};
+use forwards::{Forwards, HybridEndpoint};
+use hybrid_views::Shown;
 use mail::{Mail, Mailbox};
 
 /// Bounds.

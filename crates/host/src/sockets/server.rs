@@ -1,5 +1,6 @@
 //! The thread that serves host sockets. It alone owns the tables; nothing in it waits for a process.
 
+mod asked;
 mod calls;
 mod clients;
 mod hybrid;
@@ -22,11 +23,11 @@ use vmlane_port::Budget;
 use vmlane_vsock::{FIRST_FREE_PORT, Failed, HOST, HostAccess, HostRules, Router};
 use vmlane_wire::host::{PORT_ANY, Reply, SWITCH};
 
+use self::asked::Hybrids;
 use self::clients::Clients;
-use self::hybrid::Hybrids;
 use self::turns::Turns;
 use super::client::{Account, Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
-use super::hybrid::Shown;
+use super::hybrid_views::Shown;
 use super::mail::{Guest, Mail, Mailbox, Token};
 use super::socket::{self, Io};
 use super::stream::{Kind, Turn};

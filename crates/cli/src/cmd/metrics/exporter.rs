@@ -1,6 +1,5 @@
 //! Asks the daemon: two calls on one connection, for all VMs together.
 
-use std::io::Write as _;
 use std::sync::Mutex;
 use std::time::{Duration, Instant};
 
@@ -9,6 +8,7 @@ use prometheus_client::registry::Registry;
 use vmlane_api::{ClientError, Stats, Status};
 
 use super::families::Scrape;
+use super::seen::Seen;
 use crate::cmd::control::Where;
 
 /// The text of a scrape is served again for so long: however often the exporter is asked, it does not ask the daemon more often.
@@ -28,18 +28,6 @@ pub struct Exporter {
 struct Last {
     text: Option<(Instant, String)>,
     seen: Seen,
-}
-
-/// What the exporter itself has counted since its start.
-#[derive(Clone, Copy, Debug, Default)]
-pub struct Seen {
-    /// Of the daemon that answered last.
-    pid: Option<u32>,
-    /// The last scrape failed, and that was written to stderr.
-    told: bool,
-    pub scrapes: u64,
-    pub failures: u64,
-    pub restarts: u64,
 }
 
 impl Exporter {
@@ -83,34 +71,5 @@ impl Exporter {
     fn ask(&self) -> Result<(Status, Stats), ClientError> {
         let mut client = self.place.connect()?.with_timeout(PATIENCE);
         Ok((client.status()?, client.stats()?))
-    }
-}
-
-/// To stderr, if it is still open.
-fn tell(what: &str) {
-    let _ = writeln!(std::io::stderr(), "vmlane: {what}");
-}
-
-impl Seen {
-    /// Counts a scrape. Writes to stderr when the daemon stops answering and when it answers again, not each time.
-    fn note(&mut self, answers: &Result<(Status, Stats), ClientError>) {
-        self.scrapes += 1;
-        match answers {
-            Ok((status, _)) => {
-                if self.pid.is_some_and(|pid| pid != status.pid) {
-                    self.restarts += 1;
-                }
-                self.pid = Some(status.pid);
-                if std::mem::take(&mut self.told) {
-                    tell(&format!("the daemon answers (pid {})", status.pid));
-                }
-            }
-            Err(error) => {
-                self.failures += 1;
-                if !std::mem::replace(&mut self.told, true) {
-                    tell(&error.to_string());
-                }
-            }
-        }
     }
 }

@@ -17,7 +17,7 @@ use prometheus_client::metrics::MetricType;
 use prometheus_client::registry::Unit;
 use vmlane_api::{CounterList, Stats, Status, VmStats, VmStatus};
 
-use super::exporter::Seen;
+use super::seen::Seen;
 
 /// Bytes of a name that are shown; those of a configuration are shorter.
 const LONGEST_LABEL: usize = 128;

@@ -1,86 +1,26 @@
 //! VMs whose VMMs have hybrid sockets: connections to their guests, which a VMM is asked for, and from them, which come at the
 //! sockets of their forwards.
 
-use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::Path;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use vmlane_access::Peer;
 use vmlane_port::StreamAddress;
-use vmlane_vsock::{Call, Failed, Key, Router};
+use vmlane_vsock::{Call, Failed, Key};
 
 use super::turns;
 use super::{CONNECT, Server};
 use crate::sockets::client::{Account, Client, Dialect, Opening, Ring, State, VmmAnswer, vmm_answer};
-use crate::sockets::hybrid::{HybridConnection, HybridStats, HybridVm, Shown, target};
+use crate::sockets::hybrid::{HybridStats, target};
+use crate::sockets::hybrid_views::HybridConnection;
 use crate::sockets::mail::Token;
 use crate::sockets::socket::{self, Io};
-use crate::sockets::stream::Moved;
 
 /// How long a VMM may take to answer. Firecracker gives its guest 2 s.
 const ANSWER: Duration = Duration::from_secs(5);
-
-/// The VMs, and the connections that their VMMs have been asked for.
-pub struct Hybrids {
-    vms: HashMap<u32, (HybridVm, Arc<HybridStats>)>,
-    /// By number of the call.
-    asked: HashMap<u64, Token>,
-    shown: Arc<Mutex<Shown>>,
-}
-
-impl Hybrids {
-    pub fn new(shown: Arc<Mutex<Shown>>) -> Hybrids {
-        Hybrids { vms: HashMap::new(), asked: HashMap::new(), shown }
-    }
-
-    pub fn set(&mut self, vm: HybridVm, stats: Arc<HybridStats>) {
-        self.shown.lock().set(&vm.vm, &stats);
-        self.vms.insert(vm.vm.cid, (vm, stats));
-    }
-
-    pub fn vm(&self, cid: u32) -> Option<&HybridVm> {
-        self.vms.get(&cid).map(|(vm, _)| vm)
-    }
-
-    /// Counts something of this VM, if it is one.
-    pub fn count(&self, cid: Option<u32>, count: impl FnOnce(&HybridStats)) {
-        if let Some((_, stats)) = cid.and_then(|cid| self.vms.get(&cid)) {
-            count(stats);
-        }
-    }
-
-    pub fn moved(&self, account: Account, moved: Moved) {
-        if let Account::Vm(cid) = account {
-            self.count(Some(cid), |stats| {
-                stats.bytes_sent.bump(moved.up as u64);
-                stats.bytes_received.bump(moved.down as u64);
-            });
-        }
-    }
-
-    /// The connection of this client is joined.
-    pub fn joined(&self, token: Token, account: Account) {
-        if let Account::Vm(cid) = account {
-            self.count(Some(cid), |stats| stats.established.inc());
-            self.shown.lock().joined(token);
-        }
-    }
-
-    /// A client of a VM is gone.
-    pub fn ends(&self, token: Token) {
-        self.shown.lock().ends(token);
-    }
-
-    /// Nothing comes of what a VMM was asked for.
-    pub fn over(&mut self, router: &Router, call: Call, why: Failed) {
-        self.asked.remove(&call.number);
-        router.refuse(call, why);
-    }
-}
 
 impl Server {
     /// A connection to a guest is wanted: its VMM is asked for it.
@@ -136,7 +76,7 @@ impl Server {
         let socket = Arc::new(socket);
         let client = Client { socket, peer, account, state, deadline, waker: None };
         let token = self.admit(client).ok_or(Failed::Refused)?;
-        self.hybrids.asked.insert(call.number, token);
+        self.hybrids.asks(call, token);
         self.shows(token, cid, call);
         self.turns.charge(account, turns::CONNECT);
         Ok(())
@@ -176,7 +116,7 @@ impl Server {
         if let Ring::Ours(pump) = &mut ring {
             pump.hung_up = hung_up;
         }
-        self.hybrids.asked.remove(&call.number);
+        self.hybrids.answered(call);
         self.becomes(token, State::Accepting(Opening { call, ring }, None), Some(Instant::now() + CONNECT));
         if let Some(client) = self.clients.get_mut(token) {
             client.waker = Some(waker.clone());
@@ -189,7 +129,7 @@ impl Server {
 
     /// The client has given up before the VMM has answered.
     pub(super) fn vmm_given_up(&mut self, call: Call) {
-        if let Some(token) = self.hybrids.asked.remove(&call.number) {
+        if let Some(token) = self.hybrids.answered(call) {
             self.close(token);
         }
     }
@@ -229,7 +169,7 @@ impl Server {
     pub(super) fn shows(&self, token: Token, vm: u32, call: Call) {
         let Key { client, server } = call.key;
         let connection = HybridConnection { vm, client, server, established: false };
-        self.hybrids.shown.lock().connects(token, connection);
+        self.hybrids.shows(token, connection);
     }
 
     /// The VM is served no more: its connections end.
@@ -238,8 +178,7 @@ impl Server {
         self.listening.retain(|_, listening| !of(listening.dialect));
         self.clients.tokens_of(Account::Vm(cid)).into_iter().for_each(|token| self.reset(token));
         self.budgets.remove(&Account::Vm(cid));
-        self.hybrids.vms.remove(&cid);
-        self.hybrids.shown.lock().remove(cid);
+        self.hybrids.remove(cid);
     }
 }
 
