@@ -28,6 +28,10 @@ cid = 4
 name = \"mail\"
 cid = 5
 vsock = \"virtio\"
+[[vm]]
+name = \"cache\"
+cid = 6
+vsock = \"hybrid\"
 ";
 
 /// A process that does not outlive its test.
@@ -114,7 +118,8 @@ fn a_daemons_counters_are_printed_once() {
     for (name, labels, expected) in [
         ("vmlane_up", &[][..], 1.0),
         ("vmlane_build_info", &[("version", env!("CARGO_PKG_VERSION"))], 1.0),
-        ("vmlane_vms", &[], 3.0),
+        ("vmlane_vms", &[], 4.0),
+        ("vmlane_vm_vmm_late_total", &[("vm", "cache")], 0.0),
         ("vmlane_vm_stream_sent_bytes_total", &[("vm", "mail")], 0.0),
         ("vmlane_vm_packets_sent_total", &[("vm", "mail")], 0.0),
         ("vmlane_vm_attached", &[("vm", "db")], 0.0),
@@ -138,7 +143,7 @@ fn a_daemons_counters_are_printed_once() {
     assert!(empty.is_empty(), "no daemon tells this: {empty:?}");
 
     let one = read(&text(&world.metrics(&["--max-vms", "1"])));
-    assert_eq!(value(&one, "vmlane_vms_left_out", &[]), Some(2.0));
+    assert_eq!(value(&one, "vmlane_vms_left_out", &[]), Some(3.0));
     assert!(value(&one, "vmlane_vm_attached", &[]).is_some(), "one VM is shown");
     let older = text(&world.metrics(&["--format", "prometheus"]));
     assert!(older.contains("# TYPE vmlane_nic_drops_total counter\n") && !older.contains("# EOF"), "{older}");

@@ -5,7 +5,7 @@ mod common;
 use std::fs;
 use std::os::unix::fs::{PermissionsExt as _, chown};
 use std::os::unix::process::CommandExt as _;
-use std::path::PathBuf;
+use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Output, Stdio};
 
 use common::eventually;
@@ -31,7 +31,11 @@ impl User {
     fn new() -> User {
         let user = User { place: tempfile::tempdir().unwrap() };
         fs::set_permissions(user.place.path(), fs::Permissions::from_mode(0o711)).unwrap();
-        fs::copy(env!("CARGO_BIN_EXE_vmlane"), user.program()).unwrap();
+        // By another process: what a test beside this one starts at that moment would have the file open for writing, too, and a
+        // file that is written to cannot be started.
+        let copy =
+            Command::new("cp").args([Path::new(env!("CARGO_BIN_EXE_vmlane")), &user.program()]).status();
+        assert!(copy.unwrap().success());
         fs::create_dir(user.base()).unwrap();
         fs::write(user.config(), "[[vm]]\nname = \"web\"\ncid = 3\n").unwrap();
         if rustix::process::geteuid().is_root() {

@@ -294,7 +294,12 @@ fn a_daemon_whose_keeper_comes_late_serves_and_gives_it_everything() {
     let mut vmm = connect(&run.join("vm/a/nic0.sock"));
     vmm.write(CONFIG_REGION, INTERRUPT_LINE, &[44]).unwrap();
     let late = KeeperService::start(&run);
-    eventually("sockets and records", || (held(late.pid()) > 10).then_some(()));
+    let mut before = 0;
+    eventually("sockets, records and the session, one after another", || {
+        std::thread::sleep(Duration::from_millis(500));
+        let now = held(late.pid());
+        (now > 10 && std::mem::replace(&mut before, now) == now).then_some(())
+    });
     daemon.kill();
     assert_eq!(vmm.read_u8(CONFIG_REGION, INTERRUPT_LINE).unwrap(), 44);
 }
