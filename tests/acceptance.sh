@@ -51,7 +51,7 @@ if [ -n "${ONLY:-}" ]; then
     }
     chosen+=$line$'\n'
   done
-  ranked=$(sort -n -u <<<"${chosen%$'\n'}")
+  ranked=$(sort -k1,1n -k2 -u <<<"${chosen%$'\n'}")
 fi
 
 # NAME.passed holds the hash of the sources with which NAME passed last, the seconds that took, and how many tests.
