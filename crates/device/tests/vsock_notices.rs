@@ -99,6 +99,32 @@ fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
 }
 
 #[test]
+fn a_guest_is_called_again_although_others_are_busy() {
+    let (mut bench, mut a, b) = pair(false);
+    let (mut c, mut d) = (bench.guest(vm(5), false), bench.guest(vm(6), false));
+    c.post_buffers(8, 4096);
+    d.post_buffers(usize::from(RING) - 8, 4096);
+    c.packet(1, (6, 2), kind::STREAM, op::REQUEST, &[]);
+    bench.run();
+    d.packet(2, (5, 1), kind::STREAM, op::RESPONSE, &[]);
+    b.calls.lossy.store(true, Ordering::Relaxed);
+    bench.detach(&b);
+    bench.attach(&b);
+    bench.run();
+    b.calls.take();
+    a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");
+    let mut called = Vec::new();
+    for _ in 0..10 {
+        c.packet(1, (6, 2), kind::STREAM, op::RW, b"of others");
+        assert!(bench.round(), "something moves in every round");
+        called.push(b.calls.take().0);
+        bench.now += Duration::from_micros(10);
+    }
+    assert_eq!(called, [1, 0, 0, 1, 0, 0, 1, 0, 0, 0]);
+    assert_eq!(d.received().len(), 11);
+}
+
+#[test]
 fn nothing_is_owed_when_the_rings_stop() {
     let (mut bench, mut a, _b) = pair(false);
     a.packet(1, (4, 2), kind::STREAM, op::RW, b"a packet");

@@ -36,7 +36,7 @@ impl Recall {
         self.called.is_some()
     }
 
-    /// Nothing has moved since: is the guest to be called again now? `heard`: it is known to have looked.
+    /// Is the guest to be called again now? `heard`: it is known to have looked.
     #[cold]
     pub fn is_due(&mut self, now: Instant, heard: bool) -> bool {
         let Some((at, times)) = self.called else { return false };

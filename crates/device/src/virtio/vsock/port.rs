@@ -427,18 +427,22 @@ impl Port {
         }
     }
 
-    /// Nothing moves: a driver whose packets hold much memory hears of them now, and a guest that may have slept through a
-    /// call is called again.
-    pub fn idle(&mut self, now: Instant) {
+    /// Nothing moves: a driver whose packets hold much memory hears of them now.
+    pub fn deliver_held(&mut self, now: Instant) {
         if self.held >= HELD {
             self.deliver_withheld(now);
         }
-        if self.recall.is_pending() {
-            // What is withheld is not to be heard yet.
-            let heard = self.rx.is_heard() && (self.owed.is_some() || self.tx.is_heard());
-            if self.recall.is_due(now, heard) {
-                self.lines.call(RX);
-            }
+    }
+
+    /// A guest that may have slept through a call is called again, whatever other guests do meanwhile.
+    pub fn repeat_call(&mut self, now: Instant) {
+        if !self.recall.is_pending() {
+            return;
+        }
+        // What is withheld is not to be heard yet.
+        let heard = self.rx.is_heard() && (self.owed.is_some() || self.tx.is_heard());
+        if self.recall.is_due(now, heard) {
+            self.lines.call(RX);
         }
     }
 

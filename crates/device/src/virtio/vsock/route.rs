@@ -130,8 +130,9 @@ impl Routes {
             moved |= port.holds_replies() && port.send_replies();
             port.flush(now);
             if !moved {
-                port.idle(now);
+                port.deliver_held(now);
             }
+            port.repeat_call(now);
         });
         for vm in self.vms.values_mut() {
             if let Some(port) = &mut vm.port {
