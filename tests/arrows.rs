@@ -57,10 +57,15 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Tools talk to the daemon; they link no device.
     ("bench", &["sock"]),
     ("lab", &["api"]),
+    // What the doctor asks the other machine goes over the bench's connections.
+    ("doctor", &["bench"]),
     ("experiment", &["api", "bench", "lab"]),
     // Other systems' words for VMs: texts in, texts out.
     ("import", &["wire"]),
-    ("cli", &["api", "bench", "capture", "daemon", "experiment", "import", "lab", "preload", "sock"]),
+    (
+        "cli",
+        &["api", "bench", "capture", "daemon", "doctor", "experiment", "import", "lab", "preload", "sock"],
+    ),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "vsock", "wire"]),
     (

@@ -1,5 +1,6 @@
 //! The asking end: one call, one measurement.
 
+use std::net::IpAddr;
 use std::sync::Arc;
 use std::time::{Duration, Instant, SystemTime};
 
@@ -97,6 +98,36 @@ pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -
     let started_at_ns = u64::try_from(since.as_nanos()).unwrap_or(u64::MAX);
     let local = Local { sessions, machine, tcp, sizes, intervals, started_at_ns };
     Report::new(to, &spec, &local, &remote)
+}
+
+/// What a server that tells about its machine answers, and the addresses of the connection it came over.
+#[derive(Debug)]
+pub struct Told {
+    pub answer: serde_json::Value,
+    pub here: Option<IpAddr>,
+    pub there: Option<IpAddr>,
+}
+
+/// Asks a server of `vmlane bench server --doctor` something about its machine.
+pub fn ask(
+    to: &Address,
+    options: &Options,
+    request: &serde_json::Value,
+    patience: Duration,
+) -> Result<Told, Error> {
+    let control = match options.ip {
+        Some(version) => transport::only(to, version)?,
+        None => to.clone(),
+    };
+    let channel = greet(&control, options)?;
+    channel.send(&Message::Ask { request: request.clone() })?;
+    match channel.recv(patience, "examining its machine")? {
+        Message::Answer { answer } => {
+            let (here, there) = channel.conn().ip_addresses();
+            Ok(Told { answer, here, there })
+        }
+        other => Err(channel.unexpected(&other)),
+    }
 }
 
 struct Ready {
@@ -208,6 +239,10 @@ fn assemble_datagrams(
         DatagramConn::connect(&transport::announced(control, port), buffers, token).map(Arc::new)
     };
     let conns = ports.iter().map(connect).collect::<Result<Vec<_>, _>>()?;
+    if spec.dont_fragment {
+        let set = conns.iter().try_for_each(|conn| conn.set_dont_fragment());
+        set.map_err(Error::io("setting the don't-fragment bit"))?;
+    }
     let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
     let hello = Header::hello(token).to_bytes();
     let until = Instant::now() + ARRIVAL;

@@ -15,7 +15,7 @@
 //! Finish                         -->                          the client's sessions are done
 //!                                <--    Result                what the server's sessions saw
 //! ```
-//! The server may answer anything with `Error` and close. A peer that is silent for longer than the step
+//! Instead of a test, a client may ask about the server's machine: `Ask`, then `Answer`. The server may answer anything with `Error` and close. A peer that is silent for longer than the step
 //! allows is given up; nothing a peer sends makes the other end allocate more than `MAX_MESSAGE`.
 
 use std::io;
@@ -34,7 +34,7 @@ use crate::transport::{Conn, is_timeout};
 /// Raised whenever an older peer would misunderstand.
 pub const PROTOCOL: u32 = 2;
 const MAGIC: &str = "vmlane-bench";
-const MAX_MESSAGE: usize = 256 << 10;
+pub const MAX_MESSAGE: usize = 256 << 10;
 /// For steps at which the peer has nothing to do but answer.
 pub const ANSWER: Duration = Duration::from_secs(5);
 
@@ -53,6 +53,13 @@ pub enum Message {
         proof: String,
     },
     Test(Spec),
+    /// About the server's machine, in the words of whoever answers there.
+    Ask {
+        request: serde_json::Value,
+    },
+    Answer {
+        answer: serde_json::Value,
+    },
     Ready {
         port: u32,
         #[serde(default)]
@@ -88,6 +95,8 @@ impl Message {
             Message::Hello { .. } => "hello",
             Message::Proof { .. } => "proof",
             Message::Test(_) => "test",
+            Message::Ask { .. } => "ask",
+            Message::Answer { .. } => "answer",
             Message::Ready { .. } => "ready",
             Message::Accepted { .. } => "accepted",
             Message::Start => "start",
@@ -116,6 +125,10 @@ impl Channel {
     pub fn send(&self, message: &Message) -> Result<(), Error> {
         let body = serde_json::to_vec(message)
             .map_err(|error| Error::Io { doing: "writing a control message", cause: error.into() })?;
+        if body.len() > MAX_MESSAGE {
+            let why = format!("a message of {} bytes; {MAX_MESSAGE} are the most", body.len());
+            return Err(Error::Io { doing: "writing a control message", cause: io::Error::other(why) });
+        }
         let mut frame = (body.len() as u32).to_le_bytes().to_vec();
         frame.extend_from_slice(&body);
         let doing = "sending a control message";

@@ -73,6 +73,12 @@ impl Cue {
         true
     }
 
+    /// Whether an error on a connection only says that one of the ends gave it up when the time was over: the other
+    /// end's clock started at about the same time.
+    pub fn was_abandoned(&self) -> bool {
+        self.spec.abandon && Instant::now() >= self.opens()
+    }
+
     pub fn is_overdue(&self, now: Instant) -> bool {
         now > self.finishes() + GRACE
     }
@@ -183,6 +189,7 @@ impl SessionGroup {
         let ends = opens + self.spec.length();
         let borders = [opens, ends, ends + self.spec.cooldown()];
         let (phase, stop) = (self.phase.clone(), self.stop.clone());
+        let abandoned = if self.spec.abandon { self.conns.clone() } else { Vec::new() };
         let turn = move || {
             for border in borders {
                 while !stop.load(Ordering::Relaxed) {
@@ -194,6 +201,7 @@ impl SessionGroup {
                 }
                 phase.fetch_add(1, Ordering::Relaxed);
             }
+            abandoned.iter().for_each(|conn| conn.hang_up());
         };
         let clock = std::thread::Builder::new().name("clock".into()).spawn(turn);
         if clock.is_err() {

@@ -69,10 +69,23 @@ pub struct Spec {
     /// Bits per second that a sending session keeps to; none: as fast as it can.
     #[serde(default)]
     pub rate_bps: Option<u64>,
+    /// Datagrams that do not fit the path are lost, not fragmented.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub dont_fragment: bool,
+    /// When the time is up, connections are closed with what is still under way, so that a test of a broken path
+    /// ends in time too.
+    #[serde(default, skip_serializing_if = "is_false")]
+    pub abandon: bool,
 }
 
 fn one() -> u32 {
     1
+}
+
+/// For keys that servers of before do not know, and need not.
+#[expect(clippy::trivially_copy_pass_by_ref, reason = "serde's signature")]
+fn is_false(value: &bool) -> bool {
+    !value
 }
 
 /// The least and the most bytes of a datagram: our header, and what UDP over IPv4 can carry.
@@ -98,6 +111,8 @@ impl Spec {
             cooldown: 0.0,
             in_flight: 1,
             rate_bps: None,
+            dont_fragment: false,
+            abandon: false,
         }
     }
 

@@ -97,13 +97,39 @@ pub fn receive_from(socket: &Socket, buffer: &mut [u8]) -> io::Result<(usize, So
     socket.recv_from(room)
 }
 
-/// What TCP knows of a connection. Bytes, microseconds and counts.
+/// What TCP knows of a connection. Bytes, microseconds and counts. Zero: this kernel does not tell.
 #[derive(Clone, Copy, Debug, Default)]
 pub struct TcpState {
     pub retransmits: u64,
     pub cwnd_segments: u64,
     pub mss: u64,
     pub rtt_us: u64,
+    pub min_rtt_us: u64,
+    /// How long there was something to send, and how much of that the peer's window and our send buffer held it up.
+    pub busy_us: u64,
+    pub rwnd_limited_us: u64,
+    pub sndbuf_limited_us: u64,
+}
+
+/// `IP_PMTUDISC_PROBE`: the don't-fragment bit is set, and what the kernel believes of the path is not asked.
+pub fn set_dont_fragment(socket: impl AsFd, is_v6: bool) -> io::Result<()> {
+    let (level, option) = if is_v6 {
+        (libc::IPPROTO_IPV6, libc::IPV6_MTU_DISCOVER)
+    } else {
+        (libc::IPPROTO_IP, libc::IP_MTU_DISCOVER)
+    };
+    let value: libc::c_int = libc::IP_PMTUDISC_PROBE;
+    // SAFETY: the descriptor is borrowed for the call; pointer and length describe `value`, which outlives it.
+    let result = unsafe {
+        libc::setsockopt(
+            socket.as_fd().as_raw_fd(),
+            level,
+            option,
+            (&raw const value).cast(),
+            size_of::<libc::c_int>() as libc::socklen_t,
+        )
+    };
+    if result == 0 { Ok(()) } else { Err(io::Error::last_os_error()) }
 }
 
 /// `TCP_INFO` (linux/tcp.h).
@@ -129,6 +155,10 @@ pub fn tcp_info(socket: impl AsFd) -> io::Result<TcpState> {
         cwnd_segments: info.tcpi_snd_cwnd.into(),
         mss: info.tcpi_snd_mss.into(),
         rtt_us: info.tcpi_rtt.into(),
+        min_rtt_us: info.tcpi_min_rtt.into(),
+        busy_us: info.tcpi_busy_time,
+        rwnd_limited_us: info.tcpi_rwnd_limited,
+        sndbuf_limited_us: info.tcpi_sndbuf_limited,
     })
 }
 

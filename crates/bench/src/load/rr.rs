@@ -24,22 +24,33 @@ pub fn ask(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let mut now = Instant::now();
     loop {
         let goes_on = now < finishes && !cue.is_stopped();
-        if depth > 1 {
-            out.fill(conn, &request, if goes_on { depth } else { 0 })?;
+        let asking = if depth > 1 {
+            out.fill(conn, &request, if goes_on { depth } else { 0 })
         } else if goes_on {
-            conn.write_all(&request)?;
             out.asked.push_back(now);
-        }
-        let Some(asked) = out.asked.pop_front() else { break };
-        if !conn.read_full(&mut response)? {
-            return Err(io::ErrorKind::UnexpectedEof.into());
+            conn.write_all(&request)
+        } else {
+            Ok(())
+        };
+        let Some(asked) = out.asked.pop_front() else {
+            asking?;
+            break;
+        };
+        match asking.and_then(|()| conn.read_full(&mut response)) {
+            Ok(true) => {}
+            _ if cue.was_abandoned() => break,
+            Ok(false) => return Err(io::ErrorKind::UnexpectedEof.into()),
+            Err(error) => return Err(error),
         }
         now = Instant::now();
         if meter.count(now, bytes, 1) {
             record(&mut times, now - asked);
         }
     }
-    conn.finish_sending()?;
+    match conn.finish_sending() {
+        Err(error) if !cue.was_abandoned() => return Err(error),
+        _ => {}
+    }
     Ok(Session { tally: meter.close(now), round_trips: Some(times), ..Session::default() })
 }
 
@@ -81,8 +92,17 @@ pub fn answer(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let response = pattern(cue.spec.response_bytes);
     let mut meter = cue.meter();
     let mut seen = cue.nothing_seen();
-    while conn.read_full(&mut request)? {
-        conn.write_all(&response)?;
+    loop {
+        let answered = match conn.read_full(&mut request) {
+            Ok(true) => conn.write_all(&response).map(|()| true),
+            other => other,
+        };
+        match answered {
+            Ok(true) => {}
+            Ok(false) => break,
+            Err(_) if cue.was_abandoned() => break,
+            Err(error) => return Err(error),
+        }
         if !cue.must_look(&mut seen) {
             meter.add(request.len() + response.len(), 1);
             continue;

@@ -20,7 +20,12 @@ pub fn send(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let mut seen = cue.nothing_seen();
     loop {
         pace.wait(message.len(), finishes);
-        conn.write_all(&message)?;
+        if let Err(error) = conn.write_all(&message) {
+            if cue.was_abandoned() {
+                return Ok(Session { tally: meter.close(Instant::now()), ..Session::default() });
+            }
+            return Err(error);
+        }
         if !cue.must_look(&mut seen) {
             meter.add(message.len(), 0);
             if cue.is_stopped() {
@@ -34,7 +39,10 @@ pub fn send(conn: &Conn, cue: &Cue) -> io::Result<Session> {
             break;
         }
     }
-    conn.finish_sending()?;
+    match conn.finish_sending() {
+        Err(error) if !cue.was_abandoned() => return Err(error),
+        _ => {}
+    }
     Ok(Session { tally: meter.close(Instant::now()), ..Session::default() })
 }
 
@@ -43,7 +51,10 @@ pub fn receive(conn: &Conn, cue: &Cue) -> io::Result<Session> {
     let mut meter = cue.meter();
     let mut seen = cue.nothing_seen();
     loop {
-        let count = conn.read(&mut buffer)?;
+        let count = match conn.read(&mut buffer) {
+            Err(_) if cue.was_abandoned() => 0,
+            other => other?,
+        };
         if count > 0 && !cue.must_look(&mut seen) {
             meter.add(count, 0);
             continue;

@@ -6,7 +6,7 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 
-use super::Shared;
+use super::{Question, Shared};
 use crate::address::Address;
 use crate::auth::{self, Secret};
 use crate::control::{ANSWER, Channel, Message};
@@ -55,6 +55,7 @@ fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Resul
     }
     let spec = match channel.recv(ANSWER, "asking for a test")? {
         Message::Test(spec) => Arc::new(spec),
+        Message::Ask { request } => return tell(channel, shared, &request),
         other => return Err(channel.unexpected(&other)),
     };
     spec.check(&shared.limits, "this server")?;
@@ -66,6 +67,17 @@ fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Resul
         )
     })?;
     measure(channel, server_address, &spec)
+}
+
+fn tell(channel: &Channel, shared: &Shared, request: &serde_json::Value) -> Result<(), Error> {
+    let examiner = shared.examiner.as_ref().ok_or_else(|| {
+        Error::Usage(
+            "it tells nothing about its machine: start it as vmlane bench server --doctor".to_owned(),
+        )
+    })?;
+    let (here, there) = channel.conn().ip_addresses();
+    let answer = examiner(&Question { request, here, there }).map_err(Error::Usage)?;
+    channel.send(&Message::Answer { answer })
 }
 
 fn check_proof(channel: &Channel, secret: &Secret, challenge: &str) -> Result<(), Error> {
@@ -262,6 +274,10 @@ fn datagram_group(
         let (conn, port) = DatagramConn::bind(&address, buffers, token)?;
         conns.push(Arc::new(conn));
         ports.push(port);
+    }
+    if spec.dont_fragment {
+        let set = conns.iter().try_for_each(|conn| conn.set_dont_fragment());
+        set.map_err(Error::io("setting the don't-fragment bit"))?;
     }
     let sizes = conns[0].buffers().ok();
     channel.send(&Message::Ready { port: 0, ports, token })?;

@@ -7,6 +7,7 @@ mod connection;
 mod quota;
 
 use std::io;
+use std::net::IpAddr;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -26,6 +27,17 @@ pub use quota::ServerLimits;
 /// Where one line about each failed connection goes.
 pub type Log = Arc<dyn Fn(&str) + Send + Sync>;
 
+/// What a client wants to know about this machine, and the addresses of the connection it came over.
+#[derive(Debug)]
+pub struct Question<'a> {
+    pub request: &'a serde_json::Value,
+    pub here: Option<IpAddr>,
+    pub there: Option<IpAddr>,
+}
+
+/// Answers questions about this machine. What it refuses, it says in words for the one who asked.
+pub type Examiner = Arc<dyn Fn(&Question<'_>) -> Result<serde_json::Value, String> + Send + Sync>;
+
 pub struct Server {
     listeners: Vec<Listener>,
     shared: Arc<Shared>,
@@ -37,6 +49,8 @@ struct Shared {
     log: Log,
     /// What a client must know.
     secret: Option<Secret>,
+    /// None: nothing is told about this machine.
+    examiner: Option<Examiner>,
 }
 
 /// A server on a thread of its own; it stops when this is dropped.
@@ -59,6 +73,7 @@ impl Server {
             quota: Quota::default(),
             log: Arc::new(|_| ()),
             secret: None,
+            examiner: None,
         };
         Ok(Server { listeners, shared: Arc::new(shared) })
     }
@@ -70,6 +85,11 @@ impl Server {
     /// Serves only clients that know the secret.
     pub fn with_secret(self, secret: Secret) -> Server {
         self.with(|shared| shared.secret = Some(secret))
+    }
+
+    /// Answers clients that ask about this machine.
+    pub fn with_examiner(self, examiner: Examiner) -> Server {
+        self.with(|shared| shared.examiner = Some(examiner))
     }
 
     /// What a test may ask for, and what all clients together may hold.

@@ -5,6 +5,7 @@
 use std::io::{self, Read, Write};
 use std::os::fd::AsFd;
 use std::sync::OnceLock;
+use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
 
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
@@ -24,6 +25,8 @@ pub struct DatagramConn {
     end: End,
     /// Told to those who look at strangers.
     pub token: u32,
+    /// What does not fit counts as sent, and is lost.
+    dont_fragment: AtomicBool,
 }
 
 enum End {
@@ -64,7 +67,7 @@ impl DatagramConn {
             hint: String::new(),
             cause,
         })?;
-        Ok(DatagramConn { end, token })
+        Ok(DatagramConn { end, token, dont_fragment: AtomicBool::new(false) })
     }
 
     /// The server's end, still without a peer; and its port. Port 0 (for vsock `u32::MAX`) lets the kernel choose.
@@ -90,7 +93,24 @@ impl DatagramConn {
         };
         let (end, port) =
             bound.map_err(|cause| Error::Listen { address: at.to_string(), hint: "", cause })?;
-        Ok((DatagramConn { end, token }, port))
+        Ok((DatagramConn { end, token, dont_fragment: AtomicBool::new(false) }, port))
+    }
+
+    /// What does not fit the path is lost from here on, not fragmented.
+    pub fn set_dont_fragment(&self) -> io::Result<()> {
+        self.dont_fragment.store(true, Ordering::Relaxed);
+        match &self.end {
+            End::Kernel(socket) => match socket.local_addr()?.as_socket() {
+                Some(local) => crate::sys::set_dont_fragment(socket, local.is_ipv6()),
+                None => Ok(()), // vsock has no fragments
+            },
+            End::Host(..) => Ok(()),
+        }
+    }
+
+    /// A router's word that a datagram did not fit comes as an error of a later send.
+    fn loses(&self, error: &io::Error) -> bool {
+        self.dont_fragment.load(Ordering::Relaxed) && error.raw_os_error() == Some(libc::EMSGSIZE)
     }
 
     /// Waits until `deadline` for the hello of a client on `host`; from then on its peer. False: none came.
@@ -151,6 +171,7 @@ impl DatagramConn {
         match sent {
             Ok(_) => Ok(Sent::Yes),
             Err(error) if is_full(&error) => Ok(Sent::Refused),
+            Err(error) if self.loses(&error) => Ok(Sent::Yes),
             Err(error) => Err(error),
         }
     }
@@ -167,7 +188,7 @@ impl DatagramConn {
         };
         match got {
             Ok(count) => Ok(Some(count)),
-            Err(error) if is_timeout(&error) => Ok(None),
+            Err(error) if is_timeout(&error) || self.loses(&error) => Ok(None),
             // The peer's machine says that no program listens (any more): the same as silence.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
             Err(error) => Err(error),

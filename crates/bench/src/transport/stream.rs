@@ -5,7 +5,7 @@
 //! socket's size, limited by the listener's maximum), which is why every test gets a listener of its own.
 
 use std::io::{self, ErrorKind, Read, Write};
-use std::net::Shutdown;
+use std::net::{IpAddr, Shutdown};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
@@ -163,6 +163,15 @@ impl Conn {
             End::Kernel(socket) if self.family == Family::Tcp => crate::sys::tcp_info(socket).ok(),
             _ => None,
         }
+    }
+
+    /// Our address and the peer's, where the connection has such.
+    pub fn ip_addresses(&self) -> (Option<IpAddr>, Option<IpAddr>) {
+        let End::Kernel(socket) = &self.end else { return (None, None) };
+        let ip = |address: io::Result<socket2::SockAddr>| {
+            address.ok().and_then(|address| address.as_socket()).map(|address| address.ip().to_canonical())
+        };
+        (ip(socket.local_addr()), ip(socket.peer_addr()))
     }
 
     pub fn peer_host(&self) -> io::Result<PeerHost> {

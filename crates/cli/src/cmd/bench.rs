@@ -39,6 +39,7 @@ Examples:
   vmlane bench server --listen tcp:0.0.0.0 --listen vsock:
   vmlane bench server --listen tcp:[::]:5000 --listen unix:/run/bench.sock
   vmlane bench server --listen tcp:0.0.0.0 --secret-file FILE   for those who know the secret
+  vmlane bench server --doctor --listen tcp:0.0.0.0             for vmlane doctor in another machine
   vmlane bench server --listen vsock: --max-clients 4 --max-seconds 60
 
 Any client that reaches it may make it send and receive: listen where you trust the neighbours, or give a \
@@ -104,6 +105,9 @@ struct ServerArgs {
     /// Serve only clients that know what is in this file
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
+    /// Tell clients about this machine (settings, counters, programs that use the CPU), as `vmlane doctor` asks
+    #[arg(long)]
+    doctor: bool,
     /// Longest test that a client may ask for, in seconds
     #[arg(long, value_name = "SECONDS", default_value_t = 86400.0)]
     max_seconds: f64,
@@ -362,6 +366,7 @@ fn serve(args: &ServerArgs) -> Result<(), Error> {
         Some(path) => server.with_secret(Secret::read(path)?),
         None => server,
     };
+    let server = if args.doctor { server.with_examiner(vmlane_doctor::examiner()) } else { server };
     if !(args.max_seconds > 0.0 && args.max_seconds <= 86_400.0) {
         return Err(Error::Usage(format!(
             "--max-seconds {}: use more than 0, up to 86400",

@@ -11,6 +11,7 @@ pub mod control;
 pub mod daemon;
 pub mod debug;
 pub mod demo;
+pub mod doctor;
 pub mod firecracker_config;
 pub mod import;
 pub mod keeper;
@@ -98,6 +99,8 @@ pub enum Command {
     Run(run::Args),
     /// Measure throughput and round trips over TCP, vsock and Unix sockets
     Bench(bench::Args),
+    /// Find what makes the network between two machines slow or broken
+    Doctor(doctor::Args),
     /// Boot real VMs on this host, run commands in them, take them down
     Lab(lab::Args),
     /// Measure VMCI sockets against TCP between two VMs: a table and a report
@@ -140,6 +143,7 @@ impl Command {
             Command::Listen(args) => args.run(),
             Command::Run(args) => args.run(),
             Command::Bench(args) => args.run(),
+            Command::Doctor(args) => args.run(),
             Command::Lab(args) => args.run(),
             Command::Demo(args) => args.run(),
             Command::Completions(args) => args.run(),

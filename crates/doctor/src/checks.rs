@@ -1,0 +1,116 @@
+//! The checks, one file each. A check is data (what it reads, its thresholds and where they come from, its text for the
+//! guide) and one function that looks at the evidence.
+
+mod bufferbloat;
+mod busy;
+mod checksum;
+mod duplicate_address;
+mod foreign_driver;
+mod interrupts;
+mod latency;
+mod loopback;
+mod loss;
+mod lro_forwarding;
+mod machine;
+mod merging;
+mod moderation;
+mod mss;
+mod mtu_mismatch;
+mod nic_model;
+mod path_mtu;
+mod policing;
+mod queues;
+mod rings;
+mod segmentation;
+mod socket_buffers;
+mod steal;
+mod super_frames;
+mod tcp_options;
+mod vsock_buffers;
+mod vsock_transport;
+
+use crate::evidence::Evidence;
+use crate::finding::Finding;
+
+pub struct Check {
+    /// Its name in reports, and its anchor in the guide.
+    pub name: &'static str,
+    /// The heading in the guide.
+    pub title: &'static str,
+    /// What is wrong and why it matters, in a few sentences.
+    pub text: &'static str,
+    /// What it reads.
+    pub reads: &'static str,
+    pub thresholds: &'static [Threshold],
+    pub examine: fn(&Evidence) -> Vec<Finding>,
+}
+
+/// A limit of a check, and where it comes from.
+pub struct Threshold {
+    pub limit: &'static str,
+    pub source: &'static str,
+}
+
+/// All checks, in the order of the guide: from the card up.
+pub const ALL: [&Check; 27] = [
+    &nic_model::CHECK,
+    &foreign_driver::CHECK,
+    &mtu_mismatch::CHECK,
+    &path_mtu::CHECK,
+    &mss::CHECK,
+    &super_frames::CHECK,
+    &segmentation::CHECK,
+    &merging::CHECK,
+    &lro_forwarding::CHECK,
+    &checksum::CHECK,
+    &rings::CHECK,
+    &queues::CHECK,
+    &interrupts::CHECK,
+    &moderation::CHECK,
+    &loss::CHECK,
+    &policing::CHECK,
+    &bufferbloat::CHECK,
+    &latency::CHECK,
+    &socket_buffers::CHECK,
+    &tcp_options::CHECK,
+    &duplicate_address::CHECK,
+    &busy::CHECK,
+    &steal::CHECK,
+    &vsock_transport::CHECK,
+    &vsock_buffers::CHECK,
+    &loopback::CHECK,
+    &machine::CHECK,
+];
+
+#[cfg(test)]
+pub mod fixture;
+
+#[cfg(test)]
+mod tests {
+    use std::collections::BTreeSet;
+
+    use super::*;
+
+    #[test]
+    fn every_check_has_a_name_of_its_own_and_says_what_it_does() {
+        let names: BTreeSet<&str> = ALL.iter().map(|check| check.name).collect();
+        assert_eq!(names.len(), ALL.len());
+        for check in ALL {
+            let name = check.name;
+            assert!(name.chars().all(|c| c.is_ascii_lowercase() || c == '-'), "{name}");
+            assert!(check.text.len() > 80 && check.text.ends_with('.'), "{name}");
+            assert!(!check.reads.is_empty() && !check.thresholds.is_empty(), "{name}");
+        }
+    }
+
+    /// What is healthy is healthy for all of them, and nothing at all is no reason to panic.
+    #[test]
+    fn a_healthy_pair_has_no_finding() {
+        let healthy = fixture::healthy();
+        for check in ALL {
+            let found = (check.examine)(&healthy);
+            assert!(found.is_empty(), "{}: {found:?}", check.name);
+            (check.examine)(&Evidence::default());
+        }
+    }
+}

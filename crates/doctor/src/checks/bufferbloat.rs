@@ -1,0 +1,72 @@
+//! Queues so long that everything behind a transfer waits.
+
+use super::{Check, Threshold};
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::time;
+
+pub const CHECK: Check = Check {
+    name: "bufferbloat",
+    title: "A transfer makes everything else wait",
+    text: "A queue in front of a slow link that holds seconds of data keeps the link busy and all others waiting: a login, a name, \
+           an acknowledgement stand behind the transfer's frames. A queue needs no more than what is in flight; a discipline that \
+           drops or marks early (fq_codel, cake), or the limit itself where the data comes from, keeps it short.",
+    reads: "round trips with nothing else under way, beside a transfer, and those of the transfer itself (TCP_INFO)",
+    thresholds: &[Threshold {
+        limit: "100 ms and ten times the round trip at rest",
+        source: "RFC 8290 (fq_codel) aims at 5 ms of waiting; people notice 100 ms",
+    }],
+    examine,
+};
+
+const LONG_US: f64 = 100_000.0;
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let Some(idle) = evidence.runs(Kind::RoundTrips).find_map(|run| run.median_us()) else {
+        return Vec::new();
+    };
+    [End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from, idle)).collect()
+}
+
+fn of(evidence: &Evidence, from: End, idle: f64) -> Option<Finding> {
+    let loaded = evidence.run(Kind::Loaded, from).and_then(|run| run.median_us());
+    let of_transfer = evidence.run(Kind::Stream, from).and_then(|run| run.tcp()).map(|tcp| tcp.rtt_us);
+    // Where frames are lost, round trips hold time-outs and say nothing of a queue.
+    let loses = evidence.run(Kind::Stream, from).is_some_and(|run| run.timeouts() > 1);
+    let seen = loaded.or(of_transfer).filter(|us| *us > LONG_US && *us > 10.0 * idle && !loses)?;
+    let way = evidence.way(from);
+    let what =
+        format!("Beside a transfer {way}, a round trip takes {} instead of {}.", time(seen), time(idle));
+    let cost =
+        Cost::measured(0.8, format!("{} of waiting for everything behind a transfer", time(seen - idle)));
+    let card = evidence.facts(from)?.path_interface()?.name.clone();
+    let remedy = Remedy::new("find the queue (a shaper with a long limit, a slow link), and keep it short")
+        .run(&["tc", "-s", "qdisc", "show", "dev", &card])
+        .run(&["tc", "qdisc", "replace", "dev", &card, "root", "fq_codel"])
+        .lasting("sysctl.d", "net.core.default_qdisc = fq_codel");
+    let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(from);
+    let finding = finding.evidence(format!("at rest {} in the median", time(idle)));
+    Some(
+        match of_transfer {
+            Some(us) => finding.evidence(format!("the transfer's own round trip (TCP_INFO): {}", time(us))),
+            None => finding,
+        }
+        .remedy(remedy),
+    )
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn waiting_beside_a_transfer_is_compared_with_rest() {
+        let mut evidence = fixture::healthy();
+        evidence.runs.push(fixture::round_trips(Kind::Loaded, 300_000.0));
+        assert_eq!(examine(&evidence).len(), 1);
+        evidence.runs.insert(0, fixture::round_trips(Kind::RoundTrips, 200_000.0));
+        assert!(examine(&evidence).is_empty(), "the path is as long as that");
+    }
+}

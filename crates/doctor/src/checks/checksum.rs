@@ -1,0 +1,82 @@
+//! Checksum offload that is switched off.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::facts::Interface;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "checksum-offload",
+    title: "Checksum offload is off",
+    text: "Between VMs of one host no checksum needs to be computed at all. Where the offload is off, the CPU reads every byte once \
+           more, and segmentation offload and merging, which need it, are off with it.",
+    reads: "rx-checksum and the tx-checksum features of both interfaces (ethtool -k)",
+    thresholds: &[Threshold {
+        limit: "off although it could be on",
+        source: "the drivers' own default is on",
+    }],
+    examine,
+};
+
+const TX: [&str; 3] = ["tx-checksum-ip-generic", "tx-checksum-ipv4", "tx-checksum-ipv6"];
+
+/// Whether the sender computes the checksums that its card could.
+pub fn is_tx_off(card: &Interface) -> bool {
+    let known: Vec<_> = TX.iter().filter_map(|name| card.feature(name)).collect();
+    known.iter().any(|feature| feature.changeable && !feature.on) && !known.iter().any(|feature| feature.on)
+}
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (end, _, card) in evidence.interfaces() {
+        let rx_off = card.feature("rx-checksum").is_some_and(|feature| !feature.on && feature.changeable);
+        for (is_off, short, share, effect) in [
+            (
+                is_tx_off(card),
+                "tx",
+                0.6,
+                "sent bytes are read once more, and segmentation offload is off with it",
+            ),
+            (rx_off, "rx", 0.5, "received bytes are read once more, and merging is off with it"),
+        ] {
+            if !is_off {
+                continue;
+            }
+            let what = format!("{short} checksum offload is off on {} of {}.", card.name, evidence.name(end));
+            found.push(
+                Finding::new(CHECK.name, Severity::Slow, what, Cost::estimated(share, effect))
+                    .at(end)
+                    .evidence(format!("ethtool -k {}: {short}-checksumming off, not fixed", card.name))
+                    .remedy(Remedy::offload(
+                        &card.name,
+                        short,
+                        true,
+                        if short == "tx" { "TransmitChecksumOffload" } else { "ReceiveChecksumOffload" },
+                        "ChecksumOffload",
+                    )),
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::facts::Feature;
+
+    #[test]
+    fn both_directions_are_seen() {
+        let mut evidence = fixture::healthy();
+        for name in ["tx-checksum-ip-generic", "rx-checksum"] {
+            let features = &mut fixture::card(&mut evidence).features;
+            features.insert(name.to_owned(), Feature { on: false, changeable: true });
+        }
+        assert_eq!(examine(&evidence).len(), 2);
+        let features = &mut fixture::card(&mut evidence).features;
+        features.insert("tx-checksum-ipv4".to_owned(), Feature { on: true, changeable: true });
+        assert_eq!(examine(&evidence).len(), 1, "another kind of it is on");
+    }
+}

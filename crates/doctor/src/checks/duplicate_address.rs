@@ -1,0 +1,94 @@
+//! Addresses that both ends have.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::facts::{Facts, Interface};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "duplicate-address",
+    title: "Both machines have the same MAC or IP address",
+    text: "A copied VM that kept its addresses takes turns with the original: switches learn the address here and there, neighbours \
+           ask and believe whoever answers last, and connections break at random. A switch with a policy against forged addresses \
+           drops all of one of them.",
+    reads: "the MAC and IP addresses of all interfaces of both ends",
+    thresholds: &[Threshold { limit: "any address of a card that both have", source: "RFC 5227" }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let Some(far) = &evidence.far else { return Vec::new() };
+    let mut found = Vec::new();
+    for here in cards(&evidence.near) {
+        for there in cards(far) {
+            if here.mac == there.mac && here.mac != "00:00:00:00:00:00" && !here.mac.is_empty() {
+                let what = format!(
+                    "Both machines have the MAC address {}: {} here, {} there.",
+                    here.mac, here.name, there.name
+                );
+                found.push(
+                    report(what, format!("/sys/class/net/{}/address on both", here.name)).remedy(
+                        Remedy::new("give one of them another one (in the VMM's configuration)")
+                            .lasting("VMware", "in the .vmx file: ethernet0.addressType = \"generated\"")
+                            .lasting("vmlane", "nic = [ { mac = \"...\" } ], or none: each VM gets its own"),
+                    ),
+                );
+            }
+            for address in here.addresses.iter().filter(|address| there.addresses.contains(address)) {
+                // Each machine has those of its own link.
+                let is_local = match address {
+                    std::net::IpAddr::V4(v4) => v4.is_loopback() || v4.is_link_local(),
+                    std::net::IpAddr::V6(v6) => v6.is_loopback() || v6.is_unicast_link_local(),
+                };
+                if is_local {
+                    continue;
+                }
+                let what = format!(
+                    "Both machines have the address {address}: {} here, {} there.",
+                    here.name, there.name
+                );
+                found.push(
+                    report(what, format!("the addresses of {} and {}", here.name, there.name)).remedy(
+                        Remedy::new("remove it from one of them").run(&[
+                            "ip",
+                            "address",
+                            "del",
+                            &format!("{address}"),
+                            "dev",
+                            &here.name,
+                        ]),
+                    ),
+                );
+            }
+        }
+    }
+    found
+}
+
+/// Cards; bridges and tunnels of containers have the same addresses everywhere.
+fn cards(facts: &Facts) -> impl Iterator<Item = &Interface> {
+    facts.interfaces.iter().filter(|interface| interface.is_card())
+}
+
+fn report(what: String, seen: String) -> Finding {
+    let cost = Cost::estimated(0.9, "connections break at random");
+    Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(seen)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn copies_are_found() {
+        let mut evidence = fixture::healthy();
+        let mac = fixture::card(&mut evidence).mac.clone();
+        fixture::far(&mut evidence).interfaces[0].mac = mac;
+        let both = "10.99.0.1".parse().unwrap();
+        fixture::card(&mut evidence).addresses.push(both);
+        fixture::far(&mut evidence).interfaces[0].addresses.push(both);
+        assert_eq!(examine(&evidence).len(), 2);
+    }
+}

@@ -1,0 +1,56 @@
+//! A driver that was not built with this kernel.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "foreign-driver",
+    title: "The card's driver is not this kernel's",
+    text: "A module from outside of the kernel, of an installer or of a vendor's package, may be the build for another system: \
+           its commands are accepted and do nothing. In one case of 2013 an installer chose the driver of an older release, and \
+           jumbo frames could be switched on without any effect.",
+    reads: "the taint of the driver's module in /sys/module, and the version that `ethtool -i` shows",
+    thresholds: &[Threshold {
+        limit: "the taint O: built outside of the kernel's tree",
+        source: "the kernel's Documentation/admin-guide/tainted-kernels",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let found = evidence.interfaces().filter(|(_, _, card)| card.is_foreign_module).map(|(end, facts, card)| {
+        let what = format!(
+            "The driver {} of {} on {} was not built with this kernel.",
+            card.driver,
+            card.name,
+            evidence.name(end)
+        );
+        let cost = Cost::estimated(0.2, "none, if it was built for this kernel; settings without effect, if not");
+        let module = &card.driver;
+        Finding::new(CHECK.name, Severity::Advice, what, cost)
+            .at(end)
+            .evidence(format!("module {module} {} has the taint O; the kernel is {}", card.driver_version, facts.machine.kernel))
+            .remedy(
+                Remedy::new("use the kernel's own driver, or the build for this very kernel")
+                    .run(&["modinfo", "-F", "vermagic", module])
+                    .lasting("VMware", "remove the drivers of old VMware Tools; Linux has its own vmxnet3")
+                    .lasting("Windows", "update VMware Tools, and look at the driver's date: Get-NetAdapter | Format-List Driver*"),
+            )
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn a_module_from_outside_is_named() {
+        let mut evidence = fixture::healthy();
+        fixture::card(&mut evidence).is_foreign_module = true;
+        assert!(examine(&evidence)[0].evidence[0].contains("vmxnet3"));
+    }
+}

@@ -1,0 +1,89 @@
+//! Frames that are lost, duplicated or overtaken, at whatever rate.
+
+use super::{Check, Threshold};
+use crate::evidence::{End, Evidence, Run};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::rate;
+
+pub const CHECK: Check = Check {
+    name: "loss",
+    title: "Frames are lost, duplicated or overtaken on the way",
+    text: "A few datagrams a millisecond, far below what the path can carry, should all arrive, once and in order. If they do not, \
+           TCP sends slower and slower: its rate falls with the square root of the loss. Frames that overtake others look like \
+           losses to it, too.",
+    reads: "datagrams of the MTU at a low rate, each direction alone, and what TCP sent again meanwhile",
+    thresholds: &[Threshold {
+        limit: "more than 0.5 % of at least 40 datagrams, and at least two",
+        source: "Mathis and others, \"The Macroscopic Behavior of the TCP Congestion Avoidance Algorithm\" (1997): with 0.5 % of \
+                 1448 bytes lost and 1 ms, at most 200 Mbit/s",
+    }],
+    examine,
+};
+
+/// Datagrams of a probe below which a share says little.
+const FEW: u64 = 40;
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    [End::Near, End::Far].into_iter().flat_map(|from| of(evidence, from)).collect()
+}
+
+/// The probe of the largest size that arrives.
+pub fn probe(evidence: &Evidence, from: End) -> Option<(u32, &Run)> {
+    let arriving = evidence.probes().filter(|(_, run)| run.from == from && run.lost() < 1.0);
+    arriving.max_by_key(|(bytes, _)| *bytes)
+}
+
+fn of(evidence: &Evidence, from: End) -> Vec<Finding> {
+    let Some((bytes, run)) = probe(evidence, from) else { return Vec::new() };
+    let Some(loss) = run.report.datagrams else { return Vec::new() };
+    let sent = loss.counts.sent;
+    let way = evidence.way(from);
+    let mut found = Vec::new();
+    for (count, what) in [
+        (loss.lost, "lost"),
+        (loss.counts.duplicated, "duplicated"),
+        (loss.counts.reordered, "overtaken by later ones"),
+    ] {
+        let share = count as f64 / sent.max(1) as f64;
+        if sent < FEW || count < 2 || share <= 0.005 {
+            continue;
+        }
+        let severity = if share > 0.05 && what == "lost" { Severity::Broken } else { Severity::Slow };
+        let sentence = format!("{:.1} % of the frames {way} are {what}.", share * 100.0);
+        let bps = evidence.run(crate::evidence::Kind::Stream, from).map(|run| rate(run.bps()));
+        let text = bps.map_or("TCP slows down".to_owned(), |bps| format!("throughput {way}: {bps}"));
+        let cost = Cost::measured((0.3 + share * 4.0).min(0.97), text);
+        let host =
+            evidence.facts(from).and_then(|facts| facts.path.as_ref()).map(|path| path.interface.clone());
+        let card = host.unwrap_or_else(|| "eth0".to_owned());
+        let remedy = Remedy::new(
+            "find where: the queueing discipline, the filter and the counters of both machines, the switch's",
+        )
+        .run(&["tc", "-s", "qdisc", "show", "dev", &card])
+        .run(&["tc", "-s", "filter", "show", "dev", &card, "ingress"])
+        .run(&["ip", "-s", "-s", "link", "show", "dev", &card])
+        .run(&["vmlane", "stats"]);
+        found.push(
+            Finding::new(CHECK.name, severity, sentence, cost)
+                .evidence(format!("of {sent} datagrams of {bytes} bytes, {count} were {what}"))
+                .remedy(remedy),
+        );
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn loss_at_a_low_rate_is_found() {
+        let mut evidence = fixture::healthy();
+        evidence.runs.push(fixture::probe(End::Near, 1501, 100, 6));
+        assert_eq!(examine(&evidence)[0].severity, Severity::Broken);
+        evidence.runs.push(fixture::probe(End::Near, 1502, 100, 1));
+        assert!(examine(&evidence).is_empty(), "one proves nothing");
+    }
+}

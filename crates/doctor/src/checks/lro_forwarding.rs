@@ -1,0 +1,61 @@
+//! LRO in a machine that forwards.
+
+use super::merging::forwards;
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "lro-forwarding",
+    title: "LRO is on in a machine that forwards",
+    text: "LRO merges segments for the machine that they are meant for. One that forwards them, as a router, a bridge or a container \
+           host does, holds a frame above every MTU, which cannot be cut as it was: it is dropped or sent with wrong lengths. \
+           Linux switches LRO off when forwarding is switched on, but not when LRO is switched on later. GRO has no such trouble.",
+    reads: "rx-lro of all cards that are up (ethtool -k), net.ipv4.ip_forward, and the forwarding settings of the interface",
+    thresholds: &[Threshold {
+        limit: "both on",
+        source: "the kernel's Documentation/networking; VMware's knowledge base says the same of vmxnet3 in routers",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (end, facts) in evidence.ends() {
+        for card in facts.interfaces.iter().filter(|card| card.is_card() && card.is_up) {
+            let on = card.feature("rx-lro").is_some_and(|feature| feature.on && feature.changeable);
+            if !on || !forwards(facts, card) {
+                continue;
+            }
+            let what = format!("{} forwards, and LRO is on on its card {}.", evidence.name(end), card.name);
+            let cost = Cost::estimated(
+                0.9,
+                "connections through it lose merged frames and crawl; its own are not affected",
+            );
+            found.push(
+                Finding::new(CHECK.name, Severity::Broken, what, cost)
+                    .at(end)
+                    .evidence(format!("ethtool -k {}: rx-lro on", card.name))
+                    .evidence("net.ipv4.ip_forward or the interface's forwarding is 1")
+                    .remedy(Remedy::offload(&card.name, "lro", false, "LargeReceiveOffload", "Rsc")),
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn forwarding_and_lro_exclude_each_other() {
+        let mut evidence = fixture::healthy();
+        evidence.near.sysctls.0.insert("net.ipv4.ip_forward".to_owned(), "1".to_owned());
+        assert_eq!(examine(&evidence).len(), 1);
+        fixture::card(&mut evidence).features.remove("rx-lro");
+        assert!(examine(&evidence).is_empty());
+    }
+}

@@ -1,0 +1,93 @@
+//! Received segments that are not merged.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::facts::{Facts, Interface};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "receive-merging",
+    title: "Received segments are not merged (LRO, GRO)",
+    text: "A receiver handles up to 64 KiB at once if the card (LRO) or the kernel (GRO) merges the segments of a connection. For a \
+           VM, LRO means that a neighbour's super-frame arrives as it was sent. Without it each segment passes the stack alone, and \
+           the receiver's CPU is the limit. A machine that forwards must not have LRO; all others should.",
+    reads: "rx-lro, rx-gro-hw and rx-gro of both interfaces (ethtool -k), and net.ipv4.ip_forward",
+    thresholds: &[Threshold {
+        limit: "off although it could be on, in a machine that does not forward; LRO for vmxnet3, GRO in hardware for virtio, whose \
+                defaults are on",
+        source: "vSphere 4.1 Networking Performance (2011): Linux VMs with LRO receive 27 Gbit/s, Windows VMs without it far less",
+    }],
+    examine,
+};
+
+/// Whether a machine passes on what it receives.
+pub fn forwards(facts: &Facts, card: &Interface) -> bool {
+    let on = |name: &str| facts.sysctls.number(name) == Some(1);
+    on("net.ipv4.ip_forward")
+        || on("net.ipv6.conf.all.forwarding")
+        || on(&format!("net.ipv4.conf.{}.forwarding", card.name))
+}
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (end, facts, card) in evidence.interfaces() {
+        let features = [
+            (
+                "rx-lro",
+                "lro",
+                "LargeReceiveOffload",
+                "Rsc",
+                0.45,
+                card.driver == "vmxnet3" && !forwards(facts, card),
+            ),
+            (
+                "rx-gro-hw",
+                "rx-gro-hw",
+                "GenericReceiveOffloadHardware",
+                "Rsc",
+                0.45,
+                card.driver == "virtio_net" && !forwards(facts, card),
+            ),
+            ("rx-gro", "gro", "GenericReceiveOffload", "Rsc", 0.3, card.is_card()),
+        ];
+        for (name, short, networkd, windows, share, applies) in features {
+            if !applies || !card.feature(name).is_some_and(|feature| !feature.on && feature.changeable) {
+                continue;
+            }
+            // Without checksums that are known to be right, nothing may be merged.
+            if name != "rx-gro" && card.feature("rx-checksum").is_some_and(|feature| !feature.on) {
+                continue;
+            }
+            let what = format!("{name} is off on {} of {}.", card.name, evidence.name(end));
+            let cost = Cost::estimated(
+                share,
+                "up to 45 times as many passes through the receiver's stack for the same data",
+            );
+            found.push(
+                Finding::new(CHECK.name, Severity::Slow, what, cost)
+                    .at(end)
+                    .evidence(format!("ethtool -k {}: {name} off, not fixed; ip_forward is 0", card.name))
+                    .remedy(Remedy::offload(&card.name, short, true, networkd, windows)),
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::facts::Feature;
+
+    #[test]
+    fn lro_is_missed_unless_the_machine_forwards() {
+        let mut evidence = fixture::healthy();
+        let features = &mut fixture::card(&mut evidence).features;
+        features.insert("rx-lro".to_owned(), Feature { on: false, changeable: true });
+        assert_eq!(examine(&evidence).len(), 1);
+        evidence.near.sysctls.0.insert("net.ipv4.ip_forward".to_owned(), "1".to_owned());
+        assert!(examine(&evidence).is_empty());
+    }
+}

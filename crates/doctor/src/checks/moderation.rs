@@ -1,0 +1,70 @@
+//! Interrupts that wait for too long.
+
+use super::{Check, Threshold};
+use crate::evidence::{Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::time;
+
+pub const CHECK: Check = Check {
+    name: "interrupt-moderation",
+    title: "Interrupts are moderated at the cost of latency",
+    text: "A card may wait before it interrupts, so that one interrupt serves many frames. A transfer gains by it; a request that \
+           waits for its answer pays the time on each way.",
+    reads: "rx-usecs of both interfaces (ethtool -c) and the round trips",
+    thresholds: &[Threshold {
+        limit: "200 us or more without adaptive moderation",
+        source: "drivers' defaults are below 130 us; a round trip between VMs of one host takes 20 to 100 us",
+    }],
+    examine,
+};
+
+const LONG: u32 = 200;
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let trip = evidence.runs(Kind::RoundTrips).find_map(|run| run.median_us());
+    let found = evidence.interfaces().filter_map(|(end, _, card)| {
+        let set = card.coalescing.filter(|set| set.rx_us >= LONG && !set.adaptive_rx)?;
+        let what = format!(
+            "Interrupts of {} on {} wait up to {} us for more frames.",
+            card.name,
+            evidence.name(end),
+            set.rx_us
+        );
+        let share = trip.map_or(0.4, |trip| f64::from(set.rx_us) / trip.max(f64::from(set.rx_us)));
+        let cost = Cost::estimated(share.min(0.7), format!("up to {} us of each round trip", set.rx_us));
+        let finding = Finding::new(CHECK.name, Severity::Slow, what, cost)
+            .at(end)
+            .evidence(format!("ethtool -c {}: rx-usecs {}", card.name, set.rx_us))
+            .remedy(
+                Remedy::ethtool("shorter waits", &card.name, "-C", &["rx-usecs", "50"])
+                    .lasting("VMware", "in the .vmx file: ethernet0.coalescingScheme = \"disabled\"")
+                    .lasting(
+                        "Windows",
+                        format!("PowerShell: Set-NetAdapterAdvancedProperty -Name \"{}\" -RegistryKeyword *InterruptModeration -RegistryValue 0", card.name),
+                    ),
+            );
+        Some(match trip {
+            Some(trip) => finding.evidence(format!("round trips: {} in the median", time(trip))),
+            None => finding,
+        })
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::facts::Coalescing;
+
+    #[test]
+    fn long_waits_are_found() {
+        let mut evidence = fixture::healthy();
+        let set = Coalescing { rx_us: 1000, ..Coalescing::default() };
+        fixture::card(&mut evidence).coalescing = Some(set);
+        assert_eq!(examine(&evidence).len(), 1);
+        fixture::card(&mut evidence).coalescing = Some(Coalescing { adaptive_rx: true, ..set });
+        assert!(examine(&evidence).is_empty());
+    }
+}

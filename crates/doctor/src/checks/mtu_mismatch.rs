@@ -1,0 +1,73 @@
+//! Two neighbours with different MTUs.
+
+use super::{Check, Threshold};
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "mtu-mismatch",
+    title: "The two ends have different MTUs",
+    text: "Machines in one network must have one MTU. The end with the larger one sends frames that the other one drops without a \
+           word, because no router is there to say so. TCP agrees on the smaller segment and so hides it; large datagrams, NFS over \
+           UDP and tunnels are lost. And the jumbo frames that one end was given are of no use.",
+    reads: "the MTU of both interfaces in /sys/class/net, and datagrams with the don't-fragment bit of the larger size",
+    thresholds: &[Threshold { limit: "any difference between two neighbours", source: "RFC 2923, RFC 4821" }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let ends: Vec<_> = evidence.interfaces().collect();
+    let [(_, near, here), (_, _, there)] = ends.as_slice() else { return Vec::new() };
+    let is_neighbour = near.path.as_ref().is_some_and(|path| path.on_link);
+    if !is_neighbour || here.mtu == there.mtu {
+        return Vec::new();
+    }
+    let (small_end, small, large_end, large) = if here.mtu < there.mtu {
+        (End::Near, here, End::Far, there)
+    } else {
+        (End::Far, there, End::Near, here)
+    };
+    let what = format!(
+        "The MTUs differ: {} on {}, {} on {}.",
+        large.mtu,
+        evidence.name(large_end),
+        small.mtu,
+        evidence.name(small_end)
+    );
+    let lost = evidence.run(Kind::Probe { bytes: large.mtu }, large_end).map_or(0.0, |run| run.lost());
+    let (severity, cost) = if lost >= 1.0 {
+        (Severity::Broken, Cost::measured(0.9, format!("datagrams of {} bytes are lost", large.mtu)))
+    } else {
+        let text = format!("segments of {} bytes instead of {}", small.mtu, large.mtu);
+        (Severity::Slow, Cost::estimated(0.3, text))
+    };
+    let finding = Finding::new(CHECK.name, severity, what, cost)
+        .at(small_end)
+        .evidence(format!("/sys/class/net/{}/mtu: {}", small.name, small.mtu))
+        .evidence(format!("/sys/class/net/{}/mtu of {}: {}", large.name, evidence.name(large_end), large.mtu))
+        .remedy(Remedy::mtu(&small.name, large.mtu))
+        .remedy(Remedy {
+            what: format!("set the MTU of {} on {} to {}", large.name, evidence.name(large_end), small.mtu),
+            ..Remedy::new("")
+        });
+    vec![finding]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn the_smaller_end_is_named() {
+        let mut evidence = fixture::healthy();
+        fixture::card(&mut evidence).mtu = 9000;
+        let found = examine(&evidence);
+        assert_eq!((found[0].end, found[0].severity), (Some(End::Far), Severity::Slow));
+        evidence.runs.push(fixture::probe(End::Near, 9000, 10, 10));
+        assert_eq!(examine(&evidence)[0].severity, Severity::Broken);
+        evidence.near.path.as_mut().unwrap().on_link = false;
+        assert!(examine(&evidence).is_empty(), "a router is between them");
+    }
+}

@@ -1,0 +1,82 @@
+//! A limit that drops what exceeds it.
+
+use super::{Check, Threshold, loss, super_frames};
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::rate;
+
+pub const CHECK: Check = Check {
+    name: "policing",
+    title: "A rate limit drops frames",
+    text: "A policer lets frames through up to a rate and drops the rest; a queue that overflows does the same. At a low rate all \
+           is well, and a transfer loses segments without end. A shaper, which delays instead of dropping, lets TCP find its rate \
+           without losses.",
+    reads: "what TCP sent again during a transfer, against datagrams of the same direction at a low rate",
+    thresholds: &[Threshold {
+        limit: "more than 1 % of the segments sent again, at least 20, with less than 0.5 % of slow datagrams lost, and less than \
+                half the throughput of the other direction or of a tenth of the loopback",
+        source: "Flach and others, \"An Internet-Wide Analysis of Traffic Policing\" (2016): losses of 20 % and more in policed \
+                 connections, against 1 to 4 % in others",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    [End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from)).collect()
+}
+
+fn of(evidence: &Evidence, from: End) -> Option<Finding> {
+    let run = evidence.run(Kind::Stream, from)?;
+    let again = run.tcp()?.retransmits;
+    let (bytes, probe) = loss::probe(evidence, from)?;
+    let large_ones_lost = evidence.probes().any(|(_, probe)| probe.from == from && probe.lost() >= 1.0);
+    if again < 20 || run.retransmitted() <= 0.01 || probe.lost() > 0.005 || large_ones_lost {
+        return None;
+    }
+    if super_frames::is_broken(evidence, from) {
+        return None;
+    }
+    let other = evidence.run(Kind::Stream, from.other()).map_or(0.0, |run| run.bps());
+    let loopback = evidence.loopback(from).map_or(0.0, |bps| bps / 10.0);
+    let expected = other.max(loopback);
+    if run.bps() > expected / 2.0 {
+        return None;
+    }
+    let way = evidence.way(from);
+    let what = format!("A rate limit of about {} {way} drops what exceeds it.", rate(run.bps()));
+    let share = 1.0 - run.bps() / expected.max(1.0);
+    let cost = Cost::measured(share, format!("{} of at least {}", rate(run.bps()), rate(expected)));
+    let card = evidence.facts(from.other())?.path_interface()?.name.clone();
+    let remedy = Remedy::new("find the limit (a policer of tc, the virtual switch's or a cloud's policy), raise it, or shape instead")
+        .run(&["tc", "-s", "filter", "show", "dev", &card, "ingress"])
+        .run(&["tc", "-s", "qdisc", "show"])
+        .lasting("vmlane", "shape of the NIC or of its port group delays instead of dropping")
+        .lasting("VMware", "traffic shaping of the port group");
+    let seen = format!("{again} segments sent again, {:.1} %", run.retransmitted() * 100.0);
+    let slow = format!(
+        "of {} slow datagrams of {bytes} bytes, {:.1} % lost",
+        probe.report.datagrams?.counts.sent,
+        probe.lost() * 100.0
+    );
+    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).evidence(slow).remedy(remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_bench::report::TcpSummary;
+
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn losses_at_a_high_rate_only_are_a_limit() {
+        let mut evidence = fixture::healthy();
+        evidence.runs.retain(|run| run.kind != Kind::Stream || run.from != End::Near);
+        let tcp = TcpSummary { mss: 1448, retransmits: 300, ..TcpSummary::default() };
+        evidence.runs.push(fixture::stream(End::Near, 2e7, tcp));
+        assert_eq!(examine(&evidence).len(), 1);
+        evidence.runs.push(fixture::probe(End::Near, 1501, 100, 10));
+        assert!(examine(&evidence).is_empty(), "frames are lost at any rate");
+    }
+}

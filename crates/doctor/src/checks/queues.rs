@@ -1,0 +1,59 @@
+//! One queue where there could be one for each CPU.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "queues",
+    title: "The card uses fewer queues than it could",
+    text: "All frames of a queue are handled on one CPU. With one queue, a machine of many CPUs receives at the speed of one of them, \
+           however many connections there are.",
+    reads: "the queues in use and the most that there can be (ethtool -l), and the number of CPUs",
+    thresholds: &[Threshold {
+        limit: "fewer than the smaller of the CPUs and the most queues",
+        source: "the kernel's Documentation/networking/scaling: a queue for each CPU",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let found = evidence.interfaces().filter_map(|(end, facts, card)| {
+        let (used, most) = card.queues?;
+        let possible = most.min(u32::try_from(facts.machine.cpus).unwrap_or(u32::MAX));
+        if used == 0 || used >= possible {
+            return None;
+        }
+        let what = format!(
+            "{} on {} uses {used} of {most} queues, with {} CPUs.",
+            card.name,
+            evidence.name(end),
+            facts.machine.cpus
+        );
+        let share = 0.5 * (1.0 - f64::from(used) / f64::from(possible));
+        let cost = Cost::estimated(share, "with several connections: CPUs that could receive do not");
+        let count = possible.to_string();
+        let remedy = Remedy::ethtool("a queue for each CPU", &card.name, "-L", &["combined", &count])
+            .lasting("Windows", format!("PowerShell: Enable-NetAdapterRss -Name \"{}\"", card.name));
+        let seen =
+            format!("ethtool -l {}: {used} in use of at most {most}; {} CPUs", card.name, facts.machine.cpus);
+        Some(Finding::new(CHECK.name, Severity::Slow, what, cost).at(end).evidence(seen).remedy(remedy))
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn queues_are_compared_with_cpus() {
+        let mut evidence = fixture::healthy();
+        fixture::card(&mut evidence).queues = Some((1, 4));
+        assert_eq!(examine(&evidence)[0].remedies[0].temporary[0].join(" "), "ethtool -L eth0 combined 2");
+        evidence.near.machine.cpus = 1;
+        assert!(examine(&evidence).is_empty());
+    }
+}

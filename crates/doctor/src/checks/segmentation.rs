@@ -1,0 +1,73 @@
+//! Segmentation offload that is switched off.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "segmentation-offload",
+    title: "Segmentation offload is off",
+    text: "With segmentation offload the stack handles up to 64 KiB at once, and the card, or for a VM mostly nobody at all, cuts it \
+           into segments. Without it every segment of 1448 bytes passes the whole stack by itself. It is switched off by scripts \
+           against old bugs, and with anything that it needs: scatter-gather, checksum offload.",
+    reads: "tx-tcp-segmentation, tx-generic-segmentation and tx-scatter-gather of both interfaces (ethtool -k)",
+    thresholds: &[Threshold {
+        limit: "off although it could be on",
+        source: "the drivers' own default is on; 45 segments of 1448 bytes make 64 KiB",
+    }],
+    examine,
+};
+
+const FEATURES: [(&str, &str, &str, &str, f64); 3] = [
+    ("tx-tcp-segmentation", "tso", "TCPSegmentationOffload", "Lso", 0.5),
+    ("tx-generic-segmentation", "gso", "GenericSegmentationOffload", "Uso", 0.3),
+    ("tx-scatter-gather", "sg", "ScatterGather", "Lso", 0.55),
+];
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (end, _, card) in evidence.interfaces() {
+        let off = |name: &str| card.feature(name).is_some_and(|feature| !feature.on && feature.changeable);
+        // Without checksum offload there can be none of these: that is the finding then.
+        if super::checksum::is_tx_off(card) {
+            continue;
+        }
+        for (name, short, networkd, windows, share) in FEATURES {
+            // Without scatter-gather the other two are off with it.
+            if !off(name) || (name != "tx-scatter-gather" && off("tx-scatter-gather")) {
+                continue;
+            }
+            let what = format!("{name} is off on {} of {}.", card.name, evidence.name(end));
+            let cost = Cost::estimated(
+                share,
+                "up to 45 times as many passes through the sender's stack for the same data",
+            );
+            found.push(
+                Finding::new(CHECK.name, Severity::Slow, what, cost)
+                    .at(end)
+                    .evidence(format!("ethtool -k {}: {name} off, not fixed", card.name))
+                    .remedy(Remedy::offload(&card.name, short, true, networkd, windows)),
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::facts::Feature;
+
+    #[test]
+    fn what_is_off_and_could_be_on_is_found() {
+        let mut evidence = fixture::healthy();
+        let features = &mut fixture::card(&mut evidence).features;
+        features.insert("tx-tcp-segmentation".to_owned(), Feature { on: false, changeable: true });
+        assert_eq!(examine(&evidence)[0].remedies[0].temporary[0].join(" "), "ethtool -K eth0 tso on");
+        let features = &mut fixture::card(&mut evidence).features;
+        features.insert("tx-tcp-segmentation".to_owned(), Feature { on: false, changeable: false });
+        assert!(examine(&evidence).is_empty(), "the card has none");
+    }
+}

@@ -1,0 +1,96 @@
+//! TCP's buffers against what is in flight.
+
+use super::{Check, Threshold};
+use crate::evidence::{Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::{rate, size, time};
+
+pub const CHECK: Check = Check {
+    name: "socket-buffers",
+    title: "TCP's buffers are too small for what is in flight",
+    text: "A connection carries at most one window for each round trip: 64 KiB in 1 ms are 0.5 Gbit/s. The receiver's buffer limits \
+           the window, the sender's buffer what may be in flight. Linux lets both grow by itself, up to the third number of \
+           tcp_rmem and tcp_wmem; guides of twenty years ago say numbers that hold it down. The two directions are separate: the \
+           receiver's buffer counts, so one direction may be well and the other one slow.",
+    reads: "net.ipv4.tcp_rmem of the receiver and tcp_wmem of the sender, and how long the transfer waited for the window and for \
+            its buffer (TCP_INFO)",
+    thresholds: &[
+        Threshold {
+            limit: "the third number below 1 MiB",
+            source: "Linux: 6 MiB to receive and 4 MiB to send, on machines of 512 MiB and more; the case of 2013: 3.74 Gbit/s, with \
+                     4 MiB 18.3 Gbit/s",
+        },
+        Threshold {
+            limit: "half of the third number over the round trip: what one connection can reach",
+            source: "RFC 7323; Linux counts about as much overhead as data (tcp_adv_win_scale)",
+        },
+    ],
+    examine,
+};
+
+const LEAST: u64 = 1 << 20;
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for run in evidence.runs(Kind::Stream) {
+        for (setting, end, usual, windows) in [
+            ("net.ipv4.tcp_rmem", run.from.other(), "4096 131072 6291456", "receive window"),
+            ("net.ipv4.tcp_wmem", run.from, "4096 16384 4194304", "send buffer"),
+        ] {
+            let Some(facts) = evidence.facts(end) else { continue };
+            let Some(largest) = facts.sysctls.largest(setting).filter(|largest| *largest < LEAST) else {
+                continue;
+            };
+            let tcp = run.tcp().unwrap_or_default();
+            let waited = if end == run.from { tcp.sndbuf_limited_us } else { tcp.rwnd_limited_us };
+            let share = waited as f64 / tcp.busy_us.max(1) as f64;
+            let trip = tcp.rtt_us.max(1.0);
+            let most = largest as f64 / 2.0 * 8.0 / trip * 1e6;
+            let way = evidence.way(run.from);
+            let what = format!(
+                "{setting} of {} lets a {windows} grow to {} only, which limits throughput {way}.",
+                evidence.name(end),
+                size(largest)
+            );
+            let text = format!(
+                "at most {} in round trips of {}; measured {}",
+                rate(most),
+                time(trip),
+                rate(run.bps())
+            );
+            // Below 64 KiB not even two super-frames fit.
+            let weight = (1.0 - largest as f64 / LEAST as f64) * 0.5 + share.min(1.0) * 0.45;
+            found.push(
+                Finding::new(CHECK.name, Severity::Slow, what, Cost::estimated(weight, text))
+                    .at(end)
+                    .evidence(format!(
+                        "{setting}: {}",
+                        facts.sysctls.0.get(setting).cloned().unwrap_or_default()
+                    ))
+                    .evidence(format!(
+                        "of its time, the transfer waited {:.0} % for the {windows} (TCP_INFO)",
+                        share.min(1.0) * 100.0
+                    ))
+                    .remedy(Remedy::sysctl(setting, usual)),
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::evidence::End;
+
+    #[test]
+    fn each_direction_has_its_own_buffers() {
+        let mut evidence = fixture::healthy();
+        evidence.near.sysctls.0.insert("net.ipv4.tcp_rmem".to_owned(), "4096 8192 16384".to_owned());
+        let found = examine(&evidence);
+        assert_eq!((found.len(), found[0].end), (1, Some(End::Near)));
+        assert!(found[0].what.contains("from b to a"), "{}", found[0].what);
+    }
+}

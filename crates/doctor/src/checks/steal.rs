@@ -1,0 +1,57 @@
+//! CPU time that a hypervisor gives to others.
+
+use super::{Check, Threshold};
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+
+pub const CHECK: Check = Check {
+    name: "steal",
+    title: "The hypervisor gives the CPU to others",
+    text: "Steal is time in which a virtual CPU had work and the host ran something else: more virtual CPUs than cores, or a limit. \
+           The network inside the VM cannot mend that; its frames wait.",
+    reads: "the column steal of /proc/stat while data was transferred",
+    thresholds: &[Threshold {
+        limit: "more than 10 % of the machine's CPUs",
+        source: "a VM that waits a tenth of its time misses the arrival of frames for milliseconds",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let found = evidence.ends().filter_map(|(end, facts)| {
+        let machines = evidence.runs(Kind::Stream).filter_map(|run| match end {
+            End::Near => run.report.machine.local,
+            End::Far => run.report.machine.remote,
+        });
+        let share =
+            machines.map(|machine| machine.steal).fold(0.0, f64::max) / facts.machine.cpus.max(1) as f64;
+        (share > 0.1).then(|| {
+            let what = format!(
+                "The hypervisor takes {:.0} % of the CPU away from {}.",
+                share * 100.0,
+                evidence.name(end)
+            );
+            let cost = Cost::measured(share, format!("{:.0} % of the CPU", share * 100.0));
+            Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(
+                "steal in /proc/stat during a transfer: fewer virtual CPUs than cores would cure it",
+            )
+        })
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn steal_is_a_share_of_all_cpus() {
+        let mut evidence = fixture::healthy();
+        let run = evidence.runs.iter_mut().find(|run| run.kind == Kind::Stream).unwrap();
+        run.report.machine.remote =
+            Some(serde_json::from_str(r#"{"user":0.5,"system":0.5,"steal":0.5}"#).unwrap());
+        let found = examine(&evidence);
+        assert_eq!((found.len(), found[0].end), (1, Some(End::Far)));
+    }
+}

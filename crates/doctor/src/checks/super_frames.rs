@@ -1,0 +1,94 @@
+//! Segmentation offload that loses what it should cut.
+
+use super::{Check, Threshold};
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::rate;
+
+pub const CHECK: Check = Check {
+    name: "super-frames-lost",
+    title: "Segmentation offload is broken",
+    text: "With TCP segmentation offload the stack hands down frames of up to 64 KiB, and the card or the switch cuts them. Where \
+           that is broken, such super-frames never arrive. After a time-out TCP sends the data again in single segments, which \
+           arrive; then it tries a super-frame again. Pings, logins and small requests work, and a transfer crawls at a few hundred \
+           kilobits a second. A capture in the sending VM shows packets above the MTU that are sent again in pieces.",
+    reads: "requests of one segment against requests of many over one connection, time-outs (TcpExt.TCPTimeouts), datagrams of the \
+            MTU, and whether tx-tcp-segmentation is on",
+    thresholds: &[Threshold {
+        limit: "requests of 32 KiB below a twentieth of those of 1000 bytes, with time-outs, while datagrams of the MTU arrive",
+        source: "RFC 6298: a time-out takes at least 200 ms in Linux, a round trip in a network below 1 ms; the case of 2013: \
+                 168 KB in 1.3 s, with offload off 12.1 Gbit/s",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    [End::Near, End::Far]
+        .into_iter()
+        .filter(|from| is_broken(evidence, *from))
+        .filter_map(|from| finding(evidence, from))
+        .collect()
+}
+
+/// Whether many segments at once time out from this end, and single ones do not.
+pub fn is_broken(evidence: &Evidence, from: End) -> bool {
+    let (Some(small), Some(large)) =
+        (evidence.run(Kind::SmallRequests, from), evidence.run(Kind::LargeRequests, from))
+    else {
+        return false;
+    };
+    let per_second = |run: &crate::evidence::Run| run.report.transactions_per_second.unwrap_or(0.0);
+    let probes_arrive =
+        evidence.probes().filter(|(_, run)| run.from == from).all(|(_, run)| run.lost() < 0.5);
+    let waits = large.timeouts() > 0 || per_second(large) == 0.0;
+    probes_arrive && waits && per_second(small) > 0.0 && per_second(large) < per_second(small) / 20.0
+}
+
+fn finding(evidence: &Evidence, from: End) -> Option<Finding> {
+    let card = evidence.facts(from)?.path_interface()?;
+    let (small, large) = (evidence.run(Kind::SmallRequests, from)?, evidence.run(Kind::LargeRequests, from)?);
+    let per_second = |run: &crate::evidence::Run| run.report.transactions_per_second.unwrap_or(0.0);
+    let way = evidence.way(from);
+    let what = format!("Frames above the MTU (segmentation offload) are lost {way}; single segments arrive.");
+    let bps = evidence.run(Kind::Stream, from).map_or(0.0, |run| run.bps());
+    let cost = Cost::measured(0.99, format!("throughput {way}: {}", rate(bps)));
+    let timeouts = evidence.run(Kind::Stream, from).map_or(0, |run| run.timeouts());
+    let on = card.feature("tx-tcp-segmentation").is_some_and(|feature| feature.on);
+    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost)
+        .at(from)
+        .evidence(format!(
+            "requests of 1000 bytes: {:.1} a second; of 32 KiB: {:.1}",
+            per_second(small),
+            per_second(large)
+        ))
+        .evidence(format!("{timeouts} time-outs (TcpExt.TCPTimeouts) during the transfer"))
+        .evidence(format!("tx-tcp-segmentation of {} is {}", card.name, if on { "on" } else { "off" }));
+    let tso = Remedy::offload(&card.name, "tso", false, "TCPSegmentationOffload", "Lso");
+    let gso = Remedy::offload(&card.name, "gso", false, "GenericSegmentationOffload", "Uso");
+    let driver = Remedy::new("update what cuts them: the card's driver, the virtual switch, the host's card");
+    Some(finding.remedy(tso).remedy(gso).remedy(driver))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    fn requests(kind: Kind, per_second: f64) -> crate::evidence::Run {
+        fixture::run(kind, End::Near, &format!(r#"{{"transactions_per_second":{per_second:?}}}"#))
+    }
+
+    #[test]
+    fn many_segments_time_out_and_one_does_not() {
+        let mut evidence = fixture::healthy();
+        evidence.runs.push(requests(Kind::SmallRequests, 900.0));
+        assert!(examine(&evidence).is_empty());
+        let mut large = requests(Kind::LargeRequests, 4.0);
+        large.near.stack.insert("TcpExt.TCPTimeouts".to_owned(), 4);
+        evidence.runs.push(large);
+        assert_eq!(examine(&evidence).len(), 1);
+        evidence.runs.push(fixture::probe(End::Near, 1400, 10, 9));
+        assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
+    }
+}

@@ -1,0 +1,70 @@
+//! Options of TCP that are switched off.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "tcp-options",
+    title: "Options of TCP are switched off",
+    text: "Window scaling lets a window be larger than 64 KiB; one end without it is enough to hold down both directions. Selective \
+           acknowledgement (SACK) lets TCP send again only what was lost. Autotuning (tcp_moderate_rcvbuf) lets the window grow with \
+           the connection. They are switched off by guides for hardening and by old firewalls.",
+    reads: "net.ipv4.tcp_window_scaling, tcp_sack and tcp_moderate_rcvbuf of both ends",
+    thresholds: &[Threshold {
+        limit: "0",
+        source: "RFC 7323: without scaling a window has at most 65535 bytes, and 2 Gbit/s need round trips below 0.26 ms; RFC 2018",
+    }],
+    examine,
+};
+
+const OPTIONS: [(&str, &str, f64, &str); 3] = [
+    ("net.ipv4.tcp_window_scaling", "Window scaling", 0.7, "windows of at most 64 KiB, in both directions"),
+    (
+        "net.ipv4.tcp_moderate_rcvbuf",
+        "Autotuning of the receive window",
+        0.5,
+        "windows that stay as small as they begin",
+    ),
+    (
+        "net.ipv4.tcp_sack",
+        "Selective acknowledgement",
+        0.3,
+        "after a loss, much is sent again that has arrived",
+    ),
+];
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = Vec::new();
+    for (end, facts) in evidence.ends() {
+        for (setting, name, share, effect) in OPTIONS {
+            if facts.sysctls.number(setting) != Some(0) {
+                continue;
+            }
+            let what = format!("{name} is off on {}.", evidence.name(end));
+            found.push(
+                Finding::new(CHECK.name, Severity::Slow, what, Cost::estimated(share, effect))
+                    .at(end)
+                    .evidence(format!("{setting}: 0"))
+                    .remedy(Remedy::sysctl(setting, "1")),
+            );
+        }
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn each_option_is_looked_at() {
+        let mut evidence = fixture::healthy();
+        for (setting, ..) in OPTIONS {
+            evidence.near.sysctls.0.insert(setting.to_owned(), "0".to_owned());
+        }
+        assert_eq!(examine(&evidence).len(), 3);
+    }
+}

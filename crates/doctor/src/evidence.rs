@@ -1,0 +1,191 @@
+//! Everything that the checks may look at: the facts of both ends and what was measured between them.
+
+use serde::{Deserialize, Serialize};
+use vmlane_bench::Report;
+
+use crate::facts::{Counters, Facts, Interface};
+
+/// One of the two machines.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
+#[serde(rename_all = "lowercase")]
+pub enum End {
+    /// The one that the doctor runs on.
+    Near,
+    /// The one that serves.
+    Far,
+}
+
+impl End {
+    pub fn other(self) -> End {
+        match self {
+            End::Near => End::Far,
+            End::Far => End::Near,
+        }
+    }
+}
+
+/// What a run measures.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Kind {
+    /// Round trips of one byte, with nothing else under way.
+    RoundTrips,
+    /// One connection that sends as fast as it can.
+    Stream,
+    /// Round trips while a connection sends as fast as it can from the same end.
+    Loaded,
+    /// Datagrams of the sender's MTU that must not be fragmented, few of them.
+    Probe {
+        bytes: u32,
+    },
+    /// Requests of one segment, or of many: what waits for time-outs shows in the slowest.
+    SmallRequests,
+    LargeRequests,
+}
+
+/// A measurement, and what both ends counted meanwhile.
+#[derive(Clone, Debug)]
+pub struct Run {
+    pub kind: Kind,
+    /// The end that sends the data.
+    pub from: End,
+    pub report: Report,
+    pub near: Counters,
+    pub far: Counters,
+}
+
+impl Run {
+    pub fn counters(&self, end: End) -> &Counters {
+        match end {
+            End::Near => &self.near,
+            End::Far => &self.far,
+        }
+    }
+
+    /// Bits per second that arrived.
+    pub fn bps(&self) -> f64 {
+        self.report.throughput_bps.unwrap_or(0.0)
+    }
+
+    /// What TCP of the sending end says of the connection.
+    pub fn tcp(&self) -> Option<vmlane_bench::report::TcpSummary> {
+        match self.from {
+            End::Near => self.report.tcp.local,
+            End::Far => self.report.tcp.remote,
+        }
+    }
+
+    /// Of the segments that the sender sent, which part it sent again.
+    pub fn retransmitted(&self) -> f64 {
+        let again = self.tcp().map_or(0, |tcp| tcp.retransmits) as f64;
+        let mss = self.tcp().map_or(1448, |tcp| tcp.mss.max(1)) as f64;
+        let segments = self.report.bytes as f64 / mss + again;
+        if segments > 0.0 { again / segments } else { 0.0 }
+    }
+
+    /// Time-outs of the sending end's TCP meanwhile.
+    pub fn timeouts(&self) -> u64 {
+        self.counters(self.from).stack("TcpExt.TCPTimeouts")
+    }
+
+    /// Which part of the datagrams was lost.
+    pub fn lost(&self) -> f64 {
+        self.report.datagrams.map_or(0.0, |loss| {
+            if loss.counts.sent == 0 { 0.0 } else { loss.lost as f64 / loss.counts.sent as f64 }
+        })
+    }
+
+    pub fn median_us(&self) -> Option<f64> {
+        self.report.rtt_us.map(|times| times.p50)
+    }
+}
+
+#[derive(Clone, Debug, Default)]
+pub struct Evidence {
+    /// Where the far end was looked for.
+    pub to: String,
+    pub near: Facts,
+    pub far: Option<Facts>,
+    /// Why the far end could not be asked.
+    pub unreachable: Option<String>,
+    /// Over vsock, interfaces play no part.
+    pub is_vsock: bool,
+    pub runs: Vec<Run>,
+    /// What failed instead of being measured.
+    pub failed: Vec<String>,
+    /// Bits per second over the loopback of each end.
+    pub loopback_near: Option<f64>,
+    pub loopback_far: Option<f64>,
+}
+
+impl Evidence {
+    pub fn facts(&self, end: End) -> Option<&Facts> {
+        match end {
+            End::Near => Some(&self.near),
+            End::Far => self.far.as_ref(),
+        }
+    }
+
+    /// Both ends, as far as they are known.
+    pub fn ends(&self) -> impl Iterator<Item = (End, &Facts)> {
+        [End::Near, End::Far].into_iter().filter_map(|end| Some((end, self.facts(end)?)))
+    }
+
+    /// The interface of each end that leads to the other.
+    pub fn interfaces(&self) -> impl Iterator<Item = (End, &Facts, &Interface)> {
+        self.ends().filter_map(|(end, facts)| Some((end, facts, facts.path_interface()?)))
+    }
+
+    pub fn runs(&self, kind: Kind) -> impl Iterator<Item = &Run> {
+        self.runs.iter().filter(move |run| run.kind == kind)
+    }
+
+    pub fn run(&self, kind: Kind, from: End) -> Option<&Run> {
+        self.runs(kind).find(|run| run.from == from)
+    }
+
+    pub fn probes(&self) -> impl Iterator<Item = (u32, &Run)> {
+        self.runs.iter().filter_map(|run| match run.kind {
+            Kind::Probe { bytes } => Some((bytes, run)),
+            _ => None,
+        })
+    }
+
+    pub fn loopback(&self, end: End) -> Option<f64> {
+        match end {
+            End::Near => self.loopback_near,
+            End::Far => self.loopback_far,
+        }
+    }
+
+    /// What a report calls an end.
+    pub fn name(&self, end: End) -> String {
+        let host = self.facts(end).map(|facts| facts.machine.host.clone()).unwrap_or_default();
+        match end {
+            End::Near if host.is_empty() => "this machine".to_owned(),
+            End::Near => format!("this machine ({host})"),
+            End::Far if host.is_empty() => "the other machine".to_owned(),
+            End::Far => format!("the other machine ({host})"),
+        }
+    }
+
+    /// "from a to b".
+    pub fn way(&self, from: End) -> String {
+        let host = |end: End| match self.facts(end).map(|facts| facts.machine.host.as_str()) {
+            Some(host) if !host.is_empty() => host.to_owned(),
+            _ if end == End::Near => "here".to_owned(),
+            _ => "there".to_owned(),
+        };
+        let (one, other) = (host(from), host(from.other()));
+        if one == other {
+            let here = |end| if end == End::Near { "here" } else { "there" };
+            return format!("from {} to {}", here(from), here(from.other()));
+        }
+        format!("from {one} to {other}")
+    }
+
+    /// A machine that emulates its processor has other limits than its network's.
+    pub fn is_emulated(&self) -> bool {
+        self.ends().any(|(_, facts)| facts.machine.is_emulated)
+    }
+}

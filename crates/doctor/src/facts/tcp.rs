@@ -1,0 +1,170 @@
+//! The network stack: settings that matter for speed, and what it has counted.
+
+use std::collections::BTreeMap;
+
+use serde::{Deserialize, Serialize};
+
+use super::{cpu::CpuTime, files, interface};
+
+/// Settings that are read; those of the interface that leads to the other end are added.
+const SETTINGS: [&str; 22] = [
+    "net.core.netdev_budget",
+    "net.core.netdev_max_backlog",
+    "net.core.optmem_max",
+    "net.core.rmem_default",
+    "net.core.rmem_max",
+    "net.core.wmem_default",
+    "net.core.wmem_max",
+    "net.core.busy_read",
+    "net.core.default_qdisc",
+    "net.ipv4.ip_forward",
+    "net.ipv6.conf.all.forwarding",
+    "net.ipv4.ip_no_pmtu_disc",
+    "net.ipv4.tcp_base_mss",
+    "net.ipv4.tcp_congestion_control",
+    "net.ipv4.tcp_moderate_rcvbuf",
+    "net.ipv4.tcp_mtu_probing",
+    "net.ipv4.tcp_rmem",
+    "net.ipv4.tcp_sack",
+    "net.ipv4.tcp_timestamps",
+    "net.ipv4.tcp_window_scaling",
+    "net.ipv4.tcp_wmem",
+    "net.ipv4.tcp_adv_win_scale",
+];
+
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+pub struct Sysctls(pub BTreeMap<String, String>);
+
+impl Sysctls {
+    pub fn number(&self, name: &str) -> Option<i64> {
+        self.0.get(name)?.parse().ok()
+    }
+
+    /// The third number of tcp_rmem or tcp_wmem: how far the kernel may let a buffer grow.
+    pub fn largest(&self, name: &str) -> Option<u64> {
+        self.0.get(name)?.split_whitespace().nth(2)?.parse().ok()
+    }
+}
+
+pub fn sysctls(interface: Option<&str>) -> Sysctls {
+    let names = SETTINGS.iter().map(|name| (*name).to_owned());
+    let of_interface = interface.into_iter().filter(|name| !name.contains(['.', '/']));
+    let names = names.chain(of_interface.map(|name| format!("net.ipv4.conf.{name}.forwarding")));
+    let read = |name: String| {
+        let path = format!("/proc/sys/{}", name.replace('.', "/"));
+        files::line(path).map(|value| (name, value))
+    };
+    Sysctls(names.filter_map(read).collect())
+}
+
+/// What counts up, taken before and after a measurement.
+#[derive(Clone, Debug, Default, Serialize, Deserialize)]
+#[serde(default)]
+pub struct Counters {
+    /// Of /proc/net/snmp and netstat, as "Tcp.RetransSegs".
+    pub stack: BTreeMap<String, u64>,
+    /// Of the interface that leads to the other end: the kernel's, and the driver's as `ethtool -S` shows them.
+    pub interface: BTreeMap<String, u64>,
+    /// Frames dropped because a CPU's backlog was full, and how often a CPU ran out of its share of time with frames left.
+    pub backlog_drops: u64,
+    pub squeezed: u64,
+    pub cpu: CpuTime,
+}
+
+impl Counters {
+    pub fn read(interface: Option<&str>) -> Counters {
+        let mut stack = BTreeMap::new();
+        for path in ["/proc/net/snmp", "/proc/net/netstat"] {
+            stack.append(&mut table(&files::text(path).unwrap_or_default()));
+        }
+        let (backlog_drops, squeezed) = softnet(&files::text("/proc/net/softnet_stat").unwrap_or_default());
+        Counters {
+            stack,
+            interface: interface.map(interface::counters).unwrap_or_default(),
+            backlog_drops,
+            squeezed,
+            cpu: CpuTime::read(),
+        }
+    }
+
+    /// What was counted since `before`. A counter that went back was set to zero meanwhile.
+    pub fn since(&self, before: &Counters) -> Counters {
+        let changed = |now: &BTreeMap<String, u64>, then: &BTreeMap<String, u64>| {
+            let change = |(name, value): (&String, &u64)| {
+                (name.clone(), value.saturating_sub(then.get(name).copied().unwrap_or(0)))
+            };
+            now.iter().map(change).filter(|(_, value)| *value > 0).collect()
+        };
+        Counters {
+            stack: changed(&self.stack, &before.stack),
+            interface: changed(&self.interface, &before.interface),
+            backlog_drops: self.backlog_drops.saturating_sub(before.backlog_drops),
+            squeezed: self.squeezed.saturating_sub(before.squeezed),
+            cpu: CpuTime {
+                busy: self.cpu.busy.saturating_sub(before.cpu.busy),
+                steal: self.cpu.steal.saturating_sub(before.cpu.steal),
+            },
+        }
+    }
+
+    pub fn stack(&self, name: &str) -> u64 {
+        self.stack.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// Two lines a table, of names and of values, both with the table's name in front.
+fn table(text: &str) -> BTreeMap<String, u64> {
+    let mut counters = BTreeMap::new();
+    let mut lines = text.lines();
+    while let (Some(names), Some(values)) = (lines.next(), lines.next()) {
+        let (Some((table, names)), Some((_, values))) = (names.split_once(':'), values.split_once(':'))
+        else {
+            continue;
+        };
+        if !matches!(table, "Ip" | "Tcp" | "Udp" | "TcpExt" | "IpExt") {
+            continue;
+        }
+        let pairs = names.split_whitespace().zip(values.split_whitespace());
+        // Some are limits or negative; they count nothing.
+        counters
+            .extend(pairs.filter_map(|(name, value)| Some((format!("{table}.{name}"), value.parse().ok()?))));
+    }
+    counters
+}
+
+/// A line a CPU, in hexadecimal: processed, dropped, squeezed ...
+fn softnet(text: &str) -> (u64, u64) {
+    let column = |line: &str, at: usize| {
+        line.split_whitespace().nth(at).and_then(|field| u64::from_str_radix(field, 16).ok()).unwrap_or(0)
+    };
+    text.lines().fold((0, 0), |(drops, squeezed), line| (drops + column(line, 1), squeezed + column(line, 2)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn the_kernels_tables_are_read() {
+        let text = "Tcp: RtoAlgorithm MaxConn RetransSegs\nTcp: 1 -1 17\nIcmp: InMsgs\nIcmp: 3\n";
+        let table = table(text);
+        assert_eq!(table.get("Tcp.RetransSegs"), Some(&17));
+        assert!(!table.contains_key("Tcp.MaxConn") && !table.contains_key("Icmp.InMsgs"));
+        assert_eq!(softnet("00000010 00000002 0000000a 0\n00000010 00000001 00000001 0\n"), (3, 11));
+    }
+
+    #[test]
+    fn changes_are_what_was_counted_meanwhile() {
+        let count =
+            |value| Counters { stack: [("Tcp.RetransSegs".to_owned(), value)].into(), ..Counters::default() };
+        assert_eq!(count(9).since(&count(4)).stack("Tcp.RetransSegs"), 5);
+        assert_eq!(count(1).since(&count(4)).stack("Tcp.RetransSegs"), 0);
+    }
+
+    #[test]
+    fn the_largest_buffer_is_the_third_number() {
+        let sysctls = Sysctls([("net.ipv4.tcp_rmem".to_owned(), "4096\t131072\t6291456".to_owned())].into());
+        assert_eq!(sysctls.largest("net.ipv4.tcp_rmem"), Some(6_291_456));
+        assert_eq!(sysctls.largest("net.ipv4.tcp_wmem"), None);
+    }
+}

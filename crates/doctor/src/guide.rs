@@ -1,0 +1,68 @@
+//! The guide's page "Why is my VM's network slow", made of the checks' own texts.
+
+use std::fmt::Write as _;
+
+use crate::checks;
+
+const BEGINNING: &str = "\
+# Why is my VM's network slow
+
+<!-- Made from the checks of `vmlane doctor` (crates/doctor/src/checks). Do not edit: VMLANE_DRAW=1 cargo test -p vmlane-doctor guide -->
+
+Two VMs, or any two Linux machines, at a tenth of the speed they should have: the cause is nearly always one of those below, and each has left
+a trace. `vmlane doctor` looks for all of them. Start a server in one machine and the doctor in the other:
+
+```console
+b# vmlane bench server --doctor --listen tcp:0.0.0.0
+a# vmlane doctor --to tcp:10.77.0.2
+```
+
+It reads the settings of both machines, measures each direction alone, and says what it found, the most important first: what is wrong, what was
+seen, what it costs (measured, or estimated), and the commands that mend it, for now and for good. `--quick` takes less than 5 s, an examination less
+than 30 s; `--json` is for programs. It changes nothing. The exit code is 0 if nothing was found, 1 with findings, 2 if it was called wrongly, 3 if
+the other machine could not be examined.
+
+Over vsock (`--to vsock:4`, server with `--listen vsock:`) no network card is needed; cards are not examined then.
+
+A server tells about its machine only if it was started with `--doctor`, and reads only. Whoever reaches its port can ask: listen where you
+trust the neighbours, or give a secret (`--secret-file` on both ends).
+
+## What it looks for
+
+";
+
+/// The page, as docs/guide/slow-network.md has it.
+pub fn page() -> String {
+    let mut page = BEGINNING.to_owned();
+    for check in checks::ALL {
+        // The heading's anchor must be the check's name, whatever the title is.
+        let _ = write!(page, "### {}\n\n**{}.** {}\n\n", check.name, check.title, check.text);
+        let _ = writeln!(page, "Reads: {}.\n\n| finding from | source |\n| --- | --- |", check.reads);
+        for threshold in check.thresholds {
+            let _ = writeln!(page, "| {} | {} |", threshold.limit, threshold.source);
+        }
+        page.push('\n');
+    }
+    page.truncate(page.trim_end().len());
+    page.push('\n');
+    page
+}
+
+#[cfg(test)]
+mod tests {
+    use std::path::Path;
+
+    #[test]
+    fn the_guide_says_what_the_checks_do() {
+        let file = Path::new(env!("CARGO_MANIFEST_DIR")).join("../../docs/guide/slow-network.md");
+        if std::env::var_os("VMLANE_DRAW").is_some() {
+            std::fs::write(&file, super::page()).unwrap();
+        }
+        let text = std::fs::read_to_string(&file).unwrap_or_default();
+        assert!(
+            text == super::page(),
+            "{} is not current: run VMLANE_DRAW=1 cargo test -p vmlane-doctor guide",
+            file.display()
+        );
+    }
+}

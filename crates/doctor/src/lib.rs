@@ -1,0 +1,26 @@
+//! `vmlane doctor`: finds what makes the network between two machines slow or broken.
+//!
+//! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which makes the
+//! [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows them, the most important
+//! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. The [`guide`] is made
+//! of the checks' own texts.
+//!
+//! Nothing here changes a setting: remedies are commands as argument vectors, which are shown. What comes from the other
+//! end is bounded and escaped when it arrives.
+
+pub mod checks;
+pub mod evidence;
+mod examine;
+pub mod facts;
+pub mod finding;
+pub mod guide;
+mod loopback;
+pub mod question;
+pub mod remedy;
+pub mod report;
+mod sys;
+mod text;
+
+pub use examine::{Plan, examine};
+pub use question::examiner;
+pub use report::Diagnosis;

@@ -1,0 +1,120 @@
+//! How a finding is mended: commands for now, as argument vectors, and the same for good, as text for each system that
+//! configures networks.
+
+use serde::Serialize;
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Remedy {
+    pub what: String,
+    /// Until the next boot. Arguments, never a line for a shell.
+    pub temporary: Vec<Vec<String>>,
+    /// For good.
+    pub persistent: Vec<Persistent>,
+}
+
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Persistent {
+    pub system: &'static str,
+    pub text: String,
+}
+
+impl Remedy {
+    pub fn new(what: impl Into<String>) -> Remedy {
+        Remedy { what: what.into(), temporary: Vec::new(), persistent: Vec::new() }
+    }
+
+    pub fn run(mut self, words: &[&str]) -> Remedy {
+        self.temporary.push(words.iter().map(|word| (*word).to_owned()).collect());
+        self
+    }
+
+    pub fn lasting(mut self, system: &'static str, text: impl Into<String>) -> Remedy {
+        self.persistent.push(Persistent { system, text: text.into() });
+        self
+    }
+
+    pub fn sysctl(name: &str, value: &str) -> Remedy {
+        let remedy = Remedy::new(format!("set {name}"))
+            .run(&["sysctl", "-w", &format!("{name}={value}")])
+            .lasting("sysctl.d", format!("/etc/sysctl.d/90-network.conf: {name} = {value}"));
+        match name {
+            "net.ipv4.tcp_rmem" | "net.ipv4.tcp_window_scaling" | "net.ipv4.tcp_moderate_rcvbuf" => {
+                remedy.lasting("Windows", "netsh interface tcp set global autotuninglevel=normal")
+            }
+            _ => remedy,
+        }
+    }
+
+    pub fn mtu(interface: &str, mtu: u32) -> Remedy {
+        let text = mtu.to_string();
+        Remedy::new(format!("set the MTU of {interface} to {mtu}"))
+            .run(&["ip", "link", "set", "dev", interface, "mtu", &text])
+            .lasting(
+                "NetworkManager",
+                format!("nmcli connection modify CONNECTION 802-3-ethernet.mtu {mtu}; nmcli connection up CONNECTION"),
+            )
+            .lasting("systemd-networkd", format!("in the .link or .network file of {interface}: [Link] MTUBytes={mtu}"))
+            .lasting("ifupdown", format!("/etc/network/interfaces, below iface {interface}: mtu {mtu}"))
+            .lasting(
+                "Windows",
+                format!(
+                    "netsh interface ipv4 set subinterface \"{interface}\" mtu={mtu} store=persistent; for more than 1500 first \
+                     PowerShell: Set-NetAdapterAdvancedProperty -Name \"{interface}\" -RegistryKeyword *JumboPacket -RegistryValue {}",
+                    mtu.max(1500) + 14
+                ),
+            )
+    }
+
+    /// `networkd` is the key of a .link file; NetworkManager's follows from ethtool's name of the feature.
+    pub fn offload(interface: &str, feature: &str, on: bool, networkd: &str, windows: &str) -> Remedy {
+        let value = if on { "on" } else { "off" };
+        let yes = if on { "yes" } else { "no" };
+        let verb = if on { "Enable" } else { "Disable" };
+        Remedy::new(format!("switch {feature} of {interface} {value}"))
+            .run(&["ethtool", "-K", interface, feature, value])
+            .lasting(
+                "NetworkManager",
+                format!("nmcli connection modify CONNECTION ethtool.feature-{feature} {value}; nmcli connection up CONNECTION"),
+            )
+            .lasting("systemd-networkd", format!("in a .link file that matches {interface}: [Link] {networkd}={yes}"))
+            .lasting(
+                "ifupdown",
+                format!("/etc/network/interfaces, below iface {interface}: post-up ethtool -K {interface} {feature} {value}"),
+            )
+            .lasting("Windows", format!("PowerShell: {verb}-NetAdapter{windows} -Name \"{interface}\""))
+    }
+
+    /// `option` is ethtool's, with its settings: `-G`, `rx 1024`.
+    pub fn ethtool(what: impl Into<String>, interface: &str, option: &str, settings: &[&str]) -> Remedy {
+        let words: Vec<&str> = ["ethtool", option, interface].iter().chain(settings).copied().collect();
+        let line = words.join(" ");
+        Remedy::new(what)
+            .run(&words)
+            .lasting(
+                "NetworkManager, systemd-networkd, ifupdown",
+                format!("run `{line}` when the interface comes up: a file in /etc/NetworkManager/dispatcher.d, a .link file, or post-up"),
+            )
+    }
+}
+
+/// A command as a reader types it.
+pub fn line(words: &[String]) -> String {
+    let quoted = words.iter().map(|word| {
+        let plain = word.chars().all(|c| c.is_ascii_alphanumeric() || "-_./=:,+@%".contains(c));
+        if plain && !word.is_empty() { word.clone() } else { format!("'{}'", word.replace('\'', "'\\''")) }
+    });
+    quoted.collect::<Vec<_>>().join(" ")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_command_can_be_pasted() {
+        let remedy = Remedy::sysctl("net.ipv4.tcp_rmem", "4096 131072 6291456");
+        assert_eq!(line(&remedy.temporary[0]), "sysctl -w 'net.ipv4.tcp_rmem=4096 131072 6291456'");
+        let hostile = Remedy::mtu("x; rm -rf $HOME'", 1500);
+        assert_eq!(line(&hostile.temporary[0]), "ip link set dev 'x; rm -rf $HOME'\\''' mtu 1500");
+    }
+}

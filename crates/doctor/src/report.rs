@@ -1,0 +1,255 @@
+//! What the doctor says: for people, and as JSON.
+
+use serde::Serialize;
+use serde_json::{Value, json};
+
+use crate::checks;
+use crate::evidence::{End, Evidence, Kind, Run};
+use crate::finding::{self, Basis, Finding, Severity};
+use crate::remedy;
+use crate::text::{printable, rate, time};
+
+/// Raised when a key changes its meaning or goes away.
+pub const VERSION: u32 = 1;
+/// Characters of a line.
+const WIDTH: usize = 100;
+
+pub struct Diagnosis {
+    pub evidence: Evidence,
+    /// Sorted, without the machine's own.
+    pub findings: Vec<Finding>,
+    /// What the machines are, which no setting of a network changes.
+    pub own: Vec<Finding>,
+    pub seconds: f64,
+}
+
+impl Diagnosis {
+    pub fn new(evidence: Evidence, seconds: f64) -> Diagnosis {
+        let mut all: Vec<Finding> = checks::ALL.iter().flat_map(|check| (check.examine)(&evidence)).collect();
+        finding::sort(&mut all);
+        let (own, findings) = all.into_iter().partition(|finding| finding.severity == Severity::Machine);
+        Diagnosis { evidence, findings, own, seconds }
+    }
+
+    /// 0: nothing found; 1: findings; 3: the other end could not be examined, and nothing here says why.
+    pub fn exit_code(&self) -> u8 {
+        match (self.findings.is_empty(), &self.evidence.unreachable) {
+            (false, _) => 1,
+            (true, Some(_)) => 3,
+            (true, None) => 0,
+        }
+    }
+
+    pub fn json(&self) -> String {
+        let evidence = &self.evidence;
+        let listed = |findings: &[Finding]| findings.iter().map(told).collect::<Vec<Value>>();
+        let value = json!({
+            "version": VERSION,
+            "to": printable(&evidence.to),
+            "seconds": self.seconds,
+            "unreachable": evidence.unreachable.as_deref().map(printable),
+            "findings": listed(&self.findings),
+            "machine": listed(&self.own),
+            "measurements": evidence.runs.iter().map(measured).collect::<Vec<Value>>(),
+            "loopback_bps": { "near": evidence.loopback_near, "far": evidence.loopback_far },
+            "failed": evidence.failed.iter().map(|text| printable(text)).collect::<Vec<String>>(),
+            "facts": { "near": evidence.near, "far": evidence.far },
+        });
+        value.to_string()
+    }
+
+    pub fn text(&self) -> String {
+        let evidence = &self.evidence;
+        let mut text = String::new();
+        let mut line = |indent: usize, words: &str| wrap(&mut text, indent, words);
+        if let Some(why) = &evidence.unreachable {
+            line(0, &format!("The other machine could not be asked: {why}"));
+        }
+        for run in &evidence.runs {
+            if let Some(words) = spoken(evidence, run) {
+                line(0, &words);
+            }
+        }
+        for end in [End::Near, End::Far] {
+            if let Some(bps) = evidence.loopback(end) {
+                line(0, &format!("loopback of {}: {}", evidence.name(end), rate(bps)));
+            }
+        }
+        for failed in &evidence.failed {
+            line(0, &format!("not measured: {failed}"));
+        }
+        if self.findings.is_empty() && evidence.unreachable.is_none() {
+            line(0, "");
+            line(0, "Nothing found.");
+        }
+        for (number, finding) in self.findings.iter().enumerate() {
+            line(0, "");
+            line(0, &format!("{}. {} [{}]", number + 1, finding.what, finding.severity.name()));
+            for shown in &finding.evidence {
+                line(3, &format!("seen: {shown}"));
+            }
+            let basis = match finding.cost.basis {
+                Basis::Measured => "measured",
+                Basis::Estimated => "estimated",
+            };
+            line(3, &format!("cost, {basis}: {}", finding.cost.text));
+            for (which, remedy) in finding.remedies.iter().enumerate() {
+                let or = if which == 0 { "" } else { "or " };
+                let place = finding.end.map_or(String::new(), |end| format!(", on {}", evidence.name(end)));
+                line(3, &format!("remedy: {or}{}{place}", remedy.what));
+                for command in &remedy.temporary {
+                    line(6, &format!("now: {}", remedy::line(command)));
+                }
+                for lasting in &remedy.persistent {
+                    line(6, &format!("for good, {}: {}", lasting.system, lasting.text));
+                }
+            }
+            line(3, &format!("more: {}", finding.guide()));
+        }
+        if !self.own.is_empty() {
+            line(0, "");
+            line(0, "The machines themselves, which no setting of the network changes:");
+        }
+        for finding in &self.own {
+            line(0, &format!("- {} {}", finding.what, finding.evidence.join("; ")));
+        }
+        line(0, "");
+        line(0, &format!("Examined in {:.1} s.", self.seconds));
+        text
+    }
+}
+
+fn told(finding: &Finding) -> Value {
+    let mut value = serde_json::to_value(finding).unwrap_or_default();
+    if let Some(object) = value.as_object_mut() {
+        object.insert("guide".to_owned(), finding.guide().into());
+    }
+    value
+}
+
+/// The name of a measurement in reports.
+pub fn name(kind: Kind) -> &'static str {
+    match kind {
+        Kind::RoundTrips => "round trips",
+        Kind::Stream => "throughput",
+        Kind::Loaded => "round trips under load",
+        Kind::Probe { .. } => "datagrams",
+        Kind::SmallRequests => "requests of one segment",
+        Kind::LargeRequests => "requests of many segments",
+    }
+}
+
+#[derive(Serialize)]
+struct Measured<'a> {
+    what: &'static str,
+    from: End,
+    bytes: Option<u32>,
+    throughput_bps: Option<f64>,
+    transactions_per_second: Option<f64>,
+    rtt_us_p50: Option<f64>,
+    retransmitted: f64,
+    timeouts: u64,
+    lost: f64,
+    near: &'a crate::facts::Counters,
+    far: &'a crate::facts::Counters,
+}
+
+fn measured(run: &Run) -> Value {
+    let bytes = match run.kind {
+        Kind::Probe { bytes } => Some(bytes),
+        _ => None,
+    };
+    let measured = Measured {
+        what: name(run.kind),
+        from: run.from,
+        bytes,
+        throughput_bps: run.report.throughput_bps,
+        transactions_per_second: run.report.transactions_per_second,
+        rtt_us_p50: run.median_us(),
+        retransmitted: run.retransmitted(),
+        timeouts: run.timeouts(),
+        lost: run.lost(),
+        near: &run.near,
+        far: &run.far,
+    };
+    serde_json::to_value(measured).unwrap_or_default()
+}
+
+fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
+    let way = evidence.way(run.from);
+    Some(match run.kind {
+        Kind::RoundTrips => {
+            let times = run.report.rtt_us?;
+            format!(
+                "round trips: {} in the median, {} at the 99th percentile",
+                time(times.p50),
+                time(times.p99)
+            )
+        }
+        Kind::Loaded => format!("round trips under load {way}: {} in the median", time(run.median_us()?)),
+        Kind::Stream => {
+            let again = run.tcp().map_or(0, |tcp| tcp.retransmits);
+            format!("throughput {way}: {}, {again} segments sent again", rate(run.bps()))
+        }
+        Kind::Probe { bytes } => {
+            let loss = run.report.datagrams?;
+            format!("datagrams of {bytes} bytes {way}: {} of {} lost", loss.lost, loss.counts.sent)
+        }
+        Kind::SmallRequests | Kind::LargeRequests => format!(
+            "{} {way}: {:.1} a second",
+            name(run.kind),
+            run.report.transactions_per_second.unwrap_or(0.0)
+        ),
+    })
+}
+
+/// Adds the words as lines of at most [`WIDTH`] characters; a single word may be longer.
+fn wrap(text: &mut String, indent: usize, words: &str) {
+    let mut line = " ".repeat(indent);
+    let mut is_empty = true;
+    for word in printable_words(words) {
+        if !is_empty && line.chars().count() + 1 + word.chars().count() > WIDTH {
+            text.push_str(&line);
+            text.push('\n');
+            line = " ".repeat(indent + 2);
+            is_empty = true;
+        }
+        if !is_empty {
+            line.push(' ');
+        }
+        line.push_str(&word);
+        is_empty = false;
+    }
+    text.push_str(line.trim_end());
+    text.push('\n');
+}
+
+fn printable_words(words: &str) -> Vec<String> {
+    words.split(' ').filter(|word| !word.is_empty()).map(printable).collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn long_lines_are_broken_and_control_characters_shown() {
+        let mut text = String::new();
+        wrap(&mut text, 2, &format!("{}\u{1b}[31m end", "word ".repeat(30)));
+        assert!(
+            text.lines().count() == 2 && text.lines().all(|line| line.chars().count() <= WIDTH),
+            "{text}"
+        );
+        assert!(text.contains("\\u{1b}[31m"), "{text}");
+    }
+
+    #[test]
+    fn the_exit_code_says_whether_something_was_found() {
+        let mut diagnosis =
+            Diagnosis { evidence: Evidence::default(), findings: Vec::new(), own: Vec::new(), seconds: 0.0 };
+        assert_eq!(diagnosis.exit_code(), 0);
+        diagnosis.evidence.unreachable = Some("no route".to_owned());
+        assert_eq!(diagnosis.exit_code(), 3);
+        assert!(diagnosis.text().contains("no route"));
+    }
+}

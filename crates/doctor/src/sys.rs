@@ -1,0 +1,239 @@
+//! The calls that no safe crate offers: ethtool's questions about an interface, and what the kernel believes of a path.
+//!
+//! The ioctl and not netlink, because only it has the drivers' own statistics, and because it is the same on all
+//! kernels. Nothing here changes a setting. `unsafe` is opened because the kernel writes through pointers: each buffer
+//! has room for the most that the kernel may write for its command, which the functions below see to.
+#![allow(unsafe_code)]
+
+use std::ffi::{c_char, c_int, c_ulong, c_void};
+use std::io;
+use std::net::IpAddr;
+use std::os::fd::AsRawFd;
+
+use socket2::{Domain, Socket, Type};
+
+const SIOCETHTOOL: c_ulong = 0x8946;
+/// `IFNAMSIZ`.
+const NAME: usize = 16;
+/// `ETH_GSTRING_LEN`.
+const STRING: usize = 32;
+/// More strings or statistics than this are not asked for.
+const MOST: usize = 2048;
+/// Room for them, in units of eight bytes: the kernel takes its own count at the time of the call, which may be larger than
+/// the one that it told before, after a change of the number of queues.
+const ROOM: usize = 4 * MOST * STRING / 8;
+
+/// `ETHTOOL_G*` of linux/ethtool.h.
+#[derive(Clone, Copy)]
+#[repr(u32)]
+enum Get {
+    DriverInfo = 0x03,
+    Coalescing = 0x0e,
+    Rings = 0x10,
+    Strings = 0x1b,
+    Statistics = 0x1d,
+    StringSetInfo = 0x37,
+    Features = 0x3a,
+    Channels = 0x3c,
+}
+
+/// `ETH_SS_STATS` and `ETH_SS_FEATURES`.
+#[derive(Clone, Copy)]
+pub enum Names {
+    Statistics = 1,
+    Features = 4,
+}
+
+#[repr(C)]
+struct Request {
+    name: [u8; NAME],
+    data: *mut c_void,
+    _rest: [u8; 16],
+}
+const _: () = assert!(size_of::<Request>() == size_of::<libc::ifreq>());
+
+pub struct Ethtool {
+    socket: Socket,
+}
+
+impl Ethtool {
+    pub fn open() -> io::Result<Ethtool> {
+        Ok(Ethtool { socket: Socket::new(Domain::IPV4, Type::DGRAM, None)? })
+    }
+
+    /// Asks for `command`, whose structure is in `buffer` from the second word on.
+    fn get(&self, interface: &str, command: Get, buffer: &mut [u64]) -> io::Result<()> {
+        // The largest structure of fixed size, struct ethtool_drvinfo, has 196 bytes.
+        assert!(buffer.len() >= 32, "room for any structure of fixed size");
+        let mut name = [0; NAME];
+        let bytes = interface.as_bytes();
+        if bytes.len() >= NAME || bytes.contains(&0) {
+            return Err(io::ErrorKind::InvalidInput.into());
+        }
+        name[..bytes.len()].copy_from_slice(bytes);
+        set(buffer, 0, command as u32);
+        let mut request = Request { name, data: buffer.as_mut_ptr().cast(), _rest: [0; 16] };
+        // SAFETY: `request` has the layout of struct ifreq and names a buffer that outlives the call. The kernel writes the
+        // structure of the command, and behind it at most what the caller announced (features) or what the interface has
+        // (strings, statistics), for which `ROOM` was allocated.
+        let result = unsafe {
+            libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, (&raw mut request).cast::<c_void>())
+        };
+        if result < 0 { Err(io::Error::last_os_error()) } else { Ok(()) }
+    }
+
+    fn words<const N: usize>(&self, interface: &str, command: Get) -> io::Result<[u32; N]> {
+        let mut buffer = [0; 32];
+        self.get(interface, command, &mut buffer)?;
+        Ok(std::array::from_fn(|at| word(&buffer, at)))
+    }
+
+    /// The driver's name, version, firmware and bus address.
+    pub fn driver(&self, interface: &str) -> io::Result<[String; 4]> {
+        let mut buffer = [0; 32];
+        self.get(interface, Get::DriverInfo, &mut buffer)?;
+        Ok(std::array::from_fn(|at| text(&buffer, 4 + at * STRING)))
+    }
+
+    /// `struct ethtool_coalesce`, from its first word.
+    pub fn coalescing(&self, interface: &str) -> io::Result<[u32; 12]> {
+        self.words(interface, Get::Coalescing)
+    }
+
+    /// `struct ethtool_ringparam`.
+    pub fn rings(&self, interface: &str) -> io::Result<[u32; 9]> {
+        self.words(interface, Get::Rings)
+    }
+
+    /// `struct ethtool_channels`.
+    pub fn channels(&self, interface: &str) -> io::Result<[u32; 9]> {
+        self.words(interface, Get::Channels)
+    }
+
+    fn count(&self, interface: &str, names: Names) -> io::Result<usize> {
+        let mut buffer = [0; 32];
+        // struct ethtool_sset_info: command, reserved, a mask of 64 bits, then a count for each set of the mask.
+        buffer[1] = 1 << names as u64;
+        self.get(interface, Get::StringSetInfo, &mut buffer)?;
+        let count = if buffer[1] == 0 { 0 } else { word(&buffer, 4) as usize };
+        if count > MOST { Err(io::Error::other("more names than are read")) } else { Ok(count) }
+    }
+
+    pub fn names(&self, interface: &str, names: Names) -> io::Result<Vec<String>> {
+        let count = self.count(interface, names)?;
+        let mut buffer = vec![0; ROOM];
+        set(&mut buffer, 1, names as u32);
+        set(&mut buffer, 2, count as u32);
+        self.get(interface, Get::Strings, &mut buffer)?;
+        let told = (word(&buffer, 2) as usize).min(count);
+        Ok((0..told).map(|at| text(&buffer, 12 + at * STRING)).collect())
+    }
+
+    pub fn statistics(&self, interface: &str) -> io::Result<Vec<(String, u64)>> {
+        let names = self.names(interface, Names::Statistics)?;
+        let mut buffer = vec![0; ROOM];
+        set(&mut buffer, 1, names.len() as u32);
+        self.get(interface, Get::Statistics, &mut buffer)?;
+        let told = word(&buffer, 1) as usize;
+        Ok(names.into_iter().zip(buffer[1..].iter().copied()).take(told).collect())
+    }
+
+    /// A name, whether it is on, and whether it can be changed, of each feature.
+    pub fn features(&self, interface: &str) -> io::Result<Vec<(String, bool, bool)>> {
+        let names = self.names(interface, Names::Features)?;
+        let mut buffer = [0; 64];
+        let blocks = names.len().div_ceil(32).min(16);
+        set(&mut buffer, 1, blocks as u32);
+        self.get(interface, Get::Features, &mut buffer)?;
+        let bit = |at: usize, field: usize| word(&buffer, 2 + at / 32 * 4 + field) & (1 << (at % 32)) != 0;
+        let feature = |(at, name): (usize, String)| (name, bit(at, 2), bit(at, 0) && !bit(at, 3));
+        Ok(names.into_iter().take(blocks * 32).enumerate().map(feature).collect())
+    }
+}
+
+/// Word `at` of a buffer, as the kernel wrote it.
+fn word(buffer: &[u64], at: usize) -> u32 {
+    let bytes = buffer[at / 2].to_ne_bytes();
+    let first = at % 2 * 4;
+    u32::from_ne_bytes(std::array::from_fn(|byte| bytes[first + byte]))
+}
+
+fn set(buffer: &mut [u64], at: usize, value: u32) {
+    let mut bytes = buffer[at / 2].to_ne_bytes();
+    bytes[at % 2 * 4..][..4].copy_from_slice(&value.to_ne_bytes());
+    buffer[at / 2] = u64::from_ne_bytes(bytes);
+}
+
+/// The string of at most [`STRING`] bytes at this byte of a buffer.
+fn text(buffer: &[u64], at: usize) -> String {
+    let bytes = (at..at + STRING).map(|at| buffer[at / 8].to_ne_bytes()[at % 8]);
+    let bytes: Vec<u8> = bytes.take_while(|byte| *byte != 0).collect();
+    String::from_utf8_lossy(&bytes).into_owned()
+}
+
+/// The MTU that the kernel takes for the path to an address.
+pub fn path_mtu(to: IpAddr) -> io::Result<u32> {
+    let socket = std::net::UdpSocket::bind(match to {
+        IpAddr::V4(_) => "0.0.0.0:0",
+        IpAddr::V6(_) => "[::]:0",
+    })?;
+    socket.connect((to, 9))?;
+    let (level, option) = match to {
+        IpAddr::V4(_) => (libc::IPPROTO_IP, libc::IP_MTU),
+        IpAddr::V6(_) => (libc::IPPROTO_IPV6, libc::IPV6_MTU),
+    };
+    let (mut value, mut length): (c_int, _) = (0, size_of::<c_int>() as libc::socklen_t);
+    // SAFETY: the descriptor is open during the call; the kernel writes at most `length` bytes into `value`.
+    let result = unsafe {
+        libc::getsockopt(
+            socket.as_raw_fd(),
+            level,
+            option,
+            (&raw mut value).cast::<c_char>().cast(),
+            &raw mut length,
+        )
+    };
+    if result < 0 {
+        return Err(io::Error::last_os_error());
+    }
+    u32::try_from(value).map_err(|_| io::ErrorKind::InvalidData.into())
+}
+
+/// The CID that /dev/vsock tells, and whether the kernel has the address family.
+pub fn vsock() -> (Option<u32>, bool) {
+    const GET_LOCAL_CID: c_ulong = 0x7b9;
+    let family = Socket::new(Domain::VSOCK, Type::STREAM, None).is_ok();
+    let Ok(device) = std::fs::File::open("/dev/vsock") else { return (None, family) };
+    let mut cid = 0_u32;
+    // SAFETY: the descriptor is open during the call; the kernel writes 32 bits, which are there.
+    let result = unsafe { libc::ioctl(device.as_raw_fd(), GET_LOCAL_CID as _, &raw mut cid) };
+    ((result == 0).then_some(cid), family)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn words_and_strings_are_where_the_kernel_puts_them() {
+        let mut buffer = [0_u64; 8];
+        set(&mut buffer, 3, 0xdead_beef);
+        set(&mut buffer, 2, 7);
+        assert_eq!((word(&buffer, 2), word(&buffer, 3)), (7, 0xdead_beef));
+        buffer[1] = u64::from_ne_bytes(*b"ab\0\0c\0\0\0");
+        assert_eq!(text(&buffer, 8), "ab");
+        assert_eq!(text(&buffer, 12), "c");
+    }
+
+    #[test]
+    fn the_loopback_answers() {
+        let ethtool = Ethtool::open().unwrap();
+        let features = ethtool.features("lo").unwrap();
+        let (_, on, changeable) =
+            features.iter().find(|(name, ..)| name == "tx-tcp-segmentation").expect("all kernels name it");
+        assert!(*on, "the loopback has segmentation offload, changeable: {changeable}");
+        assert!(ethtool.features("no-such-if").is_err());
+        assert!(ethtool.features("a-name-that-is-too-long").is_err());
+        assert!(path_mtu("127.0.0.1".parse().unwrap()).unwrap() >= 1500);
+    }
+}

@@ -1,0 +1,228 @@
+//! The doctor finds faults that were put into real guests, one at a time, and nothing in healthy ones.
+
+#[path = "doctor/faults.rs"]
+mod faults;
+
+use std::time::Instant;
+
+use faults::{COMMON, Fault, VIRTIO, VMXNET3};
+use serde_json::Value;
+use vmlane_lab::{LabSpec, Running};
+use vmlane_tests::{Bed, PATIENCE, full, kept};
+
+/// Two guests of two CPUs with these devices.
+fn lab(what: &str, devices: &[&str]) -> LabSpec {
+    let mut spec = LabSpec::new(&format!("{what}-{}", std::process::id()));
+    for device in devices {
+        spec = spec.device(device).unwrap();
+    }
+    spec.cpus = 2;
+    spec.boot_seconds = 300;
+    spec
+}
+
+fn server(bed: &Bed, listen: &str) -> Running {
+    let words = ["vmlane", "bench", "server", "--doctor", "--listen", listen];
+    let server = bed.guest("b").spawn(words).unwrap();
+    server.wait_for("listening on", PATIENCE).unwrap();
+    server
+}
+
+/// What the doctor in guest a says of the way to b, and its exit code.
+fn examine(bed: &Bed, to: &str, quick: bool) -> (Value, i32) {
+    let began = Instant::now();
+    let mut words = vec!["vmlane", "doctor", "--to", to, "--json"];
+    words.extend(quick.then_some("--quick"));
+    let output = bed.guest("a").exec(words).unwrap();
+    let code = output.exit.code.unwrap_or(-1);
+    let said = serde_json::from_str(&output.stdout());
+    let said: Value = said.unwrap_or_else(|error| panic!("{error}: {} {}", output.stdout(), output.stderr()));
+    println!(
+        "  examined in {:.1} s ({:.1} s with its start)",
+        said["seconds"].as_f64().unwrap(),
+        began.elapsed().as_secs_f64()
+    );
+    (said, code)
+}
+
+/// A line for each finding.
+fn sentences(said: &Value) -> Vec<String> {
+    let list = said["findings"].as_array().expect("a list of findings").iter();
+    list.map(|finding| {
+        format!("{}: {}", finding["check"].as_str().unwrap(), finding["what"].as_str().unwrap())
+    })
+    .collect()
+}
+
+/// What was measured, for those who look for the reason of a failure.
+fn measured(said: &Value) -> String {
+    let mut said = said.clone();
+    if let Some(said) = said.as_object_mut() {
+        said.remove("facts");
+        said.remove("findings");
+    }
+    said.to_string()
+}
+
+fn is_healthy(bed: &Bed, to: &str, quick: bool) -> Result<(), String> {
+    let (said, code) = examine(bed, to, quick);
+    let failed = said["failed"].as_array().unwrap();
+    if code == 0 && sentences(&said).is_empty() && failed.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "a healthy lab has findings, code {code}: {:#?} {failed:?}\n{}",
+        sentences(&said),
+        measured(&said)
+    ))
+}
+
+/// Puts the fault in, examines, and takes it out. The place of the right finding, from 1.
+fn find(bed: &Bed, to: &str, fault: &Fault) -> Result<usize, String> {
+    for (guest, line) in fault.put {
+        bed.guest(guest).sh(line).unwrap_or_else(|error| panic!("{}: {error:#}", fault.name));
+    }
+    let (said, code) = examine(bed, to, !fault.is_long);
+    for (guest, line) in fault.undo {
+        bed.guest(guest).sh(line).unwrap_or_else(|error| panic!("{}, undone: {error:#}", fault.name));
+    }
+    let sentences = sentences(&said);
+    let is_it = |sentence: &String| {
+        sentence.starts_with(&format!("{}: ", fault.check)) && sentence.contains(fault.says)
+    };
+    match sentences.iter().position(is_it) {
+        Some(at) if at < 2 && code == 1 => {
+            println!("{}: {} of {}: {}", fault.name, at + 1, sentences.len(), sentences[at]);
+            Ok(at + 1)
+        }
+        at => Err(format!(
+            "{}: \"{}\" is not first or second (found at {at:?}, code {code}): {sentences:#?}\n{}",
+            fault.name,
+            fault.check,
+            measured(&said)
+        )),
+    }
+}
+
+/// All faults one after another; everything that went wrong is told at the end.
+fn find_all(bed: &Bed, to: &str, faults: &[&Fault]) -> usize {
+    let mut first = 0;
+    let mut wrong = Vec::new();
+    let only = std::env::var("VMLANE_FAULT").unwrap_or_default();
+    for fault in faults.iter().filter(|fault| fault.name.contains(&only)) {
+        match find(bed, to, fault) {
+            Ok(place) => first += usize::from(place == 1),
+            Err(why) => {
+                println!("NOT FOUND {why}");
+                wrong.push(why);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} faults:\n{}", wrong.len(), faults.len(), wrong.join("\n"));
+    first
+}
+
+fn healthy_runs(bed: &Bed, to: &str, runs: usize) {
+    let wrong: Vec<String> = (0..runs).filter_map(|run| is_healthy(bed, to, run % 2 == 1).err()).collect();
+    assert!(wrong.is_empty(), "{} of {runs} runs:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+const TO: &str = "tcp:10.77.0.2";
+
+#[test]
+fn faults_between_vmxnet3_cards_are_found() {
+    let bed = Bed::up(&lab("doctor", &["vmxnet3:queues=2", "vmxnet3"]));
+    let server = server(&bed, "tcp:0.0.0.0");
+    if full() {
+        healthy_runs(&bed, TO, 5);
+        let faults: Vec<&Fault> = VMXNET3.iter().chain(COMMON).collect();
+        let first = find_all(&bed, TO, &faults);
+        healthy_runs(&bed, TO, 1);
+        kept(
+            20,
+            &format!(
+                "vmxnet3: {} faults found, {first} of them first; 6 healthy runs without a finding",
+                faults.len()
+            ),
+        );
+    } else {
+        is_healthy(&bed, TO, true).unwrap();
+        find_all(&bed, TO, &[&VMXNET3[0], &COMMON[0], &COMMON[1]]);
+    }
+    drop(server);
+    bed.finish();
+}
+
+#[test]
+fn faults_between_virtio_cards_are_found() {
+    if !full() {
+        return;
+    }
+    let bed = Bed::up(&lab("doctorv", &["virtio-net:queues=2"]));
+    let server = server(&bed, "tcp:0.0.0.0");
+    healthy_runs(&bed, TO, 5);
+    let faults: Vec<&Fault> = VIRTIO.iter().chain(COMMON).collect();
+    let first = find_all(&bed, TO, &faults);
+    healthy_runs(&bed, TO, 1);
+    kept(
+        20,
+        &format!(
+            "virtio-net: {} faults found, {first} of them first; 6 healthy runs without a finding",
+            faults.len()
+        ),
+    );
+    drop(server);
+    bed.finish();
+}
+
+#[test]
+fn wrong_cards_are_found() {
+    if !full() {
+        return;
+    }
+    for (device, says) in
+        [("qemu-e1000", "(e1000)"), ("qemu-e1000e", "(e1000e)"), ("qemu-vmxnet3", "revision 1 or 2")]
+    {
+        let mut spec = lab("doctorn", &[device]);
+        spec.cpus = 1;
+        let bed = Bed::up(&spec);
+        let server = server(&bed, "tcp:0.0.0.0");
+        find_all(
+            &bed,
+            TO,
+            &[&Fault { name: device, check: "nic-model", says, put: &[], undo: &[], is_long: false }],
+        );
+        drop(server);
+        bed.lab_down();
+    }
+}
+
+#[test]
+fn vsock_is_examined_too() {
+    if !full() {
+        return;
+    }
+    for (device, module) in
+        [("vmci", "vmw_vsock_vmci_transport"), ("virtio-vsock", "vmw_vsock_virtio_transport")]
+    {
+        let bed = Bed::up(&lab("doctors", &[device]));
+        let server = server(&bed, "vsock:");
+        healthy_runs(&bed, "vsock:4", 5);
+        bed.guest("a").sh(&format!("rmmod {module}")).unwrap();
+        let (said, code) = examine(&bed, "vsock:4", true);
+        bed.guest("a").sh(&format!("modprobe {module}")).unwrap();
+        let sentences = sentences(&said);
+        assert!(
+            code == 1 && sentences[0].starts_with("vsock-transport") && sentences[0].contains(module),
+            "{sentences:?}"
+        );
+        println!("{module} unloaded: {}", sentences[0]);
+        healthy_runs(&bed, "vsock:4", 1);
+        kept(
+            20,
+            &format!("{device}: a module that is not loaded is found; 6 healthy runs without a finding"),
+        );
+        drop(server);
+        bed.finish();
+    }
+}
