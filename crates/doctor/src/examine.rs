@@ -9,7 +9,7 @@ use vmlane_bench::address::Family;
 use vmlane_bench::{Address, Error, Hooks, Options, Report, Spec, Target, Test};
 
 use crate::evidence::{End, Evidence, Kind, Run};
-use crate::facts::{Counters, Facts};
+use crate::facts::{Counters, Facts, Load, WATCHED};
 use crate::loopback;
 use crate::question::Question;
 use crate::text::tame;
@@ -62,6 +62,8 @@ impl Plan {
 const PATIENCE: Duration = Duration::from_secs(10);
 /// So that the other end's clock, which starts a little earlier, does not cut the measurement short.
 const COOLDOWN: f64 = 0.15;
+/// So is a transfer that does not get anywhere.
+const CRAWLS: f64 = 5e6;
 /// A retransmission in so many segments is worth a closer look.
 const SUSPICIOUS: f64 = 0.002;
 
@@ -69,11 +71,14 @@ const SUSPICIOUS: f64 = 0.002;
 /// reached is evidence too.
 pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) -> Result<Evidence, Error> {
     say("reading both machines' settings");
-    let asked = std::thread::scope(|scope| {
+    // Both machines are watched at the same time.
+    let (load, asked) = std::thread::scope(|scope| {
         let asking = scope.spawn(|| vmlane_bench::ask(to, options, &Question::Facts.to_value(), PATIENCE));
-        asking.join().unwrap_or_else(|_| {
+        let load = Load::watch(WATCHED);
+        let asked = asking.join().unwrap_or_else(|_| {
             Err(Error::Usage("asking the other machine failed: its answer could not be read".to_owned()))
-        })
+        });
+        (load, asked)
     });
     let is_vsock = to.family() == Family::Vsock;
     let mut evidence = Evidence { to: to.to_string(), is_vsock, ..Evidence::default() };
@@ -88,12 +93,12 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
             return Err(error);
         }
         Err(error) => {
-            evidence.near = Facts::read(None, None);
+            evidence.near = Facts::read_with(load, None, None);
             evidence.unreachable = Some(error.to_string());
             return Ok(evidence);
         }
     };
-    evidence.near = Facts::read(told.here, told.there);
+    evidence.near = Facts::read_with(load, told.here, told.there);
     let wrong = |why| Error::WrongPeer { peer: to.to_string(), why };
     evidence.far = Some(Facts::from_answer(told.answer).map_err(wrong)?);
 
@@ -121,10 +126,9 @@ impl Examination<'_> {
             (self.say)(&format!("measuring throughput {}", self.evidence.way(from)));
             let spec = self.spec(test, self.plan.stream);
             self.run(Kind::Stream, from, &spec);
-            let suspicious = self
-                .evidence
-                .run(Kind::Stream, from)
-                .is_some_and(|run| run.retransmitted() > SUSPICIOUS || run.timeouts() > 0);
+            let suspicious = self.evidence.run(Kind::Stream, from).is_some_and(|run| {
+                run.retransmitted() > SUSPICIOUS || run.timeouts() > 0 || run.bps() < CRAWLS
+            });
             if suspicious && !self.evidence.is_vsock {
                 (self.say)("some segments were sent again: single segments against many at once");
                 for (kind, bytes) in [(Kind::SmallRequests, 1000), (Kind::LargeRequests, 32 << 10)] {

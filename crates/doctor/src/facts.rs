@@ -29,7 +29,7 @@ use crate::text::tame;
 /// Raised when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
 /// For how long the machine is watched before anything is measured: who uses its CPUs?
-const WATCHED: Duration = Duration::from_millis(300);
+pub const WATCHED: Duration = Duration::from_millis(300);
 
 #[derive(Clone, Debug, Default, Serialize, Deserialize)]
 #[serde(default)]
@@ -48,7 +48,11 @@ pub struct Facts {
 impl Facts {
     /// Of this machine. `here` and `there` are the addresses of the connection between both ends.
     pub fn read(here: Option<IpAddr>, there: Option<IpAddr>) -> Facts {
-        let load = Load::watch(WATCHED);
+        Facts::read_with(Load::watch(WATCHED), here, there)
+    }
+
+    /// With what the machine did at rest.
+    pub fn read_with(load: Load, here: Option<IpAddr>, there: Option<IpAddr>) -> Facts {
         let path = here.zip(there).and_then(|(here, there)| Path::find(here, there));
         Facts {
             version: VERSION,

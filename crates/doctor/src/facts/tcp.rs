@@ -52,7 +52,7 @@ pub fn sysctls(interface: Option<&str>) -> Sysctls {
     let names = names.chain(of_interface.map(|name| format!("net.ipv4.conf.{name}.forwarding")));
     let read = |name: String| {
         let path = format!("/proc/sys/{}", name.replace('.', "/"));
-        files::line(path).map(|value| (name, value))
+        files::line(path).map(|value| (name, value.split_whitespace().collect::<Vec<_>>().join(" ")))
     };
     Sysctls(names.filter_map(read).collect())
 }
