@@ -124,6 +124,11 @@ pub struct Pong {
     pub pid: u32,
     /// Version of the program.
     pub daemon: String,
+    /// Layout of the state that it keeps for the next daemon, which must know the same. None: ask [`Client::layout`].
+    ///
+    /// [`Client::layout`]: crate::Client::layout
+    #[serde(default)]
+    pub layout: Option<u32>,
 }
 
 /// To `link`.
@@ -142,6 +147,9 @@ pub struct LinkSet {
 pub struct Status {
     /// Version of the program.
     pub daemon: String,
+    /// As in [`Pong`].
+    #[serde(default)]
+    pub layout: Option<u32>,
     pub pid: u32,
     pub uptime_seconds: f64,
     pub config: String,
@@ -457,9 +465,10 @@ mod tests {
 
     #[test]
     fn both_outcomes_survive_the_wire() {
-        let ok = Reply::ok(Pong { pid: 7, daemon: "0.1.0".into() });
-        assert_eq!(ok.to_line(), line_of("{\"pid\":7,\"daemon\":\"0.1.0\"}"));
-        assert_eq!(ok.to_line(), "{\"version\":1,\"ok\":{\"pid\":7,\"daemon\":\"0.1.0\"}}\n");
+        let ok = Reply::ok(Pong { pid: 7, daemon: "0.1.0".into(), layout: Some(4) });
+        let body = "{\"pid\":7,\"daemon\":\"0.1.0\",\"layout\":4}";
+        assert_eq!(ok.to_line(), line_of(body));
+        assert_eq!(ok.to_line(), format!("{{\"version\":1,\"ok\":{body}}}\n"));
         let error = Reply::error(Failure { code: ErrorCode::UnknownVm, message: "no".into() });
         assert_eq!(
             error.to_line(),

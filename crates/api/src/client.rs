@@ -211,6 +211,24 @@ impl Client {
         self.call(&Call::Shutdown).map(|Done {}| ())
     }
 
+    /// Layout of the state that the daemon keeps for the next one.
+    pub fn layout(&mut self) -> Result<u32, ClientError> {
+        if let Some(layout) = self.ping()?.layout {
+            return Ok(layout);
+        }
+        // A daemon that does not say it when asked says it when it refuses to hand over, and no daemon knows this layout.
+        let call = Call::HandOver { layout: u32::MAX };
+        match self.call(&call) {
+            Ok(Done {}) => {
+                Err(self.bad_answer(&call, "it makes room for a daemon that knows nothing of its state"))
+            }
+            Err(ClientError::Refused(failure)) => {
+                layout_in(&failure.message).ok_or(ClientError::Refused(failure))
+            }
+            Err(error) => Err(error),
+        }
+    }
+
     /// Has the daemon make room for one that knows state of `layout`.
     pub fn hand_over(&mut self, layout: u32) -> Result<(), ClientError> {
         self.call(&Call::HandOver { layout }).map(|Done {}| ())
@@ -225,6 +243,32 @@ impl Client {
             path: self.path.clone(),
             method: call.method().into(),
             what: what.to_string(),
+        }
+    }
+}
+
+/// The layout that a refusal to hand over names.
+fn layout_in(refusal: &str) -> Option<u32> {
+    let (_, rest) = refusal.split_once("state has layout ")?;
+    rest.split(|c: char| !c.is_ascii_digit()).next()?.parse().ok()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn a_refusal_to_hand_over_names_the_layout() {
+        let table = [
+            ("this daemon's state has layout 4, the one that asks knows 4294967295; this one stays", Some(4)),
+            ("this daemon's state has layout 12", Some(12)),
+            ("this daemon's state has layout , or none", None),
+            ("this daemon's state has layout 99999999999", None),
+            ("the daemon is stopping already", None),
+            ("", None),
+        ];
+        for (refusal, layout) in table {
+            assert_eq!(layout_in(refusal), layout, "{refusal}");
         }
     }
 }

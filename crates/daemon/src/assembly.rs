@@ -229,7 +229,11 @@ impl Daemon {
     }
 
     fn pong(&self) -> Pong {
-        Pong { pid: std::process::id(), daemon: env!("CARGO_PKG_VERSION").into() }
+        Pong {
+            pid: std::process::id(),
+            daemon: env!("CARGO_PKG_VERSION").into(),
+            layout: Some(vmlane_state::LAYOUT),
+        }
     }
 
     fn hand_over(&self, layout: u32) -> Result<Done, Failure> {
@@ -376,7 +380,7 @@ impl State {
 
 /// Name, kind and bytes of a half of the hypervisor's journal. The name is older than the type's: a next daemon of another
 /// version looks for it.
-const HYPERVISOR_LOG: &str = "fabric.log";
+pub(crate) const HYPERVISOR_LOG: &str = "fabric.log";
 const HYPERVISOR_KIND: u32 = 2;
 /// Room for 128 VMs that each keep as much as their default limits allow (some 23 MiB: unread data of closed streams, pages of
 /// queue pairs); the file is sparse. Below 4 GiB, as a commit counts bytes in 32 bits.

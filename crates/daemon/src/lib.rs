@@ -19,6 +19,7 @@
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
 //! | `log.rs`, `notify.rs` | stderr, systemd |
 //! | `keeper/` | holds descriptors while no daemon runs |
+//! | `takeover.rs` | whether this program knows the state that another daemon keeps |
 //! | `qemu.rs`, `vmm/` | how VMMs attach |
 
 mod access;
@@ -48,6 +49,7 @@ pub mod qemu;
 pub mod run;
 pub mod runtime;
 mod serve;
+pub mod takeover;
 pub mod uplink;
 mod vm;
 pub mod vmm;

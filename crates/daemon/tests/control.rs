@@ -22,7 +22,7 @@ impl Answers for Fake {
 
     fn answer(&self, call: Call, _: &Peer) -> Answer {
         match call {
-            Call::Ping => Ok(Pong { pid: 42, daemon: "test".into() }).into(),
+            Call::Ping => Ok(Pong { pid: 42, daemon: "test".into(), layout: Some(4) }).into(),
             Call::DebugPanic { .. } => panic!("as asked for by the test"),
             Call::Ports => Ok("x".repeat(8 << 20)).into(),
             Call::Status => Answer::Body(Ok("nonsense".into())),
@@ -82,7 +82,7 @@ fn a_connection_carries_many_requests() {
     let setup = setup(Bounds::default());
     let mut client = setup.client();
     for _ in 0..3 {
-        assert_eq!(client.ping().unwrap(), Pong { pid: 42, daemon: "test".into() });
+        assert_eq!(client.ping().unwrap(), Pong { pid: 42, daemon: "test".into(), layout: Some(4) });
         client.shutdown().unwrap();
     }
 }
@@ -123,7 +123,7 @@ fn bad_requests_get_an_error_and_the_connection_goes_on() {
     stream.write_all(Call::Ping.to_line().as_bytes()).unwrap();
     let mut answer = String::new();
     lines.read_line(&mut answer).unwrap();
-    assert_eq!(answer, "{\"version\":1,\"ok\":{\"pid\":42,\"daemon\":\"test\"}}\n");
+    assert_eq!(answer, "{\"version\":1,\"ok\":{\"pid\":42,\"daemon\":\"test\",\"layout\":4}}\n");
 }
 
 #[test]
@@ -225,7 +225,7 @@ fn a_message_that_ends_with_a_zero_byte_is_answered_likewise() {
          {\"method\":\"org.varlink.service.GetInfo\",\"more\":true}\0",
         5,
     );
-    assert_eq!(answers[0], "{\"parameters\":{\"pid\":42,\"daemon\":\"test\"}}");
+    assert_eq!(answers[0], "{\"parameters\":{\"pid\":42,\"daemon\":\"test\",\"layout\":4}}");
     for (answer, expected) in answers[1..].iter().zip([
         "{\"error\":\"io.vmlane.Control.Forbidden\",\"parameters\":{\"message\":\"not here\"}}",
         "io.vmlane.Control.Failed",

@@ -114,6 +114,19 @@ impl Journal {
         }
     }
 
+    /// The layout in which a file is written, one that this program knows or another.
+    pub fn layout_of(file: &OwnedFd) -> Result<u32, Unusable> {
+        let have = rustix::fs::fstat(file).map_err(io::Error::from)?.st_size as u64;
+        if have < HEAD as u64 {
+            return Err(Unusable::Short { have, need: HEAD as u64 });
+        }
+        let head = Window::over_file(file, HEAD as u64)?;
+        if head.load_u64(at::MAGIC) != MAGIC {
+            return Err(Unusable::Magic);
+        }
+        Ok(head.load_u32(at::LAYOUT))
+    }
+
     /// The same for one with many owners: also says which records are damaged, and thereby lost. An error
     /// if it is not known which.
     pub fn open_in_part(

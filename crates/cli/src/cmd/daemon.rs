@@ -6,12 +6,14 @@ use std::process::ExitCode;
 use vmlane_daemon::config;
 use vmlane_daemon::log::LogFormat;
 use vmlane_daemon::run::{Options, run};
+use vmlane_daemon::takeover;
 
 const EXAMPLES: &str = "Examples:
   vmlane daemon
   vmlane daemon --config ./vmlane.toml --runtime-dir /tmp/vmlane --log debug
   vmlane daemon --log-format json
   vmlane daemon --replace        (an upgrade under running VMs)
+  vmlane daemon --can-replace    (would that work? nothing is changed)
 
 A configuration for two VMs that may talk to each other:
   [[vm]]
@@ -23,6 +25,10 @@ A configuration for two VMs that may talk to each other:
 
 The daemon is ready when `vmlane status` answers; it also notifies systemd (Type=notify). Attach VMs with the arguments
 that `vmlane qemu-args VM` prints.
+
+--can-replace compares the layout of the state that the running daemon keeps with the one that this program knows; if no
+daemon runs, of the state that its keeper holds. If they differ, a daemon of this program could not take over, and
+the exit code is 1, as it is if the question cannot be answered.
 
 SIGTERM and SIGINT stop the daemon and end the sessions of its VMs. SIGHUP reloads the configuration, as `vmlane reload`
 does. A daemon that is killed may be started again: VMs continue (docs/survival.md).
@@ -62,6 +68,9 @@ pub struct Args {
     /// Replace the running daemon: VMs stay attached and continue
     #[arg(long)]
     replace: bool,
+    /// Say whether this program could replace the running daemon, and end: exit code 0 if so, or if none runs
+    #[arg(long, conflicts_with = "replace")]
+    can_replace: bool,
     /// The keeper is a service of its own, of the daemon's user: wait for it, and start none
     #[arg(long)]
     external_keeper: bool,
@@ -82,10 +91,15 @@ impl Args {
             log,
             log_format,
             replace,
+            can_replace,
             external_keeper,
             no_confine,
             confine: _,
         } = self;
+        if can_replace {
+            println!("{}", takeover::can_replace(&runtime_dir)?);
+            return Ok(ExitCode::SUCCESS);
+        }
         match run(Options {
             config: file,
             runtime_dir,

@@ -58,6 +58,7 @@ impl Daemon {
         let (all, ports) = (self.all_sockets(), self.switch.ports());
         Status {
             daemon: env!("CARGO_PKG_VERSION").into(),
+            layout: Some(vmlane_state::LAYOUT),
             pid: std::process::id(),
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             config: state.files.main.display().to_string(),

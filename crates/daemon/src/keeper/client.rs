@@ -11,6 +11,7 @@ use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
 use rustix::net::{AddressFamily, SocketAddrUnix, SocketFlags, SocketType};
 use vmlane_access::Peer;
 use vmlane_state::{Found, Store};
@@ -226,16 +227,46 @@ fn start(path: &Path) -> io::Result<OwnedFd> {
 }
 
 fn list(socket: &OwnedFd) -> io::Result<Found> {
-    send(socket, LIST, "", None)?;
     let mut found = Found::default();
+    each(socket, |name, fd| {
+        found.0.insert(name, fd);
+    })?;
+    Ok(found)
+}
+
+/// One descriptor after another that the keeper holds.
+fn each(socket: &OwnedFd, mut held: impl FnMut(String, OwnedFd)) -> io::Result<()> {
+    send(socket, LIST, "", None)?;
     loop {
         let packet = receive(socket)?.ok_or(io::ErrorKind::UnexpectedEof)?;
         match (packet.what, packet.fd) {
-            (PUT, Some(fd)) => {
-                found.0.insert(packet.name, fd);
-            }
-            (LISTED, _) => return Ok(found),
+            (PUT, Some(fd)) => held(packet.name, fd),
+            (LISTED, _) => return Ok(()),
             _ => {}
         }
     }
+}
+
+/// What a keeper holds by this name, for a process that is no daemon. It waits until no daemon is connected.
+pub fn find(path: &Path, wanted: &str) -> io::Result<Option<OwnedFd>> {
+    let socket = match open(path) {
+        Ok(socket) => socket,
+        Err(error) if matches!(error.kind(), io::ErrorKind::NotFound | io::ErrorKind::ConnectionRefused) => {
+            return Ok(None);
+        }
+        Err(error) => return Err(error),
+    };
+    set_socket_timeout(&socket, Timeout::Recv, Some(PATIENCE))?;
+    let mut found = None;
+    // All others are closed at once: there may be more of them than this process may have.
+    each(&socket, |name, fd| {
+        if name == wanted {
+            found = Some(fd);
+        }
+    })
+    .map_err(|error| match error.kind() {
+        io::ErrorKind::WouldBlock => io::Error::new(io::ErrorKind::TimedOut, "it serves another process"),
+        _ => error,
+    })?;
+    Ok(found)
 }

@@ -17,7 +17,7 @@ use std::sync::Arc;
 
 use vmlane_state::{Found, NoStore, Store};
 
-pub use client::{Keeper, Origin, reach};
+pub use client::{Keeper, Origin, find, reach};
 pub use process::serve;
 
 /// The keeper's socket in the runtime directory.

@@ -65,8 +65,14 @@ fn cut_scribbled_and_foreign_files_are_refused() {
         Journal::open(other.file().try_clone().unwrap(), 8, HALF),
         Err(Unusable::Kind { have: 7, want: 8 })
     ));
+    assert_eq!(Journal::layout_of(other.file()).unwrap(), LAYOUT);
     other.window.store_u32(at::LAYOUT, LAYOUT + 1);
     assert!(matches!(reopen(&other), Err(Unusable::Layout { .. })));
+    assert_eq!(Journal::layout_of(other.file()).unwrap(), LAYOUT + 1);
+    other.window.store_u64(at::MAGIC, 0);
+    assert!(matches!(Journal::layout_of(other.file()), Err(Unusable::Magic)));
+    let short = vmlane_mem::memfd("short", 4095).unwrap();
+    assert!(matches!(Journal::layout_of(&short), Err(Unusable::Short { .. })));
 }
 
 #[test]
