@@ -10,7 +10,7 @@ use std::fs;
 use std::path::{Path, PathBuf};
 use std::process::Command;
 
-use container::Container;
+use container::{Container, Release};
 use guest::Guest;
 use vmlane_lab::setup::{Assets, Qemu};
 use vmlane_lab::{first_root, proto};
@@ -308,7 +308,7 @@ fn domains_attach_their_vms_and_no_others() {
     let progress = vmlane_lab::setup::Progress(&|_| ());
     let assets = vmlane_lab::setup::ensure(&[KERNEL.to_owned()], None, &progress).expect("the lab's files");
     let packages = ["libvirt-daemon-system", "libvirt-clients", "libxml2-utils", "qemu-system-x86"];
-    let base = container::debian(Some(("debian-12-libvirt", &packages)));
+    let base = container::debian(Release::Bookworm, Some(("libvirt", &packages)));
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("debian");
     copy(&base, &root);

@@ -1,20 +1,20 @@
-//! The Debian package, installed in a fresh Debian 12 with its systemd: its units serve VMs, which continue when the daemon
-//! is killed, restarted, stopped for a while and upgraded; and purging leaves nothing.
+//! The Debian package, installed in fresh systems with their systemd: its units serve VMs, which continue when the daemon
+//! is killed, restarted, stopped for a while and upgraded; a daemon whose state the new version does not know is left alone;
+//! and purging leaves nothing.
 
 #[path = "package/container.rs"]
 mod container;
 #[path = "package/guests.rs"]
 mod guests;
+#[path = "package/layouts.rs"]
+mod layouts;
 
-use std::process::Command;
-
-use container::Container;
+use container::{Container, Release, boot_with, package};
 use guests::Traffic;
 use vmlane_tests::{kept, wait_until};
 
-const KILLS: u32 = 20;
-/// Bytes that show that a stream goes on.
-const SOME: u64 = 1 << 20;
+/// Tenths, as `systemd-analyze security --threshold` has them: below 3.
+const EXPOSURE: &str = "29";
 const CONFIG: &str = "\
 [[vm]]
 name = \"a\"
@@ -27,24 +27,10 @@ cid = 4
 ";
 const UPLINK: &str = "[[uplink]]\nname = \"lan\"\ntap = \"vmlane0\"\n";
 
-/// The process of a unit.
-fn main_pid(container: &Container, unit: &str) -> u32 {
-    container.run(&format!("systemctl show -P MainPID {unit}")).parse().expect("a number")
-}
-
 /// Does something to the daemon, and waits for the next one and for bytes that it lets through.
 fn replaced(container: &Container, traffic: &Traffic, what: &str) {
-    let before = main_pid(container, "vmlane");
-    container.run(what);
-    wait_until("the next daemon", || {
-        ![0, before].contains(&main_pid(container, "vmlane")) && !container.fails("vmlane status")
-    });
-    goes_on(traffic);
-}
-
-fn goes_on(traffic: &Traffic) {
-    let before = traffic.received();
-    wait_until("bytes of the stream", || traffic.received() > before + SOME);
+    container.replaces_daemon(what);
+    traffic.goes_on();
 }
 
 /// Files that a package could have left.
@@ -52,46 +38,50 @@ fn files(container: &Container) -> String {
     container.run("find / -xdev -iname '*vmlane*' ! -name '*.deb' -print; find /run -iname '*vmlane*' -print; getent passwd | grep vmlane; true")
 }
 
+/// Debian 12, with systemd 252.
 #[test]
 fn a_package_is_installed_upgraded_under_a_stream_and_purged() {
-    assert!(rustix::process::geteuid().is_root(), "run it as root: it makes a container");
-    let packages = ["0.1.0-1", "0.1.0-2"].map(container::package);
-    let base = container::debian(None);
-    let folder = tempfile::tempdir().expect("a folder");
-    let root = folder.path().join("debian");
-    let copied = Command::new("cp").arg("-a").arg(&base).arg(&root).status().expect("cp");
-    assert!(copied.success(), "copying {}", base.display());
-    for (package, name) in packages.iter().zip(["first.deb", "second.deb"]) {
-        std::fs::copy(package, root.join(name)).expect("a package in the container");
-    }
-    let container = Container::boot(&root);
+    lives(Release::Bookworm, 20);
+}
+
+/// systemd 257.
+#[test]
+fn the_same_in_debian_13() {
+    lives(Release::Trixie, 5);
+}
+
+fn lives(release: Release, kills: u32) {
+    let [first, second] = ["0.1.0-1", "0.1.0-2"].map(package);
+    let (container, _folder) = boot_with(release, &[(&first, "first.deb"), (&second, "second.deb")]);
     assert_eq!(files(&container), "");
-    // As udev makes it on a host. There is none in a container.
-    container.run("mkdir -p /dev/net && rm -f /dev/net/tun && mknod -m 666 /dev/net/tun c 10 200");
+    container.make_tun();
     container.run("useradd alice && useradd bob");
 
     container.run("dpkg -i /first.deb");
     container.run(
         "systemctl is-active vmlane vmlane-keeper; systemctl is-enabled vmlane vmlane-keeper; vmlane status",
     );
+    let judged = judges_units(&container);
     serves(&container);
     let (a, b) = (container.path("/run/vmlane/vm/a/vmci.sock"), container.path("/run/vmlane/vm/b/vmci.sock"));
     let traffic = Traffic::start(&a, &b, 4);
-    goes_on(&traffic);
+    traffic.goes_on();
     container.run("vmlane vm add --name late --cid 5 && test -S /run/vmlane/vm/late/vmci.sock");
-    for _ in 0..KILLS {
+    for _ in 0..kills {
         replaced(&container, &traffic, "systemctl kill -s KILL vmlane");
     }
     owners_are_let_in(&container);
     replaced(&container, &traffic, "systemctl restart vmlane");
     keeper_is_replaced(&container, &traffic);
     waits_for_a_configuration(&container, &traffic);
+    layouts::of_a_daemon(&container, &traffic);
+    layouts::of_a_keeper(&container, &traffic);
 
-    let keeper = main_pid(&container, "vmlane-keeper");
+    let keeper = container.main_pid("vmlane-keeper");
     replaced(&container, &traffic, "dpkg -i /second.deb");
     container.run("vmlane vm list | grep -w late && test -S /run/vmlane/vm/late/vmci.sock");
-    assert_eq!(container.run("dpkg-query -W -f '${Version}' vmlane"), "0.1.0-2");
-    assert_eq!(main_pid(&container, "vmlane-keeper"), keeper, "an upgrade leaves the keeper alone");
+    assert_eq!(container.version(), "0.1.0-2");
+    assert_eq!(container.main_pid("vmlane-keeper"), keeper, "an upgrade leaves the keeper alone");
     assert_eq!(std::fs::read_to_string(container.path("/etc/vmlane/vmlane.toml")).expect("it"), config());
     let (sent, received) = traffic.finish();
     assert_eq!(sent, received);
@@ -102,9 +92,29 @@ fn a_package_is_installed_upgraded_under_a_stream_and_purged() {
     kept(
         17,
         &format!(
-            "{KILLS} kills of the unit, restarts, and an upgrade by dpkg under a stream of {received} bytes: none was lost"
+            "Debian {} ({judged}): {kills} kills of the unit, restarts, and an upgrade by dpkg under a stream of {received} \
+             bytes: none was lost",
+            release.number()
         ),
     );
+}
+
+/// This systemd's own opinion of the units: it finds nothing wrong, and they expose little. Its version, and what it said.
+fn judges_units(container: &Container) -> String {
+    let units = "vmlane.service vmlane-keeper.service vmlane-metrics.service";
+    let said = container.run(&format!("systemd-analyze verify --man=no {units} vmlane-metrics.socket 2>&1"));
+    assert_eq!(said, "");
+    let figures: Vec<String> = units
+        .split(' ')
+        .map(|unit| {
+            let command = format!("systemd-analyze security --no-pager --threshold={EXPOSURE} {unit}");
+            let told = container.run(&command);
+            let (_, rest) = told.rsplit_once(": ").expect("a result");
+            format!("{unit} {}", rest.split(' ').next().expect("a figure"))
+        })
+        .collect();
+    let version = container.run("systemctl --version | head -n 1 | cut -d ' ' -f 2");
+    format!("systemd {version}, exposure of {}", figures.join(", "))
 }
 
 fn config() -> String {
@@ -130,13 +140,7 @@ fn owners_are_let_in(container: &Container) {
 
 /// A keeper that is killed is started again, and the next daemon finds everything in it.
 fn keeper_is_replaced(container: &Container, traffic: &Traffic) {
-    let before = main_pid(container, "vmlane-keeper");
-    container.run("systemctl kill -s KILL vmlane-keeper");
-    let descriptors = |pid: u32| container.run(&format!("ls /proc/{pid}/fd | wc -l")).parse().unwrap_or(0);
-    wait_until("a keeper that has everything", || {
-        let now = main_pid(container, "vmlane-keeper");
-        ![0, before].contains(&now) && descriptors(now) > 20
-    });
+    container.replaces_keeper();
     replaced(container, traffic, "systemctl kill -s KILL vmlane");
 }
 
@@ -145,11 +149,12 @@ fn waits_for_a_configuration(container: &Container, traffic: &Traffic) {
     let path = container.path("/etc/vmlane/vmlane.toml");
     std::fs::write(&path, "[[vm]]\nname = \"a\"\n").expect("the configuration");
     assert!(container.fails("systemctl reload vmlane"), "a reload says what is wrong");
-    goes_on(traffic);
+    traffic.goes_on();
     assert!(container.fails("systemctl restart vmlane"));
+    // systemd says so a little later.
+    wait_until("the unit has failed", || container.run("systemctl show -P ActiveState vmlane") == "failed");
     assert_eq!(container.run("systemctl show -P ExecMainStatus vmlane"), "78");
-    assert_eq!(container.run("systemctl show -P ActiveState vmlane"), "failed");
     std::fs::write(&path, config()).expect("the configuration");
     container.run("systemctl start vmlane");
-    goes_on(traffic);
+    traffic.goes_on();
 }

@@ -5,55 +5,12 @@ use std::time::Duration;
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use vmlane_lab::{LabSpec, Running};
-use vmlane_tests::{Bed, PATIENCE, Service, full, give, json, kept, serve, spec, take, wait_until};
-
-fn guests(what: &str, kernels: &[&str]) -> LabSpec {
-    spec(what, kernels).device("vmxnet3").unwrap()
-}
-
-/// Four VMCI streams and four of TCP over the NICs, between two guests.
-struct Load {
-    streams: Vec<(&'static str, Running)>,
-    _takers: Vec<Service>,
-}
-
-impl Load {
-    fn start(bed: &Bed, seconds: u32) -> Load {
-        let mut takers = Vec::new();
-        let mut streams = Vec::new();
-        for name in ["a", "b"] {
-            takers.push(take(&bed.guest(name)));
-            takers.push(serve(&bed.guest(name), "tcp take 7200"));
-        }
-        for _ in 0..2 {
-            for (from, to, address) in [("a", "b", "10.77.0.2"), ("b", "a", "10.77.0.1")] {
-                streams.push((from, give(bed, from, to, seconds)));
-                let seconds = seconds.to_string();
-                let line = ["python3", "/t/tcp.py", "give", address, "7200", &seconds];
-                let running = bed.guest(from).spawn(line).unwrap();
-                running.wait_for("moving", PATIENCE).unwrap();
-                streams.push((from, running));
-            }
-        }
-        Load { streams, _takers: takers }
-    }
-
-    /// Every stream must be complete. Returns the longest pause of the TCP streams, in seconds.
-    fn finish(self, bed: &Bed) -> f64 {
-        let mut longest = 0.0f64;
-        for (from, stream) in self.streams {
-            let figures: Value = json(&bed.guest(from), "give", &stream.wait().unwrap());
-            longest = longest.max(figures["pause"].as_f64().unwrap_or(0.0));
-        }
-        longest
-    }
-}
+use vmlane_tests::{Bed, Load, full, give, json, kept, take, wait_until};
 
 #[test]
 fn streams_outlast_a_killed_daemon() {
     let kills = if full() { 50 } else { 4 };
-    let bed = Bed::up(&guests("survive", &["6.12", "6.12"]));
+    let bed = Bed::up(&Load::guests("survive", &["6.12", "6.12"]));
     let load = Load::start(&bed, 6 + 2 * kills);
     for _ in 0..kills {
         std::thread::sleep(Duration::from_millis(1500));
@@ -82,7 +39,7 @@ fn streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture() {
     );
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), config).unwrap();
-    let mut spec = guests("team", &["6.12", "6.12"]);
+    let mut spec = Load::guests("team", &["6.12", "6.12"]);
     spec.daemon_config = Some(file.path().to_owned());
     let bed = Bed::up(&spec);
     for tap in &taps {

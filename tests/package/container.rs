@@ -1,4 +1,5 @@
-//! A container with Debian 12 and its systemd, by debootstrap and systemd-nspawn.
+//! A container with Debian and its systemd, by debootstrap and systemd-nspawn.
+#![allow(dead_code)] // each test file uses its part
 
 use std::fs;
 use std::path::{Path, PathBuf};
@@ -10,35 +11,64 @@ use vmlane_tests::wait_until;
 const MIRROR: &str = "apt-get indextargets --format '$(REPO_URI)' 'Identifier: Packages' 'Origin: Debian' 'Component: main' | \
      grep -v security | sort -u | head -n 1";
 
-/// A root file system, made once and kept with what the lab keeps; with packages of Debian's, it has a name of its own.
-pub fn debian(with: Option<(&str, &[&str])>) -> PathBuf {
-    let cache = cache();
-    with.map_or_else(|| base(&cache), |(name, packages)| derived(&cache, name, packages))
+/// A release of Debian.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Release {
+    /// Debian 12, with systemd 252.
+    Bookworm,
+    /// Debian 13, with systemd 257.
+    Trixie,
 }
 
-fn base(cache: &Path) -> PathBuf {
-    let root = cache.join("debian-12-systemd");
+impl Release {
+    fn suite(self) -> &'static str {
+        match self {
+            Release::Bookworm => "bookworm",
+            Release::Trixie => "trixie",
+        }
+    }
+
+    pub fn number(self) -> u32 {
+        match self {
+            Release::Bookworm => 12,
+            Release::Trixie => 13,
+        }
+    }
+}
+
+/// A root file system, made once and kept with what the lab keeps; with packages of Debian's, it has a name of its own.
+pub fn debian(release: Release, with: Option<(&str, &[&str])>) -> PathBuf {
+    let cache = cache();
+    with.map_or_else(
+        || base(&cache, release),
+        |(name, packages)| derived(&cache, release, &format!("debian-{}-{name}", release.number()), packages),
+    )
+}
+
+fn base(cache: &Path, release: Release) -> PathBuf {
+    let name = format!("debian-{}-systemd", release.number());
+    let root = cache.join(&name);
     if root.is_dir() {
         return root;
     }
     let mirror = run(Command::new("sh").args(["-c", MIRROR]));
     assert!(!mirror.trim().is_empty(), "apt knows no mirror of Debian");
-    let fresh = cache.join("debian-12-systemd.new");
+    let fresh = cache.join(format!("{name}.new"));
     let _ = fs::remove_dir_all(&fresh);
     fs::create_dir_all(cache).expect("the cache");
     let mut debootstrap = Command::new("debootstrap");
-    debootstrap.args(["--variant=minbase", "--include=dbus,systemd,systemd-sysv", "bookworm"]);
+    debootstrap.args(["--variant=minbase", "--include=dbus,systemd,systemd-sysv", release.suite()]);
     run(debootstrap.arg(&fresh).arg(mirror.trim()));
     fs::rename(&fresh, &root).expect("the root file system in its place");
     root
 }
 
-fn derived(cache: &Path, name: &str, packages: &[&str]) -> PathBuf {
+fn derived(cache: &Path, release: Release, name: &str, packages: &[&str]) -> PathBuf {
     let root = cache.join(name);
     if root.is_dir() {
         return root;
     }
-    let base = base(cache);
+    let base = base(cache, release);
     let fresh = cache.join(format!("{name}.new"));
     let _ = fs::remove_dir_all(&fresh);
     run(Command::new("cp").arg("-a").arg(base).arg(&fresh));
@@ -63,21 +93,40 @@ fn cache() -> PathBuf {
     cache.join("vmlane")
 }
 
+pub fn repository() -> &'static Path {
+    Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the repository")
+}
+
 /// Builds a package of the program that is tested.
 pub fn package(version: &str) -> PathBuf {
-    let repository = Path::new(env!("CARGO_MANIFEST_DIR")).parent().expect("tests/ is in the repository");
-    let output = Command::new(repository.join("scripts/package.sh"))
-        .env("PACKAGE_VERSION", version)
-        .output()
-        .expect("scripts/package.sh");
-    assert!(output.status.success(), "{}", told(&output));
-    let told = told(&output);
+    package_of(repository(), None, version)
+}
+
+/// Builds a package of other sources and of a program that was made of them.
+pub fn package_of(sources: &Path, program: Option<&Path>, version: &str) -> PathBuf {
+    let mut script = Command::new(sources.join("scripts/package.sh"));
+    script.env("PACKAGE_VERSION", version);
+    program.map(|program| script.env("VMLANE_BIN", program));
+    let told = run(&mut script);
     let file = told.split_whitespace().find(|word| word.ends_with(".deb")).expect("the file's name");
-    repository.join(file)
+    sources.join(file)
+}
+
+/// A container with these packages in its root directory, in a copy of a root file system that goes with the folder.
+pub fn boot_with(release: Release, packages: &[(&PathBuf, &str)]) -> (Container, tempfile::TempDir) {
+    assert!(rustix::process::geteuid().is_root(), "run it as root: it makes a container");
+    let base = debian(release, None);
+    let folder = tempfile::tempdir().expect("a folder");
+    let root = folder.path().join("debian");
+    run(Command::new("cp").arg("-a").arg(&base).arg(&root));
+    for (package, name) in packages {
+        fs::copy(package, root.join(name)).expect("a package in the container");
+    }
+    (Container::boot(&root), folder)
 }
 
 /// Runs a command that must succeed; what it printed.
-fn run(command: &mut Command) -> String {
+pub fn run(command: &mut Command) -> String {
     let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
     assert!(output.status.success(), "{command:?}: {}", told(&output));
     String::from_utf8_lossy(&output.stdout).into_owned()
@@ -140,6 +189,41 @@ impl Container {
 
     pub fn fails(&self, script: &str) -> bool {
         !self.output(script).status.success()
+    }
+
+    /// The process of a unit.
+    pub fn main_pid(&self, unit: &str) -> u32 {
+        self.run(&format!("systemctl show -P MainPID {unit}")).parse().expect("a number")
+    }
+
+    /// Version of the package that is installed.
+    pub fn version(&self) -> String {
+        self.run("dpkg-query -W -f '${Version}' vmlane")
+    }
+
+    /// Does something to the daemon, and waits for the next one.
+    pub fn replaces_daemon(&self, what: &str) {
+        let before = self.main_pid("vmlane");
+        self.run(what);
+        wait_until("the next daemon", || {
+            ![0, before].contains(&self.main_pid("vmlane")) && !self.fails("vmlane status")
+        });
+    }
+
+    /// Kills the keeper, and waits for another one that has everything.
+    pub fn replaces_keeper(&self) {
+        let before = self.main_pid("vmlane-keeper");
+        self.run("systemctl kill -s KILL vmlane-keeper");
+        let descriptors = |pid: u32| self.run(&format!("ls /proc/{pid}/fd | wc -l")).parse().unwrap_or(0);
+        wait_until("a keeper that has everything", || {
+            let now = self.main_pid("vmlane-keeper");
+            ![0, before].contains(&now) && descriptors(now) > 20
+        });
+    }
+
+    /// What udev makes on a host. There is none in a container.
+    pub fn make_tun(&self) {
+        self.run("mkdir -p /dev/net && rm -f /dev/net/tun && mknod -m 666 /dev/net/tun c 10 200");
     }
 
     /// A path of the container as this host sees it.

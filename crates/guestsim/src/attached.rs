@@ -1,13 +1,17 @@
-//! A VMCI guest whose VMM is this process, attached to a device of another process: registers travel by vfio-user and interrupts
+//! Guests whose VMM is this process, attached to devices of another process: registers travel by vfio-user and interrupts
 //! by eventfd.
 
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
 
+use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, poll};
 use vmlane_device::irq::Interrupts as _;
+use vmlane_device::pci::CONFIG_REGION;
+use vmlane_wire::pci::{command, offset};
 
 use crate::events::{eventfd, signals};
+use crate::nic::NicRegisters;
 use crate::vfio_user::{Client, ClientError};
 use crate::{Driver, Lines, Path, ProbeError, Ram, Registers};
 
@@ -50,6 +54,15 @@ impl Registers for Remote {
 /// A driver of the device behind `socket`, for a guest with so many bytes of RAM. Its thread for interrupts ends with the
 /// process.
 pub fn attach(socket: &std::path::Path, ram: u64) -> Result<Driver, AttachError> {
+    let (client, ram, vectors) = connect(socket, ram)?;
+    let lines = Lines::msix();
+    let bell = lines.clone();
+    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
+    Ok(Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?)
+}
+
+/// A session with the guest's memory mapped and three vectors connected.
+fn connect(socket: &std::path::Path, ram: u64) -> Result<(Client, Arc<Ram>, Vec<OwnedFd>), AttachError> {
     let ram = Arc::new(Ram::new(ram));
     let mut client = Client::connect(socket)?;
     for (guest, len, offset) in ram.regions() {
@@ -57,10 +70,38 @@ pub fn attach(socket: &std::path::Path, ram: u64) -> Result<Driver, AttachError>
     }
     let vectors: Vec<OwnedFd> = (0..3).map(|_| eventfd()).collect::<Result<_, _>>()?;
     client.enable_msix(&vectors.iter().map(AsFd::as_fd).collect::<Vec<_>>())?;
-    let lines = Lines::msix();
-    let bell = lines.clone();
-    std::thread::Builder::new().name("irqs".into()).spawn(move || deliver(&vectors, &bell))?;
-    Ok(Driver::probe(Box::new(Remote(client)), ram, lines, Path::Dma)?)
+    Ok((client, ram, vectors))
+}
+
+/// The registers of a VMXNET3 card behind a socket. Its interrupts are not delivered: the driver looks by itself.
+pub struct AttachedNic {
+    client: Mutex<Client>,
+    ram: Arc<Ram>,
+    _vectors: Vec<OwnedFd>,
+}
+
+impl AttachedNic {
+    /// For a guest with so many bytes of RAM; bus mastering is on.
+    pub fn attach(socket: &std::path::Path, ram: u64) -> Result<AttachedNic, AttachError> {
+        let (mut client, ram, vectors) = connect(socket, ram)?;
+        let bits = command::BUS_MASTER | command::MEMORY;
+        client.write(CONFIG_REGION as u32, offset::COMMAND as u64, &bits.to_le_bytes())?;
+        Ok(AttachedNic { client: Mutex::new(client), ram, _vectors: vectors })
+    }
+}
+
+impl NicRegisters for AttachedNic {
+    fn ram(&self) -> &Arc<Ram> {
+        &self.ram
+    }
+
+    fn read32(&self, region: usize, offset: u64) -> u32 {
+        self.client.lock().read_u32(region as u32, offset).expect("the server answers")
+    }
+
+    fn write32(&self, region: usize, offset: u64, value: u32) {
+        self.client.lock().write_u32(region as u32, offset, value).expect("the server answers");
+    }
 }
 
 /// What a hypervisor does with an eventfd: an edge at the guest.

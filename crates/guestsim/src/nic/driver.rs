@@ -8,7 +8,7 @@ use vmlane_wire::vmxnet3::shared::{
 };
 use zerocopy::{FromZeros, IntoBytes};
 
-use super::machine::NicMachine;
+use super::registers::NicRegisters;
 use super::rx_ring::{RxRings, RxShape};
 use super::tx_ring::TxRing;
 use super::{alloc, window};
@@ -75,7 +75,7 @@ pub struct NicDriver {
 
 impl NicDriver {
     /// Chooses the revision, allocates and fills everything; nothing is active yet.
-    pub fn probe(machine: &NicMachine, spec: DriverSpec) -> NicDriver {
+    pub fn probe(machine: &dyn NicRegisters, spec: DriverSpec) -> NicDriver {
         machine.write(Reg::Revision, 1 << (spec.revision - 1));
         assert_eq!(machine.read(Reg::UptRevision) & 1, 1);
         machine.write(Reg::UptRevision, 1);
@@ -83,8 +83,8 @@ impl NicDriver {
     }
 
     /// The same without telling the device.
-    pub fn allocate(machine: &NicMachine, spec: DriverSpec) -> NicDriver {
-        let ram = &machine.ram;
+    pub fn allocate(machine: &dyn NicRegisters, spec: DriverSpec) -> NicDriver {
+        let ram = machine.ram();
         let (tx_count, rx_count) = (usize::from(spec.tx_queues), usize::from(spec.rx_queues));
         let tx: Vec<_> = (0..tx_count).map(|_| TxRing::new(ram, spec.tx, spec.tx)).collect();
         let rx = (0..spec.rx_queues)
@@ -145,8 +145,8 @@ impl NicDriver {
     }
 
     /// Writes the copies into memory.
-    pub fn store(&self, machine: &NicMachine) {
-        let ram = &machine.ram;
+    pub fn store(&self, machine: &dyn NicRegisters) {
+        let ram = machine.ram();
         ram.write(self.area, self.shared.as_bytes());
         if let Some(extended) = &self.extended {
             ram.write(self.area + at::EXTENDED as u64, extended.as_bytes());
@@ -160,14 +160,14 @@ impl NicDriver {
     }
 
     /// Stores, latches, activates; returns the command's result.
-    pub fn try_activate(&self, machine: &NicMachine) -> u32 {
+    pub fn try_activate(&self, machine: &dyn NicRegisters) -> u32 {
         self.store(machine);
         machine.set_shared(self.area);
         machine.command(Command::Activate)
     }
 
     /// Linux's whole open: buffers, activation, producers, filters, link, vectors unmasked.
-    pub fn open(&mut self, machine: &NicMachine) {
+    pub fn open(&mut self, machine: &dyn NicRegisters) {
         self.rx.iter_mut().for_each(RxRings::fill);
         assert_eq!(self.try_activate(machine), 0, "the activation was refused");
         for queue in 0..self.spec.rx_queues {
@@ -195,7 +195,7 @@ impl NicDriver {
     }
 
     /// Linux's close.
-    pub fn close(&mut self, machine: &NicMachine) {
+    pub fn close(&mut self, machine: &dyn NicRegisters) {
         machine.write(Reg::Command, Command::Quiesce.code());
         self.set_control(1);
         (0..self.vectors()).for_each(|index| machine.write_page(PageReg::Mask(index), 1));
@@ -221,8 +221,8 @@ impl NicDriver {
     }
 
     /// Writes arguments of a command.
-    pub fn set_arguments(&self, machine: &NicMachine, arguments: &[u8]) {
-        machine.ram.write(self.area + at::COMMAND_INFO as u64, arguments);
+    pub fn set_arguments(&self, machine: &dyn NicRegisters, arguments: &[u8]) {
+        machine.ram().write(self.area + at::COMMAND_INFO as u64, arguments);
     }
 }
 

@@ -7,12 +7,14 @@
 //! | `rings.rs` | a NIC's rings made active without registers |
 //! | `frames.rs` | a switch of one port that a test turns by hand |
 //! | `machine.rs` | one VM with a NIC: memory, interrupts, registers |
+//! | `registers.rs` | how a driver reaches its NIC |
 //! | `session.rs` | a NIC that is open, frames to it |
 //! | `driver.rs` | probe, activation, reconfiguration as Linux does them |
 
 mod driver;
 mod frames;
 mod machine;
+mod registers;
 mod rings;
 mod rx_ring;
 pub mod session;
@@ -27,6 +29,7 @@ use super::ram::{PAGE, Placement, Ram};
 pub use driver::{DriverSpec, NicDriver};
 pub use frames::InlineFrames;
 pub use machine::{NicMachine, Remains};
+pub use registers::NicRegisters;
 pub use rings::{Rings, RingsSpec};
 pub use rx_ring::{BODY, Received, RxRings, RxShape};
 pub use tx_ring::{TxRequest, TxRing};
