@@ -77,7 +77,7 @@ impl Finding {
             check,
             severity,
             end: None,
-            what: what.into(),
+            what: sentence(what.into()),
             evidence: Vec::new(),
             cost,
             remedies: Vec::new(),
@@ -102,6 +102,17 @@ impl Finding {
     /// Where the guide explains it.
     pub fn guide(&self) -> String {
         format!("docs/guide/slow-network.md#{}", self.check)
+    }
+}
+
+/// With a capital where it begins with a machine; names of settings stay as they are written.
+fn sentence(text: String) -> String {
+    match text.strip_prefix("this machine") {
+        Some(rest) => format!("This machine{rest}"),
+        None => match text.strip_prefix("the other machine") {
+            Some(rest) => format!("The other machine{rest}"),
+            None => text,
+        },
     }
 }
 

@@ -14,13 +14,13 @@ pub const CHECK: Check = Check {
            drops or marks early (fq_codel, cake), or the limit itself where the data comes from, keeps it short.",
     reads: "round trips with nothing else under way, beside a transfer, and those of the transfer itself (TCP_INFO)",
     thresholds: &[Threshold {
-        limit: "100 ms and ten times the round trip at rest",
-        source: "RFC 8290 (fq_codel) aims at 5 ms of waiting; people notice 100 ms",
+        limit: "50 ms and ten times the round trip at rest",
+        source: "RFC 8290 (fq_codel) aims at 5 ms of waiting; people notice 100 ms of two ways",
     }],
     examine,
 };
 
-const LONG_US: f64 = 100_000.0;
+const LONG_US: f64 = 50_000.0;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let Some(idle) = evidence.runs(Kind::RoundTrips).find_map(|run| run.median_us()) else {

@@ -15,19 +15,23 @@ pub const CHECK: Check = Check {
     reads: "what TCP sent again during a transfer, against datagrams of the same direction at a low rate",
     thresholds: &[Threshold {
         limit: "more than 1 % of the segments sent again, at least 20, with less than 0.5 % of slow datagrams lost, and less than \
-                half the throughput of the other direction or of a tenth of the loopback",
+                a tenth of the throughput of the other direction, or of a tenth of the loopback; in a full examination",
         source: "Flach and others, \"An Internet-Wide Analysis of Traffic Policing\" (2016): losses of 20 % and more in policed \
                  connections, against 1 to 4 % in others",
     }],
     examine,
 };
 
+/// Seconds of a transfer.
+const LONG: f64 = 1.0;
+
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     [End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from)).collect()
 }
 
 fn of(evidence: &Evidence, from: End) -> Option<Finding> {
-    let run = evidence.run(Kind::Stream, from)?;
+    // A short transfer that has just lost something says nothing of its steady rate.
+    let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= LONG)?;
     let again = run.tcp()?.retransmits;
     let (bytes, probe) = loss::probe(evidence, from)?;
     let large_ones_lost = evidence.probes().any(|(_, probe)| probe.from == from && probe.lost() >= 1.0);
@@ -40,7 +44,7 @@ fn of(evidence: &Evidence, from: End) -> Option<Finding> {
     let other = evidence.run(Kind::Stream, from.other()).map_or(0.0, |run| run.bps());
     let loopback = evidence.loopback(from).map_or(0.0, |bps| bps / 10.0);
     let expected = other.max(loopback);
-    if run.bps() > expected / 2.0 {
+    if run.bps() > expected / 10.0 {
         return None;
     }
     let way = evidence.way(from);
