@@ -179,14 +179,14 @@ pub const COMMON: &[Fault] = &[
         name: "a long queue",
         check: "bufferbloat",
         says: "Beside a transfer from a to b",
-        // Behind the sender, whose own queues Linux keeps short.
+        // Behind the sender, whose own queues Linux keeps short. An ifb loses what LRO has merged.
         put: &[(
             "b",
-            "modprobe ifb numifbs=0; ip link add ifb0 type ifb && ip link set ifb0 up && tc qdisc add dev eth0 clsact && \
+            "ethtool -K eth0 lro off 2>/dev/null; modprobe ifb numifbs=0; ip link add ifb0 type ifb && ip link set ifb0 up && tc qdisc add dev eth0 clsact && \
              tc filter add dev eth0 ingress matchall action mirred egress redirect dev ifb0 && \
-             tc qdisc add dev ifb0 root tbf rate 20mbit burst 70k latency 800ms",
+             tc qdisc add dev ifb0 root netem rate 20mbit limit 1000",
         )],
-        undo: &[("b", NO_FILTER), ("b", "ip link del ifb0")],
+        undo: &[("b", NO_FILTER), ("b", "ip link del ifb0; ethtool -K eth0 lro on 2>/dev/null; true")],
         is_long: true,
     },
     fault(
