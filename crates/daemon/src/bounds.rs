@@ -48,13 +48,20 @@ pub fn of(
         bounds.push(Bound { name: format!("{prefix}log_lines"), used, limit, refused });
     };
     if let Some(stats) = vm.stats() {
-        let thread =
-            if guest.is_some() { format!("vhu-{}-vs", vm.name()) } else { format!("vfu-{}", vm.name()) };
+        let thread = match guest {
+            Some(_) => format!("vhu-{}-vs", vm.name()),
+            None => format!("{}-{}", session_kind(vm.uml_pci), vm.name()),
+        };
         device("", stats, thread);
     }
     for (number, nic) in vm.nics.iter().enumerate() {
-        let kind = if nic.is_vhost() { "vhu" } else { "vfu" };
+        let kind = session_kind(nic.is_virtio() || vm.uml_pci);
         device(&format!("nic{number}."), nic.session(), format!("{kind}-{}-n{number}", vm.name()));
     }
     bounds
+}
+
+/// What the thread of a session is named after.
+fn session_kind(is_vhost: bool) -> &'static str {
+    if is_vhost { "vhu" } else { "vfu" }
 }

@@ -262,6 +262,8 @@ pub struct VmConfig {
     pub parent_cid: Option<u32>,
     /// Of the virtio-vsock device's socket.
     pub vsock_role: Role,
+    /// Its PCI functions are for User Mode Linux, over virtio, and not by vfio-user.
+    pub uml_pci: bool,
     pub restricted: bool,
     pub trusted: bool,
     pub limits: Limits,

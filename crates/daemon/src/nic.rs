@@ -15,10 +15,10 @@ use vmlane_port::{Frames, PortId, VlanSet};
 use vmlane_state::Found;
 use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
-use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
+use vmlane_transport::{RingLines, Server, SessionStats};
 
 use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig};
-use crate::serve::{Host, VmError, listen, vhost_end};
+use crate::serve::{Attachment, Host, PciSocket, VmError, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
 const LINK_DOWN: &str = "down";
@@ -92,22 +92,20 @@ impl ServedNic {
         }
         let bad = |cause: String| VmError::Nic { name: name(), number, cause };
         let scope = format!("{}.nic{number}", vm.name);
-        let unheard = |cause| VmError::Listen { name: name(), cause };
         let thread = format!("{}-n{number}", vm.name);
         let (server, counters) = match config.model {
             NicModel::Vmxnet3 => {
-                let irqs = Arc::new(IrqSet::new(session.clone()));
+                let attachment = Attachment::new(vm, &session)?;
                 let hardware = hardware(&config);
                 let handle = hardware.handle.clone();
-                let device = Vmxnet3Device::new(hardware, frames, port, irqs.clone())
+                let device = Vmxnet3Device::new(hardware, frames, port, attachment.interrupts())
                     .map_err(|cause| bad(cause.to_string()))?;
-                let (listener, scope, prepared) =
-                    listen(host, path, &scope, &irqs, found).map_err(unheard)?;
                 let mut device: Box<dyn PciDevice> = Box::new(device);
                 if let Some(trigger) = faults.as_ref().and_then(|faults| faults.registers.as_ref()) {
                     device = Box::new(FaultyDevice::new(device, trigger.clone()));
                 }
-                let server = listener.serve_on(&thread, device, irqs, session.clone(), scope, prepared);
+                let socket = PciSocket { vm: &vm.name, path, scope: &scope, thread: &thread };
+                let (server, _) = attachment.serve(host, &socket, device, session.clone(), found)?;
                 (server, DeviceCounters::Vmxnet3(handle))
             }
             NicModel::VirtioNet(virtio) => {
@@ -117,12 +115,13 @@ impl ServedNic {
                 let device =
                     NetDevice::new(virtio_net(&config, virtio), frames, port, lines.clone(), stats.clone());
                 let device: Box<dyn VhostDevice> = Box::new(device);
-                let end = vhost_end(virtio.role, path).map_err(unheard)?;
+                let end = vhost_end(virtio.role, path);
+                let end = end.map_err(|cause| VmError::Listen { name: name(), cause })?;
                 let server = end.serve(&thread, device, lines, session.clone());
+                let server = server.map_err(|cause| VmError::Threads { name: name(), cause })?;
                 (server, DeviceCounters::Virtio(stats))
             }
         };
-        let server = server.map_err(|cause| VmError::Threads { name: name(), cause })?;
         Ok(ServedNic { name: format!("nic{number}"), config, port, server, session, counters, faults })
     }
 
@@ -157,8 +156,8 @@ impl ServedNic {
         &self.name
     }
 
-    /// Is it attached over vhost-user?
-    pub fn is_vhost(&self) -> bool {
+    /// Is it a virtio NIC?
+    pub fn is_virtio(&self) -> bool {
         matches!(self.config.model, NicModel::VirtioNet(_))
     }
 

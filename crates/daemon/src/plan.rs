@@ -122,6 +122,7 @@ impl Plan {
         effective.virtio_vsock = before.virtio_vsock;
         effective.hybrid.clone_from(&before.hybrid);
         effective.vsock_role = before.vsock_role;
+        effective.uml_pci = before.uml_pci;
         effective.nics.clone_from(&before.nics);
         effective.group.clone_from(&before.group);
         effective.limits.vmci.inbox_bytes = before.limits.vmci.inbox_bytes;
@@ -142,6 +143,7 @@ fn fixed_changes(before: &VmConfig, after: &VmConfig) -> Vec<String> {
             uds_path(after),
         ),
         change("vsock_role", before.vsock_role != after.vsock_role, format!("{:?}", after.vsock_role.name())),
+        change("uml_pci", before.uml_pci != after.uml_pci, after.uml_pci.to_string()),
         change("nic", !same_hardware(&before.nics, &after.nics), format!("[{} of them]", after.nics.len())),
         change("group", before.group != after.group, format!("{:?}", after.group)),
         change(

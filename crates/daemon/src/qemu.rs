@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 
-pub use kind::{Lacks, Machine, Qemu, Version, check_hybrid};
+pub use kind::{Lacks, Machine, Qemu, Version, check_sockets};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
 /// is suspended or the daemon is looked at with a debugger.
@@ -316,6 +316,9 @@ mod tests {
             let text = arguments(&paths, &vm(keys), 64, qemu).unwrap_err().to_string();
             assert!(words.iter().all(|word| text.contains(word)), "{text}");
         }
+        let text =
+            arguments(&paths, &vm("cid = 3\numl_pci = true"), 64, Qemu::default()).unwrap_err().to_string();
+        assert!(text.contains("User Mode Linux") && text.contains("remove the key"), "{text}");
         assert!("7.1".parse::<Version>().unwrap_err().contains("too old"));
         assert!("new".parse::<Version>().unwrap_err().contains("7.2 or 11.1"));
     }

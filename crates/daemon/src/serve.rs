@@ -4,16 +4,22 @@ use std::os::fd::AsFd;
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 
+use vmlane_device::irq::Interrupts;
+use vmlane_device::pci::PciDevice;
 use vmlane_device::virtio::vsock::VsockWorker;
 use vmlane_device::vmci::{AddError, CreateError, Hypervisor};
 use vmlane_host::sockets::HostSockets;
+use vmlane_mem::MemoryMap;
 use vmlane_state::{Found, Scope, Store};
 use vmlane_switch::Switch;
+use vmlane_transport::pci_over_virtio::Messages;
 use vmlane_transport::vfio_user::Prepared;
-use vmlane_transport::{Caller, IrqSet, ListenError, Listener, VhostEnd};
+use vmlane_transport::{
+    Caller, IrqSet, ListenError, Listener, PciOverVirtio, RingLines, Server, SessionStats, VhostEnd,
+};
 use vmlane_vsock::Router;
 
-use crate::config::Role;
+use crate::config::{Role, VmConfig};
 use crate::paths::{Paths, TooLong};
 
 /// Why a VM cannot be served.
@@ -56,9 +62,73 @@ pub fn vhost_end(role: Role, path: &Path) -> Result<VhostEnd, ListenError> {
     })
 }
 
+/// How a PCI function is attached, before there is one: it raises its interrupts here.
+pub enum Attachment {
+    VfioUser(Arc<IrqSet>),
+    /// For User Mode Linux. Nothing of it is held for the next daemon.
+    OverVirtio(Arc<Messages>, Arc<RingLines>),
+}
+
+/// Where a PCI function is served.
+pub struct PciSocket<'s> {
+    pub vm: &'s str,
+    pub path: &'s Path,
+    /// The device's name in the store.
+    pub scope: &'s str,
+    /// What its threads are named after.
+    pub thread: &'s str,
+}
+
+impl Attachment {
+    pub fn new(vm: &VmConfig, stats: &Arc<SessionStats>) -> Result<Attachment, VmError> {
+        if !vm.uml_pci {
+            return Ok(Attachment::VfioUser(Arc::new(IrqSet::new(stats.clone()))));
+        }
+        let lines = RingLines::new(PciOverVirtio::QUEUES).map(Arc::new);
+        let made = lines.and_then(|lines| {
+            Ok(Attachment::OverVirtio(Arc::new(Messages::new(lines.clone(), stats.clone())?), lines))
+        });
+        made.map_err(|cause| VmError::Threads { name: vm.name.clone(), cause })
+    }
+
+    pub fn interrupts(&self) -> Arc<dyn Interrupts> {
+        match self {
+            Attachment::VfioUser(irqs) => irqs.clone(),
+            Attachment::OverVirtio(messages, _) => messages.clone(),
+        }
+    }
+
+    /// Serves `device`; with the memory of a VMM that a previous daemon served.
+    pub fn serve(
+        self,
+        host: &Host<'_>,
+        socket: &PciSocket<'_>,
+        device: Box<dyn PciDevice>,
+        stats: Arc<SessionStats>,
+        found: &mut Found,
+    ) -> Result<(Server, Option<MemoryMap>), VmError> {
+        let PciSocket { vm, path, scope, thread } = *socket;
+        let unheard = |cause| VmError::Listen { name: vm.to_owned(), cause };
+        let (server, map) = match self {
+            Attachment::VfioUser(irqs) => {
+                let (listener, scope, prepared) = listen(host, path, scope, &irqs, found).map_err(unheard)?;
+                let map = prepared.as_ref().map(|prepared| prepared.map.clone());
+                (listener.serve_on(thread, device, irqs, stats, scope, prepared), map)
+            }
+            Attachment::OverVirtio(messages, lines) => {
+                let end = vhost_end(Role::Server, path).map_err(unheard)?;
+                let device = PciOverVirtio::new(thread, device, messages, lines.clone(), stats.clone());
+                (device.and_then(|device| end.serve(thread, Box::new(device), lines, stats)), None)
+            }
+        };
+        let server = server.map_err(|cause| VmError::Threads { name: vm.to_owned(), cause })?;
+        Ok((server, map))
+    }
+}
+
 /// A device's socket and session: a previous daemon's, as far as it left them, and where they are held for
 /// the next daemon.
-pub fn listen(
+fn listen(
     host: &Host<'_>,
     path: &Path,
     name: &str,

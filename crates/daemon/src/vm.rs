@@ -23,6 +23,8 @@ pub struct ServedVm {
     virtio: Option<ServedVsock>,
     hybrid: Option<ServedHybrid>,
     pub nics: Vec<ServedNic>,
+    /// Its PCI functions are over vhost-user.
+    pub uml_pci: bool,
     pub record: FaultRecord,
     /// Its devices are out of service; their sockets are answered.
     pub quarantined: bool,
@@ -44,6 +46,7 @@ impl ServedVm {
             virtio: None,
             hybrid: None,
             nics: Vec::new(),
+            uml_pci: vm.uml_pci,
             record: FaultRecord::default(),
             quarantined: false,
         };

@@ -10,11 +10,11 @@ use vmlane_host::sockets::Guest;
 use vmlane_mem::MemoryMap;
 use vmlane_port::wrap::Trigger;
 use vmlane_state::Found;
-use vmlane_transport::{IrqSet, RingLines, Server, SessionStats};
+use vmlane_transport::{RingLines, Server, SessionStats};
 use vmlane_vsock::{Forward, HOST, Vm};
 
 use crate::config::{Config, VmConfig};
-use crate::serve::{Host, VmError, listen, vhost_end};
+use crate::serve::{Attachment, Host, PciSocket, VmError, vhost_end};
 
 /// Its VMCI or virtio-vsock device.
 pub struct ServedVsock {
@@ -76,7 +76,7 @@ impl ServedVsock {
         host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name.clone(), cause })?;
         let stats = Arc::new(SessionStats::default());
         stats.memory.set_limit(config.memory_limit(vm));
-        let offered = ServedVsock::serve(host, &path, (name.clone(), cid), stats, trigger, found);
+        let offered = ServedVsock::serve(host, &path, vm, stats, trigger, found);
         let offered =
             offered.and_then(|(served, map)| match host.sockets.add_guest(Guest { cid, group, uds }) {
                 Ok(()) => Ok((served, map)),
@@ -94,23 +94,21 @@ impl ServedVsock {
     fn serve(
         host: &Host<'_>,
         path: &Path,
-        (name, cid): (String, u32),
+        vm: &VmConfig,
         stats: Arc<SessionStats>,
         trigger: Option<Arc<Trigger>>,
         found: &mut Found,
     ) -> Result<(ServedVsock, Option<MemoryMap>), VmError> {
-        let irqs = Arc::new(IrqSet::new(stats.clone()));
-        let device = VmciDevice::new(host.hypervisor.clone(), cid, irqs.clone())
-            .map_err(|cause| VmError::Device { name: name.clone(), cause })?;
-        let (listener, scope, prepared) = listen(host, path, &format!("{name}.vmci"), &irqs, found)
-            .map_err(|cause| VmError::Listen { name: name.clone(), cause })?;
-        let map = prepared.as_ref().map(|prepared| prepared.map.clone());
+        let (name, cid) = (vm.name.as_str(), vm.cid);
+        let attachment = Attachment::new(vm, &stats)?;
+        let device = VmciDevice::new(host.hypervisor.clone(), cid, attachment.interrupts())
+            .map_err(|cause| VmError::Device { name: name.to_owned(), cause })?;
         let mut device: Box<dyn PciDevice> = Box::new(device);
         if let Some(trigger) = &trigger {
             device = Box::new(FaultyDevice::new(device, trigger.clone()));
         }
-        let served = listener.serve_on(&name, device, irqs, stats.clone(), scope, prepared);
-        let server = served.map_err(|cause| VmError::Threads { name: name.clone(), cause })?;
+        let socket = PciSocket { vm: name, path, scope: &format!("{name}.vmci"), thread: name };
+        let (server, map) = attachment.serve(host, &socket, device, stats.clone(), found)?;
         Ok((ServedVsock { cid, server, stats, trigger }, map))
     }
 }

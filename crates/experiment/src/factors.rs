@@ -10,7 +10,7 @@ use crate::units::size;
 use vmlane_lab::Device;
 use vmlane_lab::device::{Backend, NicModel};
 use vmlane_lab::machine::{self, Machine};
-use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNEL};
+use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNELS, UML_PCI_KERNEL, is_uml};
 use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS, MOST_UPLINKS};
 
 /// Names of factors, as plans and rows write them.
@@ -251,7 +251,7 @@ impl Factors {
             },
             "kernel" => {
                 let known: Vec<&str> =
-                    KERNELS.iter().map(|(version, ..)| *version).chain([UML_KERNEL]).collect();
+                    KERNELS.iter().map(|(version, ..)| *version).chain(UML_KERNELS).collect();
                 ensure!(known.contains(&text), "{text:?}: choose from {}", known.join(", "));
                 self.kernel = text.to_owned();
             }
@@ -380,10 +380,17 @@ impl Factors {
             return Some((if self.qemu.is_some() { "qemu" } else { "machine" }, why.to_string()));
         }
         let uml = self.machine == Machine::Uml;
-        if uml != (self.kernel == UML_KERNEL) {
+        if uml != is_uml(&self.kernel) {
+            let kernels = UML_KERNELS.join("\" or \"");
             return Some((
                 "kernel",
-                format!("machine = \"uml\" and kernel = \"{UML_KERNEL}\" go together only"),
+                format!("machine = \"uml\" and kernel = \"{kernels}\" go together only"),
+            ));
+        }
+        if uml && self.device.is_pci() && self.kernel != UML_PCI_KERNEL {
+            return Some((
+                "kernel",
+                format!("{device} under User Mode Linux needs kernel = \"{UML_PCI_KERNEL}\""),
             ));
         }
         if uml && self.cpus > 1 {
@@ -528,6 +535,9 @@ mod tests {
         let uml = [("machine", "uml"), ("kernel", "7.2um1"), ("device", "virtio-vsock")];
         assert_eq!(why(&uml), None);
         assert_eq!(why(&[&uml[..], &[("cpus", "2")]].concat()), Some("cpus"));
+        let pci = [("machine", "uml"), ("kernel", "7.2pci"), ("device", "vmci")];
+        assert_eq!(why(&pci), None);
+        assert_eq!(why(&[&pci[..], &[("kernel", "7.2um1")]].concat()), Some("kernel"));
         assert_eq!(why(&[("device", "vmxnet3"), ("qemu", "7.2")]), Some("qemu"));
         assert_eq!(why(&[("device", "virtio-net"), ("machine", "microvm"), ("qemu", "7.2")]), None);
         assert_eq!(why(&[("device", "vmxnet3"), ("tool", "iperf3"), ("test", "rr")]), Some("test"));

@@ -121,6 +121,11 @@ impl Device {
         matches!(self, Device::Vmxnet3(_) | Device::VirtioNet(_))
     }
 
+    /// Whether it is a PCI function of the daemon's.
+    pub fn is_pci(&self) -> bool {
+        matches!(self, Device::Vmci | Device::Vmxnet3(_))
+    }
+
     /// What joins a network card with the others of its network: vmlane's switch (none), or one of QEMU's ways.
     pub fn joined_by(&self) -> Option<Backend> {
         match self {

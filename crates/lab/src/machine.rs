@@ -18,7 +18,7 @@ pub enum Machine {
     Q35,
     /// virtio-mmio devices, told by ACPI, and no PCI.
     Microvm,
-    /// User Mode Linux: no QEMU, one processor, and virtio devices over vhost-user only.
+    /// User Mode Linux: no QEMU, one processor, and vmlane's own devices over vhost-user only.
     Uml,
 }
 
@@ -46,8 +46,8 @@ impl Machine {
         self != Machine::Uml
     }
 
-    /// What stands for `device` in a guest of this machine beside guests of others: where User Mode Linux has
-    /// no bus, the virtio device that joins the same switch and the same CIDs.
+    /// What stands for `device` in a guest of this machine beside guests of others: where Debian's User Mode Linux has
+    /// no PCI bus, the virtio device that joins the same switch and the same CIDs.
     pub fn counterpart(self, device: &Device) -> Device {
         match (self, device) {
             (Machine::Uml, Device::Vmci) => Device::VirtioVsock,
@@ -93,10 +93,10 @@ pub fn check(machine: Machine, qemu: Option<&str>, devices: &[Device]) -> Result
                  from virtio-net, virtio-vsock, qemu-virtio-net"
             );
         }
-        if machine == Machine::Uml && !matches!(device, Device::VirtioNet(_) | Device::VirtioVsock) {
+        if machine == Machine::Uml && !device.is_ours() {
             bail!(
-                "device {device} needs a QEMU; User Mode Linux has devices over vhost-user only: leave --machine uml \
-                 away, or choose from virtio-net, virtio-vsock"
+                "device {device} needs a QEMU; User Mode Linux has vmlane's own devices only: leave --machine uml \
+                 away, or choose from virtio-net, virtio-vsock, vmxnet3, vmci"
             );
         }
         let Some(release) = qemu.filter(|_| machine.is_qemu()) else { continue };
@@ -170,11 +170,11 @@ mod tests {
 
     #[test]
     fn user_mode_linux_has_vhost_user_only() {
-        for device in ["vmci", "vmxnet3", "qemu-virtio-net", "qemu-e1000:tap"] {
+        for device in ["vhost-device-vsock", "qemu-virtio-net", "qemu-e1000:tap"] {
             let why = why(Machine::Uml, None, device).unwrap();
             assert!(why.contains("virtio-net, virtio-vsock") && why.contains(device), "{why}");
         }
-        for device in ["virtio-net:mtu=9000", "virtio-vsock"] {
+        for device in ["virtio-net:mtu=9000", "virtio-vsock", "vmci", "vmxnet3:profile=full"] {
             assert_eq!(why(Machine::Uml, None, device), None);
         }
         let beside = |device: &str| Machine::Uml.counterpart(&device.parse().unwrap()).to_string();

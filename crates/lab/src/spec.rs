@@ -9,7 +9,7 @@ use serde::{Deserialize, Serialize};
 use crate::device::{Backend, Device, DeviceFor};
 use crate::dirs;
 use crate::machine::{self, Machine};
-use crate::setup::{KERNELS, UML_KERNEL};
+use crate::setup::{KERNELS, UML_KERNEL, UML_KERNELS, UML_PCI_KERNEL, is_uml};
 use crate::test_host;
 
 /// The kernel of guests unless another one is requested.
@@ -304,9 +304,10 @@ impl LabSpec {
 
     fn check_machines(&self) -> Result<()> {
         for kernel in &self.kernels {
-            if kernel != UML_KERNEL && !KERNELS.iter().any(|(v, ..)| v == kernel) {
+            if !is_uml(kernel) && !KERNELS.iter().any(|(v, ..)| v == kernel) {
                 let valid = KERNELS.map(|(v, ..)| v).join(", ");
-                bail!("kernel {kernel:?}: choose from {valid}, or {UML_KERNEL} under --machine uml");
+                let uml = UML_KERNELS.join(" or ");
+                bail!("kernel {kernel:?}: choose from {valid}, or {uml} under --machine uml");
             }
         }
         if let Some(cpu) = &self.cpu {
@@ -321,19 +322,29 @@ impl LabSpec {
             let (name, asked) = (&guest.name, pick(&self.kernels, index));
             if guest.machine.is_qemu() {
                 ensure!(
-                    guest.kernel != UML_KERNEL,
-                    "guest {name} with kernel {UML_KERNEL}: it is a program, User Mode Linux, and no kernel for \
-                     QEMU: add --machine uml"
+                    !is_uml(&guest.kernel),
+                    "guest {name} with kernel {}: it is a program, User Mode Linux, and no kernel for QEMU: add \
+                     --machine uml",
+                    guest.kernel
                 );
                 continue;
             }
             // One kernel for all is that of the guests in QEMU.
             ensure!(
-                asked.as_ref().is_none_or(|asked| asked == UML_KERNEL)
+                asked.as_ref().is_none_or(|asked| is_uml(asked))
                     || self.kernels.len() == 1 && self.has_qemu(),
-                "guest {name} under User Mode Linux with kernel {:?}: it has {UML_KERNEL} only; leave --kernel away",
-                asked.unwrap_or_default()
+                "guest {name} under User Mode Linux with kernel {:?}: it has {} only; leave --kernel away",
+                asked.unwrap_or_default(),
+                UML_KERNELS.join(" or ")
             );
+            if let Some(device) = guest.devices.iter().find(|device| device.is_pci()) {
+                ensure!(
+                    guest.kernel == UML_PCI_KERNEL,
+                    "device {device} of guest {name}: kernel {} has no PCI bus; leave --kernel away, or choose \
+                     {UML_PCI_KERNEL}",
+                    guest.kernel
+                );
+            }
             ensure!(
                 self.cpus == 1,
                 "cpus = {}: guest {name} under User Mode Linux has one, as it knows no SMP: leave --cpus away",
@@ -373,7 +384,13 @@ impl LabSpec {
             None => Some(given.device.clone()),
         };
         let devices: Vec<Device> = self.devices.iter().filter_map(device).collect();
-        let kernel = || pick(&self.kernels, index).unwrap_or_else(|| DEFAULT_KERNEL.into());
+        let asked = pick(&self.kernels, index);
+        let kernel = if machine.is_qemu() {
+            asked.unwrap_or_else(|| DEFAULT_KERNEL.into())
+        } else {
+            let bus = if devices.iter().any(Device::is_pci) { UML_PCI_KERNEL } else { UML_KERNEL };
+            asked.filter(|asked| is_uml(asked)).unwrap_or_else(|| bus.into())
+        };
         let vsock = devices.iter().any(Device::is_vsock);
         let nics = devices.iter().filter(|device| device.is_nic()).enumerate();
         let nics =
@@ -382,7 +399,7 @@ impl LabSpec {
             name,
             number,
             machine,
-            kernel: if machine.is_qemu() { kernel() } else { UML_KERNEL.into() },
+            kernel,
             group: pick(&self.groups, index),
             cid: vsock.then_some(number + 2),
             nics: nics.collect(),

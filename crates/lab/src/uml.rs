@@ -7,11 +7,15 @@ use anyhow::{Result, ensure};
 use crate::device::Device;
 use crate::plan::Plan;
 use crate::proto::PORT_WORD;
+use crate::setup::PCI;
 use crate::spec::GuestSpec;
 
 /// Virtio's numbers of the devices (virtio 1.3, 5: device types).
 const NET: u32 = 1;
 const VSOCK: u32 = 19;
+
+/// How long a guest may wait for a register of a PCI device; it counts microseconds of its own processor.
+const REGISTER_US: u32 = 30_000_000;
 
 /// The name of the processes that a guest's programs run in. They end with it, and become orphans.
 pub const PROCESSES: &str = "uml-userspace";
@@ -22,7 +26,7 @@ pub const PROCESSES: &str = "uml-userspace";
 /// # Errors
 /// Paths that its command line cannot hold.
 pub fn args(plan: &Plan, guest: &GuestSpec) -> Result<Vec<String>> {
-    let uml = plan.assets.uml()?;
+    let uml = plan.assets.uml(&guest.kernel)?;
     let mut args = vec![
         format!("mem={}M", plan.spec.mem_mib),
         format!("initrd={}", word(&plan.initrd(&guest.kernel))?),
@@ -35,6 +39,8 @@ pub fn args(plan: &Plan, guest: &GuestSpec) -> Result<Vec<String>> {
     ];
     args.extend(["con=null", "con0=null,fd:1", "ssl=null", "ssl0=fd:0", "quiet"].map(str::to_owned));
     args.push(format!("{PORT_WORD}/dev/ttyS0"));
+    // A register's reader gives up after 40 ms, which is too soon on a host that is busy.
+    args.push(format!("virtio_pcidev.max_delay_us={REGISTER_US}"));
     for (socket, number) in sockets(plan, guest) {
         args.push(format!("virtio_uml.device={}:{number}", word(&socket)?));
     }
@@ -54,6 +60,8 @@ fn sockets(plan: &Plan, guest: &GuestSpec) -> Vec<(PathBuf, u32)> {
     let devices = guest.devices.iter().filter_map(|device| match device {
         Device::VirtioNet(_) => Some((format!("nic{}.sock", nics.next()?), NET)),
         Device::VirtioVsock => Some(("vsock.sock".to_owned(), VSOCK)),
+        Device::Vmxnet3(_) => Some((format!("nic{}.sock", nics.next()?), PCI)),
+        Device::Vmci => Some(("vmci.sock".to_owned(), PCI)),
         _ => None,
     });
     devices.map(|(socket, number)| (dir.join(socket), number)).collect()

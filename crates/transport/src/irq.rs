@@ -215,7 +215,7 @@ impl Interrupts for IrqSet {
     }
 }
 
-fn pack(mode: IrqMode) -> u32 {
+pub(crate) fn pack(mode: IrqMode) -> u32 {
     match mode {
         IrqMode::Off => 0,
         IrqMode::Intx => 1 << 16,
@@ -224,7 +224,7 @@ fn pack(mode: IrqMode) -> u32 {
     }
 }
 
-fn unpack(word: u32) -> IrqMode {
+pub(crate) fn unpack(word: u32) -> IrqMode {
     let vectors = (word & 0xffff) as u16;
     match word >> 16 {
         1 => IrqMode::Intx,

@@ -148,3 +148,22 @@ impl MsixCapability {
 
 /// Bytes of one entry of the MSI-X table.
 pub const MSIX_ENTRY: usize = 16;
+
+/// One entry of the MSI-X table.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
+#[repr(C)]
+pub struct MsixEntry {
+    pub address: U64,
+    pub data: U32,
+    control: U32,
+}
+const _: () = assert!(size_of::<MsixEntry>() == MSIX_ENTRY);
+
+impl MsixEntry {
+    /// As after a reset: masked.
+    pub const RESET: MsixEntry = MsixEntry { address: U64::ZERO, data: U32::ZERO, control: U32::new(1) };
+
+    pub fn is_masked(&self) -> bool {
+        self.control.get() & 1 != 0
+    }
+}

@@ -36,7 +36,8 @@ pub struct Args {
 enum Command {
     /// Fetch what labs need: QEMU, a root image, kernels
     Setup {
-        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, 7.2um1 (User Mode Linux), or all but the last
+        /// Kernels to fetch: 5.10, 6.1, 6.12, 7.2, 7.2um1 (User Mode Linux), 7.2pci (User Mode Linux with a PCI bus, built here
+        /// in ten minutes or more), or all but the last two
         #[arg(long, value_delimiter = ',', default_value = "6.12")]
         kernel: Vec<String>,
         /// An older QEMU as well: 7.2
@@ -172,13 +173,13 @@ enum Command {
 
 #[derive(Debug, ClapArgs)]
 #[command(after_help = "\
-Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI, the \
-virtio devices need neither. vmxnet3 and virtio-net take keys: vmxnet3:mtu=9000,queues=4. qemu-virtio-net, qemu-vmxnet3, \
+Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI, or \
+User Mode Linux with a PCI bus (kernel 7.2pci, which is built once); the virtio devices need neither. vmxnet3 and virtio-net take keys: vmxnet3:mtu=9000,queues=4. qemu-virtio-net, qemu-vmxnet3, \
 qemu-e1000 and qemu-e1000e are QEMU's own network cards, for comparison; a socket between the QEMUs joins them, or with \
 :tap at the end of the name a bridge of the host (root only).
 
 One guest's devices: a:vmci gives vmci to guest a alone. The first cards of all guests are in one network, their second \
-cards in another, whatever the model. Under --machine q35,uml a device for all is exchanged where User Mode Linux has no \
+cards in another, whatever the model. Under --machine q35,uml a device for all is exchanged where Debian's User Mode Linux has no \
 such device: virtio-vsock for vmci, virtio-net for vmxnet3. A device for one guest is not.
 
 Addresses: guests are named a, b, c ...; their CIDs are 3, 4, 5 ... A guest's first network card has 10.77.0.N/24 and \
@@ -190,6 +191,7 @@ Examples:
   vmlane lab up old --qemu 7.2 --device virtio-net --device virtio-vsock
   vmlane lab up tiny --machine microvm --device virtio-net --device virtio-vsock
   vmlane lab up fast --machine uml --device virtio-net --device virtio-vsock
+  vmlane lab up pci --machine uml --device vmci --device vmxnet3
   vmlane lab up both --machine q35,uml --device vmci --device vmxnet3
   vmlane lab up pair --device a:vmci --device b:virtio-vsock --device vmxnet3
   vmlane lab up dpdk --cpu Nehalem --mem 1024 --device vmxnet3
@@ -200,8 +202,9 @@ struct Up {
     /// How many guests
     #[arg(long, default_value_t = 2)]
     guests: usize,
-    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12; under User Mode Linux 7.2um1]
-    #[arg(long, value_delimiter = ',', value_parser = ["5.10", "6.1", "6.12", "7.2", "7.2um1"])]
+    /// 5.10, 6.1, 6.12 or 7.2; a list gives one per guest [default: 6.12; under User Mode Linux 7.2um1, or 7.2pci with vmci
+    /// or vmxnet3]
+    #[arg(long, value_delimiter = ',', value_parser = ["5.10", "6.1", "6.12", "7.2", "7.2um1", "7.2pci"])]
     kernel: Vec<String>,
     /// Processors per guest
     #[arg(long, default_value_t = 1)]
@@ -216,7 +219,7 @@ struct Up {
     #[arg(long, value_name = "MODEL", allow_hyphen_values = true)]
     cpu: Option<String>,
     /// What guests run in: QEMU's q35, QEMU's microvm (virtio devices only, no PCI), or uml, User Mode Linux
-    /// (no QEMU; virtio-net and virtio-vsock only, one processor, kernel 7.2um1); a list gives one per guest
+    /// (no QEMU; vmlane's own devices only, one processor, kernel 7.2um1 or 7.2pci); a list gives one per guest
     /// [default: q35]
     #[arg(long, value_name = "MACHINE", value_delimiter = ',')]
     machine: Vec<Machine>,
@@ -295,7 +298,7 @@ fn set_up(mut kernels: Vec<String>, qemu: Option<&str>) -> Result<()> {
     }
     let assets = vmlane_lab::setup::ensure(&kernels, qemu, &vmlane_lab::setup::Progress(&say))?;
     let mut list: Vec<&str> = assets.kernels.iter().map(|k| k.version.as_str()).collect();
-    list.extend(assets.uml.iter().map(|_| vmlane_lab::setup::UML_KERNEL));
+    list.extend(assets.uml.iter().map(|uml| uml.version.as_str()));
     let qemu = assets.qemu.as_ref().map_or("no QEMU".into(), |qemu| format!("QEMU {}", qemu.version));
     println!("ready: {qemu}, accelerator {}, kernels {}", assets.accel.name(), list.join(", "));
     Ok(())

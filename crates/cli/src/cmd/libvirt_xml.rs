@@ -8,7 +8,7 @@ use std::process::{Command, ExitCode};
 use anyhow::{Context, bail};
 use serde::Serialize;
 use vmlane_daemon::config::VmConfig;
-use vmlane_daemon::qemu::{Qemu, Version, check_hybrid};
+use vmlane_daemon::qemu::{Qemu, Version, check_sockets};
 use vmlane_daemon::vmm::libvirt::{Attach, MOST_BYTES};
 
 use super::attach::{Report, Target};
@@ -56,7 +56,7 @@ struct Xml {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (config, vm, paths) = self.target.find_in()?;
-        check_hybrid(&vm)?;
+        check_sockets(&vm)?;
         if let Some(path) = &self.emulator {
             judge(path, &vm)?;
         }

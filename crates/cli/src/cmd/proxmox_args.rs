@@ -3,7 +3,7 @@
 use std::process::ExitCode;
 
 use serde::Serialize;
-use vmlane_daemon::qemu::check_hybrid;
+use vmlane_daemon::qemu::check_sockets;
 use vmlane_daemon::vmm::proxmox;
 
 use super::attach::{Report, Target};
@@ -37,7 +37,7 @@ struct Value {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (vm, paths) = self.target.find()?;
-        check_hybrid(&vm)?;
+        check_sockets(&vm)?;
         let args = proxmox::args(&paths, &vm, self.target.mem)?;
         let text = if self.json { json(&Report::new(&vm, &paths, Value { args })?)? } else { args + "\n" };
         print(&text)?;

@@ -11,8 +11,8 @@ use super::merge::merge;
 use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Size};
 use super::sources::{Kind, Sources};
 use super::{
-    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, LogFormat, Mode, PortGroupConfig,
-    Problem, Role, UplinkConfig, VmConfig, VmPlace,
+    Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, LogFormat, Mode, NicConfig, NicModel,
+    PortGroupConfig, Problem, Role, UplinkConfig, VmConfig, VmPlace,
 };
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
@@ -103,6 +103,7 @@ impl Checker<'_> {
         for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
             self.targets(vm, raw_vm.get_ref(), &vms);
             self.owner_and_roles(vm, raw_vm.get_ref());
+            self.uml_pci(vm, raw_vm.get_ref());
         }
         self.unique_macs(&vms, &raw.vm);
         self.unique_domains(&vms, &raw.vm);
@@ -229,6 +230,7 @@ impl Checker<'_> {
             hybrid,
             parent_cid: self.parent_cid(&vm, raw, virtio_vsock),
             vsock_role: self.vsock_role(&vm, raw, virtio_vsock),
+            uml_pci: raw.uml_pci.as_ref().is_some_and(|on| *on.get_ref()),
             restricted: raw.restricted,
             trusted: raw.trusted,
             limits,
@@ -288,6 +290,22 @@ impl Checker<'_> {
             );
         }
         self.role(&format!("{vm}: vsock_role"), role, "the VMM")
+    }
+
+    /// It changes how PCI functions are attached; there must be one.
+    fn uml_pci(&mut self, vm: &VmConfig, raw: &RawVm) {
+        let is_pci = |nic: &NicConfig| matches!(nic.model, NicModel::Vmxnet3);
+        if let Some(on) = raw.uml_pci.as_ref().filter(|on| *on.get_ref())
+            && !vm.vmci
+            && !vm.nics.iter().any(is_pci)
+        {
+            let text = format!(
+                "vm {:?}: uml_pci = true: it has no PCI device, neither vsock = \"vmci\" nor a nic with model = \"vmxnet3\"; \
+                 remove it",
+                vm.name
+            );
+            self.problem(on.span(), text);
+        }
     }
 
     /// Who listens at a vhost-user socket: the daemon, or `peer`.

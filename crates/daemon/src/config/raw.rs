@@ -188,6 +188,7 @@ pub struct RawVm {
     pub parent_cid: Option<Spanned<i64>>,
     pub vsock_role: Option<Spanned<String>>,
     pub uds_path: Option<Spanned<String>>,
+    pub uml_pci: Option<Spanned<bool>>,
     #[serde(default)]
     pub restricted: bool,
     #[serde(default)]

@@ -212,6 +212,11 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         &["parent_cid = 3", "cid of VM \"b\""],
     ),
     (
+        "[[vm]]\nname = \"a\"\nvsock = \"none\"\nnic = [{ model = \"virtio-net\" }]\numl_pci = true",
+        5,
+        &["uml_pci = true", "no PCI device", "remove it"],
+    ),
+    (
         "[[vm]]\nname = \"a\"\ncid = 3\nvsock_role = \"client\"",
         4,
         &["vsock_role works with vsock = \"virtio\" only"],

@@ -57,18 +57,27 @@ pub enum Lacks {
          vsock = \"virtio\""
     )]
     Hybrid { vm: String },
+    #[error(
+        "VM {vm}: uml_pci = true is for guests under User Mode Linux, and no VMM has such devices; remove the key"
+    )]
+    UmlPci { vm: String },
     #[error("VM {vm}: Firecracker has no devices by vfio-user or vhost-user that could be ours; {instead}")]
     Firecracker { vm: String, instead: &'static str },
     #[error(transparent)]
     Path(#[from] TooLong),
 }
 
-/// Is its socket one that QEMU can have?
+/// Are its sockets ones that QEMU can have?
 ///
 /// # Errors
-/// The VM's VMM has a hybrid socket, and QEMU has none.
-pub fn check_hybrid(vm: &VmConfig) -> Result<(), Lacks> {
-    if vm.hybrid.is_some() { Err(Lacks::Hybrid { vm: vm.name.clone() }) } else { Ok(()) }
+/// The VM's VMM has a hybrid socket, which QEMU has not; or it is User Mode Linux.
+pub fn check_sockets(vm: &VmConfig) -> Result<(), Lacks> {
+    let name = || vm.name.clone();
+    match vm {
+        _ if vm.hybrid.is_some() => Err(Lacks::Hybrid { vm: name() }),
+        _ if vm.uml_pci => Err(Lacks::UmlPci { vm: name() }),
+        _ => Ok(()),
+    }
 }
 
 impl Default for Qemu {
@@ -114,7 +123,7 @@ impl FromStr for Machine {
 impl Qemu {
     /// Whether it can have all of the VM's devices.
     pub fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
-        check_hybrid(vm)?;
+        check_sockets(vm)?;
         let vmxnet3 = vm.nics.iter().position(|nic| !matches!(nic.model, NicModel::VirtioNet(_)));
         let (device, instead) = match vmxnet3 {
             _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\""),

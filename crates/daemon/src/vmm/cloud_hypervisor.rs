@@ -37,6 +37,9 @@ pub fn arguments(paths: &Paths, vm: &VmConfig, memory_mib: u64) -> Result<Vec<St
         }
         nets.push(net);
     }
+    if vm.uml_pci {
+        return Err(Lacks::UmlPci { vm: vm.name.clone() });
+    }
     if vm.vsock_role == Role::Client {
         return Err(Lacks::Listening { vm: vm.name.clone() });
     }

@@ -280,7 +280,7 @@ impl Vmxnet3Device {
             tracing::error!(
                 mac = %self.nic.mac,
                 "the VMM does not wait for commands: the guest will reuse memory that is still in use; \
-                 start QEMU with x-no-posted-writes=on, or map BAR 0"
+                 start QEMU with x-no-posted-writes=on, or map BAR 0 (User Mode Linux, with uml_pci, never waits)"
             );
         }
     }

@@ -161,9 +161,13 @@ fn unpack(tree: &Path, dir: &Path) -> Result<()> {
 pub(super) fn keep_modules(source: &Path, base: &Path, release: &str) -> Result<PathBuf> {
     let kept = base.join("lib/modules").join(release);
     copy_modules(source, &kept)?;
-    let depmod = run::find("depmod").context("depmod is not installed (package kmod)")?;
-    run::tool("index the modules", Command::new(depmod).arg("-b").arg(base).arg(release), "")?;
+    index_modules(base, release)?;
     Ok(kept)
+}
+
+pub(super) fn index_modules(base: &Path, release: &str) -> Result<()> {
+    let depmod = run::find("depmod").context("depmod is not installed (package kmod)")?;
+    run::tool("index the modules", Command::new(depmod).arg("-b").arg(base).arg(release), "").map(drop)
 }
 
 /// Which modules are wanted, for the names of artifacts.

@@ -14,6 +14,7 @@ mod root;
 mod run;
 mod tsc;
 mod uml;
+mod uml_pci;
 pub mod varlinkctl;
 pub mod vhost_device_vsock;
 
@@ -29,6 +30,10 @@ pub use kernel::{KERNELS, Kernel};
 pub use qemu::{Qemu, RELEASES as QEMU_RELEASES};
 pub use root::Root;
 pub use uml::{UML_KERNEL, Uml};
+pub use uml_pci::{PCI, UML_PCI_KERNEL};
+
+/// The kernels of guests under User Mode Linux, without and with a PCI bus.
+pub const UML_KERNELS: [&str; 2] = [UML_KERNEL, UML_PCI_KERNEL];
 
 use crate::dirs;
 
@@ -41,9 +46,9 @@ pub struct Assets {
     pub root: Root,
     /// Of guests in QEMU.
     pub kernels: Vec<Kernel>,
-    /// In a lab with guests under User Mode Linux.
+    /// Of guests under User Mode Linux.
     #[serde(default)]
-    pub uml: Option<Uml>,
+    pub uml: Vec<Uml>,
     /// The host's time-stamp counter, when it is known.
     pub tsc_khz: Option<u32>,
     /// Only for labs with that device.
@@ -56,8 +61,9 @@ impl Assets {
         self.qemu.as_ref().context("no QEMU was set up")
     }
 
-    pub fn uml(&self) -> Result<&Uml> {
-        self.uml.as_ref().context("User Mode Linux was not set up")
+    pub fn uml(&self, version: &str) -> Result<&Uml> {
+        let found = self.uml.iter().find(|uml| uml.version == version);
+        found.with_context(|| format!("User Mode Linux {version} was not set up"))
     }
 
     /// QEMU's version; empty without one.
@@ -83,21 +89,23 @@ impl Progress<'_> {
 }
 
 /// Makes sure that everything for `kernels` is in the cache; quick when it is. `release` is an older QEMU's.
-/// [`UML_KERNEL`] alone needs no QEMU.
+/// Those of User Mode Linux alone need no QEMU.
 pub fn ensure(kernels: &[String], release: Option<&str>, progress: &Progress<'_>) -> Result<Assets> {
     let cache = Cache::open()?;
     let root = root::ensure(&cache, progress)?;
-    let mut uml = None;
+    let mut uml: Vec<Uml> = Vec::new();
     let mut list: Vec<Kernel> = Vec::new();
     for version in kernels {
-        if version == UML_KERNEL {
-            uml = Some(uml::ensure_uml(&cache, progress)?);
+        if is_uml(version) {
+            if !uml.iter().any(|known| known.version == *version) {
+                uml.push(ensure_uml(&cache, version, progress)?);
+            }
         } else if !list.iter().any(|k| k.version == *version) {
             list.push(kernel::ensure(&cache, version, progress)?);
         }
     }
     let Some(probe) = list.first() else {
-        ensure!(uml.is_some(), "no kernel was asked for");
+        ensure!(!uml.is_empty(), "no kernel was asked for");
         return Ok(Assets {
             qemu: None,
             accel: Accel::Native,
@@ -119,6 +127,19 @@ pub fn ensure(kernels: &[String], release: Option<&str>, progress: &Progress<'_>
         tsc_khz: tsc::khz(),
         vhost_device_vsock: None,
     })
+}
+
+/// Whether a kernel is a program of this host.
+pub fn is_uml(version: &str) -> bool {
+    UML_KERNELS.contains(&version)
+}
+
+fn ensure_uml(cache: &Cache, version: &str, progress: &Progress<'_>) -> Result<Uml> {
+    if version == UML_PCI_KERNEL {
+        uml_pci::ensure_uml_pci(cache, progress)
+    } else {
+        uml::ensure_uml(cache, progress)
+    }
 }
 
 /// The cache directory.

@@ -17,11 +17,23 @@ const TOOLS: [(&str, &str); 5] = [
 
 /// Installs what is missing when root, else says how to.
 pub fn ensure(progress: &Progress<'_>) -> Result<()> {
-    let mut missing: Vec<&str> =
-        TOOLS.iter().filter(|(tool, _)| run::find(tool).is_none()).map(|(_, p)| *p).collect();
+    let mut missing = lacking(&TOOLS);
     if !std::path::Path::new(super::apt::KEYRING).exists() {
         missing.push("debian-archive-keyring");
     }
+    install(&missing, progress)
+}
+
+/// The same with other tools, each with its package.
+pub fn ensure_tools(tools: &[(&str, &'static str)], progress: &Progress<'_>) -> Result<()> {
+    install(&lacking(tools), progress)
+}
+
+fn lacking(tools: &[(&str, &'static str)]) -> Vec<&'static str> {
+    tools.iter().filter(|(tool, _)| run::find(tool).is_none()).map(|(_, package)| *package).collect()
+}
+
+fn install(missing: &[&str], progress: &Progress<'_>) -> Result<()> {
     if missing.is_empty() {
         return Ok(());
     }
@@ -37,7 +49,7 @@ pub fn ensure(progress: &Progress<'_>) -> Result<()> {
         let mut command = Command::new("apt-get");
         command
             .args(["install", "-y", "--no-install-recommends"])
-            .args(&missing)
+            .args(missing)
             .env("DEBIAN_FRONTEND", "noninteractive");
         run::tool("install host packages", &mut command, "")
     };

@@ -12,8 +12,8 @@ use super::apt::{Fetch, Mirrors};
 use super::{Cache, Progress, digest, kernel, packages, remove_tree, root};
 use crate::elf;
 
-/// The only kernel of guests under User Mode Linux: Debian's package of this version. Earlier ones have no
-/// `seccomp=on` (6.16).
+/// The kernel of guests under User Mode Linux that need no PCI bus: Debian's package of this version. Earlier ones have
+/// no `seccomp=on` (6.16).
 pub const UML_KERNEL: &str = "7.2um1";
 
 const SUITE: &str = "forky";
@@ -29,6 +29,8 @@ const LOADER: &str = "lib64/ld-linux-x86-64.so.2";
 /// User Mode Linux in the cache. It is to be started in `dir`, with `env`.
 #[derive(Clone, Debug, Serialize, Deserialize)]
 pub struct Uml {
+    /// Its name for `--kernel`.
+    pub version: String,
     pub dir: PathBuf,
 }
 
@@ -65,7 +67,7 @@ pub fn ensure_uml(cache: &Cache, progress: &Progress<'_>) -> Result<Uml> {
         unpack(&tree, dir).context("unpack User Mode Linux")?;
         remove_tree(&tree)
     })?;
-    Ok(Uml { dir })
+    Ok(Uml { version: UML_KERNEL.to_owned(), dir })
 }
 
 /// Turns the unpacked packages into `linux` with the loader and the library it needs, and `modules.img`.
@@ -79,7 +81,7 @@ fn unpack(tree: &Path, dir: &Path) -> Result<()> {
     fs::copy(tree.join("usr/lib64/ld-linux-x86-64.so.2"), dir.join(LOADER)).context("its loader")?;
     let library = tree.join("usr/lib/x86_64-linux-gnu/libc.so.6");
     fs::copy(library, dir.join(LIBRARIES).join("libc.so.6")).context("its C library")?;
-    let uml = Uml { dir: dir.to_owned() };
+    let uml = Uml { version: UML_KERNEL.to_owned(), dir: dir.to_owned() };
     let (key, value) = uml.env();
     let output = Command::new(uml.program()).arg("--version").env(key, value).current_dir(dir).output();
     let output = output.context("cannot run User Mode Linux")?;

@@ -53,7 +53,17 @@ fn a_guest_under_user_mode_linux_is_as_it_can_be() {
     assert!(why(&|spec| spec.cpus = 2).contains("no SMP"));
     assert!(why(&|spec| spec.kernels = vec!["6.12".into()]).contains("leave --kernel away"));
     assert!(why(&|spec| spec.qemu = Some("7.2".into())).contains("leave --qemu away"));
-    assert!(why(&|spec| spec.devices = vec!["vmci".parse().unwrap()]).contains("virtio-vsock"));
+    assert!(why(&|spec| spec.devices = vec!["qemu-e1000".parse().unwrap()]).contains("virtio-vsock"));
+    let mut pci = spec.clone();
+    pci.devices =
+        vec!["vmci".parse().unwrap(), "a:vmxnet3".parse().unwrap(), "b:virtio-net".parse().unwrap()];
+    pci.check().unwrap();
+    assert_eq!(pci.kernels_used(), [UML_PCI_KERNEL]);
+    pci.kernels = vec![UML_KERNEL.into()];
+    assert!(pci.check().unwrap_err().to_string().contains("no PCI bus; leave --kernel away"));
+    (pci.devices, pci.kernels) = (spec.devices.clone(), vec![UML_PCI_KERNEL.into()]);
+    pci.check().unwrap();
+    assert_eq!(pci.kernels_used(), [UML_PCI_KERNEL]);
     assert!(
         why(&|spec| (spec.machines, spec.kernels) = (vec![], vec![UML_KERNEL.into()]))
             .contains("add --machine uml")
@@ -105,7 +115,11 @@ fn a_device_for_one_guest_is_that_guests_alone() {
     // Named, a device is not exchanged for what a machine has instead.
     let mut mixed = LabSpec::new("t").device("b:vmci").unwrap();
     mixed.machines = vec![Machine::Q35, Machine::Uml];
-    assert!(mixed.check().unwrap_err().to_string().contains("needs a QEMU"));
+    mixed.check().unwrap();
+    assert_eq!(
+        (&mixed.guests()[1].devices[..], &mixed.guests()[1].kernel[..]),
+        (&[Device::Vmci][..], UML_PCI_KERNEL)
+    );
 }
 
 #[test]

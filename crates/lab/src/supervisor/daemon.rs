@@ -9,6 +9,7 @@ use anyhow::{Context, Result, bail};
 use toml::{Table, Value};
 
 use crate::device::{Device, VirtioNet, Vmxnet3};
+use crate::machine::Machine;
 use crate::plan::Plan;
 use crate::spec::{GuestSpec, LabSpec};
 use crate::test_host;
@@ -42,6 +43,9 @@ fn generate(spec: &LabSpec) -> Table {
             vm.insert("cid".into(), i64::from(cid).into());
         }
         vm.insert("vsock".into(), vsock.unwrap_or("none").into());
+        if guest.machine == Machine::Uml && guest.devices.iter().any(Device::is_pci) {
+            vm.insert("uml_pci".into(), true.into());
+        }
         let nics: Vec<Value> =
             our_nics(&guest.devices).map(|(card, nic)| nic_table(card, nic, &guest).into()).collect();
         if !nics.is_empty() {

@@ -20,7 +20,6 @@ use crate::first_root;
 use crate::plan::{GuestStatus, Plan};
 use crate::proto::Setup;
 use crate::qemu::{self, Boot};
-use crate::setup::UML_KERNEL;
 use crate::spec::GuestSpec;
 use crate::uml;
 
@@ -54,9 +53,9 @@ impl Machine {
             pid: self.process.as_ref().map(|p| p.pid),
             nics: self.spec.nics.clone(),
             machine: self.spec.machine,
-            kernel_image: match &plan.assets.uml {
-                Some(uml) if !self.spec.machine.is_qemu() => uml.image(),
-                _ => plan.assets.kernel(&self.spec.kernel).map(|k| k.image()).unwrap_or_default(),
+            kernel_image: match plan.assets.uml(&self.spec.kernel) {
+                Ok(uml) => uml.image(),
+                Err(_) => plan.assets.kernel(&self.spec.kernel).map(|k| k.image()).unwrap_or_default(),
             },
             initrd: plan.initrd(&self.spec.kernel),
             console_log: plan.console(name),
@@ -108,7 +107,7 @@ fn qemu_command(plan: &Plan, guest: &GuestSpec, boot: Boot) -> Result<Command> {
 
 /// It has one processor; on one of the host's it loses no time by moving.
 fn uml_command(plan: &Plan, guest: &GuestSpec) -> Result<Command> {
-    let uml = plan.assets.uml()?;
+    let uml = plan.assets.uml(&guest.kernel)?;
     if let Err(error) = fs::remove_file(uml::disk(plan, guest))
         && error.kind() != ErrorKind::NotFound
     {
@@ -138,8 +137,8 @@ fn setup(plan: &Plan, guest: &GuestSpec) -> Setup {
 /// Writes one first root for each kernel in use.
 pub fn write_initrds(plan: &Plan) -> Result<()> {
     let ours = first_root::archive(&plan.assets.root, &plan.vmlane)?;
-    if plan.assets.uml.is_some() {
-        fs::write(plan.initrd(UML_KERNEL), &ours)?; // what it starts with is built in
+    for uml in &plan.assets.uml {
+        fs::write(plan.initrd(&uml.version), &ours)?; // what it starts with is built in
     }
     for kernel in &plan.assets.kernels {
         first_root::write(kernel, &ours, &plan.initrd(&kernel.version))?;
