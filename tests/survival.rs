@@ -25,6 +25,33 @@ fn streams_outlast_a_killed_daemon() {
     bed.finish();
 }
 
+/// Eight streams between cards of two workers, each of which also has streams of its own.
+#[test]
+fn streams_between_workers_outlast_a_killed_daemon() {
+    let kills = if full() { 50 } else { 2 };
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[daemon]\nworkers = 2\n").unwrap();
+    let mut spec = guests("workers", &["6.12", "6.12"]);
+    spec.daemon_config = Some(file.path().to_owned());
+    let bed = Bed::up(&spec);
+    let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
+    let workers: Vec<_> = ports["switch"].as_array().unwrap().iter().map(|port| &port["worker"]).collect();
+    assert_eq!(workers, [0, 1], "each card has a worker of its own");
+    let load = Load::start(&bed, 6 + 2 * kills);
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_millis(1500));
+        bed.kill_daemon();
+    }
+    let pause = load.finish(&bed);
+    kept(
+        4,
+        &format!(
+            "killed {kills} times with two workers: 8 streams complete, checksums equal, longest pause {pause} s"
+        ),
+    );
+    bed.finish();
+}
+
 /// Eight streams over ports that are shaped and captured, of a switch with a team.
 #[test]
 fn streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture() {

@@ -109,7 +109,7 @@ impl Port {
 /// The switch, and what should become of it.
 pub struct Bench {
     switch: Switch,
-    worker: Worker,
+    workers: Vec<Worker>,
     ports: Vec<Port>,
     /// Group, address, VLAN: behind which port, and whether that is an uplink.
     learned: HashMap<(String, Mac, u16), usize>,
@@ -167,9 +167,10 @@ fn filter(input: &mut Input<'_>, number: usize) -> Filter {
 }
 
 impl Bench {
-    pub fn new(input: &mut Input<'_>) -> Bench {
-        let (switch, worker) = Switch::unstarted(Settings::default());
-        let mut bench = Bench { switch, worker, ports: Vec::new(), learned: HashMap::new(), frames: 0 };
+    /// A switch with so many workers.
+    pub fn new(input: &mut Input<'_>, workers: usize) -> Bench {
+        let (switch, workers) = Switch::unstarted_workers(Settings { workers, ..Settings::default() });
+        let mut bench = Bench { switch, workers, ports: Vec::new(), learned: HashMap::new(), frames: 0 };
         for number in 0..=GUESTS {
             let spec = spec(input, number);
             let (wire, end) = Wire::small(spec.mac, ROOM);
@@ -186,9 +187,10 @@ impl Bench {
 
     /// Rounds until nothing moves.
     fn settle(&mut self) {
-        for _ in 0..1000 {
-            assert!(self.worker.step(), "it was not asked to stop");
-            if !self.worker.moved() {
+        for round in 0..1000 {
+            self.workers.iter_mut().for_each(|worker| assert!(worker.step(), "it was not asked to stop"));
+            // What one worker tells another comes a round later.
+            if round > 2 && !self.workers.iter().any(|worker| worker.moved()) {
                 return;
             }
         }

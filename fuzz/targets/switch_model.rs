@@ -1,5 +1,5 @@
 //! The switch with ports, VLANs, policies, filters and addresses that change, and any frames: every
-//! receiver gets exactly what a model without tables says.
+//! receiver gets exactly what a model without tables says, from one worker and from two.
 #![no_main]
 
 use libfuzzer_sys::fuzz_target;
@@ -7,12 +7,14 @@ use vmlane_fuzz::Input;
 use vmlane_fuzz::switching::Bench;
 
 fuzz_target!(|data: &[u8]| {
-    let mut input = Input::of(data);
-    let mut bench = Bench::new(&mut input);
-    for _ in 0..100 {
-        if input.is_empty() {
-            break;
+    for workers in [1, 2] {
+        let mut input = Input::of(data);
+        let mut bench = Bench::new(&mut input, workers);
+        for _ in 0..100 {
+            if input.is_empty() {
+                break;
+            }
+            bench.act(&mut input);
         }
-        bench.act(&mut input);
     }
 });

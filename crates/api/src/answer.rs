@@ -403,6 +403,9 @@ pub struct SwitchPort {
     /// The operator set its link down: no frame passes.
     #[serde(default)]
     pub link_down: bool,
+    /// The number of the switch's worker that moves its frames.
+    #[serde(default)]
+    pub worker: usize,
     pub tx_frames: u64,
     pub rx_frames: u64,
     pub dropped: u64,

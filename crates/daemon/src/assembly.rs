@@ -35,6 +35,7 @@ use crate::access::{May, Policy, View};
 use crate::captures::{Captures, Sources};
 use crate::config::{Config, Mode};
 use crate::control::{Answer, Answers};
+use crate::cpus::{PlaceError, Placed};
 use crate::files::Files;
 use crate::grants;
 use crate::mirrors::Mirrors;
@@ -51,6 +52,8 @@ pub enum AssemblyError {
     Vm(#[from] VmError),
     #[error(transparent)]
     Uplink(#[from] UplinkError),
+    #[error(transparent)]
+    Place(#[from] PlaceError),
     #[error("starting the workers: {0}")]
     Workers(std::io::Error),
     #[error(transparent)]
@@ -116,6 +119,7 @@ impl Daemon {
         (store, mut found): (Arc<dyn Store>, Found),
         mut uplinks: Uplinks,
     ) -> Result<Daemon, AssemblyError> {
+        let placed = Placed::on(config.daemon.cpus.as_ref())?;
         let settings = Settings {
             workers: config.daemon.workers,
             spin: Duration::from_micros(config.daemon.spin_us),
@@ -137,14 +141,21 @@ impl Daemon {
         let hypervisor = Hypervisor::recorded(router.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let (floods, coalesce) = (config.daemon.flood_limit, config.daemon.coalesce);
-        let settings =
-            vmlane_switch::Settings { poll, floods, coalesce, ..vmlane_switch::Settings::default() };
+        let workers_of_switch = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
+        let settings = vmlane_switch::Settings {
+            workers: workers_of_switch,
+            poll,
+            floods,
+            coalesce,
+            ..vmlane_switch::Settings::default()
+        };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
         let spin = Duration::from_micros(config.daemon.spin_us);
         let vsock_worker =
             VsockWorker::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(router.clone()))
                 .map_err(AssemblyError::Workers)?;
         let vsock_worker = Arc::new(vsock_worker);
+        drop(placed);
         uplinks.resume(store.clone(), &mut found)?;
         let (_, refused) = uplinks.change(&switch, &config.uplinks);
         refused.into_iter().next().map_or(Ok(()), Err)?;
@@ -417,7 +428,11 @@ fn watch(workers: &Workers, switch: &Switch, vsock_worker: &VsockWorker) -> Watc
     for (number, heartbeat) in workers.heartbeats().iter().enumerate() {
         dog.watch(format!("worker-{number}"), heartbeat.clone(), |stream| format!("stream {stream}"));
     }
-    dog.watch("switch".into(), switch.heartbeat().clone(), |port| format!("port {port}"));
+    let alone = switch.heartbeats().len() == 1;
+    for (number, heartbeat) in switch.heartbeats().enumerate() {
+        let name = if alone { "switch".into() } else { format!("switch-{number}") };
+        dog.watch(name, heartbeat.clone(), |port| format!("port {port}"));
+    }
     dog.watch("vsock".into(), vsock_worker.heartbeat().clone(), |_| "virtio-vsock guests".into());
     dog
 }

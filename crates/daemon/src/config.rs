@@ -24,6 +24,7 @@ use std::io;
 use std::path::{Path, PathBuf};
 
 pub use crate::access::{ControlRule, May};
+pub use crate::cpus::CpuList;
 pub use crate::faults::FaultLimit;
 pub use crate::log::LogFormat;
 pub use mirror::MirrorConfig;
@@ -171,6 +172,8 @@ pub struct VirtioNet {
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct DaemonConfig {
     pub workers: u16,
+    /// Where the workers run; None: anywhere.
+    pub cpus: Option<CpuList>,
     pub mode: Mode,
     /// How long a stream is polled after its last byte.
     pub spin_us: u64,
@@ -193,6 +196,7 @@ impl Default for DaemonConfig {
     fn default() -> Self {
         DaemonConfig {
             workers: 1,
+            cpus: None,
             mode: Mode::Adaptive,
             spin_us: 500,
             flood_limit: 4000,

@@ -11,6 +11,7 @@
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `bounds.rs` | what each VM may use |
+//! | `cpus.rs` | where the workers run |
 //! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
 //! | `watchdog.rs`, `watchdog_thread.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
@@ -33,6 +34,7 @@ pub mod config;
 pub mod confine;
 mod containment;
 pub mod control;
+pub mod cpus;
 mod faults;
 pub mod files;
 mod grants;

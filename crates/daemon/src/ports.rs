@@ -21,6 +21,7 @@ pub fn switch_port(view: PortView, learned: &[LearnedAddress]) -> SwitchPort {
         mac: if view.spec.uplink { "-".into() } else { view.spec.mac.to_string() },
         active: view.attached,
         link_down: view.link_down,
+        worker: view.worker,
         tx_frames: view.stats.tx_frames.get(),
         rx_frames: view.stats.rx_frames.get(),
         dropped: drops().map(|(_, value)| value).sum(),

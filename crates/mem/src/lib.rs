@@ -24,7 +24,7 @@ pub use pages::{Pages, Word, copy};
 pub use sigbus::poisonings;
 pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;
-pub use window::Window;
+pub use window::{Window, prefetch_value, prefetch_value_write};
 
 /// Installs the handler that survives memory files cut short, and asks about a file, which the first mappings would do
 /// otherwise. For programs that give up the system calls that this needs.

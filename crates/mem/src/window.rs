@@ -248,3 +248,17 @@ pub(crate) fn prefetch_write(at: *const u8) {
     #[cfg(not(target_arch = "x86_64"))]
     let _ = at;
 }
+
+/// Has the CPU fetch the first `lines` cache lines of a value that another CPU wrote.
+#[inline]
+pub fn prefetch_value<T>(value: &T, lines: usize) {
+    let start = std::ptr::from_ref(value).cast::<u8>();
+    (0..lines).for_each(|line| prefetch(start.wrapping_add(64 * line)));
+}
+
+/// The same for a value that is written soon.
+#[inline]
+pub fn prefetch_value_write<T>(value: &T, lines: usize) {
+    let start = std::ptr::from_ref(value).cast::<u8>();
+    (0..lines).for_each(|line| prefetch_write(start.wrapping_add(64 * line)));
+}

@@ -10,7 +10,7 @@ use crate::frame::{RxFrame, TxFrame};
 use crate::reason::{DropReason, PortStats};
 
 /// Names a lent frame to its source: opaque to the switch, good until [`FramePort::finish`].
-#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
 pub struct Token(pub u32);
 
 impl Token {

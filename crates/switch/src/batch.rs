@@ -70,9 +70,19 @@ impl Core {
         let Lent { end, token, tx } = lent;
         let frame = Frame { head: tx.head, tx, popped: 0, tag: None, offload: Offload::None };
         let sent = Checked { frame: &frame, layers: *layers, job: Job::Nothing };
-        let (group, uplink) = (sender.group, sender.config.uplink);
-        let from =
-            Origin { slot, group, uplink, token: *token, vlan: 0, end: *end, more: true, multicast: ANY };
+        let from = Origin {
+            slot,
+            group: sender.group,
+            uplink: sender.config.uplink,
+            remote: sender.remote.is_some(),
+            lender: sender.lender(slot),
+            token: *token,
+            vlan: 0,
+            end: *end,
+            more: true,
+            merges: true,
+            multicast: ANY,
+        };
         // A receiver's panic must not leave it lent.
         sender.tx.burst.done(*token);
         let held = self.coalesce(&sent, from, (receiver, None), true);
@@ -122,6 +132,7 @@ impl Core {
             let Some(port) = self.ports.get(route.receiver) else { return false };
             let to_own = route.to == key(port.group, port.access.effective);
             let ready = port.end.is_some()
+                && port.remote.is_none()
                 && !port.pending.stalled
                 && port.pending.is_empty()
                 && !self.ports.is_over(port.owner);

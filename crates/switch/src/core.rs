@@ -17,7 +17,8 @@ use crate::Slot;
 use crate::access::Config;
 use crate::coalesce::Coalescer;
 use crate::egress::Egress;
-use crate::fdb::{Fdb, unkey};
+use crate::fdb::{Fdb, LearnedAddresses, unkey};
+use crate::handover::{HandedFrame, Lender, Links};
 use crate::pending::{Claim, Held, PendingFrame};
 use crate::port::Port;
 use crate::ports::Ports;
@@ -26,6 +27,19 @@ use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, Settings};
 use crate::stats::WorkerStats;
 use crate::team::{TeamSpec, TeamState};
+
+#[cfg(test)]
+impl Place {
+    /// Of the only worker.
+    pub fn alone() -> Place {
+        Place {
+            number: 0,
+            links: Links::none(),
+            learned: Arc::new(LearnedAddresses::new()),
+            coalesce: Arc::default(),
+        }
+    }
+}
 
 /// The switch without its thread.
 pub struct Core {
@@ -45,7 +59,6 @@ pub struct Core {
     /// The frames of each sender that wait.
     pub held: Held,
     pub now: Instant,
-    started: Instant,
     /// A port is there that gets only the multicast that its guest asked for.
     pub snooping: bool,
     /// No bytes, for frames of the switch's own.
@@ -55,34 +68,52 @@ pub struct Core {
     /// Where heads of frames are edited, while no turn has it: clearing it in each turn would cost idle ports more
     /// than all else.
     pub scratch: Option<Box<[u8; MAX_HEAD]>>,
+    /// Which of the switch's workers this is.
+    pub number: usize,
+    /// The others.
+    pub links: Links,
+    /// Whether remote ports are served before this worker's own in this round.
+    pub remote_first: bool,
+    /// Frames that they are done with, and frames of theirs: empty between rounds.
+    pub finished: Vec<(Lender, Token)>,
+    pub arriving: Vec<(usize, Box<HandedFrame>)>,
+}
+
+/// What all workers of a switch have in common, and what is each one's own.
+pub struct Place {
+    pub number: usize,
+    pub links: Links,
+    pub learned: Arc<LearnedAddresses>,
+    /// Whether segments are to be merged from the next round on.
+    pub coalesce: Arc<AtomicBool>,
 }
 
 impl Core {
-    pub fn new(
-        settings: Settings,
-        coalesce: Arc<AtomicBool>,
-        stats: Arc<WorkerStats>,
-        heartbeat: Arc<Heartbeat>,
-    ) -> Core {
+    pub fn new(settings: Settings, place: Place, stats: Arc<WorkerStats>, heartbeat: Arc<Heartbeat>) -> Core {
+        let Place { number, links, learned, coalesce } = place;
         let now = Instant::now();
         Core {
             settings,
             coalesce,
             stats,
             heartbeat,
-            ports: Ports::default(),
-            fdb: Fdb::new(),
+            ports: Ports::of_worker(number),
+            fdb: Fdb::new(learned),
             egress: Egress::new(),
             coalescer: Coalescer::new(),
             dirty: Vec::new(),
             waiting: 0,
             held: Held::default(),
             now,
-            started: now,
             snooping: false,
             nothing: Spans::new(MemoryMap::default(), false),
             serving: 0,
             scratch: None,
+            number,
+            links,
+            remote_first: false,
+            finished: Vec::new(),
+            arriving: Vec::new(),
         }
     }
 
@@ -120,23 +151,26 @@ impl Core {
         self.ports.get_mut(slot)?.end.as_mut()
     }
 
-    pub fn add(&mut self, port: Port, name: &str, group: &str) {
-        self.ports.add(Box::new(port), name, group);
+    pub fn add(&mut self, slot: Slot, port: Port) {
+        self.ports.add(slot, Box::new(port));
         self.rebuild();
     }
 
     /// Changes a port's configuration in place. `shaper`: None if it stays shaped as it is.
-    pub fn update(&mut self, id: PortId, spec: &PortSpec, shaper: Option<Box<Shaper>>) {
+    pub fn update(&mut self, id: PortId, spec: &PortSpec, group: u16, shaper: Option<Box<Shaper>>) {
         let Some(slot) = self.slot(id) else { return };
         self.drop_pending_between(slot);
         self.fdb.forget(slot);
         let now = self.now;
+        let remote = self.ports.get(slot).is_some_and(|port| port.remote.is_some());
         if let Some(port) = self.ports.get_mut(slot) {
-            port.config = Config::from(spec);
+            port.configure(Config::from(spec));
+            port.group = group;
             port.snoop(now);
         }
-        self.ports.set_group(slot, &spec.group);
-        if shaper.is_some() {
+        if let (true, Some(shaper)) = (remote, &shaper) {
+            self.ports.get_mut(slot).iter_mut().for_each(|port| port.set_down(shaper.is_down()));
+        } else if shaper.is_some() {
             self.guarded(slot, |core| {
                 let now = core.now;
                 if let Some(port) = core.ports.get_mut(slot) {
@@ -166,21 +200,27 @@ impl Core {
             port.set_stalled(false);
         }
         self.rebuild();
+        self.publish(slot);
     }
 
     /// Lets go of what is attached to a port.
     pub fn detach(&mut self, slot: Slot) {
+        // What other workers had of it has come back.
+        self.take_handed();
         self.drop_pending_between(slot);
-        // What is behind a team is reached through another member.
-        if !self.ports.teams.outlasts(slot) {
-            self.fdb.forget(slot);
-        }
         let Some(port) = self.ports.get_mut(slot) else { return };
+        let remote = port.remote.is_some();
         port.publish_counts();
         if !port.drop_end() {
             port.stats.panics.inc();
         }
+        self.links.forget(slot);
+        // What is behind a team is reached through another member.
+        if !remote && !self.ports.teams.outlasts(slot) {
+            self.fdb.forget(slot);
+        }
         self.rebuild();
+        self.publish(slot);
     }
 
     /// Ends a port's traffic, its guest told, or lets it have some again.
@@ -221,7 +261,7 @@ impl Core {
     /// Puts the learned addresses into `list`, as far as it has room.
     pub fn tell_learned(&self, list: &mut Vec<LearnedAddress>) {
         let room = list.capacity() - list.len();
-        let known = self.fdb.learned().filter_map(|(key, vlan, slot, seconds)| {
+        let known = self.fdb.learned().into_iter().filter_map(|(key, vlan, slot, seconds)| {
             Some(LearnedAddress { port: self.ports.get(slot)?.id, mac: unkey(key), vlan, seconds })
         });
         list.extend(known.take(room));
@@ -239,11 +279,14 @@ impl Core {
                 end.refresh();
             }
         });
+        // Its memory may be another one now.
+        self.links.let_go();
         self.rebuild();
+        self.publish(slot);
     }
 
     /// Drops the frames that wait for a port and those of it that wait elsewhere.
-    fn drop_pending_between(&mut self, slot: Slot) {
+    pub fn drop_pending_between(&mut self, slot: Slot) {
         self.drop_pending(slot, DropReason::Gone);
         for other in self.ports.all() {
             let Some(receiver) = self.ports.get_mut(other) else { continue };
@@ -283,7 +326,11 @@ impl Core {
         });
     }
 
+    /// One of those who had a frame is done with it; the last one finishes it.
     pub fn finish(&mut self, sender: Slot, token: Token) {
+        if !self.links.is_last(sender, token) {
+            return;
+        }
         self.guarded(sender, |core| {
             if let Some(end) = core.end(sender) {
                 end.finish(&[token]);
@@ -308,13 +355,17 @@ impl Core {
     }
 
     /// Derives the tables from the ports.
-    fn rebuild(&mut self) {
-        for port in self.ports.iter_mut() {
+    pub fn rebuild(&mut self) {
+        let mut failed = Vec::new();
+        for slot in self.ports.all() {
+            let Some(port) = self.ports.get_mut(slot) else { continue };
             if catch_unwind(AssertUnwindSafe(|| port.adopt())).is_err() {
                 self.stats.panics.inc();
                 port.fail_end();
+                failed.push(slot);
             }
         }
+        failed.into_iter().for_each(|slot| self.publish(slot));
         for slot in self.ports.all() {
             if let Some(port) = self.ports.get(slot) {
                 let claim = Claim { owner: port.owner, shares: port.config.shares };
@@ -344,6 +395,16 @@ impl Core {
         error!(port = port.id.0, "serving a port panicked; the port is detached");
         port.fail_end();
         self.detach(slot);
+        self.blame_remote(slot);
+    }
+
+    /// Another worker's code panicked with what is attached to a port of this one.
+    #[cold]
+    pub fn fault(&mut self, slot: Slot) {
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.fail_end();
+        }
+        self.detach(slot);
     }
 
     /// Looks at every port though nothing moves. True if one wants to be looked at again soon.
@@ -364,6 +425,9 @@ impl Core {
             if let Some((again, differs, overhead)) = ticked.flatten() {
                 soon |= again;
                 changed |= differs;
+                if differs {
+                    self.publish(slot);
+                }
                 let rebuilds = if differs { REBUILD } else { 0 };
                 self.ports.charge(owner, overhead * PIECE_COST + rebuilds);
             }
@@ -374,7 +438,7 @@ impl Core {
         if self.snooping {
             self.query_all(now);
         }
-        self.fdb.age(self.now.duration_since(self.started).as_secs() as u32);
+        self.fdb.age(self.now);
         soon
     }
 

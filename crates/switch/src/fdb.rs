@@ -2,7 +2,11 @@
 //! ages, and for each sender the way that its last frame took.
 
 use std::hash::{BuildHasher, RandomState};
+use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::Instant;
 
+use parking_lot::Mutex;
+use std::sync::Arc;
 use vmlane_port::DropReason;
 use vmlane_wire::ethernet::Mac;
 
@@ -58,12 +62,32 @@ pub struct Sender {
     pub own: Mac,
 }
 
+/// What all workers of a switch have learned. They look there when a frame does not go the way of its sender's last
+/// one, so its lock is hardly ever contended.
+pub struct LearnedAddresses {
+    table: Mutex<LearnedTable>,
+    /// Counts addresses that have moved.
+    moved: AtomicU64,
+    started: Instant,
+    seed: u64,
+}
+
+impl LearnedAddresses {
+    pub fn new() -> LearnedAddresses {
+        let table = LearnedTable::new();
+        let seed = table.seed();
+        LearnedAddresses { table: Mutex::new(table), moved: AtomicU64::new(0), started: Instant::now(), seed }
+    }
+}
+
 /// Both tables.
 pub struct Fdb {
     known: KnownTable,
-    learned: LearnedTable,
+    learned: Arc<LearnedAddresses>,
     /// Of `known`, of `learned` as far as addresses have moved, and of the ports' configuration.
     epoch: u64,
+    /// Addresses that have moved, when this was looked at last.
+    moved: u64,
     /// Seconds since the start.
     seconds: u32,
 }
@@ -72,37 +96,49 @@ pub struct Fdb {
 const LOOK_EVERY: u32 = 16;
 
 impl Fdb {
-    pub fn new() -> Fdb {
-        let learned = LearnedTable::new();
-        Fdb { known: KnownTable::new(std::iter::empty(), learned.seed()), learned, epoch: 1, seconds: 0 }
+    pub fn new(learned: Arc<LearnedAddresses>) -> Fdb {
+        let known = KnownTable::new(std::iter::empty(), learned.seed);
+        Fdb { known, learned, epoch: 1, moved: 0, seconds: 0 }
+    }
+
+    /// A round begins: addresses may have moved by what other workers have heard.
+    #[inline]
+    pub fn begin_round(&mut self) {
+        let moved = self.learned.moved.load(Ordering::Relaxed);
+        if moved != self.moved {
+            self.moved = moved;
+            self.epoch += 1;
+        }
     }
 
     /// Ports have changed: their addresses, those that come first being found first.
     pub fn rebuild(&mut self, entries: impl ExactSizeIterator<Item = (u64, Slot)>) {
-        self.known = KnownTable::new(entries, self.learned.seed());
+        self.known = KnownTable::new(entries, self.learned.seed);
         self.epoch += 1;
     }
 
     /// Forgets what was heard behind a port.
     pub fn forget(&mut self, slot: Slot) {
-        self.learned.forget(slot);
+        self.learned.table.lock().forget(slot);
     }
 
     /// Every learned address: its isolation group and address, its VLAN, the port it was heard behind, and the seconds since.
-    pub fn learned(&self) -> impl Iterator<Item = (u64, u16, Slot, u32)> {
+    pub fn learned(&self) -> Vec<(u64, u16, Slot, u32)> {
         let now = self.seconds;
-        let entries = self.learned.entries.iter().filter(|entry| entry.slot != FREE);
-        entries.map(move |entry| (entry.key, entry.vlan, entry.slot, now.wrapping_sub(entry.heard)))
+        let table = self.learned.table.lock();
+        let entries = table.entries.iter().filter(|entry| entry.slot != FREE);
+        entries.map(|entry| (entry.key, entry.vlan, entry.slot, now.wrapping_sub(entry.heard))).collect()
     }
 
     /// Advances the clock.
-    pub fn age(&mut self, seconds: u32) {
+    pub fn age(&mut self, now: Instant) {
+        let seconds = now.duration_since(self.learned.started).as_secs() as u32;
         if seconds == self.seconds {
             return;
         }
         self.seconds = seconds;
         if seconds.is_multiple_of(LOOK_EVERY) {
-            self.learned.age(seconds);
+            self.learned.table.lock().age(seconds);
             self.epoch += 1;
         }
     }
@@ -155,15 +191,18 @@ impl Fdb {
         port: &impl Fn(Slot) -> Option<PortInVlan>,
     ) -> bool {
         let is_here = |key| self.known.find(key, |slot| port(slot).is_some()).is_some();
-        is_here(from) || self.learned.is_behind_vm(from, vlan, self.seconds) && !is_here(to)
+        is_here(from) || self.learned.table.lock().is_behind_vm(from, vlan, self.seconds) && !is_here(to)
     }
 
     fn learn(&mut self, sender: Sender, from: u64, vlan: u16) {
         // The address of a port is known and never learned elsewhere.
         if self.known.find(from, |_| true).is_none() {
-            let moved = self.learned.learn(from, vlan, sender.slot, sender.uplink, self.seconds);
-            // Routes that led to where it was are of no use.
-            self.epoch += u64::from(moved);
+            let mut table = self.learned.table.lock();
+            if table.learn(from, vlan, sender.slot, sender.uplink, self.seconds) {
+                // Routes that led to where it was are of no use.
+                self.learned.moved.fetch_add(1, Ordering::Relaxed);
+                self.epoch += 1;
+            }
         }
     }
 
@@ -180,7 +219,8 @@ impl Fdb {
         if to == key(sender.group, sender.own) {
             return Err(DropReason::NoReceiver);
         }
-        let Some(behind) = self.learned.find(to, vlan, self.seconds) else { return Ok(Destination::Unknown) };
+        let behind = self.learned.table.lock().find(to, vlan, self.seconds);
+        let Some(behind) = behind else { return Ok(Destination::Unknown) };
         if behind == sender.slot {
             return Err(DropReason::NoReceiver);
         }

@@ -4,7 +4,7 @@
 //! | --- | --- |
 //! | `switch.rs` | ports to manage, ends to attach: for other threads |
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
-//! | `core.rs`, `ports.rs`, `port.rs` | what the worker owns: the table of ports, groups, owners; one port |
+//! | `core.rs`, `ports.rs`, `port.rs` | what a worker owns: the table of ports, groups, owners; one port |
 //! | `turn.rs`, `batch.rs`, `lent.rs` | the round, and a frame's way through the stages; frames that need none of them; a frame and where it comes from |
 //! | `price.rs` | what work costs |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
@@ -14,12 +14,13 @@
 //! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
 //! | `pending.rs`, `pending/queue.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them, served by their owners' shares |
+//! | `handover.rs`, `handover/` | frames from a port of one worker to a port of another |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
 //! | `mirror.rs`, `mirror/` | mirrors: copies of what passes some ports go to another one |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
 //!
-//! One worker owns both ends of every copy: no lock is ever held across one, and no VM waits for
-//! another's lock. Frames stay in their sender's memory until each receiver has its copy. A frame passes each
+//! Each port belongs to one worker, which alone touches its rings; the receiver's worker copies. No lock is ever held
+//! across a copy, and no VM waits for another's lock. Frames stay in their sender's memory until each receiver has its copy. A frame passes each
 //! stage at most once; frames move between the stages and over the ports in bursts.
 
 #![cfg_attr(
@@ -33,6 +34,7 @@ mod coalesce;
 mod core;
 mod egress;
 mod fdb;
+mod handover;
 mod ingress;
 mod lent;
 mod mirror;
@@ -65,6 +67,7 @@ pub mod heads {
     pub use crate::segment::{Cutter, complete};
 }
 
+pub use handover::MOST_WORKERS;
 pub use mirror::{MirrorDirection, MirrorSpec, MirrorView};
 pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Rate, Settings, Shape, Traffic, VlanMode};
 pub use stats::WorkerStats;

@@ -9,10 +9,12 @@ use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
 use vmlane_port::{DropReason, FramePort, PortId, PortStats, RxCapabilities, RxFrame, TxFrame};
 use vmlane_wire::ethernet::Mac;
 
+use crate::Slot;
 use crate::access::{Access, Config};
 use crate::coalesce::Luck;
 use crate::egress::RxCounts;
 use crate::fdb::{Route, key};
+use crate::handover::{Lender, RemoteState};
 use crate::ingress::TxBurst;
 use crate::mirror::Copies;
 use crate::multicast::Snooped;
@@ -27,6 +29,8 @@ pub struct PortState {
     pub stalled: AtomicBool,
     /// The address in force; 0 if unknown.
     pub mac: AtomicU64,
+    /// For the switch's other workers.
+    pub remote: RemoteState,
 }
 
 /// What a sender sent and its counters do not know yet.
@@ -37,12 +41,39 @@ pub struct TxCounts {
     pub tso: u64,
 }
 
+/// A port's numbers.
+#[derive(Clone, Copy, Debug)]
+pub struct Numbered {
+    pub id: PortId,
+    /// The same with every worker.
+    pub slot: Slot,
+    pub owner: u16,
+    pub group: u16,
+    /// The worker whose port it is, if not the one that is asked.
+    pub remote: Option<usize>,
+}
+
+#[cfg(test)]
+impl Numbered {
+    /// Of a port of its own owner, in one group with all others.
+    pub fn nth(number: u32) -> Numbered {
+        let slot = number as u16 - 1;
+        Numbered { id: PortId(number), slot, owner: slot, group: 0, remote: None }
+    }
+}
+
 /// A port and what is attached to it.
 pub struct Port {
     pub id: PortId,
-    /// Whose port it is, and its isolation group: numbers that [`crate::ports::Ports`] gave.
+    /// Whose port it is, and its isolation group: numbers that [`crate::Switch`] gave.
     pub owner: u16,
     pub group: u16,
+    /// The worker whose port it is, if not this one's.
+    pub remote: Option<usize>,
+    /// What is attached is about to be dropped.
+    pub retired: bool,
+    /// Which of the ends that were ever attached to it the last one is.
+    pub attachment: u32,
     pub config: Config,
     pub access: Access,
     /// What `end` can receive, as of this round.
@@ -101,12 +132,17 @@ pub const NOTHING: RxCapabilities = RxCapabilities {
 };
 
 impl Port {
-    pub fn new(id: PortId, config: Config, stats: Arc<PortStats>, state: Arc<PortState>) -> Port {
+    pub fn new(of: Numbered, config: Config, stats: Arc<PortStats>, state: Arc<PortState>) -> Port {
+        let Numbered { id, owner, group, remote, .. } = of;
         let now = Instant::now();
-        Port {
+        let pending = if remote.is_some() { PendingQueue::small(now) } else { PendingQueue::new(now) };
+        let mut port = Port {
             id,
-            owner: 0,
-            group: 0,
+            owner,
+            group,
+            remote,
+            retired: false,
+            attachment: 0,
             access: Access::detached(&config),
             config,
             capabilities: NOTHING,
@@ -124,13 +160,30 @@ impl Port {
                 luck: Luck::default(),
             },
             rx: RxCounts::default(),
-            pending: PendingQueue::new(now),
+            pending,
             taps: Vec::new(),
-        }
+        };
+        let config = port.config.clone();
+        port.configure(config);
+        port
+    }
+
+    /// What the operator wants of it. Whoever owns a remote port looks at its guest's groups.
+    pub fn configure(&mut self, config: Config) {
+        self.config = config;
+        self.config.snoop &= self.remote.is_none();
+    }
+
+    /// It as the lender of a frame. `slot`: where it is.
+    #[inline]
+    pub fn lender(&self, slot: Slot) -> Lender {
+        Lender { slot, owner: self.owner, attachment: self.attachment }
     }
 
     /// Attaches `end`, wrapped if the port is shaped.
     pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
+        self.attachment = self.attachment.wrapping_add(1);
+        self.retired = false;
         self.end = Some(CapturedFrames::wrap(end, &self.taps));
         self.extras.snooped = None;
         self.snoop(now);
@@ -197,6 +250,11 @@ impl Port {
         }
     }
 
+    /// The operator set the link of a remote port down, or up: its own worker sees to it.
+    pub fn set_down(&mut self, down: bool) {
+        self.extras.down = down;
+    }
+
     /// Did the operator set its link down?
     pub fn is_down(&self) -> bool {
         self.extras.down
@@ -204,16 +262,18 @@ impl Port {
 
     /// Derives what follows from configuration, filter and capabilities.
     pub fn adopt(&mut self) {
-        let Some(end) = &self.end else {
+        let effective = if let Some(end) = &self.end {
+            self.access = Access::new(&self.config, end.filter());
+            self.capabilities = end.capabilities();
+            key(0, self.access.effective)
+        } else {
             self.access = Access::detached(&self.config);
-            self.state.attached.store(false, Ordering::Relaxed);
-            self.state.mac.store(0, Ordering::Relaxed);
-            return;
+            0
         };
-        self.access = Access::new(&self.config, end.filter());
-        self.capabilities = end.capabilities();
-        self.state.attached.store(true, Ordering::Relaxed);
-        self.state.mac.store(key(0, self.access.effective), Ordering::Relaxed);
+        if self.remote.is_none() {
+            self.state.attached.store(self.end.is_some(), Ordering::Relaxed);
+            self.state.mac.store(effective, Ordering::Relaxed);
+        }
     }
 
     /// Lets go of what is attached, with the frames that it lent. False if its code panicked.
@@ -299,8 +359,12 @@ impl Port {
         }
     }
 
-    /// Publishes what was counted since the last time.
+    /// Publishes what was counted since the last time. What remote ports send was counted when their guests sent it.
     pub fn publish_counts(&mut self) {
+        if self.remote.is_some() {
+            self.tx.counts = TxCounts::default();
+            return;
+        }
         let stats = &self.stats;
         for (counter, amount) in [
             (&stats.tx_frames, &mut self.tx.counts.frames),

@@ -40,11 +40,13 @@ pub struct Ports {
     /// A port is taken out while it has its turn.
     slots: Vec<Option<Box<Port>>>,
     by_id: HashMap<PortId, Slot>,
-    group_names: HashMap<String, u16>,
-    owner_names: HashMap<String, u16>,
     groups: Vec<Group>,
-    /// Ports of one owner lie side by side.
+    /// Owners that there ever were.
+    owner_count: usize,
+    /// This worker's; ports of one owner lie side by side.
     attached: Vec<Slot>,
+    /// Those of other workers.
+    remote: Vec<Slot>,
     /// The owners of these.
     owners: Vec<OwnerPorts>,
     /// Which of them is served first.
@@ -67,13 +69,12 @@ fn rotated(at: usize, by: usize, len: usize) -> usize {
     if sum < len { sum } else { sum - len }
 }
 
-/// The number of a name; a new one gets the next.
-fn number(names: &mut HashMap<String, u16>, name: &str) -> u16 {
-    let next = names.len() as u16;
-    *names.entry(name.to_owned()).or_insert(next)
-}
-
 impl Ports {
+    /// Of a worker with this number: the first one alone speaks for teams.
+    pub fn of_worker(number: usize) -> Ports {
+        Ports { teams: Teams::of_worker(number), ..Ports::default() }
+    }
+
     pub fn slot(&self, id: PortId) -> Option<Slot> {
         self.by_id.get(&id).copied()
     }
@@ -125,6 +126,10 @@ impl Ports {
         self.attached.iter().filter_map(|&slot| self.get(slot))
     }
 
+    pub fn count_attached(&self) -> usize {
+        self.attached.len()
+    }
+
     pub fn none_attached(&self) -> bool {
         self.attached.is_empty()
     }
@@ -140,24 +145,20 @@ impl Ports {
         self.groups.get(usize::from(group))?.members.get(at).copied()
     }
 
-    /// Adds a port: `name` tells its owner.
-    pub fn add(&mut self, mut port: Box<Port>, name: &str, group: &str) {
-        let owner = name.split_once('/').map_or(name, |(owner, _)| owner);
-        port.owner = number(&mut self.owner_names, owner);
-        port.group = number(&mut self.group_names, group);
-        let slot = self.slots.iter().position(Option::is_none).unwrap_or(self.slots.len());
-        if slot == self.slots.len() {
-            self.slots.push(None);
-        }
-        self.by_id.insert(port.id, slot as Slot);
-        self.put(slot as Slot, port);
+    /// The attached port of another worker number `at`.
+    #[inline]
+    pub fn remote_at(&self, at: usize) -> Option<Slot> {
+        self.remote.get(at).copied()
     }
 
-    pub fn set_group(&mut self, slot: Slot, group: &str) {
-        let group = number(&mut self.group_names, group);
-        if let Some(port) = self.get_mut(slot) {
-            port.group = group;
+    /// Adds a port.
+    pub fn add(&mut self, slot: Slot, port: Box<Port>) {
+        if self.slots.len() <= usize::from(slot) {
+            self.slots.resize_with(usize::from(slot) + 1, || None);
         }
+        self.owner_count = self.owner_count.max(usize::from(port.owner) + 1);
+        self.by_id.insert(port.id, slot);
+        self.put(slot, port);
     }
 
     pub fn remove(&mut self, id: PortId) {
@@ -179,8 +180,10 @@ impl Ports {
             self.teams.number(ports.filter_map(|(slot, port)| Some((slot, &**port.as_ref()?))));
         }
         self.groups.clear();
-        self.groups.resize_with(self.group_names.len(), Group::default);
         for &(slot, port) in &attached {
+            if self.groups.len() <= usize::from(port.group) {
+                self.groups.resize_with(usize::from(port.group) + 1, Group::default);
+            }
             if let Some(group) = self.groups.get_mut(usize::from(port.group)) {
                 group.members.push(slot);
                 group.mirrored |= port.access.mirror;
@@ -192,7 +195,9 @@ impl Ports {
         let chosen = vms().filter(|(_, port)| !is_own(port));
         let address = |&(slot, port): &(Slot, &Port)| (key(port.group, port.access.effective), slot);
         let addresses = configured.chain(chosen).map(address).collect();
-        let mut owners: Vec<(u16, Slot)> = attached.iter().map(|(slot, port)| (port.owner, *slot)).collect();
+        let (own, remote): (Vec<_>, Vec<_>) = attached.iter().partition(|(_, port)| port.remote.is_none());
+        self.remote = remote.iter().map(|(slot, _)| *slot).collect();
+        let mut owners: Vec<(u16, Slot)> = own.iter().map(|(slot, port)| (port.owner, *slot)).collect();
         owners.sort_unstable();
         self.attached = owners.iter().map(|&(_, slot)| slot).collect();
         self.owners.clear();
@@ -226,9 +231,9 @@ impl Ports {
     /// A round begins: every owner may send so much. Returns how many owners there are.
     pub fn begin_round(&mut self, allowance: Allowance) -> usize {
         self.allowances.clear();
-        self.allowances.resize(self.owner_names.len(), allowance);
-        self.debts.resize(self.owner_names.len(), 0);
-        self.change_debts.resize(self.owner_names.len(), 0);
+        self.allowances.resize(self.owner_count, allowance);
+        self.debts.resize(self.owner_count, 0);
+        self.change_debts.resize(self.owner_count, 0);
         self.share = allowance.bytes;
         let debts = self.debts.iter_mut().zip(&mut self.change_debts);
         for (allowance, (debt, change_debt)) in self.allowances.iter_mut().zip(debts) {

@@ -8,14 +8,14 @@ use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
 use crate::mirror::Copies;
-use crate::port::PortState;
+use crate::port::{Numbered, PortState};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec};
 use crate::team::{TeamSpec, TeamState};
 
 pub enum Request {
     Add {
-        id: PortId,
+        of: Numbered,
         spec: PortSpec,
         stats: Arc<PortStats>,
         state: Arc<PortState>,
@@ -25,6 +25,8 @@ pub enum Request {
     Update {
         id: PortId,
         spec: PortSpec,
+        /// The number of its isolation group.
+        group: u16,
         /// None: it stays shaped as it is.
         shaper: Option<Box<Shaper>>,
     },
@@ -65,6 +67,20 @@ pub enum Request {
         id: PortId,
         copies: Copies,
     },
+    /// What is attached is about to be dropped: other workers are to let go of it.
+    Retire {
+        id: PortId,
+    },
+    /// What is attached to a port of another worker has changed.
+    Adopt {
+        id: PortId,
+    },
+    /// Another worker failed with what is attached to a port of this one.
+    Fault {
+        id: PortId,
+    },
+    /// Nothing: what was asked before is done when this is.
+    Settle,
     /// Tells the learned addresses of all ports; `into` has room for them.
     Learned {
         into: Arc<Mutex<Vec<LearnedAddress>>>,
@@ -75,8 +91,8 @@ impl Request {
     /// The port that it is about; 0, which no port has, if it is about all.
     pub fn port(&self) -> PortId {
         match *self {
-            Request::Add { id, .. }
-            | Request::Update { id, .. }
+            Request::Add { of, .. } => of.id,
+            Request::Update { id, .. }
             | Request::Remove { id }
             | Request::Attach { id, .. }
             | Request::Detach { id }
@@ -84,8 +100,11 @@ impl Request {
             | Request::Tap { id, .. }
             | Request::Carrier { id, .. }
             | Request::Copy { id, .. }
+            | Request::Retire { id }
+            | Request::Adopt { id }
+            | Request::Fault { id }
             | Request::Shut { id, .. } => id,
-            Request::Teams { .. } | Request::Learned { .. } => PortId(0),
+            Request::Teams { .. } | Request::Settle | Request::Learned { .. } => PortId(0),
         }
     }
 

@@ -17,7 +17,11 @@ impl Core {
     pub fn retry(&mut self) -> bool {
         let mut moved = false;
         let mut at = 0;
-        while let Some(slot) = self.ports.attached_at(at) {
+        let waiting = |core: &Core, at: usize| {
+            let own = core.ports.count_attached();
+            core.ports.attached_at(at).or_else(|| core.ports.remote_at(at.checked_sub(own)?))
+        };
+        while let Some(slot) = waiting(self, at) {
             at += 1;
             let concerned = |port: &Port| port.pending.stalled || !port.pending.is_empty();
             if !self.ports.get(slot).is_some_and(concerned) {
@@ -25,7 +29,10 @@ impl Core {
             }
             let Some(mut receiver) = self.ports.take(slot) else { continue };
             self.serving = slot;
-            let outcome = catch_unwind(AssertUnwindSafe(|| self.serve(slot, &mut receiver)));
+            let outcome = catch_unwind(AssertUnwindSafe(|| match receiver.remote {
+                None => self.serve(slot, &mut receiver),
+                Some(worker) => self.serve_remote_pending(slot, &mut receiver, worker),
+            }));
             self.ports.put(slot, receiver);
             match outcome {
                 Ok(any) => moved |= any,
@@ -109,7 +116,8 @@ impl Core {
         let (now, hold) = (self.now, self.settings.hold);
         let Some(port) = self.ports.get_mut(slot) else { return };
         if port.pending.is_overdue(now, hold) {
-            port.set_stalled(true);
+            // Whether a remote port has room its own worker knows.
+            port.set_stalled(port.remote.is_none());
             return self.drop_pending(slot, DropReason::NoBuffers);
         }
         while let Some(port) = self.ports.get_mut(slot)

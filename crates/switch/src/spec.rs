@@ -121,6 +121,8 @@ pub struct PortSpec {
 pub struct PortView {
     pub id: PortId,
     pub spec: PortSpec,
+    /// The number of the worker that moves its frames.
+    pub worker: usize,
     /// Something is connected.
     pub attached: bool,
     /// The operator set its link down.
@@ -146,6 +148,8 @@ pub struct LearnedAddress {
 /// How the worker behaves.
 #[derive(Clone, Copy, Debug)]
 pub struct Settings {
+    /// Threads that move frames, from 1 to [`crate::MOST_WORKERS`]. Each port belongs to one of them.
+    pub workers: usize,
     /// Never sleep: a core of its own is spent on latency.
     pub poll: bool,
     /// Time between two looks while frames flow and for [`Self::linger`] after.
@@ -171,6 +175,7 @@ pub struct Settings {
 impl Default for Settings {
     fn default() -> Settings {
         Settings {
+            workers: 1,
             poll: false,
             sleep: Duration::from_micros(50),
             linger: Duration::from_millis(20),

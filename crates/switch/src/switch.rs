@@ -1,6 +1,6 @@
 //! The switch as others see it: ports to manage, ends to attach.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
@@ -14,9 +14,12 @@ use vmlane_port::{FramePort, Frames, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 use vmlane_worker::{Calls, Heartbeat, Parking};
 
-use crate::fdb::MOST_LEARNED;
+use crate::Slot;
+use crate::core::Place;
+use crate::fdb::{LearnedAddresses, MOST_LEARNED};
+use crate::handover::{Links, MOST_WORKERS};
 use crate::mirror::Mirrors;
-use crate::port::PortState;
+use crate::port::{Numbered, PortState};
 use crate::queue::{Command, Request, Requests};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec, PortView, Settings, Shape};
@@ -26,8 +29,13 @@ use crate::worker::{SwitchEngine, Worker};
 
 struct Entry {
     spec: PortSpec,
+    /// Where it is with every worker.
+    slot: Slot,
+    /// The worker whose port it is.
+    worker: usize,
     stats: Arc<PortStats>,
     state: Arc<PortState>,
+    internal: bool,
     /// The operator set its link down.
     down: bool,
 }
@@ -40,26 +48,77 @@ fn shaper(shape: Shape, down: bool) -> Option<Box<Shaper>> {
 /// What looks at frames, by the name of the port. Held while a port's taps are changed; the worker never takes it.
 type Taps = Vec<(String, Arc<dyn FrameTap>)>;
 
-/// A virtual switch and its worker; dropping it stops the worker and detaches everything.
-pub struct Switch {
+/// Numbers that mean the same to all workers.
+#[derive(Default)]
+struct Numbers {
+    owners: HashMap<String, u16>,
+    groups: HashMap<String, u16>,
+    /// By slot: is it taken?
+    slots: Vec<bool>,
+    /// By worker: its ports.
+    ports: Vec<usize>,
+}
+
+/// The number of a name; a new one gets the next.
+fn number(names: &mut HashMap<String, u16>, name: &str) -> u16 {
+    let next = names.len() as u16;
+    *names.entry(name.to_owned()).or_insert(next)
+}
+
+impl Numbers {
+    /// A free slot, taken.
+    fn take_slot(&mut self) -> Slot {
+        let slot = self.slots.iter().position(|taken| !taken).unwrap_or(self.slots.len());
+        if slot == self.slots.len() {
+            self.slots.push(false);
+        }
+        self.slots.iter_mut().skip(slot).take(1).for_each(|taken| *taken = true);
+        slot as Slot
+    }
+
+    /// The worker that gets one more port: the one with the fewest.
+    fn place(&self) -> usize {
+        (0..self.ports.len()).min_by_key(|&worker| self.ports.get(worker).copied()).unwrap_or(0)
+    }
+
+    fn count(&mut self, worker: usize, change: isize) {
+        if let Some(count) = self.ports.get_mut(worker) {
+            *count = count.saturating_add_signed(change);
+        }
+    }
+}
+
+/// One of the workers as others see it.
+struct WorkerHandle {
     requests: Arc<Requests>,
+    stats: Arc<WorkerStats>,
+    heartbeat: Arc<Heartbeat>,
+    thread: Option<JoinHandle<()>>,
+}
+
+/// A virtual switch and its workers; dropping it stops them and detaches everything.
+pub struct Switch {
+    /// One at least.
+    workers: Vec<WorkerHandle>,
+    numbers: Mutex<Numbers>,
     ports: Mutex<BTreeMap<PortId, Entry>>,
     taps: Mutex<Taps>,
     teams: Mutex<Vec<(TeamSpec, Arc<TeamState>)>>,
     /// Taken before `taps`.
     mirrors: Mutex<Mirrors>,
     next: AtomicU32,
-    stats: Arc<WorkerStats>,
-    heartbeat: Arc<Heartbeat>,
     coalesce: Arc<AtomicBool>,
-    thread: Option<JoinHandle<()>>,
 }
 
 impl Switch {
-    /// Starts the worker's thread. Fails if the host has no thread or file to spare.
+    /// Starts the workers' threads. Fails if the host has no thread or file to spare.
     pub fn start(settings: Settings) -> io::Result<Switch> {
-        let (mut switch, worker) = Switch::make(settings)?;
-        switch.thread = Some(worker.spawn("switch".into())?);
+        let (mut switch, workers) = Switch::make(settings)?;
+        let alone = workers.len() == 1;
+        for (number, (worker, handle)) in workers.into_iter().zip(&mut switch.workers).enumerate() {
+            let name = if alone { "switch".into() } else { format!("switch-{number}") };
+            handle.thread = Some(worker.spawn(name)?);
+        }
         Ok(switch)
     }
 
@@ -67,25 +126,39 @@ impl Switch {
     /// is asked of the switch is not waited for. For benchmarks and tests.
     #[expect(clippy::expect_used, reason = "benchmarks and tests end here, the daemon calls `start`")]
     pub fn unstarted(settings: Settings) -> (Switch, Worker) {
+        let (switch, mut workers) = Switch::unstarted_workers(Settings { workers: 1, ..settings });
+        (switch, workers.pop().expect("one worker"))
+    }
+
+    /// The same with all workers that `settings` ask for.
+    #[expect(clippy::expect_used, reason = "benchmarks and tests end here, the daemon calls `start`")]
+    pub fn unstarted_workers(settings: Settings) -> (Switch, Vec<Worker>) {
         Switch::make(settings).expect("an eventfd to spare")
     }
 
-    fn make(settings: Settings) -> io::Result<(Switch, Worker)> {
-        let requests = Arc::new(Requests::new(Parking::for_files()?));
-        let stats = Arc::new(WorkerStats::default());
-        let heartbeat = Arc::new(Heartbeat::default());
+    fn make(settings: Settings) -> io::Result<(Switch, Vec<Worker>)> {
+        let count = settings.workers.clamp(1, MOST_WORKERS);
+        let parkings = (0..count).map(|_| Parking::for_files());
+        let requests: Vec<_> =
+            parkings.map(|parking| Ok(Arc::new(Requests::new(parking?)))).collect::<io::Result<_>>()?;
         let coalesce = Arc::new(AtomicBool::new(settings.coalesce));
-        let engine = SwitchEngine::new(settings, coalesce.clone(), stats.clone(), heartbeat.clone());
+        let learned = Arc::new(LearnedAddresses::new());
         // Its spinning is naps: a sleep is never put off.
         let runtime =
             vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
-        let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), runtime);
+        let (mut workers, mut handles) = (Vec::new(), Vec::new());
+        for (number, (requests, links)) in requests.iter().zip(Links::between(&requests)).enumerate() {
+            let (stats, heartbeat) = (Arc::new(WorkerStats::default()), Arc::new(Heartbeat::default()));
+            let place = Place { number, links, learned: learned.clone(), coalesce: coalesce.clone() };
+            let engine = SwitchEngine::new(settings, place, stats.clone(), heartbeat.clone());
+            workers.push(Worker::new(engine, requests.clone(), heartbeat.clone(), runtime));
+            handles.push(WorkerHandle { requests: requests.clone(), stats, heartbeat, thread: None });
+        }
+        let numbers = Mutex::new(Numbers { ports: vec![0; count], ..Numbers::default() });
         let (ports, taps, teams, mirrors) = Default::default();
         let next = AtomicU32::new(1);
-        let thread = None;
-        let switch =
-            Switch { requests, ports, taps, teams, mirrors, next, stats, heartbeat, coalesce, thread };
-        Ok((switch, worker))
+        let switch = Switch { workers: handles, numbers, ports, taps, teams, mirrors, next, coalesce };
+        Ok((switch, workers))
     }
 
     /// Changes [`Settings::coalesce`], from the worker's next round on.
@@ -93,28 +166,65 @@ impl Switch {
         self.coalesce.store(on, Ordering::Relaxed);
     }
 
-    pub fn worker_stats(&self) -> &Arc<WorkerStats> {
-        &self.stats
+    /// What each worker counts.
+    pub fn worker_stats(&self) -> impl Iterator<Item = &Arc<WorkerStats>> {
+        self.workers.iter().map(|worker| &worker.stats)
     }
 
     /// Makes a port; nothing is attached to it yet.
     pub fn add_port(&self, spec: PortSpec) -> PortId {
-        let id = self.next_id();
-        let (stats, state) = (Arc::new(PortStats::default()), Arc::new(PortState::default()));
-        let entry = Entry { spec: spec.clone(), stats: stats.clone(), state: state.clone(), down: false };
-        let taps = self.taps.lock();
-        self.ports.lock().insert(id, entry);
         let name = spec.name.clone();
-        let shaper = shaper(spec.traffic.shape, false);
-        self.ask(Request::Add { id, spec, stats, state, shaper });
+        let taps = self.taps.lock();
+        let id = self.make_port(spec, Arc::new(PortStats::default()), None);
         self.place_known_taps(&taps, &name);
         drop(taps);
         self.aim_mirrors(&name);
         id
     }
 
-    pub(crate) fn next_id(&self) -> PortId {
-        PortId(self.next.fetch_add(1, Ordering::Relaxed))
+    /// Makes a port with every worker. Uplinks are the first worker's. `internal`: it is of the switch's own, not listed,
+    /// and that worker's.
+    pub(crate) fn make_port(&self, spec: PortSpec, stats: Arc<PortStats>, internal: Option<usize>) -> PortId {
+        let id = PortId(self.next.fetch_add(1, Ordering::Relaxed));
+        let state = Arc::new(PortState::default());
+        let (of, worker) = {
+            let mut numbers = self.numbers.lock();
+            let worker = internal.or(spec.uplink.then_some(0)).unwrap_or_else(|| numbers.place());
+            numbers.count(worker, 1);
+            let owner = spec.name.split_once('/').map_or(&*spec.name, |(owner, _)| owner);
+            let owner = number(&mut numbers.owners, owner);
+            let group = number(&mut numbers.groups, &spec.group);
+            (Numbered { id, slot: numbers.take_slot(), owner, group, remote: None }, worker)
+        };
+        let entry = Entry {
+            spec: spec.clone(),
+            slot: of.slot,
+            worker,
+            stats: stats.clone(),
+            state: state.clone(),
+            internal: internal.is_some(),
+            down: false,
+        };
+        self.ports.lock().insert(id, entry);
+        self.ask_all(|number| {
+            let of = Numbered { remote: (number != worker).then_some(worker), ..of };
+            let shaper = shaper(spec.traffic.shape, false).filter(|_| of.remote.is_none());
+            Request::Add { of, spec: spec.clone(), stats: stats.clone(), state: state.clone(), shaper }
+        });
+        id
+    }
+
+    /// Removes a port from every worker, its own one first: the others do not look at what was attached to it any more
+    /// when this returns.
+    pub(crate) fn unmake_port(&self, id: PortId) -> Option<PortSpec> {
+        let Entry { spec, slot, worker, .. } = self.ports.lock().remove(&id)?;
+        self.retire_with(worker, id);
+        self.ask(worker, Request::Remove { id });
+        self.ask_others(worker, || Request::Remove { id });
+        let mut numbers = self.numbers.lock();
+        numbers.count(worker, -1);
+        numbers.slots.iter_mut().skip(slot.into()).take(1).for_each(|taken| *taken = false);
+        Some(spec)
     }
 
     /// The port with a name.
@@ -129,11 +239,10 @@ impl Switch {
     /// Removes a port; what is attached to it is dropped. False if there is none.
     pub fn remove_port(&self, id: PortId) -> bool {
         let taps = self.taps.lock();
-        let Some(entry) = self.ports.lock().remove(&id) else { return false };
-        self.ask(Request::Remove { id });
-        self.place_known_taps(&taps, &entry.spec.name);
+        let Some(spec) = self.unmake_port(id) else { return false };
+        self.place_known_taps(&taps, &spec.name);
         drop(taps);
-        self.aim_mirrors(&entry.spec.name);
+        self.aim_mirrors(&spec.name);
         true
     }
 
@@ -147,10 +256,14 @@ impl Switch {
             None => return false,
         };
         let differs = before.traffic.shape != shape;
-        let shaper = differs.then(|| Box::new(Shaper::new(shape, down, Instant::now())));
-        self.ask(Request::Update { id, spec, shaper });
+        self.ask_update(id, &spec, || differs.then(|| Box::new(Shaper::new(shape, down, Instant::now()))));
         self.place_known_taps(&taps, &name);
         true
+    }
+
+    fn ask_update(&self, id: PortId, spec: &PortSpec, shaper: impl Fn() -> Option<Box<Shaper>>) {
+        let group = number(&mut self.numbers.lock().groups, &spec.group);
+        self.ask_all(|_| Request::Update { id, spec: spec.clone(), group, shaper: shaper() });
     }
 
     /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is attached and
@@ -163,8 +276,8 @@ impl Switch {
             }
             known => return known.is_some(),
         };
-        let shaper = Some(Box::new(Shaper::new(spec.traffic.shape, !up, Instant::now())));
-        self.ask(Request::Update { id, spec, shaper });
+        let shape = spec.traffic.shape;
+        self.ask_update(id, &spec, || Some(Box::new(Shaper::new(shape, !up, Instant::now()))));
         true
     }
 
@@ -184,7 +297,7 @@ impl Switch {
             };
             teams.push((spec, state));
         }
-        self.ask(Request::Teams { teams: teams.clone() });
+        self.ask_all(|_| Request::Teams { teams: teams.clone() });
     }
 
     /// All teams.
@@ -199,7 +312,7 @@ impl Switch {
 
     /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one. Ports begin with one.
     pub fn set_carrier(&self, id: PortId, up: bool) {
-        self.ask(Request::Carrier { id, up });
+        self.ask_all(|_| Request::Carrier { id, up });
     }
 
     /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that come, until
@@ -246,30 +359,34 @@ impl Switch {
         });
         of_port.iter().for_each(|tap| tap.placed(port.map(|(_, vlan)| vlan)));
         if let Some((id, _)) = port {
-            self.ask(Request::Tap { id, taps: of_port });
+            self.ask_owner(id, Request::Tap { id, taps: of_port });
         }
     }
 
     /// Keeps a port from having any traffic, whatever is attached now or later, or lets it have some. What
     /// is attached is told that it has failed, and dropped.
     pub fn shut_port(&self, id: PortId, shut: bool) {
-        self.ask(Request::Shut { id, shut });
+        if shut {
+            self.retire(id);
+        }
+        self.ask_port(id, Request::Shut { id, shut });
     }
 
-    /// The worker's heartbeat; it serves [`PortId`]s.
-    pub fn heartbeat(&self) -> &Arc<Heartbeat> {
-        &self.heartbeat
+    /// The workers' heartbeats; they serve [`PortId`]s.
+    pub fn heartbeats(&self) -> impl ExactSizeIterator<Item = &Arc<Heartbeat>> {
+        self.workers.iter().map(|worker| &worker.heartbeat)
     }
 
     /// All ports, in the order of their making.
     pub fn ports(&self) -> Vec<PortView> {
         let view = |(id, entry): (&PortId, &Entry)| {
-            let Entry { spec, stats, state, down } = entry;
+            let Entry { spec, worker, stats, state, down, .. } = entry;
             let [a, b, c, d, e, f, ..] = state.mac.load(Ordering::Relaxed).to_le_bytes();
             let attached = state.attached.load(Ordering::Relaxed);
             PortView {
                 id: *id,
                 spec: spec.clone(),
+                worker: *worker,
                 attached,
                 link_down: *down,
                 stalled: state.stalled.load(Ordering::Relaxed),
@@ -277,31 +394,88 @@ impl Switch {
                 stats: stats.clone(),
             }
         };
-        self.ports.lock().iter().map(view).collect()
+        self.ports.lock().iter().filter(|(_, entry)| !entry.internal).map(view).collect()
     }
 
     /// Every address that was learned behind a port: up to 256 of a VM's, 8192 in all.
     pub fn learned(&self) -> Vec<LearnedAddress> {
         let into = Arc::new(Mutex::new(Vec::with_capacity(MOST_LEARNED)));
-        self.ask(Request::Learned { into: into.clone() });
+        self.ask(0, Request::Learned { into: into.clone() });
         std::mem::take(&mut *into.lock())
     }
 
-    /// Sends a request and waits until it is carried out (or the worker is gone).
-    pub(crate) fn ask(&self, request: Request) {
-        if self.thread.is_none() {
-            return self.requests.post(|()| (Some(Command { request, answer: None }), ()));
-        }
+    /// The worker whose port it is.
+    pub(crate) fn owner(&self, id: PortId) -> Option<usize> {
+        // No lock is taken for every doorbell of a switch with one worker.
+        if self.workers.len() == 1 { Some(0) } else { self.ports.lock().get(&id).map(|entry| entry.worker) }
+    }
+
+    /// Asks these workers, and waits until all have carried it out (or are gone).
+    fn ask_each(&self, requests: impl Iterator<Item = (usize, Request)>) {
         let calls = Calls::new();
-        let _ = self.requests.call(|()| Some(Command { request, answer: Some(calls.answer()) }));
+        for (number, request) in requests {
+            let Some(WorkerHandle { requests, thread, .. }) = self.workers.get(number) else { continue };
+            if thread.is_none() {
+                requests.post(|()| (Some(Command { request, answer: None }), ()));
+            } else {
+                let _ = requests.call(|()| Some(Command { request, answer: Some(calls.answer()) }));
+            }
+        }
         calls.wait();
+    }
+
+    fn ask(&self, worker: usize, request: Request) {
+        self.ask_each(std::iter::once((worker, request)));
+    }
+
+    /// Asks every worker, in the order of their numbers.
+    fn ask_all(&self, request: impl Fn(usize) -> Request) {
+        self.ask_each((0..self.workers.len()).map(|number| (number, request(number))));
+    }
+
+    fn ask_others(&self, worker: usize, request: impl Fn() -> Request) {
+        let others = (0..self.workers.len()).filter(|&other| other != worker);
+        self.ask_each(others.map(|other| (other, request())));
+    }
+
+    /// Asks the worker whose port it is.
+    pub(crate) fn ask_owner(&self, id: PortId, request: Request) {
+        if let Some(worker) = self.owner(id) {
+            self.ask(worker, request);
+        }
+    }
+
+    /// What is attached to a port is about to be dropped: when this returns, the frames of it that other workers had are
+    /// on their way back.
+    fn retire(&self, id: PortId) {
+        if self.workers.len() > 1
+            && let Some(worker) = self.owner(id)
+        {
+            self.retire_with(worker, id);
+        }
+    }
+
+    fn retire_with(&self, worker: usize, id: PortId) {
+        if self.workers.len() > 1 {
+            self.ask(worker, Request::Retire { id });
+            self.ask_others(worker, || Request::Settle);
+        }
+    }
+
+    /// The same for what changes what is attached; when this returns, the other workers know.
+    fn ask_port(&self, id: PortId, request: Request) {
+        if let Some(worker) = self.owner(id) {
+            self.ask(worker, request);
+            // Its worker has told them, so this comes behind it.
+            self.ask_others(worker, || Request::Settle);
+        }
     }
 }
 
 impl Drop for Switch {
     fn drop(&mut self) {
-        self.requests.stop();
-        if let Some(thread) = self.thread.take() {
+        self.workers.iter().for_each(|worker| worker.requests.stop());
+        for thread in self.workers.iter_mut().filter_map(|worker| worker.thread.take()) {
             let _ = thread.join();
         }
     }
@@ -309,19 +483,23 @@ impl Drop for Switch {
 
 impl Frames for Switch {
     fn attach(&self, id: PortId, end: Box<dyn FramePort>) {
-        self.ask(Request::Attach { id, end });
+        self.retire(id);
+        self.ask_port(id, Request::Attach { id, end });
     }
 
     fn detach(&self, id: PortId) {
-        self.ask(Request::Detach { id });
+        self.retire(id);
+        self.ask_port(id, Request::Detach { id });
     }
 
     fn refresh(&self, id: PortId) {
-        self.ask(Request::Refresh { id });
+        self.ask_port(id, Request::Refresh { id });
     }
 
-    fn kick(&self, _: PortId) {
-        self.requests.parking().notify();
+    fn kick(&self, id: PortId) {
+        if let Some(worker) = self.owner(id).and_then(|number| self.workers.get(number)) {
+            worker.requests.parking().notify();
+        }
     }
 
     fn stats(&self, id: PortId) -> Arc<PortStats> {

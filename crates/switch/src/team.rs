@@ -132,7 +132,7 @@ impl Team {
     }
 
     /// Looks at the links. None: they are as they were.
-    fn look(&mut self, mut link: impl FnMut(Slot) -> MemberState) -> Option<(Choice, Change)> {
+    fn look(&mut self, silent: bool, mut link: impl FnMut(Slot) -> MemberState) -> Option<(Choice, Change)> {
         let links: ArrayVec<MemberState, MOST_MEMBERS> =
             self.slots.iter().map(|slot| slot.map_or(MemberState::Missing, &mut link)).collect();
         if links == self.links {
@@ -143,6 +143,9 @@ impl Team {
         let up = up.fold(0, |up, (at, _): (u8, _)| up | 1 << at);
         let before = self.choice.clone();
         let change = self.choice.update(up);
+        if silent {
+            return None;
+        }
         self.publish(&before);
         self.state.stats.failovers.bump(u64::from(change.lost));
         self.state.stats.failbacks.bump(u64::from(change.back && !change.lost));
@@ -175,9 +178,16 @@ pub struct Teams {
     list: Vec<Team>,
     slots: Vec<OfSlot>,
     announcements: VecDeque<Announcement>,
+    /// Another worker tells others how the members are, and the network where addresses are.
+    silent: bool,
 }
 
 impl Teams {
+    /// Of a worker with this number.
+    pub fn of_worker(number: usize) -> Teams {
+        Teams { silent: number > 0, ..Teams::default() }
+    }
+
     /// Are there none?
     #[inline]
     pub fn is_empty(&self) -> bool {
@@ -320,8 +330,8 @@ impl Teams {
         at: usize,
         port: impl Fn(Slot) -> Option<&'p Port>,
     ) -> Option<(Choice, Change)> {
-        let Teams { list, slots, .. } = self;
-        list.get_mut(at)?.look(|slot| {
+        let Teams { list, slots, silent, .. } = self;
+        list.get_mut(at)?.look(*silent, |slot| {
             let of = slots.get_mut(usize::from(slot));
             of.zip(port(slot)).map_or(MemberState::Missing, |(of, port)| of.link(port))
         })

@@ -14,6 +14,7 @@ use crate::batch::Batch;
 use crate::core::Core;
 use crate::egress::Receiver;
 use crate::fdb::{Destination, PortInVlan, Sender};
+use crate::handover::Workers;
 use crate::ingress::{Checked, Frame, Job, admit};
 use crate::lent::{Lent, Origin};
 use crate::multicast::{ANY, look};
@@ -35,6 +36,8 @@ impl Core {
     pub fn round(&mut self, now: Instant) -> bool {
         self.now = now;
         self.settings.coalesce = self.coalesce.load(Ordering::Relaxed);
+        self.fdb.begin_round();
+        let mut moved = self.take_handed();
         let mut stalled = false;
         let mut at = 0;
         while let Some(slot) = self.ports.attached_at(at) {
@@ -48,10 +51,15 @@ impl Core {
                 }
             });
         }
-        let mut moved = !self.ports.teams.is_empty() && self.look_at_teams();
+        moved |= !self.ports.teams.is_empty() && self.look_at_teams();
         moved |= (self.waiting > 0 || stalled) && self.retry();
         let Settings { frames, bytes, .. } = self.settings;
         let count = self.ports.begin_round(Allowance { frames, bytes });
+        // Those of remote ports come first in every other round: they share their owners' parts with those here.
+        self.remote_first = !self.remote_first;
+        if self.remote_first && !self.links.arrived.is_empty() {
+            moved |= self.serve_remote();
+        }
         for owner in 0..count {
             // A turn may detach a port: then this looks at another one, which does no harm.
             let Some(ports) = self.ports.begin_turn(owner, count) else { break };
@@ -61,12 +69,17 @@ impl Core {
                 self.flush();
             }
         }
+        if !self.remote_first && !self.links.arrived.is_empty() {
+            moved |= self.serve_remote();
+        }
+        self.flush();
+        self.send_handed();
         moved
     }
 
     /// One sender's share of a round. True if it sent anything, unless it sent so much in vain that it rests now:
     /// that is no reason to look again soon.
-    fn turn(&mut self, slot: Slot) -> bool {
+    pub fn turn(&mut self, slot: Slot) -> bool {
         let Some(mut sender) = self.ports.take(slot) else { return false };
         self.serving = slot;
         self.heartbeat.serve(sender.id.0);
@@ -84,7 +97,7 @@ impl Core {
     }
 
     fn send(&mut self, slot: Slot, sender: &mut Port) -> bool {
-        if sender.tx.limits.still_rests(self.now) {
+        if sender.tx.limits.still_rests(self.now) || sender.retired {
             return false;
         }
         let Some(mut end) = sender.end.take() else { return false };
@@ -213,7 +226,9 @@ impl Core {
             let route = &mut sender.tx.route;
             let to = self.fdb.find(from, route, addresses, (vlan, learn), in_vlan)?;
             let one = matches!(to, Destination::One(_));
-            if !one && !uplink && !sender.tx.limits.may_flood(rate, self.now) {
+            // What another worker handed over was looked at there.
+            let remote = sender.remote.is_some();
+            if !one && !uplink && !remote && !sender.tx.limits.may_flood(rate, self.now) {
                 return Err(DropReason::Flood);
             }
             let checked = frame.check()?;
@@ -224,13 +239,16 @@ impl Core {
             let more = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
             let looks = self.snooping && to == Destination::Group;
             let multicast = if looks { look(sender, checked.frame, vlan, self.now) } else { ANY };
-            let from = Origin { slot, group, uplink, token, vlan, end, more, multicast };
+            let lender = sender.lender(slot);
+            let merges = true;
+            let from =
+                Origin { slot, group, uplink, remote, lender, token, vlan, end, more, merges, multicast };
             self.spread(&checked, from, to, cost)
         });
         *cost += self.coalescer.take_read();
         fate.unwrap_or_else(|reason| {
             sender.lose_sent(reason);
-            if !sender.config.uplink {
+            if !sender.config.uplink && sender.remote.is_none() {
                 sender.tx.limits.fault(rate, self.now);
             }
             Fate::Finished
@@ -252,7 +270,11 @@ impl Core {
                 let alone = teams.is_empty() || from.uplink;
                 let receiver = if alone { receiver } else { teams.route(receiver, from.slot, sent) };
                 if self.ports.is_mirrored(from.group) {
-                    self.mirror(sent, from, receiver, cost);
+                    let others = self.mirror(sent, from, receiver, cost);
+                    if !others.is_empty() {
+                        let fate = self.give(sent, Origin { merges: false, ..from }, receiver, true);
+                        return Ok(self.hand_to_all(others, sent, from, fate));
+                    }
                 }
                 Ok(self.give(sent, from, receiver, true))
             }
@@ -279,6 +301,7 @@ impl Core {
         want: impl Fn(&Port) -> bool,
     ) -> Option<Fate> {
         let (mut fate, mut only) = (None, None);
+        let mut others = Workers::default();
         let mut at = 0;
         while let Some(slot) = self.ports.member(from.group, at) {
             at += 1;
@@ -287,9 +310,18 @@ impl Core {
                 port.carries(from.vlan)
                     && !(from.uplink && port.config.uplink)
                     && want(port)
-                    && (teams.is_empty() || teams.passes((from.slot, from.uplink), sent, (slot, port)))
+                    && (port.remote.is_some()
+                        || teams.is_empty()
+                        || teams.passes((from.slot, from.uplink), sent, (slot, port)))
             });
             if !is_receiver {
+                continue;
+            }
+            if let Some(worker) = self.ports.get(slot).and_then(|port| port.remote) {
+                // That worker gives it to all of its ports.
+                if !from.remote {
+                    others.add(worker);
+                }
                 continue;
             }
             match (only, fate) {
@@ -302,25 +334,91 @@ impl Core {
             }
             *cost += sent.frame.len() + COPY_COST;
         }
-        match (only, fate) {
-            (Some(only), None) => Some(self.give(sent, from, only, true)),
+        let fate = match (only, fate) {
+            (Some(only), None) => Some(self.give(sent, from, only, others.is_empty())),
             (_, fate) => fate,
+        };
+        if others.is_empty() {
+            return fate;
         }
+        Some(self.hand_to_all(others, sent, from, fate.unwrap_or(Fate::Finished)))
     }
 
-    /// Copies for those who look at others' frames.
+    /// Copies for those who look at others' frames. Returns the workers, beside the receiver's, that have such ports.
     #[cold]
-    fn mirror(&mut self, sent: &Checked<'_>, from: Origin<'_>, receiver: Slot, cost: &mut usize) {
+    fn mirror(&mut self, sent: &Checked<'_>, from: Origin<'_>, receiver: Slot, cost: &mut usize) -> Workers {
+        let mut others = Workers::default();
         let mut at = 0;
         while let Some(slot) = self.ports.member(from.group, at) {
             at += 1;
             let looks =
                 self.ports.get(slot).is_some_and(|port| port.access.mirror && port.carries(from.vlan));
-            if looks && slot != receiver {
-                self.give(sent, from, slot, false);
-                *cost += sent.frame.len() + COPY_COST;
+            if !looks || slot == receiver {
+                continue;
+            }
+            match self.ports.get(slot).and_then(|port| port.remote) {
+                Some(worker) if !from.remote => others.add(worker),
+                Some(_) => {}
+                None => {
+                    self.give(sent, from, slot, false);
+                    *cost += sent.frame.len() + COPY_COST;
+                }
             }
         }
+        if let Some(worker) = self.ports.get(receiver).and_then(|port| port.remote) {
+            others.remove(worker);
+        }
+        others
+    }
+
+    /// Hands a frame over to these workers, after `fate` became of it here.
+    #[cold]
+    fn hand_to_all(&mut self, others: Workers, sent: &Checked<'_>, from: Origin<'_>, fate: Fate) -> Fate {
+        let mut holders = usize::from(fate == Fate::Pending);
+        for worker in others.iter() {
+            if self.links.hand_over(worker, (from.lender, from.token), sent.frame.tx) {
+                holders += 1;
+            } else {
+                self.lose_at(worker, from, DropReason::NoBuffers);
+            }
+        }
+        self.links.share(from.slot, from.token, holders);
+        if holders > 0 { Fate::Pending } else { Fate::Finished }
+    }
+
+    /// A frame to several does not get to the ports of a worker: counted at the first of them.
+    fn lose_at(&mut self, worker: usize, from: Origin<'_>, reason: DropReason) {
+        let mut at = 0;
+        while let Some(slot) = self.ports.member(from.group, at) {
+            at += 1;
+            if let Some(port) = self.ports.get(slot).filter(|port| port.remote == Some(worker)) {
+                return port.lose(reason);
+            }
+        }
+    }
+
+    /// Gives a frame to a receiver that another worker owns.
+    fn give_remote(
+        &mut self,
+        worker: usize,
+        sent: &Checked<'_>,
+        from: Origin<'_>,
+        receiver: Slot,
+        may_wait: bool,
+    ) -> Fate {
+        let Some(port) = self.ports.get(receiver) else { return Fate::Finished };
+        if from.remote {
+            // It went where its sender's worker knew it to be, and is not sent on.
+            port.lose(DropReason::Gone);
+            return Fate::Finished;
+        }
+        let waits = port.pending.has_of(from.lender.owner);
+        if !waits && self.links.hand_over(worker, (from.lender, from.token), sent.frame.tx) {
+            return Fate::Pending;
+        }
+        let (sender, token, len) = (from.slot, from.token, sent.frame.len() as u32);
+        let frame = PendingFrame { sender, token, len, tag: None, next: 0, since: self.now };
+        self.pend_or_show(sent, receiver, frame, may_wait)
     }
 
     /// Gives a frame to one receiver; `may_wait` for its buffers.
@@ -330,6 +428,9 @@ impl Core {
         let Some(end) = port.end.as_ref() else { return Fate::Finished };
         if may_wait {
             self.held.note(from.slot, port.owner, self.now);
+        }
+        if let Some(worker) = port.remote {
+            return self.give_remote(worker, sent, from, receiver, may_wait);
         }
         let to = sent.frame.destination();
         let tag = match port.access.receive(&port.config, end.filter(), to, from.vlan, sent.frame.tag) {
@@ -344,7 +445,7 @@ impl Core {
         let own = port.access.is_own(to) || port.config.uplink;
         if self.settings.coalesce
             && port.aggregates()
-            && self.coalesce(sent, from, (receiver, tag), own && may_wait)
+            && self.coalesce(sent, from, (receiver, tag), own && may_wait && from.merges)
         {
             return Fate::Finished;
         }

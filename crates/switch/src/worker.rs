@@ -5,13 +5,12 @@
 //! with longer and longer sleeps, for which the ports are asked to announce frames if they can.
 
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
 use vmlane_worker::{Engine, Event, Heartbeat, Rest, WakeFds, Woken};
 
 use crate::access::Config;
-use crate::core::Core;
+use crate::core::{Core, Place};
 use crate::port::Port;
 use crate::queue::{Command, Request};
 use crate::spec::Settings;
@@ -43,12 +42,12 @@ pub struct SwitchEngine {
 impl SwitchEngine {
     pub(crate) fn new(
         settings: Settings,
-        coalesce: Arc<AtomicBool>,
+        place: Place,
         stats: Arc<WorkerStats>,
         heartbeat: Arc<Heartbeat>,
     ) -> SwitchEngine {
         SwitchEngine {
-            core: Core::new(settings, coalesce, stats.clone(), heartbeat),
+            core: Core::new(settings, place, stats.clone(), heartbeat),
             settings,
             stats,
             sleep: settings.sleep,
@@ -75,12 +74,12 @@ impl SwitchEngine {
     fn carry_out(&mut self, request: Request) {
         let core = &mut self.core;
         match request {
-            Request::Add { id, spec, stats, state, shaper } => {
-                let mut port = Port::new(id, Config::from(&spec), stats, state);
+            Request::Add { of, spec, stats, state, shaper } => {
+                let mut port = Port::new(of, Config::from(&spec), stats, state);
                 port.shape(shaper, core.now);
-                core.add(port, &spec.name, &spec.group);
+                core.add(of.slot, port);
             }
-            Request::Update { id, spec, shaper } => core.update(id, &spec, shaper),
+            Request::Update { id, spec, group, shaper } => core.update(id, &spec, group, shaper),
             Request::Remove { id } => core.remove(id),
             Request::Attach { id, end } => {
                 if let Some(slot) = core.slot(id) {
@@ -114,6 +113,22 @@ impl SwitchEngine {
                     port.set_copies(copies);
                 }
             }
+            Request::Adopt { id } => {
+                if let Some(slot) = core.slot(id) {
+                    core.adopt_remote(slot);
+                }
+            }
+            Request::Fault { id } => {
+                if let Some(slot) = core.slot(id) {
+                    core.fault(slot);
+                }
+            }
+            Request::Retire { id } => {
+                if let Some(slot) = core.slot(id) {
+                    core.retire(slot);
+                }
+            }
+            Request::Settle => core.send_handed(),
             Request::Refresh { id } => {
                 if let Some(slot) = core.slot(id) {
                     core.refresh(slot);
@@ -167,6 +182,8 @@ impl Engine for SwitchEngine {
     fn rest(&mut self, idle: Duration) -> Rest {
         if !self.deferred.is_empty() {
             Rest::Nap(self.settings.sleep)
+        } else if self.core.links.has_unsent() {
+            Rest::Awake
         } else if self.core.is_empty() {
             Rest::Sleep(None)
         } else if self.soon || self.core.has_pending() || idle < self.settings.linger {
@@ -179,17 +196,23 @@ impl Engine for SwitchEngine {
     /// Completions are visible at the end of each turn, but for those of frames that waited for a port that failed or
     /// was detached since. An interrupt that is held back has its time, for which the worker naps.
     fn undelivered(&self) -> bool {
-        self.core.has_unflushed() || self.soon && !self.core.is_empty()
+        self.core.has_unflushed() || self.core.links.has_unsent() || self.soon && !self.core.is_empty()
     }
 
     fn deliver_withheld(&mut self) {
         self.soon = self.core.tick(Instant::now());
         // A port may have failed just now.
         self.core.flush();
+        self.core.send_handed();
     }
 
     fn arm(&mut self) -> bool {
-        !std::mem::replace(&mut self.armed, true) && self.core.arm()
+        let armed = !std::mem::replace(&mut self.armed, true) && self.core.arm();
+        armed || self.core.links.has_waiting()
+    }
+
+    fn has_handed(&self) -> bool {
+        self.core.links.has_waiting()
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {

@@ -223,7 +223,12 @@ impl<E: Engine> Worker<E> {
         self.engine.count(Event::Nap);
         self.requests.0.parking().prepare_sleep();
         let began = self.worked.then(Instant::now);
-        let woken = self.wait(Some(length));
+        let woken = if self.engine.has_handed() {
+            self.requests.0.parking().finish_sleep(false);
+            Woken::default()
+        } else {
+            self.wait(Some(length))
+        };
         self.slept += began.map_or(Duration::ZERO, |began| began.elapsed());
         self.engine.woken(woken);
     }

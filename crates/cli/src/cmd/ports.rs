@@ -16,7 +16,7 @@ const EXAMPLES: &str = "Examples:
   vmlane ports --json | jq -r '.switch[] | select(.dropped > 0) | .name'
 
 TX and RX are frames as the guest sees them; `vmlane stats` says why frames were dropped. MACS is how many addresses that are
-not the port's own were heard behind it; --macs lists them. Mirrors and teams are listed below the
+not the port's own were heard behind it; --macs lists them. WORKER, with several: whose port it is, switch-N in `vmlane top`. Mirrors and teams are listed below the
 ports. STATE says which uplinks of a team are in use, and why others are not; FAILOVERS counts links lost while in use.";
 
 /// Shows the stream connections between VMs and the ports of the switch
@@ -54,9 +54,12 @@ fn plain(ports: &Ports) -> String {
             "PORT", "KIND", "GROUP", "VLAN", "MAC", "ACTIVE", "LINK", "MACS", "TX", "TX-BYTES", "RX",
             "RX-BYTES", "DROPPED"
         ]];
+        // With one worker it says nothing.
+        let several = ports.switch.iter().any(|port| port.worker > 0);
+        rows.iter_mut().filter(|_| several).for_each(|header| header.push("WORKER".into()));
         for port in &ports.switch {
             let active = if port.active { "yes" } else { "no" };
-            rows.push(row![
+            let mut row = row![
                 port.name,
                 port.kind,
                 port.group,
@@ -70,7 +73,9 @@ fn plain(ports: &Ports) -> String {
                 port.rx_frames,
                 bytes(port.rx_bytes as f64),
                 port.dropped,
-            ]);
+            ];
+            row.extend(several.then(|| port.worker.to_string()));
+            rows.push(row);
         }
         text += "\n";
         text += &table(&rows);
@@ -120,6 +125,7 @@ mod tests {
             mac: "52:54:00:00:00:01".into(),
             active: true,
             link_down: false,
+            worker: 1,
             tx_frames: 1,
             rx_frames: 2,
             dropped: 3,

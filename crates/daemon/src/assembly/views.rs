@@ -9,7 +9,7 @@ use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
 use vmlane_host::sockets::HybridView;
 use vmlane_stats::Counters;
-use vmlane_switch::PortView;
+use vmlane_switch::{PortView, Switch};
 
 use super::Daemon;
 use crate::bounds;
@@ -122,7 +122,7 @@ impl Daemon {
         Stats {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             workers: self.workers.stats().snapshot().into_iter().collect(),
-            switch: self.switch.worker_stats().snapshot().into_iter().collect::<CounterList>(),
+            switch: switch_stats(&self.switch),
             vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
             uplinks: state.uplinks.stats(&self.switch),
             teams: team_stats(&self.switch),
@@ -164,4 +164,18 @@ impl Daemon {
         let mirrors = self.state.lock().mirrors.show(&self.switch);
         Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.switch) }
     }
+}
+
+/// What the switch's workers have counted together.
+fn switch_stats(switch: &Switch) -> CounterList {
+    let mut sums: Vec<(&'static str, u64)> = Vec::new();
+    for stats in switch.worker_stats() {
+        for (at, (name, count)) in stats.snapshot().into_iter().enumerate() {
+            match sums.get_mut(at) {
+                Some((_, sum)) => *sum += count,
+                None => sums.push((name, count)),
+            }
+        }
+    }
+    sums.into_iter().collect()
 }

@@ -14,6 +14,7 @@ use super::{
     Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, LogFormat, Mode, NicConfig, NicModel,
     PortGroupConfig, Problem, Role, UplinkConfig, VmConfig, VmPlace,
 };
+use crate::cpus::BadList;
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
 /// kept free for contexts that are no VMs.
@@ -147,6 +148,14 @@ impl Checker<'_> {
     fn daemon(&mut self, raw: &RawDaemon) -> DaemonConfig {
         let default = DaemonConfig::default();
         let workers = raw.workers.as_ref().map(|value| self.number("daemon: workers", value, WORKERS));
+        let cpus = raw.cpus.as_ref().and_then(|cpus| match cpus.get_ref().parse() {
+            Ok(list) => Some(list),
+            Err(error) => {
+                let error: BadList = error;
+                self.problem(cpus.span(), format!("daemon: cpus = {:?} {error}", cpus.get_ref()));
+                None
+            }
+        });
         let spin_us = raw.spin_us.as_ref().map(|value| self.number("daemon: spin_us", value, SPIN_US));
         let floods = raw.flood_limit.as_ref().map(|value| self.number("daemon: flood_limit", value, FLOODS));
         let faults = raw.fault_limit.as_ref().map(|value| self.number("daemon: fault_limit", value, FAULTS));
@@ -172,6 +181,7 @@ impl Checker<'_> {
         });
         DaemonConfig {
             workers: workers.map_or(default.workers, |value| value as u16),
+            cpus,
             mode,
             spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
             flood_limit: floods.map_or(default.flood_limit, |value| value as u32),

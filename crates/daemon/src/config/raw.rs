@@ -150,6 +150,7 @@ pub struct RawNic {
 #[serde(deny_unknown_fields)]
 pub struct RawDaemon {
     pub workers: Option<Spanned<i64>>,
+    pub cpus: Option<Spanned<String>>,
     pub mode: Option<Spanned<String>>,
     pub spin_us: Option<Spanned<i64>>,
     pub flood_limit: Option<Spanned<i64>>,

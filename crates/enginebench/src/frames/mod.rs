@@ -6,6 +6,7 @@ mod guest;
 mod switched;
 mod verified;
 mod wire;
+mod workers;
 
 use std::io;
 use std::sync::Arc;
@@ -34,6 +35,7 @@ pub fn register(registry: &mut Registry) {
     registry.add(COPY_MERGED, GBITS, &[], plain_copy);
     ports_rows(registry);
     segment_rows(registry);
+    workers::register(registry);
     let mut add = |name: &str, unit, beside: &[&str], load, lro, value: fn(&Counts) -> Sample| {
         registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length))));
     };

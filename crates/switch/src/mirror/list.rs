@@ -5,6 +5,7 @@ use std::sync::Arc;
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{PortId, PortStats};
 
+use super::ring::Ring;
 use super::spec::{MirrorDirection, MirrorSpec};
 
 /// A mirror has at most the part of so many VMs in a round: its turn must not take long.
@@ -17,9 +18,13 @@ pub struct Mirrors(pub(super) Vec<Mirror>);
 /// One of them.
 pub struct Mirror {
     pub(super) id: PortId,
+    /// Whose port that is.
+    pub(super) worker: usize,
     pub(super) spec: MirrorSpec,
     pub(super) from: Vec<String>,
-    pub(super) tap: Arc<dyn FrameTap>,
+    /// One for each source: sources may be of different workers.
+    pub(super) taps: Vec<(String, Arc<dyn FrameTap>)>,
+    pub(super) ring: Arc<Ring>,
     pub(super) stats: Arc<PortStats>,
 }
 

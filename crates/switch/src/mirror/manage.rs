@@ -3,7 +3,8 @@
 use std::io;
 use std::sync::Arc;
 
-use vmlane_port::PortStats;
+use vmlane_port::wrap::FrameTap;
+use vmlane_port::{Frames, PortStats};
 use vmlane_wire::ethernet::Mac;
 
 use super::list::Mirror;
@@ -11,40 +12,41 @@ use super::port::MirrorPort;
 use super::ring::Ring;
 use super::tap::MirrorTap;
 use super::{Copies, MirrorSpec, MirrorView};
-use crate::port::PortState;
 use crate::queue::Request;
 use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
 use crate::switch::Switch;
+
+/// A mirror's own port. No VM, uplink or group has such a name.
+fn port_spec(mirror: &MirrorSpec) -> PortSpec {
+    let name = format!("mirror {}", mirror.name);
+    PortSpec {
+        name: name.clone(),
+        group: name,
+        mac: Mac::default(),
+        vlan: VlanMode::Untagged,
+        policy: Policy::default(),
+        traffic: Traffic::default(),
+        uplink: false,
+    }
+}
 
 impl Switch {
     /// Mirrors the ports with the names `from`, those that there are and those that come. Fails if the host has no memory
     /// for it. The caller sees to it that names of mirrors are unique and that no destination of a mirror is a source.
     pub fn add_mirror(&self, spec: MirrorSpec, from: Vec<String>) -> io::Result<()> {
         let ring = Arc::new(Ring::new()?);
-        let id = self.next_id();
         let stats = Arc::new(PortStats::default());
-        let tap = MirrorTap::new(ring.clone(), spec.direction, spec.snap, stats.clone());
-        // No VM, uplink or group has such a name.
-        let name = format!("mirror {}", spec.name);
-        let port = PortSpec {
-            name: name.clone(),
-            group: name,
-            mac: Mac::default(),
-            vlan: VlanMode::Untagged,
-            policy: Policy::default(),
-            traffic: Traffic::default(),
-            uplink: false,
-        };
-        let state = Arc::new(PortState::default());
-        self.ask(Request::Add { id, spec: port, stats: stats.clone(), state, shaper: None });
-        let mirror = Mirror { id, spec, from: Vec::new(), tap: Arc::new(tap), stats };
+        let worker = self.id_of(&spec.to).and_then(|id| self.owner(id)).unwrap_or(0);
+        let id = self.make_port(port_spec(&spec), stats.clone(), Some(worker));
+        let mut mirror =
+            Mirror { id, worker, spec, from: Vec::new(), taps: Vec::new(), ring: ring.clone(), stats };
         let name = mirror.spec.name.clone();
+        self.attach(id, Box::new(MirrorPort::new(ring)));
         {
             let mut mirrors = self.mirrors().lock();
-            self.aim(&mirror);
+            self.aim(&mut mirror);
             mirrors.0.push(mirror);
         }
-        self.ask(Request::Attach { id, end: Box::new(MirrorPort::new(ring)) });
         self.set_mirror_sources(&name, from);
         Ok(())
     }
@@ -56,10 +58,20 @@ impl Switch {
         let before = std::mem::replace(&mut mirror.from, from);
         let gone: Vec<&String> = before.iter().filter(|port| !mirror.from.contains(port)).collect();
         let new: Vec<String> = mirror.from.iter().filter(|port| !before.contains(port)).cloned().collect();
-        gone.into_iter().for_each(|port| self.remove_tap_of(port, &mirror.tap));
-        let tap = mirror.tap.clone();
+        for port in gone {
+            if let Some(at) = mirror.taps.iter().position(|(source, _)| source == port) {
+                let (port, tap) = mirror.taps.swap_remove(at);
+                self.remove_tap_of(&port, &tap);
+            }
+        }
         self.aim(mirror);
-        new.iter().for_each(|port| self.add_tap(port, tap.clone()));
+        for port in new {
+            let MirrorSpec { direction, snap, .. } = mirror.spec;
+            let tap = MirrorTap::new(mirror.ring.clone(), direction, snap, mirror.stats.clone());
+            let tap: Arc<dyn FrameTap> = Arc::new(tap);
+            mirror.taps.push((port.clone(), tap.clone()));
+            self.add_tap(&port, tap);
+        }
         true
     }
 
@@ -71,7 +83,7 @@ impl Switch {
         let mut mirrors = self.mirrors().lock();
         if let Some(at) = mirrors.0.iter().position(|mirror| mirror.spec.name == name) {
             let mirror = mirrors.0.remove(at);
-            self.ask(Request::Remove { id: mirror.id });
+            self.unmake_port(mirror.id);
         }
         true
     }
@@ -88,14 +100,21 @@ impl Switch {
 
     /// The port with a name has come or gone: mirrors to it find it, or do without.
     pub(crate) fn aim_mirrors(&self, port: &str) {
-        for mirror in self.mirrors().lock().0.iter().filter(|mirror| mirror.spec.to == port) {
+        for mirror in self.mirrors().lock().0.iter_mut().filter(|mirror| mirror.spec.to == port) {
             self.aim(mirror);
         }
     }
 
-    fn aim(&self, mirror: &Mirror) {
+    /// Copies are delivered by the worker that owns their destination, so a mirror's port follows it.
+    fn aim(&self, mirror: &mut Mirror) {
         let to = self.id_of(&mirror.spec.to);
+        if let Some(worker) = to.and_then(|to| self.owner(to)).filter(|&worker| worker != mirror.worker) {
+            self.unmake_port(mirror.id);
+            mirror.worker = worker;
+            mirror.id = self.make_port(port_spec(&mirror.spec), mirror.stats.clone(), Some(worker));
+            self.attach(mirror.id, Box::new(MirrorPort::new(mirror.ring.clone())));
+        }
         let copies = Copies { to, vlan: mirror.spec.vlan, parts: mirror.parts() };
-        self.ask(Request::Copy { id: mirror.id, copies });
+        self.ask_owner(mirror.id, Request::Copy { id: mirror.id, copies });
     }
 }

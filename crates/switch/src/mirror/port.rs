@@ -1,5 +1,6 @@
 //! A mirror as a port: it sends the copies, and receives nothing.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -37,7 +38,9 @@ impl MirrorPort {
         let one = || Lent { first: [0; MAX_HEAD], first_len: 0, spans: ring.spans(), head: empty };
         let lent = std::iter::repeat_with(one).take(BURST).collect();
         let filter = Filter::default();
-        MirrorPort { ring, filter, lent, lent_count: 0, finished: 0, next: Position(0) }
+        // Another port may have read before.
+        let next = ring.first();
+        MirrorPort { ring, filter, lent, lent_count: 0, finished: 0, next }
     }
 }
 
@@ -121,6 +124,16 @@ impl FramePort for MirrorPort {
 
 impl WakeUp for MirrorPort {
     fn arm(&mut self) -> bool {
+        self.ring.arm(true);
         self.lent_count > 0 || self.ring.has_record(self.next)
+    }
+
+    fn disarm(&mut self) {
+        self.ring.arm(false);
+    }
+
+    /// Sources may be ports of other workers.
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        Some(self.ring.bell())
     }
 }

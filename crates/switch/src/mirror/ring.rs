@@ -6,9 +6,10 @@
 //! they lie and gives their cells back in order. Nothing is allocated, locked or waited for; what finds no room is lost.
 
 use std::io;
-use std::os::fd::OwnedFd;
-use std::sync::atomic::{AtomicU64, Ordering};
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering, fence};
 
+use rustix::event::{EventfdFlags, eventfd};
 use vmlane_mem::{MapError, MapRequest, MemoryMap, Spans, Window};
 use vmlane_port::{MAX_FRAME, Offload};
 use vmlane_wire::ethernet::Tci;
@@ -89,6 +90,9 @@ pub struct Ring {
     next: AtomicU64,
     /// The first cell that is not free.
     first: AtomicU64,
+    /// Who reads sleeps, or is about to: the next record rings the bell.
+    armed: AtomicBool,
+    bell: OwnedFd,
 }
 
 impl Ring {
@@ -98,7 +102,9 @@ impl Ring {
         (0..BYTES).step_by(4096).for_each(|at| window.write(at, &[0; 4096]));
         let memory = map(file).map_err(io::Error::other)?;
         let marks = (0..CELLS).map(|_| AtomicU64::new(0)).collect();
-        Ok(Ring { window, memory, marks, next: AtomicU64::new(0), first: AtomicU64::new(0) })
+        let bell = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK)?;
+        let [next, first] = [0, 0].map(AtomicU64::new);
+        Ok(Ring { window, memory, marks, next, first, armed: AtomicBool::new(false), bell })
     }
 
     /// A list for pieces of this memory.
@@ -157,6 +163,30 @@ impl Ring {
         if let Some(mark) = self.marks.get((at.0 % CELLS) as usize) {
             mark.store(at.0 + 1, Ordering::Release);
         }
+        fence(Ordering::SeqCst);
+        if self.armed.load(Ordering::Relaxed) && self.armed.swap(false, Ordering::AcqRel) {
+            // One that is full has rung already.
+            let _ = rustix::io::write(&self.bell, &1u64.to_ne_bytes());
+        }
+    }
+
+    /// Whether the next record rings the bell. Who arms looks for a record after this.
+    pub fn arm(&self, armed: bool) {
+        self.armed.store(armed, Ordering::Relaxed);
+        fence(Ordering::SeqCst);
+        if !armed {
+            let _ = rustix::io::read(&self.bell, &mut [0; 8]);
+        }
+    }
+
+    /// Readable after it rang, until [`Self::arm`] says that it is not to ring.
+    pub fn bell(&self) -> BorrowedFd<'_> {
+        self.bell.as_fd()
+    }
+
+    /// Where to read if nothing was read yet, or all that was is done with.
+    pub fn first(&self) -> Position {
+        Position(self.first.load(Ordering::Acquire))
     }
 
     /// What was described is not to be read after all.

@@ -10,7 +10,7 @@ use vmlane_port::{DropReason, Offload, PortStats, RxFrame, TxFrame};
 use super::MirrorDirection;
 use super::ring::{Head, Position, Ring};
 
-/// What copies the frames of all sources of one mirror.
+/// What copies the frames of one source of a mirror.
 pub struct MirrorTap {
     ring: Arc<Ring>,
     direction: MirrorDirection,
@@ -18,8 +18,8 @@ pub struct MirrorTap {
     snap: usize,
     /// The mirror's.
     stats: Arc<PortStats>,
-    /// The position + 1 of the frame that was sent last, until it is known what became of it; or 0. The one worker that
-    /// owns the ports uses it.
+    /// The position + 1 of the frame that was sent last, until it is known what became of it; or 0. The worker that owns
+    /// the port uses it.
     staged: AtomicU64,
 }
 

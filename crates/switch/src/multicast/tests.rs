@@ -7,8 +7,8 @@ use vmlane_port::{Offload, PortId, PortStats};
 
 use super::*;
 use crate::access::Config;
-use crate::core::Core;
-use crate::port::Port;
+use crate::core::{Core, Place};
+use crate::port::{Numbered, Port};
 use crate::spec::{Policy, PortSpec, Settings, Traffic, VlanMode};
 
 fn bytes(hex: &str) -> Vec<u8> {
@@ -215,7 +215,7 @@ struct End {
 
 impl Bench {
     fn new() -> Bench {
-        let core = Core::new(Settings::default(), Arc::default(), Arc::default(), Arc::default());
+        let core = Core::new(Settings::default(), Place::alone(), Arc::default(), Arc::default());
         Bench { core, now: Instant::now(), ports: 0 }
     }
 
@@ -237,8 +237,9 @@ impl Bench {
             filter.all_multicast = true;
             filter.promiscuous = uplink;
         });
-        let port = Port::new(id, Config::from(&spec), stats.clone(), Arc::default());
-        self.core.add(port, &spec.name, &spec.group);
+        let of = Numbered::nth(self.ports.into());
+        let port = Port::new(of, Config::from(&spec), stats.clone(), Arc::default());
+        self.core.add(of.slot, port);
         let slot = self.core.slot(id).expect("it was just added");
         self.core.attach(slot, end);
         self.core.refresh(slot);

@@ -65,10 +65,16 @@ fn growth(bytes: u32, shares: u16) -> u64 {
 
 impl PendingQueue {
     pub fn new(now: Instant) -> PendingQueue {
+        let (places, owners) = (Vec::with_capacity(MAX_PENDING), Vec::with_capacity(USUAL_OWNERS));
+        PendingQueue { places, owners, ..PendingQueue::small(now) }
+    }
+
+    /// The same, for which memory is allocated when frames wait.
+    pub fn small(now: Instant) -> PendingQueue {
         PendingQueue {
-            places: Vec::with_capacity(MAX_PENDING),
+            places: Vec::new(),
             free: END,
-            owners: Vec::with_capacity(USUAL_OWNERS),
+            owners: Vec::new(),
             current: 0,
             served: 0,
             count: 0,
@@ -178,6 +184,20 @@ impl PendingQueue {
             self.served = 0;
         }
         self.choose();
+    }
+
+    /// Has this owner frames?
+    pub fn has_of(&self, owner: u16) -> bool {
+        self.owners.iter().any(|of| of.claim.owner == owner)
+    }
+
+    /// It is the turn of owner number `at` of those that have frames, whosever it would be. False: there is none.
+    pub fn begin_turn_of(&mut self, at: usize) -> bool {
+        let is_there = at < self.owners.len();
+        if is_there {
+            self.current = at;
+        }
+        is_there
     }
 
     /// Takes out an owner's first frame.

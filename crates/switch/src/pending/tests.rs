@@ -8,8 +8,8 @@ use vmlane_port::{Offload, PortId, PortStats};
 use vmlane_wire::ethernet::Mac;
 
 use crate::access::Config;
-use crate::core::Core;
-use crate::port::Port;
+use crate::core::{Core, Place};
+use crate::port::{Numbered, Port};
 use crate::spec::{Policy, PortSpec, Settings, Traffic, VlanMode};
 
 const HOLD: Duration = Duration::from_millis(5);
@@ -239,7 +239,7 @@ impl Bench {
     fn new() -> Bench {
         let settings = Settings { hold: HOLD, ..Settings::default() };
         Bench {
-            core: Core::new(settings, Arc::default(), Arc::default(), Arc::default()),
+            core: Core::new(settings, Place::alone(), Arc::default(), Arc::default()),
             now: Instant::now(),
             ports: 0,
         }
@@ -253,11 +253,8 @@ impl Bench {
         let spec = PortSpec { name, group, mac, vlan, policy, traffic: Traffic::default(), uplink };
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(mac, look_ahead);
-        self.core.add(
-            Port::new(id, Config::from(&spec), stats.clone(), Arc::default()),
-            &spec.name,
-            &spec.group,
-        );
+        let of = Numbered::nth(self.ports);
+        self.core.add(of.slot, Port::new(of, Config::from(&spec), stats.clone(), Arc::default()));
         let slot = self.core.slot(id).expect("it was just added");
         self.core.attach(slot, end);
         self.core.refresh(slot);

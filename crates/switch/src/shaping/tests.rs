@@ -8,8 +8,8 @@ use vmlane_wire::ethernet::Mac;
 
 use super::*;
 use crate::access::Config;
-use crate::core::Core;
-use crate::port::Port;
+use crate::core::{Core, Place};
+use crate::port::{Numbered, Port};
 use crate::spec::{Policy, PortSpec, Rate, Settings, Traffic, VlanMode};
 use vmlane_port::PortStats;
 
@@ -57,7 +57,7 @@ fn output(average: u64, peak: u64, burst: u64) -> Shape {
 
 impl Bench {
     fn new() -> Bench {
-        let core = Core::new(Settings::default(), Arc::default(), Arc::default(), Arc::default());
+        let core = Core::new(Settings::default(), Place::alone(), Arc::default(), Arc::default());
         Bench { core, now: Instant::now(), ports: 0, soon: false }
     }
 
@@ -71,12 +71,13 @@ impl Bench {
         spec.traffic.shares = shares;
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(spec.mac, 64);
-        let mut port = Port::new(id, Config::from(&spec), stats.clone(), Arc::default());
+        let of = Numbered::nth(self.ports);
+        let mut port = Port::new(of, Config::from(&spec), stats.clone(), Arc::default());
         port.shape(
             (shape != Shape::default()).then(|| Box::new(Shaper::new(shape, false, self.now))),
             self.now,
         );
-        self.core.add(port, &spec.name, &spec.group);
+        self.core.add(of.slot, port);
         let slot = self.core.slot(id).expect("it was just added");
         self.core.attach(slot, end);
         self.core.refresh(slot);
@@ -85,7 +86,7 @@ impl Bench {
 
     fn reshape(&mut self, end: &End, shape: Shape) {
         let shaper = Box::new(Shaper::new(shape, false, self.now));
-        self.core.update(end.id, &spec(end.id.0, shape), Some(shaper));
+        self.core.update(end.id, &spec(end.id.0, shape), 0, Some(shaper));
     }
 
     /// Time passes; the worker looks once, and again as long as frames move.
@@ -371,7 +372,7 @@ fn a_link_that_is_down_lets_nothing_through_and_up_again_everything() {
     assert_eq!(send(&mut bench), (40, 40));
     let set = |bench: &mut Bench, down| {
         let shaper = Box::new(Shaper::new(Shape::default(), down, bench.now));
-        bench.core.update(b.id, &spec(b.id.0, Shape::default()), Some(shaper));
+        bench.core.update(b.id, &spec(b.id.0, Shape::default()), 0, Some(shaper));
     };
     set(&mut bench, true);
     assert_eq!(send(&mut bench), (0, 0));

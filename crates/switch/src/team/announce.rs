@@ -94,7 +94,7 @@ impl Core {
             found.extend(vlans(port).into_iter().map(|vlan| (slot, (port.access.effective, vlan))));
         }
         // Addresses that a VM uses beside its card's.
-        let learned = self.fdb.learned().filter_map(|(key, vlan, slot, _)| {
+        let learned = self.fdb.learned().into_iter().filter_map(|(key, vlan, slot, _)| {
             let port = self.ports.get(slot).filter(|port| !port.config.uplink && port.group == group);
             port.map(|_| (slot, (unkey(key), vlan)))
         });

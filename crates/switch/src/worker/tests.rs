@@ -5,6 +5,7 @@ use vmlane_port::{Offload, PortId};
 use vmlane_wire::ethernet::Mac;
 
 use super::*;
+use crate::port::Numbered;
 use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
 
 fn mac(number: u8) -> Mac {
@@ -16,7 +17,7 @@ struct Bench(SwitchEngine);
 impl Bench {
     fn new() -> Bench {
         let settings = Settings { hold: Duration::from_secs(3600), ..Settings::default() };
-        Bench(SwitchEngine::new(settings, Arc::default(), Arc::default(), Arc::default()))
+        Bench(SwitchEngine::new(settings, Place::alone(), Arc::default(), Arc::default()))
     }
 
     fn request(&mut self, request: Request) {
@@ -35,7 +36,8 @@ impl Bench {
             traffic: Traffic::default(),
             uplink: false,
         };
-        self.request(Request::Add { id, spec, stats: Arc::default(), state: Arc::default(), shaper: None });
+        let of = Numbered::nth(number.into());
+        self.request(Request::Add { of, spec, stats: Arc::default(), state: Arc::default(), shaper: None });
         self.request(Request::Attach { id, end });
         wire
     }

@@ -18,7 +18,7 @@ pub fn mac(number: u8) -> Mac {
 /// A switch that moves only when told to.
 pub struct Bench {
     pub switch: Arc<Switch>,
-    pub worker: Worker,
+    pub workers: Vec<Worker>,
 }
 
 /// A port and its wire.
@@ -35,8 +35,11 @@ impl Bench {
     }
 
     pub fn with(settings: Settings) -> Bench {
-        let (switch, worker) = Switch::unstarted(settings);
-        Bench { switch: Arc::new(switch), worker }
+        // So that any test can be tried with several: VMLANE_TEST_WORKERS=2.
+        let workers = std::env::var("VMLANE_TEST_WORKERS").ok().and_then(|count| count.parse().ok());
+        let (switch, workers) =
+            Switch::unstarted_workers(Settings { workers: workers.unwrap_or(settings.workers), ..settings });
+        Bench { switch: Arc::new(switch), workers }
     }
 
     pub fn spec(number: u8) -> PortSpec {
@@ -73,14 +76,14 @@ impl Bench {
     }
 
     pub fn step(&mut self) {
-        assert!(self.worker.step());
+        self.workers.iter_mut().for_each(|worker| assert!(worker.step()));
     }
 
     /// Rounds until nothing moves.
     pub fn run(&mut self) {
         for _ in 0..10_000 {
             self.step();
-            if !self.worker.moved() {
+            if !self.workers.iter().any(|worker| worker.moved()) {
                 return;
             }
         }

@@ -1,0 +1,123 @@
+//! A port of another worker.
+
+use std::collections::VecDeque;
+use std::time::Instant;
+
+use vmlane_port::{DropReason, Filter, FramePort, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp};
+
+use super::PLACES;
+use super::frame::{Done, HandedFrame};
+use super::state::Attachment;
+use crate::port::NOTHING;
+
+/// The end of a port that another worker owns: it sends the frames that were handed over. Frames *to* the port never
+/// come here: they are handed over to that worker.
+pub struct RemotePort {
+    attachment: Attachment,
+    /// Not fetched yet.
+    waiting: VecDeque<Box<HandedFrame>>,
+    /// By token.
+    lent: Vec<Option<Box<HandedFrame>>>,
+    free: Vec<u32>,
+    done: Done,
+}
+
+impl RemotePort {
+    pub fn new(attachment: Attachment, done: Done) -> RemotePort {
+        RemotePort { attachment, waiting: VecDeque::new(), lent: Vec::new(), free: Vec::new(), done }
+    }
+
+    /// Is it the port's attachment of this number?
+    pub fn is(&self, number: u32) -> bool {
+        self.attachment.number == number
+    }
+
+    pub fn set_filter(&mut self, filter: Filter) {
+        self.attachment.filter = filter;
+    }
+
+    /// A frame that its guest sent.
+    pub fn push(&mut self, frame: Box<HandedFrame>) {
+        self.waiting.push_back(frame);
+    }
+
+    /// Are there frames to be fetched?
+    pub fn has_frames(&self) -> bool {
+        !self.waiting.is_empty()
+    }
+}
+
+impl Drop for RemotePort {
+    fn drop(&mut self) {
+        self.done.lock().extend(self.waiting.drain(..).chain(self.lent.drain(..).flatten()));
+    }
+}
+
+impl FramePort for RemotePort {
+    fn fetch(&mut self, tokens: &mut [Token]) -> usize {
+        let mut count = 0;
+        for to in tokens {
+            let Some(frame) = self.waiting.pop_front() else { break };
+            let at = self.free.pop().unwrap_or_else(|| {
+                self.lent.push(None);
+                self.lent.len() as u32 - 1
+            });
+            if let Some(place) = self.lent.get_mut(at as usize) {
+                *place = Some(frame);
+            }
+            *to = Token(at);
+            count += 1;
+        }
+        count
+    }
+
+    fn look_ahead(&self) -> usize {
+        PLACES
+    }
+
+    #[expect(
+        clippy::expect_used,
+        reason = "tokens are this port's own; a wrong one is a fault that is contained"
+    )]
+    fn frame(&self, token: Token) -> TxFrame<'_> {
+        let lent = self.lent.get(token.0 as usize).and_then(Option::as_ref);
+        lent.expect("a frame that is lent").frame()
+    }
+
+    fn finish(&mut self, tokens: &[Token]) {
+        if tokens.is_empty() {
+            return;
+        }
+        let mut done = self.done.lock();
+        for token in tokens {
+            if let Some(frame) = self.lent.get_mut(token.0 as usize).and_then(Option::take) {
+                self.free.push(token.0);
+                done.push(frame);
+            }
+        }
+    }
+
+    fn capabilities(&self) -> RxCapabilities {
+        NOTHING
+    }
+
+    fn filter(&self) -> &Filter {
+        &self.attachment.filter
+    }
+
+    fn deliver(&mut self, _: &[RxFrame<'_>]) -> Result<(), Refused> {
+        Err(Refused { at: 0, reason: DropReason::Gone })
+    }
+
+    fn has_room(&mut self) -> bool {
+        false
+    }
+
+    fn flush(&mut self, _: Instant) {}
+
+    fn tick(&mut self, _: Instant) -> bool {
+        false
+    }
+}
+
+impl WakeUp for RemotePort {}

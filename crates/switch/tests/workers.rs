@@ -1,0 +1,480 @@
+//! A switch with several workers does what one with a single worker does.
+
+mod common;
+
+use std::collections::BTreeMap;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use common::tcp::Packet;
+use common::{Bench, Guest, frame, mac};
+use proptest::prelude::*;
+use vmlane_guestsim::memory_port::{LRO, Trap, Wire};
+use vmlane_port::{Frames, Offload, PortId, VlanSet};
+use vmlane_stats::Counters;
+use vmlane_switch::{MirrorDirection, MirrorSpec, Policy, PortSpec, Settings, Switch, Traffic, VlanMode};
+use vmlane_wire::ethernet::{Mac, Tci};
+
+const WORKERS: usize = 3;
+
+fn bench(workers: usize) -> Bench {
+    // What is merged depends on which frames are there at once.
+    Bench::with(Settings { workers, hold: Duration::from_secs(3600), coalesce: false, ..Settings::default() })
+}
+
+/// How one port of a world is.
+#[derive(Clone, Debug)]
+struct PortPlan {
+    group: u8,
+    vlan: u8,
+    policy: [bool; 3],
+    promiscuous: bool,
+    all_multicast: bool,
+    lro: bool,
+    uplink: bool,
+    snoop: bool,
+    /// It uses another address than its own.
+    moved: bool,
+}
+
+#[derive(Clone, Debug)]
+enum Step {
+    Send { from: u8, to: u8, source: u8, len: u16, tag: Option<u8>, segments: bool },
+    Detach(u8),
+    Attach(u8),
+    Change(u8, PortPlan),
+    Filter(u8, bool, bool),
+    Down(u8, bool),
+    Run,
+}
+
+fn port_plan() -> impl Strategy<Value = PortPlan> {
+    let flags = prop::array::uniform8(any::<bool>());
+    let rare = || prop::bool::weighted(0.2);
+    (0..2u8, 0..4u8, flags, rare(), rare()).prop_map(|(group, vlan, flags, uplink, moved)| {
+        let [a, b, c, promiscuous, all_multicast, lro, snoop, _] = flags;
+        let policy = [a, b, c];
+        PortPlan { group, vlan, policy, promiscuous, all_multicast, lro, uplink, snoop, moved }
+    })
+}
+
+fn step() -> impl Strategy<Value = Step> {
+    let port = 0..6u8;
+    let send =
+        (port.clone(), 0..10u8, 0..9u8, 60..3000u16, prop::option::weighted(0.2, 0..4u8), any::<bool>())
+            .prop_map(|(from, to, source, len, tag, segments)| Step::Send {
+                from,
+                to,
+                source,
+                len,
+                tag,
+                segments,
+            });
+    prop_oneof![
+        12 => send,
+        1 => port.clone().prop_map(Step::Detach),
+        2 => port.clone().prop_map(Step::Attach),
+        1 => (port.clone(), port_plan()).prop_map(|(port, plan)| Step::Change(port, plan)),
+        1 => (port.clone(), any::<bool>(), any::<bool>()).prop_map(|(port, a, b)| Step::Filter(port, a, b)),
+        1 => (port.clone(), any::<bool>()).prop_map(|(port, down)| Step::Down(port, down)),
+        4 => Just(Step::Run),
+    ]
+}
+
+fn spec(number: u8, plan: &PortPlan) -> PortSpec {
+    let [promiscuous, mac_changes, forged_transmits] = plan.policy;
+    let mut set = VlanSet::none();
+    [1, 2].into_iter().for_each(|vlan| set.insert(vlan));
+    PortSpec {
+        name: format!("vm-{number}/nic0"),
+        group: format!("group-{}", plan.group),
+        mac: mac(number + 1),
+        vlan: match plan.vlan {
+            0 | 1 => VlanMode::Untagged,
+            2 => VlanMode::Access(1),
+            _ => VlanMode::Trunk(set),
+        },
+        policy: Policy { promiscuous, mac_changes, forged_transmits },
+        traffic: Traffic { snoop: plan.snoop, ..Traffic::default() },
+        uplink: plan.uplink,
+    }
+}
+
+/// What a port got, by source address, in its order.
+type Got = BTreeMap<Vec<u8>, Vec<Vec<u8>>>;
+type Counts = Vec<(&'static str, u64)>;
+
+/// Ports of a switch, and what was done to them.
+struct World {
+    bench: Bench,
+    ids: Vec<PortId>,
+    plans: Vec<PortPlan>,
+    wires: Vec<Option<Wire>>,
+    /// By port.
+    got: Vec<Got>,
+    /// Whose frames may be on their way: what several send at once has no order.
+    sending: Option<usize>,
+}
+
+impl World {
+    fn new(workers: usize, plans: &[PortPlan]) -> World {
+        let bench = bench(workers);
+        let ids = (0..).zip(plans).map(|(number, plan)| bench.switch.add_port(spec(number, plan))).collect();
+        let wires = plans.iter().map(|_| None).collect();
+        let got = plans.iter().map(|_| BTreeMap::new()).collect();
+        let mut world = World { bench, ids, plans: plans.to_vec(), wires, got, sending: None };
+        world.run();
+        (0..plans.len()).for_each(|at| world.attach(at));
+        world
+    }
+
+    fn run(&mut self) {
+        // What a worker asks of the others comes a round later.
+        (0..4).for_each(|_| self.bench.step());
+        self.bench.run();
+        self.collect();
+    }
+
+    fn collect(&mut self) {
+        for (wire, got) in self.wires.iter().zip(&mut self.got) {
+            for received in wire.iter().flat_map(Wire::received) {
+                let tag = received.tag.map_or(0, |tag| tag.0);
+                let source = received.bytes[6..12].to_vec();
+                let whole = [&received.bytes[..], &tag.to_be_bytes()].concat();
+                got.entry(source).or_default().push(whole);
+            }
+        }
+    }
+
+    fn attach(&mut self, at: usize) {
+        let plan = self.plans[at].clone();
+        let number = at as u8 + 1;
+        let own = if plan.moved { mac(number + 100) } else { mac(number) };
+        let (wire, end) = Wire::small(own, 32);
+        wire.change_filter(|filter| {
+            if plan.uplink {
+                *filter = vmlane_port::Filter::open();
+            }
+            filter.promiscuous |= plan.promiscuous;
+            filter.all_multicast = plan.all_multicast;
+        });
+        if plan.lro {
+            wire.set_capabilities(LRO);
+        }
+        self.run();
+        self.bench.switch.attach(self.ids[at], end);
+        self.bench.switch.refresh(self.ids[at]);
+        self.wires[at] = Some(wire);
+        self.run();
+    }
+
+    fn apply(&mut self, step: &Step) {
+        match *step {
+            Step::Send { from, to, source, len, tag, segments } => {
+                let from = usize::from(from);
+                if self.sending != Some(from) {
+                    self.run();
+                    self.sending = Some(from);
+                }
+                let Some(wire) = &self.wires[from] else { return };
+                let to = match to {
+                    6 => Mac::BROADCAST,
+                    7 => Mac([1, 0, 0x5e, 1, 2, 3]),
+                    8 => mac(106),
+                    9 => mac(200),
+                    to => mac(to + 1),
+                };
+                // Mostly its own address; else one that it forges.
+                let source = match source {
+                    0 => mac(201),
+                    1 => mac(102),
+                    _ => mac(from as u8 + 1),
+                };
+                let tag = tag.map(|vlan| Tci::default().with_vlan(vlan.into()));
+                if segments {
+                    let packet = Packet::new(to, source, false, usize::from(len) + 500);
+                    let offload = Offload::Segment { header: packet.header_len() as u16, mss: 700 };
+                    wire.send(&packet.partial(false), offload, tag);
+                } else {
+                    wire.send(&frame(to, source, len.min(1500).into(), from as u8), Offload::None, tag);
+                }
+            }
+            Step::Detach(at) => {
+                self.run();
+                self.bench.switch.detach(self.ids[usize::from(at)]);
+                self.run();
+                self.wires[usize::from(at)] = None;
+            }
+            Step::Attach(at) => self.attach(at.into()),
+            Step::Change(at, ref plan) => {
+                let at = usize::from(at);
+                // Whether a port leads out, and what is attached to it, stays.
+                let plan = PortPlan { uplink: self.plans[at].uplink, ..plan.clone() };
+                self.run();
+                self.bench.switch.update_port(self.ids[at], spec(at as u8, &plan));
+                self.plans[at] = plan;
+                self.run();
+            }
+            Step::Filter(at, promiscuous, all_multicast) => {
+                let at = usize::from(at);
+                self.run();
+                if let Some(wire) = &self.wires[at] {
+                    wire.change_filter(|filter| {
+                        (filter.promiscuous, filter.all_multicast) = (promiscuous, all_multicast);
+                    });
+                    self.bench.switch.refresh(self.ids[at]);
+                }
+                self.run();
+            }
+            Step::Down(at, down) => {
+                self.run();
+                self.bench.switch.set_link(self.ids[usize::from(at)], !down);
+                self.run();
+            }
+            Step::Run => self.run(),
+        }
+    }
+
+    /// Everything moves at last.
+    fn finish(&mut self) -> (Vec<Got>, Vec<Counts>) {
+        self.run();
+        let lent: usize = self.wires.iter().flatten().map(Wire::outstanding).sum();
+        assert_eq!(lent, 0, "every frame comes back to its sender");
+        let counts = |id: &PortId| {
+            let all = self.bench.switch.stats(*id).snapshot();
+            // How long frames waited, and which of several drops it is, is a matter of rounds.
+            let same = |(name, _): &(&str, u64)| {
+                ["tx_frames", "tx_bytes", "tx_tso", "rx_frames", "rx_bytes", "panics"].contains(name)
+            };
+            all.into_iter().filter(same).collect()
+        };
+        (self.got.clone(), self.ids.iter().map(counts).collect())
+    }
+}
+
+proptest! {
+    #![proptest_config(ProptestConfig { cases: 300, ..ProptestConfig::default() })]
+
+    #[test]
+    fn several_workers_deliver_what_one_delivers(
+        plans in prop::collection::vec(port_plan(), 6),
+        steps in prop::collection::vec(step(), 1..60),
+    ) {
+        let results: Vec<_> = [1, 2, WORKERS].into_iter().map(|workers| {
+            let mut world = World::new(workers, &plans);
+            steps.iter().for_each(|step| world.apply(step));
+            world.finish()
+        }).collect();
+        for other in &results[1..] {
+            prop_assert_eq!(&results[0], other);
+        }
+    }
+}
+
+fn soon(what: &str, done: impl FnMut() -> bool) {
+    let mut done = done;
+    let deadline = Instant::now() + Duration::from_secs(60);
+    while !done() {
+        assert!(Instant::now() < deadline, "{what}");
+        std::thread::sleep(Duration::from_millis(1));
+    }
+}
+
+/// A switch with threads and `count` ports, spread over them.
+fn started(count: u8) -> (Arc<Switch>, Vec<(PortId, Wire)>) {
+    let switch = Arc::new(Switch::start(Settings { workers: WORKERS, ..Settings::default() }).unwrap());
+    let port = |number| {
+        let id = switch.add_port(Bench::spec(number));
+        let (wire, end) = Wire::new(mac(number));
+        switch.attach(id, end);
+        (id, wire)
+    };
+    let ports = (1..=count).map(port).collect();
+    let workers: BTreeMap<_, usize> = switch.ports().iter().fold(BTreeMap::new(), |mut counts, view| {
+        *counts.entry(view.worker).or_default() += 1;
+        counts
+    });
+    assert_eq!(workers.len(), WORKERS.min(count.into()), "ports are spread over the workers");
+    (switch, ports)
+}
+
+#[test]
+fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
+    const FRAMES: u32 = 20_000;
+    let (switch, ports) = started(6);
+    let stop = Arc::new(AtomicBool::new(false));
+    std::thread::scope(|scope| {
+        // Another port is attached and detached all the time, with frames on their way from and to it.
+        let (other, stop_too) = (switch.clone(), stop.clone());
+        scope.spawn(move || {
+            let id = other.add_port(Bench::spec(99));
+            while !stop_too.load(Ordering::Relaxed) {
+                let (wire, end) = Wire::small(mac(99), 16);
+                other.attach(id, end);
+                (0..40).for_each(|number| {
+                    wire.send(&frame(mac(number % 6 + 1), mac(99), 200, 0), Offload::None, None)
+                });
+                other.kick(id);
+                other.detach(id);
+                assert!(wire.dropped());
+            }
+        });
+        for number in 0..3u8 {
+            let (id, wire) = &ports[usize::from(number)];
+            let switch = &switch;
+            scope.spawn(move || {
+                for count in 0..FRAMES {
+                    let mut bytes = frame(mac(number + 4), mac(number + 1), 60 + (count % 1400) as usize, 0);
+                    bytes[14..18].copy_from_slice(&count.to_be_bytes());
+                    wire.send(&bytes, Offload::None, None);
+                    if count % 32 == 0 {
+                        wire.send(&frame(mac(99), mac(number + 1), 1000, 0), Offload::None, None);
+                        switch.kick(*id);
+                    }
+                    while wire.queued() > 512 {
+                        switch.kick(*id);
+                        std::thread::yield_now();
+                    }
+                }
+            });
+        }
+        for number in 0..3u8 {
+            let wire = &ports[usize::from(number) + 3].1;
+            let mut next = 0;
+            soon("all frames", || {
+                for received in wire.received() {
+                    if received.bytes[6..12] == mac(number + 1).0 {
+                        let count = u32::from_be_bytes(received.bytes[14..18].try_into().unwrap());
+                        assert_eq!(count, next, "in order, none lost");
+                        assert_eq!(received.bytes.len(), 60 + (count % 1400) as usize);
+                        next += 1;
+                    }
+                }
+                next == FRAMES
+            });
+        }
+        stop.store(true, Ordering::Relaxed);
+    });
+    soon("all are finished", || ports.iter().all(|(_, wire)| wire.outstanding() == 0));
+    assert!(switch.worker_stats().all(|stats| stats.panics.get() == 0));
+}
+
+#[test]
+fn what_waits_at_another_worker_is_finished_before_its_sender_is_dropped() {
+    for leaver in 0..2 {
+        let settings = Settings { workers: 2, hold: Duration::from_secs(3600), ..Settings::default() };
+        let switch = Switch::start(settings).unwrap();
+        let port = |number| {
+            let id = switch.add_port(Bench::spec(number));
+            let (wire, end) = Wire::new(mac(number));
+            switch.attach(id, end);
+            (id, wire)
+        };
+        let ports = [port(1), port(2)];
+        ports[1].1.set_room(Some(0));
+        (0..10).for_each(|_| ports[0].1.send(&frame(mac(2), mac(1), 700, 0), Offload::None, None));
+        switch.kick(ports[0].0);
+        let pending = || switch.stats(ports[1].0).pending.get();
+        soon("they wait", || pending() == 10);
+        assert_eq!(ports[0].1.outstanding(), 10);
+        switch.detach(ports[leaver].0);
+        assert!(ports[leaver].1.dropped());
+        soon("all are finished", || ports[0].1.outstanding() == 0);
+        if leaver == 0 {
+            assert_eq!(ports[0].1.outstanding(), 0, "already when detach returned");
+        }
+        assert_eq!(switch.stats(ports[1].0).drop_gone.get(), 10);
+    }
+}
+
+#[test]
+fn a_receiver_without_buffers_holds_up_its_own_senders_and_no_one_else() {
+    let mut bench = bench(2);
+    // Ports 1, 3, 5 are of one worker, 2, 4, 6 of the other.
+    let guests: Vec<Guest> = (1..=6).map(|number| bench.guest(number)).collect();
+    guests[1].wire.set_room(Some(0));
+    (0..400).for_each(|_| guests[0].send(&frame(mac(2), mac(1), 1000, 0)));
+    bench.run();
+    (0..100).for_each(|_| guests[2].send(&frame(mac(4), mac(3), 1000, 0)));
+    (0..100).for_each(|_| guests[0].send(&frame(mac(6), mac(1), 1000, 0)));
+    bench.run();
+    assert_eq!(guests[3].frames().len(), 100);
+    guests[1].wire.set_room(None);
+    bench.run();
+    let lost = guests[1].stats.drop_slow_receiver.get() as usize;
+    assert_eq!((guests[1].frames().len() + lost, guests[5].frames().len()), (400, 100));
+    assert_eq!(guests[0].wire.outstanding(), 0);
+}
+
+#[test]
+fn a_panic_with_a_frame_of_another_worker_ends_its_port_there_and_nothing_else() {
+    for trap in [Trap::Deliver, Trap::Finish] {
+        let mut bench = bench(2);
+        let guests: Vec<Guest> = (1..=4).map(|number| bench.guest(number)).collect();
+        let victim = if trap == Trap::Deliver { 1 } else { 0 };
+        guests[victim].wire.set_trap(trap);
+        guests[0].send(&frame(mac(2), mac(1), 60, 0));
+        (0..8).for_each(|_| bench.step());
+        bench.run();
+        assert!(guests[victim].wire.dropped() && guests[victim].wire.failed(), "{trap:?}");
+        guests.iter().for_each(|guest| drop(guest.frames()));
+        guests[2].send(&frame(mac(4), mac(3), 60, 0));
+        bench.run();
+        assert_eq!(guests[3].frames().len(), 1, "{trap:?}");
+        guests[3].send(&frame(mac(1), mac(4), 60, 0));
+        guests[3].send(&frame(mac(2), mac(4), 60, 0));
+        bench.run();
+        let got = [0, 1].map(|at: usize| guests[at].frames().len());
+        assert_eq!(got[1 - victim], 1, "{trap:?}");
+    }
+}
+
+#[test]
+fn segments_of_another_workers_guest_are_merged_for_a_receiver_that_takes_them_whole() {
+    let mut bench = Bench::with(Settings { workers: 2, ..Settings::default() });
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    b.wire.set_capabilities(LRO);
+    bench.run();
+    let packet = Packet::new(mac(2), mac(1), false, 14_000);
+    packet.segments(1400).iter().for_each(|segment| a.send(&segment.bytes()));
+    bench.run();
+    let got = b.wire.received();
+    assert_eq!((got.len(), b.stats.rx_coalesced_segments.get()), (1, 10));
+}
+
+#[test]
+fn a_mirror_follows_its_destination_to_another_worker() {
+    let mut bench = bench(2);
+    let (a, b) = (bench.guest(1), bench.guest(2));
+    let spec = MirrorSpec {
+        name: "m".into(),
+        to: "port-9".into(),
+        direction: MirrorDirection::Both,
+        vlan: None,
+        snap: 65_600,
+    };
+    bench.switch.add_mirror(spec, vec!["port-1".into(), "port-2".into()]).unwrap();
+    let mut workers = Vec::new();
+    for number in [0, 1] {
+        // The second time it is a port of the other worker.
+        let others: Vec<Guest> = (0..number).map(|other| bench.guest(50 + other)).collect();
+        let c = bench.guest(9);
+        c.wire.change_filter(|filter| filter.promiscuous = true);
+        bench.refresh(&c);
+        bench.run();
+        (0..50).for_each(|count| a.send(&frame(mac(2), mac(1), 500, count)));
+        b.send(&frame(mac(1), mac(2), 60, 0));
+        bench.run();
+        bench.run();
+        assert_eq!((a.frames().len(), b.frames().len()), (1, 50));
+        assert_eq!(c.frames().len(), 2 * 51, "sent by one, received by the other");
+        let of_c = |view: &&vmlane_switch::PortView| view.id == c.id;
+        workers.push(bench.switch.ports().iter().find(of_c).unwrap().worker);
+        bench.switch.remove_port(c.id);
+        drop(others);
+        bench.run();
+    }
+    workers.dedup();
+    assert_eq!(workers.len(), 2);
+}
