@@ -75,7 +75,7 @@ fn packages_of_two_versions_take_turns_under_streams_and_frames() {
     let previous = Previous::build();
     let old = package_of(&previous.sources, Some(&previous.program), OLD);
     let new = package(NEW);
-    let (container, _folder) = boot_with(Release::Bookworm, &[(&old, "old.deb"), (&new, "new.deb")]);
+    let (_folder, container) = boot_with(Release::Bookworm, &[(&old, "old.deb"), (&new, "new.deb")]);
     container.make_tun();
     container.run("dpkg -i /old.deb");
     std::fs::write(container.path("/etc/vmlane/vmlane.toml"), CONFIG).expect("the configuration");

@@ -112,8 +112,9 @@ pub fn package_of(sources: &Path, program: Option<&Path>, version: &str) -> Path
     sources.join(file)
 }
 
-/// A container with these packages in its root directory, in a copy of a root file system that goes with the folder.
-pub fn boot_with(release: Release, packages: &[(&PathBuf, &str)]) -> (Container, tempfile::TempDir) {
+/// A container with these packages in its root directory, in a copy of a root file system that goes with the folder: to be
+/// dropped after the container, and so bound before it.
+pub fn boot_with(release: Release, packages: &[(&PathBuf, &str)]) -> (tempfile::TempDir, Container) {
     assert!(rustix::process::geteuid().is_root(), "run it as root: it makes a container");
     let base = debian(release, None);
     let folder = tempfile::tempdir().expect("a folder");
@@ -122,7 +123,8 @@ pub fn boot_with(release: Release, packages: &[(&PathBuf, &str)]) -> (Container,
     for (package, name) in packages {
         fs::copy(package, root.join(name)).expect("a package in the container");
     }
-    (Container::boot(&root), folder)
+    let container = Container::boot(&root);
+    (folder, container)
 }
 
 /// Runs a command that must succeed; what it printed.
@@ -213,7 +215,7 @@ impl Container {
     /// Kills the keeper, and waits for another one that has everything.
     pub fn replaces_keeper(&self) {
         let before = self.main_pid("vmlane-keeper");
-        self.run("systemctl kill -s KILL vmlane-keeper");
+        self.run("systemctl kill -s KILL vmlane-keeper || true");
         let descriptors = |pid: u32| self.run(&format!("ls /proc/{pid}/fd | wc -l")).parse().unwrap_or(0);
         wait_until("a keeper that has everything", || {
             let now = self.main_pid("vmlane-keeper");
