@@ -31,7 +31,7 @@ fn streams_between_workers_outlast_a_killed_daemon() {
     let kills = if full() { 50 } else { 2 };
     let file = tempfile::NamedTempFile::new().unwrap();
     std::fs::write(file.path(), "[daemon]\nworkers = 2\n").unwrap();
-    let mut spec = guests("workers", &["6.12", "6.12"]);
+    let mut spec = Load::guests("workers", &["6.12", "6.12"]);
     spec.daemon_config = Some(file.path().to_owned());
     let bed = Bed::up(&spec);
     let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
