@@ -77,10 +77,24 @@ impl Run {
 
     /// Of the segments that the sender sent, which part it sent again.
     pub fn retransmitted(&self) -> f64 {
-        let again = self.tcp().map_or(0, |tcp| tcp.retransmits) as f64;
+        self.part_of_segments(self.sent_again())
+    }
+
+    pub fn sent_again(&self) -> u64 {
+        self.tcp().map_or(0, |tcp| tcp.retransmits)
+    }
+
+    /// Segments that were sent again because they were lost. What the receiver then has twice, as its duplicate SACKs say
+    /// (RFC 2883), had only been overtaken, for example by frames of another queue.
+    pub fn lost_segments(&self) -> u64 {
+        let twice = self.counters(self.from).stack("TcpExt.TCPDSACKRecvSegs");
+        self.sent_again().saturating_sub(twice)
+    }
+
+    pub fn part_of_segments(&self, count: u64) -> f64 {
         let mss = self.tcp().map_or(1448, |tcp| tcp.mss.max(1)) as f64;
-        let segments = self.report.bytes as f64 / mss + again;
-        if segments > 0.0 { again / segments } else { 0.0 }
+        let segments = self.report.bytes as f64 / mss + self.sent_again() as f64;
+        if segments > 0.0 { count as f64 / segments } else { 0.0 }
     }
 
     /// Time-outs of the sending end's TCP meanwhile.
