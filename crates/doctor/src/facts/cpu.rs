@@ -55,6 +55,12 @@ pub struct Load {
 
 impl Load {
     pub fn watch(period: Duration) -> Load {
+        let mut load = Load::watch_all(period);
+        load.busiest.truncate(3);
+        load
+    }
+
+    fn watch_all(period: Duration) -> Load {
         let (began, before, processes) = (Instant::now(), CpuTime::read(), processes());
         std::thread::sleep(period);
         let seconds = began.elapsed().as_secs_f64();
@@ -69,7 +75,6 @@ impl Load {
             })
             .collect();
         busiest.sort_by(|one, other| other.cpus.total_cmp(&one.cpus));
-        busiest.truncate(3);
         Load {
             busy: cpus(after.busy.saturating_sub(before.busy)),
             steal: cpus(after.steal.saturating_sub(before.steal)),
@@ -111,7 +116,11 @@ mod tests {
         let mut spinner =
             std::process::Command::new("sh").args(["-c", "while :; do :; done"]).spawn().expect("a shell");
         let seen = (0..50).any(|_| {
-            Load::watch(Duration::from_millis(200)).busiest.iter().any(|process| process.pid == spinner.id())
+            // Tests that run beside this one may use more.
+            Load::watch_all(Duration::from_millis(500))
+                .busiest
+                .iter()
+                .any(|process| process.pid == spinner.id())
         });
         spinner.kill().unwrap();
         spinner.wait().unwrap();
