@@ -143,20 +143,23 @@ pub const COMMON: &[Fault] = &[
         )],
         &[("b", NO_FILTER)],
     ),
-    fault(
-        "loss of 5 %",
-        "loss",
-        "lost",
-        &[("a", "tc qdisc add dev eth0 root netem loss 5% limit 10000")],
-        &[("a", NO_QDISC)],
-    ),
-    fault(
-        "duplicates",
-        "loss",
-        "duplicated",
-        &[("b", "tc qdisc add dev eth0 root netem duplicate 10% limit 10000")],
-        &[("b", NO_QDISC)],
-    ),
+    // Of the few datagrams of a quick examination, too few may be lost to prove anything.
+    Fault {
+        name: "loss of 5 %",
+        check: "loss",
+        says: "lost",
+        put: &[("a", "tc qdisc add dev eth0 root netem loss 5% limit 10000")],
+        undo: &[("a", NO_QDISC)],
+        is_long: true,
+    },
+    Fault {
+        name: "duplicates",
+        check: "loss",
+        says: "duplicated",
+        put: &[("b", "tc qdisc add dev eth0 root netem duplicate 10% limit 10000")],
+        undo: &[("b", NO_QDISC)],
+        is_long: true,
+    },
     fault(
         "a delay of 80 ms",
         "latency",
