@@ -25,8 +25,8 @@ Examples:
   vmlane lab down demo                        take everything down
 
 QEMU, kernels and the guests' image are fetched once, from the Debian mirror that apt uses here, \
-into ${XDG_CACHE_HOME:-~/.cache}/vmlane. VMLANE_QEMU names a QEMU to use instead; VMLANE_ACCEL \
-(kvm or tcg) overrides the probe.")]
+into ${XDG_CACHE_HOME:-~/.cache}/vmlane. VMLANE_DEBIAN_MIRROR names another mirror; VMLANE_QEMU a \
+QEMU to use instead; VMLANE_ACCEL (kvm or tcg) overrides the probe.")]
 pub struct Args {
     #[command(subcommand)]
     command: Command,

@@ -12,6 +12,7 @@ mod packages;
 mod qemu;
 mod root;
 mod run;
+mod system;
 mod tsc;
 mod uml;
 mod uml_pci;

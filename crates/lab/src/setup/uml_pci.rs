@@ -10,6 +10,7 @@ use std::process::Command;
 use anyhow::{Context, Result, ensure};
 
 use super::apt::{Fetch, Mirrors};
+use super::packages::{Tool, everywhere};
 use super::{Cache, Progress, Uml, digest, kernel, packages, remove_tree, root, run};
 
 /// Its name for `--kernel`.
@@ -24,14 +25,14 @@ const SOURCE: &str = "linux-source-7.2";
 const RECIPE: &str = "1";
 
 /// What a build needs beside the tools of every set-up.
-const TOOLS: [(&str, &str); 6] = [
-    ("make", "make"),
-    ("gcc", "gcc"),
-    ("flex", "flex"),
-    ("bison", "bison"),
-    ("bc", "bc"),
+const TOOLS: [Tool; 6] = [
+    everywhere("make", "make"),
+    everywhere("gcc", "gcc"),
+    everywhere("flex", "flex"),
+    everywhere("bison", "bison"),
+    everywhere("bc", "bc"),
     // Headers and libraries to link with.
-    ("ld", "libc6-dev"),
+    Tool { debian: "libc6-dev", arch: Some("glibc"), alpine: None, ..everywhere("ld", "glibc-devel") },
 ];
 
 /// What differs from the default configuration of User Mode Linux: devices and file systems of a lab's guest, and nothing else
