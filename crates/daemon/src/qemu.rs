@@ -7,7 +7,7 @@ use std::path::Path;
 use crate::config::{NicConfig, NicModel, Role, VirtioNet, VmConfig};
 use crate::paths::{Paths, TooLong};
 
-pub use kind::{Lacks, Machine, Qemu, Version, check_sockets};
+pub use kind::{Accel, Lacks, Machine, Qemu, Version, check_sockets};
 
 /// Milliseconds QEMU waits for an answer. Its default of 5 s is fatal to the guest when the host
 /// is suspended or the daemon is looked at with a debugger.
@@ -111,7 +111,7 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
     if *queues > 1 {
         netdev += &format!(",queues={queues}");
         device += ",mq=on";
-        if pci {
+        if pci && qemu.has_msi_x() {
             // A vector each for every ring, the control queue and changes of the configuration.
             device += &format!(",vectors={}", 2 * u16::from(*queues) + 2);
         }
@@ -123,6 +123,9 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
         device += ",packed=on";
     }
     if pci {
+        if !qemu.has_msi_x() {
+            device += ",vectors=0";
+        }
         device += ",romfile=";
         device.extend(nic.slot.map(|slot| format!(",bus={}", slot_id(slot))));
     }
@@ -280,7 +283,11 @@ mod tests {
         let paths = Paths::new(Path::new("/run/v")).unwrap();
         let keys = "cid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\", mac = \"52:54:00:00:00:03\", \
                     queues = 2 }]";
-        let qemu = Qemu { version: "7.2.19".parse().unwrap(), machine: "microvm".parse().unwrap() };
+        let qemu = Qemu {
+            version: "7.2.19".parse().unwrap(),
+            machine: "microvm".parse().unwrap(),
+            ..Qemu::default()
+        };
         assert_eq!(
             arguments(&paths, &vm(keys), 64, qemu).unwrap()[6..],
             [
@@ -299,6 +306,21 @@ mod tests {
                  tx_queue_size=1024,mq=on",
             ]
         );
+    }
+
+    #[test]
+    fn only_an_old_qemu_that_emulates_has_no_msi_x() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let keys = "vsock = \"none\"\nnic = [{ model = \"virtio-net\", queues = 2 }]";
+        let device = |version: &str, accel: &str| {
+            let (version, accel) = (version.parse().unwrap(), accel.parse().unwrap());
+            let qemu = Qemu { version, accel, ..Qemu::default() };
+            arguments(&paths, &vm(keys), 64, qemu).unwrap().pop().unwrap()
+        };
+        let has = |device: &str| (device.contains(",vectors=6"), device.contains(",vectors=0"));
+        assert_eq!(has(&device("7.2", "tcg")), (false, true));
+        assert_eq!(has(&device("7.2", "kvm")), (true, false));
+        assert_eq!(has(&device("10.1", "tcg")), (true, false));
     }
 
     #[test]

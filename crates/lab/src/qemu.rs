@@ -48,9 +48,6 @@ pub fn args(plan: &Plan, guest: &GuestSpec, ours: &[String], boot: Boot) -> Resu
         args.extend(["-m".into(), plan.spec.mem_mib.to_string()]);
     }
     args.extend(disks(plan, guest));
-    if plan.assets.accel == Accel::Tcg && !plan.assets.qemu()?.is_recent() {
-        leave_msi_x(&mut ours);
-    }
     args.extend(ours);
     if guest.devices.contains(&Device::VhostDeviceVsock) {
         args.extend(vhost_device_vsock::qemu_args(
@@ -80,16 +77,6 @@ fn give_rom(ours: &mut [String], guest: &str) -> Result<()> {
         }
     }
     bail!("guest {guest} has no vmxnet3 of vmlane's to boot from: bring the lab up with --device vmxnet3")
-}
-
-/// QEMU 7.2 sets up the interrupts of a vhost-user NIC with MSI-X as if there were KVM, and without it reads
-/// what was never created (virtio_pci_set_guest_notifiers asks whether a mask function is there, not whether it is
-/// used). With INTx it does not.
-fn leave_msi_x(ours: &mut [String]) {
-    for word in ours.iter_mut().filter(|word| word.starts_with("virtio-net-pci,")) {
-        let others = word.split(',').filter(|key| !key.starts_with("vectors="));
-        *word = others.chain(["vectors=0"]).collect::<Vec<_>>().join(",");
-    }
 }
 
 fn kernel(plan: &Plan, guest: &GuestSpec) -> Vec<String> {
@@ -213,13 +200,5 @@ mod tests {
         let drive = root_drive(Path::new("/cache/a,b/root.img"));
         assert!(drive.contains("snapshot=on") && drive.contains("file.locking=off"), "{drive}");
         assert!(drive.ends_with("file=/cache/a,,b/root.img"), "{drive}");
-    }
-
-    #[test]
-    fn only_vhost_user_nics_lose_their_vectors() {
-        let mut ours = ["-device", "virtio-net-pci,mq=on,vectors=6,romfile=", "vhost-user-vsock-pci,x=1"]
-            .map(str::to_owned);
-        leave_msi_x(&mut ours);
-        assert_eq!(ours, ["-device", "virtio-net-pci,mq=on,romfile=,vectors=0", "vhost-user-vsock-pci,x=1"]);
     }
 }

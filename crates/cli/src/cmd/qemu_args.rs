@@ -4,7 +4,7 @@ use std::io::{IsTerminal, Write};
 use std::process::ExitCode;
 
 use anyhow::bail;
-use vmlane_daemon::qemu::{self, Machine, Qemu, Version};
+use vmlane_daemon::qemu::{self, Accel, Machine, Qemu, Version};
 
 use super::attach::{Arguments, Report, Target};
 use super::control::json;
@@ -15,6 +15,7 @@ const EXAMPLES: &str = r#"Examples:
   eval "qemu-system-x86_64 -machine q35 $(vmlane qemu-args web) web.qcow2"
   qemu-system-x86_64 -machine q35 $(vmlane qemu-args web --words) web.qcow2
   vmlane qemu-args web --json | jq -r '.args[]'
+  eval "qemu-system-x86_64 -machine q35 -accel tcg $(vmlane qemu-args web --qemu 7.2 --accel tcg) web.qcow2"
   eval "qemu-system-x86_64 -machine microvm $(vmlane qemu-args fn1 --machine microvm --qemu 7.2) ..."
 
 The arguments are quoted for a shell, so a script must `eval` them; --words omits the quotes, for a
@@ -36,6 +37,9 @@ pub struct Args {
     /// The machine that QEMU is started with: q35, pc or microvm
     #[arg(long, value_name = "MACHINE", default_value = "q35")]
     machine: Machine,
+    /// The accelerator that QEMU is started with: kvm or tcg; before 10.1, virtio NICs need other interrupts with tcg
+    #[arg(long, value_name = "ACCEL", default_value = "kvm")]
+    accel: Accel,
     /// The version of QEMU; before 9.2, another option makes it reconnect
     #[arg(long, value_name = "VERSION", default_value = "10.1")]
     qemu: Version,
@@ -50,7 +54,7 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (vm, paths) = self.target.find()?;
-        let qemu = Qemu { version: self.qemu, machine: self.machine };
+        let qemu = Qemu { version: self.qemu, machine: self.machine, accel: self.accel };
         let arguments = qemu::arguments(&paths, &vm, self.target.mem, qemu)?;
         let mut out = std::io::stdout().lock();
         if self.json {

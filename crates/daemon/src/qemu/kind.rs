@@ -31,11 +31,20 @@ pub enum Machine {
     Microvm,
 }
 
+/// What runs the guest's processors.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Accel {
+    Kvm,
+    /// Emulation.
+    Tcg,
+}
+
 /// The QEMU that is to attach a VM.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Qemu {
     pub version: Version,
     pub machine: Machine,
+    pub accel: Accel,
 }
 
 /// What a QEMU does not have.
@@ -82,7 +91,7 @@ pub fn check_sockets(vm: &VmConfig) -> Result<(), Lacks> {
 
 impl Default for Qemu {
     fn default() -> Qemu {
-        Qemu { version: VFIO_USER, machine: Machine::Pci }
+        Qemu { version: VFIO_USER, machine: Machine::Pci, accel: Accel::Kvm }
     }
 }
 
@@ -120,7 +129,26 @@ impl FromStr for Machine {
     }
 }
 
+impl FromStr for Accel {
+    type Err = String;
+
+    fn from_str(text: &str) -> Result<Accel, String> {
+        match text {
+            "kvm" => Ok(Accel::Kvm),
+            "tcg" => Ok(Accel::Tcg),
+            _ => Err(format!("accelerator {text:?}: kvm or tcg")),
+        }
+    }
+}
+
 impl Qemu {
+    /// Whether a vhost-user NIC may have MSI-X. QEMU 7.2 sets these interrupts up as if there were KVM, and without it reads what
+    /// was never created, and ends (virtio_pci_set_guest_notifiers asks whether a mask function is there, not whether
+    /// it is used). With INTx it does not, and newer ones do not at all.
+    pub(super) fn has_msi_x(self) -> bool {
+        self.accel == Accel::Kvm || self.version >= VFIO_USER
+    }
+
     /// Whether it can have all of the VM's devices.
     pub fn check(self, vm: &VmConfig) -> Result<(), Lacks> {
         check_sockets(vm)?;

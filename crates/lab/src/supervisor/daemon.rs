@@ -219,7 +219,7 @@ pub fn qemu_args(plan: &Plan, guest: &GuestSpec) -> Result<Vec<String>> {
         .args(["qemu-args", name])
         .args(paths(plan))
         .args(["--mem", &plan.spec.mem_mib.to_string(), "--json"])
-        .args(["--machine", guest.machine.name(), "--qemu", version])
+        .args(["--machine", guest.machine.name(), "--qemu", version, "--accel", plan.assets.accel.name()])
         .output()
         .context("cannot run vmlane qemu-args")?;
     if !output.status.success() {
