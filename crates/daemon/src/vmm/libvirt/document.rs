@@ -119,8 +119,14 @@ pub fn parse(source: &str) -> Result<Element, XmlError> {
         let (space, event) = reader.read_resolved_event().map_err(|cause| syntax(&cause))?;
         let space = match space {
             ResolveResult::Unbound => Space::Libvirt,
-            ResolveResult::Bound(Namespace(QEMU)) => Space::Qemu,
-            ResolveResult::Bound(_) | ResolveResult::Unknown(_) => Space::Other,
+            // Its letters can be written as entities, and libvirt reads these.
+            ResolveResult::Bound(Namespace(name)) => {
+                match &*unescape(name).map_err(|cause| syntax(&cause))? {
+                    QEMU => Space::Qemu,
+                    _ => Space::Other,
+                }
+            }
+            ResolveResult::Unknown(_) => Space::Other,
         };
         let one_tag = matches!(event, Event::Empty(_));
         let place = |end: u64| before..end as usize;

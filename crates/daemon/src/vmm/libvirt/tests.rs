@@ -206,6 +206,11 @@ fn other_arguments_for_qemu_stay() {
     let once = into(ALL, &other).unwrap().xml;
     assert!(once.contains("<arg value='socket,id=vmlane-vsock,"), "{once}");
     assert_eq!(into(ALL, &once).unwrap().xml, once);
+    // So is a name of the namespace that is written with entities.
+    let other = existing.replace("'http://libvirt.org/", "'http:&#47;&#x2f;libvirt.org/");
+    let once = into(ALL, &other).unwrap().xml;
+    assert_eq!(once.matches("<qemu:commandline>").count(), 1, "{once}");
+    assert_eq!(into(ALL, &once).unwrap().xml, once);
 }
 
 #[test]
