@@ -5,6 +5,7 @@
 
 pub mod again;
 pub mod compares;
+pub mod domain;
 pub mod forged;
 pub mod heads;
 pub mod host_library;

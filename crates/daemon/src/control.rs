@@ -26,7 +26,8 @@ use vmlane_api::line::{self, Framing, LineError, LineReader};
 use vmlane_api::varlink::{self, Wants};
 use vmlane_api::{Call, ErrorCode, Failure, MAX_REQUEST, Reply, line_of, send_with_file};
 
-use crate::access::{May, stranger};
+pub use crate::access::May;
+use crate::access::stranger;
 
 /// Carries out requests; each on a thread of its own, so it may take its time.
 pub trait Answers: Send + Sync + 'static {
@@ -241,7 +242,9 @@ fn turn_away(stream: &UnixStream, why: Failure) {
     let _ = line::write(stream, Reply::error(why).to_line().as_bytes(), Duration::from_secs(1));
 }
 
-fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds) {
+/// One client's connection, until it ends. Public for the fuzzer.
+#[doc(hidden)]
+pub fn serve(stream: &UnixStream, peer: &Peer, answers: &dyn Answers, bounds: Bounds) {
     let Ok(far) = stream.try_clone() else { return };
     let mut requests = LineReader::new(far, MAX_REQUEST);
     loop {
