@@ -8,7 +8,7 @@ use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
 
 use serde_json::Value;
-use vmlane_tests::{median, wait_until};
+use vmlane_tests::{Bed, kept, median, spec, wait_until};
 
 const DAEMONS: usize = 30;
 const VMS: usize = 200;
@@ -64,17 +64,20 @@ impl Daemon {
         command.output().expect("vmlane metrics")
     }
 
-    /// An exporter, and its address.
     fn exporter(&self) -> (Running, String) {
-        let mut command = vmlane();
-        command.args(["metrics", "--listen", "127.0.0.1:0", "--runtime-dir"]).arg(&self.runtime);
-        let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("an exporter");
-        let mut line = String::new();
-        BufReader::new(child.stderr.take().expect("its stderr")).read_line(&mut line).expect("a line");
-        let address =
-            line.trim().strip_prefix("serving http://").and_then(|rest| rest.strip_suffix("/metrics"));
-        (Running(child), address.unwrap_or_else(|| panic!("{line:?}")).to_owned())
+        exporter(&self.runtime)
     }
+}
+
+/// An exporter of the daemon there, and its address.
+fn exporter(runtime: &Path) -> (Running, String) {
+    let mut command = vmlane();
+    command.args(["metrics", "--listen", "127.0.0.1:0", "--runtime-dir"]).arg(runtime);
+    let mut child = command.stdin(Stdio::null()).stderr(Stdio::piped()).spawn().expect("an exporter");
+    let mut line = String::new();
+    BufReader::new(child.stderr.take().expect("its stderr")).read_line(&mut line).expect("a line");
+    let address = line.trim().strip_prefix("serving http://").and_then(|rest| rest.strip_suffix("/metrics"));
+    (Running(child), address.unwrap_or_else(|| panic!("{line:?}")).to_owned())
 }
 
 /// The body of an answer.
@@ -172,10 +175,17 @@ fn prometheus(directory: &Path, targets: &[String]) -> (Running, String) {
 
 /// The value of a query that has one result.
 fn query(address: &str, query: &str) -> Option<f64> {
+    values(address, query).ok()?.first().copied()
+}
+
+/// The values of all results of a query; or why there is none.
+fn values(address: &str, query: &str) -> Result<Vec<f64>, String> {
     let escaped: String = query.bytes().map(|byte| format!("%{byte:02x}")).collect();
-    let answer: Value =
-        serde_json::from_str(&get(address, &format!("/api/v1/query?query={escaped}"))?).ok()?;
-    answer["data"]["result"][0]["value"][1].as_str()?.parse().ok()
+    let answer = get(address, &format!("/api/v1/query?query={escaped}")).ok_or("no answer")?;
+    let answer: Value = serde_json::from_str(&answer).map_err(|error| error.to_string())?;
+    let results = answer["data"]["result"].as_array().ok_or_else(|| answer.to_string())?;
+    let value = |result: &Value| result["value"][1].as_str()?.parse().ok();
+    results.iter().map(|result| value(result).ok_or_else(|| result.to_string())).collect()
 }
 
 #[test]
@@ -203,4 +213,108 @@ fn one_prometheus_watches_thirty_daemons() {
     // Prometheus waits for a minute before it sends the alert; it counts as pending until then.
     is("count(ALERTS{alertname=\"VmlaneDaemonDown\"})", 1.0);
     is("count(ALERTS{alertname=~\"Vmlane.*\",alertname!=\"VmlaneDaemonDown\"}) or vector(0)", 0.0);
+}
+
+const BOARD: &str = concat!(env!("CARGO_MANIFEST_DIR"), "/../packaging/grafana/vmlane.json");
+/// Beside a lab's two guests: uplinks in a team, a mirror, and cards that may receive less than they get.
+const BUSY: &str = "\
+[[port_group]]
+name = \"net0\"
+shape = { out = { average = \"40M\", burst = \"100K\" } }
+[[uplink]]
+name = \"first\"
+tap = \"vlboard0\"
+[[uplink]]
+name = \"second\"
+tap = \"vlboard1\"
+[[team]]
+name = \"outside\"
+uplinks = [\"first\"]
+standby = [\"second\"]
+[[mirror]]
+name = \"ids\"
+from = [\"a/nic0\"]
+to = \"b/nic0\"
+";
+/// What only AF_XDP uplinks have.
+const WITHOUT_DATA: [&str; 1] = ["vmlane_uplink_interface_lost_frames_total"];
+/// Panels whose values must be more than 0 while guests send.
+const MOVING: [&str; 8] = [
+    "VMs connected",
+    "Worker load",
+    "Bytes sent (up) and received (down)",
+    "Frames sent (up) and received (down)",
+    "Shaping: share of the time that frames waited for tokens",
+    "Stream bytes sent (up) and received (down)",
+    "Copies delivered, and dropped",
+    "Time of a scrape",
+];
+
+/// Each expression of the board as Grafana would ask it, with the title of its panel.
+fn board() -> Vec<(String, String)> {
+    let text = std::fs::read_to_string(BOARD).expect("the board");
+    let board: Value = serde_json::from_str(&text).expect("JSON");
+    let mut expressions = Vec::new();
+    for panel in board["panels"].as_array().expect("panels") {
+        for target in panel["targets"].as_array().into_iter().flatten() {
+            let expression = target["expr"].as_str().expect("an expression");
+            let asked = [("$instance", ".*"), ("$vm", ".*"), ("$__rate_interval", "10s")]
+                .into_iter()
+                .fold(expression.to_owned(), |text, (from, to)| text.replace(from, to));
+            expressions.push((panel["title"].as_str().expect("a title").to_owned(), asked));
+        }
+    }
+    expressions
+}
+
+#[test]
+fn every_panel_of_the_board_shows_data_of_guests_that_send() {
+    let folder = tempfile::tempdir().expect("a directory");
+    let mut spec = spec("board", &["6.12"; 2]).device("vmxnet3").expect("a device");
+    let config = folder.path().join("more.toml");
+    std::fs::write(&config, BUSY).expect("a configuration");
+    spec.daemon_config = Some(config);
+    let bed = Bed::up(&spec);
+    let (exporter, target) = exporter(&bed.lab().daemon_runtime_dir());
+    let (prometheus, address) = prometheus(&folder.path().join("prometheus"), &[target]);
+    let server =
+        ["vmlane", "bench", "server", "--listen", "vsock:", "--listen", "tcp:0.0.0.0"].map(str::to_owned);
+    let _server = bed.guest("b").spawn(server).expect("a server");
+    let stream = |to: &str| {
+        let line =
+            format!("while :; do vmlane bench stream --to {to} -l 20 || sleep 1; done >/dev/null 2>&1");
+        bed.guest("a").spawn(["sh", "-c", &line].map(str::to_owned)).expect("a client")
+    };
+    let _streams = [stream("vsock:4"), stream("tcp:10.77.0.2")];
+
+    let board = board();
+    // Without what a panel leaves out because nothing has happened yet.
+    let all: Vec<(&str, String)> =
+        board.iter().map(|(title, asked)| (title.as_str(), asked.replace(" > 0", ""))).collect();
+    let moving = |title: &str| {
+        let mut asked = all.iter().filter(|(of, _)| *of == title);
+        asked.any(|(_, asked)| {
+            values(&address, asked).is_ok_and(|found| found.iter().any(|value| *value > 0.0))
+        })
+    };
+    for title in MOVING {
+        wait_until(&format!("the panel {title:?} shows more than 0"), || moving(title));
+    }
+    let mut empty = Vec::new();
+    for ((title, asked), (_, unfiltered)) in board.iter().zip(&all) {
+        let found = values(&address, asked).unwrap_or_else(|error| panic!("{title}: {asked}: {error}"));
+        assert!(found.iter().all(|value| value.is_finite()), "{title}: {asked}: {found:?}");
+        if values(&address, unfiltered).is_ok_and(|found| found.is_empty()) {
+            empty.push(unfiltered);
+        }
+    }
+    empty.retain(|asked| !WITHOUT_DATA.iter().any(|family| asked.contains(family)));
+    assert!(empty.is_empty(), "without data: {empty:#?}");
+    kept(
+        17,
+        &format!("the {} expressions of the board, asked of a Prometheus while two guests send", board.len()),
+    );
+    // Nothing of the lab may be in use.
+    drop((prometheus, exporter));
+    bed.finish();
 }
