@@ -60,7 +60,7 @@ test-guests: setup
 # Hours. Resumable: tests/acceptance.sh says how.
 acceptance: setup
 	@scripts/bootstrap.sh apparmor binutils debootstrap lintian systemd-container \
-	  socat ncat python3 openssh-client chromium tshark prometheus
+	  socat ncat python3 openssh-client chromium tshark prometheus dosfstools mtools syslinux
 	@tests/acceptance.sh
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.

@@ -5,7 +5,7 @@ use std::process::{Command, Stdio};
 use rustix::process::{Signal, kill_process};
 use vmlane_lab::Machine;
 use vmlane_tests::siblings::{a_killed_guest, ping, spec, tcp, up, vsock};
-use vmlane_tests::{Bed, full, kept};
+use vmlane_tests::{Bed, full, kept, readme};
 
 /// The daemon is killed under TCP traffic: each guest's NIC continues with the next daemon by itself.
 fn a_killed_daemon(bed: &Bed, seconds: u32) -> f64 {
@@ -153,15 +153,6 @@ fn a_qemu_takes_the_words_for_an_imported_vm() {
     kept(4, &format!("QEMU takes what an import says of {attached} disks on six kinds of controllers"));
 }
 
-/// The blocks of a language under README's "Use it", in their order.
-fn quick_start(language: &str) -> Vec<String> {
-    let readme = std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../README.md")).unwrap();
-    let section = readme.split("\n## ").find(|section| section.starts_with("Use it\n")).expect("the section");
-    let blocks = section.split("\n```").skip(1).step_by(2);
-    let of_language = blocks.filter_map(|block| block.strip_prefix(language)?.strip_prefix('\n'));
-    of_language.map(str::to_owned).collect()
-}
-
 /// How many cards have a VMM, as `vmlane status --json` says.
 fn attached(status: &[u8]) -> usize {
     let status: serde_json::Value = serde_json::from_slice(status).unwrap();
@@ -200,7 +191,7 @@ fn the_quick_start_attaches_two_vms() {
     for disk in ["web.img", "db.img"] {
         std::fs::write(dir.path().join(disk), vec![0; 1 << 20]).unwrap();
     }
-    std::fs::write(dir.path().join("vmlane.toml"), &quick_start("toml")[0]).unwrap();
+    std::fs::write(dir.path().join("vmlane.toml"), &readme::quick_start("toml")[0]).unwrap();
 
     let path = format!("{}:{}", dir.path().display(), std::env::var("PATH").unwrap());
     let runtime = dir.path().join("run");
@@ -213,7 +204,7 @@ fn the_quick_start_attaches_two_vms() {
     let log = |name: &str| std::fs::File::create(dir.path().join(name)).unwrap();
     let mut running = Vec::new();
     let mut asked = 0;
-    for line in quick_start("sh")[0].lines() {
+    for line in readme::quick_start("sh")[1].lines() {
         let line = line.split('#').next().unwrap().trim();
         if let Some(daemon) = line.strip_suffix('&') {
             let child = shell(&format!("exec {daemon}")).stderr(log("daemon.log")).spawn().unwrap();
@@ -222,8 +213,7 @@ fn the_quick_start_attaches_two_vms() {
             let answers = || control.exists() && shell("vmlane status").output().unwrap().status.success();
             vmlane_tests::wait_until("the daemon answers", answers);
         } else if let Some(start) = line.strip_prefix("eval \"") {
-            assert!(start.contains("-accel kvm -cpu host"), "{line}");
-            let start = start.replace("-accel kvm -cpu host", "-accel tcg");
+            let start = readme::emulated(start);
             let name = format!("qemu{}.log", running.len());
             let mut vm = shell(&format!("eval \"exec {start}"));
             let child = vm.stdout(log(&name)).stderr(log(&format!("{name}.errors"))).spawn().unwrap();

@@ -171,12 +171,17 @@ impl Container {
         container
     }
 
-    /// What a shell in the container does with `script`.
-    pub fn output(&self, script: &str) -> Output {
+    /// A shell in the container with `script`.
+    pub fn command(&self, script: &str) -> Command {
         let mut command = Command::new("nsenter");
         command.args(["--all", "--target", &self.init.to_string(), "--", "sh", "-c", script]);
         command.env_clear().env("PATH", "/usr/sbin:/usr/bin:/sbin:/bin").stdin(Stdio::null());
-        command.output().expect("nsenter")
+        command
+    }
+
+    /// What that does.
+    pub fn output(&self, script: &str) -> Output {
+        self.command(script).output().expect("nsenter")
     }
 
     /// Runs a script that must succeed; what it printed, without white space around it.

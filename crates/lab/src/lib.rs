@@ -9,7 +9,7 @@
 pub mod agent;
 pub mod child;
 pub mod client;
-mod cpio;
+pub mod cpio;
 pub mod device;
 pub mod dirs;
 mod elf;
