@@ -12,7 +12,7 @@ use std::fs;
 use std::process::{Command, Stdio};
 use std::time::Instant;
 
-use container::Container;
+use container::{Container, Release};
 use terminal::{Terminal, as_user};
 use vmlane_lab::setup::{Accel, Assets};
 use vmlane_tests::{kept, readme, wait_until};
@@ -30,7 +30,7 @@ const LAB: usize = 4;
 
 /// A Debian 12 with QEMU, a user, two disks and the package where `make package` puts it.
 fn host(assets: &Assets) -> (Container, tempfile::TempDir) {
-    let base = container::debian(Some(("debian-12-qemu", &["qemu-system-x86", "socat"])));
+    let base = container::debian(Release::Bookworm, Some(("qemu", &["qemu-system-x86", "socat"])));
     let folder = tempfile::tempdir().expect("a folder");
     let root = folder.path().join("debian");
     let copied = Command::new("cp").arg("-a").arg(&base).arg(&root).status().expect("cp");

@@ -42,8 +42,8 @@ fn modules(kernel: &Kernel, folder: &Path) -> Vec<PathBuf> {
     let all = folder.join("modules");
     fs::create_dir(&all).expect("a folder");
     run(Command::new("debugfs").args(["-R", &format!("rdump / {}", all.display())]).arg(kernel.modules()));
-    let release = fs::read_dir(&all).expect("modules").flatten().map(|entry| entry.path());
-    let release = release.filter(|path| path.join("modules.dep").exists()).next().expect("a release");
+    let mut release = fs::read_dir(&all).expect("modules").flatten().map(|entry| entry.path());
+    let release = release.find(|path| path.join("modules.dep").exists()).expect("a release");
     let needs = fs::read_to_string(release.join("modules.dep")).expect("modules.dep");
     let mut order: Vec<PathBuf> = Vec::new();
     for wanted in MODULES {
