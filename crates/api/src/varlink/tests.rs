@@ -89,7 +89,7 @@ fn the_description_has_every_type_that_it_names() {
     assert_eq!(text, description::description());
     for expected in [
         "\ninterface io.vmlane.Control\n",
-        "\nmethod Ping() -> (\n  pid: int,\n  daemon: string\n)\n",
+        "\nmethod Ping() -> (\n  pid: int,\n  daemon: string,\n  layout: ?int\n)\n",
         "\nmethod VmRemove(name: string, force: ?bool) -> (\n  name: string,\n  file: string,\n  warnings: []string\n)\n",
         "\nmethod MirrorAdd(mirror: MirrorRequest) -> ()\n",
         "\n  vms: []VmStatus,\n",
