@@ -53,7 +53,7 @@ pub enum Message {
         proof: String,
     },
     Test(Spec),
-    /// About the server's machine, in the words of whoever answers there.
+    /// About the server's machine, as the program that answers there tells it.
     Ask {
         request: serde_json::Value,
     },

@@ -24,7 +24,7 @@ the other machine could not be examined.
 
 Over vsock (`--to vsock:4`, server with `--listen vsock:`) no network card is needed; cards are not examined then.
 
-A server tells about its machine only if it was started with `--doctor`, and reads only. Whoever reaches its port can ask: listen where you
+A server tells about its machine only if it was started with `--doctor`, and reads only. Anyone who reaches its port can ask: listen where you
 trust the neighbours, or give a secret (`--secret-file` on both ends).
 
 ## What it looks for

@@ -69,7 +69,7 @@ fn nonsense_is_an_error_and_a_hostile_name_is_escaped() {
 
 #[test]
 fn a_machine_that_does_not_answer_is_evidence() {
-    // Nobody listens there any more.
+    // No one listens there any more.
     let (server, to) = serve(None);
     drop(server);
     let began = Instant::now();

@@ -168,7 +168,7 @@ impl Port {
         port
     }
 
-    /// What the operator wants of it. Whoever owns a remote port looks at its guest's groups.
+    /// What the operator wants of it. The groups of a remote port's guest are its own worker's to look at.
     pub fn configure(&mut self, config: Config) {
         self.config = config;
         self.config.snoop &= self.remote.is_none();

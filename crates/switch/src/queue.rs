@@ -79,8 +79,8 @@ pub enum Request {
     Fault {
         id: PortId,
     },
-    /// Nothing: what was asked before is done when this is.
-    Settle,
+    /// What was asked before is done when this is, and what the worker let go of is on its way back to its owner.
+    Barrier,
     /// Tells the learned addresses of all ports; `into` has room for them.
     Learned {
         into: Arc<Mutex<Vec<LearnedAddress>>>,
@@ -104,7 +104,7 @@ impl Request {
             | Request::Adopt { id }
             | Request::Fault { id }
             | Request::Shut { id, .. } => id,
-            Request::Teams { .. } | Request::Settle | Request::Learned { .. } => PortId(0),
+            Request::Teams { .. } | Request::Barrier | Request::Learned { .. } => PortId(0),
         }
     }
 

@@ -458,7 +458,7 @@ impl Switch {
     fn retire_with(&self, worker: usize, id: PortId) {
         if self.workers.len() > 1 {
             self.ask(worker, Request::Retire { id });
-            self.ask_others(worker, || Request::Settle);
+            self.ask_others(worker, || Request::Barrier);
         }
     }
 
@@ -467,7 +467,7 @@ impl Switch {
         if let Some(worker) = self.owner(id) {
             self.ask(worker, request);
             // Its worker has told them, so this comes behind it.
-            self.ask_others(worker, || Request::Settle);
+            self.ask_others(worker, || Request::Barrier);
         }
     }
 }

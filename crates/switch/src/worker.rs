@@ -128,7 +128,7 @@ impl SwitchEngine {
                     core.retire(slot);
                 }
             }
-            Request::Settle => core.send_handed(),
+            Request::Barrier => core.send_handed(),
             Request::Refresh { id } => {
                 if let Some(slot) = core.slot(id) {
                     core.refresh(slot);

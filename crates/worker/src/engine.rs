@@ -50,7 +50,7 @@ pub trait Engine {
     /// is there already.
     fn arm(&mut self) -> bool;
 
-    /// Has another worker handed something over that was not looked at? Whoever does so wakes this one
+    /// Has another worker handed something over that was not looked at? That worker wakes this one
     /// ([`crate::Parking::wake`]) if it sleeps, so it is looked at once more before a sleep.
     fn has_handed(&self) -> bool {
         false

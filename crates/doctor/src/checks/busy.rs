@@ -13,7 +13,7 @@ pub const CHECK: Check = Check {
     reads: "how busy the CPUs are before anything is measured, and which programs use them (/proc)",
     thresholds: &[Threshold {
         limit: "a program that uses 0.4 of a CPU, or all CPUs more than 70 % busy at rest",
-        source: "comment 22 of the article of 2013: the network was slow because of a program that nobody had looked for",
+        source: "comment 22 of the article of 2013: the network was slow because of a program that no one had looked for",
     }],
     examine,
 };

@@ -10,7 +10,7 @@ pub const CHECK: Check = Check {
     name: "duplicate-address",
     title: "Both machines have the same MAC or IP address",
     text: "A copied VM that kept its addresses takes turns with the original: switches learn the address here and there, neighbours \
-           ask and believe whoever answers last, and connections break at random. A switch with a policy against forged addresses \
+           ask and believe the last answer, and connections break at random. A switch with a policy against forged addresses \
            drops all of one of them.",
     reads: "the MAC and IP addresses of all interfaces of both ends",
     thresholds: &[Threshold { limit: "any address of a card that both have", source: "RFC 5227" }],

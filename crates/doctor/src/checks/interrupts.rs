@@ -10,7 +10,7 @@ use crate::remedy::Remedy;
 pub const CHECK: Check = Check {
     name: "interrupts",
     title: "All interrupts go to one CPU",
-    text: "Queues spread the work only if their interrupts go to different CPUs. A script that pins them, or nobody who spreads them, \
+    text: "Queues spread the work only if their interrupts go to different CPUs. A script that pins them, or no program that spreads them, \
            leaves all of them with the first CPU, which then is the limit.",
     reads: "smp_affinity_list and effective_affinity_list of the queues' interrupts in /proc/irq",
     thresholds: &[Threshold {

@@ -8,7 +8,7 @@ use crate::remedy::Remedy;
 pub const CHECK: Check = Check {
     name: "segmentation-offload",
     title: "Segmentation offload is off",
-    text: "With segmentation offload the stack handles up to 64 KiB at once, and the card, or for a VM mostly nobody at all, cuts it \
+    text: "With segmentation offload the stack handles up to 64 KiB at once, and the card, or for a VM mostly no one at all, cuts it \
            into segments. Without it every segment of 1448 bytes passes the whole stack by itself. It is switched off by scripts \
            against old bugs, and with anything that it needs: scatter-gather, checksum offload.",
     reads: "tx-tcp-segmentation, tx-generic-segmentation and tx-scatter-gather of both interfaces (ethtool -k)",

@@ -10,7 +10,6 @@ use std::process::Command;
 use anyhow::{Context, Result, bail, ensure};
 
 use super::run;
-use super::system::System;
 
 pub const KEYRING: &str = "/usr/share/keyrings/debian-archive-keyring.gpg";
 
@@ -24,10 +23,7 @@ const MAKING: [&str; 1] = ["forky"];
 /// Names the mirror of Debian for a host whose apt has none.
 const NAMED: &str = "VMLANE_DEBIAN_MIRROR";
 
-/// Debian's own, for hosts that are not Debian and so have none configured.
-const EVERYWHERE: [&str; 2] = ["http://deb.debian.org/debian", "http://deb.debian.org/debian-security"];
-
-/// The mirrors this host's apt is configured with, or what takes their place.
+/// The mirrors this host's apt is configured with, or the one that is named.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct Mirrors {
     pub main: String,
@@ -43,8 +39,7 @@ pub struct Fetch<'a> {
 }
 
 impl Mirrors {
-    /// The one that `VMLANE_DEBIAN_MIRROR` names; else what `/etc/apt/sources.list` and `/etc/apt/sources.list.d` say;
-    /// else Debian's own, unless this host is Debian.
+    /// The one that `VMLANE_DEBIAN_MIRROR` names; else what `/etc/apt/sources.list` and `/etc/apt/sources.list.d` say.
     pub fn of_host() -> Result<Self> {
         if let Some(named) = std::env::var(NAMED).ok().filter(|named| !named.is_empty()) {
             return Self::named(&named);
@@ -70,24 +65,17 @@ impl Mirrors {
                     if *deb822 { deb822_entries(content) } else { list_entries(content) }
                 },
             );
-        Self::choose(entries).or_else(|| Self::without(&System::of_host())).with_context(|| {
+        Self::choose(entries).with_context(|| {
             format!(
                 "no Debian mirror in /etc/apt/sources.list or /etc/apt/sources.list.d: the guest images and QEMU \
-                 come from the mirror that apt uses; configure one there, or name one: {NAMED}={}",
-                EVERYWHERE[0]
+                 come from the mirror that apt uses; configure one there, or name one: {NAMED}=http://HOST/debian"
             )
         })
     }
 
     fn named(uri: &str) -> Result<Self> {
-        ensure!(is_network(uri), "{NAMED}={uri}: this is no address of a mirror, such as {}", EVERYWHERE[0]);
+        ensure!(is_network(uri), "{NAMED}={uri}: this is no address of a mirror, such as http://HOST/debian");
         Ok(Self { main: uri.to_owned(), security: None })
-    }
-
-    /// What serves a host whose apt, if it has one, knows no mirror of Debian.
-    fn without(system: &System) -> Option<Self> {
-        let [main, security] = EVERYWHERE.map(str::to_owned);
-        (!system.is_debian).then_some(Self { main, security: Some(security) })
     }
 
     /// The first archive with Debian's own release names that has `main` is the mirror.
@@ -241,14 +229,10 @@ mod tests {
     }
 
     #[test]
-    fn a_host_without_a_mirror_of_debian_uses_the_one_that_is_named_or_debians_own() {
+    fn a_host_without_a_mirror_of_debian_uses_the_one_that_is_named() {
         assert_eq!(Mirrors::named("http://m/debian").unwrap().main, "http://m/debian");
         let error = Mirrors::named("m/debian").unwrap_err().to_string();
         assert!(error.contains("VMLANE_DEBIAN_MIRROR=m/debian"), "{error}");
-        assert_eq!(Mirrors::without(&System::parse("ID=debian")), None);
-        for other in ["ID=fedora", "ID=ubuntu\nID_LIKE=debian", ""] {
-            assert_eq!(Mirrors::without(&System::parse(other)).unwrap().main, EVERYWHERE[0], "{other}");
-        }
     }
 
     #[test]

@@ -20,8 +20,6 @@ pub struct System {
     pub family: Family,
     /// For people.
     pub name: String,
-    /// Debian itself, whose mirrors carry Debian.
-    pub is_debian: bool,
 }
 
 impl System {
@@ -48,7 +46,6 @@ impl System {
         System {
             family: families.into_iter().next().unwrap_or(Family::Other),
             name: name.unwrap_or_else(|| "this system".into()),
-            is_debian: id == "debian",
         }
     }
 }
@@ -86,23 +83,18 @@ mod tests {
 
     #[test]
     fn systems_are_told_by_their_id_or_by_what_they_are_like() {
-        let is = |text: &str, family, name: &str, is_debian| {
-            assert_eq!(System::parse(text), System { family, name: name.into(), is_debian }, "{text}");
+        let is = |text: &str, family, name: &str| {
+            assert_eq!(System::parse(text), System { family, name: name.into() }, "{text}");
         };
-        is("PRETTY_NAME=\"Debian GNU/Linux 12\"\nID=debian\n", Family::Debian, "Debian GNU/Linux 12", true);
-        is(
-            "NAME=\"Linux Mint\"\nID=linuxmint\nID_LIKE=\"ubuntu debian\"",
-            Family::Debian,
-            "Linux Mint",
-            false,
-        );
-        is("ID=fedora\nPRETTY_NAME='Fedora Linux 43'", Family::Fedora, "Fedora Linux 43", false);
-        is("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"", Family::Fedora, "rocky", false);
-        is("ID=manjaro\nID_LIKE=arch", Family::Arch, "manjaro", false);
-        is("ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"", Family::Suse, "opensuse-leap", false);
-        is("ID=alpine", Family::Alpine, "alpine", false);
-        is("ID=nixos\nNAME=NixOS", Family::Other, "NixOS", false);
-        is("", Family::Other, "this system", false);
+        is("PRETTY_NAME=\"Debian GNU/Linux 12\"\nID=debian\n", Family::Debian, "Debian GNU/Linux 12");
+        is("NAME=\"Linux Mint\"\nID=linuxmint\nID_LIKE=\"ubuntu debian\"", Family::Debian, "Linux Mint");
+        is("ID=fedora\nPRETTY_NAME='Fedora Linux 43'", Family::Fedora, "Fedora Linux 43");
+        is("ID=\"rocky\"\nID_LIKE=\"rhel centos fedora\"", Family::Fedora, "rocky");
+        is("ID=manjaro\nID_LIKE=arch", Family::Arch, "manjaro");
+        is("ID=\"opensuse-leap\"\nID_LIKE=\"suse opensuse\"", Family::Suse, "opensuse-leap");
+        is("ID=alpine", Family::Alpine, "alpine");
+        is("ID=nixos\nNAME=NixOS", Family::Other, "NixOS");
+        is("", Family::Other, "this system");
     }
 
     #[test]
