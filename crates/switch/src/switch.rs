@@ -31,8 +31,6 @@ struct Entry {
     spec: PortSpec,
     /// Where it is with every worker.
     slot: Slot,
-    /// The worker whose port it is.
-    worker: usize,
     stats: Arc<PortStats>,
     state: Arc<PortState>,
     internal: bool,
@@ -185,7 +183,6 @@ impl Switch {
     /// Makes a port with every worker. Uplinks are the first worker's. `internal`: it is of the switch's own, not listed,
     /// and that worker's.
     pub(crate) fn make_port(&self, spec: PortSpec, stats: Arc<PortStats>, internal: Option<usize>) -> PortId {
-        let id = PortId(self.next.fetch_add(1, Ordering::Relaxed));
         let state = Arc::new(PortState::default());
         let (of, worker) = {
             let mut numbers = self.numbers.lock();
@@ -194,12 +191,13 @@ impl Switch {
             let owner = spec.name.split_once('/').map_or(&*spec.name, |(owner, _)| owner);
             let owner = number(&mut numbers.owners, owner);
             let group = number(&mut numbers.groups, &spec.group);
+            let id = self.new_id(worker);
             (Numbered { id, slot: numbers.take_slot(), owner, group, remote: None }, worker)
         };
+        let id = of.id;
         let entry = Entry {
             spec: spec.clone(),
             slot: of.slot,
-            worker,
             stats: stats.clone(),
             state: state.clone(),
             internal: internal.is_some(),
@@ -217,8 +215,9 @@ impl Switch {
     /// Removes a port from every worker, its own one first: the others do not look at what was attached to it any more
     /// when this returns.
     pub(crate) fn unmake_port(&self, id: PortId) -> Option<PortSpec> {
-        let Entry { spec, slot, worker, .. } = self.ports.lock().remove(&id)?;
-        self.retire_with(worker, id);
+        let Entry { spec, slot, .. } = self.ports.lock().remove(&id)?;
+        let worker = self.owner(id);
+        self.retire(id);
         self.ask(worker, Request::Remove { id });
         self.ask_others(worker, || Request::Remove { id });
         let mut numbers = self.numbers.lock();
@@ -380,13 +379,13 @@ impl Switch {
     /// All ports, in the order of their making.
     pub fn ports(&self) -> Vec<PortView> {
         let view = |(id, entry): (&PortId, &Entry)| {
-            let Entry { spec, worker, stats, state, down, .. } = entry;
+            let Entry { spec, stats, state, down, .. } = entry;
             let [a, b, c, d, e, f, ..] = state.mac.load(Ordering::Relaxed).to_le_bytes();
             let attached = state.attached.load(Ordering::Relaxed);
             PortView {
                 id: *id,
                 spec: spec.clone(),
-                worker: *worker,
+                worker: self.owner(*id),
                 attached,
                 link_down: *down,
                 stalled: state.stalled.load(Ordering::Relaxed),
@@ -404,10 +403,15 @@ impl Switch {
         std::mem::take(&mut *into.lock())
     }
 
-    /// The worker whose port it is.
-    pub(crate) fn owner(&self, id: PortId) -> Option<usize> {
-        // No lock is taken for every doorbell of a switch with one worker.
-        if self.workers.len() == 1 { Some(0) } else { self.ports.lock().get(&id).map(|entry| entry.worker) }
+    /// A number for a port of `worker`, which it tells: no doorbell has to look for it.
+    fn new_id(&self, worker: usize) -> PortId {
+        let count = self.workers.len() as u32;
+        PortId(self.next.fetch_add(1, Ordering::Relaxed).wrapping_mul(count).wrapping_add(worker as u32))
+    }
+
+    /// The worker whose port it is, if there is such a port.
+    pub(crate) fn owner(&self, id: PortId) -> usize {
+        id.0 as usize % self.workers.len().max(1)
     }
 
     /// Asks these workers, and waits until all have carried it out (or are gone).
@@ -440,23 +444,14 @@ impl Switch {
 
     /// Asks the worker whose port it is.
     pub(crate) fn ask_owner(&self, id: PortId, request: Request) {
-        if let Some(worker) = self.owner(id) {
-            self.ask(worker, request);
-        }
+        self.ask(self.owner(id), request);
     }
 
     /// What is attached to a port is about to be dropped: when this returns, the frames of it that other workers had are
     /// on their way back.
     fn retire(&self, id: PortId) {
-        if self.workers.len() > 1
-            && let Some(worker) = self.owner(id)
-        {
-            self.retire_with(worker, id);
-        }
-    }
-
-    fn retire_with(&self, worker: usize, id: PortId) {
         if self.workers.len() > 1 {
+            let worker = self.owner(id);
             self.ask(worker, Request::Retire { id });
             self.ask_others(worker, || Request::Barrier);
         }
@@ -464,11 +459,10 @@ impl Switch {
 
     /// The same for what changes what is attached; when this returns, the other workers know.
     fn ask_port(&self, id: PortId, request: Request) {
-        if let Some(worker) = self.owner(id) {
-            self.ask(worker, request);
-            // Its worker has told them, so this comes behind it.
-            self.ask_others(worker, || Request::Barrier);
-        }
+        let worker = self.owner(id);
+        self.ask(worker, request);
+        // Its worker has told them, so this comes behind it.
+        self.ask_others(worker, || Request::Barrier);
     }
 }
 
@@ -497,7 +491,7 @@ impl Frames for Switch {
     }
 
     fn kick(&self, id: PortId) {
-        if let Some(worker) = self.owner(id).and_then(|number| self.workers.get(number)) {
+        if let Some(worker) = self.workers.get(self.owner(id)) {
             worker.requests.parking().notify();
         }
     }

@@ -18,8 +18,6 @@ pub struct Mirrors(pub(super) Vec<Mirror>);
 /// One of them.
 pub struct Mirror {
     pub(super) id: PortId,
-    /// Whose port that is.
-    pub(super) worker: usize,
     pub(super) spec: MirrorSpec,
     pub(super) from: Vec<String>,
     /// One for each source: sources may be of different workers.

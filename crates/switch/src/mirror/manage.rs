@@ -36,10 +36,9 @@ impl Switch {
     pub fn add_mirror(&self, spec: MirrorSpec, from: Vec<String>) -> io::Result<()> {
         let ring = Arc::new(Ring::new()?);
         let stats = Arc::new(PortStats::default());
-        let worker = self.id_of(&spec.to).and_then(|id| self.owner(id)).unwrap_or(0);
+        let worker = self.id_of(&spec.to).map_or(0, |id| self.owner(id));
         let id = self.make_port(port_spec(&spec), stats.clone(), Some(worker));
-        let mut mirror =
-            Mirror { id, worker, spec, from: Vec::new(), taps: Vec::new(), ring: ring.clone(), stats };
+        let mut mirror = Mirror { id, spec, from: Vec::new(), taps: Vec::new(), ring: ring.clone(), stats };
         let name = mirror.spec.name.clone();
         self.attach(id, Box::new(MirrorPort::new(ring)));
         {
@@ -108,9 +107,8 @@ impl Switch {
     /// Copies are delivered by the worker that owns their destination, so a mirror's port follows it.
     fn aim(&self, mirror: &mut Mirror) {
         let to = self.id_of(&mirror.spec.to);
-        if let Some(worker) = to.and_then(|to| self.owner(to)).filter(|&worker| worker != mirror.worker) {
+        if let Some(worker) = to.map(|to| self.owner(to)).filter(|&worker| worker != self.owner(mirror.id)) {
             self.unmake_port(mirror.id);
-            mirror.worker = worker;
             mirror.id = self.make_port(port_spec(&mirror.spec), mirror.stats.clone(), Some(worker));
             self.attach(mirror.id, Box::new(MirrorPort::new(mirror.ring.clone())));
         }
