@@ -182,17 +182,7 @@ fn replaced(bed: &Bed) {
     let load = Load::start(bed, 8);
     let status = bed.lab().status().unwrap().daemon.unwrap();
     let before = bed.daemon_pid();
-    let log = std::fs::File::options().append(true).open(&status.log).unwrap();
-    let mut replacement = Command::new(vmlane_lab::find_vmlane().unwrap())
-        .args(["daemon", "--replace", "--config"])
-        .arg(&status.config)
-        .arg("--runtime-dir")
-        .arg(&status.runtime_dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .unwrap();
+    let mut replacement = bed.start_replacement(&vmlane_lab::find_vmlane().unwrap());
     bed.wait_for_another_daemon(before);
     let pause = load.finish(bed);
     kept(4, &format!("replaced under 8 streams: all complete, checksums equal, longest pause {pause} s"));

@@ -19,7 +19,7 @@ mod nic;
 mod previous;
 
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::Child;
 use std::time::Duration;
 
 use cards::Cards;
@@ -142,21 +142,9 @@ impl Drop for Halted {
 
 /// Starts a daemon that takes the place of the one that runs in the lab.
 fn replace(bed: &Bed, program: &Path) -> Child {
-    let lab = bed.lab().status().unwrap();
-    let status = lab.daemon.unwrap();
-    let log = std::fs::File::options().append(true).open(&status.log).unwrap();
     let before = Pid::from_raw(answering(bed) as i32).unwrap();
-    let _halted = Halted::new(lab.supervisor_pid);
-    let child = Command::new(program)
-        .args(["daemon", "--replace", "--config"])
-        .arg(&status.config)
-        .arg("--runtime-dir")
-        .arg(&status.runtime_dir)
-        .stdin(Stdio::null())
-        .stdout(Stdio::null())
-        .stderr(log)
-        .spawn()
-        .unwrap();
+    let _halted = Halted::new(bed.lab().status().unwrap().supervisor_pid);
+    let child = bed.start_replacement(program);
     let now = bed.wait_for_another_daemon(before);
     assert_eq!(now, Pid::from_child(&child));
     child
