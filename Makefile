@@ -54,13 +54,13 @@ test-unit: bootstrap
 	@PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} cargo test --locked --workspace
 
 test-guests: setup
-	@scripts/bootstrap.sh socat ncat python3 openssh-client chromium tshark
+	@scripts/bootstrap.sh ethtool socat ncat python3 openssh-client chromium tshark
 	@tests/run_guest_tests.sh
 
 # Hours. Resumable: tests/acceptance.sh says how.
 acceptance: setup
 	@scripts/bootstrap.sh apparmor binutils debootstrap lintian systemd-container \
-	  socat ncat python3 openssh-client chromium tshark prometheus dosfstools mtools syslinux
+	  ethtool socat ncat python3 openssh-client chromium tshark prometheus dosfstools mtools syslinux
 	@tests/acceptance.sh
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.

@@ -2,6 +2,8 @@
 
 #[path = "doctor/faults.rs"]
 mod faults;
+#[path = "doctor/namespaces.rs"]
+mod namespaces;
 
 use std::time::Instant;
 

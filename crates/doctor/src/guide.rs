@@ -22,6 +22,15 @@ seen, what it costs (measured, or estimated), and the commands that mend it, for
 than 30 s; `--json` is for programs. It changes nothing. The exit code is 0 if nothing was found, 1 with findings, 2 if it was called wrongly, 3 if
 the other machine could not be examined.
 
+`--prove` tries the remedies: after a question (or with `--yes`), each one that is a setting of the machine it runs on is applied, measured without
+and with it in turns for several rounds, and taken back. It says before, after, and the spread of both, and whether that helps, does not, or makes
+things worse; then all of them together, because one fault may hide another. Only MTU, offloads, rings, queues, interrupts and settings of TCP are
+changed, as they run: no file, no VMM, nothing in the other machine; the commands for those are shown as always.
+
+A process of its own makes the changes and takes them back, also when the doctor is interrupted, killed or crashes, or is silent for 90 s because its terminal
+hangs. It keeps a record in `/run/vmlane-doctor`, written before each change. Should both processes be killed, `vmlane doctor --undo` puts everything
+back, and the next proof waits for that. What somebody else has set meanwhile is named and left.
+
 Over vsock (`--to vsock:4`, server with `--listen vsock:`) no network card is needed; cards are not examined then.
 
 A server tells about its machine only if it was started with `--doctor`, and reads only. Anyone who reaches its port can ask: listen where you

@@ -5,9 +5,11 @@
 //! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. The [`guide`] is made
 //! of the checks' own texts.
 //!
-//! Nothing here changes a setting: remedies are commands as argument vectors, which are shown. What comes from the other
-//! end is bounded and escaped when it arrives.
+//! An examination changes nothing: remedies are commands as argument vectors, which are shown. Only a [`proof`] changes
+//! settings of this machine, for as long as it measures; see there. What comes from the other end is bounded and escaped
+//! when it arrives.
 
+pub mod change;
 pub mod checks;
 pub mod evidence;
 mod examine;
@@ -15,6 +17,7 @@ pub mod facts;
 pub mod finding;
 pub mod guide;
 mod loopback;
+pub mod proof;
 pub mod question;
 pub mod remedy;
 pub mod report;
@@ -22,5 +25,6 @@ mod sys;
 mod text;
 
 pub use examine::{Plan, examine};
+pub use proof::{Proven, prove};
 pub use question::examiner;
 pub use report::Diagnosis;

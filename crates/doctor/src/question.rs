@@ -55,7 +55,7 @@ pub fn examiner() -> Examiner {
 }
 
 /// A name of a file of /sys is no path.
-fn is_interface(name: &str) -> bool {
+pub fn is_interface(name: &str) -> bool {
     !name.is_empty() && name.len() < 16 && name != "." && name != ".." && !name.contains(['/', '\0'])
 }
 

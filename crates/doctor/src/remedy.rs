@@ -3,6 +3,9 @@
 
 use serde::Serialize;
 
+use crate::change::Change;
+use crate::evidence::End;
+
 #[derive(Clone, Debug, PartialEq, Serialize)]
 pub struct Remedy {
     pub what: String,
@@ -10,6 +13,11 @@ pub struct Remedy {
     pub temporary: Vec<Vec<String>>,
     /// For good.
     pub persistent: Vec<Persistent>,
+    /// The same as `temporary`, for a proof; none if it is more than settings, or if no measurement would show it.
+    pub changes: Vec<Change>,
+    /// The machine that it is for, if that is not the finding's.
+    #[serde(skip_serializing_if = "Option::is_none")]
+    pub end: Option<End>,
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize)]
@@ -20,7 +28,31 @@ pub struct Persistent {
 
 impl Remedy {
     pub fn new(what: impl Into<String>) -> Remedy {
-        Remedy { what: what.into(), temporary: Vec::new(), persistent: Vec::new() }
+        Remedy {
+            what: what.into(),
+            temporary: Vec::new(),
+            persistent: Vec::new(),
+            changes: Vec::new(),
+            end: None,
+        }
+    }
+
+    /// With a change of a setting, and its command.
+    pub fn change(mut self, change: Change) -> Remedy {
+        self.temporary.push(change.command());
+        self.changes.push(change);
+        self
+    }
+
+    pub fn on(mut self, end: End) -> Remedy {
+        self.end = Some(end);
+        self
+    }
+
+    /// What it mends shows in no measurement between the two machines.
+    pub fn without_proof(mut self) -> Remedy {
+        self.changes.clear();
+        self
     }
 
     pub fn run(mut self, words: &[&str]) -> Remedy {
@@ -35,7 +67,7 @@ impl Remedy {
 
     pub fn sysctl(name: &str, value: &str) -> Remedy {
         let remedy = Remedy::new(format!("set {name}"))
-            .run(&["sysctl", "-w", &format!("{name}={value}")])
+            .change(Change::Sysctl { name: name.to_owned(), value: value.to_owned() })
             .lasting("sysctl.d", format!("/etc/sysctl.d/90-network.conf: {name} = {value}"));
         match name {
             "net.ipv4.tcp_rmem" | "net.ipv4.tcp_window_scaling" | "net.ipv4.tcp_moderate_rcvbuf" => {
@@ -46,9 +78,8 @@ impl Remedy {
     }
 
     pub fn mtu(interface: &str, mtu: u32) -> Remedy {
-        let text = mtu.to_string();
         Remedy::new(format!("set the MTU of {interface} to {mtu}"))
-            .run(&["ip", "link", "set", "dev", interface, "mtu", &text])
+            .change(Change::Mtu { interface: interface.to_owned(), mtu })
             .lasting(
                 "NetworkManager",
                 format!("nmcli connection modify CONNECTION 802-3-ethernet.mtu {mtu}; nmcli connection up CONNECTION"),
@@ -71,7 +102,7 @@ impl Remedy {
         let yes = if on { "yes" } else { "no" };
         let verb = if on { "Enable" } else { "Disable" };
         Remedy::new(format!("switch {feature} of {interface} {value}"))
-            .run(&["ethtool", "-K", interface, feature, value])
+            .change(Change::feature(interface, feature, on))
             .lasting(
                 "NetworkManager",
                 format!("nmcli connection modify CONNECTION ethtool.feature-{feature} {value}; nmcli connection up CONNECTION"),
@@ -84,12 +115,11 @@ impl Remedy {
             .lasting("Windows", format!("PowerShell: {verb}-NetAdapter{windows} -Name \"{interface}\""))
     }
 
-    /// `option` is ethtool's, with its settings: `-G`, `rx 1024`.
-    pub fn ethtool(what: impl Into<String>, interface: &str, option: &str, settings: &[&str]) -> Remedy {
-        let words: Vec<&str> = ["ethtool", option, interface].iter().chain(settings).copied().collect();
-        let line = words.join(" ");
+    /// A change that systems make when the interface comes up.
+    pub fn ethtool(what: impl Into<String>, change: Change) -> Remedy {
+        let line = change.command().join(" ");
         Remedy::new(what)
-            .run(&words)
+            .change(change)
             .lasting(
                 "NetworkManager, systemd-networkd, ifupdown",
                 format!("run `{line}` when the interface comes up: a file in /etc/NetworkManager/dispatcher.d, a .link file, or post-up"),

@@ -41,9 +41,14 @@ impl Diagnosis {
     }
 
     pub fn json(&self) -> String {
+        self.json_with(None)
+    }
+
+    /// The same, and what a proof has shown, if there was one.
+    pub fn json_with(&self, proof: Option<Value>) -> String {
         let evidence = &self.evidence;
         let listed = |findings: &[Finding]| findings.iter().map(told).collect::<Vec<Value>>();
-        let value = json!({
+        let mut value = json!({
             "version": VERSION,
             "to": printable(&evidence.to),
             "seconds": self.seconds,
@@ -55,6 +60,9 @@ impl Diagnosis {
             "failed": evidence.failed.iter().map(|text| printable(text)).collect::<Vec<String>>(),
             "facts": { "near": evidence.near, "far": evidence.far },
         });
+        if let Some(proof) = proof {
+            value["proof"] = proof;
+        }
         value.to_string()
     }
 
@@ -95,7 +103,10 @@ impl Diagnosis {
             line(3, &format!("cost, {basis}: {}", finding.cost.text));
             for (which, remedy) in finding.remedies.iter().enumerate() {
                 let or = if which == 0 { "" } else { "or " };
-                let place = finding.end.map_or(String::new(), |end| format!(", on {}", evidence.name(end)));
+                let place = remedy
+                    .end
+                    .or(finding.end)
+                    .map_or(String::new(), |end| format!(", on {}", evidence.name(end)));
                 line(3, &format!("remedy: {or}{}{place}", remedy.what));
                 for command in &remedy.temporary {
                     line(6, &format!("now: {}", remedy::line(command)));

@@ -1,7 +1,7 @@
 //! The calls that no safe crate offers: ethtool's questions about an interface, and what the kernel believes of a path.
 //!
 //! The ioctl and not netlink, because only it has the drivers' own statistics, and because it is the same on all
-//! kernels. Nothing here changes a setting. `unsafe` is opened because the kernel writes through pointers: each buffer
+//! kernels. Nothing in this file changes a setting; [`set`] does. `unsafe` is opened because the kernel writes through pointers: each buffer
 //! has room for the most that the kernel may write for its command, which the functions below see to.
 #![allow(unsafe_code)]
 
@@ -11,6 +11,10 @@ use std::net::IpAddr;
 use std::os::fd::AsRawFd;
 
 use socket2::{Domain, Socket, Type};
+
+mod set;
+
+pub use set::Numbers;
 
 const SIOCETHTOOL: c_ulong = 0x8946;
 /// `IFNAMSIZ`.
@@ -61,18 +65,17 @@ impl Ethtool {
         Ok(Ethtool { socket: Socket::new(Domain::IPV4, Type::DGRAM, None)? })
     }
 
-    /// Asks for `command`, whose structure is in `buffer` from the second word on.
     fn get(&self, interface: &str, command: Get, buffer: &mut [u64]) -> io::Result<()> {
+        self.call(interface, command as u32, buffer)
+    }
+
+    /// Makes the call for `command`, whose structure is in `buffer` from the second word on.
+    fn call(&self, interface: &str, command: u32, buffer: &mut [u64]) -> io::Result<()> {
         // The largest structure of fixed size, struct ethtool_drvinfo, has 196 bytes.
         assert!(buffer.len() >= 32, "room for any structure of fixed size");
-        let mut name = [0; NAME];
-        let bytes = interface.as_bytes();
-        if bytes.len() >= NAME || bytes.contains(&0) {
-            return Err(io::ErrorKind::InvalidInput.into());
-        }
-        name[..bytes.len()].copy_from_slice(bytes);
-        set(buffer, 0, command as u32);
-        let mut request = Request { name, data: buffer.as_mut_ptr().cast(), _rest: [0; 16] };
+        set(buffer, 0, command);
+        let mut request =
+            Request { name: name_of(interface)?, data: buffer.as_mut_ptr().cast(), _rest: [0; 16] };
         // SAFETY: `request` has the layout of struct ifreq and names a buffer that outlives the call. The kernel writes the
         // structure of the command, and behind it at most what the caller announced (features) or what the interface has
         // (strings, statistics), for which `ROOM` was allocated.
@@ -149,6 +152,16 @@ impl Ethtool {
         let feature = |(at, name): (usize, String)| (name, bit(at, 2), bit(at, 0) && !bit(at, 3));
         Ok(names.into_iter().take(blocks * 32).enumerate().map(feature).collect())
     }
+}
+
+/// An interface's name as the kernel takes it.
+fn name_of(interface: &str) -> io::Result<[u8; NAME]> {
+    let (mut name, bytes) = ([0; NAME], interface.as_bytes());
+    if bytes.is_empty() || bytes.len() >= NAME || bytes.contains(&0) {
+        return Err(io::ErrorKind::InvalidInput.into());
+    }
+    name[..bytes.len()].copy_from_slice(bytes);
+    Ok(name)
 }
 
 /// Word `at` of a buffer, as the kernel wrote it.

@@ -6,7 +6,9 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use vmlane_bench::{Address, Error, IpVersion, Options, Secret, Target};
-use vmlane_doctor::{Diagnosis, Plan, examine};
+use vmlane_doctor::{Diagnosis, Plan, examine, proof};
+
+mod prove;
 
 const EXAMPLES: &str = "\
 Examples:
@@ -14,12 +16,19 @@ Examples:
   vmlane doctor --to tcp:10.77.0.2                      in VM a: what is wrong between a and b
   vmlane doctor --to tcp:10.77.0.2 --quick              the same in less than 5 s
   vmlane doctor --to vsock:4 --json                     over vsock, as JSON
+  vmlane doctor --to tcp:10.77.0.2 --prove              try the remedies that are settings of this machine, measure, put back
+  vmlane doctor --undo                                  put back what a proof that was killed has left
 
 It reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
 direction alone, and lists what it found, the most important first, with the commands that mend it. It changes nothing; \
 run it as root, so that drivers tell everything.
 
-Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine could not be examined. docs/guide/slow-network.md \
+With --prove it asks, then changes settings of this machine that last until the next start at most (MTU, offloads, rings, queues, interrupts, \
+TCP's), one remedy at a time, measures without and with it in turns, and puts all back. A process of its own puts them back also if this one \
+is interrupted or killed; a record in /run/vmlane-doctor is for `vmlane doctor --undo`.
+
+Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine could not be examined, nothing be \
+tried, or settings not be put back. docs/guide/slow-network.md \
 explains each finding.";
 
 /// Find what makes the network between two machines slow or broken
@@ -27,11 +36,23 @@ explains each finding.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Where `vmlane bench server --doctor` runs: tcp:HOST[:PORT] or vsock:CID[:PORT]
-    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>())]
-    to: Target,
+    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>(), required_unless_present_any = ["undo", "guard"])]
+    to: Option<Target>,
     /// Less than 5 s instead of less than 30 s: shorter measurements, none of loopbacks and of round trips under load
     #[arg(long)]
     quick: bool,
+    /// Try each remedy that is a setting of this machine: measure without and with it, and put it back
+    #[arg(long)]
+    prove: bool,
+    /// Do not ask before settings are changed for a proof
+    #[arg(long, requires = "prove")]
+    yes: bool,
+    /// Put back what a proof has left that was killed together with its guardian
+    #[arg(long, conflicts_with_all = ["to", "quick", "prove", "json"])]
+    undo: bool,
+    /// Make a proof's changes and take them back (started by the doctor)
+    #[arg(long, hide = true, conflicts_with_all = ["to", "quick", "prove", "json", "undo"])]
+    guard: bool,
     /// The secret that the server asks for
     #[arg(long, value_name = "FILE")]
     secret_file: Option<PathBuf>,
@@ -48,41 +69,79 @@ pub struct Args {
 
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
-        let diagnosis = match self.diagnose() {
-            Ok(diagnosis) => diagnosis,
+        if self.guard {
+            return Ok(prove::guard());
+        }
+        if self.undo {
+            return Ok(prove::undo());
+        }
+        let done = prove::may_prove(&self).and_then(|()| {
+            let diagnosis = self.diagnose()?;
+            if !self.json {
+                print(&diagnosis.text());
+            }
+            let proven = if self.prove { Some(prove::prove(&self, &diagnosis)?) } else { None };
+            Ok((diagnosis, proven.flatten()))
+        });
+        let (diagnosis, proven) = match done {
+            Ok(done) => done,
             Err(error) => {
                 eprintln!("vmlane: {error}");
                 return Ok(ExitCode::from(if error.is_usage() { 2 } else { 3 }));
             }
         };
-        let text = if self.json { diagnosis.json() + "\n" } else { diagnosis.text() };
-        std::io::stdout().lock().write_all(text.as_bytes())?;
-        Ok(ExitCode::from(diagnosis.exit_code()))
+        let text = match (&proven, self.json) {
+            (proven, true) => {
+                let told = proven.as_ref().map(|proven| proof::json(proven, &diagnosis.evidence));
+                diagnosis.json_with(told) + "\n"
+            }
+            (Some(proven), false) => proof::text(proven, &diagnosis.evidence),
+            (None, false) => String::new(),
+        };
+        print(&text);
+        let is_well = proven.as_ref().is_none_or(|proven| proven.is_restored() && proven.error.is_none());
+        Ok(ExitCode::from(if is_well { diagnosis.exit_code() } else { 3 }))
     }
 
-    fn diagnose(&self) -> Result<Diagnosis, Error> {
-        let known = matches!(self.to.control, Address::Tcp { .. } | Address::Vsock { .. });
-        if self.to.datagrams || !known {
-            return Err(Error::Usage(format!(
-                "address \"{}\": write tcp:HOST[:PORT] or vsock:CID[:PORT]",
-                self.to
-            )));
-        }
+    fn to(&self) -> Result<&Target, Error> {
+        self.to.as_ref().ok_or_else(|| Error::Usage("--to is missing".to_owned()))
+    }
+
+    fn options(&self) -> Result<Options, Error> {
         let ip = match (self.v4, self.v6) {
             (true, _) => Some(IpVersion::V4),
             (_, true) => Some(IpVersion::V6),
             _ => None,
         };
-        let options = Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip };
-        let plan = if self.quick { Plan::quick() } else { Plan::full() };
-        let began = Instant::now();
+        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip })
+    }
+
+    /// Tells a terminal what is being done.
+    fn say(&self) -> impl Fn(&str) + use<> {
         let is_seen = std::io::stderr().is_terminal() && !self.json;
-        let say = move |what: &str| {
+        move |what: &str| {
             if is_seen {
                 eprintln!("doctor: {what}");
             }
-        };
-        let evidence = examine(&self.to.control, &options, plan, &say)?;
+        }
+    }
+
+    fn diagnose(&self) -> Result<Diagnosis, Error> {
+        let to = self.to()?;
+        let known = matches!(to.control, Address::Tcp { .. } | Address::Vsock { .. });
+        if to.datagrams || !known {
+            return Err(Error::Usage(format!("address \"{to}\": write tcp:HOST[:PORT] or vsock:CID[:PORT]")));
+        }
+        let options = self.options()?;
+        let plan = if self.quick { Plan::quick() } else { Plan::full() };
+        let began = Instant::now();
+        let evidence = examine(&to.control, &options, plan, &self.say())?;
         Ok(Diagnosis::new(evidence, began.elapsed().as_secs_f64()))
     }
+}
+
+/// To whoever still reads it: a pipe that was closed must not keep settings from being put back.
+fn print(text: &str) {
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());
 }

@@ -3,6 +3,7 @@
 use std::collections::BTreeSet;
 
 use super::{Check, Threshold};
+use crate::change::Change;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -34,9 +35,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let mut remedy = Remedy::new("spread them")
             .lasting("systemd", "install irqbalance, and remove what pins the interrupts");
         for (at, interrupt) in queues.iter().enumerate().take(8) {
-            let file = format!("/proc/irq/{}/smp_affinity_list", interrupt.number);
-            let cpu = (at % facts.machine.cpus).to_string();
-            remedy = remedy.run(&["sh", "-c", &format!("echo {cpu} > {file}")]);
+            let cpus = (at % facts.machine.cpus).to_string();
+            remedy = remedy.change(Change::Affinity { interrupt: interrupt.number, cpus });
         }
         let seen =
             format!("smp_affinity_list of {} interrupts: {only}; {} CPUs", queues.len(), facts.machine.cpus);

@@ -47,10 +47,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         .evidence(format!("/sys/class/net/{}/mtu: {}", small.name, small.mtu))
         .evidence(format!("/sys/class/net/{}/mtu of {}: {}", large.name, evidence.name(large_end), large.mtu))
         .remedy(Remedy::mtu(&small.name, large.mtu))
-        .remedy(Remedy {
-            what: format!("set the MTU of {} on {} to {}", large.name, evidence.name(large_end), small.mtu),
-            ..Remedy::new("")
-        });
+        .remedy(Remedy::mtu(&large.name, small.mtu).on(large_end));
     vec![finding]
 }
 

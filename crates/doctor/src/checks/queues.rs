@@ -1,6 +1,7 @@
 //! One queue where there could be one for each CPU.
 
 use super::{Check, Threshold};
+use crate::change::Change;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -22,7 +23,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let found = evidence.interfaces().filter_map(|(end, facts, card)| {
         let (used, most) = card.queues?;
         let possible = most.min(u32::try_from(facts.machine.cpus).unwrap_or(u32::MAX));
-        if used == 0 || used >= possible {
+        // A veth has one unless somebody wants XDP or GRO in it.
+        if used == 0 || used >= possible || !card.is_card() {
             return None;
         }
         let what = format!(
@@ -33,8 +35,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         );
         let share = 0.5 * (1.0 - f64::from(used) / f64::from(possible));
         let cost = Cost::estimated(share, "with several connections: CPUs that could receive do not");
-        let count = possible.to_string();
-        let remedy = Remedy::ethtool("a queue for each CPU", &card.name, "-L", &["combined", &count])
+        let change = Change::Queues { interface: card.name.clone(), combined: possible };
+        let remedy = Remedy::ethtool("a queue for each CPU", change)
             .lasting("Windows", format!("PowerShell: Enable-NetAdapterRss -Name \"{}\"", card.name));
         let seen =
             format!("ethtool -l {}: {used} in use of at most {most}; {} CPUs", card.name, facts.machine.cpus);

@@ -1,6 +1,7 @@
 //! Rings of descriptors that are too small, or full.
 
 use super::{Check, Threshold};
+use crate::change::{Change, Ring};
 use crate::evidence::{End, Evidence, Kind};
 use crate::facts::{Interface, Rings};
 use crate::finding::{Cost, Finding, Severity};
@@ -57,7 +58,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                 rings.tx
             );
             let cost = Cost::estimated(0.3, "the sender waits for the card more often than it needs to");
-            let size = rings.tx_max.min(512).to_string();
+            let descriptors = rings.tx_max.min(512);
+            let change = Change::Ring { interface: card.name.clone(), ring: Ring::Tx, descriptors };
             found.push(
                 Finding::new(CHECK.name, Severity::Slow, what, cost)
                     .at(end)
@@ -65,7 +67,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                         "ethtool -g {}: tx {} of at most {}",
                         card.name, rings.tx, rings.tx_max
                     ))
-                    .remedy(Remedy::ethtool("a larger send ring", &card.name, "-G", &["tx", &size])),
+                    .remedy(Remedy::ethtool("a larger send ring", change)),
             );
         }
     }
@@ -99,8 +101,9 @@ fn receiving(
             "the ring is as large as it can be: more queues, or more CPU for this machine",
         ));
     }
-    let size = (rings.rx * 2).max(1024).min(rings.rx_max).to_string();
-    finding.remedy(Remedy::ethtool("a larger receive ring", &card.name, "-G", &["rx", &size]).lasting(
+    let descriptors = (rings.rx * 2).max(1024).min(rings.rx_max);
+    let change = Change::Ring { interface: card.name.clone(), ring: Ring::Rx, descriptors };
+    finding.remedy(Remedy::ethtool("a larger receive ring", change).lasting(
         "Windows",
         format!("PowerShell: Set-NetAdapterAdvancedProperty -Name \"{}\" -DisplayName \"Rx Ring #1 Size\" -DisplayValue 4096", card.name),
     ))

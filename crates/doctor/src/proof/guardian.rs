@@ -1,0 +1,202 @@
+//! The guardian: a process of its own that makes a proof's changes and takes them back, whatever becomes of the doctor.
+//!
+//! The doctor changes nothing itself. It starts the guardian (this program, `vmlane doctor --guard`) and tells it over a
+//! pipe what to change and what to take back, a line of JSON each; the guardian answers each with a line. When the pipe ends,
+//! because the doctor is done, was interrupted or killed, or has crashed, the guardian takes back what is still changed. So it
+//! does if the doctor says nothing for [`PATIENCE`], for example because it was stopped, or its terminal hangs in the very
+//! connection that a change has cut. It has a session of its own: a Ctrl-C at the terminal does not reach it. Should the
+//! guardian be killed, the doctor takes everything back from the record; should both be killed, `vmlane doctor --undo` does.
+
+use std::io::{BufRead, BufReader, Read, Write};
+use std::path::Path;
+use std::process::{Child, ChildStdin, ChildStdout, Command, Stdio};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::time::{Duration, Instant};
+
+use rustix::event::{PollFd, PollFlags, poll};
+use serde::{Deserialize, Serialize};
+
+use super::undo::{Changes, Undone};
+use crate::change::Change;
+
+/// How long changes stay without a word from the doctor, which is longer than any of its measurements.
+pub const PATIENCE: Duration = Duration::from_secs(90);
+/// How often the guardian looks at the time.
+const TICK: rustix::time::Timespec = rustix::time::Timespec { tv_sec: 0, tv_nsec: 200_000_000 };
+/// Bytes of a line between the two.
+const LONGEST: u64 = 64 << 10;
+
+#[derive(Serialize, Deserialize)]
+#[serde(rename_all = "snake_case")]
+enum Order {
+    Apply(Vec<Change>),
+    Undo,
+}
+
+#[derive(Default, Serialize, Deserialize)]
+struct Answer {
+    error: Option<String>,
+    restored: usize,
+    left: Vec<String>,
+    failed: Vec<String>,
+}
+
+/// The guardian's own part: runs until the pipe at standard input ends. Whether everything was put back.
+pub fn guard(directory: &Path) -> bool {
+    // Its parent's terminal is not its own. Fails only for a leader of processes, which is no child of a doctor.
+    let _ = rustix::process::setsid();
+    let ended = Arc::new(AtomicBool::new(false));
+    // What ends all processes, such as a machine that shuts down, ends the proof.
+    let _ = signal_hook::flag::register(signal_hook::consts::SIGTERM, ended.clone());
+    let begun = Changes::begin(directory);
+    let mut changes = match begun {
+        Ok(changes) => changes,
+        Err(error) => {
+            say(&Answer { error: Some(error), ..Answer::default() });
+            return false;
+        }
+    };
+    say(&Answer::default());
+    let (mut orders, mut heard) = (Vec::new(), Instant::now());
+    while let Some(line) = next_line(&mut orders, &ended, heard) {
+        heard = Instant::now();
+        let answer = match serde_json::from_str(&line) {
+            Ok(Order::Apply(list)) => match list.iter().try_for_each(|change| changes.apply(change)) {
+                Ok(()) => Answer::default(),
+                Err(error) => Answer { error: Some(error), ..answer(changes.undo()) },
+            },
+            Ok(Order::Undo) => answer(changes.undo()),
+            Err(error) => Answer { error: Some(error.to_string()), ..Answer::default() },
+        };
+        say(&answer);
+    }
+    let undone = changes.undo();
+    // After a proof that came to its end, there is nothing to put back here.
+    if undone.restored > 0 {
+        eprintln!("vmlane: the proof was cut short; {} settings were put back", undone.restored);
+    }
+    undone.left.iter().chain(&undone.failed).for_each(|line| eprintln!("vmlane: {line}"));
+    undone.failed.is_empty()
+}
+
+fn answer(undone: Undone) -> Answer {
+    Answer { error: None, restored: undone.restored, left: undone.left, failed: undone.failed }
+}
+
+/// To the doctor. If it is gone, the pipe's other half says so.
+fn say(answer: &Answer) {
+    let line = serde_json::to_string(answer).unwrap_or_default() + "\n";
+    let mut stdout = std::io::stdout().lock();
+    let _ = stdout.write_all(line.as_bytes()).and_then(|()| stdout.flush());
+}
+
+/// The next line; none when the doctor is gone or silent, or the guardian shall end.
+fn next_line(read: &mut Vec<u8>, ended: &AtomicBool, heard: Instant) -> Option<String> {
+    let stdin = std::io::stdin();
+    loop {
+        if let Some(end) = read.iter().position(|byte| *byte == b'\n') {
+            let line: Vec<u8> = read.drain(..=end).collect();
+            return Some(String::from_utf8_lossy(&line).into_owned());
+        }
+        if ended.load(Ordering::Relaxed) || heard.elapsed() > PATIENCE || read.len() as u64 > LONGEST {
+            return None;
+        }
+        let mut waiting = [PollFd::new(&stdin, PollFlags::IN)];
+        match poll(&mut waiting, Some(&TICK)) {
+            Ok(0) | Err(rustix::io::Errno::INTR) => continue,
+            Ok(_) => {}
+            Err(_) => return None,
+        }
+        let mut bytes = [0; 4096];
+        match rustix::io::read(&stdin, &mut bytes) {
+            Ok(0) => return None,
+            Ok(count) => read.extend_from_slice(&bytes[..count]),
+            Err(rustix::io::Errno::INTR) => {}
+            Err(_) => return None,
+        }
+    }
+}
+
+/// The doctor's half.
+pub struct Guardian {
+    child: Child,
+    orders: Option<ChildStdin>,
+    answers: BufReader<ChildStdout>,
+    is_gone: bool,
+}
+
+impl Guardian {
+    /// # Errors
+    /// Why there can be no proof: another one runs, an earlier one left something, the record cannot be written.
+    pub fn start() -> Result<Guardian, String> {
+        let failed = |error: std::io::Error| format!("the guardian process cannot be started: {error}");
+        let program = std::env::current_exe().map_err(failed)?;
+        let mut command = Command::new(program);
+        command.args(["doctor", "--guard"]).stdin(Stdio::piped()).stdout(Stdio::piped());
+        let mut child = command.spawn().map_err(failed)?;
+        let (orders, answers) = (child.stdin.take(), child.stdout.take());
+        let answers = BufReader::new(answers.ok_or("the guardian process has no output")?);
+        let mut guardian = Guardian { child, orders, answers, is_gone: false };
+        guardian.hear().and_then(|answer| answer.error.map_or(Ok(()), Err))?;
+        Ok(guardian)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
+    }
+
+    /// Whether it has ended, by itself or by somebody's hand.
+    pub fn is_gone(&self) -> bool {
+        self.is_gone
+    }
+
+    /// Makes all of these changes, or none.
+    pub fn apply(&mut self, changes: &[Change]) -> Result<(), String> {
+        let answer = self.ask(&Order::Apply(changes.to_vec()))?;
+        answer.error.map_or(Ok(()), Err)
+    }
+
+    /// Takes back what was changed.
+    pub fn undo(&mut self) -> Result<Undone, String> {
+        let answer = self.ask(&Order::Undo)?;
+        match answer.error {
+            Some(error) => Err(error),
+            None => Ok(Undone { restored: answer.restored, left: answer.left, failed: answer.failed }),
+        }
+    }
+
+    /// Ends the guardian, which takes back what is left.
+    pub fn end(mut self) -> Result<bool, String> {
+        drop(self.orders.take());
+        self.child.wait().map(|status| status.success()).map_err(|error| error.to_string())
+    }
+
+    fn ask(&mut self, order: &Order) -> Result<Answer, String> {
+        let line = serde_json::to_string(order).map_err(|error| error.to_string())? + "\n";
+        // Should it be gone, there is no answer either.
+        let _ = self.orders.as_mut().map(|pipe| pipe.write_all(line.as_bytes()));
+        self.hear()
+    }
+
+    fn hear(&mut self) -> Result<Answer, String> {
+        let mut line = String::new();
+        let read = self.answers.by_ref().take(LONGEST).read_line(&mut line);
+        if read.is_err() || !line.ends_with('\n') {
+            drop(self.orders.take());
+            let _ = self.child.wait(); // so that its lock is free
+            self.is_gone = true;
+            return Err(GONE.to_owned());
+        }
+        serde_json::from_str(&line).map_err(|error| format!("the guardian process: {error}"))
+    }
+}
+
+impl Drop for Guardian {
+    fn drop(&mut self) {
+        drop(self.orders.take());
+        let _ = self.child.wait();
+    }
+}
+
+pub const GONE: &str = "the guardian process is gone";

@@ -1,0 +1,116 @@
+//! What measurements without and with a remedy say of it.
+
+use serde::Serialize;
+
+use super::gauge::Gauge;
+
+/// A remedy helps if this share of all pairs, one measurement with and one without it, are better with it, ...
+const CLEAR: f64 = 0.9;
+/// ... and the median is better by so much.
+const WORTH: f64 = 1.05;
+
+/// What the measurements say of a remedy.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize)]
+#[serde(rename_all = "snake_case")]
+pub enum Verdict {
+    Helps,
+    /// No difference beyond the spread.
+    NoDifference,
+    Worse,
+    /// It could not be applied, or not be measured.
+    NotTried,
+}
+
+/// What one gauge showed, without and with the remedy.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Reading {
+    pub gauge: Gauge,
+    pub before: Vec<f64>,
+    pub after: Vec<f64>,
+    pub verdict: Verdict,
+}
+
+impl Reading {
+    pub fn new(gauge: Gauge) -> Reading {
+        Reading { gauge, before: Vec::new(), after: Vec::new(), verdict: Verdict::NotTried }
+    }
+
+    pub fn judge(&mut self) {
+        let larger = self.gauge.is_better_when_larger();
+        let (one, other) = if larger { (&self.before, &self.after) } else { (&self.after, &self.before) };
+        self.verdict = match (is_clear(one, other), is_clear(other, one)) {
+            (true, _) => Verdict::Helps,
+            (_, true) => Verdict::Worse,
+            _ => Verdict::NoDifference,
+        };
+    }
+}
+
+/// Whether the larger ones are larger beyond the spread of both.
+fn is_clear(small: &[f64], large: &[f64]) -> bool {
+    let pairs = (small.len() * large.len()) as f64;
+    let larger = small.iter().flat_map(|one| large.iter().filter(move |other| *other > one)).count();
+    pairs > 0.0 && larger as f64 / pairs >= CLEAR && median(large) >= median(small) * WORTH
+}
+
+pub fn median(values: &[f64]) -> f64 {
+    let mut sorted = values.to_vec();
+    sorted.sort_by(f64::total_cmp);
+    let middle = sorted.len() / 2;
+    match sorted.len() {
+        0 => 0.0,
+        count if count % 2 == 1 => sorted[middle],
+        _ => f64::midpoint(sorted[middle - 1], sorted[middle]),
+    }
+}
+
+/// What all gauges together say of a remedy.
+pub fn overall(readings: &[Reading]) -> Verdict {
+    let any = |verdict| readings.iter().any(|reading| reading.verdict == verdict);
+    match (any(Verdict::Helps), any(Verdict::Worse)) {
+        (true, _) => Verdict::Helps,
+        (false, true) => Verdict::Worse,
+        (false, false) => Verdict::NoDifference,
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::evidence::End;
+
+    fn reading(gauge: Gauge, before: &[f64], after: &[f64]) -> Verdict {
+        let mut reading = Reading { before: before.to_vec(), after: after.to_vec(), ..Reading::new(gauge) };
+        reading.judge();
+        reading.verdict
+    }
+
+    #[test]
+    fn only_what_is_beyond_the_spread_counts() {
+        let throughput = Gauge::Throughput { from: End::Near, connections: 1 };
+        assert_eq!(reading(throughput, &[1.0, 1.1, 0.9, 1.0], &[4.0, 4.2, 3.9, 4.1]), Verdict::Helps);
+        assert_eq!(reading(throughput, &[4.0, 4.2, 3.9, 4.1], &[1.0, 1.1, 0.9, 1.0]), Verdict::Worse);
+        // One that was disturbed is no reason to doubt the others.
+        assert_eq!(
+            reading(throughput, &[1.0, 1.1, 0.9, 1.0, 1.0], &[4.0, 0.95, 3.9, 4.1, 4.0]),
+            Verdict::NoDifference
+        );
+        assert_eq!(reading(throughput, &[1.0, 1.1, 0.9, 1.0], &[4.0, 1.05, 3.9, 4.1]), Verdict::Helps);
+        assert_eq!(reading(throughput, &[1.0, 2.0, 1.5, 1.2], &[1.1, 2.1, 1.6, 1.3]), Verdict::NoDifference);
+        // Clear, and not worth a change.
+        assert_eq!(reading(throughput, &[1.0, 1.0, 1.0], &[1.01, 1.01, 1.01]), Verdict::NoDifference);
+        assert_eq!(reading(throughput, &[0.0, 0.0, 0.0], &[1.0, 1.0, 1.0]), Verdict::Helps);
+        assert_eq!(reading(throughput, &[0.0, 0.0], &[0.0, 0.0]), Verdict::NoDifference);
+        assert_eq!(
+            reading(Gauge::RoundTrips, &[900.0, 950.0, 920.0], &[200.0, 210.0, 190.0]),
+            Verdict::Helps
+        );
+    }
+
+    #[test]
+    fn the_middle_one_stands_for_all() {
+        assert_eq!(median(&[3.0, 1.0, 2.0]), 2.0);
+        assert_eq!(median(&[4.0, 1.0, 2.0, 3.0]), 2.5);
+        assert_eq!(median(&[]), 0.0);
+    }
+}

@@ -1,0 +1,348 @@
+//! Proofs between two network namespaces of this host: what they show, and that they leave nothing behind, whoever is killed.
+
+use std::io::{BufRead, BufReader};
+use std::path::Path;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmlane_tests::{PATIENCE, full, kept, wait_until};
+
+const HERE: &str = "10.77.0.1";
+const THERE: &str = "10.77.0.2";
+/// What a proof keeps while settings are changed.
+const RECORD: &str = "/run/vmlane-doctor/record";
+
+fn output(command: &mut Command) -> Output {
+    command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
+}
+
+fn succeed(words: &[&str]) -> String {
+    let output = output(Command::new(words[0]).args(&words[1..]));
+    assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// Two namespaces with one interface each, and a server in the second one.
+pub struct Pair {
+    names: [String; 2],
+    server: Option<Child>,
+}
+
+impl Pair {
+    pub fn new() -> Pair {
+        let id = std::process::id();
+        let mut pair = Pair { names: [format!("vld{id}a"), format!("vld{id}b")], server: None };
+        let [a, b] = pair.names.clone();
+        succeed(&["ip", "netns", "add", &a]);
+        succeed(&["ip", "netns", "add", &b]);
+        succeed(&[
+            "ip", "link", "add", "eth0", "netns", &a, "type", "veth", "peer", "name", "eth0", "netns", &b,
+        ]);
+        for (number, address) in [(0, HERE), (1, THERE)] {
+            pair.within(number, &["ip", "address", "add", &format!("{address}/24"), "dev", "eth0"]);
+            // Without a wait for others that may have the same address.
+            pair.within(number, &["sysctl", "-qw", "net.ipv6.conf.eth0.accept_dad=0"]);
+            pair.within(number, &["ip", "link", "set", "eth0", "up"]);
+            pair.within(number, &["ip", "link", "set", "lo", "up"]);
+        }
+        let mut server =
+            pair.vmlane(1, &["bench", "server", "--doctor", "--listen", &format!("tcp:{THERE}")]);
+        let mut server = server.stdout(Stdio::piped()).spawn().expect("the server");
+        let mut line = String::new();
+        BufReader::new(server.stdout.take().expect("its output")).read_line(&mut line).expect("a line");
+        pair.server = Some(server);
+        assert!(line.contains("listening on"), "{line}");
+        wait_until("addresses are known to be free", || {
+            !pair.within(0, &["ip", "address"]).contains("tentative")
+        });
+        pair
+    }
+
+    fn command(&self, number: usize, words: &[&str]) -> Command {
+        let mut command = Command::new("ip");
+        command.args(["netns", "exec", &self.names[number]]).args(words).stdin(Stdio::null());
+        command
+    }
+
+    /// Runs a program in the first or the second namespace.
+    fn within(&self, number: usize, words: &[&str]) -> String {
+        let output = output(&mut self.command(number, words));
+        assert!(output.status.success(), "{words:?}: {}", String::from_utf8_lossy(&output.stderr));
+        String::from_utf8_lossy(&output.stdout).into_owned()
+    }
+
+    /// `ip netns exec` becomes the program, and so has its process number.
+    fn vmlane(&self, number: usize, words: &[&str]) -> Command {
+        let vmlane = vmlane_lab::find_vmlane().expect("the program was built");
+        let mut all = vec![vmlane.to_str().expect("a path")];
+        all.extend(words);
+        self.command(number, &all)
+    }
+
+    fn prove(&self) -> Command {
+        let to = format!("tcp:{THERE}");
+        let mut command = self.vmlane(0, &["doctor", "--to", &to, "--prove", "--yes", "--quick", "--json"]);
+        command.stdout(Stdio::piped()).stderr(Stdio::piped());
+        command
+    }
+
+    /// What the system's own programs say of the first namespace's settings, line by line.
+    fn settings(&self) -> Vec<String> {
+        let mut all = self.within(0, &["ip", "-d", "address", "show", "dev", "eth0"]);
+        all += &self.within(0, &["ip", "route", "show", "table", "all"]);
+        all += &self.within(0, &["ethtool", "-k", "eth0"]);
+        for option in ["-g", "-l", "-c"] {
+            // Not every interface has these.
+            all +=
+                &String::from_utf8_lossy(&output(&mut self.command(0, &["ethtool", option, "eth0"])).stdout);
+        }
+        all += &self.within(0, &["sysctl", "--ignore", "net.core", "net.ipv4", "net.ipv6"]);
+        all.lines().map(str::to_owned).collect()
+    }
+
+    /// The lines that are other than before. Drivers and IPv6 may need a moment.
+    fn wait_for(&self, before: &[String]) {
+        let begun = Instant::now();
+        loop {
+            let now = self.settings();
+            let changed: Vec<_> = before.iter().zip(&now).filter(|(one, other)| one != other).collect();
+            if changed.is_empty() && before.len() == now.len() {
+                return;
+            }
+            assert!(begun.elapsed() < PATIENCE, "settings are not as before: {changed:#?}");
+            std::thread::sleep(Duration::from_millis(100));
+        }
+    }
+
+    fn undo(&self) -> Output {
+        output(&mut self.vmlane(0, &["doctor", "--undo"]))
+    }
+}
+
+impl Drop for Pair {
+    fn drop(&mut self) {
+        if let Some(server) = &mut self.server {
+            let _ = server.kill();
+            let _ = server.wait();
+        }
+        for name in &self.names {
+            let _ = Command::new("ip").args(["netns", "del", name]).status();
+        }
+    }
+}
+
+/// A fault of the first namespace, the check that finds it, and what its remedy improves.
+struct Fault {
+    put: &'static [&'static str],
+    undo: &'static [&'static str],
+    check: &'static str,
+    gauge: &'static str,
+}
+
+const FAULTS: [Fault; 3] = [
+    Fault {
+        put: &["sysctl", "-qw", "net.ipv4.tcp_rmem=4096 8192 16384"],
+        undo: &["sysctl", "-qw", "net.ipv4.tcp_rmem=4096 131072 6291456"],
+        check: "socket-buffers",
+        gauge: "throughput",
+    },
+    Fault {
+        put: &["ethtool", "-K", "eth0", "tso", "off", "gso", "off"],
+        undo: &["ethtool", "-K", "eth0", "tso", "on", "gso", "on"],
+        check: "segmentation-offload",
+        gauge: "throughput",
+    },
+    Fault {
+        put: &["ip", "link", "set", "eth0", "mtu", "1300"],
+        undo: &["ip", "link", "set", "eth0", "mtu", "1500"],
+        check: "mtu-mismatch",
+        gauge: "datagrams",
+    },
+];
+
+/// The reading of the fault's gauge that shows the improvement.
+pub fn improvement<'a>(said: &'a Value, check: &str, gauge: &str) -> Option<&'a Value> {
+    let trials = said["proof"]["trials"].as_array()?;
+    let of_check = trials.iter().filter(|trial| trial["check"] == check && trial["verdict"] == "helps");
+    let mut readings = of_check.flat_map(|trial| trial["readings"].as_array().into_iter().flatten());
+    readings.find(|reading| {
+        reading["verdict"] == "helps" && reading["name"].as_str().is_some_and(|name| name.starts_with(gauge))
+    })
+}
+
+/// "before 1.00e9 (0.90e9 to 1.10e9), after ..."
+pub fn spread(reading: &Value) -> String {
+    let side = |key: &str| {
+        let values: Vec<f64> =
+            reading[key].as_array().into_iter().flatten().filter_map(Value::as_f64).collect();
+        let least = values.iter().copied().fold(f64::INFINITY, f64::min);
+        let most = values.iter().copied().fold(0.0, f64::max);
+        format!(
+            "{:.3e} ({least:.3e} to {most:.3e})",
+            reading[format!("{key}_median")].as_f64().unwrap_or(0.0)
+        )
+    };
+    format!(
+        "{}: before {}, after {}",
+        reading["name"].as_str().unwrap_or_default(),
+        side("before"),
+        side("after")
+    )
+}
+
+#[test]
+fn a_proof_shows_what_a_remedy_does_and_puts_it_back() {
+    let pair = Pair::new();
+    let faults = if full() { &FAULTS[..] } else { &FAULTS[..1] };
+    for fault in faults {
+        pair.within(0, fault.put);
+        let before = pair.settings();
+        let output = output(&mut pair.prove());
+        let said: Value = serde_json::from_slice(&output.stdout)
+            .unwrap_or_else(|error| panic!("{error}: {}", String::from_utf8_lossy(&output.stderr)));
+        assert_eq!(output.status.code(), Some(1), "{}", said["proof"]);
+        let reading = improvement(&said, fault.check, fault.gauge);
+        let reading =
+            reading.unwrap_or_else(|| panic!("{}: {} {}", fault.check, said["findings"], said["proof"]));
+        println!("  {}: {}", fault.check, spread(reading));
+        assert_eq!(said["proof"]["restored"], true, "{}", said["proof"]);
+        pair.wait_for(&before);
+        assert!(!Path::new(RECORD).exists());
+        pair.within(0, fault.undo);
+    }
+    let why = output(pair.vmlane(0, &["doctor", "--to", "tcp:10.77.0.2", "--prove"]).stdout(Stdio::piped()));
+    assert_eq!(why.status.code(), Some(2), "without a terminal, it must be told");
+    kept(
+        20,
+        &format!(
+            "a proof between namespaces: {} remedies shown to help, all settings as before",
+            faults.len()
+        ),
+    );
+}
+
+/// A proof that has begun to change settings, and its guardian.
+struct Running {
+    doctor: Child,
+    guardian: Pid,
+}
+
+impl Running {
+    fn start(pair: &Pair) -> Running {
+        let mut doctor = pair.prove().stdout(Stdio::null()).spawn().expect("the doctor");
+        let children = format!("/proc/{0}/task/{0}/children", doctor.id());
+        wait_until("settings are changed", || {
+            assert!(doctor.try_wait().expect("its state").is_none(), "the doctor ended too early");
+            Path::new(RECORD).exists()
+        });
+        let child = std::fs::read_to_string(children).expect("its children");
+        let guardian =
+            child.split_whitespace().next().and_then(|pid| pid.parse().ok()).and_then(Pid::from_raw);
+        Running { doctor, guardian: guardian.expect("a guardian") }
+    }
+
+    fn kill_doctor(&mut self, signal: Signal) {
+        let pid = Pid::from_raw(self.doctor.id().cast_signed()).expect("a process");
+        kill_process(pid, signal).expect("a process to kill");
+        let _ = self.doctor.wait();
+    }
+
+    fn kill_guardian(&self) {
+        kill_process(self.guardian, Signal::KILL).expect("a guardian to kill");
+    }
+}
+
+/// Numbers that look random, the same for the same seed.
+pub fn numbers(seed: u64) -> impl FnMut(u64) -> u64 {
+    let mut state = seed | 1;
+    move |below| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state.wrapping_mul(0x2545_f491_4f6c_dd1d) % below
+    }
+}
+
+pub fn seed() -> u64 {
+    let given = std::env::var("VMLANE_SEED").ok().and_then(|seed| seed.parse().ok());
+    given.unwrap_or_else(|| {
+        let since = std::time::SystemTime::now().duration_since(std::time::UNIX_EPOCH);
+        since.map_or(1, |since| since.as_nanos() as u64)
+    })
+}
+
+#[test]
+fn whoever_is_killed_settings_are_put_back() {
+    let pair = Pair::new();
+    for fault in &FAULTS {
+        pair.within(0, fault.put);
+    }
+    let before = pair.settings();
+    let seed = seed();
+    println!("  VMLANE_SEED={seed}");
+    let mut random = numbers(seed);
+    let (kills, longest) = if full() { (30, 12_000) } else { (2, 1000) };
+    let mut by_hand = 0;
+    for kill in 0..kills {
+        let mut running = Running::start(&pair);
+        let moment = Duration::from_millis(random(longest));
+        std::thread::sleep(moment);
+        let begun = Instant::now();
+        match kill % 4 {
+            0 => running.kill_doctor(Signal::KILL),
+            1 => {
+                // Both, so that nobody is left who knows.
+                running.kill_guardian();
+                running.kill_doctor(Signal::KILL);
+            }
+            2 => running.kill_doctor(Signal::INT),
+            _ => {
+                running.kill_guardian();
+                let code = running.doctor.wait().expect("the doctor's end").code();
+                assert!(matches!(code, Some(1 | 3)), "{code:?}");
+            }
+        }
+        if kill % 4 == 1 {
+            let undone = pair.undo();
+            by_hand += usize::from(String::from_utf8_lossy(&undone.stdout).contains("as they were"));
+            assert!(undone.status.success(), "{undone:?}");
+        }
+        wait_until("the record is gone", || !Path::new(RECORD).exists());
+        pair.wait_for(&before);
+        println!("  killed after {moment:?} (kind {}), as before within {:?}", kill % 4, begun.elapsed());
+        wait_until("no guardian is left", || pair.undo().status.success());
+    }
+    kept(
+        20,
+        &format!(
+            "{kills} proofs killed at random moments (the doctor, its guardian, both): all settings as before, {by_hand} of them by --undo"
+        ),
+    );
+}
+
+#[test]
+fn what_somebody_else_sets_meanwhile_is_left() {
+    if !full() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.within(0, FAULTS[0].put);
+    let mut running = Running::start(&pair);
+    let values = ["4096 131072 6291456", "4096 65536 2097152"];
+    let now = || {
+        pair.within(0, &["sysctl", "-n", "net.ipv4.tcp_rmem"])
+            .split_whitespace()
+            .collect::<Vec<_>>()
+            .join(" ")
+    };
+    wait_until("the remedy is applied", || now() == values[0]);
+    pair.within(0, &["sysctl", "-qw", &format!("net.ipv4.tcp_rmem={}", values[1])]);
+    running.kill_doctor(Signal::KILL);
+    wait_until("the guardian has ended", || pair.undo().status.success());
+    assert_eq!(now(), values[1]);
+    assert!(!Path::new(RECORD).exists());
+    let second = pair.undo();
+    assert!(String::from_utf8_lossy(&second.stdout).contains("Nothing to undo"), "{second:?}");
+}
