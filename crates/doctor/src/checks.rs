@@ -1,9 +1,12 @@
 //! The checks, one file each. A check is data (what it reads, its thresholds and where they come from, its text for the
 //! guide) and one function that looks at the evidence.
 
+mod black_hole;
 mod bufferbloat;
 mod busy;
+mod captured;
 mod checksum;
+mod delayed_ack;
 mod duplicate_address;
 mod foreign_driver;
 mod interrupts;
@@ -17,17 +20,22 @@ mod moderation;
 mod mss;
 mod mtu_mismatch;
 mod nic_model;
+mod order;
 mod path_mtu;
 mod policing;
 mod queues;
+mod retransmits;
 mod rings;
 mod segmentation;
+mod sender_limit;
+mod small_window;
 mod socket_buffers;
 mod steal;
 mod super_frames;
 mod tcp_options;
 mod vsock_buffers;
 mod vsock_transport;
+mod zero_window;
 
 use crate::evidence::Evidence;
 use crate::finding::Finding;
@@ -52,11 +60,12 @@ pub struct Threshold {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 27] = [
+pub const ALL: [&Check; 34] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
     &path_mtu::CHECK,
+    &black_hole::CHECK,
     &mss::CHECK,
     &super_frames::CHECK,
     &segmentation::CHECK,
@@ -68,10 +77,16 @@ pub const ALL: [&Check; 27] = [
     &interrupts::CHECK,
     &moderation::CHECK,
     &loss::CHECK,
+    &retransmits::CHECK,
+    &order::CHECK,
     &policing::CHECK,
     &bufferbloat::CHECK,
     &latency::CHECK,
     &socket_buffers::CHECK,
+    &small_window::CHECK,
+    &zero_window::CHECK,
+    &delayed_ack::CHECK,
+    &sender_limit::CHECK,
     &tcp_options::CHECK,
     &duplicate_address::CHECK,
     &busy::CHECK,

@@ -3,6 +3,7 @@
 use serde::{Deserialize, Serialize};
 use vmlane_bench::Report;
 
+use crate::capture::Capture;
 use crate::facts::{Counters, Facts, Interface};
 
 /// One of the two machines.
@@ -130,6 +131,8 @@ pub struct Evidence {
     /// Bits per second over the loopback of each end.
     pub loopback_near: Option<f64>,
     pub loopback_far: Option<f64>,
+    /// Captures, where those are judged instead of the machines.
+    pub captures: Vec<Capture>,
 }
 
 impl Evidence {

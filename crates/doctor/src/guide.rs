@@ -33,6 +33,11 @@ back, and the next proof waits for that. What somebody else has set meanwhile is
 
 Over vsock (`--to vsock:4`, server with `--listen vsock:`) no network card is needed; cards are not examined then.
 
+Where neither machine can be asked, captures can: `vmlane doctor --pcap a.pcap b.pcap` judges the TCP connections in files of one end or of both
+(pcap and pcapng, of any size). Begin the capture before the connection, at the sending end (`tcpdump -s 128 -w a.pcap`): sizes and windows are
+told in the first segments only, and only there it shows what was sent. Of two captures, the report says whether frames were lost between them.
+Frames larger than the MTU are no fault in a capture: the machine that made it hands them to its card whole, or gets them merged.
+
 A server tells about its machine only if it was started with `--doctor`, and reads only. Anyone who reaches its port can ask: listen where you
 trust the neighbours, or give a secret (`--secret-file` on both ends).
 

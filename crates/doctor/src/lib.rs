@@ -3,12 +3,13 @@
 //! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which makes the
 //! [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows them, the most important
 //! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. The [`guide`] is made
-//! of the checks' own texts.
+//! of the checks' own texts. Evidence can be a [`capture`], too: then no machine is asked.
 //!
 //! An examination changes nothing: remedies are commands as argument vectors, which are shown. Only a [`proof`] changes
 //! settings of this machine, for as long as it measures; see there. What comes from the other end is bounded and escaped
 //! when it arrives.
 
+pub mod capture;
 pub mod change;
 pub mod checks;
 pub mod evidence;

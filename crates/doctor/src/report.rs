@@ -3,11 +3,12 @@
 use serde::Serialize;
 use serde_json::{Value, json};
 
+use crate::capture::Capture;
 use crate::checks;
 use crate::evidence::{End, Evidence, Kind, Run};
 use crate::finding::{self, Basis, Finding, Severity};
 use crate::remedy;
-use crate::text::{printable, rate, time};
+use crate::text::{printable, rate, size, tame, time};
 
 /// Raised when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -57,8 +58,10 @@ impl Diagnosis {
             "machine": listed(&self.own),
             "measurements": evidence.runs.iter().map(measured).collect::<Vec<Value>>(),
             "loopback_bps": { "near": evidence.loopback_near, "far": evidence.loopback_far },
+            "captures": evidence.captures.iter().map(captured).collect::<Vec<Value>>(),
             "failed": evidence.failed.iter().map(|text| printable(text)).collect::<Vec<String>>(),
-            "facts": { "near": evidence.near, "far": evidence.far },
+            // Of captures nothing is known but the packets.
+            "facts": evidence.captures.is_empty().then(|| json!({ "near": evidence.near, "far": evidence.far })),
         });
         if let Some(proof) = proof {
             value["proof"] = proof;
@@ -75,6 +78,11 @@ impl Diagnosis {
         }
         for run in &evidence.runs {
             if let Some(words) = spoken(evidence, run) {
+                line(0, &words);
+            }
+        }
+        for capture in &evidence.captures {
+            for words in spoken_capture(capture) {
                 line(0, &words);
             }
         }
@@ -136,6 +144,41 @@ fn told(finding: &Finding) -> Value {
         object.insert("guide".to_owned(), finding.guide().into());
     }
     value
+}
+
+/// Connections of a capture that a report tells of.
+const TOLD: usize = 5;
+
+/// The file's name and the directions that matter most.
+fn captured(capture: &Capture) -> Value {
+    let mut value = serde_json::to_value(capture).unwrap_or_default();
+    if let Some(object) = value.as_object_mut() {
+        object.insert("ways".to_owned(), json!(capture.ways.iter().take(32).collect::<Vec<_>>()));
+    }
+    tame(value)
+}
+
+fn spoken_capture(capture: &Capture) -> Vec<String> {
+    let mut lines = vec![format!(
+        "{}: {} packets, {} in {:.1} s; {} connections of TCP",
+        capture.file,
+        capture.packets,
+        size(capture.bytes),
+        capture.seconds,
+        capture.connections
+    )];
+    lines.extend(capture.notes.iter().map(|note| format!("note: {note}")));
+    for way in capture.ways.iter().take(TOLD) {
+        let again = way.seen.again;
+        lines.push(format!(
+            "{}: {} acknowledged, {}, {} segments sent again",
+            way.name(),
+            size(way.seen.delivered),
+            rate(way.bps()),
+            again.lost() + again.spurious
+        ));
+    }
+    lines
 }
 
 /// The name of a measurement in reports.

@@ -8,6 +8,7 @@ use std::time::Instant;
 use vmlane_bench::{Address, Error, IpVersion, Options, Secret, Target};
 use vmlane_doctor::{Diagnosis, Plan, examine, proof};
 
+mod captures;
 mod prove;
 
 const EXAMPLES: &str = "\
@@ -17,9 +18,10 @@ Examples:
   vmlane doctor --to tcp:10.77.0.2 --quick              the same in less than 5 s
   vmlane doctor --to vsock:4 --json                     over vsock, as JSON
   vmlane doctor --to tcp:10.77.0.2 --prove              try the remedies that are settings of this machine, measure, put back
+  vmlane doctor --pcap a.pcap b.pcapng                  what captures of one end, or of both, tell
   vmlane doctor --undo                                  put back what a proof that was killed has left
 
-It reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
+With --to it reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
 direction alone, and lists what it found, the most important first, with the commands that mend it. It changes nothing; \
 run it as root, so that drivers tell everything.
 
@@ -27,7 +29,10 @@ With --prove it asks, then changes settings of this machine that last until the 
 TCP's), one remedy at a time, measures without and with it in turns, and puts all back. A process of its own puts them back also if this one \
 is interrupted or killed; a record in /run/vmlane-doctor is for `vmlane doctor --undo`.
 
-Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine could not be examined, nothing be \
+With --pcap it judges the TCP connections in the files, and asks no machine. A capture of the sending end tells most, with the connection's \
+first segments in it; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE).
+
+Exit codes: 0 nothing found, 1 findings, 2 usage, 3 the other machine or a file could not be examined, nothing be \
 tried, or settings not be put back. docs/guide/slow-network.md \
 explains each finding.";
 
@@ -36,8 +41,11 @@ explains each finding.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Where `vmlane bench server --doctor` runs: tcp:HOST[:PORT] or vsock:CID[:PORT]
-    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>(), required_unless_present_any = ["undo", "guard"])]
+    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>(), required_unless_present_any = ["undo", "guard", "pcap"])]
     to: Option<Target>,
+    /// Judge these captures (pcap, pcapng) instead of machines
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file"])]
+    pcap: Vec<PathBuf>,
     /// Less than 5 s instead of less than 30 s: shorter measurements, none of loopbacks and of round trips under load
     #[arg(long)]
     quick: bool,
@@ -74,6 +82,9 @@ impl Args {
         }
         if self.undo {
             return Ok(prove::undo());
+        }
+        if !self.pcap.is_empty() {
+            return Ok(captures::judge(&self));
         }
         let done = prove::may_prove(&self).and_then(|()| {
             let diagnosis = self.diagnose()?;

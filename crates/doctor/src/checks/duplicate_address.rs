@@ -1,6 +1,7 @@
 //! Addresses that both ends have.
 
 use super::{Check, Threshold};
+use crate::capture::Capture;
 use crate::evidence::Evidence;
 use crate::facts::{Facts, Interface};
 use crate::finding::{Cost, Finding, Severity};
@@ -12,14 +13,21 @@ pub const CHECK: Check = Check {
     text: "A copied VM that kept its addresses takes turns with the original: switches learn the address here and there, neighbours \
            ask and believe the last answer, and connections break at random. A switch with a policy against forged addresses \
            drops all of one of them.",
-    reads: "the MAC and IP addresses of all interfaces of both ends",
-    thresholds: &[Threshold { limit: "any address of a card that both have", source: "RFC 5227" }],
+    reads: "the MAC and IP addresses of all interfaces of both ends; in captures: who answers for which address (ARP), and frames whose \
+            two ends have one MAC address",
+    thresholds: &[
+        Threshold { limit: "any address of a card that both have", source: "RFC 5227" },
+        Threshold {
+            limit: "in captures: two cards that claim one address in turn, there and back; once is a machine that was replaced",
+            source: "RFC 5227, section 2.4",
+        },
+    ],
     examine,
 };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let Some(far) = &evidence.far else { return Vec::new() };
-    let mut found = Vec::new();
+    let mut found: Vec<Finding> = evidence.captures.iter().flat_map(of_capture).collect();
+    let Some(far) = &evidence.far else { return found };
     for here in cards(&evidence.near) {
         for there in cards(far) {
             if here.mac == there.mac && here.mac != "00:00:00:00:00:00" && !here.mac.is_empty() {
@@ -64,6 +72,25 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         }
     }
     found
+}
+
+fn of_capture(capture: &Capture) -> Vec<Finding> {
+    let conflicts =
+        capture.conflicts.iter().map(|conflict| {
+            let [one, other] = &conflict.macs;
+            let what = format!("Two machines have the address {}: {one} and {other}.", conflict.address);
+            let remedy = Remedy::new("find both by their MAC addresses, and give one another address")
+                .run(&["arping", "-D", "-c", "3", "-I", "INTERFACE", &conflict.address.to_string()]);
+            let seen =
+                format!("{}: they claimed it in turn, {} changes (ARP)", capture.file, conflict.changes);
+            report(what, seen).remedy(remedy)
+        });
+    let same = capture.same_mac.iter().map(|(mac, ends, frames)| {
+        let what = format!("Two machines have the MAC address {mac}: {ends}.");
+        let remedy = Remedy::new("give one of them another one (in the VMM's configuration)");
+        report(what, format!("{}: {frames} frames from it to itself", capture.file)).remedy(remedy)
+    });
+    conflicts.chain(same).collect()
 }
 
 /// Cards; bridges and tunnels of containers have the same addresses everywhere.

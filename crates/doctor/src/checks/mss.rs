@@ -1,6 +1,7 @@
 //! Segments smaller than the path allows.
 
-use super::{Check, Threshold};
+use super::{Check, Threshold, captured};
+use crate::capture::{Opening, Way};
 use crate::evidence::{Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -11,16 +12,25 @@ pub const CHECK: Check = Check {
     text: "TCP's segments should fill the MTU. If they do not, a route says so (advmss), a firewall or tunnel on the way has \
            rewritten what the ends agreed on (MSS clamping), or the kernel has tried the path and given up (MTU probing after \
            losses). Each segment costs the same, whatever is in it.",
-    reads: "the segment size of the measured connection (TCP_INFO) and the MTU of both interfaces",
-    thresholds: &[Threshold {
-        limit: "below three quarters of the smaller MTU less 40 bytes of headers",
-        source: "RFC 9293, section 3.7.1; options take up to 40 bytes, timestamps 12",
-    }],
+    reads: "the segment size of the measured connection (TCP_INFO) and the MTU of both interfaces; in captures: what both ends' first \
+            segments say",
+    thresholds: &[
+        Threshold {
+            limit: "in captures: segments below 1200 bytes on a connection that carries at least 100 KB, or sizes of both ends that differ \
+                    by more than 100",
+            source: "RFC 8200: every link carries packets of 1280 bytes; tunnels take up to 100",
+        },
+        Threshold {
+            limit: "below three quarters of the smaller MTU less 40 bytes of headers",
+            source: "RFC 9293, section 3.7.1; options take up to 40 bytes, timestamps 12",
+        },
+    ],
     examine,
 };
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    let Some(mtu) = evidence.interfaces().map(|(_, _, card)| card.mtu).min() else { return Vec::new() };
+    let mut captured = captured::each(evidence, of_capture);
+    let Some(mtu) = evidence.interfaces().map(|(_, _, card)| card.mtu).min() else { return captured };
     let expected = f64::from(mtu.min(65_535)) - 40.0;
     let found = evidence.runs(Kind::Stream).filter_map(|run| {
         let mss = run.tcp()?.mss;
@@ -45,7 +55,40 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let finding = Finding::new(CHECK.name, Severity::Slow, what, cost).at(run.from);
         Some(finding.evidence(format!("TCP_INFO: {mss} bytes; MTU {mtu}")).remedy(remedy))
     });
-    found.collect()
+    captured.extend(found);
+    captured
+}
+
+fn of_capture(way: &Way) -> Option<Finding> {
+    let of = |opening: Option<Opening>| opening?.mss.map(u32::from);
+    let (sends, receives) = (of(way.sender)?, of(way.receiver)?);
+    if way.seen.delivered < 100_000 {
+        return None;
+    }
+    let (from, to) = (way.from.ip(), way.to.ip());
+    let seen = format!("first segments: {from} takes segments of {sends} bytes, {to} of {receives}");
+    let remedy =
+        Remedy::new("compare the MTUs of both machines and of what is between, and look for MSS clamping")
+            .run(&["ip", "link", "show"])
+            .run(&["ip", "route", "get", &to.to_string()]);
+    let mss = sends.min(receives);
+    if mss < 1200 {
+        let end = if sends <= receives { from } else { to };
+        let what = format!("{end} asks for segments of only {mss} bytes.");
+        let times = 1448.0 / f64::from(mss.max(1));
+        let cost = Cost::estimated(
+            1.0 - 1.0 / times,
+            format!("{times:.1} times as many segments for the same data"),
+        );
+        return Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).remedy(remedy));
+    }
+    if sends.abs_diff(receives) <= 100 {
+        return None;
+    }
+    // Behind a router that may be right.
+    let what = format!("The MTUs of {from} and {to} differ: segments of {sends} and of {receives} bytes.");
+    let cost = Cost::estimated(0.2, format!("segments of {mss} bytes instead of {}", sends.max(receives)));
+    Some(Finding::new(CHECK.name, Severity::Advice, what, cost).evidence(seen).remedy(remedy))
 }
 
 #[cfg(test)]

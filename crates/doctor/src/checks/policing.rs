@@ -1,6 +1,7 @@
 //! A limit that drops what exceeds it.
 
-use super::{Check, Threshold, loss, super_frames};
+use super::{Check, Threshold, black_hole, captured, loss, super_frames};
+use crate::capture::Way;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -13,13 +14,20 @@ pub const CHECK: Check = Check {
            is well, and a transfer loses segments without end. A shaper, which delays instead of dropping, lets TCP find its rate \
            without losses.",
     reads: "what TCP lost during a transfer (sent again, and not received twice: TcpExt.TCPDSACKRecvSegs), against datagrams of the \
-            same direction at a low rate",
-    thresholds: &[Threshold {
-        limit: "more than 1 % of the segments lost, at least 20, with less than 0.5 % of slow datagrams lost, and less than a fifth \
+            same direction at a low rate; in captures: what was acknowledged and lost in the course of a connection",
+    thresholds: &[
+        Threshold {
+            limit: "in captures: more than 1 % of the segments lost, at least 20, over at least one second, at a rate that differs by less \
+                    than 15 % of its mean, with losses in most pieces of the time",
+            source: "a policer's rate is the same all the time; a queue that overflows now and then makes a saw",
+        },
+        Threshold {
+            limit: "more than 1 % of the segments lost, at least 20, with less than 0.5 % of slow datagrams lost, and less than a fifth \
                 of the throughput of the other direction, or of a tenth of the loopback; in a full examination",
-        source: "Flach and others, \"An Internet-Wide Analysis of Traffic Policing\" (2016): losses of 20 % and more in policed \
+            source: "Flach and others, \"An Internet-Wide Analysis of Traffic Policing\" (2016): losses of 20 % and more in policed \
                  connections, against 1 to 4 % in others",
-    }],
+        },
+    ],
     examine,
 };
 
@@ -27,7 +35,37 @@ pub const CHECK: Check = Check {
 const LONG: f64 = 1.0;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    [End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from)).collect()
+    let mut found = captured::each(evidence, of_capture);
+    found.extend([End::Near, End::Far].into_iter().filter_map(|from| of(evidence, from)));
+    found
+}
+
+/// The steady rate, in bits a second, at which segments are lost all the time.
+pub fn limit_in(way: &Way) -> Option<f64> {
+    let (mean, deviation, losing) = way.seen.rate.steady()?;
+    let lost = way.seen.again.lost();
+    let is_limit =
+        lost >= 20 && way.lost_share() > 0.01 && way.seconds() >= 1.0 && deviation < 0.15 && losing > 0.5;
+    (is_limit && !black_hole::is_in(way) && !super_frames::lost_in(way)).then_some(mean * 8.0)
+}
+
+fn of_capture(way: &Way) -> Option<Finding> {
+    let bps = limit_in(way)?;
+    let (from, to) = (way.from.ip(), way.to.ip());
+    let what = format!("A rate limit of about {} from {from} to {to} drops what exceeds it.", rate(bps));
+    let cost = Cost::estimated(0.8, format!("{} and no more", rate(bps)));
+    let seen = format!(
+        "{} of {} segments lost ({:.1} %), at a steady rate for {:.1} s",
+        way.seen.again.lost(),
+        way.seen.segments,
+        way.lost_share() * 100.0,
+        way.seconds()
+    );
+    let remedy = Remedy::new("find the limit (a policer of tc, the virtual switch's or a cloud's policy), raise it, or shape instead")
+        .run(&["tc", "-s", "filter", "show", "dev", "INTERFACE", "ingress"])
+        .run(&["tc", "-s", "qdisc", "show"])
+        .lasting("vmlane", "shape of the NIC or of its port group delays instead of dropping");
+    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen).remedy(remedy))
 }
 
 fn of(evidence: &Evidence, from: End) -> Option<Finding> {

@@ -1,6 +1,7 @@
 //! Segmentation offload that loses what it should cut.
 
-use super::{Check, Threshold};
+use super::{Check, Threshold, captured};
+use crate::capture::Way;
 use crate::evidence::{End, Evidence, Kind};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -14,13 +15,20 @@ pub const CHECK: Check = Check {
            arrive; then it tries a super-frame again. Pings, logins and small requests work, and a transfer crawls at a few hundred \
            kilobits a second. A capture in the sending VM shows packets above the MTU that are sent again in pieces.",
     reads: "requests of one segment against requests of many over one connection, time-outs (TcpExt.TCPTimeouts), datagrams of the \
-            MTU, and whether tx-tcp-segmentation is on",
-    thresholds: &[Threshold {
-        limit: "requests of 32 KiB below a twentieth of those of 1000 bytes, with time-outs, or below 6 a second beside at least ten \
+            MTU, and whether tx-tcp-segmentation is on; in captures of the sender's end: frames larger than a segment, and whether \
+            they are sent again in pieces",
+    thresholds: &[
+        Threshold {
+            limit: "in captures: at least three frames above a segment of which nothing arrived, and more than half of all such frames",
+            source: "the case of 2013: a capture with a frame of 16 KB above an MTU of 9000, sent again in pieces after each time-out",
+        },
+        Threshold {
+            limit: "requests of 32 KiB below a twentieth of those of 1000 bytes, with time-outs, or below 6 a second beside at least ten \
                 of 1000 bytes, while datagrams of the MTU arrive",
-        source: "RFC 6298: a time-out takes at least 200 ms in Linux, a round trip in a network below 1 ms; the case of 2013: \
+            source: "RFC 6298: a time-out takes at least 200 ms in Linux, a round trip in a network below 1 ms; the case of 2013: \
                  168 KB in 1.3 s, with offload off 12.1 Gbit/s",
-    }],
+        },
+    ],
     examine,
 };
 
@@ -30,11 +38,40 @@ const SLOW: f64 = 6.0;
 const ENOUGH: f64 = 10.0;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    [End::Near, End::Far]
+    let measured = [End::Near, End::Far]
         .into_iter()
         .filter(|from| is_broken(evidence, *from))
-        .filter_map(|from| finding(evidence, from))
-        .collect()
+        .filter_map(|from| finding(evidence, from));
+    captured::each(evidence, of_capture).into_iter().chain(measured).collect()
+}
+
+/// Whether most frames above a segment are lost as a whole.
+pub fn lost_in(way: &Way) -> bool {
+    way.seen.super_frames_lost >= 3 && way.seen.super_frames_lost * 2 > way.seen.super_frames
+}
+
+fn of_capture(way: &Way) -> Option<Finding> {
+    if !lost_in(way) {
+        return None;
+    }
+    let seen = &way.seen;
+    let (from, to) = (way.from.ip(), way.to.ip());
+    let what = format!(
+        "Frames above the MTU (segmentation offload) of {from} never arrive at {to}; single segments do."
+    );
+    let cost = Cost::measured(0.99, format!("throughput: {}", rate(way.bps())));
+    let shown = format!(
+        "{} of {} frames above a segment of {} bytes (up to {}) were lost and sent again in pieces, {} segments after time-outs",
+        seen.super_frames_lost,
+        seen.super_frames,
+        way.mss().unwrap_or(0),
+        seen.largest_super_frame,
+        seen.again.timeout
+    );
+    let tso = Remedy::offload("INTERFACE", "tso", false, "TCPSegmentationOffload", "Lso");
+    let driver = Remedy::new("update what cuts them: the card's driver, the virtual switch, the host's card");
+    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).evidence(shown);
+    Some(finding.remedy(tso).remedy(driver))
 }
 
 /// Whether many segments at once time out from this end, and single ones do not.

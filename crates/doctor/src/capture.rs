@@ -1,0 +1,199 @@
+//! Captures of one end or of both, judged without the machines: what the packets tell of a path.
+//!
+//! The order of the calls: [`file`] reads packets, [`frame`] decodes them, [`connections`] gives each segment to its
+//! connection, whose two directions ([`half`]) make [`Way`]s of them. A capture of any size is read once, in bounded
+//! memory.
+
+mod addresses;
+mod connections;
+pub mod file;
+mod frame;
+mod half;
+mod histogram;
+mod rate;
+mod way;
+
+use std::collections::BTreeSet;
+use std::path::Path;
+
+use serde::Serialize;
+
+use addresses::Addresses;
+pub use addresses::Conflict;
+use connections::Connections;
+pub use way::{Again, Opening, Seen, Way};
+
+use file::{End, Packet};
+use frame::Frame;
+
+/// Captures that are compared with each other.
+pub const MOST_FILES: usize = 16;
+/// A frame of this share came twice: the capture was made on several interfaces at once.
+const TWICE: f64 = 0.3;
+
+/// A capture, and what was seen in it.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Capture {
+    pub file: String,
+    pub packets: u64,
+    /// As they were on the wire.
+    pub bytes: u64,
+    pub seconds: f64,
+    pub connections: u64,
+    /// Connections that were forgotten for want of room while they may have gone on.
+    pub forgotten: u64,
+    /// What the reader of a report must know of it.
+    pub notes: Vec<String>,
+    /// The directions of the connections that matter most.
+    #[serde(skip)]
+    pub ways: Vec<Way>,
+    pub conflicts: Vec<Conflict>,
+    /// A MAC address that both ends of a connection have, the ends, and in how many frames.
+    pub same_mac: Option<(String, String, u64)>,
+}
+
+/// Reads all files. An error is a file that cannot be examined at all.
+pub fn read(files: &[impl AsRef<Path>], say: &dyn Fn(&str)) -> Result<Vec<Capture>, String> {
+    if files.len() > MOST_FILES {
+        return Err(format!("{} captures: at most {MOST_FILES} are compared", files.len()));
+    }
+    let mut captures = Vec::new();
+    for path in files {
+        let path = path.as_ref();
+        say(&format!("reading {}", path.display()));
+        let name = path.display().to_string();
+        captures.push(of(&name, |each| file::read(path, each))?);
+    }
+    Ok(captures)
+}
+
+/// The same of a file's bytes.
+pub fn read_bytes(name: &str, bytes: &[u8]) -> Result<Capture, String> {
+    of(name, |each| file::read_from(bytes, each))
+}
+
+type Reader<'a> = dyn FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<End, String> + 'a;
+
+fn of(
+    name: &str,
+    read: impl FnOnce(&mut dyn FnMut(Packet<'_>)) -> Result<End, String>,
+) -> Result<Capture, String> {
+    let mut reading = Reading::default();
+    let read: Box<Reader<'_>> = Box::new(read);
+    let end = read(&mut |packet| reading.packet(&packet))?;
+    Ok(reading.finish(name, end))
+}
+
+#[derive(Default)]
+struct Reading {
+    connections: Connections,
+    addresses: Addresses,
+    packets: u64,
+    bytes: u64,
+    span: Option<(i64, i64)>,
+    cut: u64,
+    fragments: u64,
+    unknown_links: u64,
+}
+
+impl Reading {
+    fn packet(&mut self, packet: &Packet<'_>) {
+        self.packets += 1;
+        self.bytes += u64::from(packet.length);
+        let (first, last) = self.span.unwrap_or((packet.time, packet.time));
+        self.span = Some((first.min(packet.time), last.max(packet.time)));
+        match frame::decode(packet) {
+            Frame::Tcp(segment) => self.connections.see(&segment),
+            Frame::Claim { address, mac } => self.addresses.claim(address, mac),
+            Frame::TooBig { from, to, mtu } => {
+                self.connections.too_big(packet.interface.into(), from, to, mtu, packet.time);
+            }
+            Frame::Fragment => self.fragments += 1,
+            Frame::Cut => self.cut += 1,
+            Frame::Unknown => self.unknown_links += 1,
+            Frame::Other => {}
+        }
+    }
+
+    fn finish(self, name: &str, end: End) -> Capture {
+        let mut notes = Vec::new();
+        if let End::Early(why) = end {
+            notes.push(format!("the file ends early, {why}"));
+        }
+        for (count, what) in [
+            (
+                self.cut,
+                "packets were recorded too short for their headers: capture at least 128 bytes of each (-s 128)",
+            ),
+            (self.unknown_links, "packets have a link layer that is not known here"),
+            (self.fragments, "packets are fragments, which belong to no connection here"),
+        ] {
+            if count > 0 {
+                notes.push(format!("{count} {what}"));
+            }
+        }
+        let (seen, forgotten) = (self.connections.seen, self.connections.forgotten);
+        if forgotten > 0 {
+            notes.push(format!(
+                "{forgotten} of {seen} connections were put aside for want of room, the least recent first"
+            ));
+        }
+        let same_mac = self.connections.same_mac.map(|(mac, from, to, frames)| {
+            (addresses::spelled(mac), format!("{} and {}", from.ip(), to.ip()), frames)
+        });
+        let found = self.connections.finish();
+        let points: BTreeSet<u32> = found.iter().map(|(interface, _)| *interface).collect();
+        let ways: Vec<Way> = found
+            .into_iter()
+            .map(|(interface, way)| {
+                let point =
+                    if points.len() > 1 { format!("{name}, interface {interface}") } else { name.to_owned() };
+                Way { point, ..way }
+            })
+            .collect();
+        notes.extend(of_ways(&ways));
+        let span = self.span.map_or(0, |(first, last)| last.saturating_sub(first));
+        Capture {
+            file: name.to_owned(),
+            packets: self.packets,
+            bytes: self.bytes,
+            seconds: span as f64 / 1e9,
+            connections: seen,
+            forgotten,
+            notes,
+            ways,
+            conflicts: self.addresses.finish(),
+            same_mac,
+        }
+    }
+}
+
+fn of_ways(ways: &[Way]) -> Vec<String> {
+    let mut notes = Vec::new();
+    if let Some(way) =
+        ways.iter().max_by_key(|way| way.seen.largest_super_frame).filter(|way| way.seen.super_frames > 0)
+    {
+        notes.push(format!(
+            "frames of up to {} bytes are larger than a segment of {}: the capturing machine hands them to its card whole (TSO) or gets \
+             them merged (LRO, GRO); that is no fault",
+            way.seen.largest_super_frame,
+            way.mss().unwrap_or(0)
+        ));
+    }
+    let missed: u64 = ways.iter().map(|way| way.seen.missed).sum();
+    let delivered: u64 = ways.iter().map(|way| way.seen.delivered).sum();
+    if missed > delivered / 1000 {
+        notes.push(format!(
+            "{missed} bytes were acknowledged and are not in the capture: it has lost packets itself"
+        ));
+    }
+    if ways.iter().any(is_twice) {
+        notes.push("most frames are in it twice: it was made on several interfaces at once".to_owned());
+    }
+    notes
+}
+
+/// Whether the capture, and not the network, doubled the frames.
+pub fn is_twice(way: &Way) -> bool {
+    way.seen.frames > 20 && way.seen.duplicates as f64 > TWICE * way.seen.frames as f64
+}

@@ -1,0 +1,89 @@
+//! Who claims which address: two machines that both answer for one take it from each other.
+
+use std::collections::HashMap;
+use std::net::IpAddr;
+
+use serde::Serialize;
+
+use super::frame::Mac;
+
+/// Addresses that are remembered.
+const MOST: usize = 4096;
+
+#[derive(Default)]
+pub struct Addresses {
+    known: HashMap<IpAddr, Claimed>,
+}
+
+struct Claimed {
+    macs: [Mac; 2],
+    last: usize,
+    two: bool,
+    /// How often the other one of the two claimed it.
+    changes: u32,
+}
+
+/// An address that two cards claim in turn.
+#[derive(Clone, Debug, Serialize)]
+pub struct Conflict {
+    pub address: IpAddr,
+    pub macs: [String; 2],
+    pub changes: u32,
+}
+
+impl Addresses {
+    pub fn claim(&mut self, address: IpAddr, mac: Mac) {
+        if self.known.len() >= MOST && !self.known.contains_key(&address) {
+            return;
+        }
+        let claimed =
+            self.known.entry(address).or_insert(Claimed { macs: [mac; 2], last: 0, two: false, changes: 0 });
+        let other = 1 - claimed.last;
+        if claimed.macs[claimed.last] == mac {
+            return;
+        }
+        if !claimed.two || claimed.macs[other] == mac {
+            claimed.macs[other] = mac;
+            (claimed.two, claimed.last) = (true, other);
+            claimed.changes += 1;
+        }
+    }
+
+    /// There and back again, twice: an address that moves to another card (failover, a new machine) moves once.
+    pub fn finish(self) -> Vec<Conflict> {
+        let conflict = |(address, claimed): (IpAddr, Claimed)| {
+            (claimed.changes >= 3).then(|| Conflict {
+                address,
+                macs: claimed.macs.map(spelled),
+                changes: claimed.changes,
+            })
+        };
+        let mut conflicts: Vec<Conflict> = self.known.into_iter().filter_map(conflict).collect();
+        conflicts.sort_by_key(|conflict| conflict.address);
+        conflicts.truncate(16);
+        conflicts
+    }
+}
+
+pub fn spelled(mac: Mac) -> String {
+    mac.map(|byte| format!("{byte:02x}")).join(":")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn an_address_that_moves_once_is_no_conflict() {
+        let address: IpAddr = "10.0.0.1".parse().unwrap();
+        let (one, other) = ([2, 0, 0, 0, 0, 1], [2, 0, 0, 0, 0, 2]);
+        let found = |claims: &[Mac]| {
+            let mut addresses = Addresses::default();
+            claims.iter().for_each(|mac| addresses.claim(address, *mac));
+            addresses.finish().len()
+        };
+        assert_eq!(found(&[one, one, one]), 0);
+        assert_eq!(found(&[one, other, other]), 0);
+        assert_eq!(found(&[one, other, one, other]), 1);
+    }
+}

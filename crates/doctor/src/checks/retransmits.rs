@@ -1,0 +1,148 @@
+//! Segments that are sent again, by cause.
+
+use super::{Check, Threshold, black_hole, captured, policing, super_frames};
+use crate::capture::Way;
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::rate;
+
+pub const CHECK: Check = Check {
+    name: "retransmits",
+    title: "Segments are sent again",
+    text: "Why a segment was sent again tells where to look. After duplicate or selective acknowledgements (fast retransmit), single \
+           frames are lost and others arrive: a full ring or queue, a bad cable. After a time-out, nothing arrived any more: a burst \
+           was lost as a whole, or the end of one. Spurious ones had arrived: frames overtook each other, acknowledgements were \
+           lost, or the round trip jumped, as in a VM that gets no CPU for a while.",
+    reads: "in captures: what was sent twice, what had been acknowledged by then, and for how long nothing had moved; between machines: \
+            TcpExt.TCPFastRetrans, TCPSlowStartRetrans, TCPTimeouts, TCPLossProbes and TCPDSACKRecvSegs during a transfer",
+    thresholds: &[
+        Threshold {
+            limit: "in captures: at least 10 segments and more than 0.5 % lost, or three time-outs; more than half of at least 20 sent \
+                    again although they had arrived",
+            source: "Mathis and others (1997), as for losses; RFC 2883 for those that came twice",
+        },
+        Threshold {
+            limit: "between machines, in a full examination: at least 50 and more than 2 % of the segments, where no other check names \
+                    the cause",
+            source: "a healthy transfer into a slow receiver loses some at its start",
+        },
+    ],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let mut found = captured::each(evidence, of_capture);
+    found.extend([End::Near, End::Far].into_iter().filter_map(|from| of_run(evidence, from)));
+    found
+}
+
+fn of_capture(way: &Way) -> Option<Finding> {
+    if super_frames::lost_in(way) || black_hole::is_in(way) || policing::limit_in(way).is_some() {
+        return None;
+    }
+    let again = way.seen.again;
+    let lost = again.lost();
+    if again.spurious >= 20
+        && again.spurious > lost
+        && again.spurious as f64 > 0.005 * way.seen.segments as f64
+    {
+        let what = format!("{} sends segments again that have arrived, to {}.", way.from.ip(), way.to.ip());
+        let share = again.spurious as f64 / way.seen.segments.max(1) as f64;
+        let cost = Cost::estimated(0.2 + share, "the sender slows down as after a loss");
+        let remedy = Remedy::new("look for what lets frames overtake each other (several paths or queues for one connection), for lost \
+                                  acknowledgements, and for machines that get no CPU")
+            .run(&["nstat", "-az", "TcpExtTCPDSACKRecv", "TcpExtTCPSpuriousRTOs", "TcpExtTCPTSReorder"]);
+        return Some(
+            Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(causes(way)).remedy(remedy),
+        );
+    }
+    let share = way.lost_share();
+    let is_much = lost >= 10 && share > 0.005;
+    if !is_much && again.timeout < 3 {
+        return None;
+    }
+    let (from, to) = (way.from.ip(), way.to.ip());
+    let waits = again.timeout * 10 >= lost;
+    let what = if waits {
+        format!(
+            "{:.1} % of the segments from {from} to {to} are lost, and it waits for time-outs.",
+            share * 100.0
+        )
+    } else {
+        format!("{:.1} % of the segments from {from} to {to} are lost.", share * 100.0)
+    };
+    let severity = if share > 0.05 { Severity::Broken } else { Severity::Slow };
+    let cost = Cost::estimated((0.3 + share * 4.0).min(0.97), format!("{} were reached", rate(way.bps())));
+    let remedy = Remedy::new("find where they are lost: compare with a capture of the other end, then the counters of what is between")
+        .run(&["ip", "-s", "-s", "link", "show"])
+        .run(&["ethtool", "-S", "INTERFACE"])
+        .run(&["tc", "-s", "qdisc", "show"])
+        .run(&["vmlane", "stats"]);
+    Some(Finding::new(CHECK.name, severity, what, cost).evidence(causes(way)).remedy(remedy))
+}
+
+fn causes(way: &Way) -> String {
+    let again = way.seen.again;
+    format!(
+        "of {} segments, {} were sent again after duplicate or selective acknowledgements, {} after a time-out, {} as a probe of the \
+         end; {} although they had arrived",
+        way.seen.segments, again.fast, again.timeout, again.probe, again.spurious
+    )
+}
+
+/// What TCP of the sending machine has counted. The other checks know the usual causes; this is for the others.
+fn of_run(evidence: &Evidence, from: End) -> Option<Finding> {
+    let run = evidence.run(Kind::Stream, from).filter(|run| run.report.seconds >= 1.0)?;
+    let again = run.sent_again();
+    if again < 50 || run.retransmitted() <= 0.02 {
+        return None;
+    }
+    let count = |name: &str| run.counters(from).stack(&format!("TcpExt.{name}"));
+    let fast = count("TCPFastRetrans") + count("TCPSlowStartRetrans");
+    let twice = count("TCPDSACKRecvSegs");
+    let way = evidence.way(from);
+    let what = format!("TCP sends {:.1} % of its segments {way} again.", run.retransmitted() * 100.0);
+    let cost = Cost::estimated(0.3, format!("throughput {way}: {}", rate(run.bps())));
+    let seen = format!(
+        "{again} segments sent again: {fast} after duplicate or selective acknowledgements, {} time-outs, {} probes of the end; {twice} \
+         had arrived (TCP_INFO, TcpExt)",
+        run.timeouts(),
+        count("TCPLossProbes")
+    );
+    let remedy = if twice * 2 > again {
+        Remedy::new(
+            "look for what lets frames overtake each other: several paths or queues for one connection",
+        )
+        .run(&["nstat", "-az", "TcpExtTCPDSACKRecv", "TcpExtTCPTSReorder"])
+    } else {
+        Remedy::new("capture at both ends and compare: vmlane doctor --pcap FILE FILE")
+            .run(&["ip", "-s", "-s", "link", "show"])
+    };
+    Some(Finding::new(CHECK.name, Severity::Advice, what, cost).at(from).evidence(seen).remedy(remedy))
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_bench::report::TcpSummary;
+
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn what_tcp_counts_is_told_by_cause() {
+        let mut evidence = fixture::healthy();
+        evidence.runs.retain(|run| run.kind != Kind::Stream);
+        let tcp = TcpSummary { mss: 1448, retransmits: 4000, ..TcpSummary::default() };
+        evidence.runs.push(fixture::stream(End::Near, 1e9, tcp));
+        let run = evidence.runs.last_mut().unwrap();
+        run.near.stack.insert("TcpExt.TCPFastRetrans".to_owned(), 3900);
+        let found = examine(&evidence);
+        assert_eq!((found.len(), found[0].severity), (1, Severity::Advice));
+        assert!(found[0].evidence[0].contains("3900 after duplicate"), "{:?}", found[0].evidence);
+        evidence.runs.last_mut().unwrap().near.stack.insert("TcpExt.TCPDSACKRecvSegs".to_owned(), 3800);
+        assert!(examine(&evidence)[0].remedies[0].what.contains("overtake"));
+        evidence.runs.last_mut().unwrap().report.seconds = 0.5;
+        assert!(examine(&evidence).is_empty(), "a short transfer has just begun");
+    }
+}

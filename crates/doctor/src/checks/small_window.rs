@@ -1,0 +1,63 @@
+//! In captures: a receive window that is smaller than the path.
+
+use super::{Check, Threshold, captured};
+use crate::capture::Way;
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+use crate::text::{rate, size, time};
+
+pub const CHECK: Check = Check {
+    name: "small-window",
+    title: "The window is smaller than the path",
+    text: "No more than one window can be under way, so a connection carries one window for each round trip, whatever the network \
+           could do. In a capture this shows as a sender that always fills the window and then waits for an acknowledgement. Without \
+           window scaling in the first segments of both ends, the window ends at 64 KiB.",
+    reads: "in captures: the windows and the options of both ends' first segments, data under way, round trips",
+    thresholds: &[Threshold {
+        limit: "of at least 50 frames: for more than half of the time the sender waits with the window full, which is as large as ever, \
+                and round trips stay below twice the shortest: nothing queues up",
+        source: "RFC 7323, section 1: the bandwidth-delay product",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    captured::each(evidence, of)
+}
+
+fn of(way: &Way) -> Option<Finding> {
+    let seen = &way.seen;
+    let (usual, shortest) = way.round_trip()?;
+    let waited = seen.window_wait as f64 / 1e9 / way.seconds().max(1e-3);
+    if seen.frames < 50 || waited < 0.5 || usual > 2 * shortest + 50_000 {
+        return None;
+    }
+    let (from, to) = (way.from.ip(), way.to.ip());
+    let window = seen.window_most;
+    let unscaled = [(from, way.sender), (to, way.receiver)]
+        .into_iter()
+        .find(|(_, opening)| opening.is_some_and(|opening| opening.window_scale.is_none()));
+    let most = window as f64 * 8.0 / (usual as f64 / 1e9);
+    let seen_line = format!(
+        "a window of {}, round trips of {}: at most {}; {} of {} frames filled it, and the sender waited for {:.0} % of the time",
+        size(window),
+        time(usual as f64 / 1e3),
+        rate(most),
+        seen.window_full,
+        seen.frames,
+        waited * 100.0
+    );
+    let (what, remedy) = match unscaled {
+        Some((end, _)) => (
+            format!("{end} opens connections without window scaling, so at most 64 KiB are under way."),
+            Remedy::sysctl("net.ipv4.tcp_window_scaling", "1"),
+        ),
+        None => (
+            format!("The receive window of {to} is too small for the path from {from}."),
+            Remedy::sysctl("net.ipv4.tcp_rmem", "4096 131072 16777216"),
+        ),
+    };
+    let cost = Cost::estimated(0.6, format!("{} were reached, and no more can be", rate(way.bps())));
+    Some(Finding::new(CHECK.name, Severity::Slow, what, cost).evidence(seen_line).remedy(remedy))
+}

@@ -1,0 +1,22 @@
+//! The machine at the other end of `vmlane doctor --to`: whatever it says of itself is refused, or judged and shown without
+//! control characters.
+#![no_main]
+
+use libfuzzer_sys::fuzz_target;
+use vmlane_doctor::Diagnosis;
+use vmlane_doctor::evidence::Evidence;
+use vmlane_doctor::facts::Facts;
+
+fuzz_target!(|text: &str| {
+    vmlane_fuzz::compares::next();
+    let Ok(answer) = serde_json::from_str(text) else { return };
+    let Ok(facts) = Facts::from_answer(answer) else { return };
+    for is_vsock in [false, true] {
+        // Two machines that say the same are neighbours with the same addresses.
+        let evidence = Evidence { near: facts.clone(), far: Some(facts.clone()), is_vsock, ..Evidence::default() };
+        let diagnosis = Diagnosis::new(evidence, 0.0);
+        let text = diagnosis.text();
+        assert!(!text.chars().any(|c| c.is_control() && c != '\n'), "{text}");
+        serde_json::from_str::<serde_json::Value>(&diagnosis.json()).expect("a line of JSON");
+    }
+});
