@@ -413,7 +413,13 @@ fn black_holes_are_found() {
 
 #[test]
 fn a_policer_is_found() {
-    // 20 Mbit/s for three seconds: of each burst, one in ten is dropped and sent again.
+    // 20 Mbit/s for three seconds: the end of each burst is dropped and sent again.
+    only(&bursts(3), "policing", "A rate limit of about 19");
+    only(&bursts(1), "retransmits", "are lost");
+}
+
+/// Bursts of 17 segments, of which some in a row are lost.
+fn bursts(lost: u64) -> Scene {
     let mut scene = opened();
     let mut sequence = 0;
     for burst in 0..300_u64 {
@@ -423,14 +429,16 @@ fn a_policer_is_found() {
             scene.data(at + number * 10, A, sequence, 1460);
             sequence += 1460;
         }
-        let lost = begun + 15 * 1460;
+        let first = begun + 12 * 1460;
         for _ in 0..3 {
-            scene.sack(at + 400, B, lost, (lost + 1460, sequence));
+            scene.sack(at + 400, B, first, (first + lost * 1460, sequence));
         }
-        scene.data(at + 420, A, lost, 1460);
+        for number in 0..lost {
+            scene.data(at + 420 + number, A, first + number * 1460, 1460);
+        }
         scene.ack(at + 700, B, sequence);
     }
-    only(&scene, "policing", "A rate limit of about 19");
+    scene
 }
 
 #[test]

@@ -44,6 +44,8 @@ pub struct Half {
     holes: VecDeque<Hole>,
     recent: VecDeque<Recent>,
     stuck: Option<(i64, u32, u32)>,
+    /// Behind what was sent again last.
+    resent: i64,
     /// A small segment alone under way, and an acknowledgement that came late for one.
     alone: Option<(i64, i64)>,
     late: Option<(i64, i64)>,
@@ -246,7 +248,7 @@ impl Half {
         } else {
             again.probe += segments;
         }
-        self.seen.rate.lost(now);
+        self.lost(now, start, end);
         self.stands_still(segment, start);
         if let Some(frame) =
             self.super_frames.iter_mut().find(|frame| frame.start <= start && start < frame.end)
@@ -292,10 +294,16 @@ impl Half {
             return true;
         }
         self.seen.again.bytes += u64::from(segment.payload);
-        self.seen.rate.lost(segment.time);
+        self.lost(segment.time, start, end);
         let again = &mut self.seen.again;
         *(if age >= TIMEOUT { &mut again.timeout } else { &mut again.fast }) += segments;
         true
+    }
+
+    fn lost(&mut self, now: i64, start: i64, end: i64) {
+        self.seen.rate.lost(now);
+        self.seen.again.runs += u64::from(start != self.resent);
+        self.resent = end;
     }
 
     /// The first segment that is not acknowledged, again and again.

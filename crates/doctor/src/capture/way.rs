@@ -95,6 +95,8 @@ pub struct Again {
     pub probe: u64,
     /// Although they had arrived.
     pub spurious: u64,
+    /// How many times something was sent again that did not follow what was sent again before.
+    pub runs: u64,
 }
 
 impl Again {

@@ -17,9 +17,10 @@ pub const CHECK: Check = Check {
             same direction at a low rate; in captures: what was acknowledged and lost in the course of a connection",
     thresholds: &[
         Threshold {
-            limit: "in captures: more than 1 % of the segments lost, at least 20, over at least one second, at a rate that differs by less \
-                    than 15 % of its mean, with losses in most pieces of the time",
-            source: "a policer's rate is the same all the time; a queue that overflows now and then makes a saw",
+            limit: "in captures: more than 1 % of the segments lost, at least 20, several in a row, over at least one second, at a rate that \
+                    differs by less than 15 % of its mean, with losses in most pieces of the time",
+            source: "a policer's rate is the same all the time; a queue that overflows now and then makes a saw, and chance loses \
+                     single segments",
         },
         Threshold {
             limit: "more than 1 % of the segments lost, at least 20, with less than 0.5 % of slow datagrams lost, and less than a fifth \
@@ -44,8 +45,14 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
 pub fn limit_in(way: &Way) -> Option<f64> {
     let (mean, deviation, losing) = way.seen.rate.steady()?;
     let lost = way.seen.again.lost();
-    let is_limit =
-        lost >= 20 && way.lost_share() > 0.01 && way.seconds() >= 1.0 && deviation < 0.15 && losing > 0.5;
+    // Losses by chance are single ones; what exceeds a rate comes as the end of a burst.
+    let in_runs = lost * 2 >= way.seen.again.runs * 3;
+    let is_limit = in_runs
+        && lost >= 20
+        && way.lost_share() > 0.01
+        && way.seconds() >= 1.0
+        && deviation < 0.15
+        && losing > 0.5;
     (is_limit && !black_hole::is_in(way) && !super_frames::lost_in(way)).then_some(mean * 8.0)
 }
 
