@@ -57,8 +57,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     // Tools talk to the daemon; they link no device.
     ("bench", &["sock"]),
     ("lab", &["api"]),
-    // What the doctor asks the other machine goes over the bench's connections.
-    ("doctor", &["bench"]),
+    // What the doctor asks the other machine goes over the bench's connections; on a host it asks the daemon.
+    ("doctor", &["api", "bench"]),
     ("experiment", &["api", "bench", "lab"]),
     // Other systems' words for VMs: texts in, texts out.
     ("import", &["wire"]),

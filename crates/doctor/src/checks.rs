@@ -32,7 +32,10 @@ mod small_window;
 mod socket_buffers;
 mod steal;
 mod super_frames;
+mod switch_drops;
 mod tcp_options;
+mod vm_network;
+mod vmm_settings;
 mod vsock_buffers;
 mod vsock_transport;
 mod zero_window;
@@ -60,7 +63,7 @@ pub struct Threshold {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 34] = [
+pub const ALL: [&Check; 37] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
@@ -93,6 +96,9 @@ pub const ALL: [&Check; 34] = [
     &steal::CHECK,
     &vsock_transport::CHECK,
     &vsock_buffers::CHECK,
+    &switch_drops::CHECK,
+    &vm_network::CHECK,
+    &vmm_settings::CHECK,
     &loopback::CHECK,
     &machine::CHECK,
 ];

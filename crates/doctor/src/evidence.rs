@@ -5,6 +5,7 @@ use vmlane_bench::Report;
 
 use crate::capture::Capture;
 use crate::facts::{Counters, Facts, Interface};
+use crate::host::Host;
 
 /// One of the two machines.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, Serialize, Deserialize)]
@@ -133,6 +134,10 @@ pub struct Evidence {
     pub loopback_far: Option<f64>,
     /// Captures, where those are judged instead of the machines.
     pub captures: Vec<Capture>,
+    /// What the host knows, where VMs are examined from there.
+    pub host: Option<Host>,
+    /// What is to be said of how the evidence was come by.
+    pub notes: Vec<String>,
 }
 
 impl Evidence {
@@ -177,6 +182,10 @@ impl Evidence {
 
     /// What a report calls an end.
     pub fn name(&self, end: End) -> String {
+        // From the host, both are VMs, in the order in which they were named.
+        if let Some(vm) = self.host.as_ref().and_then(|host| host.vms.get(usize::from(end == End::Far))) {
+            return format!("VM {}", vm.name);
+        }
         let host = self.facts(end).map(|facts| facts.machine.host.clone()).unwrap_or_default();
         match end {
             End::Near if host.is_empty() => "this machine".to_owned(),

@@ -38,6 +38,10 @@ Where neither machine can be asked, captures can: `vmlane doctor --pcap a.pcap b
 told in the first segments only, and only there it shows what was sent. Of two captures, the report says whether frames were lost between them.
 Frames larger than the MTU are no fault in a capture: the machine that made it hands them to its card whole, or gets them merged.
 
+On the host of VMs, `vmlane doctor web db` says what no guest can see: which frames the switch dropped and why, whether both VMs are joined to one
+network, how QEMU was started, and where its threads may run. VMs in which `vmlane bench server --doctor --listen vsock:` runs tell their own settings,
+too. `vmlane doctor lab NAME` does both for a lab (`vmlane lab up NAME`).
+
 A server tells about its machine only if it was started with `--doctor`, and reads only. Anyone who reaches its port can ask: listen where you
 trust the neighbours, or give a secret (`--secret-file` on both ends).
 

@@ -3,7 +3,8 @@
 //! The order of the calls: [`examine()`] reads the [`facts`] of both ends and measures between them, which makes the
 //! [`evidence`]; each of the [`checks`] looks at that and returns [`finding`]s; a [`report`] shows them, the most important
 //! first. The machine at the other end answers [`question`]s through `vmlane bench server --doctor`. The [`guide`] is made
-//! of the checks' own texts. Evidence can be a [`capture`], too: then no machine is asked.
+//! of the checks' own texts. Evidence can be a [`capture`], too: then no machine is asked; or what a
+//! [`host`] knows of its VMs.
 //!
 //! An examination changes nothing: remedies are commands as argument vectors, which are shown. Only a [`proof`] changes
 //! settings of this machine, for as long as it measures; see there. What comes from the other end is bounded and escaped
@@ -16,7 +17,9 @@ pub mod evidence;
 mod examine;
 pub mod facts;
 pub mod finding;
+mod guests;
 pub mod guide;
+pub mod host;
 mod loopback;
 pub mod proof;
 pub mod question;
@@ -26,6 +29,7 @@ mod sys;
 mod text;
 
 pub use examine::{Plan, examine};
+pub use guests::join;
 pub use proof::{Proven, prove};
 pub use question::examiner;
 pub use report::Diagnosis;

@@ -7,6 +7,7 @@ use crate::capture::Capture;
 use crate::checks;
 use crate::evidence::{End, Evidence, Kind, Run};
 use crate::finding::{self, Basis, Finding, Severity};
+use crate::host::Vm;
 use crate::remedy;
 use crate::text::{printable, rate, size, tame, time};
 
@@ -60,6 +61,8 @@ impl Diagnosis {
             "loopback_bps": { "near": evidence.loopback_near, "far": evidence.loopback_far },
             "captures": evidence.captures.iter().map(captured).collect::<Vec<Value>>(),
             "failed": evidence.failed.iter().map(|text| printable(text)).collect::<Vec<String>>(),
+            "host": evidence.host.as_ref().map(|host| tame(json!(host))),
+            "notes": evidence.notes.iter().map(|text| printable(text)).collect::<Vec<String>>(),
             // Of captures nothing is known but the packets.
             "facts": evidence.captures.is_empty().then(|| json!({ "near": evidence.near, "far": evidence.far })),
         });
@@ -80,6 +83,12 @@ impl Diagnosis {
             if let Some(words) = spoken(evidence, run) {
                 line(0, &words);
             }
+        }
+        for vm in evidence.host.iter().flat_map(|host| &host.vms) {
+            line(0, &spoken_vm(vm));
+        }
+        for note in &evidence.notes {
+            line(0, &format!("note: {note}"));
         }
         for capture in &evidence.captures {
             for words in spoken_capture(capture) {
@@ -156,6 +165,14 @@ fn captured(capture: &Capture) -> Value {
         object.insert("ways".to_owned(), json!(capture.ways.iter().take(32).collect::<Vec<_>>()));
     }
     tame(value)
+}
+
+fn spoken_vm(vm: &Vm) -> String {
+    let cards = vm.nics.iter().map(|nic| {
+        format!("{}: {} frames sent, {} received", nic.name, nic.count("tx_frames"), nic.count("rx_frames"))
+    });
+    let cards: Vec<String> = cards.collect();
+    format!("VM {}: {}", vm.name, if cards.is_empty() { "no cards".to_owned() } else { cards.join("; ") })
 }
 
 fn spoken_capture(capture: &Capture) -> Vec<String> {

@@ -8,7 +8,10 @@ use std::time::Instant;
 use vmlane_bench::{Address, Error, IpVersion, Options, Secret, Target};
 use vmlane_doctor::{Diagnosis, Plan, examine, proof};
 
+use super::control::Where;
+
 mod captures;
+mod from_host;
 mod prove;
 
 const EXAMPLES: &str = "\
@@ -19,6 +22,8 @@ Examples:
   vmlane doctor --to vsock:4 --json                     over vsock, as JSON
   vmlane doctor --to tcp:10.77.0.2 --prove              try the remedies that are settings of this machine, measure, put back
   vmlane doctor --pcap a.pcap b.pcapng                  what captures of one end, or of both, tell
+  vmlane doctor web db                                  on the host: what the switch, QEMU and both VMs say
+  vmlane doctor lab NAME                                the guests of a lab, and their host
   vmlane doctor --undo                                  put back what a proof that was killed has left
 
 With --to it reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
@@ -28,6 +33,10 @@ run it as root, so that drivers tell everything.
 With --prove it asks, then changes settings of this machine that last until the next start at most (MTU, offloads, rings, queues, interrupts, \
 TCP's), one remedy at a time, measures without and with it in turns, and puts all back. A process of its own puts them back also if this one \
 is interrupted or killed; a record in /run/vmlane-doctor is for `vmlane doctor --undo`.
+
+With one or two VMs it reads, on their host, the daemon's counters and status, how QEMU was started, and where its threads run; a VM in which \
+`vmlane bench server --doctor --listen vsock:` runs tells its own settings, too. With `lab NAME` it examines the way from the lab's first \
+guest to its second one, and then their host.
 
 With --pcap it judges the TCP connections in the files, and asks no machine. A capture of the sending end tells most, with the connection's \
 first segments in it; 128 bytes of each packet are enough (tcpdump -s 128 -w FILE).
@@ -41,10 +50,15 @@ explains each finding.";
 #[command(after_help = EXAMPLES)]
 pub struct Args {
     /// Where `vmlane bench server --doctor` runs: tcp:HOST[:PORT] or vsock:CID[:PORT]
-    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>(), required_unless_present_any = ["undo", "guard", "pcap"])]
+    #[arg(long, value_name = "ADDRESS", value_parser = |text: &str| text.parse::<Target>(), required_unless_present_any = ["undo", "guard", "pcap", "vms"])]
     to: Option<Target>,
+    /// One or two VMs of this host's daemon, or "lab" and a lab's name
+    #[arg(value_name = "VM", num_args = 0..=2, conflicts_with_all = ["to", "pcap", "prove", "undo", "guard"])]
+    vms: Vec<String>,
+    #[command(flatten)]
+    place: Where,
     /// Judge these captures (pcap, pcapng) instead of machines
-    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file"])]
+    #[arg(long, value_name = "FILE", num_args = 1.., conflicts_with_all = ["to", "quick", "prove", "undo", "guard", "secret_file", "vms"])]
     pcap: Vec<PathBuf>,
     /// Less than 5 s instead of less than 30 s: shorter measurements, none of loopbacks and of round trips under load
     #[arg(long)]
@@ -82,6 +96,9 @@ impl Args {
         }
         if self.undo {
             return Ok(prove::undo());
+        }
+        if !self.vms.is_empty() {
+            return Ok(from_host::examine(&self));
         }
         if !self.pcap.is_empty() {
             return Ok(captures::judge(&self));

@@ -1,0 +1,223 @@
+//! On the host: frames that the switch drops, by reason.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::host::{Nic, Vm};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "switch-drops",
+    title: "The switch drops a VM's frames",
+    text: "vmlane's switch counts each frame that it drops, at the port whose doing it was, by reason: the guest had no buffers, its frames \
+           have an address or a VLAN that its port group does not allow, they are too long for the receiver, or there are more \
+           broadcasts than a card may send. The guest sees none of that.",
+    reads: "the daemon's counters of the VM's cards (vmlane stats), twice",
+    thresholds: &[Threshold {
+        limit: "ten frames and one in 1000 since the daemon was started, or three in two seconds",
+        source: "no healthy VM has any of these but for single frames while a guest starts or ends",
+    }],
+    examine,
+};
+
+/// A reason of the switch, and what it means for the VM.
+struct Reason {
+    counter: &'static str,
+    /// Whether the frames were on their way to the guest, and not from it.
+    received: bool,
+    severity: Severity,
+    share: f64,
+    what: &'static str,
+    remedy: fn(&Nic) -> Remedy,
+}
+
+const REASONS: [Reason; 12] = [
+    Reason {
+        counter: "drop_no_buffers",
+        received: true,
+        severity: Severity::Slow,
+        share: 0.6,
+        what: "has no free receive buffers when frames arrive",
+        remedy: |_| ring(),
+    },
+    Reason {
+        counter: "drop_slow_receiver",
+        received: true,
+        severity: Severity::Slow,
+        share: 0.6,
+        what: "takes frames more slowly than they arrive",
+        remedy: |_| ring(),
+    },
+    Reason {
+        counter: "drop_forged_source",
+        received: false,
+        severity: Severity::Broken,
+        share: 0.9,
+        what: "sends frames with another source address than its own, which its port group forbids",
+        remedy: |nic| {
+            group(
+                nic,
+                "allow it where the VM is a bridge, a router or a host of VMs: forged_transmits = true",
+            )
+        },
+    },
+    Reason {
+        counter: "drop_mac_changed",
+        received: false,
+        severity: Severity::Broken,
+        share: 0.9,
+        what: "uses a MAC address that is not the configured one, which its port group forbids",
+        remedy: |nic| group(nic, "give the guest the configured address, or allow it: mac_changes = true"),
+    },
+    Reason {
+        counter: "drop_bad_vlan",
+        received: false,
+        severity: Severity::Broken,
+        share: 0.9,
+        what: "sends frames with a VLAN tag that its port group does not take",
+        remedy: |nic| group(nic, "remove the tag in the guest, or make the group a trunk: vlan = \"trunk\""),
+    },
+    Reason {
+        counter: "drop_too_long",
+        received: true,
+        severity: Severity::Broken,
+        share: 0.8,
+        what: "is sent frames that are longer than its MTU",
+        remedy: |_| mtu(),
+    },
+    Reason {
+        counter: "drop_no_room",
+        received: true,
+        severity: Severity::Broken,
+        share: 0.8,
+        what: "is sent frames for which its buffers are too small",
+        remedy: |_| mtu(),
+    },
+    Reason {
+        counter: "drop_flood",
+        received: false,
+        severity: Severity::Slow,
+        share: 0.5,
+        what: "sends more broadcast and multicast frames than its flood_limit",
+        remedy: |nic| group(nic, "look for a loop in the guest; for streams of multicast raise flood_limit"),
+    },
+    Reason {
+        counter: "drop_shaped",
+        received: true,
+        severity: Severity::Slow,
+        share: 0.4,
+        what: "is sent more than its traffic shaping lets through",
+        remedy: |nic| group(nic, "raise the rate or the burst of shape"),
+    },
+    Reason {
+        counter: "drop_impaired",
+        received: true,
+        severity: Severity::Broken,
+        share: 0.7,
+        what: "loses frames on request: a fault was injected at its port",
+        remedy: |_| Remedy::new("end the fault").run(&["vmlane", "debug", "--help"]),
+    },
+    Reason {
+        counter: "drop_bad_offload",
+        received: false,
+        severity: Severity::Broken,
+        share: 0.8,
+        what: "asks for offloads that do not match its frames",
+        remedy: |_| driver(),
+    },
+    Reason {
+        counter: "drop_bad_descriptor",
+        received: false,
+        severity: Severity::Broken,
+        share: 0.8,
+        what: "hands down descriptors that cannot be",
+        remedy: |_| driver(),
+    },
+];
+
+fn ring() -> Remedy {
+    Remedy::new("in the guest: a larger receive ring, more CPU for it, or more queues").run(&[
+        "ethtool",
+        "-G",
+        "INTERFACE",
+        "rx",
+        "4096",
+    ])
+}
+
+fn mtu() -> Remedy {
+    Remedy::new("give all machines of the network one MTU").run(&[
+        "ip",
+        "link",
+        "set",
+        "dev",
+        "INTERFACE",
+        "mtu",
+        "1500",
+    ])
+}
+
+fn driver() -> Remedy {
+    Remedy::new("update the guest's driver, and report it").run(&["vmlane", "stats"])
+}
+
+fn group(nic: &Nic, what: &str) -> Remedy {
+    Remedy::new(what).lasting(
+        "vmlane",
+        format!(
+            "in its configuration, of the port group \"{}\" or of the NIC; then vmlane reload",
+            nic.port_group
+        ),
+    )
+}
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let vms = evidence.host.iter().flat_map(|host| &host.vms);
+    let cards = vms.flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic)));
+    cards.flat_map(|(vm, nic)| REASONS.iter().filter_map(move |reason| of(vm, nic, reason))).collect()
+}
+
+fn of(vm: &Vm, nic: &Nic, reason: &Reason) -> Option<Finding> {
+    let (total, lately) = (nic.count(reason.counter), nic.lately(reason.counter));
+    let passed = nic.count(if reason.received { "rx_frames" } else { "tx_frames" });
+    let share = total as f64 / (total + passed).max(1) as f64;
+    if lately < 3 && (total < 10 || share < 0.001) {
+        return None;
+    }
+    let what = format!("{} of VM {} {}.", nic.name, vm.name, reason.what);
+    // What was long ago may be over.
+    let severity = if lately > 0 { reason.severity } else { reason.severity.max(Severity::Slow) };
+    let cost = Cost::measured(reason.share, format!("{total} frames dropped, {:.1} %", share * 100.0));
+    let seen =
+        format!("{}: {total} since the daemon was started, {lately} while it was watched", reason.counter);
+    Some(Finding::new(CHECK.name, severity, what, cost).evidence(seen).remedy((reason.remedy)(nic)))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::Host;
+
+    #[test]
+    fn each_reason_is_told_with_its_remedy() {
+        for reason in &REASONS {
+            let mut nic = Nic { name: "nic0".to_owned(), port_group: "lan".to_owned(), ..Nic::default() };
+            nic.total.insert(reason.counter.to_owned(), 20);
+            let evidence = |nic: &Nic| {
+                let vm = Vm { name: "web".to_owned(), nics: vec![nic.clone()], ..Vm::default() };
+                Evidence { host: Some(Host { vms: vec![vm], ..Host::default() }), ..Evidence::default() }
+            };
+            let found = examine(&evidence(&nic));
+            assert_eq!(found.len(), 1, "{}", reason.counter);
+            assert!(
+                found[0].what.starts_with("nic0 of VM web ")
+                    && found[0].evidence[0].starts_with(reason.counter)
+            );
+            let passed = if reason.received { "rx_frames" } else { "tx_frames" };
+            nic.total.insert(passed.to_owned(), 100_000);
+            assert!(examine(&evidence(&nic)).is_empty(), "{}: few of many", reason.counter);
+            nic.lately.insert(reason.counter.to_owned(), 5);
+            assert_eq!(examine(&evidence(&nic))[0].severity, reason.severity);
+        }
+    }
+}

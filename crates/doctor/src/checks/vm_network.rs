@@ -1,0 +1,217 @@
+//! On the host: a VM that is not joined to what it should reach.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::host::Vm;
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "vm-network",
+    title: "The VM is not joined to what it should reach",
+    text: "A VM has a network only if its VMM is connected to the daemon and its driver has set the devices up. Two VMs see each other's \
+           frames only in one port group and one VLAN, and each other's sockets only in one group of CIDs. Two cards with one MAC \
+           address take each other's frames.",
+    reads: "the daemon's status and ports (vmlane status, vmlane ports)",
+    thresholds: &[Threshold {
+        limit: "any; that two VMs have no port group or no group of CIDs in common may be meant, and is advice",
+        source: "vmlane's configuration",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let Some(host) = &evidence.host else { return Vec::new() };
+    let mut found: Vec<Finding> = host.vms.iter().flat_map(of_vm).collect();
+    found.extend(host.duplicates.iter().map(|(mac, one, other)| {
+        let what = format!("{one} and {other} have the same MAC address {mac}.");
+        let remedy = Remedy::new("give one of them another one, or none: each VM gets its own")
+            .lasting("vmlane", "nic = [ { mac = \"...\" } ] in its [[vm]]");
+        finding(Severity::Broken, what, 0.9, "each gets the other's frames")
+            .evidence("vmlane status")
+            .remedy(remedy)
+    }));
+    if let [one, other] = host.vms.as_slice() {
+        found.extend(apart(one, other));
+    }
+    found
+}
+
+fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding {
+    Finding::new(CHECK.name, severity, what, Cost::estimated(share, cost))
+}
+
+fn of_vm(vm: &Vm) -> Vec<Finding> {
+    let name = &vm.name;
+    let mut found = Vec::new();
+    let start =
+        Remedy::new("start the VM with the arguments that vmlane prints").run(&["vmlane", "qemu-args", name]);
+    if vm.quarantined {
+        let what = format!("The devices of VM {name} are out of service: they failed too often.");
+        let remedy =
+            Remedy::new("look at the daemon's log, then release it").run(&["vmlane", "release", name]);
+        found.push(
+            finding(Severity::Broken, what, 1.0, "it has no network")
+                .evidence("vmlane status: quarantined")
+                .remedy(remedy),
+        );
+    }
+    if !vm.attached && vm.nics.iter().all(|nic| !nic.attached) {
+        let what = format!("No VMM is connected to the devices of VM {name}.");
+        found.push(
+            finding(Severity::Broken, what, 1.0, "it has no network")
+                .evidence("vmlane status: not attached")
+                .remedy(start),
+        );
+        return found;
+    }
+    for nic in &vm.nics {
+        let card = format!("{} of VM {name}", nic.name);
+        if nic.link_down {
+            let what = format!("The link of {card} was set down.");
+            let remedy = Remedy::new("set it up").run(&["vmlane", "link", name, &nic.name, "up"]);
+            found.push(
+                finding(Severity::Broken, what, 1.0, "no frame passes")
+                    .evidence("vmlane status")
+                    .remedy(remedy),
+            );
+        } else if !nic.attached {
+            let what = format!("The VMM of VM {name} does not have {}.", nic.name);
+            found.push(
+                finding(Severity::Broken, what, 0.9, "the card is missing")
+                    .evidence("vmlane status: not attached")
+                    .remedy(start.clone()),
+            );
+        } else if !nic.active {
+            let what = format!("The guest's driver has not set up {card}.");
+            let remedy = Remedy::new("in the guest: load the driver and set the interface up").run(&[
+                "ip",
+                "link",
+                "set",
+                "dev",
+                "INTERFACE",
+                "up",
+            ]);
+            found.push(
+                finding(Severity::Broken, what, 0.9, "no frame passes")
+                    .evidence("vmlane status: not active")
+                    .remedy(remedy),
+            );
+        }
+    }
+    for (bound, refused) in &vm.refused {
+        let what = format!("VM {name} has reached its bound {bound}.");
+        let seen = format!("vmlane stats: refused {refused} times");
+        found.push(finding(Severity::Advice, what, 0.3, "what is beyond it is refused").evidence(seen));
+    }
+    found
+}
+
+/// What keeps two VMs apart.
+fn apart(one: &Vm, other: &Vm) -> Vec<Finding> {
+    let mut found = Vec::new();
+    let has_lists = |vm: &Vm| {
+        vm.nics
+            .iter()
+            .any(|nic| !matches!(nic.vlan.as_str(), "untagged" | "") && nic.vlan.parse::<u16>().is_err())
+    };
+    let share = one.nics.iter().any(|mine| other.nics.iter().any(|its| mine.vlan == its.vlan));
+    let places = |vm: &Vm| {
+        let place = |nic: &crate::host::Nic| {
+            format!("{} in port group {}, VLAN {}", nic.name, nic.port_group, nic.vlan)
+        };
+        format!("{}: {}", vm.name, vm.nics.iter().map(place).collect::<Vec<_>>().join("; "))
+    };
+    if !one.nics.is_empty() && !other.nics.is_empty() && !share && !has_lists(one) && !has_lists(other) {
+        let what = format!(
+            "VM {} and VM {} have no card in one VLAN: a router must be between them.",
+            one.name, other.name
+        );
+        let remedy = Remedy::new("if that is not meant, put both into one port group")
+            .lasting("vmlane", "port_group of the NICs; then vmlane reload");
+        found.push(
+            finding(Severity::Advice, what, 0.6, "no frame of one reaches the other")
+                .evidence(places(one))
+                .evidence(places(other))
+                .remedy(remedy),
+        );
+    }
+    if one.cid.is_some() && other.cid.is_some() && one.group != other.group {
+        let what = format!(
+            "VM {} and VM {} are in different groups of CIDs: they cannot connect over vsock.",
+            one.name, other.name
+        );
+        let seen = format!("groups \"{}\" and \"{}\"", one.group, other.group);
+        let remedy = Remedy::new("if that is not meant, put both into one group")
+            .lasting("vmlane", "group = \"...\" in their [[vm]]");
+        found.push(
+            finding(Severity::Advice, what, 0.5, "no connection over vsock").evidence(seen).remedy(remedy),
+        );
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{Host, Nic};
+
+    fn vm(name: &str) -> Vm {
+        let nic = Nic {
+            name: "nic0".to_owned(),
+            port_group: "lan".to_owned(),
+            vlan: "untagged".to_owned(),
+            attached: true,
+            active: true,
+            ..Nic::default()
+        };
+        Vm {
+            name: name.to_owned(),
+            cid: Some(3),
+            group: "default".to_owned(),
+            attached: true,
+            ready: true,
+            nics: vec![nic],
+            ..Vm::default()
+        }
+    }
+
+    fn found(change: impl FnOnce(&mut Host)) -> Vec<String> {
+        let mut host = Host { vms: vec![vm("web"), vm("db")], ..Host::default() };
+        change(&mut host);
+        let evidence = Evidence { host: Some(host), ..Evidence::default() };
+        examine(&evidence).into_iter().map(|finding| finding.what).collect()
+    }
+
+    #[test]
+    fn what_keeps_a_vm_apart_is_found() {
+        assert!(found(|_| ()).is_empty());
+        type Change = fn(&mut Host);
+        let cases: [(Change, &str); 9] = [
+            (|host| host.vms[0].quarantined = true, "out of service"),
+            (|host| host.vms[0].nics[0].active = false, "has not set up nic0"),
+            (|host| host.vms[0].nics[0].attached = false, "does not have nic0"),
+            (|host| host.vms[0].nics[0].link_down = true, "was set down"),
+            (|host| host.vms[1].nics[0].vlan = "7".to_owned(), "no card in one VLAN"),
+            (|host| host.vms[1].group = "other".to_owned(), "different groups"),
+            (|host| host.vms[1].refused.push(("connections".to_owned(), 3)), "its bound connections"),
+            (
+                |host| host.duplicates.push(("02:1".to_owned(), "web/nic0".to_owned(), "db/nic0".to_owned())),
+                "same MAC",
+            ),
+            (
+                |host| {
+                    host.vms[0].attached = false;
+                    host.vms[0].nics[0].attached = false;
+                },
+                "No VMM is connected",
+            ),
+        ];
+        for (change, says) in cases {
+            let sentences = found(change);
+            assert!(sentences.len() == 1 && sentences[0].contains(says), "{says}: {sentences:?}");
+        }
+        let trunk = found(|host| host.vms[1].nics[0].vlan = "trunk".to_owned());
+        assert!(trunk.is_empty(), "{trunk:?}");
+    }
+}

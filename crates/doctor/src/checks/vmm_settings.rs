@@ -1,0 +1,184 @@
+//! On the host: how the VMM was started, and where it runs.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::host::{Host, Vm, Vmm};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "vmm-settings",
+    title: "The VMM was started without what its devices need",
+    text: "The daemon copies from and to the guest's memory, so QEMU must share it (memory-backend-memfd, share=on). A VMCI device must not \
+           have posted writes: a guest would go on before its command was carried out. QEMU gives a device up that does not answer \
+           within its time-out, 5 s by default, which a suspended host exceeds. Emulation instead of KVM, more virtual CPUs than cores, a \
+           governor that saves power and memory in small pages make all slower; they are told apart, as the machine's own.",
+    reads: "QEMU's command line and the threads of QEMU and of the daemon in /proc, cpufreq's governor, and shmem_enabled of transparent \
+            huge pages",
+    thresholds: &[Threshold {
+        limit: "memory that is not shared; posted writes at a VMCI device; a time-out below 30 s; a virtual CPU and a worker that may both \
+                run on the same CPU only",
+        source: "vmlane qemu-args; QEMU's documentation of vfio-user",
+    }],
+    examine,
+};
+
+/// Milliseconds of a device's time-out: QEMU's default, and the least that is no fault.
+const DEFAULT: u64 = 5000;
+const LEAST: u64 = 30_000;
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let Some(host) = &evidence.host else { return Vec::new() };
+    let with = host.vms.iter().filter_map(|vm| Some((vm, vm.vmm.as_ref()?)));
+    let mut found: Vec<Finding> = with.flat_map(|(vm, vmm)| of(host, vm, vmm)).collect();
+    found.extend(of_host(host));
+    found
+}
+
+fn finding(severity: Severity, what: String, share: f64, cost: &str) -> Finding {
+    Finding::new(CHECK.name, severity, what, Cost::estimated(share, cost))
+}
+
+fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
+    let name = &vm.name;
+    let read = format!("/proc/{}/cmdline", vmm.pid);
+    let arguments = |what: &str| Remedy::new(what).run(&["vmlane", "qemu-args", name]);
+    let mut found = Vec::new();
+    if vmm.shared_memory != Some(true) {
+        let what = format!("The memory of VM {name} is not shared with the daemon.");
+        let remedy =
+            arguments("start it with a memory back end that is shared: memory-backend-memfd,share=on");
+        found.push(
+            finding(Severity::Broken, what, 1.0, "its devices cannot reach its memory")
+                .evidence(read.clone())
+                .remedy(remedy),
+        );
+    }
+    for device in &vmm.devices {
+        let is_vmci = vm.sockets.contains(&device.socket);
+        if is_vmci && !device.no_posted_writes {
+            let what = format!("The VMCI device of VM {name} was started with posted writes.");
+            let remedy = arguments("give the device x-no-posted-writes");
+            found.push(
+                finding(Severity::Broken, what, 0.8, "its driver goes on before a command was carried out")
+                    .evidence(read.clone())
+                    .remedy(remedy),
+            );
+        }
+        let timeout = device.message_timeout.unwrap_or(DEFAULT);
+        if timeout < LEAST {
+            let what = format!("QEMU waits only {timeout} ms for an answer to a device of VM {name}.");
+            let remedy = arguments("give the device x-msg-timeout of 60000");
+            let seen = format!("{read}: {}", device.socket);
+            found.push(
+                finding(Severity::Advice, what, 0.3, "the device is lost when the host is suspended")
+                    .evidence(seen)
+                    .remedy(remedy),
+            );
+        }
+    }
+    for (thread, cpus) in &vmm.vcpu_threads {
+        let alone = cpus.parse::<u32>().is_ok();
+        for worker in host.workers.iter().filter(|worker| alone && worker.cpus == *cpus && host.cpus > 1) {
+            let what = format!(
+                "A virtual CPU of VM {name} and the daemon's {} may only run on CPU {cpus}, both.",
+                worker.name
+            );
+            let seen = format!("Cpus_allowed_list of {thread} and {}: {cpus}", worker.name);
+            let remedy = Remedy::new("give them different CPUs").lasting("vmlane", "cpus of [daemon]");
+            found.push(
+                finding(Severity::Slow, what, 0.5, "one waits while the other runs")
+                    .evidence(seen)
+                    .remedy(remedy),
+            );
+        }
+    }
+    if vmm.accelerator.as_deref().is_none_or(|accelerator| accelerator == "tcg") {
+        let what = format!("The processor of VM {name} is emulated.");
+        found.push(
+            finding(Severity::Machine, what, 0.9, "most of the throughput")
+                .evidence(format!("{read}: no -accel kvm")),
+        );
+    }
+    let is_small = matches!(host.shared_huge_pages.as_deref(), None | Some("never" | "deny"));
+    if !vmm.huge_pages && is_small {
+        let what = format!("The memory of VM {name} is in small pages.");
+        let seen = "no hugetlb=on, and shmem_enabled of transparent huge pages is never";
+        found.push(finding(Severity::Machine, what, 0.1, "some of the CPU").evidence(seen));
+    }
+    found
+}
+
+fn of_host(host: &Host) -> Vec<Finding> {
+    let mut found = Vec::new();
+    if host.all_vcpus > host.cpus {
+        let what = format!("The VMs have {} virtual CPUs on {} CPUs of the host.", host.all_vcpus, host.cpus);
+        found.push(
+            finding(Severity::Machine, what, 0.4, "they wait for each other").evidence("-smp of all of them"),
+        );
+    }
+    if host.governor.as_deref() == Some("powersave") {
+        let what = "The host's CPU governor saves power.".to_owned();
+        let seen = "scaling_governor: powersave; cpupower frequency-set -g performance changes it";
+        found.push(finding(Severity::Machine, what, 0.3, "speed of the CPU").evidence(seen));
+    }
+    found
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::host::{Device, Worker};
+
+    fn found(change: impl FnOnce(&mut Host)) -> Vec<(Severity, String)> {
+        let device = Device {
+            socket: "/run/web.vmci".to_owned(),
+            no_posted_writes: true,
+            message_timeout: Some(60_000),
+        };
+        let vmm = Vmm {
+            accelerator: Some("kvm".to_owned()),
+            vcpus: 2,
+            shared_memory: Some(true),
+            huge_pages: true,
+            devices: vec![device],
+            vcpu_threads: vec![("CPU 0/KVM".to_owned(), "3".to_owned())],
+            ..Vmm::default()
+        };
+        let vm = Vm {
+            name: "web".to_owned(),
+            sockets: vec!["/run/web.vmci".to_owned()],
+            vmm: Some(vmm),
+            ..Vm::default()
+        };
+        let workers = vec![Worker { name: "worker-0".to_owned(), cpus: "2".to_owned() }];
+        let mut host = Host { cpus: 4, all_vcpus: 2, workers, vms: vec![vm], ..Host::default() };
+        change(&mut host);
+        let evidence = Evidence { host: Some(host), ..Evidence::default() };
+        examine(&evidence).into_iter().map(|finding| (finding.severity, finding.what)).collect()
+    }
+
+    fn vmm(host: &mut Host) -> &mut Vmm {
+        host.vms[0].vmm.as_mut().unwrap()
+    }
+
+    #[test]
+    fn what_a_vmm_lacks_is_found() {
+        assert!(found(|_| ()).is_empty());
+        type Change = fn(&mut Host);
+        let cases: [(Change, Severity, &str); 8] = [
+            (|host| vmm(host).shared_memory = Some(false), Severity::Broken, "not shared"),
+            (|host| vmm(host).devices[0].no_posted_writes = false, Severity::Broken, "posted writes"),
+            (|host| vmm(host).devices[0].message_timeout = None, Severity::Advice, "only 5000 ms"),
+            (|host| vmm(host).vcpu_threads[0].1 = "2".to_owned(), Severity::Slow, "may only run on CPU 2"),
+            (|host| vmm(host).accelerator = Some("tcg".to_owned()), Severity::Machine, "emulated"),
+            (|host| vmm(host).huge_pages = false, Severity::Machine, "small pages"),
+            (|host| host.all_vcpus = 9, Severity::Machine, "9 virtual CPUs on 4"),
+            (|host| host.governor = Some("powersave".to_owned()), Severity::Machine, "saves power"),
+        ];
+        for (change, severity, says) in cases {
+            let told = found(change);
+            assert!(told.len() == 1 && told[0].0 == severity && told[0].1.contains(says), "{says}: {told:?}");
+        }
+    }
+}

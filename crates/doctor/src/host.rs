@@ -1,0 +1,226 @@
+//! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and the host's CPUs.
+
+mod vmm;
+
+use std::collections::BTreeMap;
+use std::path::Path;
+use std::time::Duration;
+
+use serde::Serialize;
+use vmlane_api::{Client, ClientError, Ports, Stats, Status};
+
+use crate::text::printable;
+pub use vmm::{Device, Vmm};
+
+/// For how long the counters are watched.
+const WATCHED: Duration = Duration::from_secs(2);
+/// VMs that are examined at a time.
+pub const MOST: usize = 2;
+
+/// The host, and those of its VMs that are looked at.
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Host {
+    pub cpus: usize,
+    /// cpufreq's, where there is one.
+    pub governor: Option<String>,
+    /// Of /sys/kernel/mm/transparent_hugepage/shmem_enabled: the one that is chosen.
+    pub shared_huge_pages: Option<String>,
+    /// The daemon's threads that move bytes and frames.
+    pub workers: Vec<Worker>,
+    pub vms: Vec<Vm>,
+    /// Addresses of cards that another VM has, too: VM/nicN of both.
+    pub duplicates: Vec<(String, String, String)>,
+    /// Virtual CPUs of all VMMs of this daemon's VMs.
+    pub all_vcpus: usize,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Worker {
+    pub name: String,
+    /// Where it may run, as a list of CPUs.
+    pub cpus: String,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Vm {
+    pub name: String,
+    pub cid: Option<u32>,
+    pub group: String,
+    /// `vmci`, `virtio`, `hybrid` or `none`.
+    pub vsock: String,
+    pub attached: bool,
+    pub ready: bool,
+    pub quarantined: bool,
+    /// Those of its device for sockets.
+    pub sockets: Vec<String>,
+    pub nics: Vec<Nic>,
+    /// Bounds that were reached: what, how often.
+    pub refused: Vec<(String, u64)>,
+    pub vmm: Option<Vmm>,
+}
+
+#[derive(Clone, Debug, Default, Serialize)]
+pub struct Nic {
+    pub name: String,
+    pub mac: String,
+    pub port_group: String,
+    pub vlan: String,
+    pub attached: bool,
+    pub active: bool,
+    pub link_down: bool,
+    /// The address that the guest uses.
+    pub mac_in_use: Option<String>,
+    /// Since the daemon was started, and while it was watched.
+    pub total: BTreeMap<String, u64>,
+    pub lately: BTreeMap<String, u64>,
+}
+
+impl Nic {
+    pub fn count(&self, name: &str) -> u64 {
+        self.total.get(name).copied().unwrap_or(0)
+    }
+
+    pub fn lately(&self, name: &str) -> u64 {
+        self.lately.get(name).copied().unwrap_or(0)
+    }
+}
+
+/// What the daemon told, twice.
+struct Told {
+    status: Status,
+    ports: Ports,
+    before: Stats,
+    after: Stats,
+}
+
+/// Asks the daemon whose runtime directory this is about these VMs.
+pub fn read(runtime_dir: &Path, names: &[String], say: &dyn Fn(&str)) -> Result<Host, String> {
+    let failed = |error: ClientError| error.to_string();
+    let ask = || Client::connect(runtime_dir).map_err(failed);
+    let status = ask()?.status().map_err(failed)?;
+    for name in names {
+        if !status.vms.iter().any(|vm| vm.name == *name) {
+            let known: Vec<&str> = status.vms.iter().map(|vm| vm.name.as_str()).take(20).collect();
+            return Err(format!(
+                "the daemon has no VM \"{}\"; it has: {}",
+                printable(name),
+                known.join(", ")
+            ));
+        }
+    }
+    say("reading the daemon's counters");
+    let before = ask()?.stats().map_err(failed)?;
+    std::thread::sleep(WATCHED);
+    let after = ask()?.stats().map_err(failed)?;
+    let ports = ask()?.ports().map_err(failed)?;
+    say("reading how the VMs were started");
+    let processes = vmm::all();
+    Ok(of(&Told { status, ports, before, after }, names, &processes))
+}
+
+fn of(told: &Told, names: &[String], processes: &[Vmm]) -> Host {
+    let serving = |sockets: &[String]| {
+        processes.iter().find(|vmm| vmm.sockets.iter().any(|used| sockets.contains(used))).cloned()
+    };
+    let sockets = |vm: &vmlane_api::VmStatus| -> Vec<String> {
+        vm.sockets.iter().cloned().chain(vm.nics.iter().map(|nic| nic.socket.clone())).collect()
+    };
+    let chosen = told.status.vms.iter().filter(|vm| names.contains(&vm.name));
+    let mut vms: Vec<Vm> = chosen
+        .map(|vm| Vm {
+            name: printable(&vm.name),
+            cid: vm.cid,
+            group: printable(&vm.group),
+            vsock: vm.vsock.clone(),
+            attached: vm.attached,
+            ready: vm.ready,
+            quarantined: vm.quarantined,
+            sockets: vm.sockets.clone(),
+            nics: vm.nics.iter().map(|nic| card(told, &vm.name, nic)).collect(),
+            refused: refused(told, &vm.name),
+            vmm: serving(&sockets(vm)),
+        })
+        .collect();
+    // In the order in which they were named.
+    vms.sort_by_key(|vm| names.iter().position(|name| *name == vm.name));
+    let all_vcpus = told.status.vms.iter().filter_map(|vm| serving(&sockets(vm))).map(|vmm| vmm.vcpus).sum();
+    Host {
+        cpus: std::thread::available_parallelism().map_or(1, usize::from),
+        governor: vmm::line("/sys/devices/system/cpu/cpu0/cpufreq/scaling_governor"),
+        shared_huge_pages: vmm::line("/sys/kernel/mm/transparent_hugepage/shmem_enabled")
+            .as_deref()
+            .and_then(chosen_of),
+        workers: workers(told),
+        duplicates: duplicates(&told.status, names),
+        vms,
+        all_vcpus,
+    }
+}
+
+/// "always within_size [advise] never": the word in brackets.
+fn chosen_of(words: &str) -> Option<String> {
+    words.split_whitespace().find_map(|word| Some(word.strip_prefix('[')?.strip_suffix(']')?.to_owned()))
+}
+
+fn card(told: &Told, vm: &str, nic: &vmlane_api::NicStatus) -> Nic {
+    let port = told.ports.switch.iter().find(|port| port.name == format!("{vm}/{}", nic.name));
+    let counters = |stats: &Stats| -> BTreeMap<String, u64> {
+        let vm = stats.vms.iter().find(|known| known.name == vm);
+        let nic = vm.and_then(|vm| vm.nics.iter().find(|known| known.name == nic.name));
+        nic.map(|nic| nic.port.iter().map(|(name, value)| (name.to_owned(), value)).collect())
+            .unwrap_or_default()
+    };
+    let (before, total) = (counters(&told.before), counters(&told.after));
+    let since = |(name, value): (&String, &u64)| {
+        (name.clone(), value.saturating_sub(before.get(name).copied().unwrap_or(0)))
+    };
+    Nic {
+        name: nic.name.clone(),
+        mac: nic.mac.clone(),
+        port_group: printable(&nic.port_group),
+        vlan: port.map(|port| port.vlan.clone()).unwrap_or_default(),
+        attached: nic.attached,
+        active: nic.active,
+        link_down: nic.link_down,
+        mac_in_use: port.and_then(|port| port.mac_in_use.clone()),
+        lately: total.iter().map(since).collect(),
+        total,
+    }
+}
+
+fn refused(told: &Told, vm: &str) -> Vec<(String, u64)> {
+    let vm = told.after.vms.iter().find(|known| known.name == vm);
+    let bounds = vm.into_iter().flat_map(|vm| &vm.bounds).filter(|bound| bound.refused > 0);
+    bounds.map(|bound| (bound.name.clone(), bound.refused)).collect()
+}
+
+fn workers(told: &Told) -> Vec<Worker> {
+    let threads = vmm::threads(told.status.pid);
+    let known = |name: &str| told.status.watched.iter().any(|worker| worker.name == name);
+    threads.into_iter().filter(|(name, _)| known(name)).map(|(name, cpus)| Worker { name, cpus }).collect()
+}
+
+/// The same address, configured or in use, on a card of one of these VMs and on another card of its port group.
+fn duplicates(status: &Status, names: &[String]) -> Vec<(String, String, String)> {
+    let cards: Vec<(&str, String, &vmlane_api::NicStatus)> = status
+        .vms
+        .iter()
+        .flat_map(|vm| {
+            vm.nics.iter().map(move |nic| (vm.name.as_str(), format!("{}/{}", vm.name, nic.name), nic))
+        })
+        .collect();
+    let mut found = Vec::new();
+    for (at, (vm, name, nic)) in cards.iter().enumerate() {
+        for (other_vm, other, other_nic) in &cards[at + 1..] {
+            let concerns = names.iter().any(|name| name == vm || name == other_vm);
+            if concerns
+                && nic.mac == other_nic.mac
+                && nic.port_group == other_nic.port_group
+                && found.len() < 8
+            {
+                found.push((nic.mac.clone(), name.clone(), other.clone()));
+            }
+        }
+    }
+    found
+}

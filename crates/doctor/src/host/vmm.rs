@@ -1,0 +1,211 @@
+//! Virtual machine monitors among the processes: what their command lines say of memory, CPUs and vmlane's devices.
+
+use std::fs;
+
+use serde::Serialize;
+use serde_json::Value;
+
+/// Processes, and threads of one, that are looked at; bytes of a command line.
+const MOST: usize = 65_536;
+const MOST_THREADS: usize = 1024;
+const LONGEST: usize = 1 << 20;
+
+/// A QEMU.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Vmm {
+    pub pid: u32,
+    /// Unix sockets in its command line.
+    pub sockets: Vec<String>,
+    /// `kvm`, `tcg` ...; none if it says nothing.
+    pub accelerator: Option<String>,
+    pub vcpus: usize,
+    /// Whether its memory can be mapped by the daemon; none if it has no memory back end.
+    pub shared_memory: Option<bool>,
+    pub huge_pages: bool,
+    pub devices: Vec<Device>,
+    /// Threads of virtual CPUs and where they may run.
+    pub vcpu_threads: Vec<(String, String)>,
+}
+
+/// A device of vfio-user.
+#[derive(Clone, Debug, Default, PartialEq, Serialize)]
+pub struct Device {
+    pub socket: String,
+    pub no_posted_writes: bool,
+    /// Milliseconds that it waits for an answer; none: QEMU's default.
+    pub message_timeout: Option<u64>,
+}
+
+/// All of this host that may be looked at.
+pub fn all() -> Vec<Vmm> {
+    let entries = fs::read_dir("/proc").into_iter().flatten().flatten().take(MOST);
+    let pids = entries.filter_map(|entry| entry.file_name().to_str()?.parse::<u32>().ok());
+    pids.filter_map(|pid| {
+        let mut line = fs::read(format!("/proc/{pid}/cmdline")).ok()?;
+        line.truncate(LONGEST);
+        let words: Vec<String> =
+            line.split(|byte| *byte == 0).map(|word| String::from_utf8_lossy(word).into_owned()).collect();
+        let mut vmm = of_words(&words)?;
+        vmm.pid = pid;
+        vmm.vcpu_threads = threads(pid).into_iter().filter(|(name, _)| name.starts_with("CPU ")).collect();
+        Some(vmm)
+    })
+    .collect()
+}
+
+/// The name of each thread, and the CPUs where it may run.
+pub fn threads(pid: u32) -> Vec<(String, String)> {
+    let entries =
+        fs::read_dir(format!("/proc/{pid}/task")).into_iter().flatten().flatten().take(MOST_THREADS);
+    entries
+        .filter_map(|entry| {
+            let status = fs::read_to_string(entry.path().join("status")).ok()?;
+            let field = |name: &str| {
+                status.lines().find_map(|line| line.strip_prefix(name)).map(|text| text.trim().to_owned())
+            };
+            Some((field("Name:")?, field("Cpus_allowed_list:")?))
+        })
+        .collect()
+}
+
+/// The one line of a file.
+pub fn line(path: &str) -> Option<String> {
+    fs::read_to_string(path).ok().map(|text| text.trim().to_owned()).filter(|text| !text.is_empty())
+}
+
+/// None if it is no QEMU.
+fn of_words(words: &[String]) -> Option<Vmm> {
+    let name = |word: &String| word.rsplit('/').next().unwrap_or_default().to_owned();
+    // A loader may come before the program.
+    let loader = if name(words.first()?).starts_with("ld-linux") { 8 } else { 1 };
+    words.iter().take(loader).map(name).find(|program| {
+        program.starts_with("qemu-system") || program.starts_with("qemu-kvm") || program == "kvm"
+    })?;
+    let mut vmm = Vmm { vcpus: 1, ..Vmm::default() };
+    let mut options = words.iter().skip(1);
+    while let Some(option) = options.next() {
+        let option = option.trim_start_matches('-');
+        if option == "enable-kvm" {
+            vmm.accelerator = Some("kvm".to_owned());
+            continue;
+        }
+        if !matches!(option, "accel" | "machine" | "M" | "smp" | "object" | "device" | "netdev" | "chardev") {
+            continue;
+        }
+        let Some(value) = options.next() else { break };
+        match option {
+            "accel" => vmm.accelerator = value.split(',').next().map(str::to_owned),
+            "machine" | "M" => {
+                if let Some(accelerators) = key(value, "accel") {
+                    vmm.accelerator = accelerators.split(':').next().map(str::to_owned);
+                }
+            }
+            "smp" => vmm.vcpus = vcpus(value),
+            "object" => vmm.object(value),
+            _ => vmm.device(value),
+        }
+    }
+    Some(vmm)
+}
+
+impl Vmm {
+    fn object(&mut self, value: &str) {
+        let json: Option<Value> = serde_json::from_str(value).ok();
+        let kind = match &json {
+            Some(json) => json["qom-type"].as_str().unwrap_or_default().to_owned(),
+            None => value.split(',').next().unwrap_or_default().trim_start_matches("qom-type=").to_owned(),
+        };
+        if !kind.starts_with("memory-backend-") {
+            return;
+        }
+        let is_on = |name: &str| match &json {
+            Some(json) => json[name].as_bool().unwrap_or(false),
+            None => matches!(key(value, name), Some("on" | "true" | "yes")),
+        };
+        let is_shared = is_on("share") && kind != "memory-backend-ram";
+        self.shared_memory = Some(self.shared_memory.unwrap_or(true) && is_shared);
+        let path = match &json {
+            Some(json) => json["mem-path"].as_str().unwrap_or_default().to_owned(),
+            None => key(value, "mem-path").unwrap_or_default().to_owned(),
+        };
+        self.huge_pages |= is_on("hugetlb") || path.contains("huge");
+    }
+
+    fn device(&mut self, value: &str) {
+        if let Ok(json) = serde_json::from_str::<Value>(value) {
+            let Some(socket) = json["socket"]["path"].as_str() else { return };
+            self.sockets.push(socket.to_owned());
+            if json["driver"].as_str().is_some_and(|driver| driver.starts_with("vfio-user")) {
+                self.devices.push(Device {
+                    socket: socket.to_owned(),
+                    no_posted_writes: json["x-no-posted-writes"].as_bool().unwrap_or(false),
+                    message_timeout: json["x-msg-timeout"].as_u64(),
+                });
+            }
+            return;
+        }
+        if let Some(path) = key(value, "path").or_else(|| key(value, "socket.path")) {
+            self.sockets.push(path.to_owned());
+            if value.starts_with("vfio-user") {
+                self.devices.push(Device {
+                    socket: path.to_owned(),
+                    no_posted_writes: matches!(key(value, "x-no-posted-writes"), Some("on" | "true")),
+                    message_timeout: key(value, "x-msg-timeout").and_then(|text| text.parse().ok()),
+                });
+            }
+        }
+    }
+}
+
+/// The value of a key in "first,key=value,...".
+fn key<'a>(value: &'a str, name: &str) -> Option<&'a str> {
+    value.split(',').find_map(|part| part.strip_prefix(name)?.strip_prefix('='))
+}
+
+/// "2", "2,maxcpus=4", "cpus=2,...", or sockets, cores and threads to multiply.
+fn vcpus(value: &str) -> usize {
+    let first = value.split(',').next().and_then(|first| first.parse().ok());
+    let told = first.or_else(|| key(value, "cpus")?.parse().ok());
+    told.unwrap_or_else(|| {
+        let of =
+            |name| key(value, name).and_then(|text| text.parse::<usize>().ok()).unwrap_or(1).clamp(1, 1024);
+        of("sockets") * of("cores") * of("threads")
+    })
+    .clamp(1, 4096)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn of(line: &str) -> Vmm {
+        of_words(&line.split(' ').map(str::to_owned).collect::<Vec<_>>()).unwrap()
+    }
+
+    #[test]
+    fn a_command_line_is_understood() {
+        let vmm = of(
+            "/usr/bin/qemu-system-x86_64 -accel kvm -smp 4,maxcpus=8 -object memory-backend-memfd,id=m,size=1G,share=on,hugetlb=on \
+             -machine q35,memory-backend=m -device {\"driver\":\"vfio-user-pci\",\"socket\":{\"type\":\"unix\",\"path\":\"/run/v/a.vmci\"},\
+             \"x-msg-timeout\":60000,\"x-no-posted-writes\":true} -chardev socket,id=c,path=/run/v/a.nic0",
+        );
+        assert_eq!((vmm.accelerator.as_deref(), vmm.vcpus), (Some("kvm"), 4));
+        assert_eq!((vmm.shared_memory, vmm.huge_pages), (Some(true), true));
+        assert_eq!(vmm.sockets, ["/run/v/a.vmci", "/run/v/a.nic0"]);
+        assert!(vmm.devices[0].no_posted_writes && vmm.devices[0].message_timeout == Some(60_000));
+    }
+
+    #[test]
+    fn what_is_missing_is_seen() {
+        let vmm = of(
+            "qemu-system-x86_64 -machine q35,accel=tcg:kvm -smp sockets=2,cores=3 -object memory-backend-memfd,id=m,size=1G \
+             -device {\"driver\":\"vfio-user-pci\",\"socket\":{\"path\":\"/x\"}} -smp",
+        );
+        assert_eq!((vmm.accelerator.as_deref(), vmm.vcpus, vmm.shared_memory), (Some("tcg"), 6, Some(false)));
+        assert!(!vmm.devices[0].no_posted_writes && vmm.devices[0].message_timeout.is_none());
+        let loaded = of("/lib64/ld-linux-x86-64.so.2 --library-path /l /usr/bin/qemu-system-x86_64 -smp 3");
+        assert_eq!(loaded.vcpus, 3);
+        assert_eq!(of_words(&["bash".to_owned(), "qemu-system-x86_64".to_owned()]), None);
+        assert_eq!(of_words(&[]), None);
+    }
+}
