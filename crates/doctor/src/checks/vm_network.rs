@@ -69,7 +69,8 @@ fn of_vm(vm: &Vm) -> Vec<Finding> {
         let card = format!("{} of VM {name}", nic.name);
         if nic.link_down {
             let what = format!("The link of {card} was set down.");
-            let remedy = Remedy::new("set it up").run(&["vmlane", "link", name, &nic.name, "up"]);
+            let remedy =
+                Remedy::new("set it up").run(&["vmlane", "link", &format!("{name}/{}", nic.name), "up"]);
             found.push(
                 finding(Severity::Broken, what, 1.0, "no frame passes")
                     .evidence("vmlane status")
