@@ -113,6 +113,7 @@ impl Sender {
             start: at(input),
             field: u16::from(input.byte()) % (head_len as u16 - 1),
             never_zero: kinds & 128 != 0,
+            head_sum: None,
         });
         RxFrame {
             head: &head[..head_len],

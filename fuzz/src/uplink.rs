@@ -378,6 +378,7 @@ impl Bench {
                 start: 34,
                 field: 50,
                 never_zero,
+                head_sum: None,
             }),
         };
         let bytes = packet.partial_checksum.is_none().then(|| self.pattern[..len].to_vec());

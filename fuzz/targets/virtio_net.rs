@@ -121,6 +121,7 @@ fuzz_target!(|data: &[u8]| {
                         start: 34,
                         field: 50,
                         never_zero: udp,
+                        head_sum: None,
                     }),
                 };
                 frames.with(|end| {

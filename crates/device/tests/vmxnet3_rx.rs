@@ -141,7 +141,7 @@ fn a_checksum_is_completed_in_the_copy() {
     for len in [60, 64, 65, 99, 1514] {
         let mut sent = tcp4(len, (5, 6));
         sent[50..52].copy_from_slice(&[0x12, 0x34]); // the seed
-        let partial_checksum = PartialChecksum { start: 34, field: 50, never_zero: false };
+        let partial_checksum = PartialChecksum { start: 34, field: 50, never_zero: false, head_sum: None };
         let got = nic.pass(&sent, |packet| {
             (packet.partial_checksum, packet.layers) = (Some(partial_checksum), TCP4);
         });

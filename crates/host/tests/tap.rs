@@ -108,7 +108,8 @@ impl Uplink {
             segments: payload.div_ceil(mss.into()) as u16,
             header: header as u16,
         });
-        let partial_checksum = PartialChecksum { start: 34, field: field as u16, never_zero: false };
+        let partial_checksum =
+            PartialChecksum { start: 34, field: field as u16, never_zero: false, head_sum: None };
         let packet = RxFrame {
             head: &frame[..header],
             body: &self.spans,

@@ -245,7 +245,7 @@ fn tags_and_checksums_are_in_the_frame() {
     let got = wire.receive();
     let tagged = [&plain[..12], &[0x81, 0, 0x20, 7], &plain[12..]].concat();
     assert!(got == tagged || got == plain, "{got:?}");
-    let checksum = PartialChecksum { start: 20, field: 24, never_zero: false };
+    let checksum = PartialChecksum { start: 20, field: 24, never_zero: false, head_sum: None };
     let mut seeded = plain.clone();
     seeded[24..26].copy_from_slice(&[0, 9]);
     uplink.deliver(&seeded, None, Some(checksum)).unwrap();

@@ -149,6 +149,8 @@ pub struct PartialChecksum {
     pub field: u16,
     /// A result of 0 is sent as 0xffff (UDP).
     pub never_zero: bool,
+    /// The folded sum of the head's bytes from `start` on, where it is known: they are an even number then.
+    pub head_sum: Option<u16>,
 }
 
 /// A frame as it is delivered. Tags are out of band: `head` has no outer 802.1Q tag.
@@ -218,8 +220,14 @@ impl RxFrame<'_> {
         let head = &mut scratch[..self.head.len()];
         head.copy_from_slice(self.head);
         let (start, field) = (usize::from(partial_checksum.start), usize::from(partial_checksum.field));
-        let mut sum = Sum::default();
-        sum.add(&head[start.min(head.len())..]);
+        let mut sum = match partial_checksum.head_sum {
+            Some(sum) => Sum::from_be(sum),
+            None => {
+                let mut sum = Sum::default();
+                sum.add(&head[start.min(head.len())..]);
+                sum
+            }
+        };
         copy_spans_summed(to, body_to, self.body, self.body_at, self.body_len, &mut sum);
         let sum = match sum.checksum() {
             0 if partial_checksum.never_zero => 0xffff,

@@ -256,7 +256,7 @@ fn checksum(frame: &Frame<'_>, layers: &Layers, start: u16, field: u16) -> Resul
         return Err(DropReason::BadOffload);
     }
     let udp = layers.transport == Transport::Udp && start == layers.transport_at;
-    Ok(Job::Checksum(PartialChecksum { start, field, never_zero: udp }))
+    Ok(Job::Checksum(PartialChecksum { start, field, never_zero: udp, head_sum: None }))
 }
 
 fn inner_checksum(frame: &Frame<'_>, inner: &Layers, header: u16) -> Result<Job, DropReason> {
@@ -273,7 +273,7 @@ fn inner_checksum(frame: &Frame<'_>, inner: &Layers, header: u16) -> Result<Job,
     if usize::from(field) + 2 > frame.head.len() {
         return Err(DropReason::BadOffload);
     }
-    Ok(Job::Checksum(PartialChecksum { start: inner.transport_at, field, never_zero }))
+    Ok(Job::Checksum(PartialChecksum { start: inner.transport_at, field, never_zero, head_sum: None }))
 }
 
 fn segment(

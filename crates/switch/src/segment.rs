@@ -10,7 +10,7 @@ use vmlane_mem::Sum;
 use vmlane_port::{Layers, Network, PartialChecksum, Transport};
 
 use crate::ingress::Segmentation;
-use crate::parse::{IPV4, UDP, word};
+use crate::parse::{IPV4, IPV6, UDP, word};
 
 /// The most segments that the completion of an aggregate can tell.
 pub const MAX_AGGREGATED: u16 = 255;
@@ -64,7 +64,7 @@ fn set_ip(head: &mut [u8], layers: &Layers, frame_len: usize, id: u16) {
             sum.add(&head[at..usize::from(layers.transport_at)]);
             put(head, at + 10, sum.checksum());
         }
-        _ => put(head, at + 4, (frame_len - at - crate::parse::IPV6) as u16),
+        _ => put(head, at + 4, (frame_len - at - IPV6) as u16),
     }
 }
 
@@ -95,7 +95,59 @@ fn seed(head: &mut [u8], packet: &Layers, frame_len: usize) -> PartialChecksum {
     }
     let pseudo = pseudo_header(head, packet, protocol, frame_len - start);
     put(head, field, pseudo);
-    PartialChecksum { start: packet.transport_at, field: field as u16, never_zero: udp }
+    PartialChecksum { start: packet.transport_at, field: field as u16, never_zero: udp, head_sum: None }
+}
+
+/// The part of a header's sum that is the same for all segments (RFC 1624), of big-endian words.
+#[derive(Clone, Copy, Debug, Default)]
+struct Fixed(u32);
+
+impl Fixed {
+    /// Of whole words; those at the places `but` (multiples of 2) are left out.
+    fn of(header: &[u8], but: &[usize]) -> Fixed {
+        let words = header.as_chunks::<2>().0.iter().enumerate();
+        let words = words.filter(|(word, _)| !but.contains(&(2 * word)));
+        Fixed(words.map(|(_, bytes)| u32::from(u16::from_be_bytes(*bytes))).sum())
+    }
+
+    /// The folded sum with these added.
+    #[inline]
+    fn with(self, words: &[u16]) -> u16 {
+        let sum = self.0 + words.iter().map(|&word| u32::from(word)).sum::<u32>();
+        let sum = (sum & 0xffff) + (sum >> 16);
+        ((sum & 0xffff) + (sum >> 16)) as u16
+    }
+}
+
+/// An IP header whose lengths differ from segment to segment.
+#[derive(Clone, Copy, Debug)]
+struct IpHeader {
+    at: usize,
+    /// For IPv4: what stays of its sum, and the identification of the first.
+    v4: Option<(Fixed, u16)>,
+}
+
+impl IpHeader {
+    fn new(head: &[u8], layers: &Layers) -> IpHeader {
+        let at = usize::from(layers.network_at);
+        let header = &head[at..usize::from(layers.transport_at)];
+        let v4 = layers.network == Network::V4;
+        IpHeader { at, v4: v4.then(|| (Fixed::of(header, &[2, 4, 10]), id(head, layers))) }
+    }
+
+    /// Fills in what depends on the length and the number of a segment.
+    #[inline]
+    fn set(&self, head: &mut [u8], frame_len: usize, number: u16) {
+        match self.v4 {
+            Some((fixed, id)) => {
+                let (len, id) = ((frame_len - self.at) as u16, id.wrapping_add(number));
+                put(head, self.at + 2, len);
+                put(head, self.at + 4, id);
+                put(head, self.at + 10, !fixed.with(&[len, id]));
+            }
+            None => put(head, self.at + 4, (frame_len - self.at - IPV6) as u16),
+        }
+    }
 }
 
 /// Edits the headers of one super-frame into those of its segments, one after another.
@@ -104,55 +156,89 @@ pub struct Cutter<'a> {
     segmentation: Segmentation,
     sequence: u32,
     flags: u8,
-    id: u16,
-    outer_id: u16,
+    ip: IpHeader,
+    /// That of a tunnel, and whether its UDP checksum is wanted.
+    outer: Option<(IpHeader, bool)>,
+    /// Of the pseudo header, and of the TCP or UDP header.
+    pseudo: Fixed,
+    transport: Fixed,
 }
 
 impl<'a> Cutter<'a> {
     /// `head`: a private copy of exactly the headers, which were checked.
     pub fn new(head: &'a mut [u8], segmentation: Segmentation) -> Cutter<'a> {
-        let at = usize::from(segmentation.packet.transport_at);
-        let (sequence, flags) = match segmentation.packet.transport {
-            Transport::Tcp => {
-                let sequence = &head[at + SEQUENCE..at + SEQUENCE + 4];
-                let sequence = [sequence[0], sequence[1], sequence[2], sequence[3]];
-                (u32::from_be_bytes(sequence), head[at + FLAGS])
-            }
-            _ => (0, 0),
+        let packet = &segmentation.packet;
+        let at = usize::from(packet.transport_at);
+        let tcp = packet.transport == Transport::Tcp;
+        let (sequence, flags) = if tcp {
+            let sequence = &head[at + SEQUENCE..at + SEQUENCE + 4];
+            let sequence = [sequence[0], sequence[1], sequence[2], sequence[3]];
+            (u32::from_be_bytes(sequence), head[at + FLAGS])
+        } else {
+            (0, 0)
         };
+        let pseudo = pseudo_header(head, packet, if tcp { TCP } else { UDP_PROTOCOL }, 0);
+        let fields: &[usize] = if tcp {
+            &[SEQUENCE, SEQUENCE + 2, FLAGS - 1, TCP_CHECKSUM]
+        } else {
+            &[UDP_LENGTH, UDP_CHECKSUM]
+        };
+        let mut transport = Fixed::of(&head[at..], fields);
+        if tcp {
+            // The length of the header, beside the flags.
+            transport.0 += u32::from(head[at + FLAGS - 1]) << 8;
+        }
         Cutter {
             sequence,
             flags,
-            id: id(head, &segmentation.packet),
-            outer_id: segmentation.outer.map_or(0, |(outer, _)| id(head, &outer)),
+            ip: IpHeader::new(head, packet),
+            outer: segmentation.outer.map(|(outer, wants_sum)| (IpHeader::new(head, &outer), wants_sum)),
+            pseudo: Fixed(pseudo.into()),
+            transport,
             segmentation,
             head,
         }
     }
 
     /// The headers of segment `number`, which has `payload` bytes.
+    #[inline]
     pub fn cut(&mut self, number: u16, payload: usize) -> (&[u8], PartialChecksum) {
         let Segmentation { packet, outer, mss, segments, .. } = self.segmentation;
         let frame_len = self.head.len() + payload;
-        if packet.transport == Transport::Tcp {
-            let at = usize::from(packet.transport_at);
+        let start = usize::from(packet.transport_at);
+        let len = (frame_len - start) as u16;
+        self.ip.set(self.head, frame_len, number);
+        let seed = self.pseudo.with(&[len]);
+        let tcp = packet.transport == Transport::Tcp;
+        let (field, sum) = if tcp {
             let sequence = self.sequence.wrapping_add(u32::from(number) * u32::from(mss));
-            self.head[at + SEQUENCE..at + SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
+            self.head[start + SEQUENCE..start + SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
             let not_last = if number + 1 < segments { ONLY_LAST } else { 0 };
             let not_first = if number > 0 { ONLY_FIRST } else { 0 };
-            self.head[at + FLAGS] = self.flags & !(not_last | not_first);
-        }
-        set_ip(self.head, &packet, frame_len, self.id.wrapping_add(number));
-        let partial_checksum = seed(self.head, &packet, frame_len);
-        if let Some((outer, wants_sum)) = outer {
-            self.wrap(&outer, wants_sum, number, frame_len);
+            let flags = self.flags & !(not_last | not_first);
+            self.head[start + FLAGS] = flags;
+            let words = [(sequence >> 16) as u16, sequence as u16, flags.into(), seed];
+            (start + TCP_CHECKSUM, self.transport.with(&words))
+        } else {
+            put(self.head, start + UDP_LENGTH, len);
+            (start + UDP_CHECKSUM, self.transport.with(&[len, seed]))
+        };
+        put(self.head, field, seed);
+        let partial_checksum = PartialChecksum {
+            start: packet.transport_at,
+            field: field as u16,
+            never_zero: !tcp,
+            head_sum: Some(sum),
+        };
+        if let (Some((layers, _)), Some((ip, wants_sum))) = (outer, self.outer) {
+            ip.set(self.head, frame_len, number);
+            self.wrap(&layers, wants_sum, frame_len);
         }
         (self.head, partial_checksum)
     }
 
-    /// The tunnel's headers around a segment.
-    fn wrap(&mut self, outer: &Layers, wants_sum: bool, number: u16, frame_len: usize) {
-        set_ip(self.head, outer, frame_len, self.outer_id.wrapping_add(number));
+    /// The tunnel's UDP header around a segment.
+    fn wrap(&mut self, outer: &Layers, wants_sum: bool, frame_len: usize) {
         let udp = usize::from(outer.transport_at);
         let inner = usize::from(self.segmentation.packet.transport_at);
         put(self.head, udp + 4, (frame_len - udp) as u16);

@@ -135,7 +135,7 @@ fn super_frames_say_their_segments() {
     tap.sent(&TxFrame { offload: Offload::Segment { header: 54, mss: 1448 }, ..frame.sent() }, 1);
     tap.settle(None);
     let aggregate = Some(Aggregate { mss: 1400, segments: 40, header: 54 });
-    let partial_checksum = Some(PartialChecksum { start: 34, field: 40, never_zero: true });
+    let partial_checksum = Some(PartialChecksum { start: 34, field: 40, never_zero: true, head_sum: None });
     tap.received(&RxFrame { aggregate, partial_checksum, ..frame.received() }, 2, None);
     tap.sent(&TxFrame { offload: Offload::Checksum { start: 34, field: 40 }, ..frame.sent() }, 3);
     tap.settle(None);

@@ -190,7 +190,7 @@ impl Frame {
 }
 
 pub fn partial_checksum() -> PartialChecksum {
-    PartialChecksum { start: 34, field: 50, never_zero: false }
+    PartialChecksum { start: 34, field: 50, never_zero: false, head_sum: None }
 }
 
 /// A header and a frame in two pieces.

@@ -35,7 +35,7 @@ fn carry(from: &mut NicPort, to: &mut NicPort) {
         let lent = from.frame(token);
         let (partial_checksum, aggregate) = match lent.offload {
             Offload::Checksum { start, field } => {
-                (Some(PartialChecksum { start, field, never_zero: false }), None)
+                (Some(PartialChecksum { start, field, never_zero: false, head_sum: None }), None)
             }
             Offload::Segment { header, mss } => {
                 let segments = (lent.len() - usize::from(header)).div_ceil(usize::from(mss)) as u16;
