@@ -159,11 +159,4 @@ impl CompletionRing {
         }
         self.gathered.clear();
     }
-
-    /// Writes one at once; nothing has gathered.
-    #[inline]
-    pub fn write(&mut self, words: impl FnOnce(bool) -> [u64; 2]) {
-        self.ring.window.store_pair(usize::from(self.head.index), words(self.head.generation()));
-        self.head = self.head.next(self.ring.size);
-    }
 }

@@ -215,10 +215,12 @@ impl TxQueue {
         while let Some((index, wants_completion)) = self.order.pop_finished() {
             self.done = self.done.behind(index, self.commands.size());
             if wants_completion {
-                self.completions.write(|generation| TxCompletion { index }.words(generation));
+                self.completions.make_room(1);
+                self.completions.push(|generation| TxCompletion { index }.words(generation));
                 written += 1;
             }
         }
+        self.completions.publish();
         written
     }
 }
