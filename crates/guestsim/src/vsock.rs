@@ -101,7 +101,14 @@ impl Bench {
         let bridge = Bridge::new(router.clone(), mailbox.clone());
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
-        Bench { routes: Routes::new(stats.clone(), Some(bridge)), mailbox, router, hypervisor, stats, now }
+        Bench {
+            routes: Routes::new(stats.clone(), Some(bridge), true),
+            mailbox,
+            router,
+            hypervisor,
+            stats,
+            now,
+        }
     }
 
     /// A VM whose driver runs. `packed`: its rings.
@@ -154,7 +161,7 @@ impl Bench {
 
     pub fn arm(&mut self) {
         self.routes.arm();
-        self.routes.disarm();
+        self.routes.woken(true);
     }
 }
 

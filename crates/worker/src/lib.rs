@@ -21,6 +21,7 @@
 //! | `engine.rs` | what an engine does |
 //! | `worker.rs` | the loop above |
 //! | `command_queue.rs` | commands of other threads, always answered |
+//! | `doorbells.rs` | the files by which guests announce something, as one |
 //! | `parking.rs`, `signal.rs` | how a worker sleeps and is woken without losing a wake-up |
 //! | `spin.rs` | how long it looks before it sleeps |
 //! | `contain.rs` | a panic ends what had its turn, not the worker |
@@ -37,6 +38,7 @@
 
 mod command_queue;
 mod contain;
+mod doorbells;
 mod engine;
 mod heartbeat;
 mod meter;
@@ -52,6 +54,7 @@ mod worker;
 
 pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
 pub use contain::{FaultStreak, contained};
+pub use doorbells::Doorbells;
 pub use engine::{Engine, Event, Rest, WakeFds, Woken};
 pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
 pub use meter::{Account, Meter, Work};

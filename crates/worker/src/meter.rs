@@ -58,17 +58,22 @@ struct Entry<K> {
     users: usize,
     /// What may still be done in this round; below zero: more was done than was due, and is taken off later.
     left: isize,
+    /// That is less than a whole share, perhaps: it is on the list of those.
+    spent: bool,
 }
 
 /// The accounts of one worker.
 #[derive(Debug)]
 pub struct Meter<K> {
     accounts: Vec<Entry<K>>,
+    /// Accounts with less than a whole share: what a refill costs grows with the work, not with the owners.
+    spent: Vec<usize>,
+    quota: isize,
 }
 
 impl<K> Default for Meter<K> {
     fn default() -> Self {
-        Meter { accounts: Vec::new() }
+        Meter { accounts: Vec::new(), spent: Vec::new(), quota: 0 }
     }
 }
 
@@ -80,9 +85,10 @@ impl<K: PartialEq> Meter<K> {
         let at = known.or_else(free).unwrap_or(self.accounts.len());
         match self.accounts.get_mut(at) {
             Some(entry) if entry.users > 0 => entry.users += 1,
-            Some(entry) => *entry = Entry { owner, users: 1, left: 0 },
-            None => self.accounts.push(Entry { owner, users: 1, left: 0 }),
+            Some(entry) => (entry.owner, entry.users, entry.left) = (owner, 1, 0),
+            None => self.accounts.push(Entry { owner, users: 1, left: 0, spent: false }),
         }
+        self.note(at);
         Account(at)
     }
 
@@ -99,8 +105,26 @@ impl<K> Meter<K> {
     #[inline]
     pub fn refill(&mut self, quota: usize) {
         let quota = quota as isize;
-        for entry in &mut self.accounts {
+        if std::mem::replace(&mut self.quota, quota) != quota {
+            (0..self.accounts.len()).for_each(|at| self.note(at));
+        }
+        let accounts = &mut self.accounts;
+        self.spent.retain(|&at| {
+            let Some(entry) = accounts.get_mut(at) else { return false };
             entry.left = entry.left.saturating_add(quota).min(quota);
+            entry.spent = entry.left < quota;
+            entry.spent
+        });
+    }
+
+    /// An account has less than a whole share, perhaps.
+    #[inline]
+    fn note(&mut self, at: usize) {
+        if let Some(entry) = self.accounts.get_mut(at)
+            && !entry.spent
+        {
+            entry.spent = true;
+            self.spent.push(at);
         }
     }
 
@@ -116,6 +140,7 @@ impl<K> Meter<K> {
         if let Some(entry) = self.accounts.get_mut(account.0) {
             entry.left = entry.left.saturating_sub(work.cost() as isize);
         }
+        self.note(account.0);
     }
 }
 
@@ -151,6 +176,21 @@ mod tests {
         meter.refill(100);
         meter.charge(a, bytes(100));
         assert!(meter.is_over(a), "nothing is saved up");
+    }
+
+    #[test]
+    fn a_share_of_another_size_is_for_all() {
+        let mut meter = Meter::default();
+        let (a, b) = (meter.open("a"), meter.open("b"));
+        meter.refill(100);
+        meter.refill(100);
+        meter.refill(10);
+        meter.charge(a, bytes(10));
+        assert_eq!([a, b].map(|account| meter.is_over(account)), [true, false]);
+        meter.charge(b, bytes(10));
+        assert!(meter.is_over(b), "what was left of a larger share is not kept");
+        meter.refill(100);
+        assert_eq!([a, b].map(|account| meter.is_over(account)), [false, false]);
     }
 
     #[test]

@@ -116,6 +116,11 @@ impl Vectors {
         left
     }
 
+    /// Does anything wait until the guest unmasks its vector, of which nobody tells?
+    pub fn any_pending(&self) -> bool {
+        self.pending.iter().any(|pending| pending.load(Ordering::Relaxed))
+    }
+
     /// Is anything pending for `index`?
     pub fn is_pending(&self, index: u8) -> bool {
         self.pending.get(usize::from(index)).is_some_and(|pending| pending.load(Ordering::Relaxed))

@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_HEAD, PortStats, QueueTurns, Refused, RxCapabilities, RxFrame, Token,
-    TxFrame, WakeUp,
+    DropReason, Filter, FramePort, Glance, MAX_HEAD, PortStats, QueueTurns, Refused, RxCapabilities, RxFrame,
+    Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
@@ -427,6 +427,11 @@ impl WakeUp for NetPort {
         self.tx.iter_mut().for_each(|queue| queue.queue.quiet());
         self.control.iter_mut().for_each(|control| control.queue.quiet());
         self.lines.clear();
+    }
+
+    fn glance(&self) -> Glance {
+        let announces = self.lines.doorbell().is_some() && !self.recall.is_pending();
+        if announces { Glance::Announces } else { Glance::Turn }
     }
 
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {

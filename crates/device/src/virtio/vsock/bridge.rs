@@ -27,7 +27,7 @@ use super::clients::Clients;
 use super::link::{CREDIT, DETACHED, FINISHED, REFUSED, RESET, RING};
 use super::port::{Outgoing, Port};
 use super::views::ConnectionView;
-use super::vms::{Vms, port_of};
+use super::vms::Vms;
 
 /// All connections of this kind. The worker owns it.
 pub struct Bridge {
@@ -320,7 +320,7 @@ impl Bridge {
     fn guest_turn(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
         let mut moved = self.hear(cid, vms, meter);
         // Its rings are being changed, or it has none: it is looked at when it has some.
-        let Some(port) = port_of(vms, cid) else { return moved };
+        let Some(port) = vms.port(cid) else { return moved };
         let mut left = TURN;
         loop {
             let Some(guest) = self.guests.get_mut(&cid).filter(|guest| !guest.unfinished) else {
@@ -346,7 +346,7 @@ impl Bridge {
     fn hear(&mut self, cid: u32, vms: &mut Vms, meter: &mut Meter<u32>) -> bool {
         for number in 0..MOST_HEARD {
             let Some(guest) = self.guests.get_mut(&cid) else { return false };
-            let port = port_of(vms, cid);
+            let port = vms.port(cid);
             if port.as_ref().is_some_and(|port| !port.takes_replies()) {
                 guest.unfinished |= guest.mailbox.holds_mail();
                 return number > 0;
@@ -379,7 +379,7 @@ impl Bridge {
     fn told(&mut self, news: News, cid: u32, vms: &mut Vms) {
         match news {
             News::GivenUp(call) => {
-                let Some(name) = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call)) else { return };
+                let Some(name) = vms.get(cid).map(|vm| Name::asked(&vm.spec, call)) else { return };
                 self.ends_unjoined(name, call, vms);
             }
             News::Joined(name, call, stream) => {
@@ -387,7 +387,7 @@ impl Bridge {
                 let Some(link) = self.link(&name).filter(|link| link.call == Some(call)) else { return };
                 link.stream = Some(stream);
                 if std::mem::take(&mut link.owes_response)
-                    && let Some(port) = port_of(vms, cid)
+                    && let Some(port) = vms.port(cid)
                 {
                     port.reply(link.packet(&name, op::RESPONSE));
                 }
@@ -404,17 +404,17 @@ impl Bridge {
     fn ends_unjoined(&mut self, name: Name, call: Call, vms: &mut Vms) {
         if self.link(&name).is_some_and(|link| link.call == Some(call)) {
             self.remove(&name);
-            port_of(vms, name.cid).into_iter().for_each(|port| port.reply(name.packet(op::RST)));
+            vms.port(name.cid).into_iter().for_each(|port| port.reply(name.packet(op::RST)));
         }
     }
 
     /// A connect to the guest `cid`: the guest gets a request.
     fn requested(&mut self, vms: &mut Vms, cid: u32, call: Call) {
-        let relayed = vms.contains_key(&call.key.client.0);
-        let name = vms.get(&cid).map(|vm| Name::asked(&vm.spec, call));
-        let name = name.filter(|name| vms.get(&cid).is_some_and(|vm| self.admits(name, &vm.spec)));
+        let relayed = vms.contains(call.key.client.0);
+        let name = vms.get(cid).map(|vm| Name::asked(&vm.spec, call));
+        let name = name.filter(|name| vms.get(cid).is_some_and(|vm| self.admits(name, &vm.spec)));
         let link = self.guests.get(&cid).filter(|_| name.is_some()).and_then(|guest| guest.make().ok());
-        let (Some(name), Some(port), Some(mut link)) = (name, port_of(vms, cid), link) else {
+        let (Some(name), Some(port), Some(mut link)) = (name, vms.port(cid), link) else {
             return self.router.close(call);
         };
         (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);

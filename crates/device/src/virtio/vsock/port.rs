@@ -1,7 +1,6 @@
 //! The running rings of one VM's device: packets out, packets in.
 
 use std::collections::VecDeque;
-use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
@@ -12,7 +11,7 @@ use crate::virtio::vhost::{Lines, Setup};
 use vmlane_mem::{Fault, MemoryMap, Spans, copy_spans};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{END_OF_MESSAGE, END_OF_RECORD, HEADER, Header, MAX_PAYLOAD, SEQPACKET, op};
-use vmlane_worker::Work;
+use vmlane_worker::{Doorbells, Work};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::patience::Wait;
@@ -87,6 +86,19 @@ pub struct Port {
     lines: Arc<dyn Lines>,
     /// Of its VM.
     pub stats: Arc<GuestStats>,
+    bell: Option<Bell>,
+}
+
+/// A port's doorbell among those of all.
+struct Bell {
+    among: Arc<Doorbells>,
+    lines: Arc<dyn Lines>,
+}
+
+impl Drop for Bell {
+    fn drop(&mut self) {
+        self.lines.doorbell().into_iter().for_each(|file| self.among.remove(file));
+    }
 }
 
 /// An invalid packet is skipped.
@@ -138,6 +150,7 @@ impl Port {
             broken: false,
             lines,
             stats: Arc::default(),
+            bell: None,
         };
         port.disarm();
         Some(port)
@@ -514,8 +527,22 @@ impl Port {
         self.lines.clear();
     }
 
-    pub fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        self.lines.doorbell()
+    /// Its doorbell is one of `doorbells` from now on, if it has one.
+    pub fn announce_to(&mut self, doorbells: Arc<Doorbells>, cid: u32) {
+        let Some(file) = self.lines.doorbell() else { return };
+        match doorbells.add(file, cid.into()) {
+            Ok(()) => self.bell = Some(Bell { among: doorbells, lines: self.lines.clone() }),
+            Err(error) => {
+                tracing::warn!(cid, %error, "a virtio-vsock device has no doorbell; it is looked at all the time")
+            }
+        }
+    }
+
+    /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under way, it has to
+    /// be looked at.
+    pub fn may_doze(&self) -> bool {
+        let under_way = self.holds_packet() || self.holds_replies() || self.limited;
+        self.bell.is_some() && !under_way && !self.withholds() && !self.repeats()
     }
 }
 

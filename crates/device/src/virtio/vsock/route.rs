@@ -1,5 +1,6 @@
 //! Routes: from one guest's packet to its receiver, or back as a refusal.
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -14,7 +15,7 @@ use super::port::{Nonsense, Outgoing, Port};
 use super::stats::VsockStats;
 use super::table::Table;
 use super::views::{ConnectionView, GuestView};
-use super::vms::{Vm, Vms, port_of};
+use super::vms::{Vm, Vms};
 
 /// Packets of one guest before the next one has its turn.
 const PACKETS: usize = 64;
@@ -38,6 +39,10 @@ pub struct Routes {
     meter: Meter<u32>,
     started: Instant,
     first: usize,
+    /// Used anew in each round.
+    order: Vec<u32>,
+    /// VMs to which nothing happens are not looked at.
+    dozes: bool,
     /// What looks at the packets, while there is a capture.
     taps: Vec<Arc<dyn StreamTap>>,
 }
@@ -49,10 +54,12 @@ enum Fate {
 }
 
 impl Routes {
-    pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>) -> Routes {
+    /// `dozes`: VMs to which nothing happens are not looked at, as a worker wants it that sleeps.
+    pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>, dozes: bool) -> Routes {
         let (vms, table) = (Vms::new(), Table::default());
         let meter = Meter::default();
-        Routes { vms, table, bridge, stats, meter, started: Instant::now(), first: 0, taps: Vec::new() }
+        let (started, first, order, taps) = (Instant::now(), 0, Vec::new(), Vec::new());
+        Routes { vms, table, bridge, stats, meter, started, first, order, dozes, taps }
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
@@ -61,19 +68,19 @@ impl Routes {
     }
 
     pub fn add(&mut self, spec: vmlane_vsock::Vm) {
-        let (port, patience, account, stats) = match self.vms.remove(&spec.cid) {
+        let (port, patience, account, stats) = match self.vms.remove(spec.cid) {
             Some(before) => (before.port, before.patience, before.account, before.stats),
             None => (None, Patience::default(), self.meter.open(spec.cid), Arc::default()),
         };
         if let Some(bridge) = &mut self.bridge {
             bridge.add(spec.cid);
         }
-        self.vms.insert(spec.cid, Vm { spec, port, stalled: false, patience, account, stats });
+        self.vms.insert(spec.cid, Vm::new(spec, port, patience, account, stats));
     }
 
     pub fn remove(&mut self, cid: u32) {
         self.reset_all(cid);
-        if let Some(vm) = self.vms.remove(&cid) {
+        if let Some(vm) = self.vms.remove(cid) {
             self.meter.close(vm.account);
         }
         if let Some(bridge) = &mut self.bridge {
@@ -85,18 +92,17 @@ impl Routes {
         if port.fresh {
             self.reset_all(cid);
         }
-        if let Some(vm) = self.vms.get_mut(&cid) {
+        if let Some(vm) = self.vms.get(cid) {
             port.stats = vm.stats.clone();
-            vm.port = Some(port);
-            vm.stalled = false;
         }
+        self.vms.attach(cid, port);
         if let Some(bridge) = &mut self.bridge {
             bridge.attached(cid);
         }
     }
 
     pub fn detach(&mut self, cid: u32) {
-        if let Some(vm) = self.vms.get_mut(&cid) {
+        if let Some(vm) = self.vms.get_mut(cid) {
             vm.port = None;
         }
     }
@@ -107,7 +113,7 @@ impl Routes {
             bridge.drop_all(cid);
         }
         for known in self.table.clear(cid) {
-            if let Some(peer) = port_of(&mut self.vms, known.peer) {
+            if let Some(peer) = self.vms.port(known.peer) {
                 let from = (cid, known.port);
                 let reset = Header::new(from, (known.peer, known.peer_port), known.kind, op::RST);
                 reply(peer, reset, &self.taps);
@@ -115,14 +121,18 @@ impl Routes {
         }
     }
 
-    /// One look at every VM. True if anything moved.
+    /// One look at every VM that is awake. True if anything moved.
     pub fn round(&mut self, now: Instant) -> bool {
-        let cids: Vec<u32> = self.vms.keys().copied().collect();
+        self.vms.look_now_and_then(now);
         let mut moved = self.begin_round();
-        self.first = if self.first + 1 < cids.len() { self.first + 1 } else { 0 };
-        for &cid in cids.iter().cycle().skip(self.first).take(cids.len()) {
+        let mut order = std::mem::take(&mut self.order);
+        order.clear();
+        order.extend_from_slice(self.vms.awake());
+        self.first = if self.first + 1 < order.len() { self.first + 1 } else { 0 };
+        for &cid in order.iter().cycle().skip(self.first).take(order.len()) {
             moved |= self.turn(cid, now);
         }
+        self.order = order;
         if let Some(bridge) = &mut self.bridge {
             moved |= bridge.turn(&mut self.vms, &mut self.meter);
         }
@@ -134,10 +144,15 @@ impl Routes {
             }
             port.repeat_call(now);
         });
-        for vm in self.vms.values_mut() {
+        let (meter, stats) = (&mut self.meter, &self.stats);
+        self.vms.each_awake(|_, vm| {
             if let Some(port) = &mut vm.port {
-                charge(&mut self.meter, &self.stats, vm.account, port.take_work());
+                charge(meter, stats, vm.account, port.take_work());
             }
+        });
+        if self.dozes {
+            let stats = &self.stats;
+            self.vms.doze_idle(now, |cid, vm| within(cid, vm, stats, Vms::arm));
         }
         moved
     }
@@ -146,28 +161,26 @@ impl Routes {
     fn begin_round(&mut self) -> bool {
         self.meter.refill(QUOTA);
         let mut unfinished = false;
-        for vm in self.vms.values_mut() {
-            let walk = if self.meter.is_over(vm.account) { 0 } else { WALK };
+        let (meter, stats) = (&self.meter, &self.stats);
+        self.vms.each_awake(|cid, vm| {
+            within(cid, vm, stats, Vms::disarm);
+            let walk = if meter.is_over(vm.account) { 0 } else { WALK };
             unfinished |= vm.port.as_mut().is_some_and(|port| port.begin_round(walk));
-        }
+        });
         unfinished
     }
 
-    /// Calls `action` with every port; a panic of ours ends that VM's port and no other.
+    /// Calls `action` with every port that is awake; a panic of ours ends that VM's port and no other.
     fn each_port(&mut self, mut action: impl FnMut(&mut Port)) {
-        for (&cid, vm) in &mut self.vms {
-            if let Some(port) = &mut vm.port
-                && contained(|| action(port)).is_none()
-                && let Some(port) = vm.port.take()
-            {
-                fail(cid, port, &self.stats);
-            }
-        }
+        let stats = &self.stats;
+        self.vms.each_awake(|cid, vm| {
+            within(cid, vm, stats, |vm| vm.port.iter_mut().for_each(|port| action(port)));
+        });
     }
 
     /// One VM's turn: its packets go to their receivers. A panic of ours ends its port and no other.
     fn turn(&mut self, cid: u32, now: Instant) -> bool {
-        let Some(vm) = self.vms.get_mut(&cid) else { return false };
+        let Some(vm) = self.vms.get_mut(cid) else { return false };
         let account = vm.account;
         if self.meter.is_over(account) {
             self.stats.deferred.bump(1);
@@ -179,7 +192,7 @@ impl Routes {
             fail(cid, port, &self.stats);
             return true;
         };
-        if let Some(vm) = self.vms.get_mut(&cid) {
+        if let Some(vm) = self.vms.get_mut(cid) {
             vm.port = Some(port);
         }
         moved
@@ -218,7 +231,7 @@ impl Routes {
                     if hidden >= SHOWN {
                         hidden = 0;
                         let to = u32::try_from(outgoing.header.dst_cid.get()).ok();
-                        let to = to.and_then(|to| port_of(&mut self.vms, to));
+                        let to = to.and_then(|to| self.vms.port(to));
                         to.into_iter().for_each(|receiver| receiver.flush(now));
                         port.flush(now);
                     }
@@ -249,10 +262,10 @@ impl Routes {
         }
         let allowed = to.is_some_and(|to| self.may_talk(cid, to));
         let most = match header.op.get() {
-            op::REQUEST => self.vms.get(&cid).map_or(0, |vm| vm.spec.connections),
+            op::REQUEST => self.vms.get(cid).map_or(0, |vm| vm.spec.connections),
             _ => 0,
         };
-        let Some(vm) = to.and_then(|to| self.vms.get_mut(&to)).filter(|_| allowed) else {
+        let Some(vm) = to.filter(|_| allowed).and_then(|to| self.vms.woken(to)) else {
             return self.refuse(port, &header);
         };
         let Some(receiver) = vm.port.as_deref_mut() else {
@@ -313,15 +326,15 @@ impl Routes {
     fn relay(&mut self, (cid, to): (u32, u32), port: &mut Port, outgoing: &mut Outgoing) -> bool {
         let header = outgoing.header;
         let Some(bridge) = &mut self.bridge else { return false };
-        if self.vms.contains_key(&to) && !bridge.relays(&header) {
+        if self.vms.contains(to) && !bridge.relays(&header) {
             return false;
         }
-        let taken = self.vms.get(&cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
+        let taken = self.vms.get(cid).is_some_and(|vm| bridge.take(port, outgoing, &vm.spec));
         self.stats.refused.bump(u64::from(!taken));
         self.stats.relayed_bytes.bump(outgoing.done as u64);
         port.stats.refused.bump(u64::from(!taken));
         if header.op.get() == op::REQUEST
-            && let Some(vm) = self.vms.get(&cid)
+            && let Some(vm) = self.vms.get(cid)
         {
             self.meter.charge(vm.account, CONNECT);
         }
@@ -333,17 +346,17 @@ impl Routes {
         let to = header.dst_cid.get() as u32;
         let others = self.table.talks_to_others(cid, to)
             || self.bridge.as_ref().is_some_and(|bridge| bridge.has_connections(cid));
-        Some(self.vms.get_mut(&cid)?.patience.begin(to, others, now))
+        Some(self.vms.get_mut(cid)?.patience.begin(to, others, now))
     }
 
     fn end_wait(&mut self, cid: u32, header: &Header, wait: &Wait, now: Instant) {
-        if let Some(vm) = self.vms.get_mut(&cid) {
+        if let Some(vm) = self.vms.get_mut(cid) {
             vm.patience.end(header.dst_cid.get() as u32, wait, now);
         }
     }
 
     fn may_talk(&self, a: u32, b: u32) -> bool {
-        let (Some(a), Some(b)) = (self.vms.get(&a), self.vms.get(&b)) else { return false };
+        let (Some(a), Some(b)) = (self.vms.get(a), self.vms.get(b)) else { return false };
         a.spec.may_talk(&b.spec)
     }
 
@@ -360,18 +373,31 @@ impl Routes {
 
     /// Asks all guests to announce what they do. True if there is something to do already.
     pub fn arm(&mut self) -> bool {
-        self.each_port(|port| port.arm(true));
+        let stats = &self.stats;
+        self.vms.each_awake(|cid, vm| within(cid, vm, stats, Vms::arm));
         fence(Ordering::SeqCst);
-        self.ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news)
+        if self.vms.awake_ports().any(Port::waits) || self.bridge.as_ref().is_some_and(Bridge::has_news) {
+            return true;
+        }
+        self.vms.doze_all();
+        false
     }
 
-    pub fn disarm(&mut self) {
-        self.each_port(Port::disarm);
+    /// The worker is awake again; with `doorbell`, because a guest announced something.
+    pub fn woken(&mut self, doorbell: bool) {
+        if doorbell {
+            self.vms.look_at_doorbells(Instant::now());
+        }
+    }
+
+    /// Readable while a guest announces something.
+    pub fn doorbells(&self) -> Option<BorrowedFd<'_>> {
+        self.vms.doorbells()
     }
 
     /// What an operator may see of the VMs.
     pub fn views(&self) -> Vec<GuestView> {
-        let view = |(&cid, vm): (&u32, &Vm)| {
+        let view = |(cid, vm): (u32, &Vm)| {
             let [opened, all] = self.bridge.as_ref().map_or([0, 0], |bridge| bridge.count(cid));
             GuestView {
                 cid,
@@ -391,13 +417,9 @@ impl Routes {
         self.table.views().chain(self.bridge.iter().flat_map(Bridge::views)).collect()
     }
 
-    pub fn ports(&self) -> impl Iterator<Item = &Port> {
-        self.vms.values().filter_map(|vm| vm.port.as_deref())
-    }
-
     /// Does a driver wait for a notice that is not due yet?
     pub fn undelivered(&self) -> bool {
-        self.ports().any(Port::withholds)
+        self.vms.awake_ports().any(Port::withholds)
     }
 
     /// Every driver hears what was withheld from it.
@@ -407,12 +429,12 @@ impl Routes {
 
     /// Is a guest to be called again soon?
     pub fn repeats(&self) -> bool {
-        self.ports().any(Port::repeats)
+        self.vms.awake_ports().any(Port::repeats)
     }
 
     /// Does a packet wait for its receiver?
     pub fn is_waiting(&self) -> bool {
-        self.ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
+        self.vms.awake_ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }
 }
 
@@ -450,6 +472,16 @@ fn show(taps: &[Arc<dyn StreamTap>], from: &Port, outgoing: &Outgoing, before: u
 fn show_header(taps: &[Arc<dyn StreamTap>], header: &Header, payload: Option<PacketPayload<'_>>) {
     let now = wall_clock();
     taps.iter().for_each(|tap| tap.packet(header, payload, now));
+}
+
+/// Has `action` look at a VM; a panic of ours ends its port and no other.
+#[inline]
+fn within(cid: u32, vm: &mut Vm, stats: &VsockStats, action: impl FnOnce(&mut Vm)) {
+    if contained(|| action(vm)).is_none()
+        && let Some(port) = vm.port.take()
+    {
+        fail(cid, port, stats);
+    }
 }
 
 /// Ends the port of a VM that a fault of ours has left in an unknown state.

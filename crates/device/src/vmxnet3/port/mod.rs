@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    DropReason, Filter, FramePort, MAX_FRAME, MAX_HEAD, PortStats, QueueTurns, Refused, RxCapabilities,
-    RxFrame, Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, Glance, MAX_FRAME, MAX_HEAD, PortStats, QueueTurns, Refused,
+    RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -404,5 +404,10 @@ impl WakeUp for NicPort {
 
     fn disarm(&mut self) {
         self.tx.iter().for_each(|queue| queue.descriptor.store_u32(at::TX_THRESHOLD, u32::MAX));
+    }
+
+    fn glance(&self) -> Glance {
+        let turn = self.tx.iter().any(TxQueue::waits) || self.shared.vectors.any_pending();
+        if turn { Glance::Turn } else { Glance::Nothing }
     }
 }

@@ -1,0 +1,80 @@
+//! The doorbells of all ports, as one file: what a look at them costs grows with those that ring, not with those that are
+//! there.
+
+use std::mem::MaybeUninit;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
+
+use rustix::event::{Timespec, epoll};
+
+/// Doorbells that are told of in one look; those that ring on come in the next.
+const AT_ONCE: usize = 64;
+
+/// Files that become readable when a guest announces something, each with a number.
+#[derive(Debug)]
+pub struct Doorbells {
+    epoll: OwnedFd,
+}
+
+impl Doorbells {
+    /// None yet.
+    pub fn new() -> std::io::Result<Doorbells> {
+        Ok(Doorbells { epoll: epoll::create(epoll::CreateFlags::CLOEXEC)? })
+    }
+
+    /// Looks at `file` from now on, until [`Self::remove`], which must come before it is closed.
+    pub fn add(&self, file: BorrowedFd<'_>, number: u64) -> std::io::Result<()> {
+        Ok(epoll::add(&self.epoll, file, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
+    }
+
+    /// Looks at it no more.
+    pub fn remove(&self, file: BorrowedFd<'_>) {
+        // Fails only if it is not there.
+        let _ = epoll::delete(&self.epoll, file);
+    }
+
+    /// Calls `rung` with the numbers of those that ring now. They ring on until they are read.
+    pub fn look(&self, mut rung: impl FnMut(u64)) {
+        let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
+        let mut space = [MaybeUninit::<epoll::Event>::uninit(); AT_ONCE];
+        // An error means a look in vain: they ring on.
+        let Ok((events, _)) = epoll::wait(&self.epoll, &mut space, Some(&at_once)) else { return };
+        events.iter().for_each(|event| rung(event.data.u64()));
+    }
+}
+
+impl AsFd for Doorbells {
+    /// Readable while one of them rings.
+    fn as_fd(&self) -> BorrowedFd<'_> {
+        self.epoll.as_fd()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::Doorbells;
+    use rustix::event::{EventfdFlags, eventfd};
+    use std::os::fd::AsFd;
+
+    #[test]
+    fn those_that_ring_are_told_until_they_are_read() {
+        let bells = Doorbells::new().expect("an epoll file");
+        let files = [7u64, 9].map(|number| {
+            let file = eventfd(0, EventfdFlags::NONBLOCK).expect("an event fd");
+            bells.add(file.as_fd(), number).expect("added");
+            file
+        });
+        let rung = || {
+            let mut list = Vec::new();
+            bells.look(|number| list.push(number));
+            list
+        };
+        assert!(rung().is_empty());
+        rustix::io::write(&files[1], &1u64.to_ne_bytes()).expect("rung");
+        assert_eq!([rung(), rung()], [[9], [9]]);
+        let _ = rustix::io::read(&files[1], &mut [0; 8]);
+        assert!(rung().is_empty());
+        rustix::io::write(&files[0], &1u64.to_ne_bytes()).expect("rung");
+        bells.remove(files[0].as_fd());
+        assert!(rung().is_empty());
+    }
+}
