@@ -10,7 +10,7 @@ use std::time::Instant;
 use tracing::error;
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::wrap::FrameTap;
-use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
+use vmlane_port::{DropReason, FramePort, Glance, MAX_HEAD, PortId, Token};
 use vmlane_worker::Heartbeat;
 
 use crate::Slot;
@@ -460,6 +460,28 @@ impl Core {
             let armed = port.end.as_mut().is_some_and(|end| end.arm());
             !port.tx.limits.rests() && (armed || port.tx.burst.has_frames())
         })
+    }
+
+    /// What a glance at all ports, which are armed, tells: the most that any of them needs.
+    pub fn glance(&mut self) -> Glance {
+        if !self.ports.teams.is_empty() || self.links.has_waiting() || self.ports.any_owes() {
+            return Glance::Turn;
+        }
+        let mut most = Glance::Announces;
+        let mut at = 0;
+        while let Some(slot) = self.ports.attached_at(at) {
+            at += 1;
+            let glance = self.guarded(slot, |core| {
+                let Some(port) = core.ports.get(slot) else { return Glance::Turn };
+                let rests = port.tx.limits.rests() || port.pending.stalled || port.tx.burst.has_frames();
+                port.end.as_ref().filter(|_| !rests).map_or(Glance::Turn, |end| end.glance())
+            });
+            most = most.max(glance.unwrap_or(Glance::Turn));
+            if most == Glance::Turn {
+                break;
+            }
+        }
+        most
     }
 
     /// The ports announce nothing any more.

@@ -7,6 +7,7 @@
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
+use vmlane_port::Glance;
 use vmlane_worker::{Engine, Event, Heartbeat, Rest, WakeFds, Woken};
 
 use crate::access::Config;
@@ -37,7 +38,15 @@ pub struct SwitchEngine {
     deferred: Vec<Command>,
     /// A port holds an interrupt back, or its guest may do something soon that it does not announce.
     soon: bool,
+    /// Until then a glance at armed ports that have announced nothing is enough.
+    glance_until: Option<Instant>,
+    /// Every port will announce what it has.
+    announced: bool,
 }
+
+/// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this grain; so have
+/// sleeps while every port announces what it has.
+const IDLE: Duration = Duration::from_millis(100);
 
 impl SwitchEngine {
     pub(crate) fn new(
@@ -55,7 +64,22 @@ impl SwitchEngine {
             spurious_wakeup: false,
             deferred: Vec::new(),
             soon: false,
+            glance_until: None,
+            announced: false,
         }
+    }
+
+    /// Are armed ports that have announced nothing in no need of a turn?
+    fn is_quiet(&mut self, now: Instant) -> bool {
+        let due = self.glance_until.is_none_or(|until| now >= until);
+        // While a frame waits, and after a vain look at an uplink, uplinks are not listened to.
+        if !self.armed || due || !self.deferred.is_empty() || self.spurious_wakeup || self.core.has_pending()
+        {
+            return false;
+        }
+        let glance = self.core.glance();
+        self.announced = glance == Glance::Announces;
+        glance != Glance::Turn
     }
 
     /// Carries out a command whose owner may cause more work, else puts it off, and with it what follows for that port.
@@ -140,6 +164,7 @@ impl SwitchEngine {
     /// Ends look for themselves again.
     fn wake_up(&mut self) {
         self.sleep = self.settings.sleep;
+        self.announced = false;
         if std::mem::take(&mut self.armed) {
             self.core.disarm();
         }
@@ -165,6 +190,10 @@ impl Engine for SwitchEngine {
 
     #[inline]
     fn round(&mut self, now: Instant) -> bool {
+        if self.is_quiet(now) {
+            return false;
+        }
+        self.glance_until = Some(now + IDLE);
         let moved = self.core.round(now);
         if !self.deferred.is_empty() {
             std::mem::take(&mut self.deferred).into_iter().for_each(|command| self.run_or_defer(command));
@@ -226,6 +255,9 @@ impl Engine for SwitchEngine {
 
     fn woken(&mut self, by: Woken) {
         self.spurious_wakeup = by.source;
+        if by.source {
+            self.glance_until = None;
+        }
         if by.doorbell {
             // Silences the doorbell, too.
             self.wake_up();
@@ -241,7 +273,8 @@ impl Engine for SwitchEngine {
             Event::Nap => self.stats.naps.bump(1),
             Event::Sleep => {
                 self.stats.sleeps.bump(1);
-                self.sleep = (self.sleep * 2).min(self.settings.deepest);
+                let deepest = if self.announced { IDLE } else { self.settings.deepest };
+                self.sleep = (self.sleep * 2).min(deepest);
             }
             Event::Panic => self.stats.panics.inc(),
         }

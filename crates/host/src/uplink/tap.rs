@@ -15,8 +15,8 @@ use std::time::Instant;
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    DropReason, Filter, FramePort, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, Refused, RxCapabilities,
-    RxFrame, Token, TxFrame, VnetHeader as Header, WakeUp,
+    DropReason, Filter, FramePort, Glance, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, Refused,
+    RxCapabilities, RxFrame, Token, TxFrame, VnetHeader as Header, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
@@ -336,6 +336,10 @@ impl FramePort for Tap {
 }
 
 impl WakeUp for Tap {
+    fn glance(&self) -> Glance {
+        Glance::Announces
+    }
+
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         Some(self.any.as_fd())
     }

@@ -6,7 +6,9 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
-use crate::{BURST, DropReason, Filter, FramePort, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp};
+use crate::{
+    BURST, DropReason, Filter, FramePort, Glance, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+};
 
 /// Looks at the frames of one port of the switch. The worker that owns the port calls it, between two of the port's own
 /// calls; it must not wait. Times are nanoseconds since 1970.
@@ -171,6 +173,10 @@ impl WakeUp for CapturedFrames {
 
     fn disarm(&mut self) {
         self.inner.disarm();
+    }
+
+    fn glance(&self) -> Glance {
+        self.inner.glance()
     }
 
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
