@@ -48,7 +48,7 @@ pub fn register(registry: &mut Registry) {
     registry.add("vmxnet3.rr.1", ROUND_TRIPS, &["ring.rr.1", "tcp.rr.1"], |length| Ok(round_trips(length)));
     // Small frames: with full ones the guests' memory soon is more than any cache holds, and a plain copy
     // between as much falls to an eighth from 2 to 32 guests; that would be all one sees.
-    for count in [2, 8, 32] {
+    for count in [2, 8, 32, 256] {
         let name = format!("vmxnet3.scale.{count}");
         let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.scale.2"] };
         registry.add(&name, MFRAMES, beside, move |length| {

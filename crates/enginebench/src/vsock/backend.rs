@@ -41,14 +41,28 @@ pub fn vmlane() -> anyhow::Result<PathBuf> {
 impl Backend {
     /// Our daemon, with its defaults.
     pub fn ours(program: &Path, dir: &Path) -> anyhow::Result<Backend> {
+        let sockets = ["a", "b"].map(|name| dir.join("run/vm").join(name).join("vsock.sock"));
+        Backend::of(program, dir, CONFIG, sockets)
+    }
+
+    /// Our daemon with a configuration; `sockets` are those of two of its VMs.
+    pub fn of(
+        program: &Path,
+        dir: &Path,
+        configuration: &str,
+        sockets: [PathBuf; 2],
+    ) -> anyhow::Result<Backend> {
         std::fs::create_dir_all(dir)?;
         let config = dir.join("vmlane.toml");
-        std::fs::write(&config, CONFIG)?;
-        let sockets = ["a", "b"].map(|name| dir.join("run/vm").join(name).join("vsock.sock"));
+        std::fs::write(&config, configuration)?;
         let mut command = Command::new(program);
         command.arg("daemon").arg("--config").arg(config).arg("--runtime-dir").arg(dir.join("run"));
         command.env_remove("NOTIFY_SOCKET");
         Backend::start(command, dir, sockets)
+    }
+
+    pub fn pid(&self) -> u32 {
+        self.child.id()
     }
 
     /// vhost-device-vsock with two siblings, with its defaults.

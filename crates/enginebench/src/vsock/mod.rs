@@ -4,6 +4,7 @@
 
 mod backend;
 mod guest;
+mod many;
 mod ring;
 mod traffic;
 
@@ -26,6 +27,9 @@ const THEIRS: &str = "vhost-device-vsock";
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
 pub fn register(registry: &mut Registry, only: &str) {
+    if let Err(error) = many::register(registry) {
+        eprintln!("left out: the rows of many VMs: {error:#}");
+    }
     let ours = ["stream.64k", "stream.3720", "rr.1"].map(|row| format!("virtio.vsock.{row}"));
     let theirs = ["stream.3720", "rr.1"].map(|row| format!("{THEIRS}.{row}"));
     if !ours.iter().chain(&theirs).any(|name| name.starts_with(only)) {
