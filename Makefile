@@ -8,7 +8,7 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package clean
+.PHONY: all help bootstrap build dist setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package clean
 
 all: build
 
@@ -98,9 +98,13 @@ docs: build
 picture:
 	@VMLANE_DRAW=1 cargo test --quiet --locked -p vmlane-tests --test docs the_picture
 
-package: build
+dist: bootstrap
+	@echo '==> building vmlane as it is packaged (static, optimized as a whole)'
+	@cargo build --profile dist --locked -p vmlane-cli
+
+package: dist
 	@scripts/bootstrap.sh apparmor binutils lintian
-	@scripts/package.sh
+	@VMLANE_BIN=$${VMLANE_BIN:-target/$(TRIPLE)/dist/vmlane} scripts/package.sh
 
 # Without a build before it, so that root need not build.
 install:
