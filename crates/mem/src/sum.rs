@@ -23,7 +23,8 @@ impl Sum {
     /// Adds `data`.
     #[inline]
     pub fn add(&mut self, data: &[u8]) {
-        self.add_words(sum_of(data), data.len());
+        // SAFETY: the slice is valid for its length.
+        unsafe { self.add_shared(data.as_ptr(), data.len()) };
     }
 
     /// Adds the sum of the native-endian 16-bit words of `len` bytes, not folded.
@@ -106,25 +107,6 @@ fn fold(mut sum: u64) -> u16 {
     ((sum & 0xffff) + (sum >> 16)) as u16
 }
 
-#[inline]
-fn sum_of(data: &[u8]) -> u64 {
-    if data.len() < 64 {
-        return sum_short(data);
-    }
-    #[cfg(target_arch = "x86_64")]
-    if data.len() >= 128 && std::arch::is_x86_feature_detected!("avx2") {
-        // SAFETY: the CPU has AVX2.
-        return unsafe { sum_avx2(data) };
-    }
-    sum_portable(data)
-}
-
-#[cfg(target_arch = "x86_64")]
-#[target_feature(enable = "avx2")]
-fn sum_avx2(data: &[u8]) -> u64 {
-    sum_portable(data)
-}
-
 /// A value at any address.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
@@ -203,46 +185,6 @@ unsafe fn take_avx2<const STORE: bool>(to: *mut u8, from: *const u8, len: usize)
     unsafe { lanes.as_mut_ptr().cast::<Anywhere<__m256i>>().write(Anywhere(sum)) };
     // A lane holds less than 2^32 for each vector: no overflow.
     lanes.iter().sum()
-}
-
-/// Sums what is shorter than vectors are worth.
-#[inline]
-fn sum_short(data: &[u8]) -> u64 {
-    let (pairs, rest) = data.as_chunks::<8>();
-    let mut sum = 0;
-    for pair in pairs {
-        let two = u64::from_ne_bytes(*pair);
-        sum += (two & 0xffff_ffff) + (two >> 32);
-    }
-    let (words, rest) = rest.as_chunks::<4>();
-    sum += words.iter().map(|word| u64::from(u32::from_ne_bytes(*word))).sum::<u64>();
-    match *rest {
-        [] => sum,
-        [a] => sum + u64::from(u16::from_ne_bytes([a, 0])),
-        [a, b] => sum + u64::from(u16::from_ne_bytes([a, b])),
-        [a, b, c, ..] => sum + u64::from(u16::from_ne_bytes([a, b])) + u64::from(u16::from_ne_bytes([c, 0])),
-    }
-}
-
-/// Sums 32-bit words in eight lanes, which compilers turn into vector code.
-#[inline(always)]
-fn sum_portable(data: &[u8]) -> u64 {
-    let mut lanes = [0u64; 8];
-    let mut blocks = data.chunks_exact(32);
-    for block in &mut blocks {
-        for (lane, word) in lanes.iter_mut().zip(block.chunks_exact(4)) {
-            *lane += u64::from(u32::from_ne_bytes([word[0], word[1], word[2], word[3]]));
-        }
-    }
-    let mut sum = lanes.iter().sum::<u64>();
-    let mut words = blocks.remainder().chunks_exact(2);
-    for word in &mut words {
-        sum += u64::from(u16::from_ne_bytes([word[0], word[1]]));
-    }
-    if let [last] = words.remainder() {
-        sum += u64::from(u16::from_ne_bytes([*last, 0]));
-    }
-    sum
 }
 
 #[cfg(test)]
