@@ -34,6 +34,7 @@ mod steal;
 mod super_frames;
 mod switch_drops;
 mod tcp_options;
+mod tunnel_offload;
 mod vm_network;
 mod vmm_settings;
 mod vsock_buffers;
@@ -63,7 +64,7 @@ pub struct Threshold {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 37] = [
+pub const ALL: [&Check; 38] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
@@ -75,6 +76,7 @@ pub const ALL: [&Check; 37] = [
     &merging::CHECK,
     &lro_forwarding::CHECK,
     &checksum::CHECK,
+    &tunnel_offload::CHECK,
     &rings::CHECK,
     &queues::CHECK,
     &interrupts::CHECK,

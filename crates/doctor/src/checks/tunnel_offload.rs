@@ -1,0 +1,70 @@
+//! Offload of tunnels on cards that corrupt them.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "tunnel-offload",
+    title: "A tunnel's offload may corrupt its packets",
+    text: "VMXNET3 of revision 4 and later can cut the packets inside of VXLAN and Geneve tunnels and complete their checksums. With tunnels \
+           on other ports than the ones that the host knows, inner packets have left with wrong checksums: small packets pass, and \
+           connections through the tunnel hang. Overlay networks of containers are the usual place.",
+    reads: "interfaces that are tunnels, and whether tx-udp_tnl-segmentation of a vmxnet3 card is on (ethtool -k)",
+    thresholds: &[Threshold {
+        limit: "a tunnel that is up, and a vmxnet3 card with the offload; advice, as nothing was measured inside of the tunnel",
+        source: "reports about overlay networks on vmxnet3, whose cure is ethtool -K tx-udp_tnl-segmentation off",
+    }],
+    examine,
+};
+
+const FEATURE: &str = "tx-udp_tnl-segmentation";
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let found = evidence.ends().filter_map(|(end, facts)| {
+        let is_tunnel = |kind: &Option<String>| matches!(kind.as_deref(), Some("vxlan" | "geneve"));
+        let tunnel = facts.interfaces.iter().find(|one| one.is_up && is_tunnel(&one.kind))?;
+        let card = facts.interfaces.iter().find(|one| {
+            one.driver == "vmxnet3"
+                && one.feature(FEATURE).is_some_and(|feature| feature.on && feature.changeable)
+        })?;
+        let name = evidence.name(end);
+        let what = format!(
+            "{} of {name} cuts the packets of the tunnel {}, which may corrupt them.",
+            card.name, tunnel.name
+        );
+        let cost = Cost::estimated(0.4, "connections through the tunnel hang");
+        // Nothing is measured inside of the tunnel, so that no proof could show what it gains.
+        let remedy = Remedy::new("switch it off, if connections through the tunnel hang")
+            .run(&["ethtool", "-K", &card.name, FEATURE, "off"]);
+        let seen = format!("ethtool -k {}: {FEATURE} on; {} is up", card.name, tunnel.name);
+        Some(Finding::new(CHECK.name, Severity::Advice, what, cost).at(end).evidence(seen).remedy(remedy))
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::facts::{Feature, Interface};
+
+    #[test]
+    fn a_tunnel_over_a_card_that_cuts_it_is_told() {
+        let mut evidence = fixture::healthy();
+        let on = Feature { on: true, changeable: true };
+        fixture::card(&mut evidence).features.insert(FEATURE.to_owned(), on);
+        assert!(examine(&evidence).is_empty(), "there is no tunnel");
+        let kind = Some("vxlan".to_owned());
+        evidence.near.interfaces.push(Interface {
+            name: "vxlan0".to_owned(),
+            is_up: true,
+            kind,
+            ..Interface::default()
+        });
+        assert!(examine(&evidence)[0].what.contains("tunnel vxlan0"));
+        fixture::card(&mut evidence).features.clear();
+        assert!(examine(&evidence).is_empty());
+    }
+}
