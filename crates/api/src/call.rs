@@ -54,8 +54,18 @@ pub enum Call {
     /// The same, but it makes a system call that it has no use for. A confined daemon ends.
     DebugTrespass { vm: String, at: String },
     /// Lose, reorder or delay frames on their way to the NIC that `at` names (`nicN-port`): `loss` and `reorder` of
-    /// 1000, each `delay_us` microseconds late. All 0 ends it. The same `seed` does the same to the same frames.
-    DebugImpair { vm: String, at: String, loss: u16, reorder: u16, delay_us: u32, seed: u64 },
+    /// 1000, each `delay_us` microseconds late, and all of more than `longest` bytes lost. All 0 ends it. The same `seed` does
+    /// the same to the same frames.
+    DebugImpair {
+        vm: String,
+        at: String,
+        loss: u16,
+        reorder: u16,
+        delay_us: u32,
+        #[serde(default, skip_serializing_if = "Option::is_none")]
+        longest: Option<u32>,
+        seed: u64,
+    },
     /// Record what passes some points. The answer comes with a descriptor; the connection is the capture's from then on.
     Capture { capture: CaptureRequest },
     /// Stop the daemon.
@@ -194,6 +204,7 @@ pub(crate) fn samples() -> [Call; METHODS.len()] {
             loss: 10,
             reorder: 5,
             delay_us: 300,
+            longest: Some(1514),
             seed: 7,
         },
         Call::Capture {

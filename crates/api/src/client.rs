@@ -182,15 +182,15 @@ impl Client {
         self.call(&Call::DebugTrespass { vm, at }).map(|Done {}| ())
     }
 
-    /// `impairment`: `loss` and `reorder` of 1000 frames, `delay_us` microseconds, `seed`.
+    /// `impairment`: `loss` and `reorder` of 1000 frames, `delay_us` microseconds, the `longest` frame, `seed`.
     pub fn debug_impair(
         &mut self,
         vm: &str,
         at: &str,
-        (loss, reorder, delay_us, seed): (u16, u16, u32, u64),
+        (loss, reorder, delay_us, longest, seed): (u16, u16, u32, Option<u32>, u64),
     ) -> Result<(), ClientError> {
         let (vm, at) = (vm.to_owned(), at.to_owned());
-        self.call(&Call::DebugImpair { vm, at, loss, reorder, delay_us, seed }).map(|Done {}| ())
+        self.call(&Call::DebugImpair { vm, at, loss, reorder, delay_us, longest, seed }).map(|Done {}| ())
     }
 
     /// Begins a capture, which takes the connection: what it captures, the file of its ring, and its end of the connection.

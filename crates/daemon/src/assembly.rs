@@ -351,9 +351,13 @@ impl Daemon {
                 body(self.debug_fault(&vm, &at, Fault::Stall(time)))
             }
             Call::DebugTrespass { vm, at } => body(self.debug_fault(&vm, &at, Fault::Trespass)),
-            Call::DebugImpair { vm, at, loss, reorder, delay_us, seed } => {
+            Call::DebugImpair { vm, at, loss, reorder, delay_us, longest, seed } => {
                 let delay = Duration::from_micros(delay_us.into());
-                body(self.debug_impair(&vm, &at, Impairment { loss, reorder, delay, seed }))
+                body(self.debug_impair(
+                    &vm,
+                    &at,
+                    Impairment { loss, reorder, delay, longest: longest.unwrap_or(0), seed },
+                ))
             }
             Call::Capture { .. } => body::<Done>(Err(Failure::internal("not answered by a body".into()))),
             Call::Shutdown => body(self.shutdown()),

@@ -53,6 +53,22 @@ fn outcome(impairment: Impairment, count: u32) -> (Vec<u32>, u64) {
 }
 
 #[test]
+fn a_line_that_loses_long_frames_delivers_the_others() {
+    let mut bench = Bench::new();
+    let (sender, (receiver, frames)) = (bench.guest(1), faulty(&mut bench, 2));
+    impair(&mut bench, &frames, Impairment { longest: 100, ..Impairment::default() });
+    for number in 0..10 {
+        let mut frame = numbered(number);
+        // Every second one is a byte too long.
+        frame.resize(if number % 2 == 0 { 100 } else { 101 }, 0);
+        sender.send(&frame);
+    }
+    bench.run();
+    assert_eq!(numbers(&receiver), [0, 2, 4, 6, 8]);
+    assert_eq!(receiver.stats.drop_impaired.get(), 5);
+}
+
+#[test]
 fn a_line_that_loses_frames_counts_each_and_keeps_the_others_in_order() {
     let loss = |loss, seed| outcome(Impairment { loss, seed, ..Impairment::default() }, 2000);
     let (got, lost) = loss(100, 7);

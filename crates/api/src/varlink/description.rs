@@ -92,8 +92,16 @@ pub(super) const CALLS: [Described; 19] = [
     ),
     of(
         "debug_impair",
-        "Loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000.",
-        &[VM, AT, ("loss", "int"), ("reorder", "int"), ("delay_us", "int"), ("seed", "int")],
+        "Loses, reorders or delays frames on their way to a NIC; loss and reorder of 1000; longest: longer frames are lost.",
+        &[
+            VM,
+            AT,
+            ("loss", "int"),
+            ("reorder", "int"),
+            ("delay_us", "int"),
+            ("longest", "?int"),
+            ("seed", "int"),
+        ],
         trace::kind::<Done>,
     ),
     of("shutdown", "Stops the daemon, and ends the sessions of its VMs.", &[], trace::kind::<Done>),

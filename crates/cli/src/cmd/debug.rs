@@ -85,6 +85,9 @@ enum What {
         /// How long each frame takes, 1000000 at most
         #[arg(long, value_name = "MICROSECONDS", default_value_t = 0)]
         delay_us: u32,
+        /// Lose frames of more bytes, as where segmentation offload is broken
+        #[arg(long, value_name = "BYTES")]
+        longest: Option<u32>,
         /// The same seed does the same to the same frames
         #[arg(long, default_value_t = 1)]
         seed: u64,
@@ -101,8 +104,8 @@ impl Args {
             What::Stall { vm, at, milliseconds, place } => {
                 place.connect()?.debug_stall(&vm, &at, milliseconds)?;
             }
-            What::Impair { vm, at, loss, reorder, delay_us, seed, place } => {
-                place.connect()?.debug_impair(&vm, &at, (loss, reorder, delay_us, seed))?;
+            What::Impair { vm, at, loss, reorder, delay_us, longest, seed, place } => {
+                place.connect()?.debug_impair(&vm, &at, (loss, reorder, delay_us, longest, seed))?;
             }
         }
         Ok(ExitCode::SUCCESS)

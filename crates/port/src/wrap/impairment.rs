@@ -35,6 +35,8 @@ pub struct Impairment {
     pub reorder: u16,
     /// How long every frame takes.
     pub delay: Duration,
+    /// Frames with more bytes are lost, as by a card whose segmentation offload is broken; 0: none.
+    pub longest: u32,
     /// The same frames with the same seed are lost and overtaken again.
     pub seed: u64,
 }
@@ -42,7 +44,7 @@ pub struct Impairment {
 impl Impairment {
     /// Does nothing happen?
     pub fn is_none(&self) -> bool {
-        self.loss == 0 && self.reorder == 0 && self.delay.is_zero()
+        self.loss == 0 && self.reorder == 0 && self.delay.is_zero() && self.longest == 0
     }
 }
 
@@ -151,7 +153,7 @@ impl Line {
         now: Instant,
         stats: &PortStats,
     ) -> Result<(), DropReason> {
-        let verdict = self.verdict.take().unwrap_or_else(|| self.judge());
+        let verdict = self.verdict.take().unwrap_or_else(|| self.judge(frame.head.len() + frame.body_len));
         let Verdict::Delivered { behind } = verdict else {
             stats.drop(DropReason::Impaired);
             return Ok(());
@@ -172,12 +174,17 @@ impl Line {
         outcome
     }
 
-    fn judge(&mut self) -> Verdict {
+    fn judge(&mut self, bytes: usize) -> Verdict {
         let (lost, late) = (self.impairment.loss, self.impairment.reorder);
         // Always as many throws, so that what happens to a frame does not depend on what happened to others.
         let (lost, late) = (self.dice.one_of_1000(lost), self.dice.one_of_1000(late));
         let behind = 1 + (self.dice.throw() % u64::from(FURTHEST)) as u32;
-        if lost { Verdict::Lost } else { Verdict::Delivered { behind: if late { behind } else { 0 } } }
+        let too_long = self.impairment.longest > 0 && bytes > self.impairment.longest as usize;
+        if lost || too_long {
+            Verdict::Lost
+        } else {
+            Verdict::Delivered { behind: if late { behind } else { 0 } }
+        }
     }
 
     /// Where a frame that comes now goes: in front of those at the end that may be overtaken.
