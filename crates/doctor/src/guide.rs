@@ -23,7 +23,7 @@ than 30 s; `--json` is for programs. It changes nothing. The exit code is 0 if n
 the other machine could not be examined.
 
 `--prove` tries the remedies: after a question (or with `--yes`), each one that is a setting of the machine it runs on is applied, measured without
-and with it in turns for several rounds, and taken back. It says before, after, and the spread of both, and whether that helps, does not, or makes
+and with it in turns for four rounds or more, and taken back. It says before, after, and the spread of both, and whether that helps, does not, or makes
 things worse; then all of them together, because one fault may hide another. Only MTU, offloads, rings, queues, interrupts and settings of TCP are
 changed, as they run: no file, no VMM, nothing in the other machine; the commands for those are shown as always.
 

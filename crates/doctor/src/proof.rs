@@ -201,7 +201,15 @@ impl Proof<'_> {
 
     fn rounds(&mut self, changes: &[Change], gauges: &[Gauge]) -> Result<Vec<Reading>, String> {
         let mut readings: Vec<Reading> = gauges.iter().map(|gauge| Reading::new(*gauge)).collect();
-        for round in 0..self.measuring.rounds() {
+        let few = self.measuring.rounds();
+        for round in 0..2 * few {
+            if round == few {
+                readings.iter_mut().for_each(Reading::judge);
+                // As many again where the first ones say nothing.
+                if reading::overall(&readings) != Verdict::NoDifference {
+                    break;
+                }
+            }
             // Every second round begins with what the one before has ended with.
             let order = if round % 2 == 0 { [false, true] } else { [true, false] };
             for with in order {
