@@ -4,6 +4,10 @@
 mod faults;
 #[path = "doctor/namespaces.rs"]
 mod namespaces;
+#[path = "doctor/pairs.rs"]
+mod pairs;
+#[path = "doctor/proofs.rs"]
+mod proofs;
 
 use std::time::Instant;
 
@@ -229,4 +233,55 @@ fn vsock_is_examined_too() {
         drop(server);
         bed.finish();
     }
+}
+
+#[test]
+fn two_faults_at_once_are_both_found() {
+    if !full() {
+        return;
+    }
+    let bed = Bed::up(&lab("doctor2", &["vmxnet3:queues=2", "vmxnet3"]));
+    let server = server(&bed, "tcp:0.0.0.0");
+    let faults: Vec<&Fault> = VMXNET3.iter().chain(COMMON).collect();
+    let (whole, all) = pairs::find_pairs(&bed, &faults, |quick| sentences(&examine(&bed, TO, quick).0));
+    kept(20, &format!("two faults at once, chosen at random: both found in {whole} of {all} pairs"));
+    drop(server);
+    bed.finish();
+}
+
+#[test]
+fn remedies_are_proven_in_guests() {
+    if !full() {
+        return;
+    }
+    for (device, special) in [("vmxnet3:queues=2", VMXNET3), ("virtio-net:queues=2", VIRTIO)] {
+        let devices: &[&str] = if device.starts_with("vmxnet3") { &[device, "vmxnet3"] } else { &[device] };
+        let bed = Bed::up(&lab("doctorp", devices));
+        let faults: Vec<&Fault> = special.iter().chain(COMMON).collect();
+        let (tried, helped) = proofs::prove_all(&bed, &faults);
+        kept(
+            20,
+            &format!(
+                "{device}: {tried} remedies tried in the guest that has the fault, {helped} shown to help, all settings as before"
+            ),
+        );
+        bed.finish();
+    }
+}
+
+/// User Mode Linux: no card of PCI, one CPU.
+#[test]
+fn user_mode_linux_is_healthy() {
+    if !full() {
+        return;
+    }
+    let mut spec = lab("doctoru", &["virtio-net"]);
+    spec.cpus = 1;
+    spec.machines = vec![vmlane_lab::Machine::Uml];
+    let bed = Bed::up(&spec);
+    let server = server(&bed, "tcp:0.0.0.0");
+    healthy_runs(&bed, TO, 5);
+    kept(20, "User Mode Linux: 5 healthy runs without a finding");
+    drop(server);
+    bed.finish();
 }

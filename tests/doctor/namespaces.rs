@@ -346,3 +346,24 @@ fn what_somebody_else_sets_meanwhile_is_left() {
     let second = pair.undo();
     assert!(String::from_utf8_lossy(&second.stdout).contains("Nothing to undo"), "{second:?}");
 }
+
+/// The host's own programs are seen in its namespaces, and are not what this is about.
+#[test]
+fn a_veth_is_healthy() {
+    if !full() {
+        return;
+    }
+    let pair = Pair::new();
+    for run in 0..5 {
+        let to = format!("tcp:{THERE}");
+        let mut words = vec!["doctor", "--to", &to, "--json"];
+        words.extend((run % 2 == 1).then_some("--quick"));
+        let output = output(pair.vmlane(0, &words).stdout(Stdio::piped()));
+        let said: Value = serde_json::from_slice(&output.stdout).expect("a report");
+        let found = said["findings"].as_array().expect("a list").iter();
+        let found: Vec<_> = found.filter(|finding| finding["check"] != "busy-cpu").collect();
+        println!("  examined in {:.1} s", said["seconds"].as_f64().unwrap_or(0.0));
+        assert!(found.is_empty(), "{found:#?}");
+    }
+    kept(20, "veth: 5 healthy runs without a finding, programs of the host aside");
+}
