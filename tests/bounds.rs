@@ -63,6 +63,26 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("daemon/src/config/merge/tests.rs", "a_pipe_is_not_waited_for_and_what_is_too_much_is_refused")],
     ),
     (
+        "captures",
+        &[
+            ("cli/tests/capture.rs", "a_client_that_is_killed_leaves_nothing_and_places_are_limited"),
+            (
+                "cli/tests/capture.rs",
+                "a_client_that_is_too_slow_loses_records_exactly_as_many_as_the_file_says",
+            ),
+            ("cli/tests/capture.rs", "mistakes_are_named_with_the_way_out"),
+            ("capture/src/ring/tests.rs", "what_does_not_fit_is_lost_counted_and_told_with_the_next_record"),
+        ],
+    ),
+    (
+        "what `vmlane doctor --pcap` remembers of a file",
+        &[
+            ("doctor/tests/captures.rs", "a_flood_of_connections_is_bounded"),
+            ("doctor/src/capture/addresses.rs", "so_many_addresses_are_remembered_and_no_more"),
+            ("doctor/src/capture/file.rs", "a_file_of_too_many_interfaces_is_read_until_there"),
+        ],
+    ),
+    (
         "mirrors",
         &[
             ("daemon/src/config/mirror.rs", "mistakes_name_the_mirror_the_value_and_the_way_out"),

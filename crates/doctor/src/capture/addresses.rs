@@ -86,4 +86,13 @@ mod tests {
         assert_eq!(found(&[one, other, other]), 0);
         assert_eq!(found(&[one, other, one, other]), 1);
     }
+
+    #[test]
+    fn so_many_addresses_are_remembered_and_no_more() {
+        let mut addresses = Addresses::default();
+        for number in 0..2 * MOST as u32 {
+            addresses.claim(std::net::Ipv4Addr::from(number).into(), [2, 0, 0, 0, 0, 1]);
+        }
+        assert_eq!(addresses.known.len(), MOST);
+    }
 }

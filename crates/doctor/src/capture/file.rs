@@ -220,4 +220,15 @@ mod tests {
         assert_eq!(clock(0x7f).nanoseconds(5), 5000, "what cannot be is taken for the default");
         assert_eq!(clock(0).nanoseconds(u64::MAX), i64::MAX);
     }
+
+    #[test]
+    fn a_file_of_too_many_interfaces_is_read_until_there() {
+        let file = |interfaces: usize| {
+            let mut words = vec![SECTION, 28, 0x1a2b_3c4d, 1, u32::MAX, u32::MAX, 28];
+            words.extend([INTERFACE, 20, 1, 0, 20].repeat(interfaces));
+            words.into_iter().flat_map(u32::to_le_bytes).collect::<Vec<u8>>()
+        };
+        assert_eq!(count(&file(MOST_INTERFACES)), Ok((0, true)));
+        assert_eq!(count(&file(MOST_INTERFACES + 1)), Ok((0, false)));
+    }
 }
