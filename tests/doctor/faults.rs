@@ -266,6 +266,13 @@ pub const VMXNET3: &[Fault] = &[
         )],
     ),
     fault(
+        "an RSS table with one queue",
+        "rss-table",
+        "names no other",
+        &[("b", "ethtool -X eth0 equal 1")],
+        &[("b", "ethtool -X eth0 default")],
+    ),
+    fault(
         "a MAC address twice",
         "duplicate-address",
         "MAC address",

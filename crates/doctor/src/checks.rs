@@ -11,6 +11,7 @@ mod duplicate_address;
 mod foreign_driver;
 mod interrupts;
 mod latency;
+mod link_speed;
 mod loopback;
 mod loss;
 mod lro_forwarding;
@@ -26,6 +27,7 @@ mod policing;
 mod queues;
 mod retransmits;
 mod rings;
+mod rss_table;
 mod segmentation;
 mod sender_limit;
 mod small_window;
@@ -37,6 +39,7 @@ mod tcp_options;
 mod tunnel_offload;
 mod vm_network;
 mod vmm_settings;
+mod vsock_address;
 mod vsock_buffers;
 mod vsock_transport;
 mod zero_window;
@@ -64,7 +67,7 @@ pub struct Threshold {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 38] = [
+pub const ALL: [&Check; 41] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
@@ -79,6 +82,7 @@ pub const ALL: [&Check; 38] = [
     &tunnel_offload::CHECK,
     &rings::CHECK,
     &queues::CHECK,
+    &rss_table::CHECK,
     &interrupts::CHECK,
     &moderation::CHECK,
     &loss::CHECK,
@@ -97,11 +101,13 @@ pub const ALL: [&Check; 38] = [
     &busy::CHECK,
     &steal::CHECK,
     &vsock_transport::CHECK,
+    &vsock_address::CHECK,
     &vsock_buffers::CHECK,
     &switch_drops::CHECK,
     &vm_network::CHECK,
     &vmm_settings::CHECK,
     &loopback::CHECK,
+    &link_speed::CHECK,
     &machine::CHECK,
 ];
 

@@ -18,7 +18,7 @@ use serde::{Deserialize, Serialize};
 use serde_json::Value;
 
 pub use cpu::{CpuTime, Load, Process};
-pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings};
+pub use interface::{Coalescing, Feature, Interface, Interrupt, Rings, Spread};
 pub use machine::Machine;
 pub use path::Path;
 pub use tcp::{Counters, Sysctls};

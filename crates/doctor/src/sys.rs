@@ -37,6 +37,7 @@ enum Get {
     Strings = 0x1b,
     Statistics = 0x1d,
     StringSetInfo = 0x37,
+    Indirection = 0x38,
     Features = 0x3a,
     Channels = 0x3c,
 }
@@ -78,7 +79,7 @@ impl Ethtool {
             Request { name: name_of(interface)?, data: buffer.as_mut_ptr().cast(), _rest: [0; 16] };
         // SAFETY: `request` has the layout of struct ifreq and names a buffer that outlives the call. The kernel writes the
         // structure of the command, and behind it at most what the caller announced (features) or what the interface has
-        // (strings, statistics), for which `ROOM` was allocated.
+        // (strings, statistics, the table of queues), for which `ROOM` was allocated.
         let result = unsafe {
             libc::ioctl(self.socket.as_raw_fd(), SIOCETHTOOL as _, (&raw mut request).cast::<c_void>())
         };
@@ -111,6 +112,22 @@ impl Ethtool {
     /// `struct ethtool_channels`.
     pub fn channels(&self, interface: &str) -> io::Result<[u32; 9]> {
         self.words(interface, Get::Channels)
+    }
+
+    /// The queue of each entry of the table by which frames are spread (`struct ethtool_rxfh_indir`); empty without one.
+    pub fn indirection(&self, interface: &str) -> io::Result<Vec<u32>> {
+        let mut buffer = vec![0; ROOM];
+        // Asked with no room, the kernel tells only how large the table is.
+        self.get(interface, Get::Indirection, &mut buffer)?;
+        let size = word(&buffer, 1) as usize;
+        if size == 0 {
+            return Ok(Vec::new());
+        }
+        if size > MOST {
+            return Err(io::Error::other("more entries than are read"));
+        }
+        self.get(interface, Get::Indirection, &mut buffer)?;
+        Ok((0..size).map(|at| word(&buffer, 2 + at)).collect())
     }
 
     fn count(&self, interface: &str, names: Names) -> io::Result<usize> {
@@ -245,6 +262,8 @@ mod tests {
         let (_, on, changeable) =
             features.iter().find(|(name, ..)| name == "tx-tcp-segmentation").expect("all kernels name it");
         assert!(*on, "the loopback has segmentation offload, changeable: {changeable}");
+        // It has one queue, and so no table to spread frames by.
+        assert!(ethtool.indirection("lo").is_err_and(|error| error.kind() == io::ErrorKind::Unsupported));
         assert!(ethtool.features("no-such-if").is_err());
         assert!(ethtool.features("a-name-that-is-too-long").is_err());
         assert!(path_mtu("127.0.0.1".parse().unwrap()).unwrap() >= 1500);

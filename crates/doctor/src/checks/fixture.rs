@@ -4,7 +4,7 @@ use vmlane_bench::Report;
 use vmlane_bench::report::TcpSummary;
 
 use crate::evidence::{End, Evidence, Kind, Run};
-use crate::facts::{Counters, Facts, Feature, Interface, Interrupt, Path, Rings, Sysctls};
+use crate::facts::{Counters, Facts, Feature, Interface, Interrupt, Path, Rings, Spread, Sysctls};
 
 fn end(host: &str, local: &str, peer: &str) -> Facts {
     let on = Feature { on: true, changeable: true };
@@ -28,6 +28,7 @@ fn end(host: &str, local: &str, peer: &str) -> Facts {
         features: features.map(|name| (name.to_owned(), on)).into(),
         rings: Some(Rings { rx: 1024, rx_max: 4096, tx: 512, tx_max: 4096 }),
         queues: Some((2, 2)),
+        spread: Some(Spread { entries: 32, queues: 2 }),
         coalescing: Some(crate::facts::Coalescing::default()),
         interrupts: (0..2_u32)
             .map(|at| Interrupt {

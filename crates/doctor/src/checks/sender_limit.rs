@@ -2,7 +2,7 @@
 
 use super::{Check, Threshold, captured};
 use crate::capture::Way;
-use crate::evidence::Evidence;
+use crate::evidence::{Evidence, Kind, Run};
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
 use crate::text::{rate, time};
@@ -13,12 +13,21 @@ pub const CHECK: Check = Check {
     text: "If nothing is lost, the receiver's window is open and acknowledgements come at once, but segments leave at even, long \
            intervals, then the network waits for the sender: its CPU, its driver, its program. No setting of the network makes it \
            faster. A healthy sender of today leaves 1 to 2 us between full segments.",
-    reads: "in captures of the sender's end: the time between full segments while at most half of the window is in use",
-    thresholds: &[Threshold {
-        limit: "4 to 100 us in the median, the quickest tenth above half of that, of at least 500 segments; less than one segment in 1000 \
+    reads: "in captures of the sender's end: the time between full segments while at most half of the window is in use; of a \
+            measured transfer: for how long the sender's connection had anything to send, and waited for the receiver's window or for room \
+            in its buffer (TCP_INFO)",
+    thresholds: &[
+        Threshold {
+            limit: "4 to 100 us in the median, the quickest tenth above half of that, of at least 500 segments; less than one segment in 1000 \
                 lost; round trips below twice the shortest; not within 7 % of the rate of a network card",
-        source: "comment 17 of the article of 2013: 4.47 Gbit/s that no setting moved, segments of 8948 bytes every 7 to 10 us",
-    }],
+            source: "comment 17 of the article of 2013: 4.47 Gbit/s that no setting moved, segments of 8948 bytes every 7 to 10 us",
+        },
+        Threshold {
+            limit: "a measured transfer whose sender had something to send for less than half of the time, with less than one segment in 1000 \
+                    sent again and a tenth of that time waited for the receiver or the buffer; told apart from findings",
+            source: "the kernel's tcp_info: tcpi_busy_time counts while data waits to be sent or acknowledged",
+        },
+    ],
     examine,
 };
 
@@ -26,7 +35,32 @@ pub const CHECK: Check = Check {
 const CARDS: [f64; 10] = [1e7, 1e8, 1e9, 2.5e9, 5e9, 1e10, 2.5e10, 4e10, 5e10, 1e11];
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
-    captured::each(evidence, of)
+    let measured = evidence.runs(Kind::Stream).filter_map(|run| of_run(evidence, run));
+    captured::each(evidence, of).into_iter().chain(measured).collect()
+}
+
+/// A sender whose connection is idle for most of a transfer, although it sends as fast as it can.
+fn of_run(evidence: &Evidence, run: &Run) -> Option<Finding> {
+    let tcp = run.tcp()?;
+    // A kernel before 4.10 does not tell. What was sent before the measurement counts too, which makes for fewer findings.
+    let (busy, whole) = (tcp.busy_us as f64, run.report.seconds * 1e6);
+    let waited = tcp.rwnd_limited_us.saturating_add(tcp.sndbuf_limited_us) as f64;
+    let is_idle = busy > 0.0 && busy < whole / 2.0;
+    if !is_idle || run.bps() <= 0.0 || waited > busy / 10.0 || run.retransmitted() > 0.001 {
+        return None;
+    }
+    let way = evidence.way(run.from);
+    let what = format!("Throughput {way} has no network cause: the sender itself sends no faster.");
+    let cost = Cost::measured(0.1, "none by the network");
+    let seen = format!(
+        "{} {way}; the connection had something to send for {:.0} % of the time (tcpi_busy_time), {} segments sent again",
+        rate(run.bps()),
+        busy / whole * 100.0,
+        run.sent_again()
+    );
+    let remedy = Remedy::new("look at the sender: a busy CPU, small writes, what the program waits for")
+        .run(&["top", "-b", "-H", "-n", "1"]);
+    Some(Finding::new(CHECK.name, Severity::Machine, what, cost).at(run.from).evidence(seen).remedy(remedy))
 }
 
 fn of(way: &Way) -> Option<Finding> {
@@ -70,4 +104,32 @@ fn of(way: &Way) -> Option<Finding> {
 
 fn spaced(nanoseconds: u64) -> String {
     format!("{:.1} us", nanoseconds as f64 / 1e3)
+}
+
+#[cfg(test)]
+mod tests {
+    use vmlane_bench::report::TcpSummary;
+
+    use super::super::fixture;
+    use super::*;
+    use crate::evidence::End;
+
+    #[test]
+    fn a_connection_that_is_idle_for_most_of_a_transfer_waits_for_its_sender() {
+        let idle = TcpSummary { mss: 1448, busy_us: 300_000, ..TcpSummary::default() };
+        for (tcp, told) in [
+            (idle, true),
+            (TcpSummary { busy_us: 600_000, ..idle }, false),
+            (TcpSummary { busy_us: 0, ..idle }, false),
+            (TcpSummary { rwnd_limited_us: 100_000, ..idle }, false),
+            (TcpSummary { sndbuf_limited_us: 100_000, ..idle }, false),
+            (TcpSummary { retransmits: 1000, ..idle }, false),
+        ] {
+            let mut evidence = fixture::healthy();
+            evidence.runs = vec![fixture::stream(End::Far, 1e9, tcp)];
+            let found = examine(&evidence);
+            assert_eq!(found.len(), usize::from(told), "{tcp:?}: {found:?}");
+            assert!(found.iter().all(|finding| finding.severity == Severity::Machine));
+        }
+    }
 }

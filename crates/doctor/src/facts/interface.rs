@@ -1,6 +1,6 @@
 //! Network interfaces: who drives them and how they are set.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, BTreeSet};
 use std::net::IpAddr;
 
 use serde::{Deserialize, Serialize};
@@ -38,6 +38,8 @@ pub struct Interface {
     pub rings: Option<Rings>,
     /// Queues in use, and the most that there can be.
     pub queues: Option<(u32, u32)>,
+    /// How received frames are spread over them.
+    pub spread: Option<Spread>,
     pub coalescing: Option<Coalescing>,
     pub interrupts: Vec<Interrupt>,
 }
@@ -55,6 +57,22 @@ pub struct Rings {
     pub rx_max: u32,
     pub tx: u32,
     pub tx_max: u32,
+}
+
+/// The table by which the card spreads frames (RSS): its entries, and the queues that any of them leads to.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq, Serialize, Deserialize)]
+pub struct Spread {
+    pub entries: u32,
+    pub queues: u32,
+}
+
+impl Spread {
+    /// None where there is no table.
+    fn of(table: &[u32]) -> Option<Spread> {
+        let queues: BTreeSet<u32> = table.iter().copied().collect();
+        let spread = Spread { entries: table.len() as u32, queues: queues.len() as u32 };
+        (!table.is_empty()).then_some(spread)
+    }
 }
 
 /// How long, and for how many frames, an interrupt may wait.
@@ -174,6 +192,7 @@ fn ask(interface: &mut Interface, ethtool: &Ethtool) {
     // struct ethtool_channels: maxima of rx, tx, other and combined, then the same in use.
     interface.queues =
         ethtool.channels(&name).ok().map(|queues| (queues[8].max(queues[5]), queues[4].max(queues[1])));
+    interface.spread = ethtool.indirection(&name).ok().and_then(|table| Spread::of(&table));
     interface.coalescing = ethtool.coalescing(&name).ok().map(|words| Coalescing {
         rx_us: words[1],
         rx_frames: words[2],

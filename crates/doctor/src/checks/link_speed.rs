@@ -1,0 +1,77 @@
+//! A link's speed that is a label, and no limit.
+
+use super::{Check, Threshold};
+use crate::evidence::{Evidence, Kind, Run};
+use crate::facts::Interface;
+use crate::finding::{Cost, Finding, Severity};
+use crate::text::rate;
+
+pub const CHECK: Check = Check {
+    name: "link-speed",
+    title: "The link's speed is a label",
+    text: "A virtual card has no cable. The speed that it tells (ethtool, the status of the connection in Windows) is a number that its driver \
+           or its device makes up: between two VMs of one host more gets through, or less. Where the measured rate is near that number or above \
+           it, this is said, so that nobody takes the number for the limit. It is no fault, and there is nothing to set.",
+    reads: "the speed that the driver tells (/sys/class/net/*/speed), the driver, and the throughput of both directions",
+    thresholds: &[Threshold {
+        limit: "more throughput than the speed and a twentieth; of a paravirtual card half of the speed",
+        source: "the article of 2013: 18.3 Gbit/s over cards that say 10; drivers vmxnet3 (10 Gbit/s whatever it runs on), virtio_net, hv_netvsc",
+    }],
+    examine,
+};
+
+/// Drivers of cards that are nothing but an agreement with the host.
+const PARAVIRTUAL: [&str; 5] = ["vmxnet3", "virtio_net", "hv_netvsc", "xen_netfront", "veth"];
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let most = evidence.runs(Kind::Stream).map(Run::bps).fold(0.0, f64::max);
+    let found = evidence.interfaces().filter_map(|(end, _, card)| {
+        let said = label(card)?;
+        let exceeded = most > said * 1.05;
+        let is_paravirtual = PARAVIRTUAL.contains(&card.driver.as_str());
+        if !(exceeded || is_paravirtual && most >= said / 2.0) {
+            return None;
+        }
+        let what = format!(
+            "The speed that {} on {} tells, {}, is a label and no limit.",
+            card.name,
+            evidence.name(end),
+            rate(said)
+        );
+        let cost = Cost::measured(0.0, "nothing");
+        let seen = format!("measured: {}; the driver is {}", rate(most), card.driver);
+        Some(Finding::new(CHECK.name, Severity::Machine, what, cost).at(end).evidence(seen))
+    });
+    found.collect()
+}
+
+/// Bits per second; none where the speed is not known.
+fn label(card: &Interface) -> Option<f64> {
+    card.speed_mbit.filter(|speed| *speed > 0).map(|speed| speed as f64 * 1e6)
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+
+    #[test]
+    fn a_speed_that_is_exceeded_or_made_up_is_told_apart() {
+        let mut evidence = fixture::healthy();
+        // A gigabit a second is measured.
+        for (driver, speed, told) in [
+            ("vmxnet3", 10_000, false),
+            ("vmxnet3", 1_500, true),
+            ("vmxnet3", -1, false),
+            ("e1000", 1_000, false),
+            ("e1000", 900, true),
+            ("ixgbe", 1_500, false),
+        ] {
+            fixture::card(&mut evidence).driver = driver.to_owned();
+            fixture::card(&mut evidence).speed_mbit = Some(speed);
+            let found = examine(&evidence);
+            assert_eq!(found.len(), usize::from(told), "{driver} {speed}: {found:?}");
+            assert!(found.iter().all(|finding| finding.severity == Severity::Machine));
+        }
+    }
+}

@@ -1,0 +1,79 @@
+//! A table of RSS that leads to one queue of several.
+
+use super::{Check, Threshold};
+use crate::evidence::Evidence;
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+pub const CHECK: Check = Check {
+    name: "rss-table",
+    title: "The card spreads nothing over its queues",
+    text: "A card with several queues takes a hash of each connection, looks it up in a table (receive-side scaling, RSS), and finds \
+           the queue there. If all entries name the same queue, the others stay empty, and one CPU receives for all connections. A \
+           script that kept CPUs free, or a change of the number of queues, can leave such a table behind.",
+    reads: "the table (ethtool -x), the queues in use (ethtool -l), and the number of CPUs",
+    thresholds: &[Threshold {
+        limit: "two or more queues, two or more CPUs, and all entries with the same queue",
+        source: "the kernel's Documentation/networking/scaling: by default the entries name all queues in turn",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let found = evidence.interfaces().filter_map(|(end, facts, card)| {
+        let (spread, (used, _)) = (card.spread?, card.queues?);
+        let several = used > 1 && spread.entries > 1 && facts.machine.cpus > 1;
+        if !several || spread.queues != 1 || !card.is_card() {
+            return None;
+        }
+        let what = format!(
+            "{} on {} receives on one of its {used} queues: its RSS table names no other.",
+            card.name,
+            evidence.name(end)
+        );
+        let share = 0.5 * (1.0 - 1.0 / f64::from(used));
+        let cost = Cost::estimated(share, "with several connections: one CPU receives for all");
+        let line = format!("ethtool -X {} default", card.name);
+        let remedy = Remedy::new("spread over all queues, as the driver does by default")
+            .run(&["ethtool", "-X", &card.name, "default"])
+            .lasting(
+                "NetworkManager, systemd-networkd, ifupdown",
+                format!("remove what sets the table, or run `{line}` when the interface comes up"),
+            )
+            .lasting(
+                "Windows",
+                format!(
+                    "PowerShell: Set-NetAdapterRss -Name \"{}\" -NumberOfReceiveQueues {used}",
+                    card.name
+                ),
+            );
+        let seen = format!(
+            "ethtool -x {}: {} entries, all with the same queue; {used} queues, {} CPUs",
+            card.name, spread.entries, facts.machine.cpus
+        );
+        Some(Finding::new(CHECK.name, Severity::Slow, what, cost).at(end).evidence(seen).remedy(remedy))
+    });
+    found.collect()
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::facts::Spread;
+
+    #[test]
+    fn a_table_that_names_one_queue_is_found() {
+        let mut evidence = fixture::healthy();
+        fixture::card(&mut evidence).spread = Some(Spread { entries: 32, queues: 1 });
+        let found = examine(&evidence);
+        assert_eq!(found.len(), 1);
+        assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -X eth0 default");
+        // One queue has nothing to spread over, and one CPU nobody to spread to.
+        fixture::card(&mut evidence).queues = Some((1, 2));
+        assert!(examine(&evidence).is_empty());
+        fixture::card(&mut evidence).queues = Some((2, 2));
+        evidence.near.machine.cpus = 1;
+        assert!(examine(&evidence).is_empty());
+    }
+}
