@@ -55,12 +55,13 @@ sed "s#@PREFIX@#$prefix#; s#@VERSION@#$version#" packaging/vmlane-vsock.pc >"$wo
 put 644 "$work/vmlane-vsock.pc" "$prefix/share/pkgconfig/vmlane-vsock.pc"
 
 # systemd reads units, users and temporary files of /usr/lib and of /etc; units of /usr/local/lib, too.
-for unit in vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-metrics.socket; do
+for unit in vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-metrics.socket vmlane-route.service; do
   sed "s#/usr/bin/vmlane#$prefix/bin/vmlane#" "packaging/systemd/$unit" >"$work/$unit"
   put 644 "$work/$unit" "$prefix/lib/systemd/system/$unit"
 done
 put 644 packaging/systemd/vmlane.sysusers "$prefix/lib/sysusers.d/vmlane.conf"
 put 644 packaging/systemd/vmlane-metrics.sysusers "$prefix/lib/sysusers.d/vmlane-metrics.conf"
+put 644 packaging/systemd/vmlane-route.sysusers "$prefix/lib/sysusers.d/vmlane-route.conf"
 put 644 packaging/systemd/vmlane.tmpfiles "$prefix/lib/tmpfiles.d/vmlane.conf"
 
 sed "s#/usr/bin/vmlane#$prefix/bin/vmlane#; s#/usr/share/vmlane#$prefix/share/vmlane#" packaging/libvirt/qemu >"$work/hook"

@@ -54,6 +54,8 @@ const ARROWS: &[(&str, &[&str])] = &[
             "worker",
         ],
     ),
+    // The helper for streams between hosts: a program of the host, to the daemon.
+    ("route", &["port", "sock", "wire"]),
     // Tools talk to the daemon; they link no device.
     ("bench", &["sock"]),
     ("lab", &["api"]),
@@ -64,7 +66,19 @@ const ARROWS: &[(&str, &[&str])] = &[
     ("import", &["wire"]),
     (
         "cli",
-        &["api", "bench", "capture", "daemon", "doctor", "experiment", "import", "lab", "preload", "sock"],
+        &[
+            "api",
+            "bench",
+            "capture",
+            "daemon",
+            "doctor",
+            "experiment",
+            "import",
+            "lab",
+            "preload",
+            "route",
+            "sock",
+        ],
     ),
     // Never in the product.
     ("guestsim", &["device", "mem", "port", "state", "stats", "stream", "vsock", "wire"]),

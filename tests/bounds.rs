@@ -197,6 +197,21 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("daemon/src/log.rs", "what_one_port_of_a_worker_causes_takes_no_line_from_another"),
         ],
     ),
+    (
+        "streams of other hosts; calls that wait for another host",
+        &[("host/tests/routes.rs", "a_host_has_so_many_streams_and_calls_and_no_more")],
+    ),
+    (
+        "hosts that have not proved a name; how long that may take",
+        &[("route/tests/hostile.rs", "slow_handshakes_end_and_leave_places_for_others")],
+    ),
+    (
+        "bytes of a frame of another host; of a stream that its reader has not taken",
+        &[
+            ("route/tests/hostile.rs", "frames_that_no_peer_may_send_end_their_connection_and_no_other"),
+            ("cli/tests/route.rs", "a_slow_reader_holds_up_its_own_writer_and_no_other"),
+        ],
+    ),
     ("control clients", &[("daemon/tests/control.rs", "one_client_too_many_is_told_so")]),
 ];
 
@@ -229,13 +244,23 @@ const SHARED: &[(&str, &str, &str)] = &[
     ),
     (
         "host/src/sockets/server/clients.rs",
-        "SharedPlaces::new(most)",
+        "SharedPlaces::new(bounds.clients)",
         "connections of host programs and of VMs with hybrid sockets; those without a request yet",
     ),
     (
         "host/src/sockets/server/clients.rs",
-        "SharedPlaces::new(unasked)",
+        "SharedPlaces::new(bounds.unasked)",
         "connections of host programs and of VMs with hybrid sockets; those without a request yet",
+    ),
+    (
+        "host/src/sockets/server/clients.rs",
+        "SharedPlaces::new(bounds.routed)",
+        "streams of other hosts; calls that wait for another host",
+    ),
+    (
+        "host/src/sockets/server/route_table.rs",
+        "SharedPlaces::new(bounds.calls)",
+        "streams of other hosts; calls that wait for another host",
     ),
 ];
 

@@ -7,6 +7,8 @@ use std::process::{Command, Output};
 const UNITS: [&str; 2] = ["vmlane.service", "vmlane-keeper.service"];
 /// What watching needs.
 const EXPORTER: [&str; 2] = ["vmlane-metrics.service", "vmlane-metrics.socket"];
+/// What streams between hosts need.
+const ROUTE: [&str; 1] = ["vmlane-route.service"];
 /// Tenths, as `systemd-analyze security --threshold` has them: below 3.
 const EXPOSURE: &str = "29";
 
@@ -38,7 +40,7 @@ fn copies(into: &Path, change: impl Fn(String) -> String) -> Vec<PathBuf> {
         std::fs::write(&path, change(unit(name).replace("/usr/bin/vmlane", "/bin/true"))).expect("a copy");
         path
     };
-    UNITS.iter().chain(&EXPORTER).map(copy).collect()
+    UNITS.iter().chain(&EXPORTER).chain(&ROUTE).map(copy).collect()
 }
 
 #[test]
@@ -54,7 +56,7 @@ fn systemd_finds_nothing_to_complain_about() {
 
 #[test]
 fn the_units_expose_little() {
-    for name in UNITS.into_iter().chain(EXPORTER).filter(|name| name.ends_with(".service")) {
+    for name in UNITS.into_iter().chain(EXPORTER).chain(ROUTE).filter(|name| name.ends_with(".service")) {
         let output = analyze(
             &["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE],
             &[folder().join(name)],

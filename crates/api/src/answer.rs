@@ -174,6 +174,23 @@ pub struct Status {
     pub survival_lost: Option<String>,
     #[serde(default)]
     pub uplinks: Vec<UplinkStatus>,
+    /// Other hosts; the one without a name is the helper that carries streams to them.
+    #[serde(default)]
+    pub peers: Vec<PeerStatus>,
+}
+
+/// Another host in [`Status`].
+#[derive(Clone, Debug, PartialEq, Eq, Serialize, Deserialize)]
+pub struct PeerStatus {
+    pub name: String,
+    /// `up`, `connecting`, `down`, or `no helper`; of the helper itself, `helper`.
+    pub state: String,
+    /// What is wrong, if anything.
+    pub problem: String,
+    /// Streams that have a place.
+    pub streams: usize,
+    /// What became of them, and of the connections.
+    pub counters: CounterList,
 }
 
 /// One uplink in [`Status`].

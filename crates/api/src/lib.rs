@@ -16,9 +16,9 @@ pub mod varlink;
 mod vms;
 
 pub use answer::{
-    Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome, Pong,
-    Ports, Reloaded, Reply, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats, TeamStatus, UplinkStats,
-    UplinkStatus, VmStats, VmStatus, WorkerStatus, line_of,
+    Bound, Connection, Done, ErrorCode, Failure, LearnedMac, LinkSet, NicStats, NicStatus, Outcome,
+    PeerStatus, Pong, Ports, Reloaded, Reply, Stats, Status, SwitchPort, TeamMemberStatus, TeamStats,
+    TeamStatus, UplinkStats, UplinkStatus, VmStats, VmStatus, WorkerStatus, line_of,
 };
 pub use call::{Call, METHODS};
 pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with_file};

@@ -151,6 +151,7 @@ impl View {
             status.watched.clear();
             status.teams.clear();
             status.uplinks.clear();
+            status.peers.clear();
         }
         status
     }

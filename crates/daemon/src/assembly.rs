@@ -33,7 +33,7 @@ use vmlane_vsock::{HostRules, Router};
 
 use crate::access::{May, Policy, View};
 use crate::captures::{Captures, Sources};
-use crate::config::{Config, Mode};
+use crate::config::{Config, Mode, RouteConfig};
 use crate::control::{Answer, Answers};
 use crate::cpus::{PlaceError, Placed};
 use crate::files::Files;
@@ -162,6 +162,7 @@ impl Daemon {
         uplinks.follow_links(&switch);
         uplinks.set_teams(&switch, &config.teams);
         let sockets = host_sockets(&router, &paths, &config)?;
+        set_routes(&sockets, &paths, &config)?;
         let mut mirrors = Mirrors::default();
         mirrors.change(&switch, &config).1.iter().for_each(|why| tracing::error!("{why}"));
         let state =
@@ -281,6 +282,12 @@ fn host_sockets(router: &Arc<Router>, paths: &Paths, config: &Config) -> Result<
     let path = paths.host();
     let sockets = HostSockets::start(router.clone(), &path, 0o600, host_rules(config), Bounds::default());
     sockets.map_err(|cause| AssemblyError::Host { path, cause })
+}
+
+/// Other hosts, and the socket of the helper that carries streams to them.
+fn set_routes(sockets: &HostSockets, paths: &Paths, config: &Config) -> Result<(), AssemblyError> {
+    let (path, routes) = (paths.route(), config.route.as_ref().map(RouteConfig::routes));
+    sockets.set_routes(&path, routes).map_err(|cause| AssemblyError::Host { path, cause })
 }
 
 impl Drop for Daemon {

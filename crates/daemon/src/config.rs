@@ -11,6 +11,7 @@ mod mirror;
 mod net;
 mod owner;
 mod raw;
+mod route;
 pub mod sources;
 mod team;
 #[cfg(test)]
@@ -36,6 +37,7 @@ use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
+pub use self::route::{PeerConfig, RouteConfig};
 pub use self::sources::Sources;
 pub use self::team::TeamConfig;
 pub use self::uplink::{Listens, UplinkConfig, UplinkKind};
@@ -63,6 +65,8 @@ pub struct Config {
     pub hosts: Vec<HostRule>,
     /// Who may what at the control socket; root and the daemon's own user may everything.
     pub control: Vec<ControlRule>,
+    /// Other hosts.
+    pub route: Option<RouteConfig>,
     /// Where each VM is described, by its name.
     pub places: BTreeMap<String, VmPlace>,
 }
@@ -294,7 +298,8 @@ impl VmConfig {
     }
 }
 
-/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`; None: of the host.
+/// One element of `forward`: connects of this VM to {CID 2, `port`} reach `to_port` of VM `to_vm`, which may be the CID of another
+/// host's; None: of the host.
 #[derive(Clone, Debug, PartialEq, Eq)]
 pub struct ForwardConfig {
     pub port: u32,

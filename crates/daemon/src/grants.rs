@@ -65,11 +65,15 @@ fn all(config: &Config, paths: &Paths) -> Vec<Grant> {
     grants.push(Grant { path: paths.control(), mode: 0o600, right: Right::Connect, to: askers.clone() });
     let host = if config.hosts.is_empty() { 0o600 } else { 0o666 };
     grants.push(Grant { path: paths.host(), mode: host, right: Right::Connect, to: Vec::new() });
+    let helper: Vec<Owner> = config.route.as_ref().and_then(|route| route.owner).into_iter().collect();
+    if config.route.is_some() {
+        grants.push(Grant { path: paths.route(), mode: 0o600, right: Right::Connect, to: helper.clone() });
+    }
     let through = if config.hosts.is_empty() { 0 } else { 0o011 };
     let mode = own_mode(paths.runtime()) | through;
     let other_switches = config.uplinks.iter().filter(|uplink| uplink.kind.listens_in(paths.runtime()));
     let other_switches = other_switches.filter_map(|uplink| uplink.kind.owner());
-    let to = owners.into_iter().chain(askers).chain(other_switches).collect();
+    let to = owners.into_iter().chain(askers).chain(other_switches).chain(helper).collect();
     grants.push(Grant { path: paths.runtime().to_owned(), mode, right: Right::Search, to });
     grants
 }

@@ -43,6 +43,11 @@ impl Paths {
         self.runtime.join("host.sock")
     }
 
+    /// Where the helper for streams between hosts asks.
+    pub fn route(&self) -> PathBuf {
+        self.runtime.join("route.sock")
+    }
+
     /// A VM's Unix socket for programs that speak `CONNECT <port>`.
     pub fn uds(&self, name: &str) -> Result<PathBuf, TooLong> {
         self.socket(name, "vsock.uds")

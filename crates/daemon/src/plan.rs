@@ -223,6 +223,10 @@ fn conflict(config: &Config) -> Option<String> {
         for forward in &vm.forwards {
             let Some(to_vm) = &forward.to_vm else { continue };
             let target = config.vm(to_vm);
+            let reaches = |cid: u32| config.route.as_ref().is_some_and(|route| route.reaches(cid, &vm.group));
+            if target.is_none() && to_vm.parse().is_ok_and(reaches) {
+                continue;
+            }
             if target.is_none_or(|target| target.group != vm.group) {
                 return Some(format!(
                     "forward {} of vm {:?} would lead to vm {to_vm:?} outside its group",

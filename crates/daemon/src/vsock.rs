@@ -118,7 +118,11 @@ impl ServedVsock {
 pub fn spec(config: &Config, vm: &VmConfig) -> VmSpec {
     let forward = |forward: &crate::config::ForwardConfig| {
         let to_cid = match &forward.to_vm {
-            Some(to_vm) => config.vm(to_vm).map(|target| target.cid).filter(|&cid| cid != 0)?,
+            Some(to_vm) => match config.vm(to_vm) {
+                Some(target) => Some(target.cid).filter(|&cid| cid != 0)?,
+                // The CID of another host.
+                None => to_vm.parse().ok().filter(|_| config.route.is_some())?,
+            },
             None => HOST,
         };
         Some(Forward { port: forward.port, to_cid, to_port: forward.to_port })

@@ -16,7 +16,7 @@ use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use vmlane_wire::host::{FLAG_RING, Op, RING, Request, SAID_RECEIVE, SAID_SEND};
+use vmlane_wire::host::{FLAG_RING, Op, RING, Request, SAID_RECEIVE, SAID_SEND, ended};
 
 use crate::request::{Answer, Host};
 use crate::ring::{self, Incoming, Outgoing, Voice};
@@ -336,6 +336,10 @@ impl Stream {
             if moved.len > 0 || over {
                 if !self.is_polled() {
                     incoming.disarm();
+                }
+                // Behind all bytes that came before it.
+                if moved.len == 0 && incoming.ended() & ended::RESET != 0 {
+                    return Err(io::ErrorKind::ConnectionReset.into());
                 }
                 return Ok(moved.len);
             }

@@ -9,6 +9,7 @@
 //! | `address.rs` | addresses, and the pair of them that names a connection |
 //! | `policy.rs` | groups, restricted and trusted VMs, forwards: who may talk to whom |
 //! | `host_rules.rs` | which programs of the host may reach which VMs |
+//! | `remote.rs` | CIDs of other hosts |
 //! | `registry.rs` | what an endpoint is, and which one answers for a CID |
 //! | `connection.rs` | what a connection allows and when: a pure function |
 //! | `router.rs` | all connections; the only lock, beside that of captures |
@@ -39,6 +40,7 @@ mod datagram_taps;
 mod host_rules;
 mod policy;
 mod registry;
+mod remote;
 mod router;
 mod waiting;
 
@@ -48,5 +50,6 @@ pub use datagram_taps::Watch;
 pub use host_rules::{FIRST_FREE_PORT, HostAccess, HostRules, Rule};
 pub use policy::{DEFAULT_CONNECTIONS, Forward, Vm};
 pub use registry::{Call, ConnectError, DatagramError, Endpoint, Remote};
+pub use remote::{Claim, RemoteRange};
 pub use router::{Applied, Calls, Router};
 pub use waiting::WaitingCalls;

@@ -12,11 +12,12 @@ use vmlane_port::fair::SharedPlaces;
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Shutdown, Side, StreamEnd, StreamId, Streams};
 
-use crate::address::{Cid, Key, SocketAddress};
+use crate::address::{Cid, HOST, Key, SocketAddress};
 use crate::connection::{Action, Event, Failed, Role, State};
 use crate::datagram_taps::{DatagramTaps, Watch};
 use crate::policy::{Policy, Vm};
 use crate::registry::{Call, ConnectError, DatagramError, Endpoint, HostPresence, Registry, Remote};
+use crate::remote::{Claim, RemoteRange, Remotes};
 
 /// Connections of one server that it has accepted and closed while their clients still shake hands. Beyond, clients are
 /// refused: first those that have let as many wait as there are places left.
@@ -35,6 +36,8 @@ struct Connection {
 struct Tables {
     policy: Policy,
     registry: Registry,
+    /// Of other hosts.
+    remotes: Remotes,
     /// By number.
     connections: HashMap<u64, Connection>,
     /// By server: its connections that are closed early, by client.
@@ -148,6 +151,24 @@ impl Tables {
         applied
     }
 
+    /// What answers for `cid`, here or on another host.
+    fn endpoint(&self, cid: Cid) -> Option<&Arc<dyn Endpoint>> {
+        self.registry.get(cid).or_else(|| self.remotes.find(cid).map(|range| &range.endpoint))
+    }
+
+    /// May these two exchange anything? Of a client on another host its host says more: see [`Router::open_for`].
+    fn may_talk(&self, a: Cid, b: Cid) -> bool {
+        let of_group = |vm: Cid, range: &RemoteRange| {
+            vm == HOST || self.policy.vm(vm).is_some_and(|vm| range.groups.contains(&vm.group))
+        };
+        match (self.remotes.find(a), self.remotes.find(b)) {
+            (None, None) => self.policy.may_talk(a, b),
+            (Some(range), None) => of_group(b, range),
+            (None, Some(range)) => of_group(a, range),
+            (Some(_), Some(_)) => false,
+        }
+    }
+
     /// Forgets a connection that its server refused at once.
     fn forget(&mut self, call: Call) {
         if let Some(connection) = self.connections.remove(&call.number)
@@ -204,6 +225,29 @@ impl Router {
         self.tables.lock().policy.remove(cid);
     }
 
+    /// Which CIDs are those of other hosts, instead of what was said before; none is a VM's, and none overlap.
+    pub fn set_remotes(&self, ranges: Vec<RemoteRange>) {
+        let before = std::mem::replace(&mut self.tables.lock().remotes, Remotes::new(ranges));
+        drop(before); // without the lock: endpoints go with it
+    }
+
+    /// The groups that may talk to `cid`: its own, if it is a VM; those that another host's may be reached by.
+    pub fn groups_of(&self, cid: Cid) -> Option<Vec<String>> {
+        let tables = self.tables.lock();
+        let own = tables.policy.vm(cid).map(|vm| vec![vm.group.clone()]);
+        own.or_else(|| tables.remotes.find(cid).map(|range| range.groups.to_vec()))
+    }
+
+    /// The VM `cid` as policy sees it.
+    pub fn vm(&self, cid: Cid) -> Option<Vm> {
+        self.tables.lock().policy.vm(cid).cloned()
+    }
+
+    /// May these two exchange anything?
+    pub fn may_talk(&self, a: Cid, b: Cid) -> bool {
+        self.tables.lock().may_talk(a, b)
+    }
+
     /// The group of the VM `cid`.
     pub fn group_of(&self, cid: Cid) -> Option<String> {
         self.tables.lock().policy.vm(cid).map(|vm| vm.group.clone())
@@ -221,7 +265,7 @@ impl Router {
 
     /// Does anything answer for `cid`?
     pub fn has_endpoint(&self, cid: Cid) -> bool {
-        self.tables.lock().registry.get(cid).is_some()
+        self.tables.lock().endpoint(cid).is_some()
     }
 
     /// Does anything answer for the host? Takes no lock.
@@ -232,7 +276,7 @@ impl Router {
     /// What answers for `to`, if `from` may talk to it.
     fn reach(&self, from: Cid, to: Cid) -> Option<Arc<dyn Endpoint>> {
         let tables = self.tables.lock();
-        tables.registry.get(to).filter(|_| tables.policy.may_talk(from, to)).cloned()
+        tables.endpoint(to).filter(|_| tables.may_talk(from, to)).cloned()
     }
 
     /// A datagram between two sockets.
@@ -277,7 +321,23 @@ impl Router {
         end: Option<StreamEnd>,
         remote: Arc<dyn Remote>,
     ) -> Result<Call, ConnectError> {
-        let (call, server) = self.prepare(key, end, remote)?;
+        let prepared = self.prepare(key, end, remote, None)?;
+        self.ask(prepared)
+    }
+
+    /// The same for a client on another host, which that host vouches for.
+    pub fn open_for(
+        &self,
+        claim: &Claim,
+        key: Key,
+        end: StreamEnd,
+        remote: Arc<dyn Remote>,
+    ) -> Result<Call, ConnectError> {
+        let prepared = self.prepare(key, Some(end), remote, Some(claim))?;
+        self.ask(prepared)
+    }
+
+    fn ask(&self, (call, server): (Call, Arc<dyn Endpoint>)) -> Result<Call, ConnectError> {
         match server.requested(call.of(Role::Server), None) {
             Ok(()) => Ok(call),
             Err(error) => {
@@ -295,7 +355,7 @@ impl Router {
         remote: Arc<dyn Remote>,
         size: u64,
     ) -> Result<(Call, Calls), ConnectError> {
-        let (call, server) = self.prepare(key, None, remote)?;
+        let (call, server) = self.prepare(key, None, remote, None)?;
         Ok((call, Calls(vec![Todo::Requested(server, call.of(Role::Server), Some(size))])))
     }
 
@@ -304,10 +364,14 @@ impl Router {
         key: Key,
         end: Option<StreamEnd>,
         remote: Arc<dyn Remote>,
+        claim: Option<&Claim>,
     ) -> Result<(Call, Arc<dyn Endpoint>), ConnectError> {
         let mut tables = self.tables.lock();
-        let allowed = tables.policy.may_talk(key.client.0, key.server.0);
-        let server = tables.registry.get(key.server.0).filter(|_| allowed).cloned();
+        let claimed = |claim: &Claim| {
+            key.server.0 == HOST || tables.policy.vm(key.server.0).is_some_and(|vm| claim.may_talk(vm))
+        };
+        let allowed = tables.may_talk(key.client.0, key.server.0) && claim.is_none_or(claimed);
+        let server = tables.endpoint(key.server.0).filter(|_| allowed).cloned();
         let server = server.ok_or(ConnectError::Unreachable)?;
         tables.last += 1;
         let number = tables.last;

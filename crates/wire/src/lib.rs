@@ -3,6 +3,7 @@
 pub mod ethernet;
 pub mod host;
 pub mod pci;
+pub mod route;
 pub mod vfio_user;
 pub mod vhost_user;
 pub mod virtio;

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use vmlane_api::{Client, ClientError, TeamStatus, VERSION};
+use vmlane_api::{Client, ClientError, PeerStatus, TeamStatus, VERSION};
 
 use crate::row;
 
@@ -114,6 +114,27 @@ pub fn table(rows: &[Vec<String>]) -> String {
         text.push('\n');
     }
     text
+}
+
+/// A line for each other host; nothing without any.
+pub fn peers(peers: &[PeerStatus]) -> String {
+    if peers.is_empty() {
+        return String::new();
+    }
+    let mut rows = vec![row!["PEER", "STATE", "STREAMS", "SENT", "RECEIVED", "REFUSED", "PROBLEM"]];
+    for peer in peers.iter().filter(|peer| !peer.name.is_empty() || !peer.problem.is_empty()) {
+        let counters = &peer.counters;
+        rows.push(row![
+            if peer.name.is_empty() { "(unknown)" } else { &peer.name },
+            peer.state,
+            peer.streams,
+            bytes(counters.get("bytes_sent") as f64),
+            bytes(counters.get("bytes_received") as f64),
+            counters.get("calls_refused") + counters.get("opens_refused"),
+            if peer.problem.is_empty() { "-" } else { &peer.problem },
+        ]);
+    }
+    format!("\n{}", table(&rows))
 }
 
 /// A line for each uplink of each team; nothing without teams.

@@ -30,6 +30,7 @@ pub mod proxmox_args;
 pub mod qemu_args;
 pub mod release;
 pub mod reload;
+pub mod route;
 pub mod run;
 pub mod stats;
 pub mod status;
@@ -84,6 +85,8 @@ pub enum Command {
     Vm(vm::Args),
     /// Take a VM's devices back into service after a quarantine
     Release(release::Args),
+    /// Carry streams to other hosts, and say how it stands with them
+    Route(route::Args),
     /// Set the link of a NIC up or down
     Link(link::Args),
     /// Copy what passes some ports of the switch to another one
@@ -136,6 +139,7 @@ impl Command {
             Command::Check(args) => args.run(),
             Command::Vm(args) => args.run(),
             Command::Release(args) => args.run(),
+            Command::Route(args) => args.run(),
             Command::Link(args) => args.run(),
             Command::Mirror(args) => args.run(),
             Command::Debug(args) => args.run(),

@@ -6,7 +6,7 @@ use std::path::Path;
 use vmlane_api::{ErrorCode, Failure, ListedVm, Reloaded, VmAdded, VmList, VmRemoved};
 use vmlane_vsock::HOST;
 
-use super::{Daemon, State, host_rules, policy};
+use super::{Daemon, State, host_rules, policy, set_routes};
 use crate::added::{MOST_BYTES, MOST_VMS};
 use crate::config::sources::{Kind, Source};
 use crate::config::{Config, Owner, VmPlace};
@@ -158,6 +158,7 @@ impl Daemon {
     /// Carries a plan out.
     fn carry_out(&self, state: &mut State, plan: Plan) -> Reloaded {
         let mut report = Reloaded { applied: Vec::new(), refused: plan.refused };
+        let route_changes = state.config.route != plan.effective.route;
         state.config = plan.effective.clone();
         for name in &plan.remove {
             state.withdraw(self, name);
@@ -190,6 +191,12 @@ impl Daemon {
         }
         self.sockets.set_rules(host_rules(&plan.effective));
         *self.policy.lock() = policy(&plan.effective);
+        if route_changes {
+            match set_routes(&self.sockets, &self.paths, &plan.effective) {
+                Ok(()) => report.applied.push("route: changed".into()),
+                Err(error) => report.refused.push(error.to_string()),
+            }
+        }
         if plan.coalesce_changes {
             self.switch.set_coalesce(plan.effective.daemon.coalesce);
             report.applied.push(format!("daemon: coalesce = {}", plan.effective.daemon.coalesce));

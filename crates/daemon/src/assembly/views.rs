@@ -4,10 +4,10 @@ use std::collections::BTreeMap;
 use std::sync::Arc;
 use std::time::Instant;
 
-use vmlane_api::{Connection, CounterList, Ports, Stats, Status, VmStats, VmStatus};
+use vmlane_api::{Connection, CounterList, PeerStatus, Ports, Stats, Status, VmStats, VmStatus};
 use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
-use vmlane_host::sockets::HybridView;
+use vmlane_host::sockets::{HybridView, PeerView};
 use vmlane_stats::Counters;
 use vmlane_switch::{PortView, Switch};
 
@@ -73,6 +73,7 @@ impl Daemon {
             teams: team_status(&self.switch),
             survival_lost: self.hypervisor.survival_lost(),
             uplinks: state.uplinks.status(&ports),
+            peers: self.sockets.peers().into_iter().map(peer_status).collect(),
         }
     }
 
@@ -164,6 +165,11 @@ impl Daemon {
         let mirrors = self.state.lock().mirrors.show(&self.switch);
         Ports { connections: connections.collect(), switch, mirrors, teams: team_status(&self.switch) }
     }
+}
+
+fn peer_status(view: PeerView) -> PeerStatus {
+    let PeerView { name, state, problem, streams, counters } = view;
+    PeerStatus { name, state, problem, streams, counters: counters.into_iter().collect() }
 }
 
 /// What the switch's workers have counted together.

@@ -12,13 +12,13 @@ use super::raw::{RawConfig, RawDaemon, RawForward, RawHost, RawLimits, RawVm, Si
 use super::sources::{Kind, Sources};
 use super::{
     Config, DaemonConfig, FaultLimit, ForwardConfig, HostRule, Limits, LogFormat, Mode, NicConfig, NicModel,
-    PortGroupConfig, Problem, Role, UplinkConfig, VmConfig, VmPlace,
+    PortGroupConfig, Problem, Role, RouteConfig, UplinkConfig, VmConfig, VmPlace,
 };
 use crate::cpus::BadList;
 
 /// CIDs a VM may have: 0 to 2 are the hypervisor, the guest itself and the host; the upper half is
 /// kept free for contexts that are no VMs.
-const CIDS: RangeInclusive<i64> = 3..=0x7fff_ffff;
+pub(super) const CIDS: RangeInclusive<i64> = 3..=0x7fff_ffff;
 /// The last port number means "any".
 const PORTS: RangeInclusive<i64> = 0..=0xffff_fffe;
 /// Users and groups; the last number means "none".
@@ -100,9 +100,10 @@ impl Checker<'_> {
         let control =
             raw.control.iter().enumerate().map(|(index, rule)| self.control(index + 1, rule)).collect();
         self.unique(&raw.vm);
+        let route = self.route(raw.route.as_ref(), &raw.peer, &raw.vm);
         self.unique_uds_paths(&raw.vm);
         for (vm, raw_vm) in vms.iter().zip(&raw.vm) {
-            self.targets(vm, raw_vm.get_ref(), &vms);
+            self.targets(vm, raw_vm.get_ref(), &vms, route.as_ref());
             self.owner_and_roles(vm, raw_vm.get_ref());
             self.uml_pci(vm, raw_vm.get_ref());
         }
@@ -110,7 +111,8 @@ impl Checker<'_> {
         self.unique_domains(&vms, &raw.vm);
         let mirrors = self.mirrors(&raw.mirror);
         let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), self.vm_place(raw))).collect();
-        let config = Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors, places };
+        let config =
+            Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors, route, places };
         self.shares(&config, raw);
         self.mirrored(&config, &raw.mirror);
         config
@@ -407,8 +409,8 @@ impl Checker<'_> {
         }
     }
 
-    /// Every forward leads to another VM of the same group, and no port leads to two.
-    fn targets(&mut self, vm: &VmConfig, raw: &RawVm, all: &[VmConfig]) {
+    /// Every forward leads to another VM of the same group, or to a CID of another host that the group may reach, and no port leads to two.
+    fn targets(&mut self, vm: &VmConfig, raw: &RawVm, all: &[VmConfig], route: Option<&RouteConfig>) {
         if let Some(cid) = &raw.parent_cid
             && let Some(other) =
                 all.iter().find(|other| vm.parent_cid == Some(other.cid) && other.name != vm.name)
@@ -434,7 +436,9 @@ impl Checker<'_> {
             let Some(name) = to.rsplit_once(':').map(|(name, _)| name).filter(|name| !name.is_empty()) else {
                 continue; // reported by `forward`
             };
+            let elsewhere = |cid: u32| route.is_some_and(|route| route.reaches(cid, &vm.group));
             let text = match all.iter().find(|other| other.name == name) {
+                None if name.parse().is_ok_and(elsewhere) => continue,
                 None => {
                     let known: Vec<_> = all.iter().map(|other| other.name.as_str()).collect();
                     format!("{key}: there is no VM {name:?}; known are {}", known.join(", "))

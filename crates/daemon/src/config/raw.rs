@@ -31,6 +31,34 @@ pub struct RawConfig {
     pub host: Vec<Spanned<RawHost>>,
     #[serde(default)]
     pub control: Vec<Spanned<RawControl>>,
+    pub route: Option<Spanned<RawRoute>>,
+    #[serde(default)]
+    pub peer: Vec<Spanned<RawPeer>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawRoute {
+    pub name: Option<Spanned<String>>,
+    pub cids: Option<Vec<Spanned<toml::Value>>>,
+    pub cid: Option<Spanned<i64>>,
+    pub owner: Option<Spanned<toml::Value>>,
+    pub listen: Option<Spanned<String>>,
+    pub certificate: Option<Spanned<String>>,
+    pub key: Option<Spanned<String>>,
+    pub authority: Option<Spanned<String>>,
+    pub dead_s: Option<Spanned<i64>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawPeer {
+    pub name: Option<Spanned<String>>,
+    pub address: Option<Spanned<String>>,
+    pub cids: Option<Vec<Spanned<toml::Value>>>,
+    pub groups: Option<Vec<Spanned<String>>>,
+    #[serde(default)]
+    pub trusted: bool,
 }
 
 #[derive(Debug, Deserialize)]

@@ -185,10 +185,12 @@ impl Inner {
         match (a, b) {
             // Which programs of the host may is for the host's rules to say.
             (HOST, vm) | (vm, HOST) => self.router.has_host() && self.contexts.contains_key(&vm),
-            _ => {
-                let (Some(a), Some(b)) = (self.contexts.get(&a), self.contexts.get(&b)) else { return false };
-                a.spec.vm.may_talk(&b.spec.vm)
-            }
+            _ => match (self.contexts.get(&a), self.contexts.get(&b)) {
+                (Some(a), Some(b)) => a.spec.vm.may_talk(&b.spec.vm),
+                (None, None) => false,
+                // One of another host's.
+                _ => self.router.may_talk(a, b),
+            },
         }
     }
 

@@ -8,6 +8,7 @@ use vmlane_access::Peer;
 use vmlane_device::vmci::SharedMap;
 use vmlane_vsock::Call;
 use vmlane_wire::host::{REQUEST, Reply, Request};
+use vmlane_wire::route::{MOST_TEXT, RECORD, Record};
 use zerocopy::{FromBytes, IntoBytes};
 
 use super::mail::{StreamWaker, Token};
@@ -26,13 +27,15 @@ pub enum Dialect {
     Hybrid(u32),
     /// None: the VMM of this VM connects at the socket of a forward of this port.
     Forward(u32, u32),
+    /// Records of [`vmlane_wire::route`], at `route.sock`.
+    Route,
 }
 
 impl Dialect {
     /// The VM whose socket it is.
     pub fn cid(self) -> Option<u32> {
         match self {
-            Dialect::Native => None,
+            Dialect::Native | Dialect::Route => None,
             Dialect::Hybrid(cid) | Dialect::Forward(cid, _) => Some(cid),
         }
     }
@@ -45,6 +48,8 @@ pub enum Account {
     User(u32),
     /// The VM with this CID, whose VMM has a hybrid socket.
     Vm(u32),
+    /// Another host, by a number of its own.
+    Peer(u32),
 }
 
 impl Account {
@@ -85,6 +90,8 @@ pub enum State {
         port: u32,
         socket: Arc<OwnedFd>,
     },
+    /// The helper's line to other hosts: its packet socket.
+    Line(OwnedFd),
     /// Only while the next one is made of the last.
     Changing,
 }
@@ -117,11 +124,13 @@ pub struct Delivery {
 }
 
 /// What a client asks for.
-#[derive(Clone, Copy, Debug)]
+#[derive(Clone, Debug)]
 pub enum Asked {
     Record(Request),
     /// A port of the VM.
     Line(u32),
+    /// A record of [`vmlane_wire::route`] and its text.
+    Route(Vec<u8>),
 }
 
 /// A request, none yet, or none ever.
@@ -175,6 +184,22 @@ pub fn arrival(socket: &OwnedFd, dialect: Dialect, bytes: &mut Vec<u8>) -> Arriv
             let _ = socket::read(socket, &mut taken[..=end]);
             port.map_or(Arrival::Never, |port| Arrival::Whole(Asked::Line(port)))
         }
+        Dialect::Route => loop {
+            let whole = match Record::read_from_prefix(bytes) {
+                Ok((record, _)) if record.op().is_none() => return Arrival::Never,
+                Ok((record, _)) => RECORD + record.len.get() as usize,
+                Err(_) => RECORD,
+            };
+            if bytes.len() == whole {
+                return Arrival::Whole(Asked::Route(std::mem::take(bytes)));
+            }
+            let mut buffer = [0; RECORD + MOST_TEXT];
+            match socket::read(socket, &mut buffer[..whole - bytes.len()]) {
+                Io::Done(len) => bytes.extend_from_slice(&buffer[..len]),
+                Io::WouldBlock => return Arrival::Later,
+                Io::Over => return Arrival::Never,
+            }
+        },
         // It has nothing to ask for.
         Dialect::Forward(..) => Arrival::Never,
     }
@@ -238,7 +263,9 @@ impl Client {
     /// The stream is there.
     pub fn greet(&self, dialect: Dialect, port: u32, fd: Option<&OwnedFd>) -> bool {
         match dialect {
-            Dialect::Native => self.reply(Reply::new(0, vmlane_wire::vmci::CID_HOST, port), fd),
+            Dialect::Native | Dialect::Route => {
+                self.reply(Reply::new(0, vmlane_wire::vmci::CID_HOST, port), fd)
+            }
             Dialect::Hybrid(_) => {
                 let line = format!("OK {port}\n");
                 socket::write(&*self.socket, line.as_bytes()) == Io::Done(line.len())

@@ -1,5 +1,6 @@
 //! What other threads tell the thread that serves host sockets: workers, sessions, the operator.
 
+use std::collections::HashMap;
 use std::os::fd::OwnedFd;
 use std::path::PathBuf;
 use std::sync::Arc;
@@ -15,6 +16,7 @@ use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
 use vmlane_wire::host::SIGNAL;
 
 use super::hybrid::{HybridStats, HybridVm};
+use super::route::{PeerShared, Routes};
 
 /// A client of the thread, or a listening socket.
 pub type Token = u64;
@@ -50,6 +52,10 @@ pub enum Mail {
     /// Whose processes may connect at a VM's hybrid Unix socket.
     Owner(u32, Option<Owner>),
     Rules(HostRules),
+    /// The socket of the helper for streams between hosts.
+    ListenRoute(OwnedFd),
+    /// What is configured of other hosts, and what is shared of each, with its number.
+    Routes(Option<Arc<Routes>>, HashMap<String, (u32, Arc<PeerShared>)>),
     Stop,
 }
 

@@ -6,6 +6,7 @@
 //! | `server/calls.rs`, `server/clients.rs` | how streams come about; the table of clients |
 //! | `server/programs.rs` | what programs ask for |
 //! | `hybrid.rs`, `forwards.rs`, `hybrid_views.rs`, `server/hybrid.rs`, `server/asked.rs` | VMs whose VMMs have hybrid Unix sockets |
+//! | `route.rs`, `route_socket.rs`, `server/route_table.rs`, `server/routes.rs` | other hosts, and the helper that carries streams to them |
 //! | `server/turns.rs` | whose turn it is |
 //! | `client.rs` | one process's connection, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
@@ -22,6 +23,8 @@ mod forwards;
 mod hybrid;
 mod hybrid_views;
 mod mail;
+mod route;
+mod route_socket;
 mod server;
 mod socket;
 mod stream;
@@ -46,11 +49,13 @@ use zerocopy::IntoBytes;
 pub use hybrid::{HybridStats, HybridVm};
 pub use hybrid_views::{HybridConnection, HybridView};
 pub use mail::Guest;
+pub use route::{CidRange, Peer as RoutePeer, PeerView, Routes};
 pub use socket::connect;
 
 use forwards::{Forwards, HybridEndpoint};
 use hybrid_views::Shown;
 use mail::{Mail, Mailbox};
+use route_socket::RouteSocket;
 
 /// Bounds.
 #[derive(Clone, Copy, Debug)]
@@ -58,6 +63,10 @@ pub struct Bounds {
     /// Connections of all processes together, and of VMs with hybrid sockets; of one user or VM, as many as stay free for
     /// others.
     pub clients: usize,
+    /// Streams of other hosts; of one, as many as stay free for others.
+    pub routed: usize,
+    /// Calls that wait for other hosts; of one client, as many as stay free.
+    pub calls: usize,
     /// Connections of one process.
     pub of_process: usize,
     /// Connections whose request has not arrived; of one user, as many as stay free for others.
@@ -68,7 +77,14 @@ pub struct Bounds {
 
 impl Default for Bounds {
     fn default() -> Self {
-        Bounds { clients: 2048, of_process: 1024, unasked: 256, request: std::time::Duration::from_secs(5) }
+        Bounds {
+            clients: 4096,
+            routed: 8192,
+            calls: 4096,
+            of_process: 2048,
+            unasked: 256,
+            request: std::time::Duration::from_secs(5),
+        }
     }
 }
 
@@ -85,6 +101,8 @@ pub struct HostSockets {
     /// Of the forwards of VMs with hybrid sockets.
     forwards: Mutex<HashMap<u32, Forwards>>,
     shown: Arc<Mutex<Shown>>,
+    /// Other hosts.
+    route: Mutex<RouteSocket>,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -153,7 +171,8 @@ impl HostSockets {
         let guest_sockets = Mutex::default();
         let path = path.to_owned();
         let forwards = Mutex::default();
-        Ok(HostSockets { router, mailbox, path, guest_sockets, forwards, shown, thread: Some(thread) })
+        let route = Mutex::default();
+        Ok(HostSockets { router, mailbox, path, guest_sockets, forwards, shown, route, thread: Some(thread) })
     }
 
     /// Opens a VM's hybrid Unix socket.
@@ -213,6 +232,16 @@ impl HostSockets {
         self.shown.lock().connections()
     }
 
+    /// What is configured of other hosts from now on; `path` is where the helper that carries their streams connects.
+    pub fn set_routes(&self, path: &Path, routes: Option<Routes>) -> io::Result<()> {
+        self.route.lock().set(path, routes, &self.router, &self.mailbox)
+    }
+
+    /// What an operator may see of other hosts; nothing if none are configured.
+    pub fn peers(&self) -> Vec<PeerView> {
+        self.route.lock().views()
+    }
+
     /// What new requests are measured by.
     pub fn set_rules(&self, rules: HostRules) {
         self.mailbox.send(Mail::Rules(rules));
@@ -226,6 +255,7 @@ impl Drop for HostSockets {
             self.router.clear_endpoint(cid);
             forwards.end(&self.mailbox);
         }
+        self.route.lock().end(&self.router);
         self.mailbox.send(Mail::Stop);
         if let Some(thread) = self.thread.take() {
             let _ = thread.join();

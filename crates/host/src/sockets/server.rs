@@ -5,6 +5,8 @@ mod calls;
 mod clients;
 mod hybrid;
 mod programs;
+mod route_table;
+mod routes;
 mod turns;
 
 use std::collections::HashMap;
@@ -25,6 +27,7 @@ use vmlane_wire::host::{PORT_ANY, Reply, SWITCH};
 
 use self::asked::Hybrids;
 use self::clients::Clients;
+use self::route_table::RouteTable;
 use self::turns::Turns;
 use super::client::{Account, Arrival, Asked, Client, Dialect, Opening, Ring, State, arrival};
 use super::hybrid_views::Shown;
@@ -73,6 +76,8 @@ pub struct Server {
     guests: HashMap<u32, (Guest, Option<Owner>)>,
     /// VMs whose VMMs have the sockets.
     hybrids: Hybrids,
+    /// Other hosts.
+    routes: RouteTable,
     clients: Clients,
     /// Listeners by port.
     listeners: HashMap<u32, Token>,
@@ -104,7 +109,8 @@ impl Server {
             listening: HashMap::new(),
             guests: HashMap::new(),
             hybrids: Hybrids::new(shown),
-            clients: Clients::new(bounds.clients, bounds.unasked),
+            routes: RouteTable::new(&bounds),
+            clients: Clients::new(&bounds),
             listeners: HashMap::new(),
             budgets: HashMap::new(),
             turns: Turns::default(),
@@ -182,7 +188,8 @@ impl Server {
             let Some(call) = self.mailbox.next_request() else { return };
             match call.key.server.0 {
                 HOST => self.requested(call),
-                _ => self.ask_vmm(call),
+                cid if self.hybrids.vm(cid).is_some() => self.ask_vmm(call),
+                _ => self.ask_route(call),
             }
         }
     }
@@ -243,7 +250,16 @@ impl Server {
             Mail::Unlisten(cid, port) => {
                 self.listening.retain(|_, listening| listening.dialect != Dialect::Forward(cid, port));
             }
-            Mail::GivenUp(call) => self.vmm_given_up(call),
+            Mail::GivenUp(call) => {
+                self.vmm_given_up(call);
+                self.call_given_up(call);
+            }
+            Mail::ListenRoute(socket) => {
+                if let Err(error) = self.open(socket, Dialect::Route) {
+                    tracing::error!(%error, "opening the socket of the helper for streams between hosts");
+                }
+            }
+            Mail::Routes(routes, peers) => self.set_routes(routes, peers),
             Mail::Rules(rules) => *self.rules.lock() = rules,
             Mail::Stop => {}
         }
@@ -276,7 +292,7 @@ impl Server {
                     cid,
                     pid = peer.pid,
                     uid = peer.uid,
-                    "not the VM's owner; its connection was closed"
+                    "not an owner of this socket; its connection was closed"
                 );
                 continue;
             }
@@ -305,6 +321,7 @@ impl Server {
             Dialect::Native => return true,
             Dialect::Hybrid(cid) => self.guests.get(&cid).and_then(|guest| guest.1),
             Dialect::Forward(cid, _) => self.hybrids.vm(cid).and_then(|vm| vm.owner),
+            Dialect::Route => self.routes.helper(),
         };
         self.is_ours(peer) || owner.is_some_and(|owner| owner.includes(peer))
     }
@@ -336,11 +353,19 @@ impl Server {
         let _ = epoll::delete(&self.epoll, &*client.socket);
         if !client.account.is_user() {
             self.hybrids.ends(token);
+            self.route_ends(client.account);
         }
         match client.state {
             State::Asking { .. } | State::Changing => {}
             State::Asked(call) => self.hybrids.over(&self.router, call, Failed::Gone),
-            State::Connecting(opening, ..) => self.router.close(opening.call),
+            State::Connecting(opening, ..) => {
+                self.routes.forget(opening.call);
+                self.router.close(opening.call);
+            }
+            State::Line(socket) => {
+                let _ = epoll::delete(&self.epoll, &socket);
+                self.line_ends();
+            }
             // The process has never had it.
             State::Accepting(opening, _) => self.router.withdraw(opening.call),
             State::Streaming(stream) => self.router.close(stream.call),
@@ -361,10 +386,12 @@ impl Server {
         {
             self.hybrids.count(Some(*cid), |stats| stats.connects_refused.inc());
         }
+        self.route_fails(token);
         if let Some(client) = self.clients.get(token)
             && matches!(
                 client.state,
-                State::Asking { dialect: Dialect::Native, .. } | State::Connecting(_, Dialect::Native, _)
+                State::Asking { dialect: Dialect::Native | Dialect::Route, .. }
+                    | State::Connecting(_, Dialect::Native | Dialect::Route, _)
             )
         {
             client.reply(Reply::new(errno.raw_os_error(), 0, 0), None);
@@ -414,7 +441,7 @@ impl Server {
                         self.turn(token);
                     }
                     // What it wrote is in its ring, and is taken when it leaves.
-                    Kind::Ring { .. } if hung_up => self.close(token),
+                    Kind::Ring { .. } if hung_up => self.leaves(token),
                     Kind::Ring { .. } => self.turn(token),
                 }
             }
@@ -424,6 +451,7 @@ impl Server {
                 }
             }
             State::Datagrams { .. } => self.datagrams_from(token, hung_up),
+            State::Line(_) => self.line_event(token, hung_up),
         }
     }
 
@@ -440,7 +468,7 @@ impl Server {
         match turn {
             Turn::Waits => {}
             Turn::Again => self.turns.again(token),
-            Turn::Over => self.close(token),
+            Turn::Over => self.leaves(token),
             Turn::Reset => self.reset(token),
             Turn::Switch => self.switch(token),
         }
@@ -477,7 +505,8 @@ impl Server {
                 self.connect(token, dialect, (cid, port), false, CONNECT)
             }
             (Asked::Record(request), _) => self.record(token, request),
-            (Asked::Line(_), Dialect::Native | Dialect::Forward(..)) => Err(Errno::PROTO),
+            (Asked::Route(message), _) => self.route_record(token, &message),
+            (Asked::Line(_), Dialect::Native | Dialect::Forward(..) | Dialect::Route) => Err(Errno::PROTO),
         };
         if let Err(errno) = outcome {
             self.fail(token, errno);

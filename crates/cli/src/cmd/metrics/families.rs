@@ -5,6 +5,7 @@
 //! sample, so that each name is there from the first scrape on.
 
 mod daemon;
+mod peers;
 mod switch;
 mod vms;
 
@@ -74,6 +75,7 @@ impl Collector for Scrape {
         let mut families = Families(encoder);
         vms::write(self, &mut families)?;
         switch::write(self, &mut families)?;
+        peers::write(self, &mut families)?;
         // Last, with the time that the rest took.
         daemon::write(self, &mut families)
     }

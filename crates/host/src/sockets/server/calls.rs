@@ -33,7 +33,7 @@ impl Server {
     ) -> io::Result<(StreamEnd, Arc<StreamWaker>, Ring)> {
         let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
         let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
-        let spill = if account.is_user() { SPILL } else { VM_SPILL };
+        let spill = if matches!(account, Account::Vm(_)) { VM_SPILL } else { SPILL };
         let budget = self.budgets.entry(account).or_insert_with(|| Arc::new(Budget::new(spill))).clone();
         let theirs = signal.is_some();
         let waker = StreamWaker {
@@ -68,10 +68,10 @@ impl Server {
         let (account, signal) = (client.account, shared.then(|| client.socket.clone()));
         let from = match dialect {
             Dialect::Forward(cid, _) => (cid, self.own_port()),
-            Dialect::Native | Dialect::Hybrid(_) => (CID_HOST, self.own_port()),
+            Dialect::Native | Dialect::Hybrid(_) | Dialect::Route => (CID_HOST, self.own_port()),
         };
         let address = StreamAddress { cid: from.0, port: from.1, peer_cid: to.0, peer_port: to.1 };
-        let address = (!account.is_user()).then_some(address);
+        let address = matches!(account, Account::Vm(_)).then_some(address);
         let (end, waker, ring) = self.ring(token, account, signal, address).map_err(|error| {
             tracing::warn!(%error, "memory for a host socket");
             Errno::NOBUFS
@@ -101,10 +101,15 @@ impl Server {
         let listener = self.listeners.get(&port).and_then(|token| Some((*token, self.clients.get(*token)?)));
         let accepted = match listener {
             Some((token, client)) => {
-                let group = self.router.group_of(cid).unwrap_or_default();
                 let ring = matches!(client.state, State::Listening { ring: true, .. });
-                let peer = client.peer.clone();
-                self.allows(&peer, HostAccess::BeReached(&group))
+                let (token, peer) = (token, client.peer.clone());
+                // Another host's client speaks for the groups that its host and the configuration let it.
+                let claim = self.routes.claim(call).map(|claim| claim.groups);
+                let groups = claim.or_else(|| self.router.group_of(cid).map(|group| vec![group]));
+                groups
+                    .unwrap_or_default()
+                    .iter()
+                    .any(|group| self.allows(&peer, HostAccess::BeReached(group)))
                     && self.accept_for(call, token, peer, ring).is_some()
             }
             None => self.accept_for_path(call).is_some(),
@@ -160,6 +165,9 @@ impl Server {
         let Some(state) = self.clients.set_state(token, State::Changing) else { return };
         let (opening, greeting, delivery) = match state {
             State::Connecting(opening, dialect, port) => (opening, Some((dialect, port)), None),
+            State::Accepting(opening, None) if self.is_peers(token) => {
+                (opening, Some((Dialect::Route, 0)), None)
+            }
             State::Accepting(opening, delivery) => (opening, None, delivery),
             other => {
                 self.clients.set_state(token, other);
@@ -168,6 +176,7 @@ impl Server {
         };
         if let Some(client) = self.clients.get(token) {
             self.hybrids.joined(token, client.account);
+            self.route_joined(client.account);
         }
         let (kind, fd) = opening.ring.into_kind();
         let stream = Stream { call: opening.call, stream, side, kind };

@@ -6,6 +6,7 @@ use std::time::Instant;
 use vmlane_access::Peer;
 use vmlane_port::fair::SharedPlaces;
 
+use crate::sockets::Bounds;
 use crate::sockets::client::{Account, Client, State};
 use crate::sockets::mail::Token;
 
@@ -16,6 +17,8 @@ pub struct Clients {
     of_process: HashMap<(u32, i32), usize>,
     /// By user, or by VM.
     accounts: SharedPlaces<Account>,
+    /// Streams of other hosts, by host.
+    peers: SharedPlaces<Account>,
     /// Clients whose request has not arrived, by user.
     unasked: SharedPlaces<u32>,
     deadlines: BTreeSet<(Instant, Token)>,
@@ -23,24 +26,33 @@ pub struct Clients {
 
 impl Clients {
     /// Room for so many, and for so many of them whose request has not arrived. One user or VM cannot use either up.
-    pub fn new(most: usize, unasked: usize) -> Clients {
+    pub fn new(bounds: &Bounds) -> Clients {
         Clients {
             by_token: HashMap::new(),
             of_process: HashMap::new(),
-            accounts: SharedPlaces::new(most),
-            unasked: SharedPlaces::new(unasked),
+            accounts: SharedPlaces::new(bounds.clients),
+            peers: SharedPlaces::new(bounds.routed),
+            unasked: SharedPlaces::new(bounds.unasked),
             deadlines: BTreeSet::new(),
         }
     }
 
     /// May this user, or VM, have another one?
     pub fn has_room(&self, account: Account) -> bool {
-        self.accounts.has_room(&account)
+        self.places(account).has_room(&account)
+    }
+
+    fn places(&self, account: Account) -> &SharedPlaces<Account> {
+        if matches!(account, Account::Peer(_)) { &self.peers } else { &self.accounts }
+    }
+
+    fn places_mut(&mut self, account: Account) -> &mut SharedPlaces<Account> {
+        if matches!(account, Account::Peer(_)) { &mut self.peers } else { &mut self.accounts }
     }
 
     /// How many it has.
     pub fn of(&self, account: Account) -> usize {
-        self.accounts.of(&account)
+        self.places(account).of(&account)
     }
 
     /// Which they are.
@@ -80,7 +92,7 @@ impl Clients {
             *self.of_process.entry((client.peer.uid, client.peer.pid)).or_default() += 1;
         }
         // There is room: `has_room` and `may_ask` were asked.
-        self.accounts.take(client.account);
+        self.places_mut(client.account).take(client.account);
         if client.state.is_asking() {
             self.unasked.take(client.peer.uid);
         }
@@ -90,22 +102,42 @@ impl Clients {
 
     pub fn remove(&mut self, token: Token) -> Option<Client> {
         let client = self.by_token.remove(&token)?;
-        self.accounts.give_back(&client.account);
+        self.places_mut(client.account).give_back(&client.account);
         if client.state.is_asking() {
             self.unasked.give_back(&client.peer.uid);
         }
         if let Some(deadline) = client.deadline {
             self.deadlines.remove(&(deadline, token));
         }
-        if client.account.is_user()
-            && let Some(count) = self.of_process.get_mut(&(client.peer.uid, client.peer.pid))
-        {
-            *count -= 1;
-            if *count == 0 {
-                self.of_process.remove(&(client.peer.uid, client.peer.pid));
-            }
+        if client.account.is_user() {
+            self.leaves_process((client.peer.uid, client.peer.pid));
         }
         Some(client)
+    }
+
+    fn leaves_process(&mut self, process: (u32, i32)) {
+        if let Some(count) = self.of_process.get_mut(&process) {
+            *count -= 1;
+            if *count == 0 {
+                self.of_process.remove(&process);
+            }
+        }
+    }
+
+    /// A user's client takes a place of `account`, which is no user, from here on. False if there is none.
+    pub fn set_account(&mut self, token: Token, account: Account) -> bool {
+        let Some(client) = self.by_token.get_mut(&token).filter(|client| client.account.is_user()) else {
+            return false;
+        };
+        let process = (client.peer.uid, client.peer.pid);
+        let places = if matches!(account, Account::Peer(_)) { &mut self.peers } else { &mut self.accounts };
+        if !places.take(account) {
+            return false;
+        }
+        let before = std::mem::replace(&mut client.account, account);
+        self.accounts.give_back(&before);
+        self.leaves_process(process);
+        true
     }
 
     /// Changes a client's state. Returns the one before.
@@ -162,7 +194,7 @@ mod tests {
 
     #[test]
     fn one_user_fills_its_part_and_another_is_served() {
-        let mut clients = Clients::new(64, 16);
+        let mut clients = Clients::new(&Bounds { clients: 64, unasked: 16, ..Bounds::default() });
         let fill = |clients: &mut Clients, uid: u32, from: Token| {
             (from..from + 100)
                 .filter(|&token| {

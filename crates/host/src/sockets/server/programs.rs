@@ -27,15 +27,14 @@ impl Server {
         match op {
             Op::Connect => {
                 let cid = request.cid.get();
-                let group = self.router.group_of(cid).ok_or(Errno::NODEV)?;
-                if !self.allows(&peer, HostAccess::Connect(&group)) {
-                    return Err(Errno::ACCESS);
-                }
+                let groups = self.program_reaches(&peer, cid)?;
                 let patience = match request.arg.get() {
                     0 => CONNECT,
                     millis => Duration::from_millis(millis.into()).min(LONGEST_CONNECT),
                 };
-                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)
+                self.connect(token, Dialect::Native, (cid, request.port.get()), ring, patience)?;
+                self.remember_groups(token, groups);
+                Ok(())
             }
             Op::Listen => {
                 let port =

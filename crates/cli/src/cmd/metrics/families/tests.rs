@@ -38,6 +38,8 @@ fn answers(names: &[&str]) -> (Status, Stats) {
         "vms": names.iter().map(vm).collect::<Vec<_>>(),
         "watched": [{"name": "worker-0", "busy_seconds": 0.25}, {"name": "switch", "stuck_seconds": 2.0}],
         "uplinks": [{"name": "up0", "to": "tap", "attached": true, "how": ""}],
+        "peers": [{"name": "beta", "state": "up", "problem": "", "streams": 3, "counters": {"forged": 2, "bytes_sent": 9}},
+                  {"name": "", "state": "helper", "problem": "", "streams": 0, "counters": {"unknown_names": 1}}],
         "teams": [{"name": "lan", "policy": "mac", "failback": true, "notify": true, "counters": {"failovers": 7},
                    "members": [{"uplink": "up0", "standby": false, "active": true, "why": "active"},
                                {"uplink": "up1", "standby": false, "active": false, "why": "link down"}]}]

@@ -1,0 +1,186 @@
+//! `vmlane route`: the helper that carries streams to other hosts, how it stands with them, certificates.
+
+use std::fs::OpenOptions;
+use std::io::Write as _;
+use std::os::fd::OwnedFd;
+use std::os::unix::fs::OpenOptionsExt as _;
+use std::os::unix::net::UnixStream;
+use std::path::{Path, PathBuf};
+use std::process::ExitCode;
+use std::time::Duration;
+
+use anyhow::{Context, bail};
+use vmlane_api::Client;
+use vmlane_daemon::config::{self, Config, RouteConfig};
+use vmlane_daemon::log;
+use vmlane_route::{Bounds, Files, Helper, PeerSettings, Settings, authority};
+
+use super::control::{Show, peers, print};
+
+const EXAMPLES: &str = "Examples:
+  vmlane route run
+  vmlane route status
+  vmlane route certificate alpha --directory /root/authority
+
+The helper is a process without rights: it reads the configuration and its certificates, asks the daemon at route.sock, and speaks
+TLS with the helpers of other hosts. Under systemd it is vmlane-route.service. docs/guide/hosts.md shows how to set it up.";
+
+const RUN: &str = "SIGHUP has it read the configuration and the certificates again: streams that are open stay. SIGTERM ends it; streams between
+hosts are reset then, and no others. A daemon that is not there, or has gone, is waited for.";
+
+const CERTIFICATE: &str = "Writes NAME.pem and NAME.key to the directory, and makes the authority there (authority.pem, authority.key) if there is none. Each
+host needs its own two files and authority.pem; authority.key stays where certificates are made. Certificates of any other
+authority will do as well, if each has its host's name as a subject alternative name (DNS), and may serve servers and clients.";
+
+/// Carries streams to other hosts, and says how it stands with them
+#[derive(Debug, clap::Args)]
+#[command(after_help = EXAMPLES)]
+pub struct Args {
+    #[command(subcommand)]
+    command: Command,
+}
+
+#[derive(Debug, clap::Subcommand)]
+enum Command {
+    /// Carry streams between this host and those of the configuration until stopped
+    Run(Run),
+    /// Show other hosts, and what is wrong with them
+    Status(Show),
+    /// Make a certificate for a host
+    Certificate(Certificate),
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = RUN)]
+struct Run {
+    /// Configuration file
+    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
+    config: PathBuf,
+    /// Runtime directory of the daemon
+    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
+    runtime_dir: PathBuf,
+    /// Log filter: error, warn, info, debug or trace
+    #[arg(long, value_name = "FILTER")]
+    log: Option<String>,
+}
+
+#[derive(Debug, clap::Args)]
+#[command(after_help = CERTIFICATE)]
+struct Certificate {
+    /// The host's name, as [route] and other hosts' [[peer]] have it
+    name: String,
+    /// Where the authority is, and the certificate goes
+    #[arg(long, value_name = "DIR", default_value = ".")]
+    directory: PathBuf,
+    /// How long the certificate is valid
+    #[arg(long, value_name = "DAYS", default_value_t = 365, value_parser = clap::value_parser!(u64).range(1..=36_500))]
+    days: u64,
+}
+
+impl Args {
+    pub fn run(self) -> anyhow::Result<ExitCode> {
+        match self.command {
+            Command::Run(run) => run.run(),
+            Command::Status(show) => show.report(
+                |client| Ok(Client::status(client)?.peers),
+                |all| Ok(if all.is_empty() { "no other hosts are configured\n".into() } else { peers(all) }),
+            ),
+            Command::Certificate(certificate) => certificate.make(),
+        }
+    }
+}
+
+fn settings(config: &Path, runtime_dir: &Path) -> anyhow::Result<Settings> {
+    let Some(route) = Config::load(config)?.route else {
+        bail!("configuration {}: there is no [route]; see docs/guide/hosts.md", config.display());
+    };
+    let RouteConfig { name, listen, certificate, key, authority, dead_s, peers, .. } = route;
+    let peers = peers.into_iter().map(|peer| PeerSettings { name: peer.name, address: peer.address });
+    Ok(Settings {
+        name,
+        socket: runtime_dir.join("route.sock"),
+        listen,
+        files: Files { certificate, key, authority },
+        dead: Duration::from_secs(dead_s),
+        bounds: Bounds::default(),
+        peers: peers.collect(),
+    })
+}
+
+impl Run {
+    fn run(self) -> anyhow::Result<ExitCode> {
+        let (key, filter) = log::choose(self.log, None);
+        log::init(key, filter, log::LogFormat::Text)?;
+        let first = match settings(&self.config, &self.runtime_dir) {
+            Ok(settings) => settings,
+            Err(error) => {
+                let _ = writeln!(std::io::stderr(), "vmlane: {error:#}");
+                return Ok(ExitCode::from(config::EXIT_CODE));
+            }
+        };
+        let limit = rustix::process::getrlimit(rustix::process::Resource::Nofile);
+        let raised = rustix::process::Rlimit { current: limit.maximum, ..limit };
+        let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
+        let (control, told) = UnixStream::pair().context("a socket for signals")?;
+        follow_signals(&told)?;
+        let Run { config, runtime_dir, .. } = self;
+        let load = move || settings(&config, &runtime_dir).map_err(|error| format!("{error:#}"));
+        Helper::start(first, Box::new(load), OwnedFd::from(control))?.run().context("waiting for peers")?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// A thread tells the helper of signals.
+fn follow_signals(told: &UnixStream) -> anyhow::Result<()> {
+    use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
+    let mut signals = signal_hook::iterator::Signals::new([SIGHUP, SIGINT, SIGTERM]).context("signals")?;
+    let mut told = told.try_clone().context("signals")?;
+    std::thread::Builder::new()
+        .name("signals".into())
+        .spawn(move || {
+            for signal in signals.forever() {
+                let byte = if signal == SIGHUP { Helper::RELOAD } else { Helper::STOP };
+                if told.write_all(&[byte]).is_err() {
+                    return;
+                }
+            }
+        })
+        .context("a thread for signals")?;
+    Ok(())
+}
+
+impl Certificate {
+    fn make(self) -> anyhow::Result<ExitCode> {
+        let at = |name: &str| self.directory.join(name);
+        let (own, key) = (at("authority.pem"), at("authority.key"));
+        let authority_key = match std::fs::read_to_string(&key) {
+            Ok(key) => key,
+            Err(error) if error.kind() == std::io::ErrorKind::NotFound => {
+                let made = authority::authority(authority::days(3650)).context("an authority")?;
+                write(&key, &made.key, 0o600)?;
+                write(&own, &made.certificate, 0o644)?;
+                print(&format!("{}: a new authority\n", own.display()))?;
+                made.key
+            }
+            Err(error) => return Err(error).context(key.display().to_string()),
+        };
+        let made = authority::certificate(&authority_key, &self.name, authority::days(self.days));
+        let made = made.with_context(|| format!("a certificate for {:?}", self.name))?;
+        let (certificate, key) = (at(&format!("{}.pem", self.name)), at(&format!("{}.key", self.name)));
+        write(&key, &made.key, 0o600)?;
+        write(&certificate, &made.certificate, 0o644)?;
+        print(&format!("{}: valid for {} days\n", certificate.display(), self.days))?;
+        Ok(ExitCode::SUCCESS)
+    }
+}
+
+/// Writes a file anew, so that no one has read rights from before.
+fn write(path: &Path, text: &str, mode: u32) -> anyhow::Result<()> {
+    let fresh = path.with_extension("new");
+    let _ = std::fs::remove_file(&fresh);
+    let mut options = OpenOptions::new();
+    let opened = options.write(true).create_new(true).mode(mode).open(&fresh);
+    let mut file = opened.with_context(|| fresh.display().to_string())?;
+    file.write_all(text.as_bytes()).with_context(|| fresh.display().to_string())?;
+    std::fs::rename(&fresh, path).with_context(|| path.display().to_string())
+}

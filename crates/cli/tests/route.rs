@@ -1,0 +1,473 @@
+//! Two hosts: two daemons, two helpers, programs of each host at both ends. What passes, what is refused, what a killed helper or
+//! daemon does to streams between them.
+
+mod common;
+#[path = "common/openmetrics.rs"]
+mod openmetrics;
+
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::net::{Shutdown, TcpListener};
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::thread;
+use std::time::Duration;
+
+use common::eventually;
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmlane_route::authority;
+use vmlane_sock::{Host, Listener, Stream};
+
+const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
+const LONG: Duration = Duration::from_secs(50);
+/// Hosts' own CIDs.
+const ALPHA: u32 = 1000;
+const BETA: u32 = 2000;
+
+struct Process(Child);
+
+impl Process {
+    fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One host: its files, its processes.
+struct Node {
+    directory: tempfile::TempDir,
+    name: &'static str,
+    daemon: Option<Process>,
+    helper: Option<Process>,
+}
+
+/// What is peculiar to a host.
+#[derive(Clone, Copy)]
+struct Plan {
+    name: &'static str,
+    cids: &'static str,
+    cid: u32,
+    port: u16,
+    peer: (&'static str, &'static str, u16),
+    groups: &'static str,
+}
+
+impl Plan {
+    fn text(self, pki: &std::path::Path) -> String {
+        let Plan { name, cids, cid, port, peer: (peer, peers_cids, peers_port), groups } = self;
+        let file = |file: String| pki.join(file).display().to_string();
+        format!(
+            "[route]\nname = {name:?}\ncids = [{cids:?}]\ncid = {cid}\nlisten = \"127.0.0.1:{port}\"\ndead_s = 5\n\
+             certificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
+             [[peer]]\nname = {peer:?}\naddress = \"127.0.0.1:{peers_port}\"\ncids = [{peers_cids:?}]\ngroups = [{groups:?}]\n",
+            file(format!("{name}.pem")),
+            file(format!("{name}.key")),
+            file("authority.pem".into()),
+        )
+    }
+}
+
+impl Node {
+    fn new(name: &'static str, config: &str) -> Node {
+        let directory = tempfile::tempdir().unwrap();
+        fs::write(directory.path().join("vmlane.toml"), config).unwrap();
+        let mut node = Node { directory, name, daemon: None, helper: None };
+        node.start_daemon();
+        node.start_helper();
+        node
+    }
+
+    fn run(&self) -> PathBuf {
+        self.directory.path().join("run")
+    }
+
+    fn host(&self) -> Host {
+        Host::at(&self.run())
+    }
+
+    fn spawn(&self, words: &[&str]) -> Process {
+        let log =
+            fs::File::options().create(true).append(true).open(self.directory.path().join("log")).unwrap();
+        let mut command = Command::new(VMLANE);
+        command.args(words).arg("--config").arg(self.directory.path().join("vmlane.toml"));
+        command.arg("--runtime-dir").arg(self.run());
+        if words == ["daemon"] {
+            command.arg("--state-dir").arg(self.directory.path().join("state"));
+        }
+        command.env_remove("VMLANE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stderr(log);
+        Process(command.spawn().unwrap())
+    }
+
+    fn start_daemon(&mut self) {
+        let daemon = self.spawn(&["daemon"]);
+        eventually("the daemon answers", || {
+            let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
+            (status["pid"] == daemon.0.id()).then_some(())
+        });
+        self.daemon = Some(daemon);
+    }
+
+    fn start_helper(&mut self) {
+        self.helper = Some(self.spawn(&["route", "run"]));
+    }
+
+    fn ask(&self, words: &[&str]) -> Output {
+        Command::new(VMLANE).args(words).arg("--runtime-dir").arg(self.run()).output().unwrap()
+    }
+
+    /// What `vmlane status` says of a peer; the helper itself has no name.
+    fn peer(&self, name: &str) -> Option<Value> {
+        let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
+        status["peers"].as_array()?.iter().find(|peer| peer["name"] == name).cloned()
+    }
+
+    fn counts(&self, peer: &str, counter: &str) -> u64 {
+        self.peer(peer).and_then(|peer| peer["counters"][counter].as_u64()).unwrap_or(0)
+    }
+
+    fn is_up(&self, peer: &str) -> bool {
+        self.peer(peer).is_some_and(|peer| peer["state"] == "up")
+    }
+
+    fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+/// Two hosts and the authority for both.
+struct World {
+    alpha: Node,
+    beta: Node,
+    pki: tempfile::TempDir,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+fn certificates(pki: &std::path::Path, names: &[&str], days: (i64, i64)) {
+    let now = std::time::SystemTime::now();
+    let at = |days: i64| {
+        let span = Duration::from_secs(days.unsigned_abs() * 86_400);
+        if days < 0 { now - span } else { now + span }
+    };
+    let key = fs::read_to_string(pki.join("authority.key")).unwrap_or_else(|_| {
+        let made = authority::authority(authority::days(3650)).unwrap();
+        fs::write(pki.join("authority.pem"), made.certificate).unwrap();
+        fs::write(pki.join("authority.key"), &made.key).unwrap();
+        made.key
+    });
+    for name in names {
+        let made = authority::certificate(&key, name, (at(days.0), at(days.1))).unwrap();
+        fs::write(pki.join(format!("{name}.pem")), made.certificate).unwrap();
+        fs::write(pki.join(format!("{name}.key")), made.key).unwrap();
+    }
+}
+
+/// `change`: what is different from two hosts that know each other.
+fn plans(change: impl FnOnce(&mut Plan, &mut Plan)) -> [Plan; 2] {
+    let (a, b) = (free_port(), free_port());
+    let mut alpha = Plan {
+        name: "alpha",
+        cids: "1000-1999",
+        cid: ALPHA,
+        port: a,
+        peer: ("beta", "2000-2999", b),
+        groups: "default",
+    };
+    let mut beta = Plan {
+        name: "beta",
+        cids: "2000-2999",
+        cid: BETA,
+        port: b,
+        peer: ("alpha", "1000-1999", a),
+        groups: "default",
+    };
+    change(&mut alpha, &mut beta);
+    [alpha, beta]
+}
+
+impl World {
+    fn new() -> World {
+        let world = World::with(plans(|_, _| {}));
+        world.connected();
+        world
+    }
+
+    fn with([alpha, beta]: [Plan; 2]) -> World {
+        let pki = tempfile::tempdir().unwrap();
+        certificates(pki.path(), &["alpha", "beta"], (-1, 30));
+        let alpha = Node::new(alpha.name, &alpha.text(pki.path()));
+        let beta = Node::new(beta.name, &beta.text(pki.path()));
+        World { alpha, beta, pki }
+    }
+
+    fn connected(&self) {
+        eventually("the hosts are connected", || {
+            (self.alpha.is_up("beta") && self.beta.is_up("alpha")).then_some(())
+        });
+    }
+
+    /// A stream between two programs, the client's end first.
+    fn pair(&self, port: u32) -> (Stream, Stream) {
+        let listener = Listener::bind_by(&self.beta.host(), port).unwrap();
+        let client = Stream::connect_by(&self.alpha.host(), BETA, port, LONG).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(LONG)).unwrap();
+            end.set_write_timeout(Some(LONG)).unwrap();
+        }
+        (client, server)
+    }
+
+    /// No stream has a place any more.
+    fn nothing_is_left(&self) {
+        eventually("no stream is left", || {
+            let left = |node: &Node, peer: &str| node.peer(peer).and_then(|peer| peer["streams"].as_u64());
+            (left(&self.alpha, "beta") == Some(0) && left(&self.beta, "alpha") == Some(0)).then_some(())
+        });
+    }
+}
+
+fn bytes(len: usize, seed: u64) -> Vec<u8> {
+    let mut state = seed | 1;
+    let next = |_| {
+        state ^= state << 13;
+        state ^= state >> 7;
+        state ^= state << 17;
+        state as u8
+    };
+    (0..len).map(next).collect()
+}
+
+fn read_all(mut end: &Stream) -> std::io::Result<Vec<u8>> {
+    let mut all = Vec::new();
+    end.read_to_end(&mut all).map(|_| all)
+}
+
+/// The end hears of a reset.
+fn is_reset(mut end: &Stream, who: &str) {
+    let mut byte = [0];
+    let error = loop {
+        match end.read(&mut byte) {
+            Ok(0) => panic!("{who}: an end in place of a reset"),
+            Ok(_) => {}
+            Err(error) => break error,
+        }
+    };
+    assert_eq!(error.kind(), ErrorKind::ConnectionReset, "{who}: {error}");
+}
+
+#[test]
+fn bytes_pass_whole_both_ways_with_true_addresses_and_halves() {
+    let world = World::new();
+    let listener = Listener::bind_by(&world.beta.host(), 5000).unwrap();
+    let (there, back) = (bytes(5_000_000, 3), bytes(3_000_000, 4));
+    let (expected, answer) = (there.clone(), back.clone());
+    let server = thread::spawn(move || {
+        let (mut stream, peer) = listener.accept().unwrap();
+        stream.set_read_timeout(Some(LONG)).unwrap();
+        stream.set_write_timeout(Some(LONG)).unwrap();
+        assert_eq!(peer.cid, ALPHA, "the true source");
+        // The client's half is over before this one has begun.
+        assert!(read_all(&stream).unwrap() == expected, "whole");
+        stream.write_all(&answer).unwrap();
+    });
+    let mut client = Stream::connect_by(&world.alpha.host(), BETA, 5000, LONG).unwrap();
+    client.set_read_timeout(Some(LONG)).unwrap();
+    client.set_write_timeout(Some(LONG)).unwrap();
+    client.write_all(&there).unwrap();
+    client.shutdown(Shutdown::Write).unwrap();
+    assert!(read_all(&client).unwrap() == back, "whole");
+    server.join().unwrap();
+    drop(client);
+    let connect = |cid, port| {
+        Stream::connect_by(&world.alpha.host(), cid, port, LONG).err().and_then(|error| error.raw_os_error())
+    };
+    assert_eq!(connect(BETA, 5001), Some(104), "no program listens: ECONNRESET");
+    assert_eq!(connect(2500, 5000), Some(19), "no VM there: ENODEV");
+    assert_eq!(connect(5000, 5000), Some(19), "no host there: ENODEV");
+    world.nothing_is_left();
+    assert_eq!(world.beta.counts("alpha", "established"), 1);
+    assert!(world.beta.counts("alpha", "opens_refused") >= 2);
+    let sent = eventually("the helper has told what it sent", || {
+        Some(world.alpha.counts("beta", "bytes_sent")).filter(|&sent| sent >= 5_000_000)
+    });
+    assert!(sent < 6_000_000, "{sent}");
+    let shown = String::from_utf8(world.alpha.ask(&["route", "status"]).stdout).unwrap();
+    assert!(shown.contains("beta") && shown.contains("up"), "{shown}");
+    let metrics = String::from_utf8(world.alpha.ask(&["metrics"]).stdout).unwrap();
+    let families = openmetrics::parse(&metrics).unwrap();
+    let of_peers = families.iter().filter(|(name, _)| name.starts_with("vmlane_peer_"));
+    let empty: Vec<_> =
+        of_peers.filter(|(_, family)| family.samples.is_empty()).map(|(name, _)| name).collect();
+    assert!(empty.is_empty(), "neither daemon nor helper tells this: {empty:?}");
+    assert_eq!(openmetrics::value(&families, "vmlane_peer_up", &[("peer", "beta")]), Some(1.0));
+}
+
+#[test]
+fn a_slow_reader_holds_up_its_own_writer_and_no_other() {
+    let world = World::new();
+    let (mut slow, unread) = world.pair(6000);
+    slow.set_nonblocking(true).unwrap();
+    let piece = bytes(64 << 10, 5);
+    let mut sent = 0usize;
+    // Rings of 256 KiB at four places, and what is on its way: far less than 8 MiB.
+    let mut quiet = 0;
+    while quiet < 50 {
+        match slow.write(&piece) {
+            Ok(len) => (sent, quiet) = (sent + len, 0),
+            Err(error) if error.kind() == ErrorKind::WouldBlock => {
+                quiet += 1;
+                thread::sleep(Duration::from_millis(10));
+            }
+            Err(error) => panic!("{error}"),
+        }
+        assert!(sent < 8 << 20, "nothing holds the writer back");
+    }
+    let (mut client, mut server) = world.pair(6001);
+    let data = bytes(8 << 20, 6);
+    let expected = data.clone();
+    let reader = thread::spawn(move || {
+        let mut all = vec![0; expected.len()];
+        server.read_exact(&mut all).unwrap();
+        assert!(all == expected);
+    });
+    client.write_all(&data).unwrap();
+    reader.join().unwrap();
+    // What was held up is not lost.
+    drop(slow);
+    assert_eq!(read_all(&unread).unwrap().len(), sent);
+    drop((unread, client));
+    world.nothing_is_left();
+}
+
+#[test]
+fn a_killed_helper_or_daemon_resets_streams_between_hosts_and_nothing_stays() {
+    let mut world = World::new();
+    let (client, server) = world.pair(7000);
+    world.beta.helper = None;
+    is_reset(&server, "beta's, whose helper was killed");
+    is_reset(&client, "alpha's");
+    drop((client, server));
+    eventually("alpha knows", || (!world.alpha.is_up("beta")).then_some(()));
+    let refused = Stream::connect_by(&world.alpha.host(), BETA, 7000, LONG).map(|_| ()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(19), "the other host is not there: ENODEV");
+    world.beta.start_helper();
+    world.connected();
+
+    let (client, server) = world.pair(7001);
+    world.beta.daemon = None;
+    is_reset(&client, "alpha's, where beta's daemon was killed");
+    is_reset(&server, "beta's");
+    drop((client, server));
+    world.beta.start_daemon();
+    world.connected();
+    let (client, server) = world.pair(7002);
+    drop(server);
+    assert!(read_all(&client).unwrap().is_empty());
+    drop(client);
+    world.nothing_is_left();
+}
+
+#[test]
+fn a_host_that_is_silent_is_dead_after_a_while() {
+    let world = World::new();
+    let (client, server) = world.pair(7100);
+    world.beta.helper.as_ref().unwrap().signal(Signal::STOP);
+    is_reset(&client, "alpha's");
+    let problem = eventually("the operator is told", || {
+        world.alpha.peer("beta").filter(|peer| peer["state"] != "up" && peer["problem"] != "")
+    });
+    assert!(problem["problem"].as_str().unwrap().contains("nothing was heard of it for 5 s"), "{problem}");
+    world.beta.helper.as_ref().unwrap().signal(Signal::CONT);
+    is_reset(&server, "beta's");
+    world.connected();
+    drop((client, server));
+    world.nothing_is_left();
+}
+
+#[test]
+fn what_a_host_does_not_own_or_may_not_reach_is_refused_and_counted() {
+    // Beta says that it owns other CIDs than alpha has for it, and speaks for one of them.
+    let world = World::with(plans(|_, beta| (beta.cids, beta.cid) = ("3000-3999", 3000)));
+    world.connected();
+    let listener = Listener::bind_by(&world.alpha.host(), 8000).unwrap();
+    let refused = Stream::connect_by(&world.beta.host(), ALPHA, 8000, LONG).map(|_| ()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(19));
+    assert_eq!(world.alpha.counts("beta", "forged"), 1);
+    assert!(world.alpha.log().contains("it asks for a stream from CID 3000"), "{}", world.alpha.log());
+    drop((listener, world));
+
+    let world = World::with(plans(|_, beta| beta.groups = "tenant"));
+    world.connected();
+    let listener = Listener::bind_by(&world.alpha.host(), 8001).unwrap();
+    let refused = Stream::connect_by(&world.beta.host(), ALPHA, 8001, LONG).map(|_| ()).unwrap_err();
+    assert_eq!(refused.raw_os_error(), Some(19));
+    assert_eq!(world.alpha.counts("beta", "forbidden"), 1);
+    assert_eq!(world.alpha.counts("beta", "established"), 0);
+    drop(listener);
+}
+
+#[test]
+fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
+    let mut world = World::new();
+    let (mut client, mut server) = world.pair(9000);
+    certificates(world.pki.path(), &["alpha", "beta"], (-1, 60));
+    for node in [&world.alpha, &world.beta] {
+        node.helper.as_ref().unwrap().signal(Signal::HUP);
+    }
+    let read_again = "the configuration and the certificates were read again";
+    eventually("both have read them", || {
+        [&world.alpha, &world.beta].iter().all(|node| node.log().contains(read_again)).then_some(())
+    });
+    client.write_all(b"still there").unwrap();
+    let mut text = [0; 11];
+    server.read_exact(&mut text).unwrap();
+    assert_eq!(&text, b"still there");
+    drop((client, server));
+
+    // An expired certificate: both ends say so.
+    certificates(world.pki.path(), &["alpha"], (-9, -2));
+    world.alpha.helper = None;
+    world.alpha.start_helper();
+    let says = |node: &Node, peer: &str, words: &str| {
+        node.peer(peer).is_some_and(|peer| peer["problem"].as_str().is_some_and(|text| text.contains(words)))
+    };
+    eventually("alpha is told that its certificate has expired", || {
+        says(&world.alpha, "beta", "this host's certificate has expired").then_some(())
+    });
+    eventually("beta tells its operator", || says(&world.beta, "", "has expired").then_some(()));
+    assert!(world.beta.counts("", "certificates_expired") >= 1);
+
+    // One that is not valid yet: whose clock is wrong?
+    certificates(world.pki.path(), &["alpha"], (2, 9));
+    world.alpha.helper.as_ref().unwrap().signal(Signal::HUP);
+    eventually("beta tells of clocks", || says(&world.beta, "", "compare the clocks").then_some(()));
+
+    // One of a foreign authority.
+    let foreign = tempfile::tempdir().unwrap();
+    certificates(foreign.path(), &["alpha"], (-1, 30));
+    for file in ["alpha.pem", "alpha.key"] {
+        fs::copy(foreign.path().join(file), world.pki.path().join(file)).unwrap();
+    }
+    world.alpha.helper.as_ref().unwrap().signal(Signal::HUP);
+    eventually("beta tells of a foreign authority", || {
+        says(&world.beta, "", "foreign authority").then_some(())
+    });
+    assert!(world.beta.counts("", "certificates_foreign") >= 1);
+    assert!(!world.alpha.is_up("beta") && !world.beta.is_up("alpha"));
+
+    // All is well again, without a restart.
+    certificates(world.pki.path(), &["alpha"], (-1, 30));
+    world.alpha.helper.as_ref().unwrap().signal(Signal::HUP);
+    world.connected();
+    assert_eq!(world.alpha.name, "alpha");
+}

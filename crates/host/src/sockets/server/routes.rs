@@ -1,0 +1,413 @@
+//! Streams between hosts: the helper's line, what it asks for, and what it is asked for.
+
+use std::collections::HashMap;
+use std::os::fd::OwnedFd;
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
+use std::time::{Duration, Instant};
+
+use rustix::event::epoll;
+use rustix::io::Errno;
+use rustix::net::SocketType;
+use vmlane_port::StreamAddress;
+use vmlane_vsock::{Call, Claim, ConnectError, Failed, HOST, HostAccess, Key};
+use vmlane_wire::host::{Reply, SAID_CLOSE};
+use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_TRUSTED, MOST_TEXT, Op, RECORD, Record, Refusal};
+
+use super::route_table::{Known, common};
+use super::{LONGEST_CONNECT, Server};
+use crate::sockets::client::{Account, Dialect, Opening, State};
+use crate::sockets::mail::Token;
+use crate::sockets::route::{PeerShared, Routes, Told};
+use crate::sockets::socket::{self, Io};
+use crate::sockets::stream::Kind;
+
+/// How long the client's end may take once another host has accepted.
+const ACCEPT: Duration = Duration::from_secs(10);
+/// Messages that are read from the line before others have their turn.
+const MESSAGES: usize = 256;
+
+impl Server {
+    /// What is configured changes. Streams of peers that are gone or own or may reach something else end.
+    pub(super) fn set_routes(&mut self, routes: Option<Arc<Routes>>, peers: HashMap<String, Known>) {
+        let before = std::mem::replace(&mut self.routes.routes, routes);
+        self.routes.by_id = peers.values().cloned().collect();
+        let known = std::mem::replace(&mut self.routes.peers, peers);
+        let same = |name: &str| {
+            let of = |routes: &Option<Arc<Routes>>| routes.as_ref().and_then(|all| all.peer(name)).cloned();
+            of(&before) == of(&self.routes.routes)
+        };
+        let changed = known.iter().filter(|(name, _)| !same(name)).map(|(_, (id, _))| *id);
+        for id in changed.collect::<Vec<_>>() {
+            self.clients.tokens_of(Account::Peer(id)).into_iter().for_each(|token| self.reset(token));
+            let calls: Vec<u64> =
+                self.routes.asked.iter().filter(|(_, asked)| asked.2 == id).map(|(&n, _)| n).collect();
+            calls.into_iter().for_each(|number| self.call_fails(number, Failed::Absent));
+        }
+        if self.routes.routes.is_none() {
+            self.listening.retain(|_, listening| listening.dialect != Dialect::Route);
+            self.routes.line.into_iter().for_each(|line| self.close(line));
+        }
+    }
+
+    /// The first record of a connection of the helper's.
+    pub(super) fn route_record(&mut self, token: Token, message: &[u8]) -> Result<(), Errno> {
+        let (record, op, text) = Record::parse(message).ok_or(Errno::PROTO)?;
+        match op {
+            Op::Line => self.route_line(token),
+            Op::Open => self.route_open(token, &record, text),
+            Op::Accept => self.route_accept(token, record.number.get()),
+            Op::Call | Op::GivenUp | Op::Refuse | Op::Status => Err(Errno::PROTO),
+        }
+    }
+
+    fn route_line(&mut self, token: Token) -> Result<(), Errno> {
+        if self.routes.line.is_some() {
+            return Err(Errno::BUSY);
+        }
+        let (ours, theirs) = socket::pair(SocketType::SEQPACKET).map_err(|_| Errno::NFILE)?;
+        let wanted = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+        epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(token), wanted)?;
+        self.becomes(token, State::Line(ours), None);
+        self.routes.line = Some(token);
+        let Some(client) = self.clients.get(token) else { return Ok(()) };
+        tracing::info!(pid = client.peer.pid, "the helper for streams between hosts is there");
+        if !client.reply(Reply::new(0, 0, 0), Some(&theirs)) {
+            self.close(token);
+        }
+        Ok(())
+    }
+
+    /// Another host asks for a stream to this one.
+    fn route_open(&mut self, token: Token, record: &Record, text: &str) -> Result<(), Errno> {
+        let routes = self.routes.routes.clone().ok_or(Errno::NODEV)?;
+        let mut lines = text.lines();
+        let name = lines.next().unwrap_or_default();
+        let peer = routes.peer(name).ok_or(Errno::ACCESS)?;
+        let (id, shared) = self.routes.peers.get(name).cloned().ok_or(Errno::ACCESS)?;
+        let stats = &shared.stats;
+        stats.opens.inc();
+        let refused = |errno: Errno| {
+            stats.opens_refused.inc();
+            Err(errno)
+        };
+        let [client, server] = record.ends();
+        if !peer.owns(client.0) || !routes.owns(server.0) {
+            stats.forged.inc();
+            tracing::warn!(
+                peer = name,
+                "it asks for a stream from CID {} to CID {}, which are not its and ours by the configuration; refused",
+                client.0,
+                server.0
+            );
+            return refused(Errno::ACCESS);
+        }
+        let said: Vec<String> = lines.map(str::to_owned).collect();
+        let flag = |flag: u32| record.flags.get() & flag != 0;
+        let claim = Claim {
+            groups: common(&peer.groups, &said),
+            restricted: flag(FLAG_RESTRICTED),
+            trusted: flag(FLAG_TRUSTED) && peer.trusted,
+        };
+        if claim.groups.is_empty() {
+            stats.forbidden.inc();
+            return refused(Errno::ACCESS);
+        }
+        if !self.moves_to(token, id, &shared) {
+            return refused(Errno::NOBUFS);
+        }
+        let server = if routes.host_cid == Some(server.0) { (HOST, server.1) } else { server };
+        let opened = self.open_for(token, id, Key { client, server }, claim);
+        opened.or_else(refused)
+    }
+
+    fn open_for(&mut self, token: Token, id: u32, key: Key, claim: Claim) -> Result<(), Errno> {
+        let Some(socket) = self.clients.get(token).map(|client| client.socket.clone()) else { return Ok(()) };
+        let (client, server) = (key.client, key.server);
+        let address =
+            StreamAddress { cid: client.0, port: client.1, peer_cid: server.0, peer_port: server.1 };
+        let ring = self.ring(token, Account::Peer(id), Some(socket), Some(address));
+        let (end, waker, ring) = ring.map_err(|error| {
+            tracing::warn!(%error, "memory for a stream of another host");
+            Errno::NOBUFS
+        })?;
+        // Nothing comes before the answer.
+        waker.stop_signals();
+        let call = self.router.open_for(&claim, key, end, waker.clone()).map_err(|error| match error {
+            ConnectError::Unreachable => Errno::NODEV,
+            ConnectError::InUse => Errno::ADDRINUSE,
+            ConnectError::Busy => Errno::NOBUFS,
+        })?;
+        if server.0 == HOST {
+            self.routes.claims.insert(call.number, claim);
+        }
+        if let Some(client) = self.clients.get_mut(token) {
+            client.waker = Some(waker);
+        }
+        let state = State::Connecting(Opening { call, ring }, Dialect::Route, 0);
+        self.becomes(token, state, Some(Instant::now() + LONGEST_CONNECT));
+        Ok(())
+    }
+
+    /// Another host has accepted what was asked of it.
+    fn route_accept(&mut self, token: Token, number: u64) -> Result<(), Errno> {
+        let (call, shared, id) = self.routes.answered(number).ok_or(Errno::CANCELED)?;
+        let accepted = self.accept_call(token, call, &shared, id);
+        if accepted.is_err() {
+            shared.stats.calls_refused.inc();
+            self.router.refuse(call, Failed::Refused);
+        }
+        accepted
+    }
+
+    fn accept_call(
+        &mut self,
+        token: Token,
+        call: Call,
+        shared: &Arc<PeerShared>,
+        id: u32,
+    ) -> Result<(), Errno> {
+        if !self.moves_to(token, id, shared) {
+            return Err(Errno::NOBUFS);
+        }
+        let Some(socket) = self.clients.get(token).map(|client| client.socket.clone()) else { return Ok(()) };
+        let Key { client: (peer_cid, peer_port), server: (cid, port) } = call.key;
+        let address = StreamAddress { cid, port, peer_cid, peer_port };
+        let ring = self.ring(token, Account::Peer(id), Some(socket), Some(address));
+        let (end, waker, ring) = ring.map_err(|_| Errno::NOBUFS)?;
+        waker.stop_signals();
+        let state = State::Accepting(Opening { call, ring }, None);
+        self.becomes(token, state, Some(Instant::now() + ACCEPT));
+        if let Some(client) = self.clients.get_mut(token) {
+            client.waker = Some(waker.clone());
+        }
+        if !self.router.accept(call, end, waker) {
+            self.close(token);
+        }
+        Ok(())
+    }
+
+    /// The client takes a place of the peer's from here on, if there is one.
+    fn moves_to(&mut self, token: Token, id: u32, shared: &Arc<PeerShared>) -> bool {
+        let moved = self.clients.set_account(token, Account::Peer(id));
+        if moved {
+            shared.streams.fetch_add(1, Ordering::Relaxed);
+        } else {
+            shared.stats.over_streams.inc();
+        }
+        moved
+    }
+
+    fn shared_of(&self, account: Account) -> Option<&Arc<PeerShared>> {
+        let Account::Peer(id) = account else { return None };
+        self.routes.by_id.get(&id)
+    }
+
+    /// A stream of a peer is joined.
+    pub(super) fn route_joined(&self, account: Account) {
+        self.shared_of(account).into_iter().for_each(|shared| shared.stats.established.inc());
+    }
+
+    /// What a peer asked for is refused by the end that was asked.
+    pub(super) fn route_fails(&self, token: Token) {
+        if let Some(client) = self.clients.get(token)
+            && let State::Connecting(_, Dialect::Route, _) = &client.state
+            && let Some(shared) = self.shared_of(client.account)
+        {
+            shared.stats.opens_refused.inc();
+        }
+    }
+
+    /// A stream of a peer is gone.
+    pub(super) fn route_ends(&self, account: Account) {
+        if let Some(shared) = self.shared_of(account) {
+            shared.streams.fetch_sub(1, Ordering::Relaxed);
+        }
+    }
+
+    /// A joined stream's process has gone. A helper that has not said that it is done was cut off, and so are its peers.
+    pub(super) fn leaves(&mut self, token: Token) {
+        let Some(client) = self.clients.get(token) else { return };
+        let said = match &client.state {
+            State::Streaming(stream) => match &stream.kind {
+                Kind::Ring { map, .. } => map.said(),
+                Kind::Plain(_) => 0,
+            },
+            _ => 0,
+        };
+        let cut_off = matches!(client.account, Account::Peer(_)) && said & SAID_CLOSE == 0;
+        if cut_off { self.reset(token) } else { self.close(token) }
+    }
+
+    /// Something here wants to reach another host.
+    pub(super) fn ask_route(&mut self, call: Call) {
+        if let Err(why) = self.begin_to_call(call) {
+            self.routes.forget(call);
+            self.router.refuse(call, why);
+        }
+    }
+
+    fn begin_to_call(&mut self, call: Call) -> Result<(), Failed> {
+        let routes = self.routes.routes.clone().ok_or(Failed::Absent)?;
+        let peer = routes.owner_of(call.key.server.0).ok_or(Failed::Absent)?;
+        let (id, shared) = self.routes.peers.get(&peer.name).cloned().ok_or(Failed::Absent)?;
+        shared.stats.calls.inc();
+        let refused = |why: Failed| {
+            shared.stats.calls_refused.inc();
+            why
+        };
+        let (cid, port) = call.key.client;
+        let (cid, groups, flags) = if cid == HOST {
+            let groups = self.routes.sources.remove(&call.number).unwrap_or_default();
+            (routes.host_cid.ok_or_else(|| refused(Failed::Absent))?, groups, 0)
+        } else {
+            let vm = self.router.vm(cid).ok_or_else(|| refused(Failed::Absent))?;
+            let flags =
+                if vm.restricted { FLAG_RESTRICTED } else { 0 } | if vm.trusted { FLAG_TRUSTED } else { 0 };
+            (cid, vec![vm.group], flags)
+        };
+        let groups = common(&peer.groups, &groups);
+        if groups.is_empty() || self.routes.line.is_none() || !shared.up.load(Ordering::Acquire) {
+            return Err(refused(Failed::Absent));
+        }
+        let text = [std::slice::from_ref(&peer.name), groups.as_slice()].concat().join("\n");
+        if text.len() > MOST_TEXT || !self.routes.askers.take(call.key.client.0) {
+            shared.stats.over_streams.inc();
+            return Err(refused(Failed::Refused));
+        }
+        self.routes.asked.insert(call.number, (call, shared, id));
+        let ends = [(cid, port), call.key.server];
+        self.say(Record::message(Op::Call, call.number, ends, flags, &text));
+        Ok(())
+    }
+
+    /// The client has given up before the helper has answered.
+    pub(super) fn call_given_up(&mut self, call: Call) {
+        if let Some((_, shared, _)) = self.routes.answered(call.number) {
+            shared.stats.calls_refused.inc();
+            self.say(Record::message(Op::GivenUp, call.number, Default::default(), 0, ""));
+        }
+    }
+
+    fn call_fails(&mut self, number: u64, why: Failed) {
+        if let Some((call, shared, _)) = self.routes.answered(number) {
+            shared.stats.calls_refused.inc();
+            self.router.refuse(call, why);
+        }
+    }
+
+    /// A message over the line, now or once there is room.
+    fn say(&mut self, message: Vec<u8>) {
+        self.routes.backlog.push_back(message);
+        self.say_on();
+    }
+
+    fn say_on(&mut self) {
+        let Some(client) = self.routes.line.and_then(|line| self.clients.get(line)) else {
+            return self.routes.backlog.clear();
+        };
+        let State::Line(socket) = &client.state else { return };
+        while let Some(message) = self.routes.backlog.front() {
+            match socket::write(socket, message) {
+                Io::Done(_) => drop(self.routes.backlog.pop_front()),
+                Io::WouldBlock => return,
+                // Its end is an event of its own.
+                Io::Over => return self.routes.backlog.clear(),
+            }
+        }
+    }
+
+    /// The helper has said something, or has gone.
+    pub(super) fn line_event(&mut self, token: Token, hung_up: bool) {
+        let mut message = vec![0; RECORD + MOST_TEXT];
+        for _ in 0..MESSAGES {
+            let Some(client) = self.clients.get(token) else { return };
+            let State::Line(socket) = &client.state else { return };
+            let socket: &OwnedFd = socket;
+            match socket::read(socket, &mut message) {
+                Io::Done(len) => {
+                    let sound = Record::parse(message.get(..len).unwrap_or_default());
+                    let understood = match sound {
+                        Some((record, Op::Refuse, _)) => {
+                            let why = match Refusal::from_wire(record.flags.get()) {
+                                Some(Refusal::Gone) => Failed::Gone,
+                                Some(Refusal::Absent | Refusal::Forbidden) => Failed::Absent,
+                                _ => Failed::Refused,
+                            };
+                            self.call_fails(record.number.get(), why);
+                            true
+                        }
+                        Some((_, Op::Status, text)) => {
+                            self.peer_status(text);
+                            true
+                        }
+                        _ => false,
+                    };
+                    if !understood {
+                        tracing::error!(
+                            "the helper for streams between hosts says what is not understood; it is disconnected"
+                        );
+                        return self.close(token);
+                    }
+                }
+                Io::WouldBlock => {
+                    if hung_up {
+                        return self.close(token);
+                    }
+                    return self.say_on();
+                }
+                Io::Over => return self.close(token),
+            }
+        }
+        // The rest comes with its own event: ask for it.
+        let Some(client) = self.clients.get(token) else { return };
+        if let State::Line(socket) = &client.state {
+            let wanted = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
+            let _ = epoll::modify(&self.epoll, socket, epoll::EventData::new_u64(token), wanted);
+        }
+    }
+
+    fn peer_status(&self, text: &str) {
+        let mut lines = text.lines();
+        let name = lines.next().unwrap_or_default();
+        let Some((_, shared)) = self.routes.peers.get(name) else { return };
+        let told = Told::parse(lines);
+        shared.up.store(told.state == "up" && !name.is_empty(), Ordering::Release);
+        *shared.told.lock() = told;
+    }
+
+    /// The line is gone: nothing can be asked for until there is another one. Streams end as their connections do.
+    pub(super) fn line_ends(&mut self) {
+        tracing::warn!("the helper for streams between hosts is gone");
+        self.routes.line = None;
+        self.routes.backlog.clear();
+        for (_, shared) in self.routes.peers.values() {
+            shared.up.store(false, Ordering::Release);
+            *shared.told.lock() = Told::default();
+        }
+        let numbers: Vec<u64> = self.routes.asked.keys().copied().collect();
+        numbers.into_iter().for_each(|number| self.call_fails(number, Failed::Gone));
+    }
+
+    /// A program's connect to another host is asked for on behalf of these groups.
+    pub(super) fn remember_groups(&mut self, token: Token, groups: Vec<String>) {
+        let Some(routes) = &self.routes.routes else { return };
+        if let Some(State::Connecting(opening, ..)) = self.clients.get(token).map(|client| &client.state)
+            && routes.owner_of(opening.call.key.server.0).is_some()
+        {
+            self.routes.sources.insert(opening.call.number, groups);
+        }
+    }
+
+    /// Is it a stream of another host's?
+    pub(super) fn is_peers(&self, token: Token) -> bool {
+        self.clients.get(token).is_some_and(|client| matches!(client.account, Account::Peer(_)))
+    }
+
+    /// May a program of this host talk to `cid`? For which groups.
+    pub(super) fn program_reaches(&self, peer: &vmlane_access::Peer, cid: u32) -> Result<Vec<String>, Errno> {
+        let mut groups = self.router.groups_of(cid).ok_or(Errno::NODEV)?;
+        groups.retain(|group| self.allows(peer, HostAccess::Connect(group)));
+        if groups.is_empty() { Err(Errno::ACCESS) } else { Ok(groups) }
+    }
+}

@@ -1,0 +1,356 @@
+//! The one thread of the helper: it waits for the daemon, for peers and for streams, and owns all that is known of them.
+//!
+//! Nothing in it waits for anything else than `epoll`. Each peer has its turn: so many bytes in, so many out.
+
+mod frames;
+mod line;
+mod peers;
+
+use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
+use std::io;
+use std::mem::MaybeUninit;
+use std::net::IpAddr;
+use std::os::fd::{AsFd, OwnedFd};
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::io::Errno;
+use vmlane_port::fair::SharedPlaces;
+use vmlane_wire::route::Refusal;
+
+use crate::daemon::Line;
+use crate::frame::Frame;
+use crate::link::{self, Link, Phase, Token};
+use crate::settings::Settings;
+use crate::status::{PeerState, Status};
+use crate::stream::{Stream, Turn};
+use crate::tls::{FilesError, Identity};
+
+const CONTROL: Token = 0;
+const LISTENER: Token = 1;
+const LINE: Token = 2;
+const FIRST: Token = 3;
+/// How often deadlines are looked at.
+const TICK: Duration = Duration::from_millis(200);
+/// Stop.
+const STOP: u8 = b's';
+/// Read the configuration again.
+const RELOAD: u8 = b'r';
+/// Streams of one peer that have their turn before another peer's.
+const TURNS: usize = 64;
+
+/// Why the helper does not start.
+#[derive(Debug, thiserror::Error)]
+pub enum StartError {
+    #[error(transparent)]
+    Files(#[from] FilesError),
+    #[error("listening at {address}: {cause}; choose another address in [route]")]
+    Listen { address: std::net::SocketAddr, cause: io::Error },
+    #[error("{0}")]
+    Io(#[from] io::Error),
+}
+
+impl From<Errno> for StartError {
+    fn from(error: Errno) -> StartError {
+        StartError::Io(error.into())
+    }
+}
+
+/// How far a stream has come.
+enum Stage {
+    /// The peer was asked, on behalf of the daemon's call of this number.
+    Calling(u64),
+    /// The daemon was asked for a ring; `accepts`: for a call of its own, which the peer has accepted. What the peer said meanwhile.
+    Asking {
+        socket: OwnedFd,
+        accepts: bool,
+        early: Vec<Frame>,
+    },
+    Streaming(Box<Stream>),
+}
+
+/// One stream.
+struct Entry {
+    link: Token,
+    number: u32,
+    stage: Stage,
+}
+
+/// Reads the configuration.
+pub type Load = Box<dyn FnMut() -> Result<Settings, String> + Send>;
+
+/// See the module's text.
+pub struct Helper {
+    settings: Settings,
+    load: Load,
+    identity: Identity,
+    epoll: OwnedFd,
+    control: OwnedFd,
+    listener: Option<OwnedFd>,
+    line: Line,
+    links: HashMap<Token, Link>,
+    /// Connections that have not proved a name, by address.
+    unproved: SharedPlaces<IpAddr>,
+    entries: HashMap<Token, Entry>,
+    /// Calls of the daemon's that a peer was asked for.
+    calls: HashMap<u64, Token>,
+    peers: BTreeMap<String, PeerState>,
+    /// Of connections that proved no peer's name.
+    strangers: Status,
+    strangers_told: String,
+    /// Links that have something to do.
+    busy: VecDeque<Token>,
+    /// The same, to have each once.
+    queued: HashSet<Token>,
+    last: Token,
+    ticked: Instant,
+}
+
+impl Helper {
+    /// `control`: [`STOP`](Self::STOP) and [`RELOAD`](Self::RELOAD) are read from it.
+    pub fn start(settings: Settings, load: Load, control: OwnedFd) -> Result<Helper, StartError> {
+        let identity = Identity::load(&settings.files, &settings.name)?;
+        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
+        epoll::add(&epoll, &control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
+        let mut helper = Helper {
+            unproved: SharedPlaces::new(settings.bounds.handshakes),
+            load,
+            identity,
+            epoll,
+            control,
+            listener: None,
+            line: Line::Down { retry: Instant::now(), why: String::new() },
+            links: HashMap::new(),
+            entries: HashMap::new(),
+            calls: HashMap::new(),
+            peers: settings.peers.iter().map(|peer| (peer.name.clone(), PeerState::default())).collect(),
+            strangers: Status { state: "helper", ..Status::default() },
+            strangers_told: String::new(),
+            busy: VecDeque::new(),
+            queued: HashSet::new(),
+            last: FIRST,
+            ticked: Instant::now(),
+            settings,
+        };
+        helper.listen()?;
+        Ok(helper)
+    }
+
+    /// Ends the helper.
+    pub const STOP: u8 = STOP;
+    /// Has it read the configuration again.
+    pub const RELOAD: u8 = RELOAD;
+
+    fn listen(&mut self) -> Result<(), StartError> {
+        self.listener = None;
+        let Some(address) = self.settings.listen else { return Ok(()) };
+        let socket = link::listen(address).map_err(|cause| StartError::Listen { address, cause })?;
+        self.watch(&socket, LISTENER, epoll::EventFlags::IN)?;
+        tracing::info!(%address, name = self.settings.name, "waiting for other hosts");
+        self.listener = Some(socket);
+        Ok(())
+    }
+
+    fn watch(&self, socket: impl AsFd, token: Token, flags: epoll::EventFlags) -> io::Result<()> {
+        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags)?)
+    }
+
+    fn token(&mut self) -> Token {
+        self.last += 1;
+        self.last
+    }
+
+    /// Runs until it is told to stop.
+    pub fn run(mut self) -> io::Result<()> {
+        let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 256];
+        self.tick();
+        loop {
+            let wait = if self.busy.is_empty() { TICK } else { Duration::ZERO };
+            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
+            let events = match epoll::wait(&self.epoll, &mut space, Some(&wait)) {
+                Ok((events, _)) => events,
+                Err(Errno::INTR) => continue,
+                Err(error) => return Err(error.into()),
+            };
+            for event in events.iter() {
+                match event.data.u64() {
+                    CONTROL => match self.told() {
+                        Some(STOP) => return Ok(()),
+                        Some(RELOAD) => self.reload(),
+                        _ => {}
+                    },
+                    LISTENER => self.accept(),
+                    LINE => self.line_event(),
+                    token if self.links.contains_key(&token) => self.link_event(token, event.flags),
+                    token => self.entry_event(token),
+                }
+            }
+            for _ in 0..self.busy.len() {
+                if let Some(token) = self.busy.pop_front() {
+                    self.queued.remove(&token);
+                    self.serve(token);
+                }
+            }
+            if self.ticked.elapsed() >= TICK {
+                self.tick();
+            }
+        }
+    }
+
+    fn told(&self) -> Option<u8> {
+        let mut byte = [0];
+        matches!(rustix::io::read(&self.control, &mut byte), Ok(1)).then_some(byte[0])
+    }
+
+    /// Reads the configuration and the certificates again. What is open stays, unless its peer is gone.
+    fn reload(&mut self) {
+        let loaded = (self.load)().and_then(|settings| {
+            let identity = Identity::load(&settings.files, &settings.name);
+            identity.map(|identity| (settings, identity)).map_err(|error| error.to_string())
+        });
+        let (settings, identity) = match loaded {
+            Ok(loaded) => loaded,
+            Err(error) => {
+                return tracing::error!(
+                    "reading the configuration again: {error}; the one before stays in force"
+                );
+            }
+        };
+        let listens = settings.listen != self.settings.listen;
+        self.settings = settings;
+        self.identity = identity;
+        self.peers_change();
+        if listens && let Err(error) = self.listen() {
+            tracing::error!("{error}");
+        }
+        tracing::info!("the configuration and the certificates were read again");
+    }
+
+    /// Something happened at a stream's socket.
+    fn entry_event(&mut self, token: Token) {
+        let Some(entry) = self.entries.get_mut(&token) else { return };
+        let link = entry.link;
+        match &entry.stage {
+            Stage::Calling(_) => {}
+            Stage::Asking { .. } => self.daemon_answers(token),
+            Stage::Streaming(stream) => {
+                if stream.take_signals() {
+                    self.wake(link, token);
+                } else {
+                    // The daemon is gone, or has had enough of it.
+                    self.drop_stream(token, Some(&|stream| Frame::Reset { stream }));
+                }
+            }
+        }
+    }
+
+    /// A stream has its turn once its link has.
+    fn wake(&mut self, link: Token, stream: Token) {
+        if let Some(link) = self.links.get_mut(&link) {
+            link.lane.wake(stream);
+            let token = link.lane.token;
+            self.again(token);
+        }
+    }
+
+    /// A link has something to do.
+    fn again(&mut self, link: Token) {
+        if self.queued.insert(link) {
+            self.busy.push_back(link);
+        }
+    }
+
+    /// Forgets a stream; its peer is told so, if there is something to tell.
+    fn drop_stream(&mut self, token: Token, tell: Option<&dyn Fn(u32) -> Frame>) {
+        let Some(entry) = self.entries.remove(&token) else { return };
+        if let Stage::Calling(number) = entry.stage {
+            self.calls.remove(&number);
+        }
+        if let Some(link) = self.links.get_mut(&entry.link) {
+            link.lane.streams.remove(&entry.number);
+            if let Some(tell) = tell {
+                link.lane.say(&tell(entry.number));
+                self.again(entry.link);
+            }
+        }
+    }
+
+    /// A peer's turn: what it says, then what there is to say to it.
+    fn serve(&mut self, token: Token) {
+        let Some(mut link) = self.links.remove(&token) else { return };
+        let served = self.hear(&mut link).and_then(|()| self.speak(&mut link));
+        let queued = self.settings.bounds.queued;
+        match served {
+            Ok(()) => {
+                let again = link.is_busy(queued);
+                self.links.insert(token, link);
+                if again {
+                    self.again(token);
+                }
+            }
+            Err(error) => {
+                // What it is still to be told: why its certificate is not taken, say.
+                let _ = link.wire.flush(&mut Vec::new());
+                self.link_ends(link, &error);
+            }
+        }
+    }
+
+    /// Streams that have something to send have their turns, as long as the network takes it.
+    fn speak(&mut self, link: &mut Link) -> Result<(), link::LinkError> {
+        if link.lane.phase <= Phase::Connecting {
+            return Ok(());
+        }
+        let queued = self.settings.bounds.queued;
+        if link.lane.phase == Phase::Up {
+            for _ in 0..TURNS.min(link.lane.ready.len()) {
+                if link.wire.waiting() + link.lane.plain.len() >= queued {
+                    break;
+                }
+                let Some(token) = link.lane.next() else { break };
+                self.stream_turn(link, token);
+                if link.lane.plain.len() >= crate::frame::MOST_DATA {
+                    link.wire.flush(&mut link.lane.plain)?;
+                }
+            }
+        }
+        if link.lane.phase == Phase::Handshaking {
+            return link.wire.flush(&mut Vec::new());
+        }
+        link.wire.flush(&mut link.lane.plain)
+    }
+
+    fn stream_turn(&mut self, link: &mut Link, token: Token) {
+        let Some(Entry { number, stage: Stage::Streaming(stream), .. }) = self.entries.get_mut(&token) else {
+            return;
+        };
+        let (number, before) = (*number, link.lane.plain.len());
+        let turn = stream.turn(&mut link.lane.plain);
+        link.lane.sent += link.lane.plain.len().saturating_sub(before) as u64;
+        match turn {
+            Ok(Turn::Waits) => {}
+            Ok(Turn::Again) => link.lane.wake(token),
+            Ok(Turn::Over) => {
+                self.entries.remove(&token);
+                link.lane.streams.remove(&number);
+            }
+            Err(error) => {
+                tracing::error!(%error, "a stream's ring; the stream is reset");
+                link.lane.say(&Frame::Reset { stream: number });
+                self.entries.remove(&token);
+                link.lane.streams.remove(&number);
+            }
+        }
+    }
+}
+
+/// What a peer is told, and the daemon.
+fn refusal(errno: i32) -> Refusal {
+    match Errno::from_raw_os_error(errno) {
+        Errno::TIMEDOUT => Refusal::Gone,
+        Errno::NODEV => Refusal::Absent,
+        Errno::ACCESS => Refusal::Forbidden,
+        Errno::NOBUFS | Errno::AGAIN => Refusal::Full,
+        _ => Refusal::Refused,
+    }
+}

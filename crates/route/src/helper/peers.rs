@@ -1,0 +1,286 @@
+//! Connections with peers: made, proved, lost, made again; what an operator is told of them.
+
+use std::net::SocketAddr;
+use std::time::Instant;
+
+use rustix::event::epoll;
+use vmlane_wire::route::{Op, Record, Refusal};
+
+use super::{Entry, Helper, Stage};
+use crate::frame::{Frame, VERSION};
+use crate::link::{self, Lane, Link, LinkError, Phase, Token, Wire};
+use crate::settings::PeerSettings;
+use crate::status::RETRY;
+use crate::tls::{Blame, TlsError};
+
+/// Connections that are accepted before others have their turn.
+const ACCEPTS: usize = 64;
+
+impl Helper {
+    /// Deadlines: of the daemon, of handshakes, of peers that say nothing.
+    pub(super) fn tick(&mut self) {
+        let now = Instant::now();
+        self.ticked = now;
+        self.reach_daemon(now);
+        let dead = self.settings.dead;
+        let (mut late, mut pinged) = (Vec::new(), Vec::new());
+        for (&token, link) in &mut self.links {
+            let lane = &mut link.lane;
+            if lane.phase < Phase::Up {
+                if now >= lane.deadline {
+                    late.push((
+                        token,
+                        format!("it did not prove its name within {:?}", self.settings.bounds.handshake),
+                    ));
+                }
+                continue;
+            }
+            if now.saturating_duration_since(lane.heard) >= dead {
+                late.push((token, format!("nothing was heard of it for {} s", dead.as_secs())));
+            } else if now.saturating_duration_since(lane.pinged) >= dead / 4 {
+                lane.pinged = now;
+                lane.say(&Frame::Ping(lane.sent));
+                pinged.push(token);
+            }
+        }
+        pinged.into_iter().for_each(|token| self.again(token));
+        for (token, why) in late {
+            if let Some(link) = self.links.remove(&token) {
+                let slow = link.lane.phase < Phase::Up && !link.lane.dialled;
+                self.strangers.counts.handshakes_late += u64::from(slow);
+                self.link_ends(link, &std::io::Error::other(why).into());
+            }
+        }
+        self.dial_all(now);
+        self.tell_daemon();
+    }
+
+    fn dial_all(&mut self, now: Instant) {
+        let due = |peer: &&PeerSettings| {
+            let state = self.peers.get(&peer.name);
+            self.settings.dials(peer) && state.is_some_and(|state| state.link.is_none() && state.retry <= now)
+        };
+        let due: Vec<_> = self.settings.peers.iter().filter(due).cloned().collect();
+        for peer in due {
+            let Some(address) = peer.address else { continue };
+            if let Err(error) = self.dial(&peer.name, address) {
+                self.peer_down(&peer.name, &error);
+            }
+        }
+    }
+
+    fn dial(&mut self, name: &str, address: SocketAddr) -> Result<(), LinkError> {
+        let tls = self.identity.dial(name)?;
+        let socket = link::connect(address)?;
+        let token = self.token();
+        let deadline = Instant::now() + self.settings.bounds.handshake;
+        let mut link = Link::new(socket, tls, token, address.ip(), deadline);
+        link.lane.peer = Some(name.to_owned());
+        self.add_link(link)?;
+        if let Some(state) = self.peers.get_mut(name) {
+            state.link = Some(token);
+            if state.status.state != "up" {
+                state.status.state = "connecting";
+            }
+        }
+        Ok(())
+    }
+
+    fn add_link(&mut self, link: Link) -> std::io::Result<()> {
+        let wanted =
+            epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        self.watch(&link.wire.socket, link.lane.token, wanted)?;
+        self.links.insert(link.lane.token, link);
+        Ok(())
+    }
+
+    /// Other hosts connect.
+    pub(super) fn accept(&mut self) {
+        for _ in 0..ACCEPTS {
+            let Some(listener) = &self.listener else { return };
+            let (socket, address) = match link::accept(listener) {
+                Ok(Some(accepted)) => accepted,
+                Ok(None) => return,
+                Err(error) => return tracing::warn!(%error, "accepting another host"),
+            };
+            if !self.unproved.take(address) {
+                self.strangers.counts.over_handshakes += 1;
+                continue;
+            }
+            let token = self.token();
+            let deadline = Instant::now() + self.settings.bounds.handshake;
+            let added = self
+                .identity
+                .answer()
+                .map_err(LinkError::from)
+                .and_then(|tls| Ok(self.add_link(Link::new(socket, tls, token, address, deadline))?));
+            match added {
+                Ok(()) => self.again(token),
+                Err(error) => {
+                    self.unproved.give_back(&address);
+                    tracing::warn!(%error, "accepting another host");
+                }
+            }
+        }
+    }
+
+    pub(super) fn link_event(&mut self, token: Token, flags: epoll::EventFlags) {
+        let Some(link) = self.links.get_mut(&token) else { return };
+        link.wire.can_read |= flags.intersects(
+            epoll::EventFlags::IN
+                | epoll::EventFlags::RDHUP
+                | epoll::EventFlags::HUP
+                | epoll::EventFlags::ERR,
+        );
+        link.wire.can_write |=
+            flags.intersects(epoll::EventFlags::OUT | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
+        self.again(token);
+    }
+
+    /// The handshake is through: whose name was proved?
+    pub(super) fn name_proved(&mut self, wire: &mut Wire, lane: &mut Lane) -> Result<(), LinkError> {
+        let named = wire.tls.peer(&self.settings.peers).map(|peer| peer.name.clone());
+        let Some(name) = named.filter(|name| lane.peer.as_ref().is_none_or(|expected| expected == name))
+        else {
+            self.strangers.counts.unknown_names += 1;
+            return Err(std::io::Error::other(
+                "the name in its certificate is no [[peer]]'s, or that of several; add it, or give it a certificate of its own",
+            )
+            .into());
+        };
+        lane.peer = Some(name);
+        lane.phase = Phase::Greeting;
+        let streams = self.settings.bounds.streams as u32;
+        lane.say(&Frame::Hello { version: VERSION, streams });
+        Ok(())
+    }
+
+    /// The peer's first frame is there.
+    pub(super) fn link_up(&mut self, lane: &mut Lane) {
+        lane.phase = Phase::Up;
+        if !lane.dialled {
+            self.unproved.give_back(&lane.address);
+        }
+        let name = lane.peer.clone().unwrap_or_default();
+        let Some(state) = self.peers.get_mut(&name) else { return };
+        let before = state.link.replace(lane.token).filter(|&before| before != lane.token);
+        state.status.state = "up";
+        state.status.problem.clear();
+        state.status.counts.links += 1;
+        state.patience = RETRY[0];
+        tracing::info!(peer = name, address = %lane.address, "connected");
+        if let Some(link) = before.and_then(|before| self.links.remove(&before)) {
+            // It was started again, and this host has not noticed.
+            self.link_ends(link, &std::io::Error::other("it has connected anew").into());
+            if let Some(state) = self.peers.get_mut(&name) {
+                (state.link, state.status.state) = (Some(lane.token), "up");
+                state.status.problem.clear();
+            }
+        }
+        self.tell_daemon();
+    }
+
+    /// A connection is over: so are its streams.
+    pub(super) fn link_ends(&mut self, link: Link, error: &LinkError) {
+        let Lane { token, phase, dialled, address, peer, streams, sent, received, .. } = link.lane;
+        drop(link.wire);
+        for token in streams.into_values() {
+            if let Some(Entry { stage: Stage::Calling(number), .. }) = self.entries.get(&token) {
+                let gone = Refusal::Gone as u32;
+                self.say(&Record::message(Op::Refuse, *number, Default::default(), gone, ""));
+            }
+            self.drop_stream(token, None);
+        }
+        if phase < Phase::Up && !dialled {
+            self.unproved.give_back(&address);
+        }
+        let blame = if let LinkError::Tls(error) = error { error.blame() } else { Blame::Other };
+        let violation = matches!(error, LinkError::Tls(TlsError::Violation(_)));
+        let state = peer.as_ref().and_then(|name| self.peers.get_mut(name));
+        let counts = match state {
+            Some(state) => &mut state.status.counts,
+            None => &mut self.strangers.counts,
+        };
+        if phase == Phase::Up {
+            counts.links_lost += 1;
+        } else {
+            counts.handshakes_failed += 1;
+        }
+        counts.violations += u64::from(violation);
+        counts.certificates_expired += u64::from(matches!(blame, Blame::Expired | Blame::NotYet));
+        counts.certificates_foreign += u64::from(blame == Blame::Foreign);
+        counts.bytes_sent += sent;
+        counts.bytes_received += received;
+        match &peer {
+            Some(name) => {
+                if self.peers.get(name).is_some_and(|state| state.link == Some(token)) {
+                    self.peer_down(name, error);
+                }
+            }
+            None => {
+                let text = format!("{address}: {error}");
+                if self.strangers.problem != text {
+                    tracing::warn!(%address, "a host that has proved no name: {error}");
+                }
+                self.strangers.problem = text;
+            }
+        }
+    }
+
+    fn peer_down(&mut self, name: &str, error: &LinkError) {
+        let Some(state) = self.peers.get_mut(name) else { return };
+        let text = error.to_string();
+        if state.status.problem != text || state.status.state == "up" {
+            tracing::warn!(peer = name, "not connected: {text}");
+        }
+        (state.link, state.status.state, state.status.problem) = (None, "down", text);
+        state.retry = Instant::now() + state.patience;
+        state.patience = (state.patience * 2).min(RETRY[1]);
+        self.tell_daemon();
+    }
+
+    /// The configuration is another one.
+    pub(super) fn peers_change(&mut self) {
+        let known = self.settings.peers.iter().map(|peer| peer.name.clone());
+        let mut before = std::mem::take(&mut self.peers);
+        self.peers = known.map(|name| (name.clone(), before.remove(&name).unwrap_or_default())).collect();
+        for state in self.peers.values_mut() {
+            // Perhaps it can be reached now.
+            (state.retry, state.patience) = (Instant::now(), RETRY[0]);
+        }
+        for link in before.into_values().filter_map(|state| state.link) {
+            if let Some(link) = self.links.remove(&link) {
+                self.link_ends(link, &std::io::Error::other("it is not configured any more").into());
+            }
+        }
+    }
+
+    /// Tells the daemon how it stands with each peer of which that has changed.
+    pub(super) fn tell_daemon(&mut self) {
+        let mut news: Vec<(String, String)> = Vec::new();
+        for (name, state) in &self.peers {
+            let mut status = state.status.clone();
+            if let Some(link) = state.link.and_then(|link| self.links.get(&link)) {
+                status.counts.bytes_sent += link.lane.sent;
+                status.counts.bytes_received += link.lane.received;
+            }
+            let text = status.text(name);
+            if text != state.told {
+                news.push((name.clone(), text));
+            }
+        }
+        let own = self.strangers.text("");
+        if own != self.strangers_told {
+            news.push((String::new(), own));
+        }
+        for (name, text) in news {
+            if !self.say(&Record::message(Op::Status, 0, Default::default(), 0, &text)) {
+                return; // told once there is room, or a daemon
+            }
+            match self.peers.get_mut(&name) {
+                Some(state) => state.told = text,
+                None => self.strangers_told = text,
+            }
+        }
+    }
+}

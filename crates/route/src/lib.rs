@@ -1,0 +1,45 @@
+//! Streams between hosts: a helper without rights that carries them, one TLS connection for each other host.
+//!
+//! ```text
+//! VM or program --ring-- daemon --ring-- helper ==TLS== helper --ring-- daemon --ring-- VM or program
+//! ```
+//! The daemon treats another host's CIDs like those of its own VMs, and the helper like the program at the other end: each stream is
+//! a ring in shared memory. The helper encrypts what it finds in a ring into the connection of the peer that owns the CID, and puts
+//! what comes into the ring that its frame names. It holds no bytes of its own: a peer sends no more than the ring has room for
+//! (`credit.rs`), so a stream whose reader is slow waits at its writer, and no other stream notices.
+//!
+//! | file | what |
+//! | --- | --- |
+//! | `frame.rs` | what two helpers say to each other, as bytes |
+//! | `credit.rs` | how much a stream may send |
+//! | `tls.rs`, `buffer.rs` | TLS between bytes and bytes; certificates and names |
+//! | `stream.rs` | one stream between its ring and its frames |
+//! | `link.rs` | the connection with one peer |
+//! | `daemon.rs` | the socket of the daemon |
+//! | `helper.rs`, `helper/` | the one thread, which owns it all |
+//! | `status.rs` | what an operator is told of each peer |
+//! | `authority.rs` | certificates for those who have no authority of their own |
+//! | `settings.rs` | what the configuration says |
+//!
+//! What the helper knows of a peer is the name that its certificate proves. Which CIDs that peer may speak for, and whom it may
+//! reach, the daemon checks for each stream.
+#![cfg_attr(
+    not(test),
+    deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
+)]
+
+pub mod authority;
+mod buffer;
+mod credit;
+mod daemon;
+pub mod frame;
+mod helper;
+mod link;
+mod settings;
+mod status;
+mod stream;
+mod tls;
+
+pub use helper::{Helper, StartError};
+pub use settings::{Bounds, Files, PeerSettings, Settings};
+pub use tls::{FilesError, Identity};

@@ -1,0 +1,303 @@
+//! The connection with one peer: its socket, its TLS, the streams on it.
+
+use std::collections::{HashMap, HashSet, VecDeque};
+use std::io;
+use std::net::{IpAddr, SocketAddr};
+use std::os::fd::OwnedFd;
+use std::time::Instant;
+
+use rustix::io::Errno;
+use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
+
+use crate::buffer::Buffer;
+use crate::frame::{Decoder, Frame, Piece, Violation};
+use crate::tls::{Ready, Tls, TlsError};
+
+/// A descriptor that the thread waits for.
+pub type Token = u64;
+
+/// Bytes that are asked of the socket at once.
+const READ: usize = 128 << 10;
+/// Bytes that a turn takes from one peer before others have theirs.
+const ROUND: usize = 1 << 20;
+/// What a peer may say before its name was proved: nothing calls for more than a HELLO.
+const MOST_EARLY: usize = 1 << 10;
+
+/// How far a connection has come.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, PartialOrd, Ord)]
+pub enum Phase {
+    /// The peer's kernel has not answered.
+    Connecting,
+    /// Names are not proved.
+    Handshaking,
+    /// They are; the peer's HELLO is still to come.
+    Greeting,
+    Up,
+}
+
+/// The network's side.
+pub struct Wire {
+    pub socket: OwnedFd,
+    pub tls: Tls,
+    incoming: Buffer,
+    outgoing: Buffer,
+    decoder: Decoder,
+    /// What the peer has said before its name was proved: it says it right behind the proof.
+    early: Vec<u8>,
+    /// The socket may have something, or room, as far as is known.
+    pub can_read: bool,
+    pub can_write: bool,
+}
+
+/// The streams' side.
+pub struct Lane {
+    pub token: Token,
+    pub phase: Phase,
+    /// This host has connected to the other.
+    pub dialled: bool,
+    pub address: IpAddr,
+    /// Whose name was proved, or is expected.
+    pub peer: Option<String>,
+    /// By when the phase must be `Up`.
+    pub deadline: Instant,
+    pub heard: Instant,
+    pub pinged: Instant,
+    /// Frames that are not encrypted yet.
+    pub plain: Vec<u8>,
+    /// By number on this connection: what the thread knows them by.
+    pub streams: HashMap<u32, Token>,
+    /// Streams that may have something to send.
+    pub ready: VecDeque<Token>,
+    /// The same, to have each once.
+    queued: HashSet<Token>,
+    /// The next number of this end, and the last of the other.
+    own_next: u32,
+    pub peers_last: u32,
+    /// Streams that the peer takes.
+    pub takes: usize,
+    pub sent: u64,
+    pub received: u64,
+}
+
+/// See the module's text.
+pub struct Link {
+    pub wire: Wire,
+    pub lane: Lane,
+}
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub enum LinkError {
+    #[error("{0}")]
+    Tls(#[from] TlsError),
+    #[error("{0}")]
+    Io(#[from] io::Error),
+    #[error("it has closed the connection")]
+    Closed,
+}
+
+impl From<Violation> for LinkError {
+    fn from(violation: Violation) -> LinkError {
+        LinkError::Tls(TlsError::Violation(violation))
+    }
+}
+
+fn family(address: SocketAddr) -> AddressFamily {
+    if address.is_ipv4() { AddressFamily::INET } else { AddressFamily::INET6 }
+}
+
+fn socket(address: SocketAddr) -> io::Result<OwnedFd> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    Ok(rustix::net::socket_with(family(address), SocketType::STREAM, flags, Some(ipproto::TCP))?)
+}
+
+/// Where other hosts connect.
+pub fn listen(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket(address)?;
+    sockopt::set_socket_reuseaddr(&socket, true)?;
+    rustix::net::bind(&socket, &address)?;
+    rustix::net::listen(&socket, 256)?;
+    Ok(socket)
+}
+
+/// Begins to connect.
+pub fn connect(address: SocketAddr) -> io::Result<OwnedFd> {
+    let socket = socket(address)?;
+    match rustix::net::connect(&socket, &address) {
+        Ok(()) | Err(Errno::INPROGRESS) => Ok(socket),
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// A connection that waits at the listening socket.
+pub fn accept(listening: &OwnedFd) -> io::Result<Option<(OwnedFd, IpAddr)>> {
+    let flags = SocketFlags::CLOEXEC | SocketFlags::NONBLOCK;
+    match rustix::net::acceptfrom_with(listening, flags) {
+        Ok((socket, address)) => {
+            let address = address.and_then(|address| SocketAddr::try_from(address).ok());
+            let address = address.ok_or_else(|| io::Error::other("a peer without an address"))?;
+            Ok(Some((socket, address.ip().to_canonical())))
+        }
+        Err(Errno::AGAIN | Errno::INTR | Errno::CONNABORTED) => Ok(None),
+        Err(error) => Err(error.into()),
+    }
+}
+
+impl Link {
+    pub fn new(socket: OwnedFd, tls: Tls, token: Token, address: IpAddr, deadline: Instant) -> Link {
+        let _ = sockopt::set_tcp_nodelay(&socket, true);
+        let dialled = matches!(tls, Tls::Client(_));
+        let now = Instant::now();
+        Link {
+            wire: Wire {
+                socket,
+                tls,
+                incoming: Buffer::default(),
+                outgoing: Buffer::default(),
+                decoder: Decoder::default(),
+                early: Vec::new(),
+                can_read: true,
+                can_write: !dialled,
+            },
+            lane: Lane {
+                token,
+                phase: if dialled { Phase::Connecting } else { Phase::Handshaking },
+                dialled,
+                address,
+                peer: None,
+                deadline,
+                heard: now,
+                pinged: now,
+                plain: Vec::new(),
+                streams: HashMap::new(),
+                ready: VecDeque::new(),
+                queued: HashSet::new(),
+                own_next: if dialled { 1 } else { 2 },
+                peers_last: 0,
+                takes: 0,
+                sent: 0,
+                received: 0,
+            },
+        }
+    }
+
+    /// Is there anything to do without waiting?
+    pub fn is_busy(&self, queued: usize) -> bool {
+        let sends = !self.lane.ready.is_empty() && self.wire.waiting() < queued;
+        self.wire.can_read && self.lane.phase > Phase::Connecting || sends
+    }
+}
+
+impl Wire {
+    /// Bytes that wait to be sent.
+    pub fn waiting(&self) -> usize {
+        self.outgoing.len()
+    }
+
+    /// Has the connection come about?
+    pub fn connected(&self) -> io::Result<()> {
+        sockopt::socket_error(&self.socket)?.map_err(io::Error::from)
+    }
+
+    /// Reads what is there, a turn's worth, and hands on its pieces. Ends early, with `Handshaking` or `Open`, where the phase changes.
+    pub fn receive(
+        &mut self,
+        lane: &mut Lane,
+        each: &mut dyn FnMut(&mut Lane, Piece<'_>) -> Result<(), Violation>,
+    ) -> Result<Ready, LinkError> {
+        let mut taken = 0;
+        loop {
+            let Wire { tls, incoming, outgoing, decoder, early, .. } = self;
+            let proved = lane.phase > Phase::Handshaking;
+            if proved && !early.is_empty() {
+                decoder.feed(&std::mem::take(early), |piece| each(lane, piece))?;
+            }
+            let ready = tls.receive(incoming, outgoing, &mut |bytes| {
+                if proved {
+                    return decoder.feed(bytes, |piece| each(lane, piece));
+                }
+                early.extend_from_slice(bytes);
+                if early.len() > MOST_EARLY { Err(Violation::Early) } else { Ok(()) }
+            })?;
+            let changed = lane.phase == Phase::Handshaking && ready == Ready::Open;
+            if ready == Ready::Closed || changed || taken >= ROUND || !self.can_read {
+                return Ok(ready);
+            }
+            // A record is at most so long that it fits; what is left of one is kept.
+            let room = self.incoming.room(READ);
+            let room = room.get_mut(..READ).unwrap_or_default();
+            match rustix::net::recv(&self.socket, room, RecvFlags::DONTWAIT) {
+                Ok((0, _)) => return Err(LinkError::Closed),
+                Ok((len, _)) => {
+                    self.incoming.add(len);
+                    taken += len;
+                    lane.heard = Instant::now();
+                }
+                Err(Errno::AGAIN) => self.can_read = false,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+    }
+
+    /// Encrypts `plain`, and sends what the socket takes.
+    pub fn flush(&mut self, plain: &mut Vec<u8>) -> Result<(), LinkError> {
+        if !plain.is_empty() {
+            self.tls.send(plain, &mut self.outgoing)?;
+            plain.clear();
+        }
+        while self.can_write && !self.outgoing.is_empty() {
+            let flags = SendFlags::DONTWAIT | SendFlags::NOSIGNAL;
+            match rustix::net::send(&self.socket, self.outgoing.filled(), flags) {
+                Ok(len) => self.outgoing.take(len),
+                Err(Errno::AGAIN) => self.can_write = false,
+                Err(Errno::INTR) => {}
+                Err(error) => return Err(io::Error::from(error).into()),
+            }
+        }
+        Ok(())
+    }
+}
+
+impl Lane {
+    /// A stream may have something to send.
+    pub fn wake(&mut self, stream: Token) {
+        if self.queued.insert(stream) {
+            self.ready.push_back(stream);
+        }
+    }
+
+    /// The stream that has waited longest.
+    pub fn next(&mut self) -> Option<Token> {
+        let stream = self.ready.pop_front()?;
+        self.queued.remove(&stream);
+        Some(stream)
+    }
+
+    pub fn say(&mut self, frame: &Frame) {
+        frame.write(&mut self.plain);
+    }
+
+    /// The number of a stream that this host opens. None: they are used up, which takes a new connection.
+    pub fn own_number(&mut self) -> Option<u32> {
+        let next = self.own_next;
+        self.own_next = next.checked_add(2)?;
+        Some(next)
+    }
+
+    /// Was this number ever used? What is still said of it after its end means nothing.
+    pub fn is_past(&self, stream: u32) -> bool {
+        let own = (stream % 2 == 1) == self.dialled;
+        if own { stream < self.own_next } else { stream <= self.peers_last }
+    }
+
+    /// The peer opens this one. False: the number is not its to use.
+    pub fn takes_number(&mut self, stream: u32) -> bool {
+        let peers = (stream % 2 == 1) != self.dialled;
+        let new = peers && stream > self.peers_last;
+        if new {
+            self.peers_last = stream;
+        }
+        new
+    }
+}

@@ -1,0 +1,84 @@
+//! What the daemon is told of each peer, for operators: a state, what is wrong, counters.
+
+use std::fmt::Write as _;
+use std::time::{Duration, Instant};
+
+use crate::link::Token;
+
+/// Between attempts to reach a peer: it doubles up to the second.
+pub const RETRY: [Duration; 2] = [Duration::from_millis(250), Duration::from_secs(5)];
+
+macro_rules! counts {
+    ($($(#[$doc:meta])* $name:ident),* $(,)?) => {
+        /// Counters of a peer. Those of the one without a name are of connections that proved no peer's name.
+        #[derive(Clone, Debug, Default, PartialEq, Eq)]
+        pub struct Counts { $($(#[$doc])* pub $name: u64),* }
+
+        impl Counts {
+            fn write(&self, text: &mut String) {
+                $( let _ = write!(text, concat!("\n", stringify!($name), " {}"), self.$name); )*
+            }
+        }
+    };
+}
+
+counts! {
+    /// Connections on which both ends have proved their names.
+    links,
+    /// Of those, that ended otherwise than by being closed.
+    links_lost,
+    /// Of those, because the peer said what it must not.
+    violations,
+    /// Connections that ended before.
+    handshakes_failed,
+    /// Of those, because a certificate had expired, or was not valid yet.
+    certificates_expired,
+    /// Of those, because a certificate was of a foreign authority.
+    certificates_foreign,
+    /// Of those, because the name in the certificate is no peer's.
+    unknown_names,
+    /// Of those, because they took too long.
+    handshakes_late,
+    /// Connections for which there was no place.
+    over_handshakes,
+    /// Bytes of streams, to the peer and from it.
+    bytes_sent,
+    bytes_received,
+}
+
+/// What an operator is told of one peer.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Status {
+    pub state: &'static str,
+    pub problem: String,
+    pub counts: Counts,
+}
+
+impl Status {
+    /// As the daemon is told it.
+    pub fn text(&self, name: &str) -> String {
+        let problem: String =
+            self.problem.chars().map(|c| if c.is_control() { ' ' } else { c }).take(1000).collect();
+        let mut text = format!("{name}\n{}\n{problem}", self.state);
+        self.counts.write(&mut text);
+        text
+    }
+}
+
+/// What is known of a peer.
+pub struct PeerState {
+    /// Its connection, once it is up or if it was begun here.
+    pub link: Option<Token>,
+    pub retry: Instant,
+    pub patience: Duration,
+    pub status: Status,
+    /// What the daemon was told last.
+    pub told: String,
+}
+
+impl Default for PeerState {
+    fn default() -> PeerState {
+        let status = Status { state: "down", ..Status::default() };
+        PeerState { link: None, retry: Instant::now(), patience: RETRY[0], status, told: String::new() }
+    }
+}

@@ -1,0 +1,340 @@
+//! TLS without a socket: bytes of the network in, bytes of frames out, and the other way round.
+//!
+//! Version 1.3 only, both ends with certificates, no resumption. The library's interface without buffers is used: records are
+//! decrypted where they were received, and encrypted to where they are sent from.
+
+use std::path::Path;
+use std::sync::Arc;
+
+use rustls::client::UnbufferedClientConnection;
+use rustls::pki_types::pem::PemObject as _;
+use rustls::pki_types::{CertificateDer, PrivateKeyDer, ServerName};
+use rustls::server::{ParsedCertificate, UnbufferedServerConnection, WebPkiClientVerifier};
+use rustls::unbuffered::{ConnectionState, EncodeError, EncryptError, UnbufferedStatus};
+use rustls::{AlertDescription, CertificateError, ClientConfig, RootCertStore, ServerConfig};
+
+use crate::buffer::Buffer;
+use crate::frame::Violation;
+use crate::settings::{Files, PeerSettings};
+
+/// A record adds less than this to the bytes in it.
+const OVERHEAD: usize = 64;
+const RECORD: usize = 16 << 10;
+
+/// Why a connection ends.
+#[derive(Debug, thiserror::Error)]
+pub enum TlsError {
+    #[error("{}", explain(.0))]
+    Tls(rustls::Error),
+    #[error("{0}")]
+    Violation(#[from] Violation),
+}
+
+/// Why there is nothing to speak TLS with.
+#[derive(Debug, thiserror::Error)]
+pub enum FilesError {
+    #[error("{path}: {why}; write it as PEM, readable by the helper's user (guide/hosts.md)")]
+    Unreadable { path: String, why: String },
+    #[error(
+        "{path}: the certificate does not name this host, {name:?}, as a subject alternative name: {why}"
+    )]
+    Name { path: String, name: String, why: String },
+    #[error("certificate, key and authority do not go together: {0}")]
+    Mismatch(String),
+}
+
+/// What both ends of a connection are set up with. Replaced as a whole when files are read again; connections keep theirs.
+#[derive(Clone)]
+pub struct Identity {
+    client: Arc<ClientConfig>,
+    server: Arc<ServerConfig>,
+}
+
+impl Identity {
+    /// Reads certificates and key.
+    pub fn load(files: &Files, name: &str) -> Result<Identity, FilesError> {
+        let chain = certificates(&files.certificate)?;
+        let key = PrivateKeyDer::from_pem_file(&files.key).map_err(|why| unreadable(&files.key, &why))?;
+        if let Some(own) = chain.first() {
+            let proved = proves(own, name);
+            proved.map_err(|why| FilesError::Name {
+                path: shown(&files.certificate),
+                name: name.into(),
+                why,
+            })?;
+        }
+        let mut roots = RootCertStore::empty();
+        for root in certificates(&files.authority)? {
+            roots.add(root).map_err(|why| unreadable(&files.authority, &why))?;
+        }
+        let roots = Arc::new(roots);
+        let provider = Arc::new(rustls::crypto::ring::default_provider());
+        let mismatch = |why: &dyn std::fmt::Display| FilesError::Mismatch(why.to_string());
+        let verifier = WebPkiClientVerifier::builder_with_provider(roots.clone(), provider.clone());
+        let verifier = verifier.build().map_err(|why| mismatch(&why))?;
+        let mut server = ServerConfig::builder_with_provider(provider.clone())
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|why| mismatch(&why))?
+            .with_client_cert_verifier(verifier)
+            .with_single_cert(chain.clone(), key.clone_key())
+            .map_err(|why| mismatch(&why))?;
+        server.send_tls13_tickets = 0;
+        let mut client = ClientConfig::builder_with_provider(provider)
+            .with_protocol_versions(&[&rustls::version::TLS13])
+            .map_err(|why| mismatch(&why))?
+            .with_root_certificates(roots)
+            .with_client_auth_cert(chain, key)
+            .map_err(|why| mismatch(&why))?;
+        client.resumption = rustls::client::Resumption::disabled();
+        Ok(Identity { client: Arc::new(client), server: Arc::new(server) })
+    }
+
+    /// The end that has connected to `peer`.
+    pub fn dial(&self, peer: &str) -> Result<Tls, TlsError> {
+        let name = ServerName::try_from(peer.to_owned());
+        let name = name.map_err(|_| TlsError::Tls(rustls::Error::General("no name of a host".into())))?;
+        let connection = UnbufferedClientConnection::new(self.client.clone(), name).map_err(TlsError::Tls)?;
+        Ok(Tls::Client(Box::new(connection)))
+    }
+
+    /// The end that was connected to.
+    pub fn answer(&self) -> Result<Tls, TlsError> {
+        let connection = UnbufferedServerConnection::new(self.server.clone()).map_err(TlsError::Tls)?;
+        Ok(Tls::Server(Box::new(connection)))
+    }
+}
+
+fn shown(path: &Path) -> String {
+    path.display().to_string()
+}
+
+fn unreadable(path: &Path, why: &dyn std::fmt::Display) -> FilesError {
+    FilesError::Unreadable { path: shown(path), why: why.to_string() }
+}
+
+fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FilesError> {
+    let read = CertificateDer::pem_file_iter(path).and_then(Iterator::collect::<Result<Vec<_>, _>>);
+    match read.map_err(|why| unreadable(path, &why))? {
+        none if none.is_empty() => Err(unreadable(path, &"there is no certificate in it")),
+        some => Ok(some),
+    }
+}
+
+/// Does this certificate have `name` among its subject alternative names?
+fn proves(certificate: &CertificateDer<'_>, name: &str) -> Result<(), String> {
+    let parsed = ParsedCertificate::try_from(certificate).map_err(|why| why.to_string())?;
+    let name = ServerName::try_from(name.to_owned()).map_err(|why| why.to_string())?;
+    rustls::client::verify_server_name(&parsed, &name).map_err(|why| explain(&why))
+}
+
+/// Text for an operator, with what can be done.
+pub fn explain(error: &rustls::Error) -> String {
+    use rustls::Error::{AlertReceived, InvalidCertificate};
+    let text = match error {
+        InvalidCertificate(CertificateError::Expired | CertificateError::ExpiredContext { .. }) => {
+            "its certificate has expired, or this host's clock is wrong; renew it, and compare the clocks"
+        }
+        InvalidCertificate(CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. }) => {
+            "its certificate is not valid yet; compare the clocks of both hosts"
+        }
+        InvalidCertificate(CertificateError::UnknownIssuer | CertificateError::BadSignature) => {
+            "its certificate is of a foreign authority, none of those in `authority`"
+        }
+        InvalidCertificate(
+            CertificateError::NotValidForName | CertificateError::NotValidForNameContext { .. },
+        ) => "its certificate has another name than the configuration has for it",
+        AlertReceived(AlertDescription::CertificateExpired) => {
+            "it says that this host's certificate has expired (or its clock is wrong); renew it, and reload its helper"
+        }
+        AlertReceived(AlertDescription::UnknownCA) => {
+            "it says that this host's certificate is of a foreign authority"
+        }
+        AlertReceived(AlertDescription::BadCertificate | AlertDescription::CertificateUnknown) => {
+            "it does not accept this host's certificate; its log says why"
+        }
+        rustls::Error::NoCertificatesPresented => "it has no certificate",
+        other => return format!("TLS: {other}"),
+    };
+    text.into()
+}
+
+/// What of a handshake's failures is counted by kind.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Blame {
+    Expired,
+    NotYet,
+    Foreign,
+    Other,
+}
+
+impl TlsError {
+    pub fn blame(&self) -> Blame {
+        use rustls::Error::InvalidCertificate;
+        match self {
+            TlsError::Tls(InvalidCertificate(
+                CertificateError::Expired | CertificateError::ExpiredContext { .. },
+            )) => Blame::Expired,
+            TlsError::Tls(InvalidCertificate(
+                CertificateError::NotValidYet | CertificateError::NotValidYetContext { .. },
+            )) => Blame::NotYet,
+            TlsError::Tls(InvalidCertificate(
+                CertificateError::UnknownIssuer | CertificateError::BadSignature,
+            )) => Blame::Foreign,
+            _ => Blame::Other,
+        }
+    }
+}
+
+/// One connection's TLS.
+pub enum Tls {
+    Client(Box<UnbufferedClientConnection>),
+    Server(Box<UnbufferedServerConnection>),
+}
+
+/// What can be done next.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Ready {
+    /// More bytes of the peer are needed; the handshake is not through.
+    Handshaking,
+    /// The handshake is through.
+    Open,
+    /// The peer says that it ends.
+    Closed,
+}
+
+enum Step {
+    Again,
+    Ready(Ready),
+}
+
+impl Tls {
+    /// Takes what has come in `incoming`, hands on what it says to `sink`, and puts what is to be sent behind `outgoing`.
+    pub fn receive(
+        &mut self,
+        incoming: &mut Buffer,
+        outgoing: &mut Buffer,
+        sink: &mut dyn FnMut(&[u8]) -> Result<(), Violation>,
+    ) -> Result<Ready, TlsError> {
+        loop {
+            let (discard, step) = match self {
+                Tls::Client(tls) => handle(tls.process_tls_records(incoming.filled()), outgoing, sink),
+                Tls::Server(tls) => handle(tls.process_tls_records(incoming.filled()), outgoing, sink),
+            };
+            incoming.take(discard);
+            match step {
+                Ok(Step::Again) => {}
+                Ok(Step::Ready(ready)) => return Ok(ready),
+                Err(error) => {
+                    self.tell(outgoing);
+                    return Err(error);
+                }
+            }
+        }
+    }
+
+    /// What the library wants to tell the peer of an error.
+    fn tell(&mut self, outgoing: &mut Buffer) {
+        let none = &mut |_: &[u8]| Ok(());
+        let _ = match self {
+            Tls::Client(tls) => handle(tls.process_tls_records(&mut []), outgoing, none),
+            Tls::Server(tls) => handle(tls.process_tls_records(&mut []), outgoing, none),
+        };
+    }
+
+    /// Encrypts `plain` behind `outgoing`, if the handshake is through.
+    pub fn send(&mut self, plain: &[u8], outgoing: &mut Buffer) -> Result<(), TlsError> {
+        match self {
+            Tls::Client(tls) => encrypt(tls.process_tls_records(&mut []), plain, outgoing),
+            Tls::Server(tls) => encrypt(tls.process_tls_records(&mut []), plain, outgoing),
+        }
+    }
+
+    /// The one peer whose name the other end's certificate has.
+    pub fn peer<'p>(&self, peers: &'p [PeerSettings]) -> Option<&'p PeerSettings> {
+        let chain = match self {
+            Tls::Client(tls) => tls.peer_certificates(),
+            Tls::Server(tls) => tls.peer_certificates(),
+        };
+        let certificate = chain?.first()?;
+        let mut named = peers.iter().filter(|peer| proves(certificate, &peer.name).is_ok());
+        let first = named.next()?;
+        // One for several would let a host speak for another.
+        named.next().is_none().then_some(first)
+    }
+}
+
+/// One step: what the status says is done. How many bytes it has used up.
+fn handle<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    outgoing: &mut Buffer,
+    sink: &mut dyn FnMut(&[u8]) -> Result<(), Violation>,
+) -> (usize, Result<Step, TlsError>) {
+    let UnbufferedStatus { mut discard, state } = status;
+    let step = match state {
+        Err(error) => Err(TlsError::Tls(error)),
+        Ok(ConnectionState::ReadTraffic(mut traffic)) => {
+            let mut outcome = Ok(Step::Again);
+            while let Some(record) = traffic.next_record() {
+                match record {
+                    Ok(record) => {
+                        discard += record.discard;
+                        if let Err(violation) = sink(record.payload) {
+                            outcome = Err(violation.into());
+                            break;
+                        }
+                    }
+                    Err(error) => {
+                        outcome = Err(TlsError::Tls(error));
+                        break;
+                    }
+                }
+            }
+            outcome
+        }
+        Ok(ConnectionState::EncodeTlsData(mut data)) => {
+            let mut wanted = RECORD;
+            loop {
+                match data.encode(outgoing.room(wanted)) {
+                    Ok(len) => {
+                        outgoing.add(len);
+                        break Ok(Step::Again);
+                    }
+                    Err(EncodeError::InsufficientSize(more)) => wanted = more.required_size,
+                    Err(EncodeError::AlreadyEncoded) => break Ok(Step::Again),
+                }
+            }
+        }
+        // It is in `outgoing`, which is sent.
+        Ok(ConnectionState::TransmitTlsData(data)) => {
+            data.done();
+            Ok(Step::Again)
+        }
+        Ok(ConnectionState::BlockedHandshake) => Ok(Step::Ready(Ready::Handshaking)),
+        Ok(ConnectionState::WriteTraffic(_)) => Ok(Step::Ready(Ready::Open)),
+        Ok(ConnectionState::PeerClosed | ConnectionState::Closed) => Ok(Step::Ready(Ready::Closed)),
+        // No early data is allowed.
+        Ok(_) => Ok(Step::Ready(Ready::Closed)),
+    };
+    (discard, step)
+}
+
+fn encrypt<Data>(
+    status: UnbufferedStatus<'_, '_, Data>,
+    plain: &[u8],
+    outgoing: &mut Buffer,
+) -> Result<(), TlsError> {
+    let mut traffic = match status.state {
+        Ok(ConnectionState::WriteTraffic(traffic)) => traffic,
+        Ok(_) => return Err(TlsError::Tls(rustls::Error::HandshakeNotComplete)),
+        Err(error) => return Err(TlsError::Tls(error)),
+    };
+    let room = plain.len() + (plain.len() / RECORD + 1) * OVERHEAD;
+    match traffic.encrypt(plain, outgoing.room(room)) {
+        Ok(len) => {
+            outgoing.add(len);
+            Ok(())
+        }
+        Err(EncryptError::EncryptExhausted) => Err(TlsError::Tls(rustls::Error::EncryptError)),
+        Err(EncryptError::InsufficientSize(_)) => Err(TlsError::Tls(rustls::Error::EncryptError)),
+    }
+}
