@@ -1,4 +1,4 @@
-//! Proofs between two network namespaces of this host: what they show, and that they leave nothing behind, whoever is killed.
+//! Proofs between two network namespaces of this host: what they show, and that they leave nothing behind, whichever process is killed.
 
 use std::io::{BufRead, BufReader};
 use std::path::Path;
@@ -293,7 +293,7 @@ fn whoever_is_killed_settings_are_put_back() {
         match kill % 4 {
             0 => running.kill_doctor(Signal::KILL),
             1 => {
-                // Both, so that nobody is left who knows.
+                // Both, so that only the record is left.
                 running.kill_guardian();
                 running.kill_doctor(Signal::KILL);
             }

@@ -219,7 +219,7 @@ impl Proof<'_> {
                     } else {
                         self.undo()?
                     }
-                    self.measuring.settle();
+                    self.measuring.wait_for_answer();
                 }
                 for reading in &mut readings {
                     let value = self.measuring.measure(reading.gauge);
@@ -228,7 +228,7 @@ impl Proof<'_> {
             }
         }
         self.undo()?;
-        self.measuring.settle();
+        self.measuring.wait_for_answer();
         readings.iter_mut().for_each(Reading::judge);
         Ok(readings)
     }

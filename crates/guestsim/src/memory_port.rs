@@ -7,8 +7,8 @@ use std::time::Instant;
 use parking_lot::Mutex;
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, HEAD, Layers, MAX_FRAME, MAX_HEAD, Offload,
-    Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+    Aggregate, ChecksumStatus, DropReason, Filter, FramePort, Glance, HEAD, Layers, MAX_FRAME, MAX_HEAD,
+    Offload, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, Mac, Tci};
 
@@ -66,6 +66,8 @@ struct Inner {
     trap: Option<Trap>,
     /// An interrupt is held back.
     holds_back: bool,
+    /// What a glance tells, true or not.
+    glance: Glance,
 }
 
 /// The test's end of a [`MemoryPort`].
@@ -124,6 +126,7 @@ impl Wire {
             failed: false,
             trap: None,
             holds_back: false,
+            glance: Glance::Turn,
         };
         let wire = Wire(Arc::new(Mutex::new(inner)));
         let memory = memory(look_ahead * ROOM);
@@ -196,6 +199,11 @@ impl Wire {
     /// The port has an interrupt that is not due yet, or has none any more.
     pub fn hold_back(&self, on: bool) {
         self.0.lock().holds_back = on;
+    }
+
+    /// What a glance at it tells from now on, true or not; [`Glance::Turn`] otherwise.
+    pub fn set_glance(&self, glance: Glance) {
+        self.0.lock().glance = glance;
     }
 
     /// Frames that were lent and are not finished.
@@ -430,5 +438,9 @@ impl FramePort for MemoryPort {
 impl WakeUp for MemoryPort {
     fn arm(&mut self) -> bool {
         !self.wire.0.lock().sending.is_empty()
+    }
+
+    fn glance(&self) -> Glance {
+        self.wire.0.lock().glance
     }
 }

@@ -102,7 +102,7 @@ impl Bench {
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench {
-            routes: Routes::new(stats.clone(), Some(bridge), true),
+            routes: Routes::new(stats.clone(), Some(bridge), true).expect("an epoll file"),
             mailbox,
             router,
             hypervisor,

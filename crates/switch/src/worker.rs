@@ -72,9 +72,10 @@ impl SwitchEngine {
     /// Are armed ports that have announced nothing in no need of a turn?
     fn is_quiet(&mut self, now: Instant) -> bool {
         let due = self.glance_until.is_none_or(|until| now >= until);
-        // While a frame waits, and after a vain look at an uplink, uplinks are not listened to.
-        if !self.armed || due || !self.deferred.is_empty() || self.spurious_wakeup || self.core.has_pending()
-        {
+        // While a frame waits, and after a vain look at an uplink, uplinks are not listened to. An interrupt that is held back
+        // has its time.
+        let unsure = self.soon || self.spurious_wakeup || self.core.has_pending();
+        if !self.armed || due || unsure || !self.deferred.is_empty() {
             return false;
         }
         let glance = self.core.glance();

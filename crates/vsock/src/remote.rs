@@ -60,8 +60,8 @@ mod tests {
     use super::*;
     use crate::registry::{Call, ConnectError};
 
-    struct Nobody;
-    impl Endpoint for Nobody {
+    struct Unreached;
+    impl Endpoint for Unreached {
         fn requested(&self, _: Call, _: Option<u64>) -> Result<(), ConnectError> {
             Err(ConnectError::Unreachable)
         }
@@ -70,7 +70,7 @@ mod tests {
     #[test]
     fn a_cid_is_found_in_its_range_only() {
         let range =
-            |first, last| RemoteRange { first, last, groups: Arc::new([]), endpoint: Arc::new(Nobody) };
+            |first, last| RemoteRange { first, last, groups: Arc::new([]), endpoint: Arc::new(Unreached) };
         let remotes = Remotes::new(vec![range(100, 199), range(10, 10), range(200, 299)]);
         for (cid, first) in [
             (9, None),

@@ -168,7 +168,7 @@ impl Args {
     }
 }
 
-/// To whoever still reads it: a pipe that was closed must not keep settings from being put back.
+/// To the reader, if there still is one: a pipe that was closed must not keep settings from being put back.
 fn print(text: &str) {
     let mut stdout = std::io::stdout().lock();
     let _ = stdout.write_all(text.as_bytes()).and_then(|()| stdout.flush());

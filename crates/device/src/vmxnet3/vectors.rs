@@ -116,7 +116,7 @@ impl Vectors {
         left
     }
 
-    /// Does anything wait until the guest unmasks its vector, of which nobody tells?
+    /// Does anything wait until the guest unmasks its vector? That is not announced.
     pub fn any_pending(&self) -> bool {
         self.pending.iter().any(|pending| pending.load(Ordering::Relaxed))
     }

@@ -10,7 +10,7 @@ pub const CHECK: Check = Check {
     name: "black-hole",
     title: "Large segments vanish",
     text: "A connection opens, the first small messages go through, and then it hangs: segments above some size never arrive, and \
-           nobody says so. A link on the way has a smaller MTU, and the router before it does not tell (ICMP is filtered), or it does \
+           no error comes back. A link on the way has a smaller MTU, and the router before it does not tell (ICMP is filtered), or it does \
            tell and the sender does not listen (a firewall of its own drops the message).",
     reads: "in captures: segments that are sent again at one size and never acknowledged at it, the largest that were acknowledged, and \
             ICMP messages that a packet was too big",

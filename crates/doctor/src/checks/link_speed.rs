@@ -11,7 +11,7 @@ pub const CHECK: Check = Check {
     title: "The link's speed is a label",
     text: "A virtual card has no cable. The speed that it tells (ethtool, the status of the connection in Windows) is a number that its driver \
            or its device makes up: between two VMs of one host more gets through, or less. Where the measured rate is near that number or above \
-           it, this is said, so that nobody takes the number for the limit. It is no fault, and there is nothing to set.",
+           it, this is said, so that the number is not taken for the limit. It is no fault, and there is nothing to set.",
     reads: "the speed that the driver tells (/sys/class/net/*/speed), the driver, and the throughput of both directions",
     thresholds: &[Threshold {
         limit: "more throughput than the speed and a twentieth; of a paravirtual card half of the speed",

@@ -69,7 +69,7 @@ mod tests {
         let found = examine(&evidence);
         assert_eq!(found.len(), 1);
         assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -X eth0 default");
-        // One queue has nothing to spread over, and one CPU nobody to spread to.
+        // One queue has nothing to spread over, and one CPU has no other to spread to.
         fixture::card(&mut evidence).queues = Some((1, 2));
         assert!(examine(&evidence).is_empty());
         fixture::card(&mut evidence).queues = Some((2, 2));

@@ -1,4 +1,4 @@
-//! The record of what a proof has changed: a file that outlives whoever made the changes, so that they can be taken back.
+//! The record of what a proof has changed: a file that outlives the processes that made the changes, so that they can be taken back.
 //!
 //! `/run/vmlane-doctor/record` (below /var/lib on a machine without /run), one object of JSON:
 //!

@@ -11,7 +11,7 @@ use crate::question::Question;
 use crate::sys::Ethtool;
 
 /// How long an interface that was set may need until the other end can be reached again.
-const SETTLES: Duration = Duration::from_secs(10);
+const ANSWERS: Duration = Duration::from_secs(10);
 /// Of a full test, and of a quick one.
 const ROUNDS: (usize, usize) = (5, 4);
 const SECONDS: (f64, f64) = (1.0, 0.3);
@@ -29,9 +29,9 @@ impl Measuring<'_> {
     }
 
     /// Waits until the other end answers again: many drivers start the card anew for a setting.
-    pub fn settle(&self) {
+    pub fn wait_for_answer(&self) {
         let (began, question) = (Instant::now(), Question::Counters { interface: None }.to_value());
-        while began.elapsed() < SETTLES {
+        while began.elapsed() < ANSWERS {
             let asked = vmlane_bench::ask(self.to, self.options, &question, Duration::from_secs(2));
             if asked.is_ok_and(|told| serde_json::from_value::<Counters>(told.answer).is_ok()) {
                 return;
@@ -54,7 +54,7 @@ impl Measuring<'_> {
             Gauge::RoundTrips => {
                 let spec = Spec { nodelay: true, warmup: 0.05, ..spec(Test::Rr, seconds / 2.0) };
                 let trips = self.bench(&spec, false).and_then(|report| report.rtt_us);
-                trips.map_or(SETTLES.as_secs_f64() * 1e6, |trips| trips.p50)
+                trips.map_or(ANSWERS.as_secs_f64() * 1e6, |trips| trips.p50)
             }
             Gauge::Datagrams { from } => {
                 let Some(mtu) = self.mtu(from) else { return 0.0 };

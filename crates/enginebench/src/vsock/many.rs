@@ -26,7 +26,7 @@ const FIRST: u32 = 3;
 const SIZE: u16 = 64;
 const BUFFER: usize = 2048;
 /// What the daemon does about an attached VM is done after so long.
-const SETTLED: Duration = Duration::from_secs(2);
+const AFTER_ATTACH: Duration = Duration::from_secs(2);
 /// The least time in which a small part of a core can be told from nothing.
 const WATCHED: Duration = Duration::from_secs(2);
 
@@ -104,7 +104,7 @@ impl Crowd {
         let idle = (FIRST + 2..FIRST + count)
             .map(|cid| Idle::attach(cid, &socket(cid, "vsock"), &socket(cid, "nic0")))
             .collect::<Result<_, _>>()?;
-        std::thread::sleep(SETTLED);
+        std::thread::sleep(AFTER_ATTACH);
         Ok(Crowd { backend, pair, _idle: idle })
     }
 

@@ -78,3 +78,40 @@ fn a_worker_stays_awake_for_an_interrupt_that_is_held_back_and_raises_it_before_
     bench.0.deliver_withheld();
     assert!(!bench.0.undelivered());
 }
+
+/// What a port says at a glance is set by hand here, so that a turn is told from none by a frame that moves.
+#[test]
+fn armed_ports_that_need_nothing_at_a_glance_get_no_turn_until_the_clock_wants_one() {
+    let mut bench = Bench::new();
+    let (sender, receiver) = (bench.guest(1), bench.guest(2));
+    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
+    let start = Instant::now();
+    [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    bench.0.round(start);
+    assert!(!bench.0.arm());
+    sender.send(&frame, Offload::None, None);
+    assert!(!bench.0.round(start));
+    assert!(receiver.received().is_empty() && bench.0.announced, "a glance is enough");
+    receiver.set_glance(Glance::Nothing);
+    assert!(!bench.0.round(start));
+    assert!(receiver.received().is_empty() && !bench.0.announced, "one of them announces nothing");
+    assert!(bench.0.round(start + IDLE), "what ports do by the clock");
+    assert_eq!(receiver.received().len(), 1);
+
+    sender.send(&frame, Offload::None, None);
+    assert!(bench.0.round(start + IDLE), "that frame has disarmed them");
+    for unsure in [true, false] {
+        bench.0.round(start + IDLE);
+        assert!(!bench.0.arm());
+        sender.send(&frame, Offload::None, None);
+        assert!(!bench.0.round(start + IDLE));
+        if unsure {
+            sender.set_glance(Glance::Turn);
+        } else {
+            receiver.hold_back(true);
+            bench.0.deliver_withheld();
+        }
+        assert!(bench.0.round(start + IDLE), "a port needs a turn");
+        sender.set_glance(Glance::Announces);
+    }
+}

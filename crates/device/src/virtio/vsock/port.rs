@@ -538,11 +538,16 @@ impl Port {
         }
     }
 
+    /// Does the worker hear its doorbell?
+    pub fn announces(&self) -> bool {
+        self.bell.is_some()
+    }
+
     /// Will its guest announce what it does, once it is asked to? Else, and while something of its is under way, it has to
     /// be looked at.
     pub fn may_doze(&self) -> bool {
         let under_way = self.holds_packet() || self.holds_replies() || self.limited;
-        self.bell.is_some() && !under_way && !self.withholds() && !self.repeats()
+        self.announces() && !under_way && !self.withholds() && !self.repeats()
     }
 }
 

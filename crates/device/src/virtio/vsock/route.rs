@@ -55,11 +55,11 @@ enum Fate {
 
 impl Routes {
     /// `dozes`: VMs to which nothing happens are not looked at, as a worker wants it that sleeps.
-    pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>, dozes: bool) -> Routes {
-        let (vms, table) = (Vms::new(), Table::default());
+    pub fn new(stats: Arc<VsockStats>, bridge: Option<Bridge>, dozes: bool) -> std::io::Result<Routes> {
+        let (vms, table) = (Vms::new()?, Table::default());
         let meter = Meter::default();
         let (started, first, order, taps) = (Instant::now(), 0, Vec::new(), Vec::new());
-        Routes { vms, table, bridge, stats, meter, started, first, order, dozes, taps }
+        Ok(Routes { vms, table, bridge, stats, meter, started, first, order, dozes, taps })
     }
 
     /// Has `taps`, and no others, look at packets from one guest to another.
@@ -391,7 +391,7 @@ impl Routes {
     }
 
     /// Readable while a guest announces something.
-    pub fn doorbells(&self) -> Option<BorrowedFd<'_>> {
+    pub fn doorbells(&self) -> BorrowedFd<'_> {
         self.vms.doorbells()
     }
 
@@ -432,9 +432,11 @@ impl Routes {
         self.vms.awake_ports().any(Port::repeats)
     }
 
-    /// Does a packet wait for its receiver?
+    /// Is there something for which nothing wakes the worker: a packet that waits for its receiver, a VM whose doorbell it
+    /// cannot listen to?
     pub fn is_waiting(&self) -> bool {
-        self.vms.awake_ports().any(Port::holds_packet) || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
+        self.vms.awake_ports().any(|port| port.holds_packet() || !port.announces())
+            || self.bridge.as_ref().is_some_and(Bridge::is_blocked)
     }
 }
 

@@ -5,7 +5,7 @@
 //! VM costs is its memory.
 
 use std::collections::BTreeMap;
-use std::os::fd::AsFd;
+use std::os::fd::{AsFd, BorrowedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, fence};
 use std::time::{Duration, Instant};
@@ -74,18 +74,14 @@ pub struct Vms {
     all: BTreeMap<u32, Vm>,
     /// Those that are looked at.
     awake: Vec<u32>,
-    /// None: it could not be made, and none dozes.
-    doorbells: Option<Arc<Doorbells>>,
+    doorbells: Arc<Doorbells>,
     looked: Instant,
 }
 
 impl Vms {
-    pub fn new() -> Vms {
-        let doorbells = Doorbells::new().map(Arc::new);
-        if let Err(error) = &doorbells {
-            tracing::warn!(%error, "the doorbells of virtio-vsock devices cannot be gathered; all are looked at");
-        }
-        Vms { all: BTreeMap::new(), awake: Vec::new(), doorbells: doorbells.ok(), looked: Instant::now() }
+    pub fn new() -> std::io::Result<Vms> {
+        let doorbells = Arc::new(Doorbells::new()?);
+        Ok(Vms { all: BTreeMap::new(), awake: Vec::new(), doorbells, looked: Instant::now() })
     }
 
     pub fn get(&self, cid: u32) -> Option<&Vm> {
@@ -139,9 +135,7 @@ impl Vms {
         let Some(vm) = self.woken(cid) else { return };
         // Those before it are gone first: the doorbell may be the same.
         vm.port = None;
-        if let Some(doorbells) = doorbells {
-            port.announce_to(doorbells, cid);
-        }
+        port.announce_to(doorbells, cid);
         vm.port = Some(port);
         vm.stalled = false;
     }
@@ -185,7 +179,7 @@ impl Vms {
     /// Those whose doorbell rings are awake from now on.
     pub fn look_at_doorbells(&mut self, now: Instant) {
         self.looked = now;
-        let Some(doorbells) = self.doorbells.clone() else { return };
+        let doorbells = self.doorbells.clone();
         doorbells.look(|number| {
             if let Some(vm) = self.woken(number as u32) {
                 // So that it is silenced.
@@ -234,7 +228,7 @@ impl Vms {
     }
 
     /// Readable while the doorbell of one that dozes rings.
-    pub fn doorbells(&self) -> Option<std::os::fd::BorrowedFd<'_>> {
-        self.doorbells.as_deref().map(Doorbells::as_fd)
+    pub fn doorbells(&self) -> BorrowedFd<'_> {
+        self.doorbells.as_fd()
     }
 }

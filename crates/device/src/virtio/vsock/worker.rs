@@ -93,7 +93,7 @@ impl VsockWorker {
         let stats = Arc::new(VsockStats::default());
         let heartbeat = Arc::new(Heartbeat::default());
         let questions = Arc::new(Questions::default());
-        let routes = Routes::new(stats.clone(), bridge, !settings.poll);
+        let routes = Routes::new(stats.clone(), bridge, !settings.poll)?;
         let engine = VsockEngine { routes, stats: stats.clone(), questions: questions.clone() };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
@@ -231,7 +231,7 @@ impl Engine for VsockEngine {
     }
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
-        self.routes.doorbells().into_iter().for_each(|file| fds.doorbell(file));
+        fds.doorbell(self.routes.doorbells());
     }
 
     fn woken(&mut self, by: Woken) {

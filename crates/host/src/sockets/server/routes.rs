@@ -93,13 +93,16 @@ impl Server {
         };
         let [client, server] = record.ends();
         if !peer.owns(client.0) || !routes.owns(server.0) {
+            // Once; a peer that goes on is counted, and does not fill the log.
+            if stats.forged.get() == 0 {
+                tracing::warn!(
+                    peer = name,
+                    "it asks for a stream from CID {} to CID {}, which are not its and ours by the configuration; refused, as are all such (vmlane_peer_forged)",
+                    client.0,
+                    server.0
+                );
+            }
             stats.forged.inc();
-            tracing::warn!(
-                peer = name,
-                "it asks for a stream from CID {} to CID {}, which are not its and ours by the configuration; refused",
-                client.0,
-                server.0
-            );
             return refused(Errno::ACCESS);
         }
         let said: Vec<String> = lines.map(str::to_owned).collect();
