@@ -10,6 +10,7 @@ mod host;
 mod pair;
 mod process;
 mod report;
+mod route;
 mod rows;
 mod vsock;
 mod xdp;
@@ -62,6 +63,7 @@ fn main() -> anyhow::Result<()> {
     frames::register(&mut registry);
     host::register(&mut registry);
     vsock::register(&mut registry, &options.only);
+    route::register(&mut registry, &options.only);
     xdp::register(&mut registry);
     dpdk::register(&mut registry, &options.only);
     let report = registry.run(&options, |round, name| eprintln!("round {}: {name}", round + 1))?;

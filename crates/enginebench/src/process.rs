@@ -68,6 +68,18 @@ impl Drop for Guarded {
     }
 }
 
+/// CPU time so far of all threads of a process.
+pub fn cpu_time(pid: u32) -> anyhow::Result<Duration> {
+    let mut total = Duration::ZERO;
+    for task in std::fs::read_dir(format!("/proc/{pid}/task"))? {
+        // A thread may end meanwhile.
+        let Ok(line) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
+        let Some(ran) = line.split(' ').next() else { bail!("schedstat says {line:?}") };
+        total += Duration::from_nanos(ran.parse()?);
+    }
+    Ok(total)
+}
+
 /// A guest whose VMM is this process.
 fn attach(socket: &str) -> anyhow::Result<Arc<Guest>> {
     let guest = Guest::new(vmlane_guestsim::attached::attach(socket.as_ref(), 64 << 20)?);

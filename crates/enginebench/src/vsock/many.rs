@@ -8,7 +8,7 @@ use std::path::{Path, PathBuf};
 use std::rc::Rc;
 use std::time::{Duration, Instant};
 
-use anyhow::{Context as _, bail};
+use anyhow::Context as _;
 use vmlane_guestsim::Ram;
 use vmlane_guestsim::vhost_user::{Front, RingEvents};
 use vmlane_guestsim::virtio::DriverRing;
@@ -17,6 +17,7 @@ use vmlane_wire::virtio::feature;
 use super::backend::{self, Backend};
 use super::guest::Guest;
 use super::traffic;
+use crate::process::cpu_time;
 use crate::report::{ROUND_TRIPS, Registry, Sample};
 
 /// VMs that are configured and attached, the pair that talks among them.
@@ -122,21 +123,10 @@ impl Crowd {
 
     /// CPU time of all the daemon's threads while nothing happens.
     fn load(&self, length: Duration) -> anyhow::Result<Sample> {
-        let (start, before) = (Instant::now(), self.cpu_time()?);
+        let (start, before) = (Instant::now(), cpu_time(self.backend.pid())?);
         std::thread::sleep(length);
-        let used = self.cpu_time()?.saturating_sub(before);
+        let used = cpu_time(self.backend.pid())?.saturating_sub(before);
         Ok(Sample { value: 100.0 * used.as_secs_f64() / start.elapsed().as_secs_f64() })
-    }
-
-    fn cpu_time(&self) -> anyhow::Result<Duration> {
-        let mut total = Duration::ZERO;
-        for task in std::fs::read_dir(format!("/proc/{}/task", self.backend.pid()))? {
-            // A thread may end meanwhile.
-            let Ok(line) = std::fs::read_to_string(task?.path().join("schedstat")) else { continue };
-            let Some(ran) = line.split(' ').next() else { bail!("schedstat says {line:?}") };
-            total += Duration::from_nanos(ran.parse()?);
-        }
-        Ok(total)
     }
 }
 

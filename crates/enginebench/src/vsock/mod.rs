@@ -17,6 +17,8 @@ use crate::report::{GBITS, ROUND_TRIPS, Registry};
 use anyhow::Context as _;
 use vmlane_lab::setup::{Progress, vhost_device_vsock};
 
+pub use backend::vmlane;
+
 use backend::Backend;
 use guest::Guest;
 
@@ -91,7 +93,7 @@ struct Rig {
 
 impl Rig {
     fn new() -> anyhow::Result<Rig> {
-        let vmlane = backend::vmlane()?;
+        let vmlane = vmlane()?;
         let dir = std::env::temp_dir().join(format!("vmlane-enginebench-vsock-{}", std::process::id()));
         std::fs::create_dir_all(&dir).with_context(|| format!("creating {}", dir.display()))?;
         Ok(Rig { vmlane, dir })
