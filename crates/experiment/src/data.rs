@@ -2,17 +2,19 @@
 
 use std::collections::BTreeMap;
 
-use crate::figure::{Chart, Series, Shape, reach};
-use crate::plan::{Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
+use crate::figure::{Chart, Point, Series, Shape, Style, Value, hue, reach};
+use crate::foot::foot;
+use crate::plan::{Absent, Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
 use crate::rows::Row;
 use crate::summary::Spread;
-use crate::units::number;
+use crate::units::{bytes, number};
 
 /// The rows of an experiment, in its plan's order.
 pub struct Data<'r> {
     rows: Vec<&'r Row>,
     named: Vec<&'static str>,
     statistic: Statistic,
+    absent: Vec<Absent>,
 }
 
 /// What is shown of a row: the unit, and what the raw value is divided by.
@@ -66,9 +68,11 @@ fn unit(rows: &[&Row], measure: Measure) -> Unit {
 /// How a factor is called along an axis or in a legend.
 pub fn title(factor: &str) -> &str {
     match factor {
-        "message" => "message size in bytes",
-        "buffer" => "socket buffers in bytes",
+        "message" => "message size",
+        "buffer" => "socket buffers",
         "nics" => "cards",
+        "guests" => "VMs",
+        "mtu" => "MTU in bytes",
         "ring" => "ring size in descriptors",
         "ip" => "IP version",
         "rate" => "an uplink in bit/s",
@@ -78,10 +82,39 @@ pub fn title(factor: &str) -> &str {
     }
 }
 
+/// A value along the axis that its factor names.
+fn tick_label(factor: &str, value: &str) -> String {
+    match factor {
+        "test" => test_name(value).to_owned(),
+        "message" | "buffer" => bytes(value),
+        "nodelay" if value == "true" => "TCP_NODELAY".into(),
+        "nodelay" => "gathered (Nagle)".into(),
+        _ => value.to_owned(),
+    }
+}
+
+/// What a test does, seen from guest a.
+fn test_name(test: &str) -> &str {
+    match test {
+        "stream" => "sending",
+        "maerts" => "receiving",
+        "bidir" => "both ways at once",
+        "rr" => "round trips",
+        "crr" => "connections",
+        other => other,
+    }
+}
+
 /// A value as a label: a bare number gets its factor's name.
 fn label(factor: &str, value: &str) -> String {
     match factor {
-        "device" | "test" | "tool" | "profile" => value.to_owned(),
+        "device" | "tool" | "profile" => value.to_owned(),
+        "test" | "nodelay" => tick_label(factor, value),
+        "buffer" if value == "default" => "default buffers".into(),
+        "buffer" => format!("{} buffers", bytes(value)),
+        "message" => format!("{} messages", bytes(value)),
+        "rate" if value == "default" => "no limit of rate".into(),
+        "rate" => format!("{value}bit/s"),
         "sessions" if value == "1" => "1 session".into(),
         "sessions" => format!("{value} sessions"),
         "offloads" if value == "default" => "offloads on".into(),
@@ -105,6 +138,7 @@ impl<'r> Data<'r> {
             rows,
             named: plan.map_or_else(|| crate::factors::NAMES.to_vec(), |plan| plan.named.clone()),
             statistic: plan.map_or(Statistic::Median, |plan| plan.statistic),
+            absent: plan.map(|plan| plan.absent.clone()).unwrap_or_default(),
         }
     }
 
@@ -123,6 +157,32 @@ impl<'r> Data<'r> {
             spread.median = values.iter().sum::<f64>() / values.len() as f64;
         }
         Some(spread)
+    }
+
+    /// Repeats in one number, and each of them.
+    fn point(&self, rows: &[&Row], measure: Measure) -> Option<Point> {
+        let spread = self.spread(rows.iter().copied(), measure)?;
+        Some(Point { spread, runs: rows.iter().filter_map(|row| value(row, measure)).collect() })
+    }
+
+    /// Why a mark has no number: what the plan says of it, else what became of its runs.
+    fn why_missing(&self, rows: &[&Row], pairs: &[(&str, &str)]) -> String {
+        let is_of = |absent: &&Absent| {
+            absent.of.iter().all(|(name, values)| {
+                pairs.iter().any(|(other, value)| other == name && values.texts().iter().any(|v| v == value))
+            })
+        };
+        if let Some(absent) = self.absent.iter().find(is_of) {
+            return absent.why.clone();
+        }
+        let failures: Vec<&str> = rows.iter().filter_map(|row| row.failed.as_deref()).collect();
+        let hangs = |why: &&str| why.contains("no result in") || why.contains("did not start its client");
+        match failures.len() {
+            0 => "not run",
+            _ if failures.iter().all(hangs) => "hangs",
+            _ => "failed",
+        }
+        .to_owned()
     }
 
     /// A factor's values among some rows: numbers by size, all else in the plan's order.
@@ -157,35 +217,39 @@ impl<'r> Data<'r> {
         let scale = if ratio { 1.0 } else { unit.scale };
         let mut mixed = false;
         let mut charts: Vec<Chart> = Vec::new();
+        let shown: Vec<&Row> = picked.upper.iter().chain(&picked.lower).copied().collect();
+        let foot = foot(&shown, self.statistic, ratio);
+        let (unit_name, y_title) = match ratio {
+            true => ("times", picked.ratio_title(figure)),
+            false => (unit.name, unit.name.to_owned()),
+        };
         for (number, panel) in panels.iter().enumerate() {
             let fixed: Vec<(&str, &str)> =
                 figure.panels.as_deref().zip(panel.as_deref()).into_iter().collect();
-            let series: Vec<Series> = picked
-                .legend(&figure.series, &fixed)
-                .into_iter()
-                .map(|entry| {
-                    let of = |group: &String| {
-                        let mut pairs = fixed.clone();
-                        pairs.extend(
-                            figure.series.iter().map(String::as_str).zip(entry.iter().map(String::as_str)),
-                        );
-                        pairs.push((&figure.x, group));
-                        let (spread, several) = picked.cell(self, &pairs, figure.value);
-                        mixed |= several;
-                        spread.map(|s| Spread {
-                            median: s.median / scale,
-                            min: s.min / scale,
-                            max: s.max / scale,
-                            ..s
-                        })
-                    };
-                    let names = figure.series.iter().zip(&entry).map(|(factor, value)| label(factor, value));
-                    Series {
-                        label: names.collect::<Vec<_>>().join(", "),
-                        values: groups.iter().map(of).collect(),
-                    }
-                })
-                .collect();
+            let entries = picked.legend(&figure.series, &fixed);
+            let styles = picked.styles(&figure.series, &entries);
+            let of_groups = picked.styles_of_groups(&groups);
+            let mut series: Vec<Series> = Vec::new();
+            for (entry, style) in entries.iter().zip(styles) {
+                let mut cell = |group: &String| {
+                    let mut pairs = fixed.clone();
+                    pairs.extend(
+                        figure.series.iter().map(String::as_str).zip(entry.iter().map(String::as_str)),
+                    );
+                    pairs.push((&figure.x, group));
+                    let (value, several) = picked.cell(self, &pairs, figure.value);
+                    mixed |= several;
+                    scaled(value, scale)
+                };
+                let values = groups.iter().map(&mut cell).collect();
+                let names = figure.series.iter().zip(entry).map(|(factor, value)| label(factor, value));
+                series.push(Series {
+                    label: names.collect::<Vec<_>>().join(", "),
+                    style,
+                    styles: of_groups.clone(),
+                    values,
+                });
+            }
             let suffix =
                 fixed.first().map_or(String::new(), |(factor, value)| format!(": {}", label(factor, value)));
             charts.push(Chart {
@@ -197,11 +261,13 @@ impl<'r> Data<'r> {
                     Kind::Ratio => Shape::Ratio,
                 },
                 x_title: title(&figure.x).to_owned(),
-                y_title: if ratio { picked.ratio_title(figure) } else { unit.name.to_owned() },
-                groups: groups.clone(),
+                y_title: y_title.clone(),
+                unit: unit_name.to_owned(),
+                groups: groups.iter().map(|group| tick_label(&figure.x, group)).collect(),
                 series,
                 log: figure.log,
                 reach: (0.0, 0.0),
+                foot: foot.clone(),
             });
         }
         let scale = reach(charts.iter().flat_map(|chart| &chart.series));
@@ -253,6 +319,27 @@ impl<'r> Data<'r> {
         let apart = |name: &str| over.contains_key(name) || (device && name == "device");
         self.named.iter().filter(|name| !apart(name)).all(|name| row.factor(name) == other.factor(name))
     }
+}
+
+/// A value in the unit of its chart.
+fn scaled(value: Value, scale: f64) -> Value {
+    let Value::Point(Point { spread: s, runs }) = value else { return value };
+    Value::Point(Point {
+        spread: Spread { median: s.median / scale, min: s.min / scale, max: s.max / scale, ..s },
+        runs: runs.into_iter().map(|run| run / scale).collect(),
+    })
+}
+
+/// Quotients of runs of the same number; none where a number has not exactly one run on both sides.
+fn by_run(upper: &[&Row], lower: &[&Row], measure: Measure) -> Vec<f64> {
+    let alone = |rows: &[&Row], run: u32| {
+        let mut of = rows.iter().filter(|row| row.run == run);
+        let first = of.next().and_then(|row| value(row, measure));
+        first.filter(|_| of.next().is_none())
+    };
+    let quotient =
+        |row: &&Row| Some(alone(upper, row.run)? / alone(lower, row.run).filter(|base| *base > 0.0)?);
+    upper.iter().filter_map(quotient).collect()
 }
 
 /// The filter of the denominators.
@@ -324,27 +411,74 @@ impl<'f, 'r> Picked<'f, 'r> {
         (if lower { &self.lower } else { &self.upper }).iter().filter(fits).copied().collect()
     }
 
+    /// The look of each legend entry: its device's colour, and what tells it from the others.
+    fn styles(&self, factors: &[String], entries: &[Vec<String>]) -> Vec<Style> {
+        let hues: Vec<usize> = entries.iter().map(|entry| self.hue_of(factors, entry)).collect();
+        let several = hues.iter().any(|hue| *hue != hues[0]);
+        let nth = |at: usize| hues[..at].iter().filter(|hue| **hue == hues[at]).count();
+        hues.iter()
+            .enumerate()
+            .map(|(at, hue)| {
+                let variant = nth(at);
+                // Of one device alone, the markers and patterns are free for what differs.
+                let shape = if several { *hue } else { variant };
+                Style { hue: *hue, shape, variant: if several { variant } else { variant % 2 } }
+            })
+            .collect()
+    }
+
+    /// The looks of devices along the x axis; empty where the series have their own.
+    fn styles_of_groups(&self, groups: &[String]) -> Vec<Style> {
+        let figure = self.figure;
+        if !["device", "profile"].contains(&figure.x.as_str()) || !figure.series.is_empty() {
+            return Vec::new();
+        }
+        let x = std::slice::from_ref(&figure.x);
+        let hues = groups.iter().map(|group| self.hue_of(x, std::slice::from_ref(group)));
+        hues.map(|hue| Style { hue, shape: hue, variant: 0 }).collect()
+    }
+
+    fn hue_of(&self, factors: &[String], entry: &[String]) -> usize {
+        let pairs: Vec<(&str, &str)> =
+            factors.iter().map(String::as_str).zip(entry.iter().map(String::as_str)).collect();
+        // What is divided by several devices has their colours.
+        let lower = factors.iter().any(|factor| factor == "device" && self.is_lower(factor));
+        let mut hues: Vec<usize> = self.rows(&pairs, lower).iter().map(|row| hue(&row.device)).collect();
+        hues.sort_unstable();
+        hues.dedup();
+        // Several devices in one series have none of their colours.
+        if let [hue] = hues[..] { hue } else { crate::figure::NO_DEVICE }
+    }
+
     /// The value of one mark, and whether several combinations fell into it.
-    fn cell(&self, data: &Data<'_>, pairs: &[(&str, &str)], measure: Measure) -> (Option<Spread>, bool) {
+    fn cell(&self, data: &Data<'_>, pairs: &[(&str, &str)], measure: Measure) -> (Value, bool) {
         let upper = self.rows(pairs, false);
         let several = |rows: &[&Row]| Data::values(rows, "id").len() > 1;
         let mixed = several(&upper);
-        let Some(value) = data.spread(upper, measure) else { return (None, mixed) };
+        let missing = |rows: &[&Row]| Value::Missing(data.why_missing(rows, pairs));
+        let Some(value) = data.point(&upper, measure) else { return (missing(&upper), mixed) };
         if self.figure.kind != Kind::Ratio {
-            return (Some(value), mixed);
+            return (Value::Point(value), mixed);
         }
         let lower = self.rows(pairs, true);
         let mixed = mixed || several(&lower);
-        let Some(base) = data.spread(lower, measure).filter(|base| base.min > 0.0) else {
-            return (None, mixed);
+        let Some(base) = data.spread(lower.iter().copied(), measure).filter(|base| base.min > 0.0) else {
+            return (missing(&lower), mixed);
         };
-        let ratio = Spread {
-            median: value.median / base.median,
-            min: value.min / base.max,
-            max: value.max / base.min,
-            runs: value.runs.min(base.runs),
+        let (value, median) = (value.spread, value.spread.median / base.median);
+        let runs = by_run(&upper, &lower, measure);
+        let spread = match Spread::of(runs.iter().copied()) {
+            Some(s) if s.runs > 1 => {
+                Spread { median, min: s.min.min(median), max: s.max.max(median), runs: s.runs }
+            }
+            _ => Spread {
+                median,
+                min: value.min / base.max,
+                max: value.max / base.min,
+                runs: value.runs.min(base.runs),
+            },
         };
-        (Some(ratio), mixed)
+        (Value::Point(Point { spread, runs }), mixed)
     }
 
     fn ratio_title(&self, figure: &Figure) -> String {

@@ -1,10 +1,14 @@
 //! Charts as SVG, written by hand: the same data always gives the same bytes, and nothing is loaded.
 //!
-//! Ink is `currentColor`, so that a chart follows the page into dark mode and is black on paper. Series differ
-//! in lightness and pattern (bars), or in marker and dashes (lines), before they differ in hue: a grey printer
-//! loses nothing. `png.rs` makes pixels of the very same SVG.
+//! Ink is `currentColor`, so that a chart follows the page into dark mode and is black on paper. A device has one colour
+//! in every chart; markers, patterns and dashes say the same without colours. Bars stand on zero; a logarithmic axis has
+//! dots. Each picture says at its foot where and how its numbers were measured. `png.rs` makes pixels of the very same
+//! SVG.
 
 mod axis;
+mod legend;
+mod letters;
+mod marks;
 mod style;
 #[cfg(test)]
 mod tests;
@@ -12,25 +16,59 @@ mod tests;
 use std::fmt::Write;
 
 use crate::summary::Spread;
-use crate::units::number;
 use axis::Axis;
-pub use style::escape;
-use style::{fill, line_style, marker, patterns};
+use letters::{FAMILY, FOOT, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
+pub use marks::FEW_RUNS;
+use marks::Slots;
+pub use style::{NO_DEVICE, Style, dark, escape, hue};
 
 /// What is drawn.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Shape {
+    /// Bars from zero; dots where the axis is logarithmic.
     Bars,
     Lines,
-    /// Bars with a line at 1.
+    /// Dots, and a line at 1.
     Ratio,
 }
 
-/// One legend entry: a bar or a point for each group, none where nothing was measured.
+/// Repeats of one combination: what they come to, and each of them.
+#[derive(Clone, Debug, PartialEq)]
+pub struct Point {
+    pub spread: Spread,
+    pub runs: Vec<f64>,
+}
+
+/// What a mark shows, or a word or two that say why there is none.
+#[derive(Clone, Debug, PartialEq)]
+pub enum Value {
+    Point(Point),
+    Missing(String),
+}
+
+impl Value {
+    pub fn point(&self) -> Option<&Point> {
+        match self {
+            Value::Point(point) => Some(point),
+            Value::Missing(_) => None,
+        }
+    }
+}
+
+/// One legend entry, with a value for each group.
 #[derive(Clone, Debug)]
 pub struct Series {
     pub label: String,
-    pub values: Vec<Option<Spread>>,
+    pub style: Style,
+    /// Of each group, where the groups are devices; else empty.
+    pub styles: Vec<Style>,
+    pub values: Vec<Value>,
+}
+
+impl Series {
+    fn style_at(&self, group: usize) -> Style {
+        self.styles.get(group).copied().unwrap_or(self.style)
+    }
 }
 
 /// One chart.
@@ -42,238 +80,161 @@ pub struct Chart {
     pub shape: Shape,
     pub x_title: String,
     pub y_title: String,
+    /// Of every value in it.
+    pub unit: String,
     pub groups: Vec<String>,
     pub series: Vec<Series>,
     pub log: bool,
     /// The least and the most that the y axis must show, so that neighbours share a scale.
     pub reach: (f64, f64),
+    /// Where and how it was measured, in sentences.
+    pub foot: Vec<String>,
 }
 
-const WIDTH: f64 = 640.0;
-const LEFT: f64 = 66.0;
-const RIGHT: f64 = 10.0;
-const PLOT: f64 = 250.0;
-const ROW: f64 = 22.0;
-/// A letter of the labels, about.
-const LETTER: f64 = 7.4;
-/// With more bars than this their numbers would touch.
-const MOST_NUMBERS: usize = 14;
+impl Chart {
+    fn has_bars(&self, axis: &Axis) -> bool {
+        self.shape == Shape::Bars && axis.is_linear()
+    }
 
-/// The least and the most of all values, with what their error bars reach.
+    fn axis(&self, (top, bottom): (f64, f64)) -> Axis {
+        Axis::new(self.reach, self.log, top, bottom, self.shape == Shape::Ratio)
+    }
+}
+
+/// The width of every picture.
+pub const WIDTH: f64 = 720.0;
+const LEFT: f64 = 66.0;
+const RIGHT: f64 = 12.0;
+/// The height of what is measured, in the tightest picture of a page.
+const PLOT: f64 = 260.0;
+
+/// The least and the most of all values, with what their intervals reach.
 pub fn reach<'a>(series: impl IntoIterator<Item = &'a Series>) -> (f64, f64) {
-    let all: Vec<Spread> = series.into_iter().flat_map(|s| s.values.iter().flatten().copied()).collect();
+    let points = series.into_iter().flat_map(|s| s.values.iter().filter_map(Value::point));
+    let all: Vec<Spread> = points.map(|point| point.spread).collect();
     let least = all.iter().map(|s| s.min).fold(f64::INFINITY, f64::min);
     let most = all.iter().map(|s| s.max).fold(0.0, f64::max);
     if all.is_empty() { (0.0, 0.0) } else { (least, most) }
 }
 
-/// The value and the range: what a pointer over a mark, or a screen reader, gets.
-fn spoken(value: &Spread) -> String {
-    match value.runs {
-        1 => number(value.median),
-        runs => {
-            format!("{} ({runs} runs, {} to {})", number(value.median), number(value.min), number(value.max))
-        }
-    }
-}
-
-fn text(svg: &mut String, (x, y): (f64, f64), attributes: &str, content: &str) {
+pub(crate) fn text(svg: &mut String, (x, y): (f64, f64), attributes: &str, content: &str) {
     let _ = writeln!(svg, "<text x=\"{x:.1}\" y=\"{y:.1}\"{attributes}>{}</text>", escape(content));
 }
 
+/// What the pictures side by side have in common: their parts begin at the same heights.
+#[derive(Clone, Copy, Debug)]
+pub struct Frame {
+    /// Above the plot, and below it.
+    head: f64,
+    below: f64,
+    label_rows: usize,
+    foot_rows: usize,
+    right: f64,
+    beside: bool,
+    pub height: f64,
+}
+
+impl Frame {
+    /// For charts that stand side by side, each with a plot of `PLOT` at least.
+    pub fn of(charts: &[Chart]) -> Frame {
+        let beside: Option<Vec<f64>> = charts.iter().map(|chart| legend::beside(chart, PLOT)).collect();
+        let beside = beside.filter(|widths| !widths.is_empty());
+        let right = beside.as_ref().map_or(RIGHT, |widths| widths.iter().copied().fold(RIGHT, f64::max));
+        let most = |of: &dyn Fn(&Chart) -> usize| charts.iter().map(of).max().unwrap_or(0);
+        let titles = most(&|chart| title(chart).len());
+        let legend = most(&|chart| legend::places(&chart.series).last().map_or(0, |(row, _)| row + 1));
+        let legend = if beside.is_some() { 0 } else { legend };
+        let label_rows = most(&|chart| labels(chart, right).iter().map(Vec::len).max().unwrap_or(1));
+        let foot_rows = most(&|chart| foot(chart).len());
+        let head = 24.0 * titles as f64 + legend::ROW * legend as f64 + 52.0;
+        let below = 17.0 * label_rows as f64 + 30.0 + 14.0 * foot_rows as f64 + 12.0;
+        let beside = beside.is_some();
+        Frame { head, below, label_rows, foot_rows, right, beside, height: head + PLOT + below }
+    }
+
+    /// The same with the height that all pictures of a page have.
+    pub fn with_height(self, height: f64) -> Frame {
+        Frame { height: height.max(self.height), ..self }
+    }
+}
+
+fn title(chart: &Chart) -> Vec<String> {
+    wrap_bold(&chart.title, TITLE, WIDTH - 8.0)
+}
+
+fn foot(chart: &Chart) -> Vec<String> {
+    wrap_sentence(&chart.foot.join(" "), FOOT, WIDTH - 8.0)
+}
+
+/// What stands below each group.
+fn labels(chart: &Chart, right: f64) -> Vec<Vec<String>> {
+    let group = (WIDTH - right - LEFT) / chart.groups.len().max(1) as f64;
+    chart.groups.iter().map(|label| wrap(label, TEXT, group - 6.0)).collect()
+}
+
 /// The chart as an SVG element.
-pub fn svg(chart: &Chart) -> String {
-    let titles = wrap(&chart.title, 68);
-    let legend = legend_places(&chart.series);
-    let legend_rows = legend.last().map_or(0, |(row, _)| row + 1);
-    let top = 24.0 * titles.len() as f64 + ROW * legend_rows as f64 + 40.0;
-    let bottom = top + PLOT;
-    let group = (WIDTH - RIGHT - LEFT) / chart.groups.len().max(1) as f64;
-    let labels: Vec<Vec<String>> =
-        chart.groups.iter().map(|label| wrap(label, ((group - 4.0) / LETTER).max(3.0) as usize)).collect();
-    let label_rows = labels.iter().map(Vec::len).max().unwrap_or(1);
-    let height = bottom + 17.0 * label_rows as f64 + 34.0;
+pub fn svg(chart: &Chart, frame: &Frame) -> String {
+    let (top, bottom) = (frame.head, frame.height - frame.below);
+    let end = WIDTH - frame.right;
     let mut svg = format!(
-        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {height:.0}\" role=\"img\" \
-         aria-label=\"{}\" font-family=\"system-ui, 'DejaVu Sans', 'Helvetica Neue', Arial, sans-serif\" \
-         font-size=\"13.5\" fill=\"currentColor\">\n",
+        "<svg xmlns=\"http://www.w3.org/2000/svg\" viewBox=\"0 0 {WIDTH} {:.0}\" role=\"img\" aria-label=\"{}\" \
+         font-family=\"{FAMILY}\" font-size=\"{TEXT}\" fill=\"currentColor\">\n",
+        frame.height,
         escape(&chart.title)
     );
-    if chart.shape != Shape::Lines {
-        patterns(&mut svg, &chart.id, chart.series.len());
+    let axis = chart.axis((top, bottom));
+    let bars = chart.has_bars(&axis);
+    if bars {
+        svg.push_str("<defs>\n");
+        let mut styles: Vec<Style> =
+            chart.series.iter().flat_map(|s| s.styles.iter().chain([&s.style])).copied().collect();
+        styles.sort_by_key(|style| (style.hue, style.shape));
+        styles.dedup_by_key(|style| (style.hue, style.shape));
+        styles.iter().for_each(|style| style.pattern(&mut svg, &chart.id));
+        svg.push_str("</defs>\n");
     }
+    let titles = title(chart);
     for (row, title) in titles.iter().enumerate() {
-        text(&mut svg, (4.0, 19.0 + 22.0 * row as f64), " font-size=\"16\" font-weight=\"600\"", title);
+        text(&mut svg, (4.0, 19.0 + 22.0 * row as f64), " font-size=\"16\" font-weight=\"700\"", title);
     }
-    draw_legend(&mut svg, chart, &legend, 24.0 * titles.len() as f64 + 10.0);
-    let axis = Axis::new(chart.reach, chart.log, top, bottom, chart.shape == Shape::Ratio);
-    text(&mut svg, (4.0, top - 14.0), " class=\"y-title\"", &chart.y_title);
+    if !frame.beside {
+        legend::above(&mut svg, chart, 24.0 * titles.len() as f64 + 8.0, bars);
+    }
+    text(&mut svg, (4.0, top - 26.0), " class=\"y-title\"", &chart.y_title);
     for (value, label) in axis.ticks() {
         let y = axis.y(value);
-        let opacity = if y >= bottom - 0.5 { "1" } else { ".2" };
-        let end = WIDTH - RIGHT;
+        let one = chart.shape == Shape::Ratio && (value - 1.0).abs() < 1e-9;
+        let (opacity, wide) = match () {
+            () if one => ("1", "1.6"),
+            () if y >= bottom - 0.5 && axis.is_linear() => ("1", "1"),
+            () => (".2", "1"),
+        };
         let _ = writeln!(
             svg,
-            "<path d=\"M{LEFT} {y:.1}H{end}\" stroke=\"currentColor\" stroke-opacity=\"{opacity}\"/>"
+            "<path{} d=\"M{LEFT} {y:.1}H{end:.1}\" stroke=\"currentColor\" stroke-opacity=\"{opacity}\" \
+             stroke-width=\"{wide}\"/>",
+            if one { " class=\"one\"" } else { "" }
         );
-        text(&mut svg, (LEFT - 7.0, y + 4.5), " text-anchor=\"end\"", &label);
+        text(&mut svg, (LEFT - 7.0, y + 4.5), " text-anchor=\"end\" class=\"tick\"", &label);
     }
-    if chart.shape == Shape::Ratio {
-        let (y, end) = (axis.y(1.0), WIDTH - RIGHT);
-        let _ =
-            writeln!(svg, "<path d=\"M{LEFT} {y:.1}H{end}\" stroke=\"currentColor\" stroke-width=\"1.6\"/>");
-    }
-    for (at, lines) in labels.iter().enumerate() {
-        let middle = LEFT + group * (at as f64 + 0.5);
+    let slots = Slots::new(chart, LEFT, end);
+    for (at, lines) in labels(chart, frame.right).iter().enumerate() {
+        let middle = LEFT + slots.group * (at as f64 + 0.5);
         for (row, line) in lines.iter().enumerate() {
-            text(&mut svg, (middle, bottom + 18.0 + 16.0 * row as f64), " text-anchor=\"middle\"", line);
+            text(&mut svg, (middle, bottom + 19.0 + 16.0 * row as f64), " text-anchor=\"middle\"", line);
         }
     }
-    text(
-        &mut svg,
-        ((LEFT + WIDTH - RIGHT) / 2.0, height - 9.0),
-        " text-anchor=\"middle\" class=\"x-title\"",
-        &chart.x_title,
-    );
-    match chart.shape {
-        Shape::Lines => lines(&mut svg, chart, &axis, group),
-        Shape::Bars | Shape::Ratio => bars(&mut svg, chart, &axis, group),
+    let under = bottom + 17.0 * frame.label_rows as f64 + 21.0;
+    let attributes = " text-anchor=\"middle\" class=\"x-title\"";
+    text(&mut svg, ((LEFT + end) / 2.0, under), attributes, &chart.x_title);
+    marks::draw(&mut svg, chart, &axis, &slots);
+    if frame.beside {
+        legend::at_the_ends(&mut svg, chart, &axis, &slots, (top, bottom - 2.0));
+    }
+    let first = frame.height - 14.0 * frame.foot_rows as f64;
+    for (row, line) in foot(chart).iter().enumerate() {
+        let attributes = " font-size=\"10.5\" fill-opacity=\".75\" class=\"foot\"";
+        text(&mut svg, (4.0, first + 14.0 * row as f64 + 6.0), attributes, line);
     }
     svg + "</svg>\n"
-}
-
-/// Lines of at most `most` letters, broken after what joins words.
-fn wrap(label: &str, most: usize) -> Vec<String> {
-    let mut lines = vec![String::new()];
-    for piece in label.split_inclusive([' ', '-', ':', ',', '=']) {
-        let last = lines.last_mut().expect("there is always one");
-        if !last.is_empty() && last.chars().count() + piece.trim_end().chars().count() > most {
-            lines.push(piece.to_owned());
-        } else {
-            last.push_str(piece);
-        }
-    }
-    lines.iter().map(|line| line.trim_end().to_owned()).collect()
-}
-
-/// Row and x of every legend entry; nothing for a single series without a name.
-fn legend_places(series: &[Series]) -> Vec<(usize, f64)> {
-    if series.len() == 1 && series[0].label.is_empty() {
-        return Vec::new();
-    }
-    let (mut row, mut x) = (0, LEFT);
-    let place = |s: &Series| {
-        let width = 36.0 + LETTER * s.label.chars().count() as f64 + 16.0;
-        if x > LEFT && x + width > WIDTH - RIGHT {
-            (row, x) = (row + 1, LEFT);
-        }
-        let at = (row, x);
-        x += width;
-        at
-    };
-    series.iter().map(place).collect()
-}
-
-fn draw_legend(svg: &mut String, chart: &Chart, places: &[(usize, f64)], top: f64) {
-    for ((number, series), (row, x)) in chart.series.iter().enumerate().zip(places) {
-        let y = top + ROW * *row as f64;
-        if chart.shape == Shape::Lines {
-            let _ = writeln!(svg, "<path d=\"M{x:.1} {:.1}h28\" {}/>", y + 7.0, line_style(number));
-            svg.push_str(&marker(number, (x + 14.0, y + 7.0), "", ""));
-        } else {
-            let _ = writeln!(
-                svg,
-                "<rect x=\"{x:.1}\" y=\"{y:.1}\" width=\"26\" height=\"14\" fill=\"{}\" stroke=\"currentColor\" \
-                 stroke-width=\".8\"/>",
-                fill(&chart.id, number)
-            );
-        }
-        text(svg, (x + 34.0, y + 12.0), "", &series.label);
-    }
-}
-
-/// An error bar, with a rim in the colour of the page (which the page may set): it must be seen on light and on
-/// dark bars.
-fn whisker(svg: &mut String, middle: f64, (low, high): (f64, f64), cap: f64) {
-    let (from, to) = (middle - cap, middle + cap);
-    let path =
-        format!("M{from:.1} {high:.1}H{to:.1}M{middle:.1} {high:.1}V{low:.1}M{from:.1} {low:.1}H{to:.1}");
-    let _ = writeln!(
-        svg,
-        "<path class=\"rim\" d=\"{path}\" stroke=\"#fff\" stroke-width=\"3\" stroke-opacity=\".8\" fill=\"none\"/>\
-         <path d=\"{path}\" stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\"/>"
-    );
-}
-
-fn tip(series: &Series, group: &str, value: &Spread) -> String {
-    let name = if series.label.is_empty() { String::new() } else { format!("{}, ", series.label) };
-    escape(&format!("{name}{group}: {}", spoken(value)))
-}
-
-fn bars(svg: &mut String, chart: &Chart, axis: &Axis, group: f64) {
-    let width = (group * 0.84 / chart.series.len().max(1) as f64).min(70.0);
-    let numbers = chart.groups.len() * chart.series.len() <= MOST_NUMBERS;
-    // What is divided stands on 1, above or below.
-    let base = if chart.shape == Shape::Ratio { axis.y(1.0) } else { axis.base() };
-    for (at, label) in chart.groups.iter().enumerate() {
-        let left = LEFT + group * (at as f64 + 0.5) - width * chart.series.len() as f64 / 2.0;
-        for (index, series) in chart.series.iter().enumerate() {
-            let (x, middle) = (left + width * index as f64, left + width * (index as f64 + 0.5));
-            let Some(value) = series.values.get(at).copied().flatten() else {
-                text(svg, (middle, base - 5.0), " text-anchor=\"middle\" class=\"missing\"", "×");
-                continue;
-            };
-            let y = axis.y(value.median);
-            let _ = writeln!(
-                svg,
-                "<rect class=\"mark\" x=\"{:.1}\" y=\"{:.1}\" width=\"{:.1}\" height=\"{:.1}\" fill=\"{}\" \
-                 stroke=\"currentColor\" stroke-width=\".8\"><title>{}</title></rect>",
-                x + 0.8,
-                y.min(base),
-                width - 1.6,
-                (base - y).abs().max(0.5),
-                fill(&chart.id, index),
-                tip(series, label, &value)
-            );
-            if value.runs > 1 {
-                whisker(svg, middle, (axis.y(value.min), axis.y(value.max)), (width * 0.25).min(5.0));
-            }
-            if numbers {
-                let above = axis.y(if value.runs > 1 { value.max } else { value.median }) - 5.0;
-                text(svg, (middle, above), " text-anchor=\"middle\" font-size=\"12\"", &number(value.median));
-            }
-        }
-    }
-}
-
-fn lines(svg: &mut String, chart: &Chart, axis: &Axis, group: f64) {
-    for (index, series) in chart.series.iter().enumerate() {
-        // Side by side, so that error bars of equal values do not cover each other.
-        let shift = (index as f64 - (chart.series.len() as f64 - 1.0) / 2.0) * 3.0;
-        let x = |at: usize| LEFT + group * (at as f64 + 0.5) + shift;
-        let (mut path, mut open) = (String::new(), false);
-        for (at, value) in series.values.iter().enumerate() {
-            // A gap where nothing was measured.
-            let Some(value) = value else {
-                open = false;
-                continue;
-            };
-            let _ = write!(path, "{}{:.1} {:.1}", if open { "L" } else { "M" }, x(at), axis.y(value.median));
-            open = true;
-        }
-        if !path.is_empty() {
-            let _ = writeln!(svg, "<path d=\"{path}\" {}/>", line_style(index));
-        }
-        for (at, label) in chart.groups.iter().enumerate() {
-            let Some(value) = series.values.get(at).copied().flatten() else {
-                text(svg, (x(at), axis.base() - 5.0), " text-anchor=\"middle\" class=\"missing\"", "×");
-                continue;
-            };
-            if value.runs > 1 {
-                whisker(svg, x(at), (axis.y(value.min), axis.y(value.max)), 3.5);
-            }
-            let tip = tip(series, label, &value);
-            svg.push_str(&marker(index, (x(at), axis.y(value.median)), " class=\"mark\"", &tip));
-        }
-    }
 }

@@ -25,6 +25,7 @@ mod bench;
 pub mod data;
 pub mod factors;
 pub mod figure;
+mod foot;
 pub mod host;
 pub mod plan;
 mod png;

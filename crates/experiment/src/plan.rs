@@ -39,6 +39,7 @@ pub struct Plan {
     pub named: Vec<&'static str>,
     pub figures: Vec<Figure>,
     pub claims: Vec<Claim>,
+    pub absent: Vec<Absent>,
     /// The text, and whether its `[quick]` part counted.
     pub source: String,
     pub quick: bool,
@@ -88,7 +89,7 @@ pub struct Figure {
     /// For ratios: what every value is divided by.
     #[serde(default)]
     pub over: Filter,
-    /// Powers of ten along the y axis.
+    /// A logarithmic y axis, with dots in place of bars.
     #[serde(default)]
     pub log: bool,
 }
@@ -133,6 +134,14 @@ pub struct Claim {
     pub remark: String,
 }
 
+/// What is left out on purpose, and the word that stands in figures in its place.
+#[derive(Clone, Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct Absent {
+    pub of: Filter,
+    pub why: String,
+}
+
 type Table = BTreeMap<String, Spanned<Value>>;
 
 #[derive(Deserialize)]
@@ -161,6 +170,8 @@ struct Raw {
     figure: Vec<Figure>,
     #[serde(default)]
     claim: Vec<Claim>,
+    #[serde(default)]
+    absent: Vec<Absent>,
 }
 
 /// What is otherwise in a thin slice: `keep` leaves of each factor only these values.
@@ -209,6 +220,7 @@ impl Plan {
             statistic: raw.statistic,
             figures: raw.figure,
             claims: raw.claim,
+            absent: raw.absent,
             source: source.to_owned(),
             quick,
         };
@@ -248,14 +260,40 @@ impl Plan {
             std::iter::once(&f.x).chain(&f.series).chain(&f.panels).chain(filters)
         });
         let claims = self.claims.iter().flat_map(|c| c.of.keys().chain(c.over.keys()));
-        for name in figures.chain(claims) {
+        let absent = self.absent.iter().flat_map(|absent| absent.of.keys());
+        for name in figures.chain(claims).chain(absent) {
             if !NAMES.contains(&name.as_str()) {
                 let line =
                     self.source.lines().position(|line| line.contains(name.as_str())).map_or(1, |at| at + 1);
                 bail!("line {line}: {name:?} is no factor; there are {}", NAMES.join(", "));
             }
         }
-        Ok(())
+        if let Some(absent) = self.absent.iter().find(|absent| absent.of.is_empty() || absent.why.is_empty())
+        {
+            bail!("[[absent]] needs `of`, with a factor, and `why`, in a word or two: {absent:?}");
+        }
+        self.figures.iter().try_for_each(|figure| self.check_unit(figure))
+    }
+
+    /// A chart has one unit: bit/s and transactions do not stand side by side.
+    fn check_unit(&self, figure: &Figure) -> Result<()> {
+        if figure.kind == Kind::Ratio || matches!(figure.value, Measure::RttP50 | Measure::RttP99) {
+            return Ok(());
+        }
+        let is_shown = |factors: &&Factors| {
+            figure.only.iter().all(|(name, values)| values.texts().contains(&factors.text(name)))
+        };
+        let mut shown = self.combinations.iter().filter(is_shown).map(|factors| factors.test);
+        let Some(first) = shown.next() else { return Ok(()) };
+        match shown.find(|test| test.is_transactional() != first.is_transactional()) {
+            None => Ok(()),
+            Some(other) => bail!(
+                "figure {:?} has bit/s ({}) and transactions ({}) on one axis; say which test it shows: only = {{ test = ... }}",
+                figure.title,
+                if first.is_transactional() { other.name() } else { first.name() },
+                if first.is_transactional() { first.name() } else { other.name() }
+            ),
+        }
     }
 }
 

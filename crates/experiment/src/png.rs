@@ -58,16 +58,19 @@ pub fn has_fonts() -> bool {
     !FONTS.is_empty()
 }
 
+/// The picture as shapes, ink black as on white.
+pub fn tree(svg: &str) -> Result<usvg::Tree> {
+    let options =
+        usvg::Options { fontdb: FONTS.clone(), font_family: "sans-serif".into(), ..usvg::Options::default() };
+    usvg::Tree::from_str(&svg.replace("currentColor", "#1b1f24"), &options).context("the chart's SVG")
+}
+
 /// The picture as the bytes of a PNG file.
 ///
 /// # Errors
 /// The SVG is not one.
 pub fn png(svg: &str) -> Result<Vec<u8>> {
-    let options =
-        usvg::Options { fontdb: FONTS.clone(), font_family: "sans-serif".into(), ..usvg::Options::default() };
-    // Ink on white is black.
-    let svg = svg.replace("currentColor", "#1b1f24").replace("system-ui, ", "");
-    let tree = usvg::Tree::from_str(&svg, &options).context("the chart's SVG")?;
+    let tree = tree(svg)?;
     let size = tree.size().to_int_size().scale_by(SCALE).context("a chart without a size")?;
     let mut pixels = tiny_skia::Pixmap::new(size.width(), size.height()).context("a chart too large")?;
     pixels.fill(tiny_skia::Color::WHITE);

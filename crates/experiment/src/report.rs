@@ -1,8 +1,8 @@
 //! An experiment as one page that needs nothing else: what the paper says, what was measured, where; charts,
 //! numbers, what failed and what is missing.
 //!
-//! Drawn from the raw rows alone (the plan is in them), so the same rows always give the same bytes, and an old
-//! result can be drawn again.
+//! Drawn from the raw rows alone (the plan is in them, unless a later one lies beside them), so the same rows always
+//! give the same bytes, and an old result can be drawn again.
 
 mod tables;
 #[cfg(test)]
@@ -14,7 +14,8 @@ use std::path::{Path, PathBuf};
 use anyhow::{Context, Result, bail};
 
 use crate::data::{Data, Drawn};
-use crate::figure::{self, escape};
+use crate::figure::{self, Chart, Frame, escape};
+use crate::foot;
 use crate::plan::Plan;
 use crate::png;
 use crate::rows::{self, Row, Setup};
@@ -34,26 +35,16 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
     if rows.is_empty() {
         bail!("{} has no rows; measure first, for example with vmlane demo", dir.join(rows::FILE).display());
     }
-    let plan = plan_of(&rows);
+    let plan = plan_beside(dir, &rows)?.or_else(|| plan_of(&rows));
     let path = dir.join(FILE);
     std::fs::write(&path, page(&rows, plan.as_ref()))
         .with_context(|| format!("cannot write {}", path.display()))?;
     let figures = dir.join(FIGURES);
     vmlane_lab::dirs::make(&figures)?;
-    for (number, drawn) in (1..).zip(charts(&rows, plan.as_ref())) {
-        for (panel, chart) in drawn.charts.iter().enumerate() {
-            let svg = figure::svg(chart);
-            let name = if drawn.charts.len() == 1 {
-                format!("{number}")
-            } else {
-                format!("{number}{}", letter(panel))
-            };
-            // Alone in a file, ink has to say what it is.
-            let alone = svg.replacen("<svg ", "<svg color=\"#1b1f24\" style=\"background:#fff\" ", 1);
-            for (kind, bytes) in [("svg", alone.into_bytes()), ("png", png::png(&svg)?)] {
-                let path = figures.join(format!("{name}.{kind}"));
-                std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
-            }
+    for (name, _, svg) in named(charts(&rows, plan.as_ref())) {
+        for (kind, bytes) in [("svg", alone(&svg).into_bytes()), ("png", png::png(&svg)?)] {
+            let path = figures.join(format!("{name}.{kind}"));
+            std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
     if !png::has_fonts() {
@@ -64,8 +55,44 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
     Ok(path)
 }
 
+/// A picture as a file: alone, ink has to say what it is.
+pub(crate) fn alone(svg: &str) -> String {
+    svg.replacen("<svg ", "<svg color=\"#1b1f24\" style=\"background:#fff\" ", 1)
+}
+
+/// Every chart with its name among files (`1`, `2a`, `2b`) and its picture.
+fn named(drawn: Vec<Drawn>) -> Vec<(String, Chart, String)> {
+    let pictures = pictures(&drawn);
+    let mut all = Vec::new();
+    for ((number, drawn), pictures) in (1..).zip(drawn).zip(pictures) {
+        let alone = drawn.charts.len() == 1;
+        for ((panel, chart), svg) in drawn.charts.into_iter().enumerate().zip(pictures) {
+            let name = if alone { format!("{number}") } else { format!("{number}{}", letter(panel)) };
+            all.push((name, chart, svg));
+        }
+    }
+    all
+}
+
+/// The charts that `draw` makes of a directory.
+#[cfg(test)]
+pub(crate) fn all(dir: &Path) -> Result<Vec<(String, Chart, String)>> {
+    let rows = rows::read(dir)?;
+    let plan = plan_beside(dir, &rows)?.or_else(|| plan_of(&rows));
+    Ok(named(charts(&rows, plan.as_ref())))
+}
+
 fn letter(number: usize) -> char {
     char::from(b'a' + (number % 26) as u8)
+}
+
+/// The plan that lies beside the rows, when it is theirs by name: figures can be drawn anew in other words.
+fn plan_beside(dir: &Path, rows: &[Row]) -> Result<Option<Plan>> {
+    let path = dir.join("plan.toml");
+    let Ok(text) = std::fs::read_to_string(&path) else { return Ok(None) };
+    let quick = rows.iter().rev().find_map(|row| row.plan_source.as_ref()).is_some_and(|source| source.quick);
+    let plan = Plan::parse(&text, quick).with_context(|| path.display().to_string())?;
+    Ok(Some(plan).filter(|plan| rows.iter().any(|row| row.setup.plan == plan.name)))
 }
 
 /// The plan that the rows carry; the last one, when a later start had another.
@@ -80,9 +107,28 @@ fn charts(rows: &[Row], plan: Option<&Plan>) -> Vec<Drawn> {
     (1..).zip(figures).map(|(number, figure)| data.draw(figure, &format!("f{number}"))).collect()
 }
 
+/// Every figure's charts as SVG, all of one height.
+fn pictures(drawn: &[Drawn]) -> Vec<Vec<String>> {
+    let frames: Vec<Frame> = drawn.iter().map(|drawn| Frame::of(&drawn.charts)).collect();
+    let height = frames.iter().map(|frame| frame.height).fold(0.0, f64::max);
+    let of = |(drawn, frame): (&Drawn, Frame)| {
+        drawn.charts.iter().map(|chart| figure::svg(chart, &frame.with_height(height))).collect()
+    };
+    drawn.iter().zip(frames).map(of).collect()
+}
+
 /// The whole page.
 pub fn html(rows: &[Row]) -> String {
     page(rows, plan_of(rows).as_ref())
+}
+
+/// The style sheet, with the figures' colours in dark mode: on screens only, paper is white.
+fn style() -> String {
+    format!(
+        "{}@media screen and (prefers-color-scheme: dark) {{ {} }}\n",
+        include_str!("report/style.css"),
+        figure::dark()
+    )
 }
 
 fn page(rows: &[Row], plan: Option<&Plan>) -> String {
@@ -93,7 +139,7 @@ fn page(rows: &[Row], plan: Option<&Plan>) -> String {
          <meta name=\"color-scheme\" content=\"light dark\">\n<link rel=\"icon\" href=\"data:,\">\n<title>{0}</title>\n\
          <style>\n{1}</style>\n</head>\n<body>\n<h1>{0}</h1>\n",
         escape(title),
-        include_str!("report/style.css")
+        style()
     );
     let missing = plan.map(|plan| missing(rows, plan)).unwrap_or_default();
     page += &lead(rows, plan, missing.len());
@@ -193,15 +239,15 @@ fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
 fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
     let mut html = String::new();
     let figures = plan.iter().flat_map(|plan| &plan.figures);
-    for ((number, figure), drawn) in (1..).zip(figures).zip(charts(rows, plan)) {
+    let drawn = charts(rows, plan);
+    let pictures = pictures(&drawn);
+    for (((number, figure), drawn), pictures) in (1..).zip(figures).zip(drawn).zip(pictures) {
         let _ = write!(
             html,
             "<h2>Figure {number}: {}</h2>\n<figure>\n<div class=\"panels\">\n",
             escape(&figure.title)
         );
-        for chart in &drawn.charts {
-            html += &figure::svg(chart);
-        }
+        html.extend(pictures);
         let scale = if drawn.charts.len() > 1 { " All panels have one scale." } else { "" };
         let mixed = if drawn.mixed { " Some marks take several combinations together." } else { "" };
         let _ = write!(
@@ -213,16 +259,8 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
     html
 }
 
-/// Distinct values of the rows, in their order: a result file may be put together from several.
 fn distinct(rows: &[Row], of: impl Fn(&Row) -> String) -> String {
-    let mut values: Vec<String> = Vec::new();
-    for row in rows {
-        let value = of(row);
-        if !value.is_empty() && !values.contains(&value) {
-            values.push(value);
-        }
-    }
-    values.join("; ")
+    foot::distinct(rows, of).join("; ")
 }
 
 fn facts(rows: &[Row]) -> String {
@@ -264,8 +302,8 @@ fn facts(rows: &[Row]) -> String {
 fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     let mean = plan.is_some_and(|plan| plan.statistic == crate::plan::Statistic::Mean);
     let mut html = format!(
-        "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most. A cross: nothing was \
-         measured, or every run failed.</li>\n\
+        "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most, and \
+         small rings are the runs themselves. Words in place of a mark say why there is none.</li>\n\
          <li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
          <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
          Linux sets aside twice as much, half of it for its own needs.</li>\n\

@@ -10,6 +10,16 @@ pub fn size(bytes: u64) -> String {
     }
 }
 
+/// `512 B`, `4 KiB`, `1 MiB`, of a size as plans write it; whatever else it says stays.
+pub fn bytes(text: &str) -> String {
+    match vmlane_bench::size::parse_size(text) {
+        Ok(0) | Err(_) => text.to_owned(),
+        Ok(count) if count.is_multiple_of(1 << 20) => format!("{} MiB", count >> 20),
+        Ok(count) if count.is_multiple_of(1 << 10) => format!("{} KiB", count >> 10),
+        Ok(count) => format!("{count} B"),
+    }
+}
+
 /// `1.23`, `12.3`, `123`: three digits, more before the point if need be.
 pub fn number(value: f64) -> String {
     let decimals = match value {

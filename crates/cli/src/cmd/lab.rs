@@ -147,7 +147,10 @@ enum Command {
     },
     Run(run::Args),
     /// Draw DIR/report.html and DIR/figures again from DIR/results.jsonl
-    #[command(after_help = "Example:\n  vmlane lab draw out/demo")]
+    #[command(
+        after_help = "Example:\n  vmlane lab draw out/demo\n\nFigures, captions and claims are those of the \
+                            plan in the rows, or of DIR/plan.toml where that is the same plan in later words."
+    )]
     Draw {
         /// The directory with the rows
         dir: PathBuf,

@@ -1,77 +1,164 @@
-//! What tells series apart: lightness and pattern of fills, dashes and markers of lines; hue comes last.
+//! What tells series apart: a colour for each device, the same in every figure; markers, patterns and dashes for
+//! readers who do not see the colours, or see them on grey paper.
+//!
+//! The colours come from the palette of Okabe and Ito, which colour-blind readers can tell apart, darkened where white
+//! paper asks for it. Elements carry classes (`s` and a number strokes, `f` fills), so that a page can give lighter ones
+//! in dark mode.
 
 use std::fmt::Write;
 
-/// Ground, pattern strokes, and their path in a tile of 8 by 8; neighbours differ in lightness and in pattern.
-const FILLS: [(&str, &str, &str); 8] = [
-    ("#1f4e8c", "", ""),
-    ("#f6d3a8", "#9a5412", "M-2 2L2 -2M0 8L8 0M6 10L10 6"),
-    ("#7fb3e6", "", ""),
-    ("#8a4b14", "#fff", "M-2 6L2 10M0 0L8 8M6 -2L10 2"),
-    ("#f2f2f2", "#444", "M2 2h1.6v1.6h-1.6zM6 6h1.6v1.6h-1.6z"),
-    ("#4d4d4d", "#fff", "M0 2H8M0 6H8"),
-    ("#bfe3c0", "#2d6a31", "M2 0V8M6 0V8"),
-    ("#6b3a7a", "#fff", "M0 4H8M4 0V8"),
+/// The colour on white, and on a dark page.
+pub const COLOURS: [(&str, &str); 10] = [
+    ("#0072b2", "#58aee6"),
+    ("#d55e00", "#ff8f45"),
+    ("#b98300", "#f0b83c"),
+    ("#4ba3d8", "#9cd6f7"),
+    ("#009e73", "#35d0a3"),
+    ("#b8558c", "#e79fc9"),
+    ("#6b6b6b", "#b8b8b8"),
+    ("#1b1f24", "#f2f2f2"),
+    ("#6a3d9a", "#b798e8"),
+    ("#8c564b", "#cf9f94"),
 ];
 
-/// Colour and dashes.
-const LINES: [(&str, &str); 8] = [
-    ("#1f4e8c", ""),
-    ("#c0661a", "7 4"),
-    ("#4f97d9", "2 3"),
-    ("#8a4b14", "9 3 2 3"),
-    ("#555", "4 2"),
-    ("#2d6a31", "1 2"),
-    ("#6b3a7a", "12 4"),
-    ("#9a8a00", "6 2 2 2 2 2"),
-];
+/// How a series looks.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Style {
+    /// Its device's colour.
+    pub hue: usize,
+    /// Marker and pattern.
+    pub shape: usize,
+    /// Dashes, and whether the marker is hollow: tells the series of one device apart.
+    pub variant: usize,
+}
+
+/// The colour of series of several devices, and of devices that are not known here.
+pub const NO_DEVICE: usize = 9;
+
+/// A device's colour: each the same in every figure, by its name as the lab has it.
+pub fn hue(device: &str) -> usize {
+    let base = device.split(':').next().unwrap_or(device);
+    match base {
+        "vmxnet3" if device.contains("vmxnet2-class") => 8,
+        "vmci" => 0,
+        "vmxnet3" => 1,
+        "virtio-net" => 2,
+        "virtio-vsock" => 3,
+        "qemu-virtio-net" => 4,
+        "qemu-vmxnet3" => 5,
+        "qemu-e1000" | "qemu-e1000e" => 6,
+        "vhost-device-vsock" => 7,
+        _ => NO_DEVICE,
+    }
+}
+
+/// Style sheets of a page: the colours in dark mode.
+pub fn dark() -> String {
+    (0..COLOURS.len()).fold(String::new(), |mut css, number| {
+        let colour = COLOURS[number].1;
+        let _ = write!(css, ".s{number}{{stroke:{colour}}}.f{number}{{fill:{colour}}}");
+        css
+    })
+}
 
 pub fn escape(text: &str) -> String {
     text.replace('&', "&amp;").replace('<', "&lt;").replace('>', "&gt;").replace('"', "&quot;")
 }
 
-/// The fill of a series.
-pub fn fill(id: &str, number: usize) -> String {
-    let (ground, stroke, _) = FILLS[number % FILLS.len()];
-    if stroke.is_empty() { ground.to_owned() } else { format!("url(#{id}-{})", number % FILLS.len()) }
-}
+/// A pattern's path in a tile of 8 by 8, by shape; the first is plain.
+const TILES: [&str; 8] = [
+    "",
+    "M-2 2L2 -2M0 8L8 0M6 10L10 6",
+    "M2 0V8M6 0V8",
+    "M-2 6L2 10M0 0L8 8M6 -2L10 2",
+    "M2 2h1.6v1.6h-1.6zM6 6h1.6v1.6h-1.6z",
+    "M0 2H8M0 6H8",
+    "M4 3.6v.8",
+    "M0 4H8M4 0V8",
+];
 
-/// Defines the patterns that `count` series use.
-pub fn patterns(svg: &mut String, id: &str, count: usize) {
-    svg.push_str("<defs>\n");
-    for (number, (ground, stroke, path)) in FILLS.iter().enumerate().take(count) {
-        if !stroke.is_empty() {
-            let _ = writeln!(
-                svg,
-                "<pattern id=\"{id}-{number}\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\">\
-                 <rect width=\"8\" height=\"8\" fill=\"{ground}\"/>\
-                 <path d=\"{path}\" stroke=\"{stroke}\" stroke-width=\"1.4\" fill=\"none\"/></pattern>"
-            );
-        }
+impl Style {
+    fn stroke(self) -> String {
+        let number = self.hue % COLOURS.len();
+        format!("class=\"s{number}\" stroke=\"{}\"", COLOURS[number].0)
     }
-    svg.push_str("</defs>\n");
-}
 
-/// The attributes of a line.
-pub fn line_style(number: usize) -> String {
-    let (colour, dashes) = LINES[number % LINES.len()];
-    let dashes = if dashes.is_empty() { String::new() } else { format!(" stroke-dasharray=\"{dashes}\"") };
-    format!("stroke=\"{colour}\" stroke-width=\"2.2\" fill=\"none\"{dashes}")
-}
+    fn tile(self) -> usize {
+        self.shape % TILES.len()
+    }
 
-/// A marker: shape and filling differ from series to series.
-pub fn marker(number: usize, (x, y): (f64, f64), attributes: &str, tip: &str) -> String {
-    let (colour, _) = LINES[number % LINES.len()];
-    let filled = number.is_multiple_of(2);
-    let inside = if filled { colour } else { "#fff" };
-    let path = match number % 4 {
-        0 => format!("M{:.1} {y:.1}a4.6 4.6 0 1 0 9.2 0a4.6 4.6 0 1 0 -9.2 0z", x - 4.6),
-        1 => format!("M{:.1} {:.1}h8.4v8.4h-8.4z", x - 4.2, y - 4.2),
-        2 => format!("M{x:.1} {:.1}l5 9h-10z", y - 5.4),
-        _ => format!("M{x:.1} {:.1}l5.6 5.6l-5.6 5.6l-5.6 -5.6z", y - 5.6),
-    };
-    let title = if tip.is_empty() { String::new() } else { format!("<title>{tip}</title>") };
-    format!(
-        "<path{attributes} d=\"{path}\" fill=\"{inside}\" stroke=\"{colour}\" stroke-width=\"1.8\">{title}</path>\n"
-    )
+    /// The attributes of a bar: its fill, by a pattern that `pattern` has defined.
+    pub fn bar(self, id: &str) -> String {
+        let number = self.hue % COLOURS.len();
+        let fill = match self.tile() {
+            0 => format!("class=\"mark f{number} s{number}\" fill=\"{}\"", COLOURS[number].0),
+            _ => format!("class=\"mark s{number}\" fill=\"url(#{id}-{number}-{})\"", self.tile()),
+        };
+        let opacity = [1.0, 0.55, 0.25][self.variant % 3];
+        format!("{fill} stroke=\"{}\" fill-opacity=\"{opacity}\" stroke-width=\"1.2\"", COLOURS[number].0)
+    }
+
+    /// Defines the pattern of its bars.
+    pub fn pattern(self, svg: &mut String, id: &str) {
+        let path = TILES[self.tile()];
+        if path.is_empty() {
+            return;
+        }
+        let (number, (colour, _)) = (self.hue % COLOURS.len(), COLOURS[self.hue % COLOURS.len()]);
+        let _ = writeln!(
+            svg,
+            "<pattern id=\"{id}-{number}-{}\" width=\"8\" height=\"8\" patternUnits=\"userSpaceOnUse\">\
+             <rect width=\"8\" height=\"8\" class=\"f{number}\" fill=\"{colour}\" fill-opacity=\".22\"/>\
+             <path d=\"{path}\" {} stroke-width=\"1.5\" fill=\"none\"/></pattern>",
+            self.tile(),
+            self.stroke()
+        );
+    }
+
+    /// The attributes of a line.
+    pub fn line(self) -> String {
+        let dashes =
+            ["", "7 4", "2 3", "10 3 2 3", "4 2", "12 4 2 4 2 4", "1 3", "5 2 1 2"][self.variant % 8];
+        let dashes =
+            if dashes.is_empty() { String::new() } else { format!(" stroke-dasharray=\"{dashes}\"") };
+        format!("{} stroke-width=\"2\" fill=\"none\"{dashes}", self.stroke())
+    }
+
+    /// The attributes of an interval's line.
+    pub fn interval(self) -> String {
+        format!("{} stroke-width=\"1.3\" fill=\"none\"", self.stroke())
+    }
+
+    /// A single run: a small ring.
+    pub fn run(self, (x, y): (f64, f64)) -> String {
+        let number = self.hue % COLOURS.len();
+        format!(
+            "<circle class=\"run s{number}\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"1.9\" stroke=\"{}\" stroke-width=\"1\" \
+             fill=\"none\"/>\n",
+            COLOURS[number].0
+        )
+    }
+
+    /// The mark of a series.
+    pub fn marker(self, (x, y): (f64, f64), class: &str, tip: &str) -> String {
+        let path = match self.shape % 8 {
+            0 => format!("M{:.1} {y:.1}a4.4 4.4 0 1 0 8.8 0a4.4 4.4 0 1 0 -8.8 0z", x - 4.4),
+            1 => format!("M{:.1} {:.1}h8v8h-8z", x - 4.0, y - 4.0),
+            2 => format!("M{x:.1} {:.1}l4.8 8.6h-9.6z", y - 5.2),
+            3 => format!("M{x:.1} {:.1}l5.4 5.4l-5.4 5.4l-5.4 -5.4z", y - 5.4),
+            4 => format!("M{x:.1} {:.1}l4.8 -8.6h-9.6z", y + 5.2),
+            5 => format!("M{:.1} {:.1}h3v3.5h3.5v3h-3.5v3.5h-3v-3.5h-3.5v-3h3.5z", x - 1.5, y - 5.0),
+            6 => format!("M{:.1} {:.1}h10v4h-10z", x - 5.0, y - 2.0),
+            _ => format!("M{:.1} {:.1}v10h4v-10z", x - 2.0, y - 5.0),
+        };
+        let number = self.hue % COLOURS.len();
+        let colour = COLOURS[number].0;
+        let (inside, fill) =
+            if self.variant % 2 == 1 { ("hole".into(), "#fff") } else { (format!("f{number}"), colour) };
+        let title = if tip.is_empty() { String::new() } else { format!("<title>{tip}</title>") };
+        format!(
+            "<path class=\"{class}s{number} {inside}\" d=\"{path}\" fill=\"{fill}\" stroke=\"{colour}\" \
+             stroke-width=\"1.6\">{title}</path>\n"
+        )
+    }
 }

@@ -1,0 +1,169 @@
+//! What stands in the picture for numbers: bars from zero, dots with intervals, lines; and every single run where there
+//! are few.
+
+use std::fmt::Write;
+
+use super::axis::Axis;
+use super::letters::{SMALL, TEXT, width};
+use super::{Chart, Point, Series, Shape, Style, Value, escape, text};
+use crate::units::number;
+
+/// Up to so many runs, each is drawn.
+pub const FEW_RUNS: usize = 9;
+/// With more marks than this their numbers would touch.
+const MOST_NUMBERS: usize = 20;
+/// Between the middle of a mark and its runs.
+const ASIDE: f64 = 8.0;
+
+/// Where marks stand along the x axis.
+pub struct Slots {
+    pub left: f64,
+    pub right: f64,
+    pub group: f64,
+    /// Between two series of a group.
+    width: f64,
+    series: usize,
+}
+
+impl Slots {
+    pub fn new(chart: &Chart, left: f64, right: f64) -> Slots {
+        let group = (right - left) / chart.groups.len().max(1) as f64;
+        let most = if chart.shape == Shape::Lines { 5.0 } else { 64.0 };
+        let width = (group * 0.86 / chart.series.len().max(1) as f64).min(most);
+        Slots { left, right, group, width, series: chart.series.len() }
+    }
+
+    pub fn x(&self, series: usize, at: usize) -> f64 {
+        self.left
+            + self.group * (at as f64 + 0.5)
+            + self.width * (series as f64 - (self.series as f64 - 1.0) / 2.0)
+    }
+}
+
+fn tip(chart: &Chart, series: &Series, group: &str, point: &Point) -> String {
+    let name = if series.label.is_empty() { String::new() } else { format!("{}, ", series.label) };
+    let spread = point.spread;
+    let range = match spread.runs {
+        1 => String::new(),
+        runs => format!(" ({runs} runs, {} to {})", number(spread.min), number(spread.max)),
+    };
+    escape(&format!("{name}{group}: {} {}{range}", number(spread.median), chart.unit))
+}
+
+/// An interval, with a rim in the colour of the page (which the page may set): it must be seen on bars and lines.
+fn interval(svg: &mut String, style: &str, middle: f64, (low, high): (f64, f64), cap: f64) {
+    let (from, to) = (middle - cap, middle + cap);
+    let path =
+        format!("M{from:.1} {high:.1}H{to:.1}M{middle:.1} {high:.1}V{low:.1}M{from:.1} {low:.1}H{to:.1}");
+    let _ = writeln!(
+        svg,
+        "<path class=\"rim\" d=\"{path}\" stroke=\"#fff\" stroke-width=\"3\" stroke-opacity=\".8\" fill=\"none\"/>\
+         <path d=\"{path}\" {style}/>"
+    );
+}
+
+/// A word where there is no number: why there is none.
+fn missing(svg: &mut String, (x, base): (f64, f64), room: f64, why: &str) {
+    let y = base - 5.0;
+    if width(why, SMALL) <= room {
+        text(svg, (x, y), " text-anchor=\"middle\" font-size=\"11.5\" class=\"missing\"", why);
+    } else {
+        let turned =
+            format!(" transform=\"rotate(-90 {:.1} {y:.1})\" font-size=\"11.5\" class=\"missing\"", x + 4.0);
+        text(svg, (x + 4.0, y), &turned, why);
+    }
+}
+
+pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
+    if chart.shape == Shape::Lines {
+        for (index, series) in chart.series.iter().enumerate() {
+            line(svg, series, index, axis, slots);
+        }
+    }
+    let bars = chart.has_bars(axis);
+    let all = chart.series.iter().flat_map(|s| &s.values).filter_map(Value::point);
+    let widest = all.map(|point| width(&number(point.spread.median), SMALL)).fold(0.0, f64::max);
+    let lines = chart.shape == Shape::Lines;
+    let numbers = !lines
+        && chart.groups.len() * chart.series.len() <= MOST_NUMBERS
+        && widest + 3.0 <= if slots.series == 1 { slots.group } else { slots.width };
+    let room = if slots.series == 1 { slots.group } else { slots.width } - 2.0;
+    for (index, series) in chart.series.iter().enumerate() {
+        for (at, group) in chart.groups.iter().enumerate() {
+            let x = slots.x(index, at);
+            match series.values.get(at) {
+                Some(Value::Point(point)) => {
+                    let tip = tip(chart, series, group, point);
+                    one(svg, (chart, series.style_at(at)), axis, (x, slots.width), (point, bars), &tip);
+                    if numbers {
+                        let y = axis.y(point.spread.max) - if bars { 6.0 } else { 9.0 };
+                        let attributes = " text-anchor=\"middle\" font-size=\"11.5\"";
+                        text(svg, (x, y), attributes, &number(point.spread.median));
+                    }
+                }
+                Some(Value::Missing(why)) => missing(svg, (x, axis.base()), room.max(TEXT), why),
+                None => {}
+            }
+        }
+    }
+}
+
+fn line(svg: &mut String, series: &Series, index: usize, axis: &Axis, slots: &Slots) {
+    let (mut path, mut open) = (String::new(), false);
+    for (at, value) in series.values.iter().enumerate() {
+        // A gap where nothing was measured.
+        let Some(point) = value.point() else {
+            open = false;
+            continue;
+        };
+        let to = if open { "L" } else { "M" };
+        let _ = write!(path, "{to}{:.1} {:.1}", slots.x(index, at), axis.y(point.spread.median));
+        open = true;
+    }
+    if !path.is_empty() {
+        let _ = writeln!(svg, "<path d=\"{path}\" {}/>", series.style.line());
+    }
+}
+
+/// A mark, its interval and its runs.
+fn one(
+    svg: &mut String,
+    (chart, style): (&Chart, Style),
+    axis: &Axis,
+    (x, width): (f64, f64),
+    (point, bars): (&Point, bool),
+    tip: &str,
+) {
+    let spread = point.spread;
+    let y = axis.y(spread.median);
+    if bars {
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" {}><title>{tip}</title></rect>",
+            x - width / 2.0 + 0.8,
+            width - 1.6,
+            (axis.base() - y).max(0.5),
+            style.bar(&chart.id)
+        );
+    }
+    let range = (axis.y(spread.min), axis.y(spread.max));
+    if spread.runs > 1 {
+        let ink = "stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\"";
+        let stroke = if bars { ink.to_owned() } else { style.interval() };
+        interval(svg, &stroke, x, range, (width * 0.22).clamp(2.5, 5.0));
+    }
+    if !bars {
+        svg.push_str(&style.marker((x, y), "mark ", tip));
+    }
+    if (2..=FEW_RUNS).contains(&point.runs.len()) {
+        // Beside the mark, where there is room: a ring on a bar of its own colour would not be seen.
+        let aside = if width >= 2.0 * ASIDE + 4.0 { ASIDE } else { 0.0 };
+        let ring = |value: &f64| (x + aside, axis.y(*value));
+        for value in &point.runs {
+            svg.push_str(&style.run(ring(value)).replace(
+                "fill=\"none\"",
+                if bars { "fill=\"#fff\" style=\"stroke:#1b1f24\"" } else { "fill=\"none\"" },
+            ));
+        }
+    }
+}

@@ -1,0 +1,110 @@
+//! What stands at the foot of every picture: the machine, the runs, what a mark and its whisker are, when, and by which
+//! version. A picture that was cut out of its page still says it.
+
+use crate::figure::FEW_RUNS;
+use crate::plan::Statistic;
+use crate::rows::{Row, Setup};
+
+/// Distinct values of the rows, in their order: a result file may be put together from several.
+pub fn distinct<'r>(rows: impl IntoIterator<Item = &'r Row>, of: impl Fn(&Row) -> String) -> Vec<String> {
+    let mut values: Vec<String> = Vec::new();
+    for row in rows {
+        let value = of(row);
+        if !value.is_empty() && !values.contains(&value) {
+            values.push(value);
+        }
+    }
+    values
+}
+
+/// More than two kinds are not all named.
+fn few(mut values: Vec<String>, joint: &str) -> String {
+    let rest = values.len().saturating_sub(2);
+    values.truncate(2);
+    let text = values.join(joint);
+    if rest > 0 { format!("{text} and {rest} more") } else { text }
+}
+
+/// The least and the most of a count or a time.
+fn range(mut values: Vec<f64>) -> Option<String> {
+    values.sort_by(f64::total_cmp);
+    let (least, most) = (*values.first()?, *values.last()?);
+    Some(if least == most { format!("{least}") } else { format!("{least} to {most}") })
+}
+
+fn machine(rows: &[&Row]) -> String {
+    let each = |of: fn(&Setup) -> String| few(distinct(rows.iter().copied(), |row| of(&row.setup)), " or ");
+    let gib = f64::from(1 << 30);
+    let host = few(
+        distinct(rows.iter().copied(), |row| {
+            let setup = &row.setup;
+            let memory = setup.memory_bytes as f64 / gib;
+            format!("{}, {} CPUs, {memory:.1} GiB", setup.cpu_model, setup.cpus)
+        }),
+        " or ",
+    );
+    let accelerator = few(
+        distinct(rows.iter().copied(), |row| match row.accelerator.as_str() {
+            "tcg" => "TCG: instructions emulated".into(),
+            "kvm" => "KVM".into(),
+            other => other.into(),
+        }),
+        " or ",
+    );
+    let mut text = format!("Machine: {host}");
+    for (name, value) in [
+        (", Linux ", each(|s| s.host_kernel.clone())),
+        ("; guests: Linux ", each(|s| s.guest_kernel.clone())),
+        (", QEMU ", each(|s| s.qemu.clone())),
+        (", ", accelerator),
+    ] {
+        if !value.is_empty() {
+            text += &format!("{name}{value}");
+        }
+    }
+    text + "."
+}
+
+fn runs(rows: &[&Row], statistic: Statistic, ratio: bool) -> String {
+    let good = || rows.iter().filter(|row| row.failed.is_none());
+    let ids = distinct(good().copied(), |row| row.id.clone());
+    let counts: Vec<f64> = ids.iter().map(|id| good().filter(|row| row.id == *id).count() as f64).collect();
+    let seconds = range(rows.iter().map(|row| row.setup.seconds).filter(|s| *s > 0.0).collect());
+    let Some(count) = range(counts.clone()) else { return "No run succeeded.".into() };
+    let most = counts.into_iter().fold(0.0, f64::max);
+    let each = seconds.map_or(String::new(), |seconds| format!(" of {seconds} s"));
+    if most < 2.0 {
+        return format!("One run{each} each: no whisker.");
+    }
+    let (mark, of) = match (statistic, ratio) {
+        (Statistic::Mean, false) => ("mean", "them"),
+        (Statistic::Median, false) => ("median", "them"),
+        (Statistic::Mean, true) => ("ratio of the means", "the ratios run by run"),
+        (Statistic::Median, true) => ("ratio of the medians", "the ratios run by run"),
+    };
+    let rings = if most <= FEW_RUNS as f64 && !ratio {
+        ", a small ring each"
+    } else if most <= FEW_RUNS as f64 {
+        ", a small ring for each pair"
+    } else {
+        ""
+    };
+    format!("{count} runs{each} each{rings}; mark: {mark}; whisker: from the least to the most of {of}.")
+}
+
+/// The sentences for a chart of some rows.
+pub fn foot(rows: &[&Row], statistic: Statistic, ratio: bool) -> Vec<String> {
+    if rows.is_empty() {
+        return vec!["Nothing was measured.".into()];
+    }
+    let date = |row: &Row| row.setup.date.split(' ').next().unwrap_or_default().to_owned();
+    let dates = few(distinct(rows.iter().copied(), date), " and ");
+    let version = distinct(rows.iter().copied(), |row| {
+        let commit = row.setup.commit.as_ref().map_or(String::new(), |commit| format!(" ({commit})"));
+        if row.setup.vmlane.is_empty() { String::new() } else { format!("{}{commit}", row.setup.vmlane) }
+    });
+    let version =
+        if version.is_empty() { String::new() } else { format!(", vmlane {}", few(version, " and ")) };
+    let when = if dates.is_empty() { String::new() } else { format!(" Measured {dates}{version}.") };
+    vec![machine(rows), runs(rows, statistic, ratio) + &when]
+}
