@@ -83,6 +83,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         ],
     ),
     (
+        "what QEMU's guest agent answers `vmlane doctor`",
+        &[("doctor/src/host/agent.rs", "answers_without_end_sense_or_time_are_errors")],
+    ),
+    (
         "mirrors",
         &[
             ("daemon/src/config/mirror.rs", "mistakes_name_the_mirror_the_value_and_the_way_out"),

@@ -43,6 +43,9 @@ pub enum Kind {
     /// Requests of one segment, or of many: what waits for time-outs shows in the slowest.
     SmallRequests,
     LargeRequests,
+    /// A connection that sends single segments, or two at a time, at a fraction of the rate that it can.
+    SlowSegments,
+    SlowPairs,
 }
 
 /// A measurement, and what both ends counted meanwhile.

@@ -24,6 +24,7 @@ pub struct Plan {
     probes_per_second: f64,
     requests: f64,
     /// What is left out of a quick examination.
+    slow: Option<f64>,
     loaded: Option<f64>,
     loopback: Option<f64>,
 }
@@ -38,6 +39,7 @@ impl Plan {
             probe: 0.2,
             probes_per_second: 400.0,
             requests: 0.3,
+            slow: None,
             loaded: None,
             loopback: None,
         }
@@ -52,6 +54,7 @@ impl Plan {
             probe: 1.0,
             probes_per_second: 500.0,
             requests: 1.0,
+            slow: Some(1.0),
             loaded: Some(1.5),
             loopback: Some(1.0),
         }
@@ -66,6 +69,8 @@ const COOLDOWN: f64 = 0.15;
 const CRAWLS: f64 = 5e6;
 /// A retransmission in so many segments is worth a closer look.
 const SUSPICIOUS: f64 = 0.002;
+/// Many segments at once lose as many, if each super-frame of them is lost.
+const OFTEN: f64 = 0.05;
 
 /// Examines the way to the server at `to`. An error is only what makes an examination impossible: a machine that cannot be
 /// reached is evidence too.
@@ -136,6 +141,7 @@ impl Examination<'_> {
                     let spec = self.requests(self.plan.requests, request, response);
                     self.run(kind, from, &spec);
                 }
+                self.slowly(from);
             }
         }
         if !self.evidence.is_vsock {
@@ -147,6 +153,32 @@ impl Examination<'_> {
             }
         }
         self.loopbacks();
+    }
+
+    /// Where only many segments at once lose some: is it their rate, or that they come as one frame? Far below the rate at
+    /// which a transfer gets through, one and two at a time.
+    fn slowly(&mut self, from: End) {
+        let Some(seconds) = self.plan.slow else { return };
+        let run = |kind| self.evidence.run(kind, from);
+        let is_unclear = run(Kind::SmallRequests).is_some_and(|small| small.sent_again() == 0)
+            && run(Kind::LargeRequests).is_some_and(|large| large.retransmitted() > OFTEN);
+        let stream = run(Kind::Stream);
+        let segment = stream.and_then(Run::tcp).map_or(0, |tcp| tcp.mss);
+        let rate = stream.map_or(0.0, Run::bps) / 4.0;
+        if !is_unclear || segment == 0 || rate < 1.0 {
+            return;
+        }
+        (self.say)("sending single segments, and two at once, at a low rate");
+        let test = if from == End::Near { Test::Stream } else { Test::Maerts };
+        for (kind, segments) in [(Kind::SlowSegments, 1), (Kind::SlowPairs, 2)] {
+            let message_bytes = segments * segment;
+            // As often for both, so that both have the same chances.
+            let per_second = (rate / (segment * 16) as f64).min(50.0);
+            let rate_bps = Some((per_second * (message_bytes * 8) as f64).max(1.0) as u64);
+            let spec =
+                Spec { message_bytes, rate_bps, nodelay: true, warmup: 0.0, ..self.spec(test, seconds) };
+            self.run(kind, from, &spec);
+        }
     }
 
     fn spec(&self, test: Test, seconds: f64) -> Spec {

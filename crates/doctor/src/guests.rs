@@ -1,4 +1,5 @@
-//! VMs that tell of themselves while they are examined from their host: through a `vmlane bench server --doctor` on their CID.
+//! VMs that tell of themselves while they are examined from their host: all through a `vmlane bench server --doctor` on their
+//! CID, their cards' addresses through QEMU's guest agent.
 
 use std::time::Duration;
 
@@ -7,13 +8,13 @@ use vmlane_bench::{Address, Options};
 
 use crate::evidence::{End, Evidence};
 use crate::facts::{Facts, Path};
-use crate::host::{Host, Vm};
+use crate::host::{Host, Vm, agent};
 use crate::question::Question;
 
 const PATIENCE: Duration = Duration::from_secs(5);
 
 /// What the host knows, and what those VMs say of themselves that answer, if they are to be asked.
-pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
+pub fn join(mut host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Evidence {
     let mut evidence = Evidence::default();
     for vm in host.vms.iter().filter(|vm| vm.attached && vm.vmm.is_none()) {
         evidence.notes.push(format!(
@@ -21,16 +22,25 @@ pub fn join(host: Host, options: Option<&Options>, say: &dyn Fn(&str)) -> Eviden
             vm.name
         ));
     }
-    for (vm, end) in host.vms.iter().zip([End::Near, End::Far]) {
+    for (vm, end) in host.vms.iter_mut().zip([End::Near, End::Far]) {
         let Some(options) = options else { break };
         say(&format!("asking VM {}", vm.name));
         match ask(vm, options) {
             Ok(facts) if end == End::Near => evidence.near = facts,
             Ok(facts) => evidence.far = Some(facts),
-            Err(why) => evidence.notes.push(format!(
-                "VM {} does not tell of itself ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",
-                vm.name
-            )),
+            Err(why) => {
+                let socket = vm.vmm.as_ref().and_then(|vmm| vmm.agent.as_deref());
+                let told = socket.map(agent::ask).transpose().unwrap_or_else(|why| {
+                    evidence.notes.push(why);
+                    None
+                });
+                let what = if told.is_some() { "tells of its cards only" } else { "does not tell of itself" };
+                evidence.notes.push(format!(
+                    "VM {} {what} ({why}); a `vmlane bench server --doctor --listen vsock:` in it would",
+                    vm.name
+                ));
+                vm.agent = told;
+            }
         }
     }
     evidence.host = Some(host);

@@ -40,7 +40,8 @@ Frames larger than the MTU are no fault in a capture: the machine that made it h
 
 On the host of VMs, `vmlane doctor web db` says what no guest can see: which frames the switch dropped and why, whether both VMs are joined to one
 network, how QEMU was started, and where its threads may run. VMs in which `vmlane bench server --doctor --listen vsock:` runs tell their own settings,
-too. `vmlane doctor lab NAME` does both for a lab (`vmlane lab up NAME`).
+too. Where none runs, QEMU's guest agent is asked for the cards and their addresses, if QEMU's command line names its socket; libvirt passes an open
+socket instead, and talks to the agent itself. `vmlane doctor lab NAME` does both for a lab (`vmlane lab up NAME`).
 
 A server tells about its machine only if it was started with `--doctor`, and reads only. Anyone who reaches its port can ask: listen where you
 trust the neighbours, or give a secret (`--secret-file` on both ends).

@@ -1,5 +1,6 @@
 //! What a host knows of its VMs without asking them: what the daemon counts, how their VMMs were started, and the host's CPUs.
 
+pub mod agent;
 mod vmm;
 
 use std::collections::BTreeMap;
@@ -57,6 +58,8 @@ pub struct Vm {
     /// Bounds that were reached: what, how often.
     pub refused: Vec<(String, u64)>,
     pub vmm: Option<Vmm>,
+    /// What QEMU's guest agent says, if it was asked and answered.
+    pub agent: Option<agent::Told>,
 }
 
 #[derive(Clone, Debug, Default, Serialize)]
@@ -139,6 +142,7 @@ fn of(told: &Told, names: &[String], processes: &[Vmm]) -> Host {
             nics: vm.nics.iter().map(|nic| card(told, &vm.name, nic)).collect(),
             refused: refused(told, &vm.name),
             vmm: serving(&sockets(vm)),
+            agent: None,
         })
         .collect();
     // In the order in which they were named.

@@ -207,6 +207,8 @@ pub fn name(kind: Kind) -> &'static str {
         Kind::Probe { .. } => "datagrams",
         Kind::SmallRequests => "requests of one segment",
         Kind::LargeRequests => "requests of many segments",
+        Kind::SlowSegments => "single segments at a low rate",
+        Kind::SlowPairs => "pairs of segments at a low rate",
     }
 }
 
@@ -258,6 +260,9 @@ fn spoken(evidence: &Evidence, run: &Run) -> Option<String> {
             )
         }
         Kind::Loaded => format!("round trips under load {way}: {} in the median", time(run.median_us()?)),
+        Kind::SlowSegments | Kind::SlowPairs => {
+            format!("{} {way}: {}, {} segments sent again", name(run.kind), rate(run.bps()), run.sent_again())
+        }
         Kind::Stream => {
             let again = run.tcp().map_or(0, |tcp| tcp.retransmits);
             format!("throughput {way}: {}, {again} segments sent again", rate(run.bps()))

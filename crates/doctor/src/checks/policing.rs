@@ -24,7 +24,8 @@ pub const CHECK: Check = Check {
         },
         Threshold {
             limit: "more than 1 % of the segments lost, at least 20, with less than 0.5 % of slow datagrams lost, and less than a fifth \
-                of the throughput of the other direction, or of a tenth of the loopback; in a full examination",
+                of the throughput of the other direction, or of a tenth of the loopback; not if datagrams arrive at one and a half times \
+                the transfer's rate; in a full examination",
             source: "Flach and others, \"An Internet-Wide Analysis of Traffic Policing\" (2016): losses of 20 % and more in policed \
                  connections, against 1 to 4 % in others",
         },
@@ -84,7 +85,8 @@ fn of(evidence: &Evidence, from: End) -> Option<Finding> {
     if lost < 20 || run.part_of_segments(lost) <= 0.01 || probe.lost() > 0.005 || large_ones_lost {
         return None;
     }
-    if super_frames::is_broken(evidence, from) {
+    // What lets more through at another time, and loses nothing of it, is no limit of the rate.
+    if super_frames::is_broken(evidence, from) || probe.bps() > 1.5 * run.bps() {
         return None;
     }
     let other = evidence.run(Kind::Stream, from.other()).map_or(0.0, |run| run.bps());
@@ -118,6 +120,7 @@ mod tests {
 
     use super::super::fixture;
     use super::*;
+    use crate::evidence::Run;
 
     #[test]
     fn losses_at_a_high_rate_only_are_a_limit() {
@@ -131,6 +134,12 @@ mod tests {
         assert!(examine(&evidence).is_empty(), "what arrived twice was not lost");
         evidence.runs.last_mut().unwrap().near.stack.clear();
         assert_eq!(examine(&evidence).len(), 1);
+        let is_probe = |run: &Run| matches!(run.kind, Kind::Probe { .. }) && run.from == End::Near;
+        let probe = evidence.runs.iter().position(is_probe).unwrap();
+        for (bps, found) in [(3.6e7, 0), (6e6, 1)] {
+            evidence.runs[probe].report.throughput_bps = Some(bps);
+            assert_eq!(examine(&evidence).len(), found, "all datagrams arrive at {bps} bits a second");
+        }
         evidence.runs.push(fixture::probe(End::Near, 1501, 100, 10));
         assert!(examine(&evidence).is_empty(), "frames are lost at any rate");
     }

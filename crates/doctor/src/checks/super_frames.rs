@@ -14,8 +14,8 @@ pub const CHECK: Check = Check {
            that is broken, such super-frames never arrive. After a time-out TCP sends the data again in single segments, which \
            arrive; then it tries a super-frame again. Pings, logins and small requests work, and a transfer crawls at a few hundred \
            kilobits a second. A capture in the sending VM shows packets above the MTU that are sent again in pieces.",
-    reads: "requests of one segment against requests of many over one connection, time-outs (TcpExt.TCPTimeouts), datagrams of the \
-            MTU, and whether tx-tcp-segmentation is on; in captures of the sender's end: frames larger than a segment, and whether \
+    reads: "requests of one segment against requests of many over one connection, time-outs (TcpExt.TCPTimeouts), single segments and \
+            pairs of them at a low rate, datagrams of the MTU, and whether tx-tcp-segmentation is on; in captures of the sender's end: frames larger than a segment, and whether \
             they are sent again in pieces",
     thresholds: &[
         Threshold {
@@ -24,8 +24,8 @@ pub const CHECK: Check = Check {
         },
         Threshold {
             limit: "requests of 32 KiB below a twentieth of those of 1000 bytes, with time-outs, or below 6 a second beside at least ten \
-                of 1000 bytes; or each of them with segments sent again, a median ten times as long and two thirds of a transfer's rate, \
-                and none of 1000 bytes; while datagrams of the MTU arrive",
+                of 1000 bytes; or, at a quarter of a transfer's rate, at least four segments of pairs sent again, one for \
+                eight pairs, and of single segments one in twenty at most (in a full examination); while datagrams of the MTU arrive",
             source: "RFC 6298: a time-out takes at least 200 ms in Linux, a round trip in a network below 1 ms; the case of 2013: \
                  168 KB in 1.3 s, with offload off 12.1 Gbit/s",
         },
@@ -37,6 +37,11 @@ pub const CHECK: Check = Check {
 const SLOW: f64 = 6.0;
 /// Small requests that show, without any time-out, that the machines had their CPUs meanwhile.
 const ENOUGH: f64 = 10.0;
+/// Single segments that say something, and pairs.
+const SLOWLY: f64 = 5.0;
+/// Segments of pairs that are sent again. Not for each pair: after a few losses TCP's window is so small that it sends the two
+/// segments apart, and they arrive.
+const AGAIN: u64 = 4;
 
 fn examine(evidence: &Evidence) -> Vec<Finding> {
     let measured = [End::Near, End::Far]
@@ -88,24 +93,27 @@ pub fn is_broken(evidence: &Evidence, from: End) -> bool {
     let enough = per_second(small) * small.report.seconds >= ENOUGH;
     let waits = large.timeouts() > 0 || enough && per_second(large) < SLOW;
     let ratio = per_second(large) / per_second(small);
-    probes_arrive && ratio.is_finite() && (waits && ratio < 1.0 / 20.0 || each_loses(evidence, small, large))
+    probes_arrive && ratio.is_finite() && (waits && ratio < 1.0 / 20.0 || only_pairs_are_lost(evidence, from))
 }
 
 /// With segments of 9000 bytes there are few to a super-frame: the last one is soon sent again alone and arrives, which makes
-/// TCP send the others again without a time-out. Then each request loses something, at a rate at which a longer transfer
-/// gets through: what exceeds a rate limit does not do that.
-fn each_loses(evidence: &Evidence, small: &Run, large: &Run) -> bool {
-    let per_second = |run: &Run| run.report.transactions_per_second.unwrap_or(0.0);
-    let count = per_second(large) * large.report.seconds;
-    let bps = per_second(large) * f64::from(32 << 10) * 8.0;
-    let stream = evidence.run(Kind::Stream, large.from).map_or(0.0, Run::bps);
-    let trips = small.median_us().zip(large.median_us());
-    small.sent_again() == 0
-        && count >= 5.0
-        && large.sent_again() as f64 >= count
-        && large.retransmitted() > 0.15
-        && bps < stream * 2.0 / 3.0
-        && trips.is_some_and(|(small, large)| large > 10.0 * small)
+/// TCP send the others again without a time-out. So does what exceeds a rate limit, but not at a fraction of the rate at
+/// which a transfer gets through, and then as many single segments are lost as such that come in pairs.
+fn only_pairs_are_lost(evidence: &Evidence, from: End) -> bool {
+    let (Some(single), Some(pairs)) =
+        (evidence.run(Kind::SlowSegments, from), evidence.run(Kind::SlowPairs, from))
+    else {
+        return false;
+    };
+    let sent = |run: &Run, segments: u64| {
+        run.report.bytes as f64 / run.tcp().map_or(1448, |tcp| (tcp.mss * segments).max(1)) as f64
+    };
+    let (single_sent, pairs_sent) = (sent(single, 1), sent(pairs, 2));
+    single_sent >= SLOWLY
+        && pairs_sent >= SLOWLY
+        && single.sent_again() as f64 <= single_sent / 20.0
+        && pairs.sent_again() >= AGAIN
+        && pairs.sent_again() as f64 >= pairs_sent / 8.0
 }
 
 fn finding(evidence: &Evidence, from: End) -> Option<Finding> {
@@ -127,6 +135,13 @@ fn finding(evidence: &Evidence, from: End) -> Option<Finding> {
         ))
         .evidence(format!("{timeouts} time-outs (TcpExt.TCPTimeouts) during the transfer"))
         .evidence(format!("tx-tcp-segmentation of {} is {}", card.name, if on { "on" } else { "off" }));
+    let again = |kind| evidence.run(kind, from).map(Run::sent_again);
+    let finding = match (again(Kind::SlowSegments), again(Kind::SlowPairs)) {
+        (Some(single), Some(pairs)) => finding.evidence(format!(
+            "at a quarter of a transfer's rate, segments sent again: {single} of single ones, {pairs} of pairs"
+        )),
+        _ => finding,
+    };
     let tso = Remedy::offload(&card.name, "tso", false, "TCPSegmentationOffload", "Lso");
     let gso = Remedy::offload(&card.name, "gso", false, "GenericSegmentationOffload", "Uso");
     let driver = Remedy::new("update what cuts them: the card's driver, the virtual switch, the host's card");
@@ -166,37 +181,39 @@ mod tests {
         assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
     }
 
-    /// As seen between two VMs with jumbo frames and a port that loses longer ones.
+    /// Two VMs with jumbo frames and a port that loses longer ones: 4 segments a request, and no time-out.
     #[test]
-    fn few_large_segments_are_sent_again_without_a_time_out() {
-        let requests = |kind, per_second: f64, us: f64, again: u64| {
-            let mut run = fixture::round_trips(kind, us);
-            run.report.transactions_per_second = Some(per_second);
-            run.report.seconds = 1.0;
-            run.report.bytes = (per_second * 32768.0) as u64;
-            run.report.tcp.local = Some(vmlane_bench::report::TcpSummary {
-                mss: 8948,
-                retransmits: again,
-                ..Default::default()
-            });
+    fn pairs_are_lost_at_a_low_rate_and_single_segments_are_not() {
+        let slow = |kind, frames: u64, segments: u64, again: u64| {
+            let mut run = fixture::run(kind, End::Near, "{}");
+            run.report.bytes = frames * segments * 8948;
+            let tcp =
+                vmlane_bench::report::TcpSummary { mss: 8948, retransmits: again, ..Default::default() };
+            run.report.tcp.local = Some(tcp);
             run
         };
-        let mut evidence = fixture::healthy();
-        evidence.runs.retain(|run| run.kind != Kind::Stream);
-        evidence.runs.push(fixture::stream(End::Near, 1.07e7, Default::default()));
-        evidence.runs.push(requests(Kind::SmallRequests, 165.0, 1665.0, 0));
-        evidence.runs.push(requests(Kind::LargeRequests, 22.0, 38175.0, 35));
-        assert!(is_broken(&evidence, End::Near));
-        // A rate limit: they get what a transfer gets.
-        let large = evidence.runs.pop().unwrap();
-        evidence.runs.push(requests(Kind::LargeRequests, 38.0, 25000.0, 60));
-        assert!(!is_broken(&evidence, End::Near));
-        // Some lose nothing.
-        *evidence.runs.last_mut().unwrap() = requests(Kind::LargeRequests, 22.0, 38175.0, 20);
-        assert!(!is_broken(&evidence, End::Near));
-        // So do single ones.
-        *evidence.runs.last_mut().unwrap() = large;
-        evidence.runs.insert(0, requests(Kind::SmallRequests, 165.0, 1665.0, 3));
-        assert!(!is_broken(&evidence, End::Near));
+        for (single, single_again, pairs, pairs_again, is_it) in [
+            (20, 0, 20, 20, true),
+            // As seen between two VMs.
+            (24, 0, 25, 12, true),
+            (20, 1, 20, 4, true),
+            // Chance loses single ones, too; a rate limit loses neither.
+            (20, 2, 20, 12, false),
+            (20, 0, 20, 3, false),
+            (20, 0, 40, 4, false),
+            (20, 0, 20, 0, false),
+            (20, 0, 4, 5, false),
+            (4, 0, 20, 20, false),
+        ] {
+            let mut evidence = fixture::healthy();
+            evidence.runs.push(requests(Kind::SmallRequests, 165.0));
+            evidence.runs.push(requests(Kind::LargeRequests, 42.0));
+            evidence.runs.push(slow(Kind::SlowSegments, single, 1, single_again));
+            evidence.runs.push(slow(Kind::SlowPairs, pairs, 2, pairs_again));
+            let found = examine(&evidence);
+            assert_eq!(found.len(), usize::from(is_it), "{single_again} {pairs} {pairs_again}: {found:?}");
+            evidence.runs.push(fixture::probe(End::Near, 1400, 10, 9));
+            assert!(examine(&evidence).is_empty(), "then single frames are lost, too");
+        }
     }
 }
