@@ -79,7 +79,12 @@ experiments: setup
 	@code=0; for plan in experiments/*/plan.toml; do \
 	  name=$$(basename $$(dirname $$plan)); echo "==> experiment $$name"; \
 	  $(BIN) lab run $$plan --out out/experiments$(if $(filter 1,$(QUICK)),-quick)/$$name $(if $(filter 1,$(QUICK)),--quick) || code=$$?; \
-	done; exit $$code
+	done; \
+	echo '==> experiment esxi-throughput-2013: the ladder, found by vmlane doctor'; \
+	ladder=$$PWD/out/experiments$(if $(filter 1,$(QUICK)),-quick)/esxi-throughput-2013/ladder.md; mkdir -p "$$(dirname "$$ladder")"; \
+	VMLANE_TESTS=full VMLANE_LADDER=$$ladder $(if $(filter 1,$(QUICK)),VMLANE_QUICK=1) cargo test --quiet --locked --release -p vmlane-tests \
+	  --features guests --test doctor the_ladder -- --nocapture || code=$$?; \
+	exit $$code
 
 fuzz: bootstrap
 	@FUZZ_SECONDS=$(FUZZ_SECONDS) scripts/fuzz.sh

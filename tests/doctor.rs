@@ -2,12 +2,18 @@
 
 #[path = "doctor/faults.rs"]
 mod faults;
+#[path = "doctor/from_host.rs"]
+mod from_host;
+#[path = "doctor/ladder.rs"]
+mod ladder;
 #[path = "doctor/namespaces.rs"]
 mod namespaces;
 #[path = "doctor/pairs.rs"]
 mod pairs;
 #[path = "doctor/proofs.rs"]
 mod proofs;
+#[path = "doctor/told_apart.rs"]
+mod told_apart;
 
 use std::time::Instant;
 
@@ -158,6 +164,7 @@ fn faults_between_vmxnet3_cards_are_found() {
         find_all(&bed, TO, &[&VMXNET3[0], &COMMON[0], &COMMON[1]]);
     }
     drop(server);
+    from_host::a_lab_and_its_vms(&bed);
     bed.finish();
 }
 
@@ -225,6 +232,8 @@ fn vsock_is_examined_too() {
             "{sentences:?}"
         );
         println!("{module} unloaded: {}", sentences[0]);
+        told_apart::the_own_cid(&bed);
+        from_host::vms_that_tell_of_themselves(&bed);
         healthy_runs(&bed, "vsock:4", 1);
         kept(
             20,

@@ -125,6 +125,19 @@ fn prove(bed: &Bed, fault: &Fault, gain: &Gain) -> Result<bool, String> {
     }
 }
 
+/// Proves in guest a, as it is, what `check` finds on the way to b: the gauge must improve, and the settings be as before.
+pub fn prove_here(bed: &Bed, check: &str, gauge: &str) {
+    let before = settings(bed, "a");
+    let output =
+        bed.guest("a").exec(["vmlane", "doctor", "--to", super::TO, "--prove", "--yes", "--json"]).unwrap();
+    let said: Value = serde_json::from_str(&output.stdout()).unwrap();
+    let reading = improvement(&said, check, gauge);
+    let reading = reading.unwrap_or_else(|| panic!("{check}: no improvement of {gauge}: {}", said["proof"]));
+    println!("  proven, {check}: {}", spread(reading));
+    let changed = differing(&before, &settings(bed, "a"));
+    assert!(changed.is_empty() && said["proof"]["restored"] == true, "not as before: {changed:#?}");
+}
+
 fn nothing_was_lost(tried: &[&Value]) -> bool {
     let readings = tried.iter().flat_map(|trial| trial["readings"].as_array().into_iter().flatten());
     let of_datagrams =
