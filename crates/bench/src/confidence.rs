@@ -17,10 +17,30 @@ pub struct ConfidenceTarget {
     width: f64,
 }
 
+/// How sure to be.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-enum Level {
+pub enum Level {
     P95,
     P99,
+}
+
+impl Level {
+    pub fn percent(self) -> f64 {
+        match self {
+            Level::P95 => 95.0,
+            Level::P99 => 99.0,
+        }
+    }
+
+    /// Two-sided quantile of Student's t for `freedom` degrees of freedom; beyond the table the last one, which
+    /// is a little on the safe side.
+    pub fn quantile(self, freedom: usize) -> f64 {
+        let table = match self {
+            Level::P95 => &T95,
+            Level::P99 => &T99,
+        };
+        table[freedom.clamp(1, table.len()) - 1]
+    }
 }
 
 /// Fewer runs tell nothing about their spread.
@@ -64,10 +84,7 @@ impl ConfidenceTarget {
     pub fn judge(&self, values: &[f64]) -> Confidence {
         let reached_width_percent = self.width_of(values);
         Confidence {
-            level_percent: match self.level {
-                Level::P95 => 95.0,
-                Level::P99 => 99.0,
-            },
+            level_percent: self.level.percent(),
             asked_width_percent: self.width,
             reached_width_percent,
             reached: reached_width_percent.is_some_and(|width| width <= self.width),
@@ -83,18 +100,8 @@ impl ConfidenceTarget {
         let mean = mean(values);
         let count = values.len() as f64;
         let variance = values.iter().map(|value| (value - mean).powi(2)).sum::<f64>() / (count - 1.0);
-        let half = self.quantile(values.len() - 1) * (variance / count).sqrt();
+        let half = self.level.quantile(values.len() - 1) * (variance / count).sqrt();
         (mean > 0.0).then(|| 200.0 * half / mean)
-    }
-
-    /// Two-sided quantile of Student's t for `freedom` degrees of freedom; beyond the table the last one, which
-    /// is a little on the safe side.
-    fn quantile(&self, freedom: usize) -> f64 {
-        let table = match self.level {
-            Level::P95 => &T95,
-            Level::P99 => &T99,
-        };
-        table[freedom.clamp(1, table.len()) - 1]
     }
 }
 

@@ -9,6 +9,7 @@ pub mod address;
 mod auth;
 pub mod barrier;
 pub mod client;
+pub mod compare;
 pub mod confidence;
 #[doc(hidden)]
 pub mod control;
@@ -16,6 +17,8 @@ mod cpu;
 mod datagrams;
 pub mod error;
 mod load;
+pub mod loaded;
+pub mod lossless;
 mod meter;
 mod outcome;
 mod progress;

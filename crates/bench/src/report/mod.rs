@@ -82,6 +82,9 @@ pub struct Report {
     /// What became of the datagrams.
     #[serde(default)]
     pub datagrams: Option<Loss>,
+    /// Datagrams that arrived, a second; none for streams and requests.
+    #[serde(default)]
+    pub packets_per_second: Option<f64>,
     /// What TCP tells about the connections when the test is over.
     #[serde(default)]
     pub tcp: TcpEnds,
@@ -236,6 +239,8 @@ impl Report {
         let round_trips = merged(local.sessions.iter().filter_map(|session| session.round_trips.as_ref()));
         let ours = local.sessions.iter().filter_map(|session| session.datagrams);
         let theirs = remote.datagrams.iter().copied().filter(|_| !asks);
+        let datagrams = Loss::of(ours.chain(theirs));
+        let arrived = datagrams.filter(|_| !asks).map(|loss| loss.counts.received as f64);
         Ok(Report {
             version: VERSION,
             test: spec.test.name().to_owned(),
@@ -273,7 +278,8 @@ impl Report {
                 Ends::default()
             },
             per_session: counted.iter().map(PerSession::of).collect(),
-            datagrams: Loss::of(ours.chain(theirs)),
+            datagrams,
+            packets_per_second: arrived.and_then(|count| per_second(count, sum.seconds)),
             tcp: TcpEnds { local: local.tcp, remote: remote.tcp },
             intervals: local.intervals.clone(),
             confidence: None,
@@ -299,6 +305,7 @@ impl Report {
         };
         let throughput_bps = mean_of(&|run| run.throughput_bps);
         let transactions_per_second = mean_of(&|run| run.transactions_per_second);
+        let packets_per_second = mean_of(&|run| run.packets_per_second);
         let (cpu, cpu_process) = (ends(|run| run.cpu), ends(|run| run.cpu_process));
         let per_kib = ends(|run| run.service_demand_us_per_kib);
         let per_transaction = ends(|run| run.service_demand_us_per_transaction);
@@ -317,6 +324,7 @@ impl Report {
         Some(Report {
             throughput_bps,
             transactions_per_second,
+            packets_per_second,
             cpu,
             cpu_process,
             service_demand_us_per_kib: per_kib,

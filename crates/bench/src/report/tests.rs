@@ -181,3 +181,27 @@ fn a_distribution_in_hdrhistograms_words() {
         "{told}"
     );
 }
+
+#[test]
+fn the_page_about_the_json_names_every_key() {
+    let page =
+        std::fs::read_to_string(concat!(env!("CARGO_MANIFEST_DIR"), "/../../docs/guide/bench-json.md"))
+            .unwrap();
+    let told =
+        |key: &str| assert!(page.contains(&format!("`{key}`")), "docs/guide/bench-json.md lacks `{key}`");
+    let tally = tally(1 << 20, 2.0);
+    let mut report = report(Test::Stream, &local(&[tally]), &remote(&[tally])).unwrap();
+    report.rtt_us = Some(RoundTrips { min: 1.0, p50: 1.0, p90: 1.0, p99: 1.0, p999: 1.0, max: 1.0 });
+    report.datagrams = Some(Loss { counts: Datagrams::default(), lost: 0, lost_percent: 0.0 });
+    report.confidence = Some("95,5".parse::<confidence::ConfidenceTarget>().unwrap().judge(&[1.0; 3]));
+    let json = serde_json::to_value(&report).unwrap();
+    for (key, value) in json.as_object().unwrap() {
+        told(key);
+        // What TCP tells depends on the kernel, and is named in part.
+        let inner = if value.is_array() { &value[0] } else { value };
+        let ends =
+            ["cpu", "cpu_process", "machine", "tcp"].contains(&key.as_str()) || key.starts_with("service");
+        inner.as_object().into_iter().flatten().filter(|_| !ends).for_each(|(key, _)| told(key));
+    }
+    json["machine"]["local"].as_object().unwrap().keys().for_each(|key| told(key));
+}

@@ -39,6 +39,9 @@ pub fn table(report: &Report) -> String {
     if let Some(loss) = &report.datagrams {
         line(&mut out, "datagrams", datagrams(loss));
     }
+    if let Some(rate) = report.packets_per_second {
+        line(&mut out, "packets", format!("{rate:.0}/s arrived"));
+    }
     if let (Some(rate), Some(count)) = (report.transactions_per_second, report.transactions) {
         line(&mut out, "transactions", format!("{rate:.1}/s ({count})"));
     }

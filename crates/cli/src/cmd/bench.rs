@@ -1,5 +1,8 @@
 //! `vmlane bench`: a server, and a test per subcommand. Flags and help live here, measuring in vmlane-bench.
 
+mod compare;
+mod compound;
+
 use std::io::Write;
 use std::path::PathBuf;
 use std::process::ExitCode;
@@ -13,7 +16,7 @@ use vmlane_bench::confidence::{ConfidenceTarget, LEAST_RUNS, MOST_RUNS};
 use vmlane_bench::report::interval;
 use vmlane_bench::server::ServerLimits;
 use vmlane_bench::size::{parse_pair, parse_rate, parse_size};
-use vmlane_bench::spec::Limits;
+use vmlane_bench::spec::{DATAGRAM, Limits};
 use vmlane_bench::{Address, Error, Hooks, Options, Report, Secret, Server, Spec, Target, Test};
 
 const EXAMPLES: &str = "\
@@ -26,6 +29,10 @@ Examples:
   vmlane bench crr --to tcp:10.77.0.2 -l 5              a connection for every request
   vmlane bench bidir --to tcp:[fd77::2]                 both ways at once, over IPv6
   vmlane bench stream --to udp:10.77.0.2 --rate 100M    datagrams: what is lost, out of order, how unsteady
+  vmlane bench pps --to udp:10.77.0.2                   packets a second, of the smallest datagrams
+  vmlane bench lossless --to udp:10.77.0.2              the highest rate that nothing is lost at
+  vmlane bench latency --to tcp:10.77.0.2               round trips alone, and beside a stream
+  vmlane bench compare before.jsonl after.jsonl         is the difference real? Exit code 1: it is, and for the worse
 
 Addresses: tcp:HOST[:PORT], udp:HOST[:PORT], vsock:CID[:PORT], vsock-dgram:CID[:PORT], unix:PATH. Sizes take \
 k, M, G (powers of 1024). For datagrams the server listens on tcp: or vsock: of the same address.
@@ -66,7 +73,7 @@ Examples:
   --to tcp:10.77.0.2 -r 128,8k -D   small questions, big answers, nodelay
   --to unix:/run/bench.sock --json  one line of JSON with percentiles in rtt_us";
 
-/// Measure with `stream`, `maerts`, `bidir`, `rr` or `crr` against a `server`
+/// Measure against a `server`: throughput, round trips, packets, loss, latency under load; compare reports
 #[derive(Debug, clap::Args)]
 #[command(after_help = EXAMPLES)]
 pub struct Args {
@@ -94,6 +101,12 @@ enum Command {
     /// Requests and responses, a new connection for each
     #[command(after_help = RR_EXAMPLES)]
     Crr(RrArgs),
+    /// Packets a second from here to the server: the smallest datagrams, as fast as they go
+    #[command(after_help = STREAM_EXAMPLES)]
+    Pps(StreamArgs),
+    Lossless(compound::LosslessArgs),
+    Latency(compound::LatencyArgs),
+    Compare(compare::Args),
 }
 
 #[derive(Debug, clap::Args)]
@@ -224,26 +237,52 @@ impl Args {
             Command::Bidir(args) => args.measure(Test::Bidir),
             Command::Rr(args) => args.measure(Test::Rr),
             Command::Crr(args) => args.measure(Test::Crr),
+            Command::Pps(args) => args.count_packets(),
+            Command::Lossless(args) => args.run(),
+            Command::Latency(args) => args.run(),
+            Command::Compare(args) => return answered(args.run()),
         };
-        match done {
-            Ok(()) => Ok(ExitCode::SUCCESS),
-            Err(error) if error.is_usage() => {
-                eprintln!("vmlane: {error}");
-                Ok(ExitCode::from(2))
-            }
-            Err(error) => Err(error.into()),
+        answered(done.map(|()| ExitCode::SUCCESS))
+    }
+}
+
+/// Exit code 2 for a request that is invalid.
+fn answered(done: Result<ExitCode, Error>) -> anyhow::Result<ExitCode> {
+    match done {
+        Ok(code) => Ok(code),
+        Err(error) if error.is_usage() => {
+            eprintln!("vmlane: {error}");
+            Ok(ExitCode::from(2))
         }
+        Err(error) => Err(error.into()),
+    }
+}
+
+/// The length of a stream's messages where none is given.
+fn usual_message(to: &Target) -> u64 {
+    match to.transport() {
+        "udp" => 1472,
+        "vsock-dgram" => 16 << 10,
+        _ => 64 << 10,
     }
 }
 
 impl StreamArgs {
     fn measure(&self, test: Test) -> Result<(), Error> {
-        let usual = match self.common.to.transport() {
-            "udp" => 1472,
-            "vsock-dgram" => 16 << 10,
-            _ => 64 << 10,
-        };
-        let message_bytes = self.message.unwrap_or(usual);
+        self.measure_with(test, self.message.unwrap_or_else(|| usual_message(&self.common.to)))
+    }
+
+    fn count_packets(&self) -> Result<(), Error> {
+        if !self.common.to.datagrams {
+            return Err(Error::Usage(format!(
+                "--to {}: a stream has no packets of its own: use udp:HOST or vsock-dgram:CID",
+                self.common.to
+            )));
+        }
+        self.measure_with(Test::Stream, self.message.unwrap_or(DATAGRAM.0))
+    }
+
+    fn measure_with(&self, test: Test, message_bytes: u64) -> Result<(), Error> {
         let receive_bytes = self.receive.unwrap_or(message_bytes);
         let spec = Spec { message_bytes, receive_bytes, rate_bps: self.rate, ..self.common.spec(test) };
         self.common.measure(&spec).map(drop)
