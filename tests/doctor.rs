@@ -150,6 +150,7 @@ fn faults_between_vmxnet3_cards_are_found() {
         let faults: Vec<&Fault> = VMXNET3.iter().chain(COMMON).collect();
         let first = find_all(&bed, TO, &faults);
         healthy_runs(&bed, TO, 1);
+        told_apart::a_sender_that_is_the_limit(&bed);
         kept(
             20,
             &format!(
