@@ -142,15 +142,16 @@ impl Daemon {
         let poll = config.daemon.mode == Mode::Poll;
         let (floods, coalesce) = (config.daemon.flood_limit, config.daemon.coalesce);
         let workers_of_switch = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
+        let spin = Duration::from_micros(config.daemon.spin_us);
         let settings = vmlane_switch::Settings {
             workers: workers_of_switch,
             poll,
+            spin,
             floods,
             coalesce,
             ..vmlane_switch::Settings::default()
         };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
-        let spin = Duration::from_micros(config.daemon.spin_us);
         let vsock_worker =
             VsockWorker::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(router.clone()))
                 .map_err(AssemblyError::Workers)?;

@@ -179,7 +179,7 @@ pub struct DaemonConfig {
     /// Where the workers run; None: anywhere.
     pub cpus: Option<CpuList>,
     pub mode: Mode,
-    /// How long a stream is polled after its last byte.
+    /// How long streams and NICs are polled after the last byte or frame, at most.
     pub spin_us: u64,
     /// Frames to several that a NIC may send in a second; 0: any number.
     pub flood_limit: u32,

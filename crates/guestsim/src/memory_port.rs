@@ -1,6 +1,7 @@
 //! A frame port over plain memory, and the test's end of it.
 
 use std::collections::VecDeque;
+use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::time::Instant;
 
@@ -68,6 +69,11 @@ struct Inner {
     holds_back: bool,
     /// What a glance tells, true or not.
     glance: Glance,
+    /// What the guest announces frames by, if it does; the port has the same.
+    doorbell: Option<OwnedFd>,
+    /// Calls of `arm` and `disarm`.
+    arms: usize,
+    disarms: usize,
 }
 
 /// The test's end of a [`MemoryPort`].
@@ -127,6 +133,9 @@ impl Wire {
             trap: None,
             holds_back: false,
             glance: Glance::Turn,
+            doorbell: None,
+            arms: 0,
+            disarms: 0,
         };
         let wire = Wire(Arc::new(Mutex::new(inner)));
         let memory = memory(look_ahead * ROOM);
@@ -145,6 +154,7 @@ impl Wire {
             filter,
             sink: Spans::new(self::memory(2 * ROOM), true),
             scratch: [0; MAX_HEAD],
+            doorbell: None,
         };
         (wire, Box::new(port))
     }
@@ -204,6 +214,19 @@ impl Wire {
     /// What a glance at it tells from now on, true or not; [`Glance::Turn`] otherwise.
     pub fn set_glance(&self, glance: Glance) {
         self.0.lock().glance = glance;
+    }
+
+    /// Rings the doorbell that [`MemoryPort::add_doorbell`] made.
+    pub fn ring(&self) {
+        let inner = self.0.lock();
+        let doorbell = inner.doorbell.as_ref().expect("it has a doorbell");
+        rustix::io::write(doorbell, &1u64.to_ne_bytes()).expect("rung");
+    }
+
+    /// How often it was asked to announce frames, and told that it need not.
+    pub fn arms_and_disarms(&self) -> (usize, usize) {
+        let inner = self.0.lock();
+        (inner.arms, inner.disarms)
     }
 
     /// Frames that were lent and are not finished.
@@ -271,9 +294,17 @@ pub struct MemoryPort {
     filter: Filter,
     sink: Spans,
     scratch: [u8; MAX_HEAD],
+    doorbell: Option<OwnedFd>,
 }
 
 impl MemoryPort {
+    /// Gives it a doorbell, for [`Wire::ring`].
+    pub fn add_doorbell(&mut self) {
+        let doorbell = crate::events::eventfd().expect("an event fd");
+        self.wire.0.lock().doorbell = Some(doorbell.try_clone().expect("one more descriptor"));
+        self.doorbell = Some(doorbell);
+    }
+
     fn spring(&self, trap: Trap) {
         assert!(self.wire.0.lock().trap != Some(trap), "the test wants a panic in {trap:?}");
     }
@@ -437,7 +468,20 @@ impl FramePort for MemoryPort {
 
 impl WakeUp for MemoryPort {
     fn arm(&mut self) -> bool {
-        !self.wire.0.lock().sending.is_empty()
+        let mut inner = self.wire.0.lock();
+        inner.arms += 1;
+        !inner.sending.is_empty()
+    }
+
+    fn disarm(&mut self) {
+        self.wire.0.lock().disarms += 1;
+        if let Some(doorbell) = &self.doorbell {
+            let _ = rustix::io::read(doorbell, &mut [0; 8]);
+        }
+    }
+
+    fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
+        self.doorbell.as_ref().map(AsFd::as_fd)
     }
 
     fn glance(&self) -> Glance {

@@ -10,8 +10,8 @@ use std::time::Instant;
 use tracing::error;
 use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::wrap::FrameTap;
-use vmlane_port::{DropReason, FramePort, Glance, MAX_HEAD, PortId, Token};
-use vmlane_worker::Heartbeat;
+use vmlane_port::{DropReason, FramePort, MAX_HEAD, PortId, Token};
+use vmlane_worker::{Doorbells, Heartbeat};
 
 use crate::Slot;
 use crate::access::Config;
@@ -77,6 +77,12 @@ pub struct Core {
     /// Frames that they are done with, and frames of theirs: empty between rounds.
     pub finished: Vec<(Lender, Token)>,
     pub arriving: Vec<(usize, Box<HandedFrame>)>,
+    /// The doorbells of ports that doze; without them none does.
+    pub bells: Option<Arc<Doorbells>>,
+    /// When those that doze were looked at last.
+    pub looked: Instant,
+    /// Ports of such a look: empty between looks.
+    pub glanced: Vec<Slot>,
 }
 
 /// What all workers of a switch have in common, and what is each one's own.
@@ -114,12 +120,15 @@ impl Core {
             remote_first: false,
             finished: Vec::new(),
             arriving: Vec::new(),
+            bells: Doorbells::new().ok().map(Arc::new),
+            looked: now,
+            glanced: Vec::new(),
         }
     }
 
     /// Is nothing attached?
     pub fn is_empty(&self) -> bool {
-        self.ports.none_attached()
+        self.ports.turns.count_attached() == 0
     }
 
     /// Does any frame wait for a receiver?
@@ -132,15 +141,16 @@ impl Core {
         !self.dirty.is_empty()
     }
 
-    /// Files that are readable while a frame waits.
+    /// Files that are readable while a frame waits. Ports with one never doze.
     pub fn readable_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        self.ports.attached().filter_map(|port| port.end.as_ref()?.readable_fd())
+        self.ports.awake().filter_map(|port| port.end.as_ref()?.readable_fd())
     }
 
-    /// Files that become readable when a guest announces a frame. Those of ports that rest are not listened to.
+    /// Files that become readable when a guest announces a frame, of ports that are awake. Those of ports that rest are
+    /// not listened to.
     pub fn doorbell_fds(&self) -> impl Iterator<Item = BorrowedFd<'_>> {
-        let awake = self.ports.attached().filter(|port| !port.tx.limits.rests());
-        awake.filter_map(|port| port.end.as_ref()?.doorbell_fd())
+        let listened = self.ports.awake().filter(|port| !port.tx.limits.rests());
+        listened.filter_map(|port| port.end.as_ref()?.doorbell_fd())
     }
 
     pub fn slot(&self, id: PortId) -> Option<Slot> {
@@ -275,9 +285,9 @@ impl Core {
 
     pub fn refresh(&mut self, slot: Slot) {
         self.guarded(slot, |core| {
-            if let Some(end) = core.end(slot) {
-                end.refresh();
-            }
+            let Some(port) = core.ports.get_mut(slot) else { return };
+            port.watch.drop_bell();
+            port.end.iter_mut().for_each(|end| end.refresh());
         });
         // Its memory may be another one now.
         self.links.let_go();
@@ -347,6 +357,7 @@ impl Core {
         {
             port.dirty = true;
             self.dirty.push(slot);
+            self.note(slot);
         }
     }
 
@@ -407,11 +418,11 @@ impl Core {
         self.detach(slot);
     }
 
-    /// Looks at every port though nothing moves. True if one wants to be looked at again soon.
+    /// Looks at every port that is awake though nothing moves. True if one wants to be looked at again soon.
     pub fn tick(&mut self, now: Instant) -> bool {
         let (mut soon, mut changed) = (false, false);
         let mut at = 0;
-        while let Some(slot) = self.ports.attached_at(at) {
+        while let Some(slot) = self.ports.turns.awake_at(at) {
             at += 1;
             let Some(owner) = self.ports.get(slot).map(|port| port.owner) else { continue };
             if self.ports.is_over(owner) {
@@ -419,8 +430,11 @@ impl Core {
                 continue;
             }
             let ticked = self.guarded(slot, |core| {
-                let end = core.end(slot)?;
-                Some((end.tick(now), end.changed(), end.take_overhead()))
+                let port = core.ports.get_mut(slot)?;
+                let end = port.end.as_mut()?;
+                let again = end.tick(now);
+                port.watch.again = again;
+                Some((again, end.changed(), end.take_overhead()))
             });
             if let Some((again, differs, overhead)) = ticked.flatten() {
                 soon |= again;
@@ -446,61 +460,11 @@ impl Core {
     #[cold]
     fn query_all(&mut self, now: Instant) {
         let mut at = 0;
-        while let Some(slot) = self.ports.attached_at(at) {
+        while let Some(slot) = self.ports.turns.attached_at(at) {
             at += 1;
             self.guarded(slot, |core| core.query(slot, now));
         }
         self.flush();
-    }
-
-    /// Asks every port to announce its next frame; true if one has a frame already. Ports that rest are looked at
-    /// when their time comes.
-    pub fn arm(&mut self) -> bool {
-        self.any_port(|port| {
-            let armed = port.end.as_mut().is_some_and(|end| end.arm());
-            !port.tx.limits.rests() && (armed || port.tx.burst.has_frames())
-        })
-    }
-
-    /// What a glance at all ports, which are armed, tells: the most that any of them needs.
-    pub fn glance(&mut self) -> Glance {
-        if !self.ports.teams.is_empty() || self.links.has_waiting() || self.ports.any_owes() {
-            return Glance::Turn;
-        }
-        let mut most = Glance::Announces;
-        let mut at = 0;
-        while let Some(slot) = self.ports.attached_at(at) {
-            at += 1;
-            let glance = self.guarded(slot, |core| {
-                let Some(port) = core.ports.get(slot) else { return Glance::Turn };
-                let rests = port.tx.limits.rests() || port.pending.stalled || port.tx.burst.has_frames();
-                port.end.as_ref().filter(|_| !rests).map_or(Glance::Turn, |end| end.glance())
-            });
-            most = most.max(glance.unwrap_or(Glance::Turn));
-            if most == Glance::Turn {
-                break;
-            }
-        }
-        most
-    }
-
-    /// The ports announce nothing any more.
-    pub fn disarm(&mut self) {
-        self.any_port(|port| {
-            port.end.iter_mut().for_each(|end| end.disarm());
-            false
-        });
-    }
-
-    /// Calls `action` with every attached port; true if any call was.
-    fn any_port(&mut self, action: impl Fn(&mut Port) -> bool) -> bool {
-        let mut any = false;
-        let mut at = 0;
-        while let Some(slot) = self.ports.attached_at(at) {
-            any |= self.guarded(slot, |core| core.ports.get_mut(slot).is_some_and(&action)) == Some(true);
-            at += 1;
-        }
-        any
     }
 
     /// After a fault outside any port's turn: what can be derived is derived anew.

@@ -32,6 +32,7 @@ mod access;
 mod batch;
 mod coalesce;
 mod core;
+mod doze;
 mod egress;
 mod fdb;
 mod handover;
@@ -54,6 +55,8 @@ mod stats;
 mod switch;
 mod team;
 mod turn;
+mod turns;
+mod watch;
 mod worker;
 
 /// The place of a port in the worker's table.

@@ -21,6 +21,7 @@ use crate::multicast::Snooped;
 use crate::pending::{Claim, PendingQueue};
 use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
+use crate::watch::Watch;
 
 /// What others may see of a port without asking the worker.
 #[derive(Debug, Default)]
@@ -89,6 +90,7 @@ pub struct Port {
     pub tx: TxPart,
     pub rx: RxCounts,
     pub pending: PendingQueue,
+    pub watch: Watch,
     /// What looks at its frames: empty while there is no capture. `end` is wrapped for it.
     pub taps: Vec<Arc<dyn FrameTap>>,
 }
@@ -161,6 +163,7 @@ impl Port {
             },
             rx: RxCounts::default(),
             pending,
+            watch: Watch::new(now),
             taps: Vec::new(),
         };
         let config = port.config.clone();
@@ -184,6 +187,7 @@ impl Port {
     pub fn plug(&mut self, end: Box<dyn FramePort>, now: Instant) {
         self.attachment = self.attachment.wrapping_add(1);
         self.retired = false;
+        self.watch = Watch::new(now);
         self.end = Some(CapturedFrames::wrap(end, &self.taps));
         self.extras.snooped = None;
         self.snoop(now);
@@ -280,6 +284,7 @@ impl Port {
     pub fn drop_end(&mut self) -> bool {
         self.taps.iter().for_each(|tap| tap.settle(None));
         self.tx.burst.forget();
+        self.watch.forget();
         let end = self.end.take();
         catch_unwind(AssertUnwindSafe(|| drop(end))).is_ok()
     }

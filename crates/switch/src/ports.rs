@@ -1,4 +1,4 @@
-//! The table of ports: by number, by group, by owner, and whose turn it is.
+//! The table of ports: by number, by group, by owner.
 
 use std::collections::HashMap;
 use std::sync::Arc;
@@ -9,21 +9,13 @@ use crate::Slot;
 use crate::fdb::key;
 use crate::port::Port;
 use crate::team::{Change, Choice, TeamSpec, TeamState, Teams};
+use crate::turns::Turns;
 
 /// What the ports of one owner may still send in this round.
 #[derive(Clone, Copy)]
 pub struct Allowance {
     pub frames: u32,
     pub bytes: usize,
-}
-
-/// The attached ports of one owner: a part of [`Ports::attached`].
-#[derive(Clone, Copy)]
-struct OwnerPorts {
-    start: usize,
-    len: usize,
-    /// Which of them is served first.
-    first: usize,
 }
 
 /// The attached ports of one isolation group.
@@ -43,14 +35,10 @@ pub struct Ports {
     groups: Vec<Group>,
     /// Owners that there ever were.
     owner_count: usize,
-    /// This worker's; ports of one owner lie side by side.
-    attached: Vec<Slot>,
+    /// The attached ones of this worker, and when each has its turn.
+    pub turns: Turns,
     /// Those of other workers.
     remote: Vec<Slot>,
-    /// The owners of these.
-    owners: Vec<OwnerPorts>,
-    /// Which of them is served first.
-    first: usize,
     /// By owner.
     allowances: Vec<Allowance>,
     /// By owner: work in bytes that is taken off its next rounds.
@@ -60,13 +48,6 @@ pub struct Ports {
     /// Bytes of an owner's share of a round.
     share: usize,
     pub teams: Teams,
-}
-
-/// `at + by`, begun anew at `len`; both are smaller than that.
-#[inline]
-fn rotated(at: usize, by: usize, len: usize) -> usize {
-    let sum = at + by;
-    if sum < len { sum } else { sum - len }
 }
 
 impl Ports {
@@ -116,22 +97,9 @@ impl Ports {
         0..self.slots.len() as Slot
     }
 
-    /// The attached port number `at` in the order of turns.
-    #[inline]
-    pub fn attached_at(&self, at: usize) -> Option<Slot> {
-        self.attached.get(at).copied()
-    }
-
-    pub fn attached(&self) -> impl Iterator<Item = &Port> {
-        self.attached.iter().filter_map(|&slot| self.get(slot))
-    }
-
-    pub fn count_attached(&self) -> usize {
-        self.attached.len()
-    }
-
-    pub fn none_attached(&self) -> bool {
-        self.attached.is_empty()
+    /// The attached ports of this worker that are awake.
+    pub fn awake(&self) -> impl Iterator<Item = &Port> {
+        self.turns.awake().filter_map(|slot| self.get(slot))
     }
 
     #[inline]
@@ -197,13 +165,13 @@ impl Ports {
         let addresses = configured.chain(chosen).map(address).collect();
         let (own, remote): (Vec<_>, Vec<_>) = attached.iter().partition(|(_, port)| port.remote.is_none());
         self.remote = remote.iter().map(|(slot, _)| *slot).collect();
-        let mut owners: Vec<(u16, Slot)> = own.iter().map(|(slot, port)| (port.owner, *slot)).collect();
-        owners.sort_unstable();
-        self.attached = owners.iter().map(|&(_, slot)| slot).collect();
-        self.owners.clear();
-        for of_one in owners.chunk_by(|a, b| a.0 == b.0) {
-            let start = self.owners.last().map_or(0, |last| last.start + last.len);
-            self.owners.push(OwnerPorts { start, len: of_one.len(), first: 0 });
+        let own = own.iter().map(|(slot, port)| (port.owner, *slot)).collect();
+        self.turns.set(own);
+        let slots = &mut self.slots;
+        for slot in self.turns.attached() {
+            if let Some(port) = slots.get_mut(usize::from(slot)).and_then(Option::as_deref_mut) {
+                port.watch.awake = true;
+            }
         }
         addresses
     }
@@ -228,7 +196,7 @@ impl Ports {
         teams.look(at, |slot| slots.get(usize::from(slot))?.as_deref())
     }
 
-    /// A round begins: every owner may send so much. Returns how many owners there are.
+    /// A round begins: every owner may send so much. Returns how many owners have turns in it.
     pub fn begin_round(&mut self, allowance: Allowance) -> usize {
         self.allowances.clear();
         self.allowances.resize(self.owner_count, allowance);
@@ -246,17 +214,7 @@ impl Ports {
                 allowance.frames = 0;
             }
         }
-        let count = self.owners.len();
-        self.first = if self.first + 1 < count { self.first + 1 } else { 0 };
-        count
-    }
-
-    /// Owner number `at` of `count` in this round has its turn: where its ports are, and which is first.
-    pub fn begin_turn(&mut self, at: usize, count: usize) -> Option<impl Iterator<Item = usize> + use<>> {
-        let owner = self.owners.get_mut(rotated(self.first, at, count))?;
-        owner.first = if owner.first + 1 < owner.len { owner.first + 1 } else { 0 };
-        let OwnerPorts { start, len, first } = *owner;
-        Some((0..len).map(move |at| start + rotated(first, at, len)))
+        self.turns.begin_round()
     }
 
     /// The rings of an owner's ports have caused work beside what it sends.
@@ -286,6 +244,15 @@ impl Ports {
     #[inline]
     pub fn is_over(&self, owner: u16) -> bool {
         self.debts.get(usize::from(owner)).is_some_and(|&debt| debt > self.share)
+    }
+
+    /// Ports that are not [awake](crate::watch::Watch::awake) any more are not looked at from now on.
+    pub fn doze(&mut self) {
+        let Ports { slots, turns, .. } = self;
+        turns.doze(|slot| {
+            let port = slots.get(usize::from(slot))?.as_deref()?;
+            (!port.watch.awake).then_some(port.watch.announces)
+        });
     }
 
     /// What an owner may still send.

@@ -18,8 +18,8 @@ impl Core {
         let mut moved = false;
         let mut at = 0;
         let waiting = |core: &Core, at: usize| {
-            let own = core.ports.count_attached();
-            core.ports.attached_at(at).or_else(|| core.ports.remote_at(at.checked_sub(own)?))
+            let own = core.ports.turns.count_attached();
+            core.ports.turns.attached_at(at).or_else(|| core.ports.remote_at(at.checked_sub(own)?))
         };
         while let Some(slot) = waiting(self, at) {
             at += 1;

@@ -152,7 +152,9 @@ pub struct Settings {
     pub workers: usize,
     /// Never sleep: a core of its own is spent on latency.
     pub poll: bool,
-    /// Time between two looks while frames flow and for [`Self::linger`] after.
+    /// How long after the last frame it looks again and again, at most; less where others want its core.
+    pub spin: Duration,
+    /// Then the time between two looks, until [`Self::linger`] after the last frame.
     pub sleep: Duration,
     /// How long after the last frame looks stay that frequent. Sleeps double from then on.
     pub linger: Duration,
@@ -170,6 +172,9 @@ pub struct Settings {
     pub floods: u32,
     /// TCP segments that come in one burst are merged to super-frames for receivers that take those whole.
     pub coalesce: bool,
+    /// Where no more ports are attached, a worker looks at all of them in each round; where there are more, at those
+    /// that have had something to do lately.
+    pub few: usize,
 }
 
 impl Default for Settings {
@@ -177,6 +182,7 @@ impl Default for Settings {
         Settings {
             workers: 1,
             poll: false,
+            spin: Duration::ZERO,
             sleep: Duration::from_micros(50),
             linger: Duration::from_millis(20),
             deepest: Duration::from_millis(5),
@@ -185,6 +191,7 @@ impl Default for Settings {
             bytes: 256 << 10,
             floods: 0,
             coalesce: true,
+            few: 16,
         }
     }
 }

@@ -5,7 +5,7 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::{Duration, Instant};
+use std::time::Instant;
 
 use parking_lot::Mutex;
 use vmlane_port::role::Role;
@@ -141,9 +141,8 @@ impl Switch {
             parkings.map(|parking| Ok(Arc::new(Requests::new(parking?)))).collect::<io::Result<_>>()?;
         let coalesce = Arc::new(AtomicBool::new(settings.coalesce));
         let learned = Arc::new(LearnedAddresses::new());
-        // Its spinning is naps: a sleep is never put off.
-        let runtime =
-            vmlane_worker::Settings { role: Role::Switch, spin: Duration::ZERO, poll: settings.poll };
+        let Settings { spin, poll, .. } = settings;
+        let runtime = vmlane_worker::Settings { role: Role::Switch, spin, poll };
         let (mut workers, mut handles) = (Vec::new(), Vec::new());
         for (number, (requests, links)) in requests.iter().zip(Links::between(&requests)).enumerate() {
             let (stats, heartbeat) = (Arc::new(WorkerStats::default()), Arc::new(Heartbeat::default()));

@@ -32,15 +32,16 @@ enum Fate {
 }
 
 impl Core {
-    /// One look at every port. True if a frame moved.
+    /// One look at every port that is awake. True if a frame moved.
     pub fn round(&mut self, now: Instant) -> bool {
         self.now = now;
         self.settings.coalesce = self.coalesce.load(Ordering::Relaxed);
         self.fdb.begin_round();
         let mut moved = self.take_handed();
+        self.ports.turns.merge();
         let mut stalled = false;
         let mut at = 0;
-        while let Some(slot) = self.ports.attached_at(at) {
+        while let Some(slot) = self.ports.turns.awake_at(at) {
             at += 1;
             self.guarded(slot, |core| {
                 if let Some(port) = core.ports.get_mut(slot)
@@ -62,9 +63,9 @@ impl Core {
         }
         for owner in 0..count {
             // A turn may detach a port: then this looks at another one, which does no harm.
-            let Some(ports) = self.ports.begin_turn(owner, count) else { break };
+            let Some(ports) = self.ports.turns.begin_turn(owner, count) else { break };
             for at in ports {
-                let Some(slot) = self.ports.attached_at(at) else { break };
+                let Some(slot) = self.ports.turns.awake_at(at) else { break };
                 moved |= self.turn(slot);
                 self.flush();
             }
@@ -92,6 +93,7 @@ impl Core {
         });
         if moved {
             self.mark(slot);
+            self.disarm_one(slot);
         }
         moved && !rests
     }
@@ -426,6 +428,10 @@ impl Core {
     fn give(&mut self, sent: &Checked<'_>, from: Origin<'_>, receiver: Slot, may_wait: bool) -> Fate {
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         let Some(end) = port.end.as_ref() else { return Fate::Finished };
+        if !port.watch.awake {
+            // It was not looked at in this round.
+            port.capabilities = end.capabilities();
+        }
         if may_wait {
             self.held.note(from.slot, port.owner, self.now);
         }

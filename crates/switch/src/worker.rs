@@ -1,8 +1,9 @@
 //! The worker: one thread that owns all ports, on the runtime of `vmlane_worker`.
 //!
-//! It looks at every port in rounds. Doorbells in mapped pages are stores that no one announces, so it
-//! also looks when it is not called: with naps of some 50 us while frames flow and for a while after, then
-//! with longer and longer sleeps, for which the ports are asked to announce frames if they can.
+//! It looks at every port that is awake in rounds. Doorbells in mapped pages are stores that no one announces, so it
+//! also looks when it is not called: all the time for a moment after a frame, unless others want its core; with naps of
+//! some 50 us for a while; then with longer and longer sleeps, for which the ports are asked to announce frames if they
+//! can.
 
 use std::sync::Arc;
 use std::time::{Duration, Instant};
@@ -40,6 +41,8 @@ pub struct SwitchEngine {
     soon: bool,
     /// Until then a glance at armed ports that have announced nothing is enough.
     glance_until: Option<Instant>,
+    /// Then those that doze are looked at, too.
+    look_at_all: Instant,
     /// Every port will announce what it has.
     announced: bool,
 }
@@ -65,6 +68,7 @@ impl SwitchEngine {
             deferred: Vec::new(),
             soon: false,
             glance_until: None,
+            look_at_all: Instant::now(),
             announced: false,
         }
     }
@@ -183,6 +187,8 @@ impl Engine for SwitchEngine {
     fn notified(&mut self) {
         // Also so that an end that comes later is asked when the others are.
         self.wake_up();
+        // A guest's announcement may be the reason.
+        self.core.glance_at_all_silent();
     }
 
     fn run_command(&mut self, command: Command, _: Instant) {
@@ -195,6 +201,10 @@ impl Engine for SwitchEngine {
             return false;
         }
         self.glance_until = Some(now + IDLE);
+        if now >= self.look_at_all {
+            self.look_at_all = now + IDLE;
+            self.core.wake_all();
+        }
         let moved = self.core.round(now);
         if !self.deferred.is_empty() {
             std::mem::take(&mut self.deferred).into_iter().for_each(|command| self.run_or_defer(command));
@@ -205,6 +215,7 @@ impl Engine for SwitchEngine {
             self.wake_up();
         }
         self.soon = self.core.tick(now);
+        self.core.look_now_and_then(now);
         // Rounds pay for what owners have caused; what those send, and changes of theirs, may wait for it.
         moved || !self.deferred.is_empty() || self.core.ports.any_owes()
     }
@@ -237,8 +248,13 @@ impl Engine for SwitchEngine {
     }
 
     fn arm(&mut self) -> bool {
-        let armed = !std::mem::replace(&mut self.armed, true) && self.core.arm();
-        armed || self.core.links.has_waiting()
+        self.armed = true;
+        let waits = self.core.arm();
+        if waits {
+            // A frame that came before its guest was asked is not announced: a glance would not tell.
+            self.glance_until = None;
+        }
+        waits || self.core.links.has_waiting()
     }
 
     fn has_handed(&self) -> bool {
@@ -247,7 +263,7 @@ impl Engine for SwitchEngine {
 
     fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
         if self.armed {
-            self.core.doorbell_fds().for_each(|file| fds.doorbell(file));
+            self.core.doorbell_fds().chain(self.core.bells()).for_each(|file| fds.doorbell(file));
         }
         if !self.spurious_wakeup && !self.core.has_pending() {
             self.core.readable_fds().for_each(|file| fds.source(file));
@@ -260,7 +276,10 @@ impl Engine for SwitchEngine {
             self.glance_until = None;
         }
         if by.doorbell {
-            // Silences the doorbell, too.
+            if self.core.any_dozes() {
+                self.core.look_at_bells();
+            }
+            // Silences the doorbells, too.
             self.wake_up();
         }
     }

@@ -57,6 +57,16 @@ impl AdaptiveSpin {
         }
     }
 
+    /// Something moved after naps, `idle` after what had moved before.
+    pub fn napped(&mut self, idle: Duration) {
+        self.offered = None;
+        if idle < self.most {
+            self.window = (self.window * 2).min(self.most);
+        } else if idle >= self.most * 2 {
+            self.window = (self.window / 2).max(self.most / LEAST);
+        }
+    }
+
     /// The worker slept for `length`; `woken` by an announcement rather than by the clock.
     pub fn slept(&mut self, length: Duration, woken: bool) {
         self.offered = None;
@@ -90,6 +100,17 @@ mod tests {
         }
         spin.slept(Duration::from_millis(2), true);
         assert_eq!(spin.window(), MOST, "neither worth it nor in vain");
+    }
+
+    #[test]
+    fn where_something_comes_now_and_then_the_window_shrinks_too() {
+        let mut spin = AdaptiveSpin::new(MOST);
+        (0..9).for_each(|_| spin.napped(2 * MOST));
+        assert_eq!(spin.window(), MOST / 8);
+        spin.napped(MOST);
+        assert_eq!(spin.window(), MOST / 8, "neither worth it nor in vain");
+        (0..2).for_each(|_| spin.napped(MOST / 5));
+        assert_eq!(spin.window(), MOST / 2);
     }
 
     #[test]

@@ -47,6 +47,8 @@ pub struct Worker<E: Engine> {
     worked: bool,
     /// Sleeps since then.
     slept: Duration,
+    /// It napped since something moved.
+    napped: bool,
     /// Looks in a row that found nothing.
     idle_rounds: u32,
     faults: FaultStreak,
@@ -84,6 +86,7 @@ impl<E: Engine> Worker<E> {
             moved: false,
             worked: false,
             slept: Duration::ZERO,
+            napped: false,
             idle_rounds: 0,
             faults: FaultStreak::default(),
             requests: Closes(requests),
@@ -149,6 +152,9 @@ impl<E: Engine> Worker<E> {
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {
+            if std::mem::take(&mut self.napped) {
+                self.spin.napped(self.now.saturating_duration_since(self.busy));
+            }
             self.moved = true;
             self.worked = true;
             self.idle_rounds = 0;
@@ -211,15 +217,16 @@ impl<E: Engine> Worker<E> {
         }
         match self.engine.rest(idle) {
             Rest::Awake => self.spin.pause(self.now, self.idle_rounds),
-            Rest::Nap(length) => self.nap(length),
-            Rest::Sleep(_) if self.spin.goes_on(self.now, idle, self.idle_rounds) => {
+            Rest::Nap(_) | Rest::Sleep(_) if self.spin.goes_on(self.now, idle, self.idle_rounds) => {
                 self.spin.pause(self.now, self.idle_rounds);
             }
+            Rest::Nap(length) => self.nap(length),
             Rest::Sleep(limit) => self.sleep(limit),
         }
     }
 
     fn nap(&mut self, length: Duration) {
+        self.napped = true;
         self.engine.count(Event::Nap);
         self.requests.0.parking().prepare_sleep();
         let began = self.worked.then(Instant::now);
@@ -235,6 +242,7 @@ impl<E: Engine> Worker<E> {
 
     /// The one place where a worker goes to sleep for as long as nothing is announced.
     fn sleep(&mut self, limit: Option<Duration>) {
+        self.napped = false;
         self.requests.0.parking().prepare_sleep();
         // No guest waits for something that is withheld until later: later may be never.
         if self.engine.undelivered() {

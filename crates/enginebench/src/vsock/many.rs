@@ -16,6 +16,7 @@ use vmlane_wire::virtio::feature;
 
 use super::backend::{self, Backend};
 use super::guest::Guest;
+use super::nics::{self, BUFFER, Nic, SIZE, mac};
 use super::traffic;
 use crate::process::cpu_time;
 use crate::report::{ROUND_TRIPS, Registry, Sample};
@@ -23,9 +24,8 @@ use crate::report::{ROUND_TRIPS, Registry, Sample};
 /// VMs that are configured and attached, the pair that talks among them.
 const MANY: u32 = 512;
 const FIRST: u32 = 3;
-/// Of the NICs' rings.
-const SIZE: u16 = 64;
-const BUFFER: usize = 2048;
+/// Longer than a worker looks at ports after the last frame: each round trip of that row wakes it from its sleep.
+const PAUSE: Duration = Duration::from_millis(30);
 /// What the daemon does about an attached VM is done after so long.
 const AFTER_ATTACH: Duration = Duration::from_secs(2);
 /// The least time in which a small part of a core can be told from nothing.
@@ -35,6 +35,7 @@ const WATCHED: Duration = Duration::from_secs(2);
 struct Crowd {
     backend: Backend,
     pair: [PathBuf; 2],
+    nics: RefCell<[Nic; 2]>,
     _idle: Vec<Idle>,
 }
 
@@ -57,10 +58,20 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
     registry.add("many.idle.512", "% of a core", &[], move |length| {
         here.with(|crowd| crowd.load(length.max(WATCHED)))
     });
-    registry.add("many.rr.2", ROUND_TRIPS, &[], move |length| few.with(|crowd| crowd.round_trips(length)));
+    let pair = few.clone();
+    registry.add("many.rr.2", ROUND_TRIPS, &[], move |length| pair.with(|crowd| crowd.round_trips(length)));
+    let here = many.clone();
     registry.add("many.rr.512", ROUND_TRIPS, &["many.rr.2"], move |length| {
-        many.with(|crowd| crowd.round_trips(length))
+        here.with(|crowd| crowd.round_trips(length))
     });
+    for (row, pause) in [("rr", Duration::ZERO), ("asleep", PAUSE)] {
+        let [of_few, of_many] = [2, MANY].map(|count| format!("many.nic.{row}.{count}"));
+        let (few, many) = (few.clone(), many.clone());
+        registry.add(&of_few, ROUND_TRIPS, &[], move |length| few.with(|crowd| crowd.frames(length, pause)));
+        registry.add(&of_many, ROUND_TRIPS, &[&of_few], move |length| {
+            many.with(|crowd| crowd.frames(length, pause))
+        });
+    }
     Ok(())
 }
 
@@ -95,7 +106,11 @@ impl Crowd {
         let mut config = String::from("[[port_group]]\nname = \"all\"\n");
         for cid in FIRST..FIRST + count {
             writeln!(config, "[[vm]]\nname = \"v{cid}\"\ncid = {cid}\nvsock = \"virtio\"")?;
-            writeln!(config, "nic = [ {{ model = \"virtio-net\", port_group = \"all\" }} ]")?;
+            let mac = mac(cid).map(|byte| format!("{byte:02x}")).join(":");
+            writeln!(
+                config,
+                "nic = [ {{ model = \"virtio-net\", port_group = \"all\", mac = \"{mac}\" }} ]"
+            )?;
         }
         let socket = |cid: u32, device: &str| dir.join(format!("run/vm/v{cid}/{device}.sock"));
         let pair = [FIRST, FIRST + 1].map(|cid| socket(cid, "vsock"));
@@ -105,12 +120,18 @@ impl Crowd {
         let idle = (FIRST + 2..FIRST + count)
             .map(|cid| Idle::attach(cid, &socket(cid, "vsock"), &socket(cid, "nic0")))
             .collect::<Result<_, _>>()?;
+        let nic = |cid, peer| Nic::attach(&socket(cid, "nic0"), cid, peer);
+        let nics = RefCell::new([nic(FIRST, FIRST + 1)?, nic(FIRST + 1, FIRST)?]);
         std::thread::sleep(AFTER_ATTACH);
-        Ok(Crowd { backend, pair, _idle: idle })
+        Ok(Crowd { backend, pair, nics, _idle: idle })
     }
 
     fn round_trips(&self, length: Duration) -> anyhow::Result<Sample> {
         traffic::round_trips(traffic::attach(&self.pair, || Ok(()))?, length)
+    }
+
+    fn frames(&self, length: Duration, pause: Duration) -> anyhow::Result<Sample> {
+        nics::round_trips(&mut self.nics.borrow_mut(), length, pause)
     }
 
     /// Memory of the daemon's own, without what guests share with it.

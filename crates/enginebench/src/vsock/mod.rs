@@ -5,6 +5,7 @@
 mod backend;
 mod guest;
 mod many;
+mod nics;
 mod ring;
 mod traffic;
 

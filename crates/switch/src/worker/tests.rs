@@ -115,3 +115,17 @@ fn armed_ports_that_need_nothing_at_a_glance_get_no_turn_until_the_clock_wants_o
         sender.set_glance(Glance::Announces);
     }
 }
+
+#[test]
+fn a_frame_that_came_just_before_its_guest_was_asked_to_announce_it_is_not_waited_for() {
+    let mut bench = Bench::new();
+    let (sender, receiver) = (bench.guest(1), bench.guest(2));
+    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 46]].concat();
+    let start = Instant::now();
+    [&sender, &receiver].into_iter().for_each(|wire| wire.set_glance(Glance::Announces));
+    bench.0.round(start);
+    sender.send(&frame, Offload::None, None);
+    assert!(bench.0.arm(), "a frame is there");
+    assert!(bench.0.round(start), "and nothing else will tell of it");
+    assert_eq!(receiver.received().len(), 1);
+}
