@@ -216,6 +216,10 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
             ("cli/tests/route.rs", "a_slow_reader_holds_up_its_own_writer_and_no_other"),
         ],
     ),
+    (
+        "bytes behind the ring of a stream of another host; of all streams of one host; of all",
+        &[("route/src/credit.rs", "windows_of_a_peer_and_of_all_have_a_bound")],
+    ),
     ("control clients", &[("daemon/tests/control.rs", "one_client_too_many_is_told_so")]),
 ];
 

@@ -4,237 +4,22 @@
 mod common;
 #[path = "common/openmetrics.rs"]
 mod openmetrics;
+#[path = "common/two_hosts.rs"]
+mod two_hosts;
 
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
-use std::net::{Shutdown, TcpListener};
-use std::path::PathBuf;
-use std::process::{Child, Command, Output, Stdio};
+use std::net::{Shutdown, TcpListener, TcpStream};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::mpsc;
 use std::thread;
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::eventually;
-use rustix::process::{Pid, Signal, kill_process};
-use serde_json::Value;
-use vmlane_route::authority;
-use vmlane_sock::{Host, Listener, Stream};
-
-const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
-const LONG: Duration = Duration::from_secs(50);
-/// Hosts' own CIDs.
-const ALPHA: u32 = 1000;
-const BETA: u32 = 2000;
-
-struct Process(Child);
-
-impl Process {
-    fn signal(&self, signal: Signal) {
-        kill_process(Pid::from_child(&self.0), signal).unwrap();
-    }
-}
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
-}
-
-/// One host: its files, its processes.
-struct Node {
-    directory: tempfile::TempDir,
-    name: &'static str,
-    daemon: Option<Process>,
-    helper: Option<Process>,
-}
-
-/// What is peculiar to a host.
-#[derive(Clone, Copy)]
-struct Plan {
-    name: &'static str,
-    cids: &'static str,
-    cid: u32,
-    port: u16,
-    peer: (&'static str, &'static str, u16),
-    groups: &'static str,
-}
-
-impl Plan {
-    fn text(self, pki: &std::path::Path) -> String {
-        let Plan { name, cids, cid, port, peer: (peer, peers_cids, peers_port), groups } = self;
-        let file = |file: String| pki.join(file).display().to_string();
-        format!(
-            "[route]\nname = {name:?}\ncids = [{cids:?}]\ncid = {cid}\nlisten = \"127.0.0.1:{port}\"\ndead_s = 5\n\
-             certificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
-             [[peer]]\nname = {peer:?}\naddress = \"127.0.0.1:{peers_port}\"\ncids = [{peers_cids:?}]\ngroups = [{groups:?}]\n",
-            file(format!("{name}.pem")),
-            file(format!("{name}.key")),
-            file("authority.pem".into()),
-        )
-    }
-}
-
-impl Node {
-    fn new(name: &'static str, config: &str) -> Node {
-        let directory = tempfile::tempdir().unwrap();
-        fs::write(directory.path().join("vmlane.toml"), config).unwrap();
-        let mut node = Node { directory, name, daemon: None, helper: None };
-        node.start_daemon();
-        node.start_helper();
-        node
-    }
-
-    fn run(&self) -> PathBuf {
-        self.directory.path().join("run")
-    }
-
-    fn host(&self) -> Host {
-        Host::at(&self.run())
-    }
-
-    fn spawn(&self, words: &[&str]) -> Process {
-        let log =
-            fs::File::options().create(true).append(true).open(self.directory.path().join("log")).unwrap();
-        let mut command = Command::new(VMLANE);
-        command.args(words).arg("--config").arg(self.directory.path().join("vmlane.toml"));
-        command.arg("--runtime-dir").arg(self.run());
-        if words == ["daemon"] {
-            command.arg("--state-dir").arg(self.directory.path().join("state"));
-        }
-        command.env_remove("VMLANE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stderr(log);
-        Process(command.spawn().unwrap())
-    }
-
-    fn start_daemon(&mut self) {
-        let daemon = self.spawn(&["daemon"]);
-        eventually("the daemon answers", || {
-            let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
-            (status["pid"] == daemon.0.id()).then_some(())
-        });
-        self.daemon = Some(daemon);
-    }
-
-    fn start_helper(&mut self) {
-        self.helper = Some(self.spawn(&["route", "run"]));
-    }
-
-    fn ask(&self, words: &[&str]) -> Output {
-        Command::new(VMLANE).args(words).arg("--runtime-dir").arg(self.run()).output().unwrap()
-    }
-
-    /// What `vmlane status` says of a peer; the helper itself has no name.
-    fn peer(&self, name: &str) -> Option<Value> {
-        let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
-        status["peers"].as_array()?.iter().find(|peer| peer["name"] == name).cloned()
-    }
-
-    fn counts(&self, peer: &str, counter: &str) -> u64 {
-        self.peer(peer).and_then(|peer| peer["counters"][counter].as_u64()).unwrap_or(0)
-    }
-
-    fn is_up(&self, peer: &str) -> bool {
-        self.peer(peer).is_some_and(|peer| peer["state"] == "up")
-    }
-
-    fn log(&self) -> String {
-        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
-    }
-}
-
-/// Two hosts and the authority for both.
-struct World {
-    alpha: Node,
-    beta: Node,
-    pki: tempfile::TempDir,
-}
-
-fn free_port() -> u16 {
-    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
-}
-
-fn certificates(pki: &std::path::Path, names: &[&str], days: (i64, i64)) {
-    let now = std::time::SystemTime::now();
-    let at = |days: i64| {
-        let span = Duration::from_secs(days.unsigned_abs() * 86_400);
-        if days < 0 { now - span } else { now + span }
-    };
-    let key = fs::read_to_string(pki.join("authority.key")).unwrap_or_else(|_| {
-        let made = authority::authority(authority::days(3650)).unwrap();
-        fs::write(pki.join("authority.pem"), made.certificate).unwrap();
-        fs::write(pki.join("authority.key"), &made.key).unwrap();
-        made.key
-    });
-    for name in names {
-        let made = authority::certificate(&key, name, (at(days.0), at(days.1))).unwrap();
-        fs::write(pki.join(format!("{name}.pem")), made.certificate).unwrap();
-        fs::write(pki.join(format!("{name}.key")), made.key).unwrap();
-    }
-}
-
-/// `change`: what is different from two hosts that know each other.
-fn plans(change: impl FnOnce(&mut Plan, &mut Plan)) -> [Plan; 2] {
-    let (a, b) = (free_port(), free_port());
-    let mut alpha = Plan {
-        name: "alpha",
-        cids: "1000-1999",
-        cid: ALPHA,
-        port: a,
-        peer: ("beta", "2000-2999", b),
-        groups: "default",
-    };
-    let mut beta = Plan {
-        name: "beta",
-        cids: "2000-2999",
-        cid: BETA,
-        port: b,
-        peer: ("alpha", "1000-1999", a),
-        groups: "default",
-    };
-    change(&mut alpha, &mut beta);
-    [alpha, beta]
-}
-
-impl World {
-    fn new() -> World {
-        let world = World::with(plans(|_, _| {}));
-        world.connected();
-        world
-    }
-
-    fn with([alpha, beta]: [Plan; 2]) -> World {
-        let pki = tempfile::tempdir().unwrap();
-        certificates(pki.path(), &["alpha", "beta"], (-1, 30));
-        let alpha = Node::new(alpha.name, &alpha.text(pki.path()));
-        let beta = Node::new(beta.name, &beta.text(pki.path()));
-        World { alpha, beta, pki }
-    }
-
-    fn connected(&self) {
-        eventually("the hosts are connected", || {
-            (self.alpha.is_up("beta") && self.beta.is_up("alpha")).then_some(())
-        });
-    }
-
-    /// A stream between two programs, the client's end first.
-    fn pair(&self, port: u32) -> (Stream, Stream) {
-        let listener = Listener::bind_by(&self.beta.host(), port).unwrap();
-        let client = Stream::connect_by(&self.alpha.host(), BETA, port, LONG).unwrap();
-        let (server, _) = listener.accept().unwrap();
-        for end in [&client, &server] {
-            end.set_read_timeout(Some(LONG)).unwrap();
-            end.set_write_timeout(Some(LONG)).unwrap();
-        }
-        (client, server)
-    }
-
-    /// No stream has a place any more.
-    fn nothing_is_left(&self) {
-        eventually("no stream is left", || {
-            let left = |node: &Node, peer: &str| node.peer(peer).and_then(|peer| peer["streams"].as_u64());
-            (left(&self.alpha, "beta") == Some(0) && left(&self.beta, "alpha") == Some(0)).then_some(())
-        });
-    }
-}
+use rustix::process::Signal;
+use two_hosts::{ALPHA, BETA, LONG, Node, World, certificates, plans};
+use vmlane_sock::{Listener, Stream};
 
 fn bytes(len: usize, seed: u64) -> Vec<u8> {
     let mut state = seed | 1;
@@ -470,4 +255,67 @@ fn certificates_are_renewed_while_streams_are_open_and_bad_ones_are_named() {
     world.alpha.helper.as_ref().unwrap().signal(Signal::HUP);
     world.connected();
     assert_eq!(world.alpha.name, "alpha");
+}
+
+/// A long way: what one end sends comes to the other so much later. `most`: bytes that were on the way there at once.
+fn long_way(to: u16, delay: Duration, most: Arc<AtomicUsize>) -> u16 {
+    let listener = TcpListener::bind("127.0.0.1:0").unwrap();
+    let port = listener.local_addr().unwrap().port();
+    thread::spawn(move || {
+        while let Ok((from, _)) = listener.accept() {
+            let Ok(to) = TcpStream::connect(("127.0.0.1", to)) else { continue };
+            one_way(from.try_clone().unwrap(), to.try_clone().unwrap(), delay, most.clone());
+            one_way(to, from, delay, Arc::default());
+        }
+    });
+    port
+}
+
+fn one_way(mut from: TcpStream, mut to: TcpStream, delay: Duration, most: Arc<AtomicUsize>) {
+    let (sender, receiver) = mpsc::channel::<(Instant, Vec<u8>)>();
+    let under_way = Arc::new(AtomicUsize::new(0));
+    let count = under_way.clone();
+    thread::spawn(move || {
+        let mut buffer = vec![0; 256 << 10];
+        while let Ok(len @ 1..) = from.read(&mut buffer) {
+            most.fetch_max(count.fetch_add(len, Ordering::SeqCst) + len, Ordering::SeqCst);
+            if sender.send((Instant::now() + delay, buffer[..len].to_vec())).is_err() {
+                break;
+            }
+        }
+    });
+    thread::spawn(move || {
+        for (due, bytes) in receiver {
+            thread::sleep(due.saturating_duration_since(Instant::now()));
+            under_way.fetch_sub(bytes.len(), Ordering::SeqCst);
+            if to.write_all(&bytes).is_err() {
+                break;
+            }
+        }
+        let _ = to.shutdown(Shutdown::Both);
+    });
+}
+
+#[test]
+fn over_a_long_way_a_stream_has_more_than_its_ring_under_way() {
+    let most = Arc::new(AtomicUsize::new(0));
+    let world = World::with(plans(|alpha, _| {
+        alpha.peer.2 = long_way(alpha.peer.2, Duration::from_millis(20), most.clone());
+    }));
+    world.connected();
+    let (mut client, mut server) = world.pair(6100);
+    let data = bytes(32 << 20, 7);
+    let expected = data.clone();
+    let reader = thread::spawn(move || {
+        let mut all = vec![0; expected.len()];
+        server.read_exact(&mut all).unwrap();
+        assert!(all == expected, "whole");
+        server
+    });
+    client.write_all(&data).unwrap();
+    let server = reader.join().unwrap();
+    let most = most.load(Ordering::SeqCst);
+    assert!(most >= 1 << 20, "at most {most} bytes were under way at once");
+    drop((client, server));
+    world.nothing_is_left();
 }

@@ -1,5 +1,7 @@
 //! Bytes between a socket and TLS, which come in at the end and leave at the front.
 
+use crate::frame::Sink;
+
 /// Room that is kept for the next time.
 const KEPT: usize = 512 << 10;
 
@@ -50,9 +52,23 @@ impl Buffer {
         self.end = (self.end + len).min(self.bytes.len());
     }
 
+    /// All that waits is done with.
+    pub fn clear(&mut self) {
+        self.start = self.end;
+    }
+
     /// So many bytes of [`Self::filled`] are done with.
     pub fn take(&mut self, len: usize) {
         self.start = (self.start + len).min(self.end);
+    }
+}
+
+impl Sink for Buffer {
+    fn put(&mut self, bytes: &[u8]) {
+        if let Some(room) = self.room(bytes.len()).get_mut(..bytes.len()) {
+            room.copy_from_slice(bytes);
+            self.add(bytes.len());
+        }
     }
 }
 

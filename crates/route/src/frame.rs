@@ -100,12 +100,24 @@ pub fn data_header(stream: u32, len: usize) -> [u8; HEADER] {
     header(5, stream, len)
 }
 
+/// Where frames are written.
+pub trait Sink {
+    /// Appends these bytes.
+    fn put(&mut self, bytes: &[u8]);
+}
+
+impl Sink for Vec<u8> {
+    fn put(&mut self, bytes: &[u8]) {
+        self.extend_from_slice(bytes);
+    }
+}
+
 impl Frame {
     /// Appends the frame as it travels.
-    pub fn write(&self, out: &mut Vec<u8>) {
+    pub fn write(&self, out: &mut impl Sink) {
         let mut put = |kind: u8, stream: u32, body: &[u8]| {
-            out.extend_from_slice(&header(kind, stream, body.len()));
-            out.extend_from_slice(body);
+            out.put(&header(kind, stream, body.len()));
+            out.put(body);
         };
         match self {
             Frame::Hello { version, streams } => {

@@ -11,16 +11,19 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
+use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::io::Errno;
+use vmlane_port::Budget;
 use vmlane_port::fair::SharedPlaces;
 use vmlane_wire::route::Refusal;
 
+use crate::buffer::Buffer;
 use crate::daemon::Line;
 use crate::frame::Frame;
-use crate::link::{self, Link, Phase, Token};
+use crate::link::{self, BATCH, Link, Phase, Token};
 use crate::settings::Settings;
 use crate::status::{PeerState, Status};
 use crate::stream::{Stream, Turn};
@@ -36,6 +39,8 @@ const TICK: Duration = Duration::from_millis(200);
 const STOP: u8 = b's';
 /// Read the configuration again.
 const RELOAD: u8 = b'r';
+/// What the streams of all peers may keep in windows.
+const WINDOWS: usize = 256 << 20;
 /// Streams of one peer that have their turn before another peer's.
 const TURNS: usize = 64;
 
@@ -89,6 +94,8 @@ pub struct Helper {
     listener: Option<OwnedFd>,
     line: Line,
     links: HashMap<Token, Link>,
+    /// What windows of all streams may take.
+    windows: Arc<Budget>,
     /// Connections that have not proved a name, by address.
     unproved: SharedPlaces<IpAddr>,
     entries: HashMap<Token, Entry>,
@@ -113,6 +120,7 @@ impl Helper {
         let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
         epoll::add(&epoll, &control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
         let mut helper = Helper {
+            windows: Arc::new(Budget::new(WINDOWS)),
             unproved: SharedPlaces::new(settings.bounds.handshakes),
             load,
             identity,
@@ -290,7 +298,7 @@ impl Helper {
             }
             Err(error) => {
                 // What it is still to be told: why its certificate is not taken, say.
-                let _ = link.wire.flush(&mut Vec::new());
+                let _ = link.wire.flush(&mut Buffer::default());
                 self.link_ends(link, &error);
             }
         }
@@ -309,13 +317,13 @@ impl Helper {
                 }
                 let Some(token) = link.lane.next() else { break };
                 self.stream_turn(link, token);
-                if link.lane.plain.len() >= crate::frame::MOST_DATA {
+                if link.lane.plain.len() >= BATCH {
                     link.wire.flush(&mut link.lane.plain)?;
                 }
             }
         }
         if link.lane.phase == Phase::Handshaking {
-            return link.wire.flush(&mut Vec::new());
+            return link.wire.flush(&mut Buffer::default());
         }
         link.wire.flush(&mut link.lane.plain)
     }
@@ -325,7 +333,7 @@ impl Helper {
             return;
         };
         let (number, before) = (*number, link.lane.plain.len());
-        let turn = stream.turn(&mut link.lane.plain);
+        let turn = stream.turn(&mut link.lane.plain, BATCH);
         link.lane.sent += link.lane.plain.len().saturating_sub(before) as u64;
         match turn {
             Ok(Turn::Waits) => {}

@@ -4,10 +4,13 @@ use std::collections::{HashMap, HashSet, VecDeque};
 use std::io;
 use std::net::{IpAddr, SocketAddr};
 use std::os::fd::OwnedFd;
-use std::time::Instant;
+use std::sync::Arc;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{AddressFamily, RecvFlags, SendFlags, SocketFlags, SocketType, ipproto, sockopt};
+
+use vmlane_port::Budget;
 
 use crate::buffer::Buffer;
 use crate::frame::{Decoder, Frame, Piece, Violation};
@@ -20,6 +23,10 @@ pub type Token = u64;
 const READ: usize = 128 << 10;
 /// Bytes that a turn takes from one peer before others have theirs.
 const ROUND: usize = 1 << 20;
+/// Frames that are encrypted and sent at once: full records.
+pub const BATCH: usize = 64 << 10;
+/// What the streams of a peer may keep in windows.
+const WINDOWS: usize = 64 << 20;
 /// What a peer may say before its name was proved: nothing calls for more than a HELLO.
 const MOST_EARLY: usize = 1 << 10;
 
@@ -46,6 +53,8 @@ pub struct Wire {
     early: Vec<u8>,
     /// The socket may have something, or room, as far as is known.
     pub can_read: bool,
+    /// The peer sends no more, so that a read which found less than it asked for is not the last.
+    pub ends: bool,
     pub can_write: bool,
 }
 
@@ -62,8 +71,14 @@ pub struct Lane {
     pub deadline: Instant,
     pub heard: Instant,
     pub pinged: Instant,
+    /// Of the last ping.
+    mark: u64,
+    /// Of the network, as pings tell it.
+    pub round: Option<Duration>,
+    /// What windows of its streams may take.
+    pub windows: Arc<Budget>,
     /// Frames that are not encrypted yet.
-    pub plain: Vec<u8>,
+    pub plain: Buffer,
     /// By number on this connection: what the thread knows them by.
     pub streams: HashMap<u32, Token>,
     /// Streams that may have something to send.
@@ -157,6 +172,7 @@ impl Link {
                 decoder: Decoder::default(),
                 early: Vec::new(),
                 can_read: true,
+                ends: false,
                 can_write: !dialled,
             },
             lane: Lane {
@@ -168,7 +184,10 @@ impl Link {
                 deadline,
                 heard: now,
                 pinged: now,
-                plain: Vec::new(),
+                mark: 0,
+                round: None,
+                windows: Arc::new(Budget::new(WINDOWS)),
+                plain: Buffer::default(),
                 streams: HashMap::new(),
                 ready: VecDeque::new(),
                 queued: HashSet::new(),
@@ -232,6 +251,7 @@ impl Wire {
                     self.incoming.add(len);
                     taken += len;
                     lane.heard = Instant::now();
+                    self.can_read = len == READ || self.ends;
                 }
                 Err(Errno::AGAIN) => self.can_read = false,
                 Err(Errno::INTR) => {}
@@ -241,9 +261,9 @@ impl Wire {
     }
 
     /// Encrypts `plain`, and sends what the socket takes.
-    pub fn flush(&mut self, plain: &mut Vec<u8>) -> Result<(), LinkError> {
+    pub fn flush(&mut self, plain: &mut Buffer) -> Result<(), LinkError> {
         if !plain.is_empty() {
-            self.tls.send(plain, &mut self.outgoing)?;
+            self.tls.send(plain.filled(), &mut self.outgoing)?;
             plain.clear();
         }
         while self.can_write && !self.outgoing.is_empty() {
@@ -276,6 +296,21 @@ impl Lane {
 
     pub fn say(&mut self, frame: &Frame) {
         frame.write(&mut self.plain);
+    }
+
+    /// Asks for an answer, which tells how long a round trip takes.
+    pub fn ping(&mut self, now: Instant) {
+        self.pinged = now;
+        self.mark += 1;
+        self.say(&Frame::Ping(self.mark));
+    }
+
+    /// The peer has answered. What makes it late for once counts little.
+    pub fn ponged(&mut self, mark: u64) {
+        if mark == self.mark {
+            let took = self.pinged.elapsed();
+            self.round = Some(self.round.map_or(took, |round| took.min(round + took / 8)));
+        }
     }
 
     /// The number of a stream that this host opens. None: they are used up, which takes a new connection.

@@ -1,15 +1,19 @@
 //! One stream: its ring, which the daemon shares, and how far both directions have come.
+//!
+//! What comes goes into the ring, and behind it, as far as the peer was given credit for more ([`Window`]).
 
 use std::io;
 use std::os::fd::OwnedFd;
+use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
 use vmlane_sock::ring::{self, Incoming, Outgoing, Voice};
 use vmlane_wire::host::{RING, SAID_CLOSE, SAID_RECEIVE, SAID_SEND, SIGNAL, ended};
 
-use crate::credit::{Credit, Given};
-use crate::frame::{Frame, HEADER, MOST_DATA, Violation, data_header};
+use crate::buffer::Buffer;
+use crate::credit::{Credit, Given, Window};
+use crate::frame::{Frame, HEADER, MOST_DATA, Sink, Violation, data_header};
 
 /// See the module's text. To drop one resets the stream, unless [`Stream::close`] was called.
 pub struct Stream {
@@ -20,11 +24,17 @@ pub struct Stream {
     incoming: Incoming,
     voice: Voice,
     given: Given,
+    window: Window,
+    /// What the ring had no room for.
+    kept: Buffer,
+    /// The daemon was told that room is waited for.
+    armed: bool,
     credit: Credit,
     /// What the peer was told: bits of [`ended`].
     told: u64,
-    /// What the peer has said: bits of `SAID_*`.
+    /// What the peer has said: bits of `SAID_*`; and what of it the daemon was told.
     heard: u64,
+    said: u64,
 }
 
 /// What a turn led to.
@@ -39,7 +49,7 @@ pub enum Turn {
 }
 
 impl Stream {
-    pub fn new(id: u32, socket: OwnedFd, memory: OwnedFd) -> io::Result<Stream> {
+    pub fn new(id: u32, socket: OwnedFd, memory: OwnedFd, window: Window) -> io::Result<Stream> {
         let (out, incoming) = ring::map(memory, RING)?;
         Ok(Stream {
             id,
@@ -48,9 +58,13 @@ impl Stream {
             out,
             incoming,
             given: Given::default(),
+            window,
+            kept: Buffer::default(),
+            armed: false,
             credit: Credit::default(),
             told: 0,
             heard: 0,
+            said: 0,
         })
     }
 
@@ -64,6 +78,7 @@ impl Stream {
         loop {
             match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return false,
+                Ok((len, _)) if len < bytes.len() => return true,
                 Ok(_) | Err(Errno::INTR) => {}
                 Err(Errno::AGAIN) => return true,
                 Err(_) => return false,
@@ -71,24 +86,40 @@ impl Stream {
         }
     }
 
-    /// Puts what there is to say behind `plain`: bytes, as far as there is credit, then how the stream ended.
-    pub fn turn(&mut self, plain: &mut Vec<u8>) -> io::Result<Turn> {
+    /// Puts what there is to say behind `plain`, as long as that is less than `most` bytes: bytes, as far as there is credit, then how
+    /// the stream ended.
+    pub fn turn(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
+        self.write_kept()?;
+        if self.heard & SAID_CLOSE != 0 {
+            if self.kept.is_empty() {
+                self.close();
+                return Ok(Turn::Over);
+            }
+            return Ok(Turn::Waits);
+        }
         self.tell_room(plain)?;
         // Asked for before the bytes: none come behind it.
         let over = self.incoming.is_over();
         let ready = self.incoming.ready()?;
-        let len = self.credit.of(ready.min(MOST_DATA));
+        // With what is there already, whole records.
+        let fits = most.saturating_sub(plain.len() + HEADER).clamp(1, MOST_DATA);
+        let len = self.credit.of(ready.min(fits));
         if len > 0 {
-            let at = plain.len();
-            plain.extend_from_slice(&data_header(self.id, len));
-            plain.resize(at + HEADER + len, 0);
-            let taken = self.incoming.peek(plain.get_mut(at + HEADER..).unwrap_or_default())?;
-            debug_assert_eq!(taken, len);
+            let room = plain.room(HEADER + len).get_mut(..HEADER + len).unwrap_or_default();
+            if let Some((header, data)) = room.split_first_chunk_mut() {
+                *header = data_header(self.id, len);
+                let taken = self.incoming.peek(data)?;
+                debug_assert_eq!(taken, len);
+            }
+            plain.add(HEADER + len);
             self.credit.spend(len);
             if self.incoming.consume(len) {
                 self.signal();
             }
-            return Ok(if self.credit.of(1) > 0 { Turn::Again } else { Turn::Waits });
+            if ready > len {
+                return Ok(if self.credit.of(1) > 0 { Turn::Again } else { Turn::Waits });
+            }
+            return Ok(if over || self.incoming.arm()? { Turn::Again } else { Turn::Waits });
         }
         self.tell_refused(plain);
         if ready > 0 {
@@ -103,7 +134,7 @@ impl Stream {
     }
 
     /// The daemon's end takes no more.
-    fn tell_refused(&mut self, plain: &mut Vec<u8>) {
+    fn tell_refused(&mut self, plain: &mut Buffer) {
         if self.incoming.ended() & ended::REFUSED & !self.told != 0 {
             self.told |= ended::REFUSED;
             Frame::Fin { stream: self.id, send: false, receive: true }.write(plain);
@@ -111,7 +142,7 @@ impl Stream {
     }
 
     /// All bytes are sent, and none will come.
-    fn tell_end(&mut self, plain: &mut Vec<u8>) -> Turn {
+    fn tell_end(&mut self, plain: &mut Buffer) -> Turn {
         let ended = self.incoming.ended();
         if ended & ended::RESET != 0 {
             Frame::Reset { stream: self.id }.write(plain);
@@ -119,6 +150,8 @@ impl Stream {
         }
         if ended & ended::DETACHED != 0 {
             Frame::Close { stream: self.id }.write(plain);
+            // There is no reader.
+            self.kept.clear();
             self.close();
             return Turn::Over;
         }
@@ -129,18 +162,49 @@ impl Stream {
         Turn::Waits
     }
 
+    /// What waits behind the ring goes into it, as far as there is room; if there is not, the daemon signals once there is.
+    fn write_kept(&mut self) -> io::Result<()> {
+        while !self.kept.is_empty() {
+            if self.out.is_refused() {
+                self.kept.clear();
+                break;
+            }
+            let moved = self.out.write(self.kept.filled())?;
+            self.kept.take(moved.len);
+            if moved.kick {
+                self.signal();
+            }
+            if moved.len == 0 && !self.await_room()? {
+                return Ok(());
+            }
+        }
+        let pending = self.heard & !self.said;
+        if pending & SAID_SEND != 0 {
+            self.say(SAID_SEND);
+        }
+        Ok(())
+    }
+
+    /// Has the daemon signal once there is room. True if there is some.
+    fn await_room(&mut self) -> io::Result<bool> {
+        self.armed = true;
+        self.out.arm()
+    }
+
     /// Tells the peer what there is room for.
-    fn tell_room(&mut self, plain: &mut Vec<u8>) -> io::Result<()> {
+    fn tell_room(&mut self, plain: &mut Buffer) -> io::Result<()> {
         if self.heard & (SAID_SEND | SAID_CLOSE) != 0 {
             return Ok(());
         }
         let mut room = self.out.room()?;
-        if self.given.is_used_up() && room == 0 && self.out.arm()? {
+        if room == 0 && self.given.is_used_up() && self.kept.is_empty() && self.await_room()? {
             room = self.out.room()?;
         }
-        if room > 0 && self.given.is_used_up() {
+        if room > 0 && self.armed {
+            self.armed = false;
             self.out.disarm();
         }
+        let room = (room + self.window.size()).saturating_sub(self.kept.len());
         if let Some(bytes) = self.given.give(room) {
             Frame::Credit { stream: self.id, bytes }.write(plain);
         }
@@ -152,34 +216,59 @@ impl Stream {
         self.credit.add(bytes)
     }
 
-    /// The peer is about to send so many bytes.
-    pub fn expect(&mut self, len: usize) -> Result<(), Violation> {
+    /// The peer is about to send so many bytes. `round`: a round trip of the network, if it is known.
+    pub fn expect(&mut self, len: usize, now: Instant, round: Option<Duration>) -> Result<(), Violation> {
         if self.heard & (SAID_SEND | SAID_CLOSE) != 0 {
             return Err(Violation::Turn { kind: "DATA", stream: self.id });
         }
-        if self.given.take(len) { Ok(()) } else { Err(Violation::Credit { stream: self.id }) }
+        if !self.given.take(len) {
+            return Err(Violation::Credit { stream: self.id });
+        }
+        self.window.count(len, self.kept.len(), now, round);
+        Ok(())
     }
 
-    /// Bytes of the peer's, which [`Self::expect`] allowed: there is room for them.
+    /// Bytes of the peer's, which [`Self::expect`] allowed: there is room for them in the ring or behind it.
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
-        let moved = self.out.write(bytes)?;
-        if moved.kick {
-            self.signal();
+        let mut rest = bytes;
+        if self.kept.is_empty() {
+            let moved = self.out.write(bytes)?;
+            if moved.kick {
+                self.signal();
+            }
+            rest = bytes.get(moved.len..).unwrap_or_default();
         }
-        if moved.len == bytes.len() { Ok(()) } else { Err(io::ErrorKind::WriteZero.into()) }
+        if !rest.is_empty() {
+            self.kept.put(rest);
+        }
+        let room = self.out.room()?;
+        self.window.settle((self.given.open() + self.kept.len()).saturating_sub(room));
+        Ok(())
+    }
+
+    fn say(&mut self, what: u64) {
+        self.said |= what;
+        self.voice.say(what);
+        self.signal();
     }
 
     /// The peer sends, or receives, no more.
     pub fn finish(&mut self, send: bool, receive: bool) {
-        let said = if send { SAID_SEND } else { 0 } | if receive { SAID_RECEIVE } else { 0 };
-        self.heard |= said;
-        self.voice.say(said);
-        self.signal();
+        let heard = if send { SAID_SEND } else { 0 } | if receive { SAID_RECEIVE } else { 0 };
+        self.heard |= heard;
+        // What waits behind the ring comes before the end.
+        let now = if self.kept.is_empty() { heard } else { heard & SAID_RECEIVE };
+        self.say(now);
     }
 
-    /// The peer is done, or the daemon's end: what was written still counts when this is dropped.
-    pub fn close(&mut self) {
+    /// The peer is done, or the daemon's end: what was written still counts when this is dropped. False: some of it waits behind the
+    /// ring, and turns are still needed.
+    pub fn close(&mut self) -> bool {
         self.heard |= SAID_CLOSE;
-        self.voice.say(SAID_CLOSE);
+        let done = self.kept.is_empty();
+        if done {
+            self.voice.say(SAID_CLOSE);
+        }
+        done
     }
 }

@@ -251,6 +251,35 @@ fn slow_handshakes_end_and_leave_places_for_others() {
     is_well(&mut good, 3);
 }
 
+/// A connection from another address of this host's.
+fn connect_from(source: [u8; 4], to: SocketAddr) -> TcpStream {
+    let socket = rustix::net::socket(AddressFamily::INET, SocketType::STREAM, None).unwrap();
+    rustix::net::bind(&socket, &SocketAddr::from((source, 0))).unwrap();
+    rustix::net::connect(&socket, &to).unwrap();
+    TcpStream::from(socket)
+}
+
+#[test]
+fn connections_of_a_foreign_address_leave_places_for_hosts_of_others() {
+    let bed = Bed::new(Duration::from_secs(20));
+    let mut good = bed.up("alpha");
+    let silent: Vec<TcpStream> = (0..200).map(|_| connect_from([127, 0, 0, 9], bed.address)).collect();
+    let garbage = connect_from([127, 0, 0, 8], bed.address);
+    let mut sender = &garbage;
+    let _ = sender.write_all(&[0x16, 3, 1, 0xff, 0xff, 1, 2, 3]);
+    bed.status("", |status| {
+        count(status, "over_handshakes") >= 168 && count(status, "handshakes_failed") >= 1
+    });
+    // While all of that address's places are taken, beta has one, and alpha is served.
+    let mut beta = bed.up("beta");
+    is_well(&mut beta, 1);
+    is_well(&mut good, 2);
+    drop(silent);
+    // Their places are free again.
+    let mut again = bed.up("beta");
+    is_well(&mut again, 3);
+}
+
 #[test]
 fn a_name_that_is_no_peers_is_refused_and_counted() {
     let bed = Bed::new(Duration::from_secs(20));

@@ -28,6 +28,11 @@ const YIELD_EVERY: u32 = 64;
 /// With this many CPUs or fewer, the daemon and the VM may need the very one that this thread looks on.
 const FEW_CPUS: usize = 3;
 
+/// A core that comes back so late was wanted by others, who would have it for a slice after each offer. So for a while threads
+/// sleep at once: who sleeps is scheduled as soon as it is woken.
+const WANTED: Duration = Duration::from_micros(50);
+const POLITE: Duration = Duration::from_millis(50);
+
 fn yield_every() -> u32 {
     static EVERY: std::sync::OnceLock<u32> = std::sync::OnceLock::new();
     let cpus = || std::thread::available_parallelism().map_or(1, |cpus| cpus.get());
@@ -64,7 +69,20 @@ pub struct Stream {
     /// Which halves wait for a signal.
     waits: [AtomicBool; 2],
     timeouts: Mutex<[Option<Duration>; 2]>,
-    spin: Mutex<Duration>,
+    spin: Mutex<Spin>,
+}
+
+/// How long a blocking call looks again.
+struct Spin {
+    most: Duration,
+    /// Others want the core until then.
+    polite_until: Option<Instant>,
+}
+
+impl Spin {
+    fn window(&self, now: Instant) -> Duration {
+        if self.polite_until.is_some_and(|until| now < until) { Duration::ZERO } else { self.most }
+    }
 }
 
 const READING: usize = 0;
@@ -112,7 +130,7 @@ impl Stream {
             nonblocking: AtomicBool::new(false),
             waits: Default::default(),
             timeouts: Mutex::default(),
-            spin: Mutex::new(SPIN),
+            spin: Mutex::new(Spin { most: SPIN, polite_until: None }),
         })
     }
 
@@ -154,7 +172,7 @@ impl Stream {
 
     /// How long a blocking call looks again before it sleeps: more costs CPU, less costs latency.
     pub fn set_spin(&self, spin: Duration) {
-        *self.spin.lock() = spin;
+        self.spin.lock().most = spin;
     }
 
     /// Ends one direction or both. The peer reads what was written, then the end. `Both` wakes any thread that is
@@ -271,14 +289,24 @@ impl Stream {
             return Err(io::ErrorKind::WouldBlock.into());
         }
         let start = Instant::now();
-        let spin = *self.spin.lock();
+        let spin = self.spin.lock().window(start);
         let (mut rounds, yield_every) = (0u32, yield_every());
-        while start.elapsed() < spin {
+        let mut now = start;
+        while now.saturating_duration_since(start) < spin {
             if done()? {
                 return Ok(());
             }
             rounds += 1;
-            if rounds.is_multiple_of(yield_every) { std::thread::yield_now() } else { std::hint::spin_loop() }
+            let before = now;
+            if rounds.is_multiple_of(yield_every) {
+                std::thread::yield_now()
+            } else {
+                std::hint::spin_loop()
+            }
+            now = Instant::now();
+            if now.saturating_duration_since(before) > WANTED {
+                self.spin.lock().polite_until = Some(now + POLITE);
+            }
         }
         self.waits[half].store(true, Ordering::SeqCst);
         let deadline = self.timeouts.lock()[half].map(|timeout| start + timeout);

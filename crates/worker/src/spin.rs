@@ -10,6 +10,8 @@ const LONG: u32 = 16;
 /// who sleeps is scheduled as soon as it is woken. So for a while the worker sleeps as soon as it is idle.
 const WANTED: Duration = Duration::from_micros(50);
 const POLITE: Duration = Duration::from_millis(50);
+/// The window of a polite worker: what comes back at once is still caught.
+const POLITE_WINDOW: Duration = Duration::from_micros(5);
 /// Idle rounds spent in the CPU's pause instruction before the core is offered to others.
 const PAUSES: u32 = 32;
 
@@ -32,18 +34,28 @@ impl AdaptiveSpin {
 
     /// How long to look after the last thing that moved.
     #[inline]
-    pub fn window(&self) -> Duration {
-        self.window
+    pub fn window(&self, now: Instant) -> Duration {
+        if self.is_polite(now) { POLITE_WINDOW.min(self.window) } else { self.window }
     }
 
-    /// A worker that has been idle for `idle`, the last `rounds` rounds: does it look again?
-    pub fn goes_on(&mut self, now: Instant, idle: Duration, rounds: u32) -> bool {
+    #[inline]
+    fn is_polite(&self, now: Instant) -> bool {
+        self.polite_until.is_some_and(|until| now < until)
+    }
+
+    /// The worker looks again: did its core come back late?
+    #[inline]
+    pub fn looks(&mut self, now: Instant) {
         if let Some(offered) = self.offered.take()
             && now.saturating_duration_since(offered) > WANTED
         {
             self.polite_until = Some(now + POLITE);
         }
-        let polite = rounds >= PAUSES && self.polite_until.is_some_and(|until| now < until);
+    }
+
+    /// A worker that has been idle for `idle`, the last `rounds` rounds: does it look again?
+    pub fn goes_on(&mut self, now: Instant, idle: Duration, rounds: u32) -> bool {
+        let polite = rounds >= PAUSES && self.is_polite(now);
         idle < self.window && !polite
     }
 
@@ -87,19 +99,20 @@ mod tests {
     #[test]
     fn the_window_shrinks_while_nothing_comes_and_grows_when_looking_would_have_helped() {
         let mut spin = AdaptiveSpin::new(MOST);
-        assert_eq!(spin.window(), MOST);
+        let now = Instant::now();
+        assert_eq!(spin.window(now), MOST);
         for _ in 0..100 {
             spin.slept(Duration::from_millis(100), false);
         }
-        assert_eq!(spin.window(), MOST / 8);
+        assert_eq!(spin.window(now), MOST / 8);
         spin.slept(Duration::from_millis(100), true);
-        assert_eq!(spin.window(), MOST / 8, "a longer window would not have caught it");
+        assert_eq!(spin.window(now), MOST / 8, "a longer window would not have caught it");
         for times in [4, 2, 1, 1] {
             spin.slept(Duration::from_micros(100), true);
-            assert_eq!(spin.window(), MOST / times);
+            assert_eq!(spin.window(now), MOST / times);
         }
         spin.slept(Duration::from_millis(2), true);
-        assert_eq!(spin.window(), MOST, "neither worth it nor in vain");
+        assert_eq!(spin.window(now), MOST, "neither worth it nor in vain");
     }
 
     #[test]
@@ -120,7 +133,10 @@ mod tests {
         assert!(spin.goes_on(start, Duration::ZERO, 40));
         spin.pause(start, 40);
         let late = start + 2 * WANTED;
+        spin.looks(late);
         assert!(!spin.goes_on(late, 2 * WANTED, 41), "its core came back late");
+        assert_eq!(spin.window(late), POLITE_WINDOW);
+        assert_eq!(spin.window(late + POLITE), MOST);
         assert!(spin.goes_on(late, Duration::ZERO, 0), "a few looks are free");
         assert!(spin.goes_on(late + POLITE, Duration::ZERO, 41), "and only for a while");
     }

@@ -148,7 +148,7 @@ impl<E: Engine> Worker<E> {
         if self.until_clock == 0 || !self.moved {
             self.read_clock();
             self.until_clock = E::CLOCK_EVERY;
-            self.engine.clock(self.now, self.spin.window());
+            self.engine.clock(self.now, self.spin.window(self.now));
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {
@@ -215,6 +215,7 @@ impl<E: Engine> Worker<E> {
         if self.settings.poll {
             return self.spin.pause(self.now, self.idle_rounds);
         }
+        self.spin.looks(self.now);
         match self.engine.rest(idle) {
             Rest::Awake => self.spin.pause(self.now, self.idle_rounds),
             Rest::Nap(_) | Rest::Sleep(_) if self.spin.goes_on(self.now, idle, self.idle_rounds) => {

@@ -8,7 +8,7 @@ use vmlane_guestsim::Ram;
 use vmlane_guestsim::vhost_user::{Front, RingEvents};
 use vmlane_guestsim::virtio::{DriverRing, into, out};
 use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_vsock::{HEADER, Header, STREAM, kind};
+use vmlane_wire::virtio_vsock::{HEADER, Header, STREAM, kind, op};
 use zerocopy::{FromBytes, IntoBytes};
 
 use crate::common::eventually;
@@ -43,12 +43,24 @@ impl Guest {
 
     pub fn send(&mut self, from: u32, to: (u32, u32), op: u16, payload: &[u8]) {
         let header = Header::new((self.cid, from), to, kind::STREAM, op);
-        let header = Header { len: (payload.len() as u32).into(), buf_alloc: (256 << 10).into(), ..header };
+        self.post(
+            Header { len: (payload.len() as u32).into(), buf_alloc: (256 << 10).into(), ..header },
+            payload,
+        );
+    }
+
+    fn post(&mut self, header: Header, payload: &[u8]) {
         let bytes = [header.as_bytes(), payload].concat();
         let addr = self.tx.alloc(bytes.len());
         self.tx.ram.write(addr, &bytes);
         self.tx.post(&[out(addr, bytes.len())]);
         rustix::io::write(&self.events[1].kick, &1u64.to_ne_bytes()).unwrap();
+    }
+
+    /// Shuts down directions: bits of SHUTDOWN's flags.
+    pub fn shut(&mut self, from: u32, to: (u32, u32), what: u32) {
+        let header = Header::new((self.cid, from), to, kind::STREAM, op::SHUTDOWN);
+        self.post(Header { flags: what.into(), buf_alloc: (256 << 10).into(), ..header }, &[]);
     }
 
     /// The next packet is of this kind.
@@ -58,6 +70,13 @@ impl Guest {
 
     /// The same, with what is in it; its buffer is given back.
     pub fn receive(&mut self, op: u16) -> (Header, Vec<u8>) {
+        let (header, payload) = self.any();
+        assert_eq!(header.op.get(), op, "{header:?}");
+        (header, payload)
+    }
+
+    /// The next packet, whatever it is.
+    pub fn any(&mut self) -> (Header, Vec<u8>) {
         let (id, len) = eventually("a packet", || self.rx.take());
         let addr = self.buffers[usize::from(id)];
         let mut bytes = vec![0; len as usize];
@@ -66,7 +85,6 @@ impl Guest {
         self.buffers[usize::from(again)] = addr;
         rustix::io::write(&self.events[0].kick, &1u64.to_ne_bytes()).unwrap();
         let header = Header::read_from_bytes(&bytes[..HEADER]).unwrap();
-        assert_eq!(header.op.get(), op, "{header:?}");
         (header, bytes.split_off(HEADER))
     }
 }

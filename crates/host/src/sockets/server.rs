@@ -492,7 +492,20 @@ impl Server {
             waker.stop_signals();
         }
         let switched = stream.switch().is_ok() && socket::write(&*client.socket, &[SWITCH]) == Io::Done(1);
+        self.watch_room(token, true);
         if switched { self.turns.again(token) } else { self.close(token) }
+    }
+
+    /// Is room in its socket of interest? Where it carries signals only, each one that the process takes would wake the thread.
+    fn watch_room(&self, token: Token, room: bool) {
+        let Some(client) = self.clients.get(token) else { return };
+        let out = if room { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        let wanted = epoll::EventFlags::IN | out | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        if let Err(error) =
+            epoll::modify(&self.epoll, &*client.socket, epoll::EventData::new_u64(token), wanted)
+        {
+            tracing::warn!(%error, "waiting for a host program");
+        }
     }
 
     fn allows(&self, peer: &Peer, wish: HostAccess<'_>) -> bool {

@@ -48,7 +48,7 @@ impl Helper {
                     return if lane.is_past(stream) { Ok(()) } else { Err(turn("DATA", stream)) };
                 };
                 match self.entries.get_mut(&token).map(|entry| &mut entry.stage) {
-                    Some(Stage::Streaming(open)) => open.expect(len),
+                    Some(Stage::Streaming(open)) => open.expect(len, lane.heard, lane.round),
                     // None was given credit.
                     _ => Err(Violation::Credit { stream }),
                 }
@@ -96,7 +96,11 @@ impl Helper {
             return Err(turn("any but HELLO", 0));
         }
         let (kind, stream) = match &frame {
-            Frame::Hello { .. } | Frame::Pong(_) => return Ok(()),
+            Frame::Hello { .. } => return Ok(()),
+            Frame::Pong(mark) => {
+                lane.ponged(*mark);
+                return Ok(());
+            }
             Frame::Ping(mark) => {
                 lane.say(&Frame::Pong(*mark));
                 return Ok(());
@@ -214,10 +218,7 @@ fn apply(open: &mut crate::stream::Stream, frame: &Frame, kind: &'static str) ->
             open.finish(send, receive);
             Ok(false)
         }
-        Frame::Close { .. } => {
-            open.close();
-            Ok(true)
-        }
+        Frame::Close { .. } => Ok(open.close()),
         Frame::Accept { stream } | Frame::Refuse { stream, .. } => Err(turn(kind, stream)),
         _ => Ok(false),
     }

@@ -8,6 +8,7 @@ use rustix::event::epoll;
 use vmlane_wire::route::{Op, Record, Refusal};
 
 use super::{Entry, Helper, LINE, Stage, refusal};
+use crate::credit::Window;
 use crate::daemon::{self, Line};
 use crate::frame::Frame;
 use crate::link::{Phase, Token};
@@ -184,7 +185,10 @@ impl Helper {
         let Some(memory) = memory.filter(|_| errno == 0) else { return refuse(token, self) };
         let Some(entry) = self.entries.remove(&token) else { return };
         let Entry { link, number, stage: Stage::Asking { socket, early, .. } } = entry else { return };
-        let stream = match Stream::new(number, socket, memory) {
+        let peers = self.links.get(&link).map(|link| link.lane.windows.clone());
+        let Some(peers) = peers else { return };
+        let window = Window::new([peers, self.windows.clone()]);
+        let stream = match Stream::new(number, socket, memory, window) {
             Ok(stream) => stream,
             Err(error) => {
                 tracing::error!(%error, "the ring of a stream");

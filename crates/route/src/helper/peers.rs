@@ -38,8 +38,7 @@ impl Helper {
             if now.saturating_duration_since(lane.heard) >= dead {
                 late.push((token, format!("nothing was heard of it for {} s", dead.as_secs())));
             } else if now.saturating_duration_since(lane.pinged) >= dead / 4 {
-                lane.pinged = now;
-                lane.say(&Frame::Ping(lane.sent));
+                lane.ping(now);
                 pinged.push(token);
             }
         }
@@ -126,6 +125,8 @@ impl Helper {
 
     pub(super) fn link_event(&mut self, token: Token, flags: epoll::EventFlags) {
         let Some(link) = self.links.get_mut(&token) else { return };
+        link.wire.ends |=
+            flags.intersects(epoll::EventFlags::RDHUP | epoll::EventFlags::HUP | epoll::EventFlags::ERR);
         link.wire.can_read |= flags.intersects(
             epoll::EventFlags::IN
                 | epoll::EventFlags::RDHUP
@@ -158,6 +159,7 @@ impl Helper {
     /// The peer's first frame is there.
     pub(super) fn link_up(&mut self, lane: &mut Lane) {
         lane.phase = Phase::Up;
+        lane.ping(Instant::now());
         if !lane.dialled {
             self.unproved.give_back(&lane.address);
         }

@@ -69,6 +69,7 @@ fn empty(app: &App, all: usize) -> &'static str {
         View::Network => "there are no cards and no uplinks",
         View::Queues => "no active card counts its queues",
         View::Streams => "there are no connections",
+        View::Peers => "no other hosts are configured",
         View::Workers => "nothing is told of the workers",
     }
 }

@@ -12,11 +12,13 @@ pub enum View {
     Network,
     Queues,
     Streams,
+    Peers,
     Workers,
 }
 
 impl View {
-    pub const ALL: [View; 5] = [View::Vms, View::Network, View::Queues, View::Streams, View::Workers];
+    pub const ALL: [View; 6] =
+        [View::Vms, View::Network, View::Queues, View::Streams, View::Peers, View::Workers];
 
     pub fn key(self) -> char {
         match self {
@@ -24,6 +26,7 @@ impl View {
             View::Network => 'n',
             View::Queues => 'u',
             View::Streams => 'c',
+            View::Peers => 'o',
             View::Workers => 'w',
         }
     }
@@ -34,6 +37,7 @@ impl View {
             View::Network => "network",
             View::Queues => "queues",
             View::Streams => "connections",
+            View::Peers => "other hosts",
             View::Workers => "workers",
         }
     }
@@ -44,7 +48,7 @@ impl View {
             View::Vms => 4,
             View::Network => 3,
             View::Queues => 4,
-            View::Streams | View::Workers => 0,
+            View::Streams | View::Peers | View::Workers => 0,
         }
     }
 
@@ -54,6 +58,7 @@ impl View {
             View::Network => &NETWORK,
             View::Queues => &QUEUES,
             View::Streams => &STREAMS,
+            View::Peers => &PEERS,
             View::Workers => &WORKERS,
         }
     }
@@ -98,6 +103,16 @@ const QUEUES: [Column; 8] = [
 ];
 const STREAMS: [Column; 5] =
     [text("CLIENT"), text("ADDRESS"), text("SERVER"), text("ADDRESS"), text("STATE")];
+const PEERS: [Column; 8] = [
+    text("HOST"),
+    text("STATE"),
+    number("STREAMS"),
+    number("OPENED"),
+    number("REFUSED"),
+    number("SENT"),
+    number("RECEIVED"),
+    text("PROBLEM"),
+];
 const WORKERS: [Column; 4] = [text("WORKER"), number("LOAD"), text("STATE"), text("SERVING")];
 
 /// One look at the daemon.
@@ -116,6 +131,7 @@ pub fn table(view: View, before: &Look, now: &Look) -> Table {
         View::Network => network(before, now),
         View::Queues => queues(before, now),
         View::Streams => streams(now),
+        View::Peers => peers(before, now),
         View::Workers => workers(before, now),
     };
     Table { columns: view.columns(), rows }
@@ -245,6 +261,27 @@ fn streams(now: &Look) -> Vec<Vec<Cell>> {
         ]
     };
     connections.map(row).collect()
+}
+
+fn peers(before: &Look, now: &Look) -> Vec<Vec<Cell>> {
+    let elapsed = Elapsed::between(&before.stats, &now.stats);
+    // What was wrong with connections of hosts that proved no name is of interest, and nothing else of them.
+    let all = now.status.peers.iter().filter(|peer| !peer.name.is_empty() || !peer.problem.is_empty());
+    let row = |peer: &vmlane_api::PeerStatus| {
+        let then = before.status.peers.iter().find(|then| then.name == peer.name);
+        let rate = |names: &[&str]| elapsed.of(then.map(|then| &then.counters), &peer.counters, names);
+        vec![
+            word(if peer.name.is_empty() { "(unknown)" } else { &peer.name }),
+            word(&peer.state),
+            Cell::Count(peer.streams as f64),
+            Cell::PerSecond(rate(&["established"])),
+            Cell::PerSecond(rate(&["calls_refused", "opens_refused"])),
+            Cell::BytesPerSecond(rate(&["bytes_sent"])),
+            Cell::BytesPerSecond(rate(&["bytes_received"])),
+            if peer.problem.is_empty() { Cell::Nothing } else { word(&peer.problem) },
+        ]
+    };
+    all.map(row).collect()
 }
 
 /// The load of a worker between two looks.

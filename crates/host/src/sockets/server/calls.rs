@@ -20,7 +20,7 @@ use super::{CONNECT, SPILL, Server, VM_SPILL};
 use crate::sockets::client::{Account, Client, Delivery, Dialect, Opening, Ring, State};
 use crate::sockets::mail::{StreamWaker, Token};
 use crate::sockets::socket::{self, Io};
-use crate::sockets::stream::{Pump, Stream};
+use crate::sockets::stream::{Kind, Pump, Stream};
 
 impl Server {
     /// A ring for a new stream: the stream's end, and the rest.
@@ -179,8 +179,12 @@ impl Server {
             self.route_joined(client.account);
         }
         let (kind, fd) = opening.ring.into_kind();
+        let signals = matches!(kind, Kind::Ring { .. });
         let stream = Stream { call: opening.call, stream, side, kind };
         self.becomes(token, State::Streaming(Box::new(stream)), None);
+        if signals {
+            self.watch_room(token, false);
+        }
         let told = match (greeting, delivery) {
             (Some((dialect, port)), _) => self.clients.get(token).is_some_and(|client| {
                 let greeted = client.greet(dialect, port, fd.as_ref());

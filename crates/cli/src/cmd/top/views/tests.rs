@@ -19,7 +19,10 @@ pub fn daemon(uptime_seconds: f64, bytes: u64) -> (Status, Stats) {
         "vms": [vm("web", 3, true, vec![nic(false)]), vm("db", 4, false, vec![nic(true)]), vm("mail", 5, false, vec![])],
         "watched": [{"name": "worker-0", "busy_seconds": uptime_seconds / 4.0},
                     {"name": "switch", "busy_seconds": 1.0, "stuck_seconds": 3.0, "serving": "port 7"}],
-        "uplinks": [{"name": "lan", "to": "tap", "attached": true, "how": ""}]
+        "uplinks": [{"name": "lan", "to": "tap", "attached": true, "how": ""}],
+        "peers": [{"name": "", "state": "helper", "problem": "10.0.0.1: it has no certificate", "streams": 0, "counters": {}},
+                  {"name": "beta", "state": "up", "problem": "", "streams": 7,
+                   "counters": {"established": bytes / 100, "opens_refused": bytes / 500, "bytes_sent": bytes, "bytes_received": bytes / 2}}]
     });
     let port = |share| {
         json!({"tx_frames": bytes / share, "tx_bytes": bytes, "rx_frames": 0, "rx_bytes": 0, "pending": 0,
@@ -75,6 +78,13 @@ fn each_view_shows_rates_and_states() {
         ["web/nic0|0|50/s|500 B/s|0/s|0 B/s|0/s|0/s", "web/nic0|1|0/s|0 B/s|25/s|0 B/s|0/s|0/s"]
     );
     assert_eq!(shown(View::Streams), ["web|3:1025|db|4:5000|open"]);
+    assert_eq!(
+        shown(View::Peers),
+        [
+            "(unknown)|helper|0|0/s|0/s|0 B/s|0 B/s|10.0.0.1: it has no certificate",
+            "beta|up|7|5/s|1/s|500 B/s|250 B/s|-"
+        ]
+    );
     assert_eq!(shown(View::Workers), ["worker-0|25 %|well|-", "switch|0 %|stuck for 3 s|port 7"]);
 }
 

@@ -1,0 +1,240 @@
+//! Two hosts: a daemon and a helper each, connected over the loopback device.
+#![allow(dead_code)] // each test file uses its part
+
+use std::fs;
+use std::net::TcpListener;
+use std::os::unix::fs::PermissionsExt;
+use std::path::PathBuf;
+use std::process::{Child, Command, Output, Stdio};
+use std::time::Duration;
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmlane_route::authority;
+use vmlane_sock::{Host, Listener, Stream};
+
+use crate::common::eventually;
+
+const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
+pub const LONG: Duration = Duration::from_secs(50);
+/// Hosts' own CIDs.
+pub const ALPHA: u32 = 1000;
+pub const BETA: u32 = 2000;
+
+pub struct Process(Child);
+
+impl Process {
+    pub fn signal(&self, signal: Signal) {
+        kill_process(Pid::from_child(&self.0), signal).unwrap();
+    }
+}
+
+impl Drop for Process {
+    fn drop(&mut self) {
+        let _ = self.0.kill();
+        let _ = self.0.wait();
+    }
+}
+
+/// One host: its files, its processes.
+pub struct Node {
+    directory: tempfile::TempDir,
+    pub name: &'static str,
+    pub daemon: Option<Process>,
+    pub helper: Option<Process>,
+}
+
+/// What is peculiar to a host.
+#[derive(Clone, Copy)]
+pub struct Plan {
+    pub name: &'static str,
+    pub cids: &'static str,
+    pub cid: u32,
+    port: u16,
+    /// Its name, its CIDs and its port.
+    pub peer: (&'static str, &'static str, u16),
+    pub groups: &'static str,
+    /// What else its configuration has.
+    pub more: &'static str,
+}
+
+impl Plan {
+    fn text(self, pki: &std::path::Path) -> String {
+        let Plan { name, cids, cid, port, peer: (peer, peers_cids, peers_port), groups, more } = self;
+        let file = |file: String| pki.join(file).display().to_string();
+        format!(
+            "[route]\nname = {name:?}\ncids = [{cids:?}]\ncid = {cid}\nlisten = \"127.0.0.1:{port}\"\ndead_s = 5\n\
+             certificate = {:?}\nkey = {:?}\nauthority = {:?}\n\
+             [[peer]]\nname = {peer:?}\naddress = \"127.0.0.1:{peers_port}\"\ncids = [{peers_cids:?}]\ngroups = [{groups:?}]\n{more}",
+            file(format!("{name}.pem")),
+            file(format!("{name}.key")),
+            file("authority.pem".into()),
+        )
+    }
+}
+
+impl Node {
+    pub fn new(name: &'static str, config: &str) -> Node {
+        let directory = tempfile::tempdir().unwrap();
+        // Any user that the daemon becomes gets through.
+        fs::set_permissions(directory.path(), fs::Permissions::from_mode(0o711)).unwrap();
+        fs::write(directory.path().join("vmlane.toml"), config).unwrap();
+        let mut node = Node { directory, name, daemon: None, helper: None };
+        node.start_daemon();
+        node.start_helper();
+        node
+    }
+
+    pub fn run(&self) -> PathBuf {
+        self.directory.path().join("run")
+    }
+
+    pub fn host(&self) -> Host {
+        Host::at(&self.run())
+    }
+
+    fn spawn(&self, words: &[&str]) -> Process {
+        let log =
+            fs::File::options().create(true).append(true).open(self.directory.path().join("log")).unwrap();
+        let mut command = Command::new(VMLANE);
+        command.args(words).arg("--config").arg(self.directory.path().join("vmlane.toml"));
+        command.arg("--runtime-dir").arg(self.run());
+        if words == ["daemon"] {
+            command.arg("--state-dir").arg(self.directory.path().join("state"));
+        }
+        command.env_remove("VMLANE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null()).stderr(log);
+        Process(command.spawn().unwrap())
+    }
+
+    pub fn start_daemon(&mut self) {
+        let daemon = self.spawn(&["daemon"]);
+        eventually("the daemon answers", || {
+            let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
+            (status["pid"] == daemon.0.id()).then_some(())
+        });
+        self.daemon = Some(daemon);
+    }
+
+    pub fn start_helper(&mut self) {
+        self.helper = Some(self.spawn(&["route", "run"]));
+    }
+
+    pub fn ask(&self, words: &[&str]) -> Output {
+        Command::new(VMLANE).args(words).arg("--runtime-dir").arg(self.run()).output().unwrap()
+    }
+
+    /// What `vmlane status` says of a peer; the helper itself has no name.
+    pub fn peer(&self, name: &str) -> Option<Value> {
+        let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;
+        status["peers"].as_array()?.iter().find(|peer| peer["name"] == name).cloned()
+    }
+
+    pub fn counts(&self, peer: &str, counter: &str) -> u64 {
+        self.peer(peer).and_then(|peer| peer["counters"][counter].as_u64()).unwrap_or(0)
+    }
+
+    pub fn is_up(&self, peer: &str) -> bool {
+        self.peer(peer).is_some_and(|peer| peer["state"] == "up")
+    }
+
+    pub fn log(&self) -> String {
+        fs::read_to_string(self.directory.path().join("log")).unwrap_or_default()
+    }
+}
+
+/// Two hosts and the authority for both.
+pub struct World {
+    pub alpha: Node,
+    pub beta: Node,
+    pub pki: tempfile::TempDir,
+}
+
+fn free_port() -> u16 {
+    TcpListener::bind("127.0.0.1:0").unwrap().local_addr().unwrap().port()
+}
+
+pub fn certificates(pki: &std::path::Path, names: &[&str], days: (i64, i64)) {
+    let now = std::time::SystemTime::now();
+    let at = |days: i64| {
+        let span = Duration::from_secs(days.unsigned_abs() * 86_400);
+        if days < 0 { now - span } else { now + span }
+    };
+    let key = fs::read_to_string(pki.join("authority.key")).unwrap_or_else(|_| {
+        let made = authority::authority(authority::days(3650)).unwrap();
+        fs::write(pki.join("authority.pem"), made.certificate).unwrap();
+        fs::write(pki.join("authority.key"), &made.key).unwrap();
+        made.key
+    });
+    for name in names {
+        let made = authority::certificate(&key, name, (at(days.0), at(days.1))).unwrap();
+        fs::write(pki.join(format!("{name}.pem")), made.certificate).unwrap();
+        fs::write(pki.join(format!("{name}.key")), made.key).unwrap();
+    }
+}
+
+/// `change`: what is different from two hosts that know each other.
+pub fn plans(change: impl FnOnce(&mut Plan, &mut Plan)) -> [Plan; 2] {
+    let (a, b) = (free_port(), free_port());
+    let mut alpha = Plan {
+        name: "alpha",
+        cids: "1000-1999",
+        cid: ALPHA,
+        port: a,
+        peer: ("beta", "2000-2999", b),
+        groups: "default",
+        more: "",
+    };
+    let mut beta = Plan {
+        name: "beta",
+        cids: "2000-2999",
+        cid: BETA,
+        port: b,
+        peer: ("alpha", "1000-1999", a),
+        groups: "default",
+        more: "",
+    };
+    change(&mut alpha, &mut beta);
+    [alpha, beta]
+}
+
+impl World {
+    pub fn new() -> World {
+        let world = World::with(plans(|_, _| {}));
+        world.connected();
+        world
+    }
+
+    pub fn with([alpha, beta]: [Plan; 2]) -> World {
+        let pki = tempfile::tempdir().unwrap();
+        certificates(pki.path(), &["alpha", "beta"], (-1, 30));
+        let alpha = Node::new(alpha.name, &alpha.text(pki.path()));
+        let beta = Node::new(beta.name, &beta.text(pki.path()));
+        World { alpha, beta, pki }
+    }
+
+    pub fn connected(&self) {
+        eventually("the hosts are connected", || {
+            (self.alpha.is_up("beta") && self.beta.is_up("alpha")).then_some(())
+        });
+    }
+
+    /// A stream between two programs, the client's end first.
+    pub fn pair(&self, port: u32) -> (Stream, Stream) {
+        let listener = Listener::bind_by(&self.beta.host(), port).unwrap();
+        let client = Stream::connect_by(&self.alpha.host(), BETA, port, LONG).unwrap();
+        let (server, _) = listener.accept().unwrap();
+        for end in [&client, &server] {
+            end.set_read_timeout(Some(LONG)).unwrap();
+            end.set_write_timeout(Some(LONG)).unwrap();
+        }
+        (client, server)
+    }
+
+    /// No stream has a place any more.
+    pub fn nothing_is_left(&self) {
+        eventually("no stream is left", || {
+            let left = |node: &Node, peer: &str| node.peer(peer).and_then(|peer| peer["streams"].as_u64());
+            (left(&self.alpha, "beta") == Some(0) && left(&self.beta, "alpha") == Some(0)).then_some(())
+        });
+    }
+}

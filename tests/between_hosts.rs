@@ -1,0 +1,192 @@
+//! Streams between hosts end when what carries them does, with an error, soon, and without a trace.
+
+#[path = "between_hosts/world.rs"]
+mod world;
+
+use std::collections::BTreeMap;
+use std::fs;
+use std::io::{ErrorKind, Read, Write};
+use std::mem::MaybeUninit;
+use std::os::fd::AsFd;
+use std::time::{Duration, Instant};
+
+use rustix::event::{Timespec, epoll};
+use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vmlane_sock::{Listener, Stream};
+use vmlane_tests::{PATIENCE, full, kept, wait_until};
+use world::{CIDS, DEAD_S, World};
+
+const STREAMS: usize = 2000;
+const PORT: u32 = 5000;
+/// Memory that an allocator may keep of so many streams, in KiB.
+const SLACK: i64 = 8192;
+
+/// What ends.
+#[derive(Clone, Copy, Debug)]
+enum Fate {
+    Helper(usize),
+    Daemon(usize),
+    Silence,
+}
+
+#[test]
+fn two_thousand_streams_end_with_resets_and_nothing_stays() {
+    let limit = getrlimit(Resource::Nofile);
+    setrlimit(Resource::Nofile, Rlimit { current: limit.maximum, ..limit }).unwrap();
+    let mut world = World::new(["", ""]);
+    let rounds = if full() { 10 } else { 2 };
+    let fates = [Fate::Helper(0), Fate::Helper(1), Fate::Daemon(0), Fate::Daemon(1), Fate::Silence];
+    for fate in fates {
+        let mut longest = Duration::ZERO;
+        let mut first = None;
+        for round in 0..rounds {
+            longest = longest.max(end(&mut world, fate));
+            // What is started anew each time has nothing to compare with; and the first round makes the pools that stay.
+            match &first {
+                None => first = Some(used(&world, fate)),
+                Some(first) => nothing_stays(first, &world, fate, round),
+            }
+        }
+        let what = match fate {
+            Fate::Silence => format!("the link silent, dead after {DEAD_S} s"),
+            Fate::Helper(_) => "the helper killed".into(),
+            Fate::Daemon(_) => "the daemon killed".into(),
+        };
+        let most = longest.as_secs_f64();
+        kept(
+            19,
+            &format!(
+                "{what}, {rounds} times: {STREAMS} streams reset at both ends, the last one after {most:.2} s; nothing stays ({fate:?})"
+            ),
+        );
+    }
+}
+
+/// One round: streams, an end, all is well again. How long the last reset took.
+fn end(world: &mut World, fate: Fate) -> Duration {
+    let ends = streams(world);
+    let start = Instant::now();
+    match fate {
+        Fate::Helper(site) => world.sites[site].helper = None,
+        Fate::Daemon(site) => world.sites[site].daemon = None,
+        Fate::Silence => world.set_silent(true),
+    }
+    let took = all_reset(&ends, start);
+    drop(ends);
+    if let Fate::Silence = fate {
+        world.set_silent(false);
+    }
+    world.sites.iter_mut().for_each(world::Site::start);
+    world.connected();
+    wait_until("no stream is left", || world.sites.iter().all(|site| site.peer("streams") == Some(0.into())));
+    took
+}
+
+/// Both ends of so many streams, each of which has carried something.
+fn streams(world: &World) -> Vec<Stream> {
+    let [alpha, beta] = &world.sites;
+    let listener = Listener::bind_by(&beta.host(), PORT).unwrap();
+    listener.set_timeout(Some(PATIENCE)).unwrap();
+    let mut ends = std::thread::scope(|scope| {
+        let connecting: Vec<_> = (0..4)
+            .map(|_| {
+                scope.spawn(|| {
+                    let connect = |_| {
+                        let stream =
+                            Stream::connect_by(&alpha.host(), CIDS[1], PORT, Duration::from_secs(50))
+                                .unwrap();
+                        (&stream).write_all(b"there").unwrap();
+                        stream
+                    };
+                    (0..STREAMS / 4).map(connect).collect::<Vec<_>>()
+                })
+            })
+            .collect();
+        let mut ends: Vec<Stream> = (0..STREAMS)
+            .map(|_| {
+                let (stream, from) = listener.accept().unwrap();
+                assert_eq!(from.cid, CIDS[0]);
+                stream.set_read_timeout(Some(PATIENCE)).unwrap();
+                let mut text = [0; 5];
+                (&stream).read_exact(&mut text).unwrap();
+                assert_eq!(&text, b"there");
+                stream
+            })
+            .collect();
+        connecting.into_iter().for_each(|one| ends.extend(one.join().unwrap()));
+        ends
+    });
+    ends.iter_mut().for_each(|end| end.set_nonblocking(true).unwrap());
+    ends
+}
+
+/// Every end hears of a reset. After how long the last one did.
+fn all_reset(ends: &[Stream], start: Instant) -> Duration {
+    let waiting = epoll::create(epoll::CreateFlags::CLOEXEC).unwrap();
+    for (number, end) in ends.iter().enumerate() {
+        epoll::add(&waiting, end.as_fd(), epoll::EventData::new_u64(number as u64), epoll::EventFlags::IN)
+            .unwrap();
+    }
+    let mut left = ends.len();
+    let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 256];
+    while left > 0 {
+        assert!(start.elapsed() < PATIENCE, "{left} of {} ends have heard nothing", ends.len());
+        let wait = Timespec { tv_sec: 1, tv_nsec: 0 };
+        let (events, _) = epoll::wait(&waiting, &mut space, Some(&wait)).unwrap();
+        for event in events.iter() {
+            let end = &ends[event.data.u64() as usize];
+            match (&mut &*end).read(&mut [0]) {
+                Err(error) if error.kind() == ErrorKind::ConnectionReset => {
+                    epoll::delete(&waiting, end.as_fd()).unwrap();
+                    left -= 1;
+                }
+                Err(error) if error.kind() == ErrorKind::WouldBlock => {}
+                other => panic!("in place of a reset: {other:?}"),
+            }
+        }
+    }
+    start.elapsed()
+}
+
+/// What the processes that live on have: descriptors, mappings, memory in KiB.
+fn used(world: &World, fate: Fate) -> BTreeMap<String, [i64; 3]> {
+    let killed = match fate {
+        Fate::Helper(site) => world.sites[site].processes()[1].1,
+        Fate::Daemon(site) => world.sites[site].processes()[0].1,
+        Fate::Silence => 0,
+    };
+    let own = [("the test".to_owned(), std::process::id())];
+    let all = world.sites.iter().flat_map(|site| site.processes()).chain(own);
+    all.filter(|(_, pid)| *pid != killed).map(|(name, pid)| (name, use_of(pid))).collect()
+}
+
+fn use_of(pid: u32) -> [i64; 3] {
+    let file = |name: &str| fs::read_to_string(format!("/proc/{pid}/{name}")).unwrap();
+    let descriptors = fs::read_dir(format!("/proc/{pid}/fd")).unwrap().count();
+    let rss = |key: &str| -> i64 {
+        let status = file("status");
+        let value = status.lines().find_map(|line| line.strip_prefix(key)).unwrap();
+        value.trim().trim_end_matches(" kB").parse().unwrap()
+    };
+    let memory = rss("RssAnon:") + rss("RssShmem:");
+    [descriptors as i64, file("maps").lines().count() as i64, memory]
+}
+
+/// The processes soon have no more than they had after the first round.
+fn nothing_stays(first: &BTreeMap<String, [i64; 3]>, world: &World, fate: Fate, round: usize) {
+    let deadline = Instant::now() + PATIENCE;
+    while let Some(more) = more(first, &used(world, fate)) {
+        assert!(Instant::now() < deadline, "{fate:?}, round {round}: {more}");
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+fn more(first: &BTreeMap<String, [i64; 3]>, now: &BTreeMap<String, [i64; 3]>) -> Option<String> {
+    // A few come and go: connections of `status`, an attempt of the helper to reach its daemon, arenas of the allocator.
+    let slack = [("descriptors", 8), ("mappings", 64), ("KiB", SLACK)];
+    now.iter().find_map(|(name, now)| {
+        let before = first[name];
+        let which = (0..3).find(|&which| now[which] > before[which] + slack[which].1)?;
+        Some(format!("{name} has {} {}, and had {}", now[which], slack[which].0, before[which]))
+    })
+}
