@@ -18,14 +18,17 @@ pub struct Config {
     /// See [`crate::Traffic::shares`].
     pub shares: u16,
     pub uplink: bool,
+    /// See [`PortSpec::direct`].
+    pub direct: bool,
 }
 
 impl From<&PortSpec> for Config {
     fn from(spec: &PortSpec) -> Config {
-        let PortSpec { mac, policy, uplink, .. } = *spec;
+        let PortSpec { mac, policy, uplink, direct, .. } = *spec;
         let Traffic { floods, snoop, shares, .. } = spec.traffic;
         let shares = shares.unwrap_or(Traffic::NORMAL_SHARES);
-        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop: snoop && !uplink, shares, uplink }
+        let snoop = snoop && !uplink;
+        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop, shares, uplink, direct }
     }
 }
 

@@ -180,6 +180,23 @@ impl Fdb {
         Ok(destination)
     }
 
+    /// The same for a sender whose frames all go to the one port that `receiver` finds.
+    #[inline]
+    pub fn find_direct(
+        &self,
+        group: u16,
+        route: &mut Route,
+        [to, from]: [Mac; 2],
+        vlan: u16,
+        receiver: impl FnOnce() -> Result<Slot, DropReason>,
+    ) -> Result<Destination, DropReason> {
+        let (to, from) = (key(group, to), key(group, from));
+        if [to, from] != [route.to, route.from] || vlan != route.vlan || !self.is_valid(route) {
+            *route = Route { to, from, vlan, receiver: receiver()?, epoch: self.epoch };
+        }
+        Ok(Destination::One(route.receiver))
+    }
+
     /// Does a frame that comes from outside say that it is from an address of a VM here? One from an address that a VM only used
     /// is not reflected if it is to a port here, as what a VM sends there never leaves: a VM that forges an address of the world
     /// outside cannot keep its owner's frames out, and loses it with the first of them.

@@ -107,6 +107,12 @@ impl Ports {
         self.groups.get(usize::from(group)).is_some_and(|group| group.mirrored)
     }
 
+    /// The uplink of a group that has one.
+    pub fn uplink_of(&self, group: u16) -> Option<Slot> {
+        let mut members = self.groups.get(usize::from(group))?.members.iter().copied();
+        members.find(|&slot| self.get(slot).is_some_and(|port| port.config.uplink))
+    }
+
     /// Member number `at` of a group.
     #[inline]
     pub fn member(&self, group: u16, at: usize) -> Option<Slot> {

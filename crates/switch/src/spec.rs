@@ -114,6 +114,9 @@ pub struct PortSpec {
     /// Leads out of the host: any source address comes in and is learned, unknown addresses go out,
     /// and nothing goes from one uplink to another.
     pub uplink: bool,
+    /// It and the one uplink of its group are joined as by a cable: what is not for the other one is for no one. Nothing is
+    /// learned, and nothing is limited as going to several. Both have it.
+    pub direct: bool,
 }
 
 /// A port as it is.

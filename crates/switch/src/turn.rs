@@ -226,7 +226,12 @@ impl Core {
                 Some(PortInVlan { uplink: port.config.uplink })
             };
             let route = &mut sender.tx.route;
-            let to = self.fdb.find(from, route, addresses, (vlan, learn), in_vlan)?;
+            let to = if sender.config.direct && !uplink {
+                let uplink = || self.ports.uplink_of(group).ok_or(DropReason::NoReceiver);
+                self.fdb.find_direct(group, route, addresses, vlan, uplink)?
+            } else {
+                self.fdb.find(from, route, addresses, (vlan, learn && !sender.config.direct), in_vlan)?
+            };
             let one = matches!(to, Destination::One(_));
             // What another worker handed over was looked at there.
             let remote = sender.remote.is_some();

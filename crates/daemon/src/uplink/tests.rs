@@ -82,6 +82,7 @@ impl World {
             policy: Default::default(),
             traffic: Traffic::default(),
             uplink: false,
+            direct: false,
         });
         switch.attach(port, Box::new(tap));
         let vm = again(test, "vm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

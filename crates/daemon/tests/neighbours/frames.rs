@@ -122,6 +122,7 @@ impl World {
             policy: Policy::default(),
             traffic: Traffic::default(),
             uplink: false,
+            direct: false,
         })
     }
 

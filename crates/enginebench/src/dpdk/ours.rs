@@ -56,6 +56,7 @@ fn serve(switch: &Arc<Switch>, socket: &std::path::Path, number: usize) -> anyho
         policy: Policy::default(),
         traffic: Traffic::default(),
         uplink: false,
+        direct: false,
     });
     let frames: Arc<dyn Frames> = switch.clone();
     let lines = Arc::new(RingLines::new(2)?);

@@ -100,6 +100,7 @@ fn spec(number: usize) -> PortSpec {
         policy: Policy::default(),
         traffic: Traffic { floods: Some(0), ..Traffic::default() },
         uplink: false,
+        direct: false,
     }
 }
 

@@ -31,6 +31,7 @@ impl Switched {
                 policy: Policy::default(),
                 traffic: Traffic::default(),
                 uplink: false,
+                direct: false,
             });
             let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(&switch, port));
             // Segments are those of an uplink.

@@ -100,6 +100,7 @@ fn spec(name: &str, uplink: bool) -> PortSpec {
         policy: Policy { promiscuous, ..Policy::default() },
         traffic: Traffic::default(),
         uplink,
+        direct: false,
     }
 }
 

@@ -27,6 +27,7 @@ fn port_spec(mirror: &MirrorSpec) -> PortSpec {
         policy: Policy::default(),
         traffic: Traffic::default(),
         uplink: false,
+        direct: false,
     }
 }
 

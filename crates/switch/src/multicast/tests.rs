@@ -230,6 +230,7 @@ impl Bench {
             policy: Policy::default(),
             traffic: Traffic { snoop, ..Traffic::default() },
             uplink,
+            direct: false,
         };
         let (id, stats) = (PortId(self.ports.into()), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(mac, 64);

@@ -44,6 +44,7 @@ fn spec(number: u32, shape: Shape) -> PortSpec {
         policy: Policy::default(),
         traffic: Traffic { shape, ..Traffic::default() },
         uplink: false,
+        direct: false,
     }
 }
 

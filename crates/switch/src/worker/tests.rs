@@ -35,6 +35,7 @@ impl Bench {
             policy: Policy::default(),
             traffic: Traffic::default(),
             uplink: false,
+            direct: false,
         };
         let of = Numbered::nth(number.into());
         self.request(Request::Add { of, spec, stats: Arc::default(), state: Arc::default(), shaper: None });

@@ -51,6 +51,7 @@ impl Bench {
             policy: Policy::default(),
             traffic: Traffic::default(),
             uplink: false,
+            direct: false,
         }
     }
 
