@@ -2,6 +2,7 @@
 # Installs what building needs and a fresh Debian lacks: a C linker and libc's headers. On other systems, says what to
 # install there. Prints nothing when there is nothing to do. Guests, QEMU and kernels are `vmlane lab setup`'s work.
 #   scripts/bootstrap.sh [PACKAGE...]: these packages of Debian's as well. VMLANE_OS_RELEASE=FILE says which system this is.
+#   START_SERVICES=no: services of the packages are not started.
 set -euo pipefail
 cd "$(dirname "$0")/.."
 
@@ -122,6 +123,13 @@ esac
 printf '==> installing %s\n' "${need[*]}"
 [ "$(id -u)" = 0 ] || fail "not root: run '$install ${need[*]}' as root, then run this again"
 export DEBIAN_FRONTEND=noninteractive
+# Debian's packages ask this program before they start a service.
+policy=/usr/sbin/policy-rc.d
+if [ "${START_SERVICES:-}" = no ] && [ ! -e $policy ]; then
+  trap 'rm -f $policy' EXIT
+  printf '#!/bin/sh\nexit 101\n' >$policy
+  chmod 755 $policy
+fi
 apt-get -o Acquire::Retries=5 update -q >/dev/null || fail 'apt-get update failed: check the network and the mirror in /etc/apt, then run this again'
 apt-get -o Acquire::Retries=5 install -y -q --no-install-recommends "${need[@]}" >/dev/null ||
   fail "apt-get could not install ${need[*]}: check free space (df -h /) and the mirror in /etc/apt, then run this again"

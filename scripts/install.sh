@@ -55,7 +55,7 @@ sed "s#@PREFIX@#$prefix#; s#@VERSION@#$version#" packaging/vmlane-vsock.pc >"$wo
 put 644 "$work/vmlane-vsock.pc" "$prefix/share/pkgconfig/vmlane-vsock.pc"
 
 # systemd reads units, users and temporary files of /usr/lib and of /etc; units of /usr/local/lib, too.
-for unit in vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-metrics.socket vmlane-route.service; do
+for unit in vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-metrics.socket vmlane-route.service vmlane-ovn.service; do
   sed "s#/usr/bin/vmlane#$prefix/bin/vmlane#" "packaging/systemd/$unit" >"$work/$unit"
   put 644 "$work/$unit" "$prefix/lib/systemd/system/$unit"
 done

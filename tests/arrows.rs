@@ -56,6 +56,8 @@ const ARROWS: &[(&str, &[&str])] = &[
     ),
     // The helper for streams between hosts: a program of the host, to the daemon.
     ("route", &["port", "sock", "wire"]),
+    // The helper for ports of OVN's: it asks the daemon, and Open vSwitch's database.
+    ("ovn", &["api"]),
     // Tools talk to the daemon; they link no device.
     ("bench", &["sock"]),
     ("lab", &["api"]),
@@ -75,6 +77,7 @@ const ARROWS: &[(&str, &[&str])] = &[
             "experiment",
             "import",
             "lab",
+            "ovn",
             "preload",
             "route",
             "sock",

@@ -103,7 +103,8 @@ fn lives(release: Release, kills: u32) {
 
 /// This systemd's own opinion of the units: it finds nothing wrong, and they expose little. Its version, and what it said.
 fn judges_units(container: &Container) -> String {
-    let units = "vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-route.service";
+    let units =
+        "vmlane.service vmlane-keeper.service vmlane-metrics.service vmlane-route.service vmlane-ovn.service";
     let said = container.run(&format!("systemd-analyze verify --man=no {units} vmlane-metrics.socket 2>&1"));
     assert_eq!(said, "");
     let figures: Vec<String> = units

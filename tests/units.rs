@@ -9,6 +9,8 @@ const UNITS: [&str; 2] = ["vmlane.service", "vmlane-keeper.service"];
 const EXPORTER: [&str; 2] = ["vmlane-metrics.service", "vmlane-metrics.socket"];
 /// What streams between hosts need.
 const ROUTE: [&str; 1] = ["vmlane-route.service"];
+/// What NICs in OVN's networks need.
+const OVN: [&str; 1] = ["vmlane-ovn.service"];
 /// Tenths, as `systemd-analyze security --threshold` has them: below 3.
 const EXPOSURE: &str = "29";
 
@@ -40,7 +42,7 @@ fn copies(into: &Path, change: impl Fn(String) -> String) -> Vec<PathBuf> {
         std::fs::write(&path, change(unit(name).replace("/usr/bin/vmlane", "/bin/true"))).expect("a copy");
         path
     };
-    UNITS.iter().chain(&EXPORTER).chain(&ROUTE).map(copy).collect()
+    UNITS.iter().chain(&EXPORTER).chain(&ROUTE).chain(&OVN).map(copy).collect()
 }
 
 #[test]
@@ -56,7 +58,9 @@ fn systemd_finds_nothing_to_complain_about() {
 
 #[test]
 fn the_units_expose_little() {
-    for name in UNITS.into_iter().chain(EXPORTER).chain(ROUTE).filter(|name| name.ends_with(".service")) {
+    for name in
+        UNITS.into_iter().chain(EXPORTER).chain(ROUTE).chain(OVN).filter(|name| name.ends_with(".service"))
+    {
         let output = analyze(
             &["security", "--offline=true", "--no-pager", "--threshold", EXPOSURE],
             &[folder().join(name)],

@@ -4,6 +4,7 @@ use serde::{Deserialize, Serialize};
 
 use crate::counters::CounterList;
 use crate::mirror::Mirror;
+use crate::ovn::OvnStatus;
 use crate::{MAX_REQUEST, VERSION};
 
 /// An answer: `{"version":1,"ok":...}` or `{"version":1,"error":{...}}`.
@@ -300,6 +301,9 @@ pub struct NicStatus {
     /// The operator set its link down: no frame passes.
     #[serde(default)]
     pub link_down: bool,
+    /// It is a port of OVN's, and not of the switch.
+    #[serde(default)]
+    pub ovn: Option<OvnStatus>,
 }
 
 /// To `stats`. Counters only grow while the daemon runs.

@@ -5,6 +5,7 @@ use serde::{Deserialize, Serialize};
 use crate::answer::{ErrorCode, Failure};
 use crate::capture::CaptureRequest;
 use crate::mirror::MirrorRequest;
+use crate::ovn::OvnReport;
 use crate::{MAX_REQUEST, VERSION};
 
 /// A request. On the wire its name is the key `method`, and parameters stand beside it.
@@ -41,6 +42,8 @@ pub enum Call {
     MirrorRemove { name: String },
     /// Set the link of an uplink up or down.
     LinkUplink { uplink: String, up: bool },
+    /// What the helper for OVN has found out about ports since it asked last. The answer says which are to be up.
+    Ovn { reports: Vec<OvnReport> },
     /// Make a part of the daemon that serves a VM panic: its VMCI device at the next register access, or
     /// what `at` names (`vmci`, `stream`, `nicN`, `nicN-port`, `control`). For tests of containment; needs
     /// `fault_injection` in the configuration.
@@ -75,7 +78,7 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 20] = [
+pub const METHODS: [&str; 21] = [
     "ping",
     "status",
     "stats",
@@ -89,6 +92,7 @@ pub const METHODS: [&str; 20] = [
     "link_uplink",
     "mirror_add",
     "mirror_remove",
+    "ovn",
     "debug_panic",
     "debug_stall",
     "debug_trespass",
@@ -115,6 +119,7 @@ impl Call {
             Call::MirrorAdd { .. } => "mirror_add",
             Call::MirrorRemove { .. } => "mirror_remove",
             Call::LinkUplink { .. } => "link_uplink",
+            Call::Ovn { .. } => "ovn",
             Call::DebugPanic { .. } => "debug_panic",
             Call::DebugStall { .. } => "debug_stall",
             Call::DebugTrespass { .. } => "debug_trespass",
@@ -195,6 +200,15 @@ pub(crate) fn samples() -> [Call; METHODS.len()] {
             },
         },
         Call::MirrorRemove { name: "m".into() },
+        Call::Ovn {
+            reports: vec![OvnReport {
+                vm: "web".into(),
+                nic: "nic0".into(),
+                state: "waiting".into(),
+                problem: "no port".into(),
+                whole: true,
+            }],
+        },
         Call::DebugPanic { vm: "web".into(), at: Some("vmci".into()) },
         Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
         Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },

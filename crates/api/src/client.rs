@@ -15,6 +15,7 @@ use crate::call::Call;
 use crate::capture::{CaptureLink, CaptureRequest, Captured, receive_with_file};
 use crate::line::{self, LineError, LineReader};
 use crate::mirror::MirrorRequest;
+use crate::ovn::{OvnEntries, OvnReport};
 use crate::vms::{VmAdded, VmList, VmRemoved};
 use crate::{MAX_ANSWER, VERSION, control_socket};
 
@@ -166,6 +167,11 @@ impl Client {
     /// Sets the link of an uplink up or down.
     pub fn set_uplink_link(&mut self, uplink: &str, up: bool) -> Result<LinkSet, ClientError> {
         self.call(&Call::LinkUplink { uplink: uplink.to_owned(), up })
+    }
+
+    /// For the helper of OVN: tells what it has found out, and hears which ports are to be up.
+    pub fn ovn(&mut self, reports: Vec<OvnReport>) -> Result<OvnEntries, ClientError> {
+        self.call(&Call::Ovn { reports })
     }
 
     pub fn debug_panic(&mut self, vm: &str, at: Option<String>) -> Result<(), ClientError> {

@@ -12,6 +12,7 @@ mod client;
 mod counters;
 pub mod line;
 mod mirror;
+mod ovn;
 pub mod varlink;
 mod vms;
 
@@ -25,6 +26,7 @@ pub use capture::{CaptureLink, CapturePoint, CaptureRequest, Captured, send_with
 pub use client::{Client, ClientError};
 pub use counters::CounterList;
 pub use mirror::{Mirror, MirrorRequest};
+pub use ovn::{OvnEntries, OvnEntry, OvnReport, OvnStatus};
 pub use vms::{ListedVm, VmAdded, VmList, VmRemoved};
 
 use std::path::{Path, PathBuf};

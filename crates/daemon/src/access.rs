@@ -62,6 +62,8 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     // It shows to one VM what others say.
     ("mirror_add", May::Admin),
     ("mirror_remove", May::Admin),
+    // It decides what others see of the ports.
+    ("ovn", May::Admin),
     ("debug_panic", May::Admin),
     ("debug_stall", May::Admin),
     ("debug_trespass", May::Admin),

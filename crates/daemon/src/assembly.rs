@@ -39,6 +39,7 @@ use crate::cpus::{PlaceError, Placed};
 use crate::files::Files;
 use crate::grants;
 use crate::mirrors::Mirrors;
+use crate::ovn::OvnPorts;
 use crate::paths::Paths;
 use crate::serve::{Host, VmError};
 use crate::uplink::{UplinkError, Uplinks};
@@ -105,6 +106,7 @@ pub(crate) struct State {
     pub vms: Vec<ServedVm>,
     pub(crate) uplinks: Uplinks,
     mirrors: Mirrors,
+    pub(crate) ovn: OvnPorts,
     /// No VM may be offered any more.
     stopped: bool,
 }
@@ -166,8 +168,16 @@ impl Daemon {
         set_routes(&sockets, &paths, &config)?;
         let mut mirrors = Mirrors::default();
         mirrors.change(&switch, &config).1.iter().for_each(|why| tracing::error!("{why}"));
-        let state =
-            State { files, config: config.clone(), vms: Vec::new(), uplinks, mirrors, stopped: false, found };
+        let state = State {
+            files,
+            config: config.clone(),
+            vms: Vec::new(),
+            uplinks,
+            mirrors,
+            ovn: OvnPorts::default(),
+            stopped: false,
+            found,
+        };
         let state = Mutex::new(state);
         let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
         let policy = Mutex::new(policy(&config));
@@ -351,6 +361,7 @@ impl Daemon {
                 body(state.mirrors.remove(&self.switch, &state.config, &name))
             }
             Call::LinkUplink { uplink, up } => body(self.set_uplink_link(&uplink, up)),
+            Call::Ovn { reports } => body(self.ovn(reports)),
             Call::DebugPanic { vm, at } => {
                 body(self.debug_fault(&vm, at.as_deref().unwrap_or("vmci"), Fault::Panic))
             }

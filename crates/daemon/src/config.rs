@@ -9,6 +9,7 @@ mod hybrid;
 mod merge;
 mod mirror;
 mod net;
+pub mod ovn;
 mod owner;
 mod raw;
 mod route;
@@ -37,6 +38,7 @@ use vmlane_vsock::DEFAULT_CONNECTIONS;
 pub use vmlane_vsock::Rule as HostRule;
 use vmlane_wire::ethernet::Mac;
 
+pub use self::ovn::{OvnConfig, OvnNic};
 pub use self::route::{PeerConfig, RouteConfig};
 pub use self::sources::Sources;
 pub use self::team::TeamConfig;
@@ -56,7 +58,10 @@ pub struct Config {
     pub vms: Vec<VmConfig>,
     /// Names are unique; one named "default" is always there.
     pub port_groups: Vec<PortGroupConfig>,
+    /// Those of the file, then those of NICs that are ports of OVN's, in the order of the VMs.
     pub uplinks: Vec<UplinkConfig>,
+    /// Where OVN's integration bridge is.
+    pub ovn: OvnConfig,
     /// Names are unique; no destination is a source.
     pub mirrors: Vec<MirrorConfig>,
     /// Names are unique, and each uplink is in one at most.
@@ -129,6 +134,8 @@ pub struct NicConfig {
     pub policy: Policy,
     /// Likewise.
     pub traffic: Traffic,
+    /// It is a port of OVN's, and not of the switch.
+    pub ovn: Option<OvnNic>,
 }
 
 /// What a guest finds in its PCI slot.

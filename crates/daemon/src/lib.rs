@@ -9,6 +9,7 @@
 //! | `run.rs` | the process: options, signals, a clean end |
 //! | `assembly.rs` | workers, the switch, the VMs; the answers to control requests |
 //! | `vm.rs`, `vsock.rs`, `hybrid.rs`, `nic.rs`, `uplink.rs`, `serve.rs` | a served VM, its devices and their sockets; uplinks |
+//! | `ovn.rs` | NICs that are ports of OVN's: what its helper says, and is told |
 //! | `mirrors.rs`, `captures.rs` | what is copied from ports: to other ports, to clients |
 //! | `bounds.rs` | what each VM may use |
 //! | `cpus.rs` | where the workers run |
@@ -44,6 +45,7 @@ pub mod log;
 mod mirrors;
 mod nic;
 pub mod notify;
+mod ovn;
 pub mod paths;
 pub mod plan;
 mod ports;

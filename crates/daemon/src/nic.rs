@@ -1,6 +1,7 @@
 //! One NIC of a served VM: its port of the switch, its device, its socket; and what the
 //! configuration says in the switch's words.
 
+use std::collections::HashSet;
 use std::os::fd::AsFd;
 use std::path::Path;
 use std::sync::Arc;
@@ -17,7 +18,7 @@ use vmlane_stats::Counters;
 use vmlane_switch::{Policy, PortSpec, PortView, Switch, Traffic, VlanMode};
 use vmlane_transport::{RingLines, Server, SessionStats};
 
-use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig};
+use crate::config::{Config, NicConfig, NicModel, Owner, UplinkConfig, VirtioNet, Vlan, VmConfig, ovn};
 use crate::serve::{Attachment, Host, PciSocket, VmError, vhost_end};
 
 /// What the store holds while the operator wants a NIC's link down.
@@ -244,7 +245,18 @@ impl ServedNic {
             attached: self.attached(),
             active: view.is_some_and(|view| view.attached),
             link_down: view.is_some_and(|view| view.link_down),
+            ovn: None,
         }
+    }
+
+    /// Is a VMM connected, and the link not set down? `down`: the ports whose link is.
+    pub fn is_up(&self, down: &HashSet<PortId>) -> bool {
+        self.attached() && !down.contains(&self.port)
+    }
+
+    /// Its logical port.
+    pub fn ovn(&self) -> Option<&str> {
+        self.config.ovn.as_ref().map(|ovn| ovn.port.as_str())
     }
 
     pub fn stats(&self, switch: &Switch) -> NicStats {
@@ -284,14 +296,18 @@ fn virtio_net(config: &NicConfig, virtio: VirtioNet) -> NetConfig {
 /// The port of NIC `number` of `vm`.
 fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
     let nic = &vm.nics[number];
+    let of_group = || config.port_group(&nic.port_group).map(|group| vlan_mode(&group.vlan));
+    let direct = nic.ovn.is_some();
     PortSpec {
         name: format!("{}/nic{number}", vm.name),
-        group: vm.group.clone(),
+        group: if direct { ovn::group(&vm.name, number) } else { vm.group.clone() },
         mac: nic.mac,
-        vlan: config.port_group(&nic.port_group).map_or(VlanMode::Untagged, |group| vlan_mode(&group.vlan)),
+        vlan: if direct { Some(vlan_mode(&Vlan::TrunkAll)) } else { of_group() }
+            .unwrap_or(VlanMode::Untagged),
         policy: nic.policy,
         traffic: nic.traffic,
         uplink: false,
+        direct,
     }
 }
 
@@ -305,6 +321,7 @@ pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
         policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
         traffic: Traffic::default(),
         uplink: true,
+        direct: uplink.kind.is_direct(),
     }
 }
 

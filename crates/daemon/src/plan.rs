@@ -6,7 +6,7 @@
 
 use std::collections::HashMap;
 
-use crate::config::{Config, DaemonConfig, NicConfig, VmConfig};
+use crate::config::{Config, DaemonConfig, NicConfig, VmConfig, ovn};
 use crate::vsock::spec;
 
 /// What to do, in this order, and what will be in force then.
@@ -72,6 +72,7 @@ pub fn plan(old: &Config, new: &Config, attached: impl Fn(&str) -> bool) -> Resu
         plan.effective.vms.push(effective);
     }
     plan.keep_port_groups(old);
+    plan.keep_direct_uplinks(old);
     if let Some(conflict) = conflict(&plan.effective) {
         return Err(Conflict { conflict, refused: plan.refused });
     }
@@ -96,6 +97,26 @@ impl Plan {
                 self.refused
                     .push(format!("port_group {name:?} is not removed: a NIC of an attached VM is in it"));
                 self.effective.port_groups.push(group.clone());
+            }
+        }
+    }
+
+    /// Likewise, NICs keep the uplinks that are theirs alone.
+    fn keep_direct_uplinks(&mut self, old: &Config) {
+        for vm in &self.effective.vms {
+            if old.vm(&vm.name).is_none_or(|before| before.nics != vm.nics) {
+                continue;
+            }
+            for number in 0..vm.nics.len() {
+                let name = ovn::uplink_name(&vm.name, number);
+                let before = old.uplinks.iter().find(|uplink| uplink.name == name);
+                let uplinks = &mut self.effective.uplinks;
+                match (uplinks.iter().position(|uplink| uplink.name == name), before) {
+                    (Some(at), Some(before)) => uplinks[at].clone_from(before),
+                    (None, Some(before)) => uplinks.push(before.clone()),
+                    (Some(at), None) => drop(uplinks.remove(at)),
+                    (None, None) => {}
+                }
             }
         }
     }
@@ -180,7 +201,9 @@ fn uds_path(vm: &VmConfig) -> String {
 
 /// What a guest cannot see change under it. A NIC's port group and policy can.
 fn same_hardware(before: &[NicConfig], after: &[NicConfig]) -> bool {
-    let hardware = |nic: &NicConfig| (nic.model, nic.profile, nic.mac, nic.queues, nic.mtu, nic.trapped);
+    let hardware = |nic: &NicConfig| {
+        (nic.model, nic.profile, nic.mac, nic.queues, nic.mtu, nic.trapped, nic.ovn.is_some())
+    };
     before.iter().map(hardware).eq(after.iter().map(hardware))
 }
 

@@ -9,6 +9,7 @@
 //! | `error.rs` | why there is none |
 //! | `helper.rs` | the daemon's side of the process that opens uplinks for a confined daemon |
 //! | `process.rs` | that process |
+//! | `trusted.rs` | the configuration as helpers with rights read it |
 //! | `messages.rs` | what they say to each other |
 
 mod attached;
@@ -21,8 +22,9 @@ mod links;
 mod messages;
 mod process;
 mod teams;
+pub mod trusted;
 
-use std::collections::BTreeSet;
+use std::collections::{BTreeSet, HashSet};
 use std::path::{Path, PathBuf};
 use std::sync::Arc;
 use std::sync::atomic::Ordering;
@@ -45,6 +47,20 @@ use self::kind::{HELD, OpenError, Opened};
 use self::links::{DOWN, Links};
 pub use self::process::serve;
 pub use self::teams::{stats as team_stats, status as team_status};
+
+/// Is the interface of this name up? None: there is none.
+pub fn interface_is_up(name: &str) -> Option<bool> {
+    vmlane_host::uplink::is_up(name).ok()
+}
+
+/// Sets it up or down; one that is up is the switch's whose port it is, and quiet otherwise.
+pub fn set_interface_up(name: &str, up: bool) -> std::io::Result<()> {
+    let why = |error: &vmlane_host::uplink::TapError| {
+        let source = std::error::Error::source(error).map(|source| format!(": {source}"));
+        format!("{error}{}", source.unwrap_or_default())
+    };
+    vmlane_host::uplink::set_up(name, up).map_err(|error| std::io::Error::other(why(&error)))
+}
 
 fn failed(uplink: &UplinkConfig) -> impl Fn(OpenError) -> UplinkError {
     |cause| UplinkError::Open { name: uplink.name.clone(), cause }
@@ -321,6 +337,30 @@ impl Uplinks {
         } else {
             self.lose(switch, number, "its frames have no room for packets of this MTU; it is opened again");
         }
+    }
+
+    /// The names of those that are one NIC's only, and attached.
+    pub fn attached_direct(&self) -> HashSet<&str> {
+        let attached = |known: &&Uplink| known.config.kind.is_direct() && known.attached.is_some();
+        self.known.iter().filter(attached).map(|known| known.config.name.as_str()).collect()
+    }
+
+    /// Says of those that are one NIC's only whether what is behind them takes super-frames; `whole` says it of a name.
+    pub fn set_whole(&self, switch: &Switch, whole: impl Fn(&str) -> bool) {
+        for known in self.known.iter().filter(|known| known.config.kind.is_direct()) {
+            let Some(of_port) = known.attached.as_ref().and_then(Attached::whole) else { continue };
+            let whole = whole(&known.config.name);
+            if of_port.swap(whole, Ordering::Relaxed) != whole {
+                switch.refresh(known.port);
+            }
+        }
+    }
+
+    /// Do super-frames reach it whole?
+    pub fn is_whole(&self, name: &str) -> bool {
+        let known = self.known.iter().find(|known| known.config.name == name);
+        let whole = known.and_then(|known| known.attached.as_ref()?.whole());
+        whole.is_some_and(|whole| whole.load(Ordering::Relaxed))
     }
 
     /// No daemon follows: the interfaces are let go.

@@ -10,6 +10,7 @@ use super::trace::{self, Kind, Types, Untraceable};
 use super::{INTERFACE, camel};
 use crate::answer::{Done, ErrorCode, LinkSet, Pong, Ports, Reloaded, Stats, Status};
 use crate::mirror::MirrorRequest;
+use crate::ovn::{OvnEntries, OvnReport};
 use crate::vms::{VmAdded, VmList, VmRemoved};
 
 /// One call.
@@ -28,7 +29,7 @@ const AT: (&str, &str) = ("at", "string");
 const UP: (&str, &str) = ("up", "bool");
 
 /// Every call but `capture`, whose answer comes with a descriptor.
-pub(super) const CALLS: [Described; 19] = [
+pub(super) const CALLS: [Described; 20] = [
     of("ping", "Does a daemon answer, and what is its process id?", &[], trace::kind::<Pong>),
     of(
         "status",
@@ -72,6 +73,12 @@ pub(super) const CALLS: [Described; 19] = [
         trace::kind::<Done>,
     ),
     of("mirror_remove", "Ends a mirror that was added so.", &[NAME], trace::kind::<Done>),
+    of(
+        "ovn",
+        "For the helper of OVN: it tells what it has found out about ports, and hears which are to be up.",
+        &[("reports", "[]OvnReport")],
+        trace::kind::<OvnEntries>,
+    ),
     of(
         "debug_panic",
         "For tests, if the configuration has fault_injection: a part of the daemon that serves a VM panics.",
@@ -131,6 +138,7 @@ pub fn description() -> &'static str {
 pub(super) fn write() -> Result<String, Untraceable> {
     let mut types = Types::new();
     trace::kind::<MirrorRequest>(&mut types)?;
+    trace::kind::<OvnReport>(&mut types)?;
     let mut methods = String::new();
     let mut answers = Vec::new();
     for call in &CALLS {

@@ -6,7 +6,7 @@ use std::process::ExitCode;
 use std::time::Duration;
 
 use serde::Serialize;
-use vmlane_api::{Client, ClientError, PeerStatus, TeamStatus, VERSION};
+use vmlane_api::{Client, ClientError, PeerStatus, Status, TeamStatus, VERSION};
 
 use crate::row;
 
@@ -135,6 +135,22 @@ pub fn peers(peers: &[PeerStatus]) -> String {
         ]);
     }
     format!("\n{}", table(&rows))
+}
+
+/// A line for each NIC that is a port of OVN's; nothing without any.
+pub fn ovn(status: &Status) -> String {
+    let mut rows = vec![row!["NIC", "LOGICAL PORT", "STATE", "SUPER-FRAMES", "PROBLEM"]];
+    for (vm, nic) in status.vms.iter().flat_map(|vm| vm.nics.iter().map(move |nic| (vm, nic))) {
+        let Some(ovn) = &nic.ovn else { continue };
+        rows.push(row![
+            format!("{}/{}", vm.name, nic.name),
+            ovn.port,
+            ovn.state,
+            if ovn.whole { "whole" } else { "cut" },
+            if ovn.problem.is_empty() { "-" } else { &ovn.problem },
+        ]);
+    }
+    if rows.len() > 1 { format!("\n{}", table(&rows)) } else { String::new() }
 }
 
 /// A line for each uplink of each team; nothing without teams.

@@ -23,6 +23,7 @@ pub mod listen;
 pub mod man_pages;
 pub mod metrics;
 pub mod mirror;
+pub mod ovn;
 mod pipe;
 pub mod ports;
 pub mod progress;
@@ -87,6 +88,8 @@ pub enum Command {
     Release(release::Args),
     /// Carry streams to other hosts, and say how it stands with them
     Route(route::Args),
+    /// Make NICs ports of OVN's integration bridge, and say how it stands with them
+    Ovn(ovn::Args),
     /// Set the link of a NIC up or down
     Link(link::Args),
     /// Copy what passes some ports of the switch to another one
@@ -140,6 +143,7 @@ impl Command {
             Command::Vm(args) => args.run(),
             Command::Release(args) => args.run(),
             Command::Route(args) => args.run(),
+            Command::Ovn(args) => args.run(),
             Command::Link(args) => args.run(),
             Command::Mirror(args) => args.run(),
             Command::Debug(args) => args.run(),

@@ -4,7 +4,7 @@ use std::process::ExitCode;
 
 use vmlane_api::{Client, Status};
 
-use super::control::{Show, bytes, peers, table, teams};
+use super::control::{Show, bytes, ovn, peers, table, teams};
 use crate::row;
 
 const EXAMPLES: &str = "Examples:
@@ -14,7 +14,8 @@ const EXAMPLES: &str = "Examples:
 
 ATTACHED: a VMM is connected. READY: the guest's driver has set the device for sockets up (VSOCK says which it has). CONNECTIONS are those that
 its programs opened. QUEUE PAIRS are VMCI's. HOW says how the frames of an uplink pass, or
-why it is not attached. PEERs are other hosts, as `vmlane route status` has them.";
+why it is not attached. A LOGICAL PORT is OVN's, as `vmlane ovn
+status` has it. PEERs are other hosts, as `vmlane route status` has them.";
 
 /// Shows the daemon and its VMs
 #[derive(Debug, clap::Args)]
@@ -63,7 +64,7 @@ fn plain(status: &Status) -> String {
         nics.push(row![
             format!("{}/{}", vm.name, nic.name),
             nic.mac,
-            nic.port_group,
+            if nic.ovn.is_some() { "-" } else { &nic.port_group },
             nic.profile,
             yes(nic.attached),
             yes(nic.active),
@@ -76,10 +77,10 @@ fn plain(status: &Status) -> String {
     uplinks.extend(
         status.uplinks.iter().map(|uplink| row![uplink.name, uplink.to, yes(uplink.attached), uplink.how]),
     );
-    let peers = peers(&status.peers);
+    let (ovn, peers) = (ovn(status), peers(&status.peers));
     let uplinks = if uplinks.len() > 1 { format!("\n{}", table(&uplinks)) } else { String::new() };
     format!(
-        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{uplinks}{teams}{peers}{troubles}",
+        "vmlane {}, pid {}, up {:.0} s, {} worker{} ({}), configuration {}\nconfined: {}\n{}{nics}{ovn}{uplinks}{teams}{peers}{troubles}",
         status.daemon,
         status.pid,
         status.uptime_seconds,

@@ -67,7 +67,11 @@ impl Daemon {
             mode: daemon.mode.name().into(),
             spin_us: daemon.spin_us,
             fault_injection: daemon.fault_injection,
-            vms: state.vms.iter().map(|vm| self.vm_status(vm, &Sockets::of(vm, &all), &ports)).collect(),
+            vms: state
+                .vms
+                .iter()
+                .map(|vm| state.with_ovn(vm, self.vm_status(vm, &Sockets::of(vm, &all), &ports)))
+                .collect(),
             confined: confine::state(),
             watched: self.watchdog.lock().status(Instant::now()),
             teams: team_status(&self.switch),

@@ -47,7 +47,7 @@ pub fn check(sources: &Sources) -> Result<Config, Vec<Problem>> {
 /// Checks what the files say of uplinks, and no more.
 pub fn check_uplinks(sources: &Sources) -> Result<Vec<UplinkConfig>, Vec<Problem>> {
     let raw = merge(sources)?;
-    Checker::result(sources, |checker| checker.uplinks(&raw.uplink))
+    Checker::result(sources, |checker| checker.all_uplinks(&raw))
 }
 
 /// Kinds of the key `vsock`.
@@ -92,8 +92,10 @@ impl Checker<'_> {
         let daemon = self.daemon(&raw.daemon);
         let defaults = self.limits("limits", &raw.limits, (Limits::default(), None));
         let port_groups = self.port_groups(&raw.port_group);
-        let uplinks = self.uplinks(&raw.uplink);
+        let uplinks = self.all_uplinks(raw);
         let teams = self.teams(&raw.team, &uplinks);
+        let ovn = self.ovn(raw.ovn.as_ref());
+        self.unique_logical_ports(raw);
         let hosts = raw.host.iter().map(|rule| self.host(rule.get_ref())).collect();
         let vms: Vec<VmConfig> =
             raw.vm.iter().enumerate().map(|(index, vm)| self.vm(index, vm, defaults, &port_groups)).collect();
@@ -112,10 +114,23 @@ impl Checker<'_> {
         let mirrors = self.mirrors(&raw.mirror);
         let places = vms.iter().zip(&raw.vm).map(|(vm, raw)| (vm.name.clone(), self.vm_place(raw))).collect();
         let config =
-            Config { hosts, control, daemon, vms, port_groups, uplinks, teams, mirrors, route, places };
+            Config { hosts, control, daemon, vms, port_groups, uplinks, ovn, teams, mirrors, route, places };
         self.shares(&config, raw);
         self.mirrored(&config, &raw.mirror);
         config
+    }
+
+    /// Those of the file, then those of NICs.
+    fn all_uplinks(&mut self, raw: &RawConfig) -> Vec<UplinkConfig> {
+        let mut uplinks = self.uplinks(&raw.uplink);
+        uplinks.extend(self.ovn_uplinks(raw));
+        uplinks
+    }
+
+    /// What the file of a place may contain.
+    pub(super) fn kind_at(&self, place: usize) -> Option<Kind> {
+        let (file, _) = self.sources.line(place)?;
+        self.sources.0.get(file).map(|source| source.kind)
     }
 
     /// Where a VM is described.

@@ -133,7 +133,11 @@ impl Checker<'_> {
             );
             self.problem(span, text);
         }
-        let of_group = known.map(|group| group.policy).unwrap_or_default();
+        let ovn = self.ovn_nic(key, raw);
+        let of_group = match ovn {
+            Some(_) => super::ovn::POLICY,
+            None => known.map(|group| group.policy).unwrap_or_default(),
+        };
         let traffic = known.map(|group| group.traffic).unwrap_or_default();
         let number_of = |checker: &mut Self, name: &str, value: &Option<Spanned<i64>>, default, range| {
             value.as_ref().map_or(default, |value| checker.number(&format!("{key}: {name}"), value, range))
@@ -149,6 +153,7 @@ impl Checker<'_> {
             trapped: raw.trapped,
             policy: policy(of_group, raw.promiscuous, raw.mac_changes, raw.forged_transmits),
             traffic: self.nic_traffic(key, traffic, raw),
+            ovn,
         }
     }
 

@@ -34,6 +34,14 @@ pub struct RawConfig {
     pub route: Option<Spanned<RawRoute>>,
     #[serde(default)]
     pub peer: Vec<Spanned<RawPeer>>,
+    pub ovn: Option<Spanned<RawOvn>>,
+}
+
+#[derive(Debug, Deserialize)]
+#[serde(deny_unknown_fields)]
+pub struct RawOvn {
+    pub database: Option<Spanned<String>>,
+    pub bridge: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Deserialize)]
@@ -172,6 +180,7 @@ pub struct RawNic {
     pub forged_transmits: Option<bool>,
     pub shape: Option<RawShape>,
     pub shares: Option<Spanned<i64>>,
+    pub ovn: Option<Spanned<String>>,
 }
 
 #[derive(Debug, Default, Deserialize)]

@@ -40,6 +40,8 @@ pub enum UplinkKind {
         interface: String,
         /// Queues to use of an interface made with `multi_queue`; None: it has one.
         queues: Option<u16>,
+        /// It belongs to one NIC, and what is behind it may not take super-frames.
+        direct: bool,
     },
     /// `vhost_user`: another switch's vhost-user port.
     VhostUser {
@@ -101,6 +103,11 @@ impl UplinkKind {
             UplinkKind::Tap { interface, .. } | UplinkKind::Xdp { interface, .. } => Some(interface),
             UplinkKind::VhostUser { .. } => None,
         }
+    }
+
+    /// Is it one NIC's only?
+    pub fn is_direct(&self) -> bool {
+        matches!(self, UplinkKind::Tap { direct: true, .. })
     }
 
     /// What it leads to, as the file says: no two uplinks have the same.
@@ -183,7 +190,7 @@ impl Checker<'_> {
                 self.interface(&format!("{key}: tap"), interface);
                 let what = "an interface made with multi_queue";
                 let queues = raw.queues.as_ref().and_then(|queues| self.uplink_queues(key, queues, what));
-                Some(UplinkKind::Tap { interface: interface.get_ref().clone(), queues })
+                Some(UplinkKind::Tap { interface: interface.get_ref().clone(), queues, direct: false })
             }
             [("interface", interface)] => {
                 self.interface(&format!("{key}: interface"), interface);

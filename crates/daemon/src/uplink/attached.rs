@@ -2,7 +2,7 @@
 
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicUsize;
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 
 use vmlane_host::uplink::xdp::{Xdp, XdpFacts, XdpHold};
 use vmlane_host::uplink::{Tap, is_gone};
@@ -20,6 +20,8 @@ pub enum Attached {
         queues: usize,
         /// The MTU that the port goes by.
         mtu: Arc<AtomicUsize>,
+        /// Super-frames stay whole.
+        whole: Arc<AtomicBool>,
     },
     Xdp {
         hold: XdpHold,
@@ -41,8 +43,14 @@ impl Opened {
         match (self, kind) {
             (Opened::Tap(files), kind) => {
                 let queues = files.queues.len();
-                let tap = Tap::new(&UplinkKind::tap(kind.target(), None), files, stats)?;
-                let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu(), queues };
+                let mut tap = Tap::new(&UplinkKind::tap(kind.target(), None), files, stats)?;
+                let whole = tap.whole();
+                if kind.is_direct() {
+                    // Until the helper says that the bridge takes them.
+                    whole.store(false, Ordering::Relaxed);
+                    tap.refresh();
+                }
+                let attached = Attached::Tap { watch: tap.watch()?, mtu: tap.mtu(), whole, queues };
                 Ok((Box::new(tap), attached))
             }
             (Opened::Xdp(files), kind) => {
@@ -126,6 +134,14 @@ impl Attached {
                     ("xdp_rx_no_place", lost.no_place),
                 ]
             }
+        }
+    }
+
+    /// Whether super-frames stay whole, of an uplink where that depends.
+    pub fn whole(&self) -> Option<&AtomicBool> {
+        match self {
+            Attached::Tap { whole, .. } => Some(whole),
+            Attached::Xdp { .. } | Attached::VhostUser(_) => None,
         }
     }
 

@@ -122,7 +122,7 @@ impl UplinkKind {
     /// Opens what the uplink leads to; `make` it if there is none.
     pub fn open(&self, make: bool) -> Result<Opened, OpenError> {
         match self {
-            UplinkKind::Tap { interface, queues } => {
+            UplinkKind::Tap { interface, queues, .. } => {
                 if !make {
                     mtu(interface)?;
                 }
@@ -172,7 +172,7 @@ impl UplinkKind {
     /// names: theirs have a dot before the first slash.
     pub fn held(&self) -> Vec<String> {
         match self {
-            UplinkKind::Tap { interface, queues } => {
+            UplinkKind::Tap { interface, queues, .. } => {
                 (0..queues.unwrap_or(1)).map(|queue| format!("{HELD}{interface}/{queue}")).collect()
             }
             UplinkKind::VhostUser { .. } => Vec::new(),

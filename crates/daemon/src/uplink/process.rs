@@ -5,18 +5,15 @@
 //! was not given. VMs that were added at run time are not read: the daemon writes them.
 
 use std::collections::BTreeMap;
-use std::fs::File;
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
-use std::os::unix::fs::MetadataExt;
-use std::path::{Path, PathBuf};
+use std::path::Path;
 
-use rustix::process::geteuid;
 use vmlane_host::uplink::vhost_user::SocketName;
 
 use super::kind::{Listening, OpenError, Opened};
 use super::messages::{Interface, Refusal, Reply, Request, Wish, receive, send};
-use crate::config::sources::{self, Kind, MOST_BYTES, Source, Sources};
+use super::trusted::TrustedFiles;
 use crate::config::{Config, UplinkConfig};
 use crate::confine;
 
@@ -27,7 +24,7 @@ const LONGEST: usize = 1000;
 pub fn serve(config: &Path) -> io::Result<()> {
     confine::keep_network_rights()?;
     let socket = io::stdin().as_fd().try_clone_to_owned()?;
-    let mut file = Configuration { path: config.to_owned(), read: None };
+    let mut file = Configuration::new(config);
     let mut made = Made::default();
     while let Some((Request { number, index, wish }, _)) = receive(&socket)? {
         let (outcome, files) = match carry_out(&mut file, &mut made, index, wish) {
@@ -45,34 +42,24 @@ pub fn serve(config: &Path) -> io::Result<()> {
 
 /// The files, and their uplinks as they were when they were read last.
 struct Configuration {
-    path: PathBuf,
-    read: Option<(Vec<Stamp>, Vec<UplinkConfig>)>,
+    files: TrustedFiles,
+    uplinks: Vec<UplinkConfig>,
 }
 
-/// By what a file that has changed is known: device, inode, bytes, time of the last change.
-type Stamp = (u64, u64, u64, i64, i64);
-
 impl Configuration {
+    fn new(path: &Path) -> Configuration {
+        Configuration { files: TrustedFiles::new(path), uplinks: Vec::new() }
+    }
+
     /// The uplinks, if only root and this process's user can have written the files.
     fn uplinks(&mut self) -> Result<&[UplinkConfig], String> {
-        let directory = sources::directory(&self.path);
-        if directory.exists() {
-            trusted(&directory)?;
+        if let Some(read) = self.files.read_if_changed()? {
+            // What is wrong is said at each request.
+            self.files.forget();
+            self.uplinks = Config::uplinks(&read).map_err(|error| error.to_string())?;
+            self.files.keep();
         }
-        let paths = sources::files(&self.path).map_err(|error| error.to_string())?;
-        let files: Vec<(File, Stamp)> = paths.iter().map(|path| trusted(path)).collect::<Result<_, _>>()?;
-        let stamps: Vec<Stamp> = files.iter().map(|(_, stamp)| *stamp).collect();
-        if self.read.as_ref().is_none_or(|(read, _)| *read != stamps) {
-            let mut read = Sources::default();
-            for (path, (file, _)) in paths.into_iter().zip(files) {
-                let text = sources::read_from(file, MOST_BYTES);
-                let text = text.map_err(|cause| format!("{}: {cause}", path.display()))?;
-                read.0.push(Source { path, text, kind: Kind::Whole });
-            }
-            let uplinks = Config::uplinks(&read).map_err(|error| error.to_string())?;
-            self.read = Some((stamps, uplinks));
-        }
-        Ok(self.read.as_ref().map(|(_, uplinks)| &uplinks[..]).unwrap_or_default())
+        Ok(&self.uplinks)
     }
 }
 
@@ -117,7 +104,7 @@ fn carry_out(
     if wish == Wish::Remove {
         return Ok((made.remove(index)?, Vec::new()));
     }
-    let shown = file.path.display().to_string();
+    let shown = file.files.path().display().to_string();
     let uplinks = file.uplinks()?;
     let uplink = uplinks
         .get(index)
@@ -136,23 +123,6 @@ fn carry_out(
         Wish::Look | Wish::Remove => (None, Vec::new(), kind.look().map_err(failed)?),
     };
     Ok((Interface { name: uplink.name.clone(), kind: kind.clone(), opened, seen }, files))
-}
-
-/// The file or directory, open, if only root and this process's user can have written it.
-fn trusted(path: &Path) -> Result<(File, Stamp), String> {
-    let shown = path.display();
-    let unreadable = |cause: io::Error| format!("{shown}: {cause}");
-    let file = File::open(path).map_err(unreadable)?;
-    let metadata = file.metadata().map_err(unreadable)?;
-    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
-    if owner != 0 && owner != geteuid().as_raw() || mode & 0o022 != 0 {
-        return Err(format!(
-            "{shown} can be written by others than root (owner {owner}, mode {mode:04o}), so a running daemon attaches no \
-             interface that it names; `chown root {shown}; chmod go-w {shown}`, or start the daemon again"
-        ));
-    }
-    let stamp = (metadata.dev(), metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec());
-    Ok((file, stamp))
 }
 
 #[cfg(test)]
@@ -202,7 +172,7 @@ mod tests {
         write(&further.join("20.toml"), uplink("c"));
         write(&further.join("10.toml"), uplink("b"));
         fs::set_permissions(&further, Permissions::from_mode(0o755)).unwrap();
-        let mut file = Configuration { path, read: None };
+        let mut file = Configuration::new(&path);
         let names = |file: &mut Configuration| -> Vec<String> {
             file.uplinks().unwrap().iter().map(|uplink| uplink.name.clone()).collect()
         };
@@ -223,7 +193,7 @@ mod tests {
         let path = folder.path().join("vmlane.toml");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\ntap = \"vmlane-none\"\n").unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        let mut file = Configuration { path: path.clone(), read: None };
+        let mut file = Configuration::new(&path);
         let refused = carry_out(&mut file, &mut Made::default(), 1, Wish::Open).err().unwrap();
         assert!(refused.text.contains("only 1 uplinks"), "{refused:?}");
         fs::write(&path, "[[uplink]]\nname = \"lan\"\n").unwrap();
@@ -243,7 +213,7 @@ mod tests {
         };
         fs::write(&path, uplink("first", &first) + &uplink("second", &second)).unwrap();
         fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
-        let mut file = Configuration { path, read: None };
+        let mut file = Configuration::new(&path);
         let mut made = Made::default();
         let mut open = |made: &mut Made, index| {
             let (interface, files) = carry_out(&mut file, made, index, Wish::OpenIfThere).unwrap();

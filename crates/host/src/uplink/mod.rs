@@ -9,4 +9,4 @@ pub mod vhost_user;
 pub mod xdp;
 
 pub use link_events::{LinkEvent, LinkEvents, LinkState};
-pub use tap::{Tap, TapError, TapFiles, TapOptions, is_gone, mtu};
+pub use tap::{Tap, TapError, TapFiles, TapOptions, is_gone, is_up, mtu, set_up};

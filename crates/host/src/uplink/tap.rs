@@ -9,7 +9,7 @@ mod interface;
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::time::Instant;
 
 use rustix::event::{PollFd, PollFlags, Timespec, epoll, poll};
@@ -20,7 +20,7 @@ use vmlane_port::{
 };
 use vmlane_wire::ethernet::{HEADER, TAG, ether_type};
 
-pub use self::interface::{TapError, mtu};
+pub use self::interface::{TapError, is_up, mtu, set_up};
 use super::flow::{ADDRESSES, queue_of};
 
 /// Frames of the host that may be lent at once.
@@ -69,6 +69,8 @@ pub struct Tap {
     full: usize,
     /// Bytes of the longest packet, told by who sees it change.
     mtu: Arc<AtomicUsize>,
+    /// What is behind it takes super-frames and partial checksums, told by who knows.
+    whole: Arc<AtomicBool>,
     capabilities: RxCapabilities,
     filter: Filter,
     slots: Vec<Slot>,
@@ -76,6 +78,9 @@ pub struct Tap {
     stats: Arc<PortStats>,
     /// Header, tag and edited first bytes of a frame on its way out.
     out: [u8; Header::SIZE + TAG + MAX_HEAD],
+    /// A frame that leaves complete, where that is wanted, and its head while that is completed.
+    complete: Spans,
+    scratch: [u8; MAX_HEAD],
 }
 
 /// The files of an interface's queues, and its MTU.
@@ -104,7 +109,7 @@ impl Tap {
         let any = one_of(&queues)
             .map_err(|error| TapError::Memory { name: options.name.clone(), source: error.into() })?;
         let memory = |source| TapError::Memory { name: options.name.clone(), source };
-        let len = (LOOK_AHEAD * ROOM) as u64;
+        let len = ((LOOK_AHEAD + 1) * ROOM) as u64;
         let fd = memfd("tap", len).map_err(memory)?;
         let map = MemoryMap::default()
             .map(MapRequest { guest: 0, len, offset: 0, fd, writable: true })
@@ -123,12 +128,15 @@ impl Tap {
             next: 0,
             full: 0,
             mtu: Arc::new(AtomicUsize::new(mtu)),
-            capabilities: capabilities(mtu),
+            whole: Arc::new(AtomicBool::new(true)),
+            capabilities: capabilities(mtu, true),
             filter: Filter::open(),
             slots: (0..LOOK_AHEAD).map(slot).collect(),
             free: (0..LOOK_AHEAD as u32).rev().collect(),
             stats,
             out: [0; Header::SIZE + TAG + MAX_HEAD],
+            complete: Spans::new(map, true),
+            scratch: [0; MAX_HEAD],
         })
     }
 
@@ -136,6 +144,12 @@ impl Tap {
     /// a confined daemon cannot ask for it.
     pub fn mtu(&self) -> Arc<AtomicUsize> {
         self.mtu.clone()
+    }
+
+    /// Does what is behind the interface take super-frames, and frames whose checksums are to be completed? True at first, as the
+    /// host's network stack does. The port picks up a change with its next [`FramePort::refresh`].
+    pub fn whole(&self) -> Arc<AtomicBool> {
+        self.whole.clone()
     }
 
     /// A file by which to see that the interface is gone ([`is_gone`]).
@@ -195,6 +209,9 @@ impl Tap {
         reason = "a head has an Ethernet header at least and `MAX_HEAD` bytes at most; `queue` is below the count"
     )]
     fn deliver_one(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
+        if !self.capabilities.partial_frame {
+            return self.deliver_complete(frame);
+        }
         let tag = frame.tag.map(|tag| {
             let ([a, b], [c, d]) = (ether_type::VLAN.to_be_bytes(), tag.0.to_be_bytes());
             [a, b, c, d]
@@ -208,7 +225,28 @@ impl Tap {
         head[ADDRESSES + shift..len + shift].copy_from_slice(&frame.head[ADDRESSES..]);
         let out = &self.out[..Header::SIZE + shift + len];
         let queue = queue_of(frame, self.queues.len());
-        match frame.body.write_to(&self.queues[queue], out, frame.body_at, frame.body_len) {
+        let written = frame.body.write_to(&self.queues[queue], out, frame.body_at, frame.body_len);
+        self.written(queue, written)
+    }
+
+    /// The same with all that is in the frame, for what is behind the interface and reads no header in front of it.
+    #[expect(clippy::indexing_slicing, reason = "`queue` is below the count")]
+    fn deliver_complete(&mut self, frame: &RxFrame<'_>) -> Result<(), DropReason> {
+        let len = frame.len() + if frame.tag.is_some() { TAG } else { 0 };
+        if len > ROOM {
+            return Err(DropReason::TooLong);
+        }
+        self.complete.set((LOOK_AHEAD * ROOM) as u64, len).map_err(|_| DropReason::Uplink)?;
+        frame.write(&self.complete, true, &mut self.scratch);
+        let queue = queue_of(frame, self.queues.len());
+        let header = Header::default().to_bytes();
+        let written = self.complete.write_to(&self.queues[queue], &header, 0, len);
+        self.written(queue, written)
+    }
+
+    /// What came of a frame that was written to a queue.
+    fn written(&mut self, queue: usize, written: io::Result<usize>) -> Result<(), DropReason> {
+        match written {
             Ok(_) => Ok(()),
             Err(error) if error.kind() == io::ErrorKind::WouldBlock => {
                 self.full = queue;
@@ -260,16 +298,16 @@ fn fill(slot: &mut Slot, header: &[u8; Header::SIZE], len: usize) -> Result<(), 
     Ok(())
 }
 
-fn capabilities(mtu: usize) -> RxCapabilities {
+fn capabilities(mtu: usize, whole: bool) -> RxCapabilities {
     RxCapabilities {
         frame: mtu + HEADER,
-        aggregate: AGGREGATE,
-        tso4: true,
-        tso6: true,
+        aggregate: if whole { AGGREGATE } else { mtu + HEADER },
+        tso4: whole,
+        tso6: whole,
         uso4: false,
         uso6: false,
-        partial_sum: true,
-        partial_frame: true,
+        partial_sum: whole,
+        partial_frame: whole,
     }
 }
 
@@ -329,9 +367,10 @@ impl FramePort for Tap {
         false
     }
 
-    /// The interface's MTU may have changed.
+    /// The interface's MTU may have changed, or what is behind it.
     fn refresh(&mut self) {
-        self.capabilities = capabilities(self.mtu.load(Ordering::Relaxed));
+        self.capabilities =
+            capabilities(self.mtu.load(Ordering::Relaxed), self.whole.load(Ordering::Relaxed));
     }
 }
 

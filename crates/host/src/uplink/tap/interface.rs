@@ -102,3 +102,62 @@ pub fn mtu(name: &str) -> Result<usize, TapError> {
     // SAFETY: the kernel filled in this member.
     Ok(usize::try_from(unsafe { request.ifr_ifru.ifru_mtu }).unwrap_or(0))
 }
+
+fn flags(name: &str, failed: impl Fn(io::Error) -> TapError) -> Result<(OwnedFd, libc::ifreq), TapError> {
+    use rustix::net::{AddressFamily, SocketFlags, SocketType, socket_with};
+    let socket = socket_with(AddressFamily::INET, SocketType::DGRAM, SocketFlags::CLOEXEC, None)
+        .map_err(|error| failed(error.into()))?;
+    let mut request = request(name)?;
+    // SAFETY: the kernel reads and writes one `ifreq`, which outlives the call.
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCGIFFLAGS as _, &raw mut request) })
+        .map_err(failed)?;
+    Ok((socket, request))
+}
+
+/// Has the operator, or someone for him, set the interface up?
+pub fn is_up(name: &str) -> Result<bool, TapError> {
+    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to tell its flags", source };
+    let (_, request) = flags(name, failed)?;
+    // SAFETY: the kernel filled in this member.
+    Ok(unsafe { request.ifr_ifru.ifru_flags } & libc::IFF_UP as libc::c_short != 0)
+}
+
+/// Sets the interface up or down. An interface that is set up is made quiet first: the host itself has no address there, answers
+/// nothing and sends nothing.
+pub fn set_up(name: &str, up: bool) -> Result<(), TapError> {
+    let failed = |source| TapError::Setting { name: name.to_owned(), what: "to be set up or down", source };
+    let (socket, mut request) = flags(name, failed)?;
+    if up {
+        quieten(name)?;
+    }
+    // SAFETY: the kernel filled in this member.
+    let flags = unsafe { request.ifr_ifru.ifru_flags };
+    let bit = libc::IFF_UP as libc::c_short;
+    request.ifr_ifru.ifru_flags = if up { flags | bit } else { flags & !bit };
+    // SAFETY: the kernel reads one `ifreq`, which outlives the call.
+    check(unsafe { libc::ioctl(socket.as_fd().as_raw_fd(), libc::SIOCSIFFLAGS as _, &raw const request) })
+        .map_err(failed)
+}
+
+/// What the host's own network stack may not do at the interface: speak IPv6, answer ARP, forward, and take packets that were
+/// sent to all. A switch that takes an interface's frames away from the stack needs none of this; one that reads them by a
+/// packet socket leaves the stack a copy.
+const QUIET: [(&str, &str, &str); 4] = [
+    ("ipv6", "disable_ipv6", "1"),
+    ("ipv4", "arp_ignore", "8"),
+    ("ipv4", "forwarding", "0"),
+    ("ipv4", "drop_unicast_in_l2_multicast", "1"),
+];
+
+fn quieten(name: &str) -> Result<(), TapError> {
+    for (family, key, value) in QUIET {
+        let path = format!("/proc/sys/net/{family}/conf/{name}/{key}");
+        match std::fs::write(&path, value) {
+            // A kernel without IPv6 has nothing to say there.
+            Err(error) if error.kind() == io::ErrorKind::NotFound => {}
+            Err(source) => return Err(TapError::Setting { name: name.to_owned(), what: key, source }),
+            Ok(()) => {}
+        }
+    }
+    Ok(())
+}

@@ -71,6 +71,10 @@ fn nics(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     state("nic_attached", "1 if a VMM is connected to the NIC", |nic| nic.attached)?;
     state("nic_active", "1 if the guest's driver has activated the NIC", |nic| nic.active)?;
     state("nic_link_up", "0 if the operator set the NIC's link down", |nic| !nic.link_down)?;
+    let bound = status().filter_map(|(vm, nic)| Some((vm, nic, nic.ovn.as_ref()?)));
+    let family_of_ovn =
+        family("nic_ovn_bound", "1 if OVN has bound the logical port of the NIC here; of NICs that have one");
+    families.each(&family_of_ovn, bound, |(vm, nic, ovn)| (of(vm, &nic.name), ovn.state == "bound"))?;
 
     let nics = || {
         scrape

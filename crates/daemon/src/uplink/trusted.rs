@@ -1,0 +1,81 @@
+//! The files of the configuration as helpers with rights read them: only if no other user can have written them. So a daemon that was
+//! taken over cannot change what they do. VMs that were added at run time are not read: the daemon writes them.
+
+use std::fs::File;
+use std::io;
+use std::os::unix::fs::MetadataExt;
+use std::path::{Path, PathBuf};
+
+use rustix::process::geteuid;
+
+use crate::config::sources::{self, Kind, MOST_BYTES, Source, Sources};
+
+/// By what a file that has changed is known: device, inode, bytes, time of the last change.
+type Stamp = (u64, u64, u64, i64, i64);
+
+/// The main file and those of `conf.d`, as they were when they were read last.
+#[derive(Debug)]
+pub struct TrustedFiles {
+    path: PathBuf,
+    seen: Vec<Stamp>,
+    known: Option<Vec<Stamp>>,
+}
+
+impl TrustedFiles {
+    pub fn new(path: &Path) -> TrustedFiles {
+        TrustedFiles { path: path.to_owned(), seen: Vec::new(), known: None }
+    }
+
+    /// The main file's.
+    pub fn path(&self) -> &Path {
+        &self.path
+    }
+
+    /// Their texts; None: they are as [`TrustedFiles::keep`] found them.
+    pub fn read_if_changed(&mut self) -> Result<Option<Sources>, String> {
+        let directory = sources::directory(&self.path);
+        if directory.exists() {
+            trusted(&directory)?;
+        }
+        let paths = sources::files(&self.path).map_err(|error| error.to_string())?;
+        let files: Vec<(File, Stamp)> = paths.iter().map(|path| trusted(path)).collect::<Result<_, _>>()?;
+        self.seen = files.iter().map(|(_, stamp)| *stamp).collect();
+        if self.known.as_ref() == Some(&self.seen) {
+            return Ok(None);
+        }
+        let mut read = Sources::default();
+        for (path, (file, _)) in paths.into_iter().zip(files) {
+            let text = sources::read_from(file, MOST_BYTES);
+            let text = text.map_err(|cause| format!("{}: {cause}", path.display()))?;
+            read.0.push(Source { path, text, kind: Kind::Whole });
+        }
+        Ok(Some(read))
+    }
+
+    /// What was read last is of use: it is read again once it has changed.
+    pub fn keep(&mut self) {
+        self.known = Some(std::mem::take(&mut self.seen));
+    }
+
+    /// They are read again whether they have changed or not.
+    pub fn forget(&mut self) {
+        self.known = None;
+    }
+}
+
+/// The file or directory, open, if only root and this process's user can have written it.
+fn trusted(path: &Path) -> Result<(File, Stamp), String> {
+    let shown = path.display();
+    let unreadable = |cause: io::Error| format!("{shown}: {cause}");
+    let file = File::open(path).map_err(unreadable)?;
+    let metadata = file.metadata().map_err(unreadable)?;
+    let (owner, mode) = (metadata.uid(), metadata.mode() & 0o7777);
+    if owner != 0 && owner != geteuid().as_raw() || mode & 0o022 != 0 {
+        return Err(format!(
+            "{shown} can be written by others than root (owner {owner}, mode {mode:04o}), so a running daemon attaches no \
+             interface that it names; `chown root {shown}; chmod go-w {shown}`, or start the daemon again"
+        ));
+    }
+    let stamp = (metadata.dev(), metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec());
+    Ok((file, stamp))
+}
