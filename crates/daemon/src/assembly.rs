@@ -4,6 +4,7 @@
 //! The state lock orders the operator's requests; no session and no worker ever takes it.
 
 mod change;
+mod ovn;
 #[cfg(test)]
 mod tests;
 mod views;

@@ -4,11 +4,7 @@
 use std::collections::{BTreeMap, HashSet};
 use std::time::{Duration, Instant};
 
-use vmlane_api::{ErrorCode, Failure, OvnEntries, OvnEntry, OvnReport, OvnStatus, VmStatus};
-
-use crate::assembly::{Daemon, State};
-use crate::config::ovn::uplink_name;
-use crate::vm::ServedVm;
+use vmlane_api::{ErrorCode, Failure, OvnReport, OvnStatus};
 
 /// A helper that has not asked for so long is gone.
 const GONE: Duration = Duration::from_secs(5);
@@ -26,7 +22,7 @@ pub struct OvnPorts {
 }
 
 impl OvnPorts {
-    fn status(&self, vm: &str, nic: &str, port: &str, whole: bool) -> OvnStatus {
+    pub fn status(&self, vm: &str, nic: &str, port: &str, whole: bool) -> OvnStatus {
         let is_there = self.heard.is_some_and(|heard| heard.elapsed() < GONE);
         let report = self.reports.get(&(vm.to_owned(), nic.to_owned())).filter(|_| is_there);
         let (state, problem) = match (report, is_there) {
@@ -39,41 +35,15 @@ impl OvnPorts {
         };
         OvnStatus { port: port.to_owned(), state, problem, whole }
     }
-}
 
-/// The NIC's number, of its name.
-fn number(nic: &str) -> usize {
-    nic.trim_start_matches("nic").parse().unwrap_or_default()
-}
-
-impl State {
-    /// The same with what is known of ports of OVN's.
-    pub(crate) fn with_ovn(&self, vm: &ServedVm, mut status: VmStatus) -> VmStatus {
-        for (nic, shown) in vm.nics.iter().zip(&mut status.nics) {
-            let Some(port) = nic.ovn() else { continue };
-            let whole = self.uplinks.is_whole(&uplink_name(vm.name(), number(nic.name())));
-            shown.ovn = Some(self.ovn.status(vm.name(), nic.name(), port, whole));
-        }
-        status
-    }
-}
-
-impl Daemon {
-    /// Takes in what the helper says, and tells which ports are to be up.
-    pub(crate) fn ovn(&self, reports: Vec<OvnReport>) -> Result<OvnEntries, Failure> {
-        let ports = self.switch.ports();
-        let down: HashSet<_> = ports.iter().filter(|port| port.link_down).map(|port| port.id).collect();
-        let state = &mut *self.state.lock();
-        let attached = state.uplinks.attached_direct();
-        let mut entries = BTreeMap::new();
-        for vm in &state.vms {
-            for nic in vm.nics.iter().filter(|nic| nic.ovn().is_some()) {
-                let uplink = uplink_name(vm.name(), number(nic.name()));
-                let up = attached.contains(uplink.as_str()) && nic.is_up(&down);
-                entries.insert((vm.name().to_owned(), nic.name().to_owned()), (uplink, up));
-            }
-        }
-        state.ovn.heard = Some(Instant::now());
+    /// Takes in what the helper says; `is_served` says of a VM and its NIC whether there are such. The configuration of the helper
+    /// may be older or newer than the daemon's.
+    pub fn take(
+        &mut self,
+        reports: Vec<OvnReport>,
+        is_served: impl Fn(&(String, String)) -> bool,
+    ) -> Result<(), Failure> {
+        self.heard = Some(Instant::now());
         for mut report in reports {
             if !STATES.contains(&report.state.as_str()) {
                 let message = format!("ovn: state = {:?}; use one of {}", report.state, STATES.join(", "));
@@ -81,15 +51,43 @@ impl Daemon {
             }
             let entry = (report.vm.clone(), report.nic.clone());
             report.problem = report.problem.chars().filter(|c| !c.is_control()).take(LONGEST).collect();
-            state.ovn.reports.insert(entry, report);
+            if is_served(&entry) {
+                self.reports.insert(entry, report);
+            }
         }
-        // The configuration of the helper may be older or newer than this one.
-        state.ovn.reports.retain(|entry, _| entries.contains_key(entry));
-        let whole = state.ovn.reports.iter().filter(|(_, report)| report.whole);
-        let whole: HashSet<&str> =
-            whole.filter_map(|(entry, _)| Some(entries.get(entry)?.0.as_str())).collect();
-        state.uplinks.set_whole(&self.switch, |name| whole.contains(name));
-        let entries = entries.into_iter().map(|((vm, nic), (_, up))| OvnEntry { vm, nic, up }).collect();
-        Ok(OvnEntries { entries })
+        self.reports.retain(|entry, _| is_served(entry));
+        Ok(())
+    }
+
+    /// NICs whose bridge takes super-frames.
+    pub fn whole(&self) -> HashSet<&(String, String)> {
+        self.reports.iter().filter(|(_, report)| report.whole).map(|(entry, _)| entry).collect()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    fn report(vm: &str, state: &str) -> OvnReport {
+        let problem = "line\nbreak".repeat(200);
+        OvnReport { vm: vm.into(), nic: "nic0".into(), state: state.into(), problem, whole: true }
+    }
+
+    #[test]
+    fn reports_are_kept_of_nics_that_are_served_while_the_helper_is_there() {
+        let mut ports = OvnPorts::default();
+        assert_eq!(ports.status("web", "nic0", "lsp", false).state, "no helper");
+        let is_web = |entry: &(String, String)| entry.0 == "web";
+        ports.take(vec![report("web", "bound"), report("other", "bound")], is_web).unwrap();
+        let status = ports.status("web", "nic0", "lsp", true);
+        assert_eq!((&*status.state, &*status.port, status.problem.len()), ("bound", "lsp", LONGEST));
+        assert!(!status.problem.contains('\n'));
+        assert_eq!(ports.whole().len(), 1);
+        let refused = ports.take(vec![report("web", "dancing")], is_web).unwrap_err();
+        assert!(refused.message.contains("bound, waiting, down, failed"), "{refused}");
+        assert_eq!(ports.status("db", "nic0", "lsp", true).state, "waiting");
+        ports.take(Vec::new(), |_| false).unwrap();
+        assert!(ports.whole().is_empty());
     }
 }
