@@ -396,4 +396,22 @@ mod tests {
         assert!(plan.refused.is_empty() && plan.coalesce_changes && !plan.effective.daemon.coalesce);
         assert!(!planned("", "[daemon]\ncoalesce = true", &[]).unwrap().coalesce_changes);
     }
+
+    #[test]
+    fn a_nic_of_an_attached_vm_keeps_its_uplink() {
+        let with = |nic: &str| config(&format!("{WEB}nic = [{{ model = \"virtio-net\"{nic} }}]\n{DB}"));
+        let (ovn, queues, switched) =
+            (with(", ovn = \"lsp\""), with(", ovn = \"lsp\", queues = 2"), with(""));
+        for new in [&queues, &switched, &config(DB)] {
+            let plan = plan(&ovn, new, |vm| vm == "web").unwrap();
+            assert_eq!(plan.effective.uplinks, ovn.uplinks);
+            assert_eq!(plan.refused.len(), 1, "{:?}", plan.refused);
+        }
+        assert!(plan(&switched, &ovn, |vm| vm == "web").unwrap().effective.uplinks.is_empty());
+        assert!(super::plan(&ovn, &switched, |_| false).unwrap().effective.uplinks.is_empty());
+        // Another logical port concerns the helper alone.
+        let renamed = with(", ovn = \"other\"");
+        let plan = super::plan(&ovn, &renamed, |vm| vm == "web").unwrap();
+        assert!(plan.refused.is_empty() && plan.update == ["web"], "{plan:?}");
+    }
 }

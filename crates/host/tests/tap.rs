@@ -5,9 +5,12 @@ use std::io::{Read, Write};
 use std::net::{Ipv4Addr, SocketAddr, TcpListener, UdpSocket};
 use std::process::Command;
 use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use etherparse::{PacketBuilder, SlicedPacket, TransportSlice};
+use rustix::net::sockopt::{Timeout, set_socket_timeout};
+use rustix::net::{AddressFamily, RecvFlags, SocketFlags, SocketType, eth, recv, socket_with};
 use vmlane_guestsim::OneByOne;
 use vmlane_host::uplink::{Tap, TapError, TapFiles, TapOptions};
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
@@ -152,6 +155,37 @@ fn datagrams_pass_both_ways_with_checksums_left_to_the_other_side() {
     socket.send_to(b"from the host", (GUEST, 6000)).unwrap();
     let (bytes, offload) = uplink.fetch();
     assert_eq!((&bytes[42..], offload), (&b"from the host"[..], Offload::Checksum { start: 34, field: 40 }));
+}
+
+#[test]
+fn frames_are_complete_for_what_reads_them_by_a_packet_socket() {
+    if outside("frames_are_complete_for_what_reads_them_by_a_packet_socket") {
+        return;
+    }
+    let mut uplink = Uplink::new();
+    let (family, kind) = (AddressFamily::PACKET, SocketType::RAW);
+    let socket = socket_with(family, kind, SocketFlags::CLOEXEC, Some(eth::ALL)).unwrap();
+    set_socket_timeout(&socket, Timeout::Recv, Some(Duration::from_secs(60))).unwrap();
+    // What is read there, without and with a checksum to be made.
+    let read = |uplink: &mut Uplink| {
+        let mut frame = Vec::new();
+        packet().udp(6000, 5000).write(&mut frame, b"from the guest").unwrap();
+        uplink.deliver(frame.clone(), Transport::Udp, None);
+        let mut got = vec![0; 2000];
+        loop {
+            let (len, _) = recv(&socket, &mut got[..], RecvFlags::empty()).unwrap();
+            if len == frame.len() && got[42..len] == frame[42..] {
+                got.truncate(len);
+                return got == frame;
+            }
+        }
+    };
+    assert!(!read(&mut uplink), "the checksum is left to the other side");
+    uplink.tap.whole().store(false, Ordering::Relaxed);
+    uplink.tap.refresh();
+    assert!(read(&mut uplink), "the checksum is made");
+    let capabilities = uplink.tap.capabilities();
+    assert!(!capabilities.tso4 && !capabilities.tso6 && capabilities.aggregate == 1514);
 }
 
 #[test]

@@ -79,3 +79,53 @@ fn trusted(path: &Path) -> Result<(File, Stamp), String> {
     let stamp = (metadata.dev(), metadata.ino(), metadata.len(), metadata.ctime(), metadata.ctime_nsec());
     Ok((file, stamp))
 }
+
+#[cfg(test)]
+mod tests {
+    use std::fs::{self, Permissions};
+    use std::os::unix::fs::PermissionsExt;
+
+    use super::*;
+
+    #[test]
+    fn a_file_that_others_can_write_is_not_believed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlane.toml");
+        fs::write(&path, "").unwrap();
+        let mode = |mode| fs::set_permissions(&path, Permissions::from_mode(mode)).unwrap();
+        mode(0o644);
+        trusted(&path).unwrap();
+        for others in [0o664, 0o646] {
+            mode(others);
+            let refused = trusted(&path).unwrap_err();
+            assert!(refused.contains(&format!("mode {others:04o}")), "{refused}");
+        }
+        mode(0o644);
+        if geteuid().is_root() {
+            std::os::unix::fs::chown(&path, Some(20_001), None).unwrap();
+            let refused = trusted(&path).unwrap_err();
+            assert!(refused.contains("owner 20001") && refused.contains("chown root"), "{refused}");
+        }
+    }
+
+    #[test]
+    fn files_are_read_again_once_they_have_changed() {
+        let folder = tempfile::tempdir().unwrap();
+        let path = folder.path().join("vmlane.toml");
+        let write = |text: &str| {
+            fs::write(&path, text).unwrap();
+            fs::set_permissions(&path, Permissions::from_mode(0o644)).unwrap();
+        };
+        write("[daemon]\n");
+        let mut files = TrustedFiles::new(&path);
+        assert_eq!(files.read_if_changed().unwrap().unwrap().0.len(), 1);
+        assert!(files.read_if_changed().unwrap().is_some(), "nobody has said that it is of use");
+        files.keep();
+        assert!(files.read_if_changed().unwrap().is_none());
+        write("[daemon]\nworkers = 2\n");
+        assert!(files.read_if_changed().unwrap().is_some());
+        files.keep();
+        files.forget();
+        assert!(files.read_if_changed().unwrap().is_some());
+    }
+}

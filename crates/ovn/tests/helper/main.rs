@@ -278,7 +278,7 @@ fn what_is_not_its_own_is_left_alone_and_refusals_are_told() {
 
 #[test]
 fn a_hostile_server_is_left_and_an_honest_one_finds_the_helper_well() {
-    let (world, server) = World::with_database();
+    let (_world, server) = World::with_database();
     let deep = "{\"a\":".repeat(5000);
     let long = format!("{{\"id\":1,\"error\":null,\"result\":{{\"x\":\"{}\"}}}}", "x".repeat(17 << 20));
     let number = |id: &str| format!("{{\"id\":{id},\"error\":null,\"result\":{{}}}}");
