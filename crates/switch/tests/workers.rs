@@ -98,6 +98,7 @@ fn spec(number: u8, plan: &PortPlan) -> PortSpec {
         policy: Policy { promiscuous, mac_changes, forged_transmits },
         traffic: Traffic { snoop: plan.snoop, ..Traffic::default() },
         uplink: plan.uplink,
+        direct: false,
     }
 }
 
