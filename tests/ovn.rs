@@ -102,11 +102,15 @@ impl Host {
         }
     }
 
+    fn status(&self) -> Option<Value> {
+        let mut command = Command::new(&self.vmlane);
+        let told = command.args(["status", "--json", "--runtime-dir"]).arg(self.place.join("d")).output();
+        serde_json::from_slice(&told.expect("a process").stdout).ok()
+    }
+
     /// How it stands with the first NIC of a guest.
     fn state(&self, guest: &str) -> String {
-        let mut command = Command::new(&self.vmlane);
-        let told = output(command.args(["status", "--json", "--runtime-dir"]).arg(self.place.join("d")));
-        let status: Value = serde_json::from_str(&told).expect("JSON");
+        let Some(status) = self.status() else { return "no daemon".into() };
         let vm =
             status["vms"].as_array().expect("VMs").iter().find(|vm| vm["name"] == guest).expect("the VM");
         vm["nics"][0]["ovn"]["state"].as_str().expect("a state").to_owned()
@@ -261,6 +265,14 @@ fn guests_of_two_hosts_are_in_ovns_networks() {
     beta.until("b", "no helper");
     beta.start_helper();
     beta.until("b", "bound");
+    // The daemon is killed, and the next one has its VM and its interface.
+    let pid = || alpha.status().and_then(|status| status["pid"].as_u64());
+    let before = pid().expect("a daemon");
+    output(Command::new("kill").args(["-9", &before.to_string()]));
+    wait_until("another daemon", || pid().is_some_and(|after| after != before));
+    alpha.until("a", "bound");
+    wait_until("frames pass again", || alpha.pings("a", "10.78.0.2"));
+    kept(19, "the daemon killed and started again: the port stays OVN's, and frames pass");
     // A guest's link that is set down is no port of OVN's.
     let mut link = Command::new(&beta.vmlane);
     output(link.args(["link", "b/nic0", "down", "--runtime-dir"]).arg(beta.place.join("d")));
