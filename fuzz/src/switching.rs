@@ -149,6 +149,7 @@ fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
         policy: policy(input),
         traffic: Traffic::default(),
         uplink,
+        direct: false,
     }
 }
 

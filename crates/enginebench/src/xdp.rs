@@ -56,6 +56,7 @@ fn spec(number: usize) -> PortSpec {
         policy: Policy { promiscuous: true, mac_changes: true, forged_transmits: true },
         traffic: Traffic::default(),
         uplink: number == 0,
+        direct: false,
     }
 }
 

@@ -45,6 +45,7 @@ impl Crowd {
                 policy: Policy::default(),
                 traffic: Traffic::default(),
                 uplink: false,
+                direct: false,
             };
             let of = Numbered::nth(number.into());
             let slot = of.slot;
