@@ -44,7 +44,11 @@ impl Network {
 
     fn nb(&self, words: &str) {
         let database = format!("--db=unix:{}", self.directory.join("nb.sock").display());
-        output(Command::new("ovn-nbctl").args([&database, "--timeout=60", "--wait=hv"]).args(shell(words)));
+        output(
+            Command::new("ovn-nbctl")
+                .args([database.as_str(), "--timeout=60", "--wait=hv"])
+                .args(shell(words)),
+        );
     }
 }
 
@@ -138,7 +142,7 @@ impl Host {
     fn id(&self, network: &Network, guest: &str, key: &str) -> String {
         let database = format!("--db=unix:{}", network.directory.join(&self.name).join("db.sock").display());
         let told = output(Command::new("ovs-vsctl").args([
-            &database,
+            database.as_str(),
             "--timeout=60",
             "--bare",
             "--columns=external_ids",
