@@ -4,6 +4,7 @@ use super::description::{self, CALLS};
 use super::*;
 use crate::call::samples;
 use crate::mirror::MirrorRequest;
+use crate::ovn::OvnReport;
 
 fn ask(request: Value) -> Request {
     understand(request.to_string().as_bytes(), "1.2.3")
@@ -79,7 +80,12 @@ fn kind(value: &Value) -> &'static str {
             assert!(mirror.is_ok(), "{fields:?}");
             "MirrorRequest"
         }
-        _ => panic!("{value}"),
+        Value::Array(_) => {
+            let reports: Result<Vec<OvnReport>, _> = serde_json::from_value(value.clone());
+            assert!(reports.is_ok(), "{value}");
+            "[]OvnReport"
+        }
+        Value::Null => panic!("{value}"),
     }
 }
 
