@@ -6,7 +6,7 @@ use std::collections::VecDeque;
 
 /// Frames that a port sends in a round (`vmlane_switch::Settings`), and that two workers may have under way one way.
 const SHARE: u32 = 64;
-const PLACES: usize = 512;
+const PLACES: usize = 256;
 /// Simulated time, of which the first tenth does not count.
 const LENGTH: f64 = 20e6;
 

@@ -4,8 +4,9 @@
 use std::fmt::Write;
 
 use super::axis::Axis;
+use super::chart::{Chart, Point, Series, Shape, Value, text};
 use super::letters::{SMALL, TEXT, width};
-use super::{Chart, Point, Series, Shape, Style, Value, escape, text};
+use super::style::{Style, escape};
 use crate::units::number;
 
 /// Up to so many runs, each is drawn.

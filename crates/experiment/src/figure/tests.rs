@@ -1,6 +1,8 @@
 //! Ticks, what the SVG of small charts has in it, and the rules that hold for every kept figure.
 
+use super::axis::Axis;
 use super::*;
+use crate::summary::Spread;
 use resvg::usvg;
 
 #[test]
