@@ -148,7 +148,7 @@ fn a_daemons_counters_are_printed_once() {
     let busy = value(&families, "vmlane_worker_busy_seconds_total", &[("worker", "switch")]);
     assert!(busy.is_some_and(|busy| busy >= 0.0), "{busy:?}");
     // Each family of counters that the daemon told of has its samples: a counter that was renamed there is missed here.
-    let device = "vmlane_uplink vmlane_team vmlane_mirror";
+    let device = "vmlane_uplink vmlane_team vmlane_mirror vmlane_nic_ovn";
     // What the helper for other hosts tells is looked at where one runs (route.rs).
     let helper = "vmlane_peer_certificates vmlane_peer_handshakes vmlane_peer_links vmlane_peer_over_handshakes \
                   vmlane_peer_received vmlane_peer_sent vmlane_peer_unknown vmlane_peer_violations";

@@ -17,11 +17,12 @@ const BOLD: Style = Style::new().add_modifier(Modifier::BOLD);
 const DIM: Style = Style::new().add_modifier(Modifier::DIM);
 const BAD: Style = Style::new().fg(Color::Red);
 
-const HELP: [&str; 15] = [
+const HELP: [&str; 16] = [
     " v      VMs: streams, datagrams, frames, drops",
     " n      network: cards and uplinks, drops and their reason",
     " u      queues of cards",
     " c      stream connections",
+    " o      other hosts: links and streams",
     " w      workers and their load",
     " Tab    the next view",
     "",

@@ -37,7 +37,7 @@ fn views_have_keys_and_each_keeps_its_own_sorting() {
     }
     assert_eq!(app.sorting(), (4, false), "there are no more columns");
     press(&mut app, "v");
-    for view in [View::Network, View::Queues, View::Streams, View::Workers, View::Vms] {
+    for view in [View::Network, View::Queues, View::Streams, View::Peers, View::Workers, View::Vms] {
         app.key(Key::Tab);
         assert_eq!(app.view(), view);
     }

@@ -36,7 +36,10 @@ fn the_overview_has_the_daemon_its_workers_and_its_vms() {
     assert!(lines[4].starts_with("db    4     connected"), "{}", lines[4]);
     assert!(lines[5].starts_with("mail  5     quarantine"), "{}", lines[5]);
     assert_eq!((lines[6].as_str(), lines[7].as_str()), ("", ""));
-    assert_eq!(lines[8], "v VMs  n network  u queues  c connections  w workers  h help  q quit");
+    assert_eq!(
+        lines[8],
+        "v VMs  n network  u queues  c connections  o other hosts  w workers  h help  q quit"
+    );
 }
 
 #[test]
@@ -51,7 +54,7 @@ fn numbers_end_under_the_end_of_their_heading() {
 #[test]
 fn any_size_will_do_and_columns_that_do_not_fit_are_left_out() {
     for (width, height) in [(1, 1), (3, 2), (20, 3), (20, 24), (300, 4), (2, 100)] {
-        for key in ['v', 'n', 'u', 'c', 'w', 'h'] {
+        for key in ['v', 'n', 'u', 'c', 'o', 'w', 'h'] {
             let mut app = app();
             app.key(Key::Char(key));
             assert_eq!(lines(&mut app, width, height).len(), usize::from(height));
