@@ -146,7 +146,7 @@ fn browse(page: &Path) {
     assert!(!charts.is_empty(), "the page has no chart: {dom}");
     for chart in charts {
         assert!(
-            chart.contains("class=\"mark\"") && chart.contains("x-title") && chart.contains("y-title"),
+            chart.contains("class=\"mark ") && chart.contains("x-title") && chart.contains("y-title"),
             "{chart}"
         );
     }
