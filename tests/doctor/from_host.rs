@@ -41,9 +41,9 @@ pub fn a_lab_and_its_vms(bed: &Bed) {
     }
     assert!(is_down(&both.0) && both.1 == 1, "{both:?}");
 
-    let (why, code) = doctor(bed, &["nobody"]);
+    let (why, code) = doctor(bed, &["none-such"]);
     assert!(
-        code == 3 && why.as_str().is_some_and(|why| why.contains("has no VM \"nobody\"; it has: a, b")),
+        code == 3 && why.as_str().is_some_and(|why| why.contains("has no VM \"none-such\"; it has: a, b")),
         "{why}"
     );
 }

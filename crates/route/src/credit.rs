@@ -75,7 +75,7 @@ impl Window {
     }
 
     /// No more than `needed` beyond the ring can still come or is kept: what is reserved for more is given back.
-    pub fn settle(&mut self, needed: usize) {
+    pub fn give_back_beyond(&mut self, needed: usize) {
         self.release(needed.max(self.target));
     }
 
@@ -210,7 +210,7 @@ mod tests {
         assert!(!budgets[0].take((64 << 20) - MOST_WINDOW + 1), "it is promised");
         rounds(&mut window, &mut now, 1 << 20, 1, 1);
         assert_eq!(window.size(), MOST_WINDOW / 2);
-        window.settle(0);
+        window.give_back_beyond(0);
         assert!(budgets[1].take((64 << 20) - MOST_WINDOW / 2), "the other half is free again");
         budgets[1].give_back((64 << 20) - MOST_WINDOW / 2);
         drop(window);

@@ -242,7 +242,7 @@ impl Stream {
             self.kept.put(rest);
         }
         let room = self.out.room()?;
-        self.window.settle((self.given.open() + self.kept.len()).saturating_sub(room));
+        self.window.give_back_beyond((self.given.open() + self.kept.len()).saturating_sub(room));
         Ok(())
     }
 

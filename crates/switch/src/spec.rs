@@ -180,6 +180,23 @@ pub struct Settings {
     pub few: usize,
 }
 
+#[cfg(test)]
+impl PortSpec {
+    /// An ordinary port in the group of all others.
+    pub fn plain(name: &str, mac: Mac) -> PortSpec {
+        PortSpec {
+            name: name.into(),
+            group: "default".into(),
+            mac,
+            vlan: VlanMode::Untagged,
+            policy: Policy::default(),
+            traffic: Traffic::default(),
+            uplink: false,
+            direct: false,
+        }
+    }
+}
+
 impl Default for Settings {
     fn default() -> Settings {
         Settings {

@@ -13,6 +13,7 @@ pub mod debug;
 pub mod demo;
 pub mod doctor;
 pub mod firecracker_config;
+pub mod helper_args;
 pub mod import;
 pub mod keeper;
 pub mod lab;

@@ -14,6 +14,7 @@ use vmlane_daemon::uplink::{interface_is_up, set_interface_up};
 use vmlane_ovn::{Daemon, Entry, Helper, Interfaces, Settings, Signals};
 
 use super::control::{Show, ovn};
+use super::helper_args::HelperArgs;
 
 const EXAMPLES: &str = "Examples:
   vmlane ovn run
@@ -45,15 +46,8 @@ enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = RUN)]
 struct Run {
-    /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
-    config: PathBuf,
-    /// Runtime directory of the daemon
-    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
-    runtime_dir: PathBuf,
-    /// Log filter: error, warn, info, debug or trace
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
+    #[command(flatten)]
+    helper: HelperArgs,
 }
 
 impl Args {
@@ -94,9 +88,9 @@ fn load(files: &mut TrustedFiles) -> Result<Option<Settings>, String> {
 
 impl Run {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let (key, filter) = log::choose(self.log, None);
+        let (key, filter) = log::choose(self.helper.log, None);
         log::init(key, filter, log::LogFormat::Text)?;
-        let mut files = TrustedFiles::new(&self.config);
+        let mut files = TrustedFiles::new(&self.helper.config);
         let first = match load(&mut files) {
             Ok(settings) => settings.context("a configuration")?,
             Err(error) => {
@@ -115,8 +109,8 @@ impl Run {
             }
             load(&mut files)
         };
-        let owner = self.runtime_dir.display().to_string();
-        let daemon = Asked { runtime_dir: self.runtime_dir, client: None };
+        let owner = self.helper.runtime_dir.display().to_string();
+        let daemon = Asked { runtime_dir: self.helper.runtime_dir, client: None };
         let helper = Helper::new(first, Box::new(load), owner, (Box::new(daemon), Box::new(OfHost)), signals);
         helper.run().context("waiting for the database")?;
         Ok(ExitCode::SUCCESS)

@@ -16,6 +16,7 @@ use vmlane_daemon::log;
 use vmlane_route::{Bounds, Files, Helper, PeerSettings, Settings, authority};
 
 use super::control::{Show, peers, print};
+use super::helper_args::HelperArgs;
 
 const EXAMPLES: &str = "Examples:
   vmlane route run
@@ -53,15 +54,8 @@ enum Command {
 #[derive(Debug, clap::Args)]
 #[command(after_help = RUN)]
 struct Run {
-    /// Configuration file
-    #[arg(long, value_name = "FILE", default_value = config::DEFAULT_PATH)]
-    config: PathBuf,
-    /// Runtime directory of the daemon
-    #[arg(long, value_name = "DIR", env = vmlane_sock::RUNTIME_DIR_VARIABLE, default_value_os_t = vmlane_sock::runtime_dir())]
-    runtime_dir: PathBuf,
-    /// Log filter: error, warn, info, debug or trace
-    #[arg(long, value_name = "FILTER")]
-    log: Option<String>,
+    #[command(flatten)]
+    helper: HelperArgs,
 }
 
 #[derive(Debug, clap::Args)]
@@ -109,9 +103,9 @@ fn settings(config: &Path, runtime_dir: &Path) -> anyhow::Result<Settings> {
 
 impl Run {
     fn run(self) -> anyhow::Result<ExitCode> {
-        let (key, filter) = log::choose(self.log, None);
+        let (key, filter) = log::choose(self.helper.log, None);
         log::init(key, filter, log::LogFormat::Text)?;
-        let first = match settings(&self.config, &self.runtime_dir) {
+        let first = match settings(&self.helper.config, &self.helper.runtime_dir) {
             Ok(settings) => settings,
             Err(error) => {
                 let _ = writeln!(std::io::stderr(), "vmlane: {error:#}");
@@ -123,7 +117,7 @@ impl Run {
         let _ = rustix::process::setrlimit(rustix::process::Resource::Nofile, raised);
         let (control, told) = UnixStream::pair().context("a socket for signals")?;
         follow_signals(&told)?;
-        let Run { config, runtime_dir, .. } = self;
+        let HelperArgs { config, runtime_dir, .. } = self.helper;
         let load = move || settings(&config, &runtime_dir).map_err(|error| format!("{error:#}"));
         Helper::start(first, Box::new(load), OwnedFd::from(control))?.run().context("waiting for peers")?;
         Ok(ExitCode::SUCCESS)

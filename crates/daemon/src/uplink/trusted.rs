@@ -119,7 +119,7 @@ mod tests {
         write("[daemon]\n");
         let mut files = TrustedFiles::new(&path);
         assert_eq!(files.read_if_changed().unwrap().unwrap().0.len(), 1);
-        assert!(files.read_if_changed().unwrap().is_some(), "nobody has said that it is of use");
+        assert!(files.read_if_changed().unwrap().is_some(), "it was not said to be of use");
         files.keep();
         assert!(files.read_if_changed().unwrap().is_none());
         write("[daemon]\nworkers = 2\n");

@@ -9,7 +9,7 @@ use vmlane_wire::ethernet::Mac;
 use crate::core::{Core, Place};
 use crate::doze::{DOZE, LOOK};
 use crate::port::{Numbered, Port};
-use crate::spec::{Policy, PortSpec, Settings, Traffic, VlanMode};
+use crate::spec::{PortSpec, Settings};
 
 const COUNT: u8 = 20;
 
@@ -37,16 +37,7 @@ impl Crowd {
             if doorbells {
                 end.add_doorbell();
             }
-            let spec = PortSpec {
-                name: format!("port-{number}"),
-                group: "default".into(),
-                mac: mac(number),
-                vlan: VlanMode::Untagged,
-                policy: Policy::default(),
-                traffic: Traffic::default(),
-                uplink: false,
-                direct: false,
-            };
+            let spec = PortSpec::plain(&format!("port-{number}"), mac(number));
             let of = Numbered::nth(number.into());
             let slot = of.slot;
             core.add(slot, Port::new(of, (&spec).into(), Default::default(), Default::default()));

@@ -6,7 +6,7 @@ use vmlane_wire::ethernet::Mac;
 
 use super::*;
 use crate::port::Numbered;
-use crate::spec::{Policy, PortSpec, Traffic, VlanMode};
+use crate::spec::PortSpec;
 
 fn mac(number: u8) -> Mac {
     Mac([0x52, 0x54, 0, 0, 0, number])
@@ -27,16 +27,7 @@ impl Bench {
     fn guest(&mut self, number: u8) -> Wire {
         let (wire, end) = Wire::new(mac(number));
         let id = PortId(number.into());
-        let spec = PortSpec {
-            name: format!("port-{number}"),
-            group: "default".into(),
-            mac: mac(number),
-            vlan: VlanMode::Untagged,
-            policy: Policy::default(),
-            traffic: Traffic::default(),
-            uplink: false,
-            direct: false,
-        };
+        let spec = PortSpec::plain(&format!("port-{number}"), mac(number));
         let of = Numbered::nth(number.into());
         self.request(Request::Add { of, spec, stats: Arc::default(), state: Arc::default(), shaper: None });
         self.request(Request::Attach { id, end });
