@@ -32,6 +32,9 @@ pub const SHUTDOWN_SEND: u32 = 2;
 pub const END_OF_MESSAGE: u32 = 1;
 pub const END_OF_RECORD: u32 = 2;
 
+/// An event: the guest's connections are gone, and its CID may be another one.
+pub const EVENT_TRANSPORT_RESET: u32 = 0;
+
 /// First in every packet.
 #[derive(Clone, Copy, Debug, PartialEq, Eq, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]
 #[repr(C)]

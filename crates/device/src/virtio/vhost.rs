@@ -2,7 +2,7 @@
 
 use std::os::fd::BorrowedFd;
 use std::sync::Arc;
-use std::sync::atomic::AtomicU32;
+use std::sync::atomic::{AtomicU32, Ordering};
 
 use vmlane_mem::MemoryMap;
 
@@ -64,6 +64,13 @@ pub struct RingSetup {
     pub record: Option<Record>,
     /// Where to note which of the guest's pages are written.
     pub log: Option<DirtyLog>,
+}
+
+impl RingSetup {
+    /// Has its driver only just begun to use it?
+    pub fn is_at_start(&self) -> bool {
+        self.position.load(Ordering::Acquire) as u16 & 0x7fff == 0
+    }
 }
 
 /// The event fds of a device's rings, wherever they lead. Shared with workers.

@@ -6,6 +6,7 @@ use crate::virtio::vhost::{Lines, Setup, VhostDevice};
 use vmlane_wire::virtio::feature;
 use vmlane_wire::virtio_vsock::{SEQPACKET, STREAM};
 
+use super::events::{EVENTS, Reset, send_reset};
 use super::port::Port;
 use super::worker::VsockWorker;
 
@@ -17,6 +18,7 @@ pub struct VsockDevice {
     worker: Arc<VsockWorker>,
     lines: Arc<dyn Lines>,
     running: bool,
+    reset: Reset,
 }
 
 impl VsockDevice {
@@ -24,7 +26,7 @@ impl VsockDevice {
 
     /// The device of the VM `cid`, which the worker knows.
     pub fn new(cid: u32, worker: Arc<VsockWorker>, lines: Arc<dyn Lines>) -> VsockDevice {
-        VsockDevice { cid, worker, lines, running: false }
+        VsockDevice { cid, worker, lines, running: false, reset: Reset::default() }
     }
 }
 
@@ -42,6 +44,15 @@ impl VhostDevice for VsockDevice {
     }
 
     fn run(&mut self, setup: Setup) {
+        if self.reset.is_due(&setup) {
+            match send_reset(&setup) {
+                Ok(true) => self.lines.call(EVENTS),
+                Ok(false) => {}
+                Err(why) => {
+                    tracing::warn!(cid = self.cid, %why, "a guest did not hear that its connections ended")
+                }
+            }
+        }
         let Some(port) = Port::new(self.cid, setup, self.lines.clone()) else { return };
         self.running = true;
         self.worker.attach(self.cid, port);
@@ -54,6 +65,7 @@ impl VhostDevice for VsockDevice {
     }
 
     fn gone(&mut self) {
+        self.reset = Reset::default();
         self.worker.gone(self.cid);
     }
 }

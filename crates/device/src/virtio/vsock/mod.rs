@@ -8,6 +8,7 @@
 //! | file | what |
 //! | --- | --- |
 //! | `device.rs` | a VM's device as its vhost-user session drives it |
+//! | `events.rs` | the event queue: a driver that comes from elsewhere hears of it |
 //! | `port.rs` | its running rings: packets out, packets in |
 //! | `table.rs` | who is connected to whom, so that a VM's end is told |
 //! | `credit.rs` | what is under way in a connection, and when its receiver is asked for news |
@@ -23,6 +24,7 @@ mod bridge;
 mod clients;
 mod credit;
 mod device;
+mod events;
 mod link;
 mod patience;
 mod port;

@@ -2,7 +2,6 @@
 
 use std::collections::VecDeque;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use crate::virtio::queue::{Broken, Queue, Segment, Taken};
@@ -115,7 +114,7 @@ impl Port {
         let Setup { features, memory, rings } = setup;
         let ring = |number: usize| {
             let ring = rings.get(number)?.as_ref()?;
-            let fresh = ring.position.load(Ordering::Acquire) as u16 & 0x7fff == 0;
+            let fresh = ring.is_at_start();
             match Queue::new(ring, features, &memory) {
                 Ok(queue) => Some((queue, fresh)),
                 Err(error) => {
