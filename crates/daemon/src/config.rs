@@ -8,6 +8,7 @@ mod domain;
 mod hybrid;
 mod merge;
 mod mirror;
+mod movable;
 mod net;
 pub mod ovn;
 mod owner;
@@ -279,6 +280,8 @@ pub struct VmConfig {
     pub vsock_role: Role,
     /// Its PCI functions are for User Mode Linux, over virtio, and not by vfio-user.
     pub uml_pci: bool,
+    /// It is to be moved between hosts while it runs.
+    pub movable: bool,
     pub restricted: bool,
     pub trusted: bool,
     pub limits: Limits,

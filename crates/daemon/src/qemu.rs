@@ -55,7 +55,13 @@ pub fn devices(
         arguments.extend(["-device".into(), json(&paths.vmci(&vm.name)?, true).to_string()]);
     }
     if vm.virtio_vsock {
-        arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, vm.vsock_role, qemu));
+        if vm.movable {
+            arguments.extend(["-device".into(), VSOCK_PORT.into()]);
+        }
+        // What QEMU cannot migrate is unplugged before, and plugged in again behind the same port.
+        if !qemu.incoming {
+            arguments.extend(virtio_vsock(&paths.vsock(&vm.name)?, vm, qemu));
+        }
     }
     let slots = || vm.nics.iter().filter(|nic| which(nic)).any(|nic| nic.slot.is_some());
     if qemu.machine == Machine::Pci && slots() {
@@ -81,15 +87,16 @@ pub fn devices(
 }
 
 /// QEMU makes this device only of a socket that is connected already, so it cannot connect again.
-fn virtio_vsock(socket: &Path, role: Role, qemu: Qemu) -> [String; 4] {
+fn virtio_vsock(socket: &Path, vm: &VmConfig, qemu: Qemu) -> [String; 4] {
     let path = socket.to_string_lossy().replace(',', ",,");
     // As server it waits for the daemon before the guest starts.
-    let listens = if role == Role::Client { ",server=on" } else { "" };
+    let listens = if vm.vsock_role == Role::Client { ",server=on" } else { "" };
+    let place = if vm.movable { ",id=vmlane-vsock,bus=vmlane-vsock-port" } else { "" };
     [
         "-chardev".into(),
         format!("socket,id=vmlane-vsock,path={path}{listens}"),
         "-device".into(),
-        format!("{},chardev=vmlane-vsock", qemu.virtio("vhost-user-vsock")),
+        format!("{},chardev=vmlane-vsock{place}", qemu.virtio("vhost-user-vsock")),
     ]
 }
 
@@ -134,6 +141,9 @@ fn virtio_net(socket: &Path, number: usize, nic: &NicConfig, virtio: VirtioNet, 
         .flat_map(|(option, value)| [option.to_owned(), value])
         .collect()
 }
+
+/// Where the virtio-vsock device of a movable VM is plugged in: a chassis of its own, apart from those of NICs.
+const VSOCK_PORT: &str = "pcie-root-port,id=vmlane-vsock-port,chassis=201,slot=0";
 
 /// The chassis of all our slots: with it a slot's number is another one than those of the caller's ports.
 const CHASSIS: u8 = 200;
@@ -260,6 +270,39 @@ mod tests {
                  mq=on,vectors=6,host_mtu=9000,packed=on,romfile=",
             ]
         );
+    }
+
+    #[test]
+    fn what_moves_can_be_unplugged_and_is_not_there_when_it_arrives() {
+        let paths = Paths::new(Path::new("/run/v")).unwrap();
+        let keys = "cid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\" }]\n";
+        let movable = vm(&format!("{keys}movable = true"));
+        let words = arguments(&paths, &movable, 64, Qemu::default()).unwrap();
+        assert_eq!(
+            words[6..12],
+            [
+                "-device",
+                "pcie-root-port,id=vmlane-vsock-port,chassis=201,slot=0",
+                "-chardev",
+                "socket,id=vmlane-vsock,path=/run/v/vm/web/vsock.sock",
+                "-device",
+                "vhost-user-vsock-pci,chardev=vmlane-vsock,id=vmlane-vsock,bus=vmlane-vsock-port",
+            ]
+        );
+        let incoming = Qemu { incoming: true, ..Qemu::default() };
+        assert_eq!(arguments(&paths, &movable, 64, incoming).unwrap(), [&words[..8], &words[12..]].concat());
+
+        let microvm = Qemu { machine: Machine::Microvm, ..Qemu::default() };
+        let vmxnet3 = "vsock = \"none\"\nnic = [{ model = \"vmxnet3\" }]";
+        for (vm, qemu, said) in [
+            (vm(keys), incoming, ["its virtio-vsock", "movable = true"]),
+            (vm("cid = 3"), incoming, ["its VMCI device", "vsock = \"virtio\""]),
+            (vm(vmxnet3), incoming, ["NIC 0", "model = \"virtio-net\""]),
+            (movable, microvm, ["cannot be unplugged", "q35"]),
+        ] {
+            let text = arguments(&paths, &vm, 64, qemu).unwrap_err().to_string();
+            assert!(said.iter().all(|said| text.contains(said)), "{text}");
+        }
     }
 
     #[test]

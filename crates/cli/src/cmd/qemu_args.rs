@@ -43,6 +43,9 @@ pub struct Args {
     /// The version of QEMU; before 9.2, another option makes it reconnect
     #[arg(long, value_name = "VERSION", default_value = "10.1")]
     qemu: Version,
+    /// For a QEMU that waits for the VM to come from another host (-incoming): without what is plugged in afterwards
+    #[arg(long)]
+    incoming: bool,
     /// Print a JSON object; its key "args" is the list of arguments
     #[arg(long, conflicts_with = "words")]
     json: bool,
@@ -54,7 +57,8 @@ pub struct Args {
 impl Args {
     pub fn run(self) -> anyhow::Result<ExitCode> {
         let (vm, paths) = self.target.find()?;
-        let qemu = Qemu { version: self.qemu, machine: self.machine, accel: self.accel };
+        let qemu =
+            Qemu { version: self.qemu, machine: self.machine, accel: self.accel, incoming: self.incoming };
         let arguments = qemu::arguments(&paths, &vm, self.target.mem, qemu)?;
         let mut out = std::io::stdout().lock();
         if self.json {

@@ -108,6 +108,7 @@ impl Checker<'_> {
             self.targets(vm, raw_vm.get_ref(), &vms, route.as_ref());
             self.owner_and_roles(vm, raw_vm.get_ref());
             self.uml_pci(vm, raw_vm.get_ref());
+            self.movable(vm, raw_vm.get_ref());
         }
         self.unique_macs(&vms, &raw.vm);
         self.unique_domains(&vms, &raw.vm);
@@ -258,6 +259,7 @@ impl Checker<'_> {
             parent_cid: self.parent_cid(&vm, raw, virtio_vsock),
             vsock_role: self.vsock_role(&vm, raw, virtio_vsock),
             uml_pci: raw.uml_pci.as_ref().is_some_and(|on| *on.get_ref()),
+            movable: raw.movable.as_ref().is_some_and(|on| *on.get_ref()),
             restricted: raw.restricted,
             trusted: raw.trusted,
             limits,

@@ -227,6 +227,7 @@ pub struct RawVm {
     pub vsock_role: Option<Spanned<String>>,
     pub uds_path: Option<Spanned<String>>,
     pub uml_pci: Option<Spanned<bool>>,
+    pub movable: Option<Spanned<bool>>,
     #[serde(default)]
     pub restricted: bool,
     #[serde(default)]

@@ -217,6 +217,17 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
         &["uml_pci = true", "no PCI device", "remove it"],
     ),
     (
+        "[[vm]]\nname = \"a\"\ncid = 3\nmovable = true",
+        4,
+        &["movable = true", "its VMCI device", "11.1", "vsock = \"virtio\""],
+    ),
+    (
+        "[[vm]]\nname = \"a\"\ncid = 3\nvsock = \"virtio\"\nnic = [{ model = \"virtio-net\" }, { model = \"vmxnet3\" }]\n\
+         movable = true",
+        6,
+        &["its nic number 2", "model = \"virtio-net\""],
+    ),
+    (
         "[[vm]]\nname = \"a\"\ncid = 3\nvsock_role = \"client\"",
         4,
         &["vsock_role works with vsock = \"virtio\" only"],

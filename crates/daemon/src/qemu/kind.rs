@@ -45,6 +45,8 @@ pub struct Qemu {
     pub version: Version,
     pub machine: Machine,
     pub accel: Accel,
+    /// It waits for a VM that comes from another host.
+    pub incoming: bool,
 }
 
 /// What a QEMU does not have.
@@ -70,6 +72,15 @@ pub enum Lacks {
         "VM {vm}: uml_pci = true is for guests under User Mode Linux, and no VMM has such devices; remove the key"
     )]
     UmlPci { vm: String },
+    #[error(
+        "VM {vm}: QEMU cannot migrate {device}, {kind} device (up to 11.1), so it cannot come from another host; {instead}"
+    )]
+    Migration { vm: String, device: String, kind: &'static str, instead: &'static str },
+    #[error(
+        "VM {vm}: movable = true, and a microvm's virtio-vsock device cannot be unplugged to be moved: use the machine q35, or \
+         remove the key"
+    )]
+    Unplugging { vm: String },
     #[error("VM {vm}: Firecracker has no devices by vfio-user or vhost-user that could be ours; {instead}")]
     Firecracker { vm: String, instead: &'static str },
     #[error(transparent)]
@@ -91,7 +102,7 @@ pub fn check_sockets(vm: &VmConfig) -> Result<(), Lacks> {
 
 impl Default for Qemu {
     fn default() -> Qemu {
-        Qemu { version: VFIO_USER, machine: Machine::Pci, accel: Accel::Kvm }
+        Qemu { version: VFIO_USER, machine: Machine::Pci, accel: Accel::Kvm, incoming: false }
     }
 }
 
@@ -156,14 +167,35 @@ impl Qemu {
         let (device, instead) = match vmxnet3 {
             _ if vm.vmci => ("its VMCI device".to_owned(), "vsock = \"virtio\""),
             Some(number) => (format!("its NIC {number}, a vmxnet3,"), "model = \"virtio-net\""),
-            None => return Ok(()),
+            None => return self.check_virtio(vm),
         };
         let vm = vm.name.clone();
+        if self.incoming {
+            return Err(Lacks::Migration { vm, device, kind: "a vfio-user", instead });
+        }
         if self.machine == Machine::Microvm {
             return Err(Lacks::Pci { vm, device, instead });
         }
         if self.version < VFIO_USER {
             return Err(Lacks::VfioUser { vm, device, version: self.version, instead });
+        }
+        Ok(())
+    }
+
+    /// The same of a VM that has virtio devices only.
+    fn check_virtio(self, vm: &VmConfig) -> Result<(), Lacks> {
+        let name = || vm.name.clone();
+        if vm.virtio_vsock && self.incoming && !vm.movable {
+            let device = "its virtio-vsock".to_owned();
+            return Err(Lacks::Migration {
+                vm: name(),
+                device,
+                kind: "a vhost-user",
+                instead: "set movable = true",
+            });
+        }
+        if vm.virtio_vsock && vm.movable && self.machine == Machine::Microvm {
+            return Err(Lacks::Unplugging { vm: name() });
         }
         Ok(())
     }
