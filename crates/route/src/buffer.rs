@@ -22,6 +22,11 @@ impl Buffer {
         self.start == self.end
     }
 
+    /// Has it less memory?
+    pub fn is_smaller(&self, other: &Buffer) -> bool {
+        self.bytes.len() < other.bytes.len()
+    }
+
     /// What waits.
     pub fn filled(&mut self) -> &mut [u8] {
         self.bytes.get_mut(self.start..self.end).unwrap_or_default()

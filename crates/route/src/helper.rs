@@ -104,7 +104,9 @@ pub struct Helper {
     peers: BTreeMap<String, PeerState>,
     /// Of connections that proved no peer's name.
     strangers: Status,
-    strangers_told: String,
+    strangers_told: Option<Status>,
+    /// What is read goes here where the link it is read from holds nothing: a thousand links that are silent hold no memory.
+    spare: Buffer,
     /// Links that have something to do.
     busy: VecDeque<Token>,
     /// The same, to have each once.
@@ -133,7 +135,8 @@ impl Helper {
             calls: HashMap::new(),
             peers: settings.peers.iter().map(|peer| (peer.name.clone(), PeerState::default())).collect(),
             strangers: Status { state: "helper", ..Status::default() },
-            strangers_told: String::new(),
+            strangers_told: None,
+            spare: Buffer::default(),
             busy: VecDeque::new(),
             queued: HashSet::new(),
             last: FIRST,
@@ -286,7 +289,10 @@ impl Helper {
     /// A peer's turn: what it says, then what there is to say to it.
     fn serve(&mut self, token: Token) {
         let Some(mut link) = self.links.remove(&token) else { return };
-        let served = self.hear(&mut link).and_then(|()| self.speak(&mut link));
+        link.wire.lend(&mut self.spare);
+        let heard = self.hear(&mut link);
+        link.wire.take_back(&mut self.spare);
+        let served = heard.and_then(|()| self.speak(&mut link));
         let queued = self.settings.bounds.queued;
         match served {
             Ok(()) => {

@@ -208,6 +208,23 @@ impl Link {
 }
 
 impl Wire {
+    /// Has what is read go to `spare`, until [`Self::take_back`], unless something is left of what was read before.
+    pub fn lend(&mut self, spare: &mut Buffer) {
+        if self.incoming.is_empty() {
+            std::mem::swap(&mut self.incoming, spare);
+        }
+    }
+
+    /// Gives the memory back, unless something is left in it.
+    pub fn take_back(&mut self, spare: &mut Buffer) {
+        if self.incoming.is_empty() {
+            let own = std::mem::take(&mut self.incoming);
+            if spare.is_smaller(&own) {
+                *spare = own;
+            }
+        }
+    }
+
     /// Bytes that wait to be sent.
     pub fn waiting(&self) -> usize {
         self.outgoing.len()

@@ -72,13 +72,13 @@ pub struct PeerState {
     pub retry: Instant,
     pub patience: Duration,
     pub status: Status,
-    /// What the daemon was told last.
-    pub told: String,
+    /// What the daemon was told last; None: nothing.
+    pub told: Option<Status>,
 }
 
 impl Default for PeerState {
     fn default() -> PeerState {
         let status = Status { state: "down", ..Status::default() };
-        PeerState { link: None, retry: Instant::now(), patience: RETRY[0], status, told: String::new() }
+        PeerState { link: None, retry: Instant::now(), patience: RETRY[0], status, told: None }
     }
 }

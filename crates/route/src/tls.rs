@@ -123,8 +123,12 @@ fn certificates(path: &Path) -> Result<Vec<CertificateDer<'static>>, FilesError>
 /// Does this certificate have `name` among its subject alternative names?
 fn proves(certificate: &CertificateDer<'_>, name: &str) -> Result<(), String> {
     let parsed = ParsedCertificate::try_from(certificate).map_err(|why| why.to_string())?;
-    let name = ServerName::try_from(name.to_owned()).map_err(|why| why.to_string())?;
-    rustls::client::verify_server_name(&parsed, &name).map_err(|why| explain(&why))
+    names(&parsed, name)
+}
+
+fn names(parsed: &ParsedCertificate<'_>, name: &str) -> Result<(), String> {
+    let name = ServerName::try_from(name).map_err(|why| why.to_string())?;
+    rustls::client::verify_server_name(parsed, &name).map_err(|why| explain(&why))
 }
 
 /// Text for an operator, with what can be done.
@@ -256,7 +260,8 @@ impl Tls {
             Tls::Server(tls) => tls.peer_certificates(),
         };
         let certificate = chain?.first()?;
-        let mut named = peers.iter().filter(|peer| proves(certificate, &peer.name).is_ok());
+        let parsed = ParsedCertificate::try_from(certificate).ok()?;
+        let mut named = peers.iter().filter(|peer| names(&parsed, &peer.name).is_ok());
         let first = named.next()?;
         // One for several would let a host speak for another.
         named.next().is_none().then_some(first)

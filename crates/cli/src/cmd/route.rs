@@ -89,15 +89,19 @@ fn settings(config: &Path, runtime_dir: &Path) -> anyhow::Result<Settings> {
         bail!("configuration {}: there is no [route]; see docs/guide/hosts.md", config.display());
     };
     let RouteConfig { name, listen, certificate, key, authority, dead_s, peers, .. } = route;
-    let peers = peers.into_iter().map(|peer| PeerSettings { name: peer.name, address: peer.address });
+    let peers: Vec<_> =
+        peers.into_iter().map(|peer| PeerSettings { name: peer.name, address: peer.address }).collect();
+    // All peers may come at once, when this host was away.
+    let bounds = Bounds::default();
+    let bounds = Bounds { handshakes: bounds.handshakes + peers.len(), ..bounds };
     Ok(Settings {
         name,
         socket: runtime_dir.join("route.sock"),
         listen,
         files: Files { certificate, key, authority },
         dead: Duration::from_secs(dead_s),
-        bounds: Bounds::default(),
-        peers: peers.collect(),
+        bounds,
+        peers,
     })
 }
 

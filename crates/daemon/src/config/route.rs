@@ -1,5 +1,6 @@
 //! Other hosts: which CIDs each owns, and whom it may reach.
 
+use std::collections::HashSet;
 use std::net::SocketAddr;
 use std::path::PathBuf;
 
@@ -95,6 +96,7 @@ impl Checker<'_> {
         let name = self.host_name("route", raw.name.as_ref(), &whole);
         let cids = self.ranges("route", raw.cids.as_deref(), &whole, &mut owned);
         let mut peers: Vec<PeerConfig> = Vec::new();
+        let mut names = HashSet::from([name.clone()]);
         for (index, spanned) in raw_peers.iter().enumerate() {
             let (peer, place) = (spanned.get_ref(), spanned.span());
             let key = match &peer.name {
@@ -102,7 +104,7 @@ impl Checker<'_> {
                 None => format!("peer number {}", index + 1),
             };
             let peer_name = self.host_name(&key, peer.name.as_ref(), &place);
-            if peer_name == name || peers.iter().any(|other| other.name == peer_name) {
+            if !names.insert(peer_name.clone()) {
                 self.problem(
                     place.clone(),
                     format!("{key}: name is this host's or another peer's; rename one"),

@@ -13,8 +13,8 @@ use super::ConfigError;
 
 /// Bytes that a file may have.
 pub const MOST_BYTES: u64 = 4 << 20;
-/// Files that `conf.d` may have.
-pub const MOST_FILES: usize = 256;
+/// Files that `conf.d` may have: one for each host of a large fleet, and one for each VM.
+pub const MOST_FILES: usize = 4096;
 
 /// What a file may contain.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]

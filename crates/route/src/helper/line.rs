@@ -53,9 +53,9 @@ impl Helper {
         }
         self.line = Line::Down { retry: Instant::now() + RETRY, why: text };
         for peer in self.peers.values_mut() {
-            peer.told.clear();
+            peer.told = None;
         }
-        self.strangers_told.clear();
+        self.strangers_told = None;
     }
 
     pub(super) fn line_event(&mut self) {

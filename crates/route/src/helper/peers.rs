@@ -1,16 +1,18 @@
 //! Connections with peers: made, proved, lost, made again; what an operator is told of them.
 
+use std::hash::{BuildHasher, Hasher, RandomState};
 use std::net::SocketAddr;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
+use vmlane_port::fair::SharedPlaces;
 use vmlane_wire::route::{Op, Record, Refusal};
 
 use super::{Entry, Helper, Stage};
 use crate::frame::{Frame, VERSION};
 use crate::link::{self, Lane, Link, LinkError, Phase, Token, Wire};
 use crate::settings::PeerSettings;
-use crate::status::RETRY;
+use crate::status::{PeerState, RETRY, Status};
 use crate::tls::{Blame, TlsError};
 
 /// Connections that are accepted before others have their turn.
@@ -179,7 +181,7 @@ impl Helper {
                 state.status.problem.clear();
             }
         }
-        self.tell_daemon();
+        self.tell_of_peer(&name);
     }
 
     /// A connection is over: so are its streams.
@@ -236,13 +238,19 @@ impl Helper {
             tracing::warn!(peer = name, "not connected: {text}");
         }
         (state.link, state.status.state, state.status.problem) = (None, "down", text);
-        state.retry = Instant::now() + state.patience;
+        state.retry = Instant::now() + spread(state.patience);
         state.patience = (state.patience * 2).min(RETRY[1]);
-        self.tell_daemon();
+        self.tell_of_peer(name);
     }
 
     /// The configuration is another one.
     pub(super) fn peers_change(&mut self) {
+        self.unproved = SharedPlaces::new(self.settings.bounds.handshakes);
+        for lane in self.links.values().map(|link| &link.lane) {
+            if lane.phase < Phase::Up && !lane.dialled {
+                self.unproved.take(lane.address);
+            }
+        }
         let known = self.settings.peers.iter().map(|peer| peer.name.clone());
         let mut before = std::mem::take(&mut self.peers);
         self.peers = known.map(|name| (name.clone(), before.remove(&name).unwrap_or_default())).collect();
@@ -257,32 +265,58 @@ impl Helper {
         }
     }
 
-    /// Tells the daemon how it stands with each peer of which that has changed.
+    /// Tells the daemon how it stands with each peer of which that has changed, and with the helper itself.
     pub(super) fn tell_daemon(&mut self) {
-        let mut news: Vec<(String, String)> = Vec::new();
-        for (name, state) in &self.peers {
-            let mut status = state.status.clone();
-            if let Some(link) = state.link.and_then(|link| self.links.get(&link)) {
-                status.counts.bytes_sent += link.lane.sent;
-                status.counts.bytes_received += link.lane.received;
-            }
-            let text = status.text(name);
-            if text != state.told {
-                news.push((name.clone(), text));
-            }
-        }
-        let own = self.strangers.text("");
-        if own != self.strangers_told {
-            news.push((String::new(), own));
-        }
-        for (name, text) in news {
-            if !self.say(&Record::message(Op::Status, 0, Default::default(), 0, &text)) {
+        let news: Vec<(String, Status)> = self
+            .peers
+            .iter()
+            .map(|(name, state)| (name, self.status_of(state), &state.told))
+            .filter(|(_, now, told)| Some(now) != told.as_ref())
+            .map(|(name, now, _)| (name.clone(), now))
+            .collect();
+        for (name, now) in news {
+            if !self.tell(&name, now) {
                 return; // told once there is room, or a daemon
             }
-            match self.peers.get_mut(&name) {
-                Some(state) => state.told = text,
-                None => self.strangers_told = text,
-            }
+        }
+        if self.strangers_told.as_ref() != Some(&self.strangers) && self.say_status("", &self.strangers) {
+            self.strangers_told = Some(self.strangers.clone());
         }
     }
+
+    /// The same of one peer, to which something has just happened.
+    fn tell_of_peer(&mut self, name: &str) {
+        let now = self.peers.get(name).map(|state| self.status_of(state));
+        if let Some(now) = now {
+            self.tell(name, now);
+        }
+    }
+
+    /// With what was sent and received on the connection that is up.
+    fn status_of(&self, state: &PeerState) -> Status {
+        let mut status = state.status.clone();
+        if let Some(link) = state.link.and_then(|link| self.links.get(&link)) {
+            status.counts.bytes_sent += link.lane.sent;
+            status.counts.bytes_received += link.lane.received;
+        }
+        status
+    }
+
+    fn tell(&mut self, name: &str, now: Status) -> bool {
+        let said = self.say_status(name, &now);
+        if let Some(state) = self.peers.get_mut(name).filter(|_| said) {
+            state.told = Some(now);
+        }
+        said
+    }
+
+    fn say_status(&self, name: &str, status: &Status) -> bool {
+        self.say(&Record::message(Op::Status, 0, Default::default(), 0, &status.text(name)))
+    }
+}
+
+/// Half of it to all of it: hosts that have lost the same one do not come back to it all at once, again and again.
+fn spread(patience: Duration) -> Duration {
+    let random = RandomState::new().build_hasher().finish();
+    patience / 2 + (patience / 2).mul_f64(random as f64 / u64::MAX as f64)
 }
