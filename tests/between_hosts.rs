@@ -1,4 +1,5 @@
-//! Streams between hosts end when what carries them does, with an error, soon, and without a trace.
+//! Streams between hosts: real guests exchange them; and they end when what carries them does, with an error, soon, and without a
+//! trace.
 
 #[path = "between_hosts/world.rs"]
 mod world;
@@ -12,8 +13,9 @@ use std::time::{Duration, Instant};
 
 use rustix::event::{Timespec, epoll};
 use rustix::process::{Resource, Rlimit, getrlimit, setrlimit};
+use vmlane_lab::LabSpec;
 use vmlane_sock::{Listener, Stream};
-use vmlane_tests::{PATIENCE, full, kept, wait_until};
+use vmlane_tests::{Bed, PATIENCE, full, kept, wait_until};
 use world::{CIDS, DEAD_S, World};
 
 const STREAMS: usize = 2000;
@@ -60,6 +62,47 @@ fn two_thousand_streams_end_with_resets_and_nothing_stays() {
             ),
         );
     }
+}
+
+#[test]
+fn guests_of_two_hosts_exchange_streams_with_their_true_cids() {
+    const BYTES: usize = 4 << 20;
+    let lab = |host: &str, device: &str| {
+        let mut spec = LabSpec::new(&format!("{host}-{}", std::process::id())).device(device).unwrap();
+        (spec.guests, spec.boot_seconds, spec.mem_mib) = (1, 300, 256);
+        spec.kernels = vec!["6.12".into()];
+        spec
+    };
+    let (vmci, virtio) = (CIDS[0] + 1, CIDS[1] + 1);
+    let vm = |cid: u32| format!("[[vm]]\nname = \"a\"\ncid = {cid}\n");
+    let specs = [lab("alpha", "vmci"), lab("beta", "virtio-vsock")];
+    let (world, beds) = World::of_labs(specs, [&vm(vmci), &vm(virtio)]);
+    let [alpha, beta] = [&beds[0], &beds[1]].map(|bed| bed.guest("a"));
+    let serving = [&alpha, &beta].map(|guest| vmlane_tests::serve(guest, &format!("far serve {PORT}")));
+    for (client, own, server) in [(&alpha, vmci, virtio), (&beta, virtio, vmci)] {
+        let result = vmlane_tests::python(client, &format!("far ask {server} {PORT} {BYTES}"));
+        assert_eq!(result["whole"], BYTES, "CID {own} to {server}");
+    }
+    for (service, client) in serving.iter().zip([virtio, vmci]) {
+        let line = format!("from {client} {BYTES}");
+        assert!(service.said().lines().any(|said| said == line), "{line}: {}", service.said());
+    }
+    // What no one serves, and what no host owns.
+    for cid in [virtio, 5000] {
+        let script = format!("far ask {cid} {} 1", PORT + 1);
+        let words = format!("python3 /t/{}", script.replacen("far", "far.py", 1));
+        let output = alpha.exec(words.split(' ').collect::<Vec<_>>()).unwrap();
+        assert!(!output.success() && output.stderr().contains("Error"), "{cid}: {}", output.stderr());
+    }
+    kept(
+        19,
+        &format!(
+            "a guest with VMCI (CID {vmci}) and one with virtio-vsock (CID {virtio}) on two hosts sent each other {BYTES} bytes and their \
+             end, got all of them back, and saw each other's CID"
+        ),
+    );
+    drop((serving, world));
+    beds.into_iter().for_each(Bed::finish);
 }
 
 /// One round: streams, an end, all is well again. How long the last reset took.

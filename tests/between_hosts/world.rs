@@ -7,9 +7,9 @@ use std::process::{Child, Command, Stdio};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
-use vmlane_lab::find_vmlane;
+use vmlane_lab::{LabSpec, find_vmlane};
 use vmlane_sock::Host;
-use vmlane_tests::wait_until;
+use vmlane_tests::{Bed, wait_until};
 
 /// The hosts; alpha connects to beta.
 pub const NAMES: [&str; 2] = ["alpha", "beta"];
@@ -57,6 +57,10 @@ fn ip(words: &[&str]) -> bool {
 pub struct Site {
     index: usize,
     directory: PathBuf,
+    /// Of the daemon.
+    run: PathBuf,
+    /// The daemon is a lab's, which starts it.
+    is_lab: bool,
     space: Space,
     pub daemon: Option<Process>,
     pub helper: Option<Process>,
@@ -70,6 +74,27 @@ pub struct World {
 impl World {
     /// Two hosts that are connected; `vms`: what the configuration of each says of VMs.
     pub fn new(vms: [&str; 2]) -> World {
+        World::with(vms, |_| None)
+    }
+
+    /// The same; their daemons are those of two labs, whose guests are up; `vms`: what is to be added to what the configuration of each
+    /// says of its guests.
+    pub fn of_labs(specs: [LabSpec; 2], vms: [&str; 2]) -> (World, Vec<Bed>) {
+        let mut beds = Vec::new();
+        let mut specs = specs.into_iter();
+        let world = World::with(vms, |config| {
+            let mut spec = specs.next()?;
+            spec.daemon_config = Some(config.to_owned());
+            let bed = Bed::up(&spec);
+            let run = bed.lab().daemon_runtime_dir();
+            beds.push(bed);
+            Some(run)
+        });
+        (world, beds)
+    }
+
+    /// `daemon` starts one with this configuration and says where it runs; None: the host's own is to be started.
+    fn with(vms: [&str; 2], mut daemon: impl FnMut(&Path) -> Option<PathBuf>) -> World {
         let directory = tempfile::tempdir().unwrap();
         let pid = std::process::id();
         let spaces = NAMES.map(|name| Space(format!("vlr{pid}{name}")));
@@ -94,8 +119,11 @@ impl World {
             let index = index.next().unwrap_or(0);
             let own = directory.path().join(NAMES[index]);
             fs::create_dir(&own).unwrap();
-            fs::write(own.join("vmlane.toml"), config(directory.path(), index) + vms[index]).unwrap();
-            let mut site = Site { index, directory: own, space, daemon: None, helper: None };
+            let file = own.join("vmlane.toml");
+            fs::write(&file, config(directory.path(), index) + vms[index]).unwrap();
+            let lab = daemon(&file);
+            let (is_lab, run) = (lab.is_some(), lab.unwrap_or_else(|| own.join("run")));
+            let mut site = Site { index, directory: own, run, is_lab, space, daemon: None, helper: None };
             site.start();
             site
         });
@@ -149,7 +177,7 @@ fn config(directory: &Path, own: usize) -> String {
 
 impl Site {
     pub fn run(&self) -> PathBuf {
-        self.directory.join("run")
+        self.run.clone()
     }
 
     pub fn host(&self) -> Host {
@@ -158,7 +186,7 @@ impl Site {
 
     /// Starts what does not run.
     pub fn start(&mut self) {
-        if self.daemon.is_none() {
+        if self.daemon.is_none() && !self.is_lab {
             let mut command = Command::new(find_vmlane().unwrap());
             command.arg("daemon").arg("--state-dir").arg(self.directory.join("state"));
             let daemon = self.spawn(command);
