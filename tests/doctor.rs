@@ -66,6 +66,16 @@ fn sentences(said: &Value) -> Vec<String> {
     .collect()
 }
 
+/// The lines in which both differ.
+fn differing(before: &[String], after: &[String]) -> Vec<String> {
+    let lines = before.iter().zip(after).filter(|(one, other)| one != other);
+    let mut lines: Vec<String> = lines.map(|(one, other)| format!("{one} -> {other}")).collect();
+    if before.len() != after.len() {
+        lines.push(format!("{} lines -> {} lines", before.len(), after.len()));
+    }
+    lines
+}
+
 /// What was measured, for those who look for the reason of a failure.
 fn measured(said: &Value) -> String {
     let mut said = said.clone();
@@ -272,7 +282,7 @@ fn remedies_are_proven_in_guests() {
         kept(
             20,
             &format!(
-                "{device}: {tried} remedies tried in the guest that has the fault, {helped} shown to help, all settings as before"
+                "{device}: {tried} remedies tried in the guest that has the fault, {helped} shown to help, one interrupted by Ctrl-C, all settings as before"
             ),
         );
         bed.finish();

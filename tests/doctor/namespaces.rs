@@ -1,6 +1,7 @@
 //! Proofs between two network namespaces of this host: what they show, and that they leave nothing behind, whichever process is killed.
 
 use std::io::{BufRead, BufReader};
+use std::os::unix::process::ExitStatusExt;
 use std::path::Path;
 use std::process::{Child, Command, Output, Stdio};
 use std::time::{Duration, Instant};
@@ -9,10 +10,12 @@ use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
 use vmlane_tests::{PATIENCE, full, kept, wait_until};
 
+use super::differing;
+
 const HERE: &str = "10.77.0.1";
 const THERE: &str = "10.77.0.2";
 /// What a proof keeps while settings are changed.
-const RECORD: &str = "/run/vmlane-doctor/record";
+pub const RECORD: &str = "/run/vmlane-doctor/record";
 
 fn output(command: &mut Command) -> Output {
     command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"))
@@ -60,9 +63,11 @@ impl Pair {
         pair
     }
 
+    /// SIGINT ends it, also where a shell runs these tests in the background, and so has them ignore that.
     fn command(&self, number: usize, words: &[&str]) -> Command {
-        let mut command = Command::new("ip");
-        command.args(["netns", "exec", &self.names[number]]).args(words).stdin(Stdio::null());
+        let mut command = Command::new("env");
+        command.args(["--default-signal=INT", "ip", "netns", "exec", &self.names[number]]);
+        command.args(words).stdin(Stdio::null());
         command
     }
 
@@ -73,7 +78,7 @@ impl Pair {
         String::from_utf8_lossy(&output.stdout).into_owned()
     }
 
-    /// `ip netns exec` becomes the program, and so has its process number.
+    /// `env` and `ip netns exec` become the program, which so has their process number.
     fn vmlane(&self, number: usize, words: &[&str]) -> Command {
         let vmlane = vmlane_lab::find_vmlane().expect("the program was built");
         let mut all = vec![vmlane.to_str().expect("a path")];
@@ -102,13 +107,12 @@ impl Pair {
         all.lines().map(str::to_owned).collect()
     }
 
-    /// The lines that are other than before. Drivers and IPv6 may need a moment.
+    /// Drivers and IPv6 may need a moment.
     fn wait_for(&self, before: &[String]) {
         let begun = Instant::now();
         loop {
-            let now = self.settings();
-            let changed: Vec<_> = before.iter().zip(&now).filter(|(one, other)| one != other).collect();
-            if changed.is_empty() && before.len() == now.len() {
+            let changed = differing(before, &self.settings());
+            if changed.is_empty() {
                 return;
             }
             assert!(begun.elapsed() < PATIENCE, "settings are not as before: {changed:#?}");
@@ -243,10 +247,29 @@ impl Running {
         Running { doctor, guardian: guardian.expect("a guardian") }
     }
 
+    /// What it had done by then is undone by others.
     fn kill_doctor(&mut self, signal: Signal) {
+        let ended = self.doctor.try_wait().expect("its state").is_some();
         let pid = Pid::from_raw(self.doctor.id().cast_signed()).expect("a process");
-        kill_process(pid, signal).expect("a process to kill");
-        let _ = self.doctor.wait();
+        if !ended {
+            kill_process(pid, signal).expect("a process to kill");
+            let status = self.doctor.wait().expect("its end");
+            // It may just have come to its end.
+            let by = status.signal();
+            assert!(by == Some(signal.as_raw()) || status.code() == Some(1), "{signal:?}: {status}");
+        }
+    }
+
+    /// Ctrl-C while a remedy is applied.
+    fn interrupt(&mut self, pair: &Pair, before: &[String]) {
+        wait_until("a remedy is applied", || {
+            assert!(self.doctor.try_wait().expect("its state").is_none(), "the proof ended too early");
+            !differing(before, &pair.settings()).is_empty()
+        });
+        let pid = Pid::from_raw(self.doctor.id().cast_signed()).expect("a process");
+        kill_process(pid, Signal::INT).expect("a process to interrupt");
+        let status = self.doctor.wait().expect("its end");
+        assert_eq!(status.signal(), Some(Signal::INT.as_raw()), "{status}");
     }
 
     fn kill_guardian(&self) {
@@ -287,37 +310,40 @@ fn whoever_is_killed_settings_are_put_back() {
     let mut by_hand = 0;
     for kill in 0..kills {
         let mut running = Running::start(&pair);
+        let kind = if full() { kill % 4 } else { 1 + kill };
+        // So early that there still is a remedy to come.
+        let longest = if kind == 2 { longest / 4 } else { longest };
         let moment = Duration::from_millis(random(longest));
         std::thread::sleep(moment);
         let begun = Instant::now();
-        match kill % 4 {
+        match kind {
             0 => running.kill_doctor(Signal::KILL),
             1 => {
                 // Both, so that only the record is left.
                 running.kill_guardian();
                 running.kill_doctor(Signal::KILL);
             }
-            2 => running.kill_doctor(Signal::INT),
+            2 => running.interrupt(&pair, &before),
             _ => {
                 running.kill_guardian();
                 let code = running.doctor.wait().expect("the doctor's end").code();
                 assert!(matches!(code, Some(1 | 3)), "{code:?}");
             }
         }
-        if kill % 4 == 1 {
+        if kind == 1 {
             let undone = pair.undo();
             by_hand += usize::from(String::from_utf8_lossy(&undone.stdout).contains("as they were"));
             assert!(undone.status.success(), "{undone:?}");
         }
         wait_until("the record is gone", || !Path::new(RECORD).exists());
         pair.wait_for(&before);
-        println!("  killed after {moment:?} (kind {}), as before within {:?}", kill % 4, begun.elapsed());
+        println!("  killed after {moment:?} (kind {kind}), as before within {:?}", begun.elapsed());
         wait_until("no guardian is left", || pair.undo().status.success());
     }
     kept(
         20,
         &format!(
-            "{kills} proofs killed at random moments (the doctor, its guardian, both): all settings as before, {by_hand} of them by --undo"
+            "{kills} proofs killed at random moments (the doctor by -9, its guardian, both, Ctrl-C while a remedy is applied): all settings as before, {by_hand} of them by --undo"
         ),
     );
 }

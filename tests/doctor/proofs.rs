@@ -1,11 +1,13 @@
 //! Proofs in real guests: the remedy of each fault that is a setting of the machine it is in.
 
+use rustix::process::Signal;
 use serde_json::Value;
 use vmlane_lab::Running;
-use vmlane_tests::{Bed, PATIENCE};
+use vmlane_tests::{Bed, PATIENCE, wait_until};
 
+use super::differing;
 use super::faults::Fault;
-use super::namespaces::{improvement, spread};
+use super::namespaces::{RECORD, improvement, spread};
 
 /// What a remedy must be seen to improve.
 pub enum Gain {
@@ -49,16 +51,6 @@ fn settings(bed: &Bed, guest: &str) -> Vec<String> {
                   cat /proc/irq/$irq/smp_affinity_list 2>/dev/null; done; true";
     let output = bed.guest(guest).exec(["sh", "-c", script]).unwrap();
     output.stdout().lines().map(str::to_owned).collect()
-}
-
-/// The lines in which both differ.
-fn differing(before: &[String], after: &[String]) -> Vec<String> {
-    let lines = before.iter().zip(after).filter(|(one, other)| one != other);
-    let mut lines: Vec<String> = lines.map(|(one, other)| format!("{one} -> {other}")).collect();
-    if before.len() != after.len() {
-        lines.push(format!("{} lines -> {} lines", before.len(), after.len()));
-    }
-    lines
 }
 
 fn server(bed: &Bed, guest: &str) -> Running {
@@ -138,6 +130,28 @@ pub fn prove_here(bed: &Bed, check: &str, gauge: &str) {
     assert!(changed.is_empty() && said["proof"]["restored"] == true, "not as before: {changed:#?}");
 }
 
+/// Ctrl-C while a remedy is applied: the doctor ends by it, and its guardian puts the settings back.
+fn interrupted(bed: &Bed, fault: &Fault) {
+    let put = |lines: &[(&str, &str)]| {
+        for (guest, line) in lines {
+            bed.guest(guest).sh(line).unwrap_or_else(|error| panic!("{}: {error:#}", fault.name));
+        }
+    };
+    put(fault.put);
+    let before = settings(bed, "a");
+    let words =
+        ["env", "--default-signal=INT", "vmlane", "doctor", "--to", super::TO, "--prove", "--yes", "--quick"];
+    let doctor = bed.guest("a").spawn(words).unwrap();
+    wait_until("a remedy is applied", || !differing(&before, &settings(bed, "a")).is_empty());
+    doctor.signal(Signal::INT.as_raw());
+    let output = doctor.wait().unwrap();
+    assert_eq!(output.exit.signal, Some(Signal::INT.as_raw()), "{} {}", output.stdout(), output.stderr());
+    wait_until("settings are as before", || differing(&before, &settings(bed, "a")).is_empty());
+    bed.guest("a").sh(&format!("test ! -e {RECORD}")).unwrap();
+    put(fault.undo);
+    println!("  {}: interrupted while its remedy was applied, and as before", fault.name);
+}
+
 fn nothing_was_lost(tried: &[&Value]) -> bool {
     let readings = tried.iter().flat_map(|trial| trial["readings"].as_array().into_iter().flatten());
     let of_datagrams =
@@ -165,6 +179,9 @@ pub fn prove_all(bed: &Bed, faults: &[&Fault]) -> (usize, usize) {
                 wrong.push(why);
             }
         }
+    }
+    if let Some(fault) = faults.iter().find(|fault| fault.name == "TSO off") {
+        interrupted(bed, fault);
     }
     drop(servers);
     assert!(wrong.is_empty(), "{} of {tried}:\n{}", wrong.len(), wrong.join("\n"));
