@@ -50,11 +50,21 @@ fn examine(bed: &Bed, to: &str, quick: bool) -> (Value, i32) {
     let said = serde_json::from_str(&output.stdout());
     let said: Value = said.unwrap_or_else(|error| panic!("{error}: {} {}", output.stdout(), output.stderr()));
     println!(
-        "  examined in {:.1} s ({:.1} s with its start)",
+        "  examined{} in {:.1} s ({:.1} s with its start){}",
+        if quick { " quickly" } else { "" },
         said["seconds"].as_f64().unwrap(),
-        began.elapsed().as_secs_f64()
+        began.elapsed().as_secs_f64(),
+        left_out(&said)
     );
     (said, code)
+}
+
+/// What there was no time for.
+fn left_out(said: &Value) -> String {
+    match said["left_out"].as_array() {
+        Some(list) if !list.is_empty() => format!(", left out: {}", said["left_out"]),
+        _ => String::new(),
+    }
 }
 
 /// A line for each finding.

@@ -381,15 +381,83 @@ fn a_veth_is_healthy() {
     }
     let pair = Pair::new();
     for run in 0..5 {
-        let to = format!("tcp:{THERE}");
-        let mut words = vec!["doctor", "--to", &to, "--json"];
-        words.extend((run % 2 == 1).then_some("--quick"));
-        let output = output(pair.vmlane(0, &words).stdout(Stdio::piped()));
-        let said: Value = serde_json::from_slice(&output.stdout).expect("a report");
+        let said = examined(&pair, run % 2 == 1);
         let found = said["findings"].as_array().expect("a list").iter();
         let found: Vec<_> = found.filter(|finding| finding["check"] != "busy-cpu").collect();
-        println!("  examined in {:.1} s", said["seconds"].as_f64().unwrap_or(0.0));
         assert!(found.is_empty(), "{found:#?}");
     }
     kept(20, "veth: 5 healthy runs without a finding, programs of the host aside");
+}
+
+/// What a doctor in the first namespace says, and a line of how long it took.
+fn examined(pair: &Pair, quick: bool) -> Value {
+    let to = format!("tcp:{THERE}");
+    let mut words = vec!["doctor", "--to", &to, "--json"];
+    words.extend(quick.then_some("--quick"));
+    let output = output(pair.vmlane(0, &words).stdout(Stdio::piped()));
+    let said: Value = serde_json::from_slice(&output.stdout).expect("a report");
+    let how = if quick { " quickly" } else { "" };
+    println!("  examined{how} in {:.1} s{}", said["seconds"].as_f64().unwrap_or(0.0), super::left_out(&said));
+    said
+}
+
+fn has(said: &Value, check: &str) -> bool {
+    said["findings"].as_array().expect("a list").iter().any(|finding| finding["check"] == check)
+}
+
+/// Stopped for most of each second, as a debugger, a frozen control group or a lack of memory does it.
+#[test]
+fn a_server_that_is_stopped_most_of_the_time_is_found() {
+    if !full() {
+        return;
+    }
+    let pair = Pair::new();
+    let server =
+        pair.server.as_ref().map(|server| Pid::from_raw(server.id().cast_signed()).expect("a process"));
+    let server = server.expect("a server");
+    let ended = std::sync::atomic::AtomicBool::new(false);
+    let said = std::thread::scope(|scope| {
+        scope.spawn(|| {
+            while !ended.load(std::sync::atomic::Ordering::Relaxed) {
+                let _ = kill_process(server, Signal::STOP);
+                std::thread::sleep(Duration::from_millis(4000));
+                let _ = kill_process(server, Signal::CONT);
+                std::thread::sleep(Duration::from_millis(100));
+            }
+        });
+        // Unwinding would wait for the other thread.
+        let said = std::panic::catch_unwind(std::panic::AssertUnwindSafe(|| {
+            [examined(&pair, false), examined(&pair, true)]
+        }));
+        ended.store(true, std::sync::atomic::Ordering::Relaxed);
+        said.expect("two reports")
+    });
+    assert!(has(&said[0], "slow-answers"), "{} {}", said[0]["findings"], said[0]["waits"]);
+    let seconds: Vec<f64> = said.iter().filter_map(|said| said["seconds"].as_f64()).collect();
+    assert!(seconds[0] < 30.0 && seconds[1] < 5.0, "they have no more time: {seconds:?}");
+    kept(
+        20,
+        &format!(
+            "a server that is stopped for 4 s of 4.1 s: said so after {:.1} s, quickly after {:.1} s",
+            seconds[0], seconds[1]
+        ),
+    );
+}
+
+#[test]
+fn a_long_way_takes_no_more_time_than_it_may() {
+    if !full() {
+        return;
+    }
+    let pair = Pair::new();
+    pair.within(
+        0,
+        &["tc", "qdisc", "add", "dev", "eth0", "root", "netem", "delay", "80ms", "limit", "10000"],
+    );
+    let runs: Vec<Value> = (0..6).map(|run| examined(&pair, run < 5)).collect();
+    assert!(runs.iter().all(|said| has(said, "latency")), "{}", runs[0]["findings"]);
+    let seconds: Vec<f64> = runs.iter().filter_map(|said| said["seconds"].as_f64()).collect();
+    let most = seconds[..5].iter().copied().fold(0.0, f64::max);
+    assert!(most < 5.0 && seconds[5] < 30.0, "they have no more time: {seconds:?}");
+    kept(20, &format!("80 ms of delay: found in 5 of 5 quick examinations, in at most {most:.1} s"));
 }

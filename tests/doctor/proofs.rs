@@ -37,6 +37,8 @@ pub const PROVABLE: &[(&str, Gain)] = &[
     ("receive checksum off", Gain::Of("throughput")),
     ("a small receive ring", Gain::Unseen),
     ("a small send ring", Gain::Unseen),
+    ("an RSS table with one queue", Gain::Unseen),
+    ("LRO on while forwarding", Gain::Unseen),
     ("interrupts that wait", Gain::Of("round trips")),
     ("all interrupts on one CPU", Gain::Unseen),
     ("one queue of two", Gain::Unseen),
@@ -45,7 +47,7 @@ pub const PROVABLE: &[(&str, Gain)] = &[
 
 /// What the guest's own programs say of its settings.
 fn settings(bed: &Bed, guest: &str) -> Vec<String> {
-    let script = "ip -d address show dev eth0; ip route show table all; for option in k g l c; do ethtool -$option eth0 2>/dev/null; done; \
+    let script = "ip -d address show dev eth0; ip route show table all; for option in k g l c x; do ethtool -$option eth0 2>/dev/null; done; \
                   sysctl net.core net.ipv4 net.ipv6 2>/dev/null | grep -v -e 'net.ipv4.tcp_fastopen_key' -e stable_secret; \
                   for irq in $(ls /sys/class/net/eth0/device/msi_irqs /sys/class/net/eth0/device/../msi_irqs 2>/dev/null); do \
                   cat /proc/irq/$irq/smp_affinity_list 2>/dev/null; done; true";

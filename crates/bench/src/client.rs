@@ -32,6 +32,8 @@ pub struct Options {
     pub secret: Option<Secret>,
     /// Only addresses of this version of IP, where a name has several.
     pub ip: Option<IpVersion>,
+    /// Nothing is waited for any longer than until then.
+    pub until: Option<Instant>,
 }
 
 /// How often to report progress, and to whom.
@@ -58,17 +60,16 @@ pub fn run(to: &Target, spec: &Spec, options: &Options, hooks: &mut Hooks<'_>) -
         None => to.control.clone(),
     };
 
-    let channel = greet(&control, options)?;
-    channel.send(&Message::Test((*spec).clone()))?;
+    let channel = greet(&control, options, &Message::Test((*spec).clone()))?;
     let Ready { port, ports, token } = match channel.recv(ANSWER, "preparing the test")? {
         Message::Ready { port, ports, token } => Ready { port, ports, token },
         other => return Err(channel.unexpected(&other)),
     };
     let assembled = if spec.datagrams {
-        assemble_datagrams(&channel, &control, &spec, buffers, &ports, token)?
+        assemble_datagrams(&channel, (&control, options.until), &spec, buffers, &ports, token)?
     } else {
         let data = transport::announced(&control, port);
-        assemble(&data, &spec, buffers)?
+        assemble(&data, &spec, buffers, options.until)?
     };
     let (send_buffer, recv_buffer) = match channel.recv(ARRIVAL, "accepting the data connections")? {
         Message::Accepted { send_buffer, recv_buffer } => (send_buffer, recv_buffer),
@@ -115,18 +116,48 @@ pub fn ask(
     request: &serde_json::Value,
     patience: Duration,
 ) -> Result<Told, Error> {
-    let control = match options.ip {
-        Some(version) => transport::only(to, version)?,
-        None => to.clone(),
-    };
-    let channel = greet(&control, options)?;
-    channel.send(&Message::Ask { request: request.clone() })?;
-    match channel.recv(patience, "examining its machine")? {
-        Message::Answer { answer } => {
-            let (here, there) = channel.conn().ip_addresses();
-            Ok(Told { answer, here, there })
+    Questions::new(to, options).ask(request, patience)
+}
+
+/// Asks one question after another over the same connection.
+pub struct Questions<'a> {
+    to: &'a Address,
+    options: &'a Options,
+    channel: Option<Channel>,
+}
+
+impl<'a> Questions<'a> {
+    pub fn new(to: &'a Address, options: &'a Options) -> Questions<'a> {
+        Questions { to, options, channel: None }
+    }
+
+    /// The same question as [`ask`]. After an error, the next one makes a connection of its own.
+    pub fn ask(&mut self, request: &serde_json::Value, patience: Duration) -> Result<Told, Error> {
+        let question = Message::Ask { request: request.clone() };
+        if let Some(channel) = self.channel.take() {
+            match channel.send(&question).and_then(|()| self.hear(channel, patience)) {
+                // A server of before hangs up after an answer.
+                Err(Error::Gone { .. }) => {}
+                other => return other,
+            }
         }
-        other => Err(channel.unexpected(&other)),
+        let control = match self.options.ip {
+            Some(version) => transport::only(self.to, version)?,
+            None => self.to.clone(),
+        };
+        let channel = greet(&control, self.options, &question)?;
+        self.hear(channel, patience)
+    }
+
+    fn hear(&mut self, channel: Channel, patience: Duration) -> Result<Told, Error> {
+        match channel.recv(patience, "examining its machine")? {
+            Message::Answer { answer } => {
+                let (here, there) = channel.conn().ip_addresses();
+                self.channel = Some(channel);
+                Ok(Told { answer, here, there })
+            }
+            other => Err(channel.unexpected(&other)),
+        }
     }
 }
 
@@ -146,10 +177,14 @@ fn complete(spec: &Spec, family: Family) -> Spec {
     spec
 }
 
-fn greet(to: &Address, options: &Options) -> Result<Channel, Error> {
-    let conn = Conn::connect(to, Buffers::default())?;
-    let channel = Channel::new(conn, to.to_string());
-    channel.send(&Message::hello())?;
+/// Greets the server, proves what is to be proven, and sends the `first` message.
+fn greet(to: &Address, options: &Options, first: &Message) -> Result<Channel, Error> {
+    let conn = Conn::connect_until(to, Buffers::default(), options.until)?;
+    let channel = Channel::new(conn, to.to_string()).until(options.until);
+    match &options.secret {
+        Some(_) => channel.send(&Message::hello())?,
+        None => channel.send_all(&[&Message::hello(), first])?,
+    }
     let challenge = match channel.recv_hello("greeting") {
         // A peer that says nothing or hangs up at a greeting is hardly a bench server.
         Err(Error::Gone { peer, .. }) => {
@@ -159,7 +194,7 @@ fn greet(to: &Address, options: &Options) -> Result<Channel, Error> {
     };
     match (challenge, &options.secret) {
         (Some(challenge), Some(secret)) => {
-            channel.send(&Message::Proof { proof: secret.prove(&challenge) })?;
+            channel.send_all(&[&Message::Proof { proof: secret.prove(&challenge) }, first])?;
         }
         (Some(_), None) => {
             return Err(Error::Usage(format!(
@@ -167,7 +202,8 @@ fn greet(to: &Address, options: &Options) -> Result<Channel, Error> {
             )));
         }
         // A server that asks for no secret serves every client.
-        (None, _) => {}
+        (None, Some(_)) => channel.send(first)?,
+        (None, None) => {}
     }
     Ok(channel)
 }
@@ -180,7 +216,12 @@ struct Assembled {
     sizes: BufferSizes,
 }
 
-fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assembled, Error> {
+fn assemble(
+    data: &Address,
+    spec: &Arc<Spec>,
+    buffers: Buffers,
+    until: Option<Instant>,
+) -> Result<Assembled, Error> {
     if spec.test == Test::Crr {
         // One connection ahead of the test tells the buffers that all of them will have; the server's
         // end drops it as one that asks nothing.
@@ -195,7 +236,7 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assemb
     }
     let mut conns = Vec::new();
     for session in 0..spec.sessions as usize {
-        let conn = Conn::connect(data, buffers)?;
+        let conn = Conn::connect_until(data, buffers, until)?;
         conn.set_patience(load::IDLE).map_err(Error::data(session, "preparing the connection"))?;
         if spec.nodelay {
             conn.set_nodelay().map_err(Error::data(session, "setting nodelay (-D)"))?;
@@ -223,7 +264,7 @@ fn assemble(data: &Address, spec: &Arc<Spec>, buffers: Buffers) -> Result<Assemb
 /// The same for datagrams: each session says hello until the server has seen all of them.
 fn assemble_datagrams(
     channel: &Channel,
-    control: &Address,
+    (control, last): (&Address, Option<Instant>),
     spec: &Arc<Spec>,
     buffers: Buffers,
     ports: &[u32],
@@ -245,7 +286,8 @@ fn assemble_datagrams(
     }
     let sizes = conns[0].buffers().map_err(Error::io("reading the buffer sizes"))?;
     let hello = Header::hello(token).to_bytes();
-    let until = Instant::now() + ARRIVAL;
+    let arrived = Instant::now() + ARRIVAL;
+    let until = last.map_or(arrived, |last| last.min(arrived));
     while Instant::now() < until {
         for (session, conn) in conns.iter().enumerate() {
             match conn.send(&hello) {

@@ -15,7 +15,8 @@
 //! Finish                         -->                          the client's sessions are done
 //!                                <--    Result                what the server's sessions saw
 //! ```
-//! Instead of a test, a client may ask about the server's machine: `Ask`, then `Answer`. The server may answer anything with `Error` and close. A peer that is silent for longer than the step
+//! Instead of a test, a client may ask about the server's machine: `Ask`, then `Answer`, as often as it likes. A client that
+//! knows no secret sends `Hello` and what follows at once, which saves a round trip. The server may answer anything with `Error` and close. A peer that is silent for longer than the step
 //! allows is given up; nothing a peer sends makes the other end allocate more than `MAX_MESSAGE`.
 
 use std::io;
@@ -111,11 +112,19 @@ impl Message {
 pub struct Channel {
     conn: Conn,
     peer: String,
+    /// No step is waited for longer than until then.
+    until: Option<Instant>,
 }
 
 impl Channel {
     pub fn new(conn: Conn, peer: String) -> Channel {
-        Channel { conn, peer }
+        // Small messages follow each other. One that waits is late, and no more than that.
+        let _ = conn.set_nodelay();
+        Channel { conn, peer, until: None }
+    }
+
+    pub fn until(self, until: Option<Instant>) -> Channel {
+        Channel { until, ..self }
     }
 
     pub fn conn(&self) -> &Conn {
@@ -123,14 +132,22 @@ impl Channel {
     }
 
     pub fn send(&self, message: &Message) -> Result<(), Error> {
-        let body = serde_json::to_vec(message)
-            .map_err(|error| Error::Io { doing: "writing a control message", cause: error.into() })?;
-        if body.len() > MAX_MESSAGE {
-            let why = format!("a message of {} bytes; {MAX_MESSAGE} are the most", body.len());
-            return Err(Error::Io { doing: "writing a control message", cause: io::Error::other(why) });
+        self.send_all(&[message])
+    }
+
+    /// Several at once, for a peer that reads them one after another.
+    pub fn send_all(&self, messages: &[&Message]) -> Result<(), Error> {
+        let mut frame = Vec::new();
+        for message in messages {
+            let body = serde_json::to_vec(message)
+                .map_err(|error| Error::Io { doing: "writing a control message", cause: error.into() })?;
+            if body.len() > MAX_MESSAGE {
+                let why = format!("a message of {} bytes; {MAX_MESSAGE} are the most", body.len());
+                return Err(Error::Io { doing: "writing a control message", cause: io::Error::other(why) });
+            }
+            frame.extend_from_slice(&(body.len() as u32).to_le_bytes());
+            frame.extend_from_slice(&body);
         }
-        let mut frame = (body.len() as u32).to_le_bytes().to_vec();
-        frame.extend_from_slice(&body);
         let doing = "sending a control message";
         self.conn.set_patience(ANSWER).map_err(Error::io(doing))?;
         self.conn.write_all(&frame).map_err(|cause| self.failure(cause, ANSWER, doing))
@@ -139,7 +156,9 @@ impl Channel {
     /// The next message; the peer's `Error` becomes ours. `patience` covers the message as a whole, so
     /// a peer that sends a byte a second gains nothing.
     pub fn recv(&self, patience: Duration, doing: &'static str) -> Result<Message, Error> {
-        let until = Instant::now() + patience;
+        let now = Instant::now();
+        let until = self.until.map_or(now + patience, |until| until.min(now + patience));
+        let patience = until.saturating_duration_since(now);
         let mut prefix = [0; 4];
         self.fill(&mut prefix, until, patience, doing)?;
         let length = length(prefix).map_err(|why| self.wrong(why))?;
@@ -233,7 +252,7 @@ impl Channel {
         use io::ErrorKind::{BrokenPipe, ConnectionReset, NotConnected};
         let peer = self.peer.clone();
         match cause.kind() {
-            _ if is_timeout(&cause) => Error::Silent { peer, seconds: patience.as_secs(), doing },
+            _ if is_timeout(&cause) => Error::Silent { peer, waited: patience, doing },
             BrokenPipe | ConnectionReset | NotConnected => Error::Gone { peer, doing },
             _ => Error::Io { doing, cause },
         }

@@ -1,6 +1,7 @@
 //! Everything that can go wrong in a measurement, worded for the person at the terminal.
 
 use std::io;
+use std::time::Duration;
 
 #[derive(Debug, thiserror::Error)]
 pub enum Error {
@@ -19,8 +20,8 @@ pub enum Error {
         "{peer} speaks version {theirs} of the bench protocol, this program version {ours}: use the same vmlane on both ends"
     )]
     Version { peer: String, ours: u32, theirs: u32 },
-    #[error("{peer} gave no answer for {seconds} s while {doing}: is it alive, and is the way to it open?")]
-    Silent { peer: String, seconds: u64, doing: &'static str },
+    #[error("{peer} gave no answer for {} s while {doing}: is it alive, and is the way to it open?", (.waited.as_secs_f64() * 10.0).round() / 10.0)]
+    Silent { peer: String, waited: Duration, doing: &'static str },
     #[error("{peer} closed the connection while {doing}")]
     Gone { peer: String, doing: &'static str },
     #[error("{peer} says: {message}")]

@@ -386,7 +386,9 @@ fn a_server_with_a_secret_serves_those_who_know_it() {
     let server = Server::bind(&["tcp:127.0.0.1:0".parse().unwrap()]).unwrap();
     let running = server.with_secret(file("correct horse battery")).spawn().unwrap();
     let to: Target = running.addresses()[0].clone().into();
-    let ask = |secret: Option<Secret>| measured(&to, &quick(Test::Rr), &Options { secret, ip: None }, whole);
+    let ask = |secret: Option<Secret>| {
+        measured(&to, &quick(Test::Rr), &Options { secret, ..Options::default() }, whole)
+    };
     sane(&ask(Some(file("correct horse battery\n"))).unwrap());
     let error = ask(None).unwrap_err();
     assert!(error.is_usage() && error.to_string().contains("give --secret-file"), "{error}");
@@ -398,7 +400,7 @@ fn a_server_with_a_secret_serves_those_who_know_it() {
 fn a_version_of_ip_can_be_asked_for() {
     let running = serve("tcp:127.0.0.1:0");
     let to: Target = running.addresses()[0].clone().into();
-    let ask = |ip| measured(&to, &quick(Test::Rr), &Options { secret: None, ip: Some(ip) }, whole);
+    let ask = |ip| measured(&to, &quick(Test::Rr), &Options { ip: Some(ip), ..Options::default() }, whole);
     sane(&ask(IpVersion::V4).unwrap());
     let error = ask(IpVersion::V6).unwrap_err();
     assert!(error.is_usage() && error.to_string().contains("has no IPv6 address"), "{error}");

@@ -25,6 +25,11 @@ pub enum Change {
         interface: String,
         combined: u32,
     },
+    /// All queues in turn in the table by which received frames are spread, as drivers do by default.
+    Spread {
+        interface: String,
+        queues: u32,
+    },
     /// How long an interrupt for received frames may wait.
     Moderation {
         interface: String,
@@ -81,6 +86,9 @@ impl Change {
             Change::Queues { interface, combined } => {
                 words(&["ethtool", "-L", interface, "combined", &combined.to_string()])
             }
+            Change::Spread { interface, queues } => {
+                words(&["ethtool", "-X", interface, "equal", &queues.to_string()])
+            }
             Change::Moderation { interface, rx_us } => {
                 words(&["ethtool", "-C", interface, "rx-usecs", &rx_us.to_string()])
             }
@@ -129,6 +137,7 @@ mod tests {
             (Change::feature("eth0", "tso", true), "ethtool -K eth0 tso on"),
             (Change::Ring { interface: eth0(), ring: Ring::Tx, descriptors: 512 }, "ethtool -G eth0 tx 512"),
             (Change::Queues { interface: eth0(), combined: 2 }, "ethtool -L eth0 combined 2"),
+            (Change::Spread { interface: eth0(), queues: 2 }, "ethtool -X eth0 equal 2"),
             (Change::Moderation { interface: eth0(), rx_us: 50 }, "ethtool -C eth0 rx-usecs 50"),
         ] {
             assert_eq!(change.command().join(" "), line);

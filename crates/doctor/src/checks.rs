@@ -30,6 +30,7 @@ mod rings;
 mod rss_table;
 mod segmentation;
 mod sender_limit;
+mod slow_answers;
 mod small_window;
 mod socket_buffers;
 mod steal;
@@ -67,7 +68,7 @@ pub struct Threshold {
 }
 
 /// All checks, in the order of the guide: from the card up.
-pub const ALL: [&Check; 41] = [
+pub const ALL: [&Check; 42] = [
     &nic_model::CHECK,
     &foreign_driver::CHECK,
     &mtu_mismatch::CHECK,
@@ -100,6 +101,7 @@ pub const ALL: [&Check; 41] = [
     &duplicate_address::CHECK,
     &busy::CHECK,
     &steal::CHECK,
+    &slow_answers::CHECK,
     &vsock_transport::CHECK,
     &vsock_address::CHECK,
     &vsock_buffers::CHECK,

@@ -119,6 +119,15 @@ impl Run {
     }
 }
 
+/// How long the far end was waited for.
+#[derive(Clone, Debug, PartialEq, Serialize)]
+pub struct Wait {
+    /// What it was about to do.
+    pub what: String,
+    pub seconds: f64,
+    pub answered: bool,
+}
+
 #[derive(Clone, Debug, Default)]
 pub struct Evidence {
     /// Where the far end was looked for.
@@ -132,6 +141,10 @@ pub struct Evidence {
     pub runs: Vec<Run>,
     /// What failed instead of being measured.
     pub failed: Vec<String>,
+    /// What was not measured, because the time that an examination may take was over.
+    pub left_out: Vec<String>,
+    /// Answers of the far end that were long in coming, or did not come.
+    pub waits: Vec<Wait>,
     /// Bits per second over the loopback of each end.
     pub loopback_near: Option<f64>,
     pub loopback_far: Option<f64>,

@@ -1,14 +1,22 @@
 //! An examination: asks both ends, measures between them, and keeps what was seen.
 //!
 //! Everything runs over `vmlane bench`'s own connections; tests are abandoned when their time is up, so that a broken
-//! path costs no more time than a healthy one.
+//! path costs no more time than a healthy one. The examination as a whole has a [`Budget`]: what does not fit is left out,
+//! and the report says so.
 
-use std::time::Duration;
+mod budget;
+mod prepared;
+
+use std::thread::Scope;
+use std::time::{Duration, Instant};
 
 use vmlane_bench::address::Family;
-use vmlane_bench::{Address, Error, Hooks, Options, Report, Spec, Target, Test};
+use vmlane_bench::{Address, Error, Hooks, Options, Questions, Report, Spec, Target, Test, Told};
 
-use crate::evidence::{End, Evidence, Kind, Run};
+use budget::Budget;
+use prepared::Prepared;
+
+use crate::evidence::{End, Evidence, Kind, Run, Wait};
 use crate::facts::{Counters, Facts, Load, WATCHED};
 use crate::loopback;
 use crate::question::Question;
@@ -27,6 +35,9 @@ pub struct Plan {
     slow: Option<f64>,
     loaded: Option<f64>,
     loopback: Option<f64>,
+    /// Seconds after which nothing more begins, and after which nothing more is waited for.
+    soft: f64,
+    hard: f64,
 }
 
 impl Plan {
@@ -42,6 +53,8 @@ impl Plan {
             slow: None,
             loaded: None,
             loopback: None,
+            soft: 4.6,
+            hard: 4.85,
         }
     }
 
@@ -57,12 +70,18 @@ impl Plan {
             slow: Some(1.0),
             loaded: Some(1.5),
             loopback: Some(1.0),
+            soft: 27.5,
+            hard: 29.0,
         }
     }
 }
 
 /// For the server to watch its machine, or to measure its loopback.
 const PATIENCE: Duration = Duration::from_secs(10);
+/// An answer of the other end that takes longer is worth to be told.
+const WORTH_TELLING: Duration = Duration::from_secs(1);
+/// What a measurement of a loopback takes beside its length.
+const LOOPBACK_STARTS: f64 = 0.3;
 /// So that the other end's clock, which starts a little earlier, does not cut the measurement short.
 const COOLDOWN: f64 = 0.15;
 /// So is a transfer that does not get anywhere.
@@ -75,10 +94,14 @@ const OFTEN: f64 = 0.05;
 /// Examines the way to the server at `to`. An error is only what makes an examination impossible: a machine that cannot be
 /// reached is evidence too.
 pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) -> Result<Evidence, Error> {
+    let budget = Budget::begin(plan.soft, plan.hard);
+    let options = &Options { until: Some(budget.hard), ..options.clone() };
     say("reading both machines' settings");
+    let mut questions = Questions::new(to, options);
+    let began = Instant::now();
     // Both machines are watched at the same time.
     let (load, asked) = std::thread::scope(|scope| {
-        let asking = scope.spawn(|| vmlane_bench::ask(to, options, &Question::Facts.to_value(), PATIENCE));
+        let asking = scope.spawn(|| questions.ask(&Question::Facts.to_value(), PATIENCE));
         let load = Load::watch(WATCHED);
         let asked = asking.join().unwrap_or_else(|_| {
             Err(Error::Usage("asking the other machine failed: its answer could not be read".to_owned()))
@@ -98,39 +121,79 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
             return Err(error);
         }
         Err(error) => {
+            note_silence(&mut evidence, &error);
             evidence.near = Facts::read_with(load, None, None);
             evidence.unreachable = Some(error.to_string());
             return Ok(evidence);
         }
     };
-    evidence.near = Facts::read_with(load, told.here, told.there);
-    let wrong = |why| Error::WrongPeer { peer: to.to_string(), why };
-    evidence.far = Some(Facts::from_answer(told.answer).map_err(wrong)?);
-
-    let mut examination = Examination { to, options, plan, say, evidence, last: None };
-    examination.measure();
-    Ok(examination.evidence)
+    std::thread::scope(|scope| {
+        let mut examination =
+            Examination { scope, to, options, plan, say, evidence, last: None, budget, questions };
+        examination.note_wait("telling of its machine", began.elapsed().saturating_sub(WATCHED));
+        // While this machine's settings are read, the first connections are made.
+        let first = examination.first();
+        examination.evidence.near = Facts::read_with(load, told.here, told.there);
+        let wrong = |why| Error::WrongPeer { peer: to.to_string(), why };
+        examination.evidence.far = Some(Facts::from_answer(told.answer).map_err(wrong)?);
+        examination.measure(first);
+        Ok(examination.evidence)
+    })
 }
 
-struct Examination<'a> {
-    to: &'a Address,
-    options: &'a Options,
+/// The other end took our question and did not answer: no fault of the way to it.
+fn note_silence(evidence: &mut Evidence, error: &Error) {
+    if let Error::Silent { doing, waited, .. } = error {
+        evidence.waits.push(Wait {
+            what: (*doing).to_owned(),
+            seconds: waited.as_secs_f64(),
+            answered: false,
+        });
+    }
+}
+
+struct Examination<'scope, 'env> {
+    scope: &'scope Scope<'scope, 'env>,
+    to: &'env Address,
+    options: &'env Options,
     plan: Plan,
-    say: &'a dyn Fn(&str),
+    say: &'env dyn Fn(&str),
     evidence: Evidence,
     /// What both ends had counted after the run before.
     last: Option<(Counters, Counters)>,
+    budget: Budget,
+    questions: Questions<'env>,
 }
 
-impl Examination<'_> {
-    fn measure(&mut self) {
+/// The measurements that every examination has.
+struct First<'scope> {
+    round_trips: Prepared<'scope>,
+    streams: [Prepared<'scope>; 2],
+}
+
+impl<'scope, 'env> Examination<'scope, 'env> {
+    fn first(&self) -> First<'scope> {
+        let prepare = |spec| self.prepare(spec, false);
+        First {
+            round_trips: prepare(self.requests(self.plan.round_trips, 1, 1)),
+            streams: [Test::Stream, Test::Maerts].map(|test| prepare(self.spec(test, self.plan.stream))),
+        }
+    }
+
+    fn prepare(&self, spec: Spec, datagrams: bool) -> Prepared<'scope> {
+        let target = Target { control: self.to.clone(), datagrams };
+        Prepared::new(self.scope, target, spec, self.options)
+    }
+
+    fn measure(&mut self, first: First<'scope>) {
+        let probes = self.first_probes();
         (self.say)("measuring round trips");
-        let spec = self.requests(self.plan.round_trips, 1, 1);
-        self.run(Kind::RoundTrips, End::Near, &spec);
-        for (from, test) in [(End::Near, Test::Stream), (End::Far, Test::Maerts)] {
+        let seconds = self.plan.round_trips;
+        self.run_prepared(Kind::RoundTrips, End::Near, seconds, first.round_trips);
+        for (from, prepared) in [End::Near, End::Far].into_iter().zip(first.streams) {
             (self.say)(&format!("measuring throughput {}", self.evidence.way(from)));
-            let spec = self.spec(test, self.plan.stream);
-            self.run(Kind::Stream, from, &spec);
+            let seconds = self.plan.warmup + self.plan.stream + COOLDOWN;
+            self.run_prepared(Kind::Stream, from, seconds, prepared);
             let suspicious = self.evidence.run(Kind::Stream, from).is_some_and(|run| {
                 run.retransmitted() > SUSPICIOUS || run.timeouts() > 0 || run.bps() < CRAWLS
             });
@@ -145,6 +208,7 @@ impl Examination<'_> {
             }
         }
         if !self.evidence.is_vsock {
+            self.probe_both(probes);
             for from in [End::Near, End::Far] {
                 self.probe(from);
             }
@@ -195,53 +259,185 @@ impl Examination<'_> {
     }
 
     fn run(&mut self, kind: Kind, from: End, spec: &Spec) {
-        self.run_with(kind, from, |examination| examination.bench(spec, matches!(kind, Kind::Probe { .. })));
+        let seconds = spec.warmup + spec.seconds + spec.cooldown;
+        self.run_with(kind, from, seconds, |examination| {
+            examination.bench(spec, matches!(kind, Kind::Probe { .. }))
+        });
     }
 
-    fn run_with(&mut self, kind: Kind, from: End, bench: impl FnOnce(&Self) -> Result<Report, Error>) {
-        let before = self.last.take().unwrap_or_else(|| self.counters());
-        match bench(self) {
+    fn run_prepared(&mut self, kind: Kind, from: End, seconds: f64, prepared: Prepared<'scope>) {
+        self.run_with(kind, from, seconds, |_| prepared.run());
+    }
+
+    fn run_with(
+        &mut self,
+        kind: Kind,
+        from: End,
+        seconds: f64,
+        bench: impl FnOnce(&Self) -> Result<Report, Error>,
+    ) {
+        if !self.budget.allows(seconds) {
+            return self.leave_out(kind, from);
+        }
+        let before = self.before();
+        let began = Instant::now();
+        let result = bench(self);
+        let after = self.after(&result);
+        self.budget.learn(seconds, began.elapsed());
+        self.keep(kind, from, result, &before, after);
+    }
+
+    fn before(&mut self) -> (Counters, Counters) {
+        match self.last.take() {
+            Some(last) => last,
+            None => self.counters(),
+        }
+    }
+
+    /// After what failed there is nothing to count.
+    fn after(&mut self, result: &Result<Report, Error>) -> (Counters, Counters) {
+        if result.is_ok() { self.counters() } else { Default::default() }
+    }
+
+    fn keep(
+        &mut self,
+        kind: Kind,
+        from: End,
+        result: Result<Report, Error>,
+        before: &(Counters, Counters),
+        after: (Counters, Counters),
+    ) {
+        match result {
             Ok(report) => {
-                let after = self.counters();
                 let (near, far) = (after.0.since(&before.0), after.1.since(&before.1));
                 self.evidence.runs.push(Run { kind, from, report, near, far });
                 self.last = Some(after);
             }
             Err(error) => {
-                let way = self.evidence.way(from);
-                self.evidence.failed.push(format!("{} {way}: {error}", crate::report::name(kind)));
+                note_silence(&mut self.evidence, &error);
+                if self.budget.is_over() {
+                    self.leave_out(kind, from);
+                } else {
+                    self.fail(kind, from, &error);
+                }
             }
         }
     }
 
-    fn counters(&self) -> (Counters, Counters) {
+    fn fail(&mut self, kind: Kind, from: End, error: &Error) {
+        let way = self.evidence.way(from);
+        self.evidence.failed.push(format!("{} {way}: {error}", crate::report::name(kind)));
+    }
+
+    fn leave_out(&mut self, kind: Kind, from: End) {
+        let what = match kind {
+            Kind::RoundTrips => crate::report::name(kind).to_owned(),
+            _ => format!("{} {}", crate::report::name(kind), self.evidence.way(from)),
+        };
+        self.evidence.left_out.push(what);
+    }
+
+    /// Asks the other machine, and keeps how long that took.
+    fn ask(&mut self, what: &str, question: &Question, takes: Duration) -> Result<Told, Error> {
+        let began = Instant::now();
+        let told = self.questions.ask(&question.to_value(), PATIENCE);
+        match &told {
+            Ok(_) => self.note_wait(what, began.elapsed().saturating_sub(takes)),
+            Err(error) => note_silence(&mut self.evidence, error),
+        }
+        told
+    }
+
+    fn note_wait(&mut self, what: &str, took: Duration) {
+        if took >= WORTH_TELLING {
+            let wait = Wait { what: what.to_owned(), seconds: took.as_secs_f64(), answered: true };
+            self.evidence.waits.push(wait);
+        }
+    }
+
+    fn counters(&mut self) -> (Counters, Counters) {
         let interface = |facts: Option<&Facts>| facts?.path.as_ref().map(|path| path.interface.clone());
         let near = Counters::read(interface(Some(&self.evidence.near)).as_deref());
         let question = Question::Counters { interface: interface(self.evidence.far.as_ref()) };
-        let far = vmlane_bench::ask(self.to, self.options, &question.to_value(), PATIENCE);
+        let far = self.ask("telling its counters", &question, Duration::ZERO);
         let far = far.ok().and_then(|told| serde_json::from_value(tame(told.answer)).ok());
         (near, far.unwrap_or_default())
     }
 
-    /// Datagrams as large as the sender's interface allows; if none arrives, smaller ones.
+    fn mtu(&self, end: End) -> Option<u32> {
+        Some(self.evidence.facts(end)?.path_interface()?.mtu)
+    }
+
+    /// Datagrams as large as each end's interface allows.
+    fn first_probes(&self) -> Vec<(End, u32, Prepared<'scope>)> {
+        let ends = [End::Near, End::Far].into_iter().filter(|_| !self.evidence.is_vsock);
+        let prepare = |from| {
+            let bytes = self.mtu(from).filter(|_| self.mtu(from.other()).is_some())?;
+            Some((from, bytes, self.prepare(self.probe_spec(from, bytes)?, true)))
+        };
+        ends.filter_map(prepare).collect()
+    }
+
+    /// In both directions at the same time: so few datagrams do not disturb each other. What was counted meanwhile goes to
+    /// the first of them.
+    fn probe_both(&mut self, probes: Vec<(End, u32, Prepared<'scope>)>) {
+        if probes.is_empty() {
+            return;
+        }
+        (self.say)("sending datagrams as large as the MTU");
+        if !self.budget.allows(self.plan.probe) {
+            for (from, bytes, _) in probes {
+                self.leave_out(Kind::Probe { bytes }, from);
+            }
+            return;
+        }
+        let before = self.before();
+        let began = Instant::now();
+        let results: Vec<_> = probes
+            .into_iter()
+            .map(|(from, bytes, probe)| (from, bytes, probe.start()))
+            .collect::<Vec<_>>()
+            .into_iter()
+            .map(|(from, bytes, probe)| (from, bytes, probe.end()))
+            .collect();
+        let after = self.counters();
+        self.budget.learn(self.plan.probe, began.elapsed());
+        let mut before = Some(before);
+        for (from, bytes, result) in results {
+            let counted_from = before.take().unwrap_or_else(|| after.clone());
+            self.keep(Kind::Probe { bytes }, from, result, &counted_from, after.clone());
+        }
+    }
+
+    /// If none of the datagrams arrived, smaller ones.
     fn probe(&mut self, from: End) {
-        let mtu = |end: End| self.evidence.facts(end)?.path_interface().map(|interface| interface.mtu);
-        let (Some(sender), Some(receiver)) = (mtu(from), mtu(from.other())) else { return };
-        (self.say)(&format!("sending datagrams of {sender} bytes {}", self.evidence.way(from)));
-        let mut sizes = vec![sender];
-        sizes.extend([receiver, 1500, 1400, 1280, 576].into_iter().filter(|size| *size < sender));
+        let (Some(sender), Some(receiver)) = (self.mtu(from), self.mtu(from.other())) else { return };
+        let none_arrived = |examination: &Self, bytes| {
+            examination.evidence.run(Kind::Probe { bytes }, from).is_some_and(|run| run.lost() >= 1.0)
+        };
+        let mut sizes: Vec<u32> =
+            [receiver, 1500, 1400, 1280, 576].into_iter().filter(|size| *size < sender).collect();
         sizes.sort_unstable_by(|one, other| other.cmp(one));
         sizes.dedup();
+        let mut last = sender;
         for bytes in sizes {
-            self.probe_size(from, bytes);
-            let probe = self.evidence.run(Kind::Probe { bytes }, from);
-            if probe.is_none_or(|run| run.lost() < 1.0) {
+            if !none_arrived(self, last) {
                 break;
             }
+            (self.say)(&format!("sending datagrams of {bytes} bytes {}", self.evidence.way(from)));
+            self.probe_size(from, bytes);
+            last = bytes;
         }
     }
 
     fn probe_size(&mut self, from: End, bytes: u32) {
+        if let Some(spec) = self.probe_spec(from, bytes) {
+            self.run(Kind::Probe { bytes }, from, &spec);
+        }
+    }
+
+    /// None where a datagram of this size has no room for what is counted.
+    fn probe_spec(&self, from: End, bytes: u32) -> Option<Spec> {
         let is_v6 = self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6());
         let payload = u64::from(bytes.saturating_sub(if is_v6 { 48 } else { 28 })).min(65_507);
         let test = if from == End::Near { Test::Stream } else { Test::Maerts };
@@ -254,9 +450,7 @@ impl Examination<'_> {
             rate_bps: Some((self.plan.probes_per_second * payload as f64 * 8.0) as u64),
             ..self.spec(test, self.plan.probe)
         };
-        if payload >= 24 {
-            self.run(Kind::Probe { bytes }, from, &spec);
-        }
+        (payload >= 24).then_some(spec)
     }
 
     /// Round trips beside a stream of this end.
@@ -266,7 +460,7 @@ impl Examination<'_> {
         let test = if from == End::Near { Test::Stream } else { Test::Maerts };
         let stream = Spec { cooldown: 0.5, ..self.spec(test, seconds + 0.3) };
         let asking = Spec { warmup: 0.5, ..self.requests(seconds, 1, 1) };
-        self.run_with(Kind::Loaded, from, |examination| {
+        self.run_with(Kind::Loaded, from, seconds + 1.0, |examination| {
             let (to, options) = (Target::from(examination.to.clone()), examination.options);
             std::thread::scope(|scope| {
                 let load = scope.spawn(|| vmlane_bench::run(&to, &stream, options, &mut Hooks::default()));
@@ -279,14 +473,22 @@ impl Examination<'_> {
 
     fn loopbacks(&mut self) {
         let Some(seconds) = self.plan.loopback.filter(|_| !self.evidence.is_vsock) else { return };
+        // One after the other: they may share a host.
+        if !self.budget.allows(2.0 * (seconds + LOOPBACK_STARTS)) {
+            self.evidence.left_out.push("loopback of both machines".to_owned());
+            return;
+        }
         (self.say)("measuring each machine's own loopback");
         match loopback::measure(seconds) {
             Ok(bps) => self.evidence.loopback_near = Some(bps),
             Err(why) => self.evidence.failed.push(format!("loopback here: {why}")),
         }
-        let question = Question::Loopback { seconds }.to_value();
-        match vmlane_bench::ask(self.to, self.options, &question, PATIENCE) {
+        let takes = Duration::from_secs_f64(seconds + LOOPBACK_STARTS);
+        match self.ask("measuring its loopback", &Question::Loopback { seconds }, takes) {
             Ok(told) => self.evidence.loopback_far = told.answer.as_f64().filter(|bps| *bps > 0.0),
+            Err(_) if self.budget.is_over() => {
+                self.evidence.left_out.push("loopback of the other machine".to_owned());
+            }
             Err(error) => self.evidence.failed.push(format!("loopback there: {error}")),
         }
     }

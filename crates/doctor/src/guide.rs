@@ -19,7 +19,7 @@ a# vmlane doctor --to tcp:10.77.0.2
 
 It reads the settings of both machines, measures each direction alone, and says what it found, the most important first: what is wrong, what was
 seen, what it costs (measured, or estimated), and the commands that mend it, for now and for good. `--quick` takes less than 5 s, an examination less
-than 30 s; `--json` is for programs. It changes nothing. The exit code is 0 if nothing was found, 1 with findings, 2 if it was called wrongly, 3 if
+than 30 s, and what there was no time for is named; `--json` is for programs. It changes nothing. The exit code is 0 if nothing was found, 1 with findings, 2 if it was called wrongly, 3 if
 the other machine could not be examined.
 
 `--prove` tries the remedies: after a question (or with `--yes`), each one that is a setting of the machine it runs on is applied, measured without

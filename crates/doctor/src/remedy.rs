@@ -13,7 +13,7 @@ pub struct Remedy {
     pub temporary: Vec<Vec<String>>,
     /// For good.
     pub persistent: Vec<Persistent>,
-    /// The same as `temporary`, for a proof; none if it is more than settings, or if no measurement would show it.
+    /// The same as `temporary`, for a proof; none if it is more than settings.
     pub changes: Vec<Change>,
     /// The machine that it is for, if that is not the finding's.
     #[serde(skip_serializing_if = "Option::is_none")]
@@ -46,12 +46,6 @@ impl Remedy {
 
     pub fn on(mut self, end: End) -> Remedy {
         self.end = Some(end);
-        self
-    }
-
-    /// What it mends shows in no measurement between the two machines.
-    pub fn without_proof(mut self) -> Remedy {
-        self.changes.clear();
         self
     }
 

@@ -61,6 +61,8 @@ impl Diagnosis {
             "loopback_bps": { "near": evidence.loopback_near, "far": evidence.loopback_far },
             "captures": evidence.captures.iter().map(captured).collect::<Vec<Value>>(),
             "failed": evidence.failed.iter().map(|text| printable(text)).collect::<Vec<String>>(),
+            "left_out": evidence.left_out.iter().map(|text| printable(text)).collect::<Vec<String>>(),
+            "waits": evidence.waits,
             "host": evidence.host.as_ref().map(|host| tame(json!(host))),
             "notes": evidence.notes.iter().map(|text| printable(text)).collect::<Vec<String>>(),
             // Of captures nothing is known but the packets.
@@ -102,6 +104,9 @@ impl Diagnosis {
         }
         for failed in &evidence.failed {
             line(0, &format!("not measured: {failed}"));
+        }
+        if !evidence.left_out.is_empty() {
+            line(0, &format!("not measured, because time was short: {}", evidence.left_out.join("; ")));
         }
         if self.findings.is_empty() && evidence.unreachable.is_none() {
             line(0, "");

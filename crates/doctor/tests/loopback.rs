@@ -68,6 +68,22 @@ fn nonsense_is_an_error_and_a_hostile_name_is_escaped() {
 }
 
 #[test]
+fn one_that_answers_late_is_found_and_what_there_was_no_time_for_is_said() {
+    let honest = examiner();
+    let late: Examiner = Arc::new(move |asked| {
+        if asked.request["about"] == "counters" {
+            std::thread::sleep(Duration::from_millis(3200));
+        }
+        honest(asked)
+    });
+    let (_server, to) = serve(Some(late));
+    let diagnosis = Diagnosis::new(ask(&to).unwrap(), 1.0);
+    assert!(diagnosis.findings.iter().any(|finding| finding.check == "slow-answers"), "{}", diagnosis.text());
+    assert!(diagnosis.text().contains("not measured, because time was short: "), "{}", diagnosis.text());
+    assert_eq!(diagnosis.evidence.failed, [""; 0]);
+}
+
+#[test]
 fn a_machine_that_does_not_answer_is_evidence() {
     // No one listens there any more.
     let (server, to) = serve(None);

@@ -27,6 +27,9 @@ const OVERTIME: Duration = Duration::from_secs(60);
 const START: Duration = Duration::from_secs(120);
 /// A wrong proof is answered after this long.
 const WRONG: Duration = Duration::from_millis(500);
+/// Between two questions of a client, and how many it may ask over one connection.
+const NEXT: Duration = Duration::from_secs(60);
+const QUESTIONS: usize = 256;
 const AT_ONCE: Timespec = Timespec { tv_sec: 0, tv_nsec: 0 };
 /// How often an idle listener looks whether the test is over.
 const GLANCE: Duration = Duration::from_millis(50);
@@ -55,7 +58,7 @@ fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Resul
     }
     let spec = match channel.recv(ANSWER, "asking for a test")? {
         Message::Test(spec) => Arc::new(spec),
-        Message::Ask { request } => return tell(channel, shared, &request),
+        Message::Ask { request } => return tell(channel, shared, request),
         other => return Err(channel.unexpected(&other)),
     };
     spec.check(&shared.limits, "this server")?;
@@ -69,7 +72,22 @@ fn answer(channel: &Channel, server_address: &Address, shared: &Shared) -> Resul
     measure(channel, server_address, &spec)
 }
 
-fn tell(channel: &Channel, shared: &Shared, request: &serde_json::Value) -> Result<(), Error> {
+/// One question after another, until the client hangs up.
+fn tell(channel: &Channel, shared: &Shared, request: serde_json::Value) -> Result<(), Error> {
+    let mut request = request;
+    for _ in 0..QUESTIONS {
+        tell_one(channel, shared, &request)?;
+        request = match channel.recv(NEXT, "asking the next question") {
+            Ok(Message::Ask { request }) => request,
+            Ok(other) => return Err(channel.unexpected(&other)),
+            Err(Error::Gone { .. }) => break,
+            Err(error) => return Err(error),
+        };
+    }
+    Ok(())
+}
+
+fn tell_one(channel: &Channel, shared: &Shared, request: &serde_json::Value) -> Result<(), Error> {
     let examiner = shared.examiner.as_ref().ok_or_else(|| {
         Error::Usage(
             "it tells nothing about its machine: start it as vmlane bench server --doctor".to_owned(),

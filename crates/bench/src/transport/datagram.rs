@@ -179,8 +179,8 @@ impl DatagramConn {
     /// Bytes of the next datagram, cut to the buffer; None: none within the patience.
     pub fn receive(&self, buffer: &mut [u8]) -> io::Result<Option<usize>> {
         let got = match &self.end {
-            End::Kernel(socket) => retry(|| (&*socket).read(buffer)),
-            End::Host(socket, peer) => match retry(|| socket.recv_from(buffer)) {
+            End::Kernel(socket) => (&*socket).read(buffer),
+            End::Host(socket, peer) => match socket.recv_from(buffer) {
                 // A stranger's is none for us.
                 Ok((_, from)) if peer.get().is_some_and(|peer| *peer != from) => return Ok(Some(0)),
                 got => got.map(|(count, _)| count),
@@ -189,6 +189,8 @@ impl DatagramConn {
         match got {
             Ok(count) => Ok(Some(count)),
             Err(error) if is_timeout(&error) || self.loses(&error) => Ok(None),
+            // By a signal, or because the process was stopped for a while: waiting anew each time might never come to an end.
+            Err(error) if error.kind() == io::ErrorKind::Interrupted => Ok(None),
             // The peer's machine says that no program listens (any more): the same as silence.
             Err(error) if error.kind() == io::ErrorKind::ConnectionRefused => Ok(None),
             Err(error) => Err(error),

@@ -9,15 +9,18 @@ use std::net::{IpAddr, Shutdown};
 use std::os::fd::{AsFd, BorrowedFd};
 use std::path::PathBuf;
 use std::sync::atomic::{AtomicU32, Ordering};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use socket2::Socket;
 
-use super::options::{BufferSizes, Buffers, PeerHost, retry, set_plain_buffers};
+use super::options::{BufferSizes, Buffers, CONNECT_TIMEOUT, PeerHost, retry, set_plain_buffers};
 use super::{hint, host, tcp, unix, vsock};
 use crate::address::{Address, CID_ANY, Family};
 use crate::error::Error;
 use crate::sys::{TcpState, VsockBuffer};
+
+/// A time-out of zero would mean "for ever".
+const SHORTEST: Duration = Duration::from_millis(10);
 
 pub struct Conn {
     end: End,
@@ -32,8 +35,15 @@ enum End {
 
 impl Conn {
     pub fn connect(to: &Address, buffers: Buffers) -> Result<Conn, Error> {
+        Conn::connect_until(to, buffers, None)
+    }
+
+    /// The same, but TCP waits until then at the longest; others give up within seconds by themselves.
+    pub fn connect_until(to: &Address, buffers: Buffers, until: Option<Instant>) -> Result<Conn, Error> {
+        let left = until.map(|until| until.saturating_duration_since(Instant::now()).max(SHORTEST));
+        let patience = left.unwrap_or(CONNECT_TIMEOUT).min(CONNECT_TIMEOUT);
         let connected = match to {
-            Address::Tcp { host, port } => tcp::connect(host, *port, buffers).map(End::Kernel),
+            Address::Tcp { host, port } => tcp::connect(host, *port, buffers, patience).map(End::Kernel),
             Address::Vsock { cid, port } => connect_vsock(*cid, *port, buffers),
             Address::Unix(path) => unix::connect(path, buffers).map(End::Kernel),
         };

@@ -2,10 +2,11 @@
 
 use std::io;
 use std::net::{SocketAddr, ToSocketAddrs};
+use std::time::Duration;
 
 use socket2::{Domain, Socket, Type};
 
-use super::options::{BACKLOG, Buffers, CONNECT_TIMEOUT, set_plain_buffers};
+use super::options::{BACKLOG, Buffers, set_plain_buffers};
 use crate::address::{Address, IpVersion};
 use crate::error::Error;
 
@@ -37,12 +38,12 @@ pub fn only(address: &Address, version: IpVersion) -> Result<Address, Error> {
     Ok(Address::Tcp { host: ip.ip().to_string(), port: *port })
 }
 
-pub fn connect(host: &str, port: u16, buffers: Buffers) -> io::Result<Socket> {
+pub fn connect(host: &str, port: u16, buffers: Buffers, patience: Duration) -> io::Result<Socket> {
     let mut last = no_address();
     for address in resolve(host, port)? {
         let socket = Socket::new(Domain::for_address(address), Type::STREAM, None)?;
         set_plain_buffers(&socket, buffers)?;
-        match socket.connect_timeout(&address.into(), CONNECT_TIMEOUT) {
+        match socket.connect_timeout(&address.into(), patience) {
             Ok(()) => return Ok(socket),
             Err(error) => last = error,
         }

@@ -380,7 +380,7 @@ impl CommonArgs {
                 }),
             ));
         }
-        vmlane_bench::run(&self.to, spec, &Options { secret, ip }, &mut hooks)
+        vmlane_bench::run(&self.to, spec, &Options { secret, ip, until: None }, &mut hooks)
     }
 
     /// Returns when the test shall start.

@@ -27,7 +27,7 @@ Examples:
   vmlane doctor --undo                                  put back what a proof that was killed has left
 
 With --to it reads the settings and counters of both machines (interfaces, offloads, rings, queues, interrupts, TCP, CPUs, vsock), measures each \
-direction alone, and lists what it found, the most important first, with the commands that mend it. It changes nothing; \
+direction alone, and lists what it found, the most important first, with the commands that mend it; what there was no time for is named. It changes nothing; \
 run it as root, so that drivers tell everything.
 
 With --prove it asks, then changes settings of this machine that last until the next start at most (MTU, offloads, rings, queues, interrupts, \
@@ -142,7 +142,7 @@ impl Args {
             (_, true) => Some(IpVersion::V6),
             _ => None,
         };
-        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip })
+        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip, until: None })
     }
 
     /// Tells a terminal what is being done.

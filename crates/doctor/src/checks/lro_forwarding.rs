@@ -38,10 +38,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
                     .at(end)
                     .evidence(format!("ethtool -k {}: rx-lro on", card.name))
                     .evidence("net.ipv4.ip_forward or the interface's forwarding is 1")
-                    .remedy(
-                        Remedy::offload(&card.name, "lro", false, "LargeReceiveOffload", "Rsc")
-                            .without_proof(),
-                    ),
+                    .remedy(Remedy::offload(&card.name, "lro", false, "LargeReceiveOffload", "Rsc")),
             );
         }
     }

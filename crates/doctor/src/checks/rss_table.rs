@@ -1,6 +1,7 @@
 //! A table of RSS that leads to one queue of several.
 
 use super::{Check, Threshold};
+use crate::change::Change;
 use crate::evidence::Evidence;
 use crate::finding::{Cost, Finding, Severity};
 use crate::remedy::Remedy;
@@ -34,8 +35,8 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
         let share = 0.5 * (1.0 - 1.0 / f64::from(used));
         let cost = Cost::estimated(share, "with several connections: one CPU receives for all");
         let line = format!("ethtool -X {} default", card.name);
-        let remedy = Remedy::new("spread over all queues, as the driver does by default")
-            .run(&["ethtool", "-X", &card.name, "default"])
+        let remedy = Remedy::new("spread over all queues, as drivers do by default")
+            .change(Change::Spread { interface: card.name.clone(), queues: used })
             .lasting(
                 "NetworkManager, systemd-networkd, ifupdown",
                 format!("remove what sets the table, or run `{line}` when the interface comes up"),
@@ -68,7 +69,7 @@ mod tests {
         fixture::card(&mut evidence).spread = Some(Spread { entries: 32, queues: 1 });
         let found = examine(&evidence);
         assert_eq!(found.len(), 1);
-        assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -X eth0 default");
+        assert_eq!(found[0].remedies[0].temporary[0].join(" "), "ethtool -X eth0 equal 2");
         // One queue has nothing to spread over, and one CPU has no other to spread to.
         fixture::card(&mut evidence).queues = Some((1, 2));
         assert!(examine(&evidence).is_empty());

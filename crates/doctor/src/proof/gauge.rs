@@ -18,6 +18,8 @@ pub enum Gauge {
     RoundTrips,
     /// Of the datagrams of the sender's MTU, the share that arrives.
     Datagrams { from: End },
+    /// Bits per second that this machine sends while it forwards for others, whatever those are about.
+    Forwarded,
 }
 
 impl Gauge {
@@ -32,13 +34,14 @@ impl Gauge {
                 format!("throughput of {connections} connections {}", evidence.way(from))
             }
             Gauge::RoundTrips => "round trips".to_owned(),
+            Gauge::Forwarded => "what this machine forwards for others".to_owned(),
             Gauge::Datagrams { from } => format!("datagrams of the MTU that arrive {}", evidence.way(from)),
         }
     }
 
     pub fn shown(self, value: f64) -> String {
         match self {
-            Gauge::Throughput { .. } => rate(value),
+            Gauge::Throughput { .. } | Gauge::Forwarded => rate(value),
             Gauge::RoundTrips => time(value),
             Gauge::Datagrams { .. } => format!("{:.0} %", value * 100.0),
         }
@@ -63,6 +66,8 @@ fn of(change: &Change) -> Vec<Gauge> {
         Change::Mtu { .. } => {
             vec![Gauge::Datagrams { from: End::Near }, Gauge::Datagrams { from: End::Far }, sends, receives]
         }
+        // Only who forwards is asked to switch it off.
+        Change::Features { features, .. } if features.get("lro") == Some(&false) => vec![Gauge::Forwarded],
         Change::Features { features, .. } => {
             let receiving =
                 |name: &String| matches!(name.as_str(), "rx" | "gro" | "lro") || name.starts_with("rx-");
@@ -73,7 +78,7 @@ fn of(change: &Change) -> Vec<Gauge> {
         }
         Change::Ring { ring: Ring::Tx, .. } => vec![sends],
         Change::Ring { ring: Ring::Rx, .. } => vec![receives],
-        Change::Queues { .. } | Change::Affinity { .. } => {
+        Change::Queues { .. } | Change::Spread { .. } | Change::Affinity { .. } => {
             vec![Gauge::Throughput { from: End::Far, connections: SEVERAL }]
         }
         Change::Moderation { .. } => vec![Gauge::RoundTrips],
@@ -95,6 +100,8 @@ mod tests {
         let one = |from| Gauge::Throughput { from, connections: 1 };
         assert_eq!(of(&Change::feature("eth0", "tso", true)), [one(End::Near)]);
         assert_eq!(of(&Change::feature("eth0", "rx-gro-hw", true)), [one(End::Far)]);
+        assert_eq!(of(&Change::feature("eth0", "lro", false)), [Gauge::Forwarded]);
+        assert_eq!(of(&Change::feature("eth0", "lro", true)), [one(End::Far)]);
         assert_eq!(of(&Change::Moderation { interface: eth0(), rx_us: 50 }), [Gauge::RoundTrips]);
         let scaling =
             Change::Sysctl { name: "net.ipv4.tcp_window_scaling".to_owned(), value: "1".to_owned() };

@@ -23,7 +23,7 @@ use rustix::fs::{self, AtFlags, FlockOperation, Mode, OFlags};
 use rustix::io::Errno;
 use serde::{Deserialize, Serialize};
 
-use super::setting::{Parts, Setting, check_parts};
+use super::setting::{MOST_PARTS, Parts, Setting, check_parts};
 use crate::sys::Ethtool;
 
 /// Raised when a key changes its meaning or goes away.
@@ -31,7 +31,6 @@ pub const VERSION: u32 = 1;
 /// Bytes of the file, its entries, and the parts of each.
 const LARGEST: u64 = 256 << 10;
 const MOST: usize = 64;
-const MOST_PARTS: usize = 256;
 
 const FILE: &str = "record";
 const NEW: &str = "record.new";

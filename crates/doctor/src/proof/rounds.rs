@@ -56,6 +56,17 @@ impl Measuring<'_> {
                 let trips = self.bench(&spec, false).and_then(|report| report.rtt_us);
                 trips.map_or(ANSWERS.as_secs_f64() * 1e6, |trips| trips.p50)
             }
+            Gauge::Forwarded => {
+                let began = Instant::now();
+                let before = Counters::read(None);
+                std::thread::sleep(Duration::from_secs_f64(seconds + warmup));
+                let counted = Counters::read(None).since(&before);
+                // Without any datagram for others, all that was sent was this machine's own.
+                match counted.stack("Ip.ForwDatagrams") {
+                    0 => 0.0,
+                    _ => counted.stack("IpExt.OutOctets") as f64 * 8.0 / began.elapsed().as_secs_f64(),
+                }
+            }
             Gauge::Datagrams { from } => {
                 let Some(mtu) = self.mtu(from) else { return 0.0 };
                 let headers = if self.evidence.near.path.as_ref().is_some_and(|path| path.peer.is_ipv6()) {

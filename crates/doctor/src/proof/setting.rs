@@ -13,6 +13,8 @@ use serde::{Deserialize, Serialize};
 use crate::change::Change;
 use crate::sys::{Ethtool, Numbers};
 
+/// Parts of a setting that a record keeps.
+pub const MOST_PARTS: usize = 256;
 /// Characters of a value.
 const LONGEST: usize = 256;
 /// IPv6 is switched off on an interface below this MTU, and its addresses are gone (RFC 8200, section 5).
@@ -32,6 +34,8 @@ pub enum Setting {
     Rings(String),
     Channels(String),
     Coalescing(String),
+    /// The queue of each entry of the table by which received frames are spread.
+    Spread(String),
     /// A name below net.core, or of TCP.
     Sysctl(String),
     /// The CPUs that an interrupt may go to.
@@ -47,6 +51,7 @@ impl Setting {
             Change::Ring { interface, .. } => Setting::Rings(interface.clone()),
             Change::Queues { interface, .. } => Setting::Channels(interface.clone()),
             Change::Moderation { interface, .. } => Setting::Coalescing(interface.clone()),
+            Change::Spread { interface, .. } => Setting::Spread(interface.clone()),
             Change::Sysctl { name, .. } => Setting::Sysctl(name.clone()),
             Change::Affinity { interrupt, .. } => Setting::Affinity(*interrupt),
         }
@@ -58,7 +63,8 @@ impl Setting {
             | Setting::Features(name)
             | Setting::Rings(name)
             | Setting::Channels(name)
-            | Setting::Coalescing(name) => Some(name),
+            | Setting::Coalescing(name)
+            | Setting::Spread(name) => Some(name),
             Setting::Sysctl(_) | Setting::Affinity(_) => None,
         }
     }
@@ -71,6 +77,7 @@ impl Setting {
             Setting::Rings(interface) => format!("rings of {interface}"),
             Setting::Channels(interface) => format!("queues of {interface}"),
             Setting::Coalescing(interface) => format!("interrupt moderation of {interface}"),
+            Setting::Spread(interface) => format!("RSS table of {interface}"),
             Setting::Sysctl(name) => name.clone(),
             Setting::Affinity(interrupt) => format!("CPUs of interrupt {interrupt}"),
         }
@@ -105,6 +112,13 @@ impl Setting {
             Setting::Rings(interface) => numbers(interface, Numbers::Rings),
             Setting::Channels(interface) => numbers(interface, Numbers::Channels),
             Setting::Coalescing(interface) => numbers(interface, Numbers::Coalescing),
+            Setting::Spread(interface) => {
+                let table = Ethtool::open()?.indirection(interface)?;
+                if table.len() > MOST_PARTS {
+                    return Err(io::Error::other("its table has more entries than a record keeps"));
+                }
+                Ok(table.iter().enumerate().map(|(at, queue)| (at.to_string(), queue.to_string())).collect())
+            }
             Setting::Sysctl(name) => Ok(one("value", file(&sysctl(name))?)),
             Setting::Affinity(interrupt) => Ok(one("cpus", file(&affinity(*interrupt))?)),
         }
@@ -141,6 +155,16 @@ impl Setting {
             Setting::Rings(interface) => write_numbers(interface, Numbers::Rings, parts),
             Setting::Channels(interface) => write_numbers(interface, Numbers::Channels, parts),
             Setting::Coalescing(interface) => write_numbers(interface, Numbers::Coalescing, parts),
+            Setting::Spread(interface) => {
+                let ethtool = Ethtool::open()?;
+                let mut table = ethtool.indirection(interface)?;
+                for (at, entry) in table.iter_mut().enumerate() {
+                    if let Some(queue) = part(&at.to_string()) {
+                        *entry = number(queue)?;
+                    }
+                }
+                ethtool.set_indirection(interface, &table)
+            }
             Setting::Sysctl(name) => fs::write(sysctl(name), part("value").unwrap_or_default()),
             Setting::Affinity(interrupt) => fs::write(affinity(*interrupt), part("cpus").unwrap_or_default()),
         }
@@ -168,6 +192,10 @@ impl Setting {
             }
             Change::Ring { ring, descriptors, .. } => one(ring.name(), descriptors.to_string()),
             Change::Queues { combined, .. } => one("combined", combined.to_string()),
+            Change::Spread { queues, .. } => {
+                let queue = |at: &String| at.parse().unwrap_or(0_u32) % (*queues).max(1);
+                now.keys().map(|at| (at.clone(), queue(at).to_string())).collect()
+            }
             Change::Moderation { rx_us, .. } => one("rx-usecs", rx_us.to_string()),
             Change::Sysctl { value, .. } => one("value", value.clone()),
             Change::Affinity { cpus, .. } => one("cpus", cpus.clone()),
@@ -287,6 +315,10 @@ mod tests {
             Parts::from([("mtu".to_owned(), "1500".to_owned()), ("ipv6".to_owned(), "1500".to_owned())]);
         assert!(Setting::of(&small).target(&small, &with_ipv6).unwrap_err().contains("IPv6"));
         assert!(Setting::of(&small).target(&small, &one("mtu", "1500".to_owned())).is_ok());
+        let table: Parts = (0..12).map(|at: u32| (at.to_string(), "0".to_owned())).collect();
+        let spread = Change::Spread { interface: "eth0".to_owned(), queues: 2 };
+        let target = Setting::of(&spread).target(&spread, &table).unwrap();
+        assert_eq!((target["0"].as_str(), target["9"].as_str(), target["10"].as_str()), ("0", "1", "0"));
     }
 
     #[test]

@@ -15,6 +15,7 @@ const SIOCSIFMTU: c_ulong = 0x8922;
 enum Set {
     Coalescing = 0x0f,
     Rings = 0x11,
+    Indirection = 0x39,
     Features = 0x3b,
     Channels = 0x3d,
 }
@@ -118,6 +119,20 @@ impl Ethtool {
             set(&mut buffer, at + 1, if feature.on { on | mask } else { on & !mask });
         }
         self.call(interface, Set::Features as u32, &mut buffer)
+    }
+
+    /// Sets the queue of each entry of the table by which frames are spread; it has as many as there are.
+    pub fn set_indirection(&self, interface: &str, table: &[u32]) -> io::Result<()> {
+        if table.is_empty() {
+            return Err(io::ErrorKind::Unsupported.into());
+        }
+        // struct ethtool_rxfh_indir: command, size, then the entries. The kernel refuses another size than the card's.
+        let mut buffer = vec![0; 32.max(table.len().div_ceil(2) + 1)];
+        set(&mut buffer, 1, table.len() as u32);
+        for (at, queue) in table.iter().enumerate() {
+            set(&mut buffer, 2 + at, *queue);
+        }
+        self.call(interface, Set::Indirection as u32, &mut buffer)
     }
 
     pub fn mtu(&self, interface: &str) -> io::Result<u32> {

@@ -58,7 +58,7 @@ impl Common {
             (_, true) => Some(IpVersion::V6),
             _ => None,
         };
-        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip })
+        Ok(Options { secret: self.secret_file.as_deref().map(Secret::read).transpose()?, ip, until: None })
     }
 
     fn spec(&self, test: Test) -> Spec {

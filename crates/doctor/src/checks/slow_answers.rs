@@ -1,0 +1,83 @@
+//! A far end that takes questions and does not answer them in time.
+
+use super::{Check, Threshold};
+use crate::evidence::{End, Evidence, Kind};
+use crate::finding::{Cost, Finding, Severity};
+use crate::remedy::Remedy;
+
+/// Seconds without an answer, and seconds that answers came late in all.
+const NONE: f64 = 2.0;
+const LATE: f64 = 3.0;
+/// Segments that were sent again: then it is the path that makes answers late.
+const LOSSY: f64 = 0.005;
+
+pub const CHECK: Check = Check {
+    name: "slow-answers",
+    title: "The other end does not answer in time",
+    text: "The connection opens, because the kernel accepts it, and then the program at the other end says nothing, or only seconds \
+           later. It is stopped (SIGSTOP, a debugger, a frozen control group, a paused VM), waits for its disk because memory is short, or \
+           gets no CPU. A measurement over such an end says little of the network.",
+    reads: "how long the other end's doctor takes to answer each question, beside the time that the answer itself needs, and whether \
+            segments were lost meanwhile",
+    thresholds: &[Threshold {
+        limit: "2 s without any answer, or 3 s of delays above 1 s, where no more than 0.5 % of the segments were sent again",
+        source: "a question is answered within milliseconds; an emulated machine needs tenths of a second",
+    }],
+    examine,
+};
+
+fn examine(evidence: &Evidence) -> Vec<Finding> {
+    let silent = evidence.waits.iter().filter(|wait| !wait.answered && wait.seconds >= NONE);
+    let silent = silent.map(|wait| wait.seconds).fold(0.0, f64::max);
+    let late: f64 = evidence.waits.iter().filter(|wait| wait.answered).map(|wait| wait.seconds).sum();
+    let is_lossy = evidence
+        .runs(Kind::Stream)
+        .any(|run| run.timeouts() > 2 || run.part_of_segments(run.lost_segments()) > LOSSY);
+    if is_lossy || (silent < NONE && late < LATE) {
+        return Vec::new();
+    }
+    let name = evidence.name(End::Far);
+    let what = if silent < NONE {
+        format!("{name} answers late: {late:.0} s were waited for {} answers.", evidence.waits.len())
+    } else {
+        format!("{name} does not answer in time: there was no answer for {silent:.0} s.")
+    };
+    let cost = Cost::measured(0.95, "whatever asks it for something waits as long");
+    let remedy = Remedy::new(
+        "look at what stops its programs: T or D as the state, memory or disk that they wait for",
+    )
+    .run(&["ps", "-eo", "pid,stat,pcpu,wchan:20,args"])
+    .run(&["cat", "/proc/pressure/cpu", "/proc/pressure/memory", "/proc/pressure/io"])
+    .run(&["kill", "-CONT", "PID"])
+    .lasting("Windows", "Task Manager: Suspended as the state of a process, and the load of disk and memory");
+    let finding = Finding::new(CHECK.name, Severity::Broken, what, cost).at(End::Far).remedy(remedy);
+    let seen = evidence.waits.iter().take(8).map(|wait| {
+        let came = if wait.answered { "answered after" } else { "no answer for" };
+        format!("{}: {came} {:.1} s", wait.what, wait.seconds)
+    });
+    vec![seen.fold(finding, Finding::evidence)]
+}
+
+#[cfg(test)]
+mod tests {
+    use super::super::fixture;
+    use super::*;
+    use crate::evidence::Wait;
+
+    #[test]
+    fn only_an_end_that_is_waited_for_without_loss_is_found() {
+        let mut evidence = fixture::healthy();
+        let wait = |seconds, answered| Wait { what: "telling its counters".to_owned(), seconds, answered };
+        evidence.waits = vec![wait(1.4, true)];
+        assert!(examine(&evidence).is_empty(), "once and not for long");
+        evidence.waits.push(wait(2.5, true));
+        let found = examine(&evidence);
+        assert!(found[0].what.contains("answers late: 4 s"), "{found:?}");
+        assert_eq!(found[0].evidence.len(), 2);
+        evidence.waits = vec![wait(5.0, false)];
+        assert!(examine(&evidence)[0].what.contains("does not answer in time"));
+        let run = evidence.runs.iter_mut().find(|run| run.kind == Kind::Stream).unwrap();
+        run.near.stack.insert("TcpExt.TCPTimeouts".to_owned(), 9);
+        assert!(examine(&evidence).is_empty(), "that may be the path's");
+    }
+}
