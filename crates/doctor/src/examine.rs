@@ -80,6 +80,8 @@ impl Plan {
 const PATIENCE: Duration = Duration::from_secs(10);
 /// An answer of the other end that takes longer is worth to be told.
 const WORTH_TELLING: Duration = Duration::from_secs(1);
+/// So is a measurement that takes so much longer than it was to; what is under way has to arrive first.
+const LATE_END: Duration = Duration::from_secs(2);
 /// What a measurement of a loopback takes beside its length.
 const LOOPBACK_STARTS: f64 = 0.3;
 /// So that the other end's clock, which starts a little earlier, does not cut the measurement short.
@@ -143,7 +145,9 @@ pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) 
 
 /// The other end took our question and did not answer: no fault of the way to it.
 fn note_silence(evidence: &mut Evidence, error: &Error) {
-    if let Error::Silent { doing, waited, .. } = error {
+    if let Error::Silent { doing, waited, .. } = error
+        && *waited >= WORTH_TELLING
+    {
         evidence.waits.push(Wait {
             what: (*doing).to_owned(),
             seconds: waited.as_secs_f64(),
@@ -283,7 +287,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         let began = Instant::now();
         let result = bench(self);
         let after = self.after(&result);
-        self.budget.learn(seconds, began.elapsed());
+        self.note_end(seconds, began.elapsed());
         self.keep(kind, from, result, &before, after);
     }
 
@@ -348,6 +352,15 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         told
     }
 
+    /// How long a measurement of this length really took.
+    fn note_end(&mut self, seconds: f64, took: Duration) {
+        self.budget.learn(seconds, took);
+        let beside = took.saturating_sub(Duration::from_secs_f64(seconds));
+        if beside >= LATE_END {
+            self.note_wait("beginning and ending a measurement", beside);
+        }
+    }
+
     fn note_wait(&mut self, what: &str, took: Duration) {
         if took >= WORTH_TELLING {
             let wait = Wait { what: what.to_owned(), seconds: took.as_secs_f64(), answered: true };
@@ -401,7 +414,7 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             .map(|(from, bytes, probe)| (from, bytes, probe.end()))
             .collect();
         let after = self.counters();
-        self.budget.learn(self.plan.probe, began.elapsed());
+        self.note_end(self.plan.probe, began.elapsed());
         let mut before = Some(before);
         for (from, bytes, result) in results {
             let counted_from = before.take().unwrap_or_else(|| after.clone());

@@ -10,6 +10,8 @@ const NONE: f64 = 2.0;
 const LATE: f64 = 3.0;
 /// Segments that were sent again: then it is the path that makes answers late.
 const LOSSY: f64 = 0.005;
+/// So does a queue on the path, or a long way: microseconds of a round trip that TCP has measured.
+const FAR_US: f64 = 200_000.0;
 
 pub const CHECK: Check = Check {
     name: "slow-answers",
@@ -17,10 +19,11 @@ pub const CHECK: Check = Check {
     text: "The connection opens, because the kernel accepts it, and then the program at the other end says nothing, or only seconds \
            later. It is stopped (SIGSTOP, a debugger, a frozen control group, a paused VM), waits for its disk because memory is short, or \
            gets no CPU. A measurement over such an end says little of the network.",
-    reads: "how long the other end's doctor takes to answer each question, beside the time that the answer itself needs, and whether \
-            segments were lost meanwhile",
+    reads: "how long the other end's doctor takes to answer each question, and to begin and end each measurement, beside the time that those \
+            need; whether segments were lost meanwhile, and TCP_INFO's round trips",
     thresholds: &[Threshold {
-        limit: "2 s without any answer, or 3 s of delays above 1 s, where no more than 0.5 % of the segments were sent again",
+        limit: "2 s without any answer, or 3 s of delays above 1 s, where no more than 0.5 % of the segments were sent again, and TCP's own \
+                round trips stay below 200 ms",
         source: "a question is answered within milliseconds; an emulated machine needs tenths of a second",
     }],
     examine,
@@ -30,10 +33,12 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     let silent = evidence.waits.iter().filter(|wait| !wait.answered && wait.seconds >= NONE);
     let silent = silent.map(|wait| wait.seconds).fold(0.0, f64::max);
     let late: f64 = evidence.waits.iter().filter(|wait| wait.answered).map(|wait| wait.seconds).sum();
-    let is_lossy = evidence
-        .runs(Kind::Stream)
-        .any(|run| run.timeouts() > 2 || run.part_of_segments(run.lost_segments()) > LOSSY);
-    if is_lossy || (silent < NONE && late < LATE) {
+    // The other kernel acknowledges what arrives, whatever its programs do.
+    let is_path = evidence.runs(Kind::Stream).any(|run| {
+        let is_far = run.tcp().is_some_and(|tcp| tcp.rtt_us > FAR_US);
+        is_far || run.timeouts() > 2 || run.part_of_segments(run.lost_segments()) > LOSSY
+    });
+    if is_path || (silent < NONE && late < LATE) {
         return Vec::new();
     }
     let name = evidence.name(End::Far);
