@@ -18,7 +18,12 @@ pub enum Gain {
     Unseen,
 }
 
-/// Faults of the other file by name, and what their remedies gain.
+/// Faults of the other file by name, and what their remedies gain. All are here whose remedy is a run-time setting of the machine
+/// that has the fault, but:
+///
+/// * "super-frames that are lost" has its remedy at the sender, and the fault at the receiver; the ladder proves it
+/// * "segments of 500 bytes" is a route, loss, duplicates, delays, policers and long queues are queueing disciplines, and what
+///   shares an address or spins is an address or a program: a proof touches none of these
 pub const PROVABLE: &[(&str, Gain)] = &[
     ("MTU 9000 on one end", Gain::Of("datagrams")),
     ("receive buffers of the other end", Gain::Of("throughput")),
