@@ -35,9 +35,8 @@ pub struct Plan {
     slow: Option<f64>,
     loaded: Option<f64>,
     loopback: Option<f64>,
-    /// Seconds after which nothing more begins, and after which nothing more is waited for.
-    soft: f64,
-    hard: f64,
+    /// Seconds of all together, after which nothing more is waited for.
+    all: f64,
 }
 
 impl Plan {
@@ -53,8 +52,7 @@ impl Plan {
             slow: None,
             loaded: None,
             loopback: None,
-            soft: 4.6,
-            hard: 4.85,
+            all: 4.8,
         }
     }
 
@@ -70,8 +68,7 @@ impl Plan {
             slow: Some(1.0),
             loaded: Some(1.5),
             loopback: Some(1.0),
-            soft: 27.5,
-            hard: 29.0,
+            all: 28.5,
         }
     }
 }
@@ -96,8 +93,8 @@ const OFTEN: f64 = 0.05;
 /// Examines the way to the server at `to`. An error is only what makes an examination impossible: a machine that cannot be
 /// reached is evidence too.
 pub fn examine(to: &Address, options: &Options, plan: Plan, say: &dyn Fn(&str)) -> Result<Evidence, Error> {
-    let budget = Budget::begin(plan.soft, plan.hard);
-    let options = &Options { until: Some(budget.hard), ..options.clone() };
+    let budget = Budget::begin(plan.all);
+    let options = &Options { until: Some(budget.until), ..options.clone() };
     say("reading both machines' settings");
     let mut questions = Questions::new(to, options);
     let began = Instant::now();
@@ -194,6 +191,11 @@ impl<'scope, 'env> Examination<'scope, 'env> {
         (self.say)("measuring round trips");
         let seconds = self.plan.round_trips;
         self.run_prepared(Kind::RoundTrips, End::Near, seconds, first.round_trips);
+        // What takes little time first: where time is short, what comes last is left out.
+        self.probe_both(probes);
+        for from in [End::Near, End::Far] {
+            self.probe(from);
+        }
         for (from, prepared) in [End::Near, End::Far].into_iter().zip(first.streams) {
             (self.say)(&format!("measuring throughput {}", self.evidence.way(from)));
             let seconds = self.plan.warmup + self.plan.stream + COOLDOWN;
@@ -212,10 +214,6 @@ impl<'scope, 'env> Examination<'scope, 'env> {
             }
         }
         if !self.evidence.is_vsock {
-            self.probe_both(probes);
-            for from in [End::Near, End::Far] {
-                self.probe(from);
-            }
             for from in [End::Near, End::Far] {
                 self.loaded(from);
             }
@@ -354,7 +352,6 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     /// How long a measurement of this length really took.
     fn note_end(&mut self, seconds: f64, took: Duration) {
-        self.budget.learn(seconds, took);
         let beside = took.saturating_sub(Duration::from_secs_f64(seconds));
         if beside >= LATE_END {
             self.note_wait("beginning and ending a measurement", beside);
@@ -424,6 +421,9 @@ impl<'scope, 'env> Examination<'scope, 'env> {
 
     /// If none of the datagrams arrived, smaller ones.
     fn probe(&mut self, from: End) {
+        if self.evidence.is_vsock {
+            return;
+        }
         let (Some(sender), Some(receiver)) = (self.mtu(from), self.mtu(from.other())) else { return };
         let none_arrived = |examination: &Self, bytes| {
             examination.evidence.run(Kind::Probe { bytes }, from).is_some_and(|run| run.lost() >= 1.0)
