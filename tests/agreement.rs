@@ -1,10 +1,14 @@
-//! `vmlane bench` compared with netperf and iperf3 in real guests, interleaved in one run: on a guest's loopback
-//! and from guest to guest. Every tool must give a result; the ratios are printed but not checked, because they
+//! `vmlane bench` compared with other tools in real guests, interleaved in one run: with netperf and iperf3 on a guest's
+//! loopback and from guest to guest, with the tiny tool of `crates/bench/tests/tiny.c` over vsock. Every tool must give a result; the ratios are printed but not checked, because they
 //! mean little on a machine that has other work.
 
+use std::cell::Cell;
+use std::path::Path;
+use std::process::Command;
+
 use serde_json::Value;
-use vmlane_lab::{Guest, Running};
-use vmlane_tests::{Bed, PATIENCE, full, median, spec};
+use vmlane_lab::{Guest, Machine, Running};
+use vmlane_tests::{Bed, PATIENCE, full, median, siblings, spec};
 
 const SIZES: [u32; 3] = [512, 4096, 65536];
 
@@ -136,5 +140,65 @@ fn bench_netperf_and_iperf3_all_give_results() {
     compare("loopback", &a, "127.0.0.1");
     compare("guest to guest", &a, "10.77.0.2");
     drop(running);
+    bed.finish();
+}
+
+/// A stream from one guest to the other by the tool in C; its reads may be longer than the messages.
+fn tiny(from: &Guest, to: &Guest, (cid, port): (u32, u32), (size, read): (u32, u32), seconds: u32) -> Sample {
+    let any = u32::MAX;
+    let line = format!("TINY_READ={read} exec /root/tiny server vsock:{any}:{port}");
+    let server = to.spawn(["sh", "-c", &line]).unwrap();
+    server.wait_for("ready", PATIENCE).unwrap();
+    let sent = numbers(&said(from, &format!("/root/tiny client vsock:{cid}:{port} {size} {seconds}")));
+    let end = server.wait().unwrap();
+    assert!(end.success(), "{}", end.stderr());
+    let received = numbers(end.stdout().lines().last().unwrap_or_default());
+    assert_eq!(sent[0], received[0], "what was sent has arrived");
+    Sample { value: received[0] * 8.0 / received[1], cpu: Some((sent[2] + received[2]) / received[0] * 1e9) }
+}
+
+/// Bytes, seconds and CPU seconds that an end of the tiny tool says.
+fn numbers(line: &str) -> [f64; 3] {
+    let all: Vec<f64> = line.split_whitespace().map(|word| word.parse().unwrap()).collect();
+    all.try_into().unwrap_or_else(|_| panic!("{line:?}"))
+}
+
+fn over_vsock(from: &Guest, cid: u32, (size, read): (u32, u32), seconds: u32) -> Sample {
+    let line =
+        format!("vmlane bench stream --to vsock:{cid} -m {size} -M {read} -l {seconds} --warmup 0 --json");
+    let report = parsed(&said(from, &line));
+    let value = number(&report, "/throughput_bps");
+    let cpus = number(&report, "/cpu_process/local") + number(&report, "/cpu_process/remote");
+    Sample { value, cpu: per_gigabyte(cpus, value) }
+}
+
+#[test]
+fn a_tool_that_shares_no_code_measures_the_same_vsock() {
+    let folder = tempfile::tempdir().unwrap();
+    let (program, source) = (folder.path().join("tiny"), "../crates/bench/tests/tiny.c");
+    let source = Path::new(env!("CARGO_MANIFEST_DIR")).join(source);
+    // The guests' system may be older than this one's.
+    let built = Command::new("cc").args(["-O2", "-static"]).arg(source).arg("-o").arg(&program).status();
+    assert!(built.expect("cc is there: building vmlane needs it").success());
+    // Guests that run at nearly the speed of the host: of an emulated one, neither tool is what takes the time.
+    let bed = siblings::up(&siblings::spec("tiny", Machine::Uml));
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    [&a, &b].iter().for_each(|guest| guest.cp_to(&program, "/root/tiny").unwrap());
+    let server = b.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
+    server.wait_for("listening on vsock", PATIENCE).unwrap();
+    let (rounds, seconds, cid) = (if full() { 10 } else { 3 }, if full() { 5 } else { 1 }, bed.cid("b"));
+    let port = Cell::new(7000);
+    for (size, read) in SIZES.map(|size| (size, size)).into_iter().chain([(4096, 65536)]) {
+        let next = || {
+            port.set(port.get() + 1);
+            (cid, port.get())
+        };
+        let tools = [
+            tool("vmlane", || over_vsock(&a, cid, (size, read), seconds)),
+            tool("tiny", || tiny(&a, &b, next(), (size, read), seconds)),
+        ];
+        row("vsock", &format!("stream {size}, reads of {read}"), rounds, &tools);
+    }
+    drop(server);
     bed.finish();
 }

@@ -121,6 +121,42 @@ fn an_invalid_plan_is_refused_with_its_line_and_boots_nothing() {
     assert!(!out.exists() && dir.path().exists());
 }
 
+/// The whole way of a set of experiments on a machine that is unfit for it: refused, forced, packed, drawn twice over.
+#[cfg(feature = "long")]
+#[test]
+fn a_set_of_experiments_is_packed_into_one_file_and_drawn_beside_another() {
+    let dir = tempfile::tempdir().unwrap();
+    let vmlane = |words: &[&str]| {
+        let output = Command::new(find_vmlane().unwrap()).args(words).current_dir(&dir).output().unwrap();
+        let said = [output.stdout, output.stderr].map(|bytes| String::from_utf8_lossy(&bytes).into_owned());
+        (output.status.code(), said.concat())
+    };
+    let (code, said) = vmlane(&["lab", "paper", "--check"]);
+    let fit = !said.contains("serious: ");
+    assert_eq!((code, fit), (Some(i32::from(!fit)), fit), "{said}");
+    assert!(said.contains("vmci-sockets-2009: ") && said.contains("runs in all, about"), "{said}");
+    let short =
+        ["lab", "paper", "--only", "near-native", "--quick", "--runs", "1", "--seconds", "0.3", "--force"];
+    let (code, said) = vmlane(&short);
+    assert_eq!(code, Some(0), "{said}");
+    let rows = rows_of(&dir.path().join("out/paper/near-native"));
+    assert!(rows.iter().all(|row| row.failed.is_none() && !row.setup.pinned.is_empty()) && rows.len() > 10);
+    let (code, said) = vmlane(&short);
+    assert_eq!(code, Some(0), "{said}");
+    assert!(said.contains("paper: 0 runs in"), "what has a row is not made again: {said}");
+    let (code, said) = vmlane(&["lab", "paper", "--force", "--only", "near-native"]);
+    assert!(code == Some(1) && said.contains("was begun with 1 runs of 0.3 s"), "{said}");
+    let pack = "out/paper/paper.tar.gz";
+    let (code, said) = vmlane(&["lab", "draw", pack, pack, "--out", "both"]);
+    assert_eq!(code, Some(0), "{said}");
+    let page = dir.path().join("both/report.html");
+    assert!(std::fs::read_to_string(&page).unwrap().contains("virtio-vsock, 64 KiB buffers, machine B"));
+    browse(&page);
+    std::fs::write(dir.path().join("bad.tar.gz"), "no archive").unwrap();
+    let (code, said) = vmlane(&["lab", "draw", "bad.tar.gz"]);
+    assert!(code == Some(1) && said.contains("bad.tar.gz: it is no .tar.gz"), "{said}");
+}
+
 /// Opens a page in a headless Chromium: its console must stay empty, and every chart must have marks.
 fn browse(page: &Path) {
     let profile = tempfile::tempdir().unwrap();

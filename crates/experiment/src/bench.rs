@@ -9,13 +9,15 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail, ensure};
 use vmlane_api::{Client, CounterList, Stats};
 
-use crate::factors::{Factors, Peer, Tool};
+use crate::factors::{Factors, Moderation, Peer, Tool};
 use crate::host::Cpu;
+use crate::pins::Pins;
 use crate::plan::Plan;
 use crate::rows::{Counters, Row};
 use crate::steps::{Boot, Step, shaper};
 use crate::synchronized_start::{StartGroup, StartMethod};
 use crate::tool;
+use crate::topology::Topology;
 use vmlane_lab::test_host;
 use vmlane_lab::{Device, Guest, Lab, Running};
 use vmlane_lab::{GuestStatus, Status};
@@ -41,6 +43,10 @@ pub struct Bench {
     hosts: BTreeMap<u32, HostServer>,
     /// Guests that were seen dead.
     dead: Vec<String>,
+    /// What the cards were last told.
+    moderated: Option<Moderation>,
+    /// Where they run, or why they are not pinned; none if nobody asked for it.
+    pins: Option<Result<Pins, String>>,
 }
 
 /// Ends with its owner.
@@ -64,7 +70,9 @@ struct Flow {
 }
 
 impl Bench {
-    pub fn new(lab: Lab, boot: &Boot, program: &Path) -> Result<Bench> {
+    pub fn new(lab: Lab, boot: &Boot, program: &Path, pins: Option<&Topology>) -> Result<Bench> {
+        let (guests, vcpus) = (boot.like.guests as usize, boot.like.cpus as usize);
+        let pins = pins.map(|topology| Pins::choose(topology, guests, vcpus));
         let status = lab.status()?;
         let spec = boot.spec("");
         let host_networks = (0..test_host::count(spec.uplinks)).map(|host| spec.host_networks(host));
@@ -78,12 +86,45 @@ impl Bench {
             servers: BTreeMap::new(),
             hosts: BTreeMap::new(),
             dead: Vec::new(),
+            moderated: None,
+            pins,
         };
         for guest in &bench.status.guests {
             bench.set_guest(&guest.name)?;
         }
         bench.set_hosts()?;
+        bench.pin()?;
         Ok(bench)
+    }
+
+    /// Sets when interrupts are held back, which may differ from run to run.
+    fn moderate(&mut self, factors: &Factors) -> Result<()> {
+        if self.moderated == factors.moderation {
+            return Ok(());
+        }
+        self.moderated = factors.moderation;
+        self.status.guests.iter().try_for_each(|guest| self.tell_moderation(guest))
+    }
+
+    fn tell_moderation(&self, guest: &GuestStatus) -> Result<()> {
+        let words = match self.moderated {
+            None => "adaptive-rx on".to_owned(),
+            Some(Moderation::Off) => "adaptive-rx off rx-usecs 0".to_owned(),
+            Some(Moderation::Rate(rate)) => format!("adaptive-rx off rx-usecs {}", 1_000_000 / rate),
+        };
+        for (card, _) in (0..).zip(&guest.nics).filter(|(_, nic)| nic.device.starts_with("vmxnet3")) {
+            // The driver of an older revision says that it cannot; the card stays as it is.
+            let line = format!("ethtool -C eth{card} {words} || ethtool -i eth{card}");
+            self.lab.guest(&guest.name).sh(&line).context("the moderation of interrupts")?;
+        }
+        Ok(())
+    }
+
+    fn pin(&self) -> Result<()> {
+        match &self.pins {
+            Some(Ok(pins)) => pins.apply(&self.lab, &self.status),
+            _ => Ok(()),
+        }
     }
 
     pub fn down(self) -> Result<()> {
@@ -130,6 +171,11 @@ impl Bench {
         row.setup.qemu = self.status.qemu_version.clone();
         let release = self.status.guests.first().and_then(|guest| guest.release.clone());
         row.setup.guest_kernel = release.unwrap_or_default();
+        match &self.pins {
+            Some(Ok(pins)) => row.setup.pinned = pins.to_string(),
+            Some(Err(why)) => row.setup.pinned.clone_from(why),
+            None => {}
+        }
     }
 
     /// One run.
@@ -139,6 +185,7 @@ impl Bench {
     pub fn measure(&mut self, step: &Step, plan: &Plan, row: &mut Row, stop: &AtomicBool) -> Result<()> {
         self.dead.clear();
         let factors = &step.factors;
+        self.moderate(factors)?;
         let flows = self.flows(factors)?;
         for flow in &flows {
             self.serve(&flow.server, factors)?;
@@ -149,7 +196,8 @@ impl Bench {
             commands.extend(of.into_iter().map(|argv| (self.lab.guest(&flow.guest), argv)));
         }
         let more = MORE_PATIENCE * commands.len() as u32;
-        let patience = Duration::from_secs_f64(2.0 * (plan.seconds + plan.warmup)) + PATIENCE + more;
+        let patience =
+            Duration::from_secs_f64(2.0 * (plan.seconds_for(factors) + plan.warmup)) + PATIENCE + more;
         let processes = self.processes();
         let method = if factors.tool == Tool::Vmlane { StartMethod::Barrier } else { StartMethod::Script };
         // The log of the guest that died says more than that of its peer.
@@ -334,7 +382,10 @@ impl Bench {
             self.set_guest(&guest.name)?;
         }
         self.status = self.lab.status()?;
-        Ok(())
+        if self.moderated.is_some() {
+            self.status.guests.iter().try_for_each(|guest| self.tell_moderation(guest))?;
+        }
+        self.pin()
     }
 }
 

@@ -14,7 +14,7 @@ use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNELS, UML_PCI_KERNEL, is_
 use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS, MOST_UPLINKS};
 
 /// Names of factors, as plans and rows write them.
-pub const NAMES: [&str; 26] = [
+pub const NAMES: [&str; 27] = [
     "device",
     "profile",
     "queues",
@@ -33,6 +33,7 @@ pub const NAMES: [&str; 26] = [
     "host_offloads",
     "coalesce",
     "ring",
+    "moderation",
     "rate",
     "test",
     "tool",
@@ -69,6 +70,14 @@ pub enum Tool {
     Iperf3,
 }
 
+/// What `ethtool -C` asks of a VMXNET3 card.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Moderation {
+    Off,
+    /// Interrupts a second at most.
+    Rate(u32),
+}
+
 /// One value of every factor, so a field for each; the defaults are what a plan need not say.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Factors {
@@ -97,6 +106,8 @@ pub struct Factors {
     pub coalesce: Option<bool>,
     /// Descriptors of each ring.
     pub ring: Option<u32>,
+    /// When a card's interrupts are held back; None leaves it as the driver begins.
+    pub moderation: Option<Moderation>,
     /// Bits per second that each uplink carries.
     pub rate: Option<u64>,
     pub test: Test,
@@ -131,6 +142,7 @@ impl Default for Factors {
             host_offloads: Vec::new(),
             coalesce: None,
             ring: None,
+            moderation: None,
             rate: None,
             test: Test::Stream,
             tool: Tool::Vmlane,
@@ -139,6 +151,24 @@ impl Default for Factors {
             sessions: 1,
             nodelay: false,
             ip: 4,
+        }
+    }
+}
+
+impl FromStr for Moderation {
+    type Err = anyhow::Error;
+
+    fn from_str(text: &str) -> Result<Moderation> {
+        // The driver counts microseconds from one interrupt to the next.
+        if text == "off" { Ok(Moderation::Off) } else { Ok(Moderation::Rate(whole(text, 1000, 100_000)?)) }
+    }
+}
+
+impl std::fmt::Display for Moderation {
+    fn fmt(&self, f: &mut std::fmt::Formatter<'_>) -> std::fmt::Result {
+        match self {
+            Moderation::Off => f.write_str("off"),
+            Moderation::Rate(rate) => rate.fmt(f),
         }
     }
 }
@@ -219,6 +249,11 @@ fn offloads_name(offloads: &[(String, String)]) -> String {
     if pairs.is_empty() { "default".into() } else { pairs.join(",") }
 }
 
+/// Whether the driver may say when interrupts are held back: from revision 3 of VMXNET3 on.
+fn is_moderated(device: &Device) -> bool {
+    matches!(device, Device::Vmxnet3(nic) if nic.profile.as_deref() != Some("vmxnet2-class"))
+}
+
 /// `default` says that nothing is set.
 fn optional<T>(text: &str, parse: impl FnOnce(&str) -> Result<T>) -> Result<Option<T>> {
     if text == "default" { Ok(None) } else { parse(text).map(Some) }
@@ -288,6 +323,7 @@ impl Factors {
                 self.coalesce = optional(text, parse)?;
             }
             "ring" => self.ring = optional(text, |text| whole(text, 32, 4096))?,
+            "moderation" => self.moderation = optional(text, str::parse)?,
             "rate" => self.rate = optional(text, bits)?,
             "test" => {
                 let test = TESTS.into_iter().find(|test| test.name() == text);
@@ -340,6 +376,7 @@ impl Factors {
             "host_offloads" => offloads_name(&self.host_offloads),
             "coalesce" => shown(self.coalesce),
             "ring" => shown(self.ring),
+            "moderation" => shown(self.moderation),
             "rate" => shown(self.rate.map(rate_name)),
             "test" => self.test.name().to_owned(),
             "tool" => self.tool.name().to_owned(),
@@ -429,6 +466,10 @@ impl Factors {
             () if self.coalesce.is_some() && !device.is_on_switch() => {
                 ("coalesce", format!("it is of vmlane's switch, and {device} is not on it"))
             }
+            () if self.moderation.is_some() && !is_moderated(device) => (
+                "moderation",
+                format!("{device} does not leave it to its driver: use vmxnet3 or its profile full"),
+            ),
             () if self.ring.is_some() && e1000 => {
                 ("ring", format!("{device} takes 80 to 4096 in steps of its own"))
             }
@@ -462,6 +503,7 @@ mod tests {
             ("host_offloads", "tso=off,gso=off"),
             ("coalesce", "false"),
             ("ring", "256"),
+            ("moderation", "4000"),
             ("rate", "1G"),
             ("test", "rr"),
             ("message", "1"),
@@ -504,6 +546,8 @@ mod tests {
             ("ip", "5"),
             ("uplinks", "5"),
             ("coalesce", "maybe"),
+            ("moderation", "on"),
+            ("moderation", "100"),
             ("colour", "red"),
         ] {
             assert!(Factors::default().set(name, text).is_err(), "{name} = {text}");
@@ -528,6 +572,9 @@ mod tests {
         assert_eq!(why(&[("device", "vmxnet3"), ("uplinks", "2")]), Some("uplinks"));
         assert_eq!(why(&[("device", "vmxnet3"), ("host_offloads", "tso=off")]), Some("host_offloads"));
         assert_eq!(why(&[("device", "qemu-vmxnet3"), ("coalesce", "true")]), Some("coalesce"));
+        let older = [("device", "vmxnet3"), ("profile", "vmxnet2-class"), ("moderation", "off")];
+        assert_eq!(why(&older), Some("moderation"));
+        assert_eq!(why(&[("device", "vmxnet3"), ("moderation", "4000")]), None);
         assert_eq!(why(&[("device", "qemu-virtio-net:tap"), ("to", "host"), ("guests", "1")]), None);
         assert_eq!(why(&[("machine", "microvm")]), Some("machine"));
         assert_eq!(why(&[("machine", "uml"), ("device", "virtio-net")]), Some("kernel"));

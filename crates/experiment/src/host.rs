@@ -3,7 +3,7 @@
 use std::collections::BTreeMap;
 use std::path::Path;
 use std::process::Command;
-use std::time::{SystemTime, UNIX_EPOCH};
+use std::time::{Duration, Instant, SystemTime, UNIX_EPOCH};
 
 /// CPU seconds of the processes that serve the guests, and of the whole machine, at one moment.
 #[derive(Clone, Debug)]
@@ -70,6 +70,26 @@ fn machine_ticks(stat: &str) -> Option<u64> {
     [0, 1, 2, 5, 6].into_iter().map(|at| fields.get(at)).sum()
 }
 
+/// What a hypervisor took.
+fn machine_steal(stat: &str) -> Option<u64> {
+    let line = stat.lines().find_map(|line| line.strip_prefix("cpu "))?;
+    line.split_whitespace().nth(7)?.parse().ok()
+}
+
+/// CPUs that were in use, and that were taken away, for so long.
+pub fn watch(period: Duration) -> (f64, f64) {
+    let ticks = || {
+        let stat = std::fs::read_to_string("/proc/stat").unwrap_or_default();
+        (machine_ticks(&stat).unwrap_or(0), machine_steal(&stat).unwrap_or(0))
+    };
+    let (begin, before) = (Instant::now(), ticks());
+    std::thread::sleep(period);
+    let (after, passed) = (ticks(), begin.elapsed().as_secs_f64());
+    let per_second = rustix::param::clock_ticks_per_second() as f64 * passed;
+    let cpus = |before: u64, after: u64| after.saturating_sub(before) as f64 / per_second;
+    (cpus(before.0, after.0), cpus(before.1, after.1))
+}
+
 /// The processor's name.
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
@@ -91,7 +111,8 @@ pub fn kernel() -> String {
     rustix::system::uname().release().to_string_lossy().into_owned()
 }
 
-fn value_of(text: &str, key: &str) -> Option<String> {
+/// The value of `KEY: VALUE`.
+pub(crate) fn value_of(text: &str, key: &str) -> Option<String> {
     let line = text.lines().find(|line| line.split(':').next().is_some_and(|k| k.trim() == key))?;
     Some(line.split_once(':')?.1.trim().to_owned())
 }
@@ -149,7 +170,8 @@ mod tests {
 
     #[test]
     fn busy_is_neither_idle_nor_stolen() {
-        assert_eq!(machine_ticks("cpu  10 20 30 4000 500 1 2 77 10 0\n"), Some(63));
+        let stat = "cpu  10 20 30 4000 500 1 2 77 10 0\n";
+        assert_eq!((machine_ticks(stat), machine_steal(stat)), (Some(63), Some(77)));
     }
 
     #[test]

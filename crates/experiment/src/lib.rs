@@ -17,6 +17,11 @@
 //! | `units.rs` | numbers as people read them |
 //! | `figure.rs`, `png.rs` | charts, as SVG and as PNG |
 //! | `report.rs` | the page |
+//! | `topology.rs`, `pins.rs` | the machine's cores, and which of them runs what |
+//! | `machine.rs` | what a machine is, and what stands in the way of figures to quote |
+//! | `paper.rs` | all plans as the papers ran them |
+//! | `pack.rs` | their results in one file, written and read |
+//! | `side_by_side.rs` | several such files on one page |
 //! | `stop.rs` | a signal ends a sweep at its next run |
 //!
 //! [`figure`] and [`report`] draw from the rows alone.
@@ -27,17 +32,23 @@ pub mod factors;
 pub mod figure;
 mod foot;
 pub mod host;
+pub mod machine;
+pub mod pack;
+pub mod paper;
+pub mod pins;
 pub mod plan;
 mod png;
 pub mod report;
 pub mod rows;
 pub mod run;
+pub mod side_by_side;
 pub mod steps;
 pub mod stop;
 pub mod summary;
 mod synchronized_start;
 pub mod table;
 pub mod tool;
+pub mod topology;
 pub mod units;
 
 pub use factors::Factors;

@@ -30,6 +30,8 @@ pub struct Plan {
     /// How often each combination is measured.
     pub runs: u32,
     pub seconds: f64,
+    /// The same for runs with several sessions or VMs that send; none is as `seconds`. Plans do not say it.
+    pub several_seconds: Option<f64>,
     pub warmup: f64,
     /// Milliseconds between the first and the last session's start that a run may have.
     pub max_skew_ms: f64,
@@ -209,6 +211,7 @@ impl Plan {
                 slice.and_then(|q| q.warmup.as_ref()).or(raw.warmup.as_ref()),
                 0.3,
             )?,
+            several_seconds: None,
             max_skew_ms: reader.time("max_skew_ms", raw.max_skew_ms.as_ref(), 50.0)?,
             combinations: Vec::new(),
             named: reader.named(&raw)?,
@@ -251,6 +254,12 @@ impl Plan {
         }
         plan.check_drawing()?;
         Ok(plan)
+    }
+
+    /// How long a run of a combination measures.
+    pub fn seconds_for(&self, factors: &Factors) -> f64 {
+        let several = factors.sessions > 1 || factors.guests > 2 || factors.nics > 1;
+        self.several_seconds.filter(|_| several).unwrap_or(self.seconds)
     }
 
     /// Figures and claims may only speak of factors that there are.

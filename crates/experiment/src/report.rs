@@ -61,7 +61,7 @@ pub(crate) fn alone(svg: &str) -> String {
 }
 
 /// Every chart with its name among files (`1`, `2a`, `2b`) and its picture.
-fn named(drawn: Vec<Drawn>) -> Vec<(String, Chart, String)> {
+pub(crate) fn named(drawn: Vec<Drawn>) -> Vec<(String, Chart, String)> {
     let pictures = pictures(&drawn);
     let mut all = Vec::new();
     for ((number, drawn), pictures) in (1..).zip(drawn).zip(pictures) {
@@ -108,7 +108,7 @@ fn charts(rows: &[Row], plan: Option<&Plan>) -> Vec<Drawn> {
 }
 
 /// Every figure's charts as SVG, all of one height.
-fn pictures(drawn: &[Drawn]) -> Vec<Vec<String>> {
+pub(crate) fn pictures(drawn: &[Drawn]) -> Vec<Vec<String>> {
     let frames: Vec<Frame> = drawn.iter().map(|drawn| Frame::of(&drawn.charts)).collect();
     let height = frames.iter().map(|frame| frame.height).fold(0.0, f64::max);
     let of = |(drawn, frame): (&Drawn, Frame)| {
@@ -123,7 +123,7 @@ pub fn html(rows: &[Row]) -> String {
 }
 
 /// The style sheet, with the figures' colours in dark mode: on screens only, paper is white.
-fn style() -> String {
+pub(crate) fn style() -> String {
     format!(
         "{}@media screen and (prefers-color-scheme: dark) {{ {} }}\n",
         include_str!("report/style.css"),

@@ -12,6 +12,7 @@ use anyhow::{Context, Result, bail};
 use serde::{Deserialize, Serialize};
 use vmlane_bench::report::RoundTrips;
 
+use crate::factors::Factors;
 use crate::units::size;
 
 /// Raised when a key changes its meaning or goes away; new keys do not raise it.
@@ -127,6 +128,24 @@ pub struct Setup {
 }
 
 impl Row {
+    /// Says which combination the row is of; `named` are the factors that its plan names.
+    pub fn describe(&mut self, factors: &Factors, named: &[&str]) {
+        let typed =
+            ["device", "kernel", "accelerator", "guests", "tool", "test", "message", "buffer", "sessions"];
+        let others = named.iter().filter(|name| !typed.contains(*name));
+        self.device = factors.device.to_string();
+        self.kernel.clone_from(&factors.kernel);
+        self.accelerator = factors.accelerator.clone().unwrap_or_default();
+        self.guests = factors.guests;
+        self.tool = factors.tool.name().into();
+        self.test = factors.test.name().into();
+        self.message_bytes = factors.message;
+        self.send_buffer = factors.buffer;
+        self.sessions = factors.sessions;
+        self.id = factors.id();
+        self.factors = others.map(|name| ((*name).to_owned(), factors.text(name).into())).collect();
+    }
+
     /// A factor's value as plans write it.
     pub fn factor(&self, name: &str) -> String {
         match name {

@@ -16,6 +16,7 @@ use crate::host;
 use crate::plan::Plan;
 use crate::rows::{PlanSource, Row, VERSION, Writer};
 use crate::steps::{Boot, Step};
+use crate::topology::Topology;
 use vmlane_lab::Lab;
 
 /// Failures in a row after which a combination's other runs are not tried.
@@ -46,6 +47,8 @@ pub struct Runner<'a> {
     pub program: &'a Path,
     /// Of the labs.
     pub name: &'a str,
+    /// Where vCPUs and workers run; none leaves that to the kernel.
+    pub pins: Option<&'a Topology>,
     /// Set from outside: no more runs.
     pub stop: &'a AtomicBool,
 }
@@ -200,33 +203,20 @@ impl Runner<'_> {
         let lab = lab.with_context(|| {
             format!("the lab of {} guests with {:?} did not come up", spec.guests, spec.devices)
         })?;
-        Bench::new(lab, boot, self.program)
+        Bench::new(lab, boot, self.program, self.pins)
     }
 
     /// A row with everything that is known before the run.
     fn blank(&self, step: &Step, course: &Course<'_, '_>) -> Row {
         let (factors, plan) = (&step.factors, self.plan);
-        let typed =
-            ["device", "kernel", "accelerator", "guests", "tool", "test", "message", "buffer", "sessions"];
-        let others = plan.named.iter().filter(|name| !typed.contains(*name));
         let first = course.rows.is_empty();
         let mut row = Row {
             version: VERSION,
-            device: factors.device.to_string(),
-            kernel: factors.kernel.clone(),
-            accelerator: factors.accelerator.clone().unwrap_or_default(),
-            guests: factors.guests,
-            tool: factors.tool.name().into(),
-            test: factors.test.name().into(),
-            message_bytes: factors.message,
-            send_buffer: factors.buffer,
-            sessions: factors.sessions,
             run: step.run,
-            id: factors.id(),
             plan_source: first.then(|| PlanSource { text: plan.source.clone(), quick: plan.quick }),
-            factors: others.map(|name| ((*name).to_owned(), factors.text(name).into())).collect(),
             ..Row::default()
         };
+        row.describe(factors, &plan.named);
         row.setup = crate::rows::Setup {
             date: course.date.clone(),
             cpu_model: host::cpu_model(),
@@ -239,7 +229,7 @@ impl Runner<'_> {
             commit: host::commit(self.program),
             pinned: "nothing".into(),
             plan: plan.name.clone(),
-            seconds: plan.seconds,
+            seconds: plan.seconds_for(factors),
             warmup_seconds: plan.warmup,
             runs: plan.runs,
             ..crate::rows::Setup::default()
@@ -253,7 +243,7 @@ impl Course<'_, '_> {
         self.number += 1;
         let (made, left) = (self.number - 1, self.of - self.number + 1);
         let each = match made {
-            0..3 => plan.seconds + plan.warmup + OVERHEAD,
+            0..3 => plan.seconds_for(&step.factors) + plan.warmup + OVERHEAD,
             _ => self.begin.elapsed().as_secs_f64() / made as f64,
         };
         let left = Some(Duration::from_secs_f64(each * left as f64));

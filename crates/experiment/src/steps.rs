@@ -97,6 +97,7 @@ impl Boot {
             sessions: self.like.sessions,
             nodelay: self.like.nodelay,
             ip: self.like.ip,
+            moderation: self.like.moderation,
             device: self.like.device.clone(),
             ..f.clone()
         };

@@ -10,6 +10,8 @@ use vmlane_lab::device::DeviceFor;
 use vmlane_lab::test_host;
 use vmlane_lab::{Forward, Lab, LabSpec, Machine, agent, child, supervisor};
 
+#[path = "lab_paper.rs"]
+mod paper;
 #[path = "lab_run.rs"]
 mod run;
 #[path = "lab_show.rs"]
@@ -146,15 +148,8 @@ enum Command {
         all: bool,
     },
     Run(run::Args),
-    /// Draw DIR/report.html and DIR/figures again from DIR/results.jsonl
-    #[command(
-        after_help = "Example:\n  vmlane lab draw out/demo\n\nFigures, captions and claims are those of the \
-                            plan in the rows, or of DIR/plan.toml where that is the same plan in later words."
-    )]
-    Draw {
-        /// The directory with the rows
-        dir: PathBuf,
-    },
+    Paper(paper::Args),
+    Draw(run::Draw),
     /// The agent, in a guest
     #[command(hide = true)]
     Agent,
@@ -280,7 +275,8 @@ impl Args {
             }
             Command::Down { lab, all } => down(lab, all)?,
             Command::Run(run) => return run.run(),
-            Command::Draw { dir } => println!("{}", vmlane_experiment::report::draw(&dir)?.display()),
+            Command::Paper(paper) => return paper.run(),
+            Command::Draw(draw) => draw.run()?,
             Command::Agent => agent::run()?,
             Command::Supervise => supervisor::run()?,
             Command::Child { cpu, env, parent, command } => {

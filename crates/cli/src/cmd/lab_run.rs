@@ -5,7 +5,7 @@ use std::process::ExitCode;
 use std::time::Instant;
 
 use anyhow::{Context, Result, bail};
-use vmlane_experiment::{Plan, Row, Runner, Writer, report, rows, stop};
+use vmlane_experiment::{Plan, Row, Runner, Writer, pack, report, rows, side_by_side, stop};
 
 use crate::cmd::progress::{Screen, minutes};
 
@@ -52,7 +52,7 @@ pub struct Args {
     json: bool,
 }
 
-fn seconds(text: &str) -> Result<f64, String> {
+pub fn seconds(text: &str) -> Result<f64, String> {
     let value = text.parse::<f64>().ok().filter(|value| (0.05..=3600.0).contains(value));
     value.ok_or_else(|| format!("{text:?}: from 0.05 to 3600 seconds"))
 }
@@ -92,7 +92,7 @@ impl Args {
         let name = self.name.clone().unwrap_or_else(|| format!("run-{}", std::process::id()));
         let (begin, mut screen) = (Instant::now(), Screen::new("run"));
         let stop = stop::on_signals()?;
-        let runner = Runner { plan: &plan, program: &program, name: &name, stop: stop.flag() };
+        let runner = Runner { plan: &plan, program: &program, name: &name, pins: None, stop: stop.flag() };
         let rows = runner.run(&mut file, &done, &mut |news| screen.show(news))?;
         screen.clear();
         let drawn = if rows.is_empty() && done.is_empty() { None } else { Some(report::draw(&out)?) };
@@ -115,15 +115,53 @@ impl Args {
     }
 }
 
+/// Draw an experiment's report again, or several machines' results side by side
+///
+/// DIR/report.html and DIR/figures are drawn from DIR/results.jsonl; figures, captions and claims are those of the plan
+/// in the rows, or of DIR/plan.toml where that is the same plan in later words.
+///
+/// Files that `lab paper` packed are drawn on one page: a series for each machine in every figure, a column for each in
+/// the tables. What a file says is not trusted, and nothing of it is unpacked.
+#[derive(Debug, clap::Args)]
+#[command(after_help = "Examples:
+  vmlane lab draw out/demo
+  vmlane lab draw a.tar.gz b.tar.gz --out out/both")]
+pub struct Draw {
+    /// The directory with the rows, or up to six files that `lab paper` packed
+    #[arg(required = true, value_name = "DIR|FILE")]
+    from: Vec<PathBuf>,
+    /// Where the page of several files goes
+    #[arg(long, value_name = "DIR", default_value = "out/side-by-side")]
+    out: PathBuf,
+}
+
+impl Draw {
+    pub fn run(self) -> Result<()> {
+        let path = match &self.from[..] {
+            [dir] if dir.is_dir() => report::draw(dir)?,
+            files => {
+                if let Some(dir) = files.iter().find(|path| path.is_dir()) {
+                    bail!("{} is a directory: those are drawn one at a time", dir.display());
+                }
+                let packs: Vec<pack::Pack> =
+                    files.iter().map(|path| pack::read(path)).collect::<Result<_>>()?;
+                side_by_side::draw(&packs, &self.out)?
+            }
+        };
+        println!("{}", path.display());
+        Ok(())
+    }
+}
+
 /// What a plan amounts to.
 fn check(plan: &Plan, json: bool) -> Result<ExitCode> {
     let boots = plan.boots();
     let runs: usize = boots.iter().map(|boot| boot.steps.len()).sum();
-    let seconds = runs as f64 * (plan.seconds + plan.warmup + 1.5);
+    let (_, time) = plan.left(&|_, _| false);
     if json {
         let ids: Vec<String> = plan.combinations.iter().map(|factors| factors.id()).collect();
         let value = serde_json::json!({ "version": 1, "plan": plan.name, "labs": boots.len(), "runs": runs,
-            "combinations": ids, "seconds_about": seconds.round() });
+            "combinations": ids, "seconds_about": time.as_secs() });
         println!("{value}");
         return Ok(ExitCode::SUCCESS);
     }
@@ -135,10 +173,6 @@ fn check(plan: &Plan, json: bool) -> Result<ExitCode> {
             println!("  {}", step.factors.id());
         }
     }
-    println!(
-        "{runs} runs, about {} and the boots of {} labs",
-        minutes(std::time::Duration::from_secs_f64(seconds)),
-        boots.len()
-    );
+    println!("{runs} runs, about {} with the boots of {} labs", minutes(time), boots.len());
     Ok(ExitCode::SUCCESS)
 }
