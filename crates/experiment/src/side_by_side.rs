@@ -23,6 +23,9 @@ pub const MOST: usize = 6;
 /// The factor that tells the machines' rows apart.
 const HOST: &str = "host";
 
+/// What the table of machines says of each.
+type Fact<'f> = (&'f str, &'f dyn Fn(&Pack) -> String);
+
 /// The rows of one experiment, of all machines.
 struct Experiment {
     plan: Plan,
@@ -134,7 +137,7 @@ fn top(packs: &[Pack], experiments: &[Experiment]) -> String {
         let rows = || pack.results.values().flatten();
         format!("{}, {} failed", rows().count(), rows().filter(|row| row.failed.is_some()).count())
     };
-    let facts: [(&str, &dyn Fn(&Pack) -> String); 10] = [
+    let facts: [Fact<'_>; 10] = [
         ("Machine", &|pack| pack.about.machine.name()),
         ("Microcode", &|pack| pack.about.machine.microcode.clone()),
         ("System, kernel", &|pack| format!("{}, {}", pack.about.machine.system, pack.about.machine.kernel)),
@@ -215,7 +218,7 @@ fn numbers(experiment: &Experiment, machines: usize) -> String {
     let first = |name: &str| rows.first().map(|row| row.factor(name));
     let varies =
         |name: &&str| **name != *HOST && rows.iter().any(|row| Some(row.factor(name)) != first(name));
-    let factors: Vec<&str> = plan.named.iter().copied().filter(|name| varies(&name)).collect();
+    let factors: Vec<&str> = plan.named.iter().copied().filter(varies).collect();
     let mut html = String::from("<h3>The numbers</h3>\n<div class=\"scroll\"><table><thead><tr>");
     for name in &factors {
         let _ = write!(html, "<th class=\"text\">{}</th>", escape(title(name)));

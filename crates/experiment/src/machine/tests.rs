@@ -27,7 +27,8 @@ fn a_good_machine_has_no_findings_and_a_name() {
 
 #[test]
 fn each_fault_is_found_alone_and_has_a_remedy() {
-    let faults: [(&str, bool, fn(&mut Machine)); 13] = [
+    type Fault = (&'static str, bool, fn(&mut Machine));
+    let faults: [Fault; 13] = [
         ("kvm", true, |m| m.kvm = false),
         ("root", true, |m| m.root = false),
         ("virtual", true, |m| m.is_virtual = true),
