@@ -46,7 +46,8 @@ fn other<T>(result: anyhow::Result<T>) -> io::Result<T> {
 /// indices by a block, so every round has one block to move. Nothing else runs. No notification announces these
 /// blocks, so the worker never sleeps.
 fn engine(block: u64, length: Duration) -> anyhow::Result<Sample> {
-    let (workers, mut worker) = Workers::unstarted(Settings { poll: true, ..Settings::default() });
+    let (workers, mut worker) =
+        Workers::unstarted(Settings { poll: true, ..Settings::default() }).expect("an event fd");
     let worker = &mut worker[0];
     let pair = Pair::on(workers);
     std::thread::scope(|scope| {

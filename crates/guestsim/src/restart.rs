@@ -61,7 +61,7 @@ impl Engine {
         if !threaded {
             return Engine::Inline(Arc::default());
         }
-        let (workers, mut unstarted) = Workers::unstarted(Settings::default());
+        let (workers, mut unstarted) = Workers::unstarted(Settings::default()).expect("an event fd");
         let mut worker: Worker = unstarted.remove(0);
         let dead = Arc::new(AtomicBool::new(false));
         let stop = dead.clone();

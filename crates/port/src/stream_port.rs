@@ -1,6 +1,7 @@
 //! One end of a byte stream as the engine sees it.
 
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 
 use crate::{PortFault, RingSlice, transfer};
 
@@ -101,6 +102,18 @@ pub trait StreamPort: Send + Any {
     /// False if the other side never tells the stream of new bytes or room: the stream must look by itself.
     fn notifies(&self) -> bool {
         true
+    }
+
+    /// A file that becomes readable whenever the other side announces something, if it does so by a file: whoever turns the
+    /// stream watches it, until [`Self::answer_doorbell`] says otherwise.
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// The doorbell has rung: takes what was announced. The stream gets a turn. False: the file announces nothing from now
+    /// on, and is not to be watched any more.
+    fn answer_doorbell(&mut self) -> bool {
+        false
     }
 
     /// Requests of any kind that the other side has made so far. One that makes some while its bytes lie there has

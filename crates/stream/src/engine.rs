@@ -11,8 +11,9 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Budget, Resumed, Shutdown, Side};
-use vmlane_worker::{Engine, Event, Heartbeat, Meter, Rest, Work};
+use vmlane_worker::{Engine, Event, Heartbeat, Meter, Rest, WakeFds, Woken, Work};
 
+use crate::bells::Bells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
 use crate::settings::Settings;
@@ -62,6 +63,9 @@ pub struct StreamEngine {
     next_look: Option<Instant>,
     /// Slots of streams that fell asleep while an end withheld something.
     withholding: Vec<usize>,
+    bells: Bells,
+    /// Those that have rung.
+    rung: Vec<(usize, Side)>,
     /// What looks at the bytes of streams: empty while there is no capture. The ends are wrapped for it.
     taps: Vec<Arc<dyn StreamTap>>,
 }
@@ -92,6 +96,8 @@ impl StreamEngine {
             polled: now,
             next_look: None,
             withholding: Vec::new(),
+            bells: Bells::new(now),
+            rung: Vec::new(),
             taps: Vec::new(),
         }
     }
@@ -105,6 +111,7 @@ impl StreamEngine {
             stream.set_taps(&self.taps);
             stream.tell_begin(&self.taps);
         }
+        self.bells.watch(slot, &mut stream);
         if self.streams.len() <= slot {
             self.streams.resize_with(slot + 1, || None);
         }
@@ -246,6 +253,7 @@ impl StreamEngine {
         let stream = self.streams.get_mut(slot)?.as_mut()?;
         // A fault is large and rare: it takes a path of its own, so that what a turn returns stays small.
         let mut fault = None;
+        let bells = &mut self.bells;
         let value = catch_unwind(AssertUnwindSafe(|| match action(stream) {
             Ok(value) => Some(value),
             Err(broken) => {
@@ -266,11 +274,36 @@ impl StreamEngine {
                 error!("a stream's turn panicked; the stream is ended");
             }
         }
-        if catch_unwind(AssertUnwindSafe(|| stream.break_up())).is_err() {
+        let ending = || {
+            Side::BOTH.into_iter().for_each(|side| bells.forget(stream, side));
+            stream.break_up();
+        };
+        if catch_unwind(AssertUnwindSafe(ending)).is_err() {
             self.stats.panics.inc();
         }
         self.remove(slot);
         None
+    }
+
+    /// Looks at the doorbells; streams whose doorbells have rung are awake.
+    fn answer_doorbells(&mut self) {
+        let mut rung = std::mem::take(&mut self.rung);
+        self.bells.look(self.now, &mut rung);
+        for &(slot, side) in &rung {
+            let Some(account) = self.stream(slot).map(|stream| stream.account) else { continue };
+            self.meter.charge(account, Work::look());
+            if self.guarded(slot, |stream| Ok(stream.answer_doorbell(side))) == Some(false) {
+                self.forget_doorbell(slot, side);
+            }
+            self.activate(slot);
+        }
+        self.rung = rung;
+    }
+
+    fn forget_doorbell(&mut self, slot: usize, side: Side) {
+        if let Some(stream) = self.streams.get_mut(slot).and_then(Option::as_mut) {
+            self.bells.forget(stream, side);
+        }
     }
 
     fn remove(&mut self, slot: usize) {
@@ -291,6 +324,9 @@ impl StreamEngine {
     /// anything, the safety net.
     fn housekeeping(&mut self) {
         let now = self.now;
+        if self.bells.are_due(now) {
+            self.answer_doorbells();
+        }
         if !self.withholding.is_empty() {
             self.deliver_withheld();
         }
@@ -398,6 +434,7 @@ impl Engine for StreamEngine {
             }
             Command::Signal { slot, signals, .. } => self.signalled(slot, signals),
             Command::Leave { slot, side, answer } => {
+                self.forget_doorbell(slot, side);
                 if let Some(left) = self.guarded(slot, |stream| stream.leave(side)) {
                     self.stats.spilled_bytes.add(left.kept as u64);
                     self.stats.lost_bytes.add(left.lost as u64);
@@ -463,6 +500,17 @@ impl Engine for StreamEngine {
     /// Streams are armed one by one, when they fall asleep.
     fn arm(&mut self) -> bool {
         !self.active.is_empty()
+    }
+
+    fn wake_fds<'a>(&'a self, fds: &mut WakeFds<'a>) {
+        self.bells.wake_fds(fds);
+    }
+
+    fn woken(&mut self, by: Woken) {
+        if by.doorbell {
+            self.now = Instant::now();
+            self.answer_doorbells();
+        }
     }
 
     fn count(&mut self, event: Event) {

@@ -2,6 +2,7 @@
 
 #![expect(clippy::indexing_slicing, reason = "arrays of two, indexed by a side")]
 
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::{Duration, Instant};
 
@@ -64,6 +65,8 @@ pub struct JoinedStream {
     pub active: bool,
     /// The worker has it on its list of streams that fell asleep while an end withheld something.
     pub withholding: bool,
+    /// The ends whose doorbells its worker watches.
+    pub watched: [bool; 2],
     suspicion: Option<Suspicion>,
     /// Looks without progress that make a notice count as lost.
     pub looks: u32,
@@ -145,6 +148,7 @@ impl JoinedStream {
             account: Account::default(),
             active: false,
             withholding: false,
+            watched: [false; 2],
             suspicion: None,
             looks: if slow { SLOW_LOOKS } else { LOOKS },
             sleeps: 0,
@@ -169,6 +173,21 @@ impl JoinedStream {
 
     pub fn notifies(&self) -> bool {
         self.notifies
+    }
+
+    /// What the ends announce is not heard: the stream looks by itself.
+    pub fn be_polled(&mut self) {
+        self.notifies = false;
+    }
+
+    /// The file by which the end of `side` announces something.
+    pub fn doorbell(&self, side: Side) -> Option<BorrowedFd<'_>> {
+        self.ends[side as usize].as_ref()?.port.doorbell()
+    }
+
+    /// It has rung. False: it is not to be watched any more.
+    pub fn answer_doorbell(&mut self, side: Side) -> bool {
+        self.ends[side as usize].as_mut().is_some_and(|end| end.port.answer_doorbell())
     }
 
     /// Bytes moved, both directions.

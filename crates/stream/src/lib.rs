@@ -15,6 +15,7 @@
 //! | `settings.rs`, `stats.rs` | how they behave, what they count |
 //! | `requests.rs` | what other threads ask of one |
 //! | `engine.rs` | its streams: turns, sleep, the safety net; run by `vmlane_worker` |
+//! | `bells.rs` | the doorbells of host programs: files by which they announce something |
 //! | `joined.rs` | one stream: two ends, two directions |
 //! | `direction.rs` | one direction: the copy, and when it may sleep |
 //! | `inline.rs` | the same without threads, for tests |
@@ -24,6 +25,7 @@
     deny(clippy::unwrap_used, clippy::expect_used, clippy::panic, clippy::indexing_slicing)
 )]
 
+mod bells;
 mod direction;
 mod engine;
 mod inline;

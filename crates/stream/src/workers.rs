@@ -30,7 +30,7 @@ pub struct Workers {
 impl Workers {
     /// Starts the threads.
     pub fn start(settings: Settings) -> std::io::Result<Workers> {
-        let (mut workers, unstarted) = Workers::unstarted(settings);
+        let (mut workers, unstarted) = Workers::unstarted(settings)?;
         for (number, worker) in unstarted.into_iter().enumerate() {
             workers.threads.push(worker.spawn(format!("worker-{number}"))?);
         }
@@ -39,10 +39,11 @@ impl Workers {
 
     /// The workers without threads: nothing moves unless the caller calls [`Worker::step`]. For
     /// benchmarks of the engine alone.
-    pub fn unstarted(settings: Settings) -> (Workers, Vec<Worker>) {
+    pub fn unstarted(settings: Settings) -> std::io::Result<(Workers, Vec<Worker>)> {
         let stats = Arc::new(WorkerStats::default());
-        let requests = || Arc::new(Requests::new(Parking::for_thread()));
-        let requests: Vec<_> = (0..settings.workers.max(1)).map(|_| requests()).collect();
+        let parkings = (0..settings.workers.max(1)).map(|_| Parking::for_files());
+        let requests = parkings.map(|parking| Ok(Arc::new(Requests::new(parking?))));
+        let requests: Vec<_> = requests.collect::<std::io::Result<_>>()?;
         let heartbeats: Vec<Arc<Heartbeat>> = requests.iter().map(|_| Arc::default()).collect();
         let Settings { spin, poll, .. } = settings;
         let runtime = vmlane_worker::Settings { role: Role::Worker, spin, poll };
@@ -52,10 +53,8 @@ impl Workers {
         };
         let unstarted = requests.iter().zip(&heartbeats).map(start).collect();
         let placement = RoundRobin::new(requests.len());
-        (
-            Workers { requests, taps: Mutex::default(), placement, threads: Vec::new(), stats, heartbeats },
-            unstarted,
-        )
+        let (taps, threads) = (Mutex::default(), Vec::new());
+        Ok((Workers { requests, taps, placement, threads, stats, heartbeats }, unstarted))
     }
 
     pub fn stats(&self) -> &Arc<WorkerStats> {

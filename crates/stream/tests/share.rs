@@ -42,7 +42,7 @@ fn turn(worker: &mut Worker, rounds: usize) {
 }
 
 fn bench() -> (Workers, Worker) {
-    let (workers, mut worker) = Workers::unstarted(Settings { poll: true, ..Settings::default() });
+    let (workers, mut worker) = Workers::unstarted(Settings { poll: true, ..Settings::default() }).unwrap();
     (workers, worker.remove(0))
 }
 

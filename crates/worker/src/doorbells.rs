@@ -26,13 +26,20 @@ impl Doorbells {
         Ok(epoll::add(&self.epoll, file, epoll::EventData::new_u64(number), epoll::EventFlags::IN)?)
     }
 
+    /// The same for one that is told of once for each announcement, whether or not it is read.
+    pub fn add_once(&self, file: BorrowedFd<'_>, number: u64) -> std::io::Result<()> {
+        let flags = epoll::EventFlags::IN | epoll::EventFlags::ET;
+        Ok(epoll::add(&self.epoll, file, epoll::EventData::new_u64(number), flags)?)
+    }
+
     /// Looks at it no more.
     pub fn remove(&self, file: BorrowedFd<'_>) {
         // Fails only if it is not there.
         let _ = epoll::delete(&self.epoll, file);
     }
 
-    /// Calls `rung` with the numbers of those that ring now. They ring on until they are read.
+    /// Calls `rung` with the numbers of those that ring now. They ring on until they are read, but for those of
+    /// [`Self::add_once`].
     pub fn look(&self, mut rung: impl FnMut(u64)) {
         let at_once = Timespec { tv_sec: 0, tv_nsec: 0 };
         let mut space = [MaybeUninit::<epoll::Event>::uninit(); AT_ONCE];
@@ -76,5 +83,23 @@ mod tests {
         rustix::io::write(&files[0], &1u64.to_ne_bytes()).expect("rung");
         bells.remove(files[0].as_fd());
         assert!(rung().is_empty());
+    }
+
+    #[test]
+    fn one_that_is_not_read_is_told_of_once_for_each_announcement() {
+        let bells = Doorbells::new().expect("an epoll file");
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        let send = || rustix::io::write(&theirs, &[0]).expect("sent");
+        send();
+        bells.add_once(ours.as_fd(), 3).expect("added");
+        let rung = || {
+            let mut list = Vec::new();
+            bells.look(|number| list.push(number));
+            list
+        };
+        // What came before counts, too.
+        assert_eq!([rung(), rung()], [vec![3], vec![]]);
+        send();
+        assert_eq!([rung(), rung()], [vec![3], vec![]]);
     }
 }

@@ -98,7 +98,15 @@ const ACCEPTOR: &[c_long] = &[
     libc::SYS_poll,
 ];
 
-const WORKER: &[c_long] = &[libc::SYS_read];
+/// Waits for the doorbells of host programs, too.
+const WORKER: &[c_long] = &[
+    libc::SYS_epoll_ctl,
+    libc::SYS_epoll_pwait,
+    libc::SYS_epoll_pwait2,
+    libc::SYS_read,
+    #[cfg(target_arch = "x86_64")]
+    libc::SYS_epoll_wait,
+];
 
 /// Raises the event fds of VMMs (`transport/event_fd.rs`).
 const EVENTS: &[c_long] = &[libc::SYS_io_getevents, libc::SYS_io_submit];

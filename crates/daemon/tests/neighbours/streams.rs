@@ -50,7 +50,8 @@ fn alone() -> Box<dyn Neighbours> {
 
 impl World {
     fn with(attack: impl FnOnce(&Workers, &Owner) -> Deed) -> Box<dyn Neighbours> {
-        let (workers, mut worker) = Workers::unstarted(Settings { poll: true, ..Settings::default() });
+        let (workers, mut worker) =
+            Workers::unstarted(Settings { poll: true, ..Settings::default() }).expect("an event fd");
         let (honest, attacker) = (Owner::new(), Owner::new());
         for _ in 0..16 {
             honest.open(&workers, RING);

@@ -61,7 +61,7 @@ pub use notice::Notice;
 pub use notifier::Protocol;
 pub use queue_pair::port::{QueueMemory, QueuePairPort};
 pub use record::restore::HypervisorCheckpoint;
-pub use shared::{SharedMap, SharedRing, Waits, Waker};
+pub use shared::{Asks, SharedMap, SharedRing, Waker};
 pub use spec::{AddError, Limits, VmSpec};
 pub use stats::VmciStats;
 pub use tables::Hypervisor;

@@ -5,7 +5,7 @@
 //! little as a guest. Only how it is woken differs: a bit says whether it waits, so that one that looks
 //! by itself costs no system call.
 
-use std::os::fd::OwnedFd;
+use std::os::fd::{BorrowedFd, OwnedFd};
 use std::sync::Arc;
 use std::sync::atomic::{Ordering, compiler_fence};
 
@@ -27,14 +27,26 @@ pub trait Waker: Send + Sync {
 
     /// It broke the rules of its ring.
     fn broke(&self);
+
+    /// The file by which it asks for a look: see [`vmlane_port::StreamPort::doorbell`].
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// It asks for a look. False: the file serves for that no more.
+    fn answer_doorbell(&self, _asks: Asks) -> bool {
+        false
+    }
 }
 
-/// See [`SharedMap::waits`].
+/// What a process that asks for a look has in its ring: whether it waits for bytes (or the stream's end) that are there, for
+/// room that is there (`blocked`: that is not), and the `SAID_*` bits that it has set.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Waits {
+pub struct Asks {
     pub bytes: bool,
     pub room: bool,
     pub blocked: bool,
+    pub said: u64,
 }
 
 /// A ring's memory, mapped.
@@ -84,27 +96,12 @@ impl SharedMap {
             our_tail: daemon.word(word::TAIL),
             our_head: daemon.word(word::HEAD),
             ended: daemon.word(word::ENDED),
+            said: process.word(word::SAID),
+            size,
             waker,
             address: None,
         };
         Ok(QueuePairPort::new(ring, size, size))
-    }
-
-    /// What the process waits for: bytes or the stream's end that are there, room that is there, and
-    /// room that is not. For a process that asks for a look.
-    pub fn waits(&self) -> Result<Waits, MapError> {
-        let process = self.index(layout::process_page(self.size))?;
-        let daemon = self.index(layout::daemon_page(self.size))?;
-        let load = |page: &Pages, word| page.load_u64(word) % self.size;
-        let over = daemon.load_u64(word::ENDED) != 0;
-        let bytes = over || load(&daemon, word::TAIL) != load(&process, word::HEAD);
-        let full = (load(&process, word::TAIL) + 1) % self.size == load(&daemon, word::HEAD);
-        let wants_room = process.load_u64(word::WANTS_ROOM) != 0;
-        Ok(Waits {
-            bytes: bytes && process.load_u64(word::WANTS_BYTES) != 0,
-            room: wants_room && (over || !full),
-            blocked: wants_room && full && !over,
-        })
     }
 
     /// What the process has said about its future.
@@ -124,6 +121,8 @@ pub struct SharedRing {
     our_tail: Word,
     our_head: Word,
     ended: Word,
+    said: Word,
+    size: u64,
     waker: Arc<dyn Waker>,
     address: Option<StreamAddress>,
 }
@@ -132,6 +131,19 @@ impl SharedRing {
     /// Between whom the stream is, for captures.
     pub fn set_address(&mut self, address: StreamAddress) {
         self.address = Some(address);
+    }
+
+    fn asks(&self) -> Asks {
+        let over = self.ended.load() != 0;
+        let bytes = over || self.our_tail.load() != self.process_head.load();
+        let full = self.process_tail.load().wrapping_add(1) % self.size == self.our_head.load();
+        let wants_room = self.wants_room.load() != 0;
+        Asks {
+            bytes: bytes && self.wants_bytes.load() != 0,
+            room: wants_room && (over || !full),
+            blocked: wants_room && full && !over,
+            said: self.said.load(),
+        }
     }
 }
 
@@ -201,5 +213,13 @@ impl QueueMemory for SharedRing {
 
     fn broke(&self) {
         self.waker.broke();
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.waker.doorbell()
+    }
+
+    fn answer_doorbell(&self) -> bool {
+        self.waker.answer_doorbell(self.asks())
     }
 }

@@ -1,22 +1,23 @@
 //! What other threads tell the thread that serves host sockets: workers, sessions, the operator.
 
 use std::collections::HashMap;
-use std::os::fd::OwnedFd;
+use std::os::fd::{AsFd as _, BorrowedFd, OwnedFd};
 use std::path::PathBuf;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 
 use parking_lot::Mutex;
 use rustix::event::EventfdFlags;
 use rustix::net::SendFlags;
 use vmlane_access::Owner;
-use vmlane_device::vmci::Waker;
+use vmlane_device::vmci::{Asks, Waker};
 use vmlane_port::{End, Side, StreamId};
 use vmlane_vsock::{Call, ConnectError, Failed, HostRules, Remote, WaitingCalls};
-use vmlane_wire::host::SIGNAL;
+use vmlane_wire::host::{SIGNAL, SWITCH};
 
 use super::hybrid::{HybridStats, HybridVm};
 use super::route::{PeerShared, Routes};
+use super::socket::{self, Io};
 
 /// A client of the thread, or a listening socket.
 pub type Token = u64;
@@ -136,19 +137,99 @@ impl Mailbox {
     }
 }
 
-/// How workers reach one stream's process: by its own socket if it uses the ring itself, else through
+/// Reads of a socket with signals at a time: its process can send more meanwhile, and keeps no one else waiting by it.
+const READS: usize = 4;
+
+/// How workers and one stream's process reach each other: by its own socket if it uses the ring itself, else through
 /// the thread that pumps.
 pub struct StreamWaker {
-    pub token: Token,
-    pub mailbox: Arc<Mailbox>,
-    pub signal: Mutex<Option<Arc<OwnedFd>>>,
+    token: Token,
+    mailbox: Arc<Mailbox>,
+    /// Of a process that uses the ring itself: workers read its signals, until it hands the ring over.
+    socket: Option<Arc<OwnedFd>>,
+    signal: Mutex<Option<Arc<OwnedFd>>>,
     /// A wake came while there was no socket for signals.
-    pub missed: AtomicBool,
+    missed: AtomicBool,
     /// A wake is in the letter box already.
-    pub queued: AtomicBool,
+    queued: AtomicBool,
+    /// The process has handed the ring over.
+    switched: AtomicBool,
+    /// What the process has said, as far as the thread was told.
+    said: AtomicU64,
 }
 
 impl StreamWaker {
+    /// Of the client `token`; `socket`: its own, if it uses the ring itself.
+    pub fn new(token: Token, mailbox: Arc<Mailbox>, socket: Option<Arc<OwnedFd>>) -> StreamWaker {
+        StreamWaker {
+            token,
+            mailbox,
+            signal: Mutex::new(socket.clone()),
+            socket,
+            missed: AtomicBool::new(false),
+            queued: AtomicBool::new(false),
+            switched: AtomicBool::new(false),
+            said: AtomicU64::new(0),
+        }
+    }
+
+    /// The thread has taken the wake out of the letter box.
+    pub fn fetched(&self) {
+        self.queued.store(false, Ordering::SeqCst);
+    }
+
+    /// The process has handed the ring over: from then on the thread alone reads its socket.
+    pub fn has_switched(&self) -> bool {
+        self.switched.load(Ordering::SeqCst)
+    }
+
+    /// The socket of a process that uses the ring itself.
+    fn of_ring(&self) -> Option<&Arc<OwnedFd>> {
+        self.socket.as_ref().filter(|_| !self.has_switched())
+    }
+
+    /// Takes the signals that have come; true if there were any. That its socket ends is for the thread, which hears of it by
+    /// itself.
+    fn take_signals(&self, socket: &OwnedFd) -> bool {
+        let mut bytes = [0; 4096];
+        let mut any = false;
+        for _ in 0..READS {
+            let Io::Done(len) = socket::read(socket, &mut bytes) else { break };
+            any = true;
+            // Behind it nothing may come before the thread has answered.
+            if bytes.get(len - 1) == Some(&SWITCH) {
+                self.switched.store(true, Ordering::SeqCst);
+                self.wake_thread();
+                break;
+            }
+            if len < bytes.len() {
+                break;
+            }
+        }
+        any
+    }
+
+    /// Empties the socket of a process that may have filled it, so that it cannot be polled writable. A signal that was taken may
+    /// have asked for one, and what it announced, or what could not be signalled any more, is for the thread to look after: the
+    /// stream's turn may be beyond its last look.
+    fn empty(&self, socket: &OwnedFd) {
+        if self.take_signals(socket) {
+            self.send_signal();
+            self.wake_thread();
+        }
+    }
+
+    fn send_signal(&self) -> bool {
+        let signal = self.signal.lock();
+        let Some(socket) = &*signal else {
+            self.missed.store(true, Ordering::SeqCst);
+            return false;
+        };
+        // One that does not fetch its signals has some already.
+        let _ = rustix::net::send(socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        true
+    }
+
     /// From here on nothing but the thread that pumps writes to the socket.
     pub fn stop_signals(&self) {
         *self.signal.lock() = None;
@@ -173,28 +254,44 @@ impl StreamWaker {
 
 impl Waker for StreamWaker {
     fn wake(&self, room: bool) {
-        let signal = self.signal.lock();
-        let pumped = signal.is_none();
-        if pumped {
-            self.missed.store(true, Ordering::SeqCst);
-        }
-        if let Some(socket) = &*signal {
-            // One that does not fetch its signals has some already.
-            let _ = rustix::net::send(socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
-        }
-        drop(signal);
-        // One that waits for room cannot be polled writable until its socket is emptied.
-        if room || pumped {
-            self.wake_thread();
+        self.send_signal();
+        match self.of_ring() {
+            Some(socket) if room => self.empty(socket),
+            Some(_) => {}
+            None => self.wake_thread(),
         }
     }
 
     fn ended(&self, _end: End) {
-        self.wake_thread();
+        match self.of_ring() {
+            Some(socket) => self.empty(socket),
+            None => self.wake_thread(),
+        }
     }
 
     fn broke(&self) {
         self.wake_thread();
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.socket.as_ref().map(|socket| socket.as_fd())
+    }
+
+    fn answer_doorbell(&self, asks: Asks) -> bool {
+        let Some(socket) = self.of_ring() else { return false };
+        // One that waits for room may have filled its socket, so that it cannot be polled writable: what is in there is taken
+        // when there is room.
+        if !asks.blocked {
+            self.take_signals(socket);
+        }
+        if self.said.swap(asks.said, Ordering::SeqCst) != asks.said {
+            self.wake_thread();
+        }
+        let switched = self.has_switched();
+        if (asks.bytes || asks.room) && !switched {
+            self.send_signal();
+        }
+        !switched
     }
 }
 

@@ -14,7 +14,6 @@ use std::io;
 use std::mem::MaybeUninit;
 use std::os::fd::OwnedFd;
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
 use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
@@ -223,7 +222,7 @@ impl Server {
             }
             Mail::Wake(token) => {
                 if let Some(waker) = self.clients.get(token).and_then(|client| client.waker.as_ref()) {
-                    waker.queued.store(false, Ordering::SeqCst);
+                    waker.fetched();
                 }
                 self.turn(token);
             }
@@ -441,8 +440,10 @@ impl Server {
                         self.turn(token);
                     }
                     // What it wrote is in its ring, and is taken when it leaves.
-                    Kind::Ring { .. } if hung_up => self.leaves(token),
-                    Kind::Ring { .. } => self.turn(token),
+                    Kind::Ring { .. } if hung_up || flags.intersects(epoll::EventFlags::RDHUP) => {
+                        self.leaves(token);
+                    }
+                    Kind::Ring { .. } => {}
                 }
             }
             State::Listening { .. } => {
@@ -462,7 +463,8 @@ impl Server {
         if self.turns.is_over(account) {
             return self.turns.again(token);
         }
-        let (turn, moved) = stream.turn(&self.router, &client.socket, &mut self.buffer);
+        let switched = client.waker.as_ref().is_some_and(|waker| waker.has_switched());
+        let (turn, moved) = stream.turn(&self.router, &client.socket, switched, &mut self.buffer);
         self.turns.charge(account, moved.up + moved.down);
         self.hybrids.moved(account, moved);
         match turn {
@@ -492,15 +494,17 @@ impl Server {
             waker.stop_signals();
         }
         let switched = stream.switch().is_ok() && socket::write(&*client.socket, &[SWITCH]) == Io::Done(1);
-        self.watch_room(token, true);
+        self.watch_bytes(token, true);
         if switched { self.turns.again(token) } else { self.close(token) }
     }
 
-    /// Is room in its socket of interest? Where it carries signals only, each one that the process takes would wake the thread.
-    fn watch_room(&self, token: Token, room: bool) {
+    /// Does its socket carry the stream? One that carries signals is read by the stream's worker, and only its end is of interest
+    /// here.
+    fn watch_bytes(&self, token: Token, bytes: bool) {
         let Some(client) = self.clients.get(token) else { return };
-        let out = if room { epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
-        let wanted = epoll::EventFlags::IN | out | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
+        let of_bytes =
+            if bytes { epoll::EventFlags::IN | epoll::EventFlags::OUT } else { epoll::EventFlags::empty() };
+        let wanted = of_bytes | epoll::EventFlags::RDHUP | epoll::EventFlags::ET;
         if let Err(error) =
             epoll::modify(&self.epoll, &*client.socket, epoll::EventData::new_u64(token), wanted)
         {

@@ -8,7 +8,7 @@ use vmlane_device::vmci::SharedMap;
 use vmlane_port::{Shutdown, Side, StreamId};
 use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_vsock::{Call, Router};
-use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, SIGNAL, SWITCH, ended};
+use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, ended};
 
 use super::socket::{self, Io, Read};
 
@@ -32,7 +32,7 @@ pub enum Turn {
 
 /// How the bytes travel.
 pub enum Kind {
-    /// The process uses the ring itself; its socket carries signals.
+    /// The process uses the ring itself; its socket carries signals, which the stream's worker reads.
     Ring { map: SharedMap, said: u64 },
     /// The process writes and reads its socket.
     Plain(Box<Pump>),
@@ -106,11 +106,21 @@ impl Stream {
         Ok(())
     }
 
-    /// Does what can be done now, and says how many bytes that moved. `buffer` is scratch space.
-    pub fn turn(&mut self, router: &Arc<Router>, socket: &OwnedFd, buffer: &mut [u8]) -> (Turn, Moved) {
+    /// Does what can be done now, and says how many bytes that moved. `switched`: the process has handed its ring over.
+    /// `buffer` is scratch space.
+    pub fn turn(
+        &mut self,
+        router: &Arc<Router>,
+        socket: &OwnedFd,
+        switched: bool,
+        buffer: &mut [u8],
+    ) -> (Turn, Moved) {
         let end = End { router, stream: self.stream, side: self.side };
         match &mut self.kind {
-            Kind::Ring { map, said } => (signalled(&end, map, said, socket, buffer), Moved::default()),
+            Kind::Ring { map, said } => {
+                hear(&end, map, said);
+                (if switched { Turn::Switch } else { Turn::Waits }, Moved::default())
+            }
             Kind::Plain(pump) => {
                 let mut moved = Moved::default();
                 let turn = pump.turn(&end, socket, buffer, &mut moved);
@@ -138,28 +148,9 @@ impl End<'_> {
     }
 }
 
-/// The process with a ring of its own has sent a signal, or gone.
-#[expect(clippy::indexing_slicing, reason = "no read returns more than its buffer has, which is never empty")]
-fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, buffer: &mut [u8]) -> Turn {
-    let Ok(waits) = map.waits() else { return Turn::Over };
-    let mut switched = false;
-    // One that waits for room may have filled its socket, so that it cannot be polled writable: what is
-    // in there is taken when there is room.
-    if waits.blocked {
-        if socket::peek(socket, &mut buffer[..1]) == Io::Over {
-            return Turn::Over;
-        }
-    } else {
-        while !switched {
-            match socket::read(socket, buffer) {
-                // Behind it nothing may come before we have answered.
-                Io::Done(len) if buffer[..len].last() == Some(&SWITCH) => switched = true,
-                Io::Done(_) => {}
-                Io::WouldBlock => break,
-                Io::Over => return Turn::Over,
-            }
-        }
-    }
+/// What a process with a ring of its own has said since the last time. The worker may have taken the signal that announced bytes or
+/// room in the middle of a turn, behind its last look: it is to look again.
+fn hear(end: &End<'_>, map: &SharedMap, said: &mut u64) {
     let now = map.said();
     if now & SAID_RECEIVE & !*said != 0 {
         end.shutdown(Shutdown::Receive);
@@ -168,11 +159,7 @@ fn signalled(end: &End<'_>, map: &SharedMap, said: &mut u64, socket: &OwnedFd, b
         end.shutdown(Shutdown::Send);
     }
     *said |= now;
-    if (waits.bytes || waits.room) && !switched {
-        socket::write(socket, &[SIGNAL]);
-    }
     end.kick(true);
-    if switched { Turn::Switch } else { Turn::Waits }
 }
 
 impl Pump {

@@ -1,6 +1,7 @@
 //! The end of a stream that is looked at: what its guest sends, as it is copied.
 
 use std::any::Any;
+use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 
 use vmlane_mem::Spans;
@@ -145,6 +146,14 @@ impl StreamPort for CapturedStream {
 
     fn notifies(&self) -> bool {
         self.inner.notifies()
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.doorbell()
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        self.inner.answer_doorbell()
     }
 
     fn requests(&self) -> Option<u64> {

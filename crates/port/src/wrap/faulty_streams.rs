@@ -1,5 +1,6 @@
 //! Streams whose ends fail on request, whatever devices they are of.
 
+use std::os::fd::BorrowedFd;
 use std::sync::{Arc, Mutex, PoisonError, Weak};
 
 use super::trigger::{Fault, Trigger};
@@ -142,6 +143,14 @@ impl StreamPort for FaultyStream {
 
     fn notifies(&self) -> bool {
         self.inner.notifies()
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.inner.doorbell()
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        self.inner.answer_doorbell()
     }
 
     fn requests(&self) -> Option<u64> {

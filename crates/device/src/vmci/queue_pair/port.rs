@@ -10,6 +10,8 @@
 //! guest reads    consume ring <-- device writes    tail: device    head: guest
 //! ```
 
+use std::os::fd::BorrowedFd;
+
 use vmlane_mem::Pages;
 use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
 use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
@@ -61,6 +63,16 @@ pub trait QueueMemory: Send {
     /// False if the guest announces nothing: the stream has to look by itself.
     fn announces(&self) -> bool {
         true
+    }
+
+    /// See [`StreamPort::doorbell`].
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        None
+    }
+
+    /// See [`StreamPort::answer_doorbell`].
+    fn answer_doorbell(&self) -> bool {
+        false
     }
 
     /// Requests that the guest has made so far.
@@ -294,6 +306,14 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
 
     fn notifies(&self) -> bool {
         self.memory.announces()
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.memory.doorbell()
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        self.memory.answer_doorbell()
     }
 
     fn requests(&self) -> Option<u64> {

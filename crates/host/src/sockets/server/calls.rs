@@ -3,10 +3,8 @@
 use std::io;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
-use std::sync::atomic::AtomicBool;
 use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
 use rustix::io::Errno;
 use rustix::net::SocketType;
 use vmlane_access::Peer;
@@ -36,14 +34,7 @@ impl Server {
         let spill = if matches!(account, Account::Vm(_)) { VM_SPILL } else { SPILL };
         let budget = self.budgets.entry(account).or_insert_with(|| Arc::new(Budget::new(spill))).clone();
         let theirs = signal.is_some();
-        let waker = StreamWaker {
-            token,
-            mailbox: self.mailbox.clone(),
-            signal: Mutex::new(signal),
-            missed: AtomicBool::new(false),
-            queued: AtomicBool::new(false),
-        };
-        let waker = Arc::new(waker);
+        let waker = Arc::new(StreamWaker::new(token, self.mailbox.clone(), signal));
         let mut port = Box::new(map.port(waker.clone()).map_err(io::Error::other)?);
         address.into_iter().for_each(|address| port.memory.set_address(address));
         let ring = if theirs {
@@ -183,7 +174,7 @@ impl Server {
         let stream = Stream { call: opening.call, stream, side, kind };
         self.becomes(token, State::Streaming(Box::new(stream)), None);
         if signals {
-            self.watch_room(token, false);
+            self.watch_bytes(token, false);
         }
         let told = match (greeting, delivery) {
             (Some((dialect, port)), _) => self.clients.get(token).is_some_and(|client| {
