@@ -40,6 +40,13 @@ const ROWS: &[(&str, &[(&str, &str)])] = &[
         &[("switch/tests/teams.rs", "announcements_are_bounded_and_leave_over_several_rounds")],
     ),
     (
+        "how often a NIC is announced to the network, however often its guest or its VMM cause it",
+        &[
+            ("switch/src/announce/queue.rs", "a_port_waits_once_and_has_one_turn_in_its_time"),
+            ("switch/tests/announce.rs", "a_vm_is_announced_when_it_comes_and_when_its_vmm_asks"),
+        ],
+    ),
+    (
         "connections to the socket of an uplink with `role = \"server\"`",
         &[("host/tests/vhost_user_uplink/main.rs", "a_second_peer_is_turned_away_and_the_first_one_stays")],
     ),

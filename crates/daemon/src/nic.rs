@@ -308,6 +308,7 @@ fn port_spec(config: &Config, vm: &VmConfig, number: usize) -> PortSpec {
         traffic: nic.traffic,
         uplink: false,
         direct,
+        notify: false,
     }
 }
 
@@ -322,6 +323,7 @@ pub fn uplink_spec(uplink: &UplinkConfig) -> PortSpec {
         traffic: Traffic::default(),
         uplink: true,
         direct: uplink.kind.is_direct(),
+        notify: uplink.notify,
     }
 }
 

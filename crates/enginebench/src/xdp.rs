@@ -57,6 +57,7 @@ fn spec(number: usize) -> PortSpec {
         traffic: Traffic::default(),
         uplink: number == 0,
         direct: false,
+        notify: false,
     }
 }
 

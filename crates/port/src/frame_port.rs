@@ -203,6 +203,9 @@ pub trait Frames: Send + Sync {
     /// The guest behind the port announced something (a doorbell). Does not wait.
     fn kick(&self, port: PortId);
 
+    /// The network behind the port's uplinks is to hear where its address is: what is attached has come from elsewhere.
+    fn announce(&self, port: PortId);
+
     /// The port's counters; those of an unknown port are not shown anywhere.
     fn stats(&self, port: PortId) -> Arc<PortStats>;
 }

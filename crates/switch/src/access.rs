@@ -20,15 +20,17 @@ pub struct Config {
     pub uplink: bool,
     /// See [`PortSpec::direct`].
     pub direct: bool,
+    /// See [`PortSpec::notify`].
+    pub notify: bool,
 }
 
 impl From<&PortSpec> for Config {
     fn from(spec: &PortSpec) -> Config {
-        let PortSpec { mac, policy, uplink, direct, .. } = *spec;
+        let PortSpec { mac, policy, uplink, direct, notify, .. } = *spec;
         let Traffic { floods, snoop, shares, .. } = spec.traffic;
         let shares = shares.unwrap_or(Traffic::NORMAL_SHARES);
         let snoop = snoop && !uplink;
-        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop, shares, uplink, direct }
+        Config { mac, vlan: spec.vlan.clone(), policy, floods, snoop, shares, uplink, direct, notify }
     }
 }
 

@@ -15,6 +15,7 @@ use vmlane_worker::{Doorbells, Heartbeat};
 
 use crate::Slot;
 use crate::access::Config;
+use crate::announce::Announcements;
 use crate::coalesce::Coalescer;
 use crate::egress::Egress;
 use crate::fdb::{Fdb, LearnedAddresses, unkey};
@@ -52,6 +53,8 @@ pub struct Core {
     pub fdb: Fdb,
     pub egress: Egress,
     pub coalescer: Coalescer,
+    /// Addresses that the network is to be told of.
+    pub announcements: Announcements,
     /// Ports whose ends want a flush.
     pub dirty: Vec<Slot>,
     /// Ports for which frames wait, at the most.
@@ -107,6 +110,7 @@ impl Core {
             fdb: Fdb::new(learned),
             egress: Egress::new(),
             coalescer: Coalescer::new(),
+            announcements: Announcements::default(),
             dirty: Vec::new(),
             waiting: 0,
             held: Held::default(),
@@ -190,6 +194,7 @@ impl Core {
             self.mark(slot);
         }
         self.rebuild();
+        self.announce(slot);
     }
 
     pub fn remove(&mut self, id: PortId) {
@@ -211,6 +216,7 @@ impl Core {
         }
         self.rebuild();
         self.publish(slot);
+        self.announce(slot);
     }
 
     /// Lets go of what is attached to a port.
@@ -251,6 +257,9 @@ impl Core {
     /// The interface behind a port has a link, or has none.
     pub fn set_carrier(&mut self, slot: Slot, up: bool) {
         self.ports.set_carrier(slot, up);
+        if up {
+            self.announce(slot);
+        }
     }
 
     /// Makes the teams these.

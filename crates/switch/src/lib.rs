@@ -13,6 +13,7 @@
 //! | `egress.rs`, `segment.rs` | stage 3: whole or in segments, checksums, into its receiver's port |
 //! | `coalesce.rs`, `coalesce/deliver.rs` | in front of stage 3: segments of a burst merged to super-frames |
 //! | `team.rs`, `team/` | uplinks that serve as one: which of them a frame leaves through, and which one it may come from |
+//! | `announce.rs`, `announce/` | the network behind uplinks is told where addresses are |
 //! | `pending.rs`, `pending/queue.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them, served by their owners' shares |
 //! | `handover.rs`, `handover/` | frames from a port of one worker to a port of another |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
@@ -29,6 +30,7 @@
 )]
 
 mod access;
+mod announce;
 mod batch;
 mod coalesce;
 mod core;

@@ -58,6 +58,10 @@ pub enum Request {
         id: PortId,
         up: bool,
     },
+    /// The network is to hear where the port's address is.
+    Announce {
+        id: PortId,
+    },
     /// The teams that there are from now on.
     Teams {
         teams: Vec<(TeamSpec, Arc<TeamState>)>,
@@ -99,6 +103,7 @@ impl Request {
             | Request::Refresh { id }
             | Request::Tap { id, .. }
             | Request::Carrier { id, .. }
+            | Request::Announce { id }
             | Request::Copy { id, .. }
             | Request::Retire { id }
             | Request::Adopt { id }

@@ -117,6 +117,8 @@ pub struct PortSpec {
     /// It and the one uplink of its group are joined as by a cable: what is not for the other one is for no one. Nothing is
     /// learned, and nothing is limited as going to several. Both have it.
     pub direct: bool,
+    /// Of an uplink: the network behind it is told where addresses are. In a team, the team's own word counts, too.
+    pub notify: bool,
 }
 
 /// A port as it is.
@@ -193,6 +195,7 @@ impl PortSpec {
             traffic: Traffic::default(),
             uplink: false,
             direct: false,
+            notify: false,
         }
     }
 }

@@ -179,13 +179,14 @@ impl Switch {
         id
     }
 
-    /// Makes a port with every worker. Uplinks are the first worker's. `internal`: it is of the switch's own, not listed,
+    /// Makes a port with every worker. Uplinks are the first worker's, but for direct ones: with their NICs they are spread as NICs are. `internal`: it is of the switch's own, not listed,
     /// and that worker's.
     pub(crate) fn make_port(&self, spec: PortSpec, stats: Arc<PortStats>, internal: Option<usize>) -> PortId {
         let state = Arc::new(PortState::default());
+        let joined = if spec.direct { self.worker_of_direct(&spec.group) } else { spec.uplink.then_some(0) };
         let (of, worker) = {
             let mut numbers = self.numbers.lock();
-            let worker = internal.or(spec.uplink.then_some(0)).unwrap_or_else(|| numbers.place());
+            let worker = internal.or(joined).unwrap_or_else(|| numbers.place());
             numbers.count(worker, 1);
             let owner = spec.name.split_once('/').map_or(&*spec.name, |(owner, _)| owner);
             let owner = number(&mut numbers.owners, owner);
@@ -209,6 +210,13 @@ impl Switch {
             Request::Add { of, spec: spec.clone(), stats: stats.clone(), state: state.clone(), shaper }
         });
         id
+    }
+
+    /// The worker of the port that a direct one of this group is joined to: their frames need no handover.
+    fn worker_of_direct(&self, group: &str) -> Option<usize> {
+        let ports = self.ports.lock();
+        let other = ports.iter().find(|(_, entry)| entry.spec.direct && entry.spec.group == group);
+        other.map(|(id, _)| self.owner(*id))
     }
 
     /// Removes a port from every worker, its own one first: the others do not look at what was attached to it any more
@@ -493,6 +501,11 @@ impl Frames for Switch {
         if let Some(worker) = self.workers.get(self.owner(id)) {
             worker.requests.parking().notify();
         }
+    }
+
+    fn announce(&self, id: PortId) {
+        // Each worker looks after its own uplinks.
+        self.ask_all(|_| Request::Announce { id });
     }
 
     fn stats(&self, id: PortId) -> Arc<PortStats> {

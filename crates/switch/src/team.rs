@@ -5,7 +5,7 @@
 //! | `spec.rs` | how a team is configured; what others see of it |
 //! | `choice.rs` | which members are in use, and which of them serves a sender |
 //! | `hash.rs` | numbers of senders, by what is in their frames |
-//! | `announce.rs`, `rarp.rs` | the network is told where addresses are now |
+//! | `announce.rs` | which addresses the network is to be told of when links change |
 //!
 //! A frame to the outside leaves through one member: the one that the policy picks for its sender. A frame from the outside that
 //! the network sends to all its links (broadcast, multicast, unknown addresses) comes in through every member; a port takes it
@@ -19,10 +19,8 @@
 mod announce;
 mod choice;
 mod hash;
-mod rarp;
 mod spec;
 
-use std::collections::VecDeque;
 use std::sync::Arc;
 
 use arrayvec::ArrayVec;
@@ -35,7 +33,6 @@ use crate::ingress::Checked;
 use crate::port::Port;
 
 pub use self::choice::{Change, Choice};
-use self::rarp::Announcement;
 pub use self::spec::{
     MOST_MEMBERS, MemberState, TeamMember, TeamPolicy, TeamSpec, TeamState, TeamStats, TeamView,
 };
@@ -177,7 +174,6 @@ impl Team {
 pub struct Teams {
     list: Vec<Team>,
     slots: Vec<OfSlot>,
-    announcements: VecDeque<Announcement>,
     /// Another worker tells others how the members are, and the network where addresses are.
     silent: bool,
 }
@@ -214,8 +210,6 @@ impl Teams {
             }
         }
         changed.extend(before.iter().flat_map(|team| &team.slots).flatten());
-        // What was to be announced names teams by number.
-        self.announcements.clear();
         self.slots.iter_mut().for_each(|of| of.member = None);
         for team in 0..self.list.len() {
             let members = self.list.get(team).map(|team| team.slots.clone()).unwrap_or_default();

@@ -52,7 +52,10 @@ impl Core {
                 }
             });
         }
-        moved |= !self.ports.teams.is_empty() && self.look_at_teams();
+        if !self.ports.teams.is_empty() {
+            self.look_at_teams();
+        }
+        moved |= !self.announcements.is_empty() && self.send_announcements();
         moved |= (self.waiting > 0 || stalled) && self.retry();
         let Settings { frames, bytes, .. } = self.settings;
         let count = self.ports.begin_round(Allowance { frames, bytes });

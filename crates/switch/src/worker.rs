@@ -78,7 +78,10 @@ impl SwitchEngine {
         let due = self.glance_until.is_none_or(|until| now >= until);
         // While a frame waits, and after a vain look at an uplink, uplinks are not listened to. An interrupt that is held back
         // has its time.
-        let unsure = self.soon || self.spurious_wakeup || self.core.has_pending();
+        let unsure = self.soon
+            || self.spurious_wakeup
+            || self.core.has_pending()
+            || !self.core.announcements.is_empty();
         if !self.armed || due || unsure || !self.deferred.is_empty() {
             return false;
         }
@@ -134,6 +137,11 @@ impl SwitchEngine {
             Request::Carrier { id, up } => {
                 if let Some(slot) = core.slot(id) {
                     core.set_carrier(slot, up);
+                }
+            }
+            Request::Announce { id } => {
+                if let Some(slot) = core.slot(id) {
+                    core.announce(slot);
                 }
             }
             Request::Teams { teams } => core.set_teams(teams),

@@ -44,6 +44,18 @@ fn all_that_the_guest_sends_leaves_and_nothing_is_learned() {
 }
 
 #[test]
+fn a_nic_and_its_uplink_have_one_worker_and_pairs_are_spread() {
+    let mut bench = Bench::with(Settings { workers: 2, ..Settings::default() });
+    let pairs: Vec<_> = (1..=4).map(|number| joined(&mut bench, number)).collect();
+    let ports = bench.switch.ports();
+    let worker = |guest: &Guest| ports.iter().find(|port| port.id == guest.id).unwrap().worker;
+    let workers: Vec<_> = pairs.iter().map(|(nic, up)| (worker(nic), worker(up))).collect();
+    assert!(workers.iter().all(|(nic, up)| nic == up), "{workers:?}");
+    let of_first = workers.iter().filter(|(nic, _)| *nic == 0).count();
+    assert_eq!(of_first * bench.workers.len(), workers.len(), "{workers:?}");
+}
+
+#[test]
 fn of_what_comes_in_the_guest_gets_what_it_listens_to_and_nothing_is_learned() {
     let mut bench = Bench::with(Settings::default());
     let ((a, a_up), (b, b_up)) = (joined(&mut bench, 1), joined(&mut bench, 2));

@@ -99,6 +99,7 @@ fn spec(number: u8, plan: &PortPlan) -> PortSpec {
         traffic: Traffic { snoop: plan.snoop, ..Traffic::default() },
         uplink: plan.uplink,
         direct: false,
+        notify: false,
     }
 }
 

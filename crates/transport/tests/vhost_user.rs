@@ -232,6 +232,20 @@ fn configuration_space_is_read_inside_its_bounds() {
 }
 
 #[test]
+fn a_front_end_has_its_guest_announced() {
+    let mut front = Front::agreed();
+    let offered = number(&front.get(request::GET_PROTOCOL_FEATURES, &[]));
+    assert_ne!(offered & protocol::RARP, 0);
+    let address = u64::from_le_bytes([0x52, 0x54, 0, 0, 0, 3, 0, 0]);
+    assert_eq!(front.ask(request::SEND_RARP, address.as_bytes(), &[]), 0);
+    assert_eq!(*front.journal.announced.lock(), 1);
+    assert_eq!(front.ask(request::SEND_RARP, &[1, 2, 3], &[]), 1, "no address");
+    assert_eq!(*front.journal.announced.lock(), 1);
+    assert_eq!(front.running(), [false; 2]);
+    front.alive();
+}
+
+#[test]
 fn streams_that_make_no_sense_end_the_session() {
     let long = Header::request(1, 2000, false);
     let reply = Header::reply(1, 0);

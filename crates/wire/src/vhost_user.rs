@@ -35,6 +35,7 @@ pub mod request {
     pub const SET_PROTOCOL_FEATURES: u32 = 16;
     pub const GET_QUEUE_NUM: u32 = 17;
     pub const SET_VRING_ENABLE: u32 = 18;
+    pub const SEND_RARP: u32 = 19;
     pub const NET_SET_MTU: u32 = 20;
     /// Named SET_SLAVE_REQ_FD in older texts.
     pub const SET_BACKEND_REQ_FD: u32 = 21;
@@ -54,6 +55,7 @@ pub mod request {
 pub mod protocol {
     pub const MULTI_QUEUE: u64 = 1;
     pub const LOG_SHMFD: u64 = 1 << 1;
+    pub const RARP: u64 = 1 << 2;
     pub const REPLY_ACK: u64 = 1 << 3;
     pub const NET_MTU: u64 = 1 << 4;
     pub const BACKEND_REQ: u64 = 1 << 5;

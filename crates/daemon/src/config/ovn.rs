@@ -105,6 +105,7 @@ impl Checker<'_> {
                     },
                     group: group(name.get_ref(), number),
                     vlan: Vlan::TrunkAll,
+                    notify: true,
                 });
             }
         }

@@ -134,6 +134,7 @@ pub struct RawUplink {
     pub group: Option<Spanned<String>>,
     pub vlan: Option<Spanned<toml::Value>>,
     pub queues: Option<Spanned<i64>>,
+    pub notify: Option<bool>,
 }
 
 #[derive(Debug, Deserialize)]

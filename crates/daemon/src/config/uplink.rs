@@ -30,6 +30,8 @@ pub struct UplinkConfig {
     /// Isolation group whose VMs it reaches.
     pub group: String,
     pub vlan: Vlan,
+    /// The network behind it is told where addresses are.
+    pub notify: bool,
 }
 
 /// Through what an uplink leads out of the host. Each has a key of its own, and exactly one is given.
@@ -156,6 +158,7 @@ impl Checker<'_> {
                 kind,
                 group: raw.group.as_ref().map_or(DEFAULT, |group| group.get_ref()).to_owned(),
                 vlan: raw.vlan.as_ref().map_or(Vlan::TrunkAll, |vlan| self.vlan(&key, vlan)),
+                notify: raw.notify.unwrap_or(true),
             });
         }
         uplinks

@@ -83,6 +83,7 @@ impl World {
             traffic: Traffic::default(),
             uplink: false,
             direct: false,
+            notify: false,
         });
         switch.attach(port, Box::new(tap));
         let vm = again(test, "vm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();

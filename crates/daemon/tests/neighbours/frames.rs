@@ -123,6 +123,7 @@ impl World {
             traffic: Traffic::default(),
             uplink: false,
             direct: false,
+            notify: false,
         })
     }
 

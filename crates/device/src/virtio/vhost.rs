@@ -26,6 +26,9 @@ pub trait VhostDevice: Send {
         false
     }
 
+    /// The network is to hear where the device's address is, if it has one: its guest has come from another host.
+    fn announce(&mut self) {}
+
     /// Runs exactly the rings of `setup` from now on. The device is stopped.
     fn run(&mut self, setup: Setup);
 

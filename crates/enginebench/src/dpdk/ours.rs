@@ -57,6 +57,7 @@ fn serve(switch: &Arc<Switch>, socket: &std::path::Path, number: usize) -> anyho
         traffic: Traffic::default(),
         uplink: false,
         direct: false,
+        notify: false,
     });
     let frames: Arc<dyn Frames> = switch.clone();
     let lines = Arc::new(RingLines::new(2)?);

@@ -101,6 +101,7 @@ fn spec(number: usize) -> PortSpec {
         traffic: Traffic { floods: Some(0), ..Traffic::default() },
         uplink: false,
         direct: false,
+        notify: false,
     }
 }
 
@@ -198,6 +199,10 @@ impl Frames for FirstFrames {
 
     fn kick(&self, port: PortId) {
         self.switch.kick(port);
+    }
+
+    fn announce(&self, port: PortId) {
+        self.switch.announce(port);
     }
 
     fn stats(&self, port: PortId) -> Arc<PortStats> {

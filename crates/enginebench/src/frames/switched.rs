@@ -32,6 +32,7 @@ impl Switched {
                 traffic: Traffic::default(),
                 uplink: false,
                 direct: false,
+                notify: false,
             });
             let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(&switch, port));
             // Segments are those of an uplink.

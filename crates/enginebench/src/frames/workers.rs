@@ -108,6 +108,7 @@ fn connect(places: [usize; GUESTS], count: usize, load: Load) -> (Switch, Vec<La
                 traffic: Traffic::default(),
                 uplink: false,
                 direct: false,
+                notify: false,
             });
             let stats = Frames::stats(&switch, port);
             let (guest, nic) = Guest::new(number as u16, number as u16 ^ 1, load, true, stats);

@@ -61,6 +61,10 @@ impl Frames for InlineFrames {
         self.kicked.fetch_add(1, Ordering::SeqCst);
     }
 
+    fn announce(&self, port: PortId) {
+        assert_eq!(port, PORT);
+    }
+
     fn stats(&self, _port: PortId) -> Arc<PortStats> {
         self.stats.clone()
     }

@@ -102,6 +102,10 @@ impl Frames for FaultyFrames {
         self.inner.kick(port);
     }
 
+    fn announce(&self, port: PortId) {
+        self.inner.announce(port);
+    }
+
     fn stats(&self, port: PortId) -> Arc<PortStats> {
         self.inner.stats(port)
     }

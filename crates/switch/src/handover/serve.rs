@@ -86,6 +86,9 @@ impl Core {
             self.held.set_places(slot, super::PLACES);
         }
         self.rebuild();
+        if !known {
+            self.announce(slot);
+        }
     }
 
     /// What is attached to a port is about to be dropped: it sends nothing more, and the other workers let go of it.

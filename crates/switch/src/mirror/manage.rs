@@ -28,6 +28,7 @@ fn port_spec(mirror: &MirrorSpec) -> PortSpec {
         traffic: Traffic::default(),
         uplink: false,
         direct: false,
+        notify: false,
     }
 }
 

@@ -231,6 +231,7 @@ impl Bench {
             traffic: Traffic { snoop, ..Traffic::default() },
             uplink,
             direct: false,
+            notify: false,
         };
         let (id, stats) = (PortId(self.ports.into()), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(mac, 64);

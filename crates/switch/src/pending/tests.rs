@@ -250,8 +250,17 @@ impl Bench {
         let mac = Mac([0x52, 0x54, 0, 0, 0, self.ports as u8]);
         let name = format!("vm-{}/nic0", self.ports);
         let (group, vlan, policy) = ("default".into(), VlanMode::Untagged, Policy::default());
-        let spec =
-            PortSpec { name, group, mac, vlan, policy, traffic: Traffic::default(), uplink, direct: false };
+        let spec = PortSpec {
+            name,
+            group,
+            mac,
+            vlan,
+            policy,
+            traffic: Traffic::default(),
+            uplink,
+            direct: false,
+            notify: false,
+        };
         let (id, stats) = (PortId(self.ports), Arc::<PortStats>::default());
         let (wire, end) = Wire::small(mac, look_ahead);
         let of = Numbered::nth(self.ports);

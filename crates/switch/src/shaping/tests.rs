@@ -45,6 +45,7 @@ fn spec(number: u32, shape: Shape) -> PortSpec {
         traffic: Traffic { shape, ..Traffic::default() },
         uplink: false,
         direct: false,
+        notify: false,
     }
 }
 

@@ -2,51 +2,51 @@
 
 use vmlane_wire::ethernet::Mac;
 
+use std::sync::Arc;
+
 use super::choice::Choice;
-use super::rarp::{self, Announcement};
-use super::{Team, TeamPolicy, Teams};
+use super::{Team, TeamPolicy, TeamState, Teams};
 use crate::Slot;
+use crate::announce::{Announcement, vlans};
 use crate::core::Core;
 use crate::fdb::unkey;
-use crate::port::Port;
-use crate::spec::VlanMode;
-
-/// Announcements that may wait.
-const MOST: usize = 4096;
-/// Those that leave in one round.
-const IN_A_ROUND: usize = 32;
-/// VLANs in which an address of a guest that tags is announced: if it is in more, untagged only.
-const MOST_VLANS: usize = 64;
-/// The last VLAN, and what behind it no VLAN has.
-const VLANS: std::ops::Range<u16> = 1..4095;
-
-/// The VLANs in which a port's guest sends.
-fn vlans(port: &Port) -> Vec<u16> {
-    let native = port.config.vlan.ingress(None);
-    let mut vlans: Vec<u16> = native.into_iter().collect();
-    if let (VlanMode::Trunk(set), Some(end)) = (&port.config.vlan, &port.end) {
-        let filter = end.filter();
-        let tagged = VLANS.filter(|&vlan| set.contains(vlan) && filter.accepts_vlan(vlan));
-        let tagged: Vec<u16> = tagged.take(MOST_VLANS + 1).collect();
-        if tagged.len() <= MOST_VLANS {
-            vlans.extend(tagged);
-        }
-    }
-    vlans
-}
 
 impl Teams {
-    /// An address of the port at `slot` is behind another member than before, if `team` says so.
-    fn announce(&mut self, at: usize, before: &Choice, slot: Slot, (mac, vlan): (Mac, u16)) {
-        let number = self.number_of(slot);
-        let Some(team) = self.list.get(at) else { return };
-        let Some(member) = team.moved(before, number, mac).filter(|_| mac.is_unicast()) else { return };
-        if self.announcements.len() >= MOST {
-            return team.state.stats.not_notified.inc();
+    /// Through which member of team number `at` an address of the port at `slot` is reached, if that is another one than before.
+    fn moved(&self, at: usize, before: &Choice, slot: Slot, mac: Mac) -> Option<Slot> {
+        let team = self.list.get(at).filter(|_| mac.is_unicast())?;
+        team.moved(before, self.number_of(slot), mac)
+    }
+
+    /// Is an address of the port at `slot` to be announced through this uplink? In a team, that is the member that serves the port.
+    pub fn announces(&self, uplink: Slot, slot: Slot, mac: Mac) -> bool {
+        self.team_of(uplink).is_none_or(|(team, at)| {
+            team.spec.notify && team.choice.place(team.number(self.number_of(slot), mac)) == Some(at)
+        })
+    }
+
+    /// The team of an uplink, if it has one; `Err`: it is a member that is not in use.
+    pub fn state_if_in_use(&self, uplink: Slot) -> Result<Option<Arc<TeamState>>, NotInUse> {
+        match self.team_of(uplink) {
+            None => Ok(None),
+            Some((team, at)) if team.choice.is_in_use(at) => Ok(Some(team.state.clone())),
+            Some(_) => Err(NotInUse),
         }
-        self.announcements.push_back(Announcement { member, mac, vlan });
+    }
+
+    fn count_not_notified(&self, at: usize) {
+        self.list.get(at).iter().for_each(|team| team.state.stats.not_notified.inc());
+    }
+
+    /// Is this uplink a member of a team?
+    pub fn has(&self, uplink: Slot) -> bool {
+        self.team_of(uplink).is_some()
     }
 }
+
+/// A member of a team that frames do not leave through.
+#[derive(Debug)]
+pub struct NotInUse;
 
 impl Team {
     /// Where a sender's frames leave now, if that is another member than `before`.
@@ -64,9 +64,9 @@ impl Team {
 }
 
 impl Core {
-    /// To be called in every round of a switch with teams. True if a frame left.
+    /// To be called in every round of a switch with teams.
     #[cold]
-    pub fn look_at_teams(&mut self) -> bool {
+    pub fn look_at_teams(&mut self) {
         for at in 0..self.ports.teams.list.len() {
             if let Some((before, change)) = self.ports.look_at_team(at)
                 && (change.lost || change.gained)
@@ -75,7 +75,6 @@ impl Core {
                 self.announce_moved(at, &before);
             }
         }
-        !self.ports.teams.announcements.is_empty() && self.send_announcements()
     }
 
     /// The network is to hear of every address whose member has changed.
@@ -99,33 +98,11 @@ impl Core {
             port.map(|_| (slot, (unkey(key), vlan)))
         });
         found.extend(learned);
-        for (slot, address) in found {
-            self.ports.teams.announce(at, before, slot, address);
-        }
-    }
-
-    /// Sends some of the announcements that wait. True if one left.
-    fn send_announcements(&mut self) -> bool {
-        let mut sent = false;
-        for _ in 0..IN_A_ROUND {
-            let Some(Announcement { member, mac, vlan }) = self.ports.teams.announcements.pop_front() else {
-                break;
-            };
-            let in_use = |(team, at): (&Team, u8)| team.choice.is_in_use(at).then(|| team.state.clone());
-            let Some(state) = self.ports.teams.team_of(member).and_then(in_use) else { continue };
-            let said = self.guarded(member, |core| {
-                let Core { ports, nothing, .. } = core;
-                let port = ports.get_mut(member).filter(|port| port.carries(vlan))?;
-                let tag = port.config.vlan.egress_tag(vlan, None);
-                port.say(&rarp::frame(mac), tag, nothing).then_some(())
-            });
-            if said.flatten().is_some() {
-                state.stats.notified.bump(1);
-                sent = true;
+        for (slot, (mac, vlan)) in found {
+            let Some(uplink) = self.ports.teams.moved(at, before, slot, mac) else { continue };
+            if !self.announcements.add(Announcement { uplink, group, mac, vlan }) {
+                self.ports.teams.count_not_notified(at);
             }
-            self.mark(member);
         }
-        self.flush();
-        sent
     }
 }

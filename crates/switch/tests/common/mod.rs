@@ -52,6 +52,7 @@ impl Bench {
             traffic: Traffic::default(),
             uplink: false,
             direct: false,
+            notify: false,
         }
     }
 

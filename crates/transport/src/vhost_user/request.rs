@@ -27,6 +27,7 @@ use crate::stats::{SessionStats, count};
 const PROTOCOL: u64 = protocol::MULTI_QUEUE
     | protocol::LOG_SHMFD
     | protocol::INFLIGHT_SHMFD
+    | protocol::RARP
     | protocol::REPLY_ACK
     | protocol::NET_MTU
     | protocol::BACKEND_REQ
@@ -166,6 +167,12 @@ impl<'d> Requests<'d> {
                 let mtu = u64_of(payload)?;
                 let good = u16::try_from(mtu).is_ok_and(|mtu| self.change(|this| this.device.set_mtu(mtu)));
                 if good { Ok(Answer::Done) } else { Err(RequestError::Field { name: "MTU", value: mtu }) }
+            }
+            request::SEND_RARP => {
+                // It names an address. What is announced is the one that the switch has for the port: a VMM has no say in that.
+                u64_of(payload)?;
+                self.device.announce();
+                Ok(Answer::Done)
             }
             request::SET_BACKEND_REQ_FD => {
                 self.questions = Some(only(fds)?);

@@ -27,6 +27,7 @@ pub const MEMORY: u64 = 0x10000;
 pub struct Journal {
     pub runs: Mutex<Vec<Setup>>,
     pub stops: Mutex<u32>,
+    pub announced: Mutex<u32>,
     pub panics: Mutex<bool>,
 }
 
@@ -47,6 +48,10 @@ impl VhostDevice for Toy {
 
     fn set_mtu(&mut self, mtu: u16) -> bool {
         mtu == 1500
+    }
+
+    fn announce(&mut self) {
+        *self.0.announced.lock() += 1;
     }
 
     fn run(&mut self, setup: Setup) {

@@ -92,6 +92,10 @@ impl VhostDevice for NetDevice {
         fits
     }
 
+    fn announce(&mut self) {
+        self.frames.announce(self.port);
+    }
+
     fn run(&mut self, setup: Setup) {
         if setup.rings.iter().all(Option::is_none) {
             return;

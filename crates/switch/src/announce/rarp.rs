@@ -3,18 +3,8 @@
 
 use vmlane_wire::ethernet::{HEADER, MIN_FRAME, Mac, ether_type};
 
-use crate::Slot;
-
 /// Ethernet, IPv4, lengths of their addresses, "request reverse".
 const FIXED: [u8; 8] = [0, 1, 8, 0, 6, 4, 0, 3];
-
-/// An address that is behind a member now.
-#[derive(Clone, Copy, Debug)]
-pub struct Announcement {
-    pub member: Slot,
-    pub mac: Mac,
-    pub vlan: u16,
-}
 
 /// A frame from `mac` to all.
 pub fn frame(mac: Mac) -> [u8; MIN_FRAME] {
