@@ -1,5 +1,7 @@
 //! What is wrong with a configuration, found without a daemon and without any effect: for `vmlane check`.
 
+mod mtu;
+
 use std::fs;
 use std::path::{Path, PathBuf};
 
@@ -137,6 +139,8 @@ fn on_this_host(config: &Config, main: &Path) -> Vec<Problem> {
         let who = unknown(Owner { uid: rule.uid, gid: rule.gid }, &accounts);
         warnings.extend(who.map(|who| about(format!("host: {who}"))));
     }
+    let too_long = mtu::too_long(config, mtu::of_uplink);
+    warnings.extend(too_long.into_iter().map(|(vm, text)| of_vm(config, &vm.name, text)));
     for uplink in &config.uplinks {
         let missing = match &uplink.kind {
             // A TAP interface is made.
