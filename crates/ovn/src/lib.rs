@@ -19,5 +19,12 @@ mod framing;
 mod helper;
 mod rows;
 
+/// What the database says, for those who test how it is read.
+#[doc(hidden)]
+pub mod said {
+    pub use crate::framing::{Broken, Framing};
+    pub use crate::rows::Rows;
+}
+
 pub use bridge::Entry;
 pub use helper::{Daemon, Helper, Interfaces, Settings, Signals};
