@@ -101,6 +101,7 @@ fn spec(name: &str, uplink: bool) -> PortSpec {
         traffic: Traffic::default(),
         uplink,
         direct: false,
+        notify: false,
     }
 }
 
