@@ -73,6 +73,8 @@ fn a_vm_is_announced_when_it_comes_and_when_its_vmm_asks() {
             assert!(guest.frames().is_empty(), "no VM hears of it");
         }
         bench.switch.detach(a.id);
+        // The other worker hears of it.
+        bench.run();
         bench.switch.announce(a.id);
         settle(&mut bench);
         assert_eq!(told(&first), [], "it is gone");
