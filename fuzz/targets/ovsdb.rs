@@ -11,7 +11,7 @@ fn understood(pieces: impl Iterator<Item = impl AsRef<[u8]>>) -> (Vec<Value>, Op
     for piece in pieces {
         framing.push(piece.as_ref());
         loop {
-            match framing.next() {
+            match framing.message() {
                 Ok(Some(message)) => heard.push(message),
                 Ok(None) => break,
                 Err(why) => return (heard, Some(why)),

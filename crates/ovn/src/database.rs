@@ -125,7 +125,7 @@ impl Database {
                 Ok((len, _)) => {
                     read += len;
                     self.framing.push(bytes.get(..len).unwrap_or_default());
-                    while let Some(message) = self.framing.next().map_err(broken)? {
+                    while let Some(message) = self.framing.message().map_err(broken)? {
                         self.heard = now;
                         said.extend(self.understand(message)?);
                     }

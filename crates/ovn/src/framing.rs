@@ -48,7 +48,7 @@ impl Framing {
     }
 
     /// The next whole message, if it has come.
-    pub fn next(&mut self) -> Result<Option<Value>, Broken> {
+    pub fn message(&mut self) -> Result<Option<Value>, Broken> {
         while let Some(&byte) = self.bytes.get(self.scanned) {
             self.scanned += 1;
             if self.scanned > MOST_BYTES {
@@ -104,7 +104,7 @@ mod tests {
         let mut framing = Framing::default();
         framing.push(text);
         let mut messages = Vec::new();
-        while let Some(message) = framing.next()? {
+        while let Some(message) = framing.message()? {
             messages.push(message);
         }
         Ok(messages)
@@ -119,7 +119,7 @@ mod tests {
         let mut found = Vec::new();
         for byte in text.bytes() {
             framing.push(&[byte]);
-            found.extend(framing.next().unwrap());
+            found.extend(framing.message().unwrap());
         }
         assert_eq!(found, messages);
     }
@@ -136,7 +136,7 @@ mod tests {
         let block = vec![b'x'; 1 << 20];
         let broken = (0..32).find_map(|_| {
             framing.push(&block);
-            framing.next().err()
+            framing.message().err()
         });
         assert_eq!(broken, Some(Broken::TooLong));
     }
