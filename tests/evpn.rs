@@ -94,7 +94,7 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     let pid = std::process::id();
     let names = ["a", "b", "c"].map(|host| format!("ev{pid}{host}"));
     let network = Network::up("evpn.py", folder.path(), &names);
-    let lab = ["--guests", "1", "--device", "virtio-net", "--mem", "192"];
+    let lab = ["--guests", "1", "--device", "virtio-net", "--mem", "256"];
     let first = HostLab::up(&names[0], folder.path(), &lab, &config(MAC_A));
     let second = HostLab::up(&names[1], folder.path(), &lab, &config(MAC_B));
     let third_run = folder.path().join("third");

@@ -12,7 +12,7 @@ use zerocopy::IntoBytes;
 
 use crate::fuse::{self, Answers, StallingFile};
 use crate::userfault::Stalling;
-use crate::world::{CONFIG_REGION, Daemon, FEATURES, Nic, config, eventually};
+use crate::world::{CONFIG_REGION, Daemon, FEATURES, Nic, config, eventually, hold_spawns};
 
 const LEN: u64 = 1 << 20;
 
@@ -68,6 +68,7 @@ fn memory_of_a_file_system_that_stalls_is_refused_and_others_go_on() {
     from.reach(&mut to);
 
     // Not even that: the threads of these sessions wait, until the server is gone.
+    let spawns = hold_spawns();
     let Some(nothing) = StallingFile::open(Answers::Nothing) else { return };
     ask_to_map(&mut vmm, &nothing);
     let (code, table) = &requests_with_files()[0];
@@ -78,7 +79,7 @@ fn memory_of_a_file_system_that_stalls_is_refused_and_others_go_on() {
     }
     // A session that begins now is served, too.
     to.attach(&daemon, "b");
-    drop(nothing);
+    drop((nothing, spawns));
     let (answer, _) = vmm.receive().expect("an answer, late");
     assert!(answer.failed(), "memory that may stall");
     assert_eq!(vmm.read_u16(CONFIG_REGION, 0).unwrap(), 0x15ad, "its session goes on");

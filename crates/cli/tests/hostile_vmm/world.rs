@@ -7,7 +7,7 @@ use std::os::unix::fs::PermissionsExt;
 use std::os::unix::net::UnixStream;
 use std::path::{Path, PathBuf};
 use std::process::{Child, Command, Stdio};
-use std::sync::Arc;
+use std::sync::{Arc, Mutex, MutexGuard, PoisonError};
 use std::time::{Duration, Instant};
 
 use rustix::fs::OFlags;
@@ -20,6 +20,13 @@ use vmlane_wire::virtio::{feature, net_feature};
 pub const PATIENCE: Duration = Duration::from_secs(60);
 pub const FEATURES: u64 = feature::VERSION_1 | net_feature::MAC;
 pub const CONFIG_REGION: u32 = 7;
+
+/// To be held while a process is started, and while there is a file whose closing waits: a new process closes its copies of all
+/// files of this one, waits for that one, and has others, connections of another test, open meanwhile.
+pub fn hold_spawns() -> MutexGuard<'static, ()> {
+    static SPAWNS: Mutex<()> = Mutex::new(());
+    SPAWNS.lock().unwrap_or_else(PoisonError::into_inner)
+}
 
 /// A daemon, stopped at the end with its keeper.
 pub struct Daemon {
@@ -41,6 +48,7 @@ impl Daemon {
         command.arg("daemon").arg("--config").arg(folder.join("vmlane.toml"));
         command.arg("--runtime-dir").arg(folder.join("run")).env_remove("NOTIFY_SOCKET");
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(Stdio::null());
+        let _spawning = hold_spawns();
         command.spawn().unwrap()
     }
 
