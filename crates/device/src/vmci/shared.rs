@@ -33,10 +33,14 @@ pub trait Waker: Send + Sync {
         None
     }
 
-    /// It asks for a look. False: the file serves for that no more.
-    fn answer_doorbell(&self, _asks: Asks) -> bool {
+    /// It asks for a look. `asks` loads what it has in its ring: behind its signals, so that what it has published or said
+    /// before one of them counts. False: the file serves for that no more.
+    fn answer_doorbell(&self, _asks: &dyn Fn() -> Asks) -> bool {
         false
     }
+
+    /// Now and then, and before its stream sleeps: signals that were left in the file may have to be taken.
+    fn look_after(&self, _asks: &dyn Fn() -> Asks) {}
 }
 
 /// What a process that asks for a look has in its ring: whether it waits for bytes (or the stream's end) that are there, for
@@ -192,6 +196,7 @@ impl QueueMemory for SharedRing {
     }
 
     fn check(&self) -> Result<(), PortFault> {
+        self.waker.look_after(&|| self.asks());
         if self.produce.poisoned() { Err(PortFault::memory_gone()) } else { Ok(()) }
     }
 
@@ -220,6 +225,6 @@ impl QueueMemory for SharedRing {
     }
 
     fn answer_doorbell(&self) -> bool {
-        self.waker.answer_doorbell(self.asks())
+        self.waker.answer_doorbell(&|| self.asks())
     }
 }

@@ -139,6 +139,8 @@ impl Mailbox {
 
 /// Reads of a socket with signals at a time: its process can send more meanwhile, and keeps no one else waiting by it.
 const READS: usize = 4;
+/// So many bytes in it are no signals: its process has filled it, so that it cannot be polled writable.
+const FILLED: usize = 64;
 
 /// How workers and one stream's process reach each other: by its own socket if it uses the ring itself, else through
 /// the thread that pumps.
@@ -156,6 +158,8 @@ pub struct StreamWaker {
     switched: AtomicBool,
     /// What the process has said, as far as the thread was told.
     said: AtomicU64,
+    /// The process has filled its socket, and that was left as it is.
+    filled: AtomicBool,
 }
 
 impl StreamWaker {
@@ -170,6 +174,7 @@ impl StreamWaker {
             queued: AtomicBool::new(false),
             switched: AtomicBool::new(false),
             said: AtomicU64::new(0),
+            filled: AtomicBool::new(false),
         }
     }
 
@@ -191,6 +196,7 @@ impl StreamWaker {
     /// Takes the signals that have come; true if there were any. That its socket ends is for the thread, which hears of it by
     /// itself.
     fn take_signals(&self, socket: &OwnedFd) -> bool {
+        self.filled.store(false, Ordering::SeqCst);
         let mut bytes = [0; 4096];
         let mut any = false;
         for _ in 0..READS {
@@ -277,13 +283,26 @@ impl Waker for StreamWaker {
         self.socket.as_ref().map(|socket| socket.as_fd())
     }
 
-    fn answer_doorbell(&self, asks: Asks) -> bool {
+    /// A process that has found room by itself goes on with a filled socket, and cannot signal.
+    fn look_after(&self, asks: &dyn Fn() -> Asks) {
+        if self.filled.load(Ordering::Relaxed)
+            && !asks().blocked
+            && let Some(socket) = self.of_ring()
+        {
+            self.empty(socket);
+        }
+    }
+
+    fn answer_doorbell(&self, asks: &dyn Fn() -> Asks) -> bool {
         let Some(socket) = self.of_ring() else { return false };
         // One that waits for room may have filled its socket, so that it cannot be polled writable: what is in there is taken
-        // when there is room.
-        if !asks.blocked {
+        // when there is room. A few signals are taken in any case: where they fill the socket, the next one is lost.
+        if asks().blocked && socket::peek(socket, &mut [0; FILLED]) == Io::Done(FILLED) {
+            self.filled.store(true, Ordering::SeqCst);
+        } else {
             self.take_signals(socket);
         }
+        let asks = asks();
         if self.said.swap(asks.said, Ordering::SeqCst) != asks.said {
             self.wake_thread();
         }
@@ -308,7 +327,74 @@ impl Remote for StreamWaker {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use std::io::{Read as _, Write as _};
     use vmlane_vsock::{Key, Role};
+
+    const QUIET: Asks = Asks { bytes: false, room: false, blocked: false, said: 0 };
+
+    fn waker() -> (StreamWaker, Arc<Mailbox>, std::os::unix::net::UnixStream) {
+        let mailbox = Arc::new(Mailbox::new().expect("an eventfd"));
+        let (ours, theirs) = std::os::unix::net::UnixStream::pair().expect("a pair");
+        ours.set_nonblocking(true).and_then(|()| theirs.set_nonblocking(true)).expect("sockets");
+        (StreamWaker::new(7, mailbox.clone(), Some(Arc::new(ours.into()))), mailbox, theirs)
+    }
+
+    fn wakes(mailbox: &Mailbox) -> usize {
+        let mut mails = Vec::new();
+        mailbox.take(&mut mails);
+        mails.iter().filter(|mail| matches!(mail, Mail::Wake(7))).count()
+    }
+
+    #[test]
+    fn what_is_said_while_signals_are_taken_is_heard() {
+        let (waker, mailbox, mut theirs) = waker();
+        theirs.write_all(&[SIGNAL]).expect("a signal");
+        let said = std::cell::Cell::new(0);
+        // The process is done, and signals that, behind the first look at its ring.
+        let asks = || {
+            let asks = Asks { said: said.get(), ..QUIET };
+            if said.replace(1) == 0 {
+                (&theirs).write_all(&[SIGNAL]).expect("a signal");
+            }
+            asks
+        };
+        assert!(waker.answer_doorbell(&asks));
+        assert_eq!(wakes(&mailbox), 1, "no further signal will come");
+    }
+
+    #[test]
+    fn signals_are_taken_but_not_what_fills_the_socket_of_one_that_waits_for_room() {
+        let (waker, mailbox, mut theirs) = waker();
+        let blocked = || Asks { blocked: true, ..QUIET };
+        let waiting = || match socket::peek(waker.socket.as_ref().expect("a socket"), &mut [0; 4096]) {
+            Io::Done(len) => len,
+            _ => 0,
+        };
+        theirs.write_all(&[SIGNAL; 5]).expect("signals");
+        assert!(waker.answer_doorbell(&blocked));
+        assert_eq!(waiting(), 0, "the next signals find room");
+        theirs.write_all(&[SIGNAL; 1280]).expect("it is filled");
+        assert!(waker.answer_doorbell(&blocked));
+        waker.look_after(&blocked);
+        assert_eq!((waiting(), wakes(&mailbox)), (1280, 0));
+        // It has found room by itself.
+        waker.look_after(&|| QUIET);
+        assert_eq!((waiting(), wakes(&mailbox)), (0, 1), "the stream has another look");
+        let mut signal = [9; 2];
+        assert_eq!((theirs.read(&mut signal).expect("a signal"), signal[0]), (1, SIGNAL));
+    }
+
+    #[test]
+    fn one_that_hands_its_ring_over_is_left_to_the_thread() {
+        let (waker, mailbox, mut theirs) = waker();
+        theirs.write_all(&[SIGNAL, SWITCH]).expect("signals");
+        assert!(!waker.answer_doorbell(&|| Asks { bytes: true, ..QUIET }));
+        assert_eq!((waker.has_switched(), wakes(&mailbox)), (true, 1));
+        assert!(theirs.read(&mut [0]).is_err(), "nothing may come before the thread's answer");
+        theirs.write_all(b"bytes of the stream").expect("bytes");
+        assert!(!waker.answer_doorbell(&|| QUIET));
+        assert_eq!(socket::read(waker.socket.as_ref().expect("a socket"), &mut [0; 64]), Io::Done(19));
+    }
 
     fn call(client: u32, number: u64) -> Call {
         Call { key: Key { client: (client, 1000), server: (2, 80) }, number, role: Role::Server }
