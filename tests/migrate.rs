@@ -1,16 +1,15 @@
 //! Live migration of VMs with virtio devices, from the lab's QEMUs and daemon to others on the same host, where the VMs have
 //! other CIDs.
 
-use std::fs::{self, File};
-use std::io::{BufRead as _, BufReader, ErrorKind, Read as _, Write as _};
-use std::os::fd::OwnedFd;
-use std::os::unix::net::UnixStream;
-use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::fs;
+use std::io::{ErrorKind, Read as _, Write as _};
+use std::path::Path;
+use std::process::{Command, Stdio};
 
 use serde_json::{Value, json};
 use vmlane_lab::LabSpec;
 use vmlane_sock::{Host, Listener, Stream};
+use vmlane_tests::moving::{Process, Qemu, Qmp};
 use vmlane_tests::{Bed, PATIENCE, kept, wait_until};
 
 /// Where vSockets listen.
@@ -18,88 +17,30 @@ const PORT: u32 = 7000;
 /// What the daemon that VMs are moved to adds to their CIDs.
 const FARTHER: i64 = 1000;
 
-/// A process that does not outlive its test.
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
+/// Takes the virtio-vsock device away from the guest.
+fn unplug(qmp: &mut Qmp) {
+    qmp.call("device_del", json!({"id": "vmlane-vsock"}));
+    wait_until("the guest has let go of the device", || {
+        let devices = qmp.call("qom-list", json!({"path": "/machine/peripheral"}));
+        devices.as_array().unwrap().iter().all(|device| device["name"] != "vmlane-vsock")
+    });
+    // QEMU forgets the device itself a moment later.
+    wait_until("its connection is free", || qmp.ask("chardev-remove", json!({"id": "vmlane-vsock"})).is_ok());
 }
 
-/// A QEMU, controlled through its QMP socket.
-struct Qmp {
-    stream: UnixStream,
-    lines: BufReader<UnixStream>,
-}
-
-impl Qmp {
-    fn connect(path: &Path) -> Qmp {
-        let mut stream = None;
-        wait_until("QEMU's socket answers", || {
-            stream = UnixStream::connect(path).ok();
-            stream.is_some()
-        });
-        let stream = stream.unwrap();
-        stream.set_read_timeout(Some(PATIENCE)).unwrap();
-        let mut lines = BufReader::new(stream.try_clone().unwrap());
-        lines.read_line(&mut String::new()).unwrap();
-        let mut qmp = Qmp { stream, lines };
-        qmp.call("qmp_capabilities", json!({}));
-        qmp
-    }
-
-    fn call(&mut self, command: &str, arguments: Value) -> Value {
-        self.ask(command, arguments).unwrap_or_else(|error| panic!("{command}: {error}"))
-    }
-
-    /// The result, or what QEMU says against it.
-    fn ask(&mut self, command: &str, arguments: Value) -> Result<Value, String> {
-        let request = json!({"execute": command, "arguments": arguments});
-        self.stream.write_all(format!("{request}\n").as_bytes()).unwrap();
-        loop {
-            let mut line = String::new();
-            assert!(self.lines.read_line(&mut line).unwrap() > 0, "{command}: QEMU has ended");
-            let answer: Value = serde_json::from_str(&line).unwrap();
-            if let Some(error) = answer.get("error") {
-                return Err(error["desc"].to_string());
-            }
-            if let Some(result) = answer.get("return") {
-                return Ok(result.clone());
-            }
-        }
-    }
-}
-
-impl Qmp {
-    /// Takes the virtio-vsock device away from the guest.
-    fn unplug(&mut self) {
-        self.call("device_del", json!({"id": "vmlane-vsock"}));
-        wait_until("the guest has let go of the device", || {
-            let devices = self.call("qom-list", json!({"path": "/machine/peripheral"}));
-            devices.as_array().unwrap().iter().all(|device| device["name"] != "vmlane-vsock")
-        });
-        // QEMU forgets the device itself a moment later.
-        wait_until("its connection is free", || {
-            self.ask("chardev-remove", json!({"id": "vmlane-vsock"})).is_ok()
-        });
-    }
-
-    /// Gives the guest one that the daemon at `run` serves.
-    fn plug_in(&mut self, run: &Path, guest: &str) {
-        let path = run.join(format!("vm/{guest}/vsock.sock"));
-        let socket = json!({"addr": {"type": "unix", "data": {"path": path}}, "server": false});
-        let backend = json!({"type": "socket", "data": socket});
-        self.call("chardev-add", json!({"id": "vmlane-vsock", "backend": backend}));
-        let device = json!({
-            "driver": "vhost-user-vsock-pci",
-            "id": "vmlane-vsock",
-            "chardev": "vmlane-vsock",
-            "bus": "vmlane-vsock-port",
-        });
-        self.call("device_add", device);
-    }
+/// Gives the guest one that the daemon at `run` serves.
+fn plug_in(qmp: &mut Qmp, run: &Path, guest: &str) {
+    let path = run.join(format!("vm/{guest}/vsock.sock"));
+    let socket = json!({"addr": {"type": "unix", "data": {"path": path}}, "server": false});
+    let backend = json!({"type": "socket", "data": socket});
+    qmp.call("chardev-add", json!({"id": "vmlane-vsock", "backend": backend}));
+    let device = json!({
+        "driver": "vhost-user-vsock-pci",
+        "id": "vmlane-vsock",
+        "chardev": "vmlane-vsock",
+        "bus": "vmlane-vsock-port",
+    });
+    qmp.call("device_add", device);
 }
 
 /// What `vmlane qemu-args` says of a VM, or what it says against it.
@@ -113,77 +54,6 @@ fn qemu_args(config: &Path, run: &Path, vm: &str, incoming: bool) -> Result<Vec<
     }
     let report: Value = serde_json::from_slice(&output.stdout).unwrap();
     Ok(serde_json::from_value(report["args"].clone()).unwrap())
-}
-
-/// A guest's QEMU as the lab started it.
-struct Source {
-    words: Vec<String>,
-    exe: PathBuf,
-    qmp: PathBuf,
-    console: PathBuf,
-}
-
-/// The value of `key=` in a comma list.
-fn value(word: &str, key: &str) -> PathBuf {
-    let found = word.split(',').find_map(|part| part.strip_prefix(key));
-    found.unwrap_or_else(|| panic!("{key} in {word}")).into()
-}
-
-impl Source {
-    fn of(lab: &str, guest: &str) -> Source {
-        let name = format!("{lab}-{guest}");
-        for entry in fs::read_dir("/proc").unwrap().flatten() {
-            let Ok(line) = fs::read_to_string(entry.path().join("cmdline")) else { continue };
-            let words: Vec<String> = line.split_terminator('\0').map(str::to_owned).collect();
-            if !words.contains(&name) {
-                continue;
-            }
-            let Ok(exe) = fs::read_link(entry.path().join("exe")) else { continue };
-            let qmp = words.iter().find(|word| word.starts_with("unix:")).expect("a QMP socket");
-            let console = words.iter().find(|word| word.contains("id=console")).expect("a console");
-            let (qmp, console) = (value(qmp, "unix:"), value(console, "path="));
-            return Source { words, exe, qmp, console };
-        }
-        panic!("no QEMU of {name}");
-    }
-
-    /// Another QEMU for the same guest, which waits for it; `devices` are the arguments of those of the daemon that it has then. Its sockets
-    /// are in `folder`.
-    fn twin(&self, guest: &str, devices: &[String], folder: &Path) -> Twin {
-        let place = |what: &str| folder.join(format!("{guest}.{what}"));
-        let moves = [(self.qmp.clone(), place("qmp")), (self.console.clone(), place("console"))];
-        let text = |path: &Path| path.to_str().unwrap().to_owned();
-        let before = self.words.iter().position(|word| word == "-object").expect("the devices of the daemon");
-        let moved = self.words[1..before].iter().map(|word| {
-            moves.iter().fold(word.clone(), |word, (from, to)| word.replace(&text(from), &text(to)))
-        });
-        // The agent's port, which is no longer used.
-        let (ours, theirs) = UnixStream::pair().unwrap();
-        let incoming = place("in");
-        let child = Command::new(&self.exe)
-            .args(moved)
-            .args(devices)
-            .args(["-incoming", &format!("unix:{}", text(&incoming))])
-            .stdin(Stdio::from(OwnedFd::from(theirs)))
-            .stderr(File::create(place("log")).unwrap())
-            .spawn()
-            .unwrap();
-        Twin {
-            _process: Process(child),
-            _agent: ours,
-            qmp: place("qmp"),
-            console: place("console"),
-            incoming,
-        }
-    }
-}
-
-struct Twin {
-    _process: Process,
-    _agent: UnixStream,
-    qmp: PathBuf,
-    console: PathBuf,
-    incoming: PathBuf,
 }
 
 /// What a console says of vSockets.
@@ -212,12 +82,12 @@ fn farther(config: &Path) -> String {
 }
 
 /// What this QEMU makes of a migration of a VM that has not been started. `folder` is for its socket.
-fn alone(source: &Source, ours: &[String], folder: &Path) -> String {
+fn alone(source: &Qemu, ours: &[String], folder: &Path) -> String {
     let qmp = folder.join("stays.qmp");
     // A loader may come first, with the program and its libraries.
     let program = source.words.iter().position(|word| word == "-nodefaults").expect("QEMU's first argument");
     let mut command = Command::new(&source.exe);
-    command.args(&source.words[1..program]);
+    command.args(&source.words[..program]);
     command.args([
         "-S",
         "-nodefaults",
@@ -280,37 +150,29 @@ fn virtio_guests_migrate_under_traffic() {
     [&here, &there].iter().for_each(|listener| listener.set_timeout(Some(PATIENCE)).unwrap());
     let (mut program, _) = here.accept().unwrap();
     program.set_read_timeout(Some(PATIENCE)).unwrap();
-    let sources = ["a", "b"].map(|guest| (guest, Source::of(&name, guest)));
+    let sources = ["a", "b"].map(|guest| (guest, Qemu::of_lab(&name, guest)));
     let consoles = [&sources[0].1, &sources[1].1].map(|source| source.console.clone());
     wait_until("blocks move", || blocks(&consoles[0]).len() > 3);
 
     let mut twins = Vec::new();
     let mut told = Vec::new();
     for (guest, source) in &sources {
-        let twin = source.twin(guest, &qemu_args(&config, &to, guest, true).unwrap(), folder.path());
-        let mut there = Qmp::connect(&twin.qmp);
-        let mut here = Qmp::connect(&source.qmp);
+        // Its own devices come last.
+        let count = source.words.iter().position(|word| word == "-object").expect("the daemon's devices");
+        let devices = qemu_args(&config, &to, guest, true).unwrap();
+        let twin = source.twin(count, &[], &devices, &folder.path().join(guest));
+        let (mut here, mut there) = (Qmp::connect(&source.qmp), Qmp::connect(&twin.qemu.qmp));
         let why = migration_refused(&mut here);
         assert!(why.contains("non-migratable") && why.contains("vhost-user-vsock"), "{why}");
-        here.unplug();
-        here.call("migrate-set-parameters", json!({"max-bandwidth": 1_000_000_000, "downtime-limit": 2000}));
-        here.call("migrate", json!({"uri": format!("unix:{}", twin.incoming.display())}));
-        let mut state = Value::Null;
-        wait_until("the guest has moved", || {
-            state = here.call("query-migrate", json!({}));
-            assert_ne!(state["status"], "failed", "guest {guest}: {state}");
-            state["status"] == "completed"
-        });
-        wait_until("the guest runs in the other QEMU", || {
-            there.call("query-status", json!({}))["status"] == "running"
-        });
-        there.plug_in(&to, guest);
+        unplug(&mut here);
+        let state = here.migrate(&mut there, &twin.incoming, 2000);
+        plug_in(&mut there, &to, guest);
         let passes = state["ram"]["dirty-sync-count"].as_u64().unwrap();
         told.push(format!("{guest}: {passes} passes, down {} ms", state["downtime"]));
         twins.push(twin);
     }
     let last = *blocks(&consoles[0]).last().unwrap();
-    let now = twins[0].console.clone();
+    let now = twins[0].qemu.console.clone();
     wait_until("the stream continues", || blocks(&now).last().is_some_and(|count| *count > last + 100));
 
     // vSockets ended at each end, and the guest is another one to programs of the new host.

@@ -45,7 +45,7 @@ pub struct Bench {
     dead: Vec<String>,
     /// What the cards were last told.
     moderated: Option<Moderation>,
-    /// Where they run, or why they are not pinned; none if nobody asked for it.
+    /// Where they run, or why they are not pinned; none if that was not asked for.
     pins: Option<Result<Pins, String>>,
 }
 

@@ -1,7 +1,7 @@
 //! One file with everything that a set of experiments measured, to be sent: rows, reports, what the machine is.
 //!
-//! Whoever sends it should not have to look for what gives them away: names of hosts and users, paths and MAC
-//! addresses are taken out of what tools and failed runs said, and logs are left out. Whoever gets it cannot trust
+//! Its sender should not have to look for what is private in it: names of hosts and users, paths and MAC
+//! addresses are taken out of what tools and failed runs said, and logs are left out. Its reader cannot trust
 //! it: a pack is read into memory, within bounds, and nothing is ever written under a name that it gives.
 
 mod privacy;

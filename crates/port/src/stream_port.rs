@@ -104,7 +104,7 @@ pub trait StreamPort: Send + Any {
         true
     }
 
-    /// A file that becomes readable whenever the other side announces something, if it does so by a file: whoever turns the
+    /// A file that becomes readable whenever the other side announces something, if it does so by a file: the worker of the
     /// stream watches it, until [`Self::answer_doorbell`] says otherwise.
     fn doorbell(&self) -> Option<BorrowedFd<'_>> {
         None

@@ -30,7 +30,7 @@ fn told(uplink: &Guest) -> Vec<(Mac, u16)> {
     uplink.wire.received().into_iter().map(of).collect()
 }
 
-fn settle(bench: &mut Bench) {
+fn run_until_announced(bench: &mut Bench) {
     bench.run();
     std::thread::sleep(PACE);
     bench.run();
@@ -46,25 +46,25 @@ fn a_vm_is_announced_when_it_comes_and_when_its_vmm_asks() {
         let silent = bench.port(PortSpec { notify: false, ..uplink(103) });
         // One on each worker.
         let (a, b) = (bench.guest(1), bench.guest(2));
-        settle(&mut bench);
+        run_until_announced(&mut bench);
         for uplink in [&first, &second] {
             assert_eq!(told(uplink), [(mac(1), 0), (mac(2), 0)], "{workers} workers");
         }
         bench.switch.announce(a.id);
-        settle(&mut bench);
+        run_until_announced(&mut bench);
         assert_eq!(told(&first), [(mac(1), 0)]);
         // The address that its guest has chosen.
         b.wire.change_filter(|filter| filter.mac = mac(9));
         bench.refresh(&b);
         bench.switch.announce(b.id);
-        settle(&mut bench);
+        run_until_announced(&mut bench);
         assert_eq!(told(&first), [(mac(9), 0)]);
         // Asked for a hundred times at once: one, and one later.
         for _ in 0..100 {
             bench.switch.announce(b.id);
             bench.step();
         }
-        settle(&mut bench);
+        run_until_announced(&mut bench);
         assert!((1..=3).contains(&told(&first).len()));
         for uplink in [&foreign, &silent] {
             assert_eq!(told(uplink), [], "another group, and one that is not told");
@@ -76,7 +76,7 @@ fn a_vm_is_announced_when_it_comes_and_when_its_vmm_asks() {
         // The other worker hears of it.
         bench.run();
         bench.switch.announce(a.id);
-        settle(&mut bench);
+        run_until_announced(&mut bench);
         assert_eq!(told(&first), [], "it is gone");
     }
 }
@@ -86,14 +86,14 @@ fn an_uplink_that_comes_is_told_of_all_vms() {
     let mut bench = Bench::new();
     let _guests: Vec<Guest> = (1..=70).map(|number| bench.guest(number)).collect();
     let up = bench.port(uplink(100));
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up), (1..=70).map(|number| (mac(number), 0)).collect::<Vec<_>>());
     // The same when its interface has a link again.
     bench.switch.set_carrier(up.id, false);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up), []);
     bench.switch.set_carrier(up.id, true);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up).len(), 70);
 }
 
@@ -106,11 +106,11 @@ fn an_address_is_announced_in_the_vlans_of_its_port_that_the_uplink_carries() {
     let some = bench.port(PortSpec { vlan: VlanMode::Trunk(set.clone()), ..uplink(101) });
     let access = bench.port(PortSpec { vlan: VlanMode::Access(20), ..uplink(102) });
     bench.port(PortSpec { vlan: VlanMode::Access(10), ..Bench::spec(1) });
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!((told(&all), told(&some), told(&access)), (vec![(mac(1), 10)], vec![(mac(1), 10)], vec![]));
     // A guest that tags, and listens to two VLANs of many.
     let tags = bench.port(PortSpec { vlan: VlanMode::Trunk(set), ..Bench::spec(2) });
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&access), [(mac(2), 0)], "in the VLAN of the uplink, where no frame has a tag");
     assert_eq!(
         (told(&all), told(&some)),
@@ -126,19 +126,19 @@ fn ports_that_may_not_send_are_not_announced() {
     let mut spec = Bench::spec(1);
     spec.policy.mac_changes = false;
     let a = bench.port(spec);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up), [(mac(1), 0)]);
     bench.switch.set_link(a.id, false);
     bench.switch.announce(a.id);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up), [], "its link is down");
     bench.switch.set_link(a.id, true);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up), [(mac(1), 0)]);
     a.wire.change_filter(|filter| filter.mac = mac(66));
     bench.refresh(&a);
     bench.switch.announce(a.id);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up), [], "an address that it may not have");
 }
 
@@ -157,9 +157,9 @@ fn of_a_team_the_member_that_serves_the_port_is_told() {
         notify,
     };
     bench.switch.set_teams(vec![team(true)]);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     let guests: Vec<Guest> = (1..=4).map(|number| bench.guest(number)).collect();
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     let heard: Vec<Vec<(Mac, u16)>> = uplinks.iter().map(told).collect();
     assert_eq!((heard[0].len(), heard[1].len()), (2, 2), "{heard:?}");
     for (guest, number) in guests.iter().zip(1..) {
@@ -171,7 +171,7 @@ fn of_a_team_the_member_that_serves_the_port_is_told() {
     }
     bench.switch.set_teams(vec![team(false)]);
     bench.switch.announce(guests[0].id);
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert!(uplinks.iter().all(|uplink| told(uplink).is_empty()));
 }
 
@@ -187,7 +187,7 @@ fn a_direct_port_is_announced_through_its_own_uplink_only() {
     };
     let up = bench.port(direct(uplink(100)));
     let _nic = bench.port(direct(Bench::spec(1)));
-    settle(&mut bench);
+    run_until_announced(&mut bench);
     assert_eq!(told(&up).first(), Some(&(mac(1), 0)));
     assert_eq!(told(&other), []);
 }

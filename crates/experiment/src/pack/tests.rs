@@ -1,4 +1,4 @@
-//! Packs that come back as they were sent, give nobody away, and cannot harm who reads them.
+//! Packs come back as they were sent, name no host and no user, and cannot harm their reader.
 
 use std::io::Read;
 
