@@ -256,8 +256,7 @@ impl Core {
 
     /// The interface behind a port has a link, or has none.
     pub fn set_carrier(&mut self, slot: Slot, up: bool) {
-        self.ports.set_carrier(slot, up);
-        if up {
+        if self.ports.set_carrier(slot, up) {
             self.announce(slot);
         }
     }

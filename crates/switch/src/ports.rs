@@ -182,12 +182,11 @@ impl Ports {
         addresses
     }
 
-    /// The interface behind a port has a link, or has none.
-    pub fn set_carrier(&mut self, slot: Slot, up: bool) {
+    /// The interface behind a port has a link, or has none. True: it had none until now.
+    pub fn set_carrier(&mut self, slot: Slot, up: bool) -> bool {
         let Ports { slots, teams, .. } = self;
-        if let Some(port) = slots.get(usize::from(slot)).and_then(Option::as_deref) {
-            teams.set_carrier(slot, port, up);
-        }
+        let port = slots.get(usize::from(slot)).and_then(Option::as_deref);
+        port.is_some_and(|port| teams.set_carrier(slot, port, up))
     }
 
     /// See [`Teams::set`].

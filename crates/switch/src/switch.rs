@@ -316,7 +316,8 @@ impl Switch {
         self.teams.lock().iter().map(view).collect()
     }
 
-    /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one. Ports begin with one.
+    /// The interface behind an uplink's port has a link, or has none: a team uses it, or another one; of one that is in no team, the
+    /// network behind it is told of all VMs when it has one again. Ports begin with one.
     pub fn set_carrier(&self, id: PortId, up: bool) {
         self.ask_all(|_| Request::Carrier { id, up });
     }

@@ -230,11 +230,11 @@ impl Teams {
         &mut self.slots[at]
     }
 
-    /// The interface behind a port has a link, or has none.
-    pub fn set_carrier(&mut self, slot: Slot, port: &Port, up: bool) {
+    /// The interface behind a port has a link, or has none. True: it had none until now.
+    pub fn set_carrier(&mut self, slot: Slot, port: &Port, up: bool) -> bool {
         let of = self.of_mut(slot);
-        of.no_carrier = !up;
         of.refused = port.stats.drop_uplink_down.get();
+        std::mem::replace(&mut of.no_carrier, !up) && up
     }
 
     /// The port at a slot is gone.

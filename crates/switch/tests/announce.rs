@@ -95,6 +95,9 @@ fn an_uplink_that_comes_is_told_of_all_vms() {
     bench.switch.set_carrier(up.id, true);
     run_until_announced(&mut bench);
     assert_eq!(told(&up).len(), 70);
+    bench.switch.set_carrier(up.id, true);
+    run_until_announced(&mut bench);
+    assert_eq!(told(&up), [], "it had one");
 }
 
 #[test]

@@ -18,13 +18,14 @@ impl Uplinks {
         }
     }
 
-    /// How the links of teams' uplinks are. What the switch has found out by itself (a frame was refused) ends with that.
+    /// How the links of uplinks are, as far as a team or the network behind them is to hear of that. What the switch has found out
+    /// by itself (a frame was refused) ends with that.
     pub fn tell_links(&self, switch: &Switch) {
         let Some(links) = &self.links else { return };
-        let in_team = |known: &&Uplink| {
+        let in_team = |known: &Uplink| {
             self.teams.iter().any(|team| team.members().any(|name| *name == known.config.name))
         };
-        let followed = self.known.iter().filter(in_team);
+        let followed = self.known.iter().filter(|known| known.config.notify || in_team(known));
         let interface = |known: &Uplink| Some((known.port, known.config.kind.interface()?.to_owned()));
         links.follow(switch, followed.filter_map(interface).collect());
     }

@@ -1,7 +1,7 @@
 //! The links of uplinks: what the kernel says of their interfaces, of which a thread tells the switch at once; and what the
 //! operator says.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::os::fd::AsFd;
 use std::os::unix::net::UnixStream;
@@ -55,8 +55,9 @@ impl Table {
     /// namespace may be.
     fn follow(&mut self, wanted: Vec<(PortId, String)>) -> Vec<(PortId, bool)> {
         let before = std::mem::take(&mut self.followed);
+        let before: HashMap<PortId, Option<u32>> = before.iter().map(|one| (one.port, one.index)).collect();
         for (port, interface) in wanted {
-            let known = before.iter().find(|one| one.port == port).and_then(|one| one.index);
+            let known = before.get(&port).copied().flatten();
             let known = known.filter(|index| self.interfaces.contains_key(index));
             let named =
                 || self.interfaces.iter().find(|(_, (name, _))| *name == interface).map(|(index, _)| *index);

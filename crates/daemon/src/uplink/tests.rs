@@ -49,6 +49,24 @@ fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
     }
 }
 
+/// A VM's port, and behind it the interface `vm0`.
+fn add_vm(switch: &Switch) {
+    let options = TapOptions { name: "vm0".into(), queues: None };
+    let tap = Tap::new(&options, TapFiles::open(&options).unwrap(), Default::default()).unwrap();
+    let port = switch.add_port(PortSpec {
+        name: "vm/nic0".into(),
+        group: "default".into(),
+        mac: VM_MAC.parse::<Mac>().unwrap(),
+        vlan: VlanMode::Untagged,
+        policy: Default::default(),
+        traffic: Traffic::default(),
+        uplink: false,
+        direct: false,
+        notify: false,
+    });
+    switch.attach(port, Box::new(tap));
+}
+
 /// The switch of a daemon, its team `lan` of `up0` and `up1` in the bridge `br0`, and a VM behind `vm0` in another namespace.
 struct World {
     uplinks: Uplinks,
@@ -72,20 +90,7 @@ impl World {
         must(&format!("addr add {HOST}/24 dev br0"));
         ["up0", "up1"].iter().for_each(|up| must(&format!("link set {up} master br0 up")));
         must("link set br0 up");
-        let options = TapOptions { name: "vm0".into(), queues: None };
-        let tap = Tap::new(&options, TapFiles::open(&options).unwrap(), Default::default()).unwrap();
-        let port = switch.add_port(PortSpec {
-            name: "vm/nic0".into(),
-            group: "default".into(),
-            mac: VM_MAC.parse::<Mac>().unwrap(),
-            vlan: VlanMode::Untagged,
-            policy: Default::default(),
-            traffic: Traffic::default(),
-            uplink: false,
-            direct: false,
-            notify: false,
-        });
-        switch.attach(port, Box::new(tap));
+        add_vm(&switch);
         let vm = again(test, "vm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
         let mut vm = vm.unwrap();
         let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
@@ -140,24 +145,60 @@ fn be_the_vm() {
     streams::connect(&format!("{HOST}:7000"));
 }
 
+/// Runs this test as each of `roles`, in a network namespace each, if it may.
+fn in_namespaces(test: &str, roles: &[&str]) {
+    match Command::new("unshare").args(["-n", "test", "-c", "/dev/net/tun"]).status() {
+        Ok(status) if status.success() => {
+            for role in roles {
+                assert!(again(test, role).status().unwrap().success(), "{role}");
+            }
+        }
+        _ => println!("skipped: needs root and /dev/net/tun"),
+    }
+}
+
+#[test]
+fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
+    const TEST: &str = "uplink::tests::a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up";
+    if std::env::var_os(INSIDE).is_none() {
+        return in_namespaces(TEST, &["host"]);
+    }
+    let uplink = |name: &str, more: &str| format!("[[uplink]]\nname = {name:?}\ntap = {name:?}\n{more}");
+    let text = [uplink("up0", ""), uplink("up1", "notify = false\n")].concat();
+    let config = Config::parse(Path::new("t.toml"), &text).unwrap();
+    let mut uplinks = Uplinks::prepare(&config.uplinks).unwrap();
+    let switch = Arc::new(Switch::start(Settings::default()).unwrap());
+    assert!(uplinks.change(&switch, &config.uplinks).1.is_empty());
+    uplinks.follow_links(&switch);
+    assert!(uplinks.set_teams(&switch, &config.teams).is_empty());
+    // The VM comes while the uplinks are down: what is said of it then is lost.
+    add_vm(&switch);
+    let knows = |bridge: &str| {
+        let told = Command::new("bridge").args(["fdb", "show", "br", bridge]).output().unwrap();
+        String::from_utf8_lossy(&told.stdout).contains(VM_MAC)
+    };
+    for (up, bridge) in [("up1", "br1"), ("up0", "br0")] {
+        must(&format!("link add {bridge} type bridge"));
+        must(&format!("link set {bridge} up"));
+        must(&format!("link set {up} master {bridge} up"));
+    }
+    eventually("the VM's address", || knows("br0").then_some(()));
+    assert!(!knows("br1"), "nothing is announced there");
+    // And each time, however often the daemon looks at its uplinks.
+    must("link set up0 down");
+    assert!(!knows("br0"));
+    uplinks.look(&switch, &config.uplinks);
+    must("link set up0 up");
+    eventually("the VM's address again", || knows("br0").then_some(()));
+}
+
 #[test]
 fn streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back() {
     const TEST: &str = "uplink::tests::streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back";
     match std::env::var(INSIDE).as_deref() {
         Ok("vm") => return be_the_vm(),
         Ok(_) => {}
-        Err(_) => {
-            let there = Command::new("unshare").args(["-n", "test", "-c", "/dev/net/tun"]).status();
-            match there {
-                Ok(status) if status.success() => {
-                    for policy in ["failover", "port", "ip-hash"] {
-                        assert!(again(TEST, policy).status().unwrap().success(), "{policy}");
-                    }
-                }
-                _ => println!("skipped: needs root and /dev/net/tun"),
-            }
-            return;
-        }
+        Err(_) => return in_namespaces(TEST, &["failover", "port", "ip-hash"]),
     }
     let policy = std::env::var(INSIDE).unwrap();
     let mut world = World::new(TEST, &format!("policy = \"{policy}\""));
