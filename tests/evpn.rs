@@ -100,7 +100,7 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     let third_run = folder.path().join("third");
     let _third = daemon(&names[2], &first.place.join("daemon.toml"), &third_run);
     names.iter().for_each(|host| join(host));
-    second.run("a", "ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0");
+    second.run("a", "ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0; ip link set eth0 up");
     for host in [&first, &second] {
         assert_eq!(host.run("a", "cat /sys/class/net/eth0/mtu").trim(), MTU.to_string());
         host.equip("a");
