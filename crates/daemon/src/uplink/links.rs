@@ -11,7 +11,7 @@ use std::thread::JoinHandle;
 use parking_lot::Mutex;
 use rustix::event::{PollFd, PollFlags, Timespec, poll};
 use vmlane_host::uplink::{LinkEvent, LinkEvents, LinkState};
-use vmlane_port::PortId;
+use vmlane_port::{Frames as _, PortId};
 use vmlane_switch::Switch;
 
 /// An uplink whose link is followed.
@@ -22,31 +22,49 @@ struct Followed {
     index: Option<u32>,
 }
 
+/// What is known of an interface.
+struct Interface {
+    name: String,
+    up: bool,
+    bridge: Option<u32>,
+}
+
 /// What is known.
 #[derive(Default)]
 struct Table {
-    /// By number: the name, and whether its link is up.
-    interfaces: BTreeMap<u32, (String, bool)>,
+    /// By number.
+    interfaces: BTreeMap<u32, Interface>,
     followed: Vec<Followed>,
 }
 
+/// What the switch is to hear of a port.
+#[derive(Debug, PartialEq, Eq)]
+struct News {
+    port: PortId,
+    up: bool,
+    /// The interface is a port of another bridge than before.
+    joined: bool,
+}
+
 impl Table {
-    /// Takes in news. Returns the ports that they concern, and whether their links are up.
-    fn hear(&mut self, event: LinkEvent) -> Vec<(PortId, bool)> {
-        let LinkEvent { index, name, state } = event;
+    /// Takes in news. Returns what they mean for ports.
+    fn hear(&mut self, event: LinkEvent) -> Vec<News> {
+        let LinkEvent { index, name, state, bridge } = event;
         // One that is out of sight is tried: it refuses frames while it is down.
         let up = matches!(state, LinkState::Up | LinkState::Moved);
         let lost = matches!(state, LinkState::Gone | LinkState::Moved);
+        let before = self.interfaces.get(&index).and_then(|interface| interface.bridge);
+        let joined = !lost && bridge.is_some() && bridge != before;
         let mut concerned = Vec::new();
         for one in &mut self.followed {
             if one.index == Some(index) || one.index.is_none() && one.interface == name {
                 one.index = Some(index).filter(|_| !lost);
-                concerned.push((one.port, up));
+                concerned.push(News { port: one.port, up, joined });
             }
         }
         match lost {
             true => drop(self.interfaces.remove(&index)),
-            false => drop(self.interfaces.insert(index, (name, up))),
+            false => drop(self.interfaces.insert(index, Interface { name, up, bridge })),
         }
         concerned
     }
@@ -60,11 +78,11 @@ impl Table {
             let known = before.get(&port).copied().flatten();
             let known = known.filter(|index| self.interfaces.contains_key(index));
             let named =
-                || self.interfaces.iter().find(|(_, (name, _))| *name == interface).map(|(index, _)| *index);
+                || self.interfaces.iter().find(|(_, known)| known.name == interface).map(|(index, _)| *index);
             let index = known.or_else(named);
             self.followed.push(Followed { port, interface, index });
         }
-        let up = |index: u32| self.interfaces.get(&index).is_some_and(|(_, up)| *up);
+        let up = |index: u32| self.interfaces.get(&index).is_some_and(|known| known.up);
         self.followed.iter().map(|one| (one.port, one.index.is_none_or(up))).collect()
     }
 }
@@ -148,9 +166,11 @@ fn listen(mut events: LinkEvents, over: &UnixStream, table: &Mutex<Table>, switc
         match events.news() {
             Ok(news) => {
                 let mut table = table.lock();
-                for event in news {
-                    let concerned = table.hear(event);
-                    concerned.into_iter().for_each(|(port, up)| switch.set_carrier(port, up));
+                for News { port, up, joined } in news.into_iter().flat_map(|event| table.hear(event)) {
+                    switch.set_carrier(port, up);
+                    if joined {
+                        switch.announce(port);
+                    }
                 }
             }
             Err(error) => return tracing::error!(%error, "links of uplinks are not followed any more"),
@@ -163,7 +183,11 @@ mod tests {
     use super::*;
 
     fn event(index: u32, name: &str, state: LinkState) -> LinkEvent {
-        LinkEvent { index, name: name.into(), state }
+        LinkEvent { index, name: name.into(), state, bridge: None }
+    }
+
+    fn heard(table: &mut Table, event: LinkEvent) -> Vec<(PortId, bool)> {
+        table.hear(event).into_iter().map(|news| (news.port, news.up)).collect()
     }
 
     #[test]
@@ -171,20 +195,37 @@ mod tests {
         use LinkState::{Down, Gone, Moved, Up};
         let (one, two) = (PortId(1), PortId(2));
         let mut table = Table::default();
-        assert!(table.hear(event(7, "up0", Up)).is_empty());
+        assert!(heard(&mut table, event(7, "up0", Up)).is_empty());
         let wanted = || vec![(one, "up0".to_owned()), (two, "up1".to_owned())];
         assert_eq!(table.follow(wanted()), [(one, true), (two, true)], "the other one is not known");
-        assert_eq!(table.hear(event(8, "up1", Down)), [(two, false)]);
-        assert_eq!(table.hear(event(7, "renamed", Down)), [(one, false)]);
+        assert_eq!(heard(&mut table, event(8, "up1", Down)), [(two, false)]);
+        assert_eq!(heard(&mut table, event(7, "renamed", Down)), [(one, false)]);
         assert_eq!(table.follow(wanted()), [(one, false), (two, false)]);
-        assert_eq!(table.hear(event(7, "renamed", Up)), [(one, true)]);
-        assert_eq!(table.hear(event(7, "renamed", Gone)), [(one, false)]);
-        assert!(table.hear(event(9, "stranger", Up)).is_empty());
-        assert_eq!(table.hear(event(10, "up0", Up)), [(one, true)], "made anew");
-        assert_eq!(table.hear(event(10, "up0", Down)), [(one, false)]);
-        assert_eq!(table.hear(event(10, "up0", Moved)), [(one, true)], "out of sight");
-        assert_eq!(table.hear(event(11, "up0", Up)), [(one, true)], "back");
+        assert_eq!(heard(&mut table, event(7, "renamed", Up)), [(one, true)]);
+        assert_eq!(heard(&mut table, event(7, "renamed", Gone)), [(one, false)]);
+        assert!(heard(&mut table, event(9, "stranger", Up)).is_empty());
+        assert_eq!(heard(&mut table, event(10, "up0", Up)), [(one, true)], "made anew");
+        assert_eq!(heard(&mut table, event(10, "up0", Down)), [(one, false)]);
+        assert_eq!(heard(&mut table, event(10, "up0", Moved)), [(one, true)], "out of sight");
+        assert_eq!(heard(&mut table, event(11, "up0", Up)), [(one, true)], "back");
         assert_eq!(table.follow(vec![(two, "up1".into())]), [(two, false)]);
-        assert!(table.hear(event(11, "up0", Down)).is_empty());
+        assert!(heard(&mut table, event(11, "up0", Down)).is_empty());
+    }
+
+    #[test]
+    fn an_interface_that_joins_a_bridge_is_told_of_once() {
+        let mut table = Table::default();
+        table.follow(vec![(PortId(1), "up0".into())]);
+        let mut joined = |bridge, state| {
+            let news = table.hear(LinkEvent { bridge, ..event(7, "up0", state) });
+            news.iter().any(|news| news.joined)
+        };
+        assert!(!joined(None, LinkState::Up));
+        assert!(joined(Some(3), LinkState::Up));
+        assert!(!joined(Some(3), LinkState::Down) && !joined(Some(3), LinkState::Up));
+        assert!(joined(Some(4), LinkState::Up), "another one");
+        assert!(!joined(None, LinkState::Up));
+        assert!(joined(Some(4), LinkState::Up), "it had left");
+        assert!(!joined(Some(4), LinkState::Gone));
     }
 }

@@ -190,6 +190,10 @@ fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
     uplinks.look(&switch, &config.uplinks);
     must("link set up0 up");
     eventually("the VM's address again", || knows("br0").then_some(()));
+    must("link add br2 type bridge");
+    must("link set br2 up");
+    must("link set up0 master br2");
+    eventually("the VM's address in another bridge", || knows("br2").then_some(()));
 }
 
 #[test]

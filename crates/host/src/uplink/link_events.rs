@@ -15,6 +15,8 @@ use super::rtnetlink::{
 
 /// The group of changes of links (linux/rtnetlink.h, RTMGRP_LINK).
 const LINKS: u32 = 1;
+/// The attribute with the number of the interface that it is a port of (IFLA_MASTER).
+const BRIDGE: u16 = 10;
 /// The attribute with an interface's number in the network namespace that it moves to.
 const NEW_INDEX: u16 = 49;
 /// Flags of an interface (linux/if.h): it is up, may send, and has a carrier.
@@ -46,6 +48,8 @@ pub struct LinkEvent {
     pub name: String,
     /// Its link now.
     pub state: LinkState,
+    /// The number of the bridge, or the like, that it is a port of.
+    pub bridge: Option<u32>,
 }
 
 /// A socket of the kernel's news.
@@ -131,7 +135,8 @@ fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
         USABLE => LinkState::Up,
         _ => LinkState::Down,
     };
-    Some(LinkEvent { index, name, state })
+    let bridge = all().find(|(kind, _)| *kind == BRIDGE).and_then(|(_, value)| word32(value, 0));
+    Some(LinkEvent { index, name, state, bridge })
 }
 
 #[cfg(test)]
@@ -147,8 +152,11 @@ mod tests {
         body.extend(index.to_ne_bytes());
         body.extend(flags.to_ne_bytes());
         body.extend([0; 4]);
-        // Another attribute first: the queue length.
+        // Other attributes first: the queue length, and of one the bridge.
         body.extend([8, 0, 13, 0, 232, 3, 0, 0]);
+        if index == 8 {
+            body.extend([8, 0, BRIDGE as u8, 0, 5, 0, 0, 0]);
+        }
         body.extend((4 + name.len() as u16 + 1).to_ne_bytes());
         body.extend(NAME.to_ne_bytes());
         body.extend(name.bytes());
@@ -166,7 +174,9 @@ mod tests {
         all.extend(message(NEW_LINK, 0, 8, 0x1003, "tap1"));
         all.extend(message(DEL_LINK, 7, 7, 0x11043, "eth0"));
         all.extend(message(DEL_LINK, 0, 9, 0x11043, "a"));
-        let event = |index, name: &str, state| LinkEvent { index, name: name.into(), state };
+        let bridge = |index| (index == 8).then_some(5);
+        let event =
+            |index, name: &str, state| LinkEvent { index, name: name.into(), state, bridge: bridge(index) };
         let expected = [
             event(7, "eth0", LinkState::Up),
             event(8, "tap1", LinkState::Down),
