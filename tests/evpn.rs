@@ -1,13 +1,10 @@
 //! EVPN on three hosts in network namespaces, each with a daemon, a bridge, VXLAN and FRR. A guest with virtio-net moves from
 //! host to host, and a TCP stream to it goes on: the network is told where it is, by the daemon that serves it now.
 
-use std::io::{BufRead as _, BufReader};
-use std::path::Path;
-use std::process::{Command, Stdio};
-use std::sync::{Arc, Mutex};
+use std::process::Command;
 
-use vmlane_tests::moving::{Machine, Process};
-use vmlane_tests::netns::{HostLab, Network, carry_noise, inside, install, output};
+use vmlane_tests::moving::Machine;
+use vmlane_tests::netns::{Gaps, HostLab, Network, carry_noise, daemon, install, output};
 use vmlane_tests::{kept, wait_until};
 
 /// Bytes that fit into a packet beside the tunnel's header, in an Ethernet of 1500.
@@ -51,42 +48,6 @@ fn vtysh(network: &Network, host: &str, words: &str) -> String {
     output(Command::new("vtysh").arg("--vty_socket").arg(place).args(["-c", words]))
 }
 
-/// Lines of a stream that tell when it stood still, in milliseconds.
-struct Gaps {
-    list: Arc<Mutex<Vec<u64>>>,
-    _sender: Process,
-}
-
-impl Gaps {
-    fn of(host: &HostLab, guest: &str, to: &str) -> Gaps {
-        let mut command = host.command(guest, &format!("python3 /t/gaps.py send {to} 5002"));
-        let mut sender = Process(command.stdout(Stdio::piped()).spawn().expect("a sender"));
-        let mut lines = BufReader::new(sender.0.stdout.take().expect("a pipe")).lines();
-        assert_eq!(lines.next().expect("a line").expect("a line"), "moving");
-        let list = Arc::new(Mutex::new(Vec::new()));
-        let into = list.clone();
-        std::thread::spawn(move || {
-            for line in lines.map_while(Result::ok) {
-                let gap = line.strip_prefix("gap ").and_then(|gap| gap.parse().ok());
-                into.lock().unwrap().push(gap.expect("a gap"));
-            }
-        });
-        Gaps { list, _sender: sender }
-    }
-
-    fn take(&self) -> Vec<u64> {
-        std::mem::take(&mut self.list.lock().unwrap())
-    }
-}
-
-fn daemon(host: &str, config: &Path, run: &Path) -> Process {
-    let mut command = inside(host, vmlane_lab::find_vmlane().unwrap());
-    command.args(["daemon", "--config"]).arg(config).arg("--runtime-dir").arg(run).stderr(Stdio::null());
-    let daemon = Process(command.spawn().unwrap());
-    wait_until("the daemon listens", || run.join("vm/a/nic0.sock").exists());
-    daemon
-}
-
 #[test]
 fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     install(&["frr"]);
@@ -126,23 +87,16 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     );
 
     // The guest that moves says nothing but acknowledgements: the fabric cannot learn from it where it is.
-    first.run("a", "setsid nohup python3 /t/gaps.py receive 5002 >/tmp/receiver 2>&1 &");
-    wait_until("the receiver listens", || first.run("a", "cat /proc/net/tcp").contains(":138A"));
-    let gaps = Gaps::of(&second, "a", "10.77.0.1");
+    let gaps = Gaps::of((&second, "a"), (&first, "a"), "10.77.0.1");
     let mut machine = Machine::of_lab(&names[0], "a", &first.runtime_dir());
     let mut told = Vec::new();
     let hosts = [(&third_run, "192.0.2.3"), (&first.runtime_dir(), "192.0.2.1"), (&third_run, "192.0.2.3")];
     for (number, (run, address)) in hosts.into_iter().enumerate() {
-        gaps.take();
+        gaps.forget();
         let (moved, down) = machine.move_to(run, &folder.path().join(format!("move{number}")));
         machine = moved;
         wait_until("BGP has its new place", || learned(&names[1], MAC_A).as_deref() == Some(address));
-        let mut silent = Vec::new();
-        wait_until("the stream goes on", || {
-            silent.extend(gaps.take());
-            silent.iter().any(|gap| gap + 200 >= down)
-        });
-        let longest = silent.iter().max().unwrap();
+        let longest = gaps.longest();
         told.push((longest.saturating_sub(down), format!("down {down} ms, stream silent {longest} ms")));
     }
     let (soonest, _) = told.iter().min().unwrap();

@@ -4,14 +4,17 @@
 use std::io::Write as _;
 use std::ops::Deref;
 use std::path::Path;
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 
-use vmlane_tests::netns::{HostLab, Network, carry_noise, inside, install, output};
+use vmlane_tests::moving::{Machine, Process};
+use vmlane_tests::netns::{Gaps, HostLab, Network, carry_noise, daemon, inside, install, output, status};
 use vmlane_tests::{kept, wait_until};
 
 const PACKAGES: [&str; 3] = ["ovn-central", "ovn-host", "openvswitch-switch"];
 /// Bytes that fit into a packet beside the tunnel's header, in an Ethernet of 1500.
 const MTU: &str = "1442";
+const MAC_A: &str = "52:54:00:77:00:01";
+const MAC_B: &str = "52:54:00:77:00:02";
 
 fn nb(network: &Network, words: &str) {
     let database = format!("--db=unix:{}", network.directory.join("nb.sock").display());
@@ -29,10 +32,44 @@ fn shell(words: &str) -> Vec<&str> {
     all
 }
 
+/// The helper of the daemon whose sockets are in `run`.
+fn start_helper(host: &str, config: &Path, run: &Path) -> Process {
+    let mut command = inside(host, vmlane_lab::find_vmlane().expect("the program was built"));
+    command.args(["ovn", "run", "--config"]).arg(config).arg("--runtime-dir").arg(run);
+    Process(command.stderr(Stdio::null()).spawn().expect("a helper"))
+}
+
+/// How it stands with the first NIC of a VM, by the word of the daemon whose sockets are in `run`.
+fn state(run: &Path, vm: &str) -> String {
+    let Some(status) = status(run) else { return "no daemon".into() };
+    let found = status["vms"].as_array().expect("VMs").iter().find(|one| one["name"] == vm).expect("the VM");
+    found["nics"][0]["ovn"]["state"].as_str().expect("a state").to_owned()
+}
+
+/// What a daemon's configuration says of OVN on a host.
+fn of_host(directory: &Path, name: &str) -> String {
+    let database = directory.join(name).join("db.sock");
+    format!("[ovn]\ndatabase = {database:?}\n")
+}
+
+fn vm(name: &str, model: &str, mac: &str) -> String {
+    format!(
+        "[[vm]]\nname = {name:?}\nvsock = \"none\"\nnic = [{{ model = {model:?}, mac = {mac:?}, ovn = \"lsp-{name}\" }}]\n"
+    )
+}
+
+/// The logical switch ls0 with lsp-a and lsp-b.
+fn add_switch(network: &Network) {
+    nb(network, "ls-add ls0");
+    nb(network, &format!("lsp-add ls0 lsp-a -- lsp-set-addresses lsp-a '{MAC_A} 10.77.0.1'"));
+    nb(network, &format!("lsp-add ls0 lsp-b -- lsp-set-addresses lsp-b '{MAC_B} 10.77.0.2'"));
+}
+
 /// One host's lab and its helper.
 struct Host {
+    // It ends first.
+    helper: Option<Process>,
     lab: HostLab,
-    helper: Option<Child>,
 }
 
 impl Deref for Host {
@@ -45,37 +82,24 @@ impl Deref for Host {
 
 impl Host {
     fn up(name: &str, directory: &Path, lab: &[&str], config: &str) -> Host {
-        let database = directory.join(name).join("db.sock");
-        let config = format!("{config}[ovn]\ndatabase = {database:?}\n");
-        let mut host = Host { lab: HostLab::up(name, directory, lab, &config), helper: None };
+        let config = config.to_owned() + &of_host(directory, name);
+        let mut host = Host { helper: None, lab: HostLab::up(name, directory, lab, &config) };
         host.start_helper();
         host
     }
 
     fn start_helper(&mut self) {
-        let mut command = inside(&self.name, &self.vmlane);
-        command.args(["ovn", "run", "--config"]).arg(self.place.join("daemon.toml"));
-        command.arg("--runtime-dir").arg(self.runtime_dir());
-        self.helper = Some(command.stderr(Stdio::null()).spawn().expect("a helper"));
+        let config = self.place.join("daemon.toml");
+        self.helper = Some(start_helper(&self.name, &config, &self.runtime_dir()));
     }
 
     fn kill_helper(&mut self) {
-        if let Some(mut helper) = self.helper.take() {
-            let _ = helper.kill();
-            let _ = helper.wait();
-        }
+        self.helper = None;
     }
 
-    /// How it stands with the first NIC of a guest.
-    fn state(&self, guest: &str) -> String {
-        let Some(status) = self.status() else { return "no daemon".into() };
-        let vm =
-            status["vms"].as_array().expect("VMs").iter().find(|vm| vm["name"] == guest).expect("the VM");
-        vm["nics"][0]["ovn"]["state"].as_str().expect("a state").to_owned()
-    }
-
-    fn until(&self, guest: &str, state: &str) {
-        wait_until(&format!("{}: {guest} is {state}", self.name), || self.state(guest) == state);
+    fn until(&self, guest: &str, wanted: &str) {
+        let run = self.runtime_dir();
+        wait_until(&format!("{}: {guest} is {wanted}", self.name), || state(&run, guest) == wanted);
     }
 
     /// An external id of its guest's port.
@@ -96,12 +120,6 @@ impl Host {
     }
 }
 
-impl Drop for Host {
-    fn drop(&mut self) {
-        self.kill_helper();
-    }
-}
-
 #[test]
 fn guests_of_two_hosts_are_in_ovns_networks() {
     install(&PACKAGES);
@@ -109,22 +127,14 @@ fn guests_of_two_hosts_are_in_ovns_networks() {
     let pid = std::process::id();
     let names = [format!("ovn{pid}a"), format!("ovn{pid}b")];
     let network = Network::up("ovn.py", folder.path(), &names);
-    let (mac_a, mac_b) = ("52:54:00:77:00:01", "52:54:00:77:00:02");
-    nb(&network, "ls-add ls0");
-    nb(&network, &format!("lsp-add ls0 lsp-a -- lsp-set-addresses lsp-a '{mac_a} 10.77.0.1'"));
-    nb(&network, &format!("lsp-add ls0 lsp-b -- lsp-set-addresses lsp-b '{mac_b} 10.77.0.2'"));
+    add_switch(&network);
     nb(&network, &format!("lsp-set-options lsp-a requested-chassis={}", names[0]));
 
-    let vm = |name: &str, model: &str, mac: &str| {
-        format!(
-            "[[vm]]\nname = {name:?}\nnic = [{{ model = {model:?}, mac = {mac:?}, ovn = \"lsp-{name}\" }}]\n"
-        )
-    };
     let alpha = ["--guests", "1", "--device", "vmxnet3"];
-    let alpha = Host::up(&names[0], folder.path(), &alpha, &vm("a", "vmxnet3", mac_a));
+    let alpha = Host::up(&names[0], folder.path(), &alpha, &vm("a", "vmxnet3", MAC_A));
     // Guest a is here, too, as a VM is on both hosts while it migrates.
     let beta = ["--guests", "2", "--machine", "uml", "--device", "virtio-net"];
-    let both = vm("a", "virtio-net", mac_a) + &vm("b", "virtio-net", mac_b);
+    let both = vm("a", "virtio-net", MAC_A) + &vm("b", "virtio-net", MAC_B);
     let mut beta = Host::up(&names[1], folder.path(), &beta, &both);
     alpha.until("a", "bound");
     beta.until("b", "bound");
@@ -166,7 +176,7 @@ fn guests_of_two_hosts_are_in_ovns_networks() {
     );
 
     nb(&network, "ls-add ls1 -- lsp-del lsp-b");
-    nb(&network, &format!("lsp-add ls1 lsp-b -- lsp-set-addresses lsp-b '{mac_b} 10.78.0.2'"));
+    nb(&network, &format!("lsp-add ls1 lsp-b -- lsp-set-addresses lsp-b '{MAC_B} 10.78.0.2'"));
     nb(&network, "lr-add r0");
     for (number, switch) in ["ls0", "ls1"].iter().enumerate() {
         let gateway = 77 + number;
@@ -212,4 +222,55 @@ fn guests_of_two_hosts_are_in_ovns_networks() {
         "the helper killed and started again changes nothing for guests; a link that is set down gives the port back",
     );
     std::io::stdout().flush().expect("stdout");
+}
+
+#[test]
+fn a_vm_moves_to_another_host_and_its_port_with_it() {
+    install(&PACKAGES);
+    let folder = tempfile::tempdir().expect("a directory");
+    let pid = std::process::id();
+    let names = [format!("om{pid}a"), format!("om{pid}b")];
+    let network = Network::up("ovn.py", folder.path(), &names);
+    add_switch(&network);
+    nb(&network, &format!("lsp-set-options lsp-a requested-chassis={}", names[0]));
+    let lab = ["--guests", "2", "--device", "virtio-net", "--mem", "256"];
+    let [a, b] = [("a", MAC_A), ("b", MAC_B)].map(|(name, mac)| vm(name, "virtio-net", mac));
+    let first = Host::up(&names[0], folder.path(), &lab, &(a.clone() + &b));
+    let config = folder.path().join("second.toml");
+    std::fs::write(&config, a + &of_host(folder.path(), &names[1])).expect("a configuration");
+    let second = folder.path().join("second");
+    let _daemon = daemon(&names[1], &config, &second);
+    let _helper = start_helper(&names[1], &config, &second);
+    for guest in ["a", "b"] {
+        first.until(guest, "bound");
+        first.run(guest, &format!("ip link set eth0 mtu {MTU}"));
+        first.equip(guest);
+    }
+    wait_until("a reaches b", || first.pings("a", "10.77.0.2"));
+
+    let gaps = Gaps::of((&first, "b"), (&first, "a"), "10.77.0.1");
+    let mut machine = Machine::of_lab(&names[0], "a", &first.runtime_dir());
+    let mut told = Vec::new();
+    for (number, (from, to)) in [(0, 1), (1, 0)].into_iter().enumerate() {
+        // As OpenStack does it: the port is on both hosts, and the new one may send once the VM is announced there.
+        let both = format!("requested-chassis={},{} activation-strategy=rarp", names[from], names[to]);
+        nb(&network, &format!("lsp-set-options lsp-a {both}"));
+        gaps.forget();
+        let run = [first.runtime_dir(), second.clone()];
+        let (moved, down) = machine.move_to(&run[to], &folder.path().join(format!("move{number}")));
+        machine = moved;
+        let longest = gaps.longest();
+        nb(&network, &format!("lsp-set-options lsp-a requested-chassis={}", names[to]));
+        wait_until("the port is bound at its new place", || state(&run[to], "a") == "bound");
+        gaps.longest();
+        told.push((longest.saturating_sub(down), format!("down {down} ms, stream silent {longest} ms")));
+    }
+    let told: Vec<String> = told.into_iter().map(|(_, words)| words).collect();
+    kept(
+        19,
+        &format!(
+            "OVN: a VM moves to the other host and back, its port with it, and a TCP stream to it goes on: {}",
+            told.join("; ")
+        ),
+    );
 }

@@ -1,7 +1,8 @@
 """A TCP stream in one direction, whose receiver is silent but for acknowledgements, and when it stood still.
 
     gaps.py receive PORT
-    gaps.py send ADDRESS PORT     prints "gap N" for each N ms, 50 at least, without an acknowledgement while bytes waited for one
+    gaps.py send ADDRESS PORT     prints "gap N" for each N ms, 50 at least, without an acknowledgement while bytes waited for one,
+                                  and "moves" about four times a second while there are acknowledgements
 
 Each message tells its number, which the receiver checks: it ends if one is wrong.
 """
@@ -39,6 +40,7 @@ def send(address, port):
     sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
     print("moving", flush=True)
     sent, acknowledged, since = 0, 0, time.monotonic()
+    told = since
     while True:
         sock.sendall(sent.to_bytes(SIZE, "big"))
         sent += 1
@@ -47,6 +49,9 @@ def send(address, port):
         if sent * SIZE - waits > acknowledged or waits == 0:
             if now - since > 0.05:
                 print(f"gap {round((now - since) * 1000)}", flush=True)
+            if now - told > 0.25:
+                print("moves", flush=True)
+                told = now
             acknowledged, since = sent * SIZE - waits, now
 
 
