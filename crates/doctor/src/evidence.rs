@@ -196,6 +196,10 @@ impl Evidence {
         }
     }
 
+    pub fn slower_loopback(&self) -> Option<f64> {
+        [self.loopback_near, self.loopback_far].into_iter().flatten().reduce(f64::min)
+    }
+
     /// What a report calls an end.
     pub fn name(&self, end: End) -> String {
         // From the host, both are VMs, in the order in which they were named.

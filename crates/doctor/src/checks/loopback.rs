@@ -24,8 +24,7 @@ fn examine(evidence: &Evidence) -> Vec<Finding> {
     if evidence.is_vsock {
         return Vec::new();
     }
-    let slower = [evidence.loopback_near, evidence.loopback_far].into_iter().flatten().reduce(f64::min);
-    let Some(slower) = slower else { return Vec::new() };
+    let Some(slower) = evidence.slower_loopback() else { return Vec::new() };
     let found = evidence.runs(Kind::Stream).filter(|run| run.bps() >= slower / 2.0).map(|run| {
         let way = evidence.way(run.from);
         let what =
