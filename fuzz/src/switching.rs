@@ -150,6 +150,8 @@ fn spec(input: &mut Input<'_>, number: usize) -> PortSpec {
         traffic: Traffic::default(),
         uplink,
         direct: false,
+        // The switch sends nothing of its own.
+        notify: false,
     }
 }
 
