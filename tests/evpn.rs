@@ -61,13 +61,12 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     let third_run = folder.path().join("third");
     let _third = daemon(&names[2], &first.place.join("daemon.toml"), &third_run);
     names.iter().for_each(|host| join(host));
-    second.run("a", "ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0; ip link set eth0 up");
     for host in [&first, &second] {
         assert_eq!(host.run("a", "cat /sys/class/net/eth0/mtu").trim(), MTU.to_string());
         host.equip("a");
     }
 
-    // Told by the daemons when the interfaces came up: the guests have sent nothing of use to the fabric.
+    // Told by the daemons when the interfaces came up: one guest has sent nothing that got there, the other one nothing at all.
     wait_until("BGP has both addresses on all hosts", || {
         let at = |host: usize, mac, dst| learned(&names[host], mac).as_deref() == Some(dst);
         at(1, MAC_A, "192.0.2.1")
@@ -78,6 +77,7 @@ fn a_guest_moves_between_hosts_of_an_evpn_fabric_and_its_stream_goes_on() {
     assert!(vtysh(&network, &names[1], "show evpn mac vni 10010").contains(MAC_A));
     let other = vtysh(&network, &names[1], "show evpn mac vni 10020");
     assert!(!other.contains(MAC_A) && !other.contains(MAC_B), "{other}");
+    second.run("a", "ip addr flush dev eth0; ip addr add 10.77.0.2/24 dev eth0; ip link set eth0 up");
     wait_until("the guests reach each other", || first.pings("a", "10.77.0.2"));
     carry_noise(16, (&first, "a"), (&second, "a"), "10.77.0.2");
     carry_noise(16, (&second, "a"), (&first, "a"), "10.77.0.1");

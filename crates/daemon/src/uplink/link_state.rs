@@ -6,7 +6,7 @@ use std::sync::Arc;
 use vmlane_state::{Found, Store};
 use vmlane_switch::Switch;
 
-use super::links::{DOWN, held_down};
+use super::links::{DOWN, Wanted, held_down};
 use super::{Uplink, Uplinks};
 use crate::config::UplinkConfig;
 
@@ -19,15 +19,18 @@ impl Uplinks {
     }
 
     /// How the links of uplinks are, as far as a team or the network behind them is to hear of that. What the switch has found out
-    /// by itself (a frame was refused) ends with that.
+    /// by itself of a team's (a frame was refused) ends with that.
     pub fn tell_links(&self, switch: &Switch) {
         let Some(links) = &self.links else { return };
         let in_team = |known: &Uplink| {
             self.teams.iter().any(|team| team.members().any(|name| *name == known.config.name))
         };
-        let followed = self.known.iter().filter(|known| known.config.notify || in_team(known));
-        let interface = |known: &Uplink| Some((known.port, known.config.kind.interface()?.to_owned()));
-        links.follow(switch, followed.filter_map(interface).collect());
+        let wanted = |known: &Uplink| {
+            let in_team = in_team(known);
+            let interface = known.config.kind.interface().filter(|_| in_team || known.config.notify)?;
+            Some(Wanted { port: known.port, interface: interface.to_owned(), in_team })
+        };
+        links.follow(switch, self.known.iter().filter_map(wanted).collect());
     }
 
     /// Takes in what the operator said to a previous daemon.

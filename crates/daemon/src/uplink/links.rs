@@ -37,6 +37,14 @@ struct Table {
     followed: Vec<Followed>,
 }
 
+/// An uplink whose link is to be followed.
+pub struct Wanted {
+    pub port: PortId,
+    pub interface: String,
+    /// The switch is told of it again and again, which ends what it has found out by itself.
+    pub in_team: bool,
+}
+
 /// What the switch is to hear of a port.
 #[derive(Debug, PartialEq, Eq)]
 struct News {
@@ -70,20 +78,24 @@ impl Table {
     }
 
     /// Follows these and no others. Returns whether their links are up; that of one whose interface is in another network
-    /// namespace may be.
-    fn follow(&mut self, wanted: Vec<(PortId, String)>) -> Vec<(PortId, bool)> {
+    /// namespace may be. Of those that were followed before it says so only if they are in a team.
+    fn follow(&mut self, wanted: Vec<Wanted>) -> Vec<(PortId, bool)> {
         let before = std::mem::take(&mut self.followed);
         let before: HashMap<PortId, Option<u32>> = before.iter().map(|one| (one.port, one.index)).collect();
-        for (port, interface) in wanted {
+        let mut told = Vec::new();
+        for Wanted { port, interface, in_team } in wanted {
             let known = before.get(&port).copied().flatten();
             let known = known.filter(|index| self.interfaces.contains_key(index));
             let named =
                 || self.interfaces.iter().find(|(_, known)| known.name == interface).map(|(index, _)| *index);
             let index = known.or_else(named);
+            if in_team || !before.contains_key(&port) {
+                let up = |index: u32| self.interfaces.get(&index).is_some_and(|known| known.up);
+                told.push((port, index.is_none_or(up)));
+            }
             self.followed.push(Followed { port, interface, index });
         }
-        let up = |index: u32| self.interfaces.get(&index).is_some_and(|known| known.up);
-        self.followed.iter().map(|one| (one.port, one.index.is_none_or(up))).collect()
+        told
     }
 }
 
@@ -120,7 +132,7 @@ impl Links {
     }
 
     /// Follows the interfaces of these ports and no others, and tells `switch` how their links are.
-    pub fn follow(&self, switch: &Switch, wanted: Vec<(PortId, String)>) {
+    pub fn follow(&self, switch: &Switch, wanted: Vec<Wanted>) {
         // Held meanwhile, so that the switch hears things in their order. Its worker never takes it.
         let mut table = self.table.lock();
         table.follow(wanted).into_iter().for_each(|(port, up)| switch.set_carrier(port, up));
@@ -186,6 +198,10 @@ mod tests {
         LinkEvent { index, name: name.into(), state, bridge: None }
     }
 
+    fn wanted(port: PortId, interface: &str, in_team: bool) -> Wanted {
+        Wanted { port, interface: interface.into(), in_team }
+    }
+
     fn heard(table: &mut Table, event: LinkEvent) -> Vec<(PortId, bool)> {
         table.hear(event).into_iter().map(|news| (news.port, news.up)).collect()
     }
@@ -196,11 +212,11 @@ mod tests {
         let (one, two) = (PortId(1), PortId(2));
         let mut table = Table::default();
         assert!(heard(&mut table, event(7, "up0", Up)).is_empty());
-        let wanted = || vec![(one, "up0".to_owned()), (two, "up1".to_owned())];
-        assert_eq!(table.follow(wanted()), [(one, true), (two, true)], "the other one is not known");
+        let both = || vec![wanted(one, "up0", true), wanted(two, "up1", true)];
+        assert_eq!(table.follow(both()), [(one, true), (two, true)], "the other one is not known");
         assert_eq!(heard(&mut table, event(8, "up1", Down)), [(two, false)]);
         assert_eq!(heard(&mut table, event(7, "renamed", Down)), [(one, false)]);
-        assert_eq!(table.follow(wanted()), [(one, false), (two, false)]);
+        assert_eq!(table.follow(both()), [(one, false), (two, false)]);
         assert_eq!(heard(&mut table, event(7, "renamed", Up)), [(one, true)]);
         assert_eq!(heard(&mut table, event(7, "renamed", Gone)), [(one, false)]);
         assert!(heard(&mut table, event(9, "stranger", Up)).is_empty());
@@ -208,14 +224,15 @@ mod tests {
         assert_eq!(heard(&mut table, event(10, "up0", Down)), [(one, false)]);
         assert_eq!(heard(&mut table, event(10, "up0", Moved)), [(one, true)], "out of sight");
         assert_eq!(heard(&mut table, event(11, "up0", Up)), [(one, true)], "back");
-        assert_eq!(table.follow(vec![(two, "up1".into())]), [(two, false)]);
+        assert_eq!(table.follow(vec![wanted(two, "up1", true)]), [(two, false)]);
         assert!(heard(&mut table, event(11, "up0", Down)).is_empty());
     }
 
     #[test]
     fn an_interface_that_joins_a_bridge_is_told_of_once() {
         let mut table = Table::default();
-        table.follow(vec![(PortId(1), "up0".into())]);
+        assert_eq!(table.follow(vec![wanted(PortId(1), "up0", false)]), [(PortId(1), true)]);
+        assert!(table.follow(vec![wanted(PortId(1), "up0", false)]).is_empty(), "said before");
         let mut joined = |bridge, state| {
             let news = table.hear(LinkEvent { bridge, ..event(7, "up0", state) });
             news.iter().any(|news| news.joined)
