@@ -71,22 +71,30 @@ fn tool<'a>(name: &'static str, measure: impl Fn() -> Sample + 'a) -> Tool<'a> {
     Tool { name, measure: Box::new(measure) }
 }
 
-/// Runs the tools one after the other, round by round; then prints a row: medians, and ours over theirs.
+/// Runs the tools one after the other, round by round, every second time backwards; then prints a row: medians, and of the ratios
+/// of each round, ours over theirs, the median and its neighbours (the middle half of them).
 fn row(place: &str, what: &str, rounds: usize, tools: &[Tool<'_>]) {
     let mut samples = vec![Vec::new(); tools.len()];
-    for _ in 0..rounds {
-        for (tool, samples) in tools.iter().zip(&mut samples) {
-            let sample = (tool.measure)();
-            assert!(sample.value > 0.0, "{place} {what}: {} measured nothing", tool.name);
-            samples.push(sample);
+    for round in 0..rounds {
+        let mut turns: Vec<usize> = (0..tools.len()).collect();
+        if round % 2 == 1 {
+            turns.reverse();
+        }
+        for turn in turns {
+            let sample = (tools[turn].measure)();
+            assert!(sample.value > 0.0, "{place} {what}: {} measured nothing", tools[turn].name);
+            samples[turn].push(sample);
         }
     }
     let value = |samples: &[Sample]| median(samples.iter().map(|sample| sample.value).collect());
-    let ours = value(&samples[0]);
-    print!("agreement: {place} {what}: {} {ours:.4e}", tools[0].name);
-    for (tool, samples) in tools.iter().zip(&samples).skip(1) {
-        let theirs = value(samples);
-        print!("  {} {theirs:.4e} ratio {:.3}", tool.name, ours / theirs);
+    let ours = &samples[0];
+    print!("agreement: {place} {what}: {} {:.4e}", tools[0].name, value(ours));
+    for (tool, theirs) in tools.iter().zip(&samples).skip(1) {
+        let mut ratios: Vec<f64> =
+            ours.iter().zip(theirs).map(|(our, their)| our.value / their.value).collect();
+        ratios.sort_by(f64::total_cmp);
+        let (low, high) = (ratios[rounds / 4], ratios[rounds - 1 - rounds / 4]);
+        print!("  {} {:.4e} ratio {:.3} ({low:.3} to {high:.3})", tool.name, value(theirs), median(ratios));
     }
     for (tool, samples) in tools.iter().zip(&samples) {
         let cpu: Vec<f64> = samples.iter().filter_map(|sample| sample.cpu).collect();
@@ -98,7 +106,7 @@ fn row(place: &str, what: &str, rounds: usize, tools: &[Tool<'_>]) {
 }
 
 fn compare(place: &str, from: &Guest, address: &str) {
-    let (rounds, seconds) = if full() { (5, 5) } else { (3, 1) };
+    let (rounds, seconds) = if full() { (10, 3) } else { (3, 1) };
     for size in SIZES {
         let (ours, theirs) = (format!("stream -m {size} -M {size}"), format!("-m {size} -M {size}"));
         let tools = [
@@ -186,7 +194,7 @@ fn a_tool_that_shares_no_code_measures_the_same_vsock() {
     [&a, &b].iter().for_each(|guest| guest.cp_to(&program, "/root/tiny").unwrap());
     let server = b.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
     server.wait_for("listening on vsock", PATIENCE).unwrap();
-    let (rounds, seconds, cid) = (if full() { 10 } else { 3 }, if full() { 5 } else { 1 }, bed.cid("b"));
+    let (rounds, seconds, cid) = (if full() { 10 } else { 3 }, if full() { 3 } else { 1 }, bed.cid("b"));
     let port = Cell::new(7000);
     for (size, read) in SIZES.map(|size| (size, size)).into_iter().chain([(4096, 65536)]) {
         let next = || {

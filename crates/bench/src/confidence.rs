@@ -81,6 +81,11 @@ pub struct Confidence {
 }
 
 impl ConfidenceTarget {
+    /// The mean to within `percent` on either side, with 95 % confidence.
+    pub fn within(percent: f64) -> ConfidenceTarget {
+        ConfidenceTarget { level: Level::P95, width: 2.0 * percent }
+    }
+
     pub fn judge(&self, values: &[f64]) -> Confidence {
         let reached_width_percent = self.width_of(values);
         Confidence {

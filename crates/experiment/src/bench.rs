@@ -71,8 +71,7 @@ struct Flow {
 
 impl Bench {
     pub fn new(lab: Lab, boot: &Boot, program: &Path, pins: Option<&Topology>) -> Result<Bench> {
-        let (guests, vcpus) = (boot.like.guests as usize, boot.like.cpus as usize);
-        let pins = pins.map(|topology| Pins::choose(topology, guests, vcpus));
+        let pins = pins.map(|topology| Pins::choose(topology, &boot.like));
         let status = lab.status()?;
         let spec = boot.spec("");
         let host_networks = (0..test_host::count(spec.uplinks)).map(|host| spec.host_networks(host));

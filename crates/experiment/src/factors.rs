@@ -11,10 +11,10 @@ use vmlane_lab::Device;
 use vmlane_lab::device::{Backend, NicModel};
 use vmlane_lab::machine::{self, Machine};
 use vmlane_lab::setup::{KERNELS, QEMU_RELEASES, UML_KERNELS, UML_PCI_KERNEL, is_uml};
-use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS, MOST_UPLINKS};
+use vmlane_lab::spec::{DEFAULT_KERNEL, MOST_GUESTS, MOST_UPLINKS, MOST_WORKERS};
 
 /// Names of factors, as plans and rows write them.
-pub const NAMES: [&str; 27] = [
+pub const NAMES: [&str; 29] = [
     "device",
     "profile",
     "queues",
@@ -25,6 +25,8 @@ pub const NAMES: [&str; 27] = [
     "guests",
     "cpus",
     "memory",
+    "boot",
+    "workers",
     "nics",
     "to",
     "uplinks",
@@ -92,6 +94,10 @@ pub struct Factors {
     pub cpus: u32,
     /// MiB a guest.
     pub memory: u32,
+    /// Only tells labs apart: what is measured in a lab of its own for each number shows what a boot does to it.
+    pub boot: u32,
+    /// Threads that move streams and frames; None leaves that to the daemon.
+    pub workers: Option<u32>,
     /// Cards of the device, in each guest; each has clients of its own.
     pub nics: u32,
     pub to: Peer,
@@ -134,6 +140,8 @@ impl Default for Factors {
             guests: 2,
             cpus: 1,
             memory: 512,
+            boot: 1,
+            workers: None,
             nics: 1,
             to: Peer::Guest,
             uplinks: 1,
@@ -304,6 +312,8 @@ impl Factors {
             "guests" => self.guests = whole(text, 1, MOST_GUESTS as u32)?,
             "cpus" => self.cpus = whole(text, 1, 64)?,
             "memory" => self.memory = whole(text, 256, 1 << 20)?,
+            "boot" => self.boot = whole(text, 1, 1000)?,
+            "workers" => self.workers = optional(text, |text| whole(text, 1, MOST_WORKERS))?,
             "nics" => self.nics = whole(text, 1, MOST_NICS)?,
             "to" => {
                 self.to = match text {
@@ -368,6 +378,8 @@ impl Factors {
             "guests" => self.guests.to_string(),
             "cpus" => self.cpus.to_string(),
             "memory" => self.memory.to_string(),
+            "boot" => self.boot.to_string(),
+            "workers" => shown(self.workers),
             "nics" => self.nics.to_string(),
             "to" => self.to.name().to_owned(),
             "uplinks" => self.uplinks.to_string(),
@@ -466,6 +478,9 @@ impl Factors {
             () if self.coalesce.is_some() && !device.is_on_switch() => {
                 ("coalesce", format!("it is of vmlane's switch, and {device} is not on it"))
             }
+            () if self.workers.is_some() && !device.is_ours() => {
+                ("workers", format!("they are vmlane's, and {device} is not"))
+            }
             () if self.moderation.is_some() && !is_moderated(device) => (
                 "moderation",
                 format!("{device} does not leave it to its driver: use vmxnet3 or its profile full"),
@@ -496,6 +511,8 @@ mod tests {
             ("machine", "microvm"),
             ("qemu", "7.2"),
             ("guests", "4"),
+            ("boot", "3"),
+            ("workers", "2"),
             ("to", "host"),
             ("uplinks", "4"),
             ("mtu", "9000"),
@@ -535,6 +552,8 @@ mod tests {
             ("message", "0"),
             ("buffer", "2G"),
             ("guests", "0"),
+            ("boot", "0"),
+            ("workers", "0"),
             ("guests", "4294967297"),
             ("rate", "99999999999999999999G"),
             ("offloads", "tso"),
@@ -572,6 +591,7 @@ mod tests {
         assert_eq!(why(&[("device", "vmxnet3"), ("uplinks", "2")]), Some("uplinks"));
         assert_eq!(why(&[("device", "vmxnet3"), ("host_offloads", "tso=off")]), Some("host_offloads"));
         assert_eq!(why(&[("device", "qemu-vmxnet3"), ("coalesce", "true")]), Some("coalesce"));
+        assert_eq!(why(&[("device", "qemu-vmxnet3"), ("workers", "2")]), Some("workers"));
         let older = [("device", "vmxnet3"), ("profile", "vmxnet2-class"), ("moderation", "off")];
         assert_eq!(why(&older), Some("moderation"));
         assert_eq!(why(&[("device", "vmxnet3"), ("moderation", "4000")]), None);

@@ -5,6 +5,7 @@
 //! | `plan.rs` | a plan's text, read and checked |
 //! | `factors.rs` | what a plan may vary, and what is impossible |
 //! | `steps.rs` | which runs, in which order, in which labs |
+//! | `repeats.rs` | how often each is made |
 //! | `run.rs` | makes them: failures, repeats, resuming after an interruption |
 //! | `bench.rs` | a lab that runs are made in |
 //! | `synchronized_start.rs` | clients in many guests that start at once |
@@ -38,6 +39,7 @@ pub mod paper;
 pub mod pins;
 pub mod plan;
 mod png;
+pub mod repeats;
 pub mod report;
 pub mod rows;
 pub mod run;

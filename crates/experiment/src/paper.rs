@@ -7,18 +7,19 @@ use std::time::Duration;
 use anyhow::{Context, Result, bail, ensure};
 use serde::{Deserialize, Serialize};
 
-use crate::factors::Factors;
 use crate::pins::Pins;
 use crate::plan::Plan;
 use crate::topology::Topology;
 
 /// The plans of `experiments/`, in the order in which they are run: the shortest first.
-pub const PLANS: [(&str, &str); 10] = [
+pub const PLANS: [(&str, &str); 12] = [
     ("vsock-siblings", include_str!("../../../experiments/vsock-siblings/plan.toml")),
     ("vmxnet3-moderation", include_str!("../../../experiments/vmxnet3-moderation/plan.toml")),
     ("esxi-throughput-2013", include_str!("../../../experiments/esxi-throughput-2013/plan.toml")),
+    ("boots", include_str!("../../../experiments/boots/plan.toml")),
     ("devices", include_str!("../../../experiments/devices/plan.toml")),
     ("small-rings", include_str!("../../../experiments/small-rings/plan.toml")),
+    ("workers", include_str!("../../../experiments/workers/plan.toml")),
     ("near-native", include_str!("../../../experiments/near-native/plan.toml")),
     ("vsphere-4.1-uplinks-2011", include_str!("../../../experiments/vsphere-4.1-uplinks-2011/plan.toml")),
     ("vmxnet3-2009", include_str!("../../../experiments/vmxnet3-2009/plan.toml")),
@@ -72,7 +73,7 @@ impl Settings {
     }
 
     fn set(&self, plan: &mut Plan) {
-        plan.runs = self.runs;
+        plan.set_runs(self.runs);
         plan.seconds = self.seconds;
         plan.several_seconds = Some(self.several_seconds);
     }
@@ -127,19 +128,14 @@ impl Plan {
     pub fn pinned(&self, topology: &Topology) -> Vec<String> {
         let mut lines: Vec<String> = Vec::new();
         for boot in self.boots() {
-            let Factors { guests, cpus, .. } = boot.like;
-            let place = pinned(topology, guests, cpus).map_or_else(|why| why, |pins| pins.to_string());
-            let line = format!("{guests} guests of {cpus} vCPU: {place}");
+            let place = Pins::choose(topology, &boot.like).map_or_else(|why| why, |pins| pins.to_string());
+            let line = format!("{} guests of {} vCPU: {place}", boot.like.guests, boot.like.cpus);
             if !lines.contains(&line) {
                 lines.push(line);
             }
         }
         lines
     }
-}
-
-fn pinned(topology: &Topology, guests: u32, cpus: u32) -> Result<Pins, String> {
-    Pins::choose(topology, guests as usize, cpus as usize)
 }
 
 #[cfg(test)]

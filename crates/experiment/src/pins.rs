@@ -10,10 +10,11 @@ use rustix::process::Pid;
 use rustix::thread::{CpuSet, sched_setaffinity};
 use serde_json::Value;
 
+use crate::factors::Factors;
 use crate::topology::Topology;
 use vmlane_lab::{Lab, Status};
 
-/// CPUs that the daemon's workers are spread over at most.
+/// CPUs that the daemon's workers are spread over, where it has no more of them.
 const MOST_WORKERS: usize = 2;
 /// Its threads that move bytes, by the beginnings of their names.
 const WORKERS: [&str; 3] = ["worker-", "switch", "vsock"];
@@ -31,14 +32,15 @@ pub struct Pins {
 }
 
 impl Pins {
-    /// Chooses.
+    /// Chooses, for a lab of these combinations.
     ///
     /// # Errors
     /// There are too few CPUs; the text says how many are needed.
-    pub fn choose(topology: &Topology, guests: usize, vcpus: usize) -> Result<Pins, String> {
-        let all = guests * vcpus;
-        // The rest of the machine, a worker, the vCPUs.
-        let needed = 2 + all;
+    pub fn choose(topology: &Topology, like: &Factors) -> Result<Pins, String> {
+        let (guests, vcpus) = (like.guests as usize, like.cpus as usize);
+        let (all, workers) = (guests * vcpus, like.workers.unwrap_or(1) as usize);
+        // The rest of the machine, the workers, the vCPUs.
+        let needed = 1 + workers + all;
         let (node, near) = topology.largest_node();
         let firsts: Vec<usize> =
             topology.cores.iter().filter_map(|core| core.cpus.first().copied()).collect();
@@ -52,11 +54,12 @@ impl Pins {
             (every, "CPUs that share cores".to_owned())
         } else {
             let have = every.len();
+            let workers = if workers == 1 { "a worker".into() } else { format!("{workers} workers") };
             return Err(format!(
-                "nothing: {all} vCPUs, a worker and the rest need {needed} CPUs, there are {have}"
+                "nothing: {all} vCPUs, {workers} and the rest need {needed} CPUs, there are {have}"
             ));
         };
-        let workers = (cpus.len() - 1 - all).min(MOST_WORKERS);
+        let workers = (cpus.len() - 1 - all).min(workers.max(MOST_WORKERS));
         let (workers, others) = cpus[1..].split_at(workers);
         let guests = others.chunks(vcpus.max(1)).take(guests).map(<[usize]>::to_vec).collect();
         Ok(Pins { workers: workers.to_vec(), guests, place })
@@ -166,26 +169,32 @@ mod tests {
         Topology::read_below(machine(nodes, cores, threads).path(), &|_| true)
     }
 
+    fn like(guests: u32, cpus: u32, workers: Option<u32>) -> Factors {
+        Factors { guests, cpus, workers, ..Factors::default() }
+    }
+
     #[test]
     fn cores_of_one_node_come_first_and_siblings_stay_idle() {
         let topology = of(2, 8, 2);
-        let pins = Pins::choose(&topology, 2, 1).unwrap();
+        let pins = Pins::choose(&topology, &like(2, 1, None)).unwrap();
         assert_eq!((pins.workers.clone(), pins.guests.clone()), (vec![1, 2], vec![vec![3], vec![4]]));
         assert_eq!(pins.to_string(), "workers: CPU 1, 2; a: CPU 3; b: CPU 4 (one CPU of each core, node 0)");
-        let four = Pins::choose(&topology, 1, 4).unwrap();
+        let four = Pins::choose(&topology, &like(1, 4, None)).unwrap();
         assert_eq!(four.guests, [[3, 4, 5, 6]]);
-        let many = Pins::choose(&topology, 8, 1).unwrap();
+        let many = Pins::choose(&topology, &like(8, 1, None)).unwrap();
         assert!(many.place.contains("several nodes") && many.guests.len() == 8, "{many:?}");
-        let more = Pins::choose(&topology, 16, 1).unwrap();
+        let more = Pins::choose(&topology, &like(16, 1, None)).unwrap();
+        let workers = Pins::choose(&of(1, 8, 1), &like(2, 1, Some(4))).unwrap();
+        assert_eq!((workers.workers, workers.guests), (vec![1, 2, 3, 4], vec![vec![5], vec![6]]));
         assert!(more.place.contains("share cores") && more.to_string().contains("16 guests"), "{more}");
     }
 
     #[test]
     fn no_cpu_is_given_twice_and_the_first_core_is_left_alone() {
         for (cores, guests, vcpus) in [(4, 2, 1), (8, 2, 2), (34, 32, 1), (6, 1, 4)] {
-            let pins = Pins::choose(&of(1, cores, 1), guests, vcpus).unwrap();
+            let pins = Pins::choose(&of(1, cores, 1), &like(guests, vcpus, None)).unwrap();
             let mut all: Vec<usize> = pins.guests.concat();
-            assert_eq!(all.len(), guests * vcpus);
+            assert_eq!(all.len(), (guests * vcpus) as usize);
             all.extend(&pins.workers);
             let count = all.len();
             all.sort_unstable();
@@ -196,8 +205,10 @@ mod tests {
 
     #[test]
     fn too_few_cpus_pin_nothing_and_say_how_many_are_needed() {
-        let why = Pins::choose(&of(1, 2, 1), 2, 1).unwrap_err();
+        let why = Pins::choose(&of(1, 2, 1), &like(2, 1, None)).unwrap_err();
         assert_eq!(why, "nothing: 2 vCPUs, a worker and the rest need 4 CPUs, there are 2");
+        let why = Pins::choose(&of(1, 4, 1), &like(2, 1, Some(2))).unwrap_err();
+        assert_eq!(why, "nothing: 2 vCPUs, 2 workers and the rest need 5 CPUs, there are 4");
     }
 
     #[test]

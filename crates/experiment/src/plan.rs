@@ -9,7 +9,10 @@ use anyhow::{Result, bail};
 use serde::Deserialize;
 use toml::{Spanned, Value};
 
+use vmlane_bench::confidence::LEAST_RUNS;
+
 use crate::factors::{Factors, NAMES};
+use crate::repeats::Repeats;
 
 /// No plan makes more runs than this.
 const MOST_RUNS: usize = 100_000;
@@ -27,8 +30,10 @@ pub struct Plan {
     /// What a lab does not have and the plan needs: it can be checked, and not be run.
     pub needs: Option<String>,
     pub statistic: Statistic,
-    /// How often each combination is measured.
+    /// How often each combination is measured, at least.
     pub runs: u32,
+    /// When it is measured more often.
+    pub repeats: Option<Repeats>,
     pub seconds: f64,
     /// The same for runs with several sessions or VMs that send; none is as `seconds`. Plans do not say it.
     pub several_seconds: Option<f64>,
@@ -158,6 +163,8 @@ struct Raw {
     #[serde(default)]
     statistic: Statistic,
     runs: Spanned<i64>,
+    most_runs: Option<Spanned<i64>>,
+    within: Option<Spanned<f64>>,
     seconds: Spanned<f64>,
     warmup: Option<Spanned<f64>>,
     max_skew_ms: Option<Spanned<f64>>,
@@ -212,6 +219,8 @@ impl Plan {
                 0.3,
             )?,
             several_seconds: None,
+            // A thin slice shows that a plan works, not what it measures.
+            repeats: reader.repeats(&raw)?.filter(|_| slice.is_none()),
             max_skew_ms: reader.time("max_skew_ms", raw.max_skew_ms.as_ref(), 50.0)?,
             combinations: Vec::new(),
             named: reader.named(&raw)?,
@@ -246,14 +255,23 @@ impl Plan {
         if plan.combinations.is_empty() {
             bail!("the plan has no runs: give [matrix] or [[case]] factors, and let [quick] keep some");
         }
-        if plan.combinations.len().saturating_mul(plan.runs as usize) > MOST_RUNS {
-            bail!(
-                "the plan makes {} runs, and {MOST_RUNS} are the most",
-                plan.combinations.len() * plan.runs as usize
-            );
+        let most = plan.most_runs();
+        if most > MOST_RUNS {
+            bail!("the plan makes {most} runs, and {MOST_RUNS} are the most");
         }
         plan.check_drawing()?;
         Ok(plan)
+    }
+
+    /// Of each combination so many runs, and no more of them, whatever their spread.
+    pub fn set_runs(&mut self, runs: u32) {
+        (self.runs, self.repeats) = (runs, None);
+    }
+
+    /// So many runs, if all combinations need as many as there may be.
+    pub fn most_runs(&self) -> usize {
+        let most = self.repeats.map_or(self.runs, |repeats| repeats.most);
+        self.combinations.len().saturating_mul(most as usize)
     }
 
     /// How long a run of a combination measures.
@@ -343,6 +361,29 @@ impl Reader<'_> {
             Ok(runs) if (1..=1000).contains(&runs) => Ok(runs),
             _ => bail!("line {}: runs = {}: from 1 to 1000", self.line(value), value.get_ref()),
         }
+    }
+
+    /// `within` and `most_runs`, which go together.
+    fn repeats(&self, raw: &Raw) -> Result<Option<Repeats>> {
+        let (within, most) = match (&raw.within, &raw.most_runs) {
+            (None, None) => return Ok(None),
+            (Some(within), Some(most)) => (within, most),
+            (Some(value), None) => {
+                bail!("line {}: within needs most_runs, which says when to stop", self.line(value))
+            }
+            (None, Some(value)) => {
+                bail!("line {}: most_runs needs within, which says when there are enough", self.line(value))
+            }
+        };
+        let (percent, most_runs) = (*within.get_ref(), self.runs(most)?);
+        if !(0.1..=50.0).contains(&percent) {
+            bail!("line {}: within = {percent}: from 0.1 to 50 percent of the mean", self.line(within));
+        }
+        let least = self.runs(&raw.runs)?.max(LEAST_RUNS);
+        if most_runs < least {
+            bail!("line {}: most_runs = {most_runs}: {least} or more", self.line(most));
+        }
+        Ok(Some(Repeats { within: percent, most: most_runs }))
     }
 
     fn time(&self, key: &str, value: Option<&Spanned<f64>>, default: f64) -> Result<f64> {

@@ -288,6 +288,8 @@ fn facts(rows: &[Row]) -> String {
             "Runs",
             setup(|s| {
                 let (runs, seconds, warmup) = (s.runs, s.seconds, s.warmup_seconds);
+                let runs =
+                    if s.most_runs > runs { format!("{runs} to {}", s.most_runs) } else { runs.to_string() };
                 format!("{runs} of each, {seconds} s after {warmup} s of warm-up (plan {})", s.plan)
             }),
         ),

@@ -125,6 +125,9 @@ pub struct Setup {
     pub seconds: f64,
     pub warmup_seconds: f64,
     pub runs: u32,
+    /// More of them were made, up to so many, where results spread; 0 if not.
+    #[serde(skip_serializing_if = "is_zero")]
+    pub most_runs: u32,
 }
 
 impl Row {

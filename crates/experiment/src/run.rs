@@ -4,7 +4,7 @@
 //! a lab that broke is brought up anew. A combination that only fails is given up, because every failure may
 //! cost its whole deadline.
 
-use std::collections::BTreeMap;
+use std::collections::{BTreeMap, VecDeque};
 use std::path::Path;
 use std::sync::atomic::{AtomicBool, Ordering};
 use std::time::{Duration, Instant};
@@ -14,6 +14,7 @@ use anyhow::{Context, Result, bail};
 use crate::bench::Bench;
 use crate::host;
 use crate::plan::Plan;
+use crate::repeats::Made;
 use crate::rows::{PlanSource, Row, VERSION, Writer};
 use crate::steps::{Boot, Step};
 use crate::topology::Topology;
@@ -63,6 +64,8 @@ struct Course<'r, 'w> {
     of: usize,
     /// Written by this start of the program.
     rows: Vec<Row>,
+    /// By it and by those before.
+    made: Made,
     failures: BTreeMap<String, u32>,
 }
 
@@ -73,13 +76,10 @@ impl Runner<'_> {
     /// # Errors
     /// The file cannot be written. A lab that cannot be brought up makes failed rows.
     pub fn run(&self, file: &mut Writer, done: &[Row], watch: &mut dyn FnMut(&News<'_>)) -> Result<Vec<Row>> {
-        let made = |step: &Step| {
-            let id = step.factors.id();
-            done.iter().any(|row| row.id == id && row.run == step.run)
-        };
+        let made = Made::of(done);
         let mut boots = self.plan.boots();
         for boot in &mut boots {
-            boot.steps.retain(|step| !made(step));
+            boot.steps = boot.groups.iter().flat_map(|group| self.plan.next_round(group, &made)).collect();
         }
         boots.retain(|boot| !boot.steps.is_empty());
         let of = boots.iter().map(|boot| boot.steps.len()).sum();
@@ -91,6 +91,7 @@ impl Runner<'_> {
             number: 0,
             of,
             rows: Vec::new(),
+            made,
             failures: BTreeMap::new(),
         };
         for boot in &boots {
@@ -110,7 +111,9 @@ impl Runner<'_> {
     fn serve(&self, boot: &Boot, course: &mut Course<'_, '_>) -> Result<()> {
         let mut bench: Option<Bench> = None;
         let mut first = course.rows.len(); // row of the present combination
-        for (index, step) in boot.steps.iter().enumerate() {
+        let mut steps: VecDeque<Step> = boot.steps.iter().cloned().collect();
+        while let Some(step) = steps.pop_front() {
+            let step = &step;
             course.starts(step, self.plan);
             let mut row = self.blank(step, course);
             let id = row.id.clone();
@@ -127,7 +130,17 @@ impl Runner<'_> {
                 row.failed = result.err().map(|error| format!("{error:#}"));
             }
             course.ended(row)?;
-            if boot.steps.get(index + 1).is_none_or(|next| next.combination != step.combination) {
+            let is_last = |steps: &VecDeque<Step>| {
+                steps.front().is_none_or(|next| next.combination != step.combination)
+            };
+            if is_last(&steps)
+                && let Some(group) = boot.groups.iter().find(|group| group.combination == step.combination)
+            {
+                let more = self.plan.next_round(group, &course.made);
+                course.of += more.len();
+                more.into_iter().rev().for_each(|step| steps.push_front(step));
+            }
+            if is_last(&steps) {
                 (course.watch)(&News::Combination(&course.rows[first..]));
                 first = course.rows.len();
             }
@@ -232,6 +245,7 @@ impl Runner<'_> {
             seconds: plan.seconds_for(factors),
             warmup_seconds: plan.warmup,
             runs: plan.runs,
+            most_runs: plan.repeats.map_or(0, |repeats| repeats.most),
             ..crate::rows::Setup::default()
         };
         row
@@ -252,6 +266,7 @@ impl Course<'_, '_> {
 
     fn ended(&mut self, row: Row) -> Result<()> {
         self.file.add(&row)?;
+        self.made.add(&row);
         (self.watch)(&News::Ended(&row));
         self.rows.push(row);
         Ok(())

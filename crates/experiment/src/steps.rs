@@ -28,7 +28,30 @@ pub struct Boot {
     /// What all of them have in common.
     pub like: Factors,
     pub devices: Vec<Device>,
+    /// What takes turns; the runs of one after those of the other.
+    pub groups: Vec<Group>,
+    /// The runs that the plan asks for in any case.
     pub steps: Vec<Step>,
+}
+
+/// Combinations that differ in their device only and take turns.
+#[derive(Clone, Debug)]
+pub struct Group {
+    /// The number of its steps' combination.
+    pub combination: usize,
+    pub members: Vec<Factors>,
+}
+
+impl Group {
+    /// A run of each, every second time backwards.
+    pub fn round(&self, run: u32) -> Vec<Step> {
+        let one = |factors: &Factors| Step { combination: self.combination, run, factors: factors.clone() };
+        let mut steps: Vec<Step> = self.members.iter().map(one).collect();
+        if run.is_multiple_of(2) {
+            steps.reverse();
+        }
+        steps
+    }
 }
 
 impl Plan {
@@ -40,7 +63,12 @@ impl Plan {
             let (boot, list) = match place {
                 Some(place) => place,
                 None => {
-                    let boot = Boot { like: factors.clone(), devices: Vec::new(), steps: Vec::new() };
+                    let boot = Boot {
+                        like: factors.clone(),
+                        devices: Vec::new(),
+                        groups: Vec::new(),
+                        steps: Vec::new(),
+                    };
                     boots.push((boot, Vec::new()));
                     boots.last_mut().expect("it was just put there")
                 }
@@ -52,37 +80,32 @@ impl Plan {
         }
         let mut combination = 0;
         for (boot, list) in &mut boots {
-            boot.steps = self.order(list, &mut combination);
+            boot.groups = groups(list, &mut combination);
+            let rounds = |group: &Group| (1..=self.runs).flat_map(|run| group.round(run)).collect::<Vec<_>>();
+            boot.steps = boot.groups.iter().flat_map(rounds).collect();
         }
         boots.into_iter().map(|(boot, _)| boot).collect()
     }
+}
 
-    /// The runs of one lab.
-    fn order(&self, list: &[Factors], combination: &mut usize) -> Vec<Step> {
-        let mut groups: Vec<Vec<&Factors>> = Vec::new();
-        for factors in list {
-            let same =
-                |other: &&Factors| Factors { device: factors.device.clone(), ..(*other).clone() } == *factors;
-            match groups.iter_mut().find(|group| group.first().is_some_and(same)) {
-                Some(group) => group.push(factors),
-                None => groups.push(vec![factors]),
-            }
+/// What takes turns in one lab.
+fn groups(list: &[Factors], combination: &mut usize) -> Vec<Group> {
+    let mut groups: Vec<Group> = Vec::new();
+    for factors in list {
+        let same = |other: &Factors| Factors { device: factors.device.clone(), ..other.clone() } == *factors;
+        match groups.iter_mut().find(|group| group.members.first().is_some_and(same)) {
+            Some(group) => group.members.push(factors.clone()),
+            None => groups.push(Group { combination: 0, members: vec![factors.clone()] }),
         }
-        let mut steps = Vec::new();
-        for mut group in groups {
-            // No combination is always first after a pause.
-            let length = group.len().max(1);
-            group.rotate_left(*combination % length);
-            for run in 1..=self.runs {
-                let one =
-                    |factors: &&Factors| Step { combination: *combination, run, factors: (*factors).clone() };
-                steps.extend(group.iter().map(one));
-                group.reverse();
-            }
-            *combination += 1;
-        }
-        steps
     }
+    for group in &mut groups {
+        // No combination is always first after a pause.
+        let length = group.members.len().max(1);
+        group.members.rotate_left(*combination % length);
+        group.combination = *combination;
+        *combination += 1;
+    }
+    groups
 }
 
 impl Boot {
@@ -140,6 +163,7 @@ impl Boot {
             devices,
             uplinks: if self.like.to == Peer::Host { self.like.uplinks } else { 0 },
             coalesce: self.like.coalesce,
+            workers: self.like.workers,
             // Emulated guests share few processors.
             boot_seconds: 180 + 20 * u64::from(self.like.guests),
             ..LabSpec::new(name)

@@ -18,6 +18,9 @@ pub const DEFAULT_KERNEL: &str = "6.12";
 /// Guests are named by letters: a to z, aa, ab ... Their addresses end at 253.
 pub const MOST_GUESTS: usize = 128;
 
+/// What the daemon takes.
+pub const MOST_WORKERS: u32 = 256;
+
 /// Uplinks of one lab, as in the paper of 2011.
 pub const MOST_UPLINKS: u32 = 4;
 
@@ -41,6 +44,9 @@ pub struct LabSpec {
     /// Whether the switch merges segments to super-frames (software LRO); none leaves that to the daemon.
     #[serde(default)]
     pub coalesce: Option<bool>,
+    /// The daemon's workers; none leaves that to it.
+    #[serde(default)]
+    pub workers: Option<u32>,
     /// A TOML file merged over the generated daemon configuration.
     pub daemon_config: Option<PathBuf>,
     /// More words for the guests' kernel command lines.
@@ -123,6 +129,7 @@ impl LabSpec {
             forwards: Vec::new(),
             uplinks: 0,
             coalesce: None,
+            workers: None,
             daemon_config: None,
             append: String::new(),
             boot_seconds: 180,
@@ -161,8 +168,9 @@ impl LabSpec {
             ours || (self.forwards.is_empty()
                 && self.groups.is_empty()
                 && self.daemon_config.is_none()
-                && self.coalesce.is_none()),
-            "groups, forwards, coalesce and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
+                && self.coalesce.is_none()
+                && self.workers.is_none()),
+            "groups, forwards, coalesce, workers and a daemon configuration need a device of vmlane's own: add --device vmci or vmxnet3"
         );
         self.check_uplinks()?;
         let names: Vec<String> = self.guests().into_iter().map(|g| g.name).collect();

@@ -44,7 +44,7 @@ impl Args {
     pub fn run(self) -> Result<ExitCode> {
         let begin = Instant::now();
         let mut plan = vmlane_experiment::demo(self.full);
-        plan.runs = self.runs.unwrap_or(plan.runs);
+        self.runs.into_iter().for_each(|runs| plan.set_runs(runs));
         // A demo starts anew each time; an experiment goes on.
         let mut file = Writer::create(&self.out)?;
         let program = std::env::current_exe()?;

@@ -68,7 +68,7 @@ impl Args {
                 return Ok(ExitCode::from(2));
             }
         };
-        plan.runs = self.runs.unwrap_or(plan.runs);
+        self.runs.into_iter().for_each(|runs| plan.set_runs(runs));
         plan.seconds = self.seconds.unwrap_or(plan.seconds);
         if self.check {
             return check(&plan, self.json);
@@ -161,7 +161,7 @@ fn check(plan: &Plan, json: bool) -> Result<ExitCode> {
     if json {
         let ids: Vec<String> = plan.combinations.iter().map(|factors| factors.id()).collect();
         let value = serde_json::json!({ "version": 1, "plan": plan.name, "labs": boots.len(), "runs": runs,
-            "combinations": ids, "seconds_about": time.as_secs() });
+            "most_runs": plan.most_runs(), "combinations": ids, "seconds_about": time.as_secs() });
         println!("{value}");
         return Ok(ExitCode::SUCCESS);
     }
@@ -174,5 +174,13 @@ fn check(plan: &Plan, json: bool) -> Result<ExitCode> {
         }
     }
     println!("{runs} runs, about {} with the boots of {} labs", minutes(time), boots.len());
+    if let Some(repeats) = plan.repeats {
+        println!(
+            "up to {} runs, where the means are not known to {} % after {} of each",
+            plan.most_runs(),
+            repeats.within,
+            plan.runs
+        );
+    }
     Ok(ExitCode::SUCCESS)
 }

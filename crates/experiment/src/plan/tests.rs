@@ -79,6 +79,15 @@ fn cards_multiply_and_crowds_do_not_share() {
 }
 
 #[test]
+fn a_boot_of_its_own_changes_nothing_else() {
+    let boots = Plan::parse(&PLAN.replace("[fixed]", "[fixed]\nboot = [1, 2, 3]"), false).unwrap().boots();
+    let (first, last) = (&boots[0], &boots[2]);
+    assert_eq!((boots.len(), first.steps.len()), (3, 24));
+    assert_eq!(format!("{:?}", first.spec("x")), format!("{:?}", last.spec("x")));
+    assert_ne!(first.steps[0].factors.id(), last.steps[0].factors.id());
+}
+
+#[test]
 fn a_thin_slice_keeps_some() {
     let text =
         format!("{PLAN}\n[quick]\nruns = 1\nseconds = 0.5\n[quick.keep]\nsessions = 1\nmessage = [\"4k\"]\n");
@@ -96,6 +105,10 @@ fn errors_name_line_and_key() {
         ("\"4k\"", "99999999999", 12, "message: \"99999999999\""),
         ("[1, 5]", "[1, 4294967297]", 13, "sessions: \"4294967297\""),
         ("[1, 5]", "[]", 13, "sessions has no value"),
+        ("runs = 2", "runs = 2\nwithin = 5", 5, "needs most_runs"),
+        ("runs = 2", "runs = 2\nmost_runs = 9", 5, "needs within"),
+        ("runs = 2", "runs = 2\nwithin = 5\nmost_runs = 2", 6, "most_runs = 2: 3 or more"),
+        ("runs = 2", "runs = 2\nwithin = 0\nmost_runs = 9", 5, "within = 0"),
         ("runs = 2", "runs = 0", 4, "runs = 0"),
         ("seconds = 1.5", "seconds = 1e99", 5, "seconds = "),
         ("buffer = \"64k\"", "mtu = 9000", 8, "mtu = \"9000\" is impossible"),

@@ -72,6 +72,9 @@ fn generate(spec: &LabSpec) -> Table {
     if let Some(coalesce) = spec.coalesce {
         daemon.insert("coalesce".into(), coalesce.into());
     }
+    if let Some(workers) = spec.workers {
+        daemon.insert("workers".into(), i64::from(workers).into());
+    }
     config.insert("daemon".into(), daemon.into());
     let networks = spec.networks();
     let ours = networks.iter().enumerate().filter_map(|(net, cards)| Some((net, cards.first()?)));
