@@ -106,7 +106,7 @@ fn row(place: &str, what: &str, rounds: usize, tools: &[Tool<'_>]) {
 }
 
 fn compare(place: &str, from: &Guest, address: &str) {
-    let (rounds, seconds) = if full() { (10, 3) } else { (3, 1) };
+    let (rounds, seconds) = if full() { (15, 1) } else { (3, 1) };
     for size in SIZES {
         let (ours, theirs) = (format!("stream -m {size} -M {size}"), format!("-m {size} -M {size}"));
         let tools = [
@@ -194,7 +194,7 @@ fn a_tool_that_shares_no_code_measures_the_same_vsock() {
     [&a, &b].iter().for_each(|guest| guest.cp_to(&program, "/root/tiny").unwrap());
     let server = b.spawn(["vmlane", "bench", "server", "--listen", "vsock:"]).unwrap();
     server.wait_for("listening on vsock", PATIENCE).unwrap();
-    let (rounds, seconds, cid) = (if full() { 10 } else { 3 }, if full() { 3 } else { 1 }, bed.cid("b"));
+    let (rounds, seconds, cid) = (if full() { 15 } else { 3 }, 1, bed.cid("b"));
     let port = Cell::new(7000);
     for (size, read) in SIZES.map(|size| (size, size)).into_iter().chain([(4096, 65536)]) {
         let next = || {

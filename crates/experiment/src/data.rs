@@ -71,6 +71,7 @@ pub fn title(factor: &str) -> &str {
         "message" => "message size",
         "buffer" => "socket buffers",
         "nics" => "cards",
+        "boot" => "lab, in the order of their boots",
         "guests" => "VMs",
         "mtu" => "MTU in bytes",
         "ring" => "ring size in descriptors",
