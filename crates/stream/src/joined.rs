@@ -71,9 +71,11 @@ pub struct JoinedStream {
     /// Looks without progress that make a notice count as lost.
     pub looks: u32,
     sleeps: u64,
-    /// Asleep for a full ring: when to look at it, and how long it was waited for that.
+    /// Asleep: when to look at it, and how long it was waited for that.
     look: Option<Instant>,
     patience: Duration,
+    /// It has just fallen asleep for want of bytes, and that look is the only one.
+    again: bool,
     /// Bytes moved when the stream last fell asleep.
     moved_at_sleep: u64,
     /// The way that bytes went last.
@@ -154,6 +156,7 @@ impl JoinedStream {
             sleeps: 0,
             look: None,
             patience: FIRST_LOOK,
+            again: false,
             moved_at_sleep: 0,
             way: Side::A,
             unlooked: 0,
@@ -239,12 +242,15 @@ impl JoinedStream {
         }
         self.sleeps += u64::from(asleep);
         let full = self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full));
-        self.look = (asleep && full).then(|| {
-            let moved = self.moved();
-            self.patience = if moved != self.moved_at_sleep { FIRST_LOOK } else { self.patience };
-            self.moved_at_sleep = moved;
-            now + self.patience
-        });
+        let moved = self.moved();
+        let went_on = std::mem::replace(&mut self.moved_at_sleep, moved) != moved;
+        if went_on {
+            self.patience = FIRST_LOOK;
+        }
+        // A guest may announce nothing although it was in time: on one CPU, Linux' barriers order nothing for other CPUs, so its
+        // store of an index may become visible after it has looked whether the device sleeps. It is visible a moment later.
+        self.again = asleep && !full && went_on;
+        self.look = (asleep && (full || went_on)).then(|| now + self.patience);
         Ok(asleep)
     }
 
@@ -266,8 +272,12 @@ impl JoinedStream {
         self.look
     }
 
-    /// There was no room yet: look again, but less soon.
+    /// There was nothing to do: look again, but less soon, or not at all where the second look was meant to be the last.
     pub fn be_patient(&mut self, now: Instant) {
+        if std::mem::take(&mut self.again) {
+            self.look = None;
+            return;
+        }
         self.patience = (self.patience * 2).min(LAST_LOOK);
         self.look = Some(now + self.patience);
     }
@@ -393,7 +403,7 @@ impl JoinedStream {
         Ok(match self.suspicion {
             Some(Suspicion { lively, .. }) if lively >= self.looks => Inspection::LostNotice,
             Some(Suspicion { looks, .. }) if looks >= STILL_LOOKS => Inspection::Still,
-            _ if refill => Inspection::Refill,
+            _ if refill || (self.again && stuck != [false; 2]) => Inspection::Refill,
             _ => Inspection::Quiet,
         })
     }
@@ -411,7 +421,8 @@ impl JoinedStream {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub enum Inspection {
     Quiet,
-    /// A resting reader has made some room; filling it early is useful, nothing was lost.
+    /// A resting reader has made some room, or a writer's bytes have become visible just after the stream fell asleep: moving them
+    /// now is useful, nothing was lost.
     Refill,
     /// Work was left undone although its sender went on: a notice got lost.
     LostNotice,

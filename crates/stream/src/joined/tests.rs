@@ -152,6 +152,28 @@ fn progress_ends_a_suspicion() {
         }
         assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
         assert!(stream.try_sleep(RING, Instant::now()).unwrap());
+        // The second look comes before the guest stores.
+        assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
+        stream.be_patient(Instant::now());
         guest.stored.store(10, Ordering::Relaxed);
     }
+}
+
+#[test]
+fn bytes_that_become_visible_just_after_it_fell_asleep_are_moved_at_a_second_look() {
+    let (mut stream, guest) = asleep(true);
+    assert_eq!(stream.look(), None, "nothing had moved");
+    assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
+    let now = Instant::now();
+    assert!(stream.try_sleep(RING, now).unwrap());
+    assert_eq!(stream.look(), Some(now + FIRST_LOOK));
+    guest.stored.store(10, Ordering::Relaxed);
+    assert_eq!(stream.inspect().unwrap(), Inspection::Refill);
+    assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(10));
+    assert_eq!(guest.notified.load(Ordering::Relaxed), 0, "it needs no notice");
+    // One that stays idle is looked at once, and not again.
+    assert!(stream.try_sleep(RING, now).unwrap());
+    assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
+    stream.be_patient(now);
+    assert_eq!(stream.look(), None);
 }
