@@ -74,7 +74,7 @@ pub struct JoinedStream {
     /// Asleep: when to look at it, and how long it was waited for that.
     look: Option<Instant>,
     patience: Duration,
-    /// It has just fallen asleep for want of bytes, and that look is the only one.
+    /// It has not been looked at since it fell asleep.
     again: bool,
     /// Bytes moved when the stream last fell asleep.
     moved_at_sleep: u64,
@@ -241,16 +241,14 @@ impl JoinedStream {
                 self.directions[from as usize].try_sleep(ends, quota).map_err(|blame| broken(from, blame))?;
         }
         self.sleeps += u64::from(asleep);
-        let full = self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full));
         let moved = self.moved();
-        let went_on = std::mem::replace(&mut self.moved_at_sleep, moved) != moved;
-        if went_on {
+        if asleep && std::mem::replace(&mut self.moved_at_sleep, moved) != moved {
             self.patience = FIRST_LOOK;
         }
         // A guest may announce nothing although it was in time: on one CPU, Linux' barriers order nothing for other CPUs, so its
         // store of an index may become visible after it has looked whether the device sleeps. It is visible a moment later.
-        self.again = asleep && !full && went_on;
-        self.look = (asleep && (full || went_on)).then(|| now + self.patience);
+        self.again = asleep;
+        self.look = asleep.then(|| now + if self.is_full() { self.patience } else { FIRST_LOOK });
         Ok(asleep)
     }
 
@@ -272,9 +270,14 @@ impl JoinedStream {
         self.look
     }
 
-    /// There was nothing to do: look again, but less soon, or not at all where the second look was meant to be the last.
+    fn is_full(&self) -> bool {
+        self.directions.iter().any(|direction| direction.sleep() == Some(Sleep::Full))
+    }
+
+    /// There was nothing to do: look again, but less soon; for bytes that became visible late, one look is enough.
     pub fn be_patient(&mut self, now: Instant) {
-        if std::mem::take(&mut self.again) {
+        self.again = false;
+        if !self.is_full() {
             self.look = None;
             return;
         }
