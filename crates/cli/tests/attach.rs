@@ -1,7 +1,11 @@
 //! What is printed for VMMs other than a plain QEMU, for VMs with every kind of port.
 
+#[path = "common/script.rs"]
+mod script;
+
 use std::process::{Command, Output};
 
+use script::write_program;
 use serde_json::Value;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
@@ -106,8 +110,7 @@ fn an_emulator_is_asked_for_its_version() {
     let program = setup.directory.path().join("qemu");
     let name = program.to_str().unwrap();
     let says = |text: &str| {
-        std::fs::write(&program, format!("#!/bin/sh\necho '{text}'\n")).unwrap();
-        std::fs::set_permissions(&program, std::os::unix::fs::PermissionsExt::from_mode(0o755)).unwrap();
+        write_program(&program, &format!("#!/bin/sh\necho '{text}'\n"));
         setup.vmlane(&["libvirt-xml", "classic", "--emulator", name])
     };
     let new = says("QEMU emulator version 11.1.3 (Debian)");

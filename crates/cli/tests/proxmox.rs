@@ -1,9 +1,13 @@
 //! The hookscript for Proxmox VE, run by Perl with the part of Proxmox that it asks; and a QEMU with its `args`.
 
+#[path = "common/script.rs"]
+mod script;
+
 use std::fs;
-use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Command, Output};
+
+use script::write_program;
 
 const VMLANE: &str = env!("CARGO_BIN_EXE_vmlane");
 const SCRIPT: &str = include_str!("../../../packaging/proxmox/vmlane.pl");
@@ -35,8 +39,7 @@ impl Setup {
             config.display(),
             run.display()
         );
-        fs::write(setup.path("vmlane"), program).unwrap();
-        fs::set_permissions(setup.path("vmlane"), fs::Permissions::from_mode(0o755)).unwrap();
+        write_program(&setup.path("vmlane"), &program);
         let script = SCRIPT
             .replace("'/usr/bin/vmlane'", &format!("'{}'", setup.path("vmlane").display()))
             .replace("'/run/vmlane'", &format!("'{}'", run.display()));
