@@ -63,6 +63,7 @@ struct OfSender {
 const OTHERS: Duration = Duration::from_millis(100);
 
 impl OfSender {
+    #[inline]
     fn sends_to_others(&self, now: Instant) -> bool {
         self.changed.is_some_and(|at| now.saturating_duration_since(at) < OTHERS)
     }
@@ -101,6 +102,11 @@ impl Held {
             of.changed = of.last.map(|_| now);
             of.last = Some(owner);
         }
+    }
+
+    /// Does `sender` send to other owners, too?
+    pub fn sends_to_others(&self, sender: Slot, now: Instant) -> bool {
+        self.senders.get(usize::from(sender)).is_some_and(|of| of.sends_to_others(now))
     }
 
     /// One more frame of `sender` is to wait for a port of `owner`. False: it must not. A sender with one receiver only

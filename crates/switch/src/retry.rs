@@ -1,6 +1,7 @@
 //! Frames that wait are given to receivers that have room again.
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::time::Duration;
 
 use vmlane_port::{DropReason, MAX_HEAD};
 
@@ -110,23 +111,35 @@ impl Core {
         self.egress.deliver(&sent, &mut pending.next, to)
     }
 
-    /// A frame that has waited for too long is dropped. A receiver that took nothing for as long loses all that waits
-    /// for it, and what comes until it has room again.
+    /// A frame that has waited for too long is dropped. A receiver that took nothing for the longest time that any
+    /// frame may wait loses all that waits for it, and what comes until it has room again.
     fn give_up(&mut self, slot: Slot) {
-        let (now, hold) = (self.now, self.settings.hold);
+        let now = self.now;
+        let [hold, longest] = [true, false].map(|others| self.settings.longest_wait(others));
         let Some(port) = self.ports.get_mut(slot) else { return };
-        if port.pending.is_overdue(now, hold) {
+        if port.pending.is_overdue(now, longest) {
             // Whether a remote port has room its own worker knows.
             port.set_stalled(port.remote.is_none());
             return self.drop_pending(slot, DropReason::NoBuffers);
         }
-        while let Some(port) = self.ports.get_mut(slot)
-            && let Some(frame) = port.pending.pop_expired(now, hold)
+        let reason =
+            if port.pending.is_overdue(now, hold) { DropReason::NoBuffers } else { DropReason::SlowReceiver };
+        let expired =
+            |core: &Core| core.ports.get(slot)?.pending.find_expired(now, |sender| core.longest_wait(sender));
+        while let Some(owner) = expired(self)
+            && let Some(port) = self.ports.get_mut(slot)
+            && let Some(frame) = port.pending.take_expired(owner)
         {
-            port.lose(DropReason::SlowReceiver);
+            port.lose(reason);
             self.held.give_back(frame.sender, port.owner);
-            self.show_lost(slot, &frame, DropReason::SlowReceiver);
+            self.show_lost(slot, &frame, reason);
             self.finish(frame.sender, frame.token);
         }
+    }
+
+    /// How long a frame of `sender` may wait. A sender of another worker may send to others there, unseen by this one.
+    pub fn longest_wait(&self, sender: Slot) -> Duration {
+        let remote = self.ports.get(sender).is_some_and(|port| port.remote.is_some());
+        self.settings.longest_wait(remote || self.held.sends_to_others(sender, self.now))
     }
 }

@@ -165,8 +165,11 @@ pub struct Settings {
     pub linger: Duration,
     /// The longest sleep while anything is attached: doorbells in mapped pages are not announced.
     pub deepest: Duration,
-    /// How long a receiver may leave frames waiting without taking any.
+    /// How long a frame waits for its receiver at most, if its sender sends to other VMs, too.
     pub hold: Duration,
+    /// The same for a sender that sends to one VM only: no other one suffers, and a guest that the host keeps from its
+    /// processor for some milliseconds loses nothing. A receiver that takes nothing for as long is stalled.
+    pub hold_alone: Duration,
     /// Frames that the ports of one owner may send in a round.
     pub frames: u32,
     /// Bytes, copies counted, likewise.
@@ -210,12 +213,20 @@ impl Default for Settings {
             linger: Duration::from_millis(20),
             deepest: Duration::from_millis(5),
             hold: Duration::from_millis(5),
+            hold_alone: Duration::from_millis(50),
             frames: 64,
             bytes: 256 << 10,
             floods: 0,
             coalesce: true,
             few: 16,
         }
+    }
+}
+
+impl Settings {
+    /// How long a frame may wait. `others`: its sender sends to other VMs, too.
+    pub(crate) fn longest_wait(&self, others: bool) -> Duration {
+        if others { self.hold } else { self.hold_alone.max(self.hold) }
     }
 }
 

@@ -522,9 +522,10 @@ impl Core {
     pub fn pend(&mut self, receiver: Slot, frame: PendingFrame, may_wait: bool) -> Result<(), DropReason> {
         self.mark(receiver);
         let claim = self.held.claim(frame.sender);
+        let longest = self.longest_wait(frame.sender);
         let Some(port) = self.ports.get_mut(receiver) else { return Err(DropReason::Gone) };
         let first = port.pending.is_empty();
-        let refused = if !may_wait {
+        let refused = if !may_wait || port.pending.is_overdue(self.now, longest) {
             Some(DropReason::NoBuffers)
         } else if !self.held.take(frame.sender, port.owner, self.now) {
             Some(DropReason::SlowReceiver)

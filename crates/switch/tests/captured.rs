@@ -107,7 +107,8 @@ fn losses_are_counted_exactly_and_the_frames_arrive_all_the_same() {
 
 #[test]
 fn what_the_switch_drops_is_recorded_with_the_reason() {
-    let mut bench = Bench::with(Settings { hold: Duration::ZERO, ..Settings::default() });
+    let mut bench =
+        Bench::with(Settings { hold: Duration::ZERO, hold_alone: Duration::ZERO, ..Settings::default() });
     let strict = Policy { forged_transmits: false, ..Policy::default() };
     let a = bench.port(PortSpec { policy: strict, ..Bench::spec(1) });
     let b = bench.guest(2);

@@ -226,17 +226,22 @@ impl PendingQueue {
         self.current = lowest.map_or(0, |(at, _)| at);
     }
 
-    /// Takes out a frame that has waited for longer than `hold`.
-    pub fn pop_expired(&mut self, now: Instant, hold: Duration) -> Option<PendingFrame> {
+    /// Whose first frame has waited for longer than its sender's frames may: the oldest such one, for
+    /// [`Self::take_expired`].
+    pub fn find_expired(&self, now: Instant, hold: impl Fn(Slot) -> Duration) -> Option<usize> {
         let expired = |of: &OfOwner| {
-            let first = self.place(of.first)?;
-            (now.saturating_duration_since(first.frame.since) > hold).then_some(first.frame.since)
+            let PendingFrame { sender, since, .. } = self.place(of.first)?.frame;
+            (now.saturating_duration_since(since) > hold(sender)).then_some(since)
         };
         let waited = (0..).zip(&self.owners).filter_map(|(at, of)| Some((expired(of)?, at)));
-        let (_, at) = waited.min_by_key(|(since, _)| *since)?;
-        let frame = self.take_first(at);
-        if self.owners.get(at).is_some_and(|of| of.count == 0) {
-            self.clean(at);
+        waited.min_by_key(|(since, _)| *since).map(|(_, at)| at)
+    }
+
+    /// Takes out that frame.
+    pub fn take_expired(&mut self, owner: usize) -> Option<PendingFrame> {
+        let frame = self.take_first(owner);
+        if self.owners.get(owner).is_some_and(|of| of.count == 0) {
+            self.clean(owner);
             self.choose();
         }
         frame

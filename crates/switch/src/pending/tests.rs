@@ -24,6 +24,12 @@ fn owner(owner: u16) -> Claim {
     Claim { owner, shares: 100 }
 }
 
+/// Takes out the frame that has waited for longer than `hold` and longest of all.
+fn pop_expired(queue: &mut PendingQueue, now: Instant, hold: Duration) -> Option<PendingFrame> {
+    let owner = queue.find_expired(now, |_| hold)?;
+    queue.take_expired(owner)
+}
+
 #[test]
 fn frames_expire_one_by_one_and_a_receiver_that_takes_some_is_not_overdue() {
     let start = Instant::now();
@@ -34,7 +40,7 @@ fn frames_expire_one_by_one_and_a_receiver_that_takes_some_is_not_overdue() {
     assert!(queue.pop(now).is_some_and(|front| front.token == Token(0)));
     assert!(!queue.is_overdue(now, HOLD), "it took one");
     let expired: Vec<_> =
-        std::iter::from_fn(|| queue.pop_expired(now, HOLD)).map(|one| one.token.0).collect();
+        std::iter::from_fn(|| pop_expired(&mut queue, now, HOLD)).map(|one| one.token.0).collect();
     assert_eq!(expired, [1, 2]);
     assert!(queue.is_overdue(now + 2 * HOLD, HOLD), "what has expired was not taken");
 }
@@ -177,7 +183,7 @@ proptest! {
                     model.retain(|one| one.sender != sender);
                 }
                 _ => {
-                    while let Some(expired) = queue.pop_expired(now, 20 * MILLISECOND) {
+                    while let Some(expired) = pop_expired(&mut queue, now, 20 * MILLISECOND) {
                         let at = model.iter().position(|one| one.token == expired.token).unwrap();
                         prop_assert_eq!(at, 0, "the oldest one");
                         model.remove(at);
@@ -336,6 +342,56 @@ fn no_frame_waits_longer_than_it_may_though_its_receiver_takes_some() {
     }
     assert_eq!(sender.wire.outstanding(), 0, "frames of the sender are held for longer than 5 ms");
     assert_eq!(slow.stats.drop_no_buffers.get(), 0, "it never stopped");
+}
+
+/// The receiver takes nothing for so many milliseconds, in which ten frames come for it; how many of them it gets.
+fn after_a_pause(
+    bench: &mut Bench,
+    [sender, receiver, other]: [&End; 3],
+    length: usize,
+    others: bool,
+) -> usize {
+    receiver.wire.set_room(Some(0));
+    for at in 0..length {
+        if at < 10 {
+            sender.send(receiver);
+        }
+        if others {
+            sender.send(other);
+        }
+        bench.millisecond();
+    }
+    let held = sender.wire.outstanding();
+    receiver.wire.set_room(None);
+    bench.millisecond();
+    assert_eq!(receiver.got(), held, "what waited is there");
+    held
+}
+
+#[test]
+fn a_guest_that_is_kept_from_its_processor_loses_nothing_of_who_sends_to_no_other() {
+    let mut bench = Bench::new();
+    let ends = [bench.port(false, 256), bench.port(false, 256), bench.port(false, 256)];
+    let ends = ends.each_ref();
+    assert_eq!(after_a_pause(&mut bench, ends, 40, false), 10);
+    assert_eq!(ends[1].stats.drop_no_buffers.get(), 0);
+    assert_eq!(
+        after_a_pause(&mut bench, ends, 70, false),
+        0,
+        "one that stands still for long is not waited for"
+    );
+    assert_eq!(ends[1].stats.drop_no_buffers.get(), 10);
+    ends[1].wire.set_room(Some(0));
+    ends[0].send(ends[1]);
+    (0..70).for_each(|_| bench.millisecond());
+    ends[0].send(ends[1]);
+    bench.millisecond();
+    assert_eq!(ends[0].wire.outstanding(), 0, "and nothing waits until it takes something");
+    ends[1].wire.set_room(None);
+    bench.millisecond();
+    assert_eq!(after_a_pause(&mut bench, ends, 40, true), 0, "its sender sends to another one, too");
+    assert_eq!(ends[1].stats.drop_no_buffers.get(), 22);
+    assert_eq!(ends[2].got(), 40, "which had all at once");
 }
 
 #[test]
