@@ -128,7 +128,7 @@ fn its_own_network_card_beside_virtio_net() {
     b.kill().unwrap();
     b.start().unwrap();
     a.reboot(false).unwrap();
-    [0, 1].map(|card| ping_over(&bed, card));
+    [0, 1].into_iter().for_each(|card| ping_over(&bed, card));
     bed.finish();
     assert!(made.iter().all(|interface| !interface.exists()), "{made:?}");
 
