@@ -1,11 +1,13 @@
 //! The virtio devices in guests under User Mode Linux, alone and together with a guest in QEMU.
 
 use std::io::{BufRead as _, BufReader};
-use std::process::Stdio;
+use std::path::{Path, PathBuf};
+use std::process::{Command, Stdio};
 
 use rustix::process::{Signal, kill_process};
-use vmlane_lab::{LabSpec, Machine};
-use vmlane_tests::siblings::{Traffic, a_killed_guest, ping, spec, tcp, up, vsock};
+use vmlane_lab::supervisor::net::tap_name;
+use vmlane_lab::{Lab, LabSpec, Machine, find_vmlane};
+use vmlane_tests::siblings::{Traffic, a_killed_guest, ping, ping_over, spec, tcp, tcp_over, up, vsock};
 use vmlane_tests::{Bed, full, kept, python, python_on_host, serve, wait_until};
 
 /// Streams between a guest and a program of the host, opened by either; their checksums are compared both ways.
@@ -79,6 +81,79 @@ fn virtio_devices_work_under_user_mode_linux() {
         ),
     );
     bed.finish();
+}
+
+/// The interfaces of the host that join the guests' cards number `card`, which are `uml-vector`: one for each guest, and
+/// their bridge.
+fn interfaces(spec: &LabSpec, card: usize) -> Vec<PathBuf> {
+    let path = |name: &str| Path::new("/sys/class/net").join(name);
+    let mut all: Vec<PathBuf> =
+        (1..=spec.guests as u32).map(|guest| path(&tap_name(&spec.name, guest, card))).collect();
+    let bridges = all.iter().map(|tap| std::fs::canonicalize(tap.join("master")).unwrap());
+    let mut bridges: Vec<PathBuf> = bridges.collect();
+    bridges.dedup();
+    assert_eq!(bridges.len(), 1, "{bridges:?}");
+    all.push(path(bridges[0].file_name().unwrap().to_str().unwrap()));
+    assert!(all.iter().all(|interface| interface.exists()), "{all:?}");
+    all
+}
+
+/// User Mode Linux's own network card beside virtio-net: both carry, its own one also after it was set down and after its
+/// guest was killed or restarted, and nothing of it is left on the host.
+#[test]
+fn its_own_network_card_beside_virtio_net() {
+    let mut spec = LabSpec::new(&format!("vector-{}", std::process::id()));
+    for device in ["virtio-net", "uml-vector"] {
+        spec = spec.device(device).unwrap();
+    }
+    spec.machines = vec![Machine::Uml];
+    let bed = up(&spec);
+    let made = interfaces(&spec, 1);
+    let (a, b) = (bed.guest("a"), bed.guest("b"));
+    let driver = a.sh("basename $(readlink /sys/class/net/eth1/device/driver)").unwrap();
+    assert_eq!(driver.trim(), "uml-vector");
+    let features = a.sh("ethtool -k eth1").unwrap();
+    for feature in ["tx-checksum-ip-generic: on", "tx-tcp-segmentation: on", "generic-receive-offload: on"] {
+        assert!(features.contains(feature), "{feature}: {features}");
+    }
+    let rates = [0, 1].map(|card| {
+        ping_over(&bed, card);
+        tcp_over(&bed, card, 2, || ()).0
+    });
+    // Linux forgets a card's IPv6 addresses when it is set down.
+    a.sh("ip link set eth1 down && ip link set eth1 up && ip -6 address add fd78::1/64 dev eth1 nodad")
+        .unwrap();
+    ping_over(&bed, 1);
+    for guest in ["a", "b"] {
+        bed.check_kernel(guest);
+    }
+    b.kill().unwrap();
+    b.start().unwrap();
+    a.reboot(false).unwrap();
+    [0, 1].into_iter().for_each(|card| ping_over(&bed, card));
+    bed.finish();
+    assert!(made.iter().all(|interface| !interface.exists()), "{made:?}");
+
+    // A lab without a daemon, whose supervisor is killed: `lab down` removes what is left.
+    spec.devices.remove(0);
+    spec.guests = 1;
+    let lab = Lab::up(&spec).unwrap_or_else(|error| panic!("{error:#}"));
+    let made = interfaces(&spec, 0);
+    let supervisor = lab.status().unwrap().supervisor_pid;
+    kill_process(rustix::process::Pid::from_raw(supervisor as i32).unwrap(), Signal::KILL).unwrap();
+    drop(lab);
+    let down = Command::new(find_vmlane().unwrap()).args(["lab", "down", &spec.name]).status().unwrap();
+    assert!(down.success());
+    assert!(made.iter().all(|interface| !interface.exists()), "{made:?}");
+    let [own, virtio] = [rates[1], rates[0]];
+    kept(
+        3,
+        &format!(
+            "User Mode Linux's own card beside virtio-net: TCP both ways equal over each, {own:.0} and {virtio:.0} Mbit/s; set \
+             down and up, its guest killed, the other one restarted; nothing left on the host, also after the supervisor was \
+             killed"
+        ),
+    );
 }
 
 /// VMCI and vmxnet3 in QEMU, virtio under User Mode Linux: one switch, one space of CIDs.

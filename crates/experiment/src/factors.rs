@@ -456,6 +456,9 @@ impl Factors {
                     "the host is behind vmlane's switch or a bridge, and {device} is on neither; add :tap"
                 ),
             ),
+            () if host && *device == Device::UmlVector => {
+                ("to", format!("the test host is in a network namespace, where {device} finds no bridge"))
+            }
             () if host && !device.is_on_switch() && (self.uplinks > 1 || !self.host_offloads.is_empty()) => {
                 ("uplinks", format!("uplinks are of vmlane's switch, and {device} is not on it"))
             }
@@ -487,6 +490,9 @@ impl Factors {
             ),
             () if self.ring.is_some() && e1000 => {
                 ("ring", format!("{device} takes 80 to 4096 in steps of its own"))
+            }
+            () if self.ring.is_some() && *device == Device::UmlVector => {
+                ("ring", format!("{device} has none that a guest may set"))
             }
             () if !self.tool.knows(self.test) => {
                 ("test", format!("{} has no {}", self.tool.name(), self.test.name()))

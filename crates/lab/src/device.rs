@@ -3,7 +3,7 @@
 use std::fmt;
 use std::str::FromStr;
 
-use anyhow::{Context, Result, anyhow, bail};
+use anyhow::{Context, Result, anyhow, bail, ensure};
 use serde::{Deserialize, Serialize};
 
 /// A device of a guest.
@@ -21,6 +21,8 @@ pub enum Device {
     VhostDeviceVsock,
     /// One of QEMU's network cards, to compare with.
     QemuNic { model: NicModel, backend: Backend },
+    /// User Mode Linux's own network card, its vector device with the transport `tap`, to compare with.
+    UmlVector,
 }
 
 /// One `--device`: the device, and the guest that alone gets it.
@@ -77,6 +79,8 @@ pub enum Backend {
     Tap,
 }
 
+const UML_VECTOR: &str = "uml-vector";
+
 const NICS: [(&str, NicModel, &str); 4] = [
     ("qemu-virtio-net", NicModel::VirtioNet, "virtio-net-pci"),
     ("qemu-vmxnet3", NicModel::Vmxnet3, "vmxnet3"),
@@ -102,7 +106,7 @@ impl Device {
         format!(
             "vmci, virtio-vsock, vmxnet3 (takes :profile=...,queues=N,mtu=N,vlan=N,trapped=true), virtio-net (takes \
              :queues=N,mtu=N,vlan=N,lro=false,packed=true), {nics} (a qemu- name may end in \
-             :tap for a host bridge), vhost-device-vsock"
+             :tap for a host bridge), vhost-device-vsock, {UML_VECTOR}"
         )
     }
 
@@ -126,10 +130,11 @@ impl Device {
         matches!(self, Device::Vmci | Device::Vmxnet3(_))
     }
 
-    /// What joins a network card with the others of its network: vmlane's switch (none), or one of QEMU's ways.
+    /// What joins a network card with the others of its network: vmlane's switch (none), or what the VMM joins by.
     pub fn joined_by(&self) -> Option<Backend> {
         match self {
             Device::QemuNic { backend, .. } => Some(*backend),
+            Device::UmlVector => Some(Backend::Tap),
             _ => None,
         }
     }
@@ -168,6 +173,13 @@ impl FromStr for Device {
         }
         if name == "virtio-net" {
             return Ok(Device::VirtioNet(virtio_net(text, option.unwrap_or_default())?));
+        }
+        if name == UML_VECTOR {
+            ensure!(
+                option.is_none(),
+                "device {text:?}: {UML_VECTOR} takes no keys, and is on a host bridge without :tap"
+            );
+            return Ok(Device::UmlVector);
         }
         let Some((_, model, _)) = NICS.into_iter().find(|(n, ..)| *n == name) else {
             bail!("device {text:?}: choose from {}", Device::valid());
@@ -295,6 +307,7 @@ impl fmt::Display for Device {
             Device::VirtioNet(nic) => write!(f, "{nic}"),
             Device::QemuNic { model, backend: Backend::Stream } => write!(f, "{}", model.name()),
             Device::QemuNic { model, backend: Backend::Tap } => write!(f, "{}:tap", model.name()),
+            Device::UmlVector => write!(f, "{UML_VECTOR}"),
         }
     }
 }
@@ -316,6 +329,7 @@ mod tests {
             "qemu-vmxnet3:tap",
             "qemu-e1000",
             "qemu-e1000e",
+            "uml-vector",
         ] {
             assert_eq!(name.parse::<Device>().unwrap().to_string(), name);
         }
@@ -331,6 +345,7 @@ mod tests {
             ("b:vmxnet3:mtu=9000,queues=2", Some("b"), "vmxnet3:queues=2,mtu=9000"),
             ("qemu-e1000:tap", None, "qemu-e1000:tap"),
             ("c:qemu-e1000:tap", Some("c"), "qemu-e1000:tap"),
+            ("b:uml-vector", Some("b"), "uml-vector"),
         ] {
             let parsed: DeviceFor = text.parse().unwrap();
             assert_eq!(
@@ -357,7 +372,15 @@ mod tests {
 
     #[test]
     fn errors_list_what_is_valid() {
-        for bad in ["vmxnet4", "vmxnet3:speed=1", "vmxnet3:mtu=big", "qemu-e1000:bridge", "vmci:x", ""] {
+        for bad in [
+            "vmxnet4",
+            "vmxnet3:speed=1",
+            "vmxnet3:mtu=big",
+            "qemu-e1000:bridge",
+            "vmci:x",
+            "",
+            "uml-vector:mtu=9000",
+        ] {
             let text = bad.parse::<Device>().unwrap_err().to_string();
             assert!(text.contains("tap") || text.contains("trapped") || text.contains("mtu"), "{text}");
         }

@@ -18,7 +18,7 @@ pub enum Machine {
     Q35,
     /// virtio-mmio devices, told by ACPI, and no PCI.
     Microvm,
-    /// User Mode Linux: no QEMU, one processor, and vmlane's own devices over vhost-user only.
+    /// User Mode Linux: no QEMU, one processor, vmlane's own devices over vhost-user and its own network card.
     Uml,
 }
 
@@ -93,10 +93,16 @@ pub fn check(machine: Machine, qemu: Option<&str>, devices: &[Device]) -> Result
                  from virtio-net, virtio-vsock, qemu-virtio-net"
             );
         }
-        if machine == Machine::Uml && !device.is_ours() {
+        if machine == Machine::Uml && !device.is_ours() && *device != Device::UmlVector {
             bail!(
-                "device {device} needs a QEMU; User Mode Linux has vmlane's own devices only: leave --machine uml \
-                 away, or choose from virtio-net, virtio-vsock, vmxnet3, vmci"
+                "device {device} needs a QEMU; User Mode Linux has vmlane's own devices and its own network card: leave \
+                 --machine uml away, or choose from virtio-net, virtio-vsock, vmxnet3, vmci, uml-vector"
+            );
+        }
+        if machine.is_qemu() && *device == Device::UmlVector {
+            bail!(
+                "device {device} is User Mode Linux's own network card, and {machine} is a machine of QEMU: add --machine \
+                 uml, or choose qemu-virtio-net:tap, which is on a host bridge, too"
             );
         }
         let Some(release) = qemu.filter(|_| machine.is_qemu()) else { continue };
@@ -112,7 +118,8 @@ pub fn check(machine: Machine, qemu: Option<&str>, devices: &[Device]) -> Result
             Device::QemuNic { backend: Backend::Tap, .. }
             | Device::VirtioNet(_)
             | Device::VirtioVsock
-            | Device::VhostDeviceVsock => {}
+            | Device::VhostDeviceVsock
+            | Device::UmlVector => {}
         }
     }
     Ok(())
@@ -122,7 +129,7 @@ fn needs_pci(device: &Device) -> bool {
     match device {
         Device::Vmci | Device::Vmxnet3(_) => true,
         Device::QemuNic { model, .. } => *model != NicModel::VirtioNet,
-        Device::VirtioNet(_) | Device::VirtioVsock | Device::VhostDeviceVsock => false,
+        Device::VirtioNet(_) | Device::VirtioVsock | Device::VhostDeviceVsock | Device::UmlVector => false,
     }
 }
 
@@ -169,13 +176,18 @@ mod tests {
     }
 
     #[test]
-    fn user_mode_linux_has_vhost_user_only() {
+    fn user_mode_linux_has_vhost_user_and_its_own_card() {
         for device in ["vhost-device-vsock", "qemu-virtio-net", "qemu-e1000:tap"] {
             let why = why(Machine::Uml, None, device).unwrap();
             assert!(why.contains("virtio-net, virtio-vsock") && why.contains(device), "{why}");
         }
-        for device in ["virtio-net:mtu=9000", "virtio-vsock", "vmci", "vmxnet3:profile=full"] {
+        for device in ["virtio-net:mtu=9000", "virtio-vsock", "vmci", "vmxnet3:profile=full", "uml-vector"] {
             assert_eq!(why(Machine::Uml, None, device), None);
+        }
+        for machine in [Machine::Q35, Machine::Microvm] {
+            let why = why(machine, None, "uml-vector").unwrap();
+            assert!(why.contains("--machine uml") && why.contains(machine.name()), "{why}");
+            assert!(why.contains("qemu-virtio-net:tap"), "{why}");
         }
         let beside = |device: &str| Machine::Uml.counterpart(&device.parse().unwrap()).to_string();
         assert_eq!(beside("vmxnet3:profile=full,queues=4,mtu=9000,vlan=7"), "virtio-net:mtu=9000,vlan=7");

@@ -192,6 +192,11 @@ impl LabSpec {
     fn check_uplinks(&self) -> Result<()> {
         let uplinks = self.uplinks;
         ensure!(uplinks <= MOST_UPLINKS, "uplinks = {uplinks}: a lab has {MOST_UPLINKS} at most");
+        ensure!(
+            uplinks == 0 || !self.devices.iter().any(|given| given.device == Device::UmlVector),
+            "device uml-vector in a lab with an uplink: User Mode Linux opens its TAP interfaces each time that a card is set up, \
+             and finds none in the test host's network namespace; leave one of the two away"
+        );
         let leads_to_host = |given: &DeviceFor| {
             given.device.is_on_switch() || uplinks == 1 && given.device.joined_by() == Some(Backend::Tap)
         };

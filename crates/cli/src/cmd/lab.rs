@@ -174,7 +174,8 @@ enum Command {
 Devices: vmci, vmxnet3, virtio-net and virtio-vsock are vmlane's; vmci and vmxnet3 need QEMU >= 10.1 and PCI, or \
 User Mode Linux with a PCI bus (kernel 7.2pci, which is built once); the virtio devices need neither. vmxnet3 and virtio-net take keys: vmxnet3:mtu=9000,queues=4. qemu-virtio-net, qemu-vmxnet3, \
 qemu-e1000 and qemu-e1000e are QEMU's own network cards, for comparison; a socket between the QEMUs joins them, or with \
-:tap at the end of the name a bridge of the host (root only).
+:tap at the end of the name a bridge of the host (root only). uml-vector is User Mode Linux's own network card, for comparison: a \
+bridge of the host joins it, with others and with cards that have :tap (root only, without --uplink).
 
 One guest's devices: a:vmci gives vmci to guest a alone. The first cards of all guests are in one network, their second \
 cards in another, whatever the model. Under --machine q35,uml a device for all is exchanged where Debian's User Mode Linux has no \
@@ -190,6 +191,7 @@ Examples:
   vmlane lab up tiny --machine microvm --device virtio-net --device virtio-vsock
   vmlane lab up fast --machine uml --device virtio-net --device virtio-vsock
   vmlane lab up pci --machine uml --device vmci --device vmxnet3
+  vmlane lab up own --machine uml --device virtio-net --device uml-vector
   vmlane lab up both --machine q35,uml --device vmci --device vmxnet3
   vmlane lab up pair --device a:vmci --device b:virtio-vsock --device vmxnet3
   vmlane lab up dpdk --cpu Nehalem --mem 1024 --device vmxnet3
@@ -217,7 +219,7 @@ struct Up {
     #[arg(long, value_name = "MODEL", allow_hyphen_values = true)]
     cpu: Option<String>,
     /// What guests run in: QEMU's q35, QEMU's microvm (virtio devices only, no PCI), or uml, User Mode Linux
-    /// (no QEMU; vmlane's own devices only, one processor, kernel 7.2um1 or 7.2pci); a list gives one per guest
+    /// (no QEMU; vmlane's own devices and uml-vector only, one processor, kernel 7.2um1 or 7.2pci); a list gives one per guest
     /// [default: q35]
     #[arg(long, value_name = "MACHINE", value_delimiter = ',')]
     machine: Vec<Machine>,

@@ -104,6 +104,13 @@ fn what_cannot_be_names_the_factor() {
     let pci = [("machine", "uml"), ("kernel", "7.2pci"), ("device", "vmci")];
     assert_eq!(why(&pci), None);
     assert_eq!(why(&[&pci[..], &[("kernel", "7.2um1")]].concat()), Some("kernel"));
+    let own = [("machine", "uml"), ("kernel", "7.2um1"), ("device", "uml-vector")];
+    assert_eq!(why(&own), None);
+    assert_eq!(why(&[&own[..], &[("kernel", "7.2pci")]].concat()), None);
+    assert_eq!(why(&own[2..]), Some("machine"));
+    assert_eq!(why(&[&own[..], &[("to", "host")]].concat()), Some("to"));
+    assert_eq!(why(&[&own[..], &[("ring", "256")]].concat()), Some("ring"));
+    assert_eq!(why(&[&own[..], &[("workers", "2")]].concat()), Some("workers"));
     assert_eq!(why(&[("device", "vmxnet3"), ("qemu", "7.2")]), Some("qemu"));
     assert_eq!(why(&[("device", "virtio-net"), ("machine", "microvm"), ("qemu", "7.2")]), None);
     assert_eq!(why(&[("device", "vmxnet3"), ("tool", "iperf3"), ("test", "rr")]), Some("test"));

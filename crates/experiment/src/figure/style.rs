@@ -44,7 +44,8 @@ pub fn hue(device: &str) -> usize {
         "vmxnet3" => 1,
         "virtio-net" => 2,
         "virtio-vsock" => 3,
-        "qemu-virtio-net" => 4,
+        // What a VMM brings itself on a host bridge; no guest has both.
+        "qemu-virtio-net" | "uml-vector" => 4,
         "qemu-vmxnet3" => 5,
         "qemu-e1000" | "qemu-e1000e" => 6,
         "vhost-device-vsock" => 7,

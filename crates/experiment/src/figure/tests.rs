@@ -150,6 +150,9 @@ fn devices_differ_without_hue() {
     // A device has its colour whatever its options are.
     assert_eq!(hue("vmxnet3:profile=vmxnet3"), hue("vmxnet3"));
     assert_eq!(hue("qemu-virtio-net:tap"), hue("qemu-virtio-net"));
+    assert!(
+        ![NO_DEVICE, hue("virtio-net"), hue("virtio-vsock"), hue("vmxnet3")].contains(&hue("uml-vector"))
+    );
 }
 
 #[test]

@@ -136,6 +136,7 @@ fn wait_for_setup(port: &mut impl Read, nonce: u64) -> Result<Setup> {
 
 fn reboot() {
     eprintln!("vmlane agent: restarting as the lab asks");
+    network::set_own_cards_down();
     rustix::fs::sync();
     if let Err(error) = rustix::system::reboot(rustix::system::RebootCommand::Restart) {
         eprintln!("vmlane agent: cannot restart: {error}");

@@ -34,6 +34,17 @@ pub fn apply(setup: &Setup, warnings: &mut Vec<String>) {
     }
 }
 
+/// Sets User Mode Linux's own cards down before a restart: it restarts as the same process and would keep open what a card that is
+/// up has open on the host, and its TAP interface would be busy.
+pub fn set_own_cards_down() {
+    for entry in fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
+        let driver = fs::read_link(entry.path().join("device/driver"));
+        if driver.is_ok_and(|driver| driver.ends_with("uml-vector")) {
+            run(&mut Vec::new(), "ip", &["link", "set", &entry.file_name().to_string_lossy(), "down"]);
+        }
+    }
+}
+
 /// Loads the driver of every PCI and virtio device, as udev would.
 fn load_drivers(warnings: &mut Vec<String>) {
     for bus in ["pci", "virtio"] {

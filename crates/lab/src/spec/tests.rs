@@ -112,6 +112,13 @@ fn a_device_for_one_guest_is_that_guests_alone() {
     assert!(why(&["vmci", "a:virtio-vsock"]).contains("guest a was given 2"));
     assert!(why(&["a:vmxnet3:vlan=10", "b:virtio-net"]).contains("card 0 of every guest"));
     assert!(why(&["a:vmxnet3", "b:qemu-e1000"]).contains("same switch"));
+    // The VMMs' own cards meet on one bridge, and not on another kind of switch.
+    let mut own =
+        LabSpec::new("t").device("a:qemu-virtio-net:tap").and_then(|s| s.device("b:uml-vector")).unwrap();
+    own.machines = vec![Machine::Q35, Machine::Uml];
+    own.check().unwrap();
+    own.devices[0] = "a:qemu-virtio-net".parse().unwrap();
+    assert!(own.check().unwrap_err().to_string().contains("same switch"));
     // Named, a device is not exchanged for what a machine has instead.
     let mut mixed = LabSpec::new("t").device("b:vmci").unwrap();
     mixed.machines = vec![Machine::Q35, Machine::Uml];
@@ -152,6 +159,11 @@ fn cards_are_spread_over_several_uplinks() {
     assert_eq!((beside.host_networks(0), beside.host_bridges()), (vec![0, 1], vec![1]));
     beside.devices.reverse();
     assert!(beside.check().unwrap_err().to_string().contains("first card, which is qemu-virtio-net:tap"));
+    let own = LabSpec::new("t").device("virtio-net").and_then(|spec| spec.device("uml-vector")).unwrap();
+    let mut own = LabSpec { machines: vec![Machine::Uml], ..own };
+    own.check().unwrap();
+    own.uplinks = 1;
+    assert!(own.check().unwrap_err().to_string().contains("uml-vector in a lab with an uplink"));
     assert_eq!(three.host_networks(0), [0, 1]);
     assert_eq!(three.host_networks(1), [2, 3]);
     assert!(why(&|spec| spec.uplinks = 2).contains("guest a has 3 cards and the lab 2 uplinks"));

@@ -1,4 +1,4 @@
-//! What joins QEMU's network cards: a socket between two guests, a hub for more, or a bridge.
+//! What joins the VMMs' own network cards: a socket between two guests, a hub for more, or a bridge.
 
 use std::collections::HashMap;
 use std::io::{BufReader, Read, Write};
@@ -42,7 +42,7 @@ fn bridge_name(lab: &str, net: usize) -> String {
     format!("vl{}n{net}", tag(lab))
 }
 
-/// The networks of QEMU's own cards.
+/// The networks of the VMMs' own cards.
 fn networks(plan: &Plan) -> Vec<(usize, Backend)> {
     let backend = |(net, cards): (usize, Vec<Device>)| Some((net, cards.first()?.joined_by()?));
     plan.spec.networks().into_iter().enumerate().filter_map(backend).collect()
@@ -58,9 +58,10 @@ pub fn prepare(plan: &Plan) -> Result<()> {
             Backend::Tap => {
                 let bridge = bridge_name(&plan.spec.name, net);
                 ip(&["link", "add", &bridge, "type", "bridge"]).context(
-                    "device ...:tap needs a host bridge, and so root; without :tap no root is needed",
+                    "devices ...:tap and uml-vector need a host bridge, and so root; without :tap, QEMU's cards need no root",
                 )?;
                 ip(&["link", "set", &bridge, "up"])?;
+                make_taps(plan, net, &bridge)?;
             }
             Backend::Stream if is_direct(plan) => {}
             Backend::Stream => hub(plan, net)?,
@@ -69,8 +70,26 @@ pub fn prepare(plan: &Plan) -> Result<()> {
     Ok(())
 }
 
+/// Makes the TAP interfaces of User Mode Linux's own cards. They stay while no guest has them open, since it opens one when
+/// its card is set up and closes it when the card is set down.
+fn make_taps(plan: &Plan, net: usize, bridge: &str) -> Result<()> {
+    for guest in plan.spec.guests() {
+        if guest.devices.iter().filter(|device| device.is_nic()).nth(net) == Some(&Device::UmlVector) {
+            let tap = tap_name(&plan.spec.name, guest.number, net);
+            ip(&["tuntap", "add", "dev", &tap, "mode", "tap", "vnet_hdr"]).context(
+                "device uml-vector needs a TAP interface, and so root and /dev/net/tun (modprobe tun)",
+            )?;
+            ip(&["link", "set", &tap, "master", bridge, "up"])?;
+        }
+    }
+    Ok(())
+}
+
 /// Puts a guest's TAP interfaces, which its QEMU has just made, on their bridges.
 pub fn join_taps(plan: &Plan, guest: &GuestSpec) -> Result<()> {
+    if !guest.machine.is_qemu() {
+        return Ok(());
+    }
     let cards = guest.devices.iter().filter(|device| device.is_nic()).count();
     for (net, backend) in networks(plan) {
         if backend == Backend::Tap && net < cards {
@@ -92,13 +111,13 @@ pub fn join_taps(plan: &Plan, guest: &GuestSpec) -> Result<()> {
     Ok(())
 }
 
-/// Removes the lab's bridges, also those of a supervisor that was killed; TAP interfaces end with
-/// their QEMU.
+/// Removes the lab's bridges and TAP interfaces, also those of a supervisor that was killed. What a QEMU has made ends
+/// with it.
 pub fn remove(lab: &str) {
-    let prefix = format!("vl{}n", tag(lab));
+    let prefixes = ["n", "g"].map(|kind| format!("vl{}{kind}", tag(lab)));
     for entry in std::fs::read_dir("/sys/class/net").into_iter().flatten().flatten() {
         let name = entry.file_name().to_string_lossy().into_owned();
-        if name.starts_with(&prefix) {
+        if prefixes.iter().any(|prefix| name.starts_with(prefix)) {
             let _ = ip(&["link", "delete", &name]);
         }
     }
