@@ -144,7 +144,7 @@ impl Switch {
         let Settings { spin, poll, .. } = settings;
         let runtime = vmlane_worker::Settings { role: Role::Switch, spin, poll };
         let (mut workers, mut handles) = (Vec::new(), Vec::new());
-        for (number, (requests, links)) in requests.iter().zip(Links::between(&requests)).enumerate() {
+        for (number, (requests, links)) in requests.iter().zip(Links::between(&requests)?).enumerate() {
             let (stats, heartbeat) = (Arc::new(WorkerStats::default()), Arc::new(Heartbeat::default()));
             let place = Place { number, links, learned: learned.clone(), coalesce: coalesce.clone() };
             let engine = SwitchEngine::new(settings, place, stats.clone(), heartbeat.clone());

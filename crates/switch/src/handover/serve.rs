@@ -5,6 +5,7 @@ use std::any::Any;
 use vmlane_port::{DropReason, Token};
 
 use super::frame::{HandedFrame, Lender};
+use super::link::Handed;
 use super::port::RemotePort;
 use super::state::Attachment;
 use crate::Slot;
@@ -196,12 +197,16 @@ impl Core {
                 });
                 self.serving = slot;
                 match handed {
-                    Some(false) => break,
-                    Some(true) => {}
+                    Some(Handed::No) => break,
+                    Some(_) => {}
                     None => receiver.lose(DropReason::Gone),
                 }
                 receiver.pending.pop_of_turn(self.now);
                 self.held.give_back(frame.sender, receiver.owner);
+                if handed == Some(Handed::Copied) {
+                    self.finish(frame.sender, frame.token);
+                    self.serving = slot;
+                }
                 moved = true;
             }
             // One that has no frames any more is not counted any more.
