@@ -45,6 +45,8 @@ pub struct HandedFrame {
     head: [u8; MAX_HEAD],
 }
 
+/// Cache lines of a frame's payload that are fetched before it is sent; the CPU itself goes on from there.
+const PAYLOAD: usize = 4;
 /// Cache lines of one with no more than [`HEAD`] bytes of its own.
 const LINES: usize = 5;
 const _: () = assert!(std::mem::offset_of!(HandedFrame, head) + HEAD <= LINES * 64);
@@ -84,9 +86,16 @@ impl HandedFrame {
         from.read(len, &mut self.head);
         (self.lender, self.offload, self.tag, self.verified) = (lender, offload, tag, verified);
         self.head_len = len as u16;
+    }
+
+    /// It is about to be sent. Not when it has just arrived: what was stored in words and is loaded in longer ones waits until it
+    /// is in the cache, and so does what another CPU stored.
+    #[inline]
+    pub fn prepare(&mut self) {
+        let len = usize::from(self.head_len);
+        let Some(at) = self.by_value else { return self.spans.prefetch_bytes(len, PAYLOAD) };
         // Who edits headers finds the payload behind them where that of any frame is.
-        if let Some(at) = self.by_value
-            && self.spans.set(at.into(), len).is_ok()
+        if self.spans.set(at.into(), len).is_ok()
             && let Some(head) = self.head.get(..len)
         {
             self.spans.write(0, head);
@@ -125,12 +134,19 @@ impl HandedFrame {
     #[inline]
     pub fn prefetch_write(&self) {
         vmlane_mem::prefetch_value_write(self, LINES);
+        self.spans.prefetch_list();
     }
 
     /// Has the CPU fetch what another one wrote.
     #[inline]
     pub fn prefetch(&self) {
         vmlane_mem::prefetch_value(self, LINES);
+    }
+
+    /// The same of what the first lines, which are there by now, lead to.
+    #[inline]
+    pub fn prefetch_more(&self) {
+        self.spans.prefetch_list();
     }
 }
 

@@ -39,12 +39,44 @@ pub enum Handed {
     Lent,
 }
 
+/// Places that are taken: of all owners, and of each.
+#[derive(Default)]
+struct Places {
+    used: usize,
+    of_owners: Vec<usize>,
+}
+
+impl Places {
+    /// Takes one for a frame of `owner`, if it may have one.
+    #[inline]
+    fn take(&mut self, owner: u16) -> bool {
+        let at = usize::from(owner);
+        if self.of_owners.len() <= at {
+            self.of_owners.resize(at + 1, 0);
+        }
+        let Some(own) = self.of_owners.get_mut(at) else { return false };
+        let may = may_take(*own, self.used, PLACES);
+        if may {
+            *own += 1;
+            self.used += 1;
+        }
+        may
+    }
+
+    /// So many of `owner` are free again.
+    #[inline]
+    fn put(&mut self, owner: u16, count: usize) {
+        if let Some(own) = self.of_owners.get_mut(usize::from(owner)) {
+            *own = own.saturating_sub(count);
+        }
+        self.used = self.used.saturating_sub(count);
+    }
+}
+
 /// What one worker has of another one.
 pub struct Link {
     requests: Arc<Requests>,
-    /// Places that are taken, of all owners and of each.
-    used: usize,
-    of_owners: Vec<usize>,
+    places: Places,
     /// Descriptions that are free.
     free: Vec<Box<HandedFrame>>,
     sending: Sending,
@@ -90,8 +122,7 @@ impl Link {
     fn new(requests: &Arc<Requests>, sending: Sending, receiving: Receiving) -> io::Result<Link> {
         Ok(Link {
             requests: requests.clone(),
-            used: 0,
-            of_owners: Vec::new(),
+            places: Places::default(),
             free: Vec::new(),
             sending,
             leaving: Vec::new(),
@@ -103,33 +134,9 @@ impl Link {
         })
     }
 
-    /// Takes a place for a frame of `owner`, if it may have one.
     #[inline]
-    fn take_place(&mut self, owner: u16) -> bool {
-        let at = usize::from(owner);
-        if self.of_owners.len() <= at {
-            self.of_owners.resize(at + 1, 0);
-        }
-        let Some(own) = self.of_owners.get_mut(at) else { return false };
-        let may = may_take(*own, self.used, PLACES);
-        if may {
-            *own += 1;
-            self.used += 1;
-        }
-        may
-    }
-
-    /// Places of `owner` are free again.
-    #[inline]
-    fn put_places(&mut self, owner: u16, count: usize) {
-        if let Some(own) = self.of_owners.get_mut(usize::from(owner)) {
-            *own = own.saturating_sub(count);
-        }
-        self.used = self.used.saturating_sub(count);
-    }
-
     fn hand_over(&mut self, (lender, token): (Lender, Token), tx: &TxFrame<'_>) -> Handed {
-        if !self.take_place(lender.owner) {
+        if !self.places.take(lender.owner) {
             return Handed::No;
         }
         if Writer::takes(tx) {
@@ -144,7 +151,7 @@ impl Link {
         }
         if !frame.describe(lender, token, tx) {
             self.free.push(frame);
-            self.put_places(lender.owner, 1);
+            self.places.put(lender.owner, 1);
             return Handed::No;
         }
         self.leaving.push(frame);
@@ -209,18 +216,14 @@ impl Link {
 
     /// This worker's descriptions and places that the other one is done with.
     fn take_back(&mut self, mut each: impl FnMut(Lender, Token)) {
-        let (count, places) = (self.sending.back.slots(), self.sending.places_back.slots());
-        for _ in 0..count {
-            let Ok(frame) = self.sending.back.pop() else { break };
+        let Link { sending: Sending { back, places_back, .. }, places, free, .. } = self;
+        pop(back, back.slots(), |frame| {
             let (lender, token) = (frame.lender, frame.token);
-            self.put_places(lender.owner, 1);
-            self.free.push(frame);
+            places.put(lender.owner, 1);
+            free.push(frame);
             each(lender, token);
-        }
-        for _ in 0..places {
-            let Ok(Returned { owner, count }) = self.sending.places_back.pop() else { break };
-            self.put_places(owner, count.into());
-        }
+        });
+        pop(places_back, places_back.slots(), |Returned { owner, count }| places.put(owner, count.into()));
     }
 }
 
@@ -238,7 +241,9 @@ fn push_all<T>(ring: &mut Producer<T>, what: &mut Vec<T>) -> bool {
 
 /// Takes `count` out of a ring.
 fn pop<T>(ring: &mut Consumer<T>, count: usize, each: impl FnMut(T)) {
-    if let Ok(chunk) = ring.read_chunk(count) {
+    if count > 0
+        && let Ok(chunk) = ring.read_chunk(count)
+    {
         chunk.into_iter().for_each(each);
     }
 }

@@ -194,7 +194,7 @@ impl Writer {
     #[inline]
     pub fn takes(tx: &TxFrame<'_>) -> bool {
         let len = tx.head.len();
-        len == tx.len() && len <= HEAD && len > 0
+        len == tx.len() && (size_of::<u64>()..=HEAD).contains(&len)
     }
 
     /// A frame that [can](Self::takes) goes by value.
@@ -213,10 +213,9 @@ impl Writer {
         numbers.into_iter().for_each(&mut put);
         let (whole, rest) = head.as_chunks();
         whole.iter().for_each(|bytes| put(u64::from_le_bytes(*bytes)));
-        if !rest.is_empty() {
-            let mut last = [0; size_of::<u64>()];
-            last.iter_mut().zip(rest).for_each(|(to, byte)| *to = *byte);
-            put(u64::from_le_bytes(last));
+        // A word that is stored in parts and loaded as one waits for all stores before it, those to this ring among them.
+        if let (false, Some(last)) = (rest.is_empty(), head.last_chunk()) {
+            put(u64::from_le_bytes(*last) >> (u64::BITS - 8 * rest.len() as u32));
         }
         // The other CPU has had the lines that are next.
         for ahead in self.at / LINE + AHEAD..at / LINE + AHEAD {

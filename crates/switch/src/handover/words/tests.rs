@@ -50,7 +50,7 @@ fn read_all(reader: &mut Reader) -> Vec<Option<(Value, Vec<u8>)>> {
 proptest! {
     #[test]
     fn what_is_written_is_read_in_its_order_once_it_is_published(
-        rounds in prop::collection::vec(prop::collection::vec((0..3u8, 1..=HEAD), 0..40), 1..60),
+        rounds in prop::collection::vec(prop::collection::vec((0..3u8, 8..=HEAD), 0..40), 1..60),
     ) {
         let (mut writer, mut reader) = ring();
         let all: Vec<Spans> = (0..=HEAD).map(spans).collect();
@@ -89,6 +89,8 @@ fn a_frame_goes_by_value_if_all_of_it_was_copied() {
     assert!(takes(HEAD, &all[0]) && takes(60, &all[2]));
     assert!(!takes(HEAD, &all[1]) && !takes(59, &all[2]));
     assert!(!takes(HEAD + 1, &all[1]), "too long for the ring");
+    let tiny = [7, 8].map(spans);
+    assert!(!takes(7, &tiny[0]) && takes(8, &tiny[1]), "no frame is shorter than a word");
 }
 
 #[test]
