@@ -300,7 +300,7 @@ fn started(count: u8) -> (Arc<Switch>, Vec<(PortId, Wire)>) {
 
 /// Bytes of the frame of a number: of those that go by value and those that are lent in turn.
 fn some_len(count: u32) -> usize {
-    60 + (count % 140) as usize + if count % 3 == 0 { (count * 769 % 1300) as usize } else { 0 }
+    60 + (count % 140) as usize + if count.is_multiple_of(3) { (count * 769 % 1300) as usize } else { 0 }
 }
 
 #[test]

@@ -79,6 +79,12 @@ impl HandedFrame {
         self.by_value.is_some()
     }
 
+    /// Is all of it in its head?
+    #[inline]
+    pub fn is_short(&self) -> bool {
+        self.spans.len() == usize::from(self.head_len)
+    }
+
     /// Becomes the frame whose entry was read last.
     #[inline]
     pub fn receive(&mut self, value: &Value, from: &mut Reader) {

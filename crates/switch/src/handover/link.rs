@@ -134,12 +134,20 @@ impl Link {
         })
     }
 
+    /// Did a longer frame of the same lender go just before, in this round? Then a short one may be the last segment of that
+    /// one's flow: they are merged only if both lie in their sender's memory.
+    #[inline]
+    fn ends_lent_ones(&self, lender: Lender) -> bool {
+        self.sending.order.is_described()
+            && self.leaving.last().is_some_and(|last| last.lender == lender && !last.is_short())
+    }
+
     #[inline]
     fn hand_over(&mut self, (lender, token): (Lender, Token), tx: &TxFrame<'_>) -> Handed {
         if !self.places.take(lender.owner) {
             return Handed::No;
         }
-        if Writer::takes(tx) {
+        if Writer::takes(tx) && !self.ends_lent_ones(lender) {
             self.sending.order.write(lender, tx);
             return Handed::Copied;
         }

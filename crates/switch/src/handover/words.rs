@@ -246,6 +246,12 @@ impl Writer {
         true
     }
 
+    /// Is the last entry, which was not published yet, a run of descriptions?
+    #[inline]
+    pub fn is_described(&self) -> bool {
+        self.run.is_some()
+    }
+
     #[inline]
     pub fn has_unpublished(&self) -> bool {
         self.at != self.published

@@ -13,7 +13,7 @@ fn value(number: u32, len: usize) -> Value {
         _ => Offload::None,
     };
     let lender = Lender { slot: a, owner: b ^ 0x5555, attachment: number.wrapping_mul(0x9e37_79b9) };
-    let tag = (number % 5 != 0).then_some(Tci(a.wrapping_mul(7)));
+    let tag = (!number.is_multiple_of(5)).then_some(Tci(a.wrapping_mul(7)));
     Value { len, lender, offload, tag, verified: number % 7 < 3 }
 }
 
@@ -104,7 +104,7 @@ fn a_reader_on_another_thread_finds_every_frame() {
         while number < FRAMES {
             for found in read_all(&mut reader) {
                 let len = 14 + number as usize % (HEAD - 13);
-                let expected = (number % 9 != 0).then(|| (value(number, len), bytes(number, len)));
+                let expected = (!number.is_multiple_of(9)).then(|| (value(number, len), bytes(number, len)));
                 assert_eq!(found, expected);
                 number += 1;
                 give.push(()).unwrap();
@@ -122,7 +122,7 @@ fn a_reader_on_another_thread_finds_every_frame() {
             std::thread::yield_now();
         }
         free -= 1;
-        if number % 9 == 0 {
+        if number.is_multiple_of(9) {
             writer.describe();
         } else {
             let len = 14 + number as usize % (HEAD - 13);
@@ -130,7 +130,7 @@ fn a_reader_on_another_thread_finds_every_frame() {
             let Value { offload, tag, verified, .. } = value;
             writer.write(value.lender, &TxFrame { head: &head, spans: &all[len], offload, tag, verified });
         }
-        if number % 32 == 0 {
+        if number.is_multiple_of(32) {
             writer.publish();
         }
     }
