@@ -167,6 +167,22 @@ impl Spans {
         self.near_lines(addr, lines, crate::window::prefetch_write);
     }
 
+    /// Has the CPU fetch the list itself, which another CPU may have written.
+    #[inline]
+    pub fn prefetch_list(&self) {
+        crate::window::prefetch(self.pieces.as_ptr().cast());
+    }
+
+    /// Has the CPU fetch some cache lines from byte `offset` on, of the first piece only.
+    #[inline]
+    pub fn prefetch_bytes(&self, offset: usize, lines: usize) {
+        let Some(first) = self.pieces.first() else { return };
+        let rest = first.len.saturating_sub(offset).div_ceil(LINE as usize);
+        for line in 0..lines.min(rest) {
+            crate::window::prefetch(first.base.as_ptr().wrapping_add(offset + line * LINE as usize));
+        }
+    }
+
     #[inline]
     fn near_lines(&self, addr: u64, lines: usize, fetch: impl Fn(*const u8)) {
         let mut offset = addr.wrapping_sub(self.near.guest);

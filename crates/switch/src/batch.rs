@@ -9,6 +9,7 @@ use crate::coalesce::Segment;
 use crate::core::Core;
 use crate::egress;
 use crate::fdb::key;
+use crate::handover::Handed;
 use crate::ingress::{Checked, Frame, Job};
 use crate::lent::{Lent, Origin};
 use crate::multicast::ANY;
@@ -21,6 +22,8 @@ use crate::price::PIECE_COST;
 #[derive(Default)]
 pub struct Batch<'a> {
     receiver: Slot,
+    /// The worker whose port the receiver is, if it is another one's: frames are handed over at once.
+    worker: Option<usize>,
     /// Bytes of the longest frame that it takes; 0: no frame can be added.
     longest: usize,
     /// Segments may be merged for it.
@@ -39,6 +42,9 @@ impl Core {
         lent: &Lent<'_, 'a>,
         cost: &mut usize,
     ) -> bool {
+        if let Some(worker) = batch.worker {
+            return self.push_remote(slot, sender, batch, worker, lent);
+        }
         let plain = egress::plain(lent.tx);
         if batch.merges {
             let opens = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
@@ -51,6 +57,31 @@ impl Core {
             sender.tx.burst.done(lent.token);
         }
         pushed
+    }
+
+    /// Hands a frame that goes with the batch over to the worker whose port its receiver is.
+    #[inline]
+    fn push_remote(
+        &mut self,
+        slot: Slot,
+        sender: &mut Port,
+        batch: &mut Batch<'_>,
+        worker: usize,
+        lent: &Lent<'_, '_>,
+    ) -> bool {
+        match self.links.hand_over(worker, (sender.lender(slot), lent.token), lent.tx) {
+            Handed::Copied => sender.tx.burst.done(lent.token),
+            Handed::Lent => {}
+            // It waits, and so do those behind it.
+            Handed::No => {
+                batch.longest = 0;
+                return false;
+            }
+        }
+        if let Some(owner) = self.ports.get(batch.receiver).map(|port| port.owner) {
+            self.held.note(slot, owner, self.now);
+        }
+        true
     }
 
     /// Has a flow hold a frame.
@@ -131,15 +162,19 @@ impl Core {
             }
             let Some(port) = self.ports.get(route.receiver) else { return false };
             let to_own = route.to == key(port.group, port.access.effective);
-            let ready = port.end.is_some()
-                && port.remote.is_none()
-                && !port.pending.stalled
-                && port.pending.is_empty()
-                && !self.ports.is_over(port.owner);
+            let goes = match port.remote {
+                None => port.pending.is_empty(),
+                // What another worker handed over is not sent on.
+                Some(_) => sender.remote.is_none() && !port.pending.has_of(sender.owner),
+            };
+            let ready =
+                port.end.is_some() && goes && !port.pending.stalled && !self.ports.is_over(port.owner);
             if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
                 return false;
             }
-            (batch.receiver, batch.longest) = (route.receiver, port.capabilities.frame);
+            (batch.receiver, batch.worker) = (route.receiver, port.remote);
+            // What the receiver takes its own worker knows.
+            batch.longest = if port.remote.is_some() { usize::MAX } else { port.capabilities.frame };
             batch.merges = self.settings.coalesce && port.aggregates();
         }
         frame.len() <= batch.longest

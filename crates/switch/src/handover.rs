@@ -3,20 +3,27 @@
 //! Every worker knows all ports. Those of other workers are *remote ports* to it ([`RemotePort`]): it has their
 //! configuration and what their guests filter, so that it finds them as it finds its own, but never touches their rings.
 //!
-//! A frame for a remote port is *handed over*: a description of it (its head, where its bytes lie, what is to be done to
-//! it) goes through a ring of one writer and one reader to the worker that owns the receiver. There the remote port of
-//! its sender sends it, and it takes its way through the stages once more, to ports of that worker only. The bytes
-//! stay with the guest that sent them until that worker has copied them; then the description goes back through a second ring,
-//! and the sender's worker tells the sender that the frame is finished. So every port is touched by its own worker
-//! alone, each frame is copied once, and no lock is held across a copy.
+//! A frame for a remote port is *handed over*: to the worker that owns the receiver. There the remote port of
+//! its sender sends it, and it takes its way through the stages once more, to ports of that worker only. So every port is
+//! touched by its own worker alone, and no lock is held across a copy. A frame goes in one of two ways:
 //!
-//! Between two workers there are [`PLACES`] descriptions in each direction; the ports of one owner get no more than their
-//! fair share of them. Frames that get none wait in front of the remote port, as those for a receiver without buffers do.
+//! * A short one, all of which was copied to be looked at, goes *by value*: it passes through a ring of words, its
+//!   sender's guest is told at once that it is finished, and only its place comes back.
+//! * Any other one is *described* (its head, where its bytes lie, what is to be done to it) and stays lent: the bytes
+//!   stay with the guest that sent them until the other worker has copied them, once; then the description comes back, and the
+//!   sender's worker tells the sender that the frame is finished.
+//!
+//! The ring of words also says where described frames belong, so that they all arrive in the order in which they left.
+//!
+//! Between two workers there are [`PLACES`] in each direction, for frames of both kinds; the ports of one owner get no
+//! more than their fair share of them. Frames that get none wait in front of the remote port, as those for a receiver without
+//! buffers do. A frame keeps its place until it was delivered or dropped.
 //!
 //! | file | what |
 //! | --- | --- |
-//! | `frame.rs` | a description |
-//! | `link.rs` | the rings between two workers, who has how many places, frames that several have |
+//! | `frame.rs` | a frame as the receiver's worker has it |
+//! | `words.rs` | the ring of words |
+//! | `link.rs` | all rings between two workers, who has how many places, frames that several have |
 //! | `port.rs`, `state.rs` | a remote port; what its worker tells of it |
 //! | `serve.rs` | what a worker does in each round; how it learns of others' ports |
 
@@ -25,9 +32,10 @@ mod link;
 mod port;
 mod serve;
 mod state;
+mod words;
 
 pub use frame::{HandedFrame, Lender};
-pub use link::Links;
+pub use link::{Handed, Links};
 pub use serve::Workers;
 pub use state::RemoteState;
 

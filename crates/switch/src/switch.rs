@@ -1,5 +1,6 @@
 //! The switch as others see it: ports to manage, ends to attach.
 
+use std::cmp::Reverse;
 use std::collections::{BTreeMap, HashMap};
 use std::io;
 use std::sync::Arc;
@@ -57,6 +58,9 @@ struct Numbers {
     ports: Vec<usize>,
 }
 
+/// A port goes to a worker with others of its group that has fewer than so many ports more than the one with the fewest.
+const BESIDE: usize = 2;
+
 /// The number of a name; a new one gets the next.
 fn number(names: &mut HashMap<String, u16>, name: &str) -> u16 {
     let next = names.len() as u16;
@@ -74,9 +78,16 @@ impl Numbers {
         slot as Slot
     }
 
-    /// The worker that gets one more port: the one with the fewest.
-    fn place(&self) -> usize {
-        (0..self.ports.len()).min_by_key(|&worker| self.ports.get(worker).copied()).unwrap_or(0)
+    /// The worker that gets one more port: of those that have ports of its group, by worker, the one with the most, unless it has
+    /// many more than others; else the one with the fewest ports.
+    fn place(&self, of_group: &[usize]) -> usize {
+        let fewest = self.ports.iter().copied().min().unwrap_or(0);
+        let beside = self.ports.iter().zip(of_group).enumerate();
+        let beside = beside.filter(|(_, (count, of_group))| **of_group > 0 && **count < fewest + BESIDE);
+        let most = beside.min_by_key(|(_, (count, of_group))| (Reverse(**of_group), **count));
+        most.map(|(worker, _)| worker)
+            .or_else(|| self.ports.iter().position(|&count| count == fewest))
+            .unwrap_or(0)
     }
 
     fn count(&mut self, worker: usize, change: isize) {
@@ -144,7 +155,7 @@ impl Switch {
         let Settings { spin, poll, .. } = settings;
         let runtime = vmlane_worker::Settings { role: Role::Switch, spin, poll };
         let (mut workers, mut handles) = (Vec::new(), Vec::new());
-        for (number, (requests, links)) in requests.iter().zip(Links::between(&requests)).enumerate() {
+        for (number, (requests, links)) in requests.iter().zip(Links::between(&requests)?).enumerate() {
             let (stats, heartbeat) = (Arc::new(WorkerStats::default()), Arc::new(Heartbeat::default()));
             let place = Place { number, links, learned: learned.clone(), coalesce: coalesce.clone() };
             let engine = SwitchEngine::new(settings, place, stats.clone(), heartbeat.clone());
@@ -184,9 +195,10 @@ impl Switch {
     pub(crate) fn make_port(&self, spec: PortSpec, stats: Arc<PortStats>, internal: Option<usize>) -> PortId {
         let state = Arc::new(PortState::default());
         let joined = if spec.direct { self.worker_of_direct(&spec.group) } else { spec.uplink.then_some(0) };
+        let of_group = self.workers_of_group(&spec.group);
         let (of, worker) = {
             let mut numbers = self.numbers.lock();
-            let worker = internal.or(joined).unwrap_or_else(|| numbers.place());
+            let worker = internal.or(joined).unwrap_or_else(|| numbers.place(&of_group));
             numbers.count(worker, 1);
             let owner = spec.name.split_once('/').map_or(&*spec.name, |(owner, _)| owner);
             let owner = number(&mut numbers.owners, owner);
@@ -217,6 +229,21 @@ impl Switch {
         let ports = self.ports.lock();
         let other = ports.iter().find(|(_, entry)| entry.spec.direct && entry.spec.group == group);
         other.map(|(id, _)| self.owner(*id))
+    }
+
+    /// How many ports of a group each worker has: those who talk to each other are there. Empty if there is no other group, and ports
+    /// are to be spread.
+    fn workers_of_group(&self, group: &str) -> Vec<usize> {
+        let mut counts = vec![0; self.workers.len()];
+        let ports = self.ports.lock();
+        let listed = || ports.iter().filter(|(_, entry)| !entry.internal);
+        if listed().all(|(_, entry)| entry.spec.group == group) {
+            return Vec::new();
+        }
+        for (id, _) in listed().filter(|(_, entry)| entry.spec.group == group) {
+            counts.iter_mut().skip(self.owner(*id)).take(1).for_each(|count| *count += 1);
+        }
+        counts
     }
 
     /// Removes a port from every worker, its own one first: the others do not look at what was attached to it any more
@@ -511,5 +538,34 @@ impl Frames for Switch {
 
     fn stats(&self, id: PortId) -> Arc<PortStats> {
         self.ports.lock().get(&id).map(|entry| entry.stats.clone()).unwrap_or_default()
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    /// The workers of ports of these groups, made one after the other.
+    fn placed(workers: usize, groups: &[&str]) -> Vec<usize> {
+        let (switch, _workers) = Switch::unstarted_workers(Settings { workers, ..Settings::default() });
+        let number = |(at, group): (usize, &&str)| {
+            let plain = PortSpec::plain(&format!("vm-{at}/nic0"), Mac([0x52, 0, 0, 0, 0, at as u8]));
+            switch.owner(switch.add_port(PortSpec { group: (*group).into(), ..plain }))
+        };
+        groups.iter().enumerate().map(number).collect()
+    }
+
+    #[test]
+    fn ports_go_where_others_of_their_group_are_while_no_worker_has_many_more_than_others() {
+        assert_eq!(placed(2, &["a", "b", "a", "b", "b", "a"]), [0, 1, 0, 1, 1, 0]);
+        assert_eq!(placed(2, &["a", "b", "b", "a", "c", "c"]), [0, 1, 1, 0, 0, 0]);
+        // One more than others, and then two.
+        assert_eq!(placed(3, &["a", "b", "c", "a", "a", "a", "a"]), [0, 1, 2, 0, 0, 1, 1]);
+    }
+
+    #[test]
+    fn ports_of_the_only_group_are_spread() {
+        assert_eq!(placed(2, &["a"; 5]), [0, 1, 0, 1, 0]);
+        assert_eq!(placed(3, &["a", "a", "a", "a", "b", "b", "a"])[..4], [0, 1, 2, 0]);
     }
 }

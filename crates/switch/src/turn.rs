@@ -14,7 +14,7 @@ use crate::batch::Batch;
 use crate::core::Core;
 use crate::egress::Receiver;
 use crate::fdb::{Destination, PortInVlan, Sender};
-use crate::handover::Workers;
+use crate::handover::{Handed, Workers};
 use crate::ingress::{Checked, Frame, Job, admit};
 use crate::lent::{Lent, Origin};
 use crate::multicast::{ANY, look};
@@ -386,10 +386,10 @@ impl Core {
     fn hand_to_all(&mut self, others: Workers, sent: &Checked<'_>, from: Origin<'_>, fate: Fate) -> Fate {
         let mut holders = usize::from(fate == Fate::Pending);
         for worker in others.iter() {
-            if self.links.hand_over(worker, (from.lender, from.token), sent.frame.tx) {
-                holders += 1;
-            } else {
-                self.lose_at(worker, from, DropReason::NoBuffers);
+            match self.links.hand_over(worker, (from.lender, from.token), sent.frame.tx) {
+                Handed::Lent => holders += 1,
+                Handed::Copied => {}
+                Handed::No => self.lose_at(worker, from, DropReason::NoBuffers),
             }
         }
         self.links.share(from.slot, from.token, holders);
@@ -423,8 +423,12 @@ impl Core {
             return Fate::Finished;
         }
         let waits = port.pending.has_of(from.lender.owner);
-        if !waits && self.links.hand_over(worker, (from.lender, from.token), sent.frame.tx) {
-            return Fate::Pending;
+        let lent = (from.lender, from.token);
+        let handed = if waits { Handed::No } else { self.links.hand_over(worker, lent, sent.frame.tx) };
+        match handed {
+            Handed::Lent => return Fate::Pending,
+            Handed::Copied => return Fate::Finished,
+            Handed::No => {}
         }
         let (sender, token, len) = (from.slot, from.token, sent.frame.len() as u32);
         let frame = PendingFrame { sender, token, len, tag: None, next: 0, since: self.now };

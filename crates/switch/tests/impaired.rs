@@ -29,7 +29,8 @@ fn impair(bench: &mut Bench, frames: &FaultyFrames, impairment: Impairment) {
 
 /// A frame from port 1 to port 2 that carries `number`.
 fn numbered(number: u32) -> Vec<u8> {
-    let mut frame = common::frame(mac(2), mac(1), 60, 0);
+    // Long enough to stay lent while it waits, also for another worker's port.
+    let mut frame = common::frame(mac(2), mac(1), 200, 0);
     frame[20..24].copy_from_slice(&number.to_be_bytes());
     frame
 }

@@ -61,16 +61,12 @@ fn port_plan() -> impl Strategy<Value = PortPlan> {
 
 fn step() -> impl Strategy<Value = Step> {
     let port = 0..6u8;
+    // Short ones go from worker to worker by value.
+    let len = prop_oneof![60..=200u16, 60..3000u16];
     let send =
-        (port.clone(), 0..10u8, 0..9u8, 60..3000u16, prop::option::weighted(0.2, 0..4u8), any::<bool>())
-            .prop_map(|(from, to, source, len, tag, segments)| Step::Send {
-                from,
-                to,
-                source,
-                len,
-                tag,
-                segments,
-            });
+        (port.clone(), 0..10u8, 0..9u8, len, prop::option::weighted(0.2, 0..4u8), any::<bool>()).prop_map(
+            |(from, to, source, len, tag, segments)| Step::Send { from, to, source, len, tag, segments },
+        );
     prop_oneof![
         12 => send,
         1 => port.clone().prop_map(Step::Detach),
@@ -195,8 +191,9 @@ impl World {
                 };
                 let tag = tag.map(|vlan| Tci::default().with_vlan(vlan.into()));
                 if segments {
-                    let packet = Packet::new(to, source, false, usize::from(len) + 500);
-                    let offload = Offload::Segment { header: packet.header_len() as u16, mss: 700 };
+                    let (more, mss) = if len < 130 { (0, 40) } else { (500, 700) };
+                    let packet = Packet::new(to, source, false, usize::from(len) + more);
+                    let offload = Offload::Segment { header: packet.header_len() as u16, mss };
                     wire.send(&packet.partial(false), offload, tag);
                 } else {
                     wire.send(&frame(to, source, len.min(1500).into(), from as u8), Offload::None, tag);
@@ -301,6 +298,11 @@ fn started(count: u8) -> (Arc<Switch>, Vec<(PortId, Wire)>) {
     (switch, ports)
 }
 
+/// Bytes of the frame of a number: of those that go by value and those that are lent in turn.
+fn some_len(count: u32) -> usize {
+    60 + (count % 140) as usize + if count.is_multiple_of(3) { (count * 769 % 1300) as usize } else { 0 }
+}
+
 #[test]
 fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
     const FRAMES: u32 = 20_000;
@@ -327,7 +329,7 @@ fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
             let switch = &switch;
             scope.spawn(move || {
                 for count in 0..FRAMES {
-                    let mut bytes = frame(mac(number + 4), mac(number + 1), 60 + (count % 1400) as usize, 0);
+                    let mut bytes = frame(mac(number + 4), mac(number + 1), some_len(count), 0);
                     bytes[14..18].copy_from_slice(&count.to_be_bytes());
                     wire.send(&bytes, Offload::None, None);
                     if count % 32 == 0 {
@@ -349,7 +351,7 @@ fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
                     if received.bytes[6..12] == mac(number + 1).0 {
                         let count = u32::from_be_bytes(received.bytes[14..18].try_into().unwrap());
                         assert_eq!(count, next, "in order, none lost");
-                        assert_eq!(received.bytes.len(), 60 + (count % 1400) as usize);
+                        assert_eq!(received.bytes.len(), some_len(count));
                         next += 1;
                     }
                 }
@@ -391,6 +393,31 @@ fn what_waits_at_another_worker_is_finished_before_its_sender_is_dropped() {
 }
 
 #[test]
+fn short_frames_of_another_workers_guest_are_finished_while_they_wait() {
+    for leaver in 0..2 {
+        let settings = Settings { workers: 2, hold: Duration::from_secs(3600), ..Settings::default() };
+        let switch = Switch::start(settings).unwrap();
+        let port = |number| {
+            let id = switch.add_port(Bench::spec(number));
+            let (wire, end) = Wire::new(mac(number));
+            switch.attach(id, end);
+            (id, wire)
+        };
+        let ports = [port(1), port(2)];
+        ports[1].1.set_room(Some(0));
+        (0..10).for_each(|_| ports[0].1.send(&frame(mac(2), mac(1), 192, 0), Offload::None, None));
+        ports[0].1.send(&frame(mac(2), mac(1), 193, 0), Offload::None, None);
+        switch.kick(ports[0].0);
+        let stats = switch.stats(ports[1].0);
+        soon("they wait", || stats.pending.get() == 11 && ports[0].1.outstanding() == 1);
+        switch.detach(ports[leaver].0);
+        assert!(ports[leaver].1.dropped());
+        soon("all are finished", || ports[0].1.outstanding() == 0);
+        assert_eq!(stats.drop_gone.get(), 11);
+    }
+}
+
+#[test]
 fn a_receiver_without_buffers_holds_up_its_own_senders_and_no_one_else() {
     let mut bench = bench(2);
     // Ports 1, 3, 5 are of one worker, 2, 4, 6 of the other.
@@ -407,6 +434,32 @@ fn a_receiver_without_buffers_holds_up_its_own_senders_and_no_one_else() {
     let lost = guests[1].stats.drop_slow_receiver.get() as usize;
     assert_eq!((guests[1].frames().len() + lost, guests[5].frames().len()), (400, 100));
     assert_eq!(guests[0].wire.outstanding(), 0);
+}
+
+#[test]
+fn short_frames_for_a_receiver_without_buffers_take_their_owners_part_of_the_places_and_no_more() {
+    let mut bench = bench(2);
+    // As above.
+    let guests: Vec<Guest> = (1..=6).map(|number| bench.guest(number)).collect();
+    guests[1].wire.set_room(Some(0));
+    (0..1000).for_each(|_| guests[0].send(&frame(mac(2), mac(1), 60, 0)));
+    bench.run();
+    let (waiting, lent) = (guests[1].stats.pending.get() as usize, guests[0].wire.outstanding());
+    assert_eq!((waiting, lent), (128 + 256, 256), "half of the places, and all that its card lends");
+    assert_eq!(guests[0].wire.queued(), 1000 - 128 - 256, "its sender is held up");
+    (0..300).for_each(|_| guests[2].send(&frame(mac(4), mac(3), 60, 0)));
+    bench.run();
+    assert_eq!(guests[3].frames().len(), 300);
+    guests[1].wire.set_room(None);
+    bench.run();
+    let lost = guests[1].stats.drop_slow_receiver.get() as usize;
+    assert_eq!(guests[1].frames().len() + lost, 1000);
+    assert_eq!(guests[0].wire.outstanding(), 0);
+    // All places have come back.
+    guests[1].wire.set_room(Some(0));
+    (0..1000).for_each(|_| guests[0].send(&frame(mac(2), mac(1), 60, 0)));
+    bench.run();
+    assert_eq!(guests[0].wire.queued(), 1000 - 128 - 256);
 }
 
 #[test]
@@ -434,15 +487,18 @@ fn a_panic_with_a_frame_of_another_worker_ends_its_port_there_and_nothing_else()
 
 #[test]
 fn segments_of_another_workers_guest_are_merged_for_a_receiver_that_takes_them_whole() {
-    let mut bench = Bench::with(Settings { workers: 2, ..Settings::default() });
-    let (a, b) = (bench.guest(1), bench.guest(2));
-    b.wire.set_capabilities(LRO);
-    bench.run();
-    let packet = Packet::new(mac(2), mac(1), false, 14_000);
-    packet.segments(1400).iter().for_each(|segment| a.send(&segment.bytes()));
-    bench.run();
-    let got = b.wire.received();
-    assert_eq!((got.len(), b.stats.rx_coalesced_segments.get()), (1, 10));
+    for (bytes, mss) in [(14_000, 1400), (1000, 100)] {
+        let mut bench = Bench::with(Settings { workers: 2, ..Settings::default() });
+        let (a, b) = (bench.guest(1), bench.guest(2));
+        b.wire.set_capabilities(LRO);
+        bench.run();
+        let packet = Packet::new(mac(2), mac(1), false, bytes);
+        packet.segments(mss).iter().for_each(|segment| a.send(&segment.bytes()));
+        bench.run();
+        let got = b.wire.received();
+        assert_eq!((got.len(), b.stats.rx_coalesced_segments.get()), (1, 10), "{mss}");
+        assert!(got[0].bytes.ends_with(&packet.bytes()[packet.header_len()..]), "{mss}");
+    }
 }
 
 #[test]

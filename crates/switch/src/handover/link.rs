@@ -2,6 +2,7 @@
 #![expect(clippy::vec_box, reason = "descriptions travel between workers by their addresses")]
 
 use std::collections::HashMap;
+use std::io;
 use std::sync::Arc;
 
 use rtrb::{Consumer, Producer, RingBuffer};
@@ -9,7 +10,8 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::fair::may_take;
 use vmlane_port::{Token, TxFrame};
 
-use super::frame::{Done, HandedFrame, Lender};
+use super::frame::{Done, HandedFrame, Lender, Room};
+use super::words::{self, Entry, Reader, Writer};
 use super::{MOST_WORKERS, PLACES};
 use crate::Slot;
 use crate::queue::{Command, Request, Requests};
@@ -19,87 +21,234 @@ const _: () = assert!(MOST_WORKERS <= u64::BITS as usize);
 /// So many descriptions ahead, the CPU is asked for those that are written next.
 const AHEAD: usize = 6;
 
-/// What one worker has of another one.
-pub struct Link {
-    requests: Arc<Requests>,
-    /// Descriptions that are free, and how many were ever made.
-    free: Vec<Box<HandedFrame>>,
-    made: usize,
-    /// Frames handed over in this turn.
-    leaving: Vec<Box<HandedFrame>>,
-    to: Producer<Box<HandedFrame>>,
-    /// Its own, come back.
-    back: Consumer<Box<HandedFrame>>,
-    /// The other worker's frames.
-    from: Consumer<Box<HandedFrame>>,
-    pub done: Done,
-    give_back: Producer<Box<HandedFrame>>,
-    /// Frames that the other worker has, by their owner.
+/// Places of an owner that are free again.
+#[derive(Clone, Copy)]
+struct Returned {
+    owner: u16,
+    count: u16,
+}
+
+/// What became of a frame that was to be handed over.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Handed {
+    /// There is no place for it.
+    No,
+    /// Its bytes went with it: its sender is done with it.
+    Copied,
+    /// It is lent until the other worker gives it back.
+    Lent,
+}
+
+/// Places that are taken: of all owners, and of each.
+#[derive(Default)]
+struct Places {
+    used: usize,
     of_owners: Vec<usize>,
 }
 
-impl Link {
-    /// Places that are taken.
-    fn used(&self) -> usize {
-        self.made - self.free.len()
-    }
-
-    /// A place for a frame of `owner`, if it may have one.
-    fn take(&mut self, owner: u16) -> Option<Box<HandedFrame>> {
-        let used = self.used();
+impl Places {
+    /// Takes one for a frame of `owner`, if it may have one.
+    #[inline]
+    fn take(&mut self, owner: u16) -> bool {
         let at = usize::from(owner);
         if self.of_owners.len() <= at {
             self.of_owners.resize(at + 1, 0);
         }
-        let own = self.of_owners.get_mut(at)?;
-        if !may_take(*own, used, PLACES) {
-            return None;
+        let Some(own) = self.of_owners.get_mut(at) else { return false };
+        let may = may_take(*own, self.used, PLACES);
+        if may {
+            *own += 1;
+            self.used += 1;
         }
-        let frame = self.free.pop().or_else(|| {
-            let may = self.made < PLACES;
-            self.made += usize::from(may);
-            may.then(|| Box::new(HandedFrame::new()))
-        })?;
-        *own += 1;
+        may
+    }
+
+    /// So many of `owner` are free again.
+    #[inline]
+    fn put(&mut self, owner: u16, count: usize) {
+        if let Some(own) = self.of_owners.get_mut(usize::from(owner)) {
+            *own = own.saturating_sub(count);
+        }
+        self.used = self.used.saturating_sub(count);
+    }
+}
+
+/// What one worker has of another one.
+pub struct Link {
+    requests: Arc<Requests>,
+    places: Places,
+    /// Descriptions that are free.
+    free: Vec<Box<HandedFrame>>,
+    sending: Sending,
+    /// Described frames of this round.
+    leaving: Vec<Box<HandedFrame>>,
+    receiving: Receiving,
+    /// For the other worker's frames by value.
+    room: Room,
+    /// Its frames that are done with. At a round's end they go back, or their places do.
+    pub done: Done,
+    going_back: Vec<Box<HandedFrame>>,
+    places_going_back: Vec<Returned>,
+}
+
+/// The sending worker's ends of the rings from it to another one.
+struct Sending {
+    order: Writer,
+    to: Producer<Box<HandedFrame>>,
+    back: Consumer<Box<HandedFrame>>,
+    places_back: Consumer<Returned>,
+}
+
+/// The other one's.
+struct Receiving {
+    coming: Reader,
+    from: Consumer<Box<HandedFrame>>,
+    give_back: Producer<Box<HandedFrame>>,
+    give_places_back: Producer<Returned>,
+}
+
+/// The rings for frames from one worker to another.
+fn way() -> (Sending, Receiving) {
+    let (order, coming) = words::ring();
+    let (to, from) = RingBuffer::new(PLACES);
+    let (give_back, back) = RingBuffer::new(PLACES);
+    let (give_places_back, places_back) = RingBuffer::new(PLACES);
+    let sending = Sending { order, to, back, places_back };
+    (sending, Receiving { coming, from, give_back, give_places_back })
+}
+
+impl Link {
+    /// With the worker with these requests.
+    fn new(requests: &Arc<Requests>, sending: Sending, receiving: Receiving) -> io::Result<Link> {
+        Ok(Link {
+            requests: requests.clone(),
+            places: Places::default(),
+            free: Vec::new(),
+            sending,
+            leaving: Vec::new(),
+            receiving,
+            room: Room::new()?,
+            done: Done::default(),
+            going_back: Vec::new(),
+            places_going_back: Vec::new(),
+        })
+    }
+
+    /// Did a longer frame of the same lender go just before, in this round? Then a short one may be the last segment of that
+    /// one's flow: they are merged only if both lie in their sender's memory.
+    #[inline]
+    fn ends_lent_ones(&self, lender: Lender) -> bool {
+        self.sending.order.is_described()
+            && self.leaving.last().is_some_and(|last| last.lender == lender && !last.is_short())
+    }
+
+    #[inline]
+    fn hand_over(&mut self, (lender, token): (Lender, Token), tx: &TxFrame<'_>) -> Handed {
+        if !self.places.take(lender.owner) {
+            return Handed::No;
+        }
+        if Writer::takes(tx) && !self.ends_lent_ones(lender) {
+            self.sending.order.write(lender, tx);
+            return Handed::Copied;
+        }
+        // There are never more of them than places.
+        let mut frame = self.free.pop().unwrap_or_else(|| Box::new(HandedFrame::new()));
         // The other worker's CPU has had the lines of those that are next.
         if let Some(later) = self.free.len().checked_sub(AHEAD).and_then(|at| self.free.get(at)) {
             later.prefetch_write();
         }
-        Some(frame)
-    }
-
-    /// A description that is free again.
-    fn put(&mut self, owner: u16, frame: Box<HandedFrame>) {
-        if let Some(own) = self.of_owners.get_mut(usize::from(owner)) {
-            *own = own.saturating_sub(1);
+        if !frame.describe(lender, token, tx) {
+            self.free.push(frame);
+            self.places.put(lender.owner, 1);
+            return Handed::No;
         }
-        self.free.push(frame);
+        self.leaving.push(frame);
+        self.sending.order.describe();
+        Handed::Lent
     }
 
-    /// Sends what is to leave. True if anything left.
+    /// Sends what is to leave. True if anything left. There are never more frames, and never more places, than places in
+    /// a ring.
     fn send(&mut self) -> bool {
-        // There are never more descriptions than places in a ring.
-        let leaving = push_all(&mut self.to, &mut self.leaving);
-        let back = push_all(&mut self.give_back, &mut self.done.lock());
-        leaving || back
+        // What the other worker finds in the order is there.
+        push_all(&mut self.sending.to, &mut self.leaving);
+        let leaving = self.sending.order.publish();
+        for frame in self.done.lock().drain(..) {
+            if !frame.is_by_value() {
+                self.going_back.push(frame);
+                continue;
+            }
+            let owner = frame.lender.owner;
+            self.room.put(frame);
+            match self.places_going_back.last_mut().filter(|last| last.owner == owner) {
+                Some(last) => last.count += 1,
+                None => self.places_going_back.push(Returned { owner, count: 1 }),
+            }
+        }
+        let back = push_all(&mut self.receiving.give_back, &mut self.going_back);
+        push_all(&mut self.receiving.give_places_back, &mut self.places_going_back) || back || leaving
+    }
+
+    /// Is anything to leave or to be sent?
+    fn has_unsent(&self) -> bool {
+        self.sending.order.has_unpublished() || !self.done.lock().is_empty()
+    }
+
+    /// Does anything lie in a ring from there?
+    fn has_waiting(&self) -> bool {
+        self.receiving.coming.has_entries()
+            || !self.sending.back.is_empty()
+            || !self.sending.places_back.is_empty()
+    }
+
+    /// The frames that the other worker has handed over, in order.
+    fn take_arrived(&mut self, mut each: impl FnMut(Box<HandedFrame>)) {
+        self.receiving.coming.look();
+        while let Some(entry) = self.receiving.coming.next() {
+            match entry {
+                Entry::Described(count) => pop(&mut self.receiving.from, count, |frame| {
+                    frame.prefetch();
+                    each(frame);
+                }),
+                Entry::Value(value) => {
+                    let Some(mut frame) = self.room.take() else {
+                        self.receiving.coming.skip(value.len);
+                        continue;
+                    };
+                    frame.receive(&value, &mut self.receiving.coming);
+                    each(frame);
+                }
+            }
+        }
+    }
+
+    /// This worker's descriptions and places that the other one is done with.
+    fn take_back(&mut self, mut each: impl FnMut(Lender, Token)) {
+        let Link { sending: Sending { back, places_back, .. }, places, free, .. } = self;
+        pop(back, back.slots(), |frame| {
+            let (lender, token) = (frame.lender, frame.token);
+            places.put(lender.owner, 1);
+            free.push(frame);
+            each(lender, token);
+        });
+        pop(places_back, places_back.slots(), |Returned { owner, count }| places.put(owner, count.into()));
     }
 }
 
-/// Puts all of `frames` into a ring, to be seen together.
-fn push_all(ring: &mut Producer<Box<HandedFrame>>, frames: &mut Vec<Box<HandedFrame>>) -> bool {
-    if frames.is_empty() {
+/// Puts all of `what` into a ring, to be seen together. False: there was nothing.
+fn push_all<T>(ring: &mut Producer<T>, what: &mut Vec<T>) -> bool {
+    if what.is_empty() {
         return false;
     }
-    let count = frames.len().min(ring.slots());
+    let count = what.len().min(ring.slots());
     if let Ok(chunk) = ring.write_chunk_uninit(count) {
-        chunk.fill_from_iter(frames.drain(..count));
+        chunk.fill_from_iter(what.drain(..count));
     }
     count > 0
 }
 
-/// Takes all that is in a ring now.
-fn pop_all(ring: &mut Consumer<Box<HandedFrame>>, each: impl FnMut(Box<HandedFrame>)) {
-    let count = ring.slots();
+/// Takes `count` out of a ring.
+fn pop<T>(ring: &mut Consumer<T>, count: usize, each: impl FnMut(T)) {
     if count > 0
         && let Ok(chunk) = ring.read_chunk(count)
     {
@@ -120,45 +269,22 @@ pub struct Links {
 }
 
 impl Links {
-    /// For each of the workers with these requests.
-    pub fn between(requests: &[Arc<Requests>]) -> Vec<Links> {
-        let count = requests.len();
-        let ring = || RingBuffer::<Box<HandedFrame>>::new(PLACES);
-        // For each pair in order: the ring from one to the other, and the one in which they come back.
-        let pairs = count * count;
-        let (mut to, mut from) = (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
-        let (mut give_back, mut back) = (Vec::with_capacity(pairs), Vec::with_capacity(pairs));
-        for _ in 0..if count > 1 { pairs } else { 0 } {
-            let (producer, consumer) = ring();
-            to.push(Some(producer));
-            from.push(Some(consumer));
-            let (producer, consumer) = ring();
-            give_back.push(Some(producer));
-            back.push(Some(consumer));
+    /// For each of the workers with these requests. Fails if the process has no file or memory to spare.
+    pub fn between(requests: &[Arc<Requests>]) -> io::Result<Vec<Links>> {
+        let mut all: Vec<Links> = requests.iter().map(|_| Links::none()).collect();
+        all.iter_mut().for_each(|links| links.list.resize_with(requests.len(), || None));
+        for (a, of_a) in requests.iter().enumerate() {
+            for (b, of_b) in requests.iter().enumerate().skip(a + 1) {
+                let ((from_a, to_b), (from_b, to_a)) = (way(), way());
+                let links = [(a, b, Link::new(of_b, from_a, to_a)?), (b, a, Link::new(of_a, from_b, to_b)?)];
+                for (own, other, link) in links {
+                    if let Some(place) = all.get_mut(own).and_then(|links| links.list.get_mut(other)) {
+                        *place = Some(link);
+                    }
+                }
+            }
         }
-        let mut link = |own: usize, other: usize, requests: &Arc<Requests>| {
-            let (there, here) = (own * count + other, other * count + own);
-            Some(Link {
-                requests: requests.clone(),
-                free: Vec::new(),
-                made: 0,
-                leaving: Vec::new(),
-                to: to.get_mut(there)?.take()?,
-                back: back.get_mut(there)?.take()?,
-                from: from.get_mut(here)?.take()?,
-                done: Done::default(),
-                give_back: give_back.get_mut(here)?.take()?,
-                of_owners: Vec::new(),
-            })
-        };
-        let mut links = Vec::new();
-        for own in 0..count {
-            let others = requests.iter().enumerate();
-            let list =
-                others.map(|(other, requests)| if other == own { None } else { link(own, other, requests) });
-            links.push(Links { list: list.collect(), ..Links::none() });
-        }
-        links
+        Ok(all)
     }
 
     /// Of the only worker.
@@ -187,17 +313,10 @@ impl Links {
         Some(self.list.get(worker)?.as_ref()?.done.clone())
     }
 
-    /// Hands a frame over. False: there is no place for it.
-    pub fn hand_over(&mut self, worker: usize, (lender, token): (Lender, Token), tx: &TxFrame<'_>) -> bool {
-        let Some(link) = self.get_mut(worker) else { return false };
-        let Some(mut frame) = link.take(lender.owner) else { return false };
-        let described = frame.describe(lender, token, tx);
-        if described {
-            link.leaving.push(frame);
-        } else {
-            link.put(lender.owner, frame);
-        }
-        described
+    /// Hands a frame over that `lent` tells the lender of, and what it calls the frame.
+    #[inline]
+    pub fn hand_over(&mut self, worker: usize, lent: (Lender, Token), tx: &TxFrame<'_>) -> Handed {
+        self.get_mut(worker).map_or(Handed::No, |link| link.hand_over(lent, tx))
     }
 
     /// `holders` have yet to finish a frame.
@@ -237,39 +356,23 @@ impl Links {
     /// The frames that others have handed over, with the number of the worker that did.
     pub fn take_arrived(&mut self, mut each: impl FnMut(usize, Box<HandedFrame>)) {
         for (worker, link) in self.list.iter_mut().enumerate() {
-            if let Some(link) = link {
-                pop_all(&mut link.from, |frame| {
-                    frame.prefetch();
-                    each(worker, frame);
-                });
-            }
+            link.iter_mut().for_each(|link| link.take_arrived(|frame| each(worker, frame)));
         }
     }
 
-    /// This worker's frames that others are done with.
+    /// This worker's lent frames that others are done with.
     pub fn take_back(&mut self, mut each: impl FnMut(Lender, Token)) {
-        for link in self.list.iter_mut().flatten() {
-            let Link { back, free, of_owners, .. } = link;
-            pop_all(back, |frame| {
-                let (lender, token) = (frame.lender, frame.token);
-                if let Some(own) = of_owners.get_mut(usize::from(lender.owner)) {
-                    *own = own.saturating_sub(1);
-                }
-                free.push(frame);
-                each(lender, token);
-            });
-        }
+        self.list.iter_mut().flatten().for_each(|link| link.take_back(&mut each));
     }
 
     /// Something lies in a ring for this worker.
     pub fn has_waiting(&self) -> bool {
-        self.list.iter().flatten().any(|link| !link.from.is_empty() || !link.back.is_empty())
+        self.list.iter().flatten().any(Link::has_waiting)
     }
 
     /// Something is to leave, or to be sent.
     pub fn has_unsent(&self) -> bool {
-        !self.arrived.is_empty()
-            || self.list.iter().flatten().any(|link| !link.leaving.is_empty() || !link.done.lock().is_empty())
+        !self.arrived.is_empty() || self.list.iter().flatten().any(Link::has_unsent)
     }
 
     /// Sends what is to leave, and wakes who gets it.

@@ -38,6 +38,7 @@ impl RemotePort {
 
     /// A frame that its guest sent.
     pub fn push(&mut self, frame: Box<HandedFrame>) {
+        frame.prefetch_more();
         self.waiting.push_back(frame);
     }
 
@@ -57,7 +58,8 @@ impl FramePort for RemotePort {
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
         let mut count = 0;
         for to in tokens {
-            let Some(frame) = self.waiting.pop_front() else { break };
+            let Some(mut frame) = self.waiting.pop_front() else { break };
+            frame.prepare();
             let at = self.free.pop().unwrap_or_else(|| {
                 self.lent.push(None);
                 self.lent.len() as u32 - 1

@@ -2,9 +2,11 @@
 
 use std::any::Any;
 
-use vmlane_port::{DropReason, Token};
+use arrayvec::ArrayVec;
+use vmlane_port::{BURST, DropReason, Token};
 
 use super::frame::{HandedFrame, Lender};
+use super::link::Handed;
 use super::port::RemotePort;
 use super::state::Attachment;
 use crate::Slot;
@@ -117,13 +119,15 @@ impl Core {
         }
         let mut finished: Vec<(Lender, Token)> = std::mem::take(&mut self.finished);
         self.links.take_back(|lender, token| finished.push((lender, token)));
-        for (Lender { slot, attachment, .. }, token) in finished.drain(..) {
+        for of_one in finished.chunk_by(|a, b| a.0 == b.0) {
+            let Some(&(Lender { slot, attachment, .. }, _)) = of_one.first() else { continue };
             if self.ports.get(slot).is_some_and(|port| port.attachment == attachment) {
-                self.finish(slot, token);
+                self.finish_all(slot, of_one);
             } else {
                 self.links.let_go();
             }
         }
+        finished.clear();
         self.finished = finished;
         let mut arrived = std::mem::take(&mut self.arriving);
         self.links.take_arrived(|worker, frame| arrived.push((worker, frame)));
@@ -132,6 +136,19 @@ impl Core {
         }
         self.arriving = arrived;
         true
+    }
+
+    /// Others are done with these frames of a port.
+    fn finish_all(&mut self, slot: Slot, frames: &[(Lender, Token)]) {
+        for some in frames.chunks(BURST) {
+            let tokens: ArrayVec<Token, BURST> = some
+                .iter()
+                .map(|(_, token)| *token)
+                .filter(|token| self.links.is_last(slot, *token))
+                .collect();
+            self.guarded(slot, |core| core.end(slot).into_iter().for_each(|end| end.finish(&tokens)));
+            self.mark(slot);
+        }
     }
 
     /// A frame has come: its sender's remote port is to send it.
@@ -196,12 +213,16 @@ impl Core {
                 });
                 self.serving = slot;
                 match handed {
-                    Some(false) => break,
-                    Some(true) => {}
+                    Some(Handed::No) => break,
+                    Some(_) => {}
                     None => receiver.lose(DropReason::Gone),
                 }
                 receiver.pending.pop_of_turn(self.now);
                 self.held.give_back(frame.sender, receiver.owner);
+                if handed == Some(Handed::Copied) {
+                    self.finish(frame.sender, frame.token);
+                    self.serving = slot;
+                }
                 moved = true;
             }
             // One that has no frames any more is not counted any more.
