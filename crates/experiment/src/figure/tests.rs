@@ -92,7 +92,7 @@ fn every_value_has_its_mark_its_interval_and_its_runs_and_a_missing_one_says_why
         assert_eq!(svg.matches("class=\"run ").count(), 9, "{shape:?}");
         assert_eq!(svg.matches("<title>").count(), 3, "{shape:?}");
         assert!(svg.contains("A &amp; B") && svg.contains("x &lt;y&gt;") && !svg.contains("<y>"));
-        assert!(svg.contains("class=\"x-title\">message<") && svg.contains("class=\"y-title\">Mbit/s<"));
+        assert!(svg.contains("class=\"x-title\">message<") && svg.contains("class=\"y-title\">Mbit/s"));
         assert!(svg.contains("class=\"foot\">Machine: a &lt;b&gt;. 3 runs.<"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }

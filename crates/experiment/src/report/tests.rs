@@ -131,7 +131,7 @@ fn a_reader_finds_figures_claims_numbers_and_where_they_come_from() {
         "Throughput: 5 sessions",
         "Figure 3: Round trips",
         "message size",
-        "vmci, VM to VM, sending, 64 KiB buffers",
+        "VM to VM, sending, 64 KiB buffers",
         "What the paper says, and what was measured",
         "64 KiB<",
         "whisker: from the least to the most",

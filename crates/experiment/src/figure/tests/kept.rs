@@ -271,6 +271,7 @@ fn the_check_of_kept_figures_finds_what_it_looks_for() {
         return;
     }
     let mut crowded = chart(Shape::Bars);
+    crowded.given = "vmci, sending".into();
     crowded.foot = vec!["Machine: m. whisker: w.".into()];
     let svg = alone(&crowded);
     check("sound", &svg);
