@@ -2,12 +2,16 @@
 
 use std::collections::BTreeMap;
 
-use crate::figure::{Chart, Point, Series, Shape, Style, Value, hue, reach};
+mod picked;
+
+use crate::figure::{Chart, Point, Series, Shape, Value, reach};
 use crate::foot::foot;
 use crate::plan::{Absent, Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
 use crate::rows::Row;
 use crate::summary::Spread;
-use crate::units::{bytes, number};
+use crate::units::number;
+use crate::words::{in_common, is_transactional, label, quantity, sides, tick, title};
+use picked::Picked;
 
 /// The rows of an experiment, in its plan's order.
 pub struct Data<'r> {
@@ -15,6 +19,8 @@ pub struct Data<'r> {
     named: Vec<&'static str>,
     statistic: Statistic,
     absent: Vec<Absent>,
+    /// All throughput is in Gbit/s: figures of one experiment are compared.
+    fast: bool,
 }
 
 /// What is shown of a row: the unit, and what the raw value is divided by.
@@ -29,10 +35,8 @@ pub struct Drawn {
     pub charts: Vec<Chart>,
     /// Rows of several combinations fell into one mark.
     pub mixed: bool,
-}
-
-fn is_transactional(row: &Row) -> bool {
-    row.transactions_per_second.is_some() || ["rr", "crr"].contains(&row.test.as_str())
+    /// Factors that differ between marks and that the figure does not name.
+    pub untold: Vec<&'static str>,
 }
 
 /// The value of a row; none when it failed, or lacks it.
@@ -51,84 +55,6 @@ fn value(row: &Row, measure: Measure) -> Option<f64> {
     }
 }
 
-fn unit(rows: &[&Row], measure: Measure) -> Unit {
-    let transactional = rows.first().is_some_and(|row| is_transactional(row));
-    let most = rows.iter().filter_map(|row| value(row, measure)).fold(0.0, f64::max);
-    let (name, scale) = match measure {
-        Measure::Result if transactional => ("transactions / s", 1.0),
-        Measure::Result if most >= 3e9 => ("Gbit/s", 1e9),
-        Measure::Result => ("Mbit/s", 1e6),
-        Measure::RttP50 | Measure::RttP99 => ("µs", 1.0),
-        Measure::Cpu if transactional => ("CPU s / 1000 transactions", 1.0),
-        Measure::Cpu => ("CPU s / GB", 1.0),
-    };
-    Unit { name, scale }
-}
-
-/// How a factor is called along an axis or in a legend.
-pub fn title(factor: &str) -> &str {
-    match factor {
-        "message" => "message size",
-        "buffer" => "socket buffers",
-        "nics" => "cards",
-        "boot" => "lab, in the order of their boots",
-        "guests" => "VMs",
-        "mtu" => "MTU in bytes",
-        "ring" => "ring size in descriptors",
-        "ip" => "IP version",
-        "rate" => "an uplink in bit/s",
-        "moderation" => "interrupts a second at most",
-        "coalesce" => "software LRO",
-        "host_offloads" => "offloads of the test host",
-        other => other,
-    }
-}
-
-/// A value along the axis that its factor names.
-fn tick_label(factor: &str, value: &str) -> String {
-    match factor {
-        "test" => test_name(value).to_owned(),
-        "message" | "buffer" => bytes(value),
-        "nodelay" if value == "true" => "TCP_NODELAY".into(),
-        "nodelay" => "gathered (Nagle)".into(),
-        _ => value.to_owned(),
-    }
-}
-
-/// What a test does, seen from guest a.
-fn test_name(test: &str) -> &str {
-    match test {
-        "stream" => "sending",
-        "maerts" => "receiving",
-        "bidir" => "both ways at once",
-        "rr" => "round trips",
-        "crr" => "connections",
-        other => other,
-    }
-}
-
-/// A value as a label: a bare number gets its factor's name.
-fn label(factor: &str, value: &str) -> String {
-    match factor {
-        "device" | "tool" | "profile" => value.to_owned(),
-        "test" | "nodelay" => tick_label(factor, value),
-        "buffer" if value == "default" => "default buffers".into(),
-        "buffer" => format!("{} buffers", bytes(value)),
-        "message" => format!("{} messages", bytes(value)),
-        "moderation" if value == "default" => "interrupts as the device likes".into(),
-        "moderation" if value == "off" => "interrupts at once".into(),
-        "moderation" => format!("{value} interrupts/s at most"),
-        "rate" if value == "default" => "no limit of rate".into(),
-        "rate" => format!("{value}bit/s"),
-        "sessions" if value == "1" => "1 session".into(),
-        "sessions" => format!("{value} sessions"),
-        "host" => format!("machine {value}"),
-        "offloads" if value == "default" => "offloads on".into(),
-        "ip" => format!("IPv{value}"),
-        _ => format!("{factor} {value}"),
-    }
-}
-
 impl<'r> Data<'r> {
     /// All rows; without a plan they keep their order.
     pub fn new(rows: &'r [Row], plan: Option<&Plan>) -> Data<'r> {
@@ -140,12 +66,27 @@ impl<'r> Data<'r> {
             .collect();
         let mut rows: Vec<&Row> = rows.iter().collect();
         rows.sort_by_key(|row| order.get(&row.id).copied().unwrap_or(usize::MAX));
+        let fast = rows.iter().filter_map(|row| row.throughput_bps).any(|bps| bps >= 3e9);
         Data {
             rows,
+            fast,
             named: plan.map_or_else(|| crate::factors::NAMES.to_vec(), |plan| plan.named.clone()),
             statistic: plan.map_or(Statistic::Median, |plan| plan.statistic),
             absent: plan.map(|plan| plan.absent.clone()).unwrap_or_default(),
         }
+    }
+
+    fn unit(&self, rows: &[&Row], measure: Measure) -> Unit {
+        let transactional = rows.first().is_some_and(|row| is_transactional(row));
+        let (name, scale) = match measure {
+            // What is counted says it: round trips a second.
+            Measure::Result if transactional => ("", 1.0),
+            Measure::Result if self.fast => ("Gbit/s", 1e9),
+            Measure::Result => ("Mbit/s", 1e6),
+            Measure::RttP50 | Measure::RttP99 => ("µs", 1.0),
+            Measure::Cpu => ("s", 1.0),
+        };
+        Unit { name, scale }
     }
 
     fn matching(&self, filter: &Filter) -> Vec<&'r Row> {
@@ -213,90 +154,102 @@ impl<'r> Data<'r> {
     /// The charts of a figure: one, or one for each panel, on one scale.
     pub fn draw(&self, figure: &Figure, id: &str) -> Drawn {
         let picked = Picked::new(self, figure);
-        let groups = picked.values(&figure.x);
         let panels: Vec<Option<String>> = match &figure.panels {
             Some(factor) => picked.values(factor).into_iter().map(Some).collect(),
             None => vec![None],
         };
-        let unit = unit(&picked.upper, figure.value);
-        let ratio = figure.kind == Kind::Ratio;
-        let scale = if ratio { 1.0 } else { unit.scale };
         let mut mixed = false;
         let mut charts: Vec<Chart> = Vec::new();
-        let shown: Vec<&Row> = picked.upper.iter().chain(&picked.lower).copied().collect();
-        let foot = foot(&shown, self.statistic, ratio);
-        let (unit_name, y_title) = match ratio {
-            true => ("times", picked.ratio_title(figure)),
-            false => (unit.name, unit.name.to_owned()),
-        };
         for (number, panel) in panels.iter().enumerate() {
             let fixed: Vec<(&str, &str)> =
                 figure.panels.as_deref().zip(panel.as_deref()).into_iter().collect();
-            let entries = picked.legend(&figure.series, &fixed);
-            let styles = picked.styles(&figure.series, &entries);
-            let of_groups = picked.styles_of_groups(&groups);
-            let mut series: Vec<Series> = Vec::new();
-            for (entry, style) in entries.iter().zip(styles) {
-                let mut cell = |group: &String| {
-                    let mut pairs = fixed.clone();
-                    pairs.extend(
-                        figure.series.iter().map(String::as_str).zip(entry.iter().map(String::as_str)),
-                    );
-                    pairs.push((&figure.x, group));
-                    let (value, several) = picked.cell(self, &pairs, figure.value);
-                    mixed |= several;
-                    scaled(value, scale)
-                };
-                let values = groups.iter().map(&mut cell).collect();
-                let names = figure.series.iter().zip(entry).map(|(factor, value)| label(factor, value));
-                series.push(Series {
-                    label: names.collect::<Vec<_>>().join(", "),
-                    style,
-                    styles: of_groups.clone(),
-                    values,
-                });
-            }
-            let suffix =
-                fixed.first().map_or(String::new(), |(factor, value)| format!(": {}", label(factor, value)));
-            charts.push(Chart {
-                id: format!("{id}p{number}"),
-                title: format!("{}{suffix}", figure.title),
-                shape: match figure.kind {
-                    Kind::Bars => Shape::Bars,
-                    Kind::Lines => Shape::Lines,
-                    Kind::Ratio => Shape::Ratio,
-                },
-                x_title: title(&figure.x).to_owned(),
-                y_title: y_title.clone(),
-                unit: unit_name.to_owned(),
-                groups: groups.iter().map(|group| tick_label(&figure.x, group)).collect(),
-                series,
-                log: figure.log,
-                reach: (0.0, 0.0),
-                foot: foot.clone(),
-            });
+            charts.push(self.chart(&picked, format!("{id}p{number}"), &fixed, &mut mixed));
         }
         let scale = reach(charts.iter().flat_map(|chart| &chart.series));
         charts.iter_mut().for_each(|chart| chart.reach = scale);
-        Drawn { charts, mixed }
+        Drawn { charts, mixed, untold: picked.untold(&self.named) }
     }
 
-    /// What was measured about a claim, in words; none when nothing was.
+    /// The chart of one panel, whose factor is `fixed`.
+    fn chart(&self, picked: &Picked<'_, 'r>, id: String, fixed: &[(&str, &str)], mixed: &mut bool) -> Chart {
+        let figure = picked.figure;
+        let groups = picked.groups(fixed);
+        let entries = picked.legend(&figure.series, fixed);
+        let styles = picked.styles(&figure.series, &entries);
+        let of_groups = picked.styles_of_groups(&groups);
+        let ratio = figure.kind == Kind::Ratio;
+        let unit =
+            if ratio { Unit { name: "times", scale: 1.0 } } else { self.unit(&picked.upper, figure.value) };
+        let mut series: Vec<Series> = Vec::new();
+        for (entry, style) in entries.iter().zip(styles) {
+            let mut cell = |group: &Vec<String>| {
+                let mut pairs = fixed.to_vec();
+                for (factors, values) in [(&figure.series, entry), (&figure.x, group)] {
+                    pairs.extend(factors.iter().map(String::as_str).zip(values.iter().map(String::as_str)));
+                }
+                let (value, several) = picked.cell(self, &pairs, figure.value);
+                *mixed |= several;
+                scaled(value, unit.scale)
+            };
+            let values = groups.iter().map(&mut cell).collect();
+            let names = figure.series.iter().zip(entry).map(|(factor, value)| label(factor, value));
+            series.push(Series {
+                label: names.collect::<Vec<_>>().join(", "),
+                style,
+                styles: of_groups.clone(),
+                values,
+            });
+        }
+        let rows = picked.rows_of(fixed);
+        let suffix =
+            fixed.first().map_or(String::new(), |(factor, value)| format!(": {}", label(factor, value)));
+        let quantity = quantity(&picked.upper, figure.value);
+        let titles: Vec<&str> = figure.x.iter().map(|factor| title(factor)).collect();
+        Chart {
+            id,
+            title: format!("{}{suffix}", figure.title),
+            given: in_common(&rows, &self.named, &picked.shown()),
+            shape: match figure.kind {
+                Kind::Bars => Shape::Bars,
+                Kind::Lines => Shape::Lines,
+                Kind::Ratio => Shape::Ratio,
+            },
+            x_title: titles.join(", "),
+            y_title: match unit.name {
+                "times" => format!("{}: {quantity}", picked.sides()),
+                "" => quantity,
+                unit => format!("{quantity} in {unit}"),
+            },
+            unit: unit.name.to_owned(),
+            groups: groups.iter().map(|group| group_label(&figure.x, group)).collect(),
+            series,
+            log: figure.log,
+            reach: (0.0, 0.0),
+            foot: foot(&rows, self.statistic, ratio),
+        }
+    }
+
+    /// What was measured about a claim, in words: of what, and divided by what. None when nothing was.
     pub fn measured(&self, claim: &Claim) -> Option<String> {
         let rows = self.matching(&claim.of);
         let ids = Self::values(&rows, "id");
         let of = |id: &String| rows.iter().copied().filter(|row| row.id == *id).collect::<Vec<_>>();
+        let mut what = quantity(&rows, claim.value);
+        if let Some(first) = what.get_mut(..1) {
+            first.make_ascii_uppercase();
+        }
         if claim.over.is_empty() {
-            let unit = unit(&rows, claim.value);
+            let unit = self.unit(&rows, claim.value);
             let all = Spread::of(ids.iter().filter_map(|id| Some(self.spread(of(id), claim.value)?.median)))?;
             let (low, high) = (number(all.min / unit.scale), number(all.max / unit.scale));
-            return Some(if low == high {
-                format!("{low} {}", unit.name)
-            } else {
-                format!("{low} to {high} {}", unit.name)
-            });
+            let range = if low == high { low } else { format!("{low} to {high}") };
+            return Some(format!("{what}: {range} {}", unit.name).trim_end().to_owned());
         }
         let lower = self.matching(&over(&claim.of, &claim.over));
+        let sides = sides(claim.over.iter().map(|(name, values)| {
+            let upper = claim.of.get(name).map_or_else(|| Self::values(&rows, name), |of| of.texts());
+            (name, upper, values.texts())
+        }));
         let ratio = |id: &String| {
             let mine = of(id);
             let like: Vec<&Row> = lower
@@ -308,9 +261,9 @@ impl<'r> Data<'r> {
         };
         let all = Spread::of(ids.iter().filter_map(ratio).filter(|ratio| ratio.is_finite()))?;
         Some(match all.runs {
-            1 => format!("{} times", number(all.median)),
+            1 => format!("{what}, {sides}: {} times", number(all.median)),
             count => format!(
-                "{} to {} times, in the middle {} ({count} combinations)",
+                "{what}, {sides}: {} to {} times, in the middle {} ({count} combinations)",
                 number(all.min),
                 number(all.max),
                 number(all.median)
@@ -327,6 +280,16 @@ impl<'r> Data<'r> {
     }
 }
 
+/// What stands below the marks of a group: values of one factor, which the axis names, or of several.
+fn group_label(factors: &[String], values: &[String]) -> String {
+    match (factors, values) {
+        ([factor], [value]) => tick(factor, value),
+        _ => {
+            factors.iter().zip(values).map(|(name, value)| label(name, value)).collect::<Vec<_>>().join(", ")
+        }
+    }
+}
+
 /// A value in the unit of its chart.
 fn scaled(value: Value, scale: f64) -> Value {
     let Value::Point(Point { spread: s, runs }) = value else { return value };
@@ -336,176 +299,7 @@ fn scaled(value: Value, scale: f64) -> Value {
     })
 }
 
-/// Quotients of runs of the same number; none where a number has not exactly one run on both sides.
-fn by_run(upper: &[&Row], lower: &[&Row], measure: Measure) -> Vec<f64> {
-    let alone = |rows: &[&Row], run: u32| {
-        let mut of = rows.iter().filter(|row| row.run == run);
-        let first = of.next().and_then(|row| value(row, measure));
-        first.filter(|_| of.next().is_none())
-    };
-    let quotient =
-        |row: &&Row| Some(alone(upper, row.run)? / alone(lower, row.run).filter(|base| *base > 0.0)?);
-    upper.iter().filter_map(quotient).collect()
-}
-
 /// The filter of the denominators.
 fn over(only: &Filter, over: &Filter) -> Filter {
     only.iter().chain(over).map(|(name, values)| (name.clone(), values.clone())).collect()
-}
-
-/// The rows that a figure shows, and for a ratio those that it divides by.
-struct Picked<'f, 'r> {
-    upper: Vec<&'r Row>,
-    lower: Vec<&'r Row>,
-    figure: &'f Figure,
-}
-
-impl<'f, 'r> Picked<'f, 'r> {
-    fn new(data: &Data<'r>, figure: &'f Figure) -> Self {
-        let lower = if figure.kind == Kind::Ratio {
-            data.matching(&over(&figure.only, &figure.over))
-        } else {
-            Vec::new()
-        };
-        Picked { upper: data.matching(&figure.only), lower, figure }
-    }
-
-    /// Whether a factor's values are those of the denominators: there are several of them.
-    fn is_lower(&self, factor: &str) -> bool {
-        self.figure.kind == Kind::Ratio
-            && self.figure.over.get(factor).is_some_and(|values| values.texts().len() > 1)
-    }
-
-    fn values(&self, factor: &str) -> Vec<String> {
-        Data::values(if self.is_lower(factor) { &self.lower } else { &self.upper }, factor)
-    }
-
-    /// The legend's entries: combinations of values that have rows.
-    fn legend(&self, factors: &[String], fixed: &[(&str, &str)]) -> Vec<Vec<String>> {
-        let mut entries = vec![Vec::new()];
-        for factor in factors {
-            let values = self.values(factor);
-            entries = entries
-                .into_iter()
-                .flat_map(|entry: Vec<String>| {
-                    values.iter().map(move |value| [&entry[..], std::slice::from_ref(value)].concat())
-                })
-                .collect();
-        }
-        entries.retain(|entry| {
-            let pairs: Vec<(&str, &str)> = fixed
-                .iter()
-                .copied()
-                .chain(factors.iter().map(String::as_str).zip(entry.iter().map(String::as_str)))
-                .collect();
-            !self.rows(&pairs, false).is_empty()
-        });
-        entries
-    }
-
-    /// The rows of one mark.
-    fn rows(&self, pairs: &[(&str, &str)], lower: bool) -> Vec<&'r Row> {
-        let counts = |name: &str| {
-            if lower {
-                self.is_lower(name) || !self.figure.over.contains_key(name)
-            } else {
-                !self.is_lower(name)
-            }
-        };
-        let fits =
-            |row: &&&Row| pairs.iter().all(|(name, value)| !counts(name) || row.factor(name) == *value);
-        (if lower { &self.lower } else { &self.upper }).iter().filter(fits).copied().collect()
-    }
-
-    /// The look of each legend entry: its device's colour, and what tells it from the others.
-    fn styles(&self, factors: &[String], entries: &[Vec<String>]) -> Vec<Style> {
-        let hues: Vec<usize> = entries.iter().map(|entry| self.hue_of(factors, entry)).collect();
-        let several = hues.iter().any(|hue| *hue != hues[0]);
-        let nth = |at: usize| hues[..at].iter().filter(|hue| **hue == hues[at]).count();
-        hues.iter()
-            .enumerate()
-            .map(|(at, hue)| {
-                let variant = nth(at);
-                // Of one device alone, the markers and patterns are free for what differs.
-                let shape = if several { *hue } else { variant };
-                Style { hue: *hue, shape, variant: if several { variant } else { variant % 2 } }
-            })
-            .collect()
-    }
-
-    /// The looks of devices along the x axis; empty where the series have their own.
-    fn styles_of_groups(&self, groups: &[String]) -> Vec<Style> {
-        let figure = self.figure;
-        if !["device", "profile"].contains(&figure.x.as_str()) || !figure.series.is_empty() {
-            return Vec::new();
-        }
-        let x = std::slice::from_ref(&figure.x);
-        let hues = groups.iter().map(|group| self.hue_of(x, std::slice::from_ref(group)));
-        hues.map(|hue| Style { hue, shape: hue, variant: 0 }).collect()
-    }
-
-    fn hue_of(&self, factors: &[String], entry: &[String]) -> usize {
-        let pairs: Vec<(&str, &str)> =
-            factors.iter().map(String::as_str).zip(entry.iter().map(String::as_str)).collect();
-        // What is divided by several devices has their colours.
-        let lower = factors.iter().any(|factor| factor == "device" && self.is_lower(factor));
-        let mut hues: Vec<usize> = self.rows(&pairs, lower).iter().map(|row| hue(&row.device)).collect();
-        hues.sort_unstable();
-        hues.dedup();
-        // Several devices in one series have none of their colours.
-        if let [hue] = hues[..] { hue } else { crate::figure::NO_DEVICE }
-    }
-
-    /// The value of one mark, and whether several combinations fell into it.
-    fn cell(&self, data: &Data<'_>, pairs: &[(&str, &str)], measure: Measure) -> (Value, bool) {
-        let upper = self.rows(pairs, false);
-        let several = |rows: &[&Row]| Data::values(rows, "id").len() > 1;
-        let mixed = several(&upper);
-        let missing = |rows: &[&Row]| Value::Missing(data.why_missing(rows, pairs));
-        let Some(value) = data.point(&upper, measure) else { return (missing(&upper), mixed) };
-        if self.figure.kind != Kind::Ratio {
-            return (Value::Point(value), mixed);
-        }
-        let lower = self.rows(pairs, true);
-        let mixed = mixed || several(&lower);
-        let Some(base) = data.spread(lower.iter().copied(), measure).filter(|base| base.min > 0.0) else {
-            return (missing(&lower), mixed);
-        };
-        let (value, median) = (value.spread, value.spread.median / base.median);
-        let runs = by_run(&upper, &lower, measure);
-        let spread = match Spread::of(runs.iter().copied()) {
-            Some(s) if s.runs > 1 => {
-                Spread { median, min: s.min.min(median), max: s.max.max(median), runs: s.runs }
-            }
-            _ => Spread {
-                median,
-                min: value.min / base.max,
-                max: value.max / base.min,
-                runs: value.runs.min(base.runs),
-            },
-        };
-        (Value::Point(Point { spread, runs }), mixed)
-    }
-
-    fn ratio_title(&self, figure: &Figure) -> String {
-        let over: Vec<String> = figure
-            .over
-            .iter()
-            .map(|(name, values)| (name, values.texts()))
-            .map(
-                |(name, values)| {
-                    if values.len() == 1 { label(name, &values[0]) } else { format!("each {name}") }
-                },
-            )
-            .collect();
-        let only: Vec<String> = figure
-            .over
-            .keys()
-            .filter_map(|name| Some(label(name, figure.only.get(name)?.texts().first()?)))
-            .collect();
-        match only.is_empty() {
-            true => format!("times {}", over.join(", ")),
-            false => format!("{} / {}", only.join(", "), over.join(", ")),
-        }
-    }
 }

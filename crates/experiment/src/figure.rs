@@ -10,19 +10,24 @@ mod chart;
 mod legend;
 mod letters;
 mod marks;
+mod numbers;
 mod style;
 #[cfg(test)]
 mod tests;
 
 use std::fmt::Write;
 
+use axis::Axis;
 pub(crate) use chart::text;
 pub use chart::{Chart, Point, Series, Shape, Value, WIDTH, reach};
 use chart::{LEFT, PLOT, RIGHT};
-use letters::{FAMILY, FOOT, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
+use letters::{FAMILY, FOOT, GIVEN, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
 pub use marks::FEW_RUNS;
 use marks::Slots;
 pub use style::{NO_DEVICE, Style, dark, escape, hue};
+
+/// Between the lines of what all marks have in common.
+const GIVEN_ROW: f64 = 16.0;
 
 /// What the pictures side by side have in common: their parts begin at the same heights.
 #[derive(Clone, Copy, Debug)]
@@ -45,11 +50,12 @@ impl Frame {
         let right = beside.as_ref().map_or(RIGHT, |widths| widths.iter().copied().fold(RIGHT, f64::max));
         let most = |of: &dyn Fn(&Chart) -> usize| charts.iter().map(of).max().unwrap_or(0);
         let titles = most(&|chart| title(chart).len());
-        let legend = most(&|chart| legend::places(&chart.series).last().map_or(0, |(row, _)| row + 1));
+        let legend = most(&|chart| legend::places(chart).last().map_or(0, |(row, _)| row + 1));
         let legend = if beside.is_some() { 0 } else { legend };
         let label_rows = most(&|chart| labels(chart, right).iter().map(Vec::len).max().unwrap_or(1));
         let foot_rows = most(&|chart| foot(chart).len());
-        let head = 24.0 * titles as f64 + legend::ROW * legend as f64 + 52.0;
+        let given = most(&|chart| given(chart).len());
+        let head = 24.0 * titles as f64 + GIVEN_ROW * given as f64 + legend::ROW * legend as f64 + 58.0;
         let below = 17.0 * label_rows as f64 + 30.0 + 14.0 * foot_rows as f64 + 12.0;
         let beside = beside.is_some();
         Frame { head, below, label_rows, foot_rows, right, beside, height: head + PLOT + below }
@@ -65,6 +71,11 @@ fn title(chart: &Chart) -> Vec<String> {
     wrap_bold(&chart.title, TITLE, WIDTH - 8.0)
 }
 
+/// What everything in the chart has in common.
+fn given(chart: &Chart) -> Vec<String> {
+    if chart.given.is_empty() { Vec::new() } else { wrap_sentence(&chart.given, GIVEN, WIDTH - 8.0) }
+}
+
 fn foot(chart: &Chart) -> Vec<String> {
     wrap_sentence(&chart.foot.join(" "), FOOT, WIDTH - 8.0)
 }
@@ -72,7 +83,11 @@ fn foot(chart: &Chart) -> Vec<String> {
 /// What stands below each group.
 fn labels(chart: &Chart, right: f64) -> Vec<Vec<String>> {
     let group = (WIDTH - right - LEFT) / chart.groups.len().max(1) as f64;
-    chart.groups.iter().map(|label| wrap(label, TEXT, group - 6.0)).collect()
+    // Values of several factors have a line each.
+    let lines = |label: &String| {
+        label.split_inclusive(", ").flat_map(|part| wrap(part.trim_end(), TEXT, group - 6.0)).collect()
+    };
+    chart.groups.iter().map(lines).collect()
 }
 
 /// The chart as an SVG element.
@@ -86,40 +101,10 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
         escape(&chart.title)
     );
     let axis = chart.axis((top, bottom));
-    let bars = chart.has_bars(&axis);
-    if bars {
-        svg.push_str("<defs>\n");
-        let mut styles: Vec<Style> =
-            chart.series.iter().flat_map(|s| s.styles.iter().chain([&s.style])).copied().collect();
-        styles.sort_by_key(|style| (style.hue, style.shape));
-        styles.dedup_by_key(|style| (style.hue, style.shape));
-        styles.iter().for_each(|style| style.pattern(&mut svg, &chart.id));
-        svg.push_str("</defs>\n");
-    }
-    let titles = title(chart);
-    for (row, title) in titles.iter().enumerate() {
-        text(&mut svg, (4.0, 19.0 + 22.0 * row as f64), " font-size=\"16\" font-weight=\"700\"", title);
-    }
-    if !frame.beside {
-        legend::above(&mut svg, chart, 24.0 * titles.len() as f64 + 8.0, bars);
-    }
-    text(&mut svg, (4.0, top - 26.0), " class=\"y-title\"", &chart.y_title);
-    for (value, label) in axis.ticks() {
-        let y = axis.y(value);
-        let one = chart.shape == Shape::Ratio && (value - 1.0).abs() < 1e-9;
-        let (opacity, wide) = match () {
-            () if one => ("1", "1.6"),
-            () if y >= bottom - 0.5 && axis.is_linear() => ("1", "1"),
-            () => (".2", "1"),
-        };
-        let _ = writeln!(
-            svg,
-            "<path{} d=\"M{LEFT} {y:.1}H{end:.1}\" stroke=\"currentColor\" stroke-opacity=\"{opacity}\" \
-             stroke-width=\"{wide}\"/>",
-            if one { " class=\"one\"" } else { "" }
-        );
-        text(&mut svg, (LEFT - 7.0, y + 4.5), " text-anchor=\"end\" class=\"tick\"", &label);
-    }
+    head(&mut svg, chart, frame, chart.has_bars(&axis));
+    let logarithmic = if axis.is_linear() { "" } else { ", logarithmic scale" };
+    text(&mut svg, (4.0, top - 26.0), " class=\"y-title\"", &format!("{}{logarithmic}", chart.y_title));
+    grid(&mut svg, chart, &axis, end);
     let slots = Slots::new(chart, LEFT, end);
     for (at, lines) in labels(chart, frame.right).iter().enumerate() {
         let middle = LEFT + slots.group * (at as f64 + 0.5);
@@ -130,9 +115,13 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
     let under = bottom + 17.0 * frame.label_rows as f64 + 21.0;
     let attributes = " text-anchor=\"middle\" class=\"x-title\"";
     text(&mut svg, ((LEFT + end) / 2.0, under), attributes, &chart.x_title);
+    let room = (top, bottom - 2.0);
+    if frame.beside {
+        legend::leaders(&mut svg, chart, &axis, &slots, room);
+    }
     marks::draw(&mut svg, chart, &axis, &slots);
     if frame.beside {
-        legend::at_the_ends(&mut svg, chart, &axis, &slots, (top, bottom - 2.0));
+        legend::at_the_ends(&mut svg, chart, &axis, &slots, room);
     }
     let first = frame.height - 14.0 * frame.foot_rows as f64;
     for (row, line) in foot(chart).iter().enumerate() {
@@ -140,4 +129,49 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
         text(&mut svg, (4.0, first + 14.0 * row as f64 + 6.0), attributes, line);
     }
     svg + "</svg>\n"
+}
+
+/// The patterns of bars, the title, what all marks have in common, and the legend where it is above the picture.
+fn head(svg: &mut String, chart: &Chart, frame: &Frame, bars: bool) {
+    if bars {
+        svg.push_str("<defs>\n");
+        let mut styles: Vec<Style> =
+            chart.series.iter().flat_map(|s| s.styles.iter().chain([&s.style])).copied().collect();
+        styles.sort_by_key(|style| (style.hue, style.variant));
+        styles.dedup_by_key(|style| (style.hue, style.variant));
+        styles.iter().for_each(|style| style.pattern(svg, &chart.id));
+        svg.push_str("</defs>\n");
+    }
+    let titles = title(chart);
+    for (row, title) in titles.iter().enumerate() {
+        text(svg, (4.0, 19.0 + 22.0 * row as f64), " font-size=\"16\" font-weight=\"700\"", title);
+    }
+    let mut under = 24.0 * titles.len() as f64;
+    for line in given(chart) {
+        text(svg, (4.0, under + 13.0), " font-size=\"12\" fill-opacity=\".85\" class=\"given\"", &line);
+        under += GIVEN_ROW;
+    }
+    if !frame.beside {
+        legend::above(svg, chart, under + 10.0, bars);
+    }
+}
+
+/// The lines of the ticks with their labels; of a ratio, the line at 1 is the strongest.
+fn grid(svg: &mut String, chart: &Chart, axis: &Axis, end: f64) {
+    for (value, label) in axis.ticks() {
+        let y = axis.y(value);
+        let one = chart.shape == Shape::Ratio && (value - 1.0).abs() < 1e-9;
+        let (opacity, wide) = match () {
+            () if one => ("1", "1.6"),
+            () if y >= axis.base() - 0.5 && axis.is_linear() => ("1", "1"),
+            () => (".2", "1"),
+        };
+        let _ = writeln!(
+            svg,
+            "<path class=\"{}\" d=\"M{LEFT} {y:.1}H{end:.1}\" stroke=\"currentColor\" stroke-opacity=\"{opacity}\" \
+             stroke-width=\"{wide}\"/>",
+            if one { "grid one" } else { "grid" }
+        );
+        text(svg, (LEFT - 7.0, y + 4.5), " text-anchor=\"end\" class=\"tick\"", &label);
+    }
 }

@@ -4,6 +4,10 @@
 use crate::figure::FEW_RUNS;
 use crate::plan::Statistic;
 use crate::rows::{Row, Setup};
+use crate::words::accelerator;
+
+/// The accelerator of guests under User Mode Linux.
+const NATIVE: &str = "native";
 
 /// Distinct values of the rows, in their order: a result file may be put together from several.
 pub fn distinct<'r>(rows: impl IntoIterator<Item = &'r Row>, of: impl Fn(&Row) -> String) -> Vec<String> {
@@ -43,26 +47,41 @@ fn machine(rows: &[&Row]) -> String {
         }),
         " or ",
     );
-    let accelerator = few(
-        distinct(rows.iter().copied(), |row| match row.accelerator.as_str() {
-            "tcg" => "TCG: instructions emulated".into(),
-            "kvm" => "KVM".into(),
-            other => other.into(),
-        }),
-        " or ",
-    );
     let mut text = format!("Machine: {host}");
     for (name, value) in [
         (", Linux ", each(|s| s.host_kernel.clone())),
-        ("; guests: Linux ", each(|s| s.guest_kernel.clone())),
+        ("; guests: ", kernels(rows)),
         (", QEMU ", each(|s| s.qemu.clone())),
-        (", ", accelerator),
+        (", ", few(distinct(rows.iter().copied(), emulation), " or ")),
     ] {
         if !value.is_empty() {
             text += &format!("{name}{value}");
         }
     }
     text + "."
+}
+
+/// Of a guest that is no program of the host itself, by what it runs.
+fn emulation(row: &Row) -> String {
+    if row.accelerator == NATIVE { String::new() } else { accelerator(&row.accelerator).to_owned() }
+}
+
+/// The guests' kernels; where there are several, with the devices that were measured under each.
+fn kernels(rows: &[&Row]) -> String {
+    let name = |row: &Row| match (row.setup.guest_kernel.as_str(), row.accelerator.as_str()) {
+        ("", _) => String::new(),
+        (kernel, NATIVE) => format!("User Mode Linux {kernel}"),
+        (kernel, _) => format!("Linux {kernel}"),
+    };
+    let names = distinct(rows.iter().copied(), name);
+    if names.len() < 2 {
+        return names.concat();
+    }
+    let with_devices = names.iter().map(|kernel| {
+        let under = rows.iter().copied().filter(|row| name(row) == *kernel);
+        format!("{kernel} ({})", few(distinct(under, |row| row.device.clone()), ", "))
+    });
+    with_devices.collect::<Vec<_>>().join(", ")
 }
 
 fn runs(rows: &[&Row], statistic: Statistic, ratio: bool) -> String {

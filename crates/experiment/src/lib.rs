@@ -14,6 +14,7 @@
 //! | `host.rs` | what the host is and uses |
 //! | `summary.rs` | repeats in one number, and ratios |
 //! | `data.rs` | what charts and claims show of the rows |
+//! | `words.rs` | what factors and values are called there |
 //! | `table.rs` | both as text |
 //! | `units.rs` | numbers as people read them |
 //! | `figure.rs`, `png.rs` | charts, as SVG and as PNG |
@@ -52,6 +53,7 @@ pub mod table;
 pub mod tool;
 pub mod topology;
 pub mod units;
+mod words;
 
 pub use factors::Factors;
 pub use plan::Plan;

@@ -83,8 +83,9 @@ pub struct Figure {
     pub kind: Kind,
     #[serde(default)]
     pub value: Measure,
-    /// The factor along the x axis.
-    pub x: String,
+    /// The factor along the x axis, or several that change together.
+    #[serde(deserialize_with = "one_or_many_names")]
+    pub x: Vec<String>,
     /// The factors that a legend entry stands for.
     #[serde(default)]
     pub series: Vec<String>,
@@ -96,7 +97,7 @@ pub struct Figure {
     /// For ratios: what every value is divided by.
     #[serde(default)]
     pub over: Filter,
-    /// A logarithmic y axis, with dots in place of bars.
+    /// A logarithmic y axis, with dots in place of bars; ratios always have one.
     #[serde(default)]
     pub log: bool,
 }
@@ -124,7 +125,7 @@ pub enum Measure {
     Cpu,
 }
 
-/// What the paper says, and what here speaks for or against it.
+/// What a paper says, or what is expected, and what here speaks for or against it.
 #[derive(Clone, Debug, Deserialize)]
 #[serde(deny_unknown_fields)]
 pub struct Claim {
@@ -284,7 +285,7 @@ impl Plan {
     fn check_drawing(&self) -> Result<()> {
         let figures = self.figures.iter().flat_map(|f| {
             let filters = f.only.keys().chain(f.over.keys());
-            std::iter::once(&f.x).chain(&f.series).chain(&f.panels).chain(filters)
+            f.x.iter().chain(&f.series).chain(&f.panels).chain(filters)
         });
         let claims = self.claims.iter().flat_map(|c| c.of.keys().chain(c.over.keys()));
         let absent = self.absent.iter().flat_map(|absent| absent.of.keys());
@@ -322,6 +323,21 @@ impl Plan {
             ),
         }
     }
+}
+
+/// `"message"` and `["message", "buffer"]`.
+fn one_or_many_names<'de, D: serde::Deserializer<'de>>(from: D) -> Result<Vec<String>, D::Error> {
+    #[derive(Deserialize)]
+    #[serde(untagged)]
+    enum Names {
+        One(String),
+        Many(Vec<String>),
+    }
+    let names = match Names::deserialize(from)? {
+        Names::One(name) => vec![name],
+        Names::Many(names) => names,
+    };
+    if names.is_empty() { Err(serde::de::Error::custom("x needs a factor")) } else { Ok(names) }
 }
 
 /// The line of a byte, from 1.

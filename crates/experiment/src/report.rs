@@ -4,7 +4,7 @@
 //! Drawn from the raw rows alone (the plan is in them, unless a later one lies beside them), so the same rows always
 //! give the same bytes, and an old result can be drawn again.
 
-mod tables;
+pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
@@ -20,6 +20,7 @@ use crate::plan::Plan;
 use crate::png;
 use crate::rows::{self, Row, Setup};
 use crate::summary::Spread;
+use crate::words::{accelerator, title};
 
 /// The file of a result directory.
 pub const FILE: &str = "report.html";
@@ -80,6 +81,14 @@ pub(crate) fn all(dir: &Path) -> Result<Vec<(String, Chart, String)>> {
     let rows = rows::read(dir)?;
     let plan = plan_beside(dir, &rows)?.or_else(|| plan_of(&rows));
     Ok(named(charts(&rows, plan.as_ref())))
+}
+
+/// Whether a page is what `draw` makes of a directory.
+#[cfg(test)]
+pub(crate) fn is_current(dir: &Path, drawn: &str) -> bool {
+    let rows = rows::read(dir).unwrap();
+    let plan = plan_beside(dir, &rows).unwrap().or_else(|| plan_of(&rows));
+    page(&rows, plan.as_ref()) == drawn
 }
 
 fn letter(number: usize) -> char {
@@ -215,13 +224,22 @@ fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
     html + ".</p>\n"
 }
 
-/// What the paper says beside what was measured.
+/// The title of the claims' section and the head of its column: where no paper stands behind an experiment, claims are
+/// what its plan expects.
+pub(crate) fn said_by(plan: &Plan) -> (&'static str, &'static str) {
+    match plan.paper {
+        Some(_) => ("What the paper says, and what was measured", "the paper"),
+        None => ("What was expected, and what was measured", "expected"),
+    }
+}
+
+/// What the paper says, or what was expected, beside what was measured.
 fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
     let Some(plan) = plan.filter(|plan| !plan.claims.is_empty()) else { return String::new() };
     let data = Data::new(rows, Some(plan));
-    let mut html = String::from(
-        "<h2>What the paper says, and what was measured</h2>\n<table class=\"claims\"><thead><tr><th>the paper</th>\
-         <th>here</th></tr></thead><tbody>\n",
+    let (title, who) = said_by(plan);
+    let mut html = format!(
+        "<h2>{title}</h2>\n<table class=\"claims\"><thead><tr><th>{who}</th><th>here</th></tr></thead><tbody>\n"
     );
     for claim in &plan.claims {
         let measured = data.measured(claim).unwrap_or_else(|| "not measured".into());
@@ -250,9 +268,14 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
         html.extend(pictures);
         let scale = if drawn.charts.len() > 1 { " All panels have one scale." } else { "" };
         let mixed = if drawn.mixed { " Some marks take several combinations together." } else { "" };
+        let untold: Vec<&str> = drawn.untold.iter().map(|factor| title(factor)).collect();
+        let untold = match untold.is_empty() {
+            true => String::new(),
+            false => format!(" Marks also differ in: {}.", untold.join(", ")),
+        };
         let _ = write!(
             html,
-            "</div>\n<figcaption>{}{scale}{mixed}</figcaption>\n</figure>\n",
+            "</div>\n<figcaption>{}{scale}{untold}{mixed}</figcaption>\n</figure>\n",
             escape(&figure.caption)
         );
     }
@@ -277,7 +300,7 @@ fn facts(rows: &[Row]) -> String {
         ),
         ("Host kernel", setup(|s| s.host_kernel.clone())),
         ("QEMU", setup(|s| s.qemu.clone())),
-        ("Accelerator", distinct(rows, |row| row.accelerator.clone())),
+        ("Accelerator", distinct(rows, |row| accelerator(&row.accelerator).to_owned())),
         ("Guests' kernel", setup(|s| s.guest_kernel.clone())),
         ("Guests", distinct(rows, |row| row.guests.to_string()).replace(';', ",")),
         ("Each guest", setup(|s| format!("{} CPU, {} MiB", s.guest_cpus, s.guest_memory_mib))),
@@ -305,7 +328,7 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     let mean = plan.is_some_and(|plan| plan.statistic == crate::plan::Statistic::Mean);
     let mut html = format!(
         "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most, and \
-         small rings are the runs themselves. Words in place of a mark say why there is none.</li>\n\
+         small rings beside it are the runs themselves. Words in place of a mark say why there is none.</li>\n\
          <li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
          <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
          Linux sets aside twice as much, half of it for its own needs.</li>\n\

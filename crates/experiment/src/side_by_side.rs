@@ -6,17 +6,18 @@ use std::path::{Path, PathBuf};
 
 use anyhow::{Context, Result, ensure};
 
-use crate::data::{Data, title};
+use crate::data::Data;
 use crate::figure::escape;
 use crate::machine::Finding;
 use crate::pack::{About, Pack};
 use crate::paper::PLANS;
 use crate::plan::Plan;
 use crate::png;
-use crate::report::{FIGURES, FILE, alone, named, pictures, style};
+use crate::report::{FIGURES, FILE, alone, named, pictures, said_by, style, tables};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::{number, unit};
+use crate::words::{tick, title};
 
 /// More series than these cannot be told apart.
 pub const MOST: usize = 6;
@@ -195,7 +196,7 @@ fn claims(experiment: &Experiment, machines: usize) -> String {
     if plan.claims.is_empty() {
         return String::new();
     }
-    let mut html = String::from("<table class=\"claims\"><thead><tr><th>the paper</th>");
+    let mut html = format!("<table class=\"claims\"><thead><tr><th>{}</th>", said_by(plan).1);
     for machine in 0..machines {
         let _ = write!(html, "<th>machine {}</th>", letter(machine));
     }
@@ -215,10 +216,8 @@ fn claims(experiment: &Experiment, machines: usize) -> String {
 /// Every combination that was measured: a column for each machine, and its ratio to the first.
 fn numbers(experiment: &Experiment, machines: usize) -> String {
     let Experiment { plan, rows } = experiment;
-    let first = |name: &str| rows.first().map(|row| row.factor(name));
-    let varies =
-        |name: &&str| **name != *HOST && rows.iter().any(|row| Some(row.factor(name)) != first(name));
-    let factors: Vec<&str> = plan.named.iter().copied().filter(varies).collect();
+    let mut factors = tables::varying(rows, &plan.named);
+    factors.retain(|name| *name != HOST);
     let mut html = String::from("<h3>The numbers</h3>\n<div class=\"scroll\"><table><thead><tr>");
     for name in &factors {
         let _ = write!(html, "<th class=\"text\">{}</th>", escape(title(name)));
@@ -237,7 +236,7 @@ fn numbers(experiment: &Experiment, machines: usize) -> String {
         let (name, scale) = unit(&row.test);
         html += "<tr>";
         for factor in &factors {
-            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&row.factor(factor)));
+            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&tick(factor, &row.factor(factor))));
         }
         let _ = write!(html, "<td class=\"text\">{name}</td>");
         let spreads: Vec<Option<Spread>> = of

@@ -32,5 +32,5 @@ pub fn number(value: f64) -> String {
 
 /// A row's value in the unit that people get to see.
 pub fn unit(test: &str) -> (&'static str, f64) {
-    if test == "rr" || test == "crr" { ("1/s", 1.0) } else { ("Mbit/s", 1e6) }
+    if test == "rr" || test == "crr" { ("transactions / s", 1.0) } else { ("Mbit/s", 1e6) }
 }

@@ -3,6 +3,9 @@
 /// Linear from zero, or logarithmic; a logarithmic one is as long as its values and has ticks where they are.
 pub struct Axis {
     ticks: Vec<f64>,
+    /// The values at both ends.
+    low: f64,
+    high: f64,
     log: bool,
     top: f64,
     bottom: f64,
@@ -25,29 +28,44 @@ const MANTISSAS: [&[f64]; 6] = [
     &[1.0, 3.0],
     &[1.0, 2.0, 5.0],
     &[1.0, 1.5, 2.0, 3.0, 5.0, 7.0],
+    &[1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0],
     &[1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
-    &[
-        1.0, 1.1, 1.2, 1.3, 1.4, 1.5, 1.6, 1.7, 1.8, 1.9, 2.0, 2.2, 2.4, 2.6, 2.8, 3.0, 3.25, 3.5, 3.75, 4.0,
-        4.25, 4.5, 4.75, 5.0, 5.5, 6.0, 6.5, 7.0, 7.5, 8.0, 8.5, 9.0, 9.5,
-    ],
 ];
 
-/// The fewest ticks of a logarithmic axis.
-const FEWEST: usize = 5;
+/// The fewest ticks of a logarithmic axis, where they fit.
+const FEWEST: usize = 6;
+/// The part of the axis that two ticks are apart, at least: their labels must not touch.
+const CLOSEST: f64 = 0.07;
+/// A logarithmic axis spans this at least, as a factor, and leaves this part free at either end.
+const SHORTEST: f64 = 1.2;
+const FREE: f64 = 0.05;
+/// Below this factor from end to end, ticks are at even distances.
+const EVEN: f64 = 2.0;
 
-/// From the last tick below the values to the first above them, with as coarse a scale as has ticks enough.
-fn log_ticks(least: f64, most: f64) -> Vec<f64> {
-    let powers = least.log10().floor() as i32 - 1..=most.log10().ceil() as i32 + 1;
-    let mut chosen = Vec::new();
+/// Both ends of a logarithmic axis.
+fn log_ends(least: f64, most: f64) -> (f64, f64) {
+    let reach = (most / least).max(SHORTEST);
+    let (middle, half) = ((least * most).sqrt(), reach.sqrt() * reach.powf(FREE));
+    (middle / half, middle * half)
+}
+
+/// Ticks between both ends: as coarse a scale as has ticks enough, and none whose labels would touch.
+fn log_ticks(low: f64, high: f64) -> Vec<f64> {
+    if high / low < EVEN {
+        let step = tick(high - low);
+        let (from, to) = ((low / step).ceil() as u64, (high / step).floor() as u64);
+        return (from..=to).map(|count| count as f64 * step).collect();
+    }
+    let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
+    let mut chosen: Vec<f64> = Vec::new();
     for mantissas in MANTISSAS {
-        let all: Vec<f64> =
-            powers.clone().flat_map(|power| mantissas.iter().map(move |m| m * 10_f64.powi(power))).collect();
-        let from = all.iter().rposition(|tick| *tick <= least * 0.9999).unwrap_or(0);
-        let to = all.iter().position(|tick| *tick >= most * 1.0001).unwrap_or(all.len() - 1);
-        chosen = all[from..=to].to_vec();
-        if chosen.len() >= FEWEST {
+        let all = powers.clone().flat_map(|power| mantissas.iter().map(move |m| m * 10_f64.powi(power)));
+        let ticks: Vec<f64> = all.filter(|tick| (low..=high).contains(tick)).collect();
+        let near = |two: &[f64]| (two[1] / two[0]).ln() < CLOSEST * (high / low).ln();
+        if chosen.len() >= FEWEST || (chosen.len() > 2 && ticks.windows(2).any(near)) {
             break;
         }
+        chosen = ticks;
     }
     chosen
 }
@@ -68,14 +86,14 @@ impl Axis {
         let (least, most) = if one { (least.min(1.0), most.max(1.0)) } else { (least, most) };
         // Without a positive value there are no powers.
         let log = log && least > 0.0 && most.is_finite();
-        let ticks = if log {
-            log_ticks(least, most)
-        } else {
-            let step = tick(most);
-            let count = (most / step - 1e-9).ceil().max(1.0) as u32;
-            (0..=count).map(|index| f64::from(index) * step).collect()
-        };
-        Axis { ticks, log, top, bottom }
+        if log {
+            let (low, high) = log_ends(least, most);
+            return Axis { ticks: log_ticks(low, high), low, high, log, top, bottom };
+        }
+        let step = tick(most);
+        let count = (most / step - 1e-9).ceil().max(1.0) as u32;
+        let ticks = (0..=count).map(|index| f64::from(index) * step).collect();
+        Axis { ticks, low: 0.0, high: f64::from(count) * step, log, top, bottom }
     }
 
     /// Whether bars may stand on it.
@@ -84,13 +102,17 @@ impl Axis {
     }
 
     pub fn y(&self, value: f64) -> f64 {
-        let (low, high) = (self.ticks[0], self.ticks[self.ticks.len() - 1]);
+        let (low, high) = (self.low, self.high);
         let part = if self.log {
             (value.max(low) / low).log10() / (high / low).log10()
         } else {
             (value - low) / (high - low)
         };
         self.bottom - (self.bottom - self.top) * part.clamp(0.0, 1.0)
+    }
+
+    pub fn top(&self) -> f64 {
+        self.top
     }
 
     /// Where bars stand.

@@ -61,6 +61,8 @@ pub struct Chart {
     /// Unique in the page.
     pub id: String,
     pub title: String,
+    /// What everything in it has in common, in words: devices, test, sizes.
+    pub given: String,
     pub shape: Shape,
     pub x_title: String,
     pub y_title: String,
@@ -81,7 +83,9 @@ impl Chart {
     }
 
     pub fn axis(&self, (top, bottom): (f64, f64)) -> Axis {
-        Axis::new(self.reach, self.log, top, bottom, self.shape == Shape::Ratio)
+        let ratio = self.shape == Shape::Ratio;
+        // Half and twice are as far from 1.
+        Axis::new(self.reach, self.log || ratio, top, bottom, ratio)
     }
 }
 

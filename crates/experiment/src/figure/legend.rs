@@ -10,12 +10,20 @@ use super::marks::Slots;
 
 /// A row above the picture.
 pub const ROW: f64 = 21.0;
-/// A sample and the gap behind it.
+/// A sample of a mark and the gap behind it.
 const SAMPLE: f64 = 34.0;
+/// The same of a line, long enough for the longest dashes on either side of the mark.
+const LINE_SAMPLE: f64 = 62.0;
 /// Labels beside lines take at most this much of the picture.
-const MOST_BESIDE: f64 = 230.0;
+const MOST_BESIDE: f64 = 262.0;
+/// With more groups than this the lines need the picture's width.
+const MOST_GROUPS_BESIDE: usize = 7;
 /// Between the bases of two labels beside lines.
 const BESIDE_ROW: f64 = 16.0;
+
+fn sample_width(chart: &Chart) -> f64 {
+    if chart.shape == Shape::Lines { LINE_SAMPLE } else { SAMPLE }
+}
 
 fn is_needed(series: &[Series]) -> bool {
     series.len() > 1 || series.iter().any(|s| !s.label.is_empty())
@@ -26,19 +34,20 @@ pub fn beside(chart: &Chart, plot: f64) -> Option<f64> {
     let widest = chart.series.iter().map(|s| width(&s.label, TEXT)).fold(0.0, f64::max);
     let fits = chart.shape == Shape::Lines
         && is_needed(&chart.series)
-        && widest + SAMPLE <= MOST_BESIDE
+        && widest + LINE_SAMPLE <= MOST_BESIDE
+        && chart.groups.len() <= MOST_GROUPS_BESIDE
         && chart.series.len() as f64 * BESIDE_ROW <= plot;
-    fits.then_some(widest + SAMPLE + 8.0)
+    fits.then_some(widest + LINE_SAMPLE + 8.0)
 }
 
 /// Row and x of every entry above the picture.
-pub fn places(series: &[Series]) -> Vec<(usize, f64)> {
-    if !is_needed(series) {
+pub fn places(chart: &Chart) -> Vec<(usize, f64)> {
+    if !is_needed(&chart.series) {
         return Vec::new();
     }
     let (mut row, mut x) = (0, LEFT);
     let place = |s: &Series| {
-        let wide = SAMPLE + width(&s.label, TEXT);
+        let wide = sample_width(chart) + width(&s.label, TEXT);
         if x > LEFT && x + wide > WIDTH - 6.0 {
             (row, x) = (row + 1, LEFT);
         }
@@ -46,13 +55,14 @@ pub fn places(series: &[Series]) -> Vec<(usize, f64)> {
         x += wide + 18.0;
         at
     };
-    series.iter().map(place).collect()
+    chart.series.iter().map(place).collect()
 }
 
 fn sample(svg: &mut String, chart: &Chart, number: usize, (x, middle): (f64, f64), bars: bool) {
     let style = chart.series[number].style;
     if chart.shape == Shape::Lines {
-        let _ = writeln!(svg, "<path d=\"M{x:.1} {middle:.1}h27\" {}/>", style.line());
+        let line = style.line().replacen("class=\"line ", "class=\"key ", 1);
+        let _ = writeln!(svg, "<path d=\"M{x:.1} {middle:.1}h{:.1}\" {line}/>", LINE_SAMPLE - 7.0);
     }
     if bars {
         let _ = writeln!(
@@ -62,48 +72,57 @@ fn sample(svg: &mut String, chart: &Chart, number: usize, (x, middle): (f64, f64
             style.bar(&chart.id).replace("mark ", "")
         );
     } else {
-        svg.push_str(&style.marker((x + 13.5, middle), "", ""));
+        svg.push_str(&style.marker((x + (sample_width(chart) - 7.0) / 2.0, middle), "", ""));
     }
 }
 
 /// Draws it above the picture.
 pub fn above(svg: &mut String, chart: &Chart, top: f64, bars: bool) {
-    for (number, (row, x)) in places(&chart.series).into_iter().enumerate() {
+    for (number, (row, x)) in places(chart).into_iter().enumerate() {
         let middle = top + ROW * row as f64 + 7.0;
         sample(svg, chart, number, (x, middle), bars);
-        text(svg, (x + SAMPLE, middle + 4.7), " class=\"legend\"", &chart.series[number].label);
+        text(svg, (x + sample_width(chart), middle + 4.7), " class=\"legend\"", &chart.series[number].label);
     }
 }
 
-/// Draws it beside the ends of the lines, as near to them as there is room.
-pub fn at_the_ends(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, (top, bottom): (f64, f64)) {
-    let mut ends: Vec<(usize, f64, f64)> = chart
-        .series
-        .iter()
-        .enumerate()
-        .map(|(number, series)| {
-            let last = series.values.iter().rposition(|value| value.point().is_some());
-            match last.and_then(|at| Some((at, series.values[at].point()?.spread.median))) {
-                Some((at, median)) => (number, slots.x(number, at), axis.y(median)),
-                None => (number, slots.right, bottom),
-            }
-        })
-        .collect();
-    ends.sort_by(|a, b| a.2.total_cmp(&b.2));
-    let mut places: Vec<f64> = ends.iter().map(|(.., y)| *y).collect();
+/// The last mark of a line, and where the line's name stands.
+struct End {
+    series: usize,
+    mark: Option<(f64, f64)>,
+    place: f64,
+}
+
+/// Places of the names beside the ends of the lines, as near to them as there is room.
+fn ends(chart: &Chart, axis: &Axis, slots: &Slots, (top, bottom): (f64, f64)) -> Vec<End> {
+    let last = |(number, series): (usize, &Series)| {
+        let at = series.values.iter().rposition(|value| value.point().is_some());
+        let mark =
+            at.and_then(|at| Some((slots.x(number, at), axis.y(series.values[at].point()?.spread.median))));
+        End { series: number, mark, place: mark.map_or(bottom, |(_, y)| y) }
+    };
+    let mut ends: Vec<End> = chart.series.iter().enumerate().map(last).collect();
+    ends.sort_by(|a, b| a.place.total_cmp(&b.place));
+    let mut places: Vec<f64> = ends.iter().map(|end| end.place).collect();
     spread_out(&mut places, top, bottom);
-    for ((number, x, y), place) in ends.into_iter().zip(places) {
+    ends.iter_mut().zip(places).for_each(|(end, place)| end.place = place);
+    ends
+}
+
+/// Draws a line from each last mark, in its colour, to its name: below the marks, so that it starts at its own.
+pub fn leaders(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, room: (f64, f64)) {
+    for end in ends(chart, axis, slots, room) {
+        let Some((x, y)) = end.mark else { continue };
+        let (style, to) = (chart.series[end.series].style, slots.right + 4.0);
+        let _ = writeln!(svg, "<path d=\"M{x:.1} {y:.1}L{to:.1} {:.1}\" {}/>", end.place, style.leader());
+    }
+}
+
+/// Draws it beside the ends of the lines.
+pub fn at_the_ends(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, room: (f64, f64)) {
+    for End { series, place, .. } in ends(chart, axis, slots, room) {
         let from = slots.right + 4.0;
-        if (y - place).abs() > 1.0 || x < slots.right - slots.group {
-            let _ = writeln!(
-                svg,
-                "<path d=\"M{:.1} {y:.1}L{from:.1} {place:.1}\" stroke=\"currentColor\" stroke-opacity=\".3\" \
-                 stroke-width=\".8\"/>",
-                x + 6.0
-            );
-        }
-        sample(svg, chart, number, (from, place), false);
-        text(svg, (from + SAMPLE - 3.0, place + 4.7), " class=\"legend\"", &chart.series[number].label);
+        sample(svg, chart, series, (from, place), false);
+        text(svg, (from + LINE_SAMPLE - 3.0, place + 4.7), " class=\"legend\"", &chart.series[series].label);
     }
 }
 

@@ -26,6 +26,7 @@ const BOLD: [u16; 95] = [
 
 /// The sizes that the pictures use.
 pub const TITLE: f64 = 16.0;
+pub const GIVEN: f64 = 12.0;
 pub const TEXT: f64 = 13.0;
 pub const SMALL: f64 = 11.5;
 pub const FOOT: f64 = 10.5;

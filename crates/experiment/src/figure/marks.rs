@@ -6,15 +6,15 @@ use std::fmt::Write;
 use super::axis::Axis;
 use super::chart::{Chart, Point, Series, Shape, Value, text};
 use super::letters::{SMALL, TEXT, width};
+use super::numbers;
 use super::style::{Style, escape};
 use crate::units::number;
 
 /// Up to so many runs, each is drawn.
 pub const FEW_RUNS: usize = 9;
-/// With more marks than this their numbers would touch.
-const MOST_NUMBERS: usize = 20;
-/// Between the middle of a mark and its runs.
-const ASIDE: f64 = 8.0;
+
+/// A ring nearer than this lies on its whisker.
+pub const LEAST_ASIDE: f64 = 4.0;
 
 /// Where marks stand along the x axis.
 pub struct Slots {
@@ -22,15 +22,16 @@ pub struct Slots {
     pub right: f64,
     pub group: f64,
     /// Between two series of a group.
-    width: f64,
-    series: usize,
+    pub width: f64,
+    pub series: usize,
 }
 
 impl Slots {
     pub fn new(chart: &Chart, left: f64, right: f64) -> Slots {
         let group = (right - left) / chart.groups.len().max(1) as f64;
-        let most = if chart.shape == Shape::Lines { 5.0 } else { 64.0 };
-        let width = (group * 0.86 / chart.series.len().max(1) as f64).min(most);
+        // Bars as wide as a number beside a whisker needs; lines that turn at nearly one place.
+        let (part, most) = if chart.shape == Shape::Lines { (0.7, 17.0) } else { (0.86, 76.0) };
+        let width = (group * part / chart.series.len().max(1) as f64).min(most);
         Slots { left, right, group, width, series: chart.series.len() }
     }
 
@@ -38,6 +39,16 @@ impl Slots {
         self.left
             + self.group * (at as f64 + 0.5)
             + self.width * (series as f64 - (self.series as f64 - 1.0) / 2.0)
+    }
+
+    /// Between the middle of a mark and its runs, which stand beside the whisker.
+    pub fn aside(&self) -> f64 {
+        if self.width >= 20.0 { 8.0 } else { (self.width * 0.45).clamp(LEAST_ASIDE, 8.0) }
+    }
+
+    /// Half a whisker's cap.
+    pub fn cap(&self) -> f64 {
+        (self.width * 0.22).clamp(2.0, 5.0)
     }
 }
 
@@ -58,7 +69,7 @@ fn interval(svg: &mut String, style: &str, middle: f64, (low, high): (f64, f64),
         format!("M{from:.1} {high:.1}H{to:.1}M{middle:.1} {high:.1}V{low:.1}M{from:.1} {low:.1}H{to:.1}");
     let _ = writeln!(
         svg,
-        "<path class=\"rim\" d=\"{path}\" stroke=\"#fff\" stroke-width=\"3\" stroke-opacity=\".8\" fill=\"none\"/>\
+        "<path class=\"rim\" d=\"{path}\" stroke=\"#fff\" stroke-width=\"4.4\" stroke-opacity=\".9\" fill=\"none\"/>\
          <path d=\"{path}\" {style}/>"
     );
 }
@@ -82,12 +93,6 @@ pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
         }
     }
     let bars = chart.has_bars(axis);
-    let all = chart.series.iter().flat_map(|s| &s.values).filter_map(Value::point);
-    let widest = all.map(|point| width(&number(point.spread.median), SMALL)).fold(0.0, f64::max);
-    let lines = chart.shape == Shape::Lines;
-    let numbers = !lines
-        && chart.groups.len() * chart.series.len() <= MOST_NUMBERS
-        && widest + 3.0 <= if slots.series == 1 { slots.group } else { slots.width };
     let room = if slots.series == 1 { slots.group } else { slots.width } - 2.0;
     for (index, series) in chart.series.iter().enumerate() {
         for (at, group) in chart.groups.iter().enumerate() {
@@ -95,18 +100,14 @@ pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
             match series.values.get(at) {
                 Some(Value::Point(point)) => {
                     let tip = tip(chart, series, group, point);
-                    one(svg, (chart, series.style_at(at)), axis, (x, slots.width), (point, bars), &tip);
-                    if numbers {
-                        let y = axis.y(point.spread.max) - if bars { 6.0 } else { 9.0 };
-                        let attributes = " text-anchor=\"middle\" font-size=\"11.5\"";
-                        text(svg, (x, y), attributes, &number(point.spread.median));
-                    }
+                    one(svg, (chart, series.style_at(at)), axis, (x, slots), (point, bars), &tip);
                 }
                 Some(Value::Missing(why)) => missing(svg, (x, axis.base()), room.max(TEXT), why),
                 None => {}
             }
         }
     }
+    numbers::draw(svg, chart, axis, slots);
 }
 
 fn line(svg: &mut String, series: &Series, index: usize, axis: &Axis, slots: &Slots) {
@@ -131,7 +132,7 @@ fn one(
     svg: &mut String,
     (chart, style): (&Chart, Style),
     axis: &Axis,
-    (x, width): (f64, f64),
+    (x, slots): (f64, &Slots),
     (point, bars): (&Point, bool),
     tip: &str,
 ) {
@@ -141,8 +142,8 @@ fn one(
         let _ = writeln!(
             svg,
             "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" {}><title>{tip}</title></rect>",
-            x - width / 2.0 + 0.8,
-            width - 1.6,
+            x - slots.width / 2.0 + 0.8,
+            slots.width - 1.6,
             (axis.base() - y).max(0.5),
             style.bar(&chart.id)
         );
@@ -151,20 +152,20 @@ fn one(
     if spread.runs > 1 {
         let ink = "stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\"";
         let stroke = if bars { ink.to_owned() } else { style.interval() };
-        interval(svg, &stroke, x, range, (width * 0.22).clamp(2.5, 5.0));
+        interval(svg, &stroke, x, range, slots.cap());
     }
     if !bars {
         svg.push_str(&style.marker((x, y), "mark ", tip));
     }
     if (2..=FEW_RUNS).contains(&point.runs.len()) {
-        // Beside the mark, where there is room: a ring on a bar of its own colour would not be seen.
-        let aside = if width >= 2.0 * ASIDE + 4.0 { ASIDE } else { 0.0 };
-        let ring = |value: &f64| (x + aside, axis.y(*value));
         for value in &point.runs {
-            svg.push_str(&style.run(ring(value)).replace(
-                "fill=\"none\"",
-                if bars { "fill=\"#fff\" style=\"stroke:#1b1f24\"" } else { "fill=\"none\"" },
-            ));
+            let ring = style.run((x + slots.aside(), axis.y(*value)));
+            // On a bar of its own colour it has the colour of ink.
+            svg.push_str(&if bars {
+                ring.replacen(" hole\"", "\" style=\"stroke:#1b1f24\"", 1)
+            } else {
+                ring
+            });
         }
     }
 }

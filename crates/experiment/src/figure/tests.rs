@@ -1,9 +1,10 @@
-//! Ticks, what the SVG of small charts has in it, and the rules that hold for every kept figure.
+//! Ticks, and what the SVG of small charts has in it. `kept.rs` has the rules that hold for every kept figure.
+
+mod kept;
 
 use super::axis::Axis;
 use super::*;
 use crate::summary::Spread;
-use resvg::usvg;
 
 #[test]
 fn ticks_are_round_and_few() {
@@ -27,12 +28,13 @@ fn a_logarithmic_axis_has_ticks_where_the_values_are() {
             let axis = Axis::new((least, most), true, 0.0, 100.0, one);
             let ticks: Vec<f64> = axis.ticks().into_iter().map(|(value, _)| value).collect();
             assert!((3..=16).contains(&ticks.len()), "{least} to {most}: {ticks:?}");
-            assert!(ticks[0] <= least && ticks[ticks.len() - 1] >= most, "{least} to {most}: {ticks:?}");
-            assert!(!one || ticks.iter().any(|tick| (tick - 1.0).abs() < 1e-9), "{least}: {ticks:?}");
-            // The values take up most of the axis.
             let (low, high) = if one { (least.min(1.0), most.max(1.0)) } else { (least, most) };
-            let used = axis.y(low) - axis.y(high);
-            assert!(low * 1.3 > high || used > 40.0, "{least} to {most} use {used} of 100: {ticks:?}");
+            // Both ends show, and what is free beyond them is little.
+            let (top, bottom) = (axis.y(high), 100.0 - axis.y(low));
+            assert!(top > 0.0 && bottom > 0.0, "{least} to {most}: {top} {bottom}");
+            assert!(high < low * 1.2 || (top < 8.0 && bottom < 8.0), "{least} to {most}: {top} {bottom}");
+            assert!(ticks.windows(2).all(|two| axis.y(two[0]) - axis.y(two[1]) > 6.0), "{ticks:?}");
+            assert!(!one || ticks.iter().any(|tick| (tick - 1.0).abs() < 1e-9), "{least}: {ticks:?}");
         }
     }
 }
@@ -60,6 +62,7 @@ fn chart(shape: Shape) -> Chart {
     Chart {
         id: "f".into(),
         title: "A & B".into(),
+        given: "x and z, sending".into(),
         shape,
         x_title: "message".into(),
         y_title: "Mbit/s".into(),
@@ -89,7 +92,7 @@ fn every_value_has_its_mark_its_interval_and_its_runs_and_a_missing_one_says_why
         assert_eq!(svg.matches("class=\"run ").count(), 9, "{shape:?}");
         assert_eq!(svg.matches("<title>").count(), 3, "{shape:?}");
         assert!(svg.contains("A &amp; B") && svg.contains("x &lt;y&gt;") && !svg.contains("<y>"));
-        assert!(svg.contains("class=\"x-title\">message<") && svg.contains("class=\"y-title\">Mbit/s<"));
+        assert!(svg.contains("class=\"x-title\">message<") && svg.contains("class=\"y-title\">Mbit/s"));
         assert!(svg.contains("class=\"foot\">Machine: a &lt;b&gt;. 3 runs.<"));
         assert!(!svg.contains("NaN") && !svg.contains("inf"), "{svg}");
     }
@@ -125,6 +128,7 @@ fn devices_differ_without_hue() {
         "qemu-vmxnet3",
         "qemu-e1000",
         "vhost-device-vsock",
+        "vmxnet3:profile=vmxnet2-class",
     ];
     let style = |device: &&str| Style { hue: hue(device), shape: hue(device), variant: 0 };
     let mut markers: Vec<String> = devices.iter().map(|d| style(d).marker((0.0, 0.0), "", "")).collect();
@@ -142,10 +146,10 @@ fn devices_differ_without_hue() {
         })
         .collect();
     let mut lines: Vec<String> = (0..8).map(|variant| Style { variant, ..Style::default() }.line()).collect();
-    for list in [&mut markers, &mut fills, &mut lines] {
+    for (list, count) in [(&mut markers, 9), (&mut fills, 9), (&mut lines, 8)] {
         list.sort();
         list.dedup();
-        assert_eq!(list.len(), 8, "{list:?}");
+        assert_eq!(list.len(), count, "{list:?}");
     }
     // A device has its colour whatever its options are.
     assert_eq!(hue("vmxnet3:profile=vmxnet3"), hue("vmxnet3"));
@@ -153,6 +157,82 @@ fn devices_differ_without_hue() {
     assert!(
         ![NO_DEVICE, hue("virtio-net"), hue("virtio-vsock"), hue("vmxnet3")].contains(&hue("uml-vector"))
     );
+}
+
+#[test]
+fn series_of_one_device_differ_by_more_than_a_shade() {
+    for hue in [0, 1] {
+        let style = |variant: usize| Style { hue, shape: hue, variant };
+        let mut marks: Vec<String> = (0..4).map(|v| style(v).marker((0.0, 0.0), "", "")).collect();
+        let mut bars: Vec<String> = (0..3)
+            .map(|variant| {
+                let mut svg = String::new();
+                style(variant).pattern(&mut svg, "f");
+                // What is left when all tints and outlines look alike.
+                let path = svg.split_once("<path").map_or("", |(_, path)| path).to_owned();
+                path + svg.split_once("scale(").map_or("", |(_, scale)| &scale[..3])
+            })
+            .collect();
+        for (list, count) in [(&mut marks, 4), (&mut bars, 3)] {
+            list.sort();
+            list.dedup();
+            assert_eq!(list.len(), count, "{list:?}");
+        }
+    }
+}
+
+#[test]
+fn every_colour_is_seen_on_its_page() {
+    let luminance = |colour: &str| {
+        let part = |at: usize| {
+            let value = f64::from(u8::from_str_radix(&colour[at..at + 2], 16).unwrap()) / 255.0;
+            if value <= 0.039_28 { value / 12.92 } else { ((value + 0.055) / 1.055).powf(2.4) }
+        };
+        0.2126 * part(1) + 0.7152 * part(3) + 0.0722 * part(5)
+    };
+    let contrast = |a: &str, b: &str| {
+        let (a, b) = (luminance(a), luminance(b));
+        (a.max(b) + 0.05) / (a.min(b) + 0.05)
+    };
+    for (light, dark) in style::COLOURS {
+        assert!(contrast(light, "#ffffff") >= 3.0, "{light} on white: {}", contrast(light, "#ffffff"));
+        assert!(contrast(dark, "#15181c") >= 3.0, "{dark} on dark: {}", contrast(dark, "#15181c"));
+    }
+}
+
+#[test]
+fn a_scale_that_is_not_even_says_so_and_a_ratio_always_is_not() {
+    let says = |chart: &Chart| alone(chart).contains(", logarithmic scale<");
+    assert!(says(&chart(Shape::Ratio)) && !says(&chart(Shape::Bars)) && !says(&chart(Shape::Lines)));
+    assert!(says(&Chart { log: true, ..chart(Shape::Lines) }));
+}
+
+#[test]
+fn numbers_stand_beside_their_medians_and_off_the_grid() {
+    for (shape, log) in [(Shape::Bars, false), (Shape::Ratio, false), (Shape::Bars, true)] {
+        let mut chart = Chart { log, ..chart(shape) };
+        // Its whisker ends on the line at 1, and the median is on another line.
+        chart.series[0].values[0] = point(&[0.5, 0.5, 1.0]);
+        chart.series[0].values[1] = point(&[0.8, 2.0, 2.1]);
+        chart.series[1].values[0] = point(&[0.99, 1.0, 1.01]);
+        chart.reach = reach(&chart.series);
+        let svg = alone(&chart);
+        assert_eq!(svg.matches("class=\"number halo\"").count(), 3, "{shape:?}: {svg}");
+        kept::check_numbers("small", &chart, &svg);
+    }
+}
+
+#[test]
+fn a_leader_starts_at_its_own_mark_and_runs_stand_beside_whiskers() {
+    let mut chart = chart(Shape::Lines);
+    // Both lines end at one height.
+    chart.series[1].values = vec![point(&[10.0, 11.0]), point(&[180.0, 200.0, 220.0])];
+    let svg = alone(&chart);
+    assert_eq!(svg.matches("class=\"leader ").count(), 2);
+    kept::check_leaders("small", &svg);
+    kept::check_runs("small", &svg);
+    let moved = svg.replacen("class=\"leader s0\" ", "class=\"leader s1\" ", 1);
+    assert!(std::panic::catch_unwind(|| kept::check_leaders("moved", &moved)).is_err());
 }
 
 #[test]
@@ -174,105 +254,4 @@ fn labels_at_the_ends_of_lines_keep_apart_and_inside() {
     legend::spread_out(&mut places, 5.0, 100.0);
     assert!(places.windows(2).all(|two| two[1] - two[0] >= 15.999), "{places:?}");
     assert!(places[0] >= 5.0 && places[5] <= 100.0, "{places:?}");
-}
-
-/// Where the words of a picture are, by the font that draws them.
-fn words(svg: &str) -> (usvg::Size, Vec<(String, usvg::Rect)>) {
-    fn collect(group: &usvg::Group, into: &mut Vec<(String, usvg::Rect)>) {
-        for node in group.children() {
-            match node {
-                usvg::Node::Group(group) => collect(group, into),
-                usvg::Node::Text(text) => {
-                    let words: String = text.chunks().iter().map(usvg::TextChunk::text).collect();
-                    into.push((words, text.abs_bounding_box()));
-                }
-                _ => {}
-            }
-        }
-    }
-    let tree = crate::png::tree(svg).unwrap();
-    let mut all = Vec::new();
-    collect(tree.root(), &mut all);
-    (tree.size(), all)
-}
-
-/// Whether two texts touch: the boxes have the height of the font, letters are less high.
-fn touch(a: &usvg::Rect, b: &usvg::Rect) -> bool {
-    let low = |r: &usvg::Rect| (r.left() + 0.5, r.right() - 0.5, r.top() + 3.0, r.bottom() - 3.0);
-    let ((al, ar, at, ab), (bl, br, bt, bb)) = (low(a), low(b));
-    al < br && bl < ar && at < bb && bt < ab
-}
-
-fn check(name: &str, svg: &str) {
-    assert!(svg.contains("class=\"foot\">Machine: "), "{name} does not say where it was measured");
-    assert!(svg.contains("whisker: "), "{name} does not say what its whiskers are");
-    for bad in ["NaN", "×", "maerts", "stream<"] {
-        assert!(!svg.contains(bad), "{name} has {bad:?}");
-    }
-    let (size, words) = words(svg);
-    assert!(words.len() > 8, "{name}: {words:?}");
-    for (at, (text, place)) in words.iter().enumerate() {
-        let inside = place.left() >= 0.0
-            && place.top() >= 0.0
-            && place.right() <= size.width()
-            && place.bottom() <= size.height() + 2.0;
-        assert!(inside, "{name}: {text:?} is outside the picture: {place:?} of {size:?}");
-        for (other, there) in &words[at + 1..] {
-            assert!(!touch(place, there), "{name}: {text:?} {place:?} touches {other:?} {there:?}");
-        }
-    }
-}
-
-#[test]
-fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
-    if !crate::png::has_fonts() {
-        return;
-    }
-    let root = std::path::Path::new(env!("CARGO_MANIFEST_DIR")).join("../../experiments");
-    let (mut count, mut colours) = (0, std::collections::BTreeMap::new());
-    for entry in
-        std::fs::read_dir(root).unwrap().flatten().filter(|e| e.path().join(crate::rows::FILE).exists())
-    {
-        for (name, chart, svg) in crate::report::all(&entry.path()).unwrap() {
-            let file = entry.path().join(crate::report::FIGURES).join(format!("{name}.svg"));
-            let name = format!("{} {name}", entry.path().display());
-            let current = std::fs::read_to_string(&file).is_ok_and(|kept| kept == crate::report::alone(&svg));
-            assert!(current, "{} is not current: vmlane lab draw {}", file.display(), entry.path().display());
-            check(&name, &svg);
-            let linear = chart.axis((0.0, 1.0)).is_linear();
-            let bars = svg.lines().any(|line| line.starts_with("<rect x=") && line.contains("mark "));
-            assert!(!bars || (linear && svg.contains("class=\"tick\">0")), "{name}");
-            assert_eq!(chart.shape == Shape::Ratio, svg.contains("class=\"one\""), "{name}");
-            for series in &chart.series {
-                for (group, style) in chart.groups.iter().zip(&series.styles) {
-                    assert!(hue(group) == NO_DEVICE || hue(group) == style.hue, "{name}: {group}");
-                }
-                let device = series.label.split(", ").next().unwrap().to_owned();
-                if hue(&device) != NO_DEVICE {
-                    let colour = *colours.entry(device.clone()).or_insert(series.style.hue);
-                    assert_eq!(colour, series.style.hue, "{name}: {device}");
-                }
-            }
-            count += 1;
-        }
-    }
-    assert!(count >= 29, "{count} figures");
-}
-
-#[test]
-fn the_check_of_kept_figures_finds_what_it_looks_for() {
-    if !crate::png::has_fonts() {
-        return;
-    }
-    let mut crowded = chart(Shape::Bars);
-    crowded.foot = vec!["Machine: m. whisker: w.".into()];
-    let svg = alone(&crowded);
-    check("sound", &svg);
-    let broken = |from: &str, to: &str| {
-        let svg = svg.replacen(from, to, 1);
-        std::panic::catch_unwind(|| check("broken", &svg)).is_err()
-    };
-    assert!(broken("class=\"foot\"", ""));
-    assert!(broken("</svg>", "<text x=\"715\" y=\"50\">far out</text></svg>"));
-    assert!(broken("</svg>", "<text x=\"4\" y=\"20\">over the title</text></svg>"));
 }

@@ -118,6 +118,9 @@ fn errors_name_line_and_key() {
         let said = said(|plan| plan.replace(from, to));
         assert!(said.contains(&format!("line {line}:")) && said.contains(words), "{to}: {said}");
     }
-    let figure = |plan: &str| format!("{plan}\n[[figure]]\ntitle = \"f\"\nx = \"size\"\n");
-    assert!(said(figure).contains("\"size\" is no factor"));
+    let figure = |x: &str| said(|plan| format!("{plan}\n[[figure]]\ntitle = \"f\"\nx = {x}\n"));
+    assert!(figure("\"size\"").contains("\"size\" is no factor"));
+    assert!(figure("[\"message\", \"size\"]").contains("\"size\" is no factor"));
+    assert!(figure("[]").contains("x needs a factor"));
+    assert_eq!((figure("\"message\""), figure("[\"message\", \"buffer\"]")), (String::new(), String::new()));
 }

@@ -3,12 +3,12 @@
 use std::collections::BTreeMap;
 use std::fmt::Write;
 
-use crate::data::title;
 use crate::figure::escape;
 use crate::plan::Plan;
 use crate::rows::Row;
 use crate::summary::Spread;
-use crate::units::{number, size, unit};
+use crate::units::{bytes, number, size, unit};
+use crate::words::{tick, title};
 
 /// A cell: the median, and below it the range when there is one.
 fn cell(spread: Option<Spread>, scale: f64) -> String {
@@ -20,13 +20,23 @@ fn cell(spread: Option<Spread>, scale: f64) -> String {
     format!("<td>{}<small>{}–{}</small></td>", n(spread.median), n(spread.min), n(spread.max))
 }
 
+/// The factors that differ between rows. A device's name carries its profile: where that alone differs, it stands once.
+pub fn varying<'n>(rows: &[Row], named: &[&'n str]) -> Vec<&'n str> {
+    let first = |name: &str| rows.first().map(|row| row.factor(name));
+    let mut factors: Vec<&str> = named.to_vec();
+    factors.retain(|name| rows.iter().any(|row| Some(row.factor(name)) != first(name)));
+    let base = |row: &Row| row.device.split(':').next().map(str::to_owned);
+    if factors.contains(&"profile") && rows.iter().all(|row| base(row) == base(&rows[0])) {
+        factors.retain(|name| *name != "device");
+    }
+    factors
+}
+
 /// Every combination: the factors that differ, and what was measured.
 pub fn numbers(rows: &[Row], plan: Option<&Plan>) -> String {
     let named: Vec<&str> =
         plan.map_or(vec!["device", "test", "message", "buffer", "sessions"], |plan| plan.named.clone());
-    let first = |name: &str| rows.first().map(|row| row.factor(name));
-    let varies = |name: &&str| rows.iter().any(|row| Some(row.factor(name)) != first(name));
-    let factors: Vec<&str> = named.into_iter().filter(varies).collect();
+    let factors = varying(rows, &named);
     let mut ids: Vec<&str> = Vec::new();
     for row in rows {
         if !ids.contains(&row.id.as_str()) {
@@ -50,7 +60,7 @@ pub fn numbers(rows: &[Row], plan: Option<&Plan>) -> String {
         let (name, scale) = unit(&row.test);
         html += "<tr>";
         for factor in &factors {
-            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&row.factor(factor)));
+            let _ = write!(html, "<td class=\"text\">{}</td>", escape(&tick(factor, &row.factor(factor))));
         }
         let good = || of.iter().filter(|row| row.failed.is_none());
         let spread = |value: fn(&Row) -> Option<f64>| Spread::of(good().filter_map(|row| value(row)));
@@ -67,12 +77,16 @@ pub fn numbers(rows: &[Row], plan: Option<&Plan>) -> String {
         }
         html += "</tr>\n";
     }
-    html + "</tbody></table></div>\n<p><small>CPU s: seconds of the daemon and all QEMUs during a run, start and \
+    html + "</tbody></table></div>\n<p><small>CPU s: seconds of the daemon and all VMs' processes during a run, start and \
             warm-up included.</small></p>\n"
 }
 
+fn bytes_of(count: u64) -> String {
+    bytes(&size(count))
+}
+
 fn buffer(bytes: Option<u64>) -> String {
-    bytes.map_or("default".into(), |bytes| size(bytes).replace('k', " KiB").replace('M', " MiB"))
+    bytes.map_or("default".into(), |count| bytes_of(count))
 }
 
 /// The counters of the columns: whose, and which.
@@ -113,7 +127,8 @@ pub fn notices(rows: &[Row]) -> String {
     }
     html += "<th>MiB moved</th></tr></thead><tbody>\n";
     for ((sessions, bytes, message), (mib, counts)) in &sums {
-        let _ = write!(html, "<tr><td>{sessions}</td><td>{}</td><td>{}</td>", buffer(*bytes), size(*message));
+        let _ =
+            write!(html, "<tr><td>{sessions}</td><td>{}</td><td>{}</td>", buffer(*bytes), bytes_of(*message));
         for count in counts {
             let _ = write!(html, "<td>{}</td>", number(count / mib));
         }

@@ -131,10 +131,12 @@ fn a_reader_finds_figures_claims_numbers_and_where_they_come_from() {
         "Throughput: 5 sessions",
         "Figure 3: Round trips",
         "message size",
+        "VM to VM, sending, 64 KiB buffers",
+        "What the paper says, and what was measured",
         "64 KiB<",
         "whisker: from the least to the most",
-        "VMCI is faster.</td><td>2.00 to 2.00 times, in the middle 2.00 (4 combinations)",
-        "29 Gbit/s.</td><td>393 Gbit/s",
+        "VMCI is faster.</td><td>Throughput, vmci / vmxnet3: 2.00 to 2.00 times, in the middle 2.00 (4 combinations)",
+        "29 Gbit/s.</td><td>Throughput: 393 Gbit/s",
         "vmci / each device",
         "Some &lt;CPU&gt;",
         "c0ffee",
@@ -221,4 +223,33 @@ fn an_empty_result_says_so_and_rows_without_a_plan_are_shown_as_numbers() {
     rows[0].plan_source = None;
     let page = html(&rows);
     assert!(page.contains("carry no plan") && page.contains("<td class=\"text\">vmxnet3</td>"));
+}
+
+/// Rows of another plan.
+fn page_of(plan: &str) -> String {
+    let source = Plan::parse(plan, false).unwrap();
+    let mut rows: Vec<Row> = source.boots().iter().flat_map(|boot| &boot.steps).map(row).collect();
+    rows[0].plan_source = Some(PlanSource { text: plan.into(), quick: false });
+    html(&rows)
+}
+
+#[test]
+fn without_a_paper_nothing_is_what_a_paper_says() {
+    let page = page_of(&PLAN.replace("paper = \"The Paper, 2009\"\n", ""));
+    assert!(page.contains("What was expected, and what was measured") && page.contains("<th>expected</th>"));
+    assert!(!page.contains("the paper"));
+}
+
+#[test]
+fn factors_that_change_together_are_named_together_and_others_are_told() {
+    let plan = PLAN.replace(
+        "buffer = \"64k\"\nmessage = [\"512\", \"64k\"]",
+        "buffer = \"8k\"\nmessage = \"512\"\n\n[[case]]\ndevice = \"vmci\"\nbuffer = \"64k\"\nmessage = \"64k\"",
+    );
+    let page = page_of(&plan);
+    assert!(page.contains("Marks also differ in: socket buffers."), "the axis says message size only");
+    let page = page_of(&plan.replace("x = \"message\"", "x = [\"message\", \"buffer\"]"));
+    assert!(page.contains("message size, socket buffers<"), "{page}");
+    assert!(page.contains(">512 B messages,<") && page.contains(">8 KiB buffers<"), "{page}");
+    assert!(!page.contains("Marks also differ"));
 }

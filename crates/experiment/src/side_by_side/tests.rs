@@ -75,7 +75,12 @@ fn ratios_are_taken_within_one_machine() {
     let packs = [pack("x", 2.0, &["vmci-sockets-2009"]), pack("y", 1.0, &["vmci-sockets-2009"])];
     let experiment = &experiments(&packs).unwrap()[0];
     let data = Data::new(&experiment.rows, Some(&experiment.plan));
-    let ratio = experiment.plan.figures.iter().find(|figure| figure.title == "VMCI over TCP").unwrap();
+    let ratio = experiment
+        .plan
+        .figures
+        .iter()
+        .find(|figure| figure.title == "VMCI's throughput divided by TCP's")
+        .unwrap();
     let drawn = data.draw(ratio, "f");
     let series = &drawn.charts[0].series;
     assert_eq!((series.len(), drawn.mixed), (8, false));

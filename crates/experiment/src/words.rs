@@ -1,0 +1,268 @@
+//! What factors, their values and what is measured are called in figures, tables and claims: one name a thing, and in
+//! plain words where plans write short ones.
+
+use crate::plan::Measure;
+use crate::rows::Row;
+use crate::units::bytes;
+
+/// How a factor is called along an axis, in a table's head or in a legend.
+pub fn title(factor: &str) -> &str {
+    match factor {
+        "message" => "message size",
+        "buffer" => "socket buffers",
+        "nics" => "cards",
+        "boot" => "lab, in the order of their boots",
+        "guests" => "VMs",
+        "mtu" => "MTU in bytes",
+        "ring" => "ring size in descriptors",
+        "ip" => "IP version",
+        "rate" => "an uplink's limit",
+        "moderation" => "interrupts a second at most",
+        "coalesce" => "software LRO",
+        "host_offloads" => "offloads of the test host",
+        "cpus" => "CPUs of a VM",
+        "memory" => "MiB of a VM",
+        "workers" => "workers of the daemon",
+        "nodelay" => "small sends",
+        other => other,
+    }
+}
+
+/// A value along an axis, or in a column of a table, that its factor names.
+pub fn tick(factor: &str, value: &str) -> String {
+    match (factor, value) {
+        ("test", _) => test_name(value).to_owned(),
+        ("message" | "buffer", _) => bytes(value),
+        ("nodelay", "true") => "TCP_NODELAY".into(),
+        ("nodelay", _) => "gathered (Nagle)".into(),
+        // Ethernet's, with which every driver begins.
+        ("mtu", "default") => "1500".into(),
+        // The Linux driver rounds up to a multiple of 32.
+        ("ring", _) => value
+            .parse::<u32>()
+            .map_or_else(|_| value.to_owned(), |count| count.next_multiple_of(32).to_string()),
+        ("moderation", "default") => "as the device likes".into(),
+        ("moderation", "off") => "not held back".into(),
+        ("moderation", _) => thousands(value),
+        ("offloads" | "host_offloads", _) => offloads(value),
+        ("coalesce", "true") => "on".into(),
+        ("coalesce", "false") => "off".into(),
+        ("rate", "default") => "none".into(),
+        ("rate", _) => rate(value),
+        ("to", "host") => "host".into(),
+        ("to", _) => "VM".into(),
+        _ => value.to_owned(),
+    }
+}
+
+/// What a test does, seen from guest a.
+fn test_name(test: &str) -> &str {
+    match test {
+        "stream" => "sending",
+        "maerts" => "receiving",
+        "bidir" => "both ways at once",
+        "rr" => "round trips",
+        "crr" => "connections",
+        other => other,
+    }
+}
+
+/// `4,000`.
+fn thousands(value: &str) -> String {
+    match value.parse::<u32>() {
+        Ok(number) if number >= 1000 => format!("{},{:03}", number / 1000, number % 1000),
+        _ => value.to_owned(),
+    }
+}
+
+/// `1 Gbit/s`, of `1G`.
+fn rate(value: &str) -> String {
+    let (number, prefix) = value.split_at(value.trim_end_matches(char::is_alphabetic).len());
+    format!("{number} {prefix}bit/s")
+}
+
+/// `TSO and GSO off`, of `tso=off,gso=off`.
+fn offloads(value: &str) -> String {
+    let of = |wanted: &str| {
+        let pairs = value.split(',').filter_map(|pair| pair.split_once('='));
+        let names: Vec<String> =
+            pairs.filter(|(_, state)| *state == wanted).map(|(name, _)| name.to_uppercase()).collect();
+        (!names.is_empty()).then(|| format!("{} {wanted}", names.join(" and ")))
+    };
+    let all: Vec<String> = ["on", "off"].into_iter().filter_map(of).collect();
+    if all.is_empty() { "offloads on".into() } else { all.join(", ") }
+}
+
+/// A count of things, one or many.
+fn count(value: &str, one: &str, many: &str) -> String {
+    format!("{value} {}", if value == "1" { one } else { many })
+}
+
+/// A value as a label: it says by itself what it is.
+pub fn label(factor: &str, value: &str) -> String {
+    match factor {
+        "device" | "tool" | "profile" => value.to_owned(),
+        "test" | "nodelay" | "offloads" => tick(factor, value),
+        "buffer" if value == "default" => "default buffers".into(),
+        "buffer" => format!("{} buffers", bytes(value)),
+        "message" => format!("{} messages", bytes(value)),
+        "moderation" if value == "default" => "interrupts as the device likes".into(),
+        "moderation" if value == "off" => "interrupts not held back".into(),
+        "moderation" => format!("{} interrupts/s at most", thousands(value)),
+        "rate" if value == "default" => "uplink without a limit".into(),
+        "rate" => format!("uplink of {}", rate(value)),
+        "sessions" => count(value, "session", "sessions"),
+        "nics" => count(value, "card", "cards"),
+        "guests" => count(value, "VM", "VMs"),
+        "workers" => count(value, "worker", "workers"),
+        "uplinks" => count(value, "uplink", "uplinks"),
+        "queues" => count(value, "queue", "queues"),
+        "cpus" => format!("{} a VM", count(value, "CPU", "CPUs")),
+        "memory" => format!("{value} MiB a VM"),
+        "mtu" => format!("MTU {}", tick(factor, value)),
+        "ring" => format!("rings of {}", tick(factor, value)),
+        "coalesce" => format!("software LRO {}", tick(factor, value)),
+        "host_offloads" => format!("test host: {}", tick(factor, value)),
+        "to" if value == "host" => "VM to host".into(),
+        "to" => "VM to VM".into(),
+        "boot" => format!("lab {value}"),
+        "host" => format!("machine {value}"),
+        "ip" => format!("IPv{value}"),
+        _ => format!("{factor} {value}"),
+    }
+}
+
+/// How an accelerator is called.
+pub fn accelerator(name: &str) -> &str {
+    match name {
+        "tcg" => "TCG: instructions emulated",
+        "kvm" => "KVM",
+        // User Mode Linux is a program of the host.
+        "native" => "none: User Mode Linux runs instructions as they are",
+        other => other,
+    }
+}
+
+pub fn is_transactional(row: &Row) -> bool {
+    row.transactions_per_second.is_some() || ["rr", "crr"].contains(&row.test.as_str())
+}
+
+/// What rows are measured by; a unit's name fits behind it.
+pub fn quantity(rows: &[&Row], measure: Measure) -> String {
+    let mut names: Vec<&str> = Vec::new();
+    for row in rows {
+        let name = match (measure, is_transactional(row)) {
+            (Measure::Result, false) => "throughput",
+            (Measure::Result, true) if row.test == "crr" => "connections a second",
+            (Measure::Result, true) => "round trips a second",
+            (Measure::RttP50, _) => "time of a round trip (median)",
+            (Measure::RttP99, _) => "time of a round trip (99 % are shorter)",
+            (Measure::Cpu, false) => "CPU time for a gigabyte",
+            (Measure::Cpu, true) => "CPU time for 1000 transactions",
+        };
+        if !names.contains(&name) {
+            names.push(name);
+        }
+    }
+    names.join(", ")
+}
+
+/// The factors of which a chart says its one value under its title.
+const ALWAYS: [&str; 5] = ["to", "test", "message", "buffer", "sessions"];
+
+/// What all rows of a chart have in common, in words: the devices first. `shown` are the factors that the chart shows
+/// itself, `named` those that the plan names.
+pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
+    let Some(first) = rows.first() else { return String::new() };
+    let mut words: Vec<String> = Vec::new();
+    if !shown.contains(&"device") {
+        let mut devices: Vec<&str> = Vec::new();
+        for row in rows {
+            // The name carries the profile, which is a factor of its own, and the card's own goes without saying.
+            let whole = row.device.as_str();
+            let device = match shown.contains(&"profile") {
+                true => whole.split(':').next().unwrap_or(whole),
+                false => whole.strip_suffix(":profile=vmxnet3").unwrap_or(whole),
+            };
+            if !devices.contains(&device) {
+                devices.push(device);
+            }
+        }
+        words.push(devices.join(" and "));
+    }
+    let others = named.iter().filter(|name| !["device", "profile", "machine"].contains(*name));
+    let mut factors: Vec<&str> = ALWAYS.to_vec();
+    factors.extend(others.filter(|name| !ALWAYS.contains(*name)));
+    for factor in factors.into_iter().filter(|factor| !shown.contains(factor)) {
+        let value = first.factor(factor);
+        let same = rows.iter().all(|row| row.factor(factor) == value);
+        let says = ALWAYS.contains(&factor) || !["default", "false"].contains(&value.as_str());
+        // The lab's own choices stand at the picture's foot.
+        if same && says && !["kernel", "accelerator", "qemu", "tool"].contains(&factor) {
+            words.push(match factor {
+                "message" if is_transactional(first) => format!("{} each way", bytes(&value)),
+                _ => label(factor, &value),
+            });
+        }
+    }
+    words.join(", ")
+}
+
+/// `A / B`: what a ratio divides by what, by the factors in which both sides differ.
+pub fn sides<'a>(apart: impl Iterator<Item = (&'a String, Vec<String>, Vec<String>)>) -> String {
+    let side = |name: &str, values: &[String]| match values {
+        [value] => label(name, value),
+        _ => format!("each {}", title(name)),
+    };
+    let both: Vec<(String, String)> =
+        apart.map(|(name, upper, lower)| (side(name, &upper), side(name, &lower))).collect();
+    let join = |of: fn(&(String, String)) -> &str| both.iter().map(of).collect::<Vec<_>>().join(", ");
+    format!("{} / {}", join(|both| &both.0), join(|both| &both.1))
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+
+    #[test]
+    fn values_are_in_plain_words() {
+        for (factor, value, along, alone) in [
+            ("test", "maerts", "receiving", "receiving"),
+            ("message", "64k", "64 KiB", "64 KiB messages"),
+            ("mtu", "default", "1500", "MTU 1500"),
+            ("ring", "150", "160", "rings of 160"),
+            ("ring", "default", "default", "rings of default"),
+            ("moderation", "4000", "4,000", "4,000 interrupts/s at most"),
+            ("moderation", "off", "not held back", "interrupts not held back"),
+            ("offloads", "tso=off,gso=off", "TSO and GSO off", "TSO and GSO off"),
+            ("offloads", "default", "offloads on", "offloads on"),
+            ("rate", "1G", "1 Gbit/s", "uplink of 1 Gbit/s"),
+            ("rate", "default", "none", "uplink without a limit"),
+            ("sessions", "1", "1", "1 session"),
+            ("nics", "4", "4", "4 cards"),
+        ] {
+            assert_eq!((tick(factor, value), label(factor, value)), (along.into(), alone.into()));
+        }
+    }
+
+    #[test]
+    fn what_rows_have_in_common_is_said_and_what_the_chart_shows_is_not() {
+        let row = |device: &str, message: u64| Row {
+            device: device.into(),
+            test: "stream".into(),
+            message_bytes: message,
+            sessions: 5,
+            ..Row::default()
+        };
+        let (a, b) = (row("vmci", 512), row("vmxnet3", 4096));
+        assert_eq!(
+            in_common(&[&a, &b], &["device", "ring"], &["message"]),
+            "vmci and vmxnet3, VM to VM, sending, default buffers, 5 sessions"
+        );
+        assert_eq!(
+            in_common(&[&a], &["device"], &["device"]),
+            "VM to VM, sending, 512 B messages, default buffers, 5 sessions"
+        );
+        assert_eq!(in_common(&[], &[], &[]), "");
+    }
+}
