@@ -152,7 +152,8 @@ impl Server {
         if let Some(waker) = &client.waker {
             crate::sockets::left::reset(map, waker);
             if !waker.has_switched() {
-                socket::shut(&*client.socket, Shut::Both);
+                // Not both ways: the program's own end is still to be heard of.
+                socket::shut(&*client.socket, Shut::Write);
             }
         }
     }
