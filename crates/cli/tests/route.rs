@@ -10,8 +10,9 @@ mod two_hosts;
 use std::fs;
 use std::io::{ErrorKind, Read, Write};
 use std::net::{Shutdown, TcpListener, TcpStream};
+use std::process::{Command, Stdio};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicUsize, Ordering};
 use std::sync::mpsc;
 use std::thread;
 use std::time::{Duration, Instant};
@@ -160,6 +161,89 @@ fn a_killed_helper_or_daemon_resets_streams_between_hosts_and_nothing_stays() {
     assert!(read_all(&client).unwrap().is_empty());
     drop(client);
     world.nothing_is_left();
+}
+
+/// The cases of `crates/preload/tests/streams.c`, which polls, forks, duplicates and passes on its streams: to another host.
+#[test]
+fn an_unmodified_program_finds_what_it_expects_of_streams_to_another_host() {
+    let world = World::new();
+    let folder = tempfile::tempdir().unwrap();
+    let program = folder.path().join("streams");
+    let source = format!("{}/../preload/tests/streams.c", env!("CARGO_MANIFEST_DIR"));
+    let built = Command::new("cc").args(["-O2", &source, "-lpthread", "-o"]).arg(&program).status().unwrap();
+    assert!(built.success());
+    let listener = Listener::bind_by(&world.beta.host(), 6200).unwrap();
+    let over = Arc::new(AtomicBool::new(false));
+    let ended = over.clone();
+    let accepting = thread::spawn(move || {
+        let mut echoes = Vec::new();
+        while let Ok((stream, _)) = listener.accept()
+            && !ended.load(Ordering::SeqCst)
+        {
+            echoes.push(thread::spawn(move || echo(&stream)));
+        }
+        echoes.into_iter().for_each(|echo| echo.join().unwrap());
+    });
+    let mut command = Command::new(env!("CARGO_BIN_EXE_vmlane"));
+    command.args(["run", "--runtime-dir"]).arg(world.alpha.run()).arg("--").arg(&program);
+    let output = command.args([&BETA.to_string(), "6200"]).stdin(Stdio::null()).output().unwrap();
+    over.store(true, Ordering::SeqCst);
+    drop(Stream::connect_by(&world.alpha.host(), BETA, 6200, LONG).unwrap());
+    accepting.join().unwrap();
+    let said = String::from_utf8_lossy(&output.stderr);
+    assert!(output.status.success(), "{}: {said}", output.status);
+    assert_eq!(output.stdout, b"done\n");
+    world.nothing_is_left();
+}
+
+/// Sends back what comes, to the end.
+fn echo(mut stream: &Stream) {
+    let mut chunk = vec![0; 100_000];
+    while let Ok(len @ 1..) = stream.read(&mut chunk) {
+        if stream.write_all(&chunk[..len]).is_err() {
+            return;
+        }
+    }
+    let _ = stream.shutdown(Shutdown::Write);
+}
+
+#[test]
+fn whatever_is_killed_at_the_clients_host_both_ends_hear_of_a_reset() {
+    let mut world = World::new();
+    for killed in ["the helper", "the daemon"] {
+        let (mut client, server) = world.pair(7200);
+        client.write_all(&bytes(100_000, 8)).unwrap();
+        match killed {
+            "the helper" => world.alpha.helper = None,
+            _ => world.alpha.daemon = None,
+        }
+        is_reset(&client, killed);
+        is_reset(&server, killed);
+        drop((client, server));
+        match killed {
+            "the helper" => world.alpha.start_helper(),
+            _ => world.alpha.start_daemon(),
+        }
+        world.connected();
+        world.nothing_is_left();
+    }
+}
+
+#[test]
+fn a_reload_that_forbids_ends_streams_that_are_open() {
+    let world = World::new();
+    for (node, peer) in [(&world.alpha, "beta"), (&world.beta, "alpha")] {
+        let (mut client, server) = world.pair(7300);
+        client.write_all(b"still allowed").unwrap();
+        (&server).read_exact(&mut [0; 13]).unwrap();
+        node.reconfigure("groups = [\"default\"]", "groups = [\"tenant\"]");
+        is_reset(&client, peer);
+        is_reset(&server, peer);
+        node.reconfigure("groups = [\"tenant\"]", "groups = [\"default\"]");
+        drop((client, server));
+        world.connected();
+        world.nothing_is_left();
+    }
 }
 
 #[test]

@@ -3,159 +3,16 @@
 
 mod host_world;
 
-use std::mem::MaybeUninit;
-use std::os::fd::{AsFd, OwnedFd};
+use std::io::{Read, Write};
 use std::os::unix::net::UnixStream;
 
-use std::io::{Read, Write};
-
-use host_world::{SECOND, World, eventually};
-use rustix::net::{RecvAncillaryBuffer, RecvAncillaryMessage, RecvFlags};
+use host_world::helper::{End, FAR, Helper, OWN, answer, world};
+use host_world::{SECOND, eventually};
 use vmlane_guestsim::{Options, Placement};
-use vmlane_host::sockets::{Bounds, PeerView, RoutePeer, Routes};
-use vmlane_sock::ring::{self, Incoming, Outgoing};
+use vmlane_host::sockets::Bounds;
 use vmlane_sock::{Listener, Stream};
-use vmlane_wire::host::{RING, Reply, SAID_CLOSE, SIGNAL, ended};
+use vmlane_wire::host::ended;
 use vmlane_wire::route::{Op, Record, Refusal};
-use zerocopy::FromBytes;
-
-/// The VMCI guest's CID is 3; the host's for others, and one of the peer's.
-const OWN: u32 = 900;
-const FAR: u32 = 2005;
-
-fn routes() -> Routes {
-    let peer = RoutePeer {
-        name: "beta".into(),
-        cids: vec![(2000, 2999)],
-        groups: vec!["test".into(), "other".into()],
-        trusted: false,
-    };
-    Routes { cids: vec![(3, 999)], host_cid: Some(OWN), owner: None, peers: vec![peer] }
-}
-
-/// What the daemon says to the first record of a connection.
-fn answer(socket: &UnixStream) -> Option<(Reply, Option<OwnedFd>)> {
-    socket.set_read_timeout(Some(50 * SECOND)).unwrap();
-    let mut bytes = [0; 16];
-    let mut space = [MaybeUninit::uninit(); rustix::cmsg_space!(ScmRights(1))];
-    let mut control = RecvAncillaryBuffer::new(&mut space);
-    let parts = &mut [std::io::IoSliceMut::new(&mut bytes)];
-    let got = rustix::net::recvmsg(socket, parts, &mut control, RecvFlags::empty()).unwrap();
-    let fds = control.drain().filter_map(|message| match message {
-        RecvAncillaryMessage::ScmRights(fds) => Some(fds),
-        _ => None,
-    });
-    let fd = fds.flatten().next();
-    (got.bytes == 16).then(|| (Reply::read_from_bytes(&bytes).unwrap(), fd))
-}
-
-struct Helper<'w> {
-    world: &'w World,
-    line: OwnedFd,
-    _asked: UnixStream,
-}
-
-/// A stream's ring, as the helper has it.
-struct End {
-    socket: UnixStream,
-    out: Outgoing,
-    incoming: Incoming,
-}
-
-impl<'w> Helper<'w> {
-    /// Reports for work; the peer is up.
-    fn start(world: &'w World) -> Helper<'w> {
-        let asked = Helper::ask(world, Op::Line, 0, Default::default(), "");
-        let (reply, line) = answer(&asked).unwrap();
-        assert_eq!(reply.error.get(), 0);
-        let helper = Helper { world, line: line.unwrap(), _asked: asked };
-        helper.say(Op::Status, 0, 0, "\nhelper\n");
-        helper.say(Op::Status, 0, 0, "beta\nup\n\nbytes_sent 7");
-        eventually("the peer is up", || helper.view().state == "up");
-        helper
-    }
-
-    fn ask(world: &World, op: Op, number: u64, ends: [(u32, u32); 2], text: &str) -> UnixStream {
-        let mut socket = UnixStream::connect(world.dir.path().join("route.sock")).unwrap();
-        socket.write_all(&Record::message(op, number, ends, 0, text)).unwrap();
-        socket
-    }
-
-    fn say(&self, op: Op, number: u64, flags: u32, text: &str) {
-        let message = Record::message(op, number, Default::default(), flags, text);
-        rustix::net::send(&self.line, &message, rustix::net::SendFlags::empty()).unwrap();
-    }
-
-    /// The next thing the daemon says.
-    fn hear(&self) -> (Record, Op, String) {
-        let mut message = vec![0; 16 << 10];
-        let mut poll = [rustix::event::PollFd::new(&self.line, rustix::event::PollFlags::IN)];
-        let patience = rustix::event::Timespec { tv_sec: 50, tv_nsec: 0 };
-        assert_eq!(rustix::event::poll(&mut poll, Some(&patience)), Ok(1), "the daemon says nothing");
-        let (len, _) = rustix::net::recv(&self.line, &mut message[..], RecvFlags::DONTWAIT).unwrap();
-        let (record, op, text) = Record::parse(&message[..len]).unwrap();
-        (record, op, text.to_owned())
-    }
-
-    /// A stream to this host; the errno if it is refused.
-    fn open(&self, client: (u32, u32), server: (u32, u32), text: &str) -> Result<End, i32> {
-        End::of(Helper::ask(self.world, Op::Open, 0, [client, server], text))
-    }
-
-    fn view(&self) -> PeerView {
-        self.world.sockets().peers().into_iter().find(|peer| peer.name == "beta").unwrap()
-    }
-
-    fn count(&self, counter: &str) -> u64 {
-        self.view().counters.iter().find(|(name, _)| name == counter).map_or(0, |(_, count)| *count)
-    }
-}
-
-impl End {
-    fn of(socket: UnixStream) -> Result<End, i32> {
-        let Some((reply, memory)) = answer(&socket) else { return Err(0) };
-        match (reply.error.get(), memory) {
-            (0, Some(memory)) => {
-                let (out, incoming) = ring::map(memory, RING).unwrap();
-                Ok(End { socket, out, incoming })
-            }
-            (errno, _) => Err(errno),
-        }
-    }
-
-    fn signal(&self) {
-        let _ = rustix::net::send(self.socket.as_fd(), &[SIGNAL], rustix::net::SendFlags::empty());
-    }
-
-    fn write(&mut self, bytes: &[u8]) {
-        assert_eq!(self.out.write(bytes).unwrap().len, bytes.len());
-        self.signal();
-    }
-
-    fn read(&mut self, len: usize) -> Vec<u8> {
-        let mut all = vec![0; len];
-        let incoming = &self.incoming;
-        eventually("bytes", || incoming.ready().unwrap() >= len);
-        self.incoming.read(&mut all).unwrap();
-        self.signal();
-        all
-    }
-
-    fn ends(&self, bit: u64) {
-        eventually("the end", || self.incoming.ended() & bit != 0);
-    }
-
-    /// Leaves; what was written still counts.
-    fn close(self) {
-        self.out.voice().say(SAID_CLOSE);
-    }
-}
-
-fn world(bounds: Bounds) -> World {
-    let world = World::with(bounds);
-    world.sockets().set_routes(&world.dir.path().join("route.sock"), Some(routes())).unwrap();
-    world
-}
 
 fn code(result: std::io::Result<Stream>) -> Option<i32> {
     result.err().and_then(|error| error.raw_os_error())

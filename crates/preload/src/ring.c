@@ -165,8 +165,10 @@ static void drain(struct ring *ring, int fd) {
     char bytes[64];
     int any = 0;
     ssize_t got;
-    while ((got = real_recv(fd, bytes, sizeof bytes, MSG_DONTWAIT)) > 0)
-        any = 1;
+    do {
+        got = real_recv(fd, bytes, sizeof bytes, MSG_DONTWAIT);
+        any |= got > 0;
+    } while (got == (ssize_t)sizeof bytes);
     /* Its end, or an error, also that of a descriptor that is no stream. */
     if (got == 0 || (got < 0 && errno != EAGAIN && errno != EINTR))
         ring->gone = 1;

@@ -13,6 +13,9 @@ use vmlane_wire::host::RING;
 
 /// Room that makes it worth telling the peer of, unless it waits for any.
 const WORTH: u64 = 64 << 10;
+/// A ring for each round trip that is no longer carries as much as a helper encrypts: a window would only take what the reader is
+/// late for, and copy it once more.
+const SHORT_WAY: Duration = Duration::from_micros(250);
 /// Behind a ring of a stream, at most.
 const MOST_WINDOW: usize = 8 << 20;
 
@@ -55,7 +58,7 @@ impl Window {
         (self.since, self.came) = (now, 0);
         if kept > 0 {
             self.target /= 2;
-        } else if used_up && !idle {
+        } else if used_up && !idle && round > SHORT_WAY {
             self.grow((2 * self.target + RING as usize).min(MOST_WINDOW));
         }
     }
@@ -205,6 +208,8 @@ mod tests {
         assert_eq!(window.size(), 0, "the ring is enough for it");
         window.count(1 << 20, 0, now + Duration::from_millis(10), None);
         assert_eq!(window.size(), 0, "how long a round trip takes is not known");
+        window.count(1 << 20, 0, now + Duration::from_millis(10), Some(SHORT_WAY));
+        assert_eq!(window.size(), 0, "the ring carries more than a helper encrypts");
         rounds(&mut window, &mut now, 64 << 20, 0, 100);
         assert_eq!(window.size(), MOST_WINDOW);
         assert!(!budgets[0].take((64 << 20) - MOST_WINDOW + 1), "it is promised");

@@ -33,6 +33,8 @@ const CONTROL: Token = 0;
 const LISTENER: Token = 1;
 const LINE: Token = 2;
 const FIRST: Token = 3;
+/// In a stream's token: its program's socket, not the daemon's.
+const PROGRAM: Token = 1 << 63;
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(200);
 /// Stop.
@@ -89,7 +91,7 @@ pub struct Helper {
     settings: Settings,
     load: Load,
     identity: Identity,
-    epoll: OwnedFd,
+    epoll: Arc<OwnedFd>,
     control: OwnedFd,
     listener: Option<OwnedFd>,
     line: Line,
@@ -119,8 +121,8 @@ impl Helper {
     /// `control`: [`STOP`](Self::STOP) and [`RELOAD`](Self::RELOAD) are read from it.
     pub fn start(settings: Settings, load: Load, control: OwnedFd) -> Result<Helper, StartError> {
         let identity = Identity::load(&settings.files, &settings.name)?;
-        let epoll = epoll::create(epoll::CreateFlags::CLOEXEC)?;
-        epoll::add(&epoll, &control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
+        let epoll = Arc::new(epoll::create(epoll::CreateFlags::CLOEXEC)?);
+        epoll::add(&*epoll, &control, epoll::EventData::new_u64(CONTROL), epoll::EventFlags::IN)?;
         let mut helper = Helper {
             windows: Arc::new(Budget::new(WINDOWS)),
             unproved: SharedPlaces::new(settings.bounds.handshakes),
@@ -163,7 +165,7 @@ impl Helper {
     }
 
     fn watch(&self, socket: impl AsFd, token: Token, flags: epoll::EventFlags) -> io::Result<()> {
-        Ok(epoll::add(&self.epoll, socket, epoll::EventData::new_u64(token), flags)?)
+        Ok(epoll::add(&*self.epoll, socket, epoll::EventData::new_u64(token), flags)?)
     }
 
     fn token(&mut self) -> Token {
@@ -178,7 +180,7 @@ impl Helper {
         loop {
             let wait = if self.busy.is_empty() { TICK } else { Duration::ZERO };
             let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
-            let events = match epoll::wait(&self.epoll, &mut space, Some(&wait)) {
+            let events = match epoll::wait(&*self.epoll, &mut space, Some(&wait)) {
                 Ok((events, _)) => events,
                 Err(Errno::INTR) => continue,
                 Err(error) => return Err(error.into()),
@@ -237,13 +239,18 @@ impl Helper {
         tracing::info!("the configuration and the certificates were read again");
     }
 
-    /// Something happened at a stream's socket.
-    fn entry_event(&mut self, token: Token) {
+    /// Something happened at a stream's socket, or at its program's.
+    fn entry_event(&mut self, event: Token) {
+        let (token, of_program) = (event & !PROGRAM, event & PROGRAM != 0);
         let Some(entry) = self.entries.get_mut(&token) else { return };
         let link = entry.link;
-        match &entry.stage {
+        match &mut entry.stage {
             Stage::Calling(_) => {}
             Stage::Asking { .. } => self.daemon_answers(token),
+            Stage::Streaming(stream) if of_program => {
+                stream.take_programs_signals();
+                self.wake(link, token);
+            }
             Stage::Streaming(stream) => {
                 if stream.take_signals() {
                     self.wake(link, token);

@@ -81,6 +81,8 @@ pub struct Lane {
     pub plain: Buffer,
     /// By number on this connection: what the thread knows them by.
     pub streams: HashMap<u32, Token>,
+    /// Streams to which the peer has just sent something.
+    pub fresh: Vec<Token>,
     /// Streams that may have something to send.
     pub ready: VecDeque<Token>,
     /// The same, to have each once.
@@ -189,6 +191,7 @@ impl Link {
                 windows: Arc::new(Budget::new(WINDOWS)),
                 plain: Buffer::default(),
                 streams: HashMap::new(),
+                fresh: Vec::new(),
                 ready: VecDeque::new(),
                 queued: HashSet::new(),
                 own_next: if dialled { 1 } else { 2 },

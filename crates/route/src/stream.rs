@@ -1,4 +1,4 @@
-//! One stream: its ring, which the daemon shares, and how far both directions have come.
+//! One stream: its ring, which it shares with the daemon or with a program, and how far both directions have come.
 //!
 //! What comes goes into the ring, and behind it, as far as the peer was given credit for more ([`Window`]).
 
@@ -8,21 +8,21 @@ use std::time::{Duration, Instant};
 
 use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags};
-use vmlane_sock::ring::{self, Incoming, Outgoing, Voice};
-use vmlane_wire::host::{RING, SAID_CLOSE, SAID_RECEIVE, SAID_SEND, SIGNAL, ended};
+use vmlane_wire::host::{SAID_CLOSE, SAID_RECEIVE, SAID_SEND, SWITCH, ended};
 
 use crate::buffer::Buffer;
 use crate::credit::{Credit, Given, Window};
 use crate::frame::{Frame, HEADER, MOST_DATA, Sink, Violation, data_header};
+use crate::ring::{Ring, Signalled};
 
 /// See the module's text. To drop one resets the stream, unless [`Stream::close`] was called.
 pub struct Stream {
     id: u32,
-    /// Signals to and from the daemon.
-    socket: OwnedFd,
-    out: Outgoing,
-    incoming: Incoming,
-    voice: Voice,
+    /// Signals to and from the daemon; its end is the stream's.
+    line: OwnedFd,
+    ring: Ring,
+    /// There may be something new in the ring, of which nothing else will tell.
+    looks: bool,
     given: Given,
     window: Window,
     /// What the ring had no room for.
@@ -49,14 +49,12 @@ pub enum Turn {
 }
 
 impl Stream {
-    pub fn new(id: u32, socket: OwnedFd, memory: OwnedFd, window: Window) -> io::Result<Stream> {
-        let (out, incoming) = ring::map(memory, RING)?;
-        Ok(Stream {
+    pub fn new(id: u32, line: OwnedFd, ring: Ring, window: Window) -> Stream {
+        Stream {
             id,
-            socket,
-            voice: out.voice(),
-            out,
-            incoming,
+            line,
+            ring,
+            looks: false,
             given: Given::default(),
             window,
             kept: Buffer::default(),
@@ -65,18 +63,29 @@ impl Stream {
             told: 0,
             heard: 0,
             said: 0,
-        })
+        }
     }
 
-    fn signal(&self) {
-        let _ = rustix::net::send(&self.socket, &[SIGNAL], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+    /// What the program of a ring that it shares with us wants.
+    fn signalled(&mut self, signalled: Signalled) {
+        self.looks |= signalled.looks;
+        if signalled.switches {
+            // The first that is ever said here: there is room for it.
+            let _ = rustix::net::send(&self.line, &[SWITCH], SendFlags::DONTWAIT | SendFlags::NOSIGNAL);
+        }
+    }
+
+    /// The program that shares its ring with us has signalled.
+    pub fn take_programs_signals(&mut self) {
+        let signalled = self.ring.answer();
+        self.signalled(signalled);
     }
 
     /// Takes the daemon's signals. False: it has closed the stream, or is gone.
     pub fn take_signals(&self) -> bool {
         let mut bytes = [0; 64];
         loop {
-            match rustix::net::recv(&self.socket, &mut bytes, RecvFlags::DONTWAIT) {
+            match rustix::net::recv(&self.line, &mut bytes, RecvFlags::DONTWAIT) {
                 Ok((0, _)) => return false,
                 Ok((len, _)) if len < bytes.len() => return true,
                 Ok(_) | Err(Errno::INTR) => {}
@@ -89,6 +98,17 @@ impl Stream {
     /// Puts what there is to say behind `plain`, as long as that is less than `most` bytes: bytes, as far as there is credit, then how
     /// the stream ended.
     pub fn turn(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
+        let turn = self.turn_once(plain, most)?;
+        if turn == Turn::Over {
+            return Ok(turn);
+        }
+        let signalled = self.ring.rest(&self.line);
+        self.signalled(signalled);
+        Ok(if std::mem::take(&mut self.looks) { Turn::Again } else { turn })
+    }
+
+    fn turn_once(&mut self, plain: &mut Buffer, most: usize) -> io::Result<Turn> {
+        self.looks = false;
         self.write_kept()?;
         if self.heard & SAID_CLOSE != 0 {
             if self.kept.is_empty() {
@@ -99,8 +119,8 @@ impl Stream {
         }
         self.tell_room(plain)?;
         // Asked for before the bytes: none come behind it.
-        let over = self.incoming.is_over();
-        let ready = self.incoming.ready()?;
+        let over = self.ring.is_over();
+        let ready = self.ring.ready()?;
         // With what is there already, whole records.
         let fits = most.saturating_sub(plain.len() + HEADER).clamp(1, MOST_DATA);
         let len = self.credit.of(ready.min(fits));
@@ -108,34 +128,33 @@ impl Stream {
             let room = plain.room(HEADER + len).get_mut(..HEADER + len).unwrap_or_default();
             if let Some((header, data)) = room.split_first_chunk_mut() {
                 *header = data_header(self.id, len);
-                let taken = self.incoming.peek(data)?;
+                let taken = self.ring.peek(data)?;
                 debug_assert_eq!(taken, len);
             }
             plain.add(HEADER + len);
             self.credit.spend(len);
-            if self.incoming.consume(len) {
-                self.signal();
-            }
+            let signalled = self.ring.consume(len, &self.line);
+            self.signalled(signalled);
             if ready > len {
                 return Ok(if self.credit.of(1) > 0 { Turn::Again } else { Turn::Waits });
             }
-            return Ok(if over || self.incoming.arm()? { Turn::Again } else { Turn::Waits });
+            return Ok(if over || self.ring.arm_bytes()? { Turn::Again } else { Turn::Waits });
         }
         self.tell_refused(plain);
         if ready > 0 {
             // The peer's credit wakes it. An end is heard of without being asked for.
-            self.incoming.disarm();
+            self.ring.disarm_bytes();
             return Ok(Turn::Waits);
         }
         if over {
             return Ok(self.tell_end(plain));
         }
-        Ok(if self.incoming.arm()? { Turn::Again } else { Turn::Waits })
+        Ok(if self.ring.arm_bytes()? { Turn::Again } else { Turn::Waits })
     }
 
     /// The daemon's end takes no more.
     fn tell_refused(&mut self, plain: &mut Buffer) {
-        if self.incoming.ended() & ended::REFUSED & !self.told != 0 {
+        if self.ring.ended() & ended::REFUSED & !self.told != 0 {
             self.told |= ended::REFUSED;
             Frame::Fin { stream: self.id, send: false, receive: true }.write(plain);
         }
@@ -143,7 +162,7 @@ impl Stream {
 
     /// All bytes are sent, and none will come.
     fn tell_end(&mut self, plain: &mut Buffer) -> Turn {
-        let ended = self.incoming.ended();
+        let ended = self.ring.ended();
         if ended & ended::RESET != 0 {
             Frame::Reset { stream: self.id }.write(plain);
             return Turn::Over;
@@ -165,16 +184,13 @@ impl Stream {
     /// What waits behind the ring goes into it, as far as there is room; if there is not, the daemon signals once there is.
     fn write_kept(&mut self) -> io::Result<()> {
         while !self.kept.is_empty() {
-            if self.out.is_refused() {
+            if self.ring.is_refused() {
                 self.kept.clear();
                 break;
             }
-            let moved = self.out.write(self.kept.filled())?;
-            self.kept.take(moved.len);
-            if moved.kick {
-                self.signal();
-            }
-            if moved.len == 0 && !self.await_room()? {
+            let len = self.ring.write(self.kept.filled(), &self.line)?;
+            self.kept.take(len);
+            if len == 0 && !self.await_room()? {
                 return Ok(());
             }
         }
@@ -188,7 +204,7 @@ impl Stream {
     /// Has the daemon signal once there is room. True if there is some.
     fn await_room(&mut self) -> io::Result<bool> {
         self.armed = true;
-        self.out.arm()
+        self.ring.arm_room()
     }
 
     /// Tells the peer what there is room for.
@@ -196,13 +212,13 @@ impl Stream {
         if self.heard & (SAID_SEND | SAID_CLOSE) != 0 {
             return Ok(());
         }
-        let mut room = self.out.room()?;
+        let mut room = self.ring.room()?;
         if room == 0 && self.given.is_used_up() && self.kept.is_empty() && self.await_room()? {
-            room = self.out.room()?;
+            room = self.ring.room()?;
         }
         if room > 0 && self.armed {
             self.armed = false;
-            self.out.disarm();
+            self.ring.disarm_room();
         }
         let room = (room + self.window.size()).saturating_sub(self.kept.len());
         if let Some(bytes) = self.given.give(room) {
@@ -232,24 +248,26 @@ impl Stream {
     pub fn write(&mut self, bytes: &[u8]) -> io::Result<()> {
         let mut rest = bytes;
         if self.kept.is_empty() {
-            let moved = self.out.write(bytes)?;
-            if moved.kick {
-                self.signal();
-            }
-            rest = bytes.get(moved.len..).unwrap_or_default();
+            let len = self.ring.write(bytes, &self.line)?;
+            rest = bytes.get(len..).unwrap_or_default();
         }
         if !rest.is_empty() {
             self.kept.put(rest);
         }
-        let room = self.out.room()?;
+        let room = self.ring.room()?;
         self.window.give_back_beyond((self.given.open() + self.kept.len()).saturating_sub(room));
         Ok(())
     }
 
+    /// Tells a program that waits of the bytes that were written.
+    pub fn tell_bytes(&mut self) {
+        self.ring.tell_bytes(&self.line);
+    }
+
     fn say(&mut self, what: u64) {
         self.said |= what;
-        self.voice.say(what);
-        self.signal();
+        let signalled = self.ring.say(what, &self.line);
+        self.signalled(signalled);
     }
 
     /// The peer sends, or receives, no more.
@@ -267,7 +285,7 @@ impl Stream {
         self.heard |= SAID_CLOSE;
         let done = self.kept.is_empty();
         if done {
-            self.voice.say(SAID_CLOSE);
+            self.say(SAID_CLOSE);
         }
         done
     }

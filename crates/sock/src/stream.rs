@@ -252,16 +252,26 @@ impl Stream {
             match rustix::net::recv(&self.signals, &mut bytes, RecvFlags::DONTWAIT) {
                 // The daemon is gone.
                 Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
-                Ok(_) => any = true,
+                Ok((len, _)) => {
+                    any = true;
+                    if len < bytes.len() {
+                        break;
+                    }
+                }
                 Err(Errno::AGAIN) => break,
                 Err(Errno::INTR) => {}
                 Err(error) => return Err(error.into()),
             }
         }
+        self.pass_on(half, any);
+        Ok(())
+    }
+
+    /// One half has taken signals (`any`) that may have been meant for the other.
+    fn pass_on(&self, half: usize, any: bool) {
         if any && (self.waits[1 - half].load(Ordering::SeqCst) || (half == WRITING && self.is_polled())) {
             self.signal();
         }
-        Ok(())
     }
 
     fn is_polled(&self) -> bool {
@@ -321,26 +331,43 @@ impl Stream {
         deadline: Option<Instant>,
         arm: &mut dyn FnMut() -> io::Result<bool>,
     ) -> io::Result<()> {
+        let down = || self.is_down(if half == READING { SAID_RECEIVE } else { SAID_SEND });
         loop {
-            if self.is_down(if half == READING { SAID_RECEIVE } else { SAID_SEND }) {
-                return Ok(());
-            }
-            self.drain(half)?;
-            if arm()? {
+            if down() || arm()? {
                 return Ok(());
             }
             let left = deadline.map(|deadline| deadline.saturating_duration_since(Instant::now()));
             if left == Some(Duration::ZERO) {
                 return Err(io::ErrorKind::WouldBlock.into());
             }
-            let left = left
-                .map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
-            match poll(&mut [PollFd::new(&self.signals, PollFlags::IN)], left.as_ref()) {
-                Ok(_) => {}
-                Err(Errno::INTR) => return Err(io::ErrorKind::Interrupted.into()),
+            let woken = self.doze(half, left);
+            if down() {
+                return Ok(());
+            }
+            woken?;
+        }
+    }
+
+    /// Sleeps until a signal comes, and takes it.
+    fn doze(&self, half: usize, left: Option<Duration>) -> io::Result<()> {
+        // One call in place of three, where nothing else waits at this descriptor.
+        if left.is_none() && !self.waits[1 - half].load(Ordering::SeqCst) {
+            match rustix::net::recv(&self.signals, &mut [0; 64], RecvFlags::empty()) {
+                // The daemon is gone.
+                Ok((0, _)) => return Err(io::ErrorKind::ConnectionReset.into()),
+                Ok(_) => {
+                    self.pass_on(half, true);
+                    return Ok(());
+                }
+                // Others may have made it one that does not block.
+                Err(Errno::AGAIN) => {}
                 Err(error) => return Err(error.into()),
             }
         }
+        let left =
+            left.map(|left| Timespec { tv_sec: left.as_secs() as i64, tv_nsec: left.subsec_nanos().into() });
+        poll(&mut [PollFd::new(&self.signals, PollFlags::IN)], left.as_ref())?;
+        self.drain(half)
     }
 
     /// Makes the descriptor unwritable.

@@ -9,6 +9,13 @@
 //!   [`FLAG_RING`](crate::host::FLAG_RING).
 //! * [`Op::Accept`]: another host has accepted the call of this number. Answered as `Open` is.
 //!
+//! A helper that sets [`FLAG_RING`] in these may get a program's own ring, with two descriptors in place of one: the memory, whose
+//! daemon's half is the helper's from there on, and the daemon's end of the program's signal line. Before the stream is over the
+//! helper says [`ended::DETACHED`](crate::host::ended::DETACHED) in the daemon's page, in place of `SAID_CLOSE`; that the program has
+//! gone, the daemon says by `SAID_CLOSE` in the program's page, with a [`SIGNAL`](crate::host::SIGNAL) on the connection. Of a program
+//! that says [`SWITCH`](crate::host::SWITCH) the helper tells the daemon by the same byte on the connection. From there on the daemon
+//! has the program's half, and both signal on the connection.
+//!
 //! A connection of a stream that hangs up without having said [`SAID_CLOSE`](crate::host::SAID_CLOSE) resets its stream: so do all
 //! of a helper that is killed.
 //!
@@ -81,6 +88,9 @@ impl Refusal {
 pub const FLAG_RESTRICTED: u32 = 1;
 /// The client may talk to restricted VMs.
 pub const FLAG_TRUSTED: u32 = 2;
+
+/// Of the helper: it can share a program's ring with it. In `Line`, `Open` and `Accept`.
+pub const FLAG_RING: u32 = 4;
 
 /// See the module's text. `len` bytes of text follow.
 #[derive(Clone, Copy, Debug, FromBytes, IntoBytes, Immutable, KnownLayout, Unaligned)]

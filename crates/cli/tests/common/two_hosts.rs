@@ -123,6 +123,16 @@ impl Node {
         Command::new(VMLANE).args(words).arg("--runtime-dir").arg(self.run()).output().unwrap()
     }
 
+    /// Replaces `from` in its configuration by `to`, and has the daemon and the helper read it.
+    pub fn reconfigure(&self, from: &str, to: &str) {
+        let path = self.directory.path().join("vmlane.toml");
+        let text = fs::read_to_string(&path).unwrap();
+        assert!(text.contains(from), "{text}");
+        fs::write(&path, text.replace(from, to)).unwrap();
+        let reloaded = self.ask(&["reload"]);
+        assert!(reloaded.status.success(), "{}", String::from_utf8_lossy(&reloaded.stderr));
+    }
+
     /// What `vmlane status` says of a peer; the helper itself has no name.
     pub fn peer(&self, name: &str) -> Option<Value> {
         let status: Value = serde_json::from_slice(&self.ask(&["status", "--json"]).stdout).ok()?;

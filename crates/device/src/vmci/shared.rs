@@ -108,6 +108,11 @@ impl SharedMap {
         Ok(QueuePairPort::new(ring, size, size))
     }
 
+    /// How the stream has ended for the process.
+    pub fn ended(&self) -> u64 {
+        self.index(layout::daemon_page(self.size)).map_or(0, |page| page.load_u64(word::ENDED))
+    }
+
     /// What the process has said about its future.
     pub fn said(&self) -> u64 {
         self.index(layout::process_page(self.size)).map_or(0, |page| page.load_u64(word::SAID))

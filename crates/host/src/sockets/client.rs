@@ -114,6 +114,10 @@ pub enum Ring {
     Theirs(SharedMap, OwnedFd),
     /// By the pump.
     Ours(Box<Pump>),
+    /// By the process and the helper for other hosts.
+    Left(SharedMap),
+    /// The same, as the helper's.
+    Helpers(SharedMap),
 }
 
 /// What a listener gets for a connection.
@@ -145,6 +149,8 @@ impl Ring {
         match self {
             Ring::Theirs(map, fd) => (Kind::Ring { map, said: 0 }, Some(fd)),
             Ring::Ours(pump) => (Kind::Plain(pump), None),
+            Ring::Left(map) => (Kind::Left(map), None),
+            Ring::Helpers(map) => (Kind::Helpers(map), None),
         }
     }
 }

@@ -188,6 +188,18 @@ impl StreamWaker {
         self.switched.load(Ordering::SeqCst)
     }
 
+    /// The process hands its ring over, as the helper says that read its signals.
+    pub fn switch(&self) {
+        self.switched.store(self.socket.is_some(), Ordering::SeqCst);
+    }
+
+    /// Takes the signals of a process whose helper is gone; the thread is woken if it hands its ring over.
+    pub fn take_orphans_signals(&self) {
+        if let Some(socket) = self.of_ring() {
+            self.take_signals(socket);
+        }
+    }
+
     /// The socket of a process that uses the ring itself.
     fn of_ring(&self) -> Option<&Arc<OwnedFd>> {
         self.socket.as_ref().filter(|_| !self.has_switched())

@@ -7,6 +7,7 @@
 //! | `server/programs.rs` | what programs ask for |
 //! | `hybrid.rs`, `forwards.rs`, `hybrid_views.rs`, `server/hybrid.rs`, `server/asked.rs` | VMs whose VMMs have hybrid Unix sockets |
 //! | `route.rs`, `route_socket.rs`, `server/route_table.rs`, `server/routes.rs` | other hosts, and the helper that carries streams to them |
+//! | `left.rs`, `server/left.rs` | streams between programs and other hosts whose bytes only the helper moves |
 //! | `server/turns.rs` | whose turn it is |
 //! | `client.rs` | one process's connection, from its request on |
 //! | `stream.rs` | a joined stream: bytes between its socket and its ring |
@@ -22,6 +23,7 @@ mod client;
 mod forwards;
 mod hybrid;
 mod hybrid_views;
+mod left;
 mod mail;
 mod route;
 mod route_socket;

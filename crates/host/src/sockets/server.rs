@@ -4,6 +4,7 @@ mod asked;
 mod calls;
 mod clients;
 mod hybrid;
+mod left;
 mod programs;
 mod route_table;
 mod routes;
@@ -367,7 +368,10 @@ impl Server {
             }
             // The process has never had it.
             State::Accepting(opening, _) => self.router.withdraw(opening.call),
-            State::Streaming(stream) => self.router.close(stream.call),
+            State::Streaming(stream) => {
+                self.router.close(stream.call);
+                self.half_ends(&stream);
+            }
             State::Listening { port, .. } => {
                 self.listeners.remove(&port);
             }
@@ -440,10 +444,16 @@ impl Server {
                         self.turn(token);
                     }
                     // What it wrote is in its ring, and is taken when it leaves.
-                    Kind::Ring { .. } if hung_up || flags.intersects(epoll::EventFlags::RDHUP) => {
+                    Kind::Ring { .. } | Kind::Left(_)
+                        if hung_up || flags.intersects(epoll::EventFlags::RDHUP) =>
+                    {
                         self.leaves(token);
                     }
                     Kind::Ring { .. } => {}
+                    Kind::Left(_) => self.orphan_signals(token),
+                    Kind::Helpers(_) => {
+                        self.helper_signals(token, hung_up || flags.intersects(epoll::EventFlags::RDHUP));
+                    }
                 }
             }
             State::Listening { .. } => {
@@ -478,6 +488,7 @@ impl Server {
 
     /// The process has left bytes unread: its peer hears of a reset.
     fn reset(&mut self, token: Token) {
+        self.reset_program(token);
         if let Some(client) = self.clients.get(token)
             && let State::Streaming(stream) = &client.state
         {

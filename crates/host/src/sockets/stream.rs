@@ -10,6 +10,7 @@ use vmlane_sock::ring::{Incoming, Outgoing};
 use vmlane_vsock::{Call, Router};
 use vmlane_wire::host::{RING, SAID_RECEIVE, SAID_SEND, ended};
 
+use super::left::Left;
 use super::socket::{self, Io, Read};
 
 /// Bytes moved each way before others have their turn.
@@ -36,6 +37,10 @@ pub enum Kind {
     Ring { map: SharedMap, said: u64 },
     /// The process writes and reads its socket.
     Plain(Box<Pump>),
+    /// The process uses the ring itself, with the helper for other hosts at its other side.
+    Left(SharedMap),
+    /// It is that helper.
+    Helpers(SharedMap),
 }
 
 /// Between a socket and a ring.
@@ -92,16 +97,22 @@ pub struct Stream {
     pub stream: StreamId,
     pub side: Side,
     pub kind: Kind,
+    /// Of a process's whose ring was left to the helper.
+    pub left: Option<Left>,
 }
 
 impl Stream {
     /// Takes the ring over from the process; what it said counts on.
     pub fn switch(&mut self) -> std::io::Result<()> {
-        let Kind::Ring { map, said } = &self.kind else { return Ok(()) };
+        let (map, said) = match &self.kind {
+            Kind::Ring { map, said } => (map, *said),
+            Kind::Left(map) => (map, map.said()),
+            Kind::Plain(_) | Kind::Helpers(_) => return Ok(()),
+        };
         let (out, incoming) = vmlane_sock::ring::halves(map.memory(), RING)?;
         let mut pump = Pump::new(out, incoming);
-        pump.finished = *said & SAID_SEND != 0;
-        pump.delivered = *said & SAID_RECEIVE != 0;
+        pump.finished = said & SAID_SEND != 0;
+        pump.delivered = said & SAID_RECEIVE != 0;
         self.kind = Kind::Plain(Box::new(pump));
         Ok(())
     }
@@ -115,12 +126,14 @@ impl Stream {
         switched: bool,
         buffer: &mut [u8],
     ) -> (Turn, Moved) {
-        let end = End { router, stream: self.stream, side: self.side };
+        let end = End { router, stream: self.stream, side: self.side, left: self.left.as_ref() };
         match &mut self.kind {
             Kind::Ring { map, said } => {
                 hear(&end, map, said);
                 (if switched { Turn::Switch } else { Turn::Waits }, Moved::default())
             }
+            Kind::Left(_) => (if switched { Turn::Switch } else { Turn::Waits }, Moved::default()),
+            Kind::Helpers(_) => (Turn::Waits, Moved::default()),
             Kind::Plain(pump) => {
                 let mut moved = Moved::default();
                 let turn = pump.turn(&end, socket, buffer, &mut moved);
@@ -134,16 +147,22 @@ struct End<'a> {
     router: &'a Arc<Router>,
     stream: StreamId,
     side: Side,
+    left: Option<&'a Left>,
 }
 
 impl End<'_> {
     fn kick(&self, kick: bool) {
-        if kick {
-            self.router.streams().kick(self.stream);
+        match self.left {
+            Some(left) if kick => left.signal(),
+            None if kick => self.router.streams().kick(self.stream),
+            _ => {}
         }
     }
 
     fn shutdown(&self, what: Shutdown) {
+        if let Some(left) = self.left {
+            return left.say(if what == Shutdown::Send { SAID_SEND } else { SAID_RECEIVE });
+        }
         self.router.streams().shutdown(self.stream, self.side, what);
     }
 }

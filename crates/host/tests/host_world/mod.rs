@@ -1,6 +1,8 @@
 //! A synthetic guest and the daemon's pieces for host sockets.
 #![allow(dead_code)] // each test file uses its part
 
+pub mod helper;
+
 use std::io::{Read, Write};
 use std::net::Shutdown;
 use std::os::unix::net::UnixStream;

@@ -2,7 +2,7 @@
 
 use std::io;
 
-use vmlane_wire::route::{Op, Record};
+use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, Op, Record};
 
 use super::{Entry, Helper, Stage, refusal};
 use crate::frame::{Frame, Piece, VERSION, Violation};
@@ -26,7 +26,14 @@ impl Helper {
         }
         let Link { wire, lane } = link;
         loop {
-            let ready = wire.receive(lane, &mut |lane, piece| self.piece(lane, piece))?;
+            let ready = wire.receive(lane, &mut |lane, piece| self.piece(lane, piece));
+            // Now, and not in their turns: those wait for the network.
+            for token in lane.fresh.drain(..) {
+                if let Some(Entry { stage: Stage::Streaming(open), .. }) = self.entries.get_mut(&token) {
+                    open.tell_bytes();
+                }
+            }
+            let ready = ready?;
             if wire.waiting() > MOST_WAITING {
                 return Err(io::Error::other("it does not read what it is sent").into());
             }
@@ -62,6 +69,9 @@ impl Helper {
                         self.forget(lane, stream, true);
                     } else {
                         lane.wake(token);
+                        if lane.fresh.last() != Some(&token) {
+                            lane.fresh.push(token);
+                        }
                     }
                 }
                 Ok(())
@@ -127,7 +137,7 @@ impl Helper {
             (Stage::Calling(number), Frame::Accept { .. }) => {
                 let number = *number;
                 self.calls.remove(&number);
-                let message = Record::message(Op::Accept, number, Default::default(), 0, "");
+                let message = Record::message(Op::Accept, number, Default::default(), FLAG_RING, "");
                 match self.ask_for_ring(token, &message, true) {
                     Ok(stage) => {
                         drop(self.entries.insert(token, Entry { link: lane.token, number: stream, stage }))
@@ -184,6 +194,8 @@ impl Helper {
             return Err(Violation::Streams);
         }
         let name = lane.peer.clone().unwrap_or_default();
+        // What the peer says of its client, and what this helper can.
+        let flags = flags & (FLAG_RESTRICTED | FLAG_TRUSTED) | FLAG_RING;
         let message = Record::message(Op::Open, 0, ends, flags, &format!("{name}\n{groups}"));
         let token = self.token();
         match self.ask_for_ring(token, &message, false) {

@@ -5,13 +5,15 @@ use std::os::fd::OwnedFd;
 use std::time::{Duration, Instant};
 
 use rustix::event::epoll;
-use vmlane_wire::route::{Op, Record, Refusal};
+use vmlane_wire::route::{FLAG_RING, Op, Record, Refusal};
 
-use super::{Entry, Helper, LINE, Stage, refusal};
+use super::{Entry, Helper, LINE, PROGRAM, Stage, refusal};
 use crate::credit::Window;
 use crate::daemon::{self, Line};
 use crate::frame::Frame;
 use crate::link::{Phase, Token};
+use crate::program::Program;
+use crate::ring::Ring;
 use crate::stream::Stream;
 
 /// Between attempts to reach the daemon.
@@ -26,7 +28,7 @@ impl Helper {
         if *retry > now {
             return;
         }
-        let record = Record::message(Op::Line, 0, Default::default(), 0, "");
+        let record = Record::message(Op::Line, 0, Default::default(), FLAG_RING, "");
         let asked = daemon::ask(&self.settings.socket, &record).and_then(|socket| {
             self.watch(&socket, LINE, epoll::EventFlags::IN)?;
             Ok(socket)
@@ -170,10 +172,10 @@ impl Helper {
             return;
         };
         let accepts = *accepts;
-        let (errno, memory) = match daemon::answer(socket) {
+        let (errno, mut files) = match daemon::answer(socket) {
             Ok(None) => return,
-            Ok(Some((reply, mut fds))) => (reply.error.get(), fds.pop()),
-            Err(error) => (error.raw_os_error().unwrap_or(0), None),
+            Ok(Some((reply, fds))) => (reply.error.get(), fds.into_iter()),
+            Err(error) => (error.raw_os_error().unwrap_or(0), Vec::new().into_iter()),
         };
         let refuse = |token: Token, this: &mut Helper| {
             let why = refusal(errno);
@@ -182,14 +184,20 @@ impl Helper {
                 false => this.drop_stream(token, Some(&|stream| Frame::Refuse { stream, why })),
             }
         };
-        let Some(memory) = memory.filter(|_| errno == 0) else { return refuse(token, self) };
+        let Some(memory) = files.next().filter(|_| errno == 0) else { return refuse(token, self) };
         let Some(entry) = self.entries.remove(&token) else { return };
         let Entry { link, number, stage: Stage::Asking { socket, early, .. } } = entry else { return };
         let peers = self.links.get(&link).map(|link| link.lane.windows.clone());
         let Some(peers) = peers else { return };
         let window = Window::new([peers, self.windows.clone()]);
-        let stream = match Stream::new(number, socket, memory, window) {
-            Ok(stream) => stream,
+        let ring = match files.next() {
+            None => Ring::of_daemon(memory),
+            // A program's own, and the daemon's end of its socket.
+            Some(program) => Program::new(program, self.epoll.clone(), token | PROGRAM)
+                .and_then(|program| Ring::of_program(memory, program)),
+        };
+        let stream = match ring {
+            Ok(ring) => Stream::new(number, socket, ring, window),
             Err(error) => {
                 tracing::error!(%error, "the ring of a stream");
                 self.entries.insert(token, Entry { link, number, stage: Stage::Calling(0) });

@@ -16,6 +16,7 @@ use vmlane_wire::vmci::CID_HOST;
 
 use super::{CONNECT, SPILL, Server, VM_SPILL};
 use crate::sockets::client::{Account, Client, Delivery, Dialect, Opening, Ring, State};
+use crate::sockets::left::{Left, LeftStream};
 use crate::sockets::mail::{StreamWaker, Token};
 use crate::sockets::socket::{self, Io};
 use crate::sockets::stream::{Kind, Pump, Stream};
@@ -31,8 +32,7 @@ impl Server {
     ) -> io::Result<(StreamEnd, Arc<StreamWaker>, Ring)> {
         let fd = vmlane_mem::memfd("vmlane-host", layout::file(RING))?;
         let map = SharedMap::new(fd.try_clone()?, RING).map_err(io::Error::other)?;
-        let spill = if matches!(account, Account::Vm(_)) { VM_SPILL } else { SPILL };
-        let budget = self.budgets.entry(account).or_insert_with(|| Arc::new(Budget::new(spill))).clone();
+        let budget = self.budget(account);
         let theirs = signal.is_some();
         let waker = Arc::new(StreamWaker::new(token, self.mailbox.clone(), signal));
         let mut port = Box::new(map.port(waker.clone()).map_err(io::Error::other)?);
@@ -45,6 +45,19 @@ impl Server {
             Ring::Ours(Box::new(if account.is_user() { pump } else { pump.of_vmm() }))
         };
         Ok((StreamEnd { port, budget, slow: false }, waker, ring))
+    }
+
+    /// What bytes are taken from that an account's streams leave behind.
+    pub(super) fn budget(&mut self, account: Account) -> Arc<Budget> {
+        let spill = if matches!(account, Account::Vm(_)) { VM_SPILL } else { SPILL };
+        self.budgets.entry(account).or_insert_with(|| Arc::new(Budget::new(spill))).clone()
+    }
+
+    /// Is the stream of a program with a ring to `cid` the helper's to move?
+    fn left_stream(&self, dialect: Dialect, shared: bool, cid: u32) -> Option<LeftStream> {
+        let leaves = shared && self.routes.shares && dialect == Dialect::Native;
+        self.routes.routes.as_ref().filter(|_| leaves)?.owner_of(cid)?;
+        LeftStream::new().ok()
     }
 
     pub(super) fn connect(
@@ -63,7 +76,12 @@ impl Server {
         };
         let address = StreamAddress { cid: from.0, port: from.1, peer_cid: to.0, peer_port: to.1 };
         let address = matches!(account, Account::Vm(_)).then_some(address);
-        let (end, waker, ring) = self.ring(token, account, signal, address).map_err(|error| {
+        let mut left = self.left_stream(dialect, shared, to.0);
+        let half = match (&mut left, &signal) {
+            (Some(left), Some(socket)) => self.programs_half(left, token, account, socket),
+            _ => self.ring(token, account, signal, address),
+        };
+        let (end, waker, ring) = half.map_err(|error| {
             tracing::warn!(%error, "memory for a host socket");
             Errno::NOBUFS
         })?;
@@ -78,6 +96,7 @@ impl Server {
         if let Some(client) = self.clients.get_mut(token) {
             client.waker = Some(waker);
         }
+        self.routes.left.extend(left.map(|left| (call.number, left)));
         if let Account::Vm(cid) = account {
             self.shows(token, cid, call);
         }
@@ -137,7 +156,12 @@ impl Server {
         let socket = Arc::new(socket);
         let token = self.next_token + 1;
         let account = Account::User(peer.uid);
-        let (end, waker, ring) = self.ring(token, account, shared.then(|| socket.clone()), None).ok()?;
+        let half =
+            self.other_half(call, shared, |server, left| server.programs_half(left, token, account, &socket));
+        let (end, waker, ring) = match half {
+            Some(half) => half.ok()?,
+            None => self.ring(token, account, shared.then(|| socket.clone()), None).ok()?,
+        };
         let state = State::Accepting(Opening { call, ring }, delivery);
         let deadline = Some(Instant::now() + CONNECT);
         let client = Client { socket, peer, account, state, deadline, waker: Some(waker.clone()) };
@@ -170,11 +194,28 @@ impl Server {
             self.route_joined(client.account);
         }
         let (kind, fd) = opening.ring.into_kind();
-        let signals = matches!(kind, Kind::Ring { .. });
-        let stream = Stream { call: opening.call, stream, side, kind };
+        let call = opening.call;
+        let signals = matches!(kind, Kind::Ring { .. } | Kind::Left(_));
+        let helpers = matches!(kind, Kind::Helpers(_));
+        let left = match &kind {
+            Kind::Left(map) => match Left::new(map) {
+                Ok(left) => Some(left),
+                Err(_) => {
+                    self.router.close(call);
+                    return self.close(token);
+                }
+            },
+            _ => None,
+        };
+        let fd = fd.or_else(|| self.memory_of(call).filter(|_| left.is_some()));
+        let is_left = left.is_some();
+        let stream = Stream { call, stream, side, kind, left };
         self.becomes(token, State::Streaming(Box::new(stream)), None);
         if signals {
             self.watch_bytes(token, false);
+        }
+        if helpers {
+            return self.introduce(call, false);
         }
         let told = match (greeting, delivery) {
             (Some((dialect, port)), _) => self.clients.get(token).is_some_and(|client| {
@@ -187,7 +228,11 @@ impl Server {
             (None, Some(delivery)) => self.deliver(&delivery, fd.as_ref()),
             (None, None) => true,
         };
-        if told { self.turn(token) } else { self.close(token) }
+        match told {
+            true if is_left => self.introduce(call, true),
+            true => self.turn(token),
+            false => self.close(token),
+        }
     }
 
     /// A listener that does not fetch its connections gets no more of them.

@@ -7,6 +7,7 @@ use vmlane_port::fair::SharedPlaces;
 use vmlane_vsock::{Call, Claim};
 
 use crate::sockets::Bounds;
+use crate::sockets::left::LeftStream;
 use crate::sockets::mail::Token;
 use crate::sockets::route::{PeerShared, Routes};
 
@@ -29,6 +30,10 @@ pub struct RouteTable {
     pub claims: HashMap<u64, Claim>,
     /// Groups on behalf of which a program connects, by number of the call.
     pub sources: HashMap<u64, Vec<String>>,
+    /// The helper can have programs' rings.
+    pub shares: bool,
+    /// Streams whose bytes are the helper's to move, by number of the call, as long as both ends are there.
+    pub left: HashMap<u64, LeftStream>,
 }
 
 impl RouteTable {
@@ -43,6 +48,8 @@ impl RouteTable {
             askers: SharedPlaces::new(bounds.calls),
             claims: HashMap::new(),
             sources: HashMap::new(),
+            shares: false,
+            left: HashMap::new(),
         }
     }
 
@@ -67,6 +74,7 @@ impl RouteTable {
     pub fn forget(&mut self, call: Call) {
         self.claims.remove(&call.number);
         self.sources.remove(&call.number);
+        self.left.remove(&call.number);
     }
 }
 

@@ -12,11 +12,12 @@ use rustix::net::SocketType;
 use vmlane_port::StreamAddress;
 use vmlane_vsock::{Call, Claim, ConnectError, Failed, HOST, HostAccess, Key};
 use vmlane_wire::host::{Reply, SAID_CLOSE};
-use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_TRUSTED, MOST_TEXT, Op, RECORD, Record, Refusal};
+use vmlane_wire::route::{FLAG_RESTRICTED, FLAG_RING, FLAG_TRUSTED, MOST_TEXT, Op, RECORD, Record, Refusal};
 
 use super::route_table::{Known, common};
 use super::{LONGEST_CONNECT, Server};
 use crate::sockets::client::{Account, Dialect, Opening, State};
+use crate::sockets::left::LeftStream;
 use crate::sockets::mail::Token;
 use crate::sockets::route::{PeerShared, Routes, Told};
 use crate::sockets::socket::{self, Io};
@@ -54,14 +55,14 @@ impl Server {
     pub(super) fn route_record(&mut self, token: Token, message: &[u8]) -> Result<(), Errno> {
         let (record, op, text) = Record::parse(message).ok_or(Errno::PROTO)?;
         match op {
-            Op::Line => self.route_line(token),
+            Op::Line => self.route_line(token, record.flags.get() & FLAG_RING != 0),
             Op::Open => self.route_open(token, &record, text),
-            Op::Accept => self.route_accept(token, record.number.get()),
+            Op::Accept => self.route_accept(token, record.number.get(), record.flags.get() & FLAG_RING != 0),
             Op::Call | Op::GivenUp | Op::Refuse | Op::Status => Err(Errno::PROTO),
         }
     }
 
-    fn route_line(&mut self, token: Token) -> Result<(), Errno> {
+    fn route_line(&mut self, token: Token, shares: bool) -> Result<(), Errno> {
         if self.routes.line.is_some() {
             return Err(Errno::BUSY);
         }
@@ -69,7 +70,7 @@ impl Server {
         let wanted = epoll::EventFlags::IN | epoll::EventFlags::OUT | epoll::EventFlags::ET;
         epoll::add(&self.epoll, &ours, epoll::EventData::new_u64(token), wanted)?;
         self.becomes(token, State::Line(ours), None);
-        self.routes.line = Some(token);
+        (self.routes.line, self.routes.shares) = (Some(token), shares);
         let Some(client) = self.clients.get(token) else { return Ok(()) };
         tracing::info!(pid = client.peer.pid, "the helper for streams between hosts is there");
         if !client.reply(Reply::new(0, 0, 0), Some(&theirs)) {
@@ -120,17 +121,30 @@ impl Server {
             return refused(Errno::NOBUFS);
         }
         let server = if routes.host_cid == Some(server.0) { (HOST, server.1) } else { server };
-        let opened = self.open_for(token, id, Key { client, server }, claim);
+        let shares = flag(FLAG_RING) && server.0 == HOST && self.listens_with_ring(server.1);
+        let left = if shares { LeftStream::new().ok() } else { None };
+        let opened = self.open_for(token, id, Key { client, server }, claim, left);
         opened.or_else(refused)
     }
 
-    fn open_for(&mut self, token: Token, id: u32, key: Key, claim: Claim) -> Result<(), Errno> {
+    fn open_for(
+        &mut self,
+        token: Token,
+        id: u32,
+        key: Key,
+        claim: Claim,
+        mut left: Option<LeftStream>,
+    ) -> Result<(), Errno> {
         let Some(socket) = self.clients.get(token).map(|client| client.socket.clone()) else { return Ok(()) };
         let (client, server) = (key.client, key.server);
         let address =
             StreamAddress { cid: client.0, port: client.1, peer_cid: server.0, peer_port: server.1 };
-        let ring = self.ring(token, Account::Peer(id), Some(socket), Some(address));
-        let (end, waker, ring) = ring.map_err(|error| {
+        let account = Account::Peer(id);
+        let half = match &mut left {
+            Some(left) => self.helpers_half(left, token, account, &socket),
+            None => self.ring(token, account, Some(socket), Some(address)),
+        };
+        let (end, waker, ring) = half.map_err(|error| {
             tracing::warn!(%error, "memory for a stream of another host");
             Errno::NOBUFS
         })?;
@@ -141,6 +155,7 @@ impl Server {
             ConnectError::InUse => Errno::ADDRINUSE,
             ConnectError::Busy => Errno::NOBUFS,
         })?;
+        self.routes.left.extend(left.map(|left| (call.number, left)));
         if server.0 == HOST {
             self.routes.claims.insert(call.number, claim);
         }
@@ -153,9 +168,9 @@ impl Server {
     }
 
     /// Another host has accepted what was asked of it.
-    fn route_accept(&mut self, token: Token, number: u64) -> Result<(), Errno> {
+    fn route_accept(&mut self, token: Token, number: u64, shares: bool) -> Result<(), Errno> {
         let (call, shared, id) = self.routes.answered(number).ok_or(Errno::CANCELED)?;
-        let accepted = self.accept_call(token, call, &shared, id);
+        let accepted = self.accept_call(token, call, &shared, id, shares);
         if accepted.is_err() {
             shared.stats.calls_refused.inc();
             self.router.refuse(call, Failed::Refused);
@@ -169,6 +184,7 @@ impl Server {
         call: Call,
         shared: &Arc<PeerShared>,
         id: u32,
+        shares: bool,
     ) -> Result<(), Errno> {
         if !self.moves_to(token, id, shared) {
             return Err(Errno::NOBUFS);
@@ -176,8 +192,13 @@ impl Server {
         let Some(socket) = self.clients.get(token).map(|client| client.socket.clone()) else { return Ok(()) };
         let Key { client: (peer_cid, peer_port), server: (cid, port) } = call.key;
         let address = StreamAddress { cid, port, peer_cid, peer_port };
-        let ring = self.ring(token, Account::Peer(id), Some(socket), Some(address));
-        let (end, waker, ring) = ring.map_err(|_| Errno::NOBUFS)?;
+        let account = Account::Peer(id);
+        let half =
+            self.other_half(call, shares, |server, left| server.helpers_half(left, token, account, &socket));
+        let (end, waker, ring) = match half {
+            Some(half) => half?,
+            None => self.ring(token, account, Some(socket), Some(address)).map_err(|_| Errno::NOBUFS)?,
+        };
         waker.stop_signals();
         let state = State::Accepting(Opening { call, ring }, None);
         self.becomes(token, state, Some(Instant::now() + ACCEPT));
@@ -234,7 +255,8 @@ impl Server {
         let said = match &client.state {
             State::Streaming(stream) => match &stream.kind {
                 Kind::Ring { map, .. } => map.said(),
-                Kind::Plain(_) => 0,
+                kind if Server::is_done(kind) => SAID_CLOSE,
+                Kind::Plain(_) | Kind::Left(_) | Kind::Helpers(_) => 0,
             },
             _ => 0,
         };
