@@ -21,7 +21,7 @@ pub enum Ring {
     },
     /// Without its socket: the program uses the ring no more, and the daemon does in its place.
     Program {
-        ring: Box<Far>,
+        ring: Far,
         program: Option<Program>,
     },
 }
@@ -49,7 +49,7 @@ impl Ring {
 
     /// A program's.
     pub fn of_program(memory: OwnedFd, program: Program) -> io::Result<Ring> {
-        Ok(Ring::Program { ring: Box::new(Far::map(memory)?), program: Some(program) })
+        Ok(Ring::Program { ring: Far::map(memory)?, program: Some(program) })
     }
 
     /// The other side is told to look. `line`: the daemon's.
