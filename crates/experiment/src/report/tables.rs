@@ -86,7 +86,7 @@ fn bytes_of(count: u64) -> String {
 }
 
 fn buffer(bytes: Option<u64>) -> String {
-    bytes.map_or("default".into(), |count| bytes_of(count))
+    bytes.map_or("default".into(), bytes_of)
 }
 
 /// The counters of the columns: whose, and which.
