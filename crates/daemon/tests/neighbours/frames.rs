@@ -101,7 +101,8 @@ fn alone() -> Box<dyn Neighbours> {
 impl World {
     fn with(attack: impl FnOnce(&mut World) -> Deed) -> Box<dyn Neighbours> {
         // What finds no buffers is given up in the next round.
-        let settings = Settings { poll: true, hold: Duration::ZERO, ..Settings::default() };
+        let (hold, hold_alone) = (Duration::ZERO, Duration::ZERO);
+        let settings = Settings { poll: true, hold, hold_alone, ..Settings::default() };
         let (switch, worker) = Switch::unstarted(settings);
         let (switch, deed): (_, Deed) = (Arc::new(switch), Box::new(|_| 0));
         let mut world = World { switch, worker, deed, pair: None, caused: 0 };
