@@ -11,6 +11,7 @@ mod legend;
 mod letters;
 mod marks;
 mod numbers;
+mod slots;
 mod style;
 #[cfg(test)]
 mod tests;
@@ -22,8 +23,8 @@ pub(crate) use chart::text;
 pub use chart::{Chart, Point, Series, Shape, Value, WIDTH, reach};
 use chart::{LEFT, PLOT, RIGHT};
 use letters::{FAMILY, FOOT, GIVEN, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
-pub use marks::FEW_RUNS;
-use marks::Slots;
+pub use slots::FEW_RUNS;
+use slots::Slots;
 pub use style::{NO_DEVICE, Style, dark, escape, hue};
 
 /// Between the lines of what all marks have in common.

@@ -52,7 +52,7 @@ impl Half {
 
     fn signal(&self) {
         let mut to = self.signals.as_ref().unwrap_or(&self.line);
-        // Nobody is there to be told, if the program has gone.
+        // If the program has gone, there is none to tell.
         let _ = to.write_all(&[SIGNAL]);
     }
 

@@ -13,7 +13,7 @@ use vmlane_wire::host::{SIGNAL, SWITCH};
 
 use crate::far::{Asks, Far};
 
-/// Reads at a time: more than a socket holds. A program that sends more meanwhile keeps nobody waiting by it.
+/// Reads at a time: more than a socket holds. A program that sends more meanwhile keeps no other stream waiting by it.
 const READS: usize = 64;
 /// So many bytes are no signals: the program has filled its socket, so that it cannot be polled writable.
 const FILLED: usize = 64;

@@ -21,6 +21,7 @@
 //!
 //! | file | what |
 //! | --- | --- |
+//! | `lender.rs` | who lent a frame |
 //! | `frame.rs` | a frame as the receiver's worker has it |
 //! | `words.rs` | the ring of words |
 //! | `link.rs` | all rings between two workers, who has how many places, frames that several have |
@@ -28,13 +29,15 @@
 //! | `serve.rs` | what a worker does in each round; how it learns of others' ports |
 
 mod frame;
+mod lender;
 mod link;
 mod port;
 mod serve;
 mod state;
 mod words;
 
-pub use frame::{HandedFrame, Lender};
+pub use frame::HandedFrame;
+pub use lender::Lender;
 pub use link::{Handed, Links};
 pub use serve::Workers;
 pub use state::RemoteState;

@@ -6,7 +6,7 @@ use std::fmt::Write;
 use super::axis::Axis;
 use super::chart::{Chart, LEFT, Series, Shape, WIDTH, text};
 use super::letters::{TEXT, width};
-use super::marks::Slots;
+use super::slots::Slots;
 
 /// A row above the picture.
 pub const ROW: f64 = 21.0;

@@ -7,50 +7,9 @@ use super::axis::Axis;
 use super::chart::{Chart, Point, Series, Shape, Value, text};
 use super::letters::{SMALL, TEXT, width};
 use super::numbers;
+use super::slots::{FEW_RUNS, Slots};
 use super::style::{Style, escape};
 use crate::units::number;
-
-/// Up to so many runs, each is drawn.
-pub const FEW_RUNS: usize = 9;
-
-/// A ring nearer than this lies on its whisker.
-pub const LEAST_ASIDE: f64 = 4.0;
-
-/// Where marks stand along the x axis.
-pub struct Slots {
-    pub left: f64,
-    pub right: f64,
-    pub group: f64,
-    /// Between two series of a group.
-    pub width: f64,
-    pub series: usize,
-}
-
-impl Slots {
-    pub fn new(chart: &Chart, left: f64, right: f64) -> Slots {
-        let group = (right - left) / chart.groups.len().max(1) as f64;
-        // Bars as wide as a number beside a whisker needs; lines that turn at nearly one place.
-        let (part, most) = if chart.shape == Shape::Lines { (0.7, 17.0) } else { (0.86, 76.0) };
-        let width = (group * part / chart.series.len().max(1) as f64).min(most);
-        Slots { left, right, group, width, series: chart.series.len() }
-    }
-
-    pub fn x(&self, series: usize, at: usize) -> f64 {
-        self.left
-            + self.group * (at as f64 + 0.5)
-            + self.width * (series as f64 - (self.series as f64 - 1.0) / 2.0)
-    }
-
-    /// Between the middle of a mark and its runs, which stand beside the whisker.
-    pub fn aside(&self) -> f64 {
-        if self.width >= 20.0 { 8.0 } else { (self.width * 0.45).clamp(LEAST_ASIDE, 8.0) }
-    }
-
-    /// Half a whisker's cap.
-    pub fn cap(&self) -> f64 {
-        (self.width * 0.22).clamp(2.0, 5.0)
-    }
-}
 
 fn tip(chart: &Chart, series: &Series, group: &str, point: &Point) -> String {
     let name = if series.label.is_empty() { String::new() } else { format!("{}, ", series.label) };

@@ -4,7 +4,7 @@
 use super::axis::Axis;
 use super::chart::{Chart, Point, Shape, Value, text};
 use super::letters::{SMALL, width};
-use super::marks::{FEW_RUNS, Slots};
+use super::slots::{FEW_RUNS, Slots};
 use crate::units::number;
 
 /// With more marks than this their numbers would touch.

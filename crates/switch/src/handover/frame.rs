@@ -10,17 +10,8 @@ use vmlane_port::{HEAD, MAX_HEAD, Offload, Token, TxFrame};
 use vmlane_wire::ethernet::Tci;
 
 use super::PLACES;
+use super::lender::Lender;
 use super::words::{Reader, Value};
-use crate::Slot;
-
-/// Who lent a frame.
-#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
-pub struct Lender {
-    pub slot: Slot,
-    pub owner: u16,
-    /// Which of the ends that were attached to the port, counted.
-    pub attachment: u32,
-}
 
 /// Descriptions that are done with: remote ports put them there, at the end of a round they go back together.
 pub type Done = Arc<Mutex<Vec<Box<HandedFrame>>>>;

@@ -10,7 +10,8 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::fair::may_take;
 use vmlane_port::{Token, TxFrame};
 
-use super::frame::{Done, HandedFrame, Lender, Room};
+use super::frame::{Done, HandedFrame, Room};
+use super::lender::Lender;
 use super::words::{self, Entry, Reader, Writer};
 use super::{MOST_WORKERS, PLACES};
 use crate::Slot;

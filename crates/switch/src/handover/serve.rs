@@ -5,7 +5,8 @@ use std::any::Any;
 use arrayvec::ArrayVec;
 use vmlane_port::{BURST, DropReason, Token};
 
-use super::frame::{HandedFrame, Lender};
+use super::frame::HandedFrame;
+use super::lender::Lender;
 use super::link::Handed;
 use super::port::RemotePort;
 use super::state::Attachment;

@@ -17,7 +17,7 @@ use vmlane_port::{HEAD, MAX_HEAD, Offload, TxFrame};
 use vmlane_wire::ethernet::Tci;
 
 use super::PLACES;
-use super::frame::Lender;
+use super::lender::Lender;
 use crate::Slot;
 
 /// Words of a cache line.

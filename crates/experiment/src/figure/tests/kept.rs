@@ -3,7 +3,7 @@
 use resvg::usvg;
 
 use super::{alone, chart};
-use crate::figure::marks::LEAST_ASIDE;
+use crate::figure::slots::LEAST_ASIDE;
 use crate::figure::{Chart, NO_DEVICE, Shape, hue};
 
 /// Where the words of a picture are, by the font that draws them.

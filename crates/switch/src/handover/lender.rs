@@ -1,0 +1,12 @@
+//! Whose frame it is that another worker delivers.
+
+use crate::Slot;
+
+/// Who lent a frame.
+#[derive(Clone, Copy, Debug, Default, PartialEq, Eq)]
+pub struct Lender {
+    pub slot: Slot,
+    pub owner: u16,
+    /// Which of the ends that were attached to the port, counted.
+    pub attachment: u32,
+}
