@@ -55,7 +55,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         ],
     ),
     // The helper for streams between hosts: a program of the host, to the daemon.
-    ("route", &["mem", "port", "sock", "wire"]),
+    ("route", &["mem", "port", "sock", "wire", "worker"]),
     // The helper for ports of OVN's: it asks the daemon, and Open vSwitch's database.
     ("ovn", &["api"]),
     // Tools talk to the daemon; they link no device.

@@ -8,7 +8,6 @@ mod peers;
 
 use std::collections::{BTreeMap, HashMap, HashSet, VecDeque};
 use std::io;
-use std::mem::MaybeUninit;
 use std::net::IpAddr;
 use std::os::fd::{AsFd, OwnedFd};
 use std::sync::Arc;
@@ -19,6 +18,7 @@ use rustix::io::Errno;
 use vmlane_port::Budget;
 use vmlane_port::fair::SharedPlaces;
 use vmlane_wire::route::Refusal;
+use vmlane_worker::AdaptiveSpin;
 
 use crate::buffer::Buffer;
 use crate::daemon::Line;
@@ -37,6 +37,10 @@ const FIRST: Token = 3;
 const PROGRAM: Token = 1 << 63;
 /// How often deadlines are looked at.
 const TICK: Duration = Duration::from_millis(200);
+/// Events that are asked for at once.
+const EVENTS: usize = 256;
+/// How long the helper looks again, at most, before it sleeps: who waits for an answer from another host is answered by four sleepers.
+const SPIN: Duration = Duration::from_micros(100);
 /// Stop.
 const STOP: u8 = b's';
 /// Read the configuration again.
@@ -115,6 +119,7 @@ pub struct Helper {
     queued: HashSet<Token>,
     last: Token,
     ticked: Instant,
+    spin: AdaptiveSpin,
 }
 
 impl Helper {
@@ -143,6 +148,7 @@ impl Helper {
             queued: HashSet::new(),
             last: FIRST,
             ticked: Instant::now(),
+            spin: AdaptiveSpin::new(SPIN),
             settings,
         };
         helper.listen()?;
@@ -175,17 +181,11 @@ impl Helper {
 
     /// Runs until it is told to stop.
     pub fn run(mut self) -> io::Result<()> {
-        let mut space = [const { MaybeUninit::<epoll::Event>::uninit() }; 256];
+        let mut events = Vec::with_capacity(EVENTS);
         self.tick();
         loop {
-            let wait = if self.busy.is_empty() { TICK } else { Duration::ZERO };
-            let wait = Timespec { tv_sec: wait.as_secs() as i64, tv_nsec: wait.subsec_nanos().into() };
-            let events = match epoll::wait(&*self.epoll, &mut space, Some(&wait)) {
-                Ok((events, _)) => events,
-                Err(Errno::INTR) => continue,
-                Err(error) => return Err(error.into()),
-            };
-            for event in events.iter() {
+            self.wait(&mut events)?;
+            for event in events.drain(..) {
                 match event.data.u64() {
                     CONTROL => match self.told() {
                         Some(STOP) => return Ok(()),
@@ -207,6 +207,41 @@ impl Helper {
             if self.ticked.elapsed() >= TICK {
                 self.tick();
             }
+        }
+    }
+
+    /// What has come. Where there is nothing to do without it, the helper looks for a while, and then sleeps.
+    fn wait(&mut self, events: &mut Vec<epoll::Event>) -> io::Result<()> {
+        if !self.busy.is_empty() {
+            return self.poll(events, Duration::ZERO);
+        }
+        let start = Instant::now();
+        let mut rounds = 0;
+        loop {
+            self.poll(events, Duration::ZERO)?;
+            let now = Instant::now();
+            self.spin.looks(now);
+            if !events.is_empty() {
+                return Ok(());
+            }
+            if !self.spin.goes_on(now, now.saturating_duration_since(start), rounds) {
+                break;
+            }
+            self.spin.pause(now, rounds);
+            rounds += 1;
+        }
+        let asleep = Instant::now();
+        self.poll(events, TICK)?;
+        self.spin.slept(asleep.elapsed(), !events.is_empty());
+        Ok(())
+    }
+
+    /// What has come, or comes within `time`. A signal ends it early.
+    fn poll(&self, events: &mut Vec<epoll::Event>, time: Duration) -> io::Result<()> {
+        let time = Timespec { tv_sec: time.as_secs() as i64, tv_nsec: time.subsec_nanos().into() };
+        match epoll::wait(&*self.epoll, rustix::buffer::spare_capacity(events), Some(&time)) {
+            Ok(_) | Err(Errno::INTR) => Ok(()),
+            Err(error) => Err(error.into()),
         }
     }
 
