@@ -193,7 +193,13 @@ fn virtio_guests_migrate_under_traffic() {
     stream.write_all(b"welcome").unwrap();
     drop(stream);
     wait_until("the guest hears of it", || vsockets(&now) == ["answer welcome"]);
-    // What listened before still does.
+    // What listened before still does, once the driver has the device that was plugged in.
+    let ready = |status: serde_json::Value| {
+        status["vms"]
+            .as_array()
+            .is_some_and(|vms| vms.iter().any(|vm| vm["name"] == "b" && vm["ready"] == true))
+    };
+    wait_until("the guest has its device", || vmlane_tests::netns::status(&to).is_some_and(ready));
     let cid = bed.cid("b") + FARTHER as u32;
     drop(Stream::connect_by(&Host::at(&to), cid, PORT, PATIENCE).unwrap());
 
