@@ -83,6 +83,38 @@ fn virtio_devices_work_under_user_mode_linux() {
     bed.finish();
 }
 
+/// Two workers for virtio-vsock: guests of two groups have one each, and when they become one group, their streams go from one
+/// worker to the other. After the daemon was killed, one worker serves both.
+#[test]
+fn two_workers_serve_virtio_vsock() {
+    let file = tempfile::NamedTempFile::new().unwrap();
+    std::fs::write(file.path(), "[daemon]\nworkers = 2\n").unwrap();
+    let mut spec = spec("workers", Machine::Uml);
+    spec.daemon_config = Some(file.path().to_owned());
+    spec.groups = ["red", "blue"].map(str::to_owned).to_vec();
+    let bed = up(&spec);
+    let mib = if full() { 64 } else { 8 };
+    let status: serde_json::Value = serde_json::from_str(&bed.vmlane(&["status", "--json"])).unwrap();
+    let watched: Vec<_> = status["watched"].as_array().unwrap().iter().map(|one| &one["name"]).collect();
+    assert!(["vsock-0", "vsock-1"].iter().all(|name| watched.iter().any(|one| *one == name)), "{watched:?}");
+    ["a", "b"].iter().for_each(|guest| with_the_host(&bed, guest, mib));
+    let config = status["config"].as_str().expect("a path");
+    let changed = std::fs::read_to_string(config).unwrap().replace("\"blue\"", "\"red\"");
+    std::fs::write(config, changed).unwrap();
+    bed.vmlane(&["reload"]);
+    let across = vsock(&bed, mib);
+    told_of_a_killed_daemon(&bed);
+    let together = vsock(&bed, mib);
+    kept(
+        18,
+        &format!(
+            "virtio-vsock on two workers, User Mode Linux: both guests with the host equal; from one worker to the other \
+             equal both ways, {across:.0} Mbit/s; with one worker, after the daemon was killed, {together:.0} Mbit/s"
+        ),
+    );
+    bed.finish();
+}
+
 /// The interfaces of the host that join the guests' cards number `card`, which are `uml-vector`: one for each guest, and
 /// their bridge.
 fn interfaces(spec: &LabSpec, card: usize) -> Vec<PathBuf> {

@@ -21,7 +21,7 @@ use parking_lot::Mutex;
 use vmlane_access::Peer;
 use vmlane_access::acl::AclError;
 use vmlane_api::{Call, Done, Failure, Pong};
-use vmlane_device::virtio::vsock::VsockWorker;
+use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{Hypervisor, HypervisorCheckpoint};
 use vmlane_host::sockets::{Bounds, HostSockets};
 use vmlane_mem::MemoryMap;
@@ -80,7 +80,7 @@ pub struct Daemon {
     router: Arc<Router>,
     pub(crate) hypervisor: Arc<Hypervisor>,
     pub(crate) switch: Arc<Switch>,
-    vsock_worker: Arc<VsockWorker>,
+    vsock_workers: Arc<VsockWorkers>,
     workers: Arc<Workers>,
     /// Where `fault_injection` is on.
     pub(crate) faulty_streams: Option<Arc<FaultyStreams>>,
@@ -144,10 +144,10 @@ impl Daemon {
         let hypervisor = Hypervisor::recorded(router.clone(), log);
         let poll = config.daemon.mode == Mode::Poll;
         let (floods, coalesce) = (config.daemon.flood_limit, config.daemon.coalesce);
-        let workers_of_switch = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
+        let of_each = usize::from(config.daemon.workers).min(vmlane_switch::MOST_WORKERS);
         let spin = Duration::from_micros(config.daemon.spin_us);
         let settings = vmlane_switch::Settings {
-            workers: workers_of_switch,
+            workers: of_each,
             poll,
             spin,
             floods,
@@ -155,10 +155,9 @@ impl Daemon {
             ..vmlane_switch::Settings::default()
         };
         let switch = Arc::new(Switch::start(settings).map_err(AssemblyError::Workers)?);
-        let vsock_worker =
-            VsockWorker::start(vmlane_device::virtio::vsock::Settings { spin, poll }, Some(router.clone()))
-                .map_err(AssemblyError::Workers)?;
-        let vsock_worker = Arc::new(vsock_worker);
+        let settings = vmlane_device::virtio::vsock::Settings { spin, poll };
+        let vsock_workers = VsockWorkers::start(of_each, settings, Some(&router));
+        let vsock_workers = Arc::new(vsock_workers.map_err(AssemblyError::Workers)?);
         drop(placed);
         uplinks.resume(store.clone(), &mut found)?;
         let (_, refused) = uplinks.change(&switch, &config.uplinks);
@@ -180,7 +179,7 @@ impl Daemon {
             found,
         };
         let state = Mutex::new(state);
-        let watchdog = Mutex::new(watch(&workers, &switch, &vsock_worker));
+        let watchdog = Mutex::new(watch(&workers, &switch, &vsock_workers));
         let policy = Mutex::new(policy(&config));
         let (faults, started) = (DaemonStats::default(), Instant::now());
         let daemon = Daemon {
@@ -189,7 +188,7 @@ impl Daemon {
             router,
             hypervisor,
             switch,
-            vsock_worker,
+            vsock_workers,
             workers,
             faulty_streams,
             sockets,
@@ -222,8 +221,8 @@ impl Daemon {
     }
 
     pub(crate) fn host(&self) -> Host<'_> {
-        let Daemon { router, hypervisor, switch, vsock_worker, paths, sockets, store, .. } = self;
-        Host { router, hypervisor, switch, vsock_worker, paths, sockets, store }
+        let Daemon { router, hypervisor, switch, vsock_workers, paths, sockets, store, .. } = self;
+        Host { router, hypervisor, switch, vsock_workers, paths, sockets, store }
     }
 
     /// Lets in whom the configuration names, once all sockets exist: the control socket, too.
@@ -327,7 +326,7 @@ impl Answers for Daemon {
             let sources = Sources {
                 switch: self.switch.clone(),
                 workers: self.workers.clone(),
-                vsock_worker: self.vsock_worker.clone(),
+                vsock_workers: self.vsock_workers.clone(),
                 router: self.router.clone(),
             };
             return match self.captures.begin(&capture, sources, &vms) {
@@ -447,7 +446,7 @@ fn hypervisor_log(store: &Arc<dyn Store>, found: &mut Found) -> (Option<Journal>
 }
 
 /// All workers, watched.
-fn watch(workers: &Workers, switch: &Switch, vsock_worker: &VsockWorker) -> Watchdog {
+fn watch(workers: &Workers, switch: &Switch, vsock_workers: &VsockWorkers) -> Watchdog {
     let mut dog = Watchdog::new(PATIENCE);
     for (number, heartbeat) in workers.heartbeats().iter().enumerate() {
         dog.watch(format!("worker-{number}"), heartbeat.clone(), |stream| format!("stream {stream}"));
@@ -457,6 +456,8 @@ fn watch(workers: &Workers, switch: &Switch, vsock_worker: &VsockWorker) -> Watc
         let name = if alone { "switch".into() } else { format!("switch-{number}") };
         dog.watch(name, heartbeat.clone(), |port| format!("port {port}"));
     }
-    dog.watch("vsock".into(), vsock_worker.heartbeat().clone(), |_| "virtio-vsock guests".into());
+    for (name, heartbeat) in vsock_workers.heartbeats() {
+        dog.watch(name.into(), heartbeat.clone(), |_| "virtio-vsock guests".into());
+    }
     dog
 }

@@ -7,7 +7,7 @@ use std::sync::atomic::{AtomicUsize, Ordering};
 use parking_lot::Mutex;
 use vmlane_api::{CapturePoint, CaptureRequest, Captured, CounterList, ErrorCode, Failure, Reply};
 use vmlane_capture::{Filter, MAX_POINTS, MAX_RECORD, Program, Ring, Streams, Tap};
-use vmlane_device::virtio::vsock::VsockWorker;
+use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_port::wrap::{FrameTap, StreamTap};
 use vmlane_stream::Workers;
 use vmlane_switch::Switch;
@@ -185,7 +185,7 @@ pub struct Sources {
     /// Streams with a VMCI guest or a host program at one end at least.
     pub workers: Arc<Workers>,
     /// Connections between two virtio-vsock guests.
-    pub vsock_worker: Arc<VsockWorker>,
+    pub vsock_workers: Arc<VsockWorkers>,
     /// Datagrams.
     pub router: Arc<Router>,
 }
@@ -204,13 +204,13 @@ impl Sources {
     /// A byte, a packet or a datagram passes one of these only.
     fn add_stream_tap(&self, tap: &Arc<dyn StreamTap>) {
         self.workers.add_tap(tap.clone());
-        self.vsock_worker.add_tap(tap.clone());
+        self.vsock_workers.add_tap(tap);
         self.router.add_tap(tap.clone());
     }
 
     fn remove_stream_tap(&self, tap: &Arc<dyn StreamTap>) {
         self.workers.remove_tap(tap);
-        self.vsock_worker.remove_tap(tap);
+        self.vsock_workers.remove_tap(tap);
         self.router.remove_tap(tap);
     }
 }

@@ -6,7 +6,7 @@ use std::sync::Arc;
 
 use vmlane_device::irq::Interrupts;
 use vmlane_device::pci::PciDevice;
-use vmlane_device::virtio::vsock::VsockWorker;
+use vmlane_device::virtio::vsock::VsockWorkers;
 use vmlane_device::vmci::{AddError, CreateError, Hypervisor};
 use vmlane_host::sockets::HostSockets;
 use vmlane_mem::MemoryMap;
@@ -48,7 +48,7 @@ pub struct Host<'h> {
     pub router: &'h Arc<Router>,
     pub hypervisor: &'h Arc<Hypervisor>,
     pub switch: &'h Arc<Switch>,
-    pub vsock_worker: &'h Arc<VsockWorker>,
+    pub vsock_workers: &'h Arc<VsockWorkers>,
     pub paths: &'h Paths,
     pub sockets: &'h HostSockets,
     pub store: &'h Arc<dyn Store>,

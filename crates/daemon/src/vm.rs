@@ -114,7 +114,7 @@ impl ServedVm {
             virtio.server.stop();
             host.sockets.remove_guest(virtio.cid);
             host.router.clear_endpoint(virtio.cid);
-            host.vsock_worker.remove(virtio.cid);
+            host.vsock_workers.remove(virtio.cid);
             host.hypervisor.remove_vm(virtio.cid);
         }
         if let Some(hybrid) = self.hybrid {
@@ -133,7 +133,7 @@ impl ServedVm {
         self.set_owner(host, vm);
         let spec = spec(config, vm);
         if vm.virtio_vsock {
-            host.vsock_worker.add(spec.vm.clone());
+            host.vsock_workers.add(spec.vm.clone());
         }
         if let Some(hybrid) = &mut self.hybrid {
             hybrid.update(host, vm, spec.vm.clone());

@@ -39,9 +39,9 @@ impl ServedVsock {
         let spec = spec(config, vm);
         let policy = spec.vm.clone();
         host.hypervisor.add_vm(spec).map_err(|cause| VmError::Add { name: name(), cause })?;
-        host.router.set_endpoint(vm.cid, host.vsock_worker.endpoint(vm.cid));
-        host.vsock_worker.add(policy);
-        let device = Box::new(VsockDevice::new(vm.cid, host.vsock_worker.clone(), lines.clone()));
+        let worker = host.vsock_workers.add(policy);
+        host.router.set_endpoint(vm.cid, worker.endpoint(vm.cid));
+        let device = Box::new(VsockDevice::new(vm.cid, worker, lines.clone()));
         let served = end.serve(&format!("{}-vs", vm.name), device, lines, stats.clone());
         let served = served.map_err(threads).and_then(|server| {
             let guest = Guest { cid: vm.cid, group: vm.group.clone(), uds };
@@ -55,7 +55,7 @@ impl ServedVsock {
         });
         if served.is_err() {
             host.router.clear_endpoint(vm.cid);
-            host.vsock_worker.remove(vm.cid);
+            host.vsock_workers.remove(vm.cid);
             host.hypervisor.remove_vm(vm.cid);
         }
         served

@@ -16,7 +16,9 @@ use vmlane_wire::virtio_vsock::{HEADER, Header, SEQPACKET, STREAM};
 use zerocopy::{FromBytes, IntoBytes};
 
 use vmlane_device::virtio::vsock::VsockStats;
-use vmlane_device::virtio::vsock::parts::{Bridge, GuestEndpoint, Mailbox, Port, Routes, Waker, rings};
+use vmlane_device::virtio::vsock::parts::{
+    Bridge, GuestEndpoint, MAX_LINKS, Mailbox, Port, Routes, Waker, rings,
+};
 use vmlane_vsock::{Router, Vm};
 
 /// Descriptors of each ring.
@@ -98,7 +100,7 @@ impl Bench {
         let hypervisor = Hypervisor::new(router.clone());
         let mailbox = Mailbox::new(Arc::new(Awake));
         let stats = Arc::new(VsockStats::default());
-        let bridge = Bridge::new(router.clone(), mailbox.clone());
+        let bridge = Bridge::new(router.clone(), mailbox.clone(), MAX_LINKS);
         // As if the daemon had been started long ago.
         let now = Instant::now() + Duration::from_secs(60);
         Bench {

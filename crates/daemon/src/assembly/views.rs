@@ -1,7 +1,6 @@
 //! What the daemon shows of what it serves: status, counters, connections and ports.
 
 use std::collections::BTreeMap;
-use std::sync::Arc;
 use std::time::Instant;
 
 use vmlane_api::{Connection, CounterList, PeerStatus, Ports, Stats, Status, VmStats, VmStatus};
@@ -9,7 +8,7 @@ use vmlane_device::virtio::vsock::GuestView;
 use vmlane_device::vmci::VmView;
 use vmlane_host::sockets::{HybridView, PeerView};
 use vmlane_stats::Counters;
-use vmlane_switch::{PortView, Switch};
+use vmlane_switch::PortView;
 
 use super::Daemon;
 use crate::bounds;
@@ -28,7 +27,7 @@ struct Sockets<'v> {
 /// What all of them tell.
 struct AllSockets {
     vmci: Vec<VmView>,
-    virtio: Arc<Vec<GuestView>>,
+    virtio: Vec<GuestView>,
     hybrid: Vec<HybridView>,
 }
 
@@ -47,7 +46,7 @@ impl Daemon {
     fn all_sockets(&self) -> AllSockets {
         AllSockets {
             vmci: self.hypervisor.vms(),
-            virtio: self.vsock_worker.guests(),
+            virtio: self.vsock_workers.guests(),
             hybrid: self.sockets.hybrids(),
         }
     }
@@ -127,8 +126,8 @@ impl Daemon {
         Stats {
             uptime_seconds: self.started.elapsed().as_secs_f64(),
             workers: self.workers.stats().snapshot().into_iter().collect(),
-            switch: switch_stats(&self.switch),
-            vsock: self.vsock_worker.stats().snapshot().into_iter().collect(),
+            switch: sums(self.switch.worker_stats().map(|stats| stats.snapshot())),
+            vsock: sums(self.vsock_workers.stats().map(|stats| stats.snapshot())),
             uplinks: state.uplinks.stats(&self.switch),
             teams: team_stats(&self.switch),
             mirrors: state.mirrors.show(&self.switch),
@@ -146,7 +145,7 @@ impl Daemon {
         };
         let vmci = self.hypervisor.connections();
         let mut connections: BTreeMap<_, _> = self
-            .vsock_worker
+            .vsock_workers
             .connections()
             .iter()
             .map(|one| ((one.client, one.server), one.state()))
@@ -176,11 +175,13 @@ fn peer_status(view: PeerView) -> PeerStatus {
     PeerStatus { name, state, problem, streams, counters: counters.into_iter().collect() }
 }
 
-/// What the switch's workers have counted together.
-fn switch_stats(switch: &Switch) -> CounterList {
+/// What workers of one kind have counted together.
+fn sums<Counts: IntoIterator<Item = (&'static str, u64)>>(
+    workers: impl Iterator<Item = Counts>,
+) -> CounterList {
     let mut sums: Vec<(&'static str, u64)> = Vec::new();
-    for stats in switch.worker_stats() {
-        for (at, (name, count)) in stats.snapshot().into_iter().enumerate() {
+    for counts in workers {
+        for (at, (name, count)) in counts.into_iter().enumerate() {
             match sums.get_mut(at) {
                 Some((_, sum)) => *sum += count,
                 None => sums.push((name, count)),

@@ -15,7 +15,7 @@ use std::sync::Arc;
 use vmlane_mem::copy_spans;
 use vmlane_port::fair::SharedPlaces;
 use vmlane_port::{PortFault, Shutdown};
-use vmlane_vsock::{Call, Key, Role, Router, Vm};
+use vmlane_vsock::{Call, Failed, Key, Role, Router, Vm};
 use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
 use vmlane_worker::{Meter, Work};
 
@@ -29,7 +29,7 @@ use super::port::{Outgoing, Port};
 use super::views::ConnectionView;
 use super::vms::Vms;
 
-/// All connections of this kind. The worker owns it.
+/// All connections of this kind of a worker's guests. The worker owns it.
 pub struct Bridge {
     router: Arc<Router>,
     mailbox: Arc<Mailbox>,
@@ -55,8 +55,8 @@ enum Pumped {
     Bytes(usize),
 }
 
-/// Connections of all guests together: each has a mapping, and a process may have so many only.
-const MAX_LINKS: usize = 2048;
+/// Connections of all guests of all workers together: each has a mapping, and a process may have so many only.
+pub const MAX_LINKS: usize = 2048;
 /// News and requests that one guest is told of before the next one has its turn.
 const MOST_HEARD: usize = 64;
 /// What a connect costs: memory for its rings is made and mapped.
@@ -65,12 +65,13 @@ pub const CONNECT: Work = Work { bytes: 0, descriptors: 0, turns: 0, looks: 0, r
 const TURN: usize = 256 << 10;
 
 impl Bridge {
-    pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>) -> Bridge {
+    /// `most`: connections of its guests together.
+    pub fn new(router: Arc<Router>, mailbox: Arc<Mailbox>, most: usize) -> Bridge {
         Bridge {
             router,
             mailbox,
             guests: HashMap::new(),
-            places: SharedPlaces::new(MAX_LINKS),
+            places: SharedPlaces::new(most),
             relayed: 0,
             unfinished: false,
             order: Vec::new(),
@@ -414,9 +415,11 @@ impl Bridge {
         let name = vms.get(cid).map(|vm| Name::asked(&vm.spec, call));
         let name = name.filter(|name| vms.get(cid).is_some_and(|vm| self.admits(name, &vm.spec)));
         let link = self.guests.get(&cid).filter(|_| name.is_some()).and_then(|guest| guest.make().ok());
-        let (Some(name), Some(port), Some(mut link)) = (name, vms.port(cid), link) else {
-            return self.router.close(call);
+        let Some(port) = vms.port(cid) else {
+            // Its driver is not loaded, or has not set the device up yet.
+            return self.router.refuse(call, Failed::Absent);
         };
+        let (Some(name), Some(mut link)) = (name, link) else { return self.router.close(call) };
         (link.call, link.owed_response, link.relayed) = (Some(call), true, relayed);
         port.reply(link.packet(&name, op::REQUEST));
         self.insert(name, link);

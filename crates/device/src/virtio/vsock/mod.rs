@@ -17,7 +17,8 @@
 //! | `patience.rs` | how long packets wait for a receiver's buffers |
 //! | `bridge.rs`, `link.rs` | connections to VMCI guests and host programs, which the daemon ends here and there |
 //! | `bridge/mailbox.rs`, `bridge/links.rs`, `bridge/ready.rs` | what other threads tell the worker of a guest; its connections; those to which something happened |
-//! | `worker.rs`, `vms.rs`, `stats.rs` | the worker, what it keeps of each VM, what it counts |
+//! | `worker.rs`, `vms.rs`, `stats.rs` | a worker, what it keeps of each VM, what it counts |
+//! | `workers.rs` | all of them, and which one serves which VM |
 //! | `views.rs` | what an operator may see |
 
 mod bridge;
@@ -34,16 +35,18 @@ mod table;
 mod views;
 mod vms;
 mod worker;
+mod workers;
 
 pub use device::VsockDevice;
 pub use stats::{GuestStats, VsockStats};
 pub use views::{ConnectionView, GuestView};
 pub use worker::{Settings, VsockWorker};
+pub use workers::VsockWorkers;
 
 /// The worker's parts without its thread, to be turned by hand.
 #[doc(hidden)]
 pub mod parts {
-    pub use super::bridge::{Bridge, GuestEndpoint, Mailbox};
+    pub use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
     pub use super::link::{Waker, rings};
     pub use super::port::Port;
     pub use super::route::Routes;

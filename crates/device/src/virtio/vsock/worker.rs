@@ -1,4 +1,4 @@
-//! The worker: one thread that owns the rings of all virtio-vsock devices.
+//! A worker: a thread that owns the rings of virtio-vsock devices.
 //!
 //! It is busy while packets move, spins for a while after, then asks all guests to announce what they
 //! do, looks once more, and sleeps until one does: the runtime of `vmlane_worker`.
@@ -17,7 +17,7 @@ use vmlane_worker::{
 
 use crate::virtio::recall;
 
-use super::bridge::{Bridge, GuestEndpoint, Mailbox};
+use super::bridge::{Bridge, GuestEndpoint, MAX_LINKS, Mailbox};
 use super::link::Waker;
 use super::port::Port;
 use super::route::Routes;
@@ -56,7 +56,7 @@ type Requests = CommandQueue<Command>;
 /// How long a worker sleeps at most while a packet waits for buffers.
 const SHORT: Duration = Duration::from_millis(1);
 
-/// The devices' common worker; dropping it stops it.
+/// Some devices' common worker; dropping it stops it.
 pub struct VsockWorker {
     requests: Arc<Requests>,
     mailbox: Arc<Mailbox>,
@@ -65,6 +65,7 @@ pub struct VsockWorker {
     /// Held while they are changed; the worker never takes it.
     taps: Mutex<Vec<Arc<dyn StreamTap>>>,
     heartbeat: Arc<Heartbeat>,
+    name: String,
     thread: Option<JoinHandle<()>>,
 }
 
@@ -85,11 +86,21 @@ impl Waker for WakesWorker {
 }
 
 impl VsockWorker {
-    /// Starts the worker's thread. With a `router`, VMCI guests and the host are reached through it.
+    /// Starts a worker that is alone. With a `router`, VMCI guests and the host are reached through it.
     pub fn start(settings: Settings, router: Option<Arc<Router>>) -> std::io::Result<VsockWorker> {
+        VsockWorker::start_one_of(0, 1, settings, router)
+    }
+
+    /// Starts the worker `number` of `count`, which share what a process may have of connections' memory.
+    pub(super) fn start_one_of(
+        number: usize,
+        count: usize,
+        settings: Settings,
+        router: Option<Arc<Router>>,
+    ) -> std::io::Result<VsockWorker> {
         let requests = Arc::new(Requests::new(Parking::for_files()?));
         let mailbox = Mailbox::new(Arc::new(WakesWorker(requests.clone())));
-        let bridge = router.map(|router| Bridge::new(router, mailbox.clone()));
+        let bridge = router.map(|router| Bridge::new(router, mailbox.clone(), MAX_LINKS / count));
         let stats = Arc::new(VsockStats::default());
         let heartbeat = Arc::new(Heartbeat::default());
         let questions = Arc::new(Questions::default());
@@ -98,8 +109,18 @@ impl VsockWorker {
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
-        let thread = Some(worker.spawn("vsock".into())?);
-        Ok(VsockWorker { requests, mailbox, stats, questions, taps: Mutex::default(), heartbeat, thread })
+        let name = if count == 1 { "vsock".to_owned() } else { format!("vsock-{number}") };
+        let thread = Some(worker.spawn(name.clone())?);
+        Ok(VsockWorker {
+            requests,
+            mailbox,
+            stats,
+            questions,
+            taps: Mutex::default(),
+            heartbeat,
+            name,
+            thread,
+        })
     }
 
     pub fn stats(&self) -> &Arc<VsockStats> {
@@ -118,6 +139,11 @@ impl VsockWorker {
 
     fn post(&self, request: Request) {
         self.requests.post(|()| (Some(Command { request, _answer: None }), ()));
+    }
+
+    /// Its thread's.
+    pub(super) fn name(&self) -> &str {
+        &self.name
     }
 
     /// The worker's heartbeat.
