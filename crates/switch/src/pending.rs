@@ -60,7 +60,7 @@ struct OfSender {
 }
 
 /// For how long a sender that sent to other owners counts as one that does.
-const OTHERS: Duration = Duration::from_millis(100);
+pub const OTHERS: Duration = Duration::from_millis(100);
 
 impl OfSender {
     #[inline]

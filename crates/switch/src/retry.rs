@@ -9,7 +9,7 @@ use crate::Slot;
 use crate::core::Core;
 use crate::egress::Receiver;
 use crate::ingress::Frame;
-use crate::pending::PendingFrame;
+use crate::pending::{OTHERS, PendingFrame};
 use crate::port::Port;
 use crate::price::PIECE_COST;
 
@@ -137,9 +137,12 @@ impl Core {
         }
     }
 
-    /// How long a frame of `sender` may wait. A sender of another worker may send to others there, unseen by this one.
+    /// How long a frame of `sender` may wait. What one of another worker sends to others, that worker sees and tells.
     pub fn longest_wait(&self, sender: Slot) -> Duration {
-        let remote = self.ports.get(sender).is_some_and(|port| port.remote.is_some());
-        self.settings.longest_wait(remote || self.held.sends_to_others(sender, self.now))
+        let elsewhere =
+            |port: &Port| port.remote.is_some() && port.state.remote.sent_to_several(OTHERS, self.now);
+        let others =
+            self.held.sends_to_others(sender, self.now) || self.ports.get(sender).is_some_and(elsewhere);
+        self.settings.longest_wait(others)
     }
 }

@@ -165,6 +165,13 @@ impl Core {
         if scratch.is_some() {
             self.scratch = scratch;
         }
+        if moved
+            && !self.links.is_alone()
+            && sender.remote.is_none()
+            && self.held.sends_to_others(slot, self.now)
+        {
+            sender.state.remote.sends_to_several(self.now);
+        }
         self.ports.set_allowance(sender.owner, left);
         moved
     }

@@ -437,6 +437,29 @@ fn a_receiver_without_buffers_holds_up_its_own_senders_and_no_one_else() {
 }
 
 #[test]
+fn what_another_workers_guest_sends_to_one_vm_only_waits_longer() {
+    let (hold, hold_alone) = (Duration::ZERO, Duration::from_secs(3600));
+    let mut bench = Bench::with(Settings { workers: 2, hold, hold_alone, ..Settings::default() });
+    // As above.
+    let guests: Vec<Guest> = (1..=4).map(|number| bench.guest(number)).collect();
+    guests[1].wire.set_room(Some(0));
+    guests[0].send(&frame(mac(2), mac(1), 1000, 0));
+    (0..5).for_each(|_| {
+        std::thread::sleep(Duration::from_millis(1));
+        bench.run();
+    });
+    let lost = || guests[1].stats.drop_no_buffers.get();
+    assert_eq!((guests[0].wire.outstanding(), lost()), (1, 0));
+    // Its own worker sees that it sends to another VM, too.
+    guests[0].send(&frame(mac(3), mac(1), 1000, 0));
+    soon("what waits is given up", || {
+        bench.run();
+        lost() == 1
+    });
+    assert_eq!((guests[0].wire.outstanding(), guests[2].frames().len()), (0, 1));
+}
+
+#[test]
 fn short_frames_for_a_receiver_without_buffers_take_their_owners_part_of_the_places_and_no_more() {
     let mut bench = bench(2);
     // As above.

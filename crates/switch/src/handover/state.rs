@@ -1,6 +1,8 @@
 //! What a port's worker tells the others of it.
 
+use std::sync::LazyLock;
 use std::sync::atomic::{AtomicU64, Ordering};
+use std::time::{Duration, Instant};
 
 use parking_lot::Mutex;
 use vmlane_port::Filter;
@@ -19,6 +21,15 @@ pub struct RemoteState {
     attached: Mutex<Option<Attachment>>,
     /// The workers that are to look at it anew: a bit each.
     untold: AtomicU64,
+    /// When it was last known to send to several VMs, as [`since_begin`]. 0: never.
+    to_several: AtomicU64,
+}
+
+/// Nanoseconds since one moment of this process, before all others.
+fn since_begin(now: Instant) -> u64 {
+    static BEGIN: LazyLock<Instant> = LazyLock::new(Instant::now);
+    // The first one is that moment itself.
+    now.saturating_duration_since(*BEGIN).as_nanos() as u64 + 1
 }
 
 impl RemoteState {
@@ -34,6 +45,17 @@ impl RemoteState {
     pub fn is_to_be_told(&self, worker: usize) -> bool {
         let bit = 1 << worker;
         self.untold.fetch_or(bit, Ordering::AcqRel) & bit == 0
+    }
+
+    /// It sends to several VMs now.
+    pub fn sends_to_several(&self, now: Instant) {
+        self.to_several.store(since_begin(now), Ordering::Relaxed);
+    }
+
+    /// Has it, in the `last` while before now?
+    pub fn sent_to_several(&self, last: Duration, now: Instant) -> bool {
+        let at = self.to_several.load(Ordering::Relaxed);
+        at > 0 && since_begin(now) < at + last.as_nanos() as u64
     }
 
     /// `worker` looks.
