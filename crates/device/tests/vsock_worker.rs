@@ -453,7 +453,7 @@ fn streams_to_a_vmci_guest_are_whole() {
     assert_eq!(worker.stats().panics.get(), 0);
 }
 
-/// A VM that has changed its group is served where it was: streams with its new group's VMs go from one worker to the other.
+/// A VM whose group changes is served where it was: streams with its new group's VMs go from one worker to the other.
 #[test]
 fn vms_of_one_group_talk_across_workers() {
     let router = Router::new(Arc::new(Workers::start(Default::default()).expect("workers")));

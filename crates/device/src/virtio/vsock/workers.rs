@@ -1,8 +1,8 @@
 //! The workers of all virtio-vsock devices, and which of them serves which VM.
 //!
 //! VMs of one isolation group can talk, and no others. So a group is with one worker: its packets are copied once, by one
-//! thread, and no two groups wait for each other. A VM that changes its group stays where its rings run: with the VMs of its
-//! new group it talks by way of the router, as with VMCI guests, which carries streams and no SOCK_SEQPACKET.
+//! thread, and no two groups wait for each other. Were two VMs of one group with two workers, they would still talk: by way of
+//! the router, as with VMCI guests, which carries streams and no SOCK_SEQPACKET.
 
 use std::collections::BTreeMap;
 use std::sync::Arc;
