@@ -309,6 +309,7 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
         std::fs::read_dir(root).unwrap().flatten().filter(|e| e.path().join(crate::rows::FILE).exists())
     {
         check_page(&entry.path());
+        let before = count;
         for (name, chart, svg) in crate::report::all(&entry.path()).unwrap() {
             let file = entry.path().join(crate::report::FIGURES).join(format!("{name}.svg"));
             let name = format!("{} {name}", entry.path().display());
@@ -339,6 +340,8 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
             }
             count += 1;
         }
+        let files = std::fs::read_dir(entry.path().join(crate::report::FIGURES)).unwrap().count();
+        assert_eq!(files, 2 * (count - before), "{}: pictures of no figure", entry.path().display());
     }
     assert!(count >= 29, "{count} figures");
 }
