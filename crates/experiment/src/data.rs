@@ -3,19 +3,22 @@
 use std::collections::BTreeMap;
 
 mod picked;
+mod turns;
 
 use crate::figure::{Chart, Point, Series, Shape, Value, reach};
-use crate::foot::foot;
+use crate::foot::{Marks, foot};
 use crate::plan::{Absent, Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::number;
 use crate::words::{in_common, is_transactional, label, quantity, sides, tick, title};
 use picked::Picked;
+use turns::Turns;
 
 /// The rows of an experiment, in its plan's order.
 pub struct Data<'r> {
     rows: Vec<&'r Row>,
+    turns: Turns<'r>,
     named: Vec<&'static str>,
     statistic: Statistic,
     absent: Vec<Absent>,
@@ -37,6 +40,8 @@ pub struct Drawn {
     pub mixed: bool,
     /// Factors that differ between marks and that the figure does not name.
     pub untold: Vec<&'static str>,
+    /// Its devices, by the labs that they shared; empty where they shared one.
+    pub labs: Vec<Vec<String>>,
 }
 
 /// The value of a row; none when it failed, or lacks it.
@@ -64,11 +69,13 @@ impl<'r> Data<'r> {
             .enumerate()
             .map(|(at, factors)| (factors.id(), at))
             .collect();
+        let turns = Turns::of(rows);
         let mut rows: Vec<&Row> = rows.iter().collect();
         rows.sort_by_key(|row| order.get(&row.id).copied().unwrap_or(usize::MAX));
         let fast = rows.iter().filter_map(|row| row.throughput_bps).any(|bps| bps >= 3e9);
         Data {
             rows,
+            turns,
             fast,
             named: plan.map_or_else(|| crate::factors::NAMES.to_vec(), |plan| plan.named.clone()),
             statistic: plan.map_or(Statistic::Median, |plan| plan.statistic),
@@ -98,7 +105,11 @@ impl<'r> Data<'r> {
 
     /// Repeats in one number.
     fn spread<'a>(&self, rows: impl IntoIterator<Item = &'a Row>, measure: Measure) -> Option<Spread> {
-        let values: Vec<f64> = rows.into_iter().filter_map(|row| value(row, measure)).collect();
+        self.middle(&rows.into_iter().filter_map(|row| value(row, measure)).collect::<Vec<_>>())
+    }
+
+    /// Values in one number.
+    fn middle(&self, values: &[f64]) -> Option<Spread> {
         let mut spread = Spread::of(values.iter().copied())?;
         if self.statistic == Statistic::Mean {
             spread.median = values.iter().sum::<f64>() / values.len() as f64;
@@ -167,7 +178,7 @@ impl<'r> Data<'r> {
         }
         let scale = reach(charts.iter().flat_map(|chart| &chart.series));
         charts.iter_mut().for_each(|chart| chart.reach = scale);
-        Drawn { charts, mixed, untold: picked.untold(&self.named) }
+        Drawn { charts, mixed, untold: picked.untold(&self.named), labs: self.labs(&picked.rows_of(&[])) }
     }
 
     /// The chart of one panel, whose factor is `fixed`.
@@ -204,6 +215,7 @@ impl<'r> Data<'r> {
         let suffix =
             fixed.first().map_or(String::new(), |(factor, value)| format!(": {}", label(factor, value)));
         let quantity = quantity(&picked.upper, figure.value);
+        let marks = if ratio { Marks::of_ratios(&series) } else { Marks::Values };
         let titles: Vec<&str> = figure.x.iter().map(|factor| title(factor)).collect();
         Chart {
             id,
@@ -225,7 +237,7 @@ impl<'r> Data<'r> {
             series,
             log: figure.log,
             reach: (0.0, 0.0),
-            foot: foot(&rows, self.statistic, ratio),
+            foot: foot(&rows, self.statistic, marks, &self.labs(&rows)),
         }
     }
 
@@ -257,7 +269,7 @@ impl<'r> Data<'r> {
                 .copied()
                 .filter(|other| self.is_counterpart(mine[0], other, &claim.over))
                 .collect();
-            Some(self.spread(mine, claim.value)?.median / self.spread(like, claim.value)?.median)
+            Some(self.ratio(&mine, &like, claim.value)?.spread.median)
         };
         let all = Spread::of(ids.iter().filter_map(ratio).filter(|ratio| ratio.is_finite()))?;
         Some(match all.runs {

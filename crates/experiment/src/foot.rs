@@ -1,13 +1,66 @@
 //! What stands at the foot of every picture: the machine, the runs, what a mark and its whisker are, when, and by which
 //! version. A picture that was cut out of its page still says it.
 
-use crate::figure::FEW_RUNS;
+use crate::figure::{FEW_RUNS, Series, Value};
 use crate::plan::Statistic;
 use crate::rows::{Row, Setup};
 use crate::words::accelerator;
 
 /// The accelerator of guests under User Mode Linux.
 const NATIVE: &str = "native";
+
+/// What a chart's marks are.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub enum Marks {
+    Values,
+    /// Ratios run by run.
+    Pairs,
+    /// Ratios of what did not take turns.
+    Apart,
+    /// Both.
+    Both,
+}
+
+impl Marks {
+    pub fn of_ratios(series: &[Series]) -> Marks {
+        let points = || series.iter().flat_map(|s| &s.values).filter_map(Value::point);
+        let apart = points().filter(|point| point.runs.is_empty()).count();
+        match apart {
+            0 => Marks::Pairs,
+            _ if apart == points().count() => Marks::Apart,
+            _ => Marks::Both,
+        }
+    }
+
+    /// What a mark is, and what its whisker reaches over.
+    fn words(self, statistic: Statistic) -> String {
+        let middle = match statistic {
+            Statistic::Mean => "mean",
+            Statistic::Median => "median",
+        };
+        let apart = format!("ratio of the {middle}s");
+        let pairs = format!("{middle} of the ratios run by run");
+        let reach = "whisker: from the least to the most of them";
+        let cross = "whisker: from the least / the most to the most / the least";
+        match self {
+            Marks::Values => format!("mark: {middle}; {reach}"),
+            Marks::Pairs => format!("mark: {pairs}; {reach}"),
+            Marks::Apart => format!("mark: {apart}; {cross}"),
+            Marks::Both => format!(
+                "mark: {pairs}; {reach}; without rings, of what did not take turns, mark: {apart}; {cross}"
+            ),
+        }
+    }
+}
+
+/// Devices by their labs, as a sentence says them: `vmci, vmxnet3; virtio-net`.
+pub fn by_lab(labs: &[Vec<String>]) -> String {
+    // In a picture a profile is called by its own name.
+    let name =
+        |device: &String| device.split_once(":profile=").map_or(device.clone(), |(_, name)| name.to_owned());
+    let lab = |devices: &Vec<String>| devices.iter().map(name).collect::<Vec<_>>().join(", ");
+    labs.iter().map(lab).collect::<Vec<_>>().join("; ")
+}
 
 /// Distinct values of the rows, in their order: a result file may be put together from several.
 pub fn distinct<'r>(rows: impl IntoIterator<Item = &'r Row>, of: impl Fn(&Row) -> String) -> Vec<String> {
@@ -61,16 +114,17 @@ fn machine(rows: &[&Row]) -> String {
     text + "."
 }
 
-/// Of a guest that is no program of the host itself, by what it runs.
+/// By what guests' instructions are run. User Mode Linux, which needs nothing for it, is named with its kernel.
 fn emulation(row: &Row) -> String {
-    if row.accelerator == NATIVE { String::new() } else { accelerator(&row.accelerator).to_owned() }
+    if row.accelerator == NATIVE { "no emulation".into() } else { accelerator(&row.accelerator).to_owned() }
 }
 
 /// The guests' kernels; where there are several, with the devices that were measured under each.
 fn kernels(rows: &[&Row]) -> String {
     let name = |row: &Row| match (row.setup.guest_kernel.as_str(), row.accelerator.as_str()) {
         ("", _) => String::new(),
-        (kernel, NATIVE) => format!("User Mode Linux {kernel}"),
+        // Panels and plans have the lab's name of it.
+        (kernel, NATIVE) => format!("User Mode Linux {kernel} as kernel {}", row.kernel),
         (kernel, _) => format!("Linux {kernel}"),
     };
     let names = distinct(rows.iter().copied(), name);
@@ -84,7 +138,7 @@ fn kernels(rows: &[&Row]) -> String {
     with_devices.collect::<Vec<_>>().join(", ")
 }
 
-fn runs(rows: &[&Row], statistic: Statistic, ratio: bool) -> String {
+fn runs(rows: &[&Row], statistic: Statistic, marks: Marks) -> String {
     let good = || rows.iter().filter(|row| row.failed.is_none());
     let ids = distinct(good().copied(), |row| row.id.clone());
     let counts: Vec<f64> = ids.iter().map(|id| good().filter(|row| row.id == *id).count() as f64).collect();
@@ -95,24 +149,17 @@ fn runs(rows: &[&Row], statistic: Statistic, ratio: bool) -> String {
     if most < 2.0 {
         return format!("One run{each} each: no whisker.");
     }
-    let (mark, of) = match (statistic, ratio) {
-        (Statistic::Mean, false) => ("mean", "them"),
-        (Statistic::Median, false) => ("median", "them"),
-        (Statistic::Mean, true) => ("ratio of the means", "the ratios run by run"),
-        (Statistic::Median, true) => ("ratio of the medians", "the ratios run by run"),
+    let rings = match marks {
+        _ if most > FEW_RUNS as f64 => "",
+        Marks::Values => ", a small ring each",
+        Marks::Pairs | Marks::Both => ", a small ring for each pair",
+        Marks::Apart => "",
     };
-    let rings = if most <= FEW_RUNS as f64 && !ratio {
-        ", a small ring each"
-    } else if most <= FEW_RUNS as f64 {
-        ", a small ring for each pair"
-    } else {
-        ""
-    };
-    format!("{count} runs{each} each{rings}; mark: {mark}; whisker: from the least to the most of {of}.")
+    format!("{count} runs{each} each{rings}; {}.", marks.words(statistic))
 }
 
 /// The sentences for a chart of some rows.
-pub fn foot(rows: &[&Row], statistic: Statistic, ratio: bool) -> Vec<String> {
+pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &[Vec<String>]) -> Vec<String> {
     if rows.is_empty() {
         return vec!["Nothing was measured.".into()];
     }
@@ -125,5 +172,9 @@ pub fn foot(rows: &[&Row], statistic: Statistic, ratio: bool) -> Vec<String> {
     let version =
         if version.is_empty() { String::new() } else { format!(", vmlane {}", few(version, " and ")) };
     let when = if dates.is_empty() { String::new() } else { format!(" Measured {dates}{version}.") };
-    vec![machine(rows), runs(rows, statistic, ratio) + &when]
+    let labs = match labs {
+        [] => String::new(),
+        labs => format!(" In different labs: {}.", by_lab(labs)),
+    };
+    vec![machine(rows), runs(rows, statistic, marks) + &labs + &when]
 }

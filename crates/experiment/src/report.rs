@@ -4,10 +4,12 @@
 //! Drawn from the raw rows alone (the plan is in them, unless a later one lies beside them), so the same rows always
 //! give the same bytes, and an old result can be drawn again.
 
+pub(crate) mod readme;
 pub(crate) mod tables;
 #[cfg(test)]
 mod tests;
 
+use std::collections::BTreeMap;
 use std::fmt::Write;
 use std::path::{Path, PathBuf};
 
@@ -16,7 +18,7 @@ use anyhow::{Context, Result, bail};
 use crate::data::{Data, Drawn};
 use crate::figure::{self, Chart, Frame, escape};
 use crate::foot;
-use crate::plan::Plan;
+use crate::plan::{Figure, Kind, Plan, Statistic};
 use crate::png;
 use crate::rows::{self, Row, Setup};
 use crate::summary::Spread;
@@ -27,7 +29,8 @@ pub const FILE: &str = "report.html";
 /// Its directory of pictures.
 pub const FIGURES: &str = "figures";
 
-/// Draws `DIR/report.html` and `DIR/figures/*.svg` and `*.png` from `DIR/results.jsonl`; returns the page's path.
+/// Draws `DIR/report.html`, `DIR/figures/*.svg` and `*.png`, and the tables of `DIR/README.md` that stand between comments,
+/// from `DIR/results.jsonl`; returns the page's path.
 ///
 /// # Errors
 /// There are no rows, or a file cannot be read or written.
@@ -42,18 +45,31 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
         .with_context(|| format!("cannot write {}", path.display()))?;
     let figures = dir.join(FIGURES);
     vmlane_lab::dirs::make(&figures)?;
-    for (name, _, svg) in named(charts(&rows, plan.as_ref())) {
-        for (kind, bytes) in [("svg", alone(&svg).into_bytes()), ("png", png::png(&svg)?)] {
+    let charts = named(charts(&rows, plan.as_ref()));
+    for (name, _, svg) in &charts {
+        for (kind, bytes) in [("svg", alone(svg).into_bytes()), ("png", png::png(svg)?)] {
             let path = figures.join(format!("{name}.{kind}"));
             std::fs::write(&path, bytes).with_context(|| format!("cannot write {}", path.display()))?;
         }
     }
+    draw_readme(&dir.join(readme::FILE), &charts)?;
     if !png::has_fonts() {
         eprintln!(
             "draw: this host has no fonts in /usr/share/fonts: the PNG pictures have no words (install fonts-dejavu-core)"
         );
     }
     Ok(path)
+}
+
+/// Draws the tables of a README, where there is one.
+fn draw_readme(path: &Path, charts: &[(String, Chart, String)]) -> Result<()> {
+    let Ok(text) = std::fs::read_to_string(path) else { return Ok(()) };
+    let drawn = readme::with_tables(&text, charts).with_context(|| path.display().to_string())?;
+    if drawn == text {
+        Ok(())
+    } else {
+        std::fs::write(path, drawn).with_context(|| path.display().to_string())
+    }
 }
 
 /// A picture as a file: alone, ink has to say what it is.
@@ -228,12 +244,12 @@ fn lead(rows: &[Row], plan: Option<&Plan>, missing: usize) -> String {
 /// what its plan expects.
 pub(crate) fn said_by(plan: &Plan) -> (&'static str, &'static str) {
     match plan.paper {
-        Some(_) => ("What the paper says, and what was measured", "the paper"),
+        Some(_) => ("What was published, and what was measured", "published"),
         None => ("What was expected, and what was measured", "expected"),
     }
 }
 
-/// What the paper says, or what was expected, beside what was measured.
+/// What was published, or what was expected, beside what was measured.
 fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
     let Some(plan) = plan.filter(|plan| !plan.claims.is_empty()) else { return String::new() };
     let data = Data::new(rows, Some(plan));
@@ -254,6 +270,12 @@ fn claims(rows: &[Row], plan: Option<&Plan>) -> String {
     html + "</tbody></table>\n"
 }
 
+/// The pictures of one figure, side by side; a single one has room of its own.
+pub(crate) fn panels(pictures: &[String]) -> String {
+    let class = if pictures.len() == 1 { "panels single" } else { "panels" };
+    format!("<div class=\"{class}\">\n{}</div>\n", pictures.concat())
+}
+
 fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
     let mut html = String::new();
     let figures = plan.iter().flat_map(|plan| &plan.figures);
@@ -262,11 +284,19 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
     for (((number, figure), drawn), pictures) in (1..).zip(figures).zip(drawn).zip(pictures) {
         let _ = write!(
             html,
-            "<h2>Figure {number}: {}</h2>\n<figure>\n<div class=\"panels\">\n",
-            escape(&figure.title)
+            "<h2>Figure {number}: {}</h2>\n<figure>\n{}",
+            escape(&figure.title),
+            panels(&pictures)
         );
-        html.extend(pictures);
         let scale = if drawn.charts.len() > 1 { " All panels have one scale." } else { "" };
+        let labs = match &drawn.labs[..] {
+            [] => String::new(),
+            labs => format!(
+                " These were measured in different labs, one after the other: {}. A lab's boot alone moves its results \
+                 by about a tenth (experiment boots).",
+                escape(&foot::by_lab(labs))
+            ),
+        };
         let mixed = if drawn.mixed { " Some marks take several combinations together." } else { "" };
         let untold: Vec<&str> = drawn.untold.iter().map(|factor| title(factor)).collect();
         let untold = match untold.is_empty() {
@@ -275,7 +305,7 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
         };
         let _ = write!(
             html,
-            "</div>\n<figcaption>{}{scale}{untold}{mixed}</figcaption>\n</figure>\n",
+            "<figcaption>{}{scale}{labs}{untold}{mixed}</figcaption>\n</figure>\n",
             escape(&figure.caption)
         );
     }
@@ -284,6 +314,21 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
 
 fn distinct(rows: &[Row], of: impl Fn(&Row) -> String) -> String {
     foot::distinct(rows, of).join("; ")
+}
+
+/// How long a run took, and by which plan.
+fn times(setup: &Setup) -> String {
+    format!("{} s after {} s of warm-up (plan {})", setup.seconds, setup.warmup_seconds, setup.plan)
+}
+
+/// How many rows the combinations have: `9`, or `3 to 9`.
+fn made(rows: &[Row]) -> String {
+    let mut counts: BTreeMap<&str, usize> = BTreeMap::new();
+    rows.iter().for_each(|row| *counts.entry(&row.id).or_default() += 1);
+    match (counts.values().min(), counts.values().max()) {
+        (Some(least), Some(most)) if least < most => format!("{least} to {most}"),
+        (_, most) => most.copied().unwrap_or(0).to_string(),
+    }
 }
 
 fn facts(rows: &[Row]) -> String {
@@ -307,15 +352,7 @@ fn facts(rows: &[Row]) -> String {
         ("vmlane", setup(|s| format!("{}, commit {}", s.vmlane, s.commit.as_deref().unwrap_or("unknown")))),
         ("Measured with", distinct(rows, |row| row.tool.clone())),
         ("Pinned to CPUs", setup(|s| s.pinned.clone())),
-        (
-            "Runs",
-            setup(|s| {
-                let (runs, seconds, warmup) = (s.runs, s.seconds, s.warmup_seconds);
-                let runs =
-                    if s.most_runs > runs { format!("{runs} to {}", s.most_runs) } else { runs.to_string() };
-                format!("{runs} of each, {seconds} s after {warmup} s of warm-up (plan {})", s.plan)
-            }),
-        ),
+        ("Runs", format!("{} of each, {}", made(rows), setup(times))),
     ];
     let mut html = String::from("<dl>\n");
     for (name, value) in facts.iter().filter(|(_, value)| !value.is_empty()) {
@@ -325,16 +362,43 @@ fn facts(rows: &[Row]) -> String {
 }
 
 fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
-    let mean = plan.is_some_and(|plan| plan.statistic == crate::plan::Statistic::Mean);
-    let mut html = format!(
-        "<ul>\n<li>A mark is the {} of the runs, its whisker reaches from the least to the most, and \
-         small rings beside it are the runs themselves. Words in place of a mark say why there is none.</li>\n\
-         <li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
-         <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
-         Linux sets aside twice as much, half of it for its own needs.</li>\n\
-         <li>Devices that could share VMs took turns within every combination, every second round backwards.</li>\n",
-        if mean { "mean" } else { "median" }
-    );
+    let middle = match plan.map(|plan| plan.statistic) {
+        Some(Statistic::Mean) => "mean",
+        _ => "median",
+    };
+    let figures = || plan.iter().flat_map(|plan| &plan.figures);
+    let has = |kind: Kind| figures().any(|figure| figure.kind == kind);
+    let mut html = String::from("<ul>\n");
+    if figures().any(|figure| figure.kind != Kind::Ratio) {
+        let _ = writeln!(
+            html,
+            "<li>A mark is the {middle} of the runs, its whisker reaches from the least to the most, and small rings \
+             beside it are the runs themselves. Words in place of a mark say why there is none.</li>"
+        );
+    }
+    if has(Kind::Ratio) {
+        let _ = writeln!(
+            html,
+            "<li>A <b>ratio</b> is taken run by run where both sides took turns: each small ring is a run divided by the \
+             run beside it, the mark is the {middle} of these ratios, and the whisker reaches from the least to the most \
+             of them. Where they did not take turns, the mark is the ratio of the {middle}s, there are no rings, and the \
+             whisker reaches from the least of one side divided by the most of the other to the most divided by the \
+             least.</li>"
+        );
+    }
+    let sizes = |figure: &Figure| {
+        figure.x.iter().any(|factor| ["message", "buffer", "guests"].contains(&factor.as_str()))
+    };
+    if figures().any(|figure| figure.kind == Kind::Lines && sizes(figure)) {
+        html += "<li>Along the x axis, values stand at equal steps, whatever lies between them: where the steps between \
+                 sizes differ, the slope of a line says nothing.</li>\n";
+    }
+    html += "<li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
+             <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
+             Linux sets aside twice as much, half of it for its own needs.</li>\n";
+    if Data::new(rows, plan).has_turns() {
+        html += "<li>Devices that share a lab took turns within every combination, every second round backwards.</li>\n";
+    }
     let skews: Vec<f64> = rows.iter().filter(|row| row.guests > 2).filter_map(|row| row.skew_ms).collect();
     if let Some(skew) = Spread::of(skews) {
         let repeated: u32 = rows.iter().map(|row| row.repeated).sum();

@@ -13,7 +13,7 @@ use crate::pack::{About, Pack};
 use crate::paper::PLANS;
 use crate::plan::Plan;
 use crate::png;
-use crate::report::{FIGURES, FILE, alone, named, pictures, said_by, style, tables};
+use crate::report::{FIGURES, FILE, alone, named, panels as side_by_side, pictures, said_by, style, tables};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::{number, unit};
@@ -66,10 +66,9 @@ pub fn draw(packs: &[Pack], dir: &Path) -> Result<PathBuf> {
         for ((figure, panels), number) in shown.iter().zip(pictures(&drawn)).zip(1..) {
             let _ = write!(
                 page,
-                "<h3>Figure {number}: {}</h3>\n<figure>\n<div class=\"panels\">\n{}</div>\n<figcaption>{}</figcaption>\n\
-                 </figure>\n",
+                "<h3>Figure {number}: {}</h3>\n<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n",
                 escape(&figure.title),
-                panels.concat(),
+                side_by_side(&panels),
                 escape(&figure.caption)
             );
         }

@@ -32,5 +32,9 @@ pub fn number(value: f64) -> String {
 
 /// A row's value in the unit that people get to see.
 pub fn unit(test: &str) -> (&'static str, f64) {
-    if test == "rr" || test == "crr" { ("transactions / s", 1.0) } else { ("Mbit/s", 1e6) }
+    match test {
+        "rr" => ("round trips / s", 1.0),
+        "crr" => ("connections / s", 1.0),
+        _ => ("Mbit/s", 1e6),
+    }
 }

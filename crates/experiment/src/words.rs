@@ -1,6 +1,8 @@
 //! What factors, their values and what is measured are called in figures, tables and claims: one name a thing, and in
 //! plain words where plans write short ones.
 
+use vmlane_lab::setup::{UML_KERNELS, UML_PCI_KERNEL};
+
 use crate::plan::Measure;
 use crate::rows::Row;
 use crate::units::bytes;
@@ -123,8 +125,11 @@ pub fn label(factor: &str, value: &str) -> String {
         "ring" => format!("rings of {}", tick(factor, value)),
         "coalesce" => format!("software LRO {}", tick(factor, value)),
         "host_offloads" => format!("test host: {}", tick(factor, value)),
-        "to" if value == "host" => "VM to host".into(),
+        "to" if value == "host" => "VM and host".into(),
         "to" => "VM to VM".into(),
+        // User Mode Linux is built twice: the one with a bus for PCI cards, and the one as it is.
+        "kernel" if value == UML_PCI_KERNEL => format!("kernel {value}, devices on a PCI bus"),
+        "kernel" if UML_KERNELS.contains(&value) => format!("kernel {value}, no PCI bus"),
         "boot" => format!("lab {value}"),
         "host" => format!("machine {value}"),
         "ip" => format!("IPv{value}"),
@@ -170,6 +175,17 @@ pub fn quantity(rows: &[&Row], measure: Measure) -> String {
 /// The factors of which a chart says its one value under its title.
 const ALWAYS: [&str; 5] = ["to", "test", "message", "buffer", "sessions"];
 
+/// Between which ends the rows' bytes go, and which way.
+fn direction(rows: &[&Row]) -> &'static str {
+    let all = |test: &str| rows.iter().all(|row| row.test == test);
+    match rows.first().map(|row| row.factor("to") == "host") {
+        Some(true) if all("stream") => "VM to host",
+        Some(true) if all("maerts") => "host to VM",
+        Some(true) => "VM and host",
+        _ => "VM to VM",
+    }
+}
+
 /// What all rows of a chart have in common, in words: the devices first. `shown` are the factors that the chart shows
 /// itself, `named` those that the plan names.
 pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
@@ -200,6 +216,7 @@ pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
         // The lab's own choices stand at the picture's foot.
         if same && says && !["kernel", "accelerator", "qemu", "tool"].contains(&factor) {
             words.push(match factor {
+                "to" => direction(rows).to_owned(),
                 "message" if is_transactional(first) => format!("{} each way", bytes(&value)),
                 _ => label(factor, &value),
             });
@@ -240,6 +257,8 @@ mod tests {
             ("rate", "default", "none", "uplink without a limit"),
             ("sessions", "1", "1", "1 session"),
             ("nics", "4", "4", "4 cards"),
+            ("kernel", "7.2pci", "7.2pci", "kernel 7.2pci, devices on a PCI bus"),
+            ("to", "host", "host", "VM and host"),
         ] {
             assert_eq!((tick(factor, value), label(factor, value)), (along.into(), alone.into()));
         }
@@ -264,5 +283,19 @@ mod tests {
             "VM to VM, sending, 512 B messages, default buffers, 5 sessions"
         );
         assert_eq!(in_common(&[], &[], &[]), "");
+    }
+
+    #[test]
+    fn the_way_of_the_bytes_goes_with_the_test() {
+        let row = |test: &str| {
+            let factors = [("to".to_owned(), "host".into())].into();
+            Row { device: "vmxnet3".into(), test: test.into(), factors, ..Row::default() }
+        };
+        let (sends, receives) = (row("stream"), row("maerts"));
+        let way = |rows: &[&Row]| in_common(rows, &[], &["test", "message", "buffer", "sessions"]);
+        assert_eq!(
+            [way(&[&sends]), way(&[&receives]), way(&[&sends, &receives]), way(&[&row("rr")])],
+            ["vmxnet3, VM to host", "vmxnet3, host to VM", "vmxnet3, VM and host", "vmxnet3, VM and host"]
+        );
     }
 }

@@ -1,23 +1,10 @@
 //! The rows of one figure: which marks they make, and how these look.
 
-use crate::data::{Data, over, value};
-use crate::figure::{Point, Style, Value, hue};
+use crate::data::{Data, over};
+use crate::figure::{Style, Value, hue};
 use crate::plan::{Figure, Kind, Measure};
 use crate::rows::Row;
-use crate::summary::Spread;
 use crate::words::sides;
-
-/// Quotients of runs of the same number; none where a number has not exactly one run on both sides.
-fn by_run(upper: &[&Row], lower: &[&Row], measure: Measure) -> Vec<f64> {
-    let alone = |rows: &[&Row], run: u32| {
-        let mut of = rows.iter().filter(|row| row.run == run);
-        let first = of.next().and_then(|row| value(row, measure));
-        first.filter(|_| of.next().is_none())
-    };
-    let quotient =
-        |row: &&Row| Some(alone(upper, row.run)? / alone(lower, row.run).filter(|base| *base > 0.0)?);
-    upper.iter().filter_map(quotient).collect()
-}
 
 /// The rows that a figure shows, and for a ratio those that it divides by.
 pub struct Picked<'f, 'r> {
@@ -92,8 +79,9 @@ impl<'f, 'r> Picked<'f, 'r> {
             .enumerate()
             .map(|(at, hue)| {
                 let variant = nth(at);
-                // Of one device alone, the other markers are free for what differs.
-                Style { hue: *hue, shape: if several { *hue } else { hue + variant }, variant }
+                // Of one device alone, the markers are free for what differs: from the first on, so that they say the same
+                // in the next figure, of another device.
+                Style { hue: *hue, shape: if several { *hue } else { variant }, variant }
             })
             .collect()
     }
@@ -133,23 +121,10 @@ impl<'f, 'r> Picked<'f, 'r> {
         }
         let lower = self.rows(pairs, true);
         let mixed = mixed || several(&lower);
-        let Some(base) = data.spread(lower.iter().copied(), measure).filter(|base| base.min > 0.0) else {
-            return (missing(&lower), mixed);
-        };
-        let (value, median) = (value.spread, value.spread.median / base.median);
-        let runs = by_run(&upper, &lower, measure);
-        let spread = match Spread::of(runs.iter().copied()) {
-            Some(s) if s.runs > 1 => {
-                Spread { median, min: s.min.min(median), max: s.max.max(median), runs: s.runs }
-            }
-            _ => Spread {
-                median,
-                min: value.min / base.max,
-                max: value.max / base.min,
-                runs: value.runs.min(base.runs),
-            },
-        };
-        (Value::Point(Point { spread, runs }), mixed)
+        match data.ratio(&upper, &lower, measure) {
+            Some(ratio) => (Value::Point(ratio), mixed),
+            None => (missing(&lower), mixed),
+        }
     }
 
     /// What the figure's ratios divide by what.

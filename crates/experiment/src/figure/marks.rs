@@ -118,13 +118,7 @@ fn one(
     }
     if (2..=FEW_RUNS).contains(&point.runs.len()) {
         for value in &point.runs {
-            let ring = style.run((x + slots.aside(), axis.y(*value)));
-            // On a bar of its own colour it has the colour of ink.
-            svg.push_str(&if bars {
-                ring.replacen(" hole\"", "\" style=\"stroke:#1b1f24\"", 1)
-            } else {
-                ring
-            });
+            svg.push_str(&style.run((x + slots.aside(), axis.y(*value)), bars));
         }
     }
 }

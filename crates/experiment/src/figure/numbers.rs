@@ -1,5 +1,5 @@
-//! The medians in numbers, each beside its own mark: never at the end of a whisker, which is another value, and never
-//! on a line of the grid, which would strike it through.
+//! The medians in numbers, each beside its own mark: never at the end of a whisker, which is another value, never on a
+//! line of the grid, which would strike it through, and never beyond one, which would contradict it.
 
 use super::axis::Axis;
 use super::chart::{Chart, Point, Shape, Value, text};
@@ -7,8 +7,10 @@ use super::letters::{SMALL, width};
 use super::slots::{FEW_RUNS, Slots};
 use crate::units::number;
 
-/// With more marks than this their numbers would touch.
-const MOST: usize = 20;
+/// With more bars than this their numbers would touch.
+const MOST_BARS: usize = 20;
+/// With more dots than this their numbers would be taken for their neighbours'.
+const MOST_DOTS: usize = 16;
 /// A digit's height above its base line.
 const TALL: f64 = 8.6;
 /// Between a number and a line of the grid: its halo must not cut the line at 1.
@@ -82,6 +84,13 @@ impl<'c> Places<'c> {
         inside && self.is_off_the_grid(area) && !self.taken.iter().any(|taken| taken.touches(area))
     }
 
+    /// Whether no line of the grid is between it and the value that it says.
+    fn is_on_the_side_of(&self, area: &Area, y: f64) -> bool {
+        let middle = (area.top + area.bottom) / 2.0;
+        let (from, to) = (middle.min(y) + 1.0, middle.max(y) - 1.0);
+        !self.grid.iter().any(|line| (from..=to).contains(line))
+    }
+
     fn is_off_the_grid(&self, area: &Area) -> bool {
         !self.grid.iter().any(|y| (area.top - FROM_GRID..=area.bottom + FROM_GRID).contains(y))
     }
@@ -112,27 +121,35 @@ fn taken(mark: &Mark<'_>, axis: &Axis, slots: &Slots) -> Vec<Area> {
 /// Draws them, where each has room.
 pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
     let count = chart.series.iter().flat_map(|s| &s.values).filter_map(Value::point).count();
-    if chart.shape == Shape::Lines || count > MOST {
+    let most = if chart.has_bars(axis) { MOST_BARS } else { MOST_DOTS };
+    if chart.shape == Shape::Lines || count > most {
         return;
     }
     let mut places = Places::new(chart, axis, slots);
     let areas = if chart.has_bars(axis) { on_bars(&places, slots) } else { beside_dots(&mut places, slots) };
+    let bars = chart.has_bars(axis);
     for (mark, area) in places.marks.iter().zip(areas) {
         let Some(area) = area else { continue };
-        let attributes = " class=\"number halo\" font-size=\"11.5\" stroke=\"#fff\" stroke-width=\"3\" \
-                          stroke-linejoin=\"round\" paint-order=\"stroke\"";
-        text(svg, (area.left, area.bottom), attributes, &mark.words);
+        // On a bar it needs more room of the page's colour.
+        let halo = if bars && area.top > mark.y { 5 } else { 3 };
+        let attributes = format!(
+            " class=\"number halo\" font-size=\"11.5\" stroke=\"#fff\" stroke-width=\"{halo}\" \
+             stroke-linejoin=\"round\" paint-order=\"stroke\""
+        );
+        text(svg, (area.left, area.bottom), &attributes, &mark.words);
     }
 }
 
-/// Left of the whisker on the edge of the bar where all bars are wide enough, else at the foot of the bars.
+/// Left of the whisker on the edge of the bar, or below it where the grid is in the way, if all bars are wide enough;
+/// else at the foot of the bars.
 fn on_bars(places: &Places<'_>, slots: &Slots) -> Vec<Option<Area>> {
     let on_edge = |mark: &Mark<'_>| {
         let wide = width(&mark.words, SMALL);
         let left = mark.x - slots.cap() - 3.0 - wide;
         let fits = left >= mark.x - slots.width / 2.0;
-        let above = |up: u32| Area::of_number(left, mark.y - 3.0 - f64::from(up), wide);
-        (0..=12).map(above).find(|area| fits && places.is_off_the_grid(area))
+        let bases = [mark.y - 3.0, mark.y + 3.5 + TALL];
+        let areas = bases.map(|base| Area::of_number(left, base, wide));
+        areas.into_iter().find(|area| fits && area.bottom < places.bottom && places.is_off_the_grid(area))
     };
     let areas: Vec<Option<Area>> = places.marks.iter().map(on_edge).collect();
     if areas.iter().all(Option::is_some) {
@@ -157,7 +174,8 @@ fn beside_dots(places: &mut Places<'_>, slots: &Slots) -> Vec<Option<Area>> {
         let rings = mark.point.runs.len() > 1;
         let sides = [mark.x - 8.0 - wide, mark.x + if rings { slots.aside() + 5.0 } else { 8.0 }];
         let at = |shift: &f64| sides.map(|left| Area::of_number(left, mark.y + TALL / 2.0 + shift, wide));
-        let found = SHIFTS.iter().flat_map(at).find(|area| places.is_free(area));
+        let may_be = |area: &Area| places.is_free(area) && places.is_on_the_side_of(area, mark.y);
+        let found = SHIFTS.iter().flat_map(at).find(may_be);
         places.taken.extend(found);
         areas.push(found);
     }

@@ -8,7 +8,7 @@
 use std::fmt::Write;
 
 /// The colour on white, and on a dark page.
-pub const COLOURS: [(&str, &str); 10] = [
+pub const COLOURS: [(&str, &str); 11] = [
     ("#0072b2", "#58aee6"),
     ("#d55e00", "#ff8f45"),
     ("#b98300", "#f0b83c"),
@@ -19,6 +19,7 @@ pub const COLOURS: [(&str, &str); 10] = [
     ("#1b1f24", "#f2f2f2"),
     ("#6a3d9a", "#b798e8"),
     ("#8c564b", "#cf9f94"),
+    ("#a3124f", "#ff86b3"),
 ];
 
 /// How a series looks.
@@ -44,8 +45,8 @@ pub fn hue(device: &str) -> usize {
         "vmxnet3" => 1,
         "virtio-net" => 2,
         "virtio-vsock" => 3,
-        // What a VMM brings itself on a host bridge; no guest has both.
-        "qemu-virtio-net" | "uml-vector" => 4,
+        "qemu-virtio-net" => 4,
+        "uml-vector" => 10,
         "qemu-vmxnet3" => 5,
         "qemu-e1000" | "qemu-e1000e" => 6,
         "vhost-device-vsock" => 7,
@@ -162,13 +163,17 @@ impl Style {
         format!("{stroke} stroke-width=\".9\" stroke-opacity=\".7\" fill=\"none\"")
     }
 
-    /// A single run: a small ring, open so that it is seen on its neighbours' marks and lines.
-    pub fn run(self, (x, y): (f64, f64)) -> String {
+    /// A single run: a small ring, open so that it is seen on its neighbours' marks and lines. On a bar, which has its own
+    /// colour, it has that of ink and is a little larger.
+    pub fn run(self, (x, y): (f64, f64), bars: bool) -> String {
         let number = self.hue % COLOURS.len();
+        let (class, stroke, radius) = match bars {
+            true => ("ink".to_owned(), "currentColor", 2.3),
+            false => (format!("s{number}"), COLOURS[number].0, 1.8),
+        };
         format!(
-            "<circle class=\"run s{number} hole\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"1.8\" stroke=\"{}\" \
-             stroke-width=\"1\" fill=\"#fff\"/>\n",
-            COLOURS[number].0
+            "<circle class=\"run {class} hole\" cx=\"{x:.1}\" cy=\"{y:.1}\" r=\"{radius}\" stroke=\"{stroke}\" \
+             stroke-width=\"1\" fill=\"#fff\"/>\n"
         )
     }
 

@@ -2,9 +2,11 @@
 
 use resvg::usvg;
 
-use super::{alone, chart};
+use super::{alone, chart, point, reach};
 use crate::figure::slots::LEAST_ASIDE;
-use crate::figure::{Chart, NO_DEVICE, Shape, hue};
+use crate::figure::{Chart, NO_DEVICE, Shape, Value, hue};
+use crate::report::readme;
+use crate::summary::Spread;
 
 /// Where the words of a picture are, by the font that draws them.
 fn words(svg: &str) -> (usvg::Size, Vec<(String, usvg::Rect)>) {
@@ -91,7 +93,7 @@ pub fn check_leaders(name: &str, svg: &str) {
     }
 }
 
-/// Numbers have a halo, are off the grid, and each is nearer to its own median than to a whisker's end.
+/// Numbers have a halo, are off the grid and on the same side of it as their median, and each is nearer to its own median than to a whisker's end.
 pub fn check_numbers(name: &str, chart: &Chart, svg: &str) {
     let grid: Vec<f64> = svg
         .lines()
@@ -104,13 +106,31 @@ pub fn check_numbers(name: &str, chart: &Chart, svg: &str) {
         let base = number_of(line, "y");
         let struck = grid.iter().find(|y| (base - 10.6..=base + 2.0).contains(*y));
         assert_eq!(struck, None, "{name}: the grid strikes {line}");
-        if !chart.has_bars(&chart.axis((0.0, 1.0))) {
-            let words = line.split('>').nth(1).unwrap().split('<').next().unwrap();
-            let medians = marks(svg).into_iter().filter(|(_, tip)| tip.contains(&format!(": {words} ")));
-            let away = medians.map(|(y, _)| (base - 4.3 - y).abs()).fold(f64::MAX, f64::min);
+        let words = line.split('>').nth(1).unwrap().split('<').next().unwrap();
+        let bars = chart.has_bars(&chart.axis((0.0, 1.0)));
+        let all = if bars { edges(svg) } else { marks(svg) };
+        let own: Vec<f64> =
+            all.into_iter().filter(|(_, tip)| tip.contains(&format!(": {words} "))).map(|(y, _)| y).collect();
+        let middle = base - 4.3;
+        let is_beyond =
+            |y: &f64| grid.iter().any(|g| (middle.min(*y) + 1.0..middle.max(*y) - 1.0).contains(g));
+        // At the foot of a bar it says nothing of the grid.
+        let at_foot =
+            attribute(line, "y").parse::<f64>().unwrap() > grid.iter().copied().fold(0.0, f64::max) - 8.0;
+        assert!(at_foot || !own.iter().all(is_beyond), "{name}: {words} contradicts the grid");
+        if !bars {
+            let medians = own.into_iter();
+            let away = medians.map(|y| (middle - y).abs()).fold(f64::MAX, f64::min);
             assert!(away <= 15.5, "{name}: {words} stands {away} from its median");
         }
     }
+}
+
+/// The upper edges of bars, with what a pointer is told there.
+fn edges(svg: &str) -> Vec<(f64, String)> {
+    let bars = svg.lines().filter(|line| line.starts_with("<rect x=") && line.contains("mark "));
+    let tip = |line: &str| line.split("<title>").nth(1).unwrap().split('<').next().unwrap().to_owned();
+    bars.map(|line| (number_of(line, "y"), tip(line))).collect()
 }
 
 /// Where marks are, with what a pointer is told there.
@@ -169,6 +189,48 @@ fn check_axis(name: &str, chart: &Chart, svg: &str) {
     assert_eq!(one, y_title.contains(" / "), "{name}: {y_title}");
 }
 
+/// A mark is the middle of its rings and its whisker reaches as far as they do; a ratio without rings says so.
+fn check_middles(name: &str, chart: &Chart) {
+    let apart = chart.foot.join(" ").contains("mark: ratio of the ");
+    for point in chart.series.iter().flat_map(|series| &series.values).filter_map(Value::point) {
+        let spread = point.spread;
+        assert!(spread.min <= spread.median && spread.median <= spread.max, "{name}: {spread:?}");
+        match Spread::of(point.runs.iter().copied()) {
+            // Units were divided by before and after.
+            Some(runs) => {
+                let of = |s: Spread| [s.min, s.median, s.max];
+                let differ = of(runs).into_iter().zip(of(spread)).any(|(a, b)| (a / b - 1.0).abs() > 1e-9);
+                assert!(!differ && runs.runs == spread.runs, "{name}: {spread:?} of {:?}", point.runs);
+            }
+            None => assert!(apart && chart.shape == Shape::Ratio, "{name}: no rings, and nothing says why"),
+        }
+    }
+}
+
+/// The way of the bytes below a title is the one that the title says.
+fn check_way(name: &str, chart: &Chart) {
+    let receives = chart.title.ends_with(": receiving") || chart.given.contains("receiving");
+    assert!(!(receives && chart.given.contains("VM to host")), "{name}: {} {}", chart.title, chart.given);
+    let sends = chart.title.ends_with(": sending") || chart.given.contains("sending");
+    assert!(!(sends && chart.given.contains("host to VM")), "{name}: {} {}", chart.title, chart.given);
+    let both =
+        ["sending", "receiving"].iter().all(|test| chart.series.iter().any(|s| s.label.contains(test)));
+    assert!(!both || !chart.given.contains("VM to host"), "{name}: {}", chart.given);
+}
+
+/// A single run on a bar is seen on any page: its colour is that of ink, and large enough.
+fn check_runs_on_bars(name: &str, svg: &str) {
+    assert!(
+        !svg.contains("style=\"stroke"),
+        "{name}: a page cannot change colours that elements give themselves"
+    );
+    let is_ink =
+        |line: &str| line.contains("class=\"run ink hole\"") && line.contains("stroke=\"currentColor\"");
+    for line in svg.lines().filter(|line| line.starts_with("<circle class=\"run ")) {
+        assert!(is_ink(line) && number_of(line, "r") >= 2.2, "{name}: {line}");
+    }
+}
+
 fn check(name: &str, svg: &str) {
     assert!(svg.contains("class=\"foot\">Machine: "), "{name} does not say where it was measured");
     assert!(svg.contains("whisker: "), "{name} does not say what its whiskers are");
@@ -201,6 +263,17 @@ fn check_page(dir: &std::path::Path) {
         crate::report::is_current(dir, &page),
         "{name}: report.html is not current: vmlane lab draw {name}"
     );
+    if let Ok(text) = std::fs::read_to_string(dir.join(readme::FILE)) {
+        let drawn = readme::with_tables(&text, &crate::report::all(dir).unwrap()).unwrap();
+        assert!(drawn == text, "{name}: tables of the README are not current: vmlane lab draw {name}");
+        let was_quiet = !page.contains("need a quieter host");
+        assert!(
+            was_quiet || !text.contains("quiet"),
+            "{name}: the README calls quiet what the report does not"
+        );
+    }
+    let has_ratios = page.contains("class=\"grid one\"");
+    assert_eq!(has_ratios, page.contains("A <b>ratio</b> is taken run by run"), "{name}");
     for bad in [
         "maerts",
         ">stream<",
@@ -215,7 +288,7 @@ fn check_page(dir: &std::path::Path) {
         assert!(!page.contains(bad), "{name} has {bad:?}");
     }
     assert!(
-        !page.contains("What the paper says") || page.contains("class=\"lead\">After: "),
+        !page.contains("What was published") || page.contains("class=\"lead\">After: "),
         "{name} names no paper"
     );
     let claims = page.split("<table class=\"claims\">").nth(1).and_then(|rest| rest.split("</table>").next());
@@ -236,6 +309,7 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
         std::fs::read_dir(root).unwrap().flatten().filter(|e| e.path().join(crate::rows::FILE).exists())
     {
         check_page(&entry.path());
+        let before = count;
         for (name, chart, svg) in crate::report::all(&entry.path()).unwrap() {
             let file = entry.path().join(crate::report::FIGURES).join(format!("{name}.svg"));
             let name = format!("{} {name}", entry.path().display());
@@ -249,6 +323,11 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
             check_numbers(&name, &chart, &svg);
             check_looks(&name, &chart, &svg);
             check_axis(&name, &chart, &svg);
+            check_middles(&name, &chart);
+            check_way(&name, &chart);
+            if bars {
+                check_runs_on_bars(&name, &svg);
+            }
             for series in &chart.series {
                 for (group, style) in chart.groups.iter().zip(&series.styles) {
                     assert!(hue(group) == NO_DEVICE || hue(group) == style.hue, "{name}: {group}");
@@ -261,6 +340,8 @@ fn no_kept_figure_has_words_that_touch_or_leave_it_or_bars_without_zero() {
             }
             count += 1;
         }
+        let files = std::fs::read_dir(entry.path().join(crate::report::FIGURES)).unwrap().count();
+        assert_eq!(files, 2 * (count - before), "{}: pictures of no figure", entry.path().display());
     }
     assert!(count >= 29, "{count} figures");
 }
@@ -282,4 +363,34 @@ fn the_check_of_kept_figures_finds_what_it_looks_for() {
     assert!(broken("class=\"foot\"", ""));
     assert!(broken("</svg>", "<text x=\"715\" y=\"50\">far out</text></svg>"));
     assert!(broken("</svg>", "<text x=\"4\" y=\"20\">over the title</text></svg>"));
+    let bars = |svg: &str| std::panic::catch_unwind(|| check_runs_on_bars("bars", svg)).is_ok();
+    assert!(bars(&svg) && !bars(&svg.replacen("class=\"run ink hole\"", "class=\"run s1\"", 1)));
+    assert!(!bars(&svg.replacen(" r=\"2.3\"", " r=\"1\"", 1)));
+    let sound = |chart: &Chart| std::panic::catch_unwind(|| check_middles("middles", chart)).is_ok();
+    assert!(sound(&crowded));
+    let mut moved = crowded.clone();
+    if let Value::Point(point) = &mut moved.series[0].values[0] {
+        point.spread.median *= 1.05;
+    }
+    assert!(!sound(&moved), "a mark is not the middle of its rings");
+    let way = |given: &str| {
+        let chart = Chart { title: "T: receiving".into(), given: given.into(), ..crowded.clone() };
+        std::panic::catch_unwind(|| check_way("way", &chart)).is_ok()
+    };
+    assert!(way("vmxnet3, host to VM") && !way("vmxnet3, VM to host"));
+}
+
+#[test]
+fn a_number_beyond_a_line_of_the_grid_contradicts_it() {
+    let mut bars = chart(Shape::Bars);
+    // Just below the line of 200: there is no room above the bar.
+    bars.series[0].values[1] = point(&[190.0, 196.0, 198.0]);
+    bars.reach = reach(&bars.series);
+    let svg = alone(&bars);
+    check_numbers("sound", &bars, &svg);
+    let line = svg.lines().find(|line| line.ends_with(">196</text>")).unwrap();
+    let base = attribute(line, "y");
+    let higher = line.replace(&format!("y=\"{base}\""), &format!("y=\"{:.1}\"", number_of(line, "y") - 26.0));
+    let moved = svg.replace(line, &higher);
+    assert!(std::panic::catch_unwind(|| check_numbers("moved", &bars, &moved)).is_err());
 }
