@@ -254,7 +254,7 @@ const SHARED: &[(&str, &str, &str)] = &[
     ),
     (
         "device/src/virtio/vsock/bridge.rs",
-        "SharedPlaces::new(MAX_LINKS)",
+        "SharedPlaces::new(most)",
         "connections of virtio-vsock guests with VMCI guests and the host",
     ),
     (
