@@ -27,15 +27,16 @@ impl Used {
 }
 
 impl Cpu {
-    /// None when one of them is gone, or /proc does not say.
+    /// Their children count as they do: a guest's programs are processes of their own under User Mode Linux. None when one of
+    /// them is gone, or /proc does not say.
     pub fn sample(processes: &[(String, u32)]) -> Option<Cpu> {
-        let read = |path: String| std::fs::read_to_string(path).ok();
         let seconds = |ticks: u64| ticks as f64 / rustix::param::clock_ticks_per_second() as f64;
+        let all = Processes::look()?;
         let mut served = Vec::new();
         for (name, pid) in processes {
-            served.push((name.clone(), seconds(process_ticks(&read(format!("/proc/{pid}/stat"))?)?)));
+            served.push((name.clone(), seconds(all.ticks(*pid)?)));
         }
-        Some(Cpu { served, machine: seconds(machine_ticks(&read("/proc/stat".into())?)?) })
+        Some(Cpu { served, machine: seconds(machine_ticks(&std::fs::read_to_string("/proc/stat").ok()?)?) })
     }
 
     /// CPU seconds since `before`: of each process, and of everything else.
@@ -56,11 +57,50 @@ fn round(seconds: f64) -> f64 {
     (seconds * 1000.0).round() / 1000.0
 }
 
-/// utime and stime of `/proc/PID/stat`; the name before them may have spaces and brackets.
-fn process_ticks(stat: &str) -> Option<u64> {
-    let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
-    let field = |at: usize| fields.get(at)?.parse::<u64>().ok();
-    Some(field(11)? + field(12)?)
+/// What a `/proc/PID/stat` says.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+struct Process {
+    parent: u32,
+    /// Its own, and those of children that have ended.
+    ticks: u64,
+}
+
+impl Process {
+    /// The name in front of the numbers may have spaces and brackets.
+    fn parse(stat: &str) -> Option<Process> {
+        let fields: Vec<&str> = stat.rsplit_once(')')?.1.split_whitespace().collect();
+        let field = |at: usize| fields.get(at)?.parse::<u64>().ok();
+        let ticks = (11..15).map(field).sum::<Option<u64>>()?;
+        Some(Process { parent: field(1)?.try_into().ok()?, ticks })
+    }
+}
+
+/// All processes of the machine, by id.
+struct Processes(BTreeMap<u32, Process>);
+
+impl Processes {
+    fn look() -> Option<Processes> {
+        let entries = std::fs::read_dir("/proc").ok()?.flatten();
+        let process = |entry: std::fs::DirEntry| {
+            let pid = entry.file_name().to_str()?.parse().ok()?;
+            // One that ends meanwhile is left out.
+            Some((pid, Process::parse(&std::fs::read_to_string(entry.path().join("stat")).ok()?)?))
+        };
+        Some(Processes(entries.filter_map(process).collect()))
+    }
+
+    /// Those of a process and of all below it.
+    fn ticks(&self, pid: u32) -> Option<u64> {
+        let mut ticks = self.0.get(&pid)?.ticks;
+        let mut below = vec![pid];
+        while let Some(parent) = below.pop() {
+            for (child, process) in self.0.iter().filter(|(_, process)| process.parent == parent) {
+                ticks += process.ticks;
+                below.push(*child);
+            }
+        }
+        Some(ticks)
+    }
 }
 
 /// user, nice, system, irq and softirq of `/proc/stat`; guest time is inside user.
@@ -163,9 +203,23 @@ mod tests {
 
     #[test]
     fn names_with_brackets_do_not_shift_the_fields() {
-        let stat = "7 (a) b)) S 1 2 3 4 5 6 7 8 9 10 30 12 0 0 20 0";
-        assert_eq!(process_ticks(stat), Some(42));
-        assert_eq!(process_ticks("7 (x) S 1"), None);
+        let stat = "7 (a) b)) S 1 2 3 4 5 6 7 8 9 10 30 12 5 3 20 0";
+        assert_eq!(Process::parse(stat), Some(Process { parent: 1, ticks: 50 }));
+        assert_eq!(Process::parse("7 (x) S 1"), None);
+    }
+
+    #[test]
+    fn what_a_process_has_started_counts_with_it() {
+        let process = |parent, ticks| Process { parent, ticks };
+        let all = [
+            (1, process(0, 500)),
+            (7, process(1, 10)),
+            (8, process(7, 2)),
+            (9, process(8, 30)),
+            (10, process(1, 4)),
+        ];
+        let all = Processes(BTreeMap::from(all));
+        assert_eq!([7, 8, 10, 11].map(|pid| all.ticks(pid)), [Some(42), Some(32), Some(4), None]);
     }
 
     #[test]
