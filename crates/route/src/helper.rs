@@ -39,7 +39,7 @@ const PROGRAM: Token = 1 << 63;
 const TICK: Duration = Duration::from_millis(200);
 /// Events that are asked for at once.
 const EVENTS: usize = 256;
-/// How long the helper looks again, at most, before it sleeps: who waits for an answer from another host is answered by four sleepers.
+/// How long the helper looks again, at most, before it sleeps: a round trip passes four waits of helpers.
 const SPIN: Duration = Duration::from_micros(100);
 /// Stop.
 const STOP: u8 = b's';

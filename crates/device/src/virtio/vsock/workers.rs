@@ -9,7 +9,7 @@ use std::sync::Arc;
 
 use parking_lot::Mutex;
 use vmlane_port::wrap::StreamTap;
-use vmlane_vsock::{Cid, Endpoint, Router, Vm};
+use vmlane_vsock::{Cid, Router, Vm};
 use vmlane_worker::Heartbeat;
 
 use super::stats::VsockStats;
@@ -46,9 +46,8 @@ impl VsockWorkers {
 
     /// Forgets a VM.
     pub fn remove(&self, cid: Cid) {
-        if let Some(worker) = self.places.lock().remove(cid) {
-            self.at(worker).remove(cid);
-        }
+        let worker = self.places.lock().remove(cid);
+        worker.into_iter().for_each(|worker| self.at(worker).remove(cid));
     }
 
     fn at(&self, worker: usize) -> &Arc<VsockWorker> {
@@ -57,11 +56,6 @@ impl VsockWorkers {
 
     fn all(&self) -> impl Iterator<Item = &Arc<VsockWorker>> {
         std::iter::once(&self.first).chain(&self.others)
-    }
-
-    /// What answers for the VM `cid`, which was [added](Self::add), when others connect to it.
-    pub fn endpoint(&self, cid: Cid) -> Arc<dyn Endpoint> {
-        self.at(self.places.lock().of(cid)).endpoint(cid)
     }
 
     /// The VMs as they are now; those of a worker that does not answer, as they were when it last did.
@@ -120,10 +114,6 @@ impl Places {
         (0..self.workers).min_by_key(|&worker| vms(worker)).unwrap_or(0)
     }
 
-    fn of(&self, cid: Cid) -> usize {
-        self.vms.get(&cid).map_or(0, |&(worker, _)| worker)
-    }
-
     fn remove(&mut self, cid: Cid) -> Option<usize> {
         self.vms.remove(&cid).map(|(worker, _)| worker)
     }
@@ -147,6 +137,6 @@ mod tests {
         assert_eq!(places.place(&vm(4, "b")), 0, "its rings run there");
         assert_eq!(places.remove(5), Some(1));
         assert_eq!(places.place(&vm(10, "b")), 0, "with the first VM of its group");
-        assert_eq!((places.remove(5), places.of(5)), (None, 0));
+        assert_eq!(places.remove(5), None);
     }
 }
