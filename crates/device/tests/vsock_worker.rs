@@ -1,196 +1,24 @@
 //! The worker with its thread, and devices as vhost-user sessions drive them: who sleeps is woken, who stops
 //! is left alone, who goes is missed; streams to VMCI guests.
 
-use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+mod vsock_common;
+
+use std::sync::Arc;
+use std::sync::atomic::Ordering;
 use std::sync::mpsc::channel;
-use std::sync::{Arc, Weak};
 use std::time::{Duration, Instant};
 
-use rustix::event::{EventfdFlags, eventfd};
-use vmlane_device::virtio::vhost::{Lines, Setup, VhostDevice};
-use vmlane_device::virtio::vsock::{ConnectionView, Settings, VsockDevice, VsockWorker, VsockWorkers};
+use vmlane_device::virtio::vhost::VhostDevice;
+use vmlane_device::virtio::vsock::{ConnectionView, Settings, VsockDevice, VsockWorker};
 use vmlane_device::vmci::Hypervisor;
-use vmlane_guestsim::vsock::{Bench, Guest};
 use vmlane_guestsim::{Machine, PATIENCE, Path, Pattern, Placement, vm};
-use vmlane_stream::{Inline, Workers};
+use vmlane_stream::Workers;
 use vmlane_vsock::Router;
-use vmlane_vsock::Vm as VsockVm;
-use vmlane_wire::virtio::feature;
-use vmlane_wire::virtio_vsock::{Header, SEQPACKET, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, STREAM, kind, op};
-
-const LOCAL: u32 = 1_000_000;
-
-/// What a guest's kicks and interrupts go through.
-struct Wires {
-    kick: OwnedFd,
-    called: [AtomicU64; 3],
-    failed: AtomicU64,
-    /// The worker's sleeps so far are noted when it calls.
-    worker: Weak<VsockWorker>,
-    sleeps_at_call: AtomicU64,
-    /// The next call, or the next clearing of the kicks, panics.
-    fault_in_call: AtomicBool,
-    fault_in_clear: AtomicBool,
-}
-
-impl Wires {
-    fn new(worker: &Arc<VsockWorker>) -> Arc<Wires> {
-        let kick = eventfd(0, EventfdFlags::CLOEXEC | EventfdFlags::NONBLOCK).expect("an eventfd");
-        Arc::new(Wires {
-            kick,
-            called: Default::default(),
-            failed: AtomicU64::new(0),
-            worker: Arc::downgrade(worker),
-            sleeps_at_call: AtomicU64::new(0),
-            fault_in_call: AtomicBool::new(false),
-            fault_in_clear: AtomicBool::new(false),
-        })
-    }
-
-    fn kick(&self) {
-        rustix::io::write(&self.kick, &1u64.to_ne_bytes()).expect("a kick");
-    }
-}
-
-impl Lines for Wires {
-    fn call(&self, ring: usize) {
-        if self.fault_in_call.swap(false, Ordering::SeqCst) {
-            std::panic::resume_unwind(Box::new("a call fails"));
-        }
-        let sleeps = self.worker.upgrade().map_or(0, |worker| worker.stats().sleeps.get());
-        self.sleeps_at_call.store(sleeps, Ordering::SeqCst);
-        self.called[ring].fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn fail(&self, _: usize) {
-        self.failed.fetch_add(1, Ordering::SeqCst);
-    }
-
-    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
-        Some(self.kick.as_fd())
-    }
-
-    fn clear(&self) {
-        if self.fault_in_clear.swap(false, Ordering::SeqCst) {
-            std::panic::resume_unwind(Box::new("clearing fails"));
-        }
-        let _ = rustix::io::read(&self.kick, &mut [0; 8]);
-    }
-}
-
-/// A VM with its device.
-struct Vm {
-    guest: Guest,
-    packed: bool,
-    device: VsockDevice,
-    wires: Arc<Wires>,
-    received: Vec<(Header, Vec<u8>)>,
-    /// Chains that the device has.
-    outstanding: usize,
-}
-
-fn spec(cid: u32, group: &str) -> VsockVm {
-    VsockVm {
-        cid,
-        group: group.into(),
-        restricted: false,
-        trusted: false,
-        connections: 100,
-        forwards: Vec::new(),
-        parent: None,
-    }
-}
-
-/// A driver whose device is not served.
-fn driver(cid: u32, packed: bool) -> Guest {
-    Bench::new(Arc::new(Inline::default())).guest(spec(cid, "test"), packed)
-}
-
-/// Its rings, from where they are.
-fn setup(guest: &Guest, packed: bool) -> Setup {
-    let packed = if packed { feature::PACKED } else { 0 };
-    let features = feature::VERSION_1 | feature::INDIRECT | STREAM | SEQPACKET | packed;
-    let rings = vec![Some(guest.rx.setup()), Some(guest.tx.setup()), None];
-    Setup { features, memory: guest.rx.ram.device_map(), rings }
-}
+use vmlane_wire::virtio_vsock::{Header, SHUTDOWN_RECEIVE, SHUTDOWN_SEND, kind, op};
+use vsock_common::{LOCAL, Vm, Wires, connect, driver, setup, spec};
 
 fn worker(spin: Duration, router: Option<Arc<Router>>) -> Arc<VsockWorker> {
     Arc::new(VsockWorker::start(Settings { spin, poll: false }, router).expect("a worker"))
-}
-
-impl Vm {
-    fn new(worker: &Arc<VsockWorker>, cid: u32, packed: bool) -> Vm {
-        worker.add(spec(cid, "test"));
-        let wires = Wires::new(worker);
-        let mut device = VsockDevice::new(cid, worker.clone(), wires.clone());
-        assert_eq!((device.queues(), device.config()), (3, u64::from(cid).to_le_bytes().to_vec()));
-        let mut guest = driver(cid, packed);
-        assert_eq!(setup(&guest, packed).features & !device.features(), 0, "only what is on offer");
-        guest.post_buffers(40, 4096);
-        device.run(setup(&guest, packed));
-        Vm { guest, packed, device, wires, received: Vec::new(), outstanding: 0 }
-    }
-
-    fn send(&mut self, from: u32, to: (u32, u32), kind: u16, op: u16, payload: &[u8]) {
-        self.guest.packet(from, to, kind, op, payload);
-        self.outstanding += 1;
-        self.kick();
-    }
-
-    /// As a driver: only if the device asked for it.
-    fn kick(&self) {
-        if self.guest.tx.wants_kick() {
-            self.wires.kick();
-        }
-    }
-
-    /// Takes what has come and gives the buffers back.
-    fn poll(&mut self) {
-        let got = self.guest.received();
-        if !got.is_empty() {
-            self.guest.post_buffers(got.len(), 4096);
-            if self.guest.rx.wants_kick() {
-                self.wires.kick();
-            }
-        }
-        self.received.extend(got);
-        self.outstanding = self.outstanding.saturating_sub(self.guest.taken());
-    }
-
-    /// The next packet.
-    fn next(&mut self) -> (Header, Vec<u8>) {
-        let deadline = Instant::now() + PATIENCE;
-        while self.received.is_empty() {
-            assert!(Instant::now() < deadline, "VM {} hears nothing", self.guest.cid);
-            self.poll();
-            std::thread::sleep(Duration::from_micros(50));
-        }
-        self.received.remove(0)
-    }
-
-    fn expect(&mut self, op: u16) -> Vec<u8> {
-        let (header, payload) = self.next();
-        assert_eq!(header.op.get(), op, "{header:?}");
-        payload
-    }
-
-    /// Nothing comes, however long the worker has had.
-    fn hears_nothing(&mut self, worker: &VsockWorker) {
-        // Twice around: whatever was under way has been looked at.
-        for _ in 0..2 {
-            worker.add(spec(77, "absent"));
-        }
-        self.poll();
-        assert_eq!(self.received.len(), 0, "{:?}", self.received);
-    }
-}
-
-fn connect(a: &mut Vm, b: &mut Vm, port: u32, kind: u16) {
-    a.send(port, (b.guest.cid, 5000), kind, op::REQUEST, &[]);
-    b.expect(op::REQUEST);
-    b.send(5000, (a.guest.cid, port), kind, op::RESPONSE, &[]);
-    a.expect(op::RESPONSE);
 }
 
 fn asleep(worker: &VsockWorker) {
@@ -451,60 +279,6 @@ fn streams_to_a_vmci_guest_are_whole() {
         assert_eq!(stream.recv(&mut got), Ok(0));
     });
     assert_eq!(worker.stats().panics.get(), 0);
-}
-
-/// A VM whose group changes is served where it was: streams with its new group's VMs go from one worker to the other.
-#[test]
-fn vms_of_one_group_talk_across_workers() {
-    let router = Router::new(Arc::new(Workers::start(Default::default()).expect("workers")));
-    let settings = Settings { spin: Duration::from_millis(1), poll: false };
-    let workers = VsockWorkers::start(2, settings, Some(&router)).expect("workers");
-    let serving = [(3, "test"), (4, "elsewhere"), (5, "test")].map(|(cid, group)| {
-        router.set_vm(spec(cid, group));
-        let worker = workers.add(spec(cid, group));
-        router.set_endpoint(cid, worker.endpoint(cid));
-        worker
-    });
-    assert!(Arc::ptr_eq(&serving[0], &serving[2]) && !Arc::ptr_eq(&serving[0], &serving[1]));
-    let [mut a, mut b, mut c] = [0, 1, 2].map(|at| Vm::new(&serving[at], 3 + at as u32, false));
-    workers.add(spec(4, "elsewhere"));
-    a.send(LOCAL, (4, 5000), kind::STREAM, op::REQUEST, &[]);
-    a.expect(op::RST);
-    // A VM whose driver is not there.
-    router.set_vm(spec(6, "test"));
-    router.set_endpoint(6, workers.add(spec(6, "test")).endpoint(6));
-
-    router.set_vm(spec(4, "test"));
-    assert!(Arc::ptr_eq(&workers.add(spec(4, "test")), &serving[1]), "its rings run there");
-    connect(&mut a, &mut b, LOCAL, kind::STREAM);
-    connect(&mut a, &mut c, LOCAL + 1, kind::SEQPACKET);
-    for n in 0..100u32 {
-        let (from, to) = if n % 2 == 0 { (&mut a, &mut b) } else { (&mut b, &mut a) };
-        let ports = if n % 2 == 0 { (LOCAL, 5000) } else { (5000, LOCAL) };
-        from.send(ports.0, (to.guest.cid, ports.1), kind::STREAM, op::RW, &n.to_le_bytes());
-        assert_eq!(to.expect(op::RW), n.to_le_bytes());
-    }
-    for to in [4, 6] {
-        a.send(LOCAL + 2, (to, 5000), kind::SEQPACKET, op::REQUEST, &[]);
-        a.expect(op::RST);
-    }
-    b.hears_nothing(&serving[1]);
-    assert_eq!(
-        workers.guests().iter().map(|guest| guest.cid).filter(|&cid| cid < 7).sum::<u32>(),
-        3 + 4 + 5 + 6
-    );
-    assert_eq!(
-        workers.connections().iter().filter(|one| one.client == (3, LOCAL)).count(),
-        2,
-        "each knows of it"
-    );
-    a.send(LOCAL, (4, 5000), kind::STREAM, op::RST, &[]);
-    let (mut last, _) = b.next();
-    while last.op.get() == op::CREDIT_UPDATE {
-        (last, _) = b.next();
-    }
-    assert!([op::RST, op::SHUTDOWN].contains(&last.op.get()), "{last:?}");
-    assert!(workers.stats().all(|stats| stats.panics.get() == 0));
 }
 
 /// Sends and receives so many bytes, minding the peer's credit and telling of its own.

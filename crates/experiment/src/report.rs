@@ -63,7 +63,10 @@ pub fn draw(dir: &Path) -> Result<PathBuf> {
 
 /// Draws the tables of a README, where there is one.
 fn draw_readme(path: &Path, charts: &[(String, Chart, String)]) -> Result<()> {
-    let Ok(text) = std::fs::read_to_string(path) else { return Ok(()) };
+    let text = match std::fs::read_to_string(path) {
+        Err(error) if error.kind() == std::io::ErrorKind::NotFound => return Ok(()),
+        text => text.with_context(|| format!("cannot read {}", path.display()))?,
+    };
     let drawn = readme::with_tables(&text, charts).with_context(|| path.display().to_string())?;
     if drawn == text {
         Ok(())
@@ -292,8 +295,8 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
         let labs = match &drawn.labs[..] {
             [] => String::new(),
             labs => format!(
-                " These were measured in different labs, one after the other: {}. A lab's boot alone moves its results \
-                 by about a tenth (experiment boots).",
+                " These were measured in different labs, one after the other: {}. A lab's boot alone moves its results, \
+                 by how much the experiment boots says.",
                 escape(&foot::by_lab(labs))
             ),
         };

@@ -13,7 +13,7 @@ use crate::pack::{About, Pack};
 use crate::paper::PLANS;
 use crate::plan::Plan;
 use crate::png;
-use crate::report::{FIGURES, FILE, alone, named, panels as side_by_side, pictures, said_by, style, tables};
+use crate::report::{FIGURES, FILE, alone, named, panels, pictures, said_by, style, tables};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::{number, unit};
@@ -63,12 +63,12 @@ pub fn draw(packs: &[Pack], dir: &Path) -> Result<PathBuf> {
                 drawn.push(of);
             }
         }
-        for ((figure, panels), number) in shown.iter().zip(pictures(&drawn)).zip(1..) {
+        for ((figure, parts), number) in shown.iter().zip(pictures(&drawn)).zip(1..) {
             let _ = write!(
                 page,
                 "<h3>Figure {number}: {}</h3>\n<figure>\n{}<figcaption>{}</figcaption>\n</figure>\n",
                 escape(&figure.title),
-                side_by_side(&panels),
+                panels(&parts),
                 escape(&figure.caption)
             );
         }
