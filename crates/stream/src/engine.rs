@@ -11,11 +11,12 @@ use std::time::{Duration, Instant};
 use tracing::{debug, error, warn};
 use vmlane_port::wrap::StreamTap;
 use vmlane_port::{Budget, Resumed, Shutdown, Side};
-use vmlane_worker::{Engine, Event, Heartbeat, Meter, Rest, WakeFds, Woken, Work};
+use vmlane_worker::{Engine, Event, Heartbeat, Looking, Meter, Rest, WakeFds, Woken, Work};
 
 use crate::bells::Bells;
 use crate::joined::{Broken, Inspection, JoinedStream, Turn};
 use crate::requests::{Command, Requests, Signals, Slots};
+use crate::rests::Rests;
 use crate::settings::Settings;
 use crate::stats::WorkerStats;
 
@@ -53,9 +54,11 @@ pub struct StreamEngine {
     meter: Meter<Owner>,
     /// Bytes and turns that the counters do not have yet.
     moved: (u64, u64),
+    /// All bytes.
+    total: u64,
     now: Instant,
-    /// How long a stream is polled after its last byte.
-    window: Duration,
+    looking: Looking,
+    rests: Rests,
     renotified: Instant,
     inspected: Instant,
     polled: Instant,
@@ -89,8 +92,10 @@ impl StreamEngine {
             first: 0,
             meter: Meter::default(),
             moved: (0, 0),
+            total: 0,
             now,
-            window: settings.spin,
+            looking: Looking { window: settings.spin, core_is_wanted: false },
+            rests: Rests::default(),
             renotified: now,
             inspected: now,
             polled: now,
@@ -191,10 +196,11 @@ impl StreamEngine {
         match self.guarded(slot, |stream| stream.turn(quota)) {
             Some(Turn::Moved(bytes)) => {
                 self.moved.0 += bytes as u64;
+                self.total += bytes as u64;
                 self.moved.1 += 1;
                 let now = self.now;
                 if let Some(stream) = self.stream(slot) {
-                    stream.last_moved = now;
+                    stream.moves(now);
                 }
                 (true, Work::turn(bytes))
             }
@@ -208,12 +214,13 @@ impl StreamEngine {
 
     /// Puts an idle stream to sleep once it has been polled long enough.
     fn try_sleep(&mut self, slot: usize) {
-        let (now, window, quota) = (self.now, self.window, self.settings.quota);
+        let (now, looking, quota) = (self.now, self.looking, self.settings.quota);
+        let (poll, length) = (self.settings.poll, self.rests.length());
         let Some(stream) = self.stream(slot) else { return };
-        if now.saturating_duration_since(stream.last_moved) < window {
+        if poll || now.saturating_duration_since(stream.last_moved) < looking.window {
             return;
         }
-        if self.settings.poll {
+        if looking.core_is_wanted && stream.rests(now, length) {
             return;
         }
         if self.guarded(slot, |stream| stream.try_sleep(quota, now)) == Some(true) {
@@ -233,6 +240,19 @@ impl StreamEngine {
         {
             self.withholding.push(slot);
         }
+    }
+
+    /// A rest if every stream that is awake rests.
+    fn rest_if_all_do(&mut self) -> Rest {
+        let (now, mut room) = (self.now, 0);
+        for stream in self.active.iter().filter_map(|&slot| self.streams.get(slot)?.as_ref()) {
+            if !stream.is_resting(now) {
+                return Rest::Awake;
+            }
+            room += stream.ring_size() as u64;
+        }
+        self.rests.begin(now, self.total, room);
+        Rest::Nap(self.rests.length())
     }
 
     fn deactivate(&mut self, slot: usize) {
@@ -411,6 +431,11 @@ impl Engine for StreamEngine {
 
     const CLOCK_EVERY: u32 = 64;
 
+    fn started(&mut self) {
+        // Rests are shorter than the 50 us by which the kernel may be late otherwise; without it they are only longer.
+        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
+    }
+
     fn run_command(&mut self, command: Command, now: Instant) {
         self.now = now;
         match command {
@@ -450,26 +475,28 @@ impl Engine for StreamEngine {
     }
 
     #[inline]
-    fn clock(&mut self, now: Instant, window: Duration) {
+    fn clock(&mut self, now: Instant, looking: Looking) {
         self.now = now;
-        self.window = window;
+        self.looking = looking;
         self.housekeeping();
     }
 
     /// Turns every stream that is awake. True if bytes moved, or would have.
     #[inline]
-    fn round(&mut self, _: Instant) -> bool {
-        match self.active[..] {
+    fn round(&mut self, now: Instant) -> bool {
+        let moved = match self.active[..] {
             [] => false,
             // Alone, it keeps no other one waiting.
             [slot] => self.turn(slot).0,
             _ => self.shared_round(),
-        }
+        };
+        self.rests.looked(now, self.total);
+        moved
     }
 
     fn rest(&mut self, _: Duration) -> Rest {
         if !self.active.is_empty() {
-            return Rest::Awake;
+            return if self.looking.core_is_wanted { self.rest_if_all_do() } else { Rest::Awake };
         }
         let now = self.now;
         let limit = |stream: &JoinedStream| match stream.look() {

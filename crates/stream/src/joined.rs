@@ -17,6 +17,9 @@ use crate::direction::{Blame, Direction, Left, Sleep};
 const FIRST_LOOK: Duration = Duration::from_millis(1);
 const LAST_LOOK: Duration = Duration::from_millis(100);
 
+/// Bytes that went one way, and none the other, after which a stream rests once before it is armed.
+const WORTH_REST: u64 = 4 << 10;
+
 /// Looks of the safety net, a tenth of a second apart, after which a notice is lost, those not counted
 /// between which its sender made no request of any kind: a guest that others keep from running, or that
 /// is being reset, may stand still between its store and its notice for as long as it likes. The same
@@ -78,6 +81,9 @@ pub struct JoinedStream {
     again: bool,
     /// Bytes moved when the stream last fell asleep.
     moved_at_sleep: u64,
+    /// It rests until then; what had moved each way when that was last asked.
+    rests_until: Option<Instant>,
+    moved_at_rest: [u64; 2],
     /// The way that bytes went last.
     way: Side,
     /// Turns since the other way was looked at, long ones counted for several.
@@ -158,6 +164,8 @@ impl JoinedStream {
             patience: FIRST_LOOK,
             again: false,
             moved_at_sleep: 0,
+            rests_until: None,
+            moved_at_rest: [0; 2],
             way: Side::A,
             unlooked: 0,
         }
@@ -229,6 +237,37 @@ impl JoinedStream {
     /// Makes both directions look again.
     pub fn wake(&mut self) {
         self.directions.iter_mut().for_each(Direction::wake);
+    }
+
+    /// Bytes have moved.
+    pub fn moves(&mut self, now: Instant) {
+        self.last_moved = now;
+        self.rests_until = None;
+    }
+
+    /// Idle while others want the core: does it rest for `length`, to be looked at then without having been armed? Once for so
+    /// many bytes one way ([`WORTH_REST`]): more will come. What is answered is not kept waiting.
+    pub fn rests(&mut self, now: Instant, length: Duration) -> bool {
+        if self.rests_until.is_none() {
+            let moved = [0, 1].map(|from: usize| self.directions[from].moved());
+            let before = std::mem::replace(&mut self.moved_at_rest, moved);
+            let [there, back] = [0, 1].map(|from: usize| moved[from] - before[from]);
+            if there.max(back) < WORTH_REST || there.min(back) > 0 {
+                return false;
+            }
+            self.rests_until = Some(now + length);
+        }
+        self.is_resting(now)
+    }
+
+    /// Is it not to be looked at yet?
+    pub fn is_resting(&self, now: Instant) -> bool {
+        self.rests_until.is_some_and(|until| now < until)
+    }
+
+    /// How much the ring holds that bytes last came from.
+    pub fn ring_size(&self) -> usize {
+        self.ends[self.way as usize].as_ref().map_or(0, |end| end.port.source().size)
     }
 
     /// Tries to put both directions to sleep. True if the stream may be left alone until it is kicked, or

@@ -31,6 +31,7 @@ mod engine;
 mod inline;
 mod joined;
 mod requests;
+mod rests;
 mod settings;
 mod stats;
 mod workers;

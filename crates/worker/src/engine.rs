@@ -27,9 +27,8 @@ pub trait Engine {
     /// Carries out one command. A panic in it is contained, and its caller is answered.
     fn run_command(&mut self, command: Self::Command, now: Instant);
 
-    /// The clock was read: what is due by time. `window`: how long a port is worth looking at after it moved
-    /// something.
-    fn clock(&mut self, _now: Instant, _window: Duration) {}
+    /// The clock was read: what is due by time.
+    fn clock(&mut self, _now: Instant, _looking: Looking) {}
 
     /// One look at every port that may have work. True if something moved. A panic of one port's turn is
     /// contained here and ends that port.
@@ -67,6 +66,15 @@ pub trait Engine {
 
     /// For the engine's counters.
     fn count(&mut self, event: Event);
+}
+
+/// How much looking is worth at the moment.
+#[derive(Clone, Copy, Debug, PartialEq, Eq)]
+pub struct Looking {
+    /// How long a port is looked at after it moved something.
+    pub window: Duration,
+    /// Others want the worker's core: guests that are to write or to read, most likely.
+    pub core_is_wanted: bool,
 }
 
 /// What an idle engine wants.

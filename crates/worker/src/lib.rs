@@ -55,7 +55,7 @@ mod worker;
 pub use command_queue::{Answer, Calls, CommandQueue, Refused, Shared};
 pub use contain::{FaultStreak, contained};
 pub use doorbells::Doorbells;
-pub use engine::{Engine, Event, Rest, WakeFds, Woken};
+pub use engine::{Engine, Event, Looking, Rest, WakeFds, Woken};
 pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
 pub use meter::{Account, Meter, Work};
 pub use parking::Parking;

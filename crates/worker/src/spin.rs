@@ -2,6 +2,8 @@
 
 use std::time::{Duration, Instant};
 
+use crate::engine::Looking;
+
 /// The window shrinks to this part of its limit at most.
 const LEAST: u32 = 8;
 /// A sleep of so many windows at full length would not have been saved by looking a little longer.
@@ -35,7 +37,15 @@ impl AdaptiveSpin {
     /// How long to look after the last thing that moved.
     #[inline]
     pub fn window(&self, now: Instant) -> Duration {
-        if self.is_polite(now) { POLITE_WINDOW.min(self.window) } else { self.window }
+        self.looking(now).window
+    }
+
+    /// The same, and why.
+    #[inline]
+    pub fn looking(&self, now: Instant) -> Looking {
+        let core_is_wanted = self.is_polite(now);
+        let window = if core_is_wanted { POLITE_WINDOW.min(self.window) } else { self.window };
+        Looking { window, core_is_wanted }
     }
 
     #[inline]

@@ -148,7 +148,7 @@ impl<E: Engine> Worker<E> {
         if self.until_clock == 0 || !self.moved {
             self.read_clock();
             self.until_clock = E::CLOCK_EVERY;
-            self.engine.clock(self.now, self.spin.window(self.now));
+            self.engine.clock(self.now, self.spin.looking(self.now));
         }
         self.until_clock -= 1;
         if self.engine.round(self.now) {

@@ -81,9 +81,9 @@ impl StreamPort for Mute {
     fn end(&mut self, _end: End) {}
 }
 
-/// A stream that fell asleep before the guest stored ten bytes and told no one.
-fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
-    let guest = Arc::new(Guest::default());
+/// A stream of two guests.
+fn joined(counted: bool) -> (JoinedStream, [Arc<Guest>; 2]) {
+    let guests: [Arc<Guest>; 2] = Default::default();
     let end = |guest: Arc<Guest>| {
         let fd = memfd("notices", RING as u64).unwrap();
         let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
@@ -92,7 +92,12 @@ fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
         let port = Box::new(Mute { pages, guest, counted });
         StreamEnd { port, budget: Arc::new(Budget::new(0)), slow: false }
     };
-    let mut stream = JoinedStream::new([end(guest.clone()), end(Arc::default())], Instant::now());
+    (JoinedStream::new(guests.clone().map(end), Instant::now()), guests)
+}
+
+/// A stream that fell asleep before the guest stored ten bytes and told no one.
+fn asleep(counted: bool) -> (JoinedStream, Arc<Guest>) {
+    let (mut stream, [guest, _]) = joined(counted);
     assert_eq!(stream.turn(RING).unwrap(), Turn::Idle);
     assert!(stream.try_sleep(RING, Instant::now()).unwrap());
     // The second look comes before the guest stores.
@@ -179,4 +184,32 @@ fn bytes_that_become_visible_just_after_it_fell_asleep_are_moved_at_a_second_loo
     assert_eq!(stream.inspect().unwrap(), Inspection::Quiet);
     stream.be_patient(now);
     assert_eq!(stream.look(), None);
+}
+
+#[test]
+fn a_stream_that_moves_much_one_way_rests_once_before_it_is_armed() {
+    let (mut stream, [a, b]) = joined(true);
+    let (length, mut now) = (Duration::from_micros(100), Instant::now());
+    let moves = |stream: &mut JoinedStream, guest: &Guest, bytes: usize, now: Instant| {
+        guest.stored.store(bytes, Ordering::Relaxed);
+        assert_eq!(stream.turn(RING).unwrap(), Turn::Moved(bytes));
+        stream.moves(now);
+    };
+    let worth = WORTH_REST as usize;
+    for _ in 0..3 {
+        moves(&mut stream, &a, worth, now);
+        assert!(stream.rests(now, length));
+        now += length / 2;
+        assert!(stream.rests(now, length) && stream.is_resting(now), "it goes on");
+        now += length;
+        assert!(!stream.rests(now, length), "nothing came: it is to be armed now");
+        moves(&mut stream, &a, 10, now);
+        assert!(!stream.rests(now, length), "a few bytes are not worth another");
+    }
+    moves(&mut stream, &a, worth, now);
+    moves(&mut stream, &b, 1, now);
+    assert!(!stream.rests(now, length), "who is answered waits for the answer");
+    moves(&mut stream, &b, worth, now);
+    assert!(stream.rests(now, length), "the other way is as good");
+    assert_eq!(stream.ring_size(), RING);
 }
