@@ -71,6 +71,8 @@ pub struct Core {
     /// Where heads of frames are edited, while no turn has it: clearing it in each turn would cost idle ports more
     /// than all else.
     pub scratch: Option<Box<[u8; MAX_HEAD]>>,
+    /// Bytes of all frames that ports have sent.
+    pub moved_bytes: u64,
     /// Which of the switch's workers this is.
     pub number: usize,
     /// The others.
@@ -119,6 +121,7 @@ impl Core {
             nothing: Spans::new(MemoryMap::default(), false),
             serving: 0,
             scratch: None,
+            moved_bytes: 0,
             number,
             links,
             remote_first: false,

@@ -193,6 +193,7 @@ impl Core {
             let frame = end.frame(token);
             sender.tx.counts.frames += 1;
             sender.tx.counts.bytes += frame.len() as u64;
+            self.moved_bytes += frame.len() as u64;
             let mut cost = frame.len() + DELIVERY_COST + frame.spans.pieces() * PIECE_COST;
             let with = self.goes_with(&mut batch, sender, &frame);
             let lent = Lent { end, token, tx: &frame };

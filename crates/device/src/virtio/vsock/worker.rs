@@ -12,7 +12,7 @@ use vmlane_port::role::Role;
 use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::{Endpoint, Router, Vm};
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Parking, Rest, WakeFds, Woken, Worker,
+    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Looking, Parking, Rest, WakeFds, Woken, Worker,
 };
 
 use crate::virtio::recall;
@@ -55,6 +55,11 @@ type Requests = CommandQueue<Command>;
 
 /// How long a worker sleeps at most while a packet waits for buffers.
 const SHORT: Duration = Duration::from_millis(1);
+
+/// While others want the core, guests that sent so much are looked at once after so long without having been asked to announce more:
+/// more will come.
+const WORTH_A_NAP: u64 = 4 << 10;
+const NAP: Duration = Duration::from_micros(150);
 
 /// Some devices' common worker; dropping it stops it.
 pub struct VsockWorker {
@@ -105,7 +110,13 @@ impl VsockWorker {
         let heartbeat = Arc::new(Heartbeat::default());
         let questions = Arc::new(Questions::default());
         let routes = Routes::new(stats.clone(), bridge, !settings.poll)?;
-        let engine = VsockEngine { routes, stats: stats.clone(), questions: questions.clone() };
+        let engine = VsockEngine {
+            routes,
+            stats: stats.clone(),
+            questions: questions.clone(),
+            core_is_wanted: false,
+            moved_at_rest: 0,
+        };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
         let worker = Worker::new(engine, requests.clone(), heartbeat.clone(), settings);
@@ -214,6 +225,9 @@ struct VsockEngine {
     routes: Routes,
     stats: Arc<VsockStats>,
     questions: Arc<Questions>,
+    core_is_wanted: bool,
+    /// Bytes that had moved when the worker last napped or slept.
+    moved_at_rest: u64,
 }
 
 impl Engine for VsockEngine {
@@ -239,7 +253,14 @@ impl Engine for VsockEngine {
         self.routes.round(now)
     }
 
+    fn clock(&mut self, _: Instant, looking: Looking) {
+        self.core_is_wanted = looking.core_is_wanted;
+    }
+
     fn rest(&mut self, _: Duration) -> Rest {
+        if self.core_is_wanted && self.stats.bytes.get() - self.moved_at_rest >= WORTH_A_NAP {
+            return Rest::Nap(NAP);
+        }
         let repeats = self.routes.repeats().then_some(recall::FIRST);
         Rest::Sleep(repeats.or(self.routes.is_waiting().then_some(SHORT)))
     }
@@ -265,6 +286,7 @@ impl Engine for VsockEngine {
     }
 
     fn count(&mut self, event: Event) {
+        self.moved_at_rest = self.stats.bytes.get();
         match event {
             Event::Sleep => self.stats.sleeps.bump(1),
             Event::Panic => self.stats.panics.bump(1),
