@@ -431,11 +431,6 @@ impl Engine for StreamEngine {
 
     const CLOCK_EVERY: u32 = 64;
 
-    fn started(&mut self) {
-        // Rests are shorter than the 50 us by which the kernel may be late otherwise; without it they are only longer.
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(1));
-    }
-
     fn run_command(&mut self, command: Command, now: Instant) {
         self.now = now;
         match command {

@@ -9,7 +9,7 @@ use std::sync::Arc;
 use std::time::{Duration, Instant};
 
 use vmlane_port::Glance;
-use vmlane_worker::{Engine, Event, Heartbeat, Looking, Rest, WakeFds, Woken};
+use vmlane_worker::{Engine, Event, Heartbeat, LongNaps, Looking, Rest, WakeFds, Woken};
 
 use crate::access::Config;
 use crate::core::{Core, Place};
@@ -17,9 +17,6 @@ use crate::port::Port;
 use crate::queue::{Command, Request};
 use crate::spec::Settings;
 use crate::stats::WorkerStats;
-
-/// Most of a sleep's length the kernel may add to it. The default would double the shortest ones.
-const TIMER_SLACK_NS: u64 = 1000;
 
 /// The switch as its worker runs it: on a thread, or turned by the caller of [`Worker::step`].
 pub type Worker = vmlane_worker::Worker<SwitchEngine>;
@@ -45,17 +42,8 @@ pub struct SwitchEngine {
     look_at_all: Instant,
     /// Every port will announce what it has.
     announced: bool,
-    core_is_wanted: bool,
-    /// Bytes that had moved when the worker last napped or slept.
-    moved_at_rest: u64,
+    long_naps: LongNaps,
 }
-
-/// The nap of a worker whose core others want, after so many bytes. What it waits for comes from a guest that waits for its core:
-/// the longer it is away, the more it finds, and the fewer interrupts there are for a byte. Fewer bytes are a question and its
-/// answer, which are not to wait. Under User Mode Linux on two cores a TCP stream between virtio NICs moved 1.4 to 2.1 times what
-/// it did with naps of 50 us.
-const LONG_NAP: Duration = Duration::from_micros(150);
-const WORTH_A_LONG_NAP: u64 = 4 << 10;
 
 /// What ports do by the clock while nothing moves (a group's members are asked, addresses age) has this grain; so have
 /// sleeps while every port announces what it has.
@@ -80,8 +68,7 @@ impl SwitchEngine {
             glance_until: None,
             look_at_all: Instant::now(),
             announced: false,
-            core_is_wanted: false,
-            moved_at_rest: 0,
+            long_naps: LongNaps::default(),
         }
     }
 
@@ -200,10 +187,6 @@ impl Engine for SwitchEngine {
     type Command = Command;
     type Shared = ();
 
-    fn started(&mut self) {
-        let _ = rustix::thread::set_current_timer_slack(std::num::NonZeroU64::new(TIMER_SLACK_NS));
-    }
-
     fn notified(&mut self) {
         // Also so that an end that comes later is asked when the others are.
         self.wake_up();
@@ -215,8 +198,8 @@ impl Engine for SwitchEngine {
         self.run_or_defer(command);
     }
 
-    fn clock(&mut self, _: Instant, looking: Looking) {
-        self.core_is_wanted = looking.core_is_wanted;
+    fn clock(&mut self, now: Instant, looking: Looking) {
+        self.long_naps.clock(now, looking);
     }
 
     #[inline]
@@ -252,9 +235,8 @@ impl Engine for SwitchEngine {
         } else if self.core.is_empty() {
             Rest::Sleep(None)
         } else if self.soon || self.core.has_pending() || idle < self.settings.linger {
-            let much = self.core.moved_bytes - self.moved_at_rest >= WORTH_A_LONG_NAP;
-            let long = self.core_is_wanted && much;
-            Rest::Nap(if long { self.settings.sleep.max(LONG_NAP) } else { self.settings.sleep })
+            let short = self.settings.sleep;
+            Rest::Nap(self.long_naps.next(self.core.moved_bytes).map_or(short, |long| long.max(short)))
         } else {
             Rest::Sleep(Some(self.sleep))
         }
@@ -315,7 +297,7 @@ impl Engine for SwitchEngine {
     }
 
     fn count(&mut self, event: Event) {
-        self.moved_at_rest = self.core.moved_bytes;
+        self.long_naps.rests(self.core.moved_bytes);
         match event {
             Event::Nap => self.stats.naps.bump(1),
             Event::Sleep => {

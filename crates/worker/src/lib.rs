@@ -24,6 +24,7 @@
 //! | `doorbells.rs` | the files by which guests announce something, as one |
 //! | `parking.rs`, `signal.rs` | how a worker sleeps and is woken without losing a wake-up |
 //! | `spin.rs` | how long it looks before it sleeps |
+//! | `long_naps.rs` | when it naps for longer, since others want its core |
 //! | `contain.rs` | a panic ends what had its turn, not the worker |
 //! | `heartbeat.rs` | what a watchdog reads |
 //! | `meter.rs` | who caused how much work, and who has to wait |
@@ -41,6 +42,7 @@ mod contain;
 mod doorbells;
 mod engine;
 mod heartbeat;
+mod long_naps;
 mod meter;
 #[cfg(test)]
 mod model;
@@ -57,6 +59,7 @@ pub use contain::{FaultStreak, contained};
 pub use doorbells::Doorbells;
 pub use engine::{Engine, Event, Looking, Rest, WakeFds, Woken};
 pub use heartbeat::{Heartbeat, HeartbeatReading, serving};
+pub use long_naps::LongNaps;
 pub use meter::{Account, Meter, Work};
 pub use parking::Parking;
 pub use placement::RoundRobin;

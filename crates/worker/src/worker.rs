@@ -1,5 +1,6 @@
 //! The loop that every engine runs in.
 
+use std::num::NonZeroU64;
 use std::os::fd::AsFd;
 use std::sync::Arc;
 use std::thread::JoinHandle;
@@ -14,6 +15,9 @@ use crate::contain::{FaultStreak, contained};
 use crate::engine::{Engine, Event, Rest, WakeFds, Woken};
 use crate::heartbeat::Heartbeat;
 use crate::spin::AdaptiveSpin;
+
+/// Most of a nap's length the kernel may add to it. The default would double the shortest ones.
+const TIMER_SLACK_NS: u64 = 1000;
 
 /// How a worker behaves.
 #[derive(Clone, Copy, Debug)]
@@ -106,6 +110,8 @@ impl<E: Engine> Worker<E> {
     fn run(mut self) {
         self.requests.0.parking().adopt();
         self.heartbeat.adopt();
+        // It works with less, but naps are longer then than they are meant to be.
+        let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
         role::enter(self.settings.role);
         self.engine.started();
         loop {

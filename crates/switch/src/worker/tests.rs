@@ -121,3 +121,26 @@ fn a_frame_that_came_just_before_its_guest_was_asked_to_announce_it_is_not_waite
     assert!(bench.0.round(start), "and nothing else will tell of it");
     assert_eq!(receiver.received().len(), 1);
 }
+
+#[test]
+fn a_worker_whose_core_others_want_naps_for_longer_after_large_frames() {
+    let mut bench = Bench::new();
+    let (sender, receiver) = (bench.guest(1), bench.guest(2));
+    let frame = [&mac(2).0[..], &mac(1).0, &[0x88, 0xb5], &[0; 1486]].concat();
+    let (short, idle) = (bench.0.settings.sleep, Duration::ZERO);
+    let send = |bench: &mut Bench, count: usize| {
+        (0..count).for_each(|_| sender.send(&frame, Offload::None, None));
+        bench.round();
+        assert_eq!(receiver.received().len(), count);
+        bench.0.rest(idle)
+    };
+    assert_eq!(send(&mut bench, 4), Rest::Nap(short), "the core is its own");
+    let looking = Looking { window: Duration::ZERO, core_is_wanted: true };
+    bench.0.clock(Instant::now(), looking);
+    let Rest::Nap(long) = bench.0.rest(idle) else { panic!("no nap") };
+    assert!(long > short);
+    bench.0.count(Event::Nap);
+    assert_eq!(bench.0.rest(idle), Rest::Nap(short), "nothing came");
+    assert_eq!(send(&mut bench, 1), Rest::Nap(short), "a question or its answer");
+    assert_eq!(send(&mut bench, 3), Rest::Nap(long));
+}

@@ -12,7 +12,8 @@ use vmlane_port::role::Role;
 use vmlane_port::wrap::StreamTap;
 use vmlane_vsock::{Endpoint, Router, Vm};
 use vmlane_worker::{
-    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, Looking, Parking, Rest, WakeFds, Woken, Worker,
+    Answer, Calls, CommandQueue, Engine, Event, Heartbeat, LongNaps, Looking, Parking, Rest, WakeFds, Woken,
+    Worker,
 };
 
 use crate::virtio::recall;
@@ -55,11 +56,6 @@ type Requests = CommandQueue<Command>;
 
 /// How long a worker sleeps at most while a packet waits for buffers.
 const SHORT: Duration = Duration::from_millis(1);
-
-/// While others want the core, guests that sent so much are looked at once after so long without having been asked to announce more:
-/// more will come.
-const WORTH_A_NAP: u64 = 4 << 10;
-const NAP: Duration = Duration::from_micros(150);
 
 /// Some devices' common worker; dropping it stops it.
 pub struct VsockWorker {
@@ -114,8 +110,7 @@ impl VsockWorker {
             routes,
             stats: stats.clone(),
             questions: questions.clone(),
-            core_is_wanted: false,
-            moved_at_rest: 0,
+            long_naps: LongNaps::default(),
         };
         let Settings { spin, poll } = settings;
         let settings = vmlane_worker::Settings { role: Role::Vsock, spin, poll };
@@ -225,9 +220,7 @@ struct VsockEngine {
     routes: Routes,
     stats: Arc<VsockStats>,
     questions: Arc<Questions>,
-    core_is_wanted: bool,
-    /// Bytes that had moved when the worker last napped or slept.
-    moved_at_rest: u64,
+    long_naps: LongNaps,
 }
 
 impl Engine for VsockEngine {
@@ -253,13 +246,17 @@ impl Engine for VsockEngine {
         self.routes.round(now)
     }
 
-    fn clock(&mut self, _: Instant, looking: Looking) {
-        self.core_is_wanted = looking.core_is_wanted;
+    fn clock(&mut self, now: Instant, looking: Looking) {
+        self.long_naps.clock(now, looking);
     }
 
     fn rest(&mut self, _: Duration) -> Rest {
-        if self.core_is_wanted && self.stats.bytes.get() - self.moved_at_rest >= WORTH_A_NAP {
-            return Rest::Nap(NAP);
+        if let Some(length) = self.long_naps.next(self.stats.bytes.get()) {
+            // Who waits for what is withheld is not to wait for so long.
+            if self.undelivered() {
+                self.deliver_withheld();
+            }
+            return Rest::Nap(length);
         }
         let repeats = self.routes.repeats().then_some(recall::FIRST);
         Rest::Sleep(repeats.or(self.routes.is_waiting().then_some(SHORT)))
@@ -286,7 +283,7 @@ impl Engine for VsockEngine {
     }
 
     fn count(&mut self, event: Event) {
-        self.moved_at_rest = self.stats.bytes.get();
+        self.long_naps.rests(self.stats.bytes.get());
         match event {
             Event::Sleep => self.stats.sleeps.bump(1),
             Event::Panic => self.stats.panics.bump(1),
