@@ -167,8 +167,10 @@ impl Core {
                 // What another worker handed over is not sent on.
                 Some(_) => sender.remote.is_none() && !port.pending.has_of(sender.owner),
             };
-            let ready =
-                port.end.is_some() && goes && !port.pending.stalled && !self.ports.is_over(port.owner);
+            let ready = port.end.is_some()
+                && goes
+                && !port.pending.stalled
+                && !self.ports.allowances.is_over(port.owner);
             if !to_own || !ready || !port.access.accepts_plain(&port.config, route.vlan) {
                 return false;
             }
@@ -214,7 +216,7 @@ impl Core {
             }
             self.serving = slot;
             let (owner, overhead) = (port.owner, end.take_overhead());
-            self.ports.charge(owner, overhead * PIECE_COST);
+            self.ports.allowances.charge(owner, overhead * PIECE_COST);
             self.held.note(slot, owner, self.now);
         }
         self.mark(receiver);

@@ -291,7 +291,7 @@ impl Core {
     /// Charges a port's owner for a change that costs as much as so many rebuilds. False: it has had its share for now.
     pub fn charge_change(&mut self, id: PortId, rebuilds: usize) -> bool {
         let owner = self.slot(id).and_then(|slot| self.ports.get(slot)).map(|port| port.owner);
-        owner.is_none_or(|owner| self.ports.charge_change(owner, rebuilds * REBUILD))
+        owner.is_none_or(|owner| self.ports.allowances.charge_change(owner, rebuilds * REBUILD))
     }
 
     pub fn refresh(&mut self, slot: Slot) {
@@ -436,7 +436,7 @@ impl Core {
         while let Some(slot) = self.ports.turns.awake_at(at) {
             at += 1;
             let Some(owner) = self.ports.get(slot).map(|port| port.owner) else { continue };
-            if self.ports.is_over(owner) {
+            if self.ports.allowances.is_over(owner) {
                 soon = true;
                 continue;
             }
@@ -454,7 +454,7 @@ impl Core {
                     self.publish(slot);
                 }
                 let rebuilds = if differs { REBUILD } else { 0 };
-                self.ports.charge(owner, overhead * PIECE_COST + rebuilds);
+                self.ports.allowances.charge(owner, overhead * PIECE_COST + rebuilds);
             }
         }
         if changed {

@@ -6,7 +6,7 @@
 //! | `queue.rs`, `worker.rs` | what they ask; the thread that does it and when it sleeps |
 //! | `core.rs`, `ports.rs`, `port.rs` | what a worker owns: the table of ports, groups, owners; one port |
 //! | `turn.rs`, `batch.rs`, `lent.rs` | the round, and a frame's way through the stages; frames that need none of them; a frame and where it comes from |
-//! | `price.rs` | what work costs |
+//! | `price.rs`, `allowances.rs` | what work costs; what each owner may still send in a round |
 //! | `ingress.rs`, `access.rs`, `rate_limit.rs` | stage 1: what a frame is, and whether and how often it may be sent |
 //! | `fdb.rs` | stage 2: where it goes |
 //! | `multicast.rs`, `multicast/` | which ports asked for which groups; queries of the switch's own |
@@ -30,6 +30,7 @@
 )]
 
 mod access;
+mod allowances;
 mod announce;
 mod batch;
 mod coalesce;

@@ -6,17 +6,11 @@ use std::sync::Arc;
 use vmlane_port::PortId;
 
 use crate::Slot;
+use crate::allowances::{Allowance, Allowances};
 use crate::fdb::key;
 use crate::port::Port;
 use crate::team::{Change, Choice, TeamSpec, TeamState, Teams};
 use crate::turns::Turns;
-
-/// What the ports of one owner may still send in this round.
-#[derive(Clone, Copy)]
-pub struct Allowance {
-    pub frames: u32,
-    pub bytes: usize,
-}
 
 /// The attached ports of one isolation group.
 #[derive(Default)]
@@ -33,20 +27,11 @@ pub struct Ports {
     slots: Vec<Option<Box<Port>>>,
     by_id: HashMap<PortId, Slot>,
     groups: Vec<Group>,
-    /// Owners that there ever were.
-    owner_count: usize,
     /// The attached ones of this worker, and when each has its turn.
     pub turns: Turns,
     /// Those of other workers.
     remote: Vec<Slot>,
-    /// By owner.
-    allowances: Vec<Allowance>,
-    /// By owner: work in bytes that is taken off its next rounds.
-    debts: Vec<usize>,
-    /// The same for changes of its ports. They are paid for last, and keep it from further changes only.
-    change_debts: Vec<usize>,
-    /// Bytes of an owner's share of a round.
-    share: usize,
+    pub allowances: Allowances,
     pub teams: Teams,
 }
 
@@ -130,7 +115,7 @@ impl Ports {
         if self.slots.len() <= usize::from(slot) {
             self.slots.resize_with(usize::from(slot) + 1, || None);
         }
-        self.owner_count = self.owner_count.max(usize::from(port.owner) + 1);
+        self.allowances.add(port.owner);
         self.by_id.insert(port.id, slot);
         self.put(slot, port);
     }
@@ -202,53 +187,9 @@ impl Ports {
     }
 
     /// A round begins: every owner may send so much. Returns how many owners have turns in it.
-    pub fn begin_round(&mut self, allowance: Allowance) -> usize {
-        self.allowances.clear();
-        self.allowances.resize(self.owner_count, allowance);
-        self.debts.resize(self.owner_count, 0);
-        self.change_debts.resize(self.owner_count, 0);
-        self.share = allowance.bytes;
-        let debts = self.debts.iter_mut().zip(&mut self.change_debts);
-        for (allowance, (debt, change_debt)) in self.allowances.iter_mut().zip(debts) {
-            for debt in [debt, change_debt] {
-                let paid = allowance.bytes.min(*debt);
-                *debt -= paid;
-                allowance.bytes -= paid;
-            }
-            if allowance.bytes == 0 {
-                allowance.frames = 0;
-            }
-        }
+    pub fn begin_round(&mut self, share: Allowance) -> usize {
+        self.allowances.begin_round(share);
         self.turns.begin_round()
-    }
-
-    /// The rings of an owner's ports have caused work beside what it sends.
-    pub fn charge(&mut self, owner: u16, cost: usize) {
-        if let Some(debt) = self.debts.get_mut(usize::from(owner)) {
-            *debt = debt.saturating_add(cost);
-        }
-    }
-
-    /// Does an owner wait until what it has caused is paid for?
-    pub fn any_owes(&self) -> bool {
-        self.debts.iter().chain(&self.change_debts).any(|&debt| debt > 0)
-    }
-
-    /// An owner's port is to be changed at such a cost. False: what it has caused is not paid for yet.
-    pub fn charge_change(&mut self, owner: u16, cost: usize) -> bool {
-        let Some(debt) = self.change_debts.get_mut(usize::from(owner)) else { return true };
-        let other = self.debts.get(usize::from(owner)).copied().unwrap_or(0);
-        let may = debt.saturating_add(other) <= self.share;
-        if may {
-            *debt = debt.saturating_add(cost);
-        }
-        may
-    }
-
-    /// Has an owner caused more of that than a round's share pays for?
-    #[inline]
-    pub fn is_over(&self, owner: u16) -> bool {
-        self.debts.get(usize::from(owner)).is_some_and(|&debt| debt > self.share)
     }
 
     /// Ports that are not [awake](crate::watch::Watch::awake) any more are not looked at from now on.
@@ -258,18 +199,5 @@ impl Ports {
             let port = slots.get(usize::from(slot))?.as_deref()?;
             (!port.watch.awake).then_some(port.watch.announces)
         });
-    }
-
-    /// What an owner may still send.
-    #[inline]
-    pub fn allowance(&mut self, owner: u16) -> Allowance {
-        self.allowances.get(usize::from(owner)).copied().unwrap_or(Allowance { frames: 0, bytes: 0 })
-    }
-
-    #[inline]
-    pub fn set_allowance(&mut self, owner: u16, left: Allowance) {
-        if let Some(allowance) = self.allowances.get_mut(usize::from(owner)) {
-            *allowance = left;
-        }
     }
 }

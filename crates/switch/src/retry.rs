@@ -47,13 +47,15 @@ impl Core {
     }
 
     fn serve(&mut self, slot: Slot, receiver: &mut Port) -> bool {
-        if self.ports.is_over(receiver.owner) || !receiver.end.as_mut().is_some_and(|end| end.has_room()) {
+        if self.ports.allowances.is_over(receiver.owner)
+            || !receiver.end.as_mut().is_some_and(|end| end.has_room())
+        {
             return false;
         }
         receiver.set_stalled(false);
         let mut moved = false;
         while let Some(mut frame) = receiver.pending.front()
-            && !self.ports.is_over(receiver.owner)
+            && !self.ports.allowances.is_over(receiver.owner)
         {
             receiver.comes_from(self.held.claim(frame.sender));
             let merges = self.settings.coalesce && receiver.aggregates();
@@ -63,7 +65,7 @@ impl Core {
                 .filter(|(_, outcome)| outcome.is_ok())
                 .unwrap_or_else(|| (1, self.deliver_pending(slot, receiver, &mut frame)));
             let overhead = receiver.end.as_mut().map_or(0, |end| end.take_overhead());
-            self.ports.charge(receiver.owner, overhead * PIECE_COST);
+            self.ports.allowances.charge(receiver.owner, overhead * PIECE_COST);
             match delivered {
                 Err(DropReason::NoBuffers) => {
                     moved |= receiver.pending.advance(frame.next, self.now);

@@ -10,6 +10,7 @@ use vmlane_port::{BURST, DropReason, FramePort, MAX_HEAD};
 use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
+use crate::allowances::Allowance;
 use crate::batch::Batch;
 use crate::core::Core;
 use crate::egress::Receiver;
@@ -20,7 +21,6 @@ use crate::lent::{Lent, Origin};
 use crate::multicast::{ANY, look};
 use crate::pending::PendingFrame;
 use crate::port::Port;
-use crate::ports::Allowance;
 use crate::price::{COPY_COST, DELIVERY_COST, PIECE_COST};
 use crate::spec::Settings;
 
@@ -126,7 +126,7 @@ impl Core {
             return self.send_copies(slot, sender, end, copies);
         }
         let mut scratch = None;
-        let mut left = self.ports.allowance(sender.owner);
+        let mut left = self.ports.allowances.left(sender.owner);
         let mut moved = false;
         while left.frames > 0 && !sender.tx.limits.rests() {
             let most = left.frames.min(BURST as u32);
@@ -136,8 +136,8 @@ impl Core {
                 if overhead > 0 {
                     // Frames that were left out are completed, too.
                     moved = true;
-                    self.ports.charge(sender.owner, overhead);
-                    if self.ports.is_over(sender.owner) {
+                    self.ports.allowances.charge(sender.owner, overhead);
+                    if self.ports.allowances.is_over(sender.owner) {
                         left.frames = left.frames.min(fetched as u32);
                     }
                 }
@@ -172,7 +172,7 @@ impl Core {
         {
             sender.state.remote.sends_to_several(self.now);
         }
-        self.ports.set_allowance(sender.owner, left);
+        self.ports.allowances.set_left(sender.owner, left);
         moved
     }
 
@@ -487,7 +487,7 @@ impl Core {
         (receiver, tag, mirror): (Slot, Option<Tci>, bool),
         may_wait: bool,
     ) -> Fate {
-        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
+        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.allowances.is_over(port.owner));
         let Some(port) = self.ports.get_mut(receiver) else { return Fate::Finished };
         port.comes_from(self.held.claim(from.slot));
         let Some(end) = port.end.as_mut() else { return Fate::Finished };
@@ -507,7 +507,7 @@ impl Core {
         {
             port.lose(reason);
         }
-        self.ports.charge(owner, overhead * PIECE_COST);
+        self.ports.allowances.charge(owner, overhead * PIECE_COST);
         if outcome == Err(DropReason::NoBuffers) {
             return self.pend_or_show(sent, receiver, pending, may_wait);
         }

@@ -224,7 +224,7 @@ impl Engine for SwitchEngine {
         self.soon = self.core.tick(now);
         self.core.look_now_and_then(now);
         // Rounds pay for what owners have caused; what those send, and changes of theirs, may wait for it.
-        moved || !self.deferred.is_empty() || self.core.ports.any_owes()
+        moved || !self.deferred.is_empty() || self.core.ports.allowances.any_owes()
     }
 
     fn rest(&mut self, idle: Duration) -> Rest {

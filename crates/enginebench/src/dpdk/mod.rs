@@ -21,16 +21,30 @@ use anyhow::{Context as _, ensure};
 use vmlane_lab::setup::{Progress, dpdk};
 
 const MFRAMES: &str = "Mframes/s";
-/// Names of the rows and bytes of a frame (without check sequence).
-const ROWS: [(&str, usize); 2] = [("64", 64), ("1500", 1500)];
+/// The frames of a row, in testpmd's rings.
+#[derive(Clone, Copy)]
+struct Load {
+    /// Of a frame, without check sequence.
+    bytes: usize,
+    /// The rings' layout.
+    packed: bool,
+}
+
+/// Names of the rows.
+const ROWS: [(&str, Load); 3] = [
+    ("64", Load { bytes: 64, packed: false }),
+    ("1500", Load { bytes: 1500, packed: false }),
+    ("64.packed", Load { bytes: 64, packed: true }),
+];
 /// The addresses of testpmd's ports.
 const MACS: [[u8; 6]; 2] = [[0x52, 0x54, 0, 0, 1, 0], [0x52, 0x54, 0, 0, 1, 1]];
 
 /// Adds the rows that begin with `only`, if their programs are to be had; else says why not.
 pub fn register(registry: &mut Registry, only: &str) {
-    let names = ROWS
-        .iter()
-        .flat_map(|(size, _)| ["virtio.frames", "ovs.frames", "uplink.ovs"].map(|by| format!("{by}.{size}")));
+    let names = ROWS.iter().flat_map(|(row, load)| {
+        let both = ["virtio.frames", "ovs.frames"].map(|by| format!("{by}.{row}"));
+        both.into_iter().chain((!load.packed).then(|| format!("uplink.ovs.{row}")))
+    });
     if !names.clone().any(|name| name.starts_with(only)) {
         return;
     }
@@ -41,25 +55,27 @@ pub fn register(registry: &mut Registry, only: &str) {
             return eprintln!("left out: {names}: {error:#}");
         }
     };
-    for (size, bytes) in ROWS {
-        let (unit, value): (_, fn(f64, usize) -> f64) = if bytes == 64 {
+    for (row, load) in ROWS {
+        let (unit, value): (_, fn(f64, usize) -> f64) = if load.bytes == 64 {
             (MFRAMES, |frames, _| frames / 1e6)
         } else {
             (GBITS, |frames, bytes| frames * bytes as f64 * 8.0 / 1e9)
         };
-        let ovs = format!("ovs.frames.{size}");
+        let value = move |frames| value(frames, load.bytes);
+        let ovs = format!("ovs.frames.{row}");
         let here = rig.clone();
-        registry.add_foreign(&format!("virtio.frames.{size}"), unit, &[&ovs], move |length| {
-            sample(ours::frames(&here, bytes, length), |frames| value(frames, bytes))
+        registry.add_foreign(&format!("virtio.frames.{row}"), unit, &[&ovs], move |length| {
+            sample(ours::frames(&here, load, length), value)
         });
         let there = rig.clone();
-        registry.add_foreign(&ovs, unit, &[], move |length| {
-            sample(ovs::frames(&there, bytes, length), |frames| value(frames, bytes))
-        });
-        let between = rig.clone();
-        registry.add_foreign(&format!("uplink.ovs.{size}"), unit, &[&ovs], move |length| {
-            sample(uplink::frames(&between, bytes, length), |frames| value(frames, bytes))
-        });
+        registry.add_foreign(&ovs, unit, &[], move |length| sample(ovs::frames(&there, load, length), value));
+        // What our own driver of another switch's port does with packed rings is not measured.
+        if !load.packed {
+            let between = rig.clone();
+            registry.add_foreign(&format!("uplink.ovs.{row}"), unit, &[&ovs], move |length| {
+                sample(uplink::frames(&between, load.bytes, length), value)
+            });
+        }
     }
 }
 

@@ -12,10 +12,10 @@ use vmlane_transport::{Listener, RingLines, Server, VhostEnd};
 use vmlane_wire::ethernet::Mac;
 
 use super::testpmd::Testpmd;
-use super::{MACS, Rig};
+use super::{Load, MACS, Rig};
 
 /// Frames per second through the switch.
-pub fn frames(rig: &Rig, bytes: usize, length: Duration) -> anyhow::Result<f64> {
+pub fn frames(rig: &Rig, load: Load, length: Duration) -> anyhow::Result<f64> {
     let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
     let switch = Arc::new(switch);
     let sockets = rig.sockets();
@@ -25,8 +25,9 @@ pub fn frames(rig: &Rig, bytes: usize, length: Duration) -> anyhow::Result<f64> 
         let measuring = scope.spawn(|| {
             // Whatever happens, the worker's loop ends.
             let _end = Raise(&done);
-            let _servers = [serve(&switch, &sockets[0], 0)?, serve(&switch, &sockets[1], 1)?];
-            let mut testpmd = Testpmd::start(rig, &sockets, bytes)?;
+            let serve = |number: usize| serve(&switch, &sockets[number], number, load.packed);
+            let _servers = [serve(0)?, serve(1)?];
+            let mut testpmd = Testpmd::start(rig, &sockets, load)?;
             testpmd.measure(length)
         });
         let _placed = cpus.pin(0);
@@ -46,7 +47,12 @@ impl Drop for Raise<'_> {
 }
 
 /// A port of the switch and the socket of its NIC.
-fn serve(switch: &Arc<Switch>, socket: &std::path::Path, number: usize) -> anyhow::Result<Server> {
+fn serve(
+    switch: &Arc<Switch>,
+    socket: &std::path::Path,
+    number: usize,
+    packed: bool,
+) -> anyhow::Result<Server> {
     let mac = Mac(MACS[number]);
     let port = switch.add_port(PortSpec {
         name: format!("testpmd-{number}"),
@@ -61,7 +67,7 @@ fn serve(switch: &Arc<Switch>, socket: &std::path::Path, number: usize) -> anyho
     });
     let frames: Arc<dyn Frames> = switch.clone();
     let lines = Arc::new(RingLines::new(2)?);
-    let config = NetConfig { mac, mtu: 1500, queues: 1, lro: true, packed: false };
+    let config = NetConfig { mac, mtu: 1500, queues: 1, lro: true, packed };
     let device = NetDevice::new(config, frames, port, lines.clone(), Arc::default());
     let listener = Listener::bind(socket)?;
     Ok(VhostEnd::Listens(listener).serve(

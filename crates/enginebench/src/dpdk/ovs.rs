@@ -7,15 +7,15 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use super::Rig;
 use super::testpmd::Testpmd;
+use super::{Load, Rig};
 
 const PATIENCE: Duration = Duration::from_secs(60);
 
 /// Frames per second through the bridge.
-pub fn frames(rig: &Rig, bytes: usize, length: Duration) -> anyhow::Result<f64> {
+pub fn frames(rig: &Rig, load: Load, length: Duration) -> anyhow::Result<f64> {
     let ovs = Ovs::start(rig, [Listens::Ovs; 2])?;
-    Testpmd::start(rig, &ovs.sockets(), bytes)?.measure(length)
+    Testpmd::start(rig, &ovs.sockets(), load)?.measure(length)
 }
 
 /// Who makes the socket of a port.

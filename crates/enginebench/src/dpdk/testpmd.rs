@@ -8,7 +8,7 @@ use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail};
 
-use super::{MACS, Rig, window};
+use super::{Load, MACS, Rig, window};
 
 /// Rounds of 32 frames that each port sends first; as many circulate from then on.
 pub const BURSTS: usize = 4;
@@ -25,12 +25,14 @@ pub struct Testpmd {
 
 impl Testpmd {
     /// Starts it on the sockets of a back end that listens.
-    pub fn start(rig: &Rig, sockets: &[PathBuf; 2], bytes: usize) -> anyhow::Result<Testpmd> {
+    pub fn start(rig: &Rig, sockets: &[PathBuf; 2], load: Load) -> anyhow::Result<Testpmd> {
         let [switch, driver] = rig.cpus;
         let mac = |port: usize| MACS[port].map(|byte| format!("{byte:02x}")).join(":");
         let port = |number: usize| {
             let path = sockets[number].display();
-            format!("--vdev=net_virtio_user{number},path={path},queue_size=256,mac={}", mac(number))
+            let packed = u8::from(load.packed);
+            let device = format!("net_virtio_user{number},path={path},queue_size=256,packed_vq={packed}");
+            format!("--vdev={device},mac={}", mac(number))
         };
         let mut command = rig.dpdk.command("usr/bin/dpdk-testpmd");
         command
@@ -42,7 +44,7 @@ impl Testpmd {
             .args(["-l", &format!("{switch},{driver}"), "--main-lcore", &switch.to_string()])
             .args([port(0), port(1), "--".into()])
             .args(["-i", "--forward-mode=mac", "--nb-cores=1", "--burst=32", "--rxd=256", "--txd=256"])
-            .args(["--total-num-mbufs=16384", "--no-lsc-interrupt", &format!("--txpkts={bytes}")])
+            .args(["--total-num-mbufs=16384", "--no-lsc-interrupt", &format!("--txpkts={}", load.bytes)])
             .args([format!("--eth-peer=0,{}", mac(1)), format!("--eth-peer=1,{}", mac(0))])
             .stdin(Stdio::piped())
             .stdout(Stdio::piped())

@@ -85,7 +85,7 @@ impl Core {
     ) -> bool {
         let Some(port) = self.ports.get(to.0) else { return false };
         let Some(limit) = limit(port, sent, segment) else { return false };
-        if !port.pending.is_empty() || self.ports.is_over(port.owner) {
+        if !port.pending.is_empty() || self.ports.allowances.is_over(port.owner) {
             return false;
         }
         if self.coalescer.free.is_empty() {
@@ -143,7 +143,7 @@ impl Core {
     /// Delivers a segment as it came. False: it is to wait for its receiver's buffers.
     fn deliver_part(&mut self, slot: Slot, flow: &Flow, token: Token, end: &dyn FramePort) -> bool {
         let Some(port) = self.ports.get(flow.receiver) else { return true };
-        if !port.pending.is_empty() || self.ports.is_over(port.owner) {
+        if !port.pending.is_empty() || self.ports.allowances.is_over(port.owner) {
             return false;
         }
         let Some(port) = self.ports.get_mut(flow.receiver) else { return true };
@@ -173,7 +173,7 @@ impl Core {
 
     fn after_delivery(&mut self, receiver: Slot, owner: u16) {
         let overhead = self.end(receiver).map_or(0, |end| end.take_overhead());
-        self.ports.charge(owner, overhead * PIECE_COST);
+        self.ports.allowances.charge(owner, overhead * PIECE_COST);
         self.mark(receiver);
     }
 
@@ -244,7 +244,7 @@ impl Core {
         }
         // It is the receiver's lack of buffers that has them looked at again.
         let read = self.coalescer.take_read();
-        self.ports.charge(receiver.owner, read);
+        self.ports.allowances.charge(receiver.owner, read);
         count
     }
 }

@@ -21,7 +21,7 @@ impl Core {
         copies: Copies,
     ) -> bool {
         let receiver = copies.to.and_then(|id| self.slot(id));
-        let mut left = self.ports.allowance(sender.owner).bytes.saturating_mul(copies.parts);
+        let mut left = self.ports.allowances.left(sender.owner).bytes.saturating_mul(copies.parts);
         let mut scratch = self.scratch.take().unwrap_or_else(|| Box::new([0; MAX_HEAD]));
         let mut moved = false;
         while left > 0 && (sender.tx.burst.has_frames() || sender.tx.burst.fetch(end, BURST as u32) > 0) {
@@ -58,7 +58,7 @@ impl Core {
     ) -> Result<(), DropReason> {
         let receiver = receiver.ok_or(DropReason::NoReceiver)?;
         let claim = self.held.claim(slot);
-        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.is_over(port.owner));
+        let is_over = self.ports.get(receiver).is_some_and(|port| self.ports.allowances.is_over(port.owner));
         let port = self.ports.get_mut(receiver).ok_or(DropReason::NoReceiver)?;
         port.comes_from(claim);
         let end = port.end.as_mut().ok_or(DropReason::NoReceiver)?;
@@ -80,7 +80,7 @@ impl Core {
         let outcome = self.egress.deliver(&sent, &mut 0, to);
         self.serving = slot;
         let (owner, overhead) = (port.owner, end.take_overhead());
-        self.ports.charge(owner, overhead * PIECE_COST);
+        self.ports.allowances.charge(owner, overhead * PIECE_COST);
         self.mark(receiver);
         outcome
     }
