@@ -109,7 +109,10 @@ impl Allowances {
 
     /// An owner's port is to be changed at such a cost. False: what it has caused is not paid for yet.
     pub fn charge_change(&mut self, owner: u16, cost: usize) -> bool {
-        let Some(account) = self.accounts.get(usize::from(owner)) else { return true };
+        // Before the first round nothing has a share, and nothing waits.
+        let Some(account) = self.accounts.get(usize::from(owner)).filter(|_| self.round > 0) else {
+            return true;
+        };
         let may = account.change_debt.saturating_add(account.debt) <= self.share.bytes;
         if may {
             self.add_debt(owner, cost, |account| &mut account.change_debt);
@@ -162,6 +165,13 @@ mod tests {
         assert!(!all.any_owes());
         all.begin_round(SHARE);
         assert_eq!(all.left(1), SHARE);
+    }
+
+    #[test]
+    fn changes_before_the_first_round_cost_nothing() {
+        let mut all = Allowances::default();
+        all.add(0);
+        assert!((0..3).all(|_| all.charge_change(0, 1 << 20)) && !all.any_owes());
     }
 
     #[test]
