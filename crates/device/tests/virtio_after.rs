@@ -4,7 +4,7 @@
 mod virtio_common;
 
 use std::sync::Arc;
-use std::sync::atomic::Ordering;
+use std::sync::atomic::{AtomicU32, Ordering};
 use std::time::{Duration, Instant};
 
 use proptest::prelude::*;
@@ -218,6 +218,13 @@ fn packed_rings_that_begin_without_their_mark() {
     assert_eq!(recover(&bare(), watched.features & !feature::PACKED, &map), None);
     let gone = RingSetup { descriptors: u64::MAX - 7, ..bare() };
     assert_eq!(recover(&gone, watched.features, &map), None);
+    // As DPDK's driver begins, and goes on: where it is itself, and nothing of the device.
+    let said = |position: u32| RingSetup { position: Arc::new(AtomicU32::new(position)), ..bare() };
+    assert_eq!(recover(&said(0x8000), watched.features, &map), Some(0x8000_8000));
+    assert_eq!(recover(&said(0x8003), watched.features, &map), Some(0x8003_8003));
+    assert_eq!(recover(&said(0x8000), watched.features & !feature::PACKED, &map), None);
+    // Five are under way in the second lap.
+    assert_eq!(recover(&said(5), watched.features, &map), None);
     // A lap later that place has the device's mark.
     watched.driver.descriptors.store_u64(8, u64::from(desc::AVAIL | desc::USED) << 48);
     assert_eq!(recover(&bare(), watched.features, &map), None);

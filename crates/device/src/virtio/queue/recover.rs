@@ -10,9 +10,20 @@ use crate::virtio::vhost::RingSetup;
 /// User Mode Linux begins packed rings at 0 without the mark of the first lap (arch/um/drivers/virtio_uml.c,
 /// vu_setup_vq). After a whole lap, which that position would mean, the first descriptor has the device's mark;
 /// where it does not, the ring is at its beginning.
+///
+/// DPDK's virtio-user says where the driver is and nothing of the device (drivers/net/virtio/virtio_user, virtio_user_kick_queue;
+/// as a back end, DPDK takes the one for the other). A device at 0 without the mark would be more than a lap behind.
 fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
-    const BEGIN: u32 = 1 << 15 | 1 << 31;
-    if features & feature::PACKED == 0 || setup.position.load(Ordering::Acquire) != 0 {
+    const WRAP: u32 = 1 << 15;
+    const BEGIN: u32 = WRAP | WRAP << 16;
+    let position = setup.position.load(Ordering::Acquire);
+    if features & feature::PACKED == 0 {
+        return None;
+    }
+    if position >> 16 == 0 && position & WRAP != 0 {
+        return Some(position | position << 16);
+    }
+    if position != 0 {
         return None;
     }
     let mut flags = [0; 2];
