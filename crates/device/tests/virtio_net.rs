@@ -247,7 +247,7 @@ fn a_guest_that_is_known_to_have_looked_is_not_called_again() {
     let (nic, begin) = called_once(MODERN | feature::EVENT_INDEX);
     let before = nic.lines.calls.load(Ordering::SeqCst);
     let tick = |micros| nic.with(|end| end.tick(begin + Duration::from_micros(micros)));
-    assert!(tick(40));
+    assert!(tick(90));
     assert_eq!(nic.lines.calls.load(Ordering::SeqCst), before + 1, "it has not looked yet");
     nic.rx.driver.store_u16(4 + 2 * usize::from(nic.rx.size), 1);
     assert!(!tick(1000) && !tick(2000));
@@ -261,13 +261,13 @@ fn a_guest_that_sleeps_through_calls_is_called_again_a_few_times() {
     let (mut before, mut again) = (calls(), Vec::new());
     for micros in (0..2000).step_by(10) {
         let soon = nic.with(|end| end.tick(begin + Duration::from_micros(micros)));
-        assert!(soon || micros > 480, "the worker looks again soon");
+        assert!(soon || micros > 1280, "the worker looks again soon");
         if calls() > before {
             again.push(micros);
             before = calls();
         }
     }
-    assert_eq!(again, [30, 60, 120, 240, 480]);
+    assert_eq!(again, [80, 160, 320, 640, 1280]);
     assert!(!nic.with(|end| end.tick(begin + Duration::from_secs(1))));
 }
 
