@@ -297,7 +297,9 @@ impl Engine for SwitchEngine {
     }
 
     fn count(&mut self, event: Event) {
-        self.long_naps.rests(self.core.moved_bytes);
+        if event != Event::Panic {
+            self.long_naps.rests(self.core.moved_bytes);
+        }
         match event {
             Event::Nap => self.stats.naps.bump(1),
             Event::Sleep => {

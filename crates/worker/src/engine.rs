@@ -18,9 +18,6 @@ pub trait Engine {
     /// Rounds between two looks at the clock while something moves.
     const CLOCK_EVERY: u32 = 1;
 
-    /// Called first on the worker's thread.
-    fn started(&mut self) {}
-
     /// The worker was notified: commands may follow.
     fn notified(&mut self) {}
 

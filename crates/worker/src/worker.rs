@@ -113,7 +113,6 @@ impl<E: Engine> Worker<E> {
         // It works with less, but naps are longer then than they are meant to be.
         let _ = rustix::thread::set_current_timer_slack(NonZeroU64::new(TIMER_SLACK_NS));
         role::enter(self.settings.role);
-        self.engine.started();
         loop {
             self.heartbeat.set_busy(true);
             match contained(|| self.run_until_stopped()) {

@@ -12,7 +12,7 @@ use crate::virtio::vhost::RingSetup;
 /// where it does not, the ring is at its beginning.
 ///
 /// DPDK's virtio-user says where the driver is and nothing of the device (drivers/net/virtio/virtio_user, virtio_user_kick_queue;
-/// as a back end, DPDK takes the one for the other). A device at 0 without the mark would be more than a lap behind.
+/// as a back end, DPDK takes the one for the other). A device at 0 without the mark would be a whole lap behind, or more.
 fn first_lap(setup: &RingSetup, features: u64, memory: &MemoryMap) -> Option<u32> {
     const WRAP: u32 = 1 << 15;
     const BEGIN: u32 = WRAP | WRAP << 16;

@@ -283,7 +283,9 @@ impl Engine for VsockEngine {
     }
 
     fn count(&mut self, event: Event) {
-        self.long_naps.rests(self.stats.bytes.get());
+        if event != Event::Panic {
+            self.long_naps.rests(self.stats.bytes.get());
+        }
         match event {
             Event::Sleep => self.stats.sleeps.bump(1),
             Event::Panic => self.stats.panics.bump(1),
