@@ -5,6 +5,7 @@ use std::ptr::NonNull;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering, fence};
 
+use crate::bulk;
 use crate::region::Region;
 use crate::window::prefetch;
 
@@ -17,8 +18,8 @@ pub struct Pages {
     keep: Arc<[Arc<Region>]>,
 }
 
-/// Bytes at each end of a page that are fetched ahead.
-const EDGE: usize = 256;
+/// Bytes of a page that are fetched ahead: the CPU's own prefetcher finds what comes after them.
+const AHEAD: usize = 256;
 
 /// One word of some pages, found once: an index that is looked at over and over. Little-endian in
 /// memory.
@@ -74,15 +75,13 @@ impl Pages {
         }
     }
 
-    /// Has the CPU fetch both ends of the page at `offset`, which is copied next: pages lie anywhere, so
-    /// its own prefetcher does not find them, and memmove may begin at either end.
+    /// Has the CPU fetch the beginning of the page at `offset`, which is copied next: pages lie anywhere, so
+    /// its own prefetcher does not find them.
     #[inline]
     fn prefetch(&self, offset: usize) {
         let Some(page) = self.pages.get(offset >> self.shift) else { return };
-        let (start, last) = (page.as_ptr(), (1 << self.shift) - EDGE);
-        for line in (0..EDGE).step_by(64) {
-            prefetch(start.wrapping_add(line));
-            prefetch(start.wrapping_add(last + line));
+        for line in (0..AHEAD).step_by(64) {
+            prefetch(page.as_ptr().wrapping_add(line));
         }
     }
 
@@ -230,9 +229,9 @@ pub fn copy(to: &Pages, to_offset: usize, from: &Pages, from_offset: usize, len:
     let (Some(target), Some(source)) = (to.one_run(to_offset, len), from.one_run(from_offset, len)) else {
         return copy_runs(to, to_offset, from, from_offset, len);
     };
-    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable; memmove allows
-    // them to overlap.
-    unsafe { libc::memmove(target.cast(), source.cast(), len) };
+    // SAFETY: both runs are valid for `len` bytes of live mappings, the target writable. If they overlap, it is the guest's
+    // own doing, and what is written then does not matter.
+    unsafe { bulk::copy(target, source, len) };
 }
 
 /// The same for ranges that were checked, over any number of pages.
@@ -245,9 +244,8 @@ fn copy_runs(to: &Pages, mut to_offset: usize, from: &Pages, mut from_offset: us
             from.prefetch(from_offset + here);
             to.prefetch(to_offset + here);
         }
-        // SAFETY: both runs are valid for `here` bytes of live mappings, the target writable;
-        // memmove allows them to overlap.
-        unsafe { libc::memmove(target.cast(), source.cast(), here) };
+        // SAFETY: as in `copy`.
+        unsafe { bulk::copy(target, source, here) };
         from_offset += here;
         to_offset += here;
         len -= here;

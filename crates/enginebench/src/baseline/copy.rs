@@ -23,6 +23,41 @@ pub fn copy_ring(block: usize, length: Duration) -> io::Result<Sample> {
     Ok(Sample::gbits(laps * RING as u64, start.elapsed()))
 }
 
+/// Bytes of a page, and of the memory in which the pages of [`copy_pages`] lie.
+const PAGE: usize = 4096;
+const MEMORY: usize = 32 << 20;
+
+/// The same for rings whose pages lie anywhere in a guest's memory, as queue pairs' do: a page at a time.
+pub fn copy_pages(block: usize, length: Duration) -> io::Result<Sample> {
+    assert!(block >= PAGE && RING.is_multiple_of(block));
+    let from = Mapping::new(MEMORY)?;
+    let mut to = Mapping::new(MEMORY)?;
+    let [sources, targets] = [1, 2].map(anywhere);
+    let mut laps = 0;
+    let start = Instant::now();
+    while start.elapsed() < length {
+        for (source, target) in sources.iter().zip(&targets) {
+            to.copy_from(*target, &from, *source, PAGE);
+        }
+        laps += 1;
+    }
+    Ok(Sample::gbits(laps * RING as u64, start.elapsed()))
+}
+
+/// Where the pages of a ring lie: no two in the same place, in no order.
+fn anywhere(seed: u64) -> Vec<usize> {
+    let mut state = seed;
+    let mut pages: Vec<(u64, usize)> = (0..MEMORY / PAGE)
+        .map(|page| {
+            // Knuth's generator; its upper bits are the random ones.
+            state = state.wrapping_mul(6_364_136_223_846_793_005).wrapping_add(1_442_695_040_888_963_407);
+            (state >> 32, page * PAGE)
+        })
+        .collect();
+    pages.sort_unstable();
+    pages.into_iter().map(|(_, at)| at).take(RING / PAGE).collect()
+}
+
 /// Where frames of one length lie at their sender and go to at their receiver.
 #[derive(Clone, Copy, Debug)]
 pub struct Scatter {

@@ -1,6 +1,6 @@
 //! The rows that need nothing but this machine.
 
-use super::copy::copy_ring;
+use super::copy::{copy_pages, copy_ring};
 use super::ring::{ring_round_trips, ring_stream};
 use super::socket::{tcp_round_trips, tcp_stream, unix_round_trips, unix_stream};
 use crate::report::{GBITS, ROUND_TRIPS, Registry};
@@ -10,6 +10,7 @@ pub fn register(registry: &mut Registry) {
         let name = |what: &str| format!("{what}.{size}");
         let [copy, ring, unix, tcp] = ["copy.ring", "ring", "unix", "tcp"].map(name);
         registry.add(&copy, GBITS, &[], move |length| copy_ring(bytes, length));
+        registry.add(&name("copy.pages"), GBITS, &[&copy], move |length| copy_pages(bytes, length));
         registry.add(&ring, GBITS, &[&copy, &unix, &tcp], move |length| ring_stream(bytes, length));
         registry.add(&unix, GBITS, &[], move |length| unix_stream(bytes, length));
         registry.add(&tcp, GBITS, &[], move |length| tcp_stream(bytes, length));
@@ -32,7 +33,7 @@ mod tests {
         register(&mut registry);
         let options = Options { only: String::new(), rounds: 1, length: Duration::from_millis(5) };
         let report = registry.run(&options, |_, _| ()).unwrap();
-        assert_eq!(report.rows.len(), 11);
+        assert_eq!(report.rows.len(), 13);
         for row in &report.rows {
             assert!(row.value > 0.0 && row.value.is_finite(), "{row:?}");
         }
