@@ -8,11 +8,14 @@ use std::ptr::NonNull;
 
 use crate::bulk;
 use crate::map::{Fault, MemoryMap};
-use crate::sum::Sum;
+use crate::sum::{Anywhere, Sum};
 use crate::window::Window;
 
 /// Bytes of a cache line.
 const LINE: u64 = 64;
+
+/// Bytes of a word and half of one.
+const WORDS: usize = 12;
 
 #[derive(Clone, Copy, Debug)]
 struct Piece {
@@ -153,6 +156,49 @@ impl Spans {
             // SAFETY: the run is valid for `len` bytes of a live mapping.
             unsafe { sum.add_shared(from, len) };
         });
+    }
+
+    /// The twelve bytes at a guest address, little endian: the first eight, and the four behind them. Each word is loaded
+    /// once. None: not all of them are in the region that the last piece came from. There is no private copy: one that
+    /// is stored in parts and then loaded as a whole waits for all stores before it, to other guests' memory too.
+    #[inline]
+    pub fn near_words(&self, addr: u64) -> Option<(u64, u32)> {
+        let offset = addr.wrapping_sub(self.near.guest);
+        if self.near.len < WORDS as u64 || offset > self.near.len - WORDS as u64 {
+            return None;
+        }
+        // SAFETY: just checked to lie inside the region, which `map` keeps alive.
+        unsafe {
+            let at = self.near.base.as_ptr().add(offset as usize);
+            let first = at.cast::<Anywhere<u64>>().read_volatile().0;
+            let second = at.add(size_of::<u64>()).cast::<Anywhere<u32>>().read_volatile().0;
+            Some((u64::from_le(first), u32::from_le(second)))
+        }
+    }
+
+    /// Writes the first `len` (at least eight) of such twelve bytes to the beginning. If `spare`, only if others are there: a
+    /// store takes the cache line away from the guest's CPU, which may have it still.
+    #[inline]
+    pub fn write_words(&self, (first, second): (u64, u32), len: usize, spare: bool) {
+        assert!(self.writable);
+        self.check(0, len);
+        let (first, second) = (first.to_le(), second.to_le());
+        let Some(at) = self.one_run(0, WORDS).filter(|_| len == WORDS) else {
+            let mut bytes = [0; WORDS];
+            bytes[..8].copy_from_slice(&first.to_ne_bytes());
+            bytes[8..].copy_from_slice(&second.to_ne_bytes());
+            return self.write(0, &bytes[..len]);
+        };
+        // SAFETY: `one_run` has all twelve bytes, of a live writable mapping. A guest that changes them meanwhile changes only
+        // what it is told.
+        unsafe {
+            let (one, two) = (at.cast::<Anywhere<u64>>(), at.add(size_of::<u64>()).cast::<Anywhere<u32>>());
+            if spare && one.read_volatile().0 == first && two.read_volatile().0 == second {
+                return;
+            }
+            one.write(Anywhere(first));
+            two.write(Anywhere(second));
+        }
     }
 
     /// Has the CPU fetch some cache lines at a guest address that is likely to be pushed soon.

@@ -110,7 +110,7 @@ fn fold(mut sum: u64) -> u16 {
 /// A value at any address.
 #[derive(Clone, Copy)]
 #[repr(C, packed)]
-struct Anywhere<T>(T);
+pub(crate) struct Anywhere<T>(pub T);
 
 /// The sum of the 16-bit words of `len` bytes, which are copied if `STORE`. Every word is loaded once.
 ///

@@ -51,6 +51,14 @@ impl VnetHeader {
         bytes
     }
 
+    /// Its first eight bytes and its last two, both little endian.
+    #[inline]
+    pub fn to_words(self) -> (u64, u16) {
+        let [flags, kind] = [self.flags, self.kind].map(u64::from);
+        let [header, mss, start] = [self.header, self.mss, self.start].map(u64::from);
+        (flags | kind << 8 | header << 16 | mss << 32 | start << 48, self.field)
+    }
+
     /// As a device or the kernel has written it; nothing is checked yet.
     #[inline]
     pub fn from_bytes(bytes: &[u8; VnetHeader::SIZE]) -> VnetHeader {
@@ -177,6 +185,9 @@ mod tests {
         let header = Header { flags: 1, kind: 0x84, header: 0x102, mss: 0x304, start: 34, field: 16 };
         assert_eq!(header.to_bytes(), [1, 0x84, 2, 1, 4, 3, 34, 0, 16, 0]);
         assert_eq!(Header::from_bytes(&header.to_bytes()), header);
+        let (first, field) = header.to_words();
+        assert_eq!(first.to_le_bytes(), header.to_bytes()[..8]);
+        assert_eq!(Header::from_words(first, field), header);
         assert_eq!(Header::from_words(0x22_0304_0102_8401, 16), header);
     }
 

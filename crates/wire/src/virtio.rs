@@ -17,6 +17,8 @@ pub mod feature {
     pub const PROTOCOL_FEATURES: u64 = 1 << 30;
     pub const VERSION_1: u64 = 1 << 32;
     pub const PACKED: u64 = 1 << 34;
+    /// Buffers are used in the order in which they were made available.
+    pub const IN_ORDER: u64 = 1 << 35;
 }
 
 /// Feature bits of a NIC (5.1.3).

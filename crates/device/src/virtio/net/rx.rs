@@ -5,7 +5,7 @@ use vmlane_port::{DropReason, MAX_HEAD, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
-use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
+use crate::virtio::queue::{Broken, Cursor, LINE, Queue, Segment, Taken, lines_ahead};
 
 /// Bytes of the header: with VERSION_1 or mergeable buffers, or without.
 pub const LONG_HEADER: usize = 12;
@@ -104,10 +104,10 @@ impl RxQueue {
         } else {
             VnetHeader::default()
         };
-        let mut bytes = [0; LONG_HEADER];
-        bytes[..SHORT_HEADER].copy_from_slice(&header.to_bytes());
-        bytes[SHORT_HEADER..].copy_from_slice(&(scratch.chains.len() as u16).to_le_bytes());
-        scratch.header.write(0, bytes.get(..rules.header).unwrap_or(&bytes));
+        let (first, field) = header.to_words();
+        let words = (first, u32::from(field) | (scratch.chains.len() as u32) << 16);
+        let spare = scratch.segments.first().is_some_and(|piece| has_own_line(piece.addr, rules));
+        scratch.header.write_words(words, rules.header, spare);
         if rules.checksum && frame.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
             let partial = RxFrame { partial_checksum: None, ..*frame };
@@ -127,7 +127,14 @@ impl RxQueue {
         }
         self.missing = None;
         let into = &scratch.into;
-        self.queue.look_ahead(self.queue.next, |addr, _| into.prefetch_write(addr, lines_ahead(need)));
+        self.queue.look_ahead(self.queue.next, |addr, _| {
+            let own = if has_own_line(addr, rules) { rules.header } else { 0 };
+            if own > 0 {
+                into.prefetch(addr, 1);
+            }
+            let addr = addr.wrapping_add(own as u64);
+            into.prefetch_write(addr, lines_ahead(addr, need - own));
+        });
         Ok(())
     }
 
@@ -169,6 +176,13 @@ impl RxQueue {
         }
         Ok(())
     }
+}
+
+/// Does the header end where a cache line does, so that no byte of the frame is in a line with it? DPDK's buffers are such
+/// ones; what the header says is mostly what the last one said.
+#[inline]
+fn has_own_line(addr: u64, rules: &RxRules) -> bool {
+    addr.wrapping_add(rules.header as u64).is_multiple_of(LINE as u64)
 }
 
 /// The first `need` bytes of the pieces were written.

@@ -4,6 +4,7 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
+use super::rx::LONG_HEADER;
 use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
 
 /// Frames of one ring that may be lent at once.
@@ -120,7 +121,7 @@ impl TxQueue {
             self.queue.next = taken.next;
             let Some(slot) = self.slots.get_mut(usize::from(number)) else { return Ok(None) };
             let near = &slot.spans;
-            self.queue.look_ahead(taken.next, |addr, len| near.prefetch(addr, lines_ahead(len as usize)));
+            self.queue.look_ahead(taken.next, |addr, len| near.prefetch(addr, lines_ahead(addr, len as usize)));
             slot.number = self.next;
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;
@@ -227,7 +228,8 @@ fn gather(
     rules: &TxRules,
 ) -> Result<(), DropReason> {
     slot.spans.clear();
-    let mut header = [0; 12];
+    let mut header = [0; LONG_HEADER];
+    let mut words = None;
     let mut have = 0;
     let mut len = 0usize;
     for segment in segments {
@@ -236,7 +238,12 @@ fn gather(
         }
         let bytes = segment.len as usize;
         let here = bytes.min(rules.header - have);
-        if here > 0 {
+        if have == 0 && bytes >= LONG_HEADER {
+            words = slot.spans.near_words(segment.addr);
+        }
+        if words.is_some() {
+            have += here;
+        } else if here > 0 {
             let part = header.get_mut(have..have + here).ok_or(DropReason::BadLength)?;
             memory.read(segment.addr, part).map_err(|_| DropReason::BadAddress)?;
             have += here;
@@ -254,8 +261,13 @@ fn gather(
     if have < rules.header || len < HEADER {
         return Err(DropReason::BadLength);
     }
-    let [a, b, c, d, e, f, g, h, i, j, ..] = header;
-    let header = VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j]);
+    let header = match words {
+        Some((first, second)) => VnetHeader::from_words(first, second as u16),
+        None => {
+            let [a, b, c, d, e, f, g, h, i, j, ..] = header;
+            VnetHeader::from_bytes(&[a, b, c, d, e, f, g, h, i, j])
+        }
+    };
     if !header.is_segmented() && len > rules.frame {
         return Err(DropReason::BadLength);
     }

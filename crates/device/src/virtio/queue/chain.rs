@@ -19,6 +19,27 @@ pub struct Segment {
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Cursor(pub u16);
 
+/// A place or an index in a word of its own: were two neighbours loaded as one word just after one of them was stored,
+/// the load would wait until that store, and all stores to the guest's memory before it, are done.
+#[derive(Clone, Copy, Debug)]
+pub(super) struct Index(u32);
+
+impl Index {
+    pub fn new(value: u16) -> Index {
+        Index(value.into())
+    }
+
+    #[inline]
+    pub fn get(self) -> u16 {
+        self.0 as u16
+    }
+
+    #[inline]
+    pub fn set(&mut self, value: u16) {
+        self.0 = value.into();
+    }
+}
+
 /// A chain that was read.
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken {

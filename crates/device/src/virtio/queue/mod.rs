@@ -26,14 +26,16 @@ use self::split::Split;
 use super::log::DirtyLog;
 use super::vhost::RingSetup;
 
-/// Cache lines of a buffer of `len` bytes worth fetching before its turn comes: all of a frame of the usual MTU,
-/// which otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches
-/// ahead in long copies.
-pub fn lines_ahead(len: usize) -> usize {
-    const LINE: usize = 64;
+/// Bytes of a cache line.
+pub const LINE: usize = 64;
+
+/// Cache lines of `len` bytes at `addr` worth fetching before their turn comes: all of a frame of the usual MTU, which
+/// otherwise waits for memory line by line; of more only where headers are, since the CPU itself fetches ahead in
+/// long copies. And none beside them: each line is fetched from the CPU of the guest that wrote it.
+#[inline]
+pub fn lines_ahead(addr: u64, len: usize) -> usize {
     const SHORT: usize = 2048;
-    // One more: a frame mostly begins in the middle of a line.
-    if len > SHORT { 2 } else { len.div_ceil(LINE) + 1 }
+    if len > SHORT { 2 } else { (addr as usize % LINE + len).div_ceil(LINE) }
 }
 
 #[derive(Debug)]

@@ -6,7 +6,7 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_wire::virtio::{desc, event, passes};
 
 use super::area::Area;
-use super::chain::{BadRing, Broken, Cursor, NEAR, Segment, Taken};
+use super::chain::{BadRing, Broken, Cursor, Index, NEAR, Segment, Taken};
 use super::record::Record;
 use super::table::{Reader, push};
 use crate::virtio::vhost::RingSetup;
@@ -20,20 +20,20 @@ const FLAGS: usize = 2;
 
 #[derive(Debug)]
 pub struct Packed {
-    size: u16,
+    size: Index,
     ring: Window,
     driver: Area,
     device: Area,
     event_index: bool,
     /// Where the next completion goes.
-    used: Cursor,
+    used: Index,
     /// The first completion since the last publication: where and what. It is stored last, and hides
     /// all others until then.
     held: Option<(u16, u64)>,
     /// With a record: all of them, until they are published. Until then the ring is not touched.
     noted: Vec<(u16, u64)>,
     /// Where completions are visible up to.
-    published: Cursor,
+    published: Index,
     fresh: bool,
     record: Option<Record>,
 }
@@ -54,30 +54,31 @@ impl Packed {
             return Err(BadRing::Unaligned(setup.descriptors));
         }
         Ok(Packed {
-            size,
+            size: Index::new(size),
             ring: memory.window(setup.descriptors, desc::SIZE * usize::from(size), true)?,
             driver: Area::new(memory, setup.driver, EVENT, 4)?,
             device: Area::new(memory, setup.device, EVENT, 4)?,
             event_index,
-            used,
+            used: Index::new(used.0),
             held: None,
             noted: Vec::with_capacity(if setup.record.is_some() { size.into() } else { 0 }),
-            published: used,
+            published: Index::new(used.0),
             fresh: true,
             record: setup.record.clone(),
         })
     }
 
     pub fn used_position(&self) -> u16 {
-        self.used.0
+        self.used.get()
     }
 
     #[inline]
     fn forward(&self, at: Cursor, count: u16) -> Cursor {
         let index = (at.0 & !WRAP) + count;
         // A chain is no longer than the ring.
-        if index >= self.size {
-            Cursor((index - self.size) | (at.0 & WRAP ^ WRAP))
+        let size = self.size.get();
+        if index >= size {
+            Cursor((index - size) | (at.0 & WRAP ^ WRAP))
         } else {
             Cursor(index | at.0 & WRAP)
         }
@@ -107,7 +108,7 @@ impl Packed {
         let Some(mut word) = self.available(at) else { return Ok(None) };
         let begin = segments.len();
         let mut here = at;
-        for count in 1..=self.size {
+        for count in 1..=self.size.get() {
             let index = usize::from(here.0 & !WRAP);
             let addr = self.ring.load_half(index, false);
             let (len, id, flags) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
@@ -133,14 +134,15 @@ impl Packed {
     /// turn comes.
     #[inline]
     pub fn look_ahead(&self, at: Cursor, mut touch: impl FnMut(u64, u32)) {
-        let ahead = usize::from(self.forward(at, NEAR.min(self.size)).0 & !WRAP);
+        let ahead = usize::from(self.forward(at, NEAR.min(self.size.get())).0 & !WRAP);
         touch(self.ring.load_half(ahead, false), self.ring.load_half(ahead, true) as u32);
     }
 
     #[inline]
     pub fn complete(&mut self, id: u16, count: u16, len: u32) {
-        let index = self.used.0 & !WRAP;
-        let mut flags = if self.used.0 & WRAP != 0 { desc::AVAIL | desc::USED } else { 0 };
+        let used = Cursor(self.used.get());
+        let index = used.0 & !WRAP;
+        let mut flags = if used.0 & WRAP != 0 { desc::AVAIL | desc::USED } else { 0 };
         if len > 0 {
             flags |= desc::WRITE;
         }
@@ -153,7 +155,8 @@ impl Packed {
         } else {
             self.store(index, word);
         }
-        self.used = self.forward(self.used, count);
+        let next = self.forward(used, count);
+        self.used.set(next.0);
     }
 
     #[inline]
@@ -163,7 +166,7 @@ impl Packed {
 
     #[inline]
     pub fn publish(&mut self) -> bool {
-        let (old, new) = (self.published, self.used);
+        let [old, new] = [self.published, self.used].map(|place| Cursor(place.get()));
         if self.record.is_some() {
             if self.noted.is_empty() {
                 return false;
@@ -173,11 +176,14 @@ impl Packed {
             let Some((index, word)) = self.held.take() else { return false };
             self.store(index, word);
         }
-        self.published = new;
+        self.published.set(new.0);
         fence(Ordering::SeqCst);
         let word = self.driver.load_u32(OFF_WRAP);
         let (off_wrap, flags) = (word as u16, (word >> 16) as u16 & 3);
-        let fresh = std::mem::take(&mut self.fresh);
+        let fresh = self.fresh;
+        if fresh {
+            self.fresh = false;
+        }
         match flags {
             event::ENABLE => true,
             event::AT if self.event_index => fresh || self.passes(off_wrap, new, old),
@@ -204,7 +210,7 @@ impl Packed {
         // Positions of this lap are from 0 on, those of the last one below.
         let of = |position: u16| {
             let index = position & !WRAP;
-            if (position ^ new.0) & WRAP != 0 { index.wrapping_sub(self.size) } else { index }
+            if (position ^ new.0) & WRAP != 0 { index.wrapping_sub(self.size.get()) } else { index }
         };
         passes(of(off_wrap), new_index, of(old.0))
     }

@@ -6,7 +6,7 @@ use vmlane_mem::{MemoryMap, Window};
 use vmlane_wire::virtio::{NO_NOTICE, desc, passes, split_bytes};
 
 use super::area::Area;
-use super::chain::{BadRing, Broken, Cursor, FAR, NEAR, Segment, Taken};
+use super::chain::{BadRing, Broken, Cursor, FAR, Index, NEAR, Segment, Taken};
 use super::record::Record;
 use super::table::{Reader, push};
 use crate::virtio::vhost::RingSetup;
@@ -20,7 +20,7 @@ const USED_A_LINE: u16 = 8;
 
 #[derive(Debug)]
 pub struct Split {
-    size: u16,
+    size: Index,
     descriptors: Window,
     available: Area,
     used: Area,
@@ -35,23 +35,6 @@ pub struct Split {
     record: Option<Record>,
     /// Up to where buffers were looked ahead for.
     touched: Index,
-}
-
-/// An index in a word of its own: were two neighbours loaded as one word just after one of them was stored, the
-/// load would wait until that store, and all stores to the guest's memory before it, are done.
-#[derive(Clone, Copy, Debug)]
-struct Index(u32);
-
-impl Index {
-    #[inline]
-    fn get(self) -> u16 {
-        self.0 as u16
-    }
-
-    #[inline]
-    fn set(&mut self, value: u16) {
-        self.0 = value.into();
-    }
 }
 
 impl Split {
@@ -73,17 +56,17 @@ impl Split {
         let used = Area::new(memory, setup.device, used, 4)?;
         let written = used.load_u16(INDEX);
         Ok(Split {
-            size,
+            size: Index::new(size),
             descriptors: memory.window(setup.descriptors, descriptors, false)?,
             available: Area::new(memory, setup.driver, available, 2)?,
             used,
             event_index,
-            seen: Index(next.into()),
-            written: Index(written.into()),
-            published: Index(written.into()),
+            seen: Index::new(next),
+            written: Index::new(written),
+            published: Index::new(written),
             fresh: true,
             record: setup.record.clone(),
-            touched: Index(next.into()),
+            touched: Index::new(next),
         })
     }
 
@@ -94,7 +77,7 @@ impl Split {
 
     #[inline]
     fn slot(&self, index: u16) -> usize {
-        usize::from(index & (self.size - 1))
+        usize::from(index & (self.size.get() - 1))
     }
 
     #[inline]
@@ -113,7 +96,7 @@ impl Split {
         if at.0 == self.seen.get() {
             let seen = self.available.load_u16(INDEX);
             self.seen.set(seen);
-            if seen.wrapping_sub(first.0) > self.size {
+            if seen.wrapping_sub(first.0) > self.size.get() {
                 return Err(Broken::Index);
             }
             if at.0 == seen {
@@ -123,8 +106,9 @@ impl Split {
         let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0));
         let begin = segments.len();
         let mut index = id;
-        for count in 1..=self.size {
-            if index >= self.size {
+        let size = self.size.get();
+        for count in 1..=size {
+            if index >= size {
                 return Err(Broken::Descriptor(index));
             }
             let addr = self.descriptors.load_half(index.into(), false);
@@ -168,7 +152,7 @@ impl Split {
         }
         while have < want {
             let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0.wrapping_add(have)));
-            if id < self.size {
+            if id < self.size.get() {
                 let len = self.descriptors.load_half(id.into(), true) as u32;
                 touch(self.descriptors.load_half(id.into(), false), len);
             }
@@ -200,9 +184,12 @@ impl Split {
         // The driver stores what it wants and then loads the index: one of the two looks sees the
         // other's store.
         fence(Ordering::SeqCst);
-        let fresh = std::mem::take(&mut self.fresh);
+        let fresh = self.fresh;
+        if fresh {
+            self.fresh = false;
+        }
         if self.event_index {
-            let event = self.available.load_u16(ENTRIES + 2 * usize::from(self.size));
+            let event = self.available.load_u16(ENTRIES + 2 * usize::from(self.size.get()));
             fresh || passes(event, new, old)
         } else {
             self.available.load_u16(FLAGS) & NO_NOTICE == 0
@@ -211,7 +198,7 @@ impl Split {
 
     /// Has the driver looked at all completions that are visible? Unknown, and so false, without event index.
     pub fn is_heard(&self) -> bool {
-        let event = || self.available.load_u16(ENTRIES + 2 * usize::from(self.size));
+        let event = || self.available.load_u16(ENTRIES + 2 * usize::from(self.size.get()));
         self.event_index && event() == self.published.get()
     }
 
@@ -225,7 +212,7 @@ impl Split {
 
     pub fn listen(&mut self, next: Cursor) {
         if self.event_index {
-            self.used.store_u16(ENTRIES + 8 * usize::from(self.size), next.0);
+            self.used.store_u16(ENTRIES + 8 * usize::from(self.size.get()), next.0);
         } else {
             self.used.store_u16(FLAGS, 0);
         }

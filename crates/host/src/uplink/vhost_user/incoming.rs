@@ -97,7 +97,7 @@ impl Incoming {
             return Ok(Look::Nothing);
         }
         let Incoming { ring, buffers, features, slots, .. } = self;
-        ring.look_ahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(len)));
+        ring.look_ahead(NEAR, |id, len| buffers.prefetch(id, lines_ahead(0, len)));
         let first = ring.peek()?;
         checked(first, HEADER)?;
         let [low, high] = buffers.first_words(first.id);

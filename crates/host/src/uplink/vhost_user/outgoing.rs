@@ -155,7 +155,7 @@ impl Outgoing {
         self.ring.post(first, (HEADER + bytes) as u32, false);
         // The peer has read them on another CPU.
         let soon = usize::from(self.head.wrapping_add(NEAR) % RING);
-        self.buffers.prefetch_write(soon, lines_ahead(HEADER + bytes));
+        self.buffers.prefetch_write(soon, lines_ahead(0, HEADER + bytes));
         Ok(Ok(()))
     }
 }
