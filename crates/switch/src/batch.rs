@@ -45,18 +45,20 @@ impl Core {
         if let Some(worker) = batch.worker {
             return self.push_remote(slot, sender, batch, worker, lent);
         }
-        let plain = egress::plain(lent.tx);
         if batch.merges {
+            let plain = egress::plain(lent.tx);
             let opens = sender.tx.burst.has_frames() && sender.tx.luck.may_open();
             if self.may_merge(&plain, opens) {
                 return self.hold(slot, sender, batch, lent, &plain.layers, cost);
             }
         }
-        let pushed = batch.frames.try_push(plain).is_ok();
-        if pushed {
-            sender.tx.burst.done(lent.token);
+        if batch.frames.is_full() {
+            return false;
         }
-        pushed
+        // Made in its place: a copy of what was stored just now in smaller parts waits for all stores before it.
+        batch.frames.push(egress::plain(lent.tx));
+        sender.tx.burst.done(lent.token);
+        true
     }
 
     /// Hands a frame that goes with the batch over to the worker whose port its receiver is.
