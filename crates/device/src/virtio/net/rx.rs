@@ -106,7 +106,7 @@ impl RxQueue {
         };
         let (first, field) = header.to_words();
         let words = (first, u32::from(field) | (scratch.chains.len() as u32) << 16);
-        let spare = scratch.segments.first().is_some_and(|piece| has_own_line(piece.addr, rules));
+        let spare = scratch.segments.first().is_some_and(|piece| has_own_line(piece.addr, rules.header));
         scratch.header.write_words(words, rules.header, spare);
         if rules.checksum && frame.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
@@ -128,12 +128,8 @@ impl RxQueue {
         self.missing = None;
         let into = &scratch.into;
         self.queue.look_ahead(self.queue.next, |addr, _| {
-            let own = if has_own_line(addr, rules) { rules.header } else { 0 };
-            if own > 0 {
-                into.prefetch(addr, 1);
-            }
-            let addr = addr.wrapping_add(own as u64);
-            into.prefetch_write(addr, lines_ahead(addr, need - own));
+            let (addr, len) = behind_own_line((addr, need), rules.header);
+            into.prefetch_write(addr, lines_ahead(addr, len));
         });
         Ok(())
     }
@@ -178,11 +174,19 @@ impl RxQueue {
     }
 }
 
-/// Does the header end where a cache line does, so that no byte of the frame is in a line with it? DPDK's buffers are such
-/// ones; what the header says is mostly what the last one said.
+/// Does a header of `header` bytes at `addr` end where a cache line does, so that no byte of the frame is in a line with it?
+/// DPDK's buffers are such ones. What the header says is mostly what the last one said, and neither side stores it then.
 #[inline]
-fn has_own_line(addr: u64, rules: &RxRules) -> bool {
-    addr.wrapping_add(rules.header as u64).is_multiple_of(LINE as u64)
+fn has_own_line(addr: u64, header: usize) -> bool {
+    addr.wrapping_add(header as u64).is_multiple_of(LINE as u64)
+}
+
+/// What of a buffer (guest address, bytes) is worth fetching: all of it, or what comes behind a header with a line of its own,
+/// which is in this CPU's cache already.
+#[inline]
+pub fn behind_own_line((addr, len): (u64, usize), header: usize) -> (u64, usize) {
+    let own = if has_own_line(addr, header) { header.min(len) } else { 0 };
+    (addr.wrapping_add(own as u64), len - own)
 }
 
 /// The first `need` bytes of the pieces were written.

@@ -4,7 +4,7 @@ use vmlane_mem::{MemoryMap, Spans};
 use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame, VnetHeader};
 use vmlane_wire::ethernet::{HEADER, TAG};
 
-use super::rx::LONG_HEADER;
+use super::rx::{LONG_HEADER, behind_own_line};
 use crate::virtio::queue::{Broken, Cursor, Queue, Segment, Taken, lines_ahead};
 
 /// Frames of one ring that may be lent at once.
@@ -121,7 +121,10 @@ impl TxQueue {
             self.queue.next = taken.next;
             let Some(slot) = self.slots.get_mut(usize::from(number)) else { return Ok(None) };
             let near = &slot.spans;
-            self.queue.look_ahead(taken.next, |addr, len| near.prefetch(addr, lines_ahead(addr, len as usize)));
+            self.queue.look_ahead(taken.next, |addr, len| {
+                let (addr, len) = behind_own_line((addr, len as usize), rules.header);
+                near.prefetch(addr, lines_ahead(addr, len));
+            });
             slot.number = self.next;
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;
