@@ -95,18 +95,24 @@ impl RxQueue {
         }
         let shift = if frame.tag.is_some() { TAG } else { 0 };
         let need = rules.header + shift + frame.len();
-        let collected = self.collect(need, rules, scratch);
-        scratch.overhead += scratch.segments.len().saturating_sub(2 + need / FAIR_PIECE);
-        collected?;
-        spread(need, rules.header, scratch)?;
+        let single = self.single(need, rules, scratch);
+        let (spare, chains) = match single {
+            Some((_, addr)) => (has_own_line(addr, rules.header), 1),
+            None => {
+                let collected = self.collect(need, rules, scratch);
+                scratch.overhead += scratch.segments.len().saturating_sub(2 + need / FAIR_PIECE);
+                collected?;
+                spread(need, rules.header, scratch)?;
+                (false, scratch.chains.len())
+            }
+        };
         let header = if rules.checksum {
             VnetHeader::with_checksum_status(frame, shift as u16)
         } else {
             VnetHeader::default()
         };
         let (first, field) = header.to_words();
-        let words = (first, u32::from(field) | (scratch.chains.len() as u32) << 16);
-        let spare = scratch.segments.first().is_some_and(|piece| has_own_line(piece.addr, rules.header));
+        let words = (first, u32::from(field) | (chains as u32) << 16);
         scratch.header.write_words(words, rules.header, spare);
         if rules.checksum && frame.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
@@ -115,6 +121,39 @@ impl RxQueue {
         } else {
             frame.write(&scratch.into, true, &mut scratch.head);
         }
+        if let Some((taken, _)) = single {
+            self.queue.complete(taken.id, taken.count, need as u32);
+            self.queue.next = taken.next;
+        } else {
+            self.complete(need, scratch);
+        }
+        self.missing = None;
+        let into = &scratch.into;
+        self.queue.look_ahead(self.queue.next, |addr, _| {
+            let (addr, len) = behind_own_line((addr, need), rules.header);
+            into.prefetch_write(addr, lines_ahead(addr, len));
+        });
+        Ok(())
+    }
+
+    /// The usual case, quickly: one buffer in one piece has room for it all. Its chain and address, or None: look closer.
+    #[inline]
+    fn single(&mut self, need: usize, rules: &RxRules, scratch: &mut Scratch) -> Option<(Taken, u64)> {
+        if self.queue.log().is_some() {
+            return None;
+        }
+        let (taken, piece) = self.queue.read_single(self.queue.next)?;
+        let frame = piece.addr.checked_add(rules.header as u64)?;
+        if !piece.writable || (piece.len as usize) < need {
+            return None;
+        }
+        scratch.header.set(piece.addr, rules.header).ok()?;
+        scratch.into.set(frame, need - rules.header).ok()?;
+        Some((taken, piece.addr))
+    }
+
+    /// Completes the chains that were collected.
+    fn complete(&mut self, need: usize, scratch: &Scratch) {
         if let Some(log) = self.queue.log() {
             log_pieces(log, need, &scratch.segments);
         }
@@ -125,13 +164,6 @@ impl RxQueue {
             left -= here;
             self.queue.next = taken.next;
         }
-        self.missing = None;
-        let into = &scratch.into;
-        self.queue.look_ahead(self.queue.next, |addr, _| {
-            let (addr, len) = behind_own_line((addr, need), rules.header);
-            into.prefetch_write(addr, lines_ahead(addr, len));
-        });
-        Ok(())
     }
 
     /// Finds chains for `need` bytes; nothing is taken yet.

@@ -108,7 +108,12 @@ impl TxQueue {
                 return Ok(None);
             }
             self.segments.clear();
-            let taken = match self.queue.read(self.queue.next, &mut self.segments) {
+            let single = self.queue.read_single(self.queue.next);
+            let read = match single {
+                Some((taken, _)) => Ok(Some(taken)),
+                None => self.queue.read(self.queue.next, &mut self.segments),
+            };
+            let taken = match read {
                 Ok(Some(taken)) => taken,
                 Ok(None) => return Ok(None),
                 Err(broken) => {
@@ -128,14 +133,18 @@ impl TxQueue {
             slot.number = self.next;
             *Self::at(&mut self.pending, self.next) = Some(Pending { taken, finished: false });
             self.next += 1;
-            match gather(&self.segments, slot, &self.memory, rules) {
+            let segments = match &single {
+                Some((_, segment)) => std::slice::from_ref(segment),
+                None => &self.segments,
+            };
+            match gather(segments, slot, &self.memory, rules) {
                 Ok(()) => {
                     // One is the header's.
-                    self.overhead += self.segments.len().saturating_sub(1 + slot.spans.pieces());
+                    self.overhead += segments.len().saturating_sub(1 + slot.spans.pieces());
                     return Ok(Some(number));
                 }
                 Err(reason) => {
-                    self.overhead += 1 + self.segments.len();
+                    self.overhead += 1 + segments.len();
                     stats.drop(reason);
                     self.finish(number);
                     self.skipped = true;

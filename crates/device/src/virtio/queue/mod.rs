@@ -121,6 +121,18 @@ impl Queue {
         read
     }
 
+    /// The usual case, quickly: the chain at `at` if it is a single descriptor that breaks no rule. None says nothing about
+    /// the ring; [`Self::read`] does.
+    #[inline]
+    pub fn read_single(&mut self, at: Cursor) -> Option<(Taken, Segment)> {
+        let read = match &mut self.kind {
+            Kind::Split(ring) => ring.read_single(at, self.next),
+            Kind::Packed(ring) => ring.read_single(at),
+        };
+        self.walked += 2 * u64::from(read.is_some());
+        read
+    }
+
     /// Descriptors read so far, those of indirect tables included, and one for each call of [`Self::read`]: what the
     /// ring has cost the worker beside copies.
     #[inline]

@@ -130,6 +130,17 @@ impl Packed {
         Err(Broken::Loop)
     }
 
+    /// The chain at `at` if it is a single descriptor; see [`super::Queue::read_single`].
+    #[inline]
+    pub fn read_single(&mut self, at: Cursor) -> Option<(Taken, Segment)> {
+        let word = self.available(at)?;
+        let addr = self.ring.load_half(usize::from(at.0 & !WRAP), false);
+        let (len, id, flags) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
+        let taken = Taken { id, count: 1, at, next: self.forward(at, 1) };
+        let segment = Segment { addr, len, writable: flags & desc::WRITE != 0 };
+        (flags & (desc::NEXT | desc::INDIRECT) == 0).then_some((taken, segment))
+    }
+
     /// Calls `touch` with address and length of a buffer that is likely to be read soon. It is loaded again when its
     /// turn comes.
     #[inline]

@@ -130,6 +130,29 @@ impl Split {
         Err(Broken::Loop)
     }
 
+    /// The chain at `at` if it is a single descriptor; see [`super::Queue::read_single`].
+    #[inline]
+    pub fn read_single(&mut self, at: Cursor, first: Cursor) -> Option<(Taken, Segment)> {
+        let size = self.size.get();
+        if at.0 == self.seen.get() {
+            let seen = self.available.load_u16(INDEX);
+            if at.0 == seen || seen.wrapping_sub(first.0) > size {
+                return None;
+            }
+            self.seen.set(seen);
+        }
+        let id = self.available.load_u16(ENTRIES + 2 * self.slot(at.0));
+        if id >= size {
+            return None;
+        }
+        let addr = self.descriptors.load_half(id.into(), false);
+        let word = self.descriptors.load_half(id.into(), true);
+        let (len, flags) = (word as u32, (word >> 32) as u16);
+        let taken = Taken { id, count: 1, at, next: Cursor(at.0.wrapping_add(1)) };
+        let segment = Segment { addr, len, writable: flags & desc::WRITE != 0 };
+        (flags & (desc::NEXT | desc::INDIRECT) == 0).then_some((taken, segment))
+    }
+
     /// Looks ahead from `at`, behind the chain that was read last: has the CPU fetch descriptors, and calls
     /// `touch` with the addresses and lengths of first buffers. Each is loaded again when its turn comes.
     #[inline]
