@@ -57,8 +57,8 @@ impl Watched {
     fn work(&mut self) -> bool {
         let queue = self.queue.as_mut().unwrap();
         let Some(taken) = queue.read(queue.next, &mut Vec::new()).unwrap() else { return false };
-        queue.next = taken.next;
-        queue.complete(taken.id, taken.count, 0);
+        queue.next = taken.next();
+        queue.complete(taken.id(), taken.count(), 0);
         true
     }
 

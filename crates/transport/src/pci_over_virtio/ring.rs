@@ -24,7 +24,7 @@ impl Ring {
         self.segments.clear();
         let taken = self.queue.read(self.queue.next, &mut self.segments)?;
         if let Some(taken) = &taken {
-            self.queue.next = taken.next;
+            self.queue.next = taken.next();
         }
         Ok(taken)
     }
@@ -66,7 +66,7 @@ impl Ring {
 
     /// Completes the chain at hand, visibly. True if the driver wants to be told.
     pub fn complete(&mut self, taken: &Taken, len: usize) -> bool {
-        self.queue.complete(taken.id, taken.count, len as u32);
+        self.queue.complete(taken.id(), taken.count(), len as u32);
         self.queue.publish()
     }
 

@@ -244,12 +244,12 @@ impl ControlQueue {
                     return Err(broken);
                 }
             };
-            self.queue.next = taken.next;
+            self.queue.next = taken.next();
             let done = self.gather() && apply(&self.bytes);
             self.overhead += COMMAND + self.segments.len() + self.bytes.len() / MAC;
             served.changed |= done;
             let written = self.answer(if done { control::OK } else { control::ERROR });
-            self.queue.complete(taken.id, taken.count, written);
+            self.queue.complete(taken.id(), taken.count(), written);
         }
         served.tell = self.queue.publish();
         served.more = self.waits();

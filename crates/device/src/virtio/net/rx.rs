@@ -122,8 +122,8 @@ impl RxQueue {
             frame.write(&scratch.into, true, &mut scratch.head);
         }
         if let Some((taken, _)) = single {
-            self.queue.complete(taken.id, taken.count, need as u32);
-            self.queue.next = taken.next;
+            self.queue.complete(taken.id(), taken.count(), need as u32);
+            self.queue.next = taken.next();
         } else {
             self.complete(need, scratch);
         }
@@ -160,9 +160,9 @@ impl RxQueue {
         let mut left = need as u32;
         for (taken, bytes) in &scratch.chains {
             let here = left.min(*bytes);
-            self.queue.complete(taken.id, taken.count, here);
+            self.queue.complete(taken.id(), taken.count(), here);
             left -= here;
-            self.queue.next = taken.next;
+            self.queue.next = taken.next();
         }
     }
 
@@ -193,9 +193,9 @@ impl RxQueue {
                 return Err(DropReason::BadReceiver);
             }
             have = have.saturating_add(bytes);
-            descriptors += usize::from(taken.count);
+            descriptors += usize::from(taken.count());
             scratch.chains.push((taken, u32::try_from(bytes).unwrap_or(u32::MAX)));
-            at = taken.next;
+            at = taken.next();
             let fits = scratch.chains.len() < MAX_BUFFERS && scratch.segments.len() < MAX_PIECES;
             let more = rules.mergeable && fits;
             if have < need && !more {

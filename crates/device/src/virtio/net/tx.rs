@@ -123,10 +123,10 @@ impl TxQueue {
                 }
             };
             let Some(number) = self.free_slot() else { return Ok(None) };
-            self.queue.next = taken.next;
+            self.queue.next = taken.next();
             let Some(slot) = self.slots.get_mut(usize::from(number)) else { return Ok(None) };
             let near = &slot.spans;
-            self.queue.look_ahead(taken.next, |addr, len| {
+            self.queue.look_ahead(taken.next(), |addr, len| {
                 let (addr, len) = behind_own_line((addr, len as usize), rules.header);
                 near.prefetch(addr, lines_ahead(addr, len));
             });
@@ -210,7 +210,7 @@ impl TxQueue {
             let place = Self::at(&mut self.pending, self.first);
             let Some(Pending { taken, finished: true }) = *place else { break };
             *place = None;
-            self.queue.complete(taken.id, taken.count, 0);
+            self.queue.complete(taken.id(), taken.count(), 0);
             self.first += 1;
         }
         self.queue.publish()
@@ -219,7 +219,7 @@ impl TxQueue {
     /// The first chain that is not completed.
     fn oldest(&mut self) -> Cursor {
         let first = if self.first == self.next { None } else { *Self::at(&mut self.pending, self.first) };
-        first.map_or(self.queue.next, |pending| pending.taken.at)
+        first.map_or(self.queue.next, |pending| pending.taken.at())
     }
 }
 

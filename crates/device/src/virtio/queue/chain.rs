@@ -40,15 +40,38 @@ impl Index {
     }
 }
 
-/// A chain that was read.
+/// A chain that was read. One word, so that it is stored and loaded as one ([`Index`] says why that matters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
-pub struct Taken {
+pub struct Taken(u64);
+
+impl Taken {
+    #[inline]
+    pub(super) fn new(id: u16, count: u16, at: Cursor, next: Cursor) -> Taken {
+        let [id, count, at, next] = [id, count, at.0, next.0].map(u64::from);
+        Taken(id | count << 16 | at << 32 | next << 48)
+    }
+
     /// What its completion names.
-    pub id: u16,
+    #[inline]
+    pub fn id(self) -> u16 {
+        self.0 as u16
+    }
+
     /// Descriptors of the ring that it takes.
-    pub count: u16,
-    pub at: Cursor,
-    pub next: Cursor,
+    #[inline]
+    pub fn count(self) -> u16 {
+        (self.0 >> 16) as u16
+    }
+
+    #[inline]
+    pub fn at(self) -> Cursor {
+        Cursor((self.0 >> 32) as u16)
+    }
+
+    #[inline]
+    pub fn next(self) -> Cursor {
+        Cursor((self.0 >> 48) as u16)
+    }
 }
 
 /// A ring that breaks the rules. The device stops reading it.

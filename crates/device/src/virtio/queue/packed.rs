@@ -122,7 +122,7 @@ impl Packed {
             }
             here = self.forward(here, 1);
             if flags & desc::NEXT == 0 {
-                return Ok(Some(Taken { id, count, at, next: here }));
+                return Ok(Some(Taken::new(id, count, at, here)));
             }
             // The first descriptor is made available last, so the others are there.
             word = self.ring.load_half(usize::from(here.0 & !WRAP), true);
@@ -136,7 +136,7 @@ impl Packed {
         let word = self.available(at)?;
         let addr = self.ring.load_half(usize::from(at.0 & !WRAP), false);
         let (len, id, flags) = (word as u32, (word >> 32) as u16, (word >> 48) as u16);
-        let taken = Taken { id, count: 1, at, next: self.forward(at, 1) };
+        let taken = Taken::new(id, 1, at, self.forward(at, 1));
         let segment = Segment { addr, len, writable: flags & desc::WRITE != 0 };
         (flags & (desc::NEXT | desc::INDIRECT) == 0).then_some((taken, segment))
     }

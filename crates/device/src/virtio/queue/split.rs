@@ -123,7 +123,7 @@ impl Split {
                 push(segments, begin, Segment { addr, len, writable: flags & desc::WRITE != 0 })?;
             }
             if flags & desc::NEXT == 0 {
-                return Ok(Some(Taken { id, count, at, next: Cursor(at.0.wrapping_add(1)) }));
+                return Ok(Some(Taken::new(id, count, at, Cursor(at.0.wrapping_add(1)))));
             }
             index = next;
         }
@@ -148,7 +148,7 @@ impl Split {
         let addr = self.descriptors.load_half(id.into(), false);
         let word = self.descriptors.load_half(id.into(), true);
         let (len, flags) = (word as u32, (word >> 32) as u16);
-        let taken = Taken { id, count: 1, at, next: Cursor(at.0.wrapping_add(1)) };
+        let taken = Taken::new(id, 1, at, Cursor(at.0.wrapping_add(1)));
         let segment = Segment { addr, len, writable: flags & desc::WRITE != 0 };
         (flags & (desc::NEXT | desc::INDIRECT) == 0).then_some((taken, segment))
     }

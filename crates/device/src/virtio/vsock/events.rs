@@ -82,8 +82,8 @@ pub fn send_reset(setup: &Setup) -> Result<bool, Missed> {
         return Err(Missed::Buffer);
     }
     into.write(0, &event);
-    queue.next = taken.next;
-    queue.complete(taken.id, taken.count, event.len() as u32);
+    queue.next = taken.next();
+    queue.complete(taken.id(), taken.count(), event.len() as u32);
     let call = queue.publish();
     let next = queue.next;
     queue.leave(next);

@@ -172,7 +172,7 @@ impl Port {
                 return Ok(None);
             }
         };
-        self.tx.next = taken.next;
+        self.tx.next = taken.next();
         match self.parse(taken) {
             Some(outgoing) => Ok(Some(outgoing)),
             None => {
@@ -223,8 +223,8 @@ impl Port {
     }
 
     fn sent(&mut self, taken: &Taken, payload: usize) {
-        self.tx.complete(taken.id, taken.count, 0);
-        self.unheard = self.unheard.saturating_add(taken.count);
+        self.tx.complete(taken.id(), taken.count(), 0);
+        self.unheard = self.unheard.saturating_add(taken.count());
         self.held = self.held.saturating_add(PACKET + payload);
     }
 
@@ -255,7 +255,7 @@ impl Port {
         let Some((taken, room)) = self.buffer()? else { return Err(NoBuffers) };
         let here = len.min(room);
         if self.spread(here).is_err() {
-            self.breaks(RX, Broken::Descriptor(taken.id));
+            self.breaks(RX, Broken::Descriptor(taken.id()));
             return Err(NoBuffers);
         }
         header.len = (here as u32).into();
@@ -266,8 +266,8 @@ impl Port {
         copy_spans(&self.into, 0, from, at, here);
         self.head.write(0, header.as_bytes());
         self.log(here);
-        self.rx.next = taken.next;
-        self.rx.complete(taken.id, taken.count, (HEADER + here) as u32);
+        self.rx.next = taken.next();
+        self.rx.complete(taken.id(), taken.count(), (HEADER + here) as u32);
         self.stats.packets_received.bump(1);
         self.stats.bytes_received.bump(here as u64);
         Ok(here)
@@ -292,8 +292,8 @@ impl Port {
                 Ok(Some(taken)) => {
                     let bytes: usize = self.segments.iter().map(|segment| segment.len as usize).sum();
                     room = room.saturating_add(bytes.saturating_sub(HEADER));
-                    descriptors += taken.count;
-                    at = taken.next;
+                    descriptors += taken.count();
+                    at = taken.next();
                 }
                 Ok(None) => return false,
                 Err(broken) => self.breaks(RX, broken),
@@ -322,7 +322,7 @@ impl Port {
         match all.checked_sub(HEADER).filter(|&room| room > 0 && writable) {
             Some(room) => Ok(Some((taken, room))),
             None => {
-                self.breaks(RX, Broken::Descriptor(taken.id));
+                self.breaks(RX, Broken::Descriptor(taken.id()));
                 Err(NoBuffers)
             }
         }
@@ -403,13 +403,13 @@ impl Port {
         while let Some(header) = self.replies.front().copied() {
             let Ok(Some((taken, _))) = self.buffer() else { break };
             if self.spread(0).is_err() {
-                self.breaks(RX, Broken::Descriptor(taken.id));
+                self.breaks(RX, Broken::Descriptor(taken.id()));
                 break;
             }
             self.head.write(0, header.as_bytes());
             self.log(0);
-            self.rx.next = taken.next;
-            self.rx.complete(taken.id, taken.count, HEADER as u32);
+            self.rx.next = taken.next();
+            self.rx.complete(taken.id(), taken.count(), HEADER as u32);
             self.stats.packets_received.bump(1);
             self.replies.pop_front();
             moved = true;
@@ -557,7 +557,7 @@ impl Drop for Port {
         // What is under way is taken again from its beginning when the rings run next, unless
         // part of it is delivered: then it is lost, as its connection is.
         let first = match &self.outgoing {
-            Some(outgoing) if outgoing.done == 0 => outgoing.taken.at,
+            Some(outgoing) if outgoing.done == 0 => outgoing.taken.at(),
             _ => self.tx.next,
         };
         self.tx.leave(first);
