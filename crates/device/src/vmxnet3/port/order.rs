@@ -1,13 +1,14 @@
 //! Frames in ring order, from the first that is not completed on: finished in any order, completed
 //! in theirs.
 
-/// A frame that was taken from the ring.
+/// A frame that was taken from the ring: its last descriptor, and two flags. One word, since a load of what was stored in
+/// parts just before waits for all stores before them, those to guests' memory too.
 #[derive(Clone, Copy, Debug, Default)]
-struct Taken {
-    /// Its last descriptor.
-    end: u16,
-    wants_completion: bool,
-    finished: bool,
+struct Taken(u32);
+
+impl Taken {
+    const WANTS_COMPLETION: u32 = 1 << 16;
+    const FINISHED: u32 = 1 << 17;
 }
 
 /// As many frames as a ring has descriptors, at most. Frames are numbered from the first ever.
@@ -47,14 +48,15 @@ impl Order {
     #[inline]
     pub fn push(&mut self, end: u16, wants_completion: bool) -> u64 {
         let number = self.next;
-        *self.at(number) = Taken { end, wants_completion, finished: false };
+        let wants = if wants_completion { Taken::WANTS_COMPLETION } else { 0 };
+        *self.at(number) = Taken(u32::from(end) | wants);
         self.next += 1;
         number
     }
 
     #[inline]
     pub fn finish(&mut self, number: u64) {
-        self.at(number).finished = true;
+        self.at(number).0 |= Taken::FINISHED;
     }
 
     /// Takes the first frame, if it is finished: its last descriptor, and whether a completion is
@@ -64,11 +66,11 @@ impl Order {
         if self.first == self.next {
             return None;
         }
-        let Taken { end, wants_completion, finished } = *self.at(self.first);
-        if !finished {
+        let Taken(word) = *self.at(self.first);
+        if word & Taken::FINISHED == 0 {
             return None;
         }
         self.first += 1;
-        Some((end, wants_completion))
+        Some((word as u16, word & Taken::WANTS_COMPLETION != 0))
     }
 }

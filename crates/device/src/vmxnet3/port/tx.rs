@@ -131,9 +131,9 @@ impl TxQueue {
             self.commands.head = self.commands.next(end);
             slot.number = self.order.push(end.index, wants_completion);
             match lent.and_then(|()| fill(slot, &first, len, rules)) {
-                Ok(()) => {
+                Ok(offload) => {
                     self.overhead += descriptors.saturating_sub(1 + slot.spans.pieces());
-                    counters::sent(counters, &slot.head, len, slot.offload);
+                    counters::sent(counters, &slot.head, len, offload);
                     return Ok(Some(number));
                 }
                 Err(reason) => {
@@ -258,13 +258,14 @@ fn gather(
     Err(Stopped(error::TOO_MANY_DESCRIPTORS))
 }
 
-/// Checks the offload and takes the private copy of the first bytes.
+/// Checks the offload, which it returns, and takes the private copy of the first bytes.
 #[inline]
-fn fill(slot: &mut Slot, first: &TxDesc, len: usize, rules: &TxRules) -> Result<(), DropReason> {
-    slot.offload = rules.check(first, len)?;
+fn fill(slot: &mut Slot, first: &TxDesc, len: usize, rules: &TxRules) -> Result<Offload, DropReason> {
+    let offload = rules.check(first, len)?;
+    slot.offload = offload;
     slot.tag = first.tag();
-    slot.head_len = len.min(HEAD.max(spoken_of(slot.offload)));
+    slot.head_len = len.min(HEAD.max(spoken_of(offload)));
     let head = slot.head.get_mut(..slot.head_len).ok_or(DropReason::BadOffload)?;
     slot.spans.read(0, head);
-    Ok(())
+    Ok(offload)
 }
