@@ -136,7 +136,7 @@ impl Bench {
     /// The packet as its receiver has it, if it is not too long to look at each.
     fn written<'a>(&self, packet: &RxFrame<'_>, out: &'a mut [u8; WHOLE]) -> Option<&'a mut [u8]> {
         let out = out.get_mut(..packet.len())?;
-        let written = packet.write(&self.sink, false, &mut [0; MAX_HEAD]);
+        let written = packet.write(&self.sink, false);
         assert_eq!(written, packet.len());
         self.sink.read(0, out);
         let (_, body) = out.split_at(packet.head.len());
@@ -176,11 +176,12 @@ impl Bench {
         let left = frame.len() - bytes;
         let mut head = [0; MAX_HEAD];
         head[..bytes].copy_from_slice(&frame.head[..bytes]);
-        let mut cutter = Cutter::new(&mut head[..bytes], segmentation);
+        let cutter = Cutter::new(&frame.head[..bytes], segmentation);
         for number in [0, 1, u16::from(other) * 8, segments - 1].into_iter().filter(|n| *n < segments) {
             let before = usize::from(number) * mss;
             let here = mss.min(left - before);
-            let (head, partial_checksum) = cutter.cut(number, here);
+            let head = &mut head[..bytes];
+            let partial_checksum = cutter.cut(head, number, here);
             again::check_ip(head, &found, bytes + here, Some((frame.head, number)));
             again::check_tcp(head, &segmentation, frame.head, number);
             let mut packet = self.packet(frame, head, before);

@@ -35,10 +35,15 @@ fuzz_target!(|data: &[u8]| {
             4 | 5 => {
                 for _ in 0..=input.byte() % SIZE as u8 {
                     segments.clear();
-                    let Ok(Some(taken)) = queue.read(queue.next, &mut segments) else { break };
-                    assert!(segments.len() <= MAX_SEGMENTS && (1..=SIZE).contains(&taken.count));
-                    queue.next = taken.next;
-                    queue.complete(taken.id, taken.count, 1);
+                    let single = queue.read_single(queue.next);
+                    let read = queue.read(queue.next, &mut segments);
+                    if let Some((taken, segment)) = single {
+                        assert_eq!((&read, &segments[..]), (&Ok(Some(taken)), &[segment][..]), "two ways, one chain");
+                    }
+                    let Ok(Some(taken)) = read else { break };
+                    assert!(segments.len() <= MAX_SEGMENTS && (1..=SIZE).contains(&taken.count()));
+                    queue.next = taken.next();
+                    queue.complete(taken.id(), taken.count(), 1);
                 }
                 queue.publish();
             }

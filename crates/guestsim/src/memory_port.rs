@@ -153,7 +153,6 @@ impl Wire {
             free: (0..look_ahead as u32).rev().collect(),
             filter,
             sink: Spans::new(self::memory(2 * ROOM), true),
-            scratch: [0; MAX_HEAD],
             doorbell: None,
         };
         (wire, Box::new(port))
@@ -293,7 +292,6 @@ pub struct MemoryPort {
     free: Vec<u32>,
     filter: Filter,
     sink: Spans,
-    scratch: [u8; MAX_HEAD],
     doorbell: Option<OwnedFd>,
 }
 
@@ -361,7 +359,7 @@ impl MemoryPort {
         }
         self.sink.clear();
         self.sink.push(0, packet.len()).expect("memory of its own");
-        let len = packet.write(&self.sink, false, &mut self.scratch);
+        let len = packet.write(&self.sink, false);
         if !inner.keeps {
             return Ok(());
         }

@@ -82,6 +82,31 @@ fn a_window_takes_no_bytes_beyond_its_end() {
 }
 
 #[test]
+fn words_lie_where_bytes_do() {
+    let memory = MemoryMap::default().map(map(0, 2)).unwrap();
+    let bytes: [u8; 12] = std::array::from_fn(|at| at as u8 + 1);
+    let words = (0x0807_0605_0403_0201, 0x0c0b_0a09);
+    let mut spans = Spans::new(memory.clone(), true);
+    assert_eq!(spans.near_words(0x101), None, "no region is near yet");
+    // In one piece, and in two; all twelve bytes, and ten of them; whether or not the same bytes are there already.
+    for (pieces, len) in [(&[(0x101, 12)][..], 12), (&[(0x101, 10)], 10), (&[(0x101, 5), (0x700, 7)], 12)] {
+        spans.clear();
+        pieces.iter().for_each(|&(at, len)| spans.push(at, len).unwrap());
+        for spare in [false, true, true] {
+            spans.write_words(words, len, spare);
+            let mut out = vec![0; len];
+            spans.read(0, &mut out);
+            assert_eq!(out, bytes[..len]);
+        }
+        spans.write(0, &vec![0xff; len]);
+    }
+    memory.write(0x1ff4, &bytes).unwrap();
+    assert_eq!(spans.near_words(0x1ff4), Some(words));
+    assert_eq!(spans.near_words(0x1ff5), None, "the last byte is outside");
+    assert_eq!(spans.near_words(u64::MAX - 3), None);
+}
+
+#[test]
 fn a_shrunk_file_poisons_its_mapping_and_nothing_else() {
     let fd = rustix::fs::memfd_create("shrinks", rustix::fs::MemfdFlags::CLOEXEC).unwrap();
     rustix::fs::ftruncate(&fd, 0x4000).unwrap();

@@ -188,53 +188,50 @@ impl RxFrame<'_> {
         self.len() == 0
     }
 
-    /// Writes the frame into `to` from its first byte on: the one copy. `scratch` takes the header
-    /// while its checksum is filled in. `to` has room for it (and for the tag, if `in_band`, which
-    /// inserts it). Returns the bytes written.
+    /// Writes the frame into `to` from its first byte on: the one copy. `to` has room for it (and for the tag, if
+    /// `in_band`, which inserts it). Returns the bytes written.
     #[inline]
-    pub fn write(&self, to: &Spans, in_band: bool, scratch: &mut [u8; MAX_HEAD]) -> usize {
+    pub fn write(&self, to: &Spans, in_band: bool) -> usize {
         let tag = self.tag.filter(|_| in_band);
-        let body_to = self.head.len() + if tag.is_some() { TAG } else { 0 };
-        let head = match self.partial_checksum {
+        let shift = if tag.is_some() { TAG } else { 0 };
+        let body_to = self.head.len() + shift;
+        let checksum = match self.partial_checksum {
             None => {
                 copy_spans(to, body_to, self.body, self.body_at, self.body_len);
-                self.head
+                None
             }
-            Some(partial_checksum) => self.finish(partial_checksum, to, body_to, scratch),
+            Some(partial_checksum) => {
+                let sum = self.copy_summed(partial_checksum, to, body_to);
+                Some((usize::from(partial_checksum.field) + shift, sum))
+            }
         };
         match tag {
-            None => to.write(0, head),
-            Some(tag) => write_tagged(to, head, tag),
+            None => to.write(0, self.head),
+            Some(tag) => write_tagged(to, self.head, tag),
+        }
+        // In the guest's memory: in a private copy of the head the copy to the guest would have to wait for it.
+        if let Some((field, sum)) = checksum {
+            to.write(field, &sum.to_be_bytes());
         }
         body_to + self.body_len
     }
 
-    /// Copies the body and sums it; the head with its checksum in `scratch`.
-    fn finish<'s>(
-        &self,
-        partial_checksum: PartialChecksum,
-        to: &Spans,
-        body_to: usize,
-        scratch: &'s mut [u8; MAX_HEAD],
-    ) -> &'s [u8] {
-        let head = &mut scratch[..self.head.len()];
-        head.copy_from_slice(self.head);
-        let (start, field) = (usize::from(partial_checksum.start), usize::from(partial_checksum.field));
+    /// Copies the body and sums it. Returns the whole checksum, whose field is behind the addresses.
+    #[inline]
+    fn copy_summed(&self, partial_checksum: PartialChecksum, to: &Spans, body_to: usize) -> u16 {
         let mut sum = match partial_checksum.head_sum {
             Some(sum) => Sum::from_be(sum),
             None => {
                 let mut sum = Sum::default();
-                sum.add(&head[start.min(head.len())..]);
+                sum.add(&self.head[usize::from(partial_checksum.start).min(self.head.len())..]);
                 sum
             }
         };
         copy_spans_summed(to, body_to, self.body, self.body_at, self.body_len, &mut sum);
-        let sum = match sum.checksum() {
+        match sum.checksum() {
             0 if partial_checksum.never_zero => 0xffff,
             sum => sum,
-        };
-        head[field..field + 2].copy_from_slice(&sum.to_be_bytes());
-        head
+        }
     }
 }
 

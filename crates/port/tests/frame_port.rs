@@ -5,8 +5,8 @@ use std::time::Instant;
 
 use vmlane_mem::{MapRequest, MemoryMap, Spans, memfd};
 use vmlane_port::{
-    ChecksumStatus, DropReason, Filter, FramePort, HEAD, Layers, MAX_HEAD, Offload, Refused, RxCapabilities,
-    RxFrame, Token, TxFrame, WakeUp,
+    ChecksumStatus, DropReason, Filter, FramePort, HEAD, Layers, Offload, Refused, RxCapabilities, RxFrame,
+    Token, TxFrame, WakeUp,
 };
 
 /// Bytes of a slot of the port's memory.
@@ -114,7 +114,7 @@ impl FramePort for MemoryPort {
             }
             self.room -= 1;
             self.buffer.set((SLOTS * SLOT) as u64, frame.len()).expect("memory of its own");
-            let mut bytes = vec![0; frame.write(&self.buffer, false, &mut [0; MAX_HEAD])];
+            let mut bytes = vec![0; frame.write(&self.buffer, false)];
             self.buffer.read(0, &mut bytes);
             self.copied.push(bytes);
         }

@@ -1,6 +1,7 @@
 //! The stage in front of the receiver: a frame stays whole or is cut into segments, its checksums are left, told
 //! or completed, and the receiver's port copies it.
 
+use arrayvec::ArrayVec;
 use vmlane_mem::Spans;
 use vmlane_port::{
     Aggregate, ChecksumStatus, DropReason, FramePort, Layers, MAX_HEAD, Network, PartialChecksum,
@@ -36,9 +37,12 @@ pub struct Receiver<'a> {
     pub mirror: bool,
 }
 
+/// Segments that are delivered together.
+const TOGETHER: usize = 8;
+
 /// Memory for headers that change.
 pub struct Egress {
-    edit: Box<[u8; MAX_HEAD]>,
+    edit: Box<[[u8; MAX_HEAD]; TOGETHER]>,
 }
 
 /// A frame to which nothing is to be done, as its receiver gets it.
@@ -59,7 +63,7 @@ pub fn plain<'a>(tx: &TxFrame<'a>) -> RxFrame<'a> {
 
 impl Egress {
     pub fn new() -> Egress {
-        Egress { edit: Box::new([0; MAX_HEAD]) }
+        Egress { edit: Box::new([[0; MAX_HEAD]; TOGETHER]) }
     }
 
     /// Hands a frame over. `next`: segments delivered before, and how many when this returns.
@@ -117,7 +121,8 @@ impl Egress {
         let Segmentation { packet: layers, header, mss, segments, .. } = *segmentation;
         let bytes = usize::from(header);
         let body_len = body.len() - body_at;
-        let head = private_copy(&mut self.edit, headers, bytes)?;
+        let [edit, ..] = &mut *self.edit;
+        let head = private_copy(edit, headers, bytes)?;
         let partial = segment::complete(head, &layers, bytes + body_len);
         let whole = RxFrame {
             head,
@@ -149,26 +154,47 @@ impl Egress {
         if bytes + payload.min(mss) > to.capabilities.frame {
             return Err(DropReason::TooLong);
         }
-        let mut cutter = Cutter::new(private_copy(&mut self.edit, frame.head, bytes)?, *segmentation);
+        for edit in self.edit.iter_mut().take(usize::from(segments - *next)) {
+            private_copy(edit, frame.head, bytes)?;
+        }
+        let cutter = Cutter::new(frame.head.get(..bytes).ok_or(DropReason::BadOffload)?, *segmentation);
         while *next < segments {
-            let before = usize::from(*next) * mss;
-            let here = mss.min(payload - before);
-            let (head, partial) = cutter.cut(*next, here);
-            let one = RxFrame {
-                head,
-                body: frame.tx.spans,
-                body_at: bytes + frame.popped + before,
-                body_len: here,
-                tag: to.tag,
-                layers: outer.map_or(inner, |(outer, _)| outer),
-                checksum: ChecksumStatus::Good,
-                aggregate: None,
-                partial_checksum: Some(partial),
+            // Heads of several segments first: what was stored in parts cannot be loaded as a whole before all stores in front
+            // of it are done, those of the last segment's payload among them.
+            let numbers = *next..segments;
+            let place = |number: u16| {
+                let before = usize::from(number) * mss;
+                (before, mss.min(payload - before))
             };
-            hand_over(&one, to)?;
-            to.counts.segments += u64::from(segments > 1);
-            to.counts.checksums += u64::from(!to.capabilities.partial_frame);
-            *next += 1;
+            let mut sums = ArrayVec::<PartialChecksum, TOGETHER>::new();
+            for (number, edit) in numbers.clone().zip(self.edit.iter_mut()) {
+                let head = edit.get_mut(..bytes).ok_or(DropReason::BadOffload)?;
+                sums.push(cutter.cut(head, number, place(number).1));
+            }
+            let mut frames = ArrayVec::<RxFrame<'_>, TOGETHER>::new();
+            for ((number, edit), sum) in numbers.zip(self.edit.iter()).zip(&sums) {
+                let (before, body_len) = place(number);
+                frames.push(RxFrame {
+                    head: edit.get(..bytes).unwrap_or_default(),
+                    body: frame.tx.spans,
+                    body_at: bytes + frame.popped + before,
+                    body_len,
+                    tag: to.tag,
+                    layers: outer.map_or(inner, |(outer, _)| outer),
+                    checksum: ChecksumStatus::Good,
+                    aggregate: None,
+                    partial_checksum: Some(*sum),
+                });
+            }
+            let outcome = to.end.deliver(&frames);
+            let count = outcome.map_or_else(|refused| refused.at, |()| frames.len());
+            let delivered = frames.get(..count).unwrap_or(&frames);
+            to.counts.frames += count as u64;
+            to.counts.bytes += delivered.iter().map(|frame| frame.len() as u64).sum::<u64>();
+            to.counts.segments += if segments > 1 { count as u64 } else { 0 };
+            to.counts.checksums += if to.capabilities.partial_frame { 0 } else { count as u64 };
+            *next += count as u16;
+            outcome.map_err(|refused| refused.reason)?;
         }
         Ok(())
     }

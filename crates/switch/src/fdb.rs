@@ -58,8 +58,9 @@ pub struct Sender {
     pub uplink: bool,
     /// An uplink of a team: the network may send back through it what left through another one.
     pub teamed: bool,
-    /// Its own address.
-    pub own: Mac,
+    /// Its own address. None for a remote port: its worker has looked already whether a frame comes from where it goes to,
+    /// and it alone knows the guest's address.
+    pub own: Option<Mac>,
 }
 
 /// What all workers of a switch have learned. They look there when a frame does not go the way of its sender's last
@@ -233,13 +234,14 @@ impl Fdb {
         if let Some(receiver) = self.known.find(to, |slot| port(slot).is_some()) {
             return Ok(Destination::One(receiver));
         }
-        if to == key(sender.group, sender.own) {
+        if sender.own.is_some_and(|own| to == key(sender.group, own)) {
             return Err(DropReason::NoReceiver);
         }
         let behind = self.learned.table.lock().find(to, vlan, self.seconds);
         let Some(behind) = behind else { return Ok(Destination::Unknown) };
         if behind == sender.slot {
-            return Err(DropReason::NoReceiver);
+            // Learned, it may be, from a frame that the sender's worker saw after this one.
+            return if sender.own.is_some() { Err(DropReason::NoReceiver) } else { Ok(Destination::Unknown) };
         }
         let reachable = port(behind).is_some_and(|found| !(sender.uplink && found.uplink));
         Ok(if reachable { Destination::One(behind) } else { Destination::Unknown })

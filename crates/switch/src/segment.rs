@@ -150,9 +150,8 @@ impl IpHeader {
     }
 }
 
-/// Edits the headers of one super-frame into those of its segments, one after another.
-pub struct Cutter<'a> {
-    head: &'a mut [u8],
+/// Edits the headers of one super-frame into those of its segments.
+pub struct Cutter {
     segmentation: Segmentation,
     sequence: u32,
     flags: u8,
@@ -164,9 +163,9 @@ pub struct Cutter<'a> {
     transport: Fixed,
 }
 
-impl<'a> Cutter<'a> {
-    /// `head`: a private copy of exactly the headers, which were checked.
-    pub fn new(head: &'a mut [u8], segmentation: Segmentation) -> Cutter<'a> {
+impl Cutter {
+    /// `head`: exactly the headers, which were checked.
+    pub fn new(head: &[u8], segmentation: Segmentation) -> Cutter {
         let packet = &segmentation.packet;
         let at = usize::from(packet.transport_at);
         let tcp = packet.transport == Transport::Tcp;
@@ -196,34 +195,34 @@ impl<'a> Cutter<'a> {
             pseudo: Fixed(pseudo.into()),
             transport,
             segmentation,
-            head,
         }
     }
 
-    /// The headers of segment `number`, which has `payload` bytes.
+    /// Makes `head`, a private copy of the headers or those of another segment, that of segment `number`, which has
+    /// `payload` bytes.
     #[inline]
-    pub fn cut(&mut self, number: u16, payload: usize) -> (&[u8], PartialChecksum) {
+    pub fn cut(&self, head: &mut [u8], number: u16, payload: usize) -> PartialChecksum {
         let Segmentation { packet, outer, mss, segments, .. } = self.segmentation;
-        let frame_len = self.head.len() + payload;
+        let frame_len = head.len() + payload;
         let start = usize::from(packet.transport_at);
         let len = (frame_len - start) as u16;
-        self.ip.set(self.head, frame_len, number);
+        self.ip.set(head, frame_len, number);
         let seed = self.pseudo.with(&[len]);
         let tcp = packet.transport == Transport::Tcp;
         let (field, sum) = if tcp {
             let sequence = self.sequence.wrapping_add(u32::from(number) * u32::from(mss));
-            self.head[start + SEQUENCE..start + SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
+            head[start + SEQUENCE..start + SEQUENCE + 4].copy_from_slice(&sequence.to_be_bytes());
             let not_last = if number + 1 < segments { ONLY_LAST } else { 0 };
             let not_first = if number > 0 { ONLY_FIRST } else { 0 };
             let flags = self.flags & !(not_last | not_first);
-            self.head[start + FLAGS] = flags;
+            head[start + FLAGS] = flags;
             let words = [(sequence >> 16) as u16, sequence as u16, flags.into(), seed];
             (start + TCP_CHECKSUM, self.transport.with(&words))
         } else {
-            put(self.head, start + UDP_LENGTH, len);
+            put(head, start + UDP_LENGTH, len);
             (start + UDP_CHECKSUM, self.transport.with(&[len, seed]))
         };
-        put(self.head, field, seed);
+        put(head, field, seed);
         let partial_checksum = PartialChecksum {
             start: packet.transport_at,
             field: field as u16,
@@ -231,31 +230,31 @@ impl<'a> Cutter<'a> {
             head_sum: Some(sum),
         };
         if let (Some((layers, _)), Some((ip, wants_sum))) = (outer, self.outer) {
-            ip.set(self.head, frame_len, number);
-            self.wrap(&layers, wants_sum, frame_len);
+            ip.set(head, frame_len, number);
+            self.wrap(head, &layers, wants_sum, frame_len);
         }
-        (self.head, partial_checksum)
+        partial_checksum
     }
 
     /// The tunnel's UDP header around a segment.
-    fn wrap(&mut self, outer: &Layers, wants_sum: bool, frame_len: usize) {
+    fn wrap(&self, head: &mut [u8], outer: &Layers, wants_sum: bool, frame_len: usize) {
         let udp = usize::from(outer.transport_at);
         let inner = usize::from(self.segmentation.packet.transport_at);
-        put(self.head, udp + 4, (frame_len - udp) as u16);
-        put(self.head, udp + 6, 0);
+        put(head, udp + 4, (frame_len - udp) as u16);
+        put(head, udp + 6, 0);
         if !wants_sum {
             return;
         }
-        let mut sum = Sum::from_be(pseudo_header(self.head, outer, UDP_PROTOCOL, frame_len - udp));
-        sum.add(&self.head[udp..inner]);
+        let mut sum = Sum::from_be(pseudo_header(head, outer, UDP_PROTOCOL, frame_len - udp));
+        sum.add(&head[udp..inner]);
         // The inner packet, once its checksum is filled in, sums to the complement of its pseudo
         // header: its payload need not be looked at.
-        sum.add_u16(!word(self.head, inner + TCP_CHECKSUM).unwrap_or(0));
+        sum.add_u16(!word(head, inner + TCP_CHECKSUM).unwrap_or(0));
         let checksum = match sum.checksum() {
             0 => 0xffff,
             checksum => checksum,
         };
-        put(self.head, udp + 6, checksum);
+        put(head, udp + 6, checksum);
     }
 }
 

@@ -228,7 +228,8 @@ impl Core {
             let (vlan, learn) = admit(&sender.config, &sender.access, frame.source(), frame.tag)?;
             let (group, uplink) = (sender.group, sender.config.uplink);
             let face = if uplink { self.ports.teams.face(slot) } else { None };
-            let (teamed, own) = (face.is_some(), sender.access.effective);
+            let teamed = face.is_some();
+            let own = sender.remote.is_none().then_some(sender.access.effective);
             let from = Sender { slot: face.unwrap_or(slot), group, uplink, teamed, own };
             let addresses = [frame.destination(), frame.source()];
             let ports = &self.ports;

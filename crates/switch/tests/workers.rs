@@ -260,15 +260,44 @@ proptest! {
         plans in prop::collection::vec(port_plan(), 6),
         steps in prop::collection::vec(step(), 1..60),
     ) {
-        let results: Vec<_> = [1, 2, WORKERS].into_iter().map(|workers| {
-            let mut world = World::new(workers, &plans);
-            steps.iter().for_each(|step| world.apply(step));
-            world.finish()
-        }).collect();
-        for other in &results[1..] {
-            prop_assert_eq!(&results[0], other);
+        let [one, others @ ..] = &live(&plans, &steps);
+        for other in others {
+            prop_assert_eq!(one, other);
         }
     }
+}
+
+/// What became of it with one, two and more workers.
+fn live(plans: &[PortPlan], steps: &[Step]) -> [(Vec<Got>, Vec<Counts>); 3] {
+    [1, 2, WORKERS].map(|workers| {
+        let mut world = World::new(workers, plans);
+        steps.iter().for_each(|step| world.apply(step));
+        world.finish()
+    })
+}
+
+/// A frame to nobody's address goes to the uplink, with another worker too, though that one learns meanwhile that its sender
+/// uses this address itself.
+#[test]
+fn an_address_that_is_learned_meanwhile_changes_nothing_for_frames_before() {
+    let plain = PortPlan {
+        group: 0,
+        vlan: 0,
+        policy: [false; 3],
+        promiscuous: false,
+        all_multicast: false,
+        lro: false,
+        uplink: false,
+        snoop: false,
+        moved: false,
+    };
+    let uplink = PortPlan { group: 1, uplink: true, ..plain.clone() };
+    let moved = PortPlan { group: 1, policy: [false, true, true], moved: true, ..plain.clone() };
+    let plans = [plain.clone(), uplink, plain.clone(), moved, plain.clone(), plain];
+    let send = |to, source| Step::Send { from: 3, to, source, len: 60, tag: None, segments: false };
+    let [one, two, more] = live(&plans, &[send(3, 0), send(0, 2)]);
+    assert_eq!(one.0[1].values().map(Vec::len).sum::<usize>(), 2);
+    assert_eq!((&one, &one), (&two, &more));
 }
 
 fn soon(what: &str, done: impl FnMut() -> bool) {

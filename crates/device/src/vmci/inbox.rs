@@ -43,6 +43,9 @@ struct Inner {
     next: u64,
     /// Numbers that the guest has and a record still speaks of.
     consumed: Vec<u64>,
+    /// Items that were put in and that were taken out, ever.
+    queued: u64,
+    dequeued: u64,
     /// For [`Item::Datagram`]s.
     accounts: Accounts,
     /// Number of the other items.
@@ -119,6 +122,7 @@ impl Inbox {
             log.stage(record::item(self.cid, number), &record::waiting(Some((account, from)), &bytes));
         }
         inner.items.push_back((number, Item::Datagram { account, from, bytes }));
+        inner.queued += 1;
         drop(inner);
         self.announce();
         true
@@ -155,6 +159,7 @@ impl Inbox {
 
     fn add_own(&self, mut inner: MutexGuard<'_, Inner>, item: (u64, Item)) {
         inner.own += 1;
+        inner.queued += 1;
         inner.items.push_back(item);
         drop(inner);
         self.announce();
@@ -180,6 +185,7 @@ impl Inbox {
                 }
             };
             inner.items.push_front((number, item));
+            inner.queued += 1;
         }
     }
 
@@ -244,6 +250,16 @@ impl Inbox {
         self.inner.lock().accounts.bytes()
     }
 
+    /// Items that were put in so far, in all: once as many were taken out, the guest has what was the last one now.
+    pub fn queued(&self) -> u64 {
+        self.inner.lock().queued
+    }
+
+    /// Items that were taken out so far, in all.
+    pub fn dequeued(&self) -> u64 {
+        self.inner.lock().dequeued
+    }
+
     /// Packets of the device itself that wait.
     pub fn own(&self) -> usize {
         self.inner.lock().own
@@ -264,6 +280,7 @@ impl Inbox {
                 return false;
             }
             let (number, item) = inner.items.pop_front().unzip();
+            inner.dequeued += 1;
             if let Some(number) = number.filter(|number| *number != 0 && self.log.is_some()) {
                 inner.consumed.push(number);
             }
@@ -296,7 +313,8 @@ impl Inbox {
                 log.stage_removal(record::item(self.cid, number));
             });
         }
-        *inner = Inner { next: inner.next, ..Inner::default() };
+        let (next, queued) = (inner.next, inner.queued);
+        *inner = Inner { next, queued, dequeued: queued, ..Inner::default() };
         drop(inner);
         self.announced.store(false, Ordering::SeqCst);
     }

@@ -18,9 +18,12 @@ use super::inbox::Inbox;
 use super::notice::{Address, Notice, Notices};
 use super::record;
 
-/// How long the first notice (or end) to a connecting guest waits after ATTACH: Linux handles packets of one
-/// socket in work items that may run out of order, and resets a connection on any other packet before ATTACH.
+/// How long the first notice (or end) to a connecting guest waits after the guest has taken ATTACH: Linux handles packets of
+/// one socket in work items that may run out of order, and resets a connection on any other packet before ATTACH.
 const AFTER_ATTACH: Duration = Duration::from_millis(1);
+/// How long it is waited for that the guest takes ATTACH: its vCPU may have to wait for a CPU. Some guests take nothing that
+/// they are not looking for.
+const TAKES_ATTACH: Duration = Duration::from_millis(20);
 
 /// Bit beside those of [`Notice`]: ends are held back.
 const ENDS: u8 = 0x80;
@@ -47,6 +50,8 @@ pub struct Place {
 enum Hold {
     None,
     UntilAttach,
+    /// Until the guest has taken so many items of its inbox ([`Inbox::queued`]), or that time has come.
+    UntilTaken(u64, Instant),
     Until(Instant),
 }
 
@@ -156,6 +161,13 @@ impl Notifier {
         match *hold {
             Hold::None => false,
             Hold::UntilAttach => true,
+            Hold::UntilTaken(items, limit) => {
+                let now = Instant::now();
+                if self.inbox.dequeued() >= items || now >= limit {
+                    *hold = Hold::Until(now + AFTER_ATTACH);
+                }
+                true
+            }
             Hold::Until(time) if Instant::now() < time => true,
             Hold::Until(_) => {
                 *hold = Hold::None;
@@ -165,11 +177,11 @@ impl Notifier {
         }
     }
 
-    /// ATTACH has been forwarded to this guest.
+    /// ATTACH is in this guest's inbox.
     pub fn attached(&self) {
         let mut hold = self.hold.lock();
         if matches!(*hold, Hold::UntilAttach) {
-            *hold = Hold::Until(Instant::now() + AFTER_ATTACH);
+            *hold = Hold::UntilTaken(self.inbox.queued(), Instant::now() + TAKES_ATTACH);
         }
     }
 
@@ -267,5 +279,53 @@ impl Notifier {
     pub fn close(&self) {
         self.tell_deferred();
         self.notices.close();
+    }
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::irq::NoInterrupts;
+    use crate::vmci::signals::Signals;
+
+    /// A connecting guest whose ATTACH waits in its inbox, and that is owed a notice.
+    fn attaching() -> (Arc<Inbox>, Arc<Notifier>) {
+        let signals = Signals::new(Arc::new(NoInterrupts), Arc::default());
+        let inbox = Arc::new(Inbox::new(1 << 16, signals, Arc::default(), (3, None, 1)));
+        let address = Address { cid: 3, port: 1024, peer_cid: 4, peer_port: 5000 };
+        let pair = (Handle::new(3, 7), 4);
+        let place = Place::default();
+        let notifier = Notifier::new(inbox.clone(), 3, Some(address), pair, Protocol::Qstate, true, place);
+        inbox.push_own(vec![1; 24].into());
+        notifier.attached();
+        notifier.owe(Notice::Wrote);
+        (inbox, notifier)
+    }
+
+    fn wait_out(notifier: &Notifier) {
+        while notifier.deferring() {
+            std::thread::yield_now();
+        }
+    }
+
+    /// However long the guest takes to fetch ATTACH, up to a limit: what may not overtake it comes a while after that.
+    #[test]
+    fn the_first_notice_waits_until_attach_is_taken() {
+        let (inbox, notifier) = attaching();
+        std::thread::sleep(2 * AFTER_ATTACH);
+        assert!(notifier.deferring(), "ATTACH waits, and the notice behind it");
+        assert_eq!(inbox.own(), 1);
+        assert!(inbox.pop_into(&mut Vec::new(), usize::MAX));
+        assert!(notifier.deferring(), "only just taken");
+        wait_out(&notifier);
+        assert_eq!(inbox.own(), 1, "the notice");
+    }
+
+    /// A guest that never fetches keeps no stream awake for ever.
+    #[test]
+    fn a_guest_that_takes_nothing_is_not_waited_for() {
+        let (inbox, notifier) = attaching();
+        wait_out(&notifier);
+        assert_eq!(inbox.own(), 2);
     }
 }

@@ -80,7 +80,6 @@ pub struct Tap {
     out: [u8; Header::SIZE + TAG + MAX_HEAD],
     /// A frame that leaves complete, where that is wanted, and its head while that is completed.
     complete: Spans,
-    scratch: [u8; MAX_HEAD],
 }
 
 /// The files of an interface's queues, and its MTU.
@@ -136,7 +135,6 @@ impl Tap {
             stats,
             out: [0; Header::SIZE + TAG + MAX_HEAD],
             complete: Spans::new(map, true),
-            scratch: [0; MAX_HEAD],
         })
     }
 
@@ -237,7 +235,7 @@ impl Tap {
             return Err(DropReason::TooLong);
         }
         self.complete.set((LOOK_AHEAD * ROOM) as u64, len).map_err(|_| DropReason::Uplink)?;
-        frame.write(&self.complete, true, &mut self.scratch);
+        frame.write(&self.complete, true);
         let queue = queue_of(frame, self.queues.len());
         let header = Header::default().to_bytes();
         let written = self.complete.write_to(&self.queues[queue], &header, 0, len);

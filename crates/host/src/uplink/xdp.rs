@@ -19,8 +19,8 @@ use rustix::io::Errno;
 use rustix::net::{RecvFlags, SendFlags, recv, send};
 use vmlane_mem::{MapRequest, MemoryMap, Spans};
 use vmlane_port::{
-    DropReason, Filter, FramePort, HEAD, MAX_HEAD, Offload, PortStats, Refused, RxCapabilities, RxFrame,
-    Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, HEAD, Offload, PortStats, Refused, RxCapabilities, RxFrame, Token,
+    TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 
@@ -85,7 +85,6 @@ pub struct Xdp {
     stats: Arc<PortStats>,
     /// Where a frame is sent from.
     out: Spans,
-    scratch: Box<[u8; MAX_HEAD]>,
 }
 
 /// The files of an interface that a port uses: the program and the sockets end with the last holder. Ending them takes the
@@ -151,7 +150,6 @@ impl Xdp {
             free: (0..LOOK_AHEAD as u32).rev().collect(),
             stats,
             out: Spans::new(map.clone(), true),
-            scratch: Box::new([0; MAX_HEAD]),
         };
         Ok((port, XdpHold { sockets, _program: link }))
     }
@@ -222,7 +220,7 @@ impl Xdp {
             queue.free.push(number);
             return Err(DropReason::Uplink);
         }
-        frame.write(&self.out, true, &mut self.scratch);
+        frame.write(&self.out, true);
         // The ring has a place for each frame.
         queue.rings.tx.put(Desc { addr, len: len as u32, options: 0 });
         queue.unsent = true;

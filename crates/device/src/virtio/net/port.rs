@@ -7,8 +7,8 @@ use std::time::Instant;
 
 use vmlane_mem::Spans;
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, MAX_HEAD, PortStats, QueueTurns, Refused, RxCapabilities, RxFrame,
-    Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, Glance, PortStats, QueueTurns, Refused, RxCapabilities, RxFrame, Token,
+    TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::virtio::{feature, net_feature};
@@ -191,7 +191,6 @@ impl NetPort {
                 into: Spans::new(memory, true),
                 segments: Vec::with_capacity(64),
                 chains: Vec::with_capacity(64),
-                head: Box::new([0; MAX_HEAD]),
                 overhead: 0,
             },
             lines,

@@ -1,7 +1,7 @@
 //! One receive ring: frames are copied into the guest's buffers, several for one if it merges them.
 
 use vmlane_mem::Spans;
-use vmlane_port::{DropReason, MAX_HEAD, RxFrame, VnetHeader};
+use vmlane_port::{DropReason, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use crate::virtio::log::DirtyLog;
@@ -39,7 +39,6 @@ pub struct Scratch {
     pub segments: Vec<Segment>,
     /// Chains taken, with the bytes that each holds.
     pub chains: Vec<(Taken, u32)>,
-    pub head: Box<[u8; MAX_HEAD]>,
     /// Descriptors read in vain.
     pub overhead: usize,
 }
@@ -117,9 +116,9 @@ impl RxQueue {
         if rules.checksum && frame.partial_checksum.is_some() {
             // The guest sums, or sends it on as it is.
             let partial = RxFrame { partial_checksum: None, ..*frame };
-            partial.write(&scratch.into, true, &mut scratch.head);
+            partial.write(&scratch.into, true);
         } else {
-            frame.write(&scratch.into, true, &mut scratch.head);
+            frame.write(&scratch.into, true);
         }
         if let Some((taken, _)) = single {
             self.queue.complete(taken.id(), taken.count(), need as u32);

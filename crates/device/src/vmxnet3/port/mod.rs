@@ -32,8 +32,8 @@ use std::time::{Duration, Instant};
 
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
-    DropReason, Filter, FramePort, Glance, MAX_FRAME, MAX_HEAD, PortStats, QueueTurns, Refused,
-    RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+    DropReason, Filter, FramePort, Glance, MAX_FRAME, PortStats, QueueTurns, Refused, RxCapabilities,
+    RxFrame, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -173,7 +173,6 @@ impl NicPort {
             scratch: Scratch {
                 into: Spans::new(memory, true),
                 buffers: Vec::with_capacity(rx_rules.limit.min(64)),
-                head: Box::new([0; MAX_HEAD]),
                 overhead: 0,
             },
             tx,

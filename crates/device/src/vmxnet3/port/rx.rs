@@ -1,7 +1,7 @@
 //! One receive queue: frames are copied into posted buffers and completed.
 
 use vmlane_mem::{Spans, Window};
-use vmlane_port::{ChecksumStatus, DropReason, MAX_HEAD, Network, RxFrame, Transport};
+use vmlane_port::{ChecksumStatus, DropReason, Network, RxFrame, Transport};
 use vmlane_wire::ethernet::{MIN_FRAME, TAG};
 use vmlane_wire::vmxnet3::desc::{MIN_HEAD, RxCompletion, RxLayers, error};
 
@@ -46,7 +46,6 @@ impl RxRules {
 pub struct Scratch {
     pub into: Spans,
     pub buffers: Vec<Buffer>,
-    pub head: Box<[u8; MAX_HEAD]>,
     /// Descriptors read in vain.
     pub overhead: usize,
 }
@@ -334,7 +333,7 @@ impl RxQueue {
 /// Copies the frame and pads it.
 #[inline]
 fn write(frame: &RxFrame<'_>, in_band: bool, need: usize, scratch: &mut Scratch) {
-    let written = frame.write(&scratch.into, in_band, &mut scratch.head);
+    let written = frame.write(&scratch.into, in_band);
     if written < need
         && let Some(padding) = [0; MIN_FRAME].get(..need - written)
     {

@@ -2,7 +2,7 @@
 
 use vmlane_device::virtio::queue::lines_ahead;
 use vmlane_mem::{MemoryMap, Spans};
-use vmlane_port::{DropReason, MAX_FRAME, MAX_HEAD, RxFrame, VnetHeader};
+use vmlane_port::{DropReason, MAX_FRAME, RxFrame, VnetHeader};
 use vmlane_wire::ethernet::TAG;
 
 use super::HEADER;
@@ -48,7 +48,6 @@ pub struct Outgoing {
     /// What the last refused frame lacked.
     missing: u16,
     into: Spans,
-    scratch: Box<[u8; MAX_HEAD]>,
 }
 
 impl Outgoing {
@@ -63,7 +62,6 @@ impl Outgoing {
             tail: 0,
             missing: 1,
             into: Spans::new(map.clone(), true),
-            scratch: Box::new([0; MAX_HEAD]),
         }
     }
 
@@ -148,9 +146,9 @@ impl Outgoing {
         if self.rules.checksum && frame.partial_checksum.is_some() {
             // The peer sums, or sends it on as it is.
             let partial = RxFrame { partial_checksum: None, ..*frame };
-            partial.write(&self.into, true, &mut self.scratch);
+            partial.write(&self.into, true);
         } else {
-            frame.write(&self.into, true, &mut self.scratch);
+            frame.write(&self.into, true);
         }
         self.ring.post(first, (HEADER + bytes) as u32, false);
         // The peer has read them on another CPU.
