@@ -37,6 +37,8 @@ fn vmci_and_vmxnet3_work_under_user_mode_linux() {
     // The driver's own reset of the device, and its removal.
     let b = bed.guest("b");
     b.sh("ip link set eth0 down && ip link set eth0 mtu 9000 up && ip link set eth0 mtu 1500").unwrap();
+    // A card that was down has lost its address of IPv6.
+    b.sh("ip -6 address replace fd77::2/64 dev eth0 nodad").unwrap();
     b.sh("modprobe -r vmw_vsock_vmci_transport && modprobe -r vmw_vmci && modprobe vmw_vsock_vmci_transport")
         .unwrap();
     ping(&bed);
