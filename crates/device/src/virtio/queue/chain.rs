@@ -40,7 +40,7 @@ impl Index {
     }
 }
 
-/// A chain that was read. One word, so that it is stored and loaded as one ([`Index`] says why that matters).
+/// A chain that was read. One word, so that it is stored and loaded as one (`Index` says why that matters).
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
 pub struct Taken(u64);
 
