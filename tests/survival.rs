@@ -1,7 +1,7 @@
 //! The daemon dies and comes back, or is replaced by another: streams continue, and no guest notices.
 
 use std::process::{Command, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use rustix::process::{Pid, Signal, kill_process};
 use serde_json::Value;
@@ -25,31 +25,61 @@ fn streams_outlast_a_killed_daemon() {
     bed.finish();
 }
 
-/// Eight streams between cards of two workers, each of which also has streams of its own.
+/// Eight streams between cards of two workers, each of which also has streams of its own; the cards go from one worker to the
+/// other meanwhile.
 #[test]
 fn streams_between_workers_outlast_a_killed_daemon() {
     let kills = if full() { 50 } else { 2 };
     let file = tempfile::NamedTempFile::new().unwrap();
-    std::fs::write(file.path(), "[daemon]\nworkers = 2\n").unwrap();
+    std::fs::write(file.path(), "[daemon]\nworkers = 2\nbalance = false\nfault_injection = true\n").unwrap();
     let mut spec = Load::guests("workers", &["6.12", "6.12"]);
     spec.daemon_config = Some(file.path().to_owned());
     let bed = Bed::up(&spec);
     let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
     let workers: Vec<_> = ports["switch"].as_array().unwrap().iter().map(|port| &port["worker"]).collect();
     assert_eq!(workers, [0, 1], "each card has a worker of its own");
-    let load = Load::start(&bed, 6 + 2 * kills);
+    let load = Load::start(&bed, 9 + 2 * kills);
+    let mut moves = 0;
     for _ in 0..kills {
-        std::thread::sleep(Duration::from_millis(1500));
+        moves += move_cards(&bed);
+        std::thread::sleep(Duration::from_millis(500));
         bed.kill_daemon();
     }
+    moves += move_cards(&bed);
     let pause = load.finish(&bed);
     kept(
         4,
         &format!(
-            "killed {kills} times with two workers: 8 streams complete, checksums equal, longest pause {pause} s"
+            "killed {kills} times with two workers, between which cards went {moves} times: 8 streams complete, checksums \
+             equal, longest pause {pause} s"
         ),
     );
     bed.finish();
+}
+
+/// Has the cards of both guests go to the other worker and back, for a second at least. Nothing that was on its way is lost.
+/// Returns how often one went.
+fn move_cards(bed: &Bed) -> usize {
+    let lost = || -> Vec<Value> {
+        let stats = bed.stats();
+        let vms = stats["vms"].as_array().unwrap().iter();
+        vms.map(|vm| vm["nics"][0]["port"]["drop_gone"].clone()).collect()
+    };
+    let (before, begun) = (lost(), Instant::now());
+    let mut moves = 0;
+    wait_until("cards that go", || {
+        for (vm, worker) in [("a", "1"), ("b", "0"), ("a", "0"), ("b", "1")] {
+            let mut command = Command::new(vmlane_lab::find_vmlane().unwrap());
+            command.args(["debug", "move", vm, "--worker", worker, "--runtime-dir"]);
+            let done = command.arg(bed.lab().daemon_runtime_dir()).output().unwrap();
+            let said = String::from_utf8_lossy(&done.stderr);
+            assert!(done.status.success() || said.contains("stays"), "{said}");
+            moves += usize::from(done.status.success());
+        }
+        moves > 8 && begun.elapsed() > Duration::from_secs(1)
+    });
+    assert_eq!(before, lost());
+    moves
 }
 
 /// Eight streams over ports that are shaped and captured, of a switch with a team.

@@ -56,6 +56,9 @@ pub enum Call {
     DebugStall { vm: String, at: String, milliseconds: u32 },
     /// The same, but it makes a system call that it has no use for. A confined daemon ends.
     DebugTrespass { vm: String, at: String },
+    /// Have another worker of the switch move the frames of the NIC that `at` names (`nicN-port`), as the daemon does by itself
+    /// with `balance` in the configuration.
+    DebugMove { vm: String, at: String, worker: u32 },
     /// Lose, reorder or delay frames on their way to the NIC that `at` names (`nicN-port`): `loss` and `reorder` of
     /// 1000, each `delay_us` microseconds late, and all of more than `longest` bytes lost. All 0 ends it. The same `seed` does
     /// the same to the same frames.
@@ -78,7 +81,7 @@ pub enum Call {
 }
 
 /// Names of all methods, for errors.
-pub const METHODS: [&str; 21] = [
+pub const METHODS: [&str; 22] = [
     "ping",
     "status",
     "stats",
@@ -95,6 +98,7 @@ pub const METHODS: [&str; 21] = [
     "ovn",
     "debug_panic",
     "debug_stall",
+    "debug_move",
     "debug_trespass",
     "debug_impair",
     "capture",
@@ -122,6 +126,7 @@ impl Call {
             Call::Ovn { .. } => "ovn",
             Call::DebugPanic { .. } => "debug_panic",
             Call::DebugStall { .. } => "debug_stall",
+            Call::DebugMove { .. } => "debug_move",
             Call::DebugTrespass { .. } => "debug_trespass",
             Call::DebugImpair { .. } => "debug_impair",
             Call::Capture { .. } => "capture",
@@ -211,6 +216,7 @@ pub(crate) fn samples() -> [Call; METHODS.len()] {
         },
         Call::DebugPanic { vm: "web".into(), at: Some("vmci".into()) },
         Call::DebugStall { vm: "web".into(), at: "nic0-port".into(), milliseconds: 5 },
+        Call::DebugMove { vm: "web".into(), at: "nic0-port".into(), worker: 1 },
         Call::DebugTrespass { vm: "web".into(), at: "vmci".into() },
         Call::DebugImpair {
             vm: "web".into(),

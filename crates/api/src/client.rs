@@ -183,6 +183,11 @@ impl Client {
         self.call(&Call::DebugStall { vm, at, milliseconds }).map(|Done {}| ())
     }
 
+    pub fn debug_move(&mut self, vm: &str, at: &str, worker: u32) -> Result<(), ClientError> {
+        let (vm, at) = (vm.to_owned(), at.to_owned());
+        self.call(&Call::DebugMove { vm, at, worker }).map(|Done {}| ())
+    }
+
     pub fn debug_trespass(&mut self, vm: &str, at: &str) -> Result<(), ClientError> {
         let (vm, at) = (vm.to_owned(), at.to_owned());
         self.call(&Call::DebugTrespass { vm, at }).map(|Done {}| ())

@@ -66,6 +66,7 @@ const NEEDS: [(&str, May); METHODS.len()] = [
     ("ovn", May::Admin),
     ("debug_panic", May::Admin),
     ("debug_stall", May::Admin),
+    ("debug_move", May::Admin),
     ("debug_trespass", May::Admin),
     ("debug_impair", May::Admin),
     // It shows what VMs say to each other.

@@ -29,7 +29,7 @@ use vmlane_port::Streams;
 use vmlane_port::wrap::{Fault, FaultyStreams, Impairment};
 use vmlane_state::{Found, Journal, Store};
 use vmlane_stream::{Settings, Workers};
-use vmlane_switch::Switch;
+use vmlane_switch::{Balancer, Switch};
 use vmlane_vsock::{HostRules, Router};
 
 use crate::access::{May, Policy, View};
@@ -239,6 +239,33 @@ impl Daemon {
         state.uplinks.look(&self.switch, &state.config.uplinks);
     }
 
+    /// Are NICs to go to other workers where that helps?
+    pub fn balances(&self) -> bool {
+        self.state.lock().config.daemon.balance && self.switch.heartbeats().len() > 1
+    }
+
+    /// Moves NICs to other workers if that helps. To be called about once a second, by a thread that may wait for workers.
+    pub fn balance(&self, balancer: &mut Balancer, now: Instant) {
+        let Some(relief) = balancer.look(&self.switch, now) else { return };
+        let loads = relief.loads.iter().map(|load| format!("{:.0} %", load * 100.0));
+        let loads = loads.collect::<Vec<_>>().join(", ");
+        for (id, to) in relief.moves {
+            let Some(port) = self.switch.ports().into_iter().find(|port| port.id == id) else { continue };
+            let (name, from) = (port.spec.name, port.worker);
+            if self.switch.move_port(id, to) {
+                tracing::info!(
+                    port = name,
+                    from,
+                    to,
+                    loads,
+                    "its frames are another worker's to move from now on"
+                );
+            } else {
+                tracing::debug!(port = name, from, to, loads, "stays: frames are on their way to or from it");
+            }
+        }
+    }
+
     /// Ends every session and removes every VM's socket.
     pub fn stop(&self) {
         let mut state = self.state.lock();
@@ -369,6 +396,7 @@ impl Daemon {
                 let time = Duration::from_millis(milliseconds.into());
                 body(self.debug_fault(&vm, &at, Fault::Stall(time)))
             }
+            Call::DebugMove { vm, at, worker } => body(self.debug_move(&vm, &at, worker)),
             Call::DebugTrespass { vm, at } => body(self.debug_fault(&vm, &at, Fault::Trespass)),
             Call::DebugImpair { vm, at, loss, reorder, delay_us, longest, seed } => {
                 let delay = Duration::from_micros(delay_us.into());

@@ -186,6 +186,8 @@ pub struct DaemonConfig {
     pub workers: u16,
     /// Where the workers run; None: anywhere.
     pub cpus: Option<CpuList>,
+    /// NICs go to other workers where that helps.
+    pub balance: bool,
     pub mode: Mode,
     /// How long streams and NICs are polled after the last byte or frame, at most.
     pub spin_us: u64,
@@ -209,6 +211,7 @@ impl Default for DaemonConfig {
         DaemonConfig {
             workers: 1,
             cpus: None,
+            balance: true,
             mode: Mode::Adaptive,
             spin_us: 500,
             flood_limit: 4000,

@@ -144,14 +144,33 @@ impl Daemon {
         if impairment.delay > LONGEST_DELAY {
             return Err(bad(format!("frames may be delayed by {} s", LONGEST_DELAY.as_secs())));
         }
-        let nic = at.strip_suffix("-port").and_then(|nic| vm.nics.iter().find(|served| served.name() == nic));
-        let Some(nic) = nic else {
-            return Err(bad(format!("vm {name:?} has no {at:?}; known are nicN-port")));
-        };
-        nic.impair(impairment)
+        nic_to_debug(vm, at)?
+            .impair(impairment)
             .map_err(|error| Failure::internal(format!("memory for held frames: {error}")))?;
         Ok(Done {})
     }
+
+    /// Has another worker move the frames of a VM's NIC.
+    pub(crate) fn debug_move(&self, name: &str, at: &str, worker: u32) -> Result<Done, Failure> {
+        let state = self.state.lock();
+        let nic = nic_to_debug(state.vm_to_debug(name)?, at)?;
+        let count = self.switch.heartbeats().len();
+        if worker as usize >= count {
+            return Err(bad(format!("there is no worker {worker}; the switch has {count}, from 0 on")));
+        }
+        if !nic.move_to(&self.switch, worker as usize) {
+            return Err(bad(format!(
+                "{name}/{at} stays: it is that worker's, or is joined to an uplink, or frames on their way to or from it come to no end"
+            )));
+        }
+        Ok(Done {})
+    }
+}
+
+/// The NIC whose port is named.
+fn nic_to_debug<'v>(vm: &'v ServedVm, at: &str) -> Result<&'v ServedNic, Failure> {
+    let nic = at.strip_suffix("-port").and_then(|nic| vm.nics.iter().find(|served| served.name() == nic));
+    nic.ok_or_else(|| bad(format!("vm {:?} has no {at:?}; known are nicN-port", vm.name())))
 }
 
 impl State {

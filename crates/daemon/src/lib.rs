@@ -15,7 +15,8 @@
 //! | `cpus.rs` | where the workers run |
 //! | `confine/` | user, capabilities, files, system calls |
 //! | `plan.rs` | what a reload does |
-//! | `watchdog.rs`, `watchdog_thread.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
+//! | `watchdog.rs`, `containment.rs`, `faults.rs` | stuck workers, VMs whose devices fail too often |
+//! | `periodic.rs` | threads that look again and again: the watchdog's, and the one that moves NICs to other workers |
 //! | `control.rs` | the control socket |
 //! | `access.rs`, `grants.rs`, `accounts.rs` | who may ask what; who may use which socket; users and groups of the host |
 //! | `runtime.rs`, `paths.rs` | the runtime directory |
@@ -47,6 +48,7 @@ mod nic;
 pub mod notify;
 mod ovn;
 pub mod paths;
+mod periodic;
 pub mod plan;
 mod ports;
 pub mod qemu;
@@ -59,4 +61,3 @@ mod vm;
 pub mod vmm;
 mod vsock;
 mod watchdog;
-mod watchdog_thread;

@@ -182,6 +182,11 @@ impl ServedNic {
     }
 
     /// Sets its link up or down, also for the next daemon. Returns whether its guest is told: QEMU does not take that from
+    /// Has another worker of the switch move its frames. False: it stays where it is.
+    pub fn move_to(&self, switch: &Switch, worker: usize) -> bool {
+        switch.move_port(self.port, worker)
+    }
+
     /// the back end of a vhost-user NIC.
     pub fn set_link(&self, host: &Host<'_>, vm: &str, up: bool) -> bool {
         let name = format!("{vm}.{}/{LINK_DOWN}", self.name);

@@ -215,6 +215,7 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
     [
         change("workers", before.workers != after.workers),
         change("cpus", before.cpus != after.cpus),
+        change("balance", before.balance != after.balance),
         change("mode", before.mode != after.mode),
         change("spin_us", before.spin_us != after.spin_us),
         change("flood_limit", before.flood_limit != after.flood_limit),

@@ -24,9 +24,9 @@ use crate::keeper::{self, Held, Origin};
 use crate::log::{self, LogError, LogFormat};
 use crate::notify::{self, notify};
 use crate::paths::Paths;
+use crate::periodic;
 use crate::runtime::{self, Claim, RuntimeError};
 use crate::uplink::Uplinks;
-use crate::watchdog_thread::WatchdogThread;
 
 /// How often the main thread looks after things.
 const HOUSEKEEPING: Duration = Duration::from_secs(2);
@@ -144,7 +144,9 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let control = ControlServer::start(&control, daemon.clone(), Bounds::default())
         .map_err(host(format!("control socket {}", control.display())))?;
     daemon.open_sockets()?;
-    let watchdog = WatchdogThread::start(daemon.clone()).map_err(host("starting the watchdog".into()))?;
+    let watchdog = periodic::watchdog(daemon.clone()).map_err(host("starting the watchdog".into()))?;
+    let balance =
+        periodic::balance(daemon.clone()).map_err(host("starting the thread that moves NICs".into()))?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
 
@@ -166,7 +168,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     tracing::info!("stopping");
     notify("STOPPING=1");
-    drop((control, watchdog));
+    drop((control, watchdog, balance));
     daemon.stop();
     if let Some(keeper) = keeper {
         keeper.end();

@@ -167,7 +167,7 @@ impl Core {
             let goes = match port.remote {
                 None => port.pending.is_empty(),
                 // What another worker handed over is not sent on.
-                Some(_) => sender.remote.is_none() && !port.pending.has_of(sender.owner),
+                Some(_) => sender.remote.is_none() && !port.moving && !port.pending.has_of(sender.owner),
             };
             let ready = port.end.is_some()
                 && goes

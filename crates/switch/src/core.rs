@@ -352,12 +352,19 @@ impl Core {
         if !self.links.is_last(sender, token) {
             return;
         }
-        self.guarded(sender, |core| {
-            if let Some(end) = core.end(sender) {
-                end.finish(&[token]);
+        self.give_back(sender, &[token]);
+        self.mark(sender);
+    }
+
+    /// Tells a port that frames which it lent are done with.
+    pub fn give_back(&mut self, slot: Slot, tokens: &[Token]) {
+        self.guarded(slot, |core| {
+            let Some(port) = core.ports.get_mut(slot) else { return };
+            if let Some(end) = &mut port.end {
+                port.tx.burst.came_back(tokens.len());
+                end.finish(tokens);
             }
         });
-        self.mark(sender);
     }
 
     /// The port wants a flush.
@@ -423,6 +430,10 @@ impl Core {
     /// Another worker's code panicked with what is attached to a port of this one.
     #[cold]
     pub fn fault(&mut self, slot: Slot) {
+        if self.ports.get(slot).is_some_and(|port| port.remote.is_some()) {
+            // It has gone to that one since.
+            return self.blame_remote(slot);
+        }
         if let Some(port) = self.ports.get_mut(slot) {
             port.fail_end();
         }
@@ -485,7 +496,7 @@ impl Core {
         self.ports.iter_mut().for_each(|port| port.dirty = false);
         self.count_waiting();
         let waiting =
-            self.ports.iter().flat_map(|port| port.pending.senders().map(|from| (from, port.owner)));
+            self.ports.iter().flat_map(|port| port.pending.frames().map(|frame| (frame.sender, port.owner)));
         self.held.recount(waiting);
         self.rebuild();
         self.ports.all().for_each(|slot| self.mark(slot));

@@ -20,11 +20,24 @@ pub struct TxBurst {
     done: usize,
     next: usize,
     len: usize,
+    /// Frames of all bursts that the port has lent and not got back.
+    lent: usize,
 }
 
 impl TxBurst {
     pub fn new() -> TxBurst {
-        TxBurst { tokens: [Token(0); BURST], done: 0, next: 0, len: 0 }
+        TxBurst { tokens: [Token(0); BURST], done: 0, next: 0, len: 0, lent: 0 }
+    }
+
+    /// Has the port lent frames that were not given back?
+    pub fn has_lent(&self) -> bool {
+        self.lent > 0
+    }
+
+    /// So many of those that waited elsewhere were given back.
+    #[inline]
+    pub fn came_back(&mut self, count: usize) {
+        self.lent = self.lent.saturating_sub(count);
     }
 
     /// Frames that were fetched and not taken.
@@ -39,6 +52,7 @@ impl TxBurst {
         let most = (most as usize).min(BURST);
         let fetched = self.tokens.get_mut(..most).map_or(0, |tokens| from.fetch(tokens));
         (self.next, self.len) = (0, fetched.min(most));
+        self.lent += self.len;
         self.len
     }
 
@@ -91,6 +105,7 @@ impl TxBurst {
     #[inline]
     pub fn take_done(&mut self) -> &[Token] {
         let done = std::mem::take(&mut self.done);
+        self.came_back(done);
         self.tokens.get(..done).unwrap_or_default()
     }
 

@@ -16,6 +16,8 @@
 //! | `announce.rs`, `announce/` | the network behind uplinks is told where addresses are |
 //! | `pending.rs`, `pending/queue.rs`, `retry.rs` | stage 4, where the receiver has no buffers: frames that wait for them, served by their owners' shares |
 //! | `handover.rs`, `handover/` | frames from a port of one worker to a port of another |
+//! | `moving.rs`, `moving/ask.rs` | a port goes to another worker |
+//! | `balance.rs` | which ones, and when |
 //! | `shaping.rs`, `shaping/` | ports that are shaped: token buckets, what waits for tokens |
 //! | `mirror.rs`, `mirror/` | mirrors: copies of what passes some ports go to another one |
 //! | `parse.rs`, `spec.rs`, `stats.rs` | layers of a frame; how ports are configured; counters |
@@ -32,6 +34,7 @@
 mod access;
 mod allowances;
 mod announce;
+mod balance;
 mod batch;
 mod coalesce;
 mod core;
@@ -42,6 +45,7 @@ mod handover;
 mod ingress;
 mod lent;
 mod mirror;
+mod moving;
 mod multicast;
 mod parse;
 mod pending;
@@ -73,8 +77,11 @@ pub mod heads {
     pub use crate::segment::{Cutter, complete};
 }
 
+pub use balance::{Balancer, Relief};
 pub use handover::MOST_WORKERS;
 pub use mirror::{MirrorDirection, MirrorSpec, MirrorView};
+#[doc(hidden)]
+pub use moving::Move;
 pub use spec::{LearnedAddress, Policy, PortSpec, PortView, Rate, Settings, Shape, Traffic, VlanMode};
 pub use stats::WorkerStats;
 pub use switch::Switch;

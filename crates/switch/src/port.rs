@@ -2,7 +2,7 @@
 
 use std::panic::{AssertUnwindSafe, catch_unwind};
 use std::sync::Arc;
-use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
+use std::sync::atomic::{AtomicBool, AtomicU16, AtomicU64, Ordering};
 use std::time::Instant;
 
 use vmlane_port::wrap::{CapturedFrames, FrameTap, wall_clock};
@@ -30,6 +30,8 @@ pub struct PortState {
     pub stalled: AtomicBool,
     /// The address in force; 0 if unknown.
     pub mac: AtomicU64,
+    /// Where its last frame to one receiver went: that port's slot.
+    pub last_to: AtomicU16,
     /// For the switch's other workers.
     pub remote: RemoteState,
 }
@@ -73,6 +75,8 @@ pub struct Port {
     pub remote: Option<usize>,
     /// What is attached is about to be dropped.
     pub retired: bool,
+    /// It goes to another worker: it sends nothing new, and of others' frames for it none is handed over.
+    pub moving: bool,
     /// Which of the ends that were ever attached to it the last one is.
     pub attachment: u32,
     pub config: Config,
@@ -144,6 +148,7 @@ impl Port {
             group,
             remote,
             retired: false,
+            moving: false,
             attachment: 0,
             access: Access::detached(&config),
             config,
@@ -370,6 +375,7 @@ impl Port {
             self.tx.counts = TxCounts::default();
             return;
         }
+        self.state.last_to.store(self.tx.route.receiver, Ordering::Relaxed);
         let stats = &self.stats;
         for (counter, amount) in [
             (&stats.tx_frames, &mut self.tx.counts.frames),

@@ -8,6 +8,7 @@ use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
 use crate::mirror::Copies;
+use crate::moving::Step;
 use crate::port::{Numbered, PortState};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec};
@@ -83,6 +84,11 @@ pub enum Request {
     Fault {
         id: PortId,
     },
+    /// The port goes to another worker.
+    Move {
+        id: PortId,
+        step: Step,
+    },
     /// What was asked before is done when this is, and what the worker let go of is on its way back to its owner.
     Barrier,
     /// Tells the learned addresses of all ports; `into` has room for them.
@@ -108,6 +114,7 @@ impl Request {
             | Request::Retire { id }
             | Request::Adopt { id }
             | Request::Fault { id }
+            | Request::Move { id, .. }
             | Request::Shut { id, .. } => id,
             Request::Teams { .. } | Request::Barrier | Request::Learned { .. } => PortId(0),
         }

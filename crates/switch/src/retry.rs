@@ -57,6 +57,10 @@ impl Core {
         while let Some(mut frame) = receiver.pending.front()
             && !self.ports.allowances.is_over(receiver.owner)
         {
+            if receiver.moving && !self.has_begun(receiver) {
+                // The rest goes with it.
+                break;
+            }
             receiver.comes_from(self.held.claim(frame.sender));
             let merges = self.settings.coalesce && receiver.aggregates();
             let merged = if merges { self.deliver_pending_flow(slot, receiver) } else { None };
@@ -118,7 +122,8 @@ impl Core {
     fn give_up(&mut self, slot: Slot) {
         let now = self.now;
         let [hold, longest] = [true, false].map(|others| self.settings.longest_wait(others));
-        let Some(port) = self.ports.get_mut(slot) else { return };
+        // What waits for a port that goes to another worker waits for that worker.
+        let Some(port) = self.ports.get_mut(slot).filter(|port| !port.moving) else { return };
         if port.pending.is_overdue(now, longest) {
             // Whether a remote port has room its own worker knows.
             port.set_stalled(port.remote.is_none());

@@ -6,9 +6,9 @@ use std::io;
 use std::sync::Arc;
 use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 use std::thread::JoinHandle;
-use std::time::Instant;
+use std::time::{Duration, Instant};
 
-use parking_lot::Mutex;
+use parking_lot::{Mutex, RwLock};
 use vmlane_port::role::Role;
 use vmlane_port::wrap::FrameTap;
 use vmlane_port::{FramePort, Frames, PortId, PortStats};
@@ -20,6 +20,7 @@ use crate::core::Place;
 use crate::fdb::{LearnedAddresses, MOST_LEARNED};
 use crate::handover::{Links, MOST_WORKERS};
 use crate::mirror::Mirrors;
+use crate::moving::Move;
 use crate::port::{Numbered, PortState};
 use crate::queue::{Command, Request, Requests};
 use crate::shaping::Shaper;
@@ -28,15 +29,24 @@ use crate::stats::WorkerStats;
 use crate::team::{TeamSpec, TeamState, TeamView};
 use crate::worker::{SwitchEngine, Worker};
 
-struct Entry {
-    spec: PortSpec,
+/// A port as the switch knows it.
+pub(crate) struct Entry {
+    pub spec: PortSpec,
     /// Where it is with every worker.
-    slot: Slot,
-    stats: Arc<PortStats>,
-    state: Arc<PortState>,
-    internal: bool,
+    pub slot: Slot,
+    pub stats: Arc<PortStats>,
+    pub state: Arc<PortState>,
+    /// It is of the switch's own, and stays where it is.
+    pub internal: bool,
     /// The operator set its link down.
     down: bool,
+}
+
+impl Entry {
+    /// May it go to another worker? Uplinks stay on a known thread, and direct ports with theirs.
+    pub fn may_move(&self) -> bool {
+        !(self.internal || self.spec.uplink || self.spec.direct)
+    }
 }
 
 /// None: nothing is to be done to the port's frames.
@@ -117,6 +127,12 @@ pub struct Switch {
     mirrors: Mutex<Mirrors>,
     next: AtomicU32,
     coalesce: Arc<AtomicBool>,
+    /// The workers of ports that are not those' that they were made for.
+    moved: RwLock<HashMap<PortId, usize>>,
+    any_moved: AtomicBool,
+    /// Held for writing while a port goes from one worker to another, for reading while anything is asked of the worker that has a
+    /// port. Taken before `taps`.
+    whose: RwLock<()>,
 }
 
 impl Switch {
@@ -164,8 +180,21 @@ impl Switch {
         }
         let numbers = Mutex::new(Numbers { ports: vec![0; count], ..Numbers::default() });
         let (ports, taps, teams, mirrors) = Default::default();
+        let (moved, any_moved, whose) = Default::default();
         let next = AtomicU32::new(1);
-        let switch = Switch { workers: handles, numbers, ports, taps, teams, mirrors, next, coalesce };
+        let switch = Switch {
+            workers: handles,
+            numbers,
+            ports,
+            taps,
+            teams,
+            mirrors,
+            next,
+            coalesce,
+            moved,
+            any_moved,
+            whose,
+        };
         Ok((switch, workers))
     }
 
@@ -182,6 +211,7 @@ impl Switch {
     /// Makes a port; nothing is attached to it yet.
     pub fn add_port(&self, spec: PortSpec) -> PortId {
         let name = spec.name.clone();
+        let _here = self.whose.read_recursive();
         let taps = self.taps.lock();
         let id = self.make_port(spec, Arc::new(PortStats::default()), None);
         self.place_known_taps(&taps, &name);
@@ -256,6 +286,7 @@ impl Switch {
         self.ask_others(worker, || Request::Remove { id });
         let mut numbers = self.numbers.lock();
         numbers.count(worker, -1);
+        self.moved.write().remove(&id);
         numbers.slots.iter_mut().skip(slot.into()).take(1).for_each(|taken| *taken = false);
         Some(spec)
     }
@@ -271,6 +302,7 @@ impl Switch {
 
     /// Removes a port; what is attached to it is dropped. False if there is none.
     pub fn remove_port(&self, id: PortId) -> bool {
+        let _here = self.whose.read_recursive();
         let taps = self.taps.lock();
         let Some(spec) = self.unmake_port(id) else { return false };
         self.place_known_taps(&taps, &spec.name);
@@ -282,6 +314,7 @@ impl Switch {
     /// Changes a port; what is attached stays, frames that wait for it or that it waits with are
     /// dropped. False if there is no such port.
     pub fn update_port(&self, id: PortId, spec: PortSpec) -> bool {
+        let _here = self.whose.read_recursive();
         let taps = self.taps.lock();
         let (name, shape) = (spec.name.clone(), spec.traffic.shape);
         let (before, down) = match self.ports.lock().get_mut(&id) {
@@ -302,6 +335,7 @@ impl Switch {
     /// Sets a port's link up or down. While it is down, no frame passes; what is attached stays, and is attached and
     /// detached as ever. False if there is no such port.
     pub fn set_link(&self, id: PortId, up: bool) -> bool {
+        let _here = self.whose.read_recursive();
         let spec = match self.ports.lock().get_mut(&id) {
             Some(entry) if entry.down == up => {
                 entry.down = !up;
@@ -352,6 +386,7 @@ impl Switch {
     /// Has `tap` look at the frames of the port with a name: of the one that there is, and of those that come, until
     /// [`Self::remove_tap`]. The port is wrapped for it, and its frames go on meanwhile.
     pub fn add_tap(&self, port: &str, tap: Arc<dyn FrameTap>) {
+        let _here = self.whose.read_recursive();
         let mut taps = self.taps.lock();
         taps.push((port.to_owned(), tap));
         self.place_taps(&taps, port);
@@ -359,6 +394,7 @@ impl Switch {
 
     /// Ends what [`Self::add_tap`] began: when this returns, no worker uses the tap any more.
     pub fn remove_tap(&self, tap: &Arc<dyn FrameTap>) {
+        let _here = self.whose.read_recursive();
         let mut taps = self.taps.lock();
         let Some(at) = taps.iter().position(|(_, other)| Arc::ptr_eq(other, tap)) else { return };
         let (port, tap) = taps.swap_remove(at);
@@ -368,6 +404,7 @@ impl Switch {
 
     /// The same of a tap at the port with a name, which may be at others, too.
     pub(crate) fn remove_tap_of(&self, port: &str, tap: &Arc<dyn FrameTap>) {
+        let _here = self.whose.read_recursive();
         let mut taps = self.taps.lock();
         let here = |(name, other): &(String, Arc<dyn FrameTap>)| name == port && Arc::ptr_eq(other, tap);
         if let Some(at) = taps.iter().position(here) {
@@ -400,6 +437,7 @@ impl Switch {
     /// Keeps a port from having any traffic, whatever is attached now or later, or lets it have some. What
     /// is attached is told that it has failed, and dropped.
     pub fn shut_port(&self, id: PortId, shut: bool) {
+        let _here = self.whose.read_recursive();
         if shut {
             self.retire(id);
         }
@@ -438,7 +476,7 @@ impl Switch {
         std::mem::take(&mut *into.lock())
     }
 
-    /// A number for a port of `worker`, which it tells: no doorbell has to look for it.
+    /// A number for a port of `worker`, which it tells while the port is there: no doorbell has to look for it.
     fn new_id(&self, worker: usize) -> PortId {
         let count = self.workers.len() as u32;
         PortId(self.next.fetch_add(1, Ordering::Relaxed).wrapping_mul(count).wrapping_add(worker as u32))
@@ -446,7 +484,61 @@ impl Switch {
 
     /// The worker whose port it is, if there is such a port.
     pub(crate) fn owner(&self, id: PortId) -> usize {
-        id.0 as usize % self.workers.len().max(1)
+        let moved = self.any_moved.load(Ordering::Relaxed).then(|| self.moved.read().get(&id).copied());
+        moved.flatten().unwrap_or_else(|| id.0 as usize % self.workers.len().max(1))
+    }
+
+    /// Moves a port, and what is attached to it, to the worker of another number, frames on their way included; this takes some
+    /// rounds of all workers, while which frames for it wait. False, and nothing has changed: there is no such port or worker, it is
+    /// there, it is one that stays (an uplink's, a direct one's), or what is on its way comes to no end.
+    pub fn move_port(&self, id: PortId, to: usize) -> bool {
+        let name = self.ports.lock().get(&id).map(|entry| entry.spec.name.clone());
+        let moved = {
+            let _alone = self.whose.write();
+            let Some(mut moving) = self.begin_move(id, to) else { return false };
+            loop {
+                if let Some(moved) = moving.advance(self) {
+                    break moved;
+                }
+            }
+        };
+        if let Some(name) = name.filter(|_| moved) {
+            self.aim_mirrors(&name);
+        }
+        moved
+    }
+
+    /// The same, to be advanced by the caller, who lets the workers have their rounds. For tests.
+    #[doc(hidden)]
+    pub fn begin_move(&self, id: PortId, to: usize) -> Option<Move> {
+        let from = self.owner(id);
+        let ports = self.ports.lock();
+        ports.get(&id).filter(|entry| entry.may_move())?;
+        (to != from && to < self.workers.len()).then(|| Move::new(id, from, to))
+    }
+
+    /// A port is that of worker `to` from now on.
+    pub(crate) fn set_owner(&self, id: PortId, to: usize) {
+        let mut numbers = self.numbers.lock();
+        numbers.count(self.owner(id), -1);
+        numbers.count(to, 1);
+        self.moved.write().insert(id, to);
+        self.any_moved.store(true, Ordering::Relaxed);
+    }
+
+    /// Waits for the workers, if they have threads.
+    pub(crate) fn pause(&self, length: Duration) {
+        if self.workers.iter().any(|worker| worker.thread.is_some()) {
+            std::thread::sleep(length);
+        }
+    }
+
+    pub(crate) fn count_workers(&self) -> usize {
+        self.workers.len()
+    }
+
+    pub(crate) fn entries(&self) -> &Mutex<BTreeMap<PortId, Entry>> {
+        &self.ports
     }
 
     /// Asks these workers, and waits until all have carried it out (or are gone).
@@ -463,16 +555,16 @@ impl Switch {
         calls.wait();
     }
 
-    fn ask(&self, worker: usize, request: Request) {
+    pub(crate) fn ask(&self, worker: usize, request: Request) {
         self.ask_each(std::iter::once((worker, request)));
     }
 
     /// Asks every worker, in the order of their numbers.
-    fn ask_all(&self, request: impl Fn(usize) -> Request) {
+    pub(crate) fn ask_all(&self, request: impl Fn(usize) -> Request) {
         self.ask_each((0..self.workers.len()).map(|number| (number, request(number))));
     }
 
-    fn ask_others(&self, worker: usize, request: impl Fn() -> Request) {
+    pub(crate) fn ask_others(&self, worker: usize, request: impl Fn() -> Request) {
         let others = (0..self.workers.len()).filter(|&other| other != worker);
         self.ask_each(others.map(|other| (other, request())));
     }
@@ -512,16 +604,19 @@ impl Drop for Switch {
 
 impl Frames for Switch {
     fn attach(&self, id: PortId, end: Box<dyn FramePort>) {
+        let _here = self.whose.read_recursive();
         self.retire(id);
         self.ask_port(id, Request::Attach { id, end });
     }
 
     fn detach(&self, id: PortId) {
+        let _here = self.whose.read_recursive();
         self.retire(id);
         self.ask_port(id, Request::Detach { id });
     }
 
     fn refresh(&self, id: PortId) {
+        let _here = self.whose.read_recursive();
         self.ask_port(id, Request::Refresh { id });
     }
 

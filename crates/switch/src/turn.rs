@@ -131,6 +131,9 @@ impl Core {
         while left.frames > 0 && !sender.tx.limits.rests() {
             let most = left.frames.min(BURST as u32);
             let all = sender.tx.burst.has_frames() || {
+                if sender.moving && sender.remote.is_none() {
+                    break;
+                }
                 let fetched = sender.tx.burst.fetch(end, most);
                 let overhead = end.take_overhead() * PIECE_COST;
                 if overhead > 0 {
@@ -431,7 +434,7 @@ impl Core {
             port.lose(DropReason::Gone);
             return Fate::Finished;
         }
-        let waits = port.pending.has_of(from.lender.owner);
+        let waits = port.moving || port.pending.has_of(from.lender.owner);
         let lent = (from.lender, from.token);
         let handed = if waits { Handed::No } else { self.links.hand_over(worker, lent, sent.frame.tx) };
         match handed {

@@ -164,6 +164,11 @@ impl SwitchEngine {
                     core.retire(slot);
                 }
             }
+            Request::Move { id, step } => {
+                if let Some(slot) = core.slot(id) {
+                    core.move_port(slot, step);
+                }
+            }
             Request::Barrier => core.send_handed(),
             Request::Refresh { id } => {
                 if let Some(slot) = core.slot(id) {

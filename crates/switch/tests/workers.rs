@@ -40,12 +40,21 @@ struct PortPlan {
 
 #[derive(Clone, Debug)]
 enum Step {
-    Send { from: u8, to: u8, source: u8, len: u16, tag: Option<u8>, segments: bool },
+    Send {
+        from: u8,
+        to: u8,
+        source: u8,
+        len: u16,
+        tag: Option<u8>,
+        segments: bool,
+    },
     Detach(u8),
     Attach(u8),
     Change(u8, PortPlan),
     Filter(u8, bool, bool),
     Down(u8, bool),
+    /// To another worker, frames on their way or not.
+    Move(u8, u8),
     Run,
 }
 
@@ -74,6 +83,7 @@ fn step() -> impl Strategy<Value = Step> {
         1 => (port.clone(), port_plan()).prop_map(|(port, plan)| Step::Change(port, plan)),
         1 => (port.clone(), any::<bool>(), any::<bool>()).prop_map(|(port, a, b)| Step::Filter(port, a, b)),
         1 => (port.clone(), any::<bool>()).prop_map(|(port, down)| Step::Down(port, down)),
+        2 => (port.clone(), 0..WORKERS as u8).prop_map(|(port, to)| Step::Move(port, to)),
         4 => Just(Step::Run),
     ]
 }
@@ -113,6 +123,8 @@ struct World {
     got: Vec<Got>,
     /// Whose frames may be on their way: what several send at once has no order.
     sending: Option<usize>,
+    /// Frames to several ports may be: one that moves may miss them.
+    any_to_several: bool,
 }
 
 impl World {
@@ -121,7 +133,8 @@ impl World {
         let ids = (0..).zip(plans).map(|(number, plan)| bench.switch.add_port(spec(number, plan))).collect();
         let wires = plans.iter().map(|_| None).collect();
         let got = plans.iter().map(|_| BTreeMap::new()).collect();
-        let mut world = World { bench, ids, plans: plans.to_vec(), wires, got, sending: None };
+        let mut world =
+            World { bench, ids, plans: plans.to_vec(), wires, got, sending: None, any_to_several: false };
         world.run();
         (0..plans.len()).for_each(|at| world.attach(at));
         world
@@ -132,6 +145,7 @@ impl World {
         (0..4).for_each(|_| self.bench.step());
         self.bench.run();
         self.collect();
+        self.any_to_several = false;
     }
 
     fn collect(&mut self) {
@@ -176,6 +190,9 @@ impl World {
                     self.sending = Some(from);
                 }
                 let Some(wire) = &self.wires[from] else { return };
+                let open = |plan: &PortPlan| plan.promiscuous || plan.uplink || plan.moved;
+                let known = self.wires.get(usize::from(to)).is_some_and(Option::is_some);
+                self.any_to_several |= !known || self.plans.iter().any(open);
                 let to = match to {
                     6 => Mac::BROADCAST,
                     7 => Mac([1, 0, 0x5e, 1, 2, 3]),
@@ -231,8 +248,30 @@ impl World {
                 self.bench.switch.set_link(self.ids[usize::from(at)], !down);
                 self.run();
             }
+            Step::Move(at, to) => {
+                if self.any_to_several {
+                    self.run();
+                }
+                self.move_port(at.into(), to.into());
+            }
             Step::Run => self.run(),
         }
+    }
+
+    /// To one of the workers that there are.
+    fn move_port(&mut self, at: usize, to: usize) {
+        let to = to % self.bench.workers.len();
+        let Some(mut moving) = self.bench.switch.begin_move(self.ids[at], to) else { return };
+        let moved = loop {
+            self.bench.step();
+            if let Some(moved) = moving.advance(&self.bench.switch) {
+                break moved;
+            }
+        };
+        // What was asked last.
+        self.bench.step();
+        let worker = self.bench.switch.ports().iter().find(|view| view.id == self.ids[at]).unwrap().worker;
+        assert_eq!(worker == to, moved, "port {at} to worker {to}");
     }
 
     /// Everything moves at last.
@@ -311,7 +350,9 @@ fn soon(what: &str, done: impl FnMut() -> bool) {
 
 /// A switch with threads and `count` ports, spread over them.
 fn started(count: u8) -> (Arc<Switch>, Vec<(PortId, Wire)>) {
-    let switch = Arc::new(Switch::start(Settings { workers: WORKERS, ..Settings::default() }).unwrap());
+    // Frames wait for as long as a busy host takes.
+    let hold = Duration::from_secs(3600);
+    let switch = Arc::new(Switch::start(Settings { workers: WORKERS, hold, ..Settings::default() }).unwrap());
     let port = |number| {
         let id = switch.add_port(Bench::spec(number));
         let (wire, end) = Wire::new(mac(number));
@@ -587,4 +628,109 @@ fn a_mirror_follows_its_destination_to_another_worker() {
     }
     workers.dedup();
     assert_eq!(workers.len(), 2);
+}
+
+/// Says when it is dropped, also by a failed assertion, that others are to end.
+struct Ended<'s>(&'s AtomicBool);
+
+impl Drop for Ended<'_> {
+    fn drop(&mut self) {
+        self.0.store(true, Ordering::Relaxed);
+    }
+}
+
+#[test]
+fn frames_keep_their_order_and_none_is_lost_while_their_ports_move() {
+    const FRAMES: u32 = 30_000;
+    let (switch, ports) = started(6);
+    let stop = AtomicBool::new(false);
+    let moved = std::sync::atomic::AtomicUsize::new(0);
+    std::thread::scope(|scope| {
+        let (ports, switch, stop, moved) = (&ports, &switch, &stop, &moved);
+        let _ended = Ended(stop);
+        // A sender, a receiver, a worker.
+        scope.spawn(move || {
+            let mut number = 0usize;
+            while !stop.load(Ordering::Relaxed) {
+                number += 1;
+                let (port, to) = (ports[number * 5 % 6].0, number / 6 % WORKERS);
+                moved.fetch_add(usize::from(switch.move_port(port, to)), Ordering::Relaxed);
+            }
+        });
+        for number in 0..3u8 {
+            let (id, wire) = &ports[usize::from(number)];
+            scope.spawn(move || {
+                for count in 0..FRAMES {
+                    let mut bytes = frame(mac(number + 4), mac(number + 1), some_len(count), 0);
+                    bytes[14..18].copy_from_slice(&count.to_be_bytes());
+                    wire.send(&bytes, Offload::None, None);
+                    if count % 32 == 0 {
+                        switch.kick(*id);
+                    }
+                    while wire.queued() > 512 && !stop.load(Ordering::Relaxed) {
+                        switch.kick(*id);
+                        std::thread::yield_now();
+                    }
+                }
+                switch.kick(*id);
+            });
+        }
+        let mut next = [0; 3];
+        let mut looks = 0usize;
+        soon("all frames", || {
+            looks += 1;
+            for (number, next) in (0u8..).zip(&mut next) {
+                let wire = &ports[usize::from(number) + 3].1;
+                // One that has no room now and then, so that frames wait for it.
+                wire.set_room((number == 1 && looks.is_multiple_of(2)).then_some(3));
+                for received in wire.received() {
+                    let count = u32::from_be_bytes(received.bytes[14..18].try_into().unwrap());
+                    assert_eq!(
+                        (received.bytes.len(), count),
+                        (some_len(*next), *next),
+                        "in order, none lost"
+                    );
+                    *next += 1;
+                }
+            }
+            next == [FRAMES; 3]
+        });
+        soon("ports have moved", || moved.load(Ordering::Relaxed) > 30);
+    });
+    soon("all are finished", || ports.iter().all(|(_, wire)| wire.outstanding() == 0));
+    for (id, _) in &ports {
+        let lost = switch
+            .stats(*id)
+            .snapshot()
+            .into_iter()
+            .filter(|(name, count)| name.starts_with("drop") && *count > 0);
+        assert_eq!(lost.collect::<Vec<_>>(), []);
+    }
+    assert!(switch.worker_stats().all(|stats| stats.panics.get() == 0));
+}
+
+#[test]
+fn a_port_that_has_moved_is_attached_changed_and_removed_as_ever() {
+    let (switch, ports) = started(3);
+    let (id, wire) = &ports[0];
+    let worker = || switch.ports().iter().find(|view| view.id == *id).map(|view| view.worker);
+    let to = (worker().unwrap() + 1) % WORKERS;
+    assert!(switch.move_port(*id, to) && worker() == Some(to));
+    assert!(!switch.move_port(*id, to), "it is there");
+    assert!(!switch.move_port(*id, WORKERS) && !switch.move_port(PortId(9999), 0));
+    let (again, end) = Wire::new(mac(1));
+    switch.attach(*id, end);
+    assert!(wire.dropped());
+    assert!(
+        switch.update_port(*id, Bench::spec(1)) && switch.set_link(*id, false) && switch.set_link(*id, true)
+    );
+    ports[1].1.send(&frame(mac(1), mac(2), 60, 0), Offload::None, None);
+    switch.kick(ports[1].0);
+    soon("a frame to it", || !again.received().is_empty());
+    again.send(&frame(mac(2), mac(1), 60, 0), Offload::None, None);
+    switch.kick(*id);
+    soon("a frame from it", || !ports[1].1.received().is_empty());
+    assert!(switch.remove_port(*id) && again.dropped() && worker().is_none());
+    let uplink = switch.add_port(PortSpec { uplink: true, ..Bench::spec(9) });
+    assert!(!switch.move_port(uplink, 1), "uplinks stay");
 }

@@ -10,6 +10,7 @@ const EXAMPLES: &str = "Examples:
   vmlane debug panic web
   vmlane debug panic web --at nic0-port
   vmlane debug stall web --at nic0-port --milliseconds 3000
+  vmlane debug move web --at nic0-port --worker 1
   vmlane debug impair web --loss 10 --reorder 20 --delay-us 500
   vmlane debug impair web
 
@@ -65,6 +66,20 @@ enum What {
         #[command(flatten)]
         place: Where,
     },
+    /// Have another worker of the switch move the frames of a NIC, as `balance` in the configuration does
+    #[command(after_help = EXAMPLES)]
+    Move {
+        /// Name of the VM
+        vm: String,
+        /// Which NIC: nicN-port
+        #[arg(long, value_name = "PART", default_value = "nic0-port")]
+        at: String,
+        /// The worker's number, as `vmlane ports` shows it
+        #[arg(long, value_name = "NUMBER")]
+        worker: u32,
+        #[command(flatten)]
+        place: Where,
+    },
     /// Lose, reorder or delay frames on their way to a NIC, until it is called without numbers
     ///
     /// 64 frames are held at most; beyond, frames wait in the switch as for a guest without receive buffers. `vmlane
@@ -104,6 +119,7 @@ impl Args {
             What::Stall { vm, at, milliseconds, place } => {
                 place.connect()?.debug_stall(&vm, &at, milliseconds)?;
             }
+            What::Move { vm, at, worker, place } => place.connect()?.debug_move(&vm, &at, worker)?,
             What::Impair { vm, at, loss, reorder, delay_us, longest, seed, place } => {
                 place.connect()?.debug_impair(&vm, &at, (loss, reorder, delay_us, longest, seed))?;
             }

@@ -200,6 +200,7 @@ impl Checker<'_> {
         DaemonConfig {
             workers: workers.map_or(default.workers, |value| value as u16),
             cpus,
+            balance: raw.balance.unwrap_or(default.balance),
             mode,
             spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
             flood_limit: floods.map_or(default.flood_limit, |value| value as u32),

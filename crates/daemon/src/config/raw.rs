@@ -189,6 +189,7 @@ pub struct RawNic {
 pub struct RawDaemon {
     pub workers: Option<Spanned<i64>>,
     pub cpus: Option<Spanned<String>>,
+    pub balance: Option<bool>,
     pub mode: Option<Spanned<String>>,
     pub spin_us: Option<Spanned<i64>>,
     pub flood_limit: Option<Spanned<i64>>,

@@ -81,17 +81,29 @@ impl Core {
         });
         if !known {
             self.drop_pending_between(slot);
-            let end = now.and_then(|now| Some(Box::new(RemotePort::new(now, self.links.done(worker)?))));
-            if let Some(port) = self.ports.get_mut(slot) {
-                port.drop_end();
-                port.end = end.map(|end| end as _);
-            }
-            self.held.set_places(slot, super::PLACES);
+            self.ports.get_mut(slot).map(Port::drop_end);
+            self.put_remote(slot, worker, now);
         }
         self.rebuild();
         if !known {
             self.announce(slot);
         }
+    }
+
+    /// The port is that of another worker than before, and nothing of it is on the way.
+    pub fn attach_remote(&mut self, slot: Slot) {
+        let Some(port) = self.ports.get(slot) else { return };
+        let Some(worker) = port.remote else { return };
+        let now = port.state.remote.look(self.number);
+        self.put_remote(slot, worker, now);
+    }
+
+    fn put_remote(&mut self, slot: Slot, worker: usize, now: Option<Attachment>) {
+        let end = now.and_then(|now| Some(Box::new(RemotePort::new(now, self.links.done(worker)?))));
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.end = end.map(|end| end as _);
+        }
+        self.held.set_places(slot, super::PLACES);
     }
 
     /// What is attached to a port is about to be dropped: it sends nothing more, and the other workers let go of it.
@@ -147,7 +159,7 @@ impl Core {
                 .map(|(_, token)| *token)
                 .filter(|token| self.links.is_last(slot, *token))
                 .collect();
-            self.guarded(slot, |core| core.end(slot).into_iter().for_each(|end| end.finish(&tokens)));
+            self.give_back(slot, &tokens);
             self.mark(slot);
         }
     }
@@ -204,7 +216,7 @@ impl Core {
     pub fn serve_remote_pending(&mut self, slot: Slot, receiver: &mut Port, worker: usize) -> bool {
         let mut moved = false;
         let mut at = 0;
-        while receiver.pending.begin_turn_of(at) {
+        while !receiver.moving && receiver.pending.begin_turn_of(at) {
             while let Some(frame) = receiver.pending.front() {
                 let handed = self.ports.get(frame.sender).and_then(|sender| {
                     self.serving = frame.sender;

@@ -285,11 +285,11 @@ impl PendingQueue {
         }
     }
 
-    /// The senders of all frames.
-    pub fn senders(&self) -> impl Iterator<Item = Slot> {
+    /// All frames: those of an owner in their order.
+    pub fn frames(&self) -> impl Iterator<Item = &PendingFrame> {
         self.owners.iter().flat_map(|of| {
             let places = std::iter::successors(self.place(of.first), |place| self.place(place.next));
-            places.map(|place| place.frame.sender)
+            places.map(|place| &place.frame)
         })
     }
 

@@ -192,7 +192,7 @@ proptest! {
                 }
             }
             prop_assert_eq!(queue.is_empty(), model.is_empty());
-            prop_assert_eq!(queue.senders().count(), model.len());
+            prop_assert_eq!(queue.frames().count(), model.len());
         }
     }
 

@@ -1,0 +1,79 @@
+//! Threads that do something again and again: the watchdog's, which several times a second looks for stuck workers and for VMs
+//! whose devices fail too often, and the one that moves ports to other workers. Both may wait for sessions and workers, so
+//! neither of those may wait for them.
+
+use std::io;
+use std::panic::{AssertUnwindSafe, catch_unwind};
+use std::sync::Arc;
+use std::sync::atomic::{AtomicBool, Ordering};
+use std::thread::JoinHandle;
+use std::time::{Duration, Instant};
+
+use vmlane_switch::Balancer;
+
+use crate::assembly::Daemon;
+use crate::notify::notify;
+
+const CHECK: Duration = Duration::from_millis(200);
+/// Checks between two signs of life to systemd, which wants one within twice that time (`WatchdogSec`).
+const CHECKS_A_SIGN: u32 = 10;
+const BALANCE: Duration = Duration::from_secs(1);
+
+/// Such a thread; dropping it ends it.
+pub struct PeriodicThread {
+    over: Arc<AtomicBool>,
+    thread: Option<JoinHandle<()>>,
+}
+
+impl PeriodicThread {
+    /// Calls `work` at once, and then `interval` after the end of each call. It is never ended by a fault of its own.
+    fn start(
+        name: &str,
+        interval: Duration,
+        mut work: impl FnMut() + Send + 'static,
+    ) -> io::Result<PeriodicThread> {
+        let over = Arc::new(AtomicBool::new(false));
+        let stop = over.clone();
+        let repeat = move || {
+            while !stop.load(Ordering::Acquire) {
+                let _ = catch_unwind(AssertUnwindSafe(&mut work));
+                std::thread::park_timeout(interval);
+            }
+        };
+        let thread = std::thread::Builder::new().name(name.into()).spawn(repeat)?;
+        Ok(PeriodicThread { over, thread: Some(thread) })
+    }
+}
+
+impl Drop for PeriodicThread {
+    fn drop(&mut self) {
+        self.over.store(true, Ordering::Release);
+        if let Some(thread) = self.thread.take() {
+            thread.thread().unpark();
+            let _ = thread.join();
+        }
+    }
+}
+
+/// Starts the watchdog.
+pub fn watchdog(daemon: Arc<Daemon>) -> io::Result<PeriodicThread> {
+    let systemd_waits = std::env::var_os("WATCHDOG_USEC").is_some();
+    let mut checks = 0u32;
+    PeriodicThread::start("watchdog", CHECK, move || {
+        let well = daemon.check_health();
+        checks = checks.wrapping_add(1);
+        if systemd_waits && well && checks.is_multiple_of(CHECKS_A_SIGN) {
+            notify("WATCHDOG=1");
+        }
+    })
+}
+
+/// Has NICs go to other workers of the switch where that helps. None: there is one worker, or they are to stay where
+/// they are.
+pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
+    if !daemon.balances() {
+        return Ok(None);
+    }
+    let mut balancer = Balancer::default();
+    PeriodicThread::start("balance", BALANCE, move || daemon.balance(&mut balancer, Instant::now())).map(Some)
+}

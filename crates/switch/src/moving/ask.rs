@@ -1,0 +1,105 @@
+//! The steps of a port's way to another worker, as another thread asks for them.
+
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering};
+use std::time::Duration;
+
+use vmlane_port::PortId;
+
+use super::{Leaving, Step};
+use crate::queue::Request;
+use crate::switch::Switch;
+
+/// How often it is looked whether nothing of the port is on the way.
+const LOOKS: u32 = 20;
+/// Between two looks.
+const PAUSE: Duration = Duration::from_micros(200);
+
+/// What the workers were asked last.
+enum Stage {
+    Nothing,
+    Hold,
+    OwnerSettled(Arc<AtomicUsize>),
+    AllSettled(Arc<AtomicUsize>),
+    Leave(Leaving),
+    Follow,
+    GiveUp,
+}
+
+/// A port on its way to another worker. To be advanced to its end: until then frames for the port wait.
+pub struct Move {
+    id: PortId,
+    from: usize,
+    to: usize,
+    stage: Stage,
+    looks: u32,
+}
+
+impl Move {
+    pub(crate) fn new(id: PortId, from: usize, to: usize) -> Move {
+        Move { id, from, to, stage: Stage::Nothing, looks: LOOKS }
+    }
+
+    /// What the workers have answered, and what is asked of them next. Each worker has to have a round before the next
+    /// call. `Some`: that is the end; true if the port is the other worker's.
+    pub fn advance(&mut self, switch: &Switch) -> Option<bool> {
+        let &mut Move { id, from, to, .. } = self;
+        let step = |step| Request::Move { id, step };
+        match &self.stage {
+            Stage::Nothing => {
+                // When its own worker holds it, no other one hands a frame over to it any more.
+                switch.ask_others(from, || step(Step::Hold));
+                switch.ask(from, step(Step::Hold));
+                self.stage = Stage::Hold;
+            }
+            Stage::Hold => self.look(switch),
+            Stage::OwnerSettled(count) if count.load(Ordering::Relaxed) == 1 => {
+                let settled = Arc::default();
+                switch.ask_others(from, || step(Step::Settled(Arc::clone(&settled))));
+                self.stage = Stage::AllSettled(settled);
+            }
+            Stage::AllSettled(count) if count.load(Ordering::Relaxed) + 1 == switch.count_workers() => {
+                let into = Leaving::default();
+                switch.ask(from, step(Step::Leave { to, into: into.clone() }));
+                self.stage = Stage::Leave(into);
+            }
+            Stage::OwnerSettled(_) | Stage::AllSettled(_) => self.look(switch),
+            Stage::Leave(into) => {
+                let left = into.lock().take();
+                match left {
+                    Some(port) => {
+                        switch.set_owner(id, to);
+                        switch.ask(to, step(Step::Arrive(port)));
+                        switch.ask_others(to, || step(Step::Follow { to }));
+                        self.stage = Stage::Follow;
+                    }
+                    None => self.look(switch),
+                }
+            }
+            Stage::Follow => {
+                // Those to whom it sends know whose it is.
+                switch.ask(to, step(Step::Resume));
+                return Some(true);
+            }
+            Stage::GiveUp => return Some(false),
+        }
+        None
+    }
+
+    /// Has its worker look, or gives up.
+    fn look(&mut self, switch: &Switch) {
+        let id = self.id;
+        self.looks = self.looks.saturating_sub(1);
+        if self.looks == 0 {
+            switch.ask_all(|_| Request::Move { id, step: Step::Resume });
+            self.stage = Stage::GiveUp;
+            return;
+        }
+        if self.looks + 1 < LOOKS {
+            switch.pause(PAUSE);
+        }
+        let settled = Arc::default();
+        switch.ask(self.from, Request::Move { id, step: Step::Settled(Arc::clone(&settled)) });
+        self.stage = Stage::OwnerSettled(settled);
+    }
+}
