@@ -29,7 +29,7 @@ const AT: (&str, &str) = ("at", "string");
 const UP: (&str, &str) = ("up", "bool");
 
 /// Every call but `capture`, whose answer comes with a descriptor.
-pub(super) const CALLS: [Described; 20] = [
+pub(super) const CALLS: [Described; 21] = [
     of("ping", "Does a daemon answer, and what is its process id?", &[], trace::kind::<Pong>),
     of(
         "status",
@@ -89,6 +89,12 @@ pub(super) const CALLS: [Described; 20] = [
         "debug_stall",
         "The same, but it does nothing for so long.",
         &[VM, AT, ("milliseconds", "int")],
+        trace::kind::<Done>,
+    ),
+    of(
+        "debug_move",
+        "For tests, if the configuration has fault_injection: another worker of the switch moves the frames of a NIC.",
+        &[VM, AT, ("worker", "int")],
         trace::kind::<Done>,
     ),
     of(
