@@ -40,7 +40,7 @@ struct PortLoad {
     worker: usize,
     /// What it has sent and received since the look before, as [`DELIVERY_COST`] measures.
     work: u64,
-    /// Where its last frame went.
+    /// Where its last frame went; no port's slot if it has sent none to one receiver.
     last_to: Slot,
     may_move: bool,
 }
@@ -184,6 +184,7 @@ fn together(ports: &[PortLoad]) -> Vec<Vec<usize>> {
 #[cfg(test)]
 mod tests {
     use super::*;
+    use crate::port::NOWHERE;
 
     /// Ports by worker, work and where their frames go; the slot is the place in the list.
     fn ports(list: &[(usize, u64, Slot)]) -> Vec<PortLoad> {
@@ -221,6 +222,9 @@ mod tests {
         let after = placed(2, &ports(&[(0, 50, 1), (1, 50, 0), (0, 50, 3), (1, 50, 2)]));
         assert!(after[0] == after[1] && after[2] == after[3] && after[0] != after[2], "{after:?}");
         assert_eq!(placed(2, &ports(&[(0, 5, 1), (1, 50, 0)])), [0, 0]);
+        // Of two that only receive, neither is taken for a peer of the first port.
+        let sinks = [(0, 50, 1), (0, 50, 0), (0, 90, NOWHERE), (1, 90, NOWHERE)];
+        assert_eq!(placed(2, &ports(&sinks))[..2], [0, 0]);
     }
 
     #[test]

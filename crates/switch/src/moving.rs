@@ -1,5 +1,6 @@
 //! A port goes to another worker, with all that is attached to it. No frame to or from it is lost or overtakes another one,
-//! but for one to several that is on its way in the moment of the change: the port may miss it, or get it twice.
+//! but for one to several that is on its way in the moment of the change: the port may miss it, or get it twice. Frames for it
+//! wait meanwhile as those for a full receiver do, and as few may.
 //!
 //! Its rings are touched by one worker at any time: by the one that it leaves until that one has taken it out of its
 //! table, and by the other one from when that one has put it into its own.
@@ -17,10 +18,8 @@
 
 mod ask;
 
-use std::sync::Arc;
-use std::sync::atomic::{AtomicUsize, Ordering};
+use std::sync::atomic::Ordering;
 
-use parking_lot::Mutex;
 use vmlane_port::{DropReason, MAX_HEAD};
 use vmlane_wire::ethernet::Tci;
 
@@ -30,28 +29,10 @@ use crate::handover::PLACES;
 use crate::ingress::{Frame, admit};
 use crate::pending::{PendingFrame, PendingQueue};
 use crate::port::{Numbered, Port};
+use crate::queue::Step;
 use crate::watch::Watch;
 
 pub use ask::Move;
-
-/// Where a port lies that has left its worker.
-pub type Leaving = Arc<Mutex<Option<Box<Port>>>>;
-
-/// What is asked of a worker.
-pub enum Step {
-    Hold,
-    /// Counts the workers with whom it is.
-    Settled(Arc<AtomicUsize>),
-    Leave {
-        to: usize,
-        into: Leaving,
-    },
-    Arrive(Box<Port>),
-    Follow {
-        to: usize,
-    },
-    Resume,
-}
 
 impl Core {
     /// Does its part of a port's way to another worker.

@@ -23,6 +23,9 @@ use crate::rate_limit::SenderLimits;
 use crate::shaping::{ShapedPort, Shaper, ShaperCell};
 use crate::watch::Watch;
 
+/// No port's slot.
+pub const NOWHERE: Slot = Slot::MAX;
+
 /// What others may see of a port without asking the worker.
 #[derive(Debug, Default)]
 pub struct PortState {
@@ -30,7 +33,7 @@ pub struct PortState {
     pub stalled: AtomicBool,
     /// The address in force; 0 if unknown.
     pub mac: AtomicU64,
-    /// Where its last frame to one receiver went: that port's slot.
+    /// Where its last frame to one receiver went: that port's slot; [`NOWHERE`] if there was none.
     pub last_to: AtomicU16,
     /// For the switch's other workers.
     pub remote: RemoteState,
@@ -375,7 +378,8 @@ impl Port {
             self.tx.counts = TxCounts::default();
             return;
         }
-        self.state.last_to.store(self.tx.route.receiver, Ordering::Relaxed);
+        let Route { to, receiver, .. } = self.tx.route;
+        self.state.last_to.store(if to == 0 { NOWHERE } else { receiver }, Ordering::Relaxed);
         let stats = &self.stats;
         for (counter, amount) in [
             (&stats.tx_frames, &mut self.tx.counts.frames),

@@ -1,6 +1,7 @@
 //! What other threads ask of the worker.
 
 use std::sync::Arc;
+use std::sync::atomic::AtomicUsize;
 
 use parking_lot::Mutex;
 use vmlane_port::wrap::FrameTap;
@@ -8,11 +9,29 @@ use vmlane_port::{FramePort, PortId, PortStats};
 use vmlane_worker::{Answer, CommandQueue};
 
 use crate::mirror::Copies;
-use crate::moving::Step;
-use crate::port::{Numbered, PortState};
+use crate::port::{Numbered, Port, PortState};
 use crate::shaping::Shaper;
 use crate::spec::{LearnedAddress, PortSpec};
 use crate::team::{TeamSpec, TeamState};
+
+/// Where a port lies that has left its worker.
+pub type Leaving = Arc<Mutex<Option<Box<Port>>>>;
+
+/// What is asked of a worker while a port goes to another one: see `moving.rs`.
+pub enum Step {
+    Hold,
+    /// Counts the workers with whom it is.
+    Settled(Arc<AtomicUsize>),
+    Leave {
+        to: usize,
+        into: Leaving,
+    },
+    Arrive(Box<Port>),
+    Follow {
+        to: usize,
+    },
+    Resume,
+}
 
 pub enum Request {
     Add {

@@ -20,7 +20,6 @@ use crate::core::Place;
 use crate::fdb::{LearnedAddresses, MOST_LEARNED};
 use crate::handover::{Links, MOST_WORKERS};
 use crate::mirror::Mirrors;
-use crate::moving::Move;
 use crate::port::{Numbered, PortState};
 use crate::queue::{Command, Request, Requests};
 use crate::shaping::Shaper;
@@ -488,35 +487,6 @@ impl Switch {
         moved.flatten().unwrap_or_else(|| id.0 as usize % self.workers.len().max(1))
     }
 
-    /// Moves a port, and what is attached to it, to the worker of another number, frames on their way included; this takes some
-    /// rounds of all workers, while which frames for it wait. False, and nothing has changed: there is no such port or worker, it is
-    /// there, it is one that stays (an uplink's, a direct one's), or what is on its way comes to no end.
-    pub fn move_port(&self, id: PortId, to: usize) -> bool {
-        let name = self.ports.lock().get(&id).map(|entry| entry.spec.name.clone());
-        let moved = {
-            let _alone = self.whose.write();
-            let Some(mut moving) = self.begin_move(id, to) else { return false };
-            loop {
-                if let Some(moved) = moving.advance(self) {
-                    break moved;
-                }
-            }
-        };
-        if let Some(name) = name.filter(|_| moved) {
-            self.aim_mirrors(&name);
-        }
-        moved
-    }
-
-    /// The same, to be advanced by the caller, who lets the workers have their rounds. For tests.
-    #[doc(hidden)]
-    pub fn begin_move(&self, id: PortId, to: usize) -> Option<Move> {
-        let from = self.owner(id);
-        let ports = self.ports.lock();
-        ports.get(&id).filter(|entry| entry.may_move())?;
-        (to != from && to < self.workers.len()).then(|| Move::new(id, from, to))
-    }
-
     /// A port is that of worker `to` from now on.
     pub(crate) fn set_owner(&self, id: PortId, to: usize) {
         let mut numbers = self.numbers.lock();
@@ -531,6 +501,11 @@ impl Switch {
         if self.workers.iter().any(|worker| worker.thread.is_some()) {
             std::thread::sleep(length);
         }
+    }
+
+    /// Nothing else is asked of the worker that has a port while this is held.
+    pub(crate) fn alone(&self) -> impl Drop {
+        self.whose.write()
     }
 
     pub(crate) fn count_workers(&self) -> usize {

@@ -368,6 +368,14 @@ fn started(count: u8) -> (Arc<Switch>, Vec<(PortId, Wire)>) {
     (switch, ports)
 }
 
+/// Has the switch look until few of a port's frames wait to be sent, or all is over.
+fn wait_for_room(switch: &Switch, id: PortId, wire: &Wire, over: &AtomicBool) {
+    while wire.queued() > 512 && !over.load(Ordering::Relaxed) {
+        switch.kick(id);
+        std::thread::yield_now();
+    }
+}
+
 /// Bytes of the frame of a number: of those that go by value and those that are lent in turn.
 fn some_len(count: u32) -> usize {
     60 + (count % 140) as usize + if count.is_multiple_of(3) { (count * 769 % 1300) as usize } else { 0 }
@@ -396,7 +404,7 @@ fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
         });
         for number in 0..3u8 {
             let (id, wire) = &ports[usize::from(number)];
-            let switch = &switch;
+            let (switch, stop) = (&switch, &stop);
             scope.spawn(move || {
                 for count in 0..FRAMES {
                     let mut bytes = frame(mac(number + 4), mac(number + 1), some_len(count), 0);
@@ -406,10 +414,7 @@ fn frames_between_workers_keep_their_order_while_ports_come_and_go() {
                         wire.send(&frame(mac(99), mac(number + 1), 1000, 0), Offload::None, None);
                         switch.kick(*id);
                     }
-                    while wire.queued() > 512 {
-                        switch.kick(*id);
-                        std::thread::yield_now();
-                    }
+                    wait_for_room(switch, *id, wire, stop);
                 }
             });
         }
@@ -667,10 +672,7 @@ fn frames_keep_their_order_and_none_is_lost_while_their_ports_move() {
                     if count % 32 == 0 {
                         switch.kick(*id);
                     }
-                    while wire.queued() > 512 && !stop.load(Ordering::Relaxed) {
-                        switch.kick(*id);
-                        std::thread::yield_now();
-                    }
+                    wait_for_room(switch, *id, wire, stop);
                 }
                 switch.kick(*id);
             });
@@ -733,4 +735,62 @@ fn a_port_that_has_moved_is_attached_changed_and_removed_as_ever() {
     assert!(switch.remove_port(*id) && again.dropped() && worker().is_none());
     let uplink = switch.add_port(PortSpec { uplink: true, ..Bench::spec(9) });
     assert!(!switch.move_port(uplink, 1), "uplinks stay");
+}
+
+#[test]
+fn a_port_that_has_a_super_frame_in_part_stays_until_it_has_the_rest() {
+    let mut bench = bench(2);
+    // The first and the third are one worker's.
+    let [sender, _other, receiver] = [1, 2, 3].map(|number| bench.guest(number));
+    let moved = |bench: &mut Bench| {
+        let mut moving = bench.switch.begin_move(receiver.id, 1).expect("it is worker 0's");
+        loop {
+            bench.step();
+            if let Some(moved) = moving.advance(&bench.switch) {
+                bench.step();
+                return moved;
+            }
+        }
+    };
+    receiver.wire.set_room(Some(3));
+    let packet = Packet::new(mac(3), mac(1), false, 8 * 700);
+    let offload = Offload::Segment { header: packet.header_len() as u16, mss: 700 };
+    sender.wire.send(&packet.partial(false), offload, None);
+    bench.run();
+    assert_eq!(receiver.frames().len(), 3);
+    receiver.wire.set_room(Some(0));
+    assert!(!moved(&mut bench), "five segments are to come");
+    receiver.wire.set_room(None);
+    bench.run();
+    assert_eq!(receiver.frames().len(), 5, "each once");
+    assert!(moved(&mut bench));
+    sender.wire.send(&packet.partial(false), offload, None);
+    bench.run();
+    assert_eq!((receiver.frames().len(), sender.wire.outstanding()), (8, 0));
+}
+
+#[test]
+fn frames_that_wait_where_a_port_goes_reach_it_with_its_tag() {
+    let mut bench = bench(2);
+    let mut set = VlanSet::none();
+    set.insert(1);
+    let receiver = bench.port(PortSpec { vlan: VlanMode::Trunk(set), ..Bench::spec(1) });
+    let sender = bench.port(PortSpec { vlan: VlanMode::Access(1), ..Bench::spec(2) });
+    let mut moving = bench.switch.begin_move(receiver.id, 1).expect("it is worker 0's");
+    // All hold back what is for it.
+    assert_eq!(moving.advance(&bench.switch), None);
+    bench.step();
+    let send = |len| sender.send(&frame(mac(1), mac(2), len, 0));
+    [60, 1000].into_iter().for_each(send);
+    bench.step();
+    assert_eq!((receiver.stats.pending.get(), receiver.wire.received().len()), (2, 0));
+    while moving.advance(&bench.switch).is_none() {
+        bench.step();
+    }
+    send(70);
+    bench.run();
+    let got = receiver.wire.received();
+    let got: Vec<_> = got.iter().map(|one| (one.bytes.len(), one.tag.map(|tag| tag.vlan()))).collect();
+    assert_eq!(got, [60, 1000, 70].map(|len| (len, Some(1))));
+    assert_eq!(sender.wire.outstanding(), 0);
 }

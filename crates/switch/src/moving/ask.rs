@@ -6,8 +6,7 @@ use std::time::Duration;
 
 use vmlane_port::PortId;
 
-use super::{Leaving, Step};
-use crate::queue::Request;
+use crate::queue::{Leaving, Request, Step};
 use crate::switch::Switch;
 
 /// How often it is looked whether nothing of the port is on the way.
@@ -101,5 +100,36 @@ impl Move {
         let settled = Arc::default();
         switch.ask(self.from, Request::Move { id, step: Step::Settled(Arc::clone(&settled)) });
         self.stage = Stage::OwnerSettled(settled);
+    }
+}
+
+impl Switch {
+    /// Moves a port, and what is attached to it, to the worker of another number, frames on their way included; this takes some
+    /// rounds of all workers, while which frames for it wait. False, and nothing has changed: there is no such port or worker, it is
+    /// there, it is one that stays (an uplink's, a direct one's), or what is on its way comes to no end.
+    pub fn move_port(&self, id: PortId, to: usize) -> bool {
+        let name = self.entries().lock().get(&id).map(|entry| entry.spec.name.clone());
+        let moved = {
+            let _alone = self.alone();
+            let Some(mut moving) = self.begin_move(id, to) else { return false };
+            loop {
+                if let Some(moved) = moving.advance(self) {
+                    break moved;
+                }
+            }
+        };
+        if let Some(name) = name.filter(|_| moved) {
+            self.aim_mirrors(&name);
+        }
+        moved
+    }
+
+    /// The same, to be advanced by the caller, who lets the workers have their rounds. For tests.
+    #[doc(hidden)]
+    pub fn begin_move(&self, id: PortId, to: usize) -> Option<Move> {
+        let from = self.owner(id);
+        let ports = self.entries().lock();
+        ports.get(&id).filter(|entry| entry.may_move())?;
+        (to != from && to < self.count_workers()).then(|| Move::new(id, from, to))
     }
 }
