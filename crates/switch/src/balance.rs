@@ -29,8 +29,10 @@ const APART: f64 = 0.75;
 const LOOKS: u32 = 3;
 /// How long a port stays where it went, or where it could not go from.
 const STAY: Duration = Duration::from_secs(10);
-/// Ports that are looked at: those with the most work.
-const BUSIEST: usize = 32;
+/// Ports that may go: those with the most work.
+const BUSIEST: usize = 64;
+/// A step that makes the cost smaller by less than this part of it is none.
+const LEAST: f64 = 1e-6;
 
 /// One port, as far as it matters for that.
 #[derive(Clone, Copy, Debug)]
@@ -114,50 +116,126 @@ fn work_of(stats: &PortStats) -> u64 {
 }
 
 /// Which ports go to which workers, of `workers`, so that the cost becomes clearly smaller; none if it cannot.
-fn better(workers: usize, mut ports: Vec<PortLoad>) -> Vec<(PortId, usize)> {
-    ports.retain(|port| port.work > 0);
-    ports.sort_by_key(|port| (std::cmp::Reverse(port.work), port.id));
-    ports.truncate(BUSIEST);
-    let before = cost(workers, &ports);
-    let mut best = (before * (1.0 - GAIN), ports.clone());
-    let mut consider = |changes: &[(usize, usize)]| {
-        let mut after = ports.clone();
-        for &(at, to) in changes {
-            let Some(port) = after.get_mut(at) else { continue };
-            if port.worker != to && !port.may_move {
-                return;
-            }
-            port.worker = to;
-        }
-        let cost = cost(workers, &after);
-        if cost < best.0 {
-            best = (cost, after);
-        }
-    };
-    let together = together(&ports);
-    for to in 0..workers {
-        together.iter().for_each(|those| consider(&those.iter().map(|&at| (at, to)).collect::<Vec<_>>()));
-        (0..ports.len()).for_each(|at| consider(&[(at, to)]));
+fn better(workers: usize, ports: Vec<PortLoad>) -> Vec<(PortId, usize)> {
+    let mut placing = Placing::new(workers, ports);
+    let (before, first) = (placing.cost(), placing.places());
+    // Where all have as much to do, no single step makes a great difference: what counts is where they lead to.
+    let most = placing.ports.len();
+    let steps = std::iter::from_fn(|| placing.best_step().map(|step| placing.take(&step))).take(most).count();
+    if steps == 0 || placing.cost() >= before * (1.0 - GAIN) {
+        return Vec::new();
     }
-    for (at, one) in ports.iter().enumerate() {
-        for (other_at, other) in ports.iter().enumerate().skip(at + 1) {
-            consider(&[(at, other.worker), (other_at, one.worker)]);
-        }
-    }
-    let changed = ports.iter().zip(&best.1).filter(|(before, after)| before.worker != after.worker);
-    changed.map(|(_, after)| (after.id, after.worker)).collect()
+    let changed = placing.ports.iter().zip(first).filter(|(port, first)| port.worker != *first);
+    changed.map(|(port, _)| (port.id, port.worker)).collect()
 }
 
-/// The work of the worker with the most, and the mean of all.
-fn cost(workers: usize, ports: &[PortLoad]) -> f64 {
-    let mut loads = vec![0.0; workers];
-    for port in ports {
-        let peer = ports.iter().find(|other| other.slot == port.last_to);
-        let apart = peer.is_some_and(|peer| peer.worker != port.worker);
-        let work = port.work as f64 * if apart { 1.0 + APART } else { 1.0 };
-        loads.iter_mut().skip(port.worker).take(1).for_each(|load| *load += work);
+/// Ports and the workers that have them, as it is or as it could be.
+struct Placing {
+    workers: usize,
+    /// Those that may go, the one with the most work first.
+    ports: Vec<PortLoad>,
+    /// For each, where the one is that its frames go to.
+    /// A hub, which many send to, has none of its own: its last frame went to any of them.
+    peers: Vec<Option<usize>>,
+    /// For each, whether it is one.
+    hubs: Vec<bool>,
+    /// What each worker has to do beside them.
+    others: Vec<f64>,
+}
+
+/// Ports, by their places in the list, and the workers that get them.
+type Changes = Vec<(usize, usize)>;
+
+impl Placing {
+    fn new(workers: usize, mut ports: Vec<PortLoad>) -> Placing {
+        ports.retain(|port| port.work > 0 && port.worker < workers);
+        ports.sort_by_key(|port| (std::cmp::Reverse(port.work), port.id));
+        let mut others = vec![0.0; workers];
+        for port in ports.drain(ports.len().min(BUSIEST)..) {
+            others.iter_mut().skip(port.worker).take(1).for_each(|load| *load += port.work as f64);
+        }
+        let places: HashMap<Slot, usize> =
+            ports.iter().enumerate().map(|(at, port)| (port.slot, at)).collect();
+        let mut peers: Vec<_> = ports.iter().map(|port| places.get(&port.last_to).copied()).collect();
+        let is_hub = |at| peers.iter().filter(|peer| **peer == Some(at)).count() > 1;
+        let hubs: Vec<bool> = (0..ports.len()).map(is_hub).collect();
+        peers.iter_mut().zip(&hubs).filter(|(_, hub)| **hub).for_each(|(peer, _)| *peer = None);
+        Placing { workers, ports, peers, hubs, others }
     }
-    loads.iter().copied().fold(0.0, f64::max) + loads.iter().sum::<f64>() / workers.max(1) as f64
+
+    fn places(&self) -> Vec<usize> {
+        self.ports.iter().map(|port| port.worker).collect()
+    }
+
+    /// The work of the worker with the most, and the mean of all.
+    fn cost(&self) -> f64 {
+        let mut loads = self.others.clone();
+        let mut charge = |worker: usize, work: f64| {
+            loads.iter_mut().skip(worker).take(1).for_each(|load| *load += work);
+        };
+        for (port, peer) in self.ports.iter().zip(&self.peers) {
+            let work = port.work as f64;
+            charge(port.worker, work);
+            let Some((peer, hub)) = peer.and_then(|at| Some((self.ports.get(at)?, *self.hubs.get(at)?)))
+            else {
+                continue;
+            };
+            if peer.worker == port.worker {
+                continue;
+            }
+            // Both ends of its frames pay. The other one does so for itself, unless it has many such peers.
+            charge(port.worker, work * APART);
+            if hub {
+                charge(peer.worker, work * APART);
+            }
+        }
+        loads.iter().copied().fold(0.0, f64::max) + loads.iter().sum::<f64>() / self.workers.max(1) as f64
+    }
+
+    /// The one step that makes the cost smallest: one port or all that send to each other to another worker, or two exchanged.
+    fn best_step(&mut self) -> Option<Changes> {
+        let mut best = (self.cost() * (1.0 - LEAST), None);
+        let together = together(&self.ports);
+        for to in 0..self.workers {
+            for those in &together {
+                self.consider(those.iter().map(|&at| (at, to)).collect(), &mut best);
+            }
+            (0..self.ports.len()).for_each(|at| self.consider(vec![(at, to)], &mut best));
+        }
+        let places = self.places();
+        for (at, worker) in places.iter().enumerate() {
+            for (other_at, other) in
+                places.iter().enumerate().skip(at + 1).filter(|(_, other)| *other != worker)
+            {
+                self.consider(vec![(at, *other), (other_at, *worker)], &mut best);
+            }
+        }
+        best.1
+    }
+
+    /// Takes the step for the best one if it is allowed, and better than that one.
+    fn consider(&mut self, changes: Changes, best: &mut (f64, Option<Changes>)) {
+        let stays = |&(at, to): &(usize, usize)| {
+            self.ports.get(at).is_some_and(|port| port.worker != to && !port.may_move)
+        };
+        if changes.iter().any(stays) {
+            return;
+        }
+        let before = self.take(&changes);
+        let cost = self.cost();
+        if cost < best.0 {
+            *best = (cost, Some(changes));
+        }
+        self.take(&before);
+    }
+
+    /// Takes a step. What takes it back.
+    fn take(&mut self, changes: &Changes) -> Changes {
+        let change = |&(at, to): &(usize, usize)| {
+            Some((at, std::mem::replace(&mut self.ports.get_mut(at)?.worker, to)))
+        };
+        changes.iter().filter_map(change).collect()
+    }
 }
 
 /// Those that send to each other, directly or through others: their places in the list.
@@ -218,6 +296,33 @@ mod tests {
     }
 
     #[test]
+    fn many_pairs_across_workers_are_brought_together() {
+        for workers in [2, 3, 4, 8, 16, 32] {
+            // Two of each pair are neighbours' ports, as they are where ports go to the worker with the fewest.
+            let pair = |number: usize| {
+                let slot = 2 * number as Slot;
+                [(number, 50, slot + 1), ((number + 1) % workers, 50, slot)]
+            };
+            let pairs: Vec<_> = (0..workers).flat_map(pair).collect();
+            let after = placed(workers, &ports(&pairs));
+            assert!(after.chunks(2).all(|pair| pair[0] == pair[1]), "{after:?}");
+            let mut count = vec![0; workers];
+            after.iter().for_each(|&worker| count[worker] += 1);
+            assert!(count.iter().all(|&count| count == 2), "{count:?}");
+        }
+    }
+
+    #[test]
+    fn what_is_not_moved_counts() {
+        // The busiest lie evenly, but worker 1 has many others beside them.
+        let busiest = (0..BUSIEST).map(|at| (at % 2, 100, NOWHERE));
+        let others = (0..200).map(|_| (1, 50, NOWHERE));
+        let after = placed(2, &ports(&busiest.chain(others).collect::<Vec<_>>()));
+        assert_eq!(after[..BUSIEST], [0; BUSIEST]);
+        assert_eq!(after[BUSIEST..], [1; 200]);
+    }
+
+    #[test]
     fn pairs_across_workers_are_brought_together() {
         let after = placed(2, &ports(&[(0, 50, 1), (1, 50, 0), (0, 50, 3), (1, 50, 2)]));
         assert!(after[0] == after[1] && after[2] == after[3] && after[0] != after[2], "{after:?}");
@@ -229,11 +334,13 @@ mod tests {
 
     #[test]
     fn what_is_well_stays() {
-        let well: [&[(usize, u64, Slot)]; 4] = [
+        let well: [&[(usize, u64, Slot)]; 5] = [
             &[],
             &[(0, 50, 1), (0, 50, 0)],
             &[(0, 50, 1), (0, 50, 0), (1, 60, 3), (1, 60, 2)],
+            // Frames to and from a port that all others send to cost twice as much from another worker.
             &[(0, 60, 1), (0, 40, 0), (0, 40, 0), (0, 40, 0), (0, 40, 0), (0, 40, 0)],
+            &[(0, 200, 1), (0, 40, 0), (0, 40, 0), (0, 40, 0), (0, 40, 0), (0, 40, 0)],
         ];
         for list in well {
             assert_eq!(better(2, ports(list)), [], "{list:?}");

@@ -39,7 +39,7 @@ mod words;
 pub use frame::HandedFrame;
 pub use lender::Lender;
 pub use link::{Handed, Links};
-pub use serve::Workers;
+pub use serve::{Workers, remote_end};
 pub use state::RemoteState;
 
 /// Frames that one worker may have handed over to another.

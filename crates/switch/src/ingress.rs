@@ -46,6 +46,11 @@ impl TxBurst {
         self.next < self.len
     }
 
+    /// How many those are.
+    pub fn count_left(&self) -> usize {
+        self.len.saturating_sub(self.next)
+    }
+
     /// Fetches up to `most` frames once all were taken. Returns how many.
     #[inline]
     pub fn fetch(&mut self, from: &mut dyn FramePort, most: u32) -> usize {

@@ -25,7 +25,7 @@ use vmlane_wire::ethernet::Tci;
 
 use crate::Slot;
 use crate::core::Core;
-use crate::handover::PLACES;
+use crate::handover::{PLACES, remote_end};
 use crate::ingress::{Frame, admit};
 use crate::pending::{PendingFrame, PendingQueue};
 use crate::port::{Numbered, Port};
@@ -38,7 +38,10 @@ impl Core {
     /// Does its part of a port's way to another worker.
     pub fn move_port(&mut self, slot: Slot, step: Step) {
         match step {
-            Step::Hold => self.set_moving(slot, true),
+            Step::Hold => {
+                self.set_moving(slot, true);
+                self.note_arrived(slot);
+            }
             Step::Resume => self.set_moving(slot, false),
             Step::Settled(count) => {
                 if self.is_settled(slot) {
@@ -78,7 +81,39 @@ impl Core {
         if port.remote.is_some() {
             return sent && !self.links.arrived.contains(&slot);
         }
-        sent && self.links.arrived.is_empty() && !port.pending.stalled && !self.has_begun(port)
+        sent && !port.pending.stalled && !self.has_begun(port) && self.have_arrived_passed(slot)
+    }
+
+    /// Notes which frames have come from other workers until now: some of them may be for a port that is held, and later ones are
+    /// not.
+    fn note_arrived(&mut self, slot: Slot) {
+        self.take_handed();
+        let arrived = |&from: &Slot| {
+            let end = self.ports.get_mut(from).and_then(remote_end)?;
+            Some((from, end.count_arrived()))
+        };
+        let noted = self.links.arrived.iter().filter_map(arrived).collect();
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.before_move = noted;
+        }
+    }
+
+    /// Have those had their turns?
+    fn have_arrived_passed(&mut self, slot: Slot) -> bool {
+        let noted = self.ports.get_mut(slot).map(|port| std::mem::take(&mut port.before_move));
+        let mut left = noted.unwrap_or_default();
+        left.retain(|&(from, count)| {
+            let sender = self.ports.get_mut(from).filter(|_| self.links.arrived.contains(&from));
+            sender.is_some_and(|sender| {
+                let here = sender.tx.burst.count_left() as u64;
+                remote_end(sender).is_some_and(|end| end.count_fetched() - here < count)
+            })
+        });
+        let all = left.is_empty();
+        if let Some(port) = self.ports.get_mut(slot) {
+            port.before_move = left;
+        }
+        all
     }
 
     /// Does anything wait for a port that cannot be handed over: a frame that it has in part, or one that came from another
@@ -117,6 +152,7 @@ impl Core {
             port.group = remote.group;
             remote.drop_end();
         }
+        port.before_move = Vec::new();
         port.pending = PendingQueue::new(self.now);
         port.watch = Watch::new(self.now);
         let look_ahead = port.end.as_ref().map_or(PLACES, |end| end.look_ahead());

@@ -80,6 +80,8 @@ pub struct Port {
     pub retired: bool,
     /// It goes to another worker: it sends nothing new, and of others' frames for it none is handed over.
     pub moving: bool,
+    /// Since then: how many frames had come from which ports of other workers, if they have not had their turns yet.
+    pub before_move: Vec<(Slot, u64)>,
     /// Which of the ends that were ever attached to it the last one is.
     pub attachment: u32,
     pub config: Config,
@@ -152,6 +154,7 @@ impl Port {
             remote,
             retired: false,
             moving: false,
+            before_move: Vec::new(),
             attachment: 0,
             access: Access::detached(&config),
             config,

@@ -770,6 +770,32 @@ fn a_port_that_has_a_super_frame_in_part_stays_until_it_has_the_rest() {
 }
 
 #[test]
+fn a_port_goes_though_there_is_no_end_of_frames_for_others_of_its_worker() {
+    let mut bench = bench(2);
+    let guests = [1, 2, 3, 4, 5, 6].map(|number| bench.guest(number));
+    // Three of the other worker send as fast as they may, for one that takes them slowly.
+    let (port, other) = (&guests[0], &guests[2]);
+    let mut moving = bench.switch.begin_move(port.id, 1).expect("it is worker 0's");
+    guests[1].send(&frame(mac(1), mac(2), 60, 0));
+    let (mut sent, mut got) = (0, 0);
+    let moved = loop {
+        for number in [2, 4, 6] {
+            (0..64).for_each(|_| guests[number - 1].send(&frame(mac(3), mac(number as u8), 60, 0)));
+            sent += 64;
+        }
+        other.wire.set_room(Some(100));
+        bench.step();
+        got += other.frames().len();
+        if let Some(moved) = moving.advance(&bench.switch) {
+            break moved;
+        }
+    };
+    assert!(moved && sent > got, "{moved}, {got} of {sent}");
+    bench.run();
+    assert_eq!(port.frames().len(), 1, "what came for it before");
+}
+
+#[test]
 fn frames_that_wait_where_a_port_goes_reach_it_with_its_tag() {
     let mut bench = bench(2);
     let mut set = VlanSet::none();

@@ -20,11 +20,19 @@ pub struct RemotePort {
     lent: Vec<Option<Box<HandedFrame>>>,
     free: Vec<u32>,
     done: Done,
+    fetched: u64,
 }
 
 impl RemotePort {
     pub fn new(attachment: Attachment, done: Done) -> RemotePort {
-        RemotePort { attachment, waiting: VecDeque::new(), lent: Vec::new(), free: Vec::new(), done }
+        RemotePort {
+            attachment,
+            waiting: VecDeque::new(),
+            lent: Vec::new(),
+            free: Vec::new(),
+            done,
+            fetched: 0,
+        }
     }
 
     /// Is it the port's attachment of this number?
@@ -40,6 +48,16 @@ impl RemotePort {
     pub fn push(&mut self, frame: Box<HandedFrame>) {
         frame.prefetch_more();
         self.waiting.push_back(frame);
+    }
+
+    /// Frames that were pushed since it is there.
+    pub fn count_arrived(&self) -> u64 {
+        self.fetched + self.waiting.len() as u64
+    }
+
+    /// Those of them that were fetched.
+    pub fn count_fetched(&self) -> u64 {
+        self.fetched
     }
 
     /// Are there frames to be fetched?
@@ -70,6 +88,7 @@ impl FramePort for RemotePort {
             *to = Token(at);
             count += 1;
         }
+        self.fetched += count as u64;
         count
     }
 

@@ -39,7 +39,7 @@ impl Workers {
 }
 
 /// The remote port that is attached there.
-fn remote_end(port: &mut Port) -> Option<&mut RemotePort> {
+pub fn remote_end(port: &mut Port) -> Option<&mut RemotePort> {
     let end: &mut dyn Any = &mut **port.end.as_mut()?;
     end.downcast_mut()
 }
