@@ -9,7 +9,7 @@ use crate::report::Sample;
 use super::guest::Guest;
 
 /// Frames that a guest posts in one turn.
-const POSTS: usize = 64;
+pub const POSTS: usize = 64;
 
 /// What was received, by guest: frames and bytes.
 pub struct Counts {

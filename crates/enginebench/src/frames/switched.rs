@@ -1,6 +1,6 @@
 //! Guests behind the switch, whose worker the caller turns by hand.
 
-use vmlane_port::{FramePort, Frames};
+use vmlane_port::{FramePort, Frames, PortId};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
 
 use super::guest::{Guest, Load, mac};
@@ -22,27 +22,29 @@ impl Switched {
     /// The same with a load for each.
     pub fn mixed(loads: &[Load], lro: bool) -> Switched {
         let (switch, mut worker) = Switch::unstarted(Settings { poll: true, ..Settings::default() });
-        let connect = |(number, &load): (u16, &Load)| {
-            let port = switch.add_port(PortSpec {
-                name: format!("vm-{number}"),
-                group: "test".into(),
-                mac: mac(number),
-                vlan: VlanMode::Untagged,
-                policy: Policy::default(),
-                traffic: Traffic::default(),
-                uplink: false,
-                direct: false,
-                notify: false,
-            });
-            let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(&switch, port));
-            // Segments are those of an uplink.
-            let end: Box<dyn FramePort> =
-                if load == Load::Segments { Box::new(Verified(nic)) } else { Box::new(nic) };
-            switch.attach(port, end);
-            guest
-        };
-        let guests = (0..).zip(loads).map(connect).collect();
+        let guests = (0..).zip(loads).map(|(number, &load)| connect(&switch, number, load, lro).0).collect();
         worker.step();
         Switched { guests, worker, _switch: switch }
     }
+}
+
+/// One more guest, and its port.
+pub fn connect(switch: &Switch, number: u16, load: Load, lro: bool) -> (Guest, PortId) {
+    let port = switch.add_port(PortSpec {
+        name: format!("vm-{number}"),
+        group: "test".into(),
+        mac: mac(number),
+        vlan: VlanMode::Untagged,
+        policy: Policy::default(),
+        traffic: Traffic::default(),
+        uplink: false,
+        direct: false,
+        notify: false,
+    });
+    let (guest, nic) = Guest::new(number, number ^ 1, load, lro, Frames::stats(switch, port));
+    // Segments are those of an uplink.
+    let end: Box<dyn FramePort> =
+        if load == Load::Segments { Box::new(Verified(nic)) } else { Box::new(nic) };
+    switch.attach(port, end);
+    (guest, port)
 }

@@ -4,30 +4,34 @@
 use std::sync::Barrier;
 use std::time::{Duration, Instant};
 
-use vmlane_port::Frames;
-use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
+use vmlane_switch::{Settings, Switch, Worker};
 
-use super::drive::Counts;
-use super::guest::{Guest, Load, mac};
-use super::{GBITS, MFRAMES};
+use super::drive::{Counts, POSTS};
+use super::guest::{Guest, Load};
+use super::{GBITS, MFRAMES, switched};
 use crate::baseline::Cpus;
 use crate::report::Registry;
 
-/// Frames that a guest posts in one turn.
-const POSTS: usize = 64;
+/// Numbers of workers, of which those are measured that there are CPUs for; two always.
+const WORKERS: [usize; 4] = [2, 4, 8, 16];
 
-/// Guests 0 and 2 send to 1 and 3.
-const GUESTS: usize = 4;
-
-/// Adds the rows: two pairs of guests with one worker; with two, each pair with its own; with two, each pair across both.
+/// Adds the rows: two pairs of guests with one worker; with more, each pair with its own; with more, each pair across two.
+/// Even guests send to odd ones.
 pub fn register(registry: &mut Registry) {
+    let cpus = Cpus::allowed().numbers().len();
     let mut add = |size: &str, unit, load, value: fn(&Counts) -> crate::report::Sample| {
         let one = format!("switch.workers.1{size}");
-        registry.add(&one, unit, &[], move |length| Ok(value(&run([0; GUESTS], load, length))));
-        let apart = move |length| Ok(value(&run([0, 0, 1, 1], load, length)));
-        registry.add(&format!("switch.workers.2{size}"), unit, &[&one], apart);
-        let across = move |length| Ok(value(&run([0, 1, 1, 0], load, length)));
-        registry.add(&format!("switch.handover{size}"), unit, &[&one], across);
+        registry.add(&one, unit, &[], move |length| Ok(value(&run(&[0; 4], load, length))));
+        for count in WORKERS.into_iter().filter(|&count| count <= cpus.max(2)) {
+            let apart: Vec<usize> = (0..2 * count).map(|guest| guest / 2).collect();
+            let across: Vec<usize> = (0..2 * count).map(|guest| guest.div_ceil(2) % count).collect();
+            let name = format!("switch.workers.{count}{size}");
+            registry.add(&name, unit, &[&one], move |length| Ok(value(&run(&apart, load, length))));
+            // The first of them has been there for longer than the others.
+            let name = if count == 2 { String::new() } else { format!(".{count}") };
+            let name = format!("switch.handover{name}{size}");
+            registry.add(&name, unit, &[&one], move |length| Ok(value(&run(&across, load, length))));
+        }
     };
     add("", MFRAMES, Load::Small, Counts::mframes);
     add(".1500", GBITS, Load::Full, Counts::gbits);
@@ -40,9 +44,8 @@ struct Lane {
 }
 
 /// The guests' ports are those of these workers.
-fn run(places: [usize; GUESTS], load: Load, length: Duration) -> Counts {
-    let count = places.iter().max().map_or(1, |most| most + 1);
-    let (_switch, mut lanes) = connect(places, count, load);
+fn run(places: &[usize], load: Load, length: Duration) -> Counts {
+    let (_switch, mut lanes) = connect(places, load);
     // Each worker learns of the others' ports.
     (0..8).for_each(|_| lanes.iter_mut().for_each(|lane| assert!(lane.worker.step())));
     let (cpus, start) = (Cpus::allowed(), Barrier::new(lanes.len()));
@@ -61,7 +64,7 @@ fn run(places: [usize; GUESTS], load: Load, length: Duration) -> Counts {
             .collect();
         threads.into_iter().map(|thread| thread.join().expect("no panic")).collect()
     });
-    let mut counts = Counts { received: vec![(0, 0); GUESTS], time: length };
+    let mut counts = Counts { received: vec![(0, 0); places.len()], time: length };
     for (number, frames, bytes, time) in received.into_iter().flatten() {
         counts.received[number] = (frames, bytes);
         counts.time = counts.time.max(time);
@@ -87,38 +90,27 @@ fn drive(lane: Lane, length: Duration) -> Vec<(usize, u64, u64, Duration)> {
     guests.iter().zip(received).map(|((number, _), (frames, bytes))| (*number, frames, bytes, time)).collect()
 }
 
-/// The switch gives each new port to the worker with the fewest, so ports are made in an order that puts them where
-/// they are to be.
-fn connect(places: [usize; GUESTS], count: usize, load: Load) -> (Switch, Vec<Lane>) {
+/// New ports go where the switch puts them, and from there to where the row wants them.
+fn connect(places: &[usize], load: Load) -> (Switch, Vec<Lane>) {
+    let count = places.iter().max().map_or(1, |most| most + 1);
     let settings = Settings { workers: count, poll: true, ..Settings::default() };
-    let (switch, workers) = Switch::unstarted_workers(settings);
-    let mut lanes: Vec<Lane> =
-        workers.into_iter().map(|worker| Lane { worker, guests: Vec::new() }).collect();
-    let mut left: Vec<usize> = (0..GUESTS).collect();
-    while !left.is_empty() {
-        for (worker, lane) in lanes.iter_mut().enumerate() {
-            let Some(at) = left.iter().position(|&guest| places[guest] == worker) else { continue };
-            let number = left.remove(at);
-            let port = switch.add_port(PortSpec {
-                name: format!("vm-{number}"),
-                group: "test".into(),
-                mac: mac(number as u16),
-                vlan: VlanMode::Untagged,
-                policy: Policy::default(),
-                traffic: Traffic::default(),
-                uplink: false,
-                direct: false,
-                notify: false,
-            });
-            let stats = Frames::stats(&switch, port);
-            let (guest, nic) = Guest::new(number as u16, number as u16 ^ 1, load, true, stats);
-            switch.attach(port, Box::new(nic));
-            lane.guests.push((number, guest));
+    let (switch, mut workers) = Switch::unstarted_workers(settings);
+    let mut lanes: Vec<Vec<(usize, Guest)>> = (0..count).map(|_| Vec::new()).collect();
+    for (number, &place) in places.iter().enumerate() {
+        let (guest, port) = switched::connect(&switch, number as u16, load, true);
+        lanes[place].push((number, guest));
+        let mut turn = || workers.iter_mut().for_each(|worker| assert!(worker.step()));
+        turn();
+        if let Some(mut moving) = switch.begin_move(port, place) {
+            while moving.advance(&switch).is_none() {
+                turn();
+            }
         }
     }
     for view in switch.ports() {
         let number: usize = view.spec.name.trim_start_matches("vm-").parse().expect("a number");
         assert_eq!(view.worker, places[number], "{} is where the row wants it", view.spec.name);
     }
+    let lanes = workers.into_iter().zip(lanes).map(|(worker, guests)| Lane { worker, guests }).collect();
     (switch, lanes)
 }
