@@ -8,7 +8,7 @@ use proptest::prelude::*;
 use vmlane_device::vmxnet3::setup::Moderation;
 use vmlane_guestsim::OneByOne;
 use vmlane_guestsim::nic::{RingsSpec, TxRequest};
-use vmlane_port::{FramePort, HEAD, Offload, WakeUp};
+use vmlane_port::{FramePort, Glance, HEAD, Offload, Sign, WakeUp};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::OffloadMode;
 use vmlane_wire::vmxnet3::shared::at;
@@ -138,6 +138,22 @@ fn the_threshold_rings_only_while_armed() {
     assert_eq!(nic.guest.descriptors[0].load_u32(at::TX_THRESHOLD), u32::MAX);
     nic.guest.tx[0].send(&frame(60), &[], &TxRequest::NONE);
     assert!(nic.port.arm(), "a frame waits");
+}
+
+#[test]
+fn a_sign_of_each_queue_changes_when_a_frame_is_posted_in_any_lap() {
+    let mut nic = Nic::new(&RingsSpec { queues: 2, tx: 32, ..RingsSpec::linux() });
+    for count in 0..100 {
+        let mut signs = Vec::new();
+        assert!(nic.port.signs(&mut signs));
+        let changed = || signs.iter().map(Sign::has_changed).collect::<Vec<_>>();
+        assert_eq!((changed(), nic.port.glance()), (vec![false; 2], Glance::Nothing), "{count}");
+        let queue = count % 2;
+        assert!(nic.guest.tx[queue].send(&frame(60), &[], &TxRequest::NONE));
+        assert_eq!((changed(), nic.port.glance()), (vec![queue == 0, queue == 1], Glance::Turn), "{count}");
+        assert_eq!(nic.swallow(), 1);
+        nic.guest.tx[queue].reap();
+    }
 }
 
 #[test]

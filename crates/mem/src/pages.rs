@@ -153,7 +153,7 @@ impl Pages {
 
     /// The same, for many accesses.
     pub fn word(&self, offset: usize) -> Word {
-        Word { at: self.address(offset), _keep: self.keep.clone() }
+        Word::new(self.address(offset), self.keep.clone())
     }
 
     /// Loads a 64-bit little-endian word (acquire): what was written before it is visible after.
@@ -181,6 +181,11 @@ unsafe fn atomic<'a>(at: NonNull<u64>) -> &'a AtomicU64 {
 }
 
 impl Word {
+    /// `at` lies in one of the mappings, at a multiple of eight.
+    pub(crate) fn new(at: NonNull<u64>, keep: Arc<[Arc<Region>]>) -> Word {
+        Word { at, _keep: keep }
+    }
+
     #[inline]
     fn atomic(&self) -> &AtomicU64 {
         // SAFETY: `_keep` keeps the mapping alive as long as `self`.

@@ -9,6 +9,7 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::file::{Backing, PAGE, memfd};
+use crate::pages::Word;
 use crate::region::Region;
 
 /// Bytes of two words.
@@ -126,6 +127,12 @@ impl Window {
         }
         // SAFETY: the pair lies inside the mapping, and at a multiple of 8 as `base` does.
         unsafe { AtomicU64::from_ptr(self.base.as_ptr().add(index * PAIR + 8 * usize::from(second)).cast()) }
+    }
+
+    /// The 64-bit word at `offset`, found once; it keeps the mapping alive.
+    pub fn word(&self, offset: usize) -> Word {
+        let at = NonNull::from(self.word64(offset)).cast();
+        Word::new(at, Arc::new([self.region.clone()]))
     }
 
     /// Has the CPU fetch the cache line at `offset`, if that is inside.

@@ -5,6 +5,8 @@ use std::os::fd::BorrowedFd;
 use std::sync::Arc;
 use std::time::Instant;
 
+use vmlane_mem::Word;
+
 use crate::filter::Filter;
 use crate::frame::{RxFrame, TxFrame};
 use crate::reason::{DropReason, PortStats};
@@ -172,6 +174,14 @@ pub trait WakeUp {
         Glance::Turn
     }
 
+    /// The same for one whose glance says [`Glance::Nothing`], to be looked at side by side with those of many others: as long
+    /// as none of these signs has changed, nor anything else happens to it, a glance would say the same. False: there are none.
+    /// Told with a delay of some 100 ms is what they leave out, such as an interrupt of the device's own that its guest lets
+    /// through now.
+    fn signs(&self, _into: &mut Vec<Sign>) -> bool {
+        false
+    }
+
     /// A file that becomes readable when the guest announces a frame, until [`Self::disarm`].
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {
         None
@@ -180,6 +190,27 @@ pub trait WakeUp {
     /// A file that is readable while a frame waits: for ports that the kernel serves.
     fn readable_fd(&self) -> Option<BorrowedFd<'_>> {
         None
+    }
+}
+
+/// A word of a guest's memory, and what is in it while its port needs no turn.
+#[derive(Debug)]
+pub struct Sign {
+    word: Word,
+    mask: u64,
+    quiet: u64,
+}
+
+impl Sign {
+    /// Of `word` only the bits of `mask` count; they are those of `quiet` for as long as nothing is to be done.
+    pub fn new(word: Word, mask: u64, quiet: u64) -> Sign {
+        Sign { word, mask, quiet: quiet & mask }
+    }
+
+    /// Is anything to be done?
+    #[inline]
+    pub fn has_changed(&self) -> bool {
+        self.word.load() & self.mask != self.quiet
     }
 }
 

@@ -31,7 +31,9 @@ pub use frame::{
     Aggregate, ChecksumStatus, HEAD, Layers, MAX_FRAME, MAX_HEAD, Network, Offload, PartialChecksum, RxFrame,
     Transport, TxFrame,
 };
-pub use frame_port::{BURST, FramePort, Frames, Glance, PortId, Refused, RxCapabilities, Token, WakeUp};
+pub use frame_port::{
+    BURST, FramePort, Frames, Glance, PortId, Refused, RxCapabilities, Sign, Token, WakeUp,
+};
 pub use indexed_ring::{RingSlice, transfer};
 pub use queue_turns::QueueTurns;
 pub use reason::{DropReason, PortStats};

@@ -14,12 +14,13 @@ use vmlane_worker::Doorbells;
 use crate::Slot;
 use crate::core::Core;
 use crate::port::Port;
+use crate::turns::Dozing;
 
 /// How long a port has had nothing to do until it dozes while others are busy.
 const DOZE: Duration = Duration::from_millis(1);
 /// While some are busy, the time between two looks at those that doze.
 const LOOK: Duration = Duration::from_micros(50);
-/// Ports that announce nothing, glanced at in one such look.
+/// Signs of ports that announce nothing, looked at in one such look.
 const GLANCES: usize = 64;
 
 impl Core {
@@ -70,12 +71,7 @@ impl Core {
         self.looked = now;
         if self.any_dozes() {
             self.look_at_bells();
-            let mut some = std::mem::take(&mut self.glanced);
-            self.ports.turns.next_silent(GLANCES, &mut some);
-            some.drain(..).for_each(|slot| {
-                self.glance_at_silent(slot);
-            });
-            self.glanced = some;
+            self.glance_at_some_silent(GLANCES);
         }
         self.ports.turns.merge();
         self.doze(Some(now));
@@ -131,13 +127,16 @@ impl Core {
 
     /// Wakes those that doze, announce nothing and need a turn. True if one does.
     pub fn glance_at_all_silent(&mut self) -> bool {
-        let (mut any, mut at) = (false, 0);
-        while let Some(slot) = self.ports.turns.silent_at(at) {
-            let turn = self.glance_at_silent(slot);
-            any |= turn;
-            // One that is awake is not in the list any more.
-            at += usize::from(!turn);
-        }
+        self.glance_at_some_silent(usize::MAX)
+    }
+
+    /// The same for the next so many of them.
+    fn glance_at_some_silent(&mut self, count: usize) -> bool {
+        let mut some = std::mem::take(&mut self.glanced);
+        self.ports.turns.look_at_silent(count, &mut some);
+        let mut any = false;
+        some.drain(..).for_each(|slot| any |= self.glance_at_silent(slot));
+        self.glanced = some;
         any
     }
 
@@ -177,14 +176,20 @@ impl Core {
             return false;
         }
         let glance = end.glance();
-        let dozes = match glance {
-            Glance::Turn => false,
-            Glance::Nothing => true,
-            Glance::Announces => end.doorbell_fd().is_some_and(|file| port.watch.listen(file, bells, slot)),
+        let dozing = match glance {
+            Glance::Turn => None,
+            Glance::Nothing => {
+                let mut signs = Vec::new();
+                Some(Dozing::Silent(if end.signs(&mut signs) { signs } else { Vec::new() }))
+            }
+            Glance::Announces => {
+                let rings = end.doorbell_fd().is_some_and(|file| port.watch.listen(file, bells, slot));
+                rings.then_some(Dozing::Announces)
+            }
         };
-        port.watch.announces = glance == Glance::Announces;
-        port.watch.awake = !dozes;
-        dozes
+        port.watch.awake = dozing.is_none();
+        port.watch.dozing = dozing;
+        !port.watch.awake
     }
 
     /// What a glance at all ports, which are armed, tells: the most that any of them needs.
@@ -207,7 +212,7 @@ impl Core {
                 return most;
             }
         }
-        if self.ports.turns.silent_at(0).is_some() {
+        if self.ports.turns.any_silent() {
             most = if self.glance_at_all_silent() { Glance::Turn } else { Glance::Nothing };
         }
         most

@@ -10,7 +10,7 @@ use crate::allowances::{Allowance, Allowances};
 use crate::fdb::key;
 use crate::port::Port;
 use crate::team::{Change, Choice, TeamSpec, TeamState, Teams};
-use crate::turns::Turns;
+use crate::turns::{Dozing, Turns};
 
 /// The attached ports of one isolation group.
 #[derive(Default)]
@@ -196,8 +196,8 @@ impl Ports {
     pub fn doze(&mut self) {
         let Ports { slots, turns, .. } = self;
         turns.doze(|slot| {
-            let port = slots.get(usize::from(slot))?.as_deref()?;
-            (!port.watch.awake).then_some(port.watch.announces)
+            let port = slots.get_mut(usize::from(slot))?.as_deref_mut()?;
+            (!port.watch.awake).then(|| port.watch.dozing.take().unwrap_or(Dozing::Silent(Vec::new())))
         });
     }
 }

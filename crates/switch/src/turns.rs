@@ -1,5 +1,7 @@
 //! The attached ports of a worker, which of them it looks at in a round, and in which order they have their turns.
 
+use vmlane_port::Sign;
+
 use crate::Slot;
 
 /// A port and its owner's number. Sorted, ports of one owner lie side by side.
@@ -19,14 +21,22 @@ pub struct Turns {
     awake: Vec<Owned>,
     /// Woken in this round; they have their turns in the next one.
     waking: Vec<Owned>,
-    /// Those that doze and announce nothing.
-    silent: Vec<Slot>,
-    /// Which of them is glanced at next.
+    /// Those that doze and announce nothing, with what tells that they are to be glanced at.
+    silent: Vec<(Slot, Option<Sign>)>,
+    /// Which of them is looked at next.
     silent_at: usize,
     /// The owners of `awake`.
     owners: Vec<OwnerPorts>,
     /// Rounds so far: whose turn comes first goes by them.
     round: usize,
+}
+
+/// How a port that dozes is found when it needs a turn.
+pub enum Dozing {
+    /// Its doorbell rings.
+    Announces,
+    /// One of these has changed; if there are none, a glance tells.
+    Silent(Vec<Sign>),
 }
 
 /// `at + by`, begun anew at `len`; both are smaller than that.
@@ -78,7 +88,7 @@ impl Turns {
     /// A port that dozed is awake from the next round on.
     pub fn wake(&mut self, owner: u16, slot: Slot) {
         self.waking.push((owner, slot));
-        self.silent.retain(|&other| other != slot);
+        self.silent.retain(|(other, _)| *other != slot);
     }
 
     pub fn wake_all(&mut self) {
@@ -98,32 +108,40 @@ impl Turns {
         }
     }
 
-    /// Those of which `dozes` says so are not looked at any more. It tells whether such a port announces what it does.
-    pub fn doze(&mut self, mut dozes: impl FnMut(Slot) -> Option<bool>) {
+    /// Those of which `dozes` says so are not looked at any more. It tells how such a port is found when it needs a turn.
+    pub fn doze(&mut self, mut dozes: impl FnMut(Slot) -> Option<Dozing>) {
         let (before, silent) = (self.awake.len(), &mut self.silent);
-        self.awake.retain(|&(_, slot)| {
-            let dozes = dozes(slot);
-            if dozes == Some(false) {
-                silent.push(slot);
+        self.awake.retain(|&(_, slot)| match dozes(slot) {
+            Some(Dozing::Silent(signs)) if signs.is_empty() => {
+                silent.push((slot, None));
+                false
             }
-            dozes.is_none()
+            Some(Dozing::Silent(signs)) => {
+                silent.extend(signs.into_iter().map(|sign| (slot, Some(sign))));
+                false
+            }
+            Some(Dozing::Announces) => false,
+            None => true,
         });
         if self.awake.len() != before {
             self.line_up();
         }
     }
 
-    /// Number `at` of those that doze and announce nothing.
-    pub fn silent_at(&self, at: usize) -> Option<Slot> {
-        self.silent.get(at).copied()
+    /// Are there any that doze and announce nothing?
+    pub fn any_silent(&self) -> bool {
+        !self.silent.is_empty()
     }
 
-    /// The next `count` of them, at most, going around.
-    pub fn next_silent(&mut self, count: usize, into: &mut Vec<Slot>) {
+    /// Looks at the next `count` of them, at most, going around: those that are to be glanced at, some of them twice.
+    pub fn look_at_silent(&mut self, count: usize, into: &mut Vec<Slot>) {
         let len = self.silent.len();
         let start = if self.silent_at < len { self.silent_at } else { 0 };
         let count = count.min(len);
-        into.extend(self.silent.iter().cycle().skip(start).take(count));
+        let (before, from) = self.silent.split_at(start);
+        let next = from.iter().chain(before).take(count);
+        let changed = next.filter(|(_, sign)| sign.as_ref().is_none_or(Sign::has_changed));
+        into.extend(changed.map(|(slot, _)| *slot));
         self.silent_at = if len == 0 { 0 } else { (start + count) % len };
     }
 
@@ -163,6 +181,13 @@ mod tests {
         (0..count).map(of_owner).collect()
     }
 
+    fn looked_at(turns: &mut Turns) -> Vec<Slot> {
+        let mut seen = Vec::new();
+        turns.look_at_silent(usize::MAX, &mut seen);
+        assert_eq!(turns.any_silent(), !turns.silent.is_empty());
+        seen
+    }
+
     #[test]
     fn owners_and_their_ports_take_turns_in_being_first_among_those_that_are_awake() {
         let mut turns = Turns::default();
@@ -176,27 +201,57 @@ mod tests {
             rounds.iter().flatten().filter(|ports| ports.len() == 2).map(|two| two[0]).collect();
         assert_eq!(shared.iter().filter(|&&first| first == 1).count(), 3, "{rounds:?}");
 
-        turns.doze(|slot| (slot == 3 || slot == 7).then_some(slot == 3));
-        assert!(turns.any_dozes() && turns.silent_at(0) == Some(7) && turns.silent_at(1).is_none());
+        turns.doze(|slot| match slot {
+            3 => Some(Dozing::Announces),
+            7 => Some(Dozing::Silent(Vec::new())),
+            _ => None,
+        });
+        assert!(turns.any_dozes() && looked_at(&mut turns) == [7]);
         let firsts: Vec<_> = (0..4).map(|_| round(&mut turns)[0][0]).collect();
         assert_eq!(firsts.iter().filter(|&&first| first == 1).count(), 2, "{firsts:?}");
         turns.wake(2, 7);
-        assert!(turns.awake_at(2).is_none() && turns.silent_at(0).is_none(), "it is awake in the next round");
+        assert!(
+            turns.awake_at(2).is_none() && looked_at(&mut turns).is_empty(),
+            "it is awake in the next round"
+        );
         assert_eq!(round(&mut turns).concat().len(), 3);
         turns.wake_all();
         assert!(!turns.any_dozes() && round(&mut turns).len() == 3);
     }
 
     #[test]
+    fn those_with_signs_are_glanced_at_when_one_has_changed() {
+        let (memory, _file) = vmlane_mem::Window::of_file("signs", 4096).unwrap();
+        let sign = |at: usize| Sign::new(memory.word(8 * at), 1, 0);
+        let mut turns = Turns::default();
+        turns.set((0..4).map(|slot| (slot, slot)).collect());
+        turns.doze(|slot| match slot {
+            0 => Some(Dozing::Announces),
+            1 => Some(Dozing::Silent(vec![sign(1)])),
+            2 => Some(Dozing::Silent(vec![sign(2), sign(3)])),
+            _ => None,
+        });
+        assert_eq!(looked_at(&mut turns), []);
+        memory.store_u64(8, 2);
+        assert_eq!(looked_at(&mut turns), [], "not its bit");
+        memory.store_u64(24, 1);
+        assert_eq!(looked_at(&mut turns), [2]);
+        memory.store_u64(8, 1);
+        assert_eq!(looked_at(&mut turns), [1, 2]);
+        turns.wake(2, 2);
+        assert_eq!(looked_at(&mut turns), [1]);
+    }
+
+    #[test]
     fn those_that_announce_nothing_are_glanced_at_one_after_the_other() {
         let mut turns = Turns::default();
         turns.set((0..5).map(|slot| (slot, slot)).collect());
-        turns.doze(|_| Some(false));
+        turns.doze(|_| Some(Dozing::Silent(Vec::new())));
         let mut seen = Vec::new();
-        (0..5).for_each(|_| turns.next_silent(3, &mut seen));
+        (0..5).for_each(|_| turns.look_at_silent(3, &mut seen));
         assert_eq!(seen, [0, 1, 2, 3, 4, 0, 1, 2, 3, 4, 0, 1, 2, 3, 4]);
         turns.wake_all();
-        turns.next_silent(3, &mut seen);
+        turns.look_at_silent(3, &mut seen);
         assert_eq!(seen.len(), 15);
     }
 }

@@ -7,6 +7,7 @@ use std::time::Instant;
 use vmlane_worker::Doorbells;
 
 use crate::Slot;
+use crate::turns::Dozing;
 
 /// What a worker notes of a port for that.
 pub struct Watch {
@@ -16,8 +17,8 @@ pub struct Watch {
     pub armed: bool,
     /// It wants to be looked at again soon.
     pub again: bool,
-    /// While it dozes: it announces what it does.
-    pub announces: bool,
+    /// It dozes from now on, and this is how it is found.
+    pub dozing: Option<Dozing>,
     /// Something happened to it then.
     pub busy: Instant,
     /// It dozed before, and its doorbell is among those of all that do.
@@ -39,7 +40,7 @@ impl Drop for Bell {
 
 impl Watch {
     pub fn new(now: Instant) -> Watch {
-        Watch { awake: true, armed: false, again: false, announces: false, busy: now, bell: None }
+        Watch { awake: true, armed: false, again: false, dozing: None, busy: now, bell: None }
     }
 
     /// Its guest need not announce frames. False if it was told before.

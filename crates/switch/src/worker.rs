@@ -49,6 +49,10 @@ pub struct SwitchEngine {
 /// sleeps while every port announces what it has.
 const IDLE: Duration = Duration::from_millis(100);
 
+/// After a pause a frame that nobody announces waits no longer than this part of it, beside the shortest nap: so a single frame
+/// costs some fifty naps, however long the worker lingers.
+const PART: u32 = 16;
+
 impl SwitchEngine {
     pub(crate) fn new(
         settings: Settings,
@@ -178,6 +182,16 @@ impl SwitchEngine {
         }
     }
 
+    fn nap(&mut self) -> Duration {
+        let short = self.settings.sleep;
+        self.long_naps.next(self.core.moved_bytes).map_or(short, |long| long.max(short))
+    }
+
+    /// The longest sleep.
+    fn deepest(&self) -> Duration {
+        if self.announced { IDLE } else { self.settings.deepest }
+    }
+
     /// Ends look for themselves again.
     fn wake_up(&mut self) {
         self.sleep = self.settings.sleep;
@@ -239,11 +253,12 @@ impl Engine for SwitchEngine {
             Rest::Awake
         } else if self.core.is_empty() {
             Rest::Sleep(None)
-        } else if self.soon || self.core.has_pending() || idle < self.settings.linger {
-            let short = self.settings.sleep;
-            Rest::Nap(self.long_naps.next(self.core.moved_bytes).map_or(short, |long| long.max(short)))
+        } else if self.soon || self.core.has_pending() {
+            Rest::Nap(self.nap())
+        } else if idle < self.settings.linger {
+            Rest::Nap(self.nap().max(idle / PART))
         } else {
-            Rest::Sleep(Some(self.sleep))
+            Rest::Sleep(Some(self.sleep.max(idle / PART).min(self.deepest())))
         }
     }
 
@@ -309,8 +324,7 @@ impl Engine for SwitchEngine {
             Event::Nap => self.stats.naps.bump(1),
             Event::Sleep => {
                 self.stats.sleeps.bump(1);
-                let deepest = if self.announced { IDLE } else { self.settings.deepest };
-                self.sleep = (self.sleep * 2).min(deepest);
+                self.sleep = (self.sleep * 2).min(self.deepest());
             }
             Event::Panic => self.stats.panics.inc(),
         }

@@ -7,7 +7,8 @@ use std::sync::Arc;
 use std::time::{Instant, SystemTime, UNIX_EPOCH};
 
 use crate::{
-    BURST, DropReason, Filter, FramePort, Glance, Refused, RxCapabilities, RxFrame, Token, TxFrame, WakeUp,
+    BURST, DropReason, Filter, FramePort, Glance, Refused, RxCapabilities, RxFrame, Sign, Token, TxFrame,
+    WakeUp,
 };
 
 /// Looks at the frames of one port of the switch. The worker that owns the port calls it, between two of the port's own
@@ -177,6 +178,10 @@ impl WakeUp for CapturedFrames {
 
     fn glance(&self) -> Glance {
         self.inner.glance()
+    }
+
+    fn signs(&self, into: &mut Vec<Sign>) -> bool {
+        self.inner.signs(into)
     }
 
     fn doorbell_fd(&self) -> Option<BorrowedFd<'_>> {

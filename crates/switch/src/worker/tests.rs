@@ -123,6 +123,22 @@ fn a_frame_that_came_just_before_its_guest_was_asked_to_announce_it_is_not_waite
 }
 
 #[test]
+fn the_longer_nothing_came_the_longer_the_worker_rests() {
+    let mut bench = Bench::new();
+    let _guests = [bench.guest(1), bench.guest(2)];
+    bench.round();
+    let Settings { sleep, linger, deepest, .. } = bench.0.settings;
+    let ms = Duration::from_millis;
+    assert_eq!(bench.0.rest(Duration::ZERO), Rest::Nap(sleep));
+    assert_eq!(bench.0.rest(ms(8)), Rest::Nap(ms(8) / PART));
+    assert_eq!(bench.0.rest(linger), Rest::Sleep(Some(linger / PART)));
+    assert_eq!(bench.0.rest(Duration::from_secs(9)), Rest::Sleep(Some(deepest)));
+    // A port whose interrupt is held back is not left alone for that.
+    bench.0.soon = true;
+    assert_eq!(bench.0.rest(ms(8)), Rest::Nap(sleep));
+}
+
+#[test]
 fn a_worker_whose_core_others_want_naps_for_longer_after_large_frames() {
     let mut bench = Bench::new();
     let (sender, receiver) = (bench.guest(1), bench.guest(2));

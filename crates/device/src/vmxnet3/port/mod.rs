@@ -33,7 +33,7 @@ use std::time::{Duration, Instant};
 use vmlane_mem::{Spans, Window};
 use vmlane_port::{
     DropReason, Filter, FramePort, Glance, MAX_FRAME, PortStats, QueueTurns, Refused, RxCapabilities,
-    RxFrame, Token, TxFrame, WakeUp,
+    RxFrame, Sign, Token, TxFrame, WakeUp,
 };
 use vmlane_wire::ethernet::{HEADER, TAG};
 use vmlane_wire::vmxnet3::regs::event;
@@ -408,5 +408,10 @@ impl WakeUp for NicPort {
     fn glance(&self) -> Glance {
         let turn = self.tx.iter().any(TxQueue::waits) || self.shared.vectors.any_pending();
         if turn { Glance::Turn } else { Glance::Nothing }
+    }
+
+    fn signs(&self, into: &mut Vec<Sign>) -> bool {
+        into.extend(self.tx.iter().filter_map(TxQueue::sign));
+        true
     }
 }

@@ -1,5 +1,6 @@
 //! Rings as the device walks them: commands by generation, completions with a generation.
 
+use vmlane_port::Sign;
 use vmlane_wire::vmxnet3::desc::{RX_GEN, RxCompletion, SIZE, TX_GEN};
 
 use super::checkpoint;
@@ -44,6 +45,12 @@ impl<const GENERATION: u32> CommandRing<GENERATION> {
     pub fn is_posted(&self, place: Place) -> bool {
         let control = self.ring.window.load_half(usize::from(place.index), true);
         (control >> GENERATION & 1 != 0) == place.generation()
+    }
+
+    /// What tells that the driver has posted the position at `place`, which it has not yet.
+    pub fn sign(&self, place: Place) -> Sign {
+        let word = self.ring.window.word(usize::from(place.index) * SIZE + size_of::<u64>());
+        Sign::new(word, 1 << GENERATION, u64::from(!place.generation()) << GENERATION)
     }
 
     #[inline]

@@ -1,7 +1,7 @@
 //! One transmit queue: frames are gathered from descriptors, lent, and completed in ring order.
 
 use vmlane_mem::{MemoryMap, Spans, Window};
-use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, TxFrame};
+use vmlane_port::{DropReason, HEAD, MAX_FRAME, MAX_HEAD, Offload, PortStats, Sign, TxFrame};
 use vmlane_wire::ethernet::Tci;
 use vmlane_wire::vmxnet3::desc::{TxCompletion, TxDesc, error};
 
@@ -91,6 +91,11 @@ impl TxQueue {
     #[inline]
     pub fn waits(&self) -> bool {
         !self.stopped && self.commands.is_posted(self.commands.head)
+    }
+
+    /// What tells that one does. None: none will.
+    pub fn sign(&self) -> Option<Sign> {
+        (!self.stopped).then(|| self.commands.sign(self.commands.head))
     }
 
     /// Lends the next frame: its slot. An invalid frame is counted and completed.
