@@ -20,6 +20,41 @@ use vmlane_mem::{Pages, copy};
 
 use crate::PortFault;
 
+/// Values of an index that others took the place of since the other side was told: those at which it may have gone to sleep, if its
+/// own index became visible late. The last few are known exactly; of those before them, how far back they reach.
+#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+pub struct Untold {
+    recent: [Option<u64>; 3],
+    /// Bytes from the first of all to the index as it is; no more than a ring has.
+    reach: u64,
+}
+
+impl Untold {
+    /// `to` has taken the place of `from`, in a ring of `size`.
+    #[inline]
+    pub fn push(&mut self, from: u64, to: u64, size: u64) {
+        let [a, b, _] = self.recent;
+        self.recent = [Some(from), a, b];
+        self.reach = (self.reach + distance(from, to, size)).min(size);
+    }
+
+    /// Is `index` one of the last? Then the other side is to be told, and knows by that of all up to there.
+    #[inline]
+    pub fn take(&mut self, index: u64, now: u64, size: u64) -> bool {
+        let Some(at) = self.recent.iter().position(|one| *one == Some(index)) else { return false };
+        let first = at.checked_sub(1).and_then(|next| *self.recent.get(next)?);
+        self.reach = first.map_or(0, |first| distance(first, now, size));
+        self.recent.iter_mut().skip(at).for_each(|one| *one = None);
+        true
+    }
+
+    /// May `index` be one of them? All are forgotten: for the time when whatever the other side has stored is visible.
+    pub fn take_any(&mut self, index: u64, now: u64, size: u64) -> bool {
+        let reach = std::mem::take(self).reach;
+        (1..=reach).contains(&distance(index, now, size))
+    }
+}
+
 /// The ring that the other side writes and this side reads: plain data, valid after every call.
 #[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Reading {
@@ -31,6 +66,9 @@ pub struct Reading {
     pub published: u64,
     /// The tail at the last look.
     pub tail: u64,
+    /// Heads that others took the place of since the other side was told of room. Should its tail turn out to make the ring full as
+    /// one of these has it, the other side may have gone to sleep for room that there is.
+    pub heads_before: Untold,
 }
 
 /// The ring that this side writes and the other side reads: plain data, valid after every call.
@@ -46,6 +84,9 @@ pub struct Writing {
     pub head_at_produce: u64,
     /// Bytes were published without a notice since the last one.
     pub unannounced: bool,
+    /// Tails that others took the place of since the other side was told of bytes. Should its head turn out to be at one of these,
+    /// it may have gone to sleep for bytes that there are.
+    pub tails_before: Untold,
 }
 
 /// Bytes from index `from` forward to index `to` in a ring of `size`.
@@ -64,7 +105,7 @@ pub fn advance(index: u64, len: u64, size: u64) -> u64 {
 impl Reading {
     /// An empty ring, both indices zero.
     pub fn new(size: u64) -> Reading {
-        Reading { size, cur: 0, published: 0, tail: 0 }
+        Reading { size, cur: 0, published: 0, tail: 0, heads_before: Untold::default() }
     }
 
     /// Accepts a tail just loaded: inside the ring, and not behind the previous one.
@@ -99,7 +140,14 @@ impl Reading {
 impl Writing {
     /// An empty ring, both indices zero.
     pub fn new(size: u64) -> Writing {
-        Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced: false }
+        Writing {
+            size,
+            tail: 0,
+            head: 0,
+            head_at_produce: 0,
+            unannounced: false,
+            tails_before: Untold::default(),
+        }
     }
 
     /// Accepts a head just loaded: between the previous one and the tail.
@@ -205,7 +253,7 @@ mod tests {
 
     #[test]
     fn indices_begin_anew_at_the_end() {
-        let mut reading = Reading { size: 16, cur: 14, published: 14, tail: 14 };
+        let mut reading = Reading { cur: 14, published: 14, tail: 14, ..Reading::new(16) };
         reading.accept(3).unwrap();
         assert_eq!((reading.pending(), reading.room()), (5, 10));
         assert_eq!((advance(14, 5, 16), distance(14, 3, 16)), (3, 5));
@@ -220,7 +268,7 @@ mod tests {
     fn no_accepted_index_makes_more_bytes_than_the_ring_has() {
         const SIZE: u64 = 7;
         for (published, tail, next) in (0..SIZE * SIZE * 10).map(|n| (n / 70, n / 10 % SIZE, n % 10)) {
-            let mut reading = Reading { size: SIZE, cur: published, published, tail };
+            let mut reading = Reading { cur: published, published, tail, ..Reading::new(SIZE) };
             let before = reading.pending();
             if reading.accept(next).is_ok() {
                 assert!(next < SIZE && reading.pending() >= before);

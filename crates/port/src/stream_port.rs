@@ -90,6 +90,12 @@ pub trait StreamPort: Send + Any {
     /// marks). Called before sleeping and every millisecond or so while bytes move.
     fn renotify_reader(&mut self) -> Result<(), PortFault>;
 
+    /// The stream has slept for a moment, so what the other side stored before it went to sleep is visible now: wakes it if it
+    /// may sleep for something that is there.
+    fn remind(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
     /// Wakes the other side on both halves: the safety net's repair.
     fn notify_both(&mut self);
 

@@ -35,7 +35,8 @@ fn a_reader_accepts_every_tail_that_keeps_the_ring_and_no_other() {
         // Its published index, bytes copied since, bytes accepted since.
         let states = exhaust((0, 0, 0), |&(base, copied, accepted)| {
             let at = |bytes| (base + bytes) % size;
-            let reading = Reading { size, published: base, cur: at(copied), tail: at(accepted) };
+            let reading =
+                Reading { published: base, cur: at(copied), tail: at(accepted), ..Reading::new(size) };
             assert_eq!((reading.pending(), reading.room()), (accepted - copied, size - 1 - accepted));
             let mut next = vec![(at(copied), 0, accepted - copied)];
             if copied < accepted {

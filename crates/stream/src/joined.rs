@@ -415,6 +415,13 @@ impl JoinedStream {
     /// that are slow to send) with work left undone, no progress between them and other requests of the
     /// end that should have told of it mean a lost notice.
     pub fn inspect(&mut self) -> Result<Inspection, Broken> {
+        if self.again {
+            for side in Side::BOTH {
+                if let Some(end) = &mut self.ends[side as usize] {
+                    end.port.remind().map_err(|fault| Broken { side, fault })?;
+                }
+            }
+        }
         let mut refill = false;
         let mut stuck = [false; 2];
         for from in Side::BOTH {

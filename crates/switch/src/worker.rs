@@ -50,7 +50,7 @@ pub struct SwitchEngine {
 const IDLE: Duration = Duration::from_millis(100);
 
 /// After a pause a frame that nobody announces waits no longer than this part of it, beside the shortest nap: so a single frame
-/// costs some fifty naps, however long the worker lingers.
+/// costs some seventy naps at most, however long the worker lingers.
 const PART: u32 = 16;
 
 impl SwitchEngine {

@@ -14,3 +14,4 @@ mod socket;
 pub use copy::{Scatter, copy_frames};
 pub use place::Cpus;
 pub use rows::register;
+pub use socket::PAUSE;

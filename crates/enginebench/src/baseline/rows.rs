@@ -2,7 +2,7 @@
 
 use super::copy::{copy_pages, copy_ring};
 use super::ring::{ring_round_trips, ring_stream};
-use super::socket::{tcp_round_trips, tcp_stream, unix_round_trips, unix_stream};
+use super::socket::{tcp_round_trips, tcp_stream, unix_round_trips, unix_round_trips_asleep, unix_stream};
 use crate::report::{GBITS, ROUND_TRIPS, Registry};
 
 pub fn register(registry: &mut Registry) {
@@ -17,6 +17,7 @@ pub fn register(registry: &mut Registry) {
     }
     registry.add("ring.rr.1", ROUND_TRIPS, &["unix.rr.1", "tcp.rr.1"], ring_round_trips);
     registry.add("unix.rr.1", ROUND_TRIPS, &[], unix_round_trips);
+    registry.add("unix.asleep.1", ROUND_TRIPS, &[], unix_round_trips_asleep);
     registry.add("tcp.rr.1", ROUND_TRIPS, &[], tcp_round_trips);
 }
 

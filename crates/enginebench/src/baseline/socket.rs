@@ -8,6 +8,9 @@ use std::time::{Duration, Instant};
 use super::one_way::{RING, one_way};
 use crate::report::Sample;
 
+/// Before each round trip of rows that begin with everything asleep: longer than a worker looks at ports after the last frame.
+pub const PAUSE: Duration = Duration::from_millis(30);
+
 pub fn unix_stream(message: usize, length: Duration) -> io::Result<Sample> {
     let (from, to) = UnixStream::pair()?;
     stream(from, to, message, length)
@@ -21,6 +24,37 @@ pub fn tcp_stream(message: usize, length: Duration) -> io::Result<Sample> {
 pub fn unix_round_trips(length: Duration) -> io::Result<Sample> {
     let (from, to) = UnixStream::pair()?;
     round_trips(from, to, length)
+}
+
+/// Round trips whose answering thread has slept for [`PAUSE`], and is woken by the kernel. The asking one spins until the answer
+/// is there; only that time counts.
+pub fn unix_round_trips_asleep(length: Duration) -> io::Result<Sample> {
+    let (mut from, to) = UnixStream::pair()?;
+    std::thread::scope(move |scope| {
+        scope.spawn(move || echo(to));
+        from.set_nonblocking(true)?;
+        let (mut count, mut talked) = (0, Duration::ZERO);
+        let start = Instant::now();
+        while start.elapsed() < length {
+            std::thread::sleep(PAUSE);
+            let began = Instant::now();
+            from.write_all(&[7])?;
+            loop {
+                match from.read(&mut [0]) {
+                    Err(error) if error.kind() == io::ErrorKind::WouldBlock => std::hint::spin_loop(),
+                    other => {
+                        other?;
+                        break;
+                    }
+                }
+            }
+            talked += began.elapsed();
+            count += 1;
+        }
+        let sample = Sample::rate(count, talked);
+        drop(from); // the other thread ends when it reads this end
+        Ok(sample)
+    })
 }
 
 pub fn tcp_round_trips(length: Duration) -> io::Result<Sample> {
@@ -59,15 +93,18 @@ fn stream(
     })
 }
 
-fn round_trips<S: Read + Write + Send>(mut from: S, mut to: S, length: Duration) -> io::Result<Sample> {
+/// Sends each byte back until the other end is dropped.
+fn echo(mut socket: impl Read + Write) -> io::Result<()> {
+    let mut byte = [0];
+    while socket.read(&mut byte)? == 1 {
+        socket.write_all(&byte)?;
+    }
+    Ok(())
+}
+
+fn round_trips<S: Read + Write + Send>(mut from: S, to: S, length: Duration) -> io::Result<Sample> {
     std::thread::scope(|scope| {
-        scope.spawn(move || -> io::Result<()> {
-            let mut byte = [0];
-            while to.read(&mut byte)? == 1 {
-                to.write_all(&byte)?;
-            }
-            Ok(())
-        });
+        scope.spawn(move || echo(to));
         let (mut byte, mut count) = ([0], 0);
         let start = Instant::now();
         while start.elapsed() < length {

@@ -18,14 +18,13 @@ use super::backend::{self, Backend};
 use super::guest::Guest;
 use super::nics::{self, BUFFER, Nic, SIZE, mac};
 use super::traffic;
+use crate::baseline::PAUSE;
 use crate::process::cpu_time;
 use crate::report::{ROUND_TRIPS, Registry, Sample};
 
 /// VMs that are configured and attached, the pair that talks among them.
 const MANY: u32 = 512;
 const FIRST: u32 = 3;
-/// Longer than a worker looks at ports after the last frame: each round trip of that row wakes it from its sleep.
-const PAUSE: Duration = Duration::from_millis(30);
 /// What the daemon does about an attached VM is done after so long.
 const AFTER_ATTACH: Duration = Duration::from_secs(2);
 /// The least time in which a small part of a core can be told from nothing.
@@ -64,10 +63,12 @@ pub fn register(registry: &mut Registry) -> anyhow::Result<()> {
     registry.add("many.rr.512", ROUND_TRIPS, &["many.rr.2"], move |length| {
         here.with(|crowd| crowd.round_trips(length))
     });
-    for (row, pause) in [("rr", Duration::ZERO), ("asleep", PAUSE)] {
+    for (row, pause, beside) in [("rr", Duration::ZERO, None), ("asleep", PAUSE, Some("unix.asleep.1"))] {
         let [of_few, of_many] = [2, MANY].map(|count| format!("many.nic.{row}.{count}"));
         let (few, many) = (few.clone(), many.clone());
-        registry.add(&of_few, ROUND_TRIPS, &[], move |length| few.with(|crowd| crowd.frames(length, pause)));
+        registry.add(&of_few, ROUND_TRIPS, beside.as_slice(), move |length| {
+            few.with(|crowd| crowd.frames(length, pause))
+        });
         registry.add(&of_many, ROUND_TRIPS, &[&of_few], move |length| {
             many.with(|crowd| crowd.frames(length, pause))
         });

@@ -136,6 +136,10 @@ impl StreamPort for CapturedStream {
         self.inner.renotify_reader()
     }
 
+    fn remind(&mut self) -> Result<(), PortFault> {
+        self.inner.remind()
+    }
+
     fn notify_both(&mut self) {
         self.inner.notify_both();
     }

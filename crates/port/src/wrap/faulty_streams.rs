@@ -133,6 +133,10 @@ impl StreamPort for FaultyStream {
         self.inner.renotify_reader()
     }
 
+    fn remind(&mut self) -> Result<(), PortFault> {
+        self.inner.remind()
+    }
+
     fn notify_both(&mut self) {
         self.inner.notify_both();
     }

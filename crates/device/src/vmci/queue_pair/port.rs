@@ -130,7 +130,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
             return None;
         }
         let mut port = QueuePairPort::new(memory, produce_size, consume_size);
-        port.reading = Reading { size: produce_size, cur, published, tail: cur };
+        port.reading = Reading { cur, published, tail: cur, ..port.reading };
         port.writing = Writing { tail, head, head_at_produce: head, unannounced: true, ..port.writing };
         Some(port)
     }
@@ -161,11 +161,30 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.reading.published = new;
         self.memory.fence();
         let tail = self.memory.load_tail();
-        if advance(tail, 1, self.reading.size) == old {
+        self.reading.heads_before.push(old, new, self.reading.size);
+        self.accept_tail(tail)?;
+        self.tell_of_room();
+        if self.pkt() { self.look() } else { Ok(()) }
+    }
+
+    /// M3, also for a guest without fences, whose tail became visible after the head was published: tells it of the room if
+    /// its ring was full before.
+    #[inline]
+    fn tell_of_room(&mut self) {
+        let Reading { size, published, tail, .. } = self.reading;
+        if self.reading.heads_before.take(advance(tail, 1, size), published, size) {
             self.memory.owe(Notice::Read);
         }
-        self.accept_tail(tail)?;
-        if self.pkt() { self.look() } else { Ok(()) }
+    }
+
+    /// M2, also for a guest without fences, whose head became visible after the tail was published: tells it of the bytes if
+    /// its ring was empty before.
+    #[inline]
+    fn tell_of_bytes(&mut self) {
+        let Writing { size, tail, head, .. } = self.writing;
+        if self.writing.tails_before.take(head, tail, size) {
+            self.memory.owe(Notice::Wrote);
+        }
     }
 
     #[inline]
@@ -186,6 +205,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.look()?;
         let tail = self.memory.load_tail();
         self.accept_tail(tail)?;
+        self.tell_of_room();
         Ok(self.reading.pending() as usize)
     }
 
@@ -226,6 +246,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.memory.fence();
         let tail = self.memory.load_tail();
         self.accept_tail(tail)?;
+        self.tell_of_room();
         Ok(self.reading.pending() == 0 && self.reading.published == self.reading.cur)
     }
 
@@ -236,6 +257,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.look()?;
         let head = self.memory.load_head();
         self.accept_head(head)?;
+        self.tell_of_bytes();
         Ok((self.writing.size - 1 - self.writing.used()) as usize)
     }
 
@@ -255,13 +277,12 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.memory.fence();
         let head = self.memory.load_head();
         // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
-        if head == old {
-            self.memory.owe(Notice::Wrote);
-        }
+        self.writing.tails_before.push(old, self.writing.tail, self.writing.size);
         self.writing.unannounced = head != old;
         self.writing.head_at_produce = head;
         self.memory.gave(len);
         self.accept_head(head)?;
+        self.tell_of_bytes();
         if self.pkt() { self.look() } else { Ok(()) }
     }
 
@@ -276,6 +297,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.memory.fence();
         let head = self.memory.load_head();
         self.accept_head(head)?;
+        self.tell_of_bytes();
         Ok(self.writing.used() == self.writing.size - 1)
     }
 
@@ -289,8 +311,27 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.writing.unannounced = false;
         let head = self.memory.load_head();
         self.accept_head(head)?;
+        self.tell_of_bytes();
         if head == self.writing.head_at_produce && self.writing.used() > 0 {
             self.memory.owe(Notice::Wrote);
+        }
+        Ok(())
+    }
+
+    fn remind(&mut self) -> Result<(), PortFault> {
+        if self.reading.size > 0 {
+            self.accept_tail(self.memory.load_tail())?;
+            let Reading { size, published, tail, .. } = self.reading;
+            if self.reading.heads_before.take_any(advance(tail, 1, size), published, size) {
+                self.memory.owe(Notice::Read);
+            }
+        }
+        if self.writing.size > 0 {
+            self.accept_head(self.memory.load_head())?;
+            let Writing { size, tail, head, .. } = self.writing;
+            if self.writing.tails_before.take_any(head, tail, size) {
+                self.memory.owe(Notice::Wrote);
+            }
         }
         Ok(())
     }
