@@ -66,9 +66,6 @@ pub struct Reading {
     pub published: u64,
     /// The tail at the last look.
     pub tail: u64,
-    /// Heads that others took the place of since the other side was told of room. Should its tail turn out to make the ring full as
-    /// one of these has it, the other side may have gone to sleep for room that there is.
-    pub heads_before: Untold,
 }
 
 /// The ring that this side writes and the other side reads: plain data, valid after every call.
@@ -84,9 +81,6 @@ pub struct Writing {
     pub head_at_produce: u64,
     /// Bytes were published without a notice since the last one.
     pub unannounced: bool,
-    /// Tails that others took the place of since the other side was told of bytes. Should its head turn out to be at one of these,
-    /// it may have gone to sleep for bytes that there are.
-    pub tails_before: Untold,
 }
 
 /// Bytes from index `from` forward to index `to` in a ring of `size`.
@@ -105,7 +99,7 @@ pub fn advance(index: u64, len: u64, size: u64) -> u64 {
 impl Reading {
     /// An empty ring, both indices zero.
     pub fn new(size: u64) -> Reading {
-        Reading { size, cur: 0, published: 0, tail: 0, heads_before: Untold::default() }
+        Reading { size, cur: 0, published: 0, tail: 0 }
     }
 
     /// Accepts a tail just loaded: inside the ring, and not behind the previous one.
@@ -140,14 +134,7 @@ impl Reading {
 impl Writing {
     /// An empty ring, both indices zero.
     pub fn new(size: u64) -> Writing {
-        Writing {
-            size,
-            tail: 0,
-            head: 0,
-            head_at_produce: 0,
-            unannounced: false,
-            tails_before: Untold::default(),
-        }
+        Writing { size, tail: 0, head: 0, head_at_produce: 0, unannounced: false }
     }
 
     /// Accepts a head just loaded: between the previous one and the tail.

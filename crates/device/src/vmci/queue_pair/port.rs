@@ -13,7 +13,7 @@
 use std::os::fd::BorrowedFd;
 
 use vmlane_mem::Pages;
-use vmlane_port::indexed_ring::{Reading, Writing, advance, distance};
+use vmlane_port::indexed_ring::{Reading, Untold, Writing, advance, distance};
 use vmlane_port::{End, PortFault, RingSlice, StreamAddress, StreamPort};
 
 use crate::vmci::notice::Notice;
@@ -104,12 +104,24 @@ pub struct QueuePairPort<M> {
     pub memory: M,
     pub reading: Reading,
     pub writing: Writing,
+    /// Heads that others took the place of since the guest was told of room. Should its tail turn out to make the ring full as one
+    /// of these has it, it may have gone to sleep for room that there is.
+    pub heads_before: Untold,
+    /// Tails that others took the place of since the guest was told of bytes. Should its head turn out to be at one of these, it may
+    /// have gone to sleep for bytes that there are.
+    pub tails_before: Untold,
 }
 
 impl<M: QueueMemory> QueuePairPort<M> {
     /// An end whose indices are all zero. Sizes in bytes, from the guest's view.
     pub fn new(memory: M, produce_size: u64, consume_size: u64) -> Self {
-        QueuePairPort { memory, reading: Reading::new(produce_size), writing: Writing::new(consume_size) }
+        QueuePairPort {
+            memory,
+            reading: Reading::new(produce_size),
+            writing: Writing::new(consume_size),
+            heads_before: Untold::default(),
+            tails_before: Untold::default(),
+        }
     }
 
     /// An end that a previous daemon served. `cur`: the first byte of the produce ring that the peer does
@@ -161,7 +173,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
         self.reading.published = new;
         self.memory.fence();
         let tail = self.memory.load_tail();
-        self.reading.heads_before.push(old, new, self.reading.size);
+        self.heads_before.push(old, new, self.reading.size);
         self.accept_tail(tail)?;
         self.tell_of_room();
         if self.pkt() { self.look() } else { Ok(()) }
@@ -172,7 +184,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
     #[inline]
     fn tell_of_room(&mut self) {
         let Reading { size, published, tail, .. } = self.reading;
-        if self.reading.heads_before.take(advance(tail, 1, size), published, size) {
+        if self.heads_before.take(advance(tail, 1, size), published, size) {
             self.memory.owe(Notice::Read);
         }
     }
@@ -182,7 +194,7 @@ impl<M: QueueMemory> QueuePairPort<M> {
     #[inline]
     fn tell_of_bytes(&mut self) {
         let Writing { size, tail, head, .. } = self.writing;
-        if self.writing.tails_before.take(head, tail, size) {
+        if self.tails_before.take(head, tail, size) {
             self.memory.owe(Notice::Wrote);
         }
     }
@@ -277,7 +289,7 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         self.memory.fence();
         let head = self.memory.load_head();
         // M2: the ring was empty before these bytes, the guest may have gone to sleep on it.
-        self.writing.tails_before.push(old, self.writing.tail, self.writing.size);
+        self.tails_before.push(old, self.writing.tail, self.writing.size);
         self.writing.unannounced = head != old;
         self.writing.head_at_produce = head;
         self.memory.gave(len);
@@ -322,14 +334,14 @@ impl<M: QueueMemory + 'static> StreamPort for QueuePairPort<M> {
         if self.reading.size > 0 {
             self.accept_tail(self.memory.load_tail())?;
             let Reading { size, published, tail, .. } = self.reading;
-            if self.reading.heads_before.take_any(advance(tail, 1, size), published, size) {
+            if self.heads_before.take_any(advance(tail, 1, size), published, size) {
                 self.memory.owe(Notice::Read);
             }
         }
         if self.writing.size > 0 {
             self.accept_head(self.memory.load_head())?;
             let Writing { size, tail, head, .. } = self.writing;
-            if self.writing.tails_before.take_any(head, tail, size) {
+            if self.tails_before.take_any(head, tail, size) {
                 self.memory.owe(Notice::Wrote);
             }
         }
