@@ -22,11 +22,20 @@ use crate::PortFault;
 
 /// Values of an index that others took the place of since the other side was told: those at which it may have gone to sleep, if its
 /// own index became visible late. The last few are known exactly; of those before them, how far back they reach.
-#[derive(Clone, Debug, Default, PartialEq, Eq, Hash)]
+#[derive(Clone, Debug, PartialEq, Eq, Hash)]
 pub struct Untold {
-    recent: [Option<u64>; 3],
+    recent: [u64; 3],
     /// Bytes from the first of all to the index as it is; no more than a ring has.
     reach: u64,
+}
+
+/// No index.
+const NONE: u64 = u64::MAX;
+
+impl Default for Untold {
+    fn default() -> Untold {
+        Untold { recent: [NONE; 3], reach: 0 }
+    }
 }
 
 impl Untold {
@@ -34,17 +43,23 @@ impl Untold {
     #[inline]
     pub fn push(&mut self, from: u64, to: u64, size: u64) {
         let [a, b, _] = self.recent;
-        self.recent = [Some(from), a, b];
+        self.recent = [from, a, b];
         self.reach = (self.reach + distance(from, to, size)).min(size);
     }
 
     /// Is `index` one of the last? Then the other side is to be told, and knows by that of all up to there.
     #[inline]
     pub fn take(&mut self, index: u64, now: u64, size: u64) -> bool {
-        let Some(at) = self.recent.iter().position(|one| *one == Some(index)) else { return false };
-        let first = at.checked_sub(1).and_then(|next| *self.recent.get(next)?);
-        self.reach = first.map_or(0, |first| distance(first, now, size));
-        self.recent.iter_mut().skip(at).for_each(|one| *one = None);
+        let [a, b, c] = self.recent;
+        (a == index || b == index || c == index) && self.forget(index, now, size)
+    }
+
+    #[cold]
+    fn forget(&mut self, index: u64, now: u64, size: u64) -> bool {
+        let at = self.recent.iter().position(|one| *one == index).unwrap_or(0);
+        let first = at.checked_sub(1).and_then(|next| self.recent.get(next));
+        self.reach = first.map_or(0, |first| distance(*first, now, size));
+        self.recent.iter_mut().skip(at).for_each(|one| *one = NONE);
         true
     }
 
