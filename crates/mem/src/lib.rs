@@ -16,15 +16,17 @@ mod spans;
 mod sum;
 mod sync;
 mod window;
+mod word;
 
 pub use address_space::ADDRESS_SPACE;
 pub use file::{FileError, may_hold_guest_memory, memfd};
 pub use map::{Fault, MAX_REGIONS, MapError, MapRequest, MemoryMap};
-pub use pages::{Pages, Word, copy};
+pub use pages::{Pages, copy};
 pub use sigbus::poisonings;
 pub use spans::{Spans, copy_spans, copy_spans_summed};
 pub use sum::Sum;
 pub use window::{Window, prefetch_value, prefetch_value_write};
+pub use word::Word;
 
 /// Installs the handler that survives memory files cut short, and asks about a file, which the first mappings would do
 /// otherwise. For programs that give up the system calls that this needs.

@@ -3,11 +3,12 @@
 
 use std::ptr::NonNull;
 use std::sync::Arc;
-use std::sync::atomic::{AtomicU64, Ordering, fence};
+use std::sync::atomic::Ordering;
 
 use crate::bulk;
 use crate::region::Region;
 use crate::window::prefetch;
+use crate::word::{Word, atomic};
 
 /// Whole pages, logically contiguous, physically anywhere (facts: nearly random in real guests).
 #[derive(Debug)]
@@ -21,23 +22,10 @@ pub struct Pages {
 /// Bytes of a page that are fetched ahead: the CPU's own prefetcher finds what comes after them.
 const AHEAD: usize = 256;
 
-/// One word of some pages, found once: an index that is looked at over and over. Little-endian in
-/// memory.
-#[derive(Debug)]
-pub struct Word {
-    at: NonNull<u64>,
-    /// Keeps the mapping under `at` alive.
-    _keep: Arc<[Arc<Region>]>,
-}
-
 // SAFETY: pointers into shared mappings kept alive by `keep`; accessed by raw copies and atomics only.
 unsafe impl Send for Pages {}
 // SAFETY: as above.
 unsafe impl Sync for Pages {}
-// SAFETY: a pointer into a shared mapping kept alive by `_keep`; accessed atomically only.
-unsafe impl Send for Word {}
-// SAFETY: as above.
-unsafe impl Sync for Word {}
 
 impl Pages {
     pub(crate) fn new(pages: Vec<NonNull<u8>>, shift: u32, keep: Vec<Arc<Region>>) -> Pages {
@@ -168,53 +156,6 @@ impl Pages {
     pub fn store_u64(&self, offset: usize, value: u64) {
         // SAFETY: as above; pages are writable.
         unsafe { atomic(self.address(offset)) }.store(value.to_le(), Ordering::Release);
-    }
-}
-
-/// # Safety
-/// `at` is in a mapping that lives for `'a`.
-#[inline]
-unsafe fn atomic<'a>(at: NonNull<u64>) -> &'a AtomicU64 {
-    // SAFETY: alive (the caller's promise), aligned (pages are, and offsets are multiples of eight), and
-    // only ever accessed atomically by this process.
-    unsafe { AtomicU64::from_ptr(at.as_ptr()) }
-}
-
-impl Word {
-    /// `at` lies in one of the mappings, at a multiple of eight.
-    pub(crate) fn new(at: NonNull<u64>, keep: Arc<[Arc<Region>]>) -> Word {
-        Word { at, _keep: keep }
-    }
-
-    #[inline]
-    fn atomic(&self) -> &AtomicU64 {
-        // SAFETY: `_keep` keeps the mapping alive as long as `self`.
-        unsafe { atomic(self.at) }
-    }
-
-    /// Loads it (acquire): what was written before it is visible after.
-    #[inline]
-    pub fn load(&self) -> u64 {
-        u64::from_le(self.atomic().load(Ordering::Acquire))
-    }
-
-    /// Stores it (release).
-    #[inline]
-    pub fn store(&self, value: u64) {
-        self.atomic().store(value.to_le(), Ordering::Release);
-    }
-
-    /// Stores it and orders it (and all before it) before every later load of the caller: a store and
-    /// a full fence in one.
-    #[inline]
-    pub fn store_fenced(&self, value: u64) {
-        if cfg!(target_arch = "x86_64") {
-            // A locked exchange is a full barrier, and cheaper than a store with a fence behind it.
-            self.atomic().swap(value.to_le(), Ordering::SeqCst);
-        } else {
-            self.store(value);
-            fence(Ordering::SeqCst);
-        }
     }
 }
 

@@ -9,8 +9,8 @@ use std::sync::Arc;
 use std::sync::atomic::{AtomicU16, AtomicU32, AtomicU64, Ordering};
 
 use crate::file::{Backing, PAGE, memfd};
-use crate::pages::Word;
 use crate::region::Region;
+use crate::word::Word;
 
 /// Bytes of two words.
 const PAIR: usize = 16;
