@@ -63,6 +63,12 @@ impl Untold {
         true
     }
 
+    /// For a model that asks for the last ones alone, so that states which differ in the others are one.
+    #[doc(hidden)]
+    pub fn last(self) -> Untold {
+        Untold { reach: 0, ..self }
+    }
+
     /// May `index` be one of them? All are forgotten: for the time when whatever the other side has stored is visible.
     pub fn take_any(&mut self, index: u64, now: u64, size: u64) -> bool {
         let reach = std::mem::take(self).reach;

@@ -271,8 +271,8 @@ impl Device {
             self.memory.drain();
             awake
         }));
-        let reading = (from.port.reading, from.port.heads_before);
-        let writing = (to.port.writing, to.port.tails_before);
+        let reading = (from.port.reading, from.port.heads_before.last());
+        let writing = (to.port.writing, to.port.tails_before.last());
         let now = |awake| Engine { direction, reading, writing, awake };
         match ended {
             Ok(Ok(awake)) => Outcome::Finished(now(awake)),
