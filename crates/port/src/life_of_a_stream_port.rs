@@ -25,6 +25,8 @@
 //!   enough, [`b.arm_writable()`](crate::StreamPort::arm_writable): from then on the other side's next move kicks the stream.
 //! * Then [`withholds`](crate::StreamPort::withholds) on both ends delivers what is due, of what the last turn announced, too. While
 //!   it returns true, the worker stays awake and asks again.
+//! * A millisecond after it fell asleep: [`remind`](crate::StreamPort::remind), for a guest without fences, whose last store may have
+//!   become visible too late for all of these.
 //! * Asleep: none, but for the safety net ([`requests`](crate::StreamPort::requests), `readable`, `writable`), and
 //!   [`notify_both`](crate::StreamPort::notify_both) should it find a lost notification.
 //!

@@ -93,7 +93,7 @@ impl Core {
             Some((from, end.count_arrived()))
         };
         let noted = self.links.arrived.iter().filter_map(arrived).collect();
-        if let Some(port) = self.ports.get_mut(slot) {
+        if let Some(port) = self.ports.get_mut(slot).filter(|port| port.remote.is_none()) {
             port.before_move = noted;
         }
     }
@@ -106,7 +106,7 @@ impl Core {
             let sender = self.ports.get_mut(from).filter(|_| self.links.arrived.contains(&from));
             sender.is_some_and(|sender| {
                 let here = sender.tx.burst.count_left() as u64;
-                remote_end(sender).is_some_and(|end| end.count_fetched() - here < count)
+                remote_end(sender).is_some_and(|end| end.count_fetched().saturating_sub(here) < count)
             })
         });
         let all = left.is_empty();
