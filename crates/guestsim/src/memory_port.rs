@@ -74,6 +74,8 @@ struct Inner {
     /// Calls of `arm` and `disarm`.
     arms: usize,
     disarms: usize,
+    /// Frames that the last call of `fetch` asked for.
+    asked: usize,
 }
 
 /// The test's end of a [`MemoryPort`].
@@ -136,6 +138,7 @@ impl Wire {
             doorbell: None,
             arms: 0,
             disarms: 0,
+            asked: 0,
         };
         let wire = Wire(Arc::new(Mutex::new(inner)));
         let memory = memory(look_ahead * ROOM);
@@ -226,6 +229,11 @@ impl Wire {
     pub fn arms_and_disarms(&self) -> (usize, usize) {
         let inner = self.0.lock();
         (inner.arms, inner.disarms)
+    }
+
+    /// How many frames it was asked for at once, the last time.
+    pub fn asked_for(&self) -> usize {
+        self.0.lock().asked
     }
 
     /// Frames that were lent and are not finished.
@@ -391,7 +399,10 @@ impl Inner {
 
 impl FramePort for MemoryPort {
     fn fetch(&mut self, tokens: &mut [Token]) -> usize {
-        self.wire.0.lock().read_in_vain();
+        let mut inner = self.wire.0.lock();
+        inner.asked = tokens.len();
+        inner.read_in_vain();
+        drop(inner);
         let mut count = 0;
         for place in tokens {
             let Some(token) = self.fetch_one() else { break };

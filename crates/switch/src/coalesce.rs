@@ -337,11 +337,13 @@ pub struct Luck {
     skipped: u16,
     /// Of so many frames, one may open a flow; doubled each time that this was in vain.
     skips: u16,
+    /// Some were merged, and since then fewer than [`Luck::MISSES`] flows in a row stayed alone.
+    merges: bool,
 }
 
 impl Default for Luck {
     fn default() -> Luck {
-        Luck { misses: 0, skipped: 0, skips: Luck::FEWEST_SKIPS }
+        Luck { misses: 0, skipped: 0, skips: Luck::FEWEST_SKIPS, merges: false }
     }
 }
 
@@ -372,14 +374,21 @@ impl Luck {
         may
     }
 
+    /// Are segments merged these days?
+    #[inline]
+    pub fn merges(&self) -> bool {
+        self.merges
+    }
+
     pub fn note(&mut self, outcome: Outcome) {
         match outcome {
             Outcome { merged: 0, alone: 0 } => {}
             Outcome { merged: 0, alone } if self.misses < Luck::MISSES => {
                 self.misses = self.misses.saturating_add(alone).min(Luck::MISSES);
+                self.merges &= self.misses < Luck::MISSES;
             }
             Outcome { merged: 0, .. } => self.skips = (2 * self.skips).min(Luck::MOST_SKIPS),
-            _ => *self = Luck::default(),
+            _ => *self = Luck { merges: true, ..Luck::default() },
         }
     }
 }

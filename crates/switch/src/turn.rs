@@ -24,6 +24,11 @@ use crate::port::Port;
 use crate::price::{COPY_COST, DELIVERY_COST, PIECE_COST};
 use crate::spec::Settings;
 
+/// Where more ports of a worker than this are awake, each is asked for fewer frames at once.
+const CROWD: usize = 64;
+/// How many that are.
+const CROWDED_BURST: u32 = 8;
+
 /// What became of a frame in its sender's eyes.
 #[derive(Clone, Copy, PartialEq, Eq)]
 enum Fate {
@@ -120,6 +125,15 @@ impl Core {
         outcome.unwrap_or_else(|panic| resume_unwind(panic))
     }
 
+    /// How many frames a port is asked for at once. What it keeps of a frame that it has lent is in the CPU's cache if a frame
+    /// of this turn used it before; what was used in its last turn is not, where many ports have turns in between. Segments
+    /// that are merged need the others of their burst.
+    #[inline]
+    fn burst(&self, sender: &Port) -> u32 {
+        let crowded = self.ports.turns.count_awake() > CROWD;
+        if crowded && !sender.tx.luck.merges() { CROWDED_BURST } else { BURST as u32 }
+    }
+
     /// Fetches and forwards until nothing waits or the owner's share is used up.
     fn send_bursts(&mut self, slot: Slot, sender: &mut Port, end: &mut dyn FramePort) -> bool {
         if let Some(copies) = sender.copies() {
@@ -129,7 +143,7 @@ impl Core {
         let mut left = self.ports.allowances.left(sender.owner);
         let mut moved = false;
         while left.frames > 0 && !sender.tx.limits.rests() {
-            let most = left.frames.min(BURST as u32);
+            let most = left.frames.min(self.burst(sender));
             let all = sender.tx.burst.has_frames() || {
                 if sender.moving && sender.remote.is_none() {
                     break;

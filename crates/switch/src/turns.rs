@@ -75,6 +75,12 @@ impl Turns {
         self.awake.get(at).map(|&(_, slot)| slot)
     }
 
+    /// How many are awake, as of the beginning of the round.
+    #[inline]
+    pub fn count_awake(&self) -> usize {
+        self.awake.len()
+    }
+
     pub fn awake(&self) -> impl Iterator<Item = Slot> {
         self.awake.iter().map(|&(_, slot)| slot)
     }

@@ -10,6 +10,8 @@ use super::guest::Guest;
 
 /// Frames that a guest posts in one turn.
 pub const POSTS: usize = 64;
+/// Rounds in which the engine has moved as many of each guest.
+const TURNS: usize = 4;
 
 /// What was received, by guest: frames and bytes.
 pub struct Counts {
@@ -88,6 +90,45 @@ pub fn flood_from(
     })
 }
 
+/// All guests take what has come and post frames, then stand still until the engine has moved them, in turn: what is
+/// measured is the engine's time alone, with guests' memory where another CPU has left it.
+pub fn in_turns(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) -> Counts {
+    let cpus = Cpus::allowed();
+    let (turn, stop) = (AtomicBool::new(false), AtomicBool::new(false));
+    let wait_for = |engine: bool| {
+        while turn.load(Ordering::Acquire) != engine && !stop.load(Ordering::Relaxed) {
+            std::hint::spin_loop();
+        }
+    };
+    std::thread::scope(|scope| {
+        let driving = scope.spawn(|| {
+            let _placed = cpus.pin(1);
+            let mut received = vec![(0, 0); guests.len()];
+            while !stop.load(Ordering::Relaxed) {
+                for (guest, total) in guests.iter_mut().zip(&mut received) {
+                    let (frames, bytes) = guest.receive();
+                    *total = (total.0 + frames, total.1 + bytes);
+                    guest.send(POSTS);
+                }
+                turn.store(true, Ordering::Release);
+                wait_for(false);
+            }
+            received
+        });
+        let _placed = cpus.pin(0);
+        let (start, mut time) = (Instant::now(), Duration::ZERO);
+        while start.elapsed() < length {
+            wait_for(true);
+            let begun = Instant::now();
+            (0..TURNS).for_each(|_| step());
+            time += begun.elapsed();
+            turn.store(false, Ordering::Release);
+        }
+        stop.store(true, Ordering::Relaxed);
+        Counts { received: driving.join().expect("no panic"), time }
+    })
+}
+
 /// The first guest sends bursts, each of which is forwarded before the next; all on this thread. What is measured is
 /// the engine and the little that a guest does with a descriptor, not how two threads wait for each other.
 pub fn bursts(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) -> Counts {
@@ -96,7 +137,7 @@ pub fn bursts(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) ->
     let start = Instant::now();
     while start.elapsed() < length {
         guests[0].send(POSTS);
-        (0..4).for_each(|_| step());
+        (0..TURNS).for_each(|_| step());
         for (guest, total) in guests.iter_mut().zip(&mut received) {
             let (frames, bytes) = guest.receive();
             *total = (total.0 + frames, total.1 + bytes);
