@@ -140,7 +140,8 @@ pub struct SessionGroup {
 }
 
 impl SessionGroup {
-    /// One thread a session; `conns` are theirs (none for crr), kept so that they can be hung up.
+    /// One thread a session; `conns` are theirs (none for crr), kept so that they can be hung up, and so that no session's thread
+    /// closes them: it has a table of files of its own.
     pub fn assemble(
         spec: &Arc<Spec>,
         conns: Vec<Arc<Conn>>,
@@ -162,9 +163,15 @@ impl SessionGroup {
             let (work, gate, stop, spec) =
                 (work.clone(), group.gate.clone(), group.stop.clone(), spec.clone());
             let (live, phase) = (group.live[session].clone(), group.phase.clone());
-            let body = move || match gate.wait() {
-                Some(start) => work(session, &Cue { start, spec, live, stop, phase }),
-                None => Ok(Session::default()),
+            let conn = group.conns.get(session).cloned();
+            let body = move || {
+                if let Some(conn) = conn {
+                    conn.is_all_of_this_thread();
+                }
+                match gate.wait() {
+                    Some(start) => work(session, &Cue { start, spec, live, stop, phase }),
+                    None => Ok(Session::default()),
+                }
             };
             let thread = std::thread::Builder::new()
                 .name(format!("session {session}"))
@@ -267,8 +274,12 @@ impl Drop for SessionGroup {
 
 #[cfg(test)]
 mod tests {
+    use std::io::Read;
+
     use super::*;
+    use crate::address::Address;
     use crate::spec::Test;
+    use crate::transport::{Buffers, Listener};
 
     fn spec(sessions: u32) -> Arc<Spec> {
         Arc::new(Spec { sessions, ..Spec::new(Test::Rr) })
@@ -288,6 +299,38 @@ mod tests {
         group.go();
         let bytes: Vec<u64> = group.join().unwrap().iter().map(|session| session.tally.bytes).collect();
         assert_eq!(bytes, [0, 1, 2, 3]);
+    }
+
+    #[test]
+    fn a_session_has_its_connection_alone_and_others_close_what_they_have() {
+        let folder = tempfile::tempdir().unwrap();
+        let address = Address::Unix(folder.path().join("socket"));
+        let listener = Listener::bind(&address, Buffers::default()).unwrap();
+        let ours = Arc::new(Conn::connect(&address, Buffers::default()).unwrap());
+        let theirs = listener.accept().unwrap();
+        let (near, far) = std::os::unix::net::UnixStream::pair().unwrap();
+        let (sees, seen) = std::sync::mpsc::channel();
+        let (goes_on, go_on) = std::sync::mpsc::channel::<()>();
+        let (conn, go_on) = (ours.clone(), Mutex::new(go_on));
+        let group = SessionGroup::assemble(&spec(1), vec![ours], move |_, _| {
+            // The directory is one more.
+            sees.send(std::fs::read_dir("/proc/thread-self/fd").unwrap().count()).unwrap();
+            conn.write_all(b"here").unwrap();
+            let _ = go_on.lock().unwrap().recv();
+            Ok(Session::default())
+        })
+        .unwrap();
+        group.go();
+        let files = seen.recv().unwrap();
+        assert!(files <= 3 + 1 + 1, "{files}");
+        let mut bytes = [0; 4];
+        assert!(theirs.read_full(&mut bytes).unwrap() && &bytes == b"here");
+        // What is closed while the session is at work is closed.
+        drop(near);
+        assert_eq!((&far).read(&mut bytes).unwrap(), 0);
+        drop(goes_on);
+        group.join().unwrap();
+        assert!(!theirs.read_full(&mut bytes).unwrap(), "closed once the session is home");
     }
 
     #[test]

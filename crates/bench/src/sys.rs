@@ -1,4 +1,5 @@
-//! The few calls no safe crate offers: vsock's own socket options, a vsock address with flags, and a thread's time.
+//! The few calls no safe crate offers: vsock's own socket options, a vsock address with flags, a thread's time, and a
+//! thread's own table of files.
 //!
 //! `unsafe` is opened here because the options are 64-bit values at level AF_VSOCK and the flags byte
 //! of `sockaddr_vm` lies in what libc calls padding; everything passed to the kernel lives on our stack.
@@ -20,6 +21,25 @@ pub fn thread_cpu() -> Duration {
     // SAFETY: the call writes one timespec, which is there.
     unsafe { libc::clock_gettime(libc::CLOCK_THREAD_CPUTIME_ID, &raw mut time) };
     Duration::new(time.tv_sec.try_into().unwrap_or(0), time.tv_nsec.try_into().unwrap_or(0))
+}
+
+/// Gives the calling thread a table of open files of its own, with `socket` and the standard ones alone in it. Where threads share a
+/// table, each call counts references of its file, which costs a tenth of what a message of 512 bytes takes.
+/// Descriptors that the thread closes from now on stay open for the others. An error (Linux before 5.9) changes nothing.
+pub fn keep_only(socket: &Socket) -> io::Result<()> {
+    const STANDARD: libc::c_uint = 3;
+    let number = socket.as_raw_fd() as libc::c_uint;
+    let close = |first: libc::c_uint, last: libc::c_uint| {
+        // SAFETY: closes descriptors in a copy of the table that only this thread sees, which uses none of them.
+        match unsafe { libc::syscall(libc::SYS_close_range, first, last, libc::CLOSE_RANGE_UNSHARE) } {
+            0 => Ok(()),
+            _ => Err(io::Error::last_os_error()),
+        }
+    };
+    if number > STANDARD {
+        close(STANDARD, number - 1)?;
+    }
+    close(STANDARD.max(number + 1), libc::c_uint::MAX)
 }
 
 /// `SO_VM_SOCKETS_BUFFER_*`, from linux/vm_sockets.h.
