@@ -24,7 +24,7 @@ pub fn thread_cpu() -> Duration {
 }
 
 /// Gives the calling thread a table of open files of its own, with `socket` and the standard ones alone in it. Where threads share a
-/// table, each call counts references of its file, which costs a tenth of what a message of 512 bytes takes.
+/// table, each call counts references of its file: in an emulated guest a tenth of what a message of 512 bytes takes.
 /// Descriptors that the thread closes from now on stay open for the others. An error (Linux before 5.9) changes nothing.
 pub fn keep_only(socket: &Socket) -> io::Result<()> {
     const STANDARD: libc::c_uint = 3;

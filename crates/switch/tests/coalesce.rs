@@ -7,7 +7,7 @@ use common::tcp::{Ip, Packet};
 use common::{Bench, Guest, frame, mac};
 use proptest::prelude::*;
 use vmlane_guestsim::memory_port::{LRO, PLAIN, Received, Trap};
-use vmlane_port::{Aggregate, BURST, ChecksumStatus, Filter, Offload, RxCapabilities, VlanSet};
+use vmlane_port::{Aggregate, ChecksumStatus, Filter, Offload, RxCapabilities, VlanSet};
 use vmlane_switch::{Policy, PortSpec, Settings, VlanMode};
 use vmlane_wire::ethernet::{Mac, Tci};
 
@@ -581,31 +581,4 @@ proptest! {
         prop_assert_eq!(got, sent);
         prop_assert_eq!(a.wire.outstanding(), 0);
     }
-}
-
-/// Ports of a crowd are asked for few frames at once, and have their order and all of their turn nevertheless; one whose
-/// segments are merged is asked for all that may be.
-#[test]
-fn in_a_crowd_bursts_are_short_but_where_segments_are_merged() {
-    // None of them dozes.
-    let mut bench = Bench::with(Settings { few: 1000, ..Settings::default() });
-    let guests: Vec<Guest> = (1..=60).map(|number| bench.guest(number)).collect();
-    let (a, b) = (&guests[0], &guests[1]);
-    b.wire.set_capabilities(LRO);
-    bench.refresh(b);
-    assert_eq!(a.wire.asked_for(), BURST);
-    let _others: Vec<Guest> = (61..=70).map(|number| bench.guest(number)).collect();
-    assert!(a.wire.asked_for() < BURST, "{}", a.wire.asked_for());
-    let frames: Vec<Vec<u8>> = (0..100).map(|number| frame(mac(2), mac(1), 100, number)).collect();
-    frames.iter().for_each(|frame| a.send(frame));
-    bench.run();
-    assert!(b.frames() == frames, "all of them, in order");
-    a.wire.verify();
-    for _ in 0..3 {
-        send_all(a, &train(false, BURST));
-        bench.run();
-    }
-    let merged = segments(&b.wire.received());
-    assert_eq!(merged.last(), Some(&(BURST as u16)), "{merged:?}");
-    assert_eq!(a.wire.asked_for(), BURST);
 }

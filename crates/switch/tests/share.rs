@@ -1,12 +1,13 @@
-//! What hostile rings cost a saturated worker beside frames, in metered work: never more than their VM's share.
+//! What hostile rings cost a saturated worker beside frames, in metered work: never more than their VM's share. And how
+//! many frames a port's turn has.
 
 mod common;
 
 use common::tcp::Packet;
 use common::{Bench, Guest, frame, mac};
 use vmlane_guestsim::memory_port::LRO;
-use vmlane_port::{Frames, Offload};
-use vmlane_switch::PortSpec;
+use vmlane_port::{BURST, Frames, Offload};
+use vmlane_switch::{PortSpec, Settings};
 
 /// What the ports of one VM may cause in a round, in bytes, what a descriptor costs, and what tables made anew cost.
 const QUOTA: usize = 256 << 10;
@@ -130,4 +131,32 @@ fn segments_that_wait_cost_their_receiver() {
     assert!(sender * 100 >= sender_alone * 98, "{sender} of {sender_alone} bytes");
     let missing = (other_alone - other) as usize / ROUNDS;
     assert!((SEGMENTS * 1400 * 8 / 10..QUOTA / 2).contains(&missing), "{missing} bytes a round");
+}
+
+/// Ports of a crowd are asked for few frames at once, and have their order and all of their turn nevertheless; one whose
+/// segments are merged is asked for all that may be.
+#[test]
+fn in_a_crowd_bursts_are_short_but_where_segments_are_merged() {
+    // None of them dozes.
+    let mut bench = Bench::with(Settings { few: 1000, ..Settings::default() });
+    let guests: Vec<Guest> = (1..=60).map(|number| bench.guest(number)).collect();
+    let (a, b) = (&guests[0], &guests[1]);
+    b.wire.set_capabilities(LRO);
+    bench.refresh(b);
+    assert_eq!(a.wire.asked_for(), BURST);
+    let _others: Vec<Guest> = (61..=70).map(|number| bench.guest(number)).collect();
+    assert!(a.wire.asked_for() < BURST, "{}", a.wire.asked_for());
+    let frames: Vec<Vec<u8>> = (0..100).map(|number| frame(mac(2), mac(1), 100, number)).collect();
+    frames.iter().for_each(|frame| a.send(frame));
+    bench.run();
+    assert!(b.frames() == frames, "all of them, in order");
+    a.wire.verify();
+    let packet = Packet::new(mac(2), mac(1), false, BURST * 1428).timestamped();
+    for _ in 0..3 {
+        packet.segments(1428).iter().for_each(|segment| a.send(&segment.bytes()));
+        bench.run();
+    }
+    let last = b.wire.received().pop().and_then(|frame| frame.aggregate);
+    assert_eq!(last.map(|aggregate| usize::from(aggregate.segments)), Some(BURST));
+    assert_eq!(a.wire.asked_for(), BURST);
 }

@@ -95,11 +95,6 @@ pub fn flood_from(
 pub fn in_turns(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) -> Counts {
     let cpus = Cpus::allowed();
     let (turn, stop) = (AtomicBool::new(false), AtomicBool::new(false));
-    let wait_for = |engine: bool| {
-        while turn.load(Ordering::Acquire) != engine && !stop.load(Ordering::Relaxed) {
-            std::hint::spin_loop();
-        }
-    };
     std::thread::scope(|scope| {
         let driving = scope.spawn(|| {
             let _placed = cpus.pin(1);
@@ -111,14 +106,20 @@ pub fn in_turns(guests: &mut [Guest], length: Duration, mut step: impl FnMut()) 
                     guest.send(POSTS);
                 }
                 turn.store(true, Ordering::Release);
-                wait_for(false);
+                while turn.load(Ordering::Acquire) && !stop.load(Ordering::Relaxed) {
+                    std::hint::spin_loop();
+                }
             }
             received
         });
         let _placed = cpus.pin(0);
         let (start, mut time) = (Instant::now(), Duration::ZERO);
-        while start.elapsed() < length {
-            wait_for(true);
+        // A driver that has panicked has no other turn.
+        while start.elapsed() < length && !driving.is_finished() {
+            if !turn.load(Ordering::Acquire) {
+                std::hint::spin_loop();
+                continue;
+            }
             let begun = Instant::now();
             (0..TURNS).for_each(|_| step());
             time += begun.elapsed();

@@ -28,7 +28,7 @@ const MFRAMES: &str = "Mframes/s";
 const BUFFERS: u64 = 1024;
 /// How long many guests run, and how often, until they have.
 const SLICE: Duration = Duration::from_millis(50);
-const MOST_SLICES: usize = 100;
+const MOST_SLICES: u32 = 600;
 const OF_MEAN: &str = "of the mean";
 /// A plain copy of super-frames.
 const COPY: &str = "copy.frames.64k";
@@ -44,7 +44,7 @@ pub fn register(registry: &mut Registry) {
     workers::register(registry);
     cores::register(registry);
     let mut add = |name: &str, unit, beside: &[&str], load, lro, value: fn(&Counts) -> Sample| {
-        registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length))));
+        registry.add(name, unit, beside, move |length| Ok(value(&switched(2, 1, load, lro, length)?)));
     };
     add("vmxnet3.frames.64", MFRAMES, &["vmxnet3.ports.64"], Load::Small, true, Counts::mframes);
     add("vmxnet3.frames.1500", GBITS, &["vmxnet3.ports.1500"], Load::Full, true, Counts::gbits);
@@ -63,14 +63,14 @@ pub fn register(registry: &mut Registry) {
         let name = format!("vmxnet3.scale.{count}");
         let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.scale.2"] };
         registry.add(&name, MFRAMES, beside, move |length| {
-            Ok(switched(count, count, Load::Small, true, length).mframes())
+            Ok(switched(count, count, Load::Small, true, length)?.mframes())
         });
     }
     // The same without the time that the guests take, all of which one thread drives.
     for count in [2, 256] {
         let name = format!("vmxnet3.alone.{count}");
         let beside: &[&str] = if count == 2 { &[] } else { &["vmxnet3.alone.2"] };
-        registry.add(&name, MFRAMES, beside, move |length| Ok(alone(count, length).mframes()));
+        registry.add(&name, MFRAMES, beside, move |length| Ok(alone(count, length)?.mframes()));
     }
     // Two honest pairs beside a fifth guest: idle; sending small frames to an unknown address; sending super-frames to
     // an accomplice. The bar is a ratio of 0.7.
@@ -79,7 +79,7 @@ pub fn register(registry: &mut Registry) {
     registry.add("vmxnet3.honest.junk", GBITS, idle, |length| Ok(honest(Some((Load::Small, 5)), length)));
     registry.add("vmxnet3.honest.flood", GBITS, idle, |length| Ok(honest(Some((Load::Super, 6)), length)));
     registry.add("vmxnet3.share.32", OF_MEAN, &[], |length| {
-        Ok(switched(32, 32, Load::Small, true, length).smallest_share())
+        Ok(switched(32, 32, Load::Small, true, length)?.smallest_share())
     });
 }
 
@@ -127,7 +127,7 @@ fn ports(load: Load, length: Duration) -> Counts {
 }
 
 /// Guests behind the switch, the first `senders` of which send.
-fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -> Counts {
+fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -> io::Result<Counts> {
     let Switched { mut guests, mut worker, .. } = Switched::new(count, load, lro);
     let mut run = |length| {
         flood(&mut guests, senders.into(), length, || {
@@ -136,33 +136,37 @@ fn switched(count: u16, senders: u16, load: Load, lro: bool, length: Duration) -
     };
     // Who gets no frames would never be through.
     if senders == count {
-        settle(&mut run);
+        settle(&mut run)?;
     }
-    run(length)
+    Ok(run(length))
 }
 
 /// Runs until every guest has got a frame into each of its buffers, so that the kernel has given them pages and has them in
 /// the tables of both mappings: many guests' first touches take longer than a row.
-fn settle(run: &mut impl FnMut(Duration) -> Counts) {
+fn settle(run: &mut impl FnMut(Duration) -> Counts) -> io::Result<()> {
     let mut fewest = 0;
     for _ in 0..MOST_SLICES {
         fewest += run(SLICE).received.iter().map(|(frames, _)| *frames).min().unwrap_or(0);
         if fewest >= BUFFERS {
-            return;
+            return Ok(());
         }
     }
+    let time = SLICE * MOST_SLICES;
+    Err(io::Error::other(format!(
+        "a guest got {fewest} frames in {time:?}, too few to use its {BUFFERS} buffers"
+    )))
 }
 
 /// `count` guests send to their neighbours: what the switch alone takes for it.
-fn alone(count: u16, length: Duration) -> Counts {
+fn alone(count: u16, length: Duration) -> io::Result<Counts> {
     let Switched { mut guests, mut worker, .. } = Switched::new(count, Load::Small, true);
     let mut run = |length| {
         in_turns(&mut guests, length, || {
             worker.step();
         })
     };
-    settle(&mut run);
-    run(length)
+    settle(&mut run)?;
+    Ok(run(length))
 }
 
 /// What two honest pairs get beside guest 4, which sends to 5, a guest that may not be there.
