@@ -327,7 +327,7 @@ pub struct Stats {
     /// What captures did, those under way included.
     #[serde(default)]
     pub captures: CounterList,
-    /// What went wrong in the daemon itself.
+    /// What went wrong in the daemon itself, and what it did with VMs' memory.
     #[serde(default)]
     pub daemon: CounterList,
     pub vms: Vec<VmStats>,

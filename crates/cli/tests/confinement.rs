@@ -1,12 +1,14 @@
 //! The daemon as users run it: without rights it does not need; and what happens when a thread tries more.
 
 mod common;
+#[path = "common/nic.rs"]
+mod nic;
 
 use std::fs;
 use std::os::unix::fs::PermissionsExt;
 use std::path::PathBuf;
 use std::process::{Child, Command, Output, Stdio};
-use std::time::Duration;
+use std::time::{Duration, Instant};
 
 use common::eventually;
 use vmlane_guestsim::vfio_user::Client as Vmm;
@@ -120,6 +122,64 @@ fn every_thread_is_confined() {
     }
     let status = String::from_utf8(place.ask(&["status"]).stdout).unwrap();
     assert!(status.contains("no capabilities, seccomp"), "{status}");
+}
+
+/// Linux since 6.1 does, if it has transparent huge pages at all, and unless its administrator denies them to shared memory.
+fn makes_huge_pages() -> bool {
+    let release = rustix::system::uname().release().to_string_lossy().into_owned();
+    let mut numbers = release.split(['.', '-']).map_while(|number| number.parse::<u32>().ok());
+    let shared = fs::read_to_string("/sys/kernel/mm/transparent_hugepage/shmem_enabled");
+    (numbers.next(), numbers.next()) >= (Some(6), Some(1))
+        && shared.is_ok_and(|mode| !mode.contains("[deny]"))
+}
+
+/// Frames flow meanwhile: none is lost, none is changed.
+#[test]
+fn a_confined_daemon_puts_memory_of_vms_into_huge_pages() {
+    if !makes_huge_pages() {
+        return eprintln!("not tested: this kernel makes no huge pages of memory files");
+    }
+    let nic = |vm: u8| {
+        format!(
+            "[[vm]]\nname = \"vm{vm}\"\nvsock = \"none\"\n\
+         nic = [{{ model = \"virtio-net\", mac = \"52:54:00:00:00:0{vm}\" }}]\n"
+        )
+    };
+    let place = Place::new(&format!("[daemon]\nhuge_pages = \"64M\"\n{}{}", nic(1), nic(2)));
+    let _daemon = place.start(&[]);
+    let [mut from, mut to] = [1, 2].map(|vm| {
+        let mut nic = nic::Nic::new(false);
+        nic.populate();
+        nic.attach(&place.runtime().join(format!("vm/vm{vm}/nic0.sock")));
+        nic
+    });
+    let (mut sent, mut came) = (0, 0);
+    let mut flow = || {
+        // For longer than the time between two of the daemon's looks. No more is on its way than the receiver has room for.
+        let enough = Instant::now() + Duration::from_millis(1200);
+        while Instant::now() < enough {
+            while sent - came < u64::from(nic::SIZE) && from.send(sent) {
+                sent += 1;
+            }
+            from.settle();
+            for number in to.receive() {
+                assert_eq!(number, came, "frames come once, in order");
+                came += 1;
+            }
+        }
+        came
+    };
+    let made = || {
+        let stats: serde_json::Value =
+            serde_json::from_slice(&place.ask(&["stats", "--json"]).stdout).unwrap();
+        stats["daemon"]["huge_pages"].as_u64()
+    };
+    eventually("huge pages of both VMs", || {
+        flow();
+        (made() >= Some(2)).then_some(())
+    });
+    let before = flow();
+    eventually("frames afterwards", || (flow() > before).then_some(()));
 }
 
 /// The daemon has bytes of every guest in it, and its keeper holds the files of all guests' memory.

@@ -195,6 +195,8 @@ pub struct DaemonConfig {
     pub flood_limit: u32,
     /// TCP segments of a burst are merged for receivers with LRO.
     pub coalesce: bool,
+    /// Bytes of VMs' memory that may be put into huge pages; 0: nothing is.
+    pub huge_pages: u64,
     /// When a VM whose devices fail is taken out of service.
     pub fault_limit: FaultLimit,
     /// `vmlane debug panic` is allowed.
@@ -216,6 +218,7 @@ impl Default for DaemonConfig {
             spin_us: 500,
             flood_limit: 4000,
             coalesce: true,
+            huge_pages: 0,
             fault_limit: FaultLimit::default(),
             fault_injection: false,
             user: None,

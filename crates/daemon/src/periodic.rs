@@ -1,6 +1,6 @@
 //! Threads that do something again and again: the watchdog's, which several times a second looks for stuck workers and for VMs
-//! whose devices fail too often, and the one that moves ports to other workers. Both may wait for sessions and workers, so
-//! neither of those may wait for them.
+//! whose devices fail too often, the one that moves ports to other workers, and the one that puts VMs' memory into huge pages. All
+//! may wait for sessions, workers or the kernel, so nobody may wait for them.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};
@@ -9,6 +9,7 @@ use std::sync::atomic::{AtomicBool, Ordering};
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use vmlane_mem::HugePages;
 use vmlane_switch::Balancer;
 
 use crate::assembly::Daemon;
@@ -18,6 +19,7 @@ const CHECK: Duration = Duration::from_millis(200);
 /// Checks between two signs of life to systemd, which wants one within twice that time (`WatchdogSec`).
 const CHECKS_A_SIGN: u32 = 10;
 const BALANCE: Duration = Duration::from_secs(1);
+const HUGE_PAGES: Duration = Duration::from_secs(1);
 
 /// Such a thread; dropping it ends it.
 pub struct PeriodicThread {
@@ -76,4 +78,23 @@ pub fn balance(daemon: Arc<Daemon>) -> io::Result<Option<PeriodicThread>> {
     }
     let mut balancer = Balancer::default();
     PeriodicThread::start("balance", BALANCE, move || daemon.balance(&mut balancer, Instant::now())).map(Some)
+}
+
+/// Has memory of VMs that the daemon uses much put into huge pages.
+pub fn huge_pages(daemon: Arc<Daemon>, mut pages: HugePages) -> io::Result<PeriodicThread> {
+    let mut told = None;
+    PeriodicThread::start("huge-pages", HUGE_PAGES, move || {
+        let before = pages.made();
+        let outcome = pages.step();
+        daemon.faults.huge_pages.add(pages.made() - before);
+        let problem = outcome.err().map(|error| error.to_string());
+        if let Some(problem) = problem.filter(|problem| told.as_ref() != Some(problem)) {
+            tracing::warn!(
+                problem,
+                bytes = pages.bytes(),
+                "huge_pages: some of VMs' memory stays in small pages"
+            );
+            told = Some(problem);
+        }
+    })
 }

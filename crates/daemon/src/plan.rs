@@ -219,6 +219,7 @@ fn daemon_changes(before: &DaemonConfig, after: &DaemonConfig) -> Vec<String> {
         change("mode", before.mode != after.mode),
         change("spin_us", before.spin_us != after.spin_us),
         change("flood_limit", before.flood_limit != after.flood_limit),
+        change("huge_pages", before.huge_pages != after.huge_pages),
         change("fault_limit", before.fault_limit.faults != after.fault_limit.faults),
         change("fault_window_s", before.fault_limit.within != after.fault_limit.within),
         change("fault_injection", before.fault_injection != after.fault_injection),

@@ -12,6 +12,7 @@ use signal_hook::consts::{SIGHUP, SIGINT, SIGTERM};
 use signal_hook::iterator::Signals;
 
 use vmlane_api::ClientError;
+use vmlane_mem::HugePages;
 use vmlane_state::{Found, Store};
 
 use crate::added::{self, AddedVms};
@@ -117,6 +118,11 @@ pub fn run(options: Options) -> Result<(), RunError> {
              see `sysctl fs.aio-max-nr`, or the kernel's CONFIG_AIO"
         );
     }
+    // A confined daemon could not open the file that this needs.
+    let huge_pages = match config.daemon.huge_pages {
+        0 => None,
+        limit => Some(HugePages::open(limit).map_err(host("huge_pages: /proc/self/pagemap".into()))?),
+    };
     let reached = keeper::reach(&keeper::socket(paths.runtime()));
     if options.confine {
         uplinks.keep_rights(&config_path, paths.runtime());
@@ -147,6 +153,8 @@ pub fn run(options: Options) -> Result<(), RunError> {
     let watchdog = periodic::watchdog(daemon.clone()).map_err(host("starting the watchdog".into()))?;
     let balance =
         periodic::balance(daemon.clone()).map_err(host("starting the thread that moves NICs".into()))?;
+    let huge_pages = huge_pages.map(|pages| periodic::huge_pages(daemon.clone(), pages)).transpose();
+    let huge_pages = huge_pages.map_err(host("starting the thread that makes huge pages".into()))?;
     tracing::info!(pid = std::process::id(), runtime_dir = %paths.runtime().display(), "ready");
     notify("READY=1");
 
@@ -168,7 +176,7 @@ pub fn run(options: Options) -> Result<(), RunError> {
     }
     tracing::info!("stopping");
     notify("STOPPING=1");
-    drop((control, watchdog, balance));
+    drop((control, watchdog, balance, huge_pages));
     daemon.stop();
     if let Some(keeper) = keeper {
         keeper.end();

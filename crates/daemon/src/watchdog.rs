@@ -14,7 +14,7 @@ pub const PATIENCE: Duration = Duration::from_secs(2);
 const AGAIN: Duration = Duration::from_secs(30);
 
 counters! {
-    /// What went wrong in the daemon itself.
+    /// What went wrong in the daemon itself, and what it did with VMs' memory.
     pub struct DaemonStats {
         /// Times a worker was found stuck.
         stuck_workers,
@@ -22,6 +22,8 @@ counters! {
         quarantines,
         /// Faults contained in the daemon's own threads.
         panics,
+        /// Times that 2 MiB of VMs' memory were put into a huge page.
+        huge_pages,
     }
 }
 

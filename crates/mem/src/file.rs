@@ -6,11 +6,13 @@
 use std::io;
 use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 
-use rustix::fs::{AtFlags, FileType, MemfdFlags, StatxFlags};
+use rustix::fs::{AtFlags, FileType, MemfdFlags, Mode, StatxFlags};
 use rustix::io::Errno;
 
 /// Bytes of a page, where a file says nothing else.
 pub const PAGE: u64 = 4096;
+/// Bytes of a huge page of such a file.
+pub const HUGE: usize = 2 << 20;
 /// `f_type` of hugetlbfs, and of FUSE (linux/magic.h).
 const HUGETLBFS: u64 = 0x9584_58f6;
 const FUSE: u64 = 0x6573_5546;
@@ -34,7 +36,15 @@ pub struct Backing {
     pub len: u64,
     /// Bytes of the pages that it is mapped by.
     pub page: u64,
+    pub id: FileId,
+    /// `mincore` tells which of its pages are in memory. Of a file that the caller neither owns nor may write by its mode it
+    /// says that all are; memfds may be written by all.
+    pub tells_pages: bool,
 }
+
+/// Which file it is: its device and its inode's number.
+#[derive(Clone, Copy, Debug, PartialEq, Eq, Hash)]
+pub struct FileId(u64, u64);
 
 impl Backing {
     /// Asks what `file` is.
@@ -51,7 +61,12 @@ impl Backing {
             _ => PAGE,
         };
         let stat = rustix::fs::fstat(file)?;
-        Ok(Backing { len: u64::try_from(stat.st_size).unwrap_or(0), page })
+        Ok(Backing {
+            len: u64::try_from(stat.st_size).unwrap_or(0),
+            page,
+            id: FileId(stat.st_dev, stat.st_ino),
+            tells_pages: Mode::from_raw_mode(stat.st_mode).contains(Mode::WOTH),
+        })
     }
 }
 

@@ -8,6 +8,7 @@
 mod address_space;
 mod bulk;
 mod file;
+mod huge;
 mod map;
 mod pages;
 mod region;
@@ -20,6 +21,7 @@ mod word;
 
 pub use address_space::ADDRESS_SPACE;
 pub use file::{FileError, may_hold_guest_memory, memfd};
+pub use huge::{HugeError, HugePages};
 pub use map::{Fault, MAX_REGIONS, MapError, MapRequest, MemoryMap};
 pub use pages::{Pages, copy};
 pub use sigbus::poisonings;

@@ -84,13 +84,16 @@ impl MemoryMap {
         if self.len().checked_add(len).is_none_or(|sum| sum > limit) {
             return Err(MapError::TooLarge { guest, len, limit });
         }
-        let Backing { len: have, page } =
+        let Backing { len: have, page, id, tells_pages } =
             Backing::of(fd.as_fd()).map_err(|source| MapError::File { guest, source })?;
         if file_end > have {
             return Err(MapError::FileTooSmall { guest, need: file_end, have });
         }
         let region = Region::of_pages(guest, len, &fd, offset, (writable, page))
             .map_err(|source| MapError::Host { guest, source })?;
+        if writable && page == PAGE && tells_pages {
+            region.list(id);
+        }
         let mut regions: Vec<_> = self.regions.iter().cloned().collect();
         let at = regions.partition_point(|other| other.guest < guest);
         regions.insert(at, Arc::new(region));
@@ -110,6 +113,12 @@ impl MemoryMap {
             }
         }
         Ok(MemoryMap { regions: Arc::new(regions) })
+    }
+
+    /// Its regions, each as one of `file`.
+    #[cfg(test)]
+    pub(crate) fn large(&self, file: crate::file::FileId) -> Vec<crate::region::Large> {
+        self.regions.iter().filter_map(|region| region.large(file)).collect()
     }
 
     /// Guest address and bytes of every region.

@@ -1,15 +1,18 @@
 //! One mapping of a shared file.
 #![allow(unsafe_code)] // mmap and the raw copies into it
 
+use std::ffi::c_void;
 use std::io;
 use std::os::fd::AsFd;
 use std::ptr::NonNull;
 use std::sync::atomic::{AtomicU32, Ordering};
+use std::sync::{Arc, Weak};
 
+use parking_lot::Mutex;
 use rustix::mm::{Advice, MapFlags, ProtFlags, madvise, mmap, munmap};
 
 use crate::address_space::Charge;
-use crate::file::PAGE;
+use crate::file::{FileId, HUGE, PAGE};
 use crate::{bulk, sigbus};
 
 /// A mapped piece of guest memory; unmapped when the last holder drops it.
@@ -19,14 +22,36 @@ pub(crate) struct Region {
     pub len: u64,
     pub writable: bool,
     base: NonNull<u8>,
-    mapping: Mapping,
+    mapping: Arc<Mapping>,
+}
+
+/// A mapping of guest memory in which huge pages have room.
+#[derive(Clone, Debug)]
+pub(crate) struct Large {
+    pub mapping: Weak<Mapping>,
+    pub file: FileId,
+    /// Where in the file the first place for a huge page is, and how many there are.
+    pub first: u64,
+    pub count: usize,
+}
+
+/// In the order in which they were made.
+static LARGE: Mutex<Vec<Large>> = Mutex::new(Vec::new());
+
+/// Those that are there now.
+pub(crate) fn large() -> Vec<Large> {
+    let mut all = LARGE.lock();
+    all.retain(|large| large.mapping.strong_count() > 0);
+    all.clone()
 }
 
 /// Whole pages of a file, as many as a region needs.
 #[derive(Debug)]
-struct Mapping {
+pub(crate) struct Mapping {
     start: NonNull<u8>,
     len: usize,
+    /// Where in its file it begins.
+    offset: u64,
     _charge: Charge,
     /// `None` only while dropping: the guard must go before the mapping does.
     guard: Option<sigbus::Guard>,
@@ -37,6 +62,10 @@ struct Mapping {
 unsafe impl Send for Region {}
 // SAFETY: as above; no interior state besides the mapping itself.
 unsafe impl Sync for Region {}
+// SAFETY: as a region's.
+unsafe impl Send for Mapping {}
+// SAFETY: as a region's.
+unsafe impl Sync for Mapping {}
 
 impl Region {
     /// Maps `len` bytes of `fd` at `offset`, a multiple of 4 KiB. The caller has checked sizes.
@@ -54,15 +83,40 @@ impl Region {
     ) -> io::Result<Region> {
         let before = offset % page;
         let bytes = len.checked_add(before).and_then(|bytes| bytes.checked_next_multiple_of(page));
-        let mapping = Mapping::new(bytes.ok_or(io::ErrorKind::OutOfMemory)?, fd, offset - before, writable)?;
+        let bytes = bytes.ok_or(io::ErrorKind::OutOfMemory)?;
+        let mapping = Arc::new(Mapping::new(bytes, fd, offset - before, (writable, page))?);
         // SAFETY: less than the first page, which is mapped.
         let base = unsafe { mapping.start.add(before as usize) };
         Ok(Region { guest, len, writable, base, mapping })
     }
 
+    /// It as one of a file in which huge pages have room; None: they have none.
+    pub fn large(&self, file: FileId) -> Option<Large> {
+        let Mapping { len, offset, .. } = *self.mapping;
+        let before = self.mapping.before_huge();
+        let count = len.saturating_sub(before) / HUGE;
+        let mapping = Arc::downgrade(&self.mapping);
+        (self.mapping.is_aligned() && count > 0).then_some(Large {
+            mapping,
+            file,
+            first: offset + before as u64,
+            count,
+        })
+    }
+
+    /// Lists it as such.
+    pub fn list(&self, file: FileId) {
+        let Some(large) = self.large(file) else { return };
+        let mut all = LARGE.lock();
+        if all.len() == all.capacity() {
+            all.retain(|large| large.mapping.strong_count() > 0);
+        }
+        all.push(large);
+    }
+
     /// The file turned out shorter than promised; contents are zeros now.
     pub fn poisoned(&self) -> bool {
-        self.mapping.guard.as_ref().is_some_and(sigbus::Guard::poisoned)
+        self.mapping.poisoned()
     }
 
     /// Host address of the byte at `offset`. The caller keeps `offset` inside the region.
@@ -95,21 +149,69 @@ impl Region {
 }
 
 impl Mapping {
-    fn new(len: u64, fd: impl AsFd, offset: u64, writable: bool) -> io::Result<Mapping> {
+    fn new(len: u64, fd: impl AsFd, offset: u64, (writable, page): (bool, u64)) -> io::Result<Mapping> {
         let charge = Charge::take(len)?;
         let len = usize::try_from(len).map_err(|_| io::Error::from(io::ErrorKind::OutOfMemory))?;
         let prot = if writable { ProtFlags::READ | ProtFlags::WRITE } else { ProtFlags::READ };
-        // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
-        let start = unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)? };
+        let start = if page == PAGE {
+            map_file(len, prot, fd, offset)?
+        } else {
+            // SAFETY: a fresh mapping at an address of the kernel's choice replaces nothing.
+            unsafe { mmap(std::ptr::null_mut(), len, prot, MapFlags::SHARED, fd, offset)? }
+        };
         let start = NonNull::new(start.cast::<u8>()).ok_or(io::ErrorKind::OutOfMemory)?;
         // From here on, dropping unmaps it.
-        let mut mapping = Mapping { start, len, _charge: charge, guard: None };
+        let mut mapping = Mapping { start, len, offset, _charge: charge, guard: None };
         // What a guest has in its memory belongs into no core dump of this process.
         // SAFETY: our own mapping, of which only an attribute changes.
         unsafe { madvise(start.as_ptr().cast(), len, Advice::LinuxDontDump)? };
         mapping.guard = Some(sigbus::Guard::new(start.as_ptr() as usize, len));
         Ok(mapping)
     }
+
+    pub fn poisoned(&self) -> bool {
+        self.guard.as_ref().is_some_and(sigbus::Guard::poisoned)
+    }
+
+    /// Can a huge page of the file be mapped as one? Address and offset lie equally far behind a multiple of its size.
+    fn is_aligned(&self) -> bool {
+        beyond(self.start.as_ptr() as usize, self.offset) == 0
+    }
+
+    /// The address of a place for a huge page, by its number.
+    pub fn huge_range(&self, number: usize) -> *mut u8 {
+        let at = self.before_huge() + number * HUGE;
+        assert!(at + HUGE <= self.len, "range {number} is outside a mapping of {:#x} bytes", self.len);
+        // SAFETY: just checked to lie inside the mapping.
+        unsafe { self.start.as_ptr().add(at) }
+    }
+
+    /// Bytes before the first one.
+    fn before_huge(&self) -> usize {
+        let start = self.start.as_ptr() as usize;
+        start.next_multiple_of(HUGE) - start
+    }
+}
+
+/// How far an address is behind one at which huge pages of a file, mapped from `offset` on, can be mapped as such.
+fn beyond(address: usize, offset: u64) -> usize {
+    address.wrapping_sub(offset as usize) % HUGE
+}
+
+/// Maps a file (of small pages) where its huge pages can be mapped as such, if there is room below where the kernel puts it.
+fn map_file(len: usize, prot: ProtFlags, fd: impl AsFd, offset: u64) -> io::Result<*mut c_void> {
+    let map = |hint| {
+        // SAFETY: a fresh mapping replaces nothing: an address is a wish, and the kernel takes another one where it is in use.
+        unsafe { mmap(hint, len, prot, MapFlags::SHARED, &fd, offset) }
+    };
+    let anywhere = map(std::ptr::null_mut())?;
+    let beyond = beyond(anywhere as usize, offset);
+    if beyond == 0 || len < HUGE {
+        return Ok(anywhere);
+    }
+    // SAFETY: what was just mapped, which nobody else knows of.
+    unsafe { munmap(anywhere, len)? };
+    Ok(map(anywhere.wrapping_byte_sub(beyond))?)
 }
 
 impl Drop for Mapping {

@@ -54,7 +54,7 @@ impl Window {
     /// has them. It may lose them later: [`Self::poisoned`].
     pub fn of_part(file: &OwnedFd, offset: u64, len: u64) -> io::Result<Window> {
         let len = len & !7;
-        let Backing { len: have, page } = Backing::of(file.as_fd()).map_err(io::Error::other)?;
+        let Backing { len: have, page, .. } = Backing::of(file.as_fd()).map_err(io::Error::other)?;
         let inside = offset.checked_add(len).is_some_and(|end| end <= have);
         if len == 0 || !offset.is_multiple_of(PAGE) || !inside {
             return Err(io::ErrorKind::InvalidInput.into());

@@ -42,6 +42,15 @@ impl Nic {
         nic
     }
 
+    /// All of its memory is there, as that of a VM that has run for a while.
+    #[allow(dead_code, reason = "not all tests that have cards need it")]
+    pub fn populate(&self) {
+        let ram = &self.rx.ram;
+        for (guest, bytes, _) in ram.regions() {
+            (guest..guest + bytes).step_by(4096).for_each(|page| ram.read(page, &mut [0]));
+        }
+    }
+
     fn post(&mut self, id: u16) {
         let addr = self.pages[usize::from(SIZE + id)];
         assert_eq!(self.rx.post(&[into(addr, BUFFER)]), id, "buffers come back in order");

@@ -30,6 +30,8 @@ pub(super) const FLOODS: RangeInclusive<i64> = 0..=100_000_000;
 /// Faults that put a VM into quarantine; 0: never.
 const FAULTS: RangeInclusive<i64> = 0..=1_000_000;
 const FAULT_WINDOW_S: RangeInclusive<i64> = 1..=86_400;
+/// Bytes of VMs' memory that may be put into huge pages.
+const HUGE_PAGES: RangeInclusive<u64> = 0..=1 << 46;
 const LONGEST_NAME: usize = 64;
 /// What a forward is led to instead of a VM and its port: the host's programs at the same port.
 const HOST_PROGRAMS: &str = "host";
@@ -179,6 +181,8 @@ impl Checker<'_> {
         let faults = raw.fault_limit.as_ref().map(|value| self.number("daemon: fault_limit", value, FAULTS));
         let window = raw.fault_window_s.as_ref();
         let window = window.map(|value| self.number("daemon: fault_window_s", value, FAULT_WINDOW_S));
+        let huge_pages = raw.huge_pages.as_ref();
+        let huge_pages = huge_pages.and_then(|value| self.size("daemon: huge_pages", value, HUGE_PAGES));
         let mode = match raw.mode.as_ref().map(|mode| (mode, mode.get_ref().as_str())) {
             None | Some((_, "adaptive")) => Mode::Adaptive,
             Some((_, "poll")) => Mode::Poll,
@@ -205,6 +209,7 @@ impl Checker<'_> {
             spin_us: spin_us.map_or(default.spin_us, |value| value as u64),
             flood_limit: floods.map_or(default.flood_limit, |value| value as u32),
             coalesce: raw.coalesce.unwrap_or(default.coalesce),
+            huge_pages: huge_pages.unwrap_or(default.huge_pages),
             fault_limit: FaultLimit {
                 faults: faults.map_or(default.fault_limit.faults, |value| value as u32),
                 within: window.map_or(default.fault_limit.within, |value| Duration::from_secs(value as u64)),
@@ -478,6 +483,17 @@ impl Checker<'_> {
         }
     }
 
+    /// A size. None: it is out of the range, which is a problem.
+    fn size(&mut self, key: &str, value: &Spanned<Size>, range: RangeInclusive<u64>) -> Option<u64> {
+        let Size { value: bytes, written, .. } = value.get_ref();
+        let bytes = bytes.filter(|bytes| range.contains(bytes));
+        if bytes.is_none() {
+            let text = format!("{key} = {written}; use a number (or \"64M\") {}", shown(&range));
+            self.problem(value.span(), text);
+        }
+        bytes
+    }
+
     /// The limits of a VM's connections, and of its memory: `base` and `memory` where `raw` says nothing.
     fn limits(
         &mut self,
@@ -486,17 +502,9 @@ impl Checker<'_> {
         (base, memory): (Limits, Option<u64>),
     ) -> (Limits, Option<u64>) {
         let mut limit = |key: &str, value: &Option<Spanned<Size>>, base: u64, range: RangeInclusive<u64>| {
-            let Some(spanned) = value else { return base };
-            match spanned.get_ref().value {
-                Some(value) if range.contains(&value) => value,
-                _ => {
-                    let written = &spanned.get_ref().written;
-                    let text =
-                        format!("{table}: {key} = {written}; use a number (or \"64M\") {}", shown(&range));
-                    self.problem(spanned.span(), text);
-                    base
-                }
-            }
+            let checked =
+                value.as_ref().and_then(|value| self.size(&format!("{table}: {key}"), value, range));
+            checked.unwrap_or(base)
         };
         const MANY: u64 = 1 << 16;
         let memory = match &raw.memory {

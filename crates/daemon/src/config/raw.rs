@@ -194,6 +194,7 @@ pub struct RawDaemon {
     pub spin_us: Option<Spanned<i64>>,
     pub flood_limit: Option<Spanned<i64>>,
     pub coalesce: Option<bool>,
+    pub huge_pages: Option<Spanned<Size>>,
     pub fault_limit: Option<Spanned<i64>>,
     pub fault_window_s: Option<Spanned<i64>>,
     pub fault_injection: Option<bool>,

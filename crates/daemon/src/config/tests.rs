@@ -96,6 +96,7 @@ const MISTAKES: &[(&str, usize, &[&str])] = &[
     ("[limits]\ninbox_bytes = \"1k\"", 2, &["inbox_bytes = \"1k\"", "from 131072 to"]),
     ("[limits]\ninbox_bytes = \"2G\"", 2, &["inbox_bytes = \"2G\"", "to 1073741824"]),
     ("[daemon]\nflood_limit = -1", 2, &["daemon: flood_limit = -1", "from 0 to 100000000"]),
+    ("[daemon]\nhuge_pages = \"all\"", 2, &["daemon: huge_pages = \"all\"", "(or \"64M\") from 0 to"]),
     ("[limits]\nspill_bytes = \"lots\"", 2, &["spill_bytes = \"lots\"", "(or \"64M\")"]),
     ("[limits]\nspill_bytes = -5", 2, &["spill_bytes = -5"]),
     ("[limits]\nsockets = 5", 2, &["unknown field `sockets`", "`queue_pairs`"]),

@@ -207,6 +207,8 @@ const DAEMON: &[c_long] = &[
     libc::SYS_lgetxattr,
     libc::SYS_lremovexattr,
     libc::SYS_lsetxattr,
+    // Which of a VM's pages are there, before they become a huge one (`mem/huge.rs`).
+    libc::SYS_mincore,
     libc::SYS_setxattr,
     libc::SYS_linkat,
     libc::SYS_listen,

@@ -12,6 +12,9 @@ const FAULTS: [Shown; 3] = [
     shown("panics", "contained_faults", "Faults contained in the daemon's own threads"),
 ];
 
+const MEMORY: [Shown; 1] =
+    [shown("huge_pages", "huge_pages", "Times that 2 MiB of VMs' memory were put into a huge page")];
+
 const STREAMS: [Shown; 9] = [
     shown_bytes("bytes", "stream_moved", "Bytes that the stream workers copied from end to end"),
     shown("turns", "stream_turns", "Turns of streams that moved something"),
@@ -64,6 +67,7 @@ pub fn write(scrape: &Scrape, families: &mut Families<'_>) -> fmt::Result {
     let (status, stats) = (scrape.status(), scrape.stats());
     workers(scrape, families)?;
     families.counters(&FAULTS, stats.into_iter().map(|stats| ([], &stats.daemon)))?;
+    families.counters(&MEMORY, stats.into_iter().map(|stats| ([], &stats.daemon)))?;
     families.counters(&STREAMS, stats.into_iter().map(|stats| ([], &stats.workers)))?;
     families.counters(&VSOCK, stats.into_iter().map(|stats| ([], &stats.vsock)))?;
     families.counters(&SWITCH, stats.into_iter().map(|stats| ([], &stats.switch)))?;

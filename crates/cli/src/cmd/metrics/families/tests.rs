@@ -58,7 +58,7 @@ fn answers(names: &[&str]) -> (Status, Stats) {
         "uplinks": [{"name": "up0", "port": {"rx_bytes": 31, "drop_uplink": 2, "xdp_rx_dropped": 3}}],
         "mirrors": [{"name": "ids", "from": [], "ports": [], "to": "x", "direction": "both", "configured": true,
                      "frames": 41, "bytes": 42, "dropped": 1, "drops": {"drop_no_room": 1}}],
-        "captures": {"running": 1, "begun": 2, "recorded": 3, "lost": 4}, "daemon": {"panics": 8},
+        "captures": {"running": 1, "begun": 2, "recorded": 3, "lost": 4}, "daemon": {"panics": 8, "huge_pages": 9},
         "vms": names.iter().map(vm).collect::<Vec<_>>()
     });
     (serde_json::from_value(status).unwrap(), serde_json::from_value(stats).unwrap())
@@ -73,6 +73,7 @@ fn everything_that_the_daemon_tells_has_its_name_its_unit_and_its_labels() {
         ("vmlane_uptime_seconds", &[], 1.5),
         ("vmlane_confined", &[], 1.0),
         ("vmlane_contained_faults_total", &[], 8.0),
+        ("vmlane_huge_pages_total", &[], 9.0),
         ("vmlane_worker_busy_seconds_total", &[("worker", "worker-0")], 0.25),
         ("vmlane_worker_stuck", &[("worker", "switch")], 1.0),
         ("vmlane_stream_moved_bytes_total", &[], 100.0),
