@@ -105,7 +105,8 @@ picture:
 
 dist: bootstrap
 	@echo '==> building vmlane as it is packaged (static, optimized as a whole)'
-	@cargo build --profile dist --locked -p vmlane-cli
+	@VMLANE_COMMIT=$$(git describe --always --dirty '--exclude=*' --abbrev=10 2>/dev/null || true) \
+		cargo build --profile dist --locked -p vmlane-cli
 
 package: dist
 	@scripts/bootstrap.sh apparmor binutils lintian

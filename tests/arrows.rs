@@ -90,6 +90,7 @@ const ARROWS: &[(&str, &[&str])] = &[
         &[
             "capture",
             "device",
+            "experiment",
             "guestsim",
             "host",
             "lab",

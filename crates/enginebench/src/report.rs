@@ -5,12 +5,13 @@
 //! alike; the number is the median of the rounds, and a ratio the median of each round's ratio.
 
 use std::collections::{BTreeMap, BTreeSet};
-use std::fmt::Write as _;
+use std::fmt::{self, Write as _};
 use std::io;
 use std::path::Path;
 use std::time::Duration;
 
 use serde::{Deserialize, Serialize};
+use vmlane_experiment::host;
 
 /// Raised when a key changes its meaning or goes away.
 pub const VERSION: u32 = 1;
@@ -117,7 +118,15 @@ impl Registry {
         let chosen = self.benches.iter().filter(|bench| bench.name.starts_with(&options.only));
         let rows = chosen.filter_map(|bench| Row::new(bench, &samples)).collect();
         let seconds = options.length.as_secs_f64();
-        Ok(Report { version: VERSION, rounds: options.rounds, seconds_per_round: seconds, rows, failed })
+        let made = Made::here();
+        Ok(Report {
+            version: VERSION,
+            made,
+            rounds: options.rounds,
+            seconds_per_round: seconds,
+            rows,
+            failed,
+        })
     }
 
     fn check(&self, options: &Options) -> io::Result<()> {
@@ -144,12 +153,47 @@ impl Registry {
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
 pub struct Report {
     pub version: u32,
+    #[serde(default)]
+    pub made: Made,
     pub rounds: usize,
     pub seconds_per_round: f64,
     pub rows: Vec<Row>,
     /// Rows of other people's programs that did not work, with the round and the reason.
     #[serde(default)]
     pub failed: Vec<String>,
+}
+
+/// Where, when and of what build: figures of two machines do not compare.
+#[derive(Clone, Debug, Default, PartialEq, Serialize, Deserialize)]
+pub struct Made {
+    pub date: String,
+    pub cpu_model: String,
+    /// CPUs that this process may use.
+    pub cpus: usize,
+    pub kernel: String,
+    /// `-dirty`: files differ from it. None: the program lies in no source tree.
+    pub commit: Option<String>,
+}
+
+impl Made {
+    fn here() -> Made {
+        let program = std::env::current_exe().ok();
+        Made {
+            date: host::date(),
+            cpu_model: host::cpu_model(),
+            cpus: host::cpus(),
+            kernel: host::kernel(),
+            commit: program.and_then(|program| host::commit(&program)),
+        }
+    }
+}
+
+impl fmt::Display for Made {
+    fn fmt(&self, to: &mut fmt::Formatter<'_>) -> fmt::Result {
+        let Made { date, cpu_model, cpus, kernel, commit } = self;
+        let commit = commit.as_deref().unwrap_or("unknown");
+        write!(to, "{date}; {cpu_model}, {cpus} CPUs; Linux {kernel}; commit {commit}")
+    }
 }
 
 #[derive(Clone, Debug, PartialEq, Serialize, Deserialize)]
@@ -225,12 +269,13 @@ impl Report {
 
     pub fn table(&self) -> String {
         let width = self.rows.iter().map(|row| row.name.len() + 1).max().unwrap_or(0).max(20);
-        let mut out = format!("{:<width$}{:>12} {:<7} {:>23}  beside\n", "row", "median", "", "min .. max");
+        let mut out = format!("{}\n\n", self.made);
+        // writing to a String cannot fail
+        let _ = writeln!(out, "{:<width$}{:>12} {:<7} {:>23}  beside", "row", "median", "", "min .. max");
         for row in &self.rows {
             let range = format!("{} .. {}", number(row.min), number(row.max));
             let beside = row.beside.iter().map(|other| format!("{:.3} x {}", other.ratio, other.name));
             let beside = beside.collect::<Vec<_>>().join(", ");
-            // writing to a String cannot fail
             let _ = writeln!(
                 out,
                 "{:<width$}{:>12} {:<7} {range:>23}  {beside}",

@@ -130,10 +130,22 @@ pub fn watch(period: Duration) -> (f64, f64) {
     (cpus(before.0, after.0), cpus(before.1, after.1))
 }
 
-/// The processor's name.
+/// The processor's name, as [`cpu_name`] has it.
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
-    value_of(&text, "model name").unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+    cpu_name(&text).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
+}
+
+/// The processor's name of a `/proc/cpuinfo`. Hypervisors give names that are those of all of a maker's processors ("AMD
+/// EPYC"): one without a number gets family and model, by which results of two machines can be told apart.
+pub(crate) fn cpu_name(cpuinfo: &str) -> Option<String> {
+    let name = value_of(cpuinfo, "model name")?;
+    let numbers = value_of(cpuinfo, "cpu family").zip(value_of(cpuinfo, "model"));
+    let is_vague = !name.bytes().any(|byte| byte.is_ascii_digit());
+    Some(match numbers.filter(|_| is_vague) {
+        Some((family, model)) => format!("{name}, family {family} model {model}"),
+        None => name,
+    })
 }
 
 /// CPUs that this process may use.
@@ -157,9 +169,14 @@ pub(crate) fn value_of(text: &str, key: &str) -> Option<String> {
     Some(line.split_once(':')?.1.trim().to_owned())
 }
 
-/// The commit of the source tree that `program` lies in, with `-dirty` when files differ from it.
+/// The commit of the source tree that `program` lies in, with `-dirty` when files differ from it; of a program that was
+/// installed elsewhere, the one that `make package` made it of.
 pub fn commit(program: &Path) -> Option<String> {
-    // A program that was installed elsewhere says nothing about the tree it came from.
+    let packaged = || option_env!("VMLANE_COMMIT").filter(|commit| !commit.is_empty());
+    commit_of_tree(program).or_else(|| packaged().map(str::to_owned))
+}
+
+fn commit_of_tree(program: &Path) -> Option<String> {
     let tree = program.ancestors().find(|dir| dir.join("crates/lab").is_dir())?;
     let git = Command::new("git")
         .arg("-C")
@@ -237,6 +254,15 @@ mod tests {
         assert_eq!((used.served["daemon"], used.served["a"]), (1.5, 0.5));
         assert!(Cpu::sample(&[("x".into(), std::process::id())]).is_some());
         assert!(Cpu::sample(&[("x".into(), u32::MAX)]).is_none());
+    }
+
+    #[test]
+    fn processors_whose_names_say_little_are_told_apart_by_their_numbers() {
+        let of = |name| format!("cpu family\t: 25\nmodel\t\t: 17\nmodel name\t: {name}\n");
+        assert_eq!(cpu_name(&of("AMD EPYC")).as_deref(), Some("AMD EPYC, family 25 model 17"));
+        assert_eq!(cpu_name(&of("AMD EPYC 9B14")).as_deref(), Some("AMD EPYC 9B14"));
+        assert_eq!(cpu_name("model name\t: x\n").as_deref(), Some("x"));
+        assert_eq!(cpu_name("cpu family\t: 25\n"), None);
     }
 
     #[test]

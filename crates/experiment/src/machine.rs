@@ -107,7 +107,7 @@ impl Machine {
         let pages = line("sys/kernel/mm/transparent_hugepage/enabled");
         let chosen = pages.split_once('[').and_then(|(_, rest)| Some(rest.split_once(']')?.0.to_owned()));
         Machine {
-            cpu_model: of_cpu("model name"),
+            cpu_model: host::cpu_name(&cpuinfo).unwrap_or_default(),
             microcode: of_cpu("microcode"),
             sockets: topology.sockets(),
             nodes: topology.nodes(),

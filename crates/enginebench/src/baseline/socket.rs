@@ -6,6 +6,7 @@ use std::os::unix::net::UnixStream;
 use std::time::{Duration, Instant};
 
 use super::one_way::{RING, one_way};
+use super::place::Cpus;
 use crate::report::Sample;
 
 /// Before each round trip of rows that begin with everything asleep: longer than a worker looks at ports after the last frame.
@@ -27,11 +28,17 @@ pub fn unix_round_trips(length: Duration) -> io::Result<Sample> {
 }
 
 /// Round trips whose answering thread has slept for [`PAUSE`], and is woken by the kernel. The asking one spins until the answer
-/// is there; only that time counts.
+/// is there; only that time counts. Each has a CPU of its own: a kernel that wakes the one where the other spins leaves it there
+/// for milliseconds, though a CPU is idle.
 pub fn unix_round_trips_asleep(length: Duration) -> io::Result<Sample> {
     let (mut from, to) = UnixStream::pair()?;
+    let cpus = Cpus::allowed();
     std::thread::scope(move |scope| {
-        scope.spawn(move || echo(to));
+        scope.spawn(move || {
+            let _placed = cpus.pin(0);
+            echo(to)
+        });
+        let _placed = cpus.pin(1);
         from.set_nonblocking(true)?;
         let (mut count, mut talked) = (0, Duration::ZERO);
         let start = Instant::now();

@@ -8,6 +8,7 @@ use vmlane_device::vmxnet3::port::NicPort;
 use vmlane_device::vmxnet3::setup::{Features, Moderation};
 use vmlane_guestsim::Placement;
 use vmlane_guestsim::nic::{BODY, Rings, RingsSpec, RxShape, TxRequest};
+use vmlane_mem::Fault;
 use vmlane_port::PortStats;
 use vmlane_wire::ethernet::Mac;
 
@@ -165,7 +166,8 @@ impl Guest {
             rx: receiver(),
             features: Features { rx_checksum: true, rx_vlan: true, lro4: lro, lro6: lro },
             moderation: Moderation::Adaptive,
-            memory: 24 << 20,
+            // As on a host, no two guests' rings lie alike: not equally far behind the beginning of a huge page, either.
+            memory: (24 << 20) + u64::from(number) * 37 % 256 * 8192,
             ..RingsSpec::linux()
         };
         let (rings, setup) = Rings::new(&spec);
@@ -185,6 +187,15 @@ impl Guest {
             .collect();
         let port = NicPort::new(setup, stats);
         (Guest { rings, frames, next: 0, request: load.request() }, port)
+    }
+
+    /// Its memory gets all of its pages, as that of a guest that has run for a while has them. Neither its own mapping nor the
+    /// device's has them in the tables afterwards.
+    pub fn populate(&self) -> Result<(), Fault> {
+        let ram = &self.rings.ram;
+        let other = ram.device_map();
+        let mut pages = ram.regions().into_iter().flat_map(|(at, bytes, _)| (at..at + bytes).step_by(4096));
+        pages.try_for_each(|page| other.read(page, &mut [0]))
     }
 
     /// Takes completions and posts frames while there is room, `most` at most.

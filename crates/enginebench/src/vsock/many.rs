@@ -18,7 +18,7 @@ use super::backend::{self, Backend};
 use super::guest::Guest;
 use super::nics::{self, BUFFER, Nic, SIZE, mac};
 use super::traffic;
-use crate::baseline::PAUSE;
+use crate::baseline::{Cpus, PAUSE};
 use crate::process::cpu_time;
 use crate::report::{ROUND_TRIPS, Registry, Sample};
 
@@ -131,7 +131,11 @@ impl Crowd {
         traffic::round_trips(traffic::attach(&self.pair, || Ok(()))?, length)
     }
 
+    /// Frames after a pause find the daemon asleep. Then it has a CPU of its own, as the threads of the row beside have.
     fn frames(&self, length: Duration, pause: Duration) -> anyhow::Result<Sample> {
+        let cpus = Cpus::allowed();
+        let place = || anyhow::Ok((cpus.pin_process(self.backend.pid(), 0)?, cpus.pin(1)));
+        let _placed = if pause.is_zero() { None } else { Some(place()?) };
         nics::round_trips(&mut self.nics.borrow_mut(), length, pause)
     }
 
