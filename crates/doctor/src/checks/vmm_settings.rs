@@ -104,7 +104,9 @@ fn of(host: &Host, vm: &Vm, vmm: &Vmm) -> Vec<Finding> {
     if !vmm.huge_pages && is_small {
         let what = format!("The memory of VM {name} is in small pages.");
         let seen = "no hugetlb=on, and shmem_enabled of transparent huge pages is never";
-        found.push(finding(Severity::Machine, what, 0.1, "some of the CPU").evidence(seen));
+        let remedy = Remedy::new("start it with huge pages (hugetlb=on), or have the daemon ask for some")
+            .lasting("vmlane", "huge_pages of [daemon]");
+        found.push(finding(Severity::Machine, what, 0.1, "some of the CPU").evidence(seen).remedy(remedy));
     }
     found
 }
