@@ -130,7 +130,7 @@ pub fn watch(period: Duration) -> (f64, f64) {
     (cpus(before.0, after.0), cpus(before.1, after.1))
 }
 
-/// The processor's name, as [`cpu_name`] has it.
+/// The processor's name; with family and model where it has no number.
 pub fn cpu_model() -> String {
     let text = std::fs::read_to_string("/proc/cpuinfo").unwrap_or_default();
     cpu_name(&text).unwrap_or_else(|| std::env::consts::ARCH.to_owned())
