@@ -1,6 +1,6 @@
 //! Threads that do something again and again: the watchdog's, which several times a second looks for stuck workers and for VMs
 //! whose devices fail too often, the one that moves ports to other workers, and the one that puts VMs' memory into huge pages. All
-//! may wait for sessions, workers or the kernel, so nobody may wait for them.
+//! may wait for sessions, workers or the kernel, so neither of these may wait for them.
 
 use std::io;
 use std::panic::{AssertUnwindSafe, catch_unwind};

@@ -2,12 +2,12 @@
 //!
 //! A VMM hands over its memory in pages of 4 KiB unless it was told otherwise. Of hundreds of VMs hardly a page's address is
 //! in the CPU's cache of translations when its turn comes again. One huge page takes the place of 512 of these
-//! (`MADV_COLLAPSE`, Linux 6.1), at a price: the kernel copies 2 MiB, whoever touches them meanwhile waits, and the
-//! new page is charged to the control group of the one who asked, no longer to the VMM's. So it is asked only for ranges that
+//! (`MADV_COLLAPSE`, Linux 6.1), at a price: the kernel copies 2 MiB, a guest that touches them meanwhile waits, and the
+//! new page is charged to the control group of the process that asked, no longer to the VMM's. So it is asked only for ranges that
 //! are there as a whole, since others would be filled with zeros, and that this process uses.
 #![allow(unsafe_code)] // madvise and mincore of mappings that are kept alive meanwhile
 
-use std::collections::{HashSet, VecDeque};
+use std::collections::{HashMap, HashSet, VecDeque};
 use std::fs::File;
 use std::io;
 use std::os::unix::fs::FileExt as _;
@@ -86,10 +86,13 @@ type Place = (FileId, u64);
 #[derive(Debug)]
 struct Known {
     large: Large,
-    ranges: Box<[Range]>,
+    /// Those of which something is known: each was in memory as a whole at some time. A VMM may hand over files that are much
+    /// larger than what is in them.
+    ranges: HashMap<usize, Range>,
     /// The range that is passed next.
     next: usize,
     refusals: u32,
+    is_left_alone: bool,
 }
 
 #[derive(Clone, Copy, Debug, PartialEq, Eq)]
@@ -162,7 +165,14 @@ impl HugePages {
     fn meet(&mut self, mappings: Vec<Large>) {
         let before = self.known.len();
         self.known.retain(|known| known.large.mapping.strong_count() > 0);
-        if self.known.len() != before {
+        let some_went = self.known.len() != before;
+        let known: HashSet<_> = self.known.iter().map(|known| known.large.mapping.as_ptr()).collect();
+        for large in mappings.into_iter().filter(|large| !known.contains(&large.mapping.as_ptr())) {
+            let ranges = HashMap::new();
+            self.known.push(Known { large, ranges, next: 0, refusals: 0, is_left_alone: false });
+        }
+        // What was mapped anew has not gone.
+        if some_went {
             let files: HashSet<FileId> = self.known.iter().map(|known| known.large.file).collect();
             let mapped = self.huge.len();
             self.huge.retain(|(file, _)| files.contains(file));
@@ -170,11 +180,6 @@ impl HugePages {
         }
         while self.gone.front().is_some_and(|(step, _)| self.step - step > REMEMBERED) {
             self.gone.pop_front();
-        }
-        let known: HashSet<_> = self.known.iter().map(|known| known.large.mapping.as_ptr()).collect();
-        for large in mappings.into_iter().filter(|large| !known.contains(&large.mapping.as_ptr())) {
-            let ranges = vec![Range::Small { step: 0, doublings: 0 }; large.count].into();
-            self.known.push(Known { large, ranges, next: 0, refusals: 0 });
         }
     }
 
@@ -195,10 +200,9 @@ impl HugePages {
         let is_it = |known: &&mut Known| known.large.mapping.ptr_eq(mapping);
         let Some(known) = self.known.iter_mut().find(is_it) else { return Ok(()) };
         let place = known.place(number);
-        let Some(state) = known.ranges.get_mut(number) else { return Ok(()) };
         match outcome {
             Some(Ok(())) => {
-                *state = Range::Huge;
+                known.ranges.insert(number, Range::Huge);
                 self.made += u64::from(self.huge.insert(place));
             }
             Some(Err(error @ Errno::NOMEM)) => {
@@ -206,18 +210,20 @@ impl HugePages {
                 return Err(HugeError::NoneLeft(error));
             }
             Some(Err(error @ Errno::INVAL)) => {
-                *state = Range::Refused;
+                known.ranges.insert(number, Range::Refused);
                 known.refusals += 1;
-                if known.refusals == REFUSALS && !known.ranges.contains(&Range::Huge) {
-                    known.ranges.fill(Range::Refused);
+                if known.refusals == REFUSALS && !known.ranges.values().any(|range| *range == Range::Huge) {
+                    known.is_left_alone = true;
                     return Err(HugeError::Unsupported(error));
                 }
             }
             // Pages of it are in use by the kernel just now, a limit of the control group is reached, or it is not used.
             Some(Err(_)) | None => {
-                let doublings = if let Range::Small { doublings, .. } = *state { doublings } else { 0 };
-                let doublings = (doublings + 1).min(MOST_DOUBLINGS);
-                *state = Range::Small { step: self.step.saturating_add(REST << doublings), doublings };
+                let before = known.ranges.get(&number);
+                let before = if let Some(Range::Small { doublings, .. }) = before { *doublings } else { 0 };
+                let doublings = (before + 1).min(MOST_DOUBLINGS);
+                let step = self.step.saturating_add(REST << doublings);
+                known.ranges.insert(number, Range::Small { step, doublings });
             }
         }
         Ok(())
@@ -228,21 +234,22 @@ impl HugePages {
         if !self.has_room() {
             return Ok(());
         }
-        let all: usize = self.known.iter().map(|known| known.ranges.len()).sum();
+        let all: usize = self.known.iter().map(|known| known.large.count).sum();
         let mut looks = 0;
         for _ in 0..PASSED.min(all) {
             self.turn = (self.turn + 1) % self.known.len();
             let Some(known) = self.known.get_mut(self.turn) else { break };
             let number = known.next;
-            known.next = (number + 1) % known.ranges.len();
+            known.next = (number + 1) % known.large.count;
             let place = known.place(number);
-            let is_due = match known.ranges.get_mut(number) {
-                Some(Range::Small { step, .. }) => *step <= self.step,
-                _ => false,
+            let is_due = match known.ranges.get(&number) {
+                None => !known.is_left_alone,
+                Some(Range::Small { step, .. }) => *step <= self.step && !known.is_left_alone,
+                Some(Range::Huge | Range::Refused) => false,
             };
             // Another mapping of the same file has it already.
             if is_due && self.huge.contains(&place) {
-                known.ranges.iter_mut().skip(number).take(1).for_each(|range| *range = Range::Huge);
+                known.ranges.insert(number, Range::Huge);
                 continue;
             }
             let mapping = known.large.mapping.clone();
@@ -405,13 +412,44 @@ mod tests {
     }
 
     #[test]
+    fn a_file_that_is_mapped_anew_counts_once() {
+        let mut memory = Memory::new(LEN);
+        let mut pages = HugePages::open(LEN).unwrap();
+        let used = || {
+            memory.touch(HUGE as u64);
+            memory.large(&memory.map)
+        };
+        if !until(&mut pages, HUGE as u64, used) {
+            return;
+        }
+        memory.map = Memory::map(&memory.fd);
+        for _ in 0..20 {
+            memory.touch(HUGE as u64);
+            pages.step_among(memory.large(&memory.map)).unwrap();
+        }
+        assert_eq!((pages.bytes(), pages.made()), (HUGE as u64, 1));
+    }
+
+    #[test]
+    fn a_file_with_little_in_it_takes_no_memory_of_ours_whatever_its_length() {
+        let fd = memfd("sparse", 1 << 40).unwrap();
+        let request = MapRequest { guest: 0, len: 1 << 40, offset: 0, fd, writable: true };
+        let file = Backing::of(request.fd.as_fd()).unwrap().id;
+        let map = MemoryMap::default().map(request).unwrap();
+        let mut pages = HugePages::open(1 << 40).unwrap();
+        (0..4).for_each(|_| pages.step_among(map.large(file)).unwrap());
+        assert_eq!(pages.known[0].large.count, 1 << 19);
+        assert!(pages.known[0].ranges.is_empty() && pages.known[0].next > 0);
+    }
+
+    #[test]
     fn what_is_not_used_stays_and_is_asked_about_less_and_less() {
         let memory = Memory::new(LEN);
         memory.touch(LEN);
         let mut pages = HugePages::open(LEN).unwrap();
         let steps = |pages: &mut HugePages, count: u32| {
             (0..count).for_each(|_| pages.step_among(memory.large(&memory.map)).unwrap());
-            match pages.known[0].ranges[0] {
+            match pages.known[0].ranges[&0] {
                 Range::Small { step, doublings } => (step, doublings),
                 other => panic!("{other:?}"),
             }

@@ -198,20 +198,35 @@ fn beyond(address: usize, offset: u64) -> usize {
     address.wrapping_sub(offset as usize) % HUGE
 }
 
-/// Maps a file (of small pages) where its huge pages can be mapped as such, if there is room below where the kernel puts it.
+/// How often such an address is looked for: other threads map, too.
+const TRIES: usize = 4;
+
+/// Maps a file (of small pages) where its huge pages can be mapped as such, if there is such a place to be had.
 fn map_file(len: usize, prot: ProtFlags, fd: impl AsFd, offset: u64) -> io::Result<*mut c_void> {
-    let map = |hint| {
+    let map = |wish, len| {
         // SAFETY: a fresh mapping replaces nothing: an address is a wish, and the kernel takes another one where it is in use.
-        unsafe { mmap(hint, len, prot, MapFlags::SHARED, &fd, offset) }
+        unsafe { mmap(wish, len, prot, MapFlags::SHARED, &fd, offset) }
     };
-    let anywhere = map(std::ptr::null_mut())?;
-    let beyond = beyond(anywhere as usize, offset);
-    if beyond == 0 || len < HUGE {
-        return Ok(anywhere);
+    let unmap = |start, len| {
+        // SAFETY: called with what was just mapped, whose address has not left this function.
+        unsafe { munmap(start, len) }
+    };
+    let mut start = map(std::ptr::null_mut(), len)?;
+    for _ in 0..TRIES {
+        if len < HUGE || beyond(start as usize, offset) == 0 {
+            break;
+        }
+        unmap(start, len)?;
+        // Where there is room for more there is room at one of its first addresses. A file may be mapped beyond its end.
+        let wide = len.saturating_add(HUGE);
+        let mut wish = std::ptr::null_mut();
+        if let Ok(room) = map(wish, wide) {
+            unmap(room, wide)?;
+            wish = room.wrapping_byte_add((HUGE - beyond(room as usize, offset)) % HUGE);
+        }
+        start = map(wish, len)?;
     }
-    // SAFETY: what was just mapped, which nobody else knows of.
-    unsafe { munmap(anywhere, len)? };
-    Ok(map(anywhere.wrapping_byte_sub(beyond))?)
+    Ok(start)
 }
 
 impl Drop for Mapping {
