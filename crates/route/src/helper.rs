@@ -400,13 +400,13 @@ impl Helper {
     }
 }
 
-/// What a peer is told, and the daemon.
-fn refusal(errno: i32) -> Refusal {
-    match Errno::from_raw_os_error(errno) {
-        Errno::TIMEDOUT => Refusal::Gone,
-        Errno::NODEV => Refusal::Absent,
-        Errno::ACCESS => Refusal::Forbidden,
-        Errno::NOBUFS | Errno::AGAIN => Refusal::Full,
+/// What a peer is told, and the daemon. An error may have no number: that of a daemon that has ended, say.
+fn refusal(error: &io::Error) -> Refusal {
+    match Errno::from_io_error(error) {
+        Some(Errno::TIMEDOUT) => Refusal::Gone,
+        Some(Errno::NODEV) => Refusal::Absent,
+        Some(Errno::ACCESS) => Refusal::Forbidden,
+        Some(Errno::NOBUFS | Errno::AGAIN) => Refusal::Full,
         _ => Refusal::Refused,
     }
 }

@@ -1,5 +1,5 @@
 //! A helper and peers that break rules: each loses its own connection, is counted, and a good peer notices nothing. The daemon is
-//! a stand-in that takes the helper's word.
+//! a stand-in that takes the helper's word, and answers wrongly where a test has it do so.
 
 use std::io::{Read, Write};
 use std::net::{SocketAddr, TcpListener, TcpStream};
@@ -10,6 +10,7 @@ use std::sync::Arc;
 use std::thread::JoinHandle;
 use std::time::{Duration, Instant};
 
+use rustix::io::Errno;
 use rustix::net::{
     AddressFamily, RecvFlags, SendAncillaryBuffer, SendAncillaryMessage, SendFlags, SocketFlags, SocketType,
 };
@@ -19,7 +20,7 @@ use rustls::{ClientConfig, ClientConnection, RootCertStore, StreamOwned};
 use vmlane_route::frame::{Frame, VERSION, data_header};
 use vmlane_route::{Bounds, Files, Helper, PeerSettings, Settings, authority};
 use vmlane_wire::host::Reply;
-use vmlane_wire::route::{Op, Record};
+use vmlane_wire::route::{Op, Record, Refusal};
 use zerocopy::IntoBytes;
 
 type Peer = StreamOwned<ClientConnection, TcpStream>;
@@ -31,8 +32,8 @@ struct Bed {
     thread: Option<JoinHandle<()>>,
     line: OwnedFd,
     _asked: UnixStream,
-    /// Where the helper asks for rings, and gets no answer.
-    _listener: UnixListener,
+    /// Where the helper asks for rings.
+    listener: UnixListener,
 }
 
 impl Drop for Bed {
@@ -77,7 +78,7 @@ impl Bed {
         let thread = std::thread::spawn(move || helper.run().unwrap());
         let (asked, _) = listener.accept().unwrap();
         let line = greet(&asked);
-        Bed { directory, address, control, thread: Some(thread), line, _asked: asked, _listener: listener }
+        Bed { directory, address, control, thread: Some(thread), line, _asked: asked, listener }
     }
 
     /// Connects as `name`, as far as TLS goes.
@@ -183,6 +184,22 @@ fn is_well(peer: &mut Peer, mark: u64) {
     assert_eq!(frame[12..], mark.to_le_bytes());
 }
 
+/// Why the peer is refused this stream.
+fn refused(peer: &mut Peer, stream: u32) -> u8 {
+    loop {
+        let mut header = [0; 12];
+        peer.read_exact(&mut header).unwrap();
+        let mut body = vec![0; usize::from(header[8])];
+        peer.read_exact(&mut body).unwrap();
+        match header[0] {
+            10 => continue,
+            4 => assert_eq!(header[4..8], stream.to_le_bytes()),
+            other => panic!("a frame of kind {other}"),
+        }
+        return body[0];
+    }
+}
+
 #[test]
 fn frames_that_no_peer_may_send_end_their_connection_and_no_other() {
     let bed = Bed::new(Duration::from_secs(20));
@@ -227,6 +244,33 @@ fn frames_that_no_peer_may_send_end_their_connection_and_no_other() {
         status.contains("protocol version 999") || count(status, "violations") > kinds
     });
     is_well(&mut good, 99);
+}
+
+#[test]
+fn whatever_the_daemon_answers_the_peer_hears_of_it_and_the_helper_stays() {
+    let bed = Bed::new(Duration::from_secs(20));
+    let mut peer = bed.up("alpha");
+    let reply = |error| Reply::new(error, 0, 0).as_bytes().to_vec();
+    let answers = [
+        ("it is gone", Vec::new(), Refusal::Refused),
+        ("half an answer", vec![0; 7], Refusal::Refused),
+        ("no ring", reply(0), Refusal::Refused),
+        ("less than an errno", reply(-5), Refusal::Refused),
+        ("more than an errno", reply(70_000), Refusal::Refused),
+        ("an errno", reply(Errno::ACCESS.raw_os_error()), Refusal::Forbidden),
+    ];
+    for (stream, (what, answer, why)) in (1..).step_by(2).zip(answers) {
+        let open = Frame::Open { stream, ends: [(2000, 1), (1000, 2)], flags: 0, groups: "default".into() };
+        say(&mut peer, &open);
+        let (mut asked, _) = bed.listener.accept().unwrap();
+        let mut message = [0; 4096];
+        let len = asked.read(&mut message).unwrap();
+        assert_eq!(Record::parse(&message[..len]).unwrap().1, Op::Open, "{what}");
+        asked.write_all(&answer).unwrap();
+        drop(asked);
+        assert_eq!(refused(&mut peer, stream), why as u8, "{what}");
+    }
+    is_well(&mut peer, 1);
 }
 
 #[test]

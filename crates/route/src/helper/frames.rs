@@ -204,7 +204,7 @@ impl Helper {
                 self.entries.insert(token, Entry { link: lane.token, number: stream, stage });
             }
             Err(error) => {
-                let why = refusal(error.raw_os_error().unwrap_or(0));
+                let why = refusal(&error);
                 lane.say(&Frame::Refuse { stream, why });
             }
         }

@@ -172,19 +172,26 @@ impl Helper {
             return;
         };
         let accepts = *accepts;
-        let (errno, mut files) = match daemon::answer(socket) {
-            Ok(None) => return,
-            Ok(Some((reply, fds))) => (reply.error.get(), fds.into_iter()),
-            Err(error) => (error.raw_os_error().unwrap_or(0), Vec::new().into_iter()),
-        };
-        let refuse = |token: Token, this: &mut Helper| {
-            let why = refusal(errno);
+        let refuse = |this: &mut Helper, error: &io::Error| {
+            let why = refusal(error);
             match accepts {
                 true => this.drop_stream(token, Some(&|stream| Frame::Reset { stream })),
                 false => this.drop_stream(token, Some(&|stream| Frame::Refuse { stream, why })),
             }
         };
-        let Some(memory) = files.next().filter(|_| errno == 0) else { return refuse(token, self) };
+        let answer = match daemon::answer(socket) {
+            Ok(None) => return,
+            Ok(Some((reply, fds))) => match reply.error.get() {
+                0 => Ok(fds.into_iter()),
+                errno => Err(io::Error::from_raw_os_error(errno)),
+            },
+            Err(error) => Err(error),
+        };
+        let mut files = match answer {
+            Ok(files) => files,
+            Err(error) => return refuse(self, &error),
+        };
+        let Some(memory) = files.next() else { return refuse(self, &io::ErrorKind::InvalidData.into()) };
         let Some(entry) = self.entries.remove(&token) else { return };
         let Entry { link, number, stage: Stage::Asking { socket, early, .. } } = entry else { return };
         let peers = self.links.get(&link).map(|link| link.lane.windows.clone());
@@ -201,7 +208,7 @@ impl Helper {
             Err(error) => {
                 tracing::error!(%error, "the ring of a stream");
                 self.entries.insert(token, Entry { link, number, stage: Stage::Calling(0) });
-                return refuse(token, self);
+                return refuse(self, &error);
             }
         };
         let stage = Stage::Streaming(Box::new(stream));

@@ -43,7 +43,7 @@ impl RequestError {
             RequestError::Map(MapError::Host { source, .. }) => {
                 let unnamed =
                     if source.kind() == io::ErrorKind::OutOfMemory { Errno::NOMEM } else { Errno::IO };
-                source.raw_os_error().map_or(unnamed, Errno::from_raw_os_error)
+                Errno::from_io_error(source).unwrap_or(unnamed)
             }
             _ => Errno::INVAL,
         }
