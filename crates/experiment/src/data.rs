@@ -6,12 +6,12 @@ mod picked;
 mod turns;
 
 use crate::figure::{Chart, Point, Series, Shape, Value, reach};
-use crate::foot::{Marks, foot};
+use crate::foot::{Labs, Marks, foot};
 use crate::plan::{Absent, Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::number;
-use crate::words::{in_common, is_transactional, label, quantity, sides, tick, title};
+use crate::words::{in_common, is_transactional, label, quantity, sides, sum, tick, title};
 use picked::Picked;
 use turns::Turns;
 
@@ -40,8 +40,7 @@ pub struct Drawn {
     pub mixed: bool,
     /// Factors that differ between marks and that the figure does not name.
     pub untold: Vec<&'static str>,
-    /// Its devices, by the labs that they shared; empty where they shared one.
-    pub labs: Vec<Vec<String>>,
+    pub labs: Labs,
 }
 
 /// The value of a row; none when it failed, or lacks it.
@@ -178,7 +177,8 @@ impl<'r> Data<'r> {
         }
         let scale = reach(charts.iter().flat_map(|chart| &chart.series));
         charts.iter_mut().for_each(|chart| chart.reach = scale);
-        Drawn { charts, mixed, untold: picked.untold(&self.named), labs: self.labs(&picked.rows_of(&[])) }
+        let labs = self.labs(&picked.rows_of(&[]), &picked.shown());
+        Drawn { charts, mixed, untold: picked.untold(&self.named), labs }
     }
 
     /// The chart of one panel, whose factor is `fixed`.
@@ -214,7 +214,8 @@ impl<'r> Data<'r> {
         let rows = picked.rows_of(fixed);
         let suffix =
             fixed.first().map_or(String::new(), |(factor, value)| format!(": {}", label(factor, value)));
-        let quantity = quantity(&picked.upper, figure.value);
+        let sum = if ratio { String::new() } else { sum(&rows, figure.value) };
+        let quantity = quantity(&picked.upper, figure.value) + &sum;
         let marks = if ratio { Marks::of_ratios(&series) } else { Marks::Values };
         let titles: Vec<&str> = figure.x.iter().map(|factor| title(factor)).collect();
         Chart {
@@ -237,7 +238,7 @@ impl<'r> Data<'r> {
             series,
             log: figure.log,
             reach: (0.0, 0.0),
-            foot: foot(&rows, self.statistic, marks, &self.labs(&rows)),
+            foot: foot(&rows, self.statistic, marks, &self.labs(&rows, &picked.shown())),
         }
     }
 

@@ -11,6 +11,7 @@ mod legend;
 mod letters;
 mod marks;
 mod numbers;
+mod rings;
 mod slots;
 mod style;
 #[cfg(test)]
@@ -23,6 +24,7 @@ pub(crate) use chart::text;
 pub use chart::{Chart, Point, Series, Shape, Value, WIDTH, reach};
 use chart::{LEFT, PLOT, RIGHT};
 use letters::{FAMILY, FOOT, GIVEN, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
+use rings::Rings;
 pub use slots::FEW_RUNS;
 use slots::Slots;
 pub use style::{NO_DEVICE, Style, dark, escape, hue};
@@ -120,7 +122,10 @@ pub fn svg(chart: &Chart, frame: &Frame) -> String {
     if frame.beside {
         legend::leaders(&mut svg, chart, &axis, &slots, room);
     }
-    marks::draw(&mut svg, chart, &axis, &slots);
+    let rings = Rings::new(chart, &axis, &slots);
+    marks::draw(&mut svg, chart, &axis, &slots, &rings);
+    let leaders = if frame.beside { legend::leader_lines(chart, &axis, &slots, room) } else { Vec::new() };
+    numbers::draw(&mut svg, chart, &axis, &slots, (&rings, leaders));
     if frame.beside {
         legend::at_the_ends(&mut svg, chart, &axis, &slots, room);
     }

@@ -4,7 +4,7 @@
 use crate::figure::{FEW_RUNS, Series, Value};
 use crate::plan::Statistic;
 use crate::rows::{Row, Setup};
-use crate::words::accelerator;
+use crate::words::{accelerator, one_of};
 
 /// The accelerator of guests under User Mode Linux.
 const NATIVE: &str = "native";
@@ -53,13 +53,34 @@ impl Marks {
     }
 }
 
-/// Devices by their labs, as a sentence says them: `vmci, vmxnet3; virtio-net`.
-pub fn by_lab(labs: &[Vec<String>]) -> String {
-    // In a picture a profile is called by its own name.
-    let name =
-        |device: &String| device.split_once(":profile=").map_or(device.clone(), |(_, name)| name.to_owned());
-    let lab = |devices: &Vec<String>| devices.iter().map(name).collect::<Vec<_>>().join(", ");
-    labs.iter().map(lab).collect::<Vec<_>>().join("; ")
+/// How what a picture compares is spread over labs, each of which is another boot.
+#[derive(Clone, Debug, Default, PartialEq, Eq)]
+pub struct Labs {
+    /// Devices by the labs that they shared; empty where they shared one.
+    pub devices: Vec<Vec<String>>,
+    /// Factors of which each value has a lab of its own.
+    pub factors: Vec<&'static str>,
+}
+
+impl Labs {
+    /// In sentences; empty where all is of one lab. `were`: how the first begins.
+    pub fn words(&self, were: &str) -> Vec<String> {
+        // In a picture a profile is called by its own name.
+        let name = |device: &String| {
+            device.split_once(":profile=").map_or(device.clone(), |(_, name)| name.to_owned())
+        };
+        let lab = |devices: &Vec<String>| devices.iter().map(name).collect::<Vec<_>>().join(", ");
+        let mut words = Vec::new();
+        if !self.devices.is_empty() {
+            let labs: Vec<String> = self.devices.iter().map(lab).collect();
+            words.push(format!("{were}: {}.", labs.join("; ")));
+        }
+        if !self.factors.is_empty() {
+            let each: Vec<&str> = self.factors.iter().map(|factor| one_of(factor)).collect();
+            words.push(format!("Each {} has a lab of its own.", each.join(" and ")));
+        }
+        words
+    }
 }
 
 /// Distinct values of the rows, in their order: a result file may be put together from several.
@@ -159,7 +180,7 @@ fn runs(rows: &[&Row], statistic: Statistic, marks: Marks) -> String {
 }
 
 /// The sentences for a chart of some rows.
-pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &[Vec<String>]) -> Vec<String> {
+pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &Labs) -> Vec<String> {
     if rows.is_empty() {
         return vec!["Nothing was measured.".into()];
     }
@@ -172,9 +193,6 @@ pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &[Vec<Strin
     let version =
         if version.is_empty() { String::new() } else { format!(", vmlane {}", few(version, " and ")) };
     let when = if dates.is_empty() { String::new() } else { format!(" Measured {dates}{version}.") };
-    let labs = match labs {
-        [] => String::new(),
-        labs => format!(" In different labs: {}.", by_lab(labs)),
-    };
+    let labs: String = labs.words("In different labs").iter().map(|words| format!(" {words}")).collect();
     vec![machine(rows), runs(rows, statistic, marks) + &labs + &when]
 }

@@ -292,12 +292,12 @@ fn drawn(rows: &[Row], plan: Option<&Plan>) -> String {
             panels(&pictures)
         );
         let scale = if drawn.charts.len() > 1 { " All panels have one scale." } else { "" };
-        let labs = match &drawn.labs[..] {
+        let labs = drawn.labs.words("These were measured in different labs, one after the other");
+        let labs = match &labs[..] {
             [] => String::new(),
             labs => format!(
-                " These were measured in different labs, one after the other: {}. A lab's boot alone moves its results, \
-                 by how much the experiment boots says.",
-                escape(&foot::by_lab(labs))
+                " {} A lab's boot alone moves its results, by how much the experiment boots says.",
+                escape(&labs.join(" "))
             ),
         };
         let mixed = if drawn.mixed { " Some marks take several combinations together." } else { "" };

@@ -12,6 +12,21 @@ use vmlane_lab::{Device, LabSpec};
 /// Cards that one guest gets at most when devices share a lab.
 const SHARED_CARDS: usize = 6;
 
+/// Factors whose values one lab serves, those in the device's name included. The others need a lab for each value.
+pub const IN_ONE_LAB: [&str; 11] = [
+    "device",
+    "profile",
+    "queues",
+    "test",
+    "tool",
+    "message",
+    "buffer",
+    "sessions",
+    "nodelay",
+    "ip",
+    "moderation",
+];
+
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
@@ -205,4 +220,55 @@ pub fn shaper(interface: &str, rate: u64) -> String {
     // A bucket of 2 ms of the rate, and never less than a few of the longest frames.
     let burst = (rate / 8 / 500).max(256 << 10);
     format!("tc qdisc replace dev {interface} root tbf rate {rate}bit burst {burst} latency 20ms")
+}
+
+#[cfg(test)]
+mod tests {
+    use super::*;
+    use crate::factors::NAMES;
+
+    #[test]
+    fn what_one_lab_serves_is_known() {
+        let values = [
+            ("kernel", "6.1"),
+            ("accelerator", "kvm"),
+            ("machine", "microvm"),
+            ("qemu", "7.2"),
+            ("guests", "4"),
+            ("cpus", "2"),
+            ("memory", "256"),
+            ("boot", "3"),
+            ("workers", "2"),
+            ("nics", "2"),
+            ("to", "host"),
+            ("uplinks", "4"),
+            ("mtu", "9000"),
+            ("offloads", "tso=off"),
+            ("host_offloads", "tso=off"),
+            ("coalesce", "false"),
+            ("ring", "256"),
+            ("moderation", "4000"),
+            ("rate", "1G"),
+            ("test", "rr"),
+            ("tool", "netperf"),
+            ("message", "1"),
+            ("buffer", "256k"),
+            ("sessions", "5"),
+            ("nodelay", "true"),
+            ("ip", "6"),
+        ];
+        // Devices are told by the order of their runs.
+        let named: Vec<&str> =
+            values.iter().map(|(name, _)| *name).chain(["device", "profile", "queues"]).collect();
+        assert!(NAMES.iter().all(|name| named.contains(name)), "every factor is tried");
+        let mut like = Factors::default();
+        like.set("device", "vmxnet3").unwrap();
+        let boot = Boot { devices: vec![like.device.clone()], like, groups: Vec::new(), steps: Vec::new() };
+        for (name, value) in values {
+            let mut factors = boot.like.clone();
+            factors.set(name, value).unwrap();
+            assert_ne!(factors, boot.like, "{name}");
+            assert_eq!(boot.fits(&factors), IN_ONE_LAB.contains(&name), "{name}");
+        }
+    }
 }

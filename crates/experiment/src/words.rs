@@ -87,12 +87,37 @@ fn rate(value: &str) -> String {
 fn offloads(value: &str) -> String {
     let of = |wanted: &str| {
         let pairs = value.split(',').filter_map(|pair| pair.split_once('='));
+        let name = |name: &str| match name {
+            "tx" => "TX checksums".to_owned(),
+            "rx" => "RX checksums".into(),
+            other => other.to_uppercase(),
+        };
         let names: Vec<String> =
-            pairs.filter(|(_, state)| *state == wanted).map(|(name, _)| name.to_uppercase()).collect();
+            pairs.filter(|(_, state)| *state == wanted).map(|(of, _)| name(of)).collect();
         (!names.is_empty()).then(|| format!("{} {wanted}", names.join(" and ")))
     };
     let all: Vec<String> = ["on", "off"].into_iter().filter_map(of).collect();
     if all.is_empty() { "offloads on".into() } else { all.join(", ") }
+}
+
+/// What a factor tells apart: "each ring size has a lab of its own".
+pub fn one_of(factor: &str) -> &str {
+    match factor {
+        "guests" => "number of VMs",
+        "nics" => "number of cards",
+        "uplinks" => "number of uplinks",
+        "cpus" => "number of CPUs",
+        "workers" => "number of workers",
+        "memory" => "size of memory",
+        "mtu" => "MTU",
+        "ring" => "ring size",
+        "rate" => "limit of the uplink",
+        "coalesce" => "setting of software LRO",
+        "offloads" => "set of offloads",
+        "host_offloads" => "set of the test host's offloads",
+        "to" => "kind of peer",
+        other => title(other),
+    }
 }
 
 /// A count of things, one or many.
@@ -186,6 +211,25 @@ fn direction(rows: &[&Row]) -> &'static str {
     }
 }
 
+/// What sessions are counted by, and what a result is the sum of, where that is not one pair with a card each.
+fn shares(rows: &[&Row]) -> Option<(&'static str, &'static str)> {
+    let to_host = rows.iter().any(|row| row.factor("to") == "host");
+    match () {
+        () if rows.iter().any(|row| row.factor("nics").parse().is_ok_and(|count: u32| count > 1)) => {
+            Some(("a card", "of all cards"))
+        }
+        () if to_host && rows.iter().any(|row| row.guests > 1) => Some(("a VM", "of all VMs")),
+        () if rows.iter().any(|row| row.guests > 2) => Some(("a pair of VMs", "of all VMs")),
+        () => None,
+    }
+}
+
+/// What the result of rows is the sum of: ` of all VMs`.
+pub fn sum(rows: &[&Row], measure: Measure) -> String {
+    let of = shares(rows).filter(|_| measure == Measure::Result);
+    of.map_or_else(String::new, |(_, all)| format!(" {all}"))
+}
+
 /// What all rows of a chart have in common, in words: the devices first. `shown` are the factors that the chart shows
 /// itself, `named` those that the plan names.
 pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
@@ -218,6 +262,10 @@ pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
             words.push(match factor {
                 "to" => direction(rows).to_owned(),
                 "message" if is_transactional(first) => format!("{} each way", bytes(&value)),
+                "sessions" => shares(rows).map_or_else(
+                    || label(factor, &value),
+                    |(each, _)| format!("{} {each}", label(factor, &value)),
+                ),
                 _ => label(factor, &value),
             });
         }
@@ -254,6 +302,7 @@ mod tests {
             ("offloads", "tso=off,gso=off", "TSO and GSO off", "TSO and GSO off"),
             ("offloads", "default", "offloads on", "offloads on"),
             ("rate", "1G", "1 Gbit/s", "uplink of 1 Gbit/s"),
+            ("host_offloads", "tx=off", "TX checksums off", "test host: TX checksums off"),
             ("rate", "default", "none", "uplink without a limit"),
             ("sessions", "1", "1", "1 session"),
             ("nics", "4", "4", "4 cards"),
@@ -283,6 +332,27 @@ mod tests {
             "VM to VM, sending, 512 B messages, default buffers, 5 sessions"
         );
         assert_eq!(in_common(&[], &[], &[]), "");
+    }
+
+    #[test]
+    fn where_several_send_it_is_said_whose_sessions_and_whose_sum_it_is() {
+        let row = |guests: u32, to: &str, nics: &str| {
+            let factors = [("to", to), ("nics", nics)].map(|(name, value)| (name.into(), value.into()));
+            Row { device: "vmxnet3".into(), guests, sessions: 5, factors: factors.into(), ..Row::default() }
+        };
+        for (guests, to, nics, sessions, of) in [
+            (2, "guest", "1", "5 sessions", ""),
+            (1, "host", "1", "5 sessions", ""),
+            (4, "guest", "1", "5 sessions a pair of VMs", " of all VMs"),
+            (2, "host", "1", "5 sessions a VM", " of all VMs"),
+            (1, "host", "4", "5 sessions a card", " of all cards"),
+        ] {
+            let rows = [&row(1, to, "1"), &row(guests, to, nics)];
+            let given = in_common(&rows, &[], &["test", "message", "buffer", "to"]);
+            assert_eq!(given, format!("vmxnet3, {sessions}"));
+            assert_eq!(sum(&rows, Measure::Result), of);
+            assert_eq!(sum(&rows, Measure::Cpu), "");
+        }
     }
 
     #[test]

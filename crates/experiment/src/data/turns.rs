@@ -5,8 +5,10 @@ use std::collections::BTreeMap;
 
 use super::{Data, value};
 use crate::figure::Point;
+use crate::foot::Labs;
 use crate::plan::Measure;
 use crate::rows::Row;
+use crate::steps::IN_ONE_LAB;
 use crate::summary::Spread;
 
 /// Where each combination's rows stand, in the order in which they were made.
@@ -84,8 +86,18 @@ impl Data<'_> {
         self.comparable(&self.rows).into_iter().any(|(a, b)| self.turns.took(a, b))
     }
 
+    /// Which labs some rows are of; `shown` are the factors that their picture shows.
+    pub fn labs(&self, rows: &[&Row], shown: &[&str]) -> Labs {
+        // Labs themselves are told apart by their numbers.
+        let apart = |name: &&&'static str| {
+            !IN_ONE_LAB.contains(*name) && **name != "boot" && Data::values(rows, name).len() > 1
+        };
+        let factors = self.named.iter().filter(apart).filter(|name| shown.contains(*name)).copied().collect();
+        Labs { devices: self.labs_of_devices(rows), factors }
+    }
+
     /// The devices of some rows, by the labs that they shared; empty where all that compare shared one.
-    pub fn labs(&self, rows: &[&Row]) -> Vec<Vec<String>> {
+    fn labs_of_devices(&self, rows: &[&Row]) -> Vec<Vec<String>> {
         let pairs = self.comparable(rows);
         let mut labs: Vec<Vec<String>> = Vec::new();
         for row in pairs.iter().flat_map(|(a, b)| [a, b]) {
@@ -144,7 +156,23 @@ mod tests {
         let rows = [one("a", 1), one("b", 1), one("b", 2), one("a", 2), one("c", 1), one("c", 2)];
         let all: Vec<&Row> = rows.iter().collect();
         let data = Data::new(&rows, None);
-        assert_eq!(data.labs(&all), [vec!["a".to_owned(), "b".into()], vec!["c".into()]]);
-        assert!(data.labs(&all[..4]).is_empty() && data.has_turns());
+        let labs = data.labs(&all, &["device"]);
+        assert_eq!(labs.devices, [vec!["a".to_owned(), "b".into()], vec!["c".into()]]);
+        assert_eq!(labs.words("Labs"), ["Labs: a, b; c."]);
+        assert!(data.labs(&all[..4], &["device"]) == Labs::default() && data.has_turns());
+    }
+
+    #[test]
+    fn values_that_need_labs_of_their_own_are_told() {
+        let one = |ring: &str, sessions: u32| {
+            let factors = [("ring".to_owned(), ring.into())].into();
+            Row { id: format!("ring={ring}"), sessions, factors, ..row("vmxnet3", 1, 1.0) }
+        };
+        let rows = [one("160", 1), one("256", 1), one("256", 5)];
+        let all: Vec<&Row> = rows.iter().collect();
+        let data = Data::new(&rows, None);
+        let labs = data.labs(&all, &["ring", "sessions"]);
+        assert_eq!(labs.words(""), ["Each ring size has a lab of its own."]);
+        assert_eq!(data.labs(&all[1..], &["ring", "sessions"]), Labs::default(), "one lab serves both");
     }
 }

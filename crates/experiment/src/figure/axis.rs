@@ -23,12 +23,13 @@ pub fn tick(reach: f64) -> f64 {
 }
 
 /// Ticks of a decade, from few to many.
-const MANTISSAS: [&[f64]; 6] = [
+const MANTISSAS: [&[f64]; 7] = [
     &[1.0],
     &[1.0, 3.0],
     &[1.0, 2.0, 5.0],
     &[1.0, 1.5, 2.0, 3.0, 5.0, 7.0],
     &[1.0, 1.25, 1.5, 2.0, 2.5, 3.0, 4.0, 5.0, 6.0, 8.0],
+    &[1.0, 1.2, 1.4, 1.6, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 8.0],
     &[1.0, 1.2, 1.4, 1.6, 1.8, 2.0, 2.5, 3.0, 3.5, 4.0, 5.0, 6.0, 7.0, 8.0, 9.0],
 ];
 
@@ -36,38 +37,48 @@ const MANTISSAS: [&[f64]; 6] = [
 const FEWEST: usize = 6;
 /// The part of the axis that two ticks are apart, at least: their labels must not touch.
 const CLOSEST: f64 = 0.07;
-/// A logarithmic axis spans this at least, as a factor, and leaves this part free at either end.
+/// A logarithmic axis spans this at least, as a factor.
 const SHORTEST: f64 = 1.2;
-const FREE: f64 = 0.05;
+/// The part of it that is free beyond both ends of the values, at most, where a scale has such ticks.
+const FREE: f64 = 0.16;
 /// Below this factor from end to end, ticks are at even distances.
 const EVEN: f64 = 2.0;
 
-/// Both ends of a logarithmic axis.
-fn log_ends(least: f64, most: f64) -> (f64, f64) {
-    let reach = (most / least).max(SHORTEST);
-    let (middle, half) = ((least * most).sqrt(), reach.sqrt() * reach.powf(FREE));
-    (middle / half, middle * half)
-}
-
-/// Ticks between both ends: as coarse a scale as has ticks enough, and none whose labels would touch.
-fn log_ticks(low: f64, high: f64) -> Vec<f64> {
-    if high / low < EVEN {
-        let step = tick(high - low);
-        let (from, to) = ((low / step).ceil() as u64, (high / step).floor() as u64);
+/// The ticks of a logarithmic axis. It begins and ends on one, so that every value is between two: as coarse a scale as
+/// has ticks enough, leaves little free at the ends, and has none whose labels would touch.
+fn log_ticks(least: f64, most: f64) -> Vec<f64> {
+    let (middle, half) = ((least * most).sqrt(), (most / least).max(SHORTEST).sqrt());
+    // A value that is a tick is not divided by what it was multiplied with.
+    let (least, most) = if most / least < SHORTEST { (middle / half, middle * half) } else { (least, most) };
+    if most / least < EVEN {
+        let step = tick(most - least);
+        let (from, to) = ((least / step + 1e-9).floor() as u64, (most / step - 1e-9).ceil() as u64);
         return (from..=to).map(|count| count as f64 * step).collect();
     }
-    let powers = low.log10().floor() as i32..=high.log10().ceil() as i32;
-    let mut chosen: Vec<f64> = Vec::new();
+    let powers = (least.log10().floor() as i32 - 1)..=(most.log10().ceil() as i32 + 1);
+    let mut chosen: Option<(f64, Vec<f64>)> = None;
     for mantissas in MANTISSAS {
-        let all = powers.clone().flat_map(|power| mantissas.iter().map(move |m| m * 10_f64.powi(power)));
-        let ticks: Vec<f64> = all.filter(|tick| (low..=high).contains(tick)).collect();
-        let near = |two: &[f64]| (two[1] / two[0]).ln() < CLOSEST * (high / low).ln();
-        if chosen.len() >= FEWEST || (chosen.len() > 2 && ticks.windows(2).any(near)) {
+        let all: Vec<f64> =
+            powers.clone().flat_map(|power| mantissas.iter().map(move |m| m * 10_f64.powi(power))).collect();
+        let first = all.iter().rposition(|tick| *tick <= least * (1.0 + 1e-9)).unwrap_or(0);
+        let last = all.iter().position(|tick| *tick >= most * (1.0 - 1e-9)).unwrap_or(all.len() - 1);
+        let ticks = &all[first..=last];
+        let reach = (all[last] / all[first]).ln();
+        let free = 1.0 - (most / least).ln() / reach;
+        let near = |two: &[f64]| (two[1] / two[0]).ln() < CLOSEST * reach;
+        if chosen.as_ref().is_some_and(|(_, ticks)| ticks.len() > 2) && ticks.windows(2).any(near) {
             break;
         }
-        chosen = ticks;
+        let enough = ticks.len() >= FEWEST && free <= FREE;
+        let few = |(other, ticks): &(f64, Vec<f64>)| ticks.len() < FEWEST || free < *other;
+        if enough || chosen.as_ref().is_none_or(few) {
+            chosen = Some((free, ticks.to_vec()));
+        }
+        if enough {
+            break;
+        }
     }
-    chosen
+    chosen.map_or_else(Vec::new, |(_, ticks)| ticks)
 }
 
 /// As few decimals as it takes.
@@ -87,8 +98,9 @@ impl Axis {
         // Without a positive value there are no powers.
         let log = log && least > 0.0 && most.is_finite();
         if log {
-            let (low, high) = log_ends(least, most);
-            return Axis { ticks: log_ticks(low, high), low, high, log, top, bottom };
+            let ticks = log_ticks(least, most);
+            let (low, high) = (ticks[0], ticks[ticks.len() - 1]);
+            return Axis { ticks, low, high, log, top, bottom };
         }
         let step = tick(most);
         let count = (most / step - 1e-9).ceil().max(1.0) as u32;

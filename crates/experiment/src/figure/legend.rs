@@ -6,6 +6,7 @@ use std::fmt::Write;
 use super::axis::Axis;
 use super::chart::{Chart, LEFT, Series, Shape, WIDTH, text};
 use super::letters::{TEXT, width};
+use super::numbers::Segment;
 use super::slots::Slots;
 
 /// A row above the picture.
@@ -40,19 +41,29 @@ pub fn beside(chart: &Chart, plot: f64) -> Option<f64> {
     fits.then_some(widest + LINE_SAMPLE + 8.0)
 }
 
-/// Row and x of every entry above the picture.
+/// Row and x of every entry above the picture: as few rows as it takes, with as many entries in each.
 pub fn places(chart: &Chart) -> Vec<(usize, f64)> {
     if !is_needed(&chart.series) {
         return Vec::new();
     }
-    let (mut row, mut x) = (0, LEFT);
+    let count = chart.series.len();
+    let greedy = in_rows(chart, count);
+    let rows = greedy.last().map_or(1, |(row, _)| row + 1);
+    let even = in_rows(chart, count.div_ceil(rows));
+    // Long entries may take more rows then.
+    if even.last().is_some_and(|(row, _)| *row < rows) { even } else { greedy }
+}
+
+/// The same with at most so many entries in a row.
+fn in_rows(chart: &Chart, most: usize) -> Vec<(usize, f64)> {
+    let (mut row, mut x, mut entries) = (0, LEFT, 0);
     let place = |s: &Series| {
         let wide = sample_width(chart) + width(&s.label, TEXT);
-        if x > LEFT && x + wide > WIDTH - 6.0 {
-            (row, x) = (row + 1, LEFT);
+        if entries == most || (x > LEFT && x + wide > WIDTH - 6.0) {
+            (row, x, entries) = (row + 1, LEFT, 0);
         }
         let at = (row, x);
-        x += wide + 18.0;
+        (x, entries) = (x + wide + 18.0, entries + 1);
         at
     };
     chart.series.iter().map(place).collect()
@@ -108,12 +119,22 @@ fn ends(chart: &Chart, axis: &Axis, slots: &Slots, (top, bottom): (f64, f64)) ->
     ends
 }
 
+/// The lines from last marks to names, with the numbers of their series.
+fn from_marks(chart: &Chart, axis: &Axis, slots: &Slots, room: (f64, f64)) -> Vec<(usize, Segment)> {
+    let ends = ends(chart, axis, slots, room).into_iter();
+    ends.filter_map(|end| Some((end.series, [end.mark?, (slots.right + 4.0, end.place)]))).collect()
+}
+
+/// Where the lines to names are.
+pub fn leader_lines(chart: &Chart, axis: &Axis, slots: &Slots, room: (f64, f64)) -> Vec<Segment> {
+    from_marks(chart, axis, slots, room).into_iter().map(|(_, segment)| segment).collect()
+}
+
 /// Draws a line from each last mark, in its colour, to its name: below the marks, so that it starts at its own.
 pub fn leaders(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, room: (f64, f64)) {
-    for end in ends(chart, axis, slots, room) {
-        let Some((x, y)) = end.mark else { continue };
-        let (style, to) = (chart.series[end.series].style, slots.right + 4.0);
-        let _ = writeln!(svg, "<path d=\"M{x:.1} {y:.1}L{to:.1} {:.1}\" {}/>", end.place, style.leader());
+    for (series, [(x, y), (to, place)]) in from_marks(chart, axis, slots, room) {
+        let style = chart.series[series].style.leader();
+        let _ = writeln!(svg, "<path d=\"M{x:.1} {y:.1}L{to:.1} {place:.1}\" {style}/>");
     }
 }
 

@@ -6,8 +6,8 @@ use std::fmt::Write;
 use super::axis::Axis;
 use super::chart::{Chart, Point, Series, Shape, Value, text};
 use super::letters::{SMALL, TEXT, width};
-use super::numbers;
-use super::slots::{FEW_RUNS, Slots};
+use super::rings::Rings;
+use super::slots::Slots;
 use super::style::{Style, escape};
 use crate::units::number;
 
@@ -45,7 +45,7 @@ fn missing(svg: &mut String, (x, base): (f64, f64), room: f64, why: &str) {
     }
 }
 
-pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
+pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, rings: &Rings) {
     if chart.shape == Shape::Lines {
         for (index, series) in chart.series.iter().enumerate() {
             line(svg, series, index, axis, slots);
@@ -55,18 +55,22 @@ pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
     let room = if slots.series == 1 { slots.group } else { slots.width } - 2.0;
     for (index, series) in chart.series.iter().enumerate() {
         for (at, group) in chart.groups.iter().enumerate() {
-            let x = slots.x(index, at);
             match series.values.get(at) {
                 Some(Value::Point(point)) => {
                     let tip = tip(chart, series, group, point);
+                    let x = slots.x(index, at);
                     one(svg, (chart, series.style_at(at)), axis, (x, slots), (point, bars), &tip);
+                    for ring in rings.of(index, at) {
+                        svg.push_str(&series.style_at(at).run(*ring, bars));
+                    }
                 }
-                Some(Value::Missing(why)) => missing(svg, (x, axis.base()), room.max(TEXT), why),
+                Some(Value::Missing(why)) => {
+                    missing(svg, (slots.x(index, at), axis.base()), room.max(TEXT), why);
+                }
                 None => {}
             }
         }
     }
-    numbers::draw(svg, chart, axis, slots);
 }
 
 fn line(svg: &mut String, series: &Series, index: usize, axis: &Axis, slots: &Slots) {
@@ -86,7 +90,7 @@ fn line(svg: &mut String, series: &Series, index: usize, axis: &Axis, slots: &Sl
     }
 }
 
-/// A mark, its interval and its runs.
+/// A mark and its interval.
 fn one(
     svg: &mut String,
     (chart, style): (&Chart, Style),
@@ -115,10 +119,5 @@ fn one(
     }
     if !bars {
         svg.push_str(&style.marker((x, y), "mark ", tip));
-    }
-    if (2..=FEW_RUNS).contains(&point.runs.len()) {
-        for value in &point.runs {
-            svg.push_str(&style.run((x + slots.aside(), axis.y(*value)), bars));
-        }
     }
 }

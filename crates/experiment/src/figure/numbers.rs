@@ -4,12 +4,13 @@
 use super::axis::Axis;
 use super::chart::{Chart, Point, Shape, Value, text};
 use super::letters::{SMALL, width};
-use super::slots::{FEW_RUNS, Slots};
+use super::rings::Rings;
+use super::slots::Slots;
 use crate::units::number;
 
 /// With more bars than this their numbers would touch.
 const MOST_BARS: usize = 20;
-/// With more dots than this their numbers would be taken for their neighbours'.
+/// With more dots or marks of lines than this their numbers would be taken for their neighbours'.
 const MOST_DOTS: usize = 16;
 /// A digit's height above its base line.
 const TALL: f64 = 8.6;
@@ -39,19 +40,44 @@ impl Area {
             && self.top < other.bottom + apart
             && other.top < self.bottom + apart
     }
+
+    /// From its edge to a point.
+    fn distance(&self, x: f64, y: f64) -> f64 {
+        let out = |low: f64, high: f64, value: f64| (low - value).max(value - high).max(0.0);
+        out(self.left, self.right, x).hypot(out(self.top, self.bottom, y))
+    }
+
+    /// Whether a line passes through it, or nearly so.
+    fn is_crossed_by(&self, [(x1, y1), (x2, y2)]: &Segment) -> bool {
+        const NEAR: f64 = 2.0;
+        let (left, right) = (self.left - NEAR, self.right + NEAR);
+        if *x2 <= left || *x1 >= right {
+            return false;
+        }
+        let y = |x: f64| y1 + (y2 - y1) * ((x.clamp(*x1, *x2) - x1) / (x2 - x1));
+        let (a, b) = (y(left), y(right));
+        a.min(b) < self.bottom + NEAR && a.max(b) > self.top - NEAR
+    }
 }
 
 /// A mark, where it stands and what is written beside it.
 struct Mark<'c> {
+    series: usize,
+    at: usize,
     x: f64,
     y: f64,
     point: &'c Point,
     words: String,
 }
 
+/// A straight line, from left to right.
+pub type Segment = [(f64, f64); 2];
+
 /// The picture as far as numbers are in its way.
 struct Places<'c> {
     marks: Vec<Mark<'c>>,
+    segments: Vec<Segment>,
+    leaders: Vec<Segment>,
     grid: Vec<f64>,
     taken: Vec<Area>,
     left: f64,
@@ -61,19 +87,29 @@ struct Places<'c> {
 }
 
 impl<'c> Places<'c> {
-    fn new(chart: &'c Chart, axis: &Axis, slots: &Slots) -> Places<'c> {
+    fn new(
+        chart: &'c Chart,
+        axis: &Axis,
+        slots: &Slots,
+        (rings, leaders): (&Rings, Vec<Segment>),
+    ) -> Places<'c> {
         let mut marks = Vec::new();
         for (index, series) in chart.series.iter().enumerate() {
             for (at, point) in series.values.iter().enumerate().filter_map(|(at, v)| Some((at, v.point()?))) {
                 let (x, y) = (slots.x(index, at), axis.y(point.spread.median));
-                marks.push(Mark { x, y, point, words: number(point.spread.median) });
+                marks.push(Mark { series: index, at, x, y, point, words: number(point.spread.median) });
             }
         }
+        let next = |two: &[Mark<'_>]| two[0].series == two[1].series && two[0].at + 1 == two[1].at;
+        let lines = if chart.shape == Shape::Lines { &marks[..] } else { &[] };
+        let pairs = lines.windows(2).filter(|two| next(two));
+        let segments = pairs.map(|two| [(two[0].x, two[0].y), (two[1].x, two[1].y)]).collect();
         let mut grid: Vec<f64> = axis.ticks().into_iter().map(|(value, _)| axis.y(value)).collect();
         grid.push(axis.base());
-        let taken = marks.iter().flat_map(|mark| taken(mark, axis, slots)).collect();
+        let taken = marks.iter().flat_map(|mark| taken(mark, axis, slots, rings)).collect();
+
         let (top, bottom) = (axis.top() - 14.0, axis.base());
-        Places { marks, grid, taken, left: slots.left, right: slots.right, top, bottom }
+        Places { marks, segments, leaders, grid, taken, left: slots.left, right: slots.right, top, bottom }
     }
 
     fn is_free(&self, area: &Area) -> bool {
@@ -81,7 +117,17 @@ impl<'c> Places<'c> {
             && area.right <= self.right
             && area.top >= self.top
             && area.bottom <= self.bottom - 2.0;
-        inside && self.is_off_the_grid(area) && !self.taken.iter().any(|taken| taken.touches(area))
+        inside
+            && self.is_off_the_grid(area)
+            && !self.taken.iter().any(|taken| taken.touches(area))
+            && !self.segments.iter().any(|segment| area.is_crossed_by(segment))
+    }
+
+    /// Whether it is clearly nearer to this mark than to any other: lines may run close to each other.
+    fn is_nearest_to(&self, area: &Area, own: usize) -> bool {
+        let away = |mark: &Mark<'_>| area.distance(mark.x, mark.y);
+        let mine = away(&self.marks[own]);
+        self.marks.iter().enumerate().all(|(at, mark)| at == own || away(mark) > 1.6 * mine)
     }
 
     /// Whether no line of the grid is between it and the value that it says.
@@ -97,7 +143,7 @@ impl<'c> Places<'c> {
 }
 
 /// The whisker, the mark and its runs.
-fn taken(mark: &Mark<'_>, axis: &Axis, slots: &Slots) -> Vec<Area> {
+fn taken(mark: &Mark<'_>, axis: &Axis, slots: &Slots, rings: &Rings) -> Vec<Area> {
     let (x, y, spread) = (mark.x, mark.y, mark.point.spread);
     let around = |(x, y): (f64, f64), half: f64| Area {
         left: x - half,
@@ -112,22 +158,30 @@ fn taken(mark: &Mark<'_>, axis: &Axis, slots: &Slots) -> Vec<Area> {
         areas.push(Area { left: x - 1.5, right: x + 1.5, top, bottom });
         areas.extend([top, bottom].map(|y| Area { left: x - cap, right: x + cap, top: y, bottom: y }));
     }
-    if (2..=FEW_RUNS).contains(&mark.point.runs.len()) {
-        areas.extend(mark.point.runs.iter().map(|run| around((x + slots.aside(), axis.y(*run)), 2.3)));
-    }
+    areas.extend(rings.of(mark.series, mark.at).iter().map(|run| around(*run, 2.3)));
     areas
 }
 
 /// Draws them, where each has room.
-pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots) {
+pub fn draw(
+    svg: &mut String,
+    chart: &Chart,
+    axis: &Axis,
+    slots: &Slots,
+    (rings, leaders): (&Rings, Vec<Segment>),
+) {
     let count = chart.series.iter().flat_map(|s| &s.values).filter_map(Value::point).count();
-    let most = if chart.has_bars(axis) { MOST_BARS } else { MOST_DOTS };
-    if chart.shape == Shape::Lines || count > most {
+    let bars = chart.has_bars(axis);
+    let most = if bars { MOST_BARS } else { MOST_DOTS };
+    if count > most {
         return;
     }
-    let mut places = Places::new(chart, axis, slots);
-    let areas = if chart.has_bars(axis) { on_bars(&places, slots) } else { beside_dots(&mut places, slots) };
-    let bars = chart.has_bars(axis);
+    let mut places = Places::new(chart, axis, slots, (rings, leaders));
+    let areas = match chart.shape {
+        _ if bars => on_bars(&places, slots),
+        Shape::Lines => around_lines(&mut places),
+        Shape::Bars | Shape::Ratio => beside_dots(&mut places, slots),
+    };
     for (mark, area) in places.marks.iter().zip(areas) {
         let Some(area) = area else { continue };
         // On a bar it needs more room of the page's colour.
@@ -164,6 +218,34 @@ fn on_bars(places: &Places<'_>, slots: &Slots) -> Vec<Option<Area>> {
         (wide + 1.0 <= slots.width && places.is_off_the_grid(&area)).then_some(area)
     };
     places.marks.iter().map(at_foot).collect()
+}
+
+/// How far the numbers of lines are above or below their marks.
+const ABOVE: [f64; 3] = [7.5, 9.5, 11.0];
+
+/// Above or below each mark, or to its left or right, where no line passes.
+fn around_lines(places: &mut Places<'_>) -> Vec<Option<Area>> {
+    let mut areas = Vec::new();
+    for (own, mark) in places.marks.iter().enumerate() {
+        let wide = width(&mark.words, SMALL);
+        let lefts = [mark.x - wide / 2.0, mark.x - wide - 2.0, mark.x + 3.0];
+        let upright = ABOVE.iter().flat_map(|gap| [mark.y - gap, mark.y + gap + TALL]);
+        let upright = lefts.iter().flat_map(|left| upright.clone().map(|base| (*left, base)));
+        let sides = [mark.x - 8.0 - wide, mark.x + 13.0];
+        let aside = SHIFTS.iter().flat_map(|shift| sides.map(|left| (left, mark.y + TALL / 2.0 + shift)));
+        let may_be = |area: &Area| {
+            places.is_free(area) && places.is_on_the_side_of(area, mark.y) && places.is_nearest_to(area, own)
+        };
+        let areas_of = upright.chain(aside).map(|(left, base)| Area::of_number(left, base, wide));
+        // A line to a name is thin: a number's halo may cut it where there is no other place.
+        let off_leaders = |area: &Area| !places.leaders.iter().any(|line| area.is_crossed_by(line));
+        let mut all = areas_of.clone();
+        let found =
+            all.find(|area| may_be(area) && off_leaders(area)).or_else(|| areas_of.clone().find(may_be));
+        places.taken.extend(found);
+        areas.push(found);
+    }
+    if areas.iter().all(Option::is_some) { areas } else { Vec::new() }
 }
 
 /// Left or right of each mark, as near to its median as there is room.

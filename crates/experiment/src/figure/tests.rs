@@ -29,10 +29,12 @@ fn a_logarithmic_axis_has_ticks_where_the_values_are() {
             let ticks: Vec<f64> = axis.ticks().into_iter().map(|(value, _)| value).collect();
             assert!((3..=16).contains(&ticks.len()), "{least} to {most}: {ticks:?}");
             let (low, high) = if one { (least.min(1.0), most.max(1.0)) } else { (least, most) };
-            // Both ends show, and what is free beyond them is little.
+            // It ends on ticks beyond both ends, and what is free there is little.
+            let (first, last) = (ticks[0], ticks[ticks.len() - 1]);
+            assert!(first < low * 1.000_1 && last > high * 0.999_9, "{least} to {most}: {ticks:?}");
+            assert_eq!((axis.y(last), axis.y(first)), (0.0, 100.0));
             let (top, bottom) = (axis.y(high), 100.0 - axis.y(low));
-            assert!(top > 0.0 && bottom > 0.0, "{least} to {most}: {top} {bottom}");
-            assert!(high < low * 1.2 || (top < 8.0 && bottom < 8.0), "{least} to {most}: {top} {bottom}");
+            assert!(high < low * 1.2 || top + bottom < 20.0, "{least} to {most}: {ticks:?}");
             assert!(ticks.windows(2).all(|two| axis.y(two[0]) - axis.y(two[1]) > 6.0), "{ticks:?}");
             assert!(!one || ticks.iter().any(|tick| (tick - 1.0).abs() < 1e-9), "{least}: {ticks:?}");
         }
@@ -209,7 +211,8 @@ fn a_scale_that_is_not_even_says_so_and_a_ratio_always_is_not() {
 
 #[test]
 fn numbers_stand_beside_their_medians_and_off_the_grid() {
-    for (shape, log) in [(Shape::Bars, false), (Shape::Ratio, false), (Shape::Bars, true)] {
+    let all = [(Shape::Bars, false), (Shape::Ratio, false), (Shape::Bars, true), (Shape::Lines, true)];
+    for (shape, log) in all {
         let mut chart = Chart { log, ..chart(shape) };
         // Its whisker ends on the line at 1, and the median is on another line.
         chart.series[0].values[0] = point(&[0.5, 0.5, 1.0]);
@@ -233,6 +236,38 @@ fn a_leader_starts_at_its_own_mark_and_runs_stand_beside_whiskers() {
     kept::check_runs("small", &svg);
     let moved = svg.replacen("class=\"leader s0\" ", "class=\"leader s1\" ", 1);
     assert!(std::panic::catch_unwind(|| kept::check_leaders("moved", &moved)).is_err());
+}
+
+#[test]
+fn runs_of_one_value_are_all_seen() {
+    for shape in [Shape::Bars, Shape::Lines, Shape::Ratio] {
+        let mut chart = chart(shape);
+        chart.series[0].values = vec![point(&[150.0, 150.0, 150.5]), point(&[200.0, 200.0, 100.0])];
+        let svg = alone(&chart);
+        let place = |line: &str| {
+            let from = line.find(" cx=").unwrap();
+            line[from..line.find(" r=").unwrap()].to_owned()
+        };
+        let rings: Vec<String> =
+            svg.lines().filter(|line| line.contains("class=\"run ")).map(place).collect();
+        let distinct: std::collections::BTreeSet<&String> = rings.iter().collect();
+        assert_eq!((rings.len(), distinct.len()), (9, 9), "{shape:?}: {rings:?}");
+        kept::check_runs("small", &svg);
+    }
+}
+
+#[test]
+fn rows_of_a_legend_have_as_many_entries_each() {
+    let mut chart = chart(Shape::Bars);
+    let labels = [
+        "vmci, 64 KiB buffers",
+        "vmci, 256 KiB buffers",
+        "vmxnet3, 64 KiB buffers",
+        "vmxnet3, 256 KiB buffers",
+    ];
+    chart.series = labels.map(|label| Series { label: label.into(), ..chart.series[0].clone() }).into();
+    let rows: Vec<usize> = legend::places(&chart).into_iter().map(|(row, _)| row).collect();
+    assert_eq!(rows, [0, 0, 1, 1]);
 }
 
 #[test]

@@ -74,9 +74,10 @@ fn what_was_packed_comes_back() {
     let results =
         [(PLAN.to_owned(), keep(dir.path(), &rows)), ("devices".to_owned(), dir.path().join("devices"))];
     let path = dir.path().join("a.tar.gz");
-    write(&path, &about(), &results).unwrap();
+    let about = about();
+    write(&path, &about, &results).unwrap();
     let pack = read(&path).unwrap();
-    assert_eq!((pack.about, pack.results.len()), (about(), 1));
+    assert_eq!((pack.about, pack.results.len()), (about, 1));
     let mut wanted = rows;
     wanted[0].plan_source = None;
     assert_eq!(pack.results[PLAN], wanted);
