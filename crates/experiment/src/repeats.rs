@@ -9,7 +9,7 @@ use vmlane_bench::confidence::ConfidenceTarget;
 
 use crate::plan::Plan;
 use crate::rows::Row;
-use crate::steps::{Group, Step};
+use crate::steps::{Group, Step, round_of_all};
 
 /// When a combination is measured more often than the plan's `runs`.
 #[derive(Clone, Copy, Debug, PartialEq)]
@@ -58,6 +58,18 @@ impl Made {
 }
 
 impl Plan {
+    /// The runs of a lab that are still to be made, as far as is known: a round of all after the other, then one more of
+    /// those that have theirs and need it.
+    pub fn next_rounds(&self, groups: &[Group], made: &Made) -> Vec<Step> {
+        let all = (1..=self.runs).flat_map(|run| round_of_all(groups, run));
+        let mut steps: Vec<Step> = all.filter(|step| !made.has(step)).collect();
+        let complete = |group: &&Group| steps.iter().all(|step| step.combination != group.combination);
+        let more: Vec<Step> =
+            groups.iter().filter(complete).flat_map(|group| self.next_round(group, made)).collect();
+        steps.extend(more);
+        steps
+    }
+
     /// The runs of a group that are still to be made: what is left of the plan's, or one more round. Empty if there is enough.
     pub fn next_round(&self, group: &Group, made: &Made) -> Vec<Step> {
         let left: Vec<Step> =
@@ -117,6 +129,35 @@ mod tests {
         let calms = |_: &str, run: u32| Some(if run <= 3 { 90.0 + 5.0 * f64::from(run) } else { 100.0 });
         let some = rounds(&more, calms);
         assert!((4..9).contains(&some), "{some}");
+    }
+
+    #[test]
+    fn a_lab_goes_on_where_it_was() {
+        let text = |more: &str| {
+            format!(
+                "name = \"t\"\ntitle = \"T\"\nruns = 3\nseconds = 1\nwithin = 5\nmost_runs = 9\n[matrix]\n\
+                 device = \"vmci\"\nmessage = [512, 1024]\n{more}"
+            )
+        };
+        let plan = Plan::parse(&text(""), false).unwrap();
+        let groups = plan.boots().remove(0).groups;
+        let mut made = Made::default();
+        let told = |steps: &[Step]| {
+            steps.iter().map(|step| (step.factors.message, step.run)).collect::<Vec<(u64, u32)>>()
+        };
+        let steps = plan.next_rounds(&groups, &made);
+        assert_eq!(told(&steps), [(512, 1), (1024, 1), (1024, 2), (512, 2), (512, 3), (1024, 3)]);
+        let row = |step: &Step| Row {
+            id: step.factors.id(),
+            run: step.run,
+            // The smaller messages spread.
+            throughput_bps: Some(if step.factors.message == 512 { f64::from(step.run) } else { 1.0 }),
+            ..Row::default()
+        };
+        steps[..5].iter().for_each(|step| made.add(&row(step)));
+        assert_eq!(told(&plan.next_rounds(&groups, &made)), [(1024, 3), (512, 4)]);
+        made.add(&row(&steps[5]));
+        assert_eq!(told(&plan.next_rounds(&groups, &made)), [(512, 4)]);
     }
 
     #[test]

@@ -399,8 +399,14 @@ fn how_to_read(rows: &[Row], plan: Option<&Plan>) -> String {
     html += "<li>A <b>message</b> is what one send passes to the kernel; <b>sessions</b> are connections at the same time. \
              <b>Buffers</b> are the socket buffers asked for at both ends: for VMCI the ring of each direction; for TCP, \
              Linux sets aside twice as much, half of it for its own needs.</li>\n";
-    if Data::new(rows, plan).has_turns() {
+    let data = Data::new(rows, plan);
+    if data.has_turns() {
         html += "<li>Devices that share a lab took turns within every combination, every second round backwards.</li>\n";
+    }
+    if data.has_rounds() {
+        html += "<li>Combinations that share a lab took turns as well: a run of each, then the next round, every second \
+                 one backwards. The runs of one mark are minutes apart: its whisker shows what the machine did in between, \
+                 too.</li>\n";
     }
     let skews: Vec<f64> = rows.iter().filter(|row| row.guests > 2).filter_map(|row| row.skew_ms).collect();
     if let Some(skew) = Spread::of(skews) {

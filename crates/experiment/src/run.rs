@@ -12,6 +12,7 @@ use std::time::{Duration, Instant};
 use anyhow::{Context, Result, bail};
 
 use crate::bench::Bench;
+use crate::factors::Factors;
 use crate::host;
 use crate::plan::Plan;
 use crate::repeats::Made;
@@ -36,7 +37,7 @@ pub enum News<'a> {
         left: Option<Duration>,
     },
     Ended(&'a Row),
-    /// All rows of one combination, and where that is.
+    /// All rows of one combination that this start has made.
     Combination(&'a [Row]),
     Says(&'a str),
 }
@@ -79,7 +80,7 @@ impl Runner<'_> {
         let made = Made::of(done);
         let mut boots = self.plan.boots();
         for boot in &mut boots {
-            boot.steps = boot.groups.iter().flat_map(|group| self.plan.next_round(group, &made)).collect();
+            boot.steps = self.plan.next_rounds(&boot.groups, &made);
         }
         boots.retain(|boot| !boot.steps.is_empty());
         let of = boots.iter().map(|boot| boot.steps.len()).sum();
@@ -110,7 +111,6 @@ impl Runner<'_> {
     /// All runs of one lab.
     fn serve(&self, boot: &Boot, course: &mut Course<'_, '_>) -> Result<()> {
         let mut bench: Option<Bench> = None;
-        let mut first = course.rows.len(); // row of the present combination
         let mut steps: VecDeque<Step> = boot.steps.iter().cloned().collect();
         while let Some(step) = steps.pop_front() {
             let step = &step;
@@ -130,20 +130,23 @@ impl Runner<'_> {
                 row.failed = result.err().map(|error| format!("{error:#}"));
             }
             course.ended(row)?;
-            let is_last = |steps: &VecDeque<Step>| {
-                steps.front().is_none_or(|next| next.combination != step.combination)
+            let of_it = |next: &Step| next.combination == step.combination;
+            if steps.iter().any(of_it) {
+                continue;
+            }
+            let Some(group) = boot.groups.iter().find(|group| group.combination == step.combination) else {
+                continue;
             };
-            if is_last(&steps)
-                && let Some(group) = boot.groups.iter().find(|group| group.combination == step.combination)
-            {
-                let more = self.plan.next_round(group, &course.made);
-                course.of += more.len();
-                more.into_iter().rev().for_each(|step| steps.push_front(step));
+            let more = self.plan.next_round(group, &course.made);
+            course.of += more.len();
+            if more.is_empty() {
+                let ids: Vec<String> = group.members.iter().map(Factors::id).collect();
+                let rows: Vec<Row> =
+                    course.rows.iter().filter(|row| ids.contains(&row.id)).cloned().collect();
+                (course.watch)(&News::Combination(&rows));
             }
-            if is_last(&steps) {
-                (course.watch)(&News::Combination(&course.rows[first..]));
-                first = course.rows.len();
-            }
+            // Behind those of the others that are still to come.
+            steps.extend(more);
         }
         if let Some(bench) = bench {
             bench.down()?;

@@ -1,8 +1,8 @@
 //! The runs of a plan in their order, and the labs that they need.
 //!
-//! Devices that need the same lab share it and take turns within every combination of the other factors;
-//! every second round goes backwards. What changes slowly on the host (its clock, its other work) then
-//! meets all of them alike and cannot be mistaken for a difference between them.
+//! Combinations that need the same lab share it and take turns: a run of each, then the next round, every second one
+//! backwards. Devices that differ in nothing else are neighbours in a round. What changes slowly on the host (its clock,
+//! its other work) then meets all of them alike and cannot be mistaken for a difference between them.
 
 use crate::factors::{Factors, Peer};
 use crate::plan::Plan;
@@ -30,7 +30,7 @@ pub const IN_ONE_LAB: [&str; 11] = [
 /// One run.
 #[derive(Clone, Debug, PartialEq)]
 pub struct Step {
-    /// Steps of one combination follow each other and differ in device and run only.
+    /// Steps of one combination differ in device and run only.
     pub combination: usize,
     /// From 1.
     pub run: u32,
@@ -43,13 +43,13 @@ pub struct Boot {
     /// What all of them have in common.
     pub like: Factors,
     pub devices: Vec<Device>,
-    /// What takes turns; the runs of one after those of the other.
+    /// What takes turns.
     pub groups: Vec<Group>,
     /// The runs that the plan asks for in any case.
     pub steps: Vec<Step>,
 }
 
-/// Combinations that differ in their device only and take turns.
+/// Combinations that differ in their device only: neighbours in every round.
 #[derive(Clone, Debug)]
 pub struct Group {
     /// The number of its steps' combination.
@@ -96,11 +96,19 @@ impl Plan {
         let mut combination = 0;
         for (boot, list) in &mut boots {
             boot.groups = groups(list, &mut combination);
-            let rounds = |group: &Group| (1..=self.runs).flat_map(|run| group.round(run)).collect::<Vec<_>>();
-            boot.steps = boot.groups.iter().flat_map(rounds).collect();
+            boot.steps = (1..=self.runs).flat_map(|run| round_of_all(&boot.groups, run)).collect();
         }
         boots.into_iter().map(|(boot, _)| boot).collect()
     }
+}
+
+/// A run of everything, every second time backwards.
+pub fn round_of_all(groups: &[Group], run: u32) -> Vec<Step> {
+    let mut rounds: Vec<Vec<Step>> = groups.iter().map(|group| group.round(run)).collect();
+    if run.is_multiple_of(2) {
+        rounds.reverse();
+    }
+    rounds.concat()
 }
 
 /// What takes turns in one lab.

@@ -11,6 +11,12 @@ use crate::rows::Row;
 use crate::steps::IN_ONE_LAB;
 use crate::summary::Spread;
 
+/// The factors that a device's name carries.
+const DEVICES: [&str; 3] = ["device", "profile", "queues"];
+
+/// How many rows two runs may be apart that still stand beside each other: a minute, or two.
+const BESIDE: usize = 12;
+
 /// Where each combination's rows stand, in the order in which they were made.
 pub struct Turns<'r>(BTreeMap<&'r str, Vec<usize>>);
 
@@ -23,12 +29,22 @@ impl<'r> Turns<'r> {
         Turns(places)
     }
 
-    /// Whether a round of both was over before the next one began.
+    /// Whether both stood beside each other in every round, and a round of both was over before the next one began.
     pub fn took(&self, a: &Row, b: &Row) -> bool {
-        let (Some(a), Some(b)) = (self.0.get(a.id.as_str()), self.0.get(b.id.as_str())) else { return false };
+        self.rounds(a, b).is_some_and(|rounds| rounds.iter().all(|(a, b)| a.abs_diff(*b) <= BESIDE))
+    }
+
+    /// Whether a round of both was over before the next one began, however long it was, and there were several.
+    pub fn were_in_rounds(&self, a: &Row, b: &Row) -> bool {
+        self.rounds(a, b).is_some_and(|rounds| rounds.len() > 1)
+    }
+
+    /// The places of both in each round.
+    fn rounds(&self, a: &Row, b: &Row) -> Option<Vec<(usize, usize)>> {
+        let (a, b) = (self.0.get(a.id.as_str())?, self.0.get(b.id.as_str())?);
         let rounds: Vec<(usize, usize)> = a.iter().copied().zip(b.iter().copied()).collect();
         let follows = |two: &[(usize, usize)]| two[0].0.max(two[0].1) < two[1].0.min(two[1].1);
-        a.len().abs_diff(b.len()) <= 1 && rounds.windows(2).all(follows)
+        (a.len().abs_diff(b.len()) <= 1 && rounds.windows(2).all(follows)).then_some(rounds)
     }
 }
 
@@ -66,14 +82,8 @@ impl Data<'_> {
 
     /// Pairs of rows, one of each combination, that differ in nothing but their device.
     fn comparable<'a>(&self, rows: &[&'a Row]) -> Vec<(&'a Row, &'a Row)> {
-        let mut firsts: Vec<&Row> = Vec::new();
-        for row in rows {
-            if !firsts.iter().any(|first| first.id == row.id) {
-                firsts.push(row);
-            }
-        }
-        let is_device = |name: &str| ["device", "profile", "queues"].contains(&name);
-        let others: Vec<&str> = self.named.iter().copied().filter(|name| !is_device(name)).collect();
+        let firsts = self.firsts(rows);
+        let others: Vec<&str> = self.named.iter().copied().filter(|name| !DEVICES.contains(name)).collect();
         let alike = |a: &Row, b: &Row| {
             a.device != b.device && others.iter().all(|name| a.factor(name) == b.factor(name))
         };
@@ -84,6 +94,24 @@ impl Data<'_> {
     /// Whether any devices took turns.
     pub fn has_turns(&self) -> bool {
         self.comparable(&self.rows).into_iter().any(|(a, b)| self.turns.took(a, b))
+    }
+
+    /// Whether combinations that differ in more than their device came in rounds of all.
+    pub fn has_rounds(&self) -> bool {
+        let firsts = self.firsts(&self.rows);
+        let pairs = firsts.iter().enumerate().flat_map(|(at, a)| firsts[..at].iter().map(move |b| (*b, *a)));
+        pairs.into_iter().any(|(a, b)| a.device == b.device && self.turns.were_in_rounds(a, b))
+    }
+
+    /// A row of each combination.
+    fn firsts<'a>(&self, rows: &[&'a Row]) -> Vec<&'a Row> {
+        let mut firsts: Vec<&Row> = Vec::new();
+        for row in rows {
+            if !firsts.iter().any(|first| first.id == row.id) {
+                firsts.push(row);
+            }
+        }
+        firsts
     }
 
     /// Which labs some rows are of; `shown` are the factors that their picture shows.
@@ -148,6 +176,27 @@ mod tests {
         let apart = ratio(&[a, b].concat());
         assert!(apart.runs.is_empty(), "runs of two labs have nothing in common but their number");
         assert_eq!((apart.spread.median, apart.spread.min, apart.spread.max), (1.0, 0.75, 8.0));
+    }
+
+    #[test]
+    fn rounds_of_all_are_told_from_one_combination_after_the_other() {
+        let one = |message: u64, run: u32| Row {
+            id: format!("message={message}"),
+            message_bytes: message,
+            ..row("vmci", run, f64::from(run))
+        };
+        let rounds = |rows: &[Row]| Data::new(rows, None).has_rounds();
+        assert!(rounds(&[one(1, 1), one(2, 1), one(2, 2), one(1, 2)]));
+        assert!(!rounds(&[one(1, 1), one(1, 2), one(2, 1), one(2, 2)]));
+        assert!(!rounds(&[one(1, 1), one(2, 1)]), "a run each says nothing");
+        // In rounds that take minutes, runs of one number did not stand beside each other.
+        let long: Vec<Row> = (1..=2)
+            .flat_map(|run| (1..=20).map(move |message| (message, run)))
+            .map(|(message, run)| one(message, run))
+            .collect();
+        let data = Data::new(&long, None);
+        assert!(data.has_rounds());
+        assert!(data.turns.took(&long[0], &long[1]) && !data.turns.took(&long[0], &long[19]));
     }
 
     #[test]
