@@ -5,13 +5,13 @@ use std::collections::BTreeMap;
 mod picked;
 mod turns;
 
-use crate::figure::{Chart, Point, Series, Shape, Value, reach};
+use crate::figure::{Chart, Point, Series, Shape, Value, reach, shows_runs};
 use crate::foot::{Labs, Marks, foot};
 use crate::plan::{Absent, Claim, Figure, Filter, Kind, Measure, Plan, Statistic};
 use crate::rows::Row;
 use crate::summary::Spread;
 use crate::units::number;
-use crate::words::{in_common, is_transactional, label, quantity, sides, sum, tick, title};
+use crate::words::{axis_title, in_common, is_transactional, label, quantity, sides, sum, tick};
 use picked::Picked;
 use turns::Turns;
 
@@ -217,16 +217,19 @@ impl<'r> Data<'r> {
         let sum = if ratio { String::new() } else { sum(&rows, figure.value) };
         let quantity = quantity(&picked.upper, figure.value) + &sum;
         let marks = if ratio { Marks::of_ratios(&series) } else { Marks::Values };
-        let titles: Vec<&str> = figure.x.iter().map(|factor| title(factor)).collect();
+        let titles: Vec<&str> = figure.x.iter().map(|factor| axis_title(factor, &rows)).collect();
+        let shape = match figure.kind {
+            Kind::Bars => Shape::Bars,
+            Kind::Lines => Shape::Lines,
+            Kind::Ratio => Shape::Ratio,
+        };
+        let labs = self.labs(&rows, &picked.shown());
+        let foot = foot(&rows, self.statistic, marks, shows_runs(shape, &series), &labs);
         Chart {
             id,
             title: format!("{}{suffix}", figure.title),
             given: in_common(&rows, &self.named, &picked.shown()),
-            shape: match figure.kind {
-                Kind::Bars => Shape::Bars,
-                Kind::Lines => Shape::Lines,
-                Kind::Ratio => Shape::Ratio,
-            },
+            shape,
             x_title: titles.join(", "),
             y_title: match unit.name {
                 "times" => format!("{}: {quantity}", picked.sides()),
@@ -238,7 +241,7 @@ impl<'r> Data<'r> {
             series,
             log: figure.log,
             reach: (0.0, 0.0),
-            foot: foot(&rows, self.statistic, marks, &self.labs(&rows, &picked.shown())),
+            foot,
         }
     }
 

@@ -25,8 +25,8 @@ pub use chart::{Chart, Point, Series, Shape, Value, WIDTH, reach};
 use chart::{LEFT, PLOT, RIGHT};
 use letters::{FAMILY, FOOT, GIVEN, TEXT, TITLE, wrap, wrap_bold, wrap_sentence};
 use rings::Rings;
-pub use slots::FEW_RUNS;
 use slots::Slots;
+pub use slots::shows_runs;
 pub use style::{NO_DEVICE, Style, dark, escape, hue};
 
 /// Between the lines of what all marks have in common.

@@ -1,7 +1,7 @@
 //! What stands at the foot of every picture: the machine, the runs, what a mark and its whisker are, when, and by which
 //! version. A picture that was cut out of its page still says it.
 
-use crate::figure::{FEW_RUNS, Series, Value};
+use crate::figure::{Series, Value};
 use crate::plan::Statistic;
 use crate::rows::{Row, Setup};
 use crate::words::{accelerator, one_of};
@@ -47,7 +47,7 @@ impl Marks {
             Marks::Pairs => format!("mark: {pairs}; {reach}"),
             Marks::Apart => format!("mark: {apart}; {cross}"),
             Marks::Both => format!(
-                "mark: {pairs}; {reach}; without rings, of what did not take turns, mark: {apart}; {cross}"
+                "mark: {pairs}; {reach}; without circles, of what did not take turns, mark: {apart}; {cross}"
             ),
         }
     }
@@ -77,7 +77,7 @@ impl Labs {
         }
         if !self.factors.is_empty() {
             let each: Vec<&str> = self.factors.iter().map(|factor| one_of(factor)).collect();
-            words.push(format!("Each {} has a lab of its own.", each.join(" and ")));
+            words.push(format!("VMs were booted anew for each {}.", each.join(" and each ")));
         }
         words
     }
@@ -159,7 +159,7 @@ fn kernels(rows: &[&Row]) -> String {
     with_devices.collect::<Vec<_>>().join(", ")
 }
 
-fn runs(rows: &[&Row], statistic: Statistic, marks: Marks) -> String {
+fn runs(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool) -> String {
     let good = || rows.iter().filter(|row| row.failed.is_none());
     let ids = distinct(good().copied(), |row| row.id.clone());
     let counts: Vec<f64> = ids.iter().map(|id| good().filter(|row| row.id == *id).count() as f64).collect();
@@ -170,17 +170,18 @@ fn runs(rows: &[&Row], statistic: Statistic, marks: Marks) -> String {
     if most < 2.0 {
         return format!("One run{each} each: no whisker.");
     }
-    let rings = match marks {
-        _ if most > FEW_RUNS as f64 => "",
-        Marks::Values => ", a small ring each",
-        Marks::Pairs | Marks::Both => ", a small ring for each pair",
+    let circles = match marks {
+        _ if !shown => "",
+        Marks::Values => ", a small circle each",
+        Marks::Pairs | Marks::Both => ", a small circle for each pair",
         Marks::Apart => "",
     };
-    format!("{count} runs{each} each{rings}; {}.", marks.words(statistic))
+    let more = if count.contains(" to ") { ", more where they spread" } else { "" };
+    format!("{count} runs{each} each{more}{circles}; {}.", marks.words(statistic))
 }
 
-/// The sentences for a chart of some rows.
-pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &Labs) -> Vec<String> {
+/// The sentences for a chart of some rows. `shown`: each run is drawn.
+pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool, labs: &Labs) -> Vec<String> {
     if rows.is_empty() {
         return vec!["Nothing was measured.".into()];
     }
@@ -193,6 +194,6 @@ pub fn foot(rows: &[&Row], statistic: Statistic, marks: Marks, labs: &Labs) -> V
     let version =
         if version.is_empty() { String::new() } else { format!(", vmlane {}", few(version, " and ")) };
     let when = if dates.is_empty() { String::new() } else { format!(" Measured {dates}{version}.") };
-    let labs: String = labs.words("In different labs").iter().map(|words| format!(" {words}")).collect();
-    vec![machine(rows), runs(rows, statistic, marks) + &labs + &when]
+    let labs: String = labs.words("Booted apart").iter().map(|words| format!(" {words}")).collect();
+    vec![machine(rows), runs(rows, statistic, marks, shown) + &labs + &when]
 }

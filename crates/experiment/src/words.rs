@@ -30,6 +30,15 @@ pub fn title(factor: &str) -> &str {
     }
 }
 
+/// How a factor is called along the axis of these rows: all that streams differ in by their test is the direction.
+pub fn axis_title<'f>(factor: &'f str, rows: &[&Row]) -> &'f str {
+    if factor == "test" && !rows.iter().any(|row| is_transactional(row)) {
+        "direction"
+    } else {
+        title(factor)
+    }
+}
+
 /// A value along an axis, or in a column of a table, that its factor names.
 pub fn tick(factor: &str, value: &str) -> String {
     match (factor, value) {
@@ -39,13 +48,14 @@ pub fn tick(factor: &str, value: &str) -> String {
         ("nodelay", _) => "gathered (Nagle)".into(),
         // Ethernet's, with which every driver begins.
         ("mtu", "default") => "1500".into(),
+        ("ring", "default") => "the driver's own".into(),
         // The Linux driver rounds up to a multiple of 32.
         ("ring", _) => value
             .parse::<u32>()
             .map_or_else(|_| value.to_owned(), |count| count.next_multiple_of(32).to_string()),
-        ("moderation", "default") => "as the device likes".into(),
-        ("moderation", "off") => "not held back".into(),
-        ("moderation", _) => thousands(value),
+        ("moderation", "default") => "the device decides".into(),
+        ("moderation", "off") => "never held back".into(),
+        ("moderation", _) => value.to_owned(),
         ("offloads" | "host_offloads", _) => offloads(value),
         ("coalesce", "true") => "on".into(),
         ("coalesce", "false") => "off".into(),
@@ -62,18 +72,10 @@ fn test_name(test: &str) -> &str {
     match test {
         "stream" => "sending",
         "maerts" => "receiving",
-        "bidir" => "both ways at once",
+        "bidir" => "both ways at once, summed",
         "rr" => "round trips",
         "crr" => "connections",
         other => other,
-    }
-}
-
-/// `4,000`.
-fn thousands(value: &str) -> String {
-    match value.parse::<u32>() {
-        Ok(number) if number >= 1000 => format!("{},{:03}", number / 1000, number % 1000),
-        _ => value.to_owned(),
     }
 }
 
@@ -100,7 +102,7 @@ fn offloads(value: &str) -> String {
     if all.is_empty() { "offloads on".into() } else { all.join(", ") }
 }
 
-/// What a factor tells apart: "each ring size has a lab of its own".
+/// What a factor tells apart: "VMs were booted anew for each ring size".
 pub fn one_of(factor: &str) -> &str {
     match factor {
         "guests" => "number of VMs",
@@ -133,9 +135,9 @@ pub fn label(factor: &str, value: &str) -> String {
         "buffer" if value == "default" => "default buffers".into(),
         "buffer" => format!("{} buffers", bytes(value)),
         "message" => format!("{} messages", bytes(value)),
-        "moderation" if value == "default" => "interrupts as the device likes".into(),
-        "moderation" if value == "off" => "interrupts not held back".into(),
-        "moderation" => format!("{} interrupts/s at most", thousands(value)),
+        "moderation" if value == "default" => "the device decides on interrupts".into(),
+        "moderation" if value == "off" => "interrupts never held back".into(),
+        "moderation" => format!("{value} interrupts/s at most"),
         "rate" if value == "default" => "uplink without a limit".into(),
         "rate" => format!("uplink of {}", rate(value)),
         "sessions" => count(value, "session", "sessions"),
@@ -147,6 +149,7 @@ pub fn label(factor: &str, value: &str) -> String {
         "cpus" => format!("{} a VM", count(value, "CPU", "CPUs")),
         "memory" => format!("{value} MiB a VM"),
         "mtu" => format!("MTU {}", tick(factor, value)),
+        "ring" if value == "default" => "the driver's own rings".into(),
         "ring" => format!("rings of {}", tick(factor, value)),
         "coalesce" => format!("software LRO {}", tick(factor, value)),
         "host_offloads" => format!("test host: {}", tick(factor, value)),
@@ -187,8 +190,8 @@ pub fn quantity(rows: &[&Row], measure: Measure) -> String {
             (Measure::Result, true) => "round trips a second",
             (Measure::RttP50, _) => "time of a round trip (median)",
             (Measure::RttP99, _) => "time of a round trip (99 % are shorter)",
-            (Measure::Cpu, false) => "CPU time for a gigabyte",
-            (Measure::Cpu, true) => "CPU time for 1000 transactions",
+            (Measure::Cpu, false) => "host CPU time for a gigabyte",
+            (Measure::Cpu, true) => "host CPU time for 1000 transactions",
         };
         if !names.contains(&name) {
             names.push(name);
@@ -248,7 +251,8 @@ pub fn in_common(rows: &[&Row], named: &[&str], shown: &[&str]) -> String {
                 devices.push(device);
             }
         }
-        words.push(devices.join(" and "));
+        let profiles = shown.contains(&"profile") && rows.iter().any(|row| row.device != first.device);
+        words.push(format!("{}{}", if profiles { "profiles of " } else { "" }, devices.join(" and ")));
     }
     let others = named.iter().filter(|name| !["device", "profile", "machine"].contains(*name));
     let mut factors: Vec<&str> = ALWAYS.to_vec();
@@ -296,9 +300,9 @@ mod tests {
             ("message", "64k", "64 KiB", "64 KiB messages"),
             ("mtu", "default", "1500", "MTU 1500"),
             ("ring", "150", "160", "rings of 160"),
-            ("ring", "default", "default", "rings of default"),
-            ("moderation", "4000", "4,000", "4,000 interrupts/s at most"),
-            ("moderation", "off", "not held back", "interrupts not held back"),
+            ("ring", "default", "the driver's own", "the driver's own rings"),
+            ("moderation", "4000", "4000", "4000 interrupts/s at most"),
+            ("moderation", "off", "never held back", "interrupts never held back"),
             ("offloads", "tso=off,gso=off", "TSO and GSO off", "TSO and GSO off"),
             ("offloads", "default", "offloads on", "offloads on"),
             ("rate", "1G", "1 Gbit/s", "uplink of 1 Gbit/s"),

@@ -221,7 +221,7 @@ mod tests {
         let all: Vec<&Row> = rows.iter().collect();
         let data = Data::new(&rows, None);
         let labs = data.labs(&all, &["ring", "sessions"]);
-        assert_eq!(labs.words(""), ["Each ring size has a lab of its own."]);
+        assert_eq!(labs.words(""), ["VMs were booted anew for each ring size."]);
         assert_eq!(data.labs(&all[1..], &["ring", "sessions"]), Labs::default(), "one lab serves both");
     }
 }

@@ -49,9 +49,25 @@ pub fn places(chart: &Chart) -> Vec<(usize, f64)> {
     let count = chart.series.len();
     let greedy = in_rows(chart, count);
     let rows = greedy.last().map_or(1, |(row, _)| row + 1);
-    let even = in_rows(chart, count.div_ceil(rows));
+    let each = count.div_ceil(rows);
+    if rows > 1
+        && let Some(columns) = in_columns(chart, each)
+    {
+        return columns;
+    }
+    let even = in_rows(chart, each);
     // Long entries may take more rows then.
     if even.last().is_some_and(|(row, _)| *row < rows) { even } else { greedy }
+}
+
+/// The same with so many entries in a row, one below the other; none where they do not fit.
+fn in_columns(chart: &Chart, each: usize) -> Option<Vec<(usize, f64)>> {
+    let wide = |s: &Series| sample_width(chart) + width(&s.label, TEXT) + 18.0;
+    let widest = |column: usize| chart.series.iter().skip(column).step_by(each).map(wide).fold(0.0, f64::max);
+    let mut lefts = vec![LEFT];
+    (0..each).for_each(|column| lefts.push(lefts[column] + widest(column)));
+    let fits = lefts[each] - 18.0 <= WIDTH - 6.0;
+    fits.then(|| (0..chart.series.len()).map(|at| (at / each, lefts[at % each])).collect())
 }
 
 /// The same with at most so many entries in a row.

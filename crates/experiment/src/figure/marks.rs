@@ -8,7 +8,7 @@ use super::chart::{Chart, Point, Series, Shape, Value, text};
 use super::letters::{SMALL, TEXT, width};
 use super::rings::Rings;
 use super::slots::Slots;
-use super::style::{Style, escape};
+use super::style::escape;
 use crate::units::number;
 
 fn tip(chart: &Chart, series: &Series, group: &str, point: &Point) -> String {
@@ -45,6 +45,7 @@ fn missing(svg: &mut String, (x, base): (f64, f64), room: f64, why: &str) {
     }
 }
 
+/// All whiskers lie on all bars and lines, then come the marks, and the rings of single runs on top: none is hidden.
 pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, rings: &Rings) {
     if chart.shape == Shape::Lines {
         for (index, series) in chart.series.iter().enumerate() {
@@ -53,22 +54,45 @@ pub fn draw(svg: &mut String, chart: &Chart, axis: &Axis, slots: &Slots, rings: 
     }
     let bars = chart.has_bars(axis);
     let room = if slots.series == 1 { slots.group } else { slots.width } - 2.0;
+    let mut points = Vec::new();
     for (index, series) in chart.series.iter().enumerate() {
-        for (at, group) in chart.groups.iter().enumerate() {
-            match series.values.get(at) {
-                Some(Value::Point(point)) => {
-                    let tip = tip(chart, series, group, point);
-                    let x = slots.x(index, at);
-                    one(svg, (chart, series.style_at(at)), axis, (x, slots), (point, bars), &tip);
-                    for ring in rings.of(index, at) {
-                        svg.push_str(&series.style_at(at).run(*ring, bars));
-                    }
-                }
-                Some(Value::Missing(why)) => {
+        for (at, value) in series.values.iter().enumerate().take(chart.groups.len()) {
+            match value {
+                Value::Point(point) => points.push((index, at, point)),
+                Value::Missing(why) => {
                     missing(svg, (slots.x(index, at), axis.base()), room.max(TEXT), why);
                 }
-                None => {}
             }
+        }
+    }
+    let style = |index: usize, at: usize| chart.series[index].style_at(at);
+    let tip =
+        |index: usize, at: usize, point: &Point| tip(chart, &chart.series[index], &chart.groups[at], point);
+    for (index, at, point) in points.iter().copied().filter(|_| bars) {
+        let y = axis.y(point.spread.median);
+        let _ = writeln!(
+            svg,
+            "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" {}><title>{}</title></rect>",
+            slots.x(index, at) - slots.width / 2.0 + 0.8,
+            slots.width - 1.6,
+            (axis.base() - y).max(0.5),
+            style(index, at).bar(&chart.id),
+            tip(index, at, point)
+        );
+    }
+    for (index, at, point) in points.iter().copied().filter(|(_, _, point)| point.spread.runs > 1) {
+        let range = (axis.y(point.spread.min), axis.y(point.spread.max));
+        let ink = "stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\"";
+        let stroke = if bars { ink.to_owned() } else { style(index, at).interval() };
+        interval(svg, &stroke, slots.x(index, at), range, slots.cap());
+    }
+    for (index, at, point) in points.iter().copied().filter(|_| !bars) {
+        let place = (slots.x(index, at), axis.y(point.spread.median));
+        svg.push_str(&style(index, at).marker(place, "mark ", &tip(index, at, point)));
+    }
+    for (index, at, _) in points {
+        for ring in rings.of(index, at) {
+            svg.push_str(&style(index, at).run(*ring, bars));
         }
     }
 }
@@ -87,37 +111,5 @@ fn line(svg: &mut String, series: &Series, index: usize, axis: &Axis, slots: &Sl
     }
     if !path.is_empty() {
         let _ = writeln!(svg, "<path d=\"{path}\" {}/>", series.style.line());
-    }
-}
-
-/// A mark and its interval.
-fn one(
-    svg: &mut String,
-    (chart, style): (&Chart, Style),
-    axis: &Axis,
-    (x, slots): (f64, &Slots),
-    (point, bars): (&Point, bool),
-    tip: &str,
-) {
-    let spread = point.spread;
-    let y = axis.y(spread.median);
-    if bars {
-        let _ = writeln!(
-            svg,
-            "<rect x=\"{:.1}\" y=\"{y:.1}\" width=\"{:.1}\" height=\"{:.1}\" {}><title>{tip}</title></rect>",
-            x - slots.width / 2.0 + 0.8,
-            slots.width - 1.6,
-            (axis.base() - y).max(0.5),
-            style.bar(&chart.id)
-        );
-    }
-    let range = (axis.y(spread.min), axis.y(spread.max));
-    if spread.runs > 1 {
-        let ink = "stroke=\"currentColor\" stroke-width=\"1.2\" fill=\"none\"";
-        let stroke = if bars { ink.to_owned() } else { style.interval() };
-        interval(svg, &stroke, x, range, slots.cap());
-    }
-    if !bars {
-        svg.push_str(&style.marker((x, y), "mark ", tip));
     }
 }

@@ -200,7 +200,8 @@ fn on_bars(places: &Places<'_>, slots: &Slots) -> Vec<Option<Area>> {
     let on_edge = |mark: &Mark<'_>| {
         let wide = width(&mark.words, SMALL);
         let left = mark.x - slots.cap() - 3.0 - wide;
-        let fits = left >= mark.x - slots.width / 2.0;
+        // Its halo must not cut the bar's outline.
+        let fits = left >= mark.x - slots.width / 2.0 + 3.0;
         let bases = [mark.y - 3.0, mark.y + 3.5 + TALL];
         let areas = bases.map(|base| Area::of_number(left, base, wide));
         areas.into_iter().find(|area| fits && area.bottom < places.bottom && places.is_off_the_grid(area))
@@ -211,11 +212,15 @@ fn on_bars(places: &Places<'_>, slots: &Slots) -> Vec<Option<Area>> {
     }
     let at_foot = |mark: &Mark<'_>| {
         let wide = width(&mark.words, SMALL);
-        // Nothing stands there but the bar; a bar that is too low for it has it above.
-        let low = places.bottom - mark.y < TALL + 8.0;
-        let base = if low { mark.y - 9.0 } else { places.bottom - 5.0 };
-        let area = Area::of_number(mark.x - wide / 2.0, base, wide);
-        (wide + 1.0 <= slots.width && places.is_off_the_grid(&area)).then_some(area)
+        // Nothing stands there but the bar; where its whisker or runs do, the number is above them.
+        let bases = [places.bottom - 5.0, mark.y - 9.0, mark.y - 14.0, mark.y - 19.0];
+        let area = |base: f64| Area::of_number(mark.x - wide / 2.0, base, wide);
+        let fits = |(at, area): &(usize, Area)| {
+            let on_bar = *at > 0 || area.top > mark.y + 1.0;
+            on_bar && places.is_off_the_grid(area) && !places.taken.iter().any(|taken| taken.touches(area))
+        };
+        let found = bases.into_iter().map(area).enumerate().find(fits).map(|(_, area)| area);
+        found.filter(|_| wide + 1.0 <= slots.width)
     };
     places.marks.iter().map(at_foot).collect()
 }

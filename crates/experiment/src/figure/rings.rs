@@ -4,7 +4,7 @@ use std::collections::BTreeMap;
 
 use super::axis::Axis;
 use super::chart::Chart;
-use super::slots::{FEW_RUNS, LEAST_ASIDE, Slots};
+use super::slots::{LEAST_ASIDE, Slots, shows_runs};
 use super::style::Style;
 
 /// Half of a mark, with a rim.
@@ -14,12 +14,12 @@ const MARK: f64 = 5.5;
 const MOST_COLUMNS: usize = 3;
 const WIDE: f64 = 15.0;
 
-/// The places of the runs of each mark, by series and group; marks of many runs have none.
+/// The places of the runs of each mark, by series and group; there are none where they are too many.
 pub struct Rings(BTreeMap<(usize, usize), Vec<(f64, f64)>>);
 
 impl Rings {
     pub fn new(chart: &Chart, axis: &Axis, slots: &Slots) -> Rings {
-        let bars = chart.has_bars(axis);
+        let (bars, shown) = (chart.has_bars(axis), shows_runs(chart.shape, &chart.series));
         let radius = Style::run_radius(bars);
         let apart = 2.0 * radius + 0.8;
         let points: Vec<_> = (chart.series.iter().enumerate())
@@ -38,7 +38,7 @@ impl Rings {
             .collect();
         let mut places: BTreeMap<(usize, usize), Vec<(f64, f64)>> = BTreeMap::new();
         for (series, at, point) in points {
-            if !(2..=FEW_RUNS).contains(&point.runs.len()) {
+            if !shown || point.runs.len() < 2 {
                 continue;
             }
             let middle = slots.x(series, at);

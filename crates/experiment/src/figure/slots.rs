@@ -1,9 +1,20 @@
 //! Where marks stand along the x axis, and their runs beside them.
 
-use super::chart::{Chart, Shape};
+use super::chart::{Chart, Series, Shape, Value};
 
 /// Up to so many runs, each is drawn.
-pub const FEW_RUNS: usize = 9;
+const FEW_RUNS: usize = 9;
+/// Of lines, up to so many at one place of the x axis: more are not told from each other there.
+const FEW_AT_ONE_PLACE: usize = 18;
+
+/// Whether every run of a point is drawn, and not only what the whiskers reach over.
+pub fn shows_runs(shape: Shape, series: &[Series]) -> bool {
+    let runs = |value: &Value| value.point().map_or(0, |point| point.runs.len());
+    let places = series.iter().map(|of| of.values.len()).max().unwrap_or(0);
+    let at = |place: usize| series.iter().filter_map(|of| of.values.get(place)).map(runs).sum::<usize>();
+    let crowded = shape == Shape::Lines && (0..places).any(|place| at(place) > FEW_AT_ONE_PLACE);
+    !crowded && series.iter().flat_map(|of| &of.values).all(|value| runs(value) <= FEW_RUNS)
+}
 
 /// A ring nearer than this lies on its whisker.
 pub const LEAST_ASIDE: f64 = 4.0;

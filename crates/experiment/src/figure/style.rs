@@ -114,7 +114,10 @@ impl Style {
     pub fn bar(self, id: &str) -> String {
         let number = self.hue % COLOURS.len();
         let fill = match self.is_plain() {
-            true => format!("class=\"mark f{number} s{number}\" fill=\"{}\"", COLOURS[number].0),
+            true => format!(
+                "class=\"mark f{number} s{number}\" fill=\"{}\" fill-opacity=\".6\"",
+                COLOURS[number].0
+            ),
             false => format!("class=\"mark s{number}\" fill=\"url(#{id}-{number}-{})\"", self.density()),
         };
         let outline = OUTLINES[self.density()];

@@ -115,8 +115,14 @@ fn bars_stand_on_zero_and_nowhere_else() {
 #[test]
 fn many_runs_are_not_drawn_one_by_one() {
     let mut chart = chart(Shape::Lines);
-    chart.series[0].values[0] = point(&[5.0; FEW_RUNS + 1]);
-    assert_eq!(alone(&chart).matches("class=\"run ").count(), 6);
+    let circles = |chart: &Chart| alone(chart).matches("class=\"run ").count();
+    chart.series[0].values[0] = point(&[5.0; 10]);
+    assert_eq!(circles(&chart), 0, "ten runs");
+    chart.series[0].values[0] = point(&[5.0; 9]);
+    assert_eq!(circles(&chart), 15);
+    chart.series.push(chart.series[0].clone());
+    assert_eq!(circles(&chart), 0, "21 at one place");
+    assert_eq!(circles(&Chart { shape: Shape::Bars, ..chart }), 27);
 }
 
 #[test]
