@@ -489,6 +489,10 @@ impl Engine for StreamEngine {
         moved
     }
 
+    fn moved_bytes(&self) -> u64 {
+        self.total
+    }
+
     fn rest(&mut self, _: Duration) -> Rest {
         if !self.active.is_empty() {
             return if self.looking.core_is_wanted { self.rest_if_all_do() } else { Rest::Awake };

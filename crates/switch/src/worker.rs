@@ -221,6 +221,10 @@ impl Engine for SwitchEngine {
         self.long_naps.clock(now, looking);
     }
 
+    fn moved_bytes(&self) -> u64 {
+        self.core.moved_bytes
+    }
+
     #[inline]
     fn round(&mut self, now: Instant) -> bool {
         if self.is_quiet(now) {

@@ -31,6 +31,11 @@ pub trait Engine {
     /// contained here and ends that port.
     fn round(&mut self, now: Instant) -> bool;
 
+    /// Bytes that it has moved so far. A worker that moves much at once gives its core to others sooner.
+    fn moved_bytes(&self) -> u64 {
+        0
+    }
+
     /// Nothing moved for `idle`: what next?
     fn rest(&mut self, idle: Duration) -> Rest;
 

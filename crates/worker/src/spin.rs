@@ -11,6 +11,11 @@ const LONG: u32 = 16;
 /// A core that comes back so late is wanted by others. They would have it for a whole slice after each look;
 /// who sleeps is scheduled as soon as it is woken. So for a while the worker sleeps as soon as it is idle.
 const WANTED: Duration = Duration::from_micros(50);
+/// The same where little had moved: it may be gone for as long as a guest takes for an answer, which is then looked for at
+/// once. Who has the core for longer has not waited for the worker.
+const WANTED_BETWEEN_FEW: Duration = Duration::from_micros(300);
+/// Bytes that are more than a question or an answer.
+const MUCH: u64 = 4 << 10;
 const POLITE: Duration = Duration::from_millis(50);
 /// The window of a polite worker: what comes back at once is still caught.
 const POLITE_WINDOW: Duration = Duration::from_micros(5);
@@ -53,11 +58,12 @@ impl AdaptiveSpin {
         self.polite_until.is_some_and(|until| now < until)
     }
 
-    /// The worker looks again: did its core come back late?
+    /// The worker, which has last moved `bytes` at once, looks again: did its core come back late?
     #[inline]
-    pub fn looks(&mut self, now: Instant) {
+    pub fn looks(&mut self, now: Instant, bytes: u64) {
+        let wanted = if bytes < MUCH { WANTED_BETWEEN_FEW } else { WANTED };
         if let Some(offered) = self.offered.take()
-            && now.saturating_duration_since(offered) > WANTED
+            && now.saturating_duration_since(offered) > wanted
         {
             self.polite_until = Some(now + POLITE);
         }
@@ -144,9 +150,16 @@ mod tests {
         assert!(spin.goes_on(start, Duration::ZERO, 40));
         spin.pause(start, 40);
         let late = start + 2 * WANTED;
-        spin.looks(late);
+        spin.looks(late, MUCH - 1);
+        assert!(spin.goes_on(late, 2 * WANTED, 41), "a guest had it for its answer");
+        spin.pause(start, 40);
+        spin.looks(late, MUCH);
         assert!(!spin.goes_on(late, 2 * WANTED, 41), "its core came back late");
         assert_eq!(spin.window(late), POLITE_WINDOW);
+        let mut other = AdaptiveSpin::new(MOST);
+        other.pause(start, 40);
+        other.looks(start + 2 * WANTED_BETWEEN_FEW, 1);
+        assert_eq!(other.window(start + 2 * WANTED_BETWEEN_FEW), POLITE_WINDOW);
         assert_eq!(spin.window(late + POLITE), MOST);
         assert!(spin.goes_on(late, Duration::ZERO, 0), "a few looks are free");
         assert!(spin.goes_on(late + POLITE, Duration::ZERO, 41), "and only for a while");

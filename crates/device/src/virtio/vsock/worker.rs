@@ -250,6 +250,10 @@ impl Engine for VsockEngine {
         self.long_naps.clock(now, looking);
     }
 
+    fn moved_bytes(&self) -> u64 {
+        self.stats.bytes.get()
+    }
+
     fn rest(&mut self, _: Duration) -> Rest {
         if let Some(length) = self.long_naps.next(self.stats.bytes.get()) {
             // Who waits for what is withheld is not to wait for so long.
