@@ -176,8 +176,7 @@ fn runs(rows: &[&Row], statistic: Statistic, marks: Marks, shown: bool) -> Strin
         Marks::Pairs | Marks::Both => ", a small circle for each pair",
         Marks::Apart => "",
     };
-    let more = if count.contains(" to ") { ", more where they spread" } else { "" };
-    format!("{count} runs{each} each{more}{circles}; {}.", marks.words(statistic))
+    format!("{count} runs{each} each{circles}; {}.", marks.words(statistic))
 }
 
 /// The sentences for a chart of some rows. `shown`: each run is drawn.

@@ -48,7 +48,7 @@ const EVEN: f64 = 2.0;
 /// has ticks enough, leaves little free at the ends, and has none whose labels would touch.
 fn log_ticks(least: f64, most: f64) -> Vec<f64> {
     let (middle, half) = ((least * most).sqrt(), (most / least).max(SHORTEST).sqrt());
-    // A value that is a tick is not divided by what it was multiplied with.
+    // Those that are far enough apart stay as they are to the last bit: one that is a tick must lie on it.
     let (least, most) = if most / least < SHORTEST { (middle / half, middle * half) } else { (least, most) };
     if most / least < EVEN {
         let step = tick(most - least);

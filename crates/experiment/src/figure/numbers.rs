@@ -107,7 +107,6 @@ impl<'c> Places<'c> {
         let mut grid: Vec<f64> = axis.ticks().into_iter().map(|(value, _)| axis.y(value)).collect();
         grid.push(axis.base());
         let taken = marks.iter().flat_map(|mark| taken(mark, axis, slots, rings)).collect();
-
         let (top, bottom) = (axis.top() - 14.0, axis.base());
         Places { marks, segments, leaders, grid, taken, left: slots.left, right: slots.right, top, bottom }
     }
@@ -241,12 +240,11 @@ fn around_lines(places: &mut Places<'_>) -> Vec<Option<Area>> {
         let may_be = |area: &Area| {
             places.is_free(area) && places.is_on_the_side_of(area, mark.y) && places.is_nearest_to(area, own)
         };
-        let areas_of = upright.chain(aside).map(|(left, base)| Area::of_number(left, base, wide));
+        let all = upright.chain(aside).map(|(left, base)| Area::of_number(left, base, wide));
         // A line to a name is thin: a number's halo may cut it where there is no other place.
         let off_leaders = |area: &Area| !places.leaders.iter().any(|line| area.is_crossed_by(line));
-        let mut all = areas_of.clone();
-        let found =
-            all.find(|area| may_be(area) && off_leaders(area)).or_else(|| areas_of.clone().find(may_be));
+        let best = all.clone().find(|area| may_be(area) && off_leaders(area));
+        let found = best.or_else(|| all.clone().find(may_be));
         places.taken.extend(found);
         areas.push(found);
     }
