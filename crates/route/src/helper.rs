@@ -220,7 +220,7 @@ impl Helper {
         loop {
             self.poll(events, Duration::ZERO)?;
             let now = Instant::now();
-            self.spin.looks(now, u64::MAX);
+            self.spin.looks(now);
             if !events.is_empty() {
                 return Ok(());
             }

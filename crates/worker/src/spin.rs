@@ -31,12 +31,15 @@ pub struct AdaptiveSpin {
     offered: Option<Instant>,
     /// Others want the core until then.
     polite_until: Option<Instant>,
+    /// Bytes that had moved when it was last idle, and what of them moved since it was idle before.
+    moved: u64,
+    at_once: u64,
 }
 
 impl AdaptiveSpin {
     /// Begins with the longest window, `most`.
     pub fn new(most: Duration) -> AdaptiveSpin {
-        AdaptiveSpin { most, window: most, offered: None, polite_until: None }
+        AdaptiveSpin { most, window: most, offered: None, polite_until: None, moved: 0, at_once: MUCH }
     }
 
     /// How long to look after the last thing that moved.
@@ -58,10 +61,17 @@ impl AdaptiveSpin {
         self.polite_until.is_some_and(|until| now < until)
     }
 
-    /// The worker, which has last moved `bytes` at once, looks again: did its core come back late?
+    /// The worker has moved `moved` bytes in all, and nothing moves any more. A thread that never calls this counts as one that
+    /// moves much.
     #[inline]
-    pub fn looks(&mut self, now: Instant, bytes: u64) {
-        let wanted = if bytes < MUCH { WANTED_BETWEEN_FEW } else { WANTED };
+    pub fn is_idle(&mut self, moved: u64) {
+        self.at_once = moved.saturating_sub(std::mem::replace(&mut self.moved, moved));
+    }
+
+    /// The worker looks again: did its core come back late?
+    #[inline]
+    pub fn looks(&mut self, now: Instant) {
+        let wanted = if self.at_once < MUCH { WANTED_BETWEEN_FEW } else { WANTED };
         if let Some(offered) = self.offered.take()
             && now.saturating_duration_since(offered) > wanted
         {
@@ -150,18 +160,29 @@ mod tests {
         assert!(spin.goes_on(start, Duration::ZERO, 40));
         spin.pause(start, 40);
         let late = start + 2 * WANTED;
-        spin.looks(late, MUCH - 1);
-        assert!(spin.goes_on(late, 2 * WANTED, 41), "a guest had it for its answer");
-        spin.pause(start, 40);
-        spin.looks(late, MUCH);
+        spin.looks(late);
         assert!(!spin.goes_on(late, 2 * WANTED, 41), "its core came back late");
         assert_eq!(spin.window(late), POLITE_WINDOW);
-        let mut other = AdaptiveSpin::new(MOST);
-        other.pause(start, 40);
-        other.looks(start + 2 * WANTED_BETWEEN_FEW, 1);
-        assert_eq!(other.window(start + 2 * WANTED_BETWEEN_FEW), POLITE_WINDOW);
         assert_eq!(spin.window(late + POLITE), MOST);
         assert!(spin.goes_on(late, Duration::ZERO, 0), "a few looks are free");
         assert!(spin.goes_on(late + POLITE, Duration::ZERO, 41), "and only for a while");
+    }
+
+    #[test]
+    fn between_questions_and_answers_a_core_may_be_gone_for_longer() {
+        let start = Instant::now();
+        // Whether a core that comes back after so long is taken for wanted, where so many bytes had moved by each idle round.
+        let is_wanted = |moved: &[u64], after: Duration| {
+            let mut spin = AdaptiveSpin::new(MOST);
+            moved.iter().for_each(|moved| spin.is_idle(*moved));
+            spin.pause(start, 40);
+            spin.looks(start + after);
+            spin.window(start + after) == POLITE_WINDOW
+        };
+        assert!(is_wanted(&[], 2 * WANTED));
+        assert!(is_wanted(&[100, MUCH + 100], 2 * WANTED));
+        assert!(!is_wanted(&[MUCH, MUCH + 100], 2 * WANTED), "only the last of them counts");
+        assert!(!is_wanted(&[100, 200, 300], WANTED_BETWEEN_FEW));
+        assert!(is_wanted(&[100, 200], 2 * WANTED_BETWEEN_FEW));
     }
 }

@@ -47,9 +47,6 @@ pub struct Worker<E: Engine> {
     /// When something last moved or was asked for.
     busy: Instant,
     moved: bool,
-    /// Bytes that had moved when it was last idle, and how many moved before that, since it was idle before.
-    moved_bytes: u64,
-    moved_at_once: u64,
     /// Something moved, or was asked for, since the clock was read last.
     worked: bool,
     /// Sleeps since then.
@@ -91,8 +88,6 @@ impl<E: Engine> Worker<E> {
             until_clock: 0,
             busy: now,
             moved: false,
-            moved_bytes: 0,
-            moved_at_once: 0,
             worked: false,
             slept: Duration::ZERO,
             napped: false,
@@ -171,8 +166,7 @@ impl<E: Engine> Worker<E> {
         } else {
             if self.moved {
                 self.busy = self.now;
-                let bytes = self.engine.moved_bytes();
-                self.moved_at_once = bytes.saturating_sub(std::mem::replace(&mut self.moved_bytes, bytes));
+                self.spin.is_idle(self.engine.moved_bytes());
             }
             self.moved = false;
             self.idle_rounds = self.idle_rounds.saturating_add(1);
@@ -227,7 +221,7 @@ impl<E: Engine> Worker<E> {
         if self.settings.poll {
             return self.spin.pause(self.now, self.idle_rounds);
         }
-        self.spin.looks(self.now, self.moved_at_once);
+        self.spin.looks(self.now);
         match self.engine.rest(idle) {
             Rest::Awake => self.spin.pause(self.now, self.idle_rounds),
             Rest::Nap(_) | Rest::Sleep(_) if self.spin.goes_on(self.now, idle, self.idle_rounds) => {
