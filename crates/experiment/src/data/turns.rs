@@ -48,6 +48,17 @@ impl<'r> Turns<'r> {
     }
 }
 
+/// Every two combinations of some rows, by a row of each.
+fn pairs<'a>(rows: &[&'a Row]) -> Vec<(&'a Row, &'a Row)> {
+    let mut firsts: Vec<&Row> = Vec::new();
+    for row in rows {
+        if !firsts.iter().any(|first| first.id == row.id) {
+            firsts.push(row);
+        }
+    }
+    firsts.iter().enumerate().flat_map(|(at, a)| firsts[..at].iter().map(move |b| (*b, *a))).collect()
+}
+
 /// Quotients of runs of the same number; none where a number has not exactly one run on both sides.
 fn by_run(upper: &[&Row], lower: &[&Row], measure: Measure) -> Vec<f64> {
     let alone = |rows: &[&Row], run: u32| {
@@ -82,13 +93,11 @@ impl Data<'_> {
 
     /// Pairs of rows, one of each combination, that differ in nothing but their device.
     fn comparable<'a>(&self, rows: &[&'a Row]) -> Vec<(&'a Row, &'a Row)> {
-        let firsts = self.firsts(rows);
         let others: Vec<&str> = self.named.iter().copied().filter(|name| !DEVICES.contains(name)).collect();
         let alike = |a: &Row, b: &Row| {
             a.device != b.device && others.iter().all(|name| a.factor(name) == b.factor(name))
         };
-        let pairs = firsts.iter().enumerate().flat_map(|(at, a)| firsts[..at].iter().map(move |b| (*b, *a)));
-        pairs.filter(|(a, b)| alike(a, b)).collect()
+        pairs(rows).into_iter().filter(|(a, b)| alike(a, b)).collect()
     }
 
     /// Whether any devices took turns.
@@ -98,20 +107,8 @@ impl Data<'_> {
 
     /// Whether combinations that differ in more than their device came in rounds of all.
     pub fn has_rounds(&self) -> bool {
-        let firsts = self.firsts(&self.rows);
-        let pairs = firsts.iter().enumerate().flat_map(|(at, a)| firsts[..at].iter().map(move |b| (*b, *a)));
-        pairs.into_iter().any(|(a, b)| a.device == b.device && self.turns.were_in_rounds(a, b))
-    }
-
-    /// A row of each combination.
-    fn firsts<'a>(&self, rows: &[&'a Row]) -> Vec<&'a Row> {
-        let mut firsts: Vec<&Row> = Vec::new();
-        for row in rows {
-            if !firsts.iter().any(|first| first.id == row.id) {
-                firsts.push(row);
-            }
-        }
-        firsts
+        let of_one_device = |(a, b): &(&Row, &Row)| a.device == b.device;
+        pairs(&self.rows).into_iter().filter(of_one_device).any(|(a, b)| self.turns.were_in_rounds(a, b))
     }
 
     /// Which labs some rows are of; `shown` are the factors that their picture shows.
