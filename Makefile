@@ -8,15 +8,17 @@ ONLY    ?=
 FUZZ_SECONDS ?= 60
 export VMLANE_BIN := $(CURDIR)/$(BIN)
 
-.PHONY: all help bootstrap build dist setup demo test test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package clean
+.PHONY: all help bootstrap build dist setup demo test test-quick test-unit test-guests acceptance soak bench experiments fuzz coverage lint docs picture install package clean
 
 all: build
 
 help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
-	@echo 'make test    make lint, unit, property and real-guest tests (LANES=2 files of the latter at a time)'
+	@echo 'make test    make lint, unit, property and real-guest tests (LANES=2 processes at a time): logs and times in out/test/'
+	@echo 'make test-quick  no guests: what has changed since the last commit (SINCE=COMMIT), and what depends on it'
+	@echo 'make test-unit, make test-guests  either half of make test (ONLY=vmci,nics for some beds or modules of guests)'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/ (ONLY=survival,nics'
-	@echo '             for some files; what passed is not repeated until sources change, AGAIN=1 does; LANES=1 at a time)'
+	@echo '             for some modules; what passed is not repeated until sources change, AGAIN=1 does; LANES=1 at a time)'
 	@echo 'make soak    200 deaths of the daemon at random moments, 50 under load, an hour beside guests that come and go,'
 	@echo '             memory under each attack of synthetic guests (VMLANE_ATTACK_MINUTES=10) and under all of them'
 	@echo 'make experiments  the plans of experiments/: out/experiments/ (QUICK=1: thin slices, some minutes)'
@@ -44,35 +46,45 @@ setup: build
 demo: setup
 	@$(BIN) demo --out out/demo $(if $(filter 1,$(FULL)),--full)
 
-test: setup lint test-unit test-guests
+# What tests use of the host, beside what building needs.
+FOR_UNITS  := libvirt-clients libxml2-utils systemd tshark
+FOR_GUESTS := ethtool socat ncat python3 openssh-client chromium tshark
+# Built beside the program, so that what both use is compiled once.
+RUNTESTS   := cargo build --quiet --locked --release -p vmlane-cli -p vmlane-runtests && target/$(TRIPLE)/release/vmlane-runtests
 
-# The same cases of the property tests each time, so that a change fails for what it changed, not for a rare
-# case that is older. PROPTEST_RNG_SEED=7 (any number) tries others, as does `cargo test` by itself.
+test: bootstrap
+	@scripts/bootstrap.sh $(FOR_UNITS) $(FOR_GUESTS)
+	@$(RUNTESTS) all
+
+test-quick: bootstrap
+	@scripts/bootstrap.sh $(FOR_UNITS)
+	@$(RUNTESTS) quick
+
 test-unit: bootstrap
-	@scripts/bootstrap.sh libvirt-clients libxml2-utils systemd tshark
-	@echo '==> unit and property tests'
-	@PROPTEST_RNG_SEED=$${PROPTEST_RNG_SEED:-1} cargo test --locked --workspace
+	@scripts/bootstrap.sh $(FOR_UNITS)
+	@$(RUNTESTS) units
 
 test-guests: setup
-	@scripts/bootstrap.sh ethtool socat ncat python3 openssh-client chromium tshark
-	@tests/run_guest_tests.sh
+	@scripts/bootstrap.sh $(FOR_GUESTS)
+	@$(RUNTESTS) guests
 
-# Hours. Resumable: tests/acceptance.sh says how.
+# Hours. Resumable: what passed is not run again until what is built changes.
 acceptance: setup
-	@scripts/bootstrap.sh apparmor binutils debootstrap lintian systemd-container \
-	  ethtool socat ncat python3 openssh-client chromium tshark prometheus dosfstools mtools syslinux
-	@tests/acceptance.sh
+	@scripts/bootstrap.sh apparmor binutils debootstrap lintian systemd-container $(FOR_GUESTS) prometheus dosfstools mtools syslinux
+	@$(RUNTESTS) acceptance
 
 # Hours. VMLANE_SOAK_MINUTES=60 is the default of the part with guests that come and go; VMLANE_SEED repeats a run's moments.
 # Some 30 attacks run for VMLANE_ATTACK_MINUTES=10 each, then all of them together for an hour; VMLANE_ATTACK=virtio: some.
 soak: setup
 	@scripts/bootstrap.sh socat ncat python3
-	@VMLANE_TESTS=full cargo test --locked --release -p vmlane-tests --features guests,long --no-fail-fast \
-	  --test survival --test soak --test neighbour -- --test-threads=1 --nocapture
-	@VMLANE_ATTACK_MINUTES=$${VMLANE_ATTACK_MINUTES:-10} cargo test --locked --release -p vmlane-daemon --test neighbours -- --nocapture
+	@for module in survival soak neighbour; do \
+	  VMLANE_TESTS=full VMLANE_MODULE=$$module cargo test --locked --release -p vmlane-tests --test promises || exit 1; \
+	done
+	@VMLANE_ATTACK_MINUTES=$${VMLANE_ATTACK_MINUTES:-10} cargo test --locked --release -p vmlane-daemon --test it neighbours -- --nocapture
 
 bench: build
-	@cargo run --quiet --locked --release -p vmlane-enginebench -- --out out/bench $(if $(ONLY),--only $(ONLY)) $(if $(AGAINST),--against $(AGAINST))
+	@cargo build --quiet --locked --release -p vmlane-cli -p vmlane-enginebench
+	@target/$(TRIPLE)/release/vmlane-enginebench --out out/bench $(if $(ONLY),--only $(ONLY)) $(if $(AGAINST),--against $(AGAINST))
 
 experiments: setup
 	@scripts/bootstrap.sh ethtool
@@ -83,7 +95,7 @@ experiments: setup
 	echo '==> experiment esxi-throughput-2013: the ladder, found by vmlane doctor'; \
 	ladder=$$PWD/out/experiments$(if $(filter 1,$(QUICK)),-quick)/esxi-throughput-2013/ladder.md; mkdir -p "$$(dirname "$$ladder")"; \
 	VMLANE_TESTS=full VMLANE_LADDER=$$ladder $(if $(filter 1,$(QUICK)),VMLANE_QUICK=1) cargo test --quiet --locked --release -p vmlane-tests \
-	  --features guests --test doctor the_ladder -- --nocapture || code=$$?; \
+	  --test promises the_ladder || code=$$?; \
 	exit $$code
 
 fuzz: bootstrap
@@ -101,7 +113,7 @@ docs: build
 
 # The picture of README.md, from its text source.
 picture:
-	@VMLANE_DRAW=1 cargo test --quiet --locked -p vmlane-tests --test docs the_picture
+	@VMLANE_DRAW=1 cargo test --quiet --locked --release -p vmlane-tests --test promises the_picture
 
 dist: bootstrap
 	@echo '==> building vmlane as it is packaged (static, optimized as a whole)'

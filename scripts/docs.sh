@@ -71,11 +71,14 @@ mkdir -p "$book"
 cp -r docs "$book/src"
 mv "$book/src/book.toml" "$book/src/site.css" "$book/"
 rm "$book/src/architecture.toml"
-cp ARCHITECTURE.md CHANGELOG.md CONTRIBUTING.md SECURITY.md "$book/src/"
+at_the_top='ARCHITECTURE|CHANGELOG|CONTRIBUTING|PROMISES|SECURITY'
+for page in ${at_the_top//|/ }; do cp "$page.md" "$book/src/"; done
 # Links of these pages, and links to them from one and from two directories below.
 sed -i 's#](docs/#](#g' "$book"/src/[A-Z]*.md
-sed -i -E 's#]\(\.\./(ARCHITECTURE|CHANGELOG|CONTRIBUTING|SECURITY)\.md#](\1.md#g' "$book"/src/*.md
-sed -i -E 's#]\(\.\./\.\./(ARCHITECTURE|CHANGELOG|CONTRIBUTING|SECURITY)\.md#](../\1.md#g' "$book"/src/*/*.md
+sed -i -E "s#]\(\.\./($at_the_top)\.md#](\1.md#g" "$book"/src/*.md
+sed -i -E "s#]\(\.\./\.\./($at_the_top)\.md#](../\1.md#g" "$book"/src/*/*.md
+# Experiments are not in the site.
+sed -i -E 's#\[([^]]*)\]\((\.\./)?experiments/[^)]*\)#\1#g' "$book"/src/*.md
 
 # Every decision has a line, in the order of their numbers.
 for page in "$book"/src/decisions/*.md; do

@@ -1,15 +1,35 @@
 #!/usr/bin/env bash
-# Formatting, clippy with warnings denied, documentation, licences and advisories of dependencies.
+# Formatting, clippy with warnings denied, documentation, licences and advisories of dependencies. What takes its
+# time is repeated only when what it reads has changed since it passed.
 set -euo pipefail
 cd "$(dirname "$0")/.."
+
+# passed NAME PATH...: whether these files are those with which NAME passed last.
+passed() {
+  local name=$1
+  shift
+  hash=$( (rustc -V && git ls-files -z --cached --others --exclude-standard -- "$@" | xargs -0 sha256sum 2>/dev/null) | sha256sum)
+  [ "$hash" = "$(cat "target/lint/$name" 2>/dev/null)" ]
+}
+
+# note NAME: it has passed with the files of the last call of `passed`.
+note() {
+  mkdir -p target/lint
+  echo "$hash" >"target/lint/$1"
+}
 
 echo '==> cargo fmt'
 cargo fmt --all --check
 echo '==> cargo clippy'
-cargo clippy --locked --workspace --all-targets -- -D warnings
-echo '==> cargo doc'
-RUSTDOCFLAGS='-D warnings' cargo doc --locked --workspace --no-deps --quiet
+cargo clippy --release --locked --workspace --all-targets -- -D warnings
 
+if ! passed doc crates tests fuzz Cargo.toml Cargo.lock; then
+  echo '==> cargo doc'
+  RUSTDOCFLAGS='-D warnings' cargo doc --release --locked --workspace --no-deps --quiet
+  note doc
+fi
+
+passed deny deny.toml '*Cargo.toml' Cargo.lock && exit
 tools="${XDG_CACHE_HOME:-$HOME/.cache}/vmlane/tools"
 deny="$(command -v cargo-deny || true)"
 if [ -z "$deny" ]; then
@@ -26,3 +46,4 @@ if [ -z "$deny" ]; then
 fi
 echo '==> cargo deny (licences, bans, sources)'
 "$deny" --log-level error check licenses bans sources
+note deny

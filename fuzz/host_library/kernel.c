@@ -1,12 +1,12 @@
 /* What the library takes for the C library below it (see world.h). The names behind `real_NAME` are given out by
  * fuzz_dlsym; build.rs puts it, and the clock, in the place of the C library's. */
 #include "world.h"
-#include <dlfcn.h>
 #include <errno.h>
 #include <fcntl.h>
 #include <poll.h>
 #include <signal.h>
 #include <string.h>
+#include <sys/epoll.h>
 #include <sys/ioctl.h>
 #include <sys/select.h>
 #include <sys/socket.h>
@@ -231,20 +231,25 @@ static int fuzz_socket(int family, int type, int protocol) {
     return -1;
 }
 
+#define OURS(name) {#name, (void *)fuzz_##name}
+#define THEIRS(name) {#name, (void *)name}
+
+/* All that the library looks up here, so that it is found without shared libraries, too. */
 void *fuzz_dlsym(void *where, const char *name) {
     static const struct {
         const char *name;
         void *call;
-    } ours[] = {{"poll", fuzz_poll},         {"ppoll", fuzz_ppoll},       {"select", fuzz_select},
-                {"pselect", fuzz_pselect},   {"read", fuzz_read},         {"readv", fuzz_readv},
-                {"recv", fuzz_recv},         {"recvfrom", fuzz_recvfrom}, {"recvmsg", fuzz_recvmsg},
-                {"write", fuzz_write},       {"writev", fuzz_writev},     {"send", fuzz_send},
-                {"sendto", fuzz_sendto},     {"sendmsg", fuzz_sendmsg},   {"connect", fuzz_connect},
-                {"socket", fuzz_socket}};
-    for (size_t i = 0; i < sizeof ours / sizeof *ours; i++)
-        if (!strcmp(ours[i].name, name))
-            return ours[i].call;
-    void *call = dlsym(where, name);
-    MUST(call);
-    return call;
+    } table[] = {OURS(poll),          OURS(ppoll),         OURS(select),        OURS(pselect),      OURS(read),
+                 OURS(readv),         OURS(recv),          OURS(recvfrom),      OURS(recvmsg),      OURS(write),
+                 OURS(writev),        OURS(send),          OURS(sendto),        OURS(sendmsg),      OURS(connect),
+                 OURS(socket),        THEIRS(accept),      THEIRS(accept4),     THEIRS(bind),       THEIRS(close),
+                 THEIRS(close_range), THEIRS(dup),         THEIRS(dup2),        THEIRS(dup3),       THEIRS(epoll_ctl),
+                 THEIRS(fcntl),       THEIRS(getpeername), THEIRS(getsockname), THEIRS(getsockopt), THEIRS(ioctl),
+                 THEIRS(listen),      THEIRS(recvmmsg),    THEIRS(sendmmsg),    THEIRS(setsockopt), THEIRS(shutdown)};
+    (void)where;
+    for (size_t i = 0; i < sizeof table / sizeof *table; i++)
+        if (!strcmp(table[i].name, name))
+            return table[i].call;
+    fprintf(stderr, "the library asks for %s, which is not in the table of kernel.c\n", name);
+    abort();
 }

@@ -1,4 +1,5 @@
-//! What of a libvirt domain an edit for a VM must leave as it was, as a parser sees it that the editor does not use.
+//! What of a libvirt domain an edit for a VM must leave as it was, as a parser sees it that the editor does
+//! not use.
 
 use std::path::Path;
 
@@ -11,8 +12,8 @@ const QEMU: &str = "http://libvirt.org/schemas/domain/qemu/1.0";
 /// Parts of QEMU's arguments that may be the VM's.
 const OURS: [&str; 3] = ["vmlane-", "vfio-user-pci", "acpi-pci-hotplug-with-bridge-support"];
 
-/// Everything but the VM's own devices: a line for each element, comment and processing instruction, in their order.
-/// None: that parser does not take it.
+/// Everything but the VM's own devices: a line for each element, comment and processing instruction, in their
+/// order. None: that parser does not take it.
 pub fn others(xml: &str, attach: Attach<'_>) -> Option<Vec<String>> {
     let document = Document::parse(xml).ok()?;
     let mut lines = Vec::new();

@@ -27,12 +27,6 @@ pub struct Bench {
     body: Vec<u8>,
 }
 
-impl Default for Bench {
-    fn default() -> Bench {
-        Bench::new()
-    }
-}
-
 impl Bench {
     pub fn new() -> Bench {
         let len = 2 * SINK;
@@ -48,7 +42,7 @@ impl Bench {
 
     /// What a device would lend, then what the switch makes of it.
     pub fn run(&mut self, data: &[u8]) {
-        let mut input = Input::of(data);
+        let mut input = Input(data);
         let kinds = input.byte();
         let request: [u8; VnetHeader::SIZE] = std::array::from_fn(|_| input.byte());
         let more = input.number::<2>() as usize;

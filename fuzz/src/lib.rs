@@ -1,19 +1,21 @@
-//! What the fuzz targets share: two or three VMs with real devices on one hypervisor, driven by bytes;
-//! what a NIC's targets need is in [`nic`].
+//! Fuzz targets ([`TARGETS`]), and what they share: two or three VMs with real devices on one hypervisor,
+//! driven by bytes; what a NIC's targets need is in `nic`.
 //!
-//! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone.
+//! The engine turns inside the calls ([`Inline`]), so a run is a function of its input alone. libFuzzer makes
+//! inputs (`bin/libfuzzer.rs`); each of those that are committed is run as a test (`tests/replay.rs`).
 
-pub mod again;
-pub mod compares;
-pub mod domain;
-pub mod forged;
-pub mod heads;
-pub mod host_library;
-pub mod nic;
-pub mod segments;
-pub mod switching;
-pub mod uplink;
-pub mod virtio;
+mod again;
+mod domain;
+mod forged;
+mod heads;
+mod nic;
+mod segments;
+mod switching;
+mod targets;
+mod uplink;
+mod virtio;
+
+pub use targets::{TARGETS, target};
 
 use std::sync::Arc;
 use std::sync::atomic::{AtomicU64, Ordering};
@@ -27,18 +29,12 @@ use vmlane_vsock::{Forward, Router};
 use vmlane_wire::vmci::{CONTROL_INT_ENABLE, MMIO_OFFSET, Reg};
 
 /// Bytes of RAM of each VM: small, so that random addresses hit it.
-pub const RAM: u64 = 1 << 20;
+const RAM: u64 = 1 << 20;
 
 /// Reads an input piece by piece; zeros when it is used up.
-pub struct Input<'a>(pub &'a [u8]);
+struct Input<'a>(pub &'a [u8]);
 
 impl<'a> Input<'a> {
-    /// What an execution begins with.
-    pub fn of(data: &'a [u8]) -> Input<'a> {
-        compares::next();
-        Input(data)
-    }
-
     pub fn byte(&mut self) -> u8 {
         let Some((first, rest)) = self.0.split_first() else { return 0 };
         self.0 = rest;
@@ -60,9 +56,14 @@ impl<'a> Input<'a> {
     }
 }
 
+/// An input as text: what of it is UTF-8, up to the first byte that is not.
+fn text(data: &[u8]) -> &str {
+    data.utf8_chunks().next().map_or("", |chunk| chunk.valid())
+}
+
 /// Interrupt lines that count.
 #[derive(Default)]
-pub struct Lines(AtomicU64);
+struct Lines(AtomicU64);
 
 impl Interrupts for Lines {
     fn mode(&self) -> IrqMode {
@@ -76,13 +77,13 @@ impl Interrupts for Lines {
 }
 
 /// One VM: its device and its RAM.
-pub struct Vm {
+struct Vm {
     pub device: VmciDevice,
     pub memory: MemoryMap,
 }
 
 /// VMs with CIDs 3, 4 (one group, 3 forwards port 5000 to 4's 7) and 5 (another group).
-pub struct World {
+struct World {
     pub hypervisor: Arc<Hypervisor>,
     pub streams: Arc<Inline>,
     pub vms: Vec<Vm>,
@@ -135,11 +136,5 @@ impl World {
             assert!(vm.queue_pairs <= 8 && vm.connections <= 8 && vm.doorbells <= 8, "{vm:?}");
             assert!(vm.inbox_bytes <= Limits::default().inbox_bytes, "{vm:?}");
         }
-    }
-}
-
-impl Default for World {
-    fn default() -> Self {
-        World::new()
     }
 }

@@ -128,9 +128,3 @@ impl Sender {
         }
     }
 }
-
-impl Default for Sender {
-    fn default() -> Self {
-        Sender::new()
-    }
-}

@@ -1,5 +1,6 @@
-//! TCP segments that the switch may merge for a receiver that takes super-frames (software LRO), and what such a receiver may see:
-//! cut at its MSS, a super-frame gives the segments back that were sent, in the order of their flow.
+//! TCP segments that the switch may merge for a receiver that takes super-frames (software LRO), and what
+//! such a receiver may see: cut at its MSS, a super-frame gives the segments back that were sent, in the
+//! order of their flow.
 
 use std::collections::{HashMap, VecDeque};
 
@@ -133,7 +134,7 @@ impl Flow {
             2 => whole[tcp + FLAGS] |= LAST & detail,
             3 => whole[tcp + FLAGS] = detail,
             4 => whole[tcp + SEQUENCE] ^= 1,
-            // Time to live, type of service, window, an option: whatever it is, it differs from the one before.
+            // Type of service, time to live, window, an option: whatever it is, it differs from before.
             5 => {
                 let at = [HEADER + 1, HEADER + 8, tcp + 15, whole.len() - 1][usize::from(detail) % 4];
                 whole[at] ^= 1;

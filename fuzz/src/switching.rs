@@ -3,11 +3,11 @@
 //! or make up, an uplink, receivers for which TCP segments are merged (software LRO, see `segments.rs`).
 
 use std::collections::{BTreeMap, HashMap};
-use std::time::{Duration, Instant};
 
 use vmlane_guestsim::memory_port::{LRO, PLAIN, Wire};
 use vmlane_port::{Filter, Frames, Offload, PortId, RxCapabilities, VlanSet};
 use vmlane_switch::{Policy, PortSpec, Settings, Switch, Traffic, VlanMode, Worker};
+use vmlane_testkit::wait_until;
 use vmlane_wire::ethernet::{Mac, Tci};
 
 use crate::Input;
@@ -313,8 +313,9 @@ impl Bench {
         }
     }
 
-    /// TCP segments in one burst, of two flows that may be one: each port got those of the model, merged or not, in the order of
-    /// their flow. `kinds`: whether receivers have room for a few only, and so lose some; whether there is a tag.
+    /// TCP segments in one burst, of two flows that may be one: each port got those of the model, merged or
+    /// not, in the order of their flow. `kinds`: whether receivers have room for a few only, and so lose
+    /// some; whether there is a tag.
     fn send_burst(&mut self, input: &mut Input<'_>, kinds: u8, number: usize) {
         let from = self.ports[number].address();
         let mut flows = [(); 2].map(|()| {
@@ -355,11 +356,11 @@ impl Bench {
 
     /// What waits for buffers, of which there are enough now, is delivered or too old.
     fn drain(&mut self, number: usize) {
-        let deadline = Instant::now() + Duration::from_secs(10);
-        while self.ports[number].wire.outstanding() + self.ports[number].wire.queued() > 0 {
-            assert!(Instant::now() < deadline, "frames wait for room that is there");
+        wait_until("frames that waited for room have gone", || {
             self.settle();
-        }
+            let wire = &self.ports[number].wire;
+            wire.outstanding() + wire.queued() == 0
+        });
     }
 
     /// Who gets a frame, with which tag.

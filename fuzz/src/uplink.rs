@@ -1,5 +1,6 @@
-//! A vhost-user uplink and the switch at its other end, which owns none of the rules: what its used rings say, and what is written
-//! over the memory that both share. A peer that has kept the rules so far gets and is given exactly what was sent.
+//! A vhost-user uplink and the switch at its other end, which owns none of the rules: what its used rings
+//! say, and what is written over the memory that both share. A peer that has kept the rules so far gets and
+//! is given exactly what was sent.
 
 use std::collections::{HashSet, VecDeque};
 use std::os::fd::OwnedFd;
@@ -235,8 +236,8 @@ impl Bench {
         if ring == OUT {
             return self.holds[OUT].contains(&id);
         }
-        // Buffers of a frame that waits to be lent are the switch's until that is done with it. Those of one that is left out
-        // are the peer's at once.
+        // Buffers of a frame that waits to be lent are the switch's until that is done with it. Those of one
+        // that is left out are the peer's at once.
         let waits = |sent: &Sent| !sent.doubtful && sent.ids.contains(&id);
         !self.sent.iter().any(waits) && (VNET as u32..=2112).contains(&len)
     }
@@ -428,7 +429,7 @@ impl Bench {
         .is_some()
     }
 
-    /// With a peer that has kept the rules: all that it sent arrives, and all of its buffers are its own again.
+    /// With a peer that has kept the rules: all that it sent arrives, all of its buffers are its own again.
     pub fn end(mut self) {
         if self.honest {
             self.drain();

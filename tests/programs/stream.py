@@ -1,7 +1,8 @@
 """Long streams of random bytes that both ends sum up.
 
   stream.py take PORT                        takes streams until it is ended, a thread each
-  stream.py give CID PORT SECONDS [to-host]  gives for so long, then compares checksums
+  stream.py give CID PORT SECONDS [to-host] [paced]
+                                             gives for so long, or until SIGTERM, then compares checksums
 
 `take` says how each stream ended: "whole COUNT", or "cut COUNT REASON".
 """
@@ -38,16 +39,18 @@ def take(port):
         threading.Thread(target=take_one, args=(sock,), daemon=True).start()
 
 
-def give(cid, port, seconds, to_host):
-    sock = vs.connected(cid, port, to_host)
+def give(cid, port, seconds, to_host, paced):
+    sock, enough = vs.connected(cid, port, to_host), vs.terminated()
     start, total, digest, told = time.monotonic(), 0, hashlib.sha256(), False
     try:
         # At least until data flows: the time limit counts from there.
-        while not told or time.monotonic() - start < seconds:
+        while not told or time.monotonic() - start < seconds and not enough:
             part = os.urandom(1 << 16)
             digest.update(part)
             sock.sendall(part)
             total += len(part)
+            if paced:
+                time.sleep(0.02)
             if not told and total >= 1 << 20:
                 vs.say("moving")
                 told = True
@@ -64,4 +67,4 @@ if __name__ == "__main__":
     if sys.argv[1] == "take":
         take(int(sys.argv[2]))
     else:
-        give(*map(int, sys.argv[2:5]), to_host="to-host" in sys.argv)
+        give(*map(int, sys.argv[2:5]), to_host="to-host" in sys.argv, paced="paced" in sys.argv)

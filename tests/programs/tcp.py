@@ -1,7 +1,7 @@
 """Long TCP streams of random bytes that both ends sum up.
 
   tcp.py take PORT                     takes streams until it is ended, a thread each
-  tcp.py give ADDRESS PORT SECONDS     gives for so long, then compares checksums
+  tcp.py give ADDRESS PORT SECONDS     gives for so long, or until SIGTERM, then compares checksums
 
 The result of `give` has the longest pause, in seconds, between two parts that the taker received.
 """
@@ -37,10 +37,10 @@ def take(port):
 
 
 def give(address, port, seconds):
-    sock = socket.create_connection((address, port))
+    sock, enough = socket.create_connection((address, port)), vs.terminated()
     start, total, digest, told = time.monotonic(), 0, hashlib.sha256(), False
     # At least until data flows: the time limit counts from there.
-    while not told or time.monotonic() - start < seconds:
+    while not told or time.monotonic() - start < seconds and not enough:
         part = os.urandom(1 << 16)
         digest.update(part)
         sock.sendall(part)

@@ -7,6 +7,7 @@ import errno
 import hashlib
 import json
 import os
+import signal
 import socket
 import struct
 import time
@@ -72,6 +73,13 @@ def listening(port, size=None, largest=262144, backlog=512):
     sock.bind((socket.VMADDR_CID_ANY, port))
     sock.listen(backlog)
     return sock
+
+
+def terminated():
+    """A list that is empty until SIGTERM."""
+    told = []
+    signal.signal(signal.SIGTERM, lambda *_: told.append(True))
+    return told
 
 
 def say(*words):

@@ -196,7 +196,7 @@ mod tests {
         match set(path, own, right, to) {
             Ok(()) => Some(()),
             Err(AclError::Unsupported { .. }) => {
-                println!("skipped: no POSIX ACLs on {}", path.display());
+                vmlane_testkit::skipped(&format!("no POSIX ACLs on {}", path.display()));
                 None
             }
             Err(error) => panic!("{error}"),

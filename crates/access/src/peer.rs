@@ -103,8 +103,7 @@ mod tests {
     #[test]
     fn more_groups_than_expected_are_known_too() {
         if !rustix::process::geteuid().is_root() {
-            println!("skipped: only root can have groups of its choice");
-            return;
+            return vmlane_testkit::skipped("only root can have groups of its choice");
         }
         // Groups are a thread's in the kernel.
         let many = std::thread::spawn(|| {

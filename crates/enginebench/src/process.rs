@@ -11,6 +11,7 @@ use anyhow::{Context as _, bail};
 use vmlane_device::vmci::{Hypervisor, VmciDevice};
 use vmlane_guestsim::{Guest, Options, Placement, SocketError, vm};
 use vmlane_stream::{Settings, Workers};
+use vmlane_testkit::Process;
 use vmlane_transport::{IrqSet, Listener, Server, SessionStats};
 use vmlane_vsock::Router;
 use vmlane_wire::vmci_stream::SHUTDOWN_SEND;
@@ -43,10 +44,10 @@ pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
             .spawn()
             .context("starting a guest process")
     };
-    let mut receiver = Guarded(spawn(1, "receiver")?);
+    let mut receiver = Process(spawn(1, "receiver")?);
     let mut lines = BufReader::new(receiver.0.stdout.take().context("no output of the receiver")?).lines();
     lines.next().context("the receiving guest ended before it listened")??;
-    let mut sender = Guarded(spawn(0, "sender")?);
+    let mut sender = Process(spawn(0, "sender")?);
     let result = lines.next().context("the receiving guest ended without a result")??;
     sender.0.wait()?;
     receiver.0.wait()?;
@@ -56,16 +57,6 @@ pub fn stream(block: usize, length: Duration) -> anyhow::Result<Sample> {
         bail!("the receiving guest said {result:?}");
     };
     Ok(Sample::gbits(bytes, Duration::from_nanos(nanos)))
-}
-
-/// A child that does not outlive its row.
-struct Guarded(Child);
-
-impl Drop for Guarded {
-    fn drop(&mut self) {
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 /// CPU time so far of all threads of a process.

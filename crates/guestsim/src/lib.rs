@@ -13,7 +13,7 @@
 //! | `guest.rs` | interrupts and waiting |
 //! | `connect.rs`, `stream.rs` | sockets as a program uses them |
 //! | `nic` | VMXNET3: rings, probe, activation |
-//! | `virtio.rs` | virtqueues from the driver's side |
+//! | `virtio.rs`, `virtio_nic.rs` | virtqueues from the driver's side; a card with numbered frames |
 //! | `vsock.rs` | virtio-vsock: packets by hand, and routes without their thread |
 //! | `memory_port.rs`, `one_by_one.rs` | a frame port over plain memory, for the switch; bursts of one |
 //! | `endless.rs` | one end of a stream that always has bytes to send |
@@ -52,6 +52,7 @@ pub mod vfio_user;
 pub mod vhost_user;
 pub mod vhost_user_peer;
 pub mod virtio;
+pub mod virtio_nic;
 pub mod vsock;
 
 pub use connect::{Listener, Options};

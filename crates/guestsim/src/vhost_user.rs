@@ -148,8 +148,7 @@ impl Front {
     /// Starts and enables a ring at the position that `setup` has.
     pub fn start(&mut self, index: u32, setup: &RingSetup) -> io::Result<RingEvents> {
         let state = |number: u32| RingState { index: index.into(), number: number.into() };
-        let eventfd = || rustix::event::eventfd(0, rustix::event::EventfdFlags::NONBLOCK);
-        let events = RingEvents { kick: eventfd()?, call: eventfd()? };
+        let events = RingEvents { kick: crate::eventfd()?, call: crate::eventfd()? };
         let position = setup.position.load(std::sync::atomic::Ordering::Acquire);
         self.ask(request::SET_VRING_NUM, state(setup.size.into()).as_bytes(), &[])?;
         self.ask(request::SET_VRING_BASE, state(position).as_bytes(), &[])?;

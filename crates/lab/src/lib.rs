@@ -35,3 +35,4 @@ pub use machine::Machine;
 pub use plan::{GuestStatus, Status};
 pub use proto::Exit;
 pub use spec::{Forward, LabSpec};
+pub use supervisor::merge_config;

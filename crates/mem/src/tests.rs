@@ -1,3 +1,5 @@
+use vmlane_testkit::skipped;
+
 use super::*;
 
 fn map(guest: u64, pages: u64) -> MapRequest {
@@ -159,11 +161,11 @@ fn regions_of_huge_pages_are_unmapped_and_survive_being_cut_short() {
         fd: fd.try_clone().unwrap(),
         writable: true,
     };
-    let Some(fd) = huge() else { return println!("skipped: the kernel has no huge pages of 2 MiB") };
+    let Some(fd) = huge() else { return skipped("the kernel has no huge pages of 2 MiB") };
     // As QEMU maps the memory of a PC: below 640 KiB, and from 1 MiB on.
     let low = match MemoryMap::default().map(request(&fd, 0, 0, 0xa_0000)) {
         Ok(low) => low,
-        Err(error) => return println!("skipped: no free huge page ({error}); see vm.nr_hugepages"),
+        Err(error) => return skipped(&format!("no free huge page ({error}); see vm.nr_hugepages")),
     };
     let memory = low.map(request(&fd, 0x10_0000, 0x10_0000, HUGE)).unwrap();
     memory.write(0x10_0000, &[7; 16]).unwrap();

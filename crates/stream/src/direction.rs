@@ -1,7 +1,7 @@
 //! One direction of a stream: bytes from one end's ring into the other's, and when it may sleep.
 //!
 //! Between calls everything here is plain data; the ends' shared indices are touched only through
-//! their ports. `tests/interleavings.rs` runs this very code against every interleaving of a small
+//! their ports. `device/tests/it/interleavings` runs this very code against every interleaving of a small
 //! model and fails when one of the rules M1 to M4 is broken.
 
 use vmlane_port::{End, PortFault, StreamPort};

@@ -237,9 +237,9 @@ mod tests {
             2 => Some(Dozing::Silent(vec![sign(2), sign(3)])),
             _ => None,
         });
-        assert_eq!(looked_at(&mut turns), []);
+        assert!(looked_at(&mut turns).is_empty());
         memory.store_u64(8, 2);
-        assert_eq!(looked_at(&mut turns), [], "not its bit");
+        assert!(looked_at(&mut turns).is_empty(), "not its bit");
         memory.store_u64(24, 1);
         assert_eq!(looked_at(&mut turns), [2]);
         memory.store_u64(8, 1);

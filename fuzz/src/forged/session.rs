@@ -7,7 +7,6 @@ use std::os::fd::{AsFd, BorrowedFd, OwnedFd};
 use std::os::unix::fs::FileExt;
 use std::os::unix::net::UnixStream;
 use std::sync::{Arc, OnceLock};
-use std::time::Duration;
 
 use parking_lot::Mutex;
 use vmlane_guestsim::eventfd;
@@ -15,6 +14,7 @@ use vmlane_guestsim::nic::NicMachine;
 use vmlane_guestsim::vfio_user::Client;
 use vmlane_mem::memfd;
 use vmlane_state::{Found, Scope, Store};
+use vmlane_testkit::LONGEST;
 use vmlane_transport::vfio_user::Prepared;
 use vmlane_transport::{IrqSet, Session, SessionStats};
 use zerocopy::IntoBytes;
@@ -128,7 +128,7 @@ pub fn take_over(input: &mut Input<'_>) {
     vmm.shutdown(std::net::Shutdown::Write).expect("a socket");
     let machine = NicMachine::new(|_| ());
     Session::resume(prepared, &mut *machine.device.lock(), irqs, stats.clone()).run();
-    vmm.set_read_timeout(Some(Duration::from_secs(20))).expect("a socket");
+    vmm.set_read_timeout(Some(LONGEST)).expect("a socket");
     let _ = vmm.read_to_end(&mut Vec::new());
     let panics = stats.snapshot().iter().find(|(name, _)| *name == "panics").map_or(0, |row| row.1);
     assert_eq!(panics, 0);

@@ -206,8 +206,7 @@ mod tests {
         use std::os::unix::fs::{PermissionsExt, symlink};
         use std::os::unix::net::UnixListener;
         if !geteuid().is_root() {
-            println!("skipped: only root can give files away");
-            return;
+            return vmlane_testkit::skipped("only root can give files away");
         }
         let base = tempfile::tempdir().unwrap();
         let (run, host) = (base.path().join("run"), base.path().join("host"));
@@ -242,8 +241,7 @@ mod tests {
     #[test]
     fn a_link_in_place_of_the_vms_directory_is_not_followed() {
         if !geteuid().is_root() {
-            println!("skipped: only root can give files away");
-            return;
+            return vmlane_testkit::skipped("only root can give files away");
         }
         let base = tempfile::tempdir().unwrap();
         let (run, host) = (base.path().join("run"), base.path().join("host"));

@@ -1,34 +1,25 @@
-//! A team of TAP interfaces in a bridge, against the host's real network stack, in network namespaces of their own. Needs root
-//! (else the test says so and passes).
+//! A team of TAP interfaces in a bridge, against the host's real network stack, in network namespaces of their own. Needs root.
 
 mod streams;
 
 use std::path::Path;
-use std::process::{Child, ChildStdin, Command, Stdio};
+use std::process::{ChildStdin, Command, Stdio};
 use std::time::{Duration, Instant};
 
 use vmlane_host::uplink::{Tap, TapFiles, TapOptions};
 use vmlane_switch::{MemberState, PortSpec, Settings, Traffic, VlanMode};
+use vmlane_testkit::{Process, again, eventually, role, skipped, wait_until};
 use vmlane_wire::ethernet::Mac;
 
 use self::streams::{Report, now};
 use super::*;
 use crate::config::Config;
 
-const INSIDE: &str = "VMLANE_TEST_INSIDE";
 const HOST: &str = "10.9.0.1";
 const VM: &str = "10.9.0.2";
 const VM_MAC: &str = "52:54:00:00:00:02";
-/// Longer than anything takes that should happen.
-const PATIENCE: Duration = Duration::from_secs(60);
-
-/// This test again, in a network namespace of its own and as `role`.
-fn again(test: &str, role: &str) -> Command {
-    let mut command = Command::new("unshare");
-    command.arg("-n").arg(std::env::current_exe().unwrap());
-    command.args(["--exact", test, "--nocapture"]).env(INSIDE, role);
-    command
-}
+/// What gives a process a network namespace of its own.
+const UNSHARED: [&str; 2] = ["unshare", "-n"];
 
 fn ip(words: &str) -> bool {
     Command::new("ip").args(words.split(' ')).stderr(Stdio::null()).status().unwrap().success()
@@ -36,17 +27,6 @@ fn ip(words: &str) -> bool {
 
 fn must(words: &str) {
     assert!(ip(words), "ip {words}");
-}
-
-fn eventually<T>(what: &str, mut look: impl FnMut() -> Option<T>) -> T {
-    let deadline = Instant::now() + PATIENCE;
-    loop {
-        if let Some(found) = look() {
-            return found;
-        }
-        assert!(Instant::now() < deadline, "{what} did not come");
-        std::thread::sleep(Duration::from_micros(100));
-    }
 }
 
 /// A VM's port, and behind it the interface `vm0`.
@@ -71,12 +51,12 @@ fn add_vm(switch: &Switch) {
 struct World {
     uplinks: Uplinks,
     switch: Arc<Switch>,
-    vm: Child,
+    vm: Process,
     orders: Option<ChildStdin>,
 }
 
 impl World {
-    fn new(test: &str, team: &str) -> World {
+    fn new(team: &str) -> World {
         let uplink = |name: &str| format!("[[uplink]]\nname = \"{name}\"\ntap = \"{name}\"\n");
         let team = format!("[[team]]\nname = \"lan\"\nuplinks = [\"up0\", \"up1\"]\n{team}\n");
         let text = [uplink("up0"), uplink("up1"), team].concat();
@@ -91,15 +71,15 @@ impl World {
         ["up0", "up1"].iter().for_each(|up| must(&format!("link set {up} master br0 up")));
         must("link set br0 up");
         add_vm(&switch);
-        let vm = again(test, "vm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
-        let mut vm = vm.unwrap();
+        let vm = again(&UNSHARED, "vm").stdin(Stdio::piped()).stdout(Stdio::piped()).spawn();
+        let mut vm = Process(vm.unwrap());
         let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
         let pid = vm.id().to_string();
         eventually("the VM's namespace", || {
             namespace(&pid).filter(|other| Some(other) != namespace("self").as_ref())
         });
         must(&format!("link set vm0 netns {pid}"));
-        let orders = vm.stdin.take();
+        let orders = vm.0.stdin.take();
         World { uplinks, switch, vm, orders }
     }
 
@@ -116,52 +96,43 @@ impl World {
     fn set(&self, interface: &str, state: &str, to: usize) -> Duration {
         let (before, start) = (self.left(to), Instant::now());
         must(&format!("link set {interface} {state}"));
-        eventually("frames through the other uplink", || (self.left(to) > before).then_some(()));
+        wait_until("frames through the other uplink", || self.left(to) > before);
         start.elapsed()
     }
 
     /// Until every stream has moved on.
     fn wait(&self, report: &Report) {
         let before = report.received();
-        eventually("bytes of every stream", || {
-            let now = report.received();
-            now.iter().zip(&before).all(|(now, before)| *now > before + streams::SOME).then_some(())
+        wait_until("bytes of every stream", || {
+            report.received().iter().zip(&before).all(|(now, before)| *now > before + streams::SOME)
         });
-    }
-}
-
-impl Drop for World {
-    fn drop(&mut self) {
-        let _ = self.vm.kill();
-        let _ = self.vm.wait();
     }
 }
 
 /// The VM: takes its interface, and has the streams.
 fn be_the_vm() {
-    eventually("vm0", || ip(&format!("link set vm0 address {VM_MAC}")).then_some(()));
+    wait_until("vm0", || ip(&format!("link set vm0 address {VM_MAC}")));
     must("link set vm0 up");
     must(&format!("addr add {VM}/24 dev vm0"));
     streams::connect(&format!("{HOST}:7000"));
 }
 
 /// Runs this test as each of `roles`, in a network namespace each, if it may.
-fn in_namespaces(test: &str, roles: &[&str]) {
+fn in_namespaces(roles: &[&str]) {
     match Command::new("unshare").args(["-n", "test", "-c", "/dev/net/tun"]).status() {
         Ok(status) if status.success() => {
             for role in roles {
-                assert!(again(test, role).status().unwrap().success(), "{role}");
+                assert!(again(&UNSHARED, role).status().unwrap().success(), "{role}");
             }
         }
-        _ => println!("skipped: needs root and /dev/net/tun"),
+        _ => skipped("needs root and /dev/net/tun"),
     }
 }
 
 #[test]
 fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
-    const TEST: &str = "uplink::tests::a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up";
-    if std::env::var_os(INSIDE).is_none() {
-        return in_namespaces(TEST, &["host"]);
+    if role().is_none() {
+        return in_namespaces(&["host"]);
     }
     let uplink = |name: &str, more: &str| format!("[[uplink]]\nname = {name:?}\ntap = {name:?}\n{more}");
     let text = [uplink("up0", ""), uplink("up1", "notify = false\n")].concat();
@@ -182,33 +153,31 @@ fn a_bridge_learns_of_a_silent_vm_when_the_uplink_in_it_comes_up() {
         must(&format!("link set {bridge} up"));
         must(&format!("link set {up} master {bridge} up"));
     }
-    eventually("the VM's address", || knows("br0").then_some(()));
+    wait_until("the VM's address", || knows("br0"));
     assert!(!knows("br1"), "nothing is announced there");
     // And each time, however often the daemon looks at its uplinks.
     must("link set up0 down");
     assert!(!knows("br0"));
     uplinks.look(&switch, &config.uplinks);
     must("link set up0 up");
-    eventually("the VM's address again", || knows("br0").then_some(()));
+    wait_until("the VM's address again", || knows("br0"));
     must("link add br2 type bridge");
     must("link set br2 up");
     must("link set up0 master br2");
-    eventually("the VM's address in another bridge", || knows("br2").then_some(()));
+    wait_until("the VM's address in another bridge", || knows("br2"));
 }
 
 #[test]
 fn streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back() {
-    const TEST: &str = "uplink::tests::streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back";
-    match std::env::var(INSIDE).as_deref() {
-        Ok("vm") => return be_the_vm(),
-        Ok(_) => {}
-        Err(_) => return in_namespaces(TEST, &["failover", "port", "ip-hash"]),
-    }
-    let policy = std::env::var(INSIDE).unwrap();
-    let mut world = World::new(TEST, &format!("policy = \"{policy}\""));
+    let policy = match role() {
+        Some(role) if role == "vm" => return be_the_vm(),
+        Some(policy) => policy,
+        None => return in_namespaces(&["failover", "port", "ip-hash"]),
+    };
+    let mut world = World::new(&format!("policy = \"{policy}\""));
     let both =
         [MemberState::Active, if policy == "failover" { MemberState::Standby } else { MemberState::Active }];
-    eventually("both links", || (world.members() == both).then_some(()));
+    wait_until("both links", || world.members() == both);
     let report = streams::accept(&format!("{HOST}:7000"));
     world.wait(&report);
     let lost = now();
@@ -223,11 +192,11 @@ fn streams_go_on_when_an_uplink_is_lost_and_when_it_comes_back() {
     let gone = now();
     let before = world.left(1);
     must("link del up0");
-    eventually("frames through the other uplink", || (world.left(1) > before).then_some(()));
+    wait_until("frames through the other uplink", || world.left(1) > before);
     world.wait(&report);
     let end = now();
     drop(world.orders.take());
-    let gaps = report.finish(&mut world.vm);
+    let gaps = report.finish(&mut world.vm.0);
     let stats = world.switch.teams().remove(0).stats;
     println!("{policy}: moved {moved:?} after the link went down, {back:?} after it came up");
     for (what, from, to) in [("down", lost, found), ("up", found, gone), ("gone", gone, end)] {

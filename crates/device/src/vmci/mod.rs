@@ -50,7 +50,7 @@ mod stream;
 mod tables;
 mod views;
 
-/// In the model of `tests/vmci_signals_model.rs` these are those of `loom`.
+/// In the model of `tests/it/vmci/signals_model.rs` these are those of `loom`.
 mod sync {
     pub use std::sync::atomic::{AtomicBool, AtomicU32, Ordering};
 }

@@ -4,11 +4,12 @@ use std::fmt::Write as _;
 use std::io::{self, Read, Write};
 use std::net::{Shutdown, TcpListener};
 use std::path::{Path, PathBuf};
-use std::process::{Child, Command, Stdio};
+use std::process::{Command, Stdio};
 use std::time::{Duration, Instant};
 
 use anyhow::{Context as _, bail, ensure};
 use vmlane_sock::{Host, Listener, Stream};
+use vmlane_testkit::Process;
 
 use super::work::{End, Link};
 use crate::process::cpu_time;
@@ -49,16 +50,6 @@ pub struct Hosts {
     processes: Vec<Process>,
     hosts: [Host; 2],
     _files: tempfile::TempDir,
-}
-
-struct Process(Child);
-
-impl Drop for Process {
-    fn drop(&mut self) {
-        // Fails only if it is gone.
-        let _ = self.0.kill();
-        let _ = self.0.wait();
-    }
 }
 
 impl Hosts {

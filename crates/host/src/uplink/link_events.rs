@@ -143,6 +143,8 @@ fn link(gone: bool, body: &[u8]) -> Option<LinkEvent> {
 mod tests {
     use std::process::Command;
 
+    use vmlane_testkit::{Process, again, role, run, skipped, wait_until};
+
     use super::*;
     use crate::uplink::rtnetlink::HEADER;
 
@@ -201,51 +203,41 @@ mod tests {
         }
     }
 
-    /// In a network namespace of its own; without the right to make one, it says so and passes.
+    /// In a network namespace of its own; without the right to make one, it is skipped.
     #[test]
     fn an_interface_that_goes_is_told_from_one_that_moves() {
-        const INSIDE: &str = "VMLANE_TEST_INSIDE";
-        const TEST: &str = "uplink::link_events::tests::an_interface_that_goes_is_told_from_one_that_moves";
         let ip = |words: &str| {
             let status = Command::new("ip").args(words.split(' ')).status().unwrap();
             assert!(status.success(), "ip {words}");
         };
-        if std::env::var_os(INSIDE).is_none() {
+        if role().is_none() {
             match Command::new("unshare").args(["-n", "true"]).status() {
                 Ok(status) if status.success() => {
-                    let mut again = Command::new("unshare");
-                    again.arg("-n").arg(std::env::current_exe().unwrap()).args(["--exact", TEST]);
-                    assert!(again.env(INSIDE, "1").status().unwrap().success());
+                    let inside = run(again(&["unshare", "-n"], "in a namespace"));
+                    assert!(inside.code == 0 && inside.out.contains("1 passed"), "{inside:?}");
                 }
-                _ => println!("skipped: needs root"),
+                _ => skipped("needs root"),
             }
             return;
         }
         let (mut events, _) = LinkEvents::open().unwrap();
         let mut last = |name: &str, wanted: LinkState| {
-            let deadline = std::time::Instant::now() + Duration::from_secs(60);
-            let mut news = Vec::new();
-            while !news.iter().any(|one: &LinkEvent| one.name == name && one.state == wanted) {
-                assert!(std::time::Instant::now() < deadline, "{name} is not {wanted:?}: {news:?}");
-                news.extend(events.news().unwrap());
-            }
+            wait_until(&format!("{name} is {wanted:?}"), || {
+                events.news().unwrap().iter().any(|one| one.name == name && one.state == wanted)
+            });
         };
         ip("link add v0 type veth peer name v1");
         last("v0", LinkState::Down);
         ip("link set v1 up");
         ip("link set v0 up");
         last("v0", LinkState::Up);
-        let mut other = Command::new("unshare").args(["-n", "sleep", "60"]).spawn().unwrap();
+        let other = Process(Command::new("unshare").args(["-n", "sleep", "60"]).spawn().unwrap());
         let namespace = |pid: &str| std::fs::read_link(format!("/proc/{pid}/ns/net")).ok();
-        while namespace(&other.id().to_string()) == namespace("self") {
-            std::thread::sleep(Duration::from_millis(1));
-        }
+        wait_until("another namespace", || namespace(&other.id().to_string()) != namespace("self"));
         ip(&format!("link set v1 netns {}", other.id()));
         last("v1", LinkState::Moved);
         ip("link del v0");
         last("v0", LinkState::Gone);
-        other.kill().unwrap();
-        other.wait().unwrap();
     }
 
     #[test]

@@ -21,7 +21,7 @@ pub fn write_config(plan: &Plan) -> Result<()> {
         let text = fs::read_to_string(path)
             .with_context(|| format!("cannot read the daemon configuration {}", path.display()))?;
         let more: Table = text.parse().with_context(|| path.display().to_string())?;
-        merge(&mut config, more);
+        merge_config(&mut config, more);
     }
     let path = plan.daemon_config();
     fs::write(&path, toml::to_string(&config)?).with_context(|| format!("cannot write {}", path.display()))
@@ -171,16 +171,17 @@ fn vmxnet3(nic: &Vmxnet3) -> Table {
     table
 }
 
-/// Tables merge key by key, `[[vm]]` and `[[port_group]]` entries by their name; all else is replaced.
-fn merge(base: &mut Table, more: Table) {
+/// Merges a configuration over another: tables key by key, `[[vm]]` and `[[port_group]]` entries by their name; all else
+/// is replaced.
+pub fn merge_config(base: &mut Table, more: Table) {
     for (key, value) in more {
         match (base.get_mut(&key), value) {
-            (Some(Value::Table(old)), Value::Table(new)) => merge(old, new),
+            (Some(Value::Table(old)), Value::Table(new)) => merge_config(old, new),
             (Some(Value::Array(old)), Value::Array(new)) if ["vm", "port_group"].contains(&key.as_str()) => {
                 for vm in new {
                     let same = old.iter_mut().find(|o| o.get("name") == vm.get("name"));
                     match (same, vm) {
-                        (Some(Value::Table(old)), Value::Table(vm)) => merge(old, vm),
+                        (Some(Value::Table(old)), Value::Table(vm)) => merge_config(old, vm),
                         (_, vm) => old.push(vm),
                     }
                 }
@@ -247,7 +248,7 @@ mod tests {
         spec.forwards = vec!["a:5000=b:6000".parse().unwrap()];
         let mut config = generate(&spec);
         let more = "[daemon]\nmode = \"poll\"\n[[vm]]\nname = \"b\"\ncid = 9\n";
-        merge(&mut config, more.parse().unwrap());
+        merge_config(&mut config, more.parse().unwrap());
         let text = toml::to_string(&config).unwrap();
         let back: Table = text.parse().unwrap();
         assert_eq!(back["daemon"]["mode"].as_str(), Some("poll"));

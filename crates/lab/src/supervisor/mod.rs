@@ -36,6 +36,8 @@ use event::Event;
 use machine::Machine;
 use spawn::spawn;
 
+pub use daemon::merge_config;
+
 /// How long a daemon that died is gone at least.
 const RESTART: Duration = Duration::from_millis(50);
 

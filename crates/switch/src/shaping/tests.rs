@@ -13,7 +13,7 @@ use crate::port::{Numbered, Port};
 use crate::spec::{Policy, PortSpec, Rate, Settings, Traffic, VlanMode};
 use vmlane_port::PortStats;
 
-#[path = "../../tests/common/tcp.rs"]
+#[path = "../../tests/it/common/tcp.rs"]
 #[allow(dead_code)]
 mod tcp;
 

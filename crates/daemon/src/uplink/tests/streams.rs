@@ -8,6 +8,8 @@ use std::sync::atomic::{AtomicBool, AtomicU64, Ordering};
 use std::thread::JoinHandle;
 use std::time::Duration;
 
+use vmlane_testkit::eventually;
+
 /// Streams in all.
 const STREAMS: usize = 8;
 /// Bytes of a piece, and the time between two.
@@ -73,7 +75,7 @@ pub fn connect(address: &str) {
         .map(|stream| {
             let (over, address) = (over.clone(), address.to_owned());
             std::thread::spawn(move || {
-                let socket = super::eventually("the host", || TcpStream::connect(&address).ok());
+                let socket = eventually("the host", || TcpStream::connect(&address).ok());
                 (&socket).write_all(&[stream]).unwrap();
                 if stream.is_multiple_of(2) {
                     return format!("SENT {stream} {}", send(&socket, stream, &over));

@@ -20,7 +20,7 @@ use crate::vmci::notice::Notice;
 use crate::vmci::notifier::Protocol;
 
 /// The memory of one guest's queue pair and the notifier of this guest: what the rules need. The
-/// model in `tests/interleavings.rs` is the other implementation.
+/// model in `tests/it/interleavings` is the other implementation.
 pub trait QueueMemory: Send {
     /// Tail of the produce ring: the guest's.
     fn load_tail(&self) -> u64;

@@ -128,6 +128,6 @@ mod tests {
         turns.retry();
         assert!(turns.retries());
         assert_eq!(turns.take_listening([1, 2].into_iter()), [1, 2]);
-        assert_eq!(turns.take_listening([1, 2].into_iter()), []);
+        assert!(turns.take_listening([1, 2].into_iter()).is_empty());
     }
 }

@@ -4,7 +4,7 @@ use serde_json::json;
 
 use super::*;
 
-#[path = "../../../../tests/common/openmetrics.rs"]
+#[path = "../../../../tests/it/common/openmetrics.rs"]
 mod openmetrics;
 
 use openmetrics::{Families, parse, value};

@@ -1,0 +1,5 @@
+//! Whole measurements, and peers that spoil them.
+
+mod hostile;
+mod measure;
+mod tiny;

@@ -1,0 +1,326 @@
+//! The built program: a daemon, what the other commands say of it, and a VMM that attaches.
+
+use std::io::Write;
+use std::os::unix::net::UnixDatagram;
+use std::path::Path;
+use std::process::Stdio;
+use std::time::Instant;
+
+use rustix::process::Signal;
+use serde_json::Value;
+use vmlane_guestsim::vfio_user::Client as Vmm;
+use vmlane_testkit::{Daemon, LONGEST, Process, contains_all, run, wait_until};
+
+use crate::common::{CONTROL, daemon, place, vmm};
+
+const TWO: &str = "[daemon]\nfault_injection = true\n\
+    [[vm]]\nname = \"web\"\ncid = 3\nforward = [{ port = 5000, to = \"db:5000\" }]\n\
+    [[vm]]\nname = \"db\"\ncid = 4\n";
+const INT_ENABLE: u32 = 2;
+/// `EX_CONFIG`: what the unit does not restart.
+const BAD_CONFIGURATION: i32 = 78;
+
+/// The counters of one VM alone.
+fn stats(daemon: &Daemon, vm: &str) -> Value {
+    let stats = daemon.json(&["stats", vm]);
+    assert_eq!(stats["vms"].as_array().unwrap().len(), 1);
+    stats["vms"][0].clone()
+}
+
+#[test]
+fn status_shows_vms_and_whether_they_are_attached_and_ready() {
+    let daemon = daemon(TWO);
+    contains_all(
+        &daemon.must(&["status"]),
+        &["vmlane 0.1.0", "1 worker (adaptive)", "web", "db", "vmci.sock"],
+    );
+    let socket = daemon.vm("web")["sockets"][0].as_str().unwrap().to_owned();
+    assert_eq!(Path::new(&socket), daemon.socket("web", "vmci.sock"));
+
+    let mut vmm = vmm(&daemon, "web");
+    wait_until("a VMM", || daemon.vm("web")["attached"] == true);
+    assert_eq!(daemon.vm("web")["ready"], false);
+    vmm.write_u32(1, CONTROL, INT_ENABLE).unwrap();
+    assert_eq!(daemon.vm("web")["ready"], true);
+    assert_eq!((&daemon.vm("db")["attached"], &daemon.vm("db")["ready"]), (&false.into(), &false.into()));
+
+    drop(vmm);
+    wait_until("its end", || daemon.vm("web")["attached"] == false);
+    assert_eq!(daemon.vm("web")["ready"], false);
+}
+
+#[test]
+fn stats_name_the_counters_of_devices_sessions_and_workers() {
+    let daemon = daemon(TWO);
+    let mut vmm = vmm(&daemon, "web");
+    for _ in 0..5 {
+        vmm.read_u32(1, CONTROL).unwrap();
+    }
+    let web = stats(&daemon, "web");
+    assert_eq!((&web["session"]["reads"], &web["session"]["sessions"]), (&5.into(), &1.into()));
+    assert!(web["vmci"]["hypercalls"].is_u64() && daemon.json(&["stats"])["workers"]["bytes"].is_u64());
+    assert_eq!(stats(&daemon, "db")["session"]["reads"], 0);
+
+    contains_all(&daemon.must(&["stats", "web"]), &["web.session.reads", "COUNTER"]);
+    contains_all(&daemon.must(&["stats", "web", "--all"]), &["web.vmci.refused_full"]);
+    daemon.ask(&["stats", "wbe"]).fails(1, &["\"wbe\"", "known are web, db"]);
+}
+
+#[test]
+fn top_and_ports_have_both_forms() {
+    let daemon = daemon(TWO);
+    let ran = daemon.ask(&["top", "--interval", "0.1", "--count", "2"]);
+    assert_eq!((ran.code, ran.out.matches("INTERRUPTS").count()), (0, 2), "{ran:?}");
+    let rates = daemon.json(&["top", "--interval", "0.1", "--count", "1"]);
+    assert_eq!((&rates["vms"][0]["name"], &rates["bytes_per_second"]), (&"web".into(), &0.0.into()));
+    assert_eq!(daemon.json(&["ports"])["connections"], Value::Array(vec![]));
+    contains_all(&daemon.must(&["ports"]), &["CLIENT", "STATE"]);
+}
+
+#[test]
+fn a_second_daemon_is_refused_by_name_of_the_first() {
+    let daemon = daemon(TWO);
+    run(daemon.daemon_command())
+        .fails(1, &["another daemon (pid ", &daemon.pid().to_string(), "--runtime-dir"]);
+    assert_eq!(daemon.ask(&["status"]).code, 0, "the first is unharmed");
+}
+
+#[test]
+fn sigterm_sigint_and_shutdown_end_it_cleanly() {
+    let daemon = place(TWO);
+    for signal in [Signal::TERM, Signal::INT] {
+        daemon.start();
+        let _vmm = vmm(&daemon, "web");
+        daemon.signal(signal);
+        assert_eq!(daemon.wait().code(), Some(0));
+        // Nothing is left behind; what keeps its files for the next daemon goes a moment later.
+        wait_until("an empty directory", || daemon.runtime().read_dir().unwrap().count() == 0);
+    }
+    daemon.start();
+    vmlane_api::Client::connect(&daemon.runtime()).unwrap().shutdown().unwrap();
+    assert_eq!(daemon.wait().code(), Some(0));
+    let ran = daemon.ask(&["status"]);
+    ran.fails(1, &["no daemon answers at", "vmlane daemon --runtime-dir"]);
+    assert_eq!(ran.err.matches("No such file").count(), 1, "causes are reported once: {}", ran.err);
+}
+
+#[test]
+fn what_a_killed_daemon_left_is_no_obstacle() {
+    let daemon = daemon(TWO);
+    daemon.kill();
+    assert!(daemon.socket("db", "vmci.sock").exists());
+    daemon.configure("[[vm]]\nname = \"web\"\ncid = 3\n");
+    daemon.start();
+    assert!(daemon.socket("web", "vmci.sock").exists() && !daemon.socket("db", "vmci.sock").exists());
+}
+
+#[test]
+fn reload_applies_the_difference_and_refuses_what_would_hurt() {
+    let daemon = daemon(TWO);
+    let _vmm = vmm(&daemon, "db");
+    wait_until("a VMM", || daemon.vm("db")["attached"] == true);
+
+    // "db" has a VMM, so it stays; "new" comes, and "web" loses its forward.
+    daemon.configure("[daemon]\nfault_injection = true\n[[vm]]\nname = \"web\"\ncid = 3\n[[vm]]\nname = \"new\"\ncid = 9\n");
+    let ran = daemon.ask(&["reload"]);
+    assert_eq!(ran.code, 1);
+    contains_all(&ran.out, &["vm \"new\": added", "vm \"web\": changed"]);
+    contains_all(&ran.err, &["not applied", "\"db\" is not removed: a VMM is attached"]);
+    assert!(daemon.socket("new", "vmci.sock").exists());
+    assert_eq!(daemon.vm("db")["attached"], true);
+
+    // A mistake changes nothing.
+    daemon.configure("[[vm]]\nname = \"web\"\ncid = 1\n");
+    daemon.ask(&["reload"]).fails(1, &["vmlane.toml:3", "cid = 1", "stays in force"]);
+    assert!(daemon.socket("new", "vmci.sock").exists());
+
+    drop(_vmm);
+    wait_until("its end", || daemon.vm("db")["attached"] == false);
+    daemon.configure("[daemon]\nfault_injection = true\n[[vm]]\nname = \"web\"\ncid = 3\n");
+    daemon.signal(Signal::HUP);
+    wait_until("the end of both VMs", || {
+        !daemon.socket("new", "vmci.sock").exists() && !daemon.socket("db", "vmci.sock").exists()
+    });
+    assert_eq!(daemon.json(&["reload"])["applied"], Value::Array(vec![]));
+}
+
+#[test]
+fn an_injected_panic_stays_inside_its_vm() {
+    let daemon = daemon(&TWO.replacen("[daemon]\n", "[daemon]\nfault_limit = 0\n", 1));
+    let mut web = vmm(&daemon, "web");
+    let mut db = vmm(&daemon, "db");
+    db.write_u32(1, CONTROL, INT_ENABLE).unwrap();
+    let begun = Instant::now();
+    daemon.must(&["debug", "panic", "web"]);
+    assert!(web.read_u32(1, CONTROL).is_err());
+    assert!(web.read_u32(1, CONTROL).is_ok(), "the same session continues");
+    assert!(db.read_u32(1, CONTROL).is_ok());
+    assert_eq!(daemon.vm("db")["ready"], true);
+    assert_eq!(stats(&daemon, "web")["session"]["panics"], 1);
+
+    let mut client = vmlane_api::Client::connect(&daemon.runtime()).unwrap();
+    for _ in 0..50 {
+        client.debug_panic("web", None).unwrap();
+        assert!(web.read_u32(1, CONTROL).is_err());
+    }
+    assert_eq!(stats(&daemon, "web")["session"]["panics"], 51);
+    let lines = daemon.log().matches("on request").count();
+    // As many again every 10 s.
+    let most = 25 * (1 + begun.elapsed().as_secs() as usize / 10);
+    assert!((1..=most).contains(&lines), "a guest cannot flood the log: {lines}");
+
+    daemon.ask(&["debug", "panic", "wbe"]).fails(1, &["\"wbe\" is not served", "known are web, db"]);
+}
+
+#[test]
+fn faults_are_not_injected_unless_configured() {
+    let daemon = daemon("[[vm]]\nname = \"web\"\ncid = 3\n");
+    daemon.ask(&["debug", "panic", "web"]).fails(1, &["fault_injection = true"]);
+    assert!(vmm(&daemon, "web").read_u32(1, CONTROL).is_ok());
+}
+
+#[test]
+fn the_line_to_a_nic_is_made_bad_on_request_and_what_cannot_be_is_named() {
+    let config = "[daemon]\nfault_injection = true\n[[vm]]\nname = \"web\"\ncid = 3\nnic = [{ model = \"vmxnet3\" }]\n";
+    let daemon = daemon(config);
+    let impair = |words: &[&str]| daemon.ask(&[&["debug", "impair"], words].concat());
+    impair(&["web", "--loss", "10", "--reorder", "5", "--delay-us", "300", "--seed", "7"]).good();
+    impair(&["web"]).good();
+    for (words, why) in [
+        (vec!["web", "--loss", "1001"], "numbers of frames in 1000"),
+        (vec!["web", "--delay-us", "1000001"], "delayed by 1 s"),
+        (vec!["web", "--at", "nic1-port"], "has no \"nic1-port\""),
+        (vec!["web", "--at", "nic0"], "known are nicN-port"),
+        (vec!["wbe"], "known are web"),
+    ] {
+        impair(&words).fails(1, &[why]);
+    }
+    assert_eq!(stats(&daemon, "web")["nics"][0]["port"]["drop_impaired"], 0);
+}
+
+#[test]
+fn systemd_is_told_when_it_is_ready() {
+    let daemon = place(TWO);
+    let notices = daemon.path("notify");
+    let socket = UnixDatagram::bind(&notices).unwrap();
+    socket.set_read_timeout(Some(LONGEST)).unwrap();
+    let mut command = daemon.daemon_command();
+    command.env("NOTIFY_SOCKET", &notices).stderr(Stdio::null());
+    let mut process = Process(command.spawn().unwrap());
+    let receive = || {
+        let mut text = [0; 32];
+        let length = socket.recv(&mut text).unwrap();
+        String::from_utf8_lossy(&text[..length]).into_owned()
+    };
+    assert_eq!(receive(), "READY=1");
+    daemon.must(&["status"]);
+    process.signal(Signal::TERM);
+    assert_eq!(receive(), "STOPPING=1");
+    assert_eq!(process.wait().code(), Some(0));
+}
+
+#[test]
+fn mistakes_before_the_start_are_told_and_a_bad_configuration_has_an_exit_code_of_its_own() {
+    let daemon = place("[[vm]]\nname = \"web\"\n");
+    let ran = run(daemon.daemon_command());
+    assert_eq!((ran.code, ran.out.as_str()), (BAD_CONFIGURATION, ""));
+    contains_all(&ran.err, &["vmlane.toml:1", "vm \"web\": cid is missing"]);
+    assert!(!daemon.runtime().exists());
+
+    daemon.configure("[daemon]\nlog = \"vmlane=loud\"\n");
+    run(daemon.daemon_command())
+        .fails(BAD_CONFIGURATION, &["daemon: log = \"vmlane=loud\"", "write for example"]);
+
+    std::fs::remove_file(daemon.config()).unwrap();
+    run(daemon.daemon_command()).fails(BAD_CONFIGURATION, &["vmlane.toml", "--config"]);
+
+    // This may be another the next time.
+    let mut file = std::fs::File::create(daemon.runtime()).unwrap();
+    file.write_all(b"not a directory").unwrap();
+    daemon.configure(TWO);
+    run(daemon.daemon_command()).fails(1, &["creating the runtime directory", "run"]);
+}
+
+#[test]
+fn the_log_says_what_happened() {
+    let daemon = daemon(TWO);
+    assert_eq!(daemon.stop().code(), Some(0));
+    contains_all(&daemon.log(), &["serving", "ready", "stopping"]);
+}
+
+#[test]
+fn each_line_of_a_json_log_is_an_object() {
+    let json = TWO.replace("[daemon]\n", "[daemon]\nlog_format = \"json\"\n");
+    let daemon = daemon(&json);
+    // A panic and a configuration with mistakes are told in several lines.
+    assert_eq!(daemon.ask(&["debug", "panic", "web", "--at", "control"]).code, 1);
+    daemon.configure(&json.replace("\"json\"", "\"xml\\n\""));
+    daemon.signal(Signal::HUP);
+    wait_until("the mistake is told", || daemon.log().contains("xml"));
+    assert_eq!(daemon.stop().code(), Some(0));
+    let mut said = String::new();
+    for line in daemon.log().lines() {
+        let line: Value = serde_json::from_str(line).unwrap_or_else(|error| panic!("{error}: {line}"));
+        for key in ["timestamp", "level", "target"] {
+            assert!(line[key].is_string(), "{key}: {line}");
+        }
+        said += &format!("{} {}\n", line["level"], line["fields"]["message"].as_str().unwrap());
+    }
+    contains_all(
+        &said,
+        &["\"INFO\" ready", "\"ERROR\"", "panicked at", "use \"text\" or \"json\"", "stopping"],
+    );
+
+    let mut command = daemon.daemon_command();
+    command.args(["--log-format", "xml"]);
+    run(command).fails(2, &["use text or json"]);
+}
+
+/// A driver's register access, panicking `faults` times inside the device's session.
+fn provoke(daemon: &Daemon, vmm: &mut Vmm, faults: u32) {
+    for _ in 0..faults {
+        daemon.must(&["debug", "panic", "web"]);
+        assert!(vmm.read_u32(1, CONTROL).is_err());
+    }
+}
+
+#[test]
+fn a_vm_whose_devices_keep_failing_is_quarantined_and_released() {
+    let daemon = daemon(&format!("{TWO}\n[[vm]]\nname = \"third\"\ncid = 5\n").replacen(
+        "[daemon]\n",
+        "[daemon]\nfault_limit = 3\nfault_window_s = 3600\n",
+        1,
+    ));
+    let (mut web, mut db) = (vmm(&daemon, "web"), vmm(&daemon, "db"));
+    db.write_u32(1, CONTROL, INT_ENABLE).unwrap();
+    const CAPS: u64 = 0x20018;
+    let offer = web.read_u32(1, CAPS).unwrap();
+    assert_ne!(offer, 0);
+    provoke(&daemon, &mut web, 2);
+    assert_eq!(web.read_u32(1, CAPS).unwrap(), offer, "a reset device, no more");
+    assert_eq!(daemon.vm("web")["quarantined"], false);
+    provoke(&daemon, &mut web, 1);
+    wait_until("a quarantine", || daemon.vm("web")["quarantined"] == true);
+    assert_eq!(daemon.vm("web")["faults"], 3);
+    assert_eq!(web.read_u32(1, CAPS).unwrap(), 0, "answered, on the same socket");
+    assert_eq!((&daemon.vm("web")["attached"], &daemon.vm("db")["ready"]), (&true.into(), &true.into()));
+    contains_all(&daemon.must(&["status"]), &["web: in quarantine after 3 faults; `vmlane release web`"]);
+    contains_all(&daemon.log(), &["its devices are out of service"]);
+    assert_eq!(daemon.json(&["stats"])["daemon"]["quarantines"], 1);
+
+    daemon.ask(&["release", "wbe"]).fails(1, &["\"wbe\"", "known are web, db, third"]);
+    daemon.must(&["release", "web"]);
+    assert_eq!(web.read_u32(1, CAPS).unwrap(), offer);
+    assert_eq!(daemon.vm("web")["quarantined"], false);
+    provoke(&daemon, &mut web, 2);
+    assert_eq!(daemon.vm("web")["quarantined"], false, "the fault history is cleared");
+}
+
+#[test]
+fn a_fault_in_the_control_plane_ends_a_request_and_nothing_else() {
+    let daemon = daemon(TWO);
+    daemon.ask(&["debug", "panic", "web", "--at", "control"]).fails(1, &["failed while answering"]);
+    let ran = daemon.ask(&["debug", "panic", "web", "--at", "nic7"]);
+    contains_all(&ran.err, &["has no \"nic7\"", "nicN-port"]);
+    daemon.must(&["status"]);
+}

@@ -1,0 +1,30 @@
+//! The built program: its commands by themselves, its daemons, and what becomes of VMs when a daemon is killed.
+
+mod common;
+
+mod attach;
+mod guide;
+mod import;
+mod proxmox;
+mod qemu_args;
+
+mod can_replace;
+mod capture;
+mod capture_vsock;
+mod confinement;
+mod daemon;
+mod hostile_vmm;
+mod hybrid;
+mod libvirt_hook;
+mod metrics;
+mod mirror;
+mod own_daemon;
+mod owners;
+mod route;
+mod route_guests;
+mod session_kill;
+mod varlink;
+mod vhost_user_uplink;
+mod virtio_kill;
+mod vms;
+mod vsock_views;

@@ -1,0 +1,6 @@
+//! Whole examinations: of captures, and of this machine.
+
+mod scene;
+
+mod captures;
+mod loopback;

@@ -1,0 +1,3 @@
+//! Descriptions of VMs as other systems write them.
+
+mod fixtures;

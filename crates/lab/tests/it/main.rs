@@ -1,0 +1,3 @@
+//! Labs with real guests.
+
+mod lab;

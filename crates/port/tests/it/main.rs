@@ -1,0 +1,4 @@
+//! The seams between devices and what joins them.
+
+mod frame_port;
+mod small_rings;

@@ -1,0 +1,3 @@
+//! A helper for streams to other hosts, and its peers.
+
+mod hostile;

@@ -1,0 +1,3 @@
+//! State in shared files, as other processes have it.
+
+mod forgery;

@@ -1,0 +1,117 @@
+//! An end of a stream whose other side is the test: bytes are counted, not looked at.
+
+use std::os::fd::{AsFd, BorrowedFd};
+use std::os::unix::net::UnixStream;
+use std::sync::Arc;
+use std::sync::atomic::{AtomicUsize, Ordering::SeqCst};
+
+use vmlane_mem::{MapRequest, MemoryMap, Pages, memfd};
+use vmlane_port::{Budget, End, PortFault, RingSlice, StreamEnd, StreamPort};
+
+const RING: usize = 64 << 10;
+
+/// Bytes that the other side has for the stream, and those that it got.
+#[derive(Default)]
+pub struct Bytes {
+    pub stored: AtomicUsize,
+    pub got: AtomicUsize,
+}
+
+/// The other side of an end.
+pub trait OtherSide: Send + Sync + 'static {
+    fn bytes(&self) -> &Bytes;
+
+    fn renotify(&self) {}
+
+    fn withholds(&self) -> bool {
+        false
+    }
+
+    fn answer(&self, _bell: &UnixStream) -> bool {
+        false
+    }
+}
+
+struct Port<O> {
+    pages: Pages,
+    other: Arc<O>,
+    bell: Option<UnixStream>,
+}
+
+impl<O: OtherSide> StreamPort for Port<O> {
+    fn readable(&mut self) -> Result<usize, PortFault> {
+        Ok(self.other.bytes().stored.load(SeqCst))
+    }
+
+    fn source(&self) -> RingSlice<'_> {
+        RingSlice { pages: &self.pages, base: 0, size: RING, at: 0 }
+    }
+
+    fn consume(&mut self, len: usize) -> Result<(), PortFault> {
+        self.other.bytes().stored.fetch_sub(len, SeqCst);
+        Ok(())
+    }
+
+    fn publish_room(&mut self) -> Result<(), PortFault> {
+        Ok(())
+    }
+
+    fn arm_readable(&mut self) -> Result<bool, PortFault> {
+        Ok(self.readable()? == 0)
+    }
+
+    fn writable(&mut self) -> Result<usize, PortFault> {
+        Ok(RING)
+    }
+
+    fn sink(&self) -> RingSlice<'_> {
+        self.source()
+    }
+
+    fn keep_free(&self) -> usize {
+        0
+    }
+
+    fn produce(&mut self, len: usize) -> Result<(), PortFault> {
+        self.other.bytes().got.fetch_add(len, SeqCst);
+        Ok(())
+    }
+
+    fn arm_writable(&mut self) -> Result<bool, PortFault> {
+        Ok(true)
+    }
+
+    fn renotify_reader(&mut self) -> Result<(), PortFault> {
+        self.other.renotify();
+        Ok(())
+    }
+
+    fn notify_both(&mut self) {}
+
+    fn withholds(&mut self) -> bool {
+        self.other.withholds()
+    }
+
+    fn doorbell(&self) -> Option<BorrowedFd<'_>> {
+        self.bell.as_ref().map(|bell| bell.as_fd())
+    }
+
+    fn answer_doorbell(&mut self) -> bool {
+        self.bell.as_ref().is_some_and(|bell| self.other.answer(bell))
+    }
+
+    fn end(&mut self, _end: End) {}
+}
+
+/// An end of a stream; `bell`: by which it is announced that there are bytes.
+pub fn end<O: OtherSide>(other: &Arc<O>, bell: Option<UnixStream>) -> StreamEnd {
+    let fd = memfd("test", RING as u64).unwrap();
+    let request = MapRequest { guest: 0, len: RING as u64, offset: 0, fd, writable: true };
+    let map = MemoryMap::default().map(request).unwrap();
+    let pages = map.pages((0..RING as u64).step_by(4096), 12).unwrap();
+    StreamEnd {
+        port: Box::new(Port { pages, other: other.clone(), bell }),
+        budget: Arc::new(Budget::new(0)),
+        slow: false,
+    }
+}

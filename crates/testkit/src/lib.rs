@@ -1,0 +1,22 @@
+//! What tests share: waiting for a condition, processes and directories that end with their test, and reasons for
+//! what does not run.
+//!
+//! It knows nothing else of this workspace, so every crate can use it. A test waits with [`eventually`] or
+//! [`wait_until`], starts programs as [`Process`]es or runs them with [`run`], has its [`Daemon`]s, is another user
+//! as a [`Visitor`], and has a process of its own by [`ran_alone`]. It returns with [`skipped`] what the machine at
+//! hand cannot do.
+
+mod daemon;
+pub mod hybrid_vmm;
+mod own_process;
+mod process;
+mod skipped;
+mod visitor;
+mod waiting;
+
+pub use daemon::Daemon;
+pub use own_process::{again, ran_alone, role};
+pub use process::{Process, Ran, contains_all, run, write_program};
+pub use skipped::skipped;
+pub use visitor::{Visitor, visit};
+pub use waiting::{LONGEST, eventually, wait_until};

@@ -1,0 +1,3 @@
+//! Workers with threads of their own.
+
+mod runtime;

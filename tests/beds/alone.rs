@@ -1,0 +1,54 @@
+//! The program of this repository without a lab: its commands, daemons of a test's own, and what they use.
+
+use std::fs;
+use std::path::Path;
+use std::process::{Command, Output, Stdio};
+
+use serde_json::Value;
+use vmlane_testkit::Daemon;
+
+/// `vmlane` as it was built, which heeds nothing of this process's.
+pub fn vmlane() -> Command {
+    let mut command = Command::new(vmlane_lab::find_vmlane().expect("the program was built"));
+    command.env_remove("VMLANE_LOG").env_remove("NOTIFY_SOCKET").stdin(Stdio::null());
+    command
+}
+
+/// All that a program has said.
+pub fn told(output: &Output) -> String {
+    String::from_utf8_lossy(&output.stdout).into_owned() + &String::from_utf8_lossy(&output.stderr)
+}
+
+/// What a program prints, which must succeed.
+pub fn output(command: &mut Command) -> String {
+    let output = command.output().unwrap_or_else(|error| panic!("{command:?}: {error}"));
+    assert!(output.status.success(), "{command:?}: {}", told(&output));
+    String::from_utf8_lossy(&output.stdout).into_owned()
+}
+
+/// The directory of a daemon's own, with this configuration. None is started.
+pub fn daemon(config: &str) -> Daemon {
+    Daemon::new(vmlane().get_program(), config)
+}
+
+/// What the daemon says of itself whose sockets are in `run`; null without one.
+pub fn status(run: &Path) -> Value {
+    let told = vmlane().args(["status", "--json", "--runtime-dir"]).arg(run).output();
+    serde_json::from_slice(&told.expect("a process").stdout).unwrap_or_default()
+}
+
+/// Seconds of processor time that a process and its threads have had.
+pub fn processor_seconds(process: u32) -> f64 {
+    let stat = fs::read_to_string(format!("/proc/{process}/stat")).expect("it runs");
+    let fields = stat.rsplit_once(')').expect("a name").1.split_whitespace();
+    let ticks: u64 = fields.skip(11).take(2).map(|ticks| ticks.parse::<u64>().expect("a number")).sum();
+    ticks as f64 / 100.0
+}
+
+/// KiB of memory that only a process has.
+pub fn own_memory(process: u32) -> u64 {
+    let status = fs::read_to_string(format!("/proc/{process}/status")).expect("it runs");
+    let value = |key| status.lines().find_map(|line| line.strip_prefix(key)).expect("a line");
+    let kib = |key| value(key).trim().trim_end_matches(" kB").parse::<u64>().expect("a number");
+    kib("RssAnon:") + kib("RssShmem:")
+}

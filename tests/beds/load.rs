@@ -1,0 +1,37 @@
+//! Streams between two guests whose every byte is checked at the end.
+
+use vmlane_lab::{LabSpec, Running};
+
+use crate::{Bed, Service, begin, begin_tcp, moves, spec, take, take_tcp, whole};
+
+/// Four VMCI streams and four of TCP over the NICs, between two guests.
+pub struct Load {
+    streams: Vec<(&'static str, Running)>,
+    _takers: Vec<Service>,
+}
+
+impl Load {
+    /// Two guests for it, with VMCI and a NIC.
+    pub fn guests(what: &str, kernels: &[&str]) -> LabSpec {
+        spec(what, kernels).device("vmxnet3").unwrap()
+    }
+
+    /// All streams move when this returns.
+    pub fn start(bed: &Bed) -> Load {
+        let takers = ["a", "b"].map(|name| [take(&bed.guest(name)), take_tcp(&bed.guest(name))]);
+        let mut streams = Vec::new();
+        for (from, to, address) in [("a", "b", "10.77.0.2"), ("b", "a", "10.77.0.1")].repeat(2) {
+            streams
+                .extend([begin(bed, from, to), begin_tcp(bed, from, address)].map(|stream| (from, stream)));
+        }
+        let streams = streams.into_iter().map(|(from, stream)| (from, moves(stream))).collect();
+        Load { streams, _takers: takers.into_iter().flatten().collect() }
+    }
+
+    /// Every stream must be complete. Returns the longest pause of the TCP streams, in seconds.
+    pub fn finish(self, bed: &Bed) -> f64 {
+        let pauses =
+            self.streams.into_iter().map(|(from, stream)| whole(bed, from, stream)["pause"].as_f64());
+        pauses.flatten().fold(0.0, f64::max)
+    }
+}

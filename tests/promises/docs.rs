@@ -1,0 +1,171 @@
+//! The documentation agrees with the repository: the picture, the map of the crates, links between pages, and
+//! the tests that pages name.
+
+pub(crate) mod named;
+mod picture;
+mod promises;
+
+use std::collections::BTreeSet;
+use std::fs;
+use std::path::PathBuf;
+
+use vmlane_tests::tree::{files, read, root};
+
+use promises::promises_and_their_tests_name_each_other;
+
+vmlane_tests::tests! {
+    plain {
+        links_between_pages_lead_somewhere,
+        promises_and_their_tests_name_each_other,
+        the_crate_map_lists_every_crate_and_its_dependencies,
+        the_picture_is_made_from_its_source,
+        the_summary_of_the_site_names_every_page_once,
+        what_pages_say_of_tests_and_sources_is_there,
+    }
+}
+
+/// All Markdown files at the top and below docs/.
+fn pages() -> Vec<PathBuf> {
+    let top = fs::read_dir(root()).expect("the repository").flatten().map(|entry| entry.path());
+    let top = top.filter(|path| path.extension().is_some_and(|extension| extension == "md"));
+    top.chain(files(&root().join("docs"), "md")).collect()
+}
+
+/// The anchor that a heading gets on GitHub.
+fn anchor(heading: &str) -> String {
+    let kept = heading.trim().chars().filter(|c| c.is_alphanumeric() || matches!(c, ' ' | '-' | '_'));
+    kept.map(|c| if c == ' ' { '-' } else { c.to_ascii_lowercase() }).collect()
+}
+
+fn the_picture_is_made_from_its_source() {
+    let drawn = picture::svg(&read("docs/architecture.toml"));
+    let file = root().join("docs/architecture.svg");
+    if std::env::var_os("VMLANE_DRAW").is_some() {
+        fs::write(&file, drawn).expect("the picture is written");
+        return;
+    }
+    assert!(read(&file) == drawn, "docs/architecture.svg is not current: run `make picture`");
+}
+
+/// The table in ARCHITECTURE.md lists exactly the crates of the workspace, each with the crates it depends
+/// on.
+fn the_crate_map_lists_every_crate_and_its_dependencies() {
+    let text = read("ARCHITECTURE.md");
+    let map = text.split("\n## ").find(|part| part.starts_with("Crates\n")).expect("a section \"Crates\"");
+    let mut listed = BTreeSet::new();
+    let mut wrong = Vec::new();
+    for row in map.lines().filter(|line| line.starts_with("| `")) {
+        let cells: Vec<&str> = row.trim_matches('|').split(" | ").map(str::trim).collect();
+        let name = cells[0].trim_matches('`').to_owned();
+        assert!(cells.len() == 3, "row {name}: three cells");
+        let told: BTreeSet<String> = cells[2].split('`').skip(1).step_by(2).map(str::to_owned).collect();
+        let folder = if name == "tests" { root().join("tests") } else { root().join("crates").join(&name) };
+        if !folder.is_dir() {
+            wrong.push(format!("crate {name} does not exist"));
+            continue;
+        }
+        let manifest: toml::Table = read(folder.join("Cargo.toml")).parse().expect("a manifest");
+        let ours = manifest.get("dependencies").and_then(toml::Value::as_table).into_iter().flatten();
+        let real: BTreeSet<String> =
+            ours.filter_map(|(name, _)| name.strip_prefix("vmlane-")).map(str::to_owned).collect();
+        if told != real {
+            wrong.push(format!("crate {name} depends on {real:?}, not on {told:?}"));
+        }
+        assert!(listed.insert(name.clone()), "crate {name} is listed twice");
+    }
+    listed.remove("tests");
+    let real: BTreeSet<String> = fs::read_dir(root().join("crates"))
+        .expect("crates/")
+        .flatten()
+        .filter(|entry| entry.path().join("Cargo.toml").exists())
+        .map(|entry| entry.file_name().to_string_lossy().into_owned())
+        .collect();
+    wrong.extend(real.difference(&listed).map(|name| format!("crate {name} is missing")));
+    assert!(wrong.is_empty(), "the table in ARCHITECTURE.md is not true:\n  {}", wrong.join("\n  "));
+}
+
+/// Pages that `make docs` makes, which the repository does not have.
+const GENERATED: [&str; 2] = ["docs/guide/commands.md", "docs/guide/metrics.md"];
+/// Pages at the top that have a place in the site.
+const AT_THE_TOP: [&str; 5] =
+    ["ARCHITECTURE.md", "CHANGELOG.md", "CONTRIBUTING.md", "PROMISES.md", "SECURITY.md"];
+
+/// The site has every page below docs/, once, and no other. Decisions are added by `make docs`.
+fn the_summary_of_the_site_names_every_page_once() {
+    let text = read("docs/SUMMARY.md");
+    let links = text.split("](").skip(1).filter_map(|rest| rest.split(')').next());
+    let mut named: Vec<String> = links.filter(|link| !link.is_empty()).map(str::to_owned).collect();
+    named.sort();
+    let docs = root().join("docs");
+    let mut expected: Vec<String> = pages()
+        .iter()
+        .filter_map(|page| page.strip_prefix(&docs).ok())
+        .map(|page| page.to_str().expect("a name").to_owned())
+        .filter(|page| page != "SUMMARY.md" && !page.starts_with("decisions/"))
+        .chain(GENERATED.map(|page| page.strip_prefix("docs/").expect("below docs/").to_owned()))
+        .chain(AT_THE_TOP.map(str::to_owned))
+        .collect();
+    expected.sort();
+    assert_eq!(named, expected);
+}
+
+fn links_between_pages_lead_somewhere() {
+    let mut broken = Vec::new();
+    for page in pages().into_iter().filter(|page| !page.ends_with("SUMMARY.md")) {
+        let text = read(&page);
+        for link in text.split("](").skip(1).filter_map(|rest| rest.split(')').next()) {
+            let (path, heading) = link.split_once('#').unwrap_or((link, ""));
+            if path.contains("://") {
+                continue;
+            }
+            let target =
+                if path.is_empty() { page.clone() } else { page.parent().expect("a folder").join(path) };
+            let reached = target.exists()
+                && (heading.is_empty()
+                    || read(&target)
+                        .lines()
+                        .filter(|line| line.starts_with('#'))
+                        .any(|line| anchor(line.trim_start_matches('#')) == heading));
+            if !reached {
+                broken.push(format!("{}: {link}", page.display()));
+            }
+        }
+    }
+    assert!(broken.is_empty(), "links that lead nowhere:\n{}", broken.join("\n"));
+}
+
+/// Words in backticks that are paths of a crate's sources or tests, or a test that is said to be in one of
+/// them. The changelog speaks of what was, the facts of what is elsewhere.
+fn what_pages_say_of_tests_and_sources_is_there() {
+    let mut wrong = Vec::new();
+    let is_of_others = |page: &&PathBuf| {
+        let names = ["CHANGELOG.md", "facts"];
+        page.components().any(|part| names.iter().any(|name| part.as_os_str() == *name))
+    };
+    for page in pages().iter().filter(|page| !is_of_others(page)) {
+        let text = read(page);
+        let words: Vec<&str> = text.split('`').skip(1).step_by(2).collect();
+        // Each crate has its tests/it/main.rs.
+        let is_path = |word: &str| {
+            ["tests/", "/src/"].iter().any(|folder| word.contains(folder))
+                && !word.starts_with("tests/it/")
+                && !word.contains(|c: char| c.is_whitespace() || "*<$".contains(c))
+        };
+        let there = |word: &str| {
+            let paths = ["", "crates"].map(|folder| root().join(folder).join(word));
+            paths.into_iter().find(|path| path.exists())
+        };
+        for (at, word) in words.iter().enumerate() {
+            if is_path(word) && there(word).is_none() {
+                wrong.push(format!("{}: there is no {word}", page.display()));
+            } else if page.ends_with("SECURITY.md") && named::is_a_test(word) {
+                let file = words[at..].iter().find(|word| !named::is_a_test(word)).expect("where it is");
+                let texts = there(file).map(|path| named::texts(&path)).unwrap_or_default();
+                if !texts.iter().any(|text| text.contains(&format!("fn {word}("))) {
+                    wrong.push(format!("{}: there is no test {word} in {file}", page.display()));
+                }
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "what is named and is not there:\n{}", wrong.join("\n"));
+}

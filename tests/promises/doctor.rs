@@ -1,0 +1,324 @@
+//! The doctor finds faults that were put into real guests, one at a time, and nothing in healthy ones.
+
+mod faults;
+mod from_host;
+mod ladder;
+mod namespaces;
+mod pairs;
+mod proofs;
+mod told_apart;
+
+use std::time::{Duration, Instant};
+
+use faults::{COMMON, Fault, VIRTIO, VMXNET3};
+use ladder::the_ladder_of_2013_is_climbed;
+use namespaces::{
+    a_proof_shows_what_a_remedy_does_and_puts_it_back, a_server_that_is_stopped_most_of_the_time_is_found,
+    a_veth_is_healthy, what_somebody_else_sets_meanwhile_is_left, whoever_is_killed_settings_are_put_back,
+};
+use serde_json::Value;
+use told_apart::kernels_whose_programs_need_a_flag_are_told_apart;
+use vmlane_lab::{LabSpec, Machine, Running};
+use vmlane_tests::{Bed, PATIENCE, full, kept};
+
+vmlane_tests::tests! {
+    guests {
+        faults_between_vmxnet3_cards_are_found,
+        a_proof_shows_what_a_remedy_does_and_puts_it_back,
+        whoever_is_killed_settings_are_put_back,
+    }
+    long {
+        faults_between_virtio_cards_are_found,
+        wrong_cards_are_found,
+        vsock_is_examined_too,
+        two_faults_at_once_are_both_found,
+        remedies_are_proven_in_guests,
+        user_mode_linux_is_healthy,
+        kernels_whose_programs_need_a_flag_are_told_apart,
+        the_ladder_of_2013_is_climbed,
+        what_somebody_else_sets_meanwhile_is_left,
+        a_veth_is_healthy,
+        a_server_that_is_stopped_most_of_the_time_is_found,
+    }
+}
+
+/// Two guests of two CPUs with these devices.
+fn lab(what: &str, devices: &[&str]) -> LabSpec {
+    LabSpec { cpus: 2, ..vmlane_tests::lab(what, devices) }
+}
+
+fn server(bed: &Bed, guest: &str, listen: &str) -> Running {
+    let words = ["vmlane", "bench", "server", "--doctor", "--listen", listen];
+    let server = bed.guest(guest).spawn(words).unwrap();
+    server.wait_for("listening on", PATIENCE).unwrap();
+    server
+}
+
+/// What the doctor in guest a says of the way to b, and its exit code.
+fn examine(bed: &Bed, to: &str, quick: bool) -> (Value, i32) {
+    let began = Instant::now();
+    let mut words = vec!["vmlane", "doctor", "--to", to, "--json"];
+    words.extend(quick.then_some("--quick"));
+    let output = bed.guest("a").exec(words).unwrap();
+    let code = output.exit.code.unwrap_or(-1);
+    let said = serde_json::from_str(&output.stdout());
+    let said: Value = said.unwrap_or_else(|error| panic!("{error}: {} {}", output.stdout(), output.stderr()));
+    println!(
+        "  examined{} in {:.1} s ({:.1} s with its start){}",
+        if quick { " quickly" } else { "" },
+        said["seconds"].as_f64().unwrap(),
+        began.elapsed().as_secs_f64(),
+        left_out(&said)
+    );
+    (said, code)
+}
+
+/// What there was no time for.
+fn left_out(said: &Value) -> String {
+    match said["left_out"].as_array() {
+        Some(list) if !list.is_empty() => format!(", left out: {}", said["left_out"]),
+        _ => String::new(),
+    }
+}
+
+/// A line for each finding.
+fn sentences(said: &Value) -> Vec<String> {
+    let list = said["findings"].as_array().expect("a list of findings").iter();
+    list.map(|finding| {
+        format!("{}: {}", finding["check"].as_str().unwrap(), finding["what"].as_str().unwrap())
+    })
+    .collect()
+}
+
+/// The lines in which both differ.
+fn differing(before: &[String], after: &[String]) -> Vec<String> {
+    let lines = before.iter().zip(after).filter(|(one, other)| one != other);
+    let mut lines: Vec<String> = lines.map(|(one, other)| format!("{one} -> {other}")).collect();
+    if before.len() != after.len() {
+        lines.push(format!("{} lines -> {} lines", before.len(), after.len()));
+    }
+    lines
+}
+
+/// The same once they differ in nothing, or have had enough time: drivers and IPv6 may need a moment.
+fn still_differing(before: &[String], settings: impl Fn() -> Vec<String>) -> Vec<String> {
+    let begun = Instant::now();
+    loop {
+        let changed = differing(before, &settings());
+        if changed.is_empty() || begun.elapsed() > PATIENCE {
+            return changed;
+        }
+        std::thread::sleep(Duration::from_millis(100));
+    }
+}
+
+/// What was measured, for those who look for the reason of a failure.
+fn measured(said: &Value) -> String {
+    let mut said = said.clone();
+    if let Some(said) = said.as_object_mut() {
+        said.remove("facts");
+        said.remove("findings");
+    }
+    said.to_string()
+}
+
+fn is_healthy(bed: &Bed, to: &str, quick: bool) -> Result<(), String> {
+    let (said, code) = examine(bed, to, quick);
+    let failed = said["failed"].as_array().unwrap();
+    if code == 0 && sentences(&said).is_empty() && failed.is_empty() {
+        return Ok(());
+    }
+    Err(format!(
+        "a healthy lab has findings, code {code}: {:#?} {failed:?}\n{}",
+        sentences(&said),
+        measured(&said)
+    ))
+}
+
+/// Puts the fault in, examines, and takes it out. The place of the right finding, from 1.
+fn find(bed: &Bed, to: &str, fault: &Fault) -> Result<usize, String> {
+    fault.put_into(bed);
+    let (said, code) = examine(bed, to, !fault.is_long);
+    fault.take_out_of(bed);
+    let sentences = sentences(&said);
+    match sentences.iter().position(|sentence| fault.is_in(sentence)) {
+        Some(at) if at < 2 && code == 1 => {
+            println!("{}: {} of {}: {}", fault.name, at + 1, sentences.len(), sentences[at]);
+            if std::env::var("VMLANE_FAULT").is_ok_and(|only| !only.is_empty()) {
+                println!("{}", measured(&said));
+            }
+            Ok(at + 1)
+        }
+        at => Err(format!(
+            "{}: \"{}\" is not first or second (found at {at:?}, code {code}): {sentences:#?}\n{}",
+            fault.name,
+            fault.check,
+            measured(&said)
+        )),
+    }
+}
+
+/// All faults one after another; everything that went wrong is told at the end.
+fn find_all(bed: &Bed, to: &str, faults: &[&Fault]) -> usize {
+    let mut first = 0;
+    let mut wrong = Vec::new();
+    let only = std::env::var("VMLANE_FAULT").unwrap_or_default();
+    for fault in faults.iter().filter(|fault| fault.name.contains(&only)) {
+        match find(bed, to, fault) {
+            Ok(place) => first += usize::from(place == 1),
+            Err(why) => {
+                println!("NOT FOUND {why}");
+                wrong.push(why);
+            }
+        }
+    }
+    assert!(wrong.is_empty(), "{} of {} faults:\n{}", wrong.len(), faults.len(), wrong.join("\n"));
+    first
+}
+
+fn healthy_runs(bed: &Bed, to: &str, runs: usize) {
+    let wrong: Vec<String> = (0..runs).filter_map(|run| is_healthy(bed, to, run % 2 == 1).err()).collect();
+    assert!(wrong.is_empty(), "{} of {runs} runs:\n{}", wrong.len(), wrong.join("\n"));
+}
+
+/// Round trips of the control connections are what takes the time then.
+fn a_long_way(bed: &Bed) {
+    let fault = COMMON.iter().find(|fault| fault.name == "a delay of 80 ms").expect("a fault");
+    fault.put_into(bed);
+    let said: Vec<(Value, i32)> = (0..5).map(|_| examine(bed, TO, true)).collect();
+    fault.take_out_of(bed);
+    let found =
+        said.iter().filter(|(said, _)| sentences(said).iter().any(|line| line.starts_with(fault.check)));
+    let seconds = said.iter().filter_map(|(said, _)| said["seconds"].as_f64()).fold(0.0, f64::max);
+    assert_eq!(found.count(), 5, "{:?}", sentences(&said[0].0));
+    assert!(seconds < 5.0, "it has no more time: {seconds}");
+    kept("doctor", &format!("80 ms of delay: found in 5 of 5 quick examinations, in at most {seconds:.1} s"));
+}
+
+const TO: &str = "tcp:10.77.0.2";
+
+fn faults_between_vmxnet3_cards_are_found() {
+    let bed = Bed::up(&lab("doctor", &["vmxnet3:queues=2", "vmxnet3"]));
+    let server = server(&bed, "b", "tcp:0.0.0.0");
+    if full() {
+        healthy_runs(&bed, TO, 5);
+        let faults: Vec<&Fault> = VMXNET3.iter().chain(COMMON).collect();
+        let first = find_all(&bed, TO, &faults);
+        healthy_runs(&bed, TO, 1);
+        told_apart::a_sender_that_is_the_limit(&bed);
+        a_long_way(&bed);
+        kept(
+            "doctor",
+            &format!(
+                "vmxnet3: {} faults found, {first} of them first; 6 healthy runs without a finding",
+                faults.len()
+            ),
+        );
+    } else {
+        // On a busy machine, a guest may get no CPU for a moment, which looks like a program that uses it, or a long way.
+        let wrong: Vec<String> = (0..3).map_while(|_| is_healthy(&bed, TO, true).err()).collect();
+        assert!(wrong.len() < 3, "{}", wrong.join("\n"));
+        find_all(&bed, TO, &[&VMXNET3[0], &COMMON[0], &COMMON[1]]);
+    }
+    drop(server);
+    from_host::a_lab_and_its_vms(&bed);
+    bed.finish();
+}
+
+fn faults_between_virtio_cards_are_found() {
+    let bed = Bed::up(&lab("doctorv", &["virtio-net:queues=2"]));
+    let server = server(&bed, "b", "tcp:0.0.0.0");
+    healthy_runs(&bed, TO, 5);
+    let faults: Vec<&Fault> = VIRTIO.iter().chain(COMMON).collect();
+    let first = find_all(&bed, TO, &faults);
+    healthy_runs(&bed, TO, 1);
+    kept(
+        "doctor",
+        &format!(
+            "virtio-net: {} faults found, {first} of them first; 6 healthy runs without a finding",
+            faults.len()
+        ),
+    );
+    drop(server);
+    bed.finish();
+}
+
+fn wrong_cards_are_found() {
+    for (device, says) in
+        [("qemu-e1000", "(e1000)"), ("qemu-e1000e", "(e1000e)"), ("qemu-vmxnet3", "revision 1 or 2")]
+    {
+        let bed = Bed::up(&vmlane_tests::lab("doctorn", &[device]));
+        let server = server(&bed, "b", "tcp:0.0.0.0");
+        find_all(
+            &bed,
+            TO,
+            &[&Fault { name: device, check: "nic-model", says, put: &[], undo: &[], is_long: false }],
+        );
+        drop(server);
+        bed.lab_down();
+    }
+}
+
+fn vsock_is_examined_too() {
+    for (device, module) in
+        [("vmci", "vmw_vsock_vmci_transport"), ("virtio-vsock", "vmw_vsock_virtio_transport")]
+    {
+        let bed = Bed::up(&lab("doctors", &[device]));
+        let server = server(&bed, "b", "vsock:");
+        healthy_runs(&bed, "vsock:4", 5);
+        bed.guest("a").sh(&format!("rmmod {module}")).unwrap();
+        let (said, code) = examine(&bed, "vsock:4", true);
+        bed.guest("a").sh(&format!("modprobe {module}")).unwrap();
+        let sentences = sentences(&said);
+        assert!(
+            code == 1 && sentences[0].starts_with("vsock-transport") && sentences[0].contains(module),
+            "{sentences:?}"
+        );
+        println!("{module} unloaded: {}", sentences[0]);
+        told_apart::the_own_cid(&bed);
+        from_host::vms_that_tell_of_themselves(&bed);
+        healthy_runs(&bed, "vsock:4", 1);
+        kept(
+            "doctor",
+            &format!("{device}: a module that is not loaded is found; 6 healthy runs without a finding"),
+        );
+        drop(server);
+        bed.finish();
+    }
+}
+
+fn two_faults_at_once_are_both_found() {
+    let bed = Bed::up(&lab("doctor2", &["vmxnet3:queues=2", "vmxnet3"]));
+    let server = server(&bed, "b", "tcp:0.0.0.0");
+    let faults: Vec<&Fault> = VMXNET3.iter().chain(COMMON).collect();
+    let (whole, all) = pairs::find_pairs(&bed, &faults, |quick| sentences(&examine(&bed, TO, quick).0));
+    kept("doctor", &format!("two faults at once, chosen at random: both found in {whole} of {all} pairs"));
+    drop(server);
+    bed.finish();
+}
+
+fn remedies_are_proven_in_guests() {
+    for (device, special) in [("vmxnet3:queues=2", VMXNET3), ("virtio-net:queues=2", VIRTIO)] {
+        let devices: &[&str] = if device.starts_with("vmxnet3") { &[device, "vmxnet3"] } else { &[device] };
+        let bed = Bed::up(&lab("doctorp", devices));
+        let faults: Vec<&Fault> = special.iter().chain(COMMON).collect();
+        let (tried, helped) = proofs::prove_all(&bed, &faults);
+        kept(
+            "doctor",
+            &format!(
+                "{device}: {tried} remedies tried in the guest that has the fault, {helped} shown to help, one interrupted by Ctrl-C, all settings as before"
+            ),
+        );
+        bed.finish();
+    }
+}
+
+/// User Mode Linux: no card of PCI, one CPU.
+fn user_mode_linux_is_healthy() {
+    let bed = Bed::up(&LabSpec { cpus: 1, machines: vec![Machine::Uml], ..lab("doctoru", &["virtio-net"]) });
+    let server = server(&bed, "b", "tcp:0.0.0.0");
+    healthy_runs(&bed, TO, 5);
+    kept("doctor", "User Mode Linux: 5 healthy runs without a finding");
+    drop(server);
+    bed.finish();
+}

@@ -1,0 +1,64 @@
+//! What is no fault of the network, and vsock addresses that lead elsewhere.
+
+use serde_json::Value;
+use vmlane_lab::LabSpec;
+use vmlane_tests::{Bed, PATIENCE, kept};
+
+use super::{examine, measured, sentences};
+
+/// The sentences of what is kept apart from findings.
+fn apart(said: &Value) -> Vec<String> {
+    let list = said["machine"].as_array().expect("what is kept apart").iter();
+    list.map(|told| format!("{}: {}", told["check"].as_str().unwrap(), told["what"].as_str().unwrap()))
+        .collect()
+}
+
+/// A program that sends for a moment, and rests for many. (With a share of a CPU it would rest with its socket locked, and what
+/// it had sent before would wait, too.)
+pub fn a_sender_that_is_the_limit(bed: &Bed) {
+    let start = "echo $$ >/run/slow; exec vmlane bench server --doctor --listen tcp:0.0.0.0:12901";
+    let server = bed.guest("b").spawn(["sh", "-c", start]).unwrap();
+    server.wait_for("listening on", PATIENCE).unwrap();
+    let stop = "(while kill -STOP $(cat /run/slow); do sleep 0.3; kill -CONT $(cat /run/slow); sleep 0.01; done) \
+                >/dev/null 2>&1 </dev/null & echo $! >/run/stopper";
+    bed.guest("b").sh(stop).unwrap();
+    let (said, _) = examine(bed, "tcp:10.77.0.2:12901", false);
+    bed.guest("b").sh("kill $(cat /run/stopper); kill -CONT $(cat /run/slow)").unwrap();
+    drop(server);
+    let told = apart(&said);
+    let is_it = |line: &String| line.starts_with("sender-limit: Throughput from b to a has no network cause");
+    println!("  a sender that rests: {told:?}; findings {:?}", sentences(&said));
+    assert!(told.iter().any(is_it), "{told:?} {}", measured(&said));
+    kept("doctor", "a sender that is itself the limit is told apart from findings");
+}
+
+/// CID 1 leads nowhere without its module, and to a server with it.
+pub fn the_own_cid(bed: &Bed) {
+    let a = bed.guest("a");
+    a.sh("rmmod vsock_loopback 2>/dev/null; true").unwrap();
+    let (said, code) = examine(bed, "vsock:1", true);
+    let found = sentences(&said);
+    assert!(
+        code == 1 && found[0].starts_with("vsock-address: CID 1 is this machine (a) itself"),
+        "{found:?}"
+    );
+    println!("  CID 1: {}", found[0]);
+}
+
+/// From kernel 7.1 on, programs in a VM with a VMCI device alone need a flag.
+pub fn kernels_whose_programs_need_a_flag_are_told_apart() {
+    let kernels = ["7.2", "6.12"].map(str::to_owned).to_vec();
+    let bed = Bed::up(&LabSpec { kernels, ..super::lab("doctork", &["vmci"]) });
+    let server = super::server(&bed, "b", "vsock:");
+    let (said, code) = examine(&bed, "vsock:4", true);
+    let told: Vec<String> =
+        apart(&said).into_iter().filter(|line| line.starts_with("vsock-address")).collect();
+    let is_a = |line: &String| line.contains("From this machine (a)") && line.contains("VMADDR_FLAG_TO_HOST");
+    assert!(code == 0 && told.len() == 1 && is_a(&told[0]), "{code} {told:?} {:?}", sentences(&said));
+    kept(
+        "doctor",
+        "kernel 7.2 with a VMCI device: that programs need VMADDR_FLAG_TO_HOST is told, of 6.12 it is not",
+    );
+    drop(server);
+    bed.finish();
+}

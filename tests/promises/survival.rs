@@ -1,0 +1,204 @@
+//! The daemon dies and comes back, or is replaced by another: streams continue, and no guest notices.
+
+use std::process::{Command, Stdio};
+use std::time::{Duration, Instant};
+
+use rustix::process::{Pid, Signal, kill_process};
+use serde_json::Value;
+use vmlane_tests::alone::{told, vmlane};
+use vmlane_tests::traffic::{port, reload_card};
+use vmlane_tests::{Bed, Load, Process, full, give, kept, passes, take, wait_until, whole};
+
+vmlane_tests::tests! {
+    guests in KILLS {
+        streams_outlast_a_killed_daemon,
+        streams_outlast_a_killed_keeper,
+        streams_outlast_a_replaced_daemon,
+        streams_between_workers_outlast_a_killed_daemon,
+        streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture,
+    }
+}
+
+/// How often a daemon is killed under load, `short` times in the short form.
+fn kills(short: u32) -> u32 {
+    if full() { 50 } else { short }
+}
+
+/// Then while idle, and while a driver is reloaded: every guest answers, and streams work again.
+fn streams_outlast_a_killed_daemon(bed: &Bed) {
+    let kills = kills(4);
+    let load = Load::start(bed);
+    for _ in 0..kills {
+        std::thread::sleep(Duration::from_millis(1500));
+        bed.kill_daemon();
+    }
+    let pause = load.finish(bed);
+    kept(
+        "survival",
+        &format!("killed {kills} times: 8 streams complete, checksums equal, longest pause {pause} s"),
+    );
+    bed.kill_daemon();
+    let reloading = bed.guest("b").spawn(["sh", "-c", &reload_card(2)]).unwrap();
+    for _ in 0..3 {
+        bed.kill_daemon();
+    }
+    assert!(reloading.wait().unwrap().success());
+    for name in ["a", "b"] {
+        bed.guest(name).sh("true").unwrap();
+    }
+    let taker = take(&bed.guest("b"));
+    passes(bed, "a", "b");
+    drop(taker);
+}
+
+/// Eight streams between cards of two workers, each of which also has streams of its own; the cards go from one worker to the
+/// other meanwhile.
+fn streams_between_workers_outlast_a_killed_daemon(bed: &Bed) {
+    let _restarted = bed.restarted("[daemon]\nworkers = 2\nbalance = false\n");
+    let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
+    let workers: Vec<_> = ports["switch"].as_array().unwrap().iter().map(|port| &port["worker"]).collect();
+    assert_eq!(workers[..2], [0, 1], "each card has a worker of its own");
+    let (kills, mut moves) = (kills(2), 0);
+    let load = Load::start(bed);
+    for _ in 0..kills {
+        moves += move_cards(bed);
+        std::thread::sleep(Duration::from_millis(500));
+        bed.kill_daemon();
+    }
+    moves += move_cards(bed);
+    let pause = load.finish(bed);
+    kept(
+        "survival",
+        &format!(
+            "killed {kills} times with two workers, between which cards went {moves} times: 8 streams complete, checksums \
+             equal, longest pause {pause} s"
+        ),
+    );
+}
+
+/// Has the cards of both guests go to the other worker and back, for a second at least. Nothing that was on its way is lost.
+/// Returns how often one went.
+fn move_cards(bed: &Bed) -> usize {
+    let lost = || ["a", "b"].map(|vm| port(bed, vm, 0, "drop_gone"));
+    let (before, begun) = (lost(), Instant::now());
+    let mut moves = 0;
+    wait_until("cards that go", || {
+        for (vm, worker) in [("a", "1"), ("b", "0"), ("a", "0"), ("b", "1")] {
+            let mut command = vmlane();
+            command.args(["debug", "move", vm, "--worker", worker, "--runtime-dir"]);
+            let done = command.arg(bed.lab().daemon_runtime_dir()).output().unwrap();
+            assert!(done.status.success() || told(&done).contains("stays"), "{done:?}");
+            moves += usize::from(done.status.success());
+        }
+        moves > 8 && begun.elapsed() > Duration::from_secs(1)
+    });
+    assert_eq!(before, lost());
+    moves
+}
+
+/// Eight streams over ports that are shaped and captured, of a switch with a team.
+fn streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture(bed: &Bed) {
+    let taps = ["x", "y"].map(|which| format!("vlt{which}{}", std::process::id() % 1_000_000));
+    let uplink = |at: usize| format!("[[uplink]]\nname = \"up{at}\"\ntap = \"{}\"\nvlan = 0\n", taps[at]);
+    let shape = "shape = { in = { average = \"40M\", peak = \"80M\" }, out = { average = \"60M\" } }";
+    let _restarted = bed.restarted(&format!(
+        "[[port_group]]\nname = \"net0\"\n{shape}\n{}{}[[team]]\nname = \"lan\"\nuplinks = [\"up0\", \"up1\"]\n",
+        uplink(0),
+        uplink(1)
+    ));
+    for tap in &taps {
+        assert!(Command::new("ip").args(["link", "set", tap, "up"]).status().unwrap().success(), "{tap}");
+    }
+    let both_are_active = || {
+        let ports: Value = serde_json::from_str(&bed.vmlane(&["ports", "--json"])).unwrap();
+        ports["teams"][0]["members"].as_array().is_some_and(|all| all.iter().all(|one| one["active"] == true))
+    };
+    wait_until("both links of the team", both_are_active);
+    let captured = tempfile::NamedTempFile::new().unwrap();
+    let capture = || {
+        let mut command = vmlane();
+        command.args(["capture", "a/nic0", "b/nic0", "up0", "--snap", "96", "--write"]).arg(captured.path());
+        command.arg("--runtime-dir").arg(bed.lab().daemon_runtime_dir()).stderr(Stdio::null());
+        let running = Process(command.spawn().unwrap());
+        wait_until("frames in the capture", || captured.path().metadata().unwrap().len() > 10_000);
+        running
+    };
+    let (kills, load) = (kills(2), Load::start(bed));
+    for _ in 0..kills {
+        let mut running = capture();
+        std::thread::sleep(Duration::from_millis(1500));
+        bed.kill_daemon();
+        // A capture ends with its daemon.
+        running.wait();
+        captured.as_file().set_len(0).unwrap();
+        wait_until("both links of the team", both_are_active);
+    }
+    let running = capture();
+    let pause = load.finish(bed);
+    drop(running);
+    for vm in ["a", "b"] {
+        assert!(port(bed, vm, 0, "tx_shaped_bytes") > 0, "{vm}");
+    }
+    kept(
+        "survival",
+        &format!(
+            "killed {kills} times with a team, shaped ports and a capture: 8 streams complete, checksums equal, \
+             longest pause {pause} s"
+        ),
+    );
+}
+
+/// The process that holds descriptors for this lab's daemon.
+fn keeper_pid(bed: &Bed) -> Option<Pid> {
+    let directory = bed.lab().daemon_runtime_dir().display().to_string();
+    std::fs::read_dir("/proc").unwrap().flatten().find_map(|entry| {
+        let line = std::fs::read(entry.path().join("cmdline")).ok()?;
+        let line = String::from_utf8_lossy(&line).into_owned();
+        let words: Vec<&str> = line.split('\0').collect();
+        let ours = words.contains(&"keeper") && words.contains(&directory.as_str());
+        ours.then(|| Pid::from_raw(entry.file_name().to_str()?.parse().ok()?))?
+    })
+}
+
+/// The keeper is killed: a new one soon has everything, and the next daemon finds it.
+fn streams_outlast_a_killed_keeper(bed: &Bed) {
+    let taker = take(&bed.guest("b"));
+    let stream = give(bed, "a", "b");
+    let before = keeper_pid(bed).expect("a keeper");
+    let log = bed.lab().log("daemon");
+    let renewed = || std::fs::read_to_string(&log).unwrap().matches("the new keeper has everything").count();
+    let renewed_before = renewed();
+    kill_process(before, Signal::KILL).unwrap();
+    wait_until("another keeper has everything", || renewed() > renewed_before);
+    assert_ne!(keeper_pid(bed), Some(before));
+    bed.kill_daemon();
+    whole(bed, "a", stream);
+    drop(taker);
+    kept("survival", "the keeper was killed, then the daemon: a stream continued, checksums equal");
+}
+
+/// Another daemon takes the place of the one that runs, under load. One that does not ask for that names the one that runs,
+/// and exits without harm.
+fn streams_outlast_a_replaced_daemon(bed: &Bed) {
+    let load = Load::start(bed);
+    let status = bed.lab().status().unwrap().daemon.unwrap();
+    let mut second = vmlane();
+    second.arg("daemon").arg("--config").arg(&status.config).arg("--runtime-dir").arg(&status.runtime_dir);
+    let output = second.output().unwrap();
+    assert_eq!(output.status.code(), Some(1), "{output:?}");
+    assert!(told(&output).contains("another daemon (pid "), "{output:?}");
+
+    let before = bed.daemon_pid();
+    let mut replacement = Process(bed.start_replacement(&vmlane_lab::find_vmlane().unwrap()));
+    bed.wait_for_another_daemon(before);
+    let pause = load.finish(bed);
+    kept(
+        "survival",
+        &format!("replaced under 8 streams: all complete, checksums equal, longest pause {pause} s"),
+    );
+    // From here on the lab's own supervisor starts the daemon.
+    let before = Pid::from_child(&replacement.0);
+    replacement.signal(Signal::KILL);
+    replacement.wait();
+    bed.wait_for_another_daemon(before);
+}
