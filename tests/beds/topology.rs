@@ -90,6 +90,9 @@ pub static KILLS: Topology = Topology {
     ..PLAIN
 };
 
+/// The same for the long tests of daemons that are killed again and again, so that both halves run side by side.
+pub static SURVIVAL: Topology = Topology { name: "survival", ..KILLS };
+
 /// VMXNET3 between three guests and the host; a's is in slot 192.
 pub static VMXNET3: Topology = Topology {
     name: "vmxnet3",

@@ -10,7 +10,7 @@ use vmlane_tests::traffic::{port, reload_card};
 use vmlane_tests::{Bed, Load, Process, full, give, kept, passes, take, wait_until, whole};
 
 vmlane_tests::tests! {
-    guests in KILLS {
+    guests in SURVIVAL {
         streams_outlast_a_killed_daemon,
         streams_outlast_a_killed_keeper,
         streams_outlast_a_replaced_daemon,

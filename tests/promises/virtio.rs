@@ -16,7 +16,7 @@ vmlane_tests::tests! {
     }
     guests in QUEUES { packed_rings_and_several_queues_work }
     guests in KINDS { files_arrive_between_vmxnet3_and_virtio, streams_arrive_between_vmci_and_virtio_vsock }
-    guests in VIRTIO_KILLS { traffic_survives_the_daemon, a_killed_guest_ends_its_peers_connections }
+    guests in VIRTIO_KILLS { a_killed_guest_ends_its_peers_connections, traffic_survives_the_daemon }
     long { files_arrive_intact_in_guests_of_other_kernels }
 }
 
@@ -159,6 +159,13 @@ fn traffic_survives_the_daemon(bed: &Bed) {
             received.unwrap_or(0)
         ),
     );
+    // A virtio-vsock device of QEMU's does not come back with the next daemon: what follows in this bed needs it.
+    for name in ["a", "b"] {
+        bed.check_kernel(name);
+        bed.guest(name).kill().unwrap();
+        bed.guest(name).start().unwrap();
+        bed.equip(name);
+    }
 }
 
 /// Carries files between a and b, whichever connects; connects to these targets are refused at once.
