@@ -151,13 +151,13 @@ impl Bed {
         self.wait_for_another_daemon(before)
     }
 
-    /// Starts a daemon of `program` that is to take the place of the lab's.
+    /// Starts a daemon of `program` that is to take the place of the lab's. The lab's supervisor may be stopped.
     pub fn start_replacement(&self, program: &Path) -> Child {
-        let status = self.lab().status().unwrap().daemon.unwrap();
-        let log = std::fs::File::options().append(true).open(&status.log).unwrap();
+        let lab = self.lab();
+        let log = fs::File::options().append(true).open(lab.log("daemon")).unwrap();
         let mut command = Command::new(program);
-        command.args(["daemon", "--replace", "--config"]).arg(&status.config);
-        command.arg("--runtime-dir").arg(&status.runtime_dir);
+        command.args(["daemon", "--replace", "--config"]).arg(lab.dir().join("daemon.toml"));
+        command.arg("--runtime-dir").arg(lab.daemon_runtime_dir());
         command.stdin(Stdio::null()).stdout(Stdio::null()).stderr(log).spawn().unwrap()
     }
 
