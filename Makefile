@@ -14,7 +14,7 @@ all: build
 
 help:
 	@echo 'make demo    two VMs, VMCI sockets against TCP: a table, out/demo/report.html (FULL=1: longer, three runs)'
-	@echo 'make test    make lint, unit, property and real-guest tests (LANES=2 processes at a time): logs and times in out/test/'
+	@echo 'make test    make lint, unit, property and real-guest tests (LANES= processes at a time): logs and times in out/test/'
 	@echo 'make test-quick  no guests: what has changed since the last commit (SINCE=COMMIT), and what depends on it'
 	@echo 'make test-unit, make test-guests  either half of make test (ONLY=vmci,nics for some beds or modules of guests)'
 	@echo 'make acceptance  the real-guest tests in their long form: a line a promise, out/acceptance/ (ONLY=survival,nics'

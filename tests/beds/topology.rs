@@ -13,6 +13,8 @@ pub struct Topology {
     pub cpus: u32,
     /// What they run in: empty for q35, or one a guest.
     pub machines: &'static [Machine],
+    /// The version of QEMU, if it is not the lab's newest.
+    pub qemu: Option<&'static str>,
     /// As `--device` of `vmlane lab up` takes them.
     pub devices: &'static [&'static str],
     /// Isolation groups, one a guest; none for one group of all.
@@ -41,6 +43,7 @@ const PLAIN: Topology = Topology {
     kernels: &["6.12"],
     cpus: 1,
     machines: &[],
+    qemu: None,
     devices: &[],
     groups: &[],
     forwards: &[],
@@ -119,19 +122,22 @@ pub static QUEUES: Topology = Topology {
     ..PLAIN
 };
 
-/// virtio-net and virtio-vsock: eth0 with LRO, eth1 without.
+/// virtio-net and virtio-vsock under User Mode Linux: eth0 with LRO, eth1 without.
 pub static VIRTIO: Topology = Topology {
     name: "virtio",
-    kernels: &["6.12", "6.12", "6.12"],
+    kernels: &["7.2um1"; 3],
+    machines: &[Machine::Uml; 3],
     devices: &["virtio-net", "virtio-net:lro=false", "virtio-vsock"],
     ..PLAIN
 };
 
-/// virtio-net and virtio-vsock in guests that are killed, under daemons that are killed: a is a microvm, b's QEMU listens.
+/// virtio-net and virtio-vsock in guests that are killed, under daemons that are killed, in the oldest QEMU that
+/// has a place in distributions: a is a microvm, b's QEMU listens.
 pub static VIRTIO_KILLS: Topology = Topology {
     name: "virtio-kills",
     kernels: &["6.12", "6.12"],
     machines: &[Machine::Microvm, Machine::Q35],
+    qemu: Some("7.2"),
     devices: &["virtio-net", "virtio-vsock"],
     config: "[[vm]]\nname = \"b\"\nvsock_role = \"client\"\nnic = [{ model = \"virtio-net\", role = \"client\", \
              port_group = \"net0\", mac = \"52:54:00:77:00:02\" }]\n",
@@ -150,13 +156,28 @@ pub static MIXTURE: Topology = Topology {
     ..PLAIN
 };
 
-/// Every kind of device: a and d have VMCI, b and c have virtio-vsock; eth0 is VMXNET3, eth1 virtio-net, in one VLAN.
+/// Every kind of device in one VLAN: a has VMCI in QEMU, and of its cards eth0 is VMXNET3, eth1 virtio-net; b and c have
+/// virtio-vsock and virtio-net under User Mode Linux.
 ///
 /// b's connects to ports 7000 and 7001 of the host reach a and c; for c the host has CID 9, as the parent has for an
 /// enclave.
 pub static KINDS: Topology = Topology {
     name: "kinds",
+    kernels: &["6.12", "7.2um1", "7.2um1"],
+    machines: &[Machine::Q35, Machine::Uml, Machine::Uml],
+    devices: &["a:vmci", "b:virtio-vsock", "c:virtio-vsock", "vmxnet3:vlan=20", "virtio-net:vlan=20"],
+    config: "[[vm]]\nname = \"b\"\n\
+             forward = [ { port = 7000, to = \"a:6100\" }, { port = 7001, to = \"c:6100\" } ]\n\
+             [[vm]]\nname = \"c\"\nparent_cid = 9\nforward = [ { port = 7002, to = \"a:6100\" } ]\n",
+    kills: true,
+    ..PLAIN
+};
+
+/// The same in QEMU for all, with d like a: pairs of one kind and of two beside each other.
+pub static MIXED: Topology = Topology {
+    name: "mixed",
     kernels: &["6.12"; 4],
+    machines: &[],
     devices: &[
         "a:vmci",
         "b:virtio-vsock",
@@ -165,10 +186,7 @@ pub static KINDS: Topology = Topology {
         "vmxnet3:vlan=20",
         "virtio-net:vlan=20",
     ],
-    config: "[[vm]]\nname = \"b\"\n\
-             forward = [ { port = 7000, to = \"a:6100\" }, { port = 7001, to = \"c:6100\" } ]\n\
-             [[vm]]\nname = \"c\"\nparent_cid = 9\nforward = [ { port = 7002, to = \"a:6100\" } ]\n",
-    ..PLAIN
+    ..KINDS
 };
 
 impl Topology {
@@ -181,6 +199,7 @@ impl Topology {
         spec.groups = owned(self.groups);
         spec.cpus = self.cpus;
         spec.machines = self.machines.to_vec();
+        spec.qemu = self.qemu.map(str::to_owned);
         spec.uplinks = self.uplinks;
         let forward =
             |&(port, to_port): &(u32, u32)| Forward { from: "a".into(), port, to: "b".into(), to_port };

@@ -5,20 +5,18 @@ use std::time::Duration;
 
 use rustix::process::{Signal, kill_process};
 use toml::{Table, Value};
-use vmlane_tests::{Bed, give, kept, passes, python, reload_driver, take, trickle, wait_until, whole};
+use vmlane_tests::{Bed, full, give, kept, passes, python, reload_driver, take, trickle, wait_until, whole};
 
 vmlane_tests::tests! {
     guests in VMCI { streams_outlast_a_stopped_daemon }
-    guests in FAULTS {
-        a_panic_stays_with_its_vm,
-        a_vm_that_is_added_at_run_time_is_like_one_of_the_configuration,
-    }
+    guests in FAULTS { a_panic_stays_with_its_vm }
+    long in FAULTS { a_vm_that_is_added_at_run_time_is_like_one_of_the_configuration }
 }
 
-/// Eight seconds without a daemon, in the middle of streams between three guests.
+/// Eight seconds without a daemon, in the middle of streams.
 fn streams_outlast_a_stopped_daemon(bed: &Bed) {
     let takers = [take(&bed.guest("a")), take(&bed.guest("b"))];
-    let streams = [("a", "b"), ("b", "a"), ("c", "a")].map(|(from, to)| (from, give(bed, from, to)));
+    let streams = [("a", "b"), ("b", "a")].map(|(from, to)| (from, give(bed, from, to)));
     let daemon = bed.daemon_pid();
     kill_process(daemon, Signal::STOP).unwrap();
     std::thread::sleep(Duration::from_secs(8));
@@ -28,7 +26,7 @@ fn streams_outlast_a_stopped_daemon(bed: &Bed) {
     kept(
         "survival",
         &format!(
-            "after 8 s without a daemon 3 streams continued, checksums equal ({} bytes)",
+            "after 8 s without a daemon 2 streams continued, checksums equal ({} bytes)",
             bytes.join(", ")
         ),
     );
@@ -37,7 +35,8 @@ fn streams_outlast_a_stopped_daemon(bed: &Bed) {
 /// The device of guest b panics and is reset; guest b works again after a driver reload, then after a reboot.
 fn a_panic_stays_with_its_vm(bed: &Bed) {
     let taker = take(&bed.guest("a"));
-    for (what, reload) in [("a reload of its driver", true), ("a reboot", false)] {
+    let ways = [("a reload of its driver", true), ("a reboot", false)];
+    for (what, reload) in ways.into_iter().take(if full() { 2 } else { 1 }) {
         let takes = take(&bed.guest("b"));
         let cut = || taker.0.stdout().matches("cut").count();
         let cut_before = cut();

@@ -15,10 +15,12 @@ use crate::site::browser::Browser;
 vmlane_tests::tests! {
     guests {
         a_guest_killed_in_mid_run_costs_only_that_run,
-        an_interrupted_experiment_is_resumed_and_a_browser_shows_its_report,
         an_invalid_plan_is_refused_with_its_line_and_boots_nothing,
     }
-    long { a_set_of_experiments_is_packed_into_one_file_and_drawn_beside_another }
+    long {
+        an_interrupted_experiment_is_resumed_and_a_browser_shows_its_report,
+        a_set_of_experiments_is_packed_into_one_file_and_drawn_beside_another,
+    }
 }
 
 /// Guests that are up in two seconds.

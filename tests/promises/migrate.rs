@@ -14,7 +14,7 @@ use vmlane_tests::moving::{Qemu, Qmp};
 use vmlane_tests::{Bed, PATIENCE, Process, kept, serve, wait_until};
 
 vmlane_tests::tests! {
-    guests { virtio_guests_migrate_under_traffic }
+    long { virtio_guests_migrate_under_traffic }
 }
 
 /// Where vSockets listen.

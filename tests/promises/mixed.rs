@@ -6,7 +6,7 @@ use vmlane_tests::traffic::iperf;
 use vmlane_tests::{Bed, PATIENCE, full, kept, median};
 
 vmlane_tests::tests! {
-    long in KINDS { mixed_pairs_keep_up_with_pairs_of_one_kind }
+    long in MIXED { mixed_pairs_keep_up_with_pairs_of_one_kind }
 }
 
 /// VMware's kind, virtio's, and mixed, each way: guests, and cards of guests a and b.

@@ -5,7 +5,7 @@ use vmlane_tests::traffic::port;
 use vmlane_tests::{Bed, PATIENCE, kept};
 
 vmlane_tests::tests! {
-    guests in KILLS { firmware_boots_a_guest_through_the_switch }
+    long in KILLS { firmware_boots_a_guest_through_the_switch }
 }
 
 /// Guest c, from b.

@@ -13,7 +13,7 @@ use vmlane_tests::{
 };
 
 vmlane_tests::tests! {
-    guests in SURVIVAL {
+    long in SURVIVAL {
         a_daemon_killed_at_random_moments_leaves_every_guest_working,
         load_beside_guests_that_come_and_go_leaks_nothing,
     }

@@ -27,14 +27,14 @@ struct Load {
 impl Load {
     /// The long form with `VMLANE_TESTS=full`, else the short one.
     fn usual() -> Load {
-        let (mib, connections) = if full() { (64, 200) } else { (16, 40) };
+        let (mib, connections) = if full() { (64, 200) } else { (8, 20) };
         Load { mib, connections, echo_kib: 1024, words: "" }
     }
 
     /// For guests before 5.18: every notification is a datagram through byte ports, which is slow under emulation.
     fn port_path() -> Load {
-        let connections = if full() { 20 } else { 8 };
-        Load { mib: 4, connections, echo_kib: 256, words: "small" }
+        let (mib, connections) = if full() { (4, 20) } else { (1, 4) };
+        Load { mib, connections, echo_kib: 64, words: "small" }
     }
 }
 

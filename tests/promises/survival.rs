@@ -14,9 +14,9 @@ vmlane_tests::tests! {
         streams_outlast_a_killed_daemon,
         streams_outlast_a_killed_keeper,
         streams_outlast_a_replaced_daemon,
-        streams_between_workers_outlast_a_killed_daemon,
         streams_outlast_a_killed_daemon_with_a_team_a_shape_and_a_capture,
     }
+    long in SURVIVAL { streams_between_workers_outlast_a_killed_daemon }
 }
 
 /// How often a daemon is killed under load, `short` times in the short form.

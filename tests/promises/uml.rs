@@ -17,9 +17,9 @@ vmlane_tests::tests! {
     guests {
         virtio_devices_work_under_user_mode_linux,
         two_workers_serve_virtio_vsock,
-        its_own_network_card_beside_virtio_net,
     }
-    guests in MIXTURE { a_guest_in_qemu_and_one_under_user_mode_linux, any_mixture_of_machines_starts }
+    long { its_own_network_card_beside_virtio_net }
+    long in MIXTURE { a_guest_in_qemu_and_one_under_user_mode_linux, any_mixture_of_machines_starts }
 }
 
 /// Streams between a guest and a program of the host, opened by either; their checksums are compared both ways.
@@ -62,7 +62,7 @@ fn told_of_a_killed_daemon(bed: &Bed) {
 fn virtio_devices_work_under_user_mode_linux() {
     let bed = up(&spec("uml", Machine::Uml));
     // A guest holds two such files in its /dev/shm, which has half of its memory.
-    let (seconds, mib) = if full() { (10, 96) } else { (2, 32) };
+    let (seconds, mib) = if full() { (10, 96) } else { (1, 16) };
     let status = bed.lab().status().unwrap();
     assert_eq!(status.qemu_version, "");
     assert!(status.guests.iter().all(|guest| guest.kernel == "7.2um1"), "{:?}", status.guests);

@@ -2,7 +2,7 @@
 
 use serde_json::Value;
 use vmlane_tests::alone::output;
-use vmlane_tests::topology::{KINDS, Topology};
+use vmlane_tests::topology::{MIXED, Topology};
 use vmlane_tests::{Bed, PATIENCE, Process, Service, full, kept, python, python_on_host, serve};
 
 use crate::host::lines_of;
@@ -70,7 +70,7 @@ fn streams_work_between_every_pair(bed: &Bed) {
 }
 
 fn streams_work_between_every_pair_of_6_1() {
-    let bed = Bed::open(&Topology { kernels: &["6.1"; 4], ..KINDS });
+    let bed = Bed::open(&Topology { kernels: &["6.1"; 4], ..MIXED });
     pairs(&bed, "6.1");
     bed.finish();
 }

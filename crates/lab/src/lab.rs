@@ -336,7 +336,13 @@ impl Guest {
         let signaller = session.signaller();
         let so_far = [Shared::default(), Shared::default()];
         let [mut stdout, mut stderr] = so_far.clone();
-        let thread = std::thread::spawn(move || session.finish(&mut stdout, &mut stderr));
+        let thread = std::thread::spawn(move || {
+            let ended = session.finish(&mut stdout, &mut stderr);
+            if let Err(error) = &ended {
+                let _ = write!(stderr, "{error:#}");
+            }
+            ended
+        });
         Ok(Running { so_far, signaller, thread: Some(thread) })
     }
 

@@ -58,7 +58,7 @@ pub fn run() -> Result<bool> {
     };
     let (done, mut jobs): (Vec<Job>, Vec<Job>) =
         wanted.into_iter().partition(|job| !again && stands(&passed, &job.name));
-    jobs.sort_by_key(|job| report.times.rank(&job.name));
+    jobs.sort_by_key(|job| report.times.rank(&job.name, job.tests));
     println!(
         "==> the promises, tested in real guests. Modules to run: {}, passed before: {} (AGAIN=1 repeats them)",
         jobs.len(),

@@ -32,6 +32,8 @@ pub struct Job {
     directory: PathBuf,
     environment: Vec<(&'static str, String)>,
     pub log: PathBuf,
+    /// How many tests it has.
+    pub tests: usize,
 }
 
 /// What a job did.
@@ -54,8 +56,11 @@ pub struct Ended {
 
 impl Job {
     /// All tests of a binary.
-    pub fn binary(logs: &Path, binary: &Binary) -> Job {
-        Job::new(logs, &binary.name, binary, Vec::new())
+    pub fn binary(logs: &Path, binary: &Binary) -> Result<Job> {
+        let output = Command::new(&binary.path).args(["--list", "--format=terse"]).output();
+        let output = output.map_err(|error| format!("{}: {error}", binary.path.display()))?;
+        let tests = output.stdout.iter().filter(|byte| **byte == b'\n').count();
+        Ok(Job::new(logs, &binary.name, binary, Vec::new(), tests))
     }
 
     /// The examples in documentation. Chosen together with the program, its dependencies are those that are built.
@@ -69,35 +74,38 @@ impl Job {
             directory: ".".into(),
             environment: Vec::new(),
             log: logs.join("documentation.log"),
+            tests: 1,
         }
     }
 
     /// The tests of `tests/promises` of one form, a job for each bed or module.
     pub fn groups(logs: &Path, promises: &Binary, form: Form) -> Result<Vec<Job>> {
         let groups = listed(promises, form)?.into_iter().map(|(group, _)| group);
-        let mut groups: Vec<String> = groups.collect();
-        groups.dedup();
-        let job = |group: &String| {
+        let job = |(group, tests): (String, usize)| {
             let environment = vec![("VMLANE_TESTS", form.to_owned()), ("VMLANE_GROUP", group.clone())];
-            Job::new(logs, group, promises, environment)
+            Job::new(logs, &group, promises, environment, tests)
         };
-        Ok(groups.iter().map(job).collect())
+        Ok(counted(groups).into_iter().map(job).collect())
     }
 
     /// All tests of `tests/promises` in their long form, a job for each module.
     pub fn modules(logs: &Path, promises: &Binary) -> Result<Vec<Job>> {
         let module = |(_, test): (String, String)| test.split("::").next().unwrap_or_default().to_owned();
-        let mut modules: Vec<String> = listed(promises, FULL)?.into_iter().map(module).collect();
-        modules.sort();
-        modules.dedup();
-        let job = |module: &String| {
+        let modules = counted(listed(promises, FULL)?.into_iter().map(module));
+        let job = |(module, tests): (String, usize)| {
             let environment = vec![("VMLANE_TESTS", FULL.to_owned()), ("VMLANE_MODULE", module.clone())];
-            Job::new(logs, module, promises, environment)
+            Job::new(logs, &module, promises, environment, tests)
         };
-        Ok(modules.iter().map(job).collect())
+        Ok(modules.into_iter().map(job).collect())
     }
 
-    fn new(logs: &Path, name: &str, binary: &Binary, environment: Vec<(&'static str, String)>) -> Job {
+    fn new(
+        logs: &Path,
+        name: &str,
+        binary: &Binary,
+        environment: Vec<(&'static str, String)>,
+        tests: usize,
+    ) -> Job {
         let log = logs.join(format!("{}.log", name.replace(' ', "-")));
         Job {
             name: name.to_owned(),
@@ -106,6 +114,7 @@ impl Job {
             directory: binary.directory.clone(),
             environment,
             log,
+            tests,
         }
     }
 
@@ -149,6 +158,14 @@ fn listed(promises: &Binary, form: Form) -> Result<Vec<(String, String)>> {
         Some((group.to_owned(), test.strip_suffix(": test")?.to_owned()))
     };
     Ok(text.lines().filter_map(line).collect())
+}
+
+/// How many of each.
+fn counted(names: impl Iterator<Item = String>) -> BTreeMap<String, usize> {
+    names.fold(BTreeMap::new(), |mut counts, name| {
+        *counts.entry(name).or_default() += 1;
+        counts
+    })
 }
 
 /// Those with these names.
@@ -208,7 +225,7 @@ fn is_name(text: &str) -> bool {
 /// Runs jobs, `lanes` at a time, and repeats failed tests once, alone: on a busy machine, emulated guests may miss
 /// their kernels' time limits. Both outcomes are reported, and the log of the first is kept.
 pub fn run_all(report: &mut Report, mut jobs: Vec<Job>, lanes: usize) -> Result<()> {
-    jobs.sort_by_key(|job| report.times.rank(&job.name));
+    jobs.sort_by_key(|job| report.times.rank(&job.name, job.tests));
     println!("==> {} jobs, {lanes} at a time", jobs.len());
     let queue = Mutex::new(jobs.into_iter());
     let ended = Mutex::new(Vec::new());

@@ -29,7 +29,7 @@ Commands:
   acceptance  tests in real guests in their long form: make acceptance
 
 Environment:
-  LANES=2     jobs at a time
+  LANES=3     jobs at a time (6 without guests)
   ONLY=a,b    guests: these beds or modules; acceptance: these modules
   SINCE=REV   quick: what changed since this commit
   AGAIN=1     acceptance: what has passed as well
@@ -129,14 +129,17 @@ fn quick() -> Result<bool> {
 
 /// Test binaries that boot nothing, the plain modules of the promises, and examples in documentation.
 fn units(report: &mut Report, built: &Built) -> Result<()> {
-    let mut jobs: Vec<Job> = built.binaries().map(|binary| Job::binary(&report.directory, binary)).collect();
+    let jobs: Result<Vec<Job>> =
+        built.binaries().map(|binary| Job::binary(&report.directory, binary)).collect();
+    let mut jobs = jobs?;
     if let Some(promises) = built.promises() {
         jobs.extend(Job::groups(&report.directory, promises, job::PLAIN)?);
     }
     if built.has_examples() {
         jobs.push(Job::documented(&report.directory));
     }
-    let lanes = lanes(2)?;
+    // Most of them wait for processes and for time limits.
+    let lanes = lanes(6)?;
     report.jobs("units", |report| run_all(report, jobs, lanes))
 }
 
@@ -146,7 +149,7 @@ fn guests(report: &mut Report, built: &Built) -> Result<()> {
     if let Some(only) = setting("ONLY") {
         jobs = job::chosen(jobs, &names(&only))?;
     }
-    let lanes = lanes(2)?;
+    let lanes = lanes(3)?;
     report.jobs("guests", |report| run_all(report, jobs, lanes))
 }
 

@@ -33,9 +33,10 @@ impl Times {
         fs::write(directory.join("times.json"), format!("{text:#}\n"))
     }
 
-    /// The longest first. One that is new may be long.
-    pub fn rank(&self, job: &str) -> impl Ord + use<> {
-        std::cmp::Reverse(self.jobs.get(job).map_or(u64::MAX, |seconds| (seconds * 1000.0) as u64))
+    /// The longest first. One that is new may be long: it is in front, and before others if it has more tests.
+    pub fn rank(&self, job: &str, tests: usize) -> impl Ord + use<> {
+        let known = self.jobs.get(job).map(|seconds| (seconds * 1000.0) as u64);
+        std::cmp::Reverse((known.is_none(), known.unwrap_or(tests as u64)))
     }
 }
 
@@ -53,8 +54,8 @@ mod tests {
         times.write(directory.path()).unwrap();
         let times = Times::read(directory.path());
         assert_eq!(times.phases["build"], 60.5);
-        let mut jobs = ["short", "new", "long"];
-        jobs.sort_by_key(|job| times.rank(job));
-        assert_eq!(jobs, ["new", "long", "short"]);
+        let mut jobs = [("short", 3), ("new", 1), ("long", 2), ("other new", 5)];
+        jobs.sort_by_key(|(job, tests)| times.rank(job, *tests));
+        assert_eq!(jobs.map(|(job, _)| job), ["other new", "new", "long", "short"]);
     }
 }

@@ -242,16 +242,17 @@ fn what_is_not_its_own_is_left_alone_and_refusals_are_told() {
     let server = Server::start(&world.path, "br-other", "system");
     world.until_report("failed", "there is no bridge \"br-int\"");
     server.set(
-        "Bridge",
-        "int",
-        json!({"name": "br-int", "ports": ["set", [["uuid", "p"]]], "datapath_type": ""}),
-    );
-    server.set(
         "Interface",
         "i",
         json!({"name": TAP, "ofport": 4, "error": ["set", []], "external_ids": ["map", []]}),
     );
     server.set("Port", "p", json!({"name": TAP, "interfaces": ["uuid", "i"], "external_ids": ["map", [["vmlane", "/run/other"]]]}));
+    // The bridge last: with it alone, the helper would add its port.
+    server.set(
+        "Bridge",
+        "int",
+        json!({"name": "br-int", "ports": ["set", [["uuid", "p"]]], "datapath_type": ""}),
+    );
     world.until_report("failed", "of the daemon in /run/other; remove it (`ovs-vsctl del-port vmo1`)");
     assert_eq!(server.id_of(TAP, "iface-id"), None);
     assert!(!world.link());
